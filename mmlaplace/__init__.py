@@ -1,0 +1,16 @@
+"""Linear-attention vision backbones for mmpretrain, mmdet and mmseg.
+
+Importing this package registers its models once, in mmengine's root registry, where all three
+toolboxes find them: put ``custom_imports = dict(imports=['mmlaplace'])`` in a config and
+``type='LaplacianFormer'`` works.
+"""
+
+from .utils.dependencies import require_mmengine, warn_untested_versions
+from .version import __version__
+
+require_mmengine()
+warn_untested_versions()
+
+from . import models, ops  # noqa: E402  (after the check that names a missing mmengine)
+
+__all__ = ['__version__', 'models', 'ops']

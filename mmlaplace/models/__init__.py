@@ -1,0 +1,3 @@
+from . import attentions, backbones, layers
+
+__all__ = ['attentions', 'backbones', 'layers']

@@ -1,0 +1,6 @@
+"""Backbones, one family per file."""
+
+from .base import PyramidBackbone
+from .laplacianformer import LaplacianFormer
+
+__all__ = ['LaplacianFormer', 'PyramidBackbone']

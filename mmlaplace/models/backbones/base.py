@@ -1,0 +1,259 @@
+import re
+from typing import Dict, List, Optional, Sequence, Tuple, Union
+
+import torch.nn as nn
+from mmengine.model import BaseModule
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ..layers import OverlapPatchEmbed, TransformerBlock, tokens_to_map
+
+STAGE_STRIDES = (4, 2, 2, 2)
+ARCH_KEYS = ('embed_dims', 'depths', 'num_heads', 'ffn_ratios')
+INIT_CFG = [
+    dict(type='TruncNormal', layer='Linear', std=0.02, bias=0.0),
+    dict(type='Constant', layer='LayerNorm', val=1.0, bias=0.0),
+]
+
+
+class PyramidBackbone(BaseModule):
+    """Four stages of pre-norm transformer blocks at strides 4, 8, 16 and 32.
+
+    Subclasses name their sizes in ``arch_zoo`` and their ``default_attn_cfg``.
+
+    Args:
+        arch: A name in ``arch_zoo``, or a dict with ``embed_dims``, ``depths``, ``num_heads`` and
+            ``ffn_ratios``, each with one entry per stage.
+        attn_cfg: Config of the attention, such as ``dict(type='SoftmaxAttention')``. A list or
+            tuple as a value has one entry per stage; a list of configs has one per stage.
+            Default: ``default_attn_cfg``.
+        img_size: Side, or height and width, of the training images, at which attentions
+            initialise what depends on size. The forward accepts any. Default: 224.
+        in_channels: Channels of the image. Default: 3.
+        out_indices: Stages whose maps are returned, 0 to 3. Only they get a norm, and stages
+            behind the last of them are not built, so that no parameter is unused. Default:
+            (0, 1, 2, 3); a classifier wants (3,).
+        drop_rate: Dropout rate in the FFNs. Default: 0.
+        drop_path_rate: Stochastic depth rate of the last block, rising linearly from 0 at the
+            first. Default: 0.
+        frozen_stages: -1 freezes nothing, 0 the stem (the first patch embedding), k the stem and
+            the first k stages. Default: -1.
+        norm_eval: Whether BatchNorms stay in eval mode while training. Default: False.
+        with_cp: Whether blocks recompute their activations in the backward pass. Default: False.
+        init_cfg: As in mmengine. Default: truncated normal linears.
+
+    Raises:
+        ValueError: For an unknown or incomplete arch, a value with another number of entries than
+            stages, or ``out_indices`` or ``frozen_stages`` out of range.
+    """
+
+    arch_zoo: Dict[str, dict] = {}
+    default_attn_cfg: dict = {}
+
+    def __init__(
+        self,
+        arch: Union[str, dict],
+        attn_cfg: Union[dict, Sequence[dict], None] = None,
+        img_size: Union[int, Tuple[int, int]] = 224,
+        in_channels: int = 3,
+        out_indices: Sequence[int] = (0, 1, 2, 3),
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        frozen_stages: int = -1,
+        norm_eval: bool = False,
+        with_cp: bool = False,
+        init_cfg: Union[dict, List[dict], None] = None,
+    ) -> None:
+        super().__init__(INIT_CFG if init_cfg is None else init_cfg)
+        settings = self._arch_settings(arch)
+        self.embed_dims = settings['embed_dims']
+        self.depths = settings['depths']
+        self.num_stages = len(self.depths)
+        out_of_range = [i for i in out_indices if not 0 <= i < self.num_stages]
+        if out_of_range or not out_indices:
+            raise ValueError(
+                f'out_indices must name stages 0 to {self.num_stages - 1}, got {out_indices}'
+            )
+        if not -1 <= frozen_stages <= self.num_stages:
+            raise ValueError(
+                f'frozen_stages must be -1 to {self.num_stages}, got {frozen_stages}'
+            )
+        self.out_indices = tuple(out_indices)
+        self.frozen_stages = frozen_stages
+        self.norm_eval = norm_eval
+
+        attn_cfgs = self._attn_cfg_per_stage(attn_cfg or self.default_attn_cfg)
+        resolution = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+        total = sum(self.depths)
+        drop_path_rates = [drop_path_rate * i / max(total - 1, 1) for i in range(total)]
+        self.stages = nn.ModuleList()
+        # Stages behind the last output would have no gradient, so they are not built.
+        for i, depth in enumerate(self.depths[: max(self.out_indices) + 1]):
+            resolution = tuple(-(-side // STAGE_STRIDES[i]) for side in resolution)
+            patch_embed = OverlapPatchEmbed(
+                in_channels if i == 0 else self.embed_dims[i - 1],
+                self.embed_dims[i],
+                kernel_size=7 if i == 0 else 3,
+                stride=STAGE_STRIDES[i],
+            )
+            attn = dict(
+                attn_cfgs[i],
+                embed_dims=self.embed_dims[i],
+                num_heads=settings['num_heads'][i],
+                input_resolution=resolution,
+            )
+            blocks = nn.ModuleList(
+                TransformerBlock(
+                    self.embed_dims[i],
+                    attn,
+                    settings['ffn_ratios'][i],
+                    drop_rate,
+                    drop_path_rates[sum(self.depths[:i]) + j],
+                    with_cp,
+                )
+                for j in range(depth)
+            )
+            self.stages.append(nn.ModuleDict(dict(patch_embed=patch_embed, blocks=blocks)))
+        for i in self.out_indices:
+            self.add_module(f'norm{i}', nn.LayerNorm(self.embed_dims[i], eps=1e-6))
+        self._freeze_stages()
+
+    def _arch_settings(self, arch: Union[str, dict]) -> dict:
+        if isinstance(arch, str):
+            if arch not in self.arch_zoo:
+                raise ValueError(
+                    f'{type(self).__name__} has no arch {arch!r}; known: {list(self.arch_zoo)}, '
+                    f'or a dict with {ARCH_KEYS}'
+                )
+            arch = self.arch_zoo[arch]
+        missing = [key for key in ARCH_KEYS if key not in arch]
+        unknown = [key for key in arch if key not in ARCH_KEYS]
+        if missing or unknown:
+            raise ValueError(
+                f'a dict arch has the keys {ARCH_KEYS}; missing: {missing}, unknown: {unknown}'
+            )
+        for key in ARCH_KEYS:
+            if len(arch[key]) != len(STAGE_STRIDES):
+                raise ValueError(
+                    f'arch[{key!r}] must have one entry for each of the {len(STAGE_STRIDES)} '
+                    f'stages, got {arch[key]}'
+                )
+        return {key: tuple(arch[key]) for key in ARCH_KEYS}
+
+    def _attn_cfg_per_stage(self, attn_cfg: Union[dict, Sequence[dict]]) -> List[dict]:
+        if not isinstance(attn_cfg, dict):
+            configs = [dict(config) for config in attn_cfg]
+            if len(configs) != self.num_stages:
+                raise ValueError(
+                    f'attn_cfg must be one config or one for each of the {self.num_stages} '
+                    f'stages, got {len(configs)}'
+                )
+            return configs
+        for key, value in attn_cfg.items():
+            if isinstance(value, (list, tuple)) and len(value) != self.num_stages:
+                raise ValueError(
+                    f'attn_cfg[{key!r}] must be one value or one for each of the '
+                    f'{self.num_stages} stages, got {value}'
+                )
+        return [
+            {k: v[i] if isinstance(v, (list, tuple)) else v for k, v in attn_cfg.items()}
+            for i in range(self.num_stages)
+        ]
+
+    def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
+        """Images ``(B, in_channels, H, W)`` to the maps ``(B, C_i, ⌈H/s_i⌉, ⌈W/s_i⌉)``.
+
+        Strides s are 4, 8, 16, 32; one map for each of ``out_indices``, in rising order of stage.
+
+        Raises:
+            ValueError: If a side of the image is shorter than the first patch stride, 4.
+        """
+        if min(x.shape[-2:]) < STAGE_STRIDES[0]:
+            raise ValueError(
+                f'{type(self).__name__} needs images of at least {STAGE_STRIDES[0]} x '
+                f'{STAGE_STRIDES[0]} pixels, got shape {tuple(x.shape)}'
+            )
+        outs = []
+        for i, stage in enumerate(self.stages):
+            x, hw_shape = stage['patch_embed'](x)
+            for block in stage['blocks']:
+                x = block(x, hw_shape)
+            if i in self.out_indices:
+                norm = getattr(self, f'norm{i}')
+                outs.append(tokens_to_map(norm(x), hw_shape).contiguous())
+            x = tokens_to_map(x, hw_shape)
+        return tuple(outs)
+
+    def _freeze_stages(self) -> None:
+        frozen = []
+        if self.frozen_stages >= 0:
+            frozen.append(self.stages[0]['patch_embed'])
+        for i, stage in enumerate(self.stages[: max(self.frozen_stages, 0)]):
+            frozen.append(stage)
+            if i in self.out_indices:
+                frozen.append(getattr(self, f'norm{i}'))
+        for module in frozen:
+            module.eval()
+            module.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> 'PyramidBackbone':
+        """Set the mode, but keep frozen stages, and BatchNorms under ``norm_eval``, in eval."""
+        super().train(mode)
+        self._freeze_stages()
+        if mode and self.norm_eval:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self
+
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> Tuple[int, int]:
+        """The depth of a parameter, for layer-wise learning rates, and the number of depths.
+
+        The stem has depth 0, block j (counted through all stages) j + 1; a later patch embedding
+        belongs to the block behind it, the norm of a stage to its last block. What is behind the
+        last block, or outside ``prefix``, has the last depth.
+
+        Args:
+            param_name: As in the model's ``named_parameters()``.
+            prefix: Of this backbone in the model, such as ``'backbone.'``. Default: ''.
+        """
+        num_layers = sum(self.depths) + 2
+        name = param_name[len(prefix) :] if param_name.startswith(prefix) else ''
+        in_stage = re.match(r'stages\.(\d+)\.(?:patch_embed\.|blocks\.(\d+)\.)', name)
+        if in_stage:
+            stage, block = int(in_stage[1]), in_stage[2]
+            if block is None and stage == 0:
+                return 0, num_layers
+            return sum(self.depths[:stage]) + int(block or 0) + 1, num_layers
+        stage_norm = re.match(r'norm(\d+)\.', name)
+        if stage_norm and int(stage_norm[1]) < self.num_stages - 1:
+            return sum(self.depths[: int(stage_norm[1]) + 1]), num_layers
+        return num_layers - 1, num_layers
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
+        """Refuse the weights of another arch, which mmengine would only warn about."""
+        theirs = _arch_of(state_dict, prefix)
+        ours = (self.embed_dims, self.depths)
+        built = len(self.stages)
+        if theirs is not None and any(a[:built] != b[:built] for a, b in zip(theirs, ours)):
+            raise ValueError(
+                f'this checkpoint is for another arch: it has embed_dims {theirs[0]} and depths '
+                f'{theirs[1]}, this {type(self).__name__} {ours[0]} and {ours[1]}'
+            )
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def _arch_of(state_dict: dict, prefix: str) -> Optional[Tuple[tuple, tuple]]:
+    """``(embed_dims, depths)`` of the backbone under ``prefix``; None where there is none."""
+    embed_dims, depths = {}, {}
+    pattern = re.compile(re.escape(prefix) + r'stages\.(\d+)\.blocks\.(\d+)\.norm1\.weight')
+    for name, value in state_dict.items():
+        match = pattern.fullmatch(name)
+        if match:
+            stage, block = int(match[1]), int(match[2])
+            embed_dims[stage] = value.shape[0]
+            depths[stage] = max(depths.get(stage, 0), block + 1)
+    if not depths:
+        return None
+    stages = sorted(depths)
+    return tuple(embed_dims[i] for i in stages), tuple(depths[i] for i in stages)

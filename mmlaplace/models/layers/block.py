@@ -1,0 +1,73 @@
+from typing import Tuple
+
+import torch
+import torch.nn as nn
+import torch.utils.checkpoint as checkpoint
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from .ffn import FFN
+
+
+class DropPath(nn.Module):
+    """Drop the residual branch of whole samples while training, scaling up what stays.
+
+    Written here because mmlaplace imports without mmcv, torchvision and timm, which have it.
+
+    Args:
+        drop_prob: Probability of dropping a sample's branch.
+    """
+
+    def __init__(self, drop_prob: float = 0.0) -> None:
+        super().__init__()
+        self.drop_prob = drop_prob
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.drop_prob == 0:
+            return x
+        keep = 1 - self.drop_prob
+        return x * x.new_empty((x.shape[0],) + (1,) * (x.dim() - 1)).bernoulli_(keep).div_(keep)
+
+    def extra_repr(self) -> str:
+        return f'drop_prob={self.drop_prob}'
+
+
+class TransformerBlock(BaseModule):
+    """Pre-norm block: ``x + attention(norm(x))``, then ``x + ffn(norm(x))``.
+
+    Args:
+        embed_dims: Channels C.
+        attn_cfg: Complete config of a registered attention.
+        ffn_ratio: Hidden channels of the FFN in units of C.
+        drop_rate: Dropout rate in the FFN.
+        drop_path_rate: Stochastic depth rate of both branches.
+        with_cp: Whether to recompute activations in the backward pass to save memory.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        attn_cfg: dict,
+        ffn_ratio: float = 4.0,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        with_cp: bool = False,
+    ) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(embed_dims, eps=1e-6)
+        self.attn = MODELS.build(attn_cfg)
+        self.norm2 = nn.LayerNorm(embed_dims, eps=1e-6)
+        self.ffn = FFN(embed_dims, ffn_ratio, drop_rate)
+        self.drop_path = DropPath(drop_path_rate)
+        self.with_cp = with_cp
+
+    def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        x = x + self.drop_path(self.attn(self.norm1(x), hw_shape))
+        return x + self.drop_path(self.ffn(self.norm2(x)))
+
+    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
+        if self.with_cp and torch.is_grad_enabled():
+            return checkpoint.checkpoint(self._forward, x, hw_shape, use_reentrant=False)
+        return self._forward(x, hw_shape)

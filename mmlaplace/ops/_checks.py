@@ -1,0 +1,74 @@
+"""What every op asks of its inputs."""
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+from .precision import HALVES
+
+
+def check_tokens(op: str, query: Tensor, key: Tensor) -> None:
+    """Raise unless query is ``(B, heads, N, d)`` and key ``(B, heads, M, d)``, alike otherwise."""
+    for name, tensor in (('q', query), ('k', key)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f'{op}: {name} must be a tensor, got {type(tensor).__name__}')
+        if tensor.dim() != 4:
+            raise ValueError(
+                f'{op}: {name} must have the four axes (B, heads, N, d), got shape '
+                f'{tuple(tensor.shape)}'
+            )
+        check_floating(op, name, tensor)
+    if query.shape[:2] != key.shape[:2] or query.shape[3] != key.shape[3]:
+        raise ValueError(
+            f'{op}: q {tuple(query.shape)} and k {tuple(key.shape)} must agree in every axis but '
+            'the third'
+        )
+    if query.dtype != key.dtype or query.device != key.device:
+        raise ValueError(
+            f'{op}: q ({query.dtype}, {query.device}) and k ({key.dtype}, {key.device}) must '
+            'share dtype and device'
+        )
+
+
+def check_floating(op: str, name: str, tensor: Tensor) -> None:
+    """Raise unless the tensor is fp64, fp32, fp16 or bf16."""
+    if tensor.dtype not in (torch.float64, torch.float32, *HALVES):
+        raise TypeError(
+            f'{op}: {name} must be float64, float32, float16 or bfloat16, got {tensor.dtype}'
+        )
+
+
+def check_positive(op: str, name: str, value: float) -> None:
+    """Raise unless ``0 < value < inf``."""
+    if not 0 < value < float('inf'):
+        raise ValueError(f'{op}: {name} must be positive and finite, got {value}')
+
+
+def check_square(op: str, mat: Tensor) -> None:
+    """Raise unless mat is a floating ``(..., m, m)`` tensor."""
+    if not isinstance(mat, Tensor):
+        raise TypeError(f'{op}: mat must be a tensor, got {type(mat).__name__}')
+    if mat.dim() < 2 or mat.shape[-1] != mat.shape[-2]:
+        raise ValueError(
+            f'{op}: mat must hold square matrices (..., m, m), got shape {tuple(mat.shape)}'
+        )
+    check_floating(op, 'mat', mat)
+
+
+def check_finite(op: str, name: str, tensor: Tensor) -> None:
+    """Raise if a value is NaN or infinite."""
+    if not has_values(tensor):
+        return
+    finite = torch.isfinite(tensor)
+    if not finite.all():
+        bad = (~finite).nonzero()[0].tolist()
+        raise ValueError(
+            f'{op}: {name} has {int((~finite).sum())} values that are not finite, the first '
+            f'{tensor[tuple(bad)].item()} at {bad} of shape {tuple(tensor.shape)}; its inputs '
+            'overflowed or the training diverged'
+        )
+
+
+def has_values(tensor: Tensor) -> bool:
+    """Whether values can be read: not of meta or fake tensors, nor while a graph is traced."""
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor) or torch._dynamo.is_compiling())

@@ -1,0 +1,71 @@
+"""Which versions of the packages around us were tested, and what to do when they are absent."""
+
+import warnings
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+
+# Import name: (distribution name in each tested set, as in requirements/*.txt), oldest and newest
+# tested version of each. The forks share the import names of the upstream packages.
+TESTED = {
+    'torch': {'torch': ('2.1.2', '2.11.0')},
+    'mmengine': {'mmengine': ('0.10.7', '0.10.7'), 'onedl-mmengine': ('0.10.12', '0.10.12')},
+    'mmcv': {'mmcv': ('2.1.0', '2.1.0'), 'onedl-mmcv': ('2.3.6', '2.3.6')},
+    'mmdet': {'mmdet': ('3.3.0', '3.3.0'), 'onedl-mmdetection': ('3.5.1', '3.5.1')},
+    'mmseg': {'mmsegmentation': ('1.2.2', '1.2.2'), 'onedl-mmsegmentation': ('1.4.2', '1.4.2')},
+    'mmpretrain': {'mmpretrain': ('1.2.0', '1.2.0'), 'onedl-mmpretrain': ('1.3.6', '1.3.6')},
+}
+
+
+def installed_distributions(import_name: str) -> dict:
+    """Distributions that provide ``import_name`` here: ``{name: version}``, read without importing.
+
+    Two entries mean that a fork and its upstream overwrote one another.
+    """
+    found = {}
+    for distribution in TESTED[import_name]:
+        try:
+            found[distribution] = version(distribution)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def require_mmengine() -> None:
+    """Raise an ImportError that names both ways to install mmengine when there is none."""
+    try:
+        import_module('mmengine')
+    except ImportError as error:
+        raise ImportError(
+            'mmlaplace needs mmengine, which did not import '
+            f'({error}). Install one of the tested sets: pip install "mmlaplace[onedl]" (the '
+            'maintained forks, torch >= 2.4) or pip install "mmlaplace[openmmlab]" (the upstream '
+            'releases, torch 2.1), or mmengine alone: pip install onedl-mmengine'
+        ) from error
+
+
+def warn_untested_versions() -> None:
+    """Warn, once per process, about packages older or newer than what was tested.
+
+    Only major and minor versions count; nothing is refused, as many other versions will work.
+    """
+    from packaging.version import Version
+
+    def minor(text: str) -> tuple:
+        return Version(text).release[:2]
+
+    untested = []
+    for distributions in TESTED.values():
+        for name, (oldest, newest) in distributions.items():
+            try:
+                here = version(name)
+            except PackageNotFoundError:
+                continue
+            if not minor(oldest) <= minor(here) <= minor(newest):
+                tested = oldest if oldest == newest else f'{oldest} to {newest}'
+                untested.append(f'{name} {here} (tested: {tested})')
+    if untested:
+        warnings.warn(
+            'mmlaplace was not tested with ' + ', '.join(untested) + '. It may well work; if it '
+            'does not, pip install "mmlaplace[onedl]" brings the tested set.',
+            stacklevel=3,
+        )

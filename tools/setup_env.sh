@@ -1,0 +1,94 @@
+#!/usr/bin/env bash
+# Makes a virtual environment with a tested set of packages and installs mmlaplace into it.
+#
+#   bash tools/setup_env.sh                                        # .venv, requirements/onedl.txt
+#   bash tools/setup_env.sh --set openmmlab --venv .venv-openmmlab # the upstream releases
+#
+# mmcv's compiled ops come as source only: they are built once (5 to 15 minutes on 2 cores) and
+# kept in ${XDG_CACHE_HOME:-~/.cache}/mmlaplace/wheels, keyed by what they depend on. Safe to run
+# again: a second run takes seconds. PYTHON=… chooses the interpreter, MAX_JOBS=… the compilers.
+set -Eeuo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+package_set=onedl
+venv=.venv
+usage() { sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "${BASH_SOURCE[0]}"; }
+while [ $# -gt 0 ]; do
+    case "$1" in
+        --set) package_set="${2:?--set needs a name: onedl or openmmlab}"; shift 2 ;;
+        --venv) venv="${2:?--venv needs a folder}"; shift 2 ;;
+        -h | --help) usage; exit 0 ;;
+        *) echo "setup_env: unknown option '$1' (see --help)" >&2; exit 2 ;;
+    esac
+done
+requirements="requirements/$package_set.txt"
+if [ ! -f "$requirements" ]; then
+    echo "setup_env: no package set '$package_set'; there are:" requirements/{onedl,openmmlab}.txt >&2
+    exit 2
+fi
+
+step='' fix=''
+begin() { step="$1" fix="$2"; echo "== $step"; }
+failed() {
+    echo "setup_env: FAILED at: $step" >&2
+    echo "setup_env: to fix it: $fix" >&2
+}
+trap failed ERR
+
+python="$venv/bin/python"
+pip() { "$python" -m pip --disable-pip-version-check "$@"; }
+mmcv_imports() { "$python" -c 'from mmcv.ops import nms, RoIAlign' 2>/dev/null; }
+
+# Everything an installation depends on; when none of it changed there is nothing to do.
+state=$("${PYTHON:-python3}" --version; cat requirements/*.txt pyproject.toml setup.py tools/setup_env.sh; pwd)
+state=$(echo "$state" | sha256sum | cut -d ' ' -f 1)
+if [ "$(cat "$venv/.mmlaplace-state" 2>/dev/null)" = "$state" ] && mmcv_imports; then
+    echo "== $venv is ready ($package_set set)"
+    exit 0
+fi
+
+begin "make the virtual environment $venv" \
+    'install Python 3.10 to 3.12 with its venv module (Debian: apt-get install python3-venv), or name one: PYTHON=python3.11'
+[ -x "$python" ] || "${PYTHON:-python3}" -m venv "$venv"
+rm -f "$venv/.mmlaplace-state"
+pip install --quiet --upgrade pip
+pip install --quiet -r requirements/build.txt
+
+begin "install torch (several GB the first time)" \
+    'check the network and the free disk space (about 8 GB), then run this again; what was downloaded is kept'
+pip install $(grep -E '^(torch|torchvision|numpy)[=<]' "$requirements")
+
+mmcv=$(grep -E '^(onedl-)?mmcv==' "$requirements")
+key=$("$python" -c "
+import os, platform, sys, torch
+cuda = torch.cuda.is_available() or os.environ.get('FORCE_CUDA') == '1'
+accelerator = f'cu{torch.version.cuda}-{os.environ.get(\"TORCH_CUDA_ARCH_LIST\", \"native\")}' if cuda else 'cpu'
+print('-'.join(['${mmcv/==/-}', f'torch{torch.__version__}', f'cp{sys.version_info[0]}{sys.version_info[1]}',
+                platform.machine(), accelerator]).replace(' ', '_').replace(';', '_'))")
+wheels="${XDG_CACHE_HOME:-$HOME/.cache}/mmlaplace/wheels/$key"
+if ! ls "$wheels"/*.whl >/dev/null 2>&1; then
+    begin "build $mmcv with its compiled ops into $wheels (5 to 15 minutes on 2 cores)" \
+        'install a C++17 compiler (Debian: apt-get install g++); if memory ran out, set MAX_JOBS=1; for a GPU build install the CUDA toolkit that matches torch and set CUDA_HOME'
+    building=$(mktemp -d)
+    # Without build isolation: an isolated build has no torch and then silently leaves the ops out.
+    MAX_JOBS="${MAX_JOBS:-$(nproc)}" CXXFLAGS="${CXXFLAGS:-} -w" \
+        pip wheel --no-build-isolation --no-deps --wheel-dir "$building" "$mmcv"
+    # Only a finished wheel may enter the cache.
+    mkdir -p "$wheels"
+    mv "$building"/*.whl "$wheels/"
+    rmdir "$building"
+fi
+
+begin "install the $package_set set and mmlaplace" \
+    'read the message of pip above; if packages of the other set are in this environment, remove the folder '"$venv"' and run this again'
+pip install --quiet --no-deps "$wheels"/*.whl
+pip install --quiet --no-build-isolation -r "$requirements" -r requirements/tests.txt
+pip install --quiet --no-deps --editable .
+
+begin 'check the compiled ops of mmcv' \
+    "remove $wheels and $venv, and run this again: the wheel was built without its ops or for another torch"
+"$python" -c 'from mmcv.ops import nms, RoIAlign; print("   mmcv.ops imports")'
+begin 'check the installation' 'remove '"$venv"' and run this again'
+"$python" -c 'import mmlaplace, mmpretrain, mmdet, mmseg; print("   mmlaplace", mmlaplace.__version__)'
+echo "$state" >"$venv/.mmlaplace-state"
+echo "== $venv is ready ($package_set set); activate it with: source $venv/bin/activate"
