@@ -14,8 +14,8 @@ MIM_FILES = ('configs', 'tools', 'model-index.yml')
 class BuildWithMimFiles(build_py):
     """Put configs, tools and the model index inside the package, under ``.mim``.
 
-    That is where mim and ``mmengine.get_config('mmlaplace::…')`` look. A wheel gets copies; an
-    editable install gets links, so that edits show.
+    That is where mim looks. A wheel gets copies; an editable install gets links, so that edits
+    show.
     """
 
     def run(self) -> None:

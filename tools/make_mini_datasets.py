@@ -1,10 +1,12 @@
-"""Make three small data sets of real images, without a download.
+"""Make small data sets of real images, without a download.
 
 Bright handwritten digits (scikit-learn) stand on dimmed photographs (scikit-image). The held-out
 images show other digits on other parts of the photographs than the training images.
 
-  classification  ImageFolder layout: {train,val}/<digit>/*.png, 48 x 48; val_72 and val_96 show a
-                  wider view of the same scenes, the digits at the same size
+  classification  ImageFolder layout: {train,val}/<digit>/*.png, one digit on 48 x 48 pixels
+  crowds          the same layout, but each image is a cut from a plane full of digits of its class;
+                  val_72 and val_96 are wider views of the scenes in val, at the same scale (only on
+                  demand: for the study of image size in docs/scale.md)
   detection       COCO layout: annotations/{train,val}.json with boxes and masks, {train,val}/*.png
   segmentation    ADE20K layout: {images,annotations}/{training,validation}; label 0 is ignored (the
                   digits' soft edges), 1 is background, 2 to 11 are the digits
@@ -12,7 +14,7 @@ images show other digits on other parts of the photographs than the training ima
 Each comes with a contact sheet, contact_sheet.png, to check its labels by eye.
 
 Example:
-  python tools/make_mini_datasets.py                          # all three, into data/mini
+  python tools/make_mini_datasets.py             # the three tasks, into data/mini
   python tools/make_mini_datasets.py --tasks classification --out /tmp/mini --seed 1
 """
 
@@ -44,7 +46,8 @@ TRAIN_SHARE = 0.78  # of the digits, and of the width of each photograph
 DIM = 0.4  # brightness of the photographs: at 1, with digits of both polarities, micro learns nothing
 DIGIT_SIZES = (32, 44)  # pixels, of classification
 SCENE_DIGIT_SIZES = (28, 64)  # pixels, of detection and segmentation
-CLASSIFICATION_SIZES = {'val': 48, 'val_72': 72, 'val_96': 96}
+VIEWS = {'val': 48, 'val_72': 72, 'val_96': 96}  # sides of the crowds' held-out views
+CELL = 46  # pixels between the digits of a crowd
 BACKGROUNDS_PER_DIGIT = {'train': 4, 'val': 2}
 SCENES = {  # task: (height, width), images per split, fewest and most digits
     'detection': ((192, 256), {'train': 500, 'val': 125}, (2, 5)),
@@ -127,22 +130,43 @@ def save_image(canvas: np.ndarray, path: Path) -> None:
 
 
 def make_classification(out: Path, seed: int) -> None:
+    side = VIEWS['val']
     for split in SPLITS:
         source = Source(split, seed)
         rng = np.random.default_rng([seed, 0, SPLITS.index(split)])
-        folders = {'train': 48} if split == 'train' else CLASSIFICATION_SIZES
-        largest = max(folders.values())
         for index in track(range(len(source.labels)), f'classification {split}'):
             for copy in range(BACKGROUNDS_PER_DIGIT[split]):
                 alpha = source.alpha(index, rng.integers(*DIGIT_SIZES))
-                canvas = source.background(rng, largest, largest)
-                # Somewhere in the innermost view, so that every view shows the whole digit.
-                inner = min(folders.values())
-                top, left = (
-                    (largest - inner) // 2 + rng.integers(inner - side + 1) for side in alpha.shape
-                )
+                canvas = source.background(rng, side, side)
+                top, left = (rng.integers(side - length + 1) for length in alpha.shape)
                 draw(canvas, Instance(source.labels[index], top, left, alpha), rng)
-                for folder, side in folders.items():
+                folder = out / split / str(source.labels[index])
+                save_image(canvas, folder / f'{index:04d}_{copy}.png')
+
+
+def make_crowds(out: Path, seed: int) -> None:
+    for split in SPLITS:
+        source = Source(split, seed)
+        rng = np.random.default_rng([seed, 3, SPLITS.index(split)])
+        views = {'train': VIEWS['val']} if split == 'train' else VIEWS
+        largest = max(views.values())
+        cells = -(-largest // CELL) + 1
+        for index in track(range(len(source.labels)), f'crowds {split}'):
+            alike = np.flatnonzero(source.labels == source.labels[index])
+            for copy in range(BACKGROUNDS_PER_DIGIT[split]):
+                plane = np.zeros((cells * CELL, cells * CELL, 1))
+                for top, left in np.ndindex(cells, cells):
+                    alpha = source.alpha(rng.choice(alike), rng.integers(*DIGIT_SIZES))
+                    top, left = (
+                        corner * CELL + rng.integers(CELL - length + 1)
+                        for corner, length in zip((top, left), alpha.shape)
+                    )
+                    plane[top : top + alpha.shape[0], left : left + alpha.shape[1], 0] = alpha
+                top, left = rng.integers(plane.shape[0] - largest + 1, size=2)
+                cut = plane[top : top + largest, left : left + largest]
+                canvas = source.background(rng, largest, largest)
+                canvas += cut * (rng.uniform(0.85, 1.0, 3) - canvas)
+                for folder, side in views.items():
                     edge = (largest - side) // 2
                     view = canvas[edge : edge + side, edge : edge + side]
                     name = f'{index:04d}_{copy}.png'
@@ -239,13 +263,14 @@ def sheet(
 
 
 def sheet_classification(out: Path) -> None:
-    folders = ('train', 'train', *CLASSIFICATION_SIZES)
+    folders = [name for split in SPLITS for name in sorted(p.name for p in out.glob(f'{split}*'))]
+    folders = folders if len(folders) > len(SPLITS) else [*SPLITS, *SPLITS]
     shown = [
-        (folder, label, sorted((out / folder / label).iterdir())[row])
+        (folder, label, sorted((out / folder / label).iterdir())[2 * row])
         for row, folder in enumerate(folders)
         for label in CLASSES
     ]
-    title = 'classification: folder / class'
+    title = f'{out.name.partition(".")[0]}: folder / class'
     with sheet(out / SHEET, title, len(folders), 10, (1.1, 1.3)) as axes:
         for axis, (folder, label, path) in zip(axes, shown):
             axis.imshow(Image.open(path))
@@ -297,6 +322,7 @@ def sheet_segmentation(out: Path) -> None:
 
 MAKERS = {
     'classification': (make_classification, sheet_classification),
+    'crowds': (make_crowds, sheet_classification),
     'detection': (make_detection, sheet_detection),
     'segmentation': (make_segmentation, sheet_segmentation),
 }
@@ -311,7 +337,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('--tasks', nargs='+', choices=list(MAKERS), default=list(MAKERS))
+    tasks = ('classification', 'detection', 'segmentation')
+    parser.add_argument('--tasks', nargs='+', choices=list(MAKERS), default=tasks)
     parser.add_argument('--out', type=Path, default=Path('data/mini'), help='default: %(default)s')
     parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
     parser.add_argument('--force', action='store_true', help='replace data made otherwise')

@@ -1,3 +1,13 @@
-from . import attentions, backbones, layers
+"""Attentions, layers and backbones; importing them registers them."""
 
-__all__ = ['attentions', 'backbones', 'layers']
+from .attentions import BaseAttention, LaplacianAttention, QKVAttention, SoftmaxAttention
+from .backbones import LaplacianFormer, PyramidBackbone
+
+__all__ = [
+    'BaseAttention',
+    'LaplacianAttention',
+    'LaplacianFormer',
+    'PyramidBackbone',
+    'QKVAttention',
+    'SoftmaxAttention',
+]

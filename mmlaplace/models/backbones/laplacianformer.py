@@ -21,10 +21,10 @@ class LaplacianFormer(PyramidBackbone):
     :class:`LaplacianAttention` and an FFN, heads of 32 channels, rotary positions and no absolute
     ones. Arguments as in :class:`PyramidBackbone`.
 
-    The default attention pools landmarks by the paper's ratios (8, 4, 2, 1), meant for images
-    near 224 x 224. For dense prediction fix their number:
-    ``attn_cfg=dict(type='LaplacianAttention', landmarks=49)``, the same at 224 x 224 and linear
-    in the pixels at any size.
+    The default attention has 49 landmarks in every stage, so that cost is linear in the pixels at
+    any image size. At 224 x 224 that is what the paper's pool ratios give,
+    ``attn_cfg=dict(type='LaplacianAttention', pool_ratio=(8, 4, 2, 1))``, under which the number
+    grows with the image.
 
     The archs ``tiny`` to ``huge`` match the published parameters and MACs; the widths and depths
     behind those figures are not published. ``micro`` is for small images and tests.
@@ -40,4 +40,4 @@ class LaplacianFormer(PyramidBackbone):
         'large': _arch((64, 128, 384, 512), (3, 4, 24, 5)),
         'huge': _arch((96, 192, 384, 640), (3, 4, 29, 4)),
     }
-    default_attn_cfg = dict(type='LaplacianAttention', pool_ratio=(8, 4, 2, 1))
+    default_attn_cfg = dict(type='LaplacianAttention', landmarks=49)

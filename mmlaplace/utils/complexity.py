@@ -1,0 +1,106 @@
+"""Parameters and multiply-accumulates (MACs) of a model, our ops included.
+
+One MAC is one multiplication and addition, two FLOPs; an L1 or L2 kernel counts one MAC for each
+difference taken and accumulated. Published tables count convolutions and linears alone, so these are
+kept apart from the products of the attention kernels.
+"""
+
+from typing import Dict, NamedTuple, Sequence
+
+import torch
+import torch.nn as nn
+from torch.utils.flop_counter import FlopCounterMode
+
+aten = torch.ops.aten
+WEIGHT_OPS = ('convolution', 'addmm', 'mm')  # a linear is an addmm or mm, a kernel product a bmm
+
+
+class Complexity(NamedTuple):
+    """What a model weighs and costs, for one image.
+
+    Attributes:
+        parameters: Number of parameters.
+        weight_macs: MACs of convolutions and linears, which common counters and papers report.
+        kernel_macs: MACs of the attention: kernels, their products and inverses.
+    """
+
+    parameters: int
+    weight_macs: int
+    kernel_macs: int
+
+    @property
+    def macs(self) -> int:
+        """All MACs."""
+        return self.weight_macs + self.kernel_macs
+
+
+def _cdist_macs(x: Sequence[int], y: Sequence[int]) -> int:
+    return _product(x) * y[-2]
+
+
+def _cholesky_macs(mat: Sequence[int]) -> int:
+    return _product(mat) * mat[-1] // 6  # m^3 / 6 multiplications with their additions
+
+
+def _cholesky_inverse_macs(mat: Sequence[int]) -> int:
+    return _product(mat) * mat[-1] // 3
+
+
+def _product(shape: Sequence[int]) -> int:
+    return int(torch.Size(shape).numel())
+
+
+def _attention_macs(query: Sequence[int], key: Sequence[int], value: Sequence[int]) -> int:
+    return _product(query) * key[-2] + _product(query[:-1]) * key[-2] * value[-1]
+
+
+# What the common counters do not know, for FlopCounterMode (which asks for FLOPs).
+FLOP_FORMULAS = {
+    aten._cdist_forward: lambda x, y, *_, **__: 2 * _cdist_macs(x, y),
+    aten.linalg_cholesky_ex: lambda mat, *_, **__: 2 * _cholesky_macs(mat),
+    aten.cholesky_inverse: lambda mat, *_, **__: 2 * _cholesky_inverse_macs(mat),
+}
+
+
+def count_complexity(model: nn.Module, image_shape: Sequence[int] = (3, 224, 224)) -> Complexity:
+    """Count parameters and, in one forward pass on the model's device, MACs.
+
+    Args:
+        model: Any module that takes a batch of images, such as a backbone or a classifier.
+        image_shape: ``(channels, height, width)``. Default: (3, 224, 224).
+    """
+    parameters = list(model.parameters())
+    image = torch.zeros(1, *image_shape, device=parameters[0].device, dtype=parameters[0].dtype)
+    was_training = model.training
+    model.eval()
+    counter = FlopCounterMode(display=False, custom_mapping=FLOP_FORMULAS)
+    with counter, torch.no_grad():
+        model(image)
+    model.train(was_training)
+    macs: Dict[str, int] = {}
+    for op, flops in counter.get_flop_counts()['Global'].items():
+        name = str(op).split('.')[-1]
+        macs[name] = macs.get(name, 0) + int(flops) // 2
+    weights = sum(macs.pop(name, 0) for name in WEIGHT_OPS)
+    return Complexity(sum(p.numel() for p in parameters), weights, sum(macs.values()))
+
+
+def mmengine_flop_handles() -> dict:
+    """Handles that let mmengine's ``FlopAnalyzer`` count our ops, as it does MACs.
+
+    Use: ``FlopAnalyzer(model, inputs).set_op_handle(**mmengine_flop_handles())``.
+    """
+
+    def shapes(values: list) -> list:
+        return [value.type().sizes() for value in values if value.type().kind() == 'TensorType']
+
+    return {
+        'aten::cdist': lambda inputs, outputs: _cdist_macs(*shapes(inputs)[:2]),
+        'aten::linalg_cholesky_ex': lambda inputs, outputs: _cholesky_macs(shapes(inputs)[0]),
+        'aten::cholesky_inverse': lambda inputs, outputs: _cholesky_inverse_macs(
+            shapes(inputs)[0]
+        ),
+        'aten::scaled_dot_product_attention': lambda inputs, outputs: _attention_macs(
+            *shapes(inputs)[:3]
+        ),
+    }

@@ -1,0 +1,46 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import mmengine
+import pytest
+import torch
+from mmengine.registry import MODELS
+
+import mmlaplace.models  # noqa: F401  (registers)
+
+ROOT = Path(__file__).resolve().parent.parent
+CLASSIFICATION = ROOT / 'configs/classification'
+
+
+def registered(base: type) -> list:
+    """Names of the concrete classes of ours in the registry that extend ``base``."""
+    return sorted(
+        name
+        for name, cls in MODELS.module_dict.items()
+        if cls.__module__.startswith('mmlaplace.') and issubclass(cls, base)
+    )
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(scope='session')
+def mini_data(tmp_path_factory) -> Path:
+    """All three mini data sets, made once."""
+    out = tmp_path_factory.mktemp('mini')
+    subprocess.run(
+        [sys.executable, ROOT / 'tools/make_mini_datasets.py', '--out', out], check=True
+    )
+    return out
+
+
+def quiet_init(model: torch.nn.Module) -> None:
+    """Initialise the weights without a log line per parameter."""
+    logger = mmengine.logging.MMLogger.get_current_instance()
+    level = logger.level
+    logger.setLevel('ERROR')
+    model.init_weights()
+    logger.setLevel(level)

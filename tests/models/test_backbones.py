@@ -1,0 +1,202 @@
+"""The contract of every registered backbone, and what LaplacianFormer promises beyond it."""
+
+import pytest
+import torch
+from conftest import quiet_init, registered
+from mmengine.registry import MODELS
+
+from mmlaplace.models import PyramidBackbone
+from mmlaplace.utils.complexity import count_complexity
+
+BACKBONES = registered(PyramidBackbone)
+SMALL = dict(
+    embed_dims=(16, 32, 48, 64), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4), ffn_ratios=(2,) * 4
+)
+STRIDES = (4, 8, 16, 32)
+
+
+def build(name, arch=SMALL, img_size=64, **kwargs):
+    backbone = MODELS.build(dict(type=name, arch=arch, img_size=img_size, **kwargs))
+    quiet_init(backbone)
+    return backbone
+
+
+def smallest(name):
+    zoo = MODELS.get(name).arch_zoo
+    return min(zoo, key=lambda arch: sum(zoo[arch]['depths']) * max(zoo[arch]['embed_dims']))
+
+
+def test_the_registry_has_backbones():
+    assert 'LaplacianFormer' in BACKBONES
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+@pytest.mark.parametrize('size', [(224, 224), (256, 309), (800, 1333), (4, 4), (5, 70)])
+def test_maps_of_any_image_have_the_strides(name, size):
+    backbone = build(name, smallest(name), img_size=224).eval()
+    with torch.no_grad():
+        outs = backbone(torch.randn(1, 3, *size))
+    assert isinstance(outs, tuple)
+    expected = [
+        (1, dims, -(-size[0] // stride), -(-size[1] // stride))
+        for dims, stride in zip(backbone.embed_dims, STRIDES)
+    ]
+    assert [tuple(out.shape) for out in outs] == expected
+    assert all(torch.isfinite(out).all() for out in outs)
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_a_batch_gives_what_its_images_give_alone(name):
+    backbone = build(name).double().eval()
+    images = torch.randn(3, 3, 64, 80, dtype=torch.float64)
+    for i, together in enumerate(backbone(images)):
+        alone = torch.cat([backbone(image[None])[i] for image in images])
+        torch.testing.assert_close(together, alone, atol=1e-9, rtol=0)
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+@pytest.mark.parametrize('out_indices', [(0, 1, 2, 3), (3,), (1, 2)])
+def test_every_parameter_gets_a_gradient(name, out_indices):
+    backbone = build(name, out_indices=out_indices)
+    outs = backbone(torch.randn(2, 3, 64, 64))
+    assert [out.shape[1] for out in outs] == [backbone.embed_dims[i] for i in out_indices]
+    sum((out * torch.randn_like(out)).sum() for out in outs).backward()
+    without = [n for n, p in backbone.named_parameters() if p.grad is None]
+    assert without == []
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_checkpointing_changes_nothing(name):
+    plain, saving = build(name), build(name, with_cp=True)
+    saving.load_state_dict(plain.state_dict())
+    images = torch.randn(2, 3, 64, 64)
+    for backbone in (plain, saving):
+        backbone.train()
+        backbone(images)[-1].square().mean().backward()
+    for (parameter_name, a), b in zip(plain.named_parameters(), saving.parameters()):
+        if a.grad is not None:
+            torch.testing.assert_close(a.grad, b.grad, msg=parameter_name)
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+@pytest.mark.parametrize('frozen_stages', [-1, 0, 2, 4])
+def test_frozen_stages_stay_frozen(name, frozen_stages):
+    backbone = build(name, frozen_stages=frozen_stages, drop_path_rate=0.5).train()
+    frozen = {n for n, p in backbone.named_parameters() if not p.requires_grad}
+    expected = set()
+    if frozen_stages >= 0:
+        expected |= {n for n, _ in backbone.named_parameters() if n.startswith('stages.0.patch_')}
+    for i in range(frozen_stages):
+        prefixes = (f'stages.{i}.', f'norm{i}.')
+        expected |= {n for n, _ in backbone.named_parameters() if n.startswith(prefixes)}
+        assert not backbone.stages[i].training
+    assert frozen == expected
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_checkpoint_round_trip_at_another_resolution(name, tmp_path):
+    trained = build(name, img_size=64).eval()
+    torch.save(dict(state_dict=trained.state_dict()), tmp_path / 'trained.pth')
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'trained.pth'))
+    loaded = build(name, img_size=96, init_cfg=init_cfg).eval()
+    images = torch.randn(1, 3, 96, 128)
+    for a, b in zip(trained(images), loaded(images)):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+@pytest.mark.parametrize(
+    ('change', 'quoted'),
+    [
+        (dict(depths=(1, 1, 3, 1)), r'depths \(1, 1, 2, 1\).*\(1, 1, 3, 1\)'),
+        (dict(embed_dims=(16, 32, 64, 64), num_heads=(1, 2, 4, 4)), r'\(16, 32, 48, 64\)'),
+    ],
+)
+def test_checkpoint_of_another_arch_is_refused(name, change, quoted, tmp_path):
+    # As a classifier's checkpoint, through the prefix and mmengine's lenient loader.
+    state = {f'backbone.{n}': v for n, v in build(name).state_dict().items()}
+    torch.save(dict(state_dict=state), tmp_path / 'other.pth')
+    init_cfg = dict(
+        type='Pretrained', checkpoint=str(tmp_path / 'other.pth'), prefix='backbone.'
+    )
+    with pytest.raises(ValueError, match='another arch.*' + quoted):
+        build(name, arch=dict(SMALL, **change), init_cfg=init_cfg)
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_layer_depths_rise_from_stem_to_end(name):
+    backbone = build(name)
+    total = sum(SMALL['depths']) + 2
+    depths = {
+        n: backbone.get_layer_depth(f'backbone.{n}', 'backbone.')
+        for n, _ in backbone.named_parameters()
+    }
+    assert {count for _, count in depths.values()} == {total}
+    assert {depth for depth, _ in depths.values()} == set(range(total))
+    in_order = [depths[n][0] for n in depths if n.startswith('stages.')]
+    assert in_order == sorted(in_order)
+    assert depths['stages.0.patch_embed.projection.weight'][0] == 0
+    assert depths['stages.2.blocks.1.ffn.layers.0.weight'][0] == 4
+    assert depths['norm1.weight'][0] == 2
+    assert depths['norm3.weight'][0] == total - 1
+    assert backbone.get_layer_depth('head.fc.weight', 'backbone.') == (total - 1, total)
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_drop_path_rises_to_its_rate_and_only_trains(name):
+    backbone = build(name, drop_path_rate=0.4)
+    rates = [b.drop_path.drop_prob for stage in backbone.stages for b in stage['blocks']]
+    assert rates[0] == 0
+    assert rates[-1] == pytest.approx(0.4)
+    images = torch.randn(4, 3, 32, 32)
+    backbone.train()
+    assert not torch.equal(backbone(images)[-1], backbone(images)[-1])
+    backbone.eval()
+    assert torch.equal(backbone(images)[-1], backbone(images)[-1])
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+@pytest.mark.parametrize(
+    ('kwargs', 'message'),
+    [
+        (dict(arch='gigantic'), "no arch 'gigantic'; known: .*"),
+        (dict(arch=dict(embed_dims=(16,) * 4)), 'missing: .*depths'),
+        (dict(arch=dict(SMALL, width=3)), 'unknown: .*width'),
+        (dict(arch=dict(SMALL, depths=(1, 1))), r"arch\['depths'\].*\(1, 1\)"),
+        (dict(arch=dict(SMALL, num_heads=(3, 2, 3, 4))), r'\(16\).*num_heads \(3\)'),
+        (dict(out_indices=(0, 4)), r'0 to 3, got \(0, 4\)'),
+        (dict(out_indices=()), r'got \(\)'),
+        (dict(frozen_stages=5), 'frozen_stages must be -1 to 4, got 5'),
+        (dict(attn_cfg=dict(type='LaplacianAttention', landmarks=[4, 4])), r'\[4, 4\]'),
+        (dict(attn_cfg=[dict(type='SoftmaxAttention')] * 3), 'got 3'),
+    ],
+)
+def test_bad_options_are_quoted(name, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        build(name, **kwargs)
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+@pytest.mark.parametrize('size', [(3, 64), (64, 1)])
+def test_image_smaller_than_a_patch_is_quoted(name, size):
+    with pytest.raises(ValueError, match=rf'4 x 4 pixels, got shape \(1, 3, {size[0]}, {size[1]}\)'):
+        build(name)(torch.randn(1, 3, *size))
+
+
+def test_attention_is_chosen_per_stage():
+    lap, soft = dict(type='LaplacianAttention', landmarks=4), dict(type='SoftmaxAttention')
+    backbone = build('LaplacianFormer', attn_cfg=[lap, lap, soft, soft])
+    kinds = [type(stage['blocks'][0].attn).__name__ for stage in backbone.stages]
+    assert kinds == ['LaplacianAttention'] * 2 + ['SoftmaxAttention'] * 2
+    backbone = build(
+        'LaplacianFormer', attn_cfg=dict(type='LaplacianAttention', pool_ratio=[4, 2, 1, 1])
+    )
+    assert [stage['blocks'][0].attn.pool.pool_ratio for stage in backbone.stages] == [4, 2, 1, 1]
+
+
+def test_cost_with_fixed_landmarks_is_linear_in_pixels():
+    backbone = build(
+        'LaplacianFormer', 'micro', attn_cfg=dict(type='LaplacianAttention', landmarks=49)
+    )
+    small, large = (count_complexity(backbone, (3, side, side)).macs for side in (448, 896))
+    assert large < 4.02 * small

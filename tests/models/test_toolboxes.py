@@ -1,0 +1,118 @@
+"""One ``type='LaplacianFormer'`` in all three toolboxes, by the examples the README shows.
+
+Also run on the upstream set by tools/check_upstream.sh.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, quiet_init
+from mmengine.config import Config
+from mmengine.optim import build_optim_wrapper
+from mmengine.registry import DefaultScope
+
+README = (ROOT / 'README.md').read_text()
+
+
+def readme_config(toolbox: str) -> Config:
+    """The README's example configuration for a toolbox."""
+    blocks = re.findall(r'```python\n(.*?)```', README, flags=re.DOTALL)
+    (text,) = [block for block in blocks if block.startswith(f'# {toolbox}')]
+    return Config.fromstring(text, '.py')
+
+
+def train_step(model, data: dict) -> dict:
+    optim_wrapper = build_optim_wrapper(
+        model, dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=1e-3))
+    )
+    quiet_init(model)
+    model.train()
+    data = model.data_preprocessor(data, training=True)
+    loss, log_vars = model.parse_losses(model(**data, mode='loss'))
+    loss.backward()
+    without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert without == [], 'unused parameters would stop distributed training'
+    optim_wrapper.step()
+    assert all(torch.isfinite(torch.as_tensor(value)) for value in log_vars.values()), log_vars
+    return log_vars
+
+
+def build(toolbox: str):
+    registry = pytest.importorskip(f'{toolbox}.registry')
+    utils = pytest.importorskip(f'{toolbox}.utils')
+    utils.register_all_modules(init_default_scope=False)
+    config = readme_config(toolbox)
+    config.model.backbone.arch = 'micro'
+    return registry.MODELS, config
+
+
+def images(count: int, height: int, width: int) -> list:
+    return [torch.randint(0, 256, (3, height, width), dtype=torch.uint8) for _ in range(count)]
+
+
+def test_mmpretrain_trains_a_classifier():
+    models, config = build('mmpretrain')
+    from mmpretrain.structures import DataSample
+
+    config.model.backbone.img_size = 64
+    config.model.head.in_channels = 128
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        model = models.build(config.model)
+        samples = [DataSample().set_gt_label(i) for i in range(2)]
+        losses = train_step(model, dict(inputs=images(2, 64, 64), data_samples=samples))
+    assert 'loss' in losses
+
+
+def test_mmdet_trains_a_detector():
+    models, config = build('mmdet')
+    from mmdet.structures import DetDataSample
+    from mmengine.structures import InstanceData
+
+    config.model.backbone.init_cfg = None
+    config.model.neck.in_channels = [32, 64, 96, 128]
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        model = models.build(config.model)
+        samples = []
+        for shape in [(96, 128), (90, 100)]:
+            sample = DetDataSample(metainfo=dict(img_shape=shape, pad_shape=shape))
+            sample.gt_instances = InstanceData(
+                bboxes=torch.tensor([[8.0, 8.0, 60.0, 70.0]]), labels=torch.tensor([3])
+            )
+            samples.append(sample)
+        inputs = images(1, 96, 128) + images(1, 90, 100)
+        losses = train_step(model, dict(inputs=inputs, data_samples=samples))
+    assert 'loss_cls' in losses
+
+
+def test_mmseg_trains_a_segmentor():
+    models, config = build('mmseg')
+    from mmengine.structures import PixelData
+    from mmseg.structures import SegDataSample
+
+    config.model.backbone.init_cfg = None
+    config.model.neck.in_channels = [32, 64, 96, 128]
+    with DefaultScope.overwrite_default_scope('mmseg'):
+        model = models.build(config.model)
+        samples = []
+        for _ in range(2):
+            sample = SegDataSample(metainfo=dict(img_shape=(64, 96)))
+            sample.gt_sem_seg = PixelData(data=torch.randint(0, 150, (1, 64, 96)))
+            samples.append(sample)
+        losses = train_step(model, dict(inputs=images(2, 64, 96), data_samples=samples))
+    assert 'decode.loss_ce' in losses
+
+
+@pytest.mark.parametrize('toolbox', ['mmpretrain', 'mmdet', 'mmseg'])
+def test_examples_are_about_ten_lines(toolbox):
+    blocks = re.findall(r'```python\n(.*?)```', README, flags=re.DOTALL)
+    (text,) = [block for block in blocks if block.startswith(f'# {toolbox}')]
+    assert len(text.strip().splitlines()) <= 14
+
+
+def test_the_library_does_not_import_the_toolboxes():
+    sources = [p.read_text() for p in Path(ROOT / 'mmlaplace').rglob('*.py')]
+    assert sources
+    for toolbox in ('mmcv', 'mmdet', 'mmseg', 'mmpretrain'):
+        assert not any(re.search(rf'^\s*(import|from) {toolbox}\b', s, re.M) for s in sources)

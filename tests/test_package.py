@@ -1,0 +1,111 @@
+"""Installation: what a wheel holds, what an import needs and says."""
+
+import os
+import subprocess
+import sys
+import zipfile
+
+import pytest
+from conftest import ROOT
+
+
+def run_python(code: str, **env: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, '-c', code], capture_output=True, text=True, env={**os.environ, **env}
+    )
+
+
+@pytest.fixture(scope='module')
+def wheel(tmp_path_factory):
+    """A wheel built from the tracked files, without nvcc or compiler in reach."""
+    source, out = tmp_path_factory.mktemp('source'), tmp_path_factory.mktemp('wheel')
+    files = subprocess.run(
+        ['git', 'ls-files', '--cached', '--others', '--exclude-standard'],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    for name in files:
+        target = source / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if (ROOT / name).is_file():
+            target.write_bytes((ROOT / name).read_bytes())
+    subprocess.run(
+        [sys.executable, '-m', 'pip', 'wheel', '-q', '--no-deps', '--no-build-isolation',
+         '--wheel-dir', out, source],
+        check=True, env={**os.environ, 'CC': 'false', 'CXX': 'false', 'CUDA_HOME': ''},
+    )  # fmt: skip
+    (path,) = out.glob('*.whl')
+    return path
+
+
+def test_wheel_holds_configs_and_tools_where_mim_looks(wheel):
+    names = set(zipfile.ZipFile(wheel).namelist())
+    configs = sorted((ROOT / 'configs').rglob('*.py'))
+    assert len(configs) > 5
+    for path in [*configs, ROOT / 'tools/get_complexity.py', ROOT / 'model-index.yml']:
+        assert f'mmlaplace/.mim/{path.relative_to(ROOT)}' in names
+    for path in (ROOT / 'mmlaplace').rglob('*.py'):
+        if '.mim' not in path.parts:
+            assert str(path.relative_to(ROOT)) in names
+    assert not [name for name in names if name.startswith(('tests/', 'configs/', 'data/'))]
+
+
+def test_installed_wheel_finds_its_configs(wheel, tmp_path):
+    subprocess.run(
+        [sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '--target', tmp_path, wheel],
+        check=True,
+    )
+    code = (
+        'import mmlaplace, pathlib; from mmengine.config import Config\n'
+        'root = pathlib.Path(mmlaplace.__file__).parent\n'
+        f'assert root.parent == pathlib.Path({str(tmp_path)!r}), root\n'
+        'configs = root / ".mim/configs/classification/laplacianformer"\n'
+        'print(Config.fromfile(next(configs.glob("*tiny*"))).model.backbone.type)'
+    )
+    result = run_python(code, PYTHONPATH=str(tmp_path))
+    assert result.stdout.strip() == 'LaplacianFormer', result.stderr
+
+
+def test_hard_requirements_name_neither_fork_nor_upstream(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = [n for n in archive.namelist() if n.endswith('METADATA')]
+    lines = archive.read(metadata).decode().splitlines()
+    requirements = [line for line in lines if line.startswith('Requires-Dist')]
+    hard = [line for line in requirements if 'extra ==' not in line]
+    assert not any('mm' in line for line in hard), hard
+    for extra in ('onedl', 'openmmlab'):
+        assert any('mmdet' in r and f'"{extra}"' in r.replace("'", '"') for r in requirements)
+
+
+def test_import_needs_torch_and_mmengine_only():
+    code = (
+        'import sys, mmlaplace\n'
+        'heavy = {"mmcv", "mmdet", "mmseg", "mmpretrain", "torchvision", "sklearn", "skimage",'
+        ' "timm", "transformers"}\n'
+        'print(sorted(heavy & set(sys.modules)))'
+    )
+    result = run_python(code)
+    assert result.stdout.strip().splitlines()[-1] == '[]', result.stderr
+
+
+def test_missing_mmengine_names_both_sets():
+    code = 'import sys; sys.modules["mmengine"] = None; import mmlaplace'
+    result = run_python(code)
+    assert result.returncode != 0
+    assert 'mmlaplace[onedl]' in result.stderr
+    assert 'mmlaplace[openmmlab]' in result.stderr
+
+
+def test_untested_versions_warn_and_work():
+    code = (
+        'import importlib.metadata as m; real = m.version\n'
+        'm.version = lambda name: "99.1" if name == "torch" else real(name)\n'
+        'import mmlaplace'
+    )
+    result = run_python(code, PYTHONWARNINGS='always')
+    assert result.returncode == 0, result.stderr
+    assert 'not tested with torch 99.1 (tested: 2.1.2 to 2.11.0)' in result.stderr
+
+
+def test_tested_versions_do_not_warn():
+    result = run_python('import mmlaplace', PYTHONWARNINGS='error::UserWarning')
+    assert result.returncode == 0, result.stderr
