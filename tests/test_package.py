@@ -9,10 +9,11 @@ import pytest
 from conftest import ROOT
 
 
-def run_python(code: str, **env: str) -> subprocess.CompletedProcess:
+def run_python(code: str, cwd=ROOT, **env: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, '-c', code], capture_output=True, text=True, env={**os.environ, **env}
-    )
+        [sys.executable, '-c', code],
+        capture_output=True, text=True, cwd=cwd, env={**os.environ, **env},
+    )  # fmt: skip
 
 
 @pytest.fixture(scope='module')
@@ -61,7 +62,7 @@ def test_installed_wheel_finds_its_configs(wheel, tmp_path):
         'configs = root / ".mim/configs/classification/laplacianformer"\n'
         'print(Config.fromfile(next(configs.glob("*tiny*"))).model.backbone.type)'
     )
-    result = run_python(code, PYTHONPATH=str(tmp_path))
+    result = run_python(code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert result.stdout.strip() == 'LaplacianFormer', result.stderr
 
 

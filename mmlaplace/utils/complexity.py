@@ -60,6 +60,10 @@ FLOP_FORMULAS = {
     aten.linalg_cholesky_ex: lambda mat, *_, **__: 2 * _cholesky_macs(mat),
     aten.cholesky_inverse: lambda mat, *_, **__: 2 * _cholesky_inverse_macs(mat),
 }
+if hasattr(aten, '_scaled_dot_product_flash_attention_for_cpu'):  # torch >= 2.2
+    FLOP_FORMULAS[aten._scaled_dot_product_flash_attention_for_cpu] = (
+        lambda query, key, value, *_, **__: 2 * _attention_macs(query, key, value)
+    )
 
 
 def count_complexity(model: nn.Module, image_shape: Sequence[int] = (3, 224, 224)) -> Complexity:

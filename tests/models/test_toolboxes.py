@@ -70,8 +70,7 @@ def test_mmdet_trains_a_detector():
     from mmdet.structures import DetDataSample
     from mmengine.structures import InstanceData
 
-    config.model.backbone.init_cfg = None
-    config.model.neck.in_channels = [32, 64, 96, 128]
+    config.model.neck.in_channels = [64, 96, 128]
     with DefaultScope.overwrite_default_scope('mmdet'):
         model = models.build(config.model)
         samples = []
@@ -91,7 +90,6 @@ def test_mmseg_trains_a_segmentor():
     from mmengine.structures import PixelData
     from mmseg.structures import SegDataSample
 
-    config.model.backbone.init_cfg = None
     config.model.neck.in_channels = [32, 64, 96, 128]
     with DefaultScope.overwrite_default_scope('mmseg'):
         model = models.build(config.model)

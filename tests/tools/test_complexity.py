@@ -1,0 +1,64 @@
+"""Counting: by hand, against mmengine's counter, and the tool that prints it."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+from mmengine.analysis import FlopAnalyzer
+from mmengine.registry import MODELS
+
+from mmlaplace.models import LaplacianAttention
+from mmlaplace.utils.complexity import count_complexity, mmengine_flop_handles
+
+
+class OnMap(torch.nn.Module):
+    """An attention as a model of images: every pixel a token."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, image):
+        return self.attention(image.flatten(2).transpose(1, 2), tuple(image.shape[2:]))
+
+
+def test_attention_counted_by_hand():
+    tokens, dims, marks, heads = 64, 32, 16, 2
+    head = dims // heads
+    attention = OnMap(LaplacianAttention(dims, heads, (8, 8), landmarks=marks, solver='cholesky'))
+    counted = count_complexity(attention, (dims, 8, 8))
+    assert counted.weight_macs == tokens * dims * (3 * dims + dims + 9)
+    kernels = (2 * tokens * marks + marks * marks) * head
+    whitening = 3 * tokens * marks * marks  # A, S and S A
+    values = 2 * tokens * marks * head
+    inverse = marks**3 // 6 + marks**3 // 3 + 2 * marks**3  # Cholesky and one Newton step
+    expected = heads * (kernels + whitening + values + inverse)
+    assert counted.kernel_macs == pytest.approx(expected, rel=1e-3)
+    assert counted.macs == counted.weight_macs + counted.kernel_macs
+
+
+@pytest.mark.parametrize('attention', ['LaplacianAttention', 'SoftmaxAttention'])
+def test_mmengine_counts_the_same(attention):
+    backbone = MODELS.build(
+        dict(type='LaplacianFormer', arch='micro', img_size=64, attn_cfg=dict(type=attention))
+    ).eval()
+    analyzer = FlopAnalyzer(backbone, torch.zeros(1, 3, 64, 64))
+    analyzer.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+    by_operator = analyzer.set_op_handle(**mmengine_flop_handles()).by_operator()
+    # Norms and poolings, a few FLOPs an element, are no multiply-accumulates for us.
+    products = ('conv', 'linear', 'matmul', 'cdist', 'linalg_cholesky_ex', 'cholesky_inverse',
+                'scaled_dot_product_attention')  # fmt: skip
+    total = sum(by_operator[name] for name in products if name in by_operator)
+    assert count_complexity(backbone, (3, 64, 64)).macs == pytest.approx(total, rel=1e-3)
+
+
+def test_the_tool_prints_ours_beside_the_published():
+    result = subprocess.run(
+        [sys.executable, ROOT / 'tools/get_complexity.py', '--archs', 'tiny'],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    (row,) = [line for line in result.stdout.splitlines() if 'tiny' in line]
+    for figure in ('12.06 M', '12.1 M', '2.06 G', '2.10 G', '2.41 G', '4.82 G'):
+        assert figure in row

@@ -1,0 +1,108 @@
+"""The toolbox's own scripts run our configs from end to end, and the model learns."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import CLASSIFICATION, ROOT
+from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
+from mmengine.registry import DefaultScope
+from PIL import Image
+
+CONFIGS = CLASSIFICATION / 'laplacianformer'
+MINI = CONFIGS / 'laplacianformer-micro_1xb32_mini.py'
+
+
+def toolbox_script(name: str) -> Path:
+    return Path(find_spec('mmpretrain').submodule_search_locations[0]) / '.mim/tools' / name
+
+
+def run(*command, cwd) -> str:
+    result = subprocess.run(
+        [sys.executable, *map(str, command)], capture_output=True, text=True, cwd=cwd
+    )
+    output = result.stdout + result.stderr
+    assert result.returncode == 0, output[-3000:]
+    return output
+
+
+def test_train_test_and_predict_from_another_directory(mini_data, tmp_path):
+    data = mini_data / 'classification'
+    options = [f'{split}_dataloader.dataset.data_root={data}' for split in ('val', 'test')]
+    run(
+        toolbox_script('train.py'), MINI, '--work-dir', tmp_path / 'run', '--cfg-options',
+        f'train_dataloader.dataset.data_root={data}', 'train_dataloader.dataset.indices=64',
+        'train_cfg.max_epochs=1', *options, cwd=tmp_path,
+    )  # fmt: skip
+    checkpoint = tmp_path / 'run/epoch_1.pth'
+    # Plain tensors, so that today's torch loads it by default.
+    state = torch.load(checkpoint, map_location='cpu', weights_only=False)['state_dict']
+    assert all(type(value) is torch.Tensor for value in state.values())
+    output = run(
+        toolbox_script('test.py'), MINI, checkpoint, '--work-dir', tmp_path / 'test',
+        '--cfg-options', *options, cwd=tmp_path,
+    )  # fmt: skip
+    assert 'accuracy/top1' in output
+    picture = tmp_path / 'predictions.png'
+    output = run(
+        ROOT / 'tools/show_predictions.py', MINI, checkpoint, data / 'val', '--count', 10,
+        '--out', picture, cwd=tmp_path,
+    )  # fmt: skip
+    assert 'of 10 right' in output
+    assert min(Image.open(picture).size) > 200
+
+
+@pytest.mark.parametrize('config', sorted(CONFIGS.glob('*_mini.py')), ids=lambda p: p.stem)
+def test_the_mini_models_learn_a_batch_by_heart(config, mini_data):
+    cfg = Config.fromfile(config)
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        import mmpretrain.datasets
+        import mmpretrain.models  # noqa: F401  (registers)
+        from mmpretrain.registry import DATASETS, MODELS
+
+        cfg.val_dataloader.dataset.data_root = str(mini_data / 'classification')
+        dataset = DATASETS.build(cfg.val_dataloader.dataset)
+        model = MODELS.build(dict(cfg.model, data_preprocessor=cfg.data_preprocessor))
+    batch = pseudo_collate([dataset[i] for i in range(0, len(dataset), len(dataset) // 24)])
+    data = model.data_preprocessor(batch, training=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
+    for _ in range(60):
+        optimizer.zero_grad()
+        model(**data, mode='loss')['loss'].backward()
+        optimizer.step()
+    model.eval()
+    predictions = model(**data, mode='predict')
+    right = [p.pred_label.item() == p.gt_label.item() for p in predictions]
+    assert sum(right) >= 0.9 * len(right)
+
+
+def test_missing_data_is_an_error_that_names_the_folder(tmp_path):
+    result = subprocess.run(
+        [sys.executable, toolbox_script('train.py'), MINI, '--work-dir', tmp_path / 'run'],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode != 0
+    assert 'data/mini/classification/train' in result.stderr
+
+
+def test_comparison_table_has_mean_and_single_values():
+    sys.path.insert(0, str(ROOT / 'tools'))
+    import compare_mini
+
+    results = {'softmax': {s: dict.fromkeys(compare_mini.COLUMNS, 90.0 + s) for s in range(3)}}
+    table = compare_mini.table(results).splitlines()
+    assert len(table) == 3
+    assert table[2].count('91.0 ± 1.0 (90.0, 91.0, 92.0)') == len(compare_mini.COLUMNS)
+
+
+def test_show_predictions_without_images_says_so(tmp_path):
+    result = subprocess.run(
+        [sys.executable, ROOT / 'tools/show_predictions.py', MINI, 'none.pth', tmp_path],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode != 0
+    assert f'no images in sub-folders of {tmp_path}' in result.stderr
