@@ -31,9 +31,7 @@ def _seed():
 def mini_data(tmp_path_factory) -> Path:
     """All three mini data sets, made once."""
     out = tmp_path_factory.mktemp('mini')
-    subprocess.run(
-        [sys.executable, ROOT / 'tools/make_mini_datasets.py', '--out', out], check=True
-    )
+    subprocess.run([sys.executable, ROOT / 'tools/make_mini_datasets.py', '--out', out], check=True)
     return out
 
 

@@ -2,16 +2,16 @@
 
 MACs are multiply-accumulates of one image (half the FLOPs). 'MACs' counts convolutions and linears,
 as published tables do; '+ kernel' adds the products of the attention: kernels, their products with
-the values, and the inverse.
+the values, and the inverse by Cholesky.
 
 Examples:
   python tools/get_complexity.py
-  python tools/get_complexity.py --archs tiny --image-size 800 1333 --landmarks 49
+  python tools/get_complexity.py --archs tiny --image-size 800 1333 --landmarks 100
 """
 
 import argparse
 from pathlib import Path
-from typing import Dict, Optional
+from typing import Dict
 
 import yaml
 from mmengine.registry import MODELS
@@ -23,8 +23,7 @@ from mmlaplace.models import LaplacianFormer
 from mmlaplace.utils.complexity import Complexity, count_complexity
 
 METAFILE = (
-    Path(__file__).resolve().parent.parent
-    / 'configs/classification/laplacianformer/metafile.yml'
+    Path(__file__).resolve().parent.parent / 'configs/classification/laplacianformer/metafile.yml'
 )
 
 
@@ -34,12 +33,11 @@ def published_figures() -> Dict[str, dict]:
     return {model['Metadata']['Arch']: model['Metadata']['Published'] for model in models}
 
 
-def classifier_complexity(arch: str, image_size: tuple, landmarks: Optional[int]) -> Complexity:
+def classifier_complexity(arch: str, image_size: tuple, landmarks: int) -> Complexity:
     """Of the backbone with the last norm and a head of 1000 classes, as papers count."""
-    config = dict(type='LaplacianFormer', arch=arch, out_indices=(3,))
-    if landmarks is not None:
-        config['attn_cfg'] = dict(type='LaplacianAttention', landmarks=landmarks)
-    backbone = MODELS.build(config)
+    attention = dict(type='LaplacianAttention', landmarks=landmarks, solver='cholesky')
+    config = dict(type='LaplacianFormer', arch=arch, out_indices=(3,), attn_cfg=attention)
+    backbone = MODELS.build(config).to('meta')  # shapes are enough to count
     parameters, weight_macs, kernel_macs = count_complexity(backbone, (3, *image_size))
     head = 1000 * backbone.embed_dims[-1]
     return Complexity(parameters + head + 1000, weight_macs + head, kernel_macs)
@@ -51,10 +49,8 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument('--archs', nargs='+', choices=archs, default=archs)
-    parser.add_argument(
-        '--image-size', nargs=2, type=int, default=(224, 224), metavar=('H', 'W')
-    )
-    parser.add_argument('--landmarks', type=int, help='a fixed number instead of pool ratios')
+    parser.add_argument('--image-size', nargs=2, type=int, default=(224, 224), metavar=('H', 'W'))
+    parser.add_argument('--landmarks', type=int, default=49, help='default: %(default)s')
     args = parser.parse_args()
 
     published = published_figures() if tuple(args.image_size) == (224, 224) else {}

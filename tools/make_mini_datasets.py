@@ -32,7 +32,7 @@ from PIL import Image
 from rich.progress import track
 
 matplotlib.use('Agg')
-import matplotlib.pyplot as plt  # noqa: E402  (after the backend without a display)
+import matplotlib.pyplot as plt
 
 PHOTOS = (
     'astronaut', 'brick', 'camera', 'cat', 'coffee', 'coins', 'grass', 'gravel',
@@ -43,7 +43,9 @@ PALETTE = [tuple(int(255 * c) for c in plt.get_cmap('tab10')(i)[:3]) for i in ra
 SPLITS = ('train', 'val')
 SHEET = 'contact_sheet.png'
 TRAIN_SHARE = 0.78  # of the digits, and of the width of each photograph
-DIM = 0.4  # brightness of the photographs: at 1, with digits of both polarities, micro learns nothing
+# Brightness of the photographs. At 1, with dark digits among the bright, micro learns nothing in
+# ten epochs.
+DIM = 0.4
 DIGIT_SIZES = (32, 44)  # pixels, of classification
 SCENE_DIGIT_SIZES = (28, 64)  # pixels, of detection and segmentation
 VIEWS = {'val': 48, 'val_72': 72, 'val_96': 96}  # sides of the crowds' held-out views
@@ -299,13 +301,11 @@ def draw_annotation(axis: plt.Axes, annotation: dict) -> None:
     corner = (left - 0.5, top - 0.5)  # pixel centres are whole numbers
     axis.add_patch(plt.Rectangle(corner, width, height, fill=False, edgecolor=colour))
     label = CLASSES[annotation['category_id']]
-    axis.text(
-        left, top - 2, label, color='white', fontsize=8, bbox=dict(facecolor=colour, pad=1)
-    )
+    axis.text(left, top - 2, label, color='white', fontsize=8, bbox=dict(facecolor=colour, pad=1))
 
 
 def sheet_segmentation(out: Path) -> None:
-    title = 'segmentation: image and labels (black ignored, grey background, colour and number digit)'
+    title = 'segmentation: image and labels (black ignored, grey background, colours digits)'
     colours = np.array([(0, 0, 0), (200, 200, 200), *PALETTE], np.uint8)
     with sheet(out / SHEET, title, 4, 8, (1.5, 1.6)) as axes:
         for folder in ('training', 'validation'):

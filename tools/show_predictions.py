@@ -4,7 +4,7 @@ The folder has one sub-folder per class. Works for any mmpretrain classifier; im
 drawn by seed.
 
 Example:
-  python tools/show_predictions.py CONFIG CHECKPOINT data/mini/classification/val --out predictions.png
+  python tools/show_predictions.py CONFIG CHECKPOINT data/mini/classification/val --count 40
 """
 
 import argparse
@@ -17,7 +17,7 @@ from mmpretrain import ImageClassificationInferencer
 from PIL import Image
 
 matplotlib.use('Agg')
-import matplotlib.pyplot as plt  # noqa: E402  (after the backend without a display)
+import matplotlib.pyplot as plt
 
 IMAGE_SUFFIXES = ('.png', '.jpg', '.jpeg', '.bmp', '.webp')
 

@@ -13,12 +13,13 @@ import torch
 from mmengine.logging import print_log
 
 BACKENDS = ('auto', 'native', 'reference')
+LIBRARY_FOLDER = Path(__file__).resolve().parent.parent
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def why_missing() -> Optional[str]:
     """Load the compiled library once; None when it is loaded, otherwise the reason it is not."""
-    libraries = sorted(Path(__file__).resolve().parent.parent.glob('_C*.so'))
+    libraries = sorted(LIBRARY_FOLDER.glob('_C*.so'))
     if not libraries:
         return 'this installation of mmlaplace has no compiled library (mmlaplace/_C*.so)'
     try:
@@ -41,11 +42,9 @@ def why_not(name: str, device_type: str) -> Optional[str]:
     return None
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _log_fallback(reason: str) -> None:
-    print_log(
-        f'mmlaplace.ops: using the PyTorch reference, because {reason}.', logger='current'
-    )
+    print_log(f'mmlaplace.ops: using the PyTorch reference, because {reason}.', logger='current')
 
 
 def select(name: str, reference: Callable, device: torch.device, backend: str) -> Callable:

@@ -1,8 +1,8 @@
 """Parameters and multiply-accumulates (MACs) of a model, our ops included.
 
 One MAC is one multiplication and addition, two FLOPs; an L1 or L2 kernel counts one MAC for each
-difference taken and accumulated. Published tables count convolutions and linears alone, so these are
-kept apart from the products of the attention kernels.
+difference taken and accumulated. Published tables count convolutions and linears alone, so these
+are kept apart from the products of the attention kernels.
 """
 
 from typing import Dict, NamedTuple, Sequence
@@ -101,9 +101,7 @@ def mmengine_flop_handles() -> dict:
     return {
         'aten::cdist': lambda inputs, outputs: _cdist_macs(*shapes(inputs)[:2]),
         'aten::linalg_cholesky_ex': lambda inputs, outputs: _cholesky_macs(shapes(inputs)[0]),
-        'aten::cholesky_inverse': lambda inputs, outputs: _cholesky_inverse_macs(
-            shapes(inputs)[0]
-        ),
+        'aten::cholesky_inverse': lambda inputs, outputs: _cholesky_inverse_macs(shapes(inputs)[0]),
         'aten::scaled_dot_product_attention': lambda inputs, outputs: _attention_macs(
             *shapes(inputs)[:3]
         ),

@@ -116,9 +116,7 @@ def test_checkpoint_of_another_arch_is_refused(name, change, quoted, tmp_path):
     # As a classifier's checkpoint, through the prefix and mmengine's lenient loader.
     state = {f'backbone.{n}': v for n, v in build(name).state_dict().items()}
     torch.save(dict(state_dict=state), tmp_path / 'other.pth')
-    init_cfg = dict(
-        type='Pretrained', checkpoint=str(tmp_path / 'other.pth'), prefix='backbone.'
-    )
+    init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'other.pth'), prefix='backbone.')
     with pytest.raises(ValueError, match='another arch.*' + quoted):
         build(name, arch=dict(SMALL, **change), init_cfg=init_cfg)
 
@@ -179,7 +177,9 @@ def test_bad_options_are_quoted(name, kwargs, message):
 @pytest.mark.parametrize('name', BACKBONES)
 @pytest.mark.parametrize('size', [(3, 64), (64, 1)])
 def test_image_smaller_than_a_patch_is_quoted(name, size):
-    with pytest.raises(ValueError, match=rf'4 x 4 pixels, got shape \(1, 3, {size[0]}, {size[1]}\)'):
+    with pytest.raises(
+        ValueError, match=rf'4 x 4 pixels, got shape \(1, 3, {size[0]}, {size[1]}\)'
+    ):
         build(name)(torch.randn(1, 3, *size))
 
 

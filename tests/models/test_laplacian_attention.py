@@ -100,9 +100,7 @@ def test_whole_module_adds_local_branch_and_projection():
     x = torch.randn(2, 30, 16, dtype=torch.float64)
     q, k, v = F.linear(x, attention.qkv.weight, attention.qkv.bias).chunk(3, -1)
     heads = [t.reshape(2, 30, 2, 8).transpose(1, 2) for t in (q, k, v)]
-    mixed = dense_mix(
-        attention, *heads, (5, 6), 'laplacian', 'normalized', dict(landmarks=4)
-    )
+    mixed = dense_mix(attention, *heads, (5, 6), 'laplacian', 'normalized', dict(landmarks=4))
     local = F.conv2d(
         v.transpose(1, 2).reshape(2, 16, 5, 6), attention.local.conv.weight,
         attention.local.conv.bias, padding=1, groups=16,

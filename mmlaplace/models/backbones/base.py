@@ -75,9 +75,7 @@ class PyramidBackbone(BaseModule):
                 f'out_indices must name stages 0 to {self.num_stages - 1}, got {out_indices}'
             )
         if not -1 <= frozen_stages <= self.num_stages:
-            raise ValueError(
-                f'frozen_stages must be -1 to {self.num_stages}, got {frozen_stages}'
-            )
+            raise ValueError(f'frozen_stages must be -1 to {self.num_stages}, got {frozen_stages}')
         self.out_indices = tuple(out_indices)
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval

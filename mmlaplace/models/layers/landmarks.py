@@ -44,9 +44,7 @@ class LandmarkPool(nn.Module):
         heads = x.shape[1]
         maps = x.flatten(0, 1).transpose(1, 2).unflatten(2, tuple(hw_shape))
         if self.pool_ratio is not None:
-            pooled = F.avg_pool2d(
-                maps, self.pool_ratio, ceil_mode=True, count_include_pad=False
-            )
+            pooled = F.avg_pool2d(maps, self.pool_ratio, ceil_mode=True, count_include_pad=False)
         else:
             pooled = F.adaptive_avg_pool2d(maps, [min(self.side, side) for side in hw_shape])
         return pooled.flatten(2).transpose(1, 2).unflatten(0, (-1, heads))

@@ -36,9 +36,7 @@ train_pipeline = [
 ]
 test_pipeline = [
     dict(type='LoadImageFromFile'),
-    dict(
-        type='ResizeEdge', scale=256, edge='short', backend='pillow', interpolation='bicubic'
-    ),
+    dict(type='ResizeEdge', scale=256, edge='short', backend='pillow', interpolation='bicubic'),
     dict(type='CenterCrop', crop_size=224),
     dict(type='PackInputs'),
 ]
@@ -47,9 +45,7 @@ train_dataloader = dict(
     batch_size=128,
     num_workers=8,
     persistent_workers=True,
-    dataset=dict(
-        type=dataset_type, data_root=data_root, split='train', pipeline=train_pipeline
-    ),
+    dataset=dict(type=dataset_type, data_root=data_root, split='train', pipeline=train_pipeline),
     sampler=dict(type='DefaultSampler', shuffle=True),
 )
 val_dataloader = dict(
