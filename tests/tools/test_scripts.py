@@ -1,0 +1,57 @@
+"""Every script explains itself, and the shell scripts' failures name the step and the fix."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+PYTHON_TOOLS = sorted((ROOT / 'tools').glob('*.py'))
+SHELL_TOOLS = sorted((ROOT / 'tools').glob('*.sh'))
+
+
+def run(*command, **env) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, env={**os.environ, **env}
+    )
+
+
+@pytest.mark.parametrize('tool', PYTHON_TOOLS, ids=lambda p: p.name)
+def test_help_has_an_example(tool):
+    result = run(sys.executable, tool, '--help')
+    assert result.returncode == 0, result.stderr
+    assert f'python tools/{tool.name}' in result.stdout
+
+
+@pytest.mark.parametrize('name', ['setup_env.sh', 'quickstart.sh'])
+def test_shell_help_and_unknown_options(name):
+    tool = ROOT / 'tools' / name
+    result = run('bash', tool, '--help')
+    assert result.returncode == 0
+    assert f'bash tools/{name}' in result.stdout
+    result = run('bash', tool, '--fast')
+    assert result.returncode == 2
+    assert "unknown option '--fast'" in result.stderr
+
+
+@pytest.mark.parametrize('tool', SHELL_TOOLS, ids=lambda p: p.name)
+def test_shell_scripts_parse_and_stop_at_errors(tool):
+    assert run('bash', '-n', tool).returncode == 0
+    assert 'set -Eeuo pipefail' in tool.read_text()
+
+
+def test_unknown_set_lists_the_sets():
+    result = run('bash', ROOT / 'tools/setup_env.sh', '--set', 'nightly')
+    assert result.returncode == 2
+    assert "no package set 'nightly'" in result.stderr
+    assert 'requirements/onedl.txt' in result.stderr
+
+
+def test_a_failed_step_names_itself_and_the_fix(tmp_path):
+    result = run(
+        'bash', ROOT / 'tools/setup_env.sh', '--venv', tmp_path / 'venv', PYTHON='/no/such/python'
+    )
+    assert result.returncode != 0
+    assert f'FAILED at: make the virtual environment {tmp_path}/venv' in result.stderr
+    assert 'to fix it: install Python 3.10 to 3.12' in result.stderr
