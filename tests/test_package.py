@@ -92,8 +92,8 @@ def test_missing_mmengine_names_both_sets():
     code = 'import sys; sys.modules["mmengine"] = None; import mmlaplace'
     result = run_python(code)
     assert result.returncode != 0
-    assert 'mmlaplace[onedl]' in result.stderr
-    assert 'mmlaplace[openmmlab]' in result.stderr
+    assert '".[onedl]"' in result.stderr
+    assert '".[openmmlab]"' in result.stderr
 
 
 def test_untested_versions_warn_and_work():

@@ -5,5 +5,5 @@
 #   bash tools/check_upstream.sh       # environment: .venv-openmmlab
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-bash tools/setup_env.sh --set openmmlab --venv .venv-openmmlab
+bash tools/setup_env.sh --set openmmlab --venv "$PWD/.venv-openmmlab"
 exec .venv-openmmlab/bin/python -m pytest tests/models/test_toolboxes.py tests/ops "$@"

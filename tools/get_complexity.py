@@ -1,8 +1,8 @@
 """Print parameters and MACs of every LaplacianFormer arch next to the published figures.
 
 MACs are multiply-accumulates of one image (half the FLOPs). 'MACs' counts convolutions and linears,
-as published tables do; '+ kernel' adds the products of the attention: kernels, their products with
-the values, and the inverse by Cholesky.
+as published tables do; 'with kernels' adds the products of the attention: kernels, their products
+with the values, and the inverse by Cholesky.
 
 Examples:
   python tools/get_complexity.py
@@ -55,7 +55,15 @@ def main() -> None:
 
     published = published_figures() if tuple(args.image_size) == (224, 224) else {}
     table = Table(title=f'LaplacianFormer at {args.image_size[0]} x {args.image_size[1]}')
-    for column in ('arch', 'params', 'published', 'MACs', 'published', '+ kernel', 'FLOPs, all'):
+    for column in (
+        'arch',
+        'params',
+        'published',
+        'MACs',
+        'published',
+        'with kernels',
+        'FLOPs, all',
+    ):
         table.add_column(column, justify='left' if column == 'arch' else 'right')
     for arch in track(args.archs, 'counting', transient=True):
         ours = classifier_complexity(arch, tuple(args.image_size), args.landmarks)

@@ -7,6 +7,7 @@
 # run takes about 5 minutes on 2 CPU cores. Training and testing are mmpretrain's own tools/train.py
 # and tools/test.py with a config of this project.
 set -Eeuo pipefail
+called_from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 work_dir=work_dirs/quickstart
@@ -17,6 +18,8 @@ while [ $# -gt 0 ]; do
         *) echo "quickstart: unknown option '$1' (see --help)" >&2; exit 2 ;;
     esac
 done
+
+case "$work_dir" in work_dirs/quickstart | /*) ;; *) work_dir="$called_from/$work_dir" ;; esac
 
 bash tools/setup_env.sh
 python=.venv/bin/python
@@ -39,10 +42,18 @@ echo "== [4/4] predict and draw"
 "$python" tools/show_predictions.py "$config" "$checkpoint" data/mini/classification/val \
     --out "$work_dir/predictions.png"
 
+top1=$("$python" -c '
+import json, pathlib, sys
+logs = sorted(pathlib.Path(sys.argv[1]).glob("*/*.json"))
+print(round(json.loads(logs[-1].read_text())["accuracy/top1"], 2))' "$work_dir/test")
+if ! "$python" -c 'import sys; sys.exit(float(sys.argv[1]) < 95)' "$top1"; then
+    echo "quickstart: top-1 is below 95 %: something is wrong; see the log in $work_dir" >&2
+    exit 1
+fi
 elapsed=$((SECONDS - started))
 cat <<EOF
 
-Done in $((elapsed / 60)) min $((elapsed % 60)) s after set-up.
+Top-1 on held-out images: $top1 % (95 % or more expected). $((elapsed / 60)) min $((elapsed % 60)) s after set-up.
 Look at:  $work_dir/predictions.png
 Go on with the same model under softmax attention, to compare:
   .venv/bin/python $mmpretrain_tools/train.py configs/classification/laplacianformer/laplacianformer-micro-softmax_1xb32_mini.py

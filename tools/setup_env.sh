@@ -8,6 +8,7 @@
 # kept in ${XDG_CACHE_HOME:-~/.cache}/mmlaplace/wheels, keyed by what they depend on. Safe to run
 # again: a second run takes seconds. PYTHON=… chooses the interpreter, MAX_JOBS=… the compilers.
 set -Eeuo pipefail
+called_from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 package_set=onedl
@@ -21,6 +22,8 @@ while [ $# -gt 0 ]; do
         *) echo "setup_env: unknown option '$1' (see --help)" >&2; exit 2 ;;
     esac
 done
+# A folder given from outside is relative to where the command was called.
+case "$venv" in .venv | /*) ;; *) venv="$called_from/$venv" ;; esac
 requirements="requirements/$package_set.txt"
 if [ ! -f "$requirements" ]; then
     echo "setup_env: no package set '$package_set'; there are:" requirements/{onedl,openmmlab}.txt >&2
@@ -39,18 +42,23 @@ python="$venv/bin/python"
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
 mmcv_imports() { "$python" -c 'from mmcv.ops import nms, RoIAlign' 2>/dev/null; }
 
+begin 'find Python' \
+    'install Python 3.10 to 3.12 (3.10 or 3.11 for the openmmlab set) with its venv module (Debian: apt-get install python3-venv), or name one: PYTHON=python3.11'
 # Everything an installation depends on; when none of it changed there is nothing to do.
-state=$("${PYTHON:-python3}" --version; cat requirements/*.txt pyproject.toml setup.py tools/setup_env.sh; pwd)
+version=$("${PYTHON:-python3}" --version)
+state=$(echo "$version $package_set $PWD"; cat requirements/*.txt pyproject.toml setup.py tools/setup_env.sh)
 state=$(echo "$state" | sha256sum | cut -d ' ' -f 1)
 if [ "$(cat "$venv/.mmlaplace-state" 2>/dev/null)" = "$state" ] && mmcv_imports; then
     echo "== $venv is ready ($package_set set)"
     exit 0
 fi
 
-begin "make the virtual environment $venv" \
-    'install Python 3.10 to 3.12 with its venv module (Debian: apt-get install python3-venv), or name one: PYTHON=python3.11'
+begin "make the virtual environment $venv for the $package_set set" \
+    'install Python with its venv module (Debian: apt-get install python3-venv); the two sets overwrite one another, so give each an environment of its own: --venv FOLDER'
+[ "$(cat "$venv/.mmlaplace-set" 2>/dev/null || echo "$package_set")" = "$package_set" ]
 [ -x "$python" ] || "${PYTHON:-python3}" -m venv "$venv"
 rm -f "$venv/.mmlaplace-state"
+echo "$package_set" >"$venv/.mmlaplace-set"
 pip install --quiet --upgrade pip
 pip install --quiet -r requirements/build.txt
 
@@ -70,13 +78,13 @@ if ! ls "$wheels"/*.whl >/dev/null 2>&1; then
     begin "build $mmcv with its compiled ops into $wheels (5 to 15 minutes on 2 cores)" \
         'install a C++17 compiler (Debian: apt-get install g++); if memory ran out, set MAX_JOBS=1; for a GPU build install the CUDA toolkit that matches torch and set CUDA_HOME'
     building=$(mktemp -d)
+    trap 'rm -rf "$building"' EXIT
     # Without build isolation: an isolated build has no torch and then silently leaves the ops out.
     MAX_JOBS="${MAX_JOBS:-$(nproc)}" CXXFLAGS="${CXXFLAGS:-} -w" \
         pip wheel --no-build-isolation --no-deps --wheel-dir "$building" "$mmcv"
     # Only a finished wheel may enter the cache.
     mkdir -p "$wheels"
     mv "$building"/*.whl "$wheels/"
-    rmdir "$building"
 fi
 
 begin "install the $package_set set and mmlaplace" \

@@ -39,10 +39,11 @@ def main() -> None:
     if not images:
         parser.error(f'no images in sub-folders of {args.folder}')
     shown = random.Random(args.seed).sample(images, min(args.count, len(images)))
-    classes = sorted(p.name for p in args.folder.iterdir() if p.is_dir())
     inferencer = ImageClassificationInferencer(
-        args.config, pretrained=args.checkpoint, device=args.device, classes=classes
+        args.config, pretrained=args.checkpoint, device=args.device
     )
+    if inferencer.classes is None:  # a checkpoint without the names of its classes
+        inferencer.classes = sorted(p.name for p in args.folder.iterdir() if p.is_dir())
     results = inferencer([str(path) for path in shown], batch_size=8)
 
     columns = min(8, len(shown))

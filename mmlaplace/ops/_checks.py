@@ -48,7 +48,7 @@ def check_square(op: str, mat: Tensor) -> None:
     """Raise unless mat is a floating ``(..., m, m)`` tensor."""
     if not isinstance(mat, Tensor):
         raise TypeError(f'{op}: mat must be a tensor, got {type(mat).__name__}')
-    if mat.dim() < 2 or mat.shape[-1] != mat.shape[-2]:
+    if mat.dim() < 2 or mat.shape[-1] != mat.shape[-2] or mat.shape[-1] == 0:
         raise ValueError(
             f'{op}: mat must hold square matrices (..., m, m), got shape {tuple(mat.shape)}'
         )

@@ -23,6 +23,10 @@ def no_autocast(device: torch.device) -> ContextManager:
 
 def autocasting(device: torch.device) -> bool:
     """Whether autocast is on for ``device``."""
+    if device.type == 'meta':
+        return False
+    if hasattr(torch.amp, 'is_autocast_available'):  # torch >= 2.4 asks by device
+        return torch.is_autocast_enabled(device.type)
     if device.type == 'cpu':
         return torch.is_autocast_cpu_enabled()
     return device.type == 'cuda' and torch.is_autocast_enabled()

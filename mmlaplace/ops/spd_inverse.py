@@ -70,7 +70,8 @@ def newton_schulz_inverse(
 
     The start converges for every symmetric positive definite P and needs about half the steps of
     :math:`\alpha P^T`. The product order decides the accuracy, see the reference. The gradient is
-    implicit, :math:`\partial W = -X^T (\partial X) X^T`, exact as far as X has converged.
+    implicit, :math:`\partial W = -X^T (\partial X) X^T`, exact as far as X has converged; there is
+    no second derivative.
 
     Args:
         mat: Symmetric positive semidefinite matrices ``(..., m, m)``.
@@ -99,7 +100,7 @@ def newton_schulz_inverse(
     compute = _native.select(op, newton_schulz_inverse_reference, mat.device, backend)
     with autocast_to_fp32(mat) as (mat,):
         inverse = compute(mat, num_iters, float(ridge))
-        _checks.check_finite(op, 'the result (is mat + ridge * I positive definite?)', inverse)
+        _raise_unless(torch.isfinite(inverse).all(), op, mat, ridge)
         if return_residual:
             return inverse, inverse_residual(mat.detach(), inverse.detach(), ridge)
     return inverse
@@ -129,23 +130,25 @@ def cholesky_inverse(mat: Tensor, ridge: float = 1e-2) -> Tensor:
     with autocast_to_fp32(mat) as (mat,):
         ridged = add_ridge(mat, float(ridge))
         factor, info = torch.linalg.cholesky_ex(ridged.detach())
-        _raise_unless_positive_definite(info, ridged)
-        return newton_schulz_step(ridged, torch.cholesky_inverse(factor)).to(mat.dtype)
+        inverse = newton_schulz_step(ridged, torch.cholesky_inverse(factor)).to(mat.dtype)
+        succeeded = torch.isfinite(inverse).all() & (info == 0).all()
+        _raise_unless(succeeded, 'cholesky_inverse', mat, ridge)
+        return inverse
 
 
 def _check_inverse_inputs(op: str, mat: Tensor, ridge: float) -> None:
     _checks.check_square(op, mat)
     if not 0 <= ridge < float('inf'):
         raise ValueError(f'{op}: ridge must be finite and not negative, got {ridge}')
-    _checks.check_finite(op, 'mat', mat)
 
 
-def _raise_unless_positive_definite(info: Tensor, ridged: Tensor) -> None:
-    if not _checks.has_values(info) or not info.any():
+def _raise_unless(succeeded: Tensor, op: str, mat: Tensor, ridge: float) -> None:
+    """Say what is wrong with ``mat``; one value is read, as each is a wait on a GPU."""
+    if not _checks.has_values(succeeded) or succeeded:
         return
-    worst = info.flatten().nonzero()[0].item()
+    _checks.check_finite(op, 'mat', mat)
+    smallest = torch.linalg.eigvalsh(mat.detach().double()).min().item() + ridge
     raise ValueError(
-        f'cholesky_inverse: mat + ridge * I is not positive definite in {int((info != 0).sum())} '
-        f'of {info.numel()} matrices of shape {tuple(ridged.shape[-2:])} (first: matrix {worst}, '
-        f'leading minor {info.flatten()[worst].item()}); raise ridge'
+        f'{op}: mat + {ridge} * I of shape {tuple(mat.shape)} is not positive definite, its '
+        f'smallest eigenvalue is {smallest:.3g}; raise ridge'
     )

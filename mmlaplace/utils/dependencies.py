@@ -17,10 +17,7 @@ TESTED = {
 
 
 def installed_distributions(import_name: str) -> dict:
-    """Distributions that provide ``import_name`` here: ``{name: version}``, read without importing.
-
-    Two entries mean that a fork and its upstream overwrote one another.
-    """
+    """Tested distributions of ``import_name`` that are installed: ``{name: version}``."""
     found = {}
     for distribution in TESTED[import_name]:
         try:
@@ -37,9 +34,9 @@ def require_mmengine() -> None:
     except ImportError as error:
         raise ImportError(
             'mmlaplace needs mmengine, which did not import '
-            f'({error}). Install one of the tested sets: pip install "mmlaplace[onedl]" (the '
-            'maintained forks, torch >= 2.4) or pip install "mmlaplace[openmmlab]" (the upstream '
-            'releases, torch 2.1), or mmengine alone: pip install onedl-mmengine'
+            f'({error}). In a clone of mmlaplace, install one of the tested sets: pip install '
+            '".[onedl]" (the maintained forks, torch >= 2.4) or pip install ".[openmmlab]" (the '
+            'upstream releases, torch 2.1), or mmengine alone: pip install onedl-mmengine'
         ) from error
 
 
@@ -54,18 +51,22 @@ def warn_untested_versions() -> None:
         return Version(text).release[:2]
 
     untested = []
-    for distributions in TESTED.values():
-        for name, (oldest, newest) in distributions.items():
-            try:
-                here = version(name)
-            except PackageNotFoundError:
-                continue
+    for import_name, distributions in TESTED.items():
+        installed = installed_distributions(import_name)
+        if len(installed) > 1:
+            warnings.warn(
+                f'{" and ".join(installed)} are both installed and overwrite one another as '
+                f'{import_name}; uninstall both and install one of them again',
+                stacklevel=3,
+            )
+        for name, here in installed.items():
+            oldest, newest = distributions[name]
             if not minor(oldest) <= minor(here) <= minor(newest):
                 tested = oldest if oldest == newest else f'{oldest} to {newest}'
                 untested.append(f'{name} {here} (tested: {tested})')
     if untested:
         warnings.warn(
             'mmlaplace was not tested with ' + ', '.join(untested) + '. It may well work; if it '
-            'does not, pip install "mmlaplace[onedl]" brings the tested set.',
+            'does not, bash tools/setup_env.sh in a clone of mmlaplace brings the tested set.',
             stacklevel=3,
         )

@@ -108,8 +108,13 @@ def test_checkpoint_round_trip_at_another_resolution(name, tmp_path):
 @pytest.mark.parametrize(
     ('change', 'quoted'),
     [
-        (dict(depths=(1, 1, 3, 1)), r'depths \(1, 1, 2, 1\).*\(1, 1, 3, 1\)'),
-        (dict(embed_dims=(16, 32, 64, 64), num_heads=(1, 2, 4, 4)), r'\(16, 32, 48, 64\)'),
+        (dict(depths=(1, 1, 3, 1)), 'its stage 2 has 2 blocks, .* 3'),
+        (
+            dict(embed_dims=(16, 32, 64, 64), num_heads=(1, 2, 4, 4)),
+            r'stages.2.* \(48, 32, 3, 3\), .* \(64, 32, 3, 3\)',
+        ),
+        (dict(ffn_ratios=(2, 2, 4, 4)), r'ffn.* \(96, 48\), .* \(192, 48\)'),
+        (dict(num_heads=(1, 2, 4, 4)), r'gamma has shape \(3,\), .* \(4,\)'),
     ],
 )
 def test_checkpoint_of_another_arch_is_refused(name, change, quoted, tmp_path):
@@ -119,6 +124,16 @@ def test_checkpoint_of_another_arch_is_refused(name, change, quoted, tmp_path):
     init_cfg = dict(type='Pretrained', checkpoint=str(tmp_path / 'other.pth'), prefix='backbone.')
     with pytest.raises(ValueError, match='another arch.*' + quoted):
         build(name, arch=dict(SMALL, **change), init_cfg=init_cfg)
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_checkpoint_with_fewer_outputs_loads(name, tmp_path):
+    part = build(name, out_indices=(0, 1))
+    whole = build(name)
+    missing, unexpected = whole.load_state_dict(part.state_dict(), strict=False)
+    assert unexpected == []
+    assert not any(key.startswith(('stages.0.', 'stages.1.', 'norm0.')) for key in missing)
+    build(name, out_indices=(0, 1)).load_state_dict(whole.state_dict(), strict=False)
 
 
 @pytest.mark.parametrize('name', BACKBONES)
@@ -161,6 +176,10 @@ def test_drop_path_rises_to_its_rate_and_only_trains(name):
         (dict(arch=dict(embed_dims=(16,) * 4)), 'missing: .*depths'),
         (dict(arch=dict(SMALL, width=3)), 'unknown: .*width'),
         (dict(arch=dict(SMALL, depths=(1, 1))), r"arch\['depths'\].*\(1, 1\)"),
+        (dict(arch=dict(SMALL, ffn_ratios=2)), r"arch\['ffn_ratios'\].*got 2"),
+        (dict(arch=dict(SMALL, depths=(1, 0, 1, 1))), r'positive.*\(1, 0, 1, 1\)'),
+        (dict(drop_path_rate=1.0), 'got 1.0'),
+        (dict(attn_cfg=dict(landmarks=49)), "type='…', got"),
         (dict(arch=dict(SMALL, num_heads=(3, 2, 3, 4))), r'\(16\).*num_heads \(3\)'),
         (dict(out_indices=(0, 4)), r'0 to 3, got \(0, 4\)'),
         (dict(out_indices=()), r'got \(\)'),

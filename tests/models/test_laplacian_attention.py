@@ -15,7 +15,6 @@ OPTIONS = dict(
     landmark_cfg=(dict(landmarks=4), dict(pool_ratio=2), dict(pool_ratio=3)),
     solver=('newton_schulz', 'cholesky'),
     share_qk=(False, True),
-    rope=(False, True),
 )
 COMBINATIONS = [dict(zip(OPTIONS, values)) for values in itertools.product(*OPTIONS.values())]
 
@@ -95,16 +94,24 @@ def test_linear_time_form_equals_the_dense_formula(options):
         torch.testing.assert_close(ours, dense, atol=1e-9, rtol=1e-9)
 
 
-def test_whole_module_adds_local_branch_and_projection():
-    attention = build(dict(landmarks=4), share_qk=False, rope=False)
+@pytest.mark.parametrize('scale_form', OPTIONS['scale_form'])
+@pytest.mark.parametrize('share_qk', [False, True])
+@pytest.mark.parametrize('rope', [False, True])
+def test_whole_module_adds_positions_local_branch_and_projection(scale_form, share_qk, rope):
+    attention = build(dict(landmarks=4), share_qk=share_qk, rope=rope, scale_form=scale_form)
     x = torch.randn(2, 30, 16, dtype=torch.float64)
-    q, k, v = F.linear(x, attention.qkv.weight, attention.qkv.bias).chunk(3, -1)
-    heads = [t.reshape(2, 30, 2, 8).transpose(1, 2) for t in (q, k, v)]
-    mixed = dense_mix(attention, *heads, (5, 6), 'laplacian', 'normalized', dict(landmarks=4))
+    *qk, v = F.linear(x, attention.qkv.weight, attention.qkv.bias).split(16, -1)
+    q, k, values = (t.reshape(2, 30, 2, 8).transpose(1, 2) for t in (qk[0], qk[-1], v))
+    if rope:
+        q, k = attention.rotary(q, (5, 6)), attention.rotary(k, (5, 6))
+    mixed = dense_mix(attention, q, k, values, (5, 6), 'laplacian', scale_form, dict(landmarks=4))
     local = F.conv2d(
-        v.transpose(1, 2).reshape(2, 16, 5, 6), attention.local.conv.weight,
-        attention.local.conv.bias, padding=1, groups=16,
-    )  # fmt: skip
+        v.transpose(1, 2).reshape(2, 16, 5, 6),
+        attention.local.conv.weight,
+        attention.local.conv.bias,
+        padding=1,
+        groups=16,
+    )
     out = mixed.transpose(1, 2).reshape(2, 30, 16) + local.flatten(2).transpose(1, 2)
     expected = F.linear(out, attention.proj.weight, attention.proj.bias)
     torch.testing.assert_close(attention(x, (5, 6)), expected, atol=1e-9, rtol=1e-9)
@@ -155,8 +162,11 @@ def test_nan_in_the_tokens_is_a_clear_error():
 @pytest.mark.parametrize(
     ('kwargs', 'message'),
     [
-        (dict(kernel_scale=0.0), 'kernel_scale must be positive, got 0.0'),
-        (dict(kernel_scale=-4), 'kernel_scale must be positive, got -4'),
+        (dict(kernel_scale=0.0), 'kernel_scale must be positive and finite, got 0.0'),
+        (dict(kernel_scale=-4), 'kernel_scale must be positive and finite, got -4'),
+        (dict(num_iters=0), 'num_iters must be at least 1, got 0'),
+        (dict(ridge=-1.0), r'ridge \(-1.0\)'),
+        (dict(whitening_eps=0.0), r'whitening_eps \(0.0\)'),
         (dict(kernel='cauchy'), "'cauchy'"),
         (dict(solver='lu'), "'lu'"),
         (dict(scale_form='none'), "'none'"),

@@ -53,5 +53,15 @@ def test_a_failed_step_names_itself_and_the_fix(tmp_path):
         'bash', ROOT / 'tools/setup_env.sh', '--venv', tmp_path / 'venv', PYTHON='/no/such/python'
     )
     assert result.returncode != 0
-    assert f'FAILED at: make the virtual environment {tmp_path}/venv' in result.stderr
+    assert 'FAILED at: find Python' in result.stderr
     assert 'to fix it: install Python 3.10 to 3.12' in result.stderr
+    assert not (tmp_path / 'venv').exists()
+
+
+def test_an_environment_of_the_other_set_is_refused(tmp_path):
+    (tmp_path / '.mmlaplace-set').write_text('openmmlab')
+    (tmp_path / 'bin').mkdir()
+    result = run('bash', ROOT / 'tools/setup_env.sh', '--venv', tmp_path)
+    assert result.returncode != 0
+    assert 'for the onedl set' in result.stderr
+    assert '--venv FOLDER' in result.stderr

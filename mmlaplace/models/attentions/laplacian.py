@@ -52,8 +52,9 @@ class LaplacianAttention(QKVAttention):
     Args:
         embed_dims, num_heads, input_resolution, qkv_bias, share_qk, rope, dw_kernel_size,
             proj_drop, init_cfg: As in :class:`QKVAttention`.
-        landmarks: A fixed number m of landmarks, a square such as 49, pooled adaptively from a
-            map of any size. The default, 49, unless ``pool_ratio`` is given.
+        landmarks: A fixed number m of landmarks, a square such as 49, pooled adaptively from the
+            keys (with their rotary positions) of a map of any size. The default, 49, unless
+            ``pool_ratio`` is given.
         pool_ratio: Pool r x r keys into a landmark instead: m grows with the image. The paper
             has (8, 4, 2, 1) in its stages, which at 224 x 224 is m = 49 everywhere.
         kernel: ``'laplacian'`` (default) or ``'gaussian'``.
@@ -67,8 +68,8 @@ class LaplacianAttention(QKVAttention):
         whitening_eps: :math:`\varepsilon_w`. Default: 1e-5.
 
     Raises:
-        ValueError: For an unknown kernel, scale form or solver, a ``kernel_scale`` that is not
-            positive, both landmark arguments at once, or landmarks that are no square.
+        ValueError: For an unknown kernel, scale form or solver, numbers out of range, both
+            landmark arguments at once, or landmarks that are no square.
 
     Source: LaplacianFormer (arXiv 2604.20368).
     """
@@ -99,8 +100,14 @@ class LaplacianAttention(QKVAttention):
                 raise ValueError(f'{name} must be one of {known}, got {value!r}')
         kernel_function, default_scale = KERNELS[kernel]
         kernel_scale = default_scale(self.head_dims) if kernel_scale is None else kernel_scale
-        if not kernel_scale > 0:
-            raise ValueError(f'kernel_scale must be positive, got {kernel_scale}')
+        if not 0 < kernel_scale < float('inf'):
+            raise ValueError(f'kernel_scale must be positive and finite, got {kernel_scale}')
+        if num_iters < 1:
+            raise ValueError(f'num_iters must be at least 1, got {num_iters}')
+        if ridge < 0 or whitening_eps <= 0:
+            raise ValueError(
+                f'ridge ({ridge}) must not be negative, whitening_eps ({whitening_eps}) positive'
+            )
         self.kernel = partial(kernel_function, scale=kernel_scale)
         self.solver = solver
         self.num_iters = num_iters

@@ -1,5 +1,5 @@
 import re
-from typing import Dict, List, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Sequence, Tuple, Union
 
 import torch.nn as nn
 from mmengine.model import BaseModule
@@ -69,6 +69,7 @@ class PyramidBackbone(BaseModule):
         self.embed_dims = settings['embed_dims']
         self.depths = settings['depths']
         self.num_stages = len(self.depths)
+        out_indices = (out_indices,) if isinstance(out_indices, int) else out_indices
         out_of_range = [i for i in out_indices if not 0 <= i < self.num_stages]
         if out_of_range or not out_indices:
             raise ValueError(
@@ -76,6 +77,8 @@ class PyramidBackbone(BaseModule):
             )
         if not -1 <= frozen_stages <= self.num_stages:
             raise ValueError(f'frozen_stages must be -1 to {self.num_stages}, got {frozen_stages}')
+        if not 0 <= drop_path_rate < 1:
+            raise ValueError(f'drop_path_rate must be in [0, 1), got {drop_path_rate}')
         self.out_indices = tuple(out_indices)
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
@@ -131,11 +134,14 @@ class PyramidBackbone(BaseModule):
                 f'a dict arch has the keys {ARCH_KEYS}; missing: {missing}, unknown: {unknown}'
             )
         for key in ARCH_KEYS:
-            if len(arch[key]) != len(STAGE_STRIDES):
+            values = arch[key]
+            if not isinstance(values, (list, tuple)) or len(values) != len(STAGE_STRIDES):
                 raise ValueError(
                     f'arch[{key!r}] must have one entry for each of the {len(STAGE_STRIDES)} '
-                    f'stages, got {arch[key]}'
+                    f'stages, got {values}'
                 )
+            if min(values) <= 0:
+                raise ValueError(f'arch[{key!r}] must be positive in every stage, got {values}')
         return {key: tuple(arch[key]) for key in ARCH_KEYS}
 
     def _attn_cfg_per_stage(self, attn_cfg: Union[dict, Sequence[dict]]) -> List[dict]:
@@ -147,14 +153,21 @@ class PyramidBackbone(BaseModule):
                     f'stages, got {len(configs)}'
                 )
             return configs
-        for key, value in attn_cfg.items():
-            if isinstance(value, (list, tuple)) and len(value) != self.num_stages:
+        if 'type' not in attn_cfg:
+            raise ValueError(f"attn_cfg must name an attention, as type='…', got {attn_cfg}")
+        per_stage = {
+            key: value
+            for key, value in attn_cfg.items()
+            if isinstance(value, (list, tuple)) and key != 'init_cfg'
+        }
+        for key, value in per_stage.items():
+            if len(value) != self.num_stages:
                 raise ValueError(
                     f'attn_cfg[{key!r}] must be one value or one for each of the '
                     f'{self.num_stages} stages, got {value}'
                 )
         return [
-            {k: v[i] if isinstance(v, (list, tuple)) else v for k, v in attn_cfg.items()}
+            dict(attn_cfg, **{key: value[i] for key, value in per_stage.items()})
             for i in range(self.num_stages)
         ]
 
@@ -230,28 +243,20 @@ class PyramidBackbone(BaseModule):
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
         """Refuse the weights of another arch, which mmengine would only warn about."""
-        theirs = _arch_of(state_dict, prefix)
-        ours = (self.embed_dims, self.depths)
-        built = len(self.stages)
-        if theirs is not None and any(a[:built] != b[:built] for a, b in zip(theirs, ours)):
-            raise ValueError(
-                f'this checkpoint is for another arch: it has embed_dims {theirs[0]} and depths '
-                f'{theirs[1]}, this {type(self).__name__} {ours[0]} and {ours[1]}'
-            )
+        for i, depth in enumerate(self.depths[: len(self.stages)]):
+            pattern = re.compile(re.escape(f'{prefix}stages.{i}.blocks.') + r'(\d+)\.')
+            blocks = {int(match[1]) for match in map(pattern.match, state_dict) if match}
+            if blocks and len(blocks) != depth:
+                raise ValueError(
+                    f'this checkpoint is for another arch: its stage {i} has {len(blocks)} '
+                    f'blocks, that of this {type(self).__name__} {depth}'
+                )
+        for name, value in self.state_dict().items():
+            theirs = state_dict.get(prefix + name)
+            if theirs is not None and theirs.shape != value.shape:
+                raise ValueError(
+                    f'this checkpoint is for another arch: its {prefix}{name} has shape '
+                    f'{tuple(theirs.shape)}, that of this {type(self).__name__} '
+                    f'{tuple(value.shape)}'
+                )
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-
-
-def _arch_of(state_dict: dict, prefix: str) -> Optional[Tuple[tuple, tuple]]:
-    """``(embed_dims, depths)`` of the backbone under ``prefix``; None where there is none."""
-    embed_dims, depths = {}, {}
-    pattern = re.compile(re.escape(prefix) + r'stages\.(\d+)\.blocks\.(\d+)\.norm1\.weight')
-    for name, value in state_dict.items():
-        match = pattern.fullmatch(name)
-        if match:
-            stage, block = int(match[1]), int(match[2])
-            embed_dims[stage] = value.shape[0]
-            depths[stage] = max(depths.get(stage, 0), block + 1)
-    if not depths:
-        return None
-    stages = sorted(depths)
-    return tuple(embed_dims[i] for i in stages), tuple(depths[i] for i in stages)

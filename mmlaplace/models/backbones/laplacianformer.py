@@ -26,8 +26,8 @@ class LaplacianFormer(PyramidBackbone):
     ``attn_cfg=dict(type='LaplacianAttention', pool_ratio=(8, 4, 2, 1))``, under which the number
     grows with the image.
 
-    The archs ``tiny`` to ``huge`` match the published parameters and MACs; the widths and depths
-    behind those figures are not published. ``micro`` is for small images and tests.
+    The archs ``tiny`` to ``huge`` match the published parameters and MACs; the paper's table of
+    widths and depths was not at hand. ``micro`` is for small images and tests.
 
     Source: LaplacianFormer (arXiv 2604.20368).
     """

@@ -5,6 +5,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from .feature_map import map_to_tokens, tokens_to_map
+
 
 class LandmarkPool(nn.Module):
     """Average-pool the map of each head into its landmarks.
@@ -42,9 +44,9 @@ class LandmarkPool(nn.Module):
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, heads, N, d) -> (B, heads, m, d)``."""
         heads = x.shape[1]
-        maps = x.flatten(0, 1).transpose(1, 2).unflatten(2, tuple(hw_shape))
+        maps = tokens_to_map(x.flatten(0, 1), hw_shape)
         if self.pool_ratio is not None:
             pooled = F.avg_pool2d(maps, self.pool_ratio, ceil_mode=True, count_include_pad=False)
         else:
             pooled = F.adaptive_avg_pool2d(maps, [min(self.side, side) for side in hw_shape])
-        return pooled.flatten(2).transpose(1, 2).unflatten(0, (-1, heads))
+        return map_to_tokens(pooled).unflatten(0, (x.shape[0], heads))

@@ -23,17 +23,18 @@ class RotaryEmbedding2D(nn.Module):
 
     def __init__(self, head_dims: int, theta: float = 100.0) -> None:
         super().__init__()
-        pairs = head_dims // 4
-        self.rotated_dims = 4 * pairs
-        frequencies = theta ** (-torch.arange(pairs, dtype=torch.float32) / max(pairs, 1))
-        self.register_buffer('frequencies', frequencies, persistent=False)
+        self.pairs = head_dims // 4
+        self.rotated_dims = 4 * self.pairs
+        self.theta = theta
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """Turn ``(B, heads, N, d)``, ``N = H * W``; same shape and dtype."""
         height, width = hw_shape
         with no_autocast(x.device):
             (turned,) = upcast(x[..., : self.rotated_dims])
-            frequencies = self.frequencies.to(turned.dtype)
+            # No buffer: a model in half precision would round it.
+            exponents = torch.arange(self.pairs, dtype=turned.dtype, device=x.device)
+            frequencies = self.theta ** (-exponents / max(self.pairs, 1))
             rows = torch.arange(height, device=x.device).repeat_interleave(width)
             columns = torch.arange(width, device=x.device).repeat(height)
             angles = torch.cat(

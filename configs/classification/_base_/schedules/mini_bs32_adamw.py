@@ -14,7 +14,7 @@ param_scheduler = [
         convert_to_iter_based=True,
     ),
 ]  # fmt: skip
-train_cfg = dict(by_epoch=True, max_epochs=max_epochs, val_interval=11)
+train_cfg = dict(by_epoch=True, max_epochs=max_epochs, val_interval=2)
 val_cfg = dict()
 test_cfg = dict()
 
