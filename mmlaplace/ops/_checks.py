@@ -71,10 +71,11 @@ def check_finite(op: str, name: str, tensor: Tensor) -> None:
 
 def has_values(tensor: Tensor) -> bool:
     """Whether values can be read: not of meta or fake tensors, nor while a graph is traced."""
-    return not (tensor.is_meta or isinstance(tensor, FakeTensor) or _is_compiling())
+    return not (tensor.is_meta or isinstance(tensor, FakeTensor) or is_compiling())
 
 
-def _is_compiling() -> bool:
+def is_compiling() -> bool:
+    """Whether torch.compile or torch.export is tracing."""
     if hasattr(torch.compiler, 'is_compiling'):
         return torch.compiler.is_compiling()
     return torch._dynamo.is_compiling()  # torch 2.1; elsewhere it takes seconds to import

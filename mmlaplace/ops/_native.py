@@ -12,14 +12,14 @@ from typing import Callable, Optional
 import torch
 from mmengine.logging import print_log
 
+from ._checks import is_compiling
+
 BACKENDS = ('auto', 'native', 'reference')
-LIBRARY_FOLDER = Path(__file__).resolve().parent.parent
 
 
-@functools.cache
-def why_missing() -> Optional[str]:
-    """Load the compiled library once; None when it is loaded, otherwise the reason it is not."""
-    libraries = sorted(LIBRARY_FOLDER.glob('_C*.so'))
+def load_library(folder: Path) -> Optional[str]:
+    """Load the compiled library in ``folder``; None when that worked, otherwise why it did not."""
+    libraries = sorted(folder.glob('_C*.so'))
     if not libraries:
         return 'this installation of mmlaplace has no compiled library (mmlaplace/_C*.so)'
     try:
@@ -29,11 +29,14 @@ def why_missing() -> Optional[str]:
     return None
 
 
+# Once, at import: a graph that torch.compile traces cannot look for files.
+WHY_MISSING = load_library(Path(__file__).resolve().parent.parent)
+
+
 def why_not(name: str, device_type: str) -> Optional[str]:
     """Why ``torch.ops.mmlaplace.<name>`` cannot run on ``device_type``; None when it can."""
-    reason = why_missing()
-    if reason is not None:
-        return reason
+    if WHY_MISSING is not None:
+        return WHY_MISSING
     key = {'cpu': 'CPU', 'cuda': 'CUDA', 'meta': 'Meta'}.get(device_type, device_type.upper())
     if not hasattr(torch.ops.mmlaplace, name):
         return f'the compiled library has no op {name!r}'
@@ -73,5 +76,6 @@ def select(name: str, reference: Callable, device: torch.device, backend: str) -
             f"backend='native' was asked for {name} on {device}, but {reason}. Use "
             "backend='auto' or 'reference', or install mmlaplace where it can compile its ops."
         )
-    _log_fallback(reason)
+    if not is_compiling():  # logging would break the graph
+        _log_fallback(reason)
     return reference

@@ -219,3 +219,16 @@ def test_cost_with_fixed_landmarks_is_linear_in_pixels():
     )
     small, large = (count_complexity(backbone, (3, side, side)).macs for side in (448, 896))
     assert large < 4.02 * small
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_compiles_into_one_graph(name):
+    if not hasattr(torch.amp, 'is_autocast_available'):
+        pytest.skip('before torch 2.4, torch.compile traces no context managers of libraries')
+    backbone = build(name).eval()
+    # The eager backend traces without compiling, which would take a minute.
+    compiled = torch.compile(backbone, backend='eager', fullgraph=True)
+    images = torch.randn(2, 3, 64, 96)
+    with torch.no_grad():
+        for a, b in zip(compiled(images), backbone(images)):
+            torch.testing.assert_close(a, b)

@@ -1,4 +1,3 @@
-from functools import partial
 from typing import Optional, Tuple
 
 import torch
@@ -108,7 +107,8 @@ class LaplacianAttention(QKVAttention):
             raise ValueError(
                 f'ridge ({ridge}) must not be negative, whitening_eps ({whitening_eps}) positive'
             )
-        self.kernel = partial(kernel_function, scale=kernel_scale)
+        self.kernel_function = kernel_function
+        self.kernel_scale = kernel_scale
         self.solver = solver
         self.num_iters = num_iters
         self.ridge = ridge
@@ -119,6 +119,10 @@ class LaplacianAttention(QKVAttention):
             self.gamma = nn.Parameter(torch.full((num_heads,), (height * width) ** 0.5))
         else:
             self.register_parameter('gamma', None)
+
+    def kernel(self, x: Tensor, y: Tensor) -> Tensor:
+        """``k(x, y)``: ``(B, heads, N, d), (B, heads, M, d) -> (B, heads, N, M)``."""
+        return self.kernel_function(x, y, self.kernel_scale)
 
     def invert(self, mat: Tensor) -> Tensor:
         """``(mat + ridge * I)^-1`` by the solver chosen."""
