@@ -1,7 +1,22 @@
-"""Everything static is in pyproject.toml; this adds the files mim looks for."""
+"""Everything static is in pyproject.toml; this compiles the ops and adds the files mim looks for.
+
+The ops in ``ops/`` become ``mmlaplace/_C.so`` when torch and a C++17 compiler are there (torch is
+not, inside pip's build isolation: pip install --no-build-isolation). Environment variables:
+
+    MMLAPLACE_WITH_OPS=0     leave the ops out; their PyTorch references compute
+    FORCE_CUDA=1             compile the CUDA sources without a visible GPU
+    TORCH_CUDA_ARCH_LIST     CUDA architectures, as torch takes them ("8.0;9.0+PTX")
+    MMLAPLACE_SANITIZE=1     instrument the CPU code with AddressSanitizer and UBSan, for tests
+    MAX_JOBS, CC, CXX        as everywhere
+"""
 
 import os
+import re
 import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
 from pathlib import Path
 
 from setuptools import setup
@@ -9,6 +24,8 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 MIM_FILES = ('configs', 'tools', 'model-index.yml')
+# What is compiled for by default, as far as the toolkit knows it; PTX of the newest for the rest.
+ARCHITECTURES = ('75', '80', '86', '89', '90', '100', '120')
 
 
 class BuildWithMimFiles(build_py):
@@ -34,4 +51,136 @@ class BuildWithMimFiles(build_py):
                 shutil.copy2(source, target)
 
 
-setup(cmdclass={'build_py': BuildWithMimFiles})
+def say(line: str) -> None:
+    # To the terminal even where pip swallows the output of a build that succeeds.
+    print(f'mmlaplace: {line}', file=sys.stderr, flush=True)
+
+
+def compiler_problem() -> str:
+    """Why no C++17 program compiles here; empty when one does."""
+    compiler = os.environ.get('CXX') or sysconfig.get_config_var('CXX') or 'c++'
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / 'probe.cpp'
+        source.write_text('#include <optional>\nstd::optional<int> probe() { return {}; }\n')
+        command = [*compiler.split(), '-std=c++17', '-c', source.name]
+        try:
+            result = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+        except OSError as error:
+            return f'{compiler}: {error.strerror}'
+    lines = result.stderr.strip().splitlines() or ['no message']
+    return f'{compiler} does not compile C++17 ({lines[0]})' if result.returncode else ''
+
+
+def native_extension() -> dict:
+    """The arguments of ``setup`` that compile the ops; none where that cannot be."""
+    if os.environ.get('MMLAPLACE_WITH_OPS') == '0':
+        say('no compiled ops: MMLAPLACE_WITH_OPS=0')
+        return {}
+    force_cuda = os.environ.get('FORCE_CUDA') == '1'
+    try:
+        import torch
+        from torch.utils import cpp_extension
+    except ImportError as error:
+        if force_cuda:
+            sys.exit(f'mmlaplace: FORCE_CUDA=1, but {error}: pip install --no-build-isolation')
+        say(f'no compiled ops: {error}. To have them: pip install --no-build-isolation')
+        return {}
+    problem = compiler_problem()
+    if problem:
+        if force_cuda:
+            sys.exit(f'mmlaplace: FORCE_CUDA=1, but {problem}; install g++ or set CXX')
+        say(f'no compiled ops: {problem}. To have them, install g++ or set CXX')
+        return {}
+
+    with_cuda = force_cuda or torch.cuda.is_available()
+    nvcc = Path(cpp_extension.CUDA_HOME or '/') / 'bin' / 'nvcc'
+    missing = ''
+    if torch.version.cuda is None:
+        missing = f'torch {torch.__version__} is built without CUDA: install one that has it'
+    elif not nvcc.is_file():
+        missing = (
+            f'there is no nvcc: install the CUDA {torch.version.cuda} toolkit and set CUDA_HOME '
+            f'(now {os.environ.get("CUDA_HOME")!r})'
+        )
+    if with_cuda and missing:
+        if force_cuda:
+            sys.exit(f'mmlaplace: FORCE_CUDA=1, but {missing}')
+        say(f'ops for the CPU alone: {missing}')
+        with_cuda = False
+
+    # Not setuptools' paths, but ones relative to the project: they enter the wheel's file list.
+    sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('ops/*/*.cpp'))
+    # -fopenmp only where torch's parallel_for is compiled: the runtime is the one torch loaded.
+    # Without libgomp named at link time a process never has two, whose threads would compete.
+    cpu_flags = ['-O3', '-fopenmp', '-fvisibility=hidden', '-Wall', '-Wno-unknown-pragmas', '-Wno-psabi', '-g0']
+    link_flags = ['-Wl,-z,now'] if sys.platform == 'linux' else []
+    if sys.platform == 'darwin':  # Apple's clang has no OpenMP
+        cpu_flags.remove('-fopenmp')
+    if os.environ.get('MMLAPLACE_SANITIZE') == '1':
+        sanitizers = ['-fsanitize=address,undefined', '-fno-sanitize-recover=undefined']
+        cpu_flags += [*sanitizers, '-g', '-fno-omit-frame-pointer']
+        link_flags = sanitizers
+    flags = {'cxx': cpu_flags}
+    architectures = []
+    if with_cuda:
+        sources += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('ops/*/*.cu'))
+        flags['nvcc'] = ['-O3', '-lineinfo', '--extended-lambda']
+        architectures = cuda_architectures(nvcc)
+        if os.environ.get('TORCH_CUDA_ARCH_LIST') is None:
+            flags['nvcc'] += architectures
+        else:
+            architectures = [os.environ['TORCH_CUDA_ARCH_LIST']]
+
+    make = cpp_extension.CUDAExtension if with_cuda else cpp_extension.CppExtension
+    extension = make(
+        'mmlaplace._C',
+        sources,
+        depends=sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('ops/*/*.*h')),
+        extra_compile_args=flags,
+        extra_link_args=link_flags,
+        include_dirs=cuda_library_headers(nvcc) if with_cuda else [],
+    )
+    # TORCH_LIBRARY alone, nothing of Python: one library serves every Python version.
+    extension.libraries = [name for name in extension.libraries if name != 'torch_python']
+
+    say(
+        f'compiled ops for torch {torch.__version__}: {len(sources)} sources, CPU'
+        + (f' and CUDA {torch.version.cuda} ({" ".join(architectures)})' if with_cuda else '')
+        + ('' if with_cuda else '; CUDA only with a visible GPU or FORCE_CUDA=1')
+    )
+    build_ops = cpp_extension.BuildExtension.with_options(no_python_abi_suffix=True)
+    return {'ext_modules': [extension], 'cmdclass': {'build_ext': build_ops}}
+
+
+def cuda_architectures(nvcc: Path) -> list:
+    """The -gencode flags of the default architectures that this toolkit knows."""
+    listed = subprocess.run(
+        [nvcc, '--list-gpu-arch'], capture_output=True, text=True, check=True
+    ).stdout
+    known = [number for number in ARCHITECTURES if re.search(rf'compute_{number}\b', listed)]
+    newest = known[-1]
+    return [
+        *(f'-gencode=arch=compute_{number},code=sm_{number}' for number in known),
+        f'-gencode=arch=compute_{newest},code=compute_{newest}',
+    ]
+
+
+def cuda_library_headers(nvcc: Path) -> list:
+    """Where torch's pip packages keep the headers of cuBLAS and its kin, if the toolkit lacks them.
+
+    torch's own CUDA headers include them; a toolkit without its libraries has none.
+    """
+    if any(nvcc.parent.parent.glob('**/include/cublas_v2.h')):
+        return []
+    folders = {
+        str(header.parent)
+        for place in {sysconfig.get_path('purelib'), sysconfig.get_path('platlib')}
+        for name in ('cublas_v2.h', 'cusparse.h', 'cusolverDn.h')
+        for header in Path(place, 'nvidia').glob(f'*/include/{name}')
+    }
+    return sorted(folders)
+
+
+arguments = native_extension()
+arguments.setdefault('cmdclass', {})['build_py'] = BuildWithMimFiles
+setup(**arguments)

@@ -6,8 +6,10 @@ reference computes and the log says so once.
 """
 
 import functools
+import mmap
+import re
 from pathlib import Path
-from typing import Callable, Optional
+from typing import Callable, Dict, Optional
 
 import torch
 from mmengine.logging import print_log
@@ -17,11 +19,35 @@ from ._checks import is_compiling
 BACKENDS = ('auto', 'native', 'reference')
 
 
+def build_info(library: Path) -> Dict[str, str]:
+    """What a compiled library was built for, read from the file without loading it.
+
+    Returns:
+        ``torch`` (its version, such as ``'2.11'``) and, with CUDA sources, ``cuda`` and
+        ``arches`` (such as ``'800,900'``); empty if the file is no library of ours.
+    """
+    if library.stat().st_size == 0:  # cannot be mapped
+        return {}
+    with library.open('rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        entries = re.findall(rb'mmlaplace built for (\w+)=([\w.,]+);', data)
+    return {key.decode(): value.decode() for key, value in entries}
+
+
 def load_library(folder: Path) -> Optional[str]:
     """Load the compiled library in ``folder``; None when that worked, otherwise why it did not."""
     libraries = sorted(folder.glob('_C*.so'))
     if not libraries:
-        return 'this installation of mmlaplace has no compiled library (mmlaplace/_C*.so)'
+        return (
+            'this installation of mmlaplace has no compiled library (mmlaplace/_C.so); with a '
+            "C++17 compiler, 'pip install --no-build-isolation .' in its source folder makes it"
+        )
+    built_for = build_info(libraries[0]).get('torch')
+    if built_for is not None and not torch.__version__.startswith(built_for + '.'):
+        # Not loaded at all: torch's C++ classes differ between versions.
+        return (
+            f'{libraries[0].name} was compiled for torch {built_for}, and this is torch '
+            f"{torch.__version__}; run 'pip install --no-build-isolation .' again"
+        )
     try:
         torch.ops.load_library(str(libraries[0]))
     except OSError as error:
@@ -33,14 +59,47 @@ def load_library(folder: Path) -> Optional[str]:
 WHY_MISSING = load_library(Path(__file__).resolve().parent.parent)
 
 
+def available() -> Dict[str, frozenset]:
+    """The native ops, each with the device types that it has a kernel for."""
+    if WHY_MISSING is not None:
+        return {}
+    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith('mmlaplace::')]
+    return {
+        name.split('::')[1].split('.')[0]: frozenset(
+            device
+            for device, key in (('cpu', 'CPU'), ('cuda', 'CUDA'))
+            if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
+        )
+        for name in names
+    }
+
+
+AVAILABLE = available()
+
+
+def shapes_of(name: str) -> Callable:
+    """Register a function that makes empty outputs of op ``name``, as tracing and meta tensors need.
+
+    Use as a decorator. Without the compiled library there is nothing to register for.
+    """
+
+    def register(function: Callable) -> Callable:
+        if name in AVAILABLE:
+            # impl_abstract is its name in torch < 2.4
+            register_fake = getattr(torch.library, 'register_fake', None)
+            (register_fake or torch.library.impl_abstract)(f'mmlaplace::{name}')(function)
+        return function
+
+    return register
+
+
 def why_not(name: str, device_type: str) -> Optional[str]:
     """Why ``torch.ops.mmlaplace.<name>`` cannot run on ``device_type``; None when it can."""
     if WHY_MISSING is not None:
         return WHY_MISSING
-    key = {'cpu': 'CPU', 'cuda': 'CUDA', 'meta': 'Meta'}.get(device_type, device_type.upper())
-    if not hasattr(torch.ops.mmlaplace, name):
+    if name not in AVAILABLE:
         return f'the compiled library has no op {name!r}'
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(f'mmlaplace::{name}', key):
+    if device_type != 'meta' and device_type not in AVAILABLE[name]:
         return f'the compiled library was built without {name!r} for {device_type}'
     return None
 
@@ -70,7 +129,7 @@ def select(name: str, reference: Callable, device: torch.device, backend: str) -
         return reference
     reason = why_not(name, device.type)
     if reason is None:
-        return getattr(torch.ops.mmlaplace, name)
+        return getattr(torch.ops.mmlaplace, name).default
     if backend == 'native':
         raise RuntimeError(
             f"backend='native' was asked for {name} on {device}, but {reason}. Use "

@@ -2,6 +2,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _native
+from ._shapes import pairwise_gradient_shapes, pairwise_shapes
 from .precision import autocast_to_fp32, upcast
 
 
@@ -42,3 +43,7 @@ def gaussian_kernel(q: Tensor, k: Tensor, scale: float, *, backend: str = 'auto'
     compute = _native.select('gaussian_kernel', gaussian_kernel_reference, q.device, backend)
     with autocast_to_fp32(q, k) as (query, key):
         return compute(query, key, float(scale))
+
+
+_native.shapes_of('gaussian_kernel')(pairwise_shapes)
+_native.shapes_of('_gaussian_kernel_backward')(pairwise_gradient_shapes)

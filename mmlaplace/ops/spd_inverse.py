@@ -152,3 +152,13 @@ def _raise_unless(succeeded: Tensor, op: str, mat: Tensor, ridge: float) -> None
         f'{op}: mat + {ridge} * I of shape {tuple(mat.shape)} is not positive definite, its '
         f'smallest eigenvalue is {smallest:.3g}; raise ridge'
     )
+
+
+@_native.shapes_of('newton_schulz_inverse')
+def _inverse_shapes(mat: Tensor, num_iters: int, ridge: float) -> Tensor:
+    return mat.new_empty(mat.shape)
+
+
+@_native.shapes_of('_newton_schulz_inverse_backward')
+def _inverse_gradient_shapes(grad: Tensor, inverse: Tensor) -> Tensor:
+    return inverse.new_empty(inverse.shape)

@@ -1,0 +1,9 @@
+// What the library was built for. mmlaplace/ops/_native.py reads it from the file before it loads
+// the library: loading one built for another torch may crash.
+#include <torch/version.h>
+
+#define MMLAPLACE_TEXT_(...) #__VA_ARGS__
+#define MMLAPLACE_TEXT(...) MMLAPLACE_TEXT_(__VA_ARGS__)
+
+extern "C" __attribute__((used, visibility("default"))) const char mmlaplace_build_torch[] =
+    "mmlaplace built for torch=" MMLAPLACE_TEXT(TORCH_VERSION_MAJOR) "." MMLAPLACE_TEXT(TORCH_VERSION_MINOR) ";";

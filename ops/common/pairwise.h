@@ -1,0 +1,75 @@
+// The face of a kernel of differences, K (B, heads, N, M) of q (B, heads, N, d) and k (B, heads, M, d),
+// shared by its CPU and CUDA sources: what comes in, how large it is, which rows a task has.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace mmlaplace {
+
+struct PairwiseSizes {
+  int64_t batch, heads, queries, keys, dims;
+  int64_t batch_heads() const { return batch * heads; }
+};
+
+inline PairwiseSizes check_pairwise(const char* op, const at::Tensor& q, const at::Tensor& k) {
+  TORCH_CHECK(q.dim() == 4 && k.dim() == 4, op, ": q and k must be (B, heads, N, d), got shapes ",
+              q.sizes(), " and ", k.sizes());
+  TORCH_CHECK(q.size(0) == k.size(0) && q.size(1) == k.size(1) && q.size(3) == k.size(3), op,
+              ": q ", q.sizes(), " and k ", k.sizes(), " must agree in every axis but the third");
+  TORCH_CHECK(q.scalar_type() == k.scalar_type() && q.device() == k.device(), op, ": q (",
+              q.scalar_type(), ", ", q.device(), ") and k (", k.scalar_type(), ", ", k.device(),
+              ") must share dtype and device");
+  return {q.size(0), q.size(1), q.size(2), k.size(2), q.size(3)};
+}
+
+inline PairwiseSizes check_pairwise_backward(const char* op, const at::Tensor& grad,
+                                             const at::Tensor& q, const at::Tensor& k,
+                                             const at::Tensor& out) {
+  const PairwiseSizes sizes = check_pairwise(op, q, k);
+  const at::IntArrayRef expected[] = {grad.sizes(), out.sizes()};
+  for (const at::IntArrayRef shape : expected) {
+    TORCH_CHECK(shape.equals({sizes.batch, sizes.heads, sizes.queries, sizes.keys}), op,
+                ": grad and out must be (B, heads, N, M) of q ", q.sizes(), " and k ", k.sizes(),
+                ", got ", grad.sizes(), " and ", out.sizes());
+  }
+  TORCH_CHECK(grad.scalar_type() == q.scalar_type() && out.scalar_type() == q.scalar_type(), op,
+              ": grad (", grad.scalar_type(), ") and out (", out.scalar_type(),
+              ") must have the dtype of q, ", q.scalar_type());
+  return sizes;
+}
+
+// One (batch, head) slice of a tensor of four axes with any strides.
+template <class T>
+struct Slice {
+  T* data;
+  int64_t row_stride, column_stride;
+
+  Slice(const at::Tensor& tensor, int64_t batch_head)
+      : data(static_cast<T*>(tensor.data_ptr()) + batch_head / tensor.size(1) * tensor.stride(0) +
+             batch_head % tensor.size(1) * tensor.stride(1)),
+        row_stride(tensor.stride(2)),
+        column_stride(tensor.stride(3)) {}
+
+  T* row(int64_t index) const { return data + index * row_stride; }
+
+  // The rows from `first` on.
+  Slice from(int64_t first) const {
+    Slice rest = *this;
+    rest.data += first * row_stride;
+    return rest;
+  }
+};
+
+// The queries whose part of the gradient of k is summed in one go. Fixed by the shapes alone, so
+// that results do not depend on the number of threads; so long that all partial sums, M * d each,
+// stay below 4 % of the N * M output.
+inline int64_t gradient_chunk(const PairwiseSizes& sizes) {
+  const int64_t chunk = sizes.dims * 32;
+  return chunk < 256 ? 256 : chunk;
+}
+
+inline int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
+
+}  // namespace mmlaplace
