@@ -108,7 +108,6 @@ def native_extension() -> dict:
         say(f'ops for the CPU alone: {missing}')
         with_cuda = False
 
-    # Not setuptools' paths, but ones relative to the project: they enter the wheel's file list.
     sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('ops/*/*.cpp'))
     # -fopenmp only where torch's parallel_for is compiled: the runtime is the one torch loaded.
     # Without libgomp named at link time a process never has two, whose threads would compete.
@@ -125,6 +124,7 @@ def native_extension() -> dict:
     if with_cuda:
         sources += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('ops/*/*.cu'))
         flags['nvcc'] = ['-O3', '-lineinfo', '--extended-lambda']
+        toolkit = cuda_toolkit(nvcc)
         architectures = cuda_architectures(nvcc)
         if os.environ.get('TORCH_CUDA_ARCH_LIST') is None:
             flags['nvcc'] += architectures
@@ -138,7 +138,8 @@ def native_extension() -> dict:
         depends=sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('ops/*/*.*h')),
         extra_compile_args=flags,
         extra_link_args=link_flags,
-        include_dirs=cuda_library_headers(nvcc) if with_cuda else [],
+        include_dirs=cuda_headers(toolkit) if with_cuda else [],
+        library_dirs=cuda_libraries(toolkit) if with_cuda else [],
     )
     # TORCH_LIBRARY alone, nothing of Python: one library serves every Python version.
     extension.libraries = [name for name in extension.libraries if name != 'torch_python']
@@ -165,12 +166,24 @@ def cuda_architectures(nvcc: Path) -> list:
     ]
 
 
-def cuda_library_headers(nvcc: Path) -> list:
+def cuda_toolkit(nvcc: Path) -> Path:
+    """Where the toolkit of ``nvcc`` is, which may be a link to it or a script that calls it."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / 'probe.cu'
+        source.touch()
+        plan = subprocess.run(
+            [nvcc, '--dryrun', '-c', source.name], cwd=folder, capture_output=True, text=True
+        ).stderr
+    top = re.search(r'^#\$ TOP=(.+)$', plan, re.MULTILINE)
+    return Path(top.group(1)).resolve() if top else nvcc.resolve().parent.parent
+
+
+def cuda_headers(toolkit: Path) -> list:
     """Where torch's pip packages keep the headers of cuBLAS and its kin, if the toolkit lacks them.
 
-    torch's own CUDA headers include them; a toolkit without its libraries has none.
+    Some of torch's own CUDA headers include them; a toolkit without its libraries has none.
     """
-    if any(nvcc.parent.parent.glob('**/include/cublas_v2.h')):
+    if (toolkit / 'include' / 'cublas_v2.h').is_file():
         return []
     folders = {
         str(header.parent)
@@ -178,7 +191,14 @@ def cuda_library_headers(nvcc: Path) -> list:
         for name in ('cublas_v2.h', 'cusparse.h', 'cusolverDn.h')
         for header in Path(place, 'nvidia').glob(f'*/include/{name}')
     }
-    return sorted(folders)
+    # The toolkit's own first: the pip packages may hold another release of the CUDA runtime.
+    return [str(toolkit / 'include'), *sorted(folders)]
+
+
+def cuda_libraries(toolkit: Path) -> list:
+    """Where the toolkit keeps libcudart.so, which torch looks for in lib64 alone."""
+    folders = (toolkit / 'lib64', toolkit / 'lib', *toolkit.glob('targets/*/lib'))
+    return [str(folder) for folder in folders if (folder / 'libcudart.so').exists()][:1]
 
 
 arguments = native_extension()

@@ -1,10 +1,10 @@
 // The face of a kernel of differences, K (B, heads, N, M) of q (B, heads, N, d) and k (B, heads, M, d),
-// shared by its CPU and CUDA sources: what comes in, how large it is, which rows a task has.
+// shared by its CPU and CUDA sources.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
+#include "slice.h"
 
 namespace mmlaplace {
 
@@ -40,27 +40,14 @@ inline PairwiseSizes check_pairwise_backward(const char* op, const at::Tensor& g
   return sizes;
 }
 
-// One (batch, head) slice of a tensor of four axes with any strides.
+inline Strides strides_of(const at::Tensor& tensor) {
+  return {tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3)};
+}
+
 template <class T>
-struct Slice {
-  T* data;
-  int64_t row_stride, column_stride;
-
-  Slice(const at::Tensor& tensor, int64_t batch_head)
-      : data(static_cast<T*>(tensor.data_ptr()) + batch_head / tensor.size(1) * tensor.stride(0) +
-             batch_head % tensor.size(1) * tensor.stride(1)),
-        row_stride(tensor.stride(2)),
-        column_stride(tensor.stride(3)) {}
-
-  T* row(int64_t index) const { return data + index * row_stride; }
-
-  // The rows from `first` on.
-  Slice from(int64_t first) const {
-    Slice rest = *this;
-    rest.data += first * row_stride;
-    return rest;
-  }
-};
+Slice<T> slice(const at::Tensor& tensor, int64_t batch_head) {
+  return Slice<T>(static_cast<T*>(tensor.data_ptr()), strides_of(tensor), tensor.size(1), batch_head);
+}
 
 // The queries whose part of the gradient of k is summed in one go. Fixed by the shapes alone, so
 // that results do not depend on the number of threads; so long that all partial sums, M * d each,
@@ -69,7 +56,5 @@ inline int64_t gradient_chunk(const PairwiseSizes& sizes) {
   const int64_t chunk = sizes.dims * 32;
   return chunk < 256 ? 256 : chunk;
 }
-
-inline int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
 }  // namespace mmlaplace

@@ -75,12 +75,12 @@ at::Tensor pairwise_forward(const char* op, const at::Tensor& q, const at::Tenso
       for (int64_t index = begin; index < end; ++index) {
         const int64_t batch_head = index / blocks, first = index % blocks * kBlock;
         if (batch_head != in_panels) {
-          MMLAPLACE_FOR_CPU(pack_panels(Slice<const scalar_t>(k, batch_head), sizes.keys, sizes.dims, panels.data()));
+          MMLAPLACE_FOR_CPU(pack_panels(slice<const scalar_t>(k, batch_head), sizes.keys, sizes.dims, panels.data()));
           in_panels = batch_head;
         }
         const ForwardBlock<T, scalar_t> block{
-            Slice<const scalar_t>(q, batch_head).from(first), panels.data(), packed.data(), distances.data(),
-            Slice<scalar_t>(out, batch_head).row(first), std::min(kBlock, sizes.queries - first),
+            slice<const scalar_t>(q, batch_head).from(first), panels.data(), packed.data(), distances.data(),
+            slice<scalar_t>(out, batch_head).row(first), std::min(kBlock, sizes.queries - first),
             sizes.keys, sizes.dims, static_cast<T>(Metric::exponent(scale) / std::log(2.0))};
         MMLAPLACE_FOR_CPU(forward_block<Metric>(block));
       }
@@ -111,16 +111,16 @@ std::tuple<at::Tensor, at::Tensor> pairwise_backward(const char* op, const at::T
       std::vector<T> packed(kBlock * padded), query_sums(kBlock * padded);
       for (int64_t index = begin; index < end; ++index) {
         const int64_t batch_head = index / chunks, part = index % chunks;
-        MMLAPLACE_FOR_CPU(pack_rows(Slice<const scalar_t>(k, batch_head), sizes.keys, sizes.dims, keys.data(), padded));
+        MMLAPLACE_FOR_CPU(pack_rows(slice<const scalar_t>(k, batch_head), sizes.keys, sizes.dims, keys.data(), padded));
         std::fill(key_sums.begin(), key_sums.end(), T(0));
         const int64_t stop = std::min((part + 1) * chunk, sizes.queries);
         for (int64_t first = part * chunk; first < stop; first += kBlock) {
           const BackwardBlock<T, scalar_t> block{
-              Slice<const scalar_t>(q, batch_head).from(first),
-              Slice<const scalar_t>(grad, batch_head).from(first),
-              Slice<const scalar_t>(out, batch_head).from(first),
+              slice<const scalar_t>(q, batch_head).from(first),
+              slice<const scalar_t>(grad, batch_head).from(first),
+              slice<const scalar_t>(out, batch_head).from(first),
               keys.data(), packed.data(), weights.data(), query_sums.data(), key_sums.data(),
-              Slice<scalar_t>(query_grad, batch_head).row(first), std::min(kBlock, stop - first),
+              slice<scalar_t>(query_grad, batch_head).row(first), std::min(kBlock, stop - first),
               sizes.keys, sizes.dims, static_cast<T>(Metric::derivative(scale))};
           MMLAPLACE_FOR_CPU(backward_block<Metric>(block));
         }

@@ -5,15 +5,12 @@
 // This product order decides the accuracy, see mmlaplace/ops/spd_inverse.py.
 #pragma once
 
-#include <ATen/Context.h>
+#include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/ops/bmm.h>
-#include <ATen/ops/eye.h>
-#include <ATen/ops/where.h>
 
-#include <cmath>
 #include <limits>
+
+#include "stopping.h"
 
 namespace mmlaplace {
 namespace newton_schulz {
@@ -28,17 +25,6 @@ inline void check(const at::Tensor& mat, int64_t num_iters) {
 inline at::Tensor flatten(const at::Tensor& mat) {
   const int64_t m = mat.size(-1);
   return mat.to(at::toOpMathType(mat.scalar_type())).reshape({mat.numel() / (m * m), m, m}).contiguous();
-}
-
-// Whether X need not be updated again after a step whose residual R had this row-sum norm, by now
-// the norm is its square; or no update can help, because rounding keeps it from falling.
-template <class T>
-#ifdef __CUDACC__
-__host__ __device__
-#endif
-inline bool
-is_last(T norm, T previous, T epsilon) {
-  return norm * norm <= epsilon || (norm < T(0.25) && norm > T(0.5) * previous);
 }
 
 // The iteration by batched matrix products, for matrices too large for the kernels. All matrices

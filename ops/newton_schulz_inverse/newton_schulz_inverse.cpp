@@ -1,5 +1,4 @@
 // Schema, autograd and autocast of newton_schulz_inverse: (mat + ridge I)^-1.
-#include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>

@@ -1,18 +1,16 @@
-#include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
 
 #include <utility>
 #include <vector>
 
+#include "../common/slice.h"
 #include "newton_schulz.h"
 
 namespace mmlaplace {
 
 constexpr int64_t kRows = 3;       // rows of a product whose sums are kept in registers at once
 constexpr int64_t kLargest = 128;  // three such matrices stay in a second cache; beyond, BLAS wins
-
-inline int64_t ceil_div(int64_t value, int64_t divisor) { return (value + divisor - 1) / divisor; }
 
 }  // namespace mmlaplace
 

@@ -1,0 +1,35 @@
+#include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <torch/library.h>
+
+#include <atomic>
+
+namespace mmlaplace {
+constexpr int kChains = 8;  // independent sums, to hide the latency of an addition
+}
+
+#define MMLAPLACE_KERNELS "../difference_peak/difference_peak_vector.inc"
+#include "../common/for_each_isa.h"
+
+namespace mmlaplace {
+namespace {
+
+int64_t difference_peak(const at::Tensor& like, int64_t steps) {
+  const int64_t threads = at::get_num_threads();
+  std::atomic<int64_t> taken{0};
+  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+    for (int64_t index = begin; index < end; ++index) {
+      volatile float sink;
+      MMLAPLACE_FOR_CPU(take_differences(steps, 0.25f * index, &sink));
+      taken += steps * kChains * vector_bytes() / static_cast<int64_t>(sizeof(float));
+    }
+  });
+  return taken;
+}
+
+}  // namespace
+}  // namespace mmlaplace
+
+TORCH_LIBRARY_IMPL(mmlaplace, CPU, library) {
+  library.impl("_difference_peak", mmlaplace::difference_peak);
+}

@@ -1,0 +1,17 @@
+// When the Newton–Schulz iteration ends, the same on every device.
+#pragma once
+
+#include "../common/slice.h"
+
+namespace mmlaplace {
+namespace newton_schulz {
+
+// Whether the step whose residual R had this row-sum norm is the last: after it the norm is its
+// square, at most epsilon, or rounding keeps it from falling.
+template <class T>
+MMLAPLACE_HOST_DEVICE inline bool is_last(T norm, T previous, T epsilon) {
+  return norm * norm <= epsilon || (norm < T(0.25) && norm > T(0.5) * previous);
+}
+
+}  // namespace newton_schulz
+}  // namespace mmlaplace
