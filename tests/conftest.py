@@ -1,3 +1,4 @@
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import torch
 from mmengine.registry import MODELS
 
 import mmlaplace.models  # noqa: F401  (registers)
+from mmlaplace.ops import _native
 
 ROOT = Path(__file__).resolve().parent.parent
 CLASSIFICATION = ROOT / 'configs/classification'
@@ -42,3 +44,33 @@ def quiet_init(model: torch.nn.Module) -> None:
     logger.setLevel('ERROR')
     model.init_weights()
     logger.setLevel(level)
+
+
+NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU here')
+
+
+@pytest.fixture(
+    params=[
+        pytest.param((backend, device), id=f'{backend}-{device}', marks=marks)
+        for device, marks in (('cpu', ()), ('cuda', NO_GPU))
+        for backend in ('native', 'reference')
+    ]
+)
+def backend(request):
+    """Which code computes; ``device`` is where."""
+    backend, device = request.param
+    if backend == 'native' and _native.WHY_MISSING is not None:
+        # The suite is for installations that compiled their ops: set-up does wherever it can.
+        pytest.fail(f'the native ops cannot be tested: {_native.WHY_MISSING}')
+    return backend
+
+
+@pytest.fixture
+def device(backend, request):
+    return request.node.callspec.params['backend'][1]
+
+
+@pytest.fixture
+def computed_by(backend):
+    """An op with the backend chosen."""
+    return lambda op: functools.partial(op, backend=backend)

@@ -72,8 +72,8 @@ __global__ void __launch_bounds__(ThreadsN* ThreadsM)
     forward_kernel(PairwiseArguments<S> arguments, S* out, T exponent, bool q_quads, bool k_quads) {
   constexpr int kQueries = 8, kKeys = 4, kChannels = 16;
   constexpr int tile_n = kQueries * ThreadsN, tile_m = kKeys * ThreadsM;
-  __shared__ alignas(16) T q_tile[kChannels][tile_n + 4];
-  __shared__ alignas(16) T k_tile[kChannels][tile_m + 4];
+  __shared__ __align__(16) T q_tile[kChannels][tile_n + 4];
+  __shared__ __align__(16) T k_tile[kChannels][tile_m + 4];
 
   const int64_t tiles_m = ceil_div(arguments.keys, tile_m), tiles_n = ceil_div(arguments.queries, tile_n);
   const int64_t block = blockIdx.x, batch_head = block / (tiles_m * tiles_n);
@@ -131,8 +131,8 @@ struct GradientArguments {
 template <class Metric, class S, class T, class Out>
 __global__ void __launch_bounds__(128) gradient_kernel(GradientArguments<S> arguments, Out* sums, T derivative) {
   constexpr int kRows = 64, kChannels = 32, kStep = 32;
-  __shared__ alignas(16) T columns[kStep][kChannels + 4];
-  __shared__ alignas(16) T weights[kStep][kRows + 4];
+  __shared__ __align__(16) T columns[kStep][kChannels + 4];
+  __shared__ __align__(16) T weights[kStep][kRows + 4];
 
   const int64_t row_tiles = ceil_div(arguments.num_rows, kRows);
   const int64_t channel_tiles = ceil_div(arguments.dims, kChannels);

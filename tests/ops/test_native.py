@@ -1,9 +1,18 @@
 """Who computes: the compiled library when it can, the reference with one log line when not."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
+from conftest import ROOT
 
-from mmlaplace.ops import _native, gaussian_kernel, laplacian_kernel
+import mmlaplace
+from mmlaplace.ops import _native, gaussian_kernel, laplacian_kernel, newton_schulz_inverse
+
+Q, K = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 3, 4)
 
 
 @pytest.fixture
@@ -16,16 +25,44 @@ def fresh(monkeypatch):
     _native._log_fallback.cache_clear()
 
 
-Q, K = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 3, 4)
-
-
-def test_auto_falls_back_with_one_line(fresh, monkeypatch, tmp_path):
+@pytest.fixture
+def without_library(fresh, monkeypatch, tmp_path):
     monkeypatch.setattr(_native, 'WHY_MISSING', _native.load_library(tmp_path))
+    return fresh
+
+
+def test_auto_is_native_where_the_library_is(fresh, monkeypatch):
+    calls = []
+    native = torch.ops.mmlaplace.laplacian_kernel.default
+    monkeypatch.setattr(
+        torch.ops.mmlaplace.laplacian_kernel, 'default', lambda *args: calls.append(1) or native(*args)
+    )
+    laplacian_kernel(Q, K, 4.0)
+    laplacian_kernel(Q, K, 4.0, backend='native')
+    laplacian_kernel(Q, K, 4.0, backend='reference')
+    assert len(calls) == 2
+    assert fresh == []
+
+
+def test_auto_falls_back_with_one_line(without_library):
     for _ in range(3):
         laplacian_kernel(Q, K, 4.0)
         gaussian_kernel(Q, K, 4.0)
-    assert len(fresh) == 1
-    assert 'no compiled library' in fresh[0]
+    assert len(without_library) == 1
+    assert 'no compiled library' in without_library[0]
+
+
+@pytest.mark.parametrize(
+    'call',
+    [
+        lambda: laplacian_kernel(Q, K, 4.0, backend='native'),
+        lambda: gaussian_kernel(Q, K, 4.0, backend='native'),
+        lambda: newton_schulz_inverse(torch.eye(2), backend='native'),
+    ],
+)
+def test_native_without_library_says_why_and_what_to_do(without_library, call):
+    with pytest.raises(RuntimeError, match="no compiled library.*no-build-isolation.*backend='auto'"):
+        call()
 
 
 def test_a_library_that_does_not_load_says_why(fresh, monkeypatch, tmp_path):
@@ -38,16 +75,54 @@ def test_a_library_that_does_not_load_says_why(fresh, monkeypatch, tmp_path):
     )
 
 
-def test_a_library_is_used_without_touching_callers(fresh, monkeypatch):
-    library = torch.library.Library('mmlaplace', 'DEF')
-    library.define('laplacian_kernel(Tensor q, Tensor k, float scale) -> Tensor')
-    library.impl('laplacian_kernel', lambda q, k, scale: q @ k.mT + scale, 'CPU')
-    monkeypatch.setattr(_native, 'WHY_MISSING', None)
-    for backend in ('auto', 'native'):
-        torch.testing.assert_close(laplacian_kernel(Q, K, 4.0, backend=backend), Q @ K.mT + 4)
-    assert fresh == []
+def test_a_library_for_another_torch_is_not_loaded(tmp_path):
+    (tmp_path / '_C.so').write_bytes(b'\0mmlaplace built for torch=1.13;\0')
+    assert 'compiled for torch 1.13, and this is torch' in _native.load_library(tmp_path)
+
+
+def test_the_library_tells_what_it_was_built_for():
+    (library,) = Path(mmlaplace.__file__).parent.glob('_C*.so')
+    assert torch.__version__.startswith(_native.build_info(library)['torch'])
+
+
+def test_an_op_or_device_that_the_library_lacks(monkeypatch):
+    monkeypatch.setattr(_native, 'AVAILABLE', {'laplacian_kernel': frozenset({'cuda'})})
     with pytest.raises(RuntimeError, match="no op 'gaussian_kernel'"):
         gaussian_kernel(Q, K, 4.0, backend='native')
-    with pytest.raises(RuntimeError, match='built without .* for meta'):
-        laplacian_kernel(Q.to('meta'), K.to('meta'), 4.0, backend='native')
-    del library
+    with pytest.raises(RuntimeError, match="built without 'laplacian_kernel' for cpu"):
+        laplacian_kernel(Q, K, 4.0, backend='native')
+
+
+def test_errors_of_the_ops_themselves_quote_the_input():
+    op = torch.ops.mmlaplace.laplacian_kernel
+    with pytest.raises(RuntimeError, match=r'\[5, 4\]'):
+        op(Q[0, 0], K, 1.0)
+    with pytest.raises(RuntimeError, match='Double'):
+        op(Q, K.double(), 1.0)
+    with pytest.raises(RuntimeError, match=r'\[2, 3\]'):
+        torch.ops.mmlaplace.newton_schulz_inverse(torch.ones(2, 3), 3, 0.1)
+
+
+def test_second_derivatives_are_refused():
+    q = Q.clone().requires_grad_()
+    (grad,) = torch.autograd.grad(laplacian_kernel(q, K, 4.0).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match='first derivatives only'):
+        grad.sum().backward()
+
+
+# The instruction sets that this machine can run, by torch's names.
+CAPABILITIES = ['default', 'avx2', 'avx512']
+
+
+@pytest.mark.parametrize('capability', CAPABILITIES)
+def test_every_instruction_set_passes_the_op_tests(capability):
+    supported = torch.backends.cpu.get_cpu_capability().lower()
+    if capability not in CAPABILITIES[: CAPABILITIES.index(supported) + 1 if supported in CAPABILITIES else 1]:
+        pytest.skip(f'this CPU has {supported}, not {capability}')
+    result = subprocess.run(
+        [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', 'tests/ops/test_kernels.py',
+         'tests/ops/test_spd_inverse.py', '-k', 'native-cpu and not number_of_threads and not ten_thousand'],
+        env={**os.environ, 'ATEN_CPU_CAPABILITY': capability},
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout[-3000:]

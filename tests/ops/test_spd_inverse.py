@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import NO_GPU
 
 from mmlaplace.ops import (
     cholesky_inverse,
@@ -16,19 +17,36 @@ def kernel_matrix(size, batch=3, spread=1.0, dtype=torch.float64):
     return laplacian_kernel(points, points, 4.0)[:, 0].to(dtype)
 
 
-# Both as functions of (mat, ridge) that run until converged.
-INVERSES = {
-    'newton_schulz': lambda mat, ridge: newton_schulz_inverse(mat, 30, ridge),
-    'cholesky': cholesky_inverse,
-}
+def newton_schulz(backend):
+    return lambda mat, ridge: newton_schulz_inverse(mat, 30, ridge, backend=backend)
+
+
+# As functions of (mat, ridge) that run until converged, and where.
+INVERSES = [
+    pytest.param((function, device), id=f'{name}-{device}', marks=marks)
+    for device, marks in (('cpu', ()), ('cuda', NO_GPU))
+    for name, function in (
+        ('newton_schulz-native', newton_schulz('native')),
+        ('newton_schulz-reference', newton_schulz('reference')),
+        ('cholesky', cholesky_inverse),
+    )
+]
 
 
 @pytest.fixture(params=INVERSES, name='inverse')
 def _inverse(request):
-    return INVERSES[request.param]
+    """Takes tensors of the CPU, computes on the device in question, and returns to the CPU."""
+    function, device = request.param
+
+    def invert(mat, ridge):
+        if isinstance(mat, torch.Tensor) and not mat.is_meta:
+            return function(mat.to(device), ridge).cpu()
+        return function(mat, ridge)
+
+    return invert
 
 
-@pytest.mark.parametrize('size', [1, 2, 49, 97, 200])
+@pytest.mark.parametrize('size', [1, 2, 7, 49, 97, 128, 129, 200])
 def test_inverts(inverse, size):
     mat = kernel_matrix(size)
     identity = torch.eye(size, dtype=torch.float64)
@@ -84,7 +102,8 @@ def test_halves_compute_in_fp32(inverse, dtype):
 
 
 def test_autocast_gives_fp32(inverse):
-    with torch.autocast('cpu', dtype=torch.bfloat16):
+    device = 'cuda' if torch.cuda.is_available() else 'cpu'
+    with torch.autocast('cpu', dtype=torch.bfloat16), torch.autocast(device, dtype=torch.bfloat16):
         out = inverse(kernel_matrix(9).bfloat16(), 1e-2)
     assert out.dtype == torch.float32
 
@@ -125,6 +144,58 @@ def test_num_iters_must_be_positive():
         newton_schulz_inverse(torch.eye(2), num_iters=0)
 
 
-def test_native_without_library_says_why():
-    with pytest.raises(RuntimeError, match='no compiled library'):
-        newton_schulz_inverse(torch.eye(2), backend='native')
+def test_a_residual_above_the_limit_raises_and_names_the_fix():
+    mat = torch.stack([torch.eye(5), kernel_matrix(5, 1, 1e-6, torch.float32)[0]])
+    message = r'3 steps the residual of 1 of 2 .* max_residual \(0.001\).* of matrix 1; raise num_iters'
+    with pytest.raises(ValueError, match=message):
+        newton_schulz_inverse(mat, 3, max_residual=1e-3)
+    newton_schulz_inverse(mat, 20, max_residual=1e-3)
+
+
+def ill_conditioned(size, count, condition, generator):
+    """Matrices (count, size, size) of fp32 and a ridge, together of about that condition number.
+
+    Of three kinds: a random basis with eigenvalues down to 1 / condition, and kernel matrices of
+    landmarks that all but coincide, in a few places or in one.
+    """
+    kind = torch.randint(3, (), generator=generator).item()
+    if kind == 0:
+        basis, _ = torch.linalg.qr(torch.randn(count, size, size, dtype=torch.float64, generator=generator))
+        eigenvalues = condition ** -torch.linspace(0, 1, size, dtype=torch.float64)
+        mat, ridge = (basis * eigenvalues) @ basis.mT, 0.0
+    else:
+        places = max(1, size // 7) if kind == 1 else 1
+        points = torch.randn(count, 1, places, 32, dtype=torch.float64, generator=generator)
+        points = points.repeat(1, 1, -(-size // places), 1)[:, :, :size]
+        points = points + 1e-6 * torch.randn(points.shape, dtype=torch.float64, generator=generator)
+        mat, ridge = laplacian_kernel(points, points, 4.0)[:, 0], size / places / condition
+    return ((mat + mat.mT) / 2).float(), ridge
+
+
+def test_ten_thousand_ill_conditioned_matrices_keep_the_promise():
+    generator = torch.Generator().manual_seed(0)
+    tested, refused, sizes = 0, 0, set()
+    while tested < 10_000:
+        # Sizes from 1 to 300, most of them small.
+        size = 300 if tested == 0 else round(300 ** torch.rand((), generator=generator).item())
+        condition = 10 ** (6 * torch.rand((), generator=generator).item())
+        mat, ridge = ill_conditioned(size, 40, condition, generator)
+        tested += len(mat)
+        sizes.add(size)
+        try:
+            inverse, residual = newton_schulz_inverse(
+                mat, 30, ridge, return_residual=True, max_residual=0.1, backend='native'
+            )
+        except ValueError as error:  # clear, and rare
+            assert 'raise num_iters or ridge' in str(error) or 'positive definite' in str(error)
+            refused += len(mat)
+            continue
+        ridged = mat.double() + ridge * torch.eye(size, dtype=torch.float64)
+        eigenvalues = torch.linalg.eigvalsh(ridged)
+        bound = torch.finfo(torch.float32).eps * (size + eigenvalues[:, -1] / eigenvalues[:, 0])
+        true_residual = (torch.eye(size, dtype=torch.float64) - ridged @ inverse.double()).abs().amax((-2, -1))
+        assert inverse.isfinite().all()
+        assert (true_residual <= bound).all(), (size, condition, (true_residual / bound).max())
+        assert (residual <= bound).all()
+    assert min(sizes) == 1 and max(sizes) == 300
+    assert refused <= 0.01 * tested

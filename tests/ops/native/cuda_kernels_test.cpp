@@ -1,0 +1,160 @@
+// Runs the device code of ops/ on a CPU and compares it with the formulas, written out.
+// Prints what it checked; ends with status 1 at the first value that is off.
+#include "cuda_on_cpu.h"
+
+#include <cstdio>
+#include <cstdlib>
+#include <limits>
+#include <random>
+
+using std::exp2;
+
+#include "../../../ops/common/pairwise_device.cuh"
+#include "../../../ops/newton_schulz_inverse/newton_schulz_device.cuh"
+
+using namespace mmlaplace;
+
+std::mt19937 generator(0);
+
+std::vector<double> random_values(int64_t count) {
+  std::normal_distribution<double> normal;
+  std::vector<double> values(count);
+  // Rounded, so that some coordinates coincide and the kink of |x| is met.
+  for (double& value : values) value = std::round(normal(generator) * 8) / 8;
+  return values;
+}
+
+void expect_near(const char* what, double got, double wanted) {
+  if (!(std::abs(got - wanted) <= 1e-12 * (1 + std::abs(wanted)))) {
+    std::printf("%s: got %.17g, wanted %.17g\n", what, got, wanted);
+    std::exit(1);
+  }
+}
+
+struct Case {
+  int64_t batch, heads, queries, keys, dims;
+  bool heads_last;  // as the toolboxes have them: (batch, tokens, heads, dims) in memory
+  int64_t batch_heads() const { return batch * heads; }
+  Strides strides(int64_t tokens) const {
+    if (heads_last) return {tokens * heads * dims, dims, heads * dims, 1};
+    return {heads * tokens * dims, tokens * dims, dims, 1};
+  }
+};
+
+double distance(Laplacian, double x) { return std::abs(x); }
+double distance(Gaussian, double x) { return x * x; }
+double derivative(Laplacian, double x) { return x > 0 ? 1 : x < 0 ? -1 : 0; }
+double derivative(Gaussian, double x) { return x; }
+
+template <class Metric, int ThreadsN, int ThreadsM>
+void check_pairwise(const Case& c, double scale) {
+  const std::vector<double> q = random_values(c.batch_heads() * c.queries * c.dims);
+  const std::vector<double> k = random_values(c.batch_heads() * c.keys * c.dims);
+  const std::vector<double> grad = random_values(c.batch_heads() * c.queries * c.keys);
+  std::vector<double> out(grad.size(), -1);
+  const bool quads = c.dims % 4 == 0;
+  const int64_t blocks = c.batch_heads() * ceil_div(c.queries, 8 * ThreadsN) * ceil_div(c.keys, 4 * ThreadsM);
+  launch(device::forward_kernel<Metric, double, double, ThreadsN, ThreadsM>, blocks, ThreadsN * ThreadsM,
+         device::PairwiseArguments<double>{q.data(), k.data(), c.strides(c.queries), c.strides(c.keys), c.heads,
+                                           c.queries, c.keys, c.dims},
+         out.data(), Metric::exponent(scale) / std::log(2.0), quads, quads);
+
+  const int64_t chunk = 40;  // more than one, the last of them short
+  std::vector<double> query_grad(q.size(), -1), key_sums(k.size() * ceil_div(c.queries, chunk), -1);
+  const Strides values{c.heads * c.queries * c.keys, c.queries * c.keys, c.keys, 1};
+  const Strides exchanged{values.batch, values.head, values.column, values.row};
+  const auto gradient = [&](device::GradientArguments<double> arguments, double* sums) {
+    launch(device::gradient_kernel<Metric, double, double, double>,
+           c.batch_heads() * ceil_div(arguments.num_rows, 64) * ceil_div(c.dims, 32) *
+               ceil_div(arguments.num_columns, arguments.chunk),
+           128, arguments, sums, Metric::derivative(scale));
+  };
+  gradient({q.data(), k.data(), grad.data(), out.data(), c.strides(c.queries), c.strides(c.keys), values, values,
+            c.heads, c.queries, c.keys, c.dims, c.keys}, query_grad.data());
+  gradient({k.data(), q.data(), grad.data(), out.data(), c.strides(c.keys), c.strides(c.queries), exchanged, exchanged,
+            c.heads, c.keys, c.queries, c.dims, chunk}, key_sums.data());
+
+  for (int64_t bh = 0; bh < c.batch_heads(); ++bh) {
+    const Slice<const double> queries(q.data(), c.strides(c.queries), c.heads, bh);
+    const Slice<const double> keys(k.data(), c.strides(c.keys), c.heads, bh);
+    std::vector<double> wanted_q(c.queries * c.dims), wanted_k(c.keys * c.dims);
+    for (int64_t n = 0; n < c.queries; ++n) {
+      for (int64_t m = 0; m < c.keys; ++m) {
+        double sum = 0;
+        for (int64_t d = 0; d < c.dims; ++d) sum += distance(Metric{}, queries.at(n, d) - keys.at(m, d));
+        const int64_t index = (bh * c.queries + n) * c.keys + m;
+        expect_near("forward", out[index], std::exp(Metric::exponent(scale) * sum));
+        for (int64_t d = 0; d < c.dims; ++d) {
+          const double change = Metric::derivative(scale) * grad[index] * out[index] *
+                                derivative(Metric{}, queries.at(n, d) - keys.at(m, d));
+          wanted_q[n * c.dims + d] += change;
+          wanted_k[m * c.dims + d] -= change;
+        }
+      }
+    }
+    for (int64_t i = 0; i < c.queries * c.dims; ++i) {
+      expect_near("gradient of q", query_grad[bh * c.queries * c.dims + i], wanted_q[i]);
+    }
+    for (int64_t i = 0; i < c.keys * c.dims; ++i) {
+      double sum = 0;
+      for (int64_t part = 0; part < ceil_div(c.queries, chunk); ++part) {
+        sum += key_sums[(part * c.batch_heads() + bh) * c.keys * c.dims + i];
+      }
+      expect_near("gradient of k", sum, wanted_k[i]);
+    }
+  }
+}
+
+void check_inverse(int64_t m, int64_t batch) {
+  // exp(-|x - y| / 4) of points in a plane, and a ridge.
+  const double ridge = 1e-2;
+  std::vector<double> mats(batch * m * m), out(mats.size(), -1);
+  for (int64_t b = 0; b < batch; ++b) {
+    const std::vector<double> points = random_values(2 * m);
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = 0; j < m; ++j) {
+        mats[(b * m + i) * m + j] = std::exp(
+            -(std::abs(points[2 * i] - points[2 * j]) + std::abs(points[2 * i + 1] - points[2 * j + 1])) / 4);
+      }
+    }
+  }
+  if (device::newton_schulz_bytes<double>(m) > static_cast<int64_t>(sizeof(dynamic_shared_memory))) std::abort();
+  launch(device::newton_schulz_kernel<double>, batch, device::newton_schulz_threads(m), mats.data(), out.data(),
+         static_cast<int>(m), 40, ridge, std::numeric_limits<double>::epsilon(), std::numeric_limits<double>::infinity());
+  for (int64_t b = 0; b < batch; ++b) {
+    for (int64_t i = 0; i < m; ++i) {
+      for (int64_t j = 0; j < m; ++j) {
+        double sum = ridge * out[(b * m + i) * m + j];
+        for (int64_t k = 0; k < m; ++k) sum += mats[(b * m + i) * m + k] * out[(b * m + k) * m + j];
+        // Coinciding points bring the condition to m / ridge; rounding is that times epsilon.
+        const double error = std::abs(sum - (i == j)), bound = 100 * m / ridge * std::numeric_limits<double>::epsilon();
+        if (!(error <= bound)) {
+          std::printf("inverse, m = %d: |P X - I| is %.3g at (%d, %d)\n", int(m), error, int(i), int(j));
+          std::exit(1);
+        }
+      }
+    }
+  }
+}
+
+template <class Metric>
+void check_kernels(const char* name) {
+  for (const Case& c : {Case{1, 1, 1, 1, 1, false}, Case{2, 3, 5, 49, 17, true}, Case{1, 2, 70, 49, 32, false},
+                        Case{2, 1, 33, 7, 111, true}, Case{1, 2, 97, 100, 8, true}}) {
+    check_pairwise<Metric, 4, 8>(c, 3);
+    check_pairwise<Metric, 16, 13>(c, 3);
+    check_pairwise<Metric, 16, 16>(c, 3);
+    std::printf("%s (%d, %d, %d, %d, %d): forward in 3 tile shapes, both gradients\n", name, int(c.batch), int(c.heads),
+                int(c.queries), int(c.keys), int(c.dims));
+  }
+}
+
+int main() {
+  check_kernels<Laplacian>("laplacian_kernel");
+  check_kernels<Gaussian>("gaussian_kernel");
+  for (int64_t m : {1, 3, 4, 17, 49}) {
+    check_inverse(m, 2);
+    std::printf("newton_schulz_inverse, m = %d\n", int(m));
+  }
+  std::printf("all checks passed\n");
+}
