@@ -117,7 +117,7 @@ def native_extension() -> dict:
         cpu_flags.remove('-fopenmp')
     if os.environ.get('MMLAPLACE_SANITIZE') == '1':
         sanitizers = ['-fsanitize=address,undefined', '-fno-sanitize-recover=undefined']
-        cpu_flags += [*sanitizers, '-g', '-fno-omit-frame-pointer']
+        cpu_flags += [*sanitizers, '-O1', '-g1', '-fno-omit-frame-pointer']
         link_flags = sanitizers
     flags = {'cxx': cpu_flags}
     architectures = []
@@ -150,7 +150,19 @@ def native_extension() -> dict:
         + ('' if with_cuda else '; CUDA only with a visible GPU or FORCE_CUDA=1')
     )
     build_ops = cpp_extension.BuildExtension.with_options(no_python_abi_suffix=True)
-    return {'ext_modules': [extension], 'cmdclass': {'build_ext': build_ops}}
+    cmdclass = {'build_ext': build_ops}
+    try:
+        from setuptools.command.bdist_wheel import bdist_wheel
+    except ImportError:  # setuptools < 70.1 leaves that to the wheel package
+        pass
+    else:
+
+        class WheelForEveryPython(bdist_wheel):
+            def get_tag(self) -> tuple:
+                return 'py3', 'none', super().get_tag()[2]
+
+        cmdclass['bdist_wheel'] = WheelForEveryPython
+    return {'ext_modules': [extension], 'cmdclass': cmdclass}
 
 
 def cuda_architectures(nvcc: Path) -> list:

@@ -1,11 +1,13 @@
 """Installation: what a wheel holds, what an import needs and says."""
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
 
 import pytest
+import torch
 from conftest import ROOT
 
 
@@ -64,6 +66,59 @@ def test_installed_wheel_finds_its_configs(wheel, tmp_path):
     )
     result = run_python(code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
     assert result.stdout.strip() == 'LaplacianFormer', result.stderr
+
+
+def test_without_a_compiler_the_reference_computes_with_one_log_line(wheel, tmp_path):
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    code = (
+        'import torch, mmlaplace.ops as ops; x = torch.ones(1, 1, 2, 3)\n'
+        'for _ in range(3): ops.laplacian_kernel(x, x, 4.0), ops.gaussian_kernel(x, x, 4.0)\n'
+        'ops.laplacian_kernel(x, x, 4.0, backend="native")'
+    )
+    result = run_python(code, cwd=tmp_path, PYTHONPATH=str(tmp_path))
+    output = result.stdout + result.stderr
+    assert output.count('using the PyTorch reference, because') == 1
+    assert "RuntimeError: backend='native' was asked for" in output
+    assert 'no compiled library' in output
+
+
+def plan(**env):
+    """What setup.py says that it will compile, and its status."""
+    result = subprocess.run(
+        [sys.executable, 'setup.py', '--version'],
+        cwd=ROOT, capture_output=True, text=True, env={**os.environ, **env},
+    )  # fmt: skip
+    return result.returncode, result.stderr
+
+
+def test_the_build_says_what_it_compiles():
+    status, said = plan(FORCE_CUDA='0')
+    assert status == 0
+    assert re.search(r'mmlaplace: compiled ops for torch .*: \d+ sources, CPU', said)
+    assert 'CUDA only with a visible GPU or FORCE_CUDA=1' in said or torch.cuda.is_available()
+
+
+@pytest.mark.parametrize(
+    ('env', 'reason'),
+    [
+        (dict(MMLAPLACE_WITH_OPS='0'), 'no compiled ops: MMLAPLACE_WITH_OPS=0'),
+        (dict(CXX='false'), 'no compiled ops: false does not compile .*install g\\+\\+ or set CXX'),
+        (dict(CXX='/no/such/compiler'), 'no compiled ops: /no/such/compiler: No such file'),
+    ],
+)
+def test_the_build_says_why_it_compiles_nothing(env, reason):
+    status, said = plan(**env)
+    assert status == 0
+    assert re.search(f'mmlaplace: {reason}', said)
+
+
+def test_force_cuda_without_nvcc_fails_and_names_the_fix():
+    if torch.version.cuda is None:
+        pytest.skip('this torch is built without CUDA')
+    status, said = plan(FORCE_CUDA='1', CUDA_HOME='/no/such/toolkit')
+    assert status != 0
+    assert 'FORCE_CUDA=1, but there is no nvcc: install the CUDA' in said
+    assert "set CUDA_HOME (now '/no/such/toolkit')" in said
 
 
 def test_hard_requirements_name_neither_fork_nor_upstream(wheel):

@@ -14,14 +14,15 @@ public functions, with their checks.
   residual     the largest |I - P X|
 
 Memory is the peak beyond the inputs and what is returned (the result, and the gradients), in
-percent of the kernel matrix or the inverse. It is measured in the end, after all timing:
+percent of the kernel matrix or the inverse. It is measured after all timing:
 
   tensors %    what torch allocates, exact: by its profiler on a CPU, as its allocator's peak on
                CUDA. Scratch of C++ code and other libraries is not in it; '-' if even the result is
                not torch's
   process %    by how much the peak of the resident memory grew, the median of three; on a CPU
-               under Linux with glibc. All scratch is in it, but what a library keeps from call to
-               call is not, and Linux counts only to some 64 pages a core (0.5 MB on two)
+               under Linux with glibc. All scratch is in it, and also what glibc has been given back
+               but keeps; not what a library keeps from call to call. Linux counts only to some 64
+               pages a core (0.5 MB on two), which for small results is more than they are
 
 The peak of differences is what a loop reaches that subtracts, takes the absolute value and adds, in
 fp32 registers and on all threads. It takes turns with the contenders; its best rate of all cases
@@ -202,10 +203,18 @@ def inverse_case(shape: tuple, device: torch.device, dtype: torch.dtype) -> Case
 
 def lu_failure(mat: Tensor) -> Optional[str]:
     """Why LU fails, as it does in some builds of oneMKL for batches of large matrices."""
+    sys.stdout.flush()
+    stdout, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)  # oneMKL prints hundreds of lines, from C
     try:
         torch.linalg.inv(mat)
     except RuntimeError as error:  # torch.linalg.LinAlgError is one
         return str(error).splitlines()[0]
+    finally:
+        ctypes.CDLL(None).fflush(None)
+        os.dup2(stdout, 1)
+        os.close(stdout)
+        os.close(nowhere)
     return None
 
 
@@ -345,9 +354,7 @@ def process_memory(job: Callable) -> Optional[int]:
         return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
 
     try:
-        libc = ctypes.CDLL('libc.so.6')
-        libc.mallopt(-3, 2**16)  # M_MMAP_THRESHOLD: free larger blocks for real
-        libc.malloc_trim(0)
+        ctypes.CDLL('libc.so.6').malloc_trim(0)  # or the job would reuse what is resident
         Path('/proc/self/clear_refs').write_text('5')  # the peak becomes what is resident
     except (OSError, AttributeError):  # another system
         return None
@@ -357,7 +364,7 @@ def process_memory(job: Callable) -> Optional[int]:
 
 
 def add_memory(rows: List[Row], device: torch.device) -> None:
-    """Memory, in percent of the result. Timings after this would be others."""
+    """Memory, in percent of the result."""
     for case, contender, row in rows:
         job = make_job(contender, case.inputs, row['pass'] != 'forward')
         job()
@@ -452,9 +459,11 @@ def print_table(case: Case, rows: List[dict]) -> None:
 
 def reasons_of(case: Case) -> Dict[str, str]:
     """Why contenders are missing in the table."""
-    reasons = {c.name: c.why_not for c in case.contenders if c.why_not is not None}
-    backward = {c.name: 'has no gradient' for c in case.contenders if not c.differentiable}
-    return {**backward, **reasons}
+    return {
+        contender.name: contender.why_not or 'has no gradient, forward only'
+        for contender in case.contenders
+        if contender.why_not or not contender.differentiable
+    }
 
 
 def main() -> None:
@@ -476,6 +485,8 @@ def main() -> None:
     for path in filter(None, (args.out, args.plot)):
         if path.exists() and not args.force:
             parser.error(f'{path} is there already; --force replaces it')
+    if args.plot is not None and missing('matplotlib'):
+        parser.error(f'--plot: {missing("matplotlib")}')
     if args.device == 'cuda' and not torch.cuda.is_available():
         parser.error('--device cuda: torch finds no GPU')
     if args.rounds < 1 or (args.threads or 1) < 1:
@@ -528,9 +539,11 @@ def main() -> None:
     result['not run'] = [{'op': case.op, 'shape': case.shape, **reasons_of(case)} for case in cases]
     for case in cases:
         print_table(case, [row for owner, _, row in rows if owner is case])
-    for key in ('peak G diff/s', 'copy GB/s', 'train step'):
-        if result.get(key) is not None:
-            print(f'{key}: {result[key]}')
+    for key in ('peak G diff/s', 'copy GB/s'):
+        if result[key] is not None:
+            print(f'{key}: {result[key]:.1f}')
+    for key, value in result.get('train step', {}).items():
+        print(f'train step, {key}:', f'{value:.2f}' if isinstance(value, float) else value)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(json.dumps(result, indent=2) + '\n')
     print('wrote', *filter(None, (args.out, args.plot)))

@@ -46,7 +46,8 @@ begin 'find Python' \
     'install Python 3.10 to 3.12 (3.10 or 3.11 for the openmmlab set) with its venv module (Debian: apt-get install python3-venv), or name one: PYTHON=python3.11'
 # Everything an installation depends on; when none of it changed there is nothing to do.
 version=$("${PYTHON:-python3}" --version)
-state=$(echo "$version $package_set $PWD"; cat requirements/*.txt pyproject.toml setup.py tools/setup_env.sh)
+state=$(echo "$version $package_set $PWD ${MMLAPLACE_WITH_OPS:-} ${FORCE_CUDA:-} ${TORCH_CUDA_ARCH_LIST:-}"
+    cat requirements/*.txt pyproject.toml setup.py tools/setup_env.sh; find ops -type f | sort | xargs cat)
 state=$(echo "$state" | sha256sum | cut -d ' ' -f 1)
 if [ "$(cat "$venv/.mmlaplace-state" 2>/dev/null)" = "$state" ] && mmcv_imports; then
     echo "== $venv is ready ($package_set set)"
@@ -87,16 +88,25 @@ if ! ls "$wheels"/*.whl >/dev/null 2>&1; then
     mv "$building"/*.whl "$wheels/"
 fi
 
-begin "install the $package_set set and mmlaplace" \
+begin 'install mmlaplace with its compiled ops (a minute on 2 cores; without a compiler their PyTorch references compute)' \
+    'read the message above: install a C++17 compiler that works (Debian: apt-get install g++), or leave the ops out with MMLAPLACE_WITH_OPS=0'
+# Without build isolation, where there is no torch; before the set, which may pin an old setuptools.
+# setuptools warns at length that an editable package is a folder.
+MAX_JOBS="${MAX_JOBS:-$(nproc)}" PYTHONWARNINGS=ignore \
+    pip install --quiet --no-deps --no-build-isolation --editable .
+
+begin "install the $package_set set" \
     'read the message of pip above; if packages of the other set are in this environment, remove the folder '"$venv"' and run this again'
 pip install --quiet --no-deps "$wheels"/*.whl
 pip install --quiet --no-build-isolation -r "$requirements" -r requirements/tests.txt
-pip install --quiet --no-deps --editable .
 
 begin 'check the compiled ops of mmcv' \
     "remove $wheels and $venv, and run this again: the wheel was built without its ops or for another torch"
 "$python" -c 'from mmcv.ops import nms, RoIAlign; print("   mmcv.ops imports")'
 begin 'check the installation' 'remove '"$venv"' and run this again'
-"$python" -c 'import mmlaplace, mmpretrain, mmdet, mmseg; print("   mmlaplace", mmlaplace.__version__)'
+"$python" -c '
+import mmlaplace, mmpretrain, mmdet, mmseg
+from mmlaplace.ops import _native
+print("   mmlaplace", mmlaplace.__version__, "with compiled ops" if _native.AVAILABLE else f"without compiled ops: {_native.WHY_MISSING}")'
 echo "$state" >"$venv/.mmlaplace-state"
 echo "== $venv is ready ($package_set set); activate it with: source $venv/bin/activate"

@@ -11,6 +11,8 @@ import torch
 import torch.nn as nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from mmlaplace.ops import _native
+
 aten = torch.ops.aten
 WEIGHT_OPS = ('convolution', 'addmm', 'mm')  # a linear is an addmm or mm, a kernel product a bmm
 
@@ -54,6 +56,10 @@ def _attention_macs(query: Sequence[int], key: Sequence[int], value: Sequence[in
     return _product(query) * key[-2] + _product(query[:-1]) * key[-2] * value[-1]
 
 
+def _newton_schulz_macs(mat: Sequence[int], num_iters: int) -> int:
+    return 2 * num_iters * _product(mat) * mat[-1]  # the compiled op stops earlier where it can
+
+
 # What the common counters do not know, for FlopCounterMode (which asks for FLOPs).
 FLOP_FORMULAS = {
     aten._cdist_forward: lambda x, y, *_, **__: 2 * _cdist_macs(x, y),
@@ -63,6 +69,16 @@ FLOP_FORMULAS = {
 if hasattr(aten, '_scaled_dot_product_flash_attention_for_cpu'):  # torch >= 2.2
     FLOP_FORMULAS[aten._scaled_dot_product_flash_attention_for_cpu] = (
         lambda query, key, value, *_, **__: 2 * _attention_macs(query, key, value)
+    )
+
+for _name in ('laplacian_kernel', 'gaussian_kernel'):
+    if _name in _native.AVAILABLE:
+        FLOP_FORMULAS[getattr(torch.ops.mmlaplace, _name)] = (
+            lambda q, k, *_, **__: 2 * _cdist_macs(q, k)
+        )
+if 'newton_schulz_inverse' in _native.AVAILABLE:
+    FLOP_FORMULAS[torch.ops.mmlaplace.newton_schulz_inverse] = (
+        lambda mat, num_iters, *_, **__: 2 * _newton_schulz_macs(mat, num_iters)
     )
 
 
@@ -100,6 +116,11 @@ def mmengine_flop_handles() -> dict:
 
     return {
         'aten::cdist': lambda inputs, outputs: _cdist_macs(*shapes(inputs)[:2]),
+        'mmlaplace::laplacian_kernel': lambda inputs, outputs: _cdist_macs(*shapes(inputs)[:2]),
+        'mmlaplace::gaussian_kernel': lambda inputs, outputs: _cdist_macs(*shapes(inputs)[:2]),
+        'mmlaplace::newton_schulz_inverse': lambda inputs, outputs: _newton_schulz_macs(
+            shapes(inputs)[0], inputs[1].toIValue()
+        ),
         'aten::linalg_cholesky_ex': lambda inputs, outputs: _cholesky_macs(shapes(inputs)[0]),
         'aten::cholesky_inverse': lambda inputs, outputs: _cholesky_inverse_macs(shapes(inputs)[0]),
         'aten::scaled_dot_product_attention': lambda inputs, outputs: _attention_macs(

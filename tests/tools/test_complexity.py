@@ -48,7 +48,8 @@ def test_mmengine_counts_the_same(attention):
     analyzer.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
     by_operator = analyzer.set_op_handle(**mmengine_flop_handles()).by_operator()
     # Norms and poolings, a few FLOPs an element, are no multiply-accumulates for us.
-    products = ('conv', 'linear', 'matmul', 'cdist', 'linalg_cholesky_ex', 'cholesky_inverse',
+    products = ('conv', 'linear', 'matmul', 'cdist', 'laplacian_kernel',
+                'linalg_cholesky_ex', 'cholesky_inverse',
                 'scaled_dot_product_attention')  # fmt: skip
     total = sum(by_operator[name] for name in products if name in by_operator)
     assert count_complexity(backbone, (3, 64, 64)).macs == pytest.approx(total, rel=1e-3)

@@ -1,0 +1,106 @@
+"""The native ops inside torch.compile, torch.export and under torch's own op checks."""
+
+import pytest
+import torch
+from conftest import NO_GPU
+
+from mmlaplace.ops import _native, gaussian_kernel, laplacian_kernel, newton_schulz_inverse
+
+DEVICES = ['cpu', pytest.param('cuda', marks=NO_GPU)]
+needs_opcheck = pytest.mark.skipif(
+    not hasattr(torch.library, 'opcheck'), reason='torch.library.opcheck came with torch 2.4'
+)
+needs_compile = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split('.')[:2])) < (2, 4),
+    reason='tracing custom ops with dynamic shapes needs torch 2.4',
+)
+
+
+def points(*shape, device='cpu', dtype=torch.float32, requires_grad=True):
+    return torch.randn(*shape, device=device, dtype=dtype, requires_grad=requires_grad)
+
+
+def spd(device='cpu', dtype=torch.float32):
+    x = torch.randn(2, 3, 7, 4, device=device, dtype=dtype)
+    return laplacian_kernel(x, x, 4.0, backend='reference').requires_grad_()
+
+
+# Every native op of the library with arguments for it; a new op is a new row.
+ARGUMENTS = {
+    'laplacian_kernel': lambda **kw: (points(2, 3, 11, 5, **kw), points(2, 3, 4, 5, **kw), 2.0),
+    'gaussian_kernel': lambda **kw: (points(2, 3, 11, 5, **kw), points(2, 3, 4, 5, **kw), 2.0),
+    'newton_schulz_inverse': lambda **kw: (spd(**kw), 20, 1e-2),
+}
+
+
+def test_every_public_native_op_is_in_the_table():
+    assert set(ARGUMENTS) == {name for name in _native.AVAILABLE if not name.startswith('_')}
+
+
+@needs_opcheck
+@pytest.mark.parametrize('device', DEVICES)
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('name', ARGUMENTS)
+def test_opcheck(name, dtype, device):
+    arguments = ARGUMENTS[name](device=device, dtype=dtype)
+    tolerances = {'atol': 5e-2, 'rtol': 5e-2} if dtype == torch.bfloat16 else {}
+    torch.library.opcheck(getattr(torch.ops.mmlaplace, name).default, arguments, **tolerances)
+
+
+@needs_opcheck
+@pytest.mark.parametrize('device', DEVICES)
+@pytest.mark.parametrize('name', ['laplacian_kernel', 'gaussian_kernel'])
+def test_opcheck_of_the_gradients(name, device):
+    q, k, scale = ARGUMENTS[name](device=device, requires_grad=False)
+    out = getattr(torch.ops.mmlaplace, name)(q, k, scale)
+    backward = getattr(torch.ops.mmlaplace, f'_{name}_backward').default
+    torch.library.opcheck(backward, (torch.randn_like(out), q, k, out, scale))
+
+
+def both_kernels_and_the_inverse(q, k):
+    weights = newton_schulz_inverse(laplacian_kernel(k, k, 4.0))
+    return laplacian_kernel(q, k, 4.0) @ weights + gaussian_kernel(q, k, 2.0)
+
+
+@needs_compile
+@pytest.mark.parametrize('device', DEVICES)
+def test_compile_in_one_graph_for_any_size(device):
+    compiled = torch.compile(both_kernels_and_the_inverse, fullgraph=True, dynamic=True)
+    for tokens in (12, 31):
+        q, k = points(2, 3, tokens, 8, device=device), points(2, 3, 5, 8, device=device)
+        expected = both_kernels_and_the_inverse(q, k)
+        result = compiled(q, k)
+        torch.testing.assert_close(result, expected)
+        grads = torch.autograd.grad(result.square().sum(), (q, k))
+        for grad, truth in zip(grads, torch.autograd.grad(expected.square().sum(), (q, k))):
+            # The same kernels; the products between them may be summed in another order.
+            torch.testing.assert_close(grad, truth, rtol=1e-4, atol=1e-4)
+
+
+@needs_compile
+def test_export_keeps_the_ops():
+    class Module(torch.nn.Module):
+        def forward(self, q, k):
+            return both_kernels_and_the_inverse(q, k)
+
+    q, k = points(2, 3, 12, 8, requires_grad=False), points(2, 3, 5, 8, requires_grad=False)
+    tokens = torch.export.Dim('tokens', min=2, max=4096)
+    program = torch.export.export(Module(), (q, k), dynamic_shapes=({2: tokens}, None))
+    # Autocast is off around the ops, which makes each a graph of its own.
+    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    called = {str(node.target) for graph in graphs for node in graph.nodes}
+    for name in ARGUMENTS:
+        assert f'mmlaplace.{name}.default' in called
+    longer = points(2, 3, 40, 8, requires_grad=False)
+    torch.testing.assert_close(program.module()(longer, k), Module()(longer, k))
+
+
+@pytest.mark.parametrize('device', DEVICES)
+@pytest.mark.parametrize('name', ARGUMENTS)
+def test_autocast_reaches_the_ops_themselves(name, device):
+    arguments = ARGUMENTS[name](device=device, dtype=torch.bfloat16)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = getattr(torch.ops.mmlaplace, name)(*arguments)
+    assert out.dtype == torch.float32
+    out.sum().backward()
+    assert arguments[0].grad.dtype == torch.bfloat16
