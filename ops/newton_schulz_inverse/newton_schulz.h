@@ -27,26 +27,27 @@ inline at::Tensor flatten(const at::Tensor& mat) {
   return mat.to(at::toOpMathType(mat.scalar_type())).reshape({mat.numel() / (m * m), m, m}).contiguous();
 }
 
-// The iteration by batched matrix products, for matrices too large for the kernels. All matrices
-// take the steps of the slowest; each stops changing when it is done.
-inline at::Tensor by_matmul(const at::Tensor& mat, int64_t num_iters, double ridge) {
+// The iteration by batched matrix products, for matrices too large for the kernels. All take the
+// steps of the slowest: further steps leave a converged inverse as it is.
+inline at::Tensor by_matmul(const at::Tensor& mats, int64_t num_iters, double ridge) {
   at::NoTF32Guard no_tf32;  // ten bits of mantissa are no inverse
-  const at::Tensor identity = at::eye(mat.size(-1), mat.options());
-  const at::Tensor ridged = mat + ridge * identity;
-  const double epsilon = mat.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
-                                                          : std::numeric_limits<float>::epsilon();
-  at::Tensor inverse = identity / ridged.abs().sum(-1).amax(-1).view({-1, 1, 1});
-  at::Tensor active = at::ones({mat.size(0), 1, 1}, mat.options().dtype(at::kBool));
-  at::Tensor previous = at::full({mat.size(0), 1, 1}, std::numeric_limits<double>::infinity(), mat.options());
+  const at::Tensor identity = at::eye(mats.size(-1), mats.options());
+  const at::Tensor ridged = mats + ridge * identity;
+  const double epsilon = mats.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
+                                                           : std::numeric_limits<float>::epsilon();
+  const auto norms = [](const at::Tensor& matrices) { return matrices.abs().sum(-1).amax(-1); };
+  at::Tensor inverse = identity / norms(ridged).view({-1, 1, 1});
+  at::Tensor previous = at::full({mats.size(0)}, std::numeric_limits<double>::infinity(), mats.options());
   for (int64_t step = 0; step < num_iters; ++step) {
-    const at::Tensor residual = identity - at::bmm(ridged, inverse);
-    inverse = at::where(active, inverse + at::bmm(inverse, residual), inverse);
-    const at::Tensor norm = residual.abs().sum(-1).amax(-1).view({-1, 1, 1});
-    active = active.logical_and(
-        (norm.square().le(epsilon)).logical_or(norm.lt(0.25).logical_and(norm.gt(0.5 * previous))).logical_not());
+    const at::Tensor residual = at::baddbmm(identity.unsqueeze(0), ridged, inverse, 1, -1);
+    inverse = at::baddbmm(inverse, inverse, residual);
+    const at::Tensor norm = norms(residual);
+    // is_last of stopping.h for all at once. Asking makes a GPU wait, so not at every step.
+    if (step % 4 == 3) {
+      const at::Tensor last = norm.square().le(epsilon).logical_or(norm.lt(0.25).logical_and(norm.gt(0.5 * previous)));
+      if (last.all().item<bool>()) break;
+    }
     previous = norm;
-    // Asking makes a GPU wait, so not at every step.
-    if (step % 4 == 3 && !active.any().item<bool>()) break;
   }
   return inverse;
 }

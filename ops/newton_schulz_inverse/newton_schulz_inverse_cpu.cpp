@@ -10,7 +10,7 @@
 namespace mmlaplace {
 
 constexpr int64_t kRows = 3;       // rows of a product whose sums are kept in registers at once
-constexpr int64_t kLargest = 128;  // three such matrices stay in a second cache; beyond, BLAS wins
+constexpr int64_t kLargest = 256;  // four such matrices of floats are a megabyte; beyond, BLAS wins
 
 }  // namespace mmlaplace
 
@@ -50,9 +50,7 @@ at::Tensor forward(const at::Tensor& mat, int64_t num_iters, double ridge) {
   const at::Tensor mats = newton_schulz::flatten(mat);
   at::Tensor out = at::empty_like(mats);
   if (mats.size(-1) > kLargest) {
-    for (int64_t i = 0; i < mats.size(0); ++i) {  // the products are parallel
-      out.narrow(0, i, 1).copy_(newton_schulz::by_matmul(mats.narrow(0, i, 1), num_iters, ridge));
-    }
+    out = newton_schulz::by_matmul(mats, num_iters, ridge);
   } else if (mats.scalar_type() == at::kDouble) {
     invert_small<double>(mats, out, num_iters, ridge);
   } else {

@@ -56,8 +56,8 @@ def test_train_test_and_predict_from_another_directory(mini_data, tmp_path):
     assert min(Image.open(picture).size) > 200
 
 
-@pytest.mark.parametrize('config', sorted(CONFIGS.glob('*_mini.py')), ids=lambda p: p.stem)
-def test_the_mini_models_learn_a_batch_by_heart(config, mini_data):
+def build_mini(config, mini_data, stride):
+    """The model of a mini config and every ``stride``-th of the held-out images, preprocessed."""
     cfg = Config.fromfile(config)
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         import mmpretrain.datasets
@@ -67,8 +67,39 @@ def test_the_mini_models_learn_a_batch_by_heart(config, mini_data):
         cfg.val_dataloader.dataset.data_root = str(mini_data / 'classification')
         dataset = DATASETS.build(cfg.val_dataloader.dataset)
         model = MODELS.build(dict(cfg.model, data_preprocessor=cfg.data_preprocessor))
-    batch = pseudo_collate([dataset[i] for i in range(0, len(dataset), len(dataset) // 24)])
-    data = model.data_preprocessor(batch, training=True)
+    batch = pseudo_collate([dataset[i] for i in range(0, len(dataset), stride)])
+    return model, model.data_preprocessor(batch, training=True)
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_two_hundred_steps_of_mixed_precision_stay_finite(dtype, mini_data):
+    if dtype == torch.float16 and not hasattr(torch.amp, 'GradScaler'):
+        pytest.skip('loss scaling on a CPU came with torch 2.3')
+    model, data = build_mini(MINI, mini_data, 20)
+    model.init_weights()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler('cpu', enabled=dtype == torch.float16)
+    skipped = 0
+    for _ in range(200):
+        optimizer.zero_grad()
+        with torch.autocast('cpu', dtype=dtype):
+            loss = model(**data, mode='loss')['loss']
+        assert loss.isfinite()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        finite = all(p.grad.isfinite().all() for p in model.parameters())
+        skipped += not finite
+        scaler.step(optimizer)
+        scaler.update()
+        assert all(p.isfinite().all() for p in model.parameters())
+    # The scaler starts at 65,536 and halves it until no gradient overflows.
+    assert skipped <= (8 if dtype == torch.float16 else 0)
+    assert loss < 0.5
+
+
+@pytest.mark.parametrize('config', sorted(CONFIGS.glob('*_mini.py')), ids=lambda p: p.stem)
+def test_the_mini_models_learn_a_batch_by_heart(config, mini_data):
+    model, data = build_mini(config, mini_data, 15)
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     for _ in range(60):
         optimizer.zero_grad()
