@@ -1,0 +1,58 @@
+#!/usr/bin/env bash
+# Everything docs/gpu-validation.md asks of a GPU, in one go: builds the ops, runs the CUDA tests,
+# prints the benchmark tables and, where there is compute-sanitizer, looks for races and bad accesses.
+#
+#   bash tools/gpu_check.sh [OUT]     # default: work_dirs/gpu_check
+#
+# Needs a GPU, nvcc, and a Python with torch, mmengine, pytest and scikit-learn: PYTHON=… names it
+# (default: .venv/bin/python, else python3). An mmlaplace/_C.so that has CUDA kernels already is used
+# as it is. Each step's log is in OUT; a step that fails does not keep the next from running.
+set -Euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+case "${1:-}" in -h | --help) sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+out="${1:-work_dirs/gpu_check}"
+python="${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}"
+mkdir -p "$out"
+failed=()
+step() {
+    local name="$1"
+    shift
+    echo "== $name: $*"
+    local started=$SECONDS
+    if "$@" >"$out/$name.txt" 2>&1; then
+        echo "   done in $((SECONDS - started)) s"
+    else
+        echo "   FAILED after $((SECONDS - started)) s, see $out/$name.txt"
+        failed+=("$name")
+    fi
+    tail -n "${tail_lines:-3}" "$out/$name.txt" | sed 's/^/   /'
+}
+
+"$python" -c '
+import sys, torch
+if not torch.cuda.is_available():
+    sys.exit(f"gpu_check: torch {torch.__version__} sees no GPU here")
+print(torch.cuda.get_device_name(), "torch", torch.__version__)' || exit 1
+arch=$("$python" -c 'import torch; print("%d.%d" % torch.cuda.get_device_capability())')
+if ! grep -aq 'mmlaplace built for cuda=' mmlaplace/_C.so 2>/dev/null; then
+    FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="$arch" step build "$python" setup.py build_ext --inplace
+fi
+export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
+step tests "$python" -m pytest -q -p no:cacheprovider tests/ops tests/models/test_attentions.py \
+    tests/models/test_laplacian_attention.py -k 'cuda or attention'
+tail_lines=200 step benchmark "$python" tools/benchmark_ops.py --device cuda --train-step \
+    --out "$out/benchmark_ops.json" --plot "$out/benchmark_ops.png" --force
+if command -v compute-sanitizer >/dev/null; then
+    for tool in memcheck racecheck; do
+        step "sanitizer_$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 "$python" -m pytest -q \
+            -p no:cacheprovider tests/ops/test_kernels.py tests/ops/test_spd_inverse.py \
+            -k 'native-cuda and (formula or strides or inverts)'
+    done
+else
+    echo '== no compute-sanitizer here: not run'
+fi
+if [ ${#failed[@]} -gt 0 ]; then
+    echo "gpu_check: FAILED: ${failed[*]} (logs in $out)" >&2
+    exit 1
+fi
+echo "gpu_check: all steps passed; figures in $out/benchmark_ops.json and benchmark.txt"
