@@ -1,6 +1,6 @@
 """Everything static is in pyproject.toml; this compiles the ops and adds the files mim looks for.
 
-The ops in ``ops/`` become ``mmlaplace/_C.so`` when torch and a C++17 compiler are there (torch is
+The ops in ``ops/`` become ``mmlaplace/_C_torch*.so`` when torch and a C++17 compiler are there (torch is
 not, inside pip's build isolation: pip install --no-build-isolation). Environment variables:
 
     MMLAPLACE_WITH_OPS=0     leave the ops out; their PyTorch references compute
@@ -133,7 +133,8 @@ def native_extension() -> dict:
 
     make = cpp_extension.CUDAExtension if with_cuda else cpp_extension.CppExtension
     extension = make(
-        'mmlaplace._C',
+        # One for every torch it is built with, so that environments can share a source folder.
+        'mmlaplace._C_torch' + ''.join(torch.__version__.split('.')[:2]),
         sources,
         depends=sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('ops/*/*.*h')),
         extra_compile_args=flags,

@@ -5,7 +5,7 @@
 #   bash tools/gpu_check.sh [OUT]     # default: work_dirs/gpu_check
 #
 # Needs a GPU, nvcc, and a Python with torch, mmengine, pytest and scikit-learn: PYTHON=… names it
-# (default: .venv/bin/python, else python3). An mmlaplace/_C.so that has CUDA kernels already is used
+# (default: .venv/bin/python, else python3). A mmlaplace/_C*.so that has CUDA kernels already is used
 # as it is. Each step's log is in OUT; a step that fails does not keep the next from running.
 set -Euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -34,7 +34,7 @@ if not torch.cuda.is_available():
     sys.exit(f"gpu_check: torch {torch.__version__} sees no GPU here")
 print(torch.cuda.get_device_name(), "torch", torch.__version__)' || exit 1
 arch=$("$python" -c 'import torch; print("%d.%d" % torch.cuda.get_device_capability())')
-if ! grep -aq 'mmlaplace built for cuda=' mmlaplace/_C.so 2>/dev/null; then
+if ! grep -aq 'mmlaplace built for cuda=' mmlaplace/_C*.so 2>/dev/null; then
     FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="$arch" step build "$python" setup.py build_ext --inplace
 fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"

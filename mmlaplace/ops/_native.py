@@ -38,20 +38,27 @@ def load_library(folder: Path) -> Optional[str]:
     libraries = sorted(folder.glob('_C*.so'))
     if not libraries:
         return (
-            'this installation of mmlaplace has no compiled library (mmlaplace/_C.so); with a '
+            'this installation of mmlaplace has no compiled library (mmlaplace/_C*.so); with a '
             "C++17 compiler, 'pip install --no-build-isolation .' in its source folder makes it"
         )
-    built_for = build_info(libraries[0]).get('torch')
-    if built_for is not None and not torch.__version__.startswith(built_for + '.'):
-        # Not loaded at all: torch's C++ classes differ between versions.
+    built_for = {library: build_info(library).get('torch') for library in libraries}
+    # Others are not even tried: torch's C++ classes differ between its versions.
+    fitting = [
+        library
+        for library, version in built_for.items()
+        if version is None or torch.__version__.startswith(version + '.')
+    ]
+    if not fitting:
+        versions = ', '.join(built_for.values())
         return (
-            f'{libraries[0].name} was compiled for torch {built_for}, and this is torch '
-            f"{torch.__version__}; run 'pip install --no-build-isolation .' again"
+            f'{", ".join(library.name for library in libraries)} was compiled for torch '
+            f'{versions}, and this is torch {torch.__version__}; run '
+            "'pip install --no-build-isolation .' again"
         )
     try:
-        torch.ops.load_library(str(libraries[0]))
+        torch.ops.load_library(str(fitting[0]))
     except OSError as error:
-        return f'{libraries[0].name} did not load with torch {torch.__version__}: {error}'
+        return f'{fitting[0].name} did not load with torch {torch.__version__}: {error}'
     return None
 
 
@@ -75,6 +82,7 @@ def available() -> Dict[str, frozenset]:
 
 
 AVAILABLE = available()
+_META_KERNELS = torch.library.Library('mmlaplace', 'IMPL', 'Meta')  # what it holds goes with it
 
 
 def shapes_of(name: str) -> Callable:
@@ -85,9 +93,10 @@ def shapes_of(name: str) -> Callable:
 
     def register(function: Callable) -> Callable:
         if name in AVAILABLE:
-            # impl_abstract is its name in torch < 2.4
-            register_fake = getattr(torch.library, 'register_fake', None)
-            (register_fake or torch.library.impl_abstract)(f'mmlaplace::{name}')(function)
+            if hasattr(torch.library, 'register_fake'):
+                torch.library.register_fake(f'mmlaplace::{name}')(function)
+            else:  # torch < 2.4
+                _META_KERNELS.impl(name, function)
         return function
 
     return register

@@ -1,5 +1,6 @@
 // Schema, autograd and autocast of newton_schulz_inverse: (mat + ridge I)^-1.
 #include <ATen/autocast_mode.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
