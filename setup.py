@@ -1,7 +1,8 @@
 """Everything static is in pyproject.toml; this compiles the ops and adds the files mim looks for.
 
-The ops in ``ops/`` become ``mmlaplace/_C_torch*.so`` when torch and a C++17 compiler are there (torch is
-not, inside pip's build isolation: pip install --no-build-isolation). Environment variables:
+The ops in ``ops/`` become ``mmlaplace/_C_torch*.so`` when torch and a C++17 compiler are there
+(torch is not, inside pip's build isolation: pip install --no-build-isolation). Environment
+variables:
 
     MMLAPLACE_WITH_OPS=0     leave the ops out; their PyTorch references compute
     FORCE_CUDA=1             compile the CUDA sources without a visible GPU
@@ -111,7 +112,15 @@ def native_extension() -> dict:
     sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('ops/*/*.cpp'))
     # -fopenmp only where torch's parallel_for is compiled: the runtime is the one torch loaded.
     # Without libgomp named at link time a process never has two, whose threads would compete.
-    cpu_flags = ['-O3', '-fopenmp', '-fvisibility=hidden', '-Wall', '-Wno-unknown-pragmas', '-Wno-psabi', '-g0']
+    cpu_flags = [
+        '-O3',
+        '-fopenmp',
+        '-fvisibility=hidden',
+        '-Wall',
+        '-Wno-unknown-pragmas',
+        '-Wno-psabi',
+        '-g0',
+    ]
     link_flags = ['-Wl,-z,now'] if sys.platform == 'linux' else []
     if sys.platform == 'darwin':  # Apple's clang has no OpenMP
         cpu_flags.remove('-fopenmp')

@@ -70,7 +70,9 @@ def available() -> Dict[str, frozenset]:
     """The native ops, each with the device types that it has a kernel for."""
     if WHY_MISSING is not None:
         return {}
-    names = [name for name in torch._C._dispatch_get_all_op_names() if name.startswith('mmlaplace::')]
+    names = [
+        name for name in torch._C._dispatch_get_all_op_names() if name.startswith('mmlaplace::')
+    ]
     return {
         name.split('::')[1].split('.')[0]: frozenset(
             device
@@ -86,7 +88,7 @@ _META_KERNELS = torch.library.Library('mmlaplace', 'IMPL', 'Meta')  # what it ho
 
 
 def shapes_of(name: str) -> Callable:
-    """Register a function that makes empty outputs of op ``name``, as tracing and meta tensors need.
+    """Register a function that makes empty outputs of op ``name``, for tracing and meta tensors.
 
     Use as a decorator. Without the compiled library there is nothing to register for.
     """

@@ -73,12 +73,12 @@ if hasattr(aten, '_scaled_dot_product_flash_attention_for_cpu'):  # torch >= 2.2
 
 for _name in ('laplacian_kernel', 'gaussian_kernel'):
     if _name in _native.AVAILABLE:
-        FLOP_FORMULAS[getattr(torch.ops.mmlaplace, _name)] = (
-            lambda q, k, *_, **__: 2 * _cdist_macs(q, k)
+        FLOP_FORMULAS[getattr(torch.ops.mmlaplace, _name)] = lambda q, k, *_, **__: (
+            2 * _cdist_macs(q, k)
         )
 if 'newton_schulz_inverse' in _native.AVAILABLE:
-    FLOP_FORMULAS[torch.ops.mmlaplace.newton_schulz_inverse] = (
-        lambda mat, num_iters, *_, **__: 2 * _newton_schulz_macs(mat, num_iters)
+    FLOP_FORMULAS[torch.ops.mmlaplace.newton_schulz_inverse] = lambda mat, num_iters, *_, **__: (
+        2 * _newton_schulz_macs(mat, num_iters)
     )
 
 

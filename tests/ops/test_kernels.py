@@ -67,14 +67,18 @@ def test_values_and_gradients_are_those_of_the_formula(name, op, shape, device):
     grad = torch.randn(2, 3, *shape[:2], dtype=torch.float64, device=device)
     formula = OPS[name][2]
     results = with_gradients(lambda q, k: op(q, k, 1.7), q, k, grad)
-    truth = with_gradients(lambda q, k: formula(q[..., :, None, :] - k[..., None, :, :], 1.7), q, k, grad)
+    truth = with_gradients(
+        lambda q, k: formula(q[..., :, None, :] - k[..., None, :, :], 1.7), q, k, grad
+    )
     for result, expected in zip(results, truth):
         # Sums of up to 1,025 numbers of order 1 in fp64.
         torch.testing.assert_close(result, expected, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16])
-def test_errors_are_at_most_twice_those_of_the_formula_in_the_same_precision(name, op, dtype, device):
+def test_errors_are_at_most_twice_those_of_the_formula_in_the_same_precision(
+    name, op, dtype, device
+):
     q, k = tokens(97, 49, 64, dtype, device)
     grad = torch.randn(2, 3, 97, 49, device=device).to(dtype)
     formula = OPS[name][2]
@@ -175,7 +179,8 @@ def test_a_slice_that_starts_off_alignment(op, device):
 
 
 @pytest.mark.parametrize(
-    ('queries', 'keys'), [((0, 2, 5, 4), (0, 2, 3, 4)), ((2, 2, 0, 4), (2, 2, 3, 4)), ((2, 2, 5, 4), (2, 2, 0, 4))]
+    ('queries', 'keys'),
+    [((0, 2, 5, 4), (0, 2, 3, 4)), ((2, 2, 0, 4), (2, 2, 3, 4)), ((2, 2, 5, 4), (2, 2, 0, 4))],
 )
 def test_empty_inputs(op, queries, keys, device):
     q = torch.randn(*queries, requires_grad=True, device=device)

@@ -29,8 +29,8 @@ def run(command, **environment):
 )
 def test_cuda_kernels_run_right_on_a_cpu(sanitizer, cases, tmp_path):
     program = tmp_path / 'cuda_kernels_test'
-    run([COMPILER, '-std=c++17', '-O1', '-g', '-Wall', '-Werror', '-Wno-unknown-pragmas', '-pthread',
-         f'-fsanitize={sanitizer}', '-fno-sanitize-recover=all',
+    run([COMPILER, '-std=c++17', '-O1', '-g', '-Wall', '-Werror', '-Wno-unknown-pragmas',
+         '-pthread', f'-fsanitize={sanitizer}', '-fno-sanitize-recover=all',
          ROOT / 'tests/ops/native/cuda_kernels_test.cpp', '-o', program])  # fmt: skip
     assert 'all checks passed' in run([program, cases], TSAN_OPTIONS='halt_on_error=1')
 
@@ -47,7 +47,9 @@ def test_cpu_ops_pass_under_address_and_undefined_behaviour_sanitizers(tmp_path)
     (library,) = tmp_path.glob('mmlaplace/_C*.so')
     # The package as it is, with the instrumented library in place of its own.
     package = tmp_path / 'site' / 'mmlaplace'
-    shutil.copytree(ROOT / 'mmlaplace', package, ignore=shutil.ignore_patterns('_C*.so', '.mim', '__pycache__'))
+    shutil.copytree(
+        ROOT / 'mmlaplace', package, ignore=shutil.ignore_patterns('_C*.so', '.mim', '__pycache__')
+    )
     shutil.copy(library, package)
     shutil.copytree(ROOT / 'tests', tmp_path / 'site' / 'tests')
     output = run(

@@ -87,7 +87,9 @@ def test_export_keeps_the_ops():
     tokens = torch.export.Dim('tokens', min=2, max=4096)
     program = torch.export.export(Module(), (q, k), dynamic_shapes=({2: tokens}, None))
     # Autocast is off around the ops, which makes each a graph of its own.
-    graphs = [m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)]
+    graphs = [
+        m.graph for m in program.graph_module.modules() if isinstance(m, torch.fx.GraphModule)
+    ]
     called = {str(node.target) for graph in graphs for node in graph.nodes}
     for name in ARGUMENTS:
         assert f'mmlaplace.{name}.default' in called
