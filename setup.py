@@ -145,7 +145,11 @@ def native_extension() -> dict:
         # One for every torch it is built with, so that environments can share a source folder.
         'mmlaplace._C_torch' + ''.join(torch.__version__.split('.')[:2]),
         sources,
-        depends=sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('ops/*/*.*h')),
+        depends=[
+            str(path.relative_to(ROOT))
+            for pattern in ('*.h', '*.cuh', '*.inc')
+            for path in sorted(ROOT.glob(f'ops/*/{pattern}'))
+        ],
         extra_compile_args=flags,
         extra_link_args=link_flags,
         include_dirs=cuda_headers(toolkit) if with_cuda else [],

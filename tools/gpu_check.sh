@@ -7,7 +7,7 @@
 # Needs a GPU, nvcc, and a Python with torch, mmengine, pytest and scikit-learn: PYTHON=… names it
 # (default: .venv/bin/python, else python3). A mmlaplace/_C*.so that has CUDA kernels already is used
 # as it is. Each step's log is in OUT; a step that fails does not keep the next from running.
-set -Euo pipefail
+set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 case "${1:-}" in -h | --help) sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 out="${1:-work_dirs/gpu_check}"
