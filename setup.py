@@ -134,11 +134,11 @@ def native_extension() -> dict:
         sources += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('ops/*/*.cu'))
         flags['nvcc'] = ['-O3', '-lineinfo', '--extended-lambda']
         toolkit = cuda_toolkit(nvcc)
-        architectures = cuda_architectures(nvcc)
-        if os.environ.get('TORCH_CUDA_ARCH_LIST') is None:
-            flags['nvcc'] += architectures
-        else:
+        if 'TORCH_CUDA_ARCH_LIST' in os.environ:  # torch makes the flags of it
             architectures = [os.environ['TORCH_CUDA_ARCH_LIST']]
+        else:
+            architectures = cuda_architectures(nvcc)
+            flags['nvcc'] += architectures
 
     make = cpp_extension.CUDAExtension if with_cuda else cpp_extension.CppExtension
     extension = make(

@@ -63,21 +63,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-import mmlaplace.models  # noqa: F401  registers the backbone
-from mmlaplace.ops import (
-    _native,
-    cholesky_inverse,
-    gaussian_kernel,
-    inverse_residual,
-    laplacian_kernel,
-    newton_schulz_inverse,
-)
+from mmlaplace.models.attentions.laplacian import KERNELS as ATTENTION_KERNELS
+from mmlaplace.ops import _native, cholesky_inverse, inverse_residual, newton_schulz_inverse
 
-# Each op with its scale for head dims d, as the attentions have it.
-KERNELS = {
-    'laplacian_kernel': (laplacian_kernel, lambda dims: 4.0),
-    'gaussian_kernel': (gaussian_kernel, lambda dims: dims**0.25),
-}
+# Each op with its scale for head dims d, as the attention has it.
+KERNELS = {op.__name__: (op, scale_of) for op, scale_of in ATTENTION_KERNELS.values()}
 KERNEL_SHAPES = ((16, 3136, 49, 32), (2, 16384, 256, 32), (16, 3136, 49, 64))
 SWEEP_SHAPES = tuple((16, queries, 49, 32) for queries in (49, 196, 784, 3136, 12544))
 INVERSE_SHAPES = ((64, 49), (64, 100), (16, 196))
