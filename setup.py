@@ -132,7 +132,7 @@ def native_extension() -> dict:
     architectures = []
     if with_cuda:
         sources += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('ops/*/*.cu'))
-        flags['nvcc'] = ['-O3', '-lineinfo', '--extended-lambda']
+        flags['nvcc'] = ['-O3', '-lineinfo']
         toolkit = cuda_toolkit(nvcc)
         if 'TORCH_CUDA_ARCH_LIST' in os.environ:  # torch makes the flags of it
             architectures = [os.environ['TORCH_CUDA_ARCH_LIST']]

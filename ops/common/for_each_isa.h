@@ -10,6 +10,10 @@
 #include <limits>
 #include <string>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 #ifndef MMLAPLACE_INLINE
 #define MMLAPLACE_INLINE static inline __attribute__((always_inline))
 
@@ -71,7 +75,9 @@ constexpr int kBytes = 16;  // SSE2 or NEON
 namespace mmlaplace {
 namespace avx2 {
 constexpr int kBytes = 32;
+#define MMLAPLACE_SIGN_INSTRUCTION  // only in AVX2
 #include MMLAPLACE_KERNELS
+#undef MMLAPLACE_SIGN_INSTRUCTION
 }  // namespace avx2
 }  // namespace mmlaplace
 #if defined(__clang__)

@@ -9,12 +9,16 @@ namespace mmlaplace {
 
 // exp(-|q - k|_1 / scale)
 struct Laplacian {
+  static constexpr const char* name = "mmlaplace::laplacian_kernel";
+  static constexpr const char* backward_name = "mmlaplace::_laplacian_kernel_backward";
   static double exponent(double scale) { return -1 / scale; }
   static double derivative(double scale) { return -1 / scale; }
 };
 
 // exp(-|q - k|_2^2 / (2 scale^2))
 struct Gaussian {
+  static constexpr const char* name = "mmlaplace::gaussian_kernel";
+  static constexpr const char* backward_name = "mmlaplace::_gaussian_kernel_backward";
   static double exponent(double scale) { return -0.5 / (scale * scale); }
   static double derivative(double scale) { return -1 / (scale * scale); }
 };

@@ -6,20 +6,20 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include <string>
 #include <tuple>
+
+#include "metrics.h"
 
 namespace mmlaplace {
 
-// Op is a struct with `name` and `backward_name`, such as "mmlaplace::laplacian_kernel".
-template <class Op>
+template <class Metric>
 struct Pairwise {
   using Tensors = std::tuple<at::Tensor, at::Tensor>;
 
   static at::Tensor call(const at::Tensor& q, const at::Tensor& k, double scale) {
     static const auto op =
         c10::Dispatcher::singleton()
-            .findSchemaOrThrow(Op::name, "")
+            .findSchemaOrThrow(Metric::name, "")
             .template typed<at::Tensor(const at::Tensor&, const at::Tensor&, double)>();
     return op.call(q, k, scale);
   }
@@ -28,7 +28,7 @@ struct Pairwise {
                                const at::Tensor& out, double scale) {
     static const auto op =
         c10::Dispatcher::singleton()
-            .findSchemaOrThrow(Op::backward_name, "")
+            .findSchemaOrThrow(Metric::backward_name, "")
             .template typed<Tensors(const at::Tensor&, const at::Tensor&, const at::Tensor&,
                                     const at::Tensor&, double)>();
     return op.call(grad, q, k, out, scale);
@@ -65,7 +65,7 @@ struct Pairwise {
 
     static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
                                                    torch::autograd::variable_list) {
-      TORCH_CHECK(false, Op::name, " has first derivatives only; for second ones use backend="
+      TORCH_CHECK(false, Metric::name, " has first derivatives only; for second ones use backend="
                   "'reference' where that has them");
     }
   };

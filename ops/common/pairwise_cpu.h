@@ -21,9 +21,9 @@
 
 namespace mmlaplace {
 
-// Queries at once: packed, in the registers of the forward and in those of the backward pass.
-constexpr int64_t kBlock = 24, kRows = 3, kGradientRows = 4;
-constexpr int64_t kKeyBlock = 64;  // keys that stay in the first cache in the backward pass
+constexpr int64_t kBlock = 24, kRows = 3;  // queries packed, and in registers, at once
+// Of the backward pass: keys in registers, and keys that stay in the first cache.
+constexpr int64_t kGradientKeys = 2, kKeyBlock = 64;
 
 template <class T, class S>
 struct ForwardBlock {
@@ -39,11 +39,11 @@ struct ForwardBlock {
 template <class T, class S>
 struct BackwardBlock {
   Slice<const S> queries, grad, out;  // from the first query of the block on
-  const T* keys;                      // [num_keys][padded]
+  const T* keys;                      // [padded_keys][padded]
   T* packed;                          // [kBlock][padded], scratch
-  T* weights;                         // [kBlock][num_keys], scratch: derivative * grad * out
+  T* weights;                         // [kBlock][padded_keys], scratch: derivative * grad * out, then 0
   T* query_sums;                      // [kBlock][padded], scratch
-  T* key_sums;                        // [num_keys][padded], subtracted from
+  T* key_sums;                        // [padded_keys][padded], subtracted from
   S* query_grads;                     // [rows][dims]
   int64_t rows, num_keys, dims;
   T derivative;
@@ -60,8 +60,8 @@ namespace cpu {
 inline int64_t round_up(int64_t value, int64_t step) { return ceil_div(value, step) * step; }
 
 template <class Metric>
-at::Tensor pairwise_forward(const char* op, const at::Tensor& q, const at::Tensor& k, double scale) {
-  const PairwiseSizes sizes = check_pairwise(op, q, k);
+at::Tensor pairwise_forward(const at::Tensor& q, const at::Tensor& k, double scale) {
+  const PairwiseSizes sizes = check_pairwise(Metric::name, q, k);
   at::Tensor out = at::empty({sizes.batch, sizes.heads, sizes.queries, sizes.keys}, q.options());
   if (out.numel() == 0) return out;
   const int64_t blocks = ceil_div(sizes.queries, kBlock);
@@ -90,10 +90,9 @@ at::Tensor pairwise_forward(const char* op, const at::Tensor& q, const at::Tenso
 }
 
 template <class Metric>
-std::tuple<at::Tensor, at::Tensor> pairwise_backward(const char* op, const at::Tensor& grad,
-                                                     const at::Tensor& q, const at::Tensor& k,
+std::tuple<at::Tensor, at::Tensor> pairwise_backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
                                                      const at::Tensor& out, double scale) {
-  const PairwiseSizes sizes = check_pairwise_backward(op, grad, q, k, out);
+  const PairwiseSizes sizes = check_pairwise_backward(Metric::backward_name, grad, q, k, out);
   at::Tensor query_grad = at::empty(q.sizes(), q.options());
   if (out.numel() == 0 || sizes.dims == 0) {
     return {query_grad.zero_(), at::zeros(k.sizes(), k.options())};
@@ -103,11 +102,12 @@ std::tuple<at::Tensor, at::Tensor> pairwise_backward(const char* op, const at::T
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, q.scalar_type(), "mmlaplace_pairwise", [&] {
     using T = at::opmath_type<scalar_t>;
     const int64_t padded = round_up(sizes.dims, vector_bytes() / sizeof(T));
+    const int64_t padded_keys = round_up(sizes.keys, kGradientKeys);
     // Each chunk of queries has its own sum for the keys; they are added in their order below.
     at::Tensor partial = at::empty({chunks, sizes.batch_heads(), sizes.keys, sizes.dims},
                                    q.options().dtype(c10::CppTypeToScalarType<T>::value));
     at::parallel_for(0, sizes.batch_heads() * chunks, 1, [&](int64_t begin, int64_t end) {
-      std::vector<T> keys(sizes.keys * padded), key_sums(sizes.keys * padded), weights(kBlock * sizes.keys);
+      std::vector<T> keys(padded_keys * padded), key_sums(padded_keys * padded), weights(kBlock * padded_keys);
       std::vector<T> packed(kBlock * padded), query_sums(kBlock * padded);
       for (int64_t index = begin; index < end; ++index) {
         const int64_t batch_head = index / chunks, part = index % chunks;

@@ -1,15 +1,7 @@
 // Schema, autograd and autocast of gaussian_kernel: K_ij = exp(-|q_i - k_j|_2^2 / (2 scale^2)).
 #include "../common/pairwise_autograd.h"
 
-namespace {
-
-struct GaussianKernel {
-  static constexpr const char* name = "mmlaplace::gaussian_kernel";
-  static constexpr const char* backward_name = "mmlaplace::_gaussian_kernel_backward";
-};
-using Op = mmlaplace::Pairwise<GaussianKernel>;
-
-}  // namespace
+using Op = mmlaplace::Pairwise<mmlaplace::Gaussian>;
 
 TORCH_LIBRARY_FRAGMENT(mmlaplace, library) {
   library.def("gaussian_kernel(Tensor q, Tensor k, float scale) -> Tensor");

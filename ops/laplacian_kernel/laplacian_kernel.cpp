@@ -1,15 +1,7 @@
 // Schema, autograd and autocast of laplacian_kernel: K_ij = exp(-|q_i - k_j|_1 / scale).
 #include "../common/pairwise_autograd.h"
 
-namespace {
-
-struct LaplacianKernel {
-  static constexpr const char* name = "mmlaplace::laplacian_kernel";
-  static constexpr const char* backward_name = "mmlaplace::_laplacian_kernel_backward";
-};
-using Op = mmlaplace::Pairwise<LaplacianKernel>;
-
-}  // namespace
+using Op = mmlaplace::Pairwise<mmlaplace::Laplacian>;
 
 TORCH_LIBRARY_FRAGMENT(mmlaplace, library) {
   library.def("laplacian_kernel(Tensor q, Tensor k, float scale) -> Tensor");

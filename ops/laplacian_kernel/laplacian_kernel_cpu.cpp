@@ -2,22 +2,7 @@
 
 #include "../common/pairwise_cpu.h"
 
-namespace {
-
-at::Tensor forward(const at::Tensor& q, const at::Tensor& k, double scale) {
-  return mmlaplace::cpu::pairwise_forward<mmlaplace::Laplacian>("laplacian_kernel", q, k, scale);
-}
-
-std::tuple<at::Tensor, at::Tensor> backward(const at::Tensor& grad, const at::Tensor& q,
-                                            const at::Tensor& k, const at::Tensor& out,
-                                            double scale) {
-  return mmlaplace::cpu::pairwise_backward<mmlaplace::Laplacian>("_laplacian_kernel_backward", grad,
-                                                                 q, k, out, scale);
-}
-
-}  // namespace
-
 TORCH_LIBRARY_IMPL(mmlaplace, CPU, library) {
-  library.impl("laplacian_kernel", forward);
-  library.impl("_laplacian_kernel_backward", backward);
+  library.impl("laplacian_kernel", mmlaplace::cpu::pairwise_forward<mmlaplace::Laplacian>);
+  library.impl("_laplacian_kernel_backward", mmlaplace::cpu::pairwise_backward<mmlaplace::Laplacian>);
 }

@@ -21,7 +21,8 @@ namespace mmlaplace {
 namespace {
 
 template <class T>
-void invert_small(const at::Tensor& mats, at::Tensor& out, int64_t num_iters, double ridge) {
+at::Tensor invert_small(const at::Tensor& mats, int64_t num_iters, double ridge) {
+  at::Tensor out = at::empty_like(mats);
   const int64_t m = mats.size(-1);
   const int64_t lanes = vector_bytes() / sizeof(T);
   const int64_t stride = ceil_div(m, lanes) * lanes, size = ceil_div(m, kRows) * kRows * stride;
@@ -42,20 +43,16 @@ void invert_small(const at::Tensor& mats, at::Tensor& out, int64_t num_iters, do
       for (int64_t i = 0; i < m; ++i) std::copy_n(buffers[which] + i * stride, m, target + i * m);
     }
   });
+  return out;
 }
 
 at::Tensor forward(const at::Tensor& mat, int64_t num_iters, double ridge) {
   newton_schulz::check(mat, num_iters);
   if (mat.numel() == 0) return at::empty(mat.sizes(), mat.options());
   const at::Tensor mats = newton_schulz::flatten(mat);
-  at::Tensor out = at::empty_like(mats);
-  if (mats.size(-1) > kLargest) {
-    out = newton_schulz::by_matmul(mats, num_iters, ridge);
-  } else if (mats.scalar_type() == at::kDouble) {
-    invert_small<double>(mats, out, num_iters, ridge);
-  } else {
-    invert_small<float>(mats, out, num_iters, ridge);
-  }
+  at::Tensor out = mats.size(-1) > kLargest             ? newton_schulz::by_matmul(mats, num_iters, ridge)
+                   : mats.scalar_type() == at::kDouble ? invert_small<double>(mats, num_iters, ridge)
+                                                       : invert_small<float>(mats, num_iters, ridge);
   return out.view(mat.sizes()).to(mat.scalar_type());
 }
 

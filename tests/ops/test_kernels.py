@@ -121,10 +121,10 @@ def test_gradient_at_coinciding_points_is_zero(op, device):
 
 
 def test_gradient_where_one_coordinate_coincides(op, device):
-    q = torch.tensor([[[[0.0, 1.0, -2.0]]]], device=device, requires_grad=True)
-    k = torch.tensor([[[[-0.0, 0.5, -2.0]]]], device=device, requires_grad=True)
+    q = torch.tensor([[[[0.0, -0.0, 1.0, -2.0]]]], device=device, requires_grad=True)
+    k = torch.tensor([[[[-0.0, 0.0, 0.5, -2.0]]]], device=device, requires_grad=True)
     op(q, k, 1.0).sum().backward()
-    zero = torch.tensor([True, False, True], device=device)
+    zero = torch.tensor([True, True, False, True], device=device)
     assert torch.equal(q.grad[0, 0, 0] == 0, zero)
     assert torch.equal(k.grad, -q.grad)
 
