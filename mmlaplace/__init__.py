@@ -11,6 +11,6 @@ from .version import __version__
 require_mmengine()
 warn_untested_versions()
 
-from . import models, ops  # noqa: E402  (after the check that names a missing mmengine)
+from . import engine, models, ops  # noqa: E402  (after the check that names a missing mmengine)
 
-__all__ = ['__version__', 'models', 'ops']
+__all__ = ['__version__', 'engine', 'models', 'ops']

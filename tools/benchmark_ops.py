@@ -46,11 +46,8 @@ import importlib.util
 import json
 import math
 import os
-import platform
-import random
 import statistics
 import sys
-import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -60,6 +57,15 @@ from unittest import mock
 os.environ.setdefault('KINETO_LOG_LEVEL', '5')  # to the profiler it is an error to have no GPU
 
 import torch
+from measuring import (
+    BUDGET,
+    bytes_of,
+    describe_machine,
+    interleave,
+    process_memory,
+    seconds_of,
+    tensor_memory,
+)
 from mmengine.registry import MODELS
 from rich.console import Console
 from rich.table import Table
@@ -75,7 +81,6 @@ SWEEP_SHAPES = tuple((16, queries, 49, 32) for queries in (49, 196, 784, 3136, 1
 INVERSE_SHAPES = ((64, 49), (64, 100), (16, 196))
 QUICK_KERNEL_SHAPES, QUICK_INVERSE_SHAPES = ((2, 40, 9, 8), (2, 80, 9, 8)), ((3, 9),)
 RIDGE = 1e-2
-BUDGET = 3.0  # seconds per contender and pass
 REPEATED_BYTES = 2**22  # of results that stay in a cache
 PEAK_RUN = {'cpu': 2**30, 'cuda': 2**35}  # differences that take some milliseconds
 COLUMNS = (
@@ -231,37 +236,6 @@ def make_job(contender: Contender, inputs: Tuple[Tensor, ...], backward: bool) -
     return forward_backward
 
 
-def seconds_of(job: Callable, device: torch.device) -> float:
-    """Time of one run."""
-    if device.type == 'cpu':
-        start = time.perf_counter()
-        _kept = job()  # until the clock has stopped
-        return time.perf_counter() - start
-    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    start.record()
-    _kept = job()
-    stop.record()
-    torch.cuda.synchronize()
-    return start.elapsed_time(stop) / 1e3
-
-
-def interleave(
-    jobs: Dict[str, Callable], rounds: int, device: torch.device, budget: float = BUDGET
-) -> Dict[str, List[float]]:
-    """Seconds of every run of each job; one beyond the budget sits out of rounds, evenly."""
-    turns = {}
-    for name, job in jobs.items():
-        job()
-        turns[name] = min(rounds, max(3, int(budget / seconds_of(job, device))))
-    seconds, order = {name: [] for name in jobs}, random.Random(0)
-    for index in range(rounds):
-        for name in order.sample(list(jobs), len(jobs)):
-            if index * turns[name] % rounds < turns[name]:
-                seconds[name].append(seconds_of(jobs[name], device))
-    return seconds
-
-
 def time_case(case: Case, backward: bool, rounds: int) -> Tuple[List[Row], float]:
     """A row per contender that can run, and the peak of differences per second (0 if unknown)."""
     device, is_kernel = case.inputs[0].device, case.op in KERNELS
@@ -330,44 +304,6 @@ def add_bounds(rows: List[Row], peak: float, bandwidth: float) -> None:
             row['share of roofline'] = max(bounds_ms.values()) / row['median ms']
 
 
-def bytes_of(tensors: tuple) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def tensor_memory(job: Callable, device: torch.device) -> Optional[int]:
-    """Bytes of torch's at the peak, less those returned."""
-    if device.type == 'cuda':
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        made = job()
-        return torch.cuda.max_memory_allocated() - before - bytes_of(made)
-    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
-        made = job()
-    live, peak = 0, 0
-    for event in profiler.kineto_results.events():
-        if event.name() == '[memory]':
-            live += event.nbytes()
-            peak = max(peak, live)
-    return peak - bytes_of(made) if peak >= bytes_of(made) else None
-
-
-def process_memory(job: Callable) -> Optional[int]:
-    """Bytes by which the peak of the resident memory grew, less those returned."""
-
-    def status(key: str) -> int:
-        lines = Path('/proc/self/status').read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
-
-    try:
-        ctypes.CDLL('libc.so.6').malloc_trim(0)  # or the job would reuse what is resident
-        Path('/proc/self/clear_refs').write_text('5')  # the peak becomes what is resident
-    except (OSError, AttributeError):  # another system
-        return None
-    before = status('VmRSS')
-    made = job()
-    return max(0, status('VmHWM') - before - bytes_of(made))
-
-
 def add_memory(rows: List[Row], device: torch.device) -> None:
     """Memory, in percent of the result."""
     for case, contender, row in rows:
@@ -427,22 +363,6 @@ def plot(rows: List[Row], title: str, path: Path) -> None:
     figure.legend(loc='outside right upper')
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
-
-
-def describe_machine(device: torch.device) -> Dict[str, str]:
-    info = Path('/proc/cpuinfo')
-    lines = info.read_text().splitlines() if info.is_file() else []
-    names = [line.split(':')[1].strip() for line in lines if line.startswith('model name')]
-    machine = {
-        'CPU': names[0] if names else platform.processor() or platform.machine(),
-        'threads': str(torch.get_num_threads()),
-        'vector instructions': torch.backends.cpu.get_cpu_capability(),
-        'torch': torch.__version__,
-        'native library': _native.WHY_MISSING or 'loaded',
-    }
-    if device.type == 'cuda':
-        machine['GPU'] = torch.cuda.get_device_name()
-    return machine
 
 
 def print_table(case: Case, rows: List[dict]) -> None:

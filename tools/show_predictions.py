@@ -1,25 +1,47 @@
-"""Classify some images of a folder and draw them with predicted class, true class and confidence.
+"""Draw a model's predictions on some images of its config's test set, with the truth beside them.
 
-The folder has one sub-folder per class. Works for any mmpretrain classifier; images and order are
-drawn by seed.
+Works for classifiers, detectors and segmentors; boxes, masks and label maps are drawn by the
+toolbox's own visualiser. Images and order are drawn by seed.
 
-Example:
-  python tools/show_predictions.py CONFIG CHECKPOINT data/mini/classification/val --count 40
+Examples:
+  python tools/show_predictions.py CONFIG CHECKPOINT --count 40
+  python tools/show_predictions.py CONFIG CHECKPOINT --out pictures/retinanet.png --force
 """
 
 import argparse
 import math
 import random
+from importlib import import_module
 from pathlib import Path
 
 import matplotlib
-from mmpretrain import ImageClassificationInferencer
-from PIL import Image
+import numpy as np
+import torch
+from mmengine.config import Config, DictAction
+from mmengine.dataset import pseudo_collate
+from mmengine.registry import DATASETS, MODELS, VISUALIZERS
+from mmengine.runner import load_checkpoint
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
-IMAGE_SUFFIXES = ('.png', '.jpg', '.jpeg', '.bmp', '.webp')
+MIN_SCORE = 0.3  # of a box that is drawn
+
+
+def classified(image: np.ndarray, sample, visualizer, classes) -> tuple:
+    """The image, and predicted and true class above it."""
+    truth, predicted = sample.gt_label.item(), sample.pred_label.item()
+    title = f'{classes[predicted]} ({sample.pred_score.max():.0%})\ntrue: {classes[truth]}'
+    return image, title, 'darkgreen' if truth == predicted else 'crimson'
+
+
+def drawn(image: np.ndarray, sample, visualizer, classes) -> tuple:
+    """Truth on the left and prediction on the right, by the toolbox's visualiser."""
+    if 'pred_instances' in sample:
+        scores = sample.pred_instances.scores
+        sample.pred_instances = sample.pred_instances[scores >= MIN_SCORE]
+    visualizer.add_datasample('', image, sample, draw_gt=True, draw_pred=True)
+    return visualizer.get_image(), 'truth | prediction', 'black'
 
 
 def main() -> None:
@@ -28,46 +50,57 @@ def main() -> None:
     )
     parser.add_argument('config')
     parser.add_argument('checkpoint')
-    parser.add_argument('folder', type=Path, help='images in one sub-folder per class')
     parser.add_argument('--out', type=Path, default=Path('predictions.png'))
+    parser.add_argument('--force', action='store_true', help='replace --out')
     parser.add_argument('--count', type=int, default=24, help='default: %(default)s')
     parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
-    parser.add_argument('--device', help='default: a GPU if there is one')
+    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={})
     args = parser.parse_args()
+    if args.out.exists() and not args.force:
+        parser.error(f'{args.out} is there already; --force replaces it')
 
-    images = sorted(p for p in args.folder.glob('*/*') if p.suffix.lower() in IMAGE_SUFFIXES)
-    if not images:
-        parser.error(f'no images in sub-folders of {args.folder}')
-    shown = random.Random(args.seed).sample(images, min(args.count, len(images)))
-    inferencer = ImageClassificationInferencer(
-        args.config, pretrained=args.checkpoint, device=args.device
-    )
-    if inferencer.classes is None:  # a checkpoint without the names of its classes
-        inferencer.classes = sorted(p.name for p in args.folder.iterdir() if p.is_dir())
-    results = inferencer([str(path) for path in shown], batch_size=8)
+    cfg = Config.fromfile(args.config)
+    cfg.merge_from_dict(args.cfg_options)
+    scope = cfg.default_scope
+    import_module(f'{scope}.utils').register_all_modules()
+    dataset = DATASETS.build(cfg.test_dataloader.dataset)
+    model_cfg = dict(cfg.model)
+    model_cfg.setdefault('data_preprocessor', cfg.get('data_preprocessor'))
+    model = MODELS.build(model_cfg)
+    load_checkpoint(model, args.checkpoint, map_location='cpu')
+    model.to(args.device).eval()
+    visualizer = VISUALIZERS.build(dict(cfg.visualizer, vis_backends=None))
+    visualizer.dataset_meta = dataset.metainfo
+    classes = dataset.metainfo.get('classes')
+    show = classified if scope == 'mmpretrain' else drawn
 
-    columns = min(8, len(shown))
-    rows = math.ceil(len(shown) / columns)
+    pictures = []
+    shown = random.Random(args.seed).sample(range(len(dataset)), min(args.count, len(dataset)))
+    for index in shown:
+        data = dataset[index]
+        image = data['inputs'].permute(1, 2, 0).numpy()[..., ::-1]  # as loaded, BGR
+        with torch.no_grad():
+            (sample,) = model.test_step(pseudo_collate([data]))
+        pictures.append(show(np.ascontiguousarray(image), sample.to('cpu'), visualizer, classes))
+
+    height, width = pictures[0][0].shape[:2]
+    columns = min(max(1, round(8 * height / width)), len(pictures))
+    rows = math.ceil(len(pictures) / columns)
+    cell = 12 / columns
     figure, axes = plt.subplots(
-        rows, columns, figsize=(1.5 * columns, 1.9 * rows + 0.5), layout='constrained',
-        squeeze=False,
+        rows, columns, figsize=(12, rows * (cell * height / width + 0.4) + 0.4),
+        layout='constrained', squeeze=False,
     )  # fmt: skip
     for axis in axes.flat:
         axis.axis('off')
-    right = 0
-    for axis, path, result in zip(axes.flat, shown, results):
-        truth, predicted = path.parent.name, result['pred_class']
-        right += truth == predicted
-        axis.imshow(Image.open(path), cmap='gray')
-        axis.set_title(
-            f'{predicted} ({result["pred_score"]:.0%})\ntrue: {truth}',
-            fontsize=9,
-            color='darkgreen' if truth == predicted else 'crimson',
-        )
-    figure.suptitle(f'predicted (confidence) and true class: {right} of {len(shown)} right')
+    for axis, (picture, title, colour) in zip(axes.flat, pictures):
+        axis.imshow(picture)
+        axis.set_title(title, fontsize=9, color=colour)
+    figure.suptitle(f'{Path(args.config).stem}: {len(pictures)} held-out images')
     args.out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.out, dpi=110)
-    print(f'{right} of {len(shown)} right; wrote {args.out}')
+    print(f'wrote {args.out}')
 
 
 if __name__ == '__main__':

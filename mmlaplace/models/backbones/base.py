@@ -2,14 +2,16 @@ import re
 from typing import Dict, List, Sequence, Tuple, Union
 
 import torch.nn as nn
-from mmengine.model import BaseModule
+from mmengine.model import BaseModule, ModuleDict, PretrainedInit, update_init_info
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ...engine.checkpoint import load_weights
 from ..layers import OverlapPatchEmbed, TransformerBlock, tokens_to_map
 
 STAGE_STRIDES = (4, 2, 2, 2)
 ARCH_KEYS = ('embed_dims', 'depths', 'num_heads', 'ffn_ratios')
+PRETRAINED_KEYS = ('checkpoint', 'prefix', 'map_location', 'min_matched')
 INIT_CFG = [
     dict(type='TruncNormal', layer='Linear', std=0.02, bias=0.0),
     dict(type='Constant', layer='LayerNorm', val=1.0, bias=0.0),
@@ -40,7 +42,8 @@ class PyramidBackbone(BaseModule):
             the first k stages. Default: -1.
         norm_eval: Whether BatchNorms stay in eval mode while training. Default: False.
         with_cp: Whether blocks recompute their activations in the backward pass. Default: False.
-        init_cfg: As in mmengine. Default: truncated normal linears.
+        init_cfg: As in mmengine, but ``type='Pretrained'`` loads strictly, see
+            :meth:`init_weights`. Default: truncated normal linears.
 
     Raises:
         ValueError: For an unknown or incomplete arch, a value with another number of entries than
@@ -241,8 +244,51 @@ class PyramidBackbone(BaseModule):
             return sum(self.depths[: int(stage_norm[1]) + 1]), num_layers
         return num_layers - 1, num_layers
 
+    def init_weights(self) -> None:
+        """As in mmengine, but ``type='Pretrained'`` in ``init_cfg`` goes by :func:`load_weights`.
+
+        Its keys are ``checkpoint``, ``prefix`` (found where absent), ``map_location`` and
+        ``min_matched``; it comes behind all other entries.
+
+        Raises:
+            ValueError: For another key, no checkpoint, or one that does not fit.
+        """
+        init_cfgs = [self.init_cfg] if isinstance(self.init_cfg, dict) else self.init_cfg or []
+        pretrained = [cfg for cfg in init_cfgs if cfg['type'] in ('Pretrained', PretrainedInit)]
+        if self.is_init or not pretrained:
+            super().init_weights()
+            return
+        if not hasattr(self, '_params_init_info'):
+            # mmengine's record of what initialised a parameter ends with the outermost call, which
+            # this must not be for the weights loaded last to get into it.
+            ModuleDict(dict(backbone=self)).init_weights()
+            return
+        settings = [{k: v for k, v in cfg.items() if k != 'type'} for cfg in pretrained]
+        for cfg in settings:
+            unknown = [key for key in cfg if key not in PRETRAINED_KEYS]
+            if unknown or 'checkpoint' not in cfg:
+                raise ValueError(
+                    f"an init_cfg of type='Pretrained' has a checkpoint and the keys "
+                    f'{PRETRAINED_KEYS}, got {cfg}; unknown: {unknown}'
+                )
+        given = self.init_cfg
+        self.init_cfg = [cfg for cfg in init_cfgs if cfg not in pretrained]
+        try:
+            super().init_weights()
+        finally:
+            self.init_cfg = given
+        self.is_init = False  # as long as it can fail
+        for cfg in settings:
+            load_weights(self, **cfg)
+            update_init_info(self, f'Loaded from {cfg["checkpoint"]}')
+        self.is_init = True
+
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
-        """Refuse the weights of another arch, which mmengine would only warn about."""
+        """Resize what depends on the image size; refuse the weights of another arch.
+
+        mmengine would only warn about them. A module that owns a tensor of a size-dependent shape
+        defines ``resize_weight(name, value)``, by which every way of loading goes.
+        """
         for i, depth in enumerate(self.depths[: len(self.stages)]):
             pattern = re.compile(re.escape(f'{prefix}stages.{i}.blocks.') + r'(\d+)\.')
             blocks = {int(match[1]) for match in map(pattern.match, state_dict) if match}
@@ -253,7 +299,13 @@ class PyramidBackbone(BaseModule):
                 )
         for name, value in self.state_dict().items():
             theirs = state_dict.get(prefix + name)
-            if theirs is not None and theirs.shape != value.shape:
+            if theirs is None or theirs.shape == value.shape:
+                continue
+            path, _, local_name = name.rpartition('.')
+            resize_weight = getattr(self.get_submodule(path), 'resize_weight', None)
+            if resize_weight is not None:
+                theirs = state_dict[prefix + name] = resize_weight(local_name, theirs)
+            if theirs.shape != value.shape:
                 raise ValueError(
                     f'this checkpoint is for another arch: its {prefix}{name} has shape '
                     f'{tuple(theirs.shape)}, that of this {type(self).__name__} '

@@ -1,0 +1,11 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(arch='large', drop_path_rate=0.3),
+    neck=dict(in_channels=[64, 128, 384, 512]),
+)

@@ -1,0 +1,11 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(arch='small', drop_path_rate=0.2),
+    neck=dict(in_channels=[64, 128, 352, 512]),
+)

@@ -1,0 +1,11 @@
+_base_ = [
+    '../_base_/models/retinanet_fpn.py',
+    '../_base_/datasets/coco_detection.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(arch='small', drop_path_rate=0.2),
+    neck=dict(in_channels=[128, 352, 512]),
+)

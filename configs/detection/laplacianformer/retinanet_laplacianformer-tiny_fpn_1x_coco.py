@@ -1,0 +1,6 @@
+_base_ = [
+    '../_base_/models/retinanet_fpn.py',
+    '../_base_/datasets/coco_detection.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]

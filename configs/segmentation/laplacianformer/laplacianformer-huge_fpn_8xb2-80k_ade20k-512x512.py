@@ -1,0 +1,12 @@
+_base_ = [
+    '../_base_/models/semantic-fpn.py',
+    '../_base_/datasets/ade20k_512x512.py',
+    '../_base_/schedules/fpn_80k_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(arch='huge', drop_path_rate=0.4),
+    neck=dict(in_channels=[96, 192, 384, 640]),
+)

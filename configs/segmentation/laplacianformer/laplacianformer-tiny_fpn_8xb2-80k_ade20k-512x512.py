@@ -1,0 +1,8 @@
+_base_ = [
+    '../_base_/models/semantic-fpn.py',
+    '../_base_/datasets/ade20k_512x512.py',
+    '../_base_/schedules/fpn_80k_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(data_preprocessor=dict(size=_base_.crop_size))

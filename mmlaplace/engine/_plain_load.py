@@ -1,0 +1,101 @@
+"""torch.load for tensors and plain data alone: no code in a file is run.
+
+The ``weights_only=True`` of torch 2.1 takes no additional names, so it cannot read what mmengine
+writes.
+"""
+
+import pickle
+import tarfile
+from collections import OrderedDict, defaultdict
+from os import PathLike
+from typing import Any, Dict, Union
+
+import torch
+
+
+class UnsafeCheckpointError(pickle.UnpicklingError):
+    """A checkpoint asks for something that is neither a tensor nor a training run's plain data."""
+
+
+class _Ignored:
+    """Stands for any of the harmless things beside the weights: takes all, does nothing."""
+
+    def __init__(self, *args: Any) -> None:
+        pass
+
+    def __setstate__(self, state: Any) -> None:
+        pass
+
+
+class _Rebuild:
+    """A function that a pickle may call but, unlike one of Python's, not set attributes of."""
+
+    __slots__ = ('function',)
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, *args: Any) -> Any:
+        return self.function(*args)
+
+    def __setstate__(self, state: Any) -> None:
+        raise UnsafeCheckpointError(f'sets attributes of {self.function.__qualname__}')
+
+
+# What a pickle may name, exactly. Tensors and dicts need the first five (torch itself resolves the
+# names of storages); the rest is what mmengine's Runner and common training scripts write beside
+# them, which nobody reads here: even getattr, which mmengine's HistoryBuffer needs, does nothing.
+_ALLOWED: Dict[tuple, Any] = {
+    ('collections', 'OrderedDict'): OrderedDict,
+    ('collections', 'defaultdict'): defaultdict,
+}
+for _name in ('_rebuild_tensor', '_rebuild_tensor_v2', '_rebuild_parameter'):
+    _ALLOWED['torch._utils', _name] = _Rebuild(getattr(torch._utils, _name))
+_DTYPES = ' '.join(name for name, value in vars(torch).items() if isinstance(value, torch.dtype))
+for _modules, _names in {
+    'builtins __builtin__': 'bytearray bytes complex dict float frozenset getattr int list range '
+    'set slice long xrange',  # as pickle names int and range in torch.save's protocol 2
+    '_codecs': 'encode',
+    'argparse': 'Namespace',
+    'mmengine.logging.history_buffer': 'HistoryBuffer',
+    'numpy': 'dtype ndarray',
+    'numpy.core.multiarray numpy._core.multiarray': '_reconstruct scalar',
+    'numpy.core.numeric numpy._core.numeric': '_frombuffer',
+    'torch': f'Size device {_DTYPES}',
+}.items():
+    for _module in _modules.split():
+        _ALLOWED.update({(_module, _name): _Ignored for _name in _names.split()})
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _ALLOWED[module, name]
+        except KeyError:
+            raise UnsafeCheckpointError(f'asks for {module}.{name}') from None
+
+
+class _PicklePlainData:
+    """The part of the pickle module that torch.load uses; nothing is imported by name."""
+
+    Unpickler = _Unpickler
+
+    @staticmethod
+    def load(file: Any, **kwargs: Any) -> Any:
+        return _Unpickler(file, **kwargs).load()
+
+
+def load_plain(path: Union[str, PathLike], map_location: Any) -> Any:
+    """As ``torch.load``, but what is neither a tensor nor a container comes as an empty object.
+
+    Raises:
+        UnsafeCheckpointError: If the file names, or is, anything else; nothing of it was run.
+    """
+    # torch.load would hand these formats to others than our unpickler.
+    with open(path, 'rb') as file:
+        is_zip = file.read(4) == b'PK\x03\x04'
+    if is_zip and 'constants.pkl' in torch._C.PyTorchFileReader(str(path)).get_all_records():
+        raise UnsafeCheckpointError('is a TorchScript program')
+    if not is_zip and tarfile.is_tarfile(path):
+        raise UnsafeCheckpointError('is a tar archive')
+    return torch.load(path, map_location, pickle_module=_PicklePlainData, weights_only=False)

@@ -1,0 +1,52 @@
+"""The scripts that the toolboxes bring: mmpretrain's, mmdet's and mmseg's own tools."""
+
+import runpy
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+from mmengine.config import Config
+
+CONFIG_SUFFIXES = ('.py', '.json', '.yaml', '.yml')
+
+
+def toolbox_script(scope: str, name: str) -> Path:
+    """Path of a script of a toolbox, such as ``toolbox_script('mmdet', 'train.py')``.
+
+    Raises:
+        ImportError: If the toolbox is not installed.
+        FileNotFoundError: If it is, but without its scripts.
+    """
+    spec = find_spec(scope)
+    if spec is None:
+        raise ImportError(
+            f'this needs {scope}, which is not installed; bash tools/setup_env.sh in a clone of '
+            'mmlaplace brings all three toolboxes'
+        )
+    package = Path(spec.submodule_search_locations[0])
+    places = (package / '.mim/tools', package.parent / 'tools')  # installed, and in a clone
+    for place in places:
+        if (place / name).is_file():
+            return place / name
+    raise FileNotFoundError(
+        f'{scope} is installed without its scripts: no {name} in {" or ".join(map(str, places))}; '
+        'install it again from its wheel'
+    )
+
+
+def run_toolbox_script(name: str, usage: str) -> None:
+    """Run a script of the toolbox that the config among the arguments names as its scope.
+
+    The script sees the command line as it is; without a config, ``usage`` is printed.
+    """
+    configs = [argument for argument in sys.argv[1:] if argument.endswith(CONFIG_SUFFIXES)]
+    if not configs:
+        wanted = {'-h', '--help'} & set(sys.argv[1:])
+        (sys.stdout if wanted else sys.stderr).write(usage)
+        sys.exit(0 if wanted else 2)
+    scope = Config.fromfile(configs[0]).get('default_scope')
+    if scope is None:
+        sys.exit(f"{configs[0]} has no default_scope; set it to 'mmpretrain', 'mmdet' or 'mmseg'")
+    script = toolbox_script(scope, name)
+    sys.argv[0] = str(script)
+    runpy.run_path(str(script), run_name='__main__')

@@ -1,0 +1,509 @@
+"""Weights from files: found by themselves, refused where they do not fit, and never run."""
+
+import argparse
+import io
+import os
+import pickle
+import tarfile
+import threading
+from collections import defaultdict
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+import torch
+import torch.nn as nn
+from conftest import quiet_init
+from mmengine.logging import HistoryBuffer, MMLogger
+from mmengine.model import BaseModel, BaseModule
+from mmengine.registry import MODELS, DefaultScope
+from mmengine.runner import Runner
+from mmengine.runner.checkpoint import load_checkpoint
+
+from mmlaplace.engine import UnsafeCheckpointError, checkpoint, load_weights, read_state_dict
+from mmlaplace.models import BaseAttention
+
+ARCH = dict(
+    embed_dims=(8, 16, 16, 32), depths=(1, 1, 2, 1), num_heads=(1, 1, 2, 2), ffn_ratios=(2,) * 4
+)
+CONFIG = dict(type='LaplacianFormer', arch=ARCH, img_size=32)
+
+
+def build(**kwargs):
+    return MODELS.build(dict(CONFIG, **kwargs))
+
+
+def same(module, weights) -> bool:
+    own = module.state_dict()
+    return set(own) == set(weights) and all(torch.equal(own[k], weights[k]) for k in own)
+
+
+def save(path, weights, prefix='', container='state_dict', **beside):
+    content = {prefix + name: value for name, value in weights.items()}
+    torch.save({container: content, **beside} if container else content, path)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ('container', 'prefix'),
+    [
+        (None, ''),
+        ('state_dict', 'backbone.'),
+        ('model', 'module.'),
+        ('module', 'module.backbone.'),
+        ('model_ema', 'model.'),
+        ('state_dict_ema', ''),
+    ],
+)
+@pytest.mark.parametrize('given', [False, True])
+def test_weights_are_found_in_a_container_under_a_prefix(tmp_path, container, prefix, given):
+    weights = build().state_dict()
+    others = {'head.fc.weight': torch.zeros(3, 3)}
+    file = tmp_path / 'a.pth'
+    save(file, {**{prefix + k: v for k, v in weights.items()}, **others}, container=container)
+    module = build()
+    # As mmengine does, take the prefix without its dot too.
+    report = load_weights(module, file, prefix.rstrip('.') if given else None)
+    assert same(module, weights)
+    assert report.prefix == prefix
+    assert set(report.matched) == set(weights)
+    assert report.unexpected == ([] if prefix else list(others))
+    assert report.missing == report.resized == []
+
+
+def test_parameters_and_files_of_old_torch_load(tmp_path):
+    trained = build()
+    torch.save(
+        dict(model=dict(trained.named_parameters())),
+        tmp_path / 'old.pth',
+        _use_new_zipfile_serialization=False,
+    )
+    state = read_state_dict(tmp_path / 'old.pth')
+    assert same(trained, state)
+    assert all(type(value) is torch.Tensor and not value.requires_grad for value in state.values())
+
+
+def test_an_address_is_read(tmp_path):
+    trained = build()
+    save(tmp_path / 'a.pth', trained.state_dict())
+
+    class Quiet(SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    server = ThreadingHTTPServer(('127.0.0.1', 0), partial(Quiet, directory=str(tmp_path)))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f'http://127.0.0.1:{server.server_port}'
+    try:
+        assert same(trained, read_state_dict(f'{address}/a.pth'))
+        with pytest.raises(FileNotFoundError, match=f'{address}/b.pth.*404.*check the path'):
+            read_state_dict(f'{address}/b.pth')
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+class Net(BaseModel):
+    def __init__(self):
+        super().__init__()
+        self.backbone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
+        self.bn = nn.BatchNorm2d(4)
+
+    def forward(self, inputs, mode='tensor'):
+        maps = self.bn(self.backbone(torch.stack(inputs)))
+        return dict(loss=maps.exp().mean()) if mode == 'loss' else maps
+
+
+def test_what_a_runner_writes_is_read(tmp_path):
+    images = [dict(inputs=torch.randn(3, 8, 8)) for _ in range(4)]
+    collate, sampler = dict(type='pseudo_collate'), dict(type='DefaultSampler')
+    Runner(
+        Net(),
+        str(tmp_path),
+        train_dataloader=dict(dataset=images, batch_size=2, sampler=sampler, collate_fn=collate),
+        train_cfg=dict(by_epoch=True, max_epochs=2),
+        optim_wrapper=dict(
+            type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-2), clip_grad=dict(max_norm=1)
+        ),
+        param_scheduler=dict(type='CosineAnnealingLR', T_max=2),
+        custom_hooks=[dict(type='EMAHook', momentum=0.1)],
+        experiment_name=tmp_path.name,
+        default_scope='mmengine',
+        log_level='ERROR',
+    ).train()
+    file = tmp_path / 'epoch_2.pth'
+    written = torch.load(file, weights_only=False)
+    assert {'optimizer', 'message_hub', 'param_schedulers'} <= set(written)
+    model = Net()
+    assert load_weights(model, file).prefix == ''
+    assert same(model, written['state_dict'])
+    backbone = Net().backbone
+    assert load_weights(backbone, file).prefix == 'backbone.'
+    # 'state_dict' is the average, and 'ema_state_dict', in spite of its name, the last step.
+    last = written['ema_state_dict']['module.backbone.0.weight']
+    assert not torch.equal(backbone[0].weight, last)
+
+
+def test_plain_data_beside_the_weights_is_passed_over(tmp_path):
+    trained = build()
+    meta = dict(
+        args=argparse.Namespace(lr=0.1),
+        arrays=[np.zeros((0, 2)), np.ones(3, dtype=bool), np.float64(3), np.dtype('int8')],
+        torch=[torch.float16, torch.device('cpu'), torch.Size([2]), torch.ones(2).bfloat16()],
+        counts=defaultdict(int, a=1),
+        lists=defaultdict(list, a=[b'', b'a', bytearray(b'b')]),
+        others=[{1, 2}, frozenset('a'), 2j, slice(3), range(4), 10**40, None],
+        scalars=HistoryBuffer([1.0], [1]),
+    )
+    content = dict(meta=meta, optimizer={0: torch.ones(1)}, model=trained.state_dict())
+    torch.save(content, tmp_path / 'a.pth')
+    assert same(trained, read_state_dict(tmp_path / 'a.pth'))
+
+
+class Call:
+    """Pickled as the call of a function."""
+
+    def __init__(self, function, *args):
+        self.call = (function, args)
+
+    def __reduce__(self):
+        return self.call
+
+
+def hand_written(module: str, name: str, rest: bytes) -> bytes:
+    """A pickle that names a global, dots and all, and does something to it."""
+    unicode = [b'\x8c' + bytes([len(s)]) + s.encode() for s in (module, name)]
+    return b'\x80\x04' + b''.join(unicode) + b'\x93' + rest + b'.'
+
+
+def write_file(path):
+    open(path, 'w').close()
+
+
+@pytest.mark.parametrize('legacy', [False, True], ids=['zip', 'legacy'])
+@pytest.mark.parametrize(
+    ('function', 'quoted'),
+    [
+        (eval, 'builtins?__?.eval'),
+        (exec, 'builtins?__?.exec'),
+        (os.system, r'(posix|nt)\.system'),
+        (__import__, '__import__'),
+        (write_file, 'write_file'),
+        (torch.load, 'torch.serialization.load'),
+        (torch.storage._load_from_bytes, 'torch.storage._load_from_bytes'),
+        (partial, 'functools.partial'),
+    ],
+)
+def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path, legacy, function, quoted):
+    run = tmp_path / 'run'
+    argument = {
+        eval: f'open({str(run)!r}, "w")',
+        exec: f'open({str(run)!r}, "w")',
+        os.system: f'touch {run}',
+    }.get(function, str(run))
+    weights = build().state_dict()
+    torch.save(
+        dict(state_dict=weights, meta=[Call(function, argument)]),
+        tmp_path / 'a.pth',
+        _use_new_zipfile_serialization=not legacy,
+    )
+    with pytest.raises(pickle.UnpicklingError, match=rf'a\.pth asks for .*{quoted}.*If you trust'):
+        read_state_dict(tmp_path / 'a.pth')
+    assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    ('module', 'name', 'rest', 'quoted'),
+    [
+        # Attributes of what is allowed are not.
+        ('torch._utils', '_rebuild_tensor_v2.__globals__', b'', '_rebuild_tensor_v2.__globals__'),
+        ('collections', 'OrderedDict.__class__', b'', 'OrderedDict.__class__'),
+        ('torch', 'serialization.os.system', b'', 'torch.serialization.os.system'),
+        # 'Storage' in a name has torch's own ways with it.
+        ('os', 'Storage', b'', 'os.Storage'),
+        # A state of (None, dict) sets attributes: here those of torch's function.
+        ('torch._utils', '_rebuild_tensor_v2', b'N}\x8c\x04evilK\x01s\x86b', 'attributes of _reb'),
+    ],
+)
+def test_allowed_names_are_of_no_use_to_others(tmp_path, module, name, rest, quoted):
+    (tmp_path / 'a.pth').write_bytes(hand_written(module, name, rest))
+    with pytest.raises(UnsafeCheckpointError, match=quoted):
+        read_state_dict(tmp_path / 'a.pth')
+    assert not hasattr(torch._utils._rebuild_tensor_v2, 'evil')
+
+
+def test_getattr_is_a_name_only(tmp_path):
+    # mmengine's HistoryBuffer is pickled with it, so the name passes, but it gets no attribute: no
+    # pickle can call one.
+    weights = build().state_dict()
+    method = Call(getattr, HistoryBuffer, 'register_statistics')
+    save(tmp_path / 'data.pth', weights, message_hub=method)
+    assert read_state_dict(tmp_path / 'data.pth').keys() == weights.keys()
+    statistics = dict(HistoryBuffer._statistics_methods)
+    calling = pickle.dumps(method, protocol=2)[:-1] + b'c_codecs\nencode\n\x85R.'
+    (tmp_path / 'call.pth').write_bytes(calling)
+    with pytest.raises(ValueError, match='not callable'):
+        read_state_dict(tmp_path / 'call.pth')
+    assert HistoryBuffer._statistics_methods == statistics
+
+
+def torchscript(path, weights):
+    torch.jit.script(nn.Linear(2, 2)).save(str(path))
+
+
+def tar(path, weights):
+    with tarfile.open(path, 'w') as archive:
+        archive.addfile(tarfile.TarInfo('storages'), io.BytesIO())
+
+
+def truncated(share, **kwargs):
+    def write(path, weights):
+        torch.save(weights, path, **kwargs)
+        path.write_bytes(path.read_bytes()[: int(path.stat().st_size * share)])
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ('write', 'error', 'message'),
+    [
+        (truncated(0.9), ValueError, 'download or copy it again'),
+        (truncated(0.01), ValueError, 'download or copy it again'),
+        (truncated(0), ValueError, 'download or copy it again'),
+        (
+            truncated(0.9, _use_new_zipfile_serialization=False),
+            ValueError,
+            'download or copy it again',
+        ),
+        (lambda path, _: path.write_text('<html>404</html>'), ValueError, 'copy it again'),
+        (lambda path, _: None, FileNotFoundError, 'check the path'),
+        (lambda path, _: path.mkdir(), FileNotFoundError, 'check the path'),
+        (lambda path, _: torch.save(dict(epoch=3), path), ValueError, r"no weights.*\['epoch'\]"),
+        (lambda path, _: torch.save(torch.zeros(2), path), ValueError, 'no weights.*got Tensor'),
+        (torchscript, UnsafeCheckpointError, 'is a TorchScript program'),
+        (tar, UnsafeCheckpointError, 'is a tar archive'),
+    ],
+)
+def test_what_is_no_checkpoint_is_quoted(tmp_path, write, error, message):
+    write(tmp_path / 'a.pth', build().state_dict())
+    with pytest.raises(error, match=rf'a\.pth.*{message}'):
+        read_state_dict(tmp_path / 'a.pth')
+
+
+def half(weights):
+    return {k: v for k, v in weights.items() if 'stages.2.' not in k}
+
+
+def net(**kwargs):
+    """A model whose first part is loaded before the backbone can refuse its own."""
+    return nn.ModuleDict(dict(stem=nn.Linear(2, 2), backbone=build(**kwargs)))
+
+
+@pytest.mark.parametrize(
+    ('change', 'kwargs', 'message'),
+    [
+        (half, {}, r'only \d+ of the \d+ tensors.*missing \d+ \(backbone.st.*min_matched=0.95 can'),
+        (dict, dict(prefix='neck.'), r"'neck.' matches no tensor.*\{'model.': 101"),
+        (dict, dict(min_matched=95), 'between 0 and 1, got 95'),
+        (
+            lambda w: {**w, **{f'copy.{k}': v for k, v in w.items()}},
+            {},
+            r"several prefixes alike.*\{'model.': 101, 'model.copy.': 101",
+        ),
+        (lambda w: {'other.net': torch.zeros(1)}, {}, 'no tensor.*model.other.net.*stem.weight'),
+        # Names as common as this one are in most models, at many places.
+        (lambda w: {'a.stem.bias': w['stem.bias'], 'b.stem.bias': w['stem.bias']}, {}, 'only 1 of'),
+        (lambda w: {**w, 'backbone.norm3.bias': torch.zeros(5)}, {}, r'norm3.bias .* \(5,\)'),
+        (lambda w: {**w, 'stem.bias': torch.zeros(5)}, {}, r'does not fit: .*stem.bias'),
+    ],
+)
+def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, change, kwargs, message):
+    file = save(tmp_path / 'a.pth', change(net().state_dict()), 'model.')
+    module = net()
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    with pytest.raises(ValueError, match=f'(?s){message}'):
+        load_weights(module, file, **kwargs)
+    assert same(module, before)
+
+
+def test_min_matched_lowers_the_bound_and_the_log_names_the_rest(tmp_path, monkeypatch):
+    lines = []
+    monkeypatch.setattr(checkpoint, 'print_log', lambda line, **_: lines.append(line))
+    weights = half(build().state_dict())
+    file = save(tmp_path / 'a.pth', {**weights, 'extra': torch.zeros(1)}, 'backbone.')
+    module = build()
+    untouched = module.stages[2]['blocks'][0].norm1.weight.clone()
+    report = load_weights(module, file, min_matched=0.1)
+    assert set(report.matched) == set(weights)
+    assert set(report.missing) == set(module.state_dict()) - set(weights)
+    assert report.unexpected == ['extra']
+    assert torch.equal(module.stages[2]['blocks'][0].norm1.weight, untouched)
+    (line,) = lines
+    assert f"prefix 'backbone.': matched {len(weights)} of {len(module.state_dict())}" in line
+    assert f'missing {len(report.missing)} (stages.2.patch_embed' in line
+    assert 'unexpected 1 (extra)' in line
+
+
+class TableAttention(BaseAttention):
+    """Adds a position table of the training resolution to its tokens."""
+
+    def __init__(self, embed_dims, num_heads, input_resolution, init_cfg=None):
+        super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
+        self.table = nn.Parameter(torch.randn(1, embed_dims, *input_resolution))
+        self.scale = nn.Parameter(torch.ones(embed_dims))
+
+    def resize_weight(self, name, value):
+        if name != 'table':
+            return value
+        return nn.functional.interpolate(value, self.table.shape[-2:], mode='bilinear')
+
+    def forward(self, x, hw_shape):
+        return x * self.scale + self.table.flatten(2).transpose(1, 2)
+
+
+@pytest.fixture
+def table_attention():
+    MODELS.register_module(module=TableAttention)
+    yield dict(type='TableAttention')
+    MODELS.module_dict.pop('TableAttention')
+
+
+def by_init_cfg(file, **kwargs):
+    module = build(init_cfg=dict(type='Pretrained', checkpoint=file), **kwargs)
+    quiet_init(module)
+    return module
+
+
+def by(load):
+    def build_and_load(file, **kwargs):
+        module = nn.ModuleDict(dict(backbone=build(**kwargs)))
+        load(module, file)
+        return module['backbone']
+
+    return build_and_load
+
+
+LOADERS = {
+    'load_weights': by(load_weights),
+    'load_state_dict': by(lambda m, f: m.load_state_dict(torch.load(f)['state_dict'])),
+    'load_from': by(partial(load_checkpoint, logger='silent')),
+    'Pretrained': by_init_cfg,
+}
+
+
+@pytest.mark.parametrize('load', LOADERS.values(), ids=LOADERS)
+def test_what_follows_the_resolution_is_resized_on_every_way(tmp_path, table_attention, load):
+    trained = build(attn_cfg=table_attention)
+    file = save(tmp_path / 'a.pth', trained.state_dict(), 'backbone.')
+    module = load(file, attn_cfg=table_attention, img_size=(64, 96))
+    table, expected = (m.stages[0]['blocks'][0].attn.table for m in (module, trained))
+    assert table.shape[-2:] == (16, 24)
+    resized = nn.functional.interpolate(expected, (16, 24), mode='bilinear')
+    torch.testing.assert_close(table, resized)
+    torch.testing.assert_close(module.norm3.weight, trained.norm3.weight)
+    # Whatever else has another shape is refused as before.
+    weights = trained.state_dict()
+    weights['stages.0.blocks.0.attn.scale'] = torch.ones(3)
+    file = save(tmp_path / 'b.pth', weights, 'backbone.')
+    with pytest.raises(ValueError, match=r'attn.scale has shape \(3,\), .* \(8,\)'):
+        load(file, attn_cfg=table_attention, img_size=(64, 96))
+
+
+def test_resized_names_are_reported(tmp_path, table_attention):
+    file = save(tmp_path / 'a.pth', build(attn_cfg=table_attention).state_dict())
+    report = load_weights(build(attn_cfg=table_attention, img_size=64), file)
+    assert report.resized == [n for n in report.matched if n.endswith('attn.table')]
+    assert len(report.resized) == 5
+
+
+def pretrained(file, **kwargs):
+    return dict(type='Pretrained', checkpoint=file, **kwargs)
+
+
+def test_pretrained_comes_last_and_once(tmp_path):
+    trained = build()
+    weights = {k: v for k, v in trained.state_dict().items() if k != 'norm3.weight'}
+    file = save(tmp_path / 'a.pth', weights, 'model.backbone.')
+    module = build(
+        init_cfg=[pretrained(file), dict(type='Constant', layer=['LayerNorm', 'Linear'], val=7.0)]
+    )
+    parent = BaseModule()
+    parent.backbone = module
+    quiet_init(parent)
+    assert (module.norm3.weight == 7).all()
+    assert all(torch.equal(module.state_dict()[k], weights[k]) for k in weights)
+    assert len(module.init_cfg) == 2
+    with torch.no_grad():
+        module.norm3.weight.zero_()
+        module.norm2.weight.zero_()
+    quiet_init(module)
+    assert not module.norm3.weight.any() and not module.norm2.weight.any()
+
+
+def test_the_log_says_what_was_loaded(tmp_path):
+    weights = {k: v + 1 for k, v in build().state_dict().items() if k != 'norm3.weight'}
+    module = build(
+        init_cfg=[
+            pretrained(save(tmp_path / 'a.pth', weights)),
+            dict(type='Constant', val=0, layer='LayerNorm'),
+        ]
+    )
+    log = tmp_path / 'run.log'
+    MMLogger.get_instance(tmp_path.name, log_file=str(log), log_level='INFO')
+    module.init_weights()
+    text = log.read_text()
+    assert 'norm2.weight - torch.Size([16]): \nLoaded from ' in text
+    assert 'norm3.weight - torch.Size([32]): \nConstantInit' in text
+    assert not hasattr(module, '_params_init_info')
+
+
+@pytest.mark.parametrize(
+    ('init_cfg', 'message'),
+    [
+        (dict(type='Pretrained', checkpoint='a.pth', strict=True), r"unknown: \['strict'\]"),
+        (dict(type='Pretrained', prefix='backbone.'), 'has a checkpoint and the keys.*min_matched'),
+        ([dict(type='Pretrained', checkpoint='nowhere.pth')], 'nowhere.pth'),
+    ],
+)
+def test_a_wrong_pretrained_is_quoted_each_time(init_cfg, message):
+    module = build(init_cfg=init_cfg)
+    for _ in range(2):
+        with pytest.raises((ValueError, FileNotFoundError), match=message):
+            quiet_init(module)
+    assert not module.is_init
+
+
+HEADS = {
+    'mmpretrain': dict(
+        type='ImageClassifier',
+        neck=dict(type='GlobalAveragePooling'),
+        head=dict(type='LinearClsHead', num_classes=3, in_channels=32),
+    ),
+    'mmdet': dict(
+        type='RetinaNet',
+        neck=dict(type='FPN', in_channels=[8, 16, 16, 32], out_channels=8, num_outs=5),
+        bbox_head=dict(
+            type='RetinaHead', num_classes=3, in_channels=8, feat_channels=8, stacked_convs=1
+        ),
+    ),
+    'mmseg': dict(
+        type='EncoderDecoder',
+        decode_head=dict(type='FCNHead', in_channels=32, channels=8, in_index=3, num_classes=3),
+    ),
+}
+
+
+@pytest.mark.parametrize('toolbox', HEADS)
+def test_pretrained_in_the_models_of_the_toolboxes(tmp_path, toolbox):
+    models = pytest.importorskip(f'{toolbox}.registry').MODELS
+    pytest.importorskip(f'{toolbox}.utils').register_all_modules(init_default_scope=False)
+    outs = (3,) if toolbox == 'mmpretrain' else (0, 1, 2, 3)
+    trained = build(out_indices=outs)
+    file = save(tmp_path / 'a.pth', trained.state_dict(), 'backbone.', meta=dict(epoch=1))
+    for init_cfg in (pretrained(file, prefix='backbone.'), pretrained(file)):
+        backbone = dict(CONFIG, out_indices=outs, init_cfg=init_cfg)
+        with DefaultScope.overwrite_default_scope(toolbox):
+            model = models.build(dict(HEADS[toolbox], backbone=backbone))
+            quiet_init(model)
+        assert same(model.backbone, trained.state_dict())

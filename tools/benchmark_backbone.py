@@ -1,0 +1,171 @@
+"""Time and memory of a backbone over image size: linear attention and softmax on the same host.
+
+Each size is run with every attention in turn, one image at a time, without gradients (--train: with
+the gradients of all weights, in training mode). An attention that needed more than --limit seconds
+for a run sits out of larger sizes. On CUDA, softmax is torch's fused kernel, whose memory is linear
+too; on a CPU as well.
+
+  exponent   of time in the number of pixels, the slope of a line through log time over log pixels:
+             1 is linear, 2 quadratic
+  MB         the peak of memory beyond weights and image: of the process on a CPU under Linux, of
+             torch's allocator on CUDA
+
+Examples:
+  python tools/benchmark_backbone.py --plot work_dirs/backbone.png
+  python tools/benchmark_backbone.py --arch small --device cuda --train
+"""
+
+import argparse
+import json
+import math
+import statistics
+from pathlib import Path
+from typing import Callable, Dict, List, Optional
+
+import torch
+from measuring import describe_machine, interleave, process_memory, tensor_memory
+from mmengine.registry import MODELS
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+import mmlaplace.models  # noqa: F401  (registers)
+
+SIDES = (224, 384, 512, 768, 1024, 1280, 1536)
+ATTENTIONS = {
+    'LaplacianAttention': dict(type='LaplacianAttention', landmarks=49),
+    'SoftmaxAttention': dict(type='SoftmaxAttention'),
+}
+
+
+def make_job(model: torch.nn.Module, image: torch.Tensor, train: bool) -> Callable:
+    """What is timed; it returns what the caller gets."""
+
+    def forward() -> tuple:
+        with torch.no_grad():
+            return model(image)
+
+    def forward_backward() -> tuple:
+        model.zero_grad(set_to_none=True)
+        sum(out.mean() for out in model(image)).backward()
+        return ()
+
+    return forward_backward if train else forward
+
+
+def exponent(rows: List[dict]) -> float:
+    """Slope of log time over log pixels, by least squares."""
+    x = [math.log(row['side'] ** 2) for row in rows]
+    y = [math.log(row['median ms']) for row in rows]
+    return statistics.linear_regression(x, y).slope if len(rows) > 1 else math.nan
+
+
+def run(args: argparse.Namespace, device: torch.device) -> List[dict]:
+    """A row for each attention and size that was run."""
+    models = {}
+    for name, attn_cfg in ATTENTIONS.items():
+        torch.manual_seed(0)
+        model = MODELS.build(dict(type='LaplacianFormer', arch=args.arch, attn_cfg=attn_cfg))
+        models[name] = model.to(device).train(args.train)
+    rows, last = [], dict.fromkeys(models, 0.0)
+    for side in track(args.sides, 'image sizes'):
+        image = torch.randn(1, 3, side, side, device=device)
+        jobs = {
+            name: make_job(model, image, args.train)
+            for name, model in models.items()
+            if last[name] <= args.limit
+        }
+        for name, seconds in interleave(jobs, args.rounds, device, args.limit).items():
+            last[name] = statistics.median(seconds)
+            row = {'attention': name, 'side': side, 'median ms': 1e3 * last[name]}
+            row.update({'min ms': 1e3 * min(seconds), 'runs': len(seconds)})
+            measure = process_memory if device.type == 'cpu' else tensor_memory
+            memory = measure(jobs[name]) if device.type == 'cpu' else measure(jobs[name], device)
+            row['MB'] = None if memory is None else memory / 2**20
+            rows.append(row)
+    return rows
+
+
+def print_table(rows: List[dict], sides: List[int]) -> None:
+    table = Table(title='ms (MB) for one image')
+    for header in ('side', *ATTENTIONS, 'softmax / Laplacian'):
+        table.add_column(header, justify='right')
+    found = {(row['attention'], row['side']): row for row in rows}
+    for side in sides:
+        cells, times = [str(side)], []
+        for name in ATTENTIONS:
+            row = found.get((name, side))
+            memory = '' if row is None or row['MB'] is None else f' ({row["MB"]:.0f})'
+            cells.append('not run' if row is None else f'{row["median ms"]:.0f}{memory}')
+            times.append(None if row is None else row['median ms'])
+        cells.append('-' if None in times else f'{times[1] / times[0]:.2f}')
+        table.add_row(*cells)
+    Console().print(table)
+
+
+def plot(rows: List[dict], exponents: Dict[str, float], title: str, path: Path) -> None:
+    """Time and memory over the image's side."""
+    import matplotlib
+
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout='constrained')
+    for axis, key, label in zip(axes, ('median ms', 'MB'), ('time (ms)', 'peak memory (MB)')):
+        for name, marker in zip(ATTENTIONS, 'os'):
+            line = [(r['side'], r[key]) for r in rows if r['attention'] == name and r[key]]
+            note = f', time ~ pixels^{exponents[name]:.2f}' if key == 'median ms' else ''
+            axis.loglog(*zip(*line), marker=marker, label=name + note)
+        sides = sorted({row['side'] for row in rows})
+        axis.set_xticks(sides, [str(side) for side in sides])
+        axis.xaxis.minorticks_off()
+        axis.set(xlabel='side of the image (pixels)', ylabel=label)
+        axis.grid(alpha=0.3, which='both')
+        axis.legend()
+    figure.suptitle(title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def main(arguments: Optional[List[str]] = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--arch', default='tiny', help='default: %(default)s')
+    parser.add_argument('--sides', nargs='+', type=int, default=list(SIDES))
+    parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu')
+    parser.add_argument('--train', action='store_true', help='forward and backward')
+    parser.add_argument('--rounds', type=int, default=10, help='default: %(default)s')
+    parser.add_argument('--limit', type=float, default=30.0, help='seconds; default: %(default)s')
+    parser.add_argument('--plot', type=Path, help='draw time and memory into this .png')
+    parser.add_argument('--out', type=Path, default=Path('work_dirs/benchmark_backbone.json'))
+    parser.add_argument('--force', action='store_true', help='replace --out and --plot')
+    args = parser.parse_args(arguments)
+    for path in filter(None, (args.out, args.plot)):
+        if path.exists() and not args.force:
+            parser.error(f'{path} is there already; --force replaces it')
+    if args.device == 'cuda' and not torch.cuda.is_available():
+        parser.error('--device cuda: torch finds no GPU')
+    device = torch.device(args.device)
+    machine = describe_machine(device)
+    print('\n'.join(f'{key}: {value}' for key, value in machine.items()))
+    rows = run(args, device)
+    exponents = {
+        name: exponent([row for row in rows if row['attention'] == name]) for name in ATTENTIONS
+    }
+    print_table(rows, args.sides)
+    for name, value in exponents.items():
+        print(f'{name}: time ~ pixels^{value:.2f}')
+    result = dict(machine=machine, arch=args.arch, train=args.train, exponents=exponents, rows=rows)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=2) + '\n')
+    if args.plot is not None:
+        where = machine.get('GPU') or f'{machine["CPU"]}, {machine["threads"]} threads'
+        passes = 'forward and backward' if args.train else 'forward'
+        title = f'LaplacianFormer-{args.arch}, one image, {passes}; {where}'
+        plot(rows, exponents, title, args.plot)
+    print('wrote', *filter(None, (args.out, args.plot)))
+
+
+if __name__ == '__main__':
+    main()
