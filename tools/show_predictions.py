@@ -70,7 +70,7 @@ def main() -> None:
     model = MODELS.build(model_cfg)
     load_checkpoint(model, args.checkpoint, map_location='cpu')
     model.to(args.device).eval()
-    visualizer = VISUALIZERS.build(dict(cfg.visualizer, vis_backends=None))
+    visualizer = VISUALIZERS.build(dict(cfg.visualizer, vis_backends=None, name='predictions'))
     visualizer.dataset_meta = dataset.metainfo
     classes = dataset.metainfo.get('classes')
     show = classified if scope == 'mmpretrain' else drawn

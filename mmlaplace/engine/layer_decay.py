@@ -57,8 +57,9 @@ class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         super().add_params(params, module, prefix=prefix, is_dcn_module=is_dcn_module)
         if prefix:  # a child of the model
             return
-        is_backbone = hasattr(module, 'get_layer_depth')
-        backbone = module if is_backbone else getattr(module, 'backbone', module)
+        # mmpretrain's classifiers have a get_layer_depth too, with other arguments.
+        is_backbone = not hasattr(module, 'backbone')
+        backbone = module if is_backbone else module.backbone
         if not hasattr(backbone, 'get_layer_depth'):
             raise TypeError(
                 f'{type(backbone).__name__} has no get_layer_depth(name, prefix) -> (depth, count) '

@@ -20,12 +20,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 CONFIGS = ROOT / 'configs'
 LEAVES = sorted(p for p in CONFIGS.rglob('*.py') if '_base_' not in p.relative_to(ROOT).parts)
 METAFILES = sorted(CONFIGS.rglob('metafile.yml'))
-# The mini configs are no model of the zoo.
-ZOO = [path for path in LEAVES if not path.stem.endswith('_mini')]
+# Mini configs and other ways to train the same model are no models of the zoo.
+ZOO = [path for path in LEAVES if not re.search('_mini$|-(fsdp|deepspeed)_', path.stem)]
 DENSE = [path for path in ZOO if path.relative_to(CONFIGS).parts[0] != 'classification']
 SIZES = ('tiny', 'small', 'medium', 'large', 'huge')
 EXPECTED = {
     'laplacianformer-{}_8xb128_in1k': SIZES,
+    'laplacianformer-{}_8xb128-fsdp_in1k': ('huge',),
+    'laplacianformer-{}_8xb128-deepspeed_in1k': ('huge',),
     'laplacianformer-{}_8xb64-finetune-384px_in1k': SIZES[1:4],
     'laplacianformer-{}_1xb32_mini': ('micro', 'micro-softmax', 'micro-gaussian'),
     'retinanet_laplacianformer-{}_fpn_1x_coco': SIZES,
@@ -330,5 +332,8 @@ def test_metafiles_and_configs_name_each_other():
 def test_missing_data_folder_is_named(tmp_path):
     cfg = load(CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py')
     cfg.train_dataloader.dataset.data_root = str(tmp_path / 'nowhere')
-    with pytest.raises(FileNotFoundError, match='nowhere/train'):
-        DATASETS.build(dict(cfg.train_dataloader.dataset, type='mmpretrain.CustomDataset'))
+    with (
+        DefaultScope.overwrite_default_scope(cfg.default_scope),
+        pytest.raises(FileNotFoundError, match='nowhere/train'),
+    ):
+        DATASETS.build(cfg.train_dataloader.dataset)

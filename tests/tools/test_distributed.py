@@ -29,7 +29,8 @@ def config(mini_data, tmp_path, name: str, batch_size: int, **options) -> Path:
     cfg.val_dataloader.dataset.indices = 8
     cfg.custom_imports = dict(imports=['mmlaplace', 'global_loss'])
     cfg.custom_hooks = [dict(type='GlobalLossHook', out=str(tmp_path / f'{name}.json'))]
-    cfg.env_cfg.dist_cfg.backend = 'gloo'
+    # No device_ids, which the Runner sets for GPUs.
+    cfg.model_wrapper_cfg = dict(type='MMDistributedDataParallel', device_ids=None)
     cfg.work_dir = str(tmp_path / name)
     cfg.merge_from_dict(options)
     path = tmp_path / f'{name}.py'
@@ -50,7 +51,6 @@ def train(path: Path, processes: int = 1, *options) -> None:
             free.bind(('127.0.0.1', 0))
             port = str(free.getsockname()[1])
         command = ['bash', ROOT / 'tools/dist_train.sh', path, processes]
-        options = (*options, '--cfg-options', 'env_cfg.dist_cfg.backend=gloo')
         env = dict(environment(), PORT=port, PYTHON=sys.executable)
     else:
         env = environment()
@@ -70,7 +70,7 @@ def test_two_processes_have_the_losses_of_one(mini_data, tmp_path):
     train(config(mini_data, tmp_path, 'two', 8, **options), processes=2)
     one, two = (json.loads((tmp_path / f'{name}.json').read_text()) for name in ('one', 'two'))
     assert len(one) == len(two) == 12
-    assert one[0] > 1.5 * one[-1] or one[0] != one[-1]  # it trains
+    assert len(set(one)) == 12  # it trains
     # Sums in another order: fp32 rounding, grown over twelve steps of AdamW.
     assert two == pytest.approx(one, rel=1e-4)
 

@@ -7,7 +7,9 @@ import sys
 import pytest
 from conftest import ROOT
 
-PYTHON_TOOLS = sorted((ROOT / 'tools').glob('*.py'))
+PYTHON_TOOLS = sorted(
+    path for path in (ROOT / 'tools').glob('*.py') if "'__main__'" in path.read_text()
+)
 SHELL_TOOLS = sorted((ROOT / 'tools').glob('*.sh'))
 
 
@@ -22,6 +24,53 @@ def test_help_has_an_example(tool):
     result = run(sys.executable, tool, '--help')
     assert result.returncode == 0, result.stderr
     assert f'python tools/{tool.name}' in result.stdout
+
+
+@pytest.mark.parametrize('tool', SHELL_TOOLS, ids=lambda p: p.name)
+def test_shell_help_has_an_example(tool):
+    if '--help' not in tool.read_text():
+        pytest.skip('hands its arguments on to pytest')
+    result = run('bash', tool, '--help')
+    assert result.returncode == 0, result.stderr
+    assert f'bash tools/{tool.name}' in result.stdout
+
+
+@pytest.mark.parametrize('name', ['dist_train.sh', 'dist_test.sh', 'slurm_train.sh'])
+def test_launchers_say_what_is_missing(name):
+    result = run('bash', ROOT / 'tools' / name)
+    assert result.returncode != 0
+    assert f'{name.partition(".")[0]}: name a' in result.stderr
+
+
+def test_quickstart_lists_its_tasks():
+    result = run('bash', ROOT / 'tools/quickstart.sh', '--task', 'tracking')
+    assert result.returncode == 2
+    assert "no task 'tracking'; there are: classification detection segmentation" in result.stderr
+
+
+@pytest.mark.parametrize('name', ['train.py', 'test.py'])
+def test_the_pair_for_all_tasks_finds_the_toolbox(name, tmp_path):
+    tool = ROOT / 'tools' / name
+    result = run(sys.executable, tool)
+    assert result.returncode == 2
+    assert 'mmpretrain, mmdet or mmseg' in result.stderr
+    for config, option in (
+        ('det', '--show-dir'),
+        ('seg', '--show-dir'),
+        ('pretrain', '--no-pin-memory'),
+    ):
+        (tmp_path / f'{config}.py').write_text(f"default_scope = 'mm{config}'")
+        result = run(sys.executable, tool, tmp_path / f'{config}.py', '--help')
+        assert result.returncode == 0, result.stderr
+        assert name == 'train.py' or option in result.stdout
+    (tmp_path / 'none.py').write_text('model = dict()')
+    result = run(sys.executable, tool, tmp_path / 'none.py')
+    assert result.returncode != 0
+    assert 'none.py has no default_scope' in result.stderr
+    (tmp_path / 'other.py').write_text("default_scope = 'mmother'")
+    result = run(sys.executable, tool, tmp_path / 'other.py')
+    assert result.returncode != 0
+    assert 'needs mmother, which is not installed' in result.stderr
 
 
 @pytest.mark.parametrize('name', ['setup_env.sh', 'quickstart.sh'])

@@ -14,6 +14,13 @@ model = dict(
         arch='micro',
         img_size=(192, 256),
         attn_cfg=dict(type='LaplacianAttention', landmarks=16),
+        # What bash tools/quickstart.sh trains. A classifier has the norm of its last stage alone.
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='work_dirs/quickstart/epoch_11.pth',
+            prefix='backbone.',
+            min_matched=0.9,
+        ),
     ),
     neck=dict(type='FPN', in_channels=[32, 64, 96, 128], out_channels=64, num_outs=4),
     rpn_head=dict(
@@ -57,14 +64,13 @@ model = dict(
             in_channels=64,
             conv_out_channels=64,
             num_classes=10,
+            class_agnostic=True,
             loss_mask=dict(type='CrossEntropyLoss', use_mask=True),
         ),
     ),
     train_cfg=dict(
         rpn=dict(
-            assigner=dict(
-                type='MaxIoUAssigner', pos_iou_thr=0.7, neg_iou_thr=0.3, min_pos_iou=0.3
-            ),
+            assigner=dict(type='MaxIoUAssigner', pos_iou_thr=0.7, neg_iou_thr=0.3, min_pos_iou=0.3),
             sampler=dict(
                 type='RandomSampler', num=128, pos_fraction=0.5, add_gt_as_proposals=False
             ),
@@ -82,9 +88,7 @@ model = dict(
                 min_pos_iou=0.5,
                 match_low_quality=True,
             ),
-            sampler=dict(
-                type='RandomSampler', num=64, pos_fraction=0.25, add_gt_as_proposals=True
-            ),
+            sampler=dict(type='RandomSampler', num=64, pos_fraction=0.25, add_gt_as_proposals=True),
             mask_size=28,
             pos_weight=-1,
         ),

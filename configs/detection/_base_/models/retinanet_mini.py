@@ -14,6 +14,13 @@ model = dict(
         img_size=(192, 256),
         out_indices=(1, 2, 3),
         attn_cfg=dict(type='LaplacianAttention', landmarks=16),
+        # What bash tools/quickstart.sh trains. A classifier has the norm of its last stage alone.
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='work_dirs/quickstart/epoch_11.pth',
+            prefix='backbone.',
+            min_matched=0.9,
+        ),
     ),
     neck=dict(type='FPN', in_channels=[64, 96, 128], out_channels=64, num_outs=3),
     bbox_head=dict(

@@ -1,5 +1,5 @@
 # Short enough for two CPU cores.
-max_epochs = 10
+max_epochs = 5
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),

@@ -1,5 +1,5 @@
-# Made by tools/make_mini_datasets.py, in a few seconds and without a download. ADE20K's layout: label
-# 0 is ignored, 1 is the background, 2 to 11 are the digits.
+# Made by tools/make_mini_datasets.py, in a few seconds and without a download. In ADE20K's layout:
+# label 0 is ignored, 1 is the background, 2 to 11 are the digits.
 dataset_type = 'BaseSegDataset'
 data_root = 'data/mini/segmentation'
 metainfo = dict(

@@ -1,0 +1,10 @@
+_base_ = ['./laplacianformer-huge_8xb128_in1k.py', '../../_base_/strategies/deepspeed_zero2.py']
+
+# The strategy clips the gradients.
+optim_wrapper = dict(
+    _delete_=True,
+    type='DeepSpeedOptimWrapper',
+    optimizer=_base_.optim_wrapper.optimizer,
+    paramwise_cfg=_base_.optim_wrapper.paramwise_cfg,
+)
+custom_hooks = []  # averaged weights would be a whole copy of the model

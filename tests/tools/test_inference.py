@@ -1,0 +1,84 @@
+"""Inference by the toolboxes' own functions, from any folder, with a config and a checkpoint."""
+
+import subprocess
+import sys
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+from PIL import Image
+
+TOOLBOXES = ('mmpretrain', 'mmdet', 'mmseg')
+BLOCK = """
+import sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split('.')[0] in {others!r}:
+            raise ModuleNotFoundError(f'No module named {{name!r}} (blocked)', name=name)
+
+sys.meta_path.insert(0, Blocked())
+config, checkpoint, image = sys.argv[1:]
+"""
+CASES = {
+    'mmpretrain': (
+        'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py',
+        """
+from mmpretrain import ImageClassificationInferencer, get_model
+result, = ImageClassificationInferencer(config, pretrained=checkpoint, device='cpu')(image)
+assert 0 <= result['pred_label'] < 10
+""",
+    ),
+    'mmdet': (
+        'detection/laplacianformer/mask-rcnn_laplacianformer-micro_fpn_mini.py',
+        """
+from mmdet.apis import DetInferencer, inference_detector, init_detector
+result = inference_detector(init_detector(config, checkpoint, device='cpu'), image)
+assert result.pred_instances.masks.shape[1:] == (90, 120)
+result = DetInferencer(config, checkpoint, device='cpu')(image)
+assert set(result['predictions'][0]) >= {'bboxes', 'labels', 'scores'}
+""",
+    ),
+    'mmseg': (
+        'segmentation/laplacianformer/laplacianformer-micro_fpn_1xb16_mini.py',
+        """
+from mmseg.apis import MMSegInferencer, inference_model, init_model
+result = inference_model(init_model(config, checkpoint, device='cpu'), image)
+assert result.pred_sem_seg.data.shape == (1, 90, 120)
+result = MMSegInferencer(
+    config, checkpoint, classes=list('b0123456789'), palette=[[i] * 3 for i in range(11)],
+    device='cpu',
+)(image)
+assert result['predictions'].shape == (90, 120)
+""",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('toolbox', TOOLBOXES)
+def test_one_toolbox_alone(toolbox, tmp_path):
+    """The other two cannot be imported."""
+    config, code = CASES[toolbox]
+    cfg = Config.fromfile(ROOT / 'configs' / config)
+    with DefaultScope.overwrite_default_scope(toolbox):
+        import_module(f'{toolbox}.utils').register_all_modules(init_default_scope=False)
+        model_cfg = dict(cfg.model)
+        if 'data_preprocessor' in cfg:
+            model_cfg['data_preprocessor'] = cfg.data_preprocessor
+        model = MODELS.build(model_cfg)
+    classes = [str(i) for i in range(11)]
+    meta = dict(dataset_meta=dict(classes=classes, CLASSES=classes, palette='random'))
+    torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'weights.pth')
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / 'image.png')
+    others = {other for other in TOOLBOXES if other != toolbox}
+    result = subprocess.run(
+        [sys.executable, '-c', BLOCK.format(others=others) + code,
+         str(ROOT / 'configs' / config), 'weights.pth', 'image.png'],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]

@@ -1,0 +1,142 @@
+"""How many landmarks? Cost, and error of the approximated kernel matrix, on large images.
+
+On photographs resized to --size, each number m of landmarks gives, for every stage,
+
+  error   |G^ - G| / |G| (Frobenius) of G^ = k(Q, L) (k(L, L) + ridge I)^-1 k(L, K) to the exact
+          G = k(Q, K), on sampled queries and all keys, over heads and blocks; Q and K are those of
+          the trained model of --config
+  time    of LaplacianFormer --arch, one image, without and with gradients, in interleaved rounds
+
+Example:
+  python tools/compare_landmarks.py CONFIG CHECKPOINT --out docs/logs/landmarks.json
+"""
+
+import argparse
+import json
+import statistics
+from functools import partial
+from pathlib import Path
+from typing import Dict, List
+
+import numpy as np
+import torch
+from measuring import describe_machine, interleave
+from mmengine.config import Config
+from mmengine.registry import MODELS
+from PIL import Image
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from mmlaplace.engine import load_weights
+from mmlaplace.models.attentions.laplacian import LaplacianAttention
+from mmlaplace.models.layers import LandmarkPool
+
+PHOTOS = ('astronaut', 'cat', 'coffee')
+MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+QUERIES = 256  # sampled
+
+
+def photographs(size: tuple) -> List[torch.Tensor]:
+    """Normalised photographs of scikit-image, each ``(1, 3, H, W)``."""
+    from skimage import data
+
+    images = []
+    for name in PHOTOS:
+        photo = Image.fromarray(getattr(data, name)()).resize(size[::-1], Image.Resampling.BICUBIC)
+        pixels = (np.asarray(photo, np.float32) - MEAN) / np.asarray(STD)
+        images.append(torch.from_numpy(pixels).float().permute(2, 0, 1).unsqueeze(0))
+    return images
+
+
+def error(attention, q, k, hw_shape, landmarks: int) -> float:
+    """Relative error of the approximated kernel matrix, for sampled queries."""
+    marks = LandmarkPool(landmarks, None)(k, hw_shape)
+    query = q[:, :, torch.randperm(q.shape[2])[:QUERIES]]
+    inverse = attention.invert(attention.kernel(marks, marks))
+    approximated = attention.kernel(query, marks) @ inverse @ attention.kernel(marks, k)
+    exact = attention.kernel(query, k)
+    return (torch.linalg.norm(approximated - exact) / torch.linalg.norm(exact)).item()
+
+
+def errors_by_stage(backbone, images: list, numbers: List[int]) -> Dict[int, List[float]]:
+    """Mean error in each stage, for each number of landmarks."""
+    found = {m: [[] for _ in backbone.stages] for m in numbers}
+
+    def recording(stage: int, attention, q, k, v, hw_shape):
+        for m in numbers:
+            found[m][stage].append(error(attention, q, k, hw_shape, m))
+        return LaplacianAttention.mix(attention, q, k, v, hw_shape)
+
+    for index, stage in enumerate(backbone.stages):
+        for module in stage.modules():
+            if isinstance(module, LaplacianAttention):
+                module.mix = partial(recording, index, module)
+    with torch.no_grad():
+        for image in track(images, 'errors'):
+            backbone(image)
+    return {m: [statistics.mean(values) for values in stages] for m, stages in found.items()}
+
+
+def seconds_by_number(arch: str, size: tuple, numbers: List[int], rounds: int) -> Dict[int, tuple]:
+    """Median seconds of a forward pass, and of forward and backward, for each number."""
+    image, jobs = torch.randn(1, 3, *size), {}
+    for m in numbers:
+        torch.manual_seed(0)
+        attn_cfg = dict(type='LaplacianAttention', landmarks=m)
+        model = MODELS.build(dict(type='LaplacianFormer', arch=arch, attn_cfg=attn_cfg))
+
+        def forward(model=model) -> None:
+            with torch.no_grad():
+                model(image)
+
+        def forward_backward(model=model) -> None:
+            model.zero_grad(set_to_none=True)
+            sum(out.mean() for out in model(image)).backward()
+
+        jobs[m, 'forward'], jobs[m, 'backward'] = forward, forward_backward
+    seconds = interleave(jobs, rounds, torch.device('cpu'), budget=60)
+    median = {key: statistics.median(values) for key, values in seconds.items()}
+    return {m: (median[m, 'forward'], median[m, 'backward']) for m in numbers}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('config', help='of a trained model with LaplacianAttention')
+    parser.add_argument('checkpoint')
+    parser.add_argument('--landmarks', nargs='+', type=int, default=[49, 100, 196])
+    parser.add_argument('--size', nargs=2, type=int, default=[800, 1333], help='height, width')
+    parser.add_argument('--arch', default='tiny', help='that is timed; default: %(default)s')
+    parser.add_argument('--rounds', type=int, default=7, help='default: %(default)s')
+    parser.add_argument('--out', type=Path, default=Path('work_dirs/landmarks.json'))
+    parser.add_argument('--force', action='store_true', help='replace --out')
+    args = parser.parse_args()
+    if args.out.exists() and not args.force:
+        parser.error(f'{args.out} is there already; --force replaces it')
+    torch.manual_seed(0)
+    backbone_cfg = dict(Config.fromfile(args.config).model.backbone, init_cfg=None)
+    backbone = MODELS.build(backbone_cfg).eval()
+    load_weights(backbone, args.checkpoint)
+    errors = errors_by_stage(backbone, photographs(tuple(args.size)), args.landmarks)
+    seconds = seconds_by_number(args.arch, tuple(args.size), args.landmarks, args.rounds)
+
+    stages = [f'stage {i + 1}' for i in range(len(backbone.stages))]
+    table = Table('m', *(f'error, {stage}' for stage in stages), 'forward ms', '+ backward ms')
+    rows = []
+    for m in args.landmarks:
+        forward, backward = seconds[m]
+        cells = [f'{value:.3f}' for value in errors[m]]
+        table.add_row(str(m), *cells, f'{1e3 * forward:.0f}', f'{1e3 * backward:.0f}')
+        rows.append(dict(landmarks=m, errors=errors[m], forward_s=forward, backward_s=backward))
+    Console().print(table)
+    result = dict(machine=describe_machine(torch.device('cpu')), size=args.size, arch=args.arch)
+    result.update(config=args.config, rows=rows)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=2) + '\n')
+    print('wrote', args.out)
+
+
+if __name__ == '__main__':
+    main()
