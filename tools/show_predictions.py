@@ -41,7 +41,7 @@ def drawn(image: np.ndarray, sample, visualizer, classes) -> tuple:
         scores = sample.pred_instances.scores
         sample.pred_instances = sample.pred_instances[scores >= MIN_SCORE]
     visualizer.add_datasample('', image, sample, draw_gt=True, draw_pred=True)
-    return visualizer.get_image(), 'truth | prediction', 'black'
+    return visualizer.get_image(), '', 'black'
 
 
 def main() -> None:
@@ -89,7 +89,7 @@ def main() -> None:
     rows = math.ceil(len(pictures) / columns)
     cell = 12 / columns
     figure, axes = plt.subplots(
-        rows, columns, figsize=(12, rows * (cell * height / width + 0.4) + 0.4),
+        rows, columns, figsize=(12, rows * (cell * height / width + 0.3) + 0.4),
         layout='constrained', squeeze=False,
     )  # fmt: skip
     for axis in axes.flat:
@@ -97,7 +97,8 @@ def main() -> None:
     for axis, (picture, title, colour) in zip(axes.flat, pictures):
         axis.imshow(picture)
         axis.set_title(title, fontsize=9, color=colour)
-    figure.suptitle(f'{Path(args.config).stem}: {len(pictures)} held-out images')
+    sides = '' if show is classified else ', truth on the left, prediction on the right'
+    figure.suptitle(f'{Path(args.config).stem}: {len(pictures)} held-out images{sides}')
     args.out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.out, dpi=110)
     print(f'wrote {args.out}')
