@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Checks the upstream set (requirements/openmmlab.txt) in an environment of its own: the ops, the models, and
-# one training step in each of the three toolboxes.
+# training steps, inference and loading in each of the three toolboxes.
 #
 #   bash tools/check_upstream.sh       # environment: .venv-openmmlab
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash tools/setup_env.sh --set openmmlab --venv "$PWD/.venv-openmmlab"
-exec .venv-openmmlab/bin/python -m pytest tests/ops tests/models "$@"
+exec .venv-openmmlab/bin/python -m pytest tests/ops tests/models tests/engine tests/tools/test_inference.py "$@"

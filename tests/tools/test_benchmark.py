@@ -4,7 +4,10 @@ import json
 import subprocess
 import sys
 
+import torch
 from conftest import ROOT
+from mmengine.config import Config
+from mmengine.registry import MODELS
 from PIL import Image
 
 
@@ -35,3 +38,42 @@ def test_benchmark_ops(tmp_path):
     assert result.returncode != 0
     assert '--force' in result.stderr
     assert out.read_text() == before
+
+
+def test_benchmark_backbone(tmp_path):
+    out, plot = tmp_path / 'backbone.json', tmp_path / 'backbone.png'
+    command = [
+        sys.executable, ROOT / 'tools/benchmark_backbone.py', '--arch', 'micro', '--sides', '32',
+        '64', '--rounds', '1', '--train', '--out', out, '--plot', plot,
+    ]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    written = json.loads(out.read_text())
+    assert [(row['attention'], row['side']) for row in written['rows']] == [
+        (attention, side)
+        for side in (32, 64)
+        for attention in ('LaplacianAttention', 'SoftmaxAttention')
+    ]
+    assert all(row['median ms'] > 0 for row in written['rows'])
+    assert set(written['exponents']) == {'LaplacianAttention', 'SoftmaxAttention'}
+    assert min(Image.open(plot).size) > 300
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 2
+    assert '--force replaces it' in result.stderr
+
+
+def test_compare_landmarks(tmp_path):
+    config = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
+    backbone = MODELS.build(Config.fromfile(config).model.backbone)
+    torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
+    out = tmp_path / 'landmarks.json'
+    result = subprocess.run(
+        [sys.executable, ROOT / 'tools/compare_landmarks.py', config, tmp_path / 'weights.pth',
+         '--size', '256', '320', '--arch', 'micro', '--rounds', '1', '--landmarks', '4', '64',
+         '--out', out],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    few, many = json.loads(out.read_text())['rows']
+    # More landmarks, less error, in every stage.
+    assert all(m < f for f, m in zip(few['errors'], many['errors']))
