@@ -13,6 +13,7 @@ import math
 import random
 from importlib import import_module
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import matplotlib
 import numpy as np
@@ -21,6 +22,7 @@ from mmengine.config import Config, DictAction
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS, VISUALIZERS
 from mmengine.runner import load_checkpoint
+from PIL import Image
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
@@ -40,8 +42,11 @@ def drawn(image: np.ndarray, sample, visualizer, classes) -> tuple:
     if 'pred_instances' in sample:
         scores = sample.pred_instances.scores
         sample.pred_instances = sample.pred_instances[scores >= MIN_SCORE]
-    visualizer.add_datasample('', image, sample, draw_gt=True, draw_pred=True)
-    return visualizer.get_image(), '', 'black'
+    # By a file, as mmseg's visualiser keeps the prediction only.
+    with TemporaryDirectory() as folder:
+        path = str(Path(folder) / 'drawn.png')
+        visualizer.add_datasample('', image, sample, draw_gt=True, draw_pred=True, out_file=path)
+        return np.asarray(Image.open(path).convert('RGB')), '', 'black'
 
 
 def main() -> None:
