@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Everything docs/gpu-validation.md asks of a GPU, in one go: builds the ops, runs the CUDA tests,
-# prints the benchmark tables and, where there is compute-sanitizer, looks for races and bad accesses.
+# prints the benchmark tables of ops and backbone and, where there is compute-sanitizer, looks for races and bad accesses.
 #
 #   bash tools/gpu_check.sh [OUT]     # default: work_dirs/gpu_check
 #
@@ -42,6 +42,8 @@ step tests "$python" -m pytest -q -p no:cacheprovider tests/ops tests/models/tes
     tests/models/test_laplacian_attention.py -k 'cuda or attention'
 tail_lines=200 step benchmark "$python" tools/benchmark_ops.py --device cuda --train-step \
     --out "$out/benchmark_ops.json" --plot "$out/benchmark_ops.png" --force
+tail_lines=30 step backbone "$python" tools/benchmark_backbone.py --device cuda \
+    --out "$out/benchmark_backbone.json" --plot "$out/benchmark_backbone.png" --force
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
         step "sanitizer_$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 "$python" -m pytest -q \

@@ -7,7 +7,7 @@
 #   options: --work-dir DIR                         # default: work_dirs/quickstart
 #
 # The first run installs packages and builds mmcv's ops (10 to 20 minutes on 2 cores). After that, each
-# model takes about 5 minutes on 2 CPU cores. Detectors and segmentors start from the classifier, which
+# model takes 4 to 8 minutes on 2 CPU cores. Detectors and segmentors start from the classifier, which
 # is trained first where it is missing. Training and testing are mmpretrain's, mmdet's and mmseg's own
 # tools/train.py and tools/test.py with configs of this project.
 set -Eeuo pipefail
