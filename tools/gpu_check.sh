@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Everything docs/gpu-validation.md asks of a GPU, in one go: builds the ops, runs the CUDA tests,
-# prints the benchmark tables of ops and backbone and, where there is compute-sanitizer, looks for races and bad accesses.
+# What docs/gpu-validation.md asks of one GPU, in one go: builds the ops, runs the CUDA tests, prints the
+# benchmark tables of ops and backbone and, where there is compute-sanitizer, looks for races and bad
+# accesses.
 #
 #   bash tools/gpu_check.sh [OUT]     # default: work_dirs/gpu_check
 #

@@ -40,8 +40,9 @@ def classified(image: np.ndarray, sample, visualizer, classes) -> tuple:
 def drawn(image: np.ndarray, sample, visualizer, classes) -> tuple:
     """Truth on the left and prediction on the right, by the toolbox's visualiser."""
     if 'pred_instances' in sample:
-        scores = sample.pred_instances.scores
-        sample.pred_instances = sample.pred_instances[scores >= MIN_SCORE]
+        # The most certain last, on top of other classes for the same box.
+        scores, order = sample.pred_instances.scores.sort()
+        sample.pred_instances = sample.pred_instances[order[scores >= MIN_SCORE]]
     # By a file, as mmseg's visualiser keeps the prediction only.
     with TemporaryDirectory() as folder:
         path = str(Path(folder) / 'drawn.png')
