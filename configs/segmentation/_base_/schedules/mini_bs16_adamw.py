@@ -1,4 +1,6 @@
 # Short enough for two CPU cores.
+_base_ = './iterations.py'
+
 max_iters = 400
 optim_wrapper = dict(
     type='OptimWrapper',
@@ -12,22 +14,7 @@ param_scheduler = [
     dict(type='LinearLR', start_factor=0.05, by_epoch=False, begin=0, end=40),
     dict(type='PolyLR', power=1.0, eta_min=0.0, by_epoch=False, begin=40, end=max_iters),
 ]
-train_cfg = dict(type='IterBasedTrainLoop', max_iters=max_iters, val_interval=max_iters // 2)
-val_cfg = dict(type='ValLoop')
-test_cfg = dict(type='TestLoop')
+train_cfg = dict(max_iters=max_iters, val_interval=max_iters // 2)
+default_hooks = dict(logger=dict(interval=25), checkpoint=dict(interval=max_iters // 2))
 
-default_hooks = dict(
-    timer=dict(type='IterTimerHook'),
-    logger=dict(type='LoggerHook', interval=25, log_metric_by_epoch=False),
-    param_scheduler=dict(type='ParamSchedulerHook'),
-    checkpoint=dict(
-        type='CheckpointHook',
-        by_epoch=False,
-        interval=max_iters // 2,
-        max_keep_ckpts=3,
-        save_best='mIoU',
-    ),
-    sampler_seed=dict(type='DistSamplerSeedHook'),
-    visualization=dict(type='SegVisualizationHook'),
-)
 auto_scale_lr = dict(enable=False, base_batch_size=16)
