@@ -16,15 +16,15 @@ Examples:
 """
 
 import argparse
-import json
 import math
 import statistics
 from pathlib import Path
-from typing import Callable, Dict, List, Optional
+from typing import Dict, List
 
 import torch
-from measuring import describe_machine, interleave, process_memory, tensor_memory
+from measuring import describe_machine, interleave, model_job, process_memory, tensor_memory
 from mmengine.registry import MODELS
+from outputs import refuse_existing, write_json
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -36,21 +36,6 @@ ATTENTIONS = {
     'LaplacianAttention': dict(type='LaplacianAttention', landmarks=49),
     'SoftmaxAttention': dict(type='SoftmaxAttention'),
 }
-
-
-def make_job(model: torch.nn.Module, image: torch.Tensor, train: bool) -> Callable:
-    """What is timed; it returns what the caller gets."""
-
-    def forward() -> tuple:
-        with torch.no_grad():
-            return model(image)
-
-    def forward_backward() -> tuple:
-        model.zero_grad(set_to_none=True)
-        sum(out.mean() for out in model(image)).backward()
-        return ()
-
-    return forward_backward if train else forward
 
 
 def exponent(rows: List[dict]) -> float:
@@ -71,7 +56,7 @@ def run(args: argparse.Namespace, device: torch.device) -> List[dict]:
     for side in track(args.sides, 'image sizes'):
         image = torch.randn(1, 3, side, side, device=device)
         jobs = {
-            name: make_job(model, image, args.train)
+            name: model_job(model, image, args.train)
             for name, model in models.items()
             if last[name] <= args.limit
         }
@@ -79,8 +64,8 @@ def run(args: argparse.Namespace, device: torch.device) -> List[dict]:
             last[name] = statistics.median(seconds)
             row = {'attention': name, 'side': side, 'median ms': 1e3 * last[name]}
             row.update({'min ms': 1e3 * min(seconds), 'runs': len(seconds)})
-            measure = process_memory if device.type == 'cpu' else tensor_memory
-            memory = measure(jobs[name]) if device.type == 'cpu' else measure(jobs[name], device)
+            on_cpu, job = device.type == 'cpu', jobs[name]
+            memory = process_memory(job) if on_cpu else tensor_memory(job, device)
             row['MB'] = None if memory is None else memory / 2**20
             rows.append(row)
     return rows
@@ -127,7 +112,7 @@ def plot(rows: List[dict], exponents: Dict[str, float], title: str, path: Path) 
     figure.savefig(path, dpi=110)
 
 
-def main(arguments: Optional[List[str]] = None) -> None:
+def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -140,10 +125,8 @@ def main(arguments: Optional[List[str]] = None) -> None:
     parser.add_argument('--plot', type=Path, help='draw time and memory into this .png')
     parser.add_argument('--out', type=Path, default=Path('work_dirs/benchmark_backbone.json'))
     parser.add_argument('--force', action='store_true', help='replace --out and --plot')
-    args = parser.parse_args(arguments)
-    for path in filter(None, (args.out, args.plot)):
-        if path.exists() and not args.force:
-            parser.error(f'{path} is there already; --force replaces it')
+    args = parser.parse_args()
+    refuse_existing(parser, args.force, args.out, args.plot)
     if args.device == 'cuda' and not torch.cuda.is_available():
         parser.error('--device cuda: torch finds no GPU')
     device = torch.device(args.device)
@@ -157,8 +140,7 @@ def main(arguments: Optional[List[str]] = None) -> None:
     for name, value in exponents.items():
         print(f'{name}: time ~ pixels^{value:.2f}')
     result = dict(machine=machine, arch=args.arch, train=args.train, exponents=exponents, rows=rows)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=2) + '\n')
+    write_json(args.out, result)
     if args.plot is not None:
         where = machine.get('GPU') or f'{machine["CPU"]}, {machine["threads"]} threads'
         passes = 'forward and backward' if args.train else 'forward'

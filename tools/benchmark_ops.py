@@ -43,7 +43,6 @@ Examples:
 import argparse
 import ctypes
 import importlib.util
-import json
 import math
 import os
 import statistics
@@ -62,11 +61,13 @@ from measuring import (
     bytes_of,
     describe_machine,
     interleave,
+    model_job,
     process_memory,
     seconds_of,
     tensor_memory,
 )
 from mmengine.registry import MODELS
+from outputs import refuse_existing, write_json
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -325,9 +326,7 @@ def time_train_step(device: torch.device, rounds: int, quick: bool) -> dict:
     model = MODELS.build(dict(type='LaplacianFormer', arch='tiny', out_indices=(3,))).to(device)
     images = torch.randn((1, 3, 64, 64) if quick else (8, 3, 224, 224), device=device)
 
-    def step() -> None:
-        model.zero_grad(set_to_none=True)
-        model(images)[-1].float().mean().backward()
+    step = model_job(model, images, train=True)
 
     def step_by_references() -> None:
         with mock.patch.object(_native, 'select', lambda name, reference, *_: reference):
@@ -407,9 +406,7 @@ def main() -> None:
     parser.add_argument('--force', action='store_true', help='replace --out and --plot')
     parser.add_argument('--quick', action='store_true', help='tiny shapes, 3 rounds: only a test')
     args = parser.parse_args()
-    for path in filter(None, (args.out, args.plot)):
-        if path.exists() and not args.force:
-            parser.error(f'{path} is there already; --force replaces it')
+    refuse_existing(parser, args.force, args.out, args.plot)
     if args.plot is not None and missing('matplotlib'):
         parser.error(f'--plot: {missing("matplotlib")}')
     if args.device == 'cuda' and not torch.cuda.is_available():
@@ -469,8 +466,7 @@ def main() -> None:
             print(f'{key}: {result[key]:.1f}')
     for key, value in result.get('train step', {}).items():
         print(f'train step, {key}:', f'{value:.2f}' if isinstance(value, float) else value)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=2) + '\n')
+    write_json(args.out, result)
     print('wrote', *filter(None, (args.out, args.plot)))
 
 

@@ -12,7 +12,6 @@ Example:
 """
 
 import argparse
-import json
 import statistics
 from functools import partial
 from pathlib import Path
@@ -20,9 +19,10 @@ from typing import Dict, List
 
 import numpy as np
 import torch
-from measuring import describe_machine, interleave
+from measuring import describe_machine, interleave, model_job
 from mmengine.config import Config
 from mmengine.registry import MODELS
+from outputs import refuse_existing, write_json
 from PIL import Image
 from rich.console import Console
 from rich.progress import track
@@ -85,16 +85,8 @@ def seconds_by_number(arch: str, size: tuple, numbers: List[int], rounds: int) -
         torch.manual_seed(0)
         attn_cfg = dict(type='LaplacianAttention', landmarks=m)
         model = MODELS.build(dict(type='LaplacianFormer', arch=arch, attn_cfg=attn_cfg))
-
-        def forward(model=model) -> None:
-            with torch.no_grad():
-                model(image)
-
-        def forward_backward(model=model) -> None:
-            model.zero_grad(set_to_none=True)
-            sum(out.mean() for out in model(image)).backward()
-
-        jobs[m, 'forward'], jobs[m, 'backward'] = forward, forward_backward
+        jobs[m, 'forward'] = model_job(model, image, train=False)
+        jobs[m, 'backward'] = model_job(model, image, train=True)
     seconds = interleave(jobs, rounds, torch.device('cpu'), budget=60)
     median = {key: statistics.median(values) for key, values in seconds.items()}
     return {m: (median[m, 'forward'], median[m, 'backward']) for m in numbers}
@@ -113,8 +105,7 @@ def main() -> None:
     parser.add_argument('--out', type=Path, default=Path('work_dirs/landmarks.json'))
     parser.add_argument('--force', action='store_true', help='replace --out')
     args = parser.parse_args()
-    if args.out.exists() and not args.force:
-        parser.error(f'{args.out} is there already; --force replaces it')
+    refuse_existing(parser, args.force, args.out)
     torch.manual_seed(0)
     backbone_cfg = dict(Config.fromfile(args.config).model.backbone, init_cfg=None)
     backbone = MODELS.build(backbone_cfg).eval()
@@ -133,8 +124,7 @@ def main() -> None:
     Console().print(table)
     result = dict(machine=describe_machine(torch.device('cpu')), size=args.size, arch=args.arch)
     result.update(config=args.config, rows=rows)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(json.dumps(result, indent=2) + '\n')
+    write_json(args.out, result)
     print('wrote', args.out)
 
 

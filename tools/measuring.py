@@ -14,6 +14,24 @@ from mmlaplace.ops import _native
 BUDGET = 3.0  # seconds per contender and pass
 
 
+def model_job(model: torch.nn.Module, image: torch.Tensor, train: bool) -> Callable:
+    """A pass of a model; it returns what the caller gets.
+
+    Without gradients or, to train, with those of all weights.
+    """
+
+    def forward() -> tuple:
+        with torch.no_grad():
+            return model(image)
+
+    def forward_backward() -> tuple:
+        model.zero_grad(set_to_none=True)
+        sum(out.mean() for out in model(image)).backward()
+        return ()
+
+    return forward_backward if train else forward
+
+
 def seconds_of(job: Callable, device: torch.device) -> float:
     """Time of one run."""
     if device.type == 'cpu':

@@ -22,6 +22,7 @@ from mmengine.config import Config, DictAction
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS, VISUALIZERS
 from mmengine.runner import load_checkpoint
+from outputs import refuse_existing
 from PIL import Image
 
 matplotlib.use('Agg')
@@ -63,8 +64,7 @@ def main() -> None:
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={})
     args = parser.parse_args()
-    if args.out.exists() and not args.force:
-        parser.error(f'{args.out} is there already; --force replaces it')
+    refuse_existing(parser, args.force, args.out)
 
     cfg = Config.fromfile(args.config)
     cfg.merge_from_dict(args.cfg_options)
