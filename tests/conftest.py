@@ -1,4 +1,5 @@
 import functools
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -6,7 +7,8 @@ from pathlib import Path
 import mmengine
 import pytest
 import torch
-from mmengine.registry import MODELS
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
 
 import mmlaplace.models  # noqa: F401  (registers)
 from mmlaplace.ops import _native
@@ -35,6 +37,22 @@ def mini_data(tmp_path_factory) -> Path:
     out = tmp_path_factory.mktemp('mini')
     subprocess.run([sys.executable, ROOT / 'tools/make_mini_datasets.py', '--out', out], check=True)
     return out
+
+
+def toolbox_config(path: Path) -> Config:
+    """A config whose toolbox has registered its modules."""
+    cfg = Config.fromfile(path)
+    utils = importlib.import_module(f'{cfg.default_scope}.utils')
+    utils.register_all_modules(init_default_scope=False)
+    return cfg
+
+
+def toolbox_model(cfg: Config) -> torch.nn.Module:
+    """The model of a config, built as the Runner does."""
+    if 'data_preprocessor' in cfg:
+        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        return MODELS.build(cfg.model)
 
 
 def quiet_init(model: torch.nn.Module) -> None:

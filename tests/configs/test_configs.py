@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import importlib
 import re
 
 import cv2
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import ROOT, quiet_init
+from conftest import ROOT, quiet_init, toolbox_config, toolbox_model
 from mmengine.config import Config, ConfigDict
 from mmengine.dataset import Compose
 from mmengine.optim import build_optim_wrapper
@@ -54,25 +53,18 @@ def each(paths):
 
 @functools.cache
 def parse(path) -> Config:
-    return Config.fromfile(path)
+    return toolbox_config(path)
 
 
 def load(path) -> Config:
-    """A config whose toolbox has registered its modules."""
-    cfg = copy.deepcopy(parse(path))
-    utils = importlib.import_module(f'{cfg.default_scope}.utils')
-    utils.register_all_modules(init_default_scope=False)
-    return cfg
+    return copy.deepcopy(parse(path))
 
 
 @functools.cache
 def build_model(path) -> torch.nn.Module:
     """The model of a config, without memory: shapes and names are enough here."""
-    cfg = load(path)
-    if 'data_preprocessor' in cfg:
-        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)  # as the Runner does
-    with DefaultScope.overwrite_default_scope(cfg.default_scope), torch.device('meta'):
-        return MODELS.build(cfg.model)
+    with torch.device('meta'):
+        return toolbox_model(load(path))
 
 
 def innermost(dataset: ConfigDict) -> ConfigDict:

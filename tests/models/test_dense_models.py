@@ -1,12 +1,8 @@
 """Detectors and segmentors of the mini configs on images of every shape."""
 
-from importlib import import_module
-
 import pytest
 import torch
-from conftest import ROOT, quiet_init
-from mmengine.config import Config
-from mmengine.registry import MODELS, DefaultScope
+from conftest import ROOT, quiet_init, toolbox_config, toolbox_model
 from mmengine.structures import InstanceData, PixelData
 
 CONFIGS = {
@@ -27,15 +23,11 @@ def build():
 
     def build_once(name: str):
         if name not in models:
-            cfg = Config.fromfile(CONFIGS[name])
-            pytest.importorskip(cfg.default_scope)
-            with DefaultScope.overwrite_default_scope(cfg.default_scope):
-                import_module(f'{cfg.default_scope}.utils').register_all_modules(
-                    init_default_scope=False
-                )
-                cfg.model.backbone.init_cfg = None
-                cfg.model.test_cfg.setdefault('rcnn', {}).update(score_thr=0.0)
-                models[name] = MODELS.build(cfg.model)
+            pytest.importorskip('mmdet' if name in DETECTORS else 'mmseg')
+            cfg = toolbox_config(CONFIGS[name])
+            cfg.model.backbone.init_cfg = None
+            cfg.model.test_cfg.setdefault('rcnn', {}).update(score_thr=0.0)
+            models[name] = toolbox_model(cfg)
             quiet_init(models[name])
         return models[name]
 

@@ -2,14 +2,11 @@
 
 import subprocess
 import sys
-from importlib import import_module
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT
-from mmengine.config import Config
-from mmengine.registry import MODELS, DefaultScope
+from conftest import ROOT, toolbox_config, toolbox_model
 from PIL import Image
 
 TOOLBOXES = ('mmpretrain', 'mmdet', 'mmseg')
@@ -63,13 +60,7 @@ assert result['predictions'].shape == (90, 120)
 def test_one_toolbox_alone(toolbox, tmp_path):
     """The other two cannot be imported."""
     config, code = CASES[toolbox]
-    cfg = Config.fromfile(ROOT / 'configs' / config)
-    with DefaultScope.overwrite_default_scope(toolbox):
-        import_module(f'{toolbox}.utils').register_all_modules(init_default_scope=False)
-        model_cfg = dict(cfg.model)
-        if 'data_preprocessor' in cfg:
-            model_cfg['data_preprocessor'] = cfg.data_preprocessor
-        model = MODELS.build(model_cfg)
+    model = toolbox_model(toolbox_config(ROOT / 'configs' / config))
     classes = [str(i) for i in range(11)]
     meta = dict(dataset_meta=dict(classes=classes, CLASSES=classes, palette='random'))
     torch.save(dict(state_dict=model.state_dict(), meta=meta), tmp_path / 'weights.pth')
