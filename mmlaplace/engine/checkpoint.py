@@ -37,7 +37,7 @@ class LoadReport(NamedTuple):
 
 
 def read_state_dict(
-    checkpoint: Union[str, PathLike], map_location: Any = 'cpu'
+    checkpoint: Union[str, PathLike], map_location: Any = 'cpu', key: Optional[str] = None
 ) -> Dict[str, Tensor]:
     """Read the weights of a checkpoint without running code from it.
 
@@ -47,6 +47,7 @@ def read_state_dict(
             ``state_dict``, ``model``, ``module``, ``state_dict_ema``, ``model_ema`` or
             ``ema_state_dict``, in this order.
         map_location: As in ``torch.load``. Default: 'cpu'.
+        key: Under which the weights lie, if not under the first of these. Default: None.
 
     Returns:
         Tensors by their names in the file, detached. What is not a tensor is left out.
@@ -76,15 +77,17 @@ def read_state_dict(
             'is cut off or is something else, such as an error page, download or copy it again'
         ) from error
     whole = content if isinstance(content, dict) else {}
-    for weights in [whole.get(key) for key in CONTAINERS] + [whole]:
+    places = [whole.get(name) for name in CONTAINERS] + [whole] if key is None else [whole.get(key)]
+    for weights in places:
         if isinstance(weights, dict):
             named = {k: v for k, v in weights.items() if isinstance(k, str)}
             tensors = {k: v.detach() for k, v in named.items() if isinstance(v, Tensor)}
             if tensors:
                 return tensors
+    expected = f'one of {CONTAINERS}' if key is None else repr(key)
     raise ValueError(
-        f'{checkpoint} has no weights: expected a dict of tensors, or one under one of '
-        f'{CONTAINERS}, got {list(whole) if whole else type(content).__name__}'
+        f'{checkpoint} has no weights: expected a dict of tensors, or one under {expected}, got '
+        f'{list(whole) if whole else type(content).__name__}'
     )
 
 

@@ -1,6 +1,7 @@
 """Inverses of ridged symmetric positive definite matrices: Newton–Schulz and Cholesky."""
 
-from typing import Optional, Tuple, Union
+import functools
+from typing import Callable, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -9,11 +10,15 @@ from . import _checks, _native
 from .precision import autocast_to_fp32, upcast
 
 
-def newton_schulz_inverse_reference(mat: Tensor, num_iters: int, ridge: float) -> Tensor:
+def newton_schulz_inverse_reference(
+    mat: Tensor, num_iters: int, ridge: float, start: Optional[Tensor] = None
+) -> Tensor:
     """The specification of :func:`newton_schulz_inverse` in plain PyTorch."""
     ridged = add_ridge(mat, ridge)
     with torch.no_grad():
-        inverse = identity_like(ridged) / ridged.abs().sum(-1).amax(-1)[..., None, None]
+        inverse = start
+        if start is None:
+            inverse = identity_like(ridged) / ridged.abs().sum(-1).amax(-1)[..., None, None]
         for _ in range(num_iters - 1):
             inverse = newton_schulz_step(ridged, inverse)
     return newton_schulz_step(ridged, inverse).to(mat.dtype)
@@ -60,6 +65,7 @@ def newton_schulz_inverse(
     num_iters: int = 20,
     ridge: float = 1e-2,
     *,
+    start: Optional[Tensor] = None,
     return_residual: bool = False,
     max_residual: Optional[float] = None,
     backend: str = 'auto',
@@ -83,6 +89,11 @@ def newton_schulz_inverse(
         num_iters: Steps; 20 are enough up to a condition number of about 30,000 (11 at 212), 30 up
             to a million.
         ridge: :math:`\varepsilon \ge 0`, added to the diagonal.
+        start: Another :math:`X_0`, shaped and typed like ``mat``, without a gradient. From
+            :math:`\alpha P` with :math:`0 < \alpha < 2 / \lVert P \rVert_2^2` the iteration tends to
+            the pseudo-inverse of a singular P, and after few steps leaves out what has eigenvalues
+            near zero. The compiled op has the default alone, so this computes by the
+            reference. Default: None, the one above.
         return_residual: Also return ``max |I - PX|`` of each matrix.
         max_residual: Raise if the residual of a matrix is larger. Default: None, no limit; without
             it an inverse that has not converged is returned as it is.
@@ -98,7 +109,7 @@ def newton_schulz_inverse(
         ValueError: If it is not square or has a value that is not finite, for ``num_iters < 1``
             or ``ridge < 0``, if the iteration diverged because P is not positive definite, or if
             a residual is above ``max_residual``.
-        RuntimeError: For ``backend='native'`` where the compiled op cannot run.
+        RuntimeError: For ``backend='native'`` with a ``start`` or where the compiled op cannot run.
 
     Source: LaplacianFormer (arXiv 2604.20368); the start and the order are ours.
     """
@@ -106,7 +117,10 @@ def newton_schulz_inverse(
     _check_inverse_inputs(op, mat, ridge)
     if num_iters < 1:
         raise ValueError(f'{op}: num_iters must be at least 1, got {num_iters}')
-    compute = _native.select(op, newton_schulz_inverse_reference, mat.device, backend)
+    if start is None:
+        compute = _native.select(op, newton_schulz_inverse_reference, mat.device, backend)
+    else:
+        compute = _from(start, mat, backend)
     with autocast_to_fp32(mat) as (mat,):
         inverse = compute(mat, num_iters, float(ridge))
         _raise_unless(torch.isfinite(inverse).all(), op, mat, ridge)
@@ -146,6 +160,20 @@ def cholesky_inverse(mat: Tensor, ridge: float = 1e-2) -> Tensor:
         succeeded = torch.isfinite(inverse).all() & (info == 0).all()
         _raise_unless(succeeded, 'cholesky_inverse', mat, ridge)
         return inverse
+
+
+def _from(start: Tensor, mat: Tensor, backend: str) -> Callable:
+    """The reference that starts at another matrix."""
+    op = 'newton_schulz_inverse'
+    if start.shape != mat.shape:
+        raise ValueError(
+            f'{op}: start must be shaped like mat, {tuple(mat.shape)}, got {tuple(start.shape)}'
+        )
+    if backend == 'native':
+        raise RuntimeError(f"{op}: the compiled op takes no start; use backend='reference'")
+    backend = 'reference' if backend == 'auto' else backend
+    compute = _native.select(op, newton_schulz_inverse_reference, mat.device, backend)
+    return functools.partial(compute, start=upcast(start)[0])
 
 
 def _check_inverse_inputs(op: str, mat: Tensor, ridge: float) -> None:

@@ -2,6 +2,17 @@
 
 from .base import BaseAttention, QKVAttention
 from .laplacian import LaplacianAttention
+from .pola import PolaAttention
+from .soft import SOFTAttention
 from .softmax import SoftmaxAttention
+from .window import WindowAttention
 
-__all__ = ['BaseAttention', 'LaplacianAttention', 'QKVAttention', 'SoftmaxAttention']
+__all__ = [
+    'BaseAttention',
+    'LaplacianAttention',
+    'PolaAttention',
+    'QKVAttention',
+    'SOFTAttention',
+    'SoftmaxAttention',
+    'WindowAttention',
+]

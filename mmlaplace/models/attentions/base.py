@@ -13,7 +13,9 @@ class BaseAttention(BaseModule):
 
     ``forward(x: (B, N, C), hw_shape: (H, W)) -> (B, N, C)`` with ``N = H * W``, for any H and W,
     odd and non-square ones included. Subclasses are registered in ``mmengine.registry.MODELS`` and
-    take at least the arguments below, so that every backbone can build every attention.
+    take at least the arguments below, so that every backbone can build every attention. Where
+    ``accepts_mask``, the forward takes a boolean ``mask`` too, broadcastable to (B, heads, N, N),
+    of the keys that a query sees.
 
     Args:
         embed_dims: Channels C.
@@ -25,6 +27,8 @@ class BaseAttention(BaseModule):
     Raises:
         ValueError: If ``num_heads`` does not divide ``embed_dims``.
     """
+
+    accepts_mask = False
 
     def __init__(
         self,
@@ -55,12 +59,16 @@ class BaseAttention(BaseModule):
         """``(B, heads, N, head_dims) -> (B, N, C)``."""
         return x.transpose(1, 2).flatten(2)
 
-    def check_tokens(self, x: Tensor, hw_shape: Tuple[int, int]) -> None:
-        """Raise a ValueError unless ``x`` is ``(B, H * W, C)``."""
+    def check_tokens(
+        self, x: Tensor, hw_shape: Tuple[int, int], num_prefix_tokens: int = 0
+    ) -> None:
+        """Raise a ValueError unless ``x`` is ``(B, H * W, C)``, with tokens in front if so said."""
         height, width = hw_shape
-        if x.dim() != 3 or x.shape[1] != height * width or x.shape[2] != self.embed_dims:
+        tokens = height * width + num_prefix_tokens
+        if x.dim() != 3 or x.shape[1] != tokens or x.shape[2] != self.embed_dims:
+            prefix = f'{num_prefix_tokens} + ' if num_prefix_tokens else ''
             raise ValueError(
-                f'{type(self).__name__} expects tokens (B, H*W, C) = (B, {height * width}, '
+                f'{type(self).__name__} expects tokens (B, {prefix}H*W, C) = (B, {tokens}, '
                 f'{self.embed_dims}) for hw_shape {tuple(hw_shape)}, got {tuple(x.shape)}'
             )
 
@@ -78,8 +86,11 @@ class QKVAttention(BaseAttention):
         rope: Whether q and k carry 2-D rotary positions. Default: True.
         dw_kernel_size: Odd kernel size of the depthwise convolution on V; 0 leaves it out.
             Default: 3.
+        dw_cfg: Further arguments of :class:`DepthwiseConv`. Default: none.
         proj_drop: Dropout rate behind the projection. Default: 0.
     """
+
+    num_prefix_tokens = 0
 
     def __init__(
         self,
@@ -90,6 +101,7 @@ class QKVAttention(BaseAttention):
         share_qk: bool = False,
         rope: bool = True,
         dw_kernel_size: int = 3,
+        dw_cfg: Optional[dict] = None,
         proj_drop: float = 0.0,
         init_cfg: Optional[dict] = None,
     ) -> None:
@@ -97,7 +109,9 @@ class QKVAttention(BaseAttention):
         self.share_qk = share_qk
         self.qkv = nn.Linear(embed_dims, (2 if share_qk else 3) * embed_dims, bias=qkv_bias)
         self.rotary = RotaryEmbedding2D(self.head_dims) if rope else None
-        self.local = DepthwiseConv(embed_dims, dw_kernel_size) if dw_kernel_size else None
+        self.local = None
+        if dw_kernel_size:
+            self.local = DepthwiseConv(embed_dims, dw_kernel_size, num_heads, **(dw_cfg or {}))
         self.proj = nn.Linear(embed_dims, embed_dims)
         self.proj_drop = nn.Dropout(proj_drop)
 
@@ -108,13 +122,20 @@ class QKVAttention(BaseAttention):
         With ``share_qk`` the keys are the queries, the same object.
         """
 
-    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        self.check_tokens(x, hw_shape)
-        *query_key, value = self.qkv(x).chunk(2 if self.share_qk else 3, dim=-1)
+    def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tuple[Tensor, ...]:
+        """Tokens ``(B, N, C)`` to queries, keys and values of that shape; no keys if shared."""
+        return self.qkv(x).chunk(2 if self.share_qk else 3, dim=-1)
+
+    def forward(
+        self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
+    ) -> Tensor:
+        self.check_tokens(x, hw_shape, self.num_prefix_tokens)
+        *query_key, value = self.project(x, hw_shape)
         query_key = [self.split_heads(tokens) for tokens in query_key]
         if self.rotary is not None:
             query_key = [self.rotary(tokens, hw_shape) for tokens in query_key]
-        mixed = self.mix(query_key[0], query_key[-1], self.split_heads(value), hw_shape)
+        seen = {} if mask is None else dict(mask=mask)
+        mixed = self.mix(query_key[0], query_key[-1], self.split_heads(value), hw_shape, **seen)
         out = self.merge_heads(mixed)
         if self.local is not None:
             out = out + self.local(value, hw_shape)

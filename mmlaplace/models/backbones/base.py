@@ -1,5 +1,5 @@
 import re
-from typing import Dict, List, Sequence, Tuple, Union
+from typing import Dict, List, Optional, Sequence, Tuple, Union
 
 import torch.nn as nn
 from mmengine.model import BaseModule, ModuleDict, PretrainedInit, update_init_info
@@ -7,9 +7,8 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...engine.checkpoint import load_weights
-from ..layers import OverlapPatchEmbed, TransformerBlock, tokens_to_map
+from ..layers import OverlapPatchEmbed, PositionEmbedding, TransformerBlock, tokens_to_map
 
-STAGE_STRIDES = (4, 2, 2, 2)
 ARCH_KEYS = ('embed_dims', 'depths', 'num_heads', 'ffn_ratios')
 PRETRAINED_KEYS = ('checkpoint', 'prefix', 'map_location', 'min_matched')
 INIT_CFG = [
@@ -19,27 +18,32 @@ INIT_CFG = [
 
 
 class PyramidBackbone(BaseModule):
-    """Four stages of pre-norm transformer blocks at strides 4, 8, 16 and 32.
+    """Stages of transformer blocks at strides 4, 8, 16 and 32.
 
-    Subclasses name their sizes in ``arch_zoo`` and their ``default_attn_cfg``.
+    Subclasses name their sizes in ``arch_zoo`` and their ``default_attn_cfg``, and override the
+    class attributes and :meth:`build_patch_embed` and :meth:`build_block` where they differ from
+    overlapping patch embeddings and pre-norm blocks.
 
     Args:
         arch: A name in ``arch_zoo``, or a dict with ``embed_dims``, ``depths``, ``num_heads`` and
             ``ffn_ratios``, each with one entry per stage.
         attn_cfg: Config of the attention, such as ``dict(type='SoftmaxAttention')``. A list or
-            tuple as a value has one entry per stage; a list of configs has one per stage.
-            Default: ``default_attn_cfg``.
+            tuple as a value has one entry per stage; a list of configs has one per stage. A
+            config without a type changes options of ``default_attn_cfg``, in the stages that have
+            the attention of the first. Default: ``default_attn_cfg``.
         img_size: Side, or height and width, of the training images, at which attentions
             initialise what depends on size. The forward accepts any. Default: 224.
         in_channels: Channels of the image. Default: 3.
         out_indices: Stages whose maps are returned, 0 to 3. Only they get a norm, and stages
             behind the last of them are not built, so that no parameter is unused. Default:
-            (0, 1, 2, 3); a classifier wants (3,).
-        drop_rate: Dropout rate in the FFNs. Default: 0.
+            all; a classifier wants (3,).
+        out_norms: Whether the maps returned get a LayerNorm. Default: the class attribute
+            ``default_out_norms``, True unless the family has it otherwise.
+        drop_rate: Dropout rate in the FFNs and on embedded positions. Default: 0.
         drop_path_rate: Stochastic depth rate of the last block, rising linearly from 0 at the
             first. Default: 0.
-        frozen_stages: -1 freezes nothing, 0 the stem (the first patch embedding), k the stem and
-            the first k stages. Default: -1.
+        frozen_stages: -1 freezes nothing, 0 the stem (the first patch embedding and positions), k
+            the stem and the first k stages. Default: -1.
         norm_eval: Whether BatchNorms stay in eval mode while training. Default: False.
         with_cp: Whether blocks recompute their activations in the backward pass. Default: False.
         init_cfg: As in mmengine, but ``type='Pretrained'`` loads strictly, see
@@ -51,7 +55,11 @@ class PyramidBackbone(BaseModule):
     """
 
     arch_zoo: Dict[str, dict] = {}
-    default_attn_cfg: dict = {}
+    default_attn_cfg: Union[dict, Sequence[dict]] = {}
+    stage_strides = (4, 2, 2, 2)
+    default_out_norms = True
+    norm_eps = 1e-6
+    absolute_positions = False  # whether tokens get a learned position in front of each stage
 
     def __init__(
         self,
@@ -59,7 +67,8 @@ class PyramidBackbone(BaseModule):
         attn_cfg: Union[dict, Sequence[dict], None] = None,
         img_size: Union[int, Tuple[int, int]] = 224,
         in_channels: int = 3,
-        out_indices: Sequence[int] = (0, 1, 2, 3),
+        out_indices: Optional[Sequence[int]] = None,
+        out_norms: Optional[bool] = None,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
         frozen_stages: int = -1,
@@ -72,7 +81,9 @@ class PyramidBackbone(BaseModule):
         self.embed_dims = settings['embed_dims']
         self.depths = settings['depths']
         self.num_stages = len(self.depths)
-        out_indices = (out_indices,) if isinstance(out_indices, int) else out_indices
+        if out_indices is None:
+            out_indices = range(self.num_stages)
+        out_indices = (out_indices,) if isinstance(out_indices, int) else tuple(out_indices)
         out_of_range = [i for i in out_indices if not 0 <= i < self.num_stages]
         if out_of_range or not out_indices:
             raise ValueError(
@@ -82,45 +93,67 @@ class PyramidBackbone(BaseModule):
             raise ValueError(f'frozen_stages must be -1 to {self.num_stages}, got {frozen_stages}')
         if not 0 <= drop_path_rate < 1:
             raise ValueError(f'drop_path_rate must be in [0, 1), got {drop_path_rate}')
-        self.out_indices = tuple(out_indices)
+        self.out_indices = out_indices
+        self.out_norms = self.default_out_norms if out_norms is None else out_norms
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
 
-        attn_cfgs = self._attn_cfg_per_stage(attn_cfg or self.default_attn_cfg)
+        attn_cfgs = self._attn_cfg_per_stage(attn_cfg)
         resolution = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         total = sum(self.depths)
         drop_path_rates = [drop_path_rate * i / max(total - 1, 1) for i in range(total)]
         self.stages = nn.ModuleList()
         # Stages behind the last output would have no gradient, so they are not built.
         for i, depth in enumerate(self.depths[: max(self.out_indices) + 1]):
-            resolution = tuple(-(-side // STAGE_STRIDES[i]) for side in resolution)
-            patch_embed = OverlapPatchEmbed(
-                in_channels if i == 0 else self.embed_dims[i - 1],
-                self.embed_dims[i],
-                kernel_size=7 if i == 0 else 3,
-                stride=STAGE_STRIDES[i],
+            resolution = tuple(-(-side // self.stage_strides[i]) for side in resolution)
+            stage = nn.ModuleDict()
+            stage['patch_embed'] = self.build_patch_embed(
+                i, in_channels if i == 0 else self.embed_dims[i - 1]
             )
+            if self.absolute_positions:
+                stage['position'] = self.build_position(i, resolution, drop_rate)
             attn = dict(
                 attn_cfgs[i],
                 embed_dims=self.embed_dims[i],
                 num_heads=settings['num_heads'][i],
                 input_resolution=resolution,
             )
-            blocks = nn.ModuleList(
-                TransformerBlock(
-                    self.embed_dims[i],
-                    attn,
-                    settings['ffn_ratios'][i],
-                    drop_rate,
-                    drop_path_rates[sum(self.depths[:i]) + j],
-                    with_cp,
+            stage['blocks'] = nn.ModuleList(
+                self.build_block(
+                    i,
+                    j,
+                    attn_cfg=attn,
+                    embed_dims=self.embed_dims[i],
+                    ffn_ratio=settings['ffn_ratios'][i],
+                    drop_rate=drop_rate,
+                    drop_path_rate=drop_path_rates[sum(self.depths[:i]) + j],
+                    with_cp=with_cp,
                 )
                 for j in range(depth)
             )
-            self.stages.append(nn.ModuleDict(dict(patch_embed=patch_embed, blocks=blocks)))
-        for i in self.out_indices:
-            self.add_module(f'norm{i}', nn.LayerNorm(self.embed_dims[i], eps=1e-6))
+            self.stages.append(stage)
+        for i in self.out_indices if self.out_norms else ():
+            self.add_module(f'norm{i}', nn.LayerNorm(self.embed_dims[i], eps=self.norm_eps))
         self._freeze_stages()
+
+    def build_patch_embed(self, stage: int, in_channels: int) -> nn.Module:
+        """What makes the tokens of a stage: ``(B, C_in, H, W) -> (B, N, C), (H', W')``."""
+        return OverlapPatchEmbed(
+            in_channels,
+            self.embed_dims[stage],
+            kernel_size=7 if stage == 0 else 3,
+            stride=self.stage_strides[stage],
+        )
+
+    def build_position(
+        self, stage: int, resolution: Tuple[int, int], drop_rate: float
+    ) -> nn.Module:
+        """What adds positions to the tokens of a stage, where ``absolute_positions``."""
+        return PositionEmbedding(self.embed_dims[stage], resolution, drop_rate=drop_rate)
+
+    def build_block(self, stage: int, block: int, **kwargs) -> nn.Module:
+        """A block, from the arguments of :class:`TransformerBlock`."""
+        return TransformerBlock(norm_eps=self.norm_eps, **kwargs)
 
     def _arch_settings(self, arch: Union[str, dict]) -> dict:
         if isinstance(arch, str):
@@ -138,16 +171,18 @@ class PyramidBackbone(BaseModule):
             )
         for key in ARCH_KEYS:
             values = arch[key]
-            if not isinstance(values, (list, tuple)) or len(values) != len(STAGE_STRIDES):
+            if not isinstance(values, (list, tuple)) or len(values) != len(self.stage_strides):
                 raise ValueError(
-                    f'arch[{key!r}] must have one entry for each of the {len(STAGE_STRIDES)} '
+                    f'arch[{key!r}] must have one entry for each of the {len(self.stage_strides)} '
                     f'stages, got {values}'
                 )
             if min(values) <= 0:
                 raise ValueError(f'arch[{key!r}] must be positive in every stage, got {values}')
         return {key: tuple(arch[key]) for key in ARCH_KEYS}
 
-    def _attn_cfg_per_stage(self, attn_cfg: Union[dict, Sequence[dict]]) -> List[dict]:
+    def _attn_cfg_per_stage(self, attn_cfg: Union[dict, Sequence[dict], None]) -> List[dict]:
+        if not attn_cfg:
+            attn_cfg = self.default_attn_cfg
         if not isinstance(attn_cfg, dict):
             configs = [dict(config) for config in attn_cfg]
             if len(configs) != self.num_stages:
@@ -156,8 +191,6 @@ class PyramidBackbone(BaseModule):
                     f'stages, got {len(configs)}'
                 )
             return configs
-        if 'type' not in attn_cfg:
-            raise ValueError(f"attn_cfg must name an attention, as type='…', got {attn_cfg}")
         per_stage = {
             key: value
             for key, value in attn_cfg.items()
@@ -169,9 +202,16 @@ class PyramidBackbone(BaseModule):
                     f'attn_cfg[{key!r}] must be one value or one for each of the '
                     f'{self.num_stages} stages, got {value}'
                 )
-        return [
+        configs = [
             dict(attn_cfg, **{key: value[i] for key, value in per_stage.items()})
             for i in range(self.num_stages)
+        ]
+        if 'type' in attn_cfg:
+            return configs
+        defaults = self._attn_cfg_per_stage(None)
+        return [
+            dict(default, **config) if default['type'] == defaults[0]['type'] else default
+            for default, config in zip(defaults, configs)
         ]
 
     def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
@@ -180,31 +220,38 @@ class PyramidBackbone(BaseModule):
         Strides s are 4, 8, 16, 32; one map for each of ``out_indices``, in rising order of stage.
 
         Raises:
-            ValueError: If a side of the image is shorter than the first patch stride, 4.
+            ValueError: If a side of the image is shorter than the first patch stride.
         """
-        if min(x.shape[-2:]) < STAGE_STRIDES[0]:
+        if min(x.shape[-2:]) < self.stage_strides[0]:
             raise ValueError(
-                f'{type(self).__name__} needs images of at least {STAGE_STRIDES[0]} x '
-                f'{STAGE_STRIDES[0]} pixels, got shape {tuple(x.shape)}'
+                f'{type(self).__name__} needs images of at least {self.stage_strides[0]} x '
+                f'{self.stage_strides[0]} pixels, got shape {tuple(x.shape)}'
             )
         outs = []
         for i, stage in enumerate(self.stages):
             x, hw_shape = stage['patch_embed'](x)
+            if self.absolute_positions:
+                x = stage['position'](x, hw_shape)
             for block in stage['blocks']:
                 x = block(x, hw_shape)
             if i in self.out_indices:
-                norm = getattr(self, f'norm{i}')
-                outs.append(tokens_to_map(norm(x), hw_shape).contiguous())
-            x = tokens_to_map(x, hw_shape)
+                out = getattr(self, f'norm{i}')(x) if self.out_norms else x
+                outs.append(self.output(i, out, hw_shape))
+            if i + 1 < len(self.stages):
+                x = tokens_to_map(x, hw_shape)
         return tuple(outs)
+
+    def output(self, stage: int, tokens: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """What is returned of a stage's tokens: their map ``(B, C, H, W)``."""
+        return tokens_to_map(tokens, hw_shape).contiguous()
 
     def _freeze_stages(self) -> None:
         frozen = []
         if self.frozen_stages >= 0:
-            frozen.append(self.stages[0]['patch_embed'])
+            frozen += [stem for name, stem in self.stages[0].items() if name != 'blocks']
         for i, stage in enumerate(self.stages[: max(self.frozen_stages, 0)]):
             frozen.append(stage)
-            if i in self.out_indices:
+            if i in self.out_indices and self.out_norms:
                 frozen.append(getattr(self, f'norm{i}'))
         for module in frozen:
             module.eval()
@@ -223,9 +270,9 @@ class PyramidBackbone(BaseModule):
     def get_layer_depth(self, param_name: str, prefix: str = '') -> Tuple[int, int]:
         """The depth of a parameter, for layer-wise learning rates, and the number of depths.
 
-        The stem has depth 0, block j (counted through all stages) j + 1; a later patch embedding
-        belongs to the block behind it, the norm of a stage to its last block. What is behind the
-        last block, or outside ``prefix``, has the last depth.
+        The stem has depth 0, block j (counted through all stages) j + 1; later patch embeddings and
+        positions belong to the block behind them, the norm of a stage to its last block. What is
+        behind the last block, or outside ``prefix``, has the last depth.
 
         Args:
             param_name: As in the model's ``named_parameters()``.
@@ -233,7 +280,7 @@ class PyramidBackbone(BaseModule):
         """
         num_layers = sum(self.depths) + 2
         name = param_name[len(prefix) :] if param_name.startswith(prefix) else ''
-        in_stage = re.match(r'stages\.(\d+)\.(?:patch_embed\.|blocks\.(\d+)\.)', name)
+        in_stage = re.match(r'stages\.(\d+)\.(?:patch_embed\.|position\.|blocks\.(\d+)\.)', name)
         if in_stage:
             stage, block = int(in_stage[1]), in_stage[2]
             if block is None and stage == 0:

@@ -1,4 +1,4 @@
-from typing import Tuple
+from typing import Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -34,15 +34,20 @@ class DropPath(nn.Module):
 
 
 class TransformerBlock(BaseModule):
-    """Pre-norm block: ``x + attention(norm(x))``, then ``x + ffn(norm(x))``.
+    """``x + attention(norm(x))``, then ``x + ffn(norm(x))``; post-norm puts norms behind the sums.
 
     Args:
         embed_dims: Channels C.
         attn_cfg: Complete config of a registered attention.
-        ffn_ratio: Hidden channels of the FFN in units of C.
-        drop_rate: Dropout rate in the FFN.
-        drop_path_rate: Stochastic depth rate of both branches.
-        with_cp: Whether to recompute activations in the backward pass to save memory.
+        ffn_ratio: Hidden channels of the FFN in units of C. Default: 4.
+        drop_rate: Dropout rate in the FFN. Default: 0.
+        drop_path_rate: Stochastic depth rate of both branches. Default: 0.
+        with_cp: Whether to recompute activations in the backward pass to save memory. Default:
+            False.
+        norm_first: Whether the block is pre-norm. Post-norm is ``norm(x + attention(x))``, then
+            ``norm(x + ffn(x))``. Default: True.
+        norm_eps: Epsilon of the norms. Default: 1e-6.
+        ffn_cfg: Further arguments of :class:`FFN`. Default: none.
     """
 
     def __init__(
@@ -53,18 +58,26 @@ class TransformerBlock(BaseModule):
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
         with_cp: bool = False,
+        norm_first: bool = True,
+        norm_eps: float = 1e-6,
+        ffn_cfg: Optional[dict] = None,
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(embed_dims, eps=1e-6)
+        self.norm1 = nn.LayerNorm(embed_dims, eps=norm_eps)
         self.attn = MODELS.build(attn_cfg)
-        self.norm2 = nn.LayerNorm(embed_dims, eps=1e-6)
-        self.ffn = FFN(embed_dims, ffn_ratio, drop_rate)
+        self.norm2 = nn.LayerNorm(embed_dims, eps=norm_eps)
+        self.ffn = FFN(embed_dims, ffn_ratio, drop_rate, **(ffn_cfg or {}))
         self.drop_path = DropPath(drop_path_rate)
         self.with_cp = with_cp
+        self.norm_first = norm_first
 
     def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        x = x + self.drop_path(self.attn(self.norm1(x), hw_shape))
-        return x + self.drop_path(self.ffn(self.norm2(x)))
+        for norm, branch in ((self.norm1, self.attn), (self.norm2, self.ffn)):
+            if self.norm_first:
+                x = x + self.drop_path(branch(norm(x), hw_shape))
+            else:
+                x = norm(x + self.drop_path(branch(x, hw_shape)))
+        return x
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""

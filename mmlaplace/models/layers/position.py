@@ -2,9 +2,13 @@ from typing import Tuple
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
+from mmengine.model import BaseModule
 from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
+
+from .feature_map import map_to_tokens
 
 
 class RotaryEmbedding2D(nn.Module):
@@ -44,3 +48,56 @@ class RotaryEmbedding2D(nn.Module):
             first, second = turned.chunk(2, dim=-1)
             turned = torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
             return torch.cat([turned.to(x.dtype), x[..., self.rotated_dims :]], dim=-1)
+
+
+def resize_map(x: Tensor, hw_shape: Tuple[int, int], mode: str = 'bilinear') -> Tensor:
+    """Interpolate a map ``(1, C, H, W)`` to another size; the same map where it has that size.
+
+    In at least fp32; what is no map, such as a tensor of another arch, comes back as it is.
+    """
+    if x.dim() != 4 or tuple(x.shape[2:]) == tuple(hw_shape):
+        return x
+    resized = F.interpolate(upcast(x)[0], tuple(hw_shape), mode=mode, align_corners=False)
+    return resized.to(x.dtype)
+
+
+class PositionEmbedding(BaseModule):
+    """Add a learned vector to each token of a map, and put a class token in front of them.
+
+    Args:
+        embed_dims: Channels C.
+        resolution: Height and width of the token map at the training image size. For other maps
+            the positions are resized bilinearly, in the forward and when weights are loaded.
+        class_token: Whether there is a class token; it has a position of its own. Default: False.
+        drop_rate: Dropout rate of the sums. Default: 0.
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        resolution: Tuple[int, int],
+        class_token: bool = False,
+        drop_rate: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.map = nn.Parameter(torch.zeros(1, embed_dims, *resolution))
+        if class_token:
+            self.class_token = nn.Parameter(torch.zeros(1, 1, embed_dims))
+            self.class_position = nn.Parameter(torch.zeros(1, 1, embed_dims))
+        else:
+            self.class_token = None
+        self.drop = nn.Dropout(drop_rate)
+        for parameter in self.parameters():
+            nn.init.trunc_normal_(parameter, std=0.02)
+
+    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``, or N + 1 with the class token first."""
+        x = x + map_to_tokens(resize_map(self.map, hw_shape))
+        if self.class_token is not None:
+            first = self.class_token + self.class_position
+            x = torch.cat([first.expand(x.shape[0], -1, -1), x], dim=1)
+        return self.drop(x)
+
+    def resize_weight(self, name: str, value: Tensor) -> Tensor:
+        """The map of a checkpoint in the size of this one."""
+        return resize_map(value, self.map.shape[2:]) if name == 'map' else value

@@ -1,0 +1,68 @@
+from typing import Optional, Tuple
+
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from ..layers import join_windows, shifted_neighbours, split_windows
+from .base import BaseAttention
+
+SWIN_ATTENTION = dict(type='SoftmaxAttention', rope=False, dw_kernel_size=0, relative_bias=True)
+
+
+@MODELS.register_module()
+class WindowAttention(BaseAttention):
+    """Any attention inside of square windows of the map, as in Swin.
+
+    A map whose sides are no multiples of the window gets zeros at the bottom and the right. On a
+    map with a side not longer than the window, that side is the window, and nothing is shifted.
+    Shifted windows that hold tokens of opposite borders keep these apart if the attention accepts
+    a mask; linear attentions mix them, as PolaFormer's and FLatten's do.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        window_size: Side of a window, in tokens. Default: 7.
+        shifted: Whether windows are shifted by half of their side. Default: False.
+        attn_cfg: Config of the attention inside. Default: Swin's, softmax with a relative bias.
+
+    Raises:
+        ValueError: If ``window_size < 1``.
+
+    Source: Swin Transformer (arXiv 2103.14030).
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        window_size: int = 7,
+        shifted: bool = False,
+        attn_cfg: Optional[dict] = None,
+        init_cfg: Optional[dict] = None,
+    ) -> None:
+        super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
+        if window_size < 1:
+            raise ValueError(f'window_size must be at least 1, got {window_size}')
+        self.window_size = window_size
+        self.shifted = shifted
+        side = min(window_size, *self.input_resolution)
+        self.attn = MODELS.build(
+            dict(
+                attn_cfg or SWIN_ATTENTION,
+                embed_dims=embed_dims,
+                num_heads=num_heads,
+                input_resolution=(side, side),
+            )
+        )
+
+    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        self.check_tokens(x, hw_shape)
+        side = min(self.window_size, *hw_shape)
+        shift = side // 2 if self.shifted and min(hw_shape) > self.window_size else 0
+        windows = split_windows(x, hw_shape, side, shift)
+        seen = {}
+        if shift and self.attn.accepts_mask:
+            mask = shifted_neighbours(hw_shape, side, shift, x.device)
+            seen = dict(mask=mask.repeat(len(x), 1, 1).unsqueeze(1))
+        mixed = self.attn(windows, (side, side), **seen)
+        return join_windows(mixed, hw_shape, side, shift)
