@@ -90,7 +90,7 @@ def newton_schulz_inverse(
             to a million.
         ridge: :math:`\varepsilon \ge 0`, added to the diagonal.
         start: Another :math:`X_0`, shaped and typed like ``mat``, without a gradient. From
-            :math:`\alpha P` with :math:`0 < \alpha < 2 / \lVert P \rVert_2^2` the iteration tends to
+            :math:`\alpha P`, :math:`0 < \alpha < 2 / \lVert P \rVert_2^2`, the iteration tends to
             the pseudo-inverse of a singular P, and after few steps leaves out what has eigenvalues
             near zero. The compiled op has the default alone, so this computes by the
             reference. Default: None, the one above.

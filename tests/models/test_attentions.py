@@ -8,27 +8,49 @@ from mmengine.registry import MODELS
 from mmlaplace.models import BaseAttention
 
 ATTENTIONS = registered(BaseAttention)
+# Options under which an attention computes by another path; without any, all are as registered.
+PLAIN_SOFTMAX = dict(type='SoftmaxAttention', rope=False, dw_kernel_size=0)
+OPTIONS = [
+    PLAIN_SOFTMAX,
+    dict(PLAIN_SOFTMAX, relative_bias=True),
+    dict(PLAIN_SOFTMAX, sr_ratio=2, dw_kernel_size=0),
+    dict(type='SOFTAttention', normalized=False, pool_ratio=2, landmarks=None),
+    dict(type='SOFTAttention', step_size='matrix', sampling='average', landmarks=4),
+    dict(type='SOFTAttention', sampling='random', landmarks=9),
+    dict(type='SOFTAttention', sampling='biased', landmarks=None, pool_ratio=2),
+    dict(type='PolaAttention', sr_ratio=2),
+    dict(type='PolaAttention', sr_ratio=3, key_positions=False),
+    dict(type='WindowAttention', window_size=3, shifted=True),
+    dict(type='WindowAttention', window_size=2, shifted=True, attn_cfg=dict(type='PolaAttention')),
+]
+CASES = [dict(type=name) for name in ATTENTIONS] + OPTIONS
 MAPS = [(7, 7), (5, 9), (1, 1), (1, 6), (13, 4)]
 
 
-def build(name, embed_dims=64, num_heads=2, **kwargs):
+def each(cases):
+    def name(cfg):
+        return '-'.join(str(value) for value in cfg.values())
+
+    return pytest.mark.parametrize('cfg', cases, ids=map(name, cases))
+
+
+def build(cfg, embed_dims=64, num_heads=2):
     attention = MODELS.build(
-        dict(
-            type=name, embed_dims=embed_dims, num_heads=num_heads, input_resolution=(7, 7), **kwargs
-        )
+        dict(cfg, embed_dims=embed_dims, num_heads=num_heads, input_resolution=(7, 7))
     )
     quiet_init(attention)
     return attention.eval()
 
 
 def test_the_registry_has_attentions():
-    assert {'LaplacianAttention', 'SoftmaxAttention'} <= set(ATTENTIONS)
+    ours = {'LaplacianAttention', 'PolaAttention', 'SOFTAttention', 'SoftmaxAttention'}
+    assert ours < set(ATTENTIONS)
 
 
-@pytest.mark.parametrize('name', ATTENTIONS)
+@each(CASES)
 @pytest.mark.parametrize('hw_shape', MAPS)
-def test_any_map_keeps_its_shape_and_gives_gradients(name, hw_shape):
-    attention = build(name)
+def test_any_map_keeps_its_shape_and_gives_gradients(cfg, hw_shape):
+    attention = build(cfg)
     x = torch.randn(2, hw_shape[0] * hw_shape[1], 64, requires_grad=True)
     out = attention(x, hw_shape)
     assert out.shape == x.shape
@@ -38,27 +60,27 @@ def test_any_map_keeps_its_shape_and_gives_gradients(name, hw_shape):
         assert torch.isfinite(value.grad).all(), parameter_name
 
 
-@pytest.mark.parametrize('name', ATTENTIONS)
-def test_a_batch_gives_what_its_images_give_alone(name):
-    attention = build(name).double()
+@each(CASES)
+def test_a_batch_gives_what_its_images_give_alone(cfg):
+    attention = build(cfg).double()
     x = torch.randn(3, 35, 64, dtype=torch.float64)
     alone = torch.cat([attention(image[None], (5, 7)) for image in x])
     torch.testing.assert_close(attention(x, (5, 7)), alone, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize('name', ATTENTIONS)
-def test_rows_and_columns_are_not_confused(name):
-    attention = build(name)
+@each([cfg for cfg in CASES if cfg != PLAIN_SOFTMAX])  # which knows no positions
+def test_rows_and_columns_are_not_confused(cfg):
+    attention = build(cfg)
     x = torch.randn(1, 12, 64)
     assert not torch.allclose(attention(x, (3, 4)), attention(x, (4, 3)), atol=1e-4)
 
 
-@pytest.mark.parametrize('name', ATTENTIONS)
+@each(CASES)
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
-def test_autocast_stays_close_to_fp32(name, dtype):
+def test_autocast_stays_close_to_fp32(cfg, dtype):
     if dtype == torch.float16 and not hasattr(torch.amp, 'is_autocast_available'):
         pytest.skip('before torch 2.4, autocast on a CPU takes bfloat16 alone')
-    attention = build(name)
+    attention = build(cfg)
     x = torch.randn(2, 49, 64)
     exact = attention(x, (7, 7))
     with torch.autocast('cpu', dtype=dtype):
@@ -67,13 +89,24 @@ def test_autocast_stays_close_to_fp32(name, dtype):
     assert (out.float() - exact).abs().max() <= 8 * torch.finfo(dtype).eps * exact.abs().max()
 
 
-@pytest.mark.parametrize('name', ATTENTIONS)
-def test_wrong_tokens_are_quoted(name):
+@each(CASES)
+def test_wrong_tokens_are_quoted(cfg):
     with pytest.raises(ValueError, match=r'hw_shape \(7, 7\), got \(2, 48, 64\)'):
-        build(name)(torch.randn(2, 48, 64), (7, 7))
+        build(cfg)(torch.randn(2, 48, 64), (7, 7))
 
 
-@pytest.mark.parametrize('name', ATTENTIONS)
-def test_heads_must_divide_channels(name):
+@each(CASES)
+def test_maps_of_another_size_take_the_weights_of_this(cfg):
+    attention = build(cfg)
+    for name, value in attention.state_dict().items():
+        path, _, local_name = name.rpartition('.')
+        module = attention.get_submodule(path)
+        if value.dim() == 4 and hasattr(module, 'resize_weight'):
+            larger = torch.randn(*value.shape[:2], *(2 * side + 1 for side in value.shape[2:]))
+            assert module.resize_weight(local_name, larger).shape == value.shape, name
+
+
+@each(CASES)
+def test_heads_must_divide_channels(cfg):
     with pytest.raises(ValueError, match=r'embed_dims \(100\).*num_heads \(3\)'):
-        build(name, embed_dims=100, num_heads=3)
+        build(cfg, embed_dims=100, num_heads=3)

@@ -121,7 +121,7 @@ def convert(theirs: Dict[str, Tensor], args: argparse.Namespace) -> Conversion:
             'block1.0.attn.positional_encoding and layers.0.blocks.0.attn.positional_encoding; '
             f'its names are {list(theirs)[:3]} …; SOFT has soft_to_mmlaplace.py'
         )
-    if 'layers.0.blocks.0.norm1.weight' in theirs:
+    if any(name.startswith('layers.') for name in theirs):
         convert_swin(conversion)
     else:
         convert_pvt(conversion, tuple(args.image_size))

@@ -1,0 +1,226 @@
+"""The authors' weights, converted, give the authors' outputs."""
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, quiet_init
+from mmengine.registry import MODELS
+
+from mmlaplace.engine import read_state_dict
+
+sys.path.insert(0, str(ROOT / 'tools/model_converters'))
+import polaformer_to_mmlaplace
+import soft_to_mmlaplace
+from conversion import Conversion, position_map
+
+GOLDEN = Path(__file__).resolve().parent.parent / 'data/golden'
+# A Newton iteration that is unrolled and one whose gradient is implicit agree as far as it has
+# converged.
+SOFT_GRADIENT, POLA_GRADIENT, FORWARD = 2e-2, 1e-4, 1e-4
+ATTENTIONS = {
+    'soft_attention_r4': (dict(normalized=False), SOFT_GRADIENT),
+    'soft_attention_r2': (dict(normalized=False), SOFT_GRADIENT),
+    'softpp_attention_r4': (dict(step_size='batch'), SOFT_GRADIENT),
+    'pola_attention_sr1': ({}, POLA_GRADIENT),
+    'pola_attention_sr2': ({}, POLA_GRADIENT),
+}
+SMALL = dict(embed_dims=(16, 32, 48, 64), num_heads=(1, 2, 3, 4), depths=(1, 1, 2, 1))
+SWIN_SMALL = dict(embed_dims=(16, 32, 64, 128), num_heads=(1, 2, 4, 8))
+MODEL_CONFIGS = {
+    'soft_model_small': dict(
+        type='SOFT', out_type='class_token', attn_cfg=dict(normalized=False),
+        arch=dict(SMALL, ffn_ratios=(4, 4, 4, 4)),
+    ),
+    'pola_pvt_small': dict(
+        type='PolaFormerPVT', arch=dict(SMALL, depths=(1, 1, 1, 1), ffn_ratios=(8, 8, 4, 4))
+    ),
+    'pola_swin_small': dict(
+        type='PolaFormerSwin', arch=dict(SWIN_SMALL, depths=(1, 1, 1, 1), ffn_ratios=(4, 4, 4, 4))
+    ),
+}  # fmt: skip
+SQUARE = argparse.Namespace(image_size=(1, 1))
+
+
+def converter(name):
+    return soft_to_mmlaplace if name.startswith('soft') else polaformer_to_mmlaplace
+
+
+def read(name):
+    """Settings, inputs and outputs of a file, and the weights by the authors' names."""
+    with np.load(GOLDEN / f'{name}.npz') as content:
+        golden = {key: torch.from_numpy(np.asarray(content[key])) for key in content.files}
+    prefix = 'param:'
+    weights = {k[len(prefix) :]: v for k, v in golden.items() if k.startswith(prefix)}
+    return golden, weights
+
+
+def assert_close(ours, theirs, tolerance):
+    """Relative to the largest value, as single ones may vanish."""
+    assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
+
+
+@pytest.mark.parametrize('name', ATTENTIONS)
+def test_attention_gives_the_authors_output_and_gradient(name):
+    golden, weights = read(name)
+    options, gradient_tolerance = ATTENTIONS[name]
+    hw_shape = (int(golden['in:H']), int(golden['in:W']))
+    x = golden['in:x'].requires_grad_()
+    if name.startswith('soft'):
+        options = dict(
+            options,
+            type='SOFTAttention',
+            landmarks=None,
+            pool_ratio=int(golden['in:ratio']),
+            dw_kernel_size=int(golden['in:conv_size']),
+        )
+    else:
+        options = dict(
+            type='PolaAttention',
+            sr_ratio=int(golden['in:sr_ratio']),
+            alpha=golden['in:alpha'].item(),
+        )
+    attention = MODELS.build(
+        dict(
+            options,
+            embed_dims=x.shape[2],
+            num_heads=int(golden['in:num_heads']),
+            input_resolution=hw_shape,
+        )
+    )
+    conversion = Conversion(weights, prefix='')
+    converter(name).convert_attention(conversion, '', '')
+    attention.load_state_dict(conversion.finish())
+    out = attention(x, hw_shape)
+    out.backward(golden['in:grad_y'])
+    assert_close(out, golden['out:y'], FORWARD)
+    assert_close(x.grad, golden['out:grad_x'], gradient_tolerance)
+
+
+def run_tool(name, *arguments):
+    tool = converter(name).__file__
+    return subprocess.run(
+        [sys.executable, tool, *map(str, arguments)], capture_output=True, text=True
+    )
+
+
+@pytest.mark.parametrize('name', MODEL_CONFIGS)
+def test_converted_file_gives_the_authors_logits(name, tmp_path):
+    golden, weights = read(name)
+    # As their training scripts write it: under a name, from several GPUs, with the rest of the run.
+    theirs = {f'module.{key}': value for key, value in weights.items()}
+    torch.save(dict(model=theirs, epoch=299, config='…'), tmp_path / 'theirs.pth')
+    result = run_tool(name, tmp_path / 'theirs.pth', tmp_path / 'ours.pth')
+    assert result.returncode == 0, result.stderr
+    assert f'{len(weights)} tensors of theirs' in result.stdout
+
+    last = dict(out_indices=(3,), init_cfg=dict(
+        type='Pretrained', checkpoint=str(tmp_path / 'ours.pth'), min_matched=1.0
+    ))  # fmt: skip
+    backbone = MODELS.build(dict(MODEL_CONFIGS[name], **last)).eval()
+    quiet_init(backbone)
+    head = torch.load(tmp_path / 'ours.pth')['state_dict']
+    with torch.no_grad():
+        (features,) = backbone(golden['in:x'])
+        features = features if features.dim() == 2 else features.mean((2, 3))
+        logits = features @ head['head.fc.weight'].T + head['head.fc.bias']
+    assert_close(logits, golden['out:logits'], FORWARD)
+
+
+@pytest.mark.parametrize('name', MODEL_CONFIGS)
+def test_every_tensor_is_reported_and_none_is_lost(name):
+    _, weights = read(name)
+    conversion = converter(name).convert(weights, SQUARE)
+    assert {theirs for theirs, _, _ in conversion.report} == set(weights)
+    dropped = {theirs for theirs, ours, _ in conversion.report if ours.startswith('dropped')}
+    allowed = ('norm.weight', 'norm.bias', 'relative_position_index', 'attn_mask')
+    assert all(name.endswith(allowed) for name in dropped)
+    with pytest.raises(ValueError, match=r"no place in our backbone: \['extra.weight'\]"):
+        converter(name).convert(dict(weights, **{'extra.weight': torch.zeros(1)}), SQUARE).finish()
+    a_norm = next(key for key in weights if key.endswith('norm1.weight'))
+    with pytest.raises(ValueError, match=f'has no {a_norm}, which would become'):
+        converter(name).convert({k: v for k, v in weights.items() if k != a_norm}, SQUARE)
+
+
+def test_checkpoint_of_the_other_family_is_named(tmp_path):
+    for name, other, said in (
+        ('soft_model_small', 'pola_pvt_small', 'SOFT has soft_to_mmlaplace.py'),
+        ('pola_swin_small', 'soft_model_small', 'PolaFormer has polaformer_to_mmlaplace.py'),
+    ):
+        torch.save(read(name)[1], tmp_path / f'{name}.pth')
+        result = run_tool(other, tmp_path / f'{name}.pth', tmp_path / 'ours.pth')
+        assert result.returncode == 2
+        assert said in result.stderr
+        assert not (tmp_path / 'ours.pth').exists()
+
+
+def test_converter_keeps_what_is_there_and_takes_the_weights_named(tmp_path):
+    _, weights = read('soft_model_small')
+    averaged = {key: value + 1 for key, value in weights.items()}
+    torch.save(dict(state_dict=weights, state_dict_ema=averaged), tmp_path / 'theirs.pth')
+    paths = (tmp_path / 'theirs.pth', tmp_path / 'ours.pth')
+    assert run_tool('soft', *paths).returncode == 0
+    again = run_tool('soft', *paths, '--key', 'state_dict_ema')
+    assert again.returncode == 2
+    assert '--force replaces it' in again.stderr
+    assert run_tool('soft', *paths, '--key', 'state_dict_ema', '--force').returncode == 0
+    converted = torch.load(paths[1])['state_dict']
+    assert torch.equal(converted['head.fc.bias'], averaged['head.bias'])
+    with pytest.raises(ValueError, match="under 'ema', got"):
+        read_state_dict(paths[0], key='ema')
+
+
+def test_positions_of_images_that_are_not_square_take_their_size():
+    tokens = torch.arange(6.0)[None, :, None]
+    assert torch.equal(position_map(tokens, (64, 96))[0, 0], torch.arange(6.0).view(2, 3))
+    with pytest.raises(ValueError, match='6 positions are no map.*--image-size'):
+        position_map(tokens)
+
+
+@pytest.mark.parametrize('window_size', [2, 4, 7])
+def test_every_layout_of_pola_swin_converts(window_size):
+    """Other depths and windows: names and shapes as the authors' code would have them."""
+    arch = dict(SWIN_SMALL, depths=(2, 1, 3, 2), ffn_ratios=(4, 4, 4, 4))
+    backbone = MODELS.build(
+        dict(type='PolaFormerSwin', arch=arch, out_indices=(3,), img_size=112,
+             attn_cfg=dict(window_size=(window_size,) * 4))
+    )  # fmt: skip
+    ours = {f'backbone.{k}': v for k, v in backbone.state_dict().items()}
+    theirs = {}
+    for name, value in ours.items():
+        name = (
+            name.replace('backbone.', '')
+            .replace('stages.', 'layers.')
+            .replace('.attn.attn.', '.attn.')
+        )
+        name = name.replace('.ffn.layers.0.', '.mlp.fc1.').replace('.ffn.layers.3.', '.mlp.fc2.')
+        name = name.replace('local.conv', 'dwc').replace('norm3', 'norm')
+        if 'patch_embed' in name:
+            stage, _, layer = name.partition('.patch_embed.')
+            index = int(stage.split('.')[1])
+            name = f'layers.{index - 1}.downsample.{layer}' if index else f'patch_embed.{layer}'
+            name = name.replace('projection', 'proj')
+        if name.endswith('key_positions'):
+            name, value = name.replace('key_positions', 'positional_encoding'), value.flatten(2).mT
+        elif name.endswith('relative_bias'):
+            name = name.replace('relative_bias', 'relative_position_bias_table')
+            value = value.flatten(2)[0].T
+        elif name.endswith('power'):
+            value = value[None]
+        elif name.endswith('scale'):
+            value = value[None, None]
+        elif 'query_gate' in name:
+            query, gate = value.chunk(2)
+            key, content = ours[f'backbone.{name.replace("layers.", "stages.", 1)}'.replace(
+                '.attn.query_gate', '.attn.attn.key_value')].chunk(2)  # fmt: skip
+            name, value = name.replace('query_gate', 'qkvg'), torch.cat([query, key, content, gate])
+        elif 'key_value' in name:
+            continue
+        theirs[name] = value
+    converted = polaformer_to_mmlaplace.convert(theirs, SQUARE).finish()
+    assert converted.keys() == ours.keys()
+    assert all(torch.equal(converted[name], value) for name, value in ours.items())
