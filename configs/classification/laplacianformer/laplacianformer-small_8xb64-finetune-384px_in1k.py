@@ -6,7 +6,7 @@ _base_ = [
 ]
 
 # No mixup and no cutmix, as in ConvNeXt's fine-tuning.
-model = dict(backbone=dict(arch='small'), train_cfg=None)
+model = dict(backbone=dict(arch='small', img_size=384), train_cfg=None)
 
 # The weights of the run at 224 pixels go here, or by --cfg-options load_from=FILE.
 load_from = None

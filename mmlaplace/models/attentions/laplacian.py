@@ -128,7 +128,7 @@ class LaplacianAttention(QKVAttention):
         """``(mat + ridge * I)^-1`` by the solver chosen."""
         solver = self.solver
         if solver == 'auto':
-            solver = 'cholesky' if mat.device.type == 'cpu' else 'newton_schulz'
+            solver = 'cholesky' if mat.device.type in ('cpu', 'meta') else 'newton_schulz'
         if solver == 'cholesky':
             return cholesky_inverse(mat, ridge=self.ridge)
         return newton_schulz_inverse(mat, num_iters=self.num_iters, ridge=self.ridge)

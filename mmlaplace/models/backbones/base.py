@@ -99,7 +99,8 @@ class PyramidBackbone(BaseModule):
         self.norm_eval = norm_eval
 
         attn_cfgs = self._attn_cfg_per_stage(attn_cfg)
-        resolution = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+        self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+        resolution = self.img_size
         total = sum(self.depths)
         drop_path_rates = [drop_path_rate * i / max(total - 1, 1) for i in range(total)]
         self.stages = nn.ModuleList()

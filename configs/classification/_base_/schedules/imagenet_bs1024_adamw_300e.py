@@ -1,12 +1,10 @@
 # SOFT's recipe for ImageNet: 300 epochs of AdamW, linear warm-up over 10, cosine to 5e-5.
+_base_ = '../../../_base_/no_decay.py'
+
 max_epochs = 300
 warmup_epochs = 10
 optim_wrapper = dict(
     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05, betas=(0.9, 0.999), eps=1e-8),
-    # Biases, norms and the scale gamma of the attention do not decay.
-    paramwise_cfg=dict(
-        norm_decay_mult=0.0, bias_decay_mult=0.0, custom_keys={'.gamma': dict(decay_mult=0.0)}
-    ),
     clip_grad=dict(max_norm=1.0),
 )
 param_scheduler = [

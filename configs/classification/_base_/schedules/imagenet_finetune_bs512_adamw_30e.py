@@ -1,17 +1,14 @@
 # After ConvNeXt's recipe for fine-tuning at 384 x 384: 30 epochs at a low rate, lower in earlier
 # layers.
+_base_ = '../../../_base_/no_decay.py'
+
 max_epochs = 30
 optim_wrapper = dict(
     optimizer=dict(type='AdamW', lr=5e-5, weight_decay=1e-8, betas=(0.9, 0.999), eps=1e-8),
     constructor='LayerDecayOptimWrapperConstructor',
     # A block has 0.9 of the rate of the one behind it, over 20 to 38 blocks; ConvNeXt's 0.8 is for
-    # 12 groups of them. Biases, norms and the scale gamma of the attention do not decay.
-    paramwise_cfg=dict(
-        layer_decay_rate=0.9,
-        norm_decay_mult=0.0,
-        bias_decay_mult=0.0,
-        custom_keys={'.gamma': dict(decay_mult=0.0)},
-    ),
+    # 12 groups of them.
+    paramwise_cfg=dict(layer_decay_rate=0.9),
     clip_grad=dict(max_norm=1.0),
 )
 param_scheduler = [

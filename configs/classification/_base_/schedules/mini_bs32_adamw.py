@@ -1,10 +1,9 @@
 # Short enough for two CPU cores.
+_base_ = '../../../_base_/no_decay.py'
+
 max_epochs = 11
 optim_wrapper = dict(
     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),
-    paramwise_cfg=dict(
-        norm_decay_mult=0.0, bias_decay_mult=0.0, custom_keys={'.gamma': dict(decay_mult=0.0)}
-    ),
     clip_grad=dict(max_norm=1.0),
 )
 param_scheduler = [

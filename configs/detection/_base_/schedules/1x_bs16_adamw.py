@@ -1,12 +1,10 @@
 # SOFT++'s optimizer for COCO (the recipe of the LaplacianFormer paper is not at hand).
+_base_ = '../../../_base_/no_decay.py'
+
 max_epochs = 12
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=1e-4, weight_decay=0.01, betas=(0.9, 0.999)),
-    # Biases, norms and the scale gamma of the attention do not decay.
-    paramwise_cfg=dict(
-        norm_decay_mult=0.0, bias_decay_mult=0.0, custom_keys={'.gamma': dict(decay_mult=0.0)}
-    ),
 )
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-3, by_epoch=False, begin=0, end=500),

@@ -1,14 +1,10 @@
-# The recipe of PVT for Semantic FPN, but biases, norms and the scale gamma of the attention do not
-# decay.
-_base_ = './iterations.py'
+# The recipe of PVT for Semantic FPN, but not everything decays.
+_base_ = ['./iterations.py', '../../../_base_/no_decay.py']
 
 max_iters = 80000
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=1e-4, weight_decay=1e-4, betas=(0.9, 0.999)),
-    paramwise_cfg=dict(
-        norm_decay_mult=0.0, bias_decay_mult=0.0, custom_keys={'.gamma': dict(decay_mult=0.0)}
-    ),
 )
 param_scheduler = [
     dict(type='PolyLR', power=0.9, eta_min=0.0, by_epoch=False, begin=0, end=max_iters),

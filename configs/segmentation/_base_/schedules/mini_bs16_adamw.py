@@ -1,13 +1,10 @@
 # Short enough for two CPU cores.
-_base_ = './iterations.py'
+_base_ = ['./iterations.py', '../../../_base_/no_decay.py']
 
 max_iters = 400
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),
-    paramwise_cfg=dict(
-        norm_decay_mult=0.0, bias_decay_mult=0.0, custom_keys={'.gamma': dict(decay_mult=0.0)}
-    ),
     clip_grad=dict(max_norm=5.0),
 )
 param_scheduler = [

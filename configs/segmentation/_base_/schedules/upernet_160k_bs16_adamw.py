@@ -1,15 +1,11 @@
 # The common recipe of UPerNet on pyramid transformers. For the rate SOFT++ prints 6e-4, PolaFormer
 # 2e-4 (with weight decay 1e-3), for ADE20K; 6e-5 is our choice.
-_base_ = './iterations.py'
+_base_ = ['./iterations.py', '../../../_base_/no_decay.py']
 
 max_iters = 160000
 optim_wrapper = dict(
     type='OptimWrapper',
     optimizer=dict(type='AdamW', lr=6e-5, weight_decay=0.01, betas=(0.9, 0.999)),
-    # Biases, norms and the scale gamma of the attention do not decay.
-    paramwise_cfg=dict(
-        norm_decay_mult=0.0, bias_decay_mult=0.0, custom_keys={'.gamma': dict(decay_mult=0.0)}
-    ),
 )
 param_scheduler = [
     dict(type='LinearLR', start_factor=1e-6, by_epoch=False, begin=0, end=1500),

@@ -1,0 +1,4 @@
+_base_ = './image_classifier.py'
+
+# No mixup and no cutmix, which want longer training.
+model = dict(head=dict(num_classes=10, in_channels=128, topk=(1,)), train_cfg=None)

@@ -1,0 +1,20 @@
+# PolaFormer's recipe for ImageNet: 400 epochs, linear warm-up over 20. What the paper leaves open
+# is as in Swin's code, on which it builds: cosine to 1e-5, gradients up to 5, no averaged weights.
+_base_ = './imagenet_bs1024_adamw_300e.py'
+
+max_epochs = 400
+warmup_epochs = 20
+optim_wrapper = dict(clip_grad=dict(max_norm=5.0))
+param_scheduler = [
+    dict(
+        type='LinearLR', start_factor=1e-3, by_epoch=True, end=warmup_epochs,
+        convert_to_iter_based=True,
+    ),
+    dict(
+        type='CosineAnnealingLR', eta_min=1e-5, by_epoch=True, begin=warmup_epochs,
+        end=max_epochs,
+    ),
+]  # fmt: skip
+train_cfg = dict(max_epochs=max_epochs)
+
+custom_hooks = []

@@ -1,0 +1,11 @@
+_base_ = [
+    '../_base_/models/image_classifier_mini.py',
+    '../_base_/datasets/mini.py',
+    '../_base_/schedules/mini_bs32_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(backbone=dict(type='PolaFormerPVT', arch='micro', img_size=48, out_indices=(3,)))
+
+default_hooks = dict(logger=dict(interval=25))
+randomness = dict(seed=0)

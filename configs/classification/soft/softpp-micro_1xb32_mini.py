@@ -1,0 +1,22 @@
+_base_ = [
+    '../_base_/models/image_classifier_mini.py',
+    '../_base_/datasets/mini.py',
+    '../_base_/schedules/mini_bs32_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    # 48 pixels give maps of 12, 6, 3 and 2 a side: 4 x 4, 3 x 3 and 3 x 3 landmarks.
+    backbone=dict(
+        type='SOFT',
+        arch='micro',
+        img_size=48,
+        out_indices=(3,),
+        out_type='class_token',
+        attn_cfg=dict(landmarks=16, pool_ratio=(3, 2, 1, 1)),
+    ),
+    neck=None,
+)
+
+default_hooks = dict(logger=dict(interval=25))
+randomness = dict(seed=0)

@@ -1,0 +1,16 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='SOFT',
+        arch='softpp-large',
+        drop_path_rate=0.4,
+        attn_cfg=dict(_delete_=True, landmarks=49),
+    ),
+    neck=dict(in_channels=[128, 256, 512, 1024]),
+)

@@ -1,0 +1,14 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='SOFT',
+        arch='tiny',
+        attn_cfg=dict(_delete_=True, landmarks=49),
+    ),
+)
