@@ -1,83 +1,100 @@
-"""Print parameters and MACs of every LaplacianFormer arch next to the published figures.
+"""Print parameters and MACs of the classifiers next to the published figures.
 
 MACs are multiply-accumulates of one image (half the FLOPs). 'MACs' counts convolutions and linears,
 as published tables do; 'with kernels' adds the products of the attention: kernels, their products
-with the values, and the inverse by Cholesky.
+with the values, and inverses. Of the parameters, 'in layers' leaves out bare tensors, such as
+positions, which profilers that count by layers do not see.
 
 Examples:
   python tools/get_complexity.py
-  python tools/get_complexity.py --archs tiny --image-size 800 1333 --landmarks 100
+  python tools/get_complexity.py laplacianformer-tiny softpp --image-size 800 1333
+  python tools/get_complexity.py laplacianformer --attn-cfg landmarks=100
 """
 
 import argparse
-from pathlib import Path
-from typing import Dict
+from typing import Dict, Optional
 
-import yaml
-from mmengine.registry import MODELS
+import torch.nn as nn
+from mmengine.config import DictAction
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from mmlaplace.models import LaplacianFormer
-from mmlaplace.utils.complexity import Complexity, count_complexity
-
-METAFILE = (
-    Path(__file__).resolve().parent.parent / 'configs/classification/laplacianformer/metafile.yml'
-)
+from mmlaplace import get_model
+from mmlaplace.model_zoo import ModelInfo, read_models
+from mmlaplace.utils.complexity import count_complexity
 
 
-def published_figures() -> Dict[str, dict]:
-    """Published parameters, MACs and top-1 by arch, from the metafile."""
-    models = yaml.safe_load(METAFILE.read_text())['Models']
-    return {model['Metadata']['Arch']: model['Metadata']['Published'] for model in models}
+class Classifier(nn.Module):
+    """A backbone with its pooling and a head of 1000 classes, as papers count."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.head = nn.Linear(backbone.embed_dims[-1], 1000)
+
+    def forward(self, images):
+        features = self.backbone(images)[-1]
+        return self.head(features if features.dim() == 2 else features.mean((2, 3)))
 
 
-def classifier_complexity(arch: str, image_size: tuple, landmarks: int) -> Complexity:
-    """Of the backbone with the last norm and a head of 1000 classes, as papers count."""
-    attention = dict(type='LaplacianAttention', landmarks=landmarks, solver='cholesky')
-    config = dict(type='LaplacianFormer', arch=arch, out_indices=(3,), attn_cfg=attention)
-    backbone = MODELS.build(config).to('meta')  # shapes are enough to count
-    parameters, weight_macs, kernel_macs = count_complexity(backbone, (3, *image_size))
-    head = 1000 * backbone.embed_dims[-1]
-    return Complexity(parameters + head + 1000, weight_macs + head, kernel_macs)
+def figures(model: ModelInfo, image_size: Optional[tuple], attn_cfg: Dict) -> tuple:
+    """A row of the table."""
+    options = dict(attn_cfg=attn_cfg) if attn_cfg else {}
+    backbone = get_model(model.name, backbone_only=True, **options)
+    classifier = Classifier(backbone).to('meta')  # shapes are enough to count
+    side = backbone.img_size
+    counted = count_complexity(classifier, (3, *(image_size or side)))
+    in_layers = sum(
+        parameter.numel()
+        for name, parameter in classifier.named_parameters()
+        if name.endswith(('.weight', '.bias'))
+    )
+    # What is published is for the size the config is for, and the attention it has.
+    as_published = image_size in (None, side) and not attn_cfg
+    published = model.metadata['Published'] if as_published else {}
+    return (
+        model.name,
+        f'{counted.parameters / 1e6:.2f} M',
+        f'{in_layers / 1e6:.2f} M',
+        f'{published["Parameters"] / 1e6:.1f} M' if published else '-',
+        f'{counted.weight_macs / 1e9:.2f} G',
+        f'{published["MACs"] / 1e9:.2f} G' if published else '-',
+        f'{counted.macs / 1e9:.2f} G',
+        f'{2 * counted.macs / 1e9:.2f} G',
+    )
 
 
 def main() -> None:
-    archs = list(LaplacianFormer.arch_zoo)
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument('--archs', nargs='+', choices=archs, default=archs)
-    parser.add_argument('--image-size', nargs=2, type=int, default=(224, 224), metavar=('H', 'W'))
-    parser.add_argument('--landmarks', type=int, default=49, help='default: %(default)s')
+    parser.add_argument(
+        'names', nargs='*', default=[''], help='parts of names of classifiers; default: all'
+    )
+    parser.add_argument(
+        '--image-size', nargs=2, type=int, metavar=('H', 'W'), help="default: the config's"
+    )
+    parser.add_argument(
+        '--attn-cfg', nargs='+', action=DictAction, default={}, metavar='KEY=VALUE',
+        help="change options of the family's attention",
+    )  # fmt: skip
     args = parser.parse_args()
-
-    published = published_figures() if tuple(args.image_size) == (224, 224) else {}
-    table = Table(title=f'LaplacianFormer at {args.image_size[0]} x {args.image_size[1]}')
-    for column in (
-        'arch',
-        'params',
-        'published',
-        'MACs',
-        'published',
-        'with kernels',
-        'FLOPs, all',
-    ):
-        table.add_column(column, justify='left' if column == 'arch' else 'right')
-    for arch in track(args.archs, 'counting', transient=True):
-        ours = classifier_complexity(arch, tuple(args.image_size), args.landmarks)
-        theirs = published.get(arch)
-        table.add_row(
-            arch,
-            f'{ours.parameters / 1e6:.2f} M',
-            f'{theirs["Parameters"] / 1e6:.1f} M' if theirs else '-',
-            f'{ours.weight_macs / 1e9:.2f} G',
-            f'{theirs["MACs"] / 1e9:.2f} G' if theirs else '-',
-            f'{ours.macs / 1e9:.2f} G',
-            f'{2 * ours.macs / 1e9:.2f} G',
-        )
-    Console().print(table)
+    chosen = [
+        model
+        for model in read_models()
+        if model.task == 'classification' and any(name in model.name for name in args.names)
+    ]
+    if not chosen:
+        parser.error(f'no classifier has one of {args.names} in its name')
+    columns = ('model', 'params', 'in layers', 'published', 'MACs', 'published', 'with kernels')
+    table = Table(title='of one image')
+    for column in (*columns, 'FLOPs, all'):
+        table.add_column(column, justify='left' if column == 'model' else 'right', no_wrap=True)
+    image_size = tuple(args.image_size) if args.image_size else None
+    for model in track(chosen, 'counting', transient=True):
+        table.add_row(*figures(model, image_size, args.attn_cfg))
+    Console(width=160).print(table)
 
 
 if __name__ == '__main__':

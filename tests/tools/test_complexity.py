@@ -56,10 +56,18 @@ def test_mmengine_counts_the_same(attention):
 
 
 def test_the_tool_prints_ours_beside_the_published():
-    result = subprocess.run(
-        [sys.executable, ROOT / 'tools/get_complexity.py', '--archs', 'tiny'],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    (row,) = [line for line in result.stdout.splitlines() if 'tiny' in line]
+    def rows(*arguments):
+        tool = [sys.executable, ROOT / 'tools/get_complexity.py', *arguments]
+        return subprocess.run(tool, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    printed = rows('laplacianformer-tiny', 'softpp-tiny', 'pvtv2-b0')
+    (row,) = [line for line in printed if 'laplacianformer-tiny' in line]
     for figure in ('12.06 M', '12.1 M', '2.06 G', '2.10 G', '2.41 G', '4.82 G'):
         assert figure in row
+    (row,) = [line for line in printed if 'softpp-tiny' in line]
+    assert '13.07 M' in row and '13.0 M' in row
+    (row,) = [line for line in printed if 'pvtv2-b0' in line]
+    assert '3.79 M' in row and '3.40 M' in row and '3.4 M' in row
+    larger = rows('laplacianformer-tiny', '--image-size', '448', '448', '--attn-cfg', 'landmarks=4')
+    (row,) = [line for line in larger if 'laplacianformer-tiny' in line]
+    assert '8.23 G' in row and '2.10 G' not in row

@@ -1,0 +1,155 @@
+"""The configs of this project as a zoo: which there are, and models built from them by name."""
+
+import importlib
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any, Dict, List, NamedTuple, Optional
+
+import torch.nn as nn
+import yaml
+from mmengine.config import Config, ConfigDict
+from mmengine.registry import MODELS, DefaultScope
+
+from .engine import load_weights
+
+TASKS = ('classification', 'detection', 'segmentation')
+
+
+class ModelInfo(NamedTuple):
+    """One entry of a metafile.
+
+    Attributes:
+        name: Of the config, without ``.py``.
+        task: ``'classification'``, ``'detection'`` or ``'segmentation'``.
+        family: The folder it is in, such as ``'laplacianformer'``.
+        config: The config file.
+        metadata: Parameters, MACs, published figures and the like.
+    """
+
+    name: str
+    task: str
+    family: str
+    config: Path
+    metadata: Dict[str, Any]
+
+
+def files_root() -> Path:
+    """Where ``configs`` and ``model-index.yml`` are: in an installed package, or in a clone.
+
+    Raises:
+        FileNotFoundError: If neither has them.
+    """
+    package = Path(__file__).resolve().parent
+    for root in (package / '.mim', package.parent):
+        if (root / 'model-index.yml').is_file():
+            return root
+    raise FileNotFoundError(
+        f'{package} has no .mim folder with the configs: install mmlaplace with pip, or import it '
+        'from a clone of its repository'
+    )
+
+
+def read_models() -> List[ModelInfo]:
+    """Every model of the metafiles that ``model-index.yml`` names."""
+    root, models = files_root(), []
+    for metafile in yaml.safe_load((root / 'model-index.yml').read_text())['Import']:
+        _, task, family, _ = Path(metafile).parts
+        for entry in yaml.safe_load((root / metafile).read_text())['Models']:
+            config = root / entry['Config']
+            models.append(ModelInfo(entry['Name'], task, family, config, entry['Metadata']))
+    return models
+
+
+def list_models(
+    pattern: str = '*', task: Optional[str] = None, family: Optional[str] = None
+) -> List[str]:
+    """Names of the models, sorted.
+
+    Args:
+        pattern: With ``*`` and ``?`` as in file names; without either, a part of the name.
+            Default: all.
+        task: ``'classification'``, ``'detection'`` or ``'segmentation'``. Default: all.
+        family: The folder of the configs, such as ``'soft'``. Default: all.
+
+    Raises:
+        ValueError: For an unknown task or family.
+    """
+    models = read_models()
+    families = sorted({model.family for model in models})
+    for name, value, known in (('task', task, TASKS), ('family', family, families)):
+        if value is not None and value not in known:
+            raise ValueError(f'{name} must be one of {tuple(known)}, got {value!r}')
+    if not set('*?') & set(pattern):
+        pattern = f'*{pattern}*'
+    return sorted(
+        model.name
+        for model in models
+        if fnmatch(model.name, pattern)
+        and task in (None, model.task)
+        and family in (None, model.family)
+    )
+
+
+def get_config(name: str) -> Config:
+    """The config of a model.
+
+    Raises:
+        ValueError: For an unknown name; says which are near.
+    """
+    models = {model.name: model for model in read_models()}
+    if name not in models:
+        near = [known for known in models if name.split('_')[0] in known] or list(models)
+        raise ValueError(
+            f'there is no model {name!r}; near are {near[:5]}, all are in list_models()'
+        )
+    return Config.fromfile(models[name].config)
+
+
+def get_model(
+    name: str,
+    pretrained: Optional[str] = None,
+    backbone_only: bool = False,
+    **backbone_options,
+) -> nn.Module:
+    """Build a model by name: a classifier, detector or segmentor, or its backbone alone.
+
+    Classifiers come from ``mmpretrain.get_model``, so that mmpretrain's inferencers take them.
+
+    Args:
+        name: One of :func:`list_models`.
+        pretrained: Path or address of weights for the backbone, loaded by :func:`load_weights`, or
+            of the whole model. Default: None, random ones.
+        backbone_only: Build the backbone, which needs none of the toolboxes. Default: False.
+        **backbone_options: Change options of the backbone, such as ``drop_path_rate=0.0``.
+
+    Raises:
+        ValueError: For an unknown name, or weights that do not fit.
+        ModuleNotFoundError: If the toolbox of the model is not installed; names it.
+    """
+    cfg = get_config(name)
+    cfg.model.backbone = ConfigDict(dict(cfg.model.backbone, init_cfg=None, **backbone_options))
+    if backbone_only:
+        model = MODELS.build(cfg.model.backbone)
+    else:
+        model = _build(cfg)
+    if pretrained is not None:
+        load_weights(model, pretrained)
+    return model
+
+
+def _build(cfg: Config) -> nn.Module:
+    """The whole model, by the toolbox that the config is for."""
+    scope = cfg.default_scope
+    try:
+        toolbox = importlib.import_module(scope)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f'this model needs {scope} ({error}); install it as the README says, or build the '
+            'backbone alone with backbone_only=True'
+        ) from error
+    if scope == 'mmpretrain':
+        return toolbox.get_model(cfg, pretrained=False)
+    importlib.import_module(f'{scope}.utils').register_all_modules(init_default_scope=False)
+    cfg.model.setdefault('data_preprocessor', cfg.get('data_preprocessor'))
+    with DefaultScope.overwrite_default_scope(scope):
+        return MODELS.build(cfg.model)
