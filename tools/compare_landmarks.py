@@ -13,17 +13,15 @@ Example:
 
 import argparse
 import statistics
-from functools import partial
 from pathlib import Path
 from typing import Dict, List
 
-import numpy as np
 import torch
 from measuring import describe_machine, interleave, model_job
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from outputs import refuse_existing, write_json
-from PIL import Image
+from recording import mixed_by, photographs
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -32,21 +30,7 @@ from mmlaplace.engine import load_weights
 from mmlaplace.models.attentions.laplacian import LaplacianAttention
 from mmlaplace.models.layers import LandmarkPool
 
-PHOTOS = ('astronaut', 'cat', 'coffee')
-MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 QUERIES = 256  # sampled
-
-
-def photographs(size: tuple) -> List[torch.Tensor]:
-    """Normalised photographs of scikit-image, each ``(1, 3, H, W)``."""
-    from skimage import data
-
-    images = []
-    for name in PHOTOS:
-        photo = Image.fromarray(getattr(data, name)()).resize(size[::-1], Image.Resampling.BICUBIC)
-        pixels = (np.asarray(photo, np.float32) - MEAN) / np.asarray(STD)
-        images.append(torch.from_numpy(pixels).float().permute(2, 0, 1).unsqueeze(0))
-    return images
 
 
 def error(attention, q, k, hw_shape, landmarks: int) -> float:
@@ -62,19 +46,12 @@ def error(attention, q, k, hw_shape, landmarks: int) -> float:
 def errors_by_stage(backbone, images: list, numbers: List[int]) -> Dict[int, List[float]]:
     """Mean error in each stage, for each number of landmarks."""
     found = {m: [[] for _ in backbone.stages] for m in numbers}
-
-    def recording(stage: int, attention, q, k, v, hw_shape):
-        for m in numbers:
-            found[m][stage].append(error(attention, q, k, hw_shape, m))
-        return LaplacianAttention.mix(attention, q, k, v, hw_shape)
-
-    for index, stage in enumerate(backbone.stages):
-        for module in stage.modules():
-            if isinstance(module, LaplacianAttention):
-                module.mix = partial(recording, index, module)
-    with torch.no_grad():
-        for image in track(images, 'errors'):
-            backbone(image)
+    for image in track(images, 'errors'):
+        for mixed in mixed_by(backbone, LaplacianAttention, image):
+            for m in numbers:
+                found[m][mixed.stage].append(
+                    error(mixed.attention, mixed.q, mixed.k, mixed.hw_shape, m)
+                )
     return {m: [statistics.mean(values) for values in stages] for m, stages in found.items()}
 
 
