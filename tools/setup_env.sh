@@ -81,8 +81,9 @@ if ! ls "$wheels"/*.whl >/dev/null 2>&1; then
     building=$(mktemp -d)
     trap 'rm -rf "$building"' EXIT
     # Without build isolation: an isolated build has no torch and then silently leaves the ops out.
+    # Without pip's cache: it may hold the wheel of such a build.
     MAX_JOBS="${MAX_JOBS:-$(nproc)}" CXXFLAGS="${CXXFLAGS:-} -w" \
-        pip wheel --no-build-isolation --no-deps --wheel-dir "$building" "$mmcv"
+        pip wheel --no-cache-dir --no-build-isolation --no-deps --wheel-dir "$building" "$mmcv"
     # Only a finished wheel may enter the cache.
     mkdir -p "$wheels"
     mv "$building"/*.whl "$wheels/"

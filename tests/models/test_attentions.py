@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import quiet_init, registered
+from conftest import NO_GPU, quiet_init, registered
 from mmengine.registry import MODELS
 
 from mmlaplace.models import BaseAttention
@@ -87,6 +87,16 @@ def test_autocast_stays_close_to_fp32(cfg, dtype):
         out = attention(x, (7, 7))
     # Linears round their inputs and outputs to the half: a few roundings of values of size |exact|.
     assert (out.float() - exact).abs().max() <= 8 * torch.finfo(dtype).eps * exact.abs().max()
+
+
+@NO_GPU
+@each(CASES)
+def test_a_gpu_gives_what_the_cpu_gives(cfg):
+    attention = build(cfg).double()
+    x = torch.randn(2, 45, 64, dtype=torch.float64)
+    expected = attention(x, (5, 9))
+    out = attention.cuda()(x.cuda(), (5, 9))
+    torch.testing.assert_close(out.cpu(), expected, atol=1e-8, rtol=1e-8)
 
 
 @each(CASES)

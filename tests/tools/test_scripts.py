@@ -8,7 +8,7 @@ import pytest
 from conftest import ROOT
 
 PYTHON_TOOLS = sorted(
-    path for path in (ROOT / 'tools').glob('*.py') if "'__main__'" in path.read_text()
+    path for path in (ROOT / 'tools').rglob('*.py') if "'__main__'" in path.read_text()
 )
 SHELL_TOOLS = sorted((ROOT / 'tools').glob('*.sh'))
 
@@ -23,7 +23,7 @@ def run(*command, **env) -> subprocess.CompletedProcess:
 def test_help_has_an_example(tool):
     result = run(sys.executable, tool, '--help')
     assert result.returncode == 0, result.stderr
-    assert f'python tools/{tool.name}' in result.stdout
+    assert f'python {tool.relative_to(ROOT)}' in result.stdout
 
 
 @pytest.mark.parametrize('tool', SHELL_TOOLS, ids=lambda p: p.name)
