@@ -169,3 +169,6 @@ def test_class_token_needs_an_attention_without_positions():
     attn_cfg = [dict(type='SoftmaxAttention', rope=True, dw_kernel_size=0)] * 4
     with pytest.raises(ValueError, match=r"num_prefix_tokens \(1\).*\['rope'\]; set rope=False"):
         SOFT(SMALL, img_size=64, attn_cfg=attn_cfg)
+    with pytest.raises(ValueError, match="needs SoftmaxAttention .*'PolaAttention'.*class_token=F"):
+        SOFT(SMALL, img_size=64, attn_cfg=dict(type='PolaAttention'))
+    SOFT(SMALL, img_size=64, attn_cfg=dict(type='PolaAttention'), class_token=False)

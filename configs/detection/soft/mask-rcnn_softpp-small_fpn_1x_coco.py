@@ -10,6 +10,7 @@ model = dict(
         type='SOFT',
         arch='softpp-small',
         drop_path_rate=0.2,
+        norm_eval=True,
         attn_cfg=dict(_delete_=True, landmarks=49),
     ),
     neck=dict(in_channels=[96, 192, 384, 768]),

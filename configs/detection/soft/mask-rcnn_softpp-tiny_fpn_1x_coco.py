@@ -9,6 +9,7 @@ model = dict(
     backbone=dict(
         type='SOFT',
         arch='tiny',
+        norm_eval=True,
         attn_cfg=dict(_delete_=True, landmarks=49),
     ),
 )

@@ -10,6 +10,7 @@ model = dict(
         type='SOFT',
         arch='softpp-large',
         drop_path_rate=0.4,
+        norm_eval=True,
         attn_cfg=dict(_delete_=True, landmarks=49),
     ),
     neck=dict(in_channels=[256, 512, 1024]),

@@ -11,6 +11,7 @@ model = dict(
         type='SOFT',
         arch='softpp-large',
         drop_path_rate=0.4,
+        norm_eval=True,
         attn_cfg=dict(_delete_=True, landmarks=49),
     ),
     decode_head=dict(in_channels=[128, 256, 512, 1024], num_classes=19),

@@ -11,6 +11,7 @@ model = dict(
         type='SOFT',
         arch='softpp-medium',
         drop_path_rate=0.3,
+        norm_eval=True,
         attn_cfg=dict(_delete_=True, landmarks=49),
     ),
     decode_head=dict(in_channels=[96, 192, 384, 768]),

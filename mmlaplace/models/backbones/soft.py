@@ -4,6 +4,7 @@ import torch.nn as nn
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from ..attentions import SoftmaxAttention
 from ..layers import ConvPatchEmbed, PositionEmbedding, TransformerBlock
 from .base import PyramidBackbone
 
@@ -45,8 +46,8 @@ class SOFT(PyramidBackbone):
             returns the class token ``(B, C)`` of the last stage, for a classifier.
 
     Raises:
-        ValueError: For another ``out_type``, or the class token of a backbone that has none or
-            returns other stages too.
+        ValueError: For another ``out_type``, the class token of a backbone that has none or returns
+            other stages too, or an attention in the last stage that takes no class token.
 
     Source: SOFT (arXiv 2110.11945) and SOFT++ (arXiv 2207.03341).
     """
@@ -96,7 +97,13 @@ class SOFT(PyramidBackbone):
     def _attn_cfg_per_stage(self, attn_cfg: Union[dict, Sequence[dict], None]) -> list:
         configs = super()._attn_cfg_per_stage(attn_cfg)
         if self.has_class_token:
-            configs[self.last_stage] = dict(configs[self.last_stage], num_prefix_tokens=1)
+            last = configs[self.last_stage]
+            if not issubclass(MODELS.get(last['type']), SoftmaxAttention):
+                raise ValueError(
+                    f'the class token needs SoftmaxAttention in the last stage, got {last}; set '
+                    'class_token=False'
+                )
+            configs[self.last_stage] = dict(last, num_prefix_tokens=1)
         return configs
 
     def build_patch_embed(self, stage: int, in_channels: int) -> nn.Module:
