@@ -1,0 +1,114 @@
+"""What the documents tell users to type exists, with the options named; the README's code runs.
+
+The README's configs are trained by in tests/models/test_toolboxes.py; its quick start and test
+command are what CI and a new user run.
+"""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+
+README = ROOT / 'README.md'
+DOCUMENTS = sorted(
+    path
+    for pattern in ('*.md', 'docs/**/*.md', 'configs/**/*.md', 'ops/*.md')
+    for path in ROOT.glob(pattern)
+)
+# They hand their options on to the toolbox's script, or to pytest.
+PASS_ON = ('train.py', 'test.py', 'dist_train.sh', 'dist_test.sh', 'slurm_train.sh',
+           'check_upstream.sh', 'run_tests.sh')  # fmt: skip
+# Programs of others; of the shell's own, only what sets something up.
+OTHERS = (
+    'pip',
+    'pre-commit',
+    'mim',
+    'git',
+    'cd',
+    'source',
+    'export',
+    'docker',
+    'apt-get',
+    'cp',
+    'ls',
+)
+
+
+def code_blocks(document: Path, language: str) -> list:
+    return re.findall(rf'```{language}\n(.*?)```', document.read_text(), flags=re.DOTALL)
+
+
+def commands(document: Path) -> list:
+    """Each command of the bash blocks as words, without comments and variables in front."""
+    found = []
+    for block in code_blocks(document, 'bash'):
+        for line in block.replace('\\\n', ' ').splitlines():
+            for command in re.split(r'&&|;', line.split(' #')[0]):
+                words = shlex.split(command, comments=True)
+                while words and re.match(r'\w+=', words[0]):
+                    words = words[1:]
+                if words:
+                    found.append(words)
+    return found
+
+
+@pytest.mark.parametrize('document', DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_commands_name_scripts_options_and_configs_that_exist(document):
+    for words in commands(document):
+        program = Path(words[0]).name
+        if program not in ('python', 'python3', 'bash'):
+            assert program in OTHERS, words
+            continue
+        if words[1] == '-m':
+            assert words[2].split('.')[0] in ('mmlaplace', 'pytest', 'venv', 'pip'), words
+            continue
+        if words[1] == '-c' or words[1].startswith(('MMDETECTION', 'setup.py')):
+            continue
+        script = ROOT / words[1]
+        assert script.is_file(), words
+        options = {word.split('=')[0] for word in words[2:] if word.startswith('--')}
+        if script.name not in PASS_ON:
+            text = script.read_text()
+            if script.parent.name == 'model_converters':
+                text += (script.parent / 'conversion.py').read_text()
+            assert not [option for option in options if option not in text], words
+        for word in words[2:]:
+            if word.startswith('configs/') and not set('*{…') & set(word):
+                assert (ROOT / word).exists(), words
+
+
+def test_the_readme_says_how_to_install_what_there_is():
+    text = README.read_text()
+    extras = (ROOT / 'pyproject.toml').read_text().split('optional-dependencies]')[1]
+    for extra in re.findall(r'"\.\[(\w+)\]"', text):
+        assert re.search(rf'^{extra} = ', extras, flags=re.MULTILINE), extra
+    (pinned,) = set(re.findall(r'torch==([\d.]+) ', text))
+    assert f'torch=={pinned}' in (ROOT / 'requirements/onedl.txt').read_text()
+
+
+def test_the_readmes_op_runs():
+    (block,) = [b for b in code_blocks(README, 'python') if 'mmlaplace.ops' in b]
+    names = dict(query=torch.randn(1, 2, 6, 8), key=torch.randn(1, 2, 4, 8))
+    exec(block, names)
+    assert names['kernel'].shape == (1, 2, 6, 4)
+
+
+def test_the_readmes_zoo_runs():
+    import mmlaplace
+
+    (pattern,) = re.findall(r"`mmlaplace\.list_models\('(.+?)'\)`", README.read_text())
+    assert 'softpp-tiny_8xb128_in1k' in mmlaplace.list_models(pattern)
+
+
+def test_the_readmes_check_runs():
+    (command,) = [words for words in commands(README) if 'mmlaplace.check' in words]
+    result = subprocess.run(
+        [sys.executable, *command[1:]], capture_output=True, text=True, timeout=120
+    )
+    assert result.returncode == 0, result.stdout
+    assert 'All right' in result.stdout
