@@ -1,15 +1,3 @@
-_base_ = [
-    '../_base_/models/retinanet_fpn.py',
-    '../_base_/datasets/coco_detection.py',
-    '../_base_/schedules/1x_bs16_adamw_polaformer.py',
-    '../_base_/default_runtime.py',
-]
+_base_ = './retinanet_polaformer-pvt-tiny_fpn_1x_coco.py'
 
-model = dict(
-    backbone=dict(
-        type='PolaFormerPVT',
-        arch='small',
-        drop_path_rate=0.2,
-        attn_cfg=dict(_delete_=True),  # its own
-    ),
-)
+model = dict(backbone=dict(arch='small', drop_path_rate=0.2))

@@ -1,17 +1,5 @@
-_base_ = [
-    '../_base_/models/retinanet_fpn.py',
-    '../_base_/datasets/coco_detection.py',
-    '../_base_/schedules/1x_bs16_adamw.py',
-    '../_base_/default_runtime.py',
-]
+_base_ = './retinanet_softpp-tiny_fpn_1x_coco.py'
 
 model = dict(
-    backbone=dict(
-        type='SOFT',
-        arch='softpp-large',
-        drop_path_rate=0.4,
-        norm_eval=True,
-        attn_cfg=dict(_delete_=True, landmarks=49),
-    ),
-    neck=dict(in_channels=[256, 512, 1024]),
+    backbone=dict(arch='softpp-large', drop_path_rate=0.4), neck=dict(in_channels=[256, 512, 1024])
 )

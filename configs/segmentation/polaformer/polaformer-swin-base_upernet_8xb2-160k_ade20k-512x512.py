@@ -1,18 +1,7 @@
-_base_ = [
-    '../_base_/models/upernet.py',
-    '../_base_/datasets/ade20k_512x512.py',
-    '../_base_/schedules/upernet_160k_bs16_adamw_polaformer.py',
-    '../_base_/default_runtime.py',
-]
+_base_ = './polaformer-swin-tiny_upernet_8xb2-160k_ade20k-512x512.py'
 
 model = dict(
-    data_preprocessor=dict(size=_base_.crop_size),
-    backbone=dict(
-        type='PolaFormerSwin',
-        arch='base',
-        drop_path_rate=0.4,
-        attn_cfg=dict(_delete_=True),  # its own
-    ),
+    backbone=dict(arch='base', drop_path_rate=0.4),
     decode_head=dict(in_channels=[128, 256, 512, 1024]),
     auxiliary_head=dict(in_channels=512),
 )

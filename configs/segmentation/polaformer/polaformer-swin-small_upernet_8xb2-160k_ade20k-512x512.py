@@ -1,18 +1,3 @@
-_base_ = [
-    '../_base_/models/upernet.py',
-    '../_base_/datasets/ade20k_512x512.py',
-    '../_base_/schedules/upernet_160k_bs16_adamw_polaformer.py',
-    '../_base_/default_runtime.py',
-]
+_base_ = './polaformer-swin-tiny_upernet_8xb2-160k_ade20k-512x512.py'
 
-model = dict(
-    data_preprocessor=dict(size=_base_.crop_size),
-    backbone=dict(
-        type='PolaFormerSwin',
-        arch='small',
-        drop_path_rate=0.3,
-        attn_cfg=dict(_delete_=True),  # its own
-    ),
-    decode_head=dict(in_channels=[96, 192, 384, 768]),
-    auxiliary_head=dict(in_channels=384),
-)
+model = dict(backbone=dict(arch='small', drop_path_rate=0.3))

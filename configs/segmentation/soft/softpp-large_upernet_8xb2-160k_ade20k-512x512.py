@@ -1,19 +1,7 @@
-_base_ = [
-    '../_base_/models/upernet.py',
-    '../_base_/datasets/ade20k_512x512.py',
-    '../_base_/schedules/upernet_160k_bs16_adamw_softpp.py',
-    '../_base_/default_runtime.py',
-]
+_base_ = './softpp-small_upernet_8xb2-160k_ade20k-512x512.py'
 
 model = dict(
-    data_preprocessor=dict(size=_base_.crop_size),
-    backbone=dict(
-        type='SOFT',
-        arch='softpp-large',
-        drop_path_rate=0.4,
-        norm_eval=True,
-        attn_cfg=dict(_delete_=True, landmarks=49),
-    ),
+    backbone=dict(arch='softpp-large', drop_path_rate=0.4),
     decode_head=dict(in_channels=[128, 256, 512, 1024]),
     auxiliary_head=dict(in_channels=512),
 )
