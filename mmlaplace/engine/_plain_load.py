@@ -26,6 +26,9 @@ class _Ignored:
     def __setstate__(self, state: Any) -> None:
         pass
 
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
 
 class _Rebuild:
     """A function that a pickle may call but, unlike one of Python's, not set attributes of."""
@@ -62,6 +65,7 @@ for _modules, _names in {
     'numpy.core.multiarray numpy._core.multiarray': '_reconstruct scalar',
     'numpy.core.numeric numpy._core.numeric': '_frombuffer',
     'torch': f'Size device {_DTYPES}',
+    'yacs.config': 'CfgNode',  # Swin's training script writes one, and so PolaFormer's
 }.items():
     for _module in _modules.split():
         _ALLOWED.update({(_module, _name): _Ignored for _name in _names.split()})

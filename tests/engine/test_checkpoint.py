@@ -4,8 +4,10 @@ import argparse
 import io
 import os
 import pickle
+import sys
 import tarfile
 import threading
+import types
 from collections import defaultdict
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -158,6 +160,17 @@ def test_plain_data_beside_the_weights_is_passed_over(tmp_path):
     )
     content = dict(meta=meta, optimizer={0: torch.ones(1)}, model=trained.state_dict())
     torch.save(content, tmp_path / 'a.pth')
+    assert same(trained, read_state_dict(tmp_path / 'a.pth'))
+
+
+def test_config_of_swins_training_script_beside_the_weights(tmp_path, monkeypatch):
+    trained = build()
+    module = types.ModuleType('yacs.config')
+    module.CfgNode = type('CfgNode', (dict,), dict(__module__='yacs.config'))
+    monkeypatch.setitem(sys.modules, 'yacs.config', module)
+    config = module.CfgNode(MODEL=module.CfgNode(TYPE='pola_swin'))
+    config.__dict__['__immutable__'] = True
+    torch.save(dict(model=trained.state_dict(), config=config, epoch=1), tmp_path / 'a.pth')
     assert same(trained, read_state_dict(tmp_path / 'a.pth'))
 
 
