@@ -167,6 +167,7 @@ def test_config_of_swins_training_script_beside_the_weights(tmp_path, monkeypatc
     trained = build()
     module = types.ModuleType('yacs.config')
     module.CfgNode = type('CfgNode', (dict,), dict(__module__='yacs.config'))
+    monkeypatch.setitem(sys.modules, 'yacs', types.ModuleType('yacs'))
     monkeypatch.setitem(sys.modules, 'yacs.config', module)
     config = module.CfgNode(MODEL=module.CfgNode(TYPE='pola_swin'))
     config.__dict__['__immutable__'] = True
