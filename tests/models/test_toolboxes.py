@@ -1,4 +1,4 @@
-"""One ``type='LaplacianFormer'`` in all three toolboxes, by the examples the README shows.
+"""One ``type=`` in all three toolboxes, by the examples the README shows.
 
 Also run on the upstream set by tools/check_upstream.sh.
 """
@@ -8,11 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import ROOT, quiet_init
+from conftest import ROOT, quiet_init, registered
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
-from mmengine.registry import DefaultScope
+from mmengine.registry import MODELS, DefaultScope
 
+from mmlaplace.models import PyramidBackbone
+
+# All that have the four stages of the examples.
+BACKBONES = [
+    name for name in registered(PyramidBackbone) if len(MODELS.get(name).stage_strides) == 4
+]
+SMALL = dict(
+    embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4), ffn_ratios=(2,) * 4
+)
 README = (ROOT / 'README.md').read_text()
 
 
@@ -39,12 +48,12 @@ def train_step(model, data: dict) -> dict:
     return log_vars
 
 
-def build(toolbox: str):
+def build(toolbox: str, backbone: str):
     registry = pytest.importorskip(f'{toolbox}.registry')
     utils = pytest.importorskip(f'{toolbox}.utils')
     utils.register_all_modules(init_default_scope=False)
     config = Config.fromstring(readme_example(toolbox), '.py')
-    config.model.backbone.arch = 'micro'
+    config.model.backbone.update(type=backbone, arch=SMALL, img_size=64)
     return registry.MODELS, config
 
 
@@ -52,12 +61,12 @@ def images(count: int, height: int, width: int) -> list:
     return [torch.randint(0, 256, (3, height, width), dtype=torch.uint8) for _ in range(count)]
 
 
-def test_mmpretrain_trains_a_classifier():
-    models, config = build('mmpretrain')
+@pytest.mark.parametrize('backbone', BACKBONES)
+def test_mmpretrain_trains_a_classifier(backbone):
+    models, config = build('mmpretrain', backbone)
     from mmpretrain.structures import DataSample
 
-    config.model.backbone.img_size = 64
-    config.model.head.in_channels = 128
+    config.model.head.in_channels = 64
     with DefaultScope.overwrite_default_scope('mmpretrain'):
         model = models.build(config.model)
         samples = [DataSample().set_gt_label(i) for i in range(2)]
@@ -65,12 +74,13 @@ def test_mmpretrain_trains_a_classifier():
     assert 'loss' in losses
 
 
-def test_mmdet_trains_a_detector():
-    models, config = build('mmdet')
+@pytest.mark.parametrize('backbone', BACKBONES)
+def test_mmdet_trains_a_detector(backbone):
+    models, config = build('mmdet', backbone)
     from mmdet.structures import DetDataSample
     from mmengine.structures import InstanceData
 
-    config.model.neck.in_channels = [64, 96, 128]
+    config.model.neck.in_channels = [32, 48, 64]
     with DefaultScope.overwrite_default_scope('mmdet'):
         model = models.build(config.model)
         samples = []
@@ -85,12 +95,13 @@ def test_mmdet_trains_a_detector():
     assert 'loss_cls' in losses
 
 
-def test_mmseg_trains_a_segmentor():
-    models, config = build('mmseg')
+@pytest.mark.parametrize('backbone', BACKBONES)
+def test_mmseg_trains_a_segmentor(backbone):
+    models, config = build('mmseg', backbone)
     from mmengine.structures import PixelData
     from mmseg.structures import SegDataSample
 
-    config.model.neck.in_channels = [32, 64, 96, 128]
+    config.model.neck.in_channels = [16, 32, 48, 64]
     with DefaultScope.overwrite_default_scope('mmseg'):
         model = models.build(config.model)
         samples = []
