@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Dict, List
 
 import torch
+from command_line import ToolParser, write_json
 from measuring import describe_machine, interleave, model_job, process_memory, tensor_memory
 from mmengine.registry import MODELS
-from outputs import refuse_existing, write_json
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -113,20 +113,16 @@ def plot(rows: List[dict], exponents: Dict[str, float], title: str, path: Path) 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ToolParser(__doc__)
     parser.add_argument('--arch', default='tiny', help='default: %(default)s')
     parser.add_argument('--sides', nargs='+', type=int, default=list(SIDES))
     parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu')
     parser.add_argument('--train', action='store_true', help='forward and backward')
     parser.add_argument('--rounds', type=int, default=10, help='default: %(default)s')
     parser.add_argument('--limit', type=float, default=30.0, help='seconds; default: %(default)s')
-    parser.add_argument('--plot', type=Path, help='draw time and memory into this .png')
-    parser.add_argument('--out', type=Path, default=Path('work_dirs/benchmark_backbone.json'))
-    parser.add_argument('--force', action='store_true', help='replace --out and --plot')
+    parser.add_output('--plot', help='draw time and memory into this .png')
+    parser.add_output('--out', default=Path('work_dirs/benchmark_backbone.json'))
     args = parser.parse_args()
-    refuse_existing(parser, args.force, args.out, args.plot)
     if args.device == 'cuda' and not torch.cuda.is_available():
         parser.error('--device cuda: torch finds no GPU')
     device = torch.device(args.device)

@@ -40,7 +40,6 @@ Examples:
   python tools/benchmark_ops.py --device cuda --train-step --plot work_dirs/benchmark_ops.png
 """
 
-import argparse
 import ctypes
 import importlib.util
 import math
@@ -56,6 +55,7 @@ from unittest import mock
 os.environ.setdefault('KINETO_LOG_LEVEL', '5')  # to the profiler it is an error to have no GPU
 
 import torch
+from command_line import ToolParser, write_json
 from measuring import (
     BUDGET,
     bytes_of,
@@ -67,7 +67,6 @@ from measuring import (
     tensor_memory,
 )
 from mmengine.registry import MODELS
-from outputs import refuse_existing, write_json
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
@@ -391,9 +390,7 @@ def reasons_of(case: Case) -> Dict[str, str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ToolParser(__doc__)
     dtypes = ('float32', 'float64', 'float16', 'bfloat16')
     parser.add_argument('--ops', choices=('kernels', 'inverse', 'all'), default='all')
     parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu')
@@ -401,12 +398,10 @@ def main() -> None:
     parser.add_argument('--rounds', type=int, default=30, help='default: %(default)s')
     parser.add_argument('--threads', type=int, help='on the CPU; default: as torch chooses')
     parser.add_argument('--train-step', action='store_true', help='time LaplacianFormer-tiny too')
-    parser.add_argument('--plot', type=Path, help='draw the Laplacian over N, into this .png')
-    parser.add_argument('--out', type=Path, default=Path('work_dirs/benchmark_ops.json'))
-    parser.add_argument('--force', action='store_true', help='replace --out and --plot')
+    parser.add_output('--plot', help='draw the Laplacian over N, into this .png')
+    parser.add_output('--out', default=Path('work_dirs/benchmark_ops.json'))
     parser.add_argument('--quick', action='store_true', help='tiny shapes, 3 rounds: only a test')
     args = parser.parse_args()
-    refuse_existing(parser, args.force, args.out, args.plot)
     if args.plot is not None and missing('matplotlib'):
         parser.error(f'--plot: {missing("matplotlib")}')
     if args.device == 'cuda' and not torch.cuda.is_available():

@@ -14,7 +14,6 @@ Example:
       --picture docs/images/pola_entropy.png
 """
 
-import argparse
 import math
 from pathlib import Path
 from typing import List
@@ -23,16 +22,13 @@ import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
-from mmengine.config import Config
-from mmengine.registry import MODELS
-from outputs import refuse_existing, write_json
+from command_line import ToolParser, trained_backbone, write_json
 from recording import Mixed, mixed_by, photographs
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
-from mmlaplace.engine import load_weights
 from mmlaplace.models import PolaAttention
 
 matplotlib.use('Agg')
@@ -112,20 +108,14 @@ def draw(random_rows: List[dict], trained_rows: List[dict], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('config', help='of a trained model with PolaAttention')
-    parser.add_argument('checkpoint')
+    parser = ToolParser(__doc__)
+    parser.add_trained_model('model with PolaAttention')
     parser.add_argument('--size', nargs=2, type=int, default=[224, 224], help='height, width')
-    parser.add_argument('--out', type=Path, default=Path('work_dirs/pola_entropy.json'))
-    parser.add_argument('--picture', type=Path, default=Path('work_dirs/pola_entropy.png'))
-    parser.add_argument('--force', action='store_true', help='replace --out and --picture')
+    parser.add_output('--out', default=Path('work_dirs/pola_entropy.json'))
+    parser.add_output('--picture', default=Path('work_dirs/pola_entropy.png'))
     args = parser.parse_args()
-    refuse_existing(parser, args.force, args.out, args.picture)
     torch.manual_seed(0)
-    backbone = MODELS.build(dict(Config.fromfile(args.config).model.backbone, init_cfg=None)).eval()
-    load_weights(backbone, args.checkpoint)
+    backbone = trained_backbone(args)
     random_rows = of_random_features()
     by_place = {}
     for image in track(photographs(tuple(args.size)), 'photographs'):

@@ -11,22 +11,19 @@ Example:
   python tools/compare_landmarks.py CONFIG CHECKPOINT --out docs/logs/landmarks.json
 """
 
-import argparse
 import statistics
 from pathlib import Path
 from typing import Dict, List
 
 import torch
+from command_line import ToolParser, trained_backbone, write_json
 from measuring import describe_machine, interleave, model_job
-from mmengine.config import Config
 from mmengine.registry import MODELS
-from outputs import refuse_existing, write_json
 from recording import mixed_by, photographs
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from mmlaplace.engine import load_weights
 from mmlaplace.models.attentions.laplacian import LaplacianAttention
 from mmlaplace.models.layers import LandmarkPool
 
@@ -70,23 +67,16 @@ def seconds_by_number(arch: str, size: tuple, numbers: List[int], rounds: int) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('config', help='of a trained model with LaplacianAttention')
-    parser.add_argument('checkpoint')
+    parser = ToolParser(__doc__)
+    parser.add_trained_model('model with LaplacianAttention')
     parser.add_argument('--landmarks', nargs='+', type=int, default=[49, 100, 196])
     parser.add_argument('--size', nargs=2, type=int, default=[800, 1333], help='height, width')
     parser.add_argument('--arch', default='tiny', help='that is timed; default: %(default)s')
     parser.add_argument('--rounds', type=int, default=7, help='default: %(default)s')
-    parser.add_argument('--out', type=Path, default=Path('work_dirs/landmarks.json'))
-    parser.add_argument('--force', action='store_true', help='replace --out')
+    parser.add_output('--out', default=Path('work_dirs/landmarks.json'))
     args = parser.parse_args()
-    refuse_existing(parser, args.force, args.out)
     torch.manual_seed(0)
-    backbone_cfg = dict(Config.fromfile(args.config).model.backbone, init_cfg=None)
-    backbone = MODELS.build(backbone_cfg).eval()
-    load_weights(backbone, args.checkpoint)
+    backbone = trained_backbone(args)
     errors = errors_by_stage(backbone, photographs(tuple(args.size)), args.landmarks)
     seconds = seconds_by_number(args.arch, tuple(args.size), args.landmarks, args.rounds)
 

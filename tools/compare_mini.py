@@ -12,12 +12,12 @@ Examples:
   python tools/compare_mini.py --variants laplacian softmax --seeds 3 4
 """
 
-import argparse
 import json
 import statistics
 from pathlib import Path
 from typing import Dict
 
+from command_line import ToolParser
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
@@ -97,9 +97,7 @@ def table(results: Dict[str, Dict[int, Dict[str, float]]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ToolParser(__doc__)
     parser.add_argument('--variants', nargs='+', choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2])
     parser.add_argument('--data-root', type=Path, default=Path('data/mini'))

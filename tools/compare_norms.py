@@ -15,7 +15,6 @@ Example:
       --picture docs/images/soft_norms.png
 """
 
-import argparse
 from copy import copy
 from pathlib import Path
 from typing import Dict, List
@@ -23,15 +22,12 @@ from typing import Dict, List
 import matplotlib
 import numpy as np
 import torch
-from mmengine.config import Config
-from mmengine.registry import MODELS
-from outputs import refuse_existing, write_json
+from command_line import ToolParser, build_backbone, trained_backbone, write_json
 from recording import Mixed, mixed_by, photographs
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from mmlaplace.engine import load_weights
 from mmlaplace.models import SOFTAttention
 from mmlaplace.models.layers import LandmarkPool
 from mmlaplace.ops import gaussian_kernel
@@ -102,26 +98,19 @@ def draw(results: Dict[str, dict], path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('config', help='of a trained model with the backbone SOFT')
-    parser.add_argument('checkpoint')
+    parser = ToolParser(__doc__)
+    parser.add_trained_model('model with the backbone SOFT')
     parser.add_argument('--landmarks', nargs='+', type=int, default=[49, 100, 196, 400, 784])
     parser.add_argument('--size', nargs=2, type=int, default=[448, 448], help='height, width')
-    parser.add_argument('--out', type=Path, default=Path('work_dirs/soft_norms.json'))
-    parser.add_argument('--picture', type=Path, default=Path('work_dirs/soft_norms.png'))
-    parser.add_argument('--force', action='store_true', help='replace --out and --picture')
+    parser.add_output('--out', default=Path('work_dirs/soft_norms.json'))
+    parser.add_output('--picture', default=Path('work_dirs/soft_norms.png'))
     args = parser.parse_args()
-    refuse_existing(parser, args.force, args.out, args.picture)
     torch.manual_seed(0)
     images = photographs(tuple(args.size))
-    backbone_cfg = dict(Config.fromfile(args.config).model.backbone, init_cfg=None)
     results = {}
     for name in ('random weights', 'trained'):
-        backbone = MODELS.build(backbone_cfg).eval()
-        if name == 'trained':
-            load_weights(backbone, args.checkpoint)
+        trained = name == 'trained'
+        backbone = trained_backbone(args) if trained else build_backbone(args.config)
         results[name] = measure(backbone, images, args.landmarks, name)
 
     table = Table('weights', 'form', *(f'm = {m}' for m in args.landmarks), 'exponent')

@@ -11,10 +11,10 @@ Examples:
   python tools/get_complexity.py laplacianformer --attn-cfg landmarks=100
 """
 
-import argparse
 from typing import Dict, Optional
 
 import torch.nn as nn
+from command_line import ToolParser
 from mmengine.config import DictAction
 from rich.console import Console
 from rich.progress import track
@@ -66,9 +66,7 @@ def figures(model: ModelInfo, image_size: Optional[tuple], attn_cfg: Dict) -> tu
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ToolParser(__doc__)
     parser.add_argument(
         'names', nargs='*', default=[''], help='parts of names of classifiers; default: all'
     )

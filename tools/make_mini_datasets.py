@@ -18,7 +18,6 @@ Example:
   python tools/make_mini_datasets.py --tasks classification --out /tmp/mini --seed 1
 """
 
-import argparse
 import json
 import shutil
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 import matplotlib
 import numpy as np
+from command_line import ToolParser
 from PIL import Image
 from rich.progress import track
 
@@ -334,9 +334,7 @@ def settings(seed: int) -> Dict[str, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ToolParser(__doc__)
     tasks = ('classification', 'detection', 'segmentation')
     parser.add_argument('--tasks', nargs='+', choices=list(MAKERS), default=tasks)
     parser.add_argument('--out', type=Path, default=Path('data/mini'), help='default: %(default)s')

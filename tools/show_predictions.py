@@ -8,7 +8,6 @@ Examples:
   python tools/show_predictions.py CONFIG CHECKPOINT --out pictures/retinanet.png --force
 """
 
-import argparse
 import math
 import random
 from importlib import import_module
@@ -18,11 +17,11 @@ from tempfile import TemporaryDirectory
 import matplotlib
 import numpy as np
 import torch
+from command_line import ToolParser
 from mmengine.config import Config, DictAction
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, MODELS, VISUALIZERS
 from mmengine.runner import load_checkpoint
-from outputs import refuse_existing
 from PIL import Image
 
 matplotlib.use('Agg')
@@ -52,19 +51,14 @@ def drawn(image: np.ndarray, sample, visualizer, classes) -> tuple:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument('config')
-    parser.add_argument('checkpoint')
-    parser.add_argument('--out', type=Path, default=Path('predictions.png'))
-    parser.add_argument('--force', action='store_true', help='replace --out')
+    parser = ToolParser(__doc__)
+    parser.add_trained_model('classifier, detector or segmentor')
+    parser.add_output('--out', default=Path('predictions.png'))
     parser.add_argument('--count', type=int, default=24, help='default: %(default)s')
     parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={})
     args = parser.parse_args()
-    refuse_existing(parser, args.force, args.out)
 
     cfg = Config.fromfile(args.config)
     cfg.merge_from_dict(args.cfg_options)

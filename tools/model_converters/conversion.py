@@ -1,6 +1,7 @@
 """What the converters share: tensors renamed one by one, and a report of every key."""
 
-import argparse
+import sys
+from argparse import Namespace
 from pathlib import Path
 from typing import Callable, Dict, List, Tuple
 
@@ -9,7 +10,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from mmlaplace.engine import read_state_dict
+from mmlaplace.engine import UnsafeCheckpointError, read_state_dict
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+from command_line import ToolParser
 
 
 class Conversion:
@@ -96,36 +100,31 @@ def position_map(tokens: Tensor, image_size: Tuple[int, int] = (1, 1)) -> Tensor
     return tokens.transpose(1, 2).unflatten(2, (height, count // height))
 
 
-def parser_for(description: str) -> argparse.ArgumentParser:
+def parser_for(doc: str) -> ToolParser:
     """What the converters take from the command line."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = ToolParser(doc)
     parser.add_argument('source', help="the authors' checkpoint, a path or an address")
-    parser.add_argument('out', type=Path, help='the file to write')
+    parser.add_output('out', help='the file to write')
     parser.add_argument(
         '--key',
         help="where in the file the weights lie, such as 'model_ema'; default: the first found of "
         'state_dict, model, module, state_dict_ema, model_ema and ema_state_dict',
     )
-    parser.add_argument('--force', action='store_true', help='replace the file if it is there')
     return parser
 
 
 def run(
-    parser: argparse.ArgumentParser,
-    convert: Callable[[Dict[str, Tensor], argparse.Namespace], Conversion],
+    parser: ToolParser,
+    convert: Callable[[Dict[str, Tensor], Namespace], Conversion],
 ) -> None:
     """Read, convert, report and write."""
     args = parser.parse_args()
-    if args.out.exists() and not args.force:
-        parser.error(f'{args.out} is there already; --force replaces it')
     try:
         theirs = read_state_dict(args.source, key=args.key)
         theirs = {name.removeprefix('module.'): value for name, value in theirs.items()}
         conversion = convert(theirs, args)
         ours = conversion.finish()
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, FileNotFoundError, UnsafeCheckpointError) as error:
         parser.error(str(error))
     table = Table('theirs', 'ours', 'shape')
     for name, target, shape in conversion.report:

@@ -1,0 +1,61 @@
+"""How every tool reads its command line, takes a trained backbone, and writes files."""
+
+import argparse
+import json
+from pathlib import Path
+
+import torch.nn as nn
+
+
+class ToolParser(argparse.ArgumentParser):
+    """Takes its help from the tool's docstring, and keeps files that are there already.
+
+    Args:
+        doc: ``__doc__`` of the tool, with an example.
+    """
+
+    def __init__(self, doc: str) -> None:
+        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.outputs = []
+
+    def add_output(self, name: str, **kwargs) -> None:
+        """An argument that is a file to write; ``--force`` comes with the first."""
+        if not self.outputs:
+            self.add_argument('--force', action='store_true', help='replace files that are there')
+        self.outputs.append(self.add_argument(name, type=Path, **kwargs).dest)
+
+    def add_trained_model(self, kind: str) -> None:
+        """A config and a checkpoint."""
+        self.add_argument('config', help=f'of a trained {kind}')
+        self.add_argument('checkpoint', help='its weights')
+
+    def parse_args(self, *args, **kwargs) -> argparse.Namespace:
+        """The arguments, unless a file to write is there and may not be replaced."""
+        parsed = super().parse_args(*args, **kwargs)
+        for path in (getattr(parsed, name) for name in self.outputs):
+            if path is not None and path.exists() and not parsed.force:
+                self.error(f'{path} is there already; --force replaces it')
+        return parsed
+
+
+def build_backbone(config: str) -> nn.Module:
+    """The backbone of a config, with random weights, in eval mode."""
+    from mmengine.config import Config
+    from mmengine.registry import MODELS
+
+    return MODELS.build(dict(Config.fromfile(config).model.backbone, init_cfg=None)).eval()
+
+
+def trained_backbone(args: argparse.Namespace) -> nn.Module:
+    """The backbone that :meth:`ToolParser.add_trained_model` asked for, in eval mode."""
+    from mmlaplace.engine import load_weights
+
+    backbone = build_backbone(args.config)
+    load_weights(backbone, args.checkpoint)
+    return backbone
+
+
+def write_json(path: Path, content: dict) -> None:
+    """Write a file, making its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + '\n')
