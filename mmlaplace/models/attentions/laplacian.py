@@ -49,8 +49,8 @@ class LaplacianAttention(QKVAttention):
     convolution runs in fp32 under any autocast.
 
     Args:
-        embed_dims, num_heads, input_resolution, qkv_bias, share_qk, rope, dw_kernel_size,
-            proj_drop, init_cfg: As in :class:`QKVAttention`.
+        embed_dims, num_heads, input_resolution, qkv_bias, share_qk: As in :class:`QKVAttention`.
+        rope, dw_kernel_size, proj_drop, init_cfg: As there.
         landmarks: A fixed number m of landmarks, a square such as 49, pooled adaptively from the
             keys (with their rotary positions) of a map of any size. The default, 49, unless
             ``pool_ratio`` is given.

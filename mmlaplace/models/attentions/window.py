@@ -55,10 +55,14 @@ class WindowAttention(BaseAttention):
             )
         )
 
+    def side_and_shift(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
+        """Side of the windows on a map ``(H, W)``, and by how much they are shifted, in tokens."""
+        side = min(self.window_size, *hw_shape)
+        return side, side // 2 if self.shifted and min(hw_shape) > self.window_size else 0
+
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         self.check_tokens(x, hw_shape)
-        side = min(self.window_size, *hw_shape)
-        shift = side // 2 if self.shifted and min(hw_shape) > self.window_size else 0
+        side, shift = self.side_and_shift(hw_shape)
         windows = split_windows(x, hw_shape, side, shift)
         seen = {}
         if shift and self.attn.accepts_mask:

@@ -40,7 +40,8 @@ class SOFT(PyramidBackbone):
     authors' code, which gives 38.9 M. ``micro`` is for small images and tests.
 
     Args:
-        arch, **kwargs: As in :class:`PyramidBackbone`.
+        arch: As in :class:`PyramidBackbone`.
+        **kwargs: As there.
         class_token: Whether the last stage has a class token. Default: True.
         out_type: ``'featmap'`` (default) returns maps, without the class token; ``'class_token'``
             returns the class token ``(B, C)`` of the last stage, for a classifier.
