@@ -358,6 +358,7 @@ def test_size_has_the_published_parameters_and_cost(path):
         assert parameters == figures['Parameters of layers']
     if family['kernels']:
         macs = counted.macs
+        assert macs == pytest.approx(figures['MACs with kernels'], rel=2e-3)
     published = figures['Published']
     if published:
         near = FURTHER_OFF.get(path.stem, family['parameters'])
@@ -388,6 +389,8 @@ def test_metafiles_and_configs_name_each_other():
             assert f'[{config.stem}]({config.name})' in readme
             for figure in model['Metadata']['Published'].values():
                 assert isinstance(figure, int) or f' {figure} ' in readme
+            if 'Reproduced' in model['Metadata']:
+                assert (ROOT / model['Metadata']['Reproduced']['Log']).is_file()
             named.append(config)
     assert sorted(named) == ZOO
     assert len(set(collections)) == len(collections)
