@@ -1,0 +1,138 @@
+"""The documentation: the site builds without a warning, links lead somewhere, examples run."""
+
+import os
+import re
+import subprocess
+import sys
+import textwrap
+from html.parser import HTMLParser
+from urllib.parse import unquote
+
+import pytest
+from conftest import ROOT
+
+# What is read in the repository rather than on the site; Sphinx checks the links of docs/.
+READMES = sorted(
+    [
+        *(
+            ROOT / name
+            for name in ('README.md', 'CONTRIBUTING.md', 'CHANGELOG.md', 'ops/README.md')
+        ),
+        *(ROOT / 'configs').rglob('README.md'),
+    ]
+)
+PAGES = sorted((ROOT / 'docs').rglob('*.md'))
+LINK = re.compile(r'\[[^\]]*\]\((?!\w+:)([^)\s]*)\)')
+
+
+def name(path):
+    return str(path.relative_to(ROOT))
+
+
+def without_code(markdown):
+    return re.sub(r'```.*?```|`[^`\n]*`', '', markdown, flags=re.DOTALL)
+
+
+def anchors(markdown):
+    """As GitHub makes them of headings."""
+    titles = re.findall(r'^#+ (.*)$', re.sub(r'```.*?```', '', markdown, flags=re.DOTALL), re.M)
+    titles = [re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', title) for title in titles]
+    return {re.sub(r'[^\w -]', '', title.strip().lower()).replace(' ', '-') for title in titles}
+
+
+def python_blocks(path):
+    return re.findall(r'```python\n(.*?)```', path.read_text(), re.DOTALL)
+
+
+class Targets(HTMLParser):
+    """What a page links to or shows, and the places on it."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.links, self.ids = set(), set()
+        self.feed(html)
+
+    def handle_starttag(self, tag, attributes):
+        attributes = dict(attributes)
+        self.ids.add(attributes.get('id'))
+        if tag in ('a', 'img', 'link', 'script'):
+            self.links.add(attributes.get('href') or attributes.get('src'))
+
+
+@pytest.fixture(scope='module')
+def site(tmp_path_factory):
+    """The site, built as tools/build_docs.sh does, with warnings as errors."""
+    pytest.importorskip('sphinx', reason='no Sphinx: pip install -r requirements/docs.txt')
+    out = tmp_path_factory.mktemp('site')
+    result = subprocess.run(
+        ['bash', ROOT / 'tools/build_docs.sh', '--out', out],
+        capture_output=True, text=True, env={**os.environ, 'PYTHON': sys.executable},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert f'written to {out}/index.html' in result.stdout
+    return out
+
+
+def test_every_page_is_there_and_its_links_lead_somewhere(site):
+    for page in PAGES:
+        assert (site / page.relative_to(ROOT / 'docs')).with_suffix('.html').is_file()
+    content = {path: Targets(path.read_text()) for path in site.rglob('*.html')}
+    dead = []
+    for page, targets in content.items():
+        for link in targets.links - {None, '', '#'}:
+            if re.match(r'\w+:|//', link):
+                continue  # external links are not fetched
+            path, _, place = unquote(link).partition('#')
+            target = (page.parent / path.partition('?')[0]).resolve() if path else page
+            if not target.is_file() or (place and place not in content[target].ids):
+                dead.append(f'{page.relative_to(site)}: {link}')
+    assert not dead
+
+
+def test_the_site_needs_no_network(site):
+    for page in site.rglob('*.html'):
+        loaded = re.findall(
+            r'<(?:script|img|link)[^>]*(?:src|href)="(?:https?:)?//[^"]*"', page.read_text()
+        )
+        assert not loaded, page
+    assert (site / '_static/mathjax/tex-chtml.js').is_file()
+
+
+@pytest.mark.parametrize('path', [*READMES, *PAGES], ids=name)
+def test_relative_links_exist_in_the_repository(path):
+    for link in LINK.findall(without_code(path.read_text())):
+        target, _, place = link.partition('#')
+        file = (path.parent / target).resolve() if target else path
+        assert file.exists(), f'{name(path)}: {link}'
+        if place and file.suffix == '.md' and not place.startswith('mmlaplace.'):
+            assert place in anchors(file.read_text()), f'{name(path)}: {link}'
+
+
+def test_the_attention_of_the_tutorial_runs(tmp_path):
+    attention, *rest = python_blocks(ROOT / 'docs/tutorials/add_attention.md')
+    # The file that a reader saves, and what is typed after importing it.
+    (tmp_path / 'elu_attention.py').write_text(attention)
+    script = '\n'.join(['from elu_attention import *', *rest])
+    result = subprocess.run(
+        [sys.executable, '-c', script], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    assert '(1, 128, 8, 11)' in result.stdout
+
+
+@pytest.mark.parametrize('path', PAGES, ids=name)
+def test_python_of_the_pages_is_python(path):
+    for block in python_blocks(path):
+        compile(textwrap.dedent(block), name(path), 'exec')
+
+
+def test_the_test_requirements_hold_those_of_the_docs():
+    docs, tests = (
+        {
+            line
+            for line in (ROOT / f'requirements/{file}.txt').read_text().splitlines()
+            if line[0] != '#'
+        }
+        for file in ('docs', 'tests')
+    )
+    assert docs <= tests
