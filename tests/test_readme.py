@@ -87,8 +87,11 @@ def test_the_readme_says_how_to_install_what_there_is():
     extras = (ROOT / 'pyproject.toml').read_text().split('optional-dependencies]')[1]
     for extra in re.findall(r'"\.\[(\w+)\]"', text):
         assert re.search(rf'^{extra} = ', extras, flags=re.MULTILINE), extra
-    (pinned,) = set(re.findall(r'torch==([\d.]+) ', text))
-    assert f'torch=={pinned}' in (ROOT / 'requirements/onedl.txt').read_text()
+    pinned = set(re.findall(r'torch==([\d.]+)', text))
+    tested = ''.join(
+        (ROOT / f'requirements/{name}.txt').read_text() for name in ('onedl', 'openmmlab')
+    )
+    assert pinned == set(re.findall(r'^torch==([\d.]+)', tested, flags=re.MULTILINE))
 
 
 def test_the_readmes_op_runs():

@@ -34,9 +34,9 @@ git -C "$folder/clone" clean --force -dx --quiet
 MAX_JOBS="${MAX_JOBS:-$(nproc)}" "$python" -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir "$folder" \
     "$folder/clone"
 
-begin 'install it, and openmim; remove the clone'
+begin 'install it; remove the clone'
 "$python" -m pip uninstall --quiet --yes mmlaplace
-"$python" -m pip install --quiet "$folder"/mmlaplace-*.whl openmim
+"$python" -m pip install --quiet "$folder"/mmlaplace-*.whl
 rm -rf "$folder/clone"
 mkdir "$folder/elsewhere"
 cd "$folder/elsewhere"
@@ -54,8 +54,11 @@ backbone = mmlaplace.get_model(sys.argv[1], backbone_only=True)
 print(f'   {len(names)} models; {sys.argv[1]} has the backbone {type(backbone).__name__}')
 PYTHON
 
-begin "mim finds $model, and its config builds"
+begin 'install openmim'
+# Last, as its dependencies pin a setuptools that is too old to build mmlaplace.
+"$python" -m pip install --quiet openmim
 mim() { "$python" -m mim "$@"; }
+begin "mim finds $model, and its config builds"
 mim list | grep mmlaplace
 mim search mmlaplace --config "$model" --json found.json
 "$python" - "$model" <<'PYTHON'
