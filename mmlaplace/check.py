@@ -36,7 +36,7 @@ from torch import Tensor
 
 from . import __version__, ops
 from .ops import _native
-from .utils.dependencies import TESTED, installed_distributions
+from .utils.dependencies import TESTED, installed_distributions, tested_instead
 
 TOOLBOXES = ('mmpretrain', 'mmdet', 'mmseg')
 COLOURS = {'ok': 'green', 'note': 'yellow', 'problem': 'red'}
@@ -189,10 +189,8 @@ def package_version(import_name: str) -> Finding:
         )
     ((name, version),) = installed.items()
     origin = '' if import_name == 'torch' else f', {"fork" if is_fork(name) else "upstream"}'
-    oldest, newest = TESTED[import_name][name]
-    # As in warn_untested_versions: only major and minor versions count.
-    if not minor(oldest) <= minor(version) <= minor(newest):
-        tested = oldest if oldest == newest else f'{oldest} to {newest}'
+    tested = tested_instead(import_name, name, version)
+    if tested is not None:
         return Finding(import_name, 'note', f'{names}{origin}; tested: {tested}', TESTED_SET)
     return Finding(import_name, 'ok', names + origin)
 
@@ -206,10 +204,6 @@ def absent(import_name: str) -> Finding:
     else:
         fix = install('mmcv', import_name)
     return Finding(import_name, 'problem' if needed else 'note', 'not installed', fix)
-
-
-def minor(version: str) -> Tuple[int, ...]:
-    return Version(version).release[:2]
 
 
 def is_there(import_name: str) -> bool:

@@ -8,9 +8,10 @@ from typing import Any, Dict, List, NamedTuple, Optional
 import torch.nn as nn
 import yaml
 from mmengine.config import Config, ConfigDict
-from mmengine.registry import MODELS, DefaultScope
+from mmengine.registry import MODELS
 
 from .engine import load_weights
+from .utils.toolboxes import build_model
 
 TASKS = ('classification', 'detection', 'segmentation')
 
@@ -149,7 +150,4 @@ def _build(cfg: Config) -> nn.Module:
         ) from error
     if scope == 'mmpretrain':
         return toolbox.get_model(cfg, pretrained=False)
-    importlib.import_module(f'{scope}.utils').register_all_modules(init_default_scope=False)
-    cfg.model.setdefault('data_preprocessor', cfg.get('data_preprocessor'))
-    with DefaultScope.overwrite_default_scope(scope):
-        return MODELS.build(cfg.model)
+    return build_model(cfg)

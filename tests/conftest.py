@@ -8,10 +8,11 @@ import mmengine
 import pytest
 import torch
 from mmengine.config import Config
-from mmengine.registry import MODELS, DefaultScope
+from mmengine.registry import MODELS
 
 import mmlaplace.models  # noqa: F401  (registers)
 from mmlaplace.ops import _native
+from mmlaplace.utils.toolboxes import build_model as toolbox_model  # noqa: F401  (for tests)
 
 ROOT = Path(__file__).resolve().parent.parent
 CLASSIFICATION = ROOT / 'configs/classification'
@@ -45,14 +46,6 @@ def toolbox_config(path: Path) -> Config:
     utils = importlib.import_module(f'{cfg.default_scope}.utils')
     utils.register_all_modules(init_default_scope=False)
     return cfg
-
-
-def toolbox_model(cfg: Config) -> torch.nn.Module:
-    """The model of a config, built as the Runner does."""
-    if 'data_preprocessor' in cfg:
-        cfg.model.setdefault('data_preprocessor', cfg.data_preprocessor)
-    with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        return MODELS.build(cfg.model)
 
 
 def quiet_init(model: torch.nn.Module) -> None:

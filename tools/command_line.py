@@ -3,6 +3,7 @@
 import argparse
 import json
 from pathlib import Path
+from typing import Optional
 
 import torch.nn as nn
 
@@ -38,20 +39,16 @@ class ToolParser(argparse.ArgumentParser):
         return parsed
 
 
-def build_backbone(config: str) -> nn.Module:
-    """The backbone of a config, with random weights, in eval mode."""
+def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:
+    """The backbone of a config, in eval mode; without a checkpoint its weights are random."""
     from mmengine.config import Config
     from mmengine.registry import MODELS
 
-    return MODELS.build(dict(Config.fromfile(config).model.backbone, init_cfg=None)).eval()
-
-
-def trained_backbone(args: argparse.Namespace) -> nn.Module:
-    """The backbone that :meth:`ToolParser.add_trained_model` asked for, in eval mode."""
     from mmlaplace.engine import load_weights
 
-    backbone = build_backbone(args.config)
-    load_weights(backbone, args.checkpoint)
+    backbone = MODELS.build(dict(Config.fromfile(config).model.backbone, init_cfg=None)).eval()
+    if checkpoint is not None:
+        load_weights(backbone, checkpoint)
     return backbone
 
 

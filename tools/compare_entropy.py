@@ -22,7 +22,7 @@ import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
-from command_line import ToolParser, trained_backbone, write_json
+from command_line import ToolParser, build_backbone, write_json
 from recording import Mixed, mixed_by, photographs
 from rich.console import Console
 from rich.progress import track
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_output('--picture', default=Path('work_dirs/pola_entropy.png'))
     args = parser.parse_args()
     torch.manual_seed(0)
-    backbone = trained_backbone(args)
+    backbone = build_backbone(args.config, args.checkpoint)
     random_rows = of_random_features()
     by_place = {}
     for image in track(photographs(tuple(args.size)), 'photographs'):

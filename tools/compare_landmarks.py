@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Dict, List
 
 import torch
-from command_line import ToolParser, trained_backbone, write_json
+from command_line import ToolParser, build_backbone, write_json
 from measuring import describe_machine, interleave, model_job
 from mmengine.registry import MODELS
 from recording import mixed_by, photographs
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_output('--out', default=Path('work_dirs/landmarks.json'))
     args = parser.parse_args()
     torch.manual_seed(0)
-    backbone = trained_backbone(args)
+    backbone = build_backbone(args.config, args.checkpoint)
     errors = errors_by_stage(backbone, photographs(tuple(args.size)), args.landmarks)
     seconds = seconds_by_number(args.arch, tuple(args.size), args.landmarks, args.rounds)
 

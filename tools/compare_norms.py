@@ -22,7 +22,7 @@ from typing import Dict, List
 import matplotlib
 import numpy as np
 import torch
-from command_line import ToolParser, build_backbone, trained_backbone, write_json
+from command_line import ToolParser, build_backbone, write_json
 from recording import Mixed, mixed_by, photographs
 from rich.console import Console
 from rich.progress import track
@@ -109,8 +109,7 @@ def main() -> None:
     images = photographs(tuple(args.size))
     results = {}
     for name in ('random weights', 'trained'):
-        trained = name == 'trained'
-        backbone = trained_backbone(args) if trained else build_backbone(args.config)
+        backbone = build_backbone(args.config, args.checkpoint if name == 'trained' else None)
         results[name] = measure(backbone, images, args.landmarks, name)
 
     table = Table('weights', 'form', *(f'm = {m}' for m in args.landmarks), 'exponent')

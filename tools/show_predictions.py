@@ -20,9 +20,11 @@ import torch
 from command_line import ToolParser
 from mmengine.config import Config, DictAction
 from mmengine.dataset import pseudo_collate
-from mmengine.registry import DATASETS, MODELS, VISUALIZERS
+from mmengine.registry import DATASETS, VISUALIZERS
 from mmengine.runner import load_checkpoint
 from PIL import Image
+
+from mmlaplace.utils.toolboxes import build_model
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
@@ -65,9 +67,7 @@ def main() -> None:
     scope = cfg.default_scope
     import_module(f'{scope}.utils').register_all_modules()
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
-    model_cfg = dict(cfg.model)
-    model_cfg.setdefault('data_preprocessor', cfg.get('data_preprocessor'))
-    model = MODELS.build(model_cfg)
+    model = build_model(cfg)
     load_checkpoint(model, args.checkpoint, map_location='cpu')
     model.to(args.device).eval()
     visualizer = VISUALIZERS.build(dict(cfg.visualizer, vis_backends=None, name='predictions'))

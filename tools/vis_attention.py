@@ -27,15 +27,12 @@ from typing import List, NamedTuple, Tuple
 import matplotlib
 import numpy as np
 import torch
-from command_line import ToolParser
-from mmengine.config import Config
-from mmengine.registry import MODELS
+from command_line import ToolParser, build_backbone
 from PIL import Image
 from recording import Mixed, mixed_by, normalized
 from rich.progress import track
 from torch import Tensor
 
-from mmlaplace.engine import load_weights
 from mmlaplace.models import (
     BaseAttention,
     LaplacianAttention,
@@ -224,9 +221,7 @@ def main() -> None:
         if len(rest) > 2:
             parser.error(f'--model {config} {" ".join(rest)}: a config, a checkpoint and a name')
         checkpoint, name = (*rest, None, None)[:2]
-        backbone = MODELS.build(dict(Config.fromfile(config).model.backbone, init_cfg=None)).eval()
-        if checkpoint is not None:
-            load_weights(backbone, checkpoint)
+        backbone = build_backbone(config, checkpoint)
         mixed = find(parser, args, config, backbone, normalized(image, (height, width)))
         stride = math.prod(backbone.stage_strides[: args.stage + 1])
         for matrix, channel in matrices_of(mixed.attention, args.matrix, args.stream):

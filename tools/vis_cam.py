@@ -19,7 +19,6 @@ Examples:
 import argparse
 import math
 import random
-from importlib import import_module
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
@@ -34,12 +33,13 @@ import torch.nn.functional as F
 from command_line import ToolParser
 from mmengine.config import Config, DictAction
 from mmengine.dataset import Compose, pseudo_collate
-from mmengine.registry import DATASETS, MODELS, DefaultScope
+from mmengine.registry import DATASETS, DefaultScope
 from rich.progress import track
 from torch import Tensor
 
 from mmlaplace.engine import load_weights
 from mmlaplace.models.layers import tokens_to_map
+from mmlaplace.utils.toolboxes import build_model
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
@@ -217,14 +217,12 @@ def main() -> None:
 
     cfg = Config.fromfile(args.config)
     cfg.merge_from_dict(args.cfg_options)
-    import_module(f'{cfg.default_scope}.utils').register_all_modules(init_default_scope=False)
     if cfg.model.backbone.get('with_cp'):
         cfg.model.backbone.with_cp = False  # layers would run, and be recorded, twice
-    cfg.model.setdefault('data_preprocessor', cfg.get('data_preprocessor'))
+    model = build_model(cfg)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         images = load_images(cfg, args.images, args.count, args.seed)
         classes = class_names(cfg)
-        model = MODELS.build(cfg.model)
     load_weights(model, args.checkpoint)
     model.to(args.device).eval()
 

@@ -3,6 +3,7 @@
 import warnings
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
+from typing import Optional
 
 # Import name: (distribution name in each tested set, as in requirements/*.txt), oldest and newest
 # tested version of each. The forks share the import names of the upstream packages.
@@ -40,18 +41,27 @@ def require_mmengine() -> None:
         ) from error
 
 
-def warn_untested_versions() -> None:
-    """Warn, once per process, about packages older or newer than what was tested.
+def tested_instead(import_name: str, distribution: str, here: str) -> Optional[str]:
+    """The versions tested instead of the one here, such as ``2.1.2 to 2.11.0``; None if it was.
 
-    Only major and minor versions count; nothing is refused, as many other versions will work.
+    Only major and minor versions count.
     """
     from packaging.version import Version
 
-    def minor(text: str) -> tuple:
-        return Version(text).release[:2]
+    oldest, newest = TESTED[import_name][distribution]
+    before, now, after = (Version(text).release[:2] for text in (oldest, here, newest))
+    if before <= now <= after:
+        return None
+    return oldest if oldest == newest else f'{oldest} to {newest}'
 
+
+def warn_untested_versions() -> None:
+    """Warn, once per process, about packages older or newer than what was tested.
+
+    Nothing is refused, as many other versions will work.
+    """
     untested = []
-    for import_name, distributions in TESTED.items():
+    for import_name in TESTED:
         installed = installed_distributions(import_name)
         if len(installed) > 1:
             warnings.warn(
@@ -60,9 +70,8 @@ def warn_untested_versions() -> None:
                 stacklevel=3,
             )
         for name, here in installed.items():
-            oldest, newest = distributions[name]
-            if not minor(oldest) <= minor(here) <= minor(newest):
-                tested = oldest if oldest == newest else f'{oldest} to {newest}'
+            tested = tested_instead(import_name, name, here)
+            if tested is not None:
                 untested.append(f'{name} {here} (tested: {tested})')
     if untested:
         warnings.warn(

@@ -1,13 +1,25 @@
-"""The scripts that the toolboxes bring: mmpretrain's, mmdet's and mmseg's own tools."""
+"""What the toolboxes bring: their models, and mmpretrain's, mmdet's and mmseg's own tools."""
 
 import runpy
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
+import torch.nn as nn
 from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
 
 CONFIG_SUFFIXES = ('.py', '.json', '.yaml', '.yml')
+
+
+def build_model(cfg: Config) -> nn.Module:
+    """The model of a config, with the modules and in the scope of the toolbox that it is for."""
+    scope = cfg.default_scope
+    import_module(f'{scope}.utils').register_all_modules(init_default_scope=False)
+    cfg.model.setdefault('data_preprocessor', cfg.get('data_preprocessor'))
+    with DefaultScope.overwrite_default_scope(scope):
+        return MODELS.build(cfg.model)
 
 
 def toolbox_script(scope: str, name: str) -> Path:

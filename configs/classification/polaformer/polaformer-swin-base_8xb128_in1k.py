@@ -1,11 +1,3 @@
-_base_ = [
-    '../_base_/models/polaformer.py',
-    '../_base_/datasets/imagenet_bs128.py',
-    '../_base_/schedules/imagenet_bs1024_adamw_400e.py',
-    '../_base_/default_runtime.py',
-]
+_base_ = './polaformer-swin-small_8xb128_in1k.py'
 
-model = dict(
-    backbone=dict(type='PolaFormerSwin', arch='base', drop_path_rate=0.5),
-    head=dict(in_channels=1024),
-)
+model = dict(backbone=dict(arch='base', drop_path_rate=0.5), head=dict(in_channels=1024))
