@@ -5,28 +5,30 @@ from typing import List, Optional, Union
 
 import torch.nn as nn
 from mmengine.logging import print_log
-from mmengine.optim import DefaultOptimWrapperConstructor
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+
+from .no_decay import NoDecayOptimWrapperConstructor
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
-class LayerDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
+class LayerDecayOptimWrapperConstructor(NoDecayOptimWrapperConstructor):
     """Smaller learning rates for earlier layers, as fine-tuning wants them.
 
     A parameter of depth i of n, as ``get_layer_depth(name, prefix) -> (i, n)`` of the backbone
     says, gets ``lr * layer_decay_rate ** (n - 1 - i)``. The backbone is ``model.backbone``, or the
-    model itself. Everything else is as in mmengine's default constructor; its multipliers apply
-    too. Under a scheduler with a lower bound choose ``eta_min_ratio`` rather than ``eta_min``,
-    which may lie above the rates of the first layers. In a config::
+    model itself. Everything else is as in :class:`NoDecayOptimWrapperConstructor`. Multipliers of
+    mmengine's default constructor apply too. Under a scheduler with a lower bound choose
+    ``eta_min_ratio`` rather than ``eta_min``, which may lie above the rates of the first layers. In
+    a config::
 
         optim_wrapper = dict(
             type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-4, weight_decay=0.05),
             constructor='LayerDecayOptimWrapperConstructor',
-            paramwise_cfg=dict(layer_decay_rate=0.8, norm_decay_mult=0.0))
+            paramwise_cfg=dict(layer_decay_rate=0.8))
 
     Args:
         optim_wrapper_cfg: Config of the optimizer wrapper; its optimizer must give ``lr``.
-        paramwise_cfg: ``layer_decay_rate``, in (0, 1], beside the default constructor's keys.
+        paramwise_cfg: ``layer_decay_rate``, in (0, 1], beside mmengine's keys.
 
     Raises:
         ValueError: For a missing ``lr``, or a ``layer_decay_rate`` missing or out of range.

@@ -188,8 +188,11 @@ def test_optimizer_and_schedule_build(path):
     groups = optim_wrapper.optimizer.param_groups
     decayed = {id(p) for group in groups if group['weight_decay'] for p in group['params']}
     exempt = {id(p) for m in model.modules() if isinstance(m, NORMS) for p in m.parameters()}
-    # Biases, and what is no layer's weight: learned positions, class tokens, scales and powers.
-    exempt |= {id(p) for n, p in model.named_parameters() if not n.endswith('.weight')}
+    # What the authors do not decay either: of the positions only those of DeiT.
+    kept = ['bias', 'gamma', 'class_token', 'relative_bias']
+    if cfg.model.backbone.type == 'PolaFormerDeiT':
+        kept.append('map')
+    exempt |= {id(p) for n, p in model.named_parameters() if n.split('.')[-1] in kept}
     assert decayed == {id(p) for p in model.parameters()} - exempt
     assert sum(len(group['params']) for group in groups) == len(list(model.parameters()))
 

@@ -114,8 +114,8 @@ def test_mmseg_trains_a_segmentor(backbone):
 
 
 @pytest.mark.parametrize('toolbox', ['mmpretrain', 'mmdet', 'mmseg'])
-def test_examples_are_about_ten_lines(toolbox):
-    assert len(readme_example(toolbox).strip().splitlines()) <= 14
+def test_examples_are_short(toolbox):
+    assert len(readme_example(toolbox).strip().splitlines()) <= 18
 
 
 def test_the_library_does_not_import_the_toolboxes():

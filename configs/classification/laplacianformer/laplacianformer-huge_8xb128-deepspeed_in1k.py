@@ -5,6 +5,6 @@ optim_wrapper = dict(
     _delete_=True,
     type='DeepSpeedOptimWrapper',
     optimizer=_base_.optim_wrapper.optimizer,
-    paramwise_cfg=_base_.optim_wrapper.paramwise_cfg,
+    constructor=_base_.optim_wrapper.constructor,
 )
 custom_hooks = []  # averaged weights would be a whole copy of the model

@@ -13,7 +13,7 @@ model = dict(
         img_size=48,
         out_indices=(3,),
         out_type='class_token',
-        attn_cfg=dict(landmarks=16, pool_ratio=(3, 2, 1, 1)),
+        attn_cfg=dict(landmarks=(16, 9, 9, 9), pool_ratio=(3, 2, 1, 1)),
     ),
     neck=None,
 )

@@ -6,9 +6,10 @@ from mmengine.model import BaseModule
 from torch import Tensor
 
 from ..layers import DepthwiseConv, RotaryEmbedding2D
+from ..options import KnownOptions
 
 
-class BaseAttention(BaseModule):
+class BaseAttention(KnownOptions, BaseModule):
     """The contract of every attention: mix the tokens of a feature map, whatever its size.
 
     ``forward(x: (B, N, C), hw_shape: (H, W)) -> (B, N, C)`` with ``N = H * W``, for any H and W,
@@ -25,6 +26,7 @@ class BaseAttention(BaseModule):
         init_cfg: As in mmengine.
 
     Raises:
+        TypeError: For an unknown option; names those that there are.
         ValueError: If ``num_heads`` does not divide ``embed_dims``.
     """
 

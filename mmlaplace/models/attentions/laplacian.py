@@ -1,4 +1,4 @@
-from typing import Optional, Tuple
+from typing import Optional, Set, Tuple
 
 import torch
 import torch.nn as nn
@@ -119,6 +119,10 @@ class LaplacianAttention(QKVAttention):
             self.gamma = nn.Parameter(torch.full((num_heads,), (height * width) ** 0.5))
         else:
             self.register_parameter('gamma', None)
+
+    def no_weight_decay(self) -> Set[str]:
+        """Names of the parameters that are not to decay: the scale starts far from zero."""
+        return {'gamma'}
 
     def kernel(self, x: Tensor, y: Tensor) -> Tensor:
         """``k(x, y)``: ``(B, heads, N, d), (B, heads, M, d) -> (B, heads, N, M)``."""

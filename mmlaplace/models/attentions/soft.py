@@ -3,6 +3,7 @@ from typing import Optional, Tuple
 
 import torch
 import torch.nn as nn
+from mmengine.model import Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
@@ -44,7 +45,8 @@ class SOFTAttention(QKVAttention):
             ``'average'`` of r x r tokens, ``'random'`` tokens or, ``'biased'``, the first ones.
         landmarks: Fixed number m, a square, for maps of any size; None lets m grow with the image.
             Default: 49.
-        pool_ratio: r. Default: what gives ``landmarks`` at ``input_resolution``.
+        pool_ratio: r. Default: the largest that gives ``landmarks`` cells of r x r tokens at
+            ``input_resolution``.
         dw_kernel_size: Odd kernel size of the depthwise convolution on V, one filter per head
             without a bias; 0 leaves it out. Default: 3.
         step_size: ``'matrix'`` (default): every matrix has its own :math:`\alpha`. ``'batch'``, the
@@ -58,6 +60,8 @@ class SOFTAttention(QKVAttention):
 
     Source: SOFT (arXiv 2110.11945) and SOFT++ (arXiv 2207.03341).
     """
+
+    fixed_options = ('share_qk', 'rope', 'dw_cfg')
 
     def __init__(
         self,
@@ -104,13 +108,13 @@ class SOFTAttention(QKVAttention):
         self.ridge = ridge
         if sampling == 'conv':
             if pool_ratio is None:
-                pool_ratio = max(round(min(self.input_resolution) / landmarks**0.5), 1)
+                pool_ratio = max(int(min(self.input_resolution) / landmarks**0.5), 1)
             self.sample = LandmarkConv(self.head_dims, pool_ratio, landmarks)
         elif sampling == 'average':
             self.sample = LandmarkPool(landmarks, None if landmarks else pool_ratio)
         else:
             self.sample = LandmarkPick(landmarks, pool_ratio, at_random=sampling == 'random')
-        self.landmark_norm = nn.Sequential(nn.LayerNorm(self.head_dims), nn.GELU())
+        self.landmark_norm = Sequential(nn.LayerNorm(self.head_dims), nn.GELU())
 
     def invert(self, mat: Tensor) -> Tensor:
         r""":math:`W^\dagger` of Gaussian matrices ``(B, heads, m, m)``, normalised if so chosen."""

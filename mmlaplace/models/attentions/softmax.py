@@ -1,4 +1,4 @@
-from typing import Optional, Tuple
+from typing import Optional, Set, Tuple
 
 import torch
 import torch.nn as nn
@@ -108,6 +108,10 @@ class SoftmaxAttention(QKVAttention):
             rows[:, None] - rows[None, :] + height - 1,
             columns[:, None] - columns[None, :] + width - 1,
         ]
+
+    def no_weight_decay(self) -> Set[str]:
+        """Names of the parameters that are not to decay, as Swin's authors have it."""
+        return {'relative_bias'}
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
         """The relative bias of a checkpoint for the offsets of this one."""

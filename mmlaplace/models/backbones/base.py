@@ -1,13 +1,16 @@
 import re
-from typing import Dict, List, Optional, Sequence, Tuple, Union
+from typing import Dict, List, Optional, Sequence, Set, Tuple, Union
 
+import torch
 import torch.nn as nn
-from mmengine.model import BaseModule, ModuleDict, PretrainedInit, update_init_info
+from mmengine.model import BaseModule, ModuleDict, ModuleList, PretrainedInit, update_init_info
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ...engine.checkpoint import load_weights
 from ..layers import OverlapPatchEmbed, PositionEmbedding, TransformerBlock, tokens_to_map
+from ..layers.build import build_token_norm
+from ..options import KnownOptions
 
 ARCH_KEYS = ('embed_dims', 'depths', 'num_heads', 'ffn_ratios')
 PRETRAINED_KEYS = ('checkpoint', 'prefix', 'map_location', 'min_matched')
@@ -17,7 +20,7 @@ INIT_CFG = [
 ]
 
 
-class PyramidBackbone(BaseModule):
+class PyramidBackbone(KnownOptions, BaseModule):
     """Stages of transformer blocks at strides 4, 8, 16 and 32.
 
     Subclasses name their sizes in ``arch_zoo`` and their ``default_attn_cfg``, and override the
@@ -26,7 +29,8 @@ class PyramidBackbone(BaseModule):
 
     Args:
         arch: A name in ``arch_zoo``, or a dict with ``embed_dims``, ``depths``, ``num_heads`` and
-            ``ffn_ratios``, each with one entry per stage.
+            ``ffn_ratios``, each with one entry per stage. Default: the class attribute
+            ``default_arch``, ``'tiny'`` unless the family has no such size.
         attn_cfg: Config of the attention, such as ``dict(type='SoftmaxAttention')``. A list or
             tuple as a value has one entry per stage; a list of configs has one per stage. A
             config without a type changes options of ``default_attn_cfg``, in the stages that have
@@ -34,11 +38,17 @@ class PyramidBackbone(BaseModule):
         img_size: Side, or height and width, of the training images, at which attentions
             initialise what depends on size. The forward accepts any. Default: 224.
         in_channels: Channels of the image. Default: 3.
-        out_indices: Stages whose maps are returned, 0 to 3. Only they get a norm, and stages
-            behind the last of them are not built, so that no parameter is unused. Default:
-            all; a classifier wants (3,).
+        out_indices: Stages whose maps are returned, in rising order, as a sequence or one number.
+            Negative ones count from the last stage: -1 is what a classifier wants. Only these
+            stages get a norm. Stages after the last of them are not built, so that no parameter is
+            unused. Default: all.
         out_norms: Whether the maps returned get a LayerNorm. Default: the class attribute
             ``default_out_norms``, True unless the family has it otherwise.
+        norm_cfg: Config of every norm of tokens outside of the attentions, such as
+            ``dict(type='LN', eps=1e-6)`` or a registered class. Default: the family's own
+            LayerNorms.
+        act_cfg: Config of the activation in the FFNs, such as
+            ``dict(type='GELU', approximate='tanh')``. Default: the family's own GELU.
         drop_rate: Dropout rate in the FFNs and on embedded positions. Default: 0.
         drop_path_rate: Stochastic depth rate of the last block, rising linearly from 0 at the
             first. Default: 0.
@@ -50,25 +60,29 @@ class PyramidBackbone(BaseModule):
             :meth:`init_weights`. Default: truncated normal linears.
 
     Raises:
+        TypeError: For an unknown option; names those that there are.
         ValueError: For an unknown or incomplete arch, a value with another number of entries than
-            stages, or ``out_indices`` or ``frozen_stages`` out of range.
+            stages, or ``out_indices``, ``frozen_stages`` or ``drop_path_rate`` out of range.
     """
 
     arch_zoo: Dict[str, dict] = {}
+    default_arch = 'tiny'
     default_attn_cfg: Union[dict, Sequence[dict]] = {}
     stage_strides = (4, 2, 2, 2)
     default_out_norms = True
-    norm_eps = 1e-6
+    default_norm_cfg = dict(type='LN', eps=1e-6)  # of the blocks and of the maps returned
     absolute_positions = False  # whether tokens get a learned position in front of each stage
 
     def __init__(
         self,
-        arch: Union[str, dict],
+        arch: Union[str, dict, None] = None,
         attn_cfg: Union[dict, Sequence[dict], None] = None,
         img_size: Union[int, Tuple[int, int]] = 224,
         in_channels: int = 3,
-        out_indices: Optional[Sequence[int]] = None,
+        out_indices: Union[int, Sequence[int], None] = None,
         out_norms: Optional[bool] = None,
+        norm_cfg: Optional[dict] = None,
+        act_cfg: Optional[dict] = None,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
         frozen_stages: int = -1,
@@ -77,23 +91,21 @@ class PyramidBackbone(BaseModule):
         init_cfg: Union[dict, List[dict], None] = None,
     ) -> None:
         super().__init__(INIT_CFG if init_cfg is None else init_cfg)
-        settings = self._arch_settings(arch)
+        settings = self._arch_settings(self.default_arch if arch is None else arch)
         self.embed_dims = settings['embed_dims']
         self.depths = settings['depths']
         self.num_stages = len(self.depths)
-        if out_indices is None:
-            out_indices = range(self.num_stages)
-        out_indices = (out_indices,) if isinstance(out_indices, int) else tuple(out_indices)
-        out_of_range = [i for i in out_indices if not 0 <= i < self.num_stages]
-        if out_of_range or not out_indices:
-            raise ValueError(
-                f'out_indices must name stages 0 to {self.num_stages - 1}, got {out_indices}'
-            )
         if not -1 <= frozen_stages <= self.num_stages:
             raise ValueError(f'frozen_stages must be -1 to {self.num_stages}, got {frozen_stages}')
-        if not 0 <= drop_path_rate < 1:
-            raise ValueError(f'drop_path_rate must be in [0, 1), got {drop_path_rate}')
-        self.out_indices = out_indices
+        if not isinstance(drop_path_rate, (int, float)) or not 0 <= drop_path_rate < 1:
+            raise ValueError(
+                f'drop_path_rate must be one number in [0, 1), the rate of the last block, got '
+                f'{drop_path_rate}'
+            )
+        self.out_indices = self._out_indices(out_indices)
+        # Where they were given, for every layer alike; else each layer has its own default.
+        self.norm_options = {} if norm_cfg is None else dict(norm_cfg=norm_cfg)
+        self.act_options = {} if act_cfg is None else dict(act_cfg=act_cfg)
         self.out_norms = self.default_out_norms if out_norms is None else out_norms
         self.frozen_stages = frozen_stages
         self.norm_eval = norm_eval
@@ -103,11 +115,12 @@ class PyramidBackbone(BaseModule):
         resolution = self.img_size
         total = sum(self.depths)
         drop_path_rates = [drop_path_rate * i / max(total - 1, 1) for i in range(total)]
-        self.stages = nn.ModuleList()
-        # Stages behind the last output would have no gradient, so they are not built.
+        # mmengine's containers, as init_weights goes down through no others.
+        self.stages = ModuleList()
+        # Stages after the last output would have no gradient, so they are not built.
         for i, depth in enumerate(self.depths[: max(self.out_indices) + 1]):
             resolution = tuple(-(-side // self.stage_strides[i]) for side in resolution)
-            stage = nn.ModuleDict()
+            stage = ModuleDict()
             stage['patch_embed'] = self.build_patch_embed(
                 i, in_channels if i == 0 else self.embed_dims[i - 1]
             )
@@ -119,7 +132,7 @@ class PyramidBackbone(BaseModule):
                 num_heads=settings['num_heads'][i],
                 input_resolution=resolution,
             )
-            stage['blocks'] = nn.ModuleList(
+            stage['blocks'] = ModuleList(
                 self.build_block(
                     i,
                     j,
@@ -134,7 +147,10 @@ class PyramidBackbone(BaseModule):
             )
             self.stages.append(stage)
         for i in self.out_indices if self.out_norms else ():
-            self.add_module(f'norm{i}', nn.LayerNorm(self.embed_dims[i], eps=self.norm_eps))
+            norm = build_token_norm(
+                self.norm_options.get('norm_cfg', self.default_norm_cfg), self.embed_dims[i]
+            )
+            self.add_module(f'norm{i}', norm)
         self._freeze_stages()
 
     def build_patch_embed(self, stage: int, in_channels: int) -> nn.Module:
@@ -144,6 +160,7 @@ class PyramidBackbone(BaseModule):
             self.embed_dims[stage],
             kernel_size=7 if stage == 0 else 3,
             stride=self.stage_strides[stage],
+            **self.norm_options,
         )
 
     def build_position(
@@ -152,9 +169,36 @@ class PyramidBackbone(BaseModule):
         """What adds positions to the tokens of a stage, where ``absolute_positions``."""
         return PositionEmbedding(self.embed_dims[stage], resolution, drop_rate=drop_rate)
 
-    def build_block(self, stage: int, block: int, **kwargs) -> nn.Module:
-        """A block, from the arguments of :class:`TransformerBlock`."""
-        return TransformerBlock(norm_eps=self.norm_eps, **kwargs)
+    def build_block(
+        self, stage: int, block: int, ffn_cfg: Optional[dict] = None, **kwargs
+    ) -> nn.Module:
+        """A block, from the arguments of :class:`TransformerBlock`.
+
+        The backbone's own ``norm_cfg`` and ``act_cfg``, where given, replace those given here.
+        """
+        options = dict(dict(norm_cfg=self.default_norm_cfg), **kwargs)
+        options.update(self.norm_options)
+        return TransformerBlock(ffn_cfg=dict(ffn_cfg or {}, **self.act_options), **options)
+
+    def _out_indices(self, out_indices: Union[int, Sequence[int], None]) -> Tuple[int, ...]:
+        """The stages to return, each by its number from 0."""
+        if out_indices is None:
+            return tuple(range(self.num_stages))
+        given = (out_indices,) if isinstance(out_indices, int) else tuple(out_indices)
+        if not given or not all(
+            isinstance(i, int) and -self.num_stages <= i < self.num_stages for i in given
+        ):
+            raise ValueError(
+                f'out_indices must name stages 0 to {self.num_stages - 1}, or '
+                f'-{self.num_stages} to -1 from the last, got {out_indices}'
+            )
+        stages = tuple(i % self.num_stages for i in given)
+        if list(stages) != sorted(set(stages)):
+            raise ValueError(
+                f'out_indices must rise, as maps are returned from the first stage to the last, '
+                f'got {out_indices}, which is {stages}; write {tuple(sorted(set(stages)))}'
+            )
+        return stages
 
     def _arch_settings(self, arch: Union[str, dict]) -> dict:
         if isinstance(arch, str):
@@ -219,15 +263,20 @@ class PyramidBackbone(BaseModule):
         """Images ``(B, in_channels, H, W)`` to the maps ``(B, C_i, ⌈H/s_i⌉, ⌈W/s_i⌉)``.
 
         Strides s are 4, 8, 16, 32; one map for each of ``out_indices``, in rising order of stage.
+        Maps have the memory format of the images: channels_last in, channels_last out.
 
         Raises:
-            ValueError: If a side of the image is shorter than the first patch stride.
+            ValueError: If ``x`` has not four axes, or a side is shorter than the first stride.
         """
-        if min(x.shape[-2:]) < self.stage_strides[0]:
+        if x.dim() != 4 or min(x.shape[-2:]) < self.stage_strides[0]:
             raise ValueError(
-                f'{type(self).__name__} needs images of at least {self.stage_strides[0]} x '
-                f'{self.stage_strides[0]} pixels, got shape {tuple(x.shape)}'
+                f'{type(self).__name__} needs images (B, C, H, W) of at least '
+                f'{self.stage_strides[0]} x {self.stage_strides[0]} pixels, got shape '
+                f'{tuple(x.shape)}'
             )
+        memory_format = torch.contiguous_format
+        if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
+            memory_format = torch.channels_last
         outs = []
         for i, stage in enumerate(self.stages):
             x, hw_shape = stage['patch_embed'](x)
@@ -237,14 +286,15 @@ class PyramidBackbone(BaseModule):
                 x = block(x, hw_shape)
             if i in self.out_indices:
                 out = getattr(self, f'norm{i}')(x) if self.out_norms else x
-                outs.append(self.output(i, out, hw_shape))
+                out = self.output(i, out, hw_shape)
+                outs.append(out.contiguous(memory_format=memory_format) if out.dim() == 4 else out)
             if i + 1 < len(self.stages):
                 x = tokens_to_map(x, hw_shape)
         return tuple(outs)
 
     def output(self, stage: int, tokens: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """What is returned of a stage's tokens: their map ``(B, C, H, W)``."""
-        return tokens_to_map(tokens, hw_shape).contiguous()
+        return tokens_to_map(tokens, hw_shape)
 
     def _freeze_stages(self) -> None:
         frozen = []
@@ -267,6 +317,20 @@ class PyramidBackbone(BaseModule):
                 if isinstance(module, _BatchNorm):
                     module.eval()
         return self
+
+    def no_weight_decay(self) -> Set[str]:
+        """Names of the parameters that are not to decay, norms and biases aside.
+
+        These are what the modules inside name by a ``no_weight_decay()`` of their own.
+        :class:`mmlaplace.engine.NoDecayOptimWrapperConstructor` asks for them, and so does timm.
+        """
+        named = {
+            f'{path}.{name}'
+            for path, module in self.named_modules()
+            if path and hasattr(module, 'no_weight_decay')
+            for name in module.no_weight_decay()
+        }
+        return named & {name for name, _ in self.named_parameters()}
 
     def get_layer_depth(self, param_name: str, prefix: str = '') -> Tuple[int, int]:
         """The depth of a parameter, for layer-wise learning rates, and the number of depths.

@@ -1,8 +1,10 @@
+from typing import Tuple
+
 import torch.nn as nn
 from mmengine.registry import MODELS
 
 from ..attentions.window import SWIN_ATTENTION
-from ..layers import PatchEmbed, PatchMerging
+from ..layers import PatchEmbed, PatchMerging, PositionEmbedding
 from .base import PyramidBackbone
 
 
@@ -43,7 +45,9 @@ class PolaFormerPVT(PyramidBackbone):
     absolute_positions = True
 
     def build_patch_embed(self, stage: int, in_channels: int) -> nn.Module:
-        return PatchEmbed(in_channels, self.embed_dims[stage], self.stage_strides[stage])
+        return PatchEmbed(
+            in_channels, self.embed_dims[stage], self.stage_strides[stage], **self.norm_options
+        )
 
 
 @MODELS.register_module()
@@ -62,6 +66,7 @@ class PolaFormerPVTv2(PyramidBackbone):
         'b1': _arch((64, 128, 320, 512), (2, 2, 2, 2)),
         'b2': _arch((64, 128, 320, 512), (3, 4, 6, 3)),
     }
+    default_arch = 'b1'
     default_attn_cfg = dict(type='PolaAttention')
 
     def build_block(self, stage: int, block: int, **kwargs) -> nn.Module:
@@ -87,7 +92,7 @@ class PolaFormerSwin(PyramidBackbone):
         'small': _arch((96, 192, 384, 768), (2, 2, 18, 2), (3, 6, 12, 24), (4, 4, 4, 4)),
         'base': _arch((128, 256, 512, 1024), (2, 2, 18, 2), (4, 8, 16, 32), (4, 4, 4, 4)),
     }
-    norm_eps = 1e-5
+    default_norm_cfg = dict(type='LN', eps=1e-5)
     default_attn_cfg = dict(
         type='WindowAttention',
         window_size=(56, 56, 7, 7),
@@ -96,8 +101,10 @@ class PolaFormerSwin(PyramidBackbone):
 
     def build_patch_embed(self, stage: int, in_channels: int) -> nn.Module:
         if stage == 0:
-            return PatchEmbed(in_channels, self.embed_dims[0], self.stage_strides[0])
-        return PatchMerging(in_channels, self.embed_dims[stage])
+            return PatchEmbed(
+                in_channels, self.embed_dims[0], self.stage_strides[0], **self.norm_options
+            )
+        return PatchMerging(in_channels, self.embed_dims[stage], **self.norm_options)
 
     def build_block(self, stage: int, block: int, attn_cfg: dict, **kwargs) -> nn.Module:
         if attn_cfg['type'] == 'WindowAttention':
@@ -126,4 +133,11 @@ class PolaFormerDeiT(PyramidBackbone):
     def build_patch_embed(self, stage: int, in_channels: int) -> nn.Module:
         return PatchEmbed(
             in_channels, self.embed_dims[stage], self.stage_strides[stage], norm=False
+        )
+
+    def build_position(
+        self, stage: int, resolution: Tuple[int, int], drop_rate: float
+    ) -> nn.Module:
+        return PositionEmbedding(
+            self.embed_dims[stage], resolution, drop_rate=drop_rate, decay=False
         )

@@ -1,11 +1,11 @@
-from typing import Sequence, Tuple, Union
+from typing import Optional, Sequence, Tuple, Union
 
 import torch.nn as nn
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from ..attentions import SoftmaxAttention
-from ..layers import ConvPatchEmbed, PositionEmbedding, TransformerBlock
+from ..layers import ConvPatchEmbed, PositionEmbedding
 from .base import PyramidBackbone
 
 OUT_TYPES = ('featmap', 'class_token')
@@ -42,6 +42,8 @@ class SOFT(PyramidBackbone):
     Args:
         arch: As in :class:`PyramidBackbone`.
         **kwargs: As there.
+        stem_norm_cfg: Config of the norms behind the convolutions that embed patches, in every
+            stage, such as ``dict(type='SyncBN')``. Default: ``dict(type='BN')``.
         class_token: Whether the last stage has a class token. Default: True.
         out_type: ``'featmap'`` (default) returns maps, without the class token; ``'class_token'``
             returns the class token ``(B, C)`` of the last stage, for a classifier.
@@ -76,11 +78,13 @@ class SOFT(PyramidBackbone):
 
     def __init__(
         self,
-        arch: Union[str, dict],
+        arch: Union[str, dict, None] = None,
+        stem_norm_cfg: Optional[dict] = None,
         class_token: bool = True,
         out_type: str = 'featmap',
         **kwargs,
     ) -> None:
+        self.stem_norm_cfg = stem_norm_cfg
         self.has_class_token = class_token
         super().__init__(arch, **kwargs)
         if out_type not in OUT_TYPES:
@@ -109,9 +113,8 @@ class SOFT(PyramidBackbone):
 
     def build_patch_embed(self, stage: int, in_channels: int) -> nn.Module:
         channels = self.embed_dims[stage]
-        if stage == 0:
-            return ConvPatchEmbed(in_channels, (32, 32, channels), strides=(2, 1, 2))
-        return ConvPatchEmbed(in_channels, (channels,), strides=(2,))
+        channels, strides = ((32, 32, channels), (2, 1, 2)) if stage == 0 else ((channels,), (2,))
+        return ConvPatchEmbed(in_channels, channels, strides, self.stem_norm_cfg)
 
     def build_position(
         self, stage: int, resolution: Tuple[int, int], drop_rate: float
@@ -122,8 +125,13 @@ class SOFT(PyramidBackbone):
     def build_block(self, stage: int, block: int, **kwargs) -> nn.Module:
         if stage == self.last_stage:
             return super().build_block(stage, block, **kwargs)
-        return TransformerBlock(
-            norm_first=False, norm_eps=1e-5, ffn_cfg=dict(gelu='tanh'), **kwargs
+        return super().build_block(
+            stage,
+            block,
+            norm_first=False,
+            norm_cfg=dict(type='LN', eps=1e-5),
+            ffn_cfg=dict(act_cfg=dict(type='GELU', approximate='tanh')),
+            **kwargs,
         )
 
     def output(self, stage: int, tokens: Tensor, hw_shape: Tuple[int, int]) -> Tensor:

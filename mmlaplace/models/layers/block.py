@@ -7,6 +7,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from .build import build_token_norm
 from .ffn import FFN
 
 
@@ -46,7 +47,7 @@ class TransformerBlock(BaseModule):
             False.
         norm_first: Whether the block is pre-norm. Post-norm is ``norm(x + attention(x))``, then
             ``norm(x + ffn(x))``. Default: True.
-        norm_eps: Epsilon of the norms. Default: 1e-6.
+        norm_cfg: Config of the norms. Default: ``dict(type='LN', eps=1e-6)``.
         ffn_cfg: Further arguments of :class:`FFN`. Default: none.
     """
 
@@ -59,13 +60,14 @@ class TransformerBlock(BaseModule):
         drop_path_rate: float = 0.0,
         with_cp: bool = False,
         norm_first: bool = True,
-        norm_eps: float = 1e-6,
+        norm_cfg: Optional[dict] = None,
         ffn_cfg: Optional[dict] = None,
     ) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(embed_dims, eps=norm_eps)
+        norm_cfg = norm_cfg or dict(type='LN', eps=1e-6)
+        self.norm1 = build_token_norm(norm_cfg, embed_dims)
         self.attn = MODELS.build(attn_cfg)
-        self.norm2 = nn.LayerNorm(embed_dims, eps=norm_eps)
+        self.norm2 = build_token_norm(norm_cfg, embed_dims)
         self.ffn = FFN(embed_dims, ffn_ratio, drop_rate, **(ffn_cfg or {}))
         self.drop_path = DropPath(drop_path_rate)
         self.with_cp = with_cp

@@ -1,6 +1,5 @@
 from typing import Optional, Tuple
 
-import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from mmengine.model import BaseModule
@@ -48,21 +47,23 @@ class DepthwiseConv(BaseModule):
         self.conv = nn.Conv2d(
             count, count, kernel_size, padding=kernel_size // 2, groups=count, bias=bias
         )
-        # Which filter each channel takes; derived, so no part of a checkpoint.
-        channels = torch.arange(embed_dims)
-        filters = {
-            None: None,
-            'heads': channels % count,
-            'channels': channels * count // embed_dims,
-        }
-        self.register_buffer('filters', filters[shared], persistent=False)
+        # Computed in the forward: a buffer of indices would be lost when a model is built on the
+        # meta device and filled by a state dict.
+        self.shared = shared
+        self.repeats = embed_dims // count
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)``."""
         maps = tokens_to_map(x, hw_shape)
-        if self.filters is None:
+        if self.shared is None:
             return map_to_tokens(self.conv(maps))
-        weight, bias = self.conv.weight[self.filters], self.conv.bias
-        bias = None if bias is None else bias[self.filters]
+        weight, bias = self._of_each_channel(self.conv.weight), self.conv.bias
+        bias = None if bias is None else self._of_each_channel(bias)
         maps = F.conv2d(maps, weight, bias, padding=self.conv.padding, groups=len(weight))
         return map_to_tokens(maps)
+
+    def _of_each_channel(self, filters: Tensor) -> Tensor:
+        """Filters ``(count, ...)`` repeated to one per channel, ``(C, ...)``."""
+        if self.shared == 'heads':  # channel c takes filter c modulo count
+            return filters.repeat(self.repeats, *(1,) * (filters.dim() - 1))
+        return filters.repeat_interleave(self.repeats, dim=0)

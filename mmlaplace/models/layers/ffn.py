@@ -1,22 +1,24 @@
-from typing import Tuple
+from typing import Optional, Tuple
 
 import torch.nn as nn
-from mmengine.model import BaseModule
+from mmengine.model import BaseModule, Sequential
 from torch import Tensor
 
+from .build import build_activation
 from .depthwise import DepthwiseConv
 
 
 class FFN(BaseModule):
-    """Linear, an optional depthwise convolution, GELU, linear.
+    """Linear, an optional depthwise convolution, an activation, linear.
 
     Args:
         embed_dims: Channels C.
         ffn_ratio: Hidden channels in units of C.
-        drop_rate: Dropout rate behind GELU and behind the last linear. Default: 0.
+        drop_rate: Dropout rate after the activation and after the last linear. Default: 0.
         dw_kernel_size: Kernel size of the depthwise convolution behind the first linear, as
             PVTv2 has it; 0 leaves it out. Default: 0.
-        gelu: ``'none'`` for the exact GELU (default), ``'tanh'`` for its approximation.
+        act_cfg: Config of the activation. Default: ``dict(type='GELU')``, the exact form;
+            ``dict(type='GELU', approximate='tanh')`` is its approximation.
     """
 
     def __init__(
@@ -25,13 +27,13 @@ class FFN(BaseModule):
         ffn_ratio: float,
         drop_rate: float = 0.0,
         dw_kernel_size: int = 0,
-        gelu: str = 'none',
+        act_cfg: Optional[dict] = None,
     ) -> None:
         super().__init__()
         hidden = int(embed_dims * ffn_ratio)
-        self.layers = nn.Sequential(
+        self.layers = Sequential(
             nn.Linear(embed_dims, hidden),
-            nn.GELU(approximate=gelu),
+            build_activation(act_cfg or dict(type='GELU')),
             nn.Dropout(drop_rate),
             nn.Linear(hidden, embed_dims),
             nn.Dropout(drop_rate),
@@ -40,7 +42,8 @@ class FFN(BaseModule):
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
-        x = self.layers[0](x)
-        if self.local is not None:
-            x = self.local(x, hw_shape)
-        return self.layers[1:](x)
+        for i, layer in enumerate(self.layers):
+            x = layer(x)
+            if i == 0 and self.local is not None:
+                x = self.local(x, hw_shape)
+        return x

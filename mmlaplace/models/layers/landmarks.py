@@ -63,9 +63,10 @@ class LandmarkConv(nn.Module):
     Args:
         head_dims: Channels d of a head.
         pool_ratio: r.
-        landmarks: Fixed number m, a square: a map that is not √m r on a side is first pooled
-            adaptively to that, or to the next multiple of r along a side shorter than that. With
-            None, m = ⌊H/r⌋⌊W/r⌋ grows with the image, and a map smaller than r gets zeros.
+        landmarks: Fixed number m, a square. A map that is not √m r on a side is first pooled
+            adaptively to that, which repeats tokens where the side is shorter. A side of fewer
+            than √m tokens has a landmark per token. With None, m = ⌊H/r⌋⌊W/r⌋ grows with the
+            image, and a map smaller than r gets zeros.
 
     Raises:
         ValueError: If ``landmarks`` is no square or ``pool_ratio < 1``.
@@ -87,7 +88,7 @@ class LandmarkConv(nn.Module):
             height, width = hw_shape
             maps = F.pad(maps, (0, max(ratio - width, 0), 0, max(ratio - height, 0)))
         else:
-            size = [ratio * min(self.side, -(-side // ratio)) for side in hw_shape]
+            size = [ratio * min(self.side, side) for side in hw_shape]
             if size != list(hw_shape):
                 maps = F.adaptive_avg_pool2d(maps, size)
         return map_to_tokens(self.conv(maps)).unflatten(0, (x.shape[0], heads))

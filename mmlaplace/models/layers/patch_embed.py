@@ -1,11 +1,12 @@
-from typing import Sequence, Tuple
+from typing import Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from mmengine.model import BaseModule
+from mmengine.model import BaseModule, Sequential
 from torch import Tensor
 
+from .build import build_map_norm, build_token_norm
 from .feature_map import map_to_tokens
 
 
@@ -16,7 +17,7 @@ def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
 
 
 class OverlapPatchEmbed(BaseModule):
-    """An overlapping strided convolution and a LayerNorm: a map into fewer tokens.
+    """An overlapping strided convolution and a norm: a map into fewer tokens.
 
     A side of S pixels becomes ⌈S / stride⌉ tokens.
 
@@ -25,14 +26,22 @@ class OverlapPatchEmbed(BaseModule):
         embed_dims: Channels of the tokens.
         kernel_size: Odd side of the kernel, larger than ``stride``.
         stride: Downsampling rate.
+        norm_cfg: Config of the norm. Default: ``dict(type='LN', eps=1e-6)``.
     """
 
-    def __init__(self, in_channels: int, embed_dims: int, kernel_size: int, stride: int) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        embed_dims: int,
+        kernel_size: int,
+        stride: int,
+        norm_cfg: Optional[dict] = None,
+    ) -> None:
         super().__init__()
         self.projection = nn.Conv2d(
             in_channels, embed_dims, kernel_size, stride=stride, padding=kernel_size // 2
         )
-        self.norm = nn.LayerNorm(embed_dims, eps=1e-6)
+        self.norm = build_token_norm(norm_cfg or dict(type='LN', eps=1e-6), embed_dims)
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
@@ -41,7 +50,7 @@ class OverlapPatchEmbed(BaseModule):
 
 
 class PatchEmbed(BaseModule):
-    """A convolution of stride p over p x p patches and a LayerNorm.
+    """A convolution of stride p over p x p patches and a norm.
 
     A side of S pixels becomes ⌈S / p⌉ tokens: what is missing to the last patch is zero.
 
@@ -49,15 +58,23 @@ class PatchEmbed(BaseModule):
         in_channels: Channels of the input map.
         embed_dims: Channels of the tokens.
         patch_size: Side p.
-        norm: Whether there is a LayerNorm. Default: True.
+        norm: Whether there is a norm. Default: True.
+        norm_cfg: Config of the norm. Default: ``dict(type='LN')``.
     """
 
     def __init__(
-        self, in_channels: int, embed_dims: int, patch_size: int, norm: bool = True
+        self,
+        in_channels: int,
+        embed_dims: int,
+        patch_size: int,
+        norm: bool = True,
+        norm_cfg: Optional[dict] = None,
     ) -> None:
         super().__init__()
         self.projection = nn.Conv2d(in_channels, embed_dims, patch_size, stride=patch_size)
-        self.norm = nn.LayerNorm(embed_dims) if norm else nn.Identity()
+        self.norm = nn.Identity()
+        if norm:
+            self.norm = build_token_norm(norm_cfg or dict(type='LN'), embed_dims)
         self.patch_size = patch_size
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
@@ -67,18 +84,19 @@ class PatchEmbed(BaseModule):
 
 
 class PatchMerging(BaseModule):
-    """The four tokens of each 2 x 2 patch side by side, a LayerNorm and a linear, as in Swin.
+    """The four tokens of each 2 x 2 patch side by side, a norm and a linear, as in Swin.
 
     A side of S tokens becomes ⌈S / 2⌉: what is missing to the last patch is zero.
 
     Args:
         in_channels: Channels of the input map.
         embed_dims: Channels of the tokens.
+        norm_cfg: Config of the norm. Default: ``dict(type='LN')``.
     """
 
-    def __init__(self, in_channels: int, embed_dims: int) -> None:
+    def __init__(self, in_channels: int, embed_dims: int, norm_cfg: Optional[dict] = None) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(4 * in_channels)
+        self.norm = build_token_norm(norm_cfg or dict(type='LN'), 4 * in_channels)
         self.reduction = nn.Linear(4 * in_channels, embed_dims, bias=False)
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
@@ -89,7 +107,7 @@ class PatchMerging(BaseModule):
 
 
 class ConvPatchEmbed(BaseModule):
-    """Convolutions 3 x 3, each with BatchNorm and ReLU.
+    """Convolutions 3 x 3, each with a norm and ReLU.
 
     A side of S pixels becomes ⌈S / s⌉ tokens, s the product of the strides.
 
@@ -97,14 +115,22 @@ class ConvPatchEmbed(BaseModule):
         in_channels: Channels of the input map.
         channels: Channels behind each convolution; the last are those of the tokens.
         strides: Stride of each convolution.
+        norm_cfg: Config of the norms of maps. Default: ``dict(type='BN')``.
     """
 
-    def __init__(self, in_channels: int, channels: Sequence[int], strides: Sequence[int]) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        channels: Sequence[int],
+        strides: Sequence[int],
+        norm_cfg: Optional[dict] = None,
+    ) -> None:
         super().__init__()
-        self.layers = nn.Sequential()
+        self.layers = Sequential()
         for out_channels, stride in zip(channels, strides):
             conv = nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1)
-            self.layers.extend([conv, nn.BatchNorm2d(out_channels), nn.ReLU()])
+            norm = build_map_norm(norm_cfg or dict(type='BN'), out_channels)
+            self.layers.extend([conv, norm, nn.ReLU()])
             in_channels = out_channels
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:

@@ -1,4 +1,4 @@
-from typing import Tuple
+from typing import Set, Tuple
 
 import torch
 import torch.nn as nn
@@ -70,6 +70,8 @@ class PositionEmbedding(BaseModule):
             the positions are resized bilinearly, in the forward and when weights are loaded.
         class_token: Whether there is a class token; it has a position of its own. Default: False.
         drop_rate: Dropout rate of the sums. Default: 0.
+        decay: Whether weight decay acts on the positions, as the authors of SOFT and PVT have it;
+            those of DeiT do not. The class token itself never decays. Default: True.
     """
 
     def __init__(
@@ -78,8 +80,10 @@ class PositionEmbedding(BaseModule):
         resolution: Tuple[int, int],
         class_token: bool = False,
         drop_rate: float = 0.0,
+        decay: bool = True,
     ) -> None:
         super().__init__()
+        self.decay = decay
         self.map = nn.Parameter(torch.zeros(1, embed_dims, *resolution))
         if class_token:
             self.class_token = nn.Parameter(torch.zeros(1, 1, embed_dims))
@@ -97,6 +101,10 @@ class PositionEmbedding(BaseModule):
             first = self.class_token + self.class_position
             x = torch.cat([first.expand(x.shape[0], -1, -1), x], dim=1)
         return self.drop(x)
+
+    def no_weight_decay(self) -> Set[str]:
+        """Names of the parameters that are not to decay."""
+        return {'class_token'} if self.decay else {'map', 'class_token', 'class_position'}
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
         """The map of a checkpoint in the size of this one."""

@@ -1,0 +1,52 @@
+"""Weight decay for what should decay, in every toolbox."""
+
+from typing import List, Optional, Union
+
+import torch.nn as nn
+from mmengine.optim import DefaultOptimWrapperConstructor
+from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+
+
+@OPTIM_WRAPPER_CONSTRUCTORS.register_module()
+class NoDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
+    """No weight decay for norms, biases and what the modules themselves name.
+
+    A module names its parameters that are not to decay by a method ``no_weight_decay()``, which
+    returns their names inside of it. The backbones and attentions of this project have one, and so
+    have timm's models. Decay would pull learned scales, class tokens and bias tables to zero. What
+    the papers' authors let decay, such as SOFT's and PVT's positions, is not named. In a config::
+
+        optim_wrapper = dict(
+            type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),
+            constructor='NoDecayOptimWrapperConstructor')
+
+    Args:
+        optim_wrapper_cfg: Config of the optimizer wrapper.
+        paramwise_cfg: As in mmengine's default constructor. ``norm_decay_mult`` and
+            ``bias_decay_mult`` are 0 unless they are given. Default: none.
+    """
+
+    def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: Optional[dict] = None) -> None:
+        paramwise_cfg = dict(paramwise_cfg or {})
+        # Without a decay there is nothing to multiply, and mmengine refuses the multipliers.
+        if (optim_wrapper_cfg.get('optimizer') or {}).get('weight_decay') is not None:
+            paramwise_cfg = dict(dict(norm_decay_mult=0.0, bias_decay_mult=0.0), **paramwise_cfg)
+        super().__init__(optim_wrapper_cfg, paramwise_cfg)
+
+    def add_params(
+        self,
+        params: List[dict],
+        module: nn.Module,
+        prefix: str = '',
+        is_dcn_module: Optional[Union[int, float]] = None,
+    ) -> None:
+        """Add mmengine's groups, one per parameter, of a module and all inside of it."""
+        first = len(params)
+        super().add_params(params, module, prefix=prefix, is_dcn_module=is_dcn_module)
+        if not hasattr(module, 'no_weight_decay'):
+            return
+        names = module.no_weight_decay()
+        exempt = {id(param) for name, param in module.named_parameters() if name in names}
+        for group in params[first:]:
+            if id(group['params'][0]) in exempt:
+                group['weight_decay'] = 0.0

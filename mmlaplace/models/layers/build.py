@@ -1,0 +1,79 @@
+"""Norms and activations from the configs that OpenMMLab's users know, without mmcv."""
+
+from typing import Dict
+
+import torch.nn as nn
+from mmengine.registry import MODELS
+
+# OpenMMLab's names, which are in the registry only where mmcv is imported.
+TOKEN_NORMS: Dict[str, type] = {'LN': nn.LayerNorm}
+if hasattr(nn, 'RMSNorm'):  # torch >= 2.4
+    TOKEN_NORMS['RMSN'] = nn.RMSNorm
+MAP_NORMS: Dict[str, type] = {
+    'BN': nn.BatchNorm2d,
+    'BN2d': nn.BatchNorm2d,
+    'SyncBN': nn.SyncBatchNorm,
+}
+ACTIVATIONS: Dict[str, type] = {
+    'GELU': nn.GELU,
+    'ReLU': nn.ReLU,
+    'ReLU6': nn.ReLU6,
+    'SiLU': nn.SiLU,
+    'HSwish': nn.Hardswish,
+}
+
+
+def build_token_norm(norm_cfg: dict, embed_dims: int) -> nn.Module:
+    """A norm over the channels of tokens ``(B, N, C)``.
+
+    Args:
+        norm_cfg: ``dict(type='LN', eps=1e-6)``, ``'RMSN'`` (torch >= 2.4) or a registered class
+            that takes C first. ``requires_grad=False`` freezes its parameters. Other keys are its
+            arguments.
+        embed_dims: Channels C.
+
+    Raises:
+        ValueError: For a config without a known type.
+    """
+    return _build_norm(norm_cfg, embed_dims, TOKEN_NORMS, 'tokens')
+
+
+def build_map_norm(norm_cfg: dict, channels: int) -> nn.Module:
+    """A norm over the channels of maps ``(B, C, H, W)``: ``'BN'``, ``'SyncBN'`` or a class.
+
+    Arguments and errors are those of :func:`build_token_norm`.
+    """
+    return _build_norm(norm_cfg, channels, MAP_NORMS, 'maps')
+
+
+def build_activation(act_cfg: dict) -> nn.Module:
+    """An activation, such as ``dict(type='GELU', approximate='tanh')``, ``'ReLU'`` or ``'SiLU'``.
+
+    Raises:
+        ValueError: For a config without a known type.
+    """
+    cls, options = _look_up('act_cfg', act_cfg, ACTIVATIONS, 'activation')
+    return cls(**options)
+
+
+def _build_norm(norm_cfg: dict, channels: int, known: Dict[str, type], of: str) -> nn.Module:
+    cls, options = _look_up('norm_cfg', norm_cfg, known, f'norm of {of}')
+    requires_grad = options.pop('requires_grad', True)
+    return cls(channels, **options).requires_grad_(requires_grad)
+
+
+def _look_up(name: str, cfg: dict, known: Dict[str, type], what: str) -> tuple:
+    """The class that a config names, and the config's other keys."""
+    if not isinstance(cfg, dict) or 'type' not in cfg:
+        raise ValueError(f'{name} must be a dict with a type, such as {list(known)}, got {cfg!r}')
+    options = dict(cfg)
+    kind = options.pop('type')
+    cls = kind if isinstance(kind, type) else known.get(kind)
+    if cls is None and kind not in {**MAP_NORMS, **TOKEN_NORMS}:
+        cls = MODELS.get(kind)
+    if cls is None:
+        raise ValueError(
+            f'{name} has type {kind!r}, which is no {what}; take one of {list(known)} or a class '
+            'registered in mmengine.registry.MODELS'
+        )
+    return cls, options

@@ -1,0 +1,384 @@
+"""The options of backbones and attentions that users of the toolboxes and timm expect."""
+
+import pytest
+import torch
+import torch.nn as nn
+from conftest import registered
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS
+from test_attentions import CASES, each
+from test_attentions import build as build_attention
+from test_backbones import BACKBONES, build, small, strides
+
+from mmlaplace.models import BaseAttention, QKVAttention
+from mmlaplace.models.layers import FFN, DropPath, LandmarkPool, TransformerBlock
+
+LINEAR_STD = 0.02  # of INIT_CFG
+IMAGES = torch.randn(2, 3, 64, 96)
+
+
+def attentions(backbone) -> list:
+    return [m for m in backbone.modules() if isinstance(m, BaseAttention)]
+
+
+# ---- a model built on the meta device, as FSDP builds it
+
+
+def filled_from(make, trained: nn.Module) -> nn.Module:
+    """A module built on the meta device whose only values are those of a state dict."""
+    with torch.device('meta'):
+        module = make()
+    module.to_empty(device='cpu')
+    for tensor in (*module.parameters(), *module.buffers()):
+        # Whatever memory held before: numbers that no computation survives.
+        tensor.data.fill_(float('nan') if tensor.is_floating_point() else 2**40)
+    module.load_state_dict(trained.state_dict())
+    return module.eval()
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_a_meta_backbone_filled_by_a_state_dict_is_the_one_it_came_from(name):
+    trained = build(name).eval()
+    options = dict(type=name, arch=small(name), img_size=64)
+    filled = filled_from(lambda: MODELS.build(options), trained)
+    for out, expected in zip(filled(IMAGES), trained(IMAGES)):
+        assert torch.equal(out, expected)
+
+
+@each(CASES)
+def test_a_meta_attention_filled_by_a_state_dict_is_the_one_it_came_from(cfg):
+    trained = build_attention(cfg)
+    sizes = dict(embed_dims=64, num_heads=2, input_resolution=(7, 7))
+    filled = filled_from(lambda: MODELS.build(dict(cfg, **sizes)), trained)
+    x = torch.randn(2, 49, 64)
+    assert torch.equal(filled(x, (7, 7)), trained(x, (7, 7)))
+
+
+# ---- initialisation
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_init_weights_reaches_every_child(name):
+    backbone = build(name)
+    skipped = [
+        path for path, m in backbone.named_modules() if isinstance(m, BaseModule) and not m.is_init
+    ]
+    assert skipped == []
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_init_cfg_of_the_attention_runs(name):
+    init_cfg = dict(type='Constant', layer='Linear', val=0.5, bias=0.25)
+    backbone = build(name, attn_cfg=dict(init_cfg=init_cfg))
+    linears = [
+        m for m in backbone.stages[0]['blocks'][0].attn.modules() if isinstance(m, nn.Linear)
+    ]
+    assert linears
+    for linear in linears:
+        assert (linear.weight == 0.5).all() and (linear.bias == 0.25).all()
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_linears_start_small_and_norms_as_the_identity(name):
+    backbone = build(name, 'b0' if name == 'PolaFormerPVTv2' else None)
+    for path, module in backbone.named_modules():
+        if isinstance(module, nn.Linear):
+            # The error of a standard deviation of n values is std / sqrt(2n): five of them.
+            allowed = 5 * LINEAR_STD / (2 * module.weight.numel()) ** 0.5
+            assert abs(module.weight.std().item() - LINEAR_STD) < allowed, path
+            assert module.bias is None or not module.bias.any(), path
+        elif isinstance(module, nn.LayerNorm):
+            assert (module.weight == 1).all() and not module.bias.any(), path
+
+
+# ---- options of backbones
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_out_indices_count_from_the_last_stage_too(name):
+    last = len(strides(name)) - 1
+    for given in (-1, [-1], (last,), last):
+        backbone = build(name, out_indices=given)
+        assert backbone.out_indices == (last,)
+        assert len(backbone(IMAGES)) == 1
+    if last:
+        assert build(name, out_indices=(0, -1)).out_indices == (0, last)
+
+
+@pytest.mark.parametrize(
+    ('out_indices', 'message'),
+    [
+        ((3, 1), r'must rise.*got \(3, 1\).*write \(1, 3\)'),
+        ((1, 1), r'must rise.*write \(1,\)'),
+        ((3, -1), r'which is \(3, 3\)'),
+        (-5, '-4 to -1 from the last, got -5'),
+        (('1',), r"got \('1',\)"),
+    ],
+)
+def test_out_indices_that_cannot_be_are_quoted(out_indices, message):
+    with pytest.raises(ValueError, match=message):
+        build('LaplacianFormer', out_indices=out_indices)
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_arch_has_a_default(name):
+    cls = MODELS.get(name)
+    backbone = MODELS.build(dict(type=name))
+    assert backbone.embed_dims == cls.arch_zoo[cls.default_arch]['embed_dims']
+    assert cls.default_arch == ('b1' if name == 'PolaFormerPVTv2' else 'tiny')
+
+
+def own_norms(backbone) -> list:
+    """The norms of tokens that are no part of an attention, nor of a stem's convolutions."""
+    inside = {id(m) for attention in attentions(backbone) for m in attention.modules()}
+    return [
+        m
+        for m in backbone.modules()
+        if isinstance(m, (nn.LayerNorm, CentredNorm)) and id(m) not in inside
+    ]
+
+
+class CentredNorm(nn.Module):
+    """A norm without a scale, registered for the test."""
+
+    def __init__(self, channels: int, power: int) -> None:
+        super().__init__()
+        self.channels, self.power = channels, power
+
+    def forward(self, x):
+        return x - x.mean(-1, keepdim=True) * self.power
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_norm_cfg_sets_every_norm_around_the_attentions(name):
+    count = len(own_norms(build(name)))
+    norms = own_norms(build(name, norm_cfg=dict(type='LN', eps=0.125, requires_grad=False)))
+    assert len(norms) == count and all(norm.eps == 0.125 for norm in norms)
+    assert not any(p.requires_grad for norm in norms for p in norm.parameters())
+    backbone = build(name, norm_cfg=dict(type=CentredNorm, power=1))
+    assert [type(norm) for norm in own_norms(backbone)] == [CentredNorm] * count
+    assert all(torch.isfinite(out).all() for out in backbone(IMAGES))
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_act_cfg_sets_the_activation_of_every_ffn(name):
+    tanh = dict(type='GELU', approximate='tanh')
+    for act_cfg, kind in ((tanh, nn.GELU), (dict(type='SiLU'), nn.SiLU)):
+        backbone = build(name, act_cfg=act_cfg)
+        found = [m.layers[1] for m in backbone.modules() if isinstance(m, FFN)]
+        assert found and {type(layer) for layer in found} == {kind}
+    exact, tanh, silu = (
+        build(name, act_cfg=cfg).eval() for cfg in (dict(type='GELU'), tanh, dict(type='SiLU'))
+    )
+    for other in (tanh, silu):
+        other.load_state_dict(exact.state_dict())
+        assert not torch.equal(other(IMAGES)[-1], exact(IMAGES)[-1])
+
+
+@pytest.mark.parametrize(
+    ('option', 'cfg', 'message'),
+    [
+        ('norm_cfg', dict(type='BN'), "norm_cfg has type 'BN', which is no norm of tokens"),
+        ('norm_cfg', dict(eps=1e-6), r"norm_cfg must be a dict with a type.*got \{'eps': 1e-06\}"),
+        ('norm_cfg', 'LN', "got 'LN'"),
+        ('act_cfg', dict(type='Swash'), "act_cfg has type 'Swash', which is no activation"),
+    ],
+)
+def test_layers_that_there_are_not_are_quoted(option, cfg, message):
+    with pytest.raises(ValueError, match=message):
+        build('LaplacianFormer', **{option: cfg})
+
+
+def test_stems_take_synchronised_batch_norms():
+    backbone = build('SOFT', stem_norm_cfg=dict(type='SyncBN'))
+    kinds = {type(m) for m in backbone.modules() if isinstance(m, nn.modules.batchnorm._NormBase)}
+    assert kinds == {nn.SyncBatchNorm}
+    assert set(backbone.state_dict()) == set(build('SOFT').state_dict())
+    with pytest.raises(ValueError, match="'LN', which is no norm of maps"):
+        build('SOFT', stem_norm_cfg=dict(type='LN'))
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_maps_have_the_memory_format_of_the_images(name):
+    backbone = build(name).eval()
+    plain = backbone(IMAGES)
+    for out in plain:
+        assert out.is_contiguous()
+    channels_last = IMAGES.to(memory_format=torch.channels_last)
+    converted = build(name).eval().to(memory_format=torch.channels_last)
+    converted.load_state_dict(backbone.state_dict())
+    for model in (backbone, converted):
+        for out, expected in zip(model(channels_last), plain):
+            assert out.is_contiguous(memory_format=torch.channels_last)
+            # Convolutions in another memory format may sum in another order: rounding of fp32.
+            torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_an_unknown_option_is_named_with_the_class_and_the_known_ones(name):
+    with pytest.raises(TypeError) as error:
+        build(name, norm_cgf=dict(type='LN'))
+    message = str(error.value)
+    assert f"{name} has no option 'norm_cgf' (did you mean 'norm_cfg'?)" in message
+    assert 'PyramidBackbone' not in message
+    for option in ('arch', 'attn_cfg', 'out_indices', 'drop_path_rate', 'init_cfg'):
+        assert option in message
+
+
+@each(CASES)
+def test_an_unknown_option_of_an_attention_is_named_with_the_class(cfg):
+    with pytest.raises(TypeError) as error:
+        build_attention(dict(cfg, proj_dorp=0.1))
+    message = str(error.value)
+    assert f"{cfg['type']} has no option 'proj_dorp'" in message
+    assert 'input_resolution' in message and 'QKVAttention' not in message
+
+
+def test_an_option_that_an_attention_sets_itself_is_unknown():
+    with pytest.raises(TypeError, match="SOFTAttention has no option 'share_qk'"):
+        build_attention(dict(type='SOFTAttention', share_qk=False))
+
+
+def test_a_rate_per_block_is_refused():
+    with pytest.raises(ValueError, match=r'one number in \[0, 1\).*got \[0.0, 0.1\]'):
+        build('LaplacianFormer', drop_path_rate=[0.0, 0.1])
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_an_image_without_a_batch_is_refused(name):
+    with pytest.raises(ValueError, match=rf'{name} needs images \(B, C, H, W\).*\(3, 64, 96\)'):
+        build(name)(IMAGES[0])
+
+
+# ---- options that a plausible slip would ignore
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+@pytest.mark.parametrize(('with_cp', 'passes'), [(False, 1), (True, 2)])
+def test_checkpointing_runs_a_block_again_in_the_backward(name, with_cp, passes):
+    backbone = build(name, with_cp=with_cp).train()
+    calls = []
+    for block in (m for m in backbone.modules() if isinstance(m, TransformerBlock)):
+        # The recomputation ends early, so what is counted stands at the beginning.
+        block.norm1.register_forward_pre_hook(lambda module, _: calls.append(id(module)))
+    sum(out.sum() for out in backbone(IMAGES)).backward()
+    assert set(calls) and {calls.count(block) for block in calls} == {passes}
+    calls.clear()
+    with torch.no_grad():
+        backbone(IMAGES)
+    assert {calls.count(block) for block in calls} == {1}
+
+
+@pytest.mark.parametrize('norm_eval', [False, True])
+def test_norm_eval_keeps_the_statistics_of_batch_norms(norm_eval):
+    backbone = build('SOFT', norm_eval=norm_eval).train()
+    norms = [m for m in backbone.modules() if isinstance(m, nn.BatchNorm2d)]
+    before = [norm.running_mean.clone() for norm in norms]
+    backbone(IMAGES)
+    changed = [not torch.equal(a, norm.running_mean) for a, norm in zip(before, norms)]
+    assert norms and changed == [not norm_eval] * len(norms)
+    assert all(p.requires_grad for norm in norms for p in norm.parameters())
+    assert backbone.training
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_frozen_stages_are_what_they_were_after_a_step(name):
+    class Classifier(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.backbone = build(name, frozen_stages=1)
+            self.scale = nn.Parameter(torch.ones(()))  # trains where all of a backbone is frozen
+
+    model = Classifier().train()  # a parent's mode reaches the backbone
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, weight_decay=0.1)
+    frozen = ('backbone.stages.0.', 'backbone.norm0.')
+    before = {n: v.clone() for n, v in model.state_dict().items()}
+    sum((model.scale * out).square().mean() for out in model.backbone(IMAGES)).backward()
+    optimizer.step()
+    for n, value in model.state_dict().items():
+        same = torch.equal(before[n], value)
+        assert same or not n.startswith(frozen), n
+    trained = [n for n, p in model.named_parameters() if p.requires_grad]
+    assert not [n for n in trained if n.startswith(frozen)]
+    assert any(not torch.equal(before[n], model.state_dict()[n]) for n in trained)
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_drop_rate_reaches_every_ffn_and_position(name):
+    backbone = build(name, drop_rate=0.25)
+    blocks = [m for m in backbone.modules() if isinstance(m, TransformerBlock)]
+    for block in blocks:
+        assert [m.p for m in block.ffn.layers if isinstance(m, nn.Dropout)] == [0.25, 0.25]
+    positions = [stage['position'] for stage in backbone.stages if 'position' in stage]
+    assert [position.drop.p for position in positions] == [0.25] * len(positions)
+    assert not any(m.drop_prob for m in backbone.modules() if isinstance(m, DropPath))
+    assert not torch.equal(backbone.train()(IMAGES)[-1], backbone(IMAGES)[-1])
+    assert torch.equal(backbone.eval()(IMAGES)[-1], backbone(IMAGES)[-1])
+
+
+WITH_PROJECTION = [cfg for cfg in CASES if cfg['type'] != 'WindowAttention']
+
+
+@each(WITH_PROJECTION)
+def test_proj_drop_drops_behind_the_projection(cfg):
+    attention = build_attention(dict(cfg, proj_drop=0.5)).train()
+    nn.init.ones_(attention.proj.bias)
+    nn.init.zeros_(attention.proj.weight)
+    x = torch.randn(4, 49, 64)
+    values = attention(x, (7, 7)).unique().tolist()
+    assert values == [0, 2]  # dropped, or kept and scaled up
+    assert attention.eval()(x, (7, 7)).unique().tolist() == [1]
+
+
+@each(WITH_PROJECTION)
+def test_qkv_bias_can_be_left_out(cfg):
+    def biases(attention):
+        inputs = ('qkv.bias', 'query_gate.bias', 'key_value.bias')
+        return [n for n, _ in attention.named_parameters() if n in inputs]
+
+    assert biases(build_attention(dict(cfg, qkv_bias=True)))
+    assert biases(build_attention(dict(cfg, qkv_bias=False))) == []
+
+
+# ---- landmarks: what was asked for
+
+
+@pytest.mark.parametrize('sampling', ['conv', 'average', 'random', 'biased'])
+@pytest.mark.parametrize('landmarks', [36, 49, 64, 81])
+def test_soft_has_the_landmarks_that_were_asked_for(landmarks, sampling):
+    backbone = build(
+        'SOFT', 'micro', img_size=224, attn_cfg=dict(landmarks=landmarks, sampling=sampling)
+    )
+    counts = []
+    for stage in backbone.stages[:3]:
+        stage['blocks'][0].attn.landmark_norm.register_forward_hook(
+            lambda module, inputs, out: counts.append(out.shape[2])
+        )
+    with torch.no_grad():
+        backbone(torch.randn(1, 3, 224, 224))
+    assert counts == [landmarks] * 3
+
+
+@pytest.mark.parametrize('landmarks', [36, 49, 64, 81])
+def test_a_pool_ratio_that_nobody_gave_divides_the_map(landmarks):
+    side = int(landmarks**0.5)
+    for resolution in (14, 28, 56):
+        attention = MODELS.build(
+            dict(type='SOFTAttention', embed_dims=32, num_heads=1, landmarks=landmarks,
+                 input_resolution=(resolution, resolution))
+        )  # fmt: skip
+        ratio = attention.sample.pool_ratio
+        # No token is repeated, and no larger ratio has that.
+        assert ratio * side <= resolution < (ratio + 1) * side
+        marks = attention.sample(torch.randn(1, 1, resolution**2, 32), (resolution, resolution))
+        assert marks.shape == (1, 1, landmarks, 32)
+
+
+def test_a_side_shorter_than_the_landmarks_has_one_per_token():
+    for sample in (build_attention(dict(type='SOFTAttention')).sample, LandmarkPool(49)):
+        assert sample(torch.randn(2, 2, 3 * 9, 32), (3, 9)).shape == (2, 2, 3 * 7, 32)
+
+
+def test_attentions_here_all_have_the_contract_test_for_options():
+    # The tests above leave out what has no projection of its own.
+    assert set(registered(QKVAttention)) <= {cfg['type'] for cfg in WITH_PROJECTION}
