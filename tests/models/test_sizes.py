@@ -1,0 +1,66 @@
+"""Every named size is what it was: its parameters, heads and blocks."""
+
+import pytest
+import torch
+from mmengine.registry import MODELS
+from test_backbones import BACKBONES
+
+# Parameters of the backbone alone, with all norms. docs/model_zoo.md has the published figures,
+# which tests/configs/test_configs.py compares with whole classifiers.
+PARAMETERS = {
+    'LaplacianFormer': {
+        'micro': (679_437, (1, 1, 2, 1), (1, 2, 3, 4)),
+        'tiny': (11_548_416, (2, 2, 2, 2), (2, 4, 10, 16)),
+        'small': (25_123_646, (3, 4, 8, 3), (2, 4, 11, 16)),
+        'medium': (45_939_154, (3, 4, 13, 6), (2, 4, 12, 16)),
+        'large': (62_343_110, (3, 4, 24, 5), (2, 4, 12, 16)),
+        'huge': (77_883_501, (3, 4, 29, 4), (3, 6, 12, 20)),
+    },
+    'PolaFormerDeiT': {'tiny': (6_444_864, (12,), (3,))},
+    'PolaFormerPVT': {
+        'micro': (984_448, (1, 1, 2, 1), (1, 2, 3, 4)),
+        'tiny': (12_410_624, (2, 2, 2, 2), (1, 2, 5, 8)),
+        'small': (22_643_200, (3, 4, 6, 3), (1, 2, 5, 8)),
+        'medium': (39_451_648, (3, 4, 18, 3), (1, 2, 5, 8)),
+        'large': (53_852_544, (3, 8, 27, 3), (1, 2, 5, 8)),
+    },
+    'PolaFormerPVTv2': {
+        'b0': (3_532_384, (2, 2, 2, 2), (1, 2, 5, 8)),
+        'b1': (13_192_384, (2, 2, 2, 2), (1, 2, 5, 8)),
+        'b2': (23_522_240, (3, 4, 6, 3), (1, 2, 5, 8)),
+    },
+    'PolaFormerSwin': {
+        'micro': (1_585_712, (1, 1, 2, 1), (1, 2, 4, 8)),
+        'tiny': (28_518_040, (2, 2, 6, 2), (3, 6, 12, 24)),
+        'small': (49_835_944, (2, 2, 18, 2), (3, 6, 12, 24)),
+        'base': (88_114_656, (2, 2, 18, 2), (4, 8, 16, 32)),
+    },
+    'SOFT': {
+        'micro': (932_633, (1, 1, 2, 1), (1, 2, 3, 4)),
+        'tiny': (12_557_080, (1, 2, 3, 2), (2, 4, 10, 16)),
+        'small': (23_598_116, (1, 3, 7, 4), (2, 4, 10, 16)),
+        'small-deep': (38_346_486, (1, 3, 20, 4), (2, 4, 10, 16)),
+        'medium': (45_300_667, (1, 3, 29, 5), (2, 4, 9, 16)),
+        'large': (64_188_670, (1, 3, 40, 5), (2, 4, 10, 16)),
+        'huge': (86_596_361, (1, 5, 49, 5), (2, 4, 11, 16)),
+        'softpp-small': (27_610_542, (2, 2, 5, 2), (3, 6, 12, 24)),
+        'softpp-medium': (48_812_138, (2, 2, 18, 2), (3, 6, 12, 24)),
+        'softpp-large': (86_266_200, (2, 2, 18, 2), (4, 8, 16, 32)),
+    },
+}
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_sizes_have_their_parameters(name):
+    assert set(PARAMETERS[name]) == set(MODELS.get(name).arch_zoo)
+    for arch, expected in PARAMETERS[name].items():
+        with torch.device('meta'):
+            backbone = MODELS.build(dict(type=name, arch=arch))
+        blocks = [stage['blocks'] for stage in backbone.stages]
+        assert tuple(map(len, blocks)) == backbone.depths
+        heads = tuple(
+            next(m.num_heads for m in found[0].modules() if hasattr(m, 'num_heads'))
+            for found in blocks
+        )
+        parameters = sum(p.numel() for p in backbone.parameters())
+        assert (parameters, backbone.depths, heads) == expected, arch

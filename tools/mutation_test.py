@@ -1,0 +1,354 @@
+"""Tell how many plausible slips in the library the tests notice.
+
+cosmic-ray makes mutants of mmlaplace/models, ops and engine: another operator, comparison, number,
+constant, decorator or loop. A sample is drawn evenly over the files. Each mutant is written into a
+copy of this checkout, where the tests of its file run until one fails. Those that survive are to be
+killed by a new test, or listed with a reason in tests/equivalent_mutants.yml.
+
+A run that was stopped goes on where it was, as each result is written to --out at once.
+
+Examples:
+  python tools/mutation_test.py                         # 300 mutants, an hour on two cores
+  python tools/mutation_test.py --only ops --count 60
+  python tools/mutation_test.py --again survivors       # those of the last run, after new tests
+  python tools/mutation_test.py --report                # the figures by file, without a run
+"""
+
+import argparse
+import difflib
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Dict, Iterator, List, NamedTuple, Optional
+
+import yaml
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = ('mmlaplace/models', 'mmlaplace/ops', 'mmlaplace/engine')
+EQUIVALENT = ROOT / 'tests/equivalent_mutants.yml'
+# The tests that run for a file: those of the longest path that begins it, the quickest first.
+TESTS = {
+    'mmlaplace/ops': ('ops', 'models/test_laplacian_attention.py', 'models/test_nan.py'),
+    'mmlaplace/engine': ('engine', 'models/test_backbones.py', 'models/test_options.py'),
+    'mmlaplace/models': (
+        'models/test_layers.py',
+        'models/test_sizes.py',
+        'models/test_laplacian_attention.py',
+        'models/test_soft_attention.py',
+        'models/test_pola_attention.py',
+        'models/test_options.py',
+        'models/test_attentions.py',
+        'models/test_golden.py',
+        'models/test_nan.py',
+        'engine/test_no_decay.py',
+        'engine/test_layer_decay.py',
+        'models/test_backbones.py',
+        'engine/test_checkpoint.py',
+    ),
+}
+MARKERS = 'not slow and not build and not training and not docs'
+LIMIT = 900  # seconds for the tests of one mutant; a loop without an end counts as noticed
+
+
+class Mutant(NamedTuple):
+    """One change of one line.
+
+    Attributes:
+        file: Path from the root.
+        line: Number of the line, from 1.
+        before, after: The line without and with the change, stripped.
+        source: The whole file with the change.
+    """
+
+    file: str
+    line: int
+    before: str
+    after: str
+    source: str
+
+    @property
+    def key(self) -> str:
+        """What tells it from others, also after lines above it changed."""
+        return f'{self.file}: {self.before} -> {self.after}'
+
+
+def places_of(file: Path) -> Dict[int, list]:
+    """The mutants there could be on each line of a file, as pairs of operator and occurrence."""
+    from cosmic_ray import plugins
+    from cosmic_ray.ast import ast_nodes, get_ast
+
+    nodes, places = list(ast_nodes(get_ast(file.read_text()))), defaultdict(list)
+    for name in plugins.operator_names():
+        cls = plugins.get_operator(name)
+        if cls.arguments() or re.search('NoOp|(?<!Is)(?<!IsNot)_Is(Not)?$', name):
+            continue  # `is` in the place of == is no slip, and mostly changes nothing
+        positions = (place for node in nodes for place in cls().mutation_positions(node))
+        for occurrence, (start, _) in enumerate(positions):
+            places[start[0]].append((name, occurrence))
+    return places
+
+
+def mutant_at(file: Path, name: str, occurrence: int) -> Optional[Mutant]:
+    """One mutant of a file; None where there is none, or it is no Python."""
+    from cosmic_ray import plugins
+    from cosmic_ray.mutating import mutate_code
+
+    source = file.read_text()
+    mutated = mutate_code(source, plugins.get_operator(name)(), occurrence)
+    if mutated is None or mutated == source:
+        return None
+    return describe(file, source, mutated)
+
+
+def drawn_from(file: Path, seed: int) -> Iterator[Mutant]:
+    """The mutants of a file in a random order: one of each line, then the next one of each."""
+    chance = random.Random(f'{seed} {file.relative_to(ROOT)}')
+    places = {line: chance.sample(found, len(found)) for line, found in places_of(file).items()}
+    while places:
+        for line in chance.sample(sorted(places), len(places)):
+            mutant = mutant_at(file, *places[line].pop())
+            if not places[line]:
+                del places[line]
+            if mutant is not None:
+                yield mutant
+
+
+def describe(file: Path, source: str, mutated: str) -> Optional[Mutant]:
+    """Where two sources differ; None where the change is no Python."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore', SyntaxWarning)
+            compile(mutated, str(file), 'exec')
+    except SyntaxError:
+        return None
+    before, after = source.splitlines(), mutated.splitlines()
+    matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
+    _, start, end, new_start, new_end = next(
+        block for block in matcher.get_opcodes() if block[0] != 'equal'
+    )
+    return Mutant(
+        str(file.relative_to(ROOT)),
+        start + 1,
+        ' '.join(line.strip() for line in before[start:end]),
+        ' '.join(line.strip() for line in after[new_start:new_end]),
+        mutated,
+    )
+
+
+def sample(files: List[Path], count: int, seed: int) -> List[Mutant]:
+    """About ``count`` mutants: as many of each file, where it has so many."""
+    chosen, left = [], count
+    for i, file in enumerate(sorted(files, key=lambda path: path.stat().st_size)):
+        drawn = list(itertools.islice(drawn_from(file, seed), -(-left // (len(files) - i))))
+        chosen += drawn
+        left -= len(drawn)
+    return chosen
+
+
+def tests_of(file: str) -> List[str]:
+    """The tests that run for a file."""
+    place = max((place for place in TESTS if file.startswith(place)), key=len)
+    paths = [f'tests/{name}' for name in TESTS[place] if (ROOT / 'tests' / name).exists()]
+    # A file's own tests, where they are named after it, come first.
+    return sorted(paths, key=lambda path: Path(file).stem.split('_')[0] not in Path(path).stem)
+
+
+def copy_checkout(folder: Path) -> None:
+    """The files that git knows or does not ignore, and the compiled ops."""
+    listed = subprocess.run(
+        ['git', 'ls-files', '-z', '--cached', '--others', '--exclude-standard'],
+        cwd=ROOT, capture_output=True, check=True,
+    ).stdout.decode()  # fmt: skip
+    libraries = [str(path.relative_to(ROOT)) for path in ROOT.glob('mmlaplace/_C*.so')]
+    for name in [*filter(None, listed.split('\0')), *libraries]:
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name)
+
+
+def run_tests(folder: Path, mutant: Mutant) -> dict:
+    """Run a mutant's tests in a child of this process, which has imported what they need."""
+    file = folder / mutant.file
+    original = file.read_text()
+    file.write_text(mutant.source)
+    started = time.monotonic()
+    report = folder / 'report.txt'
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        with report.open('w') as out:
+            os.dup2(out.fileno(), 1)
+            os.dup2(out.fileno(), 2)
+        import pytest
+
+        options = ['-x', '-q', '-p', 'no:cacheprovider', '-m', MARKERS, '--durations=0']
+        os._exit(pytest.main([*options, '-o', 'addopts=', *tests_of(mutant.file)]))
+    try:
+        status = wait_for(child, LIMIT)
+    finally:
+        file.write_text(original)
+    outcome = 'survived' if status == 0 else 'killed'
+    failed = [line for line in report.read_text(errors='replace').splitlines() if 'FAILED' in line]
+    return dict(
+        file=mutant.file,
+        line=mutant.line,
+        before=mutant.before,
+        after=mutant.after,
+        key=mutant.key,
+        outcome=outcome,
+        by='out of time' if status is None else failed[0][:200] if failed else f'status {status}',
+        seconds=round(time.monotonic() - started, 1),
+    )
+
+
+def wait_for(child: int, limit: float):
+    """The exit status of a child; None where it was stopped after ``limit`` seconds."""
+    end = time.monotonic() + limit
+    while time.monotonic() < end:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.05)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def work(tasks, results) -> None:
+    """A worker: its own copy of the checkout, its own process that imported the libraries."""
+    folder = Path(tempfile.mkdtemp(prefix='mutants'))
+    try:
+        copy_checkout(folder)
+        os.chdir(folder)
+        sys.path.insert(0, str(folder))
+        os.environ.update(PYTHONPATH=str(folder), PYTHONDONTWRITEBYTECODE='1')
+        sys.dont_write_bytecode = True
+        # Not mmlaplace itself, which each child imports anew.
+        import mmengine  # noqa: F401
+        import pytest  # noqa: F401
+        import sklearn.metrics.pairwise  # noqa: F401
+        import torch
+
+        torch.set_num_threads(1)
+        for mutant in iter(tasks.get, None):
+            results.put(run_tests(folder, mutant))
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def run_all(mutants: List[Mutant], workers: int) -> Iterator[dict]:
+    """The result of each mutant, as it comes."""
+    # A child with threads cannot fork safely, so there are none.
+    os.environ.update(OMP_NUM_THREADS='1', MKL_NUM_THREADS='1')
+    context = multiprocessing.get_context('spawn')
+    tasks, results = context.Queue(), context.Queue()
+    processes = [context.Process(target=work, args=(tasks, results)) for _ in range(workers)]
+    for process in processes:
+        process.start()
+    for mutant in mutants:
+        tasks.put(mutant)
+    for _ in processes:
+        tasks.put(None)
+    for _ in mutants:
+        yield results.get()
+    for process in processes:
+        process.join()
+
+
+def equivalent() -> Dict[str, str]:
+    """The mutants that change nothing a user could notice, each with the reason."""
+    if not EQUIVALENT.exists():
+        return {}
+    return {entry['mutant']: entry['why'] for entry in yaml.safe_load(EQUIVALENT.read_text())}
+
+
+def show(results: Dict[str, dict]) -> float:
+    """Print the figures by file and the survivors; the share killed of what is not equivalent."""
+    harmless = equivalent()
+    counts: Dict[str, Counter] = defaultdict(Counter)
+    survivors = []
+    for result in results.values():
+        outcome = result['outcome']
+        if outcome == 'survived':
+            outcome = 'equivalent' if result['key'] in harmless else 'survived'
+        counts[result['file']][outcome] += 1
+        if outcome == 'survived':
+            survivors.append(result)
+    table = Table('file', 'mutants', 'killed', 'survived', 'equivalent')
+    for file in sorted(counts):
+        found = counts[file]
+        table.add_row(
+            file,
+            *map(str, (found.total(), found['killed'], found['survived'], found['equivalent'])),
+        )
+    total = sum(counts.values(), Counter())
+    share = total['killed'] / max(total['killed'] + total['survived'], 1)
+    table.add_row(
+        'all', *map(str, (total.total(), total['killed'], total['survived'], total['equivalent']))
+    )
+    console = Console(width=140)
+    console.print(table)
+    for result in survivors:
+        console.print(f'survived: {result["key"]}', markup=False, highlight=False)
+    console.print(f'killed {100 * share:.1f} % of those that are not equivalent')
+    return share
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--count', type=int, default=300, help='mutants; default: %(default)s')
+    parser.add_argument('--seed', type=int, default=0, help='of the sample; default: %(default)s')
+    parser.add_argument('--only', default='', help='files whose path has this part; default: all')
+    parser.add_argument('--workers', type=int, default=2, help='default: %(default)s')
+    parser.add_argument('--again', choices=('survivors',), help='run these of --out once more')
+    parser.add_argument('--report', action='store_true', help='of --out, without running anything')
+    parser.add_argument('--min-killed', type=float, default=0.9, help='default: %(default)s')
+    parser.add_argument('--out', type=Path, default=ROOT / 'docs/logs/mutation_test.json')
+    args = parser.parse_args()
+
+    known = {r['key']: r for r in json.loads(args.out.read_text())} if args.out.exists() else {}
+    files = [
+        path
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob('*.py'))
+        if path.name != '__init__.py' and args.only in str(path)
+    ]
+    if not args.report:
+        if args.again:
+            wanted = {key for key, r in known.items() if r['outcome'] == 'survived'}
+            wanted -= set(equivalent())
+            todo = [mutant for file in files for mutant in drawn_from(file, args.seed)]
+            todo = [mutant for mutant in todo if mutant.key in wanted]
+        else:
+            todo = [m for m in sample(files, args.count, args.seed) if m.key not in known]
+        random.Random(0).shuffle(todo)  # so that the progress bar tells the truth
+        with Progress() as progress:
+            bar = progress.add_task('mutants', total=len(todo))
+            for result in run_all(todo, args.workers):
+                known[result['key']] = result
+                progress.advance(bar)
+                args.out.parent.mkdir(parents=True, exist_ok=True)
+                in_order = sorted(known.values(), key=lambda r: (r['file'], r['line'], r['key']))
+                args.out.write_text(json.dumps(in_order, indent=1) + '\n')
+    sys.exit(0 if show(known) >= args.min_killed else 1)
+
+
+if __name__ == '__main__':
+    main()
