@@ -28,6 +28,7 @@ class SoftmaxAttention(QKVAttention):
             reduction.
         num_prefix_tokens: Tokens in front of those of the map, such as a class token. Default: 0.
         **kwargs: As in :class:`QKVAttention`.
+        embed_dims, num_heads, input_resolution: As there.
 
     Raises:
         ValueError: If ``sr_ratio`` or ``num_prefix_tokens`` is combined with each other, or with

@@ -17,7 +17,7 @@ class DropPath(nn.Module):
     Written here because mmlaplace imports without mmcv, torchvision and timm, which have it.
 
     Args:
-        drop_prob: Probability of dropping a sample's branch.
+        drop_prob: Probability of dropping a sample's branch. Default: 0.
     """
 
     def __init__(self, drop_prob: float = 0.0) -> None:

@@ -15,8 +15,8 @@ class DepthwiseConv(BaseModule):
 
     Args:
         embed_dims: Channels C.
-        kernel_size: Odd side of the kernel.
-        num_heads: Heads of the tokens; only needed where filters are shared.
+        kernel_size: Odd side of the kernel. Default: 3.
+        num_heads: Heads of the tokens; only needed where filters are shared. Default: 1.
         shared: None gives every channel a filter (default), ``'heads'`` one filter per channel of
             a head, the same in all heads (PolaFormer), ``'channels'`` one filter per head, the
             same in its channels (SOFT).
