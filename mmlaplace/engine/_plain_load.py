@@ -8,7 +8,7 @@ import pickle
 import tarfile
 from collections import OrderedDict, defaultdict
 from os import PathLike
-from typing import Any, Dict, Union
+from typing import Any, BinaryIO, Dict, Union
 
 import torch
 
@@ -95,16 +95,24 @@ def load_plain(path: Union[str, PathLike], map_location: Any) -> Any:
 
     Raises:
         UnsafeCheckpointError: If the file names, or is, anything else; nothing of it was run.
+        OSError: If it cannot be opened.
     """
     with open(path, 'rb') as file:  # once: what is checked is what is read
-        is_zip = file.read(4) == b'PK\x03\x04'
-        file.seek(0)
-        # torch.load would hand these formats to others than our unpickler.
-        if is_zip and 'constants.pkl' in torch._C.PyTorchFileReader(file).get_all_records():
-            raise UnsafeCheckpointError('is a TorchScript program')
-        if not is_zip and tarfile.is_tarfile(file):
-            raise UnsafeCheckpointError('is a tar archive')
-        file.seek(0)
-        return torch.load(
-            file, map_location, pickle_module=_PicklePlainData, weights_only=False, mmap=False
-        )
+        try:
+            return _load_opened(file, map_location)
+        except OSError as error:  # a seek by what a broken file says
+            raise ValueError(f'{type(error).__name__}: {error}') from error
+
+
+def _load_opened(file: BinaryIO, map_location: Any) -> Any:
+    is_zip = file.read(4) == b'PK\x03\x04'
+    file.seek(0)
+    # torch.load would hand these formats to others than our unpickler.
+    if is_zip and 'constants.pkl' in torch._C.PyTorchFileReader(file).get_all_records():
+        raise UnsafeCheckpointError('is a TorchScript program')
+    if not is_zip and tarfile.is_tarfile(file):
+        raise UnsafeCheckpointError('is a tar archive')
+    file.seek(0)
+    return torch.load(
+        file, map_location, pickle_module=_PicklePlainData, weights_only=False, mmap=False
+    )

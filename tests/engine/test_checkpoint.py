@@ -386,6 +386,7 @@ def truncated(share, **kwargs):
     ('write', 'error', 'message'),
     [
         (truncated(0.9), ValueError, 'download or copy it again'),
+        (truncated(0.5), ValueError, 'download or copy it again'),
         (truncated(0.01), ValueError, 'download or copy it again'),
         (truncated(0), ValueError, 'download or copy it again'),
         (
