@@ -283,9 +283,8 @@ def _misfit(
 ) -> str:
     """Why weights are refused by their names or values; '' if they are not."""
     kind = type(module).__name__
-    broken = [
-        k for k in report.matched if theirs[k].is_floating_point() and not theirs[k].isfinite().all()
-    ]
+    floats = [k for k in report.matched if theirs[k].is_floating_point()]
+    broken = [k for k in floats if not theirs[k].isfinite().all()]
     if broken:
         return f'NaN or infinite values in {_first(broken)}; take a checkpoint from before them'
     try:
