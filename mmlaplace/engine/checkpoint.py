@@ -238,9 +238,10 @@ def load_weights(
         unexpected=[k for k in theirs if k not in own],
         resized=[k for k in own if k in theirs and theirs[k].shape != own[k].shape],
     )
-    misfit = _misfit(module, own, theirs, report, min_matched)
-    if misfit:
-        raise ValueError(f'{checkpoint} does not fit: {misfit}')
+    try:
+        _check_names_and_values(module, own, theirs, report, min_matched)
+    except ValueError as error:
+        raise ValueError(f'{checkpoint} does not fit: {error}') from None
     if alike:
         raise ValueError(
             f'{checkpoint} has weights of this {kind} under several prefixes alike; choose by '
@@ -274,29 +275,28 @@ def load_weights(
     return report
 
 
-def _misfit(
+def _check_names_and_values(
     module: nn.Module,
     own: Dict[str, Tensor],
     theirs: Dict[str, Tensor],
     report: LoadReport,
     min_matched: Optional[float],
-) -> str:
-    """Why weights are refused by their names or values; '' if they are not."""
+) -> None:
+    """Raise a ValueError for what :func:`load_weights` refuses before it loads."""
     kind = type(module).__name__
     floats = [k for k in report.matched if theirs[k].is_floating_point()]
     broken = [k for k in floats if not theirs[k].isfinite().all()]
     if broken:
-        return f'NaN or infinite values in {_first(broken)}; take a checkpoint from before them'
-    try:
-        allowed = _may_differ(module, own, theirs)
-    except ValueError as error:
-        return str(error)
+        raise ValueError(
+            f'NaN or infinite values in {_first(broken)}; take a checkpoint from before them'
+        )
+    allowed = _may_differ(module, own, theirs)
     share = len(report.matched) / len(own)
     hint = f'if that is meant, min_matched={math.floor(100 * min(share, 0.99)) / 100} takes it'
     missing = [k for k in report.missing if min_matched == 1 or k not in allowed]
     enough = not missing if min_matched in (None, 1) else share >= min_matched
     if not enough:
-        return (
+        raise ValueError(
             f'only {len(report.matched)} of the {len(own)} tensors of this {kind} are there '
             f'under prefix {report.prefix!r}, missing {_first(missing)}, unexpected '
             f'{_first(report.unexpected)}; {hint}'
@@ -304,8 +304,7 @@ def _misfit(
     parts = {name for name, _ in module.named_children()}
     unexpected = [k for k in report.unexpected if k.split('.')[0] in parts and k not in allowed]
     if unexpected and min_matched in (None, 1):
-        return (
+        raise ValueError(
             f'it has {_first(unexpected)} in layers of this {kind} that have no such tensor; '
             f'build it with the options of the checkpoint, or, {hint}'
         )
-    return ''

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch.nn as nn
 from mmengine.config import Config
 from mmengine.registry import MODELS, DefaultScope
-from mmengine.runner import find_latest_checkpoint
 
 from ..engine import UnsafeCheckpointError, read_state_dict
 
@@ -57,6 +56,8 @@ def check_checkpoints(script: Path) -> None:
     not fit; a line says so. Files are checked by :func:`read_state_dict`; addresses and folders, as
     some strategies write them, cannot be.
     """
+    from mmengine.runner import find_latest_checkpoint  # slow, and only scripts need it
+
     args = runpy.run_path(str(script), run_name=script.stem)['parse_args']()
     cfg = Config.fromfile(args.config)
     cfg.merge_from_dict(args.cfg_options or {})

@@ -99,7 +99,7 @@ def run(tmp_path, monkeypatch, capsys):
             Path(place, 'epoch_11.pth').symlink_to(paths['FILE'])
         Path('resumed/last_checkpoint').write_text(str(Path('resumed/epoch_11.pth').resolve()))
         before = set(tmp_path.rglob('*'))
-        with pytest.raises(BaseException) as raised:  # noqa: B017  (whatever it is)
+        with pytest.raises(BaseException) as raised:
             runpy.run_path(str(tool), run_name='__main__')
         assert not (tmp_path / 'ran').exists(), f'{name} ran the code'
         assert set(tmp_path.rglob('*')) == before
