@@ -1,9 +1,10 @@
 """The configs of this project as a zoo: which there are, and models built from them by name."""
 
 import importlib
-from fnmatch import fnmatch
+from fnmatch import fnmatchcase
+from os import PathLike
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Union
 
 import torch.nn as nn
 import yaml
@@ -62,15 +63,19 @@ def read_models() -> List[ModelInfo]:
 
 
 def list_models(
-    pattern: str = '*', task: Optional[str] = None, family: Optional[str] = None
+    pattern: Union[str, Sequence[str]] = '*',
+    task: Optional[str] = None,
+    family: Optional[str] = None,
+    exclude_filters: Union[str, Sequence[str]] = (),
 ) -> List[str]:
     """Names of the models, sorted.
 
     Args:
-        pattern: With ``*`` and ``?`` as in file names; without either, a part of the name.
-            Default: all.
+        pattern: With ``*``, ``?`` and ``[…]`` as in file names; without any, a part of the name.
+            Capitals or not are the same. Of several, one is enough. Default: all.
         task: ``'classification'``, ``'detection'`` or ``'segmentation'``. Default: all.
         family: The folder of the configs, such as ``'soft'``. Default: all.
+        exclude_filters: A pattern, or several, of names to leave out. Default: none.
 
     Raises:
         ValueError: For an unknown task or family.
@@ -80,15 +85,21 @@ def list_models(
     for name, value, known in (('task', task, TASKS), ('family', family, families)):
         if value is not None and value not in known:
             raise ValueError(f'{name} must be one of {tuple(known)}, got {value!r}')
-    if not set('*?') & set(pattern):
-        pattern = f'*{pattern}*'
     return sorted(
         model.name
         for model in models
-        if fnmatch(model.name, pattern)
+        if _matches(model.name, pattern)
+        and not _matches(model.name, exclude_filters)
         and task in (None, model.task)
         and family in (None, model.family)
     )
+
+
+def _matches(name: str, patterns: Union[str, Sequence[str]]) -> bool:
+    """Whether a name fits one of the patterns of :func:`list_models`."""
+    patterns = [patterns] if isinstance(patterns, str) else patterns
+    patterns = (p if set('*?[') & set(p) else f'*{p}*' for p in patterns)
+    return any(fnmatchcase(name.lower(), pattern.lower()) for pattern in patterns)
 
 
 def get_config(name: str) -> Config:
@@ -108,7 +119,7 @@ def get_config(name: str) -> Config:
 
 def get_model(
     name: str,
-    pretrained: Optional[str] = None,
+    pretrained: Union[str, PathLike, bool, None] = None,
     backbone_only: bool = False,
     **backbone_options,
 ) -> nn.Module:
@@ -118,22 +129,29 @@ def get_model(
 
     Args:
         name: One of :func:`list_models`.
-        pretrained: Path or address of weights for the backbone, loaded by :func:`load_weights`, or
-            of the whole model. Default: None, random ones.
+        pretrained: Path or address of weights of the model, or a classifier's for a detector,
+            segmentor or ``backbone_only``, loaded by :func:`load_weights`. Default: None, or
+            False, random ones. There are no published ones yet for True to name.
         backbone_only: Build the backbone, which needs none of the toolboxes. Default: False.
         **backbone_options: Change options of the backbone, such as ``drop_path_rate=0.0``.
 
     Raises:
-        ValueError: For an unknown name, or weights that do not fit.
+        ValueError: For an unknown name, weights that do not fit, or ``pretrained=True``.
         ModuleNotFoundError: If the toolbox of the model is not installed; names it.
     """
+    if pretrained is True:
+        raise ValueError(
+            f'there are no published weights of {name!r} yet, so pretrained=True has nothing to '
+            "load: train it and give pretrained='work_dirs/…/epoch_300.pth', or another path or "
+            'address of a checkpoint; pretrained=False builds random weights'
+        )
     cfg = get_config(name)
     cfg.model.backbone = ConfigDict(dict(cfg.model.backbone, init_cfg=None, **backbone_options))
     if backbone_only:
         model = MODELS.build(cfg.model.backbone)
     else:
         model = _build(cfg)
-    if pretrained is not None:
+    if pretrained not in (None, False):
         load_weights(model, pretrained)
     return model
 

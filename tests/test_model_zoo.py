@@ -37,6 +37,26 @@ def test_lists_are_filtered():
         mmlaplace.list_models(family='resnet')
 
 
+def test_lists_are_filtered_blind_to_case_and_by_several_patterns():
+    tiny = mmlaplace.list_models('*Tiny*')
+    assert tiny == mmlaplace.list_models('TINY') == mmlaplace.list_models('*tiny*') != []
+    soft, pola = (mmlaplace.list_models(p) for p in ('SOFTpp-*_in1k', 'polaformer-p[!x]t-*_in1k'))
+    assert len(soft) == 4 and 'polaformer-pvt-tiny_8xb128_in1k' in pola
+    assert mmlaplace.list_models(['softpp-*_in1k', 'PolaFormer-PVT-*_in1k']) == sorted(soft + pola)
+    assert mmlaplace.list_models([]) == []
+    small = mmlaplace.list_models('Tiny', exclude_filters=('retinaNet*', '*_ade20k-*'))
+    assert small == [n for n in tiny if not n.startswith('retinanet') and '_ade20k-' not in n]
+    assert mmlaplace.list_models(exclude_filters='*') == []
+
+
+def test_pretrained_true_says_that_there_are_no_weights_and_names_the_way():
+    name = 'polaformer-pvtv2-b0_8xb128_in1k'
+    with pytest.raises(ValueError, match=f"no published weights of '{name}' yet.*path or address"):
+        mmlaplace.get_model(name, pretrained=True, backbone_only=True)
+    for pretrained in (None, False):
+        mmlaplace.get_model(name, pretrained=pretrained, backbone_only=True)
+
+
 def test_unknown_name_is_quoted_with_near_ones():
     with pytest.raises(ValueError, match="'softpp-tiny'; near are.*'softpp-tiny_8xb128_in1k'"):
         get_config('softpp-tiny')
@@ -53,6 +73,8 @@ def test_backbone_alone_takes_options_and_weights(tmp_path):
     weights = {f'backbone.{k}': torch.randn_like(v) for k, v in backbone.state_dict().items()}
     torch.save(dict(state_dict=weights), tmp_path / 'weights.pth')
     loaded = mmlaplace.get_model(name, pretrained=str(tmp_path / 'weights.pth'), **options)
+    assert all(torch.equal(v, weights[f'backbone.{k}']) for k, v in loaded.state_dict().items())
+    loaded = mmlaplace.get_model(name, pretrained=tmp_path / 'weights.pth', **options)
     assert all(torch.equal(v, weights[f'backbone.{k}']) for k, v in loaded.state_dict().items())
     with pytest.raises(ValueError, match='cannot be read as a checkpoint'):
         mmlaplace.get_model(name, pretrained=str(ROOT / 'model-index.yml'), **options)

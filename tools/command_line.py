@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Optional
 
@@ -39,16 +40,24 @@ class ToolParser(argparse.ArgumentParser):
         return parsed
 
 
+def load_or_exit(model: nn.Module, checkpoint: str, **kwargs) -> None:
+    """:func:`load_weights`; a checkpoint that it refuses ends the tool with its message."""
+    from mmlaplace.engine import UnsafeCheckpointError, load_weights
+
+    try:
+        load_weights(model, checkpoint, **kwargs)
+    except (UnsafeCheckpointError, FileNotFoundError, ValueError) as error:
+        sys.exit(f'{Path(sys.argv[0]).name}: error: {error}')
+
+
 def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:
     """The backbone of a config, in eval mode; without a checkpoint its weights are random."""
     from mmengine.config import Config
     from mmengine.registry import MODELS
 
-    from mmlaplace.engine import load_weights
-
     backbone = MODELS.build(dict(Config.fromfile(config).model.backbone, init_cfg=None)).eval()
     if checkpoint is not None:
-        load_weights(backbone, checkpoint)
+        load_or_exit(backbone, checkpoint)
     return backbone
 
 

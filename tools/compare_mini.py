@@ -17,10 +17,12 @@ import statistics
 from pathlib import Path
 from typing import Dict
 
-from command_line import ToolParser
+from command_line import ToolParser, load_or_exit
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
+
+from mmlaplace.utils.toolboxes import build_model
 
 CONFIGS = Path(__file__).resolve().parent.parent / 'configs/classification/laplacianformer'
 CROWD_EPOCHS = 6
@@ -49,6 +51,7 @@ def train(cfg: Config, work_dir: Path) -> str:
     if not checkpoint.is_file():
         cfg.work_dir = str(work_dir)
         Runner.from_cfg(cfg).train()
+    load_or_exit(build_model(cfg), str(checkpoint), min_matched=1)  # the Runner would run its code
     return str(checkpoint)
 
 

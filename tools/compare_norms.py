@@ -106,11 +106,15 @@ def main() -> None:
     parser.add_output('--picture', default=Path('work_dirs/soft_norms.png'))
     args = parser.parse_args()
     torch.manual_seed(0)
+    backbones = {
+        'random weights': build_backbone(args.config),
+        'trained': build_backbone(args.config, args.checkpoint),
+    }
     images = photographs(tuple(args.size))
-    results = {}
-    for name in ('random weights', 'trained'):
-        backbone = build_backbone(args.config, args.checkpoint if name == 'trained' else None)
-        results[name] = measure(backbone, images, args.landmarks, name)
+    results = {
+        name: measure(backbone, images, args.landmarks, name)
+        for name, backbone in backbones.items()
+    }
 
     table = Table('weights', 'form', *(f'm = {m}' for m in args.landmarks), 'exponent')
     for name, forms in results.items():

@@ -17,11 +17,10 @@ from tempfile import TemporaryDirectory
 import matplotlib
 import numpy as np
 import torch
-from command_line import ToolParser
+from command_line import ToolParser, load_or_exit
 from mmengine.config import Config, DictAction
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, VISUALIZERS
-from mmengine.runner import load_checkpoint
 from PIL import Image
 
 from mmlaplace.utils.toolboxes import build_model
@@ -66,10 +65,10 @@ def main() -> None:
     cfg.merge_from_dict(args.cfg_options)
     scope = cfg.default_scope
     import_module(f'{scope}.utils').register_all_modules()
-    dataset = DATASETS.build(cfg.test_dataloader.dataset)
     model = build_model(cfg)
-    load_checkpoint(model, args.checkpoint, map_location='cpu')
+    load_or_exit(model, args.checkpoint, min_matched=1)
     model.to(args.device).eval()
+    dataset = DATASETS.build(cfg.test_dataloader.dataset)
     visualizer = VISUALIZERS.build(dict(cfg.visualizer, vis_backends=None, name='predictions'))
     visualizer.dataset_meta = dataset.metainfo
     classes = dataset.metainfo.get('classes')

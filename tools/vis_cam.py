@@ -30,14 +30,13 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from command_line import ToolParser
+from command_line import ToolParser, load_or_exit
 from mmengine.config import Config, DictAction
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.registry import DATASETS, DefaultScope
 from rich.progress import track
 from torch import Tensor
 
-from mmlaplace.engine import load_weights
 from mmlaplace.models.layers import tokens_to_map
 from mmlaplace.utils.toolboxes import build_model
 
@@ -220,10 +219,10 @@ def main() -> None:
     if cfg.model.backbone.get('with_cp'):
         cfg.model.backbone.with_cp = False  # layers would run, and be recorded, twice
     model = build_model(cfg)
+    load_or_exit(model, args.checkpoint, min_matched=1)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         images = load_images(cfg, args.images, args.count, args.seed)
         classes = class_names(cfg)
-    load_weights(model, args.checkpoint)
     model.to(args.device).eval()
 
     def chosen(scores: Tensor) -> int:

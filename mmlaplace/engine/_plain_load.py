@@ -1,14 +1,14 @@
 """torch.load for tensors and plain data alone: no code in a file is run.
 
 The ``weights_only=True`` of torch 2.1 takes no additional names, so it cannot read what mmengine
-writes.
+writes; that of later ones takes them from a list that all threads of a process share.
 """
 
 import pickle
 import tarfile
 from collections import OrderedDict, defaultdict
 from os import PathLike
-from typing import Any, Dict, Union
+from typing import Any, BinaryIO, Dict, Union
 
 import torch
 
@@ -60,6 +60,7 @@ for _modules, _names in {
     'set slice long xrange',  # as pickle names int and range in torch.save's protocol 2
     '_codecs': 'encode',
     'argparse': 'Namespace',
+    'mmengine.config.config': 'ConfigDict',  # in the meta data of a data set
     'mmengine.logging.history_buffer': 'HistoryBuffer',
     'numpy': 'dtype ndarray',
     'numpy.core.multiarray numpy._core.multiarray': '_reconstruct scalar',
@@ -94,12 +95,24 @@ def load_plain(path: Union[str, PathLike], map_location: Any) -> Any:
 
     Raises:
         UnsafeCheckpointError: If the file names, or is, anything else; nothing of it was run.
+        OSError: If it cannot be opened.
     """
+    with open(path, 'rb') as file:  # once: what is checked is what is read
+        try:
+            return _load_opened(file, map_location)
+        except OSError as error:  # a seek by what a broken file says
+            raise ValueError(f'{type(error).__name__}: {error}') from error
+
+
+def _load_opened(file: BinaryIO, map_location: Any) -> Any:
+    is_zip = file.read(4) == b'PK\x03\x04'
+    file.seek(0)
     # torch.load would hand these formats to others than our unpickler.
-    with open(path, 'rb') as file:
-        is_zip = file.read(4) == b'PK\x03\x04'
-    if is_zip and 'constants.pkl' in torch._C.PyTorchFileReader(str(path)).get_all_records():
+    if is_zip and 'constants.pkl' in torch._C.PyTorchFileReader(file).get_all_records():
         raise UnsafeCheckpointError('is a TorchScript program')
-    if not is_zip and tarfile.is_tarfile(path):
+    if not is_zip and tarfile.is_tarfile(file):
         raise UnsafeCheckpointError('is a tar archive')
-    return torch.load(path, map_location, pickle_module=_PicklePlainData, weights_only=False)
+    file.seek(0)
+    return torch.load(
+        file, map_location, pickle_module=_PicklePlainData, weights_only=False, mmap=False
+    )

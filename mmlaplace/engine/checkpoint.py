@@ -1,16 +1,19 @@
 """Weights from files: no code in a file is run, and nothing that does not fit goes unsaid."""
 
 import logging
+import math
 from collections import Counter
 from os import PathLike
 from os.path import expanduser
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set, Union
 
 import torch.nn as nn
 from mmengine.fileio import get_local_path
 from mmengine.logging import print_log
 from torch import Tensor
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from ._download import download_once
 from ._plain_load import UnsafeCheckpointError, load_plain
 
 # Where the weights lie, the first found wins. mmengine's 'state_dict' comes first: where an EMAHook
@@ -20,6 +23,8 @@ CONTAINERS = ('state_dict', 'model', 'module', 'state_dict_ema', 'model_ema', 'e
 
 class LoadReport(NamedTuple):
     """What a file and a module had in common, by the names of the module's tensors.
+
+    The names are without what DistributedDataParallel and torch.compile put into them.
 
     Attributes:
         prefix: In front of the module's names in the file, such as ``'backbone.'``.
@@ -42,10 +47,11 @@ def read_state_dict(
     """Read the weights of a checkpoint without running code from it.
 
     Args:
-        checkpoint: Local path, or an address that mmengine.fileio opens, such as ``https://…``.
-            A dict of tensors or, as mmengine, timm and others write, a dict that holds one under
-            ``state_dict``, ``model``, ``module``, ``state_dict_ema``, ``model_ema`` or
-            ``ema_state_dict``, in this order.
+        checkpoint: Local path, an address that mmengine.fileio opens, or one of the web,
+            ``https://…``, which is downloaded once into the cache of torch.hub; SHA-256 digits at
+            the end of its name, as in ``NAME-0123abcd.pth``, are checked. A dict of tensors or, as
+            mmengine, timm and others write, a dict that holds one under ``state_dict``, ``model``,
+            ``module``, ``state_dict_ema``, ``model_ema`` or ``ema_state_dict``, in this order.
         map_location: As in ``torch.load``. Default: 'cpu'.
         key: Under which the weights lie, if not under the first of these. Default: None.
 
@@ -56,11 +62,17 @@ def read_state_dict(
         FileNotFoundError: If the file cannot be opened.
         UnsafeCheckpointError: A ``pickle.UnpicklingError``, if it names anything but tensors and
             the plain data of a training run; nothing of it is run.
-        ValueError: If it is cut off, no checkpoint, or has no weights.
+        ValueError: If it is cut off, no checkpoint, or has no weights, its SHA-256 is another, or
+            ``checkpoint`` is neither a path nor an address.
     """
+    if not isinstance(checkpoint, (str, PathLike)) or not str(checkpoint):
+        raise ValueError(f'a checkpoint is given by its path or address, got {checkpoint!r}')
     try:
-        with get_local_path(expanduser(checkpoint)) as path:
-            content = load_plain(path, map_location)
+        if str(checkpoint).startswith(('http://', 'https://')):
+            content = load_plain(download_once(str(checkpoint)), map_location)
+        else:
+            with get_local_path(expanduser(checkpoint)) as path:
+                content = load_plain(path, map_location)
     except UnsafeCheckpointError as error:
         raise UnsafeCheckpointError(
             f'{checkpoint} {error}, which could run code; only tensors and plain data are read. '
@@ -106,33 +118,100 @@ def _first(names: List[str]) -> str:
     return f'{len(names)}' + (f' ({", ".join(names[:3])}{", …" * (len(names) > 3)})' * bool(names))
 
 
+def plain_names(names: Iterable[str]) -> Dict[str, str]:
+    """Names without torch.compile's ``_orig_mod``, and what each was; unchanged if two collide."""
+    names = list(names)
+    plain = {'.'.join(p for p in name.split('.') if p != '_orig_mod'): name for name in names}
+    return plain if len(plain) == len(names) else dict(zip(names, names))
+
+
+def _unwrapped(module: nn.Module) -> nn.Module:
+    """What torch.compile and data parallel wrappers, in any order, are around."""
+    while True:
+        if isinstance(module, (DataParallel, DistributedDataParallel)):
+            module = module.module
+        elif hasattr(module, '_orig_mod'):
+            module = module._orig_mod
+        else:
+            return module
+
+
+def resize_weights(module: nn.Module, state_dict: Dict[str, Tensor], prefix: str = '') -> None:
+    """Bring tensors to the module's shapes, in place, where its parts know how.
+
+    A part that owns a tensor of a size-dependent shape has ``resize_weight(name, value)``.
+    """
+    for path, part in module.named_modules():
+        if hasattr(part, 'resize_weight'):
+            tensors = dict(part.named_parameters(recurse=False))
+            tensors.update(part.named_buffers(recurse=False))
+            for name, own in tensors.items():
+                key = f'{prefix}{path}.{name}' if path else f'{prefix}{name}'
+                if key in state_dict and state_dict[key].shape != own.shape:
+                    state_dict[key] = part.resize_weight(name, state_dict[key])
+
+
+def _may_differ(module: nn.Module, own: Iterable[str], theirs: Iterable[str]) -> Set[str]:
+    """Names that may be missing, or unexpected, as the checkpoint was made for something else.
+
+    These are what :meth:`PyramidBackbone.other_outputs` says of a backbone, and all but the
+    backbone of a detector or segmentor where the checkpoint is a classifier's.
+    """
+    names = set()
+    for path, part in module.named_modules():
+        if hasattr(part, 'other_outputs'):
+            (prefix,) = plain_names([f'{path}.' if path else ''])
+            inside = [name[len(prefix) :] for name in theirs if name.startswith(prefix)]
+            names.update(prefix + name for name in part.other_outputs(inside))
+    parts, their_parts = ({name.split('.')[0] for name in n} for n in (own, theirs))
+    if their_parts == {'backbone', 'head'} and 'backbone' in parts and 'head' not in parts:
+        names.update(name for name in own if not name.startswith('backbone.'))
+    return names
+
+
 def load_weights(
     module: nn.Module,
     checkpoint: Union[str, PathLike],
     prefix: Optional[str] = None,
-    min_matched: float = 0.95,
+    min_matched: Optional[float] = None,
     map_location: Any = 'cpu',
 ) -> LoadReport:
     """Load a module from a checkpoint of it, or of a model that it is a part of, and log a line.
 
+    Every parameter and persistent buffer of the module must be in the file, finite and of its
+    shape, and the file may have nothing else in the layers that the module has. Allowed are:
+
+    - other ``out_indices``: norms of stages, but that of the checkpoint's last stage, may be
+      missing, and norms and stages that the backbone has not are passed over;
+    - another image size: positions and the like are resized;
+    - a classifier's checkpoint, ``backbone`` and ``head``, for a detector or segmentor: of that,
+      everything but the backbone may be missing.
+
     Args:
-        module: A backbone or a whole model. It is unchanged where this raises.
+        module: A backbone or a whole model, also wrapped by DistributedDataParallel, DataParallel
+            or torch.compile. It is unchanged where this raises.
         checkpoint, map_location: As in :func:`read_state_dict`.
         prefix: Of the module's names in the file, such as ``'backbone.'``. Default: the one under
             which most of them are found.
         min_matched: Share of the module's parameters and persistent buffers, 0 to 1, that the
-            file must have. Default: 0.95.
+            file must have, whichever these are: 1 allows none of them to be missing, less than 1
+            also allows others in the file. Default: None, what is said above.
 
     Raises:
         FileNotFoundError, UnsafeCheckpointError: As in :func:`read_state_dict`.
         ValueError: As there, and if nothing matches, several prefixes match equally well, too
-            little matches, or a tensor has another shape and no ``resize_weight``.
+            little matches, a value is NaN or infinite, or a tensor has another shape and no
+            ``resize_weight``.
     """
-    if not 0 <= min_matched <= 1:
+    if min_matched is not None and not 0 <= min_matched <= 1:
         raise ValueError(f'min_matched must be between 0 and 1, got {min_matched}')
+    module = _unwrapped(module)
     kind = type(module).__name__
-    own = {k: v for k, v in module.state_dict().items() if isinstance(v, Tensor)}
+    state = {k: v for k, v in module.state_dict().items() if isinstance(v, Tensor)}
+    raw_names = plain_names(state)
+    own = {k: state[raw] for k, raw in raw_names.items()}
     theirs = read_state_dict(checkpoint, map_location)
+    theirs = {k: theirs[raw] for k, raw in plain_names(theirs).items()}
     counts = _count_prefixes(theirs, own)
     if not counts:
         raise ValueError(
@@ -140,16 +219,12 @@ def load_weights(
             f'those expected {_first(list(own))}'
         )
     found = counts.most_common(4)
-    enough = min_matched * len(own)
+    alike = []
     if prefix is None:
         prefix, best = found[0]
-        if best >= enough and [count for _, count in found].count(best) > 1:
-            raise ValueError(
-                f'{checkpoint} has weights of this {kind} under several prefixes alike; choose by '
-                f'prefix= one of (with the number of tensors) {dict(found)}'
-            )
-    elif prefix and not prefix.endswith('.'):
-        prefix += '.'
+        alike = [other for other, count in found[1:] if count == best]
+    elif prefix:
+        (prefix,) = plain_names([prefix if prefix.endswith('.') else f'{prefix}.'])
     if prefix not in counts:
         raise ValueError(
             f'prefix {prefix!r} matches no tensor of this {kind} in {checkpoint}; prefixes that '
@@ -163,19 +238,33 @@ def load_weights(
         unexpected=[k for k in theirs if k not in own],
         resized=[k for k in own if k in theirs and theirs[k].shape != own[k].shape],
     )
-    before = {k: v.clone() for k, v in own.items()}
     try:
-        module.load_state_dict(theirs, strict=False)  # first: it can tell another arch by its name
-        if len(report.matched) < enough:
-            raise ValueError(
-                f'only {len(report.matched)} of the {len(own)} tensors of this {kind} are there '
-                f'under prefix {prefix!r}, missing {_first(report.missing)}, unexpected '
-                f'{_first(report.unexpected)}; min_matched={min_matched} can be lowered'
-            )
+        _check_names_and_values(module, own, theirs, report, min_matched)
+    except ValueError as error:
+        raise ValueError(f'{checkpoint} does not fit: {error}') from None
+    if alike:
+        raise ValueError(
+            f'{checkpoint} has weights of this {kind} under several prefixes alike; choose by '
+            f'prefix= one of (with the number of tensors) {dict(found)}'
+        )
+    before = {k: v.clone() for k, v in own.items()}
+    theirs = {raw_names.get(k, k): v for k, v in theirs.items()}
+    try:
+        resize_weights(module, theirs)
+        module.load_state_dict(theirs, strict=False)
     except Exception as error:
         for k, value in own.items():  # these share the memory of the module
             value.copy_(before[k])
-        raise ValueError(f'{checkpoint} does not fit: {error}') from error
+        other = [k for k in report.resized if theirs[raw_names[k]].shape != own[k].shape]
+        reason = error
+        if other:
+            name = other[0]
+            reason = (
+                f'this checkpoint is for another arch: its {name} has shape '
+                f'{tuple(theirs[raw_names[name]].shape)}, that of this {kind} '
+                f'{tuple(own[name].shape)}; in all, {_first(other)} differ'
+            )
+        raise ValueError(f'{checkpoint} does not fit: {reason}') from error
     print_log(
         f'{kind} from {checkpoint}, prefix {prefix!r}: matched {len(report.matched)} of '
         f'{len(own)} tensors, missing {_first(report.missing)}, unexpected '
@@ -184,3 +273,38 @@ def load_weights(
         level=logging.WARNING if report.missing else logging.INFO,
     )
     return report
+
+
+def _check_names_and_values(
+    module: nn.Module,
+    own: Dict[str, Tensor],
+    theirs: Dict[str, Tensor],
+    report: LoadReport,
+    min_matched: Optional[float],
+) -> None:
+    """Raise a ValueError for what :func:`load_weights` refuses before it loads."""
+    kind = type(module).__name__
+    floats = [k for k in report.matched if theirs[k].is_floating_point()]
+    broken = [k for k in floats if not theirs[k].isfinite().all()]
+    if broken:
+        raise ValueError(
+            f'NaN or infinite values in {_first(broken)}; take a checkpoint from before them'
+        )
+    allowed = _may_differ(module, own, theirs)
+    share = len(report.matched) / len(own)
+    hint = f'if that is meant, min_matched={math.floor(100 * min(share, 0.99)) / 100} takes it'
+    missing = [k for k in report.missing if min_matched == 1 or k not in allowed]
+    enough = not missing if min_matched in (None, 1) else share >= min_matched
+    if not enough:
+        raise ValueError(
+            f'only {len(report.matched)} of the {len(own)} tensors of this {kind} are there '
+            f'under prefix {report.prefix!r}, missing {_first(missing)}, unexpected '
+            f'{_first(report.unexpected)}; {hint}'
+        )
+    parts = {name for name, _ in module.named_children()}
+    unexpected = [k for k in report.unexpected if k.split('.')[0] in parts and k not in allowed]
+    if unexpected and min_matched in (None, 1):
+        raise ValueError(
+            f'it has {_first(unexpected)} in layers of this {kind} that have no such tensor; '
+            f'build it with the options of the checkpoint, or, {hint}'
+        )

@@ -1,12 +1,16 @@
 """Weights from files: found by themselves, refused where they do not fit, and never run."""
 
 import argparse
+import hashlib
 import io
 import os
 import pickle
+import re
+import subprocess
 import sys
 import tarfile
 import threading
+import time
 import types
 from collections import defaultdict
 from functools import partial
@@ -16,7 +20,8 @@ import numpy as np
 import pytest
 import torch
 import torch.nn as nn
-from conftest import quiet_init
+from conftest import ROOT, quiet_init
+from mmengine.config import Config
 from mmengine.logging import HistoryBuffer, MMLogger
 from mmengine.model import BaseModel, BaseModule
 from mmengine.registry import MODELS, DefaultScope
@@ -86,24 +91,124 @@ def test_parameters_and_files_of_old_torch_load(tmp_path):
     assert all(type(value) is torch.Tensor and not value.requires_grad for value in state.values())
 
 
-def test_an_address_is_read(tmp_path):
-    trained = build()
-    save(tmp_path / 'a.pth', trained.state_dict())
+class Website(ThreadingHTTPServer):
+    """Serves a folder on the loopback, slowly, and counts the files asked for.
 
-    class Quiet(SimpleHTTPRequestHandler):
+    Attributes:
+        asked: Paths of the requests.
+        cut: Bytes that are left out at the end of each file, as when a connection breaks.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, folder):
+        super().__init__(('127.0.0.1', 0), partial(self.Handler, directory=str(folder)))
+        self.asked, self.cut = [], 0
+        self.address = f'http://127.0.0.1:{self.server_port}'
+
+    class Handler(SimpleHTTPRequestHandler):
         def log_message(self, *args):
             pass
 
-    server = ThreadingHTTPServer(('127.0.0.1', 0), partial(Quiet, directory=str(tmp_path)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    address = f'http://127.0.0.1:{server.server_port}'
-    try:
-        assert same(trained, read_state_dict(f'{address}/a.pth'))
-        with pytest.raises(FileNotFoundError, match=f'{address}/b.pth.*404.*check the path'):
-            read_state_dict(f'{address}/b.pth')
-    finally:
+        def copyfile(self, source, outputfile):
+            self.server.asked.append(self.path)
+            time.sleep(0.5)  # so that processes that start together meet
+            content = source.read()
+            outputfile.write(content[: len(content) - self.server.cut])
+
+
+@pytest.fixture
+def website(tmp_path, monkeypatch):
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'torch_home'))
+    (tmp_path / 'site').mkdir()
+    with Website(tmp_path / 'site') as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        server.folder, server.cache = tmp_path / 'site', tmp_path / 'torch_home/hub/checkpoints'
+        yield server
         server.shutdown()
-        server.server_close()
+
+
+def kept(website):
+    """Names of the files in the cache."""
+    return sorted(f.name for f in website.cache.iterdir() if f.suffix != '.lock')
+
+
+def test_an_address_is_read_and_downloaded_once(website):
+    trained = build()
+    save(website.folder / 'a.pth', trained.state_dict())
+    for _ in range(2):
+        assert same(trained, read_state_dict(f'{website.address}/a.pth'))
+    assert website.asked == ['/a.pth']
+    with pytest.raises(FileNotFoundError, match=f'{website.address}/b.pth.*404.*check the path'):
+        read_state_dict(f'{website.address}/b.pth')
+    # Another file of the same name is another file.
+    (website.folder / 'other').mkdir()
+    other = build().state_dict()
+    save(website.folder / 'other/a.pth', other)
+    found = read_state_dict(f'{website.address}/other/a.pth')
+    assert all(torch.equal(found[k], other[k]) for k in other)
+    assert len(kept(website)) == 2
+
+
+def test_digits_of_an_address_are_checked(website):
+    weights = build().state_dict()
+    file = website.folder / 'a.pth'
+    save(file, weights)
+    digits = hashlib.sha256(file.read_bytes()).hexdigest()
+    for n in (8, 64):
+        os.link(file, website.folder / f'a-{digits[:n]}.pth')
+        read_state_dict(f'{website.address}/a-{digits[:n]}.pth?download=1')
+    assert kept(website) == sorted(f'a-{digits[:n]}.pth' for n in (8, 64))
+    wrong = f'{website.address}/a-{"0" * 8}.pth'
+    os.link(file, website.folder / f'a-{"0" * 8}.pth')
+    with pytest.raises(ValueError, match=rf'{wrong} .*expected "00000000", got "{digits}"'):
+        read_state_dict(wrong)
+    assert len(kept(website)) == 2
+
+
+@pytest.mark.parametrize('legacy', [False, True], ids=['zip', 'legacy'])
+@pytest.mark.parametrize('hashed', [False, True], ids=['plain', 'hashed'])
+def test_a_broken_download_is_not_kept(website, hashed, legacy):
+    weights = build().state_dict()
+    file = website.folder / 'a.pth'
+    torch.save(weights, file, _use_new_zipfile_serialization=not legacy)
+    if hashed:
+        digits = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
+        file = file.rename(website.folder / f'a-{digits}.pth')
+    address, website.cut = f'{website.address}/{file.name}', 100
+    with pytest.raises(ValueError, match=f'{address}.*download or copy it again'):
+        read_state_dict(address)
+    assert kept(website) == []
+    website.cut = 0
+    assert read_state_dict(address).keys() == weights.keys()
+    assert len(kept(website)) == 1
+
+
+def test_processes_of_a_machine_download_once(website):
+    save(website.folder / 'a.pth', build().state_dict())
+    # Two processes that start at the same time, without importing all of a model.
+    code = (
+        'import sys; from mmlaplace.engine import read_state_dict\n'
+        'print(flush=True); sys.stdin.readline()\n'
+        'print(len(read_state_dict(sys.argv[1])))'
+    )
+    command = [sys.executable, '-c', code, f'{website.address}/a.pth']
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    processes = [subprocess.Popen(command, **pipes) for _ in range(2)]
+    for process in processes:
+        process.stdout.readline()  # it has imported everything
+    for process in processes:
+        process.stdin.write('\n')
+        process.stdin.flush()
+    found = [process.communicate(timeout=60)[0].split() for process in processes]
+    assert found == [[str(len(build().state_dict()))]] * 2
+    assert website.asked == ['/a.pth']
+
+
+@pytest.mark.parametrize('given', [None, True, ''])
+def test_what_is_no_path_is_quoted(given):
+    with pytest.raises(ValueError, match=f'by its path or address, got {given!r}'):
+        read_state_dict(given)
 
 
 class Net(BaseModel):
@@ -283,6 +388,7 @@ def truncated(share, **kwargs):
     ('write', 'error', 'message'),
     [
         (truncated(0.9), ValueError, 'download or copy it again'),
+        (truncated(0.5), ValueError, 'download or copy it again'),
         (truncated(0.01), ValueError, 'download or copy it again'),
         (truncated(0), ValueError, 'download or copy it again'),
         (
@@ -309,6 +415,13 @@ def half(weights):
     return {k: v for k, v in weights.items() if 'stages.2.' not in k}
 
 
+def without(weights, name):
+    return {k: v for k, v in weights.items() if not k.startswith(name)}
+
+
+BLOCK = 'backbone.stages.0.blocks.0'
+
+
 def net(**kwargs):
     """A model whose first part is loaded before the backbone can refuse its own."""
     return nn.ModuleDict(dict(stem=nn.Linear(2, 2), backbone=build(**kwargs)))
@@ -317,7 +430,31 @@ def net(**kwargs):
 @pytest.mark.parametrize(
     ('change', 'kwargs', 'message'),
     [
-        (half, {}, r'only \d+ of the \d+ tensors.*missing \d+ \(backbone.st.*min_matched=0.95 can'),
+        (half, {}, r'only 67 of the 101 tensors.*missing 34 \(backbone.st.*min_matched=0.66 takes'),
+        (half, dict(min_matched=0.7), 'only 67 of the 101 tensors'),
+        (lambda w: without(w, 'backbone.norm3.bias'), {}, r'missing 1 \(backbone.norm3.bias\)'),
+        (
+            lambda w: without(w, 'backbone.norm1'),
+            dict(min_matched=1),
+            r'missing 2 \(backbone.norm1.w',
+        ),
+        (lambda w: without(w, 'backbone.norm'), {}, r'missing 8 \(backbone.norm0.weight'),
+        (lambda w: without(w, 'stem.bias'), {}, r'only 100 of the 101.*min_matched=0.99 takes'),
+        (
+            lambda w: {**w, f'{BLOCK}.attn.gate.weight': torch.zeros(1)},
+            {},
+            rf'it has 1 \({BLOCK}.attn.gate.weight\) in layers .* min_matched=0.99 takes',
+        ),
+        (
+            lambda w: {**w, f'{BLOCK}.norm1.bias': torch.tensor([0.0] * 7 + [torch.nan])},
+            dict(min_matched=0.1),
+            rf'NaN or infinite values in 1 \({BLOCK}.norm1.bias\)',
+        ),
+        (
+            lambda w: {**w, 'stem.bias': torch.tensor([0.0, -torch.inf])},
+            {},
+            r'NaN or infinite values in 1 \(stem.bias\)',
+        ),
         (dict, dict(prefix='neck.'), r"'neck.' matches no tensor.*\{'model.': 101"),
         (dict, dict(min_matched=95), 'between 0 and 1, got 95'),
         (
@@ -416,12 +553,172 @@ def test_what_follows_the_resolution_is_resized_on_every_way(tmp_path, table_att
     resized = nn.functional.interpolate(expected, (16, 24), mode='bilinear')
     torch.testing.assert_close(table, resized)
     torch.testing.assert_close(module.norm3.weight, trained.norm3.weight)
-    # Whatever else has another shape is refused as before.
-    weights = trained.state_dict()
-    weights['stages.0.blocks.0.attn.scale'] = torch.ones(3)
+
+
+@pytest.mark.parametrize('load', LOADERS.values(), ids=LOADERS)
+def test_what_has_another_shape_is_refused_as_the_way_of_loading_does(tmp_path, load):
+    weights = dict(build().state_dict(), **{'norm2.bias': torch.ones(3)})
     file = save(tmp_path / 'b.pth', weights, 'backbone.')
-    with pytest.raises(ValueError, match=r'attn.scale has shape \(3,\), .* \(8,\)'):
-        load(file, attn_cfg=table_attention, img_size=(64, 96))
+    if load is LOADERS['load_from']:  # mmengine's own is lenient to all models alike
+        assert not torch.equal(load(file).norm2.bias, weights['norm2.bias'])
+    elif load is LOADERS['load_state_dict']:
+        with pytest.raises(RuntimeError, match=r'norm2.bias: .*\[3\]\).*\[16\]\)'):
+            load(file)
+    else:
+        with pytest.raises(ValueError, match=r'another arch: its .*norm2.bias has .*\(3,\), .*16,'):
+            load(file)
+
+
+def test_errors_are_collected_as_torch_does():
+    module = build()
+    weights = without(module.state_dict(), 'norm0.')
+    weights.update({'norm1.bias': torch.zeros(5), 'norm2.bias': torch.zeros(6)})
+    weights['stages.0.blocks.0.extra'] = weights['stages.0.blocks.1.norm1.bias'] = torch.zeros(8)
+    sizes = [r'size mismatch for norm1.bias.*\[5\]', r'size mismatch for norm2.bias.*\[6\]']
+    names = ['Missing.*norm0.weight', 'Unexpected.*blocks.0.extra', 'Unexpected.*blocks.1.norm1.b']
+    with pytest.raises(RuntimeError) as error:
+        module.load_state_dict(weights)
+    assert all(re.search(quoted, str(error.value)) for quoted in (*names, *sizes))
+    with pytest.raises(RuntimeError) as error:
+        module.load_state_dict(weights, strict=False)
+    assert all(re.search(quoted, str(error.value)) for quoted in sizes)
+    assert not any(re.search(quoted, str(error.value)) for quoted in names)
+
+
+def test_weights_that_a_user_filtered_load_into_another_arch():
+    module = build(arch=dict(ARCH, depths=(2, 1, 1, 1), embed_dims=(8, 16, 32, 32)))
+    own = module.state_dict()
+    others = build().state_dict()
+    weights = {k: v for k, v in others.items() if k in own and v.shape == own[k].shape}
+    assert 0 < len(weights) < len(own)
+    report = module.load_state_dict(weights, strict=False)
+    assert set(report.missing_keys) == set(own) - set(weights)
+    assert report.unexpected_keys == []
+    assert all(torch.equal(module.state_dict()[k], weights[k]) for k in weights)
+
+
+def test_norms_and_stages_of_other_outputs_may_differ(tmp_path):
+    classifier = build(out_indices=(3,)).state_dict()
+    file = save(tmp_path / 'classifier.pth', classifier, 'backbone.')
+    report = load_weights(build(), file)
+    assert report.missing == [f'norm{i}.{name}' for i in range(3) for name in ('weight', 'bias')]
+    assert report.unexpected == []
+    whole = build()
+    report = load_weights(build(out_indices=(1,)), save(tmp_path / 'a.pth', whole.state_dict()))
+    assert report.missing == []
+    assert {name.split('.')[0] for name in report.unexpected} == {
+        'stages', 'norm0', 'norm2', 'norm3'
+    }  # fmt: skip
+    # What only looks like it is refused: a checkpoint that ends with an earlier stage.
+    file = save(tmp_path / 'b.pth', build(out_indices=(0, 1)).state_dict())
+    with pytest.raises(ValueError, match=r'missing \d+ \(stages.2.patch_embed'):
+        load_weights(build(), file)
+
+
+DENSE_MINI = [
+    path
+    for task in ('detection', 'segmentation')
+    for path in ROOT.glob(f'configs/{task}/*/*_mini.py')
+]
+
+
+@pytest.mark.parametrize('config', sorted(DENSE_MINI), ids=lambda p: p.stem)
+def test_the_mini_configs_start_from_a_classifier(tmp_path, config):
+    backbone = Config.fromfile(config).model.backbone
+    assert set(backbone.init_cfg) == {'type', 'checkpoint', 'prefix'}
+    classifier = MODELS.build(dict(backbone, init_cfg=None, img_size=48, out_indices=(3,)))
+    file = save(tmp_path / 'a.pth', classifier.state_dict(), 'backbone.', meta=dict(epoch=1))
+    module = MODELS.build(dict(backbone, init_cfg=dict(backbone.init_cfg, checkpoint=file)))
+    quiet_init(module)
+    name = 'stages.0.blocks.0.norm1.bias'
+    assert torch.equal(module.get_parameter(name), classifier.get_parameter(name))
+
+
+def test_one_lost_layer_of_a_hundred_tensors_is_refused(tmp_path):
+    weights = build().state_dict()
+    lost = [name for name in weights if name.endswith('attn.qkv.weight')]
+    for name in lost[:4]:
+        del weights[name]
+    # More than 95 % of the tensors are there, and the model would be a wreck.
+    assert len(weights) / len(build().state_dict()) > 0.95
+    with pytest.raises(ValueError, match=r'missing 4 \(stages.0.blocks.0.attn.qkv.weight'):
+        load_weights(build(), save(tmp_path / 'a.pth', weights))
+
+
+def model_of(**parts):
+    """A model as the toolboxes have it, of a backbone and linears."""
+    parts = {name: nn.Linear(2, 2) for name in parts}
+    return nn.ModuleDict(dict(backbone=build(), **parts))
+
+
+def test_necks_and_heads_are_new_where_the_file_is_a_classifiers(tmp_path):
+    classifier = model_of(head=1)
+    file = save(tmp_path / 'a.pth', classifier.state_dict())
+    detector = model_of(neck=1, bbox_head=1)
+    report = load_weights(detector, file)
+    assert report.missing == [f'{p}.{n}' for p in ('neck', 'bbox_head') for n in ('weight', 'bias')]
+    assert same(detector['backbone'], classifier['backbone'].state_dict())
+    for model, other, kwargs in (
+        (model_of(neck=1, bbox_head=1), classifier, dict(min_matched=1)),  # where all is wanted
+        (model_of(head=1), model_of(), {}),  # a classifier without its head
+        (model_of(neck=1, mask_head=1), model_of(neck=1, bbox_head=1), {}),  # another detector
+        (model_of(decode_head=1), model_of(head=1, decode_head_ema=1), {}),
+    ):
+        file = save(tmp_path / 'b.pth', other.state_dict())
+        with pytest.raises(ValueError, match='only .* missing'):
+            load_weights(model, file, **kwargs)
+
+
+def wrapped_by_ddp(module):
+    return nn.parallel.DistributedDataParallel(module)
+
+
+WRAPPERS = {
+    'data parallel': nn.DataParallel,
+    'ddp': wrapped_by_ddp,
+    'compiled': torch.compile,
+    'ddp compiled': lambda m: torch.compile(wrapped_by_ddp(m)),
+    'compiled ddp': lambda m: wrapped_by_ddp(torch.compile(m)),
+}
+
+
+@pytest.fixture(scope='module')
+def process_group():
+    torch.distributed.init_process_group(
+        'gloo', store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize('wrap', WRAPPERS.values(), ids=WRAPPERS)
+def test_wrappers_are_looked_through_on_both_sides(tmp_path, process_group, wrap):
+    trained = build(img_size=64)
+    file = save(tmp_path / 'a.pth', wrap(trained).state_dict())
+    assert next(iter(torch.load(file)['state_dict'])).startswith(('module.', '_orig_mod.'))
+    plain = save(tmp_path / 'plain.pth', trained.state_dict(), 'backbone.')
+    for source, target in ((file, lambda m: m), (plain, wrap), (file, wrap)):
+        module = build()
+        report = load_weights(target(module), source)
+        assert set(report.matched) == set(trained.state_dict())
+        assert same(module, trained.state_dict())
+    # In the middle of a name, with the prefix given as it stands in the file.
+    net = nn.ModuleDict(dict(backbone=torch.compile(build())))
+    load_weights(net['backbone'], file)
+    load_weights(net, plain)
+    assert same(net['backbone']._orig_mod, trained.state_dict())
+    compiled = save(tmp_path / 'c.pth', net.state_dict(), 'module.')
+    module = build()
+    report = load_weights(module, compiled, prefix='module.backbone._orig_mod.')
+    assert report.prefix == 'module.backbone.'
+    assert same(module, trained.state_dict())
+
+
+def test_names_with_and_without_compilation_in_one_file_are_ambiguous(tmp_path):
+    weights = build().state_dict()
+    both = {**weights, **{f'_orig_mod.{k}': v + 1 for k, v in weights.items()}}
+    with pytest.raises(ValueError, match="several prefixes alike.*'_orig_mod.'"):
+        load_weights(build(), save(tmp_path / 'a.pth', both))
 
 
 def test_resized_names_are_reported(tmp_path, table_attention):
@@ -437,7 +734,7 @@ def pretrained(file, **kwargs):
 
 def test_pretrained_comes_last_and_once(tmp_path):
     trained = build()
-    weights = {k: v for k, v in trained.state_dict().items() if k != 'norm3.weight'}
+    weights = without(trained.state_dict(), 'norm1.')
     file = save(tmp_path / 'a.pth', weights, 'model.backbone.')
     module = build(
         init_cfg=[pretrained(file), dict(type='Constant', layer=['LayerNorm', 'Linear'], val=7.0)]
@@ -445,18 +742,18 @@ def test_pretrained_comes_last_and_once(tmp_path):
     parent = BaseModule()
     parent.backbone = module
     quiet_init(parent)
-    assert (module.norm3.weight == 7).all()
+    assert (module.norm1.weight == 7).all()
     assert all(torch.equal(module.state_dict()[k], weights[k]) for k in weights)
     assert len(module.init_cfg) == 2
     with torch.no_grad():
-        module.norm3.weight.zero_()
+        module.norm1.weight.zero_()
         module.norm2.weight.zero_()
     quiet_init(module)
-    assert not module.norm3.weight.any() and not module.norm2.weight.any()
+    assert not module.norm1.weight.any() and not module.norm2.weight.any()
 
 
 def test_the_log_says_what_was_loaded(tmp_path):
-    weights = {k: v + 1 for k, v in build().state_dict().items() if k != 'norm3.weight'}
+    weights = {k: v + 1 for k, v in without(build().state_dict(), 'norm1.').items()}
     module = build(
         init_cfg=[
             pretrained(save(tmp_path / 'a.pth', weights)),
@@ -468,7 +765,7 @@ def test_the_log_says_what_was_loaded(tmp_path):
     module.init_weights()
     text = log.read_text()
     assert 'norm2.weight - torch.Size([16]): \nLoaded from ' in text
-    assert 'norm3.weight - torch.Size([32]): \nConstantInit' in text
+    assert 'norm1.weight - torch.Size([16]): \nConstantInit' in text
     assert not hasattr(module, '_params_init_info')
 
 
@@ -477,6 +774,7 @@ def test_the_log_says_what_was_loaded(tmp_path):
     [
         (dict(type='Pretrained', checkpoint='a.pth', strict=True), r"unknown: \['strict'\]"),
         (dict(type='Pretrained', prefix='backbone.'), 'has a checkpoint and the keys.*min_matched'),
+        (dict(type='Pretrained', checkpoint=None), 'got .*None.*a path or address; random weights'),
         ([dict(type='Pretrained', checkpoint='nowhere.pth')], 'nowhere.pth'),
     ],
 )

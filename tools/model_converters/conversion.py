@@ -11,6 +11,7 @@ from rich.table import Table
 from torch import Tensor
 
 from mmlaplace.engine import UnsafeCheckpointError, read_state_dict
+from mmlaplace.engine.checkpoint import plain_names
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from command_line import ToolParser
@@ -121,11 +122,12 @@ def run(
     args = parser.parse_args()
     try:
         theirs = read_state_dict(args.source, key=args.key)
-        theirs = {name.removeprefix('module.'): value for name, value in theirs.items()}
+        theirs = {k.removeprefix('module.'): theirs[raw] for k, raw in plain_names(theirs).items()}
         conversion = convert(theirs, args)
         ours = conversion.finish()
     except (ValueError, FileNotFoundError, UnsafeCheckpointError) as error:
-        parser.error(str(error))
+        message = str(error)
+        parser.error(message if args.source in message else f'{args.source}: {message}')
     table = Table('theirs', 'ours', 'shape')
     for name, target, shape in conversion.report:
         table.add_row(name, target, ' x '.join(map(str, shape)) or 'scalar')

@@ -1,5 +1,6 @@
 import re
-from typing import Dict, List, Optional, Sequence, Set, Tuple, Union
+from os import PathLike
+from typing import Collection, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -7,7 +8,7 @@ from mmengine.model import BaseModule, ModuleDict, ModuleList, PretrainedInit, u
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ...engine.checkpoint import load_weights
+from ...engine.checkpoint import load_weights, resize_weights
 from ..layers import OverlapPatchEmbed, PositionEmbedding, TransformerBlock, tokens_to_map
 from ..layers.build import build_token_norm
 from ..options import KnownOptions
@@ -359,8 +360,8 @@ class PyramidBackbone(KnownOptions, BaseModule):
     def init_weights(self) -> None:
         """As in mmengine, but ``type='Pretrained'`` in ``init_cfg`` goes by :func:`load_weights`.
 
-        Its keys are ``checkpoint``, ``prefix`` (found where absent), ``map_location`` and
-        ``min_matched``; it comes behind all other entries.
+        Its keys are ``checkpoint``, a path or address, ``prefix`` (found where absent),
+        ``map_location`` and ``min_matched``; it comes behind all other entries.
 
         Raises:
             ValueError: For another key, no checkpoint, or one that does not fit.
@@ -378,10 +379,11 @@ class PyramidBackbone(KnownOptions, BaseModule):
         settings = [{k: v for k, v in cfg.items() if k != 'type'} for cfg in pretrained]
         for cfg in settings:
             unknown = [key for key in cfg if key not in PRETRAINED_KEYS]
-            if unknown or 'checkpoint' not in cfg:
+            if unknown or not isinstance(cfg.get('checkpoint'), (str, PathLike)):
                 raise ValueError(
                     f"an init_cfg of type='Pretrained' has a checkpoint and the keys "
-                    f'{PRETRAINED_KEYS}, got {cfg}; unknown: {unknown}'
+                    f'{PRETRAINED_KEYS}, got {cfg}; unknown: {unknown}. The checkpoint is a path '
+                    'or address; random weights need no such init_cfg'
                 )
         given = self.init_cfg
         self.init_cfg = [cfg for cfg in init_cfgs if cfg not in pretrained]
@@ -395,32 +397,43 @@ class PyramidBackbone(KnownOptions, BaseModule):
             update_init_info(self, f'Loaded from {cfg["checkpoint"]}')
         self.is_init = True
 
-    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
-        """Resize what depends on the image size; refuse the weights of another arch.
+    def other_outputs(self, names: Collection[str]) -> Set[str]:
+        """Names that a checkpoint has, or lacks, because its ``out_indices`` are others.
 
-        mmengine would only warn about them. A module that owns a tensor of a size-dependent shape
-        defines ``resize_weight(name, value)``, by which every way of loading goes.
+        Args:
+            names: In the checkpoint, without the prefix of this backbone.
+
+        Raises:
+            ValueError: If they are another arch's: a stage has another number of blocks.
         """
+        block = re.compile(r'stages\.(\d+)\.blocks\.(\d+)\.')
+        depths: Dict[int, Set[str]] = {}
+        for match in filter(None, map(block.match, names)):
+            depths.setdefault(int(match[1]), set()).add(match[2])
         for i, depth in enumerate(self.depths[: len(self.stages)]):
-            pattern = re.compile(re.escape(f'{prefix}stages.{i}.blocks.') + r'(\d+)\.')
-            blocks = {int(match[1]) for match in map(pattern.match, state_dict) if match}
-            if blocks and len(blocks) != depth:
+            if len(depths.get(i, ())) not in (0, depth):
                 raise ValueError(
-                    f'this checkpoint is for another arch: its stage {i} has {len(blocks)} '
+                    f'this checkpoint is for another arch: its stage {i} has {len(depths[i])} '
                     f'blocks, that of this {type(self).__name__} {depth}'
                 )
-        for name, value in self.state_dict().items():
-            theirs = state_dict.get(prefix + name)
-            if theirs is None or theirs.shape == value.shape:
-                continue
-            path, _, local_name = name.rpartition('.')
-            resize_weight = getattr(self.get_submodule(path), 'resize_weight', None)
-            if resize_weight is not None:
-                theirs = state_dict[prefix + name] = resize_weight(local_name, theirs)
-            if theirs.shape != value.shape:
-                raise ValueError(
-                    f'this checkpoint is for another arch: its {prefix}{name} has shape '
-                    f'{tuple(theirs.shape)}, that of this {type(self).__name__} '
-                    f'{tuple(value.shape)}'
-                )
+        behind = tuple(f'stages.{i}.' for i in depths if i >= len(self.stages))
+        other = {name for name in names if name.startswith(behind)}
+        # With norms, a checkpoint has that of its last stage; without, none is of other outputs.
+        last_norm = f'norm{max(depths, default=0)}.'
+        has_norms = any(name.startswith(last_norm) for name in names)
+        for i in range(self.num_stages):
+            theirs = {name for name in names if name.startswith(f'norm{i}.')}
+            if not hasattr(self, f'norm{i}'):
+                other |= theirs
+            elif has_norms and not theirs:
+                other |= {f'norm{i}.{name}' for name in getattr(self, f'norm{i}').state_dict()}
+        return other
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
+        """Resize what depends on the image size, by whatever way weights are loaded.
+
+        A module that owns a tensor of such a shape defines ``resize_weight(name, value)``. What
+        does not fit is collected by PyTorch, which raises, and by mmengine, which may only log.
+        """
+        resize_weights(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

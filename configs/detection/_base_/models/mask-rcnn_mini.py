@@ -12,7 +12,6 @@ model = dict(
             type='Pretrained',
             checkpoint='work_dirs/quickstart/epoch_11.pth',
             prefix='backbone.',
-            min_matched=0.9,
         ),
     ),
     neck=dict(in_channels=[32, 64, 96, 128], out_channels=64, num_outs=4),

@@ -22,7 +22,6 @@ model = dict(
             type='Pretrained',
             checkpoint='work_dirs/quickstart/epoch_11.pth',
             prefix='backbone.',
-            min_matched=0.9,
         ),
     ),
     decode_head=dict(in_channels=[32, 64, 96, 128], **slim),

@@ -1,0 +1,185 @@
+"""Every tool refuses a checkpoint that asks for code, is cut off or is another model's."""
+
+import re
+import runpy
+import sys
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, toolbox_config, toolbox_model
+from PIL import Image
+
+from mmlaplace.utils import toolboxes
+
+TOOLS = ROOT / 'tools'
+CONFIGS = ROOT / 'configs'
+LAPLACIAN = CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
+SOFTPP = CONFIGS / 'classification/soft/softpp-micro_1xb32_mini.py'
+PVT = CONFIGS / 'classification/polaformer/polaformer-pvt-micro_1xb32_mini.py'
+RETINANET = CONFIGS / 'detection/laplacianformer/retinanet_laplacianformer-micro_fpn_mini.py'
+
+# By the tool and what else tells cases apart: its arguments, with FILE and OUT for paths.
+LOADERS = {
+    'show_predictions.py': [LAPLACIAN, 'FILE', '--out', 'OUT/a.png'],
+    'show_predictions.py detector': [RETINANET, 'FILE', '--out', 'OUT/a.png'],
+    'vis_cam.py': [LAPLACIAN, 'FILE', '--out', 'OUT/a.png'],
+    'vis_attention.py': [
+        'photo.png', '--model', LAPLACIAN, '--model', LAPLACIAN, 'FILE', '--out', 'OUT/a.png'
+    ],
+    'compare_entropy.py': [PVT, 'FILE', '--out', 'OUT/a.json', '--picture', 'OUT/a.png'],
+    'compare_landmarks.py': [LAPLACIAN, 'FILE', '--out', 'OUT/a.json'],
+    'compare_norms.py': [SOFTPP, 'FILE', '--out', 'OUT/a.json', '--picture', 'OUT/a.png'],
+    # It takes the checkpoints that it finds in its work directory.
+    'compare_mini.py': ['--variants', 'laplacian', '--seeds', 7, '--work-dir', 'runs'],
+    'model_converters/soft_to_mmlaplace.py': ['FILE', 'OUT/a.pth'],
+    'model_converters/polaformer_to_mmlaplace.py': ['FILE', 'OUT/a.pth'],
+}  # fmt: skip
+# These hand over to the toolboxes, which load whatever fits.
+HANDING_OVER = {
+    'test.py': [LAPLACIAN, 'FILE', '--work-dir', 'OUT'],
+    'train.py --resume': [LAPLACIAN, '--resume', 'FILE', '--work-dir', 'OUT'],
+    'train.py load_from': [LAPLACIAN, '--cfg-options', 'load_from=FILE', 'work_dir=OUT'],
+    'train.py auto': [LAPLACIAN, '--resume', '--work-dir', 'resumed'],
+}
+HELPERS = {'command_line.py', 'model_converters/conversion.py'}
+
+
+class Evil:
+    """Unpickling it makes a file."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return Path.touch, (self.marker,)
+
+
+def hostile(path):
+    torch.save(dict(state_dict={}, meta=dict(x=Evil(path.with_name('ran')))), path)
+
+
+def truncated(path):
+    torch.save(dict(state_dict=dict(weight=torch.zeros(10_000))), path)
+    path.write_bytes(path.read_bytes()[:20_000])
+
+
+def other(path):
+    torch.save(dict(state_dict=torch.nn.Linear(2, 2).state_dict()), path)
+
+
+def backbone_alone(path, config, change=dict):
+    """What would be drawn with a random head."""
+    model = toolbox_model(toolbox_config(config))
+    weights = {k: v for k, v in model.state_dict().items() if k.startswith('backbone.')}
+    torch.save(dict(state_dict=change(weights)), path)
+
+
+def classifier(path):
+    """What a detector may start from, but not be tested with."""
+    backbone_alone(path, RETINANET, lambda w: {**w, 'head.fc.weight': torch.zeros(3, 3)})
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    """Run a tool in this process, as from the command line; what it said, its exit status not 0."""
+
+    def run(name, arguments) -> str:
+        tool = TOOLS / name.split()[0]
+        paths = dict(FILE=tmp_path / 'file.pth', OUT=tmp_path / 'out')
+        words = [re.sub('FILE|OUT', lambda m: str(paths[m[0]]), str(word)) for word in arguments]
+        monkeypatch.syspath_prepend(tool.parent)
+        monkeypatch.setattr(sys, 'argv', [str(tool), *words])
+        monkeypatch.chdir(tmp_path)
+        Image.fromarray(np.zeros((48, 48, 3), np.uint8)).save('photo.png')
+        for place in ('runs/laplacian_seed7/classification', 'resumed'):
+            Path(place).mkdir(parents=True)
+            Path(place, 'epoch_11.pth').symlink_to(paths['FILE'])
+        Path('resumed/last_checkpoint').write_text(str(Path('resumed/epoch_11.pth').resolve()))
+        before = set(tmp_path.rglob('*'))
+        with pytest.raises(BaseException) as raised:
+            runpy.run_path(str(tool), run_name='__main__')
+        assert not (tmp_path / 'ran').exists(), f'{name} ran the code'
+        assert set(tmp_path.rglob('*')) == before
+        assert raised.type is SystemExit, raised.value
+        assert raised.value.code not in (None, 0)
+        return f'{capsys.readouterr().err}{raised.value.code}'
+
+    return run
+
+
+def test_no_tool_that_takes_a_checkpoint_is_left_out():
+    about = re.compile(r'checkpoint|--resume|torch\.load|state_dict|pickle')
+    found = {
+        path.relative_to(TOOLS).as_posix()
+        for path in TOOLS.rglob('*.py')
+        if about.search(path.read_text())
+    }
+    assert found == {name.split()[0] for name in (*LOADERS, *HANDING_OVER)} | HELPERS
+    # All of them by our own loader: others, such as mmengine's, run code.
+    calls = re.compile(r'\b(torch\.load|load_checkpoint|_load_checkpoint|pickle\.\w+)\(')
+    for path in TOOLS.rglob('*.py'):
+        assert not calls.search(path.read_text()), path
+
+
+def test_the_hostile_file_is_hostile(tmp_path):
+    hostile(tmp_path / 'file.pth')
+    torch.load(tmp_path / 'file.pth', weights_only=False)
+    assert (tmp_path / 'ran').exists()
+
+
+@pytest.mark.parametrize('name', [*LOADERS, *HANDING_OVER])
+def test_code_is_not_run(name, run, tmp_path):
+    hostile(tmp_path / 'file.pth')
+    said = run(name, {**LOADERS, **HANDING_OVER}[name])
+    assert re.search(r'(file|epoch_11)\.pth asks for \S+, which could run code', said)
+
+
+@pytest.mark.parametrize('name', [*LOADERS, *HANDING_OVER])
+def test_a_file_that_is_cut_off_is_refused(name, run, tmp_path):
+    truncated(tmp_path / 'file.pth')
+    said = run(name, {**LOADERS, **HANDING_OVER}[name])
+    assert re.search(r'(file|epoch_11)\.pth cannot be read as a checkpoint.*copy it again', said)
+
+
+@pytest.mark.parametrize('name', LOADERS)
+def test_weights_of_another_model_are_refused(name, run, tmp_path):
+    other(tmp_path / 'file.pth')
+    said = run(name, LOADERS[name])
+    assert re.search(r'(file|epoch_11)\.pth.*its names are', said)
+
+
+@pytest.mark.parametrize(
+    ('name', 'write'),
+    [
+        ('show_predictions.py', partial(backbone_alone, config=LAPLACIAN)),
+        ('vis_cam.py', partial(backbone_alone, config=LAPLACIAN)),
+        ('show_predictions.py detector', classifier),
+    ],
+)
+def test_no_picture_is_drawn_with_a_random_head(name, write, run, tmp_path):
+    write(tmp_path / 'file.pth')
+    assert re.search(r'file\.pth does not fit: only .* missing .*head', run(name, LOADERS[name]))
+
+
+@pytest.mark.parametrize('name', HANDING_OVER)
+def test_what_the_toolboxes_load_is_said_before(name, tmp_path, monkeypatch, capsys):
+    other(tmp_path / 'file.pth')
+    monkeypatch.chdir(tmp_path)
+    Path('resumed').mkdir()
+    Path('resumed/last_checkpoint').write_text('file.pth')
+    script = toolboxes.toolbox_script('mmpretrain', name.split()[0])
+    for given, checked in (('file.pth', True), ('resumed', False), ('https://x.org/a.pth', False)):
+        words = [str(word).replace('FILE', given) for word in HANDING_OVER[name]]
+        monkeypatch.setattr(sys, 'argv', [str(script), *words])
+        toolboxes.check_checkpoints(script)
+        (line,) = capsys.readouterr().err.splitlines()
+        if name == 'train.py auto':
+            given, checked = 'file.pth', True
+        assert line.startswith(f'warning: {given} is loaded by mmengine, which only logs')
+        assert line.endswith('it was not checked') is not checked
+    monkeypatch.setenv('RANK', '1')
+    toolboxes.check_checkpoints(script)
+    assert not capsys.readouterr().err
