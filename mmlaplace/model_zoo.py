@@ -72,7 +72,7 @@ def list_models(
 
     Args:
         pattern: With ``*``, ``?`` and ``[…]`` as in file names; without any, a part of the name.
-            Capitals or not are the same. Of several, one is enough. Default: all.
+            Capitals or not are the same. Of several, one is enough. Default: '*', all of them.
         task: ``'classification'``, ``'detection'`` or ``'segmentation'``. Default: all.
         family: The folder of the configs, such as ``'soft'``. Default: all.
         exclude_filters: A pattern, or several, of names to leave out. Default: none.
