@@ -75,7 +75,7 @@ def list_models(
             Capitals or not are the same. Of several, one is enough. Default: '*', all of them.
         task: ``'classification'``, ``'detection'`` or ``'segmentation'``. Default: all.
         family: The folder of the configs, such as ``'soft'``. Default: all.
-        exclude_filters: A pattern, or several, of names to leave out. Default: none.
+        exclude_filters: A pattern, or several, of names to leave out. Default: ().
 
     Raises:
         ValueError: For an unknown task or family.
