@@ -51,6 +51,7 @@ class Metric(NamedTuple):
             q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
             return torch.autograd.grad(self.reference(q, k, scale), (q, k), grad)
 
+
 class Kernel(_native.Function):
     """``K = compute(q, k, scale)``."""
 
@@ -109,7 +110,8 @@ class Gradient(_native.Function):
                 of_k.append(-bend.sum(-2))
         along = metric.derivative(scale) * along
         of_q, of_k = (torch.stack(sums, -1).to(q.dtype) if sums else None for sums in (of_q, of_k))
-        return (out * along).to(grad.dtype), of_q, of_k, (grad * along).to(out.dtype), None, None, None
+        of_grad, of_out = (out * along).to(grad.dtype), (grad * along).to(out.dtype)
+        return of_grad, of_q, of_k, of_out, None, None, None
 
     @staticmethod
     def vmap(info, in_dims: tuple, *inputs) -> Tuple[tuple, tuple]:

@@ -71,13 +71,25 @@ def invert(compute: Callable, mat: Tensor, *start: Tensor) -> Tensor:
 
 
 def invert_in_graph(compute: Callable, mat: Tensor, *start: Tensor) -> Tensor:
-    """:func:`invert` for recorded graphs, which take no Function: its first derivative alone."""
+    """:func:`invert` for the graphs of torch.compile, by its first derivative alone."""
     (wide,) = upcast(mat)
     inverse = compute(wide.detach(), *start)
     if torch.is_grad_enabled() and wide.requires_grad:
         # Adds a zero whose derivative is that of the inverse.
         inverse = inverse - inverse @ (wide - wide.detach()) @ inverse
     return inverse.to(mat.dtype)
+
+
+def invert_as_is(compute: Callable, mat: Tensor, *start: Tensor) -> Tensor:
+    """``compute(mat, *start)``, whose derivative torch knows."""
+    return compute(mat, *start)
+
+
+def how_to_invert(compiled_op: bool) -> Callable:
+    """One of the three functions above; recorded graphs take no autograd Function."""
+    if not _checks.is_recording():
+        return invert
+    return invert_as_is if compiled_op or torch.jit.is_tracing() else invert_in_graph
 
 
 def add_ridge(mat: Tensor, ridge: float) -> Tensor:
@@ -169,15 +181,10 @@ def newton_schulz_inverse(
     if start is not None:
         backend = _check_start(start, mat, backend)
     compute = _native.select(op, newton_schulz_inverse_reference, mat.device, backend)
-    if not _checks.is_recording():
-        differentiable = invert
-    elif compute is newton_schulz_inverse_reference:
-        differentiable = invert_in_graph
-    else:
-        differentiable = _call  # in graphs the op's derivative is its own
+    compiled_op = compute is not newton_schulz_inverse_reference
     starts = () if start is None else (upcast(start.detach())[0],)
     iterate = functools.partial(_iterate, compute, num_iters, float(ridge))
-    inverse = differentiable(iterate, mat, *starts)
+    inverse = how_to_invert(compiled_op)(iterate, mat, *starts)
     if check:
         _raise_unless_finite(inverse, op, mat, ridge)
     if not return_residual and max_residual is None:
@@ -210,10 +217,10 @@ def cholesky_inverse(mat: Tensor, ridge: float = 1e-2, *, check: bool = True) ->
             ``mat + ridge * I`` is not positive definite.
     """
     _check_inverse_inputs('cholesky_inverse', mat, ridge)
-    differentiable = invert_in_graph if _checks.is_recording() else invert
     (wide,) = upcast(mat)
     symmetric = torch.lerp(wide, wide.transpose(-2, -1), 0.5)
-    inverse = differentiable(functools.partial(_by_cholesky, float(ridge)), symmetric).to(mat.dtype)
+    by_cholesky = functools.partial(_by_cholesky, float(ridge))
+    inverse = how_to_invert(compiled_op=False)(by_cholesky, symmetric).to(mat.dtype)
     if check:
         _raise_unless_finite(inverse, 'cholesky_inverse', mat, ridge)
     return inverse
@@ -229,11 +236,9 @@ def _by_cholesky(ridge: float, mat: Tensor) -> Tensor:
     return (root.transpose(-2, -1) @ root).masked_fill_(failed[..., None, None], float('nan'))
 
 
-def _call(compute: Callable, mat: Tensor) -> Tensor:
-    return compute(mat)
-
-
-def _iterate(compute: Callable, num_iters: int, ridge: float, mat: Tensor, *start: Tensor) -> Tensor:
+def _iterate(
+    compute: Callable, num_iters: int, ridge: float, mat: Tensor, *start: Tensor
+) -> Tensor:
     return compute(mat, num_iters, ridge, *start)
 
 
@@ -270,7 +275,7 @@ def _check_residual(
 
 
 def _raise_unless_finite(inverse: Tensor, op: str, mat: Tensor, ridge: float) -> None:
-    """Say what is wrong with ``mat``; one value is read where all is well, as a GPU waits for it."""
+    """Say what is wrong with ``mat``; where nothing is, one value is read."""
     if not _checks.has_values(inverse) or inverse.isfinite().all():
         return
     _checks.check_finite(op, 'mat', mat)
@@ -278,10 +283,15 @@ def _raise_unless_finite(inverse: Tensor, op: str, mat: Tensor, ridge: float) ->
     first = int((~good).nonzero()[0])
     one = mat.detach().reshape(-1, *mat.shape[-2:])[first].double()
     smallest = torch.linalg.eigvalsh((one + one.T) / 2).min().item() + ridge
+    cause = (
+        'so it is not positive definite; raise ridge'
+        if smallest <= 0
+        else 'so rounding or the start is to blame; raise ridge, or give another start'
+    )
     raise ValueError(
         f'{op}: {int((~good).sum())} of {good.numel()} matrices mat + {ridge} * I of shape '
-        f'{tuple(mat.shape)} could not be inverted, as they are not positive definite; the '
-        f'smallest eigenvalue of matrix {first} is {smallest:.3g}; raise ridge'
+        f'{tuple(mat.shape)} have no finite inverse; the smallest eigenvalue of matrix {first} is '
+        f'{smallest:.3g}, {cause}'
     )
 
 

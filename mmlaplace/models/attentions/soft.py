@@ -117,9 +117,7 @@ class SOFTAttention(QKVAttention):
         r""":math:`W^\dagger` of Gaussian matrices ``(B, heads, m, m)``, normalised if so chosen."""
         with torch.no_grad():
             start = self._step(mat) * add_ridge(mat, self.ridge)
-        inverse = newton_schulz_inverse(
-            mat, self.num_iters, self.ridge, start=start, check=False
-        )
+        inverse = newton_schulz_inverse(mat, self.num_iters, self.ridge, start=start, check=False)
         if not self.normalized:
             return inverse
         root = mat.sum(-1).rsqrt()
