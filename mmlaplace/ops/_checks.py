@@ -70,8 +70,18 @@ def check_finite(op: str, name: str, tensor: Tensor) -> None:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether values can be read: not of meta or fake tensors, nor while a graph is traced."""
-    return not (tensor.is_meta or isinstance(tensor, FakeTensor) or is_compiling())
+    """Whether values can be read: not of meta or fake tensors, in a graph or under torch.func."""
+    return not (
+        tensor.is_meta
+        or isinstance(tensor, FakeTensor)
+        or is_recording()
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
+def is_recording() -> bool:
+    """Whether a graph is recorded, by torch.compile, torch.export or torch.jit.trace."""
+    return is_compiling() or torch.jit.is_tracing()
 
 
 def is_compiling() -> bool:

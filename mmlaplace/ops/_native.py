@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Callable, Dict, Optional
 
 import torch
+import torch._functorch.utils
 from mmengine.logging import print_log
 
 from ._checks import is_compiling
+from .precision import fp32_under_autocast
 
 BACKENDS = ('auto', 'native', 'reference')
 
@@ -84,24 +86,55 @@ def available() -> Dict[str, frozenset]:
 
 
 AVAILABLE = available()
-_META_KERNELS = torch.library.Library('mmlaplace', 'IMPL', 'Meta')  # what it holds goes with it
+_LIBRARY = torch.library.Library('mmlaplace', 'IMPL')  # what it holds goes with it
 
 
-def shapes_of(name: str) -> Callable:
-    """Register a function that makes empty outputs of op ``name``, for tracing and meta tensors.
+def find(name: str) -> Optional[Callable]:
+    """The compiled op ``torch.ops.mmlaplace.<name>``; None where there is none."""
+    return getattr(torch.ops.mmlaplace, name).default if name in AVAILABLE else None
 
-    Use as a decorator. Without the compiled library there is nothing to register for.
+
+def register(name: str, shapes: Callable, autograd: Optional[Callable] = None) -> None:
+    """Give a compiled op what is the same on every device; without the op there is nothing to do.
+
+    Args:
+        name: The op's name. Its tensors come first, and numbers after them.
+        shapes: Makes its empty outputs, for tracing and meta tensors.
+        autograd: Computes it with its derivative recorded, see :func:`below_autograd`. Such an op
+            gets the autocast rule of :mod:`.precision` too.
+    """
+    op = find(name)
+    if op is None:
+        return
+    if hasattr(torch.library, 'register_fake'):
+        torch.library.register_fake(f'mmlaplace::{name}')(shapes)
+    else:  # torch < 2.4
+        _LIBRARY.impl(name, shapes, 'Meta')
+    if autograd is None:
+        return
+
+    _LIBRARY.impl(name, autograd, 'Autograd')
+    for device in ('CPU', 'CUDA'):
+        _LIBRARY.impl(name, fp32_under_autocast(op), f'Autocast{device}')
+
+
+# A context in which an op is its kernel alone; registered derivatives compute in it.
+below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+class Function(torch.autograd.Function):
+    """torch's, with a quick ``apply``: torch's own takes longer than a small kernel.
+
+    It inspects the signature of ``forward`` at each call, for default arguments; these have none.
     """
 
-    def register(function: Callable) -> Callable:
-        if name in AVAILABLE:
-            if hasattr(torch.library, 'register_fake'):
-                torch.library.register_fake(f'mmlaplace::{name}')(function)
-            else:  # torch < 2.4
-                _META_KERNELS.impl(name, function)
-        return function
-
-    return register
+    @classmethod
+    def apply(cls, *args):
+        if torch._C._are_functorch_transforms_active():
+            return super().apply(*args)
+        # What torch's does otherwise.
+        args = torch._functorch.utils.unwrap_dead_wrappers(args)
+        return super(torch.autograd.Function, cls).apply(*args)
 
 
 def why_not(name: str, device_type: str) -> Optional[str]:

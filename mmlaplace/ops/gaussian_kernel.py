@@ -1,9 +1,10 @@
+from typing import Union
+
 import torch
 from torch import Tensor
 
-from . import _checks, _native
-from ._shapes import pairwise_gradient_shapes, pairwise_shapes
-from .precision import autocast_to_fp32, upcast
+from ._pairwise import Metric, pairwise_kernel
+from .precision import fp32_under_autocast, upcast
 
 
 def gaussian_kernel_reference(q: Tensor, k: Tensor, scale: float) -> Tensor:
@@ -11,39 +12,53 @@ def gaussian_kernel_reference(q: Tensor, k: Tensor, scale: float) -> Tensor:
     query, key = upcast(q, k)
     # Differences, not |q|^2 + |k|^2 - 2qk: that form cancels for near-equal landmarks.
     distance = torch.cdist(query, key, p=2, compute_mode='donot_use_mm_for_euclid_dist')
-    return torch.exp(distance.square() / (-2 * scale**2)).to(q.dtype)
+    return torch.exp(distance.square() * (-0.5 / scale / scale)).to(q.dtype)
 
 
-def gaussian_kernel(q: Tensor, k: Tensor, scale: float, *, backend: str = 'auto') -> Tensor:
+@fp32_under_autocast
+def gaussian_kernel(
+    q: Tensor, k: Tensor, scale: Union[float, Tensor], *, backend: str = 'auto'
+) -> Tensor:
     r"""Gaussian kernel between every query and every key.
 
     .. math:: K_{ij} = \exp(-\lVert q_i - k_j \rVert_2^2 / (2 \sigma^2))
 
+    Derivatives are of any order, and ``torch.func`` transforms (``vmap``, ``grad``, ``jacrev``)
+    work; forward-mode derivatives there are none.
+
     Args:
         q: Queries ``(B, heads, N, d)``.
-        k: Keys or landmarks ``(B, heads, M, d)``, of the same dtype and device.
+        k: Keys or landmarks ``(B, heads, M, d)``, on the same device and, but for autocast, of the
+            same dtype.
         scale: The bandwidth :math:`\sigma > 0`, in the units of the coordinates. SOFT's kernel
-            is :math:`\sigma = d^{1/4}`.
+            is :math:`\sigma = d^{1/4}`. As a floating tensor that broadcasts to
+            ``(B, heads, 1, 1)``, such as ``()`` or ``(heads, 1, 1)``, it gets a gradient, and its
+            values are not checked.
         backend: ``'auto'`` (the compiled op where it can run, else the reference), ``'native'``
             or ``'reference'``.
 
     Returns:
         ``(B, heads, N, M)``, in [0, 1], in the dtype of ``q``; fp32 under autocast. Halves
-        accumulate in fp32.
+        accumulate in fp32. A NaN in a query or key makes its row or column NaN.
 
     Raises:
-        TypeError: If an input is no floating tensor.
-        ValueError: For another rank, shapes that do not match, or ``scale <= 0``.
+        TypeError: If an input is no floating tensor, or ``scale`` neither that nor a number.
+        ValueError: For another rank, shapes, devices or dtypes that do not match, or a number
+            ``scale`` that is not positive and finite or below 5.42e-20, where ``1 / scale**2`` is
+            infinite in fp32.
         RuntimeError: For ``backend='native'`` where the compiled op cannot run.
 
     Source: SOFT (arXiv 2110.11945) and SOFT++ (arXiv 2207.03341).
     """
-    _checks.check_tokens('gaussian_kernel', q, k)
-    _checks.check_positive('gaussian_kernel', 'scale', scale)
-    compute = _native.select('gaussian_kernel', gaussian_kernel_reference, q.device, backend)
-    with autocast_to_fp32(q, k) as (query, key):
-        return compute(query, key, float(scale))
+    return pairwise_kernel(GAUSSIAN, q, k, scale, backend)
 
 
-_native.shapes_of('gaussian_kernel')(pairwise_shapes)
-_native.shapes_of('_gaussian_kernel_backward')(pairwise_gradient_shapes)
+GAUSSIAN = Metric(
+    name='gaussian_kernel',
+    reference=gaussian_kernel_reference,
+    derivative=lambda scale: -1 / scale / scale,
+    slope=lambda difference: difference,
+    curvature=torch.ones_like,
+    smallest_scale=torch.finfo(torch.float32).max ** -0.5,
+)
+GAUSSIAN.register()

@@ -1,9 +1,11 @@
+import math
+from typing import Union
+
 import torch
 from torch import Tensor
 
-from . import _checks, _native
-from ._shapes import pairwise_gradient_shapes, pairwise_shapes
-from .precision import autocast_to_fp32, upcast
+from ._pairwise import Metric, pairwise_kernel
+from .precision import fp32_under_autocast, upcast
 
 
 def laplacian_kernel_reference(q: Tensor, k: Tensor, scale: float) -> Tensor:
@@ -12,38 +14,51 @@ def laplacian_kernel_reference(q: Tensor, k: Tensor, scale: float) -> Tensor:
     return torch.exp(torch.cdist(query, key, p=1) / -scale).to(q.dtype)
 
 
-def laplacian_kernel(q: Tensor, k: Tensor, scale: float, *, backend: str = 'auto') -> Tensor:
+@fp32_under_autocast
+def laplacian_kernel(
+    q: Tensor, k: Tensor, scale: Union[float, Tensor], *, backend: str = 'auto'
+) -> Tensor:
     r"""Laplacian kernel between every query and every key.
 
     .. math:: K_{ij} = \exp(-\lVert q_i - k_j \rVert_1 / \lambda)
 
     Where a coordinate of query and key coincide the L1 distance has a kink; the gradient there is
-    the subgradient 0.
+    the subgradient 0. Derivatives are of any order, and ``torch.func`` transforms (``vmap``,
+    ``grad``, ``jacrev``) work; forward-mode derivatives there are none.
 
     Args:
         q: Queries ``(B, heads, N, d)``.
-        k: Keys or landmarks ``(B, heads, M, d)``, of the same dtype and device.
-        scale: :math:`\lambda > 0`, in the units of the coordinates. LaplacianFormer uses 4.
+        k: Keys or landmarks ``(B, heads, M, d)``, on the same device and, but for autocast, of the
+            same dtype.
+        scale: :math:`\lambda > 0`, in the units of the coordinates. LaplacianFormer uses 4. As a
+            floating tensor that broadcasts to ``(B, heads, 1, 1)``, such as ``()`` or
+            ``(heads, 1, 1)``, it gets a gradient, and its values are not checked.
         backend: ``'auto'`` (the compiled op where it can run, else the reference), ``'native'``
             or ``'reference'``.
 
     Returns:
-        ``(B, heads, N, M)``, in (0, 1], in the dtype of ``q``; fp32 under autocast. Halves
-        accumulate in fp32.
+        ``(B, heads, N, M)``, in [0, 1], in the dtype of ``q``; fp32 under autocast. Halves
+        accumulate in fp32. A NaN in a query or key makes its row or column NaN.
 
     Raises:
-        TypeError: If an input is no floating tensor.
-        ValueError: For another rank, shapes that do not match, or ``scale <= 0``.
+        TypeError: If an input is no floating tensor, or ``scale`` neither that nor a number.
+        ValueError: For another rank, shapes, devices or dtypes that do not match, or a number
+            ``scale`` that is not positive and finite or below 4.24e-39, where ``1 / scale`` is
+            infinite in fp32.
         RuntimeError: For ``backend='native'`` where the compiled op cannot run.
 
     Source: LaplacianFormer (arXiv 2604.20368), the paper's kernel with :math:`\lambda = 4`.
     """
-    _checks.check_tokens('laplacian_kernel', q, k)
-    _checks.check_positive('laplacian_kernel', 'scale', scale)
-    compute = _native.select('laplacian_kernel', laplacian_kernel_reference, q.device, backend)
-    with autocast_to_fp32(q, k) as (query, key):
-        return compute(query, key, float(scale))
+    return pairwise_kernel(LAPLACIAN, q, k, scale, backend)
 
 
-_native.shapes_of('laplacian_kernel')(pairwise_shapes)
-_native.shapes_of('_laplacian_kernel_backward')(pairwise_gradient_shapes)
+LAPLACIAN = Metric(
+    name='laplacian_kernel',
+    reference=laplacian_kernel_reference,
+    derivative=lambda scale: -1 / scale,
+    slope=torch.sign,
+    curvature=None,
+    # The compiled op has 2 to the power of -distance / (ln 2 * scale).
+    smallest_scale=1 / (math.log(2) * torch.finfo(torch.float32).max),
+)
+LAPLACIAN.register()

@@ -1,7 +1,8 @@
 """The precision rules of the ops: kernels, inverses and normalisers never run in half precision."""
 
-from contextlib import contextmanager, nullcontext
-from typing import ContextManager, Iterator, Tuple
+import functools
+from contextlib import nullcontext
+from typing import Callable, ContextManager, Tuple
 
 import torch
 from torch import Tensor
@@ -32,14 +33,23 @@ def autocasting(device: torch.device) -> bool:
     return device.type == 'cuda' and torch.is_autocast_enabled()
 
 
-@contextmanager
-def autocast_to_fp32(*tensors: Tensor) -> Iterator[Tuple[Tensor, ...]]:
+def fp32_under_autocast(function: Callable) -> Callable:
     """The autocast rule of our ops: under autocast, halves enter as fp32 and so come out as fp32.
 
-    Without autocast a half stays a half: the op accumulates in fp32 and rounds its result once.
+    Tensors of mixed dtypes then fit, as in torch's own products. Without autocast a half stays a
+    half: the op accumulates in fp32 and rounds its result once.
     """
-    device = tensors[0].device
-    if autocasting(device):
-        tensors = upcast(*tensors)
-    with no_autocast(device):
-        yield tensors
+
+    def widen(value):
+        return upcast(value)[0] if isinstance(value, Tensor) else value
+
+    @functools.wraps(function)
+    def under_any_autocast(*args, **kwargs):
+        device = next((arg.device for arg in args if isinstance(arg, Tensor)), None)
+        if device is None or not autocasting(device):
+            return function(*args, **kwargs)
+        with no_autocast(device):
+            kwargs = {name: widen(value) for name, value in kwargs.items()}
+            return function(*map(widen, args), **kwargs)
+
+    return under_any_autocast

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _native
-from .precision import autocast_to_fp32, upcast
+from .precision import fp32_under_autocast, upcast
 
 
 def newton_schulz_inverse_reference(
@@ -15,23 +15,81 @@ def newton_schulz_inverse_reference(
 ) -> Tensor:
     """The specification of :func:`newton_schulz_inverse` in plain PyTorch."""
     ridged = add_ridge(mat, ridge)
-    with torch.no_grad():
-        inverse = start
-        if start is None:
-            inverse = identity_like(ridged) / ridged.abs().sum(-1).amax(-1)[..., None, None]
-        for _ in range(num_iters - 1):
-            inverse = newton_schulz_step(ridged, inverse)
-    return newton_schulz_step(ridged, inverse).to(mat.dtype)
+    identity = identity_like(ridged)
+    inverse = start
+    if start is None:
+        inverse = identity / ridged.abs().sum(-1).amax(-1)[..., None, None]
+    for _ in range(num_iters):
+        # Never (XP)X, which ends two digits worse on ill-conditioned P.
+        inverse = inverse @ (2 * identity - ridged @ inverse)
+    return inverse.to(mat.dtype)
 
 
-def newton_schulz_step(ridged: Tensor, inverse: Tensor) -> Tensor:
-    """``X(2I - PX)``.
+class Inverse(_native.Function):
+    """``X = compute(mat, *start)`` with the derivative of an inverse, ``dX = -X dP X``.
 
-    Never ``(XP)X``, which ends two digits worse on ill-conditioned P. With X held constant, its
-    derivative in P is that of the inverse, ``-X dP X``, so one differentiable step behind a
-    detached iteration gives the exact gradient and keeps nothing of the iteration.
+    It is a function of X, which is kept, whatever ``compute`` did; so are all further ones.
     """
-    return inverse @ (2 * identity_like(ridged) - ridged @ inverse)
+
+    @staticmethod
+    def forward(compute: Callable, mat: Tensor, *start: Tensor) -> Tensor:
+        with _native.below_autograd():
+            return compute(mat, *start)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
+        ctx.save_for_backward(output)
+        ctx.constants = len(inputs) - 2
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple:
+        (inverse,) = ctx.saved_tensors
+        return (None, inverse_gradient(grad, inverse), *[None] * ctx.constants)
+
+    @staticmethod
+    def vmap(info, in_dims: tuple, compute: Callable, *mats: Tensor) -> Tuple[Tensor, int]:
+        mats = (
+            mat.expand(info.batch_size, *mat.shape) if axis is None else mat.movedim(axis, 0)
+            for mat, axis in zip(mats, in_dims[1:])
+        )
+        return Inverse.apply(compute, *mats), 0
+
+
+def inverse_gradient(grad: Tensor, inverse: Tensor) -> Tensor:
+    """``-X^T G X^T``, the gradient of the matrix that X inverts."""
+    compute = _native.find('_newton_schulz_inverse_backward')
+    if compute is not None and not torch.is_grad_enabled():
+        return compute(grad, inverse)  # on a GPU always in full fp32
+    transposed = inverse.transpose(-2, -1)
+    return -(transposed @ grad @ transposed)
+
+
+def invert(compute: Callable, mat: Tensor, *start: Tensor) -> Tensor:
+    """``compute(mat, *start)``, differentiable as an inverse; halves are widened for it."""
+    (wide,) = upcast(mat)
+    return Inverse.apply(compute, wide, *start).to(mat.dtype)
+
+
+def invert_in_graph(compute: Callable, mat: Tensor, *start: Tensor) -> Tensor:
+    """:func:`invert` for the graphs of torch.compile, by its first derivative alone."""
+    (wide,) = upcast(mat)
+    inverse = compute(wide.detach(), *start)
+    if torch.is_grad_enabled() and wide.requires_grad:
+        # Adds a zero whose derivative is that of the inverse.
+        inverse = inverse - inverse @ (wide - wide.detach()) @ inverse
+    return inverse.to(mat.dtype)
+
+
+def invert_as_is(compute: Callable, mat: Tensor, *start: Tensor) -> Tensor:
+    """``compute(mat, *start)``, whose derivative torch knows."""
+    return compute(mat, *start)
+
+
+def how_to_invert(compiled_op: bool) -> Callable:
+    """One of the three functions above; recorded graphs take no autograd Function."""
+    if not _checks.is_recording():
+        return invert
+    return invert_as_is if compiled_op or torch.jit.is_tracing() else invert_in_graph
 
 
 def add_ridge(mat: Tensor, ridge: float) -> Tensor:
@@ -45,6 +103,7 @@ def identity_like(mat: Tensor) -> Tensor:
     return torch.eye(mat.shape[-1], dtype=mat.dtype, device=mat.device)
 
 
+@fp32_under_autocast
 def inverse_residual(mat: Tensor, inverse: Tensor, ridge: float) -> Tensor:
     """How far ``inverse`` is from inverting: ``max |I - (mat + ridge * I) inverse|`` per matrix.
 
@@ -60,6 +119,7 @@ def inverse_residual(mat: Tensor, inverse: Tensor, ridge: float) -> Tensor:
     return (identity_like(ridged) - ridged @ upcast(inverse)[0]).abs().amax((-2, -1))
 
 
+@fp32_under_autocast
 def newton_schulz_inverse(
     mat: Tensor,
     num_iters: int = 20,
@@ -68,6 +128,7 @@ def newton_schulz_inverse(
     start: Optional[Tensor] = None,
     return_residual: bool = False,
     max_residual: Optional[float] = None,
+    check: bool = True,
     backend: str = 'auto',
 ) -> Union[Tensor, Tuple[Tensor, Tensor]]:
     r"""Inverse of ridged symmetric positive definite matrices by Newton–Schulz iteration.
@@ -117,22 +178,25 @@ def newton_schulz_inverse(
     _check_inverse_inputs(op, mat, ridge)
     if num_iters < 1:
         raise ValueError(f'{op}: num_iters must be at least 1, got {num_iters}')
-    if start is None:
-        compute = _native.select(op, newton_schulz_inverse_reference, mat.device, backend)
-    else:
-        compute = _from(start, mat, backend)
-    with autocast_to_fp32(mat) as (mat,):
-        inverse = compute(mat, num_iters, float(ridge))
-        _raise_unless(torch.isfinite(inverse).all(), op, mat, ridge)
-        if not return_residual and max_residual is None:
-            return inverse
-        residual = inverse_residual(mat.detach(), inverse.detach(), ridge)
-        if max_residual is not None:
-            _check_residual(op, mat, residual, num_iters, max_residual)
+    if start is not None:
+        backend = _check_start(start, mat, backend)
+    compute = _native.select(op, newton_schulz_inverse_reference, mat.device, backend)
+    compiled_op = compute is not newton_schulz_inverse_reference
+    starts = () if start is None else (upcast(start.detach())[0],)
+    iterate = functools.partial(_iterate, compute, num_iters, float(ridge))
+    inverse = how_to_invert(compiled_op)(iterate, mat, *starts)
+    if check:
+        _raise_unless_finite(inverse, op, mat, ridge)
+    if not return_residual and max_residual is None:
+        return inverse
+    residual = inverse_residual(mat.detach(), inverse.detach(), ridge)
+    if max_residual is not None:
+        _check_residual(op, mat, residual, num_iters, max_residual)
     return (inverse, residual) if return_residual else inverse
 
 
-def cholesky_inverse(mat: Tensor, ridge: float = 1e-2) -> Tensor:
+@fp32_under_autocast
+def cholesky_inverse(mat: Tensor, ridge: float = 1e-2, *, check: bool = True) -> Tensor:
     r"""Exact inverse of ridged symmetric positive definite matrices by Cholesky factorisation.
 
     .. math:: (W + \varepsilon I)^{-1} = (L L^T)^{-1}
@@ -153,17 +217,33 @@ def cholesky_inverse(mat: Tensor, ridge: float = 1e-2) -> Tensor:
             ``mat + ridge * I`` is not positive definite.
     """
     _check_inverse_inputs('cholesky_inverse', mat, ridge)
-    with autocast_to_fp32(mat) as (mat,):
-        ridged = add_ridge(mat, float(ridge))
-        factor, info = torch.linalg.cholesky_ex(ridged.detach())
-        inverse = newton_schulz_step(ridged, torch.cholesky_inverse(factor)).to(mat.dtype)
-        succeeded = torch.isfinite(inverse).all() & (info == 0).all()
-        _raise_unless(succeeded, 'cholesky_inverse', mat, ridge)
-        return inverse
+    (wide,) = upcast(mat)
+    symmetric = torch.lerp(wide, wide.transpose(-2, -1), 0.5)
+    by_cholesky = functools.partial(_by_cholesky, float(ridge))
+    inverse = how_to_invert(compiled_op=False)(by_cholesky, symmetric).to(mat.dtype)
+    if check:
+        _raise_unless_finite(inverse, 'cholesky_inverse', mat, ridge)
+    return inverse
 
 
-def _from(start: Tensor, mat: Tensor, backend: str) -> Callable:
-    """The reference that starts at another matrix."""
+def _by_cholesky(ridge: float, mat: Tensor) -> Tensor:
+    """The inverse of symmetric matrices of at least fp32; NaN for one that has none."""
+    factor, info = torch.linalg.cholesky_ex(add_ridge(mat, ridge))
+    diagonal = factor.diagonal(dim1=-2, dim2=-1).sum(-1)  # an infinity there is no failure
+    failed = (info != 0) | ~diagonal.isfinite()
+    # Not torch.cholesky_inverse: slower on a CPU, and it refuses what a failure may leave.
+    root = torch.linalg.solve_triangular(factor, identity_like(mat), upper=False)
+    return (root.transpose(-2, -1) @ root).masked_fill_(failed[..., None, None], float('nan'))
+
+
+def _iterate(
+    compute: Callable, num_iters: int, ridge: float, mat: Tensor, *start: Tensor
+) -> Tensor:
+    return compute(mat, num_iters, ridge, *start)
+
+
+def _check_start(start: Tensor, mat: Tensor, backend: str) -> str:
+    """Raise unless ``start`` fits; returns the backend that can start at another matrix."""
     op = 'newton_schulz_inverse'
     if start.shape != mat.shape:
         raise ValueError(
@@ -171,9 +251,7 @@ def _from(start: Tensor, mat: Tensor, backend: str) -> Callable:
         )
     if backend == 'native':
         raise RuntimeError(f"{op}: the compiled op takes no start; use backend='reference'")
-    backend = 'reference' if backend == 'auto' else backend
-    compute = _native.select(op, newton_schulz_inverse_reference, mat.device, backend)
-    return functools.partial(compute, start=upcast(start)[0])
+    return 'reference' if backend == 'auto' else backend
 
 
 def _check_inverse_inputs(op: str, mat: Tensor, ridge: float) -> None:
@@ -196,23 +274,39 @@ def _check_residual(
     )
 
 
-def _raise_unless(succeeded: Tensor, op: str, mat: Tensor, ridge: float) -> None:
-    """Say what is wrong with ``mat``; one value is read, as each is a wait on a GPU."""
-    if not _checks.has_values(succeeded) or succeeded:
+def _raise_unless_finite(inverse: Tensor, op: str, mat: Tensor, ridge: float) -> None:
+    """Say what is wrong with ``mat``; where nothing is, one value is read."""
+    if not _checks.has_values(inverse) or inverse.isfinite().all():
         return
     _checks.check_finite(op, 'mat', mat)
-    smallest = torch.linalg.eigvalsh(mat.detach().double()).min().item() + ridge
+    good = inverse.detach().reshape(-1, *mat.shape[-2:]).isfinite().all(-1).all(-1)
+    first = int((~good).nonzero()[0])
+    one = mat.detach().reshape(-1, *mat.shape[-2:])[first].double()
+    smallest = torch.linalg.eigvalsh((one + one.T) / 2).min().item() + ridge
+    cause = (
+        'so it is not positive definite; raise ridge'
+        if smallest <= 0
+        else 'so rounding or the start is to blame; raise ridge, or give another start'
+    )
     raise ValueError(
-        f'{op}: mat + {ridge} * I of shape {tuple(mat.shape)} is not positive definite, its '
-        f'smallest eigenvalue is {smallest:.3g}; raise ridge'
+        f'{op}: {int((~good).sum())} of {good.numel()} matrices mat + {ridge} * I of shape '
+        f'{tuple(mat.shape)} have no finite inverse; the smallest eigenvalue of matrix {first} is '
+        f'{smallest:.3g}, {cause}'
     )
 
 
-@_native.shapes_of('newton_schulz_inverse')
 def _inverse_shapes(mat: Tensor, num_iters: int, ridge: float) -> Tensor:
     return mat.new_empty(mat.shape)
 
 
-@_native.shapes_of('_newton_schulz_inverse_backward')
 def _inverse_gradient_shapes(grad: Tensor, inverse: Tensor) -> Tensor:
     return inverse.new_empty(inverse.shape)
+
+
+def _inverse_autograd(mat: Tensor, num_iters: int, ridge: float) -> Tensor:
+    op = _native.find('newton_schulz_inverse')
+    return invert(functools.partial(_iterate, op, num_iters, ridge), mat)
+
+
+_native.register('newton_schulz_inverse', _inverse_shapes, _inverse_autograd)
+_native.register('_newton_schulz_inverse_backward', _inverse_gradient_shapes)

@@ -44,8 +44,8 @@ def _cholesky_macs(mat: Sequence[int]) -> int:
     return _product(mat) * mat[-1] // 6  # m^3 / 6 multiplications with their additions
 
 
-def _cholesky_inverse_macs(mat: Sequence[int]) -> int:
-    return _product(mat) * mat[-1] // 3
+def _triangular_macs(mat: Sequence[int]) -> int:
+    return _product(mat) * mat[-1] // 2  # with as many right-hand sides
 
 
 def _product(shape: Sequence[int]) -> int:
@@ -64,7 +64,7 @@ def _newton_schulz_macs(mat: Sequence[int], num_iters: int) -> int:
 FLOP_FORMULAS = {
     aten._cdist_forward: lambda x, y, *_, **__: 2 * _cdist_macs(x, y),
     aten.linalg_cholesky_ex: lambda mat, *_, **__: 2 * _cholesky_macs(mat),
-    aten.cholesky_inverse: lambda mat, *_, **__: 2 * _cholesky_inverse_macs(mat),
+    aten.linalg_solve_triangular: lambda mat, *_, **__: 2 * _triangular_macs(mat),
 }
 if hasattr(aten, '_scaled_dot_product_flash_attention_for_cpu'):  # torch >= 2.2
     FLOP_FORMULAS[aten._scaled_dot_product_flash_attention_for_cpu] = (
@@ -122,7 +122,9 @@ def mmengine_flop_handles() -> dict:
             shapes(inputs)[0], inputs[1].toIValue()
         ),
         'aten::linalg_cholesky_ex': lambda inputs, outputs: _cholesky_macs(shapes(inputs)[0]),
-        'aten::cholesky_inverse': lambda inputs, outputs: _cholesky_inverse_macs(shapes(inputs)[0]),
+        'aten::linalg_solve_triangular': lambda inputs, outputs: _triangular_macs(
+            shapes(inputs)[0]
+        ),
         'aten::scaled_dot_product_attention': lambda inputs, outputs: _attention_macs(
             *shapes(inputs)[:3]
         ),

@@ -142,12 +142,33 @@ def test_large_distances_give_zero_and_no_nan(op, device):
     assert out.abs().max() == q.grad.abs().max() == k.grad.abs().max() == 0
 
 
-def test_nan_comes_through(op, device):
-    q, k = tokens(30, 20, 8, torch.float32, device)
-    q[0, 0, 7, 3] = float('nan')
-    bad = op(q, k, 1.0).isnan()
-    assert bad[0, 0, 7].all()
-    assert bad.sum() == 20
+# Dimensions that are whole vectors of the CPU code, and keys that leave a lane over, or not so.
+@pytest.mark.parametrize('dims', [8, 32, 59])
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_nan_makes_its_row_and_column_nan_and_nothing_else(op, dtype, dims, device):
+    q, k = tokens(50, 49, dims, dtype, device)
+    expected = torch.zeros(2, 3, 50, 49, dtype=torch.bool, device=device)
+    for row in (0, 7, 49):
+        q[0, 0, row, dims - 1] = float('nan')
+        expected[0, 0, row] = True
+    for column in (0, 17, 48):
+        k[1, 2, column, 0] = float('nan')
+        expected[1, 2, :, column] = True
+    assert torch.equal(op(q, k, 1.0).isnan(), expected)
+
+
+def test_nan_in_the_gradient_stays_in_its_matrix(op, device):
+    q, k = tokens(50, 49, 32, torch.float32, device)
+    grad = torch.ones(2, 3, 50, 49, device=device)
+    spoilt = q.clone()
+    spoilt[0, 1, 7, 3] = float('nan')
+    clean = with_gradients(lambda q, k: op(q, k, 1.0), q, k, grad)
+    _, of_q, of_k = with_gradients(lambda q, k: op(q, k, 1.0), spoilt, k, grad)
+    assert of_q[0, 1, 7].isnan().all()
+    assert of_k[0, 1].isnan().all()
+    for result, before in ((of_q, clean[1]), (of_k, clean[2])):
+        result[0, 1] = before[0, 1]
+        assert torch.equal(result, before)
 
 
 def strided(x, order):
@@ -227,6 +248,21 @@ def test_autocast_gives_fp32(op, device):
     torch.testing.assert_close(out, op(q.float(), k.float(), 1.7))
 
 
+def test_mixed_dtypes_fit_under_autocast_alone(op, device):
+    q, k = tokens(20, 5, 16, torch.bfloat16, device)
+    marks = k.float().requires_grad_()
+    with torch.autocast(device, dtype=torch.bfloat16):
+        for out in (op(q, marks, 1.7), op(marks, q, 1.7).transpose(-2, -1)):
+            assert out.dtype == torch.float32
+            torch.testing.assert_close(out, op(q.float(), marks, 1.7))
+        with pytest.raises(ValueError, match='float64'):  # that autocast leaves alone, as in torch
+            op(q, marks.double(), 1.7)
+    out.sum().backward()
+    assert marks.grad.dtype == torch.float32
+    with pytest.raises(ValueError, match='bfloat16.*float32.*share dtype'):
+        op(q, marks, 1.7)
+
+
 def test_meta_tensors_have_the_shape(name):
     q, k = torch.empty(2, 3, 20, 8, device='meta'), torch.empty(2, 3, 5, 8, device='meta')
     assert OPS[name][0](q, k, 1.0).shape == (2, 3, 20, 5)
@@ -249,6 +285,23 @@ def test_meta_tensors_have_the_shape(name):
 def test_bad_input_is_quoted(name, q, k, scale, error, message):
     with pytest.raises(error, match=message):
         OPS[name][0](q, k, scale)
+
+
+# The smallest scale whose exponent, of 2, is finite in fp32: 1 / (ln 2 * 3.4e38), and 3.4e38^-1/2.
+SMALLEST = {'laplacian_kernel': 4.24e-39, 'gaussian_kernel': 5.42e-20}
+
+
+def test_scales_down_to_the_smallest_are_right_and_smaller_ones_quoted(name, op, device):
+    q, k = tokens(5, 5, 3, torch.float32, device)
+    for scale in (1.01 * SMALLEST[name], 1e30):
+        out = op(q, q, scale)
+        assert torch.equal(out.diagonal(dim1=-2, dim2=-1), torch.ones(2, 3, 5, device=device))
+        off = out.masked_select(~torch.eye(5, dtype=torch.bool, device=device))
+        assert (off == (0 if scale < 1 else 1)).all()
+        _, of_q, of_k = with_gradients(lambda q, k: op(q, k, scale), q, k, torch.ones_like(out))  # noqa: B023
+        assert of_q.isfinite().all() and of_k.isfinite().all()
+    with pytest.raises(ValueError, match=rf'at least {SMALLEST[name]}.*fp32, got 1e-39'):
+        op(q, q, 1e-39)
 
 
 def test_unknown_backend(name):

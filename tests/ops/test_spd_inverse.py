@@ -1,8 +1,11 @@
 """Newton–Schulz and Cholesky inverses: truth, residual, gradients, conditioning, bad input."""
 
+import re
+
 import pytest
 import torch
 from conftest import NO_GPU
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmlaplace.ops import (
     cholesky_inverse,
@@ -18,7 +21,9 @@ def kernel_matrix(size, batch=3, spread=1.0, dtype=torch.float64):
 
 
 def newton_schulz(backend):
-    return lambda mat, ridge: newton_schulz_inverse(mat, 30, ridge, backend=backend)
+    return lambda mat, ridge, **kwargs: newton_schulz_inverse(
+        mat, 30, ridge, backend=backend, **kwargs
+    )
 
 
 # As functions of (mat, ridge) that run until converged, and where.
@@ -38,10 +43,10 @@ def _inverse(request):
     """Takes tensors of the CPU, computes on the device in question, and returns to the CPU."""
     function, device = request.param
 
-    def invert(mat, ridge):
+    def invert(mat, ridge, **kwargs):
         if isinstance(mat, torch.Tensor) and not mat.is_meta:
-            return function(mat.to(device), ridge).cpu()
-        return function(mat, ridge)
+            return function(mat.to(device), ridge, **kwargs).cpu()
+        return function(mat, ridge, **kwargs)
 
     return invert
 
@@ -108,6 +113,14 @@ def test_autocast_gives_fp32(inverse):
     assert out.dtype == torch.float32
 
 
+def test_the_residual_is_of_fp32_products_under_autocast():
+    mat = kernel_matrix(49, dtype=torch.float32)
+    inverse = newton_schulz_inverse(mat)
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        residual = inverse_residual(mat, inverse, 1e-2)
+    assert torch.equal(residual, inverse_residual(mat, inverse, 1e-2))
+
+
 def test_meta_tensors_have_the_shape(inverse):
     assert inverse(torch.empty(2, 5, 5, device='meta'), 1e-2).shape == (2, 5, 5)
 
@@ -120,8 +133,84 @@ def test_nan_is_quoted_with_its_place(inverse):
 
 
 def test_not_positive_definite(inverse):
-    with pytest.raises(ValueError, match='positive definite'):
-        inverse(torch.diag(torch.tensor([1.0, -1.0, 2.0])), 1e-2)
+    bad = torch.diag(torch.tensor([1.0, -1.0, 2.0]))
+    message = r'1 of 2 matrices .* \(2, 3, 3\) .* eigenvalue of matrix 1 is -0.99, .* raise ridge'
+    with pytest.raises(ValueError, match='have no finite inverse.*positive definite') as raised:
+        inverse(torch.stack([torch.eye(3), bad]), 1e-2)
+    assert re.search(message, str(raised.value))
+
+
+class Calls(TorchDispatchMode):
+    """Counts the ops that are called, with the number of matrices of an eigendecomposition."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads, self.decomposed = 0, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function.overloadpacket.__name__
+        self.reads += name in ('_local_scalar_dense', 'item', 'is_nonzero')
+        if name.startswith('_linalg_eigh'):
+            self.decomposed += args[0].shape[:-2].numel()
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize('check', [True, False])
+def test_a_right_batch_costs_one_read_with_the_check_and_none_without(inverse, check):
+    mat = kernel_matrix(9)
+    with Calls() as calls:
+        inverse(mat, 1e-2, check=check)
+    assert (calls.reads, calls.decomposed) == (int(check), 0)
+
+
+def test_an_error_decomposes_one_matrix_at_most(inverse):
+    mat = torch.eye(3).repeat(50, 1, 1)
+    mat[20:, 1, 1] = -5
+    with Calls() as calls, pytest.raises(ValueError, match='30 of 50 .* matrix 20 is -4.99'):
+        inverse(mat, 1e-2)
+    assert calls.decomposed == 1
+
+
+# A NaN or an infinity in either triangle or on the diagonal.
+@pytest.mark.parametrize('value', [float('nan'), float('inf'), -float('inf')])
+@pytest.mark.parametrize('place', [(1, 3), (3, 1), (0, 0), (6, 6), (2, 2)])
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32])
+def test_without_the_check_a_bad_value_spoils_its_matrix_alone(inverse, place, value, dtype):
+    mat = kernel_matrix(7, dtype=dtype)
+    clean = inverse(mat, 1e-2)
+    mat[1][place] = value
+    out = inverse(mat, 1e-2, check=False)
+    assert out[1].isnan().all()
+    # No batch's product depends on another's values, but reciprocals of one may round otherwise.
+    torch.testing.assert_close(out[[0, 2]], clean[[0, 2]])
+
+
+@pytest.mark.parametrize('size', [2, 40])
+@pytest.mark.parametrize('mat', ['negative', 'zero', 'singular'])
+def test_cholesky_gives_nan_where_it_fails_and_no_plausible_number(mat, size):
+    bad = {
+        'negative': torch.diag(torch.tensor([1.0, -1e-3]).repeat(size // 2)),
+        'zero': torch.zeros(size, size),
+        'singular': torch.ones(size, size),
+    }[mat]
+    mats = torch.stack([torch.eye(size), bad, 2 * torch.eye(size)])
+    out = cholesky_inverse(mats, 0.0, check=False)
+    assert out[1].isnan().all()
+    assert torch.equal(out[0], torch.eye(size))
+    # A root of two, squared.
+    torch.testing.assert_close(out[2], torch.eye(size) / 2)
+    with pytest.raises(ValueError, match='1 of 3 matrices .* matrix 1'):
+        cholesky_inverse(mats, 0.0)
+
+
+def test_cholesky_inverts_the_mean_of_both_triangles():
+    mat = kernel_matrix(9)
+    skewed = mat + 0.1 * torch.randn(9, 9, dtype=torch.float64).triu(1)
+    mean = (skewed + skewed.mT) / 2
+    torch.testing.assert_close(cholesky_inverse(skewed), cholesky_inverse(mean))
+    # Newton-Schulz inverts the matrix as it is.
+    product = newton_schulz_inverse(skewed, 40) @ (skewed + 1e-2 * torch.eye(9))
+    torch.testing.assert_close(product, torch.eye(9, dtype=torch.float64).expand_as(product))
 
 
 @pytest.mark.parametrize(

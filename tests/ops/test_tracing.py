@@ -4,7 +4,13 @@ import pytest
 import torch
 from conftest import NO_GPU
 
-from mmlaplace.ops import _native, gaussian_kernel, laplacian_kernel, newton_schulz_inverse
+from mmlaplace.ops import (
+    _native,
+    cholesky_inverse,
+    gaussian_kernel,
+    laplacian_kernel,
+    newton_schulz_inverse,
+)
 
 DEVICES = ['cpu', pytest.param('cuda', marks=NO_GPU)]
 needs_opcheck = pytest.mark.skipif(
@@ -75,6 +81,41 @@ def test_compile_in_one_graph_for_any_size(device):
         for grad, truth in zip(grads, torch.autograd.grad(expected.square().sum(), (q, k))):
             # The same kernels; the products between them may be summed in another order.
             torch.testing.assert_close(grad, truth, rtol=1e-4, atol=1e-4)
+
+
+@needs_compile
+@pytest.mark.parametrize('backend', ['auto', 'reference'])
+def test_compiled_gradients_are_those_of_eager(backend):
+    scale = torch.nn.Parameter(torch.tensor([[[2.0]], [[3.0]], [[4.0]]]))
+    q, k = points(2, 3, 12, 8), points(2, 3, 5, 8)
+
+    def function(q, k):
+        marks = laplacian_kernel(k, k, scale, backend=backend)
+        few = newton_schulz_inverse(marks, 3, start=0.1 * marks)  # that have not converged
+        weights = newton_schulz_inverse(marks, backend=backend) + cholesky_inverse(marks) + few
+        return gaussian_kernel(q, k, scale, backend=backend) @ weights
+
+    inputs = (q, k, scale)
+    truth = torch.autograd.grad(function(q, k).square().sum(), inputs)
+    compiled = torch.compile(function, fullgraph=True, backend='aot_eager')
+    grads = torch.autograd.grad(compiled(q, k).square().sum(), inputs)
+    for result, expected in zip(grads, truth):
+        # The same kernels; the products between them may be summed in another order.
+        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_jit_trace_keeps_the_ops():
+    q, k = points(2, 3, 12, 8, requires_grad=False), points(2, 3, 5, 8, requires_grad=False)
+    traced = torch.jit.trace(both_kernels_and_the_inverse, (q, k))
+    for name in ARGUMENTS:
+        assert f'mmlaplace::{name}' in str(traced.graph)
+    other = points(2, 3, 12, 8), points(2, 3, 5, 8)
+    torch.testing.assert_close(traced(*other), both_kernels_and_the_inverse(*other))
+    # A function whose ops have derivatives of their own.
+    traced = torch.jit.trace(cholesky_inverse, spd().detach())
+    mat = spd()
+    truth = torch.autograd.grad(cholesky_inverse(mat).square().sum(), mat)
+    torch.testing.assert_close(torch.autograd.grad(traced(mat).square().sum(), mat), truth)
 
 
 @needs_compile

@@ -129,13 +129,13 @@ class LaplacianAttention(QKVAttention):
         return self.kernel_function(x, y, self.kernel_scale)
 
     def invert(self, mat: Tensor) -> Tensor:
-        """``(mat + ridge * I)^-1`` by the solver chosen."""
+        """``(mat + ridge * I)^-1`` by the solver chosen; NaN for a matrix with a NaN."""
         solver = self.solver
         if solver == 'auto':
             solver = 'cholesky' if mat.device.type in ('cpu', 'meta') else 'newton_schulz'
         if solver == 'cholesky':
-            return cholesky_inverse(mat, ridge=self.ridge)
-        return newton_schulz_inverse(mat, num_iters=self.num_iters, ridge=self.ridge)
+            return cholesky_inverse(mat, ridge=self.ridge, check=False)
+        return newton_schulz_inverse(mat, self.num_iters, self.ridge, check=False)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):

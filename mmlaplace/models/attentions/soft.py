@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmlaplace.ops import gaussian_kernel, newton_schulz_inverse
 from mmlaplace.ops.precision import no_autocast, upcast
+from mmlaplace.ops.spd_inverse import add_ridge, identity_like
 
 from ..layers import LandmarkConv, LandmarkPick, LandmarkPool
 from .base import QKVAttention
@@ -119,8 +120,8 @@ class SOFTAttention(QKVAttention):
     def invert(self, mat: Tensor) -> Tensor:
         r""":math:`W^\dagger` of Gaussian matrices ``(B, heads, m, m)``, normalised if so chosen."""
         with torch.no_grad():
-            start = self._step(mat) * (mat + self.ridge * torch.eye(mat.shape[-1]).to(mat))
-        inverse = newton_schulz_inverse(mat, self.num_iters, self.ridge, start=start)
+            start = self._step(mat) * add_ridge(mat, self.ridge)
+        inverse = newton_schulz_inverse(mat, self.num_iters, self.ridge, start=start, check=False)
         if not self.normalized:
             return inverse
         root = mat.sum(-1).rsqrt()
@@ -136,7 +137,7 @@ class SOFTAttention(QKVAttention):
 
         step = (2.0 if self.normalized else 1.8) / largest(mat.sum(-1)).square()
         if self.normalized:
-            identity, square = torch.eye(mat.shape[-1]).to(mat), mat @ mat
+            identity, square = identity_like(mat), mat @ mat
             for _ in range(10):
                 norm = largest((identity - step * square).abs().sum(-2))
                 step = torch.where(norm > 1.01, step / 2, step)

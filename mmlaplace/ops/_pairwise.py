@@ -1,0 +1,188 @@
+"""What the kernels of differences share: checks, and derivatives of any order for every backend."""
+
+import functools
+from typing import Callable, NamedTuple, Optional, Tuple, Union
+
+import torch
+from torch import Tensor
+
+from . import _checks, _native
+from .precision import upcast
+
+
+class Metric(NamedTuple):
+    """A kernel ``K`` of differences with ``dK / dq_c = derivative * K * slope(q_c - k_c)``.
+
+    Attributes:
+        name: The op's name.
+        reference: ``(q, k, scale) -> K`` in plain PyTorch.
+        derivative: The factor, from the scale.
+        slope: An odd elementwise function.
+        curvature: Its derivative; None where that is zero.
+        smallest_scale: Below it the factor or the exponent is infinite in fp32.
+    """
+
+    name: str
+    reference: Callable[[Tensor, Tensor, float], Tensor]
+    derivative: Callable[[float], float]
+    slope: Callable[[Tensor], Tensor]
+    curvature: Optional[Callable[[Tensor], Tensor]]
+    smallest_scale: float
+
+    def register(self) -> None:
+        """Give the compiled op, where there is one, shapes, derivatives and autocast."""
+        op = _native.find(self.name)
+        if op is not None:
+            _native.register(self.name, _shapes, lambda *args: Kernel.apply(*args, self, op))
+            gradient = f'_{self.name}_backward'
+            _native.register(gradient, _gradient_shapes, lambda *a: Gradient.apply(*a, self, op))
+
+    def gradient(self, compute: Callable, *args) -> Tuple[Tensor, Tensor]:
+        """The gradients of q and k, by the backend that computed the kernel."""
+        if compute is self.reference:
+            return self._reference_gradient(*args)
+        with _native.below_autograd():
+            return _native.find(f'_{self.name}_backward')(*args)
+
+    def _reference_gradient(
+        self, grad: Tensor, q: Tensor, k: Tensor, out: Tensor, scale: float
+    ) -> Tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
+            return torch.autograd.grad(self.reference(q, k, scale), (q, k), grad)
+
+
+class Kernel(_native.Function):
+    """``K = compute(q, k, scale)``."""
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, scale: float, metric: Metric, compute: Callable) -> Tensor:
+        with _native.below_autograd():
+            return compute(q, k, scale)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
+        q, k, *ctx.constants = inputs
+        ctx.save_for_backward(q, k, output)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple:
+        return (*Gradient.apply(grad, *ctx.saved_tensors, *ctx.constants), None, None, None)
+
+    @staticmethod
+    def vmap(info, in_dims: tuple, q: Tensor, k: Tensor, *constants) -> Tuple[Tensor, int]:
+        q, k = _batches_in_front(info.batch_size, in_dims, q, k)
+        return Kernel.apply(q, k, *constants).unflatten(0, (info.batch_size, -1)), 0
+
+
+class Gradient(_native.Function):
+    """``dq_i = sum_j w_ij slope(q_i - k_j)`` with ``w = derivative * grad * K``; of k likewise."""
+
+    @staticmethod
+    def forward(
+        grad: Tensor, q: Tensor, k: Tensor, out: Tensor, scale: float, metric: Metric,
+        compute: Callable,
+    ) -> Tuple[Tensor, Tensor]:  # fmt: skip
+        return metric.gradient(compute, grad, q, k, out, scale)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: tuple) -> None:
+        *tensors, scale, metric, compute = inputs
+        ctx.save_for_backward(*tensors)
+        ctx.constants = scale, metric, compute
+
+    @staticmethod
+    def backward(ctx, dq: Tensor, dk: Tensor) -> tuple:
+        grad, q, k, out = ctx.saved_tensors
+        scale, metric, _ = ctx.constants
+        weight = metric.derivative(scale) * upcast(grad)[0] * out
+        # Channel by channel: the differences of all at once would be N * M * d.
+        along, of_q, of_k = torch.zeros_like(weight), [], []
+        for channels in zip(*(tensor.unbind(-1) for tensor in upcast(q, k, dq, dk))):
+            difference, change = (
+                rows.unsqueeze(-1) - columns.unsqueeze(-2)
+                for rows, columns in (channels[:2], channels[2:])
+            )
+            along = along + metric.slope(difference) * change
+            if metric.curvature is not None:
+                bend = weight * metric.curvature(difference) * change
+                of_q.append(bend.sum(-1))
+                of_k.append(-bend.sum(-2))
+        along = metric.derivative(scale) * along
+        of_q, of_k = (torch.stack(sums, -1).to(q.dtype) if sums else None for sums in (of_q, of_k))
+        of_grad, of_out = (out * along).to(grad.dtype), (grad * along).to(out.dtype)
+        return of_grad, of_q, of_k, of_out, None, None, None
+
+    @staticmethod
+    def vmap(info, in_dims: tuple, *inputs) -> Tuple[tuple, tuple]:
+        tensors = _batches_in_front(info.batch_size, in_dims, *inputs[:4])
+        grads = Gradient.apply(*tensors, *inputs[4:])
+        return tuple(grad.unflatten(0, (info.batch_size, -1)) for grad in grads), (0, 0)
+
+
+def pairwise_kernel(
+    metric: Metric, q: Tensor, k: Tensor, scale: Union[float, Tensor], backend: str
+) -> Tensor:
+    """The public functions, see :func:`mmlaplace.ops.laplacian_kernel`."""
+    _checks.check_tokens(metric.name, q, k)
+    check_scale(metric, scale, q)
+    compute = _native.select(metric.name, metric.reference, q.device, backend)
+    if not _checks.is_recording():  # graphs take ops, whose derivative is their own
+        compute = functools.partial(_apply, metric, compute)
+    if not isinstance(scale, Tensor):
+        return compute(q, k, float(scale))
+    # k(q, k; scale) = k(q / scale, k / scale; 1), of which autograd knows the rest.
+    query, key = upcast(q, k)
+    scale = scale.to(query.dtype)
+    return compute(query / scale, key / scale, 1.0).to(q.dtype)
+
+
+def _apply(metric: Metric, compute: Callable, q: Tensor, k: Tensor, scale: float) -> Tensor:
+    return Kernel.apply(q, k, scale, metric, compute)
+
+
+def check_scale(metric: Metric, scale: Union[float, Tensor], q: Tensor) -> None:
+    """Raise unless scale is a number in range, or a floating tensor that fits (B, heads, 1, 1)."""
+    op = metric.name
+    if isinstance(scale, Tensor):
+        _checks.check_floating(op, 'scale', scale)
+        whole = (*q.shape[:2], 1, 1)
+        fits = scale.dim() <= 4 and all(
+            size in (1, other) for size, other in zip(scale.shape[::-1], whole[::-1])
+        )
+        if not fits:
+            raise ValueError(
+                f'{op}: a scale that is a tensor must broadcast to (B, heads, 1, 1), here {whole}, '
+                f'got shape {tuple(scale.shape)}'
+            )
+        return
+    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+        raise TypeError(
+            f'{op}: scale must be a number or a floating tensor, got {scale!r} of type '
+            f'{type(scale).__name__}'
+        )
+    _checks.check_positive(op, 'scale', scale)
+    if scale < metric.smallest_scale:
+        raise ValueError(
+            f'{op}: scale must be at least {metric.smallest_scale:.3g}, below which the exponent '
+            f'is infinite in fp32, got {scale}'
+        )
+
+
+def _batches_in_front(size: int, in_dims: tuple, *tensors: Tensor) -> list:
+    """The axis of vmap, and B where there is none, folded into the first of the four axes."""
+    moved = (
+        tensor.expand(size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+        for tensor, axis in zip(tensors, in_dims)
+    )
+    return [tensor.flatten(0, 1) for tensor in moved]
+
+
+def _shapes(q: Tensor, k: Tensor, scale: float) -> Tensor:
+    return q.new_empty((*q.shape[:3], k.shape[2]))
+
+
+def _gradient_shapes(
+    grad: Tensor, q: Tensor, k: Tensor, out: Tensor, scale: float
+) -> Tuple[Tensor, Tensor]:
+    return q.new_empty(q.shape), k.new_empty(k.shape)
