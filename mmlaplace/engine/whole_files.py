@@ -12,17 +12,14 @@ from mmengine.fileio import LocalBackend, get, register_backend
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 
-PNG_SIGNATURE = b'\x89PNG\r\n\x1a\n'
-
 
 @register_backend('whole')
 class WholeFileBackend(LocalBackend):
     """For ``backend_args=dict(backend='whole')`` of mmengine: all of a file, or an error.
 
     What is written, to local paths alone, gets its name when all of it is on the disk; until then
-    the name has what it had. What is read, from wherever mmengine.fileio reads, is no empty file,
-    as a full disk leaves them, and no damaged PNG, by its checksums; the error names the file.
-    (Other damaged images mmcv's LoadImageFromFile names.)
+    the name has what it had. What is read, from wherever mmengine.fileio reads, is an image, and no
+    damaged PNG; the error names the file. (Cut off JPEGs mmcv's LoadImageFromFile names.)
     """
 
     def put(self, obj: bytes, filepath: Union[str, PathLike]) -> None:
@@ -50,23 +47,20 @@ class WholeFileBackend(LocalBackend):
             ) from error
 
     def get(self, filepath: Union[str, PathLike]) -> bytes:
-        """Read a file.
+        """Read an image's file.
 
         Raises:
-            OSError: If it cannot be read, is empty, or is a damaged PNG.
+            OSError: If it cannot be read, or is no image, or a damaged PNG.
         """
         content = get(filepath)  # from the backend for its prefix
-        try:
-            if not content:
-                raise OSError('it is empty')
-            if content.startswith(PNG_SIGNATURE):
-                from PIL import Image  # comes with every toolbox
+        from PIL import Image  # comes with every toolbox
 
-                with Image.open(BytesIO(content)) as image:
-                    image.verify()
+        try:
+            with Image.open(BytesIO(content)) as image:  # the header alone
+                image.verify()  # of a PNG all checksums, of other formats little
         except Exception as error:  # which ones is not documented; SyntaxError is among them
             raise OSError(
-                f'{filepath} is damaged, {len(content)} bytes: {error}. Copy or download it again, '
+                f'{filepath} is no whole image ({len(content)} bytes); copy or download it again, '
                 'or take it out of the data set'
             ) from error
         return content
