@@ -1,15 +1,18 @@
-"""What runs around the models; importing it registers the optimizer constructors."""
+"""What runs around the models; importing it registers optimizer constructors and a hook."""
 
 from ._plain_load import UnsafeCheckpointError
 from .checkpoint import LoadReport, load_weights, read_state_dict
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .no_decay import NoDecayOptimWrapperConstructor
+from .whole_files import AtomicCheckpointHook, WholeFileBackend
 
 __all__ = [
+    'AtomicCheckpointHook',
     'LayerDecayOptimWrapperConstructor',
     'LoadReport',
     'NoDecayOptimWrapperConstructor',
     'UnsafeCheckpointError',
+    'WholeFileBackend',
     'load_weights',
     'read_state_dict',
 ]

@@ -1,4 +1,4 @@
-"""Several processes, and a run that is killed, give what one unbroken process gives."""
+"""Several processes or machines, and a run that is killed, give what one unbroken process gives."""
 
 import json
 import os
@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from conftest import CLASSIFICATION, ROOT
@@ -31,6 +32,7 @@ def config(mini_data, tmp_path, name: str, batch_size: int, **options) -> Path:
     cfg.custom_hooks = [dict(type='GlobalLossHook', out=str(tmp_path / f'{name}.json'))]
     # No device_ids, which the Runner sets for GPUs.
     cfg.model_wrapper_cfg = dict(type='MMDistributedDataParallel', device_ids=None)
+    cfg.env_cfg.dist_cfg.backend = 'gloo'
     cfg.work_dir = str(tmp_path / name)
     cfg.merge_from_dict(options)
     path = tmp_path / f'{name}.py'
@@ -38,65 +40,143 @@ def config(mini_data, tmp_path, name: str, batch_size: int, **options) -> Path:
     return path
 
 
-def environment() -> dict:
+def environment(**variables) -> dict:
     folder = str(ROOT / 'tests/tools')
     paths = [folder, str(ROOT), os.environ.get('PYTHONPATH', '')]
-    return dict(os.environ, PYTHONPATH=os.pathsep.join(paths), OMP_NUM_THREADS='1')
+    path = os.pathsep.join(paths)
+    return dict(
+        os.environ, PYTHONPATH=path, OMP_NUM_THREADS='1', PYTHON=sys.executable, **variables
+    )
 
 
 def train(path: Path, processes: int = 1, *options) -> None:
     command = [sys.executable, ROOT / 'tools/train.py', path]
     if processes > 1:
-        with socket.socket() as free:
-            free.bind(('127.0.0.1', 0))
-            port = str(free.getsockname()[1])
         command = ['bash', ROOT / 'tools/dist_train.sh', path, processes]
-        env = dict(environment(), PORT=port, PYTHON=sys.executable)
-    else:
-        env = environment()
     result = subprocess.run(
-        [*map(str, command), *options], env=env, capture_output=True, text=True, timeout=600
-    )
+        [*map(str, command), *options], env=environment(), capture_output=True, text=True,
+        timeout=600,
+    )  # fmt: skip
     assert result.returncode == 0, (result.stdout + result.stderr)[-3000:]
+
+
+def start_machines(path: Path, *options) -> list:
+    """Two of them, both this one, with a process each; their output goes beside the config."""
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = str(free.getsockname()[1])
+    machines = []
+    for rank in '01':
+        variables = dict(NNODES='2', NODE_RANK=rank, MASTER_ADDR='127.0.0.1', PORT=port)
+        with open(path.with_suffix(f'.{rank}.log'), 'w') as log:
+            machines.append(
+                psutil.Popen(
+                    ['bash', str(ROOT / 'tools/dist_train.sh'), str(path), '1', *options],
+                    env=environment(**variables), stdout=log, stderr=subprocess.STDOUT,
+                )
+            )  # fmt: skip
+    return machines
+
+
+def finish(machines: list, path: Path) -> None:
+    for rank, machine in enumerate(machines):
+        status = machine.wait(timeout=600)
+        assert status == 0, path.with_suffix(f'.{rank}.log').read_text()[-3000:]
 
 
 def weights(path: Path) -> dict:
     return torch.load(path, map_location='cpu', weights_only=False)['state_dict']
 
 
-def test_two_processes_have_the_losses_of_one(mini_data, tmp_path):
-    options = {'train_cfg.max_epochs': 2, 'train_cfg.val_interval': 2}
-    train(config(mini_data, tmp_path, 'one', 16, **options))
-    train(config(mini_data, tmp_path, 'two', 8, **options), processes=2)
-    one, two = (json.loads((tmp_path / f'{name}.json').read_text()) for name in ('one', 'two'))
-    assert len(one) == len(two) == 12
-    assert len(set(one)) == 12  # it trains
-    # Sums in another order: fp32 rounding, grown over twelve steps of AdamW.
-    assert two == pytest.approx(one, rel=1e-4)
+def assert_same_weights(path: Path, other: Path) -> None:
+    """As the same operations in the same order give them."""
+    expected, found = weights(path), weights(other)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
 
 
-def test_a_killed_run_resumes_to_the_same_weights(mini_data, tmp_path):
-    options = {'train_cfg.max_epochs': 3, 'train_cfg.val_interval': 3}
-    train(config(mini_data, tmp_path, 'unbroken', 16, **options))
+def wait_for_first_epoch(process, folder: Path) -> None:
+    deadline = time.monotonic() + 300
+    while not (folder / 'last_checkpoint').is_file():  # in the second epoch, then
+        assert process.poll() is None, 'the run ended before it could be killed'
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
 
-    path = config(mini_data, tmp_path, 'killed', 16, **options)
+
+OPTIONS = {'train_cfg.max_epochs': 3, 'train_cfg.val_interval': 3}
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp('runs')
+
+
+@pytest.fixture(scope='module')
+def one(mini_data, folder) -> Path:
+    """The work folder of an unbroken run of one process; the losses lie beside it."""
+    train(config(mini_data, folder, 'one', 16, **OPTIONS))
+    return folder / 'one'
+
+
+@pytest.fixture(scope='module')
+def two_machines(mini_data, folder) -> Path:
+    path = config(mini_data, folder, 'two_machines', 8, **OPTIONS)
+    finish(start_machines(path), path)
+    return folder / 'two_machines'
+
+
+def assert_same_losses(folder: Path, other: Path) -> None:
+    expected, found = (
+        json.loads(path.with_suffix('.json').read_text()) for path in (folder, other)
+    )
+    assert len(found) == len(expected) == 18
+    assert len(set(expected)) == 18  # it trains
+    # Sums in another order: fp32 rounding, grown over eighteen steps of AdamW.
+    assert found == pytest.approx(expected, rel=1e-4)
+
+
+@pytest.mark.training
+def test_two_processes_have_the_losses_of_one(one, mini_data, folder):
+    train(config(mini_data, folder, 'two', 8, **OPTIONS), processes=2)
+    assert_same_losses(one, folder / 'two')
+
+
+@pytest.mark.training
+def test_two_machines_have_the_losses_of_one_process(one, two_machines):
+    assert_same_losses(one, two_machines)
+
+
+@pytest.mark.training
+def test_a_killed_run_resumes_to_the_same_weights(one, mini_data, folder):
+    path = config(mini_data, folder, 'killed', 16, **OPTIONS)
     process = subprocess.Popen(
         [sys.executable, str(ROOT / 'tools/train.py'), str(path)], env=environment(),
         stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    deadline = time.monotonic() + 300
-    while not (tmp_path / 'killed/last_checkpoint').is_file():  # in the second epoch, then
-        assert process.poll() is None, 'the run ended before it could be killed'
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_for_first_epoch(process, folder / 'killed')
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert not (tmp_path / 'killed/epoch_3.pth').exists()
-
+    assert not (folder / 'killed/epoch_3.pth').exists()
     train(path, 1, '--resume')
-    expected = weights(tmp_path / 'unbroken/epoch_3.pth')
-    resumed = weights(tmp_path / 'killed/epoch_3.pth')
-    assert resumed.keys() == expected.keys()
-    for name, value in expected.items():
-        # The same operations in the same order.
-        assert torch.equal(resumed[name], value), name
+    assert_same_weights(one / 'epoch_3.pth', folder / 'killed/epoch_3.pth')
+
+
+@pytest.mark.training
+def test_when_a_machine_dies_the_other_ends_and_both_resume_to_the_same_weights(
+    two_machines, mini_data, folder
+):
+    path = config(mini_data, folder, 'died', 8, **OPTIONS)
+    survivor, dying = start_machines(path)
+    wait_for_first_epoch(dying, folder / 'died')
+    for process in (*dying.children(recursive=True), dying):
+        process.kill()
+    # Its connections are closed, which ends the other's next step; torchrun then gives its
+    # processes 30 s to end by themselves.
+    assert survivor.wait(timeout=60) != 0
+    log = path.with_suffix('.0.log').read_text()
+    assert 'Connection closed by peer' in log or 'Connection reset by peer' in log
+    assert 'train.py FAILED' in log
+    assert not (folder / 'died/epoch_3.pth').exists()
+    finish(start_machines(path, '--resume'), path)
+    assert_same_weights(two_machines / 'epoch_3.pth', folder / 'died/epoch_3.pth')

@@ -1,5 +1,6 @@
 dataset_type = 'ImageNet'
 data_root = 'data/imagenet'
+backend_args = dict(backend='whole')  # errors of reading name the file
 data_preprocessor = dict(
     num_classes=1000,
     mean=[123.675, 116.28, 103.53],
@@ -10,7 +11,7 @@ bgr_mean = data_preprocessor['mean'][::-1]
 bgr_std = data_preprocessor['std'][::-1]
 
 train_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='LoadImageFromFile', backend_args=backend_args),
     dict(type='RandomResizedCrop', scale=224, backend='pillow', interpolation='bicubic'),
     dict(type='RandomFlip', prob=0.5, direction='horizontal'),
     # rand-m9-mstd0.5-inc1
@@ -35,7 +36,7 @@ train_pipeline = [
     dict(type='PackInputs'),
 ]
 test_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='LoadImageFromFile', backend_args=backend_args),
     dict(type='ResizeEdge', scale=256, edge='short', backend='pillow', interpolation='bicubic'),
     dict(type='CenterCrop', crop_size=224),
     dict(type='PackInputs'),

@@ -1,6 +1,7 @@
 # Made by tools/make_mini_datasets.py, in a few seconds and without a download.
 dataset_type = 'CustomDataset'
 data_root = 'data/mini/classification'
+backend_args = dict(backend='whole')  # errors of reading name the file
 data_preprocessor = dict(
     num_classes=10,
     mean=[123.675, 116.28, 103.53],
@@ -10,11 +11,11 @@ data_preprocessor = dict(
 
 # No resizing: val_72 and val_96 then are what they mean to be, more tokens at the same scale.
 train_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='LoadImageFromFile', backend_args=backend_args),
     dict(type='RandomCrop', crop_size=48, padding=3, padding_mode='reflect'),
     dict(type='PackInputs'),
 ]
-test_pipeline = [dict(type='LoadImageFromFile'), dict(type='PackInputs')]
+test_pipeline = [dict(type='LoadImageFromFile', backend_args=backend_args), dict(type='PackInputs')]
 
 train_dataloader = dict(
     batch_size=32,

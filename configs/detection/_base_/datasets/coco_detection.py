@@ -1,15 +1,16 @@
 dataset_type = 'CocoDataset'
 data_root = 'data/coco/'
+backend_args = dict(backend='whole')  # errors of reading name the file
 
 train_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='LoadImageFromFile', backend_args=backend_args),
     dict(type='LoadAnnotations', with_bbox=True),
     dict(type='Resize', scale=(1333, 800), keep_ratio=True),
     dict(type='RandomFlip', prob=0.5),
     dict(type='PackDetInputs'),
 ]
 test_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='LoadImageFromFile', backend_args=backend_args),
     dict(type='Resize', scale=(1333, 800), keep_ratio=True),
     # Behind Resize: boxes are compared in the coordinates of the image as it was.
     dict(type='LoadAnnotations', with_bbox=True),

@@ -1,18 +1,19 @@
 # Made by tools/make_mini_datasets.py, in a few seconds and without a download.
 dataset_type = 'CocoDataset'
 data_root = 'data/mini/detection'
+backend_args = dict(backend='whole')  # errors of reading name the file
 metainfo = dict(classes=tuple('0123456789'))
 
 # Images are 192 x 256 already. No flips: a mirrored digit is another shape.
 train_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='LoadImageFromFile', backend_args=backend_args),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
     dict(type='Resize', scale=(256, 192), keep_ratio=True),
     dict(type='RandomShift', prob=0.5, max_shift_px=16),
     dict(type='PackDetInputs'),
 ]
 test_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='LoadImageFromFile', backend_args=backend_args),
     dict(type='Resize', scale=(256, 192), keep_ratio=True),
     dict(type='LoadAnnotations', with_bbox=True, with_mask=True),
     dict(

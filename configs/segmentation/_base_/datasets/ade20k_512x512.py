@@ -1,10 +1,11 @@
 dataset_type = 'ADE20KDataset'
 data_root = 'data/ade/ADEChallengeData2016'
+backend_args = dict(backend='whole')  # errors of reading name the file
 crop_size = (512, 512)
 
 train_pipeline = [
-    dict(type='LoadImageFromFile'),
-    dict(type='LoadAnnotations', reduce_zero_label=True),
+    dict(type='LoadImageFromFile', backend_args=backend_args),
+    dict(type='LoadAnnotations', reduce_zero_label=True, backend_args=backend_args),
     dict(type='RandomResize', scale=(2048, 512), ratio_range=(0.5, 2.0), keep_ratio=True),
     dict(type='RandomCrop', crop_size=crop_size, cat_max_ratio=0.75),
     dict(type='RandomFlip', prob=0.5),
@@ -12,10 +13,10 @@ train_pipeline = [
     dict(type='PackSegInputs'),
 ]
 test_pipeline = [
-    dict(type='LoadImageFromFile'),
+    dict(type='LoadImageFromFile', backend_args=backend_args),
     dict(type='Resize', scale=(2048, 512), keep_ratio=True),
     # Behind Resize: maps are compared at the size of the image as it was.
-    dict(type='LoadAnnotations', reduce_zero_label=True),
+    dict(type='LoadAnnotations', reduce_zero_label=True, backend_args=backend_args),
     dict(type='PackSegInputs'),
 ]
 

@@ -2,6 +2,7 @@
 # label 0 is ignored, 1 is the background, 2 to 11 are the digits.
 dataset_type = 'BaseSegDataset'
 data_root = 'data/mini/segmentation'
+backend_args = dict(backend='whole')  # errors of reading name the file
 metainfo = dict(
     classes=('background', *'0123456789'),
     palette=[
@@ -13,15 +14,15 @@ metainfo = dict(
 
 # Images are 128 x 128 as they come. No flips: a mirrored digit is another shape.
 train_pipeline = [
-    dict(type='LoadImageFromFile'),
-    dict(type='LoadAnnotations', reduce_zero_label=True),
+    dict(type='LoadImageFromFile', backend_args=backend_args),
+    dict(type='LoadAnnotations', reduce_zero_label=True, backend_args=backend_args),
     dict(type='RandomResize', scale=(128, 128), ratio_range=(1.0, 1.25), keep_ratio=True),
     dict(type='RandomCrop', crop_size=(128, 128)),
     dict(type='PackSegInputs'),
 ]
 test_pipeline = [
-    dict(type='LoadImageFromFile'),
-    dict(type='LoadAnnotations', reduce_zero_label=True),
+    dict(type='LoadImageFromFile', backend_args=backend_args),
+    dict(type='LoadAnnotations', reduce_zero_label=True, backend_args=backend_args),
     dict(type='PackSegInputs'),
 ]
 

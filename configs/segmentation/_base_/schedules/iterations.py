@@ -8,7 +8,7 @@ default_hooks = dict(
     logger=dict(type='LoggerHook', interval=50, log_metric_by_epoch=False),
     param_scheduler=dict(type='ParamSchedulerHook'),
     checkpoint=dict(
-        type='CheckpointHook',
+        type='AtomicCheckpointHook',
         by_epoch=False,
         max_keep_ckpts=3,
         save_best='mIoU',

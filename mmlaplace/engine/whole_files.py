@@ -1,0 +1,151 @@
+"""Files that are whole: checkpoints that a kill or a full disk cannot halve, images by name."""
+
+import os
+from contextlib import suppress
+from io import BytesIO
+from os import PathLike
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Tuple, Union
+
+from mmengine.dist import is_main_process
+from mmengine.fileio import LocalBackend, get, register_backend
+from mmengine.hooks import CheckpointHook
+from mmengine.registry import HOOKS
+
+
+@register_backend('whole')
+class WholeFileBackend(LocalBackend):
+    """For ``backend_args=dict(backend='whole')`` of mmengine: all of a file, or an error.
+
+    What is written, to local paths alone, gets its name when all of it is on the disk; until then
+    the name has what it had. What is read, from wherever mmengine.fileio reads, is an image, and no
+    damaged PNG; the error names the file. (Cut off JPEGs mmcv's LoadImageFromFile names.)
+    """
+
+    def put(self, obj: bytes, filepath: Union[str, PathLike]) -> None:
+        """Write a file, or replace it at once.
+
+        Raises:
+            OSError: If that failed, as on a full disk. Nothing of it is left.
+        """
+        partial = f'{filepath}.partial'
+        try:
+            os.makedirs(os.path.dirname(partial) or '.', exist_ok=True)
+            with open(partial, 'wb') as file:
+                file.write(obj)
+                file.flush()
+                os.fsync(file.fileno())  # a new name must not reach the disk before its bytes
+            os.replace(partial, filepath)
+        except OSError as error:
+            with suppress(OSError):  # the first error is the one to report
+                os.remove(partial)
+            raise OSError(
+                error.errno,
+                f'{filepath} could not be saved, {len(obj) / 2**20:.1f} MiB: {error.strerror}. '
+                'What was saved before is whole: make room on that disk, or mend what is said, '
+                'then go on with --resume',
+            ) from error
+
+    def get(self, filepath: Union[str, PathLike]) -> bytes:
+        """Read an image's file.
+
+        Raises:
+            OSError: If it cannot be read, or is no image, or a damaged PNG.
+        """
+        content = get(filepath)  # from the backend for its prefix
+        from PIL import Image  # comes with every toolbox
+
+        try:
+            with Image.open(BytesIO(content)) as image:  # the header alone
+                image.verify()  # of a PNG all checksums, of other formats little
+        except Exception as error:  # which ones is not documented; SyntaxError is among them
+            raise OSError(
+                f'{filepath} is no whole image ({len(content)} bytes); copy or download it again, '
+                'or take it out of the data set'
+            ) from error
+        return content
+
+
+class _RemovesLater:
+    """A file backend that only notes what to remove."""
+
+    def __init__(self, backend: Any) -> None:
+        self.backend = backend
+        self.outdated: List[Tuple[Callable[[str], None], str]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.backend, name)
+
+    def remove(self, path: str) -> None:
+        self.outdated.append((self.backend.remove, path))
+
+    def rmtree(self, path: str) -> None:
+        self.outdated.append((self.backend.rmtree, path))
+
+
+@HOOKS.register_module()
+class AtomicCheckpointHook(CheckpointHook):
+    """mmengine's CheckpointHook, but at any moment ``last_checkpoint`` names a whole file.
+
+    mmengine writes into the file itself, removes what is outdated before it writes what replaces
+    it, and after the best evaluation so far writes the last checkpoint a second time. A run that is
+    killed, or finds the disk full, in one of these moments cannot be resumed.
+
+    Here a checkpoint gets its name when it is whole, and what is outdated goes last, so the disk
+    needs room for one more than ``max_keep_ckpts`` and a second best. Not covered: file systems
+    that are not local, and the strategies of FSDP and DeepSpeed, which write by themselves.
+    """
+
+    def before_train(self, runner) -> None:
+        super().before_train(runner)
+        if self.file_client_args is None and isinstance(self.file_backend, LocalBackend):
+            self.backend_args = dict(backend='whole')
+            if is_main_process():
+                for left in Path(self.out_dir).glob('*.pth.partial'):  # by a run that was killed
+                    left.unlink()
+
+    def _save_checkpoint_with_step(self, runner, step: int, meta: Dict) -> None:
+        """As mmengine's, in another order."""
+        outdated = []
+        if self.max_keep_ckpts > 0 and step not in self.keep_ckpt_ids:
+            if len(self.keep_ckpt_ids) == self.max_keep_ckpts:
+                outdated.append(self.keep_ckpt_ids.popleft())
+            self.keep_ckpt_ids.append(step)
+            runner.message_hub.update_info('keep_ckpt_ids', list(self.keep_ckpt_ids))
+        name = self.filename_tmpl.format(step)
+        self.last_ckpt = self.file_backend.join_path(self.out_dir, name)
+        runner.message_hub.update_info('last_ckpt', self.last_ckpt)
+        runner.save_checkpoint(
+            self.out_dir,
+            name,
+            self.file_client_args,
+            save_optimizer=self.save_optimizer,
+            save_param_scheduler=self.save_param_scheduler,
+            meta=meta,
+            by_epoch=self.by_epoch,
+            backend_args=self.backend_args,
+            **self.args,
+        )
+        if not is_main_process():
+            return
+        last_checkpoint = os.path.join(runner.work_dir, 'last_checkpoint')
+        WholeFileBackend().put(self.last_ckpt.encode(), last_checkpoint)
+        for step in outdated:
+            path = self.file_backend.join_path(self.out_dir, self.filename_tmpl.format(step))
+            if self.file_backend.isdir(path):  # DeepSpeed's
+                self.file_backend.rmtree(path)
+            elif self.file_backend.isfile(path):
+                self.file_backend.remove(path)
+
+    def _save_best_checkpoint(self, runner, metrics: Dict) -> None:
+        """As mmengine's, which here removes the best so far when the new one is whole."""
+        self.file_backend = later = _RemovesLater(self.file_backend)
+        try:
+            super()._save_best_checkpoint(runner, metrics)
+        finally:
+            self.file_backend = later.backend
+        best = {getattr(self, 'best_ckpt_path', None)}
+        best.update(getattr(self, 'best_ckpt_path_dict', {}).values())
+        for remove, path in later.outdated:
+            if path not in best:  # evaluated twice in an epoch, the new one has the old one's name
+                remove(path)

@@ -1,0 +1,275 @@
+"""What breaks a run from outside, such as a kill or a full disk, is said, and nothing is lost."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from importlib import import_module
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from conftest import ROOT
+from mmengine.config import Config
+from mmengine.registry import DATASETS, DefaultScope
+
+from mmlaplace.engine import WholeFileBackend
+
+TOY = ROOT / 'tests/tools/toy_run.py'
+TORCHRUN = ROOT / 'tools/torchrun.sh'
+MINI = {
+    'mmpretrain': 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py',
+    'mmdet': 'detection/laplacianformer/mask-rcnn_laplacianformer-micro_fpn_mini.py',
+    'mmseg': 'segmentation/laplacianformer/laplacianformer-micro_upernet_1xb16_mini.py',
+}
+# As in our configs, but the next checkpoint replaces the last one, which is the hardest case.
+HOOK = dict(Config.fromfile(ROOT / 'configs' / MINI['mmpretrain']).default_hooks.checkpoint)
+HOOK['max_keep_ckpts'] = 1
+
+
+def environment(**variables) -> dict:
+    path = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
+    variables.update(PYTHONPATH=path, OMP_NUM_THREADS='1', PYTHON=sys.executable)
+    return {**os.environ, **variables}
+
+
+def run_toy(folder: Path, what: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, str(TOY), str(folder), json.dumps(HOOK), what],
+        env=environment(), capture_output=True, text=True, timeout=600,
+    )  # fmt: skip
+
+
+CONFIGS = sorted(path for path in ROOT.glob('configs/*/*/*.py') if '_base_' not in path.parts)
+
+
+@pytest.mark.parametrize('config', CONFIGS, ids=lambda p: p.stem)
+def test_every_config_saves_whole_files_and_names_what_it_cannot_read(config):
+    cfg = Config.fromfile(config)
+    assert cfg.default_hooks.checkpoint.type == 'AtomicCheckpointHook'
+    for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
+        for transform in loader.dataset.pipeline:
+            masks = transform.type == 'LoadAnnotations' and cfg.default_scope == 'mmseg'
+            if transform.type == 'LoadImageFromFile' or masks:
+                assert transform.backend_args == dict(backend='whole')
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_moment_of_saving_leaves_a_whole_checkpoint_to_resume_from(tmp_path):
+    result = run_toy(tmp_path, 'kill')
+    assert (tmp_path / 'kills.json').is_file(), result.stderr[-3000:]
+    kills = json.loads((tmp_path / 'kills.json').read_text())
+    # Two epochs: last, best and last again, each with last_checkpoint, half written and renamed.
+    assert len(kills) > 20
+    assert [kill for kill in kills if not kill['same_weights']] == []
+    assert not any('epoch_2.pth.partial' in kill['kept'] for kill in kills)
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_reported_and_leaves_the_last_checkpoint(tmp_path):
+    result = run_toy(tmp_path, 'fill')
+    assert result.returncode == 1
+    assert f'{tmp_path}/epoch_2.pth could not be saved, 0.5 MiB: File too large' in result.stderr
+    assert 'make room on that disk' in result.stderr
+    assert '--resume' in result.stderr
+    last = Path((tmp_path / 'last_checkpoint').read_text())
+    assert last == tmp_path / 'epoch_1.pth'
+    assert torch.load(last, weights_only=False)['meta']['epoch'] == 1
+    assert not list(tmp_path.glob('*epoch_2*'))
+
+
+@pytest.mark.skipif(not Path('/dev/full').exists(), reason='no /dev/full here')
+def test_a_file_that_does_not_fit_keeps_what_it_replaces(tmp_path):
+    path = tmp_path / 'epoch_1.pth'
+    path.write_bytes(b'whole')
+    (tmp_path / 'epoch_1.pth.partial').symlink_to('/dev/full')
+    with pytest.raises(OSError, match='epoch_1.pth could not be saved.*No space left on device'):
+        WholeFileBackend().put(b'new', path)
+    assert [p.name for p in tmp_path.iterdir()] == ['epoch_1.pth']
+    assert path.read_bytes() == b'whole'
+    WholeFileBackend().put(b'new', path)
+    assert [p.name for p in tmp_path.iterdir()] == ['epoch_1.pth']
+    assert path.read_bytes() == b'new'
+
+
+# Two machines.
+
+
+@pytest.fixture
+def machines(tmp_path):
+    """Starts two, both this one, that train without an end; kills what is left of them."""
+    started = []
+
+    def start(timeout: float) -> list:
+        with socket.socket() as free:
+            free.bind(('127.0.0.1', 0))
+            port = str(free.getsockname()[1])
+        toy = [str(TOY), str(tmp_path), json.dumps(HOOK), 'spread', '1000000', str(timeout)]
+        for rank in '01':
+            variables = dict(NNODES='2', NODE_RANK=rank, MASTER_ADDR='127.0.0.1', PORT=port)
+            with open(tmp_path / f'{rank}.log', 'w') as log:
+                started.append(
+                    psutil.Popen(
+                        ['bash', str(TORCHRUN), '1', *toy], env=environment(**variables),
+                        stdout=log, stderr=subprocess.STDOUT,
+                    )
+                )  # fmt: skip
+        deadline = time.monotonic() + 120
+        while not (tmp_path / 'last_checkpoint').exists():
+            assert all(machine.poll() is None for machine in started), logs(tmp_path)
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return started
+
+    yield start
+    for machine in started:
+        if machine.is_running():
+            send_all(machine, signal.SIGKILL)
+
+
+def logs(folder: Path) -> str:
+    return '\n'.join(path.read_text()[-3000:] for path in sorted(folder.glob('?.log')))
+
+
+def send_all(machine: psutil.Popen, number: int) -> None:
+    for process in (*machine.children(recursive=True), machine):
+        process.send_signal(number)
+
+
+@pytest.mark.slow
+def test_when_the_first_machine_dies_the_second_ends(machines, tmp_path):
+    first, second = machines(timeout=600)
+    send_all(first, signal.SIGKILL)
+    # At once, as the connections are closed; torchrun gives its processes 30 s to end.
+    assert second.wait(timeout=60) != 0
+    assert 'toy_run.py FAILED' in (tmp_path / '1.log').read_text(), logs(tmp_path)
+
+
+@pytest.mark.slow
+def test_when_a_machine_falls_silent_the_other_ends_after_the_timeout_of_the_config(
+    machines, tmp_path
+):
+    first, second = machines(timeout=5)
+    send_all(second, signal.SIGSTOP)  # its connections stay open, as when a cable is pulled
+    assert first.wait(timeout=60) != 0
+    log = (tmp_path / '0.log').read_text()
+    assert '5000ms' in log or '5000 ms' in log, log[-3000:]
+    assert 'toy_run.py FAILED' in log
+
+
+@pytest.mark.parametrize('missing', ['NODE_RANK', 'MASTER_ADDR', 'PORT'])
+@pytest.mark.parametrize('name', ['dist_train.sh', 'dist_test.sh'])
+def test_several_machines_must_agree_on_a_place_to_meet(name, missing):
+    variables = dict(NNODES='2', NODE_RANK='0', MASTER_ADDR='127.0.0.1', PORT='29500')
+    variables[missing] = ''
+    result = subprocess.run(
+        ['bash', str(ROOT / 'tools' / name), 'config.py', 'epoch_1.pth', '1'],
+        env=environment(**variables), capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 2
+    assert f'NNODES=2, but {missing} is not set' in result.stderr
+
+
+# Ports.
+
+
+@pytest.mark.slow
+def test_two_jobs_on_one_machine_do_not_collide(tmp_path):
+    (tmp_path / 'train.py').write_text(
+        'import os, sys, time\n'
+        'import torch.distributed as dist\n'
+        "dist.init_process_group('gloo')\n"
+        "open(os.path.join(sys.argv[1] + '.' + os.environ['RANK']), 'w').close()\n"
+        # Until both jobs are there at the same time.
+        "while len([n for n in os.listdir() if n.startswith('job_')]) < 4:\n"
+        '    time.sleep(0.05)\n'
+        'dist.barrier()\n'
+    )
+    for name in ('torchrun.sh', 'dist_train.sh'):
+        shutil.copy(ROOT / 'tools' / name, tmp_path)
+    env = environment()
+    for name in ('PORT', 'NNODES', 'MASTER_PORT'):
+        env.pop(name, None)
+    jobs = [
+        subprocess.Popen(
+            ['bash', 'dist_train.sh', f'job_{i}', '2'], cwd=tmp_path, env=env,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for i in range(2)
+    ]  # fmt: skip
+    try:
+        for job in jobs:
+            output = job.communicate(timeout=120)[0]
+            assert job.returncode == 0, output[-3000:]
+    finally:
+        for job in jobs:
+            job.terminate()  # torchrun ends its processes
+
+
+def slurm_port(tmp_path, job: int, **variables) -> str:
+    """The port that a task of a Slurm job gets, from a stand-in for srun and for Python."""
+    (tmp_path / 'srun').write_text(
+        '#!/usr/bin/env bash\nwhile [[ "$1" == --* ]]; do\n'
+        '    case "$1" in *=*) shift ;; *) shift 2 ;; esac\ndone\n'
+        f'SLURM_JOB_ID={job} exec "$@"\n'
+    )
+    (tmp_path / 'python').write_text('#!/usr/bin/env bash\necho "$MASTER_PORT $*"\n')
+    for name in ('srun', 'python'):
+        (tmp_path / name).chmod(0o755)
+    env = environment(PATH=f'{tmp_path}:{os.environ["PATH"]}', **variables)
+    env.update(PYTHON='python')
+    for name in {'PORT', 'MASTER_PORT', 'SLURM_JOB_ID'} - set(variables):
+        env.pop(name, None)
+    result = subprocess.run(
+        ['bash', str(ROOT / 'tools/slurm_train.sh'), 'gpu', 'job', 'config.py', 'work', '--amp'],
+        env=env, capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    port, _, arguments = result.stdout.strip().partition(' ')
+    assert arguments.endswith('train.py config.py --work-dir work --launcher slurm --amp')
+    return port
+
+
+def test_a_slurm_job_takes_its_port_from_its_number(tmp_path):
+    ports = [int(slurm_port(tmp_path, job)) for job in (41, 42, 2**31)]
+    assert len(set(ports)) == 3
+    # Below the ports that Linux gives to connections, from 32768 on.
+    assert all(1024 < port < 32768 for port in ports)
+    assert slurm_port(tmp_path, 41, PORT='29511') == '29511'
+
+
+# Images.
+
+
+def mini_copy(toolbox: str, mini_data: Path, tmp_path: Path, kind: str) -> list:
+    """A data set of which each of the first images, or of their masks, is damaged in its way."""
+    cfg = Config.fromfile(ROOT / 'configs' / MINI[toolbox])
+    name = dict(mmpretrain='classification', mmdet='detection', mmseg='segmentation')[toolbox]
+    shutil.copytree(mini_data / name, tmp_path / name)
+    dataset_cfg = dict(cfg.train_dataloader.dataset, data_root=str(tmp_path / name))
+    with DefaultScope.overwrite_default_scope(toolbox):
+        import_module(f'{toolbox}.utils').register_all_modules(init_default_scope=False)
+        dataset = DATASETS.build(dataset_cfg)
+    return dataset, [Path(dataset.get_data_info(i)[f'{kind}_path']) for i in range(4)]
+
+
+@pytest.mark.parametrize(
+    'toolbox, kind',
+    [('mmpretrain', 'img'), ('mmdet', 'img'), ('mmseg', 'img'), ('mmseg', 'seg_map')],
+)
+def test_a_file_that_cannot_be_read_is_named(toolbox, kind, mini_data, tmp_path):
+    dataset, paths = mini_copy(toolbox, mini_data, tmp_path, kind)
+    whole = paths[0].read_bytes()
+    flipped = bytearray(whole)
+    flipped[len(whole) // 2] ^= 255
+    damages = (b'', whole[: len(whole) // 2], b'<html>404</html>', bytes(flipped))
+    for i, (path, content) in enumerate(zip(paths, damages)):
+        path.write_bytes(content)
+        with pytest.raises((OSError, AssertionError)) as caught:
+            dataset[i]
+        assert str(path) in str(caught.value), content[:20]

@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Starts the processes of a Python script on this machine; dist_train.sh and dist_test.sh call it.
+#
+#   bash tools/torchrun.sh PROCESSES SCRIPT [its arguments]
+#
+# One machine takes a free port, so that two jobs do not collide; PORT=… names one. On several
+# machines, NNODES of them, all need the same MASTER_ADDR (of the first) and PORT, and each its NODE_RANK.
+# PYTHON=… names the interpreter (default: python).
+set -Eeuo pipefail
+case "${1:-}" in -h | --help) sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+processes="${1:?torchrun: say how many processes (see --help)}"
+shift
+nodes="${NNODES:-1}"
+if [ "$nodes" != 1 ]; then
+    for name in NODE_RANK MASTER_ADDR PORT; do
+        [ -n "${!name:-}" ] && continue
+        echo "torchrun: NNODES=$nodes, but $name is not set; the machines find one another by NODE_RANK" \
+            "(0 to $((nodes - 1)), another on each), MASTER_ADDR (of the first) and PORT (free there; both the same on all)" >&2
+        exit 2
+    done
+fi
+if [ -n "${PORT:-}" ]; then
+    place=(--nnodes "$nodes" --node-rank "${NODE_RANK:-0}" --master-addr "${MASTER_ADDR:-127.0.0.1}" --master-port "$PORT")
+else
+    # --local-addr, as the host's own name need not resolve.
+    place=(--nnodes 1 --rdzv-backend c10d --rdzv-endpoint 127.0.0.1:0 --local-addr 127.0.0.1)
+fi
+exec "${PYTHON:-python}" -m torch.distributed.run "${place[@]}" --nproc-per-node "$processes" "$@"
