@@ -44,7 +44,7 @@ def arguments(documented) -> dict:
 # "Default: 3.", "``'auto'`` (default)" and "``'conv'`` (r x r, stride r, the default)".
 FORMS = (
     r"Default: (``.*?``|'[^']*'|\([^)]*\)|[-\w.+]+?)(?=[.,;]?(?:\s|$))",
-    r'(``[^`]*``) \((?:[^()]*, the )?default',
+    r'(``[^`]*``) \((?:[^()]*, the )?default\b',
 )
 
 

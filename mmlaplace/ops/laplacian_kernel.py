@@ -33,8 +33,8 @@ def laplacian_kernel(
         scale: :math:`\lambda > 0`, in the units of the coordinates. LaplacianFormer uses 4. As a
             floating tensor that broadcasts to ``(B, heads, 1, 1)``, such as ``()`` or
             ``(heads, 1, 1)``, it gets a gradient, and its values are not checked.
-        backend: ``'auto'`` (the compiled op where it can run, else the reference), ``'native'``
-            or ``'reference'``.
+        backend: ``'auto'`` (default: the compiled op where it can run, else the reference),
+            ``'native'`` or ``'reference'``.
 
     Returns:
         ``(B, heads, N, M)``, in [0, 1], in the dtype of ``q``; fp32 under autocast. Halves

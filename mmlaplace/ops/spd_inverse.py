@@ -148,18 +148,18 @@ def newton_schulz_inverse(
     Args:
         mat: Symmetric positive semidefinite matrices ``(..., m, m)``.
         num_iters: Steps; 20 are enough up to a condition number of about 30,000 (11 at 212), 30 up
-            to a million.
-        ridge: :math:`\varepsilon \ge 0`, added to the diagonal.
+            to a million. Default: 20.
+        ridge: :math:`\varepsilon \ge 0`, added to the diagonal. Default: 1e-2.
         start: Another :math:`X_0`, shaped and typed like ``mat``, without a gradient. From
             :math:`\alpha P`, :math:`0 < \alpha < 2 / \lVert P \rVert_2^2`, the iteration tends to
             the pseudo-inverse of a singular P, and after few steps leaves out what has eigenvalues
             near zero. The compiled op has the default alone, so this computes by the
             reference. Default: None, the one above.
-        return_residual: Also return ``max |I - PX|`` of each matrix.
+        return_residual: Also return ``max |I - PX|`` of each matrix. Default: False.
         max_residual: Raise if the residual of a matrix is larger. Default: None, no limit; without
             it an inverse that has not converged is returned as it is.
-        backend: ``'auto'`` (the compiled op where it can run, else the reference), ``'native'``
-            or ``'reference'``.
+        backend: ``'auto'`` (default: the compiled op where it can run, else the reference),
+            ``'native'`` or ``'reference'``.
 
     Returns:
         :math:`(W + \varepsilon I)^{-1}`, shaped and typed like ``mat`` (fp32 under autocast), and
@@ -206,7 +206,7 @@ def cholesky_inverse(mat: Tensor, ridge: float = 1e-2, *, check: bool = True) ->
 
     Args:
         mat: Symmetric positive semidefinite matrices ``(..., m, m)``.
-        ridge: :math:`\varepsilon \ge 0`, added to the diagonal.
+        ridge: :math:`\varepsilon \ge 0`, added to the diagonal. Default: 1e-2.
 
     Returns:
         The inverse, shaped and typed like ``mat`` (fp32 under autocast).
