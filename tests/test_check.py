@@ -62,6 +62,7 @@ def problems(findings):
     return [name for (_, name), finding in findings.items() if finding['status'] == 'problem']
 
 
+@pytest.mark.slow
 def test_all_is_fine_in_an_environment_of_set_up(tmp_path):
     result = subprocess.run(
         [sys.executable, '-m', 'mmlaplace.check', '--json'],
@@ -131,6 +132,7 @@ def test_a_library_for_something_else_is_a_problem(entry, found, monkeypatch, tm
     assert 'install --no-build-isolation --force-reinstall' in finding.fix
 
 
+@pytest.mark.slow
 def test_a_library_of_other_sources_is_a_problem(tmp_path):
     """In a clone whose sources changed after they were compiled."""
     for name in ('mmlaplace', 'ops'):

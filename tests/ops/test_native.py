@@ -124,6 +124,7 @@ def test_second_derivatives_are_refused():
 CAPABILITIES = ['default', 'avx2', 'avx512']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('capability', CAPABILITIES)
 def test_every_instruction_set_passes_the_op_tests(capability):
     supported = torch.backends.cpu.get_cpu_capability().lower()

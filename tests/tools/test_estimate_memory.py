@@ -43,6 +43,7 @@ def test_activations_are_linear_in_the_batch(tools):
     assert estimate_memory.estimate(NAME, 6, SIDE)['activations'] == kept
 
 
+@pytest.mark.slow
 def test_the_tool_prints_and_writes(tmp_path):
     tool, out = ROOT / 'tools/estimate_memory.py', tmp_path / 'memory.json'
     command = [sys.executable, tool, 'softpp-tiny_8xb128', '--image-size', '64', '64', '--out', out]

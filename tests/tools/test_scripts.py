@@ -24,6 +24,7 @@ def run(*command, **env) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('tool', PYTHON_TOOLS, ids=lambda p: p.name)
 def test_help_has_an_example(tool):
     result = run(sys.executable, tool, '--help')
@@ -53,6 +54,7 @@ def test_quickstart_lists_its_tasks():
     assert "no task 'tracking'; there are: classification detection segmentation" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['train.py', 'test.py'])
 def test_the_pair_for_all_tasks_finds_the_toolbox(name, tmp_path):
     tool = ROOT / 'tools' / name
