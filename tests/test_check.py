@@ -66,7 +66,7 @@ def problems(findings):
 def test_all_is_fine_in_an_environment_of_set_up(tmp_path):
     result = subprocess.run(
         [sys.executable, '-m', 'mmlaplace.check', '--json'],
-        capture_output=True, text=True, cwd=tmp_path, timeout=60,
+        capture_output=True, text=True, cwd=tmp_path, timeout=120,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     content = json.loads(result.stdout)

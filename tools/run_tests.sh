@@ -16,4 +16,4 @@ if [ ${#selection[@]} -eq 0 ] || [ ! -x .venv/bin/python ]; then
 fi
 # One thread each, as the processes would compete for the cores; tests of threads ask for more themselves.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-exec .venv/bin/python -m pytest -n 2 "${selection[@]}" "$@"
+exec .venv/bin/python -m pytest -n 2 --dist loadgroup "${selection[@]}" "$@"

@@ -21,6 +21,7 @@ def tools():
     sys.path.remove(str(ROOT / 'tools'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('with_cp', [False, True])
 def test_estimate_is_near_the_peak_of_a_training_step(tools, with_cp):
     estimate_memory, measuring = tools

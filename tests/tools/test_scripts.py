@@ -1,6 +1,7 @@
 """Every script explains itself, and the shell scripts' failures name the step and the fix."""
 
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -133,6 +134,7 @@ case "$*" in
             *--wheel-dir*) touch "${@: -2:1}/mmcv.whl" ;;
             *'--editable .') cp "$LIBRARY" mmlaplace/ ;;
         esac ;;
+    '-m pytest '*) echo "${*:2}" >>"$CALLS" ;;
     *mmcv.ops* | *mmpretrain*) ;;
     *) exec "$REAL_PYTHON" "$@" ;;
 esac
@@ -155,12 +157,12 @@ def clone(tmp_path):
     return clone
 
 
-def set_up(clone) -> tuple:
-    """What set-up says, and what it calls pip for."""
+def set_up(clone, script='setup_env.sh', *arguments) -> tuple:
+    """What set-up, or a script that calls it, says, and what it calls pip and pytest for."""
     calls = clone.parent / 'calls'
     calls.write_text('')
     result = run(
-        'bash', clone / 'tools/setup_env.sh',
+        'bash', clone / 'tools' / script, *arguments,
         CALLS=str(calls), LIBRARY=str(check.loaded_library()), REAL_PYTHON=sys.executable,
         PYTHONPATH='', XDG_CACHE_HOME=str(clone.parent / 'cache'),
     )  # fmt: skip
@@ -194,7 +196,21 @@ def test_set_up_compiles_again_when_the_library_is_gone_or_foreign(clone):
 
 @pytest.mark.slow
 def test_set_up_reads_sources_whose_names_have_spaces(clone):
-    set_up(clone)
     (clone / 'ops/common/a copy.h').write_text('// new')
-    said, calls = set_up(clone)
+    _, calls = set_up(clone)
     assert '--editable .\n' in calls
+
+
+def test_fast_tests_are_those_without_a_marker_and_set_nothing_up(clone):
+    _, calls = set_up(clone, 'run_tests.sh', '--fast', '-k', 'kernel')
+    (command,) = calls.splitlines()
+    markers = re.findall(r'^    "(\w+): ', (ROOT / 'pyproject.toml').read_text(), re.MULTILINE)
+    assert len(markers) > 3
+    assert command == (f'pytest -n 2 --dist loadgroup -m not ({" or ".join(markers)}) -k kernel')
+
+
+@pytest.mark.slow
+def test_all_tests_run_after_set_up(clone):
+    _, calls = set_up(clone, 'run_tests.sh', '-x')
+    assert '--editable .' in calls
+    assert calls.splitlines()[-1] == 'pytest -n 2 --dist loadgroup -x'

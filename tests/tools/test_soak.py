@@ -35,6 +35,7 @@ def run(monkeypatch, tmp_path):
     return call
 
 
+@pytest.mark.slow
 def test_every_family_is_trained_in_a_few_steps(run):
     families = registered(PyramidBackbone)
     assert soak.families() == families
