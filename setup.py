@@ -13,6 +13,7 @@ variables:
 
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,12 @@ ROOT = Path(__file__).resolve().parent
 MIM_FILES = ('configs', 'tools', 'model-index.yml')
 # What is compiled for by default, as far as the toolkit knows it; PTX of the newest for the rest.
 ARCHITECTURES = ('75', '80', '86', '89', '90', '100', '120')
+
+# Beside ops/common/build_info.cpp, which says for what the library was built; this, from what.
+BUILD_INFO = (
+    'extern "C" __attribute__((used, visibility("default"))) const char mmlaplace_build_sources[] ='
+    ' "mmlaplace built for sources={};";\n'
+)
 
 
 class BuildWithMimFiles(build_py):
@@ -163,8 +170,20 @@ def native_extension() -> dict:
         + (f' and CUDA {torch.version.cuda} ({" ".join(architectures)})' if with_cuda else '')
         + ('' if with_cuda else '; CUDA only with a visible GPU or FORCE_CUDA=1')
     )
-    build_ops = cpp_extension.BuildExtension.with_options(no_python_abi_suffix=True)
-    cmdclass = {'build_ext': build_ops}
+
+    class BuildOps(cpp_extension.BuildExtension.with_options(no_python_abi_suffix=True)):
+        def build_extensions(self) -> None:
+            # A source of its own, so that a change of one does not compile the others again.
+            source_state = runpy.run_path(str(ROOT / 'mmlaplace/ops/_sources.py'))['source_state']
+            text = BUILD_INFO.format(source_state(ROOT / 'ops'))
+            source = Path(self.build_temp) / 'build_info_sources.cpp'
+            if not source.is_file() or source.read_text() != text:
+                source.parent.mkdir(parents=True, exist_ok=True)
+                source.write_text(text)
+            extension.sources.append(str(source))
+            super().build_extensions()
+
+    cmdclass = {'build_ext': BuildOps}
     try:
         from setuptools.command.bdist_wheel import bdist_wheel
     except ImportError:  # setuptools < 70.1 leaves that to the wheel package
@@ -229,4 +248,6 @@ def cuda_libraries(toolkit: Path) -> list:
 
 arguments = native_extension()
 arguments.setdefault('cmdclass', {})['build_py'] = BuildWithMimFiles
-setup(**arguments)
+# The licence stands here, as pyproject.toml has no form of it that setuptools reads both before
+# version 77 and, without a warning, since then.
+setup(license='Apache-2.0', **arguments)

@@ -36,10 +36,12 @@ from torch import Tensor
 
 from . import __version__, ops
 from .ops import _native
+from .ops._sources import source_state
 from .utils.dependencies import TESTED, installed_distributions, tested_instead
 
 TOOLBOXES = ('mmpretrain', 'mmdet', 'mmseg')
 COLOURS = {'ok': 'green', 'note': 'yellow', 'problem': 'red'}
+PACKAGE = Path(__file__).resolve().parent
 
 # The Python that runs this, as a shell finds it.
 PYTHON = 'python' if shutil.which('python') == sys.executable else shlex.quote(sys.executable)
@@ -118,9 +120,8 @@ def build_library() -> str:
     # FORCE_CUDA, as otherwise a build without nvcc leaves the CUDA ops out.
     arches = ';'.join(sorted(set(gpu_arches())))
     switches = f'FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="{arches}" ' if arches else ''
-    clone = Path(__file__).resolve().parent.parent
-    if (clone / 'setup.py').is_file():
-        source = f'--editable {shlex.quote(str(clone))}'
+    if (PACKAGE.parent / 'setup.py').is_file():
+        source = f'--editable {shlex.quote(str(PACKAGE.parent))}'
     else:
         source = '.  # in a clone of mmlaplace'
     commands.append(
@@ -153,8 +154,24 @@ def check_versions() -> List[Finding]:
     return [
         Finding('mmlaplace', 'ok', f'{__version__}, with Python {platform.python_version()}'),
         *(package_version(import_name) for import_name in TESTED),
+        check_numpy(),
         cuda_version(),
     ]
+
+
+def check_numpy() -> Finding:
+    """Whether tensors and arrays become one another; torch 2.1 knows NumPy 1 alone."""
+    try:
+        version = import_module('numpy').__version__
+    except ImportError as error:
+        return Finding('numpy', 'problem', describe(error), f'{PIP} install numpy')
+    try:
+        torch.from_numpy(torch.ones(1).numpy())
+    except RuntimeError as error:  # 'Numpy is not available', whatever the reason
+        found = f'torch {torch.__version__} does not work with NumPy {version} ({error})'
+        major = Version(version).major
+        return Finding('numpy', 'problem', found, f"{PIP} install 'numpy<{max(major, 2)}'")
+    return Finding('numpy', 'ok', version)
 
 
 def cuda_version() -> Finding:
@@ -241,15 +258,37 @@ def check_mmcv_ops() -> List[Finding]:
     return [Finding('mmcv._ext', 'ok', f'compiled for {devices}')]
 
 
+def loaded_library() -> Path:
+    """The file of our compiled library."""
+    (path,) = [
+        path for path in PACKAGE.glob('_C*.so') if str(path.resolve()) in torch.ops.loaded_libraries
+    ]
+    return path
+
+
+def library_problem() -> Optional[str]:
+    """Why the compiled library is missing or, in a clone, not one of its sources; None if it is.
+
+    tools/setup_env.sh asks the same, to compile it again.
+    """
+    if _native.WHY_MISSING is not None:
+        return _native.WHY_MISSING
+    sources = PACKAGE.parent / 'ops'
+    if not (PACKAGE.parent / 'setup.py').is_file():  # an installed package has no sources
+        return None
+    path, here = loaded_library(), source_state(sources)
+    compiled = _native.build_info(path).get('sources', 'unknown')
+    if compiled != here:
+        return f'{path.name} was compiled from other sources ({compiled}) than {sources} ({here})'
+    return None
+
+
 def check_library() -> List[Finding]:
     """Our compiled library: loaded or why not, and what it can run on."""
-    if _native.WHY_MISSING is not None:
-        return [Finding('mmlaplace._C', 'problem', _native.WHY_MISSING, build_library())]
-    (path,) = [
-        path
-        for path in Path(__file__).resolve().parent.glob('_C*.so')
-        if str(path.resolve()) in torch.ops.loaded_libraries
-    ]
+    problem = library_problem()
+    if problem is not None:
+        return [Finding('mmlaplace._C', 'problem', problem, build_library())]
+    path = loaded_library()
     info = _native.build_info(path)
     findings = [Finding('mmlaplace._C', 'ok', f'{path.name}, compiled for torch {info["torch"]}')]
     arches = ', '.join(

@@ -7,6 +7,7 @@ from pathlib import Path
 import mmengine
 import pytest
 import torch
+from filelock import FileLock
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
@@ -32,11 +33,27 @@ def _seed():
     torch.manual_seed(0)
 
 
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if 'mini_data' in item.fixturenames:  # which takes half a minute to make
+            item.add_marker('slow')
+        for shared in ('site', 'wheel'):  # made once if one of several processes has all its tests
+            if shared in item.fixturenames:
+                item.add_marker(pytest.mark.xdist_group(shared))
+
+
 @pytest.fixture(scope='session')
-def mini_data(tmp_path_factory) -> Path:
-    """All three mini data sets, made once."""
-    out = tmp_path_factory.mktemp('mini')
-    subprocess.run([sys.executable, ROOT / 'tools/make_mini_datasets.py', '--out', out], check=True)
+def mini_data(tmp_path_factory, pytestconfig) -> Path:
+    """All three mini data sets, made once, also where several processes run the tests."""
+    everybodys = tmp_path_factory.getbasetemp()
+    if hasattr(pytestconfig, 'workerinput'):  # one process of several: theirs is one level up
+        everybodys = everybodys.parent
+    out, made = everybodys / 'mini', everybodys / 'mini.made'
+    with FileLock(everybodys / 'mini.lock'):
+        if not made.exists():
+            tool = ROOT / 'tools/make_mini_datasets.py'
+            subprocess.run([sys.executable, tool, '--out', out], check=True)
+            made.touch()
     return out
 
 

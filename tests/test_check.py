@@ -1,6 +1,8 @@
 """``python -m mmlaplace.check`` in installations that work and that do not."""
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 from importlib import import_module
@@ -60,10 +62,11 @@ def problems(findings):
     return [name for (_, name), finding in findings.items() if finding['status'] == 'problem']
 
 
+@pytest.mark.slow
 def test_all_is_fine_in_an_environment_of_set_up(tmp_path):
     result = subprocess.run(
         [sys.executable, '-m', 'mmlaplace.check', '--json'],
-        capture_output=True, text=True, cwd=tmp_path, timeout=60,
+        capture_output=True, text=True, cwd=tmp_path, timeout=120,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     content = json.loads(result.stdout)
@@ -71,7 +74,7 @@ def test_all_is_fine_in_an_environment_of_set_up(tmp_path):
     assert content['versions'][MMSEG] == installed_distributions('mmseg')[MMSEG]
     findings = {f['name']: f for f in content['findings']}
     assert {f['status'] for f in findings.values()} == {'ok'}
-    assert {*TESTED, 'CUDA', 'mmcv._ext', 'mmlaplace._C', 'CPU kernels'} <= set(findings)
+    assert {*TESTED, 'CUDA', 'numpy', 'mmcv._ext', 'mmlaplace._C', 'CPU kernels'} <= set(findings)
     for name in _native.AVAILABLE:
         if not name.startswith('_'):
             assert findings[f'{name}, cpu']['found'].startswith('native, relative error ')
@@ -105,6 +108,67 @@ def test_no_native_library(monkeypatch, tmp_path, report):
     op = findings['ops', 'laplacian_kernel, cpu']
     assert op['status'] == 'note'
     assert op['found'].startswith('PyTorch reference, relative error ')
+
+
+@pytest.mark.parametrize(
+    ('entry', 'found'),
+    [
+        (b'torch=1.13;', 'was compiled for torch 1.13, and this is torch '),
+        (b'machine=mips64;', 'was compiled for mips64, and this machine is '),
+    ],
+)
+def test_a_library_for_something_else_is_a_problem(entry, found, monkeypatch, tmp_path):
+    key, _, value = entry.partition(b'=')
+    built_for = b'mmlaplace built for ' + key + b'='
+    library = check.loaded_library()
+    before, after = library.read_bytes().split(built_for)
+    # The loader of the system says of another machine's library that there is no such file.
+    content = before + built_for + value + after[after.index(b';') + 1 :]
+    (tmp_path / library.name).write_bytes(content)
+    monkeypatch.setattr(_native, 'WHY_MISSING', _native.load_library(tmp_path))
+    (finding,) = check.check_library()
+    assert finding.status == 'problem'
+    assert f'{library.name} {found}' in finding.found
+    assert 'install --no-build-isolation --force-reinstall' in finding.fix
+
+
+@pytest.mark.slow
+def test_a_library_of_other_sources_is_a_problem(tmp_path):
+    """In a clone whose sources changed after they were compiled."""
+    for name in ('mmlaplace', 'ops'):
+        shutil.copytree(
+            ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns('.mim', '__pycache__')
+        )
+    shutil.copy(ROOT / 'setup.py', tmp_path)
+    with (tmp_path / 'ops/common/metrics.h').open('a') as header:
+        header.write('// changed\n')
+    result = subprocess.run(
+        [sys.executable, '-m', 'mmlaplace.check', '--json'], cwd=tmp_path,
+        capture_output=True, text=True, env={**os.environ, 'PYTHONPATH': str(tmp_path)},
+    )  # fmt: skip
+    assert result.returncode == 1, result.stdout + result.stderr
+    (problem,) = [f for f in json.loads(result.stdout)['findings'] if f['status'] == 'problem']
+    assert problem['name'] == 'mmlaplace._C'
+    assert 'was compiled from other sources' in problem['found']
+    assert problem['fix'].endswith(f'--no-deps --editable {tmp_path}')
+
+
+def test_numpy_that_this_torch_does_not_know(monkeypatch, report):
+    """As NumPy 2 with torch 2.1."""
+
+    def numpy(tensor):
+        raise RuntimeError('Numpy is not available')
+
+    monkeypatch.setattr(torch.Tensor, 'numpy', numpy)
+    monkeypatch.setattr('numpy.__version__', '2.3.0')
+    status, findings = report()
+    assert status == 1
+    finding = findings['versions', 'numpy']
+    assert finding['status'] == 'problem'
+    assert finding['found'] == (
+        f'torch {torch.__version__} does not work with NumPy 2.3.0 (Numpy is not available)'
+    )
+    assert finding['fix'].endswith("-m pip install 'numpy<2'")
 
 
 def test_the_fix_names_a_compiler_where_there_is_none(monkeypatch):

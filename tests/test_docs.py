@@ -73,6 +73,7 @@ def site(tmp_path_factory):
     return out
 
 
+@pytest.mark.docs
 def test_every_page_is_there_and_its_links_lead_somewhere(site):
     for page in PAGES:
         assert (site / page.relative_to(ROOT / 'docs')).with_suffix('.html').is_file()
@@ -89,6 +90,7 @@ def test_every_page_is_there_and_its_links_lead_somewhere(site):
     assert not dead
 
 
+@pytest.mark.docs
 def test_the_site_needs_no_network(site):
     for page in site.rglob('*.html'):
         loaded = re.findall(
@@ -108,6 +110,7 @@ def test_relative_links_exist_in_the_repository(path):
             assert place in anchors(file.read_text()), f'{name(path)}: {link}'
 
 
+@pytest.mark.slow
 def test_the_attention_of_the_tutorial_runs(tmp_path):
     attention, *rest = python_blocks(ROOT / 'docs/tutorials/add_attention.md')
     # The file that a reader saves, and what is typed after importing it.

@@ -96,6 +96,7 @@ def test_whole_models_come_from_their_toolbox(name, toolbox, kind):
     assert model.backbone.stages[-1]['blocks'][-1].drop_path.drop_prob == 0
 
 
+@pytest.mark.slow
 def test_missing_toolbox_is_named():
     code = (
         "import sys; sys.modules['mmseg'] = None\n"

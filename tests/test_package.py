@@ -40,6 +40,7 @@ def wheel(tmp_path_factory):
     return path
 
 
+@pytest.mark.wheel
 def test_wheel_holds_configs_and_tools_where_mim_looks(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     for pattern in ('configs/**/*.py', 'configs/**/*.yml', 'tools/**/*.py', 'model-index.yml'):
@@ -52,6 +53,28 @@ def test_wheel_holds_configs_and_tools_where_mim_looks(wheel):
     assert not [name for name in names if name.startswith(('tests/', 'configs/', 'data/'))]
 
 
+@pytest.mark.wheel
+def test_wheel_names_its_licence(wheel):
+    archive = zipfile.ZipFile(wheel)
+    (metadata,) = [n for n in archive.namelist() if n.endswith('METADATA')]
+    assert 'License: Apache-2.0' in archive.read(metadata).decode().splitlines()
+    (text,) = [n for n in archive.namelist() if n.endswith('LICENSE')]
+    assert archive.read(text) == (ROOT / 'LICENSE').read_bytes()
+
+
+def test_the_project_table_is_one_that_the_oldest_setuptools_reads():
+    """A licence as text and license-files came with 77; the upstream set has one before 70."""
+    text = (ROOT / 'pyproject.toml').read_text()
+    (oldest,) = re.findall(r'^requires = \["setuptools>=(\d+)"\]$', text, re.MULTILINE)
+    (below,) = re.findall(
+        r'^setuptools<(\d+)$', (ROOT / 'requirements/openmmlab.txt').read_text(), re.MULTILINE
+    )
+    assert int(oldest) < int(below)
+    project = text.split('[project]\n')[1].split('\n[')[0]
+    assert not re.findall(r'^(?:license = "|license-files|import-names).*', project, re.MULTILINE)
+
+
+@pytest.mark.wheel
 def test_installed_wheel_finds_its_configs(wheel, tmp_path):
     subprocess.run(
         [sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '--target', tmp_path, wheel],
@@ -68,6 +91,7 @@ def test_installed_wheel_finds_its_configs(wheel, tmp_path):
     assert result.stdout.strip() == 'LaplacianFormer', result.stderr
 
 
+@pytest.mark.wheel
 def test_without_a_compiler_the_reference_computes_with_one_log_line(wheel, tmp_path):
     zipfile.ZipFile(wheel).extractall(tmp_path)
     code = (
@@ -91,6 +115,7 @@ def plan(**env):
     return result.returncode, result.stderr
 
 
+@pytest.mark.slow
 def test_the_build_says_what_it_compiles():
     status, said = plan(FORCE_CUDA='0')
     assert status == 0
@@ -98,6 +123,7 @@ def test_the_build_says_what_it_compiles():
     assert 'CUDA only with a visible GPU or FORCE_CUDA=1' in said or torch.cuda.is_available()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('env', 'reason'),
     [
@@ -112,6 +138,7 @@ def test_the_build_says_why_it_compiles_nothing(env, reason):
     assert re.search(f'mmlaplace: {reason}', said)
 
 
+@pytest.mark.slow
 def test_force_cuda_without_nvcc_fails_and_names_the_fix():
     if torch.version.cuda is None:
         pytest.skip('this torch is built without CUDA')
@@ -121,6 +148,7 @@ def test_force_cuda_without_nvcc_fails_and_names_the_fix():
     assert "set CUDA_HOME (now '/no/such/toolkit')" in said
 
 
+@pytest.mark.wheel
 def test_hard_requirements_name_neither_fork_nor_upstream(wheel):
     archive = zipfile.ZipFile(wheel)
     (metadata,) = [n for n in archive.namelist() if n.endswith('METADATA')]
@@ -132,6 +160,7 @@ def test_hard_requirements_name_neither_fork_nor_upstream(wheel):
         assert any('mmdet' in r and f'"{extra}"' in r.replace("'", '"') for r in requirements)
 
 
+@pytest.mark.slow
 def test_import_needs_torch_and_mmengine_only():
     code = (
         'import sys, mmlaplace\n'
@@ -143,6 +172,7 @@ def test_import_needs_torch_and_mmengine_only():
     assert result.stdout.strip().splitlines()[-1] == '[]', result.stderr
 
 
+@pytest.mark.slow
 def test_missing_mmengine_names_both_sets():
     code = 'import sys; sys.modules["mmengine"] = None; import mmlaplace'
     result = run_python(code)
@@ -151,6 +181,7 @@ def test_missing_mmengine_names_both_sets():
     assert '".[openmmlab]"' in result.stderr
 
 
+@pytest.mark.slow
 def test_untested_versions_warn_and_work():
     code = (
         'import importlib.metadata as m; real = m.version\n'
@@ -162,6 +193,7 @@ def test_untested_versions_warn_and_work():
     assert 'not tested with torch 99.1 (tested: 2.1.2 to 2.11.0)' in result.stderr
 
 
+@pytest.mark.slow
 def test_tested_versions_do_not_warn():
     result = run_python('import mmlaplace', PYTHONWARNINGS='error::UserWarning')
     assert result.returncode == 0, result.stderr

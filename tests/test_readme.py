@@ -108,6 +108,7 @@ def test_the_readmes_zoo_runs():
     assert 'softpp-tiny_8xb128_in1k' in mmlaplace.list_models(pattern)
 
 
+@pytest.mark.slow
 def test_the_readmes_check_runs():
     (command,) = [words for words in commands(README) if 'mmlaplace.check' in words]
     result = subprocess.run(

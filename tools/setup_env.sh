@@ -41,17 +41,30 @@ trap failed ERR
 python="$venv/bin/python"
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
 mmcv_imports() { "$python" -c 'from mmcv.ops import nms, RoIAlign' 2>/dev/null; }
+# Whether our own ops are there. A library that is gone, or that is for another torch, machine or state of the
+# sources, gives another answer than the one that the last set-up wrote down.
+own_ops() {
+    "$python" -c 'from mmlaplace.check import library_problem
+problem = library_problem()
+print(f"without compiled ops: {problem}" if problem else "with compiled ops")'
+}
 
 begin 'find Python' \
     'install Python 3.10 to 3.12 (3.10 or 3.11 for the openmmlab set) with its venv module (Debian: apt-get install python3-venv), or name one: PYTHON=python3.11'
 # Everything an installation depends on; when none of it changed there is nothing to do.
 version=$("${PYTHON:-python3}" --version)
 state=$(echo "$version $package_set $PWD ${MMLAPLACE_WITH_OPS:-} ${FORCE_CUDA:-} ${TORCH_CUDA_ARCH_LIST:-}"
-    cat requirements/*.txt pyproject.toml setup.py tools/setup_env.sh; find ops -type f | sort | xargs cat)
+    cat requirements/*.txt pyproject.toml setup.py tools/setup_env.sh
+    find ops -type f -print0 | sort -z | xargs -0 cat)
 state=$(echo "$state" | sha256sum | cut -d ' ' -f 1)
-if [ "$(cat "$venv/.mmlaplace-state" 2>/dev/null)" = "$state" ] && mmcv_imports; then
-    echo "== $venv is ready ($package_set set)"
-    exit 0
+before=$(cat "$venv/.mmlaplace-state" 2>/dev/null || true)
+if [ "${before%% *}" = "$state" ] && mmcv_imports; then
+    ops=$(own_ops 2>/dev/null || true)
+    if [ "$before" = "$state ${ops%%:*}" ]; then
+        echo "== $venv is ready ($package_set set)"
+        exit 0
+    fi
+    echo "== install again: mmlaplace is ${ops:-not importable}"
 fi
 
 begin "make the virtual environment $venv for the $package_set set" \
@@ -91,6 +104,8 @@ fi
 
 begin 'install mmlaplace with its compiled ops (a minute on 2 cores; without a compiler their PyTorch references compute)' \
     'read the message above: install a C++17 compiler that works (Debian: apt-get install g++), or leave the ops out with MMLAPLACE_WITH_OPS=0'
+# A library that stays from before would hide that none could be compiled.
+rm -f mmlaplace/_C.so "mmlaplace/_C_torch$(sed -n 's/^torch==\([0-9]*\)\.\([0-9]*\).*/\1\2/p' "$requirements").so"
 # Without build isolation, where there is no torch; before the set, which may pin an old setuptools.
 # setuptools warns at length that an editable package is a folder.
 MAX_JOBS="${MAX_JOBS:-$(nproc)}" PYTHONWARNINGS=ignore \
@@ -105,9 +120,8 @@ begin 'check the compiled ops of mmcv' \
     "remove $wheels and $venv, and run this again: the wheel was built without its ops or for another torch"
 "$python" -c 'from mmcv.ops import nms, RoIAlign; print("   mmcv.ops imports")'
 begin 'check the installation' 'remove '"$venv"' and run this again'
-"$python" -c '
-import mmlaplace, mmpretrain, mmdet, mmseg
-from mmlaplace.ops import _native
-print("   mmlaplace", mmlaplace.__version__, "with compiled ops" if _native.AVAILABLE else f"without compiled ops: {_native.WHY_MISSING}")'
-echo "$state" >"$venv/.mmlaplace-state"
+"$python" -c 'import mmlaplace, mmpretrain, mmdet, mmseg; print("   mmlaplace", mmlaplace.__version__)'
+ops=$(own_ops)
+echo "   $ops"
+echo "$state ${ops%%:*}" >"$venv/.mmlaplace-state"
 echo "== $venv is ready ($package_set set); activate it with: source $venv/bin/activate"

@@ -7,6 +7,7 @@ reference computes and the log says so once.
 
 import functools
 import mmap
+import platform
 import re
 from pathlib import Path
 from typing import Callable, Dict, Optional
@@ -25,14 +26,21 @@ def build_info(library: Path) -> Dict[str, str]:
     """What a compiled library was built for, read from the file without loading it.
 
     Returns:
-        ``torch`` (its version, such as ``'2.11'``) and, with CUDA sources, ``cuda`` and
-        ``arches`` (such as ``'800,900'``); empty if the file is no library of ours.
+        ``torch`` (its version, such as ``'2.11'``), ``machine`` (such as ``'x86_64'``), ``sources``
+        (their state, see :func:`~mmlaplace.ops._sources.source_state`) and, with CUDA sources,
+        ``cuda`` and ``arches`` (such as ``'800,900'``); empty if the file is no library of ours.
     """
     if library.stat().st_size == 0:  # cannot be mapped
         return {}
     with library.open('rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         entries = re.findall(rb'mmlaplace built for (\w+)=([\w.,]+);', data)
     return {key.decode(): value.decode() for key, value in entries}
+
+
+def this_machine() -> str:
+    """Its architecture, by the name that compilers have for it."""
+    name = platform.machine().lower()
+    return {'amd64': 'x86_64', 'arm64': 'aarch64'}.get(name, name)
 
 
 def load_library(folder: Path) -> Optional[str]:
@@ -56,6 +64,12 @@ def load_library(folder: Path) -> Optional[str]:
             f'{", ".join(library.name for library in libraries)} was compiled for torch '
             f'{versions}, and this is torch {torch.__version__}; run '
             "'pip install --no-build-isolation .' again"
+        )
+    machine = build_info(fitting[0]).get('machine')
+    if machine not in (None, this_machine()):
+        return (
+            f'{fitting[0].name} was compiled for {machine}, and this machine is {this_machine()}; '
+            "run 'pip install --no-build-isolation .' again"
         )
     try:
         torch.ops.load_library(str(fitting[0]))

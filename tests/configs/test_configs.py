@@ -90,8 +90,15 @@ NORMS = (torch.nn.LayerNorm, torch.nn.GroupNorm, _BatchNorm)
 
 
 def each(paths):
-    ids = [str(path.relative_to(CONFIGS).with_suffix('')) for path in paths]
-    return pytest.mark.parametrize('path', paths, ids=ids)
+    # Of several processes one has all tests of a config, as it keeps what it parsed and built.
+    names = [str(path.relative_to(CONFIGS).with_suffix('')) for path in paths]
+    return pytest.mark.parametrize(
+        'path',
+        [
+            pytest.param(path, id=name, marks=pytest.mark.xdist_group(name))
+            for path, name in zip(paths, names)
+        ],
+    )
 
 
 @functools.cache
@@ -343,6 +350,7 @@ def metadata() -> dict:
     return {ROOT / entry['Config']: entry['Metadata'] for entry in entries}
 
 
+@pytest.mark.slow
 @each(CLASSIFIERS)
 def test_size_has_the_published_parameters_and_cost(path):
     figures, family = metadata()[path], PUBLISHED[path.parent.name]

@@ -43,7 +43,10 @@ def test_the_registry_has_backbones():
 
 
 @pytest.mark.parametrize('name', BACKBONES)
-@pytest.mark.parametrize('size', [(224, 224), (256, 309), (800, 1333), (4, 4), (5, 70)])
+@pytest.mark.parametrize(
+    'size',
+    [(224, 224), (256, 309), pytest.param((800, 1333), marks=pytest.mark.slow), (4, 4), (5, 70)],
+)
 def test_maps_of_any_image_have_the_strides(name, size):
     size = tuple(max(side, strides(name)[0]) for side in size)
     backbone = build(name, smallest(name), img_size=224).eval()
@@ -262,6 +265,7 @@ def test_cost_with_fixed_landmarks_is_linear_in_pixels():
     assert large < 4.02 * small
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', BACKBONES)
 def test_compiles_into_one_graph(name):
     if not hasattr(torch.amp, 'is_autocast_available'):

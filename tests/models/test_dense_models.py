@@ -67,6 +67,7 @@ def batch(name: str, *shapes: tuple) -> dict:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('shape', SIZES, ids=str)
 @pytest.mark.parametrize('name', CONFIGS)
 def test_predicts_at_the_size_of_the_image(name, shape, build):
@@ -85,6 +86,7 @@ def test_predicts_at_the_size_of_the_image(name, shape, build):
         assert torch.isfinite(result.seg_logits.data).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', SEGMENTORS)
 def test_segments_a_street_scene(name, build):
     shape = (1024, 2048)

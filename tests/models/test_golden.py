@@ -108,6 +108,7 @@ def run_tool(name, *arguments):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', MODEL_CONFIGS)
 def test_converted_file_gives_the_authors_logits(name, tmp_path):
     golden, weights = read(name)
@@ -146,6 +147,7 @@ def test_every_tensor_is_reported_and_none_is_lost(name):
         converter(name).convert({k: v for k, v in weights.items() if k != a_norm}, SQUARE)
 
 
+@pytest.mark.slow
 def test_checkpoint_of_the_other_family_is_named(tmp_path):
     for name, other, said in (
         ('soft_model_small', 'pola_pvt_small', 'SOFT has soft_to_mmlaplace.py'),
@@ -158,6 +160,7 @@ def test_checkpoint_of_the_other_family_is_named(tmp_path):
         assert not (tmp_path / 'ours.pth').exists()
 
 
+@pytest.mark.slow
 def test_converter_keeps_what_is_there_and_takes_the_weights_named(tmp_path):
     _, weights = read('soft_model_small')
     averaged = {key: value + 1 for key, value in weights.items()}

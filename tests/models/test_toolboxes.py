@@ -95,6 +95,7 @@ def test_mmdet_trains_a_detector(backbone):
     assert 'loss_cls' in losses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('backbone', BACKBONES)
 def test_mmseg_trains_a_segmentor(backbone):
     models, config = build('mmseg', backbone)

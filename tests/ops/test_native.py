@@ -117,6 +117,7 @@ def test_errors_of_the_ops_themselves_quote_the_input():
 CAPABILITIES = ['default', 'avx2', 'avx512']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('capability', CAPABILITIES)
 def test_every_instruction_set_passes_the_op_tests(capability):
     supported = torch.backends.cpu.get_cpu_capability().lower()

@@ -9,7 +9,10 @@ import pytest
 from conftest import ROOT
 
 COMPILER = os.environ.get('CXX') or 'g++'
-pytestmark = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f'no compiler {COMPILER}')
+pytestmark = [
+    pytest.mark.sanitizer,
+    pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f'no compiler {COMPILER}'),
+]
 
 
 def run(command, **environment):

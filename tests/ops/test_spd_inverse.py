@@ -263,6 +263,7 @@ def ill_conditioned(size, count, condition, generator):
     return ((mat + mat.mT) / 2).float(), ridge
 
 
+@pytest.mark.slow
 def test_ten_thousand_ill_conditioned_matrices_keep_the_promise():
     generator = torch.Generator().manual_seed(0)
     tested, refused, sizes = 0, 0, set()

@@ -68,6 +68,7 @@ def both_kernels_and_the_inverse(q, k):
     return laplacian_kernel(q, k, 4.0) @ weights + gaussian_kernel(q, k, 2.0)
 
 
+@pytest.mark.slow
 @needs_compile
 @pytest.mark.parametrize('device', DEVICES)
 def test_compile_in_one_graph_for_any_size(device):

@@ -19,6 +19,7 @@ def benchmark(*arguments) -> subprocess.CompletedProcess:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_benchmark_ops(tmp_path):
     out, plot = tmp_path / 'ops.json', tmp_path / 'ops.png'
     result = benchmark('--out', out, '--plot', plot, '--train-step')
@@ -41,6 +42,7 @@ def test_benchmark_ops(tmp_path):
     assert out.read_text() == before
 
 
+@pytest.mark.slow
 def test_benchmark_backbone(tmp_path):
     out, plot = tmp_path / 'backbone.json', tmp_path / 'backbone.png'
     command = [
@@ -63,6 +65,7 @@ def test_benchmark_backbone(tmp_path):
     assert '--force replaces it' in result.stderr
 
 
+@pytest.mark.slow
 def test_compare_landmarks(tmp_path):
     config = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
     backbone = MODELS.build(Config.fromfile(config).model.backbone)
@@ -80,6 +83,7 @@ def test_compare_landmarks(tmp_path):
     assert all(m < f for f, m in zip(few['errors'], many['errors']))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ('tool', 'config', 'options'),
     [

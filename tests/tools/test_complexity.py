@@ -55,6 +55,7 @@ def test_mmengine_counts_the_same(attention):
     assert count_complexity(backbone, (3, 64, 64)).macs == pytest.approx(total, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_the_tool_prints_ours_beside_the_published():
     def rows(*arguments):
         tool = [sys.executable, ROOT / 'tools/get_complexity.py', *arguments]

@@ -15,6 +15,8 @@ import torch
 from conftest import CLASSIFICATION, ROOT
 from mmengine.config import Config
 
+pytestmark = pytest.mark.training
+
 MINI = CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py'
 
 

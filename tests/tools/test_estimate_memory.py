@@ -21,6 +21,7 @@ def tools():
     sys.path.remove(str(ROOT / 'tools'))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('with_cp', [False, True])
 def test_estimate_is_near_the_peak_of_a_training_step(tools, with_cp):
     estimate_memory, measuring = tools
@@ -43,6 +44,7 @@ def test_activations_are_linear_in_the_batch(tools):
     assert estimate_memory.estimate(NAME, 6, SIDE)['activations'] == kept
 
 
+@pytest.mark.slow
 def test_the_tool_prints_and_writes(tmp_path):
     tool, out = ROOT / 'tools/estimate_memory.py', tmp_path / 'memory.json'
     command = [sys.executable, tool, 'softpp-tiny_8xb128', '--image-size', '64', '64', '--out', out]

@@ -56,6 +56,7 @@ assert result['predictions'].shape == (90, 120)
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('toolbox', TOOLBOXES)
 def test_one_toolbox_alone(toolbox, tmp_path):
     """The other two cannot be imported."""

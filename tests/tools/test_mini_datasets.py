@@ -29,6 +29,7 @@ def digest(folder) -> str:
     return content.hexdigest()
 
 
+@pytest.mark.slow
 def test_same_seed_same_data_other_seed_other_data(mini_data, tmp_path):
     again, other = tmp_path / 'again', tmp_path / 'other'
     assert make('--tasks', 'segmentation', '--out', again).returncode == 0
@@ -37,6 +38,7 @@ def test_same_seed_same_data_other_seed_other_data(mini_data, tmp_path):
     assert digest(other / 'segmentation') != digest(mini_data / 'segmentation')
 
 
+@pytest.mark.slow
 def test_existing_data_is_kept_and_foreign_data_is_refused(mini_data, tmp_path):
     result = make('--tasks', 'segmentation', '--out', mini_data)
     assert result.returncode == 0

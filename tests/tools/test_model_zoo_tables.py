@@ -17,6 +17,7 @@ def tool():
     sys.path.remove(str(ROOT / 'tools'))
 
 
+@pytest.mark.slow
 def test_all_files_are_in_step():
     command = [sys.executable, ROOT / 'tools/make_model_zoo.py', '--check']
     result = subprocess.run(command, capture_output=True, text=True)

@@ -1,11 +1,17 @@
 """Every script explains itself, and the shell scripts' failures name the step and the fix."""
 
 import os
+import re
+import shutil
+import stat
 import subprocess
 import sys
 
 import pytest
 from conftest import ROOT
+
+from mmlaplace import check
+from mmlaplace.ops._sources import source_state
 
 PYTHON_TOOLS = sorted(
     path for path in (ROOT / 'tools').rglob('*.py') if "'__main__'" in path.read_text()
@@ -19,6 +25,7 @@ def run(*command, **env) -> subprocess.CompletedProcess:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('tool', PYTHON_TOOLS, ids=lambda p: p.name)
 def test_help_has_an_example(tool):
     result = run(sys.executable, tool, '--help')
@@ -48,6 +55,7 @@ def test_quickstart_lists_its_tasks():
     assert "no task 'tracking'; there are: classification detection segmentation" in result.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['train.py', 'test.py'])
 def test_the_pair_for_all_tasks_finds_the_toolbox(name, tmp_path):
     tool = ROOT / 'tools' / name
@@ -114,3 +122,95 @@ def test_an_environment_of_the_other_set_is_refused(tmp_path):
     assert result.returncode != 0
     assert 'for the onedl set' in result.stderr
     assert '--venv FOLDER' in result.stderr
+
+
+# The Python of an environment that has all but what pip would install there: pip is written down,
+# and compiling our ops is copying them. The toolboxes, which take seconds to import, import.
+PYTHON = """#!/bin/bash
+case "$*" in
+    '-m pip '*)
+        echo "${*:4}" >>"$CALLS"
+        case "$*" in
+            *--wheel-dir*) touch "${@: -2:1}/mmcv.whl" ;;
+            *'--editable .') cp "$LIBRARY" mmlaplace/ ;;
+        esac ;;
+    '-m pytest '*) echo "${*:2}" >>"$CALLS" ;;
+    *mmcv.ops* | *mmpretrain*) ;;
+    *) exec "$REAL_PYTHON" "$@" ;;
+esac
+"""
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """A clone with such an environment; its name has a space."""
+    clone = tmp_path / 'a clone'
+    for name in ('mmlaplace', 'ops', 'requirements', 'tools'):
+        ignored = shutil.ignore_patterns('.mim', '__pycache__', '_C*.so')
+        shutil.copytree(ROOT / name, clone / name, ignore=ignored)
+    for name in ('pyproject.toml', 'setup.py'):
+        shutil.copy(ROOT / name, clone)
+    python = clone / '.venv/bin/python'
+    python.parent.mkdir(parents=True)
+    python.write_text(PYTHON)
+    python.chmod(stat.S_IRWXU)
+    return clone
+
+
+def set_up(clone, script='setup_env.sh', *arguments) -> tuple:
+    """What set-up, or a script that calls it, says, and what it calls pip and pytest for."""
+    calls = clone.parent / 'calls'
+    calls.write_text('')
+    result = run(
+        'bash', clone / 'tools' / script, *arguments,
+        CALLS=str(calls), LIBRARY=str(check.loaded_library()), REAL_PYTHON=sys.executable,
+        PYTHONPATH='', XDG_CACHE_HOME=str(clone.parent / 'cache'),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout + result.stderr
+    return result.stdout, calls.read_text()
+
+
+@pytest.mark.slow
+def test_set_up_compiles_again_when_the_library_is_gone_or_foreign(clone):
+    library = clone / 'mmlaplace' / check.loaded_library().name
+    said, calls = set_up(clone)
+    assert '   with compiled ops\n' in said
+    assert 'install --quiet --no-deps --no-build-isolation --editable .\n' in calls
+    said, calls = set_up(clone)
+    assert said.splitlines()[-1] == '== .venv is ready (onedl set)'
+    assert not calls
+
+    built = library.read_bytes()
+    library.unlink()
+    said, calls = set_up(clone)
+    assert 'install again: mmlaplace is without compiled ops: ' in said
+    assert '--editable .\n' in calls
+    assert library.read_bytes() == built
+
+    state = source_state(ROOT / 'ops').encode()
+    library.write_bytes(built.replace(state, state[::-1]))
+    said, calls = set_up(clone)
+    assert 'was compiled from other sources' in said
+    assert library.read_bytes() == built
+
+
+@pytest.mark.slow
+def test_set_up_reads_sources_whose_names_have_spaces(clone):
+    (clone / 'ops/common/a copy.h').write_text('// new')
+    _, calls = set_up(clone)
+    assert '--editable .\n' in calls
+
+
+def test_fast_tests_are_those_without_a_marker_and_set_nothing_up(clone):
+    _, calls = set_up(clone, 'run_tests.sh', '--fast', '-k', 'kernel')
+    (command,) = calls.splitlines()
+    markers = re.findall(r'^    "(\w+): ', (ROOT / 'pyproject.toml').read_text(), re.MULTILINE)
+    assert len(markers) > 3
+    assert command == (f'pytest -n 2 --dist loadgroup -m not ({" or ".join(markers)}) -k kernel')
+
+
+@pytest.mark.slow
+def test_all_tests_run_after_set_up(clone):
+    _, calls = set_up(clone, 'run_tests.sh', '-x')
+    assert '--editable .' in calls
+    assert calls.splitlines()[-1] == 'pytest -n 2 --dist loadgroup -x'

@@ -29,6 +29,7 @@ def run(*command, cwd) -> str:
     return output
 
 
+@pytest.mark.training
 def test_train_test_and_predict_from_another_directory(mini_data, tmp_path):
     data = mini_data / 'classification'
     options = [f'{split}_dataloader.dataset.data_root={data}' for split in ('val', 'test')]
@@ -70,6 +71,7 @@ def build_mini(config, mini_data, stride):
     return model, model.data_preprocessor(batch, training=True)
 
 
+@pytest.mark.training
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
 def test_two_hundred_steps_of_mixed_precision_stay_finite(dtype, mini_data):
     if dtype == torch.float16 and not hasattr(torch.amp, 'GradScaler'):
@@ -95,6 +97,7 @@ def test_two_hundred_steps_of_mixed_precision_stay_finite(dtype, mini_data):
     assert loss < 1  # 2.3 at the start; label smoothing leaves 0.5
 
 
+@pytest.mark.training
 @pytest.mark.parametrize('config', sorted(CONFIGS.glob('*_mini.py')), ids=lambda p: p.stem)
 def test_the_mini_models_learn_a_batch_by_heart(config, mini_data):
     model, data = build_mini(config, mini_data, 15)
@@ -109,6 +112,7 @@ def test_the_mini_models_learn_a_batch_by_heart(config, mini_data):
     assert sum(right) >= 0.9 * len(right)
 
 
+@pytest.mark.training
 def test_missing_data_is_an_error_that_names_the_folder(tmp_path):
     result = subprocess.run(
         [sys.executable, TRAIN, MINI, '--work-dir', tmp_path / 'run'],
@@ -128,6 +132,7 @@ def test_comparison_table_has_mean_and_single_values():
     assert table[2].count('91.0 ± 1.0 (90.0, 91.0, 92.0)') == len(compare_mini.COLUMNS)
 
 
+@pytest.mark.slow
 def test_show_predictions_keeps_what_is_there(tmp_path):
     picture = tmp_path / 'kept.png'
     picture.write_text('mine')
@@ -146,6 +151,7 @@ DENSE = {
 }
 
 
+@pytest.mark.training
 @pytest.mark.parametrize('toolbox', DENSE)
 def test_a_hundred_bf16_steps_of_dense_models_stay_finite(toolbox, mini_data, monkeypatch):
     """From random weights. mmengine's AmpOptimWrapper does the same on GPUs and refuses CPUs."""
