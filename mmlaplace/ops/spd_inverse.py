@@ -138,12 +138,14 @@ def newton_schulz_inverse(
 
     The start converges for every symmetric positive definite P and needs about half the steps of
     :math:`\alpha P^T`. The product order decides the accuracy, see the reference. The gradient is
-    implicit, :math:`\partial W = -X^T (\partial X) X^T`, exact as far as X has converged; there is
-    no second derivative.
+    implicit, :math:`\partial W = -X^T (\partial X) X^T`, exact as far as X has converged; so are
+    derivatives of any order, and ``torch.func`` transforms (``vmap``, ``grad``, ``jacrev``) work.
+    Forward-mode derivatives there are none, and graphs of torch.compile have first ones alone.
 
     With enough steps for its condition number :math:`\kappa`, the residual of a matrix is at most
     :math:`\epsilon (m + \kappa)`, with the machine epsilon of fp32 (of fp64 for fp64). Matrices
-    that need fewer steps take fewer in the compiled op.
+    that need fewer steps take fewer in the compiled op. A matrix with a NaN or an infinity has an
+    inverse of NaN and changes no other of its batch.
 
     Args:
         mat: Symmetric positive semidefinite matrices ``(..., m, m)``.
@@ -158,6 +160,8 @@ def newton_schulz_inverse(
         return_residual: Also return ``max |I - PX|`` of each matrix. Default: False.
         max_residual: Raise if the residual of a matrix is larger. Default: None, no limit; without
             it an inverse that has not converged is returned as it is.
+        check: Raise if an inverse is not finite, which on a GPU makes the host wait for it; never
+            in recorded graphs and under ``torch.func``. Default: True.
         backend: ``'auto'`` (default: the compiled op where it can run, else the reference),
             ``'native'`` or ``'reference'``.
 
@@ -167,9 +171,9 @@ def newton_schulz_inverse(
 
     Raises:
         TypeError: If ``mat`` is no floating tensor.
-        ValueError: If it is not square or has a value that is not finite, for ``num_iters < 1``
-            or ``ridge < 0``, if the iteration diverged because P is not positive definite, or if
-            a residual is above ``max_residual``.
+        ValueError: If it is not square, for ``num_iters < 1`` or ``ridge < 0``, if a residual is
+            above ``max_residual``, or, with ``check``, if ``mat`` has a value that is not finite
+            or the iteration diverged because P is not positive definite.
         RuntimeError: For ``backend='native'`` with a ``start`` or where the compiled op cannot run.
 
     Source: LaplacianFormer (arXiv 2604.20368); the start and the order are ours.
@@ -202,19 +206,23 @@ def cholesky_inverse(mat: Tensor, ridge: float = 1e-2, *, check: bool = True) ->
     .. math:: (W + \varepsilon I)^{-1} = (L L^T)^{-1}
 
     On a CPU it beats twenty Newton–Schulz steps; LU is no choice there (batches of large matrices
-    fail in some builds of oneMKL). The gradient is that of :func:`newton_schulz_inverse`.
+    fail in some builds of oneMKL). Derivatives are those of :func:`newton_schulz_inverse`.
 
     Args:
-        mat: Symmetric positive semidefinite matrices ``(..., m, m)``.
+        mat: Symmetric positive semidefinite matrices ``(..., m, m)``. Of others
+            :math:`(W + W^T) / 2` is inverted, where Newton–Schulz inverts W as it is.
         ridge: :math:`\varepsilon \ge 0`, added to the diagonal. Default: 1e-2.
+        check: Raise if an inverse is not finite, as :func:`newton_schulz_inverse` does. Default:
+            True.
 
     Returns:
-        The inverse, shaped and typed like ``mat`` (fp32 under autocast).
+        The inverse, shaped and typed like ``mat`` (fp32 under autocast); NaN for a matrix that has
+        a NaN or an infinity, or is not positive definite.
 
     Raises:
         TypeError: If ``mat`` is no floating tensor.
-        ValueError: If it is not square, has a value that is not finite, for ``ridge < 0``, or if
-            ``mat + ridge * I`` is not positive definite.
+        ValueError: If it is not square, for ``ridge < 0``, or, with ``check``, if ``mat`` has a
+            value that is not finite or ``mat + ridge * I`` is not positive definite.
     """
     _check_inverse_inputs('cholesky_inverse', mat, ridge)
     (wide,) = upcast(mat)
@@ -231,9 +239,11 @@ def _by_cholesky(ridge: float, mat: Tensor) -> Tensor:
     factor, info = torch.linalg.cholesky_ex(add_ridge(mat, ridge))
     diagonal = factor.diagonal(dim1=-2, dim2=-1).sum(-1)  # an infinity there is no failure
     failed = (info != 0) | ~diagonal.isfinite()
-    # Not torch.cholesky_inverse: slower on a CPU, and it refuses what a failure may leave.
+    # Not torch.cholesky_inverse: slower on a CPU, it refuses what a failure may leave, and on a GPU
+    # it makes the host wait.
     root = torch.linalg.solve_triangular(factor, identity_like(mat), upper=False)
-    return (root.transpose(-2, -1) @ root).masked_fill_(failed[..., None, None], float('nan'))
+    inverse = torch.linalg.solve_triangular(factor.transpose(-2, -1), root, upper=True)
+    return inverse.masked_fill(failed[..., None, None], float('nan'))
 
 
 def _iterate(
@@ -266,11 +276,12 @@ def _check_residual(
     if not _checks.has_values(residual) or (residual <= max_residual).all():
         return
     worst = residual.flatten().argmax().item()
+    above = int((~(residual <= max_residual)).sum())  # NaN too
     raise ValueError(
-        f'{op}: after {num_iters} steps the residual of {int((residual > max_residual).sum())} of '
-        f'{residual.numel()} matrices of shape {tuple(mat.shape)} is above max_residual '
-        f'({max_residual}), the largest {residual.flatten()[worst].item():.3g} of matrix {worst}; '
-        'raise num_iters or ridge, or use cholesky_inverse'
+        f'{op}: after {num_iters} steps the residual of {above} of {residual.numel()} matrices of '
+        f'shape {tuple(mat.shape)} is above max_residual ({max_residual}), the largest '
+        f'{residual.flatten()[worst].item():.3g} of matrix {worst}; raise num_iters or ridge, or '
+        'use cholesky_inverse'
     )
 
 

@@ -28,7 +28,7 @@ inline at::Tensor flatten(const at::Tensor& mat) {
 }
 
 // The iteration by batched matrix products, for matrices too large for the kernels. All take the
-// steps of the slowest: further steps leave a converged inverse as it is.
+// steps of the slowest, on a GPU all steps: further ones leave a converged inverse as it is.
 inline at::Tensor by_matmul(const at::Tensor& mats, int64_t num_iters, double ridge) {
   at::NoTF32Guard no_tf32;  // ten bits of mantissa are no inverse
   const at::Tensor identity = at::eye(mats.size(-1), mats.options());

@@ -239,6 +239,9 @@ def test_a_residual_above_the_limit_raises_and_names_the_fix():
     with pytest.raises(ValueError, match=message):
         newton_schulz_inverse(mat, 3, max_residual=1e-3)
     newton_schulz_inverse(mat, 20, max_residual=1e-3)
+    mat[0, 0, 0] = float('nan')
+    with pytest.raises(ValueError, match='residual of 1 of 2 .* largest nan of matrix 0'):
+        newton_schulz_inverse(mat, 20, max_residual=1e-3, check=False)
 
 
 def ill_conditioned(size, count, condition, generator):
