@@ -117,7 +117,7 @@ def mutant_at(file: Path, name: str, occurrence: int) -> Optional[Mutant]:
 
 def drawn_from(file: Path, seed: int) -> Iterator[Mutant]:
     """The mutants of a file in a random order: one of each line, then the next one of each."""
-    chance = random.Random(f'{seed} {file.relative_to(ROOT)}')
+    chance = random.Random(f'{seed} {relative(file)}')
     places = {line: chance.sample(found, len(found)) for line, found in places_of(file).items()}
     while places:
         for line in chance.sample(sorted(places), len(places)):
@@ -142,7 +142,7 @@ def describe(file: Path, source: str, mutated: str) -> Optional[Mutant]:
         block for block in matcher.get_opcodes() if block[0] != 'equal'
     )
     return Mutant(
-        str(file.relative_to(ROOT)),
+        relative(file),
         start + 1,
         ' '.join(line.strip() for line in before[start:end]),
         ' '.join(line.strip() for line in after[new_start:new_end]),
@@ -165,7 +165,8 @@ def tests_of(file: str) -> List[str]:
     place = max((place for place in TESTS if file.startswith(place)), key=len)
     paths = [f'tests/{name}' for name in TESTS[place] if (ROOT / 'tests' / name).exists()]
     # A file's own tests, where they are named after it, come first.
-    return sorted(paths, key=lambda path: Path(file).stem.split('_')[0] not in Path(path).stem)
+    stem = Path(file).stem.strip('_').split('_')[0]
+    return sorted(paths, key=lambda path: stem not in Path(path).stem)
 
 
 def copy_checkout(folder: Path) -> None:
@@ -270,6 +271,23 @@ def run_all(mutants: List[Mutant], workers: int) -> Iterator[dict]:
         process.join()
 
 
+def check_tests(files: List[Path], workers: int) -> None:
+    """End unless the tests pass without a change; a red test would kill every mutant."""
+    places = {tests: file for file in files for tests in [frozenset(tests_of(relative(file)))]}
+    untouched = [
+        Mutant(relative(file), 0, 'no change', 'no change', file.read_text())
+        for file in places.values()
+    ]
+    for result in run_all(untouched, workers):
+        if result['outcome'] != 'survived':
+            sys.exit(f'the tests of {result["file"]} fail without a change: {result["by"]}')
+
+
+def relative(file: Path) -> str:
+    """A path from the root."""
+    return str(file.relative_to(ROOT))
+
+
 def equivalent() -> Dict[str, str]:
     """The mutants that change nothing a user could notice, each with the reason."""
     if not EQUIVALENT.exists():
@@ -283,6 +301,10 @@ def show(results: Dict[str, dict]) -> float:
     counts: Dict[str, Counter] = defaultdict(Counter)
     survivors = []
     for result in results.values():
+        if ' '.join(result['before'].split()) not in ' '.join(
+            (ROOT / result['file']).read_text().split()
+        ):
+            continue  # of a line that has changed since
         outcome = result['outcome']
         if outcome == 'survived':
             outcome = 'equivalent' if result['key'] in harmless else 'survived'
@@ -338,6 +360,7 @@ def main() -> None:
             todo = [mutant for mutant in todo if mutant.key in wanted]
         else:
             todo = [m for m in sample(files, args.count, args.seed) if m.key not in known]
+        check_tests(files, args.workers)
         random.Random(0).shuffle(todo)  # so that the progress bar tells the truth
         with Progress() as progress:
             bar = progress.add_task('mutants', total=len(todo))
