@@ -19,6 +19,6 @@ per_node="${GPUS_PER_NODE:-8}"
 # The job's number is known in its tasks alone. SRUN_ARGS is left unquoted, to hold several options.
 exec srun --partition "$partition" --job-name "$job" --gres "gpu:$per_node" --ntasks "$gpus" \
     --ntasks-per-node "$per_node" --cpus-per-task "${CPUS_PER_TASK:-5}" --kill-on-bad-exit=1 ${SRUN_ARGS:-} \
-    bash -c 'MASTER_PORT="${PORT:-$((12000 + SLURM_JOB_ID % 20000))}" exec "$@"' train \
+    bash -c 'MASTER_PORT="${PORT:-${MASTER_PORT:-$((12000 + SLURM_JOB_ID % 20000))}}" exec "$@"' train \
     "${PYTHON:-python}" -u "$(dirname "${BASH_SOURCE[0]}")/train.py" "$config" --work-dir "$work_dir" \
     --launcher slurm "${@:5}"

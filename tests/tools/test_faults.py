@@ -17,6 +17,7 @@ import torch
 from conftest import ROOT
 from mmengine.config import Config
 from mmengine.registry import DATASETS, DefaultScope
+from torch.utils.data import DataLoader, Subset
 
 from mmlaplace.engine import WholeFileBackend
 
@@ -64,10 +65,9 @@ def test_a_kill_at_any_moment_of_saving_leaves_a_whole_checkpoint_to_resume_from
     result = run_toy(tmp_path, 'kill')
     assert (tmp_path / 'kills.json').is_file(), result.stderr[-3000:]
     kills = json.loads((tmp_path / 'kills.json').read_text())
-    # Two epochs: last, best and last again, each with last_checkpoint, half written and renamed.
-    assert len(kills) > 20
     assert [kill for kill in kills if not kill['same_weights']] == []
-    assert not any('epoch_2.pth.partial' in kill['kept'] for kill in kills)
+    assert len(kills) > 10  # in two epochs the last, the best, and the last again, and their names
+    assert not any(name.endswith('.partial') for kill in kills for name in kill['kept'])
 
 
 @pytest.mark.slow
@@ -163,13 +163,15 @@ def test_when_a_machine_falls_silent_the_other_ends_after_the_timeout_of_the_con
 
 
 @pytest.mark.parametrize('missing', ['NODE_RANK', 'MASTER_ADDR', 'PORT'])
-@pytest.mark.parametrize('name', ['dist_train.sh', 'dist_test.sh'])
-def test_several_machines_must_agree_on_a_place_to_meet(name, missing):
+@pytest.mark.parametrize(
+    'command', [('dist_train.sh', 'config.py', '1'), ('dist_test.sh', 'config.py', 'last.pth', '1')]
+)
+def test_several_machines_must_agree_on_a_place_to_meet(command, missing):
     variables = dict(NNODES='2', NODE_RANK='0', MASTER_ADDR='127.0.0.1', PORT='29500')
     variables[missing] = ''
     result = subprocess.run(
-        ['bash', str(ROOT / 'tools' / name), 'config.py', 'epoch_1.pth', '1'],
-        env=environment(**variables), capture_output=True, text=True,
+        ['bash', str(ROOT / 'tools' / command[0]), *command[1:]], env=environment(**variables),
+        capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert result.returncode == 2
     assert f'NNODES=2, but {missing} is not set' in result.stderr
@@ -195,17 +197,20 @@ def test_two_jobs_on_one_machine_do_not_collide(tmp_path):
     env = environment()
     for name in ('PORT', 'NNODES', 'MASTER_PORT'):
         env.pop(name, None)
-    jobs = [
-        subprocess.Popen(
-            ['bash', 'dist_train.sh', f'job_{i}', '2'], cwd=tmp_path, env=env,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )
-        for i in range(2)
-    ]  # fmt: skip
+    jobs = []
     try:
-        for job in jobs:
-            output = job.communicate(timeout=120)[0]
-            assert job.returncode == 0, output[-3000:]
+        for i in '01':
+            with open(tmp_path / f'{i}.log', 'w') as log:
+                command = ['bash', 'dist_train.sh', f'job_{i}', '2']
+                jobs.append(
+                    subprocess.Popen(command, cwd=tmp_path, env=env, stdout=log, stderr=log)
+                )
+        deadline = time.monotonic() + 120
+        while any(job.poll() is None for job in jobs):
+            assert not any(job.poll() for job in jobs), logs(tmp_path)
+            assert time.monotonic() < deadline, logs(tmp_path)
+            time.sleep(0.05)
+        assert [job.returncode for job in jobs] == [0, 0], logs(tmp_path)
     finally:
         for job in jobs:
             job.terminate()  # torchrun ends its processes
@@ -246,8 +251,8 @@ def test_a_slurm_job_takes_its_port_from_its_number(tmp_path):
 # Images.
 
 
-def mini_copy(toolbox: str, mini_data: Path, tmp_path: Path, kind: str) -> list:
-    """A data set of which each of the first images, or of their masks, is damaged in its way."""
+def mini_copy(toolbox: str, mini_data: Path, tmp_path: Path, kind: str) -> tuple:
+    """A data set, and the paths of its first images, or of their masks."""
     cfg = Config.fromfile(ROOT / 'configs' / MINI[toolbox])
     name = dict(mmpretrain='classification', mmdet='detection', mmseg='segmentation')[toolbox]
     shutil.copytree(mini_data / name, tmp_path / name)
@@ -273,3 +278,6 @@ def test_a_file_that_cannot_be_read_is_named(toolbox, kind, mini_data, tmp_path)
         with pytest.raises((OSError, AssertionError)) as caught:
             dataset[i]
         assert str(path) in str(caught.value), content[:20]
+    loader = DataLoader(Subset(dataset, [0]), num_workers=1, collate_fn=list)
+    with pytest.raises((OSError, AssertionError), match=str(paths[0])):  # from another process
+        next(iter(loader))
