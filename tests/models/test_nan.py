@@ -45,6 +45,7 @@ def test_a_nan_pixel_spoils_its_image_alone_when_compiled(name):
 
 
 @needs_compile
+@pytest.mark.slow
 def test_nan_tokens_spoil_their_image_alone_in_inductors_code():
     # The attention by itself: for a backbone, inductor's C++ takes minutes to compile.
     attention = LaplacianAttention(32, 2, (8, 8), landmarks=16).eval()

@@ -71,6 +71,7 @@ def both_kernels_and_the_inverse(q, k):
 @pytest.mark.slow
 @needs_compile
 @pytest.mark.parametrize('device', DEVICES)
+@pytest.mark.slow
 def test_compile_in_one_graph_for_any_size(device):
     compiled = torch.compile(both_kernels_and_the_inverse, fullgraph=True, dynamic=True)
     for tokens in (12, 31):
