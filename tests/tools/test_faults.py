@@ -1,6 +1,7 @@
 """What breaks a run from outside, such as a kill or a full disk, is said, and nothing is lost."""
 
 import json
+import logging
 import os
 import shutil
 import signal
@@ -10,16 +11,18 @@ import sys
 import time
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
 from conftest import ROOT
 from mmengine.config import Config
+from mmengine.logging import MessageHub
 from mmengine.registry import DATASETS, DefaultScope
 from torch.utils.data import DataLoader, Subset
 
-from mmlaplace.engine import WholeFileBackend
+from mmlaplace.engine import AtomicCheckpointHook, WholeFileBackend
 
 TOY = ROOT / 'tests/tools/toy_run.py'
 TORCHRUN = ROOT / 'tools/torchrun.sh'
@@ -95,6 +98,28 @@ def test_a_file_that_does_not_fit_keeps_what_it_replaces(tmp_path):
     WholeFileBackend().put(b'new', path)
     assert [p.name for p in tmp_path.iterdir()] == ['epoch_1.pth']
     assert path.read_bytes() == b'new'
+
+
+def test_the_best_so_far_is_removed_when_the_new_best_is_whole(tmp_path):
+    def save_checkpoint(out_dir, filename, *args, **kwargs):
+        there.append(sorted(path.name for path in tmp_path.iterdir()))
+        (tmp_path / filename).touch()
+
+    there = []
+    runner = SimpleNamespace(
+        work_dir=str(tmp_path), epoch=1, iter=8, logger=logging.getLogger('quiet'),
+        message_hub=MessageHub('best'), save_checkpoint=save_checkpoint,
+    )  # fmt: skip
+    hook = AtomicCheckpointHook(save_best=['acc', 'loss'])
+    hook.before_train(runner)
+    hook.after_val_epoch(runner, dict(acc=1.0, loss=3.0))
+    # Again in this epoch: the new file has the name of the old one.
+    hook.after_val_epoch(runner, dict(acc=2.0, loss=3.0))
+    assert {p.name for p in tmp_path.iterdir()} == {'best_acc_epoch_1.pth', 'best_loss_epoch_1.pth'}
+    runner.epoch = 2
+    hook.after_val_epoch(runner, dict(acc=3.0, loss=4.0))
+    assert {p.name for p in tmp_path.iterdir()} == {'best_acc_epoch_2.pth', 'best_loss_epoch_1.pth'}
+    assert there[-1] == ['best_acc_epoch_1.pth', 'best_loss_epoch_1.pth']
 
 
 # Two machines.
