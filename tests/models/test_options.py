@@ -160,6 +160,14 @@ def test_norm_cfg_sets_every_norm_around_the_attentions(name):
     assert all(torch.isfinite(out).all() for out in backbone(IMAGES))
 
 
+@pytest.mark.skipif(not hasattr(nn, 'RMSNorm'), reason='torch has RMSNorm since 2.4')
+def test_norms_may_be_root_mean_squares():
+    backbone = build('LaplacianFormer', norm_cfg=dict(type='RMSN', eps=1e-6))
+    kinds = [type(m) for m in backbone.modules() if 'norm' in type(m).__name__.lower()]
+    assert kinds and set(kinds) == {nn.RMSNorm}
+    assert all(torch.isfinite(out).all() for out in backbone(IMAGES))
+
+
 @pytest.mark.parametrize('name', BACKBONES)
 def test_act_cfg_sets_the_activation_of_every_ffn(name):
     tanh = dict(type='GELU', approximate='tanh')
