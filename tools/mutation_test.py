@@ -43,9 +43,20 @@ PACKAGES = ('mmlaplace/models', 'mmlaplace/ops', 'mmlaplace/engine')
 EQUIVALENT = ROOT / 'tests/equivalent_mutants.yml'
 # The tests that run for a file: those of the longest path that begins it, the quickest first.
 TESTS = {
-    'mmlaplace/ops': ('ops', 'models/test_laplacian_attention.py', 'models/test_nan.py'),
-    'mmlaplace/engine': ('engine', 'models/test_backbones.py', 'models/test_options.py'),
+    'mmlaplace/ops': (
+        'test_docstrings.py',
+        'ops',
+        'models/test_laplacian_attention.py',
+        'models/test_nan.py',
+    ),
+    'mmlaplace/engine': (
+        'test_docstrings.py',
+        'engine',
+        'models/test_backbones.py',
+        'models/test_options.py',
+    ),
     'mmlaplace/models': (
+        'test_docstrings.py',
         'models/test_layers.py',
         'models/test_sizes.py',
         'models/test_laplacian_attention.py',
