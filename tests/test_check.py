@@ -15,6 +15,7 @@ from mmengine.model import BaseModule
 
 from mmlaplace import check, ops
 from mmlaplace.ops import _native
+from mmlaplace.ops._sources import source_state
 from mmlaplace.utils.dependencies import TESTED, installed_distributions
 
 FORKS = bool(installed_distributions('mmengine').get('onedl-mmengine'))
@@ -130,6 +131,18 @@ def test_a_library_for_something_else_is_a_problem(entry, found, monkeypatch, tm
     assert finding.status == 'problem'
     assert f'{library.name} {found}' in finding.found
     assert 'install --no-build-isolation --force-reinstall' in finding.fix
+
+
+def test_the_state_of_sources_tells_names_and_contents(tmp_path):
+    states = []
+    for name, content in (('a.h', 'x'), ('b.h', 'x'), ('a.h', 'y'), ('a.h', 'x')):
+        folder = tmp_path / str(len(states))
+        (folder / 'op').mkdir(parents=True)
+        (folder / 'op' / name).write_text(content)
+        (folder / 'README.md').write_text(str(len(states)))  # no source
+        states.append(source_state(folder))
+    assert len(set(states)) == 3 and states[0] == states[3]
+    assert all(len(state) == 16 and set(state) <= set('0123456789abcdef') for state in states)
 
 
 @pytest.mark.slow

@@ -48,10 +48,12 @@ TESTS = {
         'ops',
         'models/test_laplacian_attention.py',
         'models/test_nan.py',
+        'test_check.py',
     ),
     'mmlaplace/engine': (
         'test_docstrings.py',
         'engine',
+        'tools/test_faults.py',
         'models/test_backbones.py',
         'models/test_options.py',
     ),

@@ -272,6 +272,9 @@ def test_meta_tensors_have_the_shape(name):
     ('q', 'k', 'scale', 'error', 'message'),
     [
         (torch.ones(3, 4, 8), torch.ones(1, 3, 4, 8), 1.0, ValueError, r'\(3, 4, 8\)'),
+        (torch.ones(3, 4, 8), torch.ones(3, 4, 8), 1.0, ValueError, r'q must have the four axes'),
+        (torch.ones(1, 1, 4, 8), torch.ones(8), 1.0, ValueError, r'k must have the four axes'),
+        (torch.ones(5 * [1]), torch.ones(5 * [1]), 1.0, ValueError, r'q must have the four axes'),
         (torch.ones(1, 2, 4, 8), torch.ones(1, 3, 4, 8), 1.0, ValueError, r'\(1, 3, 4, 8\)'),
         (torch.ones(1, 3, 4, 8), torch.ones(1, 3, 4, 7), 1.0, ValueError, r'\(1, 3, 4, 7\)'),
         (torch.ones(1, 1, 2, 8), torch.ones(1, 1, 2, 8).double(), 1.0, ValueError, 'float64'),
