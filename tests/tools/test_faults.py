@@ -142,6 +142,7 @@ def machines(tmp_path):
                     psutil.Popen(
                         ['bash', str(TORCHRUN), '1', *toy], env=environment(**variables),
                         stdout=log, stderr=subprocess.STDOUT,
+                        cwd=tmp_path,  # where mmengine collects results
                     )
                 )  # fmt: skip
         deadline = time.monotonic() + 120
@@ -170,8 +171,8 @@ def send_all(machine: psutil.Popen, number: int) -> None:
 def test_when_the_first_machine_dies_the_second_ends(machines, tmp_path):
     first, second = machines(timeout=600)
     send_all(first, signal.SIGKILL)
-    # At once, as the connections are closed; torchrun gives its processes 30 s to end.
-    assert second.wait(timeout=60) != 0
+    # As the connections are closed: in seconds, unless the machine is busy.
+    assert second.wait(timeout=300) != 0
     assert 'toy_run.py FAILED' in (tmp_path / '1.log').read_text(), logs(tmp_path)
 
 
@@ -181,7 +182,7 @@ def test_when_a_machine_falls_silent_the_other_ends_after_the_timeout_of_the_con
 ):
     first, second = machines(timeout=5)
     send_all(second, signal.SIGSTOP)  # its connections stay open, as when a cable is pulled
-    assert first.wait(timeout=60) != 0
+    assert first.wait(timeout=300) != 0  # torch's own timeout would be 1800 s
     log = (tmp_path / '0.log').read_text()
     assert '5000ms' in log or '5000 ms' in log, log[-3000:]
     assert 'toy_run.py FAILED' in log
