@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from mmlaplace.models.layers import DropPath, RotaryEmbedding2D, map_to_tokens, tokens_to_map
+from mmlaplace.models.layers import (
+    DropPath,
+    RotaryEmbedding2D,
+    map_to_tokens,
+    resize_map,
+    tokens_to_map,
+)
 
 
 @pytest.mark.parametrize('head_dims', [8, 17, 32])
@@ -52,3 +58,20 @@ def test_tokens_and_maps_are_inverse():
     x = torch.randn(2, 15, 4)
     assert torch.equal(map_to_tokens(tokens_to_map(x, (3, 5))), x)
     assert torch.equal(tokens_to_map(x, (3, 5))[1, :, 2, 4], x[1, 14])
+
+
+@pytest.mark.parametrize('axes', [1, 2, 3, 5])
+def test_a_tensor_that_is_no_map_is_not_resized(axes):
+    x = torch.ones((2,) * axes)
+    assert resize_map(x, (3, 3)) is x
+
+
+@pytest.mark.parametrize('mode', ['bilinear', 'bicubic'])
+def test_maps_are_resized_in_fp32_and_keep_their_dtype(mode):
+    x = torch.rand(1, 2, 4, 4)
+    assert resize_map(x, (4, 4), mode) is x
+    out = resize_map(x.half(), (3, 6), mode)
+    assert out.dtype == torch.float16 and out.shape == (1, 2, 3, 6)
+    exact = torch.nn.functional.interpolate(x.half().float(), (3, 6), mode=mode)
+    # One rounding to the half, of values below 2.
+    torch.testing.assert_close(out.float(), exact, atol=1e-3, rtol=0)
