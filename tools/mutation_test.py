@@ -15,7 +15,9 @@ Examples:
 """
 
 import argparse
+import contextlib
 import difflib
+import importlib
 import itertools
 import json
 import multiprocessing
@@ -57,19 +59,36 @@ TESTS = {
         'models/test_backbones.py',
         'models/test_options.py',
     ),
-    'mmlaplace/models': (
+    'mmlaplace/models': ('test_docstrings.py', 'models/test_options.py'),
+    'mmlaplace/models/attentions': (
         'test_docstrings.py',
-        'models/test_layers.py',
-        'models/test_sizes.py',
         'models/test_laplacian_attention.py',
         'models/test_soft_attention.py',
         'models/test_pola_attention.py',
-        'models/test_options.py',
         'models/test_attentions.py',
         'models/test_golden.py',
         'engine/test_no_decay.py',
-        'engine/test_layer_decay.py',
+        'models/test_options.py',
+    ),
+    'mmlaplace/models/layers': (
+        'test_docstrings.py',
+        'models/test_layers.py',
+        'models/test_soft_attention.py',
+        'models/test_pola_attention.py',
+        'models/test_attentions.py',
+        'models/test_golden.py',
+        'models/test_options.py',
         'models/test_backbones.py',
+    ),
+    'mmlaplace/models/backbones': (
+        'test_docstrings.py',
+        'models/test_sizes.py',
+        'models/test_options.py',
+        'models/test_backbones.py',
+        'models/test_golden.py',
+        'engine/test_no_decay.py',
+        'engine/test_layer_decay.py',
+        'engine/test_checkpoint.py',
     ),
 }
 # What takes long and sees nothing that others of these do not: compilation and large images.
@@ -211,7 +230,12 @@ def run_tests(folder: Path, mutant: Mutant) -> dict:
         import pytest
 
         options = ['-x', '-q', '-p', 'no:cacheprovider', '-m', MARKERS, '-k', LEFT_OUT]
-        os._exit(pytest.main([*options, '-o', 'addopts=', *tests_of(mutant.file)]))
+        options += ['-o', 'addopts=', '-p', 'no:warnings', '-W', 'ignore']
+        # First without those behind, which take seconds to collect.
+        status, tests = 0, tests_of(mutant.file)
+        for part in (tests[:3], tests[3:]):
+            status = status or (pytest.main([*options, *part]) if part else 0)
+        os._exit(status)
     try:
         status = wait_for(child, LIMIT)
     finally:
@@ -252,17 +276,27 @@ def work(tasks, results) -> None:
         sys.path.insert(0, str(folder))
         os.environ.update(PYTHONPATH=str(folder), PYTHONDONTWRITEBYTECODE='1')
         sys.dont_write_bytecode = True
-        # Not mmlaplace itself, which each child imports anew.
-        import mmengine  # noqa: F401
-        import pytest  # noqa: F401
-        import sklearn.metrics.pairwise  # noqa: F401
-        import torch
-
-        torch.set_num_threads(1)
+        import_what_tests_import()
         for mutant in iter(tasks.get, None):
             results.put(run_tests(folder, mutant))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def import_what_tests_import() -> None:
+    """All but mmlaplace itself, which each child imports anew."""
+    listing = (
+        'import sys, pytest, hypothesis, sklearn.metrics.pairwise, mmlaplace; print(*sys.modules)'
+    )
+    listed = subprocess.run([sys.executable, '-c', listing], capture_output=True, text=True).stdout
+    for name in listed.splitlines()[-1].split():
+        # Some names are made by their packages and cannot be imported.
+        if not name.startswith(('mmlaplace', '__')):
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def run_all(mutants: List[Mutant], workers: int) -> Iterator[dict]:

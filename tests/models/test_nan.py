@@ -41,7 +41,8 @@ def test_a_nan_pixel_spoils_its_image_alone_with_every_solver(solver):
 @needs_compile
 @pytest.mark.parametrize('name', BACKBONES)
 def test_a_nan_pixel_spoils_its_image_alone_when_compiled(name):
-    check_that_nan_stays(torch.compile(build(name).eval(), backend='aot_eager', fullgraph=True))
+    # Dynamo's graph as it is: 'aot_eager' takes a minute a backbone and computes the same.
+    check_that_nan_stays(torch.compile(build(name).eval(), backend='eager', fullgraph=True))
 
 
 @needs_compile
