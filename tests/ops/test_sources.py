@@ -40,10 +40,14 @@ def test_cuda_kernels_run_right_on_a_cpu(sanitizer, cases, tmp_path):
 
 def test_cpu_ops_pass_under_address_and_undefined_behaviour_sanitizers(tmp_path):
     """The op tests again, with a library built by MMLAPLACE_SANITIZE=1."""
-    preload = subprocess.run(
-        [COMPILER, '-print-file-name=libasan.so'], capture_output=True, text=True, check=True
-    ).stdout.strip()
-    if not os.path.isabs(preload):
+    # The sanitizer looks for libstdc++ when it starts, and torch 2.1 throws while it is loaded.
+    preload = [
+        subprocess.run(
+            [COMPILER, f'-print-file-name={library}.so'], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        for library in ('libasan', 'libstdc++')
+    ]
+    if not all(map(os.path.isabs, preload)):
         pytest.skip(f'{COMPILER} has no AddressSanitizer library to load into Python')
     run([sys.executable, 'setup.py', '-q', 'build_ext', '--build-temp', tmp_path / 'objects',
          '--build-lib', tmp_path], MMLAPLACE_SANITIZE='1', FORCE_CUDA='0')  # fmt: skip
@@ -60,7 +64,7 @@ def test_cpu_ops_pass_under_address_and_undefined_behaviour_sanitizers(tmp_path)
          '--rootdir', tmp_path / 'site', tmp_path / 'site/tests/ops/test_kernels.py',
          tmp_path / 'site/tests/ops/test_spd_inverse.py',
          '-k', 'native-cpu and not threads and not run_to_run and not thousand'],
-        PYTHONPATH=str(tmp_path / 'site'), LD_PRELOAD=preload,
+        PYTHONPATH=str(tmp_path / 'site'), LD_PRELOAD=' '.join(preload),
         # Python itself keeps memory until it ends; ODR: torch defines some of its globals twice.
         ASAN_OPTIONS='detect_leaks=0:detect_odr_violation=0', UBSAN_OPTIONS='print_stacktrace=1',
     )  # fmt: skip
