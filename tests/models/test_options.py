@@ -348,6 +348,14 @@ def test_qkv_bias_can_be_left_out(cfg):
     assert biases(build_attention(dict(cfg, qkv_bias=False))) == []
 
 
+@pytest.mark.parametrize('attn_cfg', [None, dict(window_size=4)])
+def test_windows_of_every_second_block_are_shifted(attn_cfg):
+    arch = dict(small('PolaFormerSwin'), depths=(3, 2, 1, 4))
+    backbone = build('PolaFormerSwin', arch, attn_cfg=attn_cfg)
+    shifted = [[block.attn.shifted for block in stage['blocks']] for stage in backbone.stages]
+    assert shifted == [[False, True, False], [False, True], [False], [False, True] * 2]
+
+
 # ---- landmarks: what was asked for
 
 

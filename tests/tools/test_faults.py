@@ -100,6 +100,18 @@ def test_a_file_that_does_not_fit_keeps_what_it_replaces(tmp_path):
     assert path.read_bytes() == b'new'
 
 
+def test_whole_files_are_for_local_folders_alone(tmp_path):
+    runner = SimpleNamespace(
+        work_dir=str(tmp_path), logger=logging.getLogger('quiet'), message_hub=MessageHub('whole')
+    )
+    (tmp_path / 'epoch_3.pth.partial').touch()  # by a run that was killed
+    (tmp_path / 'epoch_2.pth').touch()
+    hook = AtomicCheckpointHook()
+    hook.before_train(runner)
+    assert hook.backend_args == dict(backend='whole')
+    assert [path.name for path in tmp_path.iterdir()] == ['epoch_2.pth']
+
+
 def test_the_best_so_far_is_removed_when_the_new_best_is_whole(tmp_path):
     def save_checkpoint(out_dir, filename, *args, **kwargs):
         there.append(sorted(path.name for path in tmp_path.iterdir()))
