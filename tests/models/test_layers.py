@@ -4,8 +4,10 @@ import pytest
 import torch
 
 from mmlaplace.models.layers import (
+    FFN,
     DropPath,
     RotaryEmbedding2D,
+    TransformerBlock,
     map_to_tokens,
     resize_map,
     tokens_to_map,
@@ -75,3 +77,31 @@ def test_maps_are_resized_in_fp32_and_keep_their_dtype(mode):
     exact = torch.nn.functional.interpolate(x.half().float(), (3, 6), mode=mode)
     # One rounding to the half, of values below 2.
     torch.testing.assert_close(out.float(), exact, atol=1e-3, rtol=0)
+
+
+@pytest.mark.parametrize('norm_first', [True, False])
+def test_a_block_is_its_formula(norm_first):
+    attn_cfg = dict(type='SoftmaxAttention', embed_dims=8, num_heads=2, input_resolution=(3, 4))
+    block = TransformerBlock(8, attn_cfg, norm_first=norm_first).double().eval()
+    for norm in (block.norm1, block.norm2):
+        torch.nn.init.normal_(norm.weight)
+    x, hw_shape = torch.randn(2, 12, 8, dtype=torch.float64), (3, 4)
+    if norm_first:
+        expected = x + block.attn(block.norm1(x), hw_shape)
+        expected = expected + block.ffn(block.norm2(expected), hw_shape)
+    else:
+        expected = block.norm1(x + block.attn(x, hw_shape))
+        expected = block.norm2(expected + block.ffn(expected, hw_shape))
+    torch.testing.assert_close(block(x, hw_shape), expected)
+
+
+@pytest.mark.parametrize('dw_kernel_size', [0, 3])
+def test_an_ffn_is_its_formula(dw_kernel_size):
+    ffn = FFN(8, 2.5, dw_kernel_size=dw_kernel_size).double()
+    x = torch.randn(2, 12, 8, dtype=torch.float64)
+    hidden = ffn.layers[0](x)
+    assert hidden.shape[-1] == 20
+    if dw_kernel_size:
+        hidden = ffn.local(hidden, (3, 4))
+    expected = ffn.layers[3](torch.nn.functional.gelu(hidden))
+    torch.testing.assert_close(ffn(x, (3, 4)), expected)

@@ -12,6 +12,7 @@ from test_backbones import BACKBONES, build, small, strides
 
 from mmlaplace.models import BaseAttention, QKVAttention
 from mmlaplace.models.layers import FFN, DropPath, LandmarkPool, TransformerBlock
+from mmlaplace.models.options import KnownOptions
 
 LINEAR_STD = 0.02  # of INIT_CFG
 IMAGES = torch.randn(2, 3, 64, 96)
@@ -240,6 +241,29 @@ def test_an_unknown_option_of_an_attention_is_named_with_the_class(cfg):
     message = str(error.value)
     assert f"{cfg['type']} has no option 'proj_dorp'" in message
     assert 'input_resolution' in message and 'QKVAttention' not in message
+
+
+def test_options_are_those_of_the_bases_that_arguments_are_handed_on_to():
+    class Base(KnownOptions):
+        def __init__(self, size, shape=None):
+            self.size = size
+
+    class HandsOn(Base):
+        fixed_options = ('shape',)
+
+        def __init__(self, colour=1, **kwargs):
+            super().__init__(shape=2, **kwargs)
+
+    class Ends(HandsOn):
+        def __init__(self, weight=0):
+            super().__init__(size=1)
+
+    assert Base.known_options() == ['size', 'shape']
+    assert HandsOn.known_options() == ['colour', 'size']
+    assert Ends.known_options() == ['weight']
+    assert HandsOn(size=3).size == 3
+    with pytest.raises(TypeError, match="Ends has no option 'size'; its options are weight"):
+        Ends(size=3)
 
 
 def test_an_option_that_an_attention_sets_itself_is_unknown():
