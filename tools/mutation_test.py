@@ -33,7 +33,7 @@ import time
 import warnings
 from collections import Counter, defaultdict
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Optional
+from typing import Dict, Iterator, List, NamedTuple, Optional, Set
 
 import yaml
 from rich import box
@@ -191,6 +191,20 @@ def sample(files: List[Path], count: int, seed: int) -> List[Mutant]:
         chosen += drawn
         left -= len(drawn)
     return chosen
+
+
+def found_again(files: List[Path], keys: Set[str], seed: int) -> Iterator[Mutant]:
+    """The mutants of these keys."""
+    for file in files:
+        missing = {key for key in keys if key.startswith(f'{relative(file)}: ')}
+        mutants = drawn_from(file, seed)
+        while missing:
+            mutant = next(mutants, None)
+            if mutant is None:  # the line is another by now
+                break
+            if mutant.key in missing:
+                missing.remove(mutant.key)
+                yield mutant
 
 
 def tests_of(file: str) -> List[str]:
@@ -401,9 +415,7 @@ def main() -> None:
     if not args.report:
         if args.again:
             wanted = {key for key, r in known.items() if r['outcome'] == 'survived'}
-            wanted -= set(equivalent())
-            todo = [mutant for file in files for mutant in drawn_from(file, args.seed)]
-            todo = [mutant for mutant in todo if mutant.key in wanted]
+            todo = list(found_again(files, wanted - set(equivalent()), args.seed))
         else:
             todo = [m for m in sample(files, args.count, args.seed) if m.key not in known]
         if not args.skip_check:
