@@ -100,7 +100,7 @@ def assert_same_weights(path: Path, other: Path) -> None:
 
 
 def wait_for_first_epoch(process, folder: Path) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 600
     while not (folder / 'last_checkpoint').is_file():  # in the second epoch, then
         assert process.poll() is None, 'the run ended before it could be killed'
         assert time.monotonic() < deadline

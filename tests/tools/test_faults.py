@@ -157,7 +157,7 @@ def machines(tmp_path):
                         cwd=tmp_path,  # where mmengine collects results
                     )
                 )  # fmt: skip
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while not (tmp_path / 'last_checkpoint').exists():
             assert all(machine.poll() is None for machine in started), logs(tmp_path)
             assert time.monotonic() < deadline
@@ -243,7 +243,7 @@ def test_two_jobs_on_one_machine_do_not_collide(tmp_path):
                 jobs.append(
                     subprocess.Popen(command, cwd=tmp_path, env=env, stdout=log, stderr=log)
                 )
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while any(job.poll() is None for job in jobs):
             assert not any(job.poll() for job in jobs), logs(tmp_path)
             assert time.monotonic() < deadline, logs(tmp_path)
