@@ -4,6 +4,7 @@ from ._plain_load import UnsafeCheckpointError
 from .checkpoint import LoadReport, load_weights, read_state_dict
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .no_decay import NoDecayOptimWrapperConstructor
+from .strict_loading import StrictLoading
 from .whole_files import AtomicCheckpointHook, WholeFileBackend
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     'LayerDecayOptimWrapperConstructor',
     'LoadReport',
     'NoDecayOptimWrapperConstructor',
+    'StrictLoading',
     'UnsafeCheckpointError',
     'WholeFileBackend',
     'load_weights',

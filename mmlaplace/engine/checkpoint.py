@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 from collections import Counter
 from os import PathLike
 from os.path import expanduser
@@ -151,6 +152,28 @@ def resize_weights(module: nn.Module, state_dict: Dict[str, Tensor], prefix: str
                     state_dict[key] = part.resize_weight(name, state_dict[key])
 
 
+# What tensors of version 0.1 are called now, by the end of the modules' names.
+OLD_NAMES = {
+    r'\battn\.query_gate\.': 'attn.qkv.',
+    r'\battn\.key_value\.': 'attn.kv.',
+    r'\battn\.reduction\.': 'attn.sr.',
+    r'\battn\.sample\.': 'attn.landmarks.',
+    r'\battn\.local\.': 'attn.lepe.',
+    r'\bffn\.local\.': 'ffn.dwconv.',
+    r'\bposition\.class_(token|position)$': r'position.cls_\1',
+}
+
+
+def rename_old_tensors(state_dict: Dict[str, Tensor], prefix: str = '') -> None:
+    """Bring names of version 0.1 to those of today, in place, where they begin with ``prefix``."""
+    for name in [name for name in state_dict if name.startswith(prefix)]:
+        new = name
+        for old, now in OLD_NAMES.items():
+            new = re.sub(old, now, new)
+        if new != name and new not in state_dict:
+            state_dict[new] = state_dict.pop(name)
+
+
 def _may_differ(module: nn.Module, own: Iterable[str], theirs: Iterable[str]) -> Set[str]:
     """Names that may be missing, or unexpected, as the checkpoint was made for something else.
 
@@ -212,6 +235,7 @@ def load_weights(
     own = {k: state[raw] for k, raw in raw_names.items()}
     theirs = read_state_dict(checkpoint, map_location)
     theirs = {k: theirs[raw] for k, raw in plain_names(theirs).items()}
+    rename_old_tensors(theirs)
     counts = _count_prefixes(theirs, own)
     if not counts:
         raise ValueError(

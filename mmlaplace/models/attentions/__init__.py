@@ -1,18 +1,11 @@
-"""Token mixers, one mechanism per file. A new one is a file here and its import line."""
+"""Token mixers, one mechanism per file. A new one is a file here and its line below."""
 
-from .base import BaseAttention, QKVAttention
-from .laplacian import LaplacianAttention
-from .pola import PolaAttention
-from .soft import SOFTAttention
-from .softmax import SoftmaxAttention
-from .window import WindowAttention
-
-__all__ = [
-    'BaseAttention',
-    'LaplacianAttention',
-    'PolaAttention',
-    'QKVAttention',
-    'SOFTAttention',
-    'SoftmaxAttention',
-    'WindowAttention',
-]
+from .base import BaseAttention as BaseAttention
+from .base import Projected as Projected
+from .base import QKVAttention as QKVAttention
+from .frame import Frame as Frame
+from .laplacian import LaplacianAttention as LaplacianAttention
+from .pola import PolaAttention as PolaAttention
+from .soft import SOFTAttention as SOFTAttention
+from .softmax import SoftmaxAttention as SoftmaxAttention
+from .window import WindowAttention as WindowAttention

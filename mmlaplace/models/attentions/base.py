@@ -1,29 +1,44 @@
 from abc import abstractmethod
-from typing import Optional, Tuple
+from dataclasses import fields, replace
+from typing import List, NamedTuple, Optional, Tuple
 
+import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from ..layers import DepthwiseConv, RotaryEmbedding2D
-from ..options import KnownOptions
+from ..known_options import KnownOptions
+from ..layers import (
+    DepthwiseConv,
+    PatchEmbed,
+    RotaryEmbedding2D,
+    map_to_tokens,
+    resize_map,
+    tokens_to_map,
+)
+from .frame import QKV_FORMS, Frame
 
 
 class BaseAttention(KnownOptions, BaseModule):
-    """The contract of every attention: mix the tokens of a feature map, whatever its size.
+    """The contract of every attention: mix the tokens of a map, whatever its size.
 
-    ``forward(x: (B, N, C), hw_shape: (H, W)) -> (B, N, C)`` with ``N = H * W``, for any H and W,
-    odd and non-square ones included. Subclasses are registered in ``mmengine.registry.MODELS`` and
-    take at least the arguments below, so that every backbone can build every attention. Where
-    ``accepts_mask``, the forward takes a boolean ``mask`` too, broadcastable to (B, heads, N, N),
-    of the keys that a query sees.
+    ``forward(x: (B, N, C), hw_shape: (H, W), mask=None) -> (B, N, C)`` with ``N = H * W``, for any
+    H and W. Subclasses are registered in ``mmengine.registry.MODELS`` and take at least the
+    arguments below, so that every host can build every attention.
 
     Args:
         embed_dims: Channels C.
         num_heads: Heads; must divide ``embed_dims``.
         input_resolution: Height and width of the token map at the training image size, for what
-            is initialised for, or stored at, a size. The forward accepts others.
-        init_cfg: As in mmengine.
+            is initialised for a size or stored at one. The forward accepts others.
+        init_cfg: As in mmengine. Default: none.
+
+    Attributes:
+        accepts_mask: Whether the forward takes a boolean ``mask`` of the keys that each query
+            sees, broadcastable to (B, heads, N, N).
+        variants: Options under which the class computes by another path. The contract tests run
+            each of them.
 
     Raises:
         TypeError: For an unknown option; names those that there are.
@@ -31,6 +46,7 @@ class BaseAttention(KnownOptions, BaseModule):
     """
 
     accepts_mask = False
+    variants: Tuple[dict, ...] = ()
 
     def __init__(
         self,
@@ -50,21 +66,15 @@ class BaseAttention(KnownOptions, BaseModule):
         self.input_resolution = tuple(input_resolution)
 
     @abstractmethod
-    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+    def forward(
+        self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
+    ) -> Tensor:
         """Mix tokens ``(B, N, C)`` of a map ``(H, W)`` with ``N = H * W``."""
 
-    def split_heads(self, x: Tensor) -> Tensor:
-        """``(B, N, C) -> (B, heads, N, head_dims)``."""
-        return x.unflatten(-1, (self.num_heads, self.head_dims)).transpose(1, 2)
-
-    def merge_heads(self, x: Tensor) -> Tensor:
-        """``(B, heads, N, head_dims) -> (B, N, C)``."""
-        return x.transpose(1, 2).flatten(2)
-
-    def check_tokens(
+    def check_token_map(
         self, x: Tensor, hw_shape: Tuple[int, int], num_prefix_tokens: int = 0
     ) -> None:
-        """Raise a ValueError unless ``x`` is ``(B, H * W, C)``, with tokens in front if so said."""
+        """Raise a ValueError unless ``x`` is ``(B, num_prefix_tokens + H * W, C)``."""
         height, width = hw_shape
         tokens = height * width + num_prefix_tokens
         if x.dim() != 3 or x.shape[1] != tokens or x.shape[2] != self.embed_dims:
@@ -75,70 +85,160 @@ class BaseAttention(KnownOptions, BaseModule):
             )
 
 
-class QKVAttention(BaseAttention):
-    """Linear q, k, v, a mixing rule of the subclass, a local branch on V and a projection.
+class Projected(NamedTuple):
+    """What a :class:`QKVAttention` makes of its input; n is the number of keys.
 
-    ``out = proj(mix(q, k, v) + DWConv(v))``, q and k with rotary positions. Everything but
-    :meth:`mix` is shared, so that mechanisms can be compared on one and the same host.
+    Attributes:
+        q: Queries ``(B, N, C)``.
+        k, v: Keys and values ``(B, n, C)``; ``k is q`` where the frame shares them.
+        gate: What multiplies the output, ``(B, N, C)``, or None.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gate: Optional[Tensor]
+
+
+class QKVAttention(BaseAttention):
+    """A declared frame and a mixing rule, which the subclass writes.
+
+    ``out = proj((merge(mix(q, k, v)) + lepe(v)) * gate)``. The forward's steps are methods:
+    :meth:`project`, :meth:`heads`, :meth:`mix`, :meth:`local_branch` and :meth:`apply_gate`. A
+    subclass declares its ``frame`` and replaces the steps that its paper has otherwise.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        qkv_bias: Whether q, k and v have a bias. Default: True.
-        share_qk: Whether one linear serves q and k. Default: False.
-        rope: Whether q and k carry 2-D rotary positions. Default: True.
-        dw_kernel_size: Odd kernel size of the depthwise convolution on V; 0 leaves it out.
-            Default: 3.
-        dw_cfg: Further arguments of :class:`DepthwiseConv`. Default: none.
-        proj_drop: Dropout rate behind the projection. Default: 0.
+        **frame: Fields of :class:`Frame` that differ from those of the class.
     """
 
+    frame = Frame()
     num_prefix_tokens = 0
+    renamed_options = dict(
+        share_qk="qkv='shared_qk'",
+        dw_kernel_size='lepe_kernel',
+        dw_cfg='lepe_filters and lepe_bias',
+    )
 
     def __init__(
         self,
         embed_dims: int,
         num_heads: int,
         input_resolution: Tuple[int, int],
-        qkv_bias: bool = True,
-        share_qk: bool = False,
-        rope: bool = True,
-        dw_kernel_size: int = 3,
-        dw_cfg: Optional[dict] = None,
-        proj_drop: float = 0.0,
         init_cfg: Optional[dict] = None,
+        **frame,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
-        self.share_qk = share_qk
-        self.qkv = nn.Linear(embed_dims, (2 if share_qk else 3) * embed_dims, bias=qkv_bias)
-        self.rotary = RotaryEmbedding2D(self.head_dims) if rope else None
-        self.local = None
-        if dw_kernel_size:
-            self.local = DepthwiseConv(embed_dims, dw_kernel_size, num_heads, **(dw_cfg or {}))
-        self.proj = nn.Linear(embed_dims, embed_dims)
-        self.proj_drop = nn.Dropout(proj_drop)
+        self.frame = frame = replace(type(self).frame, **frame)
+        # Keys and values of another map cannot share a linear with the queries.
+        form = 'q_kv' if frame.sr_ratio > 1 else frame.qkv
+        of_tokens, of_map = QKV_FORMS[form]
+        self.qkv = nn.Linear(embed_dims, (of_tokens + frame.gate) * embed_dims, frame.qkv_bias)
+        self.kv = nn.Linear(embed_dims, of_map * embed_dims, frame.qkv_bias) if of_map else None
+        self.sr = PatchEmbed(embed_dims, embed_dims, frame.sr_ratio) if frame.sr_ratio > 1 else None
+        self.key_positions = None
+        if frame.key_positions:
+            table = torch.zeros(1, embed_dims, *self.kv_shape(self.input_resolution))
+            self.key_positions = nn.Parameter(nn.init.trunc_normal_(table, std=0.02))
+        self.rotary = None
+        if frame.rope:
+            self.rotary = RotaryEmbedding2D(self.head_dims, form=frame.rope_form)
+        self.lepe = None
+        if frame.lepe_kernel:
+            self.lepe = DepthwiseConv(
+                embed_dims, frame.lepe_kernel, num_heads, frame.lepe_filters, frame.lepe_bias
+            )
+        self.proj = nn.Linear(embed_dims, embed_dims) if frame.proj else nn.Identity()
+        self.proj_drop = nn.Dropout(frame.proj_drop)
+
+    @classmethod
+    def known_options(cls) -> List[str]:
+        names = [*super().known_options(), *(field.name for field in fields(Frame))]
+        return [name for name in dict.fromkeys(names) if name not in cls.fixed_options]
+
+    def kv_shape(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
+        """Height and width of the map of keys and values, for queries on a map ``(H, W)``."""
+        return tuple(-(-side // self.frame.sr_ratio) for side in hw_shape)
+
+    def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:
+        """Tokens ``(B, N, C)`` to queries, keys, values and the gate."""
+        source = x
+        if self.sr is not None:
+            source, _ = self.sr(tokens_to_map(x, hw_shape))
+        parts = list(self.qkv(x).chunk(self.qkv.out_features // self.embed_dims, dim=-1))
+        gate = parts.pop() if self.frame.gate else None
+        if self.kv is not None:
+            parts += self.kv(source).chunk(2, dim=-1)
+        elif self.frame.qkv == 'qk':
+            parts.append(x)
+        elif self.frame.qkv == 'shared_qk':
+            parts.insert(0, parts[0])
+        q, k, v = parts
+        if self.key_positions is not None:
+            k = k + map_to_tokens(resize_map(self.key_positions, self.kv_shape(hw_shape)))
+        return Projected(q, k, v, gate)
+
+    def heads(self, projected: Projected, hw_shape: Tuple[int, int]) -> Tuple[Tensor, ...]:
+        """Queries, keys and values by head, ``(B, heads, N or n, d)``, with rotary positions."""
+        q, v = self.split_heads(projected.q), self.split_heads(projected.v)
+        if self.rotary is not None and self.frame.rope_on == 'query_key':
+            q = self.rotary(q, hw_shape)
+        if projected.k is projected.q:
+            return q, q, v
+        k = self.split_heads(projected.k)
+        if self.rotary is not None and self.frame.rope_on == 'query_key':
+            k = self.rotary(k, hw_shape)
+        return q, k, v
 
     @abstractmethod
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        """Mix values ``(B, heads, N, head_dims)`` by queries and keys of the same shape.
+        """Mix values ``(B, heads, n, d)`` by queries ``(B, heads, N, d)`` and n keys.
 
-        With ``share_qk`` the keys are the queries, the same object.
+        ``hw_shape`` is the map of the queries; that of the keys is ``self.kv_shape(hw_shape)``.
+        Where ``accepts_mask``, it takes a ``mask`` too. Returns ``(B, heads, N, d)``.
         """
 
-    def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tuple[Tensor, ...]:
-        """Tokens ``(B, N, C)`` to queries, keys and values of that shape; no keys if shared."""
-        return self.qkv(x).chunk(2 if self.share_qk else 3, dim=-1)
+    def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
+        """What is added to the mixed values, ``(B, N, C)``, or None.
+
+        Values of a reduced map are interpolated linearly along the tokens before, as the authors
+        of FLatten and PolaFormer do.
+        """
+        if self.lepe is None:
+            return None
+        if self.sr is not None:
+            v = F.interpolate(v.transpose(1, 2), x.shape[1], mode='linear').transpose(1, 2)
+        return self.lepe(v, hw_shape)
+
+    def apply_gate(self, out: Tensor, gate: Tensor) -> Tensor:
+        """The output ``(B, N, C)`` times the gate."""
+        return out * gate
 
     def forward(
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
     ) -> Tensor:
-        self.check_tokens(x, hw_shape, self.num_prefix_tokens)
-        *query_key, value = self.project(x, hw_shape)
-        query_key = [self.split_heads(tokens) for tokens in query_key]
-        if self.rotary is not None:
-            query_key = [self.rotary(tokens, hw_shape) for tokens in query_key]
+        self.check_token_map(x, hw_shape, self.num_prefix_tokens)
+        if mask is not None and not self.accepts_mask:
+            raise ValueError(f'{type(self).__name__} takes no mask; call it without one')
+        projected = self.project(x, hw_shape)  # q, gate: (B, N, C); k, v: (B, n, C)
+        q, k, v = self.heads(projected, hw_shape)  # (B, heads, N or n, d)
         seen = {} if mask is None else dict(mask=mask)
-        mixed = self.mix(query_key[0], query_key[-1], self.split_heads(value), hw_shape, **seen)
-        out = self.merge_heads(mixed)
-        if self.local is not None:
-            out = out + self.local(value, hw_shape)
+        out = self.merge_heads(self.mix(q, k, v, hw_shape, **seen))  # (B, N, C)
+        local = self.local_branch(projected.v, x, hw_shape)
+        out = out if local is None else out + local
+        out = out if projected.gate is None else self.apply_gate(out, projected.gate)
         return self.proj_drop(self.proj(out))
+
+    def split_heads(self, x: Tensor) -> Tensor:
+        """``(B, N, C) -> (B, heads, N, d)``."""
+        return x.unflatten(-1, (self.num_heads, self.head_dims)).transpose(1, 2)
+
+    def merge_heads(self, x: Tensor) -> Tensor:
+        """``(B, heads, N, d) -> (B, N, C)``."""
+        return x.transpose(1, 2).flatten(2)
+
+    def resize_weight(self, name: str, value: Tensor) -> Tensor:
+        """The key positions of a checkpoint in the size of these."""
+        if name != 'key_positions':
+            return value
+        return resize_map(value, self.key_positions.shape[2:])

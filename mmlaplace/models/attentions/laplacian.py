@@ -13,8 +13,9 @@ from mmlaplace.ops import (
 )
 from mmlaplace.ops.precision import no_autocast, upcast
 
-from ..layers import LandmarkPool
+from ..layers import Landmarks
 from .base import QKVAttention
+from .frame import Frame
 
 # The paper's optimum of 0.5/1/2/4/8 for the Laplacian; SOFT's bandwidth d^(1/4) for the Gaussian.
 KERNELS = {
@@ -22,7 +23,7 @@ KERNELS = {
     'gaussian': (gaussian_kernel, lambda head_dims: head_dims**0.25),
 }
 SOLVERS = ('auto', 'newton_schulz', 'cholesky')
-SCALE_FORMS = ('normalized', 'literal')
+WHITENINGS = ('normalized', 'literal')
 
 
 @MODELS.register_module()
@@ -49,40 +50,59 @@ class LaplacianAttention(QKVAttention):
     convolution runs in fp32 under any autocast.
 
     Args:
-        embed_dims, num_heads, input_resolution, qkv_bias, share_qk: As in :class:`QKVAttention`.
-        rope, dw_kernel_size, proj_drop, init_cfg: As there.
-        landmarks: A fixed number m of landmarks, a square such as 49, pooled adaptively from the
-            keys (with their rotary positions) of a map of any size. The default, 49, unless
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        num_landmarks: Fixed number m of landmarks, a square such as 49. The keys, with their rotary
+            positions, of a map of any size are pooled into them. Default: 49, unless
             ``pool_ratio`` is given.
-        pool_ratio: Pool r x r keys into a landmark instead: m grows with the image. The paper
-            has (8, 4, 2, 1) in its stages, which at 224 x 224 is m = 49 everywhere.
+        pool_ratio: Pool r x r keys into a landmark instead. Then m grows with the image. The paper
+            has 8, 4, 2 and 1 in its stages, which at 224 x 224 is m = 49 everywhere. Default: none.
         kernel: ``'laplacian'`` (default) or ``'gaussian'``.
-        kernel_scale: :math:`\lambda` of the Laplacian (default 4) or :math:`\sigma` of the
-            Gaussian kernel (default ``head_dims ** 0.25``).
-        scale_form: ``'normalized'`` (default, :math:`s = \gamma / N`) or ``'literal'`` (s = 1).
+        bandwidth: :math:`\lambda` of the Laplacian (default 4) or :math:`\sigma` of the Gaussian
+            kernel (default ``head_dims ** 0.25``).
+        whitening: ``'normalized'`` (default, :math:`s = \gamma / N`) or ``'literal'`` (s = 1).
         solver: ``'newton_schulz'``, ``'cholesky'``, or ``'auto'`` (default): Cholesky on a CPU,
             where it was measured to be the faster, Newton–Schulz elsewhere.
         num_iters: Newton–Schulz steps. Default: 20.
         ridge: :math:`\varepsilon`. Default: 1e-2.
         whitening_eps: :math:`\varepsilon_w`. Default: 1e-5.
+        **frame: Fields of :class:`Frame` that differ from ``Frame(rope=True, lepe_kernel=3)``. Keys
+            and values are not reduced: there is no ``sr_ratio``.
 
     Raises:
-        ValueError: For an unknown kernel, scale form or solver, numbers out of range, both
+        ValueError: For an unknown kernel, whitening or solver, numbers out of range, both
             landmark arguments at once, or landmarks that are no square.
 
     Source: LaplacianFormer (arXiv 2604.20368).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import LaplacianAttention
+        >>> attention = LaplacianAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 15 * 20, 64), hw_shape=(15, 20)).shape
+        torch.Size([1, 300, 64])
     """
+
+    frame = Frame(rope=True, lepe_kernel=3)
+    fixed_options = ('sr_ratio',)
+    renamed_options = dict(
+        landmarks='num_landmarks', kernel_scale='bandwidth', scale_form='whitening'
+    )
+    variants = (
+        dict(qkv='shared_qk'),
+        dict(pool_ratio=2, kernel='gaussian'),
+        dict(whitening='literal', solver='newton_schulz', num_landmarks=4),
+    )
 
     def __init__(
         self,
         embed_dims: int,
         num_heads: int,
         input_resolution: Tuple[int, int],
-        landmarks: Optional[int] = None,
+        num_landmarks: Optional[int] = None,
         pool_ratio: Optional[int] = None,
         kernel: str = 'laplacian',
-        kernel_scale: Optional[float] = None,
-        scale_form: str = 'normalized',
+        bandwidth: Optional[float] = None,
+        whitening: str = 'normalized',
         solver: str = 'auto',
         num_iters: int = 20,
         ridge: float = 1e-2,
@@ -92,29 +112,29 @@ class LaplacianAttention(QKVAttention):
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         for name, value, known in (
             ('kernel', kernel, tuple(KERNELS)),
-            ('scale_form', scale_form, SCALE_FORMS),
+            ('whitening', whitening, WHITENINGS),
             ('solver', solver, SOLVERS),
         ):
             if value not in known:
                 raise ValueError(f'{name} must be one of {known}, got {value!r}')
-        kernel_function, default_scale = KERNELS[kernel]
-        kernel_scale = default_scale(self.head_dims) if kernel_scale is None else kernel_scale
-        if not 0 < kernel_scale < float('inf'):
-            raise ValueError(f'kernel_scale must be positive and finite, got {kernel_scale}')
+        kernel_fn, default_bandwidth = KERNELS[kernel]
+        bandwidth = default_bandwidth(self.head_dims) if bandwidth is None else bandwidth
+        if not 0 < bandwidth < float('inf'):
+            raise ValueError(f'bandwidth must be positive and finite, got {bandwidth}')
         if num_iters < 1:
             raise ValueError(f'num_iters must be at least 1, got {num_iters}')
         if ridge < 0 or whitening_eps <= 0:
             raise ValueError(
                 f'ridge ({ridge}) must not be negative, whitening_eps ({whitening_eps}) positive'
             )
-        self.kernel_function = kernel_function
-        self.kernel_scale = kernel_scale
+        self.kernel_fn = kernel_fn
+        self.bandwidth = bandwidth
         self.solver = solver
         self.num_iters = num_iters
         self.ridge = ridge
         self.whitening_eps = whitening_eps
-        self.pool = LandmarkPool(landmarks, pool_ratio)
-        if scale_form == 'normalized':
+        self.landmarks = Landmarks(num_landmarks, pool_ratio)
+        if whitening == 'normalized':
             height, width = self.input_resolution
             self.gamma = nn.Parameter(torch.full((num_heads,), (height * width) ** 0.5))
         else:
@@ -123,10 +143,6 @@ class LaplacianAttention(QKVAttention):
     def no_weight_decay(self) -> Set[str]:
         """Names of the parameters that are not to decay: the scale starts far from zero."""
         return {'gamma'}
-
-    def kernel(self, x: Tensor, y: Tensor) -> Tensor:
-        """``k(x, y)``: ``(B, heads, N, d), (B, heads, M, d) -> (B, heads, N, M)``."""
-        return self.kernel_function(x, y, self.kernel_scale)
 
     def invert(self, mat: Tensor) -> Tensor:
         """``(mat + ridge * I)^-1`` by the solver chosen; NaN for a matrix with a NaN."""
@@ -140,18 +156,21 @@ class LaplacianAttention(QKVAttention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            marks = self.pool(key, hw_shape)
-            query_kernel = self.kernel(query, marks)
-            key_kernel = query_kernel if q is k else self.kernel(key, marks)
-            weights = self.invert(self.kernel(marks, marks)) @ key_kernel.transpose(-2, -1)
+            landmarks = self.landmarks(key, hw_shape)  # (B, heads, m, d)
+            query_kernel = self.kernel_fn(query, landmarks, self.bandwidth)  # (B, heads, N, m)
+            key_kernel = query_kernel
+            if k is not q:
+                key_kernel = self.kernel_fn(key, landmarks, self.bandwidth)
+            inverse = self.invert(self.kernel_fn(landmarks, landmarks, self.bandwidth))
+            weights = inverse @ key_kernel.transpose(-2, -1)  # (B, heads, m, N)
 
             num_tokens = value.shape[-2]
             centered = query_kernel - query_kernel.mean(-2, keepdim=True)
-            covariance = centered.transpose(-2, -1) @ centered / num_tokens
+            covariance = centered.transpose(-2, -1) @ centered / num_tokens  # (B, heads, m, m)
             # A quadratic form of a covariance; only rounding can bring it below zero.
-            variance = (weights * (covariance @ weights)).sum(-2).clamp(min=0)
+            variance = (weights * (covariance @ weights)).sum(-2).clamp(min=0)  # (B, heads, N)
             whitened = value * (variance + self.whitening_eps).rsqrt().unsqueeze(-1)
-            mixed = centered @ (weights @ whitened)
+            mixed = centered @ (weights @ whitened)  # (B, heads, N, d)
             if self.gamma is not None:
                 mixed = mixed * (self.gamma.to(mixed.dtype)[:, None, None] / num_tokens)
             return (mixed + value.mean(-2, keepdim=True)).to(v.dtype)

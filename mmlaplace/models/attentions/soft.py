@@ -11,11 +11,11 @@ from mmlaplace.ops import gaussian_kernel, newton_schulz_inverse
 from mmlaplace.ops.precision import no_autocast, upcast
 from mmlaplace.ops.spd_inverse import add_ridge, identity_like
 
-from ..layers import LandmarkConv, LandmarkPick, LandmarkPool
+from ..layers import Landmarks
 from .base import QKVAttention
+from .frame import Frame
 
-SAMPLINGS = ('conv', 'average', 'random', 'biased')
-STEP_SIZES = ('matrix', 'batch')
+STARTS = ('matrix', 'batch')
 
 
 @MODELS.register_module()
@@ -39,30 +39,51 @@ class SOFTAttention(QKVAttention):
     most, while :math:`\lVert I - \alpha W^2 \rVert_1 > 1.01`.
 
     Args:
-        embed_dims, num_heads, input_resolution, qkv_bias, proj_drop, init_cfg: As in
-            :class:`QKVAttention`; queries and keys always share a linear.
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         normalized: Whether this is SOFT++. Default: True.
-        sampling: How landmarks are taken: ``'conv'`` (r x r, stride r, the default),
-            ``'average'`` of r x r tokens, ``'random'`` tokens or, ``'biased'``, the first ones.
-        landmarks: Fixed number m, a square, for maps of any size; None lets m grow with the image.
-            Default: 49.
-        pool_ratio: r. Default: the largest that gives ``landmarks`` cells of r x r tokens at
-            ``input_resolution``.
-        dw_kernel_size: Odd kernel size of the depthwise convolution on V, one filter per head
-            without a bias; 0 leaves it out. Default: 3.
-        step_size: ``'matrix'`` (default): every matrix has its own :math:`\alpha`. ``'batch'``, the
-            authors' SOFT++, has one for all, which makes the result for an image depend on the
-            others of the batch; for converted weights, if that matters.
+        landmark_method: How landmarks are taken from Q, see :class:`Landmarks`. Default:
+            ``'conv'``, as in the papers. ``'pool'``, ``'random'`` and ``'first'`` are their
+            ablations.
+        num_landmarks: Fixed number m, for maps of any size. Default: 49, unless ``pool_ratio`` is
+            given.
+        pool_ratio: Side r of the cells. Alone, it makes m grow with the image. ``'conv'`` takes
+            both. Default, with ``'conv'`` and ``num_landmarks``: the largest that gives so many
+            cells at ``input_resolution``.
+        newton_start_per: What shares an :math:`\alpha`. ``'matrix'`` (default): each matrix has
+            its own. ``'batch'``: one for all, as in the authors' code of SOFT++. The result for an
+            image then depends on the other images of the batch. Take it for converted weights, if
+            exact agreement matters.
         num_iters: Newton steps. Default: 20.
         ridge: Added to the diagonal of W. Default: 1e-2, with ``normalized`` 0.
+        **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='shared_qk', lepe_kernel=3,
+            lepe_filters='head', lepe_bias=False)``. Queries and keys always share a linear and have
+            no rotary positions.
 
     Raises:
-        ValueError: For an unknown sampling or step size, or numbers out of range.
+        ValueError: For an unknown ``newton_start_per``, numbers out of range, or landmark options
+            that exclude each other.
 
     Source: SOFT (arXiv 2110.11945) and SOFT++ (arXiv 2207.03341).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import SOFTAttention
+        >>> attention = SOFTAttention(64, num_heads=2, input_resolution=(14, 14), pool_ratio=2)
+        >>> attention(torch.randn(1, 12 * 16, 64), hw_shape=(12, 16)).shape
+        torch.Size([1, 192, 64])
     """
 
-    fixed_options = ('share_qk', 'rope', 'dw_cfg')
+    frame = Frame(qkv='shared_qk', lepe_kernel=3, lepe_filters='head', lepe_bias=False)
+    fixed_options = ('qkv', 'sr_ratio', 'key_positions', 'rope', 'rope_form', 'rope_on')
+    renamed_options = dict(
+        sampling='landmark_method', landmarks='num_landmarks', step_size='newton_start_per'
+    )
+    variants = (
+        dict(normalized=False, pool_ratio=2),
+        dict(landmark_method='pool', num_landmarks=4),
+        dict(landmark_method='random', num_landmarks=9),
+        dict(landmark_method='first', pool_ratio=2),
+    )
 
     def __init__(
         self,
@@ -70,51 +91,31 @@ class SOFTAttention(QKVAttention):
         num_heads: int,
         input_resolution: Tuple[int, int],
         normalized: bool = True,
-        sampling: str = 'conv',
-        landmarks: Optional[int] = 49,
+        landmark_method: str = 'conv',
+        num_landmarks: Optional[int] = None,
         pool_ratio: Optional[int] = None,
-        dw_kernel_size: int = 3,
-        step_size: str = 'matrix',
+        newton_start_per: str = 'matrix',
         num_iters: int = 20,
         ridge: Optional[float] = None,
         **kwargs,
     ) -> None:
-        super().__init__(
-            embed_dims,
-            num_heads,
-            input_resolution,
-            share_qk=True,
-            rope=False,
-            dw_kernel_size=dw_kernel_size,
-            dw_cfg=dict(shared='channels', bias=False),
-            **kwargs,
-        )
-        for name, value, known in (
-            ('sampling', sampling, SAMPLINGS),
-            ('step_size', step_size, STEP_SIZES),
-        ):
-            if value not in known:
-                raise ValueError(f'{name} must be one of {known}, got {value!r}')
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        if newton_start_per not in STARTS:
+            raise ValueError(f'newton_start_per must be one of {STARTS}, got {newton_start_per!r}')
         ridge = (0.0 if normalized else 1e-2) if ridge is None else ridge
         if num_iters < 1 or not 0 <= ridge < math.inf:
             raise ValueError(
                 f'num_iters ({num_iters}) must be at least 1, ridge ({ridge}) finite and not '
                 'negative'
             )
-        if pool_ratio is None and landmarks is None:
-            raise ValueError('give landmarks, pool_ratio or both, got None for both')
+        if landmark_method == 'conv' and pool_ratio is None:
+            num_landmarks = 49 if num_landmarks is None else num_landmarks
+            pool_ratio = max(int(min(self.input_resolution) / num_landmarks**0.5), 1)
         self.normalized = normalized
-        self.step_size = step_size
+        self.newton_start_per = newton_start_per
         self.num_iters = num_iters
         self.ridge = ridge
-        if sampling == 'conv':
-            if pool_ratio is None:
-                pool_ratio = max(int(min(self.input_resolution) / landmarks**0.5), 1)
-            self.sample = LandmarkConv(self.head_dims, pool_ratio, landmarks)
-        elif sampling == 'average':
-            self.sample = LandmarkPool(landmarks, None if landmarks else pool_ratio)
-        else:
-            self.sample = LandmarkPick(landmarks, pool_ratio, at_random=sampling == 'random')
+        self.landmarks = Landmarks(num_landmarks, pool_ratio, landmark_method, self.head_dims)
         self.landmark_norm = Sequential(nn.LayerNorm(self.head_dims), nn.GELU())
 
     def invert(self, mat: Tensor) -> Tensor:
@@ -131,7 +132,7 @@ class SOFTAttention(QKVAttention):
         r"""The first step's :math:`\alpha`, ``(B, heads, 1, 1)`` or of one value."""
 
         def largest(values: Tensor) -> Tensor:
-            if self.step_size == 'batch':
+            if self.newton_start_per == 'batch':
                 return values.amax()
             return values.amax(-1)[..., None, None]
 
@@ -145,9 +146,9 @@ class SOFTAttention(QKVAttention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         query = q * self.head_dims**-0.25
-        marks = self.landmark_norm(self.sample(query, hw_shape))
+        landmarks = self.landmark_norm(self.landmarks(query, hw_shape))  # (B, heads, m, d)
         with no_autocast(v.device):
-            query, marks, value = upcast(query, marks, v)
-            kernel = gaussian_kernel(query, marks, 1.0)
-            inverse = self.invert(gaussian_kernel(marks, marks, 1.0))
+            query, landmarks, value = upcast(query, landmarks, v)
+            kernel = gaussian_kernel(query, landmarks, 1.0)  # (B, heads, N, m)
+            inverse = self.invert(gaussian_kernel(landmarks, landmarks, 1.0))
             return (kernel @ (inverse @ (kernel.transpose(-2, -1) @ value))).to(v.dtype)

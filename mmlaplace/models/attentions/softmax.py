@@ -6,37 +6,52 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..layers import PatchEmbed, resize_map, tokens_to_map
+from ..layers import resize_map
 from .base import QKVAttention
 
 
 @MODELS.register_module()
 class SoftmaxAttention(QKVAttention):
-    r"""Scaled dot-product attention, the baseline on the same host.
+    r"""Scaled dot-product attention, the baseline on every host.
 
     .. math:: \mathrm{softmax}(Q K^T / \sqrt{d} + b)\, V
 
-    Runs PyTorch's ``scaled_dot_product_attention``: quadratic in the tokens, with no N x N matrix
-    in memory where that has a fused kernel.
+    Runs PyTorch's ``scaled_dot_product_attention``. Time is quadratic in the tokens. No N x N
+    matrix is in memory where that function has a fused kernel.
 
     Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         relative_bias: Whether each head adds a learned b for each offset of rows and columns, as
-            Swin has it. Kept for the offsets of ``input_resolution``, resized bicubically for
-            other maps. Default: False.
-        sr_ratio: Keys and values are taken from the map reduced by a convolution r x r of stride r
-            and a LayerNorm, as in PVT. A map that r does not divide gets zeros. Default: 1, no
-            reduction.
-        num_prefix_tokens: Tokens in front of those of the map, such as a class token. Default: 0.
-        **kwargs: As in :class:`QKVAttention`.
-        embed_dims, num_heads, input_resolution: As there.
+            Swin has it. It is kept for the offsets of ``input_resolution`` and resized bicubically
+            for other maps. Default: False.
+        num_prefix_tokens: Tokens before those of the map, such as a class token. Default: 0.
+        **frame: Fields of :class:`Frame` that differ from ``Frame()``; ``sr_ratio=8`` is the
+            attention of PVT's first stage.
 
     Raises:
-        ValueError: If ``sr_ratio`` or ``num_prefix_tokens`` is combined with each other, or with
-            what needs queries and keys to be one map: ``rope``, ``dw_kernel_size``,
-            ``relative_bias`` and ``share_qk``.
+        ValueError: If prefix tokens or a relative bias are combined with what needs queries and
+            keys to be one map without other tokens.
+
+    Source: Attention Is All You Need (arXiv 1706.03762).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import SoftmaxAttention
+        >>> attention = SoftmaxAttention(64, 2, (14, 14), sr_ratio=2)
+        >>> attention(torch.randn(1, 5 * 9, 64), hw_shape=(5, 9)).shape
+        torch.Size([1, 45, 64])
     """
 
     accepts_mask = True
+    variants = (
+        dict(rope=True, lepe_kernel=3),
+        dict(qkv='shared_qk', rope=True),
+        dict(qkv='qk', proj=False, lepe_kernel=3, lepe_filters='head'),
+        dict(relative_bias=True),
+        dict(sr_ratio=2),
+        dict(sr_ratio=2, gate=True, key_positions=True, lepe_kernel=3),
+        dict(qkv='q_kv', rope=True, rope_form='pairs'),
+    )
 
     def __init__(
         self,
@@ -44,45 +59,31 @@ class SoftmaxAttention(QKVAttention):
         num_heads: int,
         input_resolution: Tuple[int, int],
         relative_bias: bool = False,
-        sr_ratio: int = 1,
         num_prefix_tokens: int = 0,
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
-        if sr_ratio < 1:
-            raise ValueError(f'sr_ratio must be at least 1, got {sr_ratio}')
-        needs_map = dict(
-            rope=self.rotary is not None,
-            dw_kernel_size=self.local is not None,
-            relative_bias=relative_bias,
-            share_qk=self.share_qk,
-        )
-        in_the_way = [name for name, given in needs_map.items() if given]
-        if (sr_ratio > 1 and num_prefix_tokens) or (
-            (sr_ratio > 1 or num_prefix_tokens) and in_the_way
+        frame = self.frame
+        if num_prefix_tokens and (
+            relative_bias or frame.rope or frame.lepe_kernel or frame.key_positions or self.sr
         ):
             raise ValueError(
-                f'sr_ratio ({sr_ratio}) and num_prefix_tokens ({num_prefix_tokens}) go neither '
-                f'together nor with {in_the_way}; set rope=False and dw_kernel_size=0'
+                f'num_prefix_tokens={num_prefix_tokens} are on no map; set relative_bias=False '
+                f'(got {relative_bias}), rope=False ({frame.rope}), lepe_kernel=0 '
+                f'({frame.lepe_kernel}), key_positions=False ({frame.key_positions}) and '
+                f'sr_ratio=1 ({frame.sr_ratio})'
+            )
+        if relative_bias and self.sr:
+            raise ValueError(
+                f'relative_bias=True needs queries and keys on one map, got '
+                f'sr_ratio={frame.sr_ratio}; set sr_ratio=1 or relative_bias=False'
             )
         self.num_prefix_tokens = num_prefix_tokens
-        self.reduction = PatchEmbed(embed_dims, embed_dims, sr_ratio) if sr_ratio > 1 else None
         self.relative_bias = None
         if relative_bias:
             height, width = self.input_resolution
             table = torch.zeros(1, num_heads, 2 * height - 1, 2 * width - 1)
             self.relative_bias = nn.Parameter(nn.init.trunc_normal_(table, std=0.02))
-
-    def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tuple[Tensor, ...]:
-        if self.reduction is None:
-            return super().project(x, hw_shape)
-        reduced, _ = self.reduction(tokens_to_map(x, hw_shape))
-        weights = self.qkv.weight.split((self.embed_dims, 2 * self.embed_dims))
-        biases = (None, None)
-        if self.qkv.bias is not None:
-            biases = self.qkv.bias.split((self.embed_dims, 2 * self.embed_dims))
-        query = F.linear(x, weights[0], biases[0])
-        return (query, *F.linear(reduced, weights[1], biases[1]).chunk(2, dim=-1))
 
     def mix(
         self,
@@ -93,7 +94,7 @@ class SoftmaxAttention(QKVAttention):
         mask: Optional[Tensor] = None,
     ) -> Tensor:
         if self.relative_bias is not None:
-            bias = self._bias_of_pairs(hw_shape).to(q.dtype)
+            bias = self._bias_of_pairs(hw_shape).to(q.dtype)  # (1, heads, N, N)
             mask = bias if mask is None else bias.masked_fill(~mask, float('-inf'))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
@@ -115,7 +116,7 @@ class SoftmaxAttention(QKVAttention):
         return {'relative_bias'}
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
-        """The relative bias of a checkpoint for the offsets of this one."""
+        """The relative bias, or the key positions, of a checkpoint in the size of these."""
         if name != 'relative_bias':
-            return value
+            return super().resize_weight(name, value)
         return resize_map(value, self.relative_bias.shape[2:], mode='bicubic')

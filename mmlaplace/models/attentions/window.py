@@ -3,10 +3,10 @@ from typing import Optional, Tuple
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..layers import join_windows, shifted_neighbours, split_windows
+from ..layers import join_windows, shifted_window_mask, split_windows
 from .base import BaseAttention
 
-SWIN_ATTENTION = dict(type='SoftmaxAttention', rope=False, dw_kernel_size=0, relative_bias=True)
+SWIN_ATTENTION = dict(type='SoftmaxAttention', relative_bias=True)
 
 
 @MODELS.register_module()
@@ -15,8 +15,8 @@ class WindowAttention(BaseAttention):
 
     A map whose sides are no multiples of the window gets zeros at the bottom and the right. On a
     map with a side not longer than the window, that side is the window, and nothing is shifted.
-    Shifted windows that hold tokens of opposite borders keep these apart if the attention accepts
-    a mask; linear attentions mix them, as PolaFormer's and FLatten's do.
+    Shifted windows hold tokens of opposite borders. An attention that accepts a mask keeps these
+    apart. Linear attentions mix them, as PolaFormer's and FLatten's do.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
@@ -28,7 +28,19 @@ class WindowAttention(BaseAttention):
         ValueError: If ``window_size < 1``.
 
     Source: Swin Transformer (arXiv 2103.14030).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import WindowAttention
+        >>> attention = WindowAttention(64, 2, (14, 14), window_size=7, shifted=True)
+        >>> attention(torch.randn(1, 10 * 15, 64), hw_shape=(10, 15)).shape
+        torch.Size([1, 150, 64])
     """
+
+    variants = (
+        dict(window_size=3, shifted=True),
+        dict(window_size=2, shifted=True, attn_cfg=dict(type='PolaAttention')),
+    )
 
     def __init__(
         self,
@@ -55,18 +67,21 @@ class WindowAttention(BaseAttention):
             )
         )
 
-    def side_and_shift(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
+    def window_and_shift(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
         """Side of the windows on a map ``(H, W)``, and by how much they are shifted, in tokens."""
         side = min(self.window_size, *hw_shape)
         return side, side // 2 if self.shifted and min(hw_shape) > self.window_size else 0
 
-    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        self.check_tokens(x, hw_shape)
-        side, shift = self.side_and_shift(hw_shape)
-        windows = split_windows(x, hw_shape, side, shift)
-        seen = {}
+    def forward(
+        self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
+    ) -> Tensor:
+        self.check_token_map(x, hw_shape)
+        if mask is not None:
+            raise ValueError('WindowAttention makes its own mask; call it without one')
+        side, shift = self.window_and_shift(hw_shape)
+        windows = split_windows(x, hw_shape, side, shift)  # (B * windows, side * side, C)
         if shift and self.attn.accepts_mask:
-            mask = shifted_neighbours(hw_shape, side, shift, x.device)
-            seen = dict(mask=mask.repeat(len(x), 1, 1).unsqueeze(1))
-        mixed = self.attn(windows, (side, side), **seen)
+            mask = shifted_window_mask(hw_shape, side, shift, x.device)  # (windows, side², side²)
+            mask = mask.repeat(len(x), 1, 1).unsqueeze(1)
+        mixed = self.attn(windows, (side, side), mask=mask)
         return join_windows(mixed, hw_shape, side, shift)

@@ -1,16 +1,33 @@
-"""Backbones, one family per file."""
+"""Backbones: hosts as data, and the families that are rows of them."""
 
 from .base import PyramidBackbone
-from .laplacianformer import LaplacianFormer
-from .polaformer import PolaFormerDeiT, PolaFormerPVT, PolaFormerPVTv2, PolaFormerSwin
-from .soft import SOFT
+from .families import (
+    PVT,
+    SOFT,
+    LaplacianFormer,
+    PolaFormerDeiT,
+    PolaFormerPVT,
+    PolaFormerPVTv2,
+    PolaFormerSwin,
+    PVTv2,
+    SOFTPlusPlus,
+    Swin,
+    ViT,
+)
+from .stage import Stage
 
 __all__ = [
+    'PVT',
     'SOFT',
     'LaplacianFormer',
+    'PVTv2',
     'PolaFormerDeiT',
     'PolaFormerPVT',
     'PolaFormerPVTv2',
     'PolaFormerSwin',
     'PyramidBackbone',
+    'SOFTPlusPlus',
+    'Stage',
+    'Swin',
+    'ViT',
 ]

@@ -2,21 +2,20 @@
 
 from .block import DropPath, TransformerBlock
 from .depthwise import DepthwiseConv
-from .feature_map import map_to_tokens, tokens_to_map
+from .feature_map import map_to_tokens, memory_format_of, tokens_to_map
 from .ffn import FFN
-from .landmarks import LandmarkConv, LandmarkPick, LandmarkPool
+from .landmarks import Landmarks
+from .linear_attention import linear_attention
 from .patch_embed import ConvPatchEmbed, OverlapPatchEmbed, PatchEmbed, PatchMerging
 from .position import PositionEmbedding, RotaryEmbedding2D, resize_map
-from .windows import join_windows, shifted_neighbours, split_windows
+from .windows import join_windows, shifted_window_mask, split_windows
 
 __all__ = [
     'FFN',
     'ConvPatchEmbed',
     'DepthwiseConv',
     'DropPath',
-    'LandmarkConv',
-    'LandmarkPick',
-    'LandmarkPool',
+    'Landmarks',
     'OverlapPatchEmbed',
     'PatchEmbed',
     'PatchMerging',
@@ -24,9 +23,11 @@ __all__ = [
     'RotaryEmbedding2D',
     'TransformerBlock',
     'join_windows',
+    'linear_attention',
     'map_to_tokens',
+    'memory_format_of',
     'resize_map',
-    'shifted_neighbours',
+    'shifted_window_mask',
     'split_windows',
     'tokens_to_map',
 ]

@@ -35,7 +35,7 @@ class DropPath(nn.Module):
 
 
 class TransformerBlock(BaseModule):
-    """``x + attention(norm(x))``, then ``x + ffn(norm(x))``; post-norm puts norms behind the sums.
+    """``x + attention(norm(x))``, then ``x + ffn(norm(x))``.
 
     Args:
         embed_dims: Channels C.

@@ -1,4 +1,4 @@
-from typing import Optional, Tuple
+from typing import Tuple
 
 import torch.nn as nn
 import torch.nn.functional as F
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from .feature_map import map_to_tokens, tokens_to_map
 
-SHARED = (None, 'heads', 'channels')
+FILTERS_PER = ('channel', 'head', 'head_channel')
 
 
 class DepthwiseConv(BaseModule):
@@ -16,14 +16,21 @@ class DepthwiseConv(BaseModule):
     Args:
         embed_dims: Channels C.
         kernel_size: Odd side of the kernel. Default: 3.
-        num_heads: Heads of the tokens; only needed where filters are shared. Default: 1.
-        shared: None gives every channel a filter (default), ``'heads'`` one filter per channel of
-            a head, the same in all heads (PolaFormer), ``'channels'`` one filter per head, the
-            same in its channels (SOFT).
+        num_heads: Heads of the tokens. Only needed where filters are shared. Default: 1.
+        filters_per: What has a filter of its own: every ``'channel'`` (default), every ``'head'``,
+            for all of its channels (SOFT), or every ``'head_channel'``, the same in all heads
+            (PolaFormer, FLatten).
         bias: Whether filters have a bias. Default: True.
 
     Raises:
-        ValueError: For an even or non-positive ``kernel_size``, or an unknown ``shared``.
+        ValueError: For an even or non-positive ``kernel_size``, or an unknown ``filters_per``.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import DepthwiseConv
+        >>> conv = DepthwiseConv(64, 5, num_heads=2, filters_per='head_channel')
+        >>> conv(torch.randn(1, 6 * 8, 64), hw_shape=(6, 8)).shape, conv.conv.weight.shape
+        (torch.Size([1, 48, 64]), torch.Size([32, 1, 5, 5]))
     """
 
     def __init__(
@@ -31,31 +38,31 @@ class DepthwiseConv(BaseModule):
         embed_dims: int,
         kernel_size: int = 3,
         num_heads: int = 1,
-        shared: Optional[str] = None,
+        filters_per: str = 'channel',
         bias: bool = True,
     ) -> None:
         super().__init__()
         if kernel_size < 1 or kernel_size % 2 == 0:
             raise ValueError(f'kernel_size must be odd and positive, got {kernel_size}')
-        if shared not in SHARED:
-            raise ValueError(f'shared must be one of {SHARED}, got {shared!r}')
+        if filters_per not in FILTERS_PER:
+            raise ValueError(f'filters_per must be one of {FILTERS_PER}, got {filters_per!r}')
         count = {
-            None: embed_dims,
-            'heads': embed_dims // num_heads,
-            'channels': num_heads,
-        }[shared]
+            'channel': embed_dims,
+            'head': num_heads,
+            'head_channel': embed_dims // num_heads,
+        }[filters_per]
         self.conv = nn.Conv2d(
             count, count, kernel_size, padding=kernel_size // 2, groups=count, bias=bias
         )
         # Computed in the forward: a buffer of indices would be lost when a model is built on the
         # meta device and filled by a state dict.
-        self.shared = shared
+        self.filters_per = filters_per
         self.repeats = embed_dims // count
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)``."""
         maps = tokens_to_map(x, hw_shape)
-        if self.shared is None:
+        if self.filters_per == 'channel':
             return map_to_tokens(self.conv(maps))
         weight, bias = self._of_each_channel(self.conv.weight), self.conv.bias
         bias = None if bias is None else self._of_each_channel(bias)
@@ -64,6 +71,6 @@ class DepthwiseConv(BaseModule):
 
     def _of_each_channel(self, filters: Tensor) -> Tensor:
         """Filters ``(count, ...)`` repeated to one per channel, ``(C, ...)``."""
-        if self.shared == 'heads':  # channel c takes filter c modulo count
+        if self.filters_per == 'head_channel':  # channel c takes filter c modulo count
             return filters.repeat(self.repeats, *(1,) * (filters.dim() - 1))
         return filters.repeat_interleave(self.repeats, dim=0)

@@ -15,8 +15,8 @@ class FFN(BaseModule):
         embed_dims: Channels C.
         ffn_ratio: Hidden channels in units of C.
         drop_rate: Dropout rate after the activation and after the last linear. Default: 0.
-        dw_kernel_size: Kernel size of the depthwise convolution behind the first linear, as
-            PVTv2 has it; 0 leaves it out. Default: 0.
+        dwconv_kernel: Odd kernel size of the depthwise convolution after the first linear, as
+            PVTv2 has it. 0 (default) leaves it out.
         act_cfg: Config of the activation. Default: ``dict(type='GELU')``, the exact form;
             ``dict(type='GELU', approximate='tanh')`` is its approximation.
     """
@@ -26,7 +26,7 @@ class FFN(BaseModule):
         embed_dims: int,
         ffn_ratio: float,
         drop_rate: float = 0.0,
-        dw_kernel_size: int = 0,
+        dwconv_kernel: int = 0,
         act_cfg: Optional[dict] = None,
     ) -> None:
         super().__init__()
@@ -38,12 +38,12 @@ class FFN(BaseModule):
             nn.Linear(hidden, embed_dims),
             nn.Dropout(drop_rate),
         )
-        self.local = DepthwiseConv(hidden, dw_kernel_size) if dw_kernel_size else None
+        self.dwconv = DepthwiseConv(hidden, dwconv_kernel) if dwconv_kernel else None
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
         for i, layer in enumerate(self.layers):
             x = layer(x)
-            if i == 0 and self.local is not None:
-                x = self.local(x, hw_shape)
+            if i == 0 and self.dwconv is not None:
+                x = self.dwconv(x, hw_shape)
         return x

@@ -8,123 +8,115 @@ from torch import Tensor
 
 from .feature_map import map_to_tokens, tokens_to_map
 
-
-def landmark_side(landmarks: int) -> int:
-    """The side of a square of landmarks; a ValueError if there is none."""
-    side = math.isqrt(max(landmarks, 0))
-    if side < 1 or side * side != landmarks:
-        raise ValueError(
-            f'landmarks must be a square number such as 49, 100 or 196, got {landmarks}'
-        )
-    return side
+METHODS = ('pool', 'conv', 'random', 'first')
 
 
-class LandmarkPool(nn.Module):
-    """Average-pool the map of each head into its landmarks.
+class Landmarks(nn.Module):
+    """A few tokens that stand for all of a map, for each head.
 
     Args:
-        landmarks: Fixed number m, a square: the map is pooled adaptively to (√m, √m) cells, fewer
-            along a side that is shorter than that. Cost then is linear in the pixels. Default: 49
+        num_landmarks: Fixed number m, for maps of any size. ``'pool'`` and ``'conv'`` need a square
+            such as 49. A side with fewer than √m tokens has a landmark for each token. Default: 49,
             unless ``pool_ratio`` is given.
-        pool_ratio: Side r of the cells instead; a last cell may be cut by the border. Then m =
-            ⌈H/r⌉⌈W/r⌉ grows with the image.
+        pool_ratio: Side r of a cell of tokens. Alone, it makes m grow with the map. Default: none.
+        method: ``'pool'`` (default) averages cells of the map: √m x √m of them, or cells of r x r
+            tokens, of which the last may be cut by the border, m = ⌈H/r⌉⌈W/r⌉. ``'conv'`` is a
+            convolution r x r of stride r, the same for all heads, without a bias. It needs
+            ``pool_ratio``. Alone, m = ⌊H/r⌋⌊W/r⌋, and a map smaller than r gets zeros. With
+            ``num_landmarks``, a map that is not √m r on a side is first pooled to that.
+            ``'random'`` takes tokens themselves, at the same places in every image and head: new
+            ones in every pass while training, always the same in eval mode. ``'first'`` takes the
+            first ones. Their number is m, or ⌈N / r²⌉.
+        head_dims: Channels d of a head, which ``'conv'`` needs.
+        exact: Whether ``'pool'`` gives √m x √m landmarks also on shorter sides, by repeating
+            tokens, for attentions with a parameter for each landmark. Default: False.
 
     Raises:
-        ValueError: If both are given, ``landmarks`` is no square or ``pool_ratio < 1``.
-    """
+        ValueError: For an unknown method, numbers out of range, landmarks that are no square, or
+            options that the method would ignore.
 
-    def __init__(self, landmarks: Optional[int] = None, pool_ratio: Optional[int] = None) -> None:
-        super().__init__()
-        if landmarks is not None and pool_ratio is not None:
-            raise ValueError(
-                f'give landmarks ({landmarks}) or pool_ratio ({pool_ratio}), not both; in a '
-                'config that inherits the other, set that to None'
-            )
-        if pool_ratio is not None and pool_ratio < 1:
-            raise ValueError(f'pool_ratio must be at least 1, got {pool_ratio}')
-        if pool_ratio is None:
-            self.side = landmark_side(49 if landmarks is None else landmarks)
-        self.pool_ratio = pool_ratio
-
-    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        """``(B, heads, N, d) -> (B, heads, m, d)``."""
-        heads = x.shape[1]
-        maps = tokens_to_map(x.flatten(0, 1), hw_shape)
-        if self.pool_ratio is not None:
-            pooled = F.avg_pool2d(maps, self.pool_ratio, ceil_mode=True, count_include_pad=False)
-        else:
-            pooled = F.adaptive_avg_pool2d(maps, [min(self.side, side) for side in hw_shape])
-        return map_to_tokens(pooled).unflatten(0, (x.shape[0], heads))
-
-
-class LandmarkConv(nn.Module):
-    """A convolution r x r of stride r over the map of each head, the same in all heads, no bias.
-
-    Args:
-        head_dims: Channels d of a head.
-        pool_ratio: r.
-        landmarks: Fixed number m, a square. A map that is not √m r on a side is first pooled
-            adaptively to that, which repeats tokens where the side is shorter. A side of fewer
-            than √m tokens has a landmark per token. With None, m = ⌊H/r⌋⌊W/r⌋ grows with the
-            image, and a map smaller than r gets zeros.
-
-    Raises:
-        ValueError: If ``landmarks`` is no square or ``pool_ratio < 1``.
-    """
-
-    def __init__(self, head_dims: int, pool_ratio: int, landmarks: Optional[int] = None) -> None:
-        super().__init__()
-        if pool_ratio < 1:
-            raise ValueError(f'pool_ratio must be at least 1, got {pool_ratio}')
-        self.conv = nn.Conv2d(head_dims, head_dims, pool_ratio, stride=pool_ratio, bias=False)
-        self.pool_ratio = pool_ratio
-        self.side = None if landmarks is None else landmark_side(landmarks)
-
-    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        """``(B, heads, N, d) -> (B, heads, m, d)``."""
-        heads, ratio = x.shape[1], self.pool_ratio
-        maps = tokens_to_map(x.flatten(0, 1), hw_shape)
-        if self.side is None:
-            height, width = hw_shape
-            maps = F.pad(maps, (0, max(ratio - width, 0), 0, max(ratio - height, 0)))
-        else:
-            size = [ratio * min(self.side, side) for side in hw_shape]
-            if size != list(hw_shape):
-                maps = F.adaptive_avg_pool2d(maps, size)
-        return map_to_tokens(self.conv(maps)).unflatten(0, (x.shape[0], heads))
-
-
-class LandmarkPick(nn.Module):
-    """Some of the tokens themselves, at the same places in every image and head.
-
-    Args:
-        landmarks: Fixed number m; all tokens where there are fewer. With None, ⌈N / r²⌉.
-        pool_ratio: r.
-        at_random: Whether the places are random, new in every pass while training and always the
-            same for a number of tokens in eval mode. Else the first m. Default: True.
-
-    Raises:
-        ValueError: If ``landmarks < 1`` or ``pool_ratio < 1``.
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import Landmarks
+        >>> keys = torch.randn(1, 2, 20 * 30, 32)
+        >>> Landmarks(49)(keys, (20, 30)).shape, Landmarks(pool_ratio=4)(keys, (20, 30)).shape
+        (torch.Size([1, 2, 49, 32]), torch.Size([1, 2, 40, 32]))
     """
 
     def __init__(
-        self, landmarks: Optional[int], pool_ratio: Optional[int], at_random: bool = True
+        self,
+        num_landmarks: Optional[int] = None,
+        pool_ratio: Optional[int] = None,
+        method: str = 'pool',
+        head_dims: Optional[int] = None,
+        exact: bool = False,
     ) -> None:
         super().__init__()
-        for name, value in (('landmarks', landmarks), ('pool_ratio', pool_ratio)):
-            if value is not None and value < 1:
-                raise ValueError(f'{name} must be at least 1, got {value}')
-        self.landmarks = landmarks
+        if method not in METHODS:
+            raise ValueError(f'landmark_method must be one of {METHODS}, got {method!r}')
+        if num_landmarks is None and pool_ratio is None:
+            num_landmarks = 49
+        for name, value in (('num_landmarks', num_landmarks), ('pool_ratio', pool_ratio)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f'{name} must be an integer of at least 1, got {value!r}')
+        if method != 'conv' and num_landmarks is not None and pool_ratio is not None:
+            raise ValueError(
+                f'give num_landmarks ({num_landmarks}) or pool_ratio ({pool_ratio}), not both, for '
+                f'landmarks by {method!r}; in a config that inherits the other, set that to None'
+            )
+        if method == 'conv' and (pool_ratio is None or head_dims is None):
+            raise ValueError(
+                f"landmarks by 'conv' need pool_ratio (got {pool_ratio}) and head_dims "
+                f'({head_dims})'
+            )
+        if exact and (method != 'pool' or num_landmarks is None):
+            raise ValueError(f"exact=True needs num_landmarks and method='pool', got {method!r}")
+        self.method = method
+        self.num_landmarks = num_landmarks
         self.pool_ratio = pool_ratio
-        self.at_random = at_random
+        self.exact = exact
+        self.side = None
+        if method in ('pool', 'conv') and num_landmarks is not None:
+            self.side = math.isqrt(num_landmarks)
+            if self.side**2 != num_landmarks:
+                raise ValueError(
+                    'num_landmarks must be a square number such as 49, 100 or 196, got '
+                    f'{num_landmarks}'
+                )
+        if method == 'conv':
+            self.conv = nn.Conv2d(head_dims, head_dims, pool_ratio, stride=pool_ratio, bias=False)
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, heads, N, d) -> (B, heads, m, d)``."""
+        if self.method in ('random', 'first'):
+            return self._picked(x)
+        maps = tokens_to_map(x.flatten(0, 1), hw_shape)  # (B * heads, d, H, W)
+        maps = self._pooled(maps) if self.method == 'pool' else self._convolved(maps)
+        return map_to_tokens(maps).unflatten(0, x.shape[:2])
+
+    def _pooled(self, maps: Tensor) -> Tensor:
+        if self.side is None:
+            return F.avg_pool2d(maps, self.pool_ratio, ceil_mode=True, count_include_pad=False)
+        if self.exact:
+            return F.adaptive_avg_pool2d(maps, self.side)
+        return F.adaptive_avg_pool2d(maps, [min(self.side, side) for side in maps.shape[2:]])
+
+    def _convolved(self, maps: Tensor) -> Tensor:
+        ratio, (height, width) = self.pool_ratio, maps.shape[2:]
+        if self.side is None:
+            maps = F.pad(maps, (0, max(ratio - width, 0), 0, max(ratio - height, 0)))
+        else:
+            size = [ratio * min(self.side, side) for side in (height, width)]
+            if size != [height, width]:
+                maps = F.adaptive_avg_pool2d(maps, size)
+        return self.conv(maps)
+
+    def _picked(self, x: Tensor) -> Tensor:
         tokens = x.shape[2]
-        wanted = -(-tokens // self.pool_ratio**2) if self.landmarks is None else self.landmarks
+        wanted = self.num_landmarks or -(-tokens // self.pool_ratio**2)
         if wanted >= tokens:
             return x
-        if not self.at_random:
+        if self.method == 'first':
             return x[:, :, :wanted]
         generator = None if self.training else torch.Generator().manual_seed(0)
         return x[:, :, torch.randperm(tokens, generator=generator)[:wanted].to(x.device)]

@@ -52,7 +52,7 @@ class OverlapPatchEmbed(BaseModule):
 class PatchEmbed(BaseModule):
     """A convolution of stride p over p x p patches and a norm.
 
-    A side of S pixels becomes ⌈S / p⌉ tokens: what is missing to the last patch is zero.
+    A side of S pixels becomes ⌈S / p⌉ tokens. Inputs are zero-padded to a multiple of p.
 
     Args:
         in_channels: Channels of the input map.
@@ -86,7 +86,7 @@ class PatchEmbed(BaseModule):
 class PatchMerging(BaseModule):
     """The four tokens of each 2 x 2 patch side by side, a norm and a linear, as in Swin.
 
-    A side of S tokens becomes ⌈S / 2⌉: what is missing to the last patch is zero.
+    A side of S tokens becomes ⌈S / 2⌉ tokens. Maps are zero-padded to even sides.
 
     Args:
         in_channels: Channels of the input map.
@@ -113,25 +113,27 @@ class ConvPatchEmbed(BaseModule):
 
     Args:
         in_channels: Channels of the input map.
-        channels: Channels behind each convolution; the last are those of the tokens.
+        embed_dims: Channels of the tokens, which the last convolution gives.
         strides: Stride of each convolution.
+        hidden_dims: Channels of the convolutions before the last. Default: 32.
         norm_cfg: Config of the norms of maps. Default: ``dict(type='BN')``.
     """
 
     def __init__(
         self,
         in_channels: int,
-        channels: Sequence[int],
+        embed_dims: int,
         strides: Sequence[int],
+        hidden_dims: int = 32,
         norm_cfg: Optional[dict] = None,
     ) -> None:
         super().__init__()
         self.layers = Sequential()
-        for out_channels, stride in zip(channels, strides):
-            conv = nn.Conv2d(in_channels, out_channels, 3, stride=stride, padding=1)
-            norm = build_map_norm(norm_cfg or dict(type='BN'), out_channels)
+        channels = [in_channels, *[hidden_dims] * (len(strides) - 1), embed_dims]
+        for inputs, outputs, stride in zip(channels, channels[1:], strides):
+            conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1)
+            norm = build_map_norm(norm_cfg or dict(type='BN'), outputs)
             self.layers.extend([conv, norm, nn.ReLU()])
-            in_channels = out_channels
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""

@@ -33,7 +33,7 @@ def join_windows(x: Tensor, hw_shape: Tuple[int, int], side: int, shift: int = 0
     return map_to_tokens(maps[:, :, : hw_shape[0], : hw_shape[1]])
 
 
-def shifted_neighbours(
+def shifted_window_mask(
     hw_shape: Tuple[int, int], side: int, shift: int, device: torch.device
 ) -> Tensor:
     """Which tokens of a window were neighbours before the shift, ``(windows, side², side²)``.

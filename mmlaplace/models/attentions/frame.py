@@ -1,0 +1,103 @@
+"""What stands around a mixing rule, as data."""
+
+from dataclasses import dataclass
+
+# Linears of C channels each, of the tokens and of the map that keys and values come from.
+QKV_FORMS = {'qkv': (3, 0), 'shared_qk': (2, 0), 'q_kv': (1, 2), 'qk': (2, 0)}
+LEPE_FILTERS = ('channel', 'head', 'head_channel')
+ROPE_FORMS = ('half', 'pairs')
+ROPE_ON = ('query_key', 'features')
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What stands around the mixing rule of a :class:`QKVAttention`.
+
+    An attention declares the frame of its paper, ``frame = Frame(gate=True, lepe_kernel=5)``. A
+    host may change fields for all of its attentions. A config changes any field by its name, such
+    as ``attn_cfg=dict(rope=False)``. A field is here because three papers need it. What a single
+    paper needs is a step that its class replaces.
+
+    Attributes:
+        qkv: Linears that make queries, keys and values. ``'qkv'`` (default): one for all three.
+            ``'shared_qk'``: keys are the queries. ``'q_kv'``: one for queries, one for keys and
+            values. ``'qk'``: values are the input.
+        qkv_bias: Whether these have a bias. Default: True.
+        sr_ratio: Side r of the spatial reduction. Keys and values come from a map that a
+            convolution r x r of stride r and a LayerNorm reduce, as in PVT. A map that r does not
+            divide gets zeros. Keys and values then have a linear of their own. Default: 1, none.
+        gate: Whether a linear of the input multiplies the output. Default: False.
+        key_positions: Whether a learned position is added to each key. It is kept for
+            ``input_resolution`` and resized bilinearly for other maps. Default: False.
+        rope: Whether there are 2-D rotary positions. Default: False.
+        rope_form: Which pairs of channels turn, see :class:`RotaryEmbedding2D`. ``'half'``
+            (default) or ``'pairs'``.
+        rope_on: What turns. ``'query_key'`` (default): queries and keys, before the mixing rule.
+            ``'features'``: what the mixing rule itself gives to ``self.rotary``, such as the
+            features in the numerator of RALA, MALA and NaLaFormer.
+        lepe_kernel: Odd side of the depthwise convolution on V whose result is added, the "locally
+            enhanced positional encoding" of CSWin. 0 (default) leaves it out.
+        lepe_filters: How many filters it has. ``'channel'`` (default): one for each channel.
+            ``'head'``: one for each head. ``'head_channel'``: one for each channel of a head, the
+            same in all heads.
+        lepe_bias: Whether these filters have a bias. Default: True.
+        proj: Whether a linear comes last. Default: True.
+        proj_drop: Dropout rate after it. Default: 0.
+
+    Raises:
+        ValueError: For an unknown form, a ratio or kernel out of range, or fields that exclude
+            each other.
+
+    Examples:
+        >>> from mmlaplace.models import Frame, PolaAttention
+        >>> PolaAttention.frame.lepe_kernel
+        5
+        >>> Frame(sr_ratio=2, qkv='shared_qk')
+        Traceback (most recent call last):
+        ...
+        ValueError: sr_ratio=2 needs a linear for keys and values, got qkv='shared_qk'; ...
+    """
+
+    qkv: str = 'qkv'
+    qkv_bias: bool = True
+    sr_ratio: int = 1
+    gate: bool = False
+    key_positions: bool = False
+    rope: bool = False
+    rope_form: str = 'half'
+    rope_on: str = 'query_key'
+    lepe_kernel: int = 0
+    lepe_filters: str = 'channel'
+    lepe_bias: bool = True
+    proj: bool = True
+    proj_drop: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, known in (
+            ('qkv', tuple(QKV_FORMS)),
+            ('rope_form', ROPE_FORMS),
+            ('rope_on', ROPE_ON),
+            ('lepe_filters', LEPE_FILTERS),
+        ):
+            if getattr(self, name) not in known:
+                raise ValueError(f'{name} must be one of {known}, got {getattr(self, name)!r}')
+        if not isinstance(self.sr_ratio, int) or self.sr_ratio < 1:
+            raise ValueError(f'sr_ratio must be an integer of at least 1, got {self.sr_ratio!r}')
+        kernel = self.lepe_kernel
+        if not isinstance(kernel, int) or kernel < 0 or (kernel and kernel % 2 == 0):
+            raise ValueError(f'lepe_kernel must be odd, or 0 for none, got {kernel!r}')
+        if self.sr_ratio > 1 and self.qkv in ('shared_qk', 'qk'):
+            raise ValueError(
+                f'sr_ratio={self.sr_ratio} needs a linear for keys and values, got '
+                f"qkv={self.qkv!r}; take qkv='qkv' or 'q_kv', or sr_ratio=1"
+            )
+        if self.sr_ratio > 1 and self.rope:
+            raise ValueError(
+                f'rotary positions need queries and keys on one map, got sr_ratio={self.sr_ratio} '
+                'and rope=True; set one of rope=False and sr_ratio=1'
+            )
+        if self.key_positions and self.qkv == 'shared_qk':
+            raise ValueError(
+                "key_positions=True needs keys that are not the queries, got qkv='shared_qk'; set "
+                'key_positions=False'
+            )

@@ -1,0 +1,234 @@
+"""Families: a host, its sizes, and what it changes in the host's attentions. Each is a row."""
+
+from functools import partial
+
+from mmengine.registry import MODELS
+
+from . import hosts
+from .base import PyramidBackbone
+from .hosts import MICRO, arch
+
+_laplacian_arch = partial(arch, ffn_ratios=(8, 8, 4, 4))
+
+
+@MODELS.register_module()
+class LaplacianFormer(PyramidBackbone):
+    """A pyramid vision transformer with Laplacian-kernel linear attention.
+
+    Overlapping patch embeddings (kernel 7, stride 4, then kernel 3, stride 2), pre-norm blocks of
+    :class:`LaplacianAttention` and an FFN, heads of 32 channels, rotary positions and no absolute
+    ones. Arguments as in :class:`PyramidBackbone`.
+
+    The attention has 49 landmarks in every stage, so that cost is linear in the pixels at any image
+    size. At 224 x 224 that is what the paper's pool ratios give,
+    ``attn_cfg=dict(per_stage=dict(pool_ratio=(8, 4, 2, 1)))``. Under these, the number grows with
+    the image.
+
+    The archs ``tiny`` to ``huge`` match the published parameters and MACs. The paper's table of
+    widths and depths was not at hand.
+
+    Source: LaplacianFormer (arXiv 2604.20368).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import LaplacianFormer
+        >>> maps = LaplacianFormer(arch='micro')(torch.randn(1, 3, 64, 96))
+        >>> [tuple(x.shape) for x in maps]
+        [(1, 32, 16, 24), (1, 64, 8, 12), (1, 96, 4, 6), (1, 128, 2, 3)]
+    """
+
+    host = staticmethod(hosts.laplacian_pyramid)
+    arch_zoo = {
+        'micro': MICRO,
+        'tiny': _laplacian_arch((64, 128, 320, 512), (2, 2, 2, 2)),
+        'small': _laplacian_arch((64, 128, 352, 512), (3, 4, 8, 3)),
+        'medium': _laplacian_arch((64, 128, 384, 512), (3, 4, 13, 6)),
+        'large': _laplacian_arch((64, 128, 384, 512), (3, 4, 24, 5)),
+        'huge': _laplacian_arch((96, 192, 384, 640), (3, 4, 29, 4)),
+    }
+
+
+@MODELS.register_module()
+class SOFTPlusPlus(PyramidBackbone):
+    """SOFT++: the pyramid of SOFT with a normalised inverse.
+
+    A stem of three 3 x 3 convolutions and one before each later stage, each with BatchNorm and
+    ReLU; learned positions before each stage, resized to the input; three stages of post-norm
+    blocks of :class:`SOFTAttention` with a tanh GELU in the FFN; a last stage of pre-norm blocks of
+    :class:`SoftmaxAttention`, with a class token.
+
+    There are 49 landmarks at any image size, so cost is linear in the pixels.
+    ``attn_cfg=dict(num_landmarks=None)`` lets their number grow with the image, as it does in the
+    papers. Arguments as in :class:`PyramidBackbone`, and those of
+    :func:`mmlaplace.models.backbones.hosts.soft_pyramid`: ``stem_norm_cfg`` and
+    ``with_cls_token``.
+
+    The archs ``small`` to ``large`` are those of Table 1, whose ``tiny`` has the parameters of
+    SOFT's.
+
+    Source: SOFT++ (arXiv 2207.03341).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import SOFTPlusPlus
+        >>> backbone = SOFTPlusPlus(arch='micro', out_indices=-1, out_type='cls_token')
+        >>> backbone(torch.randn(2, 3, 64, 64))[0].shape
+        torch.Size([2, 128])
+    """
+
+    host = staticmethod(hosts.soft_pyramid)
+    renamed_options = dict(class_token='with_cls_token')
+    arch_zoo = {
+        'micro': MICRO,
+        'tiny': arch((64, 128, 320, 512), (1, 2, 3, 2)),
+        'small': arch((96, 192, 384, 768), (2, 2, 5, 2)),
+        'medium': arch((96, 192, 384, 768), (2, 2, 18, 2)),
+        'large': arch((128, 256, 512, 1024), (2, 2, 18, 2)),
+    }
+
+
+@MODELS.register_module()
+class SOFT(SOFTPlusPlus):
+    """SOFT: softmax-free linear attention, then a stage with softmax.
+
+    As :class:`SOFTPlusPlus`, with ``attn_cfg=dict(normalized=False)``. The arch ``small`` has 7
+    blocks in its third stage, which gives the published 24 M parameters and 3.3 G MACs.
+    ``small-deep`` has 20, as the authors' code, which gives 38.9 M.
+
+    Source: SOFT (arXiv 2110.11945).
+    """
+
+    default_attn_cfg = dict(normalized=False)
+    arch_zoo = {
+        'micro': MICRO,
+        'tiny': arch((64, 128, 320, 512), (1, 2, 3, 2)),
+        'small': arch((64, 128, 320, 512), (1, 3, 7, 4)),
+        'small-deep': arch((64, 128, 320, 512), (1, 3, 20, 4)),
+        'medium': arch((64, 128, 288, 512), (1, 3, 29, 5)),
+        'large': arch((64, 128, 320, 512), (1, 3, 40, 5)),
+        'huge': arch((64, 128, 352, 512), (1, 5, 49, 5)),
+    }
+    renamed_archs = {
+        f'softpp-{size}': f"type='SOFTPlusPlus', arch='{size}'"
+        for size in ('small', 'medium', 'large')
+    }
+
+
+@MODELS.register_module()
+class PVT(PyramidBackbone):
+    """PVT: patches, learned positions, softmax attention on spatially reduced keys and values.
+
+    Patches of 4, then 2 tokens a side; learned positions before each stage, resized to the input;
+    pre-norm blocks. Maps have no norm, as in PVT, and classifiers average them. Linear attentions
+    by ``attn_cfg``, such as ``attn_cfg=dict(type='FLattenAttention')`` for FLatten-PVT. Arguments
+    as in :class:`PyramidBackbone`.
+
+    Source: PVT (arXiv 2102.12122).
+    """
+
+    host = staticmethod(hosts.pvt)
+    arch_zoo = hosts.PVT_ARCHS
+
+
+@MODELS.register_module()
+class PVTv2(PyramidBackbone):
+    """PVTv2: overlapping patch embeddings, no positions, a depthwise convolution in the FFN.
+
+    Patch embeddings have kernel 7, stride 4, then kernel 3, stride 2. Attention is softmax on
+    spatially reduced keys and values. Arguments as in :class:`PyramidBackbone`.
+
+    Source: PVTv2 (arXiv 2106.13797).
+    """
+
+    host = staticmethod(hosts.pvt_v2)
+    arch_zoo = hosts.PVTV2_ARCHS
+    default_arch = 'b1'
+
+
+@MODELS.register_module()
+class Swin(PyramidBackbone):
+    """Swin: attention in windows of 7 x 7 tokens, shifted in every second block.
+
+    Patches of 4 x 4 pixels, then merged 2 x 2; pre-norm blocks of :class:`WindowAttention`.
+    Arguments as in :class:`PyramidBackbone`, and ``window_size``. A linear attention in the first
+    two stages, on the whole map of a 224 x 224 image, is
+    ``attn_cfg=[dict(window_size=56, attn_cfg=dict(type='PolaAttention'))] * 2 + [None] * 2``.
+
+    Source: Swin Transformer (arXiv 2103.14030).
+    """
+
+    host = staticmethod(hosts.swin)
+    arch_zoo = hosts.SWIN_ARCHS
+
+
+@MODELS.register_module()
+class ViT(PyramidBackbone):
+    """ViT and DeiT: one stage of stride 16, with a class token.
+
+    Patches of 16 pixels, learned positions, resized to the input, and pre-norm blocks. Arguments as
+    in :class:`PyramidBackbone`, and ``patch_size`` and ``with_cls_token``. Attentions that take no
+    class token need ``with_cls_token=False``. Each value of a dict arch has one entry.
+
+    Source: ViT (arXiv 2010.11929), DeiT (arXiv 2012.12877), whose sizes these are.
+    """
+
+    host = staticmethod(hosts.vit)
+    arch_zoo = hosts.VIT_ARCHS
+
+
+@MODELS.register_module()
+class PolaFormerPVT(PVT):
+    """PVT with polarity-aware linear attention in every stage.
+
+    As :class:`PVT` with :class:`PolaAttention`. Softmax in the last two stages is
+    ``attn_cfg=[None, None] + [dict(type='SoftmaxAttention', sr_ratio=r) for r in (2, 1)]``.
+
+    Source: PolaFormer (arXiv 2501.15061).
+    """
+
+    default_attn_cfg = dict(type='PolaAttention')
+
+
+@MODELS.register_module()
+class PolaFormerPVTv2(PVTv2):
+    """PVTv2 with polarity-aware linear attention in every stage.
+
+    As :class:`PVTv2` with :class:`PolaAttention`.
+
+    Source: PolaFormer (arXiv 2501.15061).
+    """
+
+    default_attn_cfg = dict(type='PolaAttention')
+
+
+@MODELS.register_module()
+class PolaFormerSwin(Swin):
+    """Swin with polarity-aware linear attention in the first two stages.
+
+    As :class:`Swin`, with :class:`PolaAttention` in windows of 56 tokens a side in the first two
+    stages, which at 224 x 224 are the whole map. At 384 x 384 the authors' windows are 96 and 12,
+    ``attn_cfg=dict(per_stage=dict(window_size=(96, 96, 12, 12)))``.
+
+    Source: PolaFormer (arXiv 2501.15061).
+    """
+
+    default_attn_cfg = [
+        *[dict(window_size=56, attn_cfg=dict(type='PolaAttention'))] * 2,
+        *[None] * 2,
+    ]
+
+
+@MODELS.register_module()
+class PolaFormerDeiT(ViT):
+    """DeiT with polarity-aware linear attention.
+
+    As :class:`ViT` with :class:`PolaAttention` and without a class token, which would have no place
+    in the attention's convolution. Classifiers average the map.
+
+    Source: PolaFormer (arXiv 2501.15061). The authors have released no code for this host. The size
+    is the paper's.
+    """
+
+    host = staticmethod(partial(hosts.vit, with_cls_token=False))
+    arch_zoo = {'tiny': hosts.VIT_ARCHS['tiny']}
+    default_attn_cfg = dict(type='PolaAttention')

@@ -1,0 +1,30 @@
+"""Stages, and BatchNorms, that do not train."""
+
+import torch.nn as nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+
+class Freezing(nn.Module):
+    """What ``frozen_stages`` and ``norm_eval`` of a pyramid do."""
+
+    def _freeze_stages(self) -> None:
+        frozen = []
+        if self.frozen_stages >= 0:
+            frozen += [stem for name, stem in self.stages[0].items() if name != 'blocks']
+        for i, stage in enumerate(self.stages[: max(self.frozen_stages, 0)]):
+            frozen.append(stage)
+            if i in self.out_indices and self.out_norms:
+                frozen.append(getattr(self, f'norm{i}'))
+        for module in frozen:
+            module.eval()
+            module.requires_grad_(False)
+
+    def train(self, mode: bool = True) -> 'Freezing':
+        """Set the mode, but keep frozen stages, and BatchNorms under ``norm_eval``, in eval."""
+        super().train(mode)
+        self._freeze_stages()
+        if mode and self.norm_eval:
+            for module in self.modules():
+                if isinstance(module, _BatchNorm):
+                    module.eval()
+        return self

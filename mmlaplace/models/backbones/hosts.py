@@ -1,0 +1,168 @@
+"""Hosts: what stands around the attentions. Each is a function that returns its stages."""
+
+from functools import partial
+from typing import List, Optional, Tuple
+
+from ..layers import ConvPatchEmbed, OverlapPatchEmbed, PatchEmbed, PatchMerging
+from .stage import Stage
+
+STRIDES = (4, 2, 2, 2)
+
+
+def arch(
+    embed_dims: Tuple[int, ...],
+    depths: Tuple[int, ...],
+    num_heads: Optional[Tuple[int, ...]] = None,
+    ffn_ratios: Optional[Tuple[float, ...]] = None,
+) -> dict:
+    """A size: heads have 32 channels and FFNs four times the channels, unless it says otherwise."""
+    return dict(
+        embed_dims=embed_dims,
+        depths=depths,
+        num_heads=num_heads or tuple(dims // 32 for dims in embed_dims),
+        ffn_ratios=ffn_ratios or (4,) * len(depths),
+    )
+
+
+# Sizes that several families share. ``micro`` is for small images and tests.
+MICRO = arch((32, 64, 96, 128), (1, 1, 2, 1))
+_pvt_arch = partial(arch, num_heads=(1, 2, 5, 8), ffn_ratios=(8, 8, 4, 4))
+PVT_ARCHS = {
+    'micro': MICRO,
+    'tiny': _pvt_arch((64, 128, 320, 512), (2, 2, 2, 2)),
+    'small': _pvt_arch((64, 128, 320, 512), (3, 4, 6, 3)),
+    'medium': _pvt_arch((64, 128, 320, 512), (3, 4, 18, 3)),
+    'large': _pvt_arch((64, 128, 320, 512), (3, 8, 27, 3)),
+}
+PVTV2_ARCHS = {
+    'b0': _pvt_arch((32, 64, 160, 256), (2, 2, 2, 2)),
+    'b1': _pvt_arch((64, 128, 320, 512), (2, 2, 2, 2)),
+    'b2': _pvt_arch((64, 128, 320, 512), (3, 4, 6, 3)),
+}
+SWIN_ARCHS = {
+    'micro': arch((32, 64, 128, 256), (1, 1, 2, 1)),
+    'tiny': arch((96, 192, 384, 768), (2, 2, 6, 2)),
+    'small': arch((96, 192, 384, 768), (2, 2, 18, 2)),
+    'base': arch((128, 256, 512, 1024), (2, 2, 18, 2)),
+}
+VIT_ARCHS = {
+    'tiny': arch((192,), (12,), (3,)),
+    'small': arch((384,), (12,), (6,)),
+    'base': arch((768,), (12,), (12,)),
+}
+
+
+def _overlapping(stride: int) -> partial:
+    """Kernel 7 for stride 4, kernel 3 for stride 2."""
+    return partial(OverlapPatchEmbed, kernel_size=2 * stride - 1, stride=stride)
+
+
+def laplacian_pyramid() -> List[Stage]:
+    """LaplacianFormer: overlapping patch embeddings; rotary positions, a 3 x 3 convolution on V."""
+    frame = dict(rope=True, lepe_kernel=3)
+    attn = dict(type='LaplacianAttention')
+    return [Stage(_overlapping(stride), stride, attn, frame) for stride in STRIDES]
+
+
+def pvt() -> List[Stage]:
+    """PVT: patches, learned positions, softmax on reduced keys, maps without a norm."""
+    return [
+        Stage(
+            partial(PatchEmbed, patch_size=stride),
+            stride,
+            dict(type='SoftmaxAttention', sr_ratio=sr_ratio),
+            position={},
+            out_norm=None,
+        )
+        for stride, sr_ratio in zip(STRIDES, (8, 4, 2, 1))
+    ]
+
+
+def pvt_v2() -> List[Stage]:
+    """PVTv2: overlapping patch embeddings, no positions, a convolution in the FFN."""
+    return [
+        Stage(
+            _overlapping(stride),
+            stride,
+            dict(type='SoftmaxAttention', sr_ratio=sr_ratio),
+            block=dict(ffn_cfg=dict(dwconv_kernel=3)),
+        )
+        for stride, sr_ratio in zip(STRIDES, (8, 4, 2, 1))
+    ]
+
+
+def swin(window_size: int = 7) -> List[Stage]:
+    """Swin: patches, then merged 2 x 2; windows, those of every second block shifted.
+
+    Args:
+        window_size: Side of a window, in tokens. Default: 7.
+    """
+    attn = dict(
+        type='WindowAttention',
+        window_size=window_size,
+        attn_cfg=dict(type='SoftmaxAttention', relative_bias=True),
+    )
+    norm = dict(type='LN', eps=1e-5)
+    embeds = [partial(PatchEmbed, patch_size=4), *[PatchMerging] * 3]
+    return [
+        Stage(embed, stride, attn, alternate=dict(shifted=True), norm=norm, out_norm=norm)
+        for embed, stride in zip(embeds, STRIDES)
+    ]
+
+
+def vit(patch_size: int = 16, with_cls_token: bool = True) -> List[Stage]:
+    """ViT and DeiT: one stage of patches, with learned positions and a class token.
+
+    Args:
+        patch_size: Side of a patch, in pixels. Default: 16.
+        with_cls_token: Whether there is a class token. Default: True.
+    """
+    return [
+        Stage(
+            partial(PatchEmbed, patch_size=patch_size, norm=False),
+            patch_size,
+            dict(type='SoftmaxAttention'),
+            position=dict(decay=False),
+            cls_token=with_cls_token,
+            embed_norm=False,
+        )
+    ]
+
+
+def soft_pyramid(stem_norm_cfg: Optional[dict] = None, with_cls_token: bool = True) -> List[Stage]:
+    """SOFT: convolutions with BatchNorm embed patches; a last stage with softmax.
+
+    Args:
+        stem_norm_cfg: Config of the norms after the convolutions that embed patches, in every
+            stage, such as ``dict(type='SyncBN')``. Default: ``dict(type='BN')``.
+        with_cls_token: Whether the last stage has a class token. Default: True.
+    """
+    stem, down = (
+        partial(ConvPatchEmbed, strides=strides, norm_cfg=stem_norm_cfg)
+        for strides in ((2, 1, 2), (2,))
+    )
+    post_norm = dict(norm_first=False, ffn_cfg=dict(act_cfg=dict(type='GELU', approximate='tanh')))
+    first = [
+        Stage(
+            embed,
+            stride,
+            dict(type='SOFTAttention', num_landmarks=49, pool_ratio=pool_ratio),
+            frame=dict(lepe_kernel=kernel, lepe_filters='head', lepe_bias=False),
+            position={},
+            embed_norm=False,
+            norm=dict(type='LN', eps=1e-5),
+            block=post_norm,
+        )
+        for embed, stride, pool_ratio, kernel in zip(
+            (stem, down, down), STRIDES, (8, 4, 2), (9, 5, 3)
+        )
+    ]
+    last = Stage(
+        down,
+        STRIDES[-1],
+        dict(type='SoftmaxAttention'),
+        position={},
+        cls_token=with_cls_token,
+        embed_norm=False,
+    )
+    return [*first, last]

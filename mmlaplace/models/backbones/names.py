@@ -1,0 +1,76 @@
+"""What the names of a pyramid's parameters tell: their depth, and which belong to which outputs."""
+
+import re
+from typing import Collection, Dict, Set, Tuple
+
+
+class PyramidNames:
+    """What training and loading ask a pyramid about ``stages.i.…`` and ``normi.…``."""
+
+    def no_weight_decay(self) -> Set[str]:
+        """Names of the parameters that are not to decay, norms and biases aside.
+
+        These are what the modules inside name by a ``no_weight_decay()`` of their own.
+        :class:`mmlaplace.engine.NoDecayOptimWrapperConstructor` asks for them, and so does timm.
+        """
+        named = {
+            f'{path}.{name}'
+            for path, module in self.named_modules()
+            if path and hasattr(module, 'no_weight_decay')
+            for name in module.no_weight_decay()
+        }
+        return named & {name for name, _ in self.named_parameters()}
+
+    def get_layer_depth(self, param_name: str, prefix: str = '') -> Tuple[int, int]:
+        """The depth of a parameter, for layer-wise learning rates, and the number of depths.
+
+        The stem has depth 0, block j (counted through all stages) j + 1. Later patch embeddings and
+        positions have the depth of the block after them, the norm of a stage that of its last
+        block. What comes after the last block, or is outside ``prefix``, has the last depth.
+
+        Args:
+            param_name: As in the model's ``named_parameters()``.
+            prefix: Of this backbone in the model, such as ``'backbone.'``. Default: ''.
+        """
+        num_layers = sum(self.depths) + 2
+        inside = param_name.startswith(prefix)
+        kind, *path = (param_name[len(prefix) :] if inside else '').split('.')
+        if kind == 'stages':
+            stage, block = int(path[0]), int(path[2]) if path[1] == 'blocks' else None
+            if block is None and stage == 0:
+                return 0, num_layers
+            return sum(self.depths[:stage]) + (block or 0) + 1, num_layers
+        norms = {f'norm{i}': sum(self.depths[: i + 1]) for i in range(self.num_stages - 1)}
+        return norms.get(kind, num_layers - 1), num_layers
+
+    def other_outputs(self, names: Collection[str]) -> Set[str]:
+        """Names that a checkpoint has, or lacks, because its ``out_indices`` are others.
+
+        Args:
+            names: In the checkpoint, without the prefix of this backbone.
+
+        Raises:
+            ValueError: If they are another arch's: a stage has another number of blocks.
+        """
+        block = re.compile(r'stages\.(\d+)\.blocks\.(\d+)\.')
+        depths: Dict[int, Set[str]] = {}
+        for match in filter(None, map(block.match, names)):
+            depths.setdefault(int(match[1]), set()).add(match[2])
+        for i, depth in enumerate(self.depths[: len(self.stages)]):
+            if len(depths.get(i, ())) not in (0, depth):
+                raise ValueError(
+                    f'this checkpoint is for another arch: its stage {i} has {len(depths[i])} '
+                    f'blocks, that of this {type(self).__name__} {depth}'
+                )
+        behind = tuple(f'stages.{i}.' for i in depths if i >= len(self.stages))
+        other = {name for name in names if name.startswith(behind)}
+        # With norms, a checkpoint has that of its last stage; without, none is of other outputs.
+        last_norm = f'norm{max(depths, default=0)}.'
+        has_norms = any(name.startswith(last_norm) for name in names)
+        for i in range(self.num_stages):
+            theirs = {name for name in names if name.startswith(f'norm{i}.')}
+            if not hasattr(self, f'norm{i}'):
+                other |= theirs
+            elif has_norms and not theirs:
+                other |= {f'norm{i}.{name}' for name in getattr(self, f'norm{i}').state_dict()}
+        return other

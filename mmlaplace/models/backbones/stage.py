@@ -1,0 +1,101 @@
+"""A stage of a pyramid, as data."""
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+
+import torch.nn as nn
+from mmengine.model import ModuleDict, ModuleList
+
+from ..layers import PositionEmbedding, TransformerBlock
+from .options import attention_class, options_of
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What one stage is made of. A host is a function that returns a list of these.
+
+    Attributes:
+        embed: Makes the tokens: ``embed(in_channels, embed_dims)`` is a module
+            ``(B, C_in, H, W) -> (B, N, C), (H', W')``.
+        stride: By how much it reduces each side.
+        attn: Config of the attention.
+        frame: Fields of :class:`Frame` that the host changes, whatever the attention. It applies
+            as far as the attention has these options.
+        alternate: Options of ``attn`` in every second block.
+        position: Arguments of :class:`PositionEmbedding`, which adds learned positions to the
+            tokens. None (default) adds none.
+        cls_token: Whether a class token goes before the tokens. Needs ``position``. Only the last
+            stage can have one. Default: False.
+        embed_norm: Whether ``embed`` norms tokens, and so takes the backbone's ``norm_cfg``.
+            Default: True.
+        norm: Config of the norms in the blocks. Default: ``dict(type='LN', eps=1e-6)``.
+        out_norm: Config of the norm of the map returned; None for none. Default: as ``norm``.
+        block: Further arguments of :class:`TransformerBlock`. Default: none.
+    """
+
+    embed: Callable[..., nn.Module]
+    stride: int
+    attn: dict
+    frame: dict = field(default_factory=dict)
+    alternate: dict = field(default_factory=dict)
+    position: Optional[dict] = None
+    cls_token: bool = False
+    embed_norm: bool = True
+    norm: dict = field(default_factory=lambda: dict(type='LN', eps=1e-6))
+    out_norm: Optional[dict] = field(default_factory=lambda: dict(type='LN', eps=1e-6))
+    block: Dict[str, Any] = field(default_factory=dict)
+
+    def attn_cfg(self, block: int, **sizes: Any) -> dict:
+        """The complete config of the attention in a block: the host's frame, then the stage's."""
+        known = options_of(attention_class(self.attn['type']))
+        frame = {name: value for name, value in self.frame.items() if name in known}
+        prefix = dict(num_prefix_tokens=1) if self.cls_token else {}
+        if prefix and 'num_prefix_tokens' not in known:
+            raise ValueError(
+                f'the class token needs an attention that takes num_prefix_tokens, such as '
+                f'SoftmaxAttention, got {self.attn["type"]!r}; set with_cls_token=False, or keep '
+                "the host's attention in this stage by a None in a list of configs"
+            )
+        alternate = self.alternate if block % 2 else {}
+        return dict(frame, **{**self.attn, **alternate, **prefix, **sizes})
+
+    def build(
+        self,
+        in_channels: int,
+        embed_dims: int,
+        num_heads: int,
+        ffn_ratio: float,
+        resolution: Tuple[int, int],
+        drop_path_rates: Sequence[float],
+        drop_rate: float,
+        with_cp: bool,
+        norm_cfg: Optional[dict],
+        act_cfg: Optional[dict],
+    ) -> ModuleDict:
+        """The modules ``patch_embed``, ``position`` (where there is one) and ``blocks``."""
+        # mmengine's containers, as init_weights goes down through no others.
+        stage = ModuleDict()
+        norm = {} if norm_cfg is None else dict(norm_cfg=norm_cfg)
+        embed = self.embed(in_channels, embed_dims, **(norm if self.embed_norm else {}))
+        stage['patch_embed'] = embed
+        if self.position is not None:
+            stage['position'] = PositionEmbedding(
+                embed_dims, resolution, self.cls_token, drop_rate, **self.position
+            )
+        block = dict(self.block, norm_cfg=norm_cfg or self.norm)
+        if act_cfg is not None:
+            block['ffn_cfg'] = dict(block.get('ffn_cfg', {}), act_cfg=act_cfg)
+        sizes = dict(embed_dims=embed_dims, num_heads=num_heads, input_resolution=resolution)
+        stage['blocks'] = ModuleList(
+            TransformerBlock(
+                embed_dims,
+                self.attn_cfg(j, **sizes),
+                ffn_ratio,
+                drop_rate,
+                drop_path_rate,
+                with_cp,
+                **block,
+            )
+            for j, drop_path_rate in enumerate(drop_path_rates)
+        )
+        return stage

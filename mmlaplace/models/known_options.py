@@ -1,0 +1,66 @@
+"""Errors that a user understands for options that a class does not have."""
+
+import inspect
+from difflib import get_close_matches
+from typing import Any, Dict, List
+
+
+class KnownOptions:
+    """A base whose subclasses refuse unknown keyword arguments by their own name.
+
+    Constructors here hand ``**kwargs`` on to their base. Python's own message would therefore name
+    an abstract class and none of the options.
+
+    Attributes:
+        fixed_options: Options of a base that a subclass sets itself. Users cannot set them.
+        renamed_options: Names that an option had before, each with the name it has now. Subclasses
+            add theirs to those of their bases.
+
+    Raises:
+        TypeError: On construction, with the class that was asked for, the options it has, those
+            nearest to what was written, and the new name of a renamed option.
+    """
+
+    fixed_options = ()
+    renamed_options: Dict[str, str] = {}
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> 'KnownOptions':
+        cls.check_options(kwargs)
+        return super().__new__(cls)
+
+    @classmethod
+    def check_options(cls, names: Any) -> None:
+        """Raise a TypeError unless every name is that of an option."""
+        known = cls.known_options()
+        unknown = [name for name in names if name not in known]
+        if not unknown:
+            return
+        renamed = {k: v for base in cls.__mro__[::-1] for k, v in _renamed_by(base).items()}
+        hints = [f'{name!r} is now {renamed[name]}' for name in unknown if name in renamed]
+        near = {match for name in unknown for match in get_close_matches(name, known, n=1)}
+        if near and not hints:
+            hints = [f'did you mean {" and ".join(map(repr, sorted(near)))}?']
+        raise TypeError(
+            f'{cls.__name__} has no option {", ".join(map(repr, unknown))}'
+            f'{" (" + "; ".join(hints) + ")" if hints else ""}; its options are {", ".join(known)}'
+        )
+
+    @classmethod
+    def known_options(cls) -> List[str]:
+        """Names of the keyword arguments that the constructor and those it hands on to take."""
+        names: List[str] = []
+        for base in cls.__mro__:
+            if '__init__' not in vars(base):
+                continue
+            parameters = inspect.signature(base.__init__).parameters.values()
+            names += [
+                p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
+            ]
+            if not any(p.kind == p.VAR_KEYWORD for p in parameters):
+                break  # it hands nothing on
+        hidden = {'self', *cls.fixed_options}
+        return [name for name in dict.fromkeys(names) if name not in hidden]
+
+
+def _renamed_by(cls: type) -> Dict[str, str]:
+    return vars(cls).get('renamed_options', {})

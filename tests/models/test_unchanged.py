@@ -1,0 +1,109 @@
+"""Each backbone computes what version 0.1 computed, from the weights that 0.1 would have saved."""
+
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from mmengine.registry import MODELS
+
+import mmlaplace  # noqa: F401
+
+DATA = np.load(Path(__file__).parent.parent / 'data' / 'backbones_0.1.npz')
+SIZES = ((64, 64), (80, 52))  # that of the training images, and one that is odd somewhere
+FOUR = dict(
+    embed_dims=(32, 64, 96, 128), depths=(1, 2, 2, 1), num_heads=(1, 2, 3, 4),
+    ffn_ratios=(2, 2, 2, 2),
+)  # fmt: skip
+ONE = dict(embed_dims=(48,), depths=(2,), num_heads=(3,), ffn_ratios=(2,))
+
+
+def soft_stages(**options):
+    return [dict(options, pool_ratio=ratio, num_landmarks=None) for ratio in (8, 4, 2)] + [None]
+
+
+# What 0.1 called otherwise is written as today.
+CASES = {
+    'laplacian': dict(type='LaplacianFormer'),
+    'laplacian_pool_ratio': dict(
+        type='LaplacianFormer', attn_cfg=dict(per_stage=dict(pool_ratio=(8, 4, 2, 1)))
+    ),
+    'laplacian_shared_qk': dict(
+        type='LaplacianFormer', attn_cfg=dict(qkv='shared_qk', num_landmarks=16)
+    ),
+    'laplacian_literal_gaussian': dict(
+        type='LaplacianFormer',
+        attn_cfg=dict(
+            kernel='gaussian', whitening='literal', bandwidth=2.0, solver='newton_schulz'
+        ),
+    ),
+    'laplacian_softmax': dict(type='LaplacianFormer', attn_cfg=dict(type='SoftmaxAttention')),
+    'softpp': dict(type='SOFTPlusPlus'),
+    'soft': dict(type='SOFT'),
+    'softpp_cls_token': dict(type='SOFTPlusPlus', out_indices=(3,), out_type='cls_token'),
+    'soft_average': dict(
+        type='SOFTPlusPlus',
+        with_cls_token=False,
+        attn_cfg=soft_stages(landmark_method='pool', newton_start_per='batch', lepe_kernel=3),
+    ),
+    'soft_first': dict(
+        type='SOFTPlusPlus', attn_cfg=soft_stages(landmark_method='first', lepe_kernel=3)
+    ),
+    'soft_random': dict(
+        type='SOFTPlusPlus',
+        attn_cfg=dict(landmark_method='random', num_landmarks=9, pool_ratio=None),
+    ),
+    'pola_pvt': dict(type='PolaFormerPVT'),
+    'pola_pvt_reduced': dict(
+        type='PolaFormerPVT', attn_cfg=dict(alpha=3, per_stage=dict(sr_ratio=(8, 4, 2, 1)))
+    ),
+    'pvt': dict(type='PVT'),
+    'pola_pvtv2': dict(type='PolaFormerPVTv2'),
+    'pola_swin': dict(
+        type='PolaFormerSwin', attn_cfg=dict(per_stage=dict(window_size=(7, 5, 3, 2)))
+    ),
+    'pola_deit': dict(type='PolaFormerDeiT', arch=ONE),
+}
+
+
+def weights_of_0_1(names_and_shapes):
+    """Values that depend on nothing but their names."""
+    weights = {}
+    for name, shape in names_and_shapes:
+        chance = np.random.default_rng(zlib.crc32(name.encode()))
+        value = chance.standard_normal(shape) if shape else np.zeros(())
+        if name.endswith('running_var'):
+            value = np.abs(value) + 0.5
+        elif 'norm' in name and name.endswith('weight'):
+            value = 1 + 0.1 * value
+        elif len(shape) > 1:
+            value = value * (0.5 / max(np.prod(shape[1:]), 1) ** 0.5)
+        else:
+            value = 0.1 * value
+        weights[name] = torch.from_numpy(np.asarray(value))
+    return weights
+
+
+@pytest.mark.parametrize('case', CASES)
+def test_weights_of_0_1_give_its_outputs(case):
+    model = MODELS.build(dict(dict(arch=FOUR, img_size=64), **CASES[case])).double().eval()
+    weights = weights_of_0_1(json.loads(str(DATA[f'{case}/names'])))
+    if case == 'pvt':  # 0.1 had one linear also where keys and values come from a reduced map
+        for name in [name for name in weights if '.attn.qkv.' in name and 'stages.3' not in name]:
+            query, *key_value = weights[name].chunk(3)
+            weights[name] = query
+            weights[name.replace('.qkv.', '.kv.')] = torch.cat(key_value)
+    model.load_state_dict(weights)
+    for size in SIZES:
+        chance = np.random.default_rng(1)
+        with torch.no_grad():
+            outs = model(torch.from_numpy(chance.standard_normal((2, 3, *size))))
+        for i, out in enumerate(outs):
+            out = out.flatten().numpy()
+            expected = DATA[f'{case}/{size[0]}x{size[1]}/{i}']
+            # The same sums in fp64. Another machine may add in another order.
+            np.testing.assert_allclose(
+                out[:: max(out.size // 250, 1)][:250], expected, atol=1e-9, rtol=0
+            )
