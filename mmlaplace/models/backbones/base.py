@@ -8,9 +8,9 @@ from ...engine.strict_loading import StrictLoading
 from ..known_options import KnownOptions
 from ..layers import memory_format_of, tokens_to_map
 from ..layers.build import build_token_norm
+from . import options
 from .freezing import Freezing
 from .names import PyramidNames
-from .options import check_images, check_ranges, parse_arch, parse_out_indices, with_attention
 from .stage import Stage
 
 INIT_CFG = [
@@ -49,8 +49,7 @@ class PyramidBackbone(KnownOptions, PyramidNames, StrictLoading, Freezing, BaseM
         act_cfg: Config of the activation in the FFNs, such as
             ``dict(type='GELU', approximate='tanh')``. Default: the host's GELU.
         drop_rate: Dropout rate in the FFNs and on embedded positions. Default: 0.
-        drop_path_rate: Stochastic depth rate of the last block. It rises linearly from 0 at the
-            first. Default: 0.
+        drop_path_rate: Stochastic depth rate of the last block, rising from 0. Default: 0.
         frozen_stages: -1 freezes nothing, 0 the stem (the first patch embedding and positions), k
             the stem and the first k stages. Default: -1.
         norm_eval: Whether BatchNorms stay in eval mode while training. Default: False.
@@ -92,35 +91,25 @@ class PyramidBackbone(KnownOptions, PyramidNames, StrictLoading, Freezing, BaseM
         **host_options,
     ) -> None:
         super().__init__(INIT_CFG if init_cfg is None else init_cfg)
-        layout = with_attention(self.host(**host_options), self.default_attn_cfg)
-        layout = with_attention(layout, attn_cfg)
-        name, arch = type(self).__name__, self.default_arch if arch is None else arch
-        sizes = parse_arch(name, arch, self.arch_zoo, len(layout), self.renamed_archs)
+        layout = options.with_attention(self.host(**host_options), self.default_attn_cfg)
+        layout = options.with_attention(layout, attn_cfg)
+        sizes = options.parse_arch(type(self), arch, len(layout))
         self.embed_dims, self.depths = sizes['embed_dims'], sizes['depths']
         self.num_stages = len(layout)
         self.stage_strides = tuple(stage.stride for stage in layout)
-        self.out_indices = parse_out_indices(out_indices, self.num_stages)
-        self.cls_tokens = tuple(stage.cls_token for stage in layout)  # which stages have one
-        check_ranges(self, frozen_stages, drop_path_rate, out_type)
-        self.out_type = out_type
-        self.frozen_stages = frozen_stages
-        self.norm_eval = norm_eval
+        self.out_indices = options.parse_out_indices(out_indices, self.num_stages)
+        self.cls_tokens = tuple(int(stage.cls_token) for stage in layout)  # how many in each
+        options.check_ranges(self, frozen_stages, drop_path_rate, out_type)
+        self.out_type, self.frozen_stages, self.norm_eval = out_type, frozen_stages, norm_eval
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
-
-        common_options = dict(
-            drop_rate=drop_rate, with_cp=with_cp, norm_cfg=norm_cfg, act_cfg=act_cfg
-        )
-        resolution, total = self.img_size, sum(self.depths)
-        rates = [drop_path_rate * i / max(total - 1, 1) for i in range(total)]
+        common = (drop_rate, with_cp, norm_cfg, act_cfg)
+        rates, resolution = options.drop_path_rates(drop_path_rate, self.depths), self.img_size
         self.stages = ModuleList()
         # Stages after the last output would have no gradient, so they are not built.
         for i, stage in enumerate(layout[: max(self.out_indices) + 1]):
             resolution = tuple(-(-side // stage.stride) for side in resolution)
             own = [sizes[key][i] for key in ('embed_dims', 'num_heads', 'ffn_ratios')]
-            own_rates, rates = rates[: self.depths[i]], rates[self.depths[i] :]
-            self.stages.append(
-                stage.build(in_channels, *own, resolution, own_rates, **common_options)
-            )
+            self.stages.append(stage.build(in_channels, *own, resolution, rates[i], *common))
             in_channels = self.embed_dims[i]
         self.out_norms = layout[-1].out_norm is not None if out_norms is None else out_norms
         for i in self.out_indices if self.out_norms else ():
@@ -136,15 +125,13 @@ class PyramidBackbone(KnownOptions, PyramidNames, StrictLoading, Freezing, BaseM
     def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
         """Images ``(B, in_channels, H, W)`` to the maps ``(B, C_i, ⌈H/s_i⌉, ⌈W/s_i⌉)``.
 
-        A map for each of ``out_indices``, in the memory format of the images. The strides s of four
-        stages are 4, 8, 16 and 32.
+        A map for each of ``out_indices``, in the memory format of the images.
 
         Raises:
-            ValueError: If ``x`` has not four axes, or a side is shorter than the first stride.
+            ValueError: If ``x`` has not four axes, or a side shorter than the first stride.
         """
-        check_images(self, x)
-        memory_format = memory_format_of(x)
-        outs = []
+        options.check_images(self, x)
+        memory_format, outs = memory_format_of(x), []
         for i, stage in enumerate(self.stages):
             x, hw_shape = stage['patch_embed'](x)  # (B, N, C), (H, W)
             if 'position' in stage:

@@ -3,7 +3,7 @@
 import inspect
 import re
 from dataclasses import replace
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Sequence, Tuple, Union
 
 from mmengine.registry import MODELS
 from torch import Tensor
@@ -13,32 +13,27 @@ OUT_TYPES = ('featmap', 'cls_token')
 SET_BY_THE_HOST = ('embed_dims', 'num_heads', 'input_resolution', 'num_prefix_tokens')
 
 
-def parse_arch(
-    name: str,
-    arch: Union[str, dict],
-    zoo: Dict[str, dict],
-    num_stages: int,
-    renamed: Optional[Dict[str, str]] = None,
-) -> Dict[str, tuple]:
+def parse_arch(backbone: type, arch: Union[str, dict, None], num_stages: int) -> Dict[str, tuple]:
     """An arch by its name in a zoo, or as a dict, with one entry for each stage in each value.
 
     Args:
-        name: Of the backbone, for errors.
-        arch: What the user wrote.
-        zoo: The archs that there are.
+        backbone: Class with ``arch_zoo``, ``default_arch`` and ``renamed_archs``.
+        arch: What the user wrote; None for the default.
         num_stages: Of the host.
-        renamed: What to write for names that an arch had before. Default: none.
 
     Raises:
         ValueError: For an unknown name or key, a missing one, or another number of entries.
     """
+    arch = backbone.default_arch if arch is None else arch
     if isinstance(arch, str):
-        if arch not in zoo:
-            hint = f'; {arch!r} is now {renamed[arch]}' if arch in (renamed or {}) else ''
+        if arch not in backbone.arch_zoo:
+            now = backbone.renamed_archs.get(arch)
+            hint = f'; it is now {now}' if now else ''
             raise ValueError(
-                f'{name} has no arch {arch!r}{hint}; known: {list(zoo)}, or a dict with {ARCH_KEYS}'
+                f'{backbone.__name__} has no arch {arch!r}{hint}; known: '
+                f'{list(backbone.arch_zoo)}, or a dict with {ARCH_KEYS}'
             )
-        arch = zoo[arch]
+        arch = backbone.arch_zoo[arch]
     missing = [key for key in ARCH_KEYS if key not in arch]
     unknown = [key for key in arch if key not in ARCH_KEYS]
     if missing or unknown:
@@ -55,6 +50,13 @@ def parse_arch(
         if min(values) <= 0:
             raise ValueError(f'arch[{key!r}] must be positive in every stage, got {values}')
     return {key: tuple(arch[key]) for key in ARCH_KEYS}
+
+
+def drop_path_rates(last: float, depths: Sequence[int]) -> List[List[float]]:
+    """The rate of each block of each stage, which rises linearly from 0 to ``last``."""
+    total = sum(depths)
+    rates = iter([last * i / max(total - 1, 1) for i in range(total)])
+    return [[next(rates) for _ in range(depth)] for depth in depths]
 
 
 def parse_out_indices(
@@ -94,7 +96,7 @@ def check_ranges(backbone: Any, frozen_stages: int, drop_path_rate: float, out_t
         )
     if out_type not in OUT_TYPES:
         raise ValueError(f'out_type must be one of {OUT_TYPES}, got {out_type!r}')
-    having = tuple(i for i, has in enumerate(backbone.cls_tokens) if has)
+    having = tuple(i for i, count in enumerate(backbone.cls_tokens) if count)
     if out_type == 'cls_token' and backbone.out_indices != having:
         raise ValueError(
             f"out_type='cls_token' returns the class token of stages {having}, got "
