@@ -1,11 +1,14 @@
 _base_ = [
-    '../_base_/models/laplacianformer.py',
+    '../_base_/models/image_classifier.py',
     '../_base_/datasets/imagenet_bs128.py',
     '../_base_/schedules/imagenet_bs1024_adamw_300e.py',
     '../_base_/default_runtime.py',
 ]
 
-model = dict(backbone=dict(arch='large'))
+model = dict(
+    backbone=dict(type='LaplacianFormer', arch='large', drop_path_rate=0.1, out_indices=(3,)),
+    head=dict(in_channels=512),
+)
 
 # SOFT's code lowers the rate from medium to huge, from 5.4e-4 to 2.7e-4, for 1024 images a step.
 optim_wrapper = dict(optimizer=dict(lr=2.7e-4))

@@ -1,8 +1,11 @@
 _base_ = [
-    '../_base_/models/polaformer.py',
+    '../_base_/models/image_classifier.py',
     '../_base_/datasets/imagenet_bs128.py',
     '../_base_/schedules/imagenet_bs1024_adamw_400e.py',
     '../_base_/default_runtime.py',
 ]
 
-model = dict(backbone=dict(type='PolaFormerDeiT', out_indices=(0,)), head=dict(in_channels=192))
+model = dict(
+    backbone=dict(type='PolaFormerDeiT', arch='tiny', drop_path_rate=0.1, out_indices=(0,)),
+    head=dict(in_channels=192),
+)

@@ -5,7 +5,10 @@ _base_ = [
     '../_base_/default_runtime.py',
 ]
 
-model = dict(backbone=dict(type='PolaFormerPVT', arch='micro', img_size=48, out_indices=(3,)))
+model = dict(
+    backbone=dict(type='PolaFormerPVT', arch='micro', img_size=48, out_indices=(3,)),
+    head=dict(in_channels=128),
+)
 
 default_hooks = dict(logger=dict(interval=25))
 randomness = dict(seed=0)

@@ -1,3 +1,11 @@
-_base_ = './polaformer-swin-small_8xb128_in1k.py'
+_base_ = [
+    '../_base_/models/image_classifier.py',
+    '../_base_/datasets/imagenet_bs128.py',
+    '../_base_/schedules/imagenet_bs1024_adamw_400e.py',
+    '../_base_/default_runtime.py',
+]
 
-model = dict(backbone=dict(arch='base', drop_path_rate=0.5), head=dict(in_channels=1024))
+model = dict(
+    backbone=dict(type='PolaFormerSwin', arch='base', drop_path_rate=0.5, out_indices=(3,)),
+    head=dict(in_channels=1024),
+)

@@ -1,3 +1,21 @@
-_base_ = './polaformer-swin-small_8xb64-384px_in1k.py'
+_base_ = [
+    '../_base_/models/image_classifier.py',
+    '../_base_/datasets/imagenet_384_bs64.py',
+    '../_base_/schedules/imagenet_finetune_bs512_adamw_30e_swin.py',
+    '../_base_/default_runtime.py',
+]
 
-model = dict(head=dict(in_channels=1024), backbone=dict(arch='base', drop_path_rate=0.5))
+model = dict(
+    backbone=dict(
+        type='PolaFormerSwin',
+        arch='base',
+        drop_path_rate=0.5,
+        out_indices=(3,),
+        img_size=384,
+        attn_cfg=dict(window_size=(96, 96, 12, 12)),
+    ),
+    head=dict(in_channels=1024),
+)
+
+# The weights of the run at 224 pixels go here, or by --cfg-options load_from=FILE.
+load_from = None

@@ -1,5 +1,5 @@
 _base_ = [
-    '../_base_/models/polaformer.py',
+    '../_base_/models/image_classifier.py',
     '../_base_/datasets/imagenet_384_bs64.py',
     '../_base_/schedules/imagenet_finetune_bs512_adamw_30e_swin.py',
     '../_base_/default_runtime.py',
@@ -10,6 +10,7 @@ model = dict(
         type='PolaFormerSwin',
         arch='small',
         drop_path_rate=0.3,
+        out_indices=(3,),
         img_size=384,
         attn_cfg=dict(window_size=(96, 96, 12, 12)),
     ),

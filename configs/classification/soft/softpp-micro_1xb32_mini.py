@@ -15,7 +15,8 @@ model = dict(
         out_type='class_token',
         attn_cfg=dict(landmarks=(16, 9, 9, 9), pool_ratio=(3, 2, 1, 1)),
     ),
-    neck=None,
+    neck=None,  # the class token goes to the head
+    head=dict(in_channels=128),
 )
 
 default_hooks = dict(logger=dict(interval=25))

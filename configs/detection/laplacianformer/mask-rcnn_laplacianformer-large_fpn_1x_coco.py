@@ -6,6 +6,7 @@ _base_ = [
 ]
 
 model = dict(
-    backbone=dict(arch='large', drop_path_rate=0.3),
+    # The drop path rate is our choice.
+    backbone=dict(type='LaplacianFormer', arch='large', drop_path_rate=0.3),
     neck=dict(in_channels=[64, 128, 384, 512]),
 )

@@ -6,6 +6,7 @@ _base_ = [
 ]
 
 model = dict(
-    backbone=dict(arch='small', drop_path_rate=0.2),
+    # The drop path rate is our choice.
+    backbone=dict(type='LaplacianFormer', arch='small', drop_path_rate=0.2),
     neck=dict(in_channels=[64, 128, 352, 512]),
 )

@@ -5,6 +5,24 @@ _base_ = [
     '../_base_/default_runtime.py',
 ]
 
+model = dict(
+    backbone=dict(
+        type='LaplacianFormer',
+        arch='micro',
+        img_size=(192, 256),
+        drop_path_rate=0.0,
+        out_indices=(1, 2, 3),
+        attn_cfg=dict(type='LaplacianAttention', landmarks=16),
+        # What bash tools/quickstart.sh trains. A classifier has the norm of its last stage alone.
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='work_dirs/quickstart/epoch_11.pth',
+            prefix='backbone.',
+        ),
+    ),
+    neck=dict(in_channels=[64, 96, 128]),
+)
+
 default_hooks = dict(logger=dict(interval=25))
 randomness = dict(seed=0)
 

@@ -1,6 +1,12 @@
-_base_ = './mask-rcnn_softpp-tiny_fpn_1x_coco.py'
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
 
 model = dict(
-    backbone=dict(arch='softpp-small', drop_path_rate=0.2),
+    # Our choice: the drop path rate, and that BatchNorms of the stem keep their statistics.
+    backbone=dict(type='SOFT', arch='softpp-small', drop_path_rate=0.2, norm_eval=True),
     neck=dict(in_channels=[96, 192, 384, 768]),
 )

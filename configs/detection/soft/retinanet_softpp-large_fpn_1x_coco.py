@@ -1,5 +1,14 @@
-_base_ = './retinanet_softpp-tiny_fpn_1x_coco.py'
+_base_ = [
+    '../_base_/models/retinanet_fpn.py',
+    '../_base_/datasets/coco_detection.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
 
 model = dict(
-    backbone=dict(arch='softpp-large', drop_path_rate=0.4), neck=dict(in_channels=[256, 512, 1024])
+    # Our choice: the drop path rate, and that BatchNorms of the stem keep their statistics.
+    backbone=dict(
+        type='SOFT', arch='softpp-large', drop_path_rate=0.4, norm_eval=True, out_indices=(1, 2, 3)
+    ),
+    neck=dict(in_channels=[256, 512, 1024]),
 )

@@ -7,7 +7,8 @@ _base_ = [
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
-    backbone=dict(arch='huge', drop_path_rate=0.4),
+    # The drop path rate is our choice.
+    backbone=dict(type='LaplacianFormer', arch='huge', drop_path_rate=0.4),
     neck=dict(in_channels=[96, 192, 384, 640]),
 )
 

@@ -7,7 +7,8 @@ _base_ = [
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
-    backbone=dict(arch='medium', drop_path_rate=0.3),
+    # The drop path rate is our choice.
+    backbone=dict(type='LaplacianFormer', arch='medium', drop_path_rate=0.3),
     decode_head=dict(in_channels=[64, 128, 384, 512], num_classes=19),
     auxiliary_head=dict(in_channels=384, num_classes=19),
     test_cfg=dict(mode='slide', crop_size=_base_.crop_size, stride=(512, 512)),

@@ -5,4 +5,22 @@ _base_ = [
     '../_base_/default_runtime.py',
 ]
 
+model = dict(
+    backbone=dict(
+        type='LaplacianFormer',
+        arch='micro',
+        img_size=128,
+        drop_path_rate=0.0,
+        attn_cfg=dict(type='LaplacianAttention', landmarks=16),
+        # What bash tools/quickstart.sh trains. A classifier has the norm of its last stage alone.
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='work_dirs/quickstart/epoch_11.pth',
+            prefix='backbone.',
+        ),
+    ),
+    decode_head=dict(in_channels=[32, 64, 96, 128]),
+    auxiliary_head=dict(in_channels=96),
+)
+
 randomness = dict(seed=0)

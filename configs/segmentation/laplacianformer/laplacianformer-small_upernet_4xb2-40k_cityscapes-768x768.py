@@ -7,7 +7,8 @@ _base_ = [
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
-    backbone=dict(arch='small', drop_path_rate=0.2),
+    # The drop path rate is our choice.
+    backbone=dict(type='LaplacianFormer', arch='small', drop_path_rate=0.2),
     decode_head=dict(in_channels=[64, 128, 352, 512], num_classes=19),
     auxiliary_head=dict(in_channels=352, num_classes=19),
     test_cfg=dict(mode='slide', crop_size=_base_.crop_size, stride=(512, 512)),

@@ -5,6 +5,11 @@ _base_ = [
     '../_base_/default_runtime.py',
 ]
 
-model = dict(data_preprocessor=dict(size=_base_.crop_size))
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    # The drop path rate is our choice.
+    backbone=dict(type='LaplacianFormer', arch='tiny', drop_path_rate=0.1),
+    neck=dict(in_channels=[64, 128, 320, 512]),
+)
 
 train_dataloader = dict(batch_size=4)

@@ -1,3 +1,19 @@
-_base_ = './polaformer-pvt-tiny_fpn_8xb4-40k_ade20k-512x512.py'
+_base_ = [
+    '../_base_/models/semantic-fpn.py',
+    '../_base_/datasets/ade20k_512x512.py',
+    '../_base_/schedules/fpn_40k_bs32_adamw.py',
+    '../_base_/default_runtime.py',
+]
 
-model = dict(backbone=dict(arch='small', drop_path_rate=0.2))
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    # The drop path rate is our choice.
+    backbone=dict(type='PolaFormerPVT', arch='small', drop_path_rate=0.2),
+    neck=dict(in_channels=[64, 128, 320, 512]),
+)
+
+# The weight decay that PolaFormer prints. The rate it prints, 2e-4, without the images a step that
+# it is for, is that of the schedule.
+optim_wrapper = dict(optimizer=dict(weight_decay=1e-3))
+
+train_dataloader = dict(batch_size=4)

@@ -1,11 +1,10 @@
-# What all classifiers of ImageNet share; they add the backbone, and another width of the head.
+# What all classifiers of ImageNet share. A config adds the backbone and the head's in_channels.
 model = dict(
     type='ImageClassifier',
     neck=dict(type='GlobalAveragePooling'),
     head=dict(
         type='LinearClsHead',
         num_classes=1000,
-        in_channels=512,
         loss=dict(type='LabelSmoothLoss', label_smooth_val=0.1, mode='original'),
         topk=(1, 5),
     ),

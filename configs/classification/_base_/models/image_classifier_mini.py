@@ -1,4 +1,4 @@
 _base_ = './image_classifier.py'
 
 # No mixup and no cutmix, which want longer training.
-model = dict(head=dict(num_classes=10, in_channels=128, topk=(1,)), train_cfg=None)
+model = dict(head=dict(num_classes=10, topk=(1,)), train_cfg=None)

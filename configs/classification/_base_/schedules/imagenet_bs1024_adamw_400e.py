@@ -1,10 +1,13 @@
 # PolaFormer's recipe for ImageNet: 400 epochs, linear warm-up over 20. What the paper leaves open
 # is as in Swin's code, on which it builds: cosine to 1e-5, gradients up to 5, no averaged weights.
-_base_ = './imagenet_bs1024_adamw_300e.py'
+_base_ = '../../../_base_/no_decay.py'
 
 max_epochs = 400
 warmup_epochs = 20
-optim_wrapper = dict(clip_grad=dict(max_norm=5.0))
+optim_wrapper = dict(
+    optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05, betas=(0.9, 0.999), eps=1e-8),
+    clip_grad=dict(max_norm=5.0),
+)
 param_scheduler = [
     dict(
         type='LinearLR', start_factor=1e-3, by_epoch=True, end=warmup_epochs,
@@ -15,6 +18,9 @@ param_scheduler = [
         end=max_epochs,
     ),
 ]  # fmt: skip
-train_cfg = dict(max_epochs=max_epochs)
+train_cfg = dict(by_epoch=True, max_epochs=max_epochs, val_interval=5)
+val_cfg = dict()
+test_cfg = dict()
 
-custom_hooks = []
+# 8 GPUs x 128 images
+auto_scale_lr = dict(base_batch_size=1024)

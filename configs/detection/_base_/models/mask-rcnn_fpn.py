@@ -1,3 +1,7 @@
+# A config adds the backbone and the neck's in_channels.
+# Weights of a classifier of the same arch come by --cfg-options:
+#   model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint=FILE
+# These cannot merge into an init_cfg=None, so leave init_cfg out.
 model = dict(
     type='MaskRCNN',
     data_preprocessor=dict(
@@ -8,18 +12,7 @@ model = dict(
         pad_mask=True,
         pad_size_divisor=32,
     ),
-    # Weights of a classifier of the same arch come by --cfg-options, which cannot merge into an
-    # init_cfg=None, so there is none here:
-    #   model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint=FILE
-    backbone=dict(
-        type='LaplacianFormer',
-        arch='tiny',
-        # 0.1 for tiny, 0.2 small, 0.3 medium and large, 0.4 huge: our choice.
-        drop_path_rate=0.1,
-        # A fixed number, so that cost is linear in the pixels.
-        attn_cfg=dict(type='LaplacianAttention', landmarks=49),
-    ),
-    neck=dict(type='FPN', in_channels=[64, 128, 320, 512], out_channels=256, num_outs=5),
+    neck=dict(type='FPN', out_channels=256, num_outs=5),
     rpn_head=dict(
         type='RPNHead',
         in_channels=256,

@@ -1,3 +1,8 @@
+# A config adds the backbone and the neck's in_channels. The backbone has out_indices=(1, 2, 3),
+# without the map at stride 4: the neck would drop it, and its norm would have no gradient.
+# Weights of a classifier of the same arch come by --cfg-options:
+#   model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint=FILE
+# These cannot merge into an init_cfg=None, so leave init_cfg out.
 model = dict(
     type='RetinaNet',
     data_preprocessor=dict(
@@ -7,22 +12,8 @@ model = dict(
         bgr_to_rgb=True,
         pad_size_divisor=32,
     ),
-    # Weights of a classifier of the same arch come by --cfg-options, which cannot merge into an
-    # init_cfg=None, so there is none here:
-    #   model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint=FILE
-    backbone=dict(
-        type='LaplacianFormer',
-        arch='tiny',
-        # 0.1 for tiny, 0.2 small, 0.3 medium and large, 0.4 huge: our choice.
-        drop_path_rate=0.1,
-        # Not the map at stride 4, which the neck would drop: its norm would have no gradient.
-        out_indices=(1, 2, 3),
-        # A fixed number, so that cost is linear in the pixels.
-        attn_cfg=dict(type='LaplacianAttention', landmarks=49),
-    ),
     neck=dict(
         type='FPN',
-        in_channels=[128, 320, 512],
         out_channels=256,
         start_level=0,
         add_extra_convs='on_output',

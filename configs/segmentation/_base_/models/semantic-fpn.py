@@ -1,7 +1,18 @@
-_base_ = './encoder_decoder.py'
-
+# A config adds the backbone and the neck's in_channels.
+# Weights of a classifier of the same arch come by --cfg-options:
+#   model.backbone.init_cfg.type=Pretrained model.backbone.init_cfg.checkpoint=FILE
+# These cannot merge into an init_cfg=None, so leave init_cfg out.
 model = dict(
-    neck=dict(type='FPN', in_channels=[64, 128, 320, 512], out_channels=256, num_outs=4),
+    type='EncoderDecoder',
+    data_preprocessor=dict(
+        type='SegDataPreProcessor',
+        mean=[123.675, 116.28, 103.53],
+        std=[58.395, 57.12, 57.375],
+        bgr_to_rgb=True,
+        pad_val=0,
+        seg_pad_val=255,
+    ),
+    neck=dict(type='FPN', out_channels=256, num_outs=4),
     decode_head=dict(
         type='FPNHead',
         in_channels=[256, 256, 256, 256],
@@ -14,4 +25,6 @@ model = dict(
         align_corners=False,
         loss_decode=dict(type='CrossEntropyLoss', use_sigmoid=False),
     ),
+    train_cfg=dict(),
+    test_cfg=dict(mode='whole'),
 )

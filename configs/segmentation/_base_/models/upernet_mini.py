@@ -12,18 +12,6 @@ slim = dict(
 model = dict(
     # Images of any shape when testing, padded to the strides.
     data_preprocessor=dict(size=(128, 128), test_cfg=dict(size_divisor=32)),
-    backbone=dict(
-        arch='micro',
-        img_size=128,
-        drop_path_rate=0.0,
-        attn_cfg=dict(landmarks=16),
-        # What bash tools/quickstart.sh trains. A classifier has the norm of its last stage alone.
-        init_cfg=dict(
-            type='Pretrained',
-            checkpoint='work_dirs/quickstart/epoch_11.pth',
-            prefix='backbone.',
-        ),
-    ),
-    decode_head=dict(in_channels=[32, 64, 96, 128], **slim),
-    auxiliary_head=dict(in_channels=96, **slim),
+    decode_head=slim,
+    auxiliary_head=slim,
 )

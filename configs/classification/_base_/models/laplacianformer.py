@@ -1,5 +1,0 @@
-_base_ = './image_classifier.py'
-
-model = dict(
-    backbone=dict(type='LaplacianFormer', arch='tiny', drop_path_rate=0.1, out_indices=(3,))
-)

@@ -1,0 +1,138 @@
+"""The shipped configs mean what they meant before they were rearranged.
+
+``tests/data/resolved_configs.json.gz`` records the keys and values of every config, with those it
+inherits. A wanted change goes into ``CHANGES``. Configs that are newer than the record are not in
+it. To record what the configs say now, empty ``CHANGES`` and run
+
+    python tests/configs/test_resolved_configs.py --write
+"""
+
+import gzip
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS
+
+ROOT = Path(__file__).resolve().parents[2]
+RECORD = ROOT / 'tests/data/resolved_configs.json.gz'
+LEAVES = {
+    path.relative_to(ROOT / 'configs').with_suffix('').as_posix(): path
+    for path in sorted(ROOT.glob('configs/*/*/*.py'))
+    if '_base_' not in path.parts
+}
+
+# What is said in another way than in the record. Regular expressions: which configs, what is
+# replaced in their lines of the form `key = value`, and by what. An empty line is dropped.
+DENSE = r'_(coco|ade20k-|cityscapes-)'
+CHANGES = [
+    # Attentions that are the backbone's default are left out.
+    (DENSE, r"^model\.backbone\.attn_cfg\.type = 'LaplacianAttention'$", ''),
+    (DENSE, r'^model\.backbone\.attn_cfg\.landmarks = 49$', ''),
+    (DENSE, r'^model\.backbone\.attn_cfg = \{\}$', ''),
+    # PolaFormer's schedules inherit no hook any more that they would have to remove.
+    (r'/polaformer.*_in1k$', r'^custom_hooks = \[\]$', ''),
+]
+
+
+def flatten(value, key: str = '') -> dict:
+    """The values inside of dicts and lists of dicts, by the path to them: ``{'a.0.b': '1'}``.
+
+    Values are written as their repr, which tells tuples from lists. Empty dicts are values, too.
+    """
+    if isinstance(value, dict) and value:
+        items = value.items()
+    elif isinstance(value, (list, tuple)) and any(isinstance(v, (dict, list)) for v in value):
+        items = enumerate(value)
+    else:
+        return {key: repr(value)}
+    flat = {}
+    for name, inner in items:
+        flat.update(flatten(inner, f'{key}.{name}' if key else name))
+    return flat
+
+
+def resolve(path: Path) -> dict:
+    """All that a config says and inherits."""
+    return flatten(Config.fromfile(path, import_custom_modules=False).to_dict())
+
+
+def write() -> None:
+    configs = {leaf: resolve(path) for leaf, path in LEAVES.items()}
+    text = json.dumps(configs, sort_keys=True, indent=0)
+    RECORD.write_bytes(gzip.compress(text.encode(), mtime=0))
+
+
+def read() -> dict:
+    return json.loads(gzip.decompress(RECORD.read_bytes()))
+
+
+def lines_of(config: dict) -> set:
+    return {f'{key} = {value}' for key, value in config.items()}
+
+
+def changed(leaf: str, lines: set) -> set:
+    for which, old, new in CHANGES:
+        if re.search(which, leaf):
+            lines = {re.sub(old, new, line) for line in lines}
+    return lines - {''}
+
+
+@pytest.fixture(scope='module')
+def record() -> dict:
+    return read()
+
+
+def test_no_config_of_the_record_is_lost(record):
+    assert set(record) - set(LEAVES) == set()
+
+
+@pytest.mark.parametrize('leaf', LEAVES)
+def test_config_means_what_it_meant(leaf, record):
+    if leaf not in record:
+        pytest.skip('newer than the record')
+    before, now = changed(leaf, lines_of(record[leaf])), lines_of(resolve(LEAVES[leaf]))
+    differing = [f'- {line}' for line in before - now] + [f'+ {line}' for line in now - before]
+    # By key, an old value above the new one.
+    differing.sort(key=lambda line: (line[2:].split(' = ')[0], line[0] == '+'))
+    assert not differing, '\n'.join([f'{leaf} differs from the record:', *differing])
+
+
+@pytest.mark.parametrize(('which', 'old', 'new'), CHANGES)
+def test_change_is_one_of_the_record(which, old, new, record):
+    assert any(
+        re.search(old, line)
+        for leaf, config in record.items()
+        if re.search(which, leaf)
+        for line in lines_of(config)
+    )
+
+
+@pytest.mark.parametrize(
+    ('backbone', 'attn_cfg'),
+    [
+        ('LaplacianFormer', dict(type='LaplacianAttention', landmarks=49)),
+        ('SOFT', dict(landmarks=49)),
+        ('PolaFormerPVT', {}),
+        ('PolaFormerSwin', {}),
+    ],
+)
+def test_attention_that_is_left_out_is_the_default(backbone, attn_cfg):
+    cfg = dict(type=backbone, arch='micro', img_size=96)  # 576 tokens, more than 49
+    said = MODELS.build(dict(cfg, attn_cfg=attn_cfg)).eval()
+    left_out = MODELS.build(cfg).eval()
+    left_out.load_state_dict(said.state_dict())
+    image = torch.randn(1, 3, 96, 96)
+    with torch.no_grad():
+        for one, other in zip(said(image), left_out(image)):
+            assert torch.equal(one, other)
+
+
+if __name__ == '__main__':
+    if sys.argv[1:] != ['--write']:
+        sys.exit(__doc__)
+    write()
