@@ -36,6 +36,25 @@ CHANGES = [
     (DENSE, r'^model\.backbone\.attn_cfg = \{\}$', ''),
     # PolaFormer's schedules inherit no hook any more that they would have to remove.
     (r'/polaformer.*_in1k$', r'^custom_hooks = \[\]$', ''),
+    # The options of version 0.1 have other names.
+    ('', r"^model\.backbone\.out_type = 'class_token'$", "model.backbone.out_type = 'cls_token'"),
+    ('mini', r'^(model\.backbone\.attn_cfg)\.landmarks = 16$', r'\1.num_landmarks = 16'),
+    # SOFT++ is a backbone of its own, and SOFT is not normalised by itself.
+    ('softpp', r"^model\.backbone\.type = 'SOFT'$", "model.backbone.type = 'SOFTPlusPlus'"),
+    ('softpp', r"^model\.backbone\.arch = 'softpp-", "model.backbone.arch = '"),
+    ('/soft-', r'^model\.backbone\.attn_cfg\.normalized = False$', ''),
+    # Values for each stage are in per_stage.
+    ('swin', r'^(model\.backbone\.attn_cfg)\.window_size', r'\1.per_stage.window_size'),
+    (
+        'softpp-micro',
+        r'^(model\.backbone\.attn_cfg)\.landmarks = \(16, 9, 9, 9\)$',
+        r'\1.per_stage.num_landmarks = (16, 9, 9, None)',
+    ),
+    (
+        'softpp-micro',
+        r'^(model\.backbone\.attn_cfg)\.pool_ratio = \(3, 2, 1, 1\)$',
+        r'\1.per_stage.pool_ratio = (3, 2, 1, None)',
+    ),
 ]
 
 
@@ -115,8 +134,8 @@ def test_change_is_one_of_the_record(which, old, new, record):
 @pytest.mark.parametrize(
     ('backbone', 'attn_cfg'),
     [
-        ('LaplacianFormer', dict(type='LaplacianAttention', landmarks=49)),
-        ('SOFT', dict(landmarks=49)),
+        ('LaplacianFormer', dict(type='LaplacianAttention', num_landmarks=49)),
+        ('SOFTPlusPlus', dict(num_landmarks=49)),
         ('PolaFormerPVT', {}),
         ('PolaFormerSwin', {}),
     ],

@@ -43,7 +43,7 @@ def plain(model) -> set:
     ('name', 'kept', 'decayed'),
     [
         # SOFT's code: all but 1-d tensors and cls_token; pos_embed, with its first entry, decays.
-        ('SOFT', {'class_token'}, {'map', 'class_position'}),
+        ('SOFT', {'cls_token'}, {'map', 'cls_position'}),
         # PolaFormer's code on PVT: power and scale have more than one axis there and so decay.
         ('PolaFormerPVT', set(), {'map', 'key_positions', 'power', 'scale'}),
         ('PolaFormerPVTv2', set(), {'key_positions', 'power', 'scale'}),

@@ -19,12 +19,12 @@ SMALL = dict(
 
 def small(name):
     """A small arch with as many stages as the family has."""
-    stages = len(MODELS.get(name).stage_strides)
+    stages = len(MODELS.get(name).host())
     return {key: values[:stages] for key, values in SMALL.items()}
 
 
 def strides(name):
-    return tuple(accumulate(MODELS.get(name).stage_strides, mul))
+    return tuple(accumulate((stage.stride for stage in MODELS.get(name).host()), mul))
 
 
 def build(name, arch=None, img_size=64, **kwargs):
@@ -140,6 +140,10 @@ def test_checkpoint_of_another_arch_is_refused(name, change, quoted, tmp_path):
     arch = small(name)
     for key, value in change.items():
         arch[key] = (value, *arch[key][1:])
+    if {k: v.shape for k, v in build(name).state_dict().items()} == {
+        k: v.shape for k, v in build(name, arch=arch).state_dict().items()
+    }:
+        pytest.skip('no tensor has an axis of heads')
     # As a classifier's checkpoint, through the prefix and mmengine's lenient loader.
     state = {f'backbone.{n}': v for n, v in build(name).state_dict().items()}
     torch.save(dict(state_dict=state), tmp_path / 'other.pth')
@@ -211,8 +215,11 @@ def test_drop_path_rises_to_its_rate_and_only_trains(name):
         (dict(out_indices=(0, 4)), r'0 to {last}, .*got \(0, 4\)'),
         (dict(out_indices=()), r'got \(\)'),
         (dict(frozen_stages=5), 'frozen_stages must be -1 to {stages}, got 5'),
-        (dict(attn_cfg=dict(type='LaplacianAttention', landmarks=[4, 4])), r'\[4, 4\]'),
-        (dict(attn_cfg=[dict(type='SoftmaxAttention')] * 3), 'got 3'),
+        (dict(attn_cfg=dict(per_stage=dict(init_cfg=[4] * 5))), r'one entry .*\[4, 4, 4, 4, 4\]'),
+        (
+            dict(attn_cfg=[dict(type='SoftmaxAttention')] * 3),
+            'one entry for each of the {stages} st',
+        ),
     ],
 )
 def test_bad_options_are_quoted(name, kwargs, message):
@@ -238,28 +245,15 @@ def test_image_smaller_than_a_patch_is_quoted(name, size):
 
 
 def test_attention_is_chosen_per_stage():
-    lap, soft = dict(type='LaplacianAttention', landmarks=4), dict(type='SoftmaxAttention')
+    lap, soft = dict(type='LaplacianAttention', num_landmarks=4), dict(type='SoftmaxAttention')
     backbone = build('LaplacianFormer', attn_cfg=[lap, lap, soft, soft])
     kinds = [type(stage['blocks'][0].attn).__name__ for stage in backbone.stages]
     assert kinds == ['LaplacianAttention'] * 2 + ['SoftmaxAttention'] * 2
-    backbone = build(
-        'LaplacianFormer', attn_cfg=dict(type='LaplacianAttention', pool_ratio=[4, 2, 1, 1])
-    )
-    assert [stage['blocks'][0].attn.pool.pool_ratio for stage in backbone.stages] == [4, 2, 1, 1]
-
-
-def test_options_change_the_familys_own_attention_alone():
-    backbone = build('SOFT', attn_cfg=dict(normalized=False, landmarks=(4, 9, 16, 1)))
-    attentions = [stage['blocks'][0].attn for stage in backbone.stages]
-    assert [getattr(a, 'normalized', None) for a in attentions] == [False] * 3 + [None]
-    assert [a.sample.side for a in attentions[:3]] == [2, 3, 4]
-    with pytest.raises(TypeError, match='landmarks'):
-        build('PolaFormerPVT', attn_cfg=dict(landmarks=4))
 
 
 def test_cost_with_fixed_landmarks_is_linear_in_pixels():
     backbone = build(
-        'LaplacianFormer', 'micro', attn_cfg=dict(type='LaplacianAttention', landmarks=49)
+        'LaplacianFormer', 'micro', attn_cfg=dict(type='LaplacianAttention', num_landmarks=49)
     )
     small, large = (count_complexity(backbone, (3, side, side)).macs for side in (448, 896))
     assert large < 4.02 * small

@@ -25,7 +25,7 @@ SOFT_GRADIENT, POLA_GRADIENT, FORWARD = 2e-2, 1e-4, 1e-4
 ATTENTIONS = {
     'soft_attention_r4': (dict(normalized=False), SOFT_GRADIENT),
     'soft_attention_r2': (dict(normalized=False), SOFT_GRADIENT),
-    'softpp_attention_r4': (dict(step_size='batch'), SOFT_GRADIENT),
+    'softpp_attention_r4': (dict(newton_start_per='batch'), SOFT_GRADIENT),
     'pola_attention_sr1': ({}, POLA_GRADIENT),
     'pola_attention_sr2': ({}, POLA_GRADIENT),
 }
@@ -33,7 +33,7 @@ SMALL = dict(embed_dims=(16, 32, 48, 64), num_heads=(1, 2, 3, 4), depths=(1, 1, 
 SWIN_SMALL = dict(embed_dims=(16, 32, 64, 128), num_heads=(1, 2, 4, 8))
 MODEL_CONFIGS = {
     'soft_model_small': dict(
-        type='SOFT', out_type='class_token', attn_cfg=dict(normalized=False),
+        type='SOFT', out_type='cls_token',
         arch=dict(SMALL, ffn_ratios=(4, 4, 4, 4)),
     ),
     'pola_pvt_small': dict(
@@ -74,9 +74,8 @@ def test_attention_gives_the_authors_output_and_gradient(name):
         options = dict(
             options,
             type='SOFTAttention',
-            landmarks=None,
             pool_ratio=int(golden['in:ratio']),
-            dw_kernel_size=int(golden['in:conv_size']),
+            lepe_kernel=int(golden['in:conv_size']),
         )
     else:
         options = dict(
@@ -190,18 +189,18 @@ def test_every_layout_of_pola_swin_converts(window_size):
     arch = dict(SWIN_SMALL, depths=(2, 1, 3, 2), ffn_ratios=(4, 4, 4, 4))
     backbone = MODELS.build(
         dict(type='PolaFormerSwin', arch=arch, out_indices=(3,), img_size=112,
-             attn_cfg=dict(window_size=(window_size,) * 4))
+             attn_cfg=dict(window_size=window_size))
     )  # fmt: skip
     ours = {f'backbone.{k}': v for k, v in backbone.state_dict().items()}
     theirs = {}
-    for name, value in ours.items():
+    for full, value in ours.items():
         name = (
-            name.replace('backbone.', '')
+            full.replace('backbone.', '')
             .replace('stages.', 'layers.')
             .replace('.attn.attn.', '.attn.')
         )
         name = name.replace('.ffn.layers.0.', '.mlp.fc1.').replace('.ffn.layers.3.', '.mlp.fc2.')
-        name = name.replace('local.conv', 'dwc').replace('norm3', 'norm')
+        name = name.replace('lepe.conv', 'dwc').replace('norm3', 'norm')
         if 'patch_embed' in name:
             stage, _, layer = name.partition('.patch_embed.')
             index = int(stage.split('.')[1])
@@ -216,12 +215,11 @@ def test_every_layout_of_pola_swin_converts(window_size):
             value = value[None]
         elif name.endswith('scale'):
             value = value[None, None]
-        elif 'query_gate' in name:
+        elif full.replace('.qkv.', '.kv.') in ours and '.qkv.' in full:
             query, gate = value.chunk(2)
-            key, content = ours[f'backbone.{name.replace("layers.", "stages.", 1)}'.replace(
-                '.attn.query_gate', '.attn.attn.key_value')].chunk(2)  # fmt: skip
-            name, value = name.replace('query_gate', 'qkvg'), torch.cat([query, key, content, gate])
-        elif 'key_value' in name:
+            key, content = ours[full.replace('.qkv.', '.kv.')].chunk(2)
+            name, value = name.replace('qkv', 'qkvg'), torch.cat([query, key, content, gate])
+        elif '.kv.' in full:
             continue
         theirs[name] = value
     converted = polaformer_to_mmlaplace.convert(theirs, SQUARE).finish()

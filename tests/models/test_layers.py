@@ -95,13 +95,13 @@ def test_a_block_is_its_formula(norm_first):
     torch.testing.assert_close(block(x, hw_shape), expected)
 
 
-@pytest.mark.parametrize('dw_kernel_size', [0, 3])
-def test_an_ffn_is_its_formula(dw_kernel_size):
-    ffn = FFN(8, 2.5, dw_kernel_size=dw_kernel_size).double()
+@pytest.mark.parametrize('dwconv_kernel', [0, 3])
+def test_an_ffn_is_its_formula(dwconv_kernel):
+    ffn = FFN(8, 2.5, dwconv_kernel=dwconv_kernel).double()
     x = torch.randn(2, 12, 8, dtype=torch.float64)
     hidden = ffn.layers[0](x)
     assert hidden.shape[-1] == 20
-    if dw_kernel_size:
-        hidden = ffn.local(hidden, (3, 4))
+    if dwconv_kernel:
+        hidden = ffn.dwconv(hidden, (3, 4))
     expected = ffn.layers[3](torch.nn.functional.gelu(hidden))
     torch.testing.assert_close(ffn(x, (3, 4)), expected)

@@ -14,9 +14,7 @@ from test_backbones import BACKBONES
 from mmlaplace.models import BaseAttention
 from mmlaplace.models.layers import (
     DepthwiseConv,
-    LandmarkConv,
-    LandmarkPick,
-    LandmarkPool,
+    Landmarks,
     join_windows,
     split_windows,
 )
@@ -43,20 +41,20 @@ def test_windows_come_together_again(hw_shape, side, data):
 @tried
 @given(
     maps, st.sampled_from((1, 2, 3)), st.integers(1, 4), st.sampled_from((1, 3, 5)), st.booleans(),
-    st.sampled_from((None, 'heads', 'channels')),
+    st.sampled_from(('channel', 'head', 'head_channel')),
 )  # fmt: skip
-def test_a_depthwise_filter_sees_its_own_channel(hw_shape, heads, head_dims, kernel, bias, shared):
+def test_a_depthwise_filter_sees_its_own_channel(hw_shape, heads, head_dims, kernel, bias, per):
     channels = heads * head_dims
-    conv = DepthwiseConv(channels, kernel, heads, shared, bias).double()
+    conv = DepthwiseConv(channels, kernel, heads, per, bias).double()
     x = torch.randn(2, hw_shape[0] * hw_shape[1], channels, dtype=torch.float64)
     out = conv(x, hw_shape).view(2, *hw_shape, channels)
     assert (conv.conv.bias is not None) == bias
     for channel in range(channels):
-        index = {None: channel, 'heads': channel % head_dims, 'channels': channel // head_dims}
+        index = dict(channel=channel, head_channel=channel % head_dims, head=channel // head_dims)
         one = torch.nn.Conv2d(1, 1, kernel, padding=kernel // 2, bias=bias).double()
-        one.weight.data[:] = conv.conv.weight[index[shared]]
+        one.weight.data[:] = conv.conv.weight[index[per]]
         if bias:
-            one.bias.data[:] = conv.conv.bias[index[shared]]
+            one.bias.data[:] = conv.conv.bias[index[per]]
         alone = one(x[..., channel].view(2, 1, *hw_shape))[:, 0]
         # fp64 sums of at most 25 products in another order.
         torch.testing.assert_close(out[..., channel], alone, atol=1e-12, rtol=1e-12)
@@ -64,21 +62,21 @@ def test_a_depthwise_filter_sees_its_own_channel(hw_shape, heads, head_dims, ker
 
 @tried
 @given(maps, st.sampled_from((1, 4, 9, 16, 49)), st.integers(1, 5))
-def test_landmarks_are_as_many_as_asked_or_a_token_each(hw_shape, landmarks, ratio):
+def test_landmarks_are_as_many_as_asked_or_a_token_each(hw_shape, count, ratio):
     height, width = hw_shape
-    side = round(landmarks**0.5)
+    side = round(count**0.5)
     x = torch.randn(2, 3, height * width, 4)
     expected = min(side, height) * min(side, width)
-    for sample in (LandmarkPool(landmarks), LandmarkConv(4, ratio, landmarks)):
-        assert sample(x, hw_shape).shape == (2, 3, expected, 4)
-    growing = LandmarkPool(pool_ratio=ratio)(x, hw_shape)
+    for options in ({}, dict(method='conv', pool_ratio=ratio, head_dims=4)):
+        assert Landmarks(count, **options)(x, hw_shape).shape == (2, 3, expected, 4)
+    growing = Landmarks(pool_ratio=ratio)(x, hw_shape)
     assert growing.shape == (2, 3, -(-height // ratio) * -(-width // ratio), 4)
     # Means of cells lie between the least and the greatest token.
     assert growing.max() <= x.max() + 1e-6 and growing.min() >= x.min() - 1e-6
-    for at_random in (True, False):
-        pick = LandmarkPick(landmarks, None, at_random).eval()
+    for method in ('random', 'first'):
+        pick = Landmarks(count, method=method).eval()
         picked = pick(x, hw_shape)
-        assert picked.shape[2] == min(landmarks, height * width)
+        assert picked.shape[2] == min(count, height * width)
         assert torch.equal(picked, pick(x, hw_shape))
         assert picked.unique(dim=2).shape == picked.shape  # no token twice
 
@@ -108,7 +106,7 @@ def test_attentions_take_any_map_heads_and_strides(name, hw_shape, resolution, h
 @settings(deadline=None, derandomize=True, max_examples=8, database=None)
 @given(st.data())
 def test_backbones_take_any_arch_and_image(name, data):
-    strides = tuple(accumulate(MODELS.get(name).stage_strides, mul))
+    strides = tuple(accumulate((stage.stride for stage in MODELS.get(name).host()), mul))
     stages = len(strides)
 
     def of_stages(values):

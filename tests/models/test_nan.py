@@ -14,7 +14,7 @@ needs_compile = pytest.mark.skipif(
 HOST_READS = {'_local_scalar_dense', 'item', 'is_nonzero', 'equal', 'nonzero'}  # of a GPU: waits
 
 
-def check_that_nan_stays(forward):
+def check_that_nan_stays(forward, local=False):
     images = torch.randn(3, 3, 64, 64)
     spoilt = images.clone()
     spoilt[1, 0, 5, 7] = float('nan')
@@ -22,14 +22,15 @@ def check_that_nan_stays(forward):
         clean, outs = forward(images), forward(spoilt)
     for before, after in zip(clean, outs):
         assert not before.isnan().any()
-        assert after[1].isnan().all()
+        # Swin's windows are a part of the map in its first stages.
+        assert after[1].isnan().any() if local else after[1].isnan().all()
         # The same kernels on the same values; products of a batch may be cut into other blocks.
         torch.testing.assert_close(after[[0, 2]], before[[0, 2]], rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize('name', BACKBONES)
 def test_a_nan_pixel_spoils_its_image_alone(name):
-    check_that_nan_stays(build(name).eval())
+    check_that_nan_stays(build(name).eval(), local=name == 'Swin')
 
 
 @pytest.mark.parametrize('solver', ['newton_schulz', 'cholesky'])
@@ -42,14 +43,16 @@ def test_a_nan_pixel_spoils_its_image_alone_with_every_solver(solver):
 @pytest.mark.parametrize('name', BACKBONES)
 def test_a_nan_pixel_spoils_its_image_alone_when_compiled(name):
     # Dynamo's graph as it is: 'aot_eager' takes a minute a backbone and computes the same.
-    check_that_nan_stays(torch.compile(build(name).eval(), backend='eager', fullgraph=True))
+    torch._dynamo.reset()  # it compiles a function, such as a block's, a few times at most
+    compiled = torch.compile(build(name).eval(), backend='eager', fullgraph=True)
+    check_that_nan_stays(compiled, local=name == 'Swin')
 
 
 @needs_compile
 @pytest.mark.slow
 def test_nan_tokens_spoil_their_image_alone_in_inductors_code():
     # The attention by itself: for a backbone, inductor's C++ takes minutes to compile.
-    attention = LaplacianAttention(32, 2, (8, 8), landmarks=16).eval()
+    attention = LaplacianAttention(32, 2, (8, 8), num_landmarks=16).eval()
     compiled = torch.compile(attention, fullgraph=True)
     tokens = torch.randn(3, 64, 32)
     spoilt = tokens.clone()

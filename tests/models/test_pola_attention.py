@@ -24,8 +24,8 @@ def heads(x):
 def test_linear_time_form_equals_the_dense_formula():
     attention = build(PolaAttention)
     x = torch.randn(2, 48, 16, dtype=torch.float64)
-    query, gate = attention.query_gate(x).chunk(2, dim=-1)
-    key, value = attention.key_value(x).chunk(2, dim=-1)
+    query, gate = attention.qkv(x).chunk(2, dim=-1)
+    key, value = attention.kv(x).chunk(2, dim=-1)
     key = key + attention.key_positions.flatten(2).transpose(1, 2)
     scale = torch.log(1 + attention.scale.exp())
     query, key, value = heads(query / scale), heads(key / scale), heads(value)
@@ -38,20 +38,18 @@ def test_linear_time_form_equals_the_dense_formula():
         streams.append(weights / (weights.sum(-1, keepdim=True) + 48e-6) @ part)
     mixed = torch.cat(streams, dim=-1)
     images = value.reshape(4, 6, 8, 8).permute(0, 3, 1, 2)  # heads are images
-    local = attention.local.conv(images).flatten(2).mT.view(2, 2, 48, 8)
+    local = attention.lepe.conv(images).flatten(2).mT.view(2, 2, 48, 8)
     out = (mixed + local).transpose(1, 2).flatten(2) * gate
     torch.testing.assert_close(attention(x, (6, 8)), attention.proj(out), atol=1e-10, rtol=1e-10)
 
 
 def test_softmax_on_a_reduced_map_equals_the_dense_formula():
-    attention = build(SoftmaxAttention, rope=False, dw_kernel_size=0, sr_ratio=4)
+    attention = build(SoftmaxAttention, sr_ratio=4)
     x = torch.randn(2, 48, 16, dtype=torch.float64)
     image = F.pad(x.mT.view(2, 16, 6, 8), (0, 0, 0, 2))  # 4 does not divide 6 rows
-    reduced = attention.reduction.norm(attention.reduction.projection(image).flatten(2).mT)
-    query = F.linear(x, *(t[:16] for t in (attention.qkv.weight, attention.qkv.bias)))
-    key, value = F.linear(
-        reduced, *(t[16:] for t in (attention.qkv.weight, attention.qkv.bias))
-    ).chunk(2, dim=-1)
+    reduced = attention.sr.norm(attention.sr.projection(image).flatten(2).mT)
+    query = attention.qkv(x)
+    key, value = attention.kv(reduced).chunk(2, dim=-1)
     weights = (heads(query) @ heads(key).mT / 8**0.5).softmax(-1)
     out = attention.proj((weights @ heads(value)).transpose(1, 2).flatten(2))
     torch.testing.assert_close(attention(x, (6, 8)), out, atol=1e-10, rtol=1e-10)
@@ -112,16 +110,21 @@ def test_every_second_block_of_swin_is_shifted():
 @pytest.mark.parametrize(
     ('cls', 'kwargs', 'message'),
     [
-        (PolaAttention, dict(sr_ratio=0), 'sr_ratio must be at least 1, got 0'),
+        (PolaAttention, dict(sr_ratio=0), 'sr_ratio must be an integer of at least 1, got 0'),
         (PolaAttention, dict(alpha=0), 'alpha must be positive and finite, got 0'),
-        (PolaAttention, dict(dw_kernel_size=2), 'odd and positive, got 2'),
+        (PolaAttention, dict(lepe_kernel=2), 'odd, or 0 for none, got 2'),
         (WindowAttention, dict(window_size=0), 'window_size must be at least 1, got 0'),
-        (SoftmaxAttention, dict(sr_ratio=0), 'sr_ratio must be at least 1, got 0'),
-        (SoftmaxAttention, dict(sr_ratio=2, rope=False), r"\['dw_kernel_size'\]"),
+        (SoftmaxAttention, dict(sr_ratio=0), 'sr_ratio must be an integer of at least 1, got 0'),
+        (SoftmaxAttention, dict(sr_ratio=2, rope=True), 'got sr_ratio=2 and rope=True'),
+        (SoftmaxAttention, dict(sr_ratio=2, qkv='shared_qk'), "got qkv='shared_qk'"),
+        (SoftmaxAttention, dict(sr_ratio=2, relative_bias=True), 'on one map, got sr_ratio=2'),
+        (SoftmaxAttention, dict(key_positions=True, qkv='shared_qk'), 'that are not the queries'),
+        (SoftmaxAttention, dict(qkv='kv'), r"one of \('qkv', .*, got 'kv'"),
+        (SoftmaxAttention, dict(lepe_filters='heads'), "'head_channel'.*, got 'heads'"),
         (
             SoftmaxAttention,
-            dict(sr_ratio=2, num_prefix_tokens=1, rope=False, dw_kernel_size=0),
-            r'sr_ratio \(2\) and num_prefix_tokens \(1\) go neither together',
+            dict(sr_ratio=2, num_prefix_tokens=1),
+            r'num_prefix_tokens=1 are on no map.*sr_ratio=1 \(2\)',
         ),
     ],
 )

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from conftest import quiet_init
 
-from mmlaplace.models import SOFT, SOFTAttention
+from mmlaplace.models import SOFT, SOFTAttention, SOFTPlusPlus
 
 SMALL = dict(
     embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4), ffn_ratios=(2,) * 4
@@ -25,14 +25,14 @@ def gaussian(x, y):
 @pytest.mark.parametrize('normalized', [False, True])
 def test_linear_time_form_equals_the_dense_formula(normalized):
     height, width, ratio = 6, 8, 2
-    attention = build(normalized=normalized, landmarks=None, pool_ratio=ratio, num_iters=60)
+    attention = build(normalized=normalized, pool_ratio=ratio, num_iters=60)
     torch.nn.init.normal_(attention.qkv.weight)
     x = torch.randn(2, height * width, 16, dtype=torch.float64)
     query, value = F.linear(x, attention.qkv.weight, attention.qkv.bias).chunk(2, dim=-1)
     query, value = (t.view(2, -1, 2, 8).transpose(1, 2) for t in (query, value))
     query = query / 8**0.25
     maps = query.reshape(4, height, width, 8).permute(0, 3, 1, 2)
-    marks = F.conv2d(maps, attention.sample.conv.weight, stride=ratio).flatten(2).transpose(1, 2)
+    marks = F.conv2d(maps, attention.landmarks.conv.weight, stride=ratio).flatten(2).transpose(1, 2)
     norm = attention.landmark_norm[0]
     marks = F.gelu(F.layer_norm(marks, (8,), norm.weight, norm.bias)).view(2, 2, -1, 8)
     landmark_kernel = gaussian(marks, marks)
@@ -44,7 +44,7 @@ def test_linear_time_form_equals_the_dense_formula(normalized):
     dense = gaussian(query, marks) @ inverse @ gaussian(marks, query)  # (2, 2, N, N)
     mixed = (dense @ value).transpose(1, 2).reshape(2, -1, 16)
     images = value.permute(0, 3, 1, 2).reshape(16, 2, height, width)  # heads are the channels
-    local = F.conv2d(images, attention.local.conv.weight, padding=1, groups=2)
+    local = F.conv2d(images, attention.lepe.conv.weight, padding=1, groups=2)
     local = local.view(2, 8, 2, -1).permute(0, 3, 2, 1).reshape(2, -1, 16)
     expected = F.linear(mixed + local, attention.proj.weight, attention.proj.bias)
     torch.testing.assert_close(attention(x, (height, width)), expected, atol=1e-8, rtol=1e-8)
@@ -68,7 +68,7 @@ def test_normalised_matrix_stays_bounded_as_landmarks_grow():
 
 @pytest.mark.parametrize('normalized', [False, True])
 def test_equal_landmarks_give_finite_output_and_gradients(normalized):
-    attention = build(normalized=normalized, landmarks=None, pool_ratio=2).float()
+    attention = build(normalized=normalized, pool_ratio=2).float()
     x = torch.ones(1, 48, 16, requires_grad=True)  # one colour: every landmark is the same
     out = attention(x, (6, 8))
     out.square().sum().backward()
@@ -81,58 +81,24 @@ def test_one_step_size_for_the_batch_couples_its_images_and_one_per_matrix_does_
     # Far apart tokens give well conditioned matrices, near ones ill conditioned: other step sizes.
     x = torch.randn(2, 48, 16, dtype=torch.float64)
     x[0] *= 0.05
-    for step_size, coupled in (('matrix', False), ('batch', True)):
-        attention = build(step_size=step_size, landmarks=None, pool_ratio=2, num_iters=3)
+    for start, coupled in (('matrix', False), ('batch', True)):
+        attention = build(newton_start_per=start, pool_ratio=2, num_iters=3)
         torch.nn.init.normal_(attention.qkv.weight)
         alone = attention(x[1:], (6, 8))
         together = attention(x, (6, 8))[1:]
         assert torch.allclose(alone, together, atol=1e-9) != coupled
 
 
-@pytest.mark.parametrize('landmarks', [36, 49, 64, 81])
-@pytest.mark.parametrize('sampling', ['conv', 'average', 'random', 'biased'])
-def test_number_of_landmarks_is_kept_at_any_size(landmarks, sampling):
-    attention = build((56, 56), sampling=sampling, landmarks=landmarks)
-    for hw_shape in ((56, 56), (100, 84), (60, 120)):
-        tokens = torch.randn(2, 2, hw_shape[0] * hw_shape[1], 8, dtype=torch.float64)
-        assert attention.sample(tokens, hw_shape).shape == (2, 2, landmarks, 8)
-
-
-def test_fixed_landmarks_are_the_convolutions_at_the_training_size():
-    x = torch.randn(1, 2, 56 * 56, 8, dtype=torch.float64)
-    fixed = build((56, 56), pool_ratio=8, landmarks=49).sample
-    growing = build((56, 56), pool_ratio=8, landmarks=None).sample
-    growing.load_state_dict(fixed.state_dict())
-    torch.testing.assert_close(fixed(x, (56, 56)), growing(x, (56, 56)))
-    assert growing(torch.randn(1, 2, 64 * 80, 8).double(), (64, 80)).shape[2] == 8 * 10
-
-
-def test_samplings_take_what_their_names_say():
-    x = torch.arange(2 * 36.0, dtype=torch.float64).view(1, 2, 36, 1).expand(-1, -1, -1, 8)
-    first = build((6, 6), sampling='biased', landmarks=4).sample(x, (6, 6))
-    assert first[0, 0, :, 0].tolist() == [0, 1, 2, 3]
-    average = build((6, 6), sampling='average', landmarks=None, pool_ratio=3).sample(x, (6, 6))
-    assert average[0, 0, :, 0].tolist() == [7, 10, 25, 28]
-    random = build((6, 6), sampling='random', landmarks=4).sample
-    assert torch.equal(random(x, (6, 6)), random(x, (6, 6)))  # to evaluate is to repeat
-    picks = random.train()(x, (6, 6))[0]
-    assert len(picks[0, :, 0].unique()) == 4
-    assert torch.equal(picks[1] - picks[0], torch.full_like(picks[0], 36))  # alike in all heads
-    assert any(not torch.equal(picks, random(x, (6, 6))[0]) for _ in range(5))
-
-
 @pytest.mark.parametrize(
     ('kwargs', 'message'),
     [
-        (dict(sampling='strided'), "sampling must be one of .*'biased'.*, got 'strided'"),
-        (dict(step_size='image'), "step_size must be one of .*, got 'image'"),
-        (dict(landmarks=50), 'square number .*, got 50'),
-        (dict(landmarks=None), 'give landmarks, pool_ratio or both'),
-        (dict(pool_ratio=0), 'pool_ratio must be at least 1, got 0'),
-        (dict(sampling='random', landmarks=0), 'landmarks must be at least 1, got 0'),
+        (dict(landmark_method='strided'), "one of .*'first'.*, got 'strided'"),
+        (dict(newton_start_per='image'), "newton_start_per must be one of .*, got 'image'"),
+        (dict(num_landmarks=50), 'square number .*, got 50'),
+        (dict(pool_ratio=0), 'pool_ratio must be an integer of at least 1, got 0'),
         (dict(num_iters=0), r'num_iters \(0\)'),
         (dict(ridge=-1.0), r'ridge \(-1.0\)'),
-        (dict(dw_kernel_size=4), 'odd and positive, got 4'),
+        (dict(lepe_kernel=4), 'odd, or 0 for none, got 4'),
     ],
 )
 def test_bad_options_are_quoted(kwargs, message):
@@ -142,33 +108,46 @@ def test_bad_options_are_quoted(kwargs, message):
 
 def test_class_token_is_for_classifiers_and_maps_go_without_it():
     images = torch.randn(2, 3, 64, 96)
-    (token,) = SOFT(SMALL, img_size=64, out_indices=(3,), out_type='class_token')(images)
+    (token,) = SOFTPlusPlus(SMALL, img_size=64, out_indices=(3,), out_type='cls_token')(images)
     assert token.shape == (2, 64)
-    with_token = SOFT(SMALL, img_size=64)(images)[-1]
-    without = SOFT(SMALL, img_size=64, class_token=False)(images)[-1]
+    with_token = SOFTPlusPlus(SMALL, img_size=64)(images)[-1]
+    without = SOFTPlusPlus(SMALL, img_size=64, with_cls_token=False)(images)[-1]
     assert with_token.shape == without.shape == (2, 64, 2, 3)
 
 
 @pytest.mark.parametrize(
     ('kwargs', 'message'),
     [
-        (dict(out_type='class_token'), r'out_indices=\(3,\) \(got \(0, 1, 2, 3\)\); dense heads'),
         (
-            dict(out_type='class_token', class_token=False, out_indices=(3,)),
-            r'class_token=True \(got False\)',
+            dict(out_type='cls_token'),
+            r'of stages \(3,\), got out_indices=\(0, 1, 2, 3\).* Dense he',
         ),
-        (dict(out_type='cls'), "'featmap', 'class_token'.*, got 'cls'"),
+        (
+            dict(out_type='cls_token', with_cls_token=False, out_indices=(3,)),
+            r'of stages \(\), .*with_cls_token=True',
+        ),
+        (dict(out_type='cls'), "'featmap', 'cls_token'.*, got 'cls'"),
     ],
 )
 def test_class_token_where_there_is_none_is_explained(kwargs, message):
     with pytest.raises(ValueError, match=message):
-        SOFT(SMALL, img_size=64, **kwargs)
+        SOFTPlusPlus(SMALL, img_size=64, **kwargs)
 
 
 def test_class_token_needs_an_attention_without_positions():
-    attn_cfg = [dict(type='SoftmaxAttention', rope=True, dw_kernel_size=0)] * 4
-    with pytest.raises(ValueError, match=r"num_prefix_tokens \(1\).*\['rope'\]; set rope=False"):
-        SOFT(SMALL, img_size=64, attn_cfg=attn_cfg)
-    with pytest.raises(ValueError, match="needs SoftmaxAttention .*'PolaAttention'.*class_token=F"):
-        SOFT(SMALL, img_size=64, attn_cfg=dict(type='PolaAttention'))
-    SOFT(SMALL, img_size=64, attn_cfg=dict(type='PolaAttention'), class_token=False)
+    attn_cfg = [None, None, None, dict(rope=True)]
+    with pytest.raises(ValueError, match=r'num_prefix_tokens=1 are on no map.*rope=False \(True\)'):
+        SOFTPlusPlus(SMALL, img_size=64, attn_cfg=attn_cfg)
+    with pytest.raises(
+        ValueError, match="such as SoftmaxAttention, got 'PolaAttention'.*None in a"
+    ):
+        SOFTPlusPlus(SMALL, img_size=64, attn_cfg=dict(type='PolaAttention'))
+    SOFTPlusPlus(SMALL, img_size=64, attn_cfg=dict(type='PolaAttention'), with_cls_token=False)
+
+
+def test_soft_is_not_normalised_and_softplusplus_is():
+    for cls, normalized in ((SOFT, False), (SOFTPlusPlus, True)):
+        stages = cls(SMALL, img_size=64).stages
+        assert [stage['blocks'][0].attn.normalized for stage in stages[:3]] == [normalized] * 3
+    with pytest.raises(ValueError, match="'softpp-small'; it is now type='SOFTPlusPlus', arch='s"):
+        SOFT('softpp-small')

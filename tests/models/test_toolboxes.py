@@ -16,9 +16,7 @@ from mmengine.registry import MODELS, DefaultScope
 from mmlaplace.models import PyramidBackbone
 
 # All that have the four stages of the examples.
-BACKBONES = [
-    name for name in registered(PyramidBackbone) if len(MODELS.get(name).stage_strides) == 4
-]
+BACKBONES = [name for name in registered(PyramidBackbone) if len(MODELS.get(name).host()) == 4]
 SMALL = dict(
     embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4), ffn_ratios=(2,) * 4
 )

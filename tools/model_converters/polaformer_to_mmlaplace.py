@@ -30,20 +30,23 @@ def convert_attention(conversion: Conversion, ours: str, theirs: str, image_size
         if conversion.has(f'{theirs}qkvg.weight'):
             split_projection(conversion, ours, theirs)
         else:
-            conversion.layer(f'{ours}query_gate', f'{theirs}qg')
-            conversion.layer(f'{ours}key_value', f'{theirs}kv')
-        conversion.layer(f'{ours}local.conv', f'{theirs}dwc')
+            conversion.layer(f'{ours}qkv', f'{theirs}qg')
+            conversion.layer(f'{ours}kv', f'{theirs}kv')
+        conversion.layer(f'{ours}lepe.conv', f'{theirs}dwc')
     elif conversion.has(f'{theirs}qkv.weight'):
         conversion.layer(f'{ours}qkv', f'{theirs}qkv')
         conversion.move(
             f'{ours}relative_bias', f'{theirs}relative_position_bias_table', by=bias_map
         )
         conversion.drop(f'{theirs}relative_position_index', 'computed in the forward')
+    elif conversion.has(f'{theirs}sr.weight'):
+        conversion.layer(f'{ours}qkv', f'{theirs}q')
+        conversion.layer(f'{ours}kv', f'{theirs}kv')
     else:
         conversion.layer(f'{ours}qkv', f'{theirs}q', f'{theirs}kv')
     if conversion.has(f'{theirs}sr.weight'):
-        conversion.layer(f'{ours}reduction.projection', f'{theirs}sr')
-        conversion.layer(f'{ours}reduction.norm', f'{theirs}norm')
+        conversion.layer(f'{ours}sr.projection', f'{theirs}sr')
+        conversion.layer(f'{ours}sr.norm', f'{theirs}norm')
     conversion.layer(f'{ours}proj', f'{theirs}proj')
 
 
@@ -53,9 +56,9 @@ def split_projection(conversion: Conversion, ours: str, theirs: str) -> None:
         name = f'{theirs}qkvg.{suffix}'
         if not conversion.has(name):
             continue
-        query, key, value, gate = conversion.take(name, f'{ours}query_gate and key_value').chunk(4)
-        conversion.put(f'{ours}query_gate.{suffix}', torch.cat([query, gate]))
-        conversion.put(f'{ours}key_value.{suffix}', torch.cat([key, value]))
+        query, key, value, gate = conversion.take(name, f'{ours}qkv and kv').chunk(4)
+        conversion.put(f'{ours}qkv.{suffix}', torch.cat([query, gate]))
+        conversion.put(f'{ours}kv.{suffix}', torch.cat([key, value]))
 
 
 def bias_map(table: Tensor) -> Tensor:

@@ -1,9 +1,9 @@
 """Convert a checkpoint of SOFT or SOFT++ as its authors release it.
 
 The result is a classifier's: load it into mmpretrain's ImageClassifier with
-backbone=dict(type='SOFT', out_type='class_token', out_indices=(3,), …), or into a backbone alone by
-init_cfg=dict(type='Pretrained', checkpoint=…). The weights do not tell SOFT from SOFT++: choose
-attn_cfg=dict(normalized=False) for SOFT.
+backbone=dict(type='SOFT', out_type='cls_token', out_indices=(3,), …), or into a backbone alone by
+init_cfg=dict(type='Pretrained', checkpoint=…). The weights do not tell SOFT from SOFT++, whose type
+is 'SOFTPlusPlus'.
 
 Example:
   python tools/model_converters/soft_to_mmlaplace.py SOFT_tiny.pth checkpoints/soft-tiny.pth
@@ -19,9 +19,9 @@ from torch import Tensor
 def convert_attention(conversion: Conversion, ours: str, theirs: str) -> None:
     """One SOFT attention; names end with a dot, or are empty."""
     conversion.layer(f'{ours}qkv', f'{theirs}W_q', f'{theirs}W_v')
-    conversion.layer(f'{ours}sample.conv', f'{theirs}attn.Qlandmark_op')
+    conversion.layer(f'{ours}landmarks.conv', f'{theirs}attn.Qlandmark_op')
     conversion.layer(f'{ours}landmark_norm.0', f'{theirs}attn.Qnorm_act.0')
-    conversion.layer(f'{ours}local.conv', f'{theirs}attn.conv')
+    conversion.layer(f'{ours}lepe.conv', f'{theirs}attn.conv')
     conversion.layer(f'{ours}proj', f'{theirs}ff')
 
 
@@ -45,10 +45,10 @@ def convert(theirs: Dict[str, Tensor], args: argparse.Namespace) -> Conversion:
         if i < 3:
             conversion.move(f'{stage}.position.map', positions, by=position_map)
         else:
-            tokens = conversion.take(positions, f'{stage}.position.class_position and map')
-            conversion.put(f'{stage}.position.class_position', tokens[:, :1])
+            tokens = conversion.take(positions, f'{stage}.position.cls_position and map')
+            conversion.put(f'{stage}.position.cls_position', tokens[:, :1])
             conversion.put(f'{stage}.position.map', position_map(tokens[:, 1:]))
-            conversion.move(f'{stage}.position.class_token', 'cls_token')
+            conversion.move(f'{stage}.position.cls_token', 'cls_token')
         j = 0
         while any(name.startswith(f'block{i + 1}.{j}.') for name in conversion.theirs):
             ours, block = f'{stage}.blocks.{j}', f'block{i + 1}.{j}'

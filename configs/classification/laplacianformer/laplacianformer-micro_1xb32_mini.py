@@ -12,7 +12,7 @@ model = dict(
         arch='micro',
         img_size=48,
         out_indices=(3,),
-        attn_cfg=dict(type='LaplacianAttention', landmarks=16),
+        attn_cfg=dict(type='LaplacianAttention', num_landmarks=16),
     ),
     head=dict(in_channels=128),
 )

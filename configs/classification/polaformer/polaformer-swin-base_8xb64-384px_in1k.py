@@ -12,7 +12,7 @@ model = dict(
         drop_path_rate=0.5,
         out_indices=(3,),
         img_size=384,
-        attn_cfg=dict(window_size=(96, 96, 12, 12)),
+        attn_cfg=dict(per_stage=dict(window_size=(96, 96, 12, 12))),
     ),
     head=dict(in_channels=1024),
 )

@@ -13,7 +13,7 @@ model = dict(
         arch='micro',
         img_size=48,
         out_indices=(3,),
-        attn_cfg=dict(window_size=(12, 6, 2, 2)),
+        attn_cfg=dict(per_stage=dict(window_size=(12, 6, 2, 2))),
     ),
     head=dict(in_channels=256),
 )

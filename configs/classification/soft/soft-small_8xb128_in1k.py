@@ -11,8 +11,7 @@ model = dict(
         arch='small',
         drop_path_rate=0.1,
         out_indices=(3,),
-        out_type='class_token',
-        attn_cfg=dict(normalized=False),
+        out_type='cls_token',
     ),
     neck=None,  # the class token goes to the head
     head=dict(in_channels=512),

@@ -7,11 +7,11 @@ _base_ = [
 
 model = dict(
     backbone=dict(
-        type='SOFT',
-        arch='softpp-large',
+        type='SOFTPlusPlus',
+        arch='large',
         drop_path_rate=0.1,
         out_indices=(3,),
-        out_type='class_token',
+        out_type='cls_token',
     ),
     neck=None,  # the class token goes to the head
     head=dict(in_channels=1024),

@@ -12,7 +12,7 @@ model = dict(
         img_size=(192, 256),
         drop_path_rate=0.0,
         out_indices=(1, 2, 3),
-        attn_cfg=dict(type='LaplacianAttention', landmarks=16),
+        attn_cfg=dict(type='LaplacianAttention', num_landmarks=16),
         # What bash tools/quickstart.sh trains. A classifier has the norm of its last stage alone.
         init_cfg=dict(
             type='Pretrained',

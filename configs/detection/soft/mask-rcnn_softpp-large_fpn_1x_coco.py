@@ -7,6 +7,6 @@ _base_ = [
 
 model = dict(
     # Our choice: the drop path rate, and that BatchNorms of the stem keep their statistics.
-    backbone=dict(type='SOFT', arch='softpp-large', drop_path_rate=0.4, norm_eval=True),
+    backbone=dict(type='SOFTPlusPlus', arch='large', drop_path_rate=0.4, norm_eval=True),
     neck=dict(in_channels=[128, 256, 512, 1024]),
 )

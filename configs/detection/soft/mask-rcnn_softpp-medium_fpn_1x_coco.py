@@ -7,6 +7,6 @@ _base_ = [
 
 model = dict(
     # Our choice: the drop path rate, and that BatchNorms of the stem keep their statistics.
-    backbone=dict(type='SOFT', arch='softpp-medium', drop_path_rate=0.3, norm_eval=True),
+    backbone=dict(type='SOFTPlusPlus', arch='medium', drop_path_rate=0.3, norm_eval=True),
     neck=dict(in_channels=[96, 192, 384, 768]),
 )

@@ -7,6 +7,6 @@ _base_ = [
 
 model = dict(
     # Our choice: the drop path rate, and that BatchNorms of the stem keep their statistics.
-    backbone=dict(type='SOFT', arch='tiny', drop_path_rate=0.1, norm_eval=True),
+    backbone=dict(type='SOFTPlusPlus', arch='tiny', drop_path_rate=0.1, norm_eval=True),
     neck=dict(in_channels=[64, 128, 320, 512]),
 )

@@ -8,7 +8,7 @@ _base_ = [
 model = dict(
     # Our choice: the drop path rate, and that BatchNorms of the stem keep their statistics.
     backbone=dict(
-        type='SOFT', arch='softpp-large', drop_path_rate=0.4, norm_eval=True, out_indices=(1, 2, 3)
+        type='SOFTPlusPlus', arch='large', drop_path_rate=0.4, norm_eval=True, out_indices=(1, 2, 3)
     ),
     neck=dict(in_channels=[256, 512, 1024]),
 )

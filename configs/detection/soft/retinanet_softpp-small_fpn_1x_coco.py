@@ -8,7 +8,7 @@ _base_ = [
 model = dict(
     # Our choice: the drop path rate, and that BatchNorms of the stem keep their statistics.
     backbone=dict(
-        type='SOFT', arch='softpp-small', drop_path_rate=0.2, norm_eval=True, out_indices=(1, 2, 3)
+        type='SOFTPlusPlus', arch='small', drop_path_rate=0.2, norm_eval=True, out_indices=(1, 2, 3)
     ),
     neck=dict(in_channels=[192, 384, 768]),
 )

@@ -11,7 +11,7 @@ model = dict(
         arch='micro',
         img_size=128,
         drop_path_rate=0.0,
-        attn_cfg=dict(type='LaplacianAttention', landmarks=16),
+        attn_cfg=dict(type='LaplacianAttention', num_landmarks=16),
         # What bash tools/quickstart.sh trains. A classifier has the norm of its last stage alone.
         init_cfg=dict(
             type='Pretrained',

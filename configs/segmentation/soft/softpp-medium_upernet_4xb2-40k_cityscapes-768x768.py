@@ -8,7 +8,7 @@ _base_ = [
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     # Our choice: the drop path rate, and that BatchNorms of the stem keep their statistics.
-    backbone=dict(type='SOFT', arch='softpp-medium', drop_path_rate=0.3, norm_eval=True),
+    backbone=dict(type='SOFTPlusPlus', arch='medium', drop_path_rate=0.3, norm_eval=True),
     decode_head=dict(in_channels=[96, 192, 384, 768], num_classes=19),
     auxiliary_head=dict(in_channels=384, num_classes=19),
     test_cfg=dict(mode='slide', crop_size=_base_.crop_size, stride=(512, 512)),

@@ -16,7 +16,7 @@ class FFN(BaseModule):
         ffn_ratio: Hidden channels in units of C.
         drop_rate: Dropout rate after the activation and after the last linear. Default: 0.
         dwconv_kernel: Odd kernel size of the depthwise convolution after the first linear, as
-            PVTv2 has it. 0 (default) leaves it out.
+            PVTv2 has it; 0 leaves it out. Default: 0.
         act_cfg: Config of the activation. Default: ``dict(type='GELU')``, the exact form;
             ``dict(type='GELU', approximate='tanh')`` is its approximation.
     """

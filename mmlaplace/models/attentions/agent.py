@@ -1,0 +1,88 @@
+import math
+from typing import Optional, Tuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from ..layers import Landmarks, map_to_tokens, resize_map, tokens_to_map
+from .base import QKVAttention
+from .frame import Frame
+
+
+@MODELS.register_module()
+class AgentAttention(QKVAttention):
+    r"""Agent attention: a few agents gather from all tokens by softmax, and give to all tokens.
+
+    Per head, with agents A (a, d), averages of the map of queries, and learned biases B:
+
+    .. math::
+        Y = \mathrm{softmax}(Q A^T / \sqrt{d} + B_2) \,
+            \big[ \mathrm{softmax}(A K^T / \sqrt{d} + B_1) \, V \big]
+
+    Each bias is a 7 x 7 map of each agent, resized to the tokens, plus a term of each row and one
+    of each column. These are kept for ``input_resolution`` and resized bilinearly for other maps.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        num_landmarks: Number a of agents, a square. Default: 49; PVT's stages have 9, 16, 49, 49.
+        **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='q_kv', lepe_kernel=3)``.
+
+    Source: Agent Attention (arXiv 2312.08874).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import AgentAttention
+        >>> attention = AgentAttention(64, 2, input_resolution=(14, 14), num_landmarks=16)
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    frame = Frame(qkv='q_kv', lepe_kernel=3)
+    variants = (dict(num_landmarks=9, sr_ratio=2), dict(num_landmarks=4, rope=True))
+
+    def __init__(
+        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
+        num_landmarks: int = 49, **kwargs,
+    ) -> None:  # fmt: skip
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        self.landmarks = Landmarks(num_landmarks, exact=True)
+        sizes = {'gather': self.kv_shape(self.input_resolution), 'spread': self.input_resolution}
+        for name, (height, width) in sizes.items():
+            for part, size in (('map', (7, 7)), ('rows', (height, 1)), ('columns', (1, width))):
+                table = torch.zeros(num_heads, num_landmarks, *size)
+                table = nn.Parameter(nn.init.trunc_normal_(table, std=0.02))
+                self.register_parameter(f'{name}_{part}', table)
+
+    def bias(self, name: str, hw_shape: Tuple[int, int]) -> Tensor:
+        """The bias of each agent at each token, ``(heads, a, N)``."""
+        height, width = hw_shape
+        sizes = dict(map=(height, width), rows=(height, 1), columns=(1, width))
+        tables = (resize_map(getattr(self, f'{name}_{k}'), size) for k, size in sizes.items())
+        return sum(tables).flatten(2)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        agents = self.landmarks(q, hw_shape)  # (B, heads, a, d)
+        gather = self.bias('gather', self.kv_shape(hw_shape)).to(q.dtype)[None]
+        spread = self.bias('spread', hw_shape).to(q.dtype).transpose(1, 2)[None]
+        gathered = F.scaled_dot_product_attention(agents, k, v, attn_mask=gather)
+        return F.scaled_dot_product_attention(q, agents, gathered, attn_mask=spread)
+
+    def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
+        """The convolution of V, of which a reduced map is resized bilinearly before."""
+        maps = resize_map(tokens_to_map(v, self.kv_shape(hw_shape)), hw_shape)
+        return None if self.lepe is None else self.lepe(map_to_tokens(maps), hw_shape)
+
+    def resize_weight(self, name: str, value: Tensor) -> Tensor:
+        """The biases of a checkpoint for the agents and the map of this."""
+        own = getattr(self, name)
+        if name == 'key_positions' or value.dim() != 4:
+            return super().resize_weight(name, value)
+        if value.shape[1] != own.shape[1]:  # agents lie on a square, so they resize as a map
+            sides = [math.isqrt(count) for count in (value.shape[1], own.shape[1])]
+            grid = value.permute(0, 2, 3, 1).flatten(1, 2).unflatten(2, (sides[0], sides[0]))
+            value = resize_map(grid, (sides[1], sides[1])).flatten(2).mT.unflatten(
+                2, tuple(value.shape[2:]))  # fmt: skip
+        return resize_map(value, own.shape[2:])

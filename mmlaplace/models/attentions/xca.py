@@ -1,0 +1,61 @@
+from typing import Set, Tuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from .base import QKVAttention
+
+
+@MODELS.register_module()
+class XCAttention(QKVAttention):
+    r"""Cross-covariance attention: channels attend to channels.
+
+    Per head, with each channel of Q and K brought to unit length over the tokens and a learned
+    temperature :math:`\tau`:
+
+    .. math:: A = \mathrm{softmax}(\tau \, \hat Q^T \hat K), \quad Y = V A^T
+
+    A is d x d, so time is linear in the tokens. All tokens have the same A, so tokens meet only in
+    a local branch, which XCiT has in its blocks; ``lepe_kernel=3`` adds one here. Norms and the
+    softmax are fp32 under any autocast.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        **frame: Fields of :class:`Frame` that differ from ``Frame()``. Queries and keys are of the
+            same tokens: there is no ``sr_ratio``.
+
+    Source: XCiT (arXiv 2106.09681).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import XCAttention
+        >>> attention = XCAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    fixed_options = ('sr_ratio',)
+    variants = (dict(rope=True, lepe_kernel=3),)
+
+    def __init__(
+        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int], **kwargs
+    ) -> None:
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        self.temperature = nn.Parameter(torch.ones(num_heads, 1, 1))
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        with no_autocast(v.device):
+            query, key, value = upcast(q, k, v)
+            query, key = F.normalize(query, dim=-2), F.normalize(key, dim=-2)
+            scores = query.transpose(-2, -1) @ key * self.temperature.to(query.dtype)
+            weights = scores.softmax(-1)  # (B, heads, d, d)
+            return (value @ weights.transpose(-2, -1)).to(v.dtype)
+
+    def no_weight_decay(self) -> Set[str]:
+        """Names of the parameters that are not to decay, as the authors have it."""
+        return {'temperature'}

@@ -1,0 +1,144 @@
+"""Landmarks: as many as were asked for, whatever the map, and no option that is ignored."""
+
+import pytest
+import torch
+from mmengine.registry import MODELS
+from test_backbones import build
+
+from mmlaplace.models import LaplacianAttention, SOFTAttention
+from mmlaplace.models.layers import Landmarks
+
+METHODS = ('pool', 'conv', 'random', 'first')
+
+
+def made(**options):
+    return Landmarks(head_dims=8, **options).eval()
+
+
+@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize('num_landmarks', [36, 49, 64, 81])
+def test_soft_has_the_landmarks_that_were_asked_for(num_landmarks, method):
+    options = dict(num_landmarks=num_landmarks, landmark_method=method)
+    if method != 'conv':
+        options['pool_ratio'] = None
+    backbone = build('SOFT', 'micro', img_size=224, attn_cfg=options)
+    counts = []
+    for stage in backbone.stages[:3]:
+        stage['blocks'][0].attn.landmark_norm.register_forward_hook(
+            lambda module, inputs, out: counts.append(out.shape[2])
+        )
+    with torch.no_grad():
+        backbone(torch.randn(1, 3, 224, 224))
+    assert counts == [num_landmarks] * 3
+
+
+@pytest.mark.parametrize('num_landmarks', [36, 49, 64, 81])
+def test_a_pool_ratio_that_nobody_gave_divides_the_map(num_landmarks):
+    side = int(num_landmarks**0.5)
+    for resolution in (14, 28, 56):
+        attention = MODELS.build(
+            dict(type='SOFTAttention', embed_dims=32, num_heads=1, num_landmarks=num_landmarks,
+                 input_resolution=(resolution, resolution))
+        )  # fmt: skip
+        ratio = attention.landmarks.pool_ratio
+        # No token is repeated, and no larger ratio has that.
+        assert ratio * side <= resolution < (ratio + 1) * side
+        tokens = torch.randn(1, 1, resolution**2, 32)
+        found = attention.landmarks(tokens, (resolution, resolution))
+        assert found.shape == (1, 1, num_landmarks, 32)
+
+
+@pytest.mark.parametrize('options', [{}, dict(method='conv', num_landmarks=49, pool_ratio=2)])
+def test_a_side_shorter_than_the_landmarks_has_one_per_token(options):
+    assert made(**options)(torch.randn(2, 2, 3 * 9, 8), (3, 9)).shape == (2, 2, 3 * 7, 8)
+
+
+def test_exact_landmarks_repeat_tokens_of_short_sides():
+    x = torch.randn(2, 2, 3 * 9, 8)
+    found = Landmarks(49, exact=True)(x, (3, 9))
+    assert found.shape == (2, 2, 49, 8)
+    by_hand = torch.nn.functional.adaptive_avg_pool2d(x.flatten(0, 1).mT.unflatten(2, (3, 9)), 7)
+    assert torch.equal(found, by_hand.flatten(2).mT.unflatten(0, (2, 2)))
+
+
+@pytest.mark.parametrize('method', METHODS)
+@pytest.mark.parametrize('num_landmarks', [36, 49, 64, 81])
+def test_number_of_landmarks_is_kept_at_any_size(num_landmarks, method):
+    options = dict(pool_ratio=8) if method == 'conv' else {}
+    landmarks = made(method=method, num_landmarks=num_landmarks, **options)
+    for hw_shape in ((56, 56), (100, 84), (60, 120)):
+        tokens = torch.randn(2, 2, hw_shape[0] * hw_shape[1], 8)
+        assert landmarks(tokens, hw_shape).shape == (2, 2, num_landmarks, 8)
+
+
+@pytest.mark.parametrize(
+    ('method', 'count'), [('pool', 9 * 11), ('conv', 8 * 10), ('random', 90), ('first', 90)]
+)
+def test_a_pool_ratio_alone_lets_the_number_grow_with_the_map(method, count):
+    landmarks = made(method=method, pool_ratio=8)
+    assert landmarks(torch.randn(1, 2, 66 * 87, 8), (66, 87)).shape == (1, 2, count, 8)
+
+
+def test_fixed_landmarks_are_the_convolutions_at_the_training_size():
+    x = torch.randn(1, 2, 56 * 56, 8)
+    fixed = made(method='conv', num_landmarks=49, pool_ratio=8)
+    growing = made(method='conv', pool_ratio=8)
+    growing.load_state_dict(fixed.state_dict())
+    torch.testing.assert_close(fixed(x, (56, 56)), growing(x, (56, 56)))
+
+
+def test_a_map_smaller_than_the_convolution_gets_zeros():
+    landmarks = made(method='conv', pool_ratio=4)
+    x = torch.randn(1, 1, 2 * 3, 8)
+    padded = torch.zeros(1, 8, 4, 4)
+    padded[:, :, :2, :3] = x[0].mT.view(1, 8, 2, 3)
+    torch.testing.assert_close(landmarks(x, (2, 3))[0], landmarks.conv(padded).flatten(2).mT)
+
+
+def test_methods_take_what_their_names_say():
+    x = torch.arange(2 * 36.0).view(1, 2, 36, 1).expand(-1, -1, -1, 8)
+    first = made(method='first', num_landmarks=4)(x, (6, 6))
+    assert first[0, 0, :, 0].tolist() == [0, 1, 2, 3]
+    average = made(pool_ratio=3)(x, (6, 6))
+    assert average[0, 0, :, 0].tolist() == [7, 10, 25, 28]
+    random = made(method='random', num_landmarks=4)
+    assert torch.equal(random(x, (6, 6)), random(x, (6, 6)))  # to evaluate is to repeat
+    picks = random.train()(x, (6, 6))[0]
+    assert len(picks[0, :, 0].unique()) == 4
+    assert torch.equal(picks[1] - picks[0], torch.full_like(picks[0], 36))  # alike in all heads
+    assert any(not torch.equal(picks, random(x, (6, 6))[0]) for _ in range(5))
+
+
+def test_cells_at_the_border_are_averages_of_what_is_there():
+    x = torch.arange(5.0).view(1, 1, 5, 1)
+    assert made(pool_ratio=2)(x, (1, 5)).flatten().tolist() == [0.5, 2.5, 4.0]
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (dict(method='strided'), "landmark_method must be one of .*'first'.*, got 'strided'"),
+        (dict(num_landmarks=50), 'square number .*, got 50'),
+        (dict(method='conv', num_landmarks=50, pool_ratio=2), 'square number .*, got 50'),
+        (dict(pool_ratio=0), 'pool_ratio must be an integer of at least 1, got 0'),
+        (dict(num_landmarks=0), 'num_landmarks must be an integer of at least 1, got 0'),
+        (dict(num_landmarks=4.0), 'an integer of at least 1, got 4.0'),
+        (dict(num_landmarks=49, pool_ratio=2), r"\(49\) or pool_ratio \(2\), not both.*'pool'"),
+        (dict(method='random', num_landmarks=4, pool_ratio=2), "not both, for landmarks by 'ran"),
+        (dict(method='first', num_landmarks=4, pool_ratio=2), 'that to None'),
+        (dict(method='conv', num_landmarks=49), "'conv' need pool_ratio"),
+        (dict(method='conv', num_landmarks=49, pool_ratio=2, exact=True), "got 'conv'"),
+        (dict(pool_ratio=2, exact=True), 'exact=True needs num_landmarks'),
+    ],
+)
+def test_options_that_would_be_ignored_are_quoted(options, message):
+    with pytest.raises(ValueError, match=message):
+        made(**options)
+
+
+def test_attentions_have_the_same_landmarks_by_the_same_options():
+    for options, expected in (({}, 49), (dict(num_landmarks=16), 16), (dict(pool_ratio=4), 12)):
+        for cls in (LaplacianAttention, SOFTAttention):
+            attention = cls(16, 2, (14, 14), **options)
+            tokens = torch.randn(1, 2, 12 * 16, 8)
+            assert attention.landmarks(tokens, (12, 16)).shape[2] == expected, (cls, options)
