@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "slice.h"
+#include "strided.h"
 
 namespace mmlaplace {
 

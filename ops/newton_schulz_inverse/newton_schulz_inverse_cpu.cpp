@@ -4,8 +4,8 @@
 #include <utility>
 #include <vector>
 
-#include "../common/slice.h"
-#include "newton_schulz.h"
+#include "../common/strided.h"
+#include "newton_schulz_inverse.h"
 
 namespace mmlaplace {
 
@@ -14,8 +14,8 @@ constexpr int64_t kLargest = 256;  // four such matrices of floats are a megabyt
 
 }  // namespace mmlaplace
 
-#define MMLAPLACE_KERNELS "../newton_schulz_inverse/newton_schulz_vector.inc"
-#include "../common/for_each_isa.h"
+#define MMLAPLACE_KERNELS "../../newton_schulz_inverse/newton_schulz_inverse_vector.h"
+#include "../common/cpu/cpu_dispatch.h"
 
 namespace mmlaplace {
 namespace {

@@ -5,8 +5,8 @@
 
 #include <limits>
 
-#include "newton_schulz.h"
-#include "newton_schulz_device.cuh"
+#include "newton_schulz_inverse.h"
+#include "newton_schulz_inverse_device.cuh"
 
 namespace {
 

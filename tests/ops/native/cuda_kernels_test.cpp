@@ -10,8 +10,8 @@
 
 using std::exp2;
 
-#include "../../../ops/common/pairwise_device.cuh"
-#include "../../../ops/newton_schulz_inverse/newton_schulz_device.cuh"
+#include "../../../ops/common/cuda/pairwise_device.cuh"
+#include "../../../ops/newton_schulz_inverse/newton_schulz_inverse_device.cuh"
 
 using namespace mmlaplace;
 

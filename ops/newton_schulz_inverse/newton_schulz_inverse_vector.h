@@ -1,6 +1,6 @@
 // The inner loops of newton_schulz_inverse_cpu.cpp, for one instruction set. Matrices are row-major
 // with rows of `stride` values; what pads rows and columns is 0 and stays 0.
-#include "../common/simd.inc"
+#include "../common/cpu/simd.h"
 
 // target = residual ? I - a b : a + a b, for kRows rows and Panels * lanes columns.
 template <bool Residual, int Panels, class T>

@@ -1,7 +1,7 @@
 // When the Newton–Schulz iteration ends, the same on every device.
 #pragma once
 
-#include "../common/slice.h"
+#include "../common/strided.h"
 
 namespace mmlaplace {
 namespace newton_schulz {

@@ -3,8 +3,8 @@
 // Device code alone, without ATen, so that tests can also run it on a CPU (tests/ops/native).
 #pragma once
 
-#include "../common/slice.h"
-#include "stopping.h"
+#include "../common/strided.h"
+#include "newton_schulz_inverse_stopping.h"
 
 #ifndef MMLAPLACE_INLINE
 #define MMLAPLACE_INLINE static __device__ __forceinline__

@@ -1,4 +1,4 @@
-#include "../common/simd.inc"
+#include "../common/cpu/simd.h"
 
 inline void take_differences(int64_t steps, float seed, volatile float* sink) {
   using V = Vec<float>;

@@ -4,8 +4,8 @@
 // Nothing here depends on the architecture; no float atomics, so results are the same run to run.
 #pragma once
 
-#include "metrics.h"
-#include "slice.h"
+#include "../metrics.h"
+#include "../strided.h"
 
 #ifndef MMLAPLACE_INLINE
 #define MMLAPLACE_INLINE static __device__ __forceinline__
@@ -22,7 +22,7 @@ template <class T>
 MMLAPLACE_INLINE T sign(T value) {
   return value > T(0) ? T(1) : value < T(0) ? T(-1) : T(0);
 }
-#include "metric_functions.inc"
+#include "../metric_functions.h"
 
 // Four values that one 16-byte access moves (two accesses of doubles).
 template <class T>

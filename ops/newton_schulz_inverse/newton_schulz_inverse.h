@@ -2,7 +2,7 @@
 //
 //   P = mat + ridge I,   X_0 = I / |P|_inf,   R = I - P X,   X <- X + X R
 //
-// This product order decides the accuracy, see mmlaplace/ops/spd_inverse.py.
+// This product order decides the accuracy, see mmlaplace/ops/inverse.py.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -10,7 +10,7 @@
 
 #include <limits>
 
-#include "stopping.h"
+#include "newton_schulz_inverse_stopping.h"
 
 namespace mmlaplace {
 namespace newton_schulz {
@@ -43,7 +43,7 @@ inline at::Tensor by_matmul(const at::Tensor& mats, int64_t num_iters, double ri
     inverse = at::baddbmm(inverse, inverse, residual);
     if (mats.is_cuda()) continue;  // asking whether to stop would make the host wait
     const at::Tensor norm = norms(residual);
-    if (step % 4 == 3) {  // is_last of stopping.h for all at once
+    if (step % 4 == 3) {  // is_last of newton_schulz_inverse_stopping.h for all at once
       const at::Tensor last = norm.square().le(epsilon).logical_or(norm.lt(0.25).logical_and(norm.gt(0.5 * previous)));
       if (last.all().item<bool>()) break;
     }

@@ -1,6 +1,6 @@
 // The inner loops of pairwise_cpu.h, for one instruction set.
-#include "simd.inc"
-#include "metric_functions.inc"
+#include "simd.h"
+#include "../metric_functions.h"
 
 // count values, `step`s apart, to or from the accumulation type.
 template <class From, class To>

@@ -14,7 +14,7 @@
 #include <limits>
 #include <tuple>
 
-#include "pairwise.h"
+#include "../pairwise.h"
 #include "pairwise_device.cuh"
 
 namespace mmlaplace {

@@ -1,7 +1,7 @@
 // CPU kernels of differences: forward and backward, for any metric of metrics.h.
 //
 // Inputs of any strides and dtype are packed, a block of queries at a time, in small buffers of the
-// accumulation type (fp32, or fp64 for fp64); see pairwise_vector.inc for the loops.
+// accumulation type (fp32, or fp64 for fp64); see pairwise_vector.h for the loops.
 #pragma once
 
 #include <ATen/Dispatch.h>
@@ -16,8 +16,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "metrics.h"
-#include "pairwise.h"
+#include "../metrics.h"
+#include "../pairwise.h"
 
 namespace mmlaplace {
 
@@ -51,8 +51,8 @@ struct BackwardBlock {
 
 }  // namespace mmlaplace
 
-#define MMLAPLACE_KERNELS "pairwise_vector.inc"
-#include "for_each_isa.h"
+#define MMLAPLACE_KERNELS "pairwise_vector.h"
+#include "cpu_dispatch.h"
 
 namespace mmlaplace {
 namespace cpu {
