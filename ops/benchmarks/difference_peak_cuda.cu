@@ -24,18 +24,19 @@ __global__ void take_differences(int64_t steps, float seed, float* sink) {
 }
 
 int64_t difference_peak(const at::Tensor& like, int64_t steps) {
-  TORCH_CHECK(like.scalar_type() == at::kFloat && like.numel() > 0, "_difference_peak: like must be float32 with a value");
+  TORCH_CHECK(like.scalar_type() == at::kFloat && like.numel() > 0,
+              "_difference_peak: like must be float32 with a value");
   const c10::cuda::CUDAGuard guard(like.device());
   int processors = 0;
-  C10_CUDA_CHECK(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, like.get_device()));
+  C10_CUDA_CHECK(
+      cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, like.get_device()));
   const int blocks = processors * kBlocksPerProcessor;
-  take_differences<<<blocks, kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(steps, 0.25f, like.data_ptr<float>());
+  take_differences<<<blocks, kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
+      steps, 0.25f, like.data_ptr<float>());
   C10_CUDA_KERNEL_LAUNCH_CHECK();
   return steps * kChains * kThreads * blocks;
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(mmlaplace, CUDA, library) {
-  library.impl("_difference_peak", difference_peak);
-}
+TORCH_LIBRARY_IMPL(mmlaplace, CUDA, library) { library.impl("_difference_peak", difference_peak); }

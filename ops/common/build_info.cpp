@@ -7,7 +7,8 @@
 #define MMLAPLACE_TEXT(...) MMLAPLACE_TEXT_(__VA_ARGS__)
 
 extern "C" __attribute__((used, visibility("default"))) const char mmlaplace_build_torch[] =
-    "mmlaplace built for torch=" MMLAPLACE_TEXT(TORCH_VERSION_MAJOR) "." MMLAPLACE_TEXT(TORCH_VERSION_MINOR) ";";
+    "mmlaplace built for torch=" MMLAPLACE_TEXT(TORCH_VERSION_MAJOR) "." MMLAPLACE_TEXT(
+        TORCH_VERSION_MINOR) ";";
 
 #if defined(__x86_64__) || defined(__aarch64__)
 extern "C" __attribute__((used, visibility("default"))) const char mmlaplace_build_machine[] =

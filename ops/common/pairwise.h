@@ -1,5 +1,5 @@
-// The face of a kernel of differences, K (B, heads, N, M) of q (B, heads, N, d) and k (B, heads, M, d),
-// shared by its CPU and CUDA sources.
+// The face of a kernel of differences, K (B, heads, N, M) of q (B, heads, N, d) and k (B, heads, M,
+// d), shared by its CPU and CUDA sources.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -46,7 +46,8 @@ inline Strides strides_of(const at::Tensor& tensor) {
 
 template <class T>
 Slice<T> slice(const at::Tensor& tensor, int64_t batch_head) {
-  return Slice<T>(static_cast<T*>(tensor.data_ptr()), strides_of(tensor), tensor.size(1), batch_head);
+  return Slice<T>(static_cast<T*>(tensor.data_ptr()), strides_of(tensor), tensor.size(1),
+                  batch_head);
 }
 
 // The queries whose part of the gradient of k is summed in one go. Fixed by the shapes alone, so

@@ -4,5 +4,6 @@
 
 TORCH_LIBRARY_IMPL(mmlaplace, CPU, library) {
   library.impl("laplacian_kernel", mmlaplace::cpu::pairwise_forward<mmlaplace::Laplacian>);
-  library.impl("_laplacian_kernel_backward", mmlaplace::cpu::pairwise_backward<mmlaplace::Laplacian>);
+  library.impl("_laplacian_kernel_backward",
+               mmlaplace::cpu::pairwise_backward<mmlaplace::Laplacian>);
 }

@@ -18,13 +18,16 @@ namespace newton_schulz {
 inline void check(const at::Tensor& mat, int64_t num_iters) {
   TORCH_CHECK(mat.dim() >= 2 && mat.size(-1) == mat.size(-2) && mat.size(-1) > 0,
               "newton_schulz_inverse: mat must be (..., m, m), got shape ", mat.sizes());
-  TORCH_CHECK(num_iters >= 1, "newton_schulz_inverse: num_iters must be at least 1, got ", num_iters);
+  TORCH_CHECK(num_iters >= 1, "newton_schulz_inverse: num_iters must be at least 1, got ",
+              num_iters);
 }
 
 // mat (..., m, m) as contiguous fp32 or fp64 (batch, m, m).
 inline at::Tensor flatten(const at::Tensor& mat) {
   const int64_t m = mat.size(-1);
-  return mat.to(at::toOpMathType(mat.scalar_type())).reshape({mat.numel() / (m * m), m, m}).contiguous();
+  return mat.to(at::toOpMathType(mat.scalar_type()))
+      .reshape({mat.numel() / (m * m), m, m})
+      .contiguous();
 }
 
 // The iteration by batched matrix products, for matrices too large for the kernels. All take the
@@ -37,14 +40,16 @@ inline at::Tensor by_matmul(const at::Tensor& mats, int64_t num_iters, double ri
                                                            : std::numeric_limits<float>::epsilon();
   const auto norms = [](const at::Tensor& matrices) { return matrices.abs().sum(-1).amax(-1); };
   at::Tensor inverse = identity / norms(ridged).view({-1, 1, 1});
-  at::Tensor previous = at::full({mats.size(0)}, std::numeric_limits<double>::infinity(), mats.options());
+  at::Tensor previous =
+      at::full({mats.size(0)}, std::numeric_limits<double>::infinity(), mats.options());
   for (int64_t step = 0; step < num_iters; ++step) {
     const at::Tensor residual = at::baddbmm(identity.unsqueeze(0), ridged, inverse, 1, -1);
     inverse = at::baddbmm(inverse, inverse, residual);
     if (mats.is_cuda()) continue;  // asking whether to stop would make the host wait
     const at::Tensor norm = norms(residual);
     if (step % 4 == 3) {  // is_last of newton_schulz_inverse_stopping.h for all at once
-      const at::Tensor last = norm.square().le(epsilon).logical_or(norm.lt(0.25).logical_and(norm.gt(0.5 * previous)));
+      const at::Tensor last =
+          norm.square().le(epsilon).logical_or(norm.lt(0.25).logical_and(norm.gt(0.5 * previous)));
       if (last.all().item<bool>()) break;
     }
     previous = norm;

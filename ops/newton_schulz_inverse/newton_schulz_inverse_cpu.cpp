@@ -50,9 +50,10 @@ at::Tensor forward(const at::Tensor& mat, int64_t num_iters, double ridge) {
   newton_schulz::check(mat, num_iters);
   if (mat.numel() == 0) return at::empty(mat.sizes(), mat.options());
   const at::Tensor mats = newton_schulz::flatten(mat);
-  at::Tensor out = mats.size(-1) > kLargest             ? newton_schulz::by_matmul(mats, num_iters, ridge)
-                   : mats.scalar_type() == at::kDouble ? invert_small<double>(mats, num_iters, ridge)
-                                                       : invert_small<float>(mats, num_iters, ridge);
+  at::Tensor out = mats.size(-1) > kLargest ? newton_schulz::by_matmul(mats, num_iters, ridge)
+                   : mats.scalar_type() == at::kDouble
+                       ? invert_small<double>(mats, num_iters, ridge)
+                       : invert_small<float>(mats, num_iters, ridge);
   return out.view(mat.sizes()).to(mat.scalar_type());
 }
 

@@ -16,7 +16,8 @@
 namespace mmlaplace {
 namespace device {
 
-// How a matrix lies in shared memory: rows of `stride` values, m rounded up to whole tiles of 4 x 4.
+// How a matrix lies in shared memory: rows of `stride` values, m rounded up to whole tiles of 4
+// x 4.
 MMLAPLACE_HOST_DEVICE inline int64_t newton_schulz_stride(int64_t m) { return ceil_div(m, 4) * 4; }
 MMLAPLACE_HOST_DEVICE inline int64_t newton_schulz_threads(int64_t m) {
   const int64_t tiles = ceil_div(m, 4);
@@ -30,7 +31,8 @@ MMLAPLACE_HOST_DEVICE int64_t newton_schulz_bytes(int64_t m) {
 
 // The 4 x 4 tile of a b at (row, column), with 0 where a and b are padded.
 template <class T>
-MMLAPLACE_INLINE void product_tile(const T* a, const T* b, int m, int stride, int row, int column, T (&tile)[4][4]) {
+MMLAPLACE_INLINE void product_tile(const T* a, const T* b, int m, int stride, int row, int column,
+                                   T (&tile)[4][4]) {
   for (int i = 0; i < 4; ++i) {
     for (int j = 0; j < 4; ++j) tile[i][j] = 0;
   }
@@ -60,13 +62,15 @@ MMLAPLACE_INLINE T row_sum_norm(const T* matrix, T* sums, int m, int stride) {
   }
   __syncthreads();
   T norm = 0;
-  for (int row = 0; row < m; ++row) norm = sums[row] > norm || sums[row] != sums[row] ? sums[row] : norm;
+  for (int row = 0; row < m; ++row)
+    norm = sums[row] > norm || sums[row] != sums[row] ? sums[row] : norm;
   __syncthreads();
   return norm;
 }
 
 template <class T>
-__global__ void newton_schulz_kernel(const T* mats, T* out, int m, int num_iters, T ridge, T epsilon, T infinity) {
+__global__ void newton_schulz_kernel(const T* mats, T* out, int m, int num_iters, T ridge,
+                                     T epsilon, T infinity) {
   MMLAPLACE_SHARED_MEMORY(memory);
   const int stride = static_cast<int>(newton_schulz_stride(m)), size = stride * stride;
   T *ridged = reinterpret_cast<T*>(memory), *inverse = ridged + size, *residual = inverse + size;
@@ -78,7 +82,8 @@ __global__ void newton_schulz_kernel(const T* mats, T* out, int m, int num_iters
 
   for (int i = threadIdx.x; i < size; i += blockDim.x) {
     const int r = i / stride, c = i % stride;
-    ridged[i] = r < m && c < m ? mat[static_cast<int64_t>(r) * m + c] + (r == c ? ridge : T(0)) : T(0);
+    ridged[i] =
+        r < m && c < m ? mat[static_cast<int64_t>(r) * m + c] + (r == c ? ridge : T(0)) : T(0);
   }
   __syncthreads();
   const T start = 1 / row_sum_norm(ridged, sums, m, stride);

@@ -44,13 +44,13 @@ inline int vector_bytes() {
 }  // namespace mmlaplace
 
 #if defined(__x86_64__)
-#define MMLAPLACE_FOR_CPU(...)                                            \
-  do {                                                                    \
-    switch (::mmlaplace::cpu_capability()) {                              \
+#define MMLAPLACE_FOR_CPU(...)                                             \
+  do {                                                                     \
+    switch (::mmlaplace::cpu_capability()) {                               \
       case ::mmlaplace::CpuCapability::avx512: avx512::__VA_ARGS__; break; \
       case ::mmlaplace::CpuCapability::avx2: avx2::__VA_ARGS__; break;     \
-      default: plain::__VA_ARGS__;                                        \
-    }                                                                     \
+      default: plain::__VA_ARGS__;                                         \
+    }                                                                      \
   } while (false)
 #else
 #define MMLAPLACE_FOR_CPU(...) plain::__VA_ARGS__

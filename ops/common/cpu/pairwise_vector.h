@@ -1,10 +1,11 @@
 // The inner loops of pairwise_cpu.h, for one instruction set.
-#include "simd.h"
 #include "../metric_functions.h"
+#include "simd.h"
 
 // count values, `step`s apart, to or from the accumulation type.
 template <class From, class To>
-MMLAPLACE_INLINE void convert(const From* from, int64_t from_step, To* to, int64_t to_step, int64_t count) {
+MMLAPLACE_INLINE void convert(const From* from, int64_t from_step, To* to, int64_t to_step,
+                              int64_t count) {
   if (from_step == 1 && to_step == 1) {  // the case that compilers vectorise
     for (int64_t c = 0; c < count; ++c) to[c] = static_cast<To>(from[c]);
   } else {
@@ -29,12 +30,14 @@ void pack_panels(const Slice<S>& keys, int64_t num_keys, int64_t dims, T* panels
     T* panel = panels + j / lanes * lanes * dims + j % lanes;
     convert(keys.row(j), keys.column_stride, panel, lanes, dims);
   }
-  for (int64_t j = in_panels; j < num_keys; ++j) convert(keys.row(j), keys.column_stride, panels + j * dims, 1, dims);
+  for (int64_t j = in_panels; j < num_keys; ++j)
+    convert(keys.row(j), keys.column_stride, panels + j * dims, 1, dims);
 }
 
 // The distances of kRows queries to Panels * lanes keys, the sums in registers.
 template <class Metric, int Panels, class T>
-MMLAPLACE_INLINE void distance_tile(const T* query, const T* panel, int64_t dims, T* distances, int64_t stride) {
+MMLAPLACE_INLINE void distance_tile(const T* query, const T* panel, int64_t dims, T* distances,
+                                    int64_t stride) {
   using V = Vec<T>;
   constexpr int64_t lanes = Vector<T>::lanes;
   V sums[kRows][Panels] = {};
@@ -54,7 +57,8 @@ MMLAPLACE_INLINE void distance_tile(const T* query, const T* panel, int64_t dims
 
 // The distances of one query to the keys apart.
 template <class Metric, class T>
-MMLAPLACE_INLINE void distances_apart(const T* query, const T* keys, int64_t count, int64_t dims, T* distances) {
+MMLAPLACE_INLINE void distances_apart(const T* query, const T* keys, int64_t count, int64_t dims,
+                                      T* distances) {
   using V = Vec<T>;
   for (int64_t j = 0; j < count; ++j) {
     V sum{};
@@ -117,7 +121,8 @@ void forward_block(const ForwardBlock<T, S>& block) {
 
 template <class T, class S>
 void pack_rows(const Slice<S>& slice, int64_t rows, int64_t dims, T* packed, int64_t padded) {
-  for (int64_t r = 0; r < rows; ++r) convert(slice.row(r), slice.column_stride, packed + r * padded, 1, dims);
+  for (int64_t r = 0; r < rows; ++r)
+    convert(slice.row(r), slice.column_stride, packed + r * padded, 1, dims);
 }
 
 // Both gradients of `rows` <= kBlock queries and all keys; a vector holds channels of one query.
@@ -171,9 +176,11 @@ void backward_block(const BackwardBlock<T, S>& block) {
               key_sum[u] -= change;
             }
           }
-          for (int64_t u = 0; u < kGradientKeys; ++u) store(key_sums + (j + u) * padded + c, key_sum[u]);
+          for (int64_t u = 0; u < kGradientKeys; ++u)
+            store(key_sums + (j + u) * padded + c, key_sum[u]);
         }
-        for (int64_t r = 0; r < kRows; ++r) store(query_sums + (row + r) * padded + c, query_sum[r]);
+        for (int64_t r = 0; r < kRows; ++r)
+          store(query_sums + (row + r) * padded + c, query_sum[r]);
       }
     }
   }

@@ -83,7 +83,8 @@ MMLAPLACE_INLINE typename Traits<V>::element sum_of_lanes(V value) {
   return sum;
 }
 
-// 2^x for x <= 0, to two units in the last place; 0 below the smallest normal number. NaN stays NaN.
+// 2^x for x <= 0, to two units in the last place; 0 below the smallest normal number. NaN stays
+// NaN.
 template <class V>
 MMLAPLACE_INLINE V exp2_nonpositive(V x, float) {
   using Bits = typename Traits<V>::bits;

@@ -37,14 +37,17 @@ bool in_quads(const at::Tensor& tensor) {
 }
 
 template <class Metric, class S, class T, int ThreadsN, int ThreadsM>
-void launch_forward(const PairwiseSizes& sizes, const at::Tensor& q, const at::Tensor& k, at::Tensor& out,
-                    double scale) {
-  const int64_t blocks = sizes.batch_heads() * ceil_div(sizes.queries, 8 * ThreadsN) * ceil_div(sizes.keys, 4 * ThreadsM);
-  const device::PairwiseArguments<S> arguments{
-      q.data_ptr<S>(), k.data_ptr<S>(), strides_of(q), strides_of(k), sizes.heads, sizes.queries, sizes.keys, sizes.dims};
+void launch_forward(const PairwiseSizes& sizes, const at::Tensor& q, const at::Tensor& k,
+                    at::Tensor& out, double scale) {
+  const int64_t blocks = sizes.batch_heads() * ceil_div(sizes.queries, 8 * ThreadsN) *
+                         ceil_div(sizes.keys, 4 * ThreadsM);
+  const device::PairwiseArguments<S> arguments{q.data_ptr<S>(), k.data_ptr<S>(), strides_of(q),
+                                               strides_of(k),   sizes.heads,     sizes.queries,
+                                               sizes.keys,      sizes.dims};
   device::forward_kernel<Metric, S, T, ThreadsN, ThreadsM>
       <<<grid(Metric::name, blocks), ThreadsN * ThreadsM, 0, c10::cuda::getCurrentCUDAStream()>>>(
-          arguments, out.data_ptr<S>(), static_cast<T>(Metric::exponent(scale) / std::log(2.0)), in_quads<S>(q), in_quads<S>(k));
+          arguments, out.data_ptr<S>(), static_cast<T>(Metric::exponent(scale) / std::log(2.0)),
+          in_quads<S>(q), in_quads<S>(k));
   C10_CUDA_KERNEL_LAUNCH_CHECK();
 }
 
@@ -55,24 +58,27 @@ at::Tensor pairwise_forward(const at::Tensor& q, const at::Tensor& k, double sca
   at::Tensor out = at::empty({sizes.batch, sizes.heads, sizes.queries, sizes.keys}, q.options());
   if (out.numel() == 0) return out;
   const auto padded = [&](int64_t tile) { return ceil_div(sizes.keys, tile) * tile; };
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, q.scalar_type(), "mmlaplace_pairwise", [&] {
-    using T = at::opmath_type<scalar_t>;
-    // Tiles of queries x keys: small ones for landmarks among themselves; else the width that
-    // leaves the least of the last tile empty, as 52 does for 49 landmarks.
-    if (sizes.queries <= 64) {
-      launch_forward<Metric, scalar_t, T, 4, 8>(sizes, q, k, out, scale);  // 32 x 32
-    } else if (padded(52) < padded(64)) {
-      launch_forward<Metric, scalar_t, T, 16, 13>(sizes, q, k, out, scale);  // 128 x 52
-    } else {
-      launch_forward<Metric, scalar_t, T, 16, 16>(sizes, q, k, out, scale);  // 128 x 64
-    }
-  });
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, q.scalar_type(), "mmlaplace_pairwise", [&] {
+        using T = at::opmath_type<scalar_t>;
+        // Tiles of queries x keys: small ones for landmarks among themselves; else the width that
+        // leaves the least of the last tile empty, as 52 does for 49 landmarks.
+        if (sizes.queries <= 64) {
+          launch_forward<Metric, scalar_t, T, 4, 8>(sizes, q, k, out, scale);  // 32 x 32
+        } else if (padded(52) < padded(64)) {
+          launch_forward<Metric, scalar_t, T, 16, 13>(sizes, q, k, out, scale);  // 128 x 52
+        } else {
+          launch_forward<Metric, scalar_t, T, 16, 16>(sizes, q, k, out, scale);  // 128 x 64
+        }
+      });
   return out;
 }
 
 template <class Metric, class S, class T, class Out>
-void launch_gradient(const device::GradientArguments<S>& arguments, int64_t batch_heads, Out* sums, double scale) {
-  const int64_t blocks = batch_heads * ceil_div(arguments.num_rows, 64) * ceil_div(arguments.dims, 32) *
+void launch_gradient(const device::GradientArguments<S>& arguments, int64_t batch_heads, Out* sums,
+                     double scale) {
+  const int64_t blocks = batch_heads * ceil_div(arguments.num_rows, 64) *
+                         ceil_div(arguments.dims, 32) *
                          ceil_div(arguments.num_columns, arguments.chunk);
   device::gradient_kernel<Metric, S, T, Out>
       <<<grid(Metric::backward_name, blocks), 128, 0, c10::cuda::getCurrentCUDAStream()>>>(
@@ -81,8 +87,9 @@ void launch_gradient(const device::GradientArguments<S>& arguments, int64_t batc
 }
 
 template <class Metric>
-std::tuple<at::Tensor, at::Tensor> pairwise_backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
-                                                     const at::Tensor& out, double scale) {
+std::tuple<at::Tensor, at::Tensor> pairwise_backward(const at::Tensor& grad, const at::Tensor& q,
+                                                     const at::Tensor& k, const at::Tensor& out,
+                                                     double scale) {
   const PairwiseSizes sizes = check_pairwise_backward(Metric::backward_name, grad, q, k, out);
   const c10::cuda::CUDAGuard guard(q.device());
   at::Tensor query_grad = at::empty(q.sizes(), q.options());
@@ -97,22 +104,24 @@ std::tuple<at::Tensor, at::Tensor> pairwise_backward(const at::Tensor& grad, con
     return strides;
   };
   at::Tensor key_grad;
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, q.scalar_type(), "mmlaplace_pairwise", [&] {
-    using T = at::opmath_type<scalar_t>;
-    const scalar_t *queries = q.data_ptr<scalar_t>(), *keys = k.data_ptr<scalar_t>();
-    const scalar_t *upper = grad.data_ptr<scalar_t>(), *values = out.data_ptr<scalar_t>();
-    launch_gradient<Metric, scalar_t, T>(
-        {queries, keys, upper, values, strides_of(q), strides_of(k), strides_of(grad), strides_of(out), sizes.heads,
-         sizes.queries, sizes.keys, sizes.dims, sizes.keys},
-        sizes.batch_heads(), query_grad.data_ptr<scalar_t>(), scale);
-    at::Tensor partial = at::empty({chunks, sizes.batch_heads(), sizes.keys, sizes.dims},
-                                   q.options().dtype(c10::CppTypeToScalarType<T>::value));
-    launch_gradient<Metric, scalar_t, T>(
-        {keys, queries, upper, values, strides_of(k), strides_of(q), exchanged(strides_of(grad)),
-         exchanged(strides_of(out)), sizes.heads, sizes.keys, sizes.queries, sizes.dims, chunk},
-        sizes.batch_heads(), partial.data_ptr<T>(), scale);
-    key_grad = (chunks == 1 ? partial : partial.sum(0)).view(k.sizes()).to(q.scalar_type());
-  });
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, q.scalar_type(), "mmlaplace_pairwise", [&] {
+        using T = at::opmath_type<scalar_t>;
+        const scalar_t *queries = q.data_ptr<scalar_t>(), *keys = k.data_ptr<scalar_t>();
+        const scalar_t *upper = grad.data_ptr<scalar_t>(), *values = out.data_ptr<scalar_t>();
+        launch_gradient<Metric, scalar_t, T>(
+            {queries, keys, upper, values, strides_of(q), strides_of(k), strides_of(grad),
+             strides_of(out), sizes.heads, sizes.queries, sizes.keys, sizes.dims, sizes.keys},
+            sizes.batch_heads(), query_grad.data_ptr<scalar_t>(), scale);
+        at::Tensor partial = at::empty({chunks, sizes.batch_heads(), sizes.keys, sizes.dims},
+                                       q.options().dtype(c10::CppTypeToScalarType<T>::value));
+        launch_gradient<Metric, scalar_t, T>(
+            {keys, queries, upper, values, strides_of(k), strides_of(q),
+             exchanged(strides_of(grad)), exchanged(strides_of(out)), sizes.heads, sizes.keys,
+             sizes.queries, sizes.dims, chunk},
+            sizes.batch_heads(), partial.data_ptr<T>(), scale);
+        key_grad = (chunks == 1 ? partial : partial.sum(0)).view(k.sizes()).to(q.scalar_type());
+      });
   return {query_grad, key_grad};
 }
 

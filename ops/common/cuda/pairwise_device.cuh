@@ -41,8 +41,8 @@ struct PairwiseArguments {
 // [channel][row] in shared memory, 0 where there are none. Padded by a quad, rows of the tile
 // start in other banks. Quads are read where the slice allows it.
 template <int Rows, int Channels, class S, class T>
-MMLAPLACE_INLINE void load_tile(const Slice<const S>& slice, int64_t rows, int64_t dims, int64_t first,
-                                int64_t channel, bool quads, T (*tile)[Rows + 4]) {
+MMLAPLACE_INLINE void load_tile(const Slice<const S>& slice, int64_t rows, int64_t dims,
+                                int64_t first, int64_t channel, bool quads, T (*tile)[Rows + 4]) {
   const int threads = blockDim.x;
   if (quads) {
     for (int i = threadIdx.x; i < Rows * Channels / 4; i += threads) {
@@ -75,7 +75,8 @@ __global__ void __launch_bounds__(ThreadsN* ThreadsM)
   __shared__ __align__(16) T q_tile[kChannels][tile_n + 4];
   __shared__ __align__(16) T k_tile[kChannels][tile_m + 4];
 
-  const int64_t tiles_m = ceil_div(arguments.keys, tile_m), tiles_n = ceil_div(arguments.queries, tile_n);
+  const int64_t tiles_m = ceil_div(arguments.keys, tile_m),
+                tiles_n = ceil_div(arguments.queries, tile_n);
   const int64_t block = blockIdx.x, batch_head = block / (tiles_m * tiles_n);
   const int64_t first_n = block / tiles_m % tiles_n * tile_n, first_m = block % tiles_m * tile_m;
   const Slice<const S> q(arguments.q, arguments.q_strides, arguments.heads, batch_head);
@@ -84,8 +85,10 @@ __global__ void __launch_bounds__(ThreadsN* ThreadsM)
 
   T sums[kQueries][kKeys] = {};
   for (int64_t channel = 0; channel < arguments.dims; channel += kChannels) {
-    load_tile<tile_n, kChannels>(q, arguments.queries, arguments.dims, first_n, channel, q_quads, q_tile);
-    load_tile<tile_m, kChannels>(k, arguments.keys, arguments.dims, first_m, channel, k_quads, k_tile);
+    load_tile<tile_n, kChannels>(q, arguments.queries, arguments.dims, first_n, channel, q_quads,
+                                 q_tile);
+    load_tile<tile_m, kChannels>(k, arguments.keys, arguments.dims, first_m, channel, k_quads,
+                                 k_tile);
     __syncthreads();
 #pragma unroll
     for (int c = 0; c < kChannels; ++c) {  // channels beyond dims are 0 in both tiles
@@ -129,7 +132,8 @@ struct GradientArguments {
 // are odd in the difference, the other way round. A thread has 4 rows and 4 channels, a block 64
 // and 32.
 template <class Metric, class S, class T, class Out>
-__global__ void __launch_bounds__(128) gradient_kernel(GradientArguments<S> arguments, Out* sums, T derivative) {
+__global__ void __launch_bounds__(128)
+    gradient_kernel(GradientArguments<S> arguments, Out* sums, T derivative) {
   constexpr int kRows = 64, kChannels = 32, kStep = 32;
   __shared__ __align__(16) T columns[kStep][kChannels + 4];
   __shared__ __align__(16) T weights[kStep][kRows + 4];
@@ -144,8 +148,10 @@ __global__ void __launch_bounds__(128) gradient_kernel(GradientArguments<S> argu
   block /= row_tiles;
   const int64_t part = block % chunks, batch_head = block / chunks;
 
-  const Slice<const S> row_slice(arguments.rows, arguments.row_strides, arguments.heads, batch_head);
-  const Slice<const S> column_slice(arguments.columns, arguments.column_strides, arguments.heads, batch_head);
+  const Slice<const S> row_slice(arguments.rows, arguments.row_strides, arguments.heads,
+                                 batch_head);
+  const Slice<const S> column_slice(arguments.columns, arguments.column_strides, arguments.heads,
+                                    batch_head);
   const Slice<const S> grad(arguments.grad, arguments.grad_strides, arguments.heads, batch_head);
   const Slice<const S> out(arguments.out, arguments.out_strides, arguments.heads, batch_head);
   const int my_channel = threadIdx.x % 8 * 4, my_row = threadIdx.x / 8 * 4;
@@ -161,7 +167,8 @@ __global__ void __launch_bounds__(128) gradient_kernel(GradientArguments<S> argu
   // Neighbouring threads read neighbouring values of grad and out.
   const bool rows_adjacent = out.row_stride < out.column_stride;
   const int64_t begin = part * arguments.chunk;
-  const int64_t end = begin + arguments.chunk < arguments.num_columns ? begin + arguments.chunk : arguments.num_columns;
+  const int64_t end = begin + arguments.chunk < arguments.num_columns ? begin + arguments.chunk
+                                                                      : arguments.num_columns;
   for (int64_t first = begin; first < end; first += kStep) {
     for (int i = threadIdx.x; i < kStep * kChannels; i += 128) {
       const int j = i / kChannels, c = i % kChannels;
@@ -169,10 +176,12 @@ __global__ void __launch_bounds__(128) gradient_kernel(GradientArguments<S> argu
       columns[j][c] = inside ? static_cast<T>(column_slice.at(first + j, first_channel + c)) : T(0);
     }
     for (int i = threadIdx.x; i < kStep * kRows; i += 128) {
-      const int j = rows_adjacent ? i / kRows : i % kStep, r = rows_adjacent ? i % kRows : i / kStep;
+      const int j = rows_adjacent ? i / kRows : i % kStep,
+                r = rows_adjacent ? i % kRows : i / kStep;
       const int64_t row = first_row + r, column = first + j;
       const bool inside = row < arguments.num_rows && column < end;
-      weights[j][r] = inside ? derivative * static_cast<T>(grad.at(row, column)) * static_cast<T>(out.at(row, column))
+      weights[j][r] = inside ? derivative * static_cast<T>(grad.at(row, column)) *
+                                   static_cast<T>(out.at(row, column))
                              : T(0);  // so what is beyond the edge adds nothing
     }
     __syncthreads();
@@ -195,8 +204,8 @@ __global__ void __launch_bounds__(128) gradient_kernel(GradientArguments<S> argu
     for (int c = 0; c < 4; ++c) {
       const int64_t row = first_row + my_row + r, channel = first_channel + my_channel + c;
       if (row < arguments.num_rows && channel < arguments.dims) {
-        sums[((part * batch_heads + batch_head) * arguments.num_rows + row) * arguments.dims + channel] =
-            static_cast<Out>(result[r][c]);
+        sums[((part * batch_heads + batch_head) * arguments.num_rows + row) * arguments.dims +
+             channel] = static_cast<Out>(result[r][c]);
       }
     }
   }
