@@ -30,6 +30,6 @@ int64_t difference_peak(const at::Tensor& like, int64_t steps) {
 }  // namespace
 }  // namespace mmlaplace
 
-TORCH_LIBRARY_IMPL(mmlaplace, CPU, library) {
-  library.impl("_difference_peak", mmlaplace::difference_peak);
+TORCH_LIBRARY_IMPL(mmlaplace_benchmarks, CPU, library) {
+  library.impl("difference_peak", mmlaplace::difference_peak);
 }

@@ -2,7 +2,7 @@
 //
 //   P = mat + ridge I,   X_0 = I / |P|_inf,   R = I - P X,   X <- X + X R
 //
-// This product order decides the accuracy, see mmlaplace/ops/inverse.py.
+// The order of the products decides the accuracy, see mmlaplace/ops/inverse.py.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -22,7 +22,7 @@ inline void check(const at::Tensor& mat, int64_t num_iters) {
               num_iters);
 }
 
-// mat (..., m, m) as contiguous fp32 or fp64 (batch, m, m).
+// The matrices (..., m, m) as contiguous fp32 or fp64 (batch, m, m).
 inline at::Tensor flatten(const at::Tensor& mat) {
   const int64_t m = mat.size(-1);
   return mat.to(at::toOpMathType(mat.scalar_type()))
@@ -30,10 +30,11 @@ inline at::Tensor flatten(const at::Tensor& mat) {
       .contiguous();
 }
 
-// The iteration by batched matrix products, for matrices too large for the kernels. All take the
-// steps of the slowest, on a GPU all steps: further ones leave a converged inverse as it is.
+// The iteration by batched matrix products, for matrices that are too large for the kernels. On a
+// CPU all matrices take as many steps as the slowest, on a GPU all take num_iters. Further steps
+// leave a converged inverse as it is.
 inline at::Tensor by_matmul(const at::Tensor& mats, int64_t num_iters, double ridge) {
-  at::NoTF32Guard no_tf32;  // ten bits of mantissa are no inverse
+  at::NoTF32Guard no_tf32;  // ten bits of mantissa are not enough for an inverse
   const at::Tensor identity = at::eye(mats.size(-1), mats.options());
   const at::Tensor ridged = mats + ridge * identity;
   const double epsilon = mats.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
@@ -47,7 +48,7 @@ inline at::Tensor by_matmul(const at::Tensor& mats, int64_t num_iters, double ri
     inverse = at::baddbmm(inverse, inverse, residual);
     if (mats.is_cuda()) continue;  // asking whether to stop would make the host wait
     const at::Tensor norm = norms(residual);
-    if (step % 4 == 3) {  // is_last of newton_schulz_inverse_stopping.h for all at once
+    if (step % 4 == 3) {  // is_last of newton_schulz_inverse_stopping.h, for all matrices
       const at::Tensor last =
           norm.square().le(epsilon).logical_or(norm.lt(0.25).logical_and(norm.gt(0.5 * previous)));
       if (last.all().item<bool>()) break;

@@ -9,8 +9,10 @@
 
 namespace mmlaplace {
 
-constexpr int64_t kRows = 3;       // rows of a product whose sums are kept in registers at once
-constexpr int64_t kLargest = 256;  // four such matrices of floats are a megabyte; beyond, BLAS wins
+// Rows of a product whose sums are in registers at once.
+constexpr int64_t kRows = 3;
+// Four matrices of floats of this size are a megabyte. For larger ones BLAS is faster.
+constexpr int64_t kLargest = 256;
 
 }  // namespace mmlaplace
 

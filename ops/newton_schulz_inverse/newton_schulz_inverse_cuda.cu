@@ -12,7 +12,8 @@ namespace {
 
 namespace device = mmlaplace::device;
 
-// Whether the kernel could run: one 4 x 4 tile a thread, and shared memory for the matrices.
+// Runs the kernel if it can, and returns whether it did. A block must have a thread per 4 x 4 tile
+// and shared memory for its matrices.
 template <class T>
 bool invert_in_blocks(const at::Tensor& mats, at::Tensor& out, int64_t num_iters, double ridge) {
   const int64_t m = mats.size(-1), threads = device::newton_schulz_threads(m),

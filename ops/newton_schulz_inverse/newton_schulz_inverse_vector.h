@@ -1,5 +1,7 @@
-// The inner loops of newton_schulz_inverse_cpu.cpp, for one instruction set. Matrices are row-major
-// with rows of `stride` values; what pads rows and columns is 0 and stays 0.
+// Included once per instruction set; see cpu_dispatch.h.
+//
+// The inner loops of newton_schulz_inverse_cpu.cpp. Matrices are row-major, with rows of `stride`
+// values. The padding of rows and columns is 0 and stays 0.
 #include "../common/cpu/simd.h"
 
 // target = residual ? I - a b : a + a b, for kRows rows and Panels * lanes columns.
@@ -44,7 +46,7 @@ MMLAPLACE_INLINE void product(const T* a, const T* b, T* target, int64_t m, int6
   }
 }
 
-// The largest sum of absolute values of a row.
+// The largest sum of the absolute values of a row. NaN if a value is NaN.
 template <class T>
 MMLAPLACE_INLINE T row_sum_norm(const T* matrix, int64_t m, int64_t stride) {
   using V = Vec<T>;
@@ -55,12 +57,12 @@ MMLAPLACE_INLINE T row_sum_norm(const T* matrix, int64_t m, int64_t stride) {
       sums += abs(load<V>(matrix + row * stride + c));
     T sum = 0;
     for (int lane = 0; lane < Vector<T>::lanes; ++lane) sum += sums[lane];
-    norm = sum > norm || sum != sum ? sum : norm;  // NaN wins
+    norm = sum > norm || sum != sum ? sum : norm;  // also if sum is NaN
   }
   return norm;
 }
 
-// The inverse of ridged (m, m); returns which of `buffers` holds it. The other two are scratch.
+// The inverse of `ridged` (m, m), in buffers[*which]. The other two buffers are scratch.
 template <class T>
 void invert(const T* ridged, T* const* buffers, int64_t m, int64_t stride, int64_t num_iters,
             int* which) {

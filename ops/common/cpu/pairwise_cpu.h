@@ -1,7 +1,8 @@
 // CPU kernels of differences: forward and backward, for any metric of metrics.h.
 //
-// Inputs of any strides and dtype are packed, a block of queries at a time, in small buffers of the
-// accumulation type (fp32, or fp64 for fp64); see pairwise_vector.h for the loops.
+// Inputs may have any strides and dtype. They are copied into small buffers, a block of queries at
+// a time. S is the type of the values in memory; T is the type of the buffers and of all sums, fp64
+// for fp64 and fp32 for the rest. The loops over the buffers are in pairwise_vector.h.
 #pragma once
 
 #include <ATen/Dispatch.h>
@@ -21,29 +22,30 @@
 
 namespace mmlaplace {
 
-constexpr int64_t kBlock = 24, kRows = 3;  // queries packed, and in registers, at once
-// Of the backward pass: keys in registers, and keys that stay in the first cache.
+// Queries in a block, and queries in registers at once.
+constexpr int64_t kBlock = 24, kRows = 3;
+// In the backward pass: keys in registers at once, and keys that stay in the first cache.
 constexpr int64_t kGradientKeys = 2, kKeyBlock = 64;
 
 template <class T, class S>
 struct ForwardBlock {
-  Slice<const S> queries;  // from the first query of the block on
+  Slice<const S> queries;  // its first row is the first query of the block
   const T* panels;         // [ceil(keys / lanes)][dims][lanes]
   T* packed;               // [kBlock][dims], scratch
   T* distances;            // [kBlock][ceil(keys / lanes) * lanes], scratch
   S* out;                  // [rows][keys]
   int64_t rows, keys, dims;
-  T exponent;  // of 2
+  T exponent;  // the kernel is 2^(exponent * distance)
 };
 
 template <class T, class S>
 struct BackwardBlock {
-  Slice<const S> queries, grad, out;  // from the first query of the block on
+  Slice<const S> queries, grad, out;  // their first row is that of the first query of the block
   const T* keys;                      // [padded_keys][padded]
   T* packed;                          // [kBlock][padded], scratch
-  T* weights;      // [kBlock][padded_keys], scratch: derivative * grad * out, then 0
+  T* weights;      // [kBlock][padded_keys], scratch: derivative * grad * out, and zeros
   T* query_sums;   // [kBlock][padded], scratch
-  T* key_sums;     // [padded_keys][padded], subtracted from
+  T* key_sums;     // [padded_keys][padded], the block is added
   S* query_grads;  // [rows][dims]
   int64_t rows, num_keys, dims;
   T derivative;
@@ -60,7 +62,7 @@ namespace cpu {
 inline int64_t round_up(int64_t value, int64_t step) { return ceil_div(value, step) * step; }
 
 template <class Metric>
-at::Tensor pairwise_forward(const at::Tensor& q, const at::Tensor& k, double scale) {
+at::Tensor pairwise_forward(const at::Tensor& q, const at::Tensor& k, double bandwidth) {
   const PairwiseSizes sizes = check_pairwise(Metric::name, q, k);
   at::Tensor out = at::empty({sizes.batch, sizes.heads, sizes.queries, sizes.keys}, q.options());
   if (out.numel() == 0) return out;
@@ -70,7 +72,7 @@ at::Tensor pairwise_forward(const at::Tensor& q, const at::Tensor& k, double sca
         using T = at::opmath_type<scalar_t>;
         const int64_t padded = round_up(sizes.keys, vector_bytes() / sizeof(T));
         at::parallel_for(0, sizes.batch_heads() * blocks, 16, [&](int64_t begin, int64_t end) {
-          // Padding is computed with and must hold numbers.
+          // The loops also run over the padding, which must hold numbers.
           std::vector<T> panels(padded * sizes.dims), packed(kBlock * sizes.dims),
               distances(kBlock * padded);
           int64_t in_panels = -1;
@@ -90,7 +92,7 @@ at::Tensor pairwise_forward(const at::Tensor& q, const at::Tensor& k, double sca
                 std::min(kBlock, sizes.queries - first),
                 sizes.keys,
                 sizes.dims,
-                static_cast<T>(Metric::exponent(scale) / std::log(2.0))};
+                static_cast<T>(Metric::exponent(bandwidth) / std::log(2.0))};
             MMLAPLACE_FOR_CPU(forward_block<Metric>(block));
           }
         });
@@ -101,7 +103,7 @@ at::Tensor pairwise_forward(const at::Tensor& q, const at::Tensor& k, double sca
 template <class Metric>
 std::tuple<at::Tensor, at::Tensor> pairwise_backward(const at::Tensor& grad, const at::Tensor& q,
                                                      const at::Tensor& k, const at::Tensor& out,
-                                                     double scale) {
+                                                     double bandwidth) {
   const PairwiseSizes sizes = check_pairwise_backward(Metric::backward_name, grad, q, k, out);
   at::Tensor query_grad = at::empty(q.sizes(), q.options());
   if (out.numel() == 0 || sizes.dims == 0) {
@@ -114,7 +116,7 @@ std::tuple<at::Tensor, at::Tensor> pairwise_backward(const at::Tensor& grad, con
         using T = at::opmath_type<scalar_t>;
         const int64_t padded = round_up(sizes.dims, vector_bytes() / sizeof(T));
         const int64_t padded_keys = round_up(sizes.keys, kGradientKeys);
-        // Each chunk of queries has its own sum for the keys; they are added in their order below.
+        // Each chunk of queries has its own sums for the keys, which are added in order below.
         at::Tensor partial = at::empty({chunks, sizes.batch_heads(), sizes.keys, sizes.dims},
                                        q.options().dtype(c10::CppTypeToScalarType<T>::value));
         at::parallel_for(0, sizes.batch_heads() * chunks, 1, [&](int64_t begin, int64_t end) {
@@ -141,7 +143,7 @@ std::tuple<at::Tensor, at::Tensor> pairwise_backward(const at::Tensor& grad, con
                   std::min(kBlock, stop - first),
                   sizes.keys,
                   sizes.dims,
-                  static_cast<T>(Metric::derivative(scale))};
+                  static_cast<T>(Metric::derivative(bandwidth))};
               MMLAPLACE_FOR_CPU(backward_block<Metric>(block));
             }
             T* sums = partial.data_ptr<T>() +

@@ -1,7 +1,12 @@
 // GPU kernels of differences: forward and backward, for any metric of metrics.h.
 //
-// Device code alone, without ATen, so that tests can also run it on a CPU (tests/ops/native).
-// Nothing here depends on the architecture; no float atomics, so results are the same run to run.
+// This is device code alone, without ATen, so that tests can also run it on a CPU
+// (tests/ops/native). Nothing here depends on the architecture. There are no float atomics, so
+// results are the same from run to run.
+//
+// The template parameters are <Metric, S, T, ThreadsN, ThreadsM>: a metric of metrics.h, the type S
+// in which values are stored, the type T in which sums are accumulated, and the threads of a block
+// along the queries and along the keys.
 #pragma once
 
 #include "../metrics.h"
@@ -24,7 +29,7 @@ MMLAPLACE_INLINE T sign(T value) {
 }
 #include "../metric_functions.h"
 
-// Four values that one 16-byte access moves (two accesses of doubles).
+// Four values. One 16-byte access moves them, or two if they are doubles.
 template <class T>
 struct alignas(16) Quad {
   T values[4];
@@ -37,9 +42,9 @@ struct PairwiseArguments {
   int64_t heads, queries, keys, dims;
 };
 
-// Rows [first, first + Rows) and channels [channel, channel + Channels) of a slice to a tile
-// [channel][row] in shared memory, 0 where there are none. Padded by a quad, rows of the tile
-// start in other banks. Quads are read where the slice allows it.
+// Copies rows [first, first + Rows) and channels [channel, channel + Channels) of a slice to a tile
+// [channel][row] in shared memory, with 0 beyond the edge of the slice. A quad of padding lets the
+// rows of the tile start in different banks. If `quads`, the slice is read in quads.
 template <int Rows, int Channels, class S, class T>
 MMLAPLACE_INLINE void load_tile(const Slice<const S>& slice, int64_t rows, int64_t dims,
                                 int64_t first, int64_t channel, bool quads, T (*tile)[Rows + 4]) {
@@ -47,7 +52,7 @@ MMLAPLACE_INLINE void load_tile(const Slice<const S>& slice, int64_t rows, int64
   if (quads) {
     for (int i = threadIdx.x; i < Rows * Channels / 4; i += threads) {
       const int row = i / (Channels / 4), c = i % (Channels / 4) * 4;
-      // Half the size of a float's, a quad of halves is aligned to 8 bytes only.
+      // A quad of halves has 8 bytes and is aligned to no more.
       struct alignas(4 * sizeof(S) < 16 ? 4 * sizeof(S) : 16) Source {
         S values[4];
       } source = {};
@@ -65,8 +70,9 @@ MMLAPLACE_INLINE void load_tile(const Slice<const S>& slice, int64_t rows, int64
   }
 }
 
-// K of a tile of 8 * ThreadsN queries and 4 * ThreadsM keys. A thread has 8 adjacent queries, read
-// as quads, and 4 keys ThreadsM apart, so that a warp writes adjacent values whatever M is.
+// The kernel of a tile of 8 * ThreadsN queries and 4 * ThreadsM keys. A thread has 8 adjacent
+// queries, which it reads as quads, and 4 keys that are ThreadsM apart, so that a warp writes
+// adjacent values for every M.
 template <class Metric, class S, class T, int ThreadsN, int ThreadsM>
 __global__ void __launch_bounds__(ThreadsN* ThreadsM)
     forward_kernel(PairwiseArguments<S> arguments, S* out, T exponent, bool q_quads, bool k_quads) {
@@ -122,15 +128,15 @@ __global__ void __launch_bounds__(ThreadsN* ThreadsM)
 template <class S>
 struct GradientArguments {
   const S *rows, *columns, *grad, *out;
-  Strides row_strides, column_strides, grad_strides, out_strides;  // of grad and out: [row][column]
+  Strides row_strides, column_strides, grad_strides, out_strides;  // grad and out: [row][column]
   int64_t heads, num_rows, num_columns, dims;
-  int64_t chunk;  // columns that a block sums
+  int64_t chunk;  // the number of columns that a block sums over
 };
 
-// The gradient of the rows: sums[chunk][batch_head][row][c] = sum over the columns j of the chunk
-// of weight * slope(row_c - column_c). Rows are the queries and columns the keys, or, as the slopes
-// are odd in the difference, the other way round. A thread has 4 rows and 4 channels, a block 64
-// and 32.
+// The gradient of the rows: sums[chunk][batch_head][row][c] is the sum, over the columns of the
+// chunk, of weight * slope(row_c - column_c). Rows are the queries and columns the keys. It may
+// also be the other way round, as slopes are odd functions. A thread has 4 rows and 4 channels, a
+// block 64 rows and 32 channels. Out is S for a result, and T for sums that are added later.
 template <class Metric, class S, class T, class Out>
 __global__ void __launch_bounds__(128)
     gradient_kernel(GradientArguments<S> arguments, Out* sums, T derivative) {
@@ -164,7 +170,7 @@ __global__ void __launch_bounds__(128)
       values[r][c] = inside ? static_cast<T>(row_slice.at(row, channel)) : T(0);
     }
   }
-  // Neighbouring threads read neighbouring values of grad and out.
+  // So that neighbouring threads read neighbouring values of grad and out.
   const bool rows_adjacent = out.row_stride < out.column_stride;
   const int64_t begin = part * arguments.chunk;
   const int64_t end = begin + arguments.chunk < arguments.num_columns ? begin + arguments.chunk
@@ -182,7 +188,7 @@ __global__ void __launch_bounds__(128)
       const bool inside = row < arguments.num_rows && column < end;
       weights[j][r] = inside ? derivative * static_cast<T>(grad.at(row, column)) *
                                    static_cast<T>(out.at(row, column))
-                             : T(0);  // so what is beyond the edge adds nothing
+                             : T(0);  // beyond the edge nothing is added
     }
     __syncthreads();
 #pragma unroll 4
