@@ -306,11 +306,11 @@ def _raise_unless_finite(inverse: Tensor, op: str, mat: Tensor, ridge: float) ->
     )
 
 
-def _inverse_shapes(mat: Tensor, num_iters: int, ridge: float) -> Tensor:
+def _fake_inverse(mat: Tensor, num_iters: int, ridge: float) -> Tensor:
     return mat.new_empty(mat.shape)
 
 
-def _inverse_gradient_shapes(grad: Tensor, inverse: Tensor) -> Tensor:
+def _fake_gradient(grad: Tensor, inverse: Tensor) -> Tensor:
     return inverse.new_empty(inverse.shape)
 
 
@@ -319,5 +319,5 @@ def _inverse_autograd(mat: Tensor, num_iters: int, ridge: float) -> Tensor:
     return invert(functools.partial(_iterate, op, num_iters, ridge), mat)
 
 
-_native.register('newton_schulz_inverse', _inverse_shapes, _inverse_autograd)
-_native.register('_newton_schulz_inverse_backward', _inverse_gradient_shapes)
+_native.register('newton_schulz_inverse', _fake_inverse, _inverse_autograd)
+_native.register('_newton_schulz_inverse_backward', _fake_gradient)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmlaplace.ops import gaussian_kernel, newton_schulz_inverse
 from mmlaplace.ops.precision import no_autocast, upcast
-from mmlaplace.ops.spd_inverse import add_ridge, identity_like
+from mmlaplace.ops.inverse import add_ridge, identity_like
 
 from ..layers import LandmarkConv, LandmarkPick, LandmarkPool
 from .base import QKVAttention
