@@ -133,7 +133,7 @@ def pairwise_kernel(
         compute = functools.partial(_apply, metric, compute)
     if not isinstance(bandwidth, Tensor):
         return compute(q, k, float(bandwidth))
-    # k(q, k; bandwidth) = k(q / bandwidth, k / bandwidth; 1), of which autograd knows the rest.
+    # K of (q, k; bandwidth) is K of (q / bandwidth, k / bandwidth; 1). Autograd knows the rest.
     query, key = upcast(q, k)
     bandwidth = bandwidth.to(query.dtype)
     return compute(query / bandwidth, key / bandwidth, 1.0).to(q.dtype)

@@ -25,8 +25,8 @@ def gaussian_kernel(
 
     .. math:: K_{ij} = \exp(-\lVert q_i - k_j \rVert_2^2 / (2 \sigma^2))
 
-    Derivatives are of any order, and ``torch.func`` transforms (``vmap``, ``grad``, ``jacrev``)
-    work; forward-mode derivatives there are none.
+    There are derivatives of any order, but none in forward mode. The transforms of ``torch.func``
+    (``vmap``, ``grad``, ``jacrev``) work.
 
     Args:
         q: Queries ``(B, heads, N, d)``.
@@ -51,6 +51,15 @@ def gaussian_kernel(
         RuntimeError: For ``backend='native'`` where the compiled op cannot run.
 
     Source: SOFT (arXiv 2110.11945) and SOFT++ (arXiv 2207.03341).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.ops import gaussian_kernel
+        >>> q, k = torch.zeros(1, 1, 3, 2), torch.ones(1, 1, 2, 2)  # at the squared distance 2
+        >>> gaussian_kernel(q, k, bandwidth=1.0)
+        tensor([[[[0.3679, 0.3679],
+                  [0.3679, 0.3679],
+                  [0.3679, 0.3679]]]])
     """
     return pairwise_kernel(GAUSSIAN, q, k, bandwidth, backend)
 

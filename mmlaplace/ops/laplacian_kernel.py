@@ -24,9 +24,9 @@ def laplacian_kernel(
 
     .. math:: K_{ij} = \exp(-\lVert q_i - k_j \rVert_1 / \lambda)
 
-    Where a coordinate of query and key coincide the L1 distance has a kink; the gradient there is
-    the subgradient 0. Derivatives are of any order, and ``torch.func`` transforms (``vmap``,
-    ``grad``, ``jacrev``) work; forward-mode derivatives there are none.
+    Where a coordinate of query and key coincide, the L1 distance has a kink, and the gradient is
+    the subgradient 0. There are derivatives of any order, but none in forward mode. The transforms
+    of ``torch.func`` (``vmap``, ``grad``, ``jacrev``) work.
 
     Args:
         q: Queries ``(B, heads, N, d)``.
@@ -50,6 +50,15 @@ def laplacian_kernel(
         RuntimeError: For ``backend='native'`` where the compiled op cannot run.
 
     Source: LaplacianFormer (arXiv 2604.20368), the paper's kernel with :math:`\lambda = 4`.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.ops import laplacian_kernel
+        >>> q, k = torch.zeros(1, 1, 3, 2), torch.ones(1, 1, 2, 2)  # at the L1 distance 2
+        >>> laplacian_kernel(q, k, bandwidth=4.0)
+        tensor([[[[0.6065, 0.6065],
+                  [0.6065, 0.6065],
+                  [0.6065, 0.6065]]]])
     """
     return pairwise_kernel(LAPLACIAN, q, k, bandwidth, backend)
 
