@@ -1,9 +1,11 @@
 """The native sources: their format, and which of them make the library."""
 
 import re
+import runpy
 import subprocess
 
 import clang_format
+import pytest
 from conftest import ROOT
 
 from mmlaplace.ops import _native
@@ -67,3 +69,10 @@ def test_the_peak_of_differences_is_not_in_the_library():
     assert 'common/cpu/cpu_dispatch.h' in names and 'common/cuda/build_info_cuda.cu' in names
     assert not [name for name in names if name.startswith('benchmarks/')]
     assert not [name for name in _native.AVAILABLE if 'peak' in name]
+
+
+def test_the_peak_of_differences_names_what_it_lacks(monkeypatch):
+    load = runpy.run_path(str(ROOT / 'ops/benchmarks/difference_peak.py'))['load']
+    monkeypatch.setenv('PATH', '')
+    with pytest.raises(RuntimeError, match='Ninja is required'):
+        load(with_cuda=False)
