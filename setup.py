@@ -29,7 +29,7 @@ MIM_FILES = ('configs', 'tools', 'model-index.yml')
 # What is compiled for by default, as far as the toolkit knows it; PTX of the newest for the rest.
 ARCHITECTURES = ('75', '80', '86', '89', '90', '100', '120')
 
-# Beside ops/common/build_info.cpp, which says for what the library was built; this, from what.
+# ops/common/build_info.cpp says what the library was built for; this says what it was built from.
 BUILD_INFO = (
     'extern "C" __attribute__((used, visibility("default"))) const char mmlaplace_build_sources[] ='
     ' "mmlaplace built for sources={};";\n'
@@ -116,7 +116,13 @@ def native_extension() -> dict:
         say(f'ops for the CPU alone: {missing}')
         with_cuda = False
 
-    sources = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('ops/*/*.cpp'))
+    native = runpy.run_path(str(ROOT / 'mmlaplace/ops/_sources.py'))
+
+    def files(*suffixes: str) -> list:
+        paths = native['library_sources'](ROOT / 'ops')
+        return [str(path.relative_to(ROOT)) for path in paths if path.suffix in suffixes]
+
+    sources = files('.cpp')
     # -fopenmp only where torch's parallel_for is compiled: the runtime is the one torch loaded.
     # Without libgomp named at link time a process never has two, whose threads would compete.
     cpu_flags = [
@@ -138,7 +144,7 @@ def native_extension() -> dict:
     flags = {'cxx': cpu_flags}
     architectures = []
     if with_cuda:
-        sources += sorted(str(path.relative_to(ROOT)) for path in ROOT.glob('ops/*/*.cu'))
+        sources += files('.cu')
         flags['nvcc'] = ['-O3', '-lineinfo']
         toolkit = cuda_toolkit(nvcc)
         if 'TORCH_CUDA_ARCH_LIST' in os.environ:  # torch makes the flags of it
@@ -152,11 +158,7 @@ def native_extension() -> dict:
         # One for every torch it is built with, so that environments can share a source folder.
         'mmlaplace._C_torch' + ''.join(torch.__version__.split('.')[:2]),
         sources,
-        depends=[
-            str(path.relative_to(ROOT))
-            for pattern in ('*.h', '*.cuh', '*.inc')
-            for path in sorted(ROOT.glob(f'ops/*/{pattern}'))
-        ],
+        depends=files('.h', '.cuh'),
         extra_compile_args=flags,
         extra_link_args=link_flags,
         include_dirs=cuda_headers(toolkit) if with_cuda else [],
@@ -174,8 +176,7 @@ def native_extension() -> dict:
     class BuildOps(cpp_extension.BuildExtension.with_options(no_python_abi_suffix=True)):
         def build_extensions(self) -> None:
             # A source of its own, so that a change of one does not compile the others again.
-            source_state = runpy.run_path(str(ROOT / 'mmlaplace/ops/_sources.py'))['source_state']
-            text = BUILD_INFO.format(source_state(ROOT / 'ops'))
+            text = BUILD_INFO.format(native['source_state'](ROOT / 'ops'))
             source = Path(self.build_temp) / 'build_info_sources.cpp'
             if not source.is_file() or source.read_text() != text:
                 source.parent.mkdir(parents=True, exist_ok=True)

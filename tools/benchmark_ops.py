@@ -25,12 +25,13 @@ percent of the kernel matrix or the inverse. It is measured after all timing:
                pages a core (0.5 MB on two), which for small results is more than they are
 
 The peak of differences is what a loop reaches that subtracts, takes the absolute value and adds, in
-fp32 registers and on all threads. It takes turns with the contenders; its best rate of all cases
-stands against the median of the native op, which also computes exponentials: in the rounds, where
-the others have emptied the caches and memory is new, and in repeated calls, one right after the
-other, on so many of the queries that the result has 4 MB. A Gaussian needs one operation less on a
-CPU, and may exceed the peak. The roofline on CUDA is the larger of two times: for the
-differences at that peak, and for inputs and output at the bandwidth of a copy.
+fp32 registers and on all threads. The loop is compiled from ops/benchmarks when it is first needed.
+It takes turns with the contenders; its best rate of all cases stands against the median of the
+native op, which also computes exponentials: in the rounds, where the others have emptied the caches
+and memory is new, and in repeated calls, one right after the other, on so many of the queries that
+the result has 4 MB. A Gaussian needs one operation less on a CPU, and may exceed the peak. The
+roofline on CUDA is the larger of two times: for the differences at that peak, and for inputs and
+output at the bandwidth of a copy.
 
 scikit-learn runs head by head, the Laplacian in fp64 and on one thread. KeOps never forms the
 matrix: like softmax attention, it is timed with the product with values, for which the keys stand.
@@ -41,10 +42,13 @@ Examples:
 """
 
 import ctypes
+import functools
 import importlib.util
 import math
 import os
+import runpy
 import statistics
+import subprocess
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -71,6 +75,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+import mmlaplace
 from mmlaplace.models.attentions.laplacian import KERNELS as ATTENTION_KERNELS
 from mmlaplace.ops import _native, cholesky_inverse, inverse_residual, newton_schulz_inverse
 
@@ -132,8 +137,8 @@ def kernel_case(op: str, shape: tuple, device: torch.device, dtype: torch.dtype)
     sklearn = halves or (missing('sklearn') if on_cpu else 'runs on CPUs only')
     native = _native.why_not(op, device.type)
     contenders = [
-        Contender('native', partial(kernel, scale=scale, backend='native'), native),
-        Contender('reference', partial(kernel, scale=scale, backend='reference')),
+        Contender('native', partial(kernel, bandwidth=scale, backend='native'), native),
+        Contender('reference', partial(kernel, bandwidth=scale, backend='reference')),
         Contender('scikit-learn', partial(by_sklearn, op, scale), sklearn, differentiable=False),
         Contender('KeOps, with values', partial(by_keops, op, scale), halves or missing('pykeops')),
         Contender('q @ k.T, a lower bound', lambda q, k: q @ k.transpose(-2, -1)),
@@ -236,6 +241,19 @@ def make_job(contender: Contender, inputs: Tuple[Tensor, ...], backward: bool) -
     return forward_backward
 
 
+@functools.cache
+def load_peak(device_type: str) -> Optional[Callable]:
+    """The loop that reaches the peak of differences; None, and the reason printed, without it."""
+    script = Path(mmlaplace.__file__).parent.parent / 'ops/benchmarks/difference_peak.py'
+    try:
+        if not script.is_file():
+            raise OSError(f'there is no {script}, run the benchmark in a clone of the repository')
+        return runpy.run_path(str(script))['load'](with_cuda=device_type == 'cuda')
+    except (OSError, RuntimeError, subprocess.CalledProcessError) as error:
+        print(f'the peak of differences is not measured: {error}')
+        return None
+
+
 def time_case(case: Case, backward: bool, rounds: int) -> Tuple[List[Row], float]:
     """A row per contender that can run, and the peak of differences per second (0 if unknown)."""
     device, is_kernel = case.inputs[0].device, case.op in KERNELS
@@ -245,9 +263,9 @@ def time_case(case: Case, backward: bool, rounds: int) -> Tuple[List[Row], float
         if contender.why_not is None and (contender.differentiable or not backward)
     ]
     jobs = {contender.name: make_job(contender, case.inputs, backward) for contender in contenders}
-    per_step = 0
-    if is_kernel and not backward and _native.why_not('_difference_peak', device.type) is None:
-        like, loop = torch.zeros(1, device=device), torch.ops.mmlaplace._difference_peak
+    per_step, loop = 0, load_peak(device.type) if is_kernel and not backward else None
+    if loop is not None:
+        like = torch.zeros(1, device=device)
         per_step = loop(like, 1)
         steps = math.ceil(PEAK_RUN[device.type] / per_step)
         jobs['peak'] = lambda: loop(like, steps)

@@ -1,8 +1,8 @@
-"""The ops behind the attentions, each a public function with its PyTorch reference beside it."""
+"""The ops that the attentions call. Each is a public function with a PyTorch reference."""
 
 from .gaussian_kernel import gaussian_kernel
+from .inverse import cholesky_inverse, inverse_residual, newton_schulz_inverse
 from .laplacian_kernel import laplacian_kernel
-from .spd_inverse import cholesky_inverse, inverse_residual, newton_schulz_inverse
 
 __all__ = [
     'cholesky_inverse',

@@ -1,5 +1,8 @@
 """What every op asks of its inputs."""
 
+import functools
+from typing import Callable
+
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
@@ -7,7 +10,25 @@ from torch._subclasses.fake_tensor import FakeTensor
 from .precision import HALVES
 
 
-def check_tokens(op: str, query: Tensor, key: Tensor) -> None:
+def renamed_arguments(**new_names: str) -> Callable:
+    """Make a function refuse the old names of its arguments by an error with the new ones."""
+
+    def decorate(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def by_new_names(*args, **kwargs):
+            for old, new in new_names.items():
+                if old in kwargs:
+                    raise TypeError(
+                        f'{function.__name__} has no argument {old!r} (did you mean {new!r}?)'
+                    )
+            return function(*args, **kwargs)
+
+        return by_new_names
+
+    return decorate
+
+
+def check_query_key(op: str, query: Tensor, key: Tensor) -> None:
     """Raise unless query is ``(B, heads, N, d)`` and key ``(B, heads, M, d)``, alike otherwise."""
     for name, tensor in (('q', query), ('k', key)):
         if not isinstance(tensor, Tensor):

@@ -108,12 +108,13 @@ def find(name: str) -> Optional[Callable]:
     return getattr(torch.ops.mmlaplace, name).default if name in AVAILABLE else None
 
 
-def register(name: str, shapes: Callable, autograd: Optional[Callable] = None) -> None:
+def register(name: str, fake: Callable, autograd: Optional[Callable] = None) -> None:
     """Give a compiled op what is the same on every device; without the op there is nothing to do.
 
     Args:
         name: The op's name. Its tensors come first, and numbers after them.
-        shapes: Makes its empty outputs, for tracing and meta tensors.
+        fake: Makes its empty outputs, for tracing and meta tensors; see
+            ``torch.library.register_fake``.
         autograd: Computes it with its derivative recorded, see :func:`below_autograd`. Such an op
             gets the autocast rule of :mod:`.precision` too.
     """
@@ -121,9 +122,9 @@ def register(name: str, shapes: Callable, autograd: Optional[Callable] = None) -
     if op is None:
         return
     if hasattr(torch.library, 'register_fake'):
-        torch.library.register_fake(f'mmlaplace::{name}')(shapes)
+        torch.library.register_fake(f'mmlaplace::{name}')(fake)
     else:  # torch < 2.4
-        _LIBRARY.impl(name, shapes, 'Meta')
+        _LIBRARY.impl(name, fake, 'Meta')
     if autograd is None:
         return
 

@@ -15,11 +15,11 @@ class Metric(NamedTuple):
 
     Attributes:
         name: The op's name.
-        reference: ``(q, k, scale) -> K`` in plain PyTorch.
-        derivative: The factor, from the scale.
+        reference: ``(q, k, bandwidth) -> K`` in plain PyTorch.
+        derivative: The factor, from the bandwidth.
         slope: An odd elementwise function.
         curvature: Its derivative; None where that is zero.
-        smallest_scale: Below it the factor or the exponent is infinite in fp32.
+        smallest_bandwidth: Below it the factor or the exponent is infinite in fp32.
     """
 
     name: str
@@ -27,15 +27,15 @@ class Metric(NamedTuple):
     derivative: Callable[[float], float]
     slope: Callable[[Tensor], Tensor]
     curvature: Optional[Callable[[Tensor], Tensor]]
-    smallest_scale: float
+    smallest_bandwidth: float
 
     def register(self) -> None:
         """Give the compiled op, where there is one, shapes, derivatives and autocast."""
         op = _native.find(self.name)
         if op is not None:
-            _native.register(self.name, _shapes, lambda *args: Kernel.apply(*args, self, op))
+            _native.register(self.name, _fake, lambda *args: Kernel.apply(*args, self, op))
             gradient = f'_{self.name}_backward'
-            _native.register(gradient, _gradient_shapes, lambda *a: Gradient.apply(*a, self, op))
+            _native.register(gradient, _fake_gradient, lambda *a: Gradient.apply(*a, self, op))
 
     def gradient(self, compute: Callable, *args) -> Tuple[Tensor, Tensor]:
         """The gradients of q and k, by the backend that computed the kernel."""
@@ -45,20 +45,22 @@ class Metric(NamedTuple):
             return _native.find(f'_{self.name}_backward')(*args)
 
     def _reference_gradient(
-        self, grad: Tensor, q: Tensor, k: Tensor, out: Tensor, scale: float
+        self, grad: Tensor, q: Tensor, k: Tensor, out: Tensor, bandwidth: float
     ) -> Tuple[Tensor, Tensor]:
         with torch.enable_grad():
             q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
-            return torch.autograd.grad(self.reference(q, k, scale), (q, k), grad)
+            return torch.autograd.grad(self.reference(q, k, bandwidth), (q, k), grad)
 
 
 class Kernel(_native.Function):
-    """``K = compute(q, k, scale)``."""
+    """``K = compute(q, k, bandwidth)``."""
 
     @staticmethod
-    def forward(q: Tensor, k: Tensor, scale: float, metric: Metric, compute: Callable) -> Tensor:
+    def forward(
+        q: Tensor, k: Tensor, bandwidth: float, metric: Metric, compute: Callable
+    ) -> Tensor:
         with _native.below_autograd():
-            return compute(q, k, scale)
+            return compute(q, k, bandwidth)
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
@@ -80,22 +82,22 @@ class Gradient(_native.Function):
 
     @staticmethod
     def forward(
-        grad: Tensor, q: Tensor, k: Tensor, out: Tensor, scale: float, metric: Metric,
+        grad: Tensor, q: Tensor, k: Tensor, out: Tensor, bandwidth: float, metric: Metric,
         compute: Callable,
     ) -> Tuple[Tensor, Tensor]:  # fmt: skip
-        return metric.gradient(compute, grad, q, k, out, scale)
+        return metric.gradient(compute, grad, q, k, out, bandwidth)
 
     @staticmethod
     def setup_context(ctx, inputs: tuple, output: tuple) -> None:
-        *tensors, scale, metric, compute = inputs
+        *tensors, bandwidth, metric, compute = inputs
         ctx.save_for_backward(*tensors)
-        ctx.constants = scale, metric, compute
+        ctx.constants = bandwidth, metric, compute
 
     @staticmethod
     def backward(ctx, dq: Tensor, dk: Tensor) -> tuple:
         grad, q, k, out = ctx.saved_tensors
-        scale, metric, _ = ctx.constants
-        weight = metric.derivative(scale) * upcast(grad)[0] * out
+        bandwidth, metric, _ = ctx.constants
+        weight = metric.derivative(bandwidth) * upcast(grad)[0] * out
         # Channel by channel: the differences of all at once would be N * M * d.
         along, of_q, of_k = torch.zeros_like(weight), [], []
         for channels in zip(*(tensor.unbind(-1) for tensor in upcast(q, k, dq, dk))):
@@ -108,7 +110,7 @@ class Gradient(_native.Function):
                 bend = weight * metric.curvature(difference) * change
                 of_q.append(bend.sum(-1))
                 of_k.append(-bend.sum(-2))
-        along = metric.derivative(scale) * along
+        along = metric.derivative(bandwidth) * along
         of_q, of_k = (torch.stack(sums, -1).to(q.dtype) if sums else None for sums in (of_q, of_k))
         of_grad, of_out = (out * along).to(grad.dtype), (grad * along).to(out.dtype)
         return of_grad, of_q, of_k, of_out, None, None, None
@@ -121,51 +123,51 @@ class Gradient(_native.Function):
 
 
 def pairwise_kernel(
-    metric: Metric, q: Tensor, k: Tensor, scale: Union[float, Tensor], backend: str
+    metric: Metric, q: Tensor, k: Tensor, bandwidth: Union[float, Tensor], backend: str
 ) -> Tensor:
     """The public functions, see :func:`mmlaplace.ops.laplacian_kernel`."""
-    _checks.check_tokens(metric.name, q, k)
-    check_scale(metric, scale, q)
+    _checks.check_query_key(metric.name, q, k)
+    check_bandwidth(metric, bandwidth, q)
     compute = _native.select(metric.name, metric.reference, q.device, backend)
     if not _checks.is_recording():  # graphs take ops, whose derivative is their own
         compute = functools.partial(_apply, metric, compute)
-    if not isinstance(scale, Tensor):
-        return compute(q, k, float(scale))
-    # k(q, k; scale) = k(q / scale, k / scale; 1), of which autograd knows the rest.
+    if not isinstance(bandwidth, Tensor):
+        return compute(q, k, float(bandwidth))
+    # K of (q, k; bandwidth) is K of (q / bandwidth, k / bandwidth; 1). Autograd knows the rest.
     query, key = upcast(q, k)
-    scale = scale.to(query.dtype)
-    return compute(query / scale, key / scale, 1.0).to(q.dtype)
+    bandwidth = bandwidth.to(query.dtype)
+    return compute(query / bandwidth, key / bandwidth, 1.0).to(q.dtype)
 
 
-def _apply(metric: Metric, compute: Callable, q: Tensor, k: Tensor, scale: float) -> Tensor:
-    return Kernel.apply(q, k, scale, metric, compute)
+def _apply(metric: Metric, compute: Callable, q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
+    return Kernel.apply(q, k, bandwidth, metric, compute)
 
 
-def check_scale(metric: Metric, scale: Union[float, Tensor], q: Tensor) -> None:
-    """Raise unless scale is a number in range, or a floating tensor that fits (B, heads, 1, 1)."""
+def check_bandwidth(metric: Metric, bandwidth: Union[float, Tensor], q: Tensor) -> None:
+    """Raise unless bandwidth is a number in range or a floating tensor for (B, heads, 1, 1)."""
     op = metric.name
-    if isinstance(scale, Tensor):
-        _checks.check_floating(op, 'scale', scale)
+    if isinstance(bandwidth, Tensor):
+        _checks.check_floating(op, 'bandwidth', bandwidth)
         whole = (*q.shape[:2], 1, 1)
-        fits = scale.dim() <= 4 and all(
-            size in (1, other) for size, other in zip(scale.shape[::-1], whole[::-1])
+        fits = bandwidth.dim() <= 4 and all(
+            size in (1, other) for size, other in zip(bandwidth.shape[::-1], whole[::-1])
         )
         if not fits:
             raise ValueError(
-                f'{op}: a scale that is a tensor must broadcast to (B, heads, 1, 1), here {whole}, '
-                f'got shape {tuple(scale.shape)}'
+                f'{op}: a bandwidth that is a tensor must broadcast to (B, heads, 1, 1), here '
+                f'{whole}, got shape {tuple(bandwidth.shape)}'
             )
         return
-    if isinstance(scale, bool) or not isinstance(scale, (int, float)):
+    if isinstance(bandwidth, bool) or not isinstance(bandwidth, (int, float)):
         raise TypeError(
-            f'{op}: scale must be a number or a floating tensor, got {scale!r} of type '
-            f'{type(scale).__name__}'
+            f'{op}: bandwidth must be a number or a floating tensor, got {bandwidth!r} of type '
+            f'{type(bandwidth).__name__}'
         )
-    _checks.check_positive(op, 'scale', scale)
-    if scale < metric.smallest_scale:
+    _checks.check_positive(op, 'bandwidth', bandwidth)
+    if bandwidth < metric.smallest_bandwidth:
         raise ValueError(
-            f'{op}: scale must be at least {metric.smallest_scale:.3g}, below which the exponent '
-            f'is infinite in fp32, got {scale}'
+            f'{op}: bandwidth must be at least {metric.smallest_bandwidth:.3g}, below which the '
+            f'exponent is infinite in fp32, got {bandwidth}'
         )
 
 
@@ -178,11 +180,11 @@ def _batches_in_front(size: int, in_dims: tuple, *tensors: Tensor) -> list:
     return [tensor.flatten(0, 1) for tensor in moved]
 
 
-def _shapes(q: Tensor, k: Tensor, scale: float) -> Tensor:
+def _fake(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
     return q.new_empty((*q.shape[:3], k.shape[2]))
 
 
-def _gradient_shapes(
-    grad: Tensor, q: Tensor, k: Tensor, out: Tensor, scale: float
+def _fake_gradient(
+    grad: Tensor, q: Tensor, k: Tensor, out: Tensor, bandwidth: float
 ) -> Tuple[Tensor, Tensor]:
     return q.new_empty(q.shape), k.new_empty(k.shape)

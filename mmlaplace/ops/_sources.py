@@ -1,18 +1,31 @@
-"""Which state of the native sources a library is compiled from.
+"""Which native sources a library is compiled from, and in which state.
 
 Kept free of imports of ours, as setup.py runs this file by itself.
 """
 
 import hashlib
 from pathlib import Path
+from typing import List
 
-SUFFIXES = ('.cpp', '.cu', '.cuh', '.h', '.inc')
+SUFFIXES = ('.cpp', '.cu', '.cuh', '.h')
+
+
+def library_sources(folder: Path) -> List[Path]:
+    """The native sources in ``folder`` that the library is compiled from, sorted.
+
+    Those in ``benchmarks/`` are not among them: a benchmark compiles them when it runs.
+    """
+    return sorted(
+        path
+        for path in folder.rglob('*')
+        if path.suffix in SUFFIXES and path.relative_to(folder).parts[0] != 'benchmarks'
+    )
 
 
 def source_state(folder: Path) -> str:
-    """16 hex digits of a hash over names and contents of the native sources in ``folder``."""
+    """16 hex digits of a hash over names and contents of :func:`library_sources`."""
     content = hashlib.sha256()
-    for path in sorted(path for path in folder.rglob('*') if path.suffix in SUFFIXES):
+    for path in library_sources(folder):
         content.update(path.relative_to(folder).as_posix().encode() + b'\0')
         content.update(path.read_bytes() + b'\0')
     return content.hexdigest()[:16]

@@ -3,37 +3,39 @@ from typing import Union
 import torch
 from torch import Tensor
 
+from ._checks import renamed_arguments
 from ._pairwise import Metric, pairwise_kernel
 from .precision import fp32_under_autocast, upcast
 
 
-def gaussian_kernel_reference(q: Tensor, k: Tensor, scale: float) -> Tensor:
+def gaussian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
     """The specification of :func:`gaussian_kernel` in plain PyTorch."""
     query, key = upcast(q, k)
     # Differences, not |q|^2 + |k|^2 - 2qk: that form cancels for near-equal landmarks.
     distance = torch.cdist(query, key, p=2, compute_mode='donot_use_mm_for_euclid_dist')
-    return torch.exp(distance.square() * (-0.5 / scale / scale)).to(q.dtype)
+    return torch.exp(distance.square() * (-0.5 / bandwidth / bandwidth)).to(q.dtype)
 
 
+@renamed_arguments(scale='bandwidth')
 @fp32_under_autocast
 def gaussian_kernel(
-    q: Tensor, k: Tensor, scale: Union[float, Tensor], *, backend: str = 'auto'
+    q: Tensor, k: Tensor, bandwidth: Union[float, Tensor], *, backend: str = 'auto'
 ) -> Tensor:
     r"""Gaussian kernel between every query and every key.
 
     .. math:: K_{ij} = \exp(-\lVert q_i - k_j \rVert_2^2 / (2 \sigma^2))
 
-    Derivatives are of any order, and ``torch.func`` transforms (``vmap``, ``grad``, ``jacrev``)
-    work; forward-mode derivatives there are none.
+    There are derivatives of any order, but none in forward mode. The transforms of ``torch.func``
+    (``vmap``, ``grad``, ``jacrev``) work.
 
     Args:
         q: Queries ``(B, heads, N, d)``.
         k: Keys or landmarks ``(B, heads, M, d)``, on the same device and, but for autocast, of the
             same dtype.
-        scale: The bandwidth :math:`\sigma > 0`, in the units of the coordinates. SOFT's kernel
-            is :math:`\sigma = d^{1/4}`. As a floating tensor that broadcasts to
-            ``(B, heads, 1, 1)``, such as ``()`` or ``(heads, 1, 1)``, it gets a gradient, and its
-            values are not checked.
+        bandwidth: :math:`\sigma > 0`, in the units of the coordinates. SOFT uses
+            :math:`\sigma = d^{1/4}`. It may be a floating tensor that broadcasts to
+            ``(B, heads, 1, 1)``, such as ``()`` or ``(heads, 1, 1)``. A tensor gets a gradient, and
+            its values are not checked.
         backend: ``'auto'`` (default: the compiled op where it can run, else the reference),
             ``'native'`` or ``'reference'``.
 
@@ -42,23 +44,32 @@ def gaussian_kernel(
         accumulate in fp32. A NaN in a query or key makes its row or column NaN.
 
     Raises:
-        TypeError: If an input is no floating tensor, or ``scale`` neither that nor a number.
-        ValueError: For another rank, shapes, devices or dtypes that do not match, or a number
-            ``scale`` that is not positive and finite or below 5.42e-20, where ``1 / scale**2`` is
-            infinite in fp32.
+        TypeError: If an input is no floating tensor, or ``bandwidth`` neither that nor a number.
+        ValueError: For another rank, and for shapes, devices or dtypes that do not match. For a
+            number ``bandwidth`` that is not positive and finite, or below 5.42e-20, where
+            ``1 / bandwidth**2`` is infinite in fp32.
         RuntimeError: For ``backend='native'`` where the compiled op cannot run.
 
     Source: SOFT (arXiv 2110.11945) and SOFT++ (arXiv 2207.03341).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.ops import gaussian_kernel
+        >>> q, k = torch.zeros(1, 1, 3, 2), torch.ones(1, 1, 2, 2)  # at the squared distance 2
+        >>> gaussian_kernel(q, k, bandwidth=1.0)
+        tensor([[[[0.3679, 0.3679],
+                  [0.3679, 0.3679],
+                  [0.3679, 0.3679]]]])
     """
-    return pairwise_kernel(GAUSSIAN, q, k, scale, backend)
+    return pairwise_kernel(GAUSSIAN, q, k, bandwidth, backend)
 
 
 GAUSSIAN = Metric(
     name='gaussian_kernel',
     reference=gaussian_kernel_reference,
-    derivative=lambda scale: -1 / scale / scale,
+    derivative=lambda bandwidth: -1 / bandwidth / bandwidth,
     slope=lambda difference: difference,
     curvature=torch.ones_like,
-    smallest_scale=torch.finfo(torch.float32).max ** -0.5,
+    smallest_bandwidth=torch.finfo(torch.float32).max ** -0.5,
 )
 GAUSSIAN.register()

@@ -4,35 +4,37 @@ from typing import Union
 import torch
 from torch import Tensor
 
+from ._checks import renamed_arguments
 from ._pairwise import Metric, pairwise_kernel
 from .precision import fp32_under_autocast, upcast
 
 
-def laplacian_kernel_reference(q: Tensor, k: Tensor, scale: float) -> Tensor:
+def laplacian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
     """The specification of :func:`laplacian_kernel` in plain PyTorch."""
     query, key = upcast(q, k)
-    return torch.exp(torch.cdist(query, key, p=1) / -scale).to(q.dtype)
+    return torch.exp(torch.cdist(query, key, p=1) / -bandwidth).to(q.dtype)
 
 
+@renamed_arguments(scale='bandwidth')
 @fp32_under_autocast
 def laplacian_kernel(
-    q: Tensor, k: Tensor, scale: Union[float, Tensor], *, backend: str = 'auto'
+    q: Tensor, k: Tensor, bandwidth: Union[float, Tensor], *, backend: str = 'auto'
 ) -> Tensor:
     r"""Laplacian kernel between every query and every key.
 
     .. math:: K_{ij} = \exp(-\lVert q_i - k_j \rVert_1 / \lambda)
 
-    Where a coordinate of query and key coincide the L1 distance has a kink; the gradient there is
-    the subgradient 0. Derivatives are of any order, and ``torch.func`` transforms (``vmap``,
-    ``grad``, ``jacrev``) work; forward-mode derivatives there are none.
+    Where a coordinate of query and key coincide, the L1 distance has a kink, and the gradient is
+    the subgradient 0. There are derivatives of any order, but none in forward mode. The transforms
+    of ``torch.func`` (``vmap``, ``grad``, ``jacrev``) work.
 
     Args:
         q: Queries ``(B, heads, N, d)``.
         k: Keys or landmarks ``(B, heads, M, d)``, on the same device and, but for autocast, of the
             same dtype.
-        scale: :math:`\lambda > 0`, in the units of the coordinates. LaplacianFormer uses 4. As a
-            floating tensor that broadcasts to ``(B, heads, 1, 1)``, such as ``()`` or
-            ``(heads, 1, 1)``, it gets a gradient, and its values are not checked.
+        bandwidth: :math:`\lambda > 0`, in the units of the coordinates. LaplacianFormer uses 4. It
+            may be a floating tensor that broadcasts to ``(B, heads, 1, 1)``, such as ``()`` or
+            ``(heads, 1, 1)``. A tensor gets a gradient, and its values are not checked.
         backend: ``'auto'`` (default: the compiled op where it can run, else the reference),
             ``'native'`` or ``'reference'``.
 
@@ -41,24 +43,33 @@ def laplacian_kernel(
         accumulate in fp32. A NaN in a query or key makes its row or column NaN.
 
     Raises:
-        TypeError: If an input is no floating tensor, or ``scale`` neither that nor a number.
-        ValueError: For another rank, shapes, devices or dtypes that do not match, or a number
-            ``scale`` that is not positive and finite or below 4.24e-39, where ``1 / scale`` is
-            infinite in fp32.
+        TypeError: If an input is no floating tensor, or ``bandwidth`` neither that nor a number.
+        ValueError: For another rank, and for shapes, devices or dtypes that do not match. For a
+            number ``bandwidth`` that is not positive and finite, or below 4.24e-39, where
+            ``1 / bandwidth`` is infinite in fp32.
         RuntimeError: For ``backend='native'`` where the compiled op cannot run.
 
     Source: LaplacianFormer (arXiv 2604.20368), the paper's kernel with :math:`\lambda = 4`.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.ops import laplacian_kernel
+        >>> q, k = torch.zeros(1, 1, 3, 2), torch.ones(1, 1, 2, 2)  # at the L1 distance 2
+        >>> laplacian_kernel(q, k, bandwidth=4.0)
+        tensor([[[[0.6065, 0.6065],
+                  [0.6065, 0.6065],
+                  [0.6065, 0.6065]]]])
     """
-    return pairwise_kernel(LAPLACIAN, q, k, scale, backend)
+    return pairwise_kernel(LAPLACIAN, q, k, bandwidth, backend)
 
 
 LAPLACIAN = Metric(
     name='laplacian_kernel',
     reference=laplacian_kernel_reference,
-    derivative=lambda scale: -1 / scale,
+    derivative=lambda bandwidth: -1 / bandwidth,
     slope=torch.sign,
     curvature=None,
-    # The compiled op has 2 to the power of -distance / (ln 2 * scale).
-    smallest_scale=1 / (math.log(2) * torch.finfo(torch.float32).max),
+    # The compiled op has 2 to the power of -distance / (ln 2 * bandwidth).
+    smallest_bandwidth=1 / (math.log(2) * torch.finfo(torch.float32).max),
 )
 LAPLACIAN.register()

@@ -1,13 +1,17 @@
-// What the library was built for. mmlaplace/ops/_native.py reads it from the file before it loads
-// the library: loading one built for another torch may crash, and of one built for another machine
-// the loader says that there is no such file. setup.py adds the state of the sources.
+// What the library was built for: its torch and its machine. setup.py adds the state of the
+// sources.
+//
+// mmlaplace/ops/_native.py reads these strings from the file before it loads the library. A library
+// built for another torch may crash when it is loaded. Of one built for another machine, the loader
+// says that there is no such file.
 #include <torch/version.h>
 
 #define MMLAPLACE_TEXT_(...) #__VA_ARGS__
 #define MMLAPLACE_TEXT(...) MMLAPLACE_TEXT_(__VA_ARGS__)
+#define MMLAPLACE_TORCH MMLAPLACE_TEXT(TORCH_VERSION_MAJOR) "." MMLAPLACE_TEXT(TORCH_VERSION_MINOR)
 
 extern "C" __attribute__((used, visibility("default"))) const char mmlaplace_build_torch[] =
-    "mmlaplace built for torch=" MMLAPLACE_TEXT(TORCH_VERSION_MAJOR) "." MMLAPLACE_TEXT(TORCH_VERSION_MINOR) ";";
+    "mmlaplace built for torch=" MMLAPLACE_TORCH ";";
 
 #if defined(__x86_64__) || defined(__aarch64__)
 extern "C" __attribute__((used, visibility("default"))) const char mmlaplace_build_machine[] =

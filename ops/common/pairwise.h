@@ -1,10 +1,11 @@
-// The face of a kernel of differences, K (B, heads, N, M) of q (B, heads, N, d) and k (B, heads, M, d),
-// shared by its CPU and CUDA sources.
+// The checks and sizes that the CPU and CUDA sources of a kernel of differences share.
+//
+// The kernel is K (B, heads, N, M) of q (B, heads, N, d) and k (B, heads, M, d).
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include "slice.h"
+#include "strided.h"
 
 namespace mmlaplace {
 
@@ -46,12 +47,14 @@ inline Strides strides_of(const at::Tensor& tensor) {
 
 template <class T>
 Slice<T> slice(const at::Tensor& tensor, int64_t batch_head) {
-  return Slice<T>(static_cast<T*>(tensor.data_ptr()), strides_of(tensor), tensor.size(1), batch_head);
+  return Slice<T>(static_cast<T*>(tensor.data_ptr()), strides_of(tensor), tensor.size(1),
+                  batch_head);
 }
 
-// The queries whose part of the gradient of k is summed in one go. Fixed by the shapes alone, so
-// that results do not depend on the number of threads; so long that all partial sums, M * d each,
-// stay at about 3 % of the N * M output (4 % where the last chunk is short, as of 3,136 queries).
+// The number of queries in a chunk. The gradient of k is summed chunk by chunk, and then over the
+// chunks. The length depends on the shapes alone, so that results do not depend on the number of
+// threads. It is chosen so that the sums of all chunks, M * d each, take about 3 % of the memory of
+// the N * M output (4 % if the last chunk is short, as with 3,136 queries).
 inline int64_t gradient_chunk(const PairwiseSizes& sizes) {
   const int64_t chunk = sizes.dims * 32;
   return chunk < 256 ? 256 : chunk;

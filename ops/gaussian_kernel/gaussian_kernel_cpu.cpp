@@ -1,6 +1,6 @@
 #include <torch/library.h>
 
-#include "../common/pairwise_cpu.h"
+#include "../common/cpu/pairwise_cpu.h"
 
 TORCH_LIBRARY_IMPL(mmlaplace, CPU, library) {
   library.impl("gaussian_kernel", mmlaplace::cpu::pairwise_forward<mmlaplace::Gaussian>);

@@ -5,7 +5,7 @@
 
 namespace {
 
-// dX = -X dP X, whatever the steps were that led to X.
+// dX = -X dP X. This holds for the inverse X however it was computed.
 at::Tensor backward(const at::Tensor& grad, const at::Tensor& inverse) {
   at::NoTF32Guard no_tf32;
   const at::Tensor transposed = inverse.transpose(-2, -1);

@@ -4,18 +4,20 @@
 #include <utility>
 #include <vector>
 
-#include "../common/slice.h"
-#include "newton_schulz.h"
+#include "../common/strided.h"
+#include "newton_schulz_inverse.h"
 
 namespace mmlaplace {
 
-constexpr int64_t kRows = 3;       // rows of a product whose sums are kept in registers at once
-constexpr int64_t kLargest = 256;  // four such matrices of floats are a megabyte; beyond, BLAS wins
+// Rows of a product whose sums are in registers at once.
+constexpr int64_t kRows = 3;
+// Four matrices of floats of this size are a megabyte. For larger ones BLAS is faster.
+constexpr int64_t kLargest = 256;
 
 }  // namespace mmlaplace
 
-#define MMLAPLACE_KERNELS "../newton_schulz_inverse/newton_schulz_vector.inc"
-#include "../common/for_each_isa.h"
+#define MMLAPLACE_KERNELS "../../newton_schulz_inverse/newton_schulz_inverse_vector.h"
+#include "../common/cpu/cpu_dispatch.h"
 
 namespace mmlaplace {
 namespace {
@@ -50,9 +52,10 @@ at::Tensor forward(const at::Tensor& mat, int64_t num_iters, double ridge) {
   newton_schulz::check(mat, num_iters);
   if (mat.numel() == 0) return at::empty(mat.sizes(), mat.options());
   const at::Tensor mats = newton_schulz::flatten(mat);
-  at::Tensor out = mats.size(-1) > kLargest             ? newton_schulz::by_matmul(mats, num_iters, ridge)
-                   : mats.scalar_type() == at::kDouble ? invert_small<double>(mats, num_iters, ridge)
-                                                       : invert_small<float>(mats, num_iters, ridge);
+  at::Tensor out = mats.size(-1) > kLargest ? newton_schulz::by_matmul(mats, num_iters, ridge)
+                   : mats.scalar_type() == at::kDouble
+                       ? invert_small<double>(mats, num_iters, ridge)
+                       : invert_small<float>(mats, num_iters, ridge);
   return out.view(mat.sizes()).to(mat.scalar_type());
 }
 

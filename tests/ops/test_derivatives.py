@@ -1,4 +1,4 @@
-"""Derivatives of any order, torch.func's transforms, and the gradient of a learned scale."""
+"""Derivatives of any order, torch.func's transforms, and the gradient of a learned bandwidth."""
 
 import functools
 
@@ -166,15 +166,15 @@ def test_gradients_of_a_batch_of_cotangents(name, device):
 @pytest.mark.parametrize('backend', ['native', 'reference'])
 @pytest.mark.parametrize('name', KERNELS)
 @pytest.mark.parametrize('shape', [(), (1,), (2, 1, 1), (1, 2, 1, 1), (3, 1, 1, 1), (3, 2, 1, 1)])
-def test_a_scale_that_is_a_tensor_gets_its_gradient(name, backend, shape, device):
+def test_a_bandwidth_that_is_a_tensor_gets_its_gradient(name, backend, shape, device):
     op = KERNELS[name]
     q, k = tokens(device, batch=3)
-    scale = (1 + torch.rand(shape, dtype=torch.float64, device=device)).requires_grad_()
+    bandwidth = (1 + torch.rand(shape, dtype=torch.float64, device=device)).requires_grad_()
     function = functools.partial(op, backend=backend)
-    assert gradcheck(function, (q, k, scale))
-    assert gradgradcheck(function, (q, k, scale))
-    out = function(q, k, scale)
-    each = scale.expand(3, 2, 1, 1)
+    assert gradcheck(function, (q, k, bandwidth))
+    assert gradgradcheck(function, (q, k, bandwidth))
+    out = function(q, k, bandwidth)
+    each = bandwidth.expand(3, 2, 1, 1)
     for b in range(3):
         for h in range(2):
             number = op(q[b : b + 1, h : h + 1], k[b : b + 1, h : h + 1], each[b, h].item())
@@ -182,12 +182,12 @@ def test_a_scale_that_is_a_tensor_gets_its_gradient(name, backend, shape, device
 
 
 @pytest.mark.parametrize('name', KERNELS)
-def test_a_scale_that_is_a_tensor_under_vmap_and_in_halves(name, device):
+def test_a_bandwidth_that_is_a_tensor_under_vmap_and_in_halves(name, device):
     op = KERNELS[name]
     q, k = (t.detach() for t in tokens(device))
-    scales = torch.tensor([1.0, 2.0, 3.0], device=device, dtype=torch.float64)
-    truth = torch.stack([op(q, k, scale.item()) for scale in scales])
-    torch.testing.assert_close(vmap(lambda scale: op(q, k, scale))(scales), truth)
+    bandwidths = torch.tensor([1.0, 2.0, 3.0], device=device, dtype=torch.float64)
+    truth = torch.stack([op(q, k, bandwidth.item()) for bandwidth in bandwidths])
+    torch.testing.assert_close(vmap(lambda bandwidth: op(q, k, bandwidth))(bandwidths), truth)
     half = op(q.half(), k.half(), torch.tensor(2.0, device=device))
     assert half.dtype == torch.float16
     # Of the same halves: both round once, from sums in fp32.
@@ -196,14 +196,14 @@ def test_a_scale_that_is_a_tensor_under_vmap_and_in_halves(name, device):
 
 @pytest.mark.parametrize('name', KERNELS)
 @pytest.mark.parametrize(
-    ('scale', 'error', 'message'),
+    ('bandwidth', 'error', 'message'),
     [
         ('4', TypeError, "number or a floating tensor, got '4' of type str"),
         (True, TypeError, 'got True of type bool'),
         (None, TypeError, 'got None of type NoneType'),
         (4 + 0j, TypeError, r'got \(4\+0j\) of type complex'),
         ([4.0], TypeError, r'got \[4.0\] of type list'),
-        (torch.tensor(4), TypeError, 'scale must be float64.*got torch.int64'),
+        (torch.tensor(4), TypeError, 'bandwidth must be float64.*got torch.int64'),
         (torch.tensor(True), TypeError, 'got torch.bool'),
         (torch.tensor(4j), TypeError, 'got torch.complex64'),
         (torch.ones(3), ValueError, r'broadcast to .* \(1, 2, 1, 1\), got shape \(3,\)'),
@@ -212,7 +212,7 @@ def test_a_scale_that_is_a_tensor_under_vmap_and_in_halves(name, device):
         (float('inf'), ValueError, 'got inf'),
     ],
 )
-def test_a_scale_of_another_kind_is_quoted(name, scale, error, message):
+def test_a_bandwidth_of_another_kind_is_quoted(name, bandwidth, error, message):
     q = torch.randn(1, 2, 4, 3)
     with pytest.raises(error, match=message):
-        KERNELS[name](q, q, scale)
+        KERNELS[name](q, q, bandwidth)

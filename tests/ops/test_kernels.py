@@ -7,8 +7,8 @@ from sklearn.metrics.pairwise import rbf_kernel as sklearn_rbf
 
 from mmlaplace.ops import gaussian_kernel, laplacian_kernel
 
-# Each op with scikit-learn's function of (x, y, scale) as the independent truth, and its formula
-# written out on differences (B, heads, N, M, d), to be computed in any precision.
+# Each op with scikit-learn's function of (x, y, bandwidth) as the independent truth, and with its
+# formula written out on differences (B, heads, N, M, d), to be computed in any precision.
 OPS = {
     'laplacian_kernel': (
         laplacian_kernel,
@@ -269,7 +269,7 @@ def test_meta_tensors_have_the_shape(name):
 
 
 @pytest.mark.parametrize(
-    ('q', 'k', 'scale', 'error', 'message'),
+    ('q', 'k', 'bandwidth', 'error', 'message'),
     [
         (torch.ones(3, 4, 8), torch.ones(1, 3, 4, 8), 1.0, ValueError, r'\(3, 4, 8\)'),
         (torch.ones(3, 4, 8), torch.ones(3, 4, 8), 1.0, ValueError, r'q must have the four axes'),
@@ -285,26 +285,34 @@ def test_meta_tensors_have_the_shape(name):
         (torch.ones(1, 1, 2, 8), torch.ones(1, 1, 2, 8), float('nan'), ValueError, 'nan'),
     ],
 )
-def test_bad_input_is_quoted(name, q, k, scale, error, message):
+def test_bad_input_is_quoted(name, q, k, bandwidth, error, message):
     with pytest.raises(error, match=message):
-        OPS[name][0](q, k, scale)
+        OPS[name][0](q, k, bandwidth)
 
 
-# The smallest scale whose exponent, of 2, is finite in fp32: 1 / (ln 2 * 3.4e38), and 3.4e38^-1/2.
+# The smallest bandwidth whose exponent, of 2, is finite in fp32: 1 / (ln 2 * 3.4e38), and
+# 3.4e38^-1/2.
 SMALLEST = {'laplacian_kernel': 4.24e-39, 'gaussian_kernel': 5.42e-20}
 
 
-def test_scales_down_to_the_smallest_are_right_and_smaller_ones_quoted(name, op, device):
+def test_bandwidths_down_to_the_smallest_are_right_and_smaller_ones_quoted(name, op, device):
     q, k = tokens(5, 5, 3, torch.float32, device)
-    for scale in (1.01 * SMALLEST[name], 1e30):
-        out = op(q, q, scale)
+    for bandwidth in (1.01 * SMALLEST[name], 1e30):
+        out = op(q, q, bandwidth)
         assert torch.equal(out.diagonal(dim1=-2, dim2=-1), torch.ones(2, 3, 5, device=device))
         off = out.masked_select(~torch.eye(5, dtype=torch.bool, device=device))
-        assert (off == (0 if scale < 1 else 1)).all()
-        _, of_q, of_k = with_gradients(lambda q, k: op(q, k, scale), q, k, torch.ones_like(out))  # noqa: B023
+        assert (off == (0 if bandwidth < 1 else 1)).all()
+        _, of_q, of_k = with_gradients(lambda q, k: op(q, k, bandwidth), q, k, torch.ones_like(out))  # noqa: B023
         assert of_q.isfinite().all() and of_k.isfinite().all()
     with pytest.raises(ValueError, match=rf'at least {SMALLEST[name]}.*fp32, got 1e-39'):
         op(q, q, 1e-39)
+
+
+def test_the_old_name_of_the_bandwidth_is_answered_by_the_new_one(name):
+    q, k = tokens(2, 2, 2)
+    with pytest.raises(TypeError, match=f"{name} has no argument 'scale'.*'bandwidth'"):
+        OPS[name][0](q, k, scale=4.0)
+    assert torch.equal(OPS[name][0](q, k, bandwidth=4.0), OPS[name][0](q, k, 4.0))
 
 
 def test_unknown_backend(name):

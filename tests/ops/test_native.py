@@ -128,7 +128,7 @@ def test_every_instruction_set_passes_the_op_tests(capability):
         pytest.skip(f'this CPU has {supported}, not {capability}')
     result = subprocess.run(
         [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
-         'tests/ops/test_kernels.py', 'tests/ops/test_spd_inverse.py',
+         'tests/ops/test_kernels.py', 'tests/ops/test_inverse.py',
          '-k', 'native-cpu and not number_of_threads and not ten_thousand'],
         env={**os.environ, 'ATEN_CPU_CAPABILITY': capability},
         cwd=ROOT, capture_output=True, text=True,

@@ -1,4 +1,4 @@
-"""The ops on random shapes, strides, dtypes and scales, against their formulas in fp64."""
+"""The ops on random shapes, strides, dtypes and bandwidths, against their formulas in fp64."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from mmlaplace.ops import (
     newton_schulz_inverse,
 )
 
-# Each op, and of its formula exp(-rate(scale) * sum_c f(x_c)) the functions f, f' and rate.
+# Each op, and of its formula exp(-rate(bandwidth) * sum_c f(x_c)) the functions f, f' and rate.
 KERNELS = {
     'laplacian': (laplacian_kernel, torch.abs, torch.sign, lambda s: 1 / s),
     'gaussian': (gaussian_kernel, torch.square, lambda x: 2 * x, lambda s: 0.5 / s**2),
@@ -51,7 +51,7 @@ def laid_out(layout, shape, normal):
 
 @st.composite
 def pairs(draw):
-    """Queries and keys, a generator for more, and a scale."""
+    """Queries and keys, a generator for more, and a bandwidth."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     dtype, spread = draw(st.sampled_from(DTYPES)), draw(st.sampled_from([1e-3, 0.1, 1.0, 30.0]))
 
@@ -80,15 +80,15 @@ def epsilons(dtype):
 @given(case=pairs())
 def test_kernels_and_their_gradients_are_those_of_the_formula(name, computed_by, device, case):
     function, f, slope, rate = KERNELS[name]
-    q, k, generator, scale = case
+    q, k, generator, bandwidth = case
     q, k = (t.detach().to(device).requires_grad_() for t in (q, k))
-    out = computed_by(function)(q, k, scale)
+    out = computed_by(function)(q, k, bandwidth)
     upstream = torch.randn(out.shape, generator=generator).to(device, q.dtype)
     grads = torch.autograd.grad(out, (q, k), upstream)
     assert out.dtype == q.dtype == grads[0].dtype == grads[1].dtype
 
     difference = q.detach().double().unsqueeze(-2) - k.detach().double().unsqueeze(-3)
-    truth = torch.exp(-rate(scale) * f(difference).sum(-1))
+    truth = torch.exp(-rate(bandwidth) * f(difference).sum(-1))
     wide, narrow = epsilons(q.dtype)
     # A distance is d roundings off, its exponential the same, as x exp(-x) < 1, and two more digits
     # for the exponential itself; then the result is rounded.
@@ -96,7 +96,7 @@ def test_kernels_and_their_gradients_are_those_of_the_formula(name, computed_by,
     assert (out.double() - truth).abs().max() <= error_of_k
 
     # Summands of the gradients, with the errors of K, of their product and of their sum.
-    summands = -rate(scale) * upstream.double().unsqueeze(-1) * slope(difference)
+    summands = -rate(bandwidth) * upstream.double().unsqueeze(-1) * slope(difference)
     lengths = out.shape[-1], out.shape[-2]
     for grad, axis, sign, length in zip(grads, (-2, -3), (1, -1), lengths):
         expected = sign * (summands * truth.unsqueeze(-1)).sum(axis)
@@ -110,15 +110,15 @@ def test_kernels_and_their_gradients_are_those_of_the_formula(name, computed_by,
 @given(case=pairs())
 def test_kernels_are_symmetric_bounded_and_one_at_equal_points(name, computed_by, device, case):
     op = computed_by(KERNELS[name][0])
-    q, k, _, scale = case
+    q, k, _, bandwidth = case
     q, k = q.to(device), k.to(device)
-    out, swapped = op(q, k, scale), op(k, q, scale).transpose(-2, -1)
+    out, swapped = op(q, k, bandwidth), op(k, q, bandwidth).transpose(-2, -1)
     wide, narrow = epsilons(q.dtype)
     # The channels may be summed in another order.
     assert (out - swapped).abs().max() <= 2 * (q.shape[-1] + 8) * wide + narrow
     for values in (out, swapped):
         assert values.min() >= 0 and values.max() <= 1
-    ones = op(q, q, scale).diagonal(dim1=-2, dim2=-1)
+    ones = op(q, q, bandwidth).diagonal(dim1=-2, dim2=-1)
     assert torch.equal(ones, torch.ones_like(ones))
 
 

@@ -57,10 +57,10 @@ def test_opcheck(name, dtype, device):
 @pytest.mark.parametrize('device', DEVICES)
 @pytest.mark.parametrize('name', ['laplacian_kernel', 'gaussian_kernel'])
 def test_opcheck_of_the_gradients(name, device):
-    q, k, scale = ARGUMENTS[name](device=device, requires_grad=False)
-    out = getattr(torch.ops.mmlaplace, name)(q, k, scale)
+    q, k, bandwidth = ARGUMENTS[name](device=device, requires_grad=False)
+    out = getattr(torch.ops.mmlaplace, name)(q, k, bandwidth)
     backward = getattr(torch.ops.mmlaplace, f'_{name}_backward').default
-    torch.library.opcheck(backward, (torch.randn_like(out), q, k, out, scale))
+    torch.library.opcheck(backward, (torch.randn_like(out), q, k, out, bandwidth))
 
 
 def both_kernels_and_the_inverse(q, k):
@@ -88,16 +88,16 @@ def test_compile_in_one_graph_for_any_size(device):
 @needs_compile
 @pytest.mark.parametrize('backend', ['auto', 'reference'])
 def test_compiled_gradients_are_those_of_eager(backend):
-    scale = torch.nn.Parameter(torch.tensor([[[2.0]], [[3.0]], [[4.0]]]))
+    bandwidth = torch.nn.Parameter(torch.tensor([[[2.0]], [[3.0]], [[4.0]]]))
     q, k = points(2, 3, 12, 8), points(2, 3, 5, 8)
 
     def function(q, k):
-        marks = laplacian_kernel(k, k, scale, backend=backend)
+        marks = laplacian_kernel(k, k, bandwidth, backend=backend)
         few = newton_schulz_inverse(marks, 3, start=0.1 * marks)  # that have not converged
         weights = newton_schulz_inverse(marks, backend=backend) + cholesky_inverse(marks) + few
-        return gaussian_kernel(q, k, scale, backend=backend) @ weights
+        return gaussian_kernel(q, k, bandwidth, backend=backend) @ weights
 
-    inputs = (q, k, scale)
+    inputs = (q, k, bandwidth)
     truth = torch.autograd.grad(function(q, k).square().sum(), inputs)
     compiled = torch.compile(function, fullgraph=True, backend='aot_eager')
     grads = torch.autograd.grad(compiled(q, k).square().sum(), inputs)

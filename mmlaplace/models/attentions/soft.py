@@ -8,8 +8,8 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from mmlaplace.ops import gaussian_kernel, newton_schulz_inverse
+from mmlaplace.ops.inverse import add_ridge, identity_like
 from mmlaplace.ops.precision import no_autocast, upcast
-from mmlaplace.ops.spd_inverse import add_ridge, identity_like
 
 from ..layers import Landmarks
 from .base import QKVAttention

@@ -10,8 +10,8 @@
 
 using std::exp2;
 
-#include "../../../ops/common/pairwise_device.cuh"
-#include "../../../ops/newton_schulz_inverse/newton_schulz_device.cuh"
+#include "../../../ops/common/cuda/pairwise_device.cuh"
+#include "../../../ops/newton_schulz_inverse/newton_schulz_inverse_device.cuh"
 
 using namespace mmlaplace;
 
@@ -54,10 +54,12 @@ void check_pairwise(const Case& c, double scale) {
   const std::vector<double> grad = random_values(c.batch_heads() * c.queries * c.keys);
   std::vector<double> out(grad.size(), -1);
   const bool quads = c.dims % 4 == 0;
-  const int64_t blocks = c.batch_heads() * ceil_div(c.queries, 8 * ThreadsN) * ceil_div(c.keys, 4 * ThreadsM);
-  launch(device::forward_kernel<Metric, double, double, ThreadsN, ThreadsM>, blocks, ThreadsN * ThreadsM,
-         device::PairwiseArguments<double>{q.data(), k.data(), c.strides(c.queries), c.strides(c.keys), c.heads,
-                                           c.queries, c.keys, c.dims},
+  const int64_t blocks =
+      c.batch_heads() * ceil_div(c.queries, 8 * ThreadsN) * ceil_div(c.keys, 4 * ThreadsM);
+  launch(device::forward_kernel<Metric, double, double, ThreadsN, ThreadsM>, blocks,
+         ThreadsN * ThreadsM,
+         device::PairwiseArguments<double>{q.data(), k.data(), c.strides(c.queries),
+                                           c.strides(c.keys), c.heads, c.queries, c.keys, c.dims},
          out.data(), Metric::exponent(scale) / std::log(2.0), quads, quads);
 
   const int64_t chunk = 40;  // more than one, the last of them short
@@ -70,10 +72,12 @@ void check_pairwise(const Case& c, double scale) {
                ceil_div(arguments.num_columns, arguments.chunk),
            128, arguments, sums, Metric::derivative(scale));
   };
-  gradient({q.data(), k.data(), grad.data(), out.data(), c.strides(c.queries), c.strides(c.keys), values, values,
-            c.heads, c.queries, c.keys, c.dims, c.keys}, query_grad.data());
-  gradient({k.data(), q.data(), grad.data(), out.data(), c.strides(c.keys), c.strides(c.queries), exchanged, exchanged,
-            c.heads, c.keys, c.queries, c.dims, chunk}, key_sums.data());
+  gradient({q.data(), k.data(), grad.data(), out.data(), c.strides(c.queries), c.strides(c.keys),
+            values, values, c.heads, c.queries, c.keys, c.dims, c.keys},
+           query_grad.data());
+  gradient({k.data(), q.data(), grad.data(), out.data(), c.strides(c.keys), c.strides(c.queries),
+            exchanged, exchanged, c.heads, c.keys, c.queries, c.dims, chunk},
+           key_sums.data());
 
   for (int64_t bh = 0; bh < c.batch_heads(); ++bh) {
     const Slice<const double> queries(q.data(), c.strides(c.queries), c.heads, bh);
@@ -82,7 +86,8 @@ void check_pairwise(const Case& c, double scale) {
     for (int64_t n = 0; n < c.queries; ++n) {
       for (int64_t m = 0; m < c.keys; ++m) {
         double sum = 0;
-        for (int64_t d = 0; d < c.dims; ++d) sum += distance(Metric{}, queries.at(n, d) - keys.at(m, d));
+        for (int64_t d = 0; d < c.dims; ++d)
+          sum += distance(Metric{}, queries.at(n, d) - keys.at(m, d));
         const int64_t index = (bh * c.queries + n) * c.keys + m;
         expect_near("forward", out[index], std::exp(Metric::exponent(scale) * sum));
         for (int64_t d = 0; d < c.dims; ++d) {
@@ -114,23 +119,28 @@ void check_inverse(int64_t m, int64_t batch) {
     const std::vector<double> points = random_values(2 * m);
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t j = 0; j < m; ++j) {
-        mats[(b * m + i) * m + j] = std::exp(
-            -(std::abs(points[2 * i] - points[2 * j]) + std::abs(points[2 * i + 1] - points[2 * j + 1])) / 4);
+        mats[(b * m + i) * m + j] = std::exp(-(std::abs(points[2 * i] - points[2 * j]) +
+                                               std::abs(points[2 * i + 1] - points[2 * j + 1])) /
+                                             4);
       }
     }
   }
-  if (device::newton_schulz_bytes<double>(m) > static_cast<int64_t>(sizeof(dynamic_shared_memory))) std::abort();
-  launch(device::newton_schulz_kernel<double>, batch, device::newton_schulz_threads(m), mats.data(), out.data(),
-         static_cast<int>(m), 40, ridge, std::numeric_limits<double>::epsilon(), std::numeric_limits<double>::infinity());
+  if (device::newton_schulz_bytes<double>(m) > static_cast<int64_t>(sizeof(dynamic_shared_memory)))
+    std::abort();
+  launch(device::newton_schulz_kernel<double>, batch, device::newton_schulz_threads(m), mats.data(),
+         out.data(), static_cast<int>(m), 40, ridge, std::numeric_limits<double>::epsilon(),
+         std::numeric_limits<double>::infinity());
   for (int64_t b = 0; b < batch; ++b) {
     for (int64_t i = 0; i < m; ++i) {
       for (int64_t j = 0; j < m; ++j) {
         double sum = ridge * out[(b * m + i) * m + j];
         for (int64_t k = 0; k < m; ++k) sum += mats[(b * m + i) * m + k] * out[(b * m + k) * m + j];
         // Coinciding points bring the condition to m / ridge; rounding is that times epsilon.
-        const double error = std::abs(sum - (i == j)), bound = 100 * m / ridge * std::numeric_limits<double>::epsilon();
+        const double error = std::abs(sum - (i == j)),
+                     bound = 100 * m / ridge * std::numeric_limits<double>::epsilon();
         if (!(error <= bound)) {
-          std::printf("inverse, m = %d: |P X - I| is %.3g at (%d, %d)\n", int(m), error, int(i), int(j));
+          std::printf("inverse, m = %d: |P X - I| is %.3g at (%d, %d)\n", int(m), error, int(i),
+                      int(j));
           std::exit(1);
         }
       }
@@ -142,15 +152,16 @@ template <class Metric>
 void check_kernels(const char* name, bool few) {
   std::vector<Case> cases{Case{2, 1, 33, 53, 17, true}};
   if (!few) {
-    cases.insert(cases.end(), {Case{1, 1, 1, 1, 1, false}, Case{2, 3, 5, 49, 17, true}, Case{1, 2, 70, 49, 32, false},
-                               Case{2, 1, 33, 7, 111, true}, Case{1, 2, 97, 100, 8, true}});
+    cases.insert(cases.end(), {Case{1, 1, 1, 1, 1, false}, Case{2, 3, 5, 49, 17, true},
+                               Case{1, 2, 70, 49, 32, false}, Case{2, 1, 33, 7, 111, true},
+                               Case{1, 2, 97, 100, 8, true}});
   }
   for (const Case& c : cases) {
     check_pairwise<Metric, 4, 8>(c, 3);
     check_pairwise<Metric, 16, 13>(c, 3);
     check_pairwise<Metric, 16, 16>(c, 3);
-    std::printf("%s (%d, %d, %d, %d, %d): forward in 3 tile shapes, both gradients\n", name, int(c.batch), int(c.heads),
-                int(c.queries), int(c.keys), int(c.dims));
+    std::printf("%s (%d, %d, %d, %d, %d): forward in 3 tile shapes, both gradients\n", name,
+                int(c.batch), int(c.heads), int(c.queries), int(c.keys), int(c.dims));
   }
 }
 

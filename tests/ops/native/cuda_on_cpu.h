@@ -1,6 +1,7 @@
-// As much of CUDA as the device code of ops/ uses, on a CPU: a block is a set of real threads with a
-// barrier, blocks run one after the other. What a GPU would run is compiled by the host's compiler,
-// so its sanitizers check indices (AddressSanitizer) and missing barriers (ThreadSanitizer).
+// As much of CUDA as the device code of ops/ uses, on a CPU: a block is a set of real threads with
+// a barrier, blocks run one after the other. What a GPU would run is compiled by the host's
+// compiler, so its sanitizers check indices (AddressSanitizer) and missing barriers
+// (ThreadSanitizer).
 #pragma once
 
 #include <algorithm>

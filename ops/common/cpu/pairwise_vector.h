@@ -1,26 +1,33 @@
-// The inner loops of pairwise_cpu.h, for one instruction set.
-#include "simd.inc"
-#include "metric_functions.inc"
+// Included once per instruction set; see cpu_dispatch.h.
+//
+// The inner loops of pairwise_cpu.h. S is the type of the values in memory, T the type that sums
+// are taken in.
+#include "simd.h"
+// After simd.h, whose abs and sign it calls.
+#include "../metric_functions.h"
 
-// count values, `step`s apart, to or from the accumulation type.
+// Converts `count` values that are a step apart, to or from the type of the sums.
 template <class From, class To>
-MMLAPLACE_INLINE void convert(const From* from, int64_t from_step, To* to, int64_t to_step, int64_t count) {
-  if (from_step == 1 && to_step == 1) {  // the case that compilers vectorise
+MMLAPLACE_INLINE void convert(const From* from, int64_t from_step, To* to, int64_t to_step,
+                              int64_t count) {
+  if (from_step == 1 && to_step == 1) {  // compilers vectorise this case
     for (int64_t c = 0; c < count; ++c) to[c] = static_cast<To>(from[c]);
   } else {
     for (int64_t c = 0; c < count; ++c) to[c * to_step] = static_cast<To>(from[c * from_step]);
   }
 }
 
-// How many of the last keys have channels as lanes: keys that would leave most of a panel empty,
-// as the last of 49 landmarks does.
+// How many of the last keys are not in panels. A panel holds a key per lane, and one that would be
+// mostly empty, as the last of 49 landmarks leaves it, wastes time. The distance to such a key is
+// summed with a channel per lane.
 template <class T>
 MMLAPLACE_INLINE int64_t keys_apart(int64_t num_keys, int64_t dims) {
   constexpr int64_t lanes = Vector<T>::lanes;
   return dims % lanes == 0 && num_keys % lanes < lanes / 2 ? num_keys % lanes : 0;
 }
 
-// Keys into panels of `lanes`: [panel][channel][lane]; then those apart: [key][channel].
+// Copies the keys into panels, [panel][channel][lane], and those that are not in panels after them,
+// [key][channel].
 template <class T, class S>
 void pack_panels(const Slice<S>& keys, int64_t num_keys, int64_t dims, T* panels) {
   constexpr int64_t lanes = Vector<T>::lanes;
@@ -29,12 +36,14 @@ void pack_panels(const Slice<S>& keys, int64_t num_keys, int64_t dims, T* panels
     T* panel = panels + j / lanes * lanes * dims + j % lanes;
     convert(keys.row(j), keys.column_stride, panel, lanes, dims);
   }
-  for (int64_t j = in_panels; j < num_keys; ++j) convert(keys.row(j), keys.column_stride, panels + j * dims, 1, dims);
+  for (int64_t j = in_panels; j < num_keys; ++j)
+    convert(keys.row(j), keys.column_stride, panels + j * dims, 1, dims);
 }
 
-// The distances of kRows queries to Panels * lanes keys, the sums in registers.
+// The distances of kRows queries to Panels * lanes keys. The sums stay in registers.
 template <class Metric, int Panels, class T>
-MMLAPLACE_INLINE void distance_tile(const T* query, const T* panel, int64_t dims, T* distances, int64_t stride) {
+MMLAPLACE_INLINE void distance_tile(const T* query, const T* panel, int64_t dims, T* distances,
+                                    int64_t stride) {
   using V = Vec<T>;
   constexpr int64_t lanes = Vector<T>::lanes;
   V sums[kRows][Panels] = {};
@@ -52,9 +61,10 @@ MMLAPLACE_INLINE void distance_tile(const T* query, const T* panel, int64_t dims
   }
 }
 
-// The distances of one query to the keys apart.
+// The distances of one query to the keys that are not in panels.
 template <class Metric, class T>
-MMLAPLACE_INLINE void distances_apart(const T* query, const T* keys, int64_t count, int64_t dims, T* distances) {
+MMLAPLACE_INLINE void distances_apart(const T* query, const T* keys, int64_t count, int64_t dims,
+                                      T* distances) {
   using V = Vec<T>;
   for (int64_t j = 0; j < count; ++j) {
     V sum{};
@@ -65,7 +75,7 @@ MMLAPLACE_INLINE void distances_apart(const T* query, const T* keys, int64_t cou
   }
 }
 
-// The kernel of `rows` <= kBlock queries with all keys.
+// The kernel of at most kBlock queries with all keys.
 template <class Metric, class T, class S>
 void forward_block(const ForwardBlock<T, S>& block) {
   using V = Vec<T>;
@@ -78,7 +88,7 @@ void forward_block(const ForwardBlock<T, S>& block) {
   }
   int64_t count;
   for (int64_t p = 0; p < panels; p += count) {
-    // Up to four panels at once, as even as can be: 7 are 4 and 3.
+    // Up to four panels at once, in groups of nearly equal size: 7 panels are 4 and 3.
     count = ceil_div(panels - p, ceil_div(panels - p, 4));
     const T* panel = block.panels + p * lanes * dims;
     for (int64_t r = 0; r < block.rows; r += kRows) {
@@ -96,8 +106,8 @@ void forward_block(const ForwardBlock<T, S>& block) {
     distances_apart<Metric>(block.packed + r * dims, block.panels + in_panels * dims, apart, dims,
                             block.distances + r * stride + in_panels);
   }
-  // A loop of its own, still in the first cache: between the sums there are no registers left for
-  // the coefficients of the exponential.
+  // The exponentials have a loop of their own, as the sums leave no registers for the coefficients
+  // of the polynomial. The distances are still in the first cache.
   constexpr bool direct = std::is_same<T, S>::value;
   const int64_t whole = block.keys / lanes, rest = block.keys % lanes;
   for (int64_t r = 0; r < block.rows; ++r) {
@@ -117,10 +127,11 @@ void forward_block(const ForwardBlock<T, S>& block) {
 
 template <class T, class S>
 void pack_rows(const Slice<S>& slice, int64_t rows, int64_t dims, T* packed, int64_t padded) {
-  for (int64_t r = 0; r < rows; ++r) convert(slice.row(r), slice.column_stride, packed + r * padded, 1, dims);
+  for (int64_t r = 0; r < rows; ++r)
+    convert(slice.row(r), slice.column_stride, packed + r * padded, 1, dims);
 }
 
-// Both gradients of `rows` <= kBlock queries and all keys; a vector holds channels of one query.
+// Both gradients of at most kBlock queries with all keys. A vector holds channels of one query.
 template <class Metric, class T, class S>
 void backward_block(const BackwardBlock<T, S>& block) {
   using V = Vec<T>;
@@ -131,7 +142,8 @@ void backward_block(const BackwardBlock<T, S>& block) {
   for (int64_t r = 0; r < block.rows; ++r) {
     const S *grad = block.grad.row(r), *out = block.out.row(r);
     T* weight = block.weights + r * padded_keys;
-    if (block.grad.column_stride == 1 && block.out.column_stride == 1) {  // vectorised
+    if (block.grad.column_stride == 1 &&
+        block.out.column_stride == 1) {  // compilers vectorise this case
       for (int64_t j = 0; j < num_keys; ++j) {
         weight[j] = block.derivative * static_cast<T>(grad[j]) * static_cast<T>(out[j]);
       }
@@ -152,11 +164,11 @@ void backward_block(const BackwardBlock<T, S>& block) {
       for (int64_t row = 0; row < block.rows; row += kRows) {
         V query[kRows], query_sum[kRows];
         for (int64_t r = 0; r < kRows; ++r) {
-          query[r] = load<V>(queries + (row + r) * padded + c) + 0;  // -0 to 0, for sign()
+          query[r] = load<V>(queries + (row + r) * padded + c) + 0;  // turns -0 into 0, for sign()
           query_sum[r] = first == 0 ? V{} : load<V>(query_sums + (row + r) * padded + c);
         }
         const T* weights = block.weights + row * padded_keys;
-        // Two keys at once: one alone would wait for its sum, which all the queries change.
+        // Two keys at once: with one, every query would wait for the sum that the last one changed.
         for (int64_t j = first; j < last; j += kGradientKeys) {
           V key[kGradientKeys], key_sum[kGradientKeys];
           for (int64_t u = 0; u < kGradientKeys; ++u) {
@@ -171,9 +183,11 @@ void backward_block(const BackwardBlock<T, S>& block) {
               key_sum[u] -= change;
             }
           }
-          for (int64_t u = 0; u < kGradientKeys; ++u) store(key_sums + (j + u) * padded + c, key_sum[u]);
+          for (int64_t u = 0; u < kGradientKeys; ++u)
+            store(key_sums + (j + u) * padded + c, key_sum[u]);
         }
-        for (int64_t r = 0; r < kRows; ++r) store(query_sums + (row + r) * padded + c, query_sum[r]);
+        for (int64_t r = 0; r < kRows; ++r)
+          store(query_sums + (row + r) * padded + c, query_sum[r]);
       }
     }
   }

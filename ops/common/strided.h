@@ -1,4 +1,4 @@
-// Index arithmetic shared by CPU and CUDA code, without ATen; all in 64 bits.
+// Strided tensors: index arithmetic that CPU and CUDA code share, in 64 bits and without ATen.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ struct Slice {
     return data[row * row_stride + column * column_stride];
   }
 
-  // The rows from `first` on.
+  // The slice without its first `first` rows.
   MMLAPLACE_HOST_DEVICE Slice from(int64_t first) const {
     Slice rest = *this;
     rest.data += first * row_stride;

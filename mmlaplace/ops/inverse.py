@@ -105,15 +105,22 @@ def identity_like(mat: Tensor) -> Tensor:
 
 @fp32_under_autocast
 def inverse_residual(mat: Tensor, inverse: Tensor, ridge: float) -> Tensor:
-    """How far ``inverse`` is from inverting: ``max |I - (mat + ridge * I) inverse|`` per matrix.
+    """The residual of an inverse, ``max |I - (mat + ridge * I) inverse|``, per matrix.
 
     Args:
         mat: Matrices ``(..., m, m)``.
-        inverse: What :func:`newton_schulz_inverse` or :func:`cholesky_inverse` gave for them.
-        ridge: The ridge given there.
+        inverse: Their inverses ``(..., m, m)``, as :func:`newton_schulz_inverse` and
+            :func:`cholesky_inverse` return them.
+        ridge: The ridge that these were called with.
 
     Returns:
         ``(...)``, at least fp32.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.ops import inverse_residual
+        >>> inverse_residual(torch.eye(2), torch.eye(2), ridge=0.25)
+        tensor(0.2500)
     """
     ridged = add_ridge(mat, ridge)
     return (identity_like(ridged) - ridged @ upcast(inverse)[0]).abs().amax((-2, -1))
@@ -136,11 +143,12 @@ def newton_schulz_inverse(
     .. math:: P = W + \varepsilon I, \quad X_0 = I / \lVert P \rVert_\infty, \quad
               X \leftarrow X (2I - PX)
 
-    The start converges for every symmetric positive definite P and needs about half the steps of
-    :math:`\alpha P^T`. The product order decides the accuracy, see the reference. The gradient is
-    implicit, :math:`\partial W = -X^T (\partial X) X^T`, exact as far as X has converged; so are
-    derivatives of any order, and ``torch.func`` transforms (``vmap``, ``grad``, ``jacrev``) work.
-    Forward-mode derivatives there are none, and graphs of torch.compile have first ones alone.
+    The start converges for every symmetric positive definite P, and needs about half the steps of
+    :math:`\alpha P^T`. The order of the products decides the accuracy, see the reference. The
+    gradient is implicit, :math:`\partial W = -X^T (\partial X) X^T`, and exact as far as X has
+    converged. There are derivatives of any order, but none in forward mode, and in graphs of
+    torch.compile only first ones. The transforms of ``torch.func`` (``vmap``, ``grad``, ``jacrev``)
+    work.
 
     With enough steps for its condition number :math:`\kappa`, the residual of a matrix is at most
     :math:`\epsilon (m + \kappa)`, with the machine epsilon of fp32 (of fp64 for fp64). Matrices
@@ -154,9 +162,9 @@ def newton_schulz_inverse(
         ridge: :math:`\varepsilon \ge 0`, added to the diagonal. Default: 1e-2.
         start: Another :math:`X_0`, shaped and typed like ``mat``, without a gradient. From
             :math:`\alpha P`, :math:`0 < \alpha < 2 / \lVert P \rVert_2^2`, the iteration tends to
-            the pseudo-inverse of a singular P, and after few steps leaves out what has eigenvalues
-            near zero. The compiled op has the default alone, so this computes by the
-            reference. Default: None, the one above.
+            the pseudo-inverse of a singular P, and its first steps leave eigenvalues near zero out.
+            The compiled op knows the default alone, so with a start the reference computes.
+            Default: None, the start above.
         return_residual: Also return ``max |I - PX|`` of each matrix. Default: False.
         max_residual: Raise if the residual of a matrix is larger. Default: None, no limit; without
             it an inverse that has not converged is returned as it is.
@@ -176,7 +184,14 @@ def newton_schulz_inverse(
             or the iteration diverged because P is not positive definite.
         RuntimeError: For ``backend='native'`` with a ``start`` or where the compiled op cannot run.
 
-    Source: LaplacianFormer (arXiv 2604.20368); the start and the order are ours.
+    Source: LaplacianFormer (arXiv 2604.20368). The start and the order are ours.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.ops import newton_schulz_inverse
+        >>> newton_schulz_inverse(torch.tensor([[2.0, 1.0], [1.0, 2.0]]), ridge=0.0)
+        tensor([[ 0.6667, -0.3333],
+                [-0.3333,  0.6667]])
     """
     op = 'newton_schulz_inverse'
     _check_inverse_inputs(op, mat, ridge)
@@ -205,8 +220,9 @@ def cholesky_inverse(mat: Tensor, ridge: float = 1e-2, *, check: bool = True) ->
 
     .. math:: (W + \varepsilon I)^{-1} = (L L^T)^{-1}
 
-    On a CPU it beats twenty Newton–Schulz steps; LU is no choice there (batches of large matrices
-    fail in some builds of oneMKL). Derivatives are those of :func:`newton_schulz_inverse`.
+    On a CPU it is faster than twenty Newton–Schulz steps. LU is not used, as in some builds of
+    oneMKL it fails for batches of large matrices. Derivatives are those of
+    :func:`newton_schulz_inverse`.
 
     Args:
         mat: Symmetric positive semidefinite matrices ``(..., m, m)``. Of others
@@ -223,6 +239,13 @@ def cholesky_inverse(mat: Tensor, ridge: float = 1e-2, *, check: bool = True) ->
         TypeError: If ``mat`` is no floating tensor.
         ValueError: If it is not square, for ``ridge < 0``, or, with ``check``, if ``mat`` has a
             value that is not finite or ``mat + ridge * I`` is not positive definite.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.ops import cholesky_inverse
+        >>> cholesky_inverse(torch.tensor([[2.0, 1.0], [1.0, 2.0]]), ridge=0.0)
+        tensor([[ 0.6667, -0.3333],
+                [-0.3333,  0.6667]])
     """
     _check_inverse_inputs('cholesky_inverse', mat, ridge)
     (wide,) = upcast(mat)
@@ -306,11 +329,11 @@ def _raise_unless_finite(inverse: Tensor, op: str, mat: Tensor, ridge: float) ->
     )
 
 
-def _inverse_shapes(mat: Tensor, num_iters: int, ridge: float) -> Tensor:
+def _fake_inverse(mat: Tensor, num_iters: int, ridge: float) -> Tensor:
     return mat.new_empty(mat.shape)
 
 
-def _inverse_gradient_shapes(grad: Tensor, inverse: Tensor) -> Tensor:
+def _fake_gradient(grad: Tensor, inverse: Tensor) -> Tensor:
     return inverse.new_empty(inverse.shape)
 
 
@@ -319,5 +342,5 @@ def _inverse_autograd(mat: Tensor, num_iters: int, ridge: float) -> Tensor:
     return invert(functools.partial(_iterate, op, num_iters, ridge), mat)
 
 
-_native.register('newton_schulz_inverse', _inverse_shapes, _inverse_autograd)
-_native.register('_newton_schulz_inverse_backward', _inverse_gradient_shapes)
+_native.register('newton_schulz_inverse', _fake_inverse, _inverse_autograd)
+_native.register('_newton_schulz_inverse_backward', _fake_gradient)

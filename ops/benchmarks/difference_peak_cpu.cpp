@@ -8,8 +8,8 @@ namespace mmlaplace {
 constexpr int kChains = 8;  // independent sums, to hide the latency of an addition
 }
 
-#define MMLAPLACE_KERNELS "../difference_peak/difference_peak_vector.inc"
-#include "../common/for_each_isa.h"
+#define MMLAPLACE_KERNELS "../../benchmarks/difference_peak_vector.h"
+#include "../common/cpu/cpu_dispatch.h"
 
 namespace mmlaplace {
 namespace {
@@ -30,6 +30,6 @@ int64_t difference_peak(const at::Tensor& like, int64_t steps) {
 }  // namespace
 }  // namespace mmlaplace
 
-TORCH_LIBRARY_IMPL(mmlaplace, CPU, library) {
-  library.impl("_difference_peak", mmlaplace::difference_peak);
+TORCH_LIBRARY_IMPL(mmlaplace_benchmarks, CPU, library) {
+  library.impl("difference_peak", mmlaplace::difference_peak);
 }

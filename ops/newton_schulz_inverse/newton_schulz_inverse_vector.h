@@ -1,17 +1,21 @@
-// The inner loops of newton_schulz_inverse_cpu.cpp, for one instruction set. Matrices are row-major
-// with rows of `stride` values; what pads rows and columns is 0 and stays 0.
-#include "../common/simd.inc"
+// Included once per instruction set; see cpu_dispatch.h.
+//
+// The inner loops of newton_schulz_inverse_cpu.cpp. Matrices are row-major, with rows of `stride`
+// values. The padding of rows and columns is 0 and stays 0.
+#include "../common/cpu/simd.h"
 
 // target = residual ? I - a b : a + a b, for kRows rows and Panels * lanes columns.
 template <bool Residual, int Panels, class T>
-MMLAPLACE_INLINE void product_tile(const T* a, const T* b, T* target, int64_t m, int64_t stride, int64_t row, int64_t column) {
+MMLAPLACE_INLINE void product_tile(const T* a, const T* b, T* target, int64_t m, int64_t stride,
+                                   int64_t row, int64_t column) {
   using V = Vec<T>;
   constexpr int64_t lanes = Vector<T>::lanes;
   V sums[kRows][Panels] = {};
   for (int64_t k = 0; k < m; ++k) {
     for (int64_t r = 0; r < kRows; ++r) {
       const V value = broadcast<V>(a[(row + r) * stride + k]);
-      for (int u = 0; u < Panels; ++u) sums[r][u] += value * load<V>(b + k * stride + column + u * lanes);
+      for (int u = 0; u < Panels; ++u)
+        sums[r][u] += value * load<V>(b + k * stride + column + u * lanes);
     }
   }
   for (int64_t r = 0; r < kRows; ++r) {
@@ -20,7 +24,8 @@ MMLAPLACE_INLINE void product_tile(const T* a, const T* b, T* target, int64_t m,
     for (int u = 0; u < Panels; ++u) {
       store(out + u * lanes, Residual ? -sums[r][u] : load<V>(start + u * lanes) + sums[r][u]);
     }
-    if (Residual && row + r < m && row + r >= column && row + r < column + Panels * lanes) out[row + r - column] += 1;
+    if (Residual && row + r < m && row + r >= column && row + r < column + Panels * lanes)
+      out[row + r - column] += 1;
   }
 }
 
@@ -41,24 +46,26 @@ MMLAPLACE_INLINE void product(const T* a, const T* b, T* target, int64_t m, int6
   }
 }
 
-// The largest sum of absolute values of a row.
+// The largest sum of the absolute values of a row. NaN if a value is NaN.
 template <class T>
 MMLAPLACE_INLINE T row_sum_norm(const T* matrix, int64_t m, int64_t stride) {
   using V = Vec<T>;
   T norm = 0;
   for (int64_t row = 0; row < m; ++row) {
     V sums = {};
-    for (int64_t c = 0; c < stride; c += Vector<T>::lanes) sums += abs(load<V>(matrix + row * stride + c));
+    for (int64_t c = 0; c < stride; c += Vector<T>::lanes)
+      sums += abs(load<V>(matrix + row * stride + c));
     T sum = 0;
     for (int lane = 0; lane < Vector<T>::lanes; ++lane) sum += sums[lane];
-    norm = sum > norm || sum != sum ? sum : norm;  // NaN wins
+    norm = sum > norm || sum != sum ? sum : norm;  // also if sum is NaN
   }
   return norm;
 }
 
-// The inverse of ridged (m, m); returns which of `buffers` holds it. The other two are scratch.
+// The inverse of `ridged` (m, m), in buffers[*which]. The other two buffers are scratch.
 template <class T>
-void invert(const T* ridged, T* const* buffers, int64_t m, int64_t stride, int64_t num_iters, int* which) {
+void invert(const T* ridged, T* const* buffers, int64_t m, int64_t stride, int64_t num_iters,
+            int* which) {
   T *inverse = buffers[0], *next = buffers[1], *residual = buffers[2];
   const T start = 1 / row_sum_norm(ridged, m, stride);
   for (int64_t i = 0; i < m; ++i) inverse[i * stride + i] = start;

@@ -1,4 +1,5 @@
-#include "../common/simd.inc"
+// Included once per instruction set; see cpu_dispatch.h.
+#include "../common/cpu/simd.h"
 
 inline void take_differences(int64_t steps, float seed, volatile float* sink) {
   using V = Vec<float>;
@@ -8,7 +9,7 @@ inline void take_differences(int64_t steps, float seed, volatile float* sink) {
   for (int64_t step = 0; step < steps; ++step) {
 #pragma GCC unroll 8
     for (int chain = 0; chain < kChains; ++chain) {
-      asm volatile("" : "+x"(key));  // or the compiler takes the difference once
+      asm volatile("" : "+x"(key));  // otherwise the compiler would take the difference once
       sums[chain] += abs(query - key);
     }
   }

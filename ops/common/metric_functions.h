@@ -1,4 +1,7 @@
-// The metrics of metrics.h, for CPU vectors and GPU threads alike: abs and sign of V are in scope.
+// Included once per instruction set; see cpu_dispatch.h. And once for the GPU.
+//
+// The functions of the metrics of metrics.h. V is a vector on the CPU and a number on the GPU. The
+// namespace that includes this file has the functions `abs` and `sign` of V.
 
 template <class V>
 MMLAPLACE_INLINE V accumulate(Laplacian, V sum, V difference) {

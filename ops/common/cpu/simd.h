@@ -1,6 +1,7 @@
-// Vectors of kBytes bytes as GCC and Clang have them, and the few functions the kernels need.
+// Included once per instruction set; see cpu_dispatch.h.
 //
-// for_each_isa.h includes this once for each instruction set, in a namespace of its own.
+// Vectors of kBytes bytes, which are types of GCC and Clang, and the few functions of them that the
+// kernels need.
 
 template <class T>
 struct IntegerOf;
@@ -13,7 +14,8 @@ struct IntegerOf<double> {
   using type = int64_t;
 };
 
-// The vector types of an element type: V, integers of the same width, V at any address.
+// The vector types of an element type: the vector, its bits as integers, and the vector at any
+// address.
 template <class T>
 struct Vector {
   using element = T;
@@ -27,7 +29,7 @@ struct Vector {
 template <class T>
 using Vec = typename Vector<T>::type;
 
-// The same, from V.
+// The same types, looked up by the vector.
 template <class V>
 struct Traits;
 template <>
@@ -47,7 +49,7 @@ MMLAPLACE_INLINE void store(T* target, V value) {
 
 template <class V>
 MMLAPLACE_INLINE V broadcast(typename Traits<V>::element value) {
-  return value - V{};  // not V{} + value, which would turn -0 into 0
+  return value - V{};  // V{} + value would turn -0 into 0
 }
 
 template <class V>
@@ -62,15 +64,15 @@ MMLAPLACE_INLINE V abs(V value) {
   return (V)((Bits)value & ~sign_bit<V>());
 }
 
-// -1, 0 or 1; of -0 and NaN any of these.
+// -1, 0 or 1. For -0 and NaN it is one of the three, no matter which.
 template <class V>
 MMLAPLACE_INLINE V sign(V value) {
-  // The integer comparison is no instruction of its own: a blend looks at the sign bit.
+  // Compared as integers, since a blend instruction then needs the sign bit alone.
   using Bits = typename Traits<V>::bits;
   const V nonzero = (Bits)value < 0 ? broadcast<V>(-1) : broadcast<V>(1);
   return (V)((Bits)nonzero & (Bits)(value != V{}));
 }
-#ifdef MMLAPLACE_SIGN_INSTRUCTION  // a fifth off the time of the Laplacian's gradient
+#ifdef MMLAPLACE_SIGN_INSTRUCTION  // saves a fifth of the time of the Laplacian's gradient
 MMLAPLACE_INLINE Vec<float> sign(Vec<float> value) {
   return (Vec<float>)_mm256_cvtepi32_ps(_mm256_sign_epi32(_mm256_set1_epi32(1), (__m256i)value));
 }
@@ -83,14 +85,15 @@ MMLAPLACE_INLINE typename Traits<V>::element sum_of_lanes(V value) {
   return sum;
 }
 
-// 2^x for x <= 0, to two units in the last place; 0 below the smallest normal number. NaN stays NaN.
+// 2^x for x <= 0, with an error of at most two units in the last place. Results below the smallest
+// normal number are 0. NaN stays NaN.
 template <class V>
 MMLAPLACE_INLINE V exp2_nonpositive(V x, float) {
   using Bits = typename Traits<V>::bits;
-  const V lowest = broadcast<V>(-127.0f);  // the bits made of it below are those of 0
+  const V lowest = broadcast<V>(-127.0f);  // 2^-127 has the bits of 0 below
   x = x < lowest ? lowest : x;
-  // x = n + r with |r| <= 1/2. Adding 1.5 * 2^23 rounds to the integer n, whose bits then are the
-  // low bits of the sum.
+  // x = n + r with |r| <= 1/2. Adding 1.5 * 2^23 rounds x to the integer n, and the low bits of the
+  // sum are then those of n.
   const V magic = broadcast<V>(12582912.0f);
   const V shifted = x + magic;
   const V r = x - (shifted - magic);

@@ -1,10 +1,11 @@
-// GPU kernel of the Newton–Schulz inverse: one block a matrix, all of it in shared memory.
+// GPU kernel of the Newton–Schulz inverse. A block has one matrix, all of it in shared memory.
 //
-// Device code alone, without ATen, so that tests can also run it on a CPU (tests/ops/native).
+// This is device code alone, without ATen, so that tests can also run it on a CPU
+// (tests/ops/native).
 #pragma once
 
-#include "../common/slice.h"
-#include "stopping.h"
+#include "../common/strided.h"
+#include "newton_schulz_inverse_stopping.h"
 
 #ifndef MMLAPLACE_INLINE
 #define MMLAPLACE_INLINE static __device__ __forceinline__
@@ -16,7 +17,8 @@
 namespace mmlaplace {
 namespace device {
 
-// How a matrix lies in shared memory: rows of `stride` values, m rounded up to whole tiles of 4 x 4.
+// The layout of a matrix in shared memory: a row has newton_schulz_stride(m) values, which is m
+// rounded up to whole tiles of 4 x 4.
 MMLAPLACE_HOST_DEVICE inline int64_t newton_schulz_stride(int64_t m) { return ceil_div(m, 4) * 4; }
 MMLAPLACE_HOST_DEVICE inline int64_t newton_schulz_threads(int64_t m) {
   const int64_t tiles = ceil_div(m, 4);
@@ -28,9 +30,10 @@ MMLAPLACE_HOST_DEVICE int64_t newton_schulz_bytes(int64_t m) {
   return (3 * stride * stride + stride) * static_cast<int64_t>(sizeof(T));
 }
 
-// The 4 x 4 tile of a b at (row, column), with 0 where a and b are padded.
+// The 4 x 4 tile of the product a b at (row, column). It is 0 where a and b are padded.
 template <class T>
-MMLAPLACE_INLINE void product_tile(const T* a, const T* b, int m, int stride, int row, int column, T (&tile)[4][4]) {
+MMLAPLACE_INLINE void product_tile(const T* a, const T* b, int m, int stride, int row, int column,
+                                   T (&tile)[4][4]) {
   for (int i = 0; i < 4; ++i) {
     for (int j = 0; j < 4; ++j) tile[i][j] = 0;
   }
@@ -47,7 +50,7 @@ MMLAPLACE_INLINE void product_tile(const T* a, const T* b, int m, int stride, in
   }
 }
 
-// The largest sum of absolute values of a row, the same in every thread. NaN wins.
+// The largest sum of the absolute values of a row, for every thread. NaN if a value is NaN.
 template <class T>
 MMLAPLACE_INLINE T row_sum_norm(const T* matrix, T* sums, int m, int stride) {
   for (int row = threadIdx.x; row < m; row += blockDim.x) {
@@ -60,25 +63,28 @@ MMLAPLACE_INLINE T row_sum_norm(const T* matrix, T* sums, int m, int stride) {
   }
   __syncthreads();
   T norm = 0;
-  for (int row = 0; row < m; ++row) norm = sums[row] > norm || sums[row] != sums[row] ? sums[row] : norm;
+  for (int row = 0; row < m; ++row)
+    norm = sums[row] > norm || sums[row] != sums[row] ? sums[row] : norm;
   __syncthreads();
   return norm;
 }
 
 template <class T>
-__global__ void newton_schulz_kernel(const T* mats, T* out, int m, int num_iters, T ridge, T epsilon, T infinity) {
+__global__ void newton_schulz_kernel(const T* mats, T* out, int m, int num_iters, T ridge,
+                                     T epsilon, T infinity) {
   MMLAPLACE_SHARED_MEMORY(memory);
   const int stride = static_cast<int>(newton_schulz_stride(m)), size = stride * stride;
   T *ridged = reinterpret_cast<T*>(memory), *inverse = ridged + size, *residual = inverse + size;
   T* sums = residual + size;
   const T* mat = mats + static_cast<int64_t>(blockIdx.x) * m * m;
   const int tiles = stride / 4, tile_index = threadIdx.x;
-  const bool busy = tile_index < tiles * tiles;  // the last warp may have threads without a tile
+  const bool busy = tile_index < tiles * tiles;  // the last warp may have threads that have no tile
   const int row = tile_index / tiles * 4, column = tile_index % tiles * 4;
 
   for (int i = threadIdx.x; i < size; i += blockDim.x) {
     const int r = i / stride, c = i % stride;
-    ridged[i] = r < m && c < m ? mat[static_cast<int64_t>(r) * m + c] + (r == c ? ridge : T(0)) : T(0);
+    ridged[i] =
+        r < m && c < m ? mat[static_cast<int64_t>(r) * m + c] + (r == c ? ridge : T(0)) : T(0);
   }
   __syncthreads();
   const T start = 1 / row_sum_norm(ridged, sums, m, stride);
@@ -105,14 +111,14 @@ __global__ void newton_schulz_kernel(const T* mats, T* out, int m, int num_iters
         for (int j = 0; j < 4; ++j) tile[i][j] += inverse[(row + i) * stride + column + j];
       }
     }
-    __syncthreads();  // all have read the old inverse
+    __syncthreads();  // after all threads have read the old inverse
     if (busy) {
       for (int i = 0; i < 4; ++i) {
         for (int j = 0; j < 4; ++j) inverse[(row + i) * stride + column + j] = tile[i][j];
       }
     }
     const T norm = row_sum_norm(residual, sums, m, stride);
-    if (newton_schulz::is_last(norm, previous, epsilon)) break;  // for all threads alike
+    if (newton_schulz::is_last(norm, previous, epsilon)) break;  // the same in all threads
     previous = norm;
   }
   for (int i = threadIdx.x; i < m * m; i += blockDim.x) {

@@ -1,0 +1,9 @@
+// The peak that the benchmark of the ops measures kernels against: |a - b|, summed in registers on
+// all threads of a device, without memory. Returns the number of differences taken.
+//
+// No part of the library: the benchmark compiles the files of this folder when it runs.
+#include <torch/library.h>
+
+TORCH_LIBRARY(mmlaplace_benchmarks, library) {
+  library.def("difference_peak(Tensor like, int steps) -> int");
+}

@@ -1,0 +1,134 @@
+// Launches the kernels of pairwise_device.cuh.
+//
+// The template parameters are <Metric, S, T, ThreadsN, ThreadsM>: a metric of metrics.h, the type S
+// in which values are stored, the type T in which sums are accumulated (fp64 for fp64, else fp32),
+// and the threads of a block along the queries and along the keys.
+#pragma once
+
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <tuple>
+
+#include "../pairwise.h"
+#include "pairwise_device.cuh"
+
+namespace mmlaplace {
+namespace cuda {
+
+// The size of a grid. Only its first dimension allows 2^31 - 1 blocks, so all are counted there.
+inline unsigned int grid(const char* op, int64_t blocks) {
+  TORCH_CHECK(blocks <= std::numeric_limits<int32_t>::max(), op, ": the inputs need ", blocks,
+              " CUDA blocks, more than 2^31 - 1; split the batch");
+  return static_cast<unsigned int>(blocks);
+}
+
+// Whether four adjacent channels of every row can be read in one access.
+template <class S>
+bool in_quads(const at::Tensor& tensor) {
+  const auto address = reinterpret_cast<std::uintptr_t>(tensor.data_ptr());
+  return tensor.stride(3) == 1 && tensor.size(3) % 4 == 0 && tensor.stride(0) % 4 == 0 &&
+         tensor.stride(1) % 4 == 0 && tensor.stride(2) % 4 == 0 &&
+         address % std::min<std::uintptr_t>(16, 4 * sizeof(S)) == 0;
+}
+
+template <class Metric, class S, class T, int ThreadsN, int ThreadsM>
+void launch_forward(const PairwiseSizes& sizes, const at::Tensor& q, const at::Tensor& k,
+                    at::Tensor& out, double bandwidth) {
+  const int64_t blocks = sizes.batch_heads() * ceil_div(sizes.queries, 8 * ThreadsN) *
+                         ceil_div(sizes.keys, 4 * ThreadsM);
+  const device::PairwiseArguments<S> arguments{q.data_ptr<S>(), k.data_ptr<S>(), strides_of(q),
+                                               strides_of(k),   sizes.heads,     sizes.queries,
+                                               sizes.keys,      sizes.dims};
+  device::forward_kernel<Metric, S, T, ThreadsN, ThreadsM>
+      <<<grid(Metric::name, blocks), ThreadsN * ThreadsM, 0, c10::cuda::getCurrentCUDAStream()>>>(
+          arguments, out.data_ptr<S>(), static_cast<T>(Metric::exponent(bandwidth) / std::log(2.0)),
+          in_quads<S>(q), in_quads<S>(k));
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+template <class Metric>
+at::Tensor pairwise_forward(const at::Tensor& q, const at::Tensor& k, double bandwidth) {
+  const PairwiseSizes sizes = check_pairwise(Metric::name, q, k);
+  const c10::cuda::CUDAGuard guard(q.device());
+  at::Tensor out = at::empty({sizes.batch, sizes.heads, sizes.queries, sizes.keys}, q.options());
+  if (out.numel() == 0) return out;
+  const auto padded = [&](int64_t tile) { return ceil_div(sizes.keys, tile) * tile; };
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, q.scalar_type(), "mmlaplace_pairwise", [&] {
+        using T = at::opmath_type<scalar_t>;
+        // Tiles of queries x keys. Landmarks with landmarks take small ones. Otherwise the width is
+        // the one that leaves less of the last tile empty: 52 for 49 landmarks.
+        if (sizes.queries <= 64) {
+          launch_forward<Metric, scalar_t, T, 4, 8>(sizes, q, k, out, bandwidth);  // 32 x 32
+        } else if (padded(52) < padded(64)) {
+          launch_forward<Metric, scalar_t, T, 16, 13>(sizes, q, k, out, bandwidth);  // 128 x 52
+        } else {
+          launch_forward<Metric, scalar_t, T, 16, 16>(sizes, q, k, out, bandwidth);  // 128 x 64
+        }
+      });
+  return out;
+}
+
+template <class Metric, class S, class T, class Out>
+void launch_gradient(const device::GradientArguments<S>& arguments, int64_t batch_heads, Out* sums,
+                     double bandwidth) {
+  const int64_t blocks = batch_heads * ceil_div(arguments.num_rows, 64) *
+                         ceil_div(arguments.dims, 32) *
+                         ceil_div(arguments.num_columns, arguments.chunk);
+  device::gradient_kernel<Metric, S, T, Out>
+      <<<grid(Metric::backward_name, blocks), 128, 0, c10::cuda::getCurrentCUDAStream()>>>(
+          arguments, sums, static_cast<T>(Metric::derivative(bandwidth)));
+  C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+template <class Metric>
+std::tuple<at::Tensor, at::Tensor> pairwise_backward(const at::Tensor& grad, const at::Tensor& q,
+                                                     const at::Tensor& k, const at::Tensor& out,
+                                                     double bandwidth) {
+  const PairwiseSizes sizes = check_pairwise_backward(Metric::backward_name, grad, q, k, out);
+  const c10::cuda::CUDAGuard guard(q.device());
+  at::Tensor query_grad = at::empty(q.sizes(), q.options());
+  if (out.numel() == 0 || sizes.dims == 0) {
+    return {query_grad.zero_(), at::zeros(k.sizes(), k.options())};
+  }
+  // Shorter chunks than on a CPU, as a GPU needs more blocks. Their sums take up to 15 % of the
+  // memory of out.
+  const int64_t chunk = std::max<int64_t>(256, gradient_chunk(sizes) / 4);
+  const int64_t chunks = ceil_div(sizes.queries, chunk);
+  const auto exchanged = [](Strides strides) {
+    std::swap(strides.row, strides.column);
+    return strides;
+  };
+  at::Tensor key_grad;
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, q.scalar_type(), "mmlaplace_pairwise", [&] {
+        using T = at::opmath_type<scalar_t>;
+        const scalar_t *queries = q.data_ptr<scalar_t>(), *keys = k.data_ptr<scalar_t>();
+        const scalar_t *upper = grad.data_ptr<scalar_t>(), *values = out.data_ptr<scalar_t>();
+        launch_gradient<Metric, scalar_t, T>(
+            {queries, keys, upper, values, strides_of(q), strides_of(k), strides_of(grad),
+             strides_of(out), sizes.heads, sizes.queries, sizes.keys, sizes.dims, sizes.keys},
+            sizes.batch_heads(), query_grad.data_ptr<scalar_t>(), bandwidth);
+        at::Tensor partial = at::empty({chunks, sizes.batch_heads(), sizes.keys, sizes.dims},
+                                       q.options().dtype(c10::CppTypeToScalarType<T>::value));
+        launch_gradient<Metric, scalar_t, T>(
+            {keys, queries, upper, values, strides_of(k), strides_of(q),
+             exchanged(strides_of(grad)), exchanged(strides_of(out)), sizes.heads, sizes.keys,
+             sizes.queries, sizes.dims, chunk},
+            sizes.batch_heads(), partial.data_ptr<T>(), bandwidth);
+        key_grad = (chunks == 1 ? partial : partial.sum(0)).view(k.sizes()).to(q.scalar_type());
+      });
+  return {query_grad, key_grad};
+}
+
+}  // namespace cuda
+}  // namespace mmlaplace
