@@ -73,9 +73,9 @@ def test_commands_name_scripts_options_and_configs_that_exist(document):
         assert script.is_file(), words
         options = {word.split('=')[0] for word in words[2:] if word.startswith('--')}
         if script.name not in PASS_ON:
-            text = script.read_text() + (ROOT / 'tools/command_line.py').read_text()
-            if script.parent.name == 'model_converters':
-                text += (script.parent / 'conversion.py').read_text()
+            utils = ROOT / 'mmlaplace/utils'
+            files = (script, utils / 'command_line.py', utils / 'conversion.py')
+            text = ''.join(file.read_text() for file in files)
             assert not [option for option in options if option not in text], words
         for word in words[2:]:
             if word.startswith('configs/') and not set('*{…') & set(word):

@@ -14,8 +14,10 @@ Models stand side by side, a row of panels for each query. Weights are scaled to
 panel; their range is below it. Keys of a reduced map (sr_ratio) cover the tokens they stand for.
 
 Examples:
-  python tools/vis_attention.py photo.jpg --model CONFIG CHECKPOINT --stage 2 --points 0.3 0.6
-  python tools/vis_attention.py photo.jpg --size 224 224 --points 0.3 0.6 --points 0.5 0.5 \\
+  python tools/visualization/vis_attention.py photo.jpg --model CONFIG CHECKPOINT --stage 2 \\
+      --points 0.3 0.6
+  python tools/visualization/vis_attention.py photo.jpg --size 224 224 \\
+      --points 0.3 0.6 --points 0.5 0.5 \\
       --model CONFIG1 CHECKPOINT1 Laplacian --model CONFIG2 CHECKPOINT2 softmax --model CONFIG3
 """
 
@@ -27,9 +29,7 @@ from typing import List, NamedTuple, Tuple
 import matplotlib
 import numpy as np
 import torch
-from command_line import ToolParser, build_backbone
 from PIL import Image
-from recording import Mixed, mixed_by, normalized
 from rich.progress import track
 from torch import Tensor
 
@@ -41,6 +41,8 @@ from mmlaplace.models import (
     WindowAttention,
 )
 from mmlaplace.models.layers import join_windows, split_windows
+from mmlaplace.utils.command_line import ToolParser, build_backbone
+from mmlaplace.utils.recording import Mixed, mixed_by, normalized
 
 matplotlib.use('Agg')
 import matplotlib.patheffects as effects

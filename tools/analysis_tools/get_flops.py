@@ -6,15 +6,14 @@ with the values, and inverses. Of the parameters, 'in layers' leaves out bare te
 positions, which profilers that count by layers do not see.
 
 Examples:
-  python tools/get_complexity.py
-  python tools/get_complexity.py laplacianformer-tiny softpp --image-size 800 1333
-  python tools/get_complexity.py laplacianformer --attn-cfg landmarks=100
+  python tools/analysis_tools/get_flops.py
+  python tools/analysis_tools/get_flops.py laplacianformer-tiny softpp --image-size 800 1333
+  python tools/analysis_tools/get_flops.py laplacianformer --attn-cfg landmarks=100
 """
 
 from typing import Dict, Optional
 
 import torch.nn as nn
-from command_line import ToolParser
 from mmengine.config import DictAction
 from rich.console import Console
 from rich.progress import track
@@ -22,6 +21,7 @@ from rich.table import Table
 
 from mmlaplace import get_model
 from mmlaplace.model_zoo import ModelInfo, read_models
+from mmlaplace.utils.command_line import ToolParser
 from mmlaplace.utils.complexity import count_complexity
 
 

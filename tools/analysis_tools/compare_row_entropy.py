@@ -10,8 +10,8 @@ phi(x) = [relu(x)^p, relu(-x)^p]
 and for how many rows the power lowers it, as the theorem says it does for every row.
 
 Example:
-  python tools/compare_entropy.py CONFIG CHECKPOINT --out docs/logs/pola_entropy.json \
-      --picture docs/images/pola_entropy.png
+  python tools/analysis_tools/compare_row_entropy.py CONFIG CHECKPOINT \\
+      --out docs/logs/pola_entropy.json --picture docs/images/pola_entropy.png
 """
 
 import math
@@ -22,14 +22,14 @@ import matplotlib
 import numpy as np
 import torch
 import torch.nn.functional as F
-from command_line import ToolParser, build_backbone, write_json
-from recording import Mixed, mixed_by, photographs
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
 from mmlaplace.models import PolaAttention
+from mmlaplace.utils.command_line import ToolParser, build_backbone, write_json
+from mmlaplace.utils.recording import Mixed, mixed_by, photographs
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt

@@ -14,8 +14,9 @@ images show other digits on other parts of the photographs than the training ima
 Each comes with a contact sheet, contact_sheet.png, to check its labels by eye.
 
 Example:
-  python tools/make_mini_datasets.py             # the three tasks, into data/mini
-  python tools/make_mini_datasets.py --tasks classification --out /tmp/mini --seed 1
+  python tools/dataset_converters/make_mini_datasets.py      # the three tasks, into data/mini
+  python tools/dataset_converters/make_mini_datasets.py --tasks classification --seed 1 \\
+      --out /tmp/mini
 """
 
 import json
@@ -26,9 +27,10 @@ from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 import matplotlib
 import numpy as np
-from command_line import ToolParser
 from PIL import Image
 from rich.progress import track
+
+from mmlaplace.utils.command_line import ToolParser
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt

@@ -8,8 +8,9 @@ Each family trains in a process of its own, with a linear classifier and AdamW, 
 that it learns by heart. Exit status: 0, or 1 if a family failed.
 
 Examples:
-  python tools/soak.py
-  python tools/soak.py --families SOFT PolaFormerSwin --steps 200 --out work_dirs/soak.json --force
+  python tools/benchmarks/soak.py
+  python tools/benchmarks/soak.py --families SOFT PolaFormerSwin --steps 200 \\
+      --out work_dirs/soak.json --force
 """
 
 import ctypes
@@ -25,14 +26,14 @@ from typing import Dict, Optional
 
 import torch
 import torch.nn as nn
-from command_line import ToolParser, write_json
-from measuring import describe_machine
 from mmengine.logging import MMLogger
 from mmengine.registry import MODELS
 from rich.console import Console
 from rich.table import Table
 
 from mmlaplace.models import PyramidBackbone
+from mmlaplace.utils.command_line import ToolParser, write_json
+from mmlaplace.utils.measuring import describe_machine
 
 IMAGES, CLASSES = 64, 10
 

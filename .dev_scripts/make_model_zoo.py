@@ -6,8 +6,8 @@ A README has its tables between two comments, the first with a pattern of paths 
 docs/model_zoo.md has the tables of all READMEs in configs/.
 
 Examples:
-  python tools/make_model_zoo.py
-  python tools/make_model_zoo.py --check   # writes nothing; exit status 1 if a file is not in step
+  python .dev_scripts/make_model_zoo.py
+  python .dev_scripts/make_model_zoo.py --check   # exit status 1 if a file is not in step
 """
 
 import os
@@ -17,18 +17,18 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Dict, List
 
-from command_line import ToolParser
-
 from mmlaplace.model_zoo import TASKS, ModelInfo, files_root, read_models
+from mmlaplace.utils.command_line import ToolParser
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / 'docs/model_zoo.md'
 INTRODUCTION = """\
 # Model zoo
 
-All models of the metafiles. `python tools/make_model_zoo.py` writes this page and the tables in the
-READMEs from them. *Published* are the papers' figures, – where there is none; *reproduced* are this
-project's, linked to their logs. How each family is counted and trained stands in its README.
+All models of the metafiles. `python .dev_scripts/make_model_zoo.py` writes this page and the tables
+in the READMEs from them. *Published* are the papers' figures, – where there is none; *reproduced*
+are this project's, linked to their logs. How each family is counted and trained stands in its
+README.
 """
 MARKED = re.compile(r'(<!-- models: (\S+) -->\n).*?(<!-- end of models -->)', re.DOTALL)
 HEADING_OR_MARK = re.compile(r'^#+ (.+)|<!-- models: (\S+) -->', re.MULTILINE)
@@ -140,7 +140,9 @@ def main() -> None:
     ]
     names = ', '.join(str(path.relative_to(ROOT)) for path in stale)
     if args.check and stale:
-        sys.exit(f'not in step with the metafiles: {names}; run python tools/make_model_zoo.py')
+        sys.exit(
+            f'not in step with the metafiles: {names}; run python .dev_scripts/make_model_zoo.py'
+        )
     for path in stale:
         path.write_text(wanted[path])
     print(f'wrote {names}' if stale else 'all tables are in step with the metafiles')

@@ -1,20 +1,14 @@
-"""What the converters share: tensors renamed one by one, and a report of every key."""
+"""Convert checkpoints of others: tensors renamed one by one, and a report of every key."""
 
-import sys
 from argparse import Namespace
-from pathlib import Path
 from typing import Callable, Dict, List, Tuple
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
-from mmlaplace.engine import UnsafeCheckpointError, read_state_dict
-from mmlaplace.engine.checkpoint import plain_names
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from command_line import ToolParser
+from ..engine import UnsafeCheckpointError, read_state_dict
+from ..engine.checkpoint import plain_names
+from .command_line import ToolParser
 
 
 class Conversion:
@@ -119,6 +113,9 @@ def run(
     convert: Callable[[Dict[str, Tensor], Namespace], Conversion],
 ) -> None:
     """Read, convert, report and write."""
+    from rich.console import Console
+    from rich.table import Table
+
     args = parser.parse_args()
     try:
         theirs = read_state_dict(args.source, key=args.key)

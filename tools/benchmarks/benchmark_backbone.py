@@ -11,8 +11,8 @@ too; on a CPU as well.
              torch's allocator on CUDA
 
 Examples:
-  python tools/benchmark_backbone.py --plot work_dirs/backbone.png
-  python tools/benchmark_backbone.py --arch small --device cuda --train
+  python tools/benchmarks/benchmark_backbone.py --plot work_dirs/backbone.png
+  python tools/benchmarks/benchmark_backbone.py --arch small --device cuda --train
 """
 
 import argparse
@@ -22,14 +22,20 @@ from pathlib import Path
 from typing import Dict, List
 
 import torch
-from command_line import ToolParser, write_json
-from measuring import describe_machine, interleave, model_job, process_memory, tensor_memory
 from mmengine.registry import MODELS
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 import mmlaplace.models  # noqa: F401  (registers)
+from mmlaplace.utils.command_line import ToolParser, write_json
+from mmlaplace.utils.measuring import (
+    describe_machine,
+    interleave,
+    model_job,
+    process_memory,
+    tensor_memory,
+)
 
 SIDES = (224, 384, 512, 768, 1024, 1280, 1536)
 ATTENTIONS = {

@@ -36,8 +36,8 @@ scikit-learn runs head by head, the Laplacian in fp64 and on one thread. KeOps n
 matrix: like softmax attention, it is timed with the product with values, for which the keys stand.
 
 Examples:
-  python tools/benchmark_ops.py                                    # some minutes on a CPU
-  python tools/benchmark_ops.py --device cuda --train-step --plot work_dirs/benchmark_ops.png
+  python tools/benchmarks/benchmark_ops.py                                    # some minutes on a CPU
+  python tools/benchmarks/benchmark_ops.py --device cuda --train-step --plot work_dirs/benchmark_ops.png
 """
 
 import ctypes
@@ -55,8 +55,15 @@ from unittest import mock
 os.environ.setdefault('KINETO_LOG_LEVEL', '5')  # to the profiler it is an error to have no GPU
 
 import torch
-from command_line import ToolParser, write_json
-from measuring import (
+from mmengine.registry import MODELS
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from mmlaplace.models.attentions.laplacian import KERNELS as ATTENTION_KERNELS
+from mmlaplace.ops import _native, cholesky_inverse, inverse_residual, newton_schulz_inverse
+from mmlaplace.utils.command_line import ToolParser, write_json
+from mmlaplace.utils.measuring import (
     BUDGET,
     bytes_of,
     describe_machine,
@@ -66,13 +73,6 @@ from measuring import (
     seconds_of,
     tensor_memory,
 )
-from mmengine.registry import MODELS
-from rich.console import Console
-from rich.table import Table
-from torch import Tensor
-
-from mmlaplace.models.attentions.laplacian import KERNELS as ATTENTION_KERNELS
-from mmlaplace.ops import _native, cholesky_inverse, inverse_residual, newton_schulz_inverse
 
 # Each op with its scale for head dims d, as the attention has it.
 KERNELS = {op.__name__: (op, scale_of) for op, scale_of in ATTENTION_KERNELS.values()}

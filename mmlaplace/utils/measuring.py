@@ -1,4 +1,4 @@
-"""How the benchmarks measure: times in interleaved rounds, memory, and what the machine is."""
+"""Measure: times in interleaved rounds, memory, and what the machine is."""
 
 import ctypes
 import platform
@@ -9,7 +9,7 @@ from typing import Callable, Dict, List, Optional
 
 import torch
 
-from mmlaplace.ops import _native
+from ..ops import _native
 
 BUDGET = 3.0  # seconds per contender and pass
 

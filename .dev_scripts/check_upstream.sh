@@ -2,7 +2,7 @@
 # Checks the upstream set (requirements/openmmlab.txt) in an environment of its own: the ops, the models, the
 # build, which has an old setuptools there, and training steps, inference and loading in each of the three toolboxes.
 #
-#   bash tools/check_upstream.sh       # environment: .venv-openmmlab
+#   bash .dev_scripts/check_upstream.sh       # environment: .venv-openmmlab
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 bash tools/setup_env.sh --set openmmlab --venv "$PWD/.venv-openmmlab"

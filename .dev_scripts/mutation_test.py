@@ -8,10 +8,10 @@ killed by a new test, or listed with a reason in tests/equivalent_mutants.yml.
 A run that was stopped goes on where it was, as each result is written to --out at once.
 
 Examples:
-  python tools/mutation_test.py                         # 300 mutants, an hour on two cores
-  python tools/mutation_test.py --only ops --count 60
-  python tools/mutation_test.py --again survivors       # those of the last run, after new tests
-  python tools/mutation_test.py --report                # the figures by file, without a run
+  python .dev_scripts/mutation_test.py                     # 300 mutants, an hour on two cores
+  python .dev_scripts/mutation_test.py --only ops --count 60
+  python .dev_scripts/mutation_test.py --again survivors   # those of the last run, after new tests
+  python .dev_scripts/mutation_test.py --report            # the figures by file, without a run
 """
 
 import argparse

@@ -7,9 +7,9 @@ the digits keep their size and only the number of tokens grows. Runs that have f
 the work directory and not repeated.
 
 Examples:
-  python tools/make_mini_datasets.py --tasks classification crowds
-  python tools/compare_mini.py                                        # all variants, seeds 0 1 2
-  python tools/compare_mini.py --variants laplacian softmax --seeds 3 4
+  python tools/dataset_converters/make_mini_datasets.py --tasks classification crowds
+  python tools/analysis_tools/compare_attentions.py      # all variants, seeds 0 1 2
+  python tools/analysis_tools/compare_attentions.py --variants laplacian softmax --seeds 3 4
 """
 
 import json
@@ -17,14 +17,14 @@ import statistics
 from pathlib import Path
 from typing import Dict
 
-from command_line import ToolParser, load_or_exit
 from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 
+from mmlaplace.utils.command_line import ToolParser, load_or_exit
 from mmlaplace.utils.toolboxes import build_model
 
-CONFIGS = Path(__file__).resolve().parent.parent / 'configs/classification/laplacianformer'
+CONFIGS = Path(__file__).resolve().parents[2] / 'configs/classification/laplacianformer'
 CROWD_EPOCHS = 6
 # Column: data set and folder to test on, after training on that data set.
 COLUMNS = {
@@ -104,7 +104,7 @@ def main() -> None:
     parser.add_argument('--variants', nargs='+', choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2])
     parser.add_argument('--data-root', type=Path, default=Path('data/mini'))
-    parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/compare_mini'))
+    parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/compare_attentions'))
     args = parser.parse_args()
     results = {}
     for seed in args.seeds:

@@ -1,13 +1,15 @@
-"""What the tools share about looking into attentions: photographs, and queries, keys and values."""
+"""Look into attentions: photographs, and the queries, keys and values of each of them."""
 
 from functools import partial
-from typing import Iterator, List, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 import torch
 import torch.nn as nn
-from PIL import Image
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 PHOTOS = ('astronaut', 'cat', 'coffee')
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
@@ -38,8 +40,10 @@ class Mixed(NamedTuple):
     outer: nn.Module
 
 
-def normalized(photo: Image.Image, size: Tuple[int, int]) -> Tensor:
+def normalized(photo: 'Image.Image', size: Tuple[int, int]) -> Tensor:
     """A photograph, resized to (H, W), as the backbones expect it: ``(1, 3, H, W)``."""
+    from PIL import Image
+
     photo = photo.convert('RGB').resize(size[::-1], Image.Resampling.BICUBIC)
     pixels = (np.asarray(photo, np.float32) - MEAN) / np.asarray(STD)
     return torch.from_numpy(pixels).float().permute(2, 0, 1).unsqueeze(0)
@@ -47,6 +51,7 @@ def normalized(photo: Image.Image, size: Tuple[int, int]) -> Tensor:
 
 def photographs(size: Tuple[int, int]) -> List[Tensor]:
     """Normalised photographs of scikit-image, each ``(1, 3, H, W)``."""
+    from PIL import Image
     from skimage import data
 
     return [normalized(Image.fromarray(getattr(data, name)()), size) for name in PHOTOS]

@@ -1,4 +1,4 @@
-"""How every tool reads its command line, takes a trained backbone, and writes files."""
+"""What the command line tools share: their arguments, trained backbones, and files."""
 
 import argparse
 import json
@@ -7,6 +7,10 @@ from pathlib import Path
 from typing import Optional
 
 import torch.nn as nn
+from mmengine.config import Config
+from mmengine.registry import MODELS
+
+from ..engine import UnsafeCheckpointError, load_weights
 
 
 class ToolParser(argparse.ArgumentParser):
@@ -42,8 +46,6 @@ class ToolParser(argparse.ArgumentParser):
 
 def load_or_exit(model: nn.Module, checkpoint: str, **kwargs) -> None:
     """:func:`load_weights`; a checkpoint that it refuses ends the tool with its message."""
-    from mmlaplace.engine import UnsafeCheckpointError, load_weights
-
     try:
         load_weights(model, checkpoint, **kwargs)
     except (UnsafeCheckpointError, FileNotFoundError, ValueError) as error:
@@ -52,9 +54,6 @@ def load_or_exit(model: nn.Module, checkpoint: str, **kwargs) -> None:
 
 def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:
     """The backbone of a config, in eval mode; without a checkpoint its weights are random."""
-    from mmengine.config import Config
-    from mmengine.registry import MODELS
-
     backbone = MODELS.build(dict(Config.fromfile(config).model.backbone, init_cfg=None)).eval()
     if checkpoint is not None:
         load_or_exit(backbone, checkpoint)

@@ -8,7 +8,7 @@ On photographs resized to --size, each number m of landmarks gives, for every st
   time    of LaplacianFormer --arch, one image, without and with gradients, in interleaved rounds
 
 Example:
-  python tools/compare_landmarks.py CONFIG CHECKPOINT --out docs/logs/landmarks.json
+  python tools/analysis_tools/compare_landmarks.py CONFIG CHECKPOINT --out docs/logs/landmarks.json
 """
 
 import statistics
@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Dict, List
 
 import torch
-from command_line import ToolParser, build_backbone, write_json
-from measuring import describe_machine, interleave, model_job
 from mmengine.registry import MODELS
-from recording import mixed_by, photographs
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
 from mmlaplace.models.attentions.laplacian import LaplacianAttention
 from mmlaplace.models.layers import LandmarkPool
+from mmlaplace.utils.command_line import ToolParser, build_backbone, write_json
+from mmlaplace.utils.measuring import describe_machine, interleave, model_job
+from mmlaplace.utils.recording import mixed_by, photographs
 
 QUERIES = 256  # sampled
 

@@ -10,15 +10,15 @@ Not in it: neck and heads, temporaries, DistributedDataParallel's buckets (gradi
 CUDA context, workspaces and fragmentation. No figure of it was measured on a GPU.
 
 Examples:
-  python tools/estimate_memory.py laplacianformer-tiny_8xb128_in1k 'softpp-*_in1k'
-  python tools/estimate_memory.py retinanet_softpp-tiny --batch 2 --image-size 800 1344
+  python tools/analysis_tools/estimate_memory.py laplacianformer-tiny_8xb128_in1k 'softpp-*_in1k'
+  python tools/analysis_tools/estimate_memory.py retinanet_softpp-tiny --batch 2 \\
+      --image-size 800 1344
 """
 
 from typing import Optional, Tuple
 
 import torch
 import torch.nn as nn
-from command_line import ToolParser, write_json
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -26,6 +26,7 @@ from rich.table import Table
 from mmlaplace import get_model, list_models
 from mmlaplace.model_zoo import get_config
 from mmlaplace.models.layers import TransformerBlock
+from mmlaplace.utils.command_line import ToolParser, write_json
 
 
 def kept_bytes(backbone: nn.Module, images: torch.Tensor) -> Tuple[int, int]:

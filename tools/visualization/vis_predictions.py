@@ -4,8 +4,9 @@ Works for classifiers, detectors and segmentors; boxes, masks and label maps are
 toolbox's own visualiser. Images and order are drawn by seed.
 
 Examples:
-  python tools/show_predictions.py CONFIG CHECKPOINT --count 40
-  python tools/show_predictions.py CONFIG CHECKPOINT --out pictures/retinanet.png --force
+  python tools/visualization/vis_predictions.py CONFIG CHECKPOINT --count 40
+  python tools/visualization/vis_predictions.py CONFIG CHECKPOINT --force \\
+      --out pictures/retinanet.png
 """
 
 import math
@@ -17,12 +18,12 @@ from tempfile import TemporaryDirectory
 import matplotlib
 import numpy as np
 import torch
-from command_line import ToolParser, load_or_exit
 from mmengine.config import Config, DictAction
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, VISUALIZERS
 from PIL import Image
 
+from mmlaplace.utils.command_line import ToolParser, load_or_exit
 from mmlaplace.utils.toolboxes import build_model
 
 matplotlib.use('Agg')

@@ -2,8 +2,8 @@
 # Builds the wheel from a clean clone and tries it as somebody who has nothing else of this project: in a new
 # environment and from an unrelated folder, with mmlaplace's own check, models by name, and mim.
 #
-#   bash tools/check_wheel.sh            # what is committed; in a temporary folder
-#   bash tools/check_wheel.sh FOLDER     # in a new folder, which is kept, with its environment in FOLDER/venv
+#   bash .dev_scripts/check_wheel.sh            # what is committed; in a temporary folder
+#   bash .dev_scripts/check_wheel.sh FOLDER     # in a new folder, which is kept, with its environment in FOLDER/venv
 #
 # Takes about 7 GB of disk and 10 minutes on 2 cores where tools/setup_env.sh has built mmcv's wheel before.
 # PYTHON=… chooses the interpreter, MAX_JOBS=… the compilers.
@@ -77,5 +77,5 @@ backbone = MODELS.build(Config.fromfile(path).model.backbone)
 print(f'   {config} builds a {type(backbone).__name__}')
 PYTHON
 begin 'mim runs our tools'
-mim run mmlaplace get_complexity "$model"
+mim run mmlaplace get_flops "$model"
 echo "== the wheel works: $(basename "$folder"/mmlaplace-*.whl)"

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Compiles the CUDA sources without a GPU, to see that they compile, link and load; needs nvcc alone.
 #
-#   bash tools/compile_cuda.sh ["8.0;9.0+PTX"]     # architectures, as torch takes them
+#   bash .dev_scripts/compile_cuda.sh ["8.0;9.0+PTX"]     # architectures, as torch takes them
 #
 # Uses .venv (tools/setup_env.sh). The library stays in build/cuda; the installed one is not touched.
 set -Eeuo pipefail

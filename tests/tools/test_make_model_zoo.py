@@ -2,24 +2,21 @@
 
 import subprocess
 import sys
-from importlib import import_module
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, load_tool
 
 from mmlaplace.model_zoo import files_root, read_models
 
 
 @pytest.fixture(scope='module')
 def tool():
-    sys.path.insert(0, str(ROOT / 'tools'))
-    yield import_module('make_model_zoo')
-    sys.path.remove(str(ROOT / 'tools'))
+    return load_tool('.dev_scripts/make_model_zoo.py')
 
 
 @pytest.mark.slow
 def test_all_files_are_in_step():
-    command = [sys.executable, ROOT / 'tools/make_model_zoo.py', '--check']
+    command = [sys.executable, ROOT / '.dev_scripts/make_model_zoo.py', '--check']
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert 'in step' in result.stdout
@@ -31,7 +28,7 @@ def test_a_stale_readme_is_named_then_written(tool, monkeypatch, tmp_path, capsy
     monkeypatch.setattr(tool, 'ROOT', tmp_path)
     monkeypatch.setattr(tool, 'PAGE', tmp_path / 'page.md')
     monkeypatch.setattr(sys, 'argv', ['make_model_zoo.py', '--check'])
-    with pytest.raises(SystemExit, match=r'not in step.*: README\.md, page\.md; run python tools'):
+    with pytest.raises(SystemExit, match=r'not in step.*: README\.md, page\.md; run python .dev_'):
         tool.main()
     assert 'old' in readme.read_text()
     monkeypatch.setattr(sys, 'argv', ['make_model_zoo.py'])

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Builds the documentation site from docs/ and the docstrings; warnings are errors. Needs no network.
 #
-#   bash tools/build_docs.sh                  # into build/docs/html
-#   bash tools/build_docs.sh --out FOLDER
+#   bash .dev_scripts/build_docs.sh                  # into build/docs/html
+#   bash .dev_scripts/build_docs.sh --out FOLDER
 #
 # Needs Python with mmlaplace and requirements/docs.txt, both of which tools/setup_env.sh installs:
 # PYTHON=… names it (default: .venv/bin/python, else python3). Takes about half a minute.

@@ -11,9 +11,11 @@ a classifier sees a class token alone, as SOFT's does, the last stage is taken w
 the last attention. EigenCAM asks neither for a class nor for gradients, and its sign is chance.
 
 Examples:
-  python tools/vis_cam.py CONFIG CHECKPOINT --count 6
-  python tools/vis_cam.py CONFIG CHECKPOINT --images a.jpg b.jpg --category 281 --method LayerCAM
-  python tools/vis_cam.py CONFIG CHECKPOINT --target-layers 1 2 neck.fpn_convs.0 --out cam.png
+  python tools/visualization/vis_cam.py CONFIG CHECKPOINT --count 6
+  python tools/visualization/vis_cam.py CONFIG CHECKPOINT --images a.jpg b.jpg --category 281 \\
+      --method LayerCAM
+  python tools/visualization/vis_cam.py CONFIG CHECKPOINT \\
+      --target-layers 1 2 neck.fpn_convs.0 --out cam.png
 """
 
 import argparse
@@ -30,7 +32,6 @@ import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from command_line import ToolParser, load_or_exit
 from mmengine.config import Config, DictAction
 from mmengine.dataset import Compose, pseudo_collate
 from mmengine.registry import DATASETS, DefaultScope
@@ -38,6 +39,7 @@ from rich.progress import track
 from torch import Tensor
 
 from mmlaplace.models.layers import tokens_to_map
+from mmlaplace.utils.command_line import ToolParser, load_or_exit
 from mmlaplace.utils.toolboxes import build_model
 
 matplotlib.use('Agg')

@@ -58,7 +58,7 @@ def test_mmengine_counts_the_same(attention):
 @pytest.mark.slow
 def test_the_tool_prints_ours_beside_the_published():
     def rows(*arguments):
-        tool = [sys.executable, ROOT / 'tools/get_complexity.py', *arguments]
+        tool = [sys.executable, ROOT / 'tools/analysis_tools/get_flops.py', *arguments]
         return subprocess.run(tool, capture_output=True, text=True, check=True).stdout.splitlines()
 
     printed = rows('laplacianformer-tiny', 'softpp-tiny', 'pvtv2-b0')

@@ -10,7 +10,7 @@ import pytest
 from conftest import ROOT
 from PIL import Image
 
-TOOL = ROOT / 'tools/make_mini_datasets.py'
+TOOL = ROOT / 'tools/dataset_converters/make_mini_datasets.py'
 
 
 def make(*arguments) -> subprocess.CompletedProcess:

@@ -11,8 +11,8 @@ random weights and of a trained one. Lines are means over images, blocks, heads 
 have that many tokens; the table also has the exponent a of norm ~ m^a.
 
 Example:
-  python tools/compare_norms.py CONFIG CHECKPOINT --out docs/logs/soft_norms.json \
-      --picture docs/images/soft_norms.png
+  python tools/analysis_tools/compare_inverse_norms.py CONFIG CHECKPOINT \\
+      --out docs/logs/soft_norms.json --picture docs/images/soft_norms.png
 """
 
 from copy import copy
@@ -22,8 +22,6 @@ from typing import Dict, List
 import matplotlib
 import numpy as np
 import torch
-from command_line import ToolParser, build_backbone, write_json
-from recording import Mixed, mixed_by, photographs
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -31,6 +29,8 @@ from rich.table import Table
 from mmlaplace.models import SOFTAttention
 from mmlaplace.models.layers import LandmarkPool
 from mmlaplace.ops import gaussian_kernel
+from mmlaplace.utils.command_line import ToolParser, build_backbone, write_json
+from mmlaplace.utils.recording import Mixed, mixed_by, photographs
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
