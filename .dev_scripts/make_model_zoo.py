@@ -17,8 +17,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Dict, List
 
-from mmlaplace.model_zoo import TASKS, ModelInfo, files_root, read_models
+from mmlaplace.model_zoo import ModelInfo, files_root, read_models
 from mmlaplace.utils.command_line import ToolParser
+from mmlaplace.utils.toolboxes import TOOLBOXES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / 'docs/model_zoo.md'
@@ -34,10 +35,16 @@ MARKED = re.compile(r'(<!-- models: (\S+) -->\n).*?(<!-- end of models -->)', re
 HEADING_OR_MARK = re.compile(r'^#+ (.+)|<!-- models: (\S+) -->', re.MULTILINE)
 
 
-def classification(model: ModelInfo, folder: Path) -> Dict[str, str]:
-    """A row: parameters, MACs and accuracy."""
+def table_row(model: ModelInfo, folder: Path) -> Dict[str, str]:
+    """A row of a table in a file of this folder, by its column titles."""
+    costs = parameters_and_macs(model) if 'Parameters' in model.metadata else {}
+    return {'config': link(model, folder), **costs, **scores(model, folder)}
+
+
+def parameters_and_macs(model: ModelInfo) -> Dict[str, str]:
+    """Parameters and MACs."""
     ours, theirs = model.metadata, model.metadata['Published']
-    row = {'config': link(model, folder), 'params': amount(ours, 'Parameters', 'M', '.2f')}
+    row = {'params': amount(ours, 'Parameters', 'M', '.2f')}
     # Some papers count the parameters of layers alone, or the products of the kernels too.
     if 'Parameters of layers' in ours:
         row['of layers'] = amount(ours, 'Parameters of layers', 'M', '.2f')
@@ -46,21 +53,7 @@ def classification(model: ModelInfo, folder: Path) -> Dict[str, str]:
     if 'MACs with kernels' in ours:
         row['with kernels'] = amount(ours, 'MACs with kernels', 'G', '.2f')
     row['MACs, published'] = amount(theirs, 'MACs', 'G', '')
-    return {**row, **scores(model, folder, 'Top 1 Accuracy')}
-
-
-def detection(model: ModelInfo, folder: Path) -> Dict[str, str]:
-    """A row: average precision of boxes and, where a detector has them, of masks."""
-    kinds = ('box AP', 'mask AP') if 'mask-rcnn' in model.name else ('box AP',)
-    return {'config': link(model, folder), **scores(model, folder, *kinds)}
-
-
-def segmentation(model: ModelInfo, folder: Path) -> Dict[str, str]:
-    """A row: mean intersection over union."""
-    return {'config': link(model, folder), **scores(model, folder, 'mIoU')}
-
-
-ROW_OF = {'classification': classification, 'detection': detection, 'segmentation': segmentation}
+    return row
 
 
 def link(model: ModelInfo, folder: Path) -> str:
@@ -75,10 +68,12 @@ def amount(figures: dict, name: str, unit: str, digits: str) -> str:
     return f'{figures[name] / size:{digits}} {unit}' if name in figures else '–'
 
 
-def scores(model: ModelInfo, folder: Path, *names: str) -> Dict[str, str]:
+def scores(model: ModelInfo, folder: Path) -> Dict[str, str]:
     """The published and the reproduced figures, these with links to their log."""
     published, run, row = model.metadata['Published'], model.metadata.get('Reproduced'), {}
-    for name in names:
+    for name in TOOLBOXES[model.task].metrics:
+        if name == 'mask AP' and 'mask-rcnn' not in model.name:
+            continue  # a detector of boxes alone
         title = 'top-1' if name == 'Top 1 Accuracy' else name
         row[f'{title}, published'] = str(published.get(name, '–'))
         row[f'{title}, reproduced'] = (
@@ -90,7 +85,7 @@ def scores(model: ModelInfo, folder: Path, *names: str) -> Dict[str, str]:
 def table(models: List[ModelInfo], pattern: str, folder: Path) -> str:
     """The models whose path in configs/ matches, for a file in this folder."""
     rows = [
-        ROW_OF[model.task](model, folder)
+        table_row(model, folder)
         for model in models
         if fnmatch(f'{model.task}/{model.family}/{model.name}', pattern)
     ]
@@ -115,7 +110,7 @@ def with_tables(models: List[ModelInfo], readme: Path) -> str:
 def page(models: List[ModelInfo]) -> str:
     """All tables of the READMEs in configs/, below the headings they have there."""
     parts = [INTRODUCTION]
-    for task in TASKS:
+    for task in TOOLBOXES:
         parts.append(f'## {task.capitalize()}\n')
         for readme in sorted((ROOT / 'configs' / task).glob('*/README.md')):
             (above, _), *further = HEADING_OR_MARK.findall(readme.read_text())

@@ -13,8 +13,8 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 
 import mmlaplace.models  # noqa: F401  (registers)
+from mmlaplace.model_zoo import build_model as toolbox_model  # noqa: F401  (for tests)
 from mmlaplace.ops import _native
-from mmlaplace.utils.toolboxes import build_model as toolbox_model  # noqa: F401  (for tests)
 
 ROOT = Path(__file__).resolve().parent.parent
 CLASSIFICATION = ROOT / 'configs/classification'

@@ -12,7 +12,8 @@ import torch
 from conftest import ROOT, toolbox_config, toolbox_model
 from PIL import Image
 
-from mmlaplace.utils import toolboxes
+from mmlaplace.utils.toolbox_scripts import check_checkpoints
+from mmlaplace.utils.toolboxes import toolbox_script
 
 TOOLS = ROOT / 'tools'
 CONFIGS = ROOT / 'configs'
@@ -175,16 +176,16 @@ def test_what_the_toolboxes_load_is_said_before(name, tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     Path('resumed').mkdir()
     Path('resumed/last_checkpoint').write_text('file.pth')
-    script = toolboxes.toolbox_script('mmpretrain', name.split()[0])
+    script = toolbox_script('mmpretrain', name.split()[0])
     for given, checked in (('file.pth', True), ('resumed', False), ('https://x.org/a.pth', False)):
         words = [str(word).replace('FILE', given) for word in HANDING_OVER[name]]
         monkeypatch.setattr(sys, 'argv', [str(script), *words])
-        toolboxes.check_checkpoints(script)
+        check_checkpoints(script)
         (line,) = capsys.readouterr().err.splitlines()
         if name == 'train.py auto':
             given, checked = 'file.pth', True
         assert line.startswith(f'warning: {given} is loaded by mmengine, which only logs')
         assert line.endswith('it was not checked') is not checked
     monkeypatch.setenv('RANK', '1')
-    toolboxes.check_checkpoints(script)
+    check_checkpoints(script)
     assert not capsys.readouterr().err

@@ -51,7 +51,7 @@ def test_the_page_has_every_model_once(tool):
 
 def test_a_run_links_to_its_log(tool):
     (model,) = [m for m in read_models() if m.name == 'softpp-tiny_8xb128_in1k']
-    assert tool.classification(model, ROOT / 'docs') == {
+    assert tool.table_row(model, ROOT / 'docs') == {
         'config': '[softpp-tiny_8xb128_in1k]'
         '(../configs/classification/soft/softpp-tiny_8xb128_in1k.py)',
         'params': '13.07 M', 'of layers': '12.68 M', 'params, published': '13 M',
@@ -59,7 +59,7 @@ def test_a_run_links_to_its_log(tool):
         'top-1, published': '80.9', 'top-1, reproduced': 'not run',
     }  # fmt: skip
     model.metadata['Reproduced'] = {'Top 1 Accuracy': 80.7, 'Log': 'docs/logs/softpp.json'}
-    assert tool.classification(model, ROOT)['top-1, reproduced'] == '[80.7](docs/logs/softpp.json)'
+    assert tool.table_row(model, ROOT)['top-1, reproduced'] == '[80.7](docs/logs/softpp.json)'
 
 
 def test_a_pattern_without_models_is_quoted(tool):

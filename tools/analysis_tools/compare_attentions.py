@@ -21,8 +21,8 @@ from mmengine.config import Config
 from mmengine.logging import MMLogger
 from mmengine.runner import Runner
 
+from mmlaplace.model_zoo import build_model
 from mmlaplace.utils.command_line import ToolParser, load_or_exit
-from mmlaplace.utils.toolboxes import build_model
 
 CONFIGS = Path(__file__).resolve().parents[2] / 'configs/classification/laplacianformer'
 CROWD_EPOCHS = 6
