@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, load_tool
 from PIL import Image
 
 BENCHMARKS = ROOT / 'tools/benchmarks'
@@ -62,3 +62,20 @@ def test_benchmark_backbone(tmp_path):
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 2
     assert '--force replaces it' in result.stderr
+
+
+def test_any_attentions_are_compared_with_the_first(monkeypatch, tmp_path, capsys):
+    tool, out = load_tool('tools/benchmarks/benchmark_backbone.py'), tmp_path / 'backbone.json'
+    names = ['SOFTAttention', 'SoftmaxAttention', 'PolaAttention']
+    options = ['--arch', 'micro', '--sides', '32', '--rounds', '1', '--out', str(out)]
+    monkeypatch.setattr(sys, 'argv', ['benchmark_backbone.py', '--attn', *names, *options])
+    monkeypatch.setenv('COLUMNS', '200')  # so that no header is wrapped
+    tool.main()
+    assert [row['attention'] for row in json.loads(out.read_text())['rows']] == names
+    printed = capsys.readouterr().out
+    for other in names[1:]:
+        assert f'{other} / SOFTAttention' in printed
+    monkeypatch.setattr(sys, 'argv', ['benchmark_backbone.py', '--attn', 'NoAttention'])
+    with pytest.raises(SystemExit):
+        tool.main()
+    assert "invalid choice: 'NoAttention' (choose from" in capsys.readouterr().err

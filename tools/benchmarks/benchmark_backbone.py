@@ -1,4 +1,4 @@
-"""Time and memory of a backbone over image size: linear attention and softmax on the same host.
+"""Time and memory of a backbone over image size, with several attentions on the same host.
 
 Each size is run with every attention in turn, one image at a time, without gradients (--train: with
 the gradients of all weights, in training mode). An attention that needed more than --limit seconds
@@ -13,11 +13,13 @@ too; on a CPU as well.
 Examples:
   python tools/benchmarks/benchmark_backbone.py --plot work_dirs/backbone.png
   python tools/benchmarks/benchmark_backbone.py --arch small --device cuda --train
+  python tools/benchmarks/benchmark_backbone.py --attn SOFTAttention LaplacianAttention
 """
 
 import argparse
 import math
 import statistics
+from itertools import cycle
 from pathlib import Path
 from typing import Dict, List
 
@@ -27,7 +29,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-import mmlaplace.models  # noqa: F401  (registers)
+from mmlaplace.models import BaseAttention
 from mmlaplace.utils.command_line import ToolParser, write_json
 from mmlaplace.utils.measuring import (
     describe_machine,
@@ -38,10 +40,14 @@ from mmlaplace.utils.measuring import (
 )
 
 SIDES = (224, 384, 512, 768, 1024, 1280, 1536)
-ATTENTIONS = {
-    'LaplacianAttention': dict(type='LaplacianAttention', landmarks=49),
-    'SoftmaxAttention': dict(type='SoftmaxAttention'),
-}
+ATTENTIONS = ('LaplacianAttention', 'SoftmaxAttention')
+
+
+def attentions() -> List[str]:
+    """Names of the registered attentions."""
+    return sorted(
+        name for name, cls in MODELS.module_dict.items() if issubclass(cls, BaseAttention)
+    )
 
 
 def exponent(rows: List[dict]) -> float:
@@ -54,10 +60,10 @@ def exponent(rows: List[dict]) -> float:
 def run(args: argparse.Namespace, device: torch.device) -> List[dict]:
     """A row for each attention and size that was run."""
     models = {}
-    for name, attn_cfg in ATTENTIONS.items():
+    for name in args.attn:
         torch.manual_seed(0)
-        model = MODELS.build(dict(type='LaplacianFormer', arch=args.arch, attn_cfg=attn_cfg))
-        models[name] = model.to(device).train(args.train)
+        cfg = dict(type='LaplacianFormer', arch=args.arch, attn_cfg=dict(type=name))
+        models[name] = MODELS.build(cfg).to(device).train(args.train)
     rows, last = [], dict.fromkeys(models, 0.0)
     for side in track(args.sides, 'image sizes'):
         image = torch.randn(1, 3, side, side, device=device)
@@ -77,19 +83,21 @@ def run(args: argparse.Namespace, device: torch.device) -> List[dict]:
     return rows
 
 
-def print_table(rows: List[dict], sides: List[int]) -> None:
+def print_table(rows: List[dict], attentions: List[str], sides: List[int]) -> None:
+    first, *others = attentions
     table = Table(title='ms (MB) for one image')
-    for header in ('side', *ATTENTIONS, 'softmax / Laplacian'):
+    for header in ('side', *attentions, *(f'{other} / {first}' for other in others)):
         table.add_column(header, justify='right')
     found = {(row['attention'], row['side']): row for row in rows}
     for side in sides:
         cells, times = [str(side)], []
-        for name in ATTENTIONS:
+        for name in attentions:
             row = found.get((name, side))
             memory = '' if row is None or row['MB'] is None else f' ({row["MB"]:.0f})'
             cells.append('not run' if row is None else f'{row["median ms"]:.0f}{memory}')
             times.append(None if row is None else row['median ms'])
-        cells.append('-' if None in times else f'{times[1] / times[0]:.2f}')
+        for time in times[1:]:
+            cells.append('-' if None in (time, times[0]) else f'{time / times[0]:.2f}')
         table.add_row(*cells)
     Console().print(table)
 
@@ -103,7 +111,7 @@ def plot(rows: List[dict], exponents: Dict[str, float], title: str, path: Path) 
 
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout='constrained')
     for axis, key, label in zip(axes, ('median ms', 'MB'), ('time (ms)', 'peak memory (MB)')):
-        for name, marker in zip(ATTENTIONS, 'os'):
+        for name, marker in zip(exponents, cycle('os^Dvx*')):
             line = [(r['side'], r[key]) for r in rows if r['attention'] == name and r[key]]
             note = f', time ~ pixels^{exponents[name]:.2f}' if key == 'median ms' else ''
             axis.loglog(*zip(*line), marker=marker, label=name + note)
@@ -121,6 +129,11 @@ def plot(rows: List[dict], exponents: Dict[str, float], title: str, path: Path) 
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument('--arch', default='tiny', help='default: %(default)s')
+    parser.add_argument(
+        '--attn', nargs='+', choices=attentions(), default=list(ATTENTIONS), metavar='TYPE',
+        help='attentions, of which the first is what the others are compared with; default: '
+        + ' '.join(ATTENTIONS),
+    )  # fmt: skip
     parser.add_argument('--sides', nargs='+', type=int, default=list(SIDES))
     parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu')
     parser.add_argument('--train', action='store_true', help='forward and backward')
@@ -136,9 +149,9 @@ def main() -> None:
     print('\n'.join(f'{key}: {value}' for key, value in machine.items()))
     rows = run(args, device)
     exponents = {
-        name: exponent([row for row in rows if row['attention'] == name]) for name in ATTENTIONS
+        name: exponent([row for row in rows if row['attention'] == name]) for name in args.attn
     }
-    print_table(rows, args.sides)
+    print_table(rows, args.attn, args.sides)
     for name, value in exponents.items():
         print(f'{name}: time ~ pixels^{value:.2f}')
     result = dict(machine=machine, arch=args.arch, train=args.train, exponents=exponents, rows=rows)

@@ -1,67 +1,54 @@
-"""Time the ops side by side in one process: compiled, reference, and what other libraries offer.
-
-The contenders of a case take turns in rounds, each once and in shuffled order, so that the noise of
-a shared machine hits all alike. Two warm-ups come first; a slow contender sits out of some rounds,
-so as to need about 3 s, but runs three times at least. Results are freed after the clock has
-stopped. On CUDA, events count the time, launches included. Inputs are contiguous; our ops are the
-public functions, with their checks.
-
-  forward      without gradients
-  + backward   forward, and the gradients of all inputs for a fixed random gradient
-  x native     median over the median of our compiled op: 2.00 takes twice as long
-  G diff/s     B * heads * N * M * d over the median time, for every contender and pass alike, also
-               for those that multiply rather than subtract
-  residual     the largest |I - P X|
-
-Memory is the peak beyond the inputs and what is returned (the result, and the gradients), in
-percent of the kernel matrix or the inverse. It is measured after all timing:
-
-  tensors %    what torch allocates, exact: by its profiler on a CPU, as its allocator's peak on
-               CUDA. Scratch of C++ code and other libraries is not in it; '-' if even the result is
-               not torch's
-  process %    by how much the peak of the resident memory grew, the median of three; on a CPU
-               under Linux with glibc. All scratch is in it, and also what glibc has been given back
-               but keeps; not what a library keeps from call to call. Linux counts only to some 64
-               pages a core (0.5 MB on two), which for small results is more than they are
-
-The peak of differences is what a loop reaches that subtracts, takes the absolute value and adds, in
-fp32 registers and on all threads. It takes turns with the contenders; its best rate of all cases
-stands against the median of the native op, which also computes exponentials: in the rounds, where
-the others have emptied the caches and memory is new, and in repeated calls, one right after the
-other, on so many of the queries that the result has 4 MB. A Gaussian needs one operation less on a
-CPU, and may exceed the peak. The roofline on CUDA is the larger of two times: for the
-differences at that peak, and for inputs and output at the bandwidth of a copy.
-
-scikit-learn runs head by head, the Laplacian in fp64 and on one thread. KeOps never forms the
-matrix: like softmax attention, it is timed with the product with values, for which the keys stand.
+"""Time and memory of the ops: compiled, reference, and what other libraries offer.
 
 Examples:
-  python tools/benchmarks/benchmark_ops.py                                    # some minutes on a CPU
-  python tools/benchmarks/benchmark_ops.py --device cuda --train-step --plot work_dirs/benchmark_ops.png
+  python tools/benchmarks/benchmark_ops.py                       # some minutes on a CPU
+  python tools/benchmarks/benchmark_ops.py --ops kernels --dtype float64 --threads 1
+  python tools/benchmarks/benchmark_ops.py --device cuda --train-step \\
+      --plot work_dirs/benchmark_ops.png
+
+Sample of the output, on two cores:
+  laplacian_kernel, (B*heads, N, M, d) = (16, 3136, 49, 32), torch.float32
+   pass        contender           median ms  min ms  runs  x native  G diff/s  tensors %  process %
+   forward     native                  4.335   3.303    30      1.00     18.15        0.0        0.2
+   forward     exp(-cdist / scale)    30.549  22.854    30      7.05      2.57      100.0      100.0
+   + backward  native                 10.616   9.180    30      1.00      7.41        4.1        4.4
+   + backward  exp(-cdist / scale)    99.985  77.962    30      9.42      0.79      400.0      599.9
+
+x native is the ratio of medians to our compiled op; memory is in percent of the result. How each
+column is measured stands in docs/benchmarks.md. The contenders are listed in contenders.py.
 """
 
-import ctypes
-import importlib.util
 import math
 import os
 import statistics
 import sys
-from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Callable, Dict, List, Tuple
 from unittest import mock
 
 os.environ.setdefault('KINETO_LOG_LEVEL', '5')  # to the profiler it is an error to have no GPU
 
 import torch
+from contenders import (
+    INVERSE_SHAPES,
+    KERNEL_SHAPES,
+    KERNELS,
+    QUICK_INVERSE_SHAPES,
+    QUICK_KERNEL_SHAPES,
+    RIDGE,
+    SWEEP_SHAPES,
+    Case,
+    Contender,
+    inverse_case,
+    kernel_case,
+    missing,
+)
 from mmengine.registry import MODELS
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from mmlaplace.models.attentions.laplacian import KERNELS as ATTENTION_KERNELS
-from mmlaplace.ops import _native, cholesky_inverse, inverse_residual, newton_schulz_inverse
+from mmlaplace.ops import _native, inverse_residual
 from mmlaplace.utils.command_line import ToolParser, write_json
 from mmlaplace.utils.measuring import (
     BUDGET,
@@ -74,13 +61,6 @@ from mmlaplace.utils.measuring import (
     tensor_memory,
 )
 
-# Each op with its scale for head dims d, as the attention has it.
-KERNELS = {op.__name__: (op, scale_of) for op, scale_of in ATTENTION_KERNELS.values()}
-KERNEL_SHAPES = ((16, 3136, 49, 32), (2, 16384, 256, 32), (16, 3136, 49, 64))
-SWEEP_SHAPES = tuple((16, queries, 49, 32) for queries in (49, 196, 784, 3136, 12544))
-INVERSE_SHAPES = ((64, 49), (64, 100), (16, 196))
-QUICK_KERNEL_SHAPES, QUICK_INVERSE_SHAPES = ((2, 40, 9, 8), (2, 80, 9, 8)), ((3, 9),)
-RIDGE = 1e-2
 REPEATED_BYTES = 2**22  # of results that stay in a cache
 PEAK_RUN = {'cpu': 2**30, 'cuda': 2**35}  # differences that take some milliseconds
 COLUMNS = (
@@ -90,130 +70,8 @@ COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass
-class Contender:
-    """One way to compute a case."""
-
-    name: str
-    forward: Callable[..., Tensor]  # of the case's inputs
-    why_not: Optional[str] = None  # why it cannot run here
-    differentiable: bool = True
-
-
-@dataclass
-class Case:
-    """What is computed, of which inputs, and by whom."""
-
-    op: str
-    shape: Tuple[int, ...]
-    inputs: Tuple[Tensor, ...]
-    result_bytes: int
-    contenders: List[Contender]
-    note: str = ''
-
-    @property
-    def title(self) -> str:
-        axes = 'B*heads, N, M, d' if self.op in KERNELS else 'batch, m'
-        return f'{self.op}, ({axes}) = {self.shape}, {self.inputs[0].dtype}{self.note}'
-
-
 # A table's row under the names of COLUMNS, and what it was measured of.
 Row = Tuple[Case, Contender, Dict[str, object]]
-
-
-def kernel_case(op: str, shape: tuple, device: torch.device, dtype: torch.dtype) -> Case:
-    """A kernel of random queries and keys."""
-    batch_heads, queries, keys, dims = shape
-    q = torch.randn(1, batch_heads, queries, dims).to(device, dtype)
-    k = torch.randn(1, batch_heads, keys, dims).to(device, dtype)
-    kernel, scale_of = KERNELS[op]
-    scale, on_cpu = scale_of(dims), device.type == 'cpu'
-    halves = f'takes no {dtype}' if dtype in (torch.float16, torch.bfloat16) else None
-    sklearn = halves or (missing('sklearn') if on_cpu else 'runs on CPUs only')
-    native = _native.why_not(op, device.type)
-    contenders = [
-        Contender('native', partial(kernel, scale=scale, backend='native'), native),
-        Contender('reference', partial(kernel, scale=scale, backend='reference')),
-        Contender('scikit-learn', partial(by_sklearn, op, scale), sklearn, differentiable=False),
-        Contender('KeOps, with values', partial(by_keops, op, scale), halves or missing('pykeops')),
-        Contender('q @ k.T, a lower bound', lambda q, k: q @ k.transpose(-2, -1)),
-    ]
-    if op == 'laplacian_kernel':
-        by_cdist = lambda q, k: torch.exp(-torch.cdist(q, k, p=1) / scale)  # noqa: E731
-        contenders.insert(2, Contender('exp(-cdist / scale)', by_cdist, halves))
-    if not on_cpu:
-        attention = torch.nn.functional.scaled_dot_product_attention
-        contenders.append(Contender('softmax attention', lambda q, k: attention(q, k, k)))
-    return Case(op, shape, (q, k), batch_heads * queries * keys * q.element_size(), contenders)
-
-
-def missing(module: str) -> Optional[str]:
-    """Why a library cannot be used."""
-    return None if importlib.util.find_spec(module) else f'{module} is not installed'
-
-
-def by_sklearn(op: str, scale: float, q: Tensor, k: Tensor) -> Tensor:
-    """The kernel by scikit-learn."""
-    import numpy as np
-    from sklearn.metrics import pairwise
-
-    if op == 'laplacian_kernel':
-        kernel = partial(pairwise.laplacian_kernel, gamma=1 / scale)
-    else:
-        kernel = partial(pairwise.rbf_kernel, gamma=1 / (2 * scale**2))
-    query, key = q[0].numpy(), k[0].numpy()
-    out = np.empty((*query.shape[:2], key.shape[1]), query.dtype)
-    for head in range(len(query)):
-        out[head] = kernel(query[head], key[head])
-    return torch.from_numpy(out)
-
-
-def by_keops(op: str, scale: float, q: Tensor, k: Tensor) -> Tensor:
-    """The kernel times k by KeOps."""
-    from pykeops.torch import LazyTensor
-
-    difference = LazyTensor(q.unsqueeze(3)) - LazyTensor(k.unsqueeze(2))
-    if op == 'laplacian_kernel':
-        return (difference.abs().sum(-1) / -scale).exp() @ k
-    return ((difference**2).sum(-1) / (-2 * scale**2)).exp() @ k
-
-
-def inverse_case(shape: tuple, device: torch.device, dtype: torch.dtype) -> Case:
-    """Inverses of Laplacian kernels of landmarks that are near-duplicates, seven by seven."""
-    batch, size = shape
-    centers = 0.3 * torch.randn(batch, math.ceil(size / 7), 1, 32)
-    marks = (centers + 0.01 * torch.randn(*centers.shape[:2], 7, 32)).flatten(1, 2)[:, :size]
-    mat = torch.exp(-torch.cdist(marks, marks, p=1) / 4)
-    eigenvalues = torch.linalg.eigvalsh(mat.double()) + RIDGE
-    note = f', condition {(eigenvalues[:, -1] / eigenvalues[:, 0]).median():.0f}'
-    mat = mat.to(device, dtype)
-    ridge = RIDGE * torch.eye(size, device=device, dtype=dtype)
-    newton_schulz = partial(newton_schulz_inverse, num_iters=20, ridge=RIDGE)
-    native = _native.why_not('newton_schulz_inverse', device.type)
-    contenders = [
-        Contender('native', partial(newton_schulz, backend='native'), native),
-        Contender('reference', partial(newton_schulz, backend='reference')),
-        Contender('cholesky_inverse', partial(cholesky_inverse, ridge=RIDGE)),
-        Contender('linalg.inv', lambda m: torch.linalg.inv(m + ridge), lu_failure(mat + ridge)),
-    ]
-    return Case('newton_schulz_inverse', shape, (mat,), bytes_of((mat,)), contenders, note)
-
-
-def lu_failure(mat: Tensor) -> Optional[str]:
-    """Why LU fails, as it does in some builds of oneMKL for batches of large matrices."""
-    sys.stdout.flush()
-    stdout, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)  # oneMKL prints hundreds of lines, from C
-    try:
-        torch.linalg.inv(mat)
-    except RuntimeError as error:  # torch.linalg.LinAlgError is one
-        return str(error).splitlines()[0]
-    finally:
-        ctypes.CDLL(None).fflush(None)
-        os.dup2(stdout, 1)
-        os.close(stdout)
-        os.close(nowhere)
-    return None
 
 
 def make_job(contender: Contender, inputs: Tuple[Tensor, ...], backward: bool) -> Callable:
