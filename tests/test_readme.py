@@ -39,6 +39,12 @@ OTHERS = (
 )
 
 
+# Scripts of ours; those named test_… are in tests/tools, and one is mmsegmentation's.
+SCRIPT = re.compile(
+    r'(?<![\w/.-])((?:tools|\.dev_scripts)/(?!test_|dataset_converters/cityscapes)[\w/]+\.(?:py|sh))'
+)
+
+
 def code_blocks(document: Path, language: str) -> list:
     return re.findall(rf'```{language}\n(.*?)```', document.read_text(), flags=re.DOTALL)
 
@@ -80,6 +86,20 @@ def test_commands_name_scripts_options_and_configs_that_exist(document):
         for word in words[2:]:
             if word.startswith('configs/') and not set('*{…') & set(word):
                 assert (ROOT / word).exists(), words
+
+
+def test_scripts_that_are_mentioned_exist():
+    listed = subprocess.run(
+        ['git', 'ls-files', '--cached', '--others', '--exclude-standard'],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    texts = ('.md', '.py', '.sh', '.toml', '.txt', '.yml', '.cpp', '.h', '.cuh', '.in', 'run')
+    for name in listed:
+        # The changelog tells of old names too.
+        if not name.endswith(texts) or name == 'CHANGELOG.md' or not (ROOT / name).is_file():
+            continue
+        for script in SCRIPT.findall((ROOT / name).read_text()):
+            assert (ROOT / script).is_file(), f'{name}: {script}'
 
 
 def test_the_readme_says_how_to_install_what_there_is():

@@ -1,4 +1,4 @@
-// The peak that tools/benchmark_ops.py measures kernels against: |a - b| summed in registers on
+// What tools/benchmarks/benchmark_ops.py measures kernels against: |a - b| summed in registers on
 // all threads of a device, without memory. Returns the number of differences taken.
 #include <torch/library.h>
 
