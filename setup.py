@@ -26,6 +26,8 @@ from setuptools.command.build_py import build_py
 
 ROOT = Path(__file__).resolve().parent
 MIM_FILES = ('configs', 'tools', 'model-index.yml')
+# Scripts that work in a clone alone: they set it up, or run its tests.
+CLONE_ONLY = ('gpu_check.sh', 'quickstart.sh', 'run_tests.sh', 'setup_env.sh')
 # What is compiled for by default, as far as the toolkit knows it; PTX of the newest for the rest.
 ARCHITECTURES = ('75', '80', '86', '89', '90', '100', '120')
 
@@ -49,12 +51,13 @@ class BuildWithMimFiles(build_py):
         mim = base / 'mmlaplace' / '.mim'
         shutil.rmtree(mim, ignore_errors=True)
         mim.mkdir(parents=True)
+        ignored = shutil.ignore_patterns('__pycache__', *CLONE_ONLY)
         for name in MIM_FILES:
             source, target = ROOT / name, mim / name
             if self.editable_mode:
                 target.symlink_to(os.path.relpath(source, mim))
             elif source.is_dir():
-                shutil.copytree(source, target, ignore=shutil.ignore_patterns('__pycache__'))
+                shutil.copytree(source, target, ignore=ignored)
             else:
                 shutil.copy2(source, target)
 

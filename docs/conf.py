@@ -1,4 +1,4 @@
-"""How Sphinx builds the site: bash tools/build_docs.sh. Nothing here needs a network."""
+"""How Sphinx builds the site: bash .dev_scripts/build_docs.sh. Nothing here needs a network."""
 
 import re
 from pathlib import Path

@@ -9,12 +9,10 @@ from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Union
 import torch.nn as nn
 import yaml
 from mmengine.config import Config, ConfigDict
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, DefaultScope
 
 from .engine import load_weights
-from .utils.toolboxes import build_model
-
-TASKS = ('classification', 'detection', 'segmentation')
+from .utils.toolboxes import TOOLBOXES
 
 
 class ModelInfo(NamedTuple):
@@ -82,7 +80,7 @@ def list_models(
     """
     models = read_models()
     families = sorted({model.family for model in models})
-    for name, value, known in (('task', task, TASKS), ('family', family, families)):
+    for name, value, known in (('task', task, TOOLBOXES), ('family', family, families)):
         if value is not None and value not in known:
             raise ValueError(f'{name} must be one of {tuple(known)}, got {value!r}')
     return sorted(
@@ -154,6 +152,15 @@ def get_model(
     if pretrained not in (None, False):
         load_weights(model, pretrained)
     return model
+
+
+def build_model(cfg: Config) -> nn.Module:
+    """The model of a config, with the modules and in the scope of the toolbox that it is for."""
+    scope = cfg.default_scope
+    importlib.import_module(f'{scope}.utils').register_all_modules(init_default_scope=False)
+    cfg.model.setdefault('data_preprocessor', cfg.get('data_preprocessor'))
+    with DefaultScope.overwrite_default_scope(scope):
+        return MODELS.build(cfg.model)
 
 
 def _build(cfg: Config) -> nn.Module:

@@ -1,7 +1,8 @@
 import functools
-import importlib
+import importlib.util
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import mmengine
@@ -12,8 +13,8 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 
 import mmlaplace.models  # noqa: F401  (registers)
+from mmlaplace.model_zoo import build_model as toolbox_model  # noqa: F401  (for tests)
 from mmlaplace.ops import _native
-from mmlaplace.utils.toolboxes import build_model as toolbox_model  # noqa: F401  (for tests)
 
 ROOT = Path(__file__).resolve().parent.parent
 CLASSIFICATION = ROOT / 'configs/classification'
@@ -51,10 +52,20 @@ def mini_data(tmp_path_factory, pytestconfig) -> Path:
     out, made = everybodys / 'mini', everybodys / 'mini.made'
     with FileLock(everybodys / 'mini.lock'):
         if not made.exists():
-            tool = ROOT / 'tools/make_mini_datasets.py'
+            tool = ROOT / 'tools/dataset_converters/make_mini_datasets.py'
             subprocess.run([sys.executable, tool, '--out', out], check=True)
             made.touch()
     return out
+
+
+@functools.cache
+def load_tool(path: str) -> types.ModuleType:
+    """A script as a module, such as ``load_tool('tools/benchmarks/soak.py')``."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where pickle looks for its functions
+    spec.loader.exec_module(module)
+    return module
 
 
 def toolbox_config(path: Path) -> Config:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 import pytest
@@ -14,9 +15,13 @@ from conftest import ROOT, registered
 from mmengine.model import BaseModule
 
 from mmlaplace import check, ops
+from mmlaplace.check import fixes, library, packages
+from mmlaplace.check import report as check_report
 from mmlaplace.ops import _native
 from mmlaplace.ops._sources import source_state
+from mmlaplace.utils import dependencies
 from mmlaplace.utils.dependencies import TESTED, installed_distributions
+from mmlaplace.utils.toolboxes import PACKAGES
 
 FORKS = bool(installed_distributions('mmengine').get('onedl-mmengine'))
 MMSEG = 'onedl-mmsegmentation' if FORKS else 'mmsegmentation'
@@ -35,15 +40,16 @@ def hide(monkeypatch):
             raise ModuleNotFoundError(f'No module named {name!r}', name=name)
         return import_module(name)
 
-    monkeypatch.setattr(check, 'import_module', import_unless_hidden)
+    def version_unless_hidden(distribution):
+        if any(is_hidden(name) for name, tested in TESTED.items() if distribution in tested):
+            raise PackageNotFoundError(distribution)
+        return version(distribution)
+
+    monkeypatch.setattr(packages, 'import_module', import_unless_hidden)
     monkeypatch.setattr(
-        check, 'find_spec', lambda name: None if is_hidden(name) else find_spec(name)
+        packages, 'find_spec', lambda name: None if is_hidden(name) else find_spec(name)
     )
-    monkeypatch.setattr(
-        check,
-        'installed_distributions',
-        lambda name: {} if is_hidden(name) else installed_distributions(name),
-    )
+    monkeypatch.setattr(dependencies, 'version', version_unless_hidden)
     return lambda *names: hidden.update(names)
 
 
@@ -90,7 +96,7 @@ def test_the_table_has_the_fixes_as_lines_to_copy(hide, capsys):
     assert check.main([]) == 0
     out = capsys.readouterr().out
     assert 'If you want mmseg:' in out
-    assert f'install --no-build-isolation {check.pinned("mmseg")}\n' in out
+    assert f'install --no-build-isolation {fixes.pinned("mmseg")}\n' in out
     assert 'All right (checked in ' in out
 
 
@@ -99,10 +105,10 @@ def test_no_native_library(monkeypatch, tmp_path, report):
     status, findings = report()
     assert status == 1
     assert problems(findings) == ['mmlaplace._C']
-    library = findings['compiled library', 'mmlaplace._C']
-    assert 'no compiled library' in library['found']
+    missing = findings['compiled library', 'mmlaplace._C']
+    assert 'no compiled library' in missing['found']
     assert (
-        library['fix']
+        missing['fix']
         .splitlines()[-1]
         .endswith(f'install --no-build-isolation --force-reinstall --no-deps --editable {ROOT}')
     )
@@ -121,15 +127,15 @@ def test_no_native_library(monkeypatch, tmp_path, report):
 def test_a_library_for_something_else_is_a_problem(entry, found, monkeypatch, tmp_path):
     key, _, value = entry.partition(b'=')
     built_for = b'mmlaplace built for ' + key + b'='
-    library = check.loaded_library()
-    before, after = library.read_bytes().split(built_for)
+    file = check.loaded_library()
+    before, after = file.read_bytes().split(built_for)
     # The loader of the system says of another machine's library that there is no such file.
     content = before + built_for + value + after[after.index(b';') + 1 :]
-    (tmp_path / library.name).write_bytes(content)
+    (tmp_path / file.name).write_bytes(content)
     monkeypatch.setattr(_native, 'WHY_MISSING', _native.load_library(tmp_path))
-    (finding,) = check.check_library()
+    (finding,) = library.check_library()
     assert finding.status == 'problem'
-    assert f'{library.name} {found}' in finding.found
+    assert f'{file.name} {found}' in finding.found
     assert 'install --no-build-isolation --force-reinstall' in finding.fix
 
 
@@ -186,13 +192,15 @@ def test_numpy_that_this_torch_does_not_know(monkeypatch, report):
 
 def test_the_fix_names_a_compiler_where_there_is_none(monkeypatch):
     monkeypatch.setenv('CXX', '/no/such/compiler')
-    assert check.build_library().startswith('apt-get install g++')
+    assert fixes.build_library().startswith('apt-get install g++')
 
 
 def test_a_library_without_cuda_where_there_is_a_gpu(monkeypatch):
-    monkeypatch.setattr(check, 'gpu_arches', lambda: ['9.0', '9.0'])
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda index: (9, 0))
     monkeypatch.setattr(_native, 'AVAILABLE', {name: {'cpu'} for name in ops.__all__})
-    findings = {f.name: f for f in check.check_library()}
+    findings = {f.name: f for f in library.check_library()}
     assert findings['CPU kernels'].status == 'ok'
     assert findings['CUDA kernels'].status == 'problem'
     assert 'no gaussian_kernel, laplacian_kernel' in findings['CUDA kernels'].found
@@ -201,7 +209,7 @@ def test_a_library_without_cuda_where_there_is_a_gpu(monkeypatch):
 
 def test_an_op_that_the_library_lacks(monkeypatch):
     monkeypatch.setattr(_native, 'AVAILABLE', {'laplacian_kernel': {'cpu', 'cuda'}})
-    cpu = {f.name: f for f in check.check_library()}['CPU kernels']
+    cpu = {f.name: f for f in library.check_library()}['CPU kernels']
     assert cpu.status == 'problem'
     assert cpu.found == 'the library has no gaussian_kernel, newton_schulz_inverse for cpu'
 
@@ -214,7 +222,7 @@ def test_an_op_that_computes_wrongly(monkeypatch, factor):
         return right(*args, backend=backend) * (factor if backend == 'auto' else 1)
 
     monkeypatch.setattr(ops, 'laplacian_kernel', wrong)
-    finding = check.check_op('laplacian_kernel', torch.device('cpu'))
+    finding = library.check_op('laplacian_kernel', torch.device('cpu'))
     assert finding.status == 'problem'
     assert 'expected at most 1e-05' in finding.found
     assert '--no-build-isolation' in finding.fix
@@ -225,14 +233,14 @@ def test_an_op_that_raises(monkeypatch):
         raise RuntimeError('no kernel image is available')
 
     monkeypatch.setattr(ops, 'laplacian_kernel', broken)
-    finding = check.check_op('laplacian_kernel', torch.device('cpu'))
+    finding = library.check_op('laplacian_kernel', torch.device('cpu'))
     assert finding.status == 'problem'
     assert finding.found == 'RuntimeError: no kernel image is available'
 
 
 def test_every_op_with_a_backend_has_an_example():
-    assert set(check.EXAMPLES) == set(check.native_ops())
-    assert set(check.EXAMPLES) == {name for name in _native.AVAILABLE if not name.startswith('_')}
+    assert set(library.EXAMPLES) == set(library.native_ops())
+    assert set(library.EXAMPLES) == {name for name in _native.AVAILABLE if not name.startswith('_')}
 
 
 def test_mmcv_without_its_ops(hide, report):
@@ -245,7 +253,7 @@ def test_mmcv_without_its_ops(hide, report):
     tools, build, uninstall, install = finding['fix'].splitlines()
     assert "'setuptools>=80,<82' wheel ninja" in tools
     assert 'wheel --no-cache-dir --no-build-isolation --no-deps' in build
-    assert build.endswith(check.pinned('mmcv'))
+    assert build.endswith(fixes.pinned('mmcv'))
     assert 'uninstall -y mmcv onedl-mmcv mmcv-lite' in uninstall
     assert install.endswith('-*.whl')
 
@@ -269,10 +277,10 @@ def test_one_toolbox_missing_is_a_note(hide, report):
 
 
 def test_no_toolbox_is_a_problem(hide, report):
-    hide('mmcv', *check.TOOLBOXES)
+    hide('mmcv', *PACKAGES)
     status, findings = report()
     assert status == 1
-    assert sorted(problems(findings)) == sorted(check.TOOLBOXES)
+    assert sorted(problems(findings)) == sorted(PACKAGES)
     # Each needs mmcv with its ops first.
     assert ' wheel --no-cache-dir ' in findings['versions', 'mmdet']['fix']
     assert findings['versions', 'mmcv']['status'] == 'note'
@@ -280,11 +288,7 @@ def test_no_toolbox_is_a_problem(hide, report):
 
 def test_fork_and_upstream_at_once(monkeypatch, report):
     both = {'mmengine': '0.10.7', 'onedl-mmengine': '0.10.12'}
-    monkeypatch.setattr(
-        check,
-        'installed_distributions',
-        lambda name: both if name == 'mmengine' else installed_distributions(name),
-    )
+    monkeypatch.setattr(dependencies, 'version', lambda name: both.get(name) or version(name))
     status, findings = report()
     assert status == 1
     assert problems(findings) == ['mmengine']
@@ -298,15 +302,20 @@ def test_fork_and_upstream_at_once(monkeypatch, report):
 
 def test_a_distribution_whose_modules_are_gone(hide, monkeypatch):
     hide('mmdet')
-    monkeypatch.setattr(check, 'installed_distributions', installed_distributions)
-    finding = check.package_version('mmdet')
+    monkeypatch.setattr(dependencies, 'version', version)
+    finding = packages.package_version('mmdet')
     assert finding.status == 'problem'
     assert 'its modules are gone' in finding.found
 
 
 def test_untested_versions_are_notes(monkeypatch):
-    monkeypatch.setattr(check, 'installed_distributions', lambda name: {'mmdet': '4.0.0'})
-    finding = check.package_version('mmdet')
+    def newer(distribution):
+        if distribution == 'mmdet':
+            return '4.0.0'
+        raise PackageNotFoundError(distribution)
+
+    monkeypatch.setattr(dependencies, 'version', newer)
+    finding = packages.package_version('mmdet')
     assert finding.status == 'note'
     assert finding.found == 'mmdet 4.0.0, upstream; tested: 3.3.0'
     assert 'tools/setup_env.sh' in finding.fix
@@ -327,8 +336,8 @@ def test_a_toolbox_that_does_not_import(monkeypatch, error, fix):
     def fail(name):
         raise error
 
-    monkeypatch.setattr(check, 'import_module', fail)
-    finding = check.check_types_in('mmdet')
+    monkeypatch.setattr(packages, 'import_module', fail)
+    finding = packages.check_types_in('mmdet')
     assert finding.status == 'problem'
     assert finding.found == f'does not import: {type(error).__name__}: {error}'
     assert fix in finding.fix
@@ -337,7 +346,7 @@ def test_a_toolbox_that_does_not_import(monkeypatch, error, fix):
 def test_a_toolbox_with_a_type_of_the_same_name(monkeypatch):
     models = import_module('mmdet.registry').MODELS
     monkeypatch.setitem(models.module_dict, 'SOFT', torch.nn.Identity)
-    finding = check.check_types_in('mmdet')
+    finding = packages.check_types_in('mmdet')
     assert finding.status == 'problem'
     assert 'has its own SOFT' in finding.found
     assert "type='mmengine.SOFT'" in finding.fix
@@ -350,7 +359,7 @@ def test_a_check_that_fails_is_a_problem(monkeypatch, report):
     def fail():
         raise OSError('disk full')
 
-    monkeypatch.setitem(check.CHECKS, 'ops', fail)
+    monkeypatch.setitem(check_report.CHECKS, 'ops', fail)
     status, findings = report()
     assert status == 1
     assert findings['ops', 'ops']['found'] == 'the check failed: OSError: disk full'
@@ -358,7 +367,7 @@ def test_a_check_that_fails_is_a_problem(monkeypatch, report):
 
 def test_the_build_tools_are_those_of_set_up():
     lines = (ROOT / 'requirements/build.txt').read_text().splitlines()
-    assert list(check.BUILD_TOOLS) == [line for line in lines if not line.startswith('#')]
+    assert list(fixes.BUILD_TOOLS) == [line for line in lines if not line.startswith('#')]
 
 
 def test_nothing_but_the_report_goes_to_stdout(monkeypatch, capsys):
@@ -366,7 +375,7 @@ def test_nothing_but_the_report_goes_to_stdout(monkeypatch, capsys):
         sys.stdout.write('a toolbox says hello\n')
         return []
 
-    monkeypatch.setitem(check.CHECKS, 'types', chatty)
+    monkeypatch.setitem(check_report.CHECKS, 'types', chatty)
     check.main(['--json'])
     assert 'hello' not in capsys.readouterr().out
 

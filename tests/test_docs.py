@@ -61,11 +61,11 @@ class Targets(HTMLParser):
 
 @pytest.fixture(scope='module')
 def site(tmp_path_factory):
-    """The site, built as tools/build_docs.sh does, with warnings as errors."""
+    """The site, built as .dev_scripts/build_docs.sh does, with warnings as errors."""
     pytest.importorskip('sphinx', reason='no Sphinx: pip install -r requirements/docs.txt')
     out = tmp_path_factory.mktemp('site')
     result = subprocess.run(
-        ['bash', ROOT / 'tools/build_docs.sh', '--out', out],
+        ['bash', ROOT / '.dev_scripts/build_docs.sh', '--out', out],
         capture_output=True, text=True, env={**os.environ, 'PYTHON': sys.executable},
     )  # fmt: skip
     assert result.returncode == 0, result.stderr

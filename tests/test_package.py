@@ -47,6 +47,10 @@ def test_wheel_holds_configs_and_tools_where_mim_looks(wheel):
         paths = list(ROOT.glob(pattern))
         assert paths, pattern
         assert {f'mmlaplace/.mim/{path.relative_to(ROOT)}' for path in paths} <= names
+    scripts = {path.name for path in (ROOT / 'tools').glob('*.sh')}
+    packed = {name.split('/')[-1] for name in names if name.endswith('.sh')}
+    assert scripts - packed == {'gpu_check.sh', 'quickstart.sh', 'run_tests.sh', 'setup_env.sh'}
+    assert packed < scripts  # and none of .dev_scripts
     for path in (ROOT / 'mmlaplace').rglob('*.py'):
         if '.mim' not in path.parts:
             assert str(path.relative_to(ROOT)) in names

@@ -39,6 +39,12 @@ OTHERS = (
 )
 
 
+# Scripts of ours; those named test_… are in tests/tools, and one is mmsegmentation's.
+SCRIPT = re.compile(
+    r'(?<![\w/.-])((?:tools|\.dev_scripts)/(?!test_|dataset_converters/cityscapes)[\w/]+\.(?:py|sh))'
+)
+
+
 def code_blocks(document: Path, language: str) -> list:
     return re.findall(rf'```{language}\n(.*?)```', document.read_text(), flags=re.DOTALL)
 
@@ -73,13 +79,27 @@ def test_commands_name_scripts_options_and_configs_that_exist(document):
         assert script.is_file(), words
         options = {word.split('=')[0] for word in words[2:] if word.startswith('--')}
         if script.name not in PASS_ON:
-            text = script.read_text() + (ROOT / 'tools/command_line.py').read_text()
-            if script.parent.name == 'model_converters':
-                text += (script.parent / 'conversion.py').read_text()
+            utils = ROOT / 'mmlaplace/utils'
+            files = (script, utils / 'command_line.py', utils / 'conversion.py')
+            text = ''.join(file.read_text() for file in files)
             assert not [option for option in options if option not in text], words
         for word in words[2:]:
             if word.startswith('configs/') and not set('*{…') & set(word):
                 assert (ROOT / word).exists(), words
+
+
+def test_scripts_that_are_mentioned_exist():
+    listed = subprocess.run(
+        ['git', 'ls-files', '--cached', '--others', '--exclude-standard'],
+        cwd=ROOT, capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    texts = ('.md', '.py', '.sh', '.toml', '.txt', '.yml', '.cpp', '.h', '.cuh', '.in', 'run')
+    for name in listed:
+        # The changelog tells of old names too.
+        if not name.endswith(texts) or name == 'CHANGELOG.md' or not (ROOT / name).is_file():
+            continue
+        for script in SCRIPT.findall((ROOT / name).read_text()):
+            assert (ROOT / script).is_file(), f'{name}: {script}'
 
 
 def test_the_readme_says_how_to_install_what_there_is():

@@ -41,9 +41,9 @@ fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 step tests "$python" -m pytest -q -p no:cacheprovider tests/ops tests/models/test_attentions.py \
     tests/models/test_laplacian_attention.py -k 'cuda or attention'
-tail_lines=200 step benchmark "$python" tools/benchmark_ops.py --device cuda --train-step \
+tail_lines=200 step benchmark "$python" tools/benchmarks/benchmark_ops.py --device cuda --train-step \
     --out "$out/benchmark_ops.json" --plot "$out/benchmark_ops.png" --force
-tail_lines=30 step backbone "$python" tools/benchmark_backbone.py --device cuda \
+tail_lines=30 step backbone "$python" tools/benchmarks/benchmark_backbone.py --device cuda \
     --out "$out/benchmark_backbone.json" --plot "$out/benchmark_backbone.png" --force
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do

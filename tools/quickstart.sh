@@ -47,7 +47,7 @@ run() {
     echo "== test on held-out images"
     "$python" "$tools/test.py" "$config" "$checkpoint" --work-dir "$folder/test"
     echo "== draw predictions"
-    "$python" tools/show_predictions.py "$config" "$checkpoint" --out "$folder/predictions.png" --force
+    "$python" tools/visualization/vis_predictions.py "$config" "$checkpoint" --out "$folder/predictions.png" --force
     pictures+=("$folder/predictions.png")
     measured=$("$python" - "$folder/test" $expected <<'PYTHON'
 import json
@@ -70,11 +70,11 @@ PYTHON
 classifier=configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py
 echo "== mini data sets"
 if [ "$task" = classification ] || [ ! -f "$work_dir/last_checkpoint" ]; then
-    "$python" tools/make_mini_datasets.py --tasks classification
+    "$python" tools/dataset_converters/make_mini_datasets.py --tasks classification
     run mmpretrain "${classifier#configs/}" "$work_dir" 'accuracy/top1 95'
 fi
 if [ "$task" != classification ]; then
-    "$python" tools/make_mini_datasets.py --tasks "$task"
+    "$python" tools/dataset_converters/make_mini_datasets.py --tasks "$task"
     from=(--cfg-options "model.backbone.init_cfg.checkpoint=$(cat "$work_dir/last_checkpoint")")
 fi
 case "$task" in

@@ -5,15 +5,15 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import Optional
 
-# Import name: (distribution name in each tested set, as in requirements/*.txt), oldest and newest
-# tested version of each. The forks share the import names of the upstream packages.
+from .toolboxes import TOOLBOXES
+
+# By import name, the distributions of the tested sets, as in requirements/*.txt, each with the
+# oldest and the newest tested version. A fork has the import name of the upstream package.
 TESTED = {
     'torch': {'torch': ('2.1.2', '2.11.0')},
     'mmengine': {'mmengine': ('0.10.7', '0.10.7'), 'onedl-mmengine': ('0.10.12', '0.10.12')},
     'mmcv': {'mmcv': ('2.1.0', '2.1.0'), 'onedl-mmcv': ('2.3.6', '2.3.6')},
-    'mmdet': {'mmdet': ('3.3.0', '3.3.0'), 'onedl-mmdetection': ('3.5.1', '3.5.1')},
-    'mmseg': {'mmsegmentation': ('1.2.2', '1.2.2'), 'onedl-mmsegmentation': ('1.4.2', '1.4.2')},
-    'mmpretrain': {'mmpretrain': ('1.2.0', '1.2.0'), 'onedl-mmpretrain': ('1.3.6', '1.3.6')},
+    **{toolbox.package: toolbox.tested for toolbox in TOOLBOXES.values()},
 }
 
 

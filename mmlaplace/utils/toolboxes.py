@@ -1,28 +1,50 @@
-"""What the toolboxes bring: their models, and mmpretrain's, mmdet's and mmseg's own tools."""
+"""The toolboxes that our backbones work in: one row of a table for each task."""
 
-import os
-import runpy
-import sys
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-
-import torch.nn as nn
-from mmengine.config import Config
-from mmengine.registry import MODELS, DefaultScope
-
-from ..engine import UnsafeCheckpointError, read_state_dict
-
-CONFIG_SUFFIXES = ('.py', '.json', '.yaml', '.yml')
+from typing import Dict, NamedTuple, Tuple
 
 
-def build_model(cfg: Config) -> nn.Module:
-    """The model of a config, with the modules and in the scope of the toolbox that it is for."""
-    scope = cfg.default_scope
-    import_module(f'{scope}.utils').register_all_modules(init_default_scope=False)
-    cfg.model.setdefault('data_preprocessor', cfg.get('data_preprocessor'))
-    with DefaultScope.overwrite_default_scope(scope):
-        return MODELS.build(cfg.model)
+class Toolbox(NamedTuple):
+    """The toolbox for a task.
+
+    Attributes:
+        package: Its import name, which is the scope of its configs too.
+        tested: Its distributions, each with the oldest and the newest tested version. A fork has
+            the import name of the upstream package.
+        metrics: Names of its scores in the metafiles.
+        needs_mmcv_ops: Whether it imports mmcv's compiled ops.
+    """
+
+    package: str
+    tested: Dict[str, Tuple[str, str]]
+    metrics: Tuple[str, ...]
+    needs_mmcv_ops: bool
+
+
+# By task, which is also the folder in configs/. Imported before mmengine is known to be there, so
+# this file needs nothing but the standard library.
+TOOLBOXES: Dict[str, Toolbox] = {
+    'classification': Toolbox(
+        package='mmpretrain',
+        tested={'mmpretrain': ('1.2.0', '1.2.0'), 'onedl-mmpretrain': ('1.3.6', '1.3.6')},
+        metrics=('Top 1 Accuracy',),
+        needs_mmcv_ops=False,
+    ),
+    'detection': Toolbox(
+        package='mmdet',
+        tested={'mmdet': ('3.3.0', '3.3.0'), 'onedl-mmdetection': ('3.5.1', '3.5.1')},
+        metrics=('box AP', 'mask AP'),
+        needs_mmcv_ops=True,
+    ),
+    'segmentation': Toolbox(
+        package='mmseg',
+        tested={'mmsegmentation': ('1.2.2', '1.2.2'), 'onedl-mmsegmentation': ('1.4.2', '1.4.2')},
+        metrics=('mIoU',),
+        needs_mmcv_ops=True,
+    ),
+}
+PACKAGES = tuple(toolbox.package for toolbox in TOOLBOXES.values())
 
 
 def toolbox_script(scope: str, name: str) -> Path:
@@ -36,7 +58,7 @@ def toolbox_script(scope: str, name: str) -> Path:
     if spec is None:
         raise ImportError(
             f'this needs {scope}, which is not installed; bash tools/setup_env.sh in a clone of '
-            'mmlaplace brings all three toolboxes'
+            'mmlaplace brings the toolboxes'
         )
     package = Path(spec.submodule_search_locations[0])
     places = (package / '.mim/tools', package.parent / 'tools')  # installed, and in a clone
@@ -47,57 +69,3 @@ def toolbox_script(scope: str, name: str) -> Path:
         f'{scope} is installed without its scripts: no {name} in {" or ".join(map(str, places))}; '
         'install it again from its wheel'
     )
-
-
-def check_checkpoints(script: Path) -> None:
-    """Read what a toolbox's train.py or test.py is about to load, and end if it asks for code.
-
-    They load by mmengine, which runs code from a checkpoint and only logs names and shapes that do
-    not fit; a line says so. Files are checked by :func:`read_state_dict`; addresses and folders, as
-    some strategies write them, cannot be.
-    """
-    from mmengine.runner import find_latest_checkpoint  # slow, and only scripts need it
-
-    args = runpy.run_path(str(script), run_name=script.stem)['parse_args']()
-    cfg = Config.fromfile(args.config)
-    cfg.merge_from_dict(args.cfg_options or {})
-    resume = getattr(args, 'resume', None) or cfg.get('resume')
-    given = [getattr(args, 'checkpoint', None), cfg.get('load_from')]
-    if resume:
-        work_dir = args.work_dir or cfg.get('work_dir') or f'work_dirs/{Path(args.config).stem}'
-        given.append(find_latest_checkpoint(work_dir))
-        given.append(resume if isinstance(resume, str) and resume != 'auto' else None)
-    for checkpoint in filter(None, given):
-        checked = os.path.isfile(checkpoint)
-        if checked:
-            try:
-                read_state_dict(checkpoint)
-            except (UnsafeCheckpointError, ValueError) as error:
-                sys.exit(
-                    f'{error}\nmmengine would load it and run any code in it. If it must be '
-                    f"loaded, and you trust its source, call the toolbox's own script: {script}"
-                )
-        if os.environ.get('RANK', os.environ.get('SLURM_PROCID', '0')) == '0':
-            sys.stderr.write(
-                f'warning: {checkpoint} is loaded by mmengine, which only logs what does not fit'
-                + (' the model\n' if checked else ', and runs any code in it; it was not checked\n')
-            )
-
-
-def run_toolbox_script(name: str, usage: str) -> None:
-    """Run a script of the toolbox that the config among the arguments names as its scope.
-
-    The script sees the command line as it is; without a config, ``usage`` is printed.
-    """
-    configs = [argument for argument in sys.argv[1:] if argument.endswith(CONFIG_SUFFIXES)]
-    if not configs:
-        wanted = {'-h', '--help'} & set(sys.argv[1:])
-        (sys.stdout if wanted else sys.stderr).write(usage)
-        sys.exit(0 if wanted else 2)
-    scope = Config.fromfile(configs[0]).get('default_scope')
-    if scope is None:
-        sys.exit(f"{configs[0]} has no default_scope; set it to 'mmpretrain', 'mmdet' or 'mmseg'")
-    script = toolbox_script(scope, name)
-    sys.argv[0] = str(script)
-    check_checkpoints(script)
-    runpy.run_path(str(script), run_name='__main__')

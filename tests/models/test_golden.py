@@ -8,16 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, quiet_init
+from conftest import load_tool, quiet_init
 from mmengine.registry import MODELS
 
 from mmlaplace.engine import read_state_dict
+from mmlaplace.utils.conversion import Conversion, position_map
 
-sys.path.insert(0, str(ROOT / 'tools/model_converters'))
-import polaformer_to_mmlaplace
-import soft_to_mmlaplace
-from conversion import Conversion, position_map
-
+polaformer_to_mmlaplace = load_tool('tools/model_converters/polaformer_to_mmlaplace.py')
+soft_to_mmlaplace = load_tool('tools/model_converters/soft_to_mmlaplace.py')
 GOLDEN = Path(__file__).resolve().parent.parent / 'data/golden'
 # A Newton iteration that is unrolled and one whose gradient is implicit agree as far as it has
 # converged.

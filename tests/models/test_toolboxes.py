@@ -1,6 +1,6 @@
 """One ``type=`` in all three toolboxes, by the examples the README shows.
 
-Also run on the upstream set by tools/check_upstream.sh.
+Also run on the upstream set by .dev_scripts/check_upstream.sh.
 """
 
 import re

@@ -3,28 +3,22 @@
 import json
 import subprocess
 import sys
-from importlib import import_module
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, load_tool
 
 from mmlaplace import get_model
+from mmlaplace.utils import measuring
+
+estimate_memory = load_tool('tools/analysis_tools/estimate_memory.py')
 
 NAME, SIDE = 'polaformer-pvtv2-b0_8xb128_in1k', (128, 128)
 
 
-@pytest.fixture(scope='module')
-def tools():
-    sys.path.insert(0, str(ROOT / 'tools'))
-    yield import_module('estimate_memory'), import_module('measuring')
-    sys.path.remove(str(ROOT / 'tools'))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('with_cp', [False, True])
-def test_estimate_is_near_the_peak_of_a_training_step(tools, with_cp):
-    estimate_memory, measuring = tools
+def test_estimate_is_near_the_peak_of_a_training_step(with_cp):
     row = estimate_memory.estimate(NAME, 8, SIDE)
     backbone = get_model(NAME, backbone_only=True, with_cp=with_cp).train()
     images = torch.rand(8, 3, *SIDE)
@@ -37,8 +31,7 @@ def test_estimate_is_near_the_peak_of_a_training_step(tools, with_cp):
     assert row['states'] == 4 * gradients
 
 
-def test_activations_are_linear_in_the_batch(tools):
-    estimate_memory, _ = tools
+def test_activations_are_linear_in_the_batch():
     backbone = get_model(NAME, backbone_only=True).train()
     kept, _ = estimate_memory.kept_bytes(backbone, torch.rand(6, 3, *SIDE))
     assert estimate_memory.estimate(NAME, 6, SIDE)['activations'] == kept
@@ -46,7 +39,7 @@ def test_activations_are_linear_in_the_batch(tools):
 
 @pytest.mark.slow
 def test_the_tool_prints_and_writes(tmp_path):
-    tool, out = ROOT / 'tools/estimate_memory.py', tmp_path / 'memory.json'
+    tool, out = ROOT / 'tools/analysis_tools/estimate_memory.py', tmp_path / 'memory.json'
     command = [sys.executable, tool, 'softpp-tiny_8xb128', '--image-size', '64', '64', '--out', out]
     result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr

@@ -12,7 +12,8 @@ import torch
 from conftest import ROOT, toolbox_config, toolbox_model
 from PIL import Image
 
-from mmlaplace.utils import toolboxes
+from mmlaplace.utils.toolbox_scripts import check_checkpoints
+from mmlaplace.utils.toolboxes import toolbox_script
 
 TOOLS = ROOT / 'tools'
 CONFIGS = ROOT / 'configs'
@@ -23,17 +24,23 @@ RETINANET = CONFIGS / 'detection/laplacianformer/retinanet_laplacianformer-micro
 
 # By the tool and what else tells cases apart: its arguments, with FILE and OUT for paths.
 LOADERS = {
-    'show_predictions.py': [LAPLACIAN, 'FILE', '--out', 'OUT/a.png'],
-    'show_predictions.py detector': [RETINANET, 'FILE', '--out', 'OUT/a.png'],
-    'vis_cam.py': [LAPLACIAN, 'FILE', '--out', 'OUT/a.png'],
-    'vis_attention.py': [
+    'visualization/vis_predictions.py': [LAPLACIAN, 'FILE', '--out', 'OUT/a.png'],
+    'visualization/vis_predictions.py detector': [RETINANET, 'FILE', '--out', 'OUT/a.png'],
+    'visualization/vis_cam.py': [LAPLACIAN, 'FILE', '--out', 'OUT/a.png'],
+    'visualization/vis_attention.py': [
         'photo.png', '--model', LAPLACIAN, '--model', LAPLACIAN, 'FILE', '--out', 'OUT/a.png'
     ],
-    'compare_entropy.py': [PVT, 'FILE', '--out', 'OUT/a.json', '--picture', 'OUT/a.png'],
-    'compare_landmarks.py': [LAPLACIAN, 'FILE', '--out', 'OUT/a.json'],
-    'compare_norms.py': [SOFTPP, 'FILE', '--out', 'OUT/a.json', '--picture', 'OUT/a.png'],
+    'analysis_tools/compare_row_entropy.py': [
+        PVT, 'FILE', '--out', 'OUT/a.json', '--picture', 'OUT/a.png'
+    ],
+    'analysis_tools/compare_landmarks.py': [LAPLACIAN, 'FILE', '--out', 'OUT/a.json'],
+    'analysis_tools/compare_inverse_norms.py': [
+        SOFTPP, 'FILE', '--out', 'OUT/a.json', '--picture', 'OUT/a.png'
+    ],
     # It takes the checkpoints that it finds in its work directory.
-    'compare_mini.py': ['--variants', 'laplacian', '--seeds', 7, '--work-dir', 'runs'],
+    'analysis_tools/compare_attentions.py': [
+        '--variants', 'laplacian', '--seeds', 7, '--work-dir', 'runs'
+    ],
     'model_converters/soft_to_mmlaplace.py': ['FILE', 'OUT/a.pth'],
     'model_converters/polaformer_to_mmlaplace.py': ['FILE', 'OUT/a.pth'],
 }  # fmt: skip
@@ -44,7 +51,6 @@ HANDING_OVER = {
     'train.py load_from': [LAPLACIAN, '--cfg-options', 'load_from=FILE', 'work_dir=OUT'],
     'train.py auto': [LAPLACIAN, '--resume', '--work-dir', 'resumed'],
 }
-HELPERS = {'command_line.py', 'model_converters/conversion.py'}
 
 
 class Evil:
@@ -90,7 +96,6 @@ def run(tmp_path, monkeypatch, capsys):
         tool = TOOLS / name.split()[0]
         paths = dict(FILE=tmp_path / 'file.pth', OUT=tmp_path / 'out')
         words = [re.sub('FILE|OUT', lambda m: str(paths[m[0]]), str(word)) for word in arguments]
-        monkeypatch.syspath_prepend(tool.parent)
         monkeypatch.setattr(sys, 'argv', [str(tool), *words])
         monkeypatch.chdir(tmp_path)
         Image.fromarray(np.zeros((48, 48, 3), np.uint8)).save('photo.png')
@@ -111,17 +116,17 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 def test_no_tool_that_takes_a_checkpoint_is_left_out():
-    # Of names of tests, such as tests/engine/test_checkpoint.py, there is nothing to load.
-    about = re.compile(r'(?<!test_)checkpoint|--resume|torch\.load|state_dict|pickle')
+    about = re.compile(r'checkpoint|--resume|torch\.load|state_dict|pickle')
     found = {
         path.relative_to(TOOLS).as_posix()
         for path in TOOLS.rglob('*.py')
         if about.search(path.read_text())
     }
-    assert found == {name.split()[0] for name in (*LOADERS, *HANDING_OVER)} | HELPERS
+    assert found == {name.split()[0] for name in (*LOADERS, *HANDING_OVER)}
     # All of them by our own loader: others, such as mmengine's, run code.
     calls = re.compile(r'\b(torch\.load|load_checkpoint|_load_checkpoint|pickle\.\w+)\(')
-    for path in TOOLS.rglob('*.py'):
+    shared = (ROOT / 'mmlaplace/utils', ROOT / '.dev_scripts')
+    for path in (path for folder in (TOOLS, *shared) for path in folder.rglob('*.py')):
         assert not calls.search(path.read_text()), path
 
 
@@ -155,9 +160,9 @@ def test_weights_of_another_model_are_refused(name, run, tmp_path):
 @pytest.mark.parametrize(
     ('name', 'write'),
     [
-        ('show_predictions.py', partial(backbone_alone, config=LAPLACIAN)),
-        ('vis_cam.py', partial(backbone_alone, config=LAPLACIAN)),
-        ('show_predictions.py detector', classifier),
+        ('visualization/vis_predictions.py', partial(backbone_alone, config=LAPLACIAN)),
+        ('visualization/vis_cam.py', partial(backbone_alone, config=LAPLACIAN)),
+        ('visualization/vis_predictions.py detector', classifier),
     ],
 )
 def test_no_picture_is_drawn_with_a_random_head(name, write, run, tmp_path):
@@ -171,16 +176,16 @@ def test_what_the_toolboxes_load_is_said_before(name, tmp_path, monkeypatch, cap
     monkeypatch.chdir(tmp_path)
     Path('resumed').mkdir()
     Path('resumed/last_checkpoint').write_text('file.pth')
-    script = toolboxes.toolbox_script('mmpretrain', name.split()[0])
+    script = toolbox_script('mmpretrain', name.split()[0])
     for given, checked in (('file.pth', True), ('resumed', False), ('https://x.org/a.pth', False)):
         words = [str(word).replace('FILE', given) for word in HANDING_OVER[name]]
         monkeypatch.setattr(sys, 'argv', [str(script), *words])
-        toolboxes.check_checkpoints(script)
+        check_checkpoints(script)
         (line,) = capsys.readouterr().err.splitlines()
         if name == 'train.py auto':
             given, checked = 'file.pth', True
         assert line.startswith(f'warning: {given} is loaded by mmengine, which only logs')
         assert line.endswith('it was not checked') is not checked
     monkeypatch.setenv('RANK', '1')
-    toolboxes.check_checkpoints(script)
+    check_checkpoints(script)
     assert not capsys.readouterr().err

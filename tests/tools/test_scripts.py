@@ -13,10 +13,11 @@ from conftest import ROOT
 from mmlaplace import check
 from mmlaplace.ops._sources import source_state
 
+FOLDERS = (ROOT / 'tools', ROOT / '.dev_scripts')
 PYTHON_TOOLS = sorted(
-    path for path in (ROOT / 'tools').rglob('*.py') if "'__main__'" in path.read_text()
+    path for folder in FOLDERS for path in folder.rglob('*.py') if "'__main__'" in path.read_text()
 )
-SHELL_TOOLS = sorted((ROOT / 'tools').glob('*.sh'))
+SHELL_TOOLS = sorted(path for folder in FOLDERS for path in folder.glob('*.sh'))
 
 
 def run(*command, **env) -> subprocess.CompletedProcess:
@@ -39,7 +40,7 @@ def test_shell_help_has_an_example(tool):
         pytest.skip('hands its arguments on to pytest')
     result = run('bash', tool, '--help')
     assert result.returncode == 0, result.stderr
-    assert f'bash tools/{tool.name}' in result.stdout
+    assert f'bash {tool.relative_to(ROOT)}' in result.stdout
 
 
 @pytest.mark.parametrize('name', ['dist_train.sh', 'dist_test.sh', 'slurm_train.sh'])

@@ -6,13 +6,11 @@ import sys
 
 import pytest
 import torch
-from conftest import ROOT, registered
+from conftest import load_tool, registered
 
 from mmlaplace.models import PyramidBackbone
 
-sys.path.insert(0, str(ROOT / 'tools'))
-import soak
-
+soak = load_tool('tools/benchmarks/soak.py')
 FEW = dict(steps=3, settle=1, batch=2, side=32)
 
 

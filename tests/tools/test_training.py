@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 import torch
-from conftest import CLASSIFICATION, ROOT, quiet_init
+from conftest import CLASSIFICATION, ROOT, load_tool, quiet_init
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.optim import build_optim_wrapper
@@ -17,6 +17,7 @@ from mmlaplace.utils.toolboxes import toolbox_script
 
 CONFIGS = CLASSIFICATION / 'laplacianformer'
 MINI = CONFIGS / 'laplacianformer-micro_1xb32_mini.py'
+VIS_PREDICTIONS = ROOT / 'tools/visualization/vis_predictions.py'
 TRAIN = toolbox_script('mmpretrain', 'train.py')  # the other way is tools/train.py
 
 
@@ -49,7 +50,7 @@ def test_train_test_and_predict_from_another_directory(mini_data, tmp_path):
     assert 'accuracy/top1' in output
     picture = tmp_path / 'predictions.png'
     output = run(
-        ROOT / 'tools/show_predictions.py', MINI, checkpoint, '--count', 10, '--out', picture,
+        VIS_PREDICTIONS, MINI, checkpoint, '--count', 10, '--out', picture,
         '--cfg-options', *options, cwd=tmp_path,
     )  # fmt: skip
     assert f'wrote {picture}' in output
@@ -123,21 +124,19 @@ def test_missing_data_is_an_error_that_names_the_folder(tmp_path):
 
 
 def test_comparison_table_has_mean_and_single_values():
-    sys.path.insert(0, str(ROOT / 'tools'))
-    import compare_mini
-
-    results = {'softmax': {s: dict.fromkeys(compare_mini.COLUMNS, 90.0 + s) for s in range(3)}}
-    table = compare_mini.table(results).splitlines()
+    tool = load_tool('tools/analysis_tools/compare_attentions.py')
+    results = {'softmax': {s: dict.fromkeys(tool.COLUMNS, 90.0 + s) for s in range(3)}}
+    table = tool.table(results).splitlines()
     assert len(table) == 3
-    assert table[2].count('91.0 ± 1.0 (90.0, 91.0, 92.0)') == len(compare_mini.COLUMNS)
+    assert table[2].count('91.0 ± 1.0 (90.0, 91.0, 92.0)') == len(tool.COLUMNS)
 
 
 @pytest.mark.slow
-def test_show_predictions_keeps_what_is_there(tmp_path):
+def test_vis_predictions_keeps_what_is_there(tmp_path):
     picture = tmp_path / 'kept.png'
     picture.write_text('mine')
     result = subprocess.run(
-        [sys.executable, ROOT / 'tools/show_predictions.py', MINI, 'none.pth', '--out', picture],
+        [sys.executable, VIS_PREDICTIONS, MINI, 'none.pth', '--out', picture],
         capture_output=True, text=True,
     )  # fmt: skip
     assert result.returncode == 2

@@ -2,11 +2,12 @@
 
 import sys
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
 import torch.nn as nn
-from conftest import ROOT, quiet_init, registered, toolbox_config, toolbox_model
+from conftest import ROOT, load_tool, quiet_init, registered, toolbox_config, toolbox_model
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from PIL import Image
@@ -14,14 +15,11 @@ from torch import Tensor
 
 from mmlaplace.models import BaseAttention
 from mmlaplace.models.layers import TransformerBlock
+from mmlaplace.utils.recording import Mixed, mixed_by
 
-sys.path.insert(0, str(ROOT / 'tools'))
-import matplotlib.pyplot as plt
-import vis_attention
-import vis_cam
-from recording import Mixed, mixed_by
-from vis_attention import attention_map, attention_row
-
+vis_attention = load_tool('tools/visualization/vis_attention.py')
+vis_cam = load_tool('tools/visualization/vis_cam.py')
+attention_map, attention_row = vis_attention.attention_map, vis_attention.attention_row
 CONFIGS = ROOT / 'configs'
 LAPLACIAN = CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
 SOFTPP = CONFIGS / 'classification/soft/softpp-micro_1xb32_mini.py'

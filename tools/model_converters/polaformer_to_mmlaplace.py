@@ -13,8 +13,9 @@ from functools import partial
 from typing import Dict
 
 import torch
-from conversion import Conversion, parser_for, position_map, run
 from torch import Tensor
+
+from mmlaplace.utils.conversion import Conversion, parser_for, position_map, run
 
 
 def convert_attention(conversion: Conversion, ours: str, theirs: str, image_size=(1, 1)) -> None:

@@ -12,8 +12,9 @@ Example:
 import argparse
 from typing import Dict
 
-from conversion import Conversion, parser_for, position_map, run
 from torch import Tensor
+
+from mmlaplace.utils.conversion import Conversion, parser_for, position_map, run
 
 
 def convert_attention(conversion: Conversion, ours: str, theirs: str) -> None:

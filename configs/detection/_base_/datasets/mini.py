@@ -1,4 +1,4 @@
-# Made by tools/make_mini_datasets.py, in a few seconds and without a download.
+# Made by tools/dataset_converters/make_mini_datasets.py, in a few seconds and without a download.
 dataset_type = 'CocoDataset'
 data_root = 'data/mini/detection'
 backend_args = dict(backend='whole')  # errors of reading name the file

@@ -1,4 +1,5 @@
-# Made by tools/make_mini_datasets.py, in a few seconds and without a download. In ADE20K's layout:
+# Made by tools/dataset_converters/make_mini_datasets.py, in a few seconds and without a download.
+# In ADE20K's layout:
 # label 0 is ignored, 1 is the background, 2 to 11 are the digits.
 dataset_type = 'BaseSegDataset'
 data_root = 'data/mini/segmentation'

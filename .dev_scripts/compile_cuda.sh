@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Compiles the CUDA sources without a GPU, to see that they compile, link and load; needs nvcc alone.
+#
+#   bash .dev_scripts/compile_cuda.sh ["8.0;9.0+PTX"]     # architectures, as torch takes them
+#
+# Uses .venv (tools/setup_env.sh). The library stays in build/cuda; the installed one is not touched.
+set -Eeuo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+case "${1:-}" in -h | --help) sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
+if ! command -v nvcc >/dev/null; then
+    echo 'compile_cuda: there is no nvcc on this machine: CUDA sources not compiled' >&2
+    exit 1
+fi
+mkdir -p build/cuda
+echo "== compile the CUDA sources for ${1:-8.0;9.0+PTX} (log: build/cuda/log.txt)"
+if ! FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="${1:-8.0;9.0+PTX}" MAX_JOBS="${MAX_JOBS:-$(nproc)}" .venv/bin/python setup.py \
+    build_ext --build-temp build/cuda/objects --build-lib build/cuda/library >build/cuda/log.txt 2>&1; then
+    grep -iE -A3 'error' build/cuda/log.txt | head -40 >&2
+    echo 'compile_cuda: FAILED, see build/cuda/log.txt' >&2
+    exit 1
+fi
+.venv/bin/python - <<'PYTHON'
+from pathlib import Path
+
+import torch
+
+(library,) = Path('build/cuda/library/mmlaplace').glob('_C*.so')
+torch.ops.load_library(str(library))  # before the package loads its own
+native = sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith('mmlaplace::'))
+without = [
+    name for name in native
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(name, 'CUDA')
+]
+assert native and not without, f'{library} has no CUDA kernels for {without}'
+print(f'   {library} loads; {len(native)} ops have CUDA kernels')
+PYTHON

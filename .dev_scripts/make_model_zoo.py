@@ -1,0 +1,147 @@
+"""Write docs/model_zoo.md and the tables of models in the READMEs, from the metafiles.
+
+A README has its tables between two comments, the first with a pattern of paths in configs/:
+  <!-- models: classification/soft/softpp-* -->
+  <!-- end of models -->
+docs/model_zoo.md has the tables of all READMEs in configs/.
+
+Examples:
+  python .dev_scripts/make_model_zoo.py
+  python .dev_scripts/make_model_zoo.py --check   # exit status 1 if a file is not in step
+"""
+
+import os
+import re
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Dict, List
+
+from mmlaplace.model_zoo import ModelInfo, files_root, read_models
+from mmlaplace.utils.command_line import ToolParser
+from mmlaplace.utils.toolboxes import TOOLBOXES
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / 'docs/model_zoo.md'
+INTRODUCTION = """\
+# Model zoo
+
+All models of the metafiles. `python .dev_scripts/make_model_zoo.py` writes this page and the tables
+in the READMEs from them. *Published* are the papers' figures, – where there is none; *reproduced*
+are this project's, linked to their logs. How each family is counted and trained stands in its
+README.
+"""
+MARKED = re.compile(r'(<!-- models: (\S+) -->\n).*?(<!-- end of models -->)', re.DOTALL)
+HEADING_OR_MARK = re.compile(r'^#+ (.+)|<!-- models: (\S+) -->', re.MULTILINE)
+
+
+def table_row(model: ModelInfo, folder: Path) -> Dict[str, str]:
+    """A row of a table in a file of this folder, by its column titles."""
+    costs = parameters_and_macs(model) if 'Parameters' in model.metadata else {}
+    return {'config': link(model, folder), **costs, **scores(model, folder)}
+
+
+def parameters_and_macs(model: ModelInfo) -> Dict[str, str]:
+    """Parameters and MACs."""
+    ours, theirs = model.metadata, model.metadata['Published']
+    row = {'params': amount(ours, 'Parameters', 'M', '.2f')}
+    # Some papers count the parameters of layers alone, or the products of the kernels too.
+    if 'Parameters of layers' in ours:
+        row['of layers'] = amount(ours, 'Parameters of layers', 'M', '.2f')
+    row['params, published'] = amount(theirs, 'Parameters', 'M', 'g')
+    row['MACs'] = amount(ours, 'MACs', 'G', '.2f')
+    if 'MACs with kernels' in ours:
+        row['with kernels'] = amount(ours, 'MACs with kernels', 'G', '.2f')
+    row['MACs, published'] = amount(theirs, 'MACs', 'G', '')
+    return row
+
+
+def link(model: ModelInfo, folder: Path) -> str:
+    """The name of a config, with a link from a file in this folder."""
+    config = ROOT / model.config.relative_to(files_root())
+    return f'[{model.name}]({os.path.relpath(config, folder)})'
+
+
+def amount(figures: dict, name: str, unit: str, digits: str) -> str:
+    """A count in millions or billions."""
+    size = {'M': 1e6, 'G': 1e9}[unit]
+    return f'{figures[name] / size:{digits}} {unit}' if name in figures else '–'
+
+
+def scores(model: ModelInfo, folder: Path) -> Dict[str, str]:
+    """The published and the reproduced figures, these with links to their log."""
+    published, run, row = model.metadata['Published'], model.metadata.get('Reproduced'), {}
+    for name in TOOLBOXES[model.task].metrics:
+        if name == 'mask AP' and 'mask-rcnn' not in model.name:
+            continue  # a detector of boxes alone
+        title = 'top-1' if name == 'Top 1 Accuracy' else name
+        row[f'{title}, published'] = str(published.get(name, '–'))
+        row[f'{title}, reproduced'] = (
+            f'[{run[name]}]({os.path.relpath(ROOT / run["Log"], folder)})' if run else 'not run'
+        )
+    return row
+
+
+def table(models: List[ModelInfo], pattern: str, folder: Path) -> str:
+    """The models whose path in configs/ matches, for a file in this folder."""
+    rows = [
+        table_row(model, folder)
+        for model in models
+        if fnmatch(f'{model.task}/{model.family}/{model.name}', pattern)
+    ]
+    if not rows:
+        sys.exit(f'no model of the metafiles matches {pattern!r}')
+    header = list(dict.fromkeys(title for row in rows for title in row))
+    lines = [header, ['---'] * len(header)]
+    lines += [[row.get(title, '–') for title in header] for row in rows]
+    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+
+
+def with_tables(models: List[ModelInfo], readme: Path) -> str:
+    """The text of a README, its tables made anew."""
+
+    def made_anew(found: re.Match) -> str:
+        start, pattern, end = found.groups()
+        return f'{start}\n{table(models, pattern, readme.parent)}\n\n{end}'
+
+    return MARKED.sub(made_anew, readme.read_text())
+
+
+def page(models: List[ModelInfo]) -> str:
+    """All tables of the READMEs in configs/, below the headings they have there."""
+    parts = [INTRODUCTION]
+    for task in TOOLBOXES:
+        parts.append(f'## {task.capitalize()}\n')
+        for readme in sorted((ROOT / 'configs' / task).glob('*/README.md')):
+            (above, _), *further = HEADING_OR_MARK.findall(readme.read_text())
+            parts.append(f'### [{above}]({os.path.relpath(readme, PAGE.parent)})\n')
+            for heading, pattern in further:
+                if pattern:
+                    parts.append(f'{above}:\n\n{table(models, pattern, PAGE.parent)}\n')
+                above = heading
+    return '\n'.join(parts)
+
+
+def main() -> None:
+    parser = ToolParser(__doc__)
+    parser.add_argument('--check', action='store_true', help='only name the files not in step')
+    args = parser.parse_args()
+    readmes = [ROOT / 'README.md', *sorted(ROOT.glob('configs/*/*/README.md'))]
+    models = read_models()
+    wanted = {path: with_tables(models, path) for path in readmes}
+    wanted[PAGE] = page(models)
+    stale = [
+        path for path, text in wanted.items() if not path.is_file() or path.read_text() != text
+    ]
+    names = ', '.join(str(path.relative_to(ROOT)) for path in stale)
+    if args.check and stale:
+        sys.exit(
+            f'not in step with the metafiles: {names}; run python .dev_scripts/make_model_zoo.py'
+        )
+    for path in stale:
+        path.write_text(wanted[path])
+    print(f'wrote {names}' if stale else 'all tables are in step with the metafiles')
+
+
+if __name__ == '__main__':
+    main()

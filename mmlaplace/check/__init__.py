@@ -1,0 +1,7 @@
+"""Tell whether this installation works: ``python -m mmlaplace.check``."""
+
+from .finding import Finding
+from .library import library_problem, loaded_library
+from .report import main
+
+__all__ = ['Finding', 'library_problem', 'loaded_library', 'main']

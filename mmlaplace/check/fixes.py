@@ -1,0 +1,114 @@
+"""The shell commands that fix an installation."""
+
+import os
+import shlex
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
+from typing import List
+
+import torch
+from packaging.version import Version
+
+from ..utils.dependencies import TESTED, installed_distributions
+
+PACKAGE = Path(__file__).resolve().parent.parent
+
+# The Python that runs this, as a shell finds it.
+PYTHON = 'python' if shutil.which('python') == sys.executable else shlex.quote(sys.executable)
+PIP = f'{PYTHON} -m pip'
+# requirements/build.txt, which wheels do not have.
+BUILD_TOOLS = ('setuptools>=80,<82', 'wheel', 'ninja', 'psutil', 'packaging')
+INSTALL_BUILD_TOOLS = f'{PIP} install {" ".join(map(shlex.quote, BUILD_TOOLS))}'
+TESTED_SET = 'bash tools/setup_env.sh  # in a clone of mmlaplace: makes .venv with a tested set'
+# Where the distribution has another name than the module.
+DISTRIBUTIONS = {'cv2': 'opencv-python', 'PIL': 'pillow', 'yaml': 'pyyaml'}
+
+
+def pinned(import_name: str) -> str:
+    """The tested requirement for a package, such as ``onedl-mmcv==2.3.6``.
+
+    From the set whose mmengine is here; the forks, where torch is new enough, if that is not clear.
+    """
+    engines = list(installed_distributions('mmengine'))
+    if len(engines) == 1:
+        forks = is_fork(engines[0])
+    else:
+        forks = Version(torch.__version__) >= Version('2.4')
+    (requirement,) = [
+        f'{distribution}=={newest}'
+        for distribution, (_, newest) in TESTED[import_name].items()
+        if is_fork(distribution) == forks
+    ]
+    return requirement
+
+
+def is_fork(distribution: str) -> bool:
+    return distribution.startswith('onedl-')
+
+
+def install(*import_names: str) -> str:
+    """Commands that install OpenMMLab packages in their tested versions, whatever was there."""
+    commands = [INSTALL_BUILD_TOOLS]
+    for import_name in import_names:
+        requirement = pinned(import_name)
+        if import_name == 'mmcv':
+            name, version = requirement.split('==')
+            commands += [
+                # pip may have cached the wheel of an isolated build, which has no ops.
+                f'MAX_JOBS=2 {PIP} wheel --no-cache-dir --no-build-isolation --no-deps '
+                f'--wheel-dir wheels {requirement}',
+                f'{PIP} uninstall -y {" ".join(TESTED[import_name])} mmcv-lite',
+                f'{PIP} install wheels/{name.replace("-", "_")}-{version}-*.whl',
+            ]
+        else:
+            installed = installed_distributions(import_name)
+            if installed:
+                commands.append(f'{PIP} uninstall -y {" ".join(installed)}')
+            # The forks come as source, whose builds want to see torch.
+            commands.append(f'{PIP} install --no-build-isolation {requirement}')
+    return '\n'.join(commands)
+
+
+def build_library() -> str:
+    """Commands that install mmlaplace again, with its ops compiled for the devices here."""
+    commands = [INSTALL_BUILD_TOOLS]
+    compiler = os.environ.get('CXX') or sysconfig.get_config_var('CXX') or 'c++'
+    if shutil.which(compiler.split()[0]) is None:
+        commands.insert(0, 'apt-get install g++  # or another C++17 compiler')
+    # FORCE_CUDA, as otherwise a build without nvcc leaves the CUDA ops out.
+    arches = ';'.join(sorted(set(gpu_arches())))
+    switches = f'FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="{arches}" ' if arches else ''
+    if (PACKAGE.parent / 'setup.py').is_file():
+        source = f'--editable {shlex.quote(str(PACKAGE.parent))}'
+    else:
+        source = '.  # in a clone of mmlaplace'
+    commands.append(
+        f'{switches}{PIP} install --no-build-isolation --force-reinstall --no-deps {source}'
+    )
+    return '\n'.join(commands)
+
+
+def fix_import(error: Exception) -> str:
+    """Commands for an OpenMMLab package that is installed but does not import."""
+    if 'libGL' in str(error):
+        return 'apt-get install libgl1 libglib2.0-0'
+    # OpenMMLab packages refuse versions of one another by an assert that names them.
+    for refused in ('mmcv', 'mmengine'):
+        if isinstance(error, AssertionError) and f'{refused}==' in str(error).lower():
+            return install(refused)
+    culprit = (getattr(error, 'name', None) or '').split('.')[0]
+    if culprit in TESTED and culprit != 'torch':
+        return install(culprit)
+    if isinstance(error, ModuleNotFoundError):
+        return f'{PIP} install {DISTRIBUTIONS.get(culprit, culprit)}'
+    return TESTED_SET
+
+
+def gpu_arches() -> List[str]:
+    """Of every GPU that torch can use, such as ``['9.0']``."""
+    if not torch.cuda.is_available():
+        return []
+    capabilities = map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))
+    return ['{}.{}'.format(*capability) for capability in capabilities]

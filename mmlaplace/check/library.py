@@ -1,0 +1,141 @@
+"""Checks of our compiled library and, against their references, of the ops in it."""
+
+import inspect
+import re
+from pathlib import Path
+from typing import Callable, Dict, List, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from .. import ops
+from ..ops import _native
+from ..ops._sources import source_state
+from .finding import Finding, describe
+from .fixes import PACKAGE, TESTED_SET, build_library, gpu_arches
+
+
+def loaded_library() -> Path:
+    """The file of our compiled library."""
+    (path,) = [
+        path for path in PACKAGE.glob('_C*.so') if str(path.resolve()) in torch.ops.loaded_libraries
+    ]
+    return path
+
+
+def library_problem() -> Optional[str]:
+    """Why the compiled library is missing or, in a clone, not one of its sources; None if it is.
+
+    tools/setup_env.sh asks the same, to compile it again.
+    """
+    if _native.WHY_MISSING is not None:
+        return _native.WHY_MISSING
+    sources = PACKAGE.parent / 'ops'
+    if not (PACKAGE.parent / 'setup.py').is_file():  # an installed package has no sources
+        return None
+    path, here = loaded_library(), source_state(sources)
+    compiled = _native.build_info(path).get('sources', 'unknown')
+    if compiled != here:
+        return f'{path.name} was compiled from other sources ({compiled}) than {sources} ({here})'
+    return None
+
+
+def check_library() -> List[Finding]:
+    """Our compiled library: loaded or why not, and what it can run on."""
+    problem = library_problem()
+    if problem is not None:
+        return [Finding('mmlaplace._C', 'problem', problem, build_library())]
+    path = loaded_library()
+    info = _native.build_info(path)
+    findings = [Finding('mmlaplace._C', 'ok', f'{path.name}, compiled for torch {info["torch"]}')]
+    arches = ', '.join(
+        f'{int(arch) / 100:.1f}' for arch in re.findall(r'\d+', info.get('arches', ''))
+    )
+    capability = torch.backends.cpu.get_cpu_capability()
+    compiled_for = {
+        'cpu': f'compiled; of its instruction sets this CPU takes {capability}',
+        'cuda': f'compiled by CUDA {info.get("cuda")} for {arches}',
+    }
+    for device, found in compiled_for.items():
+        lacking = [name for name in native_ops() if _native.why_not(name, device) is not None]
+        title = f'{device.upper()} kernels'
+        if not lacking:
+            findings.append(Finding(title, 'ok', found))
+        elif device == 'cuda' and not gpu_arches():
+            findings.append(Finding(title, 'ok', 'not compiled, and there is no GPU'))
+        else:
+            found = f'the library has no {", ".join(lacking)} for {device}'
+            findings.append(Finding(title, 'problem', found, build_library()))
+    return findings
+
+
+def native_ops() -> List[str]:
+    """The public ops that the compiled library may compute: those that let one choose."""
+    return [
+        name
+        for name in ops.__all__
+        if 'backend' in inspect.signature(getattr(ops, name)).parameters
+    ]
+
+
+def random_tokens() -> Tuple[Tensor, Tensor]:
+    """Queries ``(1, 2, 37, 8)`` and keys ``(1, 2, 5, 8)``."""
+    # A generator of its own, on the CPU: the same numbers everywhere.
+    generator = torch.Generator().manual_seed(0)
+    return tuple(torch.randn(1, 2, count, 8, generator=generator) for count in (37, 5))
+
+
+def random_spd() -> Tuple[Tensor]:
+    """Matrices ``(1, 2, 37, 37)`` with condition numbers below 20."""
+    tokens, _ = random_tokens()
+    return (ops.laplacian_kernel(tokens, tokens, 4.0, backend='reference'),)
+
+
+# Inputs that get a gradient, and further arguments; a new op is a new row.
+EXAMPLES: Dict[str, Tuple[Callable[[], Tuple[Tensor, ...]], tuple]] = {
+    'gaussian_kernel': (random_tokens, (2.0,)),
+    'laplacian_kernel': (random_tokens, (4.0,)),
+    'newton_schulz_inverse': (random_spd, ()),
+}
+# Of the largest value. fp32 rounds by 6e-8, which short sums and condition numbers below 20 make
+# 1e-6 at most; what is computed wrongly is wrong in the first digits.
+TOLERANCE = 1e-5
+
+
+def check_ops() -> List[Finding]:
+    """Run every op forward and backward on every device, against its reference in fp64."""
+    devices = ['cpu', *(f'cuda:{index}' for index in range(len(gpu_arches())))]
+    return [check_op(name, torch.device(device)) for device in devices for name in native_ops()]
+
+
+def check_op(name: str, device: torch.device) -> Finding:
+    title = f'{name}, {device}'
+    native = _native.why_not(name, device.type) is None
+    fix = build_library() if native else TESTED_SET
+    try:
+        forward, backward = relative_errors(name, device)
+    except Exception as error:  # whatever a broken build raises is what we are asked to tell
+        return Finding(title, 'problem', describe(error), fix)
+    found = (
+        f'{"native" if native else "PyTorch reference"}, relative error {forward:.0e}, '
+        f'of the gradients {backward:.0e}'
+    )
+    if not (forward <= TOLERANCE and backward <= TOLERANCE):  # NaN is a problem too
+        found += f'; expected at most {TOLERANCE:.0e}'
+        return Finding(title, 'problem', found, fix)
+    return Finding(title, 'ok' if native else 'note', found)
+
+
+def relative_errors(name: str, device: torch.device) -> Tuple[float, float]:
+    """Of an op in fp32 against its reference in fp64: of the result, and of the gradients."""
+    make_inputs, arguments = EXAMPLES[name]
+    inputs = make_inputs()
+
+    def run(dtype: torch.dtype, backend: str) -> List[Tensor]:
+        leaves = [x.detach().to(device, dtype).requires_grad_() for x in inputs]
+        out = getattr(ops, name)(*leaves, *arguments, backend=backend)
+        return [out, *torch.autograd.grad(out.square().sum(), leaves)]
+
+    pairs = zip(run(torch.float32, 'auto'), run(torch.float64, 'reference'))
+    relative = torch.stack([(x - truth).abs().max() / truth.abs().max() for x, truth in pairs])
+    return relative[0].item(), relative[1:].max().item()

@@ -1,0 +1,142 @@
+"""Checks of the packages around us: their versions, mmcv's ops, our types in the toolboxes."""
+
+import platform
+from importlib import import_module
+from importlib.util import find_spec
+from typing import List
+
+import torch
+from mmengine.registry import MODELS
+from packaging.version import Version
+
+from ..utils.dependencies import TESTED, installed_distributions, tested_instead
+from ..utils.toolboxes import PACKAGES, TOOLBOXES
+from ..version import __version__
+from .finding import Finding, describe
+from .fixes import PIP, TESTED_SET, fix_import, gpu_arches, install, is_fork
+
+
+def check_versions() -> List[Finding]:
+    """What is installed, and whether it was tested."""
+    return [
+        Finding('mmlaplace', 'ok', f'{__version__}, with Python {platform.python_version()}'),
+        *(package_version(import_name) for import_name in TESTED),
+        check_numpy(),
+        cuda_version(),
+    ]
+
+
+def check_numpy() -> Finding:
+    """Whether tensors and arrays become one another; torch 2.1 knows NumPy 1 alone."""
+    try:
+        version = import_module('numpy').__version__
+    except ImportError as error:
+        return Finding('numpy', 'problem', describe(error), f'{PIP} install numpy')
+    try:
+        torch.from_numpy(torch.ones(1).numpy())
+    except RuntimeError as error:  # 'Numpy is not available', whatever the reason
+        found = f'torch {torch.__version__} does not work with NumPy {version} ({error})'
+        major = Version(version).major
+        return Finding('numpy', 'problem', found, f"{PIP} install 'numpy<{max(major, 2)}'")
+    return Finding('numpy', 'ok', version)
+
+
+def cuda_version() -> Finding:
+    if torch.version.cuda is None:
+        return Finding('CUDA', 'ok', 'torch is built without it')
+    gpus = [
+        f'{torch.cuda.get_device_name(index)} ({arch})' for index, arch in enumerate(gpu_arches())
+    ]
+    return Finding('CUDA', 'ok', f'{torch.version.cuda}, {", ".join(gpus) or "no GPU"}')
+
+
+def package_version(import_name: str) -> Finding:
+    installed = installed_distributions(import_name)
+    names = ' and '.join(f'{name} {version}' for name, version in installed.items())
+    if len(installed) > 1:
+        return Finding(
+            import_name,
+            'problem',
+            f'{names} are both installed and overwrite one another',
+            install(import_name),
+        )
+    if not installed:
+        if is_there(import_name):
+            return Finding(import_name, 'note', 'there, but from no distribution that was tested')
+        return absent(import_name)
+    if not is_there(import_name):
+        return Finding(
+            import_name,
+            'problem',
+            f'{names} is installed, but its modules are gone',
+            install(import_name),
+        )
+    ((name, version),) = installed.items()
+    origin = '' if import_name == 'torch' else f', {"fork" if is_fork(name) else "upstream"}'
+    tested = tested_instead(import_name, name, version)
+    if tested is not None:
+        return Finding(import_name, 'note', f'{names}{origin}; tested: {tested}', TESTED_SET)
+    return Finding(import_name, 'ok', names + origin)
+
+
+def absent(import_name: str) -> Finding:
+    """One toolbox is enough, and mmcv is only there for them."""
+    toolboxes = [package for package in PACKAGES if is_there(package)]
+    needed = bool(toolboxes) if import_name == 'mmcv' else not toolboxes
+    if import_name == 'mmcv' or is_there('mmcv'):
+        fix = install(import_name)
+    else:
+        fix = install('mmcv', import_name)
+    return Finding(import_name, 'problem' if needed else 'note', 'not installed', fix)
+
+
+def is_there(import_name: str) -> bool:
+    """Whether a package can be imported; a folder that only has its name is none."""
+    spec = find_spec(import_name)
+    return spec is not None and spec.origin is not None
+
+
+def check_mmcv_ops() -> List[Finding]:
+    """mmcv builds without its ops where it sees no torch, and says nothing."""
+    if not is_there('mmcv'):
+        return []
+    try:
+        compiled = import_module('mmcv._ext')
+    except ImportError as error:
+        need_them = [t.package for t in TOOLBOXES.values() if t.needs_mmcv_ops]
+        status = 'problem' if any(map(is_there, need_them)) else 'note'
+        if isinstance(error, ModuleNotFoundError) and error.name == 'mmcv._ext':
+            found = f'mmcv was built without its compiled ops, which {" and ".join(need_them)} need'
+        else:
+            found = f'does not import: {describe(error)}'
+        return [Finding('mmcv._ext', status, found, fix_import(error))]
+    cuda = compiled.get_compiling_cuda_version()
+    if cuda == 'not available' and gpu_arches():
+        found = 'compiled for the CPU alone, and there is a GPU'
+        return [Finding('mmcv._ext', 'problem', found, install('mmcv'))]
+    devices = 'the CPU' if cuda == 'not available' else f'the CPU and CUDA {cuda}'
+    return [Finding('mmcv._ext', 'ok', f'compiled for {devices}')]
+
+
+def check_types() -> List[Finding]:
+    """Whether ``type='LaplacianFormer'`` means ours in every toolbox that is installed."""
+    return [check_types_in(package) for package in PACKAGES if is_there(package)]
+
+
+def check_types_in(toolbox: str) -> Finding:
+    ours = {
+        name: cls
+        for name, cls in MODELS.module_dict.items()
+        if cls.__module__.startswith('mmlaplace.')
+    }
+    try:
+        models = import_module(f'{toolbox}.registry').MODELS
+        elsewhere = [name for name, cls in ours.items() if models.get(name) is not cls]
+    except Exception as error:  # toolboxes refuse to import by asserts and by what they import
+        found = f'does not import: {describe(error)}'
+        return Finding(toolbox, 'problem', found, fix_import(error))
+    if elsewhere:
+        found = f'has its own {", ".join(elsewhere)}, not mmlaplace’s'
+        fix = '\n'.join(f"type='mmengine.{name}'  # in configs" for name in elsewhere)
+        return Finding(toolbox, 'problem', found, fix)
+    return Finding(toolbox, 'ok', f'finds all {len(ours)} types of mmlaplace')

@@ -1,0 +1,117 @@
+"""Tell whether this installation works, and for every problem the commands that fix it.
+
+It reports the versions, the compiled ops with their errors against the references, and whether the
+toolboxes find our types. Exit status: 0, or 1 with a problem. Takes about ten seconds, most of
+them for importing the toolboxes.
+
+Examples:
+  python -m mmlaplace.check
+  python -m mmlaplace.check --json
+"""
+
+import argparse
+import json
+import platform
+import sys
+import time
+from contextlib import redirect_stdout
+from typing import Callable, Dict, List, Optional, Sequence
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..utils.dependencies import TESTED, installed_distributions
+from ..version import __version__
+from .finding import Finding, describe
+from .fixes import TESTED_SET
+from .library import check_library, check_ops
+from .packages import check_mmcv_ops, check_types, check_versions
+
+COLOURS = {'ok': 'green', 'note': 'yellow', 'problem': 'red'}
+CHECKS: Dict[str, Callable[[], List[Finding]]] = {
+    'versions': check_versions,
+    'ops of mmcv': check_mmcv_ops,
+    'compiled library': check_library,
+    'ops': check_ops,
+    'types': check_types,
+}
+
+
+def run_check(title: str) -> List[Finding]:
+    """The findings of a check; a check that fails is one too."""
+    try:
+        return CHECKS[title]()
+    except Exception as error:  # quoted in the report, which goes on with the other checks
+        return [Finding(title, 'problem', f'the check failed: {describe(error)}', TESTED_SET)]
+
+
+def versions() -> Dict[str, Optional[str]]:
+    """By distribution."""
+    found = dict(python=platform.python_version(), mmlaplace=__version__, cuda=torch.version.cuda)
+    for import_name in TESTED:
+        found.update(installed_distributions(import_name))
+    return found
+
+
+def show(console: Console, report: Dict[str, List[Finding]]) -> None:
+    """Print the findings as a table, and the fixes as lines that can be copied."""
+    table = Table()
+    for column in ('', 'check', 'found'):
+        table.add_column(column)
+    fixes: Dict[str, List[Finding]] = {}
+    for findings in report.values():
+        table.add_section()
+        for finding in findings:
+            status = Text(finding.status, style=COLOURS[finding.status])
+            table.add_row(status, Text(finding.name), Text(finding.found))
+            if finding.fix:
+                fixes.setdefault(finding.fix, []).append(finding)
+    console.print(table)
+    for fix, findings in fixes.items():
+        problem = any(finding.status == 'problem' for finding in findings)
+        names = ', '.join(finding.name for finding in findings)
+        console.print(Text(f'\n{"To fix" if problem else "If you want"} {names}:', style='bold'))
+        # Not wrapped, so that a command stays one line.
+        console.print(fix, soft_wrap=True, markup=False, highlight=False)
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run the checks, report, and return the exit status."""
+    parser = argparse.ArgumentParser(
+        prog='python -m mmlaplace.check',
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument('--json', action='store_true', help='the report as JSON')
+    args = parser.parse_args(arguments)
+
+    start = time.perf_counter()
+    report = {}
+    # Stdout is for the report; packages that are imported may write to it.
+    with redirect_stdout(sys.stderr), Console(stderr=True).status('') as status:
+        for title in CHECKS:
+            status.update(f'checking {title}')
+            report[title] = run_check(title)
+    seconds = time.perf_counter() - start
+
+    problems = sum(f.status == 'problem' for findings in report.values() for f in findings)
+    if args.json:
+        content = dict(
+            ok=not problems,
+            seconds=round(seconds, 1),
+            versions=versions(),
+            findings=[
+                dict(check=title, **finding._asdict())
+                for title, findings in report.items()
+                for finding in findings
+            ],
+        )
+        sys.stdout.write(json.dumps(content, indent=2) + '\n')
+    else:
+        console = Console()
+        show(console, report)
+        verdict = f'{problems} problem{"s" * (problems != 1)}' if problems else 'All right'
+        console.print(f'\n{verdict} (checked in {seconds:.0f} s)')
+    return int(problems > 0)

@@ -1,0 +1,66 @@
+"""What the command line tools share: their arguments, trained backbones, and files."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Optional
+
+import torch.nn as nn
+from mmengine.config import Config
+from mmengine.registry import MODELS
+
+from ..engine import UnsafeCheckpointError, load_weights
+
+
+class ToolParser(argparse.ArgumentParser):
+    """Takes its help from the tool's docstring, and keeps files that are there already.
+
+    Args:
+        doc: ``__doc__`` of the tool, with an example.
+    """
+
+    def __init__(self, doc: str) -> None:
+        super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+        self.outputs = []
+
+    def add_output(self, name: str, **kwargs) -> None:
+        """An argument that is a file to write; ``--force`` comes with the first."""
+        if not self.outputs:
+            self.add_argument('--force', action='store_true', help='replace files that are there')
+        self.outputs.append(self.add_argument(name, type=Path, **kwargs).dest)
+
+    def add_trained_model(self, kind: str) -> None:
+        """A config and a checkpoint."""
+        self.add_argument('config', help=f'of a trained {kind}')
+        self.add_argument('checkpoint', help='its weights')
+
+    def parse_args(self, *args, **kwargs) -> argparse.Namespace:
+        """The arguments, unless a file to write is there and may not be replaced."""
+        parsed = super().parse_args(*args, **kwargs)
+        for path in (getattr(parsed, name) for name in self.outputs):
+            if path is not None and path.exists() and not parsed.force:
+                self.error(f'{path} is there already; --force replaces it')
+        return parsed
+
+
+def load_or_exit(model: nn.Module, checkpoint: str, **kwargs) -> None:
+    """:func:`load_weights`; a checkpoint that it refuses ends the tool with its message."""
+    try:
+        load_weights(model, checkpoint, **kwargs)
+    except (UnsafeCheckpointError, FileNotFoundError, ValueError) as error:
+        sys.exit(f'{Path(sys.argv[0]).name}: error: {error}')
+
+
+def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:
+    """The backbone of a config, in eval mode; without a checkpoint its weights are random."""
+    backbone = MODELS.build(dict(Config.fromfile(config).model.backbone, init_cfg=None)).eval()
+    if checkpoint is not None:
+        load_or_exit(backbone, checkpoint)
+    return backbone
+
+
+def write_json(path: Path, content: dict) -> None:
+    """Write a file, making its folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=2) + '\n')

@@ -1,0 +1,117 @@
+"""Measure: times in interleaved rounds, memory, and what the machine is."""
+
+import ctypes
+import platform
+import random
+import time
+from pathlib import Path
+from typing import Callable, Dict, List, Optional
+
+import torch
+
+from ..ops import _native
+
+BUDGET = 3.0  # seconds per contender and pass
+
+
+def model_job(model: torch.nn.Module, image: torch.Tensor, train: bool) -> Callable:
+    """A pass of a model; it returns what the caller gets.
+
+    Without gradients or, to train, with those of all weights.
+    """
+
+    def forward() -> tuple:
+        with torch.no_grad():
+            return model(image)
+
+    def forward_backward() -> tuple:
+        model.zero_grad(set_to_none=True)
+        sum(out.mean() for out in model(image)).backward()
+        return ()
+
+    return forward_backward if train else forward
+
+
+def seconds_of(job: Callable, device: torch.device) -> float:
+    """Time of one run."""
+    if device.type == 'cpu':
+        start = time.perf_counter()
+        _kept = job()  # until the clock has stopped
+        return time.perf_counter() - start
+    start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda.synchronize()
+    start.record()
+    _kept = job()
+    stop.record()
+    torch.cuda.synchronize()
+    return start.elapsed_time(stop) / 1e3
+
+
+def interleave(
+    jobs: Dict[str, Callable], rounds: int, device: torch.device, budget: float = BUDGET
+) -> Dict[str, List[float]]:
+    """Seconds of every run of each job; one beyond the budget sits out of rounds, evenly."""
+    turns = {}
+    for name, job in jobs.items():
+        job()
+        turns[name] = min(rounds, max(3, int(budget / seconds_of(job, device))))
+    seconds, order = {name: [] for name in jobs}, random.Random(0)
+    for index in range(rounds):
+        for name in order.sample(list(jobs), len(jobs)):
+            if index * turns[name] % rounds < turns[name]:
+                seconds[name].append(seconds_of(jobs[name], device))
+    return seconds
+
+
+def bytes_of(tensors: tuple) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def tensor_memory(job: Callable, device: torch.device) -> Optional[int]:
+    """Bytes of torch's at the peak, less those returned."""
+    if device.type == 'cuda':
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        made = job()
+        return torch.cuda.max_memory_allocated() - before - bytes_of(made)
+    with torch.autograd.profiler.profile(profile_memory=True) as profiler:
+        made = job()
+    live, peak = 0, 0
+    for event in profiler.kineto_results.events():
+        if event.name() == '[memory]':
+            live += event.nbytes()
+            peak = max(peak, live)
+    return peak - bytes_of(made) if peak >= bytes_of(made) else None
+
+
+def process_memory(job: Callable) -> Optional[int]:
+    """Bytes by which the peak of the resident memory grew, less those returned."""
+
+    def status(key: str) -> int:
+        lines = Path('/proc/self/status').read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
+
+    try:
+        ctypes.CDLL('libc.so.6').malloc_trim(0)  # or the job would reuse what is resident
+        Path('/proc/self/clear_refs').write_text('5')  # the peak becomes what is resident
+    except (OSError, AttributeError):  # another system
+        return None
+    before = status('VmRSS')
+    made = job()
+    return max(0, status('VmHWM') - before - bytes_of(made))
+
+
+def describe_machine(device: torch.device) -> Dict[str, str]:
+    info = Path('/proc/cpuinfo')
+    lines = info.read_text().splitlines() if info.is_file() else []
+    names = [line.split(':')[1].strip() for line in lines if line.startswith('model name')]
+    machine = {
+        'CPU': names[0] if names else platform.processor() or platform.machine(),
+        'threads': str(torch.get_num_threads()),
+        'vector instructions': torch.backends.cpu.get_cpu_capability(),
+        'torch': torch.__version__,
+        'native library': _native.WHY_MISSING or 'loaded',
+    }
+    if device.type == 'cuda':
+        machine['GPU'] = torch.cuda.get_device_name()
+    return machine

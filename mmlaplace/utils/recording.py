@@ -1,0 +1,94 @@
+"""Look into attentions: photographs, and the queries, keys and values of each of them."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Iterator, List, NamedTuple, Tuple
+
+import numpy as np
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+PHOTOS = ('astronaut', 'cat', 'coffee')
+MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+
+
+class Mixed(NamedTuple):
+    """What one attention mixed for a batch of images.
+
+    Attributes:
+        stage, block: Where it is in the backbone.
+        attention: The module.
+        q, k, v: ``(B, heads, N, head_dims)``; B counts windows inside of :class:`WindowAttention`.
+        hw_shape: Height and width of the map, or of a window.
+        options: Further arguments of the mixing, such as a mask.
+        map_shape: Height and width of the block's map.
+        outer: The block's attention: this one, or :class:`WindowAttention` around it.
+    """
+
+    stage: int
+    block: int
+    attention: nn.Module
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    hw_shape: Tuple[int, int]
+    options: dict
+    map_shape: Tuple[int, int]
+    outer: nn.Module
+
+
+def normalized(photo: 'Image.Image', size: Tuple[int, int]) -> Tensor:
+    """A photograph, resized to (H, W), as the backbones expect it: ``(1, 3, H, W)``."""
+    from PIL import Image
+
+    photo = photo.convert('RGB').resize(size[::-1], Image.Resampling.BICUBIC)
+    pixels = (np.asarray(photo, np.float32) - MEAN) / np.asarray(STD)
+    return torch.from_numpy(pixels).float().permute(2, 0, 1).unsqueeze(0)
+
+
+def photographs(size: Tuple[int, int]) -> List[Tensor]:
+    """Normalised photographs of scikit-image, each ``(1, 3, H, W)``."""
+    from PIL import Image
+    from skimage import data
+
+    return [normalized(Image.fromarray(getattr(data, name)()), size) for name in PHOTOS]
+
+
+def mixed_by(backbone: nn.Module, kind: type, image: Tensor) -> Iterator[Mixed]:
+    """What the attentions of a kind mix in one forward pass without gradients, in their order."""
+    found, entered = [], None
+
+    def enter(block, inputs):
+        nonlocal entered
+        entered = (inputs[1], block.attn)
+
+    def record(stage, block, attention, mix, q, k, v, hw_shape, **options):
+        found.append(Mixed(stage, block, attention, q, k, v, hw_shape, options, *entered))
+        return mix(q, k, v, hw_shape, **options)
+
+    blocks = [
+        (i, j, block)
+        for i, stage in enumerate(backbone.stages)
+        for j, block in enumerate(stage['blocks'])
+    ]
+    watched = [
+        (i, j, module)
+        for i, j, block in blocks
+        for module in block.modules()
+        if isinstance(module, kind) and hasattr(module, 'mix')
+    ]
+    hooks = [block.register_forward_pre_hook(enter) for _, _, block in blocks]
+    for i, j, module in watched:
+        module.mix = partial(record, i, j, module, module.mix)
+    try:
+        with torch.no_grad():
+            backbone(image)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for _, _, module in watched:
+            del module.mix  # the class has the method
+    yield from found

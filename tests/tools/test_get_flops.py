@@ -1,0 +1,74 @@
+"""Counting: by hand, against mmengine's counter, and the tool that prints it."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import ROOT
+from mmengine.analysis import FlopAnalyzer
+from mmengine.registry import MODELS
+
+from mmlaplace.models import LaplacianAttention
+from mmlaplace.utils.complexity import count_complexity, mmengine_flop_handles
+
+
+class OnMap(torch.nn.Module):
+    """An attention as a model of images: every pixel a token."""
+
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, image):
+        return self.attention(image.flatten(2).transpose(1, 2), tuple(image.shape[2:]))
+
+
+def test_attention_counted_by_hand():
+    tokens, dims, marks, heads = 64, 32, 16, 2
+    head = dims // heads
+    attention = OnMap(LaplacianAttention(dims, heads, (8, 8), landmarks=marks, solver='cholesky'))
+    counted = count_complexity(attention, (dims, 8, 8))
+    assert counted.weight_macs == tokens * dims * (3 * dims + dims + 9)
+    kernels = (2 * tokens * marks + marks * marks) * head
+    whitening = 3 * tokens * marks * marks  # A, S and S A
+    values = 2 * tokens * marks * head
+    inverse = marks**3 // 6 + 2 * (marks**3 // 2)  # Cholesky and two triangular solves
+    expected = heads * (kernels + whitening + values + inverse)
+    assert counted.kernel_macs == pytest.approx(expected, rel=1e-3)
+    assert counted.macs == counted.weight_macs + counted.kernel_macs
+
+
+@pytest.mark.parametrize('attention', ['LaplacianAttention', 'SoftmaxAttention'])
+def test_mmengine_counts_the_same(attention):
+    backbone = MODELS.build(
+        dict(type='LaplacianFormer', arch='micro', img_size=64, attn_cfg=dict(type=attention))
+    ).eval()
+    analyzer = FlopAnalyzer(backbone, torch.zeros(1, 3, 64, 64))
+    analyzer.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+    by_operator = analyzer.set_op_handle(**mmengine_flop_handles()).by_operator()
+    # Norms and poolings, a few FLOPs an element, are no multiply-accumulates for us.
+    products = ('conv', 'linear', 'matmul', 'cdist', 'laplacian_kernel',
+                'linalg_cholesky_ex', 'linalg_solve_triangular',
+                'scaled_dot_product_attention')  # fmt: skip
+    total = sum(by_operator[name] for name in products if name in by_operator)
+    assert count_complexity(backbone, (3, 64, 64)).macs == pytest.approx(total, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_the_tool_prints_ours_beside_the_published():
+    def rows(*arguments):
+        tool = [sys.executable, ROOT / 'tools/analysis_tools/get_flops.py', *arguments]
+        return subprocess.run(tool, capture_output=True, text=True, check=True).stdout.splitlines()
+
+    printed = rows('laplacianformer-tiny', 'softpp-tiny', 'pvtv2-b0')
+    (row,) = [line for line in printed if 'laplacianformer-tiny' in line]
+    for figure in ('12.06 M', '12.1 M', '2.06 G', '2.10 G', '2.40 G', '4.80 G'):
+        assert figure in row
+    (row,) = [line for line in printed if 'softpp-tiny' in line]
+    assert '13.07 M' in row and '13.0 M' in row
+    (row,) = [line for line in printed if 'pvtv2-b0' in line]
+    assert '3.79 M' in row and '3.40 M' in row and '3.4 M' in row
+    larger = rows('laplacianformer-tiny', '--image-size', '448', '448', '--attn-cfg', 'landmarks=4')
+    (row,) = [line for line in larger if 'laplacianformer-tiny' in line]
+    assert '8.23 G' in row and '2.10 G' not in row

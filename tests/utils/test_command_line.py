@@ -1,0 +1,74 @@
+"""What the tools share keeps files, names what is wrong, and needs nothing beyond torch."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from conftest import CLASSIFICATION
+
+from mmlaplace.utils.command_line import ToolParser, build_backbone, load_or_exit, write_json
+
+MICRO = CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py'
+
+
+def parser() -> ToolParser:
+    parser = ToolParser('What it does.\n\nExample:\n  python tool.py')
+    parser.add_trained_model('classifier')
+    parser.add_output('--out')
+    parser.add_output('--plot')
+    return parser
+
+
+def test_a_file_that_is_there_is_kept_unless_forced(tmp_path, capsys):
+    kept = tmp_path / 'kept.json'
+    kept.touch()
+    words = ['config.py', 'a.pth', '--plot', str(kept)]
+    with pytest.raises(SystemExit, match='2'):
+        parser().parse_args(words)
+    assert f'{kept} is there already; --force replaces it' in capsys.readouterr().err
+    args = parser().parse_args([*words, '--force'])
+    assert (args.config, args.checkpoint, args.out, args.plot) == ('config.py', 'a.pth', None, kept)
+
+
+def test_the_help_is_the_docstring_as_it_stands():
+    assert 'What it does.\n\nExample:\n  python tool.py\n' in parser().format_help()
+
+
+def test_a_parser_without_outputs_has_no_force():
+    assert '--force' not in ToolParser('A tool.').format_help()
+
+
+def test_json_makes_its_folder(tmp_path):
+    write_json(tmp_path / 'a/b.json', dict(x=[1, None]))
+    assert json.loads((tmp_path / 'a/b.json').read_text()) == dict(x=[1, None])
+
+
+def test_a_backbone_of_a_config_has_the_weights_of_a_checkpoint(tmp_path):
+    first = build_backbone(MICRO)
+    assert not first.training
+    torch.save(dict(state_dict=first.state_dict()), tmp_path / 'a.pth')
+    again = build_backbone(MICRO, str(tmp_path / 'a.pth'))
+    weights = again.state_dict()
+    assert all(torch.equal(value, weights[name]) for name, value in first.state_dict().items())
+
+
+def test_a_checkpoint_that_is_refused_ends_the_tool_with_its_message(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['tools/visualization/vis_cam.py'])
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(SystemExit, match=r'^vis_cam\.py: error: .*none\.pth'):
+        load_or_exit(model, str(tmp_path / 'none.pth'))
+
+
+@pytest.mark.slow
+def test_the_shared_modules_import_nothing_heavy():
+    code = (
+        'import sys, mmlaplace; before = set(sys.modules)\n'
+        'import mmlaplace.utils.command_line, mmlaplace.utils.conversion\n'
+        'import mmlaplace.utils.measuring, mmlaplace.utils.recording\n'
+        'heavy = {"rich", "PIL", "skimage", "sklearn", "matplotlib", "mmcv"}\n'
+        'print(sorted(heavy & (set(sys.modules) - before)))'
+    )
+    result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
+    assert result.stdout.strip() == '[]', result.stderr

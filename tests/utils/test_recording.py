@@ -1,0 +1,44 @@
+"""Recording what attentions mix changes nothing, and photographs are normalised."""
+
+import pytest
+import torch
+from conftest import CLASSIFICATION
+from PIL import Image
+
+from mmlaplace.models import BaseAttention, LaplacianAttention, WindowAttention
+from mmlaplace.utils.command_line import build_backbone
+from mmlaplace.utils.recording import MEAN, STD, mixed_by, normalized, photographs
+
+
+def test_every_attention_is_recorded_in_order_and_left_as_it_was():
+    config = CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py'
+    backbone, image = build_backbone(config), torch.randn(1, 3, 40, 48)
+    before = backbone(image)
+    found = list(mixed_by(backbone, LaplacianAttention, image))
+    places = [(i, j) for i, s in enumerate(backbone.stages) for j in range(len(s['blocks']))]
+    assert [(mixed.stage, mixed.block) for mixed in found] == places
+    assert found[0].hw_shape == found[0].map_shape == (10, 12)
+    assert found[0].q.shape[2] == 120
+    assert not any('mix' in vars(mixed.attention) for mixed in found)
+    for value, again in zip(before, backbone(image)):
+        assert torch.equal(value, again)
+
+
+def test_attentions_in_windows_tell_the_map_around_them():
+    config = CLASSIFICATION / 'polaformer/polaformer-swin-micro_1xb32_mini.py'
+    (first, *_) = mixed_by(build_backbone(config), BaseAttention, torch.randn(1, 3, 48, 48))
+    assert isinstance(first.outer, WindowAttention)
+    assert first.map_shape == (12, 12)
+    assert first.hw_shape[0] <= 12
+
+
+def test_a_photograph_is_resized_and_normalised():
+    white = normalized(Image.new('RGB', (30, 20), 'white'), (8, 16))
+    assert white.shape == (1, 3, 8, 16)
+    expected = (255 - torch.tensor(MEAN)) / torch.tensor(STD)
+    torch.testing.assert_close(white[0, :, 3, 3], expected)
+
+
+def test_photographs_are_of_the_size_asked_for():
+    pytest.importorskip('skimage')
+    assert [photo.shape for photo in photographs((32, 48))] == [(1, 3, 32, 48)] * 3

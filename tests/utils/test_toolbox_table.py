@@ -1,0 +1,38 @@
+"""The table of the toolboxes agrees with what the repository has of each task."""
+
+import re
+
+import pytest
+from conftest import ROOT
+
+from mmlaplace.model_zoo import read_models
+from mmlaplace.utils.dependencies import TESTED
+from mmlaplace.utils.toolboxes import PACKAGES, TOOLBOXES, toolbox_script
+
+
+def test_the_tasks_are_those_of_the_configs():
+    folders = {path.name for path in (ROOT / 'configs').iterdir() if path.is_dir()}
+    assert set(TOOLBOXES) == folders - {'_base_'} == {model.task for model in read_models()}
+
+
+def test_the_newest_tested_versions_are_those_of_the_requirements():
+    texts = [(ROOT / f'requirements/{name}.txt').read_text() for name in ('openmmlab', 'onedl')]
+    pinned = {name: v for text in texts for name, v in re.findall(r'^([\w-]+)==(\S+)$', text, re.M)}
+    for toolbox in TOOLBOXES.values():
+        assert {name: newest for name, (_, newest) in toolbox.tested.items()} == {
+            name: pinned[name] for name in toolbox.tested
+        }
+        assert TESTED[toolbox.package] is toolbox.tested
+
+
+def test_the_published_figures_have_the_names_of_the_table():
+    costs = {'Parameters', 'MACs'}
+    for model in read_models():
+        assert set(model.metadata['Published']) - costs <= set(TOOLBOXES[model.task].metrics)
+
+
+@pytest.mark.parametrize('package', PACKAGES)
+def test_every_toolbox_brings_its_scripts(package):
+    assert toolbox_script(package, 'train.py').is_file()
+    with pytest.raises(FileNotFoundError, match=f'{package} is installed without.*no none.py in'):
+        toolbox_script(package, 'none.py')

@@ -1,0 +1,132 @@
+"""Does SOFT++'s normalisation bound the norm of the inverse as landmarks grow? (Figure 6b there)
+
+On photographs, each number m of landmarks, averages of the tokens behind the model's own LayerNorm
+and GELU, gives the spectral norm of
+
+  without   W^+, the pseudo-inverse of the landmark kernel W
+  with      D^-1/2 W^+ D^-1/2, with the row sums D of W
+
+once as the attention computes it (20 Newton steps in fp32) and once exactly (fp64), of a model with
+random weights and of a trained one. Lines are means over images, blocks, heads and the stages that
+have that many tokens; the table also has the exponent a of norm ~ m^a.
+
+Example:
+  python tools/analysis_tools/compare_inverse_norms.py CONFIG CHECKPOINT \\
+      --out docs/logs/soft_norms.json --picture docs/images/soft_norms.png
+"""
+
+from copy import copy
+from pathlib import Path
+from typing import Dict, List
+
+import matplotlib
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from mmlaplace.models import SOFTAttention
+from mmlaplace.models.layers import LandmarkPool
+from mmlaplace.ops import gaussian_kernel
+from mmlaplace.utils.command_line import ToolParser, build_backbone, write_json
+from mmlaplace.utils.recording import Mixed, mixed_by, photographs
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+
+FORMS = {'without': False, 'with': True}
+
+
+def norms(mixed: Mixed, landmarks: int) -> Dict[str, List[float]]:
+    """Spectral norms for every head, by form and by how it was computed."""
+    query = mixed.q * mixed.attention.head_dims**-0.25
+    marks = mixed.attention.landmark_norm(LandmarkPool(landmarks)(query, mixed.hw_shape))
+    kernel = gaussian_kernel(marks, marks, 1.0)
+    exact = torch.linalg.pinv(gaussian_kernel(marks.double(), marks.double(), 1.0), hermitian=True)
+    root = kernel.double().sum(-1).rsqrt()
+    found = {}
+    for form, normalized in FORMS.items():
+        attention = copy(mixed.attention)  # the same weights, in either form and without a ridge
+        attention.normalized, attention.ridge = normalized, 0.0
+        scaled = root[..., None] * exact * root[..., None, :] if normalized else exact
+        for way, inverse in (('as computed', attention.invert(kernel).double()), ('exact', scaled)):
+            found[f'{form}, {way}'] = torch.linalg.matrix_norm(inverse, 2).flatten().tolist()
+    return found
+
+
+def measure(backbone, images: list, numbers: List[int], name: str) -> Dict[str, List[dict]]:
+    """Mean and largest norm for each number of landmarks, by form."""
+    values: Dict[str, Dict[int, list]] = {}
+    for image in track(images, name):
+        for mixed in mixed_by(backbone, SOFTAttention, image):
+            for m in numbers:
+                if min(mixed.hw_shape) ** 2 >= m:
+                    for form, found in norms(mixed, m).items():
+                        values.setdefault(form, {}).setdefault(m, []).extend(found)
+    return {
+        form: [
+            dict(landmarks=m, mean=float(np.mean(found)), largest=max(found))
+            for m, found in by_number.items()
+        ]
+        for form, by_number in values.items()
+    }
+
+
+def draw(results: Dict[str, dict], path: Path) -> None:
+    figure, axes = plt.subplots(1, len(results), figsize=(10, 4), sharey=True, layout='constrained')
+    for axis, (name, forms) in zip(axes, results.items()):
+        for form, rows in forms.items():
+            color = 'tab:orange' if form.startswith('with,') else 'tab:blue'
+            axis.loglog(
+                [row['landmarks'] for row in rows],
+                [row['mean'] for row in rows],
+                marker='o',
+                color=color,
+                linestyle='-' if form.endswith('as computed') else ':',
+                label=form.replace('with,', 'with D,').replace('without,', 'without D,'),
+            )
+        axis.set(title=name, xlabel='landmarks m')
+        ticks = [row['landmarks'] for row in rows]
+        axis.set_xticks(ticks, [str(tick) for tick in ticks])
+        axis.minorticks_off()
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel('spectral norm, mean')
+    axes[0].legend()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = ToolParser(__doc__)
+    parser.add_trained_model('model with the backbone SOFT')
+    parser.add_argument('--landmarks', nargs='+', type=int, default=[49, 100, 196, 400, 784])
+    parser.add_argument('--size', nargs=2, type=int, default=[448, 448], help='height, width')
+    parser.add_output('--out', default=Path('work_dirs/soft_norms.json'))
+    parser.add_output('--picture', default=Path('work_dirs/soft_norms.png'))
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    backbones = {
+        'random weights': build_backbone(args.config),
+        'trained': build_backbone(args.config, args.checkpoint),
+    }
+    images = photographs(tuple(args.size))
+    results = {
+        name: measure(backbone, images, args.landmarks, name)
+        for name, backbone in backbones.items()
+    }
+
+    table = Table('weights', 'form', *(f'm = {m}' for m in args.landmarks), 'exponent')
+    for name, forms in results.items():
+        for form, rows in forms.items():
+            logs = np.log([[row['landmarks'], row['mean']] for row in rows])
+            exponent = np.polyfit(*logs.T, 1)[0]
+            table.add_row(name, form, *(f'{row["mean"]:.3g}' for row in rows), f'{exponent:.2f}')
+    Console(width=120).print(table)
+    draw(results, args.picture)
+    write_json(args.out, dict(size=args.size, config=args.config, norms=results))
+    print('wrote', args.out, 'and', args.picture)
+
+
+if __name__ == '__main__':
+    main()

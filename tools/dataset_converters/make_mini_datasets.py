@@ -1,0 +1,371 @@
+"""Make small data sets of real images, without a download.
+
+Bright handwritten digits (scikit-learn) stand on dimmed photographs (scikit-image). The held-out
+images show other digits on other parts of the photographs than the training images.
+
+  classification  ImageFolder layout: {train,val}/<digit>/*.png, one digit on 48 x 48 pixels
+  crowds          the same layout, but each image is a cut from a plane full of digits of its class;
+                  val_72 and val_96 are wider views of the scenes in val, at the same scale (only on
+                  demand: for the study of image size in docs/scale.md)
+  detection       COCO layout: annotations/{train,val}.json with boxes and masks, {train,val}/*.png
+  segmentation    ADE20K layout: {images,annotations}/{training,validation}; label 0 is ignored (the
+                  digits' soft edges), 1 is background, 2 to 11 are the digits
+
+Each comes with a contact sheet, contact_sheet.png, to check its labels by eye.
+
+Example:
+  python tools/dataset_converters/make_mini_datasets.py      # the three tasks, into data/mini
+  python tools/dataset_converters/make_mini_datasets.py --tasks classification --seed 1 \\
+      --out /tmp/mini
+"""
+
+import json
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Dict, Iterator, List, NamedTuple, Tuple
+
+import matplotlib
+import numpy as np
+from PIL import Image
+from rich.progress import track
+
+from mmlaplace.utils.command_line import ToolParser
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+
+PHOTOS = (
+    'astronaut', 'brick', 'camera', 'cat', 'coffee', 'coins', 'grass', 'gravel',
+    'hubble_deep_field', 'rocket',
+)  # fmt: skip
+CLASSES = tuple(str(digit) for digit in range(10))
+PALETTE = [tuple(int(255 * c) for c in plt.get_cmap('tab10')(i)[:3]) for i in range(10)]
+VERSION = 1  # raise it when other pictures or labels come out
+SPLITS = ('train', 'val')
+SHEET = 'contact_sheet.png'
+TRAIN_SHARE = 0.78  # of the digits, and of the width of each photograph
+# Brightness of the photographs. At 1, with dark digits among the bright, micro learns nothing in
+# ten epochs.
+DIM = 0.4
+DIGIT_SIZES = (32, 44)  # pixels, of classification
+SCENE_DIGIT_SIZES = (28, 64)  # pixels, of detection and segmentation
+VIEWS = {'val': 48, 'val_72': 72, 'val_96': 96}  # sides of the crowds' held-out views
+CELL = 46  # pixels between the digits of a crowd
+BACKGROUNDS_PER_DIGIT = {'train': 4, 'val': 2}
+SCENES = {  # task: (height, width), images per split, fewest and most digits
+    'detection': ((192, 256), {'train': 500, 'val': 125}, (2, 5)),
+    'segmentation': ((128, 128), {'train': 600, 'val': 150}, (1, 3)),
+}
+
+
+class Instance(NamedTuple):
+    """A digit in a scene."""
+
+    label: int
+    top: int
+    left: int
+    alpha: np.ndarray  # (h, w) in [0, 1], tight around the digit
+
+    @property
+    def bottom(self) -> int:
+        return self.top + self.alpha.shape[0]
+
+    @property
+    def right(self) -> int:
+        return self.left + self.alpha.shape[1]
+
+    def overlaps(self, other: 'Instance') -> bool:
+        return (
+            self.left < other.right
+            and other.left < self.right
+            and self.top < other.bottom
+            and other.top < self.bottom
+        )
+
+
+class Source:
+    """The digits and photographs of one split."""
+
+    def __init__(self, split: str, seed: int) -> None:
+        from skimage import data
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        order = np.random.default_rng(seed).permutation(len(digits.target))
+        cut = int(TRAIN_SHARE * len(order))
+        chosen = order[:cut] if split == 'train' else order[cut:]
+        self.glyphs = digits.images[chosen] / 16.0
+        self.labels = digits.target[chosen]
+        self.photos = []
+        for name in PHOTOS:
+            photo = np.atleast_3d(getattr(data, name)())[..., :3]
+            photo = np.broadcast_to(photo, photo.shape[:2] + (3,))
+            cut = int(TRAIN_SHARE * photo.shape[1])
+            part = photo[:, :cut] if split == 'train' else photo[:, cut:]
+            # Mirrored on, as the held-out part is too narrow for a wide crop.
+            self.photos.append(np.concatenate([part, part[:, ::-1]] * 2, axis=1))
+
+    def background(self, rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+        """A random crop of a random photograph, ``(height, width, 3)`` in [0, DIM]."""
+        photo = self.photos[rng.integers(len(self.photos))]
+        top = rng.integers(photo.shape[0] - height + 1)
+        left = rng.integers(photo.shape[1] - width + 1)
+        return photo[top : top + height, left : left + width] * (DIM / 255)
+
+    def alpha(self, index: int, size: int) -> np.ndarray:
+        """Coverage of a digit drawn ``size`` pixels high, cut to its box."""
+        image = Image.fromarray(np.uint8(255 * self.glyphs[index]))
+        alpha = np.asarray(image.resize((size, size), Image.Resampling.BICUBIC)) / 255.0
+        inked = alpha > 0.5
+        rows, columns = inked.any(1).nonzero()[0], inked.any(0).nonzero()[0]
+        return alpha[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+
+
+def draw(canvas: np.ndarray, instance: Instance, rng: np.random.Generator) -> None:
+    """Blend a digit into the canvas, in a bright colour."""
+    region = canvas[instance.top : instance.bottom, instance.left : instance.right]
+    region += instance.alpha[..., None] * (rng.uniform(0.85, 1.0, 3) - region)
+
+
+def save_image(canvas: np.ndarray, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.uint8(np.round(255 * canvas))).save(path)
+
+
+def make_classification(out: Path, seed: int) -> None:
+    side = VIEWS['val']
+    for split in SPLITS:
+        source = Source(split, seed)
+        rng = np.random.default_rng([seed, 0, SPLITS.index(split)])
+        for index in track(range(len(source.labels)), f'classification {split}'):
+            for copy in range(BACKGROUNDS_PER_DIGIT[split]):
+                alpha = source.alpha(index, rng.integers(*DIGIT_SIZES))
+                canvas = source.background(rng, side, side)
+                top, left = (rng.integers(side - length + 1) for length in alpha.shape)
+                draw(canvas, Instance(source.labels[index], top, left, alpha), rng)
+                folder = out / split / str(source.labels[index])
+                save_image(canvas, folder / f'{index:04d}_{copy}.png')
+
+
+def make_crowds(out: Path, seed: int) -> None:
+    for split in SPLITS:
+        source = Source(split, seed)
+        rng = np.random.default_rng([seed, 3, SPLITS.index(split)])
+        views = {'train': VIEWS['val']} if split == 'train' else VIEWS
+        largest = max(views.values())
+        cells = -(-largest // CELL) + 1
+        for index in track(range(len(source.labels)), f'crowds {split}'):
+            alike = np.flatnonzero(source.labels == source.labels[index])
+            for copy in range(BACKGROUNDS_PER_DIGIT[split]):
+                plane = np.zeros((cells * CELL, cells * CELL, 1))
+                for top, left in np.ndindex(cells, cells):
+                    alpha = source.alpha(rng.choice(alike), rng.integers(*DIGIT_SIZES))
+                    top, left = (
+                        corner * CELL + rng.integers(CELL - length + 1)
+                        for corner, length in zip((top, left), alpha.shape)
+                    )
+                    plane[top : top + alpha.shape[0], left : left + alpha.shape[1], 0] = alpha
+                top, left = rng.integers(plane.shape[0] - largest + 1, size=2)
+                cut = plane[top : top + largest, left : left + largest]
+                canvas = source.background(rng, largest, largest)
+                canvas += cut * (rng.uniform(0.85, 1.0, 3) - canvas)
+                for folder, side in views.items():
+                    edge = (largest - side) // 2
+                    view = canvas[edge : edge + side, edge : edge + side]
+                    name = f'{index:04d}_{copy}.png'
+                    save_image(view, out / folder / str(source.labels[index]) / name)
+
+
+def make_scenes(
+    task: str, split: str, seed: int
+) -> Iterator[Tuple[int, np.ndarray, List[Instance]]]:
+    """Photographs with several digits that do not touch: number, image, instances."""
+    (height, width), counts, (fewest, most) = SCENES[task]
+    source = Source(split, seed)
+    rng = np.random.default_rng([seed, 1 + list(SCENES).index(task), SPLITS.index(split)])
+    for number in track(range(counts[split]), f'{task} {split}'):
+        canvas = source.background(rng, height, width)
+        instances: List[Instance] = []
+        wanted = rng.integers(fewest, most + 1)
+        while len(instances) < wanted:
+            index = rng.integers(len(source.labels))
+            alpha = source.alpha(index, rng.integers(*SCENE_DIGIT_SIZES))
+            top, left = rng.integers(height - alpha.shape[0]), rng.integers(width - alpha.shape[1])
+            new = Instance(int(source.labels[index]), int(top), int(left), alpha)
+            if not any(new.overlaps(old) for old in instances):
+                instances.append(new)
+                draw(canvas, new, rng)
+        yield number, canvas, instances
+
+
+def run_length(mask: np.ndarray) -> dict:
+    """COCO's uncompressed run-length encoding, column by column and beginning with zeros."""
+    flat = np.concatenate([[0], mask.T.reshape(-1).astype(np.int8)])
+    changes = np.flatnonzero(np.diff(flat)).tolist()
+    return dict(size=list(mask.shape), counts=np.diff([0, *changes, mask.size]).tolist())
+
+
+def make_detection(out: Path, seed: int) -> None:
+    (out / 'annotations').mkdir(parents=True)
+    for split in SPLITS:
+        images, annotations = [], []
+        for number, canvas, instances in make_scenes('detection', split, seed):
+            height, width = canvas.shape[:2]
+            name = f'{number:06d}.png'
+            save_image(canvas, out / split / name)
+            images.append(dict(id=number, file_name=name, height=height, width=width))
+            for instance in instances:
+                mask = np.zeros((height, width), bool)
+                inked = instance.alpha > 0.5
+                mask[instance.top : instance.bottom, instance.left : instance.right] = inked
+                annotations.append(
+                    dict(
+                        id=len(annotations) + 1,  # COCO's evaluation takes id 0 for 'no match'
+                        image_id=number,
+                        category_id=instance.label,
+                        bbox=[instance.left, instance.top, *inked.shape[::-1]],
+                        area=int(inked.sum()),
+                        segmentation=run_length(mask),
+                        iscrowd=0,
+                    )
+                )
+        categories = [dict(id=i, name=name) for i, name in enumerate(CLASSES)]
+        content = dict(images=images, annotations=annotations, categories=categories)
+        (out / 'annotations' / f'{split}.json').write_text(json.dumps(content))
+
+
+def make_segmentation(out: Path, seed: int) -> None:
+    for split, folder in zip(SPLITS, ('training', 'validation')):
+        for number, canvas, instances in make_scenes('segmentation', split, seed):
+            labels = np.ones(canvas.shape[:2], np.uint8)
+            for instance in instances:
+                region = labels[instance.top : instance.bottom, instance.left : instance.right]
+                region[instance.alpha > 0.25] = 0
+                region[instance.alpha > 0.5] = 2 + instance.label
+            name = f'{number:06d}.png'
+            save_image(canvas, out / 'images' / folder / name)
+            path = out / 'annotations' / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(labels).save(path)
+
+
+@contextmanager
+def sheet(
+    path: Path, title: str, rows: int, columns: int, cell: Tuple[float, float]
+) -> Iterator[Iterator[plt.Axes]]:
+    """The axes of a figure of rows x columns pictures, saved to ``path`` at the end."""
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(columns * cell[0], rows * cell[1] + 0.6), layout='constrained'
+    )
+    figure.suptitle(title)
+    for axis in axes.flat:
+        axis.axis('off')
+    yield iter(axes.flat)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def sheet_classification(out: Path) -> None:
+    folders = [name for split in SPLITS for name in sorted(p.name for p in out.glob(f'{split}*'))]
+    folders = folders if len(folders) > len(SPLITS) else [*SPLITS, *SPLITS]
+    shown = [
+        (folder, label, sorted((out / folder / label).iterdir())[2 * row])
+        for row, folder in enumerate(folders)
+        for label in CLASSES
+    ]
+    title = f'{out.name.partition(".")[0]}: folder / class'
+    with sheet(out / SHEET, title, len(folders), 10, (1.1, 1.3)) as axes:
+        for axis, (folder, label, path) in zip(axes, shown):
+            axis.imshow(Image.open(path))
+            axis.set_title(f'{folder} / {label}', fontsize=7)
+
+
+def sheet_detection(out: Path) -> None:
+    title = 'detection: boxes, masks and classes, training above and held-out below'
+    contents = [json.loads((out / f'annotations/{s}.json').read_text()) for s in SPLITS]
+    shown = [(s, c, image) for s, c in zip(SPLITS, contents) for image in c['images'][:8]]
+    with sheet(out / SHEET, title, 4, 4, (3.2, 2.4)) as axes:
+        for axis, (split, content, image) in zip(axes, shown):
+            axis.imshow(Image.open(out / split / image['file_name']))
+            for annotation in content['annotations']:
+                if annotation['image_id'] == image['id']:
+                    draw_annotation(axis, annotation)
+
+
+def draw_annotation(axis: plt.Axes, annotation: dict) -> None:
+    colour = np.array(PALETTE[annotation['category_id']]) / 255
+    height, width = annotation['segmentation']['size']
+    counts = annotation['segmentation']['counts']
+    mask = np.repeat(np.arange(len(counts)) % 2, counts).reshape(width, height).T
+    axis.imshow(np.dstack([np.broadcast_to(colour, (height, width, 3)), 0.6 * mask]))
+    left, top, width, height = annotation['bbox']
+    corner = (left - 0.5, top - 0.5)  # pixel centres are whole numbers
+    axis.add_patch(plt.Rectangle(corner, width, height, fill=False, edgecolor=colour))
+    label = CLASSES[annotation['category_id']]
+    axis.text(left, top - 2, label, color='white', fontsize=8, bbox=dict(facecolor=colour, pad=1))
+
+
+def sheet_segmentation(out: Path) -> None:
+    title = 'segmentation: image and labels (black ignored, grey background, colours digits)'
+    colours = np.array([(0, 0, 0), (200, 200, 200), *PALETTE], np.uint8)
+    with sheet(out / SHEET, title, 4, 8, (1.5, 1.6)) as axes:
+        for folder in ('training', 'validation'):
+            for path in sorted((out / 'images' / folder).iterdir())[:8]:
+                labels = np.asarray(Image.open(out / 'annotations' / folder / path.name))
+                axis = next(axes)
+                axis.imshow(Image.open(path))
+                axis.set_title(folder, fontsize=7)
+                axis = next(axes)
+                axis.imshow(colours[labels])
+                present = [CLASSES[label - 2] for label in np.unique(labels) if label > 1]
+                axis.set_title(' '.join(present), fontsize=8)
+
+
+MAKERS = {
+    'classification': (make_classification, sheet_classification),
+    'crowds': (make_crowds, sheet_classification),
+    'detection': (make_detection, sheet_detection),
+    'segmentation': (make_segmentation, sheet_segmentation),
+}
+
+
+def settings(seed: int) -> Dict[str, int]:
+    """What the content depends on, kept beside it."""
+    return dict(seed=seed, version=VERSION)
+
+
+def main() -> None:
+    parser = ToolParser(__doc__)
+    tasks = ('classification', 'detection', 'segmentation')
+    parser.add_argument('--tasks', nargs='+', choices=list(MAKERS), default=tasks)
+    parser.add_argument('--out', type=Path, default=Path('data/mini'), help='default: %(default)s')
+    parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
+    parser.add_argument('--force', action='store_true', help='replace data made otherwise')
+    args = parser.parse_args()
+    for task in args.tasks:
+        folder = args.out / task
+        made_by = folder / 'made_by.json'
+        if folder.exists():
+            if made_by.is_file() and json.loads(made_by.read_text()) == settings(args.seed):
+                print(f'{folder} is there already')
+                continue
+            if not args.force:
+                parser.error(
+                    f'{folder} exists and was made with other settings or by another version; '
+                    '--force replaces it'
+                )
+            shutil.rmtree(folder)
+        # Renamed at the end, so that what was cut short is never taken for a data set.
+        partial = args.out / f'{task}.partial'
+        shutil.rmtree(partial, ignore_errors=True)
+        make, draw_sheet = MAKERS[task]
+        make(partial, args.seed)
+        draw_sheet(partial)
+        (partial / made_by.name).write_text(json.dumps(settings(args.seed)))
+        partial.rename(folder)
+        print(f'wrote {folder}; look at {folder / "contact_sheet.png"}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,245 @@
+"""Draw rows of attention matrices over an image: from where a query, marked by a cross, takes.
+
+Attentions mix values linearly, out = A v, though most never hold the N x N matrix A. A row of it is
+the gradient of one mixed value with respect to the values, which is exact, and linear in N too.
+All attentions of mmlaplace have one:
+
+  LaplacianAttention  the whitened matrix Z, or with --matrix nystrom the kernel matrix G^ below it
+  SOFTAttention       C W^+ C^T
+  SoftmaxAttention    the softmax
+  PolaAttention       one matrix for the pairs of the same signs, one for those of opposite signs
+  WindowAttention     that of the attention inside, drawn on the window of the query
+
+Models stand side by side, a row of panels for each query. Weights are scaled to 0 to 1 in each
+panel; their range is below it. Keys of a reduced map (sr_ratio) cover the tokens they stand for.
+
+Examples:
+  python tools/visualization/vis_attention.py photo.jpg --model CONFIG CHECKPOINT --stage 2 \\
+      --points 0.3 0.6
+  python tools/visualization/vis_attention.py photo.jpg --size 224 224 \\
+      --points 0.3 0.6 --points 0.5 0.5 \\
+      --model CONFIG1 CHECKPOINT1 Laplacian --model CONFIG2 CHECKPOINT2 softmax --model CONFIG3
+"""
+
+import argparse
+import math
+from pathlib import Path
+from typing import List, NamedTuple, Tuple
+
+import matplotlib
+import numpy as np
+import torch
+from PIL import Image
+from rich.progress import track
+from torch import Tensor
+
+from mmlaplace.models import (
+    BaseAttention,
+    LaplacianAttention,
+    PolaAttention,
+    SOFTAttention,
+    WindowAttention,
+)
+from mmlaplace.models.layers import join_windows, split_windows
+from mmlaplace.utils.command_line import ToolParser, build_backbone
+from mmlaplace.utils.recording import Mixed, mixed_by, normalized
+
+matplotlib.use('Agg')
+import matplotlib.patheffects as effects
+import matplotlib.pyplot as plt
+
+STREAMS = {'same': 0, 'opposite': -1}  # a channel that PolaAttention mixes so
+
+
+def attention_row(mixed: Mixed, query: int, head: int, channel: int = 0, window: int = 0) -> Tensor:
+    """Weights of a query for all keys, ``(n_keys,)``, as the attention applies them to a channel.
+
+    All channels have the same but those of PolaAttention, whose first half is mixed by pairs of the
+    same signs and whose second half by those of opposite signs.
+    """
+    with torch.enable_grad():
+        value = mixed.v.detach().requires_grad_()
+        out = mixed.attention.mix(mixed.q, mixed.k, value, mixed.hw_shape, **mixed.options)
+        (gradient,) = torch.autograd.grad(out[window, head, query, channel], value)
+    return gradient[window, head, :, channel]
+
+
+def nystrom_row(mixed: Mixed, query: int, head: int, window: int = 0) -> Tensor:
+    """A row of LaplacianAttention's kernel matrix G^ = k(Q, L) (k(L, L) + ridge I)^-1 k(L, K)."""
+    attention = mixed.attention
+    marks = attention.pool(mixed.k, mixed.hw_shape)
+    inverse = attention.invert(attention.kernel(marks, marks))
+    row = attention.kernel(mixed.q[:, :, query : query + 1], marks) @ inverse
+    return (row @ attention.kernel(marks, mixed.k))[window, head, 0]
+
+
+def attention_map(
+    mixed: Mixed, place: Tuple[int, int], head: int, channel: int = 0, matrix: str = 'whitened'
+) -> Tensor:
+    """Weights of the query at (row, column) over the map ``(H, W)``, NaN outside of its window."""
+    attention, (height, width) = mixed.attention, mixed.hw_shape
+    query, window, tokens = place[0] * mixed.map_shape[1] + place[1], 0, None
+    if isinstance(mixed.outer, WindowAttention):
+        layout = (mixed.map_shape, *mixed.outer.side_and_shift(mixed.map_shape))
+        # The token in every place of the windows, counted from 1; 0 is padding.
+        tokens = 1 + torch.arange(math.prod(mixed.map_shape))
+        tokens = split_windows(tokens[None, :, None], *layout)[..., 0]
+        window, query = (tokens == 1 + query).nonzero()[0].tolist()
+    prefix = getattr(attention, 'num_prefix_tokens', 0)
+    if matrix == 'nystrom' and isinstance(attention, LaplacianAttention):
+        row = nystrom_row(mixed, query, head, window)
+    else:
+        row = attention_row(mixed, prefix + query, head, channel, window)[prefix:]
+    reduction = getattr(attention, 'reduction', None)
+    ratio = 1 if reduction is None else reduction.patch_size
+    keys = row.view(-(-height // ratio), -(-width // ratio))
+    weights = keys.repeat_interleave(ratio, 0).repeat_interleave(ratio, 1)[:height, :width]
+    if tokens is None:
+        return weights
+    maps = torch.full(tokens.shape, math.nan, dtype=weights.dtype)
+    maps[window] = weights.flatten()
+    return join_windows(maps[..., None], *layout).view(mixed.map_shape)
+
+
+class Column(NamedTuple):
+    """What is drawn of one matrix: a title, a map for each query, and the pixels of its tokens."""
+
+    title: str
+    maps: List[Tensor]
+    stride: int
+
+
+def matrices_of(attention: BaseAttention, matrix: str, stream: str) -> List[Tuple[str, int]]:
+    """Names of the attention's matrices, each with a channel that it mixes."""
+    if isinstance(attention, PolaAttention):
+        streams = STREAMS if stream == 'both' else [stream]
+        return [(f'{stream} signs', STREAMS[stream]) for stream in streams]
+    if isinstance(attention, LaplacianAttention):
+        return [('Z' if matrix == 'whitened' else 'Ĝ', 0)]
+    if isinstance(attention, SOFTAttention):
+        return [('C W⁺ Cᵀ', 0)]
+    return [(type(attention).__name__.replace('Attention', '').lower(), 0)]
+
+
+def find(parser: argparse.ArgumentParser, args, config: str, backbone, image: Tensor) -> Mixed:
+    """What the attention chosen mixed of an image; an error if there is none."""
+    if not 0 <= args.stage < len(backbone.stages):
+        parser.error(f'--stage {args.stage}: {config} has 0 to {len(backbone.stages) - 1}')
+    depth = len(backbone.stages[args.stage]['blocks'])
+    if not -depth <= args.block < depth:
+        parser.error(f'--block {args.block}: that stage of {config} has 0 to {depth - 1}')
+    chosen = (args.stage, args.block % depth)
+    (mixed,) = (
+        mixed
+        for mixed in mixed_by(backbone, BaseAttention, image)
+        if (mixed.stage, mixed.block) == chosen
+    )
+    heads = mixed.attention.num_heads
+    if not 0 <= args.head < heads:
+        parser.error(f'--head {args.head}: that stage of {config} has 0 to {heads - 1}')
+    return mixed
+
+
+def draw(
+    image: Image.Image, points: List[tuple], columns: List[Column], title: str, path: Path
+) -> None:
+    """Image and weights, a row for each point (x, y)."""
+    width, height = image.size
+    lines = 1 + max(column.title.count('\n') for column in columns)
+    rows_height = (2.3 * height / width + 0.3) * len(points)
+    figure, axes = plt.subplots(
+        len(points), 1 + len(columns), squeeze=False, layout='constrained',
+        figsize=(2.4 * len(columns) + 3.2, rows_height + 0.4 + 0.17 * lines),
+    )  # fmt: skip
+    pale = 0.4 + 0.6 * np.asarray(image.convert('L')) / 255
+    for i, (x, y) in enumerate(points):
+        axes[i, 0].imshow(image)
+        for axis, column in zip(axes[i, 1:], columns):
+            weights = column.maps[i].numpy()
+            low, high = np.nanmin(weights), np.nanmax(weights)
+            down, across = (column.stride * side for side in weights.shape)
+            axis.imshow(pale, cmap='gray', vmin=0, vmax=1)
+            heat = axis.imshow(
+                (weights - low) / max(high - low, np.finfo(weights.dtype).tiny),
+                cmap='inferno', alpha=0.75, vmin=0, vmax=1, extent=(0, across, down, 0),
+            )  # fmt: skip
+            axis.set_xlabel(f'{low:.2g} to {high:.2g}', fontsize=8)
+        for axis in axes[i]:
+            axis.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
+            axis.plot(
+                x, y, '+', color='white', markersize=11, markeredgewidth=2,
+                path_effects=[effects.withStroke(linewidth=4, foreground='black')],
+            )  # fmt: skip
+    for axis, text in zip(axes[0], ['queries', *(column.title for column in columns)]):
+        axis.set_title(text, fontsize=9)
+    figure.colorbar(heat, ax=axes, label='weight, scaled in each panel', pad=0.01, aspect=30)
+    figure.suptitle(title, fontsize=11)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=100)
+
+
+def main() -> None:
+    parser = ToolParser(__doc__)
+    parser.add_argument('image', type=Path)
+    parser.add_argument(
+        '--model', nargs='+', action='append', required=True, metavar=('CONFIG', 'CHECKPOINT'),
+        help='config, checkpoint and name of a model, again for each; weights are random '
+        'without a checkpoint',
+    )  # fmt: skip
+    parser.add_argument(
+        '--points', nargs=2, type=float, action='append', metavar=('X', 'Y'),
+        help='a query, again for each: shares of width and height, or pixels where above 1; '
+        'default: the middle',
+    )  # fmt: skip
+    parser.add_argument('--stage', type=int, default=2, help='from 0; default: %(default)s')
+    parser.add_argument('--block', type=int, default=-1, help='of the stage; default: the last')
+    parser.add_argument('--head', type=int, default=0, help='from 0; default: %(default)s')
+    parser.add_argument('--matrix', choices=('whitened', 'nystrom'), default='whitened',
+                        help='of LaplacianAttention; default: %(default)s')  # fmt: skip
+    parser.add_argument('--stream', choices=(*STREAMS, 'both'), default='both',
+                        help='of PolaAttention; default: %(default)s')  # fmt: skip
+    parser.add_argument('--size', nargs=2, type=int, metavar=('H', 'W'),
+                        help="to resize the image to; default: the image's own")  # fmt: skip
+    parser.add_output('--out', default=Path('work_dirs/attention.png'))
+    args = parser.parse_args()
+
+    image = Image.open(args.image).convert('RGB')
+    height, width = args.size or image.size[::-1]
+    points = []
+    for point in args.points or [(0.5, 0.5)]:
+        sides = (1, 1) if max(point) <= 1 else image.size
+        x, y = (coordinate / side for coordinate, side in zip(point, sides))
+        if not (0 <= x < 1 and 0 <= y < 1):
+            parser.error(
+                f'--points {point[0]:g} {point[1]:g}: outside of the image, '
+                f'{image.width} x {image.height}'
+            )
+        points.append((x * width, y * height))
+    image = image.resize((width, height), Image.Resampling.BICUBIC)
+
+    torch.manual_seed(0)
+    columns = []
+    for config, *rest in track(args.model, 'models'):
+        if len(rest) > 2:
+            parser.error(f'--model {config} {" ".join(rest)}: a config, a checkpoint and a name')
+        checkpoint, name = (*rest, None, None)[:2]
+        backbone = build_backbone(config, checkpoint)
+        mixed = find(parser, args, config, backbone, normalized(image, (height, width)))
+        stride = math.prod(backbone.stage_strides[: args.stage + 1])
+        for matrix, channel in matrices_of(mixed.attention, args.matrix, args.stream):
+            maps = [
+                attention_map(
+                    mixed, (int(y / stride), int(x / stride)), args.head, channel, args.matrix
+                )
+                for x, y in points
+            ]
+            weights = '' if checkpoint else '\nrandom weights'
+            columns.append(Column(f'{name or Path(config).stem}\n{matrix}{weights}', maps, stride))
+    block = 'last block' if args.block == -1 else f'block {args.block}'
+    title = f'Attention from +, stage {args.stage}, {block}, head {args.head}'
+    draw(image, points, columns, title, args.out)
+    print(f'wrote {args.out}')
+
+
+if __name__ == '__main__':
+    main()

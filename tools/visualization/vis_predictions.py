@@ -1,0 +1,108 @@
+"""Draw a model's predictions on some images of its config's test set, with the truth beside them.
+
+Works for classifiers, detectors and segmentors; boxes, masks and label maps are drawn by the
+toolbox's own visualiser. Images and order are drawn by seed.
+
+Examples:
+  python tools/visualization/vis_predictions.py CONFIG CHECKPOINT --count 40
+  python tools/visualization/vis_predictions.py CONFIG CHECKPOINT --force \\
+      --out pictures/retinanet.png
+"""
+
+import math
+import random
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import matplotlib
+import numpy as np
+import torch
+from mmengine.config import Config, DictAction
+from mmengine.dataset import pseudo_collate
+from mmengine.registry import DATASETS, VISUALIZERS
+from PIL import Image
+
+from mmlaplace.model_zoo import build_model
+from mmlaplace.utils.command_line import ToolParser, load_or_exit
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+
+MIN_SCORE = 0.3  # of a box that is drawn
+
+
+def classified(image: np.ndarray, sample, visualizer, classes) -> tuple:
+    """The image, and predicted and true class above it."""
+    truth, predicted = sample.gt_label.item(), sample.pred_label.item()
+    title = f'{classes[predicted]} ({sample.pred_score.max():.0%})\ntrue: {classes[truth]}'
+    return image, title, 'darkgreen' if truth == predicted else 'crimson'
+
+
+def drawn(image: np.ndarray, sample, visualizer, classes) -> tuple:
+    """Truth on the left and prediction on the right, by the toolbox's visualiser."""
+    if 'pred_instances' in sample:
+        # The most certain last, on top of other classes for the same box.
+        scores, order = sample.pred_instances.scores.sort()
+        sample.pred_instances = sample.pred_instances[order[scores >= MIN_SCORE]]
+    # By a file, as mmseg's visualiser keeps the prediction only.
+    with TemporaryDirectory() as folder:
+        path = str(Path(folder) / 'drawn.png')
+        visualizer.add_datasample('', image, sample, draw_gt=True, draw_pred=True, out_file=path)
+        return np.asarray(Image.open(path).convert('RGB')), '', 'black'
+
+
+def main() -> None:
+    parser = ToolParser(__doc__)
+    parser.add_trained_model('classifier, detector or segmentor')
+    parser.add_output('--out', default=Path('predictions.png'))
+    parser.add_argument('--count', type=int, default=24, help='default: %(default)s')
+    parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
+    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={})
+    args = parser.parse_args()
+
+    cfg = Config.fromfile(args.config)
+    cfg.merge_from_dict(args.cfg_options)
+    scope = cfg.default_scope
+    import_module(f'{scope}.utils').register_all_modules()
+    model = build_model(cfg)
+    load_or_exit(model, args.checkpoint, min_matched=1)
+    model.to(args.device).eval()
+    dataset = DATASETS.build(cfg.test_dataloader.dataset)
+    visualizer = VISUALIZERS.build(dict(cfg.visualizer, vis_backends=None, name='predictions'))
+    visualizer.dataset_meta = dataset.metainfo
+    classes = dataset.metainfo.get('classes')
+    show = classified if scope == 'mmpretrain' else drawn
+
+    pictures = []
+    shown = random.Random(args.seed).sample(range(len(dataset)), min(args.count, len(dataset)))
+    for index in shown:
+        data = dataset[index]
+        image = data['inputs'].permute(1, 2, 0).numpy()[..., ::-1]  # as loaded, BGR
+        with torch.no_grad():
+            (sample,) = model.test_step(pseudo_collate([data]))
+        pictures.append(show(np.ascontiguousarray(image), sample.to('cpu'), visualizer, classes))
+
+    height, width = pictures[0][0].shape[:2]
+    columns = min(max(1, round(8 * height / width)), len(pictures))
+    rows = math.ceil(len(pictures) / columns)
+    cell = 12 / columns
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(12, rows * (cell * height / width + 0.3) + 0.4),
+        layout='constrained', squeeze=False,
+    )  # fmt: skip
+    for axis in axes.flat:
+        axis.axis('off')
+    for axis, (picture, title, colour) in zip(axes.flat, pictures):
+        axis.imshow(picture)
+        axis.set_title(title, fontsize=9, color=colour)
+    sides = '' if show is classified else ', truth on the left, prediction on the right'
+    figure.suptitle(f'{Path(args.config).stem}: {len(pictures)} held-out images{sides}')
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(args.out, dpi=110)
+    print(f'wrote {args.out}')
+
+
+if __name__ == '__main__':
+    main()
