@@ -146,7 +146,7 @@ def test_optimizer_and_schedule_build(path):
     decayed = {id(p) for group in groups if group['weight_decay'] for p in group['params']}
     exempt = {id(p) for m in model.modules() if isinstance(m, NORMS) for p in m.parameters()}
     # What the authors do not decay either: of the positions only those of DeiT.
-    kept = ['bias', 'gamma', 'class_token', 'relative_bias']
+    kept = ['bias', 'gamma', 'cls_token', 'relative_bias']
     if cfg.model.backbone.type == 'PolaFormerDeiT':
         kept.append('map')
     exempt |= {id(p) for n, p in model.named_parameters() if n.split('.')[-1] in kept}
@@ -173,7 +173,7 @@ def test_schedule_covers_the_run_without_gaps(path):
 
 def outputs(backbone: torch.nn.Module) -> tuple:
     """What a backbone returns of 128 x 128 pixels, as its contract tests assert."""
-    if getattr(backbone, 'out_type', 'featmap') == 'class_token':
+    if getattr(backbone, 'out_type', 'featmap') == 'cls_token':
         return (torch.zeros(1, backbone.embed_dims[-1], device='meta'),)
     sides = [128 // s for s in itertools.accumulate(backbone.stage_strides, operator.mul)]
     return tuple(

@@ -27,7 +27,9 @@ class OnMap(torch.nn.Module):
 def test_attention_counted_by_hand():
     tokens, dims, marks, heads = 64, 32, 16, 2
     head = dims // heads
-    attention = OnMap(LaplacianAttention(dims, heads, (8, 8), landmarks=marks, solver='cholesky'))
+    attention = OnMap(
+        LaplacianAttention(dims, heads, (8, 8), num_landmarks=marks, solver='cholesky')
+    )
     counted = count_complexity(attention, (dims, 8, 8))
     assert counted.weight_macs == tokens * dims * (3 * dims + dims + 9)
     kernels = (2 * tokens * marks + marks * marks) * head
@@ -69,6 +71,8 @@ def test_the_tool_prints_ours_beside_the_published():
     assert '13.07 M' in row and '13.0 M' in row
     (row,) = [line for line in printed if 'pvtv2-b0' in line]
     assert '3.79 M' in row and '3.40 M' in row and '3.4 M' in row
-    larger = rows('laplacianformer-tiny', '--image-size', '448', '448', '--attn-cfg', 'landmarks=4')
+    larger = rows(
+        'laplacianformer-tiny', '--image-size', '448', '448', '--attn-cfg', 'num_landmarks=4'
+    )
     (row,) = [line for line in larger if 'laplacianformer-tiny' in line]
     assert '8.23 G' in row and '2.10 G' not in row

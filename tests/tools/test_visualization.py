@@ -13,8 +13,9 @@ from mmengine.registry import MODELS
 from PIL import Image
 from torch import Tensor
 
-from mmlaplace.models import BaseAttention
+from mmlaplace.models import BaseAttention, QKVAttention
 from mmlaplace.models.layers import TransformerBlock
+from mmlaplace.ops import laplacian_kernel
 from mmlaplace.utils.recording import Mixed, mixed_by
 
 vis_attention = load_tool('tools/visualization/vis_attention.py')
@@ -27,7 +28,7 @@ PVT = CONFIGS / 'classification/polaformer/polaformer-pvt-micro_1xb32_mini.py'
 SWIN = CONFIGS / 'classification/polaformer/polaformer-swin-micro_1xb32_mini.py'
 RETINANET = CONFIGS / 'detection/laplacianformer/retinanet_laplacianformer-micro_fpn_mini.py'
 FPN = CONFIGS / 'segmentation/laplacianformer/laplacianformer-micro_fpn_1xb16_mini.py'
-PLAIN_SOFTMAX = dict(type='SoftmaxAttention', rope=False, dw_kernel_size=0)
+PLAIN_SOFTMAX = dict(type='SoftmaxAttention')
 HEIGHT, WIDTH = 5, 7
 DIMS, HEADS = 32, 2
 
@@ -54,12 +55,11 @@ def mixed_from(backbone: OneBlock, prefix: int = 0) -> Mixed:
 
 @pytest.mark.parametrize(
     'cfg',
-    [dict(type=name) for name in registered(BaseAttention) if name != 'WindowAttention']
-    + [
-        dict(type='LaplacianAttention', share_qk=True, scale_form='literal', pool_ratio=2),
-        dict(type='PolaAttention', sr_ratio=2),
-        dict(PLAIN_SOFTMAX, relative_bias=True),
-        dict(PLAIN_SOFTMAX, sr_ratio=2),
+    [
+        dict(options, type=name)
+        for name in registered(QKVAttention)
+        if MODELS.get(name).mixes_tokens
+        for options in ({}, *MODELS.get(name).variants)
     ],
     ids=lambda cfg: '-'.join(map(str, cfg.values())),
 )
@@ -125,10 +125,17 @@ def test_maps_leave_the_class_token_out_and_spread_reduced_keys():
 
 
 def test_nystrom_rows_are_the_kernel_where_all_keys_are_landmarks():
-    mixed = mixed_from(OneBlock(dict(type='LaplacianAttention', landmarks=49, ridge=0.0)))
+    mixed = mixed_from(OneBlock(dict(type='LaplacianAttention', num_landmarks=49, ridge=0.0)))
     found = attention_map(mixed, (2, 3), head=1, matrix='nystrom')
-    exact = mixed.attention.kernel(mixed.q, mixed.k)[0, 1, 2 * WIDTH + 3]
+    kernel = laplacian_kernel(mixed.q, mixed.k, mixed.attention.bandwidth)
+    exact = kernel[0, 1, 2 * WIDTH + 3]
     torch.testing.assert_close(found.flatten(), exact)
+
+
+def test_attentions_of_channels_have_no_map_of_tokens():
+    mixed = mixed_from(OneBlock(dict(type='XCAttention')))
+    with pytest.raises(ValueError, match='XCAttention mixes channels'):
+        attention_map(mixed, (2, 3), head=1)
 
 
 def draw(tool, monkeypatch, *arguments) -> plt.Figure:

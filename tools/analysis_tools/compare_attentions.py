@@ -38,7 +38,7 @@ VARIANTS = {
     'laplacian': ('laplacianformer-micro_1xb32_mini.py', {}),
     'laplacian-literal': (
         'laplacianformer-micro_1xb32_mini.py',
-        {'model.backbone.attn_cfg.scale_form': 'literal'},
+        {'model.backbone.attn_cfg.whitening': 'literal'},
     ),
     'gaussian': ('laplacianformer-micro-gaussian_1xb32_mini.py', {}),
     'softmax': ('laplacianformer-micro-softmax_1xb32_mini.py', {}),

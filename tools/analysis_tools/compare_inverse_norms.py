@@ -27,7 +27,7 @@ from rich.progress import track
 from rich.table import Table
 
 from mmlaplace.models import SOFTAttention
-from mmlaplace.models.layers import LandmarkPool
+from mmlaplace.models.layers import Landmarks
 from mmlaplace.ops import gaussian_kernel
 from mmlaplace.utils.command_line import ToolParser, build_backbone, write_json
 from mmlaplace.utils.recording import Mixed, mixed_by, photographs
@@ -38,12 +38,14 @@ import matplotlib.pyplot as plt
 FORMS = {'without': False, 'with': True}
 
 
-def norms(mixed: Mixed, landmarks: int) -> Dict[str, List[float]]:
+def norms(mixed: Mixed, num_landmarks: int) -> Dict[str, List[float]]:
     """Spectral norms for every head, by form and by how it was computed."""
     query = mixed.q * mixed.attention.head_dims**-0.25
-    marks = mixed.attention.landmark_norm(LandmarkPool(landmarks)(query, mixed.hw_shape))
-    kernel = gaussian_kernel(marks, marks, 1.0)
-    exact = torch.linalg.pinv(gaussian_kernel(marks.double(), marks.double(), 1.0), hermitian=True)
+    landmarks = Landmarks(num_landmarks)(query, mixed.hw_shape)
+    landmarks = mixed.attention.landmark_norm(landmarks)
+    kernel = gaussian_kernel(landmarks, landmarks, 1.0)
+    in_fp64 = gaussian_kernel(landmarks.double(), landmarks.double(), 1.0)
+    exact = torch.linalg.pinv(in_fp64, hermitian=True)
     root = kernel.double().sum(-1).rsqrt()
     found = {}
     for form, normalized in FORMS.items():

@@ -12,6 +12,7 @@ Example:
 """
 
 import statistics
+from functools import partial
 from pathlib import Path
 from typing import Dict, List
 
@@ -22,7 +23,7 @@ from rich.progress import track
 from rich.table import Table
 
 from mmlaplace.models.attentions.laplacian import LaplacianAttention
-from mmlaplace.models.layers import LandmarkPool
+from mmlaplace.models.layers import Landmarks
 from mmlaplace.utils.command_line import ToolParser, build_backbone, write_json
 from mmlaplace.utils.measuring import describe_machine, interleave, model_job
 from mmlaplace.utils.recording import mixed_by, photographs
@@ -30,13 +31,14 @@ from mmlaplace.utils.recording import mixed_by, photographs
 QUERIES = 256  # sampled
 
 
-def error(attention, q, k, hw_shape, landmarks: int) -> float:
+def error(attention, q, k, hw_shape, num_landmarks: int) -> float:
     """Relative error of the approximated kernel matrix, for sampled queries."""
-    marks = LandmarkPool(landmarks, None)(k, hw_shape)
+    kernel = partial(attention.kernel_fn, bandwidth=attention.bandwidth)
+    landmarks = Landmarks(num_landmarks)(k, hw_shape)
     query = q[:, :, torch.randperm(q.shape[2])[:QUERIES]]
-    inverse = attention.invert(attention.kernel(marks, marks))
-    approximated = attention.kernel(query, marks) @ inverse @ attention.kernel(marks, k)
-    exact = attention.kernel(query, k)
+    inverse = attention.invert(kernel(landmarks, landmarks))
+    approximated = kernel(query, landmarks) @ inverse @ kernel(landmarks, k)
+    exact = kernel(query, k)
     return (torch.linalg.norm(approximated - exact) / torch.linalg.norm(exact)).item()
 
 
@@ -57,7 +59,7 @@ def seconds_by_number(arch: str, size: tuple, numbers: List[int], rounds: int) -
     image, jobs = torch.randn(1, 3, *size), {}
     for m in numbers:
         torch.manual_seed(0)
-        attn_cfg = dict(type='LaplacianAttention', landmarks=m)
+        attn_cfg = dict(num_landmarks=m)
         model = MODELS.build(dict(type='LaplacianFormer', arch=arch, attn_cfg=attn_cfg))
         jobs[m, 'forward'] = model_job(model, image, train=False)
         jobs[m, 'backward'] = model_job(model, image, train=True)

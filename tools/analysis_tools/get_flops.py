@@ -8,7 +8,7 @@ positions, which profilers that count by layers do not see.
 Examples:
   python tools/analysis_tools/get_flops.py
   python tools/analysis_tools/get_flops.py laplacianformer-tiny softpp --image-size 800 1333
-  python tools/analysis_tools/get_flops.py laplacianformer --attn-cfg landmarks=100
+  python tools/analysis_tools/get_flops.py laplacianformer --attn-cfg num_landmarks=100
 """
 
 from typing import Dict, Optional

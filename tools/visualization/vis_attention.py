@@ -23,6 +23,7 @@ Examples:
 
 import argparse
 import math
+from functools import partial
 from pathlib import Path
 from typing import List, NamedTuple, Tuple
 
@@ -57,6 +58,7 @@ def attention_row(mixed: Mixed, query: int, head: int, channel: int = 0, window:
     All channels have the same but those of PolaAttention, whose first half is mixed by pairs of the
     same signs and whose second half by those of opposite signs.
     """
+    check_rows(mixed.attention)
     with torch.enable_grad():
         value = mixed.v.detach().requires_grad_()
         out = mixed.attention.mix(mixed.q, mixed.k, value, mixed.hw_shape, **mixed.options)
@@ -64,13 +66,23 @@ def attention_row(mixed: Mixed, query: int, head: int, channel: int = 0, window:
     return gradient[window, head, :, channel]
 
 
+def check_rows(attention: BaseAttention) -> None:
+    """Raise a ValueError where there is no matrix of tokens by tokens."""
+    if not attention.mixes_tokens:
+        raise ValueError(
+            f'{type(attention).__name__} mixes channels, with the same weights in every token, so '
+            'there is no map of weights to draw; take another attention'
+        )
+
+
 def nystrom_row(mixed: Mixed, query: int, head: int, window: int = 0) -> Tensor:
     """A row of LaplacianAttention's kernel matrix G^ = k(Q, L) (k(L, L) + ridge I)^-1 k(L, K)."""
     attention = mixed.attention
-    marks = attention.pool(mixed.k, mixed.hw_shape)
-    inverse = attention.invert(attention.kernel(marks, marks))
-    row = attention.kernel(mixed.q[:, :, query : query + 1], marks) @ inverse
-    return (row @ attention.kernel(marks, mixed.k))[window, head, 0]
+    kernel = partial(attention.kernel_fn, bandwidth=attention.bandwidth)
+    landmarks = attention.landmarks(mixed.k, mixed.hw_shape)
+    inverse = attention.invert(kernel(landmarks, landmarks))
+    row = kernel(mixed.q[:, :, query : query + 1], landmarks) @ inverse
+    return (row @ kernel(landmarks, mixed.k))[window, head, 0]
 
 
 def attention_map(
@@ -80,7 +92,7 @@ def attention_map(
     attention, (height, width) = mixed.attention, mixed.hw_shape
     query, window, tokens = place[0] * mixed.map_shape[1] + place[1], 0, None
     if isinstance(mixed.outer, WindowAttention):
-        layout = (mixed.map_shape, *mixed.outer.side_and_shift(mixed.map_shape))
+        layout = (mixed.map_shape, *mixed.outer.window_and_shift(mixed.map_shape))
         # The token in every place of the windows, counted from 1; 0 is padding.
         tokens = 1 + torch.arange(math.prod(mixed.map_shape))
         tokens = split_windows(tokens[None, :, None], *layout)[..., 0]
@@ -90,9 +102,8 @@ def attention_map(
         row = nystrom_row(mixed, query, head, window)
     else:
         row = attention_row(mixed, prefix + query, head, channel, window)[prefix:]
-    reduction = getattr(attention, 'reduction', None)
-    ratio = 1 if reduction is None else reduction.patch_size
-    keys = row.view(-(-height // ratio), -(-width // ratio))
+    keys = row.view(attention.kv_shape((height, width)))
+    ratio = attention.frame.sr_ratio
     weights = keys.repeat_interleave(ratio, 0).repeat_interleave(ratio, 1)[:height, :width]
     if tokens is None:
         return weights
@@ -134,6 +145,10 @@ def find(parser: argparse.ArgumentParser, args, config: str, backbone, image: Te
         for mixed in mixed_by(backbone, BaseAttention, image)
         if (mixed.stage, mixed.block) == chosen
     )
+    try:
+        check_rows(mixed.attention)
+    except ValueError as error:
+        parser.error(f'--stage {args.stage}: {error}')
     heads = mixed.attention.num_heads
     if not 0 <= args.head < heads:
         parser.error(f'--head {args.head}: that stage of {config} has 0 to {heads - 1}')

@@ -126,7 +126,7 @@ def find_layer(parser: argparse.ArgumentParser, model: nn.Module, name: str) -> 
     if stage >= len(backbone.stages):
         parser.error(f'--target-layers {name}: there are 0 to {len(backbone.stages) - 1}')
     last = backbone.stages[stage]['blocks'][-1]
-    if stage == 3 and getattr(backbone, 'out_type', None) == 'class_token':
+    if getattr(backbone, 'out_type', None) == 'cls_token' and backbone.cls_tokens[stage]:
         return last.norm1  # behind it, the score depends on the class token alone
     return getattr(backbone, f'norm{stage}', last)
 

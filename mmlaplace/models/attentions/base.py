@@ -37,6 +37,8 @@ class BaseAttention(KnownOptions, BaseModule):
     Attributes:
         accepts_mask: Whether the forward takes a boolean ``mask`` of the keys that each query
             sees, broadcastable to (B, heads, N, N).
+        mixes_tokens: Whether a channel of the output is a weighted sum of that channel of the
+            values, whose weights an attention map can show.
         variants: Options under which the class computes by another path. The contract tests run
             each of them.
 
@@ -46,6 +48,7 @@ class BaseAttention(KnownOptions, BaseModule):
     """
 
     accepts_mask = False
+    mixes_tokens = True
     variants: Tuple[dict, ...] = ()
 
     def __init__(

@@ -39,6 +39,7 @@ class XCAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
+    mixes_tokens = False
     fixed_options = ('sr_ratio',)
     variants = (dict(rope=True, lepe_kernel=3),)
 
