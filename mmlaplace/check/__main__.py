@@ -1,5 +1,8 @@
+"""``python -m mmlaplace.check``."""
+
 import sys
 
 from .report import main
 
-sys.exit(main())
+if __name__ == '__main__':
+    sys.exit(main())

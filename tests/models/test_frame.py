@@ -1,0 +1,194 @@
+"""The frame around a mixing rule: each field does what it says, whatever the rule."""
+
+import mmengine.registry
+import pytest
+import torch
+import torch.nn as nn
+from mmengine.registry import MODELS, Registry
+
+from mmlaplace.models import Frame, PyramidBackbone, QKVAttention, Stage
+from mmlaplace.models.backbones.hosts import arch
+from mmlaplace.models.layers import PatchEmbed, RotaryEmbedding2D
+
+SIZES = dict(embed_dims=16, num_heads=2, input_resolution=(4, 6))
+
+
+class MeanOfValues(QKVAttention):
+    """A mixing rule that a test can follow."""
+
+    def mix(self, q, k, v, hw_shape):
+        self.mixed = (q, k, v)
+        return v.mean(2, keepdim=True).expand_as(q)
+
+
+def build(**frame):
+    return MeanOfValues(**SIZES, **frame).double()
+
+
+def tokens(height=4, width=6):
+    return torch.randn(2, height * width, 16, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ('frame', 'linears'),
+    [
+        (dict(), {'qkv': 48}),
+        (dict(qkv='shared_qk'), {'qkv': 32}),
+        (dict(qkv='q_kv'), {'qkv': 16, 'kv': 32}),
+        (dict(qkv='qk'), {'qkv': 32}),
+        (dict(gate=True), {'qkv': 64}),
+        (dict(qkv='q_kv', gate=True), {'qkv': 32, 'kv': 32}),
+        (dict(sr_ratio=2), {'qkv': 16, 'kv': 32}),
+        (dict(sr_ratio=2, gate=True), {'qkv': 32, 'kv': 32}),
+    ],
+)
+def test_form_says_which_linears_there_are(frame, linears):
+    attention = build(**frame)
+    found = {
+        name: getattr(attention, name).out_features
+        for name in ('qkv', 'kv')
+        if getattr(attention, name) is not None
+    }
+    assert found == linears
+    x = tokens()
+    assert attention(x, (4, 6)).shape == x.shape
+    q, k, v = attention.mixed
+    keys = 6 if frame.get('sr_ratio') == 2 else 24
+    assert q.shape == (2, 2, 24, 8) and k.shape == v.shape == (2, 2, keys, 8)
+    assert (k is q) == (frame.get('qkv') == 'shared_qk')
+    if frame.get('qkv') == 'qk':
+        assert torch.equal(attention.merge_heads(v), x)
+
+
+def test_output_is_the_gated_sum_of_mix_and_local_branch_through_the_projection():
+    attention = build(gate=True, lepe_kernel=3, lepe_filters='head', lepe_bias=False)
+    x = tokens()
+    q, k, v, gate = attention.qkv(x).chunk(4, dim=-1)
+    mixed = v.mean(1, keepdim=True).expand_as(v)
+    expected = attention.proj((mixed + attention.lepe(v, (4, 6))) * gate)
+    torch.testing.assert_close(attention(x, (4, 6)), expected)
+    assert attention.lepe.conv.weight.shape == (2, 1, 3, 3) and attention.lepe.conv.bias is None
+    assert isinstance(build(proj=False).proj, nn.Identity)
+
+
+def test_key_positions_are_added_to_the_keys_of_the_reduced_map():
+    attention = build(key_positions=True, sr_ratio=2)
+    assert attention.key_positions.shape == (1, 16, 2, 3)
+    x = tokens()
+    attention(x, (4, 6))
+    before = attention.mixed[1].clone()
+    with torch.no_grad():
+        attention.key_positions += 1
+    attention(x, (4, 6))
+    torch.testing.assert_close(attention.mixed[1], before + 1)
+    assert attention(tokens(7, 9), (7, 9)).shape == (2, 63, 16)  # of a map of another size
+
+
+def test_positions_turn_queries_and_keys_or_are_left_to_the_features():
+    x = tokens()
+    plain, turned, left = build(), build(rope=True), build(rope=True, rope_on='features')
+    for attention in (turned, left):
+        attention.load_state_dict(plain.state_dict())
+    for attention in (plain, turned, left):
+        attention(x, (4, 6))
+    for i in (0, 1):
+        expected = turned.rotary(plain.mixed[i], (4, 6))
+        assert torch.equal(turned.mixed[i], expected)
+        assert not torch.equal(expected, plain.mixed[i])
+        assert torch.equal(left.mixed[i], plain.mixed[i])
+    by_head = left.split_heads(x)
+    assert torch.equal(left.rotary(by_head, (4, 6)), turned.rotary(by_head, (4, 6)))
+
+
+@pytest.mark.parametrize('head_dims', [4, 8, 12, 10])
+def test_pairs_turn_by_frequencies_from_one_to_the_last(head_dims):
+    """The rotary form of RALA, MALA and NaLaFormer: pairs (2i, 2i + 1), both ends included."""
+    rotary = RotaryEmbedding2D(head_dims, form='pairs')
+    count = head_dims // 4
+    x = torch.randn(1, 1, 15, head_dims, dtype=torch.float64)
+    expected = x.clone()
+    for row in range(3):
+        for column in range(5):
+            for pair in range(2 * count):
+                frequency = 10000.0 ** (-(pair % count) / max(count - 1, 1))
+                place = row if pair < count else column
+                angle = torch.tensor(place * frequency, dtype=torch.float64)
+                a, b = x[0, 0, 5 * row + column, 2 * pair : 2 * pair + 2]
+                turned = (a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin())
+                expected[0, 0, 5 * row + column, 2 * pair : 2 * pair + 2] = torch.stack(turned)
+    torch.testing.assert_close(rotary(x, (3, 5)), expected, atol=1e-12, rtol=1e-12)
+    with pytest.raises(ValueError, match="form must be 'half' or 'pairs', got 'interleaved'"):
+        RotaryEmbedding2D(8, form='interleaved')
+
+
+def test_mask_is_for_attentions_that_take_one():
+    with pytest.raises(ValueError, match='MeanOfValues takes no mask'):
+        build()(tokens(), (4, 6), mask=torch.ones(24, 24, dtype=torch.bool))
+
+
+def test_unknown_option_is_answered_by_the_class_and_the_frame():
+    with pytest.raises(TypeError) as error:
+        build(lepe_kernal=3)
+    message = str(error.value)
+    assert "MeanOfValues has no option 'lepe_kernal' (did you mean 'lepe_kernel'?)" in message
+    for option in ('num_heads', 'sr_ratio', 'rope', 'proj_drop'):
+        assert option in message
+
+
+@pytest.mark.parametrize(
+    ('frame', 'message'),
+    [
+        (dict(qkv='kqv'), "qkv must be one of ('qkv', 'shared_qk', 'q_kv', 'qk'), got 'kqv'"),
+        (dict(rope_form='full'), "rope_form must be one of ('half', 'pairs'), got 'full'"),
+        (dict(rope_on='values'), "rope_on must be one of ('query_key', 'features'), got 'values'"),
+        (dict(lepe_filters='each'), "lepe_filters must be one of ('channel', 'head', 'head_chan"),
+        (dict(sr_ratio=0), 'sr_ratio must be an integer of at least 1, got 0'),
+        (dict(sr_ratio=2.0), 'sr_ratio must be an integer of at least 1, got 2.0'),
+        (dict(lepe_kernel=2), 'lepe_kernel must be odd, or 0 for none, got 2'),
+        (dict(lepe_kernel=-1), 'lepe_kernel must be odd, or 0 for none, got -1'),
+        (dict(sr_ratio=2, qkv='qk'), "sr_ratio=2 needs a linear for keys and values, got qkv='qk'"),
+        (dict(sr_ratio=2, rope=True), 'got sr_ratio=2 and rope=True'),
+        (dict(key_positions=True, qkv='shared_qk'), "got qkv='shared_qk'; set key_positions=False"),
+    ],
+)
+def test_fields_that_exclude_each_other_are_quoted(frame, message):
+    with pytest.raises(ValueError) as error:
+        Frame(**frame)
+    assert message in str(error.value)
+
+
+def test_a_host_is_a_function_and_a_size_is_a_row():
+    def one_stage(stride: int = 8):
+        embed = lambda i, o, **norm: PatchEmbed(i, o, stride, **norm)  # noqa: E731
+        return [Stage(embed, stride, dict(type='SoftmaxAttention'), position={})]
+
+    class Plain(PyramidBackbone):
+        host = staticmethod(one_stage)
+        arch_zoo = {'tiny': arch((32,), (2,))}
+
+    images = torch.randn(2, 3, 40, 50)
+    assert Plain()(images)[0].shape == (2, 32, 5, 7)
+    assert Plain(stride=4, attn_cfg=dict(type='LaplacianAttention'))(images)[0].shape[2:] == (
+        10,
+        13,
+    )
+    with pytest.raises(TypeError, match="Plain has no option 'strides'.*did you mean 'stride'"):
+        Plain(strides=4)
+
+
+def test_names_of_ours_are_ours_alone():
+    """All plugins of OpenMMLab share a registry: the later of two modules of one name wins."""
+    pytest.importorskip('mmpretrain.models')
+    pytest.importorskip('mmdet.models')
+    pytest.importorskip('mmseg.models')
+
+    def names(registry):
+        own = set(registry.module_dict)
+        return own.union(*(names(child) for child in registry.children.values()))
+
+    roots = [value for value in vars(mmengine.registry).values() if isinstance(value, Registry)]
+    for root in roots:
+        ours = {name for name, cls in root.module_dict.items() if cls.__module__.startswith('mmla')}
+        for child in root.children.values():
+            assert not ours & names(child), child.scope
+    assert 'LaplacianFormer' in MODELS.module_dict
