@@ -203,7 +203,14 @@ def test_options_reach_the_attentions_by_one_rule(backbone, attn_cfg, names, exp
             ValueError,
             "attn_cfg.per_stage['num_landmarks'] must have one entry",
         ),
-        ('LaplacianFormer', [SOFTMAX] * 3, ValueError, 'attn_cfg as a list must have one entry'),
+        (
+            'LaplacianFormer',
+            [SOFTMAX] * 3,
+            ValueError,
+            'attn_cfg, where it is no dict, must have one',
+        ),
+        ('LaplacianFormer', [], ValueError, 'one entry for each of the 4 stages, got []'),
+        ('LaplacianFormer', 'SoftmaxAttention', ValueError, "got 'SoftmaxAttention'"),
         (
             'LaplacianFormer',
             dict(type='LaplaceAttention'),

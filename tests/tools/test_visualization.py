@@ -101,8 +101,8 @@ def test_rows_in_windows_lie_where_their_keys_are(inner, shifted):
     (mixed,) = mixed_by(backbone, BaseAttention, x)
     with torch.no_grad():
         tokens = backbone.block.norm1(x)
-        out = attention.split_heads(attention(tokens, (HEIGHT, WIDTH)))[0]
-        value = attention.split_heads(attention.attn.qkv(tokens).chunk(3, -1)[2])[0]
+        out = attention.attn.split_heads(attention(tokens, (HEIGHT, WIDTH)))[0]
+        value = attention.attn.split_heads(attention.attn.qkv(tokens).chunk(3, -1)[2])[0]
     for head in range(HEADS):
         places = [(row, column) for row in range(HEIGHT) for column in range(WIDTH)]
         maps = torch.stack([attention_map(mixed, place, head).flatten() for place in places])

@@ -158,10 +158,10 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
         TypeError: For an option that no attention here has.
         ValueError: For another number of entries than stages, or options that the host sets.
     """
-    if not attn_cfg:
+    if attn_cfg is None:
         return list(stages)
     if not isinstance(attn_cfg, dict):
-        _check_count('attn_cfg as a list', attn_cfg, stages)
+        _check_count('attn_cfg, where it is no dict,', attn_cfg, stages)
         return [_changed(stage, given or {}) for stage, given in zip(stages, attn_cfg)]
     shared = dict(attn_cfg)
     per_stage = shared.pop('per_stage', None) or {}
