@@ -59,18 +59,20 @@ class RotaryEmbedding2D(nn.Module):
             columns = torch.arange(width, device=x.device).repeat(height)
             angles = torch.cat(
                 [rows[:, None] * frequencies, columns[:, None] * frequencies], dim=-1
-            )  # (N, d / 2)
+            )  # (N, pairs)
             cos, sin = angles.cos(), angles.sin()
+            # Whole rows, the other channel of each pair beside: halves alone are slow to read.
             if self.form == 'half':
-                first, second = turned.chunk(2, dim=-1)
+                cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+                other = turned.roll(self.rotated_dims // 2, dims=-1)
             else:
-                first, second = turned[..., 0::2], turned[..., 1::2]
-            parts = [first * cos - second * sin, first * sin + second * cos]
-            if self.form == 'half':
-                turned = torch.cat(parts, dim=-1)
-            else:
-                turned = torch.stack(parts, dim=-1).flatten(-2)
-            return torch.cat([turned.to(x.dtype), x[..., self.rotated_dims :]], dim=-1)
+                cos = cos.repeat_interleave(2, dim=-1)
+                sin = torch.stack([-sin, sin], dim=-1).flatten(-2)
+                other = turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+            turned = torch.addcmul(turned * cos, other, sin).to(x.dtype)
+            if self.rotated_dims == x.shape[-1]:
+                return turned
+            return torch.cat([turned, x[..., self.rotated_dims :]], dim=-1)
 
 
 def resize_map(x: Tensor, hw_shape: Tuple[int, int], mode: str = 'bilinear') -> Tensor:
