@@ -167,7 +167,11 @@ def build_model(cfg: Config) -> nn.Module:
 
 def _build(cfg: Config) -> nn.Module:
     """The whole model, by the toolbox that the config is for."""
-    if cfg.default_scope == 'mmpretrain':
-        require_toolbox('mmpretrain')
-        return importlib.import_module('mmpretrain').get_model(cfg, pretrained=False)
+    scope = cfg.default_scope
+    try:
+        require_toolbox(scope)
+    except ImportError as error:
+        raise ImportError(f'{error}; the backbone alone comes by backbone_only=True') from error
+    if scope == 'mmpretrain':
+        return importlib.import_module(scope).get_model(cfg, pretrained=False)
     return build_model(cfg)
