@@ -70,6 +70,7 @@ TESTS = {
     'mmlaplace/models/layers': (
         'test_docstrings.py',
         'models/test_layers.py',
+        'models/test_landmarks.py',
         'models/test_soft_attention.py',
         'models/test_pola_attention.py',
         'models/test_attentions.py',
@@ -80,6 +81,7 @@ TESTS = {
     'mmlaplace/models/backbones': (
         'test_docstrings.py',
         'models/test_sizes.py',
+        'models/test_attn_cfg.py',
         'models/test_options.py',
         'models/test_backbones.py',
         'models/test_golden.py',
