@@ -12,7 +12,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, DefaultScope
 
 from .engine import load_weights
-from .utils.toolboxes import TOOLBOXES
+from .utils.toolboxes import TOOLBOXES, require_toolbox
 
 
 class ModelInfo(NamedTuple):
@@ -135,7 +135,8 @@ def get_model(
 
     Raises:
         ValueError: For an unknown name, weights that do not fit, or ``pretrained=True``.
-        ModuleNotFoundError: If the toolbox of the model is not installed; names it.
+        ImportError: If the toolbox of the model is not installed, or needs mmcv's compiled ops and
+            mmcv has none; names the command that installs them.
     """
     if pretrained is True:
         raise ValueError(
@@ -157,6 +158,7 @@ def get_model(
 def build_model(cfg: Config) -> nn.Module:
     """The model of a config, with the modules and in the scope of the toolbox that it is for."""
     scope = cfg.default_scope
+    require_toolbox(scope)
     importlib.import_module(f'{scope}.utils').register_all_modules(init_default_scope=False)
     cfg.model.setdefault('data_preprocessor', cfg.get('data_preprocessor'))
     with DefaultScope.overwrite_default_scope(scope):
@@ -167,12 +169,9 @@ def _build(cfg: Config) -> nn.Module:
     """The whole model, by the toolbox that the config is for."""
     scope = cfg.default_scope
     try:
-        toolbox = importlib.import_module(scope)
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            f'this model needs {scope} ({error}); install it as the README says, or build the '
-            'backbone alone with backbone_only=True'
-        ) from error
+        require_toolbox(scope)
+    except ImportError as error:
+        raise ImportError(f'{error}; the backbone alone comes by backbone_only=True') from error
     if scope == 'mmpretrain':
-        return toolbox.get_model(cfg, pretrained=False)
+        return importlib.import_module(scope).get_model(cfg, pretrained=False)
     return build_model(cfg)

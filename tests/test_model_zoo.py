@@ -105,7 +105,7 @@ def test_missing_toolbox_is_named():
     )
     result = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)
     assert result.returncode != 0
-    assert 'this model needs mmseg' in result.stderr
+    assert 'this needs mmseg, which is not installed; bash tools/setup_env.sh' in result.stderr
     assert 'backbone_only=True' in result.stderr
 
 

@@ -6,9 +6,9 @@
 #   bash tools/quickstart.sh --task segmentation    # UPerNet and Semantic FPN
 #   options: --work-dir DIR                         # default: work_dirs/quickstart
 #
-# The first run installs packages and builds mmcv's ops (10 to 20 minutes on 2 cores). After that, each
-# model takes 4 to 8 minutes on 2 CPU cores. Detectors and segmentors start from the classifier, which
-# is trained first where it is missing. Training and testing are mmpretrain's, mmdet's and mmseg's own
+# The first run installs packages (minutes) and, for detection and segmentation, builds mmcv's ops (5 to 15
+# minutes on 2 cores). After that, each model takes 4 to 8 minutes on 2 CPU cores. Detectors and segmentors
+# start from the classifier, which is trained first where it is missing. Training and testing are mmpretrain's, mmdet's and mmseg's own
 # tools/train.py and tools/test.py with configs of this project.
 set -Eeuo pipefail
 called_from=$PWD
@@ -31,7 +31,7 @@ case "$task" in
 esac
 case "$work_dir" in work_dirs/quickstart | /*) ;; *) work_dir="$called_from/$work_dir" ;; esac
 
-bash tools/setup_env.sh
+bash tools/setup_env.sh --task "$task"
 python=.venv/bin/python
 results=()
 pictures=()

@@ -3,21 +3,35 @@
 #
 #   bash tools/setup_env.sh                                        # .venv, requirements/onedl.txt
 #   bash tools/setup_env.sh --set openmmlab --venv .venv-openmmlab # the upstream releases
+#   bash tools/setup_env.sh --task classification                  # without mmcv's ops, see below
 #
 # mmcv's compiled ops come as source only: they are built once (5 to 15 minutes on 2 cores) and
-# kept in ${XDG_CACHE_HOME:-~/.cache}/mmlaplace/wheels, keyed by what they depend on. Safe to run
-# again: a second run takes seconds. PYTHON=… chooses the interpreter, MAX_JOBS=… the compilers.
+# kept in ${XDG_CACHE_HOME:-~/.cache}/mmlaplace/wheels, keyed by what they depend on. mmdet, mmseg
+# and the tests need them. mmpretrain does not: for --task classification it comes alone, with an
+# mmcv without ops, where they are not built yet. A later run without --task adds what is missing.
+#
+# Safe to run again: a second run takes seconds. PYTHON=… chooses the interpreter, MAX_JOBS=… the
+# compilers.
 set -Eeuo pipefail
 called_from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 package_set=onedl
 venv=.venv
+all=mmpretrain,mmdet,mmseg
+toolboxes=$all
 usage() { sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "${BASH_SOURCE[0]}"; }
 while [ $# -gt 0 ]; do
     case "$1" in
         --set) package_set="${2:?--set needs a name: onedl or openmmlab}"; shift 2 ;;
         --venv) venv="${2:?--venv needs a folder}"; shift 2 ;;
+        --task)
+            case "${2:?--task needs a name: classification, detection or segmentation}" in
+                classification) toolboxes=mmpretrain ;;
+                detection | segmentation) toolboxes=$all ;;
+                *) echo "setup_env: no task '$2'; there are: classification detection segmentation" >&2; exit 2 ;;
+            esac
+            shift 2 ;;
         -h | --help) usage; exit 0 ;;
         *) echo "setup_env: unknown option '$1' (see --help)" >&2; exit 2 ;;
     esac
@@ -40,7 +54,7 @@ trap failed ERR
 
 python="$venv/bin/python"
 pip() { "$python" -m pip --disable-pip-version-check "$@"; }
-mmcv_imports() { "$python" -c 'from mmcv.ops import nms, RoIAlign' 2>/dev/null; }
+mmcv_ops_import() { "$python" -c 'from mmcv.ops import nms, RoIAlign' 2>/dev/null; }
 # Whether our own ops are there. A library that is gone, or that is for another torch, machine or state of the
 # sources, gives another answer than the one that the last set-up wrote down.
 own_ops() {
@@ -57,10 +71,19 @@ state=$(echo "$version $package_set $PWD ${MMLAPLACE_WITH_OPS:-} ${FORCE_CUDA:-}
     cat requirements/*.txt pyproject.toml setup.py tools/setup_env.sh
     find ops -type f -print0 | sort -z | xargs -0 cat)
 state=$(echo "$state" | sha256sum | cut -d ' ' -f 1)
-before=$(cat "$venv/.mmlaplace-state" 2>/dev/null || true)
-if [ "${before%% *}" = "$state" ] && mmcv_imports; then
+read -r before installed ops_before <<<"$(cat "$venv/.mmlaplace-state" 2>/dev/null || true)"
+# Whether the last set-up wrote down what is asked for now, or more, and it is still there.
+is_there() {
+    [ "$before" = "$state" ] || return
+    case "$installed" in
+        "$all") mmcv_ops_import ;;
+        "$toolboxes") "$python" -c "import $toolboxes" 2>/dev/null ;;
+        *) false ;;
+    esac
+}
+if is_there; then
     ops=$(own_ops 2>/dev/null || true)
-    if [ "$before" = "$state ${ops%%:*}" ]; then
+    if [ "$ops_before" = "${ops%%:*}" ]; then
         echo "== $venv is ready ($package_set set)"
         exit 0
     fi
@@ -88,7 +111,16 @@ accelerator = f'cu{torch.version.cuda}-{os.environ.get(\"TORCH_CUDA_ARCH_LIST\",
 print('-'.join(['${mmcv/==/-}', f'torch{torch.__version__}', f'cp{sys.version_info[0]}{sys.version_info[1]}',
                 platform.machine(), accelerator]).replace(' ', '_').replace(';', '_'))")
 wheels="${XDG_CACHE_HOME:-$HOME/.cache}/mmlaplace/wheels/$key"
-if ! ls "$wheels"/*.whl >/dev/null 2>&1; then
+built() { ls "$wheels"/*.whl >/dev/null 2>&1; }
+# What is there stays, and what is built costs nothing.
+if built || mmcv_ops_import; then toolboxes=$all; fi
+if [ "$toolboxes" != "$all" ]; then
+    begin "install $mmcv without its compiled ops, which classification does not need" \
+        'check the network, then run this again; or leave out --task classification, to build it with its ops'
+    # In isolation, where it sees no torch and so leaves its ops out: the fork does not read MMCV_WITH_OPS=0.
+    # Without pip's cache, so that nobody takes this wheel for one with ops.
+    pip install --quiet --no-cache-dir --no-deps --build-constraint requirements/build.txt "$mmcv"
+elif ! built; then
     begin "build $mmcv with its compiled ops into $wheels (5 to 15 minutes on 2 cores)" \
         'install a C++17 compiler (Debian: apt-get install g++); if memory ran out, set MAX_JOBS=1; for a GPU build install the CUDA toolkit that matches torch and set CUDA_HOME'
     building=$(mktemp -d)
@@ -113,15 +145,23 @@ MAX_JOBS="${MAX_JOBS:-$(nproc)}" PYTHONWARNINGS=ignore \
 
 begin "install the $package_set set" \
     'read the message of pip above; if packages of the other set are in this environment, remove the folder '"$venv"' and run this again'
-pip install --quiet --no-deps "$wheels"/*.whl
-pip install --quiet --no-build-isolation -r "$requirements" -r requirements/tests.txt
+if [ "$toolboxes" = "$all" ]; then
+    # By force, as this version may be there without ops.
+    pip install --quiet --no-deps --force-reinstall "$wheels"/*.whl
+    pip install --quiet --no-build-isolation -r "$requirements" -r requirements/tests.txt
 
-begin 'check the compiled ops of mmcv' \
-    "remove $wheels and $venv, and run this again: the wheel was built without its ops or for another torch"
-"$python" -c 'from mmcv.ops import nms, RoIAlign; print("   mmcv.ops imports")'
+    begin 'check the compiled ops of mmcv' \
+        "remove $wheels and $venv, and run this again: the wheel was built without its ops or for another torch"
+    "$python" -c 'from mmcv.ops import nms, RoIAlign; print("   mmcv.ops imports")'
+else
+    # Of what tests need, that which makes the mini data sets.
+    pip install --quiet --no-build-isolation $(grep -vE '^#|^(onedl-)?mm(det|seg)' "$requirements") \
+        $(grep -E '^(pillow|scikit-image|scikit-learn)==' requirements/tests.txt)
+fi
 begin 'check the installation' 'remove '"$venv"' and run this again'
-"$python" -c 'import mmlaplace, mmpretrain, mmdet, mmseg; print("   mmlaplace", mmlaplace.__version__)'
+"$python" -c "import mmlaplace, $toolboxes; print('   mmlaplace', mmlaplace.__version__)"
 ops=$(own_ops)
 echo "   $ops"
-echo "$state ${ops%%:*}" >"$venv/.mmlaplace-state"
+[ "$toolboxes" = "$all" ] || echo '   classification alone; for detection and segmentation run this without --task classification'
+echo "$state $toolboxes ${ops%%:*}" >"$venv/.mmlaplace-state"
 echo "== $venv is ready ($package_set set); activate it with: source $venv/bin/activate"

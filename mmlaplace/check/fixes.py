@@ -6,7 +6,7 @@ import shutil
 import sys
 import sysconfig
 from pathlib import Path
-from typing import List
+from typing import List, Optional
 
 import torch
 from packaging.version import Version
@@ -69,6 +69,19 @@ def install(*import_names: str) -> str:
             # The forks come as source, whose builds want to see torch.
             commands.append(f'{PIP} install --no-build-isolation {requirement}')
     return '\n'.join(commands)
+
+
+def complete_set_up() -> Optional[str]:
+    """The command that adds what tools/setup_env.sh left out, with --task classification.
+
+    None where this environment is none of its, or complete.
+    """
+    environment, script = Path(sys.prefix), PACKAGE.parent / 'tools/setup_env.sh'
+    state = environment / '.mmlaplace-state'
+    if not (script.is_file() and state.is_file() and ' mmpretrain ' in state.read_text()):
+        return None
+    package_set = (environment / '.mmlaplace-set').read_text().strip()
+    return f'bash {shlex.quote(str(script))} --set {package_set} --venv {shlex.quote(sys.prefix)}'
 
 
 def build_library() -> str:

@@ -13,7 +13,7 @@ from ..utils.dependencies import TESTED, installed_distributions, tested_instead
 from ..utils.toolboxes import PACKAGES, TOOLBOXES
 from ..version import __version__
 from .finding import Finding, describe
-from .fixes import PIP, TESTED_SET, fix_import, gpu_arches, install, is_fork
+from .fixes import PIP, TESTED_SET, complete_set_up, fix_import, gpu_arches, install, is_fork
 
 
 def check_versions() -> List[Finding]:
@@ -84,9 +84,10 @@ def absent(import_name: str) -> Finding:
     toolboxes = [package for package in PACKAGES if is_there(package)]
     needed = bool(toolboxes) if import_name == 'mmcv' else not toolboxes
     if import_name == 'mmcv' or is_there('mmcv'):
-        fix = install(import_name)
+        commands = install(import_name)
     else:
-        fix = install('mmcv', import_name)
+        commands = install('mmcv', import_name)
+    fix = complete_set_up() or commands
     return Finding(import_name, 'problem' if needed else 'note', 'not installed', fix)
 
 
@@ -106,10 +107,14 @@ def check_mmcv_ops() -> List[Finding]:
         need_them = [t.package for t in TOOLBOXES.values() if t.needs_mmcv_ops]
         status = 'problem' if any(map(is_there, need_them)) else 'note'
         if isinstance(error, ModuleNotFoundError) and error.name == 'mmcv._ext':
-            found = f'mmcv was built without its compiled ops, which {" and ".join(need_them)} need'
+            found = (
+                'mmcv was built without its compiled ops: mmpretrain works, '
+                f'{" and ".join(need_them)} need them'
+            )
+            fix = complete_set_up() or install('mmcv')
         else:
-            found = f'does not import: {describe(error)}'
-        return [Finding('mmcv._ext', status, found, fix_import(error))]
+            found, fix = f'does not import: {describe(error)}', fix_import(error)
+        return [Finding('mmcv._ext', status, found, fix)]
     cuda = compiled.get_compiling_cuda_version()
     if cuda == 'not available' and gpu_arches():
         found = 'compiled for the CPU alone, and there is a GPU'

@@ -47,20 +47,36 @@ TOOLBOXES: Dict[str, Toolbox] = {
 PACKAGES = tuple(toolbox.package for toolbox in TOOLBOXES.values())
 
 
+def require_toolbox(scope: str) -> None:
+    """Raise unless a toolbox is there, with what it needs of mmcv.
+
+    Raises:
+        ModuleNotFoundError: If it is not installed.
+        ImportError: If it needs mmcv's compiled ops, and mmcv has none.
+    """
+    if find_spec(scope) is None:
+        raise ModuleNotFoundError(
+            f'this needs {scope}, which is not installed; bash tools/setup_env.sh in a clone of '
+            'mmlaplace brings the toolboxes',
+            name=scope,
+        )
+    needs_mmcv_ops = {toolbox.package for toolbox in TOOLBOXES.values() if toolbox.needs_mmcv_ops}
+    if scope in needs_mmcv_ops and (find_spec('mmcv') is None or find_spec('mmcv._ext') is None):
+        raise ImportError(
+            f'{scope} needs mmcv with its compiled ops, and here it is without; bash '
+            'tools/setup_env.sh in a clone of mmlaplace builds it with them'
+        )
+
+
 def toolbox_script(scope: str, name: str) -> Path:
     """Path of a script of a toolbox, such as ``toolbox_script('mmdet', 'train.py')``.
 
     Raises:
-        ImportError: If the toolbox is not installed.
-        FileNotFoundError: If it is, but without its scripts.
+        ImportError: As :func:`require_toolbox`.
+        FileNotFoundError: If it is installed without its scripts.
     """
-    spec = find_spec(scope)
-    if spec is None:
-        raise ImportError(
-            f'this needs {scope}, which is not installed; bash tools/setup_env.sh in a clone of '
-            'mmlaplace brings the toolboxes'
-        )
-    package = Path(spec.submodule_search_locations[0])
+    require_toolbox(scope)
+    package = Path(find_spec(scope).submodule_search_locations[0])
     places = (package / '.mim/tools', package.parent / 'tools')  # installed, and in a clone
     for place in places:
         if (place / name).is_file():

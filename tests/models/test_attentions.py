@@ -5,7 +5,7 @@ import torch
 from conftest import NO_GPU, quiet_init, registered
 from mmengine.registry import MODELS
 
-from mmlaplace.models import BaseAttention
+from mmlaplace.models import BaseAttention, QKVAttention
 
 ATTENTIONS = registered(BaseAttention)
 # Without options each is as registered; its variants compute by other paths.
@@ -28,6 +28,21 @@ def build(cfg, embed_dims=64, num_heads=2):
     )
     quiet_init(attention)
     return attention.eval()
+
+
+@pytest.mark.parametrize(('base', 'lacking'), [(BaseAttention, 'forward'), (QKVAttention, 'mix')])
+def test_an_attention_without_its_rule_is_not_built(base, lacking):
+    with pytest.raises(TypeError, match=f'abstract.* {lacking}'):
+        type('Nothing', (base,), {})(64, 2, (7, 7))
+
+
+@pytest.mark.parametrize(('prefix', 'expected'), [(0, 'H*W'), (1, '1 + H*W')])
+def test_the_tokens_that_were_expected_are_written_out(prefix, expected):
+    attention = build(dict(type='SoftmaxAttention', num_prefix_tokens=prefix))
+    with pytest.raises(ValueError) as caught:
+        attention(torch.ones(2, 5, 64), (7, 7))
+    message = f'tokens (B, {expected}, C) = (B, {49 + prefix}, 64) for hw_shape (7, 7), got (2, 5, '
+    assert message in str(caught.value)
 
 
 def test_the_registry_has_attentions():

@@ -8,8 +8,10 @@ from mmlaplace.models.layers import (
     DropPath,
     RotaryEmbedding2D,
     TransformerBlock,
+    join_windows,
     map_to_tokens,
     resize_map,
+    split_windows,
     tokens_to_map,
 )
 
@@ -60,6 +62,13 @@ def test_tokens_and_maps_are_inverse():
     x = torch.randn(2, 15, 4)
     assert torch.equal(map_to_tokens(tokens_to_map(x, (3, 5))), x)
     assert torch.equal(tokens_to_map(x, (3, 5))[1, :, 2, 4], x[1, 14])
+
+
+def test_windows_are_not_shifted_by_default():
+    x = torch.randn(2, 5 * 7, 4)
+    windows = split_windows(x, (5, 7), 3)
+    assert torch.equal(windows[0].view(3, 3, 4), x[0].view(5, 7, 4)[:3, :3])
+    assert torch.equal(join_windows(windows, (5, 7), 3), x)
 
 
 @pytest.mark.parametrize('axes', [1, 2, 3, 5])

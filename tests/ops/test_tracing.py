@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import NO_GPU
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mmlaplace.ops import (
     _native,
@@ -11,6 +12,7 @@ from mmlaplace.ops import (
     laplacian_kernel,
     newton_schulz_inverse,
 )
+from mmlaplace.ops._checks import has_values
 
 DEVICES = ['cpu', pytest.param('cuda', marks=NO_GPU)]
 needs_opcheck = pytest.mark.skipif(
@@ -104,6 +106,17 @@ def test_compiled_gradients_are_those_of_eager(backend):
     for result, expected in zip(grads, truth):
         # The same kernels; the products between them may be summed in another order.
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_values_are_read_where_there_are_some_alone():
+    with FakeTensorMode():
+        fake = torch.ones(1)
+    real, seen = torch.ones(1), []
+    assert has_values(real)
+    assert not has_values(fake) and not has_values(real.to('meta'))
+    torch.jit.trace(lambda x: seen.append(has_values(x)) or 2 * x, real, check_trace=False)
+    torch.func.vmap(lambda x: seen.append(has_values(x)) or 2 * x)(real)
+    assert seen == [False, False]
 
 
 def test_jit_trace_keeps_the_ops():

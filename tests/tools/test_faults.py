@@ -17,6 +17,7 @@ import psutil
 import pytest
 import torch
 from conftest import ROOT
+from mmengine import fileio
 from mmengine.config import Config
 from mmengine.logging import MessageHub
 from mmengine.registry import DATASETS, DefaultScope
@@ -132,6 +133,51 @@ def test_the_best_so_far_is_removed_when_the_new_best_is_whole(tmp_path):
     hook.after_val_epoch(runner, dict(acc=3.0, loss=4.0))
     assert {p.name for p in tmp_path.iterdir()} == {'best_acc_epoch_2.pth', 'best_loss_epoch_1.pth'}
     assert there[-1] == ['best_acc_epoch_1.pth', 'best_loss_epoch_1.pth']
+
+
+def of_four_epochs(tmp_path, save, **options):
+    """What is there while each checkpoint is written, and at the end, by the hook's names."""
+
+    def names():
+        return sorted(path.name for path in tmp_path.iterdir() if path.name != 'last_checkpoint')
+
+    def save_checkpoint(out_dir, filename, *args, **kwargs):
+        there.append(names())
+        save(Path(out_dir) / filename)
+
+    there = []
+    runner = SimpleNamespace(
+        work_dir=str(tmp_path), iter=8, max_epochs=4, logger=logging.getLogger('quiet'),
+        message_hub=MessageHub(f'kept {tmp_path}'), save_checkpoint=save_checkpoint,
+    )  # fmt: skip
+    hook = AtomicCheckpointHook(interval=1, **options)
+    hook.before_train(runner)
+    for runner.epoch in range(4):
+        hook.after_train_epoch(runner)
+        assert Path((tmp_path / 'last_checkpoint').read_text()).exists()
+    return [*there, names()]
+
+
+def save_folder(path):
+    """As DeepSpeed does."""
+    path.mkdir()
+    (path / 'weights').touch()
+
+
+@pytest.mark.parametrize('save', [Path.touch, save_folder])
+def test_what_is_outdated_goes_when_the_new_checkpoint_is_whole(tmp_path, save):
+    first, second, third, fourth = (f'epoch_{epoch}.pth' for epoch in range(1, 5))
+    there = of_four_epochs(tmp_path, save, max_keep_ckpts=2)
+    assert there == [[], [first], [first, second], [second, third], [third, fourth]]
+
+
+def test_all_checkpoints_are_kept_by_default(tmp_path):
+    assert len(of_four_epochs(tmp_path, Path.touch)[-1]) == 4
+
+
+def test_the_backend_for_whole_files_has_a_name_for_configs(tmp_path):
+    fileio.put(b'new', tmp_path / 'epoch_1.pth', backend_args=dict(backend='whole'))
+    assert (tmp_path / 'epoch_1.pth').read_bytes() == b'new'
 
 
 # Two machines.

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import stat
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from conftest import ROOT
 
 from mmlaplace import check
+from mmlaplace.check import fixes
 from mmlaplace.ops._sources import source_state
 
 FOLDERS = (ROOT / 'tools', ROOT / '.dev_scripts')
@@ -50,8 +52,9 @@ def test_launchers_say_what_is_missing(name):
     assert f'{name.partition(".")[0]}: name a' in result.stderr
 
 
-def test_quickstart_lists_its_tasks():
-    result = run('bash', ROOT / 'tools/quickstart.sh', '--task', 'tracking')
+@pytest.mark.parametrize('name', ['setup_env.sh', 'quickstart.sh'])
+def test_an_unknown_task_lists_the_tasks(name):
+    result = run('bash', ROOT / 'tools' / name, '--task', 'tracking')
     assert result.returncode == 2
     assert "no task 'tracking'; there are: classification detection segmentation" in result.stderr
 
@@ -126,17 +129,20 @@ def test_an_environment_of_the_other_set_is_refused(tmp_path):
 
 
 # The Python of an environment that has all but what pip would install there: pip is written down,
-# and compiling our ops is copying them. The toolboxes, which take seconds to import, import.
+# and compiling our ops is copying them. The toolboxes, which take seconds to import, import; mmcv's
+# ops do where their wheel was installed.
 PYTHON = """#!/bin/bash
 case "$*" in
     '-m pip '*)
         echo "${*:4}" >>"$CALLS"
         case "$*" in
             *--wheel-dir*) touch "${@: -2:1}/mmcv.whl" ;;
+            *mmcv.whl*) touch "$0.mmcv_ops" ;;
             *'--editable .') cp "$LIBRARY" mmlaplace/ ;;
         esac ;;
     '-m pytest '*) echo "${*:2}" >>"$CALLS" ;;
-    *mmcv.ops* | *mmpretrain*) ;;
+    *mmcv.ops*) [ -e "$0.mmcv_ops" ] ;;
+    *mmpretrain*) ;;
     *) exec "$REAL_PYTHON" "$@" ;;
 esac
 """
@@ -193,6 +199,52 @@ def test_set_up_compiles_again_when_the_library_is_gone_or_foreign(clone):
     said, calls = set_up(clone)
     assert 'was compiled from other sources' in said
     assert library.read_bytes() == built
+
+
+@pytest.mark.slow
+def test_set_up_for_classification_builds_no_ops_of_mmcv_until_all_is_asked_for(clone, monkeypatch):
+    monkeypatch.setattr(sys, 'prefix', str(clone / '.venv'))
+    monkeypatch.setattr(fixes, 'PACKAGE', clone / 'mmlaplace')
+    said, calls = set_up(clone, 'setup_env.sh', '--task', 'classification')
+    without_ops = '--no-cache-dir --no-deps --build-constraint requirements/build.txt onedl-mmcv=='
+    assert without_ops in calls and '--wheel-dir' not in calls
+    assert 'onedl-mmpretrain==' in calls and 'scikit-image==' in calls
+    assert not any(name in calls for name in ('mmdetection', 'mmsegmentation', 'tests.txt'))
+    assert 'for detection and segmentation run this without --task' in said
+    command = fixes.complete_set_up()
+    assert shlex.split(command) == [
+        'bash', f'{clone}/tools/setup_env.sh', '--set', 'onedl', '--venv', f'{clone}/.venv',
+    ]  # fmt: skip
+    said, calls = set_up(clone, 'setup_env.sh', '--task', 'classification')
+    assert said.splitlines()[-1] == '== .venv is ready (onedl set)'
+    assert not calls
+
+    _, calls = set_up(clone, 'setup_env.sh', '--task', 'detection')
+    assert '--wheel-dir' in calls and without_ops not in calls
+    assert re.search('install .*--force-reinstall .*/mmcv.whl', calls)  # the version is the same
+    assert '-r requirements/onedl.txt -r requirements/tests.txt' in calls
+    assert fixes.complete_set_up() is None
+    for arguments in ((), ('--task', 'classification')):
+        _, calls = set_up(clone, 'setup_env.sh', *arguments)
+        assert not calls
+
+
+@pytest.mark.slow
+def test_set_up_for_classification_takes_ops_of_mmcv_that_are_built(clone):
+    set_up(clone)
+    (clone / '.venv/bin/python.mmcv_ops').unlink()
+    (clone / '.venv/.mmlaplace-state').unlink()  # an environment that is new; the wheel is not
+    _, calls = set_up(clone, 'setup_env.sh', '--task', 'classification')
+    assert '--wheel-dir' not in calls and '--build-constraint' not in calls
+    assert re.search('install .*--force-reinstall .*/mmcv.whl', calls)
+
+
+@pytest.mark.parametrize('task', ['classification', 'detection', 'segmentation'])
+def test_quickstart_sets_up_what_its_task_needs(clone, task):
+    (clone / 'tools/setup_env.sh').write_text('echo "set up: $*"; exit 3')
+    result = run('bash', clone / 'tools/quickstart.sh', '--task', task)
+    assert result.returncode == 3
+    assert result.stdout == f'set up: --task {task}\n'
 
 
 @pytest.mark.slow

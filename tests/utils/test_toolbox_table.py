@@ -1,13 +1,15 @@
 """The table of the toolboxes agrees with what the repository has of each task."""
 
 import re
+from importlib.util import find_spec
 
 import pytest
 from conftest import ROOT
 
 from mmlaplace.model_zoo import read_models
+from mmlaplace.utils import toolboxes
 from mmlaplace.utils.dependencies import TESTED
-from mmlaplace.utils.toolboxes import PACKAGES, TOOLBOXES, toolbox_script
+from mmlaplace.utils.toolboxes import PACKAGES, TOOLBOXES, require_toolbox, toolbox_script
 
 
 def test_the_tasks_are_those_of_the_configs():
@@ -36,3 +38,22 @@ def test_every_toolbox_brings_its_scripts(package):
     assert toolbox_script(package, 'train.py').is_file()
     with pytest.raises(FileNotFoundError, match=f'{package} is installed without.*no none.py in'):
         toolbox_script(package, 'none.py')
+
+
+def test_a_toolbox_that_is_missing_is_named_with_the_command():
+    with pytest.raises(ModuleNotFoundError, match='needs mmother, .* bash tools/setup_env.sh'):
+        require_toolbox('mmother')
+
+
+@pytest.mark.parametrize('absent', ['mmcv', 'mmcv._ext'])
+def test_toolboxes_that_need_mmcvs_ops_say_so_with_the_command(monkeypatch, absent):
+    monkeypatch.setattr(
+        toolboxes, 'find_spec', lambda name: None if name == absent else find_spec(name)
+    )
+    for toolbox in TOOLBOXES.values():
+        if not toolbox.needs_mmcv_ops:
+            require_toolbox(toolbox.package)
+            continue
+        message = f'{toolbox.package} needs mmcv with its compiled ops.*bash tools/setup_env.sh'
+        with pytest.raises(ImportError, match=message):
+            toolbox_script(toolbox.package, 'train.py')
