@@ -51,7 +51,7 @@ LINK = re.compile(
 )
 IMAGE = re.compile(r'!\[(?P<text>[^\]]*)\]\((?!\w+:)(?P<path>[^)\s]*)\)')
 PAGES = {
-    'README.md': 'get_started.md',
+    'README.md': 'index.md',
     'CONTRIBUTING.md': 'contributing.md',
     'CHANGELOG.md': 'changelog.md',
     'ops/README.md': 'native_ops.md',
