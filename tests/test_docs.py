@@ -1,5 +1,6 @@
 """The documentation: the site builds without a warning, links lead somewhere, examples run."""
 
+import ast
 import os
 import re
 import subprocess
@@ -9,7 +10,10 @@ from html.parser import HTMLParser
 from urllib.parse import unquote
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, load_tool, registered
+from mmengine.registry import MODELS
+
+from mmlaplace.models import BaseAttention, PyramidBackbone
 
 # What is read in the repository rather than on the site; Sphinx checks the links of docs/.
 READMES = sorted(
@@ -121,6 +125,52 @@ def test_the_attention_of_the_tutorial_runs(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert '(1, 128, 8, 11)' in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('page', ['get_started.md', 'tutorials/own_config.md'])
+def test_python_of_a_page_that_imports_runs_and_gives_what_it_says(page, capsys):
+    """An expression, and after it a comment with its value or with what it prints, is compared."""
+    names, compared = {}, 0
+    for block in python_blocks(ROOT / 'docs' / page):
+        if not re.match('from|import', block):
+            continue  # a config, which tests/configs and the toolboxes' tests build
+        lines = [*block.splitlines(), '']
+        for statement in ast.parse(block).body:
+            code, after = ast.unparse(statement), lines[statement.end_lineno]
+            if not isinstance(statement, ast.Expr):
+                exec(code, names)
+                continue
+            value = eval(code, names)
+            printed = capsys.readouterr().out.strip()
+            if after.startswith('# '):
+                assert (printed or str(value)) == after[2:]
+                compared += 1
+    assert compared
+
+
+def test_the_page_of_options_is_in_step():
+    tool = load_tool('.dev_scripts/make_options.py')
+    assert tool.PAGE.read_text() == tool.page(), 'run python .dev_scripts/make_options.py'
+
+
+def test_the_page_of_options_has_every_option(monkeypatch, tmp_path, capsys):
+    tool = load_tool('.dev_scripts/make_options.py')
+    text = tool.PAGE.read_text()
+    for base in (BaseAttention, PyramidBackbone):
+        for kind in registered(base):
+            assert f'`{kind}`' in text or f'### {kind}\n' in text
+            for option in MODELS.get(kind).known_options():
+                assert f'`{option}`' in text, f'{kind}: {option}'
+    monkeypatch.setattr(tool, 'ROOT', tmp_path)
+    monkeypatch.setattr(tool, 'PAGE', tmp_path / 'options.md')
+    monkeypatch.setattr(sys, 'argv', ['make_options.py', '--check'])
+    with pytest.raises(SystemExit, match=r'options\.md is not in step; run python \.dev_scripts'):
+        tool.main()
+    monkeypatch.setattr(sys, 'argv', ['make_options.py'])
+    tool.main()
+    assert capsys.readouterr().out == 'wrote options.md\n'
+    assert tool.PAGE.read_text() == text
 
 
 @pytest.mark.parametrize('path', PAGES, ids=name)
