@@ -93,7 +93,8 @@ class Projected(NamedTuple):
 
     Attributes:
         q: Queries ``(B, N, C)``.
-        k, v: Keys and values ``(B, n, C)``; ``k is q`` where the frame shares them.
+        k: Keys ``(B, n, C)``. Where the frame shares them, ``k is q``.
+        v: Values ``(B, n, C)``.
         gate: What multiplies the output, ``(B, N, C)``, or None.
     """
 

@@ -157,6 +157,15 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
     Raises:
         TypeError: For an option that no attention here has.
         ValueError: For another number of entries than stages, or options that the host sets.
+
+    Examples:
+        >>> from mmlaplace.models.backbones import hosts
+        >>> from mmlaplace.models.backbones.options import with_attention
+        >>> stages = with_attention(hosts.pvt(), dict(per_stage=dict(sr_ratio=(4, 2, 1, 1))))
+        >>> [stage.attn['sr_ratio'] for stage in stages]
+        [4, 2, 1, 1]
+        >>> with_attention(hosts.pvt(), dict(type='XCAttention'))[0].attn
+        {'type': 'XCAttention'}
     """
     if not attn_cfg:
         return list(stages)
