@@ -106,9 +106,11 @@ def option_row(name: str, text: str, default: Any) -> List[str]:
     """A default that is None is told by the text; any other is not told twice."""
     if default in (None, inspect.Parameter.empty):
         return [f'`{name}`', '', text]
-    last = re.search(r' Default: `?([^`]+?)`?\.$', text)
-    if last and last[1] in (repr(default), f'{default:g}' if isinstance(default, float) else ''):
-        text = text[: last.start()]
+    last = re.search(r' Default: `?([^` ]+)`?\.$', text)
+    if last:  # repr(float('1e-2')) and repr(0.01) are the same
+        number = re.fullmatch(r'[-\d.e]+', last[1])
+        same = float(last[1]) == default if number else last[1] == repr(default)
+        text = text[: last.start()] if same else text
     return [f'`{name}`', f'`{default!r}`', text]
 
 
