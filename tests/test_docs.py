@@ -13,7 +13,8 @@ import pytest
 from conftest import ROOT, load_tool, registered
 from mmengine.registry import MODELS
 
-from mmlaplace.models import BaseAttention, PyramidBackbone
+from mmlaplace import engine, ops
+from mmlaplace.models import BaseAttention, PyramidBackbone, backbones, layers
 
 # What is read in the repository rather than on the site; Sphinx checks the links of docs/.
 READMES = sorted(
@@ -92,6 +93,22 @@ def test_every_page_is_there_and_its_links_lead_somewhere(site):
             if not target.is_file() or (place and place not in content[target].ids):
                 dead.append(f'{page.relative_to(site)}: {link}')
     assert not dead
+
+
+@pytest.mark.docs
+def test_the_api_pages_have_every_public_class_and_function(site):
+    pages = {
+        page: Targets((site / f'api/{page}.html').read_text()).ids
+        for page in ('attentions', 'backbones', 'layers', 'engine', 'ops')
+    }
+    named = {id.rpartition('.')[2] for id in pages['attentions'] if id and 'attentions' in id}
+    bases = {'BaseAttention', 'QKVAttention', 'Frame', 'Projected'}
+    assert bases | set(registered(BaseAttention)) <= named
+    for page, module in (('layers', layers), ('engine', engine), ('ops', ops)):
+        assert {f'{module.__name__}.{name}' for name in module.__all__} <= pages[page]
+    hosts = ('laplacian_pyramid', 'soft_pyramid', 'pvt', 'pvt_v2', 'swin', 'vit')
+    names = [*backbones.__all__, *(f'hosts.{name}' for name in hosts), 'options.with_attention']
+    assert {f'mmlaplace.models.backbones.{name}' for name in names} <= pages['backbones']
 
 
 @pytest.mark.docs
