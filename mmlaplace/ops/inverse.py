@@ -263,8 +263,8 @@ def _by_cholesky(ridge: float, mat: Tensor) -> Tensor:
     factor, info = torch.linalg.cholesky_ex(add_ridge(mat, ridge))
     diagonal = factor.diagonal(dim1=-2, dim2=-1).sum(-1)  # an infinity there is no failure
     failed = (info != 0) | ~diagonal.isfinite()
-    # torch.cholesky_inverse is slower on a CPU. It refuses what a failure may leave. On a GPU it makes
-    # the host wait.
+    # torch.cholesky_inverse is slower on a CPU. It refuses what a failure may leave. On a GPU the
+    # host waits for it.
     root = torch.linalg.solve_triangular(factor, identity_like(mat), upper=False)
     inverse = torch.linalg.solve_triangular(factor.transpose(-2, -1), root, upper=True)
     return inverse.masked_fill(failed[..., None, None], float('nan'))
