@@ -27,9 +27,21 @@ INTRODUCTION = """\
 # Model zoo
 
 All models of the metafiles. `python .dev_scripts/make_model_zoo.py` writes this page and the tables
-in the READMEs from them. *Published* are the papers' figures, – where there is none; *reproduced*
-are this project's, linked to their logs. How each family is counted and trained stands in its
-README.
+in the READMEs from them. *Published* are the papers' figures, – where there is none. *Reproduced*
+are this project's, linked to their logs. No model was run at full size, so there are no pretrained
+weights. The READMEs have the recipes, and [Train it yourself](train_it_yourself.md) the commands.
+
+Classifiers are for ImageNet-1k. Parameters include the head of 1000 classes. Parameters *of layers*
+leave out positions and other bare tensors. The published ones of SOFT and PolaFormer fit these.
+MACs are those of convolutions and linears. MACs *with kernels* include the products of the
+attention. The published ones of SOFT fit these. `python tools/analysis_tools/get_flops.py` counts
+all of them. The LaplacianFormer paper's widths, depths and recipe were not at hand. Its sizes here
+were chosen to match the published parameters and MACs, and they train by SOFT's recipe.
+
+What was measured here, on small data: [the scale of the whitened attention](scale.md),
+[Laplacian, Gaussian and softmax on the same host](attention_comparison.md),
+[what SOFT++ says of norms and PolaFormer of entropy](soft_and_polaformer.md), and
+[small detectors and segmentors](dense_prediction.md).
 """
 MARKED = re.compile(r'(<!-- models: (\S+) -->\n).*?(<!-- end of models -->)', re.DOTALL)
 HEADING_OR_MARK = re.compile(r'^#+ (.+)|<!-- models: (\S+) -->', re.MULTILINE)

@@ -40,6 +40,8 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 # Types of other projects, whose inventories would have to be downloaded to link to them.
 nitpick_ignore_regex = [(r'py:.*', r'(torch|mmengine|os|pathlib)\..*')]
+# Parts of PyramidBackbone that no user names.
+nitpick_ignore_regex += [('py:class', r'mmlaplace\.models\.backbones\.(names|freezing)\..*')]
 
 copybutton_prompt_text = '$ '
 
@@ -51,7 +53,7 @@ LINK = re.compile(
 )
 IMAGE = re.compile(r'!\[(?P<text>[^\]]*)\]\((?!\w+:)(?P<path>[^)\s]*)\)')
 PAGES = {
-    'README.md': 'get_started.md',
+    'README.md': 'index.md',
     'CONTRIBUTING.md': 'contributing.md',
     'CHANGELOG.md': 'changelog.md',
     'ops/README.md': 'native_ops.md',

@@ -1,5 +1,6 @@
 """The documentation: the site builds without a warning, links lead somewhere, examples run."""
 
+import ast
 import os
 import re
 import subprocess
@@ -9,7 +10,11 @@ from html.parser import HTMLParser
 from urllib.parse import unquote
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, load_tool, registered
+from mmengine.registry import MODELS
+
+from mmlaplace import engine, ops
+from mmlaplace.models import BaseAttention, PyramidBackbone, backbones, layers
 
 # What is read in the repository rather than on the site; Sphinx checks the links of docs/.
 READMES = sorted(
@@ -91,6 +96,22 @@ def test_every_page_is_there_and_its_links_lead_somewhere(site):
 
 
 @pytest.mark.docs
+def test_the_api_pages_have_every_public_class_and_function(site):
+    pages = {
+        page: Targets((site / f'api/{page}.html').read_text()).ids
+        for page in ('attentions', 'backbones', 'layers', 'engine', 'ops')
+    }
+    named = {id.rpartition('.')[2] for id in pages['attentions'] if id and 'attentions' in id}
+    bases = {'BaseAttention', 'QKVAttention', 'Frame', 'Projected'}
+    assert bases | set(registered(BaseAttention)) <= named
+    for page, module in (('layers', layers), ('engine', engine), ('ops', ops)):
+        assert {f'{module.__name__}.{name}' for name in module.__all__} <= pages[page]
+    hosts = ('laplacian_pyramid', 'soft_pyramid', 'pvt', 'pvt_v2', 'swin', 'vit')
+    names = [*backbones.__all__, *(f'hosts.{name}' for name in hosts), 'options.with_attention']
+    assert {f'mmlaplace.models.backbones.{name}' for name in names} <= pages['backbones']
+
+
+@pytest.mark.docs
 def test_the_site_needs_no_network(site):
     for page in site.rglob('*.html'):
         loaded = re.findall(
@@ -121,6 +142,52 @@ def test_the_attention_of_the_tutorial_runs(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     assert '(1, 128, 8, 11)' in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('page', ['get_started.md', 'tutorials/own_config.md'])
+def test_python_of_a_page_that_imports_runs_and_gives_what_it_says(page, capsys):
+    """An expression, and after it a comment with its value or with what it prints, is compared."""
+    names, compared = {}, 0
+    for block in python_blocks(ROOT / 'docs' / page):
+        if not re.match('from|import', block):
+            continue  # a config, which tests/configs and the toolboxes' tests build
+        lines = [*block.splitlines(), '']
+        for statement in ast.parse(block).body:
+            code, after = ast.unparse(statement), lines[statement.end_lineno]
+            if not isinstance(statement, ast.Expr):
+                exec(code, names)
+                continue
+            value = eval(code, names)
+            printed = capsys.readouterr().out.strip()
+            if after.startswith('# '):
+                assert (printed or str(value)) == after[2:]
+                compared += 1
+    assert compared
+
+
+def test_the_page_of_options_is_in_step():
+    tool = load_tool('.dev_scripts/make_options.py')
+    assert tool.PAGE.read_text() == tool.page(), 'run python .dev_scripts/make_options.py'
+
+
+def test_the_page_of_options_has_every_option(monkeypatch, tmp_path, capsys):
+    tool = load_tool('.dev_scripts/make_options.py')
+    text = tool.PAGE.read_text()
+    for base in (BaseAttention, PyramidBackbone):
+        for kind in registered(base):
+            assert f'`{kind}`' in text or f'### {kind}\n' in text
+            for option in MODELS.get(kind).known_options():
+                assert f'`{option}`' in text, f'{kind}: {option}'
+    monkeypatch.setattr(tool, 'ROOT', tmp_path)
+    monkeypatch.setattr(tool, 'PAGE', tmp_path / 'options.md')
+    monkeypatch.setattr(sys, 'argv', ['make_options.py', '--check'])
+    with pytest.raises(SystemExit, match=r'options\.md is not in step; run python \.dev_scripts'):
+        tool.main()
+    monkeypatch.setattr(sys, 'argv', ['make_options.py'])
+    tool.main()
+    assert capsys.readouterr().out == 'wrote options.md\n'
+    assert tool.PAGE.read_text() == text
 
 
 @pytest.mark.parametrize('path', PAGES, ids=name)

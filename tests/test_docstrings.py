@@ -1,14 +1,18 @@
-"""Docstrings tell the defaults that the code has, and name every argument."""
+"""Docstrings tell the defaults that the code has and every argument, and their examples run."""
 
 import ast
+import doctest
 import importlib
 import inspect
 import pkgutil
 import re
 
 import pytest
+from conftest import registered
+from mmengine.registry import MODELS
 
 import mmlaplace
+from mmlaplace.models import BaseAttention, PyramidBackbone, layers
 
 SECTIONS = r'Args|Returns|Raises|Attributes|Source|Examples?|Note|Yields'
 
@@ -17,7 +21,8 @@ def public() -> dict:
     """Functions and classes of the library that a user can name, by their full name."""
     found = {}
     for module in pkgutil.walk_packages(mmlaplace.__path__, 'mmlaplace.'):
-        if module.name.split('.')[-1].startswith('_C'):  # the compiled ops, no Python module
+        last = module.name.split('.')[-1]
+        if last.startswith('_C') or last == '__main__':  # the compiled ops, and a program
             continue
         for name, value in vars(importlib.import_module(module.name)).items():
             if name.startswith('_') or getattr(value, '__module__', None) != module.name:
@@ -91,3 +96,23 @@ def test_every_argument_is_told(name):
     has = {p.name for p in parameters if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)}
     missing = has - set(arguments(DOCUMENTED[name]))
     assert not missing, f'not told: {sorted(missing)}'
+
+
+# A user builds these. The ops have theirs in tests/ops/test_op_examples.py.
+WITH_EXAMPLES = [
+    *(MODELS.get(name) for base in (BaseAttention, PyramidBackbone) for name in registered(base)),
+    *(getattr(layers, name) for name in layers.__all__),
+]
+
+
+@pytest.mark.parametrize('documented', WITH_EXAMPLES, ids=lambda kind: kind.__name__)
+def test_attentions_layers_and_backbones_have_an_example(documented):
+    assert 'Examples:' in vars(documented).get('__doc__', documented.__doc__)
+
+
+@pytest.mark.parametrize('name', [n for n, v in public().items() if '>>> ' in (v.__doc__ or '')])
+def test_an_example_gives_what_it_says(name):
+    finder = doctest.DocTestFinder(recurse=False)
+    (example,) = finder.find(public()[name], name, module=False, globs={})
+    result = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example)
+    assert result.attempted and not result.failed

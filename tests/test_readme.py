@@ -1,20 +1,27 @@
-"""What the documents tell users to type exists, with the options named; the README's code runs.
+"""The README is short, its code runs, and what the documents tell users to type exists.
 
-The README's configs are trained by in tests/models/test_toolboxes.py; its quick start and test
-command are what CI and a new user run.
+tests/models/test_toolboxes.py trains by the README's configs. Its quick start is what CI and a new
+user run.
 """
 
+import inspect
 import re
 import shlex
 import subprocess
 import sys
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import pytest
-import torch
-from conftest import ROOT
+from conftest import ROOT, registered
+from mmengine.registry import MODELS
+
+from mmlaplace.models import BaseAttention
+from mmlaplace.models.backbones import hosts
 
 README = ROOT / 'README.md'
+START = ROOT / 'docs/get_started.md'
 DOCUMENTS = sorted(
     path
     for pattern in ('*.md', 'docs/**/*.md', 'configs/**/*.md', 'ops/*.md')
@@ -95,37 +102,75 @@ def test_scripts_that_are_mentioned_exist():
     ).stdout.split()  # fmt: skip
     texts = ('.md', '.py', '.sh', '.toml', '.txt', '.yml', '.cpp', '.h', '.cuh', '.in', 'run')
     for name in listed:
-        # The changelog tells of old names too.
-        if not name.endswith(texts) or name == 'CHANGELOG.md' or not (ROOT / name).is_file():
+        if not name.endswith(texts) or not (ROOT / name).is_file():
             continue
         for script in SCRIPT.findall((ROOT / name).read_text()):
             assert (ROOT / script).is_file(), f'{name}: {script}'
 
 
-def test_the_readme_says_how_to_install_what_there_is():
+def test_the_readme_is_short_and_its_parts_are_in_order():
     text = README.read_text()
+    assert len(text.splitlines()) <= 120
+    parts = (
+        '# mmlaplace',
+        'docs/images/backbone_over_size.png',
+        'No pretrained weights',
+        'import torch',
+        '## Install',
+        '| attention | paper | year | hosts |',
+        '# mmpretrain: ',
+        '# mmdet: ',
+        '# mmseg: ',
+        'bash tools/quickstart.sh',
+        'docs/images/mini_detection.png',
+        'docs/model_zoo.md',
+        'docs/tutorials/own_config.md',
+        'docs/tutorials/add_attention.md',
+        '(docs/faq.md)',
+        '(docs/benchmarks.md)',
+        '## Status',
+        '(LICENSE)',
+        '```bibtex',
+    )
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+
+
+def test_the_readmes_first_lines_print_what_it_shows():
+    code, shown = code_blocks(README, 'python')[0], code_blocks(README, 'text')[0]
+    assert len([line for line in code.splitlines() if line]) == 6
+    with redirect_stdout(StringIO()) as printed:
+        exec(code, {})
+    assert printed.getvalue() == shown
+
+
+def test_the_readmes_table_has_every_attention_and_host():
+    text = README.read_text()
+    rows = re.findall(r'^\| \[.*?\]\((mmlaplace/models/attentions/\w+\.py)\)', text, re.MULTILINE)
+    files = {
+        str(Path(inspect.getfile(MODELS.get(name))).relative_to(ROOT))
+        for name in registered(BaseAttention)
+    }
+    assert set(rows) == files
+    # SOFT and SOFT++ share a file.
+    assert len(rows) == len(files) + 1
+    for host in ('pvt', 'pvt_v2', 'swin', 'vit', 'soft_pyramid', 'laplacian_pyramid'):
+        assert hasattr(hosts, host)
+    for named in ('its own pyramid', "SOFT's pyramid", 'PVT', 'PVTv2', 'Swin', 'ViT', 'DeiT'):
+        assert re.search(rf'\|.*{named}.* \|$', text, re.MULTILINE), named
+
+
+def test_the_readme_and_its_page_say_how_to_install_what_there_is():
     extras = (ROOT / 'pyproject.toml').read_text().split('optional-dependencies]')[1]
-    for extra in re.findall(r'"\.\[(\w+)\]"', text):
-        assert re.search(rf'^{extra} = ', extras, flags=re.MULTILINE), extra
-    pinned = set(re.findall(r'torch==([\d.]+)', text))
+    for document in (README, START):
+        for extra in re.findall(r'"\.\[(\w+)\]"', document.read_text()):
+            assert re.search(rf'^{extra} = ', extras, flags=re.MULTILINE), extra
+    pinned = set(re.findall(r'torch==([\d.]+)', START.read_text()))
     tested = ''.join(
         (ROOT / f'requirements/{name}.txt').read_text() for name in ('onedl', 'openmmlab')
     )
     assert pinned == set(re.findall(r'^torch==([\d.]+)', tested, flags=re.MULTILINE))
-
-
-def test_the_readmes_op_runs():
-    (block,) = [b for b in code_blocks(README, 'python') if 'mmlaplace.ops' in b]
-    names = dict(query=torch.randn(1, 2, 6, 8), key=torch.randn(1, 2, 4, 8))
-    exec(block, names)
-    assert names['kernel'].shape == (1, 2, 6, 4)
-
-
-def test_the_readmes_zoo_runs():
-    import mmlaplace
-
-    (pattern,) = re.findall(r"`mmlaplace\.list_models\('(.+?)'\)`", README.read_text())
-    assert 'softpp-tiny_8xb128_in1k' in mmlaplace.list_models(pattern)
+    assert set(re.findall(r'torch==([\d.]+)', README.read_text())) < pinned
 
 
 @pytest.mark.slow

@@ -29,7 +29,8 @@ DISTRIBUTIONS = {'cv2': 'opencv-python', 'PIL': 'pillow', 'yaml': 'pyyaml'}
 def pinned(import_name: str) -> str:
     """The tested requirement for a package, such as ``onedl-mmcv==2.3.6``.
 
-    From the set whose mmengine is here; the forks, where torch is new enough, if that is not clear.
+    It comes from the set whose mmengine is here. If that is not clear, it is the forks' where torch
+    is new enough for them.
     """
     engines = list(installed_distributions('mmengine'))
     if len(engines) == 1:
@@ -120,7 +121,7 @@ def fix_import(error: Exception) -> str:
 
 
 def gpu_arches() -> List[str]:
-    """Of every GPU that torch can use, such as ``['9.0']``."""
+    """The architectures of the GPUs that torch can use, such as ``['9.0']``."""
     if not torch.cuda.is_available():
         return []
     capabilities = map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))

@@ -24,9 +24,9 @@ def loaded_library() -> Path:
 
 
 def library_problem() -> Optional[str]:
-    """Why the compiled library is missing or, in a clone, not one of its sources; None if it is.
+    """Why the compiled library is missing, or is not made of the sources of this clone; else None.
 
-    tools/setup_env.sh asks the same, to compile it again.
+    tools/setup_env.sh asks this to find out whether to compile again.
     """
     if _native.WHY_MISSING is not None:
         return _native.WHY_MISSING
@@ -70,7 +70,7 @@ def check_library() -> List[Finding]:
 
 
 def native_ops() -> List[str]:
-    """The public ops that the compiled library may compute: those that let one choose."""
+    """The public ops that the compiled library may compute, which are those with a backend."""
     return [
         name
         for name in ops.__all__
@@ -127,7 +127,7 @@ def check_op(name: str, device: torch.device) -> Finding:
 
 
 def relative_errors(name: str, device: torch.device) -> Tuple[float, float]:
-    """Of an op in fp32 against its reference in fp64: of the result, and of the gradients."""
+    """Errors of an op in fp32 against its reference in fp64: of the result, of the gradients."""
     make_inputs, arguments = EXAMPLES[name]
     inputs = make_inputs()
 

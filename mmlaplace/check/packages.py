@@ -27,7 +27,7 @@ def check_versions() -> List[Finding]:
 
 
 def check_numpy() -> Finding:
-    """Whether tensors and arrays become one another; torch 2.1 knows NumPy 1 alone."""
+    """Whether tensors become arrays and arrays tensors. torch 2.1 works with NumPy 1 alone."""
     try:
         version = import_module('numpy').__version__
     except ImportError as error:
@@ -92,13 +92,13 @@ def absent(import_name: str) -> Finding:
 
 
 def is_there(import_name: str) -> bool:
-    """Whether a package can be imported; a folder that only has its name is none."""
+    """Whether a package can be imported. A folder with its name alone is no package."""
     spec = find_spec(import_name)
     return spec is not None and spec.origin is not None
 
 
 def check_mmcv_ops() -> List[Finding]:
-    """mmcv builds without its ops where it sees no torch, and says nothing."""
+    """Whether mmcv has its ops. Built where it sees no torch, it lacks them and says nothing."""
     if not is_there('mmcv'):
         return []
     try:

@@ -40,7 +40,7 @@ CHECKS: Dict[str, Callable[[], List[Finding]]] = {
 
 
 def run_check(title: str) -> List[Finding]:
-    """The findings of a check; a check that fails is one too."""
+    """The findings of a check. An error in the check itself is a finding too."""
     try:
         return CHECKS[title]()
     except Exception as error:  # quoted in the report, which goes on with the other checks
@@ -48,7 +48,7 @@ def run_check(title: str) -> List[Finding]:
 
 
 def versions() -> Dict[str, Optional[str]]:
-    """By distribution."""
+    """The versions of what is installed, by distribution."""
     found = dict(python=platform.python_version(), mmlaplace=__version__, cuda=torch.version.cuda)
     for import_name in TESTED:
         found.update(installed_distributions(import_name))

@@ -15,11 +15,11 @@ from ._plain_load import load_plain
 def download_once(address: str) -> Path:
     """The copy of an http(s) address in the cache of torch.hub, downloaded if it is not there.
 
-    It is ``torch.hub.get_dir()/checkpoints/NAME`` where the name ends with 8 or more hexadecimal
-    digits of the file's SHA-256, as in ``NAME-0123abcd.pth``; they are checked. Names without them,
-    such as ``epoch_12.pth``, are those of many files, so that digits of the address stand in front.
-    Of processes that ask at once, one downloads and the others wait. A file is there under its
-    name whole or not at all.
+    A name may end with 8 or more hexadecimal digits of the file's SHA-256, as in
+    ``NAME-0123abcd.pth``. Then the copy is ``torch.hub.get_dir()/checkpoints/NAME``, and the digits
+    are checked. Many files share a name such as ``epoch_12.pth``, so the copy's name begins with
+    digits of the address. If several processes ask at once, one downloads and the others wait. A
+    file under its name is whole.
 
     Raises:
         OSError: If it cannot be downloaded or written.

@@ -1,7 +1,7 @@
 """torch.load for tensors and plain data alone: no code in a file is run.
 
 The ``weights_only=True`` of torch 2.1 takes no additional names, so it cannot read what mmengine
-writes; that of later ones takes them from a list that all threads of a process share.
+writes. Later versions take names from a list that all threads of a process share.
 """
 
 import pickle
@@ -18,7 +18,7 @@ class UnsafeCheckpointError(pickle.UnpicklingError):
 
 
 class _Ignored:
-    """Stands for any of the harmless things beside the weights: takes all, does nothing."""
+    """Stands for any harmless object beside the weights. It takes all arguments, does nothing."""
 
     def __init__(self, *args: Any) -> None:
         pass
@@ -31,7 +31,7 @@ class _Ignored:
 
 
 class _Rebuild:
-    """A function that a pickle may call but, unlike one of Python's, not set attributes of."""
+    """A function that a pickle may call. It cannot set its attributes, as it could of Python's."""
 
     __slots__ = ('function',)
 
@@ -91,10 +91,10 @@ class _PicklePlainData:
 
 
 def load_plain(path: Union[str, PathLike], map_location: Any) -> Any:
-    """As ``torch.load``, but what is neither a tensor nor a container comes as an empty object.
+    """``torch.load`` with an empty object for everything but tensors and containers.
 
     Raises:
-        UnsafeCheckpointError: If the file names, or is, anything else; nothing of it was run.
+        UnsafeCheckpointError: If the file names, or is, anything else. Nothing of it was run.
         OSError: If it cannot be opened.
     """
     with open(path, 'rb') as file:  # once: what is checked is what is read

@@ -1,4 +1,4 @@
-"""Weights from files: no code in a file is run, and nothing that does not fit goes unsaid."""
+"""Weights from files: no code in a file is run, and what does not fit is reported."""
 
 import logging
 import math
@@ -17,21 +17,21 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ._download import download_once
 from ._plain_load import UnsafeCheckpointError, load_plain
 
-# Where the weights lie, the first found wins. mmengine's 'state_dict' comes first: where an EMAHook
-# ran, it already holds the averaged weights.
+# Where the weights lie. The first that is found is taken. mmengine's 'state_dict' comes first: it
+# holds the averaged weights, if an EMAHook ran.
 CONTAINERS = ('state_dict', 'model', 'module', 'state_dict_ema', 'model_ema', 'ema_state_dict')
 
 
 class LoadReport(NamedTuple):
     """What a file and a module had in common, by the names of the module's tensors.
 
-    The names are without what DistributedDataParallel and torch.compile put into them.
+    The names leave out what DistributedDataParallel and torch.compile put into them.
 
     Attributes:
-        prefix: In front of the module's names in the file, such as ``'backbone.'``.
+        prefix: What comes before the module's names in the file, such as ``'backbone.'``.
         matched: Parameters and persistent buffers that were loaded.
-        missing: Those that the file lacks; they keep their values.
-        unexpected: What the file has under the prefix but the module has not.
+        missing: Those that the file lacks. They keep their values.
+        unexpected: What the file has under the prefix and the module lacks.
         resized: Those of ``matched`` that were brought to the module's own shape.
     """
 
@@ -48,23 +48,23 @@ def read_state_dict(
     """Read the weights of a checkpoint without running code from it.
 
     Args:
-        checkpoint: Local path, an address that mmengine.fileio opens, or one of the web,
-            ``https://…``, which is downloaded once into the cache of torch.hub; SHA-256 digits at
-            the end of its name, as in ``NAME-0123abcd.pth``, are checked. A dict of tensors or, as
-            mmengine, timm and others write, a dict that holds one under ``state_dict``, ``model``,
-            ``module``, ``state_dict_ema``, ``model_ema`` or ``ema_state_dict``, in this order.
+        checkpoint: Local path, or an address that mmengine.fileio opens, or one that begins with
+            ``https://``. Such a file is downloaded once, into the cache of torch.hub. SHA-256
+            digits at the end of its name, as in ``NAME-0123abcd.pth``, are checked. The file holds
+            a dict of tensors, or a dict with one under ``state_dict``, ``model``, ``module``,
+            ``state_dict_ema``, ``model_ema`` or ``ema_state_dict``. The first of these is taken.
         map_location: As in ``torch.load``. Default: 'cpu'.
-        key: Under which the weights lie, if not under the first of these. Default: None.
+        key: Where the weights lie, if not under the first of these names. Default: None.
 
     Returns:
         Tensors by their names in the file, detached. What is not a tensor is left out.
 
     Raises:
         FileNotFoundError: If the file cannot be opened.
-        UnsafeCheckpointError: A ``pickle.UnpicklingError``, if it names anything but tensors and
-            the plain data of a training run; nothing of it is run.
-        ValueError: If it is cut off, no checkpoint, or has no weights, its SHA-256 is another, or
-            ``checkpoint`` is neither a path nor an address.
+        UnsafeCheckpointError: If the file names anything but tensors and the plain data of a
+            training run. Nothing of it is run. It is a ``pickle.UnpicklingError``.
+        ValueError: If the file is cut off, is no checkpoint, has no weights, or has another
+            SHA-256. Also if ``checkpoint`` is neither a path nor an address.
     """
     if not isinstance(checkpoint, (str, PathLike)) or not str(checkpoint):
         raise ValueError(f'a checkpoint is given by its path or address, got {checkpoint!r}')
@@ -105,7 +105,7 @@ def read_state_dict(
 
 
 def _count_prefixes(keys: Iterable[str], names: Iterable[str]) -> Counter:
-    """How many of ``names`` there are behind each prefix of ``keys`` that ends with a dot."""
+    """How many of ``names`` come after each prefix of ``keys`` that ends with a dot."""
     names, counts = set(names), Counter()
     for key in keys:
         parts = key.split('.')
@@ -120,14 +120,14 @@ def _first(names: List[str]) -> str:
 
 
 def plain_names(names: Iterable[str]) -> Dict[str, str]:
-    """Names without torch.compile's ``_orig_mod``, and what each was; unchanged if two collide."""
+    """Names without torch.compile's ``_orig_mod``, with the old ones; the same if two collide."""
     names = list(names)
     plain = {'.'.join(p for p in name.split('.') if p != '_orig_mod'): name for name in names}
     return plain if len(plain) == len(names) else dict(zip(names, names))
 
 
 def _unwrapped(module: nn.Module) -> nn.Module:
-    """What torch.compile and data parallel wrappers, in any order, are around."""
+    """The module inside of wrappers by torch.compile and data parallel, in any order."""
     while True:
         if isinstance(module, (DataParallel, DistributedDataParallel)):
             module = module.module
@@ -175,10 +175,10 @@ def rename_old_tensors(state_dict: Dict[str, Tensor], prefix: str = '') -> None:
 
 
 def _may_differ(module: nn.Module, own: Iterable[str], theirs: Iterable[str]) -> Set[str]:
-    """Names that may be missing, or unexpected, as the checkpoint was made for something else.
+    """Names that may be missing, or unexpected, because the checkpoint had another purpose.
 
-    These are what :meth:`PyramidBackbone.other_outputs` says of a backbone, and all but the
-    backbone of a detector or segmentor where the checkpoint is a classifier's.
+    For a backbone, :meth:`PyramidBackbone.other_outputs` tells them. If a classifier's checkpoint
+    is loaded into a detector or segmentor, they are also everything but the backbone.
     """
     names = set()
     for path, part in module.named_modules():
@@ -202,27 +202,27 @@ def load_weights(
     """Load a module from a checkpoint of it, or of a model that it is a part of, and log a line.
 
     Every parameter and persistent buffer of the module must be in the file, finite and of its
-    shape, and the file may have nothing else in the layers that the module has. Allowed are:
+    shape. The file may have nothing else in the layers that the module has. These may differ:
 
-    - other ``out_indices``: norms of stages, but that of the checkpoint's last stage, may be
-      missing, and norms and stages that the backbone has not are passed over;
-    - another image size: positions and the like are resized;
-    - a classifier's checkpoint, ``backbone`` and ``head``, for a detector or segmentor: of that,
-      everything but the backbone may be missing.
+    - ``out_indices``: Norms of stages may be missing, except that of the checkpoint's last stage.
+      Norms and stages that the backbone lacks are left out.
+    - The image size: Positions and the like are resized.
+    - The model: A classifier's checkpoint, with ``backbone`` and ``head``, loads into a detector or
+      segmentor. Everything but the backbone may then be missing.
 
     Args:
         module: A backbone or a whole model, also wrapped by DistributedDataParallel, DataParallel
-            or torch.compile. It is unchanged where this raises.
+            or torch.compile. If this raises, it is unchanged.
         checkpoint, map_location: As in :func:`read_state_dict`.
-        prefix: Of the module's names in the file, such as ``'backbone.'``. Default: the one under
-            which most of them are found.
+        prefix: What comes before the module's names in the file, such as ``'backbone.'``. Default:
+            the one under which most of them are found.
         min_matched: Share of the module's parameters and persistent buffers, 0 to 1, that the
-            file must have, whichever these are: 1 allows none of them to be missing, less than 1
-            also allows others in the file. Default: None, what is said above.
+            file must have. 1 allows none to be missing. Less than 1 allows any to be missing, up to
+            that share, and others in the file. Default: None, the rule above.
 
     Raises:
         FileNotFoundError, UnsafeCheckpointError: As in :func:`read_state_dict`.
-        ValueError: As there, and if nothing matches, several prefixes match equally well, too
+        ValueError: As there. Also if nothing matches, several prefixes match equally well, too
             little matches, a value is NaN or infinite, or a tensor has another shape and no
             ``resize_weight``.
     """

@@ -17,9 +17,9 @@ class LayerDecayOptimWrapperConstructor(NoDecayOptimWrapperConstructor):
     A parameter of depth i of n, as ``get_layer_depth(name, prefix) -> (i, n)`` of the backbone
     says, gets ``lr * layer_decay_rate ** (n - 1 - i)``. The backbone is ``model.backbone``, or the
     model itself. Everything else is as in :class:`NoDecayOptimWrapperConstructor`. Multipliers of
-    mmengine's default constructor apply too. Under a scheduler with a lower bound choose
-    ``eta_min_ratio`` rather than ``eta_min``, which may lie above the rates of the first layers. In
-    a config::
+    mmengine's default constructor apply too. A scheduler with a lower bound needs
+    ``eta_min_ratio``, because ``eta_min`` may be above the rates of the first layers. In a
+    config::
 
         optim_wrapper = dict(
             type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-4, weight_decay=0.05),
@@ -27,7 +27,7 @@ class LayerDecayOptimWrapperConstructor(NoDecayOptimWrapperConstructor):
             paramwise_cfg=dict(layer_decay_rate=0.8))
 
     Args:
-        optim_wrapper_cfg: Config of the optimizer wrapper; its optimizer must give ``lr``.
+        optim_wrapper_cfg: Config of the optimizer wrapper. Its optimizer must give ``lr``.
         paramwise_cfg: ``layer_decay_rate``, in (0, 1], beside mmengine's keys.
 
     Raises:

@@ -12,17 +12,17 @@ PRETRAINED_KEYS = ('checkpoint', 'prefix', 'map_location', 'min_matched')
 class StrictLoading:
     """A mixin for modules of mmengine, before ``BaseModule`` in the bases.
 
-    ``init_cfg=dict(type='Pretrained', checkpoint=…)`` loads by
-    :func:`mmlaplace.engine.load_weights`, which refuses what does not fit. By whatever way weights
-    come, tensors whose shape depends on the image size are resized, and names of version 0.1 are
-    brought to those of today.
+    ``init_cfg=dict(type='Pretrained', checkpoint='CLASSIFIER.pth')`` loads by
+    :func:`mmlaplace.engine.load_weights`, which refuses what does not fit. However weights are
+    loaded, tensors whose shape depends on the image size are resized, and old names are brought to
+    those of today.
     """
 
     def init_weights(self) -> None:
-        """As in mmengine, but ``type='Pretrained'`` in ``init_cfg`` goes by :func:`load_weights`.
+        """As in mmengine, but ``type='Pretrained'`` in ``init_cfg`` loads by :func:`load_weights`.
 
-        Its keys are ``checkpoint``, a path or address, ``prefix`` (found where absent),
-        ``map_location`` and ``min_matched``. It comes after all other entries.
+        Its keys are ``checkpoint``, ``prefix``, ``map_location`` and ``min_matched``, with the
+        meaning they have there. It is applied after all other entries.
 
         Raises:
             ValueError: For another key, no checkpoint, or one that does not fit.
@@ -33,8 +33,8 @@ class StrictLoading:
             super().init_weights()
             return
         if not hasattr(self, '_params_init_info'):
-            # mmengine's record of what initialised a parameter ends with the outermost call, which
-            # this must not be for the weights loaded last to get into it.
+            # mmengine records what initialised a parameter until the outermost call ends. This must
+            # not be that call, or the record would miss the weights, which are loaded last.
             ModuleDict(dict(backbone=self)).init_weights()
             return
         settings = [{k: v for k, v in cfg.items() if k != 'type'} for cfg in pretrained]
@@ -52,17 +52,17 @@ class StrictLoading:
             super().init_weights()
         finally:
             self.init_cfg = given
-        self.is_init = False  # as long as it can fail
+        self.is_init = False  # as long as the loading can fail
         for cfg in settings:
             load_weights(self, **cfg)
             update_init_info(self, f'Loaded from {cfg["checkpoint"]}')
         self.is_init = True
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
-        """Resize what depends on the image size, by whatever way weights are loaded.
+        """Resize what depends on the image size, however weights are loaded.
 
-        A module that owns a tensor of such a shape defines ``resize_weight(name, value)``. What
-        does not fit is collected by PyTorch, which raises, and by mmengine, which may only log.
+        A module that owns a tensor of such a shape defines ``resize_weight(name, value)``. PyTorch
+        raises for what does not fit. mmengine may only log it.
         """
         rename_old_tensors(state_dict, prefix)
         resize_weights(self, state_dict, prefix)

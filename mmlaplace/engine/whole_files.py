@@ -1,4 +1,4 @@
-"""Files that are whole: checkpoints that a kill or a full disk cannot halve, images by name."""
+"""Whole files: checkpoints that survive a kill or a full disk, errors that name an image."""
 
 import os
 from contextlib import suppress
@@ -17,9 +17,9 @@ from mmengine.registry import HOOKS
 class WholeFileBackend(LocalBackend):
     """For ``backend_args=dict(backend='whole')`` of mmengine: all of a file, or an error.
 
-    What is written, to local paths alone, gets its name when all of it is on the disk; until then
-    the name has what it had. What is read, from wherever mmengine.fileio reads, is an image, and no
-    damaged PNG; the error names the file. (Cut off JPEGs mmcv's LoadImageFromFile names.)
+    It writes to local paths alone. A file gets its name when all of it is on the disk. Until then
+    the name has what it had before. It reads from everywhere that mmengine.fileio reads. An error
+    names a file that is no image, and a damaged PNG. mmcv's LoadImageFromFile names cut off JPEGs.
     """
 
     def put(self, obj: bytes, filepath: Union[str, PathLike]) -> None:
@@ -50,7 +50,7 @@ class WholeFileBackend(LocalBackend):
         """Read an image's file.
 
         Raises:
-            OSError: If it cannot be read, or is no image, or a damaged PNG.
+            OSError: If it cannot be read, is no image, or is a damaged PNG.
         """
         content = get(filepath)  # from the backend for its prefix
         from PIL import Image  # comes with every toolbox
@@ -87,13 +87,13 @@ class _RemovesLater:
 class AtomicCheckpointHook(CheckpointHook):
     """mmengine's CheckpointHook, but at any moment ``last_checkpoint`` names a whole file.
 
-    mmengine writes into the file itself, removes what is outdated before it writes what replaces
-    it, and after the best evaluation so far writes the last checkpoint a second time. A run that is
+    mmengine writes into the file itself. It removes an outdated checkpoint before it writes the new
+    one. After the best evaluation so far it writes the last checkpoint a second time. A run that is
     killed, or finds the disk full, in one of these moments cannot be resumed.
 
-    Here a checkpoint gets its name when it is whole, and what is outdated goes last, so the disk
-    needs room for one more than ``max_keep_ckpts`` and a second best. Not covered: file systems
-    that are not local, and the strategies of FSDP and DeepSpeed, which write by themselves.
+    Here a checkpoint gets its name when it is whole, and an outdated one is removed last. So the
+    disk needs room for one more than ``max_keep_ckpts``, and for a second best. File systems that
+    are not local are not covered. Neither are FSDP and DeepSpeed, which write by themselves.
     """
 
     def before_train(self, runner) -> None:
@@ -105,7 +105,7 @@ class AtomicCheckpointHook(CheckpointHook):
                     left.unlink()
 
     def _save_checkpoint_with_step(self, runner, step: int, meta: Dict) -> None:
-        """As mmengine's, in another order."""
+        """Do what mmengine's does, in another order."""
         outdated = []
         if self.max_keep_ckpts > 0 and step not in self.keep_ckpt_ids:
             if len(self.keep_ckpt_ids) == self.max_keep_ckpts:
@@ -138,7 +138,7 @@ class AtomicCheckpointHook(CheckpointHook):
                 self.file_backend.remove(path)
 
     def _save_best_checkpoint(self, runner, metrics: Dict) -> None:
-        """As mmengine's, which here removes the best so far when the new one is whole."""
+        """Do what mmengine's does, and remove the best so far when the new one is whole."""
         self.file_backend = later = _RemovesLater(self.file_backend)
         try:
             super()._save_best_checkpoint(runner, metrics)

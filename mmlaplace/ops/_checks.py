@@ -91,7 +91,7 @@ def check_finite(op: str, name: str, tensor: Tensor) -> None:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether values can be read: not of meta or fake tensors, in a graph or under torch.func."""
+    """Whether values can be read. Meta and fake tensors, graphs and torch.func do not let one."""
     return not (
         tensor.is_meta
         or isinstance(tensor, FakeTensor)

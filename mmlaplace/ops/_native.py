@@ -1,8 +1,8 @@
 """The one place that loads the compiled library ``mmlaplace/_C*.so`` and decides who computes.
 
-Every op has a plain PyTorch reference beside its public function. When the library is there, its
-ops appear as ``torch.ops.mmlaplace.<name>`` and ``backend='auto'`` uses them; when it is not, the
-reference computes and the log says so once.
+Every op has a plain PyTorch reference beside its public function. With the library, its ops are
+``torch.ops.mmlaplace.<name>``, and ``backend='auto'`` uses them. Without it the reference computes,
+and the log says so once.
 """
 
 import functools
@@ -28,7 +28,7 @@ def build_info(library: Path) -> Dict[str, str]:
     Returns:
         ``torch`` (its version, such as ``'2.11'``), ``machine`` (such as ``'x86_64'``), ``sources``
         (their state, see :func:`~mmlaplace.ops._sources.source_state`) and, with CUDA sources,
-        ``cuda`` and ``arches`` (such as ``'800,900'``); empty if the file is no library of ours.
+        ``cuda`` and ``arches`` (such as ``'800,900'``). Empty if the file is no library of ours.
     """
     if library.stat().st_size == 0:  # cannot be mapped
         return {}
@@ -38,13 +38,13 @@ def build_info(library: Path) -> Dict[str, str]:
 
 
 def this_machine() -> str:
-    """Its architecture, by the name that compilers have for it."""
+    """The architecture of this machine, by the name that compilers have for it."""
     name = platform.machine().lower()
     return {'amd64': 'x86_64', 'arm64': 'aarch64'}.get(name, name)
 
 
 def load_library(folder: Path) -> Optional[str]:
-    """Load the compiled library in ``folder``; None when that worked, otherwise why it did not."""
+    """Load the compiled library in ``folder``. None if that worked, otherwise why it did not."""
     libraries = sorted(folder.glob('_C*.so'))
     if not libraries:
         return (
@@ -78,7 +78,7 @@ def load_library(folder: Path) -> Optional[str]:
     return None
 
 
-# Once, at import: a graph that torch.compile traces cannot look for files.
+# Found once, at import, because a graph that torch.compile traces cannot look for files.
 WHY_MISSING = load_library(Path(__file__).resolve().parent.parent)
 
 
@@ -104,19 +104,19 @@ _LIBRARY = torch.library.Library('mmlaplace', 'IMPL')  # what it holds goes with
 
 
 def find(name: str) -> Optional[Callable]:
-    """The compiled op ``torch.ops.mmlaplace.<name>``; None where there is none."""
+    """The compiled op ``torch.ops.mmlaplace.<name>``, or None if there is none."""
     return getattr(torch.ops.mmlaplace, name).default if name in AVAILABLE else None
 
 
 def register(name: str, fake: Callable, autograd: Optional[Callable] = None) -> None:
-    """Give a compiled op what is the same on every device; without the op there is nothing to do.
+    """Give a compiled op what is the same on every device. Without the op this does nothing.
 
     Args:
         name: The op's name. Its tensors come first, and numbers after them.
-        fake: Makes its empty outputs, for tracing and meta tensors; see
+        fake: Makes its empty outputs, for tracing and meta tensors, see
             ``torch.library.register_fake``.
-        autograd: Computes it with its derivative recorded, see :func:`below_autograd`. Such an op
-            gets the autocast rule of :mod:`.precision` too.
+        autograd: Computes it and records its derivative, see :func:`below_autograd`. Such an op
+            also gets the autocast rule of :mod:`.precision`.
     """
     op = find(name)
     if op is None:
@@ -138,22 +138,23 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
 class Function(torch.autograd.Function):
-    """torch's, with a quick ``apply``: torch's own takes longer than a small kernel.
+    """torch's Function with a quicker ``apply``, as torch's own takes longer than a small kernel.
 
-    It inspects the signature of ``forward`` at each call, for default arguments; these have none.
+    torch's ``apply`` inspects the signature of ``forward`` at each call, for default arguments.
+    Ours have none.
     """
 
     @classmethod
     def apply(cls, *args):
         if torch._C._are_functorch_transforms_active():
             return super().apply(*args)
-        # What torch's does otherwise.
+        # torch's own does the rest in the same way.
         args = torch._functorch.utils.unwrap_dead_wrappers(args)
         return super(torch.autograd.Function, cls).apply(*args)
 
 
 def why_not(name: str, device_type: str) -> Optional[str]:
-    """Why ``torch.ops.mmlaplace.<name>`` cannot run on ``device_type``; None when it can."""
+    """Why ``torch.ops.mmlaplace.<name>`` cannot run on ``device_type``, or None if it can."""
     if WHY_MISSING is not None:
         return WHY_MISSING
     if name not in AVAILABLE:
@@ -180,7 +181,7 @@ def select(name: str, reference: Callable, device: torch.device, backend: str) -
 
     Raises:
         ValueError: For another ``backend``.
-        RuntimeError: For ``'native'`` where the compiled op cannot run; says why and what to do.
+        RuntimeError: For ``'native'`` where the compiled op cannot run. It says why and what to do.
     """
     if backend not in BACKENDS:
         raise ValueError(f'backend must be one of {BACKENDS}, got {backend!r}')

@@ -18,8 +18,8 @@ class Metric(NamedTuple):
         reference: ``(q, k, bandwidth) -> K`` in plain PyTorch.
         derivative: The factor, from the bandwidth.
         slope: An odd elementwise function.
-        curvature: Its derivative; None where that is zero.
-        smallest_bandwidth: Below it the factor or the exponent is infinite in fp32.
+        curvature: The derivative of ``slope``, or None where that is zero.
+        smallest_bandwidth: With a smaller one, the factor or the exponent is infinite in fp32.
     """
 
     name: str
@@ -78,7 +78,7 @@ class Kernel(_native.Function):
 
 
 class Gradient(_native.Function):
-    """``dq_i = sum_j w_ij slope(q_i - k_j)`` with ``w = derivative * grad * K``; of k likewise."""
+    """``dq_i = sum_j w_ij slope(q_i - k_j)`` with ``w = derivative * grad * K``, and dk_j."""
 
     @staticmethod
     def forward(
@@ -98,7 +98,7 @@ class Gradient(_native.Function):
         grad, q, k, out = ctx.saved_tensors
         bandwidth, metric, _ = ctx.constants
         weight = metric.derivative(bandwidth) * upcast(grad)[0] * out
-        # Channel by channel: the differences of all at once would be N * M * d.
+        # Channel by channel, as the differences of all channels at once would be N * M * d.
         along, of_q, of_k = torch.zeros_like(weight), [], []
         for channels in zip(*(tensor.unbind(-1) for tensor in upcast(q, k, dq, dk))):
             difference, change = (
@@ -125,7 +125,7 @@ class Gradient(_native.Function):
 def pairwise_kernel(
     metric: Metric, q: Tensor, k: Tensor, bandwidth: Union[float, Tensor], backend: str
 ) -> Tensor:
-    """The public functions, see :func:`mmlaplace.ops.laplacian_kernel`."""
+    """What the public functions do, see :func:`mmlaplace.ops.laplacian_kernel`."""
     _checks.check_query_key(metric.name, q, k)
     check_bandwidth(metric, bandwidth, q)
     compute = _native.select(metric.name, metric.reference, q.device, backend)
@@ -172,7 +172,7 @@ def check_bandwidth(metric: Metric, bandwidth: Union[float, Tensor], q: Tensor) 
 
 
 def _batches_in_front(size: int, in_dims: tuple, *tensors: Tensor) -> list:
-    """The axis of vmap, and B where there is none, folded into the first of the four axes."""
+    """Tensors whose first axis is that of vmap times B; one without that axis is expanded."""
     moved = (
         tensor.expand(size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
         for tensor, axis in zip(tensors, in_dims)

@@ -1,6 +1,6 @@
 """Which native sources a library is compiled from, and in which state.
 
-Kept free of imports of ours, as setup.py runs this file by itself.
+It imports nothing of ours, because setup.py runs this file by itself.
 """
 
 import hashlib

@@ -28,7 +28,8 @@ def newton_schulz_inverse_reference(
 class Inverse(_native.Function):
     """``X = compute(mat, *start)`` with the derivative of an inverse, ``dX = -X dP X``.
 
-    It is a function of X, which is kept, whatever ``compute`` did; so are all further ones.
+    The derivative is a function of X alone, however ``compute`` found X. So are all further
+    derivatives. X is kept for them.
     """
 
     @staticmethod
@@ -65,13 +66,13 @@ def inverse_gradient(grad: Tensor, inverse: Tensor) -> Tensor:
 
 
 def invert(compute: Callable, mat: Tensor, *start: Tensor) -> Tensor:
-    """``compute(mat, *start)``, differentiable as an inverse; halves are widened for it."""
+    """``compute(mat, *start)`` in at least fp32, differentiable as an inverse."""
     (wide,) = upcast(mat)
     return Inverse.apply(compute, wide, *start).to(mat.dtype)
 
 
 def invert_in_graph(compute: Callable, mat: Tensor, *start: Tensor) -> Tensor:
-    """:func:`invert` for the graphs of torch.compile, by its first derivative alone."""
+    """:func:`invert` for graphs of torch.compile. It has the first derivative alone."""
     (wide,) = upcast(mat)
     inverse = compute(wide.detach(), *start)
     if torch.is_grad_enabled() and wide.requires_grad:
@@ -81,12 +82,12 @@ def invert_in_graph(compute: Callable, mat: Tensor, *start: Tensor) -> Tensor:
 
 
 def invert_as_is(compute: Callable, mat: Tensor, *start: Tensor) -> Tensor:
-    """``compute(mat, *start)``, whose derivative torch knows."""
+    """``compute(mat, *start)`` as it is, because torch knows its derivative."""
     return compute(mat, *start)
 
 
 def how_to_invert(compiled_op: bool) -> Callable:
-    """One of the three functions above; recorded graphs take no autograd Function."""
+    """One of the three functions above, because recorded graphs take no autograd Function."""
     if not _checks.is_recording():
         return invert
     return invert_as_is if compiled_op or torch.jit.is_tracing() else invert_in_graph
@@ -143,45 +144,45 @@ def newton_schulz_inverse(
     .. math:: P = W + \varepsilon I, \quad X_0 = I / \lVert P \rVert_\infty, \quad
               X \leftarrow X (2I - PX)
 
-    The start converges for every symmetric positive definite P, and needs about half the steps of
+    The start converges for every symmetric positive definite P. It needs about half the steps of
     :math:`\alpha P^T`. The order of the products decides the accuracy, see the reference. The
     gradient is implicit, :math:`\partial W = -X^T (\partial X) X^T`, and exact as far as X has
-    converged. There are derivatives of any order, but none in forward mode, and in graphs of
-    torch.compile only first ones. The transforms of ``torch.func`` (``vmap``, ``grad``, ``jacrev``)
-    work.
+    converged. There are derivatives of any order, but none in forward mode. In graphs of
+    torch.compile there are only first ones. The transforms of ``torch.func`` (``vmap``, ``grad``,
+    ``jacrev``) work.
 
     With enough steps for its condition number :math:`\kappa`, the residual of a matrix is at most
-    :math:`\epsilon (m + \kappa)`, with the machine epsilon of fp32 (of fp64 for fp64). Matrices
-    that need fewer steps take fewer in the compiled op. A matrix with a NaN or an infinity has an
-    inverse of NaN and changes no other of its batch.
+    :math:`\epsilon (m + \kappa)`, with the machine epsilon of fp32, or of fp64 for fp64. The
+    compiled op stops earlier for matrices that need fewer steps. A matrix with a NaN or an infinity
+    has an inverse of NaN and changes no other of its batch.
 
     Args:
         mat: Symmetric positive semidefinite matrices ``(..., m, m)``.
-        num_iters: Steps; 20 are enough up to a condition number of about 30,000 (11 at 212), 30 up
-            to a million. Default: 20.
+        num_iters: Steps. 11 are enough at a condition number of 212, 20 up to about 30,000, and 30
+            up to a million. Default: 20.
         ridge: :math:`\varepsilon \ge 0`, added to the diagonal. Default: 1e-2.
         start: Another :math:`X_0`, shaped and typed like ``mat``, without a gradient. From
             :math:`\alpha P`, :math:`0 < \alpha < 2 / \lVert P \rVert_2^2`, the iteration tends to
             the pseudo-inverse of a singular P, and its first steps leave eigenvalues near zero out.
-            The compiled op knows the default alone, so with a start the reference computes.
+            With a start the reference computes, because the compiled op has the default alone.
             Default: None, the start above.
-        return_residual: Also return ``max |I - PX|`` of each matrix. Default: False.
-        max_residual: Raise if the residual of a matrix is larger. Default: None, no limit; without
-            it an inverse that has not converged is returned as it is.
-        check: Raise if an inverse is not finite, which on a GPU makes the host wait for it; never
-            in recorded graphs and under ``torch.func``. Default: True.
+        return_residual: Whether ``max |I - PX|`` of each matrix is returned too. Default: False.
+        max_residual: The largest residual that does not raise. Without a limit, an inverse that has
+            not converged is returned as it is. Default: None, no limit.
+        check: Whether an inverse that is not finite raises. On a GPU the host waits for this. There
+            is no check in recorded graphs and under ``torch.func``. Default: True.
         backend: ``'auto'`` (default: the compiled op where it can run, else the reference),
             ``'native'`` or ``'reference'``.
 
     Returns:
-        :math:`(W + \varepsilon I)^{-1}`, shaped and typed like ``mat`` (fp32 under autocast), and
-        with ``return_residual`` a detached residual ``(...)`` of at least fp32.
+        :math:`(W + \varepsilon I)^{-1}`, shaped and typed like ``mat``; fp32 under autocast. With
+        ``return_residual`` also a detached residual ``(...)`` of at least fp32.
 
     Raises:
         TypeError: If ``mat`` is no floating tensor.
-        ValueError: If it is not square, for ``num_iters < 1`` or ``ridge < 0``, if a residual is
-            above ``max_residual``, or, with ``check``, if ``mat`` has a value that is not finite
-            or the iteration diverged because P is not positive definite.
+        ValueError: If it is not square, for ``num_iters < 1`` or ``ridge < 0``, or if a residual is
+            above ``max_residual``. With ``check``, also if ``mat`` has a value that is not finite,
+            or if the iteration diverged because P is not positive definite.
         RuntimeError: For ``backend='native'`` with a ``start`` or where the compiled op cannot run.
 
     Source: LaplacianFormer (arXiv 2604.20368). The start and the order are ours.
@@ -220,25 +221,25 @@ def cholesky_inverse(mat: Tensor, ridge: float = 1e-2, *, check: bool = True) ->
 
     .. math:: (W + \varepsilon I)^{-1} = (L L^T)^{-1}
 
-    On a CPU it is faster than twenty Newton–Schulz steps. LU is not used, as in some builds of
-    oneMKL it fails for batches of large matrices. Derivatives are those of
+    On a CPU it is faster than twenty Newton–Schulz steps. LU is not used, because in some builds
+    of oneMKL it fails for batches of large matrices. Derivatives are those of
     :func:`newton_schulz_inverse`.
 
     Args:
-        mat: Symmetric positive semidefinite matrices ``(..., m, m)``. Of others
-            :math:`(W + W^T) / 2` is inverted, where Newton–Schulz inverts W as it is.
+        mat: Symmetric positive semidefinite matrices ``(..., m, m)``. Of a matrix that is not
+            symmetric, :math:`(W + W^T) / 2` is inverted. Newton–Schulz inverts W as it is.
         ridge: :math:`\varepsilon \ge 0`, added to the diagonal. Default: 1e-2.
-        check: Raise if an inverse is not finite, as :func:`newton_schulz_inverse` does. Default:
-            True.
+        check: Whether an inverse that is not finite raises, see :func:`newton_schulz_inverse`.
+            Default: True.
 
     Returns:
-        The inverse, shaped and typed like ``mat`` (fp32 under autocast); NaN for a matrix that has
-        a NaN or an infinity, or is not positive definite.
+        The inverse, shaped and typed like ``mat``; fp32 under autocast. It is NaN for a matrix that
+        has a NaN or an infinity, or is not positive definite.
 
     Raises:
         TypeError: If ``mat`` is no floating tensor.
-        ValueError: If it is not square, for ``ridge < 0``, or, with ``check``, if ``mat`` has a
-            value that is not finite or ``mat + ridge * I`` is not positive definite.
+        ValueError: If it is not square, or for ``ridge < 0``. With ``check``, also if ``mat`` has a
+            value that is not finite, or if ``mat + ridge * I`` is not positive definite.
 
     Examples:
         >>> import torch
@@ -258,12 +259,12 @@ def cholesky_inverse(mat: Tensor, ridge: float = 1e-2, *, check: bool = True) ->
 
 
 def _by_cholesky(ridge: float, mat: Tensor) -> Tensor:
-    """The inverse of symmetric matrices of at least fp32; NaN for one that has none."""
+    """The inverse of symmetric matrices of at least fp32, or NaN for one that has none."""
     factor, info = torch.linalg.cholesky_ex(add_ridge(mat, ridge))
     diagonal = factor.diagonal(dim1=-2, dim2=-1).sum(-1)  # an infinity there is no failure
     failed = (info != 0) | ~diagonal.isfinite()
-    # Not torch.cholesky_inverse: slower on a CPU, it refuses what a failure may leave, and on a GPU
-    # it makes the host wait.
+    # torch.cholesky_inverse is slower on a CPU. It refuses what a failure may leave. On a GPU the
+    # host waits for it.
     root = torch.linalg.solve_triangular(factor, identity_like(mat), upper=False)
     inverse = torch.linalg.solve_triangular(factor.transpose(-2, -1), root, upper=True)
     return inverse.masked_fill(failed[..., None, None], float('nan'))
@@ -276,7 +277,7 @@ def _iterate(
 
 
 def _check_start(start: Tensor, mat: Tensor, backend: str) -> str:
-    """Raise unless ``start`` fits; returns the backend that can start at another matrix."""
+    """Raise unless ``start`` fits. Returns the backend that can start at another matrix."""
     op = 'newton_schulz_inverse'
     if start.shape != mat.shape:
         raise ValueError(
@@ -309,7 +310,7 @@ def _check_residual(
 
 
 def _raise_unless_finite(inverse: Tensor, op: str, mat: Tensor, ridge: float) -> None:
-    """Say what is wrong with ``mat``; where nothing is, one value is read."""
+    """Say what is wrong with ``mat``. If nothing is, a single value is read."""
     if not _checks.has_values(inverse) or inverse.isfinite().all():
         return
     _checks.check_finite(op, 'mat', mat)

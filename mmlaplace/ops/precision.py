@@ -11,7 +11,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def upcast(*tensors: Tensor) -> Tuple[Tensor, ...]:
-    """The tensors in fp32 where they were fp16 or bf16; fp32 and fp64 stay as they are."""
+    """Tensors of fp16 and bf16 in fp32. Tensors of fp32 and fp64 are returned as they are."""
     return tuple(tensor.float() if tensor.dtype in HALVES else tensor for tensor in tensors)
 
 
@@ -34,10 +34,10 @@ def autocasting(device: torch.device) -> bool:
 
 
 def fp32_under_autocast(function: Callable) -> Callable:
-    """The autocast rule of our ops: under autocast, halves enter as fp32 and so come out as fp32.
+    """The autocast rule of our ops: under autocast, inputs of fp16 or bf16 become fp32.
 
-    Tensors of mixed dtypes then fit, as in torch's own products. Without autocast a half stays a
-    half: the op accumulates in fp32 and rounds its result once.
+    The result is then fp32 too. So tensors of mixed dtypes fit, as in torch's own products. Without
+    autocast the result has the dtype of the input: the op accumulates in fp32 and rounds once.
     """
 
     def widen(value):

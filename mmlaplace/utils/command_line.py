@@ -53,7 +53,7 @@ def load_or_exit(model: nn.Module, checkpoint: str, **kwargs) -> None:
 
 
 def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:
-    """The backbone of a config, in eval mode; without a checkpoint its weights are random."""
+    """The backbone of a config, in eval mode. Without a checkpoint its weights are random."""
     backbone = MODELS.build(dict(Config.fromfile(config).model.backbone, init_cfg=None)).eval()
     if checkpoint is not None:
         load_or_exit(backbone, checkpoint)

@@ -1,8 +1,8 @@
 """Parameters and multiply-accumulates (MACs) of a model, our ops included.
 
-One MAC is one multiplication and addition, two FLOPs; an L1 or L2 kernel counts one MAC for each
-difference taken and accumulated. Published tables count convolutions and linears alone, so these
-are kept apart from the products of the attention kernels.
+One MAC is one multiplication and one addition, so two FLOPs. An L1 or L2 kernel counts one MAC for
+each difference that is taken and accumulated. Published tables count convolutions and linears
+alone, so these are kept apart from the products of the attention kernels.
 """
 
 from typing import Dict, NamedTuple, Sequence

@@ -14,15 +14,15 @@ from .command_line import ToolParser
 class Conversion:
     """The authors' tensors under our names.
 
-    Every tensor has to be moved or dropped by name: :meth:`finish` refuses what is left.
+    Every tensor must be moved or dropped by name. :meth:`finish` refuses what is left.
 
     Args:
         theirs: Tensors by the authors' names.
-        prefix: In front of each of our names. Default: 'backbone.', as in a classifier.
+        prefix: What comes before each of our names. Default: 'backbone.', as in a classifier.
 
     Attributes:
         ours: Tensors by our names.
-        report: For each of theirs, its name, ours, or why it was dropped, and its shape.
+        report: Each of theirs with its name, our name or why it was dropped, and its shape.
     """
 
     def __init__(self, theirs: Dict[str, Tensor], prefix: str = 'backbone.') -> None:

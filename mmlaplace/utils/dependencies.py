@@ -42,7 +42,7 @@ def require_mmengine() -> None:
 
 
 def tested_instead(import_name: str, distribution: str, here: str) -> Optional[str]:
-    """The versions tested instead of the one here, such as ``2.1.2 to 2.11.0``; None if it was.
+    """The tested versions, such as ``2.1.2 to 2.11.0``, or None if the one here is among them.
 
     Only major and minor versions count.
     """

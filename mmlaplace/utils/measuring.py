@@ -15,9 +15,9 @@ BUDGET = 3.0  # seconds per contender and pass
 
 
 def model_job(model: torch.nn.Module, image: torch.Tensor, train: bool) -> Callable:
-    """A pass of a model; it returns what the caller gets.
+    """A forward pass of a model, or, to train, a pass with the gradients of all weights.
 
-    Without gradients or, to train, with those of all weights.
+    It returns what the caller gets.
     """
 
     def forward() -> tuple:
@@ -50,7 +50,7 @@ def seconds_of(job: Callable, device: torch.device) -> float:
 def interleave(
     jobs: Dict[str, Callable], rounds: int, device: torch.device, budget: float = BUDGET
 ) -> Dict[str, List[float]]:
-    """Seconds of every run of each job; one beyond the budget sits out of rounds, evenly."""
+    """Seconds of every run of each job. A job over its budget pauses in rounds, evenly spread."""
     turns = {}
     for name, job in jobs.items():
         job()
@@ -68,7 +68,7 @@ def bytes_of(tensors: tuple) -> int:
 
 
 def tensor_memory(job: Callable, device: torch.device) -> Optional[int]:
-    """Bytes of torch's at the peak, less those returned."""
+    """Bytes that torch holds at the peak, without those that are returned."""
     if device.type == 'cuda':
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -85,7 +85,7 @@ def tensor_memory(job: Callable, device: torch.device) -> Optional[int]:
 
 
 def process_memory(job: Callable) -> Optional[int]:
-    """Bytes by which the peak of the resident memory grew, less those returned."""
+    """Bytes by which the peak of the resident memory grew, without those that are returned."""
 
     def status(key: str) -> int:
         lines = Path('/proc/self/status').read_text().splitlines()

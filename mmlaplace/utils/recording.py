@@ -21,7 +21,7 @@ class Mixed(NamedTuple):
     Attributes:
         stage, block: Where it is in the backbone.
         attention: The module.
-        q, k, v: ``(B, heads, N, head_dims)``; B counts windows inside of :class:`WindowAttention`.
+        q, k, v: ``(B, heads, N, head_dims)``. In :class:`WindowAttention`, B counts windows.
         hw_shape: Height and width of the map, or of a window.
         options: Further arguments of the mixing, such as a mask.
         map_shape: Height and width of the block's map.

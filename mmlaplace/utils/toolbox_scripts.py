@@ -16,9 +16,9 @@ CONFIG_SUFFIXES = ('.py', '.json', '.yaml', '.yml')
 def check_checkpoints(script: Path) -> None:
     """Read what a toolbox's train.py or test.py is about to load, and end if it asks for code.
 
-    They load by mmengine, which runs code from a checkpoint and only logs names and shapes that do
-    not fit; a line says so. Files are checked by :func:`read_state_dict`; addresses and folders, as
-    some strategies write them, cannot be.
+    These scripts load by mmengine, which runs code from a checkpoint. It only logs names and shapes
+    that do not fit. A line says so. :func:`read_state_dict` checks files. It cannot check addresses
+    and folders, which some strategies write.
     """
     from mmengine.runner import find_latest_checkpoint  # slow, and only scripts need it
 
@@ -51,7 +51,7 @@ def check_checkpoints(script: Path) -> None:
 def run_toolbox_script(name: str, usage: str) -> None:
     """Run a script of the toolbox that the config among the arguments names as its scope.
 
-    The script sees the command line as it is; without a config, ``usage`` is printed.
+    The script sees the command line as it is. Without a config, ``usage`` is printed.
     """
     configs = [argument for argument in sys.argv[1:] if argument.endswith(CONFIG_SUFFIXES)]
     if not configs:

@@ -65,18 +65,19 @@ class AgentAttention(QKVAttention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         agents = self.landmarks(q, hw_shape)  # (B, heads, a, d)
+        # gather: (1, heads, a, n), spread: (1, heads, N, a)
         gather = self.bias('gather', self.kv_shape(hw_shape)).to(q.dtype)[None]
         spread = self.bias('spread', hw_shape).to(q.dtype).transpose(1, 2)[None]
-        gathered = F.scaled_dot_product_attention(agents, k, v, attn_mask=gather)
+        gathered = F.scaled_dot_product_attention(agents, k, v, attn_mask=gather)  # (.., a, d)
         return F.scaled_dot_product_attention(q, agents, gathered, attn_mask=spread)
 
     def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
-        """The convolution of V, of which a reduced map is resized bilinearly before."""
+        """The convolution of V. A reduced map is resized bilinearly before."""
         maps = resize_map(tokens_to_map(v, self.kv_shape(hw_shape)), hw_shape)
         return None if self.lepe is None else self.lepe(map_to_tokens(maps), hw_shape)
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
-        """The biases of a checkpoint for the agents and the map of this."""
+        """The biases of a checkpoint for this module's number of agents and size of map."""
         own = getattr(self, name)
         if name == 'key_positions' or value.dim() != 4:
             return super().resize_weight(name, value)

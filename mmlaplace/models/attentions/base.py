@@ -93,7 +93,8 @@ class Projected(NamedTuple):
 
     Attributes:
         q: Queries ``(B, N, C)``.
-        k, v: Keys and values ``(B, n, C)``; ``k is q`` where the frame shares them.
+        k: Keys ``(B, n, C)``. Where the frame shares them, ``k is q``.
+        v: Values ``(B, n, C)``.
         gate: What multiplies the output, ``(B, N, C)``, or None.
     """
 
@@ -241,7 +242,7 @@ class QKVAttention(BaseAttention):
         return x.transpose(1, 2).flatten(2)
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
-        """The key positions of a checkpoint in the size of these."""
+        """The key positions of a checkpoint in the size of this module's."""
         if name != 'key_positions':
             return value
         return resize_map(value, self.key_positions.shape[2:])

@@ -17,7 +17,7 @@ from ..layers import Landmarks
 from .base import QKVAttention
 from .frame import Frame
 
-# The paper's optimum of 0.5/1/2/4/8 for the Laplacian; SOFT's bandwidth d^(1/4) for the Gaussian.
+# The Laplacian's is the paper's best of 0.5, 1, 2, 4 and 8. The Gaussian's is SOFT's d^(1/4).
 KERNELS = {
     'laplacian': (laplacian_kernel, lambda head_dims: 4.0),
     'gaussian': (gaussian_kernel, lambda head_dims: head_dims**0.25),
@@ -43,25 +43,26 @@ class LaplacianAttention(QKVAttention):
               \big[ A\, \mathrm{diag}(\sigma^2 + \varepsilon_w)^{-1/2}\, V \big]
               + \mathrm{mean}_j V_j
 
-    This is exactly the N x N matrix :math:`\hat G`, each column brought to mean zero and unit
-    variance, plus 1/N, applied to V; the matrix itself never exists. The scale s is 1 in the
-    literal form, whose output grows with N, or :math:`\gamma / N` with a learned :math:`\gamma`
-    per head that starts at the square root of the training N. Everything but the linears and the
-    convolution runs in fp32 under any autocast.
+    Z is the N x N matrix :math:`\hat G` with each column brought to mean zero and unit variance,
+    plus 1/N. The formula for Z V is exact, and Z itself never exists. In the literal form the scale
+    s is 1, and the output grows with N. In the normalized form it is :math:`\gamma / N`, with a
+    learned :math:`\gamma` per head that starts at the square root of the training N. Everything but
+    the linears and the convolution runs in fp32 under any autocast.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         num_landmarks: Fixed number m of landmarks, a square such as 49. The keys, with their rotary
             positions, of a map of any size are pooled into them. Default: 49, unless
             ``pool_ratio`` is given.
-        pool_ratio: Pool r x r keys into a landmark instead. Then m grows with the image. The paper
-            has 8, 4, 2 and 1 in its stages, which at 224 x 224 is m = 49 everywhere. Default: none.
+        pool_ratio: Side r of the cells of keys that become a landmark each instead. Then m grows
+            with the image. The paper has 8, 4, 2 and 1 in its stages, which at 224 x 224 is m = 49
+            everywhere. Default: none.
         kernel: ``'laplacian'`` (default) or ``'gaussian'``.
         bandwidth: :math:`\lambda` of the Laplacian (default 4) or :math:`\sigma` of the Gaussian
             kernel (default ``head_dims ** 0.25``).
         whitening: ``'normalized'`` (default, :math:`s = \gamma / N`) or ``'literal'`` (s = 1).
-        solver: ``'newton_schulz'``, ``'cholesky'``, or ``'auto'`` (default): Cholesky on a CPU,
-            where it was measured to be the faster, Newton–Schulz elsewhere.
+        solver: ``'newton_schulz'``, ``'cholesky'``, or ``'auto'`` (default). This is Cholesky on a
+            CPU, where it was measured to be faster, and Newton–Schulz elsewhere.
         num_iters: Newton–Schulz steps. Default: 20.
         ridge: :math:`\varepsilon`. Default: 1e-2.
         whitening_eps: :math:`\varepsilon_w`. Default: 1e-5.
@@ -145,7 +146,7 @@ class LaplacianAttention(QKVAttention):
         return {'gamma'}
 
     def invert(self, mat: Tensor) -> Tensor:
-        """``(mat + ridge * I)^-1`` by the solver chosen; NaN for a matrix with a NaN."""
+        """``(mat + ridge * I)^-1`` by the chosen solver. It is NaN for a matrix with a NaN."""
         solver = self.solver
         if solver == 'auto':
             solver = 'cholesky' if mat.device.type in ('cpu', 'meta') else 'newton_schulz'

@@ -27,9 +27,9 @@ class PolaAttention(QKVAttention):
 
         \mathrm{out} = \mathrm{proj}\big( ([Y_s, Y_o] + \mathrm{DWConv}(V)) \odot G \big)
 
-    Q = XW / s, K = (XW + P) / s with a learned position P per token, :math:`[V_1, V_2]` the halves
-    of each head's channels and G = XW a gate. No N x N matrix exists, as products are taken from
-    the right. Features and normalisers are fp32 under any autocast.
+    Q = XW / s and K = (XW' + P) / s, with a learned position P per token. :math:`[V_1, V_2]` are
+    the halves of each head's channels. G is a gate, a linear of X. Products are taken from the
+    right, so no N x N matrix exists. Features and normalisers are fp32 under any autocast.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
@@ -72,7 +72,7 @@ class PolaAttention(QKVAttention):
         self.power = nn.Parameter(torch.zeros(num_heads, 1, self.head_dims))
 
     def features(self, x: Tensor) -> Tensor:
-        """Positive and negative parts to their powers: ``(B, heads, N, d) -> (.., 2d)``."""
+        """Positive and negative parts to their powers: ``(B, heads, N, d)`` to ``(.., N, 2d)``."""
         power = 1 + self.alpha * torch.sigmoid(self.power.to(x.dtype))
         return torch.cat([F.relu(x) ** power, F.relu(-x) ** power], dim=-1)
 
@@ -81,6 +81,7 @@ class PolaAttention(QKVAttention):
             query, key, value = upcast(q, k, v)
             scale = F.softplus(self.scale.to(query.dtype)).unflatten(0, (self.num_heads, 1, -1))
             query, key = self.features(query / scale), self.features(key / scale)
+            # query: (B, heads, N, 2d), key: (B, heads, n, 2d)
             opposite = query.roll(self.head_dims, dims=-1)  # the halves in the other order
             same_value, opposite_value = value.chunk(2, dim=-1)  # (B, heads, n, d / 2) each
             streams = (

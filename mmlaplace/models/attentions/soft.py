@@ -30,13 +30,13 @@ class SOFTAttention(QKVAttention):
         \mathrm{out} = \mathrm{proj}\big( C\, W^\dagger\, (C^T V) + \mathrm{DWConv}(V) \big)
 
     With ``normalized`` (SOFT++), :math:`W^\dagger` becomes :math:`D^{-1/2} W^\dagger D^{-1/2}`
-    with the row sums D of W, which keeps its norm from growing with the number of landmarks.
+    with the row sums D of W. This divides its norm by about the mean row sum.
 
-    The inverse is the authors' Newton iteration: it starts at :math:`\alpha W`, so that directions
-    of W with vanishing eigenvalues, such as those of equal landmarks, stay out of it, and its
-    gradient is implicit. SOFT adds a ridge and takes :math:`\alpha = 1.8 / r^2` with the largest
-    row sum r of W; SOFT++ has no ridge and takes :math:`\alpha = 2 / r^2`, halved, ten times at
-    most, while :math:`\lVert I - \alpha W^2 \rVert_1 > 1.01`.
+    The inverse is the authors' Newton iteration. It starts at :math:`\alpha W`, so directions of W
+    with vanishing eigenvalues, such as those of equal landmarks, stay out of it. Its gradient is
+    implicit. SOFT adds a ridge and takes :math:`\alpha = 1.8 / r^2`, r the largest row sum of W.
+    SOFT++ has no ridge and takes :math:`\alpha = 2 / r^2`. This is halved, ten times at most, while
+    :math:`\lVert I - \alpha W^2 \rVert_1 > 1.01`.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
@@ -119,7 +119,7 @@ class SOFTAttention(QKVAttention):
         self.landmark_norm = Sequential(nn.LayerNorm(self.head_dims), nn.GELU())
 
     def invert(self, mat: Tensor) -> Tensor:
-        r""":math:`W^\dagger` of Gaussian matrices ``(B, heads, m, m)``, normalised if so chosen."""
+        r""":math:`W^\dagger` of Gaussian matrices ``(B, heads, m, m)``, normalised for SOFT++."""
         with torch.no_grad():
             start = self._step(mat) * add_ridge(mat, self.ridge)
         inverse = newton_schulz_inverse(mat, self.num_iters, self.ridge, start=start, check=False)
@@ -145,10 +145,10 @@ class SOFTAttention(QKVAttention):
         return step
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        query = q * self.head_dims**-0.25
+        query = q * self.head_dims**-0.25  # (B, heads, N, d)
         landmarks = self.landmark_norm(self.landmarks(query, hw_shape))  # (B, heads, m, d)
         with no_autocast(v.device):
             query, landmarks, value = upcast(query, landmarks, v)
             kernel = gaussian_kernel(query, landmarks, 1.0)  # (B, heads, N, m)
-            inverse = self.invert(gaussian_kernel(landmarks, landmarks, 1.0))
+            inverse = self.invert(gaussian_kernel(landmarks, landmarks, 1.0))  # (B, heads, m, m)
             return (kernel @ (inverse @ (kernel.transpose(-2, -1) @ value))).to(v.dtype)

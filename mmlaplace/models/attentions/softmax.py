@@ -116,7 +116,7 @@ class SoftmaxAttention(QKVAttention):
         return {'relative_bias'}
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
-        """The relative bias, or the key positions, of a checkpoint in the size of these."""
+        """The relative bias, or the key positions, of a checkpoint in the size of this module's."""
         if name != 'relative_bias':
             return super().resize_weight(name, value)
         return resize_map(value, self.relative_bias.shape[2:], mode='bicubic')

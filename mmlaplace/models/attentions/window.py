@@ -83,5 +83,5 @@ class WindowAttention(BaseAttention):
         if shift and self.attn.accepts_mask:
             mask = shifted_window_mask(hw_shape, side, shift, x.device)  # (windows, side², side²)
             mask = mask.repeat(len(x), 1, 1).unsqueeze(1)
-        mixed = self.attn(windows, (side, side), mask=mask)
+        mixed = self.attn(windows, (side, side), mask=mask)  # (B * windows, side * side, C)
         return join_windows(mixed, hw_shape, side, shift)

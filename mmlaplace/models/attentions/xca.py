@@ -52,7 +52,7 @@ class XCAttention(QKVAttention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            query, key = F.normalize(query, dim=-2), F.normalize(key, dim=-2)
+            query, key = F.normalize(query, dim=-2), F.normalize(key, dim=-2)  # (B, heads, N, d)
             scores = query.transpose(-2, -1) @ key * self.temperature.to(query.dtype)
             weights = scores.softmax(-1)  # (B, heads, d, d)
             return (value @ weights.transpose(-2, -1)).to(v.dtype)

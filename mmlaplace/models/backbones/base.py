@@ -50,8 +50,8 @@ class PyramidBackbone(KnownOptions, PyramidNames, StrictLoading, Freezing, BaseM
             ``dict(type='GELU', approximate='tanh')``. Default: the host's GELU.
         drop_rate: Dropout rate in the FFNs and on embedded positions. Default: 0.
         drop_path_rate: Stochastic depth rate of the last block, rising from 0. Default: 0.
-        frozen_stages: -1 freezes nothing, 0 the stem (the first patch embedding and positions), k
-            the stem and the first k stages. Default: -1.
+        frozen_stages: -1 freezes nothing. 0 freezes the stem, which is the first patch embedding
+            and positions. k freezes the stem and the first k stages. Default: -1.
         norm_eval: Whether BatchNorms stay in eval mode while training. Default: False.
         with_cp: Whether blocks recompute their activations in the backward pass. Default: False.
         init_cfg: As in mmengine, but ``type='Pretrained'`` loads strictly, see
@@ -59,7 +59,7 @@ class PyramidBackbone(KnownOptions, PyramidNames, StrictLoading, Freezing, BaseM
         **host_options: Arguments of the host's function.
 
     Raises:
-        TypeError: For an unknown option; names those that there are.
+        TypeError: For an unknown option. It names those that there are.
         ValueError: For an unknown or incomplete arch, a value with another number of entries than
             stages, or ``out_indices``, ``out_type``, ``frozen_stages`` or ``drop_path_rate`` out of
             range.

@@ -15,14 +15,13 @@ _laplacian_arch = partial(arch, ffn_ratios=(8, 8, 4, 4))
 class LaplacianFormer(PyramidBackbone):
     """A pyramid vision transformer with Laplacian-kernel linear attention.
 
-    Overlapping patch embeddings (kernel 7, stride 4, then kernel 3, stride 2), pre-norm blocks of
-    :class:`LaplacianAttention` and an FFN, heads of 32 channels, rotary positions and no absolute
-    ones. Arguments as in :class:`PyramidBackbone`.
+    Patch embeddings overlap: they have kernel 7 and stride 4, then kernel 3 and stride 2. Blocks
+    are pre-norm, with :class:`LaplacianAttention` and an FFN. Heads have 32 channels. Positions are
+    rotary, and there are no absolute ones. Arguments are those of :class:`PyramidBackbone`.
 
-    The attention has 49 landmarks in every stage, so that cost is linear in the pixels at any image
-    size. At 224 x 224 that is what the paper's pool ratios give,
-    ``attn_cfg=dict(per_stage=dict(pool_ratio=(8, 4, 2, 1)))``. Under these, the number grows with
-    the image.
+    The attention has 49 landmarks in every stage, so cost is linear in the pixels at any image
+    size. The paper's pool ratios, ``attn_cfg=dict(per_stage=dict(pool_ratio=(8, 4, 2, 1)))``, give
+    the same at 224 x 224. Under these, the number grows with the image.
 
     The archs ``tiny`` to ``huge`` match the published parameters and MACs. The paper's table of
     widths and depths was not at hand.
@@ -52,19 +51,18 @@ class LaplacianFormer(PyramidBackbone):
 class SOFTPlusPlus(PyramidBackbone):
     """SOFT++: the pyramid of SOFT with a normalised inverse.
 
-    A stem of three 3 x 3 convolutions and one before each later stage, each with BatchNorm and
-    ReLU; learned positions before each stage, resized to the input; three stages of post-norm
-    blocks of :class:`SOFTAttention` with a tanh GELU in the FFN; a last stage of pre-norm blocks of
-    :class:`SoftmaxAttention`, with a class token.
+    The stem has three 3 x 3 convolutions, and each later stage begins with one. Each has BatchNorm
+    and ReLU. Learned positions come before each stage and are resized to the input. Three stages
+    have post-norm blocks of :class:`SOFTAttention`, with a tanh GELU in the FFN. The last stage has
+    pre-norm blocks of :class:`SoftmaxAttention`, and a class token.
 
     There are 49 landmarks at any image size, so cost is linear in the pixels.
     ``attn_cfg=dict(num_landmarks=None)`` lets their number grow with the image, as it does in the
-    papers. Arguments as in :class:`PyramidBackbone`, and those of
-    :func:`mmlaplace.models.backbones.hosts.soft_pyramid`: ``stem_norm_cfg`` and
-    ``with_cls_token``.
+    papers. Arguments are those of :class:`PyramidBackbone` and of the host
+    :func:`~mmlaplace.models.backbones.hosts.soft_pyramid`.
 
-    The archs ``small`` to ``large`` are those of Table 1, whose ``tiny`` has the parameters of
-    SOFT's.
+    The archs ``small`` to ``large`` are those of the paper's Table 1. The paper's ``tiny`` has the
+    parameters of SOFT's, which is the one here.
 
     Source: SOFT++ (arXiv 2207.03341).
 
@@ -91,11 +89,18 @@ class SOFTPlusPlus(PyramidBackbone):
 class SOFT(SOFTPlusPlus):
     """SOFT: softmax-free linear attention, then a stage with softmax.
 
-    As :class:`SOFTPlusPlus`, with ``attn_cfg=dict(normalized=False)``. The arch ``small`` has 7
-    blocks in its third stage, which gives the published 24 M parameters and 3.3 G MACs.
-    ``small-deep`` has 20, as the authors' code, which gives 38.9 M.
+    It is :class:`SOFTPlusPlus` with ``attn_cfg=dict(normalized=False)``, and has other sizes. The
+    arch ``small`` has 7 blocks in its third stage. This gives the published 24 M parameters and
+    3.3 G MACs. ``small-deep`` has 20 blocks there, as in the authors' code. This gives 38.9 M.
 
     Source: SOFT (arXiv 2110.11945).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import SOFT
+        >>> maps = SOFT(arch='micro')(torch.randn(1, 3, 64, 96))
+        >>> [tuple(x.shape) for x in maps]
+        [(1, 32, 16, 24), (1, 64, 8, 12), (1, 96, 4, 6), (1, 128, 2, 3)]
     """
 
     default_attn_cfg = dict(normalized=False)
@@ -118,12 +123,19 @@ class SOFT(SOFTPlusPlus):
 class PVT(PyramidBackbone):
     """PVT: patches, learned positions, softmax attention on spatially reduced keys and values.
 
-    Patches of 4, then 2 tokens a side; learned positions before each stage, resized to the input;
-    pre-norm blocks. Maps have no norm, as in PVT, and classifiers average them. Linear attentions
-    by ``attn_cfg``, such as ``attn_cfg=dict(type='FLattenAttention')`` for FLatten-PVT. Arguments
-    as in :class:`PyramidBackbone`.
+    Patches have a side of 4 pixels, then of 2 tokens. Learned positions come before each stage and
+    are resized to the input. Blocks are pre-norm. Maps have no norm, as in PVT, and classifiers
+    average them. ``attn_cfg=dict(type='FLattenAttention')`` makes it FLatten-PVT. Arguments are
+    those of :class:`PyramidBackbone`.
 
     Source: PVT (arXiv 2102.12122).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import PVT
+        >>> backbone = PVT(arch='micro', attn_cfg=dict(type='FLattenAttention'), out_indices=-1)
+        >>> backbone(torch.randn(1, 3, 64, 96))[0].shape
+        torch.Size([1, 128, 2, 3])
     """
 
     host = staticmethod(hosts.pvt)
@@ -134,10 +146,17 @@ class PVT(PyramidBackbone):
 class PVTv2(PyramidBackbone):
     """PVTv2: overlapping patch embeddings, no positions, a depthwise convolution in the FFN.
 
-    Patch embeddings have kernel 7, stride 4, then kernel 3, stride 2. Attention is softmax on
-    spatially reduced keys and values. Arguments as in :class:`PyramidBackbone`.
+    Patch embeddings have kernel 7 and stride 4, then kernel 3 and stride 2. Attention is softmax on
+    spatially reduced keys and values. Arguments are those of :class:`PyramidBackbone`.
 
     Source: PVTv2 (arXiv 2106.13797).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import PVTv2
+        >>> maps = PVTv2(arch='b0')(torch.randn(1, 3, 64, 96))
+        >>> [tuple(x.shape) for x in maps]
+        [(1, 32, 16, 24), (1, 64, 8, 12), (1, 160, 4, 6), (1, 256, 2, 3)]
     """
 
     host = staticmethod(hosts.pvt_v2)
@@ -149,12 +168,21 @@ class PVTv2(PyramidBackbone):
 class Swin(PyramidBackbone):
     """Swin: attention in windows of 7 x 7 tokens, shifted in every second block.
 
-    Patches of 4 x 4 pixels, then merged 2 x 2; pre-norm blocks of :class:`WindowAttention`.
-    Arguments as in :class:`PyramidBackbone`, and ``window_size``. A linear attention in the first
-    two stages, on the whole map of a 224 x 224 image, is
-    ``attn_cfg=[dict(window_size=56, attn_cfg=dict(type='PolaAttention'))] * 2 + [None] * 2``.
+    Patches have 4 x 4 pixels, and each later stage merges 2 x 2 tokens. Blocks are pre-norm, with
+    :class:`WindowAttention`. Arguments are those of :class:`PyramidBackbone`, and ``window_size``.
+    The attention in the windows has a config of its own, ``attn_cfg=dict(attn_cfg=...)``.
 
     Source: Swin Transformer (arXiv 2103.14030).
+
+    Examples:
+        A linear attention in the first two stages, on the whole map of a 224 x 224 image:
+
+        >>> import torch
+        >>> from mmlaplace.models import Swin
+        >>> linear = dict(window_size=56, attn_cfg=dict(type='FLattenAttention'))
+        >>> maps = Swin(arch='micro', attn_cfg=[linear] * 2 + [None] * 2)(torch.randn(1, 3, 64, 96))
+        >>> [tuple(x.shape) for x in maps]
+        [(1, 32, 16, 24), (1, 64, 8, 12), (1, 128, 4, 6), (1, 256, 2, 3)]
     """
 
     host = staticmethod(hosts.swin)
@@ -165,11 +193,22 @@ class Swin(PyramidBackbone):
 class ViT(PyramidBackbone):
     """ViT and DeiT: one stage of stride 16, with a class token.
 
-    Patches of 16 pixels, learned positions, resized to the input, and pre-norm blocks. Arguments as
-    in :class:`PyramidBackbone`, and ``patch_size`` and ``with_cls_token``. Attentions that take no
-    class token need ``with_cls_token=False``. Each value of a dict arch has one entry.
+    Patches have a side of 16 pixels. Learned positions are resized to the input. Blocks are
+    pre-norm. Arguments are those of :class:`PyramidBackbone`, ``patch_size`` and
+    ``with_cls_token``. Attentions that take no class token need ``with_cls_token=False``. Each
+    value of a dict arch has one entry.
 
     Source: ViT (arXiv 2010.11929), DeiT (arXiv 2012.12877), whose sizes these are.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import ViT
+        >>> arch = dict(embed_dims=[64], depths=[2], num_heads=[2], ffn_ratios=[4])
+        >>> ViT(arch, out_type='cls_token')(torch.randn(1, 3, 64, 96))[0].shape
+        torch.Size([1, 64])
+        >>> xca = ViT(arch, attn_cfg=dict(type='XCAttention'), with_cls_token=False)
+        >>> xca(torch.randn(1, 3, 64, 96))[0].shape
+        torch.Size([1, 64, 4, 6])
     """
 
     host = staticmethod(hosts.vit)
@@ -180,10 +219,19 @@ class ViT(PyramidBackbone):
 class PolaFormerPVT(PVT):
     """PVT with polarity-aware linear attention in every stage.
 
-    As :class:`PVT` with :class:`PolaAttention`. Softmax in the last two stages is
-    ``attn_cfg=[None, None] + [dict(type='SoftmaxAttention', sr_ratio=r) for r in (2, 1)]``.
+    It is :class:`PVT` with :class:`PolaAttention`.
 
     Source: PolaFormer (arXiv 2501.15061).
+
+    Examples:
+        With softmax in the last two stages:
+
+        >>> import torch
+        >>> from mmlaplace.models import PolaFormerPVT
+        >>> softmax = [dict(type='SoftmaxAttention', sr_ratio=ratio) for ratio in (2, 1)]
+        >>> backbone = PolaFormerPVT(arch='micro', attn_cfg=[None, None, *softmax])
+        >>> [tuple(x.shape) for x in backbone(torch.randn(1, 3, 64, 96))]
+        [(1, 32, 16, 24), (1, 64, 8, 12), (1, 96, 4, 6), (1, 128, 2, 3)]
     """
 
     default_attn_cfg = dict(type='PolaAttention')
@@ -193,9 +241,16 @@ class PolaFormerPVT(PVT):
 class PolaFormerPVTv2(PVTv2):
     """PVTv2 with polarity-aware linear attention in every stage.
 
-    As :class:`PVTv2` with :class:`PolaAttention`.
+    It is :class:`PVTv2` with :class:`PolaAttention`.
 
     Source: PolaFormer (arXiv 2501.15061).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import PolaFormerPVTv2
+        >>> backbone = PolaFormerPVTv2(arch='b0', out_indices=-1)
+        >>> backbone(torch.randn(1, 3, 64, 96))[0].shape
+        torch.Size([1, 256, 2, 3])
     """
 
     default_attn_cfg = dict(type='PolaAttention')
@@ -205,11 +260,19 @@ class PolaFormerPVTv2(PVTv2):
 class PolaFormerSwin(Swin):
     """Swin with polarity-aware linear attention in the first two stages.
 
-    As :class:`Swin`, with :class:`PolaAttention` in windows of 56 tokens a side in the first two
-    stages, which at 224 x 224 are the whole map. At 384 x 384 the authors' windows are 96 and 12,
-    ``attn_cfg=dict(per_stage=dict(window_size=(96, 96, 12, 12)))``.
+    It is :class:`Swin` with :class:`PolaAttention` in the first two stages. The windows there have
+    56 tokens a side, which at 224 x 224 is the whole map. The authors' windows at 384 x 384 are in
+    the example.
 
     Source: PolaFormer (arXiv 2501.15061).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import PolaFormerSwin
+        >>> windows = dict(per_stage=dict(window_size=(96, 96, 12, 12)))
+        >>> backbone = PolaFormerSwin(arch='micro', attn_cfg=windows, img_size=384)
+        >>> [tuple(x.shape) for x in backbone(torch.randn(1, 3, 64, 96))]
+        [(1, 32, 16, 24), (1, 64, 8, 12), (1, 128, 4, 6), (1, 256, 2, 3)]
     """
 
     default_attn_cfg = [
@@ -222,11 +285,18 @@ class PolaFormerSwin(Swin):
 class PolaFormerDeiT(ViT):
     """DeiT with polarity-aware linear attention.
 
-    As :class:`ViT` with :class:`PolaAttention` and without a class token, which would have no place
-    in the attention's convolution. Classifiers average the map.
+    It is :class:`ViT` with :class:`PolaAttention` and without a class token, which would have no
+    place in the attention's convolution. Classifiers average the map.
 
     Source: PolaFormer (arXiv 2501.15061). The authors have released no code for this host. The size
     is the paper's.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import PolaFormerDeiT
+        >>> arch = dict(embed_dims=[64], depths=[2], num_heads=[2], ffn_ratios=[4])
+        >>> PolaFormerDeiT(arch)(torch.randn(1, 3, 64, 96))[0].shape
+        torch.Size([1, 64, 4, 6])
     """
 
     host = staticmethod(partial(hosts.vit, with_cls_token=False))

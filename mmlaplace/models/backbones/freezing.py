@@ -1,4 +1,4 @@
-"""Stages, and BatchNorms, that do not train."""
+"""Stages and BatchNorms that do not train."""
 
 import torch.nn as nn
 from torch.nn.modules.batchnorm import _BatchNorm

@@ -58,7 +58,7 @@ def _overlapping(stride: int) -> partial:
 
 
 def laplacian_pyramid() -> List[Stage]:
-    """LaplacianFormer: overlapping patch embeddings; rotary positions, a 3 x 3 convolution on V."""
+    """LaplacianFormer: overlapping patches, rotary positions, a 3 x 3 convolution on V."""
     frame = dict(rope=True, lepe_kernel=3)
     attn = dict(type='LaplacianAttention')
     return [Stage(_overlapping(stride), stride, attn, frame) for stride in STRIDES]
@@ -92,7 +92,7 @@ def pvt_v2() -> List[Stage]:
 
 
 def swin(window_size: int = 7) -> List[Stage]:
-    """Swin: patches, then merged 2 x 2; windows, those of every second block shifted.
+    """Swin: patches that are merged 2 x 2, attention in windows, shifted in every second block.
 
     Args:
         window_size: Side of a window, in tokens. Default: 7.
@@ -130,7 +130,7 @@ def vit(patch_size: int = 16, with_cls_token: bool = True) -> List[Stage]:
 
 
 def soft_pyramid(stem_norm_cfg: Optional[dict] = None, with_cls_token: bool = True) -> List[Stage]:
-    """SOFT: convolutions with BatchNorm embed patches; a last stage with softmax.
+    """SOFT: convolutions with BatchNorm embed patches, and the last stage has softmax.
 
     Args:
         stem_norm_cfg: Config of the norms after the convolutions that embed patches, in every

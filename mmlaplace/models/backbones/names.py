@@ -1,11 +1,11 @@
-"""What the names of a pyramid's parameters tell: their depth, and which belong to which outputs."""
+"""What the names of a pyramid's parameters tell: their depth, and the outputs they belong to."""
 
 import re
 from typing import Collection, Dict, Set, Tuple
 
 
 class PyramidNames:
-    """What training and loading ask a pyramid about ``stages.i.…`` and ``normi.…``."""
+    """What training and loading ask a pyramid about names such as ``stages.0.`` and ``norm0.``."""
 
     def no_weight_decay(self) -> Set[str]:
         """Names of the parameters that are not to decay, norms and biases aside.
@@ -24,13 +24,15 @@ class PyramidNames:
     def get_layer_depth(self, param_name: str, prefix: str = '') -> Tuple[int, int]:
         """The depth of a parameter, for layer-wise learning rates, and the number of depths.
 
-        The stem has depth 0, block j (counted through all stages) j + 1. Later patch embeddings and
-        positions have the depth of the block after them, the norm of a stage that of its last
-        block. What comes after the last block, or is outside ``prefix``, has the last depth.
+        The stem has depth 0. Block j, counted through all stages, has depth j + 1. Later patch
+        embeddings and positions have the depth of the block after them. The norm of a stage has the
+        depth of its last block. What comes after the last block, or is outside ``prefix``, has the
+        last depth.
 
         Args:
             param_name: As in the model's ``named_parameters()``.
-            prefix: Of this backbone in the model, such as ``'backbone.'``. Default: ''.
+            prefix: What comes before the names of this backbone in the model, such as
+                ``'backbone.'``. Default: ''.
         """
         num_layers = sum(self.depths) + 2
         inside = param_name.startswith(prefix)
@@ -44,13 +46,13 @@ class PyramidNames:
         return norms.get(kind, num_layers - 1), num_layers
 
     def other_outputs(self, names: Collection[str]) -> Set[str]:
-        """Names that a checkpoint has, or lacks, because its ``out_indices`` are others.
+        """Names that a checkpoint has, or lacks, because it has other ``out_indices``.
 
         Args:
-            names: In the checkpoint, without the prefix of this backbone.
+            names: The names in the checkpoint, without the prefix of this backbone.
 
         Raises:
-            ValueError: If they are another arch's: a stage has another number of blocks.
+            ValueError: If they are another arch's, as a stage has another number of blocks.
         """
         block = re.compile(r'stages\.(\d+)\.blocks\.(\d+)\.')
         depths: Dict[int, Set[str]] = {}
@@ -64,7 +66,8 @@ class PyramidNames:
                 )
         behind = tuple(f'stages.{i}.' for i in depths if i >= len(self.stages))
         other = {name for name in names if name.startswith(behind)}
-        # With norms, a checkpoint has that of its last stage; without, none is of other outputs.
+        # A checkpoint with norms has that of its last stage. In one without, no norm is missing
+        # because of other outputs.
         last_norm = f'norm{max(depths, default=0)}.'
         has_norms = any(name.startswith(last_norm) for name in names)
         for i in range(self.num_stages):

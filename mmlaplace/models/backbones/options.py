@@ -18,8 +18,8 @@ def parse_arch(backbone: type, arch: Union[str, dict, None], num_stages: int) ->
 
     Args:
         backbone: Class with ``arch_zoo``, ``default_arch`` and ``renamed_archs``.
-        arch: What the user wrote; None for the default.
-        num_stages: Of the host.
+        arch: What the user wrote, or None for the default.
+        num_stages: Number of the host's stages.
 
     Raises:
         ValueError: For an unknown name or key, a missing one, or another number of entries.
@@ -62,10 +62,10 @@ def drop_path_rates(last: float, depths: Sequence[int]) -> List[List[float]]:
 def parse_out_indices(
     out_indices: Union[int, Sequence[int], None], num_stages: int
 ) -> Tuple[int, ...]:
-    """The stages to return, each by its number from 0; all of them for None.
+    """The stages to return, each by its number from 0. None stands for all of them.
 
     Raises:
-        ValueError: For a stage that there is not, or stages that do not rise.
+        ValueError: For a stage that does not exist, or stages that do not rise.
     """
     if out_indices is None:
         return tuple(range(num_stages))
@@ -116,7 +116,7 @@ def check_images(backbone: Any, x: Tensor) -> None:
 
 
 def attention_class(kind: Union[str, type]) -> type:
-    """The registered attention of this name, where toolboxes look for it too.
+    """The registered attention of this name, from the registry that the toolboxes share.
 
     Raises:
         ValueError: If there is none.
@@ -157,6 +157,15 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
     Raises:
         TypeError: For an option that no attention here has.
         ValueError: For another number of entries than stages, or options that the host sets.
+
+    Examples:
+        >>> from mmlaplace.models.backbones import hosts
+        >>> from mmlaplace.models.backbones.options import with_attention
+        >>> stages = with_attention(hosts.pvt(), dict(per_stage=dict(sr_ratio=(4, 2, 1, 1))))
+        >>> [stage.attn['sr_ratio'] for stage in stages]
+        [4, 2, 1, 1]
+        >>> with_attention(hosts.pvt(), dict(type='XCAttention'))[0].attn
+        {'type': 'XCAttention'}
     """
     if attn_cfg is None:
         return list(stages)
@@ -209,7 +218,7 @@ def _changed(stage: Any, given: dict) -> Any:
 
 
 def _check_options(cls: type, options: dict) -> None:
-    """Refuse what the host sets, what the attention has not, and values for several stages."""
+    """Refuse what the host sets, what the attention lacks, and values for several stages."""
     for name in SET_BY_THE_HOST:
         if name in options:
             raise ValueError(
@@ -227,7 +236,7 @@ def _check_options(cls: type, options: dict) -> None:
 
 
 def _takes_a_list(cls: type, name: str) -> bool:
-    """Whether the annotation of an option allows a list or tuple, or there is none to tell."""
+    """Whether an option may be a list or tuple: its annotation says so, or it has none."""
     for base in cls.__mro__:
         parameter = inspect.signature(base.__init__).parameters.get(name)
         if '__init__' in vars(base) and parameter is not None:

@@ -31,6 +31,15 @@ class Stage:
         norm: Config of the norms in the blocks. Default: ``dict(type='LN', eps=1e-6)``.
         out_norm: Config of the norm of the map returned; None for none. Default: as ``norm``.
         block: Further arguments of :class:`TransformerBlock`. Default: none.
+
+    Examples:
+        >>> from functools import partial
+        >>> from mmlaplace.models import Stage
+        >>> from mmlaplace.models.layers import PatchEmbed
+        >>> stage = Stage(partial(PatchEmbed, patch_size=4), 4, dict(type='PolaAttention'))
+        >>> modules = stage.build(3, 64, 2, 4, (56, 56), [0.0, 0.1], 0.0, False, None, None)
+        >>> list(modules), len(modules['blocks'])
+        (['patch_embed', 'blocks'], 2)
     """
 
     embed: Callable[..., nn.Module]

@@ -18,6 +18,13 @@ class DropPath(nn.Module):
 
     Args:
         drop_prob: Probability of dropping a sample's branch. Default: 0.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import DropPath
+        >>> dropped = DropPath(0.5)(torch.ones(100, 4, 8))  # (B, N, C)
+        >>> dropped.unique().tolist()
+        [0.0, 2.0]
     """
 
     def __init__(self, drop_prob: float = 0.0) -> None:
@@ -49,6 +56,14 @@ class TransformerBlock(BaseModule):
             ``norm(x + ffn(x))``. Default: True.
         norm_cfg: Config of the norms. Default: ``dict(type='LN', eps=1e-6)``.
         ffn_cfg: Further arguments of :class:`FFN`. Default: none.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import TransformerBlock
+        >>> attn_cfg = dict(
+        ...     type='PolaAttention', embed_dims=64, num_heads=2, input_resolution=(14, 14))
+        >>> TransformerBlock(64, attn_cfg)(torch.randn(1, 5 * 9, 64), hw_shape=(5, 9)).shape
+        torch.Size([1, 45, 64])
     """
 
     def __init__(
@@ -74,7 +89,7 @@ class TransformerBlock(BaseModule):
         self.norm_first = norm_first
 
     def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        for norm, branch in ((self.norm1, self.attn), (self.norm2, self.ffn)):
+        for norm, branch in ((self.norm1, self.attn), (self.norm2, self.ffn)):  # x: (B, N, C)
             if self.norm_first:
                 x = x + self.drop_path(branch(norm(x), hw_shape))
             else:

@@ -61,10 +61,10 @@ class DepthwiseConv(BaseModule):
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)``."""
-        maps = tokens_to_map(x, hw_shape)
+        maps = tokens_to_map(x, hw_shape)  # (B, C, H, W)
         if self.filters_per == 'channel':
             return map_to_tokens(self.conv(maps))
-        weight, bias = self._of_each_channel(self.conv.weight), self.conv.bias
+        weight, bias = self._of_each_channel(self.conv.weight), self.conv.bias  # (C, 1, k, k)
         bias = None if bias is None else self._of_each_channel(bias)
         maps = F.conv2d(maps, weight, bias, padding=self.conv.padding, groups=len(weight))
         return map_to_tokens(maps)

@@ -5,17 +5,38 @@ from torch import Tensor
 
 
 def tokens_to_map(x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-    """``(B, N, C) -> (B, C, H, W)`` for ``N = H * W``, row by row."""
+    """``(B, N, C) -> (B, C, H, W)`` for ``N = H * W``, row by row.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import tokens_to_map
+        >>> tokens_to_map(torch.randn(1, 5 * 9, 64), (5, 9)).shape
+        torch.Size([1, 64, 5, 9])
+    """
     return x.transpose(1, 2).unflatten(2, tuple(hw_shape))
 
 
 def map_to_tokens(x: Tensor) -> Tensor:
-    """``(B, C, H, W) -> (B, N, C)`` with ``N = H * W``, row by row."""
+    """``(B, C, H, W) -> (B, N, C)`` with ``N = H * W``, row by row.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import map_to_tokens
+        >>> map_to_tokens(torch.randn(1, 64, 5, 9)).shape
+        torch.Size([1, 45, 64])
+    """
     return x.flatten(2).transpose(1, 2)
 
 
 def memory_format_of(x: Tensor) -> torch.memory_format:
-    """``torch.channels_last`` for maps ``(B, C, H, W)`` in that order, else contiguous."""
+    """``torch.channels_last`` for maps ``(B, C, H, W)`` in that order, else contiguous.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import memory_format_of
+        >>> memory_format_of(torch.randn(1, 3, 8, 8).to(memory_format=torch.channels_last))
+        torch.channels_last
+    """
     if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
         return torch.channels_last
     return torch.contiguous_format

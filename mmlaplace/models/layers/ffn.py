@@ -15,10 +15,16 @@ class FFN(BaseModule):
         embed_dims: Channels C.
         ffn_ratio: Hidden channels in units of C.
         drop_rate: Dropout rate after the activation and after the last linear. Default: 0.
-        dwconv_kernel: Odd kernel size of the depthwise convolution after the first linear, as
-            PVTv2 has it; 0 leaves it out. Default: 0.
-        act_cfg: Config of the activation. Default: ``dict(type='GELU')``, the exact form;
-            ``dict(type='GELU', approximate='tanh')`` is its approximation.
+        dwconv_kernel: Odd side of the depthwise convolution after the first linear, which PVTv2
+            has. 0 leaves it out. Default: 0.
+        act_cfg: Config of the activation. ``dict(type='GELU', approximate='tanh')`` is the
+            approximation of the default. Default: ``dict(type='GELU')``.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import FFN
+        >>> FFN(64, ffn_ratio=4, dwconv_kernel=3)(torch.randn(1, 5 * 9, 64), (5, 9)).shape
+        torch.Size([1, 45, 64])
     """
 
     def __init__(
@@ -43,7 +49,7 @@ class FFN(BaseModule):
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
         for i, layer in enumerate(self.layers):
-            x = layer(x)
+            x = layer(x)  # (B, N, C * ffn_ratio), or (B, N, C) after the last linear
             if i == 0 and self.dwconv is not None:
                 x = self.dwconv(x, hw_shape)
         return x

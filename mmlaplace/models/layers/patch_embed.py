@@ -11,7 +11,7 @@ from .feature_map import map_to_tokens
 
 
 def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
-    """Zeros at the bottom and the right of maps ``(B, C, H, W)``, to sides divisible by one."""
+    """Add zeros at the bottom and the right of maps, so that ``multiple`` divides their sides."""
     height, width = x.shape[2:]
     return F.pad(x, (0, -width % multiple, 0, -height % multiple))
 
@@ -27,6 +27,14 @@ class OverlapPatchEmbed(BaseModule):
         kernel_size: Odd side of the kernel, larger than ``stride``.
         stride: Downsampling rate.
         norm_cfg: Config of the norm. Default: ``dict(type='LN', eps=1e-6)``.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import OverlapPatchEmbed
+        >>> embed = OverlapPatchEmbed(3, 64, kernel_size=7, stride=4)
+        >>> tokens, hw_shape = embed(torch.randn(1, 3, 30, 50))
+        >>> tokens.shape, hw_shape
+        (torch.Size([1, 104, 64]), (8, 13))
     """
 
     def __init__(
@@ -45,7 +53,7 @@ class OverlapPatchEmbed(BaseModule):
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
-        x = self.projection(x)
+        x = self.projection(x)  # (B, C, H', W')
         return self.norm(map_to_tokens(x)), tuple(x.shape[2:])
 
 
@@ -60,6 +68,13 @@ class PatchEmbed(BaseModule):
         patch_size: Side p.
         norm: Whether there is a norm. Default: True.
         norm_cfg: Config of the norm. Default: ``dict(type='LN')``.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import PatchEmbed
+        >>> tokens, hw_shape = PatchEmbed(3, 64, patch_size=4)(torch.randn(1, 3, 30, 50))
+        >>> tokens.shape, hw_shape
+        (torch.Size([1, 104, 64]), (8, 13))
     """
 
     def __init__(
@@ -79,12 +94,12 @@ class PatchEmbed(BaseModule):
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
-        x = self.projection(pad_to_multiple(x, self.patch_size))
+        x = self.projection(pad_to_multiple(x, self.patch_size))  # (B, C, H', W')
         return self.norm(map_to_tokens(x)), tuple(x.shape[2:])
 
 
 class PatchMerging(BaseModule):
-    """The four tokens of each 2 x 2 patch side by side, a norm and a linear, as in Swin.
+    """Put the four tokens of each 2 x 2 patch into one, then a norm and a linear, as in Swin.
 
     A side of S tokens becomes ⌈S / 2⌉ tokens. Maps are zero-padded to even sides.
 
@@ -92,6 +107,13 @@ class PatchMerging(BaseModule):
         in_channels: Channels of the input map.
         embed_dims: Channels of the tokens.
         norm_cfg: Config of the norm. Default: ``dict(type='LN')``.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import PatchMerging
+        >>> tokens, hw_shape = PatchMerging(64, 128)(torch.randn(1, 64, 8, 13))
+        >>> tokens.shape, hw_shape
+        (torch.Size([1, 28, 128]), (4, 7))
     """
 
     def __init__(self, in_channels: int, embed_dims: int, norm_cfg: Optional[dict] = None) -> None:
@@ -103,6 +125,7 @@ class PatchMerging(BaseModule):
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
         x = pad_to_multiple(x, 2)
         x = torch.cat([x[..., i::2, j::2] for j in (0, 1) for i in (0, 1)], dim=1)
+        # x: (B, 4 * C_in, H', W')
         return self.reduction(self.norm(map_to_tokens(x))), tuple(x.shape[2:])
 
 
@@ -117,6 +140,14 @@ class ConvPatchEmbed(BaseModule):
         strides: Stride of each convolution.
         hidden_dims: Channels of the convolutions before the last. Default: 32.
         norm_cfg: Config of the norms of maps. Default: ``dict(type='BN')``.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import ConvPatchEmbed
+        >>> embed = ConvPatchEmbed(3, 64, strides=(2, 1, 2))
+        >>> tokens, hw_shape = embed(torch.randn(1, 3, 30, 50))
+        >>> tokens.shape, hw_shape
+        (torch.Size([1, 104, 64]), (8, 13))
     """
 
     def __init__(
@@ -137,5 +168,5 @@ class ConvPatchEmbed(BaseModule):
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
-        x = self.layers(x)
+        x = self.layers(x)  # (B, C, H', W')
         return map_to_tokens(x), tuple(x.shape[2:])

@@ -15,17 +15,18 @@ class RotaryEmbedding2D(nn.Module):
     r"""Rotary position embedding over rows and columns.
 
     A pair of channels (a, b) of a head turns by an angle, to
-    :math:`(a \cos - b \sin,\; a \sin + b \cos)`. Half of the pairs turn by the row, the other by
-    the column, pair p of the P of an axis by :math:`\mathrm{position} \cdot \theta^{-p / P}`, or,
-    with ``form='pairs'``, :math:`\theta^{-p / (P - 1)}`. Positions are whole token steps, so a
-    larger image continues them. Channels beyond the largest multiple of 4 stay as they are.
+    :math:`(a \cos - b \sin,\; a \sin + b \cos)`. Half of the pairs turn by the row, the others by
+    the column. Pair p of the P pairs of an axis turns by
+    :math:`\mathrm{position} \cdot \theta^{-p / P}`. With ``form='pairs'`` the power is
+    :math:`\theta^{-p / (P - 1)}`. Positions are whole token steps, so a larger image continues
+    them. Channels after the largest multiple of 4 stay as they are.
 
     Args:
         head_dims: Channels d of a head.
         theta: Base :math:`\theta` of the wavelengths. Default: 100, as maps have tens of rows, not
-            thousands (RoPE-ViT, arXiv 2403.13298); with ``form='pairs'`` 10000.
+            thousands (RoPE-ViT, arXiv 2403.13298). With ``form='pairs'`` it is 10000.
         form: Which channels are a pair. ``'half'`` (default): c and c + d/2. ``'pairs'``: 2c and
-            2c + 1, as RALA, MALA and NaLaFormer have it.
+            2c + 1, as in RALA, MALA and NaLaFormer.
 
     Raises:
         ValueError: For an unknown form.
@@ -50,7 +51,7 @@ class RotaryEmbedding2D(nn.Module):
         """Turn ``(B, heads, N, d)``, ``N = H * W``; same shape and dtype."""
         height, width = hw_shape
         with no_autocast(x.device):
-            (turned,) = upcast(x[..., : self.rotated_dims])
+            (turned,) = upcast(x[..., : self.rotated_dims])  # (B, heads, N, 4 * pairs)
             # No buffer: a model in half precision would round it.
             exponents = torch.arange(self.pairs, dtype=turned.dtype, device=x.device)
             last = self.pairs if self.form == 'half' else self.pairs - 1
@@ -59,7 +60,7 @@ class RotaryEmbedding2D(nn.Module):
             columns = torch.arange(width, device=x.device).repeat(height)
             angles = torch.cat(
                 [rows[:, None] * frequencies, columns[:, None] * frequencies], dim=-1
-            )  # (N, pairs)
+            )  # (N, 2 * pairs)
             cos, sin = angles.cos(), angles.sin()
             # Whole rows, the other channel of each pair beside: halves alone are slow to read.
             if self.form == 'half':
@@ -76,9 +77,16 @@ class RotaryEmbedding2D(nn.Module):
 
 
 def resize_map(x: Tensor, hw_shape: Tuple[int, int], mode: str = 'bilinear') -> Tensor:
-    """Interpolate a map ``(1, C, H, W)`` to another size; the same map where it has that size.
+    """Interpolate a map ``(B, C, H, W)`` to another size.
 
-    Computed in at least fp32. A tensor that is not 4-D is returned unchanged.
+    It is computed in at least fp32. A map that has that size is returned unchanged, and so is a
+    tensor that is not 4-D.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import resize_map
+        >>> resize_map(torch.randn(1, 64, 14, 14), (10, 17)).shape
+        torch.Size([1, 64, 10, 17])
     """
     if x.dim() != 4 or tuple(x.shape[2:]) == tuple(hw_shape):
         return x
@@ -93,10 +101,17 @@ class PositionEmbedding(BaseModule):
         embed_dims: Channels C.
         resolution: Height and width of the token map at the training image size. For other maps
             the positions are resized bilinearly, in the forward and when weights are loaded.
-        cls_token: Whether there is a class token; it has a position of its own. Default: False.
+        cls_token: Whether there is a class token. It has a position of its own. Default: False.
         drop_rate: Dropout rate of the sums. Default: 0.
-        decay: Whether weight decay acts on the positions, as the authors of SOFT and PVT have it;
-            those of DeiT do not. The class token itself never decays. Default: True.
+        decay: Whether weight decay acts on the positions. It does in the authors' code of SOFT and
+            PVT, but not in that of DeiT. The class token itself never decays. Default: True.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import PositionEmbedding
+        >>> position = PositionEmbedding(64, resolution=(14, 14), cls_token=True)
+        >>> position(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 171, 64])
     """
 
     def __init__(
@@ -120,11 +135,11 @@ class PositionEmbedding(BaseModule):
             nn.init.trunc_normal_(parameter, std=0.02)
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``, or N + 1 with the class token first."""
-        x = x + map_to_tokens(resize_map(self.map, hw_shape))
+        """``(B, N, C) -> (B, N, C)``, or ``(B, 1 + N, C)`` with the class token first."""
+        x = x + map_to_tokens(resize_map(self.map, hw_shape))  # (B, N, C)
         if self.cls_token is not None:
             first = self.cls_token + self.cls_position
-            x = torch.cat([first.expand(x.shape[0], -1, -1), x], dim=1)
+            x = torch.cat([first.expand(x.shape[0], -1, -1), x], dim=1)  # (B, 1 + N, C)
         return self.drop(x)
 
     def no_weight_decay(self) -> Set[str]:

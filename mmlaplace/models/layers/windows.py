@@ -1,4 +1,4 @@
-"""Square windows of a token map: apart, together again, and which tokens belong together."""
+"""Square windows of a token map: splitting, joining, and the mask of shifted windows."""
 
 from typing import Tuple
 
@@ -10,12 +10,21 @@ from .feature_map import map_to_tokens, tokens_to_map
 
 
 def split_windows(x: Tensor, hw_shape: Tuple[int, int], side: int, shift: int = 0) -> Tensor:
-    """``(B, N, C) -> (B * windows, side * side, C)``, of the map rolled up and left by ``shift``.
+    """``(B, N, C) -> (B * windows, side * side, C)``.
 
-    Maps whose sides are no multiples of ``side`` get zeros at the bottom and the right.
+    Before the split, the map is rolled up and left by ``shift``. A map whose sides are no multiples
+    of ``side`` gets zeros at the bottom and the right.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import join_windows, split_windows
+        >>> tokens = torch.randn(1, 10 * 15, 64)
+        >>> windows = split_windows(tokens, (10, 15), side=7, shift=3)
+        >>> windows.shape, torch.equal(join_windows(windows, (10, 15), side=7, shift=3), tokens)
+        (torch.Size([6, 49, 64]), True)
     """
     height, width = hw_shape
-    maps = tokens_to_map(x, hw_shape)
+    maps = tokens_to_map(x, hw_shape)  # (B, C, H, W)
     maps = F.pad(maps, (0, -width % side, 0, -height % side))
     if shift:
         maps = maps.roll((-shift, -shift), (2, 3))
@@ -24,10 +33,17 @@ def split_windows(x: Tensor, hw_shape: Tuple[int, int], side: int, shift: int = 
 
 
 def join_windows(x: Tensor, hw_shape: Tuple[int, int], side: int, shift: int = 0) -> Tensor:
-    """The inverse of :func:`split_windows`: ``(B * windows, side * side, C) -> (B, N, C)``."""
+    """The inverse of :func:`split_windows`: ``(B * windows, side * side, C) -> (B, N, C)``.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import join_windows
+        >>> join_windows(torch.randn(6, 49, 64), (10, 15), side=7).shape
+        torch.Size([1, 150, 64])
+    """
     rows, columns = (-(-size // side) for size in hw_shape)
     tiles = x.unflatten(1, (side, side)).unflatten(0, (-1, rows, columns))
-    maps = tiles.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
+    maps = tiles.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)  # (B, C, rows s, columns s)
     if shift:
         maps = maps.roll((shift, shift), (2, 3))
     return map_to_tokens(maps[:, :, : hw_shape[0], : hw_shape[1]])
@@ -38,8 +54,15 @@ def shifted_window_mask(
 ) -> Tensor:
     """Which tokens of a window were neighbours before the shift, ``(windows, side², side²)``.
 
-    Rolling brings rows of the top to the bottom, and columns of the left to the right; a window
-    there holds tokens of both, which are not to see each other.
+    Rolling brings rows of the top to the bottom, and columns of the left to the right. A window
+    there holds tokens of both borders, which must not see each other.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import shifted_window_mask
+        >>> mask = shifted_window_mask((14, 14), side=7, shift=3, device=torch.device('cpu'))
+        >>> mask.shape, mask[0].all().item(), mask[-1].all().item()
+        (torch.Size([4, 49, 49]), True, False)
     """
     regions = []
     for size in hw_shape:

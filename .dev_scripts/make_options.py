@@ -1,0 +1,213 @@
+"""Write docs/options.md, the options of every backbone and attention, from their docstrings.
+
+Nothing on that page is written by hand. A new attention or backbone is on it once it is registered
+and this was run.
+
+Examples:
+  python .dev_scripts/make_options.py
+  python .dev_scripts/make_options.py --check   # exit status 1 if the page is not in step
+"""
+
+import inspect
+import re
+import sys
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterable, List
+
+from mmengine.registry import MODELS
+
+from mmlaplace.models import BaseAttention, Frame, PyramidBackbone, QKVAttention
+from mmlaplace.models.backbones import hosts
+from mmlaplace.models.backbones.options import with_attention
+from mmlaplace.utils.command_line import ToolParser
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / 'docs/options.md'
+INTRODUCTION = """\
+# Options
+
+`python .dev_scripts/make_options.py` writes this page from docstrings and signatures. How a config
+gives the options of an attention: [your own config](tutorials/own_config.md#another-attention).
+"""
+BACKBONES = """\
+## Backbones
+
+A backbone is a host with sizes, and what it changes in the host's attentions. *Attentions* are
+those of the stages, from the first to the last; x4 stands for four stages.
+"""
+SIZES = """\
+### Sizes
+
+Names for `arch`. A dict with the same four keys is a size too.
+"""
+COMMON = """\
+### Options of every backbone
+"""
+ATTENTIONS = """\
+## Attentions
+
+Every attention runs on every host. The backbone sets `embed_dims`, `num_heads`,
+`input_resolution` and `num_prefix_tokens`. A class token needs `SoftmaxAttention`. With another
+attention in its stage, set `with_cls_token=False`.
+
+### Frames
+
+A frame is what stands around the mixing rule of an attention. *Declared* is what a class changes in
+the defaults. A host may change fields for all of its attentions. A config may change every field,
+except those under *fixed*.
+"""
+SECTION = r'^{}:\n(.*?)(?=^(?:Args|Attributes|Returns|Raises|Source|Examples):|^\S|\Z)'
+
+
+def registered(base: type) -> List[type]:
+    """Classes of ours in the registry that extend this, in alphabetical order."""
+    ours = (cls for cls in MODELS.module_dict.values() if cls.__module__.startswith('mmlaplace.'))
+    return sorted((cls for cls in ours if issubclass(cls, base)), key=lambda cls: cls.__name__)
+
+
+def told(documented: Any, section: str = 'Args') -> Dict[str, str]:
+    """What a section of a docstring says of each name, as Markdown."""
+    doc = inspect.getdoc(documented) or ''
+    found = re.search(SECTION.format(section), doc, re.MULTILINE | re.DOTALL)
+    text = found[1] + '\n' if found else ''
+    entries = re.findall(r'^ {4}([\w*, ]+): (.*?)(?=^ {4}\S|\Z)', text, re.MULTILINE | re.DOTALL)
+    return {name.strip(): markdown(text) for names, text in entries for name in names.split(',')}
+
+
+def markdown(text: str) -> str:
+    """The text of a docstring as one line of Markdown, for a cell of a table."""
+    text = re.sub(r':math:`([^`]*)`', r'$\1$', ' '.join(text.split()))
+    text = re.sub(r':\w+:`~?(?:[\w.]*\.)?(\w+)`', r'`\1`', text)
+    return text.replace('``', '`').replace('|', r'\|')
+
+
+def shown(name: str, options: Dict[str, Any]) -> str:
+    """``name(option=value)``, or the name alone without options."""
+    return name + (f'({", ".join(f"{k}={v!r}" for k, v in options.items())})' if options else '')
+
+
+def table(header: List[str], rows: Iterable[List[str]]) -> str:
+    lines = [header, ['---'] * len(header), *rows]
+    return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
+
+
+def options_table(documented: Any) -> str:
+    """The arguments whose meaning the docstring tells itself; empty where there is none."""
+    texts, rows = told(documented), []
+    for name, parameter in inspect.signature(documented).parameters.items():
+        if name in texts and not re.match(r'As in `\w+`\.', texts[name]):
+            rows.append(option_row(name, texts[name], parameter.default))
+    return table(['option', 'default', 'meaning'], rows) if rows else ''
+
+
+def option_row(name: str, text: str, default: Any) -> List[str]:
+    """A default that is None is told by the text; any other is not told twice."""
+    if default in (None, inspect.Parameter.empty):
+        return [f'`{name}`', '', text]
+    last = re.search(r' Default: `?([^` ]+)`?\.$', text)
+    if last:  # repr(float('1e-2')) and repr(0.01) are the same
+        number = re.fullmatch(r'[-\d.e]+', last[1])
+        same = float(last[1]) == default if number else last[1] == repr(default)
+        text = text[: last.start()] if same else text
+    return [f'`{name}`', f'`{default!r}`', text]
+
+
+def papers(cls: type) -> str:
+    """Links to the papers of a class, or of the base that names them."""
+    docs = (inspect.cleandoc(base.__doc__ or '') for base in cls.__mro__)
+    sources = (re.search(r'^Source: (.*?)(?:\n\n|\Z)', doc, re.M | re.S) for doc in docs)
+    text = ' '.join(next(filter(None, sources))[1].split())
+    found = re.findall(r'(?:, | and )?([\w+ ]+?) \(arXiv ([\d.]+)\)', text)
+    return ', '.join(f'[{name}](https://arxiv.org/abs/{number})' for name, number in found)
+
+
+def attention_of(cfg: dict) -> str:
+    """The attention of a stage, and the one in its windows."""
+    inner = attention_of(cfg['attn_cfg']) + ' in ' if 'attn_cfg' in cfg else ''
+    options = {name: value for name, value in cfg.items() if name not in ('type', 'attn_cfg')}
+    return inner + shown(cfg['type'], options)
+
+
+def host_of(cls: type) -> Callable:
+    """The function of a backbone's host, without what the backbone changes in its arguments."""
+    return cls.host.func if isinstance(cls.host, partial) else cls.host
+
+
+def backbone_row(cls: type) -> List[str]:
+    changed = cls.host.keywords if isinstance(cls.host, partial) else {}
+    stages = with_attention(cls.host(), cls.default_attn_cfg)
+    names = [f'`{attention_of(stage.attn)}`' for stage in stages]
+    counts = {name: names.count(name) for name in names}
+    attentions = ', '.join(f'{k} x{n}' if n > 1 else k for k, n in counts.items())
+    return [
+        f'`{cls.__name__}`',
+        f'`{shown(host_of(cls).__name__, changed)}`',
+        attentions,
+        papers(cls),
+    ]
+
+
+def size_rows(backbones: List[type]) -> Iterable[List[str]]:
+    """The sizes of all; backbones with the same ones share their rows."""
+    groups: Dict[str, List[type]] = {}
+    for cls in backbones:
+        groups.setdefault(repr((cls.arch_zoo, cls.default_arch)), []).append(cls)
+    for group in groups.values():
+        names = ', '.join(f'`{cls.__name__}`' for cls in group)
+        for name, arch in group[0].arch_zoo.items():
+            default = ' (default)' if name == group[0].default_arch else ''
+            values = (', '.join(map(str, arch[key])) for key in hosts.MICRO)
+            yield [names, f'`{name}`{default}', *values]
+
+
+def frame_row(cls: type) -> List[str]:
+    declared = {
+        field.name: getattr(cls.frame, field.name)
+        for field in fields(Frame)
+        if getattr(cls.frame, field.name) != field.default
+    }
+    fixed = ', '.join(f'`{name}`' for name in cls.fixed_options)
+    return [f'`{cls.__name__}`', f'`{shown("Frame", declared) if declared else "Frame()"}`', fixed]
+
+
+def page() -> str:
+    """The whole page."""
+    backbones = [cls for cls in registered(PyramidBackbone) if cls is not PyramidBackbone]
+    attentions = registered(BaseAttention)
+    framed = [cls for cls in attentions if issubclass(cls, QKVAttention)]
+    parts = [INTRODUCTION, BACKBONES]
+    parts.append(table(['backbone', 'host', 'attentions', 'papers'], map(backbone_row, backbones)))
+    parts += [SIZES, table(['backbones', 'arch', *hosts.MICRO], size_rows(backbones))]
+    parts += [COMMON, options_table(PyramidBackbone)]
+    for host in dict.fromkeys(map(host_of, backbones)):
+        if options_table(host):
+            users = [cls.__name__ for cls in backbones if host_of(cls) is host]
+            parts += [f'### Options of {", ".join(users)}\n', options_table(host)]
+    parts += [ATTENTIONS, table(['attention', 'declared', 'fixed'], map(frame_row, framed))]
+    texts = told(Frame, 'Attributes')
+    rows = [option_row(field.name, texts[field.name], field.default) for field in fields(Frame)]
+    parts.append(table(['field', 'default', 'meaning'], rows))
+    for cls in attentions:
+        parts.append(f'### {cls.__name__}\n')
+        parts.append(f'{markdown(inspect.getdoc(cls).partition(chr(10) * 2)[0])} {papers(cls)}\n')
+        parts.append(options_table(cls) or 'It has no options beside those of its frame.\n')
+    return '\n'.join(parts)
+
+
+def main() -> None:
+    parser = ToolParser(__doc__)
+    parser.add_argument('--check', action='store_true', help='only say whether it is in step')
+    args = parser.parse_args()
+    text = page()
+    in_step = PAGE.is_file() and PAGE.read_text() == text
+    if args.check and not in_step:
+        sys.exit(f'{PAGE.name} is not in step; run python .dev_scripts/make_options.py')
+    if not in_step:
+        PAGE.write_text(text)
+    print(f'{PAGE.name} is in step' if in_step else f'wrote {PAGE.relative_to(ROOT)}')
+
+
+if __name__ == '__main__':
+    main()
