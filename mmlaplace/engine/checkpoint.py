@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from os import PathLike
 from os.path import expanduser
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set, Union
+from typing import Any, Collection, Dict, Iterable, List, NamedTuple, Optional, Set, Union
 
 import torch.nn as nn
 from mmengine.fileio import get_local_path
@@ -152,25 +152,36 @@ def resize_weights(module: nn.Module, state_dict: Dict[str, Tensor], prefix: str
                     state_dict[key] = part.resize_weight(name, state_dict[key])
 
 
-# What tensors of version 0.1 are called now, by the end of the modules' names.
+# What tensors of version 0.1 are called now.
 OLD_NAMES = {
-    r'\battn\.query_gate\.': 'attn.qkv.',
-    r'\battn\.key_value\.': 'attn.kv.',
-    r'\battn\.reduction\.': 'attn.sr.',
-    r'\battn\.sample\.': 'attn.landmarks.',
-    r'\battn\.local\.': 'attn.lepe.',
-    r'\bffn\.local\.': 'ffn.dwconv.',
-    r'\bposition\.class_(token|position)$': r'position.cls_\1',
+    r'\battn\.(_orig_mod\.)?query_gate\.': r'attn.\1qkv.',
+    r'\battn\.(_orig_mod\.)?key_value\.': r'attn.\1kv.',
+    r'\battn\.(_orig_mod\.)?reduction\.': r'attn.\1sr.',
+    r'\battn\.(_orig_mod\.)?sample\.': r'attn.\1landmarks.',
+    r'\battn\.(_orig_mod\.)?local\.': r'attn.\1lepe.',
+    r'\bffn\.(_orig_mod\.)?local\.': r'ffn.\1dwconv.',
+    r'\bposition\.(_orig_mod\.)?class_(token|position)$': r'position.\1cls_\2',
 }
 
 
-def rename_old_tensors(state_dict: Dict[str, Tensor], prefix: str = '') -> None:
-    """Bring names of version 0.1 to those of today, in place, where they begin with ``prefix``."""
-    for name in [name for name in state_dict if name.startswith(prefix)]:
+def rename_old_tensors(state_dict: Dict[str, Tensor], own: Collection[str]) -> None:
+    """Bring names of version 0.1 to those of today, in place.
+
+    Args:
+        state_dict: Of a checkpoint, under any prefix.
+        own: Names of the module that it is for. A tensor is renamed only if the module has no
+            tensor of its old name, and one of its new name: others may use the old words too.
+    """
+
+    def known(name: str) -> bool:
+        parts = name.split('.')
+        return any('.'.join(parts[i:]) in own for i in range(len(parts)))
+
+    for name in list(state_dict):
         new = name
         for old, now in OLD_NAMES.items():
             new = re.sub(old, now, new)
-        if new != name and new not in state_dict:
+        if new != name and new not in state_dict and known(new) and not known(name):
             state_dict[new] = state_dict.pop(name)
 
 
@@ -235,7 +246,7 @@ def load_weights(
     own = {k: state[raw] for k, raw in raw_names.items()}
     theirs = read_state_dict(checkpoint, map_location)
     theirs = {k: theirs[raw] for k, raw in plain_names(theirs).items()}
-    rename_old_tensors(theirs)
+    rename_old_tensors(theirs, own)
     counts = _count_prefixes(theirs, own)
     if not counts:
         raise ValueError(

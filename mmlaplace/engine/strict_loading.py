@@ -64,6 +64,6 @@ class StrictLoading:
         A module that owns a tensor of such a shape defines ``resize_weight(name, value)``. PyTorch
         raises for what does not fit. mmengine may only log it.
         """
-        rename_old_tensors(state_dict, prefix)
+        rename_old_tensors(state_dict, {prefix + name for name in self.state_dict()})
         resize_weights(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

@@ -2,7 +2,7 @@
 
 import inspect
 from difflib import get_close_matches
-from typing import Any, Dict, List
+from typing import Any, Collection, Dict, Iterable, List
 
 
 class KnownOptions:
@@ -13,6 +13,9 @@ class KnownOptions:
 
     Attributes:
         fixed_options: Options of a base that a subclass sets itself. Users cannot set them.
+            Subclasses add theirs to those of their bases.
+        further_options: Options that the ``**kwargs`` of a constructor take beside those of its
+            bases.
         renamed_options: Names that an option had before, each with the name it has now. Subclasses
             add theirs to those of their bases.
 
@@ -22,6 +25,7 @@ class KnownOptions:
     """
 
     fixed_options = ()
+    further_options = ()
     renamed_options: Dict[str, str] = {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> 'KnownOptions':
@@ -29,9 +33,9 @@ class KnownOptions:
         return super().__new__(cls)
 
     @classmethod
-    def check_options(cls, names: Any) -> None:
+    def check_options(cls, names: Iterable[str], hidden: Collection[str] = ()) -> None:
         """Raise a TypeError unless every name is that of an option."""
-        known = cls.known_options()
+        known = [name for name in cls.known_options() if name not in hidden]
         unknown = [name for name in names if name not in known]
         if not unknown:
             return
@@ -56,9 +60,11 @@ class KnownOptions:
             names += [
                 p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
             ]
+            names += vars(base).get('further_options', ())
             if not any(p.kind == p.VAR_KEYWORD for p in parameters):
                 break  # it hands nothing on
-        hidden = {'self', *cls.fixed_options}
+        fixed = {name for base in cls.__mro__ for name in vars(base).get('fixed_options', ())}
+        hidden = {'self', *fixed}
         return [name for name in dict.fromkeys(names) if name not in hidden]
 
 

@@ -8,7 +8,7 @@ from conftest import registered
 from mmengine.registry import MODELS
 from test_backbones import BACKBONES, build, small
 
-from mmlaplace.models import BaseAttention, QKVAttention
+from mmlaplace.models import BaseAttention
 from mmlaplace.models.backbones.hosts import arch
 
 FOUR = arch((16, 32, 48, 64), (1, 1, 2, 1), (1, 2, 3, 4), (2, 2, 2, 2))
@@ -116,7 +116,24 @@ def options(backbone_type, attn_cfg, *names, **kwargs):
             ['num_landmarks', 'pool_ratio'],
             [('SOFT', 16, 3), ('SOFT', 9, 2), ('SOFT', 4, 1), ('Softmax', None, None)],
         ),
-        # The rule holds inside of windows, for the attention there.
+        # None is no change, also for options that are on.
+        (
+            'LaplacianFormer',
+            dict(per_stage=dict(rope=(False, None, None, None))),
+            ['rope'],
+            [('Laplacian', False)] + [('Laplacian', True)] * 3,
+        ),
+        (
+            'PolaFormerSwin',
+            dict(per_stage=dict(attn_cfg=[dict(alpha=3), None, None, None])),
+            ['alpha'],
+            [('Pola', 3), ('Pola', 4.0), ('Softmax', None), ('Softmax', None)],
+        ),
+        ('PolaFormerSwin', dict(attn_cfg=None), ['alpha'],
+         [('Pola', 4.0)] * 2 + [('Softmax', None)] * 2),
+        # The rule holds inside of windows, for the attention there, wherever they come from.
+        ('PVT', dict(type='WindowAttention', attn_cfg=dict(qkv_bias=False)),
+         ['qkv_bias', 'window_size'], [('Softmax', False, 7)] * 4),
         ('Swin', dict(attn_cfg=dict(qkv_bias=False)), ['qkv_bias', 'window_size'],
          [('Softmax', False, 7)] * 4),
         (
@@ -223,6 +240,45 @@ def test_options_reach_the_attentions_by_one_rule(backbone, attn_cfg, names, exp
             ValueError,
             'lepe_kernel must be odd, or 0 for none, got 4',
         ),
+        (
+            'PVT',
+            dict(type='WindowAttention', attn_cfg=dict(type='PolaAttention', num_heads=7)),
+            ValueError,
+            'attn_cfg has num_heads=7, which the backbone sets itself',
+        ),
+        ('PVT', dict(embed_dims=7), ValueError, 'attn_cfg has embed_dims=7, which the backbone'),
+        ('PVT', dict(input_resolution=7), ValueError, 'attn_cfg has input_resolution=7'),
+        ('SOFT', dict(num_prefix_tokens=0), ValueError, 'attn_cfg has num_prefix_tokens=0'),
+        (
+            'SOFT',
+            dict(relative_bias=True, per_stage=dict(type=['SoftmaxAttention'] * 4)),
+            ValueError,
+            'other attentions in single stages are a list',
+        ),
+        ('PVT', dict(per_stage=[8, 4, 2, 1]), ValueError, 'per_stage has options with a value for'),
+        ('PVT', ['SoftmaxAttention'] * 4, ValueError, 'an attention is a dict, such as dict(type='),
+        ('PVT', dict(type=['SoftmaxAttention']), ValueError, 'is a class or its name, got ['),
+        ('PVT', dict(lepe_filters='head'), ValueError, "lepe_filters='head' has no effect without"),
+        (
+            'PVT',
+            dict(rope_form='pairs'),
+            ValueError,
+            "rope_form='pairs' has no effect without rope",
+        ),
+        ('PVT', dict(rope='no'), ValueError, "rope must be True or False, got 'no'"),
+        ('PVT', dict(gate=2), ValueError, 'gate must be True or False, got 2'),
+        (
+            'PVT',
+            dict(rope=True, rope_on='features', per_stage=dict(sr_ratio=(1, 1, 1, 1))),
+            ValueError,
+            "SoftmaxAttention rotates no features; take rope_on='query_key'",
+        ),
+        (
+            'PVT',
+            dict(type='SOFTAttention', num_landmarks=0),
+            ValueError,
+            'num_landmarks must be an integer of at least 1, got 0',
+        ),
         # Names of 0.1.
         (
             'LaplacianFormer',
@@ -255,41 +311,12 @@ def test_options_of_the_backbone_that_0_1_had_are_named():
         build('SOFT', class_token=False)
 
 
-def test_a_list_is_the_value_of_an_option_that_takes_one():
-    @MODELS.register_module(force=True)
-    class ScaledAttention(QKVAttention):
-        def __init__(self, *args, scales=(5,), **kwargs):
-            super().__init__(*args, **kwargs)
-            self.scales = scales
-
-        def mix(self, q, k, v, hw_shape):
-            return v
-
-    try:
-        cfg = dict(type='ScaledAttention', scales=(3, 5))
-        assert options('PVT', cfg, 'scales') == [('Scaled', (3, 5))] * 4
-        cfg = dict(type='ScaledAttention', per_stage=dict(scales=[(3,), (5,), (3, 5), (7,)]))
-        assert [s for _, s in options('PVT', cfg, 'scales')] == [(3,), (5,), (3, 5), (7,)]
-    finally:
-        MODELS.module_dict.pop('ScaledAttention')
-
-
-def test_an_attention_of_ones_own_needs_no_base_of_ours():
-    @MODELS.register_module(force=True)
-    class MeanOfTokens(torch.nn.Module):
-        def __init__(self, embed_dims, num_heads, input_resolution, gain=1.0):
-            super().__init__()
-            self.gain = gain
-
-        def forward(self, x, hw_shape):
-            return self.gain * x.mean(1, keepdim=True).expand_as(x)
-
-    try:
-        backbone = build('LaplacianFormer', attn_cfg=dict(type='MeanOfTokens', gain=2.0))
-        assert backbone.stages[0]['blocks'][0].attn.gain == 2
-        assert backbone(torch.randn(1, 3, 64, 64))[-1].isfinite().all()
-    finally:
-        MODELS.module_dict.pop('MeanOfTokens')
+def test_options_of_every_second_block_give_way_to_those_given():
+    arch_of_two = dict(small('Swin'), depths=(2, 2, 2, 2))
+    for given, expected in ((None, [False, True]), (False, [False] * 2), (True, [True] * 2)):
+        attn_cfg = None if given is None else dict(shifted=given)
+        stages = build('Swin', arch_of_two, attn_cfg=attn_cfg).stages
+        assert [[b.attn.shifted for b in stage['blocks']] for stage in stages] == [expected] * 4
 
 
 def test_twins_differ_in_nothing_but_the_mixing_rule():

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from mmengine.registry import MODELS
 from test_golden import GOLDEN, assert_close
 
@@ -109,22 +110,53 @@ def test_norms_of_flatten_are_over_all_heads(rope):
     torch.testing.assert_close(attention(x, (3, 4)), expected, atol=1e-10, rtol=1e-10)
 
 
+def agent(**options):
+    cfg = dict(type='AgentAttention', embed_dims=16, num_heads=2, input_resolution=(8, 6))
+    return MODELS.build(dict(cfg, **options))
+
+
 def test_agents_of_a_checkpoint_may_be_fewer():
-    few, many = (
-        MODELS.build(
-            dict(type='AgentAttention', embed_dims=16, num_heads=2, input_resolution=(8, 8),
-                 num_landmarks=count)
-        )
-        for count in (9, 36)
-    )  # fmt: skip
-    for table_name in ('gather_map', 'gather_rows', 'spread_columns'):
-        value = getattr(few, table_name)
-        larger = many.resize_weight(table_name, value)
-        assert larger.shape == getattr(many, table_name).shape
-        # An average over the square of agents is hardly changed by more of them.
-        torch.testing.assert_close(larger.mean(1), value.mean(1), atol=0.02, rtol=0)
-        back = few.resize_weight(table_name, larger)
-        torch.testing.assert_close(back, value, atol=0.05, rtol=0)
+    few, many = agent(num_landmarks=9), agent(num_landmarks=36)
+    rows = torch.arange(3.0).repeat_interleave(3)[None, :, None, None]  # of the agents' square
+    for name in ('gather_map', 'gather_rows', 'spread_columns'):
+        own = getattr(many, name)
+        ramp = rows.expand(2, -1, *getattr(few, name).shape[2:])
+        larger = many.resize_weight(name, ramp)
+        assert larger.shape == own.shape
+        square = larger.unflatten(1, (6, 6))
+        assert (square.diff(dim=1) >= 0).all() and square.diff(dim=1).max() > 0  # rows rise
+        assert square.diff(dim=2).abs().max() < 1e-6  # columns are alike: rounding
+    not_square = torch.zeros(2, 10, 7, 7)
+    assert few.resize_weight('gather_map', not_square) is not_square  # for PyTorch to refuse
+
+
+def test_agents_on_reduced_keys_equal_the_formula():
+    attention = agent(num_landmarks=4, sr_ratio=2).double()
+    sides = dict(gather=(4, 3), spread=(8, 6))
+    shapes = {
+        f'{name}_{part}': (2, 4, *size)
+        for name, (height, width) in sides.items()
+        for part, size in dict(map=(7, 7), rows=(height, 1), columns=(1, width)).items()
+    }
+    for name, shape in shapes.items():
+        assert getattr(attention, name).shape == shape
+        torch.nn.init.normal_(getattr(attention, name))
+    x = torch.randn(2, 48, 16, dtype=torch.float64)
+    reduced = attention.sr(x.mT.unflatten(2, (8, 6)))[0]
+    q, (k, v) = heads(attention.qkv(x), 2), attention.kv(reduced).chunk(2, -1)
+    agents = F.adaptive_avg_pool2d(attention.qkv(x).mT.unflatten(2, (8, 6)), 2).flatten(2).mT
+
+    def bias(name, size):
+        table = F.interpolate(getattr(attention, f'{name}_map'), size, mode='bilinear')
+        return (table + getattr(attention, f'{name}_rows')
+                + getattr(attention, f'{name}_columns')).flatten(2)  # fmt: skip
+
+    agents, keys, values = heads(agents, 2), heads(k, 2), heads(v, 2)
+    gathered = (agents @ keys.mT / 8**0.5 + bias('gather', (4, 3))).softmax(-1) @ values
+    mixed = (q @ agents.mT / 8**0.5 + bias('spread', (8, 6)).mT).softmax(-1) @ gathered
+    larger = F.interpolate(v.mT.unflatten(2, (4, 3)), (8, 6), mode='bilinear').flatten(2).mT
+    out = mixed.transpose(1, 2).flatten(2) + attention.lepe(larger, (8, 6))
+    torch.testing.assert_close(attention(x, (8, 6)), attention.proj(out), atol=1e-10, rtol=1e-10)
 
 
 def test_channels_of_xca_mix_alike_in_every_token():

@@ -1,5 +1,7 @@
 """The frame around a mixing rule: each field does what it says, whatever the rule."""
 
+from functools import partial
+
 import mmengine.registry
 import pytest
 import torch
@@ -15,6 +17,8 @@ SIZES = dict(embed_dims=16, num_heads=2, input_resolution=(4, 6))
 
 class MeanOfValues(QKVAttention):
     """A mixing rule that a test can follow."""
+
+    rotates_features = True
 
     def mix(self, q, k, v, hw_shape):
         self.mixed = (q, k, v)
@@ -117,7 +121,7 @@ def test_pairs_turn_by_frequencies_from_one_to_the_last(head_dims):
                 turned = (a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin())
                 expected[0, 0, 5 * row + column, 2 * pair : 2 * pair + 2] = torch.stack(turned)
     torch.testing.assert_close(rotary(x, (3, 5)), expected, atol=1e-12, rtol=1e-12)
-    with pytest.raises(ValueError, match="form must be 'half' or 'pairs', got 'interleaved'"):
+    with pytest.raises(ValueError, match="form must be one of .*, got 'interleaved'"):
         RotaryEmbedding2D(8, form='interleaved')
 
 
@@ -174,6 +178,46 @@ def test_a_host_is_a_function_and_a_size_is_a_row():
     )
     with pytest.raises(TypeError, match="Plain has no option 'strides'.*did you mean 'stride'"):
         Plain(strides=4)
+
+
+def test_a_host_that_cannot_be_is_quoted():
+    attn = dict(type='SoftmaxAttention')
+    with pytest.raises(ValueError, match='a class token needs position'):
+        Stage(PatchEmbed, 4, attn, cls_token=True)
+    with pytest.raises(ValueError, match=r"a frame has no field \['lepe_kernal'\]"):
+        Stage(PatchEmbed, 4, attn, frame=dict(lepe_kernal=3))
+    with pytest.raises(ValueError, match='to the stage, not to its block'):
+        Stage(PatchEmbed, 4, attn, block=dict(norm_cfg=dict(type='LN')))
+    with pytest.raises(TypeError, match=r"the host of Shadow has arguments .* \['norm_cfg'\]"):
+
+        class Shadow(PyramidBackbone):
+            def host(norm_cfg=None):
+                return []
+
+
+def test_a_stage_may_return_its_map_without_a_norm():
+    embed = partial(PatchEmbed, patch_size=4)
+    attn = dict(type='SoftmaxAttention')
+
+    class Mixed(PyramidBackbone):
+        arch_zoo = {'tiny': arch((32, 32), (1, 1))}
+
+        def host():  # no method
+            return [Stage(embed, 4, attn, out_norm=None), Stage(embed, 4, attn)]
+
+    images = torch.randn(1, 3, 32, 32)
+    assert [hasattr(Mixed(), f'norm{i}') for i in range(2)] == [False, True]
+    assert [hasattr(Mixed(out_norms=True), f'norm{i}') for i in range(2)] == [True, True]
+    assert [hasattr(Mixed(out_norms=False), f'norm{i}') for i in range(2)] == [False, False]
+    assert [out.shape[1] for out in Mixed()(images)] == [32, 32]
+
+
+def test_shifted_windows_take_reduced_keys():
+    backbone = MODELS.build(
+        dict(type='Swin', arch='micro', img_size=64,
+             attn_cfg=dict(attn_cfg=dict(relative_bias=False, sr_ratio=2)))
+    )  # fmt: skip
+    assert backbone(torch.randn(1, 3, 64, 64))[-1].isfinite().all()
 
 
 def test_names_of_ours_are_ours_alone():

@@ -127,7 +127,10 @@ def test_cells_at_the_border_are_averages_of_what_is_there():
         (dict(method='random', num_landmarks=4, pool_ratio=2), "not both, for landmarks by 'ran"),
         (dict(method='first', num_landmarks=4, pool_ratio=2), 'that to None'),
         (dict(method='conv', num_landmarks=49), "'conv' need pool_ratio"),
-        (dict(method='conv', num_landmarks=49, pool_ratio=2, exact=True), "got 'conv'"),
+        (
+            dict(method='conv', num_landmarks=49, pool_ratio=2, exact=True),
+            r"method='pool' \('conv'\)",
+        ),
         (dict(pool_ratio=2, exact=True), 'exact=True needs num_landmarks'),
     ],
 )

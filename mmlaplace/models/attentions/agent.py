@@ -64,8 +64,7 @@ class AgentAttention(QKVAttention):
         return sum(tables).flatten(2)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        agents = self.landmarks(q, hw_shape)  # (B, heads, a, d)
-        # gather: (1, heads, a, n), spread: (1, heads, N, a)
+        agents = self.landmarks(q, hw_shape)  # (B, heads, a, d); biases (1, heads, a, n or N)
         gather = self.bias('gather', self.kv_shape(hw_shape)).to(q.dtype)[None]
         spread = self.bias('spread', hw_shape).to(q.dtype).transpose(1, 2)[None]
         gathered = F.scaled_dot_product_attention(agents, k, v, attn_mask=gather)  # (.., a, d)
@@ -73,17 +72,18 @@ class AgentAttention(QKVAttention):
 
     def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
         """The convolution of V. A reduced map is resized bilinearly before."""
+        if self.lepe is None:
+            return None
         maps = resize_map(tokens_to_map(v, self.kv_shape(hw_shape)), hw_shape)
-        return None if self.lepe is None else self.lepe(map_to_tokens(maps), hw_shape)
+        return self.lepe(map_to_tokens(maps), hw_shape)
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
-        """The biases of a checkpoint for this module's number of agents and size of map."""
-        own = getattr(self, name)
-        if name == 'key_positions' or value.dim() != 4:
+        """The biases of a checkpoint for the agents and the map of this."""
+        own, agents, size = getattr(self, name), value.shape[1], tuple(value.shape[2:])
+        if name == 'key_positions' or value.dim() != 4 or math.isqrt(agents) ** 2 != agents:
             return super().resize_weight(name, value)
-        if value.shape[1] != own.shape[1]:  # agents lie on a square, so they resize as a map
-            sides = [math.isqrt(count) for count in (value.shape[1], own.shape[1])]
-            grid = value.permute(0, 2, 3, 1).flatten(1, 2).unflatten(2, (sides[0], sides[0]))
-            value = resize_map(grid, (sides[1], sides[1])).flatten(2).mT.unflatten(
-                2, tuple(value.shape[2:]))  # fmt: skip
+        if agents != own.shape[1]:  # agents lie on a square, so they resize as a map
+            sides = [math.isqrt(count) for count in (agents, own.shape[1])]
+            grid = value.flatten(2).mT.unflatten(2, (sides[0], sides[0]))
+            value = resize_map(grid, (sides[1], sides[1])).flatten(2).mT.unflatten(2, size)
         return resize_map(value, own.shape[2:])

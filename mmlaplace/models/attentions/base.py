@@ -1,6 +1,6 @@
 from abc import abstractmethod
 from dataclasses import fields, replace
-from typing import List, NamedTuple, Optional, Tuple
+from typing import List, NamedTuple, Optional, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -36,7 +36,7 @@ class BaseAttention(KnownOptions, BaseModule):
 
     Attributes:
         accepts_mask: Whether the forward takes a boolean ``mask`` of the keys that each query
-            sees, broadcastable to (B, heads, N, N).
+            sees, broadcastable to (B, heads, N, n) for n keys.
         mixes_tokens: Whether a channel of the output is a weighted sum of that channel of the
             values, whose weights an attention map can show.
         variants: Options under which the class computes by another path. The contract tests run
@@ -56,7 +56,7 @@ class BaseAttention(KnownOptions, BaseModule):
         embed_dims: int,
         num_heads: int,
         input_resolution: Tuple[int, int],
-        init_cfg: Optional[dict] = None,
+        init_cfg: Union[dict, List[dict], None] = None,
     ) -> None:
         super().__init__(init_cfg)
         if num_heads < 1 or embed_dims % num_heads:
@@ -117,6 +117,8 @@ class QKVAttention(BaseAttention):
     """
 
     frame = Frame()
+    further_options = tuple(field.name for field in fields(Frame))
+    rotates_features = False
     num_prefix_tokens = 0
     renamed_options = dict(
         share_qk="qkv='shared_qk'",
@@ -129,11 +131,13 @@ class QKVAttention(BaseAttention):
         embed_dims: int,
         num_heads: int,
         input_resolution: Tuple[int, int],
-        init_cfg: Optional[dict] = None,
+        init_cfg: Union[dict, List[dict], None] = None,
         **frame,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
         self.frame = frame = replace(type(self).frame, **frame)
+        if frame.rope_on == 'features' and not self.rotates_features:
+            raise ValueError(f"{type(self).__name__} rotates no features; take rope_on='query_key'")
         # Keys and values of another map cannot share a linear with the queries.
         form = 'q_kv' if frame.sr_ratio > 1 else frame.qkv
         of_tokens, of_map = QKV_FORMS[form]
@@ -154,11 +158,6 @@ class QKVAttention(BaseAttention):
             )
         self.proj = nn.Linear(embed_dims, embed_dims) if frame.proj else nn.Identity()
         self.proj_drop = nn.Dropout(frame.proj_drop)
-
-    @classmethod
-    def known_options(cls) -> List[str]:
-        names = [*super().known_options(), *(field.name for field in fields(Frame))]
-        return [name for name in dict.fromkeys(names) if name not in cls.fixed_options]
 
     def kv_shape(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
         """Height and width of the map of keys and values, for queries on a map ``(H, W)``."""
@@ -226,8 +225,8 @@ class QKVAttention(BaseAttention):
             raise ValueError(f'{type(self).__name__} takes no mask; call it without one')
         projected = self.project(x, hw_shape)  # q, gate: (B, N, C); k, v: (B, n, C)
         q, k, v = self.heads(projected, hw_shape)  # (B, heads, N or n, d)
-        seen = {} if mask is None else dict(mask=mask)
-        out = self.merge_heads(self.mix(q, k, v, hw_shape, **seen))  # (B, N, C)
+        options = {} if mask is None else dict(mask=mask)
+        out = self.merge_heads(self.mix(q, k, v, hw_shape, **options))  # (B, N, C)
         local = self.local_branch(projected.v, x, hw_shape)
         out = out if local is None else out + local
         out = out if projected.gate is None else self.apply_gate(out, projected.gate)

@@ -1,11 +1,12 @@
 """What stands around a mixing rule, as data."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from ..layers.depthwise import FILTERS_PER
+from ..layers.position import ROPE_FORMS
 
 # Linears of C channels each, of the tokens and of the map that keys and values come from.
 QKV_FORMS = {'qkv': (3, 0), 'shared_qk': (2, 0), 'q_kv': (1, 2), 'qk': (2, 0)}
-LEPE_FILTERS = ('channel', 'head', 'head_channel')
-ROPE_FORMS = ('half', 'pairs')
 ROPE_ON = ('query_key', 'features')
 
 
@@ -77,10 +78,14 @@ class Frame:
             ('qkv', tuple(QKV_FORMS)),
             ('rope_form', ROPE_FORMS),
             ('rope_on', ROPE_ON),
-            ('lepe_filters', LEPE_FILTERS),
+            ('lepe_filters', FILTERS_PER),
         ):
             if getattr(self, name) not in known:
                 raise ValueError(f'{name} must be one of {known}, got {getattr(self, name)!r}')
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(field.default, bool) and not isinstance(value, bool):
+                raise ValueError(f'{field.name} must be True or False, got {value!r}')
         if not isinstance(self.sr_ratio, int) or self.sr_ratio < 1:
             raise ValueError(f'sr_ratio must be an integer of at least 1, got {self.sr_ratio!r}')
         kernel = self.lepe_kernel

@@ -110,7 +110,9 @@ class SOFTAttention(QKVAttention):
             )
         if landmark_method == 'conv' and pool_ratio is None:
             num_landmarks = 49 if num_landmarks is None else num_landmarks
-            pool_ratio = max(int(min(self.input_resolution) / num_landmarks**0.5), 1)
+            # Landmarks refuses numbers below 1.
+            side = max(num_landmarks, 1) ** 0.5
+            pool_ratio = max(int(min(self.input_resolution) / side), 1)
         self.normalized = normalized
         self.newton_start_per = newton_start_per
         self.num_iters = num_iters

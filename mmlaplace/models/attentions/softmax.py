@@ -79,6 +79,7 @@ class SoftmaxAttention(QKVAttention):
                 f'sr_ratio={frame.sr_ratio}; set sr_ratio=1 or relative_bias=False'
             )
         self.num_prefix_tokens = num_prefix_tokens
+        self.accepts_mask = self.sr is None  # a mask is of the tokens, not of reduced keys
         self.relative_bias = None
         if relative_bias:
             height, width = self.input_resolution

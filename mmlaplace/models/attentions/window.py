@@ -1,12 +1,10 @@
-from typing import Optional, Tuple
+from typing import List, Optional, Tuple, Union
 
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from ..layers import join_windows, shifted_window_mask, split_windows
 from .base import BaseAttention
-
-SWIN_ATTENTION = dict(type='SoftmaxAttention', relative_bias=True)
 
 
 @MODELS.register_module()
@@ -37,6 +35,7 @@ class WindowAttention(BaseAttention):
         torch.Size([1, 150, 64])
     """
 
+    default_attn_cfg = dict(type='SoftmaxAttention', relative_bias=True)
     variants = (
         dict(window_size=3, shifted=True),
         dict(window_size=2, shifted=True, attn_cfg=dict(type='PolaAttention')),
@@ -50,7 +49,7 @@ class WindowAttention(BaseAttention):
         window_size: int = 7,
         shifted: bool = False,
         attn_cfg: Optional[dict] = None,
-        init_cfg: Optional[dict] = None,
+        init_cfg: Union[dict, List[dict], None] = None,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
         if window_size < 1:
@@ -58,9 +57,11 @@ class WindowAttention(BaseAttention):
         self.window_size = window_size
         self.shifted = shifted
         side = min(window_size, *self.input_resolution)
+        if 'type' not in (attn_cfg or {}):
+            attn_cfg = dict(self.default_attn_cfg, **(attn_cfg or {}))
         self.attn = MODELS.build(
             dict(
-                attn_cfg or SWIN_ATTENTION,
+                attn_cfg,
                 embed_dims=embed_dims,
                 num_heads=num_heads,
                 input_resolution=(side, side),
@@ -80,8 +81,9 @@ class WindowAttention(BaseAttention):
             raise ValueError('WindowAttention makes its own mask; call it without one')
         side, shift = self.window_and_shift(hw_shape)
         windows = split_windows(x, hw_shape, side, shift)  # (B * windows, side * side, C)
-        if shift and self.attn.accepts_mask:
+        options = {}
+        if shift and getattr(self.attn, 'accepts_mask', False):
             mask = shifted_window_mask(hw_shape, side, shift, x.device)  # (windows, side², side²)
-            mask = mask.repeat(len(x), 1, 1).unsqueeze(1)
-        mixed = self.attn(windows, (side, side), mask=mask)  # (B * windows, side * side, C)
+            options = dict(mask=mask.repeat(len(x), 1, 1).unsqueeze(1))
+        mixed = self.attn(windows, (side, side), **options)  # (B * windows, side * side, C)
         return join_windows(mixed, hw_shape, side, shift)

@@ -1,15 +1,14 @@
-import inspect
 from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor
 
 from ...engine.strict_loading import StrictLoading
-from ..known_options import KnownOptions
 from ..layers import memory_format_of, tokens_to_map
 from ..layers.build import build_token_norm
 from . import options
 from .freezing import Freezing
+from .host_options import HostOptions
 from .names import PyramidNames
 from .stage import Stage
 
@@ -19,7 +18,7 @@ INIT_CFG = [
 ]
 
 
-class PyramidBackbone(KnownOptions, PyramidNames, StrictLoading, Freezing, BaseModule):
+class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseModule):
     """Stages of transformer blocks, each on a smaller map than the one before.
 
     A subclass names its ``host``, a function that returns a list of :class:`Stage`, its sizes in
@@ -65,7 +64,7 @@ class PyramidBackbone(KnownOptions, PyramidNames, StrictLoading, Freezing, BaseM
             range.
     """
 
-    host: Callable[..., List[Stage]]
+    host: Callable[..., List[Stage]]  # a function, without self
     arch_zoo: Dict[str, dict] = {}
     default_arch = 'tiny'
     default_attn_cfg: Union[dict, Sequence, None] = None
@@ -111,16 +110,11 @@ class PyramidBackbone(KnownOptions, PyramidNames, StrictLoading, Freezing, BaseM
             own = [sizes[key][i] for key in ('embed_dims', 'num_heads', 'ffn_ratios')]
             self.stages.append(stage.build(in_channels, *own, resolution, rates[i], *common))
             in_channels = self.embed_dims[i]
-        self.out_norms = layout[-1].out_norm is not None if out_norms is None else out_norms
-        for i in self.out_indices if self.out_norms else ():
-            config = norm_cfg or layout[i].out_norm or layout[i].norm
-            self.add_module(f'norm{i}', build_token_norm(config, self.embed_dims[i]))
+        for i in self.out_indices if out_norms in (None, True) else ():
+            if layout[i].out_norm is not None or out_norms:
+                config = norm_cfg or layout[i].out_norm or layout[i].norm
+                self.add_module(f'norm{i}', build_token_norm(config, self.embed_dims[i]))
         self._freeze_stages()
-
-    @classmethod
-    def known_options(cls) -> List[str]:
-        host_options = inspect.signature(cls.host).parameters if hasattr(cls, 'host') else ()
-        return list(dict.fromkeys([*super().known_options(), *host_options]))
 
     def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
         """Images ``(B, in_channels, H, W)`` to the maps ``(B, C_i, ⌈H/s_i⌉, ⌈W/s_i⌉)``.
@@ -139,7 +133,8 @@ class PyramidBackbone(KnownOptions, PyramidNames, StrictLoading, Freezing, BaseM
             for block in stage['blocks']:
                 x = block(x, hw_shape)
             if i in self.out_indices:
-                out = getattr(self, f'norm{i}')(x) if self.out_norms else x
+                norm = getattr(self, f'norm{i}', None)
+                out = x if norm is None else norm(x)
                 if self.out_type == 'cls_token':
                     outs.append(out[:, 0])  # (B, C)
                 else:

@@ -13,7 +13,7 @@ class Freezing(nn.Module):
             frozen += [stem for name, stem in self.stages[0].items() if name != 'blocks']
         for i, stage in enumerate(self.stages[: max(self.frozen_stages, 0)]):
             frozen.append(stage)
-            if i in self.out_indices and self.out_norms:
+            if hasattr(self, f'norm{i}'):
                 frozen.append(getattr(self, f'norm{i}'))
         for module in frozen:
             module.eval()

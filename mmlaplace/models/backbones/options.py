@@ -1,15 +1,17 @@
 """From what a config says to what is built: sizes, outputs and the attention of each stage."""
 
 import inspect
-import re
+import types
 from dataclasses import replace
-from typing import Any, Dict, List, Sequence, Tuple, Union
+from typing import Any, Dict, List, Sequence, Tuple, Union, get_args, get_origin
 
 from mmengine.registry import MODELS
 from torch import Tensor
 
 ARCH_KEYS = ('embed_dims', 'depths', 'num_heads', 'ffn_ratios')
 OUT_TYPES = ('featmap', 'cls_token')
+# Fields of a frame that say how something is, and the field that says whether it is.
+NEEDED = dict(rope_form='rope', rope_on='rope', lepe_filters='lepe_kernel', lepe_bias='lepe_kernel')
 SET_BY_THE_HOST = ('embed_dims', 'num_heads', 'input_resolution', 'num_prefix_tokens')
 
 
@@ -92,15 +94,17 @@ def check_ranges(backbone: Any, frozen_stages: int, drop_path_rate: float, out_t
     if not isinstance(drop_path_rate, (int, float)) or not 0 <= drop_path_rate < 1:
         raise ValueError(
             'drop_path_rate must be one number in [0, 1), the rate of the last block, got '
-            f'{drop_path_rate}'
+            f'{drop_path_rate!r}'
         )
     if out_type not in OUT_TYPES:
         raise ValueError(f'out_type must be one of {OUT_TYPES}, got {out_type!r}')
+    if any(backbone.cls_tokens[:-1]):
+        raise ValueError('only the last stage of a host can have a class token, got one before it')
     having = tuple(i for i, count in enumerate(backbone.cls_tokens) if count)
     if out_type == 'cls_token' and backbone.out_indices != having:
         raise ValueError(
             f"out_type='cls_token' returns the class token of stages {having}, got "
-            f'out_indices={backbone.out_indices}; a host without one may take with_cls_token=True. '
+            f'out_indices={backbone.out_indices}; SOFT and ViT have one by with_cls_token=True. '
             "Dense heads take out_type='featmap'"
         )
 
@@ -123,6 +127,8 @@ def attention_class(kind: Union[str, type]) -> type:
     """
     if isinstance(kind, type):
         return kind
+    if not isinstance(kind, str):
+        raise ValueError(f'the type of an attention is a class or its name, got {kind!r}')
     with MODELS.switch_scope_and_registry(None) as registry:
         cls = registry.get(kind)
     if cls is None:
@@ -134,11 +140,12 @@ def attention_class(kind: Union[str, type]) -> type:
     return cls
 
 
-def options_of(cls: type) -> List[str]:
-    """Names of the options of an attention, also of one that is not derived from ours."""
+def takes(cls: type, name: str) -> bool:
+    """Whether an attention, also one that is not derived from ours, has an option."""
     if hasattr(cls, 'known_options'):
-        return cls.known_options()
-    return [name for name in inspect.signature(cls.__init__).parameters if name != 'self']
+        return name in cls.known_options()
+    parameters = inspect.signature(cls.__init__).parameters
+    return name in parameters or any(p.kind == p.VAR_KEYWORD for p in parameters.values())
 
 
 def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None]) -> List[Any]:
@@ -149,14 +156,17 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
     - A dict with another type replaces the attention and keeps the host's frame:
       ``dict(type='SoftmaxAttention')``.
     - A list has such a dict, or None for no change, for each stage. ``per_stage`` in a dict has
-      single options with a value for each stage: ``dict(per_stage=dict(sr_ratio=(8, 4, 2, 1)))``.
+      single options with a value for each stage, or None:
+      ``dict(per_stage=dict(sr_ratio=(8, 4, 2, 1)))``.
 
-    Any other list is a value. The rule holds inside of :class:`WindowAttention` too, for its own
+    Any other list is a value. None as a value is given in a dict, such as
+    ``dict(num_landmarks=None)``. The rule holds inside of :class:`WindowAttention` too, for its own
     ``attn_cfg``.
 
     Raises:
         TypeError: For an option that no attention here has.
-        ValueError: For another number of entries than stages, or options that the host sets.
+        ValueError: For another number of entries than stages, options that the host sets, or
+            fields of a frame that have no effect.
 
     Examples:
         >>> from mmlaplace.models.backbones import hosts
@@ -171,27 +181,30 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
         return list(stages)
     if not isinstance(attn_cfg, dict):
         _check_count('attn_cfg, where it is no dict,', attn_cfg, stages)
-        return [_changed(stage, given or {}) for stage, given in zip(stages, attn_cfg)]
+        return [_changed(stage, {} if own is None else own) for stage, own in zip(stages, attn_cfg)]
     shared = dict(attn_cfg)
     per_stage = shared.pop('per_stage', None) or {}
+    if not isinstance(per_stage, dict) or 'type' in per_stage:
+        raise ValueError(
+            f'per_stage has options with a value for each stage, got {per_stage!r}; other '
+            'attentions in single stages are a list, such as [None, dict(type=...), ...]'
+        )
     for name, values in per_stage.items():
         _check_count(f'attn_cfg.per_stage[{name!r}]', values, stages)
     configs = [dict(shared) for _ in stages]
     if 'type' not in shared:
         classes = [attention_class(stage.attn['type']) for stage in stages]
         for name in shared:
-            if not any(name in options_of(cls) for cls in classes):
+            if not any(takes(cls, name) for cls in classes):
                 for cls in classes:
                     _check_options(cls, {name: shared[name]})
-        for cls, config in zip(classes, configs):
-            for name in set(config).difference(options_of(cls)):
-                del config[name]  # of other stages, such as landmarks beside a softmax stage
+        # An option of some stages, such as landmarks beside a softmax stage, is not for the others.
+        configs = [
+            {name: value for name, value in config.items() if takes(cls, name)}
+            for cls, config in zip(classes, configs)
+        ]
     for i, config in enumerate(configs):
-        cls = attention_class(config.get('type', stages[i].attn['type']))
-        for name, values in per_stage.items():
-            # None says that there is nothing to set in a stage without the option.
-            if values[i] is not None or name in options_of(cls):
-                config[name] = values[i]
+        config.update({name: own[i] for name, own in per_stage.items() if own[i] is not None})
     return [_changed(stage, config) for stage, config in zip(stages, configs)]
 
 
@@ -204,21 +217,28 @@ def _check_count(what: str, values: Any, stages: Sequence[Any]) -> None:
 
 def _changed(stage: Any, given: dict) -> Any:
     """A stage after one dict of options."""
-    cls = attention_class(given.get('type', stage.attn['type']))
+    if not isinstance(given, dict):
+        raise ValueError(
+            f"an attention is a dict, such as dict(type='PolaAttention'), got {given!r}"
+        )
+    present = attention_class(stage.attn['type'])
+    cls = attention_class(given.get('type', present))
     options = {name: value for name, value in given.items() if name != 'type'}
     _check_options(cls, options)
-    if cls is not attention_class(stage.attn['type']):
-        return replace(stage, attn=dict(given), alternate={})
-    attn = dict(stage.attn, **given)
-    if isinstance(given.get('attn_cfg'), dict) and isinstance(stage.attn.get('attn_cfg'), dict):
-        inner = replace(stage, attn=stage.attn['attn_cfg'], frame={}, alternate={})
-        attn['attn_cfg'] = _changed(inner, given['attn_cfg']).attn
+    attn = dict(stage.attn if cls is present else {}, **given)
+    default = getattr(cls, 'default_attn_cfg', None)
+    if default is not None:  # an attention around another one
+        inside = stage.attn.get('attn_cfg') if cls is present else None
+        inner = replace(stage, attn=inside or default, frame={}, alternate={})
+        attn['attn_cfg'] = _changed(inner, given.get('attn_cfg') or {}).attn
     alternate = {name: value for name, value in stage.alternate.items() if name not in given}
-    return replace(stage, attn=attn, alternate=alternate)
+    changed = replace(stage, attn=attn, alternate=alternate if cls is present else {})
+    _check_effect(changed, cls, options)
+    return changed
 
 
 def _check_options(cls: type, options: dict) -> None:
-    """Refuse what the host sets, what the attention lacks, and values for several stages."""
+    """Refuse what the host sets, what the attention has not, and values for several stages."""
     for name in SET_BY_THE_HOST:
         if name in options:
             raise ValueError(
@@ -226,21 +246,46 @@ def _check_options(cls: type, options: dict) -> None:
                 'arch=dict(...), img_size or with_cls_token to the backbone instead'
             )
     if hasattr(cls, 'check_options'):
-        cls.check_options(options)
+        cls.check_options(options, hidden=SET_BY_THE_HOST)
+    unknown = [name for name in options if not takes(cls, name)]
+    if unknown:
+        known = [name for name in inspect.signature(cls.__init__).parameters if name != 'self']
+        raise TypeError(
+            f'{cls.__name__} has no option {", ".join(map(repr, unknown))}; its options are '
+            f'{", ".join(known)}'
+        )
     for name, value in options.items():
-        if isinstance(value, (list, tuple)) and not _takes_a_list(cls, name):
+        if isinstance(value, (list, tuple)) and _is_single(cls, name):
             raise ValueError(
                 f'{name} of {cls.__name__} is a single value, got {value!r}; one value for each '
                 f'stage is attn_cfg=dict(per_stage=dict({name}={value!r}))'
             )
 
 
-def _takes_a_list(cls: type, name: str) -> bool:
-    """Whether an option may be a list or tuple: its annotation says so, or it has none."""
+def _check_effect(stage: Any, cls: type, options: dict) -> None:
+    """Refuse fields of a frame that say how, where another one says that it is not."""
+    frame = getattr(cls, 'frame', None)
+    for name, needed in NEEDED.items():
+        if name in options and frame is not None:
+            default = stage.frame.get(needed, getattr(frame, needed))
+            if not stage.attn.get(needed, default):
+                raise ValueError(
+                    f'{name}={options[name]!r} has no effect without {needed}; give {needed} too, '
+                    f'or leave {name} out'
+                )
+
+
+def _is_single(cls: type, name: str) -> bool:
+    """Whether an option is a number, a word or a truth value, by its annotation or its default."""
     for base in cls.__mro__:
+        if name in vars(base).get('further_options', ()):
+            return True  # a field of the frame
         parameter = inspect.signature(base.__init__).parameters.get(name)
         if '__init__' in vars(base) and parameter is not None:
-            annotation = str(parameter.annotation)
-            untold = parameter.annotation is inspect.Parameter.empty
-            return untold or re.search('Sequence|Tuple|List|list|tuple', annotation) is not None
-    return False  # a field of the frame
+            annotation = parameter.annotation
+            if annotation is inspect.Parameter.empty:
+                return isinstance(parameter.default, (bool, int, float, str))
+            is_union = get_origin(annotation) in (Union, getattr(types, 'UnionType', Union))
+            kinds = get_args(annotation) if is_union else (annotation,)
+            return all(kind in (bool, int, float, str, type(None)) for kind in kinds)
+    return False

@@ -1,13 +1,14 @@
 """A stage of a pyramid, as data."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch.nn as nn
 from mmengine.model import ModuleDict, ModuleList
 
+from ..attentions.frame import Frame
 from ..layers import PositionEmbedding, TransformerBlock
-from .options import attention_class, options_of
+from .options import attention_class, takes
 
 
 @dataclass(frozen=True)
@@ -54,12 +55,22 @@ class Stage:
     out_norm: Optional[dict] = field(default_factory=lambda: dict(type='LN', eps=1e-6))
     block: Dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        unknown = set(self.frame) - {field.name for field in fields(Frame)}
+        if unknown:
+            raise ValueError(f'a frame has no field {sorted(unknown)}; see Frame')
+        if self.cls_token and self.position is None:
+            raise ValueError('a class token needs position={...}, which it is a part of')
+        if 'norm_cfg' in self.block:
+            raise ValueError(f'give norm={self.block["norm_cfg"]!r} to the stage, not to its block')
+
     def attn_cfg(self, block: int, **sizes: Any) -> dict:
         """The complete config of the attention in a block: the host's frame, then the stage's."""
-        known = options_of(attention_class(self.attn['type']))
+        cls = attention_class(self.attn['type'])
+        known = cls.known_options() if hasattr(cls, 'known_options') else ()
         frame = {name: value for name, value in self.frame.items() if name in known}
         prefix = dict(num_prefix_tokens=1) if self.cls_token else {}
-        if prefix and 'num_prefix_tokens' not in known:
+        if prefix and not takes(cls, 'num_prefix_tokens'):
             raise ValueError(
                 f'the class token needs an attention that takes num_prefix_tokens, such as '
                 f'SoftmaxAttention, got {self.attn["type"]!r}; set with_cls_token=False, or keep '

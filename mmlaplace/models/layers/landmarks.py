@@ -70,7 +70,10 @@ class Landmarks(nn.Module):
                 f'({head_dims})'
             )
         if exact and (method != 'pool' or num_landmarks is None):
-            raise ValueError(f"exact=True needs num_landmarks and method='pool', got {method!r}")
+            raise ValueError(
+                f"exact=True needs num_landmarks (got {num_landmarks}) and method='pool' "
+                f'({method!r})'
+            )
         self.method = method
         self.num_landmarks = num_landmarks
         self.pool_ratio = pool_ratio

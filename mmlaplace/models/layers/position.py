@@ -10,6 +10,8 @@ from mmlaplace.ops.precision import no_autocast, upcast
 
 from .feature_map import map_to_tokens
 
+ROPE_FORMS = ('half', 'pairs')
+
 
 class RotaryEmbedding2D(nn.Module):
     r"""Rotary position embedding over rows and columns.
@@ -40,8 +42,8 @@ class RotaryEmbedding2D(nn.Module):
 
     def __init__(self, head_dims: int, theta: Optional[float] = None, form: str = 'half') -> None:
         super().__init__()
-        if form not in ('half', 'pairs'):
-            raise ValueError(f"form must be 'half' or 'pairs', got {form!r}")
+        if form not in ROPE_FORMS:
+            raise ValueError(f'form must be one of {ROPE_FORMS}, got {form!r}')
         self.pairs = head_dims // 4
         self.rotated_dims = 4 * self.pairs
         self.form = form

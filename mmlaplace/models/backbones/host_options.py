@@ -1,0 +1,33 @@
+"""Options that a backbone hands on to its host."""
+
+import inspect
+from typing import Any, List
+
+from ..known_options import KnownOptions
+
+
+class HostOptions(KnownOptions):
+    """A base for classes with a ``host``, whose arguments are options of the class.
+
+    Raises:
+        TypeError: Where a class is made, if an argument of its host is one of its own.
+    """
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        host = vars(cls).get('host')
+        if host is None:
+            return
+        if not isinstance(host, staticmethod):  # it is a function, and no method
+            cls.host = staticmethod(host)
+        shared = set(inspect.signature(cls.host).parameters) & set(super().known_options())
+        if shared:
+            raise TypeError(
+                f'the host of {cls.__name__} has arguments that backbones have, {sorted(shared)}, '
+                'and would never get them; call them otherwise'
+            )
+
+    @classmethod
+    def known_options(cls) -> List[str]:
+        host_options = inspect.signature(cls.host).parameters if hasattr(cls, 'host') else ()
+        return list(dict.fromkeys([*super().known_options(), *host_options]))
