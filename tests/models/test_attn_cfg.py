@@ -132,6 +132,8 @@ def options(backbone_type, attn_cfg, *names, **kwargs):
         ('PolaFormerSwin', dict(attn_cfg=None), ['alpha'],
          [('Pola', 4.0)] * 2 + [('Softmax', None)] * 2),
         # The rule holds inside of windows, for the attention there, wherever they come from.
+        ('LaplacianFormer', dict(type='WindowAttention', attn_cfg=dict(rope=False)),
+         ['rope', 'lepe_kernel', 'window_size'], [('Softmax', False, 3, 7)] * 4),
         ('PVT', dict(type='WindowAttention', attn_cfg=dict(qkv_bias=False)),
          ['qkv_bias', 'window_size'], [('Softmax', False, 7)] * 4),
         ('Swin', dict(attn_cfg=dict(qkv_bias=False)), ['qkv_bias', 'window_size'],

@@ -148,6 +148,14 @@ def takes(cls: type, name: str) -> bool:
     return name in parameters or any(p.kind == p.VAR_KEYWORD for p in parameters.values())
 
 
+def with_frame(stage: Any) -> dict:
+    """The attention of a stage, with the host's frame as far as the attention has these options."""
+    cls = attention_class(stage.attn['type'])
+    known = cls.known_options() if hasattr(cls, 'known_options') else ()
+    frame = {name: value for name, value in stage.frame.items() if name in known}
+    return dict(frame, **stage.attn)
+
+
 def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None]) -> List[Any]:
     """The stages of a host, with the attention that ``attn_cfg`` asks for.
 
@@ -229,8 +237,8 @@ def _changed(stage: Any, given: dict) -> Any:
     default = getattr(cls, 'default_attn_cfg', None)
     if default is not None:  # an attention around another one
         inside = stage.attn.get('attn_cfg') if cls is present else None
-        inner = replace(stage, attn=inside or default, frame={}, alternate={})
-        attn['attn_cfg'] = _changed(inner, given.get('attn_cfg') or {}).attn
+        inner = replace(stage, attn=inside or default, alternate={})
+        attn['attn_cfg'] = with_frame(_changed(inner, given.get('attn_cfg') or {}))
     alternate = {name: value for name, value in stage.alternate.items() if name not in given}
     changed = replace(stage, attn=attn, alternate=alternate if cls is present else {})
     _check_effect(changed, cls, options)

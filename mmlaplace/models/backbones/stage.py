@@ -8,7 +8,7 @@ from mmengine.model import ModuleDict, ModuleList
 
 from ..attentions.frame import Frame
 from ..layers import PositionEmbedding, TransformerBlock
-from .options import attention_class, takes
+from .options import attention_class, takes, with_frame
 
 
 @dataclass(frozen=True)
@@ -66,18 +66,15 @@ class Stage:
 
     def attn_cfg(self, block: int, **sizes: Any) -> dict:
         """The complete config of the attention in a block: the host's frame, then the stage's."""
-        cls = attention_class(self.attn['type'])
-        known = cls.known_options() if hasattr(cls, 'known_options') else ()
-        frame = {name: value for name, value in self.frame.items() if name in known}
         prefix = dict(num_prefix_tokens=1) if self.cls_token else {}
-        if prefix and not takes(cls, 'num_prefix_tokens'):
+        if prefix and not takes(attention_class(self.attn['type']), 'num_prefix_tokens'):
             raise ValueError(
                 f'the class token needs an attention that takes num_prefix_tokens, such as '
                 f'SoftmaxAttention, got {self.attn["type"]!r}; set with_cls_token=False, or keep '
                 "the host's attention in this stage by a None in a list of configs"
             )
         alternate = self.alternate if block % 2 else {}
-        return dict(frame, **{**self.attn, **alternate, **prefix, **sizes})
+        return dict(with_frame(self), **{**alternate, **prefix, **sizes})
 
     def build(
         self,
