@@ -173,12 +173,13 @@ class QKVAttention(BaseAttention):
         if self.kv is not None:
             parts += self.kv(source).chunk(2, dim=-1)
         elif self.frame.qkv == 'qk':
-            parts.append(x)
+            parts.append(x.to(parts[0].dtype))  # autocast makes queries and keys halves
         elif self.frame.qkv == 'shared_qk':
             parts.insert(0, parts[0])
         q, k, v = parts
         if self.key_positions is not None:
-            k = k + map_to_tokens(resize_map(self.key_positions, self.kv_shape(hw_shape)))
+            positions = resize_map(self.key_positions, self.kv_shape(hw_shape))
+            k = k + map_to_tokens(positions).to(k.dtype)
         return Projected(q, k, v, gate)
 
     def heads(self, projected: Projected, hw_shape: Tuple[int, int]) -> Tuple[Tensor, ...]:
