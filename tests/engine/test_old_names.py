@@ -4,13 +4,18 @@ import pytest
 import torch
 import torch.nn as nn
 from mmengine.registry import MODELS
-from test_backbones import build
 
 from mmlaplace.engine import load_weights
 from mmlaplace.models import QKVAttention
+from mmlaplace.models.backbones.hosts import arch
 
 OLD = {'attn.qkv.': 'attn.query_gate.', 'attn.kv.': 'attn.key_value.', '.lepe.': '.local.',
        '.dwconv.': '.local.', '.sr.': '.reduction.'}  # fmt: skip
+
+
+def build(name, attn_cfg=None):
+    small = arch((16, 32, 48, 64), (1, 1, 2, 1), (1, 2, 3, 4), (2, 2, 2, 2))
+    return MODELS.build(dict(type=name, arch=small, img_size=64, attn_cfg=attn_cfg))
 
 
 def old_names(state):

@@ -62,9 +62,9 @@ def test_the_memory_of_the_process_has_scratch_of_any_library():
         numpy.ones(64 * MEGABYTE, numpy.uint8)
         return ()
 
-    # Linux counts resident pages to some 64 a core, and other threads may free theirs: 64 MB are
-    # far above both.
-    assert process_memory(job) == pytest.approx(64 * MEGABYTE, rel=0.1)
+    # Linux counts resident pages to some 64 a core, and other threads free memory meanwhile: 9 MB
+    # were seen in a process that had run thousands of tests.
+    assert process_memory(job) == pytest.approx(64 * MEGABYTE, rel=0.25)
 
 
 class OneOutput(torch.nn.Linear):
