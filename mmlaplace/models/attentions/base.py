@@ -184,15 +184,13 @@ class QKVAttention(BaseAttention):
 
     def heads(self, projected: Projected, hw_shape: Tuple[int, int]) -> Tuple[Tensor, ...]:
         """Queries, keys and values by head, ``(B, heads, N or n, d)``, with rotary positions."""
+        turns = self.rotary is not None and self.frame.rope_on == 'query_key'
         q, v = self.split_heads(projected.q), self.split_heads(projected.v)
-        if self.rotary is not None and self.frame.rope_on == 'query_key':
-            q = self.rotary(q, hw_shape)
+        q = self.rotary(q, hw_shape) if turns else q
         if projected.k is projected.q:
             return q, q, v
         k = self.split_heads(projected.k)
-        if self.rotary is not None and self.frame.rope_on == 'query_key':
-            k = self.rotary(k, hw_shape)
-        return q, k, v
+        return q, self.rotary(k, hw_shape) if turns else k, v
 
     @abstractmethod
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
