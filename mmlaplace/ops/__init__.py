@@ -3,6 +3,8 @@
 from .gaussian_kernel import gaussian_kernel
 from .inverse import cholesky_inverse, inverse_residual, newton_schulz_inverse
 from .laplacian_kernel import laplacian_kernel
+from .nystrom_attention import nystrom_attention
+from .pooled_landmarks import pooled_landmarks
 
 __all__ = [
     'cholesky_inverse',
@@ -10,4 +12,6 @@ __all__ = [
     'inverse_residual',
     'laplacian_kernel',
     'newton_schulz_inverse',
+    'nystrom_attention',
+    'pooled_landmarks',
 ]

@@ -108,7 +108,9 @@ def find(name: str) -> Optional[Callable]:
     return getattr(torch.ops.mmlaplace, name).default if name in AVAILABLE else None
 
 
-def register(name: str, fake: Callable, autograd: Optional[Callable] = None) -> None:
+def register(
+    name: str, fake: Callable, autograd: Optional[Callable] = None, widen: bool = True
+) -> None:
     """Give a compiled op what is the same on every device. Without the op this does nothing.
 
     Args:
@@ -117,6 +119,7 @@ def register(name: str, fake: Callable, autograd: Optional[Callable] = None) -> 
             ``torch.library.register_fake``.
         autograd: Computes it and records its derivative, see :func:`below_autograd`. Such an op
             also gets the autocast rule of :mod:`.precision`.
+        widen: Whether it gets that rule. An op that reads halves as such needs none.
     """
     op = find(name)
     if op is None:
@@ -129,7 +132,7 @@ def register(name: str, fake: Callable, autograd: Optional[Callable] = None) -> 
         return
 
     _LIBRARY.impl(name, autograd, 'Autograd')
-    for device in ('CPU', 'CUDA'):
+    for device in ('CPU', 'CUDA') if widen else ():
         _LIBRARY.impl(name, fp32_under_autocast(op), f'Autocast{device}')
 
 

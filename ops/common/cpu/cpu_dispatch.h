@@ -85,9 +85,9 @@ constexpr int kBytes = 16;  // the vectors of SSE2 and NEON
 namespace mmlaplace {
 namespace avx2 {
 constexpr int kBytes = 32;
-#define MMLAPLACE_SIGN_INSTRUCTION  // AVX-512 has none
+#define MMLAPLACE_AVX2
 #include MMLAPLACE_KERNELS
-#undef MMLAPLACE_SIGN_INSTRUCTION
+#undef MMLAPLACE_AVX2
 }  // namespace avx2
 }  // namespace mmlaplace
 #if defined(__clang__)
@@ -102,7 +102,9 @@ constexpr int kBytes = 32;
 namespace mmlaplace {
 namespace avx512 {
 constexpr int kBytes = 64;
+#define MMLAPLACE_AVX512
 #include MMLAPLACE_KERNELS
+#undef MMLAPLACE_AVX512
 }  // namespace avx512
 }  // namespace mmlaplace
 #if defined(__clang__)

@@ -72,9 +72,19 @@ MMLAPLACE_INLINE V sign(V value) {
   const V nonzero = (Bits)value < 0 ? broadcast<V>(-1) : broadcast<V>(1);
   return (V)((Bits)nonzero & (Bits)(value != V{}));
 }
-#ifdef MMLAPLACE_SIGN_INSTRUCTION  // saves a fifth of the time of the Laplacian's gradient
+// One instruction saves a fifth of the time of the Laplacian's gradient with AVX2, and more with
+// AVX-512.
+#ifdef MMLAPLACE_AVX2
 MMLAPLACE_INLINE Vec<float> sign(Vec<float> value) {
   return (Vec<float>)_mm256_cvtepi32_ps(_mm256_sign_epi32(_mm256_set1_epi32(1), (__m256i)value));
+}
+#endif
+#ifdef MMLAPLACE_AVX512
+MMLAPLACE_INLINE Vec<float> sign(Vec<float> value) {
+  // Four bits for each kind of number, from the highest: positive and negative numbers, the
+  // infinities, 1, 0, and two kinds of NaN. A is 1, 9 is -1, 8 is 0, and 2 the number itself.
+  const __m512i kinds = _mm512_set1_epi32(static_cast<int>(0xA9A9A822));
+  return (Vec<float>)_mm512_fixupimm_ps((__m512)value, (__m512)value, kinds, 0);
 }
 #endif
 

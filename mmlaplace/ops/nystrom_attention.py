@@ -1,0 +1,315 @@
+"""Attention through landmarks, in blocks of tokens."""
+
+from typing import Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from . import _checks, _native
+from ._pairwise import check_bandwidth, pairwise_kernel
+from .gaussian_kernel import GAUSSIAN
+from .laplacian_kernel import LAPLACIAN
+from .precision import no_autocast, upcast
+from .rotary import ROPE_FORMS, turn
+
+METRICS = {'laplacian': LAPLACIAN, 'gaussian': GAUSSIAN}
+OP = 'nystrom_attention'
+
+
+def nystrom_attention_reference(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks: Tensor,
+    inverse: Tensor,
+    scale: Tensor,
+    rotary: Optional[Tensor],
+    kernel: str,
+    bandwidth: float,
+    whitening: float,
+    adjacent: bool,
+    backend: str = 'reference',
+) -> Tensor:
+    """The specification of :func:`nystrom_attention` in plain PyTorch.
+
+    It stores the N x m kernels. ``whitening`` is ``whitening_eps``, or negative for none.
+    """
+    query, key, value, landmarks, inverse, scale = upcast(q, k, v, landmarks, inverse, scale)
+    if rotary is not None:
+        form = 'pairs' if adjacent else 'half'
+        query, key = turn(query, rotary, form), turn(key, rotary, form)
+    landmarks, inverse = landmarks.to(query.dtype), inverse.to(query.dtype)
+    scale = scale.to(query.dtype)[..., None, None]
+    of_query, of_key = (
+        pairwise_kernel(METRICS[kernel], tokens, landmarks, bandwidth, backend)
+        for tokens in (query, key)
+    )  # (B, heads, N, m) and (B, heads, n, m)
+    if whitening < 0:
+        return (scale * (of_query @ (inverse @ (of_key.transpose(-2, -1) @ value)))).to(v.dtype)
+    weights = inverse @ of_key.transpose(-2, -1)  # (B, heads, m, n)
+    centered = of_query - of_query.mean(-2, keepdim=True)
+    covariance = centered.transpose(-2, -1) @ centered / query.shape[-2]  # (B, heads, m, m)
+    # A quadratic form of a covariance; only rounding can bring it below zero.
+    variance = (weights * (covariance @ weights)).sum(-2).clamp(min=0)  # (B, heads, n)
+    whitened = value * (variance + whitening).rsqrt().unsqueeze(-1)
+    mixed = scale * (centered @ (weights @ whitened))  # (B, heads, N, d)
+    return (mixed + value.mean(-2, keepdim=True)).to(v.dtype)
+
+
+class Attention(_native.Function):
+    """The compiled op, which keeps its inputs and matrices of m x m and m x d for the backward."""
+
+    @staticmethod
+    def forward(*inputs) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+        with _native.below_autograd():
+            return _native.find(OP)(*inputs)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: tuple) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*inputs[:7], *output[1:])
+        ctx.constants = inputs[7:]
+
+    @staticmethod
+    def backward(ctx, grad: Optional[Tensor], *_) -> tuple:
+        if grad is None:
+            return (None,) * 11
+        grads = AttentionGradient.apply(grad, *ctx.saved_tensors, *ctx.constants)
+        return (*grads, *(None,) * 5)
+
+    @staticmethod
+    def vmap(info, in_dims: tuple, *inputs) -> Tuple[tuple, tuple]:
+        outputs = Attention.apply(*_joined(info.batch_size, in_dims, inputs))
+        return _apart(info.batch_size, outputs)
+
+
+class AttentionGradient(_native.Function):
+    """The gradients of :class:`Attention`. Theirs are those of the specification."""
+
+    @staticmethod
+    def forward(*inputs) -> Tuple[Tensor, ...]:
+        with _native.below_autograd():
+            return _native.find(f'_{OP}_backward')(*inputs)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: tuple) -> None:
+        ctx.save_for_backward(*inputs[:8])
+        ctx.constants = inputs[11:]
+
+    @staticmethod
+    def backward(ctx, *changes) -> tuple:
+        grad, *tensors, rotary = ctx.saved_tensors
+
+        def gradients(grad: Tensor, *tensors: Tensor) -> tuple:
+            def attention(*tensors: Tensor) -> Tensor:
+                return nystrom_attention_reference(*tensors, rotary, *ctx.constants, 'auto')
+
+            return torch.func.vjp(attention, *tensors)[1](grad)
+
+        return (*torch.func.vjp(gradients, grad, *tensors)[1](changes), *(None,) * 8)
+
+    @staticmethod
+    def vmap(info, in_dims: tuple, *inputs) -> Tuple[tuple, tuple]:
+        outputs = AttentionGradient.apply(*_joined(info.batch_size, in_dims, inputs))
+        return _apart(info.batch_size, outputs)
+
+
+def _joined(size: int, in_dims: tuple, inputs: tuple) -> list:
+    """Inputs with the axis of vmap and that of the batch as one. A rotary table has neither."""
+    joined = []
+    for value, axis in zip(inputs, in_dims):
+        if isinstance(value, Tensor) and value.dim() != 3:
+            value = value.expand(size, *value.shape) if axis is None else value.movedim(axis, 0)
+            value = value.flatten(0, 1)
+        joined.append(value)
+    return joined
+
+
+def _apart(size: int, outputs: tuple) -> Tuple[tuple, tuple]:
+    return tuple(out.unflatten(0, (size, -1)) for out in outputs), (0,) * len(outputs)
+
+
+def nystrom_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    landmarks: Tensor,
+    inverse: Tensor,
+    bandwidth: float,
+    *,
+    kernel: str = 'laplacian',
+    scale: Optional[Tensor] = None,
+    whitening_eps: Optional[float] = None,
+    rotary: Optional[Tensor] = None,
+    rotary_form: str = 'half',
+    backend: str = 'auto',
+) -> Tensor:
+    r"""Attention by a kernel through landmarks, in time linear in the tokens.
+
+    With :math:`C = k(Q, L)`, :math:`B = k(K, L)`, the inverse P of the landmarks' kernel, and a
+    scale s of each head:
+
+    .. math:: \mathrm{out} = s\, C\, P\, B^T V
+
+    With ``whitening_eps``, each column of :math:`C P B^T` is brought to mean zero and unit variance
+    over the queries, and the mean value is added:
+
+    .. math::
+        \mathrm{out} = s\, (C - 1 \bar c^T)\, P \sum_j r_j b_j v_j^T + \bar v, \quad
+        r_j = (b_j^T P^T \mathrm{Cov}(C)\, P\, b_j + \varepsilon_w)^{-1/2}
+
+    The compiled op computes this in blocks of tokens, forward and backward, so that nothing of N x
+    m values is stored. For the backward it keeps its inputs, and matrices of m x m and m x d.
+    It reads halves as such, and accumulates in fp32, under any autocast. There are derivatives of
+    any order, but none in forward mode. Those beyond the first store N x m values. In graphs of
+    torch.compile there are only first ones. The transforms of ``torch.func`` (``vmap``, ``grad``,
+    ``jacrev``) work, but for a table that is itself transformed.
+
+    Args:
+        q: Queries ``(B, heads, N, d)``.
+        k: Keys ``(B, heads, n, d)``.
+        v: Values ``(B, heads, n, d)``.
+        landmarks: L, ``(B, heads, m, d)``. With ``rotary`` these are turned already.
+        inverse: P, ``(B, heads, m, m)``.
+        bandwidth: That of the kernel, see :func:`laplacian_kernel` and :func:`gaussian_kernel`.
+        kernel: ``'laplacian'`` (default) or ``'gaussian'``.
+        scale: s, broadcastable to ``(B, heads, 1, 1)``. Default: 1.
+        whitening_eps: :math:`\varepsilon_w`, positive. Default: no whitening.
+        rotary: Cosines and sines ``(2, pairs, N)`` of angles by which pairs of channels of q and k
+            are turned first. It has no gradient. Default: none.
+        rotary_form: Which channels are a pair. ``'half'`` (default): c and c + pairs. ``'pairs'``:
+            2c and 2c + 1.
+        backend: ``'auto'`` (default: the compiled op where it can run, else the reference),
+            ``'native'`` or ``'reference'``.
+
+    Returns:
+        ``(B, heads, N, d)``, in the dtype that q, k and v promote to. It is a view of a contiguous
+        ``(B, N, heads, d)``, so that joining the heads copies nothing.
+
+    Raises:
+        TypeError: If an input is no floating tensor.
+        ValueError: For shapes or devices that do not fit, an unknown kernel or form, and numbers
+            out of range.
+        RuntimeError: For ``backend='native'`` where the compiled op cannot run.
+
+    Source: LaplacianFormer (arXiv 2604.20368) and SOFT (arXiv 2110.11945). The passes are ours.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.ops import cholesky_inverse, laplacian_kernel, nystrom_attention
+        >>> q, k, v = torch.randn(3, 1, 2, 100, 8).unbind(0)
+        >>> landmarks = k[:, :, ::10]
+        >>> inverse = cholesky_inverse(laplacian_kernel(landmarks, landmarks, 4.0))
+        >>> nystrom_attention(q, k, v, landmarks, inverse, 4.0, whitening_eps=1e-5).shape
+        torch.Size([1, 2, 100, 8])
+    """
+    if kernel not in METRICS:
+        raise ValueError(f'{OP}: kernel must be one of {tuple(METRICS)}, got {kernel!r}')
+    if rotary_form not in ROPE_FORMS:
+        raise ValueError(f'{OP}: rotary_form must be one of {ROPE_FORMS}, got {rotary_form!r}')
+    q, k, v = _one_dtype(q, k, v)
+    _check(q, k, v, landmarks, inverse, rotary)
+    check_bandwidth(METRICS[kernel], bandwidth, q)
+    if isinstance(bandwidth, Tensor):
+        raise TypeError(f'{OP}: bandwidth must be a number, got a tensor; divide q, k and landmarks')
+    if whitening_eps is not None:
+        _checks.check_positive(OP, 'whitening_eps', whitening_eps)
+    compute = _native.select(OP, nystrom_attention_reference, q.device, backend)
+    with no_autocast(q.device):
+        scale = torch.ones((), device=q.device) if scale is None else scale
+        scale = _scale_of_heads(upcast(scale)[0], q)
+        whitening = -1.0 if whitening_eps is None else float(whitening_eps)
+        constants = (kernel, float(bandwidth), whitening, rotary_form == 'pairs')
+        inputs = (q, k, v, landmarks, inverse, scale, rotary, *constants)
+        if compute is nystrom_attention_reference:
+            return compute(*inputs)
+        # Graphs take ops, whose derivative is their own.
+        return (compute if _checks.is_recording() else Attention.apply)(*inputs)[0]
+
+
+def _one_dtype(*tensors: Tensor) -> Tuple[Tensor, ...]:
+    for name, tensor in zip('qkv', tensors):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f'{OP}: {name} must be a tensor, got {type(tensor).__name__}')
+    dtype = torch.promote_types(
+        torch.promote_types(tensors[0].dtype, tensors[1].dtype), tensors[2].dtype
+    )
+    return tuple(tensor.to(dtype) for tensor in tensors)
+
+
+def _check(
+    q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, inverse: Tensor, rotary: Optional[Tensor]
+) -> None:
+    _checks.check_query_key(OP, q, k)
+    batch, heads, tokens, dims = q.shape
+    keys, marks = k.shape[2], landmarks.shape[-2]
+    for name, tensor, expected in (
+        ('v', v, (batch, heads, keys, dims)),
+        ('landmarks', landmarks, (batch, heads, marks, dims)),
+        ('inverse', inverse, (batch, heads, marks, marks)),
+    ):
+        _checks.check_floating(OP, name, tensor)
+        if tensor.shape != expected or tensor.device != q.device:
+            raise ValueError(
+                f'{OP}: {name} must be {expected} on {q.device}, got {tuple(tensor.shape)} on '
+                f'{tensor.device}'
+            )
+    if rotary is None:
+        return
+    _checks.check_floating(OP, 'rotary', rotary)
+    if tokens != keys or rotary.dim() != 3 or rotary.shape[::2] != (2, tokens):
+        raise ValueError(
+            f'{OP}: rotary must be (2, pairs, {tokens}) for as many queries as keys, got '
+            f'{tuple(rotary.shape)} for {tokens} queries and {keys} keys'
+        )
+    if 2 * rotary.shape[1] > dims:
+        raise ValueError(f'{OP}: {dims} channels have no {rotary.shape[1]} pairs; give fewer angles')
+
+
+def _scale_of_heads(scale: Tensor, q: Tensor) -> Tensor:
+    """A scale that broadcasts to ``(B, heads, 1, 1)``, as ``(B, heads)``."""
+    try:
+        return scale.expand(*q.shape[:2], 1, 1).flatten(1)
+    except RuntimeError as error:
+        raise ValueError(
+            f'{OP}: scale must broadcast to {(*q.shape[:2], 1, 1)}, got {tuple(scale.shape)}'
+        ) from error
+
+
+def _fake(
+    q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, inverse: Tensor, scale: Tensor,
+    rotary: Optional[Tensor], kernel: str, bandwidth: float, whitening: float, adjacent: bool,
+) -> Tuple[Tensor, ...]:  # fmt: skip
+    batch, heads, tokens, dims = q.shape
+    marks = landmarks.shape[2]
+    moments = 0 if whitening < 0 else marks
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    return (
+        _by_head(q, tokens),
+        q.new_empty((batch, heads, moments), dtype=wide),
+        q.new_empty((batch, heads, moments, moments), dtype=wide),
+        q.new_empty((batch, heads, marks, dims), dtype=wide),
+    )
+
+
+def _fake_gradient(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, inverse: Tensor,
+    scale: Tensor, *_,
+) -> Tuple[Tensor, ...]:  # fmt: skip
+    return (
+        _by_head(q, q.shape[2]),
+        _by_head(q, k.shape[2]),
+        _by_head(q, k.shape[2]),
+        *(tensor.new_empty(tensor.shape) for tensor in (landmarks, inverse, scale)),
+    )
+
+
+def _by_head(q: Tensor, tokens: int) -> Tensor:
+    """Empty tokens ``(B, heads, N, d)``, whose heads are side by side in memory."""
+    batch, heads, _, dims = q.shape
+    return q.new_empty((batch, tokens, heads, dims)).transpose(1, 2)
+
+
+_native.register(OP, _fake, Attention.apply, widen=False)
+_native.register(f'_{OP}_backward', _fake_gradient, AttentionGradient.apply, widen=False)

@@ -1,0 +1,175 @@
+"""Means of cells of a map of tokens."""
+
+from typing import Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import _checks, _native
+from .precision import no_autocast, upcast
+from .rotary import ROPE_FORMS, turn
+
+OP = 'pooled_landmarks'
+
+
+def pooled_landmarks_reference(
+    k: Tensor,
+    rotary: Optional[Tensor],
+    adjacent: bool,
+    height: int,
+    width: int,
+    rows: int,
+    columns: int,
+    ratio: int,
+) -> Tensor:
+    """The specification of :func:`pooled_landmarks` in plain PyTorch."""
+    (tokens,) = upcast(k)
+    if rotary is not None:
+        tokens = turn(tokens, rotary, 'pairs' if adjacent else 'half')
+    maps = tokens.flatten(0, 1).transpose(1, 2).unflatten(2, (height, width))  # (B heads, d, H, W)
+    if ratio:
+        maps = F.avg_pool2d(maps, ratio, ceil_mode=True, count_include_pad=False)
+    else:
+        maps = F.adaptive_avg_pool2d(maps, (rows, columns))
+    return maps.flatten(2).transpose(1, 2).unflatten(0, k.shape[:2])
+
+
+class Pool(_native.Function):
+    """The compiled op, which is linear in its tokens."""
+
+    @staticmethod
+    def forward(k: Tensor, *constants) -> Tensor:
+        with _native.below_autograd():
+            return _native.find(OP)(k, *constants)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
+        k, rotary, *ctx.constants = inputs
+        # The backward needs the shape and the dtype of the tokens alone.
+        ctx.save_for_backward(k.new_empty(()).expand(k.shape), rotary)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple:
+        like, rotary = ctx.saved_tensors
+        return (Spread.apply(grad, like, rotary, *ctx.constants), *(None,) * 7)
+
+    @staticmethod
+    def vmap(info, in_dims: tuple, k: Tensor, *constants) -> Tuple[Tensor, int]:
+        joined = k.movedim(in_dims[0], 0).flatten(0, 1)
+        return Pool.apply(joined, *constants).unflatten(0, (info.batch_size, -1)), 0
+
+
+class Spread(_native.Function):
+    """The transpose of :class:`Pool`, whose own transpose is that."""
+
+    @staticmethod
+    def forward(grad: Tensor, like: Tensor, *constants) -> Tensor:
+        with _native.below_autograd():
+            return _native.find(f'_{OP}_backward')(grad, like, *constants)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
+        grad, _, rotary, *ctx.constants = inputs
+        ctx.dtype = grad.dtype
+        ctx.save_for_backward(rotary)
+
+    @staticmethod
+    def backward(ctx, change: Tensor) -> tuple:
+        (rotary,) = ctx.saved_tensors
+        return (Pool.apply(change, rotary, *ctx.constants).to(ctx.dtype), *(None,) * 8)
+
+    @staticmethod
+    def vmap(info, in_dims: tuple, grad: Tensor, like: Tensor, *constants) -> Tuple[Tensor, int]:
+        joined = grad.movedim(in_dims[0], 0).flatten(0, 1)
+        axis = in_dims[1]
+        like = like.expand(info.batch_size, *like.shape) if axis is None else like.movedim(axis, 0)
+        out = Spread.apply(joined, like.flatten(0, 1), *constants)
+        return out.unflatten(0, (info.batch_size, -1)), 0
+
+
+def pooled_landmarks(
+    k: Tensor,
+    hw_shape: Tuple[int, int],
+    *,
+    cells: Optional[Tuple[int, int]] = None,
+    ratio: Optional[int] = None,
+    rotary: Optional[Tensor] = None,
+    rotary_form: str = 'half',
+    backend: str = 'auto',
+) -> Tensor:
+    r"""Landmarks: the mean of the tokens of each cell of a map.
+
+    .. math:: L_a = \frac{1}{|Z_a|} \sum_{j \in Z_a} R_j k_j
+
+    with the cells Z and the rotations R of the tokens' rotary positions. The compiled op never
+    stores turned tokens. It has derivatives of any order.
+
+    Args:
+        k: Tokens ``(B, heads, N, d)`` of a map of N = H * W.
+        hw_shape: (H, W).
+        cells: Rows and columns of cells, as in adaptive average pooling. Give this or ``ratio``.
+        ratio: Side r of the cells, in tokens. The last of a row or column may be shorter.
+        rotary: Cosines and sines ``(2, pairs, N)``, see :func:`nystrom_attention`. Default: none.
+        rotary_form: ``'half'`` (default) or ``'pairs'``.
+        backend: ``'auto'`` (default: the compiled op where it can run, else the reference),
+            ``'native'`` or ``'reference'``.
+
+    Returns:
+        ``(B, heads, m, d)``, row by row, at least fp32.
+
+    Raises:
+        TypeError: If ``k`` is no floating tensor.
+        ValueError: For shapes that do not fit, or not exactly one of ``cells`` and ``ratio``.
+        RuntimeError: For ``backend='native'`` where the compiled op cannot run.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.ops import pooled_landmarks
+        >>> pooled_landmarks(torch.randn(1, 2, 20 * 30, 8), (20, 30), cells=(7, 7)).shape
+        torch.Size([1, 2, 49, 8])
+    """
+    if not isinstance(k, Tensor):
+        raise TypeError(f'{OP}: k must be a tensor, got {type(k).__name__}')
+    _checks.check_floating(OP, 'k', k)
+    height, width = hw_shape
+    if k.dim() != 4 or k.shape[2] != height * width:
+        raise ValueError(
+            f'{OP}: k must be (B, heads, {height * width}, d) for hw_shape {tuple(hw_shape)}, got '
+            f'{tuple(k.shape)}'
+        )
+    if (cells is None) == (ratio is None):
+        raise ValueError(f'{OP}: give one of cells ({cells}) and ratio ({ratio})')
+    rows, columns = (1, 1) if cells is None else cells
+    if min(rows, columns, ratio or 1) < 1 or ratio == 0:
+        raise ValueError(f'{OP}: cells ({cells}) and ratio ({ratio}) must be positive')
+    if rotary_form not in ROPE_FORMS:
+        raise ValueError(f'{OP}: rotary_form must be one of {ROPE_FORMS}, got {rotary_form!r}')
+    if rotary is not None and (rotary.dim() != 3 or rotary.shape[::2] != (2, k.shape[2])):
+        raise ValueError(
+            f'{OP}: rotary must be (2, pairs, {k.shape[2]}), got {tuple(rotary.shape)}'
+        )
+    compute = _native.select(OP, pooled_landmarks_reference, k.device, backend)
+    if compute is not pooled_landmarks_reference and not _checks.is_recording():
+        compute = Pool.apply
+    with no_autocast(k.device):
+        return compute(k, rotary, rotary_form == 'pairs', height, width, rows, columns, ratio or 0)
+
+
+def _fake(
+    k: Tensor, rotary: Optional[Tensor], adjacent: bool, height: int, width: int, rows: int,
+    columns: int, ratio: int,
+) -> Tensor:  # fmt: skip
+    if ratio:
+        rows, columns = -(-height // ratio), -(-width // ratio)
+    wide = torch.float64 if k.dtype == torch.float64 else torch.float32
+    return k.new_empty((*k.shape[:2], rows * columns, k.shape[3]), dtype=wide)
+
+
+def _fake_gradient(grad: Tensor, k: Tensor, *_) -> Tensor:
+    batch, heads, tokens, dims = k.shape
+    return k.new_empty((batch, tokens, heads, dims)).transpose(1, 2)
+
+
+_native.register(OP, _fake, Pool.apply, widen=False)
+_native.register(f'_{OP}_backward', _fake_gradient, Spread.apply, widen=False)

@@ -1,0 +1,56 @@
+"""Rotary positions: the table of angles, and tokens turned by it."""
+
+import torch
+from torch import Tensor
+
+ROPE_FORMS = ('half', 'pairs')
+
+
+def rotary_table(
+    height: int, width: int, pairs: int, theta: float, form: str, like: Tensor
+) -> Tensor:
+    r"""Cosines and sines of the angles by which the tokens of a map turn.
+
+    Half of the pairs of channels turn by the row, the others by the column. Pair p of the P of an
+    axis turns by :math:`\mathrm{position} \cdot \theta^{-p / P}`. With ``form='pairs'`` the power
+    is :math:`\theta^{-p / (P - 1)}`.
+
+    Args:
+        height, width: Sides of the map, in tokens.
+        pairs: Pairs P of an axis.
+        theta: Base of the wavelengths.
+        form: See :class:`mmlaplace.models.layers.RotaryEmbedding2D`.
+        like: A tensor with the device and dtype of the table.
+
+    Returns:
+        ``(2, 2 * pairs, N)`` with ``N = height * width``.
+    """
+    exponents = torch.arange(pairs, dtype=like.dtype, device=like.device)
+    last = pairs if form == 'half' else pairs - 1
+    frequencies = theta ** (-exponents / max(last, 1))
+    rows = torch.arange(height, device=like.device).repeat_interleave(width)
+    columns = torch.arange(width, device=like.device).repeat(height)
+    angles = torch.cat([frequencies[:, None] * rows, frequencies[:, None] * columns])
+    return torch.stack([angles.cos(), angles.sin()])
+
+
+def turn(x: Tensor, table: Tensor, form: str) -> Tensor:
+    """Tokens ``(B, heads, N, d)`` of at least fp32, their pairs of channels turned.
+
+    ``table`` is that of :func:`rotary_table`. Channels beyond its pairs stay as they are.
+    """
+    turned_dims = 2 * table.shape[1]
+    cos, sin = table.to(x.dtype).transpose(1, 2)  # (N, pairs) each
+    turned = x[..., :turned_dims]
+    # Whole rows, the other channel of each pair beside: halves alone are slow to read.
+    if form == 'half':
+        cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
+        other = turned.roll(turned_dims // 2, dims=-1)
+    else:
+        cos = cos.repeat_interleave(2, dim=-1)
+        sin = torch.stack([-sin, sin], dim=-1).flatten(-2)
+        other = turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    turned = torch.addcmul(turned * cos, other, sin)
+    if turned_dims == x.shape[-1]:
+        return turned
+    return torch.cat([turned, x[..., turned_dims:]], dim=-1)

@@ -1,0 +1,58 @@
+// What the CPU and CUDA sources of nystrom_attention share: checks and sizes.
+//
+//   C = k(Q, L) (N, m), B = k(K, L) (n, m), P the inverse (m, m), s the scale of a head
+//   with whitening:  out = s (C - 1 mean(C)^T) P sum_j r_j b_j v_j^T + mean(V),
+//                    r_j = (b_j^T P^T Cov(C) P b_j + eps)^(-1/2)
+//   without:         out = s C P sum_j b_j v_j^T
+//
+// mmlaplace/ops/nystrom_attention.py has the specification and docs/maths.md the passes.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "../common/pairwise.h"
+
+namespace mmlaplace {
+namespace nystrom {
+
+struct Sizes {
+  int64_t batch, heads, queries, keys, marks, dims;
+  int64_t batch_heads() const { return batch * heads; }
+};
+
+inline Sizes check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                   const at::Tensor& landmarks, const at::Tensor& inverse, const at::Tensor& scale,
+                   const c10::optional<at::Tensor>& rotary) {
+  const char* op = "nystrom_attention";
+  for (const at::Tensor& tensor : {q, k, v, landmarks, inverse}) {
+    TORCH_CHECK(tensor.dim() == 4 && tensor.size(0) == q.size(0) && tensor.size(1) == q.size(1) &&
+                    tensor.device() == q.device(),
+                op, ": q, k, v, landmarks and inverse must be (B, heads, ., .) on one device, got ",
+                q.sizes(), ", ", k.sizes(), ", ", v.sizes(), ", ", landmarks.sizes(), ", ",
+                inverse.sizes());
+  }
+  const Sizes sizes{q.size(0), q.size(1), q.size(2), k.size(2), landmarks.size(2), q.size(3)};
+  TORCH_CHECK(k.size(3) == sizes.dims && landmarks.size(3) == sizes.dims &&
+                  v.size(3) == sizes.dims && v.size(2) == sizes.keys &&
+                  inverse.size(2) == sizes.marks && inverse.size(3) == sizes.marks,
+              op, ": k ", k.sizes(), ", v ", v.sizes(), ", landmarks ", landmarks.sizes(),
+              " and inverse ", inverse.sizes(), " do not fit q ", q.sizes());
+  TORCH_CHECK(k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(), op,
+              ": q, k and v must share their dtype, got ", q.scalar_type(), ", ", k.scalar_type(),
+              " and ", v.scalar_type());
+  TORCH_CHECK(scale.dim() == 2 && scale.size(0) == sizes.batch && scale.size(1) == sizes.heads, op,
+              ": scale must be (B, heads), got ", scale.sizes());
+  TORCH_CHECK(!rotary.has_value() || sizes.queries == sizes.keys, op,
+              ": rotary needs as many queries as keys, got ", sizes.queries, " and ", sizes.keys);
+  return sizes;
+}
+
+// Into how many parts the tokens of a head are divided, so that small batches also have work for
+// several threads. It depends on the shapes alone, so that results do not depend on the threads.
+inline int64_t parts_of(int64_t batch_heads, int64_t tokens) {
+  const int64_t wanted = ceil_div(16, batch_heads), most = ceil_div(tokens, 512);
+  return wanted < most ? wanted : (most > 1 ? most : 1);
+}
+
+}  // namespace nystrom
+}  // namespace mmlaplace

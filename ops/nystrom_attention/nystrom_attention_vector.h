@@ -1,0 +1,397 @@
+// Included once per instruction set; see cpu_dispatch.h.
+//
+// What nystrom_attention_cpu.cpp does with a tile of kTile tokens, which stays in the first caches.
+// Inside of a tile, tokens are lanes: rows[channel][token] and tile[landmark][token]. So 49
+// landmarks need no padding, and small matrices times a tile read the small matrix by broadcasts.
+// T is the type of the buffers and of all sums, S that of the values in memory.
+#include "../common/cpu/token_rows.h"
+// After simd.h, whose abs and sign it calls.
+#include "../common/metric_functions.h"
+
+// Sums that stay in registers at once. AVX-512 has 32 registers.
+constexpr int kSums = kBytes == 64 ? 24 : 12;
+// A register tile of the kernel: landmarks, and vectors of tokens.
+constexpr int kMarks = kBytes == 64 ? 6 : 5, kColumns = kBytes == 64 ? 4 : 2;
+// A register tile of the kernel's gradient: landmarks. It has two channels.
+constexpr int kGradientMarks = kBytes == 64 ? 4 : 2;
+
+// ---- Products ---------------------------------------------------------------------------------
+
+// C[i][0 : U vectors] (+)= sum_k A(i, k) B[k][0 : U vectors] for R rows i. A(i, k) is
+// a[i * kTile + k] of a tile, or a[k * step + i] of a matrix that is stored transposed.
+template <bool Tile, bool Add, int R, int U, class T>
+MMLAPLACE_INLINE void product_block(const T* a, int64_t step, const T* b, int64_t ldb,
+                                    int64_t depth, T* c, int64_t ldc) {
+  using V = Vec<T>;
+  constexpr int64_t lanes = Vector<T>::lanes;
+  // One row would wait for its sum at every step, so it has several.
+  constexpr int kParts = R * U >= 8 ? 1 : 4;
+  V sums[kParts][R][U] = {};
+  if (Add) {
+#pragma GCC unroll 24
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int u = 0; u < U; ++u) sums[0][r][u] = load<V>(c + r * ldc + u * lanes);
+    }
+  }
+  int64_t k = 0;
+  for (; k + kParts <= depth; k += kParts) {
+#pragma GCC unroll 4
+    for (int part = 0; part < kParts; ++part) {
+      V row[U];
+#pragma GCC unroll 4
+      for (int u = 0; u < U; ++u) row[u] = load<V>(b + (k + part) * ldb + u * lanes);
+#pragma GCC unroll 24
+      for (int r = 0; r < R; ++r) {
+        const V value = broadcast<V>(Tile ? a[r * kTile + k + part] : a[(k + part) * step + r]);
+#pragma GCC unroll 4
+        for (int u = 0; u < U; ++u) sums[part][r][u] += value * row[u];
+      }
+    }
+  }
+  for (; k < depth; ++k) {
+#pragma GCC unroll 24
+    for (int r = 0; r < R; ++r) {
+      const V value = broadcast<V>(Tile ? a[r * kTile + k] : a[k * step + r]);
+#pragma GCC unroll 4
+      for (int u = 0; u < U; ++u) sums[0][r][u] += value * load<V>(b + k * ldb + u * lanes);
+    }
+  }
+#pragma GCC unroll 24
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+    for (int u = 0; u < U; ++u) {
+      V sum = sums[0][r][u];
+#pragma GCC unroll 4
+      for (int part = 1; part < kParts; ++part) sum += sums[part][r][u];
+      store(c + r * ldc + u * lanes, sum);
+    }
+  }
+}
+
+template <bool Tile, bool Add, int U, class T>
+MMLAPLACE_INLINE void product_rows(const T* a, int64_t step, const T* b, int64_t ldb, int64_t rows,
+                                   int64_t depth, T* c, int64_t ldc) {
+  constexpr int kRows = std::min(kSums / U, 12);
+  const int64_t row_step = Tile ? kTile : 1;
+  for (; rows >= kRows; rows -= kRows, a += kRows * row_step, c += kRows * ldc) {
+    product_block<Tile, Add, kRows, U>(a, step, b, ldb, depth, c, ldc);
+  }
+  for (; rows >= 4 && kRows > 4; rows -= 4, a += 4 * row_step, c += 4 * ldc) {
+    product_block<Tile, Add, 4, U>(a, step, b, ldb, depth, c, ldc);
+  }
+  for (; rows > 0; --rows, a += row_step, c += ldc) {
+    product_block<Tile, Add, 1, U>(a, step, b, ldb, depth, c, ldc);
+  }
+}
+
+// C (rows, count vectors) (+)= A B, see product_block.
+template <bool Tile, bool Add, class T>
+void product(const T* a, int64_t step, const T* b, int64_t ldb, int64_t rows, int64_t count,
+             int64_t depth, T* c, int64_t ldc) {
+  constexpr int64_t lanes = Vector<T>::lanes;
+  int64_t now;
+  for (int64_t u = 0; u < count; u += now) {
+    now = ceil_div(count - u, ceil_div(count - u, 4));  // groups of nearly equal size
+    const T* panel = b + u * lanes;
+    T* to = c + u * lanes;
+    switch (now) {
+      case 4: product_rows<Tile, Add, 4>(a, step, panel, ldb, rows, depth, to, ldc); break;
+      case 3: product_rows<Tile, Add, 3>(a, step, panel, ldb, rows, depth, to, ldc); break;
+      case 2: product_rows<Tile, Add, 2>(a, step, panel, ldb, rows, depth, to, ldc); break;
+      default: product_rows<Tile, Add, 1>(a, step, panel, ldb, rows, depth, to, ldc);
+    }
+  }
+}
+
+// The product of matrices of m landmarks, whose rows are `stride` long: C = A^T B.
+template <class T>
+void small_product(const T* a, const T* b, int64_t m, int64_t stride, T* c) {
+  product<false, false>(a, stride, b, stride, m, stride / Vector<T>::lanes, m, c, stride);
+}
+
+// ---- The kernel of a tile ---------------------------------------------------------------------
+
+// tile[a][t] = 2^(exponent * distance(x_t, L_a)) - shift[a], for A landmarks and U vectors of
+// tokens. marks: [channel][landmark].
+template <class Metric, int A, int U, class T>
+MMLAPLACE_INLINE void kernel_block(const T* rows, const T* marks, int64_t stride, int64_t dims,
+                                   T exponent, const T* shift, T* tile) {
+  using V = Vec<T>;
+  constexpr int64_t lanes = Vector<T>::lanes;
+  V sums[A][U] = {};
+  for (int64_t c = 0; c < dims; ++c) {
+    V x[U];
+#pragma GCC unroll 4
+    for (int u = 0; u < U; ++u) x[u] = load<V>(rows + c * kTile + u * lanes);
+#pragma GCC unroll 8
+    for (int a = 0; a < A; ++a) {
+      const V mark = broadcast<V>(marks[c * stride + a]);
+#pragma GCC unroll 4
+      for (int u = 0; u < U; ++u) sums[a][u] = accumulate(Metric{}, sums[a][u], x[u] - mark);
+    }
+  }
+#pragma GCC unroll 8
+  for (int a = 0; a < A; ++a) {
+    const V minus = broadcast<V>(shift ? shift[a] : T(0));
+#pragma GCC unroll 4
+    for (int u = 0; u < U; ++u) {
+      store(tile + a * kTile + u * lanes, exp2_nonpositive(sums[a][u] * exponent) - minus);
+    }
+  }
+}
+
+template <class Metric, int U, class T>
+MMLAPLACE_INLINE void kernel_columns(const T* rows, const T* marks, int64_t stride, int64_t m,
+                                     int64_t dims, T exponent, const T* shift, T* tile) {
+  int64_t a = 0;
+  for (; a + kMarks <= m; a += kMarks) {
+    kernel_block<Metric, kMarks, U>(rows, marks + a, stride, dims, exponent,
+                                    shift ? shift + a : nullptr, tile + a * kTile);
+  }
+  for (; a < m; ++a) {
+    kernel_block<Metric, 1, U>(rows, marks + a, stride, dims, exponent, shift ? shift + a : nullptr,
+                               tile + a * kTile);
+  }
+}
+
+// The kernel of `count` tokens, less the shift of each landmark. What is left of the last vector
+// is 0.
+template <class Metric, class T>
+void kernel_tile(const T* rows, const T* marks, int64_t stride, int64_t count, int64_t m,
+                 int64_t dims, T exponent, const T* shift, T* tile) {
+  constexpr int64_t lanes = Vector<T>::lanes;
+  const int64_t all = vectors<T>(count);
+  int64_t u = 0;
+  for (; u + kColumns <= all; u += kColumns) {
+    kernel_columns<Metric, kColumns>(rows + u * lanes, marks, stride, m, dims, exponent, shift,
+                                     tile + u * lanes);
+  }
+  for (; u < all; ++u) {
+    kernel_columns<Metric, 1>(rows + u * lanes, marks, stride, m, dims, exponent, shift,
+                              tile + u * lanes);
+  }
+  if (count == all * lanes) return;
+  for (int64_t a = 0; a < m; ++a) {
+    std::fill(tile + a * kTile + count, tile + a * kTile + all * lanes, T(0));
+  }
+}
+
+// The gradient through the kernel of a tile: with weights[a][t], which are the derivative times
+// the kernel times its gradient,
+//   row_grads[c][t] += sum_a weights[a][t] slope(x_t - L_a)_c, and its opposite to mark_grads.
+// marks: [channel][landmark]; mark_grads: [landmark][channel], a vector of sums each.
+template <class Metric, int A, int C, class T>
+MMLAPLACE_INLINE void gradient_block(const T* rows, const T* marks, int64_t stride, int64_t dims,
+                                     int64_t count, const T* weights, T* row_grads, T* mark_grads) {
+  using V = Vec<T>;
+  constexpr int64_t lanes = Vector<T>::lanes;
+  V mark[A][C], sums[A][C];
+#pragma GCC unroll 4
+  for (int a = 0; a < A; ++a) {
+#pragma GCC unroll 2
+    for (int c = 0; c < C; ++c) {
+      mark[a][c] = broadcast<V>(marks[c * stride + a]);
+      sums[a][c] = load<V>(mark_grads + (a * dims + c) * lanes);
+    }
+  }
+  for (int64_t u = 0; u < count; ++u) {
+    V x[C], grad[C];
+#pragma GCC unroll 2
+    for (int c = 0; c < C; ++c) {
+      x[c] = load<V>(rows + c * kTile + u * lanes) + 0;  // turns -0 into 0, for sign()
+      grad[c] = load<V>(row_grads + c * kTile + u * lanes);
+    }
+#pragma GCC unroll 4
+    for (int a = 0; a < A; ++a) {
+      const V weight = load<V>(weights + a * kTile + u * lanes);
+#pragma GCC unroll 2
+      for (int c = 0; c < C; ++c) {
+        const V change = slope(Metric{}, weight, x[c] - mark[a][c]);
+        grad[c] += change;
+        sums[a][c] -= change;
+      }
+    }
+#pragma GCC unroll 2
+    for (int c = 0; c < C; ++c) store(row_grads + c * kTile + u * lanes, grad[c]);
+  }
+#pragma GCC unroll 4
+  for (int a = 0; a < A; ++a) {
+#pragma GCC unroll 2
+    for (int c = 0; c < C; ++c) store(mark_grads + (a * dims + c) * lanes, sums[a][c]);
+  }
+}
+
+template <class Metric, int C, class T>
+MMLAPLACE_INLINE void gradient_channels(const T* rows, const T* marks, int64_t stride, int64_t m,
+                                        int64_t dims, int64_t count, const T* weights, T* row_grads,
+                                        T* mark_grads) {
+  constexpr int64_t lanes = Vector<T>::lanes;
+  int64_t a = 0;
+  for (; a + kGradientMarks <= m; a += kGradientMarks) {
+    gradient_block<Metric, kGradientMarks, C>(rows, marks + a, stride, dims, count,
+                                              weights + a * kTile, row_grads,
+                                              mark_grads + a * dims * lanes);
+  }
+  for (; a < m; ++a) {
+    gradient_block<Metric, 1, C>(rows, marks + a, stride, dims, count, weights + a * kTile,
+                                 row_grads, mark_grads + a * dims * lanes);
+  }
+}
+
+template <class Metric, class T>
+void kernel_gradient(const T* rows, const T* marks, int64_t stride, int64_t count, int64_t m,
+                     int64_t dims, const T* weights, T* row_grads, T* mark_grads) {
+  constexpr int64_t lanes = Vector<T>::lanes;
+  const int64_t all = vectors<T>(count);
+  for (int64_t c = 0; c < dims; ++c) {
+    std::fill(row_grads + c * kTile, row_grads + c * kTile + all * lanes, T(0));
+  }
+  int64_t c = 0;
+  for (; c + 2 <= dims; c += 2) {
+    gradient_channels<Metric, 2>(rows + c * kTile, marks + c * stride, stride, m, dims, all,
+                                 weights, row_grads + c * kTile, mark_grads + c * lanes);
+  }
+  if (c < dims) {
+    gradient_channels<Metric, 1>(rows + c * kTile, marks + c * stride, stride, m, dims, all,
+                                 weights, row_grads + c * kTile, mark_grads + c * lanes);
+  }
+}
+
+// Adds the lanes of each vector to a number.
+template <class T>
+void add_lanes(const T* sums, int64_t count, T* to) {
+  for (int64_t i = 0; i < count; ++i) {
+    to[i] += sum_of_lanes(load<Vec<T>>(sums + i * Vector<T>::lanes));
+  }
+}
+
+// ---- Moments and quadratic forms --------------------------------------------------------------
+
+// Adds the tokens of each row to its vector of sums.
+template <class T>
+void add_rows(const T* rows, int64_t count, int64_t num_rows, T* sums) {
+  using V = Vec<T>;
+  constexpr int64_t lanes = Vector<T>::lanes;
+  for (int64_t a = 0; a < num_rows; ++a) {
+    V sum = load<V>(sums + a * lanes);
+    for (int64_t u = 0; u < vectors<T>(count); ++u) sum += load<V>(rows + a * kTile + u * lanes);
+    store(sums + a * lanes, sum);
+  }
+}
+
+// Half of `second` += tile diag(weights) tile^T, see mirror(); without weights these are 1.
+// copy: kTile * stride. Rows of whole vectors of landmarks have the blocks from the diagonal on.
+// The landmarks that are left, such as the last of 49, have whole rows.
+template <class T>
+void add_second_moment(const T* tile, const T* weights, int64_t count, int64_t m, int64_t stride,
+                       T* copy, T* second) {
+  using V = Vec<T>;
+  constexpr int64_t lanes = Vector<T>::lanes;
+  const int64_t tokens = vectors<T>(count) * lanes, panels = stride / lanes, whole = m / lanes;
+  for (int64_t first = 0; first < stride; first += lanes) {
+    for (int64_t t = 0; t < tokens; t += lanes) {
+      transpose_square(tile + first * kTile + t, kTile, copy + t * stride + first, stride);
+    }
+  }
+  for (int64_t t = 0; t < tokens && weights; ++t) {
+    for (int64_t i = 0; i < stride; i += lanes) {
+      store(copy + t * stride + i, weights[t] * load<V>(copy + t * stride + i));
+    }
+  }
+  for (int64_t p = 0; p < whole; ++p) {
+    const int64_t first = p * lanes;
+    product<true, true>(tile + first * kTile, 0, copy + first, stride, lanes, whole - p, tokens,
+                        second + first * stride + first, stride);
+  }
+  product<true, true>(tile + whole * lanes * kTile, 0, copy, stride, m - whole * lanes, panels,
+                      tokens, second + whole * lanes * stride, stride);
+}
+
+// The other half of a symmetric matrix that add_second_moment summed.
+template <class T>
+void mirror(T* second, int64_t m, int64_t stride) {
+  constexpr int64_t lanes = Vector<T>::lanes;
+  const int64_t whole = m / lanes * lanes;
+  for (int64_t i = 0; i < whole; ++i) {
+    for (int64_t j = whole; j < m; ++j) second[i * stride + j] = second[j * stride + i];
+    for (int64_t j = 0; j < i / lanes * lanes; ++j) {
+      second[i * stride + j] = second[j * stride + i];
+    }
+  }
+}
+
+// The matrix of x^T M x as a sum over j >= i alone, stored transposed: form[j][i].
+template <class T>
+void pack_form(const T* matrix, int64_t m, int64_t stride, T* form) {
+  std::fill(form, form + m * stride, T(0));
+  for (int64_t i = 0; i < m; ++i) {
+    form[i * stride + i] = matrix[i * stride + i];
+    for (int64_t j = i + 1; j < m; ++j) {
+      form[j * stride + i] = matrix[i * stride + j] + matrix[j * stride + i];
+    }
+  }
+}
+
+template <int A, int U, class T>
+MMLAPLACE_INLINE void form_block(const T* tile, const T* form, int64_t stride, int64_t first,
+                                 int64_t m, Vec<T>* values) {
+  using V = Vec<T>;
+  constexpr int64_t lanes = Vector<T>::lanes;
+  V sums[A][U] = {};
+  for (int64_t b = first; b < m; ++b) {
+    V value[U];
+#pragma GCC unroll 4
+    for (int u = 0; u < U; ++u) value[u] = load<V>(tile + b * kTile + u * lanes);
+#pragma GCC unroll 8
+    for (int a = 0; a < A; ++a) {
+      const V factor = broadcast<V>(form[b * stride + first + a]);
+#pragma GCC unroll 4
+      for (int u = 0; u < U; ++u) sums[a][u] += factor * value[u];
+    }
+  }
+#pragma GCC unroll 8
+  for (int a = 0; a < A; ++a) {
+#pragma GCC unroll 4
+    for (int u = 0; u < U; ++u) {
+      values[u] += sums[a][u] * load<V>(tile + (first + a) * kTile + u * lanes);
+    }
+  }
+}
+
+template <int U, class T>
+MMLAPLACE_INLINE void form_columns(const T* tile, const T* form, int64_t stride, int64_t m,
+                                   T* values) {
+  Vec<T> sums[U] = {};
+  int64_t a = 0;
+  for (; a + kMarks <= m; a += kMarks) form_block<kMarks, U>(tile, form, stride, a, m, sums);
+  for (; a < m; ++a) form_block<1, U>(tile, form, stride, a, m, sums);
+  for (int u = 0; u < U; ++u) store(values + u * Vector<T>::lanes, sums[u]);
+}
+
+// values[t] = b_t^T M b_t of every column b_t of the tile.
+template <class T>
+void quadratic_form(const T* tile, const T* form, int64_t stride, int64_t count, int64_t m,
+                    T* values) {
+  constexpr int64_t lanes = Vector<T>::lanes;
+  const int64_t all = vectors<T>(count);
+  int64_t u = 0;
+  for (; u + kColumns <= all; u += kColumns) {
+    form_columns<kColumns>(tile + u * lanes, form, stride, m, values + u * lanes);
+  }
+  for (; u < all; ++u) form_columns<1>(tile + u * lanes, form, stride, m, values + u * lanes);
+}
+
+// sums[t] = sum_r a[r][t] b[r][t].
+template <class T>
+void column_dots(const T* a, const T* b, int64_t count, int64_t rows, T* sums) {
+  using V = Vec<T>;
+  constexpr int64_t lanes = Vector<T>::lanes;
+  for (int64_t u = 0; u < vectors<T>(count); ++u) {
+    V sum = {};
+    for (int64_t r = 0; r < rows; ++r) {
+      sum += load<V>(a + r * kTile + u * lanes) * load<V>(b + r * kTile + u * lanes);
+    }
+    store(sums + u * lanes, sum);
+  }
+}

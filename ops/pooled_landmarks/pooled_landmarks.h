@@ -1,0 +1,22 @@
+// The cells of pooled_landmarks, for all devices.
+#pragma once
+
+#include "../common/strided.h"
+
+namespace mmlaplace {
+
+// Divides `size` tokens into `count` cells. With a ratio, cells are so long and only the last is
+// shorter. Without, cell i begins at floor(i size / count) and ends at ceil((i + 1) size / count).
+struct Cells {
+  int64_t size, count, ratio;
+
+  MMLAPLACE_HOST_DEVICE int64_t begin(int64_t cell) const {
+    return ratio > 0 ? cell * ratio : cell * size / count;
+  }
+  MMLAPLACE_HOST_DEVICE int64_t end(int64_t cell) const {
+    if (ratio == 0) return ceil_div((cell + 1) * size, count);
+    return (cell + 1) * ratio < size ? (cell + 1) * ratio : size;
+  }
+};
+
+}  // namespace mmlaplace

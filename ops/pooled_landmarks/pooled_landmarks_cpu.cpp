@@ -1,0 +1,170 @@
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <type_traits>
+
+#include "../common/cpu/rotation.h"
+#include "../common/pairwise.h"
+#include "pooled_landmarks.h"
+
+#define MMLAPLACE_KERNELS "token_rows.h"
+#include "../common/cpu/cpu_dispatch.h"
+
+namespace mmlaplace {
+namespace {
+
+struct Map {
+  int64_t batch_heads, heads, dims, padded, height, width;
+  Cells rows, columns;
+  int64_t cells() const { return rows.count * columns.count; }
+};
+
+template <class T>
+Map map_of(const at::Tensor& k, const c10::optional<at::Tensor>& rotary, int64_t height,
+           int64_t width, int64_t rows, int64_t columns, int64_t ratio) {
+  const char* op = "pooled_landmarks";
+  TORCH_CHECK(k.dim() == 4 && k.size(2) == height * width, op,
+              ": k must be (B, heads, N, d) with N = ", height, " * ", width, ", got ", k.sizes());
+  TORCH_CHECK(rows >= 1 && columns >= 1 && ratio >= 0, op, ": needs at least one cell, got ", rows,
+              " x ", columns, " and ratio ", ratio);
+  if (ratio > 0) rows = ceil_div(height, ratio), columns = ceil_div(width, ratio);
+  check_rotary(op, rotary, k.size(3), k.size(2));
+  const int64_t lanes = vector_bytes() / static_cast<int64_t>(sizeof(T));
+  return {k.size(0) * k.size(1),
+          k.size(1),
+          k.size(3),
+          ceil_div(k.size(3), lanes) * lanes,
+          height,
+          width,
+          {height, rows, ratio},
+          {width, columns, ratio}};
+}
+
+// Calls f(first token, count, first column) for the tiles of a row of the map.
+template <class F>
+void for_tiles(const Map& map, int64_t y, const F& f) {
+  for (int64_t x = 0; x < map.width; x += kTile) {
+    f(y * map.width + x, std::min(kTile, map.width - x), x);
+  }
+}
+
+template <class T, class S>
+void pool(const Map& map, const at::Tensor& k, const Rotation<T>& rotation, T* out) {
+  const int64_t dims = map.dims, width = map.width;
+  at::parallel_for(0, map.batch_heads * map.rows.count, 1, [&](int64_t begin, int64_t end) {
+    // The sums of the columns of a row of cells, and two tiles.
+    at::Tensor memory = at::empty({dims * width + 2 * map.padded * kTile},
+                                  at::dtype(c10::CppTypeToScalarType<T>::value));
+    T *sums = memory.data_ptr<T>() + 2 * map.padded * kTile, *tile = memory.data_ptr<T>();
+    T* scratch = tile + map.padded * kTile;
+    for (int64_t index = begin; index < end; ++index) {
+      const int64_t head = index / map.rows.count, row = index % map.rows.count;
+      const int64_t top = map.rows.begin(row), bottom = map.rows.end(row);
+      std::fill(sums, sums + dims * width, T(0));
+      for (int64_t y = top; y < bottom; ++y) {
+        for_tiles(map, y, [&](int64_t first, int64_t count, int64_t x) {
+          MMLAPLACE_FOR_CPU(
+              load_rows(slice<const S>(k, head), first, count, dims, rotation, scratch, tile));
+          for (int64_t c = 0; c < dims; ++c) {
+            T* to = sums + c * width + x;
+            for (int64_t t = 0; t < count; ++t) to[t] += tile[c * kTile + t];
+          }
+        });
+      }
+      for (int64_t column = 0; column < map.columns.count; ++column) {
+        const int64_t left = map.columns.begin(column), right = map.columns.end(column);
+        const T share = T(1) / ((bottom - top) * (right - left));
+        T* to = out + ((head * map.rows.count + row) * map.columns.count + column) * dims;
+        for (int64_t c = 0; c < dims; ++c) {
+          T sum = 0;
+          for (int64_t x = left; x < right; ++x) sum += sums[c * width + x];
+          to[c] = sum * share;
+        }
+      }
+    }
+  });
+}
+
+template <class T, class S>
+void spread(const Map& map, const at::Tensor& grad, const Rotation<T>& rotation, S* out) {
+  const int64_t dims = map.dims, width = map.width, cells = map.cells();
+  const T* grads = grad.data_ptr<T>();
+  at::parallel_for(0, map.batch_heads * map.height, 16, [&](int64_t begin, int64_t end) {
+    at::Tensor memory = at::zeros({dims * width + 2 * map.padded * kTile},
+                                  at::dtype(c10::CppTypeToScalarType<T>::value));
+    T *sums = memory.data_ptr<T>() + 2 * map.padded * kTile, *tile = memory.data_ptr<T>();
+    T* scratch = tile + map.padded * kTile;
+    for (int64_t index = begin; index < end; ++index) {
+      const int64_t head = index / map.height, y = index % map.height;
+      std::fill(sums, sums + dims * width, T(0));
+      for (int64_t row = 0; row < map.rows.count; ++row) {
+        const int64_t top = map.rows.begin(row), bottom = map.rows.end(row);
+        if (y < top || y >= bottom) continue;
+        for (int64_t column = 0; column < map.columns.count; ++column) {
+          const int64_t left = map.columns.begin(column), right = map.columns.end(column);
+          const T share = T(1) / ((bottom - top) * (right - left));
+          const T* from = grads + (head * cells + row * map.columns.count + column) * dims;
+          for (int64_t c = 0; c < dims; ++c) {
+            const T value = from[c] * share;
+            for (int64_t x = left; x < right; ++x) sums[c * width + x] += value;
+          }
+        }
+      }
+      const int64_t stride = map.heads * dims;
+      S* to = out + (head / map.heads * map.height * width * map.heads + head % map.heads) * dims;
+      for_tiles(map, y, [&](int64_t first, int64_t count, int64_t x) {
+        for (int64_t c = 0; c < dims; ++c) {
+          std::copy_n(sums + c * width + x, count, tile + c * kTile);
+        }
+        MMLAPLACE_FOR_CPU(
+            store_rows(tile, first, count, dims, rotation, scratch, to + first * stride, stride));
+      });
+    }
+  });
+}
+
+at::Tensor forward(const at::Tensor& k, const c10::optional<at::Tensor>& rotary, bool adjacent,
+                   int64_t height, int64_t width, int64_t rows, int64_t columns, int64_t ratio) {
+  at::Tensor out;
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, k.scalar_type(), "pooled_landmarks", [&] {
+        using T = at::opmath_type<scalar_t>;
+        const Map map = map_of<T>(k, rotary, height, width, rows, columns, ratio);
+        out = at::empty({k.size(0), k.size(1), map.cells(), map.dims},
+                        k.options().dtype(c10::CppTypeToScalarType<T>::value));
+        const at::Tensor table = wide<T>(rotary);
+        pool<T, scalar_t>(map, k, Rotation<T>(table, adjacent), out.data_ptr<T>());
+      });
+  return out;
+}
+
+at::Tensor backward(const at::Tensor& grad, const at::Tensor& k,
+                    const c10::optional<at::Tensor>& rotary, bool adjacent, int64_t height,
+                    int64_t width, int64_t rows, int64_t columns, int64_t ratio) {
+  at::Tensor out = at::empty({k.size(0), k.size(2), k.size(1), k.size(3)}, k.options());
+  AT_DISPATCH_FLOATING_TYPES_AND2(
+      at::kHalf, at::kBFloat16, k.scalar_type(), "pooled_landmarks", [&] {
+        using T = at::opmath_type<scalar_t>;
+        const Map map = map_of<T>(k, rotary, height, width, rows, columns, ratio);
+        TORCH_CHECK(grad.dim() == 4 && grad.size(2) == map.cells() && grad.size(3) == map.dims,
+                    "pooled_landmarks: the gradient must be (B, heads, ", map.cells(), ", ",
+                    map.dims, "), got ", grad.sizes());
+        const at::Tensor table = wide<T>(rotary);
+        spread<T, scalar_t>(map, wide<T>(grad), Rotation<T>(table, adjacent),
+                            out.data_ptr<scalar_t>());
+      });
+  return out.transpose(1, 2);
+}
+
+}  // namespace
+}  // namespace mmlaplace
+
+TORCH_LIBRARY_IMPL(mmlaplace, CPU, library) {
+  library.impl("pooled_landmarks", mmlaplace::forward);
+  library.impl("_pooled_landmarks_backward", mmlaplace::backward);
+}
