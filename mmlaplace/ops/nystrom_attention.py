@@ -212,7 +212,9 @@ def nystrom_attention(
     _check(q, k, v, landmarks, inverse, rotary)
     check_bandwidth(METRICS[kernel], bandwidth, q)
     if isinstance(bandwidth, Tensor):
-        raise TypeError(f'{OP}: bandwidth must be a number, got a tensor; divide q, k and landmarks')
+        raise TypeError(
+            f'{OP}: bandwidth must be a number, got a tensor; divide q, k and landmarks'
+        )
     if whitening_eps is not None:
         _checks.check_positive(OP, 'whitening_eps', whitening_eps)
     compute = _native.select(OP, nystrom_attention_reference, q.device, backend)
@@ -264,7 +266,9 @@ def _check(
             f'{tuple(rotary.shape)} for {tokens} queries and {keys} keys'
         )
     if 2 * rotary.shape[1] > dims:
-        raise ValueError(f'{OP}: {dims} channels have no {rotary.shape[1]} pairs; give fewer angles')
+        raise ValueError(
+            f'{OP}: {dims} channels have no {rotary.shape[1]} pairs; give fewer angles'
+        )
 
 
 def _scale_of_heads(scale: Tensor, q: Tensor) -> Tensor:

@@ -58,7 +58,8 @@ def test_exact_landmarks_repeat_tokens_of_short_sides():
     found = Landmarks(49, exact=True)(x, (3, 9))
     assert found.shape == (2, 2, 49, 8)
     by_hand = torch.nn.functional.adaptive_avg_pool2d(x.flatten(0, 1).mT.unflatten(2, (3, 9)), 7)
-    assert torch.equal(found, by_hand.flatten(2).mT.unflatten(0, (2, 2)))
+    # Sums of up to nine tokens in another order.
+    torch.testing.assert_close(found, by_hand.flatten(2).mT.unflatten(0, (2, 2)))
 
 
 @pytest.mark.parametrize('method', METHODS)

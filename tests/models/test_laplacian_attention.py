@@ -81,7 +81,7 @@ def test_linear_time_form_equals_the_dense_formula(options):
     for mixed in (
         attention.mix(*inputs, hw_shape),
         dense_mix(
-            attention, *inputs, hw_shape,
+            attention, *(attention.rotary(t, hw_shape) for t in (q, k)), v, hw_shape,
             *(options[name] for name in ('kernel', 'whitening', 'landmark_cfg')),
         ),
     ):  # fmt: skip
@@ -120,7 +120,7 @@ def test_whole_module_adds_positions_local_branch_and_projection(whitening, qkv,
 
 @pytest.mark.parametrize(('whitening', 'growth'), [('literal', 4), ('normalized', 1)])
 def test_only_the_literal_form_grows_with_the_image(whitening, growth):
-    attention = LaplacianAttention(32, 1, (8, 8), num_landmarks=1, whitening=whitening)
+    attention = LaplacianAttention(32, 1, (8, 8), num_landmarks=1, whitening=whitening, rope=False)
     q, k, v = (torch.randn(1, 1, 64, 32) for _ in range(3))
     # The image four times over: the same statistics and, averaged over all, the same landmark.
     large = attention.mix(*(t.repeat(1, 1, 4, 1) for t in (q, k, v)), (32, 8))[:, :, :64]

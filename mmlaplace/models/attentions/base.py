@@ -119,6 +119,7 @@ class QKVAttention(BaseAttention):
     frame = Frame()
     further_options = tuple(field.name for field in fields(Frame))
     rotates_features = False
+    turns_in_mix = False
     num_prefix_tokens = 0
     renamed_options = dict(
         share_qk="qkv='shared_qk'",
@@ -183,8 +184,12 @@ class QKVAttention(BaseAttention):
         return Projected(q, k, v, gate)
 
     def heads(self, projected: Projected, hw_shape: Tuple[int, int]) -> Tuple[Tensor, ...]:
-        """Queries, keys and values by head, ``(B, heads, N or n, d)``, with rotary positions."""
+        """Queries, keys and values by head, ``(B, heads, N or n, d)``, with rotary positions.
+
+        With ``turns_in_mix`` it is the mixing rule that turns queries and keys by ``self.rotary``.
+        """
         turns = self.rotary is not None and self.frame.rope_on == 'query_key'
+        turns = turns and not self.turns_in_mix
         q, v = self.split_heads(projected.q), self.split_heads(projected.v)
         q = self.rotary(q, hw_shape) if turns else q
         if projected.k is projected.q:

@@ -10,6 +10,7 @@ from mmlaplace.ops import (
     gaussian_kernel,
     laplacian_kernel,
     newton_schulz_inverse,
+    nystrom_attention,
 )
 from mmlaplace.ops.precision import no_autocast, upcast
 
@@ -84,6 +85,7 @@ class LaplacianAttention(QKVAttention):
     """
 
     frame = Frame(rope=True, lepe_kernel=3)
+    turns_in_mix = True
     fixed_options = ('sr_ratio',)
     renamed_options = dict(
         landmarks='num_landmarks', kernel_scale='bandwidth', scale_form='whitening'
@@ -128,6 +130,7 @@ class LaplacianAttention(QKVAttention):
             raise ValueError(
                 f'ridge ({ridge}) must not be negative, whitening_eps ({whitening_eps}) positive'
             )
+        self.kernel = kernel
         self.kernel_fn = kernel_fn
         self.bandwidth = bandwidth
         self.solver = solver
@@ -155,23 +158,16 @@ class LaplacianAttention(QKVAttention):
         return newton_schulz_inverse(mat, self.num_iters, self.ridge, check=False)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        landmarks = self.landmarks(k, hw_shape, self.rotary)  # (B, heads, m, d), at least fp32
         with no_autocast(v.device):
-            query, key, value = upcast(q, k, v)
-            landmarks = self.landmarks(key, hw_shape)  # (B, heads, m, d)
-            query_kernel = self.kernel_fn(query, landmarks, self.bandwidth)  # (B, heads, N, m)
-            key_kernel = query_kernel
-            if k is not q:
-                key_kernel = self.kernel_fn(key, landmarks, self.bandwidth)
             inverse = self.invert(self.kernel_fn(landmarks, landmarks, self.bandwidth))
-            weights = inverse @ key_kernel.transpose(-2, -1)  # (B, heads, m, N)
-
-            num_tokens = value.shape[-2]
-            centered = query_kernel - query_kernel.mean(-2, keepdim=True)
-            covariance = centered.transpose(-2, -1) @ centered / num_tokens  # (B, heads, m, m)
-            # A quadratic form of a covariance; only rounding can bring it below zero.
-            variance = (weights * (covariance @ weights)).sum(-2).clamp(min=0)  # (B, heads, N)
-            whitened = value * (variance + self.whitening_eps).rsqrt().unsqueeze(-1)
-            mixed = centered @ (weights @ whitened)  # (B, heads, N, d)
+            scale = None
             if self.gamma is not None:
-                mixed = mixed * (self.gamma.to(mixed.dtype)[:, None, None] / num_tokens)
-            return (mixed + value.mean(-2, keepdim=True)).to(v.dtype)
+                scale = upcast(self.gamma)[0][:, None, None] / v.shape[-2]
+        options = {}
+        if self.rotary is not None:
+            options = dict(rotary=self.rotary.table(k, hw_shape), rotary_form=self.rotary.form)
+        return nystrom_attention(
+            q, k, v, landmarks, inverse, self.bandwidth,
+            kernel=self.kernel, scale=scale, whitening_eps=self.whitening_eps, **options,
+        )  # fmt: skip

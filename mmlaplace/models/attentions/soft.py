@@ -7,7 +7,7 @@ from mmengine.model import Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mmlaplace.ops import gaussian_kernel, newton_schulz_inverse
+from mmlaplace.ops import gaussian_kernel, newton_schulz_inverse, nystrom_attention
 from mmlaplace.ops.inverse import add_ridge, identity_like
 from mmlaplace.ops.precision import no_autocast, upcast
 
@@ -147,10 +147,13 @@ class SOFTAttention(QKVAttention):
         return step
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        query = q * self.head_dims**-0.25  # (B, heads, N, d)
-        landmarks = self.landmark_norm(self.landmarks(query, hw_shape))  # (B, heads, m, d)
+        shrink = self.head_dims**-0.25
+        # Landmarks of the scaled queries, since all ways to take them are linear.
+        landmarks = self.landmark_norm(self.landmarks(q, hw_shape) * shrink)  # (B, heads, m, d)
         with no_autocast(v.device):
-            query, landmarks, value = upcast(query, landmarks, v)
-            kernel = gaussian_kernel(query, landmarks, 1.0)  # (B, heads, N, m)
+            (landmarks,) = upcast(landmarks)
             inverse = self.invert(gaussian_kernel(landmarks, landmarks, 1.0))  # (B, heads, m, m)
-            return (kernel @ (inverse @ (kernel.transpose(-2, -1) @ value))).to(v.dtype)
+        # k(shrink q, L; 1) is k(q, L / shrink; 1 / shrink), which leaves q as it is.
+        return nystrom_attention(
+            q, q, v, landmarks / shrink, inverse, 1 / shrink, kernel='gaussian'
+        )

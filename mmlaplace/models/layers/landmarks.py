@@ -6,7 +6,10 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmlaplace.ops import pooled_landmarks
+
 from .feature_map import map_to_tokens, tokens_to_map
+from .position import RotaryEmbedding2D
 
 METHODS = ('pool', 'conv', 'random', 'first')
 
@@ -89,20 +92,31 @@ class Landmarks(nn.Module):
         if method == 'conv':
             self.conv = nn.Conv2d(head_dims, head_dims, pool_ratio, stride=pool_ratio, bias=False)
 
-    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        """``(B, heads, N, d) -> (B, heads, m, d)``."""
+    def forward(
+        self, x: Tensor, hw_shape: Tuple[int, int], rotary: Optional[RotaryEmbedding2D] = None
+    ) -> Tensor:
+        """``(B, heads, N, d) -> (B, heads, m, d)``, of tokens that ``rotary`` turns first.
+
+        Means (``'pool'``) are at least fp32.
+        """
+        if self.method == 'pool':
+            return self._pooled(x, hw_shape, rotary)
+        x = x if rotary is None else rotary(x, hw_shape)
         if self.method in ('random', 'first'):
             return self._picked(x)
-        maps = tokens_to_map(x.flatten(0, 1), hw_shape)  # (B * heads, d, H, W)
-        maps = self._pooled(maps) if self.method == 'pool' else self._convolved(maps)
+        maps = self._convolved(tokens_to_map(x.flatten(0, 1), hw_shape))  # (B * heads, d, h, w)
         return map_to_tokens(maps).unflatten(0, x.shape[:2])
 
-    def _pooled(self, maps: Tensor) -> Tensor:
-        if self.side is None:
-            return F.avg_pool2d(maps, self.pool_ratio, ceil_mode=True, count_include_pad=False)
-        if self.exact:
-            return F.adaptive_avg_pool2d(maps, self.side)
-        return F.adaptive_avg_pool2d(maps, [min(self.side, side) for side in maps.shape[2:]])
+    def _pooled(
+        self, x: Tensor, hw_shape: Tuple[int, int], rotary: Optional[RotaryEmbedding2D]
+    ) -> Tensor:
+        options = dict(ratio=self.pool_ratio)
+        if self.side is not None:
+            sides = [self.side if self.exact else min(self.side, side) for side in hw_shape]
+            options = dict(cells=tuple(sides))
+        if rotary is not None:
+            options.update(rotary=rotary.table(x, hw_shape), rotary_form=rotary.form)
+        return pooled_landmarks(x, hw_shape, **options)
 
     def _convolved(self, maps: Tensor) -> Tensor:
         ratio, (height, width) = self.pool_ratio, maps.shape[2:]

@@ -1,3 +1,4 @@
+import functools
 from typing import Optional, Set, Tuple
 
 import torch
@@ -6,11 +7,26 @@ import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor
 
+from mmlaplace.ops._checks import has_values
 from mmlaplace.ops.precision import no_autocast, upcast
+from mmlaplace.ops.rotary import ROPE_FORMS, rotary_table, turn
 
 from .feature_map import map_to_tokens
 
-ROPE_FORMS = ('half', 'pairs')
+
+@functools.lru_cache(maxsize=16)
+def _kept_table(
+    hw_shape: Tuple[int, int],
+    pairs: int,
+    theta: float,
+    form: str,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """The table of a map size, made once for all blocks. The latest sizes are kept."""
+    with torch.inference_mode(False), torch.no_grad():  # it may serve in training later
+        like = torch.empty(0, dtype=dtype, device=device)
+        return rotary_table(*hw_shape, pairs, theta, form, like)
 
 
 class RotaryEmbedding2D(nn.Module):
@@ -45,37 +61,26 @@ class RotaryEmbedding2D(nn.Module):
         if form not in ROPE_FORMS:
             raise ValueError(f'form must be one of {ROPE_FORMS}, got {form!r}')
         self.pairs = head_dims // 4
-        self.rotated_dims = 4 * self.pairs
         self.form = form
         self.theta = theta or (100.0 if form == 'half' else 10000.0)
 
+    def table(self, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
+        """Cosines and sines ``(2, 2 * pairs, N)`` for tokens like ``x``; None for no pairs.
+
+        They are at least fp32. No buffer holds them: a model in half precision would round it.
+        """
+        if self.pairs == 0:
+            return None
+        (like,) = upcast(x[:0])
+        if not has_values(x):  # a graph must not keep a tensor of another one
+            return rotary_table(*hw_shape, self.pairs, self.theta, self.form, like)
+        return _kept_table(tuple(hw_shape), self.pairs, self.theta, self.form, like.dtype, x.device)
+
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """Turn ``(B, heads, N, d)``, ``N = H * W``; same shape and dtype."""
-        height, width = hw_shape
         with no_autocast(x.device):
-            (turned,) = upcast(x[..., : self.rotated_dims])  # (B, heads, N, 4 * pairs)
-            # No buffer: a model in half precision would round it.
-            exponents = torch.arange(self.pairs, dtype=turned.dtype, device=x.device)
-            last = self.pairs if self.form == 'half' else self.pairs - 1
-            frequencies = self.theta ** (-exponents / max(last, 1))
-            rows = torch.arange(height, device=x.device).repeat_interleave(width)
-            columns = torch.arange(width, device=x.device).repeat(height)
-            angles = torch.cat(
-                [rows[:, None] * frequencies, columns[:, None] * frequencies], dim=-1
-            )  # (N, 2 * pairs)
-            cos, sin = angles.cos(), angles.sin()
-            # Whole rows, the other channel of each pair beside: halves alone are slow to read.
-            if self.form == 'half':
-                cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
-                other = turned.roll(self.rotated_dims // 2, dims=-1)
-            else:
-                cos = cos.repeat_interleave(2, dim=-1)
-                sin = torch.stack([-sin, sin], dim=-1).flatten(-2)
-                other = turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
-            turned = torch.addcmul(turned * cos, other, sin).to(x.dtype)
-            if self.rotated_dims == x.shape[-1]:
-                return turned
-            return torch.cat([turned, x[..., self.rotated_dims :]], dim=-1)
+            table = self.table(x, hw_shape)
+            return x if table is None else turn(upcast(x)[0], table, self.form).to(x.dtype)
 
 
 def resize_map(x: Tensor, hw_shape: Tuple[int, int], mode: str = 'bilinear') -> Tensor:
