@@ -11,6 +11,7 @@ from torch import Tensor
 from ..known_options import KnownOptions
 from ..layers import (
     DepthwiseConv,
+    Linear,
     PatchEmbed,
     RotaryEmbedding2D,
     map_to_tokens,
@@ -142,8 +143,8 @@ class QKVAttention(BaseAttention):
         # Keys and values of another map cannot share a linear with the queries.
         form = 'q_kv' if frame.sr_ratio > 1 else frame.qkv
         of_tokens, of_map = QKV_FORMS[form]
-        self.qkv = nn.Linear(embed_dims, (of_tokens + frame.gate) * embed_dims, frame.qkv_bias)
-        self.kv = nn.Linear(embed_dims, of_map * embed_dims, frame.qkv_bias) if of_map else None
+        self.qkv = Linear(embed_dims, (of_tokens + frame.gate) * embed_dims, frame.qkv_bias)
+        self.kv = Linear(embed_dims, of_map * embed_dims, frame.qkv_bias) if of_map else None
         self.sr = PatchEmbed(embed_dims, embed_dims, frame.sr_ratio) if frame.sr_ratio > 1 else None
         self.key_positions = None
         if frame.key_positions:
@@ -157,7 +158,7 @@ class QKVAttention(BaseAttention):
             self.lepe = DepthwiseConv(
                 embed_dims, frame.lepe_kernel, num_heads, frame.lepe_filters, frame.lepe_bias
             )
-        self.proj = nn.Linear(embed_dims, embed_dims) if frame.proj else nn.Identity()
+        self.proj = Linear(embed_dims, embed_dims) if frame.proj else nn.Identity()
         self.proj_drop = nn.Dropout(frame.proj_drop)
 
     def kv_shape(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:

@@ -5,6 +5,7 @@ from .depthwise import DepthwiseConv
 from .feature_map import map_to_tokens, memory_format_of, tokens_to_map
 from .ffn import FFN
 from .landmarks import Landmarks
+from .linear import Linear
 from .linear_attention import linear_attention
 from .patch_embed import ConvPatchEmbed, OverlapPatchEmbed, PatchEmbed, PatchMerging
 from .position import PositionEmbedding, RotaryEmbedding2D, resize_map
@@ -16,6 +17,7 @@ __all__ = [
     'DepthwiseConv',
     'DropPath',
     'Landmarks',
+    'Linear',
     'OverlapPatchEmbed',
     'PatchEmbed',
     'PatchMerging',

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from .build import build_activation
 from .depthwise import DepthwiseConv
+from .linear import Linear, by_rows
 
 
 class FFN(BaseModule):
@@ -38,18 +39,22 @@ class FFN(BaseModule):
         super().__init__()
         hidden = int(embed_dims * ffn_ratio)
         self.layers = Sequential(
-            nn.Linear(embed_dims, hidden),
+            Linear(embed_dims, hidden),
             build_activation(act_cfg or dict(type='GELU')),
             nn.Dropout(drop_rate),
-            nn.Linear(hidden, embed_dims),
+            Linear(hidden, embed_dims),
             nn.Dropout(drop_rate),
         )
         self.dwconv = DepthwiseConv(hidden, dwconv_kernel) if dwconv_kernel else None
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
-        for i, layer in enumerate(self.layers):
-            x = layer(x)  # (B, N, C * ffn_ratio), or (B, N, C) after the last linear
-            if i == 0 and self.dwconv is not None:
-                x = self.dwconv(x, hw_shape)
+        first, *rest = self.layers
+        if self.dwconv is None and (self.layers[2].p == 0 or not self.training):
+            return by_rows(self.layers, first.out_features, x)
+        x = first(x)  # (B, N, C * ffn_ratio)
+        if self.dwconv is not None:
+            x = self.dwconv(x, hw_shape)
+        for layer in rest:
+            x = layer(x)
         return x
