@@ -6,6 +6,8 @@ Examples:
       --base mmpretrain:ResNet-50 --plot-top1 work_dirs/top1.png --force
 """
 
+import argparse
+import importlib.util
 import json
 import math
 import statistics
@@ -50,8 +52,8 @@ def exponents(rows: List[dict]) -> Dict[str, Dict[str, float]]:
     return found
 
 
-def tables(result: dict, base: str, style: Optional[box.Box] = box.HEAVY_HEAD) -> Iterator[Table]:
-    """A table for each size: a contender in each row, and columns for each mode."""
+def tables(result: dict, base: str, style: box.Box) -> Iterator[Tuple[str, Table]]:
+    """A title and a table for each size: a contender in each row, and columns for each mode."""
     modes, step = result['modes'], 'forward and backward' if result['train'] else 'forward'
     for side, batch in result['sizes']:
         rows = {
@@ -63,7 +65,7 @@ def tables(result: dict, base: str, style: Optional[box.Box] = box.HEAVY_HEAD) -
             f'{side} x {side} pixels, batch {batch}, {step}: ms an image, images a second, '
             f'x the time of {base}, peak MB'
         )
-        table = Table(title=title, title_justify='left', box=style)
+        table = Table(box=style)
         for header in ('', 'M params', 'top-1'):
             table.add_column(header, justify='right' if header else 'left', no_wrap=True)
         for mode in modes:
@@ -71,7 +73,7 @@ def tables(result: dict, base: str, style: Optional[box.Box] = box.HEAVY_HEAD) -
                 table.add_column(header, justify='right')
         failed = any(row['failure'] for row in rows.values()) or result['failures']
         if failed:
-            table.add_column('not measured', max_width=60)
+            table.add_column('not measured')
         for name in result['contenders']:
             model, paper = result['models'].get(name), published().get(name)
             cells = [name, '-' if model is None else f'{model["parameters"] / 1e6:.1f}']
@@ -83,7 +85,7 @@ def tables(result: dict, base: str, style: Optional[box.Box] = box.HEAVY_HEAD) -
                     reasons.append(f'{mode}: {row["failure"]}')
                 cells += mode_cells(row, rows.get((base, mode)))
             table.add_row(*cells, *(['; '.join(map(short, reasons))] if failed else []))
-        yield table
+        yield title, table
 
 
 def mode_cells(row: Optional[dict], base: Optional[dict]) -> Tuple[str, ...]:
@@ -108,10 +110,8 @@ def short(reason: str, most: int = 160) -> str:
 def print_tables(result: dict, base: str, markdown: bool = False) -> None:
     wide = 10_000 if markdown else None if sys.stdout.isatty() else 200
     console = Console(width=wide, highlight=False)
-    for table in tables(result, base, box.MARKDOWN if markdown else box.HEAVY_HEAD):
-        if markdown:  # a title has no place in the syntax
-            console.print(f'\n{table.title}:', markup=False)
-            table.title = None
+    for title, table in tables(result, base, box.MARKDOWN if markdown else box.HEAVY_HEAD):
+        print(f'\n{title}:')
         console.print(table)
     for name, by_mode in result['exponents'].items():
         slopes = ', '.join(f'{value:.2f} ({mode})' for mode, value in by_mode.items())
@@ -140,7 +140,11 @@ def save(figure, path: Path) -> None:
 def plot(result: dict, path: Path) -> None:
     """Time and memory over the image's side."""
     rows = measured(result)
-    figure, axes = new_figure(2, 5)
+    lines = len(result['contenders']) * len(result['modes'])
+    figure, axes = new_figure(2, 4.5 + 0.12 * lines)
+    from matplotlib import colormaps
+
+    colors = colormaps['tab20'].colors
     for axis, key, label in zip(axes, ('ms per image', 'MB'), ('ms an image', 'peak memory (MB)')):
         for index, (name, marker) in enumerate(zip(result['contenders'], cycle(MARKERS))):
             for mode, style in zip(result['modes'], cycle(LINES)):
@@ -153,7 +157,7 @@ def plot(result: dict, path: Path) -> None:
                 note = '' if slope is None or key == 'MB' else f', time ~ pixels^{slope:.2f}'
                 if line:
                     axis.loglog(
-                        *zip(*line), ls=style, marker=marker, color=f'C{index % 10}',
+                        *zip(*line), ls=style, marker=marker, color=colors[index % 20],
                         label=(name if mode == 'eager' else f'{name}, {mode}') + note,
                     )  # fmt: skip
         sides = sorted({row['side'] for row in rows})
@@ -161,7 +165,7 @@ def plot(result: dict, path: Path) -> None:
         axis.xaxis.minorticks_off()
         axis.set(xlabel='side of the image (pixels)', ylabel=label)
         axis.grid(alpha=0.3, which='both')
-    axes[0].legend(fontsize='small')
+    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=2)
     sizes = ' '.join(f'{side}x{batch}' for side, batch in result['sizes'])
     step = 'forward and backward' if result['train'] else 'forward'
     figure.suptitle(f'{step}, side x batch: {sizes}; {where(result)}', fontsize='medium')
@@ -183,46 +187,64 @@ def top1_points(result: dict, mode: str) -> Dict[str, Tuple[float, int]]:
 
 def plot_top1(result: dict, path: Path) -> None:
     """Published top-1 over measured images a second: what is up and to the right is better."""
-    modes, papers = result['modes'], published()
+    modes = result['modes']
     figure, axes = new_figure(len(modes), 6)
-    families = list(dict.fromkeys(paper.family for paper in papers.values()))
     for axis, mode in zip([axes] if len(modes) == 1 else axes, modes):
         points = top1_points(result, mode)
-        for index, family in enumerate(families):
-            line = sorted((points[n][0], papers[n].top1, n) for n in points
-                          if papers[n].family == family)  # fmt: skip
-            if not line:
-                continue
-            ours = papers[line[0][2]].ours
-            axis.semilogx(
-                [x for x, *_ in line], [y for _, y, _ in line],
-                marker=MARKERS[index % len(MARKERS)], ms=9 if ours else 6, label=family,
-                lw=2 if ours else 1, ls='-' if ours else '--', zorder=3 if ours else 2,
-                color=f'C{index}' if ours else str(0.25 + 0.05 * (index % 8)),
-            )  # fmt: skip
-            for x, y, name in line:
-                label = papers[name].model if ours or ':' in name else f'{name} (our twin)'
-                axis.annotate(label, (x, y), (4, 4), textcoords='offset points', fontsize='x-small')
-        front, best = [], 0.0
-        for x, y in sorted(((points[n][0], papers[n].top1) for n in points), reverse=True):
-            if y > best:
-                front, best = [*front, (x, y)], y
-        if len(front) > 1:
-            axis.step(*zip(*front), where='pre', color='C2', lw=6, alpha=0.2, label='best of all')
+        draw_families(axis, {name: speed for name, (speed, _) in points.items()})
         batches = sorted({batch for _, batch in points.values()})
         axis.set(
             xlabel=f'images a second, measured, batch {" or ".join(map(str, batches)) or "-"}',
             ylabel='top-1, published (%), not reproduced here', title=mode,
         )  # fmt: skip
-        axis.grid(alpha=0.3, which='both')
-        if points:
-            axis.legend(fontsize='x-small')
     step = 'forward and backward' if result['train'] else 'forward'
     figure.suptitle(f'{step}; {where(result)}', fontsize='medium')
     absent = not_measured(result)
     if absent:
         figure.supxlabel(f'not measured here: {", ".join(absent)}', fontsize='x-small', wrap=True)
     save(figure, path)
+
+
+def draw_families(axis, speeds: Dict[str, float]) -> None:
+    """A line through the sizes of a family, hollow points for our twins of it, the best of all."""
+    from matplotlib.ticker import LogFormatter
+
+    papers = {name: published()[name] for name in speeds}
+    families = list(dict.fromkeys(paper.family for paper in published().values()))
+    for family in (each for each in families if each in {p.family for p in papers.values()}):
+        index = families.index(family)
+        names = sorted((n for n in papers if papers[n].family == family), key=speeds.get)
+        ours = papers[names[0]].ours
+        twins = [name for name in names if not ours and ':' not in name]
+        style = dict(marker=MARKERS[index % len(MARKERS)], zorder=3 if ours else 2)
+        style['color'] = f'C{index % 10}' if ours else str(0.2 + 0.07 * (index % 8))
+        own = [name for name in names if name not in twins]
+        axis.semilogx(
+            [speeds[name] for name in own], [papers[name].top1 for name in own], label=family,
+            ms=9 if ours else 6, lw=2 if ours else 1, ls='-' if ours else '--', **style,
+        )  # fmt: skip
+        axis.plot(
+            [speeds[name] for name in twins], [papers[name].top1 for name in twins],
+            ls='', mfc='none', ms=6, **style,
+        )  # fmt: skip
+        for name in names:
+            axis.annotate(
+                f'{name} (our twin)' if name in twins else papers[name].model,
+                (speeds[name], papers[name].top1), (4, -10 if name in twins else 4),
+                textcoords='offset points', fontsize='x-small',
+            )  # fmt: skip
+    front, best = [], 0.0
+    for name in sorted(speeds, key=speeds.get, reverse=True):
+        if papers[name].top1 > best:
+            best = papers[name].top1
+            front.append((speeds[name], best))
+    if front:
+        axis.step(*zip(*front), where='pre', color='C2', lw=6, alpha=0.2, label='best of all')
+        axis.legend(fontsize='x-small')
+    for tick in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
+        tick(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.4)))
+    axis.margins(x=0.12)
+    axis.grid(alpha=0.3, which='both')
 
 
 def not_measured(result: dict) -> List[str]:
@@ -244,8 +266,17 @@ def add_report_options(parser: ToolParser) -> None:
     )
 
 
-def report(result: dict, base: str, plot_to: Optional[Path], top1_to: Optional[Path]) -> None:
-    """Write the plots that were asked for, and say what of the peers is not in them."""
+def check_report_options(parser: ToolParser, args: argparse.Namespace, names: List[str]) -> None:
+    """Refuse what cannot be compared or drawn, before anything is measured."""
+    args.base = args.base or names[0]
+    if args.base not in names:
+        parser.error(f'--base {args.base}: is none of {", ".join(names)}')
+    if (args.plot or args.plot_top1) and importlib.util.find_spec('matplotlib') is None:
+        parser.error('the plots need matplotlib, which is not installed: pip install matplotlib')
+
+
+def draw(result: dict, plot_to: Optional[Path], top1_to: Optional[Path]) -> None:
+    """Write the plots that were asked for, and say which peers are not in that of top-1."""
     if plot_to is not None:
         plot(result, plot_to)
     if top1_to is not None:
@@ -264,11 +295,10 @@ def main() -> None:
     result = json.loads(args.result.read_text())
     if 'contenders' not in result:
         parser.error(f'{args.result} is of another tool or an older version: measure again')
-    base = args.base or result['base']
-    if base not in result['contenders']:
-        parser.error(f'--base {base}: was not measured, but {", ".join(result["contenders"])}')
-    print_tables(result, base, args.markdown)
-    report(result, base, args.plot, args.plot_top1)
+    args.base = args.base or result['base']
+    check_report_options(parser, args, result['contenders'])
+    print_tables(result, args.base, args.markdown)
+    draw(result, args.plot, args.plot_top1)
 
 
 if __name__ == '__main__':

@@ -34,6 +34,7 @@ backbone_report.py prints the tables of the JSON again, also as Markdown, and dr
 """
 
 import argparse
+import re
 import statistics
 import sys
 from fnmatch import fnmatchcase
@@ -42,7 +43,15 @@ from typing import Callable, Dict, List, Optional, Tuple
 
 import torch
 from backbone_contenders import SOURCES, Builder, catalogue, find
-from backbone_report import add_report_options, exponents, measured, print_tables, report, short
+from backbone_report import (
+    add_report_options,
+    check_report_options,
+    draw,
+    exponents,
+    measured,
+    print_tables,
+    short,
+)
 from published_top1 import peers
 from rich.progress import track
 from torch import Tensor, nn
@@ -86,10 +95,10 @@ class Attempt:
 
 def parse_size(text: str) -> Tuple[int, int]:
     """Side and batch of ``224x8``, or of ``224``."""
-    side, _, batch = text.partition('x')
-    if not side.isdecimal() or not (batch or '1').isdecimal() or '0' in (side, batch):
+    found = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?', text)
+    if found is None:
         raise argparse.ArgumentTypeError(f'{text!r}: give SIDExBATCH such as 224x8, or SIDE')
-    return int(side), int(batch or 1)
+    return int(found[1]), int(found[2] or 1)
 
 
 def build(builder: Builder, train: bool, device: torch.device) -> nn.Module:
@@ -193,8 +202,8 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--rounds', type=int, default=10, help='default: %(default)s')
     parser.add_argument(
         '--limit', type=float, default=30.0,
-        help='seconds for the runs of a contender at a size, of which there are at least 3, and for '
-        'one run, or it sits out of larger sizes; default: %(default)s',
+        help='seconds for the runs of a contender at a size, of which there are at least 3; one '
+        'that needs more for a single run sits out of larger sizes; default: %(default)s',
     )  # fmt: skip
     add_report_options(parser)
     parser.add_output('--out', default=Path('work_dirs/benchmark_backbone.json'))
@@ -208,9 +217,7 @@ def parse_args() -> argparse.Namespace:
         parser.error('--rounds and --threads must be at least 1')
     names = [n for given in args.contenders for n in (peers() if given == 'peers' else [given])]
     args.contenders, args.modes = list(dict.fromkeys(names)), list(dict.fromkeys(args.modes))
-    args.base = args.base or args.contenders[0]
-    if args.base not in args.contenders:
-        parser.error(f'--base {args.base}: is none of {", ".join(args.contenders)}')
+    check_report_options(parser, args, args.contenders)
     args.builders, args.failures = {}, {}
     for name in args.contenders:
         try:
@@ -258,7 +265,7 @@ def main() -> int:
     if not measured(result):
         print('nothing was measured', file=sys.stderr)
         return 1
-    report(result, args.base, args.plot, args.plot_top1)
+    draw(result, args.plot, args.plot_top1)
     print('wrote', *filter(None, (args.out, args.plot, args.plot_top1)))
     return 0
 
