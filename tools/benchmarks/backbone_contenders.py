@@ -107,17 +107,19 @@ def catalogue(source: str) -> Dict[str, Builder]:
         classes = importlib.import_module(f'{source}.registry').MODELS.module_dict
         prefix, title = f'{source}:', str
     found = {}
-    for cls in classes.values():
-        # The module tells whose class it is: ours could be registered under a toolbox's scope too.
-        mine = issubclass(cls, BaseModule) if inspect.isclass(cls) else False
-        if mine and source:
-            mine = cls.__module__.startswith(f'{source}.models.backbones.')
-        elif mine:
-            mine = issubclass(cls, PyramidBackbone)
-        for size, options in sizes_of(cls).items() if mine else ():
+    for cls in filter(partial(belongs, source=source), classes.values()):
+        for size, options in sizes_of(cls).items():
             name = prefix + title(cls.__name__) + (f'-{size}' if size else '')
             found[name] = partial(of_class, cls, **options)
     return found
+
+
+def belongs(cls: type, source: str) -> bool:
+    """Whether a registered class is a backbone of a source's own, rather than ours in its scope."""
+    if not source:
+        return inspect.isclass(cls) and issubclass(cls, PyramidBackbone)
+    own = cls.__module__.startswith(f'{source}.models.backbones.')
+    return own and inspect.isclass(cls) and issubclass(cls, BaseModule)
 
 
 def sizes_of(cls: type) -> Dict[str, Dict[str, Any]]:
@@ -125,8 +127,8 @@ def sizes_of(cls: type) -> Dict[str, Dict[str, Any]]:
     if cls.__name__ in OTHER_SIZES:
         return OTHER_SIZES[cls.__name__]
     arguments = arguments_of(cls)
-    for argument, table in (('arch', 'arch_zoo'), ('arch', 'arch_settings'), ('depth',) * 2):
-        zoo = getattr(cls, 'arch_settings' if table == 'depth' else table, None)
+    zoo = getattr(cls, 'arch_zoo', getattr(cls, 'arch_settings', None))
+    for argument in ('arch', 'depth'):
         if argument in arguments and isinstance(zoo, dict):
             # mmpretrain has 't' and 'tiny' for the same size: the last stays.
             names = {id(size): name for name, size in zoo.items()}.values()
