@@ -4,32 +4,51 @@ import ctypes
 import platform
 import random
 import time
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, Hashable, List, Optional, Tuple
 
 import torch
+from torch import Tensor
 
 from ..ops import _native
 
 BUDGET = 3.0  # seconds per contender and pass
 
 
-def model_job(model: torch.nn.Module, image: torch.Tensor, train: bool) -> Callable:
+def model_job(
+    model: torch.nn.Module,
+    image: Tensor,
+    train: bool,
+    dtype: Optional[torch.dtype] = None,
+) -> Callable[[], Tuple[Tensor, ...]]:
     """A forward pass of a model, or, to train, a pass with the gradients of all weights.
 
-    It returns what the caller gets.
+    It returns what the caller gets. The forward pass is under autocast to ``dtype``, if there is
+    one.
     """
 
-    def forward() -> tuple:
-        with torch.no_grad():
-            return model(image)
+    def outputs() -> Tuple[Tensor, ...]:
+        with nullcontext() if dtype is None else torch.autocast(image.device.type, dtype):
+            return tensors_of(model(image))
 
-    def forward_backward() -> tuple:
+    def forward() -> Tuple[Tensor, ...]:
+        with torch.no_grad():
+            return outputs()
+
+    def forward_backward() -> Tuple[Tensor, ...]:
         model.zero_grad(set_to_none=True)
-        sum(out.mean() for out in model(image)).backward()
+        sum(out.mean() for out in outputs()).backward()
         return ()
 
     return forward_backward if train else forward
+
+
+def tensors_of(made: Any) -> Tuple[Tensor, ...]:
+    """The tensors in what a model returns: one, or nested lists and tuples of them."""
+    if isinstance(made, Tensor):
+        return (made,)
+    return tuple(tensor for part in made for tensor in tensors_of(part))
 
 
 def seconds_of(job: Callable, device: torch.device) -> float:
@@ -48,8 +67,8 @@ def seconds_of(job: Callable, device: torch.device) -> float:
 
 
 def interleave(
-    jobs: Dict[str, Callable], rounds: int, device: torch.device, budget: float = BUDGET
-) -> Dict[str, List[float]]:
+    jobs: Dict[Hashable, Callable], rounds: int, device: torch.device, budget: float = BUDGET
+) -> Dict[Hashable, List[float]]:
     """Seconds of every run of each job. A job over its budget pauses in rounds, evenly spread."""
     turns = {}
     for name, job in jobs.items():

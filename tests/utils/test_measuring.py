@@ -15,6 +15,7 @@ from mmlaplace.utils.measuring import (
     process_memory,
     seconds_of,
     tensor_memory,
+    tensors_of,
 )
 
 CPU = torch.device('cpu')
@@ -81,6 +82,21 @@ def test_a_pass_of_a_model_has_gradients_to_train_alone(train):
     assert (model.weight.grad is not None) is train
     assert len(made) == (0 if train else 1)
     assert not any(out.requires_grad for out in made)
+
+
+def test_a_pass_under_autocast_is_in_its_dtype_and_has_fp32_gradients():
+    model, x = OneOutput(2, 2), torch.ones(1, 2)
+    (made,) = model_job(model, x, train=False, dtype=torch.bfloat16)()
+    assert made.dtype == torch.bfloat16
+    model_job(model, x, train=True, dtype=torch.bfloat16)()
+    assert model.weight.grad.dtype == torch.float32
+
+
+def test_what_a_model_returns_may_be_one_tensor_or_nested():
+    x, y = torch.ones(1), torch.ones(2)
+    assert tensors_of(x) == (x,)
+    assert [len(tensor) for tensor in tensors_of([(x, [y]), y])] == [1, 2, 2]
+    assert model_job(torch.nn.Linear(2, 2), torch.ones(3, 2), train=True)() == ()
 
 
 def test_a_machine_names_its_processor_and_torch():

@@ -1,35 +1,61 @@
-"""Time and memory of a backbone over image size, with several attentions on the same host.
+"""Time and memory of backbones: any of ours, of a toolbox, of timm, or of a config.
 
-Each size is run with every attention in turn, one image at a time, without gradients (--train: with
-the gradients of all weights, in training mode). An attention that needed more than --limit seconds
-for a run sits out of larger sizes. On CUDA, softmax is torch's fused kernel, whose memory is linear
-too; on a CPU as well.
+Contenders are named as --list prints them; 'peers' stands for all of others whose published top-1
+is known. Each makes its last map, without neck and head, with random weights; timm's make the
+pooled vector. A config's backbone stays as the config has it.
 
-  exponent   of time in the number of pixels, the slope of a line through log time over log pixels:
-             1 is linear, 2 quadratic
-  MB         the peak of memory beyond weights and image: of the process on a CPU under Linux, of
-             torch's allocator on CUDA
+  laplacianformer-tiny                       ours
+  laplacianformer-tiny+SoftmaxAttention      ours with another attention
+  mmpretrain:ResNet-50                       a toolbox's own class
+  timm:efficientvit_b1                       timm's, where timm is installed
+  my_config.py                               the backbone of a config
+
+For each size, given as SIDE or SIDExBATCH, all contenders take turns in all modes, in shuffled
+rounds after a warm-up, without gradients (--train: forward and backward, in training mode). A
+contender that needed more than --limit seconds for a run sits out of larger sizes. One that fails
+is named with the reason, and the others go on.
+
+  eager     as the toolboxes run it
+  compiled  by torch.compile, with inductor
+  bf16      under autocast to bfloat16; compiled-bf16 is both
+  exponent  of time in the number of pixels, where all sizes have the same batch: 1 is linear
+  MB        the peak of memory beyond weights and images, gradients included: of the process on a
+            CPU under Linux, of torch's allocator on CUDA
 
 Examples:
   python tools/benchmarks/benchmark_backbone.py --plot work_dirs/backbone.png
-  python tools/benchmarks/benchmark_backbone.py --arch small --device cuda --train
-  python tools/benchmarks/benchmark_backbone.py --attn SOFTAttention LaplacianAttention
+  python tools/benchmarks/benchmark_backbone.py laplacianformer-tiny mmpretrain:ResNet-50 \\
+      mmdet:PyramidVisionTransformer-tiny --sizes 224x8 512 1024 --modes eager compiled bf16
+  python tools/benchmarks/benchmark_backbone.py laplacianformer-tiny soft-tiny polaformerpvt-tiny \\
+      peers --sizes 224x8 256x8 --plot-top1 work_dirs/top1.png
+  python tools/benchmarks/benchmark_backbone.py --list 'mmpretrain:*Swin*'
+
+backbone_report.py prints the tables of the JSON again, also as Markdown, and draws the plots.
 """
 
 import argparse
-import math
+import re
 import statistics
-from itertools import cycle
+import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Dict, List
+from typing import Callable, Dict, List, Optional, Tuple
 
 import torch
-from mmengine.registry import MODELS
-from rich.console import Console
+from backbone_contenders import SOURCES, Builder, catalogue, find
+from backbone_report import (
+    add_report_options,
+    check_report_options,
+    draw,
+    exponents,
+    measured,
+    print_tables,
+    short,
+)
+from published_top1 import peers
 from rich.progress import track
-from rich.table import Table
+from torch import Tensor, nn
 
-from mmlaplace.models import BaseAttention
 from mmlaplace.utils.command_line import ToolParser, write_json
 from mmlaplace.utils.measuring import (
     describe_machine,
@@ -39,130 +65,210 @@ from mmlaplace.utils.measuring import (
     tensor_memory,
 )
 
-SIDES = (224, 384, 512, 768, 1024, 1280, 1536)
-ATTENTIONS = ('LaplacianAttention', 'SoftmaxAttention')
+CONTENDERS = ('laplacianformer-tiny', 'laplacianformer-tiny+SoftmaxAttention')
+SIZES = tuple((side, 1) for side in (224, 384, 512, 768, 1024, 1280, 1536))
+# By name, whether compiled, and the dtype of autocast.
+MODES: Dict[str, Tuple[bool, Optional[torch.dtype]]] = {
+    'eager': (False, None),
+    'compiled': (True, None),
+    'bf16': (False, torch.bfloat16),
+    'compiled-bf16': (True, torch.bfloat16),
+}
 
 
-def attentions() -> List[str]:
-    """Names of the registered attentions."""
-    return sorted(
-        name for name, cls in MODELS.module_dict.items() if issubclass(cls, BaseAttention)
-    )
+class Attempt:
+    """A job whose failure is kept rather than raised, so that it costs no other its figures."""
+
+    def __init__(self, job: Callable) -> None:
+        self.job, self.failure = job, ''
+
+    def __call__(self):
+        if self.failure:
+            return ()
+        try:
+            return self.job()
+        except Exception as error:  # out of memory, does not compile, takes no such size, ...
+            self.failure = f'{type(error).__name__}: {error}'
+        torch.cuda.empty_cache()  # after the error, whose traceback keeps tensors
+        return ()
 
 
-def exponent(rows: List[dict]) -> float:
-    """Slope of log time over log pixels, by least squares."""
-    x = [math.log(row['side'] ** 2) for row in rows]
-    y = [math.log(row['median ms']) for row in rows]
-    return statistics.linear_regression(x, y).slope if len(rows) > 1 else math.nan
+def parse_size(text: str) -> Tuple[int, int]:
+    """Side and batch of ``224x8``, or of ``224``."""
+    found = re.fullmatch(r'([1-9]\d*)(?:x([1-9]\d*))?', text)
+    if found is None:
+        raise argparse.ArgumentTypeError(f'{text!r}: give SIDExBATCH such as 224x8, or SIDE')
+    return int(found[1]), int(found[2] or 1)
 
 
-def run(args: argparse.Namespace, device: torch.device) -> List[dict]:
-    """A row for each attention and size that was run."""
-    models = {}
-    for name in args.attn:
-        torch.manual_seed(0)
-        cfg = dict(type='LaplacianFormer', arch=args.arch, attn_cfg=dict(type=name))
-        models[name] = MODELS.build(cfg).to(device).train(args.train)
-    rows, last = [], dict.fromkeys(models, 0.0)
-    for side in track(args.sides, 'image sizes'):
-        image = torch.randn(1, 3, side, side, device=device)
-        jobs = {
-            name: model_job(model, image, args.train)
-            for name, model in models.items()
-            if last[name] <= args.limit
-        }
-        for name, seconds in interleave(jobs, args.rounds, device, args.limit).items():
-            last[name] = statistics.median(seconds)
-            row = {'attention': name, 'side': side, 'median ms': 1e3 * last[name]}
-            row.update({'min ms': 1e3 * min(seconds), 'runs': len(seconds)})
-            on_cpu, job = device.type == 'cpu', jobs[name]
-            memory = process_memory(job) if on_cpu else tensor_memory(job, device)
-            row['MB'] = None if memory is None else memory / 2**20
-            rows.append(row)
+def build(builder: Builder, train: bool, device: torch.device) -> nn.Module:
+    torch.manual_seed(0)
+    model = builder(train).to(device)
+    model.train(train)  # mmpretrain's return None
+    return model
+
+
+def step_of(model: nn.Module, images: Tensor, train: bool, mode: str) -> Callable:
+    """A pass of a model in a mode, which leaves no gradients behind."""
+    compiled, dtype = MODES[mode]
+    run = torch.compile(model, dynamic=False) if compiled else model
+    job = model_job(run, images, train, dtype)
+
+    def step() -> Tuple[Tensor, ...]:
+        made = job()
+        model.zero_grad(set_to_none=True)
+        return made
+
+    return step
+
+
+def measure(models: Dict[str, nn.Module], args: argparse.Namespace, device: torch.device) -> list:
+    """A row for each size, contender and mode."""
+    rows, slow = [], {}
+    compiles = any(MODES[mode][0] for mode in args.modes)
+    if compiles:
+        from torch._dynamo import config
+
+        # Contenders share the code of their classes. Past the limit torch would run them eagerly.
+        config.cache_size_limit = max(8, 2 * len(models) * len(args.modes))
+    for side, batch in args.sizes:
+        if compiles:
+            torch.compiler.reset()  # the code for the last size, or all would count for the limit
+        images = torch.randn(batch, 3, side, side, device=device)
+        jobs = {}
+        for name, model in models.items():
+            for mode in args.modes:
+                too_slow = slow.get((name, mode))
+                if too_slow is None or images.numel() < too_slow[0]:
+                    jobs[name, mode] = Attempt(step_of(model, images, args.train, mode))
+                else:
+                    row = dict(contender=name, mode=mode, side=side, batch=batch)
+                    rows.append(dict(row, failure=f'sat out: needed {too_slow[1]:.0f} s before'))
+        for job in track(jobs.values(), f'{side}x{batch}, warm-up'):
+            job()
+        alive = {key: job for key, job in jobs.items() if not job.failure}
+        seconds = interleave(alive, args.rounds, device, args.limit)
+        for (name, mode), job in jobs.items():
+            row = row_of(job, seconds.get((name, mode), []), batch, device)
+            rows.append(dict(contender=name, mode=mode, side=side, batch=batch, **row))
+            if not job.failure and row['median ms'] > 1e3 * args.limit:
+                slow[name, mode] = images.numel(), row['median ms'] / 1e3
     return rows
 
 
-def print_table(rows: List[dict], attentions: List[str], sides: List[int]) -> None:
-    first, *others = attentions
-    table = Table(title='ms (MB) for one image')
-    for header in ('side', *attentions, *(f'{other} / {first}' for other in others)):
-        table.add_column(header, justify='right')
-    found = {(row['attention'], row['side']): row for row in rows}
-    for side in sides:
-        cells, times = [str(side)], []
-        for name in attentions:
-            row = found.get((name, side))
-            memory = '' if row is None or row['MB'] is None else f' ({row["MB"]:.0f})'
-            cells.append('not run' if row is None else f'{row["median ms"]:.0f}{memory}')
-            times.append(None if row is None else row['median ms'])
-        for time in times[1:]:
-            cells.append('-' if None in (time, times[0]) else f'{time / times[0]:.2f}')
-        table.add_row(*cells)
-    Console().print(table)
+def row_of(job: Attempt, seconds: List[float], batch: int, device: torch.device) -> dict:
+    memory = process_memory(job) if device.type == 'cpu' else tensor_memory(job, device)
+    if job.failure:
+        return {'failure': job.failure}
+    median = statistics.median(seconds)
+    return {
+        'median ms': 1e3 * median,
+        'min ms': 1e3 * min(seconds),
+        'runs': len(seconds),
+        'ms per image': 1e3 * median / batch,
+        'images per second': batch / median,
+        'MB': None if memory is None else memory / 2**20,
+        'failure': '',
+    }
 
 
-def plot(rows: List[dict], exponents: Dict[str, float], title: str, path: Path) -> None:
-    """Time and memory over the image's side."""
-    import matplotlib
-
-    matplotlib.use('Agg')
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(1, 2, figsize=(11, 4.5), layout='constrained')
-    for axis, key, label in zip(axes, ('median ms', 'MB'), ('time (ms)', 'peak memory (MB)')):
-        for name, marker in zip(exponents, cycle('os^Dvx*')):
-            line = [(r['side'], r[key]) for r in rows if r['attention'] == name and r[key]]
-            note = f', time ~ pixels^{exponents[name]:.2f}' if key == 'median ms' else ''
-            axis.loglog(*zip(*line), marker=marker, label=name + note)
-        sides = sorted({row['side'] for row in rows})
-        axis.set_xticks(sides, [str(side) for side in sides])
-        axis.xaxis.minorticks_off()
-        axis.set(xlabel='side of the image (pixels)', ylabel=label)
-        axis.grid(alpha=0.3, which='both')
-        axis.legend()
-    figure.suptitle(title)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+def print_list(pattern: str) -> None:
+    for source in SOURCES:
+        try:
+            names = [name for name in catalogue(source) if fnmatchcase(name, pattern)]
+        except ImportError as error:
+            print(f'{source}: {error}', file=sys.stderr)
+        else:
+            print(*names, sep='\n', end='\n' if names else '')
 
 
-def main() -> None:
+def parse_args() -> argparse.Namespace:
     parser = ToolParser(__doc__)
-    parser.add_argument('--arch', default='tiny', help='default: %(default)s')
     parser.add_argument(
-        '--attn', nargs='+', choices=attentions(), default=list(ATTENTIONS), metavar='TYPE',
-        help='attentions, of which the first is what the others are compared with; default: '
-        + ' '.join(ATTENTIONS),
+        'contenders', nargs='*', default=list(CONTENDERS), metavar='CONTENDER',
+        help=f'default: {" ".join(CONTENDERS)}',
     )  # fmt: skip
-    parser.add_argument('--sides', nargs='+', type=int, default=list(SIDES))
+    parser.add_argument(
+        '--list', nargs='?', const='*', metavar='PATTERN', help='print the names, and stop'
+    )
+    parser.add_argument(
+        '--sizes', nargs='+', type=parse_size, default=list(SIZES), metavar='SIDExBATCH',
+        help='default: ' + ' '.join(str(side) for side, _ in SIZES),
+    )  # fmt: skip
+    parser.add_argument('--modes', nargs='+', choices=MODES, default=['eager'])
     parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu')
+    parser.add_argument('--threads', type=int, help='on the CPU; default: as torch chooses')
     parser.add_argument('--train', action='store_true', help='forward and backward')
     parser.add_argument('--rounds', type=int, default=10, help='default: %(default)s')
-    parser.add_argument('--limit', type=float, default=30.0, help='seconds; default: %(default)s')
-    parser.add_output('--plot', help='draw time and memory into this .png')
+    parser.add_argument(
+        '--limit', type=float, default=30.0,
+        help='seconds for the runs of a contender at a size, of which there are at least 3; one '
+        'that needs more for a single run sits out of larger sizes; default: %(default)s',
+    )  # fmt: skip
+    add_report_options(parser)
     parser.add_output('--out', default=Path('work_dirs/benchmark_backbone.json'))
     args = parser.parse_args()
+    if args.list is not None:
+        print_list(args.list)
+        parser.exit()
     if args.device == 'cuda' and not torch.cuda.is_available():
         parser.error('--device cuda: torch finds no GPU')
+    if args.rounds < 1 or (args.threads or 1) < 1:
+        parser.error('--rounds and --threads must be at least 1')
+    names = [n for given in args.contenders for n in (peers() if given == 'peers' else [given])]
+    args.contenders, args.modes = list(dict.fromkeys(names)), list(dict.fromkeys(args.modes))
+    check_report_options(parser, args, args.contenders)
+    args.builders, args.failures = {}, {}
+    for name in args.contenders:
+        try:
+            args.builders[name] = find(name)
+        except ValueError as error:
+            parser.error(str(error))
+        except (ImportError, AssertionError) as error:  # mmdet asserts mmcv's version
+            args.failures[name] = str(error)
+    return args
+
+
+def main() -> int:
+    args = parse_args()
     device = torch.device(args.device)
+    if args.threads:
+        torch.set_num_threads(args.threads)
     machine = describe_machine(device)
     print('\n'.join(f'{key}: {value}' for key, value in machine.items()))
-    rows = run(args, device)
-    exponents = {
-        name: exponent([row for row in rows if row['attention'] == name]) for name in args.attn
-    }
-    print_table(rows, args.attn, args.sides)
-    for name, value in exponents.items():
-        print(f'{name}: time ~ pixels^{value:.2f}')
-    result = dict(machine=machine, arch=args.arch, train=args.train, exponents=exponents, rows=rows)
+    models, failures = {}, args.failures
+    for name, builder in args.builders.items():
+        attempt = Attempt(lambda builder=builder: build(builder, args.train, device))
+        model = attempt()
+        if attempt.failure:
+            failures[name] = attempt.failure
+        else:
+            models[name] = model
+    rows = measure(models, args, device)
+    result = dict(
+        machine=machine, train=args.train, rounds=args.rounds, base=args.base, sizes=args.sizes,
+        modes=args.modes, contenders=args.contenders, failures=failures,
+        models={
+            name: {
+                'class': f'{type(model).__module__}.{type(model).__qualname__}',
+                'parameters': sum(weight.numel() for weight in model.parameters()),
+            }
+            for name, model in models.items()
+        },
+        rows=rows,
+    )  # fmt: skip
+    result['exponents'] = exponents(measured(result))
     write_json(args.out, result)
-    if args.plot is not None:
-        where = machine.get('GPU') or f'{machine["CPU"]}, {machine["threads"]} threads'
-        passes = 'forward and backward' if args.train else 'forward'
-        title = f'LaplacianFormer-{args.arch}, one image, {passes}; {where}'
-        plot(rows, exponents, title, args.plot)
-    print('wrote', *filter(None, (args.out, args.plot)))
+    print_tables(result, args.base)
+    for name, reason in failures.items():
+        print(f'{name} was not measured: {short(reason)}', file=sys.stderr)
+    if not measured(result):
+        print('nothing was measured', file=sys.stderr)
+        return 1
+    draw(result, args.plot, args.plot_top1)
+    print('wrote', *filter(None, (args.out, args.plot, args.plot_top1)))
+    return 0
 
 
 if __name__ == '__main__':
-    main()
+    sys.exit(main())
