@@ -1,0 +1,138 @@
+"""Linears by the faster library, and FFNs in blocks of rows."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mmlaplace.models.layers import FFN, Linear, linear
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """Blocks of 64 rows for each thread, whatever the channels."""
+    monkeypatch.setattr(linear, 'BLOCK_BYTES', 1)
+    linear.linear_library.cache_clear()
+    yield
+    linear.linear_library.cache_clear()
+
+
+@pytest.fixture(params=linear.LIBRARIES)
+def library(request, monkeypatch):
+    monkeypatch.setenv('MMLAPLACE_LINEAR', request.param)
+    return request.param
+
+
+def plain(ffn, x):
+    hidden = F.gelu(F.linear(x, ffn.layers[0].weight, ffn.layers[0].bias))
+    return F.linear(hidden, ffn.layers[3].weight, ffn.layers[3].bias)
+
+
+def gradients(function, x, weights, create_graph=False):
+    out = function(x)
+    return torch.autograd.grad(out.square().sum(), [x, *weights], create_graph=create_graph)
+
+
+@pytest.mark.parametrize('shape', [(3, 301, 16), (700, 16), (1, 1, 16), (0, 5, 16)])
+@pytest.mark.parametrize('bias', [True, False])
+def test_a_linear_is_torchs(library, shape, bias):
+    ours, x = Linear(16, 24, bias=bias), torch.randn(shape, requires_grad=True)
+    torchs = nn.Linear(16, 24, bias=bias)
+    torchs.load_state_dict(ours.state_dict())
+    # Sums of 16 products of order 1 in fp32.
+    torch.testing.assert_close(ours(x), torchs(x), atol=1e-5, rtol=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(ours(x), torchs(x), atol=1e-5, rtol=1e-5)
+    pairs = zip(
+        gradients(ours, x, ours.parameters()),
+        gradients(torchs, x, torchs.parameters()),
+    )
+    for a, b in pairs:  # sums of up to 903 products of order 10
+        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
+def test_other_dtypes_are_torchs_own(library, dtype):
+    ours, x = Linear(16, 24).to(dtype), torch.randn(700, 16, dtype=dtype)
+    assert torch.equal(ours(x), F.linear(x, ours.weight, ours.bias))
+
+
+def test_an_unknown_library_is_refused_by_its_name(monkeypatch):
+    monkeypatch.setenv('MMLAPLACE_LINEAR', 'mkl')
+    with pytest.raises(ValueError, match="MMLAPLACE_LINEAR must be one of .*, got 'mkl'"):
+        Linear(16, 24)(torch.randn(2, 16))
+
+
+@pytest.mark.parametrize(('vendor', 'expected'), [('AuthenticAMD', 'onednn'), ('', 'blas')])
+def test_the_library_is_chosen_by_vendor(monkeypatch, vendor, expected):
+    monkeypatch.delenv('MMLAPLACE_LINEAR', raising=False)
+    monkeypatch.setattr(linear, '_vendor', lambda: vendor)
+    monkeypatch.setattr(torch.backends.mkl, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.backends.mkldnn, 'is_available', lambda: True)
+    assert linear.linear_library() == expected
+
+
+@pytest.mark.parametrize('large', [0, 1 << 40], ids=['computed again', 'kept'])
+def test_an_ffn_in_blocks_has_the_plain_ones_values_and_gradients(monkeypatch, large):
+    monkeypatch.setattr(linear, 'LARGE_BYTES', large)
+    ffn, x = FFN(16, 4), torch.randn(2, 600, 16, requires_grad=True)
+    with torch.no_grad():
+        # Sums of 64 products of order 1 in fp32.
+        torch.testing.assert_close(ffn(x, (20, 30)), plain(ffn, x), atol=1e-5, rtol=1e-5)
+    weights = list(ffn.parameters())
+    ours = gradients(lambda x: ffn(x, (20, 30)), x, weights)
+    for a, b in zip(ours, gradients(lambda x: plain(ffn, x), x, weights)):
+        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-4)  # sums over 1,200 tokens
+
+
+def test_second_derivatives_of_an_ffn_in_blocks(monkeypatch):
+    monkeypatch.setattr(linear, 'LARGE_BYTES', 0)
+    ffn, x = FFN(8, 2), torch.randn(1, 200, 8, requires_grad=True)
+    weights = [ffn.layers[0].weight, ffn.layers[3].weight]
+
+    def second(function):
+        first = gradients(function, x, weights, create_graph=True)
+        return torch.autograd.grad(sum(grad.sin().sum() for grad in first), [x, *weights])
+
+    for a, b in zip(second(lambda x: ffn(x, (10, 20))), second(lambda x: plain(ffn, x))):
+        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)  # of sines of sums over 200 tokens
+
+
+@pytest.mark.parametrize('frozen', ['first', 'all', 'input'])
+def test_frozen_weights_get_no_gradient_in_blocks(monkeypatch, frozen):
+    monkeypatch.setattr(linear, 'LARGE_BYTES', 0)
+    ffn, x = FFN(8, 2), torch.randn(1, 200, 8, requires_grad=frozen != 'input')
+    frozen_weights = {'first': ffn.layers[0], 'all': ffn}.get(frozen, nn.Identity())
+    frozen_weights.requires_grad_(False)
+    ffn(x, (10, 20)).sum().backward()
+    for weight in ffn.parameters():
+        assert (weight.grad is not None) == weight.requires_grad
+    assert (x.grad is not None) == x.requires_grad
+
+
+def test_training_keeps_no_hidden_map_where_that_is_large(monkeypatch):
+    kept = {}
+    for large in (0, 1 << 40):
+        monkeypatch.setattr(linear, 'LARGE_BYTES', large)
+        ffn, x = FFN(8, 4), torch.randn(1, 400, 8, requires_grad=True)
+        sizes = []
+        with torch.autograd.graph.saved_tensors_hooks(
+            lambda t, sizes=sizes: (sizes.append(t.numel()), t)[1], lambda t: t
+        ):
+            ffn(x, (20, 20))
+        kept[large] = max(sizes)
+    assert kept == {0: 400 * 8, 1 << 40: 400 * 32}
+
+
+def test_hooks_see_all_tokens_at_once():
+    ffn, seen = FFN(8, 2), []
+    ffn.layers[0].register_forward_hook(lambda module, inputs, out: seen.append(out.shape))
+    with torch.no_grad():
+        ffn(torch.randn(1, 300, 8), (10, 30))
+    assert seen == [(1, 300, 16)]
+
+
+def test_dropout_of_an_ffn_drops_while_training_alone():
+    ffn, x = FFN(8, 2, drop_rate=0.5), torch.randn(1, 300, 8)
+    assert (ffn(x, (10, 30)) == 0).float().mean() > 0.4
+    torch.testing.assert_close(ffn.eval()(x, (10, 30)), plain(ffn, x), atol=1e-5, rtol=1e-5)
