@@ -4,6 +4,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
+from unittest import mock
 
 import mmengine
 import pytest
@@ -81,8 +82,18 @@ def quiet_init(model: torch.nn.Module) -> None:
     logger = mmengine.logging.MMLogger.get_current_instance()
     level = logger.level
     logger.setLevel('ERROR')
-    model.init_weights()
+    # The record that those lines are written from takes longer than all else.
+    with (
+        mock.patch('mmengine.model.base_module.update_init_info'),
+        mock.patch('mmengine.model.weight_init.update_init_info'),
+    ):
+        model.init_weights()
     logger.setLevel(level)
+
+
+def fast_with(names, *fast) -> list:
+    """The values of a parameter, of which all but ``fast`` are for the whole suite."""
+    return [n if n in fast else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU here')
