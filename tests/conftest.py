@@ -1,5 +1,8 @@
+import contextlib
 import functools
 import importlib.util
+import io
+import runpy
 import subprocess
 import sys
 import types
@@ -67,6 +70,26 @@ def load_tool(path: str) -> types.ModuleType:
     sys.modules[spec.name] = module  # where pickle looks for its functions
     spec.loader.exec_module(module)
     return module
+
+
+def run_script(path: Path, *arguments) -> subprocess.CompletedProcess:
+    """Run a script in this process, which has imported already what takes seconds to import."""
+    command = [str(path), *map(str, arguments)]
+    said, complained = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, 'argv', command),
+        mock.patch.object(sys, 'path', [str(path.parent), *sys.path]),
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(complained),
+    ):
+        try:
+            runpy.run_path(str(path), run_name='__main__')
+            status = 0
+        except SystemExit as end:
+            status = end.code or 0
+    if isinstance(status, str):  # as Python does with a message
+        status, _ = 1, complained.write(status)
+    return subprocess.CompletedProcess(command, status, said.getvalue(), complained.getvalue())
 
 
 def toolbox_config(path: Path) -> Config:
