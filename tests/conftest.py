@@ -1,9 +1,13 @@
+import contextlib
 import functools
 import importlib.util
+import io
+import runpy
 import subprocess
 import sys
 import types
 from pathlib import Path
+from unittest import mock
 
 import mmengine
 import pytest
@@ -68,6 +72,26 @@ def load_tool(path: str) -> types.ModuleType:
     return module
 
 
+def run_script(path: Path, *arguments) -> subprocess.CompletedProcess:
+    """Run a script in this process, which has imported already what takes seconds to import."""
+    command = [str(path), *map(str, arguments)]
+    said, complained = io.StringIO(), io.StringIO()
+    with (
+        mock.patch.object(sys, 'argv', command),
+        mock.patch.object(sys, 'path', [str(path.parent), *sys.path]),
+        contextlib.redirect_stdout(said),
+        contextlib.redirect_stderr(complained),
+    ):
+        try:
+            runpy.run_path(str(path), run_name='__main__')
+            status = 0
+        except SystemExit as end:
+            status = end.code or 0
+    if isinstance(status, str):  # as Python does with a message
+        status, _ = 1, complained.write(status)
+    return subprocess.CompletedProcess(command, status, said.getvalue(), complained.getvalue())
+
+
 def toolbox_config(path: Path) -> Config:
     """A config whose toolbox has registered its modules."""
     cfg = Config.fromfile(path)
@@ -81,8 +105,18 @@ def quiet_init(model: torch.nn.Module) -> None:
     logger = mmengine.logging.MMLogger.get_current_instance()
     level = logger.level
     logger.setLevel('ERROR')
-    model.init_weights()
+    # The record that those lines are written from takes longer than all else.
+    with (
+        mock.patch('mmengine.model.base_module.update_init_info'),
+        mock.patch('mmengine.model.weight_init.update_init_info'),
+    ):
+        model.init_weights()
     logger.setLevel(level)
+
+
+def fast_with(names, *fast) -> list:
+    """The values of a parameter, of which all but ``fast`` are for the whole suite."""
+    return [n if n in fast else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU here')

@@ -17,18 +17,19 @@ from mmlaplace.engine import read_state_dict
 
 
 class Website(ThreadingHTTPServer):
-    """Serves a folder on the loopback, slowly, and counts the files asked for.
+    """Serves a folder on the loopback, and counts the files asked for.
 
     Attributes:
         asked: Paths of the requests.
         cut: Bytes that are left out at the end of each file, as when a connection breaks.
+        delay: Seconds before a file is sent, so that processes that start together meet.
     """
 
     daemon_threads = True
 
     def __init__(self, folder):
         super().__init__(('127.0.0.1', 0), partial(self.Handler, directory=str(folder)))
-        self.asked, self.cut = [], 0
+        self.asked, self.cut, self.delay = [], 0, 0
         self.address = f'http://127.0.0.1:{self.server_port}'
 
     class Handler(SimpleHTTPRequestHandler):
@@ -37,7 +38,7 @@ class Website(ThreadingHTTPServer):
 
         def copyfile(self, source, outputfile):
             self.server.asked.append(self.path)
-            time.sleep(0.5)  # so that processes that start together meet
+            time.sleep(self.server.delay)
             content = source.read()
             outputfile.write(content[: len(content) - self.server.cut])
 
@@ -47,7 +48,8 @@ def website(tmp_path, monkeypatch):
     monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'torch_home'))
     (tmp_path / 'site').mkdir()
     with Website(tmp_path / 'site') as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        # It looks for the end of the test every 10 ms.
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         server.folder, server.cache = tmp_path / 'site', tmp_path / 'torch_home/hub/checkpoints'
         yield server
         server.shutdown()
@@ -112,7 +114,9 @@ def test_a_broken_download_is_not_kept(website, hashed, legacy):
     assert len(kept(website)) == 1
 
 
+@pytest.mark.slow
 def test_processes_of_a_machine_download_once(website):
+    website.delay = 0.5
     save(website.folder / 'a.pth', build().state_dict())
     # Two processes that start at the same time, without importing all of a model.
     code = (

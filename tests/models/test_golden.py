@@ -1,14 +1,12 @@
 """The authors' weights, converted, give the authors' outputs."""
 
 import argparse
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from conftest import load_tool, quiet_init
+from conftest import load_tool, quiet_init, run_script
 from mmengine.registry import MODELS
 
 from mmlaplace.engine import read_state_dict
@@ -99,13 +97,9 @@ def test_attention_gives_the_authors_output_and_gradient(name):
 
 
 def run_tool(name, *arguments):
-    tool = converter(name).__file__
-    return subprocess.run(
-        [sys.executable, tool, *map(str, arguments)], capture_output=True, text=True
-    )
+    return run_script(Path(converter(name).__file__), *arguments)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('name', MODEL_CONFIGS)
 def test_converted_file_gives_the_authors_logits(name, tmp_path):
     golden, weights = read(name)
@@ -144,7 +138,6 @@ def test_every_tensor_is_reported_and_none_is_lost(name):
         converter(name).convert({k: v for k, v in weights.items() if k != a_norm}, SQUARE)
 
 
-@pytest.mark.slow
 def test_checkpoint_of_the_other_family_is_named(tmp_path):
     for name, other, said in (
         ('soft_model_small', 'pola_pvt_small', 'SOFT has soft_to_mmlaplace.py'),
@@ -157,7 +150,6 @@ def test_checkpoint_of_the_other_family_is_named(tmp_path):
         assert not (tmp_path / 'ours.pth').exists()
 
 
-@pytest.mark.slow
 def test_converter_keeps_what_is_there_and_takes_the_weights_named(tmp_path):
     _, weights = read('soft_model_small')
     averaged = {key: value + 1 for key, value in weights.items()}

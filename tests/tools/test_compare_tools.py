@@ -1,12 +1,10 @@
 """The studies of trained attentions write figures that agree with the theory, and pictures."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, run_script
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from PIL import Image
@@ -20,11 +18,9 @@ def test_compare_landmarks(tmp_path):
     backbone = MODELS.build(Config.fromfile(config).model.backbone)
     torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
     out = tmp_path / 'landmarks.json'
-    result = subprocess.run(
-        [sys.executable, TOOLS / 'compare_landmarks.py', config, tmp_path / 'weights.pth',
-         '--size', '256', '320', '--arch', 'micro', '--rounds', '1', '--landmarks', '4', '64',
-         '--out', out],
-        capture_output=True, text=True,
+    result = run_script(
+        TOOLS / 'compare_landmarks.py', config, tmp_path / 'weights.pth',
+        '--size', 256, 320, '--arch', 'micro', '--rounds', 1, '--landmarks', 4, 64, '--out', out,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     few, many = json.loads(out.read_text())['rows']
@@ -49,9 +45,9 @@ def test_studies_write_figures_and_a_picture(tool, config, options, tmp_path):
     backbone = MODELS.build(Config.fromfile(config).model.backbone)
     torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
     out, picture = tmp_path / 'figures.json', tmp_path / 'picture.png'
-    command = [sys.executable, TOOLS / f'{tool}.py', config, tmp_path / 'weights.pth',
+    command = [TOOLS / f'{tool}.py', config, tmp_path / 'weights.pth',
                *options, '--out', out, '--picture', picture]  # fmt: skip
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = run_script(*command)
     assert result.returncode == 0, result.stderr
     assert min(Image.open(picture).size) > 300
     figures = json.loads(out.read_text())
@@ -63,6 +59,6 @@ def test_studies_write_figures_and_a_picture(tool, config, options, tmp_path):
         # The theorem: under a higher power every row's entropy is lower.
         assert all(row['lower'] == 1 for row in figures['random'] if row['power'] > 1)
         assert {row['stream'] for row in figures['trained']} == {'same signs', 'opposite signs'}
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = run_script(*command)
     assert result.returncode == 2
     assert '--force replaces' in result.stderr

@@ -1,12 +1,10 @@
 """The estimate of the memory of training is what torch holds, and linear in the batch."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import torch
-from conftest import ROOT, load_tool
+from conftest import ROOT, load_tool, run_script
 
 from mmlaplace import get_model
 from mmlaplace.utils import measuring
@@ -40,13 +38,12 @@ def test_activations_are_linear_in_the_batch():
 @pytest.mark.slow
 def test_the_tool_prints_and_writes(tmp_path):
     tool, out = ROOT / 'tools/analysis_tools/estimate_memory.py', tmp_path / 'memory.json'
-    command = [sys.executable, tool, 'softpp-tiny_8xb128', '--image-size', '64', '64', '--out', out]
-    result = subprocess.run(command, capture_output=True, text=True)
+    result = run_script(tool, 'softpp-tiny_8xb128', '--image-size', 64, 64, '--out', out)
     assert result.returncode == 0, result.stderr
     assert 'not measured on a GPU' in result.stdout
     (row,) = json.loads(out.read_text())['rows']
     assert (row['config'], row['batch']) == ('softpp-tiny_8xb128_in1k', 128)
     assert 0 < row['activations with_cp'] < row['activations']
-    result = subprocess.run([sys.executable, tool, 'no-such'], capture_output=True, text=True)
+    result = run_script(tool, 'no-such')
     assert result.returncode == 2
     assert "no model of the metafiles matches ['no-such']" in result.stderr

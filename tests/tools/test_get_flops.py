@@ -1,11 +1,8 @@
 """Counting: by hand, against mmengine's counter, and the tool that prints it."""
 
-import subprocess
-import sys
-
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, run_script
 from mmengine.analysis import FlopAnalyzer
 from mmengine.registry import MODELS
 
@@ -60,8 +57,9 @@ def test_mmengine_counts_the_same(attention):
 @pytest.mark.slow
 def test_the_tool_prints_ours_beside_the_published():
     def rows(*arguments):
-        tool = [sys.executable, ROOT / 'tools/analysis_tools/get_flops.py', *arguments]
-        return subprocess.run(tool, capture_output=True, text=True, check=True).stdout.splitlines()
+        result = run_script(ROOT / 'tools/analysis_tools/get_flops.py', *arguments)
+        assert result.returncode == 0, result.stderr
+        return result.stdout.splitlines()
 
     printed = rows('laplacianformer-tiny', 'softpp-tiny', 'pvtv2-b0')
     (row,) = [line for line in printed if 'laplacianformer-tiny' in line]

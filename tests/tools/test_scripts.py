@@ -9,7 +9,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, run_script
 
 from mmlaplace import check
 from mmlaplace.check import fixes
@@ -28,10 +28,9 @@ def run(*command, **env) -> subprocess.CompletedProcess:
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize('tool', PYTHON_TOOLS, ids=lambda p: p.name)
 def test_help_has_an_example(tool):
-    result = run(sys.executable, tool, '--help')
+    result = run_script(tool, '--help')
     assert result.returncode == 0, result.stderr
     assert f'python {tool.relative_to(ROOT)}' in result.stdout
 

@@ -154,8 +154,11 @@ def error_of(tool, monkeypatch, capsys, *arguments) -> str:
 
 
 @pytest.fixture(scope='module')
-def photo(mini_data):
-    return next((mini_data / 'detection/val').iterdir())
+def photo(tmp_path_factory):
+    file = tmp_path_factory.mktemp('photo') / 'noise.png'
+    pixels = np.random.default_rng(0).integers(0, 256, (192, 256, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(file)
+    return file
 
 
 def test_vis_attention_has_a_panel_for_each_query_and_matrix(photo, tmp_path, monkeypatch, capsys):
