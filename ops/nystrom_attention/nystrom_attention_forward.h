@@ -48,6 +48,7 @@ class Forward {
   struct Scratch {
     Arrays<T> arrays;
     T *marks, *rows, *tokens, *tile, *copy, *sums, *factors, *row, *tiles;
+    int64_t head = -1;  // whose landmarks are in `marks`
     explicit Scratch(const Problem<T, S>& p)
         : arrays({p.padded * p.stride, p.padded * kTile, p.padded * kTile, p.stride * kTile,
                   p.stride * kTile, p.stride * lanes_of<T>(), kTile, p.padded, p.kept()}) {
@@ -82,6 +83,11 @@ class Forward {
     return mixed_sum(head, part) + p.stride * p.padded;
   }
 
+  void load_marks(int64_t head, Scratch& s) const {
+    if (s.head != head) p.load_marks(head, s.marks);
+    s.head = head;
+  }
+
   void kernel(const at::Tensor& tokens, int64_t head, int64_t first, int64_t count, const T* shift,
               Scratch& s, T* tile) const {
     p.load_rows(tokens, true, head, first, count, s.tokens, s.rows);
@@ -99,17 +105,19 @@ class Forward {
   void moments(int64_t head, int64_t part, Scratch& s) const {
     T *shift_of = shift(head, part), *second_of = second(head, part);
     std::fill(s.sums, s.sums + p.stride * lanes_of<T>(), T(0));
-    p.load_marks(head, s.marks);
+    load_marks(head, s);
     bool shifted = false;
     for_tiles(part, p.query_parts, p.queries, [&](int64_t first, int64_t count) {
       T* tile = query_tile(first, s);
       kernel(p.q, head, first, count, shifted ? shift_of : nullptr, s, tile);
-      for (int64_t a = 0; a < p.m && !shifted; ++a) {
-        T total = 0;
-        for (int64_t t = 0; t < count; ++t) total += tile[a * kTile + t];
-        shift_of[a] = total / count;
-        const T mean_of = shift_of[a];
-        for (int64_t t = 0; t < count; ++t) tile[a * kTile + t] -= mean_of;
+      if (!shifted) {
+        MMLAPLACE_FOR_CPU(add_rows(tile, count, p.m, s.sums));
+        MMLAPLACE_FOR_CPU(add_lanes(s.sums, p.m, shift_of));
+        std::fill(s.sums, s.sums + p.stride * lanes_of<T>(), T(0));
+        for (int64_t a = 0; a < p.m; ++a) {
+          const T mean_of = shift_of[a] /= count;
+          for (int64_t t = 0; t < count; ++t) tile[a * kTile + t] -= mean_of;
+        }
       }
       shifted = true;
       MMLAPLACE_FOR_CPU(add_rows(tile, count, p.m, s.sums));
@@ -163,7 +171,7 @@ class Forward {
   // The sums of r_j b_j v_j^T and of v_j over a part.
   void mix(int64_t head, int64_t part, Scratch& s) const {
     T* values = value_sum(head, part);
-    p.load_marks(head, s.marks);
+    load_marks(head, s);
     for_tiles(part, p.key_parts, p.keys, [&](int64_t first, int64_t count) {
       kernel(p.k, head, first, count, nullptr, s, s.tile);
       p.load_tokens(p.v, head, first, count, s.tokens);
@@ -203,7 +211,7 @@ class Forward {
   void outputs(int64_t head, int64_t part, Scratch& s) const {
     const int64_t padded = p.padded, stride = p.token_stride();
     const T *mixed_of = mixed_sum(head, 0), *shift_of = nullptr;
-    p.load_marks(head, s.marks);
+    load_marks(head, s);
     std::fill(s.row, s.row + padded, T(0));  // what every output starts from
     if (p.whitened) {
       shift_of = shift(head, part);
