@@ -119,7 +119,7 @@ def register(
             ``torch.library.register_fake``.
         autograd: Computes it and records its derivative, see :func:`below_autograd`. Such an op
             also gets the autocast rule of :mod:`.precision`.
-        widen: Whether it gets that rule. An op that reads halves as such needs none.
+        widen: Whether it gets that rule. An op that reads halves as such needs none. Default: True.
     """
     op = find(name)
     if op is None:

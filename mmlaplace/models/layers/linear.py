@@ -155,10 +155,11 @@ def by_rows(module: nn.Module, channels: int, x: Tensor) -> Tensor:
         channels: The largest number of channels between input and output.
         x: Tokens.
     """
-    rows = x.numel() // x.shape[-1]
-    size = block_rows(channels)
+    if not in_blocks(x):
+        return module(x)
+    rows, size = x.numel() // x.shape[-1], block_rows(channels)
     hooked = any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
-    if not in_blocks(x) or rows <= size or hooked:  # hooks expect to see all tokens
+    if rows <= size or hooked:  # hooks expect to see all tokens
         return module(x)
     flat = x.reshape(rows, -1)
     weights = [weight for weight in module.parameters() if weight.requires_grad]
