@@ -80,7 +80,7 @@ class Attention(_native.Function):
 
     @staticmethod
     def vmap(info, in_dims: tuple, *inputs) -> Tuple[tuple, tuple]:
-        outputs = Attention.apply(*_joined(info.batch_size, in_dims, inputs))
+        outputs = Attention.apply(*_joined(info.batch_size, in_dims, inputs, rotary=6))
         return _apart(info.batch_size, outputs)
 
 
@@ -111,15 +111,15 @@ class AttentionGradient(_native.Function):
 
     @staticmethod
     def vmap(info, in_dims: tuple, *inputs) -> Tuple[tuple, tuple]:
-        outputs = AttentionGradient.apply(*_joined(info.batch_size, in_dims, inputs))
+        outputs = AttentionGradient.apply(*_joined(info.batch_size, in_dims, inputs, rotary=7))
         return _apart(info.batch_size, outputs)
 
 
-def _joined(size: int, in_dims: tuple, inputs: tuple) -> list:
-    """Inputs with the axis of vmap and that of the batch as one. A rotary table has neither."""
+def _joined(size: int, in_dims: tuple, inputs: tuple, rotary: int) -> list:
+    """Inputs with the axis of vmap and that of the batch as one. The rotary table has neither."""
     joined = []
-    for value, axis in zip(inputs, in_dims):
-        if isinstance(value, Tensor) and value.dim() != 3:
+    for index, (value, axis) in enumerate(zip(inputs, in_dims)):
+        if isinstance(value, Tensor) and index != rotary:
             value = value.expand(size, *value.shape) if axis is None else value.movedim(axis, 0)
             value = value.flatten(0, 1)
         joined.append(value)
