@@ -31,8 +31,7 @@ def renamed_arguments(**new_names: str) -> Callable:
 def check_query_key(op: str, query: Tensor, key: Tensor) -> None:
     """Raise unless query is ``(B, heads, N, d)`` and key ``(B, heads, M, d)``, alike otherwise."""
     for name, tensor in (('q', query), ('k', key)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f'{op}: {name} must be a tensor, got {type(tensor).__name__}')
+        check_tensor(op, name, tensor)
         if tensor.dim() != 4:
             raise ValueError(
                 f'{op}: {name} must have the four axes (B, heads, N, d), got shape '
@@ -51,8 +50,15 @@ def check_query_key(op: str, query: Tensor, key: Tensor) -> None:
         )
 
 
+def check_tensor(op: str, name: str, tensor: Tensor) -> None:
+    """Raise unless it is a tensor."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f'{op}: {name} must be a tensor, got {type(tensor).__name__}')
+
+
 def check_floating(op: str, name: str, tensor: Tensor) -> None:
-    """Raise unless the tensor is fp64, fp32, fp16 or bf16."""
+    """Raise unless it is a tensor of fp64, fp32, fp16 or bf16."""
+    check_tensor(op, name, tensor)
     if tensor.dtype not in (torch.float64, torch.float32, *HALVES):
         raise TypeError(
             f'{op}: {name} must be float64, float32, float16 or bfloat16, got {tensor.dtype}'
@@ -67,8 +73,7 @@ def check_positive(op: str, name: str, value: float) -> None:
 
 def check_square(op: str, mat: Tensor) -> None:
     """Raise unless mat is a floating ``(..., m, m)`` tensor."""
-    if not isinstance(mat, Tensor):
-        raise TypeError(f'{op}: mat must be a tensor, got {type(mat).__name__}')
+    check_tensor(op, 'mat', mat)
     if mat.dim() < 2 or mat.shape[-1] != mat.shape[-2] or mat.shape[-1] == 0:
         raise ValueError(
             f'{op}: mat must hold square matrices (..., m, m), got shape {tuple(mat.shape)}'

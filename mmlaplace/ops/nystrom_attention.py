@@ -10,7 +10,7 @@ from ._pairwise import check_bandwidth, pairwise_kernel
 from .gaussian_kernel import GAUSSIAN
 from .laplacian_kernel import LAPLACIAN
 from .precision import no_autocast, upcast
-from .rotary import ROPE_FORMS, turn
+from .rotary import ROPE_FORMS, check_table, turn
 
 METRICS = {'laplacian': LAPLACIAN, 'gaussian': GAUSSIAN}
 OP = 'nystrom_attention'
@@ -80,7 +80,7 @@ class Attention(_native.Function):
 
     @staticmethod
     def vmap(info, in_dims: tuple, *inputs) -> Tuple[tuple, tuple]:
-        outputs = Attention.apply(*_joined(info.batch_size, in_dims, inputs))
+        outputs = Attention.apply(*_joined(info.batch_size, in_dims, inputs, rotary=6))
         return _apart(info.batch_size, outputs)
 
 
@@ -111,15 +111,15 @@ class AttentionGradient(_native.Function):
 
     @staticmethod
     def vmap(info, in_dims: tuple, *inputs) -> Tuple[tuple, tuple]:
-        outputs = AttentionGradient.apply(*_joined(info.batch_size, in_dims, inputs))
+        outputs = AttentionGradient.apply(*_joined(info.batch_size, in_dims, inputs, rotary=7))
         return _apart(info.batch_size, outputs)
 
 
-def _joined(size: int, in_dims: tuple, inputs: tuple) -> list:
-    """Inputs with the axis of vmap and that of the batch as one. A rotary table has neither."""
+def _joined(size: int, in_dims: tuple, inputs: tuple, rotary: int) -> list:
+    """Inputs with the axis of vmap and that of the batch as one. The rotary table has neither."""
     joined = []
-    for value, axis in zip(inputs, in_dims):
-        if isinstance(value, Tensor) and value.dim() != 3:
+    for index, (value, axis) in enumerate(zip(inputs, in_dims)):
+        if isinstance(value, Tensor) and index != rotary:
             value = value.expand(size, *value.shape) if axis is None else value.movedim(axis, 0)
             value = value.flatten(0, 1)
         joined.append(value)
@@ -219,8 +219,7 @@ def nystrom_attention(
         _checks.check_positive(OP, 'whitening_eps', whitening_eps)
     compute = _native.select(OP, nystrom_attention_reference, q.device, backend)
     with no_autocast(q.device):
-        scale = torch.ones((), device=q.device) if scale is None else scale
-        scale = _scale_of_heads(upcast(scale)[0], q)
+        scale = _scale_of_heads(torch.ones((), device=q.device) if scale is None else scale, q)
         whitening = -1.0 if whitening_eps is None else float(whitening_eps)
         constants = (kernel, float(bandwidth), whitening, rotary_form == 'pairs')
         inputs = (q, k, v, landmarks, inverse, scale, rotary, *constants)
@@ -232,8 +231,7 @@ def nystrom_attention(
 
 def _one_dtype(*tensors: Tensor) -> Tuple[Tensor, ...]:
     for name, tensor in zip('qkv', tensors):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f'{OP}: {name} must be a tensor, got {type(tensor).__name__}')
+        _checks.check_tensor(OP, name, tensor)
     dtype = torch.promote_types(
         torch.promote_types(tensors[0].dtype, tensors[1].dtype), tensors[2].dtype
     )
@@ -245,7 +243,8 @@ def _check(
 ) -> None:
     _checks.check_query_key(OP, q, k)
     batch, heads, tokens, dims = q.shape
-    keys, marks = k.shape[2], landmarks.shape[-2]
+    _checks.check_floating(OP, 'landmarks', landmarks)
+    keys, marks = k.shape[2], landmarks.shape[2] if landmarks.dim() == 4 else 'm'
     for name, tensor, expected in (
         ('v', v, (batch, heads, keys, dims)),
         ('landmarks', landmarks, (batch, heads, marks, dims)),
@@ -259,26 +258,26 @@ def _check(
             )
     if rotary is None:
         return
-    _checks.check_floating(OP, 'rotary', rotary)
-    if tokens != keys or rotary.dim() != 3 or rotary.shape[::2] != (2, tokens):
+    check_table(OP, rotary, q)
+    if tokens != keys:
         raise ValueError(
-            f'{OP}: rotary must be (2, pairs, {tokens}) for as many queries as keys, got '
-            f'{tuple(rotary.shape)} for {tokens} queries and {keys} keys'
-        )
-    if 2 * rotary.shape[1] > dims:
-        raise ValueError(
-            f'{OP}: {dims} channels have no {rotary.shape[1]} pairs; give fewer angles'
+            f'{OP}: rotary needs as many queries as keys, got {tokens} queries and {keys} keys'
         )
 
 
 def _scale_of_heads(scale: Tensor, q: Tensor) -> Tensor:
     """A scale that broadcasts to ``(B, heads, 1, 1)``, as ``(B, heads)``."""
-    try:
-        return scale.expand(*q.shape[:2], 1, 1).flatten(1)
-    except RuntimeError as error:
+    _checks.check_floating(OP, 'scale', scale)
+    whole = (*q.shape[:2], 1, 1)
+    fits = scale.dim() <= 4 and all(
+        size in (1, other) for size, other in zip(scale.shape[::-1], whole[::-1])
+    )
+    if not fits or scale.device != q.device:
         raise ValueError(
-            f'{OP}: scale must broadcast to {(*q.shape[:2], 1, 1)}, got {tuple(scale.shape)}'
-        ) from error
+            f'{OP}: scale must broadcast to (B, heads, 1, 1), here {whole} on {q.device}, got '
+            f'{tuple(scale.shape)} on {scale.device}'
+        )
+    return upcast(scale)[0].expand(whole).flatten(1)
 
 
 def _fake(

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from . import _checks, _native
 from .precision import no_autocast, upcast
-from .rotary import ROPE_FORMS, turn
+from .rotary import ROPE_FORMS, check_table, turn
 
 OP = 'pooled_landmarks'
 
@@ -119,7 +119,7 @@ def pooled_landmarks(
         ``(B, heads, m, d)``, row by row, at least fp32.
 
     Raises:
-        TypeError: If ``k`` is no floating tensor.
+        TypeError: If ``k`` or ``rotary`` is no floating tensor.
         ValueError: For shapes that do not fit, or not exactly one of ``cells`` and ``ratio``.
         RuntimeError: For ``backend='native'`` where the compiled op cannot run.
 
@@ -129,10 +129,10 @@ def pooled_landmarks(
         >>> pooled_landmarks(torch.randn(1, 2, 20 * 30, 8), (20, 30), cells=(7, 7)).shape
         torch.Size([1, 2, 49, 8])
     """
-    if not isinstance(k, Tensor):
-        raise TypeError(f'{OP}: k must be a tensor, got {type(k).__name__}')
     _checks.check_floating(OP, 'k', k)
     height, width = hw_shape
+    if min(height, width) < 1:
+        raise ValueError(f'{OP}: hw_shape must be positive, got {tuple(hw_shape)}')
     if k.dim() != 4 or k.shape[2] != height * width:
         raise ValueError(
             f'{OP}: k must be (B, heads, {height * width}, d) for hw_shape {tuple(hw_shape)}, got '
@@ -145,10 +145,8 @@ def pooled_landmarks(
         raise ValueError(f'{OP}: cells ({cells}) and ratio ({ratio}) must be positive')
     if rotary_form not in ROPE_FORMS:
         raise ValueError(f'{OP}: rotary_form must be one of {ROPE_FORMS}, got {rotary_form!r}')
-    if rotary is not None and (rotary.dim() != 3 or rotary.shape[::2] != (2, k.shape[2])):
-        raise ValueError(
-            f'{OP}: rotary must be (2, pairs, {k.shape[2]}), got {tuple(rotary.shape)}'
-        )
+    if rotary is not None:
+        check_table(OP, rotary, k)
     compute = _native.select(OP, pooled_landmarks_reference, k.device, backend)
     if compute is not pooled_landmarks_reference and not _checks.is_recording():
         compute = Pool.apply

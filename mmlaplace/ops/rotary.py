@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from . import _checks
+
 ROPE_FORMS = ('half', 'pairs')
 
 
@@ -32,6 +34,19 @@ def rotary_table(
     columns = torch.arange(width, device=like.device).repeat(height)
     angles = torch.cat([frequencies[:, None] * rows, frequencies[:, None] * columns])
     return torch.stack([angles.cos(), angles.sin()])
+
+
+def check_table(op: str, table: Tensor, tokens: Tensor) -> None:
+    """Raise unless ``table`` is a :func:`rotary_table` for ``tokens`` ``(B, heads, N, d)``."""
+    _checks.check_floating(op, 'rotary', table)
+    count, dims = tokens.shape[2:]
+    if table.dim() != 3 or table.shape[::2] != (2, count) or table.device != tokens.device:
+        raise ValueError(
+            f'{op}: rotary must be (2, pairs, {count}) on {tokens.device}, got '
+            f'{tuple(table.shape)} on {table.device}'
+        )
+    if 2 * table.shape[1] > dims:
+        raise ValueError(f'{op}: {dims} channels have no {table.shape[1]} pairs; give fewer angles')
 
 
 def turn(x: Tensor, table: Tensor, form: str) -> Tensor:

@@ -50,6 +50,7 @@ inline Sizes check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
 // Into how many parts the tokens of a head are divided, so that small batches also have work for
 // several threads. It depends on the shapes alone, so that results do not depend on the threads.
 inline int64_t parts_of(int64_t batch_heads, int64_t tokens) {
+  if (batch_heads == 0) return 1;
   const int64_t wanted = ceil_div(16, batch_heads), most = ceil_div(tokens, 512);
   return wanted < most ? wanted : (most > 1 ? most : 1);
 }

@@ -211,6 +211,7 @@ class Backward {
         MMLAPLACE_FOR_CPU(column_dots(s.tile, s.form, count, m, s.variance));
         MMLAPLACE_FOR_CPU(column_dots(s.others, s.values, count, d, s.dots));
         T *factors = s.variance, *dots = s.dots;
+        std::fill(factors + count, factors + size, T(1));  // or 0 times infinity for a tiny eps
         for (int64_t t = 0; t < size; ++t) {
           const bool negative = factors[t] < 0;  // by rounding; nothing goes through it
           const T factor = 1 / std::sqrt((negative ? 0 : factors[t]) + eps);
