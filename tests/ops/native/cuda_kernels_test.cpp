@@ -8,7 +8,7 @@
 #include <random>
 #include <string>
 
-using std::exp2;
+using std::copysign, std::exp2, std::fabs;
 
 #include "../../../ops/common/cuda/pairwise_device.cuh"
 #include "../../../ops/newton_schulz_inverse/newton_schulz_inverse_device.cuh"
@@ -47,36 +47,37 @@ double distance(Gaussian, double x) { return x * x; }
 double derivative(Laplacian, double x) { return x > 0 ? 1 : x < 0 ? -1 : 0; }
 double derivative(Gaussian, double x) { return x; }
 
-template <class Metric, int ThreadsN, int ThreadsM>
+template <class Metric, class ForwardTile, class GradientTile>
 void check_pairwise(const Case& c, double scale) {
   const std::vector<double> q = random_values(c.batch_heads() * c.queries * c.dims);
   const std::vector<double> k = random_values(c.batch_heads() * c.keys * c.dims);
   const std::vector<double> grad = random_values(c.batch_heads() * c.queries * c.keys);
   std::vector<double> out(grad.size(), -1);
   const bool quads = c.dims % 4 == 0;
-  const int64_t blocks =
-      c.batch_heads() * ceil_div(c.queries, 8 * ThreadsN) * ceil_div(c.keys, 4 * ThreadsM);
-  launch(device::forward_kernel<Metric, double, double, ThreadsN, ThreadsM>, blocks,
-         ThreadsN * ThreadsM,
-         device::PairwiseArguments<double>{q.data(), k.data(), c.strides(c.queries),
-                                           c.strides(c.keys), c.heads, c.queries, c.keys, c.dims},
-         out.data(), Metric::exponent(scale) / std::log(2.0), quads, quads);
+  const int64_t blocks = c.batch_heads() * ceil_div(c.queries, ForwardTile::kTileN) *
+                         ceil_div(c.keys, ForwardTile::kTileM);
+  launch(
+      device::forward_kernel<Metric, double, double, ForwardTile>, blocks, ForwardTile::kThreads,
+      device::PairwiseArguments<double>{q.data(), k.data(), c.strides(c.queries), c.strides(c.keys),
+                                        c.heads, c.queries, c.keys, c.dims, quads, quads},
+      out.data(), Metric::exponent(scale) / std::log(2.0));
 
   const int64_t chunk = 40;  // more than one, the last of them short
   std::vector<double> query_grad(q.size(), -1), key_sums(k.size() * ceil_div(c.queries, chunk), -1);
   const Strides values{c.heads * c.queries * c.keys, c.queries * c.keys, c.keys, 1};
   const Strides exchanged{values.batch, values.head, values.column, values.row};
   const auto gradient = [&](device::GradientArguments<double> arguments, double* sums) {
-    launch(device::gradient_kernel<Metric, double, double, double>,
-           c.batch_heads() * ceil_div(arguments.num_rows, 64) * ceil_div(c.dims, 32) *
+    launch(device::gradient_kernel<Metric, double, double, double, GradientTile>,
+           c.batch_heads() * ceil_div(arguments.num_rows, GradientTile::kBlockRows) *
+               ceil_div(c.dims, GradientTile::kBlockChannels) *
                ceil_div(arguments.num_columns, arguments.chunk),
-           128, arguments, sums, Metric::derivative(scale));
+           GradientTile::kThreads, arguments, sums, Metric::derivative(scale));
   };
   gradient({q.data(), k.data(), grad.data(), out.data(), c.strides(c.queries), c.strides(c.keys),
-            values, values, c.heads, c.queries, c.keys, c.dims, c.keys},
+            values, values, c.heads, c.queries, c.keys, c.dims, c.keys, quads},
            query_grad.data());
   gradient({k.data(), q.data(), grad.data(), out.data(), c.strides(c.keys), c.strides(c.queries),
-            exchanged, exchanged, c.heads, c.keys, c.queries, c.dims, chunk},
+            exchanged, exchanged, c.heads, c.keys, c.queries, c.dims, chunk, quads},
            key_sums.data());
 
   for (int64_t bh = 0; bh < c.batch_heads(); ++bh) {
@@ -157,10 +158,10 @@ void check_kernels(const char* name, bool few) {
                                Case{1, 2, 97, 100, 8, true}});
   }
   for (const Case& c : cases) {
-    check_pairwise<Metric, 4, 8>(c, 3);
-    check_pairwise<Metric, 16, 13>(c, 3);
-    check_pairwise<Metric, 16, 16>(c, 3);
-    std::printf("%s (%d, %d, %d, %d, %d): forward in 3 tile shapes, both gradients\n", name,
+    check_pairwise<Metric, device::ForwardTile32, device::GradientTile64>(c, 3);
+    check_pairwise<Metric, device::ForwardTile52, device::GradientTile52>(c, 3);
+    check_pairwise<Metric, device::ForwardTile64, device::GradientTile64>(c, 3);
+    std::printf("%s (%d, %d, %d, %d, %d): forward in 3 tile shapes, both gradients in 2\n", name,
                 int(c.batch), int(c.heads), int(c.queries), int(c.keys), int(c.dims));
   }
 }

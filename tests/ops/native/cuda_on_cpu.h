@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <condition_variable>
+#include <cstring>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -46,9 +47,17 @@ inline Barrier barrier;
 #define __device__
 #define __shared__ static  // one block at a time
 #define __align__(bytes) __attribute__((aligned(bytes)))
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __syncthreads() barrier.wait()
 #define MMLAPLACE_INLINE static inline
+
+// Copies in the background, at once. Neither side may overlap a value of another size.
+inline void __pipeline_memcpy_async(void* to, const void* from, std::size_t bytes) {
+  std::memcpy(__builtin_assume_aligned(to, 16), __builtin_assume_aligned(from, 16), bytes);
+}
+inline void __pipeline_commit() {}
+inline void __pipeline_wait_prior(std::size_t) {}
+
 #define MMLAPLACE_SHARED_MEMORY(name) unsigned char* name = dynamic_shared_memory
 
 // kernel<<<blocks, threads>>>(arguments...)
