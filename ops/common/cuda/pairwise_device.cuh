@@ -25,14 +25,14 @@
 namespace mmlaplace {
 namespace device {
 
-// fabs is free, as it is a modifier of the operand of an addition. A comparison with 0 is not: it
-// must treat -0 and NaN in its own way.
+// fabs costs nothing, as |x| is a modifier of an addition's operand. A comparison with 0 and a
+// choice would be two instructions more, since they treat -0 and NaN in another way.
 template <class T>
 MMLAPLACE_INLINE T abs(T value) {
   return fabs(value);
 }
-// A comparison and a bit operation. NaN becomes 1 or -1, which is multiplied by the NaN that the
-// kernel's value is then.
+// A comparison and a bit operation. NaN becomes 1 or -1; the weight that multiplies it is NaN too,
+// as the kernel's value is.
 template <class T>
 MMLAPLACE_INLINE T sign(T value) {
   return copysign(value != T(0) ? T(1) : T(0), value);
@@ -43,8 +43,8 @@ MMLAPLACE_INLINE T sign(T value) {
 template <class T>
 constexpr int kTileChannels = sizeof(T) > 4 ? 16 : 32;
 
-// The blocks that a multiprocessor must have room for. The compiler limits registers by it. Doubles
-// need twice the registers and are not what a GPU is for: no limit.
+// The blocks that a multiprocessor must have room for, by which the compiler limits registers. For
+// doubles, which need twice as many, there is no limit: they are for checks of derivatives.
 template <class T>
 constexpr int blocks_per_processor(int blocks) {
   return sizeof(T) > 4 ? 1 : blocks;
@@ -86,9 +86,9 @@ MMLAPLACE_INLINE void load_tile(const Slice<const S>& slice, int64_t rows, int d
   const S* source = slice.data + (first + my_row) * slice.row_stride;
   source += (channel + c) * slice.column_stride;
   const int64_t step = kStep * slice.row_stride;
-  // Unrolled, the reads that a thread must wait for would overlap. Those in the background do so
-  // anyway.
-#pragma unroll(kSame ? 1 : 4)
+  // Two reads that a thread waits for overlap. Those in the background do so anyway. More would
+  // cost registers that the sums need.
+#pragma unroll(kSame ? 1 : 2)
   for (int row = my_row; row < Rows; row += kStep, source += step) {
     if (quads && row < rows_inside) {
       if constexpr (kSame) {
@@ -147,7 +147,7 @@ struct ForwardTile {
   static constexpr int kQueries = Queries, kKeys = Keys;
   static constexpr int kThreadsN = ThreadsN, kThreadsM = ThreadsM, kThreads = ThreadsN * ThreadsM;
   static constexpr int kTileN = Queries * ThreadsN, kTileM = Keys * ThreadsM;
-  static constexpr int kBlocks = 4;
+  static constexpr int kBlocks = 512 / kThreads;  // 16 warps with 128 registers
   static_assert(kThreads % 32 == 0, "whole warps");
 };
 using ForwardTile64 = ForwardTile<4, 16, 32, 4>;
@@ -256,7 +256,7 @@ struct GradientTile {
   static constexpr int kBlockRows = Rows * Groups;
   static constexpr int kLanes = kBlockChannels / Channels;
   static constexpr int kParts = kThreads / (kLanes * Groups);
-  static constexpr int kBlocks = 5;
+  static constexpr int kBlocks = 5;  // 20 warps with 96 registers
   static_assert(kParts == 1 || kParts == 2, "the sums of two parts can be added");
 };
 using GradientTile64 = GradientTile<4, 4, 16>;
