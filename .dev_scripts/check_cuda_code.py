@@ -121,24 +121,22 @@ INSTRUCTION = re.compile(r'^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?\w+ )?(\S.*?)\s*;')
 
 
 def find_main_loop(instructions: List[Tuple[int, str]]) -> List[str]:
-    """The innermost loop with the most floating-point arithmetic; empty if no loop has any."""
+    """The loop with the most floating-point arithmetic, without the loops inside it, if any has."""
     loops = []
     for address, text in instructions:
         branch = re.match(r'BRA\b.*?\b0x([0-9a-f]+)$', text)
         if branch and int(branch.group(1), 16) <= address:
-            loops.append((int(branch.group(1), 16), address))
-    bodies = [
-        [text for address, text in instructions if first <= address <= last]
-        for first, last in loops
-        if not any(
-            first <= inner[0] and inner[1] <= last and inner != (first, last) for inner in loops
-        )
-    ]
+            loops.append(range(int(branch.group(1), 16), address + 1))
+    bodies = {loop: [] for loop in loops}
+    for address, text in instructions:
+        around = [loop for loop in loops if address in loop]
+        if around:
+            bodies[min(around, key=len)].append(text)
 
     def arithmetic(body: List[str]) -> int:
         return sum(bool(re.match('[FD](ADD|FMA|MUL)', text)) for text in body)
 
-    best = max(bodies, key=arithmetic, default=[])
+    best = max(bodies.values(), key=arithmetic, default=[])
     return best if arithmetic(best) else []
 
 

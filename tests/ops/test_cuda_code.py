@@ -82,9 +82,16 @@ def test_the_main_loop_is_the_one_with_the_arithmetic(kernel):
     assert kernel.count('ISETP') == 1 and kernel.count('FSETP') == 0
 
 
-def test_of_nested_loops_the_inner_one_counts(tool):
-    lines = [(0, 'FADD R1, R1, R2'), (16, 'FADD R0, R0, |R1|'), (32, 'BRA 0x10'), (48, 'BRA 0x0')]
-    assert tool.find_main_loop(lines) == ['FADD R0, R0, |R1|', 'BRA 0x10']
+@pytest.mark.parametrize(
+    ('inner', 'outer', 'found'),
+    [
+        ('FADD R0, R0, |R1|', 'LDS R1, [R2]', ['FADD R0, R0, |R1|', 'BRA 0x10']),
+        ('LDG.E R1, [R2.64]', 'FADD R0, R0, R1', ['FADD R0, R0, R1', 'BRA 0x0']),
+    ],
+)
+def test_of_nested_loops_the_one_with_the_arithmetic_counts_alone(tool, inner, outer, found):
+    lines = [(0, outer), (16, inner), (32, 'BRA 0x10'), (48, 'BRA 0x0')]
+    assert tool.find_main_loop(lines) == found
 
 
 def test_loops_without_arithmetic_and_branches_ahead_are_no_main_loop(tool):
