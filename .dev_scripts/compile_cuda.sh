@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Compiles the CUDA sources without a GPU, to see that they compile, link and load; needs nvcc alone.
+# Compiles the CUDA sources without a GPU, to see that they compile, link and load, and that the code
+# for 9.0 keeps to the limits of check_cuda_code.py; needs nvcc alone.
 #
 #   bash .dev_scripts/compile_cuda.sh ["8.0;9.0+PTX"]     # architectures, as torch takes them
 #
@@ -11,9 +12,10 @@ if ! command -v nvcc >/dev/null; then
     echo 'compile_cuda: there is no nvcc on this machine: CUDA sources not compiled' >&2
     exit 1
 fi
+architectures="${1:-8.0;9.0+PTX}"
 mkdir -p build/cuda
-echo "== compile the CUDA sources for ${1:-8.0;9.0+PTX} (log: build/cuda/log.txt)"
-if ! FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="${1:-8.0;9.0+PTX}" MAX_JOBS="${MAX_JOBS:-$(nproc)}" .venv/bin/python setup.py \
+echo "== compile the CUDA sources for $architectures (log: build/cuda/log.txt)"
+if ! FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="$architectures" MAX_JOBS="${MAX_JOBS:-$(nproc)}" .venv/bin/python setup.py \
     build_ext --build-temp build/cuda/objects --build-lib build/cuda/library >build/cuda/log.txt 2>&1; then
     grep -iE -A3 'error' build/cuda/log.txt | head -40 >&2
     echo 'compile_cuda: FAILED, see build/cuda/log.txt' >&2
@@ -34,3 +36,7 @@ without = [
 assert native and not without, f'{library} has no CUDA kernels for {without}'
 print(f'   {library} loads; {len(native)} ops have CUDA kernels')
 PYTHON
+case "$architectures" in
+    *9.0*) .venv/bin/python .dev_scripts/check_cuda_code.py build/cuda/library/mmlaplace/_C*.so ;;
+    *) echo '   no code for 9.0: check_cuda_code.py has nothing to check' ;;
+esac

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # What docs/gpu-validation.md asks of one GPU, in one go: builds the ops, runs the CUDA tests, prints the
-# benchmark tables of ops and backbone and, where there is compute-sanitizer, looks for races and bad
-# accesses.
+# benchmark tables of ops, attention layers, blocks and backbones, with memory, and, where there is
+# compute-sanitizer, looks for races and bad accesses. Layers and blocks are timed against softmax
+# attention (flash in bf16) and the blocks of PVT and Swin, forward and training step; the latter need
+# mmdetection.
 #
 #   bash tools/gpu_check.sh [OUT]     # default: work_dirs/gpu_check
 #
@@ -41,8 +43,16 @@ fi
 export PYTHONPATH="$PWD${PYTHONPATH:+:$PYTHONPATH}"
 step tests "$python" -m pytest -q -p no:cacheprovider tests/ops tests/models/test_attentions.py \
     tests/models/test_laplacian_attention.py -k 'cuda or attention'
+# The ops and the models' parts in fp32, then as autocast runs them. The training step is that of a
+# whole LaplacianFormer, by the compiled ops and by their references.
 tail_lines=200 step benchmark "$python" tools/benchmarks/benchmark_ops.py --device cuda --train-step \
     --out "$out/benchmark_ops.json" --plot "$out/benchmark_ops.png" --force
+tail_lines=120 step benchmark_bf16 "$python" tools/benchmarks/benchmark_ops.py --device cuda --ops kernels \
+    --dtype bfloat16 --out "$out/benchmark_ops_bf16.json" --force
+for dtype in float32 bfloat16; do
+    tail_lines=150 step "blocks_$dtype" "$python" tools/benchmarks/benchmark_blocks.py --device cuda \
+        --dtype "$dtype" --out "$out/benchmark_blocks_$dtype.json" --force
+done
 tail_lines=30 step backbone "$python" tools/benchmarks/benchmark_backbone.py --device cuda \
     --out "$out/benchmark_backbone.json" --plot "$out/benchmark_backbone.png" --force
 if command -v compute-sanitizer >/dev/null; then
@@ -58,4 +68,4 @@ if [ ${#failed[@]} -gt 0 ]; then
     echo "gpu_check: FAILED: ${failed[*]} (logs in $out)" >&2
     exit 1
 fi
-echo "gpu_check: all steps passed; figures in $out/benchmark_ops.json and benchmark.txt"
+echo "gpu_check: all steps passed; figures in $out/*.json, tables in $out/*.txt"

@@ -1,8 +1,8 @@
 // Launches the kernels of pairwise_device.cuh.
 //
-// The template parameters are <Metric, S, T, ThreadsN, ThreadsM>: a metric of metrics.h, the type S
-// in which values are stored, the type T in which sums are accumulated (fp64 for fp64, else fp32),
-// and the threads of a block along the queries and along the keys.
+// The template parameters are <Metric, S, T, Tile>: a metric of metrics.h, the type S in which
+// values are stored, the type T in which sums are accumulated (fp64 for fp64, else fp32), and the
+// shapes of a block.
 #pragma once
 
 #include <ATen/Dispatch.h>
@@ -40,19 +40,42 @@ bool in_quads(const at::Tensor& tensor) {
          address % std::min<std::uintptr_t>(16, 4 * sizeof(S)) == 0;
 }
 
-template <class Metric, class S, class T, int ThreadsN, int ThreadsM>
-void launch_forward(const PairwiseSizes& sizes, const at::Tensor& q, const at::Tensor& k,
-                    at::Tensor& out, double bandwidth) {
-  const int64_t blocks = sizes.batch_heads() * ceil_div(sizes.queries, 8 * ThreadsN) *
-                         ceil_div(sizes.keys, 4 * ThreadsM);
-  const device::PairwiseArguments<S> arguments{q.data_ptr<S>(), k.data_ptr<S>(), strides_of(q),
-                                               strides_of(k),   sizes.heads,     sizes.queries,
-                                               sizes.keys,      sizes.dims};
-  device::forward_kernel<Metric, S, T, ThreadsN, ThreadsM>
-      <<<grid(Metric::name, blocks), ThreadsN * ThreadsM, 0, c10::cuda::getCurrentCUDAStream()>>>(
-          arguments, out.data_ptr<S>(), static_cast<T>(Metric::exponent(bandwidth) / std::log(2.0)),
-          in_quads<S>(q), in_quads<S>(k));
+// `count` rounded up to whole tiles.
+inline int64_t padded(int64_t count, int64_t tile) { return ceil_div(count, tile) * tile; }
+
+template <class Metric, class Tile, class S, class T>
+void launch_forward(const PairwiseSizes& sizes, const device::PairwiseArguments<S>& arguments,
+                    S* out, T exponent) {
+  const int64_t blocks = sizes.batch_heads() * ceil_div(sizes.queries, Tile::kTileN) *
+                         ceil_div(sizes.keys, Tile::kTileM);
+  device::forward_kernel<Metric, S, T, Tile>
+      <<<grid(Metric::name, blocks), Tile::kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
+          arguments, out, exponent);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+// Landmarks with landmarks take small tiles. So do doubles, whose large ones would not fit shared
+// memory. Otherwise the width is the one that leaves less of the last tile empty: 52 for 49 keys.
+template <class Metric, class S>
+void forward_in_tiles(const PairwiseSizes& sizes, const at::Tensor& q, const at::Tensor& k,
+                      at::Tensor& out, double bandwidth) {
+  using T = at::opmath_type<S>;
+  const device::PairwiseArguments<S> arguments{
+      q.data_ptr<S>(), k.data_ptr<S>(), strides_of(q), strides_of(k),  sizes.heads,
+      sizes.queries,   sizes.keys,      sizes.dims,    in_quads<S>(q), in_quads<S>(k)};
+  const T exponent = static_cast<T>(Metric::exponent(bandwidth) / std::log(2.0));
+  S* const results = out.data_ptr<S>();
+  if constexpr (sizeof(T) == sizeof(float)) {
+    if (sizes.queries > 64) {
+      if (padded(sizes.keys, 52) < padded(sizes.keys, 64)) {
+        launch_forward<Metric, device::ForwardTile52>(sizes, arguments, results, exponent);
+      } else {
+        launch_forward<Metric, device::ForwardTile64>(sizes, arguments, results, exponent);
+      }
+      return;
+    }
+  }
+  launch_forward<Metric, device::ForwardTile32>(sizes, arguments, results, exponent);
 }
 
 template <class Metric>
@@ -61,33 +84,34 @@ at::Tensor pairwise_forward(const at::Tensor& q, const at::Tensor& k, double ban
   const c10::cuda::CUDAGuard guard(q.device());
   at::Tensor out = at::empty({sizes.batch, sizes.heads, sizes.queries, sizes.keys}, q.options());
   if (out.numel() == 0) return out;
-  const auto padded = [&](int64_t tile) { return ceil_div(sizes.keys, tile) * tile; };
   AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, q.scalar_type(), "mmlaplace_pairwise", [&] {
-        using T = at::opmath_type<scalar_t>;
-        // Tiles of queries x keys. Landmarks with landmarks take small ones. Otherwise the width is
-        // the one that leaves less of the last tile empty: 52 for 49 landmarks.
-        if (sizes.queries <= 64) {
-          launch_forward<Metric, scalar_t, T, 4, 8>(sizes, q, k, out, bandwidth);  // 32 x 32
-        } else if (padded(52) < padded(64)) {
-          launch_forward<Metric, scalar_t, T, 16, 13>(sizes, q, k, out, bandwidth);  // 128 x 52
-        } else {
-          launch_forward<Metric, scalar_t, T, 16, 16>(sizes, q, k, out, bandwidth);  // 128 x 64
-        }
-      });
+      at::kHalf, at::kBFloat16, q.scalar_type(), "mmlaplace_pairwise",
+      [&] { forward_in_tiles<Metric, scalar_t>(sizes, q, k, out, bandwidth); });
   return out;
 }
 
-template <class Metric, class S, class T, class Out>
+template <class Metric, class Tile, class S, class T, class Out>
 void launch_gradient(const device::GradientArguments<S>& arguments, int64_t batch_heads, Out* sums,
-                     double bandwidth) {
-  const int64_t blocks = batch_heads * ceil_div(arguments.num_rows, 64) *
-                         ceil_div(arguments.dims, 32) *
+                     T derivative) {
+  const int64_t blocks = batch_heads * ceil_div(arguments.num_rows, Tile::kBlockRows) *
+                         ceil_div(arguments.dims, Tile::kBlockChannels) *
                          ceil_div(arguments.num_columns, arguments.chunk);
-  device::gradient_kernel<Metric, S, T, Out>
-      <<<grid(Metric::backward_name, blocks), 128, 0, c10::cuda::getCurrentCUDAStream()>>>(
-          arguments, sums, static_cast<T>(Metric::derivative(bandwidth)));
+  device::gradient_kernel<Metric, S, T, Out, Tile>
+      <<<grid(Metric::backward_name, blocks), Tile::kThreads, 0,
+         c10::cuda::getCurrentCUDAStream()>>>(arguments, sums, derivative);
   C10_CUDA_KERNEL_LAUNCH_CHECK();
+}
+
+// The tile is the one that leaves fewer of its rows empty.
+template <class Metric, class S, class T, class Out>
+void gradient_in_tiles(const device::GradientArguments<S>& arguments, int64_t batch_heads,
+                       Out* sums, double bandwidth) {
+  const T derivative = static_cast<T>(Metric::derivative(bandwidth));
+  if (padded(arguments.num_rows, 52) < padded(arguments.num_rows, 64)) {
+    launch_gradient<Metric, device::GradientTile52>(arguments, batch_heads, sums, derivative);
+  } else {
+    launch_gradient<Metric, device::GradientTile64>(arguments, batch_heads, sums, derivative);
+  }
 }
 
 template <class Metric>
@@ -114,16 +138,17 @@ std::tuple<at::Tensor, at::Tensor> pairwise_backward(const at::Tensor& grad, con
         using T = at::opmath_type<scalar_t>;
         const scalar_t *queries = q.data_ptr<scalar_t>(), *keys = k.data_ptr<scalar_t>();
         const scalar_t *upper = grad.data_ptr<scalar_t>(), *values = out.data_ptr<scalar_t>();
-        launch_gradient<Metric, scalar_t, T>(
+        gradient_in_tiles<Metric, scalar_t, T>(
             {queries, keys, upper, values, strides_of(q), strides_of(k), strides_of(grad),
-             strides_of(out), sizes.heads, sizes.queries, sizes.keys, sizes.dims, sizes.keys},
+             strides_of(out), sizes.heads, sizes.queries, sizes.keys, sizes.dims, sizes.keys,
+             in_quads<scalar_t>(k)},
             sizes.batch_heads(), query_grad.data_ptr<scalar_t>(), bandwidth);
         at::Tensor partial = at::empty({chunks, sizes.batch_heads(), sizes.keys, sizes.dims},
                                        q.options().dtype(c10::CppTypeToScalarType<T>::value));
-        launch_gradient<Metric, scalar_t, T>(
+        gradient_in_tiles<Metric, scalar_t, T>(
             {keys, queries, upper, values, strides_of(k), strides_of(q),
              exchanged(strides_of(grad)), exchanged(strides_of(out)), sizes.heads, sizes.keys,
-             sizes.queries, sizes.dims, chunk},
+             sizes.queries, sizes.dims, chunk, in_quads<scalar_t>(q)},
             sizes.batch_heads(), partial.data_ptr<T>(), bandwidth);
         key_grad = (chunks == 1 ? partial : partial.sum(0)).view(k.sizes()).to(q.scalar_type());
       });

@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <cmath>
 #include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
 #include <mutex>
 #include <thread>
 #include <vector>
@@ -46,9 +49,21 @@ inline Barrier barrier;
 #define __device__
 #define __shared__ static  // one block at a time
 #define __align__(bytes) __attribute__((aligned(bytes)))
-#define __launch_bounds__(threads)
+#define __launch_bounds__(...)
 #define __syncthreads() barrier.wait()
 #define MMLAPLACE_INLINE static inline
+
+// Copies in the background of a GPU are done at once. They demand alignment as a GPU does.
+inline void __pipeline_memcpy_async(void* to, const void* from, std::size_t bytes) {
+  const auto aligned = [&](const void* at) {
+    return reinterpret_cast<std::uintptr_t>(at) % bytes == 0;
+  };
+  if (!aligned(to) || !aligned(from)) std::abort();
+  std::memcpy(to, from, bytes);
+}
+inline void __pipeline_commit() {}
+inline void __pipeline_wait_prior(std::size_t) {}
+
 #define MMLAPLACE_SHARED_MEMORY(name) unsigned char* name = dynamic_shared_memory
 
 // kernel<<<blocks, threads>>>(arguments...)

@@ -1,0 +1,292 @@
+"""What the compiler made of the GPU kernels, held against limits; needs no GPU.
+
+    python .dev_scripts/check_cuda_code.py build/cuda/library/mmlaplace/_C_torch211.so
+
+It reads the resource report and the disassembly that cuobjdump gives of the code for sm_90. For
+each kernel it prints registers, threads, shared memory, the blocks and warps that a multiprocessor
+has room for, and the instructions that keep values in local memory for want of registers
+("spills"). For a kernel of differences it also prints the instructions of the main loop, for each
+difference. It ends with status 1, and names the kernel and the figure, if a limit is broken. The
+limits are LIMITS below; without a row there, a kernel must only do without local memory.
+
+cuobjdump and nvdisasm come with the CUDA toolkit, and with triton, which torch installs.
+"""
+
+import argparse
+import importlib.util
+import math
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Dict, List, Optional, Tuple
+
+ARCHITECTURE = 'sm_90'
+
+
+@dataclass(frozen=True)
+class Limit:
+    """What a kernel whose short name matches must keep to."""
+
+    kernel: str  # a regular expression of the whole short name
+    blocks: int  # that a multiprocessor has room for, at least
+    # The rest is for kernels of differences.
+    differences: int = 0  # in one turn of the main loop
+    opcodes: Dict[str, float] = field(default_factory=dict)  # for each difference, exactly
+    instructions: float = math.inf  # of any kind for each difference, at most
+
+
+FLOATS = '(float|Half|BFloat16)'
+# Two additions for each difference, one of them with an operand |x|. To compare and to select, as
+# code that treats -0 and NaN by itself would, doubles the time.
+L1_FORWARD = {'FADD': 2, 'FADD |x|': 1, 'FSETP': 0, 'FSEL': 0}
+L2_FORWARD = {'FADD': 1, 'FFMA': 1}
+# The difference, a comparison that makes 0 or 1 of it, a bit operation for its sign, and the sum.
+# A conversion of an integer and a selection, which run at half rate, would come on top.
+L1_GRADIENT = {'FADD': 1, 'FSET': 1, 'LOP3': 1, 'FFMA': 1, 'FSETP': 0, 'FSEL': 0, 'I2FP': 0}
+L2_GRADIENT = {'FADD': 1, 'FFMA': 1}
+
+
+def forward(metric: str, tile: str, blocks: int, differences: int, opcodes: dict) -> Limit:
+    kernel = rf'forward_kernel<{metric}, {FLOATS}, float, ForwardTile<{tile}>>'
+    return Limit(kernel, blocks, differences, opcodes, 2.2)
+
+
+def gradient(metric: str, tile: str, differences: int, opcodes: dict, instructions: float) -> Limit:
+    kernel = rf'gradient_kernel<{metric}, {FLOATS}, float, {FLOATS}, GradientTile<{tile}>>'
+    return Limit(kernel, 5, differences, opcodes, instructions)
+
+
+# Blocks have 128 threads, but those of the small tile 32. The differences of a turn of the loop are
+# queries x keys x channels of a thread in a forward, and 4 columns in a gradient.
+LIMITS = (
+    forward('Laplacian', '4, 13, 32, 4', 4, 4 * 13 * 4, L1_FORWARD),
+    forward('Laplacian', '4, 16, 32, 4', 4, 4 * 16 * 4, L1_FORWARD),
+    forward('Laplacian', '4, 8, 8, 4', 16, 4 * 8 * 4, L1_FORWARD),
+    forward('Gaussian', '4, 13, 32, 4', 4, 4 * 13 * 4, L2_FORWARD),
+    forward('Gaussian', '4, 16, 32, 4', 4, 4 * 16 * 4, L2_FORWARD),
+    forward('Gaussian', '4, 8, 8, 4', 16, 4 * 8 * 4, L2_FORWARD),
+    gradient('Laplacian', '4, 4, 16', 4 * 4 * 4, L1_GRADIENT, 4.3),
+    gradient('Laplacian', '13, 2, 4', 13 * 2 * 4, L1_GRADIENT, 4.3),
+    gradient('Gaussian', '4, 4, 16', 4 * 4 * 4, L2_GRADIENT, 2.3),
+    gradient('Gaussian', '13, 2, 4', 13 * 2 * 4, L2_GRADIENT, 2.3),
+)
+
+
+@dataclass
+class Kernel:
+    """One kernel, as the compiler's report and the disassembly have it."""
+
+    name: str
+    registers: int
+    shared: int  # bytes of a block, with what the system keeps
+    local: int  # bytes of a thread in local memory: stack and arrays
+    threads: int  # of a block at most, by __launch_bounds__; 0 if that is not said
+    spills: int  # instructions that read or write local memory
+    main_loop: List[str]  # its instructions, without predicates
+
+    @property
+    def blocks(self) -> int:
+        return blocks_per_processor(self.registers, self.threads, self.shared)
+
+    def count(self, opcode: str) -> int:
+        """How many instructions of the main loop are an opcode."""
+        name, absolute = opcode.split()[0], opcode.endswith('|x|')
+        return sum(
+            re.split(r'[ .]', text)[0] == name and (not absolute or '|' in text)
+            for text in self.main_loop
+        )
+
+
+def blocks_per_processor(registers: int, threads: int, shared: int) -> int:
+    """The blocks that a multiprocessor of compute capability 9.0 has room for.
+
+    The rules are those of the occupancy calculator, cuda_occupancy.h: registers are given to whole
+    warps, 256 at a time, by each of four partitions with 16,384 of them.
+    """
+    warps = -(-threads // 32)
+    if not warps:
+        return 0
+    per_warp = -(-registers * 32 // 256) * 256
+    by_registers = 16384 // per_warp * 4 // warps
+    by_shared = 233472 // shared if shared else 32
+    return min(by_registers, by_shared, 64 // warps, 32)
+
+
+INSTRUCTION = re.compile(r'^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?\w+ )?(\S.*?)\s*;')
+
+
+def find_main_loop(instructions: List[Tuple[int, str]]) -> List[str]:
+    """The loop with the most floating-point arithmetic, without the loops inside it, if any has."""
+    loops = []
+    for address, text in instructions:
+        branch = re.match(r'BRA\b.*?\b0x([0-9a-f]+)$', text)
+        if branch and int(branch.group(1), 16) <= address:
+            loops.append(range(int(branch.group(1), 16), address + 1))
+    bodies = {loop: [] for loop in loops}
+    for address, text in instructions:
+        around = [loop for loop in loops if address in loop]
+        if around:
+            bodies[min(around, key=len)].append(text)
+
+    def arithmetic(body: List[str]) -> int:
+        return sum(bool(re.match('[FD](ADD|FMA|MUL)', text)) for text in body)
+
+    best = max(bodies.values(), key=arithmetic, default=[])
+    return best if arithmetic(best) else []
+
+
+def read_report(resources: str, elf: str, sass: str) -> List[Kernel]:
+    """The kernels in what cuobjdump prints with -res-usage, -elf and -sass."""
+    threads = {
+        name: int(count, 16)
+        for name, attributes in re.findall(r'^\.nv\.info\.(\S+)\n((?:\t.*\n?)*)', elf, re.MULTILINE)
+        for count in re.findall(r'EIATTR_MAX_THREADS\n\t.*\n\tValue:\t0x([0-9a-f]+)', attributes)
+    }
+    code = {}
+    for function in re.split(r'^\s*Function : ', sass, flags=re.MULTILINE)[1:]:
+        name, *lines = function.splitlines()
+        found = [match for match in map(INSTRUCTION.match, lines) if match]
+        code[name.strip()] = [(int(match.group(1), 16), match.group(2)) for match in found]
+    kernels = []
+    usage = r'Function (\S+):\s+REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)'
+    for name, *figures in re.findall(usage, resources):
+        registers, stack, shared, local = map(int, figures)
+        if not code.get(name):
+            raise ValueError(f'the disassembly has no code of {name}')
+        spills = sum(bool(re.match('LDL|STL', text)) for _, text in code[name])
+        kernels.append(
+            Kernel(name, registers, shared, stack + local, threads.get(name, 0), spills,
+                   find_main_loop(code[name]))
+        )  # fmt: skip
+    return kernels
+
+
+def shorten(demangled: str) -> str:
+    """A kernel's name without its arguments and the namespaces."""
+    name = re.sub(r'(mmlaplace|device|c10|\(anonymous namespace\))::', '', demangled)
+    name = re.sub(r'^void ', '', name).replace('> >', '>>')
+    return re.sub(r'\(.*', '', name)
+
+
+def find_problems(kernels: List[Kernel], limits: Tuple[Limit, ...] = LIMITS) -> List[str]:
+    """What breaks a limit, a sentence each."""
+    problems = []
+    for kernel in kernels:
+        if kernel.spills or kernel.local:
+            problems.append(
+                f'{kernel.name}: {kernel.spills} instructions for local memory, and {kernel.local} '
+                'bytes of it; it must have none'
+            )
+    for limit in limits:
+        matching = [kernel for kernel in kernels if re.fullmatch(limit.kernel, kernel.name)]
+        if not matching:
+            problems.append(f'no kernel is named {limit.kernel}; LIMITS must follow the sources')
+        for kernel in matching:
+            if kernel.blocks < limit.blocks:
+                problems.append(
+                    f'{kernel.name}: room for {kernel.blocks} blocks of {kernel.threads} threads, '
+                    f'with {kernel.registers} registers and {kernel.shared} bytes of shared '
+                    f'memory; at least {limit.blocks} are wanted'
+                )
+            if not limit.differences:
+                continue
+            for opcode, wanted in limit.opcodes.items():
+                found = kernel.count(opcode) / limit.differences
+                if found != wanted:
+                    problems.append(
+                        f'{kernel.name}: {found:.2f} {opcode} for each difference in the main '
+                        f'loop; wanted: {wanted}'
+                    )
+            found = len(kernel.main_loop) / limit.differences
+            if found > limit.instructions:
+                problems.append(
+                    f'{kernel.name}: {found:.2f} instructions for each difference in the main '
+                    f'loop; wanted: at most {limit.instructions}'
+                )
+    return problems
+
+
+def describe(kernel: Kernel, limits: Tuple[Limit, ...] = LIMITS) -> str:
+    """A kernel's row of the table."""
+    row = (
+        f'{kernel.registers:>9} {kernel.threads or "-":>7} {kernel.shared:>6} '
+        f'{kernel.blocks or "-":>6} {kernel.blocks * -(-kernel.threads // 32) or "-":>5} '
+        f'{kernel.spills:>6}'
+    )
+    for limit in limits:
+        if limit.differences and re.fullmatch(limit.kernel, kernel.name):
+            count = len(kernel.main_loop)
+            opcodes = Counter(re.split(r'[ .]', text)[0] for text in kernel.main_loop)
+            shares = ', '.join(
+                f'{name} {number / limit.differences:.3g}'
+                for name, number in opcodes.most_common()
+                if number > 4
+            )
+            row += f'  {count / limit.differences:.2f} ({shares})'
+    return row
+
+
+def find_cuobjdump() -> Path:
+    """The toolkit's, else triton's."""
+    places = [shutil.which('cuobjdump')]
+    if shutil.which('nvcc'):
+        places.append(Path(shutil.which('nvcc')).resolve().parent / 'cuobjdump')
+    triton = importlib.util.find_spec('triton')
+    if triton is not None and triton.origin:
+        places.append(Path(triton.origin).parent / 'backends/nvidia/bin/cuobjdump')
+    for place in places:
+        if place and Path(place).is_file():
+            return Path(place)
+    sys.exit(
+        'check_cuda_code: there is no cuobjdump: install it with the CUDA toolkit '
+        '(package cuda-cuobjdump), or pip install triton, which brings it'
+    )
+
+
+def run(*command: object, text: Optional[str] = None) -> str:
+    """What a command prints; it stops here, with the message, if it fails."""
+    folder = os.pathsep.join([str(Path(str(command[0])).parent), os.environ['PATH']])
+    result = subprocess.run(
+        [str(part) for part in command], input=text, capture_output=True, text=True,
+        env={**os.environ, 'PATH': folder},  # cuobjdump calls nvdisasm
+    )  # fmt: skip
+    if result.returncode:
+        sys.exit(f'check_cuda_code: {command[0]} failed: {result.stderr.strip()}')
+    return result.stdout
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('library', type=Path, help='a library, object or cubin')
+    library = parser.parse_args().library
+    cuobjdump = find_cuobjdump()
+    reports = [
+        run(cuobjdump, '-arch', ARCHITECTURE, what, library)
+        for what in ('-res-usage', '-elf', '-sass')
+    ]
+    kernels = read_report(*reports)
+    if not kernels:
+        sys.exit(f'check_cuda_code: {library} has no code for {ARCHITECTURE}')
+    names = run(shutil.which('c++filt') or 'c++filt', text='\n'.join(k.name for k in kernels))
+    for kernel, name in zip(kernels, names.splitlines()):
+        kernel.name = shorten(name)
+    kernels.sort(key=lambda kernel: kernel.name)
+    print(f'{ARCHITECTURE}, by {cuobjdump}')
+    print('registers threads shared blocks warps spills  instructions for each difference')
+    for kernel in kernels:
+        print(f'{kernel.name}\n{describe(kernel)}')
+    problems = find_problems(kernels)
+    if problems:
+        sys.exit('\n'.join(f'check_cuda_code: {problem}' for problem in problems))
+    print(f'check_cuda_code: {len(kernels)} kernels keep to the limits')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,178 @@
+"""What the check of the compiled GPU kernels reads in cuobjdump's reports, and what it refuses."""
+
+from dataclasses import replace
+
+import pytest
+from conftest import load_tool
+
+# Recorded: nvcc 13.0 and cuobjdump 12.8, of `for (c = 0; c < dims; c += 2)` over
+# `sum += fabsf(q[c] - k[c]); sum += fabsf(q[c + 1] - k[c + 1]);` after a loop that writes zeros,
+# with __launch_bounds__(128). Lines and spaces are left out.
+NAME = '_Z8distancePfPKfS1_i'
+RESOURCES = f"""
+Resource usage:
+ Common:
+  GLOBAL:0
+ Function {NAME}:
+  REG:16 STACK:0 SHARED:0 LOCAL:0 CONSTANT[0]:556 TEXTURE:0 SURFACE:0 SAMPLER:0
+"""
+ELF = f"""
+    9    5a4     84  0  4                    CUDA_INFO       40    3        c .nv.info.{NAME}
+
+.nv.info.{NAME}
+\t<0x6>
+\tAttribute:\tEIATTR_SPARSE_MMA_MASK
+\tFormat:\tEIFMT_HVAL
+\tValue:\t0x0
+\t<0x10>
+\tAttribute:\tEIATTR_MAX_THREADS
+\tFormat:\tEIFMT_SVAL
+\tValue:\t0x80 0x1 0x1 
+
+"""  # noqa: W291
+SASS = f"""
+\tcode for sm_90
+\t\tFunction : {NAME}
+\t.headerflags\t@"EF_CUDA_SM90 EF_CUDA_VIRTUAL_SM(EF_CUDA_SM90)"
+        /*0530*/                   VIADD R5, R5, 0xffffffff ; /* 0xffffffff05057836 */
+                                                            /* 0x000fe20000000000 */
+        /*0570*/                   ISETP.NE.AND P0, PT, R5, RZ, PT ; /* 0x000000ff0500720c */
+        /*0580*/                   STG.E desc[UR8][R2.64], RZ ; /* 0x000000ff02007986 */
+        /*05a0*/               @P0 BRA 0x530 ; /* 0xfffffffc00e00947 */
+        /*0610*/                   IMAD.MOV.U32 R2, RZ, RZ, R10 ; /* 0x000000ffff027224 */
+        /*0650*/                   LDG.E R9, desc[UR8][R2.64] ; /* 0x0000000802097981 */
+        /*06a0*/                   ISETP.LE.AND P0, PT, R0, UR4, PT ; /* 0x0000000400007c0c */
+        /*06d0*/                   FADD R6, -R6, R9 ; /* 0x0000000906067221 */
+        /*06f0*/                   FADD R6, |R6|, R7 ; /* 0x0000000706067221 */
+        /*0700*/                   FADD R11, -R8, R11 ; /* 0x0000000b080b7221 */
+        /*0720*/                   FADD R7, R6, |R11| ; /* 0x4000000b06077221 */
+        /*0730*/              @!P0 BRA 0x610 ; /* 0xfffffffc00b48947 */
+        /*0740*/                   S2R R5, SR_TID.X ; /* 0x0000000000057919 */
+        /*0780*/                   EXIT ; /* 0x000000000000794d */
+        /*0790*/                   BRA 0x790; /* 0xfffffffc00fc7947 */
+"""
+
+
+@pytest.fixture(scope='module')
+def tool():
+    return load_tool('.dev_scripts/check_cuda_code.py')
+
+
+@pytest.fixture
+def kernel(tool):
+    (kernel,) = tool.read_report(RESOURCES, ELF, SASS)
+    return kernel
+
+
+@pytest.fixture
+def limit(tool):
+    opcodes = {'FADD': 2, 'FADD |x|': 1, 'FSETP': 0}
+    return tool.Limit(NAME, blocks=16, differences=2, opcodes=opcodes, instructions=4.5)
+
+
+def test_a_kernel_is_read_from_the_three_reports(kernel):
+    assert (kernel.name, kernel.registers, kernel.threads) == (NAME, 16, 128)
+    assert (kernel.shared, kernel.local, kernel.spills) == (0, 0, 0)
+
+
+def test_the_main_loop_is_the_one_with_the_arithmetic(kernel):
+    assert kernel.main_loop[0].startswith('IMAD.MOV') and kernel.main_loop[-1] == 'BRA 0x610'
+    assert len(kernel.main_loop) == 8
+    assert kernel.count('FADD') == 4 and kernel.count('FADD |x|') == 2
+    assert kernel.count('ISETP') == 1 and kernel.count('FSETP') == 0
+
+
+@pytest.mark.parametrize(
+    ('inner', 'outer', 'found'),
+    [
+        ('FADD R0, R0, |R1|', 'LDS R1, [R2]', ['FADD R0, R0, |R1|', 'BRA 0x10']),
+        ('LDG.E R1, [R2.64]', 'FADD R0, R0, R1', ['FADD R0, R0, R1', 'BRA 0x0']),
+    ],
+)
+def test_of_nested_loops_the_one_with_the_arithmetic_counts_alone(tool, inner, outer, found):
+    lines = [(0, outer), (16, inner), (32, 'BRA 0x10'), (48, 'BRA 0x0')]
+    assert tool.find_main_loop(lines) == found
+
+
+def test_loops_without_arithmetic_and_branches_ahead_are_no_main_loop(tool):
+    lines = [(0, 'BRA 0x30'), (16, 'STG.E [R2], RZ'), (32, 'BRA 0x10'), (48, 'FADD R1, R1, R2')]
+    assert tool.find_main_loop(lines) == []
+
+
+@pytest.mark.parametrize(
+    ('registers', 'threads', 'shared', 'blocks'),
+    [
+        # By hand: a partition has 16,384 registers, and a processor 64 warps and 228 KB.
+        (168, 128, 14336, 3),  # 3 warps of 5,376 registers in a partition
+        (128, 128, 14336, 4),
+        (96, 128, 14336, 5),
+        (170, 208, 13056, 1),  # 7 warps, and room for 12
+        (80, 208, 13056, 3),  # 7 warps, and room for 24
+        (16, 128, 0, 16),  # 64 warps
+        (32, 32, 0, 32),  # no more blocks, whatever their size
+        (32, 128, 100000, 2),  # shared memory
+        (255, 1024, 0, 0),  # cannot start
+        (64, 0, 0, 0),  # threads unknown
+    ],
+)
+def test_blocks_per_processor_are_those_of_the_occupancy_calculator(
+    tool, registers, threads, shared, blocks
+):
+    assert tool.blocks_per_processor(registers, threads, shared) == blocks
+
+
+def test_a_kernel_within_its_limits_passes(tool, kernel, limit):
+    assert tool.find_problems([kernel], (limit,)) == []
+
+
+@pytest.mark.parametrize(
+    ('change', 'problem'),
+    [
+        (dict(spills=3), '3 instructions for local memory'),
+        (dict(local=24), '24 bytes of it'),
+        (dict(registers=40), 'room for 12 blocks of 128 threads, with 40 registers'),
+        (dict(shared=50000), 'room for 4 blocks'),
+        (dict(threads=0), 'room for 0 blocks'),
+        (dict(main_loop=['FADD R1, R1, R2'] * 4), r'0\.00 FADD \|x\| for each difference'),
+        (dict(main_loop=['FADD R1, R1, |R2|'] * 2), r'1\.00 FADD for each difference'),
+        (dict(name='another'), f'no kernel is named {NAME}'),
+    ],
+)
+def test_a_regression_is_named(tool, kernel, limit, change, problem):
+    problems = tool.find_problems([replace(kernel, **change)], (limit,))
+    with pytest.raises(AssertionError, match=problem):
+        assert not problems, '\n'.join(problems)
+
+
+def test_comparisons_in_the_main_loop_are_a_regression(tool, kernel, limit):
+    kernel.main_loop += ['FSETP.GEU.AND P1, PT, R1, RZ, PT', 'FSEL R1, R1, -R1, P1']
+    assert [line.split(': ', 1)[1] for line in tool.find_problems([kernel], (limit,))] == [
+        '0.50 FSETP for each difference in the main loop; wanted: 0',
+        '5.00 instructions for each difference in the main loop; wanted: at most 4.5',
+    ]
+
+
+def test_code_that_is_missing_in_the_disassembly_is_an_error(tool):
+    with pytest.raises(ValueError, match=f'no code of {NAME}'):
+        tool.read_report(RESOURCES, ELF, 'code for sm_90\n')
+
+
+@pytest.mark.parametrize(
+    ('demangled', 'short'),
+    [
+        (
+            'void mmlaplace::device::forward_kernel<mmlaplace::Laplacian, c10::Half, float, '
+            'mmlaplace::device::ForwardTile<4, 13, 32, 4> >('
+            'mmlaplace::device::PairwiseArguments<c10::Half>, c10::Half*, float)',
+            'forward_kernel<Laplacian, Half, float, ForwardTile<4, 13, 32, 4>>',
+        ),
+        ('(anonymous namespace)::fill(float*)', 'fill'),
+    ],
+)
+def test_names_are_short(tool, demangled, short):
+    assert tool.shorten(demangled) == short
+
+
+def test_the_table_has_a_kernels_figures(tool, kernel, limit):
+    row = tool.describe(kernel, (limit,)).split()
+    assert row[:6] == ['16', '128', '0', '16', '64', '0'] and row[6] == '4.00'
