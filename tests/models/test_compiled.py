@@ -1,0 +1,53 @@
+"""Backbones inside torch.compile: one graph, and the values and gradients of the eager model."""
+
+import pytest
+import torch
+from conftest import fast_with, quiet_init, registered
+from mmengine.registry import MODELS
+
+from mmlaplace.models.backbones.base import PyramidBackbone
+
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.amp, 'is_autocast_available'),
+    reason='before torch 2.4, torch.compile traces no context managers of libraries',
+)
+BACKBONES = registered(PyramidBackbone)
+
+
+def build(name):
+    zoo = MODELS.get(name).arch_zoo
+    arch = dict(zoo[min(zoo, key=lambda arch: sum(zoo[arch]['depths']))])
+    arch['depths'] = [1] * len(arch['depths'])
+    backbone = MODELS.build(dict(type=name, arch=arch, img_size=64, drop_path_rate=0.0))
+    quiet_init(backbone)
+    return backbone
+
+
+def outputs_and_gradients(model, images, weights):
+    outs = model(images)
+    return outs, torch.autograd.grad(sum(out.square().mean() for out in outs), weights)
+
+
+def check(name, backend):
+    torch._dynamo.reset()
+    backbone, images = build(name).train(), torch.randn(2, 3, 64, 96)
+    compiled = torch.compile(backbone, backend=backend, fullgraph=True)
+    weights = [weight for weight in backbone.parameters() if weight.requires_grad]
+    ours, theirs = (outputs_and_gradients(m, images, weights) for m in (compiled, backbone))
+    for a, b in zip(ours[0], theirs[0]):
+        # Another order of sums in every layer of fp32.
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+    for a, b in zip(ours[1], theirs[1]):
+        # Some gradients are sums over all tokens that cancel: relative to the largest.
+        torch.testing.assert_close(a, b, atol=2e-3 * b.abs().max().item() + 1e-6, rtol=0)
+
+
+@pytest.mark.parametrize('name', fast_with(BACKBONES, 'LaplacianFormer'))
+def test_trains_in_one_graph(name):
+    check(name, 'aot_eager')  # traces the backward too, without a minute of compiling
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['LaplacianFormer', 'SOFTPlusPlus', 'PolaFormerPVT'])
+def test_inductors_code_trains_like_the_eager_model(name):
+    check(name, 'inductor')
