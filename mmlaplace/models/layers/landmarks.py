@@ -104,8 +104,7 @@ class Landmarks(nn.Module):
         x = x if rotary is None else rotary(x, hw_shape)
         if self.method in ('random', 'first'):
             return self._picked(x)
-        maps = self._convolved(tokens_to_map(x.flatten(0, 1), hw_shape))  # (B * heads, d, h, w)
-        return map_to_tokens(maps).unflatten(0, x.shape[:2])
+        return self._convolved(x, hw_shape)
 
     def _pooled(
         self, x: Tensor, hw_shape: Tuple[int, int], rotary: Optional[RotaryEmbedding2D]
@@ -118,15 +117,19 @@ class Landmarks(nn.Module):
             options.update(rotary=rotary.table(x, hw_shape), rotary_form=rotary.form)
         return pooled_landmarks(x, hw_shape, **options)
 
-    def _convolved(self, maps: Tensor) -> Tensor:
-        ratio, (height, width) = self.pool_ratio, maps.shape[2:]
+    def _convolved(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        ratio, heads, (height, width) = self.pool_ratio, x.shape[1], hw_shape
+        # Heads beside each other are how tokens lie in memory; a map for each head is a copy.
+        maps = tokens_to_map(x.transpose(1, 2).flatten(2), hw_shape)  # (B, heads * d, H, W)
         if self.side is None:
             maps = F.pad(maps, (0, max(ratio - width, 0), 0, max(ratio - height, 0)))
         else:
             size = [ratio * min(self.side, side) for side in (height, width)]
             if size != [height, width]:
                 maps = F.adaptive_avg_pool2d(maps, size)
-        return self.conv(maps)
+        weight = self.conv.weight.repeat(heads, 1, 1, 1)  # the same for all heads
+        maps = F.conv2d(maps, weight, stride=ratio, groups=heads)
+        return map_to_tokens(maps).unflatten(-1, (heads, -1)).transpose(1, 2)
 
     def _picked(self, x: Tensor) -> Tensor:
         tokens = x.shape[2]
