@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.autograd import gradcheck, gradgradcheck
 
-from mmlaplace.models import PolaFormerSwin, WindowAttention
+from mmlaplace.models import PolaFormerPVT, PolaFormerSwin, WindowAttention
 from mmlaplace.models.layers import join_windows, shifted_window_mask, split_windows
 
 LAYOUTS = [((5, 7), 4, 0), ((5, 7), 4, 2), ((6, 4), (3, 2), (1, 0)), ((5, 7), (5, 4), (0, 2))]
@@ -128,3 +128,13 @@ def test_polaformer_swin_has_even_windows_where_it_is_linear():
     assert even == [True, True, False, False]
     keys = [stage['blocks'][0].attn.attn.input_resolution for stage in backbone.stages]
     assert keys == [(56, 56), (28, 28), (7, 7), (7, 7)]
+
+
+@pytest.mark.parametrize('kind', [PolaFormerPVT, PolaFormerSwin])
+def test_traced_models_are_saved_and_compute_the_same(kind, tmp_path):
+    options = dict(attn_cfg=dict(window_size=7)) if kind is PolaFormerSwin else {}
+    model, x = kind(arch='micro', img_size=64, **options).eval(), torch.randn(1, 3, 72, 64)
+    torch.jit.save(torch.jit.trace(model, x), str(tmp_path / 'model.pt'))
+    out = torch.jit.load(str(tmp_path / 'model.pt'))(x)[-1]
+    # Powers in another way, in fp32.
+    torch.testing.assert_close(out, model(x)[-1], rtol=1e-4, atol=1e-5)

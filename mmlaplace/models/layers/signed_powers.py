@@ -31,6 +31,8 @@ def signed_powers(x: Tensor, power: Tensor, scale: Tensor) -> Tensor:
         >>> signed_powers(x, torch.full((1, 1, 3), 2.0), torch.ones(1, 1, 3)).round(decimals=3)
         tensor([[[[ 9.,  0.,  0.,  0., 16.,  0.]]]])
     """
+    if torch.jit.is_tracing():  # its graphs cannot be saved with a Function
+        return torch.cat([(part / scale).relu() ** power for part in (x, -x)], dim=-1)
     return SignedPowers.apply(x, power, -power * scale.log())
 
 

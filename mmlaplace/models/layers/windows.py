@@ -30,7 +30,7 @@ def split_windows(x: Tensor, hw_shape: Tuple[int, int], side: Sides, shift: Side
     side, shift = _pair(side), _pair(shift)
     if side == tuple(hw_shape) and shift == (0, 0):
         return x
-    out = Rearrange.apply(x, *_places(hw_shape, side, shift, x.device))
+    out = _rearrange(x, *_places(hw_shape, side, shift, x.device))
     return out.unflatten(1, (-1, side[0] * side[1])).flatten(0, 1)
 
 
@@ -48,7 +48,7 @@ def join_windows(x: Tensor, hw_shape: Tuple[int, int], side: Sides, shift: Sides
         return x
     token, place = _places(hw_shape, side, shift, x.device)
     windows = token.shape[0] // (side[0] * side[1])
-    return Rearrange.apply(x.unflatten(0, (-1, windows)).flatten(1, 2), place, token)
+    return _rearrange(x.unflatten(0, (-1, windows)).flatten(1, 2), place, token)
 
 
 def shifted_window_mask(
@@ -100,6 +100,12 @@ class Rearrange(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> Tuple[Tensor, None, None]:
         taken, back = ctx.saved_tensors
         return Rearrange.apply(grad, back, taken), None, None
+
+
+def _rearrange(x: Tensor, taken: Tensor, back: Tensor) -> Tensor:
+    if torch.jit.is_tracing():  # its graphs cannot be saved with a Function
+        return Rearrange.forward(x, taken, back)
+    return Rearrange.apply(x, taken, back)
 
 
 def _places(
