@@ -62,7 +62,8 @@ CASES = {
     'pvt': dict(type='PVT'),
     'pola_pvtv2': dict(type='PolaFormerPVTv2'),
     'pola_swin': dict(
-        type='PolaFormerSwin', attn_cfg=dict(per_stage=dict(window_size=(7, 5, 3, 2)))
+        type='PolaFormerSwin',
+        attn_cfg=dict(even_windows=False, per_stage=dict(window_size=(7, 5, 3, 2))),
     ),
     'pola_deit': dict(type='PolaFormerDeiT', arch=ONE),
 }

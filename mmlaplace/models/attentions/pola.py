@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
-from ..layers import linear_attention
+from ..layers import signed_powers
 from .base import QKVAttention
 from .frame import Frame
 
@@ -74,18 +74,21 @@ class PolaAttention(QKVAttention):
     def features(self, x: Tensor) -> Tensor:
         """Positive and negative parts to their powers: ``(B, heads, N, d)`` to ``(.., N, 2d)``."""
         power = 1 + self.alpha * torch.sigmoid(self.power.to(x.dtype))
-        return torch.cat([F.relu(x) ** power, F.relu(-x) ** power], dim=-1)
+        scale = F.softplus(self.scale.to(x.dtype)).unflatten(0, (self.num_heads, 1, -1))
+        return signed_powers(x, power, scale)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        dims = v.shape[-1]
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            scale = F.softplus(self.scale.to(query.dtype)).unflatten(0, (self.num_heads, 1, -1))
-            query, key = self.features(query / scale), self.features(key / scale)
+            query, key = self.features(query), self.features(key)
             # query: (B, heads, N, 2d), key: (B, heads, n, 2d)
-            opposite = query.roll(self.head_dims, dims=-1)  # the halves in the other order
-            same_value, opposite_value = value.chunk(2, dim=-1)  # (B, heads, n, d / 2) each
-            streams = (
-                linear_attention(query, key, same_value, self.eps),
-                linear_attention(opposite, key, opposite_value, self.eps),
-            )
-            return torch.cat(streams, dim=-1).to(v.dtype)
+            same, opposite = (key.mT @ value / key.shape[2]).chunk(2, dim=-1)
+            mean_key = key.mean(dim=2).unsqueeze(-1)  # (B, heads, 2d, 1)
+            # Rows of opposite signs change places here, as these matrices are small.
+            sums = torch.cat([same, opposite.roll(dims, dims=-2)], dim=-1)  # (B, heads, 2d, d)
+            means = torch.cat([mean_key, mean_key.roll(dims, dims=-2)], dim=-1)
+            sums = F.pad(sums, (0, dims % 2))  # so that both streams have as many channels
+            streams = (query @ sums).unflatten(-1, (2, -1))  # (B, heads, N, 2, d / 2)
+            normalizers = (query @ means + self.eps).unsqueeze(-1)
+            return (streams / normalizers).flatten(-2)[..., :dims].to(v.dtype)

@@ -9,18 +9,29 @@ from .base import BaseAttention
 
 @MODELS.register_module()
 class WindowAttention(BaseAttention):
-    """Any attention inside of square windows of the map, as in Swin.
+    """Any attention inside of windows of the map, as in Swin.
 
     A map whose sides are no multiples of the window gets zeros at the bottom and the right. On a
     map with a side not longer than the window, that side is the window, and nothing is shifted.
     Shifted windows hold tokens of opposite borders. An attention that accepts a mask keeps these
     apart. Linear attentions mix them, as PolaFormer's and FLatten's do.
 
+    Large windows fit few maps: windows of 56 make 168 rows of 128. With ``even_windows``, a side of
+    S tokens has the fewest windows that are not longer than ``window_size``, ⌈S / window_size⌉, all
+    of the least length, here 3 of 43. So less than a row is added per window. Height and width
+    are divided apart, each is shifted where it has several windows, and windows need not be
+    square. A map that ``window_size`` divides has the same windows either way.
+
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        window_size: Side of a window, in tokens. Default: 7.
+        window_size: Side of a window, in tokens. The longest one, with ``even_windows``. Default:
+            7.
         shifted: Whether windows are shifted by half of their side. Default: False.
         attn_cfg: Config of the attention inside. Default: Swin's, softmax with a relative bias.
+        even_windows: Whether windows shrink to divide the map evenly. It suits an attention that
+            does not depend on the side of a window, such as a linear one. A relative bias would be
+            resized. Default: False, as in Swin. :class:`PolaFormerSwin` sets it where it has
+            :class:`PolaAttention`.
 
     Raises:
         ValueError: If ``window_size < 1``.
@@ -39,6 +50,7 @@ class WindowAttention(BaseAttention):
     variants = (
         dict(window_size=3, shifted=True),
         dict(window_size=2, shifted=True, attn_cfg=dict(type='PolaAttention')),
+        dict(window_size=4, shifted=True, even_windows=True, attn_cfg=dict(type='PolaAttention')),
     )
 
     def __init__(
@@ -49,6 +61,7 @@ class WindowAttention(BaseAttention):
         window_size: int = 7,
         shifted: bool = False,
         attn_cfg: Optional[dict] = None,
+        even_windows: bool = False,
         init_cfg: Union[dict, List[dict], None] = None,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
@@ -56,7 +69,8 @@ class WindowAttention(BaseAttention):
             raise ValueError(f'window_size must be at least 1, got {window_size}')
         self.window_size = window_size
         self.shifted = shifted
-        side = min(window_size, *self.input_resolution)
+        self.even_windows = even_windows
+        sides, _ = self.window_and_shift(self.input_resolution)
         if 'type' not in (attn_cfg or {}):
             attn_cfg = dict(self.default_attn_cfg, **(attn_cfg or {}))
         self.attn = MODELS.build(
@@ -64,14 +78,22 @@ class WindowAttention(BaseAttention):
                 attn_cfg,
                 embed_dims=embed_dims,
                 num_heads=num_heads,
-                input_resolution=(side, side),
+                input_resolution=sides,
             )
         )
 
-    def window_and_shift(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
-        """Side of the windows on a map ``(H, W)``, and by how much they are shifted, in tokens."""
-        side = min(self.window_size, *hw_shape)
-        return side, side // 2 if self.shifted and min(hw_shape) > self.window_size else 0
+    def window_and_shift(
+        self, hw_shape: Tuple[int, int]
+    ) -> Tuple[Tuple[int, int], Tuple[int, int]]:
+        """Sides of the windows on a map ``(H, W)``, and how far they are shifted, in tokens."""
+        longest = self.window_size
+        if not self.even_windows:
+            side = min(longest, *hw_shape)
+            shift = side // 2 if self.shifted and min(hw_shape) > longest else 0
+            return (side, side), (shift, shift)
+        sides = tuple(-(-size // -(-size // longest)) for size in hw_shape)
+        moves = (self.shifted and size > longest for size in hw_shape)
+        return sides, tuple(side // 2 if move else 0 for side, move in zip(sides, moves))
 
     def forward(
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
@@ -79,11 +101,11 @@ class WindowAttention(BaseAttention):
         self.check_token_map(x, hw_shape)
         if mask is not None:
             raise ValueError('WindowAttention makes its own mask; call it without one')
-        side, shift = self.window_and_shift(hw_shape)
-        windows = split_windows(x, hw_shape, side, shift)  # (B * windows, side * side, C)
+        side, shift = self.window_and_shift(hw_shape)  # (h, w) each
+        windows = split_windows(x, hw_shape, side, shift)  # (B * windows, h * w, C)
         options = {}
-        if shift and getattr(self.attn, 'accepts_mask', False):
-            mask = shifted_window_mask(hw_shape, side, shift, x.device)  # (windows, side², side²)
+        if any(shift) and getattr(self.attn, 'accepts_mask', False):
+            mask = shifted_window_mask(hw_shape, side, shift, x.device)  # (windows, h * w, h * w)
             options = dict(mask=mask.repeat(len(x), 1, 1).unsqueeze(1))
-        mixed = self.attn(windows, (side, side), **options)  # (B * windows, side * side, C)
+        mixed = self.attn(windows, side, **options)  # (B * windows, h * w, C)
         return join_windows(mixed, hw_shape, side, shift)

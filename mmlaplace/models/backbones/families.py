@@ -179,7 +179,8 @@ class Swin(PyramidBackbone):
 
         >>> import torch
         >>> from mmlaplace.models import Swin
-        >>> linear = dict(window_size=56, attn_cfg=dict(type='FLattenAttention'))
+        >>> linear = dict(
+        ...     window_size=56, even_windows=True, attn_cfg=dict(type='FLattenAttention'))
         >>> maps = Swin(arch='micro', attn_cfg=[linear] * 2 + [None] * 2)(torch.randn(1, 3, 64, 96))
         >>> [tuple(x.shape) for x in maps]
         [(1, 32, 16, 24), (1, 64, 8, 12), (1, 128, 4, 6), (1, 256, 2, 3)]
@@ -261,8 +262,10 @@ class PolaFormerSwin(Swin):
     """Swin with polarity-aware linear attention in the first two stages.
 
     It is :class:`Swin` with :class:`PolaAttention` in the first two stages. The windows there have
-    56 tokens a side, which at 224 x 224 is the whole map. The authors' windows at 384 x 384 are in
-    the example.
+    56 tokens a side, which at 224 x 224 is the whole map. On maps that 56 does not divide they
+    shrink (``even_windows`` of :class:`WindowAttention`): at 512 x 512 to 3 x 3 windows of 43
+    tokens a side, where padding to windows of 56 would compute 1.7 times as much. The authors'
+    windows at 384 x 384 are in the example.
 
     Source: PolaFormer (arXiv 2501.15061).
 
@@ -276,7 +279,7 @@ class PolaFormerSwin(Swin):
     """
 
     default_attn_cfg = [
-        *[dict(window_size=56, attn_cfg=dict(type='PolaAttention'))] * 2,
+        *[dict(window_size=56, even_windows=True, attn_cfg=dict(type='PolaAttention'))] * 2,
         *[None] * 2,
     ]
 

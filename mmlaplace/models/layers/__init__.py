@@ -9,6 +9,7 @@ from .linear import Linear
 from .linear_attention import linear_attention
 from .patch_embed import ConvPatchEmbed, OverlapPatchEmbed, PatchEmbed, PatchMerging
 from .position import PositionEmbedding, RotaryEmbedding2D, resize_map
+from .signed_powers import signed_powers
 from .windows import join_windows, shifted_window_mask, split_windows
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     'memory_format_of',
     'resize_map',
     'shifted_window_mask',
+    'signed_powers',
     'split_windows',
     'tokens_to_map',
 ]

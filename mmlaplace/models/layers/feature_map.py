@@ -13,7 +13,9 @@ def tokens_to_map(x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         >>> tokens_to_map(torch.randn(1, 5 * 9, 64), (5, 9)).shape
         torch.Size([1, 64, 5, 9])
     """
-    return x.transpose(1, 2).unflatten(2, tuple(hw_shape))
+    # By permute, as transpose and unflatten give a batch of 1 strides that convolutions do not take
+    # for channels-last. They would copy the map.
+    return x.unflatten(1, tuple(hw_shape)).permute(0, 3, 1, 2)
 
 
 def map_to_tokens(x: Tensor) -> Tensor:
@@ -25,7 +27,22 @@ def map_to_tokens(x: Tensor) -> Tensor:
         >>> map_to_tokens(torch.randn(1, 64, 5, 9)).shape
         torch.Size([1, 45, 64])
     """
-    return x.flatten(2).transpose(1, 2)
+    return x.permute(0, 2, 3, 1).flatten(1, 2)
+
+
+def channels_last(x: Tensor) -> Tensor:
+    """Maps ``(B, C, H, W)`` with the channels of a pixel beside each other in memory.
+
+    A convolution of such maps gives tokens without a copy. Maps of tokens are so already. Images
+    are copied, which takes less time than to reorder what a convolution makes of them.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers.feature_map import channels_last
+        >>> channels_last(torch.randn(1, 3, 8, 8)).stride()
+        (192, 1, 24, 3)
+    """
+    return x.contiguous(memory_format=torch.channels_last)
 
 
 def memory_format_of(x: Tensor) -> torch.memory_format:

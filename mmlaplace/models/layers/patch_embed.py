@@ -1,19 +1,18 @@
 from typing import Optional, Sequence, Tuple
 
-import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from mmengine.model import BaseModule, Sequential
 from torch import Tensor
 
 from .build import build_map_norm, build_token_norm
-from .feature_map import map_to_tokens
+from .feature_map import channels_last, map_to_tokens
 
 
 def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
     """Add zeros at the bottom and the right of maps, so that ``multiple`` divides their sides."""
-    height, width = x.shape[2:]
-    return F.pad(x, (0, -width % multiple, 0, -height % multiple))
+    bottom, right = (-side % multiple for side in x.shape[2:])
+    return F.pad(x, (0, right, 0, bottom)) if bottom or right else x  # which would be a copy
 
 
 class OverlapPatchEmbed(BaseModule):
@@ -53,7 +52,7 @@ class OverlapPatchEmbed(BaseModule):
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
-        x = self.projection(x)  # (B, C, H', W')
+        x = self.projection(channels_last(x))  # (B, C, H', W')
         return self.norm(map_to_tokens(x)), tuple(x.shape[2:])
 
 
@@ -94,7 +93,7 @@ class PatchEmbed(BaseModule):
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
-        x = self.projection(pad_to_multiple(x, self.patch_size))  # (B, C, H', W')
+        x = self.projection(pad_to_multiple(channels_last(x), self.patch_size))  # (B, C, H', W')
         return self.norm(map_to_tokens(x)), tuple(x.shape[2:])
 
 
@@ -123,10 +122,11 @@ class PatchMerging(BaseModule):
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
-        x = pad_to_multiple(x, 2)
-        x = torch.cat([x[..., i::2, j::2] for j in (0, 1) for i in (0, 1)], dim=1)
-        # x: (B, 4 * C_in, H', W')
-        return self.reduction(self.norm(map_to_tokens(x))), tuple(x.shape[2:])
+        x = pad_to_multiple(x, 2).unflatten(3, (-1, 2)).unflatten(2, (-1, 2))
+        x = x.permute(0, 2, 4, 5, 3, 1).flatten(
+            3
+        )  # (B, H', W', 4 * C_in), the four column by column
+        return self.reduction(self.norm(x.flatten(1, 2))), tuple(x.shape[1:3])
 
 
 class ConvPatchEmbed(BaseModule):
@@ -168,5 +168,5 @@ class ConvPatchEmbed(BaseModule):
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
-        x = self.layers(x)  # (B, C, H', W')
+        x = self.layers(channels_last(x))  # (B, C, H', W')
         return map_to_tokens(x), tuple(x.shape[2:])

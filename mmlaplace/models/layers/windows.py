@@ -1,19 +1,21 @@
-"""Square windows of a token map: splitting, joining, and the mask of shifted windows."""
+"""Windows of a token map: splitting, joining, and the mask of shifted windows.
 
-from typing import Tuple
+A side or a shift is a number for both axes, or a pair for rows and columns.
+"""
+
+from typing import Tuple, Union
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from .feature_map import map_to_tokens, tokens_to_map
+Sides = Union[int, Tuple[int, int]]
 
 
-def split_windows(x: Tensor, hw_shape: Tuple[int, int], side: int, shift: int = 0) -> Tensor:
-    """``(B, N, C) -> (B * windows, side * side, C)``.
+def split_windows(x: Tensor, hw_shape: Tuple[int, int], side: Sides, shift: Sides = 0) -> Tensor:
+    """``(B, N, C) -> (B * windows, h * w, C)`` for windows of ``side = (h, w)`` tokens.
 
     Before the split, the map is rolled up and left by ``shift``. A map whose sides are no multiples
-    of ``side`` gets zeros at the bottom and the right.
+    of ``side`` gets zeros at the bottom and the right. Tokens are copied once.
 
     Examples:
         >>> import torch
@@ -22,18 +24,18 @@ def split_windows(x: Tensor, hw_shape: Tuple[int, int], side: int, shift: int = 
         >>> windows = split_windows(tokens, (10, 15), side=7, shift=3)
         >>> windows.shape, torch.equal(join_windows(windows, (10, 15), side=7, shift=3), tokens)
         (torch.Size([6, 49, 64]), True)
+        >>> split_windows(tokens, (10, 15), side=(5, 8)).shape
+        torch.Size([4, 40, 64])
     """
-    height, width = hw_shape
-    maps = tokens_to_map(x, hw_shape)  # (B, C, H, W)
-    maps = F.pad(maps, (0, -width % side, 0, -height % side))
-    if shift:
-        maps = maps.roll((-shift, -shift), (2, 3))
-    tiles = maps.unflatten(3, (-1, side)).unflatten(2, (-1, side))  # (B, C, rows, s, columns, s)
-    return tiles.permute(0, 2, 4, 3, 5, 1).flatten(3, 4).flatten(0, 2)
+    side, shift = _pair(side), _pair(shift)
+    if side == tuple(hw_shape) and shift == (0, 0):
+        return x
+    out = _rearrange(x, *_places(hw_shape, side, shift, x.device))
+    return out.unflatten(1, (-1, side[0] * side[1])).flatten(0, 1)
 
 
-def join_windows(x: Tensor, hw_shape: Tuple[int, int], side: int, shift: int = 0) -> Tensor:
-    """The inverse of :func:`split_windows`: ``(B * windows, side * side, C) -> (B, N, C)``.
+def join_windows(x: Tensor, hw_shape: Tuple[int, int], side: Sides, shift: Sides = 0) -> Tensor:
+    """The inverse of :func:`split_windows`: ``(B * windows, h * w, C) -> (B, N, C)``.
 
     Examples:
         >>> import torch
@@ -41,18 +43,18 @@ def join_windows(x: Tensor, hw_shape: Tuple[int, int], side: int, shift: int = 0
         >>> join_windows(torch.randn(6, 49, 64), (10, 15), side=7).shape
         torch.Size([1, 150, 64])
     """
-    rows, columns = (-(-size // side) for size in hw_shape)
-    tiles = x.unflatten(1, (side, side)).unflatten(0, (-1, rows, columns))
-    maps = tiles.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)  # (B, C, rows s, columns s)
-    if shift:
-        maps = maps.roll((shift, shift), (2, 3))
-    return map_to_tokens(maps[:, :, : hw_shape[0], : hw_shape[1]])
+    side, shift = _pair(side), _pair(shift)
+    if side == tuple(hw_shape) and shift == (0, 0):
+        return x
+    token, place = _places(hw_shape, side, shift, x.device)
+    windows = token.shape[0] // (side[0] * side[1])
+    return _rearrange(x.unflatten(0, (-1, windows)).flatten(1, 2), place, token)
 
 
 def shifted_window_mask(
-    hw_shape: Tuple[int, int], side: int, shift: int, device: torch.device
+    hw_shape: Tuple[int, int], side: Sides, shift: Sides, device: torch.device
 ) -> Tensor:
-    """Which tokens of a window were neighbours before the shift, ``(windows, side², side²)``.
+    """Which tokens of a window were neighbours before the shift, ``(windows, h * w, h * w)``.
 
     Rolling brings rows of the top to the bottom, and columns of the left to the right. A window
     there holds tokens of both borders, which must not see each other.
@@ -65,11 +67,68 @@ def shifted_window_mask(
         (torch.Size([4, 49, 49]), True, False)
     """
     regions = []
-    for size in hw_shape:
-        padded = -(-size // side) * side
+    for size, length, step in zip(hw_shape, _pair(side), _pair(shift)):
+        padded = -(-size // length) * length
         places = torch.arange(padded, device=device)
-        regions.append((places >= padded - side).int() + (places >= padded - shift).int())
+        regions.append((places >= padded - length).int() + (places >= padded - step).int())
     region = 3 * regions[0][:, None] + regions[1][None, :]
-    tokens = map_to_tokens(region[None, None])
-    windows = split_windows(tokens, region.shape, side)[..., 0]
+    windows = split_windows(region.view(1, -1, 1), region.shape, side)[..., 0]
     return windows[:, :, None] == windows[:, None, :]
+
+
+class Rearrange(torch.autograd.Function):
+    """Rows of ``(B, N, C)`` in another order, and zeros between them.
+
+    The derivative takes the rows back. torch's own for an index would add each to a zero.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, taken: Tensor, back: Tensor) -> Tensor:
+        """``taken`` has the old row of each new one, -1 for zeros, and ``back`` the reverse."""
+        if len(taken) <= len(back):
+            return x.index_select(1, taken)
+        rows = x.index_select(1, taken.clamp(min=0))
+        return rows.masked_fill_(taken.lt(0)[:, None], 0)
+
+    @staticmethod
+    def setup_context(ctx, inputs: Tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs[1:])
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tuple[Tensor, None, None]:
+        taken, back = ctx.saved_tensors
+        return Rearrange.apply(grad, back, taken), None, None
+
+
+def _rearrange(x: Tensor, taken: Tensor, back: Tensor) -> Tensor:
+    if torch.jit.is_tracing():  # its graphs cannot be saved with a Function
+        return Rearrange.forward(x, taken, back)
+    return Rearrange.apply(x, taken, back)
+
+
+def _places(
+    hw_shape: Tuple[int, int], side: Tuple[int, int], shift: Tuple[int, int], device: torch.device
+) -> Tuple[Tensor, Tensor]:
+    """The token at each place of the windows, -1 for padding, and the place of each token."""
+    width = hw_shape[1]
+    rows, columns = (-(-size // length) for size, length in zip(hw_shape, side))
+    padded = rows * side[0], columns * side[1]
+    row, column = (
+        (torch.arange(size, device=device) + step) % size for size, step in zip(padded, shift)
+    )
+    inside = (row < hw_shape[0])[:, None] & (column < width)
+    token = torch.where(inside, row[:, None] * width + column, -1)
+    token = token.view(rows, side[0], columns, side[1]).transpose(1, 2).flatten()
+    row, column = (
+        (torch.arange(size, device=device) - step) % whole
+        for size, whole, step in zip(hw_shape, padded, shift)
+    )
+    window = (row // side[0] * columns)[:, None] + column // side[1]
+    place = window * (side[0] * side[1]) + (row % side[0] * side[1])[:, None] + column % side[1]
+    return token, place.flatten()
+
+
+def _pair(value: Sides) -> Tuple[int, int]:
+    return (value, value) if isinstance(value, int) else tuple(value)
