@@ -11,7 +11,7 @@ namespace mmlaplace {
 
 // Rows of a product whose sums are in registers at once.
 constexpr int64_t kRows = 4;
-// Sweeps that are made at once, a multiple of kRows.
+// Sweeps that are made at once.
 constexpr int64_t kBlock = 8;
 // For larger matrices LAPACK is faster.
 constexpr int64_t kLargest = 256;
@@ -28,11 +28,11 @@ template <class T>
 at::Tensor invert_small(const at::Tensor& mats, double ridge) {
   at::Tensor out = at::empty_like(mats);
   const int64_t m = mats.size(-1), lanes = vector_bytes() / sizeof(T);
-  // Whole vectors and whole blocks of rows and columns. What is in the padding changes nothing.
-  const int64_t rows = ceil_div(m, kBlock) * kBlock, stride = ceil_div(rows, lanes) * lanes;
+  // Whole vectors and tiles. What is in the padding changes nothing.
+  const int64_t rows = ceil_div(m, kRows) * kRows, stride = ceil_div(m, lanes) * lanes;
   const int64_t grain = 1 + 200'000 / (m * m * m);  // at least about ten microseconds
   at::parallel_for(0, mats.size(0), grain, [&](int64_t begin, int64_t end) {
-    std::vector<T> memory((rows + 2 * kBlock) * stride);
+    std::vector<T> memory((rows + 2 * kBlock) * stride + kRows);
     T *const matrix = memory.data(), *const panel = matrix + rows * stride;
     for (int64_t index = begin; index < end; ++index) {
       const T* const mat = mats.data_ptr<T>() + index * m * m;

@@ -15,36 +15,57 @@ constexpr int kCholeskyThreads = kCholeskyGrid * kCholeskyGrid;
 template <int Tile, class T>
 MMLAPLACE_HOST_DEVICE constexpr int cholesky_bytes() {
   using Matrix = SmallMatrix<kCholeskyGrid, Tile>;
-  return (2 * Matrix::kSize + 2 * Matrix::kSide) * static_cast<int>(sizeof(T));
+  return (Matrix::kSize + 2 * Matrix::kSide) * static_cast<int>(sizeof(T));
 }
 
-// The sweeps of cholesky_inverse.h, and then one step X <- X + X (I - P X). Each sweep has one
-// barrier, since the row that it takes is in one of two buffers.
+// tile -= sums, and sums = 0.
+template <int Tile, class T>
+MMLAPLACE_INLINE void subtract_sums(T (&tile)[Tile][Tile], T (&sums)[Tile][Tile]) {
+#pragma unroll
+  for (int i = 0; i < Tile; ++i) {
+#pragma unroll
+    for (int j = 0; j < Tile; ++j) {
+      tile[i][j] -= sums[i][j];
+      sums[i][j] = 0;
+    }
+  }
+}
+// In fp64 there are not enough registers for sums, and no need.
+template <int Tile>
+MMLAPLACE_INLINE void subtract_sums(double (&)[Tile][Tile], double (&)[Tile][Tile]) {}
+
+// The sweeps of cholesky_inverse.h. Each has one barrier, since the row that it takes is in one of
+// two buffers.
+//
+// In fp32 what kGrid sweeps take is summed first, since each subtraction rounds the matrix. The
+// first sweep is by itself: where all landmarks nearly coincide it takes almost all of the matrix
+// away, and what is left must not be rounded together with that.
 template <int Tile, class T>
 __global__ void __launch_bounds__(kCholeskyThreads)
     cholesky_inverse_kernel(const T* mats, T* out, int m, T ridge, T infinity, T nan) {
   constexpr int Grid = kCholeskyGrid;
+  constexpr bool kSums = sizeof(T) == sizeof(float);
   using Matrix = SmallMatrix<Grid, Tile>;
   MMLAPLACE_SHARED_MEMORY(memory);
-  T* const ridged = reinterpret_cast<T*>(memory);
-  T *const inverse = ridged + Matrix::kSize, *const rows = inverse + Matrix::kSize;
+  T* const matrix = reinterpret_cast<T*>(memory);
+  T* const rows = matrix + Matrix::kSize;
   const int row = threadIdx.x / Grid, column = threadIdx.x % Grid;
   const int64_t first = static_cast<int64_t>(blockIdx.x) * m * m;
 
-  load_matrix<Grid, Tile>(mats + first, inverse, m);
+  load_matrix<Grid, Tile>(mats + first, matrix, m);
   __syncthreads();
-  T tile[Tile][Tile];
+  T tile[Tile][Tile], sums[Tile][Tile];
 #pragma unroll
   for (int i = 0; i < Tile; ++i) {
 #pragma unroll
     for (int j = 0; j < Tile; ++j) {
       const int r = row + Grid * i, c = column + Grid * j;
       tile[i][j] =
-          T(0.5) * inverse[r * Matrix::kStride + c] + T(0.5) * inverse[c * Matrix::kStride + r];
+          T(0.5) * matrix[r * Matrix::kStride + c] + T(0.5) * matrix[c * Matrix::kStride + r];
       if (r == c) tile[i][j] += ridge;
+      sums[i][j] = 0;
     }
   }
-  store_tile<Grid>(ridged, tile);
 
   bool positive = true;
 #pragma unroll
@@ -57,7 +78,8 @@ __global__ void __launch_bounds__(kCholeskyThreads)
       T* const swept = rows + k % 2 * Matrix::kSide;
       if (row == owner) {
 #pragma unroll
-        for (int j = 0; j < Tile; ++j) swept[column + Grid * j] = tile[block][j];
+        for (int j = 0; j < Tile; ++j)
+          swept[column + Grid * j] = kSums ? tile[block][j] - sums[block][j] : tile[block][j];
       }
       __syncthreads();
       const T reciprocal = 1 / swept[k];
@@ -71,39 +93,33 @@ __global__ void __launch_bounds__(kCholeskyThreads)
       if (row == owner) {
         left[block] = -reciprocal;
 #pragma unroll
-        for (int j = 0; j < Tile; ++j) tile[block][j] = 0;
+        for (int j = 0; j < Tile; ++j) tile[block][j] = sums[block][j] = 0;
       }
       if (column == owner) {
         right[block] = -1;
 #pragma unroll
-        for (int i = 0; i < Tile; ++i) tile[i][block] = 0;
+        for (int i = 0; i < Tile; ++i) tile[i][block] = sums[i][block] = 0;
       }
 #pragma unroll
       for (int i = 0; i < Tile; ++i) {
 #pragma unroll
-        for (int j = 0; j < Tile; ++j) tile[i][j] -= left[i] * right[j];
+        for (int j = 0; j < Tile; ++j) {
+          if (kSums) {
+            sums[i][j] += left[i] * right[j];
+          } else {
+            tile[i][j] -= left[i] * right[j];
+          }
+        }
       }
+      if (block == 0 && owner == 0) subtract_sums(tile, sums);
     }
+    subtract_sums(tile, sums);
   }
-
-  // No thread reads `inverse` since the first barrier of the sweeps.
+  const T sign = positive ? T(-1) : nan;
 #pragma unroll
   for (int i = 0; i < Tile; ++i) {
 #pragma unroll
-    for (int j = 0; j < Tile; ++j) tile[i][j] = -tile[i][j];
-  }
-  store_tile<Grid>(inverse, tile);
-  __syncthreads();
-  residual_tile<Grid>(ridged, inverse, m, tile);
-  __syncthreads();  // after all threads have read the matrix, whose place the residual takes
-  store_tile<Grid>(ridged, tile);
-  __syncthreads();
-  load_tile<Grid>(inverse, tile);
-  add_product<Grid>(inverse, ridged, m, tile);
-#pragma unroll
-  for (int i = 0; i < Tile; ++i) {
-#pragma unroll
-    for (int j = 0; j < Tile; ++j) tile[i][j] = positive ? tile[i][j] : nan;
+    for (int j = 0; j < Tile; ++j) tile[i][j] *= sign;
   }
   write_tile<Grid>(out + first, m, tile);
 }
