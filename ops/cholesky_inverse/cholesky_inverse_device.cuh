@@ -37,7 +37,7 @@ MMLAPLACE_INLINE void subtract_sums(double (&)[Tile][Tile], double (&)[Tile][Til
 // The sweeps of cholesky_inverse.h. Each has one barrier, since the row that it takes is in one of
 // two buffers.
 //
-// In fp32 what kGrid sweeps take is summed first, since each subtraction rounds the matrix. The
+// In fp32 what Grid sweeps take is summed first, since each subtraction rounds the matrix. The
 // first sweep is by itself: where all landmarks nearly coincide it takes almost all of the matrix
 // away, and what is left must not be rounded together with that.
 template <int Tile, class T>
