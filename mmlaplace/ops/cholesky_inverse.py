@@ -42,8 +42,7 @@ def cholesky_inverse(
     The reference computes Cholesky's factor L and solves twice. The compiled op makes the same
     elimination by Gauss–Jordan steps without pivoting, in place and in registers. Its pivots are
     the squares of the diagonal of L, so both fail for the same matrices. It is faster, and closer
-    where landmarks are nearly the same. On a GPU a step :math:`X \leftarrow X (2I - PX)` follows.
-    The op is for matrices up to m = 256 on a CPU and m = 64 on a GPU, and beyond that computes
+    where landmarks are nearly the same. Beyond m = 256 on a CPU and m = 64 on a GPU the op computes
     by L itself.
 
     LU is not used, because in some builds of oneMKL it fails for batches of large matrices.

@@ -39,7 +39,7 @@ MMLAPLACE_INLINE void subtract_tile(T* matrix, const T* rows, const T* scaled, i
 template <class T>
 void subtract(T* matrix, const T* rows, const T* scaled, int64_t count, int64_t m, int64_t stride) {
   constexpr int64_t lanes = Vector<T>::lanes;
-  constexpr int64_t most = kBytes == 64 ? 4 : 3;  // AVX2 has 16 registers
+  constexpr int64_t most = kBytes == 32 ? 3 : 4;  // with AVX2, 16 sums would fill all registers
   for (int64_t row = 0; row < m; row += kRows) {
     int64_t panels;
     for (int64_t column = row / lanes * lanes; column < stride; column += panels * lanes) {

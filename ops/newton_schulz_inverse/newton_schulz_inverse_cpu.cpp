@@ -10,7 +10,7 @@
 namespace mmlaplace {
 
 // Rows of a product whose sums are in registers at once.
-constexpr int64_t kRows = 3;
+constexpr int64_t kRows = 4;
 // Four matrices of floats of this size are a megabyte. For larger ones BLAS is faster.
 constexpr int64_t kLargest = 256;
 

@@ -32,9 +32,10 @@ MMLAPLACE_INLINE void product_tile(const T* a, const T* b, T* target, int64_t m,
 template <bool Residual, class T>
 MMLAPLACE_INLINE void product(const T* a, const T* b, T* target, int64_t m, int64_t stride) {
   constexpr int64_t lanes = Vector<T>::lanes;
+  constexpr int64_t most = kBytes == 32 ? 3 : 4;  // with AVX2, 16 sums would fill all registers
   int64_t count;
   for (int64_t p = 0; p < stride / lanes; p += count) {
-    count = ceil_div(stride / lanes - p, ceil_div(stride / lanes - p, 4));
+    count = ceil_div(stride / lanes - p, ceil_div(stride / lanes - p, most));
     for (int64_t row = 0; row < m; row += kRows) {
       switch (count) {
         case 4: product_tile<Residual, 4>(a, b, target, m, stride, row, p * lanes); break;

@@ -62,8 +62,8 @@ class LaplacianAttention(QKVAttention):
             kernel (default ``head_dims ** 0.25``).
         whitening: ``'normalized'`` (default, :math:`s = \gamma / N`) or ``'literal'`` (s = 1).
         solver: ``'newton_schulz'`` (the paper's), ``'cholesky'`` (exact), or ``'auto'`` (default).
-            This is the exact inverse on a CPU, where it was measured to be faster, and elsewhere up
-            to m = 64, where it needs a tenth of the multiplications. Newton–Schulz is for the rest.
+            This is the exact inverse on a CPU, where it was measured to be faster. Elsewhere it is
+            that up to m = 64, with a twentieth of the multiplications, and Newton–Schulz beyond.
         num_iters: Newton–Schulz steps. Default: 20.
         ridge: :math:`\varepsilon`. Default: 1e-2.
         whitening_eps: :math:`\varepsilon_w`. Default: 1e-5.
