@@ -203,7 +203,9 @@ def test_a_library_without_cuda_where_there_is_a_gpu(monkeypatch):
     findings = {f.name: f for f in library.check_library()}
     assert findings['CPU kernels'].status == 'ok'
     assert findings['CUDA kernels'].status == 'problem'
-    assert 'no gaussian_kernel, laplacian_kernel' in findings['CUDA kernels'].found
+    assert (
+        'no cholesky_inverse, gaussian_kernel, laplacian_kernel' in findings['CUDA kernels'].found
+    )
     assert 'FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="9.0" ' in findings['CUDA kernels'].fix
 
 
@@ -211,7 +213,10 @@ def test_an_op_that_the_library_lacks(monkeypatch):
     monkeypatch.setattr(_native, 'AVAILABLE', {'laplacian_kernel': {'cpu', 'cuda'}})
     cpu = {f.name: f for f in library.check_library()}['CPU kernels']
     assert cpu.status == 'problem'
-    assert cpu.found == 'the library has no gaussian_kernel, newton_schulz_inverse for cpu'
+    assert (
+        cpu.found
+        == 'the library has no cholesky_inverse, gaussian_kernel, newton_schulz_inverse for cpu'
+    )
 
 
 @pytest.mark.parametrize('factor', [1.001, float('nan')])

@@ -93,6 +93,7 @@ def random_spd() -> Tuple[Tensor]:
 
 # Inputs that get a gradient, and further arguments; a new op is a new row.
 EXAMPLES: Dict[str, Tuple[Callable[[], Tuple[Tensor, ...]], tuple]] = {
+    'cholesky_inverse': (random_spd, ()),
     'gaussian_kernel': (random_tokens, (2.0,)),
     'laplacian_kernel': (random_tokens, (4.0,)),
     'newton_schulz_inverse': (random_spd, ()),

@@ -1,8 +1,10 @@
 """The ops that the attentions call. Each is a public function with a PyTorch reference."""
 
+from .cholesky_inverse import cholesky_inverse
 from .gaussian_kernel import gaussian_kernel
-from .inverse import cholesky_inverse, inverse_residual, newton_schulz_inverse
+from .inverse_residual import inverse_residual
 from .laplacian_kernel import laplacian_kernel
+from .newton_schulz_inverse import newton_schulz_inverse
 from .nystrom_attention import nystrom_attention
 from .pooled_landmarks import pooled_landmarks
 

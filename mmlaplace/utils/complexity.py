@@ -44,6 +44,10 @@ def _cholesky_macs(mat: Sequence[int]) -> int:
     return _product(mat) * mat[-1] // 6  # m^3 / 6 multiplications with their additions
 
 
+def _cholesky_inverse_macs(mat: Sequence[int]) -> int:
+    return _product(mat) * mat[-1] // 2  # of a symmetric matrix: m^3 / 2, by any elimination
+
+
 def _triangular_macs(mat: Sequence[int]) -> int:
     return _product(mat) * mat[-1] // 2  # with as many right-hand sides
 
@@ -58,6 +62,10 @@ def _attention_macs(query: Sequence[int], key: Sequence[int], value: Sequence[in
 
 def _newton_schulz_macs(mat: Sequence[int], num_iters: int) -> int:
     return 2 * num_iters * _product(mat) * mat[-1]  # the compiled op stops earlier where it can
+
+
+def _start_scale_macs(mat: Sequence[int], halve: bool) -> int:
+    return _product(mat) * mat[-1] if halve else 0  # its square
 
 
 # What the common counters do not know, for FlopCounterMode (which asks for FLOPs).
@@ -79,6 +87,14 @@ for _name in ('laplacian_kernel', 'gaussian_kernel'):
 if 'newton_schulz_inverse' in _native.AVAILABLE:
     FLOP_FORMULAS[torch.ops.mmlaplace.newton_schulz_inverse] = lambda mat, num_iters, *_, **__: (
         2 * _newton_schulz_macs(mat, num_iters)
+    )
+if '_newton_start_scale' in _native.AVAILABLE:
+    FLOP_FORMULAS[torch.ops.mmlaplace._newton_start_scale] = lambda mat, factor, halve, *_, **__: (
+        2 * _start_scale_macs(mat, halve)
+    )
+if 'cholesky_inverse' in _native.AVAILABLE:
+    FLOP_FORMULAS[torch.ops.mmlaplace.cholesky_inverse] = lambda mat, *_, **__: (
+        2 * _cholesky_inverse_macs(mat)
     )
 
 
@@ -120,6 +136,12 @@ def mmengine_flop_handles() -> dict:
         'mmlaplace::gaussian_kernel': lambda inputs, outputs: _cdist_macs(*shapes(inputs)[:2]),
         'mmlaplace::newton_schulz_inverse': lambda inputs, outputs: _newton_schulz_macs(
             shapes(inputs)[0], inputs[1].toIValue()
+        ),
+        'mmlaplace::_newton_start_scale': lambda inputs, outputs: _start_scale_macs(
+            shapes(inputs)[0], inputs[2].toIValue()
+        ),
+        'mmlaplace::cholesky_inverse': lambda inputs, outputs: _cholesky_inverse_macs(
+            shapes(inputs)[0]
         ),
         'aten::linalg_cholesky_ex': lambda inputs, outputs: _cholesky_macs(shapes(inputs)[0]),
         'aten::linalg_solve_triangular': lambda inputs, outputs: _triangular_macs(

@@ -1,4 +1,4 @@
-// Schema of newton_schulz_inverse, (mat + ridge I)^-1, and its gradient.
+// Schemas of newton_schulz_inverse, (mat + ridge I)^-1, its gradient, and a start of SOFT.
 #include <ATen/Context.h>
 #include <ATen/ops/matmul.h>
 #include <torch/library.h>
@@ -15,8 +15,13 @@ at::Tensor backward(const at::Tensor& grad, const at::Tensor& inverse) {
 }  // namespace
 
 TORCH_LIBRARY_FRAGMENT(mmlaplace, library) {
-  library.def("newton_schulz_inverse(Tensor mat, int num_iters, float ridge) -> Tensor");
+  // X_0 = start_scale P with a scale for each matrix, or I / |P|_inf.
+  library.def(
+      "newton_schulz_inverse(Tensor mat, int num_iters, float ridge, Tensor? start_scale=None)"
+      " -> Tensor");
   library.def("_newton_schulz_inverse_backward(Tensor grad, Tensor inverse) -> Tensor");
+  library.def(
+      "_newton_start_scale(Tensor mat, float factor, bool halve, bool per_batch) -> Tensor");
 }
 
 TORCH_LIBRARY_IMPL(mmlaplace, CPU, library) {

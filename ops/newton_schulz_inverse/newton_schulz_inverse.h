@@ -1,25 +1,38 @@
 // What the CPU and CUDA sources of newton_schulz_inverse share.
 //
-//   P = mat + ridge I,   X_0 = I / |P|_inf,   R = I - P X,   X <- X + X R
+//   P = mat + ridge I,   X_0 = I / |P|_inf or alpha P,   R = I - P X,   X <- X + X R
 //
-// The order of the products decides the accuracy, see mmlaplace/ops/inverse.py.
+// The order of the products decides the accuracy, see mmlaplace/ops/newton_schulz_inverse.py.
 #pragma once
 
 #include <ATen/ATen.h>
 #include <ATen/OpMathType.h>
+#include <ATen/core/ivalue.h>
 
 #include <limits>
+#include <utility>
 
-#include "newton_schulz_inverse_stopping.h"
+#include "newton_schulz_inverse_rules.h"
 
 namespace mmlaplace {
 namespace newton_schulz {
 
-inline void check(const at::Tensor& mat, int64_t num_iters) {
+// c10::optional before torch 2.3, std::optional since then.
+using OptionalTensor = decltype(std::declval<c10::IValue&>().toOptional<at::Tensor>());
+
+inline void check(const at::Tensor& mat) {
   TORCH_CHECK(mat.dim() >= 2 && mat.size(-1) == mat.size(-2) && mat.size(-1) > 0,
               "newton_schulz_inverse: mat must be (..., m, m), got shape ", mat.sizes());
+}
+
+inline void check(const at::Tensor& mat, int64_t num_iters, const OptionalTensor& start_scale) {
+  check(mat);
   TORCH_CHECK(num_iters >= 1, "newton_schulz_inverse: num_iters must be at least 1, got ",
               num_iters);
+  if (!start_scale.has_value()) return;
+  const auto leading = mat.sizes().slice(0, mat.dim() - 2);
+  TORCH_CHECK(start_scale->sizes() == leading, "newton_schulz_inverse: start_scale must be ",
+              leading, ", one for each matrix, got ", start_scale->sizes());
 }
 
 // The matrices (..., m, m) as contiguous fp32 or fp64 (batch, m, m).
@@ -30,17 +43,25 @@ inline at::Tensor flatten(const at::Tensor& mat) {
       .contiguous();
 }
 
+// The scales as contiguous (batch,) of the type of the flat matrices. Undefined if there are none.
+inline at::Tensor flatten_scales(const OptionalTensor& start_scale, const at::Tensor& mats) {
+  if (!start_scale.has_value()) return {};
+  return start_scale->to(mats.options()).reshape({-1}).contiguous();
+}
+
 // The iteration by batched matrix products, for matrices that are too large for the kernels. On a
 // CPU all matrices take as many steps as the slowest, on a GPU all take num_iters. Further steps
 // leave a converged inverse as it is.
-inline at::Tensor by_matmul(const at::Tensor& mats, int64_t num_iters, double ridge) {
+inline at::Tensor by_matmul(const at::Tensor& mats, int64_t num_iters, double ridge,
+                            const at::Tensor& scales) {
   at::NoTF32Guard no_tf32;  // ten bits of mantissa are not enough for an inverse
   const at::Tensor identity = at::eye(mats.size(-1), mats.options());
   const at::Tensor ridged = mats + ridge * identity;
   const double epsilon = mats.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
                                                            : std::numeric_limits<float>::epsilon();
   const auto norms = [](const at::Tensor& matrices) { return matrices.abs().sum(-1).amax(-1); };
-  at::Tensor inverse = identity / norms(ridged).view({-1, 1, 1});
+  at::Tensor inverse = scales.defined() ? scales.view({-1, 1, 1}) * ridged
+                                        : identity / norms(ridged).view({-1, 1, 1});
   at::Tensor previous =
       at::full({mats.size(0)}, std::numeric_limits<double>::infinity(), mats.options());
   for (int64_t step = 0; step < num_iters; ++step) {
@@ -48,7 +69,7 @@ inline at::Tensor by_matmul(const at::Tensor& mats, int64_t num_iters, double ri
     inverse = at::baddbmm(inverse, inverse, residual);
     if (mats.is_cuda()) continue;  // asking whether to stop would make the host wait
     const at::Tensor norm = norms(residual);
-    if (step % 4 == 3) {  // is_last of newton_schulz_inverse_stopping.h, for all matrices
+    if (step % 4 == 3) {  // is_last of newton_schulz_inverse_rules.h, for all matrices
       const at::Tensor last =
           norm.square().le(epsilon).logical_or(norm.lt(0.25).logical_and(norm.gt(0.5 * previous)));
       if (last.all().item<bool>()) break;
@@ -56,6 +77,19 @@ inline at::Tensor by_matmul(const at::Tensor& mats, int64_t num_iters, double ri
     previous = norm;
   }
   return inverse;
+}
+
+// What newton_schulz_inverse_rules.h asks of each of the matrices, by matrix products: (2, batch),
+// the largest row sum and, if `halve`, the largest bound.
+inline at::Tensor start_limits_by_matmul(const at::Tensor& mats, bool halve) {
+  at::NoTF32Guard no_tf32;
+  at::Tensor limits = at::zeros({2, mats.size(0)}, mats.options());
+  limits[0].copy_(mats.sum(-1).amax(-1));
+  if (!halve) return limits;
+  const at::Tensor square = at::bmm(mats, mats), diagonal = square.diagonal(0, -2, -1);
+  const at::Tensor others = square.abs().sum(-2) - diagonal.abs();
+  limits[1].copy_(at::maximum((others - diagonal) / 0.01, (others + diagonal) / 2.01).amax(-1));
+  return limits;
 }
 
 }  // namespace newton_schulz

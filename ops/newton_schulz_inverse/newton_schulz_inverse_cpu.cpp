@@ -10,7 +10,7 @@
 namespace mmlaplace {
 
 // Rows of a product whose sums are in registers at once.
-constexpr int64_t kRows = 3;
+constexpr int64_t kRows = 4;
 // Four matrices of floats of this size are a megabyte. For larger ones BLAS is faster.
 constexpr int64_t kLargest = 256;
 
@@ -22,25 +22,39 @@ constexpr int64_t kLargest = 256;
 namespace mmlaplace {
 namespace {
 
+// Rows of m values, and of zeros up to whole vectors. There are zero rows up to whole tiles.
 template <class T>
-at::Tensor invert_small(const at::Tensor& mats, int64_t num_iters, double ridge) {
+struct Padded {
+  int64_t m, stride, size;
+
+  explicit Padded(int64_t m) : m(m) {
+    const int64_t lanes = vector_bytes() / sizeof(T);
+    stride = ceil_div(m, lanes) * lanes;
+    size = ceil_div(m, kRows) * kRows * stride;
+  }
+
+  void copy_in(const T* mat, T* target) const {
+    for (int64_t i = 0; i < m; ++i) std::copy_n(mat + i * m, m, target + i * stride);
+  }
+};
+
+template <class T>
+at::Tensor invert_small(const at::Tensor& mats, int64_t num_iters, double ridge,
+                        const at::Tensor& scales) {
   at::Tensor out = at::empty_like(mats);
-  const int64_t m = mats.size(-1);
-  const int64_t lanes = vector_bytes() / sizeof(T);
-  const int64_t stride = ceil_div(m, lanes) * lanes, size = ceil_div(m, kRows) * kRows * stride;
+  const Padded<T> padded(mats.size(-1));
+  const int64_t m = padded.m, stride = padded.stride, size = padded.size;
   at::parallel_for(0, mats.size(0), 1, [&](int64_t begin, int64_t end) {
     std::vector<T> memory(4 * size);
     T* const ridged = memory.data();
     T* const buffers[] = {ridged + size, ridged + 2 * size, ridged + 3 * size};
     for (int64_t index = begin; index < end; ++index) {
-      const T* mat = mats.data_ptr<T>() + index * m * m;
       std::fill(memory.begin(), memory.end(), T(0));
-      for (int64_t i = 0; i < m; ++i) {
-        std::copy_n(mat + i * m, m, ridged + i * stride);
-        ridged[i * stride + i] += static_cast<T>(ridge);
-      }
+      padded.copy_in(mats.data_ptr<T>() + index * m * m, ridged);
+      for (int64_t i = 0; i < m; ++i) ridged[i * stride + i] += static_cast<T>(ridge);
+      const T* scale = scales.defined() ? scales.data_ptr<T>() + index : nullptr;
       int which;
-      MMLAPLACE_FOR_CPU(invert(ridged, buffers, m, stride, num_iters, &which));
+      MMLAPLACE_FOR_CPU(invert(ridged, scale, buffers, m, stride, num_iters, &which));
       T* target = out.data_ptr<T>() + index * m * m;
       for (int64_t i = 0; i < m; ++i) std::copy_n(buffers[which] + i * stride, m, target + i * m);
     }
@@ -48,15 +62,61 @@ at::Tensor invert_small(const at::Tensor& mats, int64_t num_iters, double ridge)
   return out;
 }
 
-at::Tensor forward(const at::Tensor& mat, int64_t num_iters, double ridge) {
-  newton_schulz::check(mat, num_iters);
+at::Tensor forward(const at::Tensor& mat, int64_t num_iters, double ridge,
+                   const newton_schulz::OptionalTensor& start_scale) {
+  newton_schulz::check(mat, num_iters, start_scale);
   if (mat.numel() == 0) return at::empty(mat.sizes(), mat.options());
   const at::Tensor mats = newton_schulz::flatten(mat);
-  at::Tensor out = mats.size(-1) > kLargest ? newton_schulz::by_matmul(mats, num_iters, ridge)
-                   : mats.scalar_type() == at::kDouble
-                       ? invert_small<double>(mats, num_iters, ridge)
-                       : invert_small<float>(mats, num_iters, ridge);
+  const at::Tensor scales = newton_schulz::flatten_scales(start_scale, mats);
+  at::Tensor out =
+      mats.size(-1) > kLargest            ? newton_schulz::by_matmul(mats, num_iters, ridge, scales)
+      : mats.scalar_type() == at::kDouble ? invert_small<double>(mats, num_iters, ridge, scales)
+                                          : invert_small<float>(mats, num_iters, ridge, scales);
   return out.view(mat.sizes()).to(mat.scalar_type());
+}
+
+template <class T>
+at::Tensor start_limits(const at::Tensor& mats, bool halve) {
+  at::Tensor limits = at::empty({2, mats.size(0)}, mats.options());
+  const Padded<T> padded(mats.size(-1));
+  at::parallel_for(0, mats.size(0), 1, [&](int64_t begin, int64_t end) {
+    std::vector<T> memory(2 * padded.size + padded.stride);
+    for (int64_t index = begin; index < end; ++index) {
+      padded.copy_in(mats.data_ptr<T>() + index * padded.m * padded.m, memory.data());
+      T* const limit = limits.data_ptr<T>() + index;
+      MMLAPLACE_FOR_CPU(start_limits(memory.data(), memory.data() + padded.size, padded.m,
+                                     padded.stride, halve, limit, limit + mats.size(0)));
+    }
+  });
+  return limits;
+}
+
+template <class T>
+at::Tensor scales_of(at::Tensor limits, int64_t count, double factor, bool per_batch) {
+  if (per_batch) limits = limits.amax(1, /*keepdim=*/true);  // of the batch; NaN if one is
+  const int64_t step = per_batch ? 0 : 1;
+  at::Tensor scales = at::empty({count}, limits.options());
+  const T *row_sums = limits.data_ptr<T>(), *bounds = row_sums + limits.size(1);
+  for (int64_t i = 0; i < count; ++i) {
+    scales.data_ptr<T>()[i] =
+        newton_schulz::start_scale(row_sums[i * step], bounds[i * step], static_cast<T>(factor));
+  }
+  return scales;
+}
+
+at::Tensor start_scale(const at::Tensor& mat, double factor, bool halve, bool per_batch) {
+  newton_schulz::check(mat);
+  const at::Tensor mats = newton_schulz::flatten(mat);
+  const auto shape = mat.sizes().slice(0, mat.dim() - 2);
+  if (mat.numel() == 0) return at::empty(shape, mats.options());
+  const bool is_double = mats.scalar_type() == at::kDouble;
+  const at::Tensor limits = mats.size(-1) > kLargest
+                                ? newton_schulz::start_limits_by_matmul(mats, halve)
+                            : is_double ? start_limits<double>(mats, halve)
+                                        : start_limits<float>(mats, halve);
+  const at::Tensor scales = is_double ? scales_of<double>(limits, mats.size(0), factor, per_batch)
+                                      : scales_of<float>(limits, mats.size(0), factor, per_batch);
+  return scales.view(shape);
 }
 
 }  // namespace
@@ -64,4 +124,5 @@ at::Tensor forward(const at::Tensor& mat, int64_t num_iters, double ridge) {
 
 TORCH_LIBRARY_IMPL(mmlaplace, CPU, library) {
   library.impl("newton_schulz_inverse", mmlaplace::forward);
+  library.impl("_newton_start_scale", mmlaplace::start_scale);
 }

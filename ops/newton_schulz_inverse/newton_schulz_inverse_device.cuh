@@ -1,129 +1,182 @@
-// GPU kernel of the Newton–Schulz inverse. A block has one matrix, all of it in shared memory.
+// GPU kernels of the Newton–Schulz inverse and of its start. A block has one matrix, all of it in
+// shared memory.
 //
 // This is device code alone, without ATen, so that tests can also run it on a CPU
 // (tests/ops/native).
 #pragma once
 
-#include "../common/strided.h"
-#include "newton_schulz_inverse_stopping.h"
-
-#ifndef MMLAPLACE_INLINE
-#define MMLAPLACE_INLINE static __device__ __forceinline__
-#endif
-#ifndef MMLAPLACE_SHARED_MEMORY
-#define MMLAPLACE_SHARED_MEMORY(name) extern __shared__ __align__(16) unsigned char name[]
-#endif
+#include "newton_schulz_inverse_rules.h"
+#include "small_matrix_device.cuh"
 
 namespace mmlaplace {
 namespace device {
 
-// The layout of a matrix in shared memory: a row has newton_schulz_stride(m) values, which is m
-// rounded up to whole tiles of 4 x 4.
-MMLAPLACE_HOST_DEVICE inline int64_t newton_schulz_stride(int64_t m) { return ceil_div(m, 4) * 4; }
-MMLAPLACE_HOST_DEVICE inline int64_t newton_schulz_threads(int64_t m) {
-  const int64_t tiles = ceil_div(m, 4);
-  return ceil_div(tiles * tiles, 32) * 32;
-}
-template <class T>
-MMLAPLACE_HOST_DEVICE int64_t newton_schulz_bytes(int64_t m) {
-  const int64_t stride = newton_schulz_stride(m);
-  return (3 * stride * stride + stride) * static_cast<int64_t>(sizeof(T));
+// Sums of absolute values over the rows or the columns of a matrix, and the largest of them. Each
+// thread adds its elements first. A row of `partial` has the sums of the threads of a row or a
+// column of the grid, and its stride keeps a warp in different banks.
+template <int Grid, int Tile, class T>
+struct NormMemory {
+  static constexpr int kSide = Grid * Tile, kStride = kSide + 4;
+  T partial[Grid * kStride];
+  typename BitsOf<T>::type largest[2];  // of this step and of the one before or after
+};
+
+template <int Grid, int Tile, class T>
+MMLAPLACE_INLINE T abs_sum_of(const NormMemory<Grid, Tile, T>& norm, int index) {
+  T sum = 0;
+#pragma unroll
+  for (int part = 0; part < Grid; ++part)
+    sum += norm.partial[part * NormMemory<Grid, Tile, T>::kStride + index];
+  return sum;
 }
 
-// The 4 x 4 tile of the product a b at (row, column). It is 0 where a and b are padded.
-template <class T>
-MMLAPLACE_INLINE void product_tile(const T* a, const T* b, int m, int stride, int row, int column,
-                                   T (&tile)[4][4]) {
-  for (int i = 0; i < 4; ++i) {
-    for (int j = 0; j < 4; ++j) tile[i][j] = 0;
-  }
-  for (int k = 0; k < m; ++k) {
-    T values[4];
+// The parts of the sums over rows. A barrier has to follow.
+template <int Grid, int Tile, class T>
+MMLAPLACE_INLINE void add_rows(const T (&tile)[Tile][Tile], NormMemory<Grid, Tile, T>& norm) {
+  const int row = threadIdx.x / Grid, column = threadIdx.x % Grid;
 #pragma unroll
-    for (int j = 0; j < 4; ++j) values[j] = b[k * stride + column + j];
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      const T factor = a[(row + i) * stride + k];
-#pragma unroll
-      for (int j = 0; j < 4; ++j) tile[i][j] += factor * values[j];
-    }
-  }
-}
-
-// The largest sum of the absolute values of a row, for every thread. NaN if a value is NaN.
-template <class T>
-MMLAPLACE_INLINE T row_sum_norm(const T* matrix, T* sums, int m, int stride) {
-  for (int row = threadIdx.x; row < m; row += blockDim.x) {
+  for (int i = 0; i < Tile; ++i) {
     T sum = 0;
-    for (int c = 0; c < m; ++c) {
-      const T value = matrix[row * stride + c];
-      sum += value < T(0) ? -value : value;
-    }
-    sums[row] = sum;
+#pragma unroll
+    for (int j = 0; j < Tile; ++j) sum += fabs(tile[i][j]);
+    norm.partial[column * NormMemory<Grid, Tile, T>::kStride + row + Grid * i] = sum;
   }
-  __syncthreads();
-  T norm = 0;
-  for (int row = 0; row < m; ++row)
-    norm = sums[row] > norm || sums[row] != sums[row] ? sums[row] : norm;
-  __syncthreads();
-  return norm;
 }
 
-template <class T>
-__global__ void newton_schulz_kernel(const T* mats, T* out, int m, int num_iters, T ridge,
-                                     T epsilon, T infinity) {
+// The largest sum, after a further barrier in norm.largest[slot]. NaN if one is NaN.
+template <int Grid, int Tile, class T>
+MMLAPLACE_INLINE void add_largest(NormMemory<Grid, Tile, T>& norm, int slot) {
+  for (int i = threadIdx.x; i < Grid * Tile; i += Grid * Grid)
+    atomicMax(&norm.largest[slot], bits_of(fabs(abs_sum_of<Grid, Tile>(norm, i))));
+}
+
+template <int Grid, int Tile, class T>
+MMLAPLACE_HOST_DEVICE constexpr int newton_schulz_bytes() {
+  return 3 * SmallMatrix<Grid, Tile>::kSize * static_cast<int>(sizeof(T)) +
+         static_cast<int>(sizeof(NormMemory<Grid, Tile, T>)) + 16;
+}
+
+// `scales` has the alpha of each matrix, or is null.
+template <int Grid, int Tile, class T>
+__global__ void __launch_bounds__(Grid* Grid)
+    newton_schulz_kernel(const T* mats, const T* scales, T* out, int m, int num_iters, T ridge,
+                         T epsilon, T infinity) {
+  constexpr int size = SmallMatrix<Grid, Tile>::kSize;
   MMLAPLACE_SHARED_MEMORY(memory);
-  const int stride = static_cast<int>(newton_schulz_stride(m)), size = stride * stride;
-  T *ridged = reinterpret_cast<T*>(memory), *inverse = ridged + size, *residual = inverse + size;
-  T* sums = residual + size;
-  const T* mat = mats + static_cast<int64_t>(blockIdx.x) * m * m;
-  const int tiles = stride / 4, tile_index = threadIdx.x;
-  const bool busy = tile_index < tiles * tiles;  // the last warp may have threads that have no tile
-  const int row = tile_index / tiles * 4, column = tile_index % tiles * 4;
+  auto& norm = *reinterpret_cast<NormMemory<Grid, Tile, T>*>(memory);
+  constexpr int offset = (sizeof(norm) + 15) / 16 * 16;
+  T* const ridged = reinterpret_cast<T*>(memory + offset);
+  T *const inverse = ridged + size, *const residual = inverse + size;
+  const int row = threadIdx.x / Grid, column = threadIdx.x % Grid;
+  const int64_t first = static_cast<int64_t>(blockIdx.x) * m * m;
 
-  for (int i = threadIdx.x; i < size; i += blockDim.x) {
-    const int r = i / stride, c = i % stride;
-    ridged[i] =
-        r < m && c < m ? mat[static_cast<int64_t>(r) * m + c] + (r == c ? ridge : T(0)) : T(0);
-  }
+  load_matrix<Grid, Tile>(mats + first, ridged, m);
+  if (threadIdx.x < 2) norm.largest[threadIdx.x] = 0;
   __syncthreads();
-  const T start = 1 / row_sum_norm(ridged, sums, m, stride);
-  for (int i = threadIdx.x; i < size; i += blockDim.x) {
-    inverse[i] = i / stride == i % stride && i / stride < m ? start : T(0);
+  T tile[Tile][Tile];
+  for (int i = threadIdx.x; i < m; i += Grid * Grid)
+    ridged[i * SmallMatrix<Grid, Tile>::kStride + i] += ridge;
+  __syncthreads();
+  load_tile<Grid>(ridged, tile);
+  if (scales != nullptr) {
+    const T scale = scales[blockIdx.x];
+#pragma unroll
+    for (int i = 0; i < Tile; ++i) {
+#pragma unroll
+      for (int j = 0; j < Tile; ++j) tile[i][j] *= scale;
+    }
+  } else {
+    add_rows(tile, norm);
+    __syncthreads();
+    add_largest(norm, 1);
+    __syncthreads();
+    const T start = 1 / of_bits(norm.largest[1]);
+#pragma unroll
+    for (int i = 0; i < Tile; ++i) {
+#pragma unroll
+      for (int j = 0; j < Tile; ++j)
+        tile[i][j] = i == j && row == column && row + Grid * i < m ? start : T(0);
+    }
   }
+  store_tile<Grid>(inverse, tile);
   __syncthreads();
 
-  T tile[4][4], previous = infinity;
+  T previous = infinity;
   for (int step = 0; step < num_iters; ++step) {
-    if (busy) {
-      product_tile(ridged, inverse, m, stride, row, column, tile);
-      for (int i = 0; i < 4; ++i) {
-        for (int j = 0; j < 4; ++j) {
-          const T identity = row + i == column + j && row + i < m ? T(1) : T(0);
-          residual[(row + i) * stride + column + j] = identity - tile[i][j];
-        }
+    const int slot = step % 2;
+    residual_tile<Grid>(ridged, inverse, m, tile);
+    store_tile<Grid>(residual, tile);
+    add_rows(tile, norm);
+    __syncthreads();
+    if (threadIdx.x == 0) norm.largest[1 - slot] = 0;  // which all threads have read
+    add_largest(norm, slot);
+    load_tile<Grid>(inverse, tile);
+    add_product<Grid>(inverse, residual, m, tile);
+    __syncthreads();  // after all threads have read the old inverse
+    store_tile<Grid>(inverse, tile);
+    const T largest = of_bits(norm.largest[slot]);
+    const bool last = newton_schulz::is_last(largest, previous, epsilon);
+    previous = largest;
+    if (last) break;  // the same in all threads
+    __syncthreads();
+  }
+  write_tile<Grid>(out + first, m, tile);
+}
+
+template <int Grid, int Tile, class T>
+MMLAPLACE_HOST_DEVICE constexpr int start_limits_bytes() {
+  return SmallMatrix<Grid, Tile>::kSize * static_cast<int>(sizeof(T)) +
+         static_cast<int>(sizeof(NormMemory<Grid, Tile, T>)) + 16;
+}
+
+// What newton_schulz_inverse_rules.h asks of each matrix: limits[0] is the largest row sum and, if
+// `halve`, limits[batch] the largest bound of a column of W^2. W is not negative.
+template <int Grid, int Tile, class T>
+__global__ void __launch_bounds__(Grid* Grid)
+    start_limits_kernel(const T* mats, T* limits, int m, int64_t batch, bool halve) {
+  MMLAPLACE_SHARED_MEMORY(memory);
+  auto& norm = *reinterpret_cast<NormMemory<Grid, Tile, T>*>(memory);
+  constexpr int offset = (sizeof(norm) + 15) / 16 * 16;
+  T* const matrix = reinterpret_cast<T*>(memory + offset);
+  load_matrix<Grid, Tile>(mats + static_cast<int64_t>(blockIdx.x) * m * m, matrix, m);
+  if (threadIdx.x < 2) norm.largest[threadIdx.x] = 0;
+  __syncthreads();
+  T tile[Tile][Tile];
+  load_tile<Grid>(matrix, tile);
+  add_rows(tile, norm);
+  __syncthreads();
+  add_largest(norm, 0);
+  __syncthreads();
+  if (halve) {
+    residual_tile<Grid>(matrix, matrix, m, tile);  // I - W^2, symmetric
+    add_rows(tile, norm);
+    __syncthreads();
+    for (int i = threadIdx.x; i < m; i += Grid * Grid) {
+      // The diagonal of W^2 by itself, from row i.
+      T diagonal = 0;
+      for (int k = 0; k < m; ++k) {
+        const T value = matrix[i * SmallMatrix<Grid, Tile>::kStride + k];
+        diagonal += value * value;
       }
+      const T others = abs_sum_of<Grid, Tile>(norm, i) - fabs(1 - diagonal);
+      const T bound = newton_schulz::start_bound(diagonal, others);
+      atomicMax(&norm.largest[1], bits_of(bound > 0 ? bound : T(0)));
     }
     __syncthreads();
-    if (busy) {
-      product_tile(inverse, residual, m, stride, row, column, tile);
-      for (int i = 0; i < 4; ++i) {
-        for (int j = 0; j < 4; ++j) tile[i][j] += inverse[(row + i) * stride + column + j];
-      }
-    }
-    __syncthreads();  // after all threads have read the old inverse
-    if (busy) {
-      for (int i = 0; i < 4; ++i) {
-        for (int j = 0; j < 4; ++j) inverse[(row + i) * stride + column + j] = tile[i][j];
-      }
-    }
-    const T norm = row_sum_norm(residual, sums, m, stride);
-    if (newton_schulz::is_last(norm, previous, epsilon)) break;  // the same in all threads
-    previous = norm;
   }
-  for (int i = threadIdx.x; i < m * m; i += blockDim.x) {
-    out[static_cast<int64_t>(blockIdx.x) * m * m + i] = inverse[i / m * stride + i % m];
+  if (threadIdx.x == 0) {
+    limits[blockIdx.x] = of_bits(norm.largest[0]);
+    limits[batch + blockIdx.x] = of_bits(norm.largest[1]);
   }
+}
+
+// The scales of matrices whose limits are `step` values apart: 1, or 0 if all share the limits.
+template <class T>
+__global__ void start_scale_kernel(const T* row_sums, const T* bounds, T* scales, int64_t batch,
+                                   int64_t step, T factor) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  if (i < batch)
+    scales[i] = newton_schulz::start_scale(row_sums[i * step], bounds[i * step], factor);
 }
 
 }  // namespace device

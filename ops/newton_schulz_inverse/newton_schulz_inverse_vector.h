@@ -32,9 +32,10 @@ MMLAPLACE_INLINE void product_tile(const T* a, const T* b, T* target, int64_t m,
 template <bool Residual, class T>
 MMLAPLACE_INLINE void product(const T* a, const T* b, T* target, int64_t m, int64_t stride) {
   constexpr int64_t lanes = Vector<T>::lanes;
+  constexpr int64_t most = kBytes == 32 ? 3 : 4;  // with AVX2, 16 sums would fill all registers
   int64_t count;
   for (int64_t p = 0; p < stride / lanes; p += count) {
-    count = ceil_div(stride / lanes - p, ceil_div(stride / lanes - p, 4));
+    count = ceil_div(stride / lanes - p, ceil_div(stride / lanes - p, most));
     for (int64_t row = 0; row < m; row += kRows) {
       switch (count) {
         case 4: product_tile<Residual, 4>(a, b, target, m, stride, row, p * lanes); break;
@@ -62,13 +63,18 @@ MMLAPLACE_INLINE T row_sum_norm(const T* matrix, int64_t m, int64_t stride) {
   return norm;
 }
 
-// The inverse of `ridged` (m, m), in buffers[*which]. The other two buffers are scratch.
+// The inverse of `ridged` (m, m), in buffers[*which]. The other two buffers are scratch. All three
+// are 0. The iteration starts at *scale times `ridged`, or at I / |ridged|_inf without a scale.
 template <class T>
-void invert(const T* ridged, T* const* buffers, int64_t m, int64_t stride, int64_t num_iters,
-            int* which) {
+void invert(const T* ridged, const T* scale, T* const* buffers, int64_t m, int64_t stride,
+            int64_t num_iters, int* which) {
   T *inverse = buffers[0], *next = buffers[1], *residual = buffers[2];
-  const T start = 1 / row_sum_norm(ridged, m, stride);
-  for (int64_t i = 0; i < m; ++i) inverse[i * stride + i] = start;
+  if (scale != nullptr) {
+    for (int64_t i = 0; i < m * stride; ++i) inverse[i] = *scale * ridged[i];
+  } else {
+    const T start = 1 / row_sum_norm(ridged, m, stride);
+    for (int64_t i = 0; i < m; ++i) inverse[i * stride + i] = start;
+  }
   T previous = std::numeric_limits<T>::infinity();
   *which = 0;
   for (int64_t step = 0; step < num_iters; ++step) {
@@ -79,5 +85,35 @@ void invert(const T* ridged, T* const* buffers, int64_t m, int64_t stride, int64
     const T norm = row_sum_norm(residual, m, stride);
     if (newton_schulz::is_last(norm, previous, std::numeric_limits<T>::epsilon())) break;
     previous = norm;
+  }
+}
+
+// What newton_schulz_inverse_rules.h asks of a matrix W (m, m): its largest row sum and, if
+// `halve`, the largest bound of a column of W^2. `scratch` is a matrix and a row.
+template <class T>
+void start_limits(const T* matrix, T* scratch, int64_t m, int64_t stride, bool halve, T* row_sum,
+                  T* bound) {
+  using V = Vec<T>;
+  *row_sum = -std::numeric_limits<T>::infinity();
+  *bound = 0;
+  for (int64_t row = 0; row < m; ++row) {
+    V sums = {};
+    for (int64_t c = 0; c < stride; c += Vector<T>::lanes)
+      sums += load<V>(matrix + row * stride + c);
+    const T sum = sum_of_lanes(sums);
+    *row_sum = sum > *row_sum || sum != sum ? sum : *row_sum;  // also if sum is NaN
+  }
+  if (!halve) return;
+  product<true>(matrix, matrix, scratch, m, stride);  // I - W^2
+  T* const norms = scratch + ceil_div(m, kRows) * kRows * stride;
+  for (int64_t c = 0; c < stride; c += Vector<T>::lanes) {
+    V sums = {};
+    for (int64_t row = 0; row < m; ++row) sums += abs(load<V>(scratch + row * stride + c));
+    store(norms + c, sums);
+  }
+  for (int64_t i = 0; i < m; ++i) {
+    const T diagonal = scratch[i * stride + i];
+    const T value = newton_schulz::start_bound(1 - diagonal, norms[i] - std::abs(diagonal));
+    *bound = value > *bound ? value : *bound;
   }
 }

@@ -31,7 +31,11 @@ INVERSES = {
     'newton_schulz-start': lambda m: newton_schulz_inverse(
         m, 40, 0.5, start=m / (m.norm(dim=(-2, -1), keepdim=True) + 2) ** 2
     ),
-    'cholesky': lambda m: cholesky_inverse(m, 0.5),
+    'newton_schulz-scale': lambda m: newton_schulz_inverse(
+        m, 40, 0.5, start_scale=(m.norm(dim=(-2, -1)) + 2) ** -2, backend='native'
+    ),
+    'cholesky-native': lambda m: cholesky_inverse(m, 0.5, backend='native'),
+    'cholesky-reference': lambda m: cholesky_inverse(m, 0.5, backend='reference'),
 }
 
 

@@ -20,7 +20,8 @@ KERNELS = {
 INVERSES = {
     'native': lambda mat, ridge: newton_schulz_inverse(mat, 30, ridge, backend='native'),
     'reference': lambda mat, ridge: newton_schulz_inverse(mat, 30, ridge, backend='reference'),
-    'cholesky': cholesky_inverse,
+    'cholesky': lambda mat, ridge: cholesky_inverse(mat, ridge, backend='reference'),
+    'cholesky-native': lambda mat, ridge: cholesky_inverse(mat, ridge, backend='native'),
 }
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
 LAYOUTS = ['contiguous', 'transposed', 'sliced', 'reversed', 'expanded', 'overlapping']

@@ -23,6 +23,7 @@ def run(command, **environment):
     return result.stdout
 
 
+@pytest.mark.parametrize('source', ['cuda_kernels_test', 'cuda_inverses_test'])
 @pytest.mark.parametrize(
     ('sanitizer', 'cases'),
     [
@@ -30,11 +31,11 @@ def run(command, **environment):
         ('thread', 'few'),  # a missing __syncthreads is a data race
     ],
 )
-def test_cuda_kernels_run_right_on_a_cpu(sanitizer, cases, tmp_path):
-    program = tmp_path / 'cuda_kernels_test'
+def test_cuda_kernels_run_right_on_a_cpu(source, sanitizer, cases, tmp_path):
+    program = tmp_path / source
     run([COMPILER, '-std=c++17', '-O1', '-g', '-Wall', '-Werror', '-Wno-unknown-pragmas',
          '-pthread', f'-fsanitize={sanitizer}', '-fno-sanitize-recover=all',
-         ROOT / 'tests/ops/native/cuda_kernels_test.cpp', '-o', program])  # fmt: skip
+         ROOT / f'tests/ops/native/{source}.cpp', '-o', program])  # fmt: skip
     assert 'all checks passed' in run([program, cases], TSAN_OPTIONS='halt_on_error=1')
 
 

@@ -1,5 +1,7 @@
 """The native ops inside torch.compile, torch.export and under torch's own op checks."""
 
+import functools
+
 import pytest
 import torch
 from conftest import NO_GPU
@@ -38,6 +40,7 @@ ARGUMENTS = {
     'laplacian_kernel': lambda **kw: (points(2, 3, 11, 5, **kw), points(2, 3, 4, 5, **kw), 2.0),
     'gaussian_kernel': lambda **kw: (points(2, 3, 11, 5, **kw), points(2, 3, 4, 5, **kw), 2.0),
     'newton_schulz_inverse': lambda **kw: (spd(**kw), 20, 1e-2),
+    'cholesky_inverse': lambda **kw: (spd(**kw), 1e-2),
 }
 
 
@@ -65,8 +68,9 @@ def test_opcheck_of_the_gradients(name, device):
     torch.library.opcheck(backward, (torch.randn_like(out), q, k, out, bandwidth))
 
 
-def both_kernels_and_the_inverse(q, k):
-    weights = newton_schulz_inverse(laplacian_kernel(k, k, 4.0))
+def all_ops(q, k):
+    marks = laplacian_kernel(k, k, 4.0)
+    weights = newton_schulz_inverse(marks) @ cholesky_inverse(marks, 0.5)
     return laplacian_kernel(q, k, 4.0) @ weights + gaussian_kernel(q, k, 2.0)
 
 
@@ -75,10 +79,10 @@ def both_kernels_and_the_inverse(q, k):
 @pytest.mark.parametrize('device', DEVICES)
 @pytest.mark.slow
 def test_compile_in_one_graph_for_any_size(device):
-    compiled = torch.compile(both_kernels_and_the_inverse, fullgraph=True, dynamic=True)
+    compiled = torch.compile(all_ops, fullgraph=True, dynamic=True)
     for tokens in (12, 31):
         q, k = points(2, 3, tokens, 8, device=device), points(2, 3, 5, 8, device=device)
-        expected = both_kernels_and_the_inverse(q, k)
+        expected = all_ops(q, k)
         result = compiled(q, k)
         torch.testing.assert_close(result, expected)
         grads = torch.autograd.grad(result.square().sum(), (q, k))
@@ -96,7 +100,9 @@ def test_compiled_gradients_are_those_of_eager(backend):
     def function(q, k):
         marks = laplacian_kernel(k, k, bandwidth, backend=backend)
         few = newton_schulz_inverse(marks, 3, start=0.1 * marks)  # that have not converged
-        weights = newton_schulz_inverse(marks, backend=backend) + cholesky_inverse(marks) + few
+        few = few + newton_schulz_inverse(marks, 3, start_scale=0.1, backend=backend)
+        exact = cholesky_inverse(marks, backend=backend)
+        weights = newton_schulz_inverse(marks, backend=backend) + exact + few
         return gaussian_kernel(q, k, bandwidth, backend=backend) @ weights
 
     inputs = (q, k, bandwidth)
@@ -121,15 +127,16 @@ def test_values_are_read_where_there_are_some_alone():
 
 def test_jit_trace_keeps_the_ops():
     q, k = points(2, 3, 12, 8, requires_grad=False), points(2, 3, 5, 8, requires_grad=False)
-    traced = torch.jit.trace(both_kernels_and_the_inverse, (q, k))
+    traced = torch.jit.trace(all_ops, (q, k))
     for name in ARGUMENTS:
         assert f'mmlaplace::{name}' in str(traced.graph)
     other = points(2, 3, 12, 8), points(2, 3, 5, 8)
-    torch.testing.assert_close(traced(*other), both_kernels_and_the_inverse(*other))
+    torch.testing.assert_close(traced(*other), all_ops(*other))
     # A function whose ops have derivatives of their own.
-    traced = torch.jit.trace(cholesky_inverse, spd().detach())
+    reference = functools.partial(cholesky_inverse, backend='reference')
+    traced = torch.jit.trace(lambda mat: reference(mat), spd().detach())
     mat = spd()
-    truth = torch.autograd.grad(cholesky_inverse(mat).square().sum(), mat)
+    truth = torch.autograd.grad(reference(mat).square().sum(), mat)
     torch.testing.assert_close(torch.autograd.grad(traced(mat).square().sum(), mat), truth)
 
 
@@ -137,7 +144,7 @@ def test_jit_trace_keeps_the_ops():
 def test_export_keeps_the_ops():
     class Module(torch.nn.Module):
         def forward(self, q, k):
-            return both_kernels_and_the_inverse(q, k)
+            return all_ops(q, k)
 
     q, k = points(2, 3, 12, 8, requires_grad=False), points(2, 3, 5, 8, requires_grad=False)
     tokens = torch.export.Dim('tokens', min=2, max=4096)

@@ -1,14 +1,13 @@
 import math
 from typing import Optional, Tuple
 
-import torch
 import torch.nn as nn
 from mmengine.model import Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from mmlaplace.ops import gaussian_kernel, newton_schulz_inverse, nystrom_attention
-from mmlaplace.ops.inverse import add_ridge, identity_like
+from mmlaplace.ops.newton_start_scale import newton_start_scale
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import Landmarks
@@ -122,29 +121,19 @@ class SOFTAttention(QKVAttention):
 
     def invert(self, mat: Tensor) -> Tensor:
         r""":math:`W^\dagger` of Gaussian matrices ``(B, heads, m, m)``, normalised for SOFT++."""
-        with torch.no_grad():
-            start = self._step(mat) * add_ridge(mat, self.ridge)
-        inverse = newton_schulz_inverse(mat, self.num_iters, self.ridge, start=start, check=False)
+        scale = newton_start_scale(
+            mat,
+            2.0 if self.normalized else 1.8,
+            halve=self.normalized,
+            per_batch=self.newton_start_per == 'batch',
+        )
+        inverse = newton_schulz_inverse(
+            mat, self.num_iters, self.ridge, start_scale=scale, check=False
+        )
         if not self.normalized:
             return inverse
         root = mat.sum(-1).rsqrt()
         return root.unsqueeze(-1) * inverse * root.unsqueeze(-2)
-
-    def _step(self, mat: Tensor) -> Tensor:
-        r"""The first step's :math:`\alpha`, ``(B, heads, 1, 1)`` or of one value."""
-
-        def largest(values: Tensor) -> Tensor:
-            if self.newton_start_per == 'batch':
-                return values.amax()
-            return values.amax(-1)[..., None, None]
-
-        step = (2.0 if self.normalized else 1.8) / largest(mat.sum(-1)).square()
-        if self.normalized:
-            identity, square = identity_like(mat), mat @ mat
-            for _ in range(10):
-                norm = largest((identity - step * square).abs().sum(-2))
-                step = torch.where(norm > 1.01, step / 2, step)
-        return step
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         shrink = self.head_dims**-0.25

@@ -6,14 +6,12 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <limits>
 #include <random>
 #include <string>
 
 using std::copysign, std::exp2, std::fabs;
 
 #include "../../../ops/common/cuda/pairwise_device.cuh"
-#include "../../../ops/newton_schulz_inverse/newton_schulz_inverse_device.cuh"
 
 using namespace mmlaplace;
 
@@ -128,43 +126,6 @@ void check_pairwise(const Case& c, double scale) {
   }
 }
 
-void check_inverse(int64_t m, int64_t batch) {
-  // exp(-|x - y| / 4) of points in a plane, and a ridge.
-  const double ridge = 1e-2;
-  std::vector<double> mats(batch * m * m), out(mats.size(), -1);
-  for (int64_t b = 0; b < batch; ++b) {
-    const std::vector<double> points = random_values(2 * m);
-    for (int64_t i = 0; i < m; ++i) {
-      for (int64_t j = 0; j < m; ++j) {
-        mats[(b * m + i) * m + j] = std::exp(-(std::abs(points[2 * i] - points[2 * j]) +
-                                               std::abs(points[2 * i + 1] - points[2 * j + 1])) /
-                                             4);
-      }
-    }
-  }
-  if (device::newton_schulz_bytes<double>(m) > static_cast<int64_t>(sizeof(dynamic_shared_memory)))
-    std::abort();
-  launch(device::newton_schulz_kernel<double>, batch, device::newton_schulz_threads(m), mats.data(),
-         out.data(), static_cast<int>(m), 40, ridge, std::numeric_limits<double>::epsilon(),
-         std::numeric_limits<double>::infinity());
-  for (int64_t b = 0; b < batch; ++b) {
-    for (int64_t i = 0; i < m; ++i) {
-      for (int64_t j = 0; j < m; ++j) {
-        double sum = ridge * out[(b * m + i) * m + j];
-        for (int64_t k = 0; k < m; ++k) sum += mats[(b * m + i) * m + k] * out[(b * m + k) * m + j];
-        // Coinciding points bring the condition to m / ridge; rounding is that times epsilon.
-        const double error = std::abs(sum - (i == j)),
-                     bound = 100 * m / ridge * std::numeric_limits<double>::epsilon();
-        if (!(error <= bound)) {
-          std::printf("inverse, m = %d: |P X - I| is %.3g at (%d, %d)\n", int(m), error, int(i),
-                      int(j));
-          std::exit(1);
-        }
-      }
-    }
-  }
-}
-
 template <class Metric>
 void check_kernels(const char* name, bool few) {
   std::vector<Case> cases{Case{2, 1, 33, 53, 17, true, false}};
@@ -223,9 +184,5 @@ int main(int count, char** arguments) {
   check_kernels<Laplacian>("laplacian_kernel", few);
   check_kernels<Gaussian>("gaussian_kernel", few);
   if (!few) check_far_rows();
-  for (int64_t m : few ? std::vector<int64_t>{13} : std::vector<int64_t>{1, 3, 4, 17, 49}) {
-    check_inverse(m, 2);
-    std::printf("newton_schulz_inverse, m = %d\n", int(m));
-  }
   std::printf("all checks passed\n");
 }

@@ -1,0 +1,29 @@
+"""The residual of an inverse."""
+
+from torch import Tensor
+
+from ._inverse import add_ridge, identity_like
+from .precision import fp32_under_autocast, upcast
+
+
+@fp32_under_autocast
+def inverse_residual(mat: Tensor, inverse: Tensor, ridge: float) -> Tensor:
+    """The residual of an inverse, ``max |I - (mat + ridge * I) inverse|``, per matrix.
+
+    Args:
+        mat: Matrices ``(..., m, m)``.
+        inverse: Their inverses ``(..., m, m)``, as :func:`newton_schulz_inverse` and
+            :func:`cholesky_inverse` return them.
+        ridge: The ridge that these were called with.
+
+    Returns:
+        ``(...)``, at least fp32.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.ops import inverse_residual
+        >>> inverse_residual(torch.eye(2), torch.eye(2), ridge=0.25)
+        tensor(0.2500)
+    """
+    ridged = add_ridge(mat, ridge)
+    return (identity_like(ridged) - ridged @ upcast(inverse)[0]).abs().amax((-2, -1))

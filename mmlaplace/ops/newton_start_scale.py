@@ -1,0 +1,87 @@
+"""The start of SOFT's Newton iteration."""
+
+import torch
+from torch import Tensor
+
+from . import _checks, _native
+from ._inverse import batch_in_front, identity_like
+from .precision import upcast
+
+
+def newton_start_scale_reference(
+    mat: Tensor, factor: float, halve: bool, per_batch: bool
+) -> Tensor:
+    """The specification of :func:`newton_start_scale` in plain PyTorch."""
+    (mat,) = upcast(mat)
+
+    def largest(values: Tensor) -> Tensor:
+        return values.amax() if per_batch else values.amax(-1)[..., None, None]
+
+    scale = factor / largest(mat.sum(-1)).square()
+    if halve:
+        identity, square = identity_like(mat), mat @ mat
+        for _ in range(10):
+            norm = largest((identity - scale * square).abs().sum(-2))
+            scale = torch.where(norm > 1.01, scale / 2, scale)
+    return scale.expand(*mat.shape[:-2], 1, 1)[..., 0, 0]
+
+
+class StartScale(_native.Function):
+    """A scale is a constant: it has no gradient."""
+
+    @staticmethod
+    def forward(compute, mat: Tensor, factor: float, halve: bool, per_batch: bool) -> Tensor:
+        with _native.below_autograd():
+            return compute(mat, factor, halve, per_batch)
+
+    @staticmethod
+    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
+        ctx.mark_non_differentiable(output)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple:
+        return (None,) * 5
+
+    @staticmethod
+    def vmap(info, in_dims: tuple, compute, mat: Tensor, factor: float, halve: bool, per_batch):
+        (mats,) = batch_in_front(info.batch_size, in_dims[1:2], mat)
+        if not per_batch:
+            return StartScale.apply(compute, mats, factor, halve, per_batch), 0
+        each = [StartScale.apply(compute, one, factor, halve, per_batch) for one in mats]
+        return torch.stack(each), 0
+
+
+def newton_start_scale(
+    mat: Tensor, factor: float, *, halve: bool, per_batch: bool, backend: str = 'auto'
+) -> Tensor:
+    r"""SOFT's :math:`\alpha = f / r^2` for :func:`newton_schulz_inverse`, r the largest row sum.
+
+    Args:
+        mat: Symmetric matrices W ``(..., m, m)`` of values that are not negative.
+        factor: f. For :math:`f \le 2` the iteration from :math:`\alpha W` converges.
+        halve: Whether :math:`\alpha` is halved, ten times at most, while
+            :math:`\lVert I - \alpha W^2 \rVert_1 > 1.01`, as in SOFT++.
+        per_batch: Whether all matrices share the smallest :math:`\alpha`.
+        backend: As in :func:`newton_schulz_inverse`.
+
+    Returns:
+        ``(...)`` of at least fp32, without a gradient. NaN for a matrix with a NaN, and for all
+        that share its :math:`\alpha`.
+
+    Source: SOFT (arXiv 2110.11945) and SOFT++ (arXiv 2207.03341), the authors' code.
+    """
+    _checks.check_square('newton_start_scale', mat)
+    compute = _native.select(
+        '_newton_start_scale', newton_start_scale_reference, mat.device, backend
+    )
+    arguments = (mat.detach(), float(factor), halve, per_batch)
+    if _checks.is_recording():
+        return compute(*arguments)
+    return StartScale.apply(compute, *arguments)
+
+
+def _fake(mat: Tensor, factor: float, halve: bool, per_batch: bool) -> Tensor:
+    return mat.new_empty(mat.shape[:-2], dtype=torch.promote_types(mat.dtype, torch.float32))
+
+
+_native.register('_newton_start_scale', _fake)

@@ -1,0 +1,42 @@
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/library.h>
+
+#include <limits>
+
+#include "../newton_schulz_inverse/small_matrix_cuda.h"
+#include "cholesky_inverse.h"
+#include "cholesky_inverse_device.cuh"
+
+namespace mmlaplace {
+namespace {
+
+template <class T>
+at::Tensor invert(const at::Tensor& mats, double ridge) {
+  at::Tensor out = at::empty_like(mats);
+  const int64_t m = mats.size(-1);
+  const bool done = cuda::with_small_layout(m, [&](auto, auto tile) {
+    constexpr int Tile = decltype(tile)::value;
+    return cuda::launch(device::cholesky_inverse_kernel<Tile, T>, mats, device::kCholeskyThreads,
+                        device::cholesky_bytes<Tile, T>(), mats.data_ptr<T>(), out.data_ptr<T>(),
+                        static_cast<int>(m), static_cast<T>(ridge),
+                        std::numeric_limits<T>::infinity(), std::numeric_limits<T>::quiet_NaN());
+  });
+  return done ? out : cholesky::by_factor(mats, ridge);
+}
+
+at::Tensor forward(const at::Tensor& mat, double ridge) {
+  cholesky::check(mat);
+  const c10::cuda::CUDAGuard guard(mat.device());
+  if (mat.numel() == 0) return at::empty(mat.sizes(), mat.options());
+  const at::Tensor mats = cholesky::flatten(mat);
+  const at::Tensor out =
+      mats.scalar_type() == at::kDouble ? invert<double>(mats, ridge) : invert<float>(mats, ridge);
+  return out.view(mat.sizes()).to(mat.scalar_type());
+}
+
+}  // namespace
+}  // namespace mmlaplace
+
+TORCH_LIBRARY_IMPL(mmlaplace, CUDA, library) {
+  library.impl("cholesky_inverse", mmlaplace::forward);
+}

@@ -1,0 +1,165 @@
+"""The Newton iteration from alpha P, as SOFT has it: the scale, singular matrices, bad input."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mmlaplace.models import SOFTAttention
+from mmlaplace.ops import newton_schulz_inverse
+from mmlaplace.ops.newton_start_scale import newton_start_scale
+
+needs_compile = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split('.')[:2])) < (2, 4),
+    reason='tracing custom ops with dynamic shapes needs torch 2.4',
+)
+# Of landmarks: apart, near, all but equal, and equal. The last two have singular matrices.
+SPREADS = [0.5, 0.05, 1e-4, 0.0]
+RULES = [
+    dict(factor=factor, halve=halve, per_batch=per_batch)
+    for factor, halve in ((2.0, True), (1.8, False))
+    for per_batch in (False, True)
+]
+
+
+def gaussian_matrix(size, spread, *batch):
+    points = spread * torch.randn(*batch, size, 8, dtype=torch.float64)
+    return torch.exp(-torch.cdist(points, points).square() / 2)
+
+
+def matrices(size=49):
+    return torch.stack([gaussian_matrix(size, spread, 3) for spread in SPREADS])
+
+
+@pytest.mark.parametrize('rule', RULES, ids=lambda rule: '-'.join(map(str, rule.values())))
+@pytest.mark.parametrize('size', [1, 7, 49, 257])
+def test_the_compiled_scale_is_that_of_ten_halvings(size, rule):
+    mat = matrices(size)
+    scale = newton_start_scale(mat, **rule, backend='native')
+    assert scale.shape == (4, 3)
+    # Sums in another order. A halving more or less would be a factor of two.
+    truth = newton_start_scale(mat, **rule, backend='reference')
+    torch.testing.assert_close(scale, truth, rtol=1e-12, atol=0)
+    assert not newton_start_scale(mat.requires_grad_(), **rule).requires_grad
+    halves = newton_start_scale(mat.bfloat16(), **rule, backend='native')
+    assert halves.dtype == torch.float32
+
+
+def test_halvings_depend_on_the_matrix():
+    mat = torch.stack([gaussian_matrix(49, 10.0), gaussian_matrix(49, 0.0)])
+    scale = newton_start_scale(mat, 2.0, halve=True, per_batch=False)
+    whole = newton_start_scale(mat, 2.0, halve=False, per_batch=False)
+    # I - 2 I of norm 1, and 1 + a 49 (49 - 2) <= 1.01 for a = 2 / 49^2 / 2^8.
+    assert (whole / scale).log2().tolist() == [0, 8]
+
+
+@pytest.mark.parametrize('backend', ['native', 'reference'])
+@pytest.mark.parametrize('per_batch', [False, True])
+def test_a_nan_reaches_the_matrices_that_share_the_scale(per_batch, backend):
+    mat = matrices(7)
+    mat[1, 2, 3, 4] = float('nan')
+    scale = newton_start_scale(mat, 2.0, halve=True, per_batch=per_batch, backend=backend)
+    assert scale.isnan().sum() == (12 if per_batch else 1)
+    assert scale[1, 2].isnan()
+
+
+@pytest.mark.parametrize('per_batch', [False, True])
+def test_the_scale_under_vmap_is_that_of_each(per_batch):
+    mat = matrices(7)
+
+    def scale(mat):
+        return newton_start_scale(mat, 2.0, halve=True, per_batch=per_batch)
+
+    each = torch.stack([scale(one) for one in mat])
+    torch.testing.assert_close(torch.func.vmap(scale)(mat), each)
+    torch.testing.assert_close(torch.func.vmap(scale, in_dims=3)(mat.movedim(0, 3)), each)
+
+
+@pytest.mark.parametrize('num_iters', [1, 3, 20])
+@pytest.mark.parametrize('ridge', [0.0, 1e-2])
+@pytest.mark.parametrize('size', [7, 49, 257])
+def test_early_stopping_changes_no_inverse_not_even_of_singular_matrices(size, ridge, num_iters):
+    mat = matrices(size)
+    scale = newton_start_scale(mat, 2.0, halve=True, per_batch=False)
+    inverse, exact = (
+        newton_schulz_inverse(
+            mat, num_iters, ridge, start_scale=scale, check=False, backend=backend
+        )
+        for backend in ('native', 'reference')  # which makes all steps
+    )
+    # Rounding doubles in each step in directions that are left out: 2^20 epsilon, and less here.
+    error = (inverse - exact).abs().amax((-2, -1)) / exact.abs().amax((-2, -1))
+    assert error.max() < 1e-9
+
+
+@pytest.mark.parametrize('spread', SPREADS)
+def test_fp32_is_as_close_as_products_one_by_one(spread):
+    mat = gaussian_matrix(49, spread, 32)
+    scale = newton_start_scale(mat, 2.0, halve=True, per_batch=False)
+    exact = newton_schulz_inverse(mat, 20, 0.0, start_scale=scale, backend='reference')
+
+    def error(backend):
+        out = newton_schulz_inverse(
+            mat.float(), 20, 0.0, start_scale=scale.float(), backend=backend
+        ).double()
+        return ((out - exact).abs().amax((1, 2)) / exact.abs().amax((1, 2))).median()
+
+    # Two orders of the same roundings, which the iteration amplifies alike.
+    assert error('native') <= 2 * error('reference')
+
+
+def test_a_start_by_a_number_a_tensor_and_a_matrix_are_the_same():
+    mat = gaussian_matrix(9, 0.5, 2, 3)
+    by_matrix = newton_schulz_inverse(mat, 8, start=0.01 * (mat + 0.01 * torch.eye(9)))
+    for scale in (0.01, torch.tensor(0.01), torch.full((3,), 0.01), torch.full((2, 1), 0.01)):
+        out = newton_schulz_inverse(mat, 8, start_scale=scale)
+        # The fp32 tensors round 0.01 by 2e-8.
+        torch.testing.assert_close(out, by_matrix, rtol=1e-6, atol=1e-6)
+
+
+def test_starts_that_do_not_fit_are_quoted():
+    mat = matrices(3)
+    with pytest.raises(ValueError, match=r'broadcast to \(4, 3\), .* got shape \(4,\)'):
+        newton_schulz_inverse(mat, start_scale=torch.ones(4))
+    with pytest.raises(ValueError, match='two starts'):
+        newton_schulz_inverse(mat, start_scale=0.1, start=mat)
+    with pytest.raises(RuntimeError, match='takes no start; use start_scale'):
+        newton_schulz_inverse(mat, start=mat, backend='native')
+    with pytest.raises(RuntimeError, match=r'start_scale must be \[4, 3\].*got \[3\]'):
+        torch.ops.mmlaplace.newton_schulz_inverse(mat, 3, 0.0, torch.ones(3))
+
+
+class Ops(TorchDispatchMode):
+    """Counts the ops that are no views."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if not function.is_view:
+            self.names.append(function.overloadpacket.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize('normalized', [True, False])
+def test_softs_inverse_is_a_handful_of_ops(normalized):
+    attention = SOFTAttention(16, 2, (6, 8), normalized=normalized)
+    mat = matrices().float()
+    with torch.no_grad(), Ops() as ops:
+        attention.invert(mat)
+    own = ['_newton_start_scale', 'newton_schulz_inverse']
+    assert ops.names == own + (['sum', 'rsqrt', 'mul', 'mul'] if normalized else [])
+
+
+@needs_compile
+@pytest.mark.parametrize('start_per', ['matrix', 'batch'])
+def test_softs_inverse_compiles_into_one_graph(start_per):
+    attention = SOFTAttention(16, 2, (6, 8), newton_start_per=start_per)
+    compiled = torch.compile(attention.invert, fullgraph=True, backend='aot_eager')
+    mat = gaussian_matrix(9, 0.5, 2, 3).requires_grad_()
+    results = []
+    for invert in (attention.invert, compiled):
+        out = invert(mat)
+        results.append((out, torch.autograd.grad(out.square().sum(), mat)[0]))
+    for result, expected in zip(*results):
+        torch.testing.assert_close(result, expected)
