@@ -68,6 +68,17 @@ def _start_scale_macs(mat: Sequence[int], halve: bool) -> int:
     return _product(mat) * mat[-1] if halve else 0  # its square
 
 
+def _nystrom_macs(
+    query: Sequence[int], key: Sequence[int], landmarks: Sequence[int], whitening: float
+) -> int:
+    batch_heads, (marks, dims) = _product(query[:2]), landmarks[-2:]
+    tokens = query[-2] + key[-2]
+    macs = 2 * tokens * marks * dims + marks * marks * dims  # kernels, and products with them
+    if whitening >= 0:  # halves of symmetric products, and P^T Cov P
+        macs += tokens * marks * (marks + 1) // 2 + 2 * marks**3
+    return batch_heads * macs
+
+
 # What the common counters do not know, for FlopCounterMode (which asks for FLOPs).
 FLOP_FORMULAS = {
     aten._cdist_forward: lambda x, y, *_, **__: 2 * _cdist_macs(x, y),
@@ -84,6 +95,14 @@ for _name in ('laplacian_kernel', 'gaussian_kernel'):
         FLOP_FORMULAS[getattr(torch.ops.mmlaplace, _name)] = lambda q, k, *_, **__: (
             2 * _cdist_macs(q, k)
         )
+if 'nystrom_attention' in _native.AVAILABLE:
+
+    def _nystrom_flops(
+        q, k, v, landmarks, inverse, scale, rotary, kernel, bandwidth, whitening, *_, **__
+    ):
+        return 2 * _nystrom_macs(q, k, landmarks, whitening)
+
+    FLOP_FORMULAS[torch.ops.mmlaplace.nystrom_attention] = _nystrom_flops
 if 'newton_schulz_inverse' in _native.AVAILABLE:
     FLOP_FORMULAS[torch.ops.mmlaplace.newton_schulz_inverse] = lambda mat, num_iters, *_, **__: (
         2 * _newton_schulz_macs(mat, num_iters)
