@@ -87,7 +87,10 @@ def test_commands_name_scripts_options_and_configs_that_exist(document):
         options = {word.split('=')[0] for word in words[2:] if word.startswith('--')}
         if script.name not in PASS_ON:
             utils = ROOT / 'mmlaplace/utils'
-            files = (script, utils / 'command_line.py', utils / 'conversion.py')
+            # Options may be added by a module beside the script.
+            beside = re.findall(r'^(?:from|import) (\w+)', script.read_text(), re.MULTILINE)
+            files = [script, utils / 'command_line.py', utils / 'conversion.py']
+            files += [path for name in beside if (path := script.with_name(f'{name}.py')).exists()]
             text = ''.join(file.read_text() for file in files)
             assert not [option for option in options if option not in text], words
         for word in words[2:]:

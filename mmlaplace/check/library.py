@@ -91,12 +91,25 @@ def random_spd() -> Tuple[Tensor]:
     return (ops.laplacian_kernel(tokens, tokens, 4.0, backend='reference'),)
 
 
+def random_attention() -> Tuple[Tensor, ...]:
+    """Queries, keys and values ``(1, 2, 37, 8)``, landmarks ``(1, 2, 5, 8)`` and an inverse."""
+    tokens, landmarks = random_tokens()
+    kernel = ops.laplacian_kernel(landmarks, landmarks, 4.0, backend='reference')
+    return tokens, tokens.flip(2), tokens.roll(1, 2), landmarks, kernel.inverse()
+
+
 # Inputs that get a gradient, and further arguments; a new op is a new row.
 EXAMPLES: Dict[str, Tuple[Callable[[], Tuple[Tensor, ...]], tuple]] = {
     'cholesky_inverse': (random_spd, ()),
     'gaussian_kernel': (random_tokens, (2.0,)),
     'laplacian_kernel': (random_tokens, (4.0,)),
     'newton_schulz_inverse': (random_spd, ()),
+    'nystrom_attention': (random_attention, (4.0,)),
+    'pooled_landmarks': (lambda: random_tokens()[:1], ((1, 37),)),
+}
+OPTIONS = {
+    'nystrom_attention': dict(whitening_eps=1e-5),
+    'pooled_landmarks': dict(cells=(1, 5)),
 }
 # Of the largest value. fp32 rounds by 6e-8, which short sums and condition numbers below 20 make
 # 1e-6 at most; what is computed wrongly is wrong in the first digits.
@@ -134,7 +147,8 @@ def relative_errors(name: str, device: torch.device) -> Tuple[float, float]:
 
     def run(dtype: torch.dtype, backend: str) -> List[Tensor]:
         leaves = [x.detach().to(device, dtype).requires_grad_() for x in inputs]
-        out = getattr(ops, name)(*leaves, *arguments, backend=backend)
+        options = OPTIONS.get(name, {})
+        out = getattr(ops, name)(*leaves, *arguments, backend=backend, **options)
         return [out, *torch.autograd.grad(out.square().sum(), leaves)]
 
     pairs = zip(run(torch.float32, 'auto'), run(torch.float64, 'reference'))

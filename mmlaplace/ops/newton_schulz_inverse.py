@@ -16,7 +16,7 @@ from ._inverse import (
     register,
 )
 from .inverse_residual import inverse_residual
-from .precision import fp32_under_autocast, upcast
+from .precision import fp32_under_autocast, upcast, wide_dtype
 
 
 def newton_schulz_inverse_reference(
@@ -164,7 +164,7 @@ def _check_start(
 
 def _scale_of_each(start_scale: Union[float, Tensor], mat: Tensor) -> Tensor:
     """The scale of every matrix, in at least fp32."""
-    dtype, shape = torch.promote_types(mat.dtype, torch.float32), mat.shape[:-2]
+    dtype, shape = wide_dtype(mat), mat.shape[:-2]
     if not isinstance(start_scale, Tensor):
         return torch.full(shape, float(start_scale), dtype=dtype, device=mat.device)
     fits = start_scale.dim() <= len(shape) and all(

@@ -9,7 +9,7 @@ from . import _checks, _native
 from ._pairwise import check_bandwidth, pairwise_kernel
 from .gaussian_kernel import GAUSSIAN
 from .laplacian_kernel import LAPLACIAN
-from .precision import no_autocast, upcast
+from .precision import no_autocast, upcast, wide_dtype
 from .rotary import ROPE_FORMS, check_table, turn
 
 METRICS = {'laplacian': LAPLACIAN, 'gaussian': GAUSSIAN}
@@ -287,7 +287,7 @@ def _fake(
     batch, heads, tokens, dims = q.shape
     marks = landmarks.shape[2]
     moments = 0 if whitening < 0 else marks
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    wide = wide_dtype(q)
     return (
         _by_head(q, tokens),
         q.new_empty((batch, heads, moments), dtype=wide),

@@ -2,12 +2,11 @@
 
 from typing import Optional, Tuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from . import _checks, _native
-from .precision import no_autocast, upcast
+from .precision import no_autocast, upcast, wide_dtype
 from .rotary import ROPE_FORMS, check_table, turn
 
 OP = 'pooled_landmarks'
@@ -160,7 +159,7 @@ def _fake(
 ) -> Tensor:  # fmt: skip
     if ratio:
         rows, columns = -(-height // ratio), -(-width // ratio)
-    wide = torch.float64 if k.dtype == torch.float64 else torch.float32
+    wide = wide_dtype(k)
     return k.new_empty((*k.shape[:2], rows * columns, k.shape[3]), dtype=wide)
 
 

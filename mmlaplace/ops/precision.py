@@ -15,6 +15,11 @@ def upcast(*tensors: Tensor) -> Tuple[Tensor, ...]:
     return tuple(tensor.float() if tensor.dtype in HALVES else tensor for tensor in tensors)
 
 
+def wide_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype that :func:`upcast` gives a tensor."""
+    return torch.float32 if tensor.dtype in HALVES else tensor.dtype
+
+
 def no_autocast(device: torch.device) -> ContextManager:
     """A context in which autocast is off for ``device``."""
     if device.type == 'meta':  # meta tensors have no autocast to leave
