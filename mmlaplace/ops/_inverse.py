@@ -108,6 +108,11 @@ def _mat_first(op: Callable, arguments: tuple, mat: Tensor) -> Tensor:
     return op(mat, *arguments)
 
 
+def wide_dtype(mat: Tensor) -> torch.dtype:
+    """The dtype in which ``mat`` is inverted."""
+    return torch.float64 if mat.dtype == torch.float64 else torch.float32
+
+
 def mean_of_triangles(mat: Tensor) -> Tensor:
     """``(mat + mat^T) / 2``."""
     return torch.lerp(mat, mat.transpose(-2, -1), 0.5)

@@ -14,6 +14,7 @@ from ._inverse import (
     identity_like,
     raise_unless_finite,
     register,
+    wide_dtype,
 )
 from .inverse_residual import inverse_residual
 from .precision import fp32_under_autocast, upcast
@@ -164,7 +165,7 @@ def _check_start(
 
 def _scale_of_each(start_scale: Union[float, Tensor], mat: Tensor) -> Tensor:
     """The scale of every matrix, in at least fp32."""
-    dtype, shape = torch.promote_types(mat.dtype, torch.float32), mat.shape[:-2]
+    dtype, shape = wide_dtype(mat), mat.shape[:-2]
     if not isinstance(start_scale, Tensor):
         return torch.full(shape, float(start_scale), dtype=dtype, device=mat.device)
     fits = start_scale.dim() <= len(shape) and all(

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _native
-from ._inverse import batch_in_front, identity_like
+from ._inverse import batch_in_front, identity_like, wide_dtype
 from .precision import upcast
 
 
@@ -81,7 +81,7 @@ def newton_start_scale(
 
 
 def _fake(mat: Tensor, factor: float, halve: bool, per_batch: bool) -> Tensor:
-    return mat.new_empty(mat.shape[:-2], dtype=torch.promote_types(mat.dtype, torch.float32))
+    return mat.new_empty(mat.shape[:-2], dtype=wide_dtype(mat))
 
 
 _native.register('_newton_start_scale', _fake)
