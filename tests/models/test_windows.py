@@ -7,6 +7,10 @@ from torch.autograd import gradcheck, gradgradcheck
 from mmlaplace.models import PolaFormerPVT, PolaFormerSwin, WindowAttention
 from mmlaplace.models.layers import join_windows, shifted_window_mask, split_windows
 
+needs_compile = pytest.mark.skipif(
+    not hasattr(torch.amp, 'is_autocast_available'),
+    reason='before torch 2.4, torch.compile traces no context managers of libraries',
+)
 LAYOUTS = [((5, 7), 4, 0), ((5, 7), 4, 2), ((6, 4), (3, 2), (1, 0)), ((5, 7), (5, 4), (0, 2))]
 
 
@@ -40,6 +44,19 @@ def test_windows_have_derivatives_of_two_orders(hw_shape, side, shift):
     for function, value in ((split_windows, x), (join_windows, windows)):
         assert gradcheck(lambda t, f=function: f(t, hw_shape, side, shift), value)
         assert gradgradcheck(lambda t, f=function: f(t, hw_shape, side, shift).square(), value)
+
+
+@needs_compile
+def test_windows_compile_in_one_graph_with_their_gradients():
+    def squares(x):
+        windows = split_windows(x, (5, 7), 4, 2)
+        return join_windows(windows * windows, (5, 7), 4, 2)
+
+    x, chance = torch.randn(2, 1, 35, 2, dtype=torch.float64)
+    x.requires_grad_()
+    compiled = torch.compile(squares, fullgraph=True, backend='aot_eager')
+    (grad,) = torch.autograd.grad(compiled(x), x, chance)
+    torch.testing.assert_close(grad, 2 * x * chance)
 
 
 def test_windows_take_vmap():

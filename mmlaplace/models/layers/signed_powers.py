@@ -1,8 +1,9 @@
-import math
 from typing import Tuple
 
 import torch
 from torch import Tensor
+
+from mmlaplace.ops._checks import is_compiling
 
 
 def signed_powers(x: Tensor, power: Tensor, scale: Tensor) -> Tensor:
@@ -11,10 +12,8 @@ def signed_powers(x: Tensor, power: Tensor, scale: Tensor) -> Tensor:
     .. math:: [\mathrm{relu}(x / s)^p, \mathrm{relu}(-x / s)^p]
 
     One exponential gives both parts, as one of them is zero:
-    :math:`|x / s|^p = \exp(p \log |x| - p \log s)`. For other x than zero, :math:`|x|` counts
-    as at least 1.1e-19 (fp64: 1.5e-154), and the exponential as at least the smallest normal
-    number. There are derivatives of any order, but none in forward mode. At ``x = 0`` they are
-    zero.
+    :math:`|x / s|^p = \exp(p \log |x| - p \log s)`. There are derivatives of any order,
+    but none in forward mode. At ``x = 0`` they are zero.
 
     Args:
         x: ``(B, heads, N, d)`` in fp32 or fp64.
@@ -46,12 +45,14 @@ class SignedPowers(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, power: Tensor, shift: Tensor) -> Tensor:
-        exponent = magnitude(x).log_().mul_(power).add_(shift)
-        # Exponentials that are not normal numbers take a CPU fifty times as long.
-        least = math.log(torch.finfo(x.dtype).tiny)
-        signed = exponent.clamp_min_(least).exp_().mul_(x.sign())
-        positive = signed.relu()
-        return torch.cat([positive, positive - signed], dim=-1)
+        # In place, as fresh memory takes a CPU longer than the values. A zero has the logarithm
+        # -inf, and so the power 0.
+        signed = x.abs().log_().mul_(power).add_(shift).exp_().copysign_(x)
+        if is_compiling():  # torch 2.11 gives an output that was changed in place wrong derivatives
+            return torch.cat([signed, -signed], dim=-1).clamp_min(0)
+        parts = torch.cat([signed, signed], dim=-1)
+        parts[..., x.shape[-1] :].neg_()
+        return parts.clamp_min_(0)
 
     @staticmethod
     def setup_context(ctx, inputs: Tuple[Tensor, ...], output: Tensor) -> None:
@@ -70,7 +71,6 @@ class SignedPowers(torch.autograd.Function):
 def magnitude(x: Tensor) -> Tensor:
     """``|x|``, but at least the root of the smallest normal number, 1.1e-19 in fp32.
 
-    So its logarithm is finite, and a quotient of a result and it is next to nothing where the
-    result is.
+    So the logarithm is finite, and a power divided by it is nothing where the power is.
     """
     return x.abs().clamp_min_(torch.finfo(x.dtype).tiny ** 0.5)

@@ -8,6 +8,8 @@ from typing import Tuple, Union
 import torch
 from torch import Tensor
 
+from mmlaplace.ops._checks import is_compiling
+
 Sides = Union[int, Tuple[int, int]]
 
 
@@ -89,8 +91,10 @@ class Rearrange(torch.autograd.Function):
         """``taken`` has the old row of each new one, -1 for zeros, and ``back`` the reverse."""
         if len(taken) <= len(back):
             return x.index_select(1, taken)
-        rows = x.index_select(1, taken.clamp(min=0))
-        return rows.masked_fill_(taken.lt(0)[:, None], 0)
+        rows, empty = x.index_select(1, taken.clamp(min=0)), taken.lt(0)[:, None]
+        if is_compiling():  # torch 2.11 gives an output that was changed in place wrong derivatives
+            return rows.masked_fill(empty, 0)
+        return rows.masked_fill_(empty, 0)
 
     @staticmethod
     def setup_context(ctx, inputs: Tuple[Tensor, ...], output: Tensor) -> None:
