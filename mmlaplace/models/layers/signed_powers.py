@@ -26,9 +26,9 @@ def signed_powers(x: Tensor, power: Tensor, scale: Tensor) -> Tensor:
     Examples:
         >>> import torch
         >>> from mmlaplace.models.layers import signed_powers
-        >>> x = torch.tensor([3.0, -4.0, 0.0]).view(1, 1, 1, 3)  # (B, heads, N, d)
-        >>> signed_powers(x, torch.full((1, 1, 3), 2.0), torch.ones(1, 1, 3)).round(decimals=3)
-        tensor([[[[ 9.,  0.,  0.,  0., 16.,  0.]]]])
+        >>> x = torch.tensor([3.0, -4.0]).view(1, 1, 1, 2)  # (B, heads, N, d)
+        >>> signed_powers(x, torch.full((1, 1, 2), 2.0), torch.ones(1, 1, 2)).round(decimals=3)
+        tensor([[[[ 9.,  0.,  0., 16.]]]])
     """
     if torch.jit.is_tracing():  # its graphs cannot be saved with a Function
         return torch.cat([(part / scale).relu() ** power for part in (x, -x)], dim=-1)
