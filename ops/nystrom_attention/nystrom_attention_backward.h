@@ -96,15 +96,13 @@ class Backward {
     return sum_form(head, part) + p.stride * p.stride;
   }
 
-  // Matrices of a head: P and Cov, their rows padded; M = P^T Cov P and later 2 dCov / N; the
-  // gradient of sum_j r_j b_j v_j^T, (m, d) and transposed; s P sum_j r_j b_j v_j^T, transposed;
-  // and the gradient of the mean over N.
+  // Matrices of a head: M = P^T Cov P and later 2 dCov / N; the gradient of sum_j r_j b_j v_j^T,
+  // (m, d) and transposed; s P sum_j r_j b_j v_j^T, transposed; and the gradient of the mean over
+  // N.
   int64_t head_size() const {
-    return 3 * p.stride * p.stride + p.stride * p.padded + 2 * p.padded * p.stride + p.stride;
+    return p.stride * p.stride + p.stride * p.padded + 2 * p.padded * p.stride + p.stride;
   }
-  T* inverse(int64_t head) const { return heads_state + head * head_size(); }
-  T* cov(int64_t head) const { return inverse(head) + p.stride * p.stride; }
-  T* form(int64_t head) const { return cov(head) + p.stride * p.stride; }
+  T* form(int64_t head) const { return heads_state + head * head_size(); }
   T* dmixed(int64_t head) const { return form(head) + p.stride * p.stride; }
   T* dmixed_transposed(int64_t head) const { return dmixed(head) + p.stride * p.padded; }
   T* result_transposed(int64_t head) const { return dmixed_transposed(head) + p.padded * p.stride; }
@@ -160,39 +158,45 @@ class Backward {
       add(sum_mixed(head, part), m * padded, sums);
       add(sum_grad(head, part), padded, grads);
     }
-    Arrays<T> arrays({ld * ld, m * padded, m * padded, padded * ld, padded * ld, ld * ld});
-    T *transposed = arrays.take(ld * ld), *summed = arrays.take(m * padded);
-    T *result = arrays.take(m * padded), *left = arrays.take(padded * ld);
-    T *right = arrays.take(padded * ld), *half = arrays.take(ld * ld);
-    matrix_in(p.inverse_of(head), m, m, inverse(head), ld);
-    transposed_in(p.inverse_of(head), m, m, m, transposed, ld);
+    Arrays<double> arrays(
+        {ld * ld, ld * ld, ld * ld, m * padded, m * padded, m * padded, padded * ld, padded * ld},
+        false);
+    double *inverse = arrays.take(ld * ld), *matrix = arrays.take(ld * ld);
+    double *half = arrays.take(ld * ld), *summed = arrays.take(m * padded);
+    double *result = arrays.take(m * padded), *grad_of = arrays.take(m * padded);
+    double *left = arrays.take(padded * ld), *right = arrays.take(padded * ld);
+    matrix_in(p.inverse_of(head), m, m, inverse, ld);
+    transposed_in(p.inverse_of(head), m, m, m, matrix, ld);
     matrix_in(mixed.data_ptr<T>() + head * m * d, m, d, summed, padded);
-    multiply(transposed, ld, summed, padded, m, m, result);
+    matrix_in(sums, m, padded, grad_of, padded);
+    multiply(matrix, ld, summed, padded, m, m, result);
     const T scale = p.scale_of(head);
-    T dscale_of = 0;
+    double dscale_of = 0;
     for (int64_t i = 0; i < m * padded; ++i) {
-      dscale_of += sums[i] * result[i];
-      sums[i] *= scale;
+      dscale_of += grad_of[i] * result[i];
+      grad_of[i] *= scale;
       result[i] *= scale;
     }
-    dscale.data_ptr<T>()[head] = dscale_of;
+    dscale.data_ptr<T>()[head] = static_cast<T>(dscale_of);
     transposed_in(result, padded, m, d, result_transposed(head), ld);
-    multiply(inverse(head), ld, sums, padded, m, m, dmixed(head));
-    transposed_in(dmixed(head), padded, m, d, dmixed_transposed(head), ld);
-    transposed_in(sums, padded, m, d, left, ld);
+    transposed_in(grad_of, padded, m, d, left, ld);
     transposed_in(summed, padded, m, d, right, ld);
     multiply(left, ld, right, ld, m, d, half);
     matrix_out(half, ld, m, m, dinverse.data_ptr<T>() + head * m * m);
+    multiply(inverse, ld, grad_of, padded, m, m, summed);
+    matrix_in(summed, m, padded, dmixed(head), padded);
+    transposed_in(summed, padded, m, d, dmixed_transposed(head), ld);
     if (!p.whitened) return;
     T* dmean_of = dmean(head);
     for (int64_t a = 0; a < m; ++a) {
-      T sum = 0;
+      double sum = 0;
       for (int64_t c = 0; c < d; ++c) sum += result[a * padded + c] * grads[c];
-      dmean_of[a] = -sum / p.queries;
+      dmean_of[a] = static_cast<T>(-sum / p.queries);
     }
-    matrix_in(covariance.data_ptr<T>() + head * m * m, m, m, cov(head), ld);
-    multiply(cov(head), ld, inverse(head), ld, m, m, half);
-    multiply(inverse(head), ld, half, ld, m, m, form(head));
+    matrix_in(covariance.data_ptr<T>() + head * m * m, m, m, matrix, ld);
+    multiply(matrix, ld, inverse, ld, m, m, half);
+    multiply(inverse, ld, half, ld, m, m, matrix);
+    matrix_in(matrix, m, ld, form(head), ld);
   }
 
   // Over keys, with t_j = dG^T b_j: dv_j = r_j t_j + mean of g, dr_j = t_j^T v_j,
@@ -253,19 +257,24 @@ class Backward {
     for (int64_t part = 1; part < p.key_parts; ++part) {
       add(sum_form(head, part), m * ld, dform);
     }
-    Arrays<T> arrays({ld * ld, ld * ld, ld * ld});
-    T *transposed = arrays.take(ld * ld), *half = arrays.take(ld * ld), *dp = arrays.take(ld * ld);
+    Arrays<double> arrays({ld * ld, ld * ld, ld * ld, ld * ld}, false);
+    double *transposed = arrays.take(ld * ld), *matrix = arrays.take(ld * ld);
+    double *half = arrays.take(ld * ld), *result = arrays.take(ld * ld);
     transposed_in(p.inverse_of(head), m, m, m, transposed, ld);
-    multiply(transposed, ld, dform, ld, m, m, half);  // P dM
-    multiply(cov(head), ld, half, ld, m, m, dp);
+    matrix_in(dform, m, ld, matrix, ld);
+    multiply(transposed, ld, matrix, ld, m, m, half);  // P dM
+    matrix_in(covariance.data_ptr<T>() + head * m * m, m, m, matrix, ld);
+    multiply(matrix, ld, half, ld, m, m, result);
     T* dinverse_of = dinverse.data_ptr<T>() + head * m * m;
     for (int64_t i = 0; i < m; ++i) {
-      for (int64_t j = 0; j < m; ++j) dinverse_of[i * m + j] += 2 * dp[i * ld + j];
+      for (int64_t j = 0; j < m; ++j) {
+        dinverse_of[i * m + j] += static_cast<T>(2 * result[i * ld + j]);
+      }
     }
-    transposed_in(half, ld, m, m, dp, ld);  // (P dM)^T
-    multiply(dp, ld, transposed, ld, m, m, form(head));
+    transposed_in(half, ld, m, m, matrix, ld);  // (P dM)^T
+    multiply(matrix, ld, transposed, ld, m, m, result);
     T* dcov = form(head);
-    for (int64_t i = 0; i < m * ld; ++i) dcov[i] *= T(2) / p.queries;
+    for (int64_t i = 0; i < m * ld; ++i) dcov[i] = static_cast<T>(2 * result[i] / p.queries);
   }
 
   // Over queries: dc_i = s H g_i + dmean / N + 2 dCov (c_i - mean) / N.

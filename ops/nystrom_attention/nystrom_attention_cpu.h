@@ -35,14 +35,16 @@ at::Tensor zeros(at::IntArrayRef shape) {
   return at::zeros(shape, at::dtype(c10::CppTypeToScalarType<T>::value));
 }
 
-// Arrays of zeros, aligned to vectors, in the memory of one tensor.
+// Arrays, aligned to vectors, in the memory of one tensor. They are zeros unless the caller writes
+// all that it reads.
 template <class T>
 class Arrays {
  public:
-  explicit Arrays(std::initializer_list<int64_t> sizes) {
+  explicit Arrays(std::initializer_list<int64_t> sizes, bool zero = true) {
     int64_t all = 0;
     for (const int64_t size : sizes) all += aligned(size);
-    memory_ = zeros<T>({all});
+    memory_ = at::empty({all}, at::dtype(c10::CppTypeToScalarType<T>::value));
+    if (zero) memory_.zero_();
     next_ = memory_.template data_ptr<T>();
   }
   T* take(int64_t size) {
@@ -58,25 +60,25 @@ class Arrays {
 };
 
 // Copies a matrix to rows of `stride`, with zeros.
-template <class T>
-void matrix_in(const T* from, int64_t rows, int64_t columns, T* to, int64_t stride) {
+template <class From, class To>
+void matrix_in(const From* from, int64_t rows, int64_t columns, To* to, int64_t stride) {
   for (int64_t i = 0; i < rows; ++i) {
     std::copy_n(from + i * columns, columns, to + i * stride);
-    std::fill(to + i * stride + columns, to + (i + 1) * stride, T(0));
+    std::fill(to + i * stride + columns, to + (i + 1) * stride, To(0));
   }
 }
 
-template <class T>
-void matrix_out(const T* from, int64_t stride, int64_t rows, int64_t columns, T* to) {
+template <class From, class To>
+void matrix_out(const From* from, int64_t stride, int64_t rows, int64_t columns, To* to) {
   for (int64_t i = 0; i < rows; ++i) std::copy_n(from + i * stride, columns, to + i * columns);
 }
 
-template <class T>
-void transposed_in(const T* from, int64_t from_stride, int64_t rows, int64_t columns, T* to,
+template <class From, class To>
+void transposed_in(const From* from, int64_t from_stride, int64_t rows, int64_t columns, To* to,
                    int64_t stride) {
   for (int64_t j = 0; j < columns; ++j) {
     for (int64_t i = 0; i < rows; ++i) to[j * stride + i] = from[i * from_stride + j];
-    std::fill(to + j * stride + rows, to + (j + 1) * stride, T(0));
+    std::fill(to + j * stride + rows, to + (j + 1) * stride, To(0));
   }
 }
 
@@ -92,11 +94,12 @@ void add_tokens(const T* tokens, int64_t count, int64_t channels, T* sums) {
 }
 
 // C (rows, columns) = A^T B for small matrices whose rows are padded to whole vectors, with
-// A (depth, rows) and B (depth, columns).
-template <class T>
-void multiply(const T* a, int64_t lda, const T* b, int64_t ldb, int64_t rows, int64_t depth, T* c) {
+// A (depth, rows) and B (depth, columns). In fp64: where landmarks are close, the inverse has large
+// entries of both signs, and of such products little more than roundings would be left.
+inline void multiply(const double* a, int64_t lda, const double* b, int64_t ldb, int64_t rows,
+                     int64_t depth, double* c) {
   MMLAPLACE_FOR_CPU(
-      product<false, false>(a, lda, b, ldb, rows, ldb / lanes_of<T>(), depth, c, ldb));
+      product<false, false>(a, lda, b, ldb, rows, ldb / lanes_of<double>(), depth, c, ldb));
 }
 
 // A call, as the passes need it.

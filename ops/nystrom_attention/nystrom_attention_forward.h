@@ -159,8 +159,9 @@ class Forward {
   void whitener(int64_t head) const {
     join_moments(head);
     const int64_t m = p.m, ld = p.stride;
-    Arrays<T> arrays({ld * ld, ld * ld, ld * ld});
-    T *matrix = arrays.take(ld * ld), *inverse = arrays.take(ld * ld), *half = arrays.take(ld * ld);
+    Arrays<double> arrays({ld * ld, ld * ld, ld * ld}, false);
+    double *matrix = arrays.take(ld * ld), *inverse = arrays.take(ld * ld);
+    double* half = arrays.take(ld * ld);
     matrix_in(covariance.data_ptr<T>() + head * m * m, m, m, matrix, ld);
     matrix_in(p.inverse_of(head), m, m, inverse, ld);
     multiply(matrix, ld, inverse, ld, m, m, half);  // Cov is its own transpose
@@ -199,12 +200,14 @@ class Forward {
       add(value_sum(head, part), padded, values);
     }
     matrix_out(sums, padded, m, p.d, mixed.data_ptr<T>() + head * m * p.d);
-    Arrays<T> arrays({m * ld, m * padded});
-    T *transposed = arrays.take(m * ld), *result = arrays.take(m * padded);
+    Arrays<double> arrays({m * ld, m * padded, m * padded}, false);
+    double *transposed = arrays.take(m * ld), *summed = arrays.take(m * padded);
+    double* result = arrays.take(m * padded);
     transposed_in(p.inverse_of(head), m, m, m, transposed, ld);
-    multiply(transposed, ld, sums, padded, m, m, result);
+    matrix_in(sums, m, padded, summed, padded);
+    multiply(transposed, ld, summed, padded, m, m, result);
     const T scale = p.scale_of(head);
-    for (int64_t i = 0; i < m * padded; ++i) sums[i] = scale * result[i];
+    for (int64_t i = 0; i < m * padded; ++i) sums[i] = static_cast<T>(scale * result[i]);
     for (int64_t c = 0; c < padded; ++c) values[c] /= p.keys;
   }
 

@@ -104,12 +104,6 @@ void product(const T* a, int64_t step, const T* b, int64_t ldb, int64_t rows, in
   }
 }
 
-// The product of matrices of m landmarks, whose rows are `stride` long: C = A^T B.
-template <class T>
-void small_product(const T* a, const T* b, int64_t m, int64_t stride, T* c) {
-  product<false, false>(a, stride, b, stride, m, stride / Vector<T>::lanes, m, c, stride);
-}
-
 // ---- The kernel of a tile ---------------------------------------------------------------------
 
 // tile[a][t] = 2^(exponent * distance(x_t, L_a)) - shift[a], for A landmarks and U vectors of
@@ -323,12 +317,12 @@ void mirror(T* second, int64_t m, int64_t stride) {
 
 // The matrix of x^T M x as a sum over j >= i alone, stored transposed: form[j][i].
 template <class T>
-void pack_form(const T* matrix, int64_t m, int64_t stride, T* form) {
+void pack_form(const double* matrix, int64_t m, int64_t stride, T* form) {
   std::fill(form, form + m * stride, T(0));
   for (int64_t i = 0; i < m; ++i) {
-    form[i * stride + i] = matrix[i * stride + i];
+    form[i * stride + i] = static_cast<T>(matrix[i * stride + i]);
     for (int64_t j = i + 1; j < m; ++j) {
-      form[j * stride + i] = matrix[i * stride + j] + matrix[j * stride + i];
+      form[j * stride + i] = static_cast<T>(matrix[i * stride + j] + matrix[j * stride + i]);
     }
   }
 }

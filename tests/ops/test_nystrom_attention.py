@@ -1,0 +1,337 @@
+"""What nystrom_attention computes: the dense formula, gradients, precisions, layouts, NaN."""
+
+import functools
+
+import pytest
+import torch
+from test_kernels import strided
+from test_pooled_landmarks import table, turned
+from torch.autograd import gradcheck, gradgradcheck
+
+from mmlaplace.ops import cholesky_inverse, gaussian_kernel, laplacian_kernel, nystrom_attention
+
+KERNELS = {'laplacian': laplacian_kernel, 'gaussian': gaussian_kernel}
+NAMES = ('q', 'k', 'v', 'landmarks', 'inverse', 'scale')
+# B, heads, N, n, m, d, kernel, whitening_eps, rotary form. On CPUs tiles have 128 tokens, vectors 4
+# to 16 of them, and heads have several parts from 513 tokens on if there are few heads.
+CASES = {
+    'one-token': (2, 3, 1, 1, 3, 5, 'laplacian', 1e-5, None),
+    'below-a-tile': (1, 2, 50, 50, 9, 20, 'gaussian', None, 'half'),
+    'odd': (2, 2, 97, 97, 25, 18, 'laplacian', 1e-5, 'pairs'),
+    'three-parts': (1, 1, 1100, 1100, 49, 32, 'laplacian', 1e-5, 'half'),
+    'parts-of-queries-alone': (1, 1, 1300, 300, 64, 48, 'gaussian', 1e-3, None),
+    'parts-unwhitened': (1, 1, 1100, 1100, 9, 5, 'gaussian', None, 'pairs'),
+    'whole-tile': (1, 2, 128, 130, 100, 64, 'laplacian', None, None),
+    'one-landmark': (2, 1, 33, 200, 1, 20, 'gaussian', 1e-5, None),
+    'many-landmarks': (1, 2, 300, 300, 100, 64, 'laplacian', 1e-5, 'half'),
+}
+
+
+@pytest.fixture(name='op')
+def _op(computed_by):
+    return computed_by(nystrom_attention)
+
+
+def problem(batch, heads, queries, keys, marks, dims, kernel, whitening_eps, form, spread=2.0):
+    """Tensors in fp64, and options. Distances are such that the kernel is neither 0 nor 1."""
+
+    def normal(*shape):
+        return torch.randn(batch, heads, *shape, dtype=torch.float64)
+
+    base = normal(1, dims)
+    q, k = (base + spread * normal(tokens, dims) / dims**0.5 for tokens in (queries, keys))
+    landmarks = base + spread * normal(marks, dims) / dims**0.5
+    bandwidth = dims**0.5 if kernel == 'laplacian' else 1.0
+    # With a little that is not symmetric, so that P and its transpose are not the same.
+    inverse = cholesky_inverse(KERNELS[kernel](landmarks, landmarks, bandwidth), 0.1)
+    inverse = inverse + 0.1 * normal(marks, marks)
+    tensors = (q, k, normal(keys, dims), landmarks, inverse, (1 + normal(1, 1)) / keys**0.5)
+    options = dict(bandwidth=bandwidth, kernel=kernel, whitening_eps=whitening_eps)
+    if form is not None:
+        options.update(rotary=table(queries, 2 * (dims // 4)), rotary_form=form)
+    return tensors, options
+
+
+def case(name, dtype=torch.float64, device='cpu', **kwargs):
+    tensors, options = problem(*CASES[name], **kwargs)
+    if 'rotary' in options:
+        options['rotary'] = options['rotary'].to(device)
+    return [tensor.to(device, dtype) for tensor in tensors], options
+
+
+def formula(
+    q, k, v, landmarks, inverse, scale, bandwidth, kernel, whitening_eps=None, rotary=None,
+    rotary_form='half',
+):  # fmt: skip
+    """With the N x n matrix written out, its columns whitened by their own mean and variance."""
+
+    def k_of(x, y):
+        difference = x.unsqueeze(-2) - y.unsqueeze(-3)
+        if kernel == 'laplacian':
+            return torch.exp(-difference.abs().sum(-1) / bandwidth)
+        return torch.exp(-difference.square().sum(-1) / (2 * bandwidth**2))
+
+    q, k = (turned(tokens, rotary, rotary_form) for tokens in (q, k))
+    matrix = k_of(q, landmarks) @ inverse @ k_of(landmarks, k)
+    if whitening_eps is None:
+        return scale * matrix @ v
+    deviation = (matrix.var(-2, correction=0, keepdim=True) + whitening_eps).sqrt()
+    return (scale * (matrix - matrix.mean(-2, keepdim=True)) / deviation + 1 / k.shape[-2]) @ v
+
+
+def attend(op, tensors, options):
+    *inputs, scale = tensors
+    return op(*inputs, scale=scale, **options)
+
+
+def results(function, tensors, upstream):
+    """The output, and the gradients of all tensors."""
+    tensors = [tensor.detach().requires_grad_() for tensor in tensors]
+    out = function(*tensors)
+    return (out.detach(), *torch.autograd.grad(out, tensors, upstream.to(out.dtype)))
+
+
+def results_of(op, tensors, options, upstream):
+    return results(lambda *tensors: attend(op, tensors, options), tensors, upstream)
+
+
+def truth_of(tensors, options, upstream):
+    tensors = [tensor.double() for tensor in tensors]
+    return results(lambda *tensors: formula(*tensors, **options), tensors, upstream)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_values_and_gradients_are_those_of_the_dense_formula(op, name, device):
+    tensors, options = case(name, device=device)
+    upstream = torch.randn_like(tensors[0])
+    found = results_of(op, tensors, options, upstream)
+    for result, expected in zip(found, truth_of(tensors, options, upstream)):
+        # Sums of up to 1,300 products of numbers of order 1 to 100 (the inverse) in fp64.
+        torch.testing.assert_close(result, expected, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize('name', ['odd', 'below-a-tile'])
+def test_one_tensor_as_queries_and_keys(op, name, device):
+    (q, _, *rest), options = case(name, device=device)
+    upstream = torch.randn_like(q)
+
+    def alike(function):
+        return results(lambda q, *rest: function(q, q, *rest), (q, *rest), upstream)
+
+    expected = alike(lambda *tensors: formula(*tensors, **options))
+    for result, truth in zip(alike(lambda *tensors: attend(op, tensors, options)), expected):
+        torch.testing.assert_close(result, truth, atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize(
+    'sizes',
+    [
+        (1, 3, 3080, 3080, 3, 5),  # the last of six parts is empty
+        (1, 16, 5100, 200, 100, 3),  # the kernel of a head is more than is kept between passes
+    ],
+)
+def test_a_thousand_tokens_and_more_are_those_of_the_reference(sizes):
+    tensors, options = problem(*sizes, 'laplacian', 1e-5, None)
+    upstream = torch.randn_like(tensors[0])
+    found, expected = (
+        results_of(
+            functools.partial(nystrom_attention, backend=backend), tensors, options, upstream
+        )
+        for backend in ('native', 'reference')
+    )
+    for result, truth in zip(found, expected):
+        # As above; scale's gradient is a sum of all tokens and landmarks.
+        torch.testing.assert_close(result, truth, atol=1e-9, rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ('kernel', 'whitening_eps', 'form'),
+    [('laplacian', 0.1, 'half'), ('gaussian', 0.1, None), ('laplacian', None, 'pairs')],
+)
+def test_gradcheck_and_gradgradcheck(op, kernel, whitening_eps, form, device):
+    tensors, options = problem(1, 1, 3, 3 if form else 2, 2, 4, kernel, whitening_eps, form)
+    if form is not None:
+        options['rotary'] = options['rotary'].to(device)
+    tensors = [tensor.to(device).requires_grad_() for tensor in tensors]
+    assert gradcheck(lambda *tensors: attend(op, tensors, options), tensors)
+    # The fast mode compares projections of the derivatives on random directions.
+    assert gradgradcheck(lambda *tensors: attend(op, tensors, options), tensors, fast_mode=True)
+
+
+def errors(found, truth):
+    """Of each result, the error relative to its norm."""
+    return [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, truth)]
+
+
+def ill_conditioned(kernel, landmarks_apart, tokens_apart):
+    """A problem of 300 tokens and 49 landmarks, with the inverse of their kernel, in fp32."""
+    (q, k, v, landmarks, _, scale), options = problem(
+        1, 2, 300, 300, 49, 32, kernel, 1e-5, None, spread=tokens_apart
+    )
+    landmarks = k[:, :, :1] + landmarks_apart / tokens_apart * (landmarks - landmarks[:, :, :1])
+    gram = KERNELS[kernel](landmarks, landmarks, options['bandwidth'])
+    tensors = (q, k, v, landmarks, cholesky_inverse(gram, 0.01), scale)
+    return [tensor.float() for tensor in tensors], options
+
+
+@pytest.mark.parametrize('kernel', KERNELS)
+@pytest.mark.parametrize('apart', [2.0, 1e-2, 1e-3, 0.0])
+def test_fp32_errors_are_at_most_twice_those_of_the_reference(kernel, apart, device, op):
+    """Also for landmarks that all but coincide, where the inverse has a condition of 4,900."""
+    tensors, options = ill_conditioned(kernel, apart, 2.0)
+    tensors = [tensor.to(device) for tensor in tensors]
+    upstream = torch.randn_like(tensors[0])
+    truth = truth_of(tensors, options, upstream)
+    reference = functools.partial(nystrom_attention, backend='reference')
+    found, same = (
+        errors(results_of(function, tensors, options, upstream), truth)
+        for function in (op, reference)
+    )
+    for name, error, allowed in zip(('out', *NAMES), found, same):
+        # Four units in the last place more, as tokens are summed one after the other.
+        assert error <= 2 * allowed + 4 * torch.finfo(torch.float32).eps, name
+
+
+@pytest.mark.parametrize('kernel', KERNELS)
+def test_fp32_errors_of_close_tokens_are_those_of_the_condition(kernel, device, op):
+    """Tokens and landmarks about one place.
+
+    The passes sum first and multiply by the inverse after, and the reference the other way around,
+    which loses less: sums of nearly equal numbers are brought to their small differences.
+    """
+    tensors, options = ill_conditioned(kernel, 0.1, 0.1)
+    tensors = [tensor.to(device) for tensor in tensors]
+    upstream = torch.randn_like(tensors[0])
+    found = results_of(op, tensors, options, upstream)
+    eigenvalues = torch.linalg.eigvalsh(tensors[4].double())
+    condition = float((eigenvalues[..., -1] / eigenvalues[..., 0]).max())
+    for name, error in zip(('out', *NAMES), errors(found, truth_of(tensors, options, upstream))):
+        assert error <= 10 * condition * torch.finfo(torch.float32).eps, name
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize('name', ['below-a-tile', 'odd', 'three-parts', 'one-landmark'])
+def test_halves_are_read_as_such_and_summed_in_fp32(op, name, dtype, device):
+    tensors, options = case(name, device=device)
+    tensors = [t.to(dtype if index < 3 else torch.float32) for index, t in enumerate(tensors)]
+    upstream = torch.randn_like(tensors[0])
+    found = results_of(op, tensors, options, upstream)
+    truth = truth_of(tensors, options, upstream)
+    for tensor, result, exact in zip((tensors[0], *tensors), found, truth):
+        assert result.dtype == tensor.dtype
+        # One rounding of the result; some hundred roundings of fp32 before; and halves that are
+        # below the smallest normal number.
+        allowed = torch.finfo(result.dtype).eps + 1e-4
+        assert (result - exact).abs().max() <= allowed * exact.abs().max() + 1e-7
+
+
+def test_mixed_dtypes_are_promoted(op, device):
+    (q, k, v, *rest), options = case('odd', torch.float32, device)
+    out = attend(op, (q.bfloat16(), k, v.half(), *rest), options)
+    assert out.dtype == torch.float32
+    rounded = (q.bfloat16().float(), k, v.half().float(), *rest)
+    assert torch.equal(out, attend(op, rounded, options))
+
+
+def test_under_autocast_halves_stay_halves(op, device):
+    tensors, options = case('odd', torch.bfloat16, device)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = attend(op, tensors, options)
+    assert out.dtype == torch.bfloat16
+    assert torch.equal(out, attend(op, tensors, options))
+
+
+def test_a_tiny_whitening_eps_leaves_gradients_finite(op, device):
+    # Its power -3/2 is infinite in fp32. The tokens fill no whole vectors.
+    tensors, options = case('odd', torch.float32, device)
+    options['whitening_eps'] = 1e-30
+    for result in results_of(op, tensors, options, torch.ones_like(tensors[0])):
+        assert result.isfinite().all()
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_any_strides(op, dtype, device):
+    tensors, options = case('odd', dtype, device)
+    upstream = torch.randn_like(tensors[0])
+
+    def laid_out(layout, upstream=upstream):
+        return results(
+            lambda *tensors: attend(op, [*map(layout, tensors)], options), tensors, upstream
+        )
+
+    # In the reference sums go by the strides. Halves round once more.
+    close = dict(rtol=1e-4, atol=1e-4) if dtype == torch.float32 else dict(rtol=2e-2, atol=2e-2)
+    contiguous = laid_out(lambda tensor: tensor)
+    for order in ((3, 1, 0, 2), (0, 2, 1, 3), (2, 3, 0, 1)):
+        other = laid_out(lambda tensor: strided(tensor, order), strided(upstream, order))  # noqa: B023
+        torch.testing.assert_close(other, contiguous, **close)
+    # Channels two apart, from the second on.
+    sliced = laid_out(lambda tensor: torch.stack([tensor + 1, tensor], -1).flatten(-2)[..., 1::2])
+    torch.testing.assert_close(sliced, contiguous, **close)
+    expanded, repeated = (
+        laid_out(
+            lambda tensor: spread(tensor[:1, :1], tensor.shape),  # noqa: B023
+            spread(upstream[:, :, :1], upstream.shape),
+        )
+        for spread in (torch.Tensor.expand, lambda x, shape: x.expand(shape).contiguous())
+    )
+    torch.testing.assert_close(expanded, repeated, **close)
+
+
+def test_heads_of_the_result_are_side_by_side(op, device):
+    tensors, options = case('odd', device=device)
+    out = attend(op, tensors, options)
+    if op.keywords['backend'] == 'native':
+        assert out.transpose(1, 2).is_contiguous()
+
+
+@pytest.mark.parametrize('name', ['odd', 'three-parts', 'parts-of-queries-alone'])
+def test_results_are_the_same_run_to_run_and_for_any_number_of_threads(name, device, op):
+    if op.keywords['backend'] == 'reference':
+        pytest.skip('torch’s products are summed as it likes')
+    tensors, options = case(name, torch.float32, device)
+    upstream = torch.randn_like(tensors[0])
+    threads = torch.get_num_threads()
+    try:
+        found = []
+        for number in (1, 1, 2, 3):
+            torch.set_num_threads(number)
+            found.append(results_of(op, tensors, options, upstream))
+    finally:
+        torch.set_num_threads(threads)
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(other, found[0]))
+
+
+@pytest.mark.parametrize('tokens', [97, 1100])  # with heads as a whole, and in parts
+@pytest.mark.parametrize('spoilt', [*NAMES, 'upstream'])
+def test_nan_stays_in_its_head(op, spoilt, tokens, device):
+    sizes = (2, 2, tokens, tokens, 9, 18, 'laplacian', 1e-5, 'half')
+    tensors, options = problem(*sizes)
+    options['rotary'] = options['rotary'].to(device)
+    tensors = [*(t.to(device, torch.float32) for t in tensors), torch.ones(2, 2, tokens, 18)]
+    tensors[-1] = tensors[-1].to(device)
+    clean = results_of(op, tensors[:-1], options, tensors[-1])
+    index = (*NAMES, 'upstream').index(spoilt)
+    tensors[index] = tensors[index].clone()
+    tensors[index][0, 1, -1, -1] = float('nan')
+    for name, result, before in zip(
+        ('out', *NAMES), results_of(op, tensors[:-1], options, tensors[-1]), clean
+    ):
+        if name == 'q' or (name == 'out' and spoilt != 'upstream'):
+            assert result[0, 1].isnan().any()
+        result[0, 1] = before[0, 1]
+        # In the reference, products of all heads are summed in an order of their own.
+        torch.testing.assert_close(result, before)
+
+
+@pytest.mark.parametrize(
+    ('sizes', 'whitening_eps'), [((0, 2, 5, 5), 1e-5), ((2, 0, 5, 5), None), ((2, 2, 0, 5), None)]
+)
+def test_empty_inputs(op, sizes, whitening_eps, device):
+    tensors, options = problem(*sizes, 3, 4, 'laplacian', whitening_eps, None)
+    tensors = [tensor.to(device) for tensor in tensors]
+    out, *grads = results_of(op, tensors, options, torch.ones(*sizes[:3], 4, device=device))
+    assert out.shape == (*sizes[:3], 4)
+    for tensor, of_tensor in zip(tensors, grads):
+        assert torch.equal(of_tensor, torch.zeros_like(tensor))
