@@ -99,6 +99,11 @@ def draws_as_theirs(attention, golden):
     attention.draw = lambda images, queries, keys: index
 
 
+def turns_as_theirs(attention, golden):
+    rotations = torch.from_numpy(golden['in:rotations'])[0].transpose(0, 1)  # (R, d, buckets / 2)
+    attention.rotations = lambda buckets: rotations
+
+
 START = {'original': dict(newton_start_per='batch'), 'exact': dict(newton_start_per='matrix')}
 FLOW = dict(
     type='FlowAttention',
@@ -175,6 +180,12 @@ AUTHORS = {
         names={'temperature': ('temperature', temperatures), 'qkv.': 'qkv.', 'proj.': 'proj.'},
     ),
     'based_taylor': dict(type='BasedAttention'),
+    'reformer_lsh': dict(
+        type='ReformerAttention',
+        settings={'in:n_hashes': 'num_hashes', 'in:allow_duplicate_attention': exactly(True),
+                  'in:rotations': told_by_shapes},
+        prepare=turns_as_theirs,
+    ),
     'slab': dict(
         type='SLABAttention', options=slab, settings={'in:kernel_size': 'lepe_kernel'},
         names={'positional_encoding': ('key_positions', positions), 'qkv.': 'qkv.', 'q.': 'qkv.',

@@ -20,6 +20,7 @@ from .linformer import LinformerAttention as LinformerAttention
 from .nystromformer import NystromformerAttention as NystromformerAttention
 from .performer import PerformerAttention as PerformerAttention
 from .pola import PolaAttention as PolaAttention
+from .reformer import ReformerAttention as ReformerAttention
 from .skyformer import SkyformerAttention as SkyformerAttention
 from .slab import SLABAttention as SLABAttention
 from .soft import SOFTAttention as SOFTAttention

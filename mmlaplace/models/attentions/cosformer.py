@@ -52,7 +52,7 @@ class CosformerAttention(QKVAttention):
     """
 
     fixed_options = ('sr_ratio',)
-    variants = (dict(positions='flattened'), dict(rope=True, lepe_kernel=3))
+    variants = (dict(positions='flattened', lepe_kernel=3), dict(rope=True))
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],

@@ -35,7 +35,7 @@ class EfficientLinearAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
-    variants = (dict(residual=True, rope=True),)
+    variants = (dict(rope=True), dict(sr_ratio=2))
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],

@@ -65,7 +65,7 @@ class NystromformerAttention(QKVAttention):
     frame = Frame(lepe_kernel=3, lepe_filters='head', lepe_bias=False)
     fixed_options = ('sr_ratio',)
     variants = (
-        dict(landmark_method='runs', num_landmarks=6, conv_kernel_size=5, lepe_kernel=0),
+        dict(landmark_method='runs', num_landmarks=6, conv_kernel_size=5),
         dict(num_landmarks=4, rope=True),
     )
 

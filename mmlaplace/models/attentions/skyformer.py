@@ -64,7 +64,11 @@ class SkyformerAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
-    variants = (dict(landmark_method='random', num_landmarks=6), dict(rope=True, num_landmarks=4))
+    variants = (
+        dict(landmark_method='random', num_landmarks=6, lepe_kernel=3),
+        dict(rope=True, num_landmarks=4),
+        dict(num_landmarks=4, sr_ratio=2),
+    )
 
     def __init__(
         self,
