@@ -1,0 +1,56 @@
+from typing import Tuple
+
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from ..layers import linear_attention
+from ..layers.taylor import taylor_features
+from .base import QKVAttention
+
+
+@MODELS.register_module()
+class BasedAttention(QKVAttention):
+    r"""The Taylor features of Based: softmax attention to the second order of its exponential.
+
+    .. math::
+        s_{ij} = q_i \cdot k_j / \sqrt{d}, \quad w_{ij} = 1 + s_{ij} + \tfrac{1}{2} s_{ij}^2, \quad
+        y_i = \frac{\sum_j w_{ij} v_j}{\sum_j w_{ij} + \epsilon}
+
+    Features are :math:`1 + d + d^2` wide, so time is :math:`O(N d^3)` and memory :math:`O(N d^2)`
+    per head. The paper has heads of 16 channels. It has no parameters of its own. Scores have no
+    bound, and those below -1 count the more the lower they are; :class:`TaylorShiftAttention` has
+    queries and keys of unit length. The paper's attention is causal, this one is over all tokens.
+    Everything is fp32 under any autocast.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        eps: :math:`\epsilon`. Default: 1e-12.
+        **frame: Fields of :class:`Frame` that differ from ``Frame()``.
+
+    Source: Based (arXiv 2402.18668).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import BasedAttention
+        >>> attention = BasedAttention(64, num_heads=4, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    variants = (dict(rope=True, lepe_kernel=3),)
+
+    def __init__(
+        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
+        eps: float = 1e-12, **kwargs,
+    ) -> None:  # fmt: skip
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        self.eps = eps
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        with no_autocast(v.device):
+            shrink = self.head_dims**-0.25
+            query, key = (taylor_features(x * shrink) for x in upcast(q, k))
+            # The layer divides means over the keys, so its epsilon is that of one key.
+            return linear_attention(query, key, v, self.eps / key.shape[-2])

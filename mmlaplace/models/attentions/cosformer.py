@@ -1,0 +1,87 @@
+import math
+from typing import Tuple
+
+import torch
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from .base import QKVAttention
+
+POSITIONS = ('map', 'flattened')
+
+
+@MODELS.register_module()
+class CosformerAttention(QKVAttention):
+    r"""cosFormer: ReLU features, and a weight that falls as a cosine of the distance.
+
+    With the angle :math:`\theta_i = \frac{\pi}{2} \frac{i}{M}` of the row, or column, i of M:
+
+    .. math::
+        w_{ij} = \big( \mathrm{relu}(q_i) \cdot \mathrm{relu}(k_j) \big)
+                 \cos(\theta^{row}_i - \theta^{row}_j) \cos(\theta^{col}_i - \theta^{col}_j), \quad
+        y_i = \frac{\sum_j w_{ij} v_j}{\max(\sum_j w_{ij}, \epsilon)}
+
+    Products of the cosines are four features for each channel, so time is :math:`O(4 N d^2)` per
+    head. It has no parameters of its own. Distances are in units of the map: the same pair of
+    tokens has another weight in another map. A query without a positive channel gives zero. It is
+    fp32 under any autocast.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        positions: ``'map'`` (default): of rows and columns, as above. ``'flattened'``: the authors'
+            single angle of the place i = 1 to N of a token in the flattened map, of two features
+            for each channel. There, ends of neighbouring rows are as near as neighbours in a row.
+        eps: :math:`\epsilon`. Default: 1e-6.
+        **frame: Fields of :class:`Frame` that differ from ``Frame()``. Distances are those of one
+            map: there is no ``sr_ratio``.
+
+    Raises:
+        ValueError: For unknown ``positions``.
+
+    Source: cosFormer (arXiv 2202.08791).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import CosformerAttention
+        >>> attention = CosformerAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    fixed_options = ('sr_ratio',)
+    variants = (dict(positions='flattened', lepe_kernel=3), dict(rope=True))
+
+    def __init__(
+        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
+        positions: str = 'map', eps: float = 1e-6, **kwargs,
+    ) -> None:  # fmt: skip
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        if positions not in POSITIONS:
+            raise ValueError(f'positions must be one of {POSITIONS}, got {positions!r}')
+        self.positions = positions
+        self.eps = eps
+
+    def turns(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """Cosines and sines whose products are the weights of places, ``(N, 2)`` or ``(N, 4)``."""
+
+        def of(count: int) -> Tensor:
+            place = torch.arange(1, count + 1, device=x.device, dtype=x.dtype)
+            angle = place * (math.pi / 2 / count)
+            return torch.stack([angle.sin(), angle.cos()], dim=-1)
+
+        if self.positions == 'flattened':
+            return of(x.shape[2])
+        rows, columns = (of(side) for side in hw_shape)  # (H, 2), (W, 2)
+        return (rows[:, None, :, None] * columns[None, :, None, :]).reshape(x.shape[2], 4)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        with no_autocast(v.device):
+            query, key, value = upcast(q, k, v)
+            turns = self.turns(query, hw_shape).unsqueeze(-1)  # (N, 2 or 4, 1)
+            query, key = ((F.relu(x).unsqueeze(-2) * turns).flatten(-2) for x in (query, key))
+            summed = key.transpose(-2, -1) @ value
+            weights = query @ key.sum(-2).unsqueeze(-1)
+            return (query @ summed / weights.clamp(min=self.eps)).to(v.dtype)

@@ -1,0 +1,57 @@
+from typing import Optional, Tuple
+
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from .base import QKVAttention
+
+
+@MODELS.register_module()
+class EfficientLinearAttention(QKVAttention):
+    r"""Efficient attention: a softmax of queries over channels, and one of keys over tokens.
+
+    .. math::
+        Y = \mathrm{softmax}_{channels}(Q) \, \big( \mathrm{softmax}_{tokens}(K)^T \, V \big)
+
+    Weights of a query sum to 1, so nothing is divided. Time is :math:`O(N d^2)` per head. It has no
+    parameters of its own. There is no temperature: the scale of queries and keys sets the
+    sharpness. Both softmaxes are fp32 under any autocast, as weights are about 1 / N.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        residual: Whether the input is added to the output, as in the authors' module. In a block
+            with a shortcut of its own, the input then counts twice. Default: False.
+        **frame: Fields of :class:`Frame` that differ from ``Frame()``.
+
+    Source: Efficient Attention (arXiv 1812.01243).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import EfficientLinearAttention
+        >>> attention = EfficientLinearAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    variants = (dict(rope=True), dict(sr_ratio=2))
+
+    def __init__(
+        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
+        residual: bool = False, **kwargs,
+    ) -> None:  # fmt: skip
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        self.residual = residual
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        with no_autocast(v.device):
+            query, key, value = upcast(q, k, v)
+            summed = key.softmax(-2).transpose(-2, -1) @ value  # (B, heads, d, d)
+            return (query.softmax(-1) @ summed).to(v.dtype)
+
+    def forward(
+        self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
+    ) -> Tensor:
+        out = super().forward(x, hw_shape, mask)
+        return out + x if self.residual else out

@@ -1,0 +1,59 @@
+from typing import Tuple
+
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from .base import QKVAttention
+
+
+@MODELS.register_module()
+class HydraAttention(QKVAttention):
+    r"""Hydra attention: as many heads as channels.
+
+    With queries and keys brought to unit length over all channels C of a token:
+
+    .. math:: y_i = \hat q_i \odot \sum_j \hat k_j \odot v_j
+
+    Time is O(N C). It has no parameters of its own, and ``num_heads`` has no effect. Weights may be
+    negative and their sum grows with the number of tokens. A token of zeros gives zero. Everything
+    is fp32 under any autocast.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        scaled: Whether the sum is multiplied by :math:`N_0 / N`, with the number :math:`N_0` of
+            tokens at ``input_resolution``. Without, as in the paper, the output at four times the
+            tokens is about four times as large. Default: True.
+        **frame: Fields of :class:`Frame` that differ from ``Frame()``.
+
+    Source: Hydra Attention (arXiv 2209.07484), which has no code of its authors.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import HydraAttention
+        >>> attention = HydraAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    variants = (dict(scaled=False, lepe_kernel=3),)
+
+    def __init__(
+        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
+        scaled: bool = True, **kwargs,
+    ) -> None:  # fmt: skip
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        self.scaled = scaled
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        with no_autocast(v.device):
+            query, key, value = (self.merge_heads(x) for x in upcast(q, k, v))  # (B, N, C)
+            # The authors' epsilon is 0: NaN for a token of zeros.
+            query, key = (F.normalize(x, dim=-1, eps=1e-6) for x in (query, key))
+            summed = (key * value).sum(1, keepdim=True)  # (B, 1, C)
+            if self.scaled:
+                height, width = self.kv_shape(self.input_resolution)
+                summed = summed * (height * width / key.shape[1])
+            return self.split_heads((query * summed).to(v.dtype))

@@ -1,0 +1,130 @@
+from typing import Optional, Tuple
+
+import torch
+import torch.nn as nn
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops import gaussian_kernel, laplacian_kernel
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from ..layers.pairs import check_pairs_fit
+from .base import QKVAttention
+
+# The bandwidths of SOFT and Skyformer, and of LaplacianFormer.
+KERNELS = {
+    'gaussian': (gaussian_kernel, lambda head_dims: head_dims**0.25),
+    'laplacian': (laplacian_kernel, lambda head_dims: 4.0),
+}
+NORMALIZATIONS = ('none', 'rows', 'symmetric', 'whitened')
+
+
+@MODELS.register_module()
+class KernelAttention(QKVAttention):
+    r"""Exact attention under a Gaussian or Laplacian kernel, with a weight for each pair of tokens.
+
+    Per head:
+
+    .. math::
+        G_{ij} = \exp(-\lVert q_i - k_j \rVert_2^2 / (2 \sigma^2)) \quad \text{or} \quad
+        G_{ij} = \exp(-\lVert q_i - k_j \rVert_1 / \lambda), \quad Y = G V
+
+    It is what others approximate in linear time: :class:`SkyformerAttention`,
+    :class:`SOFTAttention` (with ``qkv='shared_qk'``) and :class:`LaplacianAttention`
+    (``kernel='laplacian', normalization='whitened'``). Time is :math:`O(N^2 d)` and memory
+    :math:`O(N^2)` per head, so it is for comparison. Everything is fp32 under any autocast.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        kernel: ``'gaussian'`` (default) or ``'laplacian'``.
+        bandwidth: :math:`\sigma` of the Gaussian (default ``head_dims ** 0.25``) or
+            :math:`\lambda` of the Laplacian kernel (default 4).
+        normalization: ``'none'`` (default): Y = G V, which grows with the number of tokens.
+            ``'rows'``: each row is divided by its sum. ``'symmetric'``: each entry by the roots of
+            the sums of its row and its column, as in SOFT++. ``'whitened'``: each column is brought
+            to mean zero and unit variance, times :math:`\gamma / N`, plus 1 / N, as in
+            LaplacianFormer, with a learned :math:`\gamma` per head that starts at the square root
+            of the training N.
+        whitening_eps: Added to the variance of a column. Default: 1e-5.
+        **frame: Fields of :class:`Frame` that differ from ``Frame()``.
+
+    Raises:
+        ValueError: For an unknown kernel or normalisation, or a bandwidth that is not positive. In
+            the forward, for a map whose pairs would need more than 4 GB.
+
+    Source: SOFT (arXiv 2110.11945), Skyformer (arXiv 2111.00035) and LaplacianFormer (arXiv
+    2604.20368).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import KernelAttention
+        >>> attention = KernelAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    variants = (
+        dict(kernel='laplacian', normalization='whitened', rope=True),
+        dict(normalization='rows', sr_ratio=2),
+        dict(normalization='symmetric', qkv='shared_qk'),
+    )
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        kernel: str = 'gaussian',
+        bandwidth: Optional[float] = None,
+        normalization: str = 'none',
+        whitening_eps: float = 1e-5,
+        **kwargs,
+    ) -> None:
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        for name, value, known in (
+            ('kernel', kernel, tuple(KERNELS)),
+            ('normalization', normalization, NORMALIZATIONS),
+        ):
+            if value not in known:
+                raise ValueError(f'{name} must be one of {known}, got {value!r}')
+        self.kernel_fn, default_bandwidth = KERNELS[kernel]
+        bandwidth = default_bandwidth(self.head_dims) if bandwidth is None else bandwidth
+        if not 0 < bandwidth < float('inf') or whitening_eps <= 0:
+            raise ValueError(
+                f'bandwidth ({bandwidth}) must be positive and finite, whitening_eps '
+                f'({whitening_eps}) positive'
+            )
+        self.bandwidth = bandwidth
+        self.normalization = normalization
+        self.whitening_eps = whitening_eps
+        self.register_parameter('gamma', None)
+        if normalization == 'whitened':
+            height, width = self.input_resolution
+            self.gamma = nn.Parameter(torch.full((num_heads,), (height * width) ** 0.5))
+
+    def no_weight_decay(self) -> set:
+        """Names of the parameters that are not to decay: the scale starts far from zero."""
+        return {'gamma'}
+
+    def normalized(self, kernel: Tensor) -> Tensor:
+        """The weights ``(B, heads, N, n)`` of a kernel matrix."""
+        # A token far from all others has a sum that underflows to 0, and then weights of 0.
+        rows, columns = (kernel.sum(axis, keepdim=True).clamp(min=1e-30) for axis in (-1, -2))
+        if self.normalization == 'rows':
+            return kernel / rows
+        if self.normalization == 'symmetric':
+            return kernel * rows.rsqrt() * columns.rsqrt()
+        if self.normalization == 'whitened':
+            keys = kernel.shape[-1]
+            variance = kernel.var(-2, unbiased=False, keepdim=True)
+            centred = kernel - kernel.mean(-2, keepdim=True)
+            scale = self.gamma.to(kernel.dtype)[:, None, None] / keys
+            return scale * centred * (variance + self.whitening_eps).rsqrt() + 1 / keys
+        return kernel
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        check_pairs_fit(self, q, k)
+        with no_autocast(v.device):
+            query, key, value = upcast(q, k, v)
+            weights = self.normalized(self.kernel_fn(query, key, self.bandwidth))
+            return (weights @ value).to(v.dtype)

@@ -1,0 +1,58 @@
+from typing import Tuple
+
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from ..layers import linear_attention
+from .base import QKVAttention
+
+
+@MODELS.register_module()
+class LinearAttention(QKVAttention):
+    r"""The linear attention of Katharopoulos et al., with :math:`\phi(x) = \mathrm{elu}(x) + 1`.
+
+    .. math::
+        y_i = \frac{\phi(q_i) \sum_j \phi(k_j)^T v_j}{\phi(q_i) \cdot \sum_j \phi(k_j) + \epsilon}
+
+    Time is :math:`O(N d^2)` per head. It has no parameters of its own. Small queries and keys have
+    features near 1, so attention is almost uniform at first. Features are computed as
+    :math:`\exp(\min(x, 0)) + \mathrm{relu}(x)`, which is the same function and does not vanish
+    below -17. Features, sums and the division are fp32 under any autocast, as sums over the tokens
+    overflow in fp16.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        eps: :math:`\epsilon`. Default: 1e-6.
+        **frame: Fields of :class:`Frame` that differ from ``Frame()``.
+
+    Source: Transformers are RNNs (arXiv 2006.16236).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import LinearAttention
+        >>> attention = LinearAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    variants = (dict(rope=True, lepe_kernel=3), dict(sr_ratio=2))
+
+    def __init__(
+        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
+        eps: float = 1e-6, **kwargs,
+    ) -> None:  # fmt: skip
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        self.eps = eps
+
+    def features(self, x: Tensor) -> Tensor:
+        """elu(x) + 1, without the cancellation."""
+        return x.clamp(max=0).exp() + F.relu(x)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        with no_autocast(v.device):
+            query, key = (self.features(x) for x in upcast(q, k))
+            # The layer divides means over the keys, so its epsilon is that of one key.
+            return linear_attention(query, key, v, self.eps / key.shape[-2])

@@ -1,0 +1,127 @@
+from typing import Tuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from ..layers import Linear, resize_map
+from .base import Projected, QKVAttention
+
+
+@MODELS.register_module()
+class LinformerAttention(QKVAttention):
+    r"""Linformer: softmax attention on m learned sums of the keys and of the values.
+
+    Per head, with E and F (N, m) that all heads share:
+
+    .. math:: Y = \mathrm{softmax}\big( Q \, (E^T K)^T / \sqrt{d} \big) \, F^T V
+
+    Time is :math:`O(N m d)` per head. E and F are 2 N m parameters. They belong to places, so they
+    are m maps of ``input_resolution``. For other maps they are resized bilinearly and multiplied by
+    the ratio of the areas, so that sums stay alike.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        num_landmarks: Number m. The authors have 256. Default: 49.
+        share_kv: Whether F is E and values are the keys, so that there is no linear for values.
+            Default: False.
+        resize: Whether E and F are resized. Without, a map of fewer tokens takes the first rows, as
+            the authors' code does, and one of more is refused. Default: True.
+        authors_init: Whether E and F start uniform in :math:`\pm 1/\sqrt{m}`, as the authors have
+            it. Logits then grow with the map that it is built for. Without, it is
+            :math:`\pm 1/\sqrt{N}`. Default: False.
+        **frame: Fields of :class:`Frame` that differ from ``Frame()``. There is no ``sr_ratio``,
+            as keys are reduced already.
+
+    Raises:
+        ValueError: For ``num_landmarks`` below 1, ``share_kv`` with another form of ``qkv``, and
+            with ``resize=False`` for a map of more tokens than ``input_resolution``.
+
+    Source: Linformer (arXiv 2006.04768).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import LinformerAttention
+        >>> attention = LinformerAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    fixed_options = ('sr_ratio',)
+    variants = (dict(share_kv=True, num_landmarks=5), dict(rope=True, authors_init=True))
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        num_landmarks: int = 49,
+        share_kv: bool = False,
+        resize: bool = True,
+        authors_init: bool = False,
+        **kwargs,
+    ) -> None:
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        if not isinstance(num_landmarks, int) or num_landmarks < 1:
+            raise ValueError(
+                f'num_landmarks must be an integer of at least 1, got {num_landmarks!r}'
+            )
+        if share_kv and (self.frame.qkv != 'qkv' or self.frame.gate):
+            raise ValueError(
+                f'share_kv=True has linears of its own, got qkv={self.frame.qkv!r} and '
+                f"gate={self.frame.gate}; set qkv='qkv' and gate=False, or share_kv=False"
+            )
+        self.share_kv = share_kv
+        self.resize = resize
+        height, width = self.input_resolution
+        bound = (num_landmarks if authors_init else height * width) ** -0.5
+
+        def sums() -> nn.Parameter:
+            table = torch.empty(1, num_landmarks, height, width)
+            return nn.Parameter(nn.init.uniform_(table, -bound, bound))
+
+        self.key_sums = sums()
+        self.register_parameter('value_sums', None if share_kv else sums())
+        if share_kv:
+            self.qkv = Linear(embed_dims, 2 * embed_dims, self.frame.qkv_bias)
+
+    def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:
+        if not self.share_kv:
+            return super().project(x, hw_shape)
+        q, k = self.qkv(x).chunk(2, dim=-1)
+        v = k
+        if self.key_positions is not None:
+            positions = resize_map(self.key_positions, hw_shape).flatten(2).mT
+            k = k + positions.to(k.dtype)
+        return Projected(q, k, v, None)
+
+    def _sums(self, table: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """E or F for a map, ``(m, N)``."""
+        height, width = hw_shape
+        stored = table.shape[2] * table.shape[3]
+        if self.resize:
+            return resize_map(table, hw_shape)[0].flatten(1) * (stored / (height * width))
+        if height * width > stored:
+            raise ValueError(
+                f'LinformerAttention(resize=False) is for {stored} tokens at most '
+                f'(input_resolution {self.input_resolution}), got {height * width} of a map '
+                f'{tuple(hw_shape)}; set resize=True'
+            )
+        return table[0].flatten(1)[:, : height * width]
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        key_sums = self._sums(self.key_sums, hw_shape).to(k.dtype)
+        value_sums = key_sums
+        if self.value_sums is not None:
+            value_sums = self._sums(self.value_sums, hw_shape).to(v.dtype)
+        return F.scaled_dot_product_attention(q, key_sums @ k, value_sums @ v)
+
+    def resize_weight(self, name: str, value: Tensor) -> Tensor:
+        """E, F or the key positions of a checkpoint for the map of this."""
+        if name not in ('key_sums', 'value_sums') or value.dim() != 4:
+            return super().resize_weight(name, value)
+        size = self.input_resolution
+        ratio = value.shape[2] * value.shape[3] / (size[0] * size[1])
+        return resize_map(value, size) * ratio

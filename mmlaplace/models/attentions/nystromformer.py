@@ -1,0 +1,129 @@
+from typing import Tuple
+
+import torch
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from ..layers import Landmarks
+from ..layers.pseudo_inverse import check_iteration, pseudo_inverse
+from ..layers.token_conv import TokenConv
+from .base import QKVAttention
+from .frame import Frame
+
+METHODS = ('pool', 'runs')
+
+
+@MODELS.register_module()
+class NystromformerAttention(QKVAttention):
+    r"""Nyströmformer: the Nyström form of softmax attention.
+
+    Per head, with queries and keys scaled by :math:`d^{-1/4}`, and landmarks :math:`\tilde Q,
+    \tilde K` (m, d) that are means of them:
+
+    .. math::
+        F = \mathrm{softmax}(Q \tilde K^T), \quad A = \mathrm{softmax}(\tilde Q \tilde K^T), \quad
+        B = \mathrm{softmax}(\tilde Q K^T), \quad Y = F \, A^+ (B V)
+
+    :math:`A^+` is an iteration of six steps. They do not converge, and are a regularised inverse:
+    more steps are another function. Where queries and keys are large the weights may be negative
+    and large. Where there are as many landmarks as tokens, it is exact softmax attention. Time is
+    :math:`O(N m d + m^3)` per head. Everything is fp32 under any autocast.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        num_landmarks: Number m. ``'pool'`` needs a square. Default: 49.
+        landmark_method: ``'pool'`` (default) averages cells of the map, √m x √m of them. ``'runs'``
+            averages runs of successive tokens, as the authors do. Runs do not know rows of the map.
+        num_iters: Steps towards the inverse. Default: 6.
+        newton_start_per: What shares the scale that the steps start at. ``'matrix'`` (default):
+            each matrix has its own. ``'batch'``: all images and heads share one, as in the authors'
+            configurations. The result for an image then depends on the other images of the batch.
+        conv_kernel_size: Taps of the authors' convolution of the values, which runs along the
+            flattened tokens, with one filter for each head. It is the ``lepe_kernel`` of the frame
+            that stands for it in two dimensions. Default: 0, none.
+        **frame: Fields of :class:`Frame` that differ from ``Frame(lepe_kernel=3,
+            lepe_filters='head', lepe_bias=False)``. Landmarks of queries and keys are of the same
+            tokens: there is no ``sr_ratio``.
+
+    Raises:
+        ValueError: For an unknown ``landmark_method`` or ``newton_start_per``, or numbers out of
+            range.
+
+    Source: Nyströmformer (arXiv 2102.03902).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import NystromformerAttention
+        >>> attention = NystromformerAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    frame = Frame(lepe_kernel=3, lepe_filters='head', lepe_bias=False)
+    fixed_options = ('sr_ratio',)
+    variants = (
+        dict(landmark_method='runs', num_landmarks=6, conv_kernel_size=5),
+        dict(num_landmarks=4, rope=True),
+    )
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        num_landmarks: int = 49,
+        landmark_method: str = 'pool',
+        num_iters: int = 6,
+        newton_start_per: str = 'matrix',
+        conv_kernel_size: int = 0,
+        **kwargs,
+    ) -> None:
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        if landmark_method not in METHODS:
+            raise ValueError(f'landmark_method must be one of {METHODS}, got {landmark_method!r}')
+        check_iteration(num_iters, newton_start_per)
+        if not isinstance(num_landmarks, int) or num_landmarks < 1:
+            raise ValueError(
+                f'num_landmarks must be an integer of at least 1, got {num_landmarks!r}'
+            )
+        self.num_landmarks = num_landmarks
+        self.pool = Landmarks(num_landmarks) if landmark_method == 'pool' else None
+        self.num_iters = num_iters
+        self.newton_start_per = newton_start_per
+        self.conv = TokenConv(num_heads, conv_kernel_size) if conv_kernel_size else None
+
+    def landmarks(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """Means of tokens, ``(B, heads, N, d)`` to ``(B, heads, m, d)``."""
+        if self.pool is not None:
+            return self.pool(x, hw_shape)
+        tokens, runs = x.shape[2], self.num_landmarks
+        if runs >= tokens:
+            return x
+        # The last runs have a token more where the tokens do not divide.
+        short = (runs - tokens % runs) * (tokens // runs)
+        parts = x[:, :, :short], x[:, :, short:]
+        lengths = tokens // runs, tokens // runs + 1
+        means = [part.unflatten(2, (-1, length)).mean(3) for part, length in zip(parts, lengths)]
+        return torch.cat(means, dim=2)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        with no_autocast(v.device):
+            query, key, value = upcast(q, k, v)
+            shrink = self.head_dims**-0.25
+            query, key = query * shrink, key * shrink
+            some_queries, some_keys = (self.landmarks(x, hw_shape) for x in (query, key))
+            if some_keys.shape[2] == key.shape[2]:
+                out = F.scaled_dot_product_attention(query, key, value, scale=1.0)
+            else:
+                few = some_keys.transpose(-2, -1)  # (B, heads, d, m)
+                inverse = pseudo_inverse(
+                    (some_queries @ few).softmax(-1), self.num_iters, self.newton_start_per
+                )
+                gathered = F.scaled_dot_product_attention(some_queries, key, value, scale=1.0)
+                out = (query @ few).softmax(-1) @ (inverse @ gathered)
+            if self.conv is not None:
+                out = out + self.conv(value.to(self.conv.weight.dtype)).to(out.dtype)
+            return out.to(v.dtype)

@@ -1,0 +1,119 @@
+from typing import Tuple
+
+import torch
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from .base import QKVAttention
+from .frame import Frame
+
+
+@MODELS.register_module()
+class ReformerAttention(QKVAttention):
+    r"""Reformer: softmax attention among tokens that random rotations put side by side (LSH).
+
+    Keys are the queries, brought to unit length. Each of R rounds draws a random matrix, sorts the
+    tokens by the bucket :math:`\arg\max\, [q_i R, -q_i R]`, and cuts them into chunks of b. A token
+    attends to its chunk and to the one before, in a ring over all rounds, and to itself only where
+    there is nothing else. Rounds are weighed by the sums of their exponentials. Time is
+    :math:`O(R N b d)` per head, more than that of full attention where :math:`2 R b > N`, and a
+    small term :math:`O(R N^2 d / b)` to choose among N / b buckets. It has no parameters of its
+    own. Everything is fp32 under any autocast.
+
+    Which tokens meet is random, and a small change of a query can change it. So the output in half
+    precision is not close to that in fp32. Rounds are drawn anew in every pass while training, and
+    always the same in eval mode; the authors' code draws there too.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        bucket_size: Tokens b of a chunk. A map of no more tokens has full attention. Others are
+            padded to a multiple of 2b by tokens that nobody sees. Default: 64.
+        num_hashes: Rounds R. Default: 8.
+        **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='shared_qk',
+            qkv_bias=False)``. Queries and keys are always the same.
+
+    Raises:
+        ValueError: If ``bucket_size`` or ``num_hashes`` is no positive integer.
+
+    Source: Reformer (arXiv 2001.04451).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import ReformerAttention
+        >>> attention = ReformerAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    to_itself = -5e4  # the logit of a token with itself: less than all others, yet not impossible
+    frame = Frame(qkv='shared_qk', qkv_bias=False)
+    fixed_options = ('qkv', 'sr_ratio', 'key_positions')
+
+    def __init__(
+        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
+        bucket_size: int = 64, num_hashes: int = 8, **kwargs,
+    ) -> None:  # fmt: skip
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        for name, value in (('bucket_size', bucket_size), ('num_hashes', num_hashes)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f'{name} must be an integer of at least 1, got {value!r}')
+        self.bucket_size = bucket_size
+        self.num_hashes = num_hashes
+
+    def rotations(self, buckets: int) -> Tensor:
+        """A random matrix for each round, ``(R, d, buckets / 2)``."""
+        generator = None if self.training else torch.Generator().manual_seed(0)
+        shape = (self.num_hashes, self.head_dims, buckets // 2)
+        return torch.randn(shape, generator=generator, device='cpu')
+
+    def order(self, q: Tensor, padded: int) -> Tensor:
+        """Places of the tokens in each round, ``(B, heads, R, padded)``; padding comes last."""
+        buckets = padded // self.bucket_size
+        turned = q.unsqueeze(2) @ self.rotations(buckets).to(q)  # (B, heads, R, N, buckets / 2)
+        bucket = torch.cat([turned, -turned], dim=-1).argmax(-1)
+        bucket = F.pad(bucket, (0, padded - q.shape[2]), value=buckets)
+        place = torch.arange(padded, device=q.device)
+        return (bucket * padded + place).argsort(-1)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        with no_autocast(v.device):
+            query, value = upcast(q, v)
+            tokens, step = query.shape[2], 2 * self.bucket_size
+            if tokens <= self.bucket_size:
+                itself = torch.arange(tokens, device=q.device)
+                return self._attend(query, query, value, itself, itself, tokens)[0].to(v.dtype)
+            padded = -(-tokens // step) * step
+            order = self.order(query.detach(), padded)
+            flat = order.flatten(2)  # (B, heads, R * padded)
+
+            def chunks(x: Tensor) -> Tensor:
+                """Tokens in the order of the rounds, ``(B, heads, chunks, b, d)``."""
+                x = F.pad(x, (0, 0, 0, padded - tokens))
+                x = x.gather(2, flat.unsqueeze(-1).expand(-1, -1, -1, x.shape[-1]))
+                return x.unflatten(2, (-1, self.bucket_size))
+
+            def with_chunk_before(x: Tensor) -> Tensor:
+                return torch.cat([x, x.roll(1, 2)], dim=3)
+
+            near, place = chunks(query), flat.unflatten(2, (-1, self.bucket_size))
+            out, weight = self._attend(
+                near, with_chunk_before(near), with_chunk_before(chunks(value)),
+                place, with_chunk_before(place), tokens,
+            )  # fmt: skip
+            back = order.argsort(-1)[..., :tokens].unsqueeze(-1)  # (B, heads, R, N, 1)
+            rounds = (self.num_hashes, padded)
+            out, weight = (x.flatten(2, 3).unflatten(2, rounds) for x in (out, weight))
+            out = out.gather(3, back.expand(-1, -1, -1, -1, out.shape[-1]))
+            return (out * weight.gather(3, back).softmax(2)).sum(2).to(v.dtype)
+
+    def _attend(
+        self, q: Tensor, k: Tensor, v: Tensor, q_place: Tensor, k_place: Tensor, tokens: int
+    ) -> Tuple[Tensor, Tensor]:
+        """Mixed values and the logarithm of the sum of the exponentials, ``(..., 1)``."""
+        scores = q @ F.normalize(k, dim=-1).transpose(-2, -1) * self.head_dims**-0.5
+        scores = scores.masked_fill(q_place[..., :, None] == k_place[..., None, :], self.to_itself)
+        scores = scores.masked_fill((k_place >= tokens)[..., None, :], float('-inf'))
+        return scores.softmax(-1) @ v, scores.logsumexp(-1, keepdim=True)

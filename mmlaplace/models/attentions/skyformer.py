@@ -1,0 +1,141 @@
+import math
+from typing import Optional, Tuple
+
+import torch
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops import gaussian_kernel
+from mmlaplace.ops.inverse import add_ridge
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from ..layers import Landmarks
+from ..layers.pseudo_inverse import check_iteration, pseudo_inverse
+from .base import QKVAttention
+
+METHODS = ('pool', 'random')
+
+
+@MODELS.register_module()
+class SkyformerAttention(QKVAttention):
+    r"""Skyformer: the Nyström form of a Gaussian kernel between queries and keys.
+
+    Per head, with :math:`k(x, y) = \exp(-\lVert x - y \rVert_2^2 / (2 \sigma^2))` and landmarks L
+    of queries and of keys:
+
+    .. math::
+        W = k(L, L) + \epsilon I, \quad D = \mathrm{diag}(W 1), \quad
+        M = \big( D^{-1/2} W D^{-1/2} \big)^+
+
+        Y = k(Q, L) \, D^{-1/2} M^T D^{-1/2} \, k(L, K) \, V
+
+    M is six steps of Nyströmformer's iteration. Time is :math:`O(N m d + m^3)` per head. It has no
+    parameters of its own. Nothing is divided by a sum of weights. So the scale of queries and keys
+    sets that of the output, which vanishes where they are large, and it grows with the number of
+    tokens. Everything is fp32 under any autocast. :class:`KernelAttention` is the exact form.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        num_landmarks: Number of landmarks of the queries, and as many of the keys. ``'pool'`` needs
+            a square. Default: 49.
+        landmark_method: ``'pool'`` (default) averages cells of the map. ``'random'`` takes tokens
+            themselves, with replacement, as the authors do: new ones for each image in every pass
+            while training, always the same in eval mode.
+        bandwidth: :math:`\sigma`. The authors have :math:`32^{1/4}` for any d. Default:
+            :math:`d^{1/4}`.
+        ridge: :math:`\epsilon`. Default: 0.1.
+        num_iters: Steps towards the inverse. Default: 6.
+        newton_start_per: What shares the scale that the steps start at. ``'matrix'`` (default):
+            each matrix has its own. ``'batch'``: all images and heads share one, as the authors
+            have it. The result for an image then depends on the other images of the batch.
+        **frame: Fields of :class:`Frame` that differ from ``Frame()``.
+
+    Raises:
+        ValueError: For an unknown ``landmark_method`` or ``newton_start_per``, or numbers out of
+            range.
+
+    Source: Skyformer (arXiv 2111.00035).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import SkyformerAttention
+        >>> attention = SkyformerAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    variants = (
+        dict(landmark_method='random', num_landmarks=6, lepe_kernel=3),
+        dict(rope=True, num_landmarks=4),
+        dict(num_landmarks=4, sr_ratio=2),
+    )
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        num_landmarks: int = 49,
+        landmark_method: str = 'pool',
+        bandwidth: Optional[float] = None,
+        ridge: float = 0.1,
+        num_iters: int = 6,
+        newton_start_per: str = 'matrix',
+        **kwargs,
+    ) -> None:
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        if landmark_method not in METHODS:
+            raise ValueError(f'landmark_method must be one of {METHODS}, got {landmark_method!r}')
+        check_iteration(num_iters, newton_start_per)
+        bandwidth = self.head_dims**0.25 if bandwidth is None else bandwidth
+        if not 0 < bandwidth < math.inf or not 0 <= ridge < math.inf:
+            raise ValueError(
+                f'bandwidth ({bandwidth}) must be positive and finite, ridge ({ridge}) finite and '
+                'not negative'
+            )
+        if not isinstance(num_landmarks, int) or num_landmarks < 1:
+            raise ValueError(
+                f'num_landmarks must be an integer of at least 1, got {num_landmarks!r}'
+            )
+        self.num_landmarks = num_landmarks
+        self.pool = Landmarks(num_landmarks) if landmark_method == 'pool' else None
+        self.bandwidth = bandwidth
+        self.ridge = ridge
+        self.num_iters = num_iters
+        self.newton_start_per = newton_start_per
+
+    def draw(self, images: int, queries: int, keys: int) -> Tensor:
+        """Indices of landmarks among the queries and then the keys, ``(images, 2 m)``."""
+        rows, generator = images, None
+        if not self.training:
+            rows, generator = 1, torch.Generator().manual_seed(0)
+        shape = (rows, self.num_landmarks)
+        of_queries = torch.randint(queries, shape, generator=generator, device='cpu')
+        of_keys = torch.randint(keys, shape, generator=generator, device='cpu')
+        return torch.cat([of_queries, of_keys + queries], dim=1).expand(images, -1)
+
+    def landmarks(self, q: Tensor, k: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """Landmarks of queries and of keys, ``(B, heads, 2 m, d)``."""
+        if self.pool is not None:
+            pooled = self.pool(q, hw_shape), self.pool(k, self.kv_shape(hw_shape))
+            return torch.cat(pooled, dim=2)
+        tokens = torch.cat([q, k], dim=2)
+        index = self.draw(q.shape[0], q.shape[2], k.shape[2]).to(q.device)
+        index = index[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3])
+        return tokens.gather(2, index)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        with no_autocast(v.device):
+            query, key, value = upcast(q, k, v)
+            landmarks = self.landmarks(query, key, hw_shape)
+            mat = gaussian_kernel(landmarks, landmarks, self.bandwidth)
+            mat = add_ridge(mat, self.ridge)
+            root = mat.sum(-1, keepdim=True).rsqrt()  # (B, heads, 2 m, 1)
+            normalized = root * mat * root.transpose(-2, -1)
+            inverse = pseudo_inverse(normalized, self.num_iters, self.newton_start_per)
+            of_queries, of_keys = (
+                gaussian_kernel(x, landmarks, self.bandwidth) for x in (query, key)
+            )
+            gathered = root * (of_keys.transpose(-2, -1) @ value)  # (B, heads, 2 m, d)
+            gathered = root * (inverse.transpose(-2, -1) @ gathered)
+            return (of_queries @ gathered).to(v.dtype)

@@ -1,0 +1,61 @@
+from typing import Tuple
+
+import torch.nn as nn
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from ..layers import linear_attention
+from .base import QKVAttention
+from .frame import Frame
+
+
+@MODELS.register_module()
+class SLABAttention(QKVAttention):
+    r"""SLAB's simplified linear attention: ReLU features, positions of the keys, and a convolution.
+
+    .. math::
+        y_i = \frac{\mathrm{relu}(q_i) \sum_j \mathrm{relu}(k_j + p_j)^T v_j}
+                   {\mathrm{relu}(q_i) \cdot \sum_j \mathrm{relu}(k_j + p_j) + \epsilon}
+
+    A 5 x 5 depthwise convolution of the values is added, of as many filters as a head has channels.
+    Time is :math:`O(N d^2)` per head. Positions p are N C parameters, which start at zero. A query
+    without a positive channel gives zero. Features and normalisers are fp32 under any autocast.
+    The paper's other half, a norm that turns from LayerNorm to BatchNorm while training, is not
+    part of the attention.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        eps: :math:`\epsilon`. Default: 1e-6.
+        **frame: Fields of :class:`Frame` that differ from ``Frame(key_positions=True,
+            lepe_kernel=5, lepe_filters='head_channel')``.
+
+    Source: SLAB (arXiv 2405.11582).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import SLABAttention
+        >>> attention = SLABAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    frame = Frame(key_positions=True, lepe_kernel=5, lepe_filters='head_channel')
+    variants = (dict(sr_ratio=2), dict(key_positions=False, rope=True))
+
+    def __init__(
+        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
+        eps: float = 1e-6, **kwargs,
+    ) -> None:  # fmt: skip
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        self.eps = eps
+        if self.key_positions is not None:
+            nn.init.zeros_(self.key_positions)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        with no_autocast(v.device):
+            query, key = (F.relu(x) for x in upcast(q, k))
+            # The layer divides means over the keys, so its epsilon is that of one key.
+            return linear_attention(query, key, v, self.eps / key.shape[-2])

@@ -1,0 +1,93 @@
+from typing import Tuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from ..layers import linear_attention
+from ..layers.pairs import check_pairs_fit
+from ..layers.taylor import taylor_features
+from .base import QKVAttention
+
+FORMS = ('auto', 'linear', 'direct')
+
+
+@MODELS.register_module()
+class TaylorShiftAttention(QKVAttention):
+    r"""TaylorShift: softmax attention with the exponential's Taylor series for the exponential.
+
+    Per head, with queries and keys of unit length and a learned temperature :math:`\tau`:
+
+    .. math::
+        t_{ij} = \tau \, \hat q_i \cdot \hat k_j, \quad
+        w_{ij} = 1 + t_{ij} + \tfrac{1}{2} t_{ij}^2, \quad y_i = \sum_j w_{ij} v_j / \sum_j w_{ij}
+
+    The same function has two forms. The linear one has :math:`1 + d + d^2` features: time
+    :math:`O(N d^3)` and memory :math:`O(N d^2)` per head. The direct one has a weight for each pair
+    of tokens. One parameter a head. With :math:`\tau = 1` the largest weight is five times the
+    smallest, so thousands of tokens are averaged. Weights rise again below t = -1, so for a large
+    :math:`\tau` opposite keys count like equal ones. Everything is fp32 under any autocast.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        form: ``'auto'`` (default): the direct form for up to :math:`1 + d + d^2` tokens, which is
+            then cheaper. ``'linear'`` or ``'direct'``: always that.
+        output_normalized: Whether the output is multiplied by :math:`\sqrt{N / d}`, as in the
+            authors' ViT. Default: False.
+        **frame: Fields of :class:`Frame` that differ from ``Frame()``.
+
+    Raises:
+        ValueError: For an unknown form. In the forward, for a map whose pairs would need more than
+            4 GB in the direct form.
+
+    Source: TaylorShift (arXiv 2403.02920).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import TaylorShiftAttention
+        >>> attention = TaylorShiftAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    variants = (dict(form='linear', rope=True), dict(form='direct', output_normalized=True))
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        form: str = 'auto',
+        output_normalized: bool = False,
+        **kwargs,
+    ) -> None:
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        if form not in FORMS:
+            raise ValueError(f'form must be one of {FORMS}, got {form!r}')
+        self.form = form
+        self.output_normalized = output_normalized
+        self.temperature = nn.Parameter(torch.ones(num_heads, 1, 1))
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        features, keys = 1 + self.head_dims + self.head_dims**2, k.shape[2]
+        direct = self.form == 'direct' or (self.form == 'auto' and keys <= features)
+        if direct:
+            check_pairs_fit(self, q, k)
+        with no_autocast(v.device):
+            query, key, value = upcast(q, k, v)
+            query, key = (F.normalize(x, dim=-1, eps=1e-6) for x in (query, key))
+            query = query * self.temperature.to(query.dtype)
+            if direct:
+                scores = query @ key.transpose(-2, -1)
+                weights = 1 + scores + 0.5 * scores.square()
+                out = weights @ value / weights.sum(-1, keepdim=True)
+            else:
+                # The least weight is a half, so nothing keeps the sum from zero.
+                out = linear_attention(taylor_features(query), taylor_features(key), value, eps=0)
+            if self.output_normalized:
+                out = out * (keys / self.head_dims) ** 0.5
+            return out.to(v.dtype)

@@ -1,0 +1,42 @@
+from torch import Tensor
+
+from mmlaplace.ops.inverse import identity_like
+
+STARTS = ('matrix', 'batch')
+
+
+def pseudo_inverse(mat: Tensor, num_iters: int, start_per: str = 'matrix') -> Tensor:
+    r"""Nyströmformer's iteration towards the Moore–Penrose inverse of non-negative matrices.
+
+    .. math::
+        Z_0 = A^T / c, \quad
+        Z \leftarrow \tfrac{1}{4} Z \, (13 I - AZ (15 I - AZ (7 I - AZ)))
+
+    c is the largest column sum. Rows of A sum to 1 at most. Six steps do not converge for matrices
+    of large condition: they act as a regularised inverse. The gradient is that of all steps and of
+    c.
+
+    Args:
+        mat: A ``(..., m, m)``, at least fp32.
+        num_iters: Steps.
+        start_per: ``'matrix'`` (default): each matrix has its own c. ``'batch'``: one for all.
+
+    Returns:
+        ``(..., m, m)``.
+    """
+    columns = mat.sum(-2)
+    largest = columns.amax() if start_per == 'batch' else columns.amax(-1)[..., None, None]
+    inverse, identity = mat.transpose(-2, -1) / largest, identity_like(mat)
+    for _ in range(num_iters):
+        product = mat @ inverse
+        factor = 15 * identity - product @ (7 * identity - product)
+        inverse = 0.25 * inverse @ (13 * identity - product @ factor)
+    return inverse
+
+
+def check_iteration(num_iters: int, newton_start_per: str) -> None:
+    """Raise a ValueError for options that :func:`pseudo_inverse` does not take."""
+    if newton_start_per not in STARTS:
+        raise ValueError(f'newton_start_per must be one of {STARTS}, got {newton_start_per!r}')
+    if not isinstance(num_iters, int) or num_iters < 1:
+        raise ValueError(f'num_iters must be an integer of at least 1, got {num_iters!r}')

@@ -1,0 +1,19 @@
+import torch
+from torch import Tensor
+
+
+def taylor_features(x: Tensor) -> Tensor:
+    r"""Features whose products are the Taylor series of the exponential, to the second order.
+
+    .. math::
+        \phi(x) = [1, x, (x \otimes x) / \sqrt{2}], \quad
+        \phi(x) \cdot \phi(y) = 1 + x \cdot y + \tfrac{1}{2} (x \cdot y)^2
+
+    Args:
+        x: ``(..., d)``.
+
+    Returns:
+        ``(..., 1 + d + d * d)``.
+    """
+    squares = (x.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2) * 0.5**0.5
+    return torch.cat([torch.ones_like(x[..., :1]), x, squares], dim=-1)

@@ -1,0 +1,199 @@
+"""How the files of the authors' classic attentions become ours, see test_authors_attentions.py."""
+
+import math
+
+import pytest
+import torch
+
+
+def exactly(expected):
+    """A setting that is a constant here."""
+    return lambda value: {} if value == expected else None
+
+
+def told_by_shapes(value):
+    """A setting that the shapes of parameters or inputs tell too."""
+    return {}
+
+
+def linear(value, hw_shape):
+    """The weight or bias of a convolution 1 x 1 as that of a linear."""
+    return value.flatten(1) if value.dim() == 4 else value
+
+
+def map_of(count, hw_shape):
+    """The map of ``count`` tokens: the file's, a square, or a row."""
+    if hw_shape[0] * hw_shape[1] == count:
+        return hw_shape
+    side = math.isqrt(count)
+    return (side, side) if side**2 == count else (1, count)
+
+
+def hw_of(golden):
+    return int(golden['in:H']), int(golden['in:W'])
+
+
+def positions(value, hw_shape):
+    return value.mT.unflatten(2, map_of(value.shape[1], hw_shape))
+
+
+def sums(value, hw_shape):
+    """``(N, m)`` to ``(1, m, H, W)``."""
+    return value.mT[None].unflatten(2, map_of(len(value), hw_shape))
+
+
+def temperatures(value, hw_shape):
+    return value.flatten(0, 1)
+
+
+def separate(q, k, v):
+    return {q: 'qkv.', k: 'qkv.', v: 'qkv.'}
+
+
+def efficient(golden):
+    channels = golden['in:x'].shape[2]
+    for name in ('in:key_channels', 'in:value_channels'):
+        if name in golden and golden[name] != channels:
+            pytest.skip(f'EfficientLinearAttention has no option for {name} = {golden[name]}')
+    return dict(residual=True)
+
+
+def linformer(golden):
+    shared = 'param:proj_v' not in golden
+    table, hw_shape = len(golden['param:proj_k']), hw_of(golden)
+    return dict(
+        num_landmarks=golden['param:proj_k'].shape[1], share_kv=shared, qkv_bias=False,
+        input_resolution=map_of(table, hw_shape), resize=table == hw_shape[0] * hw_shape[1],
+    )  # fmt: skip
+
+
+def nystromformer(golden):
+    taps = golden['param:conv.weight'].shape[2] if 'param:conv.weight' in golden else 0
+    return dict(landmark_method='runs', lepe_kernel=0, conv_kernel_size=taps)
+
+
+def castling(golden):
+    taps = golden['param:dconv.weight'].shape[2]
+    biased = 'param:qkv.bias' in golden
+    return dict(lepe_kernel=0, conv_kernel_size=taps, qkv_bias=biased)
+
+
+def hedgehog(golden):
+    return dict(feature_dims=golden['param:feature_map_q.mlp.layer'].shape[2])
+
+
+def slab(golden):
+    table = golden['param:positional_encoding'].shape[1]
+    form = 'qkv' if 'param:qkv.weight' in golden else 'q_kv'
+    bias = 'param:qkv.bias' in golden or 'param:q.bias' in golden
+    return dict(qkv=form, qkv_bias=bias, input_resolution=map_of(table, hw_of(golden)))
+
+
+def halves(count):
+    """Landmarks of the queries, and as many of the keys."""
+    return dict(num_landmarks=int(count) // 2) if count % 2 == 0 else None
+
+
+def draws_as_theirs(attention, golden):
+    index = torch.from_numpy(golden['in:sketching_matrix'])[:, 0]
+    attention.draw = lambda images, queries, keys: index
+
+
+def turns_as_theirs(attention, golden):
+    rotations = torch.from_numpy(golden['in:rotations'])[0].transpose(0, 1)  # (R, d, buckets / 2)
+    attention.rotations = lambda buckets: rotations
+
+
+START = {'original': dict(newton_start_per='batch'), 'exact': dict(newton_start_per='matrix')}
+FLOW = dict(
+    type='FlowAttention',
+    names={
+        **separate('query_projection.', 'key_projection.', 'value_projection.'),
+        'out_projection.': 'proj.', 'qkv.': 'qkv.', 'proj.': 'proj.',
+    },
+)  # fmt: skip
+AUTHORS = {
+    'linear_transformer': dict(type='LinearAttention'),
+    'efficient_attention': dict(
+        type='EfficientLinearAttention', options=efficient,
+        settings={'in:key_channels': told_by_shapes, 'in:value_channels': told_by_shapes},
+        names={
+            'queries.': ('qkv.', linear), 'keys.': ('qkv.', linear), 'values.': ('qkv.', linear),
+            'reprojection.': ('proj.', linear),
+        },
+    ),
+    'performer': dict(
+        type='PerformerAttention', settings={'in:nb_features': 'num_features'},
+        names={'projection_matrix': 'projection_matrix'},
+    ),
+    'performer_relu': dict(
+        type='PerformerAttention', options=dict(features='relu'),
+        settings={'in:nb_features': 'num_features'},
+        names={'projection_matrix': 'projection_matrix'},
+    ),
+    'linformer': dict(
+        type='LinformerAttention', options=linformer,
+        settings={'in:k': told_by_shapes, 'in:seq_len': told_by_shapes,
+                  'in:one_kv_head': exactly(False)},
+        names={**separate('to_q.', 'to_k.', 'to_v.'), 'to_out.': 'proj.',
+               'proj_k': ('key_sums', sums), 'proj_v': ('value_sums', sums)},
+    ),
+    'nystromformer': dict(
+        type='NystromformerAttention', options=nystromformer,
+        settings={'in:conv_kernel_size': told_by_shapes, 'in:n_iter': 'num_iters',
+                  'in:init_option': START.get},
+        names={'conv.': 'conv.'},
+    ),
+    # Theirs has an output of another width than its input, which goes past the block's shortcut.
+    'nystromformer_t2t': dict(type='NystromformerAttention', settings={'in:in_dim': exactly(None)}),
+    'cosformer': dict(
+        type='CosformerAttention', options=dict(positions='flattened'),
+        settings={'in:has_outproj': 'proj'},
+        names={**separate('q_proj.', 'k_proj.', 'v_proj.'), 'out_proj.': 'proj.'},
+    ),
+    'hydra': dict(type='HydraAttention', names={'qkv.': 'qkv.', 'out.': 'proj.'}),
+    'skyformer': dict(
+        type='SkyformerAttention',
+        options=dict(bandwidth=32**0.25, landmark_method='random', newton_start_per='batch'),
+        settings={'in:nb_features': halves, 'in:accumulation': exactly(1), 'in:n_iter': 'num_iters',
+                  'in:sketching_matrix': told_by_shapes},
+        prepare=draws_as_theirs,
+    ),
+    'skyformer_kernelized': dict(type='KernelAttention'),
+    'hedgehog': dict(
+        type='HedgehogAttention', options=hedgehog,
+        names={'feature_map_q.mlp.layer': 'query_map.weight',
+               'feature_map_k.mlp.layer': 'key_map.weight'},
+    ),
+    'hedgehog_fla': dict(
+        type='HedgehogAttention', options=dict(form='joint'),
+        names={'feature_map_q.layer.': 'query_map.', 'feature_map_k.layer.': 'key_map.'},
+    ),
+    'castling': dict(
+        type='CastlingAttention', options=castling,
+        settings={'in:res_kernel_size': told_by_shapes, 'in:sparse_reg': 'sparse_softmax'},
+        names={'qkv.': 'qkv.', 'proj.': 'proj.', 'dconv.': 'conv.'},
+    ),
+    'taylorshift': dict(
+        type='TaylorShiftAttention', options=dict(form='linear'),
+        settings={'in:a': exactly(0.5), 'in:b': exactly(1.0), 'in:c': exactly(1.0)},
+        names={'temperature': ('temperature', temperatures), 'qkv.': 'qkv.', 'proj.': 'proj.'},
+    ),
+    'based_taylor': dict(type='BasedAttention'),
+    'reformer_lsh': dict(
+        type='ReformerAttention',
+        settings={'in:n_hashes': 'num_hashes', 'in:allow_duplicate_attention': exactly(True),
+                  'in:rotations': told_by_shapes},
+        prepare=turns_as_theirs,
+    ),
+    'slab': dict(
+        type='SLABAttention', options=slab, settings={'in:kernel_size': 'lepe_kernel'},
+        names={'positional_encoding': ('key_positions', positions), 'qkv.': 'qkv.', 'q.': 'qkv.',
+               'kv.': 'kv.', 'proj.': 'proj.', 'dwc.': 'lepe.conv.'},
+    ),
+    'slab_repbn': None,
+    'flow': FLOW,
+    'flowformer': FLOW,
+    'xcit_lpi': None,
+}  # fmt: skip
+AUTHORS['taylorshift_direct'] = dict(AUTHORS['taylorshift'], options=dict(form='direct'))

@@ -1,0 +1,337 @@
+"""What the authors' files do not show of the classic attentions."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+# Options under which each is linear in the tokens, on maps of 256 and 1024 tokens.
+LINEAR = {
+    'LinearAttention': {},
+    'EfficientLinearAttention': {},
+    'PerformerAttention': {},
+    'LinformerAttention': dict(num_landmarks=16),
+    'NystromformerAttention': dict(num_landmarks=16),
+    'CosformerAttention': {},
+    'HydraAttention': {},
+    'SkyformerAttention': dict(num_landmarks=16),
+    'HedgehogAttention': {},
+    'CastlingAttention': {},
+    'TaylorShiftAttention': {},
+    'BasedAttention': {},
+    'SLABAttention': {},
+    'FlowAttention': {},
+}
+CLASSIC = {
+    **LINEAR,
+    'ReformerAttention': dict(bucket_size=8, num_hashes=2),
+    'KernelAttention': dict(normalization='rows'),
+}
+
+
+def build(name, embed_dims=16, num_heads=2, input_resolution=(4, 4), **options):
+    sizes = dict(embed_dims=embed_dims, num_heads=num_heads, input_resolution=input_resolution)
+    return MODELS.build(dict(options, type=name, **sizes)).eval()
+
+
+class Largest(TorchDispatchMode):
+    """Keeps the number of elements of the largest tensor that an operation gave."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for value in tree_flatten(out)[0]:
+            if isinstance(value, torch.Tensor):
+                self.numel = max(self.numel, value.numel())
+        return out
+
+
+def largest(name, side, **options):
+    attention = build(name, input_resolution=(side, side), **options)
+    x = torch.randn(1, side * side, 16, requires_grad=True)
+    with Largest() as mode:
+        attention(x, (side, side)).sum().backward()
+    return mode.numel
+
+
+@pytest.mark.parametrize('name', LINEAR)
+def test_linear_attentions_hold_no_matrix_of_all_pairs(name):
+    small, large = (largest(name, side, **LINEAR[name]) for side in (16, 32))
+    assert large <= 4 * small  # as the tokens
+    assert large < 1024**2 // 4
+
+
+def test_an_exact_attention_does_hold_one():
+    assert largest('KernelAttention', 16) >= 2 * 256**2
+
+
+@pytest.mark.parametrize(
+    ('name', 'options'),
+    [
+        ('KernelAttention', {}),
+        ('TaylorShiftAttention', dict(form='direct')),
+        ('CastlingAttention', dict(sparse_softmax=True)),
+    ],
+)
+def test_too_many_pairs_are_refused_before_they_are_allocated(name, options):
+    attention = build(name, embed_dims=8, **options)
+    tokens = torch.zeros(1, 1, 1, 4, dtype=torch.float16).expand(3, 2, 160 * 160, 4)
+    with Largest() as mode, pytest.raises(ValueError, match=r'3 images x 2 heads.*15.7 GB.*4 GB'):
+        attention.mix(tokens, tokens, tokens, (160, 160))
+    assert mode.numel <= tokens.numel()
+
+
+@pytest.mark.parametrize('name', CLASSIC)
+def test_tokens_of_zeros_have_finite_outputs_and_gradients(name):
+    attention = build(name, **CLASSIC[name])
+    q, k, v = (torch.zeros(1, 2, 30, 8, requires_grad=True) for _ in range(3))
+    out = attention.mix(q, q if name == 'ReformerAttention' else k, v, (5, 6))
+    out.sum().backward()
+    assert (out == 0).all()
+    for value in (q, k, v):
+        assert value.grad is None or value.grad.isfinite().all()
+
+
+@pytest.mark.parametrize('name', CLASSIC)
+def test_halves_of_a_large_map_are_summed_in_fp32(name):
+    """Sums over 4096 tokens of 64 channels overflow fp16 in most of them."""
+    attention = build(name, 64, 1, (64, 64), **CLASSIC[name])
+    q, k, v = (torch.randn(1, 1, 4096, 64).half() for _ in range(3))
+    k = q if name == 'ReformerAttention' else k
+    with torch.no_grad():
+        out = attention.mix(q, k, v, (64, 64))
+        exact = attention.mix(q.float(), k.float(), v.float(), (64, 64))
+    assert out.dtype == torch.float16
+    # One rounding of the output; Linformer's sums and softmax are of halves, a few roundings.
+    allowed = 8 if name == 'LinformerAttention' else 1
+    error = (out.float() - exact).abs().max()
+    assert error <= allowed * torch.finfo(torch.float16).eps * exact.abs().max()
+
+
+def heads(*shape, scale=1.0):
+    return [scale * torch.randn(*shape, dtype=torch.float64) for _ in range(3)]
+
+
+def check(actual, expected):
+    # fp64: two orders of the same sums.
+    torch.testing.assert_close(actual, expected, atol=1e-9, rtol=1e-9)
+
+
+def test_elu_features_do_not_vanish():
+    attention = build('LinearAttention')
+    features = attention.features(torch.tensor([-60.0, -20.0, -1.0, 0.0, 2.0]))
+    assert (features > 0).all()
+    # elu(x) + 1 rounds twice near 1.
+    torch.testing.assert_close(features[2:], F.elu(torch.tensor([-1.0, 0.0, 2.0])) + 1)
+
+
+def test_cosformer_on_a_map_equals_its_formula():
+    attention = build('CosformerAttention').double()
+    q, k, v = heads(1, 2, 12, 8)
+    row, column = (t / size for t, size in ((torch.arange(12) // 4, 3), (torch.arange(12) % 4, 4)))
+    near = ((t[:, None] - t).double().mul(torch.pi / 2).cos() for t in (row, column))
+    weights = q.relu() @ k.relu().mT * next(near) * next(near)
+    expected = weights @ v / weights.sum(-1, keepdim=True).clamp(min=1e-6)
+    # Angles of the formula are fp32.
+    torch.testing.assert_close(attention.mix(q, k, v, (3, 4)), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize('normalized', [False, True])
+def test_both_forms_of_taylorshift_are_one_function(normalized):
+    q, k, v = heads(2, 2, 30, 4)
+    direct, linear, auto = (
+        build('TaylorShiftAttention', 8, form=form, output_normalized=normalized).double()
+        for form in ('direct', 'linear', 'auto')
+    )
+    expected = direct.mix(q, k, v, (5, 6))
+    check(linear.mix(q, k, v, (5, 6)), expected)
+    assert torch.equal(auto.mix(q, k, v, (5, 6)), linear.mix(q, k, v, (5, 6)))  # 30 > 1 + 4 + 16
+    few = [x[:, :, :20] for x in (q, k, v)]
+    assert torch.equal(auto.mix(*few, (4, 5)), direct.mix(*few, (4, 5)))
+
+
+def test_hydra_gives_the_same_on_a_map_of_repeated_tokens():
+    x = torch.randn(1, 16, 16)
+    scaled, papers = build('HydraAttention'), build('HydraAttention', scaled=False)
+    papers.load_state_dict(scaled.state_dict())
+    repeated = x.repeat_interleave(4, 1)
+    small, large = (f.mix(*[f.split_heads(t)] * 3, size) for f, t, size in (
+        (scaled, x, (4, 4)), (scaled, repeated, (8, 8))
+    ))  # fmt: skip
+    # Sums of four times the terms, in fp32.
+    torch.testing.assert_close(large[:, :, ::4], small, atol=1e-5, rtol=1e-5)
+    grown = papers.mix(*[papers.split_heads(repeated)] * 3, (8, 8))
+    torch.testing.assert_close(grown[:, :, ::4], 4 * small, atol=1e-5, rtol=1e-5)
+
+
+def test_weights_of_a_kernel_are_normalised_as_asked():
+    q, k, v = heads(1, 2, 12, 8)
+    kernel = torch.exp(-(q[..., :, None, :] - k[..., None, :, :]).square().sum(-1) / 2 / 8**0.5)
+    rows, columns = kernel.sum(-1, keepdim=True), kernel.sum(-2, keepdim=True)
+    for name, weights in (
+        ('none', kernel), ('rows', kernel / rows), ('symmetric', kernel / (rows * columns).sqrt()),
+    ):  # fmt: skip
+        attention = build('KernelAttention', normalization=name).double()
+        check(attention.mix(q, k, v, (3, 4)), weights @ v)
+
+
+def test_whitened_kernel_is_what_laplacian_attention_approximates():
+    options = dict(rope=False, lepe_kernel=0, ridge=0.0, solver='cholesky', num_landmarks=16)
+    nystrom = build('LaplacianAttention', **options).double()  # each token is a landmark
+    exact = build('KernelAttention', kernel='laplacian', normalization='whitened').double()
+    q, k, v = heads(1, 2, 12, 8)
+    # The inverse of the kernel of the keys, in fp64.
+    torch.testing.assert_close(
+        exact.mix(q, k, v, (3, 4)), nystrom.mix(q, k, v, (3, 4)), atol=1e-7, rtol=1e-7
+    )
+
+
+def test_skyformer_with_all_landmarks_is_the_exact_kernel():
+    options = dict(num_landmarks=16, ridge=1e-9, num_iters=60)
+    nystrom, exact = build('SkyformerAttention', **options), build('KernelAttention')
+    q, k, v = heads(1, 2, 12, 8)
+    # The ridge.
+    torch.testing.assert_close(
+        nystrom.mix(q, k, v, (3, 4)), exact.mix(q, k, v, (3, 4)), atol=1e-6, rtol=1e-6
+    )
+
+
+def test_random_landmarks_of_skyformer_differ_by_image_in_training_alone():
+    attention = build('SkyformerAttention', landmark_method='random', num_landmarks=8)
+    drawn = attention.draw(3, 50, 40)
+    assert torch.equal(drawn, attention.draw(3, 50, 40)) and (drawn[0] == drawn[1]).all()
+    drawn = attention.train().draw(3, 50, 40)
+    assert not torch.equal(drawn[0], drawn[1])
+    assert (drawn[:, :8] < 50).all() and (drawn[:, 8:] >= 50).all() and (drawn < 90).all()
+
+
+def test_nystromformer_with_all_landmarks_is_softmax_attention():
+    q, k, v = heads(1, 2, 12, 8)
+    expected = F.scaled_dot_product_attention(q, k, v)
+    for options in (dict(num_landmarks=16), dict(num_landmarks=12, landmark_method='runs')):
+        check(build('NystromformerAttention', **options).mix(q, k, v, (3, 4)), expected)
+    # Nine landmarks do not stand for all tokens, however good the inverse.
+    mixed = build('NystromformerAttention', num_landmarks=9, num_iters=40)
+    assert not torch.allclose(mixed.mix(q, k, v, (3, 4)), expected)
+
+
+def test_runs_of_tokens_are_longer_at_the_end():
+    attention = build('NystromformerAttention', num_landmarks=4, landmark_method='runs')
+    x = torch.arange(11.0).view(1, 1, 11, 1)
+    assert attention.landmarks(x, (1, 11)).flatten().tolist() == [0.5, 3.0, 6.0, 9.0]
+
+
+def test_sums_of_linformer_are_alike_in_a_larger_map():
+    attention = build('LinformerAttention', num_landmarks=3)
+    torch.nn.init.constant_(attention.key_sums, 0.25)
+    torch.nn.init.constant_(attention.value_sums, 0.5)
+    q, k, v = (torch.randn(1, 2, 16, 8) for _ in range(3))
+    large = [x.repeat_interleave(4, 2) for x in (q, k, v)]
+    # Sums of four times the terms, in fp32.
+    torch.testing.assert_close(
+        attention.mix(*large, (8, 8))[:, :, ::4], attention.mix(q, k, v, (4, 4)),
+        atol=1e-4, rtol=1e-4,
+    )  # fmt: skip
+    table = torch.full((1, 3, 8, 8), 0.25)
+    torch.testing.assert_close(attention.resize_weight('key_sums', table), 4 * table[..., ::2, ::2])
+
+
+def test_linformer_takes_the_first_rows_as_its_authors_do():
+    attention = build('LinformerAttention', num_landmarks=3, resize=False).double()
+    q, k, v = heads(1, 2, 10, 8)
+    keys, values = (t[0].flatten(1)[:, :10] for t in (attention.key_sums, attention.value_sums))
+    expected = (q @ (keys @ k).mT / 8**0.5).softmax(-1) @ (values @ v)
+    check(attention.mix(q, k, v, (2, 5)), expected)
+    with pytest.raises(ValueError, match=r'16 tokens at most.*got 20 of a map \(4, 5\)'):
+        attention.mix(*heads(1, 2, 20, 8), (4, 5))
+
+
+def test_values_of_linformer_may_be_its_keys():
+    attention = build('LinformerAttention', num_landmarks=3, share_kv=True)
+    x = torch.randn(1, 16, 16)
+    parts = attention.project(x, (4, 4))
+    assert attention.value_sums is None and torch.equal(parts.k, parts.v)
+    assert attention.qkv.out_features == 32
+
+
+def test_features_of_performer_estimate_softmax():
+    attention = build('PerformerAttention', num_features=8192, eps=1e-9).double()
+    q, k, v = heads(1, 2, 12, 8, scale=0.5)
+    expected = F.scaled_dot_product_attention(q, k, v)
+    # 4 to 7 % in four draws; the mean of the values, which an attention without weights gives, is
+    # 20 to 30 % off.
+    assert (attention.mix(q, k, v, (3, 4)) - expected).norm() < 0.1 * expected.norm()
+    before = attention.projection_matrix.clone()
+    attention.redraw()
+    assert not torch.allclose(before, attention.projection_matrix)
+
+
+def test_rows_of_performer_are_orthogonal_in_blocks():
+    attention = build('PerformerAttention', num_features=12, equal_norms=True)
+    for block in attention.projection_matrix.split(8):
+        # Products of fp32 rows of norm 8^(1/2).
+        torch.testing.assert_close(block @ block.mT, 8 * torch.eye(len(block)), atol=1e-5, rtol=0)
+    norms = build('PerformerAttention').projection_matrix.norm(dim=1)
+    assert norms.std() > 0.1
+
+
+def full(q, v):
+    """Attention of Reformer among all tokens."""
+    scores = q @ F.normalize(q, dim=-1).mT / q.shape[-1] ** 0.5
+    scores = scores.masked_fill(torch.eye(q.shape[2], dtype=bool), -5e4)
+    return scores.softmax(-1) @ v
+
+
+@pytest.mark.parametrize('bucket_size', [13, 7, 12])
+def test_reformer_is_full_attention_where_two_chunks_hold_all_tokens(bucket_size):
+    attention = build('ReformerAttention', bucket_size=bucket_size, num_hashes=1).double()
+    q, _, v = heads(2, 2, 13, 8)
+    check(attention.mix(q, q, v, (1, 13)), full(q, v))
+
+
+def test_tokens_of_reformer_are_mixed_by_weights_that_sum_to_one():
+    attention = build('ReformerAttention', bucket_size=4, num_hashes=3).double()
+    q, _, v = heads(3, 2, 30, 8)
+    check(attention.mix(q, q, torch.ones_like(v), (5, 6)), torch.ones_like(v))
+    alone = torch.cat([attention.mix(a[None], a[None], b[None], (5, 6)) for a, b in zip(q, v)])
+    check(attention.mix(q, q, v, (5, 6)), alone)
+    attention.train()
+    assert not torch.allclose(attention.mix(q, q, v, (5, 6)), attention.mix(q, q, v, (5, 6)))
+
+
+@pytest.mark.parametrize(
+    ('name', 'options', 'said'),
+    [
+        ('PerformerAttention', dict(features='elu'), r"\('softmax', 'relu'\), got 'elu'"),
+        ('PerformerAttention', dict(num_features=0), r'num_features \(0\)'),
+        ('PerformerAttention', dict(eps=0.0), r'eps \(0.0\)'),
+        ('LinformerAttention', dict(num_landmarks=0), 'num_landmarks .* got 0'),
+        ('LinformerAttention', dict(share_kv=True, gate=True), 'gate=True'),
+        ('LinformerAttention', dict(share_kv=True, qkv='q_kv'), "qkv='q_kv'"),
+        ('NystromformerAttention', dict(landmark_method='conv'), r"\('pool', 'runs'\), got 'conv'"),
+        ('NystromformerAttention', dict(num_landmarks=0), 'num_landmarks .* got 0'),
+        ('NystromformerAttention', dict(num_iters=0), 'num_iters .* got 0'),
+        ('NystromformerAttention', dict(conv_kernel_size=4), 'conv_kernel_size .* got 4'),
+        ('NystromformerAttention', dict(newton_start_per='image'), "'batch'.*got 'image'"),
+        ('SkyformerAttention', dict(landmark_method='runs'), r"\('pool', 'random'\), got 'runs'"),
+        ('SkyformerAttention', dict(bandwidth=0.0), r'bandwidth \(0.0\)'),
+        ('SkyformerAttention', dict(num_landmarks=0), 'num_landmarks .* got 0'),
+        ('CosformerAttention', dict(positions='rows'), r"\('map', 'flattened'\), got 'rows'"),
+        ('HedgehogAttention', dict(form='exp'), r"\('per_sign', 'joint'\), got 'exp'"),
+        ('HedgehogAttention', dict(feature_dims=4, skip_connection=True), '8 channels, got 4'),
+        ('HedgehogAttention', dict(feature_dims=0), 'feature_dims .* got 0'),
+        ('HedgehogAttention', dict(form='joint', skip_connection=True), "got form='joint'"),
+        ('TaylorShiftAttention', dict(form='exact'), "'direct'.*, got 'exact'"),
+        ('KernelAttention', dict(kernel='cauchy'), r"\('gaussian', 'laplacian'\), got 'cauchy'"),
+        ('KernelAttention', dict(normalization='columns'), "'whitened'.*, got 'columns'"),
+        ('KernelAttention', dict(bandwidth=-1.0), r'bandwidth \(-1.0\)'),
+        ('ReformerAttention', dict(bucket_size=0), 'bucket_size .* got 0'),
+        ('ReformerAttention', dict(num_hashes=1.5), 'num_hashes .* got 1.5'),
+    ],
+)
+def test_options_out_of_range_are_quoted(name, options, said):
+    with pytest.raises(ValueError, match=said):
+        build(name, **options)
