@@ -63,6 +63,7 @@ TESTS = {
         'models/test_soft_attention.py',
         'models/test_pola_attention.py',
         'models/test_authors_attentions.py',
+        'models/test_flatten_agent_xca.py',
         'models/test_frame.py',
         'models/test_attentions.py',
         'models/test_attn_cfg.py',

@@ -38,6 +38,12 @@ def _seed():
     torch.manual_seed(0)
 
 
+def pytest_addoption(parser):
+    parser.addoption(
+        '--golden-dir', help="folder of the authors' attentions, see test_authors_attentions.py"
+    )
+
+
 def pytest_collection_modifyitems(items):
     for item in items:
         if 'mini_data' in item.fixturenames:  # which takes half a minute to make

@@ -1,170 +1,129 @@
-"""Attentions give the authors' outputs and gradients, from the authors' own weights."""
+"""Attentions give the authors' outputs and gradients, from the authors' own weights.
+
+A file is one unit of the authors: weights (``param:*``), inputs and settings (``in:*``), outputs
+and gradients (``out:*``). Those of another folder run by ``--golden-dir DIR``. The tables know a
+file by the longest of their names that it starts with. A row has:
+
+- ``type``, and ``options`` that all files of the name share, or a function of a file's content that
+  returns them, for those that only the shapes of parameters tell;
+- ``settings``: for a setting of theirs the name of our option, or a function of its value that
+  returns our options, or None where we have none. A setting that is not named is an option of its
+  own name. A file with a setting that we have no option for is a skip that names it;
+- ``names``: for the start of a parameter's name its start here, or a pair of that and a function of
+  the value and (H, W). Parameters of one name here are joined in the order of the table;
+- ``prepare``: a function of the attention and the file's content, such as to fix a random draw.
+
+A row that is None is of a unit that is no attention.
+"""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
+from authors_classic import AUTHORS as CLASSIC
+from authors_vision import AUTHORS as VISION
 from mmengine.registry import MODELS
 from test_golden import GOLDEN, assert_close
 
+AUTHORS = {**CLASSIC, **VISION}
 # Two orders of the same fp32 sums.
 FORWARD, GRADIENT = 1e-5, 1e-4
+INPUTS = ('x', 'q', 'k', 'qk', 'v')
+# Settings that every file has.
+COMMON = {f'in:{name}' for name in (*INPUTS, 'grad_y', 'H', 'W', 'num_heads')}
 
 
-def table(value):
-    """Positions ``(1, N, C)`` of a map 7 x 10 or 5 x 6 as ``(1, C, H, W)``."""
-    size = {70: (7, 10), 30: (5, 6)}[value.shape[1]]
-    return value.mT.unflatten(2, size)
+def pytest_generate_tests(metafunc):
+    if 'golden_file' not in metafunc.fixturenames:
+        return
+    folder = Path(metafunc.config.getoption('golden_dir') or GOLDEN / 'attentions')
+    files = sorted(folder.glob('*.npz'))
+    if not files:
+        raise pytest.UsageError(f'--golden-dir {folder} has no *.npz')
+    metafunc.parametrize('golden_file', files, ids=[file.stem for file in files])
 
 
-def rows(value):
-    """``(1, heads, H, 1, a) -> (heads, a, H, 1)``, and the same for columns."""
-    return value[0].permute(0, 3, 1, 2)
+def row_of(name):
+    """The row of the longest name in the tables that ``name`` starts with."""
+    known = [start for start in AUTHORS if name.startswith(start)]
+    if not known:
+        pytest.skip(f'no attention of ours is known as {name}')
+    row = AUTHORS[max(known, key=len)]
+    if row is None:
+        pytest.skip(f'{name} is no attention')
+    return row
 
 
-# For each class: what theirs is called here, and how its shape changes where it does.
-FLATTEN = {
-    'q.': 'qkv.', 'kv.': 'kv.', 'proj.': 'proj.', 'dwc.': 'lepe.conv.',
-    'scale': ('scale', torch.flatten), 'positional_encoding': ('key_positions', table),
-}  # fmt: skip
-AGENT = {
-    'q.': 'qkv.', 'kv.': 'kv.', 'proj.': 'proj.', 'dwc.': 'lepe.conv.',
-    'an_bias': 'gather_map', 'na_bias': 'spread_map',
-    'ah_bias': ('gather_rows', lambda v: v[0]), 'aw_bias': ('gather_columns', lambda v: v[0]),
-    'ha_bias': ('spread_rows', rows), 'wa_bias': ('spread_columns', rows),
-}  # fmt: skip
-XCA = {'qkv.': 'qkv.', 'proj.': 'proj.', 'temperature': 'temperature'}
-CASES = {
-    'flatten': (dict(type='FLattenAttention'), FLATTEN),
-    'flatten_eps': (dict(type='FLattenAttention'), FLATTEN),
-    'agent': (dict(type='AgentAttention', num_landmarks=16), AGENT),
-    # Weights for maps of 8 x 8 on one of 7 x 10.
-    'agent_anysize': (
-        dict(type='AgentAttention', num_landmarks=16, input_resolution=(8, 8)), AGENT,
-    ),
-    'xca': (dict(type='XCAttention'), XCA),
-}  # fmt: skip
+def options_of(golden, row):
+    """Our options from the settings of a file."""
+    settings, options = row.get('settings', {}), row.get('options', {})
+    options = dict(options(golden) if callable(options) else options)
+    known = MODELS.get(row['type']).known_options()
+    for name in sorted(key for key in golden if key.startswith('in:') and key not in COMMON):
+        value = golden[name]
+        value = value.item() if value.ndim == 0 else value
+        ours = settings.get(name, name[len('in:') :])
+        if isinstance(ours, str):
+            value = tuple(value.tolist()) if isinstance(value, np.ndarray) else value
+            found = {ours: value} if ours in known else None
+        else:
+            found = ours(value)
+        if found is None:
+            pytest.skip(f'{row["type"]} has no option for {name} = {value}')
+        options.update(found)
+    return options
 
 
-def converted(weights, names):
-    state = {}
-    for theirs, value in weights.items():
-        start = max((name for name in names if theirs.startswith(name)), key=len)
-        ours, change = names[start], None
+def converted(golden, names, hw_shape):
+    """The authors' parameters by our names."""
+    prefix, starts, parts = 'param:', {}, {}
+    for key in (key[len(prefix) :] for key in golden if key.startswith(prefix)):
+        known = [start for start in names if key.startswith(start)]
+        assert known, f'the table has no name for {key}'
+        starts[key] = max(known, key=len)
+    for key in sorted(starts, key=lambda key: list(names).index(starts[key])):
+        ours, change = names[starts[key]], None
         if isinstance(ours, tuple):
             ours, change = ours
-        state[ours + theirs[len(start) :]] = change(value) if change else value
-    return state
+        value = torch.from_numpy(golden[prefix + key])
+        value = change(value, hw_shape) if change else value
+        parts.setdefault(ours + key[len(starts[key]) :], []).append(value)
+    return {ours: torch.cat(values) if values[1:] else values[0] for ours, values in parts.items()}
 
 
-@pytest.mark.parametrize('name', CASES)
-def test_attention_gives_the_authors_output_and_gradient(name):
-    cfg, names = CASES[name]
-    with np.load(GOLDEN / 'attentions' / f'{name}.npz') as content:
-        golden = {key: torch.from_numpy(np.asarray(content[key])) for key in content.files}
+def tokens(value):
+    """``(B, C, H, W)`` as ``(B, N, C)``."""
+    return value.flatten(2).mT
+
+
+def test_attention_gives_the_authors_output_and_gradient(golden_file):
+    row = row_of(golden_file.stem)
+    with np.load(golden_file) as content:
+        golden = {key: np.asarray(content[key]) for key in content.files}
     hw_shape = (int(golden['in:H']), int(golden['in:W']))
-    x = golden['in:x'].requires_grad_()
-    sizes = dict(embed_dims=x.shape[2], num_heads=int(golden['in:num_heads']))
-    attention = MODELS.build(dict(dict(input_resolution=hw_shape), **cfg, **sizes))
-    weights = {k[len('param:') :]: v for k, v in golden.items() if k.startswith('param:')}
-    attention.load_state_dict(converted(weights, names))
-    out = attention(x, hw_shape)
-    out.backward(golden['in:grad_y'])
-    assert_close(out, golden['out:y'], FORWARD)
-    assert_close(x.grad, golden['out:grad_x'], GRADIENT)
-
-
-def heads(x, count):
-    return x.unflatten(-1, (count, -1)).transpose(1, 2)
-
-
-def test_flatten_stays_finite_where_powers_underflow():
-    attention = MODELS.build(
-        dict(type='FLattenAttention', embed_dims=16, num_heads=2, input_resolution=(4, 4))
-    )
-    torch.nn.init.constant_(attention.scale, 50.0)  # the authors' code gives NaN from 40 on
-    torch.nn.init.constant_(attention.qkv.bias, -5.0)  # every query is dead
-    x = torch.randn(2, 16, 16, requires_grad=True)
-    out = attention(x, (4, 4))
-    out.sum().backward()
-    assert out.isfinite().all() and x.grad.isfinite().all()
-    assert attention.scale.grad.isfinite().all()
-
-
-@pytest.mark.parametrize('rope', [False, True])
-def test_norms_of_flatten_are_over_all_heads(rope):
-    """The formula with an N x N matrix, in fp64."""
-    cfg = dict(type='FLattenAttention', embed_dims=16, num_heads=2, input_resolution=(3, 4))
-    attention = MODELS.build(dict(cfg, rope=rope, lepe_kernel=0)).double()
-    x = torch.randn(2, 12, 16, dtype=torch.float64)
-    q, (k, v) = attention.qkv(x), attention.kv(x).chunk(2, -1)
-    k = k + attention.key_positions.flatten(2).mT
-    if rope:
-        q, k = (attention.merge_heads(attention.rotary(heads(t, 2), (3, 4))) for t in (q, k))
-    tau = torch.log(torch.tensor(2.0, dtype=torch.float64))
-    q, k = ((t.relu() + 1e-6) / tau for t in (q, k))
-    q, k = (t**3 * t.norm(dim=-1, keepdim=True) / (t**3).norm(dim=-1, keepdim=True) for t in (q, k))
-    scores = heads(q, 2) @ heads(k, 2).mT
-    weights = scores / (scores.sum(-1, keepdim=True) + 12e-6)
-    expected = attention.proj((weights @ heads(v, 2)).transpose(1, 2).flatten(2))
-    torch.testing.assert_close(attention(x, (3, 4)), expected, atol=1e-10, rtol=1e-10)
-
-
-def agent(**options):
-    cfg = dict(type='AgentAttention', embed_dims=16, num_heads=2, input_resolution=(8, 6))
-    return MODELS.build(dict(cfg, **options))
-
-
-def test_agents_of_a_checkpoint_may_be_fewer():
-    few, many = agent(num_landmarks=9), agent(num_landmarks=36)
-    rows = torch.arange(3.0).repeat_interleave(3)[None, :, None, None]  # of the agents' square
-    for name in ('gather_map', 'gather_rows', 'spread_columns'):
-        own = getattr(many, name)
-        ramp = rows.expand(2, -1, *getattr(few, name).shape[2:])
-        larger = many.resize_weight(name, ramp)
-        assert larger.shape == own.shape
-        square = larger.unflatten(1, (6, 6))
-        assert (square.diff(dim=1) >= 0).all() and square.diff(dim=1).max() > 0  # rows rise
-        assert square.diff(dim=2).abs().max() < 1e-6  # columns are alike: rounding
-    not_square = torch.zeros(2, 10, 7, 7)
-    assert few.resize_weight('gather_map', not_square) is not_square  # for PyTorch to refuse
-
-
-def test_agents_on_reduced_keys_equal_the_formula():
-    attention = agent(num_landmarks=4, sr_ratio=2).double()
-    sides = dict(gather=(4, 3), spread=(8, 6))
-    shapes = {
-        f'{name}_{part}': (2, 4, *size)
-        for name, (height, width) in sides.items()
-        for part, size in dict(map=(7, 7), rows=(height, 1), columns=(1, width)).items()
-    }
-    for name, shape in shapes.items():
-        assert getattr(attention, name).shape == shape
-        torch.nn.init.normal_(getattr(attention, name))
-    x = torch.randn(2, 48, 16, dtype=torch.float64)
-    reduced = attention.sr(x.mT.unflatten(2, (8, 6)))[0]
-    q, (k, v) = heads(attention.qkv(x), 2), attention.kv(reduced).chunk(2, -1)
-    agents = F.adaptive_avg_pool2d(attention.qkv(x).mT.unflatten(2, (8, 6)), 2).flatten(2).mT
-
-    def bias(name, size):
-        table = F.interpolate(getattr(attention, f'{name}_map'), size, mode='bilinear')
-        return (table + getattr(attention, f'{name}_rows')
-                + getattr(attention, f'{name}_columns')).flatten(2)  # fmt: skip
-
-    agents, keys, values = heads(agents, 2), heads(k, 2), heads(v, 2)
-    gathered = (agents @ keys.mT / 8**0.5 + bias('gather', (4, 3))).softmax(-1) @ values
-    mixed = (q @ agents.mT / 8**0.5 + bias('spread', (8, 6)).mT).softmax(-1) @ gathered
-    larger = F.interpolate(v.mT.unflatten(2, (4, 3)), (8, 6), mode='bilinear').flatten(2).mT
-    out = mixed.transpose(1, 2).flatten(2) + attention.lepe(larger, (8, 6))
-    torch.testing.assert_close(attention(x, (8, 6)), attention.proj(out), atol=1e-10, rtol=1e-10)
-
-
-def test_channels_of_xca_mix_alike_in_every_token():
-    attention = MODELS.build(
-        dict(type='XCAttention', embed_dims=16, num_heads=2, input_resolution=(3, 4))
-    ).double()
-    x = torch.randn(1, 12, 16, dtype=torch.float64)
-    order = torch.randperm(12)
-    torch.testing.assert_close(
-        attention(x, (3, 4))[:, order], attention(x[:, order], (3, 4)), atol=1e-12, rtol=0
-    )
+    inputs = {name: torch.from_numpy(golden[f'in:{name}']).requires_grad_()
+              for name in INPUTS if f'in:{name}' in golden}  # fmt: skip
+    as_heads = 'x' not in inputs
+    sample = next(iter(inputs.values()))
+    num_heads = int(golden['in:num_heads']) if 'in:num_heads' in golden else 1
+    channels = sample.shape[-1] * num_heads if as_heads else sample.shape[1 + (sample.dim() == 3)]
+    cfg = dict(type=row['type'], embed_dims=channels, num_heads=num_heads)
+    cfg = dict(dict(cfg, input_resolution=hw_shape), **options_of(golden, row))
+    attention = MODELS.build(cfg).eval()
+    attention.load_state_dict(converted(golden, row.get('names', {}), hw_shape))
+    if 'prepare' in row:
+        row['prepare'](attention, golden)
+    if as_heads:
+        # Where there is one tensor for q and k it is both. Heads may lie in the batch.
+        taken = {name: v if v.dim() == 4 else v[:, None] for name, v in inputs.items()}
+        q, k = (taken.get(name, taken.get('qk')) for name in 'qk')
+        out = attention.mix(q, k, taken['v'], hw_shape).reshape(inputs['v'].shape)
+    elif sample.dim() == 4:
+        out = attention(tokens(sample), hw_shape).mT.unflatten(2, hw_shape)
+    else:
+        out = attention(sample, hw_shape)
+    out.backward(torch.from_numpy(golden['in:grad_y']))
+    assert_close(out, torch.from_numpy(golden['out:y']), row.get('forward', FORWARD))
+    for name, value in inputs.items():
+        assert_close(value.grad, torch.from_numpy(golden[f'out:grad_{name}']), GRADIENT)
