@@ -199,7 +199,7 @@ class QKVAttention(BaseAttention):
         return q, self.rotary(k, hw_shape) if turns else k, v
 
     def turn_features(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        """Features ``(B, heads, N, d)`` with rotary positions, where the frame has them on features.
+        """Features ``(B, heads, N, d)`` with rotary positions, if the frame has them on features.
 
         A mixing rule calls it. Without such positions, features are returned as they are.
         """

@@ -21,7 +21,7 @@ KERNELS = {
 
 @MODELS.register_module()
 class InLineAttention(QKVAttention):
-    r"""InLine attention: linear weights that are normalised by subtraction, so that it is injective.
+    r"""InLine attention: linear weights, normalised by subtraction and therefore injective.
 
     Per head, with features :math:`\phi`:
 

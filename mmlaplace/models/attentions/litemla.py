@@ -16,7 +16,7 @@ from .base import BaseAttention
 
 @MODELS.register_module()
 class LiteMLA(BaseAttention):
-    r"""Multi-scale linear attention of EfficientViT: ReLU features of tokens and their surroundings.
+    r"""Multi-scale linear attention of EfficientViT: ReLU features of tokens and what is around.
 
     Queries, keys and values are a map of 3C channels. For each scale there is another such map: a
     depthwise convolution of that size, and a 1 x 1 convolution of the channels of a head. Each map

@@ -13,7 +13,7 @@ from .base import BaseAttention
 
 @MODELS.register_module()
 class SeparableAttention(BaseAttention):
-    r"""Separable self-attention of MobileViTv2: one weighted sum of the keys multiplies every value.
+    r"""Separable self-attention of MobileViTv2: one weighted sum of keys multiplies all values.
 
     With a score s of each token, and linears K and V of the input:
 
