@@ -137,4 +137,21 @@ AUTHORS = {
         type='SANAAttention',
         names={'qkv.': 'qkv.', 'proj.': 'proj.', 'q_norm.': 'q_norm.', 'k_norm.': 'k_norm.'},
     ),
+    'psa': dict(
+        type='PolarizedAttention',
+        options=lambda golden: dict(
+            softmax_over='tokens',
+            layout='sequential' if 'param:conv_up.0.weight' in golden else 'parallel',
+        ),
+        names={'conv_q_right.': ('score.', linear), 'conv_v_right.': ('value.', linear),
+               'conv_up.': ('up.', linear), 'conv_up.1.': ('up.1.', flat),
+               'conv_q_left.': ('mean.', linear), 'conv_v_left.': ('token.', linear)},
+    ),
+    'ecoformer': dict(
+        type='EcoFormerAttention', options=dict(offset='own'),
+        settings={'in:nbits': 'num_bits', 'in:m': 'num_anchors'},
+        names={'to_qk.': 'qkv.', 'to_v.': 'qkv.', 'proj.': 'proj.',
+               'fast_attention.ksh.A': 'directions', 'fast_attention.ksh.mvec': ('means', first),
+               'fast_attention.ksh.anchor': ('anchors', first)},
+    ),
 }  # fmt: skip
