@@ -345,9 +345,12 @@ def test_drop_rate_reaches_every_ffn_and_position(name):
     assert torch.equal(backbone.eval()(IMAGES)[-1], backbone(IMAGES)[-1])
 
 
-WITH_PROJECTION = [
-    cfg for cfg in CASES if cfg['type'] != 'WindowAttention' and cfg.get('proj', True)
-]
+def has_projection(cfg):
+    cls = MODELS.get(cfg['type'])
+    return issubclass(cls, QKVAttention) and cfg.get('proj', cls.frame.proj)
+
+
+WITH_PROJECTION = [cfg for cfg in CASES if has_projection(cfg)]
 
 
 @each(WITH_PROJECTION)

@@ -1,5 +1,6 @@
 """Token mixers, one mechanism per file. A new one is a file here and its line below."""
 
+from .additive import AdditiveAttention as AdditiveAttention
 from .agent import AgentAttention as AgentAttention
 from .base import BaseAttention as BaseAttention
 from .base import Projected as Projected
@@ -7,20 +8,33 @@ from .base import QKVAttention as QKVAttention
 from .based import BasedAttention as BasedAttention
 from .castling import CastlingAttention as CastlingAttention
 from .cosformer import CosformerAttention as CosformerAttention
+from .ecoformer import EcoFormerAttention as EcoFormerAttention
 from .efficient import EfficientLinearAttention as EfficientLinearAttention
 from .flatten import FLattenAttention as FLattenAttention
 from .flow import FlowAttention as FlowAttention
 from .frame import Frame as Frame
 from .hedgehog import HedgehogAttention as HedgehogAttention
 from .hydra import HydraAttention as HydraAttention
+from .inline import InLineAttention as InLineAttention
 from .kernel import KernelAttention as KernelAttention
+from .l2vit import L2ViTAttention as L2ViTAttention
 from .laplacian import LaplacianAttention as LaplacianAttention
+from .large_kernel import LargeKernelAttention as LargeKernelAttention
 from .linear import LinearAttention as LinearAttention
 from .linformer import LinformerAttention as LinformerAttention
+from .litemla import LiteMLA as LiteMLA
+from .mala import MALAAttention as MALAAttention
+from .mhla import MHLAAttention as MHLAAttention
+from .mlla import MLLAAttention as MLLAAttention
+from .nala import NaLaAttention as NaLaAttention
 from .nystromformer import NystromformerAttention as NystromformerAttention
 from .performer import PerformerAttention as PerformerAttention
 from .pola import PolaAttention as PolaAttention
+from .polarized import PolarizedAttention as PolarizedAttention
+from .rala import RALAAttention as RALAAttention
 from .reformer import ReformerAttention as ReformerAttention
+from .sana import SANAAttention as SANAAttention
+from .separable import SeparableAttention as SeparableAttention
 from .skyformer import SkyformerAttention as SkyformerAttention
 from .slab import SLABAttention as SLABAttention
 from .soft import SOFTAttention as SOFTAttention

@@ -198,6 +198,15 @@ class QKVAttention(BaseAttention):
         k = self.split_heads(projected.k)
         return q, self.rotary(k, hw_shape) if turns else k, v
 
+    def turn_features(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """Features ``(B, heads, N, d)`` with rotary positions, if the frame has them on features.
+
+        A mixing rule calls it. Without such positions, features are returned as they are.
+        """
+        if self.rotary is None or self.frame.rope_on != 'features':
+            return x
+        return self.rotary(x, hw_shape)
+
     @abstractmethod
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """Mix values ``(B, heads, n, d)`` by queries ``(B, heads, N, d)`` and n keys.

@@ -6,9 +6,10 @@ from .feature_map import map_to_tokens, memory_format_of, tokens_to_map
 from .ffn import FFN
 from .landmarks import Landmarks
 from .linear import Linear
-from .linear_attention import linear_attention
+from .linear_attention import elu_plus_one, linear_attention
 from .patch_embed import ConvPatchEmbed, OverlapPatchEmbed, PatchEmbed, PatchMerging
 from .position import PositionEmbedding, RotaryEmbedding2D, resize_map
+from .rms_norm import RMSNorm
 from .signed_powers import signed_powers
 from .windows import join_windows, shifted_window_mask, split_windows
 
@@ -23,8 +24,10 @@ __all__ = [
     'PatchEmbed',
     'PatchMerging',
     'PositionEmbedding',
+    'RMSNorm',
     'RotaryEmbedding2D',
     'TransformerBlock',
+    'elu_plus_one',
     'join_windows',
     'linear_attention',
     'map_to_tokens',

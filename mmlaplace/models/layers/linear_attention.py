@@ -1,8 +1,24 @@
 from typing import Optional, Tuple
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
+
+
+def elu_plus_one(x: Tensor) -> Tensor:
+    r"""The positive features :math:`\mathrm{elu}(x) + 1 = e^{\min(x, 0)} + \mathrm{relu}(x)`.
+
+    It is the right side that is computed. With elu(x) near -1 the sum would lose what is small: in
+    fp32 all of it below -17, in bfloat16 below -6.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import elu_plus_one
+        >>> elu_plus_one(torch.tensor([-20.0, 0.0, 2.0]))
+        tensor([2.0612e-09, 1.0000e+00, 3.0000e+00])
+    """
+    return x.clamp(max=0).exp() + F.relu(x)
 
 
 def linear_attention(

@@ -1,0 +1,85 @@
+from typing import List, Optional, Tuple, Union
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from ..layers import Linear
+from .base import BaseAttention
+
+
+@MODELS.register_module()
+class AdditiveAttention(BaseAttention):
+    r"""Efficient additive attention of SwiftFormer: one sum of all queries multiplies every key.
+
+    With rows of Q and K brought to unit length and a learned vector w:
+
+    .. math::
+        s = Q w, \quad g = \sum_i \frac{s_i}{\lVert s \rVert}\, q_i, \quad
+        \mathrm{out} = W_o \big( W_p (g \odot K) + Q \big)
+
+    Time is linear, :math:`O(N C^2)`, and the state is one vector. There are no heads and no values,
+    and tokens know no positions. Norms and the sum are fp32 under any autocast.
+
+    The weights :math:`s / \lVert s \rVert` have unit length over the tokens and either sign, so g
+    grows with :math:`\sqrt N`: another resolution scales it. The added Q is of the formula; a host
+    adds the input beside it.
+
+    Args:
+        embed_dims, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        num_heads: Must divide ``embed_dims``, and has no other effect.
+        expansion: Channels of queries and keys, in units of C. It is what the authors call heads,
+            and 1 in their models. Default: 1.
+
+    Raises:
+        ValueError: If ``expansion`` is no integer of at least 1.
+
+    Source: SwiftFormer (arXiv 2303.15446).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import AdditiveAttention
+        >>> attention = AdditiveAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    mixes_tokens = False
+    variants = (dict(expansion=2),)
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        expansion: int = 1,
+        init_cfg: Union[dict, List[dict], None] = None,
+    ) -> None:
+        super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
+        if not isinstance(expansion, int) or expansion < 1:
+            raise ValueError(f'expansion must be an integer of at least 1, got {expansion!r}')
+        channels = expansion * embed_dims
+        self.query = Linear(embed_dims, channels)
+        self.key = Linear(embed_dims, channels)
+        self.score = nn.Parameter(torch.randn(channels, 1))
+        self.mixed_proj = Linear(channels, channels)
+        self.proj = Linear(channels, embed_dims)
+
+    def forward(
+        self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
+    ) -> Tensor:
+        self.check_token_map(x, hw_shape)
+        if mask is not None:
+            raise ValueError('AdditiveAttention takes no mask; call it without one')
+        q, k = self.query(x), self.key(x)  # (B, N, D)
+        with no_autocast(x.device):
+            query, key, score = upcast(q, k, self.score)
+            query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
+            weights = F.normalize(query @ score, dim=1)  # (B, N, 1)
+            total = weights.transpose(1, 2) @ query  # (B, 1, D)
+            mixed, query = (total * key).to(q.dtype), query.to(q.dtype)
+        return self.proj(self.mixed_proj(mixed) + query)

@@ -1,0 +1,113 @@
+from typing import Tuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from .base import Projected, QKVAttention
+from .frame import Frame
+
+OFFSETS = ('all', 'own')
+
+
+class _Sign(torch.autograd.Function):
+    """The sign, whose gradient is that of the identity between -1 and 1."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x.sign()
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        return grad * (x.abs() < 1).to(grad.dtype)
+
+
+@MODELS.register_module()
+class EcoFormerAttention(QKVAttention):
+    r"""Hashed attention of EcoFormer: queries, which are the keys, become codes of b signs.
+
+    Per head, with unit rows :math:`\hat q`, m learned anchors a, their means :math:`\mu`, b learned
+    directions A, and the mean :math:`\bar D` of all squared distances of an image:
+
+    .. math::
+        D_{im} = \lVert \hat q_i - a_m \rVert^2, \quad
+        h_i = \mathrm{sign}\big( A\, (e^{-D_i / 2 \bar D} - \mu) \big), \quad
+        y_i = \frac{\sum_j (h_i \cdot h_j + b + 1)\, v_j}{\sum_j (h_i \cdot h_j + b + 1)}
+
+    All weights are positive. Time is linear, :math:`O(N C b)`. A sign passes on the gradient where
+    its argument is between -1 and 1. Codes, and the linear before them, are fp32 under any
+    autocast: a rounding would turn signs.
+
+    The authors fit anchors, means and directions to the first images, by pairs of all tokens, and
+    at times again. Here they are parameters, from a random start.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        num_bits: Signs b of a code. Default: 16.
+        num_anchors: Anchors m of each head. Default: 25.
+        offset: What b + 1 in the numerator multiplies. ``'all'`` (default): the sum of all values,
+            as above. ``'own'``, the authors' code: the value of the token alone.
+        **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='shared_qk')``. Queries are
+            always the keys.
+
+    Raises:
+        ValueError: For an unknown ``offset``, or a number that is no integer of at least 1.
+
+    Source: EcoFormer (arXiv 2209.09004).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import EcoFormerAttention
+        >>> attention = EcoFormerAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    frame = Frame(qkv='shared_qk')
+    fixed_options = ('qkv', 'sr_ratio', 'key_positions')
+    variants = (dict(offset='own', num_bits=8), dict(rope=True, lepe_kernel=3))
+
+    def __init__(
+        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
+        num_bits: int = 16, num_anchors: int = 25, offset: str = 'all', **kwargs,
+    ) -> None:  # fmt: skip
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        if offset not in OFFSETS:
+            raise ValueError(f'offset must be one of {OFFSETS}, got {offset!r}')
+        for name, count in (('num_bits', num_bits), ('num_anchors', num_anchors)):
+            if not isinstance(count, int) or count < 1:
+                raise ValueError(f'{name} must be an integer of at least 1, got {count!r}')
+        self.num_bits, self.offset = num_bits, offset
+        anchors = F.normalize(torch.randn(num_heads, num_anchors, self.head_dims), dim=-1)
+        self.anchors = nn.Parameter(anchors)
+        self.directions = nn.Parameter(torch.randn(num_heads, num_bits, num_anchors))
+        # The kernel at the mean distance.
+        self.means = nn.Parameter(torch.full((num_heads, 1, num_anchors), 0.5).neg().exp())
+
+    def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:
+        with no_autocast(x.device):
+            return super().project(x.to(self.qkv.weight.dtype), hw_shape)
+
+    def codes(self, x: Tensor) -> Tensor:
+        """Signs ``(B, heads, N, b)`` of queries ``(B, heads, N, d)`` of at least fp32."""
+        x = F.normalize(x, dim=-1)
+        anchors, means, directions = (p.to(x.dtype) for p in (
+            self.anchors, self.means, self.directions))  # fmt: skip
+        squares = x.square().sum(-1, keepdim=True) + anchors.square().sum(-1).unsqueeze(-2)
+        distances = squares - 2 * x @ anchors.mT  # (B, heads, N, m)
+        kernel = (-distances / (2 * distances.mean((-2, -1), keepdim=True))).exp()
+        return _Sign.apply((kernel - means) @ directions.mT)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        with no_autocast(v.device):
+            query, value = upcast(q, v)
+            codes, offset = self.codes(query), self.num_bits + 1
+            normaliser = codes @ codes.sum(-2).unsqueeze(-1) + offset * codes.shape[-2]
+            others = value.sum(-2, keepdim=True) if self.offset == 'all' else value
+            return ((codes @ (codes.mT @ value) + offset * others) / normaliser).to(v.dtype)

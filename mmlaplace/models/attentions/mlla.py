@@ -1,0 +1,76 @@
+from typing import Tuple
+
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops.precision import no_autocast, upcast
+from mmlaplace.ops.rotary import turn
+
+from ..layers import RotaryEmbedding2D, elu_plus_one, linear_attention
+from .base import QKVAttention
+from .frame import Frame
+
+
+@MODELS.register_module()
+class MLLAAttention(QKVAttention):
+    r"""Attention of Mamba-like linear attention (MLLA, later MILA): the values are the input.
+
+    Per head, with :math:`\phi(x) = \mathrm{elu}(x) + 1` and the rotation R of rotary positions:
+
+    .. math::
+        y_i = \frac{R\phi(q_i) \, \frac{1}{N} \sum_j R\phi(k_j)^T x_j}
+                   {\phi(q_i) \cdot \frac{1}{N} \sum_j \phi(k_j) + 10^{-6}}, \quad
+        \mathrm{out} = Y + \mathrm{DWConv}(X)
+
+    There is no linear for the values and none at the end. The authors' block has a gate and two
+    linears around it. Time is linear, :math:`O(N C d)`. Features and normalisers are fp32 under any
+    autocast.
+
+    Only the numerator is rotated, as in the authors' code, so rows of weights do not sum to one.
+    Rotary positions are of all channels, before heads are split: pair p of the P = C/4 of an axis
+    turns by :math:`10000^{-p / P}` of the row in the first half of the channels, and of the column
+    in the second. So the first half of the heads knows rows alone, and the second columns alone.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='qk', rope=True,
+            rope_form='pairs', rope_on='features', lepe_kernel=3, proj=False)``. The form of the
+            rotary positions is fixed.
+
+    Source: Demystify Mamba in Vision: A Linear Attention Perspective (arXiv 2405.16605).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import MLLAAttention
+        >>> attention = MLLAAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    frame = Frame(
+        qkv='qk', rope=True, rope_form='pairs', rope_on='features', lepe_kernel=3, proj=False
+    )
+    fixed_options = ('rope_form', 'rope_on')
+    rotates_features = True
+    variants = (dict(rope=False), dict(qkv='qkv', proj=True, gate=True))
+
+    def __init__(
+        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int], **kwargs
+    ) -> None:
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        if self.rotary is not None:  # frequencies of the one form, pairs of the other
+            self.rotary = RotaryEmbedding2D(embed_dims, theta=10000.0, form='half')
+
+    def turn_features(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """Features ``(B, heads, N, d)``, all of their channels turned together."""
+        if self.rotary is None or self.rotary.pairs == 0:
+            return x
+        together = self.merge_heads(x).unsqueeze(1)  # (B, 1, N, C)
+        turned = turn(together, self.rotary.table(together, hw_shape), 'pairs')
+        return self.split_heads(turned.squeeze(1))
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        with no_autocast(v.device):
+            query, key = (elu_plus_one(x) for x in upcast(q, k))
+            numerator = tuple(self.turn_features(x, hw_shape) for x in (query, key))
+            return linear_attention(query, key, v, numerator=numerator)

@@ -1,0 +1,81 @@
+from typing import Tuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from ..layers import linear_attention
+from .base import QKVAttention
+from .frame import Frame
+
+
+@MODELS.register_module()
+class NaLaAttention(QKVAttention):
+    r"""Norm-aware linear attention: the norm of a query is the power that sharpens its features.
+
+    Per head, with the power :math:`p_i = 3\,(1/2 + \tanh \lVert q_i \rVert)` of each query:
+
+    .. math::
+        \hat q = \frac{q}{\lVert q \rVert}, \quad
+        \phi(q) = [\mathrm{relu}(\hat q)^p, \mathrm{relu}(-\hat q)^p], \quad
+        \psi(k) = [\mathrm{relu}(k)^3, \mathrm{relu}(-k)^3]
+
+        y_i = \frac{R\phi(q_i) \, \frac{1}{N} \sum_j R\psi(k_j)^T v_j}
+                   {\phi(q_i) \cdot \frac{1}{N} \sum_j \psi(k_j) + 10^{-6}}, \quad
+        \mathrm{out} = \mathrm{proj}\big(
+            \mathrm{LN}(Y + \mathrm{DWConv}(V)) \odot \mathrm{silu}(G) \big)
+
+    R is the rotation of rotary positions, of each of the halves. G is a linear of the input. Time
+    is linear, :math:`O(N C d)`. Features and normalisers are fp32 under any autocast.
+
+    Only the numerator is rotated, as in the authors' code: rows of weights sum to -0.1 to 2.4 at
+    the start. Where activations are small, the cube brings the normaliser to its epsilon, and the
+    local branch remains. A query of zeros gives zeros. It is NaN in the authors' code.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        **frame: Fields of :class:`Frame` that differ from ``Frame(gate=True, rope=True,
+            rope_form='pairs', rope_on='features', lepe_kernel=5)``. There always is a gate.
+
+    Source: NaLaFormer (arXiv 2506.21137).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import NaLaAttention
+        >>> attention = NaLaAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    frame = Frame(gate=True, rope=True, rope_form='pairs', rope_on='features', lepe_kernel=5)
+    fixed_options = ('gate',)
+    rotates_features = True
+    variants = (dict(rope_on='query_key'), dict(rope=False, sr_ratio=2))
+
+    def __init__(
+        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int], **kwargs
+    ) -> None:
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        self.norm = nn.LayerNorm(embed_dims)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        with no_autocast(v.device):
+            query, key = upcast(q, k)
+            norm = torch.linalg.vector_norm(query, dim=-1, keepdim=True)  # (B, heads, N, 1)
+            power = 3 * (0.5 + norm.tanh())
+            query = query / norm.clamp(min=1e-12)
+            queries = [F.relu(x) ** power for x in (query, -query)]
+            keys = [F.relu(x) ** 3 for x in (key, -key)]
+            numerator = tuple(
+                torch.cat([self.turn_features(x, hw_shape) for x in halves], -1)
+                for halves in (queries, keys)
+            )
+            return linear_attention(torch.cat(queries, -1), torch.cat(keys, -1), v, 1e-6, numerator)
+
+    def apply_gate(self, out: Tensor, gate: Tensor) -> Tensor:
+        """The norm of the output ``(B, N, C)`` times the SiLU of the gate."""
+        return self.norm(out) * F.silu(gate)

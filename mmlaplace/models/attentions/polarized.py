@@ -1,0 +1,114 @@
+from typing import List, Optional, Tuple, Union
+
+import torch.nn as nn
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from ..layers import Linear
+from .base import BaseAttention
+
+LAYOUTS = ('parallel', 'sequential')
+SOFTMAXES = ('channels', 'tokens')
+
+
+@MODELS.register_module()
+class PolarizedAttention(BaseAttention):
+    r"""Polarized self-attention (PSA): a gate of each channel and a gate of each token.
+
+    With linears to C/2 channels (one channel for :math:`W_q`):
+
+    .. math::
+        g_c = \mathrm{sigmoid}\Big( U \sum_j \mathrm{softmax}_j(W_q x)\, W_v x_j \Big), \quad
+        g_i = \mathrm{sigmoid}\big( \mathrm{softmax}_c(\mathrm{mean}_j W_k x_j) \cdot W_t x_i \big)
+
+        \mathrm{out}_i = x_i \odot g_c + x_i g_i
+
+    The sequential layout is :math:`(x \odot g_c)\, g_i`, where the input of :math:`g_i` is
+    :math:`x \odot g_c`. Time is linear, :math:`O(N C^2)`. There are no heads, queries meet no keys,
+    and tokens know no positions. Softmaxes and sums are fp32 under any autocast.
+
+    Args:
+        embed_dims, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        num_heads: Must divide ``embed_dims``, and has no other effect.
+        layout: ``'parallel'`` (default), where U is a linear, or ``'sequential'``, where it is two
+            with LayerNorm and ReLU between them, and C/8 channels.
+        softmax_over: What the softmax of :math:`g_i` is over. ``'channels'`` (default), as above
+            and in the paper. ``'tokens'``, the authors' code: over tokens, after the product in
+            the parallel layout and of :math:`W_t x` in the sequential. Large maps have a constant
+            gate of 1/2 then.
+
+    Raises:
+        ValueError: For an unknown ``layout`` or ``softmax_over``.
+
+    Source: Polarized Self-Attention (arXiv 2107.00782).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import PolarizedAttention
+        >>> attention = PolarizedAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    mixes_tokens = False
+    variants = (dict(layout='sequential'), dict(layout='sequential', softmax_over='tokens'))
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        layout: str = 'parallel',
+        softmax_over: str = 'channels',
+        init_cfg: Union[dict, List[dict], None] = None,
+    ) -> None:
+        super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
+        if layout not in LAYOUTS:
+            raise ValueError(f'layout must be one of {LAYOUTS}, got {layout!r}')
+        if softmax_over not in SOFTMAXES:
+            raise ValueError(f'softmax_over must be one of {SOFTMAXES}, got {softmax_over!r}')
+        self.layout, self.softmax_over = layout, softmax_over
+        half, eighth = max(embed_dims // 2, 1), max(embed_dims // 8, 1)
+        self.score = Linear(embed_dims, 1, bias=False)
+        self.value = Linear(embed_dims, half, bias=False)
+        if layout == 'parallel':
+            self.up = Linear(half, embed_dims, bias=False)
+        else:
+            self.up = nn.Sequential(
+                Linear(half, eighth), nn.LayerNorm(eighth), nn.ReLU(), Linear(eighth, embed_dims)
+            )
+        self.mean = Linear(embed_dims, half, bias=False)
+        self.token = Linear(embed_dims, half, bias=False)
+
+    def channel_gate(self, x: Tensor) -> Tensor:
+        """``(B, N, C) -> (B, 1, C)``."""
+        score, value = upcast(self.score(x), self.value(x))
+        with no_autocast(x.device):
+            mixed = score.softmax(1).transpose(1, 2) @ value  # (B, 1, C / 2)
+        return self.up(mixed.to(x.dtype)).sigmoid()
+
+    def token_gate(self, x: Tensor) -> Tensor:
+        """``(B, N, C) -> (B, N, 1)``."""
+        mean, token = upcast(self.mean(x).mean(1), self.token(x))
+        with no_autocast(x.device):
+            if self.softmax_over == 'channels':
+                mean = mean.softmax(-1)
+            elif self.layout == 'sequential':
+                token = token.softmax(1)
+            scores = token @ mean.unsqueeze(-1)  # (B, N, 1)
+            if self.softmax_over == 'tokens' and self.layout == 'parallel':
+                scores = scores.softmax(1)
+            return scores.sigmoid().to(x.dtype)
+
+    def forward(
+        self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
+    ) -> Tensor:
+        self.check_token_map(x, hw_shape)
+        if mask is not None:
+            raise ValueError('PolarizedAttention takes no mask; call it without one')
+        of_channels = x * self.channel_gate(x)
+        if self.layout == 'sequential':
+            return of_channels * self.token_gate(of_channels)
+        return of_channels + x * self.token_gate(x)

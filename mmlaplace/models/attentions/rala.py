@@ -1,0 +1,60 @@
+from typing import Tuple
+
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from ..layers import elu_plus_one, linear_attention
+from .base import QKVAttention
+from .frame import Frame
+
+
+@MODELS.register_module()
+class RALAAttention(QKVAttention):
+    r"""Rank-augmented linear attention: the mean query weighs the keys, and a gate the output.
+
+    Per head, with :math:`\phi(x) = \mathrm{elu}(x) + 1`, the keys' weights a of mean 1, and the
+    rotation R of rotary positions:
+
+    .. math::
+        a = N\, \mathrm{softmax}_j\big( \mathrm{mean}_i\, \phi(q_i) \cdot \phi(k_j) / \sqrt{d} \big)
+
+        y_i = \frac{R\phi(q_i) \, \frac{1}{N} \sum_j a_j R\phi(k_j)^T v_j}
+                   {\phi(q_i) \cdot \frac{1}{N} \sum_j a_j \phi(k_j) + 10^{-6}}
+
+        \mathrm{out} = \mathrm{proj}\big( (Y + \mathrm{DWConv}(V)) \odot G \big)
+
+    G is a linear of the input. Time is linear, :math:`O(N C d)`. Features and normalisers are fp32
+    under any autocast.
+
+    Only the numerator is rotated, as in the authors' code. Rows of weights therefore do not sum to
+    one, but to 0.6 to 0.9 at the start, and may be negative. Heads of the authors' models have 64
+    or 96 channels, and their last two stages are softmax attention.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        **frame: Fields of :class:`Frame` that differ from ``Frame(gate=True, rope=True,
+            rope_form='pairs', rope_on='features', lepe_kernel=5)``.
+
+    Source: Breaking the Low-Rank Dilemma of Linear Attention (arXiv 2411.07635).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import RALAAttention
+        >>> attention = RALAAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    frame = Frame(gate=True, rope=True, rope_form='pairs', rope_on='features', lepe_kernel=5)
+    rotates_features = True
+    variants = (dict(rope_on='query_key'), dict(rope=False, sr_ratio=2))
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        with no_autocast(v.device):
+            query, key = (elu_plus_one(x) for x in upcast(q, k))
+            scores = key @ query.mean(-2).unsqueeze(-1) * self.head_dims**-0.5  # (B, heads, n, 1)
+            key = key * (scores.softmax(-2) * key.shape[-2])
+            numerator = tuple(self.turn_features(x, hw_shape) for x in (query, key))
+            return linear_attention(query, key, v, numerator=numerator)

@@ -1,0 +1,88 @@
+from typing import List, Optional, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from ..layers import Linear
+from .base import BaseAttention
+
+
+@MODELS.register_module()
+class SeparableAttention(BaseAttention):
+    r"""Separable self-attention of MobileViTv2: one weighted sum of keys multiplies all values.
+
+    With a score s of each token, and linears K and V of the input:
+
+    .. math::
+        c = \sum_j \mathrm{softmax}_j(s)\, k_j, \quad
+        \mathrm{out}_i = \mathrm{proj}\big( c \odot \mathrm{relu}(v_i) \big)
+
+    Time is linear, :math:`O(N C^2)`, and the state is one vector. There are no heads, and tokens
+    know no positions. The softmax and the sum are fp32 under any autocast.
+
+    With patches of p x p tokens, the tokens of one place in their patches have a sum of their own,
+    and tokens of different places do not meet. A map need not have whole patches. The authors'
+    block resizes the map instead, and does not go back.
+
+    Args:
+        embed_dims, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        num_heads: Must divide ``embed_dims``, and has no other effect.
+        patch_size: Side p. Default: 1. The authors' models have 2, with convolutions around.
+
+    Raises:
+        ValueError: If ``patch_size`` is no integer of at least 1.
+
+    Source: Separable Self-attention for Mobile Vision Transformers (arXiv 2206.02680).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import SeparableAttention
+        >>> attention = SeparableAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    mixes_tokens = False
+    variants = (dict(patch_size=2),)
+
+    def __init__(
+        self,
+        embed_dims: int,
+        num_heads: int,
+        input_resolution: Tuple[int, int],
+        patch_size: int = 1,
+        init_cfg: Union[dict, List[dict], None] = None,
+    ) -> None:
+        super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
+        if not isinstance(patch_size, int) or patch_size < 1:
+            raise ValueError(f'patch_size must be an integer of at least 1, got {patch_size!r}')
+        self.patch_size = patch_size
+        self.qkv = Linear(embed_dims, 1 + 2 * embed_dims)
+        self.proj = Linear(embed_dims, embed_dims)
+
+    def places(self, hw_shape: Tuple[int, int], device: torch.device) -> Tensor:
+        """Which tokens lie at each place of a patch, booleans ``(N, places)``."""
+        rows, columns = (torch.arange(side, device=device) % self.patch_size for side in hw_shape)
+        width = min(self.patch_size, hw_shape[1])
+        place = (rows[:, None] * width + columns).flatten()
+        count = min(self.patch_size, hw_shape[0]) * width  # each has a token
+        return place[:, None] == torch.arange(count, device=device)
+
+    def forward(
+        self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
+    ) -> Tensor:
+        self.check_token_map(x, hw_shape)
+        if mask is not None:
+            raise ValueError('SeparableAttention takes no mask; call it without one')
+        score, k, v = self.qkv(x).split([1, self.embed_dims, self.embed_dims], dim=-1)
+        there = self.places(hw_shape, x.device)
+        with no_autocast(x.device):
+            scores, key, value = upcast(score, k, v)
+            weights = scores.masked_fill(~there, float('-inf')).softmax(1)  # (B, N, places)
+            contexts = weights.transpose(1, 2) @ key  # (B, places, C)
+            mixed = F.relu(value) * (there.to(key.dtype) @ contexts)
+        return self.proj(mixed.to(v.dtype))

@@ -1,0 +1,179 @@
+"""What the authors' files cannot show of the vision attentions."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import quiet_init
+from mmengine.registry import MODELS
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mmlaplace.models.layers import elu_plus_one
+
+NAMES = (
+    'InLineAttention', 'LiteMLA', 'RALAAttention', 'MALAAttention', 'NaLaAttention',
+    'MLLAAttention', 'AdditiveAttention', 'SeparableAttention', 'MHLAAttention',
+    'L2ViTAttention', 'SANAAttention', 'EcoFormerAttention', 'PolarizedAttention',
+    'LargeKernelAttention',
+)  # fmt: skip
+LINEAR = [dict(type=name) for name in NAMES]
+LINEAR += [dict(v, type=name) for name in NAMES for v in MODELS.get(name).variants]
+
+
+def build(name, hw_shape=(7, 7), **options):
+    sizes = dict(embed_dims=16, num_heads=2, input_resolution=hw_shape)
+    attention = MODELS.build(dict(sizes, type=name, **options))
+    quiet_init(attention)
+    return attention.eval()
+
+
+class Largest(TorchDispatchMode):
+    """The number of elements of the largest tensor that an op returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        outs = out if isinstance(out, (tuple, list)) else (out,)
+        for tensor in outs:
+            if isinstance(tensor, torch.Tensor):
+                self.numel = max(self.numel, tensor.numel())
+        return out
+
+
+@pytest.mark.parametrize('cfg', LINEAR, ids=lambda cfg: '-'.join(map(str, cfg.values())))
+def test_tensors_grow_as_the_tokens(cfg):
+    cfg, sizes = dict(cfg), []
+    attention = build(cfg.pop('type'), **cfg)
+    for side in (16, 32, 64):
+        with torch.no_grad(), Largest() as largest:
+            attention(torch.randn(1, side * side, 16), (side, side))
+        sizes.append(largest.numel)
+    # Four times the tokens, and a table or two of another size.
+    assert sizes[2] <= 4.2 * sizes[1] and sizes[1] <= 4.2 * sizes[0]
+    assert sizes[2] < 64**4 / 16
+
+
+@pytest.mark.parametrize(
+    ('name', 'options'),
+    [
+        ('InLineAttention', dict(kernel='exp')),
+        ('MALAAttention', dict(rope=False)),
+        ('RALAAttention', dict(rope=False)),
+        ('MLLAAttention', dict(rope=False)),
+        ('MHLAAttention', dict(grid=3)),
+        ('EcoFormerAttention', {}),
+    ],
+)
+def test_rows_of_weights_sum_to_one(name, options):
+    attention = build(name, **options).double()
+    q, k = torch.randn(2, 1, 2, 35, 8, dtype=torch.float64)
+    ones = torch.ones_like(q)
+    # Epsilons of 1e-6 beside normalisers of at least 0.01.
+    torch.testing.assert_close(attention.mix(q, k, ones, (5, 7)), ones, atol=1e-4, rtol=0)
+
+
+def test_mixture_of_blocks_equals_the_formula():
+    attention = build('MHLAAttention', grid=2).double()
+    q, k, v = torch.randn(3, 1, 2, 35, 8, dtype=torch.float64)
+    torch.nn.init.uniform_(attention.mixture)
+    rows, columns = torch.arange(5) // 3, torch.arange(7) // 4  # blocks of 3 x 4, some cut
+    block = (2 * rows[:, None] + columns).flatten()
+    scores = (q.relu() + 1e-6) @ (k.relu() + 1e-6).mT * attention.mixture[block][:, block]
+    expected = scores @ v / (scores.sum(-1, keepdim=True) + 1e-6)
+    torch.testing.assert_close(attention.mix(q, k, v, (5, 7)), expected, atol=1e-10, rtol=1e-10)
+
+
+def test_a_query_of_zeros_leaves_the_local_branch_of_nala():
+    attention = build('NaLaAttention', qkv_bias=False)
+    x = torch.randn(1, 49, 16)
+    x[:, 3] = 0
+    x.requires_grad_()
+    out = attention(x, (7, 7))
+    out.sum().backward()
+    assert out.isfinite().all() and x.grad.isfinite().all()
+
+
+def test_places_of_patches_have_sums_of_their_own_on_a_map_of_any_size():
+    attention = build('SeparableAttention', patch_size=2)
+    x = torch.randn(2, 35, 16)
+    score, k, v = attention.qkv(x).split([1, 16, 16], -1)
+    out = torch.empty(2, 5, 7, 16)
+    for i in (0, 1):
+        for j in (0, 1):
+            s, key, value = (t.unflatten(1, (5, 7))[:, i::2, j::2] for t in (score, k, v))
+            weights = s.flatten(1).softmax(1)[..., None]
+            context = (weights * key.flatten(1, 2)).sum(1)
+            out[:, i::2, j::2] = context[:, None, None] * value.relu()
+    expected = attention.proj(out.flatten(1, 2))
+    # Two orders of the same fp32 sums.
+    torch.testing.assert_close(attention(x, (5, 7)), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_gate_of_tokens_is_no_constant_on_a_large_map():
+    x = 3 * torch.randn(1, 64 * 64, 16)
+    spread = {
+        over: build('PolarizedAttention', softmax_over=over).token_gate(x).std().item()
+        for over in ('channels', 'tokens')
+    }
+    assert spread['tokens'] < 1e-3 < 0.01 < spread['channels']
+
+
+@pytest.mark.parametrize('shortcut', [False, True])
+def test_large_kernels_equal_those_of_mmpretrain(shortcut):
+    van = pytest.importorskip('mmpretrain.models.backbones.van')
+    theirs, ours = van.SpatialAttention(16), build('LargeKernelAttention', shortcut=shortcut)
+    starts = {
+        'proj_1.': 'value.', 'proj_2.': 'proj.', 'spatial_gating_unit.DW_conv.': 'near.conv.',
+        'spatial_gating_unit.DW_D_conv.': 'far.', 'spatial_gating_unit.conv1.': 'weight.',
+    }  # fmt: skip
+    state = {}
+    for name, value in theirs.state_dict().items():
+        (start,) = (start for start in starts if name.startswith(start))
+        name = starts[start] + name[len(start) :]
+        state[name] = value.view(ours.state_dict()[name].shape)
+    ours.load_state_dict(state)
+    x = torch.randn(2, 16, 5, 9)
+    out = ours(x.flatten(2).mT, (5, 9)).mT.unflatten(2, (5, 9))
+    # Two orders of the same fp32 sums.
+    torch.testing.assert_close(out + (0 if shortcut else x), theirs(x), atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ('name', 'options', 'message'),
+    [
+        ('InLineAttention', dict(kernel='cosine'), r"'identity', 'relu', .*, got 'cosine'"),
+        ('LiteMLA', dict(scales=(4,)), r'scales must be odd and positive, got \(4,\)'),
+        ('AdditiveAttention', dict(expansion=0), 'expansion must be .* at least 1, got 0'),
+        ('SeparableAttention', dict(patch_size=1.5), 'patch_size must be .* at least 1, got 1.5'),
+        ('MHLAAttention', dict(transform='sine'), r"'cos', 'linear', .*, got 'sine'"),
+        ('MHLAAttention', dict(normalizer='code'), r"\('weights', 'blocks'\), got 'code'"),
+        ('MHLAAttention', dict(grid=0), 'grid must be .* at least 1, got 0'),
+        ('L2ViTAttention', dict(least_sum=0), 'least_sum must be positive and finite, got 0'),
+        ('EcoFormerAttention', dict(offset='none'), r"\('all', 'own'\), got 'none'"),
+        ('EcoFormerAttention', dict(num_bits=0), 'num_bits must be .* at least 1, got 0'),
+        ('PolarizedAttention', dict(layout='both'), r"\('parallel', 'sequential'\), got 'both'"),
+        ('PolarizedAttention', dict(softmax_over='all'), r"\('channels', 'tokens'\), got 'all'"),
+    ],
+)
+def test_values_that_cannot_be_are_quoted_with_those_that_can(name, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(name, **options)
+
+
+@pytest.mark.parametrize('name', NAMES)
+def test_masks_are_refused(name):
+    mask = torch.ones(49, 49, dtype=torch.bool)
+    with pytest.raises(ValueError, match=f'{name} takes no mask; call it without one'):
+        build(name)(torch.randn(1, 49, 16), (7, 7), mask=mask)
+
+
+def test_elu_plus_one_keeps_what_is_small():
+    x = torch.tensor([-30.0, -12.0, -0.5, 0.0, 3.0], requires_grad=True)
+    exact = torch.where(x > 0, x.double() + 1, x.double().clamp(max=0).exp())
+    out = elu_plus_one(x)
+    torch.testing.assert_close(out.double(), exact, atol=0, rtol=1e-6)  # roundings of fp32
+    assert (F.elu(x) + 1)[0] == 0 < out[0]
+    (slope,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(slope, torch.where(x > 0, 1.0, x.exp()).detach())
