@@ -6,7 +6,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from mmlaplace.ops import gaussian_kernel
-from mmlaplace.ops.inverse import add_ridge
+from mmlaplace.ops._inverse import add_ridge
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import Landmarks

@@ -1,6 +1,6 @@
 from torch import Tensor
 
-from mmlaplace.ops.inverse import identity_like
+from mmlaplace.ops._inverse import identity_like
 
 STARTS = ('matrix', 'batch')
 
