@@ -11,6 +11,8 @@ from mmlaplace.ops import (
     gaussian_kernel,
     laplacian_kernel,
     newton_schulz_inverse,
+    nystrom_attention,
+    pooled_landmarks,
 )
 from mmlaplace.ops._checks import has_values
 
@@ -33,11 +35,23 @@ def spd(device='cpu', dtype=torch.float32):
     return laplacian_kernel(x, x, 4.0, backend='reference').requires_grad_()
 
 
+def attention(whitening=1e-2, **kw):
+    """Arguments of nystrom_attention, with a table of angles."""
+    q, k, v, marks = (points(2, 3, tokens, 5, **kw) for tokens in (11, 11, 11, 7))
+    rest = {key: value for key, value in kw.items() if key != 'requires_grad'}
+    inverse, scale = spd(**rest).detach(), points(2, 3, **kw)
+    inverse.requires_grad_(kw.get('requires_grad', True))
+    rotary = points(2, 2, 11, requires_grad=False, **rest)
+    return q, k, v, marks, inverse, scale, rotary, 'laplacian', 4.0, whitening, True
+
+
 # Every native op of the library with arguments for it; a new op is a new row.
 ARGUMENTS = {
     'laplacian_kernel': lambda **kw: (points(2, 3, 11, 5, **kw), points(2, 3, 4, 5, **kw), 2.0),
     'gaussian_kernel': lambda **kw: (points(2, 3, 11, 5, **kw), points(2, 3, 4, 5, **kw), 2.0),
     'newton_schulz_inverse': lambda **kw: (spd(**kw), 20, 1e-2),
+    'nystrom_attention': attention,
+    'pooled_landmarks': lambda **kw: (points(2, 3, 12, 5, **kw), None, False, 3, 4, 2, 2, 0),
 }
 
 
@@ -65,9 +79,31 @@ def test_opcheck_of_the_gradients(name, device):
     torch.library.opcheck(backward, (torch.randn_like(out), q, k, out, bandwidth))
 
 
-def both_kernels_and_the_inverse(q, k):
-    weights = newton_schulz_inverse(laplacian_kernel(k, k, 4.0))
-    return laplacian_kernel(q, k, 4.0) @ weights + gaussian_kernel(q, k, 2.0)
+@needs_opcheck
+@pytest.mark.parametrize('device', DEVICES)
+@pytest.mark.parametrize('whitening', [1e-2, -1.0])
+def test_opcheck_of_the_gradient_of_the_attention(whitening, device):
+    arguments = attention(whitening, device=device, requires_grad=False)
+    out, *moments = torch.ops.mmlaplace.nystrom_attention(*arguments)
+    backward = torch.ops.mmlaplace._nystrom_attention_backward.default
+    inputs = (torch.randn_like(out), *arguments[:7], *moments, *arguments[7:])
+    torch.library.opcheck(backward, inputs)
+
+
+@needs_opcheck
+@pytest.mark.parametrize('device', DEVICES)
+def test_opcheck_of_the_gradient_of_the_landmarks(device):
+    k, *constants = ARGUMENTS['pooled_landmarks'](device=device, requires_grad=False)
+    out = torch.ops.mmlaplace.pooled_landmarks(k, *constants)
+    backward = torch.ops.mmlaplace._pooled_landmarks_backward.default
+    torch.library.opcheck(backward, (torch.randn_like(out), k, *constants))
+
+
+def all_ops(q, k):
+    marks = pooled_landmarks(k, (1, k.shape[2]), cells=(1, 5))
+    weights = newton_schulz_inverse(laplacian_kernel(marks, marks, 4.0))
+    mixed = nystrom_attention(q, k, k, marks, weights, 4.0, whitening_eps=1e-2)
+    return mixed + laplacian_kernel(q, marks, 4.0) @ weights @ gaussian_kernel(marks, q, 2.0) @ q
 
 
 @pytest.mark.slow
@@ -75,10 +111,10 @@ def both_kernels_and_the_inverse(q, k):
 @pytest.mark.parametrize('device', DEVICES)
 @pytest.mark.slow
 def test_compile_in_one_graph_for_any_size(device):
-    compiled = torch.compile(both_kernels_and_the_inverse, fullgraph=True, dynamic=True)
+    compiled = torch.compile(all_ops, fullgraph=True, dynamic=True)
     for tokens in (12, 31):
         q, k = points(2, 3, tokens, 8, device=device), points(2, 3, 5, 8, device=device)
-        expected = both_kernels_and_the_inverse(q, k)
+        expected = all_ops(q, k)
         result = compiled(q, k)
         torch.testing.assert_close(result, expected)
         grads = torch.autograd.grad(result.square().sum(), (q, k))
@@ -121,11 +157,11 @@ def test_values_are_read_where_there_are_some_alone():
 
 def test_jit_trace_keeps_the_ops():
     q, k = points(2, 3, 12, 8, requires_grad=False), points(2, 3, 5, 8, requires_grad=False)
-    traced = torch.jit.trace(both_kernels_and_the_inverse, (q, k))
+    traced = torch.jit.trace(all_ops, (q, k))
     for name in ARGUMENTS:
         assert f'mmlaplace::{name}' in str(traced.graph)
     other = points(2, 3, 12, 8), points(2, 3, 5, 8)
-    torch.testing.assert_close(traced(*other), both_kernels_and_the_inverse(*other))
+    torch.testing.assert_close(traced(*other), all_ops(*other))
     # A function whose ops have derivatives of their own.
     traced = torch.jit.trace(cholesky_inverse, spd().detach())
     mat = spd()
@@ -137,7 +173,7 @@ def test_jit_trace_keeps_the_ops():
 def test_export_keeps_the_ops():
     class Module(torch.nn.Module):
         def forward(self, q, k):
-            return both_kernels_and_the_inverse(q, k)
+            return all_ops(q, k)
 
     q, k = points(2, 3, 12, 8, requires_grad=False), points(2, 3, 5, 8, requires_grad=False)
     tokens = torch.export.Dim('tokens', min=2, max=4096)
@@ -153,8 +189,9 @@ def test_export_keeps_the_ops():
     torch.testing.assert_close(program.module()(longer, k), Module()(longer, k))
 
 
+# The other two read halves as such, and so have no rule of autocast.
 @pytest.mark.parametrize('device', DEVICES)
-@pytest.mark.parametrize('name', ARGUMENTS)
+@pytest.mark.parametrize('name', ['laplacian_kernel', 'gaussian_kernel', 'newton_schulz_inverse'])
 def test_autocast_reaches_the_ops_themselves(name, device):
     arguments = ARGUMENTS[name](device=device, dtype=torch.bfloat16)
     with torch.autocast(device, dtype=torch.bfloat16):
