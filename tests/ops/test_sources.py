@@ -62,8 +62,9 @@ def test_cpu_ops_pass_under_address_and_undefined_behaviour_sanitizers(tmp_path)
     shutil.copytree(ROOT / 'tests', tmp_path / 'site' / 'tests')
     output = run(
         [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-x',
-         '--rootdir', tmp_path / 'site', tmp_path / 'site/tests/ops/test_kernels.py',
-         tmp_path / 'site/tests/ops/test_inverse.py',
+         '--rootdir', tmp_path / 'site',
+         *(tmp_path / f'site/tests/ops/test_{name}.py'
+           for name in ('kernels', 'inverse', 'nystrom_attention', 'pooled_landmarks')),
          '-k', 'native-cpu and not threads and not run_to_run and not thousand'],
         PYTHONPATH=str(tmp_path / 'site'), LD_PRELOAD=' '.join(preload),
         # Python itself keeps memory until it ends; ODR: torch defines some of its globals twice.

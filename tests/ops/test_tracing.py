@@ -13,6 +13,8 @@ from mmlaplace.ops import (
     gaussian_kernel,
     laplacian_kernel,
     newton_schulz_inverse,
+    nystrom_attention,
+    pooled_landmarks,
 )
 from mmlaplace.ops._checks import has_values
 
@@ -35,12 +37,24 @@ def spd(device='cpu', dtype=torch.float32):
     return laplacian_kernel(x, x, 4.0, backend='reference').requires_grad_()
 
 
+def attention(whitening=1e-2, **kw):
+    """Arguments of nystrom_attention, with a table of angles."""
+    q, k, v, marks = (points(2, 3, tokens, 5, **kw) for tokens in (11, 11, 11, 7))
+    rest = {key: value for key, value in kw.items() if key != 'requires_grad'}
+    inverse, scale = spd(**rest).detach(), points(2, 3, **kw)
+    inverse.requires_grad_(kw.get('requires_grad', True))
+    rotary = points(2, 2, 11, requires_grad=False, **rest)
+    return q, k, v, marks, inverse, scale, rotary, 'laplacian', 4.0, whitening, True
+
+
 # Every native op of the library with arguments for it; a new op is a new row.
 ARGUMENTS = {
     'laplacian_kernel': lambda **kw: (points(2, 3, 11, 5, **kw), points(2, 3, 4, 5, **kw), 2.0),
     'gaussian_kernel': lambda **kw: (points(2, 3, 11, 5, **kw), points(2, 3, 4, 5, **kw), 2.0),
     'newton_schulz_inverse': lambda **kw: (spd(**kw), 20, 1e-2),
     'cholesky_inverse': lambda **kw: (spd(**kw), 1e-2),
+    'nystrom_attention': attention,
+    'pooled_landmarks': lambda **kw: (points(2, 3, 12, 5, **kw), None, False, 3, 4, 2, 2, 0),
 }
 
 
@@ -68,10 +82,32 @@ def test_opcheck_of_the_gradients(name, device):
     torch.library.opcheck(backward, (torch.randn_like(out), q, k, out, bandwidth))
 
 
+@needs_opcheck
+@pytest.mark.parametrize('device', DEVICES)
+@pytest.mark.parametrize('whitening', [1e-2, -1.0])
+def test_opcheck_of_the_gradient_of_the_attention(whitening, device):
+    arguments = attention(whitening, device=device, requires_grad=False)
+    out, *moments = torch.ops.mmlaplace.nystrom_attention(*arguments)
+    backward = torch.ops.mmlaplace._nystrom_attention_backward.default
+    inputs = (torch.randn_like(out), *arguments[:7], *moments, *arguments[7:])
+    torch.library.opcheck(backward, inputs)
+
+
+@needs_opcheck
+@pytest.mark.parametrize('device', DEVICES)
+def test_opcheck_of_the_gradient_of_the_landmarks(device):
+    k, *constants = ARGUMENTS['pooled_landmarks'](device=device, requires_grad=False)
+    out = torch.ops.mmlaplace.pooled_landmarks(k, *constants)
+    backward = torch.ops.mmlaplace._pooled_landmarks_backward.default
+    torch.library.opcheck(backward, (torch.randn_like(out), k, *constants))
+
+
 def all_ops(q, k):
-    marks = laplacian_kernel(k, k, 4.0)
-    weights = newton_schulz_inverse(marks) @ cholesky_inverse(marks, 0.5)
-    return laplacian_kernel(q, k, 4.0) @ weights + gaussian_kernel(q, k, 2.0)
+    marks = pooled_landmarks(k, (1, k.shape[2]), cells=(1, 5))
+    matrix = laplacian_kernel(marks, marks, 4.0)
+    weights = newton_schulz_inverse(matrix) @ cholesky_inverse(matrix, 0.5)
+    mixed = nystrom_attention(q, k, k, marks, weights, 4.0, whitening_eps=1e-2)
+    return mixed + laplacian_kernel(q, marks, 4.0) @ weights @ gaussian_kernel(marks, q, 2.0) @ q
 
 
 @pytest.mark.slow
@@ -160,8 +196,9 @@ def test_export_keeps_the_ops():
     torch.testing.assert_close(program.module()(longer, k), Module()(longer, k))
 
 
+# The other two read halves as such, and so have no rule of autocast.
 @pytest.mark.parametrize('device', DEVICES)
-@pytest.mark.parametrize('name', ARGUMENTS)
+@pytest.mark.parametrize('name', ['laplacian_kernel', 'gaussian_kernel', 'newton_schulz_inverse'])
 def test_autocast_reaches_the_ops_themselves(name, device):
     arguments = ARGUMENTS[name](device=device, dtype=torch.bfloat16)
     with torch.autocast(device, dtype=torch.bfloat16):
