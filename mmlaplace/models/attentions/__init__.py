@@ -6,6 +6,7 @@ from .base import BaseAttention as BaseAttention
 from .base import Projected as Projected
 from .base import QKVAttention as QKVAttention
 from .ecoformer import EcoFormerAttention as EcoFormerAttention
+from .favit import FaViTAttention as FaViTAttention
 from .flatten import FLattenAttention as FLattenAttention
 from .frame import Frame as Frame
 from .inline import InLineAttention as InLineAttention
