@@ -154,4 +154,13 @@ AUTHORS = {
                'fast_attention.ksh.A': 'directions', 'fast_attention.ksh.mvec': ('means', first),
                'fast_attention.ksh.anchor': ('anchors', first)},
     ),
+    'favit': dict(
+        type='FaViTAttention', options=dict(average='runs'),
+        settings={'in:windowsize': exactly(7)},
+        names={'q.': 'q.', 'kv_g.': 'kv.', 'sr.': 'sr.projection.', 'norm.': 'sr.norm.',
+               'local_conv_g.': 'lepe.conv.', 'kv_l.depth_conv.': 'near.conv.',
+               'kv_l.point_conv.': ('around.', linear), 'fcs.': 'window_in.',
+               'single_heads.': 'window_kv.', 'local_convs.0.': 'window_lepe.0.conv.',
+               'local_convs.1.': 'window_lepe.1.conv.', 'proj.': 'proj.'},
+    ),
 }  # fmt: skip

@@ -21,7 +21,7 @@ LINEAR += [dict(v, type=name) for name in NAMES for v in MODELS.get(name).varian
 
 def build(name, hw_shape=(7, 7), **options):
     sizes = dict(embed_dims=16, num_heads=2, input_resolution=hw_shape)
-    attention = MODELS.build(dict(sizes, type=name, **options))
+    attention = MODELS.build(dict(sizes, type=name) | options)
     quiet_init(attention)
     return attention.eval()
 
@@ -111,6 +111,21 @@ def test_places_of_patches_have_sums_of_their_own_on_a_map_of_any_size():
     torch.testing.assert_close(attention(x, (5, 7)), expected, atol=1e-6, rtol=1e-5)
 
 
+def test_windows_are_averaged_place_by_place_with_reflected_borders():
+    attention = build('FaViTAttention').double()
+    x = torch.randn(2, 15 * 9, 16, dtype=torch.float64)
+    for step in (1, 2):
+        extent = 6 * step + 1
+        maps = x.mT.unflatten(2, (15, 9))
+        maps = F.pad(maps, (0, -9 % extent, 0, -15 % extent), 'reflect')
+        windows = [maps[:, :, i : i + extent : step, j : j + extent : step]
+                   for i in range(0, maps.shape[2], extent)
+                   for j in range(0, maps.shape[3], extent)]  # fmt: skip
+        expected = torch.stack(windows).mean(0).flatten(2).mT.unflatten(-1, (2, 8)).transpose(1, 2)
+        out = attention.averages(x, (15, 9), step)
+        torch.testing.assert_close(out, expected, atol=1e-12, rtol=0)
+
+
 def test_gate_of_tokens_is_no_constant_on_a_large_map():
     x = 3 * torch.randn(1, 64 * 64, 16)
     spread = {
@@ -153,6 +168,9 @@ def test_large_kernels_equal_those_of_mmpretrain(shortcut):
         ('L2ViTAttention', dict(least_sum=0), 'least_sum must be positive and finite, got 0'),
         ('EcoFormerAttention', dict(offset='none'), r"\('all', 'own'\), got 'none'"),
         ('EcoFormerAttention', dict(num_bits=0), 'num_bits must be .* at least 1, got 0'),
+        ('FaViTAttention', dict(average='all'), r"\('places', 'runs'\), got 'all'"),
+        ('FaViTAttention', dict(sr_ratio=0), 'sr_ratio must be .* at least 1, got 0'),
+        ('FaViTAttention', dict(num_heads=8), 'heads need at least 3 channels, got 2'),
         ('PolarizedAttention', dict(layout='both'), r"\('parallel', 'sequential'\), got 'both'"),
         ('PolarizedAttention', dict(softmax_over='all'), r"\('channels', 'tokens'\), got 'all'"),
     ],
@@ -162,7 +180,7 @@ def test_values_that_cannot_be_are_quoted_with_those_that_can(name, options, mes
         build(name, **options)
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', (*NAMES, 'FaViTAttention'))
 def test_masks_are_refused(name):
     mask = torch.ones(49, 49, dtype=torch.bool)
     with pytest.raises(ValueError, match=f'{name} takes no mask; call it without one'):

@@ -10,6 +10,7 @@ from .castling import CastlingAttention as CastlingAttention
 from .cosformer import CosformerAttention as CosformerAttention
 from .ecoformer import EcoFormerAttention as EcoFormerAttention
 from .efficient import EfficientLinearAttention as EfficientLinearAttention
+from .favit import FaViTAttention as FaViTAttention
 from .flatten import FLattenAttention as FLattenAttention
 from .flow import FlowAttention as FlowAttention
 from .frame import Frame as Frame

@@ -73,8 +73,7 @@ class AdditiveAttention(BaseAttention):
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
     ) -> Tensor:
         self.check_token_map(x, hw_shape)
-        if mask is not None:
-            raise ValueError('AdditiveAttention takes no mask; call it without one')
+        self.check_mask(mask)
         q, k = self.query(x), self.key(x)  # (B, N, D)
         with no_autocast(x.device):
             query, key, score = upcast(q, k, self.score)

@@ -88,6 +88,11 @@ class BaseAttention(KnownOptions, BaseModule):
                 f'{self.embed_dims}) for hw_shape {tuple(hw_shape)}, got {tuple(x.shape)}'
             )
 
+    def check_mask(self, mask: Optional[Tensor]) -> None:
+        """Raise a ValueError for a mask, where the attention takes none."""
+        if mask is not None and not self.accepts_mask:
+            raise ValueError(f'{type(self).__name__} takes no mask; call it without one')
+
 
 class Projected(NamedTuple):
     """What a :class:`QKVAttention` makes of its input; n is the number of keys.
@@ -235,8 +240,7 @@ class QKVAttention(BaseAttention):
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
     ) -> Tensor:
         self.check_token_map(x, hw_shape, self.num_prefix_tokens)
-        if mask is not None and not self.accepts_mask:
-            raise ValueError(f'{type(self).__name__} takes no mask; call it without one')
+        self.check_mask(mask)
         projected = self.project(x, hw_shape)  # q, gate: (B, N, C); k, v: (B, n, C)
         q, k, v = self.heads(projected, hw_shape)  # (B, heads, N or n, d)
         options = {} if mask is None else dict(mask=mask)

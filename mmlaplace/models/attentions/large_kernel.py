@@ -60,8 +60,7 @@ class LargeKernelAttention(BaseAttention):
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
     ) -> Tensor:
         self.check_token_map(x, hw_shape)
-        if mask is not None:
-            raise ValueError('LargeKernelAttention takes no mask; call it without one')
+        self.check_mask(mask)
         value = F.gelu(self.value(x))  # (B, N, C)
         around = self.far(tokens_to_map(self.near(value, hw_shape), hw_shape))
         out = self.proj(value * self.weight(map_to_tokens(around)))

@@ -85,8 +85,7 @@ class LiteMLA(BaseAttention):
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
     ) -> Tensor:
         self.check_token_map(x, hw_shape)
-        if mask is not None:
-            raise ValueError('LiteMLA takes no mask; call it without one')
+        self.check_mask(mask)
         maps = tokens_to_map(self.qkv(x), hw_shape)  # (B, 3C, H, W), by head: q, k, v
         maps = torch.cat([maps, *(aggregate(maps) for aggregate in self.aggregations)], dim=1)
         heads = maps.flatten(2).unflatten(1, (-1, 3, self.head_dims)).transpose(-2, -1)

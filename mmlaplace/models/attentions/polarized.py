@@ -106,8 +106,7 @@ class PolarizedAttention(BaseAttention):
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
     ) -> Tensor:
         self.check_token_map(x, hw_shape)
-        if mask is not None:
-            raise ValueError('PolarizedAttention takes no mask; call it without one')
+        self.check_mask(mask)
         of_channels = x * self.channel_gate(x)
         if self.layout == 'sequential':
             return of_channels * self.token_gate(of_channels)

@@ -76,8 +76,7 @@ class SeparableAttention(BaseAttention):
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
     ) -> Tensor:
         self.check_token_map(x, hw_shape)
-        if mask is not None:
-            raise ValueError('SeparableAttention takes no mask; call it without one')
+        self.check_mask(mask)
         score, k, v = self.qkv(x).split([1, self.embed_dims, self.embed_dims], dim=-1)
         there = self.places(hw_shape, x.device)
         with no_autocast(x.device):

@@ -1,0 +1,126 @@
+from typing import List, Optional, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from mmengine.model import ModuleList
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from ..layers import DepthwiseConv, Linear, PatchEmbed, tokens_to_map
+from .base import BaseAttention
+
+AVERAGES = ('places', 'runs')
+SIDE = 7  # of a window, in places
+
+
+def mirrored(size: int, padded: int, device: torch.device) -> Tensor:
+    """Indices that continue a side of ``size`` tokens to ``padded`` by reflection."""
+    period = max(2 * size - 2, 1)
+    steps = torch.arange(padded, device=device) % period
+    return torch.minimum(steps, period - steps).clamp(max=size - 1)
+
+
+@MODELS.register_module()
+class FaViTAttention(BaseAttention):
+    r"""Factorization self-attention of FaViT: every token attends to averages of windows.
+
+    Channels are in parts. The first, an eighth, is one head that attends to a map of stride r. In
+    the second, keys and values are the 49 averages of all windows of 7 x 7 tokens, one for each
+    place in a window. In the third, tokens of a window are r apart; with r = 1 there is none:
+
+    .. math::
+        \bar x_p = \mathrm{mean}_{w} \, x_{w, p}, \quad (K, V) = W_2 W_1 \bar x, \quad
+        Y = \mathrm{softmax}(Q K^T / \sqrt{d})\, (V + \mathrm{DWConv}(V))
+
+    Before, the inputs of keys pass a depthwise and a 1 x 1 convolution. Maps are continued to whole
+    windows by reflection. Time of the windows is linear, :math:`O(49 N C)`, and that of the first
+    part is :math:`O(N^2 C / 8 r^2)`.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        sr_ratio: The stride r. Default: 2.
+        average: What is averaged. ``'places'`` (default), as above and in the paper. ``'runs'``,
+            the authors' code: for each place, the values of all windows and channels in that order
+            are cut into d runs, which mixes channels with windows.
+
+    Raises:
+        ValueError: For an unknown ``average``, an ``sr_ratio`` below 1 or heads of few channels.
+
+    Source: Factorization Vision Transformer (arXiv 2312.08614).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import FaViTAttention
+        >>> attention = FaViTAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    mixes_tokens = False  # the convolutions are in the values
+    variants = (dict(sr_ratio=1), dict(average='runs'))
+
+    def __init__(
+        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
+        sr_ratio: int = 2, average: str = 'places',
+        init_cfg: Union[dict, List[dict], None] = None,
+    ) -> None:  # fmt: skip
+        super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
+        if average not in AVERAGES:
+            raise ValueError(f'average must be one of {AVERAGES}, got {average!r}')
+        if not isinstance(sr_ratio, int) or sr_ratio < 1:
+            raise ValueError(f'sr_ratio must be an integer of at least 1, got {sr_ratio!r}')
+        self.average = average
+        self.steps = (1,) if sr_ratio == 1 else (1, sr_ratio)
+        dims = 7 * self.head_dims // (8 * len(self.steps))  # of a head of a part
+        if dims < 1:
+            raise ValueError(f'heads need at least 3 channels, got {self.head_dims}')
+        part, local = dims * num_heads, dims * num_heads * len(self.steps)
+        self.first = first = embed_dims - local
+        self.q = Linear(embed_dims, embed_dims)
+        self.sr = PatchEmbed(first, first, sr_ratio)
+        self.kv = Linear(first, 2 * first)
+        self.lepe = DepthwiseConv(first)
+        self.near = DepthwiseConv(local)
+        self.around = Linear(local, local)
+        self.window_in = ModuleList(Linear(dims, dims) for _ in self.steps)
+        self.window_kv = ModuleList(Linear(dims, 2 * dims) for _ in self.steps)
+        self.window_lepe = ModuleList(DepthwiseConv(part) for _ in self.steps)
+        self.proj = Linear(embed_dims, embed_dims)
+
+    def averages(self, x: Tensor, hw_shape: Tuple[int, int], step: int) -> Tensor:
+        """The averages ``(B, heads, 49, d)`` of windows of tokens ``(B, N, heads * d)``."""
+        extent = (SIDE - 1) * step + 1
+        maps = tokens_to_map(x, hw_shape)
+        for dim, size in zip((2, 3), hw_shape):
+            index = mirrored(size, -(-size // extent) * extent, x.device)
+            maps = maps.index_select(dim, index)
+        tiles = maps.unflatten(3, (-1, extent)).unflatten(2, (-1, extent))
+        tiles = tiles[:, :, :, ::step, :, ::step]  # (B, heads * d, rows, 7, columns, 7)
+        tiles = tiles.permute(0, 3, 5, 2, 4, 1).unflatten(-1, (self.num_heads, -1))
+        tiles = tiles.flatten(3, 4).flatten(1, 2).permute(0, 3, 1, 2, 4)  # (B, heads, 49, w, d)
+        if self.average == 'places':
+            return tiles.mean(-2)
+        return tiles.flatten(3).unflatten(3, (tiles.shape[-1], -1)).mean(-1)
+
+    def forward(
+        self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
+    ) -> Tensor:
+        self.check_token_map(x, hw_shape)
+        self.check_mask(mask)
+        q, q_local = self.q(x).tensor_split([self.first], dim=-1)
+        source, local = x.tensor_split([self.first], dim=-1)
+        source, source_shape = self.sr(tokens_to_map(source, hw_shape))
+        k, v = self.kv(source).chunk(2, dim=-1)
+        v = v + self.lepe(v, source_shape)
+        out = [F.scaled_dot_product_attention(*(t.unsqueeze(1) for t in (q, k, v))).squeeze(1)]
+        # Queries of a head are together, and keys of a part.
+        queries = q_local.unflatten(-1, (self.num_heads, len(self.steps), -1)).unbind(-2)
+        sources = self.around(self.near(local, hw_shape)).chunk(len(self.steps), dim=-1)
+        for i, step in enumerate(self.steps):
+            means = self.averages(sources[i], hw_shape, step)
+            k, v = self.window_kv[i](self.window_in[i](means)).chunk(2, dim=-1)
+            v = v.transpose(1, 2).flatten(2)  # (B, 49, heads * d)
+            v = (v + self.window_lepe[i](v, (SIDE, SIDE))).unflatten(-1, (self.num_heads, -1))
+            q, v = (t.transpose(1, 2) for t in (queries[i], v))
+            out.append(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return self.proj(torch.cat(out, dim=-1))
