@@ -119,7 +119,7 @@ def papers(cls: type) -> str:
     docs = (inspect.cleandoc(base.__doc__ or '') for base in cls.__mro__)
     sources = (re.search(r'^Source: (.*?)(?:\n\n|\Z)', doc, re.M | re.S) for doc in docs)
     text = ' '.join(next(filter(None, sources))[1].split())
-    found = re.findall(r'(?:, | and )?([\w+ ]+?) \(arXiv ([\d.]+)\)', text)
+    found = re.findall(r'(?:, | and )?([\w+& -]+?) \(arXiv ([\d.]+)\)', text)
     return ', '.join(f'[{name}](https://arxiv.org/abs/{number})' for name, number in found)
 
 

@@ -64,6 +64,7 @@ TESTS = {
         'models/test_pola_attention.py',
         'models/test_authors_attentions.py',
         'models/test_flatten_agent_xca.py',
+        'models/test_classic_attentions.py',
         'models/test_frame.py',
         'models/test_attentions.py',
         'models/test_attn_cfg.py',

@@ -34,7 +34,10 @@ def hw_of(golden):
 
 
 def positions(value, hw_shape):
-    return value.mT.unflatten(2, map_of(value.shape[1], hw_shape))
+    """Positions of a map's tokens, reduced or not, ``(1, n, C)`` to ``(1, C, h, w)``."""
+    count, tokens = value.shape[1], hw_shape[0] * hw_shape[1]
+    ratio = math.isqrt(tokens // count) if tokens % count == 0 else 1
+    return value.mT.unflatten(2, map_of(count, [side // ratio for side in hw_shape]))
 
 
 def sums(value, hw_shape):
@@ -83,15 +86,21 @@ def hedgehog(golden):
 
 
 def slab(golden):
-    table = golden['param:positional_encoding'].shape[1]
+    tokens = golden['param:positional_encoding'].shape[1] * golden.get('in:sr_ratio', 1) ** 2
     form = 'qkv' if 'param:qkv.weight' in golden else 'q_kv'
     bias = 'param:qkv.bias' in golden or 'param:q.bias' in golden
-    return dict(qkv=form, qkv_bias=bias, input_resolution=map_of(table, hw_of(golden)))
+    return dict(qkv=form, qkv_bias=bias, input_resolution=map_of(int(tokens), hw_of(golden)))
 
 
 def halves(count):
     """Landmarks of the queries, and as many of the keys."""
     return dict(num_landmarks=int(count) // 2) if count % 2 == 0 else None
+
+
+def cosformer(golden):
+    """Theirs has a last linear even where it does not use it."""
+    used = golden.get('in:has_outproj', True)
+    return {**separate('q_proj.', 'k_proj.', 'v_proj.'), 'out_proj.': 'proj.' if used else None}
 
 
 def draws_as_theirs(attention, golden):
@@ -149,7 +158,7 @@ AUTHORS = {
     'cosformer': dict(
         type='CosformerAttention', options=dict(positions='flattened'),
         settings={'in:has_outproj': 'proj'},
-        names={**separate('q_proj.', 'k_proj.', 'v_proj.'), 'out_proj.': 'proj.'},
+        names=cosformer,
     ),
     'hydra': dict(type='HydraAttention', names={'qkv.': 'qkv.', 'out.': 'proj.'}),
     'skyformer': dict(

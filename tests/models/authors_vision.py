@@ -6,8 +6,9 @@ from mmlaplace.models import MHLAAttention
 
 
 def positions(value, hw_shape):
-    """Positions of a map's tokens, ``(1, N, C)`` to ``(1, C, H, W)``."""
-    return value.mT.unflatten(2, hw_shape)
+    """Positions of a map's tokens, reduced or not, ``(1, n, C)`` to ``(1, C, h, w)``."""
+    ratio = round((hw_shape[0] * hw_shape[1] / value.shape[1]) ** 0.5)
+    return value.mT.unflatten(2, [side // ratio for side in hw_shape])
 
 
 def first(value, hw_shape):
@@ -24,9 +25,9 @@ def flat(value, hw_shape):
 
 
 def agent_map(golden):
-    """The map that the biases of rows and columns are for."""
-    shapes = golden['param:ah_bias'].shape, golden['param:aw_bias'].shape
-    return dict(input_resolution=(shapes[0][3], shapes[1][4]))
+    """The map of the queries that the biases of rows and columns are for."""
+    shapes = golden['param:ha_bias'].shape, golden['param:wa_bias'].shape
+    return dict(input_resolution=(shapes[0][2], shapes[1][3]))
 
 
 def square(sides):

@@ -11,7 +11,7 @@ file by the longest of their names that it starts with. A row has:
   own name. A file with a setting that we have no option for is a skip that names it;
 - ``names``: for the start of a parameter's name its start here, or a pair of that and a function of
   the value and (H, W), or None for what theirs does not use. Parameters of one name here are
-  joined in the order of the table;
+  joined in the order of the table. It may be a function of a file's content too;
 - ``prepare``: a function of the attention and the file's content, such as to fix a random draw.
 
 A row that is None is of a unit that is no attention.
@@ -33,6 +33,8 @@ FORWARD, GRADIENT = 1e-5, 1e-4
 # Settings that every file has, and parameters that stand around the mixing rule.
 COMMON = ('in:H', 'in:W', 'in:num_heads', 'in:grad_y')
 AROUND = ('qkv.', 'kv.', 'proj.', 'lepe.', 'key_positions')
+# All of their code has the spatial reduction under these names.
+REDUCTION = {'sr.': 'sr.projection.', 'norm.': 'sr.norm.'}
 
 
 def pytest_generate_tests(metafunc):
@@ -88,6 +90,9 @@ def options_of(golden, row):
 
 def converted(golden, names, hw_shape):
     """The authors' parameters by our names."""
+    names = names(golden) if callable(names) else names
+    if golden.get('in:sr_ratio', 1) > 1:
+        names = {**REDUCTION, **names}
     prefix, starts, parts = 'param:', {}, {}
     for key in (key[len(prefix) :] for key in golden if key.startswith(prefix)):
         known = [start for start in names if key.startswith(start)]

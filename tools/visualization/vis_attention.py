@@ -67,11 +67,11 @@ def attention_row(mixed: Mixed, query: int, head: int, channel: int = 0, window:
 
 
 def check_rows(attention: BaseAttention) -> None:
-    """Raise a ValueError where there is no matrix of tokens by tokens."""
+    """Raise a ValueError where values are not mixed by a matrix of tokens by tokens."""
     if not attention.mixes_tokens:
         raise ValueError(
-            f'{type(attention).__name__} mixes channels, with the same weights in every token, so '
-            'there is no map of weights to draw; take another attention'
+            f'{type(attention).__name__} mixes channels, or divides by what it mixes, so there is '
+            'no map of weights to draw; take another attention'
         )
 
 
