@@ -46,7 +46,7 @@ class FaViTAttention(BaseAttention):
     Raises:
         ValueError: For an unknown ``average``, an ``sr_ratio`` below 1 or heads of few channels.
 
-    Source: Factorization Vision Transformer (arXiv 2312.08614).
+    Source: FaViT (arXiv 2312.08614).
 
     Examples:
         >>> import torch

@@ -47,7 +47,7 @@ class InLineAttention(QKVAttention):
     Raises:
         ValueError: For an unknown ``kernel``.
 
-    Source: Bridging the Divide: Reconsidering Softmax and Linear Attention (arXiv 2412.06590).
+    Source: InLine attention (arXiv 2412.06590).
 
     Examples:
         >>> import torch

@@ -35,7 +35,7 @@ class L2ViTAttention(QKVAttention):
     Raises:
         ValueError: If ``least_sum`` is not positive and finite.
 
-    Source: The Linear Attention Resurrection in Vision Transformer (arXiv 2501.16182).
+    Source: L2ViT (arXiv 2501.16182).
 
     Examples:
         >>> import torch

@@ -27,7 +27,7 @@ class LargeKernelAttention(BaseAttention):
         shortcut: Whether the input is added, as in the authors' code. Their block adds its own
             input too, before the norm. Default: False.
 
-    Source: Visual Attention Network (arXiv 2202.09741).
+    Source: VAN (arXiv 2202.09741).
 
     Examples:
         >>> import torch

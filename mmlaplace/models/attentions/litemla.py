@@ -42,7 +42,7 @@ class LiteMLA(BaseAttention):
     Raises:
         ValueError: For a scale that is not odd and positive.
 
-    Source: EfficientViT: Multi-Scale Linear Attention (arXiv 2205.14756).
+    Source: EfficientViT (arXiv 2205.14756).
 
     Examples:
         >>> import torch

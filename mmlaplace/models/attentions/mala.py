@@ -35,7 +35,7 @@ class MALAAttention(QKVAttention):
         **frame: Fields of :class:`Frame` that differ from ``Frame(gate=True, rope=True,
             rope_form='pairs', rope_on='features', lepe_kernel=5)``.
 
-    Source: Rectifying Magnitude Neglect in Linear Attention (arXiv 2507.00698).
+    Source: MALA (arXiv 2507.00698).
 
     Examples:
         >>> import torch

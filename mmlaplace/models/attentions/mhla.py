@@ -58,7 +58,7 @@ class MHLAAttention(QKVAttention):
     Raises:
         ValueError: For an unknown ``transform`` or ``normalizer``, or a ``grid`` below 1.
 
-    Source: MHLA: Token-Level Multi-Head Linear Attention (arXiv 2601.07832).
+    Source: MHLA (arXiv 2601.07832).
 
     Examples:
         >>> import torch

@@ -37,7 +37,7 @@ class MLLAAttention(QKVAttention):
             rope_form='pairs', rope_on='features', lepe_kernel=3, proj=False)``. The form of the
             rotary positions is fixed.
 
-    Source: Demystify Mamba in Vision: A Linear Attention Perspective (arXiv 2405.16605).
+    Source: MLLA (arXiv 2405.16605).
 
     Examples:
         >>> import torch

@@ -42,7 +42,7 @@ class PolarizedAttention(BaseAttention):
     Raises:
         ValueError: For an unknown ``layout`` or ``softmax_over``.
 
-    Source: Polarized Self-Attention (arXiv 2107.00782).
+    Source: PSA (arXiv 2107.00782).
 
     Examples:
         >>> import torch

@@ -37,7 +37,7 @@ class RALAAttention(QKVAttention):
         **frame: Fields of :class:`Frame` that differ from ``Frame(gate=True, rope=True,
             rope_form='pairs', rope_on='features', lepe_kernel=5)``.
 
-    Source: Breaking the Low-Rank Dilemma of Linear Attention (arXiv 2411.07635).
+    Source: RALA (arXiv 2411.07635).
 
     Examples:
         >>> import torch

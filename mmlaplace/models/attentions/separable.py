@@ -36,7 +36,7 @@ class SeparableAttention(BaseAttention):
     Raises:
         ValueError: If ``patch_size`` is no integer of at least 1.
 
-    Source: Separable Self-attention for Mobile Vision Transformers (arXiv 2206.02680).
+    Source: MobileViTv2 (arXiv 2206.02680).
 
     Examples:
         >>> import torch
