@@ -1,0 +1,38 @@
+#include <torch/library.h>
+
+#include "../common/cuda/launch.h"
+#include "nystrom_attention_passes.h"
+
+namespace mmlaplace {
+namespace {
+
+using cuda::Gpu;
+
+nystrom::Results forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         const at::Tensor& landmarks, const at::Tensor& inverse,
+                         const at::Tensor& scale, const c10::optional<at::Tensor>& rotary,
+                         c10::string_view kernel, double bandwidth, double whitening,
+                         bool adjacent) {
+  return nystrom::forward<Gpu>(
+      q, k, v, {landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent}, kernel);
+}
+
+nystrom::Gradients backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, const at::Tensor& landmarks,
+                            const at::Tensor& inverse, const at::Tensor& scale,
+                            const c10::optional<at::Tensor>& rotary, const at::Tensor& mean,
+                            const at::Tensor& covariance, const at::Tensor& mixed,
+                            c10::string_view kernel, double bandwidth, double whitening,
+                            bool adjacent) {
+  return nystrom::backward<Gpu>(grad, q, k, v,
+                                {landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent},
+                                mean, covariance, mixed, kernel);
+}
+
+}  // namespace
+}  // namespace mmlaplace
+
+TORCH_LIBRARY_IMPL(mmlaplace, CUDA, library) {
+  library.impl("nystrom_attention", mmlaplace::forward);
+  library.impl("_nystrom_attention_backward", mmlaplace::backward);
+}
