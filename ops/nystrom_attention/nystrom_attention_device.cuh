@@ -5,10 +5,10 @@
 // sums over the part have a place of their own in global memory, so they need no atomics, and
 // results are the same from run to run.
 //
-// The template parameters are <Metric, Shared, S, T>: a metric of metrics.h, where tiles are, the
-// type S of tokens in global memory, and the type T of all else. Tiles are in shared memory.
-// Without `Shared`, for landmarks or channels that are too many for it, smaller tiles are in global
-// memory.
+// The template parameters are <Metric, Tokens, S, T>: a metric of metrics.h, the tokens of a tile,
+// the type S of tokens in global memory, and the type T of all else. Tiles of kTokens are in shared
+// memory. Tiles of kFewTokens, for landmarks or channels that are too many for it and for doubles,
+// are there too if there is room, and otherwise in global memory.
 //
 // Names such as `dmixed` are gradients. m and d are padded in all matrices, see token_tiles.cuh.
 #pragma once
@@ -21,8 +21,7 @@ namespace device {
 
 using namespace token_tiles;
 
-template <bool Shared>
-constexpr int kTile = Shared ? 64 : 16;
+constexpr int kTokens = 64, kFewTokens = 16;
 
 // The blocks that a multiprocessor must have room for, by which the compiler limits registers.
 // Doubles need twice as many and are not what a GPU is for: no limit.
@@ -38,7 +37,7 @@ struct Pass {
   Source<S> values;  // values, or gradients of the outputs, if the pass needs them
   Rotary<T> rotary;
   const T* marks;  // landmarks (batch_heads, d, m)
-  T* memory;       // for the tiles, unless they are in shared memory
+  T* memory;       // for the tiles; null if they are in shared memory
   T exponent, derivative;
   int64_t heads, count;   // tokens of a head
   int64_t parts, length;  // of the tokens of a head
@@ -65,26 +64,24 @@ struct Rows {
 };
 
 // A block's work on one head. It takes rows of memory one after the other.
-template <bool Shared, class S, class T>
+template <int Tokens, class S, class T>
 struct Block {
-  static constexpr int kTokens = kTile<Shared>;
   const Pass<S, T>& pass;
   int64_t head, part;
   T* next;
 
   __device__ Block(const Pass<S, T>& pass, int64_t rows, int64_t parts)
       : pass(pass), head(blockIdx.x / parts), part(blockIdx.x % parts) {
-    if constexpr (Shared) {
-      MMLAPLACE_SHARED_MEMORY(memory);
-      next = reinterpret_cast<T*>(memory);
-    } else {
-      next = pass.memory + blockIdx.x * rows * kPitch<kTokens>;
+    MMLAPLACE_SHARED_MEMORY(memory);
+    next = reinterpret_cast<T*>(memory);
+    if (Tokens == kFewTokens && pass.memory) {
+      next = pass.memory + blockIdx.x * rows * kPitch<Tokens>;
     }
   }
 
   __device__ T* take(int64_t rows) {
     T* array = next;
-    next += rows * kPitch<kTokens>;
+    next += rows * kPitch<Tokens>;
     return array;
   }
 
@@ -100,14 +97,14 @@ struct Block {
   }
 
   __device__ void load(const Source<S>& source, const Range& range, T* tile) const {
-    load_tokens<kTokens>(slice(source), source.quads, range, pass.d, tile);
+    load_tokens<Tokens>(slice(source), source.quads, range, pass.d, tile);
   }
   // The kernel of a range of tokens. Waits for `tokens`, and not for `tile`.
   template <class Metric>
   __device__ void kernel(const Range& range, const T* shift, T* tokens, T* tile) const {
-    load_turned<kTokens>(slice(pass.tokens), pass.tokens.quads, range, pass.d, pass.rotary, tokens);
-    kernel_tile<Metric, kTokens>(tokens, marks(), pass.m, pass.d, range.count, pass.exponent, shift,
-                                 tile);
+    load_turned<Tokens>(slice(pass.tokens), pass.tokens.quads, range, pass.d, pass.rotary, tokens);
+    kernel_tile<Metric, Tokens>(tokens, marks(), pass.m, pass.d, range.count, pass.exponent, shift,
+                                tile);
   }
 
   // Calls f(range) for the tiles of the block's part.
@@ -116,8 +113,8 @@ struct Block {
     const int64_t begin = part * pass.length, rest = pass.count - begin;
     const int64_t end = begin + (rest < pass.length ? rest : pass.length);
 #pragma unroll 1
-    for (int64_t first = begin; first < end; first += kTokens) {
-      f(Range{first, 1, static_cast<int>(end - first < kTokens ? end - first : kTokens)});
+    for (int64_t first = begin; first < end; first += Tokens) {
+      f(Range{first, 1, static_cast<int>(end - first < Tokens ? end - first : Tokens)});
     }
   }
 
@@ -179,47 +176,43 @@ MMLAPLACE_INLINE void weigh(const T (&grads)[kMarks][4], const T* tile, T deriva
 // shift[head][a]: the mean of the kernel over some queries that are spread over all. The moments
 // are sums of differences from it, as the covariance would otherwise be a small difference of large
 // numbers.
-template <class Metric, bool Shared, class S, class T>
+template <class Metric, int Tokens, class S, class T>
 __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
     sample_kernel(Pass<S, T> pass, T* shift) {
-  Block<Shared, S, T> block(pass, Rows::kernel(pass.m, pass.d), 1);
-  constexpr int kTokens = kTile<Shared>;
+  Block<Tokens, S, T> block(pass, Rows::kernel(pass.m, pass.d), 1);
   T *tokens = block.take(pass.channels()), *tile = block.take(pass.marks_n());
-  const bool all = pass.count < kTokens;
-  const Range range{0, all ? 1 : pass.count / kTokens,
-                    all ? static_cast<int>(pass.count) : kTokens};
+  const bool all = pass.count < Tokens;
+  const Range range{0, all ? 1 : pass.count / Tokens, all ? static_cast<int>(pass.count) : Tokens};
   block.template kernel<Metric>(range, nullptr, tokens, tile);
   __syncthreads();
   for (int a = threadIdx.x; a < pass.marks_n(); a += kThreads) {
     shift[block.head * pass.marks_n() + a] =
-        sum_of_row<kTokens>(tile + a * kPitch<kTokens>) / range.count;
+        sum_of_row<Tokens>(tile + a * kPitch<Tokens>) / range.count;
   }
 }
 
 // The first and second moments of c_i - shift: for each part, sums (m) and (m, m).
-template <class Metric, bool Shared, class S, class T>
+template <class Metric, int Tokens, class S, class T>
 __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
     moments_kernel(Pass<S, T> pass, const T* shift, T* sums) {
-  Block<Shared, S, T> block(pass, Rows::kernel(pass.m, pass.d), pass.parts);
-  constexpr int kTokens = kTile<Shared>;
+  Block<Tokens, S, T> block(pass, Rows::kernel(pass.m, pass.d), pass.parts);
   const int m = pass.marks_n();
   T *tokens = block.take(pass.channels()), *tile = block.take(m);
   T* first = sums + blockIdx.x * static_cast<int64_t>(m) * (m + 1);
   block.for_tiles([&](const Range& range) {
     block.template kernel<Metric>(range, block.of_head(shift, m), tokens, tile);
     __syncthreads();
-    add_rows<kTokens>(tile, m, first);
-    add_second_moment<kTokens>(tile, m, static_cast<const T*>(nullptr), first + m);
+    add_rows<Tokens>(tile, m, first);
+    add_second_moment<Tokens>(tile, m, static_cast<const T*>(nullptr), first + m);
   });
 }
 
 // For each part, sums (m, d) of r_j (b_j - shift) v_j^T and (d) of v_j. `form` M (m, m) makes the
 // factors r_j = (b_j^T M b_j + eps)^(-1/2), which without it are 1.
-template <class Metric, bool Shared, class S, class T>
+template <class Metric, int Tokens, class S, class T>
 __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
     mix_kernel(Pass<S, T> pass, const T* shift, const T* form, T eps, T* sums) {
-  Block<Shared, S, T> block(pass, Rows::mix(pass.m, pass.d), pass.parts);
-  constexpr int kTokens = kTile<Shared>;
+  Block<Tokens, S, T> block(pass, Rows::mix(pass.m, pass.d), pass.parts);
   const int m = pass.marks_n(), d = pass.channels();
   T *tokens = block.take(d), *tile = block.take(m);
   T *variances = block.take(m / kMarks), *factors = block.take(1);
@@ -230,25 +223,26 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
     __syncthreads();
     block.load(pass.values, range, tokens);
     if (form) {
-      quadratic_forms<kTokens>(form_of, tile, m, pass.m, variances, static_cast<T*>(nullptr));
+      quadratic_forms<Tokens>(form_of, tile, m, pass.m, variances, static_cast<T*>(nullptr));
       __syncthreads();
-      for (int t = threadIdx.x; t < kTokens; t += kThreads) {
-        factors[t] = whitening_factor(sum_of_column<kTokens>(variances, m / kMarks, t), eps);
+      for (int t = threadIdx.x; t < Tokens; t += kThreads) {
+        // Beyond the last token a tiny eps would make 0 times infinity.
+        const T variance = sum_of_column<Tokens>(variances, m / kMarks, t);
+        factors[t] = t < range.count ? whitening_factor(variance, eps) : T(0);
       }
     }
     __syncthreads();
-    add_outer<kTokens>(tile, m, tokens, d, form ? factors : nullptr, mixed);
-    add_rows<kTokens>(tokens, d, mixed + m * d);
+    add_outer<Tokens>(tile, m, tokens, d, form ? factors : nullptr, mixed);
+    add_rows<Tokens>(tokens, d, mixed + m * d);
     __syncthreads();
   });
 }
 
 // out_i = start + sum_a (c_ia - shift_a) result_a, with `result` (m, d) and `start` (d).
-template <class Metric, bool Shared, class S, class T>
+template <class Metric, int Tokens, class S, class T>
 __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
     output_kernel(Pass<S, T> pass, const T* shift, const T* result, const T* start, S* out) {
-  Block<Shared, S, T> block(pass, Rows::kernel(pass.m, pass.d), pass.parts);
-  constexpr int kTokens = kTile<Shared>;
+  Block<Tokens, S, T> block(pass, Rows::kernel(pass.m, pass.d), pass.parts);
   const int m = pass.marks_n(), d = pass.channels();
   T *tokens = block.take(d), *tile = block.take(m);
   const T* result_of = block.of_head(result, static_cast<int64_t>(m) * d);
@@ -256,19 +250,19 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
   block.for_tiles([&](const Range& range) {
     block.template kernel<Metric>(range, block.of_head(shift, m), tokens, tile);
     __syncthreads();
-    for_blocks<kChannels, kTokens>(d, [&](int c, int t) {
+    for_blocks<kChannels, Tokens>(d, [&](int c, int t) {
       T sums[kChannels][4];
 #pragma unroll
       for (int r = 0; r < kChannels; ++r) {
 #pragma unroll
         for (int u = 0; u < 4; ++u) sums[r][u] = start_of ? start_of[c + r] : T(0);
       }
-      add_product<kTokens>(result_of + c, d, tile + t, pass.m, sums);
-      write_block<kTokens>(sums, tokens + c * kPitch<kTokens> + t);
+      add_product<Tokens>(result_of + c, d, tile + t, pass.m, sums);
+      write_block<Tokens>(sums, tokens + c * kPitch<Tokens> + t);
     });
     __syncthreads();
-    store_tokens<kTokens>(tokens, block.token_of(out, range.first), block.token_stride(),
-                          range.count, pass.d, [](int, int, T value) { return value; });
+    store_tokens<Tokens>(tokens, block.token_of(out, range.first), block.token_stride(),
+                         range.count, pass.d, [](int, int, T value) { return value; });
     __syncthreads();
   });
 }
@@ -284,11 +278,10 @@ struct KeyMatrices {
 // With t_j = dG^T b_j: dv_j = r_j t_j + mean of g, dvar_j = -r_j^3 (t_j^T v_j) / 2,
 // db_j = r_j dG v_j + 2 dvar_j M b_j, which goes on to k_j and the landmarks. For each part, sums
 // (m, d) of the gradient of the landmarks and, with whitening, (m, m) of dvar_j b_j b_j^T.
-template <class Metric, bool Shared, class S, class T>
+template <class Metric, int Tokens, class S, class T>
 __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(3))
     key_gradients_kernel(Pass<S, T> pass, KeyMatrices<T> matrices, S* dk, S* dv, T* sums) {
-  Block<Shared, S, T> block(pass, Rows::key_gradients(pass.m, pass.d), pass.parts);
-  constexpr int kTokens = kTile<Shared>;
+  Block<Tokens, S, T> block(pass, Rows::key_gradients(pass.m, pass.d), pass.parts);
   const int m = pass.marks_n(), d = pass.channels();
   const bool whitened = matrices.form != nullptr;
   T *tokens = block.take(d), *values = block.take(d), *others = block.take(d);
@@ -304,63 +297,63 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(3))
     block.load(pass.values, range, values);
     block.template kernel<Metric>(range, nullptr, tokens, tile);
     __syncthreads();
-    for_blocks<kChannels, kTokens>(d, [&](int c, int t) {  // t_j
+    for_blocks<kChannels, Tokens>(d, [&](int c, int t) {  // t_j
       T product[kChannels][4] = {};
-      add_product<kTokens>(dmixed + c, d, tile + t, pass.m, product);
-      write_block<kTokens>(product, others + c * kPitch<kTokens> + t);
+      add_product<Tokens>(dmixed + c, d, tile + t, pass.m, product);
+      write_block<Tokens>(product, others + c * kPitch<Tokens> + t);
     });
-    if (whitened) quadratic_forms<kTokens>(form, tile, m, pass.m, variances, dtile);
+    if (whitened) quadratic_forms<Tokens>(form, tile, m, pass.m, variances, dtile);
     __syncthreads();
     if (whitened) {
       // Half of the threads have the variances, and half the products with the values.
-      for (int i = threadIdx.x; i < 2 * kTokens; i += kThreads) {
-        const int t = i % kTokens;
-        if (i < kTokens) {
-          const T variance = sum_of_column<kTokens>(variances, m / kMarks, t);
-          const T factor = whitening_factor(variance, matrices.eps);
+      for (int i = threadIdx.x; i < 2 * Tokens; i += kThreads) {
+        const int t = i % Tokens;
+        if (i < Tokens) {
+          const T variance = sum_of_column<Tokens>(variances, m / kMarks, t);
+          const T factor = t < range.count ? whitening_factor(variance, matrices.eps) : T(0);
           factors[t] = factor;
           // Nothing goes through a variance that rounding has brought below zero.
           slopes[t] = variance < T(0) ? T(0) : factor * factor * factor * T(-0.5);
         } else {
           T dot = 0;
           for (int c = 0; c < pass.d; ++c) {
-            dot += others[c * kPitch<kTokens> + t] * values[c * kPitch<kTokens> + t];
+            dot += others[c * kPitch<Tokens> + t] * values[c * kPitch<Tokens> + t];
           }
           changes[t] = dot;
         }
       }
       __syncthreads();
-      for (int t = threadIdx.x; t < kTokens; t += kThreads) changes[t] *= slopes[t];
+      for (int t = threadIdx.x; t < Tokens; t += kThreads) changes[t] *= slopes[t];
       __syncthreads();
     }
-    store_tokens<kTokens>(others, block.token_of(dv, range.first), block.token_stride(),
-                          range.count, pass.d, [&](int c, int t, T value) {
-                            return whitened ? factors[t] * value + mean_grad[c] : value;
-                          });
-    for_blocks<kMarks, kTokens>(m, [&](int a, int t) {  // db_j
-      const int at = a * kPitch<kTokens> + t;
+    store_tokens<Tokens>(others, block.token_of(dv, range.first), block.token_stride(), range.count,
+                         pass.d, [&](int c, int t, T value) {
+                           return whitened ? factors[t] * value + mean_grad[c] : value;
+                         });
+    for_blocks<kMarks, Tokens>(m, [&](int a, int t) {  // db_j
+      const int at = a * kPitch<Tokens> + t;
       T grads[kMarks][4] = {};
-      add_product<kTokens>(dmixed_transposed + a, m, values + t, pass.d, grads);
+      add_product<Tokens>(dmixed_transposed + a, m, values + t, pass.d, grads);
       if (whitened) {
         const Quad<T> factor = read_quad(factors + t), change = read_quad(changes + t);
 #pragma unroll
         for (int r = 0; r < kMarks; ++r) {
-          const Quad<T> through = read_quad(dtile + at + r * kPitch<kTokens>);
+          const Quad<T> through = read_quad(dtile + at + r * kPitch<Tokens>);
 #pragma unroll
           for (int u = 0; u < 4; ++u) {
             grads[r][u] = factor.values[u] * grads[r][u] + 2 * change.values[u] * through.values[u];
           }
         }
       }
-      weigh<kTokens>(grads, tile + at, pass.derivative, dtile + at);
+      weigh<Tokens>(grads, tile + at, pass.derivative, dtile + at);
     });
-    if (whitened) add_second_moment<kTokens>(tile, m, changes, dmarks + size);
+    if (whitened) add_second_moment<Tokens>(tile, m, changes, dmarks + size);
     __syncthreads();
-    token_gradients<Metric, kTokens>(dtile, tokens, block.marks(), m, d, values);
-    add_mark_gradients<Metric, kTokens>(dtile, tokens, block.marks(), m, d, dmarks);
+    token_gradients<Metric, Tokens>(dtile, tokens, block.marks(), m, d, values);
+    add_mark_gradients<Metric, Tokens>(dtile, tokens, block.marks(), m, d, dmarks);
     __syncthreads();
-    store_turned<kTokens>(values, block.token_of(dk, range.first), block.token_stride(), range,
-                          pass.d, pass.rotary);
+    store_turned<Tokens>(values, block.token_of(dk, range.first), block.token_stride(), range,
+                         pass.d, pass.rotary);
   });
 }
 
@@ -374,11 +367,10 @@ struct QueryMatrices {
 
 // dc_i = s H g_i + dmean / N + 2 dCov (c_i - mean) / N, which goes on to q_i and the landmarks. For
 // each part, sums (m, d) of the gradient of the landmarks.
-template <class Metric, bool Shared, class S, class T>
+template <class Metric, int Tokens, class S, class T>
 __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(3))
     query_gradients_kernel(Pass<S, T> pass, QueryMatrices<T> matrices, S* dq, T* sums) {
-  Block<Shared, S, T> block(pass, Rows::query_gradients(pass.m, pass.d), pass.parts);
-  constexpr int kTokens = kTile<Shared>;
+  Block<Tokens, S, T> block(pass, Rows::query_gradients(pass.m, pass.d), pass.parts);
   const int m = pass.marks_n(), d = pass.channels();
   T *tokens = block.take(d), *grads = block.take(d);
   T *tile = block.take(m), *dtile = block.take(m);
@@ -392,26 +384,26 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(3))
     block.load(pass.values, range, grads);
     block.template kernel<Metric>(range, nullptr, tokens, tile);
     __syncthreads();
-    for_blocks<kMarks, kTokens>(m, [&](int a, int t) {  // dc_i
+    for_blocks<kMarks, Tokens>(m, [&](int a, int t) {  // dc_i
       T changes[kMarks][4] = {};
-      add_product<kTokens>(result_transposed + a, m, grads + t, pass.d, changes);
+      add_product<Tokens>(result_transposed + a, m, grads + t, pass.d, changes);
       if (dcovariance) {
-        add_product<kTokens>(dcovariance + a, m, tile + t, pass.m, changes, mean);
+        add_product<Tokens>(dcovariance + a, m, tile + t, pass.m, changes, mean);
 #pragma unroll
         for (int r = 0; r < kMarks; ++r) {
 #pragma unroll
           for (int u = 0; u < 4; ++u) changes[r][u] += dmean[a + r];
         }
       }
-      const int at = a * kPitch<kTokens> + t;
-      weigh<kTokens>(changes, tile + at, pass.derivative, dtile + at);
+      const int at = a * kPitch<Tokens> + t;
+      weigh<Tokens>(changes, tile + at, pass.derivative, dtile + at);
     });
     __syncthreads();
-    token_gradients<Metric, kTokens>(dtile, tokens, block.marks(), m, d, grads);
-    add_mark_gradients<Metric, kTokens>(dtile, tokens, block.marks(), m, d, dmarks);
+    token_gradients<Metric, Tokens>(dtile, tokens, block.marks(), m, d, grads);
+    add_mark_gradients<Metric, Tokens>(dtile, tokens, block.marks(), m, d, dmarks);
     __syncthreads();
-    store_turned<kTokens>(grads, block.token_of(dq, range.first), block.token_stride(), range,
-                          pass.d, pass.rotary);
+    store_turned<Tokens>(grads, block.token_of(dq, range.first), block.token_stride(), range,
+                         pass.d, pass.rotary);
   });
 }
 

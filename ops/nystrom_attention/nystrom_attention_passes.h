@@ -19,6 +19,7 @@
 #include <cmath>
 #include <cstdint>
 #include <tuple>
+#include <type_traits>
 
 #include "../common/cpu/rotation.h"
 #include "nystrom_attention.h"
@@ -39,13 +40,20 @@ struct Inputs {
   bool adjacent;
 };
 
-template <class Device, class Metric, bool Shared, class S>
+using RowsOf = int64_t (*)(int64_t m, int64_t d);
+
+template <class Device, class Metric, int Tokens, class S>
 class Passes {
   using T = at::opmath_type<S>;
-  static constexpr int kTokens = device::kTile<Shared>;
   using Pass = device::Pass<S, T>;
 
  public:
+  // The shared memory that a block of a pass needs.
+  static int64_t bytes_of(const Sizes& sizes, RowsOf rows_of) {
+    return rows_of(sizes.marks, sizes.dims) * token_tiles::kPitch<Tokens> *
+           static_cast<int64_t>(sizeof(T));
+  }
+
   Passes(const Device& device, const Sizes& sizes, const Inputs& inputs)
       : device_(device),
         sizes_(sizes),
@@ -61,11 +69,6 @@ class Passes {
         scale_(wide<T>(inputs.scale).view({heads_, 1, 1})),
         table_(wide<T>(inputs.rotary)) {}
 
-  // Whether the tiles of all passes have room in shared memory.
-  static bool has_room(const Device& device, const Sizes& sizes) {
-    return bytes(device::Rows::key_gradients(sizes.marks, sizes.dims)) <= device.shared_memory();
-  }
-
   Results forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const {
     const at::NoTF32Guard no_tf32;  // ten bits of mantissa are not enough for an inverse
     at::Tensor mean, covariance, form;
@@ -78,7 +81,7 @@ class Passes {
     const at::Tensor start = whitened_ ? values / static_cast<double>(sizes_.keys) : at::Tensor();
     const at::Tensor out = tokens_like(q);
     const Parts parts = parts_of(sizes_.queries);
-    launch(device::output_kernel<Metric, Shared, S, T>, parts, device::Rows::kernel, pass(q, parts),
+    launch(device::output_kernel<Metric, Tokens, S, T>, parts, device::Rows::kernel, pass(q, parts),
            pointer(mean), pointer(result), pointer(start), out.template data_ptr<S>());
     const int64_t m = sizes_.marks;
     return {by_head(out), whitened_ ? cut(mean.unsqueeze(1), 1, m).squeeze(2) : zeros(0),
@@ -122,7 +125,7 @@ class Passes {
     const Parts key_parts = parts_of(sizes_.keys), query_parts = parts_of(sizes_.queries);
     const at::Tensor dmixed_transposed = dmixed.transpose(1, 2).contiguous();
     const at::Tensor key_sums = sums(key_parts, m_ * (whitened_ ? d_ + m_ : d_));
-    launch(device::key_gradients_kernel<Metric, Shared, S, T>, key_parts,
+    launch(device::key_gradients_kernel<Metric, Tokens, S, T>, key_parts,
            device::Rows::key_gradients, pass(k, key_parts, v),
            device::KeyMatrices<T>{pointer(dmixed), pointer(dmixed_transposed), pointer(form),
                                   pointer(mean_grad), eps_},
@@ -136,7 +139,7 @@ class Passes {
 
     const at::Tensor result_transposed = result.transpose(1, 2).contiguous();
     const at::Tensor query_sums = sums(query_parts, m_ * d_);
-    launch(device::query_gradients_kernel<Metric, Shared, S, T>, query_parts,
+    launch(device::query_gradients_kernel<Metric, Tokens, S, T>, query_parts,
            device::Rows::query_gradients, pass(q, query_parts, grad),
            device::QueryMatrices<T>{pointer(result_transposed), pointer(dmean),
                                     pointer(dcovariance), pointer(mean)},
@@ -172,8 +175,8 @@ class Passes {
     int64_t count, length, tokens;
   };
   Parts parts_of(int64_t tokens) const {
-    const int64_t tiles = ceil_div(tokens, kTokens), wanted = ceil_div(512, heads_);
-    const int64_t length = std::max<int64_t>(1, ceil_div(tiles, wanted)) * kTokens;
+    const int64_t tiles = ceil_div(tokens, Tokens), wanted = ceil_div(512, heads_);
+    const int64_t length = std::max<int64_t>(1, ceil_div(tiles, wanted)) * Tokens;
     return {std::max<int64_t>(1, ceil_div(tokens, length)), length, tokens};
   }
 
@@ -235,21 +238,20 @@ class Passes {
             static_cast<int>(sizes_.dims)};
   }
 
-  static int64_t bytes(int64_t rows) {
-    return rows * token_tiles::kPitch<kTokens> * static_cast<int64_t>(sizeof(T));
-  }
   template <class Kernel, class... Arguments>
-  void launch(Kernel kernel, const Parts& parts, int64_t (*rows_of)(int64_t, int64_t), Pass pass,
+  void launch(Kernel kernel, const Parts& parts, RowsOf rows_of, Pass pass,
               Arguments... arguments) const {
     if (parts.tokens == 0) return;
-    const int64_t blocks = heads_ * parts.count, rows = rows_of(sizes_.marks, sizes_.dims);
+    const int64_t blocks = heads_ * parts.count;
+    int64_t bytes = bytes_of(sizes_, rows_of);
     at::Tensor memory;
-    if (!Shared) {
-      memory = at::empty({blocks, rows, token_tiles::kPitch<kTokens>}, marks_.options());
+    if (bytes > device_.shared_memory()) {
+      memory = at::empty({blocks * bytes / static_cast<int64_t>(sizeof(T))}, marks_.options());
       pass.memory = pointer(memory);
+      bytes = 0;
     }
-    device_.launch("nystrom_attention", kernel, blocks, token_tiles::kThreads,
-                   Shared ? bytes(rows) : 0, pass, arguments...);
+    device_.launch("nystrom_attention", kernel, blocks, token_tiles::kThreads, bytes, pass,
+                   arguments...);
   }
 
   // The mean (batch_heads, m) and the covariance of the kernel over the queries.
@@ -257,10 +259,10 @@ class Passes {
     const at::Tensor shift = at::empty({heads_, m_}, marks_.options());
     const Parts parts = parts_of(sizes_.queries);
     const Parts one{1, sizes_.queries, sizes_.queries};
-    launch(device::sample_kernel<Metric, Shared, S, T>, one, device::Rows::kernel, pass(q, one),
+    launch(device::sample_kernel<Metric, Tokens, S, T>, one, device::Rows::kernel, pass(q, one),
            pointer(shift));
     const at::Tensor parts_sums = sums(parts, m_ * (m_ + 1));
-    launch(device::moments_kernel<Metric, Shared, S, T>, parts, device::Rows::kernel,
+    launch(device::moments_kernel<Metric, Tokens, S, T>, parts, device::Rows::kernel,
            pass(q, parts), pointer(shift), pointer(parts_sums));
     const at::Tensor total = parts_sums.sum(1);
     const double share = 1 / static_cast<double>(sizes_.queries);
@@ -281,30 +283,28 @@ class Passes {
                                          const at::Tensor& shift, const at::Tensor& form) const {
     const Parts parts = parts_of(tokens.size(2));
     const at::Tensor parts_sums = sums(parts, (m_ + 1) * d_);
-    launch(device::mix_kernel<Metric, Shared, S, T>, parts, device::Rows::mix,
+    launch(device::mix_kernel<Metric, Tokens, S, T>, parts, device::Rows::mix,
            pass(tokens, parts, values), pointer(shift), pointer(form), eps_, pointer(parts_sums));
     const at::Tensor total = parts_sums.sum(1);
     return {piece(total, 0, m_, d_), total.narrow(1, m_ * d_, d_)};
   }
 };
 
-// Calls f(passes, dtype) with the passes for the tokens' dtype, or, if their tiles have no room in
-// shared memory, with those whose tiles are in global memory. These are for fp32 and fp64 alone.
-template <class Device, class F>
+// Calls f(passes, dtype) with the passes for tokens of this dtype. If the widest of them has no
+// room for its tiles in shared memory, these are the passes with small tiles and without halves.
+template <class Metric, class Device, class F>
 void with_passes(const Device& device, const Sizes& sizes, at::ScalarType type,
-                 const Inputs& inputs, c10::string_view kernel, const F& f) {
+                 const Inputs& inputs, RowsOf widest, const F& f) {
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, type, "nystrom_attention", [&] {
-    with_metric(kernel, [&](auto metric) {
-      using Metric = decltype(metric);
-      using T = at::opmath_type<scalar_t>;
-      using Fast = Passes<Device, Metric, true, scalar_t>;
-      if (Fast::has_room(device, sizes)) {
-        f(Fast(device, sizes, inputs), type);
-      } else {
-        f(Passes<Device, Metric, false, T>(device, sizes, inputs),
-          c10::CppTypeToScalarType<T>::value);
+    using T = at::opmath_type<scalar_t>;
+    if constexpr (std::is_same<T, float>::value) {
+      using Fast = Passes<Device, Metric, device::kTokens, scalar_t>;
+      if (Fast::bytes_of(sizes, widest) <= device.shared_memory()) {
+        return f(Fast(device, sizes, inputs), type);
       }
-    });
+    }
+    f(Passes<Device, Metric, device::kFewTokens, T>(device, sizes, inputs),
+      c10::CppTypeToScalarType<T>::value);
   });
 }
 
@@ -319,22 +319,22 @@ inline Sizes check_for_gpu(const at::Tensor& q, const at::Tensor& k, const at::T
   return sizes;
 }
 
-template <class Device>
-Results forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const Inputs& inputs,
-                c10::string_view kernel) {
+template <class Device, class Metric>
+Results forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                const Inputs& inputs) {
   const Sizes sizes = check_for_gpu(q, k, v, inputs);
   const Device gpu(q);
   Results results;
-  with_passes(gpu, sizes, q.scalar_type(), inputs, kernel,
-              [&](const auto& passes, at::ScalarType type) {
-                results = q.numel() > 0 ? passes.forward(q.to(type), k.to(type), v.to(type))
-                                        : passes.empty_forward(q);
-              });
+  with_passes<Metric>(gpu, sizes, q.scalar_type(), inputs, device::Rows::mix,
+                      [&](const auto& passes, at::ScalarType type) {
+                        results = q.numel() > 0 ? passes.forward(q.to(type), k.to(type), v.to(type))
+                                                : passes.empty_forward(q);
+                      });
   std::get<0>(results) = std::get<0>(results).to(q.scalar_type());
   return results;
 }
 
-template <class Device>
+template <class Device, class Metric>
 Gradients backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
                    const at::Tensor& v, const Inputs& inputs, const at::Tensor& mean,
                    const at::Tensor& covariance, const at::Tensor& mixed, c10::string_view kernel) {
@@ -342,12 +342,13 @@ Gradients backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor
   check_gradient(grad, q);
   const Device gpu(q);
   Gradients gradients;
-  with_passes(gpu, sizes, q.scalar_type(), inputs, kernel,
-              [&](const auto& passes, at::ScalarType type) {
-                gradients = q.numel() > 0 ? passes.backward(grad.to(type), q.to(type), k.to(type),
-                                                            v.to(type), mean, covariance, mixed)
-                                          : passes.empty_backward(q, k);
-              });
+  with_passes<Metric>(gpu, sizes, q.scalar_type(), inputs, device::Rows::key_gradients,
+                      [&](const auto& passes, at::ScalarType type) {
+                        gradients = q.numel() > 0
+                                        ? passes.backward(grad.to(type), q.to(type), k.to(type),
+                                                          v.to(type), mean, covariance, mixed)
+                                        : passes.empty_backward(q, k);
+                      });
   auto& [dq, dk, dv, dlandmarks, dinverse, dscale] = gradients;
   return {dq.to(q.scalar_type()),
           dk.to(q.scalar_type()),

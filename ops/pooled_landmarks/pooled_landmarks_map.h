@@ -17,7 +17,7 @@ struct Map {
 inline Map map_of(const at::Tensor& k, const c10::optional<at::Tensor>& rotary, int64_t height,
                   int64_t width, int64_t rows, int64_t columns, int64_t ratio) {
   const char* op = "pooled_landmarks";
-  TORCH_CHECK(k.dim() == 4 && k.size(2) == height * width, op,
+  TORCH_CHECK(k.dim() == 4 && height >= 1 && width >= 1 && k.size(2) == height * width, op,
               ": k must be (B, heads, N, d) with N = ", height, " * ", width, ", got ", k.sizes());
   TORCH_CHECK(rows >= 1 && columns >= 1 && ratio >= 0, op, ": needs at least one cell, got ", rows,
               " x ", columns, " and ratio ", ratio);

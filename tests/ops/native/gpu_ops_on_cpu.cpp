@@ -37,8 +37,12 @@ mmlaplace::nystrom::Results attention(const at::Tensor& q, const at::Tensor& k, 
                                       const c10::optional<at::Tensor>& rotary,
                                       c10::string_view kernel, double bandwidth, double whitening,
                                       bool adjacent) {
-  return mmlaplace::nystrom::forward<Cpu>(
-      q, k, v, {landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent}, kernel);
+  mmlaplace::nystrom::Results results;
+  mmlaplace::nystrom::with_metric(kernel, [&](auto metric) {
+    results = mmlaplace::nystrom::forward<Cpu, decltype(metric)>(
+        q, k, v, {landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent});
+  });
+  return results;
 }
 
 mmlaplace::nystrom::Gradients attention_backward(
@@ -47,9 +51,13 @@ mmlaplace::nystrom::Gradients attention_backward(
     const c10::optional<at::Tensor>& rotary, const at::Tensor& mean, const at::Tensor& covariance,
     const at::Tensor& mixed, c10::string_view kernel, double bandwidth, double whitening,
     bool adjacent) {
-  return mmlaplace::nystrom::backward<Cpu>(
-      grad, q, k, v, {landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent}, mean,
-      covariance, mixed, kernel);
+  mmlaplace::nystrom::Gradients gradients;
+  mmlaplace::nystrom::with_metric(kernel, [&](auto metric) {
+    gradients = mmlaplace::nystrom::backward<Cpu, decltype(metric)>(
+        grad, q, k, v, {landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent}, mean,
+        covariance, mixed);
+  });
+  return gradients;
 }
 
 }  // namespace

@@ -91,25 +91,26 @@ void expect_near(const char* what, double got, double wanted, double size) {
 }
 
 // The inputs of a case, and its passes.
-template <class Metric, bool Shared, class S>
+template <class Metric, int Tokens, class S>
 struct Check {
-  static constexpr int kTokens = device::kTile<Shared>;
   const Case c;
+  const bool shared;  // whether tiles are in shared memory
   const double bandwidth = 3, eps = 1e-2;
-  const int64_t length = 2 * kTokens, parts = ceil_div(c.tokens, length);
+  const int64_t length = 2 * Tokens, parts = ceil_div(c.tokens, length);
   const int64_t blocks = c.batch_heads() * parts;
   const std::vector<S> tokens, values;
   const std::vector<double> marks, table;
   std::vector<double> padded, memory;
 
-  explicit Check(const Case& c)
+  explicit Check(const Case& c, bool shared = true)
       : c(c),
+        shared(shared),
         tokens(random_values<S>(c.batch_heads() * c.tokens * c.d)),
         values(random_values<S>(c.batch_heads() * c.tokens * c.d)),
         marks(random_values(c.batch_heads() * c.m * c.d)),
         table(angles()),
         padded(pad_transposed(marks, c.m, c.d, c.marks_n(), c.channels())),
-        memory(Shared ? 0 : blocks * device::Rows::key_gradients(c.m, c.d) * (kTokens + 4)) {}
+        memory(shared ? 0 : blocks * device::Rows::key_gradients(c.m, c.d) * (Tokens + 4)) {}
 
   // Real cosines and sines: turning back is the transpose only of a rotation.
   std::vector<double> angles() const {
@@ -174,7 +175,7 @@ struct Check {
             {values.data(), c.strides(), quads},
             {table.data(), c.tokens, static_cast<int>(c.pairs), c.adjacent},
             padded.data(),
-            memory.data(),
+            shared ? nullptr : memory.data(),
             Metric::exponent(bandwidth) / std::log(2.0),
             Metric::derivative(bandwidth),
             c.heads,
@@ -186,7 +187,7 @@ struct Check {
   }
   template <class Kernel, class... Arguments>
   void run(Kernel kernel, int64_t rows, Arguments... arguments) {
-    if (Shared && rows * (kTokens + 4) * sizeof(double) > sizeof(dynamic_shared_memory)) {
+    if (shared && rows * (Tokens + 4) * sizeof(double) > sizeof(dynamic_shared_memory)) {
       std::abort();
     }
     // What an earlier block left there must not matter.
@@ -233,17 +234,17 @@ struct Check {
 
   void moments() {
     const int64_t n = c.marks_n(), size = n * (n + 1),
-                  step = std::max<int64_t>(1, c.tokens / kTokens);
+                  step = std::max<int64_t>(1, c.tokens / Tokens);
     std::vector<double> shift(c.batch_heads() * n, -1), sums(blocks * size);
-    launch(device::sample_kernel<Metric, Shared, S, double>, c.batch_heads(), token_tiles::kThreads,
+    launch(device::sample_kernel<Metric, Tokens, S, double>, c.batch_heads(), token_tiles::kThreads,
            pass(), shift.data());
-    run(device::moments_kernel<Metric, Shared, S, double>, device::Rows::kernel(c.m, c.d),
+    run(device::moments_kernel<Metric, Tokens, S, double>, device::Rows::kernel(c.m, c.d),
         shift.data(), sums.data());
     const Duals all = constant(tokens), landmarks = constant(marks);
     for (int64_t head = 0; head < c.batch_heads(); ++head) {
       const double* shift_of = shift.data() + head * n;
       std::vector<double> sampled(n), wanted(size);
-      const int64_t samples = std::min<int64_t>(kTokens, c.tokens);
+      const int64_t samples = std::min<int64_t>(Tokens, c.tokens);
       for (int64_t i = 0; i < samples; ++i) {
         const Duals values = kernel(all, landmarks, head, i * step);
         for (int64_t a = 0; a < c.m; ++a) sampled[a] += values[a].value / samples;
@@ -272,7 +273,7 @@ struct Check {
     const std::vector<double> shift_in = pad_m(shift), form_in = pad_mm(form);
     const bool weighted = c.whitened && !with_shift;
     std::vector<double> sums(blocks * size);
-    run(device::mix_kernel<Metric, Shared, S, double>, device::Rows::mix(c.m, c.d),
+    run(device::mix_kernel<Metric, Tokens, S, double>, device::Rows::mix(c.m, c.d),
         with_shift ? shift_in.data() : nullptr, weighted ? form_in.data() : nullptr, eps,
         sums.data());
     const Duals all = constant(tokens), landmarks = constant(marks), others = constant(values);
@@ -315,7 +316,7 @@ struct Check {
     const std::vector<double> shift_in = pad_m(shift), result_in = pad_md(result);
     const std::vector<double> start_in = pad(start, 1, c.d, 1, c.channels());
     std::vector<S> out(tokens.size(), -1);
-    run(device::output_kernel<Metric, Shared, S, double>, device::Rows::kernel(c.m, c.d),
+    run(device::output_kernel<Metric, Tokens, S, double>, device::Rows::kernel(c.m, c.d),
         c.whitened ? shift_in.data() : nullptr, result_in.data(),
         c.whitened ? start_in.data() : nullptr, out.data());
     const Duals all = constant(tokens), landmarks = constant(marks);
@@ -356,7 +357,7 @@ struct Check {
     const std::vector<double> form_in = pad_mm(form), mean_in = pad(mean_grad, 1, c.d, 1, w);
     std::vector<S> dk(tokens.size(), -1), dv(tokens.size(), -1);
     std::vector<double> sums(blocks * size);
-    run(device::key_gradients_kernel<Metric, Shared, S, double>,
+    run(device::key_gradients_kernel<Metric, Tokens, S, double>,
         device::Rows::key_gradients(c.m, c.d),
         device::KeyMatrices<double>{dmixed_in.data(), transposed_in.data(),
                                     c.whitened ? form_in.data() : nullptr,
@@ -423,7 +424,7 @@ struct Check {
     std::vector<S> dq(tokens.size(), -1);
     std::vector<double> sums(blocks * size);
     const device::QueryMatrices<double> plain{result_in.data(), nullptr, nullptr, nullptr};
-    run(device::query_gradients_kernel<Metric, Shared, S, double>,
+    run(device::query_gradients_kernel<Metric, Tokens, S, double>,
         device::Rows::query_gradients(c.m, c.d),
         c.whitened ? device::QueryMatrices<double>{result_in.data(), dmean_in.data(),
                                                    form_in.data(), mean_in.data()}
@@ -476,25 +477,27 @@ struct Check {
     outputs();
     key_gradients();
     query_gradients();
-    std::printf("%s (%d, %d, %d, %d, %d), %d %s pairs, %s, tiles of %d: six passes\n", name,
-                int(c.batch), int(c.heads), int(c.tokens), int(c.m), int(c.d), int(c.pairs),
-                c.adjacent ? "adjacent" : "half", c.whitened ? "whitened" : "plain", kTokens);
+    std::printf("%s (%d, %d, %d, %d, %d), %d %s pairs, %s, tiles of %d in %s memory: six passes\n",
+                name, int(c.batch), int(c.heads), int(c.tokens), int(c.m), int(c.d), int(c.pairs),
+                c.adjacent ? "adjacent" : "half", c.whitened ? "whitened" : "plain", Tokens,
+                shared ? "shared" : "global");
   }
 };
 
 // `few` as argument: one case of each kernel, as ThreadSanitizer is slow.
 int main(int count, char** arguments) {
   const bool few = count > 1 && std::string(arguments[1]) == "few";
-  // Two parts, the last of them short, in two tiles of which the last is short.
-  Check<Laplacian, true, double>({1, 2, 150, 9, 6, 2, false, true, true}).all("laplacian");
-  Check<Gaussian, false, double>({2, 1, 37, 5, 4, 2, true, true, true}).all("gaussian");
+  constexpr int tokens = device::kTokens, fewer = device::kFewTokens;
+  // Two parts. The last one is short, and so is its last tile.
+  Check<Laplacian, tokens, double>({1, 2, 150, 9, 6, 2, false, true, true}).all("laplacian");
+  Check<Gaussian, fewer, double>({2, 1, 37, 5, 4, 2, true, true, true}, false).all("gaussian");
   if (!few) {
-    Check<Laplacian, true, double>({1, 1, 1, 1, 1, 0, false, true, true}).all("laplacian");
-    Check<Laplacian, true, float>({1, 2, 130, 49, 32, 16, false, true, true}).all("laplacian");
-    Check<Laplacian, false, double>({1, 1, 20, 17, 12, 3, false, false, false}).all("laplacian");
-    Check<Gaussian, true, double>({2, 2, 70, 16, 8, 4, true, false, true}).all("gaussian");
-    Check<Gaussian, true, float>({1, 1, 64, 13, 4, 1, true, true, false}).all("gaussian");
-    Check<Gaussian, true, double>({1, 1, 40, 49, 32, 0, false, true, false}).all("gaussian");
+    Check<Laplacian, tokens, double>({1, 1, 1, 1, 1, 0, false, true, true}).all("laplacian");
+    Check<Laplacian, tokens, float>({1, 2, 130, 49, 32, 16, false, true, true}).all("laplacian");
+    Check<Laplacian, fewer, double>({1, 1, 20, 17, 12, 3, false, false, false}).all("laplacian");
+    Check<Gaussian, tokens, double>({2, 2, 70, 16, 8, 4, true, false, true}).all("gaussian");
+    Check<Gaussian, tokens, float>({1, 1, 64, 13, 4, 1, true, true, false}).all("gaussian");
+    Check<Gaussian, tokens, double>({1, 1, 40, 49, 32, 0, false, true, false}).all("gaussian");
   }
   std::printf("all checks passed\n");
 }
