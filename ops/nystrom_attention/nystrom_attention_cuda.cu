@@ -4,20 +4,10 @@
 #include "nystrom_attention_passes.h"
 
 namespace mmlaplace {
-namespace nystrom {
 
-// In nystrom_attention_laplacian_cuda.cu and nystrom_attention_gaussian_cuda.cu, as one source with
-// the kernels of both would compile for twice as long.
-#define MMLAPLACE_ELSEWHERE(Metric)                                                              \
-  extern template Results forward<cuda::Gpu, Metric>(const at::Tensor&, const at::Tensor&,       \
-                                                     const at::Tensor&, const Inputs&);          \
-  extern template Gradients backward<cuda::Gpu, Metric>(                                         \
-      const at::Tensor&, const at::Tensor&, const at::Tensor&, const at::Tensor&, const Inputs&, \
-      const at::Tensor&, const at::Tensor&, const at::Tensor&)
-MMLAPLACE_ELSEWHERE(Laplacian);
-MMLAPLACE_ELSEWHERE(Gaussian);
-
-}  // namespace nystrom
+// In sources of their own, nystrom_attention_{laplacian,gaussian}_cuda.cu.
+extern template struct nystrom::Attention<cuda::Gpu, Laplacian>;
+extern template struct nystrom::Attention<cuda::Gpu, Gaussian>;
 
 namespace {
 
@@ -31,7 +21,7 @@ nystrom::Results forward(const at::Tensor& q, const at::Tensor& k, const at::Ten
   const nystrom::Inputs inputs{landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent};
   nystrom::Results results;
   nystrom::with_metric(kernel, [&](auto metric) {
-    results = nystrom::forward<Gpu, decltype(metric)>(q, k, v, inputs);
+    results = nystrom::Attention<Gpu, decltype(metric)>::forward(q, k, v, inputs);
   });
   return results;
 }
@@ -43,9 +33,13 @@ nystrom::Gradients backward(const at::Tensor& grad, const at::Tensor& q, const a
                             const at::Tensor& covariance, const at::Tensor& mixed,
                             c10::string_view kernel, double bandwidth, double whitening,
                             bool adjacent) {
-  return nystrom::backward<Gpu>(grad, q, k, v,
-                                {landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent},
-                                mean, covariance, mixed, kernel);
+  const nystrom::Inputs inputs{landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent};
+  nystrom::Gradients gradients;
+  nystrom::with_metric(kernel, [&](auto metric) {
+    gradients = nystrom::Attention<Gpu, decltype(metric)>::backward(grad, q, k, v, inputs, mean,
+                                                                    covariance, mixed);
+  });
+  return gradients;
 }
 
 }  // namespace

@@ -319,9 +319,20 @@ inline Sizes check_for_gpu(const at::Tensor& q, const at::Tensor& k, const at::T
   return sizes;
 }
 
+// The op on a device. Each metric is compiled by a source of its own, as its kernels
+// take long enough.
 template <class Device, class Metric>
-Results forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                const Inputs& inputs) {
+struct Attention {
+  static Results forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         const Inputs& inputs);
+  static Gradients backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, const Inputs& inputs, const at::Tensor& mean,
+                            const at::Tensor& covariance, const at::Tensor& mixed);
+};
+
+template <class Device, class Metric>
+Results Attention<Device, Metric>::forward(const at::Tensor& q, const at::Tensor& k,
+                                           const at::Tensor& v, const Inputs& inputs) {
   const Sizes sizes = check_for_gpu(q, k, v, inputs);
   const Device gpu(q);
   Results results;
@@ -335,9 +346,11 @@ Results forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
 }
 
 template <class Device, class Metric>
-Gradients backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
-                   const at::Tensor& v, const Inputs& inputs, const at::Tensor& mean,
-                   const at::Tensor& covariance, const at::Tensor& mixed, c10::string_view kernel) {
+Gradients Attention<Device, Metric>::backward(const at::Tensor& grad, const at::Tensor& q,
+                                              const at::Tensor& k, const at::Tensor& v,
+                                              const Inputs& inputs, const at::Tensor& mean,
+                                              const at::Tensor& covariance,
+                                              const at::Tensor& mixed) {
   const Sizes sizes = check_for_gpu(q, k, v, inputs);
   check_gradient(grad, q);
   const Device gpu(q);

@@ -96,10 +96,9 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) shares_kernel(MapOfTokens map, T* shares) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= map.rows.count + map.columns.count) return;
-  const bool is_row = i < map.rows.count;
-  const Cells& cells = is_row ? map.rows : map.columns;
-  const int64_t cell = is_row ? i : i - map.rows.count;
-  shares[i] = T(1) / (cells.end(cell) - cells.begin(cell));
+  const int64_t column = i - map.rows.count;
+  shares[i] = T(1) / (column < 0 ? map.rows.end(i) - map.rows.begin(i)
+                                 : map.columns.end(column) - map.columns.begin(column));
 }
 
 // The transpose: a token (B, N, heads, d) gets its share of the gradients of the cells that have

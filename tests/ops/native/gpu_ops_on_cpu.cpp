@@ -39,7 +39,7 @@ mmlaplace::nystrom::Results attention(const at::Tensor& q, const at::Tensor& k, 
                                       bool adjacent) {
   mmlaplace::nystrom::Results results;
   mmlaplace::nystrom::with_metric(kernel, [&](auto metric) {
-    results = mmlaplace::nystrom::forward<Cpu, decltype(metric)>(
+    results = mmlaplace::nystrom::Attention<Cpu, decltype(metric)>::forward(
         q, k, v, {landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent});
   });
   return results;
@@ -53,7 +53,7 @@ mmlaplace::nystrom::Gradients attention_backward(
     bool adjacent) {
   mmlaplace::nystrom::Gradients gradients;
   mmlaplace::nystrom::with_metric(kernel, [&](auto metric) {
-    gradients = mmlaplace::nystrom::backward<Cpu, decltype(metric)>(
+    gradients = mmlaplace::nystrom::Attention<Cpu, decltype(metric)>::backward(
         grad, q, k, v, {landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent}, mean,
         covariance, mixed);
   });
