@@ -10,6 +10,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "../common/metrics.h"
 #include "../common/pairwise.h"
 
 namespace mmlaplace {
@@ -46,6 +47,26 @@ inline Sizes check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v
               ": rotary needs as many queries as keys, got ", sizes.queries, " and ", sizes.keys);
   return sizes;
 }
+
+inline void check_gradient(const at::Tensor& grad, const at::Tensor& q) {
+  TORCH_CHECK(grad.sizes() == q.sizes() && grad.scalar_type() == q.scalar_type(),
+              "nystrom_attention: the gradient ", grad.sizes(), " must be like q ", q.sizes());
+}
+
+// Calls f with the metric of that name.
+template <class F>
+void with_metric(c10::string_view name, const F& f) {
+  if (name == "laplacian") {
+    f(Laplacian{});
+  } else {
+    TORCH_CHECK(name == "gaussian", "nystrom_attention: kernel must be laplacian or gaussian, got ",
+                name);
+    f(Gaussian{});
+  }
+}
+
+// Tokens (B, N, heads, d) as (B, heads, N, d).
+inline at::Tensor by_head(const at::Tensor& tokens) { return tokens.transpose(1, 2); }
 
 // Into how many parts the tokens of a head are divided, so that small batches also have work for
 // several threads. It depends on the shapes alone, so that results do not depend on the threads.

@@ -11,21 +11,9 @@
 namespace mmlaplace {
 namespace {
 
+using nystrom::by_head;
 using nystrom::Problem;
-
-// Calls f with the metric of that name.
-template <class F>
-void with_metric(c10::string_view name, const F& f) {
-  if (name == "laplacian") {
-    f(Laplacian{});
-  } else {
-    TORCH_CHECK(name == "gaussian", "nystrom_attention: kernel must be laplacian or gaussian, got ",
-                name);
-    f(Gaussian{});
-  }
-}
-
-at::Tensor by_head(const at::Tensor& tokens) { return tokens.transpose(1, 2); }
+using nystrom::with_metric;
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& landmarks,
@@ -58,8 +46,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
     bool adjacent) {
   const nystrom::Sizes sizes = nystrom::check(q, k, v, landmarks, inverse, scale, rotary);
   check_rotary("nystrom_attention", rotary, sizes.dims, sizes.queries);
-  TORCH_CHECK(grad.sizes() == q.sizes() && grad.scalar_type() == q.scalar_type(),
-              "nystrom_attention: the gradient ", grad.sizes(), " must be like q ", q.sizes());
+  nystrom::check_gradient(grad, q);
   std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> results;
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, q.scalar_type(), "nystrom_attention", [&] {

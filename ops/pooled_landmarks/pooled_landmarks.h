@@ -17,6 +17,13 @@ struct Cells {
     if (ratio == 0) return ceil_div((cell + 1) * size, count);
     return (cell + 1) * ratio < size ? (cell + 1) * ratio : size;
   }
+  // The cells that have a token are those from first_with() to last_with().
+  MMLAPLACE_HOST_DEVICE int64_t first_with(int64_t token) const {
+    return ratio > 0 ? token / ratio : token * count / size;
+  }
+  MMLAPLACE_HOST_DEVICE int64_t last_with(int64_t token) const {
+    return ratio > 0 ? token / ratio : ceil_div((token + 1) * count, size) - 1;
+  }
 };
 
 }  // namespace mmlaplace

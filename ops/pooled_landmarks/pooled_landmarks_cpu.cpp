@@ -8,9 +8,8 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "../common/cpu/rotation.h"
 #include "../common/pairwise.h"
-#include "pooled_landmarks.h"
+#include "pooled_landmarks_map.h"
 
 #define MMLAPLACE_KERNELS "token_rows.h"
 #include "../common/cpu/cpu_dispatch.h"
@@ -18,31 +17,11 @@
 namespace mmlaplace {
 namespace {
 
-struct Map {
-  int64_t batch_heads, heads, dims, padded, height, width;
-  Cells rows, columns;
-  int64_t cells() const { return rows.count * columns.count; }
-};
-
+// The values of a tile, whose channels are whole vectors.
 template <class T>
-Map map_of(const at::Tensor& k, const c10::optional<at::Tensor>& rotary, int64_t height,
-           int64_t width, int64_t rows, int64_t columns, int64_t ratio) {
-  const char* op = "pooled_landmarks";
-  TORCH_CHECK(k.dim() == 4 && height >= 1 && width >= 1 && k.size(2) == height * width, op,
-              ": k must be (B, heads, N, d) with N = ", height, " * ", width, ", got ", k.sizes());
-  TORCH_CHECK(rows >= 1 && columns >= 1 && ratio >= 0, op, ": needs at least one cell, got ", rows,
-              " x ", columns, " and ratio ", ratio);
-  if (ratio > 0) rows = ceil_div(height, ratio), columns = ceil_div(width, ratio);
-  check_rotary(op, rotary, k.size(3), k.size(2));
+int64_t tile_size(const Map& map) {
   const int64_t lanes = vector_bytes() / static_cast<int64_t>(sizeof(T));
-  return {k.size(0) * k.size(1),
-          k.size(1),
-          k.size(3),
-          ceil_div(k.size(3), lanes) * lanes,
-          height,
-          width,
-          {height, rows, ratio},
-          {width, columns, ratio}};
+  return ceil_div(map.dims, lanes) * lanes * kTile;
 }
 
 // Calls f(first token, count, first column) for the tiles of a row of the map.
@@ -58,10 +37,10 @@ void pool(const Map& map, const at::Tensor& k, const Rotation<T>& rotation, T* o
   const int64_t dims = map.dims, width = map.width;
   at::parallel_for(0, map.batch_heads * map.rows.count, 1, [&](int64_t begin, int64_t end) {
     // The sums of the columns of a row of cells, and two tiles.
-    at::Tensor memory = at::empty({dims * width + 2 * map.padded * kTile},
+    at::Tensor memory = at::empty({dims * width + 2 * tile_size<T>(map)},
                                   at::dtype(c10::CppTypeToScalarType<T>::value));
-    T *sums = memory.data_ptr<T>() + 2 * map.padded * kTile, *tile = memory.data_ptr<T>();
-    T* scratch = tile + map.padded * kTile;
+    T *sums = memory.data_ptr<T>() + 2 * tile_size<T>(map), *tile = memory.data_ptr<T>();
+    T* scratch = tile + tile_size<T>(map);
     for (int64_t index = begin; index < end; ++index) {
       const int64_t head = index / map.rows.count, row = index % map.rows.count;
       const int64_t top = map.rows.begin(row), bottom = map.rows.end(row);
@@ -95,10 +74,10 @@ void spread(const Map& map, const at::Tensor& grad, const Rotation<T>& rotation,
   const int64_t dims = map.dims, width = map.width, cells = map.cells();
   const T* grads = grad.data_ptr<T>();
   at::parallel_for(0, map.batch_heads * map.height, 16, [&](int64_t begin, int64_t end) {
-    at::Tensor memory = at::zeros({dims * width + 2 * map.padded * kTile},
+    at::Tensor memory = at::zeros({dims * width + 2 * tile_size<T>(map)},
                                   at::dtype(c10::CppTypeToScalarType<T>::value));
-    T *sums = memory.data_ptr<T>() + 2 * map.padded * kTile, *tile = memory.data_ptr<T>();
-    T* scratch = tile + map.padded * kTile;
+    T *sums = memory.data_ptr<T>() + 2 * tile_size<T>(map), *tile = memory.data_ptr<T>();
+    T* scratch = tile + tile_size<T>(map);
     for (int64_t index = begin; index < end; ++index) {
       const int64_t head = index / map.height, y = index % map.height;
       std::fill(sums, sums + dims * width, T(0));
@@ -134,7 +113,7 @@ at::Tensor forward(const at::Tensor& k, const c10::optional<at::Tensor>& rotary,
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, k.scalar_type(), "pooled_landmarks", [&] {
         using T = at::opmath_type<scalar_t>;
-        const Map map = map_of<T>(k, rotary, height, width, rows, columns, ratio);
+        const Map map = map_of(k, rotary, height, width, rows, columns, ratio);
         out = at::empty({k.size(0), k.size(1), map.cells(), map.dims},
                         k.options().dtype(c10::CppTypeToScalarType<T>::value));
         const at::Tensor table = wide<T>(rotary);
@@ -150,10 +129,8 @@ at::Tensor backward(const at::Tensor& grad, const at::Tensor& k,
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, k.scalar_type(), "pooled_landmarks", [&] {
         using T = at::opmath_type<scalar_t>;
-        const Map map = map_of<T>(k, rotary, height, width, rows, columns, ratio);
-        TORCH_CHECK(grad.dim() == 4 && grad.size(2) == map.cells() && grad.size(3) == map.dims,
-                    "pooled_landmarks: the gradient must be (B, heads, ", map.cells(), ", ",
-                    map.dims, "), got ", grad.sizes());
+        const Map map = map_of(k, rotary, height, width, rows, columns, ratio);
+        check_gradient(grad, map);
         const at::Tensor table = wide<T>(rotary);
         spread<T, scalar_t>(map, wide<T>(grad), Rotation<T>(table, adjacent),
                             out.data_ptr<scalar_t>());

@@ -1,0 +1,412 @@
+// GPU kernels of nystrom_attention: its passes over tokens, see docs/maths.md.
+//
+// This is device code alone, without ATen, so that tests can also run it on a CPU
+// (tests/ops/native). A block has a part of the tokens of a head, and goes through it in tiles. Its
+// sums over the part have a place of their own in global memory, so they need no atomics, and
+// results are the same from run to run.
+//
+// The template parameters are <Metric, Tokens, S, T>: a metric of metrics.h, the tokens of a tile,
+// the type S of tokens in global memory, and the type T of all else. Tiles of kTokens are in shared
+// memory. Tiles of kFewTokens, for landmarks or channels that are too many for it and for doubles,
+// are there too if there is room, and otherwise in global memory.
+//
+// Names such as `dmixed` are gradients. m and d are padded in all matrices, see token_tiles.cuh.
+#pragma once
+
+#include "../common/cuda/token_tiles.cuh"
+
+namespace mmlaplace {
+namespace nystrom {
+namespace device {
+
+using namespace token_tiles;
+
+constexpr int kTokens = 64, kFewTokens = 16;
+
+// The blocks that a multiprocessor must have room for, by which the compiler limits registers.
+// Doubles need twice as many and are not what a GPU is for: no limit.
+template <class T>
+constexpr int blocks_per_processor(int blocks) {
+  return sizeof(T) > 4 ? 1 : blocks;
+}
+
+// What all passes over the queries or keys have in common.
+template <class S, class T>
+struct Pass {
+  Source<S> tokens;  // queries or keys
+  Source<S> values;  // values, or gradients of the outputs, if the pass needs them
+  Rotary<T> rotary;
+  const T* marks;  // landmarks (batch_heads, d, m)
+  T* memory;       // for the tiles; null if they are in shared memory
+  T exponent, derivative;
+  int64_t heads, count;   // tokens of a head
+  int64_t parts, length;  // of the tokens of a head
+  int m, d;               // not padded
+
+  MMLAPLACE_HOST_DEVICE int marks_n() const { return static_cast<int>(padded_marks(m)); }
+  MMLAPLACE_HOST_DEVICE int channels() const { return static_cast<int>(padded_channels(d)); }
+};
+
+// The rows that a block needs of memory for its tiles.
+struct Rows {
+  MMLAPLACE_HOST_DEVICE static int64_t kernel(int64_t m, int64_t d) {
+    return padded_channels(d) + padded_marks(m);
+  }
+  MMLAPLACE_HOST_DEVICE static int64_t mix(int64_t m, int64_t d) {
+    return kernel(m, d) + padded_marks(m) / kMarks + 1;
+  }
+  MMLAPLACE_HOST_DEVICE static int64_t query_gradients(int64_t m, int64_t d) {
+    return 2 * kernel(m, d);
+  }
+  MMLAPLACE_HOST_DEVICE static int64_t key_gradients(int64_t m, int64_t d) {
+    return 2 * kernel(m, d) + padded_channels(d) + padded_marks(m) / kMarks + 3;
+  }
+};
+
+// A block's work on one head. It takes rows of memory one after the other.
+template <int Tokens, class S, class T>
+struct Block {
+  const Pass<S, T>& pass;
+  int64_t head, part;
+  T* next;
+
+  __device__ Block(const Pass<S, T>& pass, int64_t rows, int64_t parts)
+      : pass(pass), head(blockIdx.x / parts), part(blockIdx.x % parts) {
+    MMLAPLACE_SHARED_MEMORY(memory);
+    next = reinterpret_cast<T*>(memory);
+    if (Tokens == kFewTokens && pass.memory) {
+      next = pass.memory + blockIdx.x * rows * kPitch<Tokens>;
+    }
+  }
+
+  __device__ T* take(int64_t rows) {
+    T* array = next;
+    next += rows * kPitch<Tokens>;
+    return array;
+  }
+
+  // This head's matrix of some with `size` values each; null if there are none.
+  __device__ const T* of_head(const T* matrices, int64_t size) const {
+    return matrices ? matrices + head * size : nullptr;
+  }
+  __device__ const T* marks() const {
+    return of_head(pass.marks, static_cast<int64_t>(pass.channels()) * pass.marks_n());
+  }
+  __device__ Slice<const S> slice(const Source<S>& source) const {
+    return Slice<const S>(source.data, source.strides, pass.heads, head);
+  }
+
+  __device__ void load(const Source<S>& source, const Range& range, T* tile) const {
+    load_tokens<Tokens>(slice(source), source.quads, range, pass.d, tile);
+  }
+  // The kernel of a range of tokens. Waits for `tokens`, and not for `tile`.
+  template <class Metric>
+  __device__ void kernel(const Range& range, const T* shift, T* tokens, T* tile) const {
+    load_turned<Tokens>(slice(pass.tokens), pass.tokens.quads, range, pass.d, pass.rotary, tokens);
+    kernel_tile<Metric, Tokens>(tokens, marks(), pass.m, pass.d, range.count, pass.exponent, shift,
+                                tile);
+  }
+
+  // Calls f(range) for the tiles of the block's part.
+  template <class F>
+  __device__ void for_tiles(const F& f) const {
+    const int64_t begin = part * pass.length, rest = pass.count - begin;
+    const int64_t end = begin + (rest < pass.length ? rest : pass.length);
+#pragma unroll 1
+    for (int64_t first = begin; first < end; first += Tokens) {
+      f(Range{first, 1, static_cast<int>(end - first < Tokens ? end - first : Tokens)});
+    }
+  }
+
+  // Where a token of this head is in a result (B, N, heads, d), and how far apart tokens are.
+  __device__ S* token_of(S* result, int64_t token) const {
+    const int64_t batch = head / pass.heads;
+    return result + ((batch * pass.count + token) * pass.heads + head % pass.heads) * pass.d;
+  }
+  __device__ int64_t token_stride() const { return pass.heads * pass.d; }
+};
+
+// variances[g][t]: the share of the landmarks of group g, kMarks of them, in b_t^T M b_t, for the
+// columns b_t of the tile. `products`, if not null, gets the columns M b_t. M is symmetric.
+template <int Tokens, class T>
+MMLAPLACE_INLINE void quadratic_forms(const T* form, const T* tile, int marks_n, int m,
+                                      T* variances, T* products) {
+  for_blocks<kMarks, Tokens>(marks_n, [&](int a, int t) {
+    T product[kMarks][4] = {};
+    add_product<Tokens>(form + a, marks_n, tile + t, m, product);
+    Quad<T> sums = {};
+#pragma unroll
+    for (int r = 0; r < kMarks; ++r) {
+      const Quad<T> values = read_quad(tile + (a + r) * kPitch<Tokens> + t);
+#pragma unroll
+      for (int u = 0; u < 4; ++u) sums.values[u] += product[r][u] * values.values[u];
+    }
+    write_quad(variances + a / kMarks * kPitch<Tokens> + t, sums);
+    if (products) write_block<Tokens>(product, products + a * kPitch<Tokens> + t);
+  });
+}
+
+// sum_g variances[g][t]
+template <int Tokens, class T>
+MMLAPLACE_INLINE T sum_of_column(const T* variances, int groups, int t) {
+  T sum = 0;
+  for (int g = 0; g < groups; ++g) sum += variances[g * kPitch<Tokens> + t];
+  return sum;
+}
+
+// Only rounding brings a variance below zero. NaN stays.
+template <class T>
+MMLAPLACE_INLINE T whitening_factor(T variance, T eps) {
+  return T(1) / sqrt((variance < T(0) ? T(0) : variance) + eps);
+}
+
+// dtile[r][u] = derivative tile[r][u] grads[r][u], what the gradient weighs in the kernel. Both
+// tiles begin at the block of the gradients.
+template <int Tokens, class T>
+MMLAPLACE_INLINE void weigh(const T (&grads)[kMarks][4], const T* tile, T derivative, T* dtile) {
+#pragma unroll
+  for (int r = 0; r < kMarks; ++r) {
+    Quad<T> values = read_quad(tile + r * kPitch<Tokens>);
+#pragma unroll
+    for (int u = 0; u < 4; ++u) values.values[u] *= derivative * grads[r][u];
+    write_quad(dtile + r * kPitch<Tokens>, values);
+  }
+}
+
+// shift[head][a]: the mean of the kernel over some queries that are spread over all. The moments
+// are sums of differences from it, as the covariance would otherwise be a small difference of large
+// numbers.
+template <class Metric, int Tokens, class S, class T>
+__global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
+    sample_kernel(Pass<S, T> pass, T* shift) {
+  Block<Tokens, S, T> block(pass, Rows::kernel(pass.m, pass.d), 1);
+  T *tokens = block.take(pass.channels()), *tile = block.take(pass.marks_n());
+  const bool all = pass.count < Tokens;
+  const Range range{0, all ? 1 : pass.count / Tokens, all ? static_cast<int>(pass.count) : Tokens};
+  block.template kernel<Metric>(range, nullptr, tokens, tile);
+  __syncthreads();
+  for (int a = threadIdx.x; a < pass.marks_n(); a += kThreads) {
+    shift[block.head * pass.marks_n() + a] =
+        sum_of_row<Tokens>(tile + a * kPitch<Tokens>) / range.count;
+  }
+}
+
+// The first and second moments of c_i - shift: for each part, sums (m) and (m, m).
+template <class Metric, int Tokens, class S, class T>
+__global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
+    moments_kernel(Pass<S, T> pass, const T* shift, T* sums) {
+  Block<Tokens, S, T> block(pass, Rows::kernel(pass.m, pass.d), pass.parts);
+  const int m = pass.marks_n();
+  T *tokens = block.take(pass.channels()), *tile = block.take(m);
+  T* first = sums + blockIdx.x * static_cast<int64_t>(m) * (m + 1);
+  block.for_tiles([&](const Range& range) {
+    block.template kernel<Metric>(range, block.of_head(shift, m), tokens, tile);
+    __syncthreads();
+    add_rows<Tokens>(tile, m, first);
+    add_second_moment<Tokens>(tile, m, static_cast<const T*>(nullptr), first + m);
+  });
+}
+
+// For each part, sums (m, d) of r_j (b_j - shift) v_j^T and (d) of v_j. `form` M (m, m) makes the
+// factors r_j = (b_j^T M b_j + eps)^(-1/2), which without it are 1.
+template <class Metric, int Tokens, class S, class T>
+__global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
+    mix_kernel(Pass<S, T> pass, const T* shift, const T* form, T eps, T* sums) {
+  Block<Tokens, S, T> block(pass, Rows::mix(pass.m, pass.d), pass.parts);
+  const int m = pass.marks_n(), d = pass.channels();
+  T *tokens = block.take(d), *tile = block.take(m);
+  T *variances = block.take(m / kMarks), *factors = block.take(1);
+  T* mixed = sums + blockIdx.x * static_cast<int64_t>(m + 1) * d;
+  const T* form_of = block.of_head(form, static_cast<int64_t>(m) * m);
+  block.for_tiles([&](const Range& range) {
+    block.template kernel<Metric>(range, block.of_head(shift, m), tokens, tile);
+    __syncthreads();
+    block.load(pass.values, range, tokens);
+    if (form) {
+      quadratic_forms<Tokens>(form_of, tile, m, pass.m, variances, static_cast<T*>(nullptr));
+      __syncthreads();
+      for (int t = threadIdx.x; t < Tokens; t += kThreads) {
+        // Beyond the last token a tiny eps would make 0 times infinity.
+        const T variance = sum_of_column<Tokens>(variances, m / kMarks, t);
+        factors[t] = t < range.count ? whitening_factor(variance, eps) : T(0);
+      }
+    }
+    __syncthreads();
+    add_outer<Tokens>(tile, m, tokens, d, form ? factors : nullptr, mixed);
+    add_rows<Tokens>(tokens, d, mixed + m * d);
+    __syncthreads();
+  });
+}
+
+// out_i = start + sum_a (c_ia - shift_a) result_a, with `result` (m, d) and `start` (d).
+template <class Metric, int Tokens, class S, class T>
+__global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
+    output_kernel(Pass<S, T> pass, const T* shift, const T* result, const T* start, S* out) {
+  Block<Tokens, S, T> block(pass, Rows::kernel(pass.m, pass.d), pass.parts);
+  const int m = pass.marks_n(), d = pass.channels();
+  T *tokens = block.take(d), *tile = block.take(m);
+  const T* result_of = block.of_head(result, static_cast<int64_t>(m) * d);
+  const T* start_of = block.of_head(start, d);
+  block.for_tiles([&](const Range& range) {
+    block.template kernel<Metric>(range, block.of_head(shift, m), tokens, tile);
+    __syncthreads();
+    for_blocks<kChannels, Tokens>(d, [&](int c, int t) {
+      T sums[kChannels][4];
+#pragma unroll
+      for (int r = 0; r < kChannels; ++r) {
+#pragma unroll
+        for (int u = 0; u < 4; ++u) sums[r][u] = start_of ? start_of[c + r] : T(0);
+      }
+      add_product<Tokens>(result_of + c, d, tile + t, pass.m, sums);
+      write_block<Tokens>(sums, tokens + c * kPitch<Tokens> + t);
+    });
+    __syncthreads();
+    store_tokens<Tokens>(tokens, block.token_of(out, range.first), block.token_stride(),
+                         range.count, pass.d, [](int, int, T value) { return value; });
+    __syncthreads();
+  });
+}
+
+// The matrices of the backward over keys: the gradient of sum_j r_j b_j v_j^T, (m, d) and (d, m);
+// M (m, m) and the mean of the gradients of the outputs (d), both null without whitening.
+template <class T>
+struct KeyMatrices {
+  const T *dmixed, *dmixed_transposed, *form, *mean_grad;
+  T eps;
+};
+
+// With t_j = dG^T b_j: dv_j = r_j t_j + mean of g, dvar_j = -r_j^3 (t_j^T v_j) / 2,
+// db_j = r_j dG v_j + 2 dvar_j M b_j, which goes on to k_j and the landmarks. For each part, sums
+// (m, d) of the gradient of the landmarks and, with whitening, (m, m) of dvar_j b_j b_j^T.
+template <class Metric, int Tokens, class S, class T>
+__global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(3))
+    key_gradients_kernel(Pass<S, T> pass, KeyMatrices<T> matrices, S* dk, S* dv, T* sums) {
+  Block<Tokens, S, T> block(pass, Rows::key_gradients(pass.m, pass.d), pass.parts);
+  const int m = pass.marks_n(), d = pass.channels();
+  const bool whitened = matrices.form != nullptr;
+  T *tokens = block.take(d), *values = block.take(d), *others = block.take(d);
+  T *tile = block.take(m), *dtile = block.take(m), *variances = block.take(m / kMarks);
+  T *factors = block.take(1), *slopes = block.take(1), *changes = block.take(1);
+  const int64_t size = static_cast<int64_t>(m) * d;
+  const T* dmixed = block.of_head(matrices.dmixed, size);
+  const T* dmixed_transposed = block.of_head(matrices.dmixed_transposed, size);
+  const T* form = block.of_head(matrices.form, static_cast<int64_t>(m) * m);
+  const T* mean_grad = block.of_head(matrices.mean_grad, d);
+  T* dmarks = sums + blockIdx.x * static_cast<int64_t>(m) * (whitened ? d + m : d);
+  block.for_tiles([&](const Range& range) {
+    block.load(pass.values, range, values);
+    block.template kernel<Metric>(range, nullptr, tokens, tile);
+    __syncthreads();
+    for_blocks<kChannels, Tokens>(d, [&](int c, int t) {  // t_j
+      T product[kChannels][4] = {};
+      add_product<Tokens>(dmixed + c, d, tile + t, pass.m, product);
+      write_block<Tokens>(product, others + c * kPitch<Tokens> + t);
+    });
+    if (whitened) quadratic_forms<Tokens>(form, tile, m, pass.m, variances, dtile);
+    __syncthreads();
+    if (whitened) {
+      // Half of the threads have the variances, and half the products with the values.
+      for (int i = threadIdx.x; i < 2 * Tokens; i += kThreads) {
+        const int t = i % Tokens;
+        if (i < Tokens) {
+          const T variance = sum_of_column<Tokens>(variances, m / kMarks, t);
+          const T factor = t < range.count ? whitening_factor(variance, matrices.eps) : T(0);
+          factors[t] = factor;
+          // Nothing goes through a variance that rounding has brought below zero.
+          slopes[t] = variance < T(0) ? T(0) : factor * factor * factor * T(-0.5);
+        } else {
+          T dot = 0;
+          for (int c = 0; c < pass.d; ++c) {
+            dot += others[c * kPitch<Tokens> + t] * values[c * kPitch<Tokens> + t];
+          }
+          changes[t] = dot;
+        }
+      }
+      __syncthreads();
+      for (int t = threadIdx.x; t < Tokens; t += kThreads) changes[t] *= slopes[t];
+      __syncthreads();
+    }
+    store_tokens<Tokens>(others, block.token_of(dv, range.first), block.token_stride(), range.count,
+                         pass.d, [&](int c, int t, T value) {
+                           return whitened ? factors[t] * value + mean_grad[c] : value;
+                         });
+    for_blocks<kMarks, Tokens>(m, [&](int a, int t) {  // db_j
+      const int at = a * kPitch<Tokens> + t;
+      T grads[kMarks][4] = {};
+      add_product<Tokens>(dmixed_transposed + a, m, values + t, pass.d, grads);
+      if (whitened) {
+        const Quad<T> factor = read_quad(factors + t), change = read_quad(changes + t);
+#pragma unroll
+        for (int r = 0; r < kMarks; ++r) {
+          const Quad<T> through = read_quad(dtile + at + r * kPitch<Tokens>);
+#pragma unroll
+          for (int u = 0; u < 4; ++u) {
+            grads[r][u] = factor.values[u] * grads[r][u] + 2 * change.values[u] * through.values[u];
+          }
+        }
+      }
+      weigh<Tokens>(grads, tile + at, pass.derivative, dtile + at);
+    });
+    if (whitened) add_second_moment<Tokens>(tile, m, changes, dmarks + size);
+    __syncthreads();
+    token_gradients<Metric, Tokens>(dtile, tokens, block.marks(), m, d, values);
+    add_mark_gradients<Metric, Tokens>(dtile, tokens, block.marks(), m, d, dmarks);
+    __syncthreads();
+    store_turned<Tokens>(values, block.token_of(dk, range.first), block.token_stride(), range,
+                         pass.d, pass.rotary);
+  });
+}
+
+// The matrices of the backward over queries: s P sum_j r_j b_j v_j^T (d, m); and, null without
+// whitening, the gradient of the mean over N (m), that of the covariance times 2 / N (m, m), and
+// the mean (m).
+template <class T>
+struct QueryMatrices {
+  const T *result_transposed, *dmean, *dcovariance, *mean;
+};
+
+// dc_i = s H g_i + dmean / N + 2 dCov (c_i - mean) / N, which goes on to q_i and the landmarks. For
+// each part, sums (m, d) of the gradient of the landmarks.
+template <class Metric, int Tokens, class S, class T>
+__global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(3))
+    query_gradients_kernel(Pass<S, T> pass, QueryMatrices<T> matrices, S* dq, T* sums) {
+  Block<Tokens, S, T> block(pass, Rows::query_gradients(pass.m, pass.d), pass.parts);
+  const int m = pass.marks_n(), d = pass.channels();
+  T *tokens = block.take(d), *grads = block.take(d);
+  T *tile = block.take(m), *dtile = block.take(m);
+  const int64_t size = static_cast<int64_t>(m) * d;
+  const T* result_transposed = block.of_head(matrices.result_transposed, size);
+  const T* dmean = block.of_head(matrices.dmean, m);
+  const T* dcovariance = block.of_head(matrices.dcovariance, static_cast<int64_t>(m) * m);
+  const T* mean = block.of_head(matrices.mean, m);
+  T* dmarks = sums + blockIdx.x * size;
+  block.for_tiles([&](const Range& range) {
+    block.load(pass.values, range, grads);
+    block.template kernel<Metric>(range, nullptr, tokens, tile);
+    __syncthreads();
+    for_blocks<kMarks, Tokens>(m, [&](int a, int t) {  // dc_i
+      T changes[kMarks][4] = {};
+      add_product<Tokens>(result_transposed + a, m, grads + t, pass.d, changes);
+      if (dcovariance) {
+        add_product<Tokens>(dcovariance + a, m, tile + t, pass.m, changes, mean);
+#pragma unroll
+        for (int r = 0; r < kMarks; ++r) {
+#pragma unroll
+          for (int u = 0; u < 4; ++u) changes[r][u] += dmean[a + r];
+        }
+      }
+      const int at = a * kPitch<Tokens> + t;
+      weigh<Tokens>(changes, tile + at, pass.derivative, dtile + at);
+    });
+    __syncthreads();
+    token_gradients<Metric, Tokens>(dtile, tokens, block.marks(), m, d, grads);
+    add_mark_gradients<Metric, Tokens>(dtile, tokens, block.marks(), m, d, dmarks);
+    __syncthreads();
+    store_turned<Tokens>(grads, block.token_of(dq, range.first), block.token_stride(), range,
+                         pass.d, pass.rotary);
+  });
+}
+
+}  // namespace device
+}  // namespace nystrom
+}  // namespace mmlaplace

@@ -1,0 +1,375 @@
+// The host code of nystrom_attention on a GPU: the passes over tokens of nystrom_attention_device,
+// and between them products of small matrices by ATen.
+//
+// `Device` launches the kernels, see common/cuda/launch.h. There is no other CUDA here, so that
+// tests can run this on a CPU. Matrices are padded as in token_tiles.cuh, and (batch_heads, ., .).
+#pragma once
+
+#include <ATen/Context.h>
+#include <ATen/Dispatch.h>
+#include <ATen/OpMathType.h>
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/baddbmm.h>
+#include <ATen/ops/bmm.h>
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <tuple>
+#include <type_traits>
+
+#include "../common/cpu/rotation.h"
+#include "nystrom_attention.h"
+#include "nystrom_attention_device.cuh"
+
+namespace mmlaplace {
+namespace nystrom {
+
+using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using Gradients =
+    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+
+// What a call gets besides its tokens.
+struct Inputs {
+  at::Tensor landmarks, inverse, scale;
+  c10::optional<at::Tensor> rotary;
+  double bandwidth, whitening;
+  bool adjacent;
+};
+
+using RowsOf = int64_t (*)(int64_t m, int64_t d);
+
+template <class Device, class Metric, int Tokens, class S>
+class Passes {
+  using T = at::opmath_type<S>;
+  using Pass = device::Pass<S, T>;
+
+ public:
+  // The shared memory that a block of a pass needs.
+  static int64_t bytes_of(const Sizes& sizes, RowsOf rows_of) {
+    return rows_of(sizes.marks, sizes.dims) * token_tiles::kPitch<Tokens> *
+           static_cast<int64_t>(sizeof(T));
+  }
+
+  Passes(const Device& device, const Sizes& sizes, const Inputs& inputs)
+      : device_(device),
+        sizes_(sizes),
+        heads_(sizes.batch_heads()),
+        m_(token_tiles::padded_marks(sizes.marks)),
+        d_(token_tiles::padded_channels(sizes.dims)),
+        eps_(static_cast<T>(inputs.whitening)),
+        bandwidth_(inputs.bandwidth),
+        whitened_(inputs.whitening >= 0),
+        adjacent_(inputs.adjacent),
+        marks_(padded(inputs.landmarks.transpose(-2, -1), d_, m_)),
+        inverse_(padded(inputs.inverse, m_, m_)),
+        scale_(wide<T>(inputs.scale).view({heads_, 1, 1})),
+        table_(wide<T>(inputs.rotary)) {}
+
+  Results forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const {
+    const at::NoTF32Guard no_tf32;  // ten bits of mantissa are not enough for an inverse
+    at::Tensor mean, covariance, form;
+    if (whitened_) {
+      std::tie(mean, covariance) = moments(q);
+      form = whitener(covariance);
+    }
+    const auto [mixed, values] = mix(k, v, {}, form);
+    const at::Tensor result = at::bmm(inverse_, mixed).mul_(scale_);
+    const at::Tensor start = whitened_ ? values / static_cast<double>(sizes_.keys) : at::Tensor();
+    const at::Tensor out = tokens_like(q);
+    const Parts parts = parts_of(sizes_.queries);
+    launch(device::output_kernel<Metric, Tokens, S, T>, parts, device::Rows::kernel, pass(q, parts),
+           pointer(mean), pointer(result), pointer(start), out.template data_ptr<S>());
+    const int64_t m = sizes_.marks;
+    return {by_head(out), whitened_ ? cut(mean.unsqueeze(1), 1, m).squeeze(2) : zeros(0),
+            whitened_ ? cut(covariance, m, m) : zeros(0, 0), cut(mixed, m, sizes_.dims)};
+  }
+  // For outputs without a value.
+  Results empty_forward(const at::Tensor& q) const {
+    const int64_t m = sizes_.marks, moments = whitened_ ? m : 0;
+    return {by_head(tokens_like(q)), zeros(moments), zeros(moments, moments),
+            zeros(m, sizes_.dims)};
+  }
+
+  // The gradients of q, k, v, the landmarks, the inverse and the scale, by the formulas of the CPU
+  // (nystrom_attention_backward.h).
+  Gradients backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
+                     const at::Tensor& v, const at::Tensor& mean_of,
+                     const at::Tensor& covariance_of, const at::Tensor& mixed_of) const {
+    const at::NoTF32Guard no_tf32;
+    const double queries = static_cast<double>(sizes_.queries);
+    const at::Tensor mixed = padded(mixed_of, m_, d_);
+    at::Tensor mean, covariance, form, mean_grad, dmean, dcovariance;
+    if (whitened_) {
+      mean = padded(mean_of.unsqueeze(2), 1, m_);
+      covariance = padded(covariance_of, m_, m_);
+      form = whitener(covariance);
+    }
+    // With H = P G, G = sum_j r_j b_j v_j^T, D = sum_i (c_i - mean) g_i^T:
+    //   ds = <D, H>,  dH = s D,  dP = dH G^T,  dG = P^T dH,  dmean = -s H sum_i g_i.
+    const auto [products, grads] = mix(q, grad, mean, {});
+    const at::Tensor unscaled = at::bmm(inverse_, mixed);
+    const at::Tensor dscale = (products * unscaled).sum(at::IntArrayRef{1, 2});
+    const at::Tensor result = unscaled * scale_, dresult = products * scale_;
+    at::Tensor dinverse = at::bmm(dresult, mixed.transpose(1, 2));
+    const at::Tensor dmixed = at::bmm(inverse_.transpose(1, 2), dresult);
+    if (whitened_) {
+      mean_grad = grads / static_cast<double>(sizes_.keys);
+      dmean = at::bmm(result, grads.unsqueeze(2)).mul_(-1 / queries);
+    }
+
+    const at::Tensor dk = tokens_like(k), dv = tokens_like(v), dq = tokens_like(q);
+    const Parts key_parts = parts_of(sizes_.keys), query_parts = parts_of(sizes_.queries);
+    const at::Tensor dmixed_transposed = dmixed.transpose(1, 2).contiguous();
+    const at::Tensor key_sums = sums(key_parts, m_ * (whitened_ ? d_ + m_ : d_));
+    launch(device::key_gradients_kernel<Metric, Tokens, S, T>, key_parts,
+           device::Rows::key_gradients, pass(k, key_parts, v),
+           device::KeyMatrices<T>{pointer(dmixed), pointer(dmixed_transposed), pointer(form),
+                                  pointer(mean_grad), eps_},
+           dk.template data_ptr<S>(), dv.template data_ptr<S>(), key_sums.template data_ptr<T>());
+    const at::Tensor by_keys = key_sums.sum(1);
+    if (whitened_) {  // with dM = sum_j dvar_j b_j b_j^T: dCov = P dM P^T, dP += 2 Cov P dM
+      const at::Tensor half = at::bmm(inverse_, piece(by_keys, m_ * d_, m_, m_));
+      dinverse = at::baddbmm(dinverse, covariance, half, 1, 2);
+      dcovariance = at::bmm(half, inverse_.transpose(1, 2)).mul_(2 / queries);
+    }
+
+    const at::Tensor result_transposed = result.transpose(1, 2).contiguous();
+    const at::Tensor query_sums = sums(query_parts, m_ * d_);
+    launch(device::query_gradients_kernel<Metric, Tokens, S, T>, query_parts,
+           device::Rows::query_gradients, pass(q, query_parts, grad),
+           device::QueryMatrices<T>{pointer(result_transposed), pointer(dmean),
+                                    pointer(dcovariance), pointer(mean)},
+           dq.template data_ptr<S>(), query_sums.template data_ptr<T>());
+    const at::Tensor dmarks = piece(by_keys, 0, m_, d_) + piece(query_sums.sum(1), 0, m_, d_);
+    return {by_head(dq),
+            by_head(dk),
+            by_head(dv),
+            cut(dmarks, sizes_.marks, sizes_.dims),
+            cut(dinverse, sizes_.marks, sizes_.marks),
+            dscale.view({sizes_.batch, sizes_.heads})};
+  }
+  Gradients empty_backward(const at::Tensor& q, const at::Tensor& k) const {
+    const int64_t m = sizes_.marks;
+    const at::Tensor dk = tokens_like(k).zero_();
+    return {by_head(tokens_like(q)), by_head(dk), by_head(dk.clone()),
+            zeros(m, sizes_.dims),   zeros(m, m), zeros()};
+  }
+
+ private:
+  const Device& device_;
+  const Sizes sizes_;
+  const int64_t heads_, m_, d_;
+  const T eps_;
+  const double bandwidth_;
+  const bool whitened_, adjacent_;
+  const at::Tensor marks_, inverse_, scale_, table_;
+
+  // How the tokens of a head are divided: into whole tiles, for about 512 blocks in all. So the
+  // sums of all parts take some hundred times m (m + d), however many tokens there are. The shapes
+  // alone decide it, so that results are the same on every GPU that has room for the same tiles.
+  struct Parts {
+    int64_t count, length, tokens;
+  };
+  Parts parts_of(int64_t tokens) const {
+    const int64_t tiles = ceil_div(tokens, Tokens), wanted = ceil_div(512, heads_);
+    const int64_t length = std::max<int64_t>(1, ceil_div(tiles, wanted)) * Tokens;
+    return {std::max<int64_t>(1, ceil_div(tokens, length)), length, tokens};
+  }
+
+  template <class... Lengths>
+  at::Tensor zeros(Lengths... lengths) const {  // (B, heads, ...)
+    return at::zeros({sizes_.batch, sizes_.heads, lengths...}, marks_.options());
+  }
+  // A place for the sums of each part.
+  at::Tensor sums(const Parts& parts, int64_t size) const {
+    return at::zeros({heads_, parts.count, size}, marks_.options());
+  }
+  static T* pointer(const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.data_ptr<T>() : nullptr;
+  }
+
+  // (B, heads, a, b) in T with zeros beyond, as (batch_heads, rows, columns).
+  at::Tensor padded(const at::Tensor& matrices, int64_t rows, int64_t columns) const {
+    const at::Tensor padded =
+        at::constant_pad_nd(matrices.to(c10::CppTypeToScalarType<T>::value),
+                            {0, columns - matrices.size(-1), 0, rows - matrices.size(-2)});
+    return padded.reshape({heads_, rows, columns}).contiguous();
+  }
+  // The opposite.
+  at::Tensor cut(const at::Tensor& matrices, int64_t rows, int64_t columns) const {
+    return matrices.narrow(1, 0, rows)
+        .narrow(2, 0, columns)
+        .contiguous()
+        .view({sizes_.batch, sizes_.heads, rows, columns});
+  }
+  static at::Tensor piece(const at::Tensor& sums, int64_t first, int64_t rows, int64_t columns) {
+    return sums.narrow(1, first, rows * columns).view({sums.size(0), rows, columns});
+  }
+  at::Tensor tokens_like(const at::Tensor& tokens) const {
+    return at::empty({sizes_.batch, tokens.size(2), sizes_.heads, sizes_.dims}, tokens.options());
+  }
+
+  static token_tiles::Source<S> source(const at::Tensor& tensor) {
+    const auto address = reinterpret_cast<std::uintptr_t>(tensor.data_ptr());
+    const auto strides = strides_of(tensor);
+    return {tensor.data_ptr<S>(), strides,
+            strides.column == 1 && tensor.size(3) % 4 == 0 && strides.batch % 4 == 0 &&
+                strides.head % 4 == 0 && strides.row % 4 == 0 &&
+                address % alignof(token_tiles::Packed<S>) == 0};
+  }
+  Pass pass(const at::Tensor& tokens, const Parts& parts, const at::Tensor& values = {}) const {
+    return {source(tokens),
+            values.defined() ? source(values) : token_tiles::Source<S>{},
+            {pointer(table_), sizes_.queries,
+             table_.defined() ? static_cast<int>(table_.size(1)) : 0, adjacent_},
+            pointer(marks_),
+            nullptr,
+            static_cast<T>(Metric::exponent(bandwidth_) / std::log(2.0)),
+            static_cast<T>(Metric::derivative(bandwidth_)),
+            sizes_.heads,
+            parts.tokens,
+            parts.count,
+            parts.length,
+            static_cast<int>(sizes_.marks),
+            static_cast<int>(sizes_.dims)};
+  }
+
+  template <class Kernel, class... Arguments>
+  void launch(Kernel kernel, const Parts& parts, RowsOf rows_of, Pass pass,
+              Arguments... arguments) const {
+    if (parts.tokens == 0) return;
+    const int64_t blocks = heads_ * parts.count;
+    int64_t bytes = bytes_of(sizes_, rows_of);
+    at::Tensor memory;
+    if (bytes > device_.shared_memory()) {
+      memory = at::empty({blocks * bytes / static_cast<int64_t>(sizeof(T))}, marks_.options());
+      pass.memory = pointer(memory);
+      bytes = 0;
+    }
+    device_.launch("nystrom_attention", kernel, blocks, token_tiles::kThreads, bytes, pass,
+                   arguments...);
+  }
+
+  // The mean (batch_heads, m) and the covariance of the kernel over the queries.
+  std::tuple<at::Tensor, at::Tensor> moments(const at::Tensor& q) const {
+    const at::Tensor shift = at::empty({heads_, m_}, marks_.options());
+    const Parts parts = parts_of(sizes_.queries);
+    const Parts one{1, sizes_.queries, sizes_.queries};
+    launch(device::sample_kernel<Metric, Tokens, S, T>, one, device::Rows::kernel, pass(q, one),
+           pointer(shift));
+    const at::Tensor parts_sums = sums(parts, m_ * (m_ + 1));
+    launch(device::moments_kernel<Metric, Tokens, S, T>, parts, device::Rows::kernel,
+           pass(q, parts), pointer(shift), pointer(parts_sums));
+    const at::Tensor total = parts_sums.sum(1);
+    const double share = 1 / static_cast<double>(sizes_.queries);
+    const at::Tensor apart = total.narrow(1, 0, m_) * share;  // the mean less the shift
+    const at::Tensor covariance =
+        at::baddbmm(piece(total, m_, m_, m_), apart.unsqueeze(2), apart.unsqueeze(1), share, -1);
+    return {shift + apart, covariance};
+  }
+
+  // P^T Cov P
+  at::Tensor whitener(const at::Tensor& covariance) const {
+    return at::bmm(inverse_.transpose(1, 2), at::bmm(covariance, inverse_));
+  }
+
+  // The sums over tokens of r_j (b_j - shift) v_j^T, (batch_heads, m, d), and of v_j,
+  // (batch_heads, d). Without a form, r_j is 1.
+  std::tuple<at::Tensor, at::Tensor> mix(const at::Tensor& tokens, const at::Tensor& values,
+                                         const at::Tensor& shift, const at::Tensor& form) const {
+    const Parts parts = parts_of(tokens.size(2));
+    const at::Tensor parts_sums = sums(parts, (m_ + 1) * d_);
+    launch(device::mix_kernel<Metric, Tokens, S, T>, parts, device::Rows::mix,
+           pass(tokens, parts, values), pointer(shift), pointer(form), eps_, pointer(parts_sums));
+    const at::Tensor total = parts_sums.sum(1);
+    return {piece(total, 0, m_, d_), total.narrow(1, m_ * d_, d_)};
+  }
+};
+
+// Calls f(passes, dtype) with the passes for tokens of this dtype. If the widest of them has no
+// room for its tiles in shared memory, these are the passes with small tiles and without halves.
+template <class Metric, class Device, class F>
+void with_passes(const Device& device, const Sizes& sizes, at::ScalarType type,
+                 const Inputs& inputs, RowsOf widest, const F& f) {
+  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, type, "nystrom_attention", [&] {
+    using T = at::opmath_type<scalar_t>;
+    if constexpr (std::is_same<T, float>::value) {
+      using Fast = Passes<Device, Metric, device::kTokens, scalar_t>;
+      if (Fast::bytes_of(sizes, widest) <= device.shared_memory()) {
+        return f(Fast(device, sizes, inputs), type);
+      }
+    }
+    f(Passes<Device, Metric, device::kFewTokens, T>(device, sizes, inputs),
+      c10::CppTypeToScalarType<T>::value);
+  });
+}
+
+inline Sizes check_for_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                           const Inputs& inputs) {
+  const Sizes sizes = check(q, k, v, inputs.landmarks, inputs.inverse, inputs.scale, inputs.rotary);
+  check_rotary("nystrom_attention", inputs.rotary, sizes.dims, sizes.queries);
+  // The kernels count the values of a matrix in 32 bits.
+  TORCH_CHECK(sizes.marks <= 32768 && sizes.dims <= 32768,
+              "nystrom_attention: on a GPU there can be at most 32768 landmarks and channels, got ",
+              sizes.marks, " and ", sizes.dims);
+  return sizes;
+}
+
+// The op on a device. Each metric is compiled by a source of its own, as its kernels
+// take long enough.
+template <class Device, class Metric>
+struct Attention {
+  static Results forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                         const Inputs& inputs);
+  static Gradients backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
+                            const at::Tensor& v, const Inputs& inputs, const at::Tensor& mean,
+                            const at::Tensor& covariance, const at::Tensor& mixed);
+};
+
+template <class Device, class Metric>
+Results Attention<Device, Metric>::forward(const at::Tensor& q, const at::Tensor& k,
+                                           const at::Tensor& v, const Inputs& inputs) {
+  const Sizes sizes = check_for_gpu(q, k, v, inputs);
+  const Device gpu(q);
+  Results results;
+  with_passes<Metric>(gpu, sizes, q.scalar_type(), inputs, device::Rows::mix,
+                      [&](const auto& passes, at::ScalarType type) {
+                        results = q.numel() > 0 ? passes.forward(q.to(type), k.to(type), v.to(type))
+                                                : passes.empty_forward(q);
+                      });
+  std::get<0>(results) = std::get<0>(results).to(q.scalar_type());
+  return results;
+}
+
+template <class Device, class Metric>
+Gradients Attention<Device, Metric>::backward(const at::Tensor& grad, const at::Tensor& q,
+                                              const at::Tensor& k, const at::Tensor& v,
+                                              const Inputs& inputs, const at::Tensor& mean,
+                                              const at::Tensor& covariance,
+                                              const at::Tensor& mixed) {
+  const Sizes sizes = check_for_gpu(q, k, v, inputs);
+  check_gradient(grad, q);
+  const Device gpu(q);
+  Gradients gradients;
+  with_passes<Metric>(gpu, sizes, q.scalar_type(), inputs, device::Rows::key_gradients,
+                      [&](const auto& passes, at::ScalarType type) {
+                        gradients = q.numel() > 0
+                                        ? passes.backward(grad.to(type), q.to(type), k.to(type),
+                                                          v.to(type), mean, covariance, mixed)
+                                        : passes.empty_backward(q, k);
+                      });
+  auto& [dq, dk, dv, dlandmarks, dinverse, dscale] = gradients;
+  return {dq.to(q.scalar_type()),
+          dk.to(q.scalar_type()),
+          dv.to(q.scalar_type()),
+          dlandmarks.to(inputs.landmarks.scalar_type()),
+          dinverse.to(inputs.inverse.scalar_type()),
+          dscale.to(inputs.scale.scalar_type())};
+}
+
+}  // namespace nystrom
+}  // namespace mmlaplace
