@@ -148,3 +148,17 @@ def test_attention_gives_the_authors_output_and_gradient(golden_file):
     assert_close(out, torch.from_numpy(golden['out:y']), row.get('forward', FORWARD))
     for name, value in inputs.items():
         assert_close(value.grad, torch.from_numpy(golden[f'out:grad_{name}']), GRADIENT)
+
+
+def test_what_cannot_run_is_a_skip_that_names_it():
+    for name, said in (('nobodys', 'known as nobodys'), ('slab_repbn_b', 'slab_repbn_b is no')):
+        with pytest.raises(pytest.skip.Exception, match=said):
+            row_of(name)
+    with pytest.raises(pytest.skip.Exception, match='XCAttention has no option for in:depth = 3'):
+        options_of({'in:H': np.array(2), 'in:depth': np.array(3)}, dict(type='XCAttention'))
+
+
+def test_parameters_of_one_name_are_joined_in_the_order_of_the_table():
+    theirs = {f'param:{name}.weight': np.full((1, 2), name == 'q') for name in ('v', 'q')}
+    joined = converted(theirs, {'q.': 'qkv.', 'v.': 'qkv.'}, (1, 1))
+    assert joined['qkv.weight'].tolist() == [[True, True], [False, False]]

@@ -319,6 +319,7 @@ def test_tokens_of_reformer_are_mixed_by_weights_that_sum_to_one():
         ('SkyformerAttention', dict(landmark_method='runs'), r"\('pool', 'random'\), got 'runs'"),
         ('SkyformerAttention', dict(bandwidth=0.0), r'bandwidth \(0.0\)'),
         ('SkyformerAttention', dict(num_landmarks=0), 'num_landmarks .* got 0'),
+        ('CastlingAttention', dict(conv_kernel_size=-3), 'conv_kernel_size .* got -3'),
         ('CosformerAttention', dict(positions='rows'), r"\('map', 'flattened'\), got 'rows'"),
         ('HedgehogAttention', dict(form='exp'), r"\('per_sign', 'joint'\), got 'exp'"),
         ('HedgehogAttention', dict(feature_dims=4, skip_connection=True), '8 channels, got 4'),

@@ -12,9 +12,9 @@ def pseudo_inverse(mat: Tensor, num_iters: int, start_per: str = 'matrix') -> Te
         Z_0 = A^T / c, \quad
         Z \leftarrow \tfrac{1}{4} Z \, (13 I - AZ (15 I - AZ (7 I - AZ)))
 
-    c is the largest column sum. Rows of A sum to 1 at most. Six steps do not converge for matrices
-    of large condition: they act as a regularised inverse. The gradient is that of all steps and of
-    c.
+    c is the largest column sum. With row sums of 1, as a softmax has, any A converges. Six steps do
+    not, for matrices of large condition: they act as a regularised inverse. The gradient is that of
+    all steps and of c.
 
     Args:
         mat: A ``(..., m, m)``, at least fp32.
