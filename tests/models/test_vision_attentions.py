@@ -135,6 +135,7 @@ def test_gate_of_tokens_is_no_constant_on_a_large_map():
     assert spread['tokens'] < 1e-3 < 0.01 < spread['channels']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('shortcut', [False, True])
 def test_large_kernels_equal_those_of_mmpretrain(shortcut):
     van = pytest.importorskip('mmpretrain.models.backbones.van')

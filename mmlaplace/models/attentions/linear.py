@@ -1,12 +1,11 @@
 from typing import Tuple
 
-import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
-from ..layers import linear_attention
+from ..layers import elu_plus_one, linear_attention
 from .base import QKVAttention
 
 
@@ -47,12 +46,8 @@ class LinearAttention(QKVAttention):
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         self.eps = eps
 
-    def features(self, x: Tensor) -> Tensor:
-        """elu(x) + 1, without the cancellation."""
-        return x.clamp(max=0).exp() + F.relu(x)
-
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
-            query, key = (self.features(x) for x in upcast(q, k))
+            query, key = (elu_plus_one(x) for x in upcast(q, k))
             # The layer divides means over the keys, so its epsilon is that of one key.
             return linear_attention(query, key, v, self.eps / key.shape[-2])

@@ -132,7 +132,8 @@ def attention_class(kind: Union[str, type]) -> type:
     with MODELS.switch_scope_and_registry(None) as registry:
         cls = registry.get(kind)
     if cls is None:
-        known = [name for name in MODELS.module_dict if name.endswith('Attention')]
+        ours = {name for name, c in MODELS.module_dict.items() if hasattr(c, 'check_token_map')}
+        known = sorted(ours | {name for name in MODELS.module_dict if name.endswith('Attention')})
         raise ValueError(
             f'attn_cfg has type={kind!r}, which is not registered; registered here are {known}. '
             'A file with an attention of your own must be imported, see custom_imports'
