@@ -7,6 +7,8 @@ from mmengine.registry import MODELS
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
+from mmlaplace.models.layers import elu_plus_one
+
 # Options under which each is linear in the tokens, on maps of 256 and 1024 tokens.
 LINEAR = {
     'LinearAttention': {},
