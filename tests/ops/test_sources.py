@@ -24,17 +24,20 @@ def run(command, **environment):
 
 
 @pytest.mark.parametrize(
+    'source', ['cuda_kernels_test', 'cuda_nystrom_attention_test', 'cuda_pooled_landmarks_test']
+)
+@pytest.mark.parametrize(
     ('sanitizer', 'cases'),
     [
         ('address,undefined', 'all'),  # indices, alignment, overflow
         ('thread', 'few'),  # a missing __syncthreads is a data race
     ],
 )
-def test_cuda_kernels_run_right_on_a_cpu(sanitizer, cases, tmp_path):
-    program = tmp_path / 'cuda_kernels_test'
+def test_cuda_kernels_run_right_on_a_cpu(source, sanitizer, cases, tmp_path):
+    program = tmp_path / source
     run([COMPILER, '-std=c++17', '-O1', '-g', '-Wall', '-Werror', '-Wno-unknown-pragmas',
          '-pthread', f'-fsanitize={sanitizer}', '-fno-sanitize-recover=all',
-         ROOT / 'tests/ops/native/cuda_kernels_test.cpp', '-o', program])  # fmt: skip
+         ROOT / f'tests/ops/native/{source}.cpp', '-o', program])  # fmt: skip
     assert 'all checks passed' in run([program, cases], TSAN_OPTIONS='halt_on_error=1')
 
 
