@@ -25,6 +25,9 @@ def run(command, **environment):
 
 @pytest.mark.parametrize('source', ['cuda_kernels_test', 'cuda_inverses_test'])
 @pytest.mark.parametrize(
+    'source', ['cuda_kernels_test', 'cuda_nystrom_attention_test', 'cuda_pooled_landmarks_test']
+)
+@pytest.mark.parametrize(
     ('sanitizer', 'cases'),
     [
         ('address,undefined', 'all'),  # indices, alignment, overflow

@@ -1,0 +1,159 @@
+"""The CUDA ops with landmarks, run on a CPU: host code as it is, device code by threads.
+
+What launches kernels on a GPU is not in it. ``native/gpu_ops_on_cpu.cpp`` has ops of its own.
+"""
+
+import os
+import shutil
+import subprocess
+
+import pytest
+import torch
+from conftest import ROOT
+from torch.utils import cpp_extension
+
+from mmlaplace.ops.nystrom_attention import nystrom_attention_reference
+from mmlaplace.ops.pooled_landmarks import pooled_landmarks_reference
+
+COMPILER = os.environ.get('CXX') or 'g++'
+pytestmark = [
+    pytest.mark.build,
+    pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f'no compiler {COMPILER}'),
+]
+PLENTY = 227 << 10  # bytes of shared memory, as a block of an H100 can have
+
+
+@pytest.fixture(scope='module')
+def ops(tmp_path_factory):
+    library = tmp_path_factory.mktemp('gpu_ops') / 'gpu_ops_on_cpu.so'
+    folders = [f'-isystem{path}' for path in cpp_extension.include_paths()]
+    libraries = [f'-L{path}' for path in cpp_extension.library_paths()]
+    abi = f'-D_GLIBCXX_USE_CXX11_ABI={int(torch._C._GLIBCXX_USE_CXX11_ABI)}'
+    command = [
+        COMPILER, '-std=c++17', '-O1', '-Wall', '-Werror', '-Wno-unknown-pragmas', '-fPIC',
+        '-shared', '-pthread', abi, *folders, ROOT / 'tests/ops/native/gpu_ops_on_cpu.cpp',
+        *libraries, '-lc10', '-ltorch_cpu', '-o', library,
+    ]  # fmt: skip
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-4000:]
+    torch.ops.load_library(str(library))
+    yield torch.ops.mmlaplace_gpu_on_cpu
+
+
+def rotary(pairs, tokens):
+    angles = torch.randn(pairs, tokens, dtype=torch.float64)
+    return torch.stack([angles.cos(), angles.sin()]) if pairs else None
+
+
+def assert_near(got, wanted, dtype, name):
+    # Each is a sum of some hundred terms, and halves are rounded once, at the end.
+    bound = {torch.float64: 1e-13, torch.float32: 1e-5, torch.bfloat16: 1e-2}[dtype]
+    error = (got.double() - wanted).abs().max() / wanted.abs().max()
+    assert error < bound, f'{name}: {error:.2g}'
+
+
+ATTENTIONS = {
+    # name: ((B, heads, N, n, m, d), pairs, adjacent, kernel, whitening, dtype, shared memory)
+    'small tiles': ((2, 1, 70, 70, 9, 6), 2, False, 'laplacian', 1e-2, torch.float64, PLENTY),
+    'no whitening': ((1, 2, 40, 50, 5, 4), 0, False, 'gaussian', -1.0, torch.float64, PLENTY),
+    'global memory': ((1, 1, 40, 40, 9, 6), 3, True, 'gaussian', 1e-2, torch.float64, 0),
+    'large tiles': ((1, 1, 70, 70, 49, 32), 16, False, 'laplacian', 1e-2, torch.float32, PLENTY),
+    'halves': ((1, 1, 70, 70, 9, 8), 2, True, 'laplacian', 1e-2, torch.bfloat16, PLENTY),
+    'halves, little memory': ((1, 1, 40, 40, 9, 8), 2, True, 'laplacian', 1e-2, torch.bfloat16, 0),
+}
+
+
+def attention_inputs(sizes, pairs, dtype):
+    batch, heads, queries, keys, marks, dims = sizes
+    tokens = torch.randn(batch, queries, heads, dims, dtype=torch.float64).transpose(1, 2)
+    others = torch.randn(2, batch, heads, keys, dims, dtype=torch.float64)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    small = (
+        torch.randn(batch, heads, marks, dims, dtype=wide),
+        torch.randn(batch, heads, marks, marks, dtype=wide) / 4,
+        torch.randn(batch, heads, dtype=wide),
+    )
+    return [tokens.to(dtype), *others.to(dtype).unbind(), *small], rotary(pairs, queries)
+
+
+@pytest.mark.parametrize('case', ATTENTIONS)
+def test_attention_for_gpus_has_the_values_and_gradients_of_the_reference(ops, case):
+    sizes, pairs, adjacent, kernel, whitening, dtype, shared_memory = ATTENTIONS[case]
+    ops.set_shared_memory(shared_memory)
+    inputs, table = attention_inputs(sizes, pairs, dtype)
+    constants = (kernel, 3.0, whitening, adjacent)
+    out, *kept = ops.nystrom_attention(*inputs, table, *constants)
+    grad = torch.randn_like(inputs[0])
+    gradients = ops._nystrom_attention_backward(grad, *inputs, table, *kept, *constants)
+
+    wide = [tensor.double().requires_grad_() for tensor in inputs]
+    wanted = nystrom_attention_reference(*wide, table, *constants)
+    assert out.dtype == dtype and out.transpose(1, 2).is_contiguous()
+    assert_near(out, wanted, dtype, 'out')
+    names = ('q', 'k', 'v', 'landmarks', 'inverse', 'scale')
+    for name, input, got, expected in zip(
+        names, inputs, gradients, torch.autograd.grad(wanted, wide, grad.double())
+    ):
+        assert got.dtype == input.dtype, name
+        assert_near(got, expected, dtype, name)
+
+
+def test_results_for_gpus_are_the_same_from_run_to_run(ops):
+    ops.set_shared_memory(PLENTY)
+    inputs, table = attention_inputs((1, 2, 70, 70, 9, 8), 2, torch.float32)
+    constants = ('laplacian', 3.0, 1e-2, False)
+    grad = torch.randn_like(inputs[0])
+    runs = []
+    for _ in range(2):
+        out, *kept = ops.nystrom_attention(*inputs, table, *constants)
+        grads = ops._nystrom_attention_backward(grad, *inputs, table, *kept, *constants)
+        runs.append((out, *kept, *grads))
+    assert all(torch.equal(first, second) for first, second in zip(*runs))
+
+
+def test_a_tiny_whitening_leaves_no_nan_beyond_the_last_token(ops):
+    ops.set_shared_memory(PLENTY)
+    inputs, _ = attention_inputs((1, 1, 5, 5, 3, 4), 0, torch.float32)
+    constants = ('laplacian', 3.0, 1e-30, False)  # whose power -3/2 is infinite in fp32
+    out, *kept = ops.nystrom_attention(*inputs, None, *constants)
+    grads = ops._nystrom_attention_backward(out, *inputs, None, *kept, *constants)
+    assert all(tensor.isfinite().all() for tensor in (out, *grads))
+
+
+@pytest.mark.parametrize('sizes', [(0, 2, 5, 5, 3, 4), (1, 2, 0, 5, 3, 4), (1, 2, 5, 5, 0, 4)])
+def test_attention_for_gpus_takes_empty_inputs(ops, sizes):
+    inputs, _ = attention_inputs(sizes, 0, torch.float32)
+    constants = ('laplacian', 3.0, 1e-2, False)
+    out, *kept = ops.nystrom_attention(*inputs, None, *constants)
+    grads = ops._nystrom_attention_backward(out, *inputs, None, *kept, *constants)
+    assert out.shape == inputs[0].shape
+    assert [grad.shape for grad in grads] == [tensor.shape for tensor in inputs]
+    assert all(tensor.isfinite().all() for tensor in (out, *kept, *grads))
+
+
+POOLS = {
+    # name: ((B, heads, H, W, d), pairs, adjacent, (rows, columns, ratio), dtype)
+    'adaptive': ((2, 2, 9, 7, 6), 3, False, (3, 2, 0), torch.float64),
+    'squares': ((1, 1, 7, 9, 8), 2, True, (1, 1, 4), torch.float32),
+    'halves': ((1, 2, 14, 14, 32), 16, False, (7, 7, 0), torch.bfloat16),
+}
+
+
+@pytest.mark.parametrize('case', POOLS)
+def test_pooling_for_gpus_has_the_values_and_gradients_of_the_reference(ops, case):
+    (batch, heads, height, width, dims), pairs, adjacent, cells, dtype = POOLS[case]
+    table = rotary(pairs, height * width)
+    k = torch.randn(batch, height * width, heads, dims, dtype=torch.float64)
+    k = k.transpose(1, 2).to(dtype)
+    constants = (table, adjacent, height, width, *cells)
+    out = ops.pooled_landmarks(k, *constants)
+    grad = torch.randn_like(out)
+    dk = ops._pooled_landmarks_backward(grad, k, *constants)
+
+    wide = k.double().requires_grad_()
+    wanted = pooled_landmarks_reference(wide, *constants)
+    (expected,) = torch.autograd.grad(wanted, wide, grad.double())
+    assert out.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert dk.dtype == dtype and dk.transpose(1, 2).is_contiguous()
+    assert_near(out, wanted, out.dtype, 'means')
+    assert_near(dk, expected, dtype, 'gradient')
