@@ -23,9 +23,14 @@ def run(command, **environment):
     return result.stdout
 
 
-@pytest.mark.parametrize('source', ['cuda_kernels_test', 'cuda_inverses_test'])
 @pytest.mark.parametrize(
-    'source', ['cuda_kernels_test', 'cuda_nystrom_attention_test', 'cuda_pooled_landmarks_test']
+    'source',
+    [
+        'cuda_kernels_test',
+        'cuda_inverses_test',
+        'cuda_nystrom_attention_test',
+        'cuda_pooled_landmarks_test',
+    ],
 )
 @pytest.mark.parametrize(
     ('sanitizer', 'cases'),
