@@ -41,7 +41,7 @@ def table(tokens, pairs, dtype=torch.float64):
 
 def turned(x, rotary, form):
     """Tokens turned as complex numbers."""
-    if rotary is None:
+    if rotary is None or rotary.shape[1] == 0:
         return x
     pairs = rotary.shape[1]
     angles, last = torch.complex(*rotary.transpose(1, 2).to(x.dtype)), x[..., 2 * pairs :]

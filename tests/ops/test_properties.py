@@ -4,12 +4,17 @@ import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
+from test_nystrom_attention import formula, results
+from test_pooled_landmarks import formula as cells_formula
+from test_pooled_landmarks import table
 
 from mmlaplace.ops import (
     cholesky_inverse,
     gaussian_kernel,
     laplacian_kernel,
     newton_schulz_inverse,
+    nystrom_attention,
+    pooled_landmarks,
 )
 
 # Each op, and of its formula exp(-rate(bandwidth) * sum_c f(x_c)) the functions f, f' and rate.
@@ -166,3 +171,95 @@ def test_inverses_leave_the_residual_they_promise(name, case):
         truth = torch.linalg.inv(ridged)
         error = (out.double() - truth).abs().max() / truth.abs().max()
         assert error <= narrow + wide * (mat.shape[-1] + condition)
+
+
+FEWER = settings(EXAMPLES, max_examples=50)  # of ops that take longer, as do their formulas
+
+
+@st.composite
+def maps(draw):
+    """Sides of a map, the layout and dtype of its tokens, angles of them, and what makes more."""
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    dtype = draw(st.sampled_from(DTYPES))
+
+    def normal(*shape, dtype=dtype):
+        return torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype)
+
+    hw_shape = draw(st.integers(1, 5)), draw(st.integers(1, 17) | st.just(140))
+    shape = (draw(st.integers(1, 2)), draw(st.integers(1, 3)), hw_shape[0] * hw_shape[1])
+    shape = (*shape, draw(st.integers(1, 40) | st.sampled_from([48, 64])))
+    options = {}
+    if draw(st.booleans()):
+        options['rotary'] = table(shape[2], draw(st.integers(0, shape[3] // 2)))
+        options['rotary_form'] = draw(st.sampled_from(['half', 'pairs']))
+    layout = st.sampled_from(LAYOUTS)
+    return hw_shape, shape, options, dtype, normal, lambda: laid_out(draw(layout), shape, normal)
+
+
+def assert_rounded(result, truth, growth):
+    """One rounding of the result, and ``growth`` of sums of numbers of order 1."""
+    wide, narrow = epsilons(result.dtype)
+    largest = truth.abs().max()
+    allowed = growth * wide * max(largest, 1) + narrow * largest + torch.finfo(result.dtype).tiny
+    assert (result - truth).abs().max() <= allowed
+
+
+@FEWER
+@given(case=maps(), data=st.data())
+def test_landmarks_are_those_of_their_cells(computed_by, device, case, data):
+    hw_shape, shape, options, dtype, normal, tokens = case
+    if data.draw(st.booleans()):
+        options['ratio'] = data.draw(st.integers(1, 10))
+    else:
+        options['cells'] = data.draw(st.tuples(st.integers(1, 8), st.integers(1, 8)))
+    if 'rotary' in options:
+        options['rotary'] = options['rotary'].to(device)
+    k = tokens().to(device)
+    truth = cells_formula(k.double(), hw_shape, **options)
+    upstream = normal(*truth.shape, dtype=torch.float32).to(device)
+    found = results(lambda k: computed_by(pooled_landmarks)(k, hw_shape, **options), [k], upstream)
+    exact = results(lambda k: cells_formula(k, hw_shape, **options), [k.double()], upstream)
+    assert found[0].dtype == torch.promote_types(dtype, torch.float32)
+    assert found[1].dtype == dtype
+    for result, expected in zip(found, exact):
+        # Sums of up to 140 tokens in a row, and of at most 64 cells in a gradient.
+        assert_rounded(result, expected, 300)
+
+
+@pytest.mark.parametrize('kernel', KERNELS)
+@FEWER
+@given(case=maps(), data=st.data())
+def test_attention_is_that_of_the_dense_formula(kernel, computed_by, device, case, data):
+    _, shape, options, dtype, normal, tokens = case
+    marks = data.draw(st.integers(1, 40) | st.sampled_from([49, 64]))
+    batch, heads, count, dims = shape
+    options.update(
+        kernel=kernel,
+        # Times what L1 and L2 distances grow with.
+        bandwidth=data.draw(st.sampled_from([0.5, 1.0, 4.0]))
+        * (dims if kernel == 'laplacian' else dims**0.5),
+        whitening_eps=data.draw(st.sampled_from([None, 0.1, 1.0])),
+    )
+    if 'rotary' in options:
+        options['rotary'] = options['rotary'].to(device)
+    q, k, v = (tokens() for _ in range(3))
+    wide = torch.promote_types(dtype, torch.float32)
+    landmarks, inverse, scale = (
+        normal(batch, heads, *rest, dtype=wide) for rest in ((marks, dims), (marks, marks), (1, 1))
+    )
+    tensors = [x.to(device) for x in (q, k, v, landmarks, inverse / marks**0.5, scale)]
+
+    def fused(*tensors):
+        op = computed_by(nystrom_attention)
+        return op(*tensors[:5], scale=tensors[5], **options)
+
+    upstream = normal(*shape).to(device)
+    found = results(fused, tensors, upstream)
+    exact = results(
+        lambda *tensors: formula(*tensors, **options), [t.double() for t in tensors], upstream
+    )
+    for tensor, result, truth in zip((tensors[0], *tensors), found, exact):
+        assert result.dtype == tensor.dtype
+        # Sums of up to 64 products with the inverse and of up to 700 tokens, by r_j^3 of up to 32.
+        # Where all tokens are equal, gradients are zero, and what is left is that of the formula.
+        assert_rounded(result, truth, 1e5)
