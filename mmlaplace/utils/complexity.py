@@ -73,9 +73,11 @@ def _nystrom_macs(
 ) -> int:
     batch_heads, (marks, dims) = _product(query[:2]), landmarks[-2:]
     tokens = query[-2] + key[-2]
-    macs = 2 * tokens * marks * dims + marks * marks * dims  # kernels, and products with them
+    macs = tokens * marks * dims + marks * marks * dims  # products with the kernels
     if whitening >= 0:  # halves of symmetric products, and P^T Cov P
-        macs += tokens * marks * (marks + 1) // 2 + 2 * marks**3
+        macs += tokens * marks * dims + tokens * marks * (marks + 1) // 2 + 2 * marks**3
+    else:  # in SOFT keys are the queries, and papers count one kernel
+        macs += query[-2] * marks * dims
     return batch_heads * macs
 
 
