@@ -39,9 +39,11 @@ def check(name, backend):
     for a, b in zip(ours[0], theirs[0]):
         # Another order of sums in every layer of fp32.
         torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+    largest = max(grad.abs().max().item() for grad in theirs[1])
     for a, b in zip(ours[1], theirs[1]):
-        # Some gradients are sums over all tokens that cancel: relative to the largest.
-        torch.testing.assert_close(a, b, atol=2e-3 * b.abs().max().item() + 1e-6, rtol=0)
+        # Sums over all tokens that cancel, to nothing where a shift changes no difference (the bias
+        # of SOFT's queries, which are its keys).
+        torch.testing.assert_close(a, b, atol=2e-3 * b.abs().max().item() + 1e-4 * largest, rtol=0)
 
 
 @pytest.mark.parametrize('name', fast_with(BACKBONES, 'LaplacianFormer'))
