@@ -92,3 +92,29 @@ def mixed_by(backbone: nn.Module, kind: type, image: Tensor) -> Iterator[Mixed]:
         for _, _, module in watched:
             del module.mix  # the class has the method
     yield from found
+
+
+def attention_matrix(mixed: Mixed, channel: int = 0, window: int = 0) -> Tensor:
+    """The weights by which an attention mixed one channel of the values.
+
+    Row i is the gradient of the mixed value of query i with respect to the values. This is exact,
+    as values are mixed linearly.
+
+    Args:
+        mixed: What was recorded.
+        channel: Channel of a head. All have the same weights but those of
+            :class:`~mmlaplace.models.attentions.PolaAttention`, whose first half is mixed by pairs
+            of the same signs and whose second half by those of opposite signs.
+        window: Number of the window, for attention in windows.
+
+    Returns:
+        Weights ``(heads, N, n)`` of N queries for n keys.
+    """
+    with torch.enable_grad():
+        value = mixed.v.detach().requires_grad_()
+        out = mixed.attention.mix(mixed.q, mixed.k, value, mixed.hw_shape, **mixed.options)
+        rows = [
+            torch.autograd.grad(query.sum(), value, retain_graph=True)[0][window, ..., channel]
+            for query in out[window, ..., channel].unbind(-1)  # of all heads, which do not mix
+        ]
+    return torch.stack(rows, dim=-2)

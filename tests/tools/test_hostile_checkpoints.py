@@ -38,9 +38,7 @@ LOADERS = {
         SOFTPP, 'FILE', '--out', 'OUT/a.json', '--picture', 'OUT/a.png'
     ],
     # It takes the checkpoints that it finds in its work directory.
-    'analysis_tools/compare_attentions.py': [
-        '--variants', 'laplacian', '--seeds', 7, '--work-dir', 'runs'
-    ],
+    'analysis_tools/attention_training.py': ['LaplacianAttention', '--work-dir', 'runs'],
     'model_converters/soft_to_mmlaplace.py': ['FILE', 'OUT/a.pth'],
     'model_converters/polaformer_to_mmlaplace.py': ['FILE', 'OUT/a.pth'],
 }  # fmt: skip
@@ -99,9 +97,9 @@ def run(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, 'argv', [str(tool), *words])
         monkeypatch.chdir(tmp_path)
         Image.fromarray(np.zeros((48, 48, 3), np.uint8)).save('photo.png')
-        for place in ('runs/laplacian_seed7/classification', 'resumed'):
+        for place, epoch in (('runs/textures', 4), ('resumed', 11)):
             Path(place).mkdir(parents=True)
-            Path(place, 'epoch_11.pth').symlink_to(paths['FILE'])
+            Path(place, f'epoch_{epoch}.pth').symlink_to(paths['FILE'])
         Path('resumed/last_checkpoint').write_text(str(Path('resumed/epoch_11.pth').resolve()))
         before = set(tmp_path.rglob('*'))
         with pytest.raises(BaseException) as raised:
@@ -140,21 +138,21 @@ def test_the_hostile_file_is_hostile(tmp_path):
 def test_code_is_not_run(name, run, tmp_path):
     hostile(tmp_path / 'file.pth')
     said = run(name, {**LOADERS, **HANDING_OVER}[name])
-    assert re.search(r'(file|epoch_11)\.pth asks for \S+, which could run code', said)
+    assert re.search(r'(file|epoch_\d+)\.pth asks for \S+, which could run code', said)
 
 
 @pytest.mark.parametrize('name', [*LOADERS, *HANDING_OVER])
 def test_a_file_that_is_cut_off_is_refused(name, run, tmp_path):
     truncated(tmp_path / 'file.pth')
     said = run(name, {**LOADERS, **HANDING_OVER}[name])
-    assert re.search(r'(file|epoch_11)\.pth cannot be read as a checkpoint.*copy it again', said)
+    assert re.search(r'(file|epoch_\d+)\.pth cannot be read as a checkpoint.*copy it again', said)
 
 
 @pytest.mark.parametrize('name', LOADERS)
 def test_weights_of_another_model_are_refused(name, run, tmp_path):
     other(tmp_path / 'file.pth')
     said = run(name, LOADERS[name])
-    assert re.search(r'(file|epoch_11)\.pth.*its names are', said)
+    assert re.search(r'(file|epoch_\d+)\.pth.*its names are', said)
 
 
 @pytest.mark.parametrize(

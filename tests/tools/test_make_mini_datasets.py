@@ -52,6 +52,26 @@ def test_existing_data_is_kept_and_foreign_data_is_refused(mini_data, tmp_path):
     assert (foreign / 'mine.txt').read_text() == 'keep'
 
 
+@pytest.mark.slow
+def test_wider_views_of_textures_show_the_same_places(tmp_path):
+    assert make('--tasks', 'textures', '--out', tmp_path).returncode == 0
+    folder = tmp_path / 'textures'
+    assert np.asarray(Image.open(folder / 'contact_sheet.png')).std() > 20
+    counts = {
+        split: [len(list(label.iterdir())) for label in sorted((folder / split).iterdir())]
+        for split in ('train', 'val', 'val_96', 'val_128')
+    }
+    assert counts == dict(train=[240] * 15, val=[60] * 15, val_96=[60] * 15, val_128=[60] * 15)
+    for side in (96, 128):
+        for path in sorted((folder / 'val').glob('*/0007.png')):
+            wide = np.asarray(Image.open(folder / f'val_{side}' / path.parent.name / path.name))
+            edge = (side - 64) // 2
+            middle = wide[edge : edge + 64, edge : edge + 64]
+            assert np.array_equal(middle, np.asarray(Image.open(path)))
+    train = {path.read_bytes() for path in (folder / 'train').glob('*/*.png')}
+    assert not train & {path.read_bytes() for path in (folder / 'val').glob('*/*.png')}
+
+
 @pytest.mark.parametrize('task', ['classification', 'detection', 'segmentation'])
 def test_contact_sheets_are_pictures(mini_data, task):
     sheet = Image.open(mini_data / task / 'contact_sheet.png')

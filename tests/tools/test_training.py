@@ -6,7 +6,7 @@ from importlib import import_module
 
 import pytest
 import torch
-from conftest import CLASSIFICATION, ROOT, load_tool, quiet_init
+from conftest import CLASSIFICATION, ROOT, quiet_init
 from mmengine.config import Config
 from mmengine.dataset import pseudo_collate
 from mmengine.optim import build_optim_wrapper
@@ -121,14 +121,6 @@ def test_missing_data_is_an_error_that_names_the_folder(tmp_path):
     )  # fmt: skip
     assert result.returncode != 0
     assert 'data/mini/classification/train' in result.stderr
-
-
-def test_comparison_table_has_mean_and_single_values():
-    tool = load_tool('tools/analysis_tools/compare_attentions.py')
-    results = {'softmax': {s: dict.fromkeys(tool.COLUMNS, 90.0 + s) for s in range(3)}}
-    table = tool.table(results).splitlines()
-    assert len(table) == 3
-    assert table[2].count('91.0 ± 1.0 (90.0, 91.0, 92.0)') == len(tool.COLUMNS)
 
 
 @pytest.mark.slow

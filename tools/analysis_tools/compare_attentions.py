@@ -1,124 +1,193 @@
-"""Train attentions on the same host and mini data, several seeds each, and tabulate accuracy.
+"""Compare attentions: the same host, data and schedule for each, several seeds, and what they cost.
 
-Each model first learns single digits (data/mini/classification, 48 x 48 pixels), then crowds of
-digits of one class (data/mini/crowds), also at 48 x 48. It is tested on held-out single digits, and
-on held-out crowds at 48 x 48 and in wider views of the same scenes, 1.5 and 2 times as large, where
-the digits keep their size and only the number of tokens grows. Runs that have finished are kept in
-the work directory and not repeated.
+Every registered attention is trained on mini data and tested on held-out images, at the size of
+training and on wider views of the same places with 1.5 and 2 times the side. Then time and memory
+of each are measured, one after the other. Runs that have finished are kept in the work directory
+and not repeated. One that was cut short goes on from its last epoch.
+
+  textures   patches of fifteen photographs; the class is the photograph (the default)
+  digits     digits on photographs, then crowds of digits of one class
+
+It writes results.json, tables.md and plots into the work directory. 126 runs of textures on one
+host take about 3 hours on two cores.
 
 Examples:
-  python tools/dataset_converters/make_mini_datasets.py --tasks classification crowds
-  python tools/analysis_tools/compare_attentions.py      # all variants, seeds 0 1 2
-  python tools/analysis_tools/compare_attentions.py --variants laplacian softmax --seeds 3 4
+  python tools/dataset_converters/make_mini_datasets.py --tasks textures
+  python tools/analysis_tools/compare_attentions.py                  # all attentions, seeds 0 1 2
+  python tools/analysis_tools/compare_attentions.py --attentions LaplacianAttention XCAttention
+  python tools/analysis_tools/compare_attentions.py --hosts vit swin --seeds 0 --no-cost
+  python tools/analysis_tools/compare_attentions.py --no-local-branch --seeds 0 --no-cost
+  # an attention of your own beside those that were run for docs/attention_comparison.md
+  python tools/analysis_tools/compare_attentions.py --known docs/logs/compare_attentions.json
 """
 
 import json
-import statistics
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
-from typing import Dict
+from typing import List, NamedTuple
 
-from mmengine.config import Config
-from mmengine.logging import MMLogger
-from mmengine.runner import Runner
+import torch
+from attention_cost import SIZES
+from attention_report import write_report
+from attention_training import (
+    HOSTS,
+    STUDIES,
+    contenders,
+    settings_of,
+    without_local_branch,
+)
+from rich.progress import Progress
 
-from mmlaplace.model_zoo import build_model
-from mmlaplace.utils.command_line import ToolParser, load_or_exit
+from mmlaplace.utils.command_line import ToolParser, write_json
+from mmlaplace.utils.measuring import describe_machine
 
-CONFIGS = Path(__file__).resolve().parents[2] / 'configs/classification/laplacianformer'
-CROWD_EPOCHS = 6
-# Column: data set and folder to test on, after training on that data set.
-COLUMNS = {
-    'single digits, 48²': ('classification', 'val'),
-    'crowds, 48² (1×)': ('crowds', 'val'),
-    'crowds, 72² (1.5×)': ('crowds', 'val_72'),
-    'crowds, 96² (2×)': ('crowds', 'val_96'),
-}
-# Name in the table: config, and what differs from it.
-VARIANTS = {
-    'laplacian': ('laplacianformer-micro_1xb32_mini.py', {}),
-    'laplacian-literal': (
-        'laplacianformer-micro_1xb32_mini.py',
-        {'model.backbone.attn_cfg.whitening': 'literal'},
-    ),
-    'gaussian': ('laplacianformer-micro-gaussian_1xb32_mini.py', {}),
-    'softmax': ('laplacianformer-micro-softmax_1xb32_mini.py', {}),
-}
+TOOLS = Path(__file__).resolve().parent
+LINES = 15  # of the log of a run that failed
 
 
-def train(cfg: Config, work_dir: Path) -> str:
-    """Train unless that was done before; the last checkpoint."""
-    checkpoint = work_dir / f'epoch_{cfg.train_cfg.max_epochs}.pth'
-    if not checkpoint.is_file():
-        cfg.work_dir = str(work_dir)
-        Runner.from_cfg(cfg).train()
-    load_or_exit(build_model(cfg), str(checkpoint), min_matched=1)  # the Runner would run its code
-    return str(checkpoint)
+class Job(NamedTuple):
+    """A command, the file that it writes at its end, and the settings that are in that file."""
+
+    name: str
+    command: List[str]
+    result: Path
+    settings: dict
 
 
-def run(variant: str, seed: int, work_dir: Path, data_root: Path) -> Dict[str, float]:
-    """Train and test one model: top-1 by column."""
-    name, options = VARIANTS[variant]
-    top1, checkpoint = {}, None
-    for data in ('classification', 'crowds'):
-        cfg = Config.fromfile(CONFIGS / name)
-        cfg.merge_from_dict(options)
-        cfg.randomness = dict(seed=seed)
-        for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
-            loader.dataset.data_root = str(data_root / data)
-        if data == 'crowds':
-            # From scratch the crowds' loss stays at chance for many epochs.
-            cfg.load_from = checkpoint
-            cfg.train_cfg.max_epochs = cfg.param_scheduler[-1]['end'] = CROWD_EPOCHS
-            cfg.train_cfg.val_interval = CROWD_EPOCHS
-        cfg.experiment_name = f'{variant}_{seed}_{data}'
-        checkpoint = train(cfg, work_dir / data)
-        for column, (tested, folder) in COLUMNS.items():
-            if tested == data:
-                cfg.work_dir = str(work_dir / data / folder)
-                cfg.load_from = checkpoint
-                cfg.test_dataloader.dataset.data_prefix = folder
-                cfg.experiment_name = f'{variant}_{seed}_{data}_{folder}'
-                top1[column] = Runner.from_cfg(cfg).test()['accuracy/top1']
-    return top1
+def training_jobs(args) -> List[Job]:
+    """A run for each host, seed and attention, in this order."""
+    off = '_no-local-branch' if args.no_local_branch else ''
+    jobs = []
+    for host in args.hosts:
+        for seed in args.seeds:
+            for name in args.attentions:
+                folder = args.work_dir / host / f'{args.study}{off}' / f'{folder_of(name)}_{seed}'
+                command = [
+                    'attention_training.py', name, '--host', host, '--seed', str(seed),
+                    '--study', args.study, '--work-dir', str(folder),
+                    '--data-root', str(args.data_root),
+                    *(['--no-local-branch'] if args.no_local_branch else []),
+                    *(['--epochs', str(args.epochs)] if args.epochs else []),
+                ]  # fmt: skip
+                settings = settings_of(
+                    name, host, seed, args.study, not args.no_local_branch, args.epochs
+                )
+                jobs.append(
+                    Job(f'{name}, {host}, seed {seed}', command, folder / 'result.json', settings)
+                )
+    return jobs
 
 
-def table(results: Dict[str, Dict[int, Dict[str, float]]]) -> str:
-    """Markdown: mean, spread and single values over seeds, per variant and column."""
-    lines = [
-        '| attention | ' + ' | '.join(COLUMNS) + ' |',
-        '|---|' + '---|' * len(COLUMNS),
-    ]
-    for variant, by_seed in results.items():
-        cells = []
-        for column in COLUMNS:
-            values = [top1[column] for top1 in by_seed.values()]
-            spread = f' ± {statistics.stdev(values):.1f}' if len(values) > 1 else ''
-            single = ', '.join(f'{value:.1f}' for value in values)
-            cells.append(f'{statistics.mean(values):.1f}{spread} ({single})')
-        lines.append(f'| {variant} | ' + ' | '.join(cells) + ' |')
-    return '\n'.join(lines)
+def cost_jobs(args) -> List[Job]:
+    jobs = []
+    for name in args.attentions:
+        result = args.work_dir / args.hosts[0] / 'cost' / f'{folder_of(name)}.json'
+        command = [
+            'attention_cost.py', name, '--host', args.hosts[0], '--out', str(result),
+            '--sizes', *map(str, args.sizes),
+        ]  # fmt: skip
+        settings = dict(attention=name, host=args.hosts[0], sizes=args.sizes)
+        jobs.append(Job(f'{name}, cost', command, result, settings))
+    return jobs
+
+
+def folder_of(name: str) -> str:
+    return name.replace(', ', '-')
+
+
+def run(job: Job) -> str:
+    """Run a job in a process with one thread, its log beside the result; why it failed, or ''."""
+    job.result.parent.mkdir(parents=True, exist_ok=True)
+    log = job.result.with_name(f'{job.result.stem}.log')
+    with log.open('w') as file:
+        code = subprocess.run(
+            [sys.executable, str(TOOLS / job.command[0]), *job.command[1:]],
+            stdout=file, stderr=subprocess.STDOUT, env=dict(os.environ, OMP_NUM_THREADS='1'),
+        ).returncode  # fmt: skip
+    if code == 0:
+        return ''
+    end = '\n'.join(log.read_text().splitlines()[-LINES:])
+    return f'{job.name} ended with status {code}; the end of {log}:\n{end}'
+
+
+def run_all(jobs: List[Job], at_once: int) -> List[str]:
+    """Run what is not done, so many at once; the failures, which do not stop the others."""
+    failures = []
+    with Progress() as progress, ThreadPoolExecutor(at_once) as pool:
+        task = progress.add_task('runs', total=len(jobs))
+        for future in as_completed([pool.submit(run, job) for job in jobs]):
+            progress.advance(task)
+            if future.result():
+                failures.append(future.result())
+                progress.console.print(failures[-1], markup=False)
+    return failures
+
+
+def collect(work_dir: Path, known: dict) -> dict:
+    """All results in a work directory, also those of other hosts and studies, and the known."""
+    found = [json.loads(path.read_text()) for path in sorted(work_dir.rglob('result.json'))]
+    costs = [json.loads(path.read_text()) for path in sorted(work_dir.glob('*/cost/*.json'))]
+    here = [made['settings'] for made in (*found, *costs)]
+    for kind, made in (('results', found), ('costs', costs)):
+        made += [old for old in known[kind] if old['settings'] not in here]
+        made.sort(key=lambda one: json.dumps(one['settings'], sort_keys=True))
+    return dict(machine=describe_machine(torch.device('cpu')), results=found, costs=costs)
 
 
 def main() -> None:
     parser = ToolParser(__doc__)
-    parser.add_argument('--variants', nargs='+', choices=list(VARIANTS), default=list(VARIANTS))
+    names = list(contenders())
+    parser.add_argument('--attentions', nargs='+', metavar='NAME', default=names,
+                        help=f'default: all, which are {", ".join(names)}')  # fmt: skip
+    parser.add_argument('--hosts', nargs='+', choices=list(HOSTS), default=['laplacianformer'])
     parser.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2])
+    parser.add_argument('--study', choices=list(STUDIES), default='textures')
+    parser.add_argument('--no-local-branch', action='store_true',
+                        help='without the convolution on V, where there is one')  # fmt: skip
+    parser.add_argument('--epochs', type=int, help="2 or more; default: the study's")
+    parser.add_argument('--no-cost', action='store_true', help='leave time and memory out')
+    parser.add_argument('--sizes', nargs='+', type=int, default=list(SIZES),
+                        help='of images for time and memory; %(default)s')  # fmt: skip
+    parser.add_argument('--known', type=Path, metavar='JSON',
+                        help='results.json of a comparison, which is not repeated')  # fmt: skip
+    parser.add_argument('--jobs', type=int, default=2, help='trainings at once; default: 2')
     parser.add_argument('--data-root', type=Path, default=Path('data/mini'))
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/compare_attentions'))
     args = parser.parse_args()
-    results = {}
-    for seed in args.seeds:
-        for variant in args.variants:
-            work_dir = args.work_dir / f'{variant}_seed{seed}'
-            finished = work_dir / 'top1.json'
-            if not finished.is_file():
-                top1 = run(variant, seed, work_dir, args.data_root)
-                finished.write_text(json.dumps(top1))
-            results.setdefault(variant, {})[seed] = json.loads(finished.read_text())
-    written = args.work_dir / 'results.json'
-    written.write_text(json.dumps(results, indent=2))
-    MMLogger.get_current_instance().info(f'wrote {written}')
-    print(table(results))
+    unknown = [name for name in args.attentions if name not in names]
+    if unknown:
+        parser.error(f'there are no attentions {unknown}; known: {names}')
+    missing = [p.data for p in STUDIES[args.study].phases if not (args.data_root / p.data).is_dir()]
+    if missing:
+        parser.error(
+            f'{args.data_root} has no {missing}; make them by python tools/dataset_converters/'
+            f'make_mini_datasets.py --out {args.data_root} --tasks {" ".join(missing)}'
+        )
+    if args.no_local_branch:
+        args.attentions = [name for name in args.attentions if has_local_branch(name)]
+    known = json.loads(args.known.read_text()) if args.known else dict(results=[], costs=[])
+    done = [made['settings'] for made in (*known['results'], *known['costs'])]
+    failures = run_all([job for job in training_jobs(args) if job.settings not in done], args.jobs)
+    if not args.no_cost:
+        costs = [job for job in cost_jobs(args) if job.settings not in done]
+        failures += run_all([job for job in costs if not job.result.is_file()], 1)
+    content = collect(args.work_dir, known)
+    write_json(args.work_dir / 'results.json', content)
+    print(f'wrote {args.work_dir / "results.json"}')
+    for path in write_report(content, args.work_dir) if content['results'] else ():
+        print(f'wrote {path}')
+    if failures:
+        sys.exit(f'{parser.prog}: error: {len(failures)} runs failed, see above')
+
+
+def has_local_branch(name: str) -> bool:
+    try:
+        return bool(without_local_branch(contenders()[name]))
+    except ValueError:
+        return False
 
 
 if __name__ == '__main__':

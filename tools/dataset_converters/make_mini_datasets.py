@@ -7,6 +7,10 @@ images show other digits on other parts of the photographs than the training ima
   crowds          the same layout, but each image is a cut from a plane full of digits of its class;
                   val_72 and val_96 are wider views of the scenes in val, at the same scale (only on
                   demand: for the study of image size in docs/scale.md)
+  textures        the same layout: patches of fifteen photographs, 64 x 64 pixels, and the class is
+                  the photograph. The held-out patches are from a part of each photograph that no
+                  training patch shows, and val_96 and val_128 are wider views of the same places
+                  (only on demand: for comparing attentions)
   detection       COCO layout: annotations/{train,val}.json with boxes and masks, {train,val}/*.png
   segmentation    ADE20K layout: {images,annotations}/{training,validation}; label 0 is ignored (the
                   digits' soft edges), 1 is background, 2 to 11 are the digits
@@ -21,29 +25,28 @@ Example:
 
 import json
 import shutil
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Tuple
 
-import matplotlib
 import numpy as np
+from mini_sheets import (
+    CLASSES,
+    SPLITS,
+    sheet_classification,
+    sheet_detection,
+    sheet_segmentation,
+    sheet_textures,
+)
 from PIL import Image
 from rich.progress import track
 
 from mmlaplace.utils.command_line import ToolParser
 
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
-
 PHOTOS = (
     'astronaut', 'brick', 'camera', 'cat', 'coffee', 'coins', 'grass', 'gravel',
     'hubble_deep_field', 'rocket',
 )  # fmt: skip
-CLASSES = tuple(str(digit) for digit in range(10))
-PALETTE = [tuple(int(255 * c) for c in plt.get_cmap('tab10')(i)[:3]) for i in range(10)]
 VERSION = 1  # raise it when other pictures or labels come out
-SPLITS = ('train', 'val')
-SHEET = 'contact_sheet.png'
 TRAIN_SHARE = 0.78  # of the digits, and of the width of each photograph
 # Brightness of the photographs. At 1, with dark digits among the bright, micro learns nothing in
 # ten epochs.
@@ -52,6 +55,14 @@ DIGIT_SIZES = (32, 44)  # pixels, of classification
 SCENE_DIGIT_SIZES = (28, 64)  # pixels, of detection and segmentation
 VIEWS = {'val': 48, 'val_72': 72, 'val_96': 96}  # sides of the crowds' held-out views
 CELL = 46  # pixels between the digits of a crowd
+# Of textures: photographs, sides of the held-out views, and patches of each photograph.
+TEXTURES = (
+    'astronaut', 'brick', 'camera', 'cat', 'coffee', 'coins', 'grass', 'gravel',
+    'hubble_deep_field', 'immunohistochemistry', 'moon', 'page', 'retina', 'rocket', 'text',
+)  # fmt: skip
+TEXTURE_VIEWS = {'val': 64, 'val_96': 96, 'val_128': 128}
+PATCHES = {'train': 240, 'val': 60}
+PLAIN = 0.01  # deviation of brightness below which a patch is sky or background, of any photograph
 BACKGROUNDS_PER_DIGIT = {'train': 4, 'val': 2}
 SCENES = {  # task: (height, width), images per split, fewest and most digits
     'detection': ((192, 256), {'train': 500, 'val': 125}, (2, 5)),
@@ -177,6 +188,44 @@ def make_crowds(out: Path, seed: int) -> None:
                     save_image(view, out / folder / str(source.labels[index]) / name)
 
 
+def make_textures(out: Path, seed: int) -> None:
+    from skimage import data
+
+    largest = max(TEXTURE_VIEWS.values())
+    for label, name in enumerate(track(TEXTURES, 'textures')):
+        image = Image.fromarray(getattr(data, name)()).convert('RGB')
+        scale = max(1, 2 * largest / image.height)  # the lowest are 172 and 191 pixels high
+        image = image.resize([round(scale * side) for side in image.size], Image.Resampling.BICUBIC)
+        photo = np.asarray(image) / 255
+        cut = min(int(TRAIN_SHARE * photo.shape[1]), photo.shape[1] - largest)
+        for split, part in zip(SPLITS, (photo[:, :cut], photo[:, cut:])):
+            rng = np.random.default_rng([seed, 4, label, SPLITS.index(split)])
+            views = {'train': TEXTURE_VIEWS['val']} if split == 'train' else TEXTURE_VIEWS
+            side = max(views.values())
+            for number in range(PATCHES[split]):
+                patch = cut_patch(part, side, rng)
+                for folder, length in views.items():
+                    view = middle(patch, length).clip(0, 1)
+                    save_image(view, out / folder / name / f'{number:04d}.png')
+
+
+def cut_patch(photo: np.ndarray, side: int, rng: np.random.Generator) -> np.ndarray:
+    """A random cut from a photograph, turned by random quarters, with something in its middle."""
+    while True:
+        top, left = (rng.integers(length - side + 1) for length in photo.shape[:2])
+        patch = photo[top : top + side, left : left + side]
+        if middle(patch, TEXTURE_VIEWS['val']).std() > PLAIN:
+            break
+    # Brightness alone must not tell the photographs apart.
+    patch = patch * rng.uniform(0.6, 1.2) + rng.uniform(-0.1, 0.1)
+    return np.rot90(patch, rng.integers(4))
+
+
+def middle(patch: np.ndarray, side: int) -> np.ndarray:
+    edge = (len(patch) - side) // 2
+    return patch[edge : edge + side, edge : edge + side]
+
+
 def make_scenes(
     task: str, split: str, seed: int
 ) -> Iterator[Tuple[int, np.ndarray, List[Instance]]]:
@@ -250,81 +299,10 @@ def make_segmentation(out: Path, seed: int) -> None:
             Image.fromarray(labels).save(path)
 
 
-@contextmanager
-def sheet(
-    path: Path, title: str, rows: int, columns: int, cell: Tuple[float, float]
-) -> Iterator[Iterator[plt.Axes]]:
-    """The axes of a figure of rows x columns pictures, saved to ``path`` at the end."""
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(columns * cell[0], rows * cell[1] + 0.6), layout='constrained'
-    )
-    figure.suptitle(title)
-    for axis in axes.flat:
-        axis.axis('off')
-    yield iter(axes.flat)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
-
-
-def sheet_classification(out: Path) -> None:
-    folders = [name for split in SPLITS for name in sorted(p.name for p in out.glob(f'{split}*'))]
-    folders = folders if len(folders) > len(SPLITS) else [*SPLITS, *SPLITS]
-    shown = [
-        (folder, label, sorted((out / folder / label).iterdir())[2 * row])
-        for row, folder in enumerate(folders)
-        for label in CLASSES
-    ]
-    title = f'{out.name.partition(".")[0]}: folder / class'
-    with sheet(out / SHEET, title, len(folders), 10, (1.1, 1.3)) as axes:
-        for axis, (folder, label, path) in zip(axes, shown):
-            axis.imshow(Image.open(path))
-            axis.set_title(f'{folder} / {label}', fontsize=7)
-
-
-def sheet_detection(out: Path) -> None:
-    title = 'detection: boxes, masks and classes, training above and held-out below'
-    contents = [json.loads((out / f'annotations/{s}.json').read_text()) for s in SPLITS]
-    shown = [(s, c, image) for s, c in zip(SPLITS, contents) for image in c['images'][:8]]
-    with sheet(out / SHEET, title, 4, 4, (3.2, 2.4)) as axes:
-        for axis, (split, content, image) in zip(axes, shown):
-            axis.imshow(Image.open(out / split / image['file_name']))
-            for annotation in content['annotations']:
-                if annotation['image_id'] == image['id']:
-                    draw_annotation(axis, annotation)
-
-
-def draw_annotation(axis: plt.Axes, annotation: dict) -> None:
-    colour = np.array(PALETTE[annotation['category_id']]) / 255
-    height, width = annotation['segmentation']['size']
-    counts = annotation['segmentation']['counts']
-    mask = np.repeat(np.arange(len(counts)) % 2, counts).reshape(width, height).T
-    axis.imshow(np.dstack([np.broadcast_to(colour, (height, width, 3)), 0.6 * mask]))
-    left, top, width, height = annotation['bbox']
-    corner = (left - 0.5, top - 0.5)  # pixel centres are whole numbers
-    axis.add_patch(plt.Rectangle(corner, width, height, fill=False, edgecolor=colour))
-    label = CLASSES[annotation['category_id']]
-    axis.text(left, top - 2, label, color='white', fontsize=8, bbox=dict(facecolor=colour, pad=1))
-
-
-def sheet_segmentation(out: Path) -> None:
-    title = 'segmentation: image and labels (black ignored, grey background, colours digits)'
-    colours = np.array([(0, 0, 0), (200, 200, 200), *PALETTE], np.uint8)
-    with sheet(out / SHEET, title, 4, 8, (1.5, 1.6)) as axes:
-        for folder in ('training', 'validation'):
-            for path in sorted((out / 'images' / folder).iterdir())[:8]:
-                labels = np.asarray(Image.open(out / 'annotations' / folder / path.name))
-                axis = next(axes)
-                axis.imshow(Image.open(path))
-                axis.set_title(folder, fontsize=7)
-                axis = next(axes)
-                axis.imshow(colours[labels])
-                present = [CLASSES[label - 2] for label in np.unique(labels) if label > 1]
-                axis.set_title(' '.join(present), fontsize=8)
-
-
 MAKERS = {
     'classification': (make_classification, sheet_classification),
     'crowds': (make_crowds, sheet_classification),
+    'textures': (make_textures, sheet_textures),
     'detection': (make_detection, sheet_detection),
     'segmentation': (make_segmentation, sheet_segmentation),
 }

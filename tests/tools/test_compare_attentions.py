@@ -1,0 +1,265 @@
+"""The comparison of attentions trains, goes on, measures and tabulates."""
+
+import json
+import math
+import re
+
+import attention_cost
+import attention_matrices
+import attention_report
+import attention_training
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, quiet_init, registered, run_script
+from mmengine.registry import MODELS
+from PIL import Image
+
+from mmlaplace.models import BaseAttention
+from mmlaplace.utils.recording import attention_matrix, mixed_by
+
+TOOLS = ROOT / 'tools/analysis_tools'
+SIDE, FEW = 64, ('AdditiveAttention', 'SoftmaxAttention')
+
+
+def build(host, attn_cfg, side=SIDE):
+    backbone = MODELS.build(attention_training.backbone_cfg(host, attn_cfg, side))
+    quiet_init(backbone)
+    return backbone.eval()
+
+
+# Matrices.
+
+
+def test_an_identity_and_uniform_weights_are_the_two_ends_of_every_statistic():
+    shape = (16, 16)
+    alone = attention_matrices.statistics_of(torch.eye(256)[None], shape, shape)
+    assert (alone.entropy, alone.sharpness, alone.rank, alone.near) == (0, 1, 1, 1)
+    assert alone.row_distance == pytest.approx(1)
+    same = attention_matrices.statistics_of(torch.ones(1, 256, 256) / 256, shape, shape)
+    assert same.entropy == pytest.approx(1) and same.rank == 1 / 256
+    # Sums of 256 shares in fp64 leave 1e-16 each.
+    assert same.row_distance == pytest.approx(0, abs=1e-12)
+    assert same.near + same.middle + same.far == pytest.approx(1)
+
+
+def test_near_and_middle_are_two_and_six_tokens_of_sixteen():
+    shape, query = (16, 16), 8 * 16 + 8
+    for steps, expected in ((2, 'near'), (3, 'middle'), (6, 'middle'), (7, 'far')):
+        matrix = torch.zeros(1, 256, 256)
+        matrix[0, :, :] = torch.eye(256)
+        matrix[0, query] = 0
+        matrix[0, query, query + steps] = 1
+        found = attention_matrices.statistics_of(matrix, shape, shape)
+        # All other queries look at themselves.
+        others = dict(near=255 / 256, middle=0, far=0)
+        others[expected] += 1 / 256
+        assert (found.near, found.middle, found.far) == pytest.approx(tuple(others.values()))
+
+
+def test_negative_weights_and_row_sums_are_seen():
+    rows = torch.tensor([[2.0, -1.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 2.0]])
+    found = attention_matrices.statistics_of(rows[None], (1, 3), (1, 3))
+    assert found.row_sum == pytest.approx(5 / 3)
+    assert found.row_sum_deviation == pytest.approx(np.std([1, 0, 4]))
+    assert found.negative == pytest.approx(1 / 9)  # a third of one row in three
+    assert all(math.isfinite(value) for value in found)  # despite a row of zeros
+
+
+def test_the_matrix_of_an_attention_times_its_values_is_its_output():
+    torch.manual_seed(0)
+    for name in ('SoftmaxAttention', 'LaplacianAttention', 'PolaAttention'):
+        backbone = build('laplacianformer', dict(type=name))
+        mixed = next(mixed_by(backbone, BaseAttention, torch.randn(1, 3, SIDE, SIDE)))
+        with torch.no_grad():
+            out = mixed.attention.mix(mixed.q, mixed.k, mixed.v, mixed.hw_shape)[0, ..., 0]
+        weighted = attention_matrix(mixed) @ mixed.v[0, :, :, :1]
+        # Both are sums of 256 products in fp32.
+        torch.testing.assert_close(weighted[..., 0], out, rtol=1e-4, atol=1e-5)
+
+
+def test_the_terms_of_a_block_are_those_of_its_sum():
+    torch.manual_seed(0)
+    backbone, image = (
+        build('laplacianformer', dict(type='SoftmaxAttention')),
+        torch.randn(1, 3, 64, 64),
+    )
+    (first, *_) = attention_matrices.term_sizes(backbone, [image])
+    mixed = next(mixed_by(backbone, BaseAttention, image))
+    with torch.no_grad():
+        merged = mixed.attention.merge_heads(mixed.v)
+        local = mixed.attention.lepe(merged, mixed.hw_shape)
+    assert first['attention'] == 'stages.0.blocks.0.attn'
+    assert first['local'] == pytest.approx(attention_matrices.root_mean_square(local), rel=1e-5)
+    assert first['mixed'] > 0
+    without = build('laplacianformer', dict(type='SoftmaxAttention', lepe_kernel=0))
+    assert attention_matrices.term_sizes(without, [image]) == []
+
+
+# What is compared.
+
+
+def test_every_registered_attention_is_compared():
+    names = attention_training.contenders()
+    assert set(registered(BaseAttention)) - {'WindowAttention'} <= set(names)
+    assert all('num_landmarks' not in cfg or cfg['num_landmarks'] == 16 for cfg in names.values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('host', attention_training.HOSTS)
+@pytest.mark.parametrize('name', attention_training.contenders())
+def test_every_host_is_built_with_every_contender(host, name):
+    backbone = build(host, attention_training.contenders()[name])
+    assert backbone(torch.randn(1, 3, SIDE, SIDE))[-1].shape[1] == attention_training.HOSTS[host][1]
+
+
+def test_an_attention_without_a_local_branch_says_so():
+    off = attention_training.without_local_branch(dict(type='SoftmaxAttention'))
+    assert off['lepe_kernel'] == 0
+    with pytest.raises(ValueError, match='SeparableAttention has no local branch'):
+        attention_training.without_local_branch(dict(type='SeparableAttention'))
+
+
+def test_a_result_of_other_settings_is_not_taken(tmp_path):
+    settings = attention_training.settings_of('XCAttention', 'vit', 0, 'textures', True, 3)
+    assert not attention_training.finished(tmp_path, settings)
+    (tmp_path / 'result.json').write_text(json.dumps(dict(settings=settings)))
+    assert attention_training.finished(tmp_path, settings)
+    with pytest.raises(ValueError, match='take another --work-dir'):
+        attention_training.finished(tmp_path, dict(settings, seed=1))
+
+
+# Time and memory.
+
+
+def test_a_size_that_would_take_too_long_is_left_out_and_the_reason_kept():
+    found = attention_cost.cost_of('SoftmaxAttention', 'laplacianformer', [64, 4096], 1.0, 1e6)
+    for of_pass in found.values():
+        assert [row['side'] for row in of_pass['rows']] == [64]
+        assert of_pass['left_out'] == {4096: 'expected to take more than 1 s'}
+
+
+def test_a_map_that_an_attention_refuses_is_left_out_with_its_words(monkeypatch):
+    # So small a limit stands for a map whose weights would take more than 4 GB.
+    def refuse(*_):
+        raise ValueError('too many tokens\nand more')
+
+    monkeypatch.setattr(attention_cost, 'model_job', refuse)
+    found = attention_cost.cost_of('KernelAttention', 'laplacianformer', [64], 1.0, 1e6)
+    assert found['forward']['left_out'] == {64: 'too many tokens'}
+
+
+def test_the_exponent_is_one_for_a_line():
+    rows = [dict(side=side, seconds=side**2 * 1e-6) for side in (224, 512, 1024)]
+    assert attention_cost.exponent(rows) == pytest.approx(1)
+    assert math.isnan(attention_cost.exponent(rows[:1]))
+
+
+# The report.
+
+
+def made_up(name, seed, top1, host='vit'):
+    matrix = dict.fromkeys(attention_matrices.Statistics._fields, 0.25)
+    settings = dict(attention=name, attn_cfg=dict(type=name), host=host, seed=seed)
+    return dict(
+        settings=dict(settings, study='textures'),
+        top1={'64²': top1, '128²': top1 + 5}, seconds=60, parameters=200_000, macs=15_000_000,
+        matrices=[dict(matrix, stage=1, tokens=256)] if name == 'SoftmaxAttention' else [],
+        terms=[dict(attention='a', mixed=0.1, local=0.2)],
+    )  # fmt: skip
+
+
+def test_tables_have_means_all_seeds_and_what_is_missing(tmp_path):
+    cost = dict(
+        rows=[dict(side=224, seconds=0.01, MB=3.0)],
+        left_out={'512': 'no memory'},
+        exponent=math.nan,
+    )
+    content = dict(
+        results=[made_up('SoftmaxAttention', seed, 50.0 + seed) for seed in (1, 0, 2)]
+        + [made_up('XCAttention', 0, 60.0)],
+        costs=[
+            dict(
+                settings=dict(attention='SoftmaxAttention', sizes=[224, 512]),
+                cost={'forward': cost, 'forward and backward': cost},
+            )
+        ],
+    )
+    written = attention_report.write_report(content, tmp_path)
+    text = (tmp_path / 'tables.md').read_text()
+    lines = [line for line in text.splitlines() if line.startswith('| ')]
+    assert lines[2].startswith('| XC | 60.0 | 65.0 | 200 | 15.0 |')  # the most accurate first
+    assert lines[3].startswith('| Softmax | 51.0 ± 1.0 (50.0, 51.0, 52.0) | 56.0 ± 1.0 ')
+    assert re.search(r'\| Softmax \| (0\.25 \| ){10}0\.5 to 0\.5 \|', text)
+    assert '| Softmax | 10 | - | - | 10 | - | - |' in text
+    assert 'Softmax, forward, 512²: no memory' in text
+    pictures = [path for path in written if path.suffix == '.png']
+    assert len(pictures) == 3 and all(min(Image.open(path).size) > 100 for path in pictures)
+
+
+# All of it.
+
+
+@pytest.fixture(scope='module')
+def few_textures(tmp_path_factory):
+    """A data set of the same layout with two images of each class."""
+    root = tmp_path_factory.mktemp('few')
+    rng = np.random.default_rng(0)
+    for folder, side in (('train', 64), ('val', 64), ('val_96', 96), ('val_128', 128)):
+        for label in range(15):
+            place = root / 'textures' / folder / f'{label:02d}'
+            place.mkdir(parents=True)
+            for number in range(2):
+                pixels = rng.integers(0, 255, (side, side, 3), np.uint8)
+                Image.fromarray(pixels).save(place / f'{number}.png')
+    return root
+
+
+def compare(few_textures, tmp_path, *options):
+    return run_script(
+        TOOLS / 'compare_attentions.py', '--data-root', few_textures, '--work-dir', tmp_path,
+        '--epochs', 2, *options,
+    )  # fmt: skip
+
+
+@pytest.mark.training
+def test_a_comparison_goes_on_where_it_was_and_reports_what_fails(few_textures, tmp_path):
+    options = ['--attentions', *FEW, '--seeds', 0, '--sizes', 64, 96]
+    # A result that something else has written stands for any run that fails.
+    bad = tmp_path / 'laplacianformer/textures' / f'{FEW[0]}_0'
+    bad.mkdir(parents=True)
+    (bad / 'result.json').write_text(json.dumps(made_up(FEW[0], 0, 50.0)))
+    result = compare(few_textures, tmp_path, *options, '--no-cost')
+    assert result.returncode == 1
+    assert 'take another --work-dir' in result.stdout and '1 runs failed' in result.stderr
+    done = tmp_path / 'laplacianformer/textures' / f'{FEW[1]}_0/result.json'
+    first, begun = done.read_text(), done.stat().st_mtime
+
+    (bad / 'result.json').unlink()
+    result = compare(few_textures, tmp_path, *options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert done.read_text() == first and done.stat().st_mtime == begun  # not run again
+    content = json.loads((tmp_path / 'results.json').read_text())
+    assert [run['settings']['attention'] for run in content['results']] == list(FEW)
+    for run in content['results']:
+        assert set(run['top1']) == set(attention_training.STUDIES['textures'].columns)
+        assert run['parameters'] > 0 and run['macs'] > 0
+    assert [len(run['matrices']) > 0 for run in content['results']] == [False, True]
+    assert all(len(made['cost']['forward']['rows']) == 2 for made in content['costs'])
+    assert (tmp_path / 'tables.md').is_file()
+
+    # Somebody else who has this file repeats nothing.
+    (tmp_path / 'other').mkdir()
+    known = ['--known', tmp_path / 'results.json']
+    result = compare(few_textures, tmp_path / 'other', *options, *known)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert not list((tmp_path / 'other').rglob('result.json'))
+    again = json.loads((tmp_path / 'other/results.json').read_text())
+    assert again['results'] == content['results'] and again['costs'] == content['costs']
+
+
+def test_missing_data_and_unknown_attentions_are_named(tmp_path):
+    result = compare(tmp_path, tmp_path, '--attentions', 'XCAttention')
+    assert result.returncode == 2 and '--tasks textures' in result.stderr
+    result = compare(tmp_path, tmp_path, '--attentions', 'XCA')
+    assert result.returncode == 2 and "['XCA']; known: ['AdditiveAttention'" in result.stderr

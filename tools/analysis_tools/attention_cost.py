@@ -1,0 +1,107 @@
+"""Time and memory of a host with one attention, over the size of the image, batch 1.
+
+compare_attentions.py runs this for each attention. A size is left out where the pass before lets
+expect that it takes longer or more memory than the limits, and the reason is kept.
+
+Example:
+  python tools/analysis_tools/attention_cost.py LaplacianAttention --sizes 224 512 1024
+"""
+
+import math
+import statistics
+from pathlib import Path
+from typing import Callable, Dict, List, Tuple
+
+import torch
+from attention_training import HOSTS, backbone_cfg, contenders
+from mmengine.registry import MODELS
+
+from mmlaplace.utils.command_line import ToolParser, write_json
+from mmlaplace.utils.measuring import describe_machine, model_job, seconds_of, tensor_memory
+
+PASSES = ('forward', 'forward and backward')
+SIZES = (224, 512, 1024, 2048)
+RUNS, BUDGET = 5, 3.0  # at most so many runs of a pass, and seconds for those after the first
+CPU = torch.device('cpu')
+
+
+def measure(job: Callable) -> Tuple[float, float]:
+    """Median seconds, and the peak of the tensors in MB."""
+    first = seconds_of(job, CPU)  # it warms up, and counts only where there is time for no other
+    runs = min(RUNS, int(BUDGET / first))
+    seconds = statistics.median([seconds_of(job, CPU) for _ in range(runs)] or [first])
+    return seconds, tensor_memory(job, CPU) / 2**20
+
+
+def expected(before: List[dict], key: str, side: int) -> float:
+    """By the last size measured, or along the line through the last two in a log-log plot."""
+    last = before[-1]
+    ratio = side / last['side']
+    if len(before) == 1:
+        return last[key] * ratio**2
+    earlier = before[-2]
+    steepness = math.log(last[key] / earlier[key]) / math.log(last['side'] / earlier['side'])
+    # With two sizes a quadratic cost still hides under the linear one.
+    return last[key] * ratio ** max(2, steepness)
+
+
+def exponent(rows: List[dict]) -> float:
+    """Slope of log time over log pixels, by least squares; NaN with fewer than two sizes."""
+    if len(rows) < 2:
+        return math.nan
+    x, y = zip(*((2 * math.log(row['side']), math.log(row['seconds'])) for row in rows))
+    return statistics.linear_regression(x, y).slope
+
+
+def cost_of(
+    attention: str, host: str, sizes: List[int], seconds_limit: float, memory_limit: float
+) -> Dict[str, dict]:
+    """For each pass: rows of the sizes, what was left out and why, and the exponent.
+
+    Args:
+        attention, host: Names in the comparison.
+        sizes: Sides of the images, in pixels.
+        seconds_limit: Longest pass to try.
+        memory_limit: Largest peak to try, in MB.
+    """
+    torch.manual_seed(0)
+    backbone = MODELS.build(backbone_cfg(host, contenders()[attention], min(sizes)))
+    found = {}
+    for name in PASSES:
+        rows, left_out = [], {}
+        train = name != 'forward'
+        backbone.train(train)
+        for side in sorted(sizes):
+            if rows and expected(rows, 'seconds', side) > seconds_limit:
+                left_out[side] = f'expected to take more than {seconds_limit:g} s'
+            elif rows and expected(rows, 'MB', side) > memory_limit:
+                left_out[side] = f'expected to take more than {memory_limit:g} MB'
+            else:
+                try:
+                    job = model_job(backbone, torch.randn(1, 3, side, side), train)
+                    seconds, megabytes = measure(job)
+                    rows.append(dict(side=side, seconds=seconds, MB=megabytes))
+                except (RuntimeError, ValueError) as error:  # as an N x N attention says it
+                    left_out[side] = str(error).splitlines()[0]
+        found[name] = dict(rows=rows, left_out=left_out, exponent=exponent(rows))
+    return found
+
+
+def main() -> None:
+    parser = ToolParser(__doc__)
+    parser.add_argument('attention', choices=list(contenders()), metavar='ATTENTION')
+    parser.add_argument('--host', choices=list(HOSTS), default='laplacianformer')
+    parser.add_argument('--sizes', nargs='+', type=int, default=list(SIZES))
+    parser.add_argument(
+        '--seconds', type=float, default=40, help='longest pass to try; %(default)s'
+    )
+    parser.add_argument('--memory', type=float, default=8000, help='in MB; %(default)s')
+    parser.add_output('--out', default=Path('work_dirs/attention_cost.json'))
+    args = parser.parse_args()
+    cost = cost_of(args.attention, args.host, args.sizes, args.seconds, args.memory)
+    settings = dict(attention=args.attention, host=args.host, sizes=args.sizes)
+    write_json(args.out, dict(settings=settings, machine=describe_machine(CPU), cost=cost))
+
+
+if __name__ == '__main__':
+    main()

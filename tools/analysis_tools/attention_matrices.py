@@ -1,0 +1,150 @@
+"""What the matrices of a backbone's attentions do, and how large the attention's term is."""
+
+import math
+from functools import partial
+from typing import Dict, List, NamedTuple, Tuple
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from mmlaplace.models import BaseAttention, QKVAttention
+from mmlaplace.utils.recording import attention_matrix, mixed_by
+
+# Distances of query and key in units of the map's longer side: 2 and 6 of 16 tokens.
+NEAR, FAR = 1 / 8, 3 / 8
+RANK_TOLERANCE = 1e-3  # of the largest singular value
+
+
+class Statistics(NamedTuple):
+    """Of a matrix A of weights: means over its rows, and over heads, blocks and images.
+
+    Shares are those of absolute weights, ``|A_ij| / sum_j |A_ij|``.
+
+    Attributes:
+        row_sum: Sum of the weights of a row.
+        row_sum_deviation: Standard deviation of these sums over the rows.
+        negative: Share of the negative weights.
+        entropy: Of the shares, divided by log n, so that 1 is uniform.
+        sharpness: Share of the largest weight.
+        rank: Singular values above a thousandth of the largest, divided by their number.
+        row_distance: Half the sum of absolute differences of the shares of two rows, the mean over
+            all pairs of queries. It is 0 where all queries get the same, and at most 1.
+        near, middle, far: Shares of keys up to an eighth of the map's side away, up to three
+            eighths, and beyond.
+    """
+
+    row_sum: float
+    row_sum_deviation: float
+    negative: float
+    entropy: float
+    sharpness: float
+    rank: float
+    row_distance: float
+    near: float
+    middle: float
+    far: float
+
+
+def places(hw_shape: Tuple[int, int]) -> Tensor:
+    """Centres of the cells of a map in units of it, ``(H * W, 2)``."""
+    axes = [(torch.arange(side).double() + 0.5) / side for side in hw_shape]
+    return torch.cartesian_prod(*axes).view(-1, 2)
+
+
+def statistics_of(
+    matrix: Tensor, query_shape: Tuple[int, int], key_shape: Tuple[int, int]
+) -> Statistics:
+    """The statistics of matrices ``(..., N, n)`` between the tokens of two maps."""
+    matrix = matrix.double().flatten(0, -3)
+    total = matrix.abs().sum(-1, keepdim=True)
+    # A row of zeros, which a query gets that no key answers, has no shares. It counts as uniform.
+    uniform = torch.full_like(matrix, 1 / matrix.shape[-1])
+    shares = torch.where(total > 0, matrix.abs() / total, uniform)
+    longest = max(query_shape)
+    scale = torch.tensor(query_shape).double() / longest
+    distance = torch.cdist(places(query_shape) * scale, places(key_shape) * scale)
+    sums = matrix.sum(-1)
+    values = torch.linalg.svdvals(matrix)
+    entropy = -torch.xlogy(shares, shares).sum(-1) / math.log(max(2, matrix.shape[-1]))
+    apart = torch.stack([torch.cdist(one, one, p=1).mean() / 2 for one in shares])
+    queries = matrix.shape[-2]
+    apart *= queries / max(1, queries - 1)  # a row has no distance from itself
+    found = dict(
+        row_sum=sums,
+        row_sum_deviation=sums.std(-1, unbiased=False),
+        negative=(shares * (matrix < 0)).sum(-1),
+        entropy=entropy,
+        sharpness=shares.amax(-1),
+        rank=(values > RANK_TOLERANCE * values[..., :1]).double().mean(-1),
+        row_distance=apart,
+        near=(shares * (distance <= NEAR)).sum(-1),
+        middle=(shares * ((distance > NEAR) & (distance <= FAR))).sum(-1),
+        far=(shares * (distance > FAR)).sum(-1),
+    )
+    return Statistics(**{name: values.mean().item() for name, values in found.items()})
+
+
+def statistics_by_stage(backbone: nn.Module, images: List[Tensor]) -> List[Dict[str, float]]:
+    """Statistics of each stage with two tokens or more, and their number; means over its blocks.
+
+    Empty where attentions have no matrix of tokens by tokens.
+    """
+    by_stage: Dict[int, list] = {}
+    tokens = {}
+    for image in images:
+        for mixed in mixed_by(backbone, BaseAttention, image):
+            attention = mixed.attention
+            prefix = getattr(attention, 'num_prefix_tokens', 0)
+            if not attention.mixes_tokens or prefix or math.prod(mixed.hw_shape) < 2:
+                continue
+            shapes = mixed.hw_shape, attention.kv_shape(mixed.hw_shape)
+            found = statistics_of(attention_matrix(mixed), *shapes)
+            by_stage.setdefault(mixed.stage, []).append(found)
+            tokens[mixed.stage] = math.prod(mixed.hw_shape)
+    return [
+        dict(
+            stage=stage + 1,
+            tokens=tokens[stage],
+            **{
+                name: sum(values) / len(values)
+                for name, values in zip(Statistics._fields, zip(*by_stage[stage]))
+            },
+        )
+        for stage in sorted(by_stage)
+    ]
+
+
+def root_mean_square(x: Tensor) -> float:
+    return x.double().square().mean().sqrt().item()
+
+
+def term_sizes(backbone: nn.Module, images: List[Tensor]) -> List[Dict[str, float]]:
+    """For each attention with both, root mean squares of its mixed values and its local branch."""
+    sizes: Dict[str, Dict[str, List[float]]] = {}
+
+    def record(name, part, step, *args, **options):
+        made = step(*args, **options)
+        if made is not None:
+            sizes.setdefault(name, {}).setdefault(part, []).append(root_mean_square(made))
+        return made
+
+    watched = [
+        (name, module) for name, module in backbone.named_modules()
+        if isinstance(module, QKVAttention)
+    ]  # fmt: skip
+    for name, module in watched:
+        module.mix = partial(record, name, 'mixed', module.mix)
+        module.local_branch = partial(record, name, 'local', module.local_branch)
+    try:
+        with torch.no_grad():
+            for image in images:
+                backbone(image)
+    finally:
+        for _, module in watched:
+            del module.mix, module.local_branch  # the class has the methods
+    return [
+        dict(attention=name, **{part: sum(v) / len(v) for part, v in parts.items()})
+        for name, parts in sizes.items()
+        if len(parts) == 2
+    ]
