@@ -378,26 +378,32 @@ MMLAPLACE_INLINE void add_rows(const T* tile, int rows, T* sums) {
   }
 }
 
+// The channels of which a thread has gradients at a time. There are registers for half as many
+// doubles.
+template <class T>
+constexpr int kGradients = sizeof(T) > 4 ? 2 : 4;
+
 // The gradient of a tile of tokens through the kernel. With weights[a][t], which are its derivative
 // times its values times their gradient:
 //   result[c][t] = sum_a weights[a][t] slope(tokens[c][t] - marks[c][a])
 template <class Metric, int Tokens, class T>
 MMLAPLACE_INLINE void token_gradients(const T* weights, const T* tokens, const T* marks,
                                       int marks_n, int channels, T* result) {
-  for_blocks<kChannels, Tokens>(channels, [&](int c, int t) {
-    Quad<T> values[4], grads[4] = {};
+  constexpr int kColumns = kGradients<T>;
+  for_blocks<kColumns, Tokens>(channels, [&](int c, int t) {
+    Quad<T> values[kColumns], grads[kColumns] = {};
 #pragma unroll
-    for (int v = 0; v < 4; ++v) values[v] = read_quad(tokens + (c + v) * kPitch<Tokens> + t);
+    for (int v = 0; v < kColumns; ++v) values[v] = read_quad(tokens + (c + v) * kPitch<Tokens> + t);
 #pragma unroll 1
     for (int a = 0; a < marks_n; a += 4) {
-      Quad<T> mark[4];
+      Quad<T> mark[kColumns];
 #pragma unroll
-      for (int v = 0; v < 4; ++v) mark[v] = read_quad(marks + (c + v) * marks_n + a);
+      for (int v = 0; v < kColumns; ++v) mark[v] = read_quad(marks + (c + v) * marks_n + a);
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const Quad<T> weight = read_quad(weights + (a + e) * kPitch<Tokens> + t);
 #pragma unroll
-        for (int v = 0; v < 4; ++v) {
+        for (int v = 0; v < kColumns; ++v) {
 #pragma unroll
           for (int u = 0; u < 4; ++u) {
             grads[v].values[u] +=
@@ -407,7 +413,7 @@ MMLAPLACE_INLINE void token_gradients(const T* weights, const T* tokens, const T
       }
     }
 #pragma unroll
-    for (int v = 0; v < 4; ++v) write_quad(result + (c + v) * kPitch<Tokens> + t, grads[v]);
+    for (int v = 0; v < kColumns; ++v) write_quad(result + (c + v) * kPitch<Tokens> + t, grads[v]);
   });
 }
 
@@ -416,27 +422,29 @@ MMLAPLACE_INLINE void token_gradients(const T* weights, const T* tokens, const T
 template <class Metric, int Tokens, class T>
 MMLAPLACE_INLINE void add_mark_gradients(const T* weights, const T* tokens, const T* marks,
                                          int marks_n, int channels, T* sums) {
-  const int high = marks_n / 4, wide = channels / 4;
+  constexpr int kColumns = kGradients<T>;
+  const int high = marks_n / 4, wide = channels / kColumns;
   for (int i = threadIdx.x; i < high * wide; i += kThreads) {
     const int a = i / wide, c = i % wide;
-    T mark[4][4], block[4][4] = {};
+    T mark[4][kColumns], block[4][kColumns] = {};
 #pragma unroll
     for (int u = 0; u < 4; ++u) {
 #pragma unroll
-      for (int v = 0; v < 4; ++v) mark[u][v] = marks[(c + v * wide) * marks_n + a + u * high];
+      for (int v = 0; v < kColumns; ++v)
+        mark[u][v] = marks[(c + v * wide) * marks_n + a + u * high];
     }
 #pragma unroll 1
     for (int t = 0; t < Tokens; t += 4) {
-      Quad<T> values[4];
+      Quad<T> values[kColumns];
 #pragma unroll
-      for (int v = 0; v < 4; ++v) {
+      for (int v = 0; v < kColumns; ++v) {
         values[v] = read_quad(tokens + (c + v * wide) * kPitch<Tokens> + t);
       }
 #pragma unroll
       for (int u = 0; u < 4; ++u) {
         const Quad<T> weight = read_quad(weights + (a + u * high) * kPitch<Tokens> + t);
 #pragma unroll
-        for (int v = 0; v < 4; ++v) {
+        for (int v = 0; v < kColumns; ++v) {
 #pragma unroll
           for (int w = 0; w < 4; ++w) {
             block[u][v] += slope(Metric{}, weight.values[w], values[v].values[w] - mark[u][v]);
@@ -447,7 +455,7 @@ MMLAPLACE_INLINE void add_mark_gradients(const T* weights, const T* tokens, cons
 #pragma unroll
     for (int u = 0; u < 4; ++u) {
 #pragma unroll
-      for (int v = 0; v < 4; ++v) {
+      for (int v = 0; v < kColumns; ++v) {
         sums[(a + u * high) * channels + c + v * wide] -= block[u][v];
       }
     }
