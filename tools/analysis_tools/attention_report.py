@@ -224,9 +224,11 @@ def write_report(content: dict, folder: Path) -> List[Path]:
     written = [tables]
     for key, results in groups(content['results']).items():
         name = key.replace(', ', '_').replace(' ', '-')
-        written += [folder / f'top1_{name}.png', folder / f'distances_{name}.png']
-        plot_accuracy(results, f'{key}', written[-2])
-        plot_distances(results, f'{key}: weights of the first stage', written[-1])
+        written.append(folder / f'top1_{name}.png')
+        plot_accuracy(results, key, written[-1])
+        if any(result['matrices'] for result in results):
+            written.append(folder / f'distances_{name}.png')
+            plot_distances(results, f'{key}: weights of the first stage', written[-1])
     if content['costs']:
         written.append(folder / 'cost.png')
         plot_cost({m['settings']['attention']: m['cost'] for m in content['costs']}, written[-1])

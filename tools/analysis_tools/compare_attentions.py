@@ -122,7 +122,7 @@ def run_all(jobs: List[Job], at_once: int) -> List[str]:
             progress.advance(task)
             if future.result():
                 failures.append(future.result())
-                progress.console.print(failures[-1], markup=False)
+                progress.console.print(failures[-1], markup=False, soft_wrap=True)
     return failures
 
 
