@@ -1,9 +1,10 @@
-"""What runs around the models; importing it registers optimizer constructors and a hook."""
+"""What runs around the models; importing it registers optimizer constructors and hooks."""
 
 from ._plain_load import UnsafeCheckpointError
 from .checkpoint import LoadReport, load_weights, read_state_dict
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .no_decay import NoDecayOptimWrapperConstructor
+from .redraw_features import RedrawFeaturesHook
 from .strict_loading import StrictLoading
 from .whole_files import AtomicCheckpointHook, WholeFileBackend
 
@@ -12,6 +13,7 @@ __all__ = [
     'LayerDecayOptimWrapperConstructor',
     'LoadReport',
     'NoDecayOptimWrapperConstructor',
+    'RedrawFeaturesHook',
     'StrictLoading',
     'UnsafeCheckpointError',
     'WholeFileBackend',

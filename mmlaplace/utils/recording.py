@@ -104,8 +104,8 @@ def attention_matrix(mixed: Mixed, channel: int = 0, window: int = 0) -> Tensor:
         mixed: What was recorded.
         channel: Channel of a head. All have the same weights but those of
             :class:`~mmlaplace.models.attentions.PolaAttention`, whose first half is mixed by pairs
-            of the same signs and whose second half by those of opposite signs.
-        window: Number of the window, for attention in windows.
+            of the same signs and whose second half by those of opposite signs. Default: 0.
+        window: Number of the window, for attention in windows. Default: 0.
 
     Returns:
         Weights ``(heads, N, n)`` of N queries for n keys.

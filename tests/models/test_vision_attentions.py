@@ -13,7 +13,7 @@ NAMES = (
     'InLineAttention', 'LiteMLA', 'RALAAttention', 'MALAAttention', 'NaLaAttention',
     'MLLAAttention', 'AdditiveAttention', 'SeparableAttention', 'MHLAAttention',
     'L2ViTAttention', 'SANAAttention', 'EcoFormerAttention', 'PolarizedAttention',
-    'LargeKernelAttention',
+    'LargeKernelAttention', 'NeighborhoodAttention',
 )  # fmt: skip
 LINEAR = [dict(type=name) for name in NAMES]
 LINEAR += [dict(v, type=name) for name in NAMES for v in MODELS.get(name).variants]
@@ -196,3 +196,60 @@ def test_elu_plus_one_keeps_what_is_small():
     assert (F.elu(x) + 1)[0] == 0 < out[0]
     (slope,) = torch.autograd.grad(out.sum(), x)
     torch.testing.assert_close(slope, torch.where(x > 0, 1.0, x.exp()).detach())
+
+
+# Neighbourhood attention.
+
+
+@pytest.mark.parametrize(
+    ('hw_shape', 'kernel_size', 'dilation'),
+    [((6, 9), 3, 1), ((7, 8), 3, 2), ((4, 11), 7, 1), ((2, 9), 3, 3)],
+)
+def test_a_query_sees_the_nearest_places_of_its_residue(hw_shape, kernel_size, dilation):
+    """Against a softmax over the whole map with all other places masked."""
+    torch.manual_seed(0)
+    attention = build('NeighborhoodAttention', hw_shape, kernel_size=kernel_size, dilation=dilation)
+    seen = torch.ones(1, 1, dtype=torch.bool)
+    for side in hw_shape:
+        step = min(dilation, max(1, side // kernel_size))
+        axis = torch.zeros(side, side, dtype=torch.bool)
+        for query in range(side):
+            alike = [place for place in range(side) if (place - query) % step == 0]
+            own = alike.index(query)
+            count = min(kernel_size, side // step)
+            start = min(max(own - count // 2, 0), len(alike) - count)
+            axis[query, alike[start : start + count]] = True
+        seen = torch.kron(seen.int(), axis.int()).bool()
+    q, k, v = torch.randn(3, 1, 2, hw_shape[0] * hw_shape[1], 8)
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    # Two fp32 softmaxes of at most 49 terms.
+    torch.testing.assert_close(attention.mix(q, k, v, hw_shape), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(('kernel_size', 'dilation'), [(3, 1), (3, 2), (5, 1)])
+def test_natten_computes_the_same(kernel_size, dilation):
+    pytest.importorskip('natten')
+    torch.manual_seed(0)
+    sizes = dict(kernel_size=kernel_size, dilation=dilation)
+    here, there = (
+        build('NeighborhoodAttention', backend=backend, **sizes)
+        for backend in ('reference', 'natten')
+    )
+    q, k, v = torch.randn(3, 1, 2, 10 * 13, 8)
+    # As above.
+    torch.testing.assert_close(
+        here.mix(q, k, v, (10, 13)), there.mix(q, k, v, (10, 13)), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (dict(kernel_size=4), 'odd and at least 3, got 4'),
+        (dict(dilation=0), 'at least 1, got 0'),
+        (dict(backend='cuda'), "got 'cuda'"),
+    ],
+)
+def test_a_neighbourhood_that_cannot_be_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        build('NeighborhoodAttention', **options)

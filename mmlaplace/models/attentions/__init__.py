@@ -28,6 +28,7 @@ from .mala import MALAAttention as MALAAttention
 from .mhla import MHLAAttention as MHLAAttention
 from .mlla import MLLAAttention as MLLAAttention
 from .nala import NaLaAttention as NaLaAttention
+from .neighborhood import NeighborhoodAttention as NeighborhoodAttention
 from .nystromformer import NystromformerAttention as NystromformerAttention
 from .performer import PerformerAttention as PerformerAttention
 from .pola import PolaAttention as PolaAttention

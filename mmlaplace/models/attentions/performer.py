@@ -29,8 +29,9 @@ class PerformerAttention(QKVAttention):
 
     The maximum of a query is over its features, that of keys over features and tokens of the head.
     Time is :math:`O(N m d)` per head. It has no parameters. W is a buffer in the state dict, the
-    same for all heads. It stays as drawn unless :meth:`redraw` is called, which the authors do
-    every 1000 training steps. Features and normalisers are fp32 under any autocast.
+    same for all heads. It stays as drawn unless :meth:`redraw` is called. The authors do so every
+    1000 training steps, and :class:`~mmlaplace.engine.RedrawFeaturesHook` does it for a config.
+    Features and normalisers are fp32 under any autocast.
 
     The larger the map or the queries and keys, the more features of keys are at the floor
     :math:`\epsilon`. Attention then is average pooling: at 784 tokens of unit variance 97 % are,
