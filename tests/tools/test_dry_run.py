@@ -1,0 +1,108 @@
+"""A dry run takes a config's own pipelines and evaluators, and says what fails."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, load_tool, run_script
+from mmengine.config import Config
+
+TOOL = ROOT / 'tools/dry_run.py'
+CONFIGS = [
+    'classification/laplacianformer/laplacianformer-tiny_8xb128_in1k.py',
+    'classification/soft/softpp-tiny_8xb128_in1k.py',
+    'classification/polaformer/polaformer-pvt-tiny_8xb128_in1k.py',
+    'detection/laplacianformer/retinanet_laplacianformer-tiny_fpn_1x_coco.py',
+    'detection/soft/mask-rcnn_softpp-tiny_fpn_1x_coco.py',
+    'detection/polaformer/mask-rcnn_polaformer-pvt-tiny_fpn_1x_coco.py',
+    'segmentation/laplacianformer/laplacianformer-tiny_fpn_8xb4-40k_ade20k-512x512.py',
+    'segmentation/soft/softpp-small_upernet_8xb2-160k_ade20k-512x512.py',
+    'segmentation/polaformer/polaformer-pvt-tiny_fpn_8xb4-40k_ade20k-512x512.py',
+]
+MICRO = [32, 64, 96, 128]  # channels of its maps
+
+
+@pytest.fixture(scope='module')
+def stand_ins(tmp_path_factory):
+    pytest.importorskip('mmdet')
+    out = tmp_path_factory.mktemp('stand_in') / 'data'
+    tool = ROOT / 'tools/dataset_converters/make_stand_in_datasets.py'
+    subprocess.run([sys.executable, tool, '--out', out], check=True, capture_output=True)
+    return out
+
+
+def micro(tmp_path, config):
+    """The config with the smallest backbone, so that a test takes seconds."""
+    path = ROOT / 'configs' / config
+    full = Config.fromfile(path).model
+    model = dict(backbone=dict(type=full.backbone.type, arch='micro'))
+    if 'neck' in full and 'in_channels' in full.neck:
+        model['neck'] = dict(in_channels=MICRO)
+    elif 'decode_head' in full:
+        model['decode_head'] = dict(in_channels=MICRO)
+        model['auxiliary_head'] = dict(in_channels=MICRO[2])
+    else:
+        model['head'] = dict(in_channels=MICRO[-1])
+    file = tmp_path / f'{path.stem}_micro.py'
+    file.write_text(f'_base_ = {str(path)!r}\nmodel = {model!r}\n')
+    return file
+
+
+def dry_run(*arguments):
+    return run_script(TOOL, *arguments)
+
+
+@pytest.mark.training
+@pytest.mark.parametrize('config', CONFIGS, ids=lambda config: config.split('/')[-1])
+def test_a_config_of_each_task_and_family_runs(stand_ins, tmp_path, config):
+    config = micro(tmp_path, config)
+    options = ['--data-root', stand_ins, '--work-dir', tmp_path / 'runs']
+    result = dry_run(config, *options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (row,) = json.loads((tmp_path / 'runs/results.json').read_text()).values()
+    assert row['passed'] and row['loss'] > 0 and row['metrics']
+
+
+@pytest.mark.training
+def test_what_fails_is_named_and_what_passed_is_not_repeated(stand_ins, tmp_path):
+    good, bad = micro(tmp_path, CONFIGS[0]), tmp_path / 'bad.py'
+    bad.write_text(f'_base_ = {str(good)!r}\nmodel = dict(head=dict(in_channels=7))\n')
+    options = ['--data-root', stand_ins, '--work-dir', tmp_path / 'runs']
+    result = dry_run(good, bad, *options)
+    assert result.returncode == 1
+    assert '1 of 2 configs failed' in result.stderr
+    assert 'RuntimeError' in result.stdout and 'bad.py' in result.stdout
+    log = tmp_path / 'runs' / good.stem / 'log.txt'
+    before = log.stat().st_mtime
+    assert dry_run(good, *options).returncode == 0
+    assert log.stat().st_mtime == before
+
+
+def test_a_shortened_config_keeps_its_pipelines(tmp_path):
+    tool = load_tool('tools/dry_run.py')
+    cfg = Config.fromfile(ROOT / 'configs' / CONFIGS[4])
+    short = tool.shorten(cfg, tmp_path, tmp_path)
+    assert short.train_dataloader.dataset.pipeline == cfg.train_dataloader.dataset.pipeline
+    assert short.train_dataloader.dataset.data_root == f'{tmp_path}/coco/'
+    assert short.val_evaluator.ann_file == f'{tmp_path}/coco/annotations/instances_val2017.json'
+    assert short.model.test_cfg.rcnn.score_thr == 0
+    assert short.optim_wrapper == cfg.optim_wrapper and short.train_cfg.max_iters == 2
+
+
+def test_all_configs_of_full_size_are_found():
+    tool = load_tool('tools/dry_run.py')
+    found = {path for task in tool.TASKS for path in tool.full_size_configs(task)}
+    leaves = {
+        path for path in (ROOT / 'configs').glob('*/*/*.py')
+        if '_base_' not in path.parts and 'mini' not in path.stem and path.parts[-3] in tool.TASKS
+    }  # fmt: skip
+    assert found == leaves and len(found) > 90
+
+
+def test_missing_data_and_files_are_named(tmp_path):
+    result = dry_run('none.py', '--data-root', tmp_path / 'none')
+    assert result.returncode == 2 and "none.py']" in result.stderr
+    result = dry_run(TOOL, '--data-root', tmp_path / 'none')
+    assert result.returncode == 2 and 'make_stand_in_datasets.py' in result.stderr
+    assert dry_run().returncode == 2

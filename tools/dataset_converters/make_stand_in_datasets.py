@@ -1,0 +1,121 @@
+"""Make data sets of a few images in the layouts of ImageNet, COCO, ADE20K and Cityscapes.
+
+Configs of full size run on them, to see that their pipelines, models and evaluators work. Nothing
+can be learned: images are photographs with digits, as in the mini data sets, and labels are those
+of the layouts' own classes with the digits' numbers.
+
+  imagenet     {train,val}/<class>/*.jpg of 1,000 classes, two of which have images
+  coco         annotations/instances_{train,val}2017.json with 80 classes, {train,val}2017/*.jpg
+  ade/ADEChallengeData2016   {images,annotations}/{training,validation}
+  cityscapes   {leftImg8bit,gtFine}/{train,val}/<city>, with label ids of training
+
+Example:
+  python tools/dataset_converters/make_stand_in_datasets.py --out data/stand_in
+"""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Callable, Dict
+
+import numpy as np
+from make_mini_datasets import SCENES, make_detection, make_segmentation
+from PIL import Image
+
+from mmlaplace.utils.command_line import ToolParser
+
+IMAGES = 4  # of each split
+SHAPE = (256, 384)  # pixels; the lowest photographs have 300
+IMAGENET_FOLDERS = 1000
+
+
+def make_scenes(make: Callable, task: str, folder: Path) -> None:
+    """The scenes of a mini data set, but few and larger."""
+    _, counts, digits = SCENES[task]
+    before, SCENES[task] = SCENES[task], (SHAPE, dict.fromkeys(counts, IMAGES), digits)
+    try:
+        make(folder, seed=0)
+    finally:
+        SCENES[task] = before
+
+
+def as_jpeg(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    Image.open(source).save(target, quality=95)
+
+
+def make_imagenet(out: Path, scenes: Path) -> None:
+    for split in ('train', 'val'):
+        for label in range(IMAGENET_FOLDERS):
+            (out / split / f'n{label:08d}').mkdir(parents=True)
+        for number, source in enumerate(sorted((scenes / split).glob('*.png'))):
+            as_jpeg(source, out / split / f'n{number % 2:08d}' / f'{number}.jpg')
+
+
+def make_coco(out: Path, scenes: Path) -> None:
+    from mmdet.datasets import CocoDataset
+
+    (out / 'annotations').mkdir(parents=True)
+    for split in ('train', 'val'):
+        content = json.loads((scenes / f'annotations/{split}.json').read_text())
+        for image in content['images']:
+            source = scenes / split / image['file_name']
+            image['file_name'] = f'{source.stem}.jpg'
+            as_jpeg(source, out / f'{split}2017' / image['file_name'])
+        names = CocoDataset.METAINFO['classes']
+        content['categories'] = [dict(id=i, name=name) for i, name in enumerate(names)]
+        name = f'instances_{split}2017.json'
+        (out / 'annotations' / name).write_text(json.dumps(content))
+
+
+def make_ade(out: Path, scenes: Path) -> None:
+    out = out / 'ADEChallengeData2016'
+    for split in ('training', 'validation'):
+        for source in sorted((scenes / 'images' / split).glob('*.png')):
+            as_jpeg(source, out / 'images' / split / f'{source.stem}.jpg')
+        shutil.copytree(scenes / 'annotations' / split, out / 'annotations' / split)
+
+
+def make_cityscapes(out: Path, scenes: Path) -> None:
+    for split, folder in (('train', 'training'), ('val', 'validation')):
+        images, labels = (out / kind / split / 'town' for kind in ('leftImg8bit', 'gtFine'))
+        images.mkdir(parents=True)
+        labels.mkdir(parents=True)
+        for source in sorted((scenes / 'images' / folder).glob('*.png')):
+            shutil.copy(source, images / f'{source.stem}_leftImg8bit.png')
+            found = np.asarray(Image.open(scenes / 'annotations' / folder / source.name))
+            found = np.where(found == 0, 255, found - 1).astype(np.uint8)  # 255 is ignored
+            Image.fromarray(found).save(labels / f'{source.stem}_gtFine_labelTrainIds.png')
+
+
+MAKERS: Dict[str, tuple] = {
+    'imagenet': (make_imagenet, make_detection, 'detection'),
+    'coco': (make_coco, make_detection, 'detection'),
+    'ade': (make_ade, make_segmentation, 'segmentation'),
+    'cityscapes': (make_cityscapes, make_segmentation, 'segmentation'),
+}
+
+
+def make_all(out: Path) -> None:
+    """Make what is not there. A folder gets its name when it is whole."""
+    for name, (convert, make, task) in MAKERS.items():
+        if (out / name).exists():
+            continue
+        scenes, partial = out / f'{name}.scenes', out / f'{name}.partial'
+        for folder in (scenes, partial):
+            shutil.rmtree(folder, ignore_errors=True)
+        make_scenes(make, task, scenes)
+        convert(partial, scenes)
+        shutil.rmtree(scenes)
+        partial.rename(out / name)
+        print(f'wrote {out / name}')
+
+
+def main() -> None:
+    parser = ToolParser(__doc__)
+    parser.add_argument('--out', type=Path, default=Path('data/stand_in'))
+    make_all(parser.parse_args().out)
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,203 @@
+"""Run configs for two training iterations and one validation, on stand-in data.
+
+A config runs as it is written: its model, pipelines, augmentation, optimiser, hooks and evaluators.
+What differs is the data (a few images in the layouts of ImageNet, COCO, ADE20K and Cityscapes), the
+number of iterations, a batch of two, and that no worker processes load images. Each config has a
+process of its own. Those that have passed are not repeated until the config changes.
+
+Examples:
+  python tools/dry_run.py configs/detection/soft/retinanet_softpp-tiny_fpn_1x_coco.py
+  python tools/dry_run.py --tasks segmentation
+  python tools/dry_run.py --tasks classification detection segmentation      # hours on a CPU
+"""
+
+import hashlib
+import json
+import math
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, List
+
+from mmengine.config import Config
+from rich import box
+from rich.console import Console
+from rich.progress import track
+from rich.table import Table
+
+from mmlaplace.utils.command_line import ToolParser, write_json
+
+ROOT = Path(__file__).resolve().parents[1]
+TASKS = ('classification', 'detection', 'segmentation')
+ITERATIONS, BATCH_SIZE = 2, 2
+LINES = 15  # of the log of a config that failed
+
+
+def full_size_configs(task: str) -> List[Path]:
+    """All configs of a task but the bases and the mini ones."""
+    folders = [path for path in (ROOT / 'configs' / task).iterdir() if path.name != '_base_']
+    files = sorted(path for folder in folders for path in folder.glob('*.py'))
+    return [path for path in files if 'mini' not in path.stem]
+
+
+def on_stand_ins(value: Any, data: Path) -> Any:
+    """A config's values with every path in data/ moved to the stand-in data."""
+    if isinstance(value, dict):
+        return {key: on_stand_ins(inner, data) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(on_stand_ins(inner, data) for inner in value)
+    if isinstance(value, str) and value.startswith('data/'):
+        return f'{data}/{value[len("data/") :]}'
+    return value
+
+
+def without_thresholds(value: Any) -> Any:
+    """A detector's test_cfg that keeps boxes of any score: untrained heads have none above 0.05."""
+    if isinstance(value, dict):
+        return {k: 0.0 if k == 'score_thr' else without_thresholds(v) for k, v in value.items()}
+    return value
+
+
+def shorten(cfg: Config, data: Path, work_dir: Path) -> Config:
+    """The config for a dry run. Everything that is not named here stays."""
+    cfg = Config(on_stand_ins(cfg.to_dict(), data))
+    cfg.train_cfg = dict(
+        type='IterBasedTrainLoop', max_iters=ITERATIONS, val_interval=ITERATIONS,
+    )  # fmt: skip
+    loaders = (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader)
+    for loader in loaders:
+        loader.update(num_workers=0, persistent_workers=False)
+        loader.batch_size = min(loader.batch_size, BATCH_SIZE)
+        for unusual in ('prefetch_factor', 'pin_memory'):
+            loader.pop(unusual, None)
+    if cfg.model.get('test_cfg'):
+        cfg.model.test_cfg = without_thresholds(cfg.model.test_cfg.to_dict())
+    cfg.default_hooks.logger.update(interval=1)
+    # Weights of a huge model are a gigabyte, and nothing was learned.
+    cfg.default_hooks.checkpoint.update(interval=10**9, save_last=False, save_best=None)
+    cfg.work_dir = str(work_dir)
+    cfg.launcher = 'none'
+    cfg.load_from = None
+    return cfg
+
+
+def run_here(config: Path, data: Path, work_dir: Path) -> None:
+    """Train and validate in this process, and write what was seen."""
+    from mmengine.model import revert_sync_batchnorm
+    from mmengine.runner import Runner
+
+    start = time.perf_counter()
+    runner = Runner.from_cfg(shorten(Config.fromfile(config), data, work_dir))
+    runner.model = revert_sync_batchnorm(runner.model)  # SyncBN needs several processes
+    runner.train()
+    scalars = runner.message_hub.log_scalars
+    losses = [scalars[name].current() for name in scalars if name.startswith('train/loss')]
+    if not losses or not all(math.isfinite(loss) for loss in losses):
+        raise RuntimeError(f'the losses are {losses}; they must be finite')
+    metrics = {
+        name[len('val/') :]: scalars[name].current() for name in scalars
+        if name.startswith('val/') and 'time' not in name
+    }  # fmt: skip
+    if not metrics:
+        raise RuntimeError('the validation has written no metric')
+    write_json(
+        work_dir / 'passed.json',
+        dict(
+            seconds=time.perf_counter() - start,
+            MB=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            loss=losses[0],
+            metrics=metrics,
+        ),
+    )
+
+
+def name_of(config: Path) -> str:
+    """Its path in configs/, or all of it elsewhere."""
+    folder = ROOT / 'configs'
+    return (config.relative_to(folder) if folder in config.parents else config).as_posix()
+
+
+def fingerprint(config: Path) -> str:
+    """Of all that a config says, its bases included."""
+    return hashlib.sha256(Config.fromfile(config).pretty_text.encode()).hexdigest()[:16]
+
+
+def run(config: Path, data: Path, work_dir: Path) -> dict:
+    """Run a config in a process of its own; what it found, or the end of its log."""
+    folder = work_dir / config.stem
+    row = dict(config=name_of(config), fingerprint=fingerprint(config))
+    passed = folder / 'passed.json'
+    passed.unlink(missing_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, __file__, str(config), '--here', '--data-root', str(data)]
+    with (folder / 'log.txt').open('w') as log:
+        code = subprocess.run(
+            [*command, '--work-dir', str(folder)], stdout=log, stderr=subprocess.STDOUT,
+            env=dict(os.environ, PYTHONUNBUFFERED='1'),
+        ).returncode  # fmt: skip
+    if code == 0:
+        return dict(row, passed=True, **json.loads(passed.read_text()))
+    end = (folder / 'log.txt').read_text().splitlines()[-LINES:]
+    return dict(row, passed=False, status=code, end='\n'.join(end))
+
+
+def print_table(rows: List[dict]) -> None:
+    table = Table(box=box.SIMPLE)
+    for header in ('config', 'seconds', 'peak MB', 'loss', 'metrics'):
+        table.add_column(header, overflow='fold')
+    for row in rows:
+        if row['passed']:
+            metrics = ', '.join(f'{name} {value:.3g}' for name, value in row['metrics'].items())
+            cells = [f'{row["seconds"]:.0f}', f'{row["MB"]:.0f}', f'{row["loss"]:.3g}', metrics]
+        else:
+            cells = ['-', '-', '-', f'FAILED with status {row["status"]}']
+        table.add_row(row['config'], *cells)
+    Console(width=None if sys.stdout.isatty() else 160).print(table)
+
+
+def main() -> None:
+    parser = ToolParser(__doc__)
+    parser.add_argument('configs', nargs='*', type=Path)
+    parser.add_argument('--tasks', nargs='+', choices=TASKS, default=[], help='all of these')
+    parser.add_argument('--data-root', type=Path, default=Path('data/stand_in'))
+    parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/dry_run'))
+    parser.add_argument('--here', action='store_true', help='one config, in this process')
+    args = parser.parse_args()
+    configs = [config.resolve() for config in args.configs]
+    configs += [config for task in args.tasks for config in full_size_configs(task)]
+    if not configs:
+        parser.error(f'name configs, or tasks of {TASKS} by --tasks')
+    missing = [str(config) for config in configs if not config.is_file()]
+    if missing:
+        parser.error(f'there are no files {missing}')
+    data = args.data_root.resolve()
+    if not data.is_dir():
+        parser.error(
+            f'{data} is missing; python tools/dataset_converters/make_stand_in_datasets.py --out '
+            f'{args.data_root} makes it'
+        )
+    if args.here:
+        return run_here(configs[0], data, args.work_dir)
+    results = args.work_dir / 'results.json'
+    known = json.loads(results.read_text()) if results.is_file() else {}
+    rows = []
+    for config in track(configs, 'configs'):
+        old = known.get(name_of(config))
+        if old is None or not old['passed'] or old['fingerprint'] != fingerprint(config):
+            old = run(config, data, args.work_dir)
+            known[old['config']] = old
+            write_json(results, known)
+        rows.append(old)
+    print_table(rows)
+    failed = [row for row in rows if not row['passed']]
+    for row in failed:
+        print(f'\n{row["config"]}:\n{row["end"]}')
+    if failed:
+        sys.exit(f'{parser.prog}: error: {len(failed)} of {len(rows)} configs failed')
+
+
+if __name__ == '__main__':
+    main()
