@@ -1,7 +1,9 @@
 """Sequences of different lengths on disk, to be read without loading all of them."""
 
+import json
+import shutil
 from pathlib import Path
-from typing import Iterable, NamedTuple, Optional, Sequence
+from typing import Callable, Iterable, NamedTuple, Optional, Sequence
 
 import numpy as np
 
@@ -60,3 +62,46 @@ def read_split(folder: Path) -> Split:
         np.load(folder / f'{name}.npy', mmap_mode='r', allow_pickle=False) for name in Split._fields
     )
     return Split(*arrays)
+
+
+def make_folder(folder: Path, record: dict, force: bool, fill: Callable[[Path], None]) -> bool:
+    """Make the folder of a data set, whole or not at all.
+
+    It is filled under another name, ``*.partial``, and renamed at the end. What a run that was cut
+    short has left there is kept for the next, if that has the same record.
+
+    Args:
+        folder: Where the data set is to be.
+        record: What its content depends on, kept in ``made_by.json``.
+        force: Whether a folder with another record is replaced.
+        fill: Writes the content into the folder that it is given.
+
+    Returns:
+        Whether it was made. False if it is there already, with the same record.
+
+    Raises:
+        FileExistsError: If it is there with another record, without ``force``.
+    """
+    record = json.loads(json.dumps(record))  # as it is read
+
+    def is_of_this(place: Path) -> bool:
+        kept = place / 'made_by.json'
+        return kept.is_file() and json.loads(kept.read_text()) == record
+
+    if folder.exists():
+        if is_of_this(folder):
+            return False
+        if not force:
+            raise FileExistsError(
+                f'{folder} exists and was made with other settings or by another version; --force '
+                'replaces it'
+            )
+        shutil.rmtree(folder)
+    unfinished = folder.with_name(f'{folder.name}.partial')
+    if not is_of_this(unfinished):
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        (unfinished / 'made_by.json').write_text(json.dumps(record))
+    fill(unfinished)
+    unfinished.rename(folder)
+    return True

@@ -16,7 +16,6 @@ Examples:
 """
 
 import itertools
-import json
 import shutil
 from functools import partial
 from multiprocessing import get_context
@@ -28,7 +27,7 @@ from rich.progress import track
 
 from mmlaplace.lra.listops import ListOpsSettings, expressions
 from mmlaplace.lra.pathfinder import AUTHORS_CONTRASTS, LEVELS, PathfinderSettings, make_picture
-from mmlaplace.lra.storage import write_split
+from mmlaplace.lra.storage import make_folder, write_split
 from mmlaplace.utils.command_line import ToolParser
 
 VERSION = 1  # raise it when other samples come out
@@ -102,12 +101,6 @@ def make_pathfinder(
 MAKERS = {'listops': make_listops, 'pathfinder': make_pathfinder}
 
 
-def made_by(settings, seed: int, counts: Dict[str, int]) -> dict:
-    """What the content depends on, kept beside it, as JSON has it."""
-    content = dict(settings=settings._asdict(), seed=seed, counts=counts, version=VERSION)
-    return json.loads(json.dumps(content))
-
-
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument('--tasks', nargs='+', choices=list(MAKERS), default=list(MAKERS))
@@ -135,34 +128,16 @@ def main() -> None:
             counts = dict(train=args.count, val=args.count // 10, test=args.count // 10)
         if task == 'pathfinder' and args.contrasts == 'authors':
             settings = settings._replace(contrasts=AUTHORS_CONTRASTS)
-        make(args, task, made_by(settings, args.seed, counts), settings, counts, parser)
-
-
-def make(args, task: str, record: dict, settings, counts: Dict[str, int], parser) -> None:
-    """One folder, unless it is there."""
-    folder = args.out / (task if args.size == 'full' else f'{task}_mini')
-    name = 'made_by.json'
-    if folder.exists():
-        kept = folder / name
-        if kept.is_file() and json.loads(kept.read_text()) == record:
-            print(f'{folder} is there already')
-            return
-        if not args.force:
-            parser.error(
-                f'{folder} exists and was made with other settings or by another version; --force '
-                'replaces it'
-            )
-        shutil.rmtree(folder)
-    # Renamed at the end, so that what was cut short is never taken for a data set.
-    unfinished = args.out / f'{folder.name}.partial'
-    kept = unfinished / name
-    if not (kept.is_file() and json.loads(kept.read_text()) == record):
-        shutil.rmtree(unfinished, ignore_errors=True)
-        unfinished.mkdir(parents=True)
-        kept.write_text(json.dumps(record))
-    MAKERS[task](unfinished, args.seed, settings, counts, args.workers)
-    unfinished.rename(folder)
-    print(f'wrote {folder}')
+        folder = args.out / (task if args.size == 'full' else f'{task}_mini')
+        record = dict(settings=settings._asdict(), seed=args.seed, counts=counts, version=VERSION)
+        fill = partial(
+            MAKERS[task], seed=args.seed, settings=settings, counts=counts, workers=args.workers
+        )
+        try:
+            made = make_folder(folder, record, args.force, fill)
+        except FileExistsError as error:
+            parser.error(str(error))
+        print(f'wrote {folder}' if made else f'{folder} is there already')
 
 
 if __name__ == '__main__':

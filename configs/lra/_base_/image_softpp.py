@@ -1,5 +1,6 @@
-# As published: black pixels are padding. The mean is
-# over the padded length. Sizes and schedule are Nyströmformer's: SOFT++ Table 12.
+# SOFT++ Table 12. Sizes and schedule are Nyströmformer's. As published:
+# Black pixels are padding.
+# Vectors are sums of tokens, divided by the padded length.
 _base_ = './image.py'
 
 model = dict(backbone=dict(num_embeddings=512, pool='padded_mean'))
@@ -10,3 +11,4 @@ optim_wrapper = dict(clip_grad=None)
 param_scheduler = dict(total_steps=35000, pct_start=175 / 35000)
 max_iters = 35000
 train_cfg = dict(max_iters=35000, val_interval=175)
+custom_hooks = [dict(type='BetaCycleHook', pct_start=175 / 35000)]

@@ -1,5 +1,5 @@
-# As published. The mean is
-# over the padded length. Sizes and schedule are Nyströmformer's: SOFT++ Table 12.
+# SOFT++ Table 12. Sizes and schedule are Nyströmformer's. As published:
+# Vectors are sums of tokens, divided by the padded length.
 _base_ = './retrieval.py'
 
 model = dict(backbone=dict(num_embeddings=512, pool='padded_mean'))
@@ -11,3 +11,4 @@ param_scheduler = dict(eta_max=1e-4, total_steps=30000, pct_start=800 / 30000)
 max_iters = 30000
 train_cfg = dict(max_iters=30000, val_interval=300)
 auto_scale_lr = dict(base_batch_size=32)
+custom_hooks = [dict(type='BetaCycleHook', pct_start=800 / 30000)]
