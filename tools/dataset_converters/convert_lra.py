@@ -154,7 +154,7 @@ TASKS = {
 
 def find_source(task: Task, source: Path) -> Path:
     """The folder that has all files of a task. The official archive has one inside of another."""
-    places = (source, source / task.folder, source / task.folder / task.folder)
+    places = (source / task.folder, source / task.folder / task.folder, source)
     for place in places:
         if all((place / name).exists() for name in task.needs):
             return place
