@@ -55,7 +55,11 @@ def test_leaf_names_its_backbone_and_its_size():
     backbone = re.compile(r"backbone=dict\(\s*type='\w+',\s*arch='[\w-]+'")
     # Sequences have one encoder, which its task sizes, so their leaves name an attention.
     named = {True: re.compile(r"attn_cfg=dict\(\s*type='\w+'"), False: backbone}
-    lacking = [p.stem for p in LEAVES if not named['lra' in p.parts].search(p.read_text())]
+    lacking = [
+        p.stem
+        for p in LEAVES
+        if not named['lra' in p.relative_to(CONFIGS).parts].search(p.read_text())
+    ]
     assert lacking == []
 
 
