@@ -11,7 +11,7 @@ from .version import __version__
 require_mmengine()
 warn_untested_versions()
 
-from . import engine, models, ops  # noqa: E402  (after the check that names a missing mmengine)
+from . import engine, lra, models, ops  # noqa: E402  (after the check that names a missing mmengine)
 from .model_zoo import get_model, list_models  # noqa: E402
 
-__all__ = ['__version__', 'engine', 'get_model', 'list_models', 'models', 'ops']
+__all__ = ['__version__', 'engine', 'get_model', 'list_models', 'lra', 'models', 'ops']

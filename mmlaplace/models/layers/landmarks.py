@@ -19,8 +19,9 @@ class Landmarks(nn.Module):
 
     Args:
         num_landmarks: Fixed number m, for maps of any size. ``'pool'`` and ``'conv'`` need a square
-            such as 49. A side with fewer than √m tokens has a landmark for each token. Default: 49,
-            unless ``pool_ratio`` is given.
+            such as 49. A side with fewer than √m tokens has a landmark for each token. Along a line
+            of N x 1 or 1 x N tokens there are m landmarks. Default: 49, unless ``pool_ratio`` is
+            given.
         pool_ratio: Side r of a cell of tokens. Alone, it makes m grow with the map. Default: none.
         method: ``'pool'`` (default) averages cells of the map: √m x √m of them, or cells of r x r
             tokens, of which the last may be cut by the border, m = ⌈H/r⌉⌈W/r⌉. ``'conv'`` is a
@@ -29,7 +30,7 @@ class Landmarks(nn.Module):
             ``num_landmarks``, a map that is not √m r on a side is first pooled to that.
             ``'random'`` takes tokens themselves, at the same places in every image and head: new
             ones in every pass while training, always the same in eval mode. ``'first'`` takes the
-            first ones. Their number is m, or ⌈N / r²⌉.
+            first ones. Their number is m, or ⌈N / r²⌉, along a line ⌈N / r⌉.
         head_dims: Channels d of a head, which ``'conv'`` needs.
         exact: Whether ``'pool'`` gives √m x √m landmarks also on shorter sides, by repeating
             tokens, for attentions with a parameter for each landmark. Default: False.
@@ -103,16 +104,25 @@ class Landmarks(nn.Module):
             return self._pooled(x, hw_shape, rotary)
         x = x if rotary is None else rotary(x, hw_shape)
         if self.method in ('random', 'first'):
-            return self._picked(x)
+            return self._picked(x, hw_shape)
         return self._convolved(x, hw_shape)
+
+    def _sides(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
+        """Rows and columns of a fixed number of landmarks. Along a line all are in one row."""
+        if 1 in hw_shape and max(hw_shape) > 1:
+            wanted = [1 if side == 1 else self.num_landmarks for side in hw_shape]
+        else:
+            wanted = [self.side, self.side]
+        if self.exact:
+            return tuple(wanted)
+        return tuple(min(count, side) for count, side in zip(wanted, hw_shape))
 
     def _pooled(
         self, x: Tensor, hw_shape: Tuple[int, int], rotary: Optional[RotaryEmbedding2D]
     ) -> Tensor:
         options = dict(ratio=self.pool_ratio)
         if self.side is not None:
-            sides = [self.side if self.exact else min(self.side, side) for side in hw_shape]
-            options = dict(cells=tuple(sides))
+            options = dict(cells=self._sides(hw_shape))
         if rotary is not None:
             options.update(rotary=rotary.table(x, hw_shape), rotary_form=rotary.form)
         return pooled_landmarks(x, hw_shape, **options)
@@ -124,16 +134,18 @@ class Landmarks(nn.Module):
         if self.side is None:
             maps = F.pad(maps, (0, max(ratio - width, 0), 0, max(ratio - height, 0)))
         else:
-            size = [ratio * min(self.side, side) for side in (height, width)]
+            size = [ratio * side for side in self._sides(hw_shape)]
             if size != [height, width]:
                 maps = F.adaptive_avg_pool2d(maps, size)
         weight = self.conv.weight.repeat(heads, 1, 1, 1)  # the same for all heads
         maps = F.conv2d(maps, weight, stride=ratio, groups=heads)
         return map_to_tokens(maps).unflatten(-1, (heads, -1)).transpose(1, 2)
 
-    def _picked(self, x: Tensor) -> Tensor:
+    def _picked(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         tokens = x.shape[2]
-        wanted = self.num_landmarks or -(-tokens // self.pool_ratio**2)
+        wanted = self.num_landmarks
+        if wanted is None:
+            wanted = -(-tokens // self.pool_ratio ** (1 if 1 in hw_shape else 2))
         if wanted >= tokens:
             return x
         if self.method == 'first':

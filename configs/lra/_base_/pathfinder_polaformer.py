@@ -1,0 +1,12 @@
+# PolaFormer Tables 4 and 6. Sizes and schedule are Skyformer's. As published:
+# Black pixels are padding.
+# Vectors are sums of tokens, divided by the padded length.
+_base_ = './pathfinder.py'
+
+model = dict(backbone=dict(num_embeddings=512, pool='padded_mean'))
+train_dataloader = dict(dataset=dict(black_is_padding=True))
+val_dataloader = dict(dataset=dict(black_is_padding=True))
+test_dataloader = dict(dataset=dict(black_is_padding=True))
+optim_wrapper = dict(optimizer=dict(lr=5e-4))
+param_scheduler = dict(eta_max=5e-4)
+custom_hooks = [dict(type='BetaCycleHook', pct_start=312 / 50000)]

@@ -1,0 +1,11 @@
+_base_ = ['../_base_/image_polaformer.py', '../_base_/default_runtime.py']
+
+model = dict(
+    backbone=dict(
+        attn_cfg=dict(
+            type='SkyformerAttention',
+            landmark_method='random',
+            num_landmarks=128,
+        )
+    )
+)

@@ -1,0 +1,12 @@
+_base_ = ['../_base_/image.py', '../_base_/default_runtime.py']
+
+model = dict(
+    backbone=dict(
+        attn_cfg=dict(
+            type='SOFTAttention',
+            normalized=False,
+            landmark_method='pool',
+            num_landmarks=64,
+        )
+    )
+)

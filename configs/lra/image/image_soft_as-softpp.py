@@ -1,0 +1,13 @@
+_base_ = ['../_base_/image_softpp.py', '../_base_/default_runtime.py']
+
+model = dict(
+    backbone=dict(
+        attn_cfg=dict(
+            type='SOFTAttention',
+            normalized=False,
+            landmark_method='pool',
+            pool_ratio=4,
+            lepe_kernel=0,
+        )
+    )
+)

@@ -1,0 +1,3 @@
+_base_ = ['../_base_/text.py', '../_base_/default_runtime.py']
+
+model = dict(backbone=dict(attn_cfg=dict(type='PolaAttention', key_positions=False)))

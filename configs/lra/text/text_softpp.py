@@ -1,0 +1,11 @@
+_base_ = ['../_base_/text.py', '../_base_/default_runtime.py']
+
+model = dict(
+    backbone=dict(
+        attn_cfg=dict(
+            type='SOFTAttention',
+            landmark_method='pool',
+            num_landmarks=64,
+        )
+    )
+)

@@ -1,0 +1,107 @@
+"""Sequences of different lengths on disk, to be read without loading all of them."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Callable, Iterable, NamedTuple, Optional, Sequence
+
+import numpy as np
+
+
+class Split(NamedTuple):
+    """One split of a data set. The files are mapped, so that processes share what they read.
+
+    Attributes:
+        tokens: All sequences, one after the other, uint8.
+        offsets: Where each sequence starts, and the end of the last, int64.
+        labels: Class of each sample, int64.
+        rows: Which sequences are a sample, ``(samples, 1)`` or ``(samples, 2)`` for pairs.
+    """
+
+    tokens: np.ndarray
+    offsets: np.ndarray
+    labels: np.ndarray
+    rows: np.ndarray
+
+    def sequence(self, index: int) -> np.ndarray:
+        """One sequence of bytes."""
+        return self.tokens[self.offsets[index] : self.offsets[index + 1]]
+
+
+def write_split(
+    folder: Path,
+    sequences: Iterable[np.ndarray],
+    labels: Sequence[int],
+    rows: Optional[np.ndarray] = None,
+) -> None:
+    """Write sequences of bytes and labels into a folder that :func:`read_split` reads.
+
+    Args:
+        folder: Where the files go. It is made.
+        sequences: Arrays of values from 0 to 255.
+        labels: Class of each sample.
+        rows: Which sequences are a sample. Default: each is one.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    sequences = [np.asarray(sequence, np.uint8) for sequence in sequences]
+    lengths = [len(sequence) for sequence in sequences]
+    rows = np.arange(len(sequences))[:, None] if rows is None else rows
+    np.save(folder / 'tokens.npy', np.concatenate(sequences))
+    np.save(folder / 'offsets.npy', np.cumsum([0, *lengths]))
+    np.save(folder / 'labels.npy', np.asarray(labels, np.int64))
+    np.save(folder / 'rows.npy', np.asarray(rows, np.int64))
+
+
+def read_split(folder: Path) -> Split:
+    """What :func:`write_split` wrote.
+
+    Raises:
+        FileNotFoundError: If a file is missing.
+    """
+    arrays = (
+        np.load(folder / f'{name}.npy', mmap_mode='r', allow_pickle=False) for name in Split._fields
+    )
+    return Split(*arrays)
+
+
+def make_folder(folder: Path, record: dict, force: bool, fill: Callable[[Path], None]) -> bool:
+    """Make the folder of a data set, whole or not at all.
+
+    It is filled under another name, ``*.partial``, and renamed at the end. What a run that was cut
+    short has left there is kept for the next, if that has the same record.
+
+    Args:
+        folder: Where the data set is to be.
+        record: What its content depends on, kept in ``made_by.json``.
+        force: Whether a folder with another record is replaced.
+        fill: Writes the content into the folder that it is given.
+
+    Returns:
+        Whether it was made. False if it is there already, with the same record.
+
+    Raises:
+        FileExistsError: If it is there with another record, without ``force``.
+    """
+    record = json.loads(json.dumps(record))  # as it is read
+
+    def is_of_this(place: Path) -> bool:
+        kept = place / 'made_by.json'
+        return kept.is_file() and json.loads(kept.read_text()) == record
+
+    if folder.exists():
+        if is_of_this(folder):
+            return False
+        if not force:
+            raise FileExistsError(
+                f'{folder} exists and was made with other settings or by another version; --force '
+                'replaces it'
+            )
+        shutil.rmtree(folder)
+    unfinished = folder.with_name(f'{folder.name}.partial')
+    if not is_of_this(unfinished):
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir(parents=True)
+        (unfinished / 'made_by.json').write_text(json.dumps(record))
+    fill(unfinished)
+    unfinished.rename(folder)
+    return True

@@ -1,0 +1,210 @@
+"""The sequence model: padding changes nothing, whatever the attention."""
+
+import pytest
+import torch
+from conftest import fast_with, quiet_init, registered
+from mmengine.registry import MODELS
+
+from mmlaplace.lra import SequenceEncoder, TokenPreprocessor
+from mmlaplace.models import BaseAttention
+from mmlaplace.models.layers import Landmarks
+
+ATTENTIONS = registered(BaseAttention)
+SMALL = dict(num_embeddings=20, max_length=64)
+SOFTMAX = dict(type='SoftmaxAttention')
+
+
+def build(attn_cfg=SOFTMAX, **options) -> SequenceEncoder:
+    encoder = SequenceEncoder(**{**SMALL, **options}, attn_cfg=attn_cfg)
+    quiet_init(encoder)
+    return encoder.eval().double()
+
+
+def ids_of(*lengths: int) -> list:
+    return [torch.randint(1, 20, (1, length)) for length in lengths]
+
+
+def padded(sequences: list, to: int) -> torch.Tensor:
+    return TokenPreprocessor(pad_to=to)(dict(inputs=sequences))['inputs']
+
+
+@pytest.mark.parametrize('kind', fast_with(ATTENTIONS, 'LinearAttention', 'PolaAttention'))
+@pytest.mark.parametrize('pool', fast_with(['mean', 'padded_mean'], 'mean'))
+def test_padding_changes_nothing_with_any_attention(kind, pool):
+    encoder = build(dict(type=kind), pool=pool)
+    sequences = ids_of(7, 30, 30, 1)
+    together = encoder(padded(sequences, 64))[0]
+    assert torch.isfinite(together).all()
+    for sequence, found in zip(sequences, together):
+        alone = encoder(sequence[None])[0][0]
+        # Sums of the same numbers in fp64, in another order.
+        torch.testing.assert_close(found, alone, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize('kind', fast_with(ATTENTIONS, 'SOFTAttention'))
+def test_every_attention_learns_from_padded_sequences(kind):
+    encoder = build(dict(type=kind)).train()
+    ids = padded(ids_of(7, 30, 12), 32)
+    (encoder(ids)[0] * torch.randn(64, dtype=torch.float64)).sum().backward()
+    for name, parameter in encoder.named_parameters():
+        assert parameter.grad is not None, name
+        assert torch.isfinite(parameter.grad).all(), name
+    assert encoder.embedding.weight.grad[0].abs().sum() == 0  # of padding
+
+
+def test_a_mask_gives_what_cutting_gives():
+    cut, mask = build(), build(padding='mask')
+    mask.load_state_dict(cut.state_dict())
+    ids = padded(ids_of(7, 30, 30, 1), 40)
+    torch.testing.assert_close(mask(ids)[0], cut(ids)[0], atol=1e-10, rtol=0)
+
+
+def test_padding_that_is_kept_changes_the_result():
+    cut, keep = build(), build(padding='keep')
+    keep.load_state_dict(cut.state_dict())
+    (sequence,) = ids_of(9)
+    torch.testing.assert_close(keep(sequence[None])[0], cut(sequence[None])[0], atol=1e-10, rtol=0)
+    ids = padded([sequence], 20)
+    assert not torch.allclose(keep(ids)[0], cut(ids)[0], atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ('attn_cfg', 'reason'),
+    [
+        (dict(type='PolaAttention'), 'PolaAttention takes no mask'),
+        (dict(SOFTMAX, lepe_kernel=3), r'convolution of padded values \(lepe_kernel=3\)'),
+        (dict(SOFTMAX, key_positions=True), 'stretches key_positions'),
+        (dict(SOFTMAX, relative_bias=True), 'stretches its relative_bias'),
+    ],
+)
+def test_an_attention_that_a_mask_does_not_suit_is_refused(attn_cfg, reason):
+    with pytest.raises(ValueError, match=rf"{reason}.*; take padding='cut'"):
+        build(attn_cfg, padding='mask')
+
+
+def test_padding_may_be_anywhere():
+    encoder = build()
+    ids = torch.tensor([[[0, 5, 0, 7, 8, 0]], [[1, 2, 3, 0, 0, 0]]])
+    found = encoder(ids)[0]
+    # A softmax of the tokens alone, which keep the positions that they had.
+    x = encoder.embedding(ids[0, 0, [1, 3, 4]]) + encoder.positions(torch.tensor([1, 3, 4]))
+    x = x[None]
+    for block in encoder.blocks:
+        x = block(x, None)
+    torch.testing.assert_close(found[0], encoder.norm(x).mean(1)[0], atol=1e-10, rtol=0)
+
+
+def test_no_id_is_padding_without_a_padding_id():
+    encoder = build(padding_id=None)
+    ids = padded(ids_of(9), 20)
+    changed = ids.clone()
+    encoder.embedding.weight.data[0] += 1
+    before = build()
+    before.load_state_dict(encoder.state_dict())
+    assert not torch.allclose(encoder(changed)[0], before(ids)[0], atol=1e-6)
+
+
+def test_the_padded_mean_is_a_share_of_the_mean():
+    mean, shared = build(), build(pool='padded_mean')
+    shared.load_state_dict(mean.state_dict())
+    ids = padded(ids_of(7, 30), 40)
+    lengths = torch.tensor([[7.0], [30.0]], dtype=torch.float64)
+    # max_length is 64.
+    torch.testing.assert_close(shared(ids)[0] * 64, mean(ids)[0] * lengths, atol=1e-9, rtol=0)
+
+
+def test_a_pair_shares_the_encoder_and_joins_four_vectors():
+    encoder = build(dict(type='LinearAttention'))
+    one, two = padded(ids_of(7, 30), 32)
+    a, b = (encoder(ids[None])[0] for ids in (one, two))
+    found = encoder(torch.stack([torch.cat([one, two])]))[0]
+    expected = torch.cat([a, b, a * b, a - b], dim=1)
+    torch.testing.assert_close(found, expected, atol=1e-10, rtol=0)
+
+
+def test_a_sequence_of_padding_alone_is_a_number():
+    assert torch.isfinite(build()(torch.zeros(2, 1, 5, dtype=torch.long))[0]).all()
+
+
+@pytest.mark.slow
+def test_checkpointing_gives_the_same_gradients():
+    grads = []
+    ids = padded(ids_of(7, 30), 40)
+    state = build().state_dict()
+    for with_cp in (False, True):
+        encoder = build(with_cp=with_cp, drop_rate=0.0).train()
+        encoder.load_state_dict(state)
+        encoder(ids)[0].sum().backward()
+        grads.append(encoder.embedding.weight.grad)
+    torch.testing.assert_close(*grads, atol=1e-10, rtol=0)
+
+
+def test_options_change_the_model():
+    assert len(build(depth=3).blocks) == 3
+    encoder = build(embed_dims=32, num_heads=4, ffn_ratio=3.0, drop_rate=0.3)
+    block = encoder.blocks[0]
+    assert (block.attn.num_heads, block.attn.embed_dims) == (4, 32)
+    assert block.ffn.layers[0].out_features == 96
+    assert [encoder.drop.p, block.attn.proj_drop.p, block.ffn.layers[2].p] == [0.3] * 3
+    assert block.attn.input_resolution == (64, 1)
+    assert build(dict(SOFTMAX, proj_drop=0.2)).blocks[0].attn.proj_drop.p == 0.2
+
+
+@pytest.mark.parametrize(
+    ('task', 'options', 'in_channels', 'classes', 'parameters'),
+    [  # as computed from the description of Skyformer's code
+        ('listops', dict(num_embeddings=32, max_length=2048), 64, 10, 209_802),
+        ('text', dict(num_embeddings=512, max_length=4096), 64, 2, 370_562),
+        ('retrieval', dict(num_embeddings=512, max_length=4096), 256, 2, 395_138),
+        ('image', dict(num_embeddings=256, max_length=1024), 64, 10, 158_602),
+        ('pathfinder', dict(num_embeddings=512, max_length=1024), 64, 2, 173_954),
+    ],
+)
+def test_the_model_has_the_parameters_of_the_benchmark(
+    task, options, in_channels, classes, parameters
+):
+    encoder = SequenceEncoder(**options, attn_cfg=SOFTMAX)
+    head = in_channels * 128 + 128 + 128 * classes + classes
+    assert sum(p.numel() for p in encoder.parameters()) + head == parameters
+
+
+def test_a_sequence_that_is_too_long_is_refused():
+    with pytest.raises(ValueError, match='has 65 tokens, and max_length is 64'):
+        build()(torch.ones(1, 1, 65, dtype=torch.long))
+    with pytest.raises(ValueError, match='has 9 tokens, and pad_to is 8'):
+        padded(ids_of(9), 8)
+
+
+@pytest.mark.parametrize('name', ['padding', 'pool'])
+def test_an_unknown_word_is_quoted_with_those_there_are(name):
+    with pytest.raises(ValueError, match=f"{name} must be one of .*, got 'none'"):
+        build(**{name: 'none'})
+
+
+def test_the_preprocessor_keeps_integers_and_refuses_augments():
+    (batch,) = padded(ids_of(3), 5)
+    assert batch.dtype == torch.long
+    with pytest.raises(ValueError, match="batch_augments, got .*; set the model's train_cfg"):
+        MODELS.build(dict(type='TokenPreprocessor', batch_augments=dict(augments='Mixup')))
+
+
+@pytest.mark.parametrize('hw_shape', [(100, 1), (1, 100)])
+@pytest.mark.parametrize(
+    ('options', 'count'),
+    [
+        (dict(num_landmarks=49), 49),
+        (dict(num_landmarks=49, exact=True), 49),
+        (dict(num_landmarks=144), 100),  # no more than tokens
+        (dict(num_landmarks=49, method='conv', pool_ratio=2, head_dims=8), 49),
+        (dict(num_landmarks=30, method='random'), 30),
+        (dict(pool_ratio=4), 25),
+        (dict(pool_ratio=4, method='first'), 25),
+    ],
+)
+def test_landmarks_of_a_line_lie_along_it(hw_shape, options, count):
+    tokens = torch.arange(100.0).view(1, 1, 100, 1).expand(1, 2, 100, 8)
+    landmarks = Landmarks(**options).eval()(tokens, hw_shape)
+    assert landmarks.shape == (1, 2, count, 8)
+    if options.get('method') is None and count == 25:
+        # Means of windows of four.
+        assert torch.equal(landmarks[0, 0, :, 0], 1.5 + 4 * torch.arange(25.0))

@@ -1,0 +1,112 @@
+"""ListOps: values by an evaluator of its own, the benchmark's distribution, and the words."""
+
+import itertools
+import statistics
+
+import pytest
+
+from mmlaplace.lra.listops import (
+    DIGITS,
+    END,
+    OPERATORS,
+    WORDS,
+    ListOpsSettings,
+    expressions,
+    tokenize,
+)
+
+FUNCTIONS = {
+    '[MIN': min,
+    '[MAX': max,
+    '[SM': lambda values: sum(values) % 10,
+    '[MED': lambda values: int(statistics.median(values)),
+}
+MINI = ListOpsSettings(max_depth=3, max_args=4, min_length=4, max_length=32)
+
+
+def evaluate(tokens: bytes) -> tuple:
+    """Value and deepest operator, by a stack: the generator goes down the tree instead."""
+    stack, deepest = [[]], 0
+    for token in tokens:
+        word = WORDS[token]
+        if word in FUNCTIONS:
+            stack.append([word])
+            deepest = max(deepest, len(stack) - 1)
+        elif word == ']':
+            operator, *values = stack.pop()
+            stack[-1].append(FUNCTIONS[operator](values))
+        else:
+            stack[-1].append(int(word))
+    ((value,),) = stack
+    return value, deepest
+
+
+def drawn(count: int, settings: ListOpsSettings, seed: int = 0) -> list:
+    return list(itertools.islice(expressions(seed, settings), count))
+
+
+@pytest.mark.parametrize(('settings', 'count'), [(MINI, 2000), (ListOpsSettings(), 40)])
+def test_values_are_those_of_another_evaluator(settings, count):
+    for tokens, value in drawn(count, settings):
+        result, depth = evaluate(tokens)
+        assert result == value
+        assert depth < settings.max_depth  # the last level has digits only
+        assert settings.min_length < len(tokens) < settings.max_length
+
+
+def arguments_of(tokens: bytes) -> list:
+    """How many arguments each operator has."""
+    counts, open_ones = [], []
+    for token in tokens:
+        if token == END:
+            counts.append(open_ones.pop())
+        if open_ones and token not in OPERATORS.values():
+            open_ones[-1] += 1
+        if token in OPERATORS.values():
+            open_ones.append(0)
+    return counts
+
+
+def test_operators_have_two_arguments_to_the_most():
+    counts = [n for tokens, _ in drawn(500, MINI) for n in arguments_of(tokens)]
+    assert set(counts) == {2, 3, 4}
+
+
+def test_expressions_are_distinct_and_those_of_the_seed():
+    one, same, other = drawn(3000, MINI, 1), drawn(3000, MINI, 1), drawn(3000, MINI, 2)
+    assert one == same
+    assert one != other
+    assert len({tokens for tokens, _ in one}) == 3000
+
+
+@pytest.mark.slow
+def test_distribution_is_that_of_the_benchmark():
+    samples = drawn(3000, ListOpsSettings())
+    # Its own generator: a mean of 1061 tokens, over 12,000. The deviation is 400, so four standard
+    # errors of ours are 30.
+    assert abs(statistics.mean(len(tokens) for tokens, _ in samples) - 1061) < 30
+    by_root = {word: [v for t, v in samples if t[0] == i] for word, i in OPERATORS.items()}
+    # And 0.553 of the values below MIN are 0, 0.555 of those below MAX are 9. Each operator has
+    # some 750 samples, of which four standard errors are 0.073.
+    assert abs(by_root['[MIN'].count(0) / len(by_root['[MIN']) - 0.553) < 0.073
+    assert abs(by_root['[MAX'].count(9) / len(by_root['[MAX']) - 0.555) < 0.073
+    assert abs(by_root['[SM'].count(3) / len(by_root['[SM']) - 0.10) < 0.044
+    # To guess by the first token is right in 36.1 %, with four standard errors of 3.5.
+    modes = [max(map(values.count, set(values))) for values in by_root.values()]
+    assert abs(sum(modes) / len(samples) - 0.361) < 0.035
+
+
+def test_round_brackets_are_no_tokens():
+    ids = tokenize('( ( ( ( [MAX 2 ) 9 ) ( ( ( [SM 7 ) 8 ) ] ) ) ] )')
+    assert [WORDS[i] for i in ids] == ['[MAX', '2', '9', '[SM', '7', '8', ']', ']']
+    assert evaluate(bytes(ids)) == (9, 2)
+
+
+def test_words_have_an_id_each_from_one_on():
+    assert sorted(WORDS) == list(range(1, 16))
+    assert len(DIGITS) == 10
+
+
+def test_an_unknown_word_is_quoted():
+    with pytest.raises(ValueError, match=r"no word '\[FIRST'; its words are .*'\[MIN'"):
+        tokenize('( ( [FIRST 2 ) ] )')

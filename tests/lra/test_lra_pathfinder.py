@@ -1,0 +1,132 @@
+"""Pathfinder: the label is what the picture shows."""
+
+import numpy as np
+import pytest
+
+from mmlaplace.lra.pathfinder import AUTHORS_CONTRASTS, LEVELS, PathfinderSettings, make_picture
+
+MINI = PathfinderSettings(
+    side=16, bars=3, length=3.0, thickness=1.0, margin=0.0, gap=2.5, seed_distance=6.0,
+    distractors=0,
+)  # fmt: skip
+# Solid paths so far apart that pixels of two of them never touch.
+SOLID = MINI._replace(side=48, bars=6, length=4.0, gap=6.0, seed_distance=14.0, seed_window=10.0)
+
+
+def pictures(count: int, settings: PathfinderSettings, seed: int = 0) -> list:
+    rng = np.random.default_rng(seed)
+    return [make_picture(rng, settings) for _ in range(count)]
+
+
+def connected(lit: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """The lit pixels that are reached from one, also diagonally."""
+    found, edge = np.zeros_like(lit), [tuple(start)]
+    while edge:
+        row, column = edge.pop()
+        inside = 0 <= row < len(lit) and 0 <= column < len(lit)
+        if inside and lit[row, column] and not found[row, column]:
+            found[row, column] = True
+            edge += [(row + i, column + j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
+    return found
+
+
+def ends(settings: PathfinderSettings, path: list) -> np.ndarray:
+    return np.stack([path[0].at(settings.margin), path[-1].at(settings.margin + settings.length)])
+
+
+def test_the_label_is_whether_the_discs_are_connected():
+    for picture in pictures(12, SOLID):
+        lit = picture.pixels > 100
+        one, other = np.minimum(picture.discs.astype(int), SOLID.side - 1)
+        assert lit[tuple(one)] and lit[tuple(other)]
+        assert connected(lit, one)[tuple(other)] == bool(picture.label)
+
+
+@pytest.mark.parametrize(
+    ('settings', 'count'),
+    [
+        (MINI, 12),
+        pytest.param(LEVELS['easy'], 8, marks=pytest.mark.slow),
+        pytest.param(LEVELS['hard'], 20, marks=pytest.mark.slow),
+    ],
+)
+def test_the_discs_are_ends_of_one_path_or_of_two(settings, count):
+    for picture in pictures(count, settings):
+        owner = [
+            next(
+                i
+                for i, path in enumerate(picture.paths)
+                if np.hypot(*(ends(settings, path) - disc).T).min() < 1e-9
+            )
+            for disc in picture.discs
+        ]
+        assert (owner[0] == owner[1]) == bool(picture.label)
+
+
+def nearest(settings: PathfinderSettings, one, other) -> float:
+    """The distance of two bars, by 60 points of each."""
+    along = np.linspace(settings.margin, settings.margin + settings.length, 60)
+    a, b = (np.stack([bar.at(t) for t in along]) for bar in (one, other))
+    return np.hypot(*(a[:, None] - b).reshape(-1, 2).T).min()
+
+
+@pytest.mark.parametrize('settings', [MINI, pytest.param(LEVELS['easy'], marks=pytest.mark.slow)])
+def test_bars_of_different_paths_keep_their_gap(settings):
+    for picture in pictures(4, settings):
+        groups = picture.paths + picture.distractors
+        for number, path in enumerate(groups):
+            for other in groups[:number]:
+                for bar, far in ((a, b) for a in path for b in other):
+                    # Cells of the grid are a quarter of a pixel, and a point is in one of them.
+                    least = settings.gap + settings.thickness - 0.5
+                    assert nearest(settings, bar, far) > least
+
+
+def test_paths_have_their_bars_and_the_next_begins_after_a_gap():
+    settings = LEVELS['easy']
+    for picture in pictures(2, settings):
+        assert [len(path) for path in picture.paths] == [settings.bars] * 2
+        assert all(len(path) == settings.distractor_bars for path in picture.distractors)
+        assert len(picture.distractors) <= settings.distractors
+        for path in picture.paths:
+            for bar, after in zip(path, path[1:]):
+                gap = after.at(settings.margin) - bar.at(settings.margin + settings.length)
+                # Straight on it is two margins. A turn brings the bars nearer.
+                assert np.hypot(*gap) <= 2 * settings.margin + 1e-9
+                turn = (after.angle - bar.angle + np.pi) % (2 * np.pi) - np.pi
+                assert abs(turn) < np.pi / 2
+
+
+def test_a_seed_gives_the_same_pictures_and_another_others():
+    one, same, other = (
+        np.stack([picture.pixels for picture in pictures(3, MINI, seed)]) for seed in (0, 0, 1)
+    )
+    assert np.array_equal(one, same)
+    assert not np.array_equal(one, other)
+
+
+def test_labels_are_balanced_and_pixels_use_the_whole_range():
+    drawn = pictures(60, MINI)
+    # Four standard errors of a fair coin thrown 60 times.
+    assert abs(np.mean([picture.label for picture in drawn]) - 0.5) < 0.26
+    assert all(p.pixels.min() == 0 and p.pixels.max() == 255 for p in drawn)
+    assert all(p.pixels.shape == (16, 16) and p.pixels.dtype == np.uint8 for p in drawn)
+
+
+def brightness(picture, settings, groups) -> float:
+    """The median of the pixels at the middle of the bars of a group."""
+    middles = [bar.at(settings.margin + settings.length / 2) for path in groups for bar in path]
+    return np.median([picture.pixels[tuple(np.floor(m).astype(int))] for m in middles])
+
+
+def test_contrasts_of_the_authors_tell_distractors_apart():
+    for contrasts, ratio in (((1.0, 1.0, 1.0), 1.0), (AUTHORS_CONTRASTS, 1.15 / 0.86)):
+        # Bars so thick that the pixel at the middle of one is covered by it.
+        settings = LEVELS['easy']._replace(thickness=2.0, contrasts=contrasts)
+        (picture,) = pictures(1, settings, seed=3)
+        inner = [path[1:-1] for path in picture.paths]  # without what the discs cover
+        on_paths, on_others = (
+            brightness(picture, settings, group) for group in (inner, picture.distractors)
+        )
+        # Shrinking overshoots by about a tenth, and white cannot.
+        assert on_others / on_paths == pytest.approx(ratio, rel=0.12)
