@@ -5,8 +5,8 @@ _base_ = [
     '../_base_/default_runtime.py',
 ]
 
-# The kernel that SOFT approximates. It has a weight for each pair of tokens: in the first stage, 2.5
-# GB for 32 images.
+# The kernel that SOFT approximates. It has a weight for each pair of tokens, which in the first
+# stage are 2.5 GB for 32 images.
 exact = dict(type='KernelAttention', kernel='gaussian', qkv='shared_qk')
 model = dict(
     backbone=dict(

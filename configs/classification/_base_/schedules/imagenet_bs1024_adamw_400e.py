@@ -1,6 +1,6 @@
 # PolaFormer's recipe for ImageNet on PVT, PVTv2 and DeiT: the paper's 400 epochs, with warm-up over
-# 20, and what its code has on PVT: cosine to 2e-5 (1e-5 for 512 images), no clipping of gradients for
-# the small sizes, no averaged weights.
+# 20, and what its code has on PVT: cosine to 2e-5 (1e-5 for 512 images), no clipping of gradients
+# for the small sizes, no averaged weights.
 _base_ = '../../../_base_/no_decay.py'
 
 max_epochs = 400

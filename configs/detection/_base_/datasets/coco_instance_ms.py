@@ -1,5 +1,5 @@
-# Multi-scale training as Swin and DETR have it: a shorter side of 480 to 800 pixels, a longer one of
-# at most 1333. Half of the images are resized to a shorter side of 400 to 600 and cropped before.
+# Multi-scale training as Swin and DETR have it: a shorter side of 480 to 800 pixels, a longer one
+# of at most 1333. Half of the images are resized to a shorter side of 400 to 600 and cropped first.
 _base_ = './coco_instance.py'
 
 backend_args = dict(backend='whole')  # errors of reading name the file

@@ -1,5 +1,5 @@
-# Mask R-CNN with three box heads, each for tighter boxes than the one before it. They are Swin's: four
-# convolutions and a linear, boxes of each class, and a loss of the decoded boxes.
+# Mask R-CNN with three box heads, each for tighter boxes than the one before it. They are Swin's:
+# four convolutions and a linear, boxes of each class, and a loss of the decoded boxes.
 _base_ = './mask-rcnn_fpn.py'
 
 model = dict(
