@@ -83,11 +83,14 @@ def test_a_row_that_is_a_config_trains_at_mini_size(name):
 @pytest.mark.parametrize('option', LANDMARKS)
 def test_numbers_of_landmarks_are_those_of_the_row(option):
     with torch.device('meta'):
-        model = toolbox_model(with_options(SOFTPP[0], [option]))
+        model = toolbox_model(with_options(SOFTPP[0], [option, f'{ATTN}pool_ratio=None']))
     blocks = [stage['blocks'][0].attn for stage in model.backbone.stages[:3]]
-    assert [f'{ATTN}num_landmarks={attn.landmarks.num_landmarks}' for attn in blocks] == [
-        option
-    ] * 3
+    found = [f'{ATTN}num_landmarks={attn.landmarks.num_landmarks}' for attn in blocks]
+    assert found == [option] * 3
+    # The stride leaves no room for a further landmark on a side of 56, 28 and 14 tokens.
+    for attn, side in zip(blocks, (56, 28, 14)):
+        ratio = attn.landmarks.pool_ratio
+        assert ratio * attn.landmarks.side <= side < (ratio + 1) * attn.landmarks.side
 
 
 @pytest.mark.parametrize('method', ['pool', 'random', 'first'])

@@ -69,8 +69,9 @@ class SOFTAttention(QKVAttention):
         ridge: Added to the diagonal of W. Default: 1e-2. With ``normalized`` it is 0, unless
             Cholesky's inverse, which needs one, is the solver.
         solver: ``'newton_schulz'`` (default), the iteration above, ``'svd'``, the Moore–Penrose
-            inverse by its decomposition, or ``'cholesky'``, the exact inverse. The last two do not
-            leave small eigenvalues out, and are another model where W is close to singular.
+            inverse by its decomposition, or ``'cholesky'``, the exact inverse. The last two
+            also invert the small eigenvalues that the steps leave out, and so are another model
+            where W is close to singular.
         num_prefix_tokens: Tokens before those of the map, such as a class token. Default: 0.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='shared_qk', lepe_kernel=3,
             lepe_filters='head', lepe_bias=False)``. There are no rotary positions.
