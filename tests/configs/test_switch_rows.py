@@ -93,6 +93,7 @@ def test_numbers_of_landmarks_are_those_of_the_row(option):
         assert ratio * attn.landmarks.side <= side < (ratio + 1) * attn.landmarks.side
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('method', ['pool', 'random', 'first'])
 def test_other_landmarks_than_the_convolutions(method):
     with torch.device('meta'):
