@@ -34,6 +34,7 @@ DENSE = [path for path in ZOO if path not in CLASSIFIERS]
 BACKBONES = {  # by what stands in front of the size in the name of a config
     'laplacianformer': 'LaplacianFormer',
     'soft': 'SOFT',
+    'softpp-vit': 'ViT',
     'softpp': 'SOFTPlusPlus',
     'polaformer-pvt': 'PolaFormerPVT',
     'polaformer-pvtv2': 'PolaFormerPVTv2',
@@ -48,7 +49,10 @@ PUBLISHED = {
     'polaformer': dict(layers=True, kernels=False, parameters=0.025, macs=0.05),
 }
 # Where parameters are further off: SOFT++ prints 2 to 5 % less than the sizes of its Table 1 have.
-FURTHER_OFF = {'softpp-small_8xb128_in1k': 0.035}
+FURTHER_OFF = {
+    'softpp-small_8xb128_in1k': 0.035,
+    'softpp-small-nonorm_8xb128_in1k': 0.035,
+}
 HEADS = ('head', 'bbox_head', 'rpn_head', 'decode_head', 'auxiliary_head')
 NORMS = (torch.nn.LayerNorm, torch.nn.GroupNorm, _BatchNorm)
 
@@ -119,8 +123,13 @@ def test_name_says_what_the_config_does(path):
     assert cfg.model.backbone.type == BACKBONES[family]
     assert cfg.model.backbone.arch == size
     attentions = [m for m in build_model(path).modules() if isinstance(m, SOFTAttention)]
-    assert bool(attentions) == family.startswith('soft')
-    assert all(attention.normalized == (family == 'softpp') for attention in attentions)
+    assert bool(attentions) == (family.startswith('soft') and '-exact_' not in name)
+    # Each of the papers has models with and without the other's form of the inverse.
+    normalized = family.startswith('softpp') if '-nonorm' not in name else False
+    normalized |= '-norm_' in name
+    assert all(attention.normalized == normalized for attention in attentions)
+    grows = [attention.landmarks.num_landmarks is None for attention in attentions]
+    assert grows == ['-test-' in name] * len(attentions)
     gpus_and_images = re.search(r'(\d+)xb(\d+)', name)
     if gpus_and_images:
         gpus, images = map(int, gpus_and_images.groups())
@@ -155,8 +164,8 @@ def test_optimizer_and_schedule_build(path):
     exempt = {id(p) for m in model.modules() if isinstance(m, NORMS) for p in m.parameters()}
     # What the authors do not decay either: of the positions only those of DeiT.
     kept = ['bias', 'gamma', 'cls_token', 'relative_bias']
-    if cfg.model.backbone.type == 'PolaFormerDeiT':
-        kept.append('map')
+    if cfg.model.backbone.type in ('PolaFormerDeiT', 'ViT'):
+        kept += ['map', 'cls_position']
     exempt |= {id(p) for n, p in model.named_parameters() if n.split('.')[-1] in kept}
     assert decayed == {id(p) for p in model.parameters()} - exempt
     assert sum(len(group['params']) for group in groups) == len(list(model.parameters()))
@@ -274,13 +283,15 @@ def test_pipelines_give_images_of_the_size_named(path, record, sizes_by_pipeline
         return
     side = side_in_name(path)
     if cfg.default_scope == 'mmpretrain':
-        assert train == test == {(side, side)}
+        assert test == {(side, side)}
+        assert train == {(224, 224)} if '-test-' in path.stem else train == test
     elif cfg.default_scope == 'mmseg':
         assert max(map(max, train)) == side
         assert tuple(cfg.model.data_preprocessor.size) == (side, side)  # smaller ones are padded
         ((height, width),) = test
         assert height >= side
-        assert width / height == pytest.approx(4 / 3, rel=1e-2)
+        # A pixel of rounding; PVT's segmentors stretch images to multiples of 32.
+        assert -1 < width - 4 / 3 * height < (32 if width % 32 == 0 else 1)
         if cfg.model.test_cfg.mode == 'slide':
             assert tuple(cfg.model.test_cfg.crop_size) == (side, side)
     else:
@@ -342,7 +353,7 @@ def test_size_has_the_published_parameters_and_cost(path):
         macs = counted.macs
         assert macs == pytest.approx(figures['MACs with kernels'], rel=2e-3)
     published = figures['Published']
-    if published:
+    if 'Parameters' in published:
         near = FURTHER_OFF.get(path.stem, family['parameters'])
         assert parameters == pytest.approx(published['Parameters'], rel=near)
         assert macs == pytest.approx(published['MACs'], rel=family['macs'])
@@ -350,7 +361,8 @@ def test_size_has_the_published_parameters_and_cost(path):
 
 def test_all_published_sizes_have_been_compared():
     published = [path.stem for path in CLASSIFIERS if metadata()[path]['Published']]
-    assert len(published) == 5 + 9 + 9  # LaplacianFormer, SOFT with SOFT++, PolaFormer
+    # LaplacianFormer, SOFT and SOFT++ with their ablations, PolaFormer.
+    assert len(published) == 5 + 22 + 9
 
 
 def test_metafiles_and_configs_name_each_other():

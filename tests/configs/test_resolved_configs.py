@@ -28,34 +28,7 @@ LEAVES = {
 
 # What is said in another way than in the record. Regular expressions: which configs, what is
 # replaced in their lines of the form `key = value`, and by what. An empty line is dropped.
-DENSE = r'_(coco|ade20k-|cityscapes-)'
-CHANGES = [
-    # Attentions that are the backbone's default are left out.
-    (DENSE, r"^model\.backbone\.attn_cfg\.type = 'LaplacianAttention'$", ''),
-    (DENSE, r'^model\.backbone\.attn_cfg\.landmarks = 49$', ''),
-    (DENSE, r'^model\.backbone\.attn_cfg = \{\}$', ''),
-    # PolaFormer's schedules inherit no hook any more that they would have to remove.
-    (r'/polaformer.*_in1k$', r'^custom_hooks = \[\]$', ''),
-    # The options of version 0.1 have other names.
-    ('', r"^model\.backbone\.out_type = 'class_token'$", "model.backbone.out_type = 'cls_token'"),
-    ('mini', r'^(model\.backbone\.attn_cfg)\.landmarks = 16$', r'\1.num_landmarks = 16'),
-    # SOFT++ is a backbone of its own, and SOFT is not normalised by itself.
-    ('softpp', r"^model\.backbone\.type = 'SOFT'$", "model.backbone.type = 'SOFTPlusPlus'"),
-    ('softpp', r"^model\.backbone\.arch = 'softpp-", "model.backbone.arch = '"),
-    ('/soft-', r'^model\.backbone\.attn_cfg\.normalized = False$', ''),
-    # Values for each stage are in per_stage.
-    ('swin', r'^(model\.backbone\.attn_cfg)\.window_size', r'\1.per_stage.window_size'),
-    (
-        'softpp-micro',
-        r'^(model\.backbone\.attn_cfg)\.landmarks = \(16, 9, 9, 9\)$',
-        r'\1.per_stage.num_landmarks = (16, 9, 9, None)',
-    ),
-    (
-        'softpp-micro',
-        r'^(model\.backbone\.attn_cfg)\.pool_ratio = \(3, 2, 1, 1\)$',
-        r'\1.per_stage.pool_ratio = (3, 2, 1, None)',
-    ),
-]
+CHANGES = []
 
 
 def flatten(value, key: str = '') -> dict:

@@ -88,6 +88,6 @@ def test_options_that_a_base_has_fixed_stay_so():
     class Further(SOFTAttention):
         fixed_options = ('gate',)
 
-    for name in ('rope', 'qkv', 'gate'):
+    for name in ('rope', 'sr_ratio', 'gate'):
         assert name not in Further.known_options()
     assert 'sr_ratio' not in XCAttention.known_options()

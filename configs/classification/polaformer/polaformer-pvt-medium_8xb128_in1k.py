@@ -1,6 +1,6 @@
 _base_ = [
     '../_base_/models/image_classifier.py',
-    '../_base_/datasets/imagenet_bs128.py',
+    '../_base_/datasets/imagenet_bs128_square.py',
     '../_base_/schedules/imagenet_bs1024_adamw_400e.py',
     '../_base_/default_runtime.py',
 ]
@@ -9,3 +9,6 @@ model = dict(
     backbone=dict(type='PolaFormerPVT', arch='medium', drop_path_rate=0.3, out_indices=(3,)),
     head=dict(in_channels=512),
 )
+
+# The authors' code clips gradients for these sizes of PVT alone.
+optim_wrapper = dict(clip_grad=dict(max_norm=1.0))

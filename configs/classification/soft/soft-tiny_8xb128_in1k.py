@@ -1,6 +1,6 @@
 _base_ = [
     '../_base_/models/image_classifier.py',
-    '../_base_/datasets/imagenet_bs128.py',
+    '../_base_/datasets/imagenet_bs128_248.py',
     '../_base_/schedules/imagenet_bs1024_adamw_300e.py',
     '../_base_/default_runtime.py',
 ]
@@ -10,6 +10,7 @@ model = dict(
         type='SOFT',
         arch='tiny',
         drop_path_rate=0.1,
+        drop_path_per='element',
         out_indices=(3,),
         out_type='cls_token',
     ),

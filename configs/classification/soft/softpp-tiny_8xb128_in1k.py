@@ -10,6 +10,7 @@ model = dict(
         type='SOFTPlusPlus',
         arch='tiny',
         drop_path_rate=0.1,
+        drop_path_per='element',
         out_indices=(3,),
         out_type='cls_token',
     ),

@@ -6,7 +6,7 @@ _base_ = [
 ]
 
 model = dict(
-    # The drop path rate is our choice.
+    # The drop path rate of Swin's own detectors.
     backbone=dict(type='PolaFormerSwin', arch='tiny', drop_path_rate=0.2),
     neck=dict(in_channels=[96, 192, 384, 768]),
 )

@@ -6,8 +6,8 @@ _base_ = [
 ]
 
 model = dict(
-    # The drop path rate is our choice.
-    backbone=dict(type='PolaFormerPVT', arch='small', drop_path_rate=0.2, out_indices=(1, 2, 3)),
+    # The drop path rate of PVT's own detectors.
+    backbone=dict(type='PolaFormerPVT', arch='small', drop_path_rate=0.1, out_indices=(1, 2, 3)),
     neck=dict(in_channels=[128, 320, 512]),
 )
 

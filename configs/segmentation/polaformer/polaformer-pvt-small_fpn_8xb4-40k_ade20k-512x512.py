@@ -1,14 +1,14 @@
 _base_ = [
     '../_base_/models/semantic-fpn.py',
-    '../_base_/datasets/ade20k_512x512.py',
+    '../_base_/datasets/ade20k_512x512_aligned.py',
     '../_base_/schedules/fpn_40k_bs32_adamw.py',
     '../_base_/default_runtime.py',
 ]
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
-    # The drop path rate is our choice.
-    backbone=dict(type='PolaFormerPVT', arch='small', drop_path_rate=0.2),
+    # The drop path rate of PVT's own segmentors.
+    backbone=dict(type='PolaFormerPVT', arch='small', drop_path_rate=0.1),
     neck=dict(in_channels=[64, 128, 320, 512]),
 )
 

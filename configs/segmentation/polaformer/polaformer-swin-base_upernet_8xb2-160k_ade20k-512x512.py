@@ -7,8 +7,8 @@ _base_ = [
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
-    # The drop path rate is our choice.
-    backbone=dict(type='PolaFormerSwin', arch='base', drop_path_rate=0.4),
+    # The drop path rate of Swin's own segmentors.
+    backbone=dict(type='PolaFormerSwin', arch='base', drop_path_rate=0.3),
     decode_head=dict(in_channels=[128, 256, 512, 1024]),
     auxiliary_head=dict(in_channels=512),
 )

@@ -7,8 +7,8 @@ _base_ = [
 
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
-    # The drop path rate is our choice.
-    backbone=dict(type='PolaFormerSwin', arch='tiny', drop_path_rate=0.2),
+    # The drop path rate of Swin's own segmentors.
+    backbone=dict(type='PolaFormerSwin', arch='tiny', drop_path_rate=0.3),
     decode_head=dict(in_channels=[96, 192, 384, 768]),
     auxiliary_head=dict(in_channels=384),
 )

@@ -15,6 +15,7 @@ from mmlaplace.ops import (
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import Landmarks
+from ..layers.solvers import conjugate_gradient_inverse
 from .base import QKVAttention
 from .frame import Frame
 
@@ -23,8 +24,8 @@ KERNELS = {
     'laplacian': (laplacian_kernel, lambda head_dims: 4.0),
     'gaussian': (gaussian_kernel, lambda head_dims: head_dims**0.25),
 }
-SOLVERS = ('auto', 'newton_schulz', 'cholesky')
-WHITENINGS = ('normalized', 'literal')
+SOLVERS = ('auto', 'newton_schulz', 'cholesky', 'conjugate_gradient')
+WHITENINGS = ('normalized', 'literal', 'none')
 
 
 @MODELS.register_module()
@@ -47,8 +48,9 @@ class LaplacianAttention(QKVAttention):
     Z is the N x N matrix :math:`\hat G` with each column brought to mean zero and unit variance,
     plus 1/N. The formula for Z V is exact, and Z itself never exists. In the literal form the scale
     s is 1, and the output grows with N. In the normalized form it is :math:`\gamma / N`, with a
-    learned :math:`\gamma` per head that starts at the square root of the training N. Everything but
-    the linears and the convolution runs in fp32 under any autocast.
+    learned :math:`\gamma` per head that starts at the square root of the training N. Without
+    whitening, Z is :math:`\gamma \hat G / N`, which is not centred. Everything but the linears and
+    the convolution runs in fp32 under any autocast.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
@@ -61,11 +63,13 @@ class LaplacianAttention(QKVAttention):
         kernel: ``'laplacian'`` (default) or ``'gaussian'``.
         bandwidth: :math:`\lambda` of the Laplacian (default 4) or :math:`\sigma` of the Gaussian
             kernel (default ``head_dims ** 0.25``).
-        whitening: ``'normalized'`` (default, :math:`s = \gamma / N`) or ``'literal'`` (s = 1).
-        solver: ``'newton_schulz'`` (the paper's), ``'cholesky'`` (exact), or ``'auto'`` (default).
-            This is the exact inverse on a CPU, where it was measured to be faster. Elsewhere it is
-            that up to m = 64, with a twentieth of the multiplications, and Newton–Schulz beyond.
-        num_iters: Newton–Schulz steps. Default: 20.
+        whitening: ``'normalized'`` (default, :math:`s = \gamma / N`), ``'literal'`` (s = 1) or
+            ``'none'``.
+        solver: ``'newton_schulz'`` (the paper's), ``'cholesky'`` (exact), ``'conjugate_gradient'``
+            (the paper's ablation), or ``'auto'`` (default). This is the exact inverse on a CPU,
+            where it was measured to be faster. Elsewhere it is that up to m = 64, with a twentieth
+            of the multiplications, and Newton–Schulz beyond.
+        num_iters: Steps of Newton–Schulz or of conjugate gradients. Default: 20.
         ridge: :math:`\varepsilon`. Default: 1e-2.
         whitening_eps: :math:`\varepsilon_w`. Default: 1e-5.
         **frame: Fields of :class:`Frame` that differ from ``Frame(rope=True, lepe_kernel=3)``. Keys
@@ -95,6 +99,7 @@ class LaplacianAttention(QKVAttention):
         dict(qkv='shared_qk'),
         dict(pool_ratio=2, kernel='gaussian'),
         dict(whitening='literal', solver='newton_schulz', num_landmarks=4),
+        dict(whitening='none', solver='conjugate_gradient', num_landmarks=9),
     )
 
     def __init__(
@@ -139,7 +144,8 @@ class LaplacianAttention(QKVAttention):
         self.ridge = ridge
         self.whitening_eps = whitening_eps
         self.landmarks = Landmarks(num_landmarks, pool_ratio)
-        if whitening == 'normalized':
+        self.whitening = whitening
+        if whitening != 'literal':
             height, width = self.input_resolution
             self.gamma = nn.Parameter(torch.full((num_heads,), (height * width) ** 0.5))
         else:
@@ -157,6 +163,8 @@ class LaplacianAttention(QKVAttention):
             solver = 'cholesky' if exact else 'newton_schulz'
         if solver == 'cholesky':
             return cholesky_inverse(mat, ridge=self.ridge, check=False)
+        if solver == 'conjugate_gradient':
+            return conjugate_gradient_inverse(mat, self.num_iters, self.ridge)
         return newton_schulz_inverse(mat, self.num_iters, self.ridge, check=False)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
@@ -166,10 +174,10 @@ class LaplacianAttention(QKVAttention):
             scale = None
             if self.gamma is not None:
                 scale = upcast(self.gamma)[0][:, None, None] / v.shape[-2]
-        options = {}
+        options = {} if self.whitening == 'none' else dict(whitening_eps=self.whitening_eps)
         if self.rotary is not None:
-            options = dict(rotary=self.rotary.table(k, hw_shape), rotary_form=self.rotary.form)
+            options.update(rotary=self.rotary.table(k, hw_shape), rotary_form=self.rotary.form)
         return nystrom_attention(
             q, k, v, landmarks, inverse, self.bandwidth,
-            kernel=self.kernel, scale=scale, whitening_eps=self.whitening_eps, **options,
+            kernel=self.kernel, scale=scale, **options,
         )  # fmt: skip

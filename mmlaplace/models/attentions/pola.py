@@ -1,4 +1,4 @@
-from typing import Tuple
+from typing import Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -8,9 +8,13 @@ from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
-from ..layers import signed_powers
-from .base import QKVAttention
+from ..layers import linear_attention, map_to_tokens, resize_map, signed_powers
+from ..layers.deformable import DeformableConv
+from .base import Projected, QKVAttention
 from .frame import Frame
+
+GATE_FORMS = ('linear', 'matrix')
+GATE_INITS = ('kaiming_uniform', 'zeros', 'normal', 'uniform', 'ones')  # of torch.nn.init
 
 
 @MODELS.register_module()
@@ -31,14 +35,30 @@ class PolaAttention(QKVAttention):
     the halves of each head's channels. G is a gate, a linear of X. Products are taken from the
     right, so no N x N matrix exists. Features and normalisers are fp32 under any autocast.
 
+    The options below, with ``gate=False`` and ``lepe_kernel=0`` of the frame, are the paper's
+    ablations. Without polarity, features are :math:`\mathrm{relu}(x)^p` alone, as in other linear
+    attentions, and all of V goes with them.
+
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         alpha: The largest power, less 1. Default: 4.
+        power: A fixed p for all channels instead of the learned ones. 1 is none. Default: None,
+            learned.
+        polarity: Whether pairs of both signs are kept apart, as above. Default: True.
+        gate_form: What G is. ``'linear'`` (default): a linear of X, as in the authors' code.
+            ``'matrix'``: a learned matrix, as in the paper, with a value for each token and
+            channel. It is kept for ``input_resolution`` and resized bilinearly for other maps.
+        gate_init: How that matrix starts: ``'kaiming_uniform'`` (default), ``'zeros'``,
+            ``'normal'``, ``'uniform'`` or ``'ones'``, which are functions of torch.nn.init.
+        lepe_deformable: Whether the convolution of V is deformable. Needs torchvision. Default:
+            False.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='q_kv', gate=True,
             key_positions=True, lepe_kernel=5, lepe_filters='head_channel')``.
 
     Raises:
-        ValueError: If ``alpha`` is not positive and finite.
+        ValueError: If ``alpha`` or ``power`` is not positive and finite, for an unknown
+            ``gate_form`` or ``gate_init``, or options of a gate or convolution that there is not.
+        ImportError: For ``lepe_deformable`` without torchvision.
 
     Source: PolaFormer (arXiv 2501.15061).
 
@@ -54,7 +74,12 @@ class PolaAttention(QKVAttention):
     frame = Frame(
         qkv='q_kv', gate=True, key_positions=True, lepe_kernel=5, lepe_filters='head_channel'
     )
-    variants = (dict(sr_ratio=2), dict(sr_ratio=3, key_positions=False))
+    variants = (
+        dict(sr_ratio=2),
+        dict(sr_ratio=3, key_positions=False),
+        dict(polarity=False, power=3, gate_form='matrix', sr_ratio=2),
+        dict(gate=False, power=1, lepe_deformable=True),
+    )
 
     def __init__(
         self,
@@ -62,19 +87,78 @@ class PolaAttention(QKVAttention):
         num_heads: int,
         input_resolution: Tuple[int, int],
         alpha: float = 4.0,
+        power: Optional[float] = None,
+        polarity: bool = True,
+        gate_form: str = 'linear',
+        gate_init: str = 'kaiming_uniform',
+        lepe_deformable: bool = False,
         **kwargs,
     ) -> None:
+        for name, value, known in (
+            ('gate_form', gate_form, GATE_FORMS),
+            ('gate_init', gate_init, GATE_INITS),
+        ):
+            if value not in known:
+                raise ValueError(f'{name} must be one of {known}, got {value!r}')
+        for name, value in (('alpha', alpha), ('power', 1.0 if power is None else power)):
+            if not 0 < value < float('inf'):
+                raise ValueError(f'{name} must be positive and finite, got {value}')
+        if gate_form == 'matrix':
+            if not kwargs.get('gate', True):
+                raise ValueError("gate_form='matrix' has no effect with gate=False; leave one out")
+            kwargs['gate'] = False  # the base would make a linear
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
-        if not 0 < alpha < float('inf'):
-            raise ValueError(f'alpha must be positive and finite, got {alpha}')
         self.alpha = alpha
+        self.polarity = polarity
+        self.fixed_power = power
         self.scale = nn.Parameter(torch.zeros(embed_dims))
-        self.power = nn.Parameter(torch.zeros(num_heads, 1, self.head_dims))
+        self.register_parameter('power', None)
+        if power is None:
+            self.power = nn.Parameter(torch.zeros(num_heads, 1, self.head_dims))
+        self.register_parameter('gate_matrix', None)
+        if gate_form == 'matrix':
+            self.gate_matrix = nn.Parameter(self.started_gate(gate_init))
+        if lepe_deformable:
+            frame = self.frame
+            if not frame.lepe_kernel:
+                raise ValueError('lepe_deformable=True has no effect with lepe_kernel=0')
+            self.lepe = DeformableConv(
+                embed_dims, frame.lepe_kernel, num_heads, frame.lepe_filters, frame.lepe_bias
+            )
+
+    def started_gate(self, init: str) -> Tensor:
+        """The first value ``(1, C, H, W)`` of a gate that is a matrix.
+
+        The paper's matrices have N rows and d / 2 columns, one for each stream. Kaiming's bound is
+        that of such a matrix, whose fan is d / 2.
+        """
+        height, width = self.input_resolution
+        halves = [
+            getattr(nn.init, f'{init}_')(torch.empty(height * width * self.num_heads, columns))
+            for columns in ((self.head_dims + 1) // 2, self.head_dims // 2)
+        ]
+        return torch.cat(halves, dim=1).view(1, height, width, -1).permute(0, 3, 1, 2).contiguous()
+
+    def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:
+        projected = super().project(x, hw_shape)
+        if self.gate_matrix is None:
+            return projected
+        gate = map_to_tokens(resize_map(self.gate_matrix, hw_shape))  # (1, N, C)
+        return projected._replace(gate=gate.to(projected.v.dtype))
+
+    def resize_weight(self, name: str, value: Tensor) -> Tensor:
+        """The gate's matrix, or the key positions, of a checkpoint in the size of this module's."""
+        if name != 'gate_matrix':
+            return super().resize_weight(name, value)
+        return resize_map(value, self.gate_matrix.shape[2:])
 
     def features(self, x: Tensor) -> Tensor:
         """Positive and negative parts to their powers: ``(B, heads, N, d)`` to ``(.., N, 2d)``."""
-        power = 1 + self.alpha * torch.sigmoid(self.power.to(x.dtype))
         scale = F.softplus(self.scale.to(x.dtype)).unflatten(0, (self.num_heads, 1, -1))
+        if self.power is None:
+            power = torch.full_like(scale, self.fixed_power)
+        else:
+            power = 1 + self.alpha * torch.sigmoid(self.power.to(x.dtype))
         return signed_powers(x, power, scale)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
@@ -82,6 +166,8 @@ class PolaAttention(QKVAttention):
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
             query, key = self.features(query), self.features(key)
+            if not self.polarity:
+                return linear_attention(query[..., :dims], key[..., :dims], v, self.eps)
             # query: (B, heads, N, 2d), key: (B, heads, n, 2d)
             same, opposite = (key.mT @ value / key.shape[2]).chunk(2, dim=-1)
             mean_key = key.mean(dim=2).unsqueeze(-1)  # (B, heads, 2d, 1)

@@ -1,20 +1,28 @@
 import math
 from typing import Optional, Tuple
 
+import torch
 import torch.nn as nn
 from mmengine.model import Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mmlaplace.ops import gaussian_kernel, newton_schulz_inverse, nystrom_attention
+from mmlaplace.ops import (
+    cholesky_inverse,
+    gaussian_kernel,
+    newton_schulz_inverse,
+    nystrom_attention,
+)
 from mmlaplace.ops.newton_start_scale import newton_start_scale
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import Landmarks
+from ..layers.solvers import svd_inverse
 from .base import QKVAttention
 from .frame import Frame
 
 STARTS = ('matrix', 'batch')
+SOLVERS = ('newton_schulz', 'svd', 'cholesky')
 
 
 @MODELS.register_module()
@@ -37,6 +45,11 @@ class SOFTAttention(QKVAttention):
     SOFT++ has no ridge and takes :math:`\alpha = 2 / r^2`. This is halved, ten times at most, while
     :math:`\lVert I - \alpha W^2 \rVert_1 > 1.01`.
 
+    Where keys are not the queries (``qkv='qkv'``), landmarks are those of the queries, and the
+    second C has the keys: :math:`k(Q, L)\, W^\dagger\, k(K, L)^T V`. A class token is a query and a
+    key like others. It is no part of a landmark, and its own value stands for its convolution, as
+    in the authors' code.
+
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         normalized: Whether this is SOFT++. Default: True.
@@ -53,14 +66,19 @@ class SOFTAttention(QKVAttention):
             image then depends on the other images of the batch. Take it for converted weights, if
             exact agreement matters.
         num_iters: Newton steps. Default: 20.
-        ridge: Added to the diagonal of W. Default: 1e-2, with ``normalized`` 0.
+        ridge: Added to the diagonal of W. Default: 1e-2. With ``normalized`` it is 0, unless
+            Cholesky's inverse, which needs one, is the solver.
+        solver: ``'newton_schulz'`` (default), the iteration above, ``'svd'``, the Moore–Penrose
+            inverse by its decomposition, or ``'cholesky'``, the exact inverse. The last two
+            also invert the small eigenvalues that the steps leave out, and so are another model
+            where W is close to singular.
+        num_prefix_tokens: Tokens before those of the map, such as a class token. Default: 0.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='shared_qk', lepe_kernel=3,
-            lepe_filters='head', lepe_bias=False)``. Queries and keys always share a linear and have
-            no rotary positions.
+            lepe_filters='head', lepe_bias=False)``. There are no rotary positions.
 
     Raises:
-        ValueError: For an unknown ``newton_start_per``, numbers out of range, or landmark options
-            that exclude each other.
+        ValueError: For an unknown ``newton_start_per`` or ``solver``, numbers out of range, or
+            landmark options that exclude each other.
 
     Source: SOFT (arXiv 2110.11945) and SOFT++ (arXiv 2207.03341).
 
@@ -73,7 +91,7 @@ class SOFTAttention(QKVAttention):
     """
 
     frame = Frame(qkv='shared_qk', lepe_kernel=3, lepe_filters='head', lepe_bias=False)
-    fixed_options = ('qkv', 'sr_ratio', 'key_positions', 'rope', 'rope_form', 'rope_on')
+    fixed_options = ('sr_ratio', 'key_positions', 'rope', 'rope_form', 'rope_on')
     renamed_options = dict(
         sampling='landmark_method', landmarks='num_landmarks', step_size='newton_start_per'
     )
@@ -82,6 +100,8 @@ class SOFTAttention(QKVAttention):
         dict(landmark_method='pool', num_landmarks=4),
         dict(landmark_method='random', num_landmarks=9),
         dict(landmark_method='first', pool_ratio=2),
+        dict(qkv='qkv', pool_ratio=2, solver='cholesky'),
+        dict(normalized=False, pool_ratio=2, solver='svd'),
     )
 
     def __init__(
@@ -96,12 +116,18 @@ class SOFTAttention(QKVAttention):
         newton_start_per: str = 'matrix',
         num_iters: int = 20,
         ridge: Optional[float] = None,
+        solver: str = 'newton_schulz',
+        num_prefix_tokens: int = 0,
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         if newton_start_per not in STARTS:
             raise ValueError(f'newton_start_per must be one of {STARTS}, got {newton_start_per!r}')
-        ridge = (0.0 if normalized else 1e-2) if ridge is None else ridge
+        if solver not in SOLVERS:
+            raise ValueError(f'solver must be one of {SOLVERS}, got {solver!r}')
+        if ridge is None:
+            # Equal landmarks make W singular, which Cholesky's factors cannot be of.
+            ridge = 0.0 if normalized and solver != 'cholesky' else 1e-2
         if num_iters < 1 or not 0 <= ridge < math.inf:
             raise ValueError(
                 f'num_iters ({num_iters}) must be at least 1, ridge ({ridge}) finite and not '
@@ -116,20 +142,27 @@ class SOFTAttention(QKVAttention):
         self.newton_start_per = newton_start_per
         self.num_iters = num_iters
         self.ridge = ridge
+        self.solver = solver
+        self.num_prefix_tokens = num_prefix_tokens
         self.landmarks = Landmarks(num_landmarks, pool_ratio, landmark_method, self.head_dims)
         self.landmark_norm = Sequential(nn.LayerNorm(self.head_dims), nn.GELU())
 
     def invert(self, mat: Tensor) -> Tensor:
         r""":math:`W^\dagger` of Gaussian matrices ``(B, heads, m, m)``, normalised for SOFT++."""
-        scale = newton_start_scale(
-            mat,
-            2.0 if self.normalized else 1.8,
-            halve=self.normalized,
-            per_batch=self.newton_start_per == 'batch',
-        )
-        inverse = newton_schulz_inverse(
-            mat, self.num_iters, self.ridge, start_scale=scale, check=False
-        )
+        if self.solver == 'svd':
+            inverse = svd_inverse(mat, self.ridge)
+        elif self.solver == 'cholesky':
+            inverse = cholesky_inverse(mat, self.ridge, check=False)
+        else:
+            scale = newton_start_scale(
+                mat,
+                2.0 if self.normalized else 1.8,
+                halve=self.normalized,
+                per_batch=self.newton_start_per == 'batch',
+            )
+            inverse = newton_schulz_inverse(
+                mat, self.num_iters, self.ridge, start_scale=scale, check=False
+            )
         if not self.normalized:
             return inverse
         root = mat.sum(-1).rsqrt()
@@ -138,11 +171,18 @@ class SOFTAttention(QKVAttention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         shrink = self.head_dims**-0.25
         # Landmarks of the scaled queries, since all ways to take them are linear.
-        landmarks = self.landmark_norm(self.landmarks(q, hw_shape) * shrink)  # (B, heads, m, d)
+        of_map = q[:, :, self.num_prefix_tokens :]
+        landmarks = self.landmark_norm(self.landmarks(of_map, hw_shape) * shrink)
         with no_autocast(v.device):
-            (landmarks,) = upcast(landmarks)
+            (landmarks,) = upcast(landmarks)  # (B, heads, m, d)
             inverse = self.invert(gaussian_kernel(landmarks, landmarks, 1.0))  # (B, heads, m, m)
         # k(shrink q, L; 1) is k(q, L / shrink; 1 / shrink), which leaves q as it is.
         return nystrom_attention(
-            q, q, v, landmarks / shrink, inverse, 1 / shrink, kernel='gaussian'
+            q, k, v, landmarks / shrink, inverse, 1 / shrink, kernel='gaussian'
         )
+
+    def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
+        prefix = self.num_prefix_tokens
+        if self.lepe is None or not prefix:
+            return super().local_branch(v, x, hw_shape)
+        return torch.cat([v[:, :prefix], self.lepe(v[:, prefix:], hw_shape)], dim=1)

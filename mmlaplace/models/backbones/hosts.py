@@ -46,6 +46,7 @@ SWIN_ARCHS = {
     'base': arch((128, 256, 512, 1024), (2, 2, 18, 2)),
 }
 VIT_ARCHS = {
+    'micro': arch((128,), (4,)),
     'tiny': arch((192,), (12,), (3,)),
     'small': arch((384,), (12,), (6,)),
     'base': arch((768,), (12,), (12,)),
@@ -57,18 +58,29 @@ def _overlapping(stride: int) -> partial:
     return partial(OverlapPatchEmbed, kernel_size=2 * stride - 1, stride=stride)
 
 
-def laplacian_pyramid() -> List[Stage]:
-    """LaplacianFormer: overlapping patches, rotary positions, a 3 x 3 convolution on V."""
+def _beside_each_other(stride: int) -> partial:
+    """Patches of PVT, which do not overlap."""
+    return partial(PatchEmbed, patch_size=stride)
+
+
+def laplacian_pyramid(overlapping_patches: bool = True) -> List[Stage]:
+    """LaplacianFormer: overlapping patches, rotary positions, a 3 x 3 convolution on V.
+
+    Args:
+        overlapping_patches: Whether patches overlap. Otherwise they are PVT's: 4 x 4 pixels, then
+            2 x 2 tokens. Default: True.
+    """
+    embed = _overlapping if overlapping_patches else _beside_each_other
     frame = dict(rope=True, lepe_kernel=3)
     attn = dict(type='LaplacianAttention')
-    return [Stage(_overlapping(stride), stride, attn, frame) for stride in STRIDES]
+    return [Stage(embed(stride), stride, attn, frame) for stride in STRIDES]
 
 
 def pvt() -> List[Stage]:
     """PVT: patches, learned positions, softmax on reduced keys, maps without a norm."""
     return [
         Stage(
-            partial(PatchEmbed, patch_size=stride),
+            _beside_each_other(stride),
             stride,
             dict(type='SoftmaxAttention', sr_ratio=sr_ratio),
             position={},
@@ -110,12 +122,13 @@ def swin(window_size: int = 7) -> List[Stage]:
     ]
 
 
-def vit(patch_size: int = 16, with_cls_token: bool = True) -> List[Stage]:
+def vit(patch_size: int = 16, with_cls_token: bool = True, norm_first: bool = True) -> List[Stage]:
     """ViT and DeiT: one stage of patches, with learned positions and a class token.
 
     Args:
         patch_size: Side of a patch, in pixels. Default: 16.
         with_cls_token: Whether there is a class token. Default: True.
+        norm_first: Whether blocks are pre-norm. SOFT's are post-norm. Default: True.
     """
     return [
         Stage(
@@ -125,23 +138,49 @@ def vit(patch_size: int = 16, with_cls_token: bool = True) -> List[Stage]:
             position=dict(decay=False),
             cls_token=with_cls_token,
             embed_norm=False,
+            block=dict(norm_first=norm_first),
         )
     ]
 
 
-def soft_pyramid(stem_norm_cfg: Optional[dict] = None, with_cls_token: bool = True) -> List[Stage]:
+def soft_pyramid(
+    stem_norm_cfg: Optional[dict] = None,
+    with_cls_token: bool = True,
+    overlapping_patches: bool = True,
+    drop_path_per: str = 'sample',
+) -> List[Stage]:
     """SOFT: convolutions with BatchNorm embed patches, and the last stage has softmax.
 
     Args:
         stem_norm_cfg: Config of the norms after the convolutions that embed patches, in every
             stage, such as ``dict(type='SyncBN')``. Default: ``dict(type='BN')``.
         with_cls_token: Whether the last stage has a class token. Default: True.
+        overlapping_patches: Whether patches overlap. Otherwise they are PVT's, with a LayerNorm:
+            4 x 4 pixels, then 2 x 2 tokens. Default: True.
+        drop_path_per: What ``drop_path_rate`` drops in the stages before the last. ``'sample'``
+            (default): residual branches of whole images, as in the last stage. ``'element'``:
+            elements of them, as in the authors' code, which has plain dropout there.
+
+    Raises:
+        ValueError: For a ``stem_norm_cfg`` of patches that do not overlap.
     """
-    stem, down = (
-        partial(ConvPatchEmbed, strides=strides, norm_cfg=stem_norm_cfg)
-        for strides in ((2, 1, 2), (2,))
+    if overlapping_patches:
+        stem, down = (
+            partial(ConvPatchEmbed, strides=strides, norm_cfg=stem_norm_cfg)
+            for strides in ((2, 1, 2), (2,))
+        )
+    elif stem_norm_cfg is not None:
+        raise ValueError(
+            f'stem_norm_cfg={stem_norm_cfg!r} has no effect with overlapping_patches=False, whose '
+            'norms take norm_cfg; leave it out'
+        )
+    else:
+        stem, down = _beside_each_other(4), _beside_each_other(2)
+    post_norm = dict(
+        norm_first=False,
+        drop_path_per=drop_path_per,
+        ffn_cfg=dict(act_cfg=dict(type='GELU', approximate='tanh')),
     )
-    post_norm = dict(norm_first=False, ffn_cfg=dict(act_cfg=dict(type='GELU', approximate='tanh')))
     first = [
         Stage(
             embed,
@@ -149,7 +188,7 @@ def soft_pyramid(stem_norm_cfg: Optional[dict] = None, with_cls_token: bool = Tr
             dict(type='SOFTAttention', num_landmarks=49, pool_ratio=pool_ratio),
             frame=dict(lepe_kernel=kernel, lepe_filters='head', lepe_bias=False),
             position={},
-            embed_norm=False,
+            embed_norm=not overlapping_patches,
             norm=dict(type='LN', eps=1e-5),
             block=post_norm,
         )
@@ -163,6 +202,6 @@ def soft_pyramid(stem_norm_cfg: Optional[dict] = None, with_cls_token: bool = Tr
         dict(type='SoftmaxAttention'),
         position={},
         cls_token=with_cls_token,
-        embed_norm=False,
+        embed_norm=not overlapping_patches,
     )
     return [*first, last]

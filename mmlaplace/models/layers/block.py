@@ -2,6 +2,7 @@ from typing import Optional, Tuple
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 import torch.utils.checkpoint as checkpoint
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
@@ -9,6 +10,8 @@ from torch import Tensor
 
 from .build import build_token_norm
 from .ffn import FFN
+
+DROP_PATH_PER = ('sample', 'element')
 
 
 class DropPath(nn.Module):
@@ -18,6 +21,11 @@ class DropPath(nn.Module):
 
     Args:
         drop_prob: Probability of dropping a sample's branch. Default: 0.
+        per: What is dropped: branches of a ``'sample'`` (default), or each ``'element'`` of them
+            by itself, as plain dropout does.
+
+    Raises:
+        ValueError: For an unknown ``per``.
 
     Examples:
         >>> import torch
@@ -27,18 +35,23 @@ class DropPath(nn.Module):
         [0.0, 2.0]
     """
 
-    def __init__(self, drop_prob: float = 0.0) -> None:
+    def __init__(self, drop_prob: float = 0.0, per: str = 'sample') -> None:
         super().__init__()
+        if per not in DROP_PATH_PER:
+            raise ValueError(f'drop_path_per must be one of {DROP_PATH_PER}, got {per!r}')
         self.drop_prob = drop_prob
+        self.per = per
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.drop_prob == 0:
             return x
+        if self.per == 'element':
+            return F.dropout(x, self.drop_prob)
         keep = 1 - self.drop_prob
         return x * x.new_empty((x.shape[0],) + (1,) * (x.dim() - 1)).bernoulli_(keep).div_(keep)
 
     def extra_repr(self) -> str:
-        return f'drop_prob={self.drop_prob}'
+        return f'drop_prob={self.drop_prob}, per={self.per!r}'
 
 
 class TransformerBlock(BaseModule):
@@ -56,6 +69,7 @@ class TransformerBlock(BaseModule):
             ``norm(x + ffn(x))``. Default: True.
         norm_cfg: Config of the norms. Default: ``dict(type='LN', eps=1e-6)``.
         ffn_cfg: Further arguments of :class:`FFN`. Default: none.
+        drop_path_per: What stochastic depth drops, see :class:`DropPath`. Default: 'sample'.
 
     Examples:
         >>> import torch
@@ -77,6 +91,7 @@ class TransformerBlock(BaseModule):
         norm_first: bool = True,
         norm_cfg: Optional[dict] = None,
         ffn_cfg: Optional[dict] = None,
+        drop_path_per: str = 'sample',
     ) -> None:
         super().__init__()
         norm_cfg = norm_cfg or dict(type='LN', eps=1e-6)
@@ -84,7 +99,7 @@ class TransformerBlock(BaseModule):
         self.attn = MODELS.build(attn_cfg)
         self.norm2 = build_token_norm(norm_cfg, embed_dims)
         self.ffn = FFN(embed_dims, ffn_ratio, drop_rate, **(ffn_cfg or {}))
-        self.drop_path = DropPath(drop_path_rate)
+        self.drop_path = DropPath(drop_path_rate, drop_path_per)
         self.with_cp = with_cp
         self.norm_first = norm_first
 

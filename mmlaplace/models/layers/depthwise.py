@@ -1,4 +1,4 @@
-from typing import Tuple
+from typing import Optional, Tuple
 
 import torch.nn as nn
 import torch.nn.functional as F
@@ -64,10 +64,14 @@ class DepthwiseConv(BaseModule):
         maps = tokens_to_map(x, hw_shape)  # (B, C, H, W)
         if self.filters_per == 'channel':
             return map_to_tokens(self.conv(maps))
-        weight, bias = self._of_each_channel(self.conv.weight), self.conv.bias  # (C, 1, k, k)
-        bias = None if bias is None else self._of_each_channel(bias)
+        weight, bias = self.filters()
         maps = F.conv2d(maps, weight, bias, padding=self.conv.padding, groups=len(weight))
         return map_to_tokens(maps)
+
+    def filters(self) -> Tuple[Tensor, Optional[Tensor]]:
+        """The filter of each channel, ``(C, 1, k, k)``, and their biases ``(C,)``, if any."""
+        weight, bias = self._of_each_channel(self.conv.weight), self.conv.bias
+        return weight, None if bias is None else self._of_each_channel(bias)
 
     def _of_each_channel(self, filters: Tensor) -> Tensor:
         """Filters ``(count, ...)`` repeated to one per channel, ``(C, ...)``."""

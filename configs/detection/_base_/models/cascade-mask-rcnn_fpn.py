@@ -1,4 +1,5 @@
-# Mask R-CNN with three box heads, each for tighter boxes than the one before it.
+# Mask R-CNN with three box heads, each for tighter boxes than the one before it. They are Swin's:
+# four convolutions and a linear, boxes of each class, and a loss of the decoded boxes.
 _base_ = './mask-rcnn_fpn.py'
 
 model = dict(
@@ -10,15 +11,19 @@ model = dict(
         stage_loss_weights=[1, 0.5, 0.25],
         bbox_head=[
             dict(
-                type='Shared2FCBBoxHead',
+                type='ConvFCBBoxHead',
+                num_shared_convs=4,
+                num_shared_fcs=1,
                 in_channels=256,
+                conv_out_channels=256,
                 fc_out_channels=1024,
                 roi_feat_size=7,
                 num_classes=80,
                 bbox_coder=dict(type='DeltaXYWHBBoxCoder', target_stds=target_stds),
-                reg_class_agnostic=True,
+                reg_decoded_bbox=True,
+                norm_cfg=dict(type='SyncBN'),
                 loss_cls=dict(type='CrossEntropyLoss', use_sigmoid=False),
-                loss_bbox=dict(type='SmoothL1Loss', beta=1.0),
+                loss_bbox=dict(type='GIoULoss', loss_weight=10.0),
             )
             for target_stds in (
                 [0.1, 0.1, 0.2, 0.2],

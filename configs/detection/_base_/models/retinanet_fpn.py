@@ -16,7 +16,7 @@ model = dict(
         type='FPN',
         out_channels=256,
         start_level=0,
-        add_extra_convs='on_output',
+        add_extra_convs='on_input',
         num_outs=5,
     ),
     bbox_head=dict(

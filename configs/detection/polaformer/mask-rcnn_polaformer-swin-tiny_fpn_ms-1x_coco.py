@@ -1,13 +1,13 @@
 _base_ = [
     '../_base_/models/mask-rcnn_fpn.py',
-    '../_base_/datasets/coco_instance.py',
+    '../_base_/datasets/coco_instance_ms.py',
     '../_base_/schedules/1x_bs16_adamw.py',
     '../_base_/default_runtime.py',
 ]
 
 model = dict(
-    # The drop path rate is our choice.
-    backbone=dict(type='PolaFormerSwin', arch='tiny', drop_path_rate=0.2),
+    # The drop path rate of Swin's own detectors.
+    backbone=dict(type='PolaFormerSwin', arch='tiny', drop_path_rate=0.1),
     neck=dict(in_channels=[96, 192, 384, 768]),
 )
 
