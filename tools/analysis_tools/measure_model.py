@@ -9,7 +9,7 @@ at the peak of such a pass. The result is one JSON object.
 
 Examples:
   python tools/analysis_tools/measure_model.py CONFIG
-  python tools/analysis_tools/measure_model.py CONFIG --image-size 800 1280 --out work_dirs/cost.json
+  python tools/analysis_tools/measure_model.py CONFIG --image-size 800 1280 --out cost.json
   python tools/analysis_tools/measure_model.py CONFIG --speed --batch-size 8 --device cuda \\
       --cfg-options model.backbone.attn_cfg.type=SoftmaxAttention
 """
@@ -77,9 +77,7 @@ def architecture(network: Network) -> Dict[str, List[int]]:
 def counts(network: nn.Module, size: Tuple[int, int]) -> Dict[str, Any]:
     """Parameters and MACs of one image."""
     counted = count_complexity(network.to('meta'), (3, *size))  # shapes are enough to count
-    return dict(
-        parameters=counted.parameters, weight_macs=counted.weight_macs, macs=counted.macs
-    )
+    return dict(parameters=counted.parameters, weight_macs=counted.weight_macs, macs=counted.macs)
 
 
 def speed(

@@ -2,7 +2,7 @@
 
 import copy
 from dataclasses import dataclass, fields
-from functools import lru_cache
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
@@ -119,7 +119,7 @@ def _parse(path: Path) -> Config:
     return copy.deepcopy(_parsed(path))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _parsed(path: Path) -> Config:
     return Config.fromfile(path)
 
@@ -240,7 +240,7 @@ def table_names() -> List[str]:
     return sorted(path.stem for path in tables_folder().glob('*.yml'))
 
 
-@lru_cache(maxsize=None)
+@cache
 def read_table(name: str) -> Table:
     """A table by its name.
 
