@@ -168,11 +168,12 @@ def make_report(table: Table, plan: Plan, futures: Dict[str, Future], about: dic
 
 def list_tables(console: Console) -> None:
     """Print all tables with the number of their rows."""
-    shown = rich_table.Table('table', 'of', 'own rows', 'baselines', 'title', box=box.SIMPLE)
+    shown = rich_table.Table('table', 'own rows', 'baselines', 'what', box=box.SIMPLE)
+    shown.columns[0].no_wrap = True
     for table in read_tables():
         counts = [coverage(table, kind) for kind in KINDS]
         cells = [f'{covered} of {rows}' for covered, rows, _ in counts]
-        shown.add_row(table.name, f'{table.paper}, {table.place}', *cells, table.title)
+        shown.add_row(table.name, *cells, f'{table.title} ({table.place})')
     console.print(shown)
 
 
@@ -180,6 +181,25 @@ def coverage(table: Table, kind: str) -> Tuple[int, int, int]:
     """How many rows of a kind one command produces, how many there are, and how many wait."""
     rows = [row for row in table.rows if row.kind == kind]
     return sum(row.covered for row in rows), len(rows), sum(bool(row.waits_for) for row in rows)
+
+
+def coverage_page() -> str:
+    """The counts of all tables as Markdown, which docs/reproduce.md has."""
+    header = ['table', 'what', 'own rows', 'wait', 'baselines', 'wait', 'cannot']
+    lines, sums = [header, ['---'] * len(header)], [0] * 6
+    for table in read_tables():
+        counts = [number for kind in KINDS for number in coverage(table, kind)]
+        sums = [total + number for total, number in zip(sums, counts)]
+        link = f'[{table.name}](../configs/tables/{table.name}.yml)'
+        lines.append([link, f'{table.title} ({table.place})', *_count_cells(counts)])
+    lines.append(['**all**', '', *_count_cells(sums)])
+    return '\n'.join(f'| {" | ".join(cells)} |' for cells in lines)
+
+
+def _count_cells(counts: List[int]) -> List[str]:
+    own, own_rows, own_wait, others, rows, wait = counts
+    return [f'{own} of {own_rows}', str(own_wait), f'{others} of {rows}', str(wait),
+            str(rows - others - wait)]  # fmt: skip
 
 
 def list_rows(table: Table, console: Console) -> None:
@@ -233,6 +253,7 @@ def parse_args(parser: ToolParser):
     parser.add_argument('table', nargs='?', help='see --list')
     parser.add_argument('rows', nargs='*', help='of the table; default: all')
     parser.add_argument('--list', action='store_true', help='print tables, or the rows of one')
+    parser.add_argument('--markdown', action='store_true', help='print the list as Markdown')
     parser.add_argument('--kind', choices=KINDS, help='only rows of this kind')
     parser.add_argument('--scale', choices=SCALES, default='full', help='default: %(default)s')
     parser.add_argument('--seeds', nargs='+', type=int, default=[0], help='default: 0')
@@ -257,7 +278,7 @@ def main() -> None:
     parser, console = ToolParser(__doc__), Console()
     args = parse_args(parser)
     if args.list and args.table is None:
-        return list_tables(console)
+        return print(coverage_page()) if args.markdown else list_tables(console)
     if args.table is None:
         parser.error('name a table; --list prints those there are')
     if args.launcher == 'slurm' and not args.partition:

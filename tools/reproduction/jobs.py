@@ -25,6 +25,7 @@ from .paper_tables import METRICS, Run, TableError, find_row, merge
 
 TOOLS = Path(__file__).resolve().parents[1]
 TAIL = 25  # lines of a log that a failure quotes
+LOOK = 0.5  # seconds between two looks at a command
 LAUNCHERS = ('none', 'pytorch', 'slurm')
 
 
@@ -147,7 +148,7 @@ class Job:
             try:
                 while process.poll() is None:
                     self.watch()
-                    time.sleep(0.5)
+                    time.sleep(LOOK)
             except BaseException:
                 process.terminate()
                 process.wait()

@@ -1,6 +1,7 @@
 """Read the papers' tables in configs/tables: one YAML file for each, rows as they are printed."""
 
 import copy
+import re
 from dataclasses import dataclass, fields
 from functools import cache
 from importlib.util import find_spec
@@ -236,8 +237,9 @@ def tables_folder() -> Path:
 
 
 def table_names() -> List[str]:
-    """Names of all tables, sorted."""
-    return sorted(path.stem for path in tables_folder().glob('*.yml'))
+    """Names of all tables, by paper and number."""
+    names = (path.stem for path in tables_folder().glob('*.yml'))
+    return sorted(names, key=lambda name: re.sub(r'\d+', lambda n: n[0].zfill(3), name))
 
 
 @cache
@@ -250,7 +252,8 @@ def read_table(name: str) -> Table:
     if name not in table_names():
         raise TableError(f'there is no table {name!r}; there are: {", ".join(table_names())}')
     path = tables_folder() / f'{name}.yml'
-    return parse_table(name, yaml.safe_load(path.read_text()))
+    loader = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)  # compiled, where there is one
+    return parse_table(name, yaml.load(path.read_text(), loader))
 
 
 def read_tables() -> List[Table]:
