@@ -30,7 +30,8 @@ from typing import Dict, Iterator, List, Tuple
 
 import torch
 from mmengine.config import DictAction
-from reproduction.jobs import LAUNCHERS, Job, Settings, plan_measurements, plan_run, write_whole
+from reproduction.files import write_whole
+from reproduction.jobs import LAUNCHERS, Job, Settings, plan_measurements, plan_run
 from reproduction.paper_tables import (
     KINDS,
     SCALES,

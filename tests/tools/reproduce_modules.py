@@ -7,6 +7,6 @@ from conftest import ROOT, load_tool
 
 with mock.patch.object(sys, 'path', [str(ROOT / 'tools'), *sys.path]):
     tool = load_tool('tools/reproduce.py')
-    from reproduction import jobs, paper_tables, report
+    from reproduction import files, jobs, paper_tables, report
 
-__all__ = ['jobs', 'paper_tables', 'report', 'tool']
+__all__ = ['files', 'jobs', 'paper_tables', 'report', 'tool']

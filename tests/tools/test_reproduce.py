@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, run_script
 from mmengine.config import Config
-from reproduce_modules import jobs, paper_tables, report, tool
+from reproduce_modules import files, jobs, paper_tables, report, tool
 from rich.console import Console
 
 TOOL = ROOT / 'tools/reproduce.py'
@@ -197,7 +197,7 @@ def test_a_job_waits_for_a_process_that_still_works_in_its_folder(tmp_path):
 def test_a_file_is_written_whole_and_a_config_stands_alone(tmp_path):
     (path,) = (tmp_path / name for name in ('config.py',))
     cfg = Config.fromfile(ROOT / 'configs/detection/soft/mask-rcnn_softpp-tiny_fpn_1x_coco.py')
-    jobs.write_whole(path, jobs.config_text(cfg))
+    files.write_whole(path, files.config_text(cfg))
     assert [p.name for p in tmp_path.iterdir()] == ['config.py']
     assert Config.fromfile(path).to_dict() == cfg.to_dict()
 

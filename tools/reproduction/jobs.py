@@ -10,7 +10,6 @@ import fcntl
 import hashlib
 import json
 import os
-import pprint
 import re
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from mmengine.config import Config
 
+from .files import config_text, write_whole
 from .paper_tables import METRICS, Run, TableError, find_row, merge
 
 TOOLS = Path(__file__).resolve().parents[1]
@@ -329,6 +329,11 @@ class Drawing(Job):
         return str(images[0]) if images else 'IMAGE'
 
     def work(self, lock: int) -> dict:
+        if '{image}' in self.tool and not Path(self.image()).is_file():
+            raise JobFailed(
+                'no image in data/mini/detection/val to draw on; '
+                'python tools/dataset_converters/make_mini_datasets.py makes them'
+            )
         self.state = 'draws'
         self.call(self.commands()[0], 'draw.log', lock)
         made = sorted(path for path in self.folder.iterdir() if path.suffix in ('.png', '.json'))
@@ -379,22 +384,3 @@ def plan_measurements(row: str, run: Run, settings: Settings) -> Tuple[Measureme
     if spec is not None and not all(metric.on_full for metric in wanted):
         jobs.append(Measurement(row, run, spec.load(), settings, timed=True))
     return tuple(jobs)
-
-
-def config_text(cfg: Config) -> str:
-    """A config as a file that stands alone."""
-    content = {key: value for key, value in cfg.to_dict().items() if key != 'work_dir'}
-    return (
-        '\n'.join(
-            f'{key} = {pprint.pformat(value, width=100, sort_dicts=False)}'
-            for key, value in content.items()
-        )
-        + '\n'
-    )
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file in one step, so that it is there whole or not at all."""
-    beside = path.with_name(f'{path.name}.{os.getpid()}.part')
-    beside.write_text(text)
-    os.replace(beside, path)
