@@ -17,14 +17,6 @@ class Network(nn.Module):
 
     Args:
         model: One of mmpretrain, mmdet or mmseg.
-
-    Examples:
-        >>> import torch
-        >>> from mmlaplace import get_model
-        >>> from mmlaplace.utils.networks import Network
-        >>> network = Network(get_model('polaformer-pvtv2-b0_8xb128_in1k')).eval()
-        >>> network(torch.zeros(2, 3, 64, 64))[0].shape
-        torch.Size([2, 1000])
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -11,7 +11,7 @@ Examples:
   python tools/analysis_tools/measure_model.py CONFIG
   python tools/analysis_tools/measure_model.py CONFIG --image-size 800 1280 --out cost.json
   python tools/analysis_tools/measure_model.py CONFIG --speed --batch-size 8 --device cuda \\
-      --cfg-options model.backbone.attn_cfg.type=SoftmaxAttention
+      --cfg-options model.backbone.attn_cfg.num_landmarks=100
 """
 
 import json
