@@ -1,0 +1,343 @@
+"""Reproduce the tables of the papers: train, test and measure their rows, and compare.
+
+The tables are in configs/tables, each row with its config and its published values. At full scale
+a row is trained as its config says, on ImageNet, COCO, ADE20K or Cityscapes in data/. At mini scale
+its small twin is trained on data/mini, in minutes on a CPU. Training and testing are the toolboxes'
+own. A classifier that a detector or segmentor starts from is trained first. Rows with the same
+config share a run. --resume goes on with what a killed call left, and repeats nothing that is
+finished. The result is WORK_DIR/TABLE-SCALE.json, and beside it Markdown and a plot.
+
+Examples:
+  python tools/reproduce.py --list
+  python tools/reproduce.py --list softpp_table_2
+  python tools/dataset_converters/make_mini_datasets.py
+  python tools/reproduce.py laplacianformer_bandwidth --scale mini --seeds 0 1 2 --resume
+  python tools/reproduce.py softpp_table_4 softpp-tiny --launcher pytorch --gpus 8 --dry-run
+  python tools/reproduce.py softpp_table_4 softpp-tiny --launcher slurm --gpus 8 --partition gpu \\
+      --weights softpp_table_3/softpp-tiny=work_dirs/softpp-tiny/epoch_300.pth
+"""
+
+import json
+import os
+import queue
+import shlex
+import sys
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from importlib.metadata import distributions, version
+from pathlib import Path
+from typing import Dict, Iterator, List, Tuple
+
+import torch
+from mmengine.config import DictAction
+from reproduction.files import write_whole
+from reproduction.jobs import LAUNCHERS, Job, Settings, plan_measurements, plan_run
+from reproduction.paper_tables import (
+    KINDS,
+    SCALES,
+    Row,
+    Run,
+    Table,
+    TableError,
+    find_row,
+    read_table,
+    read_tables,
+)
+from reproduction.report import markdown, new_report, plot, row_report, run_report
+from rich import box
+from rich import table as rich_table
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+import mmlaplace
+from mmlaplace.utils.command_line import ToolParser
+from mmlaplace.utils.measuring import describe_machine
+from mmlaplace.utils.toolboxes import TOOLBOXES
+
+LOOK = 1.0  # seconds between two looks at the jobs
+
+
+class Plan:
+    """All jobs of a call, each once, after those that it needs.
+
+    Attributes:
+        jobs: By their keys.
+        rows: For each row, its runs with the keys of their jobs by seed, and of measurements.
+    """
+
+    def __init__(self, rows: List[Tuple[Table, Row]], seeds: List[int], settings: Settings) -> None:
+        self.jobs: Dict[str, Job] = {}
+        self.rows: List[Tuple[Row, List[Tuple[Run, Dict[int, str], List[str]]]]] = []
+        for table, row in rows:
+            runs = []
+            for run in row.runs if row.covered else ():
+                name = f'{table.name}/{row.name}'
+                jobs = {seed: plan_run(name, run, seed, settings) for seed in seeds}
+                keys = {seed: self.add(job) for seed, job in jobs.items() if job is not None}
+                measured = [self.add(job) for job in plan_measurements(name, run, settings)]
+                runs.append((run, keys, measured))
+            self.rows.append((row, runs or [(run, {}, []) for run in row.runs]))
+
+    def add(self, job: Job) -> str:
+        """Add a job after those that it needs; its key."""
+        for row, needed in job.needs.items():
+            job.needs[row] = self.jobs[self.add(needed)]
+        key = f'{job.kind}/{job.key}'
+        self.jobs.setdefault(key, job)
+        return key
+
+
+def run_all(plan: Plan, at_once: int, devices: List[str], console: Console) -> Dict[str, Future]:
+    """Run all jobs, several at once, with progress; a future for each, by its key."""
+    slots: queue.SimpleQueue = queue.SimpleQueue()
+    for slot in range(at_once):
+        slots.put(devices[slot] if devices else None)
+    futures: Dict[str, Future] = {}
+
+    def work(job: Job) -> dict:
+        for needed in job.needs.values():
+            if futures[f'{needed.kind}/{needed.key}'].exception() is not None:
+                job.state = 'failed'
+                raise RuntimeError(f'it needs {needed.label}, which failed')
+        slot = slots.get()
+        job.devices = slot
+        try:
+            return job.run()
+        finally:
+            slots.put(slot)
+
+    columns = (
+        TextColumn('{task.description}'),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    progress = Progress(*columns, console=console)
+    with progress, ThreadPoolExecutor(at_once) as pool:
+        total, lines = progress.add_task('jobs', total=len(plan.jobs)), {}
+        # Jobs start in this order, so one that waits for another has it running before it.
+        for key, job in plan.jobs.items():
+            futures[key] = pool.submit(work, job)
+        try:
+            while show(plan, futures, progress, total, lines):
+                time.sleep(LOOK)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    return futures
+
+
+def show(plan: Plan, futures: Dict[str, Future], progress: Progress, total, lines: dict) -> bool:
+    """Bring the display up to date; whether jobs are left."""
+    for key, future in futures.items():
+        job = plan.jobs[key]
+        if future.running():
+            if key not in lines:
+                lines[key] = progress.add_task('', total=None)
+            progress.update(lines[key], description=f'{job.label}: {job.state}')
+        elif future.done() and lines.get(key, key) is not None:
+            if key in lines:
+                progress.remove_task(lines[key])
+            lines[key] = None
+            error = future.exception()
+            end = f'failed: {str(error).splitlines()[0]}' if error else 'done'
+            progress.console.print(f'{job.label}: {end}', markup=False, soft_wrap=True)
+            progress.advance(total)
+    return not all(future.done() for future in futures.values())
+
+
+def outcome(future: Future):
+    """What a job found, or how it failed."""
+    error = future.exception()
+    if error is None:
+        return future.result()
+    return str(error) if isinstance(error, RuntimeError) else f'{type(error).__name__}: {error}'
+
+
+def make_report(table: Table, plan: Plan, futures: Dict[str, Future], about: dict) -> dict:
+    """Published beside reproduced."""
+    report = new_report(table, **about)
+    for row, runs in plan.rows:
+        entries = []
+        for run, keys, measured in runs:
+            trained = {seed: outcome(futures[key]) for seed, key in keys.items()}
+            figures = [outcome(futures[key]) for key in measured]
+            entries.append(run_report(run, about['scale'], trained, figures))
+        report['rows'].append(row_report(row, entries))
+    return report
+
+
+def list_tables(console: Console) -> None:
+    """Print all tables with the number of their rows."""
+    shown = rich_table.Table('table', 'own rows', 'baselines', 'what', box=box.SIMPLE)
+    shown.columns[0].no_wrap = True
+    for table in read_tables():
+        counts = [coverage(table, kind) for kind in KINDS]
+        cells = [f'{covered} of {rows}' for covered, rows, _ in counts]
+        shown.add_row(table.name, *cells, f'{table.title} ({table.place})')
+    console.print(shown)
+
+
+def coverage(table: Table, kind: str) -> Tuple[int, int, int]:
+    """How many rows of a kind one command produces, how many there are, and how many wait."""
+    rows = [row for row in table.rows if row.kind == kind]
+    return sum(row.covered for row in rows), len(rows), sum(bool(row.waits_for) for row in rows)
+
+
+def coverage_page() -> str:
+    """The counts of all tables as Markdown, which docs/reproduce.md has."""
+    header = ['table', 'what', 'own rows', 'wait', 'baselines', 'wait', 'cannot']
+    lines, sums = [header, ['---'] * len(header)], [0] * 6
+    for table in read_tables():
+        counts = [number for kind in KINDS for number in coverage(table, kind)]
+        sums = [total + number for total, number in zip(sums, counts)]
+        link = f'[{table.name}](../configs/tables/{table.name}.yml)'
+        lines.append([link, f'{table.title} ({table.place})', *_count_cells(counts)])
+    lines.append(['**all**', '', *_count_cells(sums)])
+    return '\n'.join(f'| {" | ".join(cells)} |' for cells in lines)
+
+
+def _count_cells(counts: List[int]) -> List[str]:
+    own, own_rows, own_wait, others, rows, wait = counts
+    return [f'{own} of {own_rows}', str(own_wait), f'{others} of {rows}', str(wait),
+            str(rows - others - wait)]  # fmt: skip
+
+
+def list_rows(table: Table, console: Console) -> None:
+    """Print the rows of a table, with their configs."""
+    shown = rich_table.Table('row', 'kind', 'published', 'config', 'mini', box=box.SIMPLE)
+    for row in table.rows:
+        reason = row.why_not or (f'waits for {row.waits_for}' if row.waits_for else '')
+        for run in row.runs:
+            published = ', '.join(f'{name} {value}' for name, value in run.published.items())
+            config = reason or (run.full.config if run.full else run.tool[0])
+            name = f'{row.name}, {run.name}' if run.name else row.name
+            shown.add_row(name, row.kind, published, config, 'yes' if run.mini or run.tool else '')
+    console.print(table.title, f'({table.paper}, {table.place})', table.note, markup=False)
+    console.print(shown)
+
+
+def dry_run(plan: Plan) -> Iterator[str]:
+    """What would be done, in this order."""
+    for job in plan.jobs.values():
+        state = 'finished' if job.result() else 'started' if job.folder.exists() else 'to do'
+        yield f'{job.label} ({state}, {job.folder})'
+        for command in job.commands():
+            yield f'  {shlex.join(command)}'
+    for row, _ in plan.rows:
+        if not row.covered:
+            yield f'{row.name}: {row.why_not or f"waits for {row.waits_for}"}'
+
+
+def versions() -> Dict[str, str]:
+    """Of what decides results. A fork and the upstream package have the same import name."""
+    names = ['torch', 'mmengine', 'onedl-mmengine', 'mmcv', 'onedl-mmcv']
+    names += [name for toolbox in TOOLBOXES.values() for name in toolbox.tested]
+    installed = {distribution.metadata['Name'] for distribution in distributions()}
+    found = {name: version(name) for name in names if name in installed}
+    return {'mmlaplace': mmlaplace.__version__, **found}
+
+
+def parse_weights(given: List[str]) -> Dict[str, Path]:
+    """``TABLE/ROW=FILE`` by row."""
+    found = {}
+    for text in given:
+        row, equals, file = text.partition('=')
+        if not equals or not Path(file).is_file():
+            raise TableError(f'--weights takes TABLE/ROW=FILE with a file, got {text!r}')
+        find_row(row)
+        found[row] = Path(file).resolve()
+    return found
+
+
+def parse_args(parser: ToolParser):
+    parser.add_argument('table', nargs='?', help='see --list')
+    parser.add_argument('rows', nargs='*', help='of the table; default: all')
+    parser.add_argument('--list', action='store_true', help='print tables, or the rows of one')
+    parser.add_argument('--markdown', action='store_true', help='print the list as Markdown')
+    parser.add_argument('--kind', choices=KINDS, help='only rows of this kind')
+    parser.add_argument('--scale', choices=SCALES, default='full', help='default: %(default)s')
+    parser.add_argument('--seeds', nargs='+', type=int, default=[0], help='default: 0')
+    parser.add_argument('--launcher', choices=LAUNCHERS, default='none', help='of one run')
+    parser.add_argument('--gpus', type=int, default=1, help='of one run; default: %(default)s')
+    parser.add_argument('--partition', default='', help='of Slurm')
+    parser.add_argument('--jobs', type=int, help='at once; default: as GPUs allow, on a CPU 1')
+    parser.add_argument('--resume', action='store_true', help='go on with runs that are there')
+    parser.add_argument('--dry-run', action='store_true', help='print what would be done')
+    parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/reproduce'))
+    parser.add_argument('--out', type=Path, help='default: WORK_DIR/TABLE-SCALE.json')
+    parser.add_argument(
+        '--weights', nargs='+', default=[], metavar='TABLE/ROW=FILE', help='not to be trained'
+    )
+    parser.add_argument(
+        '--cfg-options', nargs='+', action=DictAction, default={}, help='change all configs'
+    )
+    return parser.parse_args()
+
+
+def main() -> None:
+    parser, console = ToolParser(__doc__), Console()
+    args = parse_args(parser)
+    if args.list and args.table is None:
+        return print(coverage_page()) if args.markdown else list_tables(console)
+    if args.table is None:
+        parser.error('name a table; --list prints those there are')
+    if args.launcher == 'slurm' and not args.partition:
+        parser.error('--launcher slurm needs --partition')
+    if args.gpus < 1 or (args.jobs is not None and args.jobs < 1):
+        parser.error(f'--gpus ({args.gpus}) and --jobs ({args.jobs}) must be at least 1')
+    gpus = torch.cuda.device_count()
+    devices = [
+        ','.join(str(first + i) for i in range(args.gpus))
+        for first in range(0, gpus - args.gpus + 1, args.gpus)
+    ]
+    jobs = args.jobs or max(len(devices), 1)
+    if args.launcher != 'slurm' and devices and jobs > len(devices):
+        parser.error(f'--jobs {jobs} of --gpus {args.gpus} need more than the {gpus} GPUs here')
+    try:
+        table = read_table(args.table)
+        if args.list:
+            return list_rows(table, console)
+        rows = [table.row(name) for name in args.rows] or list(table.rows)
+        settings = Settings(
+            args.work_dir, args.scale, args.launcher, args.gpus, args.partition, args.cfg_options,
+            parse_weights(args.weights), threads=max((os.cpu_count() or 1) // jobs, 1),
+        )  # fmt: skip
+        chosen = [(table, row) for row in rows if args.kind in (None, row.kind)]
+        plan = Plan(chosen, args.seeds, settings)
+    except (TableError, ImportError) as error:
+        parser.error(str(error))
+    if args.dry_run:
+        return print('\n'.join(dry_run(plan)))
+    there = [str(job.folder) for job in plan.jobs.values() if job.folder.exists()]
+    if there and not args.resume:
+        parser.error(
+            f'{there[0]} is there already; --resume goes on with it, and another --work-dir '
+            'starts anew'
+        )
+    if args.scale == 'mini' and not Path('data/mini').is_dir():
+        parser.error(
+            'data/mini is missing; python tools/dataset_converters/make_mini_datasets.py makes it'
+        )
+    devices = [] if args.launcher == 'slurm' else devices
+    futures = run_all(plan, jobs, devices, console)
+    device = torch.device('cuda' if gpus else 'cpu')
+    report = make_report(table, plan, futures, dict(
+        scale=args.scale, seeds=args.seeds, call=shlex.join(['python', *sys.argv]),
+        versions=versions(), machine=describe_machine(device),
+    ))  # fmt: skip
+    out = args.out or args.work_dir / f'{table.name}-{args.scale}.json'
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, json.dumps(report, indent=2, ensure_ascii=False) + '\n')
+    text = markdown(report, out.parent)
+    write_whole(out.with_suffix('.md'), text)
+    drawn = plot(report, out.with_suffix('.png'))
+    print(text)
+    print('wrote', out, out.with_suffix('.md'), out.with_suffix('.png') if drawn else '')
+    failed = sorted({plan.jobs[key].label for key, f in futures.items() if f.exception()})
+    if failed:
+        sys.exit(f'reproduce: {len(failed)} failed: {", ".join(failed)}; the report has their logs')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,1 @@
+"""What tools/reproduce.py is made of: the papers' tables, runs of their rows, and reports."""

@@ -1,0 +1,237 @@
+"""Published beside reproduced: as JSON, as Markdown and as a plot."""
+
+import os
+import statistics
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import matplotlib
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+
+from .paper_tables import METRICS, Row, Run, Table
+
+Outcome = Union[dict, str]  # what a job found, or how it failed
+
+
+def run_report(
+    run: Run, scale: str, trained: Mapping[int, Outcome], measured: Sequence[Outcome]
+) -> Dict[str, Any]:
+    """What there is to say of a run of a row.
+
+    Args:
+        run: Of the row.
+        scale: ``'full'`` or ``'mini'``.
+        trained: What its jobs found or how they failed, by seed.
+        measured: The same of its measurements.
+    """
+    done = {seed: found for seed, found in trained.items() if isinstance(found, dict)}
+    failures = {f'seed {seed}': text for seed, text in trained.items() if isinstance(text, str)}
+    failures.update(
+        (f'measurement {i}', text) for i, text in enumerate(measured, 1) if isinstance(text, str)
+    )
+    spec = run.spec(scale)
+    entry: Dict[str, Any] = dict(
+        name=run.name,
+        config=spec.config if spec else None,
+        options=dict(spec.options) if spec else {},
+        config_hashes={str(seed): found['config_hash'] for seed, found in done.items()},
+        logs={str(seed): found['log'] for seed, found in done.items() if 'log' in found},
+        files=[file for found in done.values() for file in found.get('files', ())],
+        seconds=sum(found['seconds'] for found in done.values()),
+    )
+    figures: Dict[str, Any] = {}
+    for found in reversed(measured):  # the first, of the full-size model, has the last word
+        figures.update(found if isinstance(found, dict) else {})
+    entry['metrics'] = {}
+    for name, published in run.published.items():
+        metric = METRICS[name]
+        if metric.measured:
+            value = figures.get(metric.measured)
+            values = [] if value is None else [value]
+        else:
+            values = [found['scores'].get(metric.log) for found in done.values()]
+            if None in values:
+                failures[name] = f'the log has no {metric.log!r}'
+                values = []
+        at = 'full' if metric.on_full else scale
+        shown = compared(published, values, metric.factor, at, bool(metric.measured))
+        entry['metrics'][name] = dict(shown, unit=metric.unit)
+    entry['failures'] = failures
+    return entry
+
+
+def compared(
+    published: Union[float, str], values: Sequence, factor: float, at: str, measured: bool
+) -> Dict[str, Any]:
+    """A published value beside what was found. At mini scale there is no difference to tell."""
+    if isinstance(published, str):
+        found = [', '.join(map(str, value)) for value in values]
+        same = None if not found else 'same' if set(found) == {published} else 'other'
+        return dict(published=published, values=found, difference=same, at=at, measured=measured)
+    found = [value * factor for value in values]
+    entry: Dict[str, Any] = dict(published=published, values=found, at=at, measured=measured)
+    if found:
+        entry['mean'] = statistics.mean(found)
+        entry['s'] = statistics.stdev(found) if len(found) > 1 else None
+    full = found and at == 'full'
+    entry['difference'] = entry['mean'] - published if full else None
+    return entry
+
+
+def row_report(row: Row, runs: List[dict]) -> Dict[str, Any]:
+    """What there is to say of a row."""
+    entry = dict(
+        name=row.name, label=row.label, kind=row.kind, line=row.line, note=row.note,
+        waits_for=row.waits_for, why_not=row.why_not, runs=runs, averages={},
+    )  # fmt: skip
+    for name, published in row.averages.items():
+        means = [run['metrics'].get(name, {}).get('mean') for run in runs]
+        at = runs[0]['metrics'][name]['at'] if runs else 'full'
+        values = [statistics.mean(means)] if means and None not in means else []
+        entry['averages'][name] = compared(published, values, 1.0, at, False)
+        entry['averages'][name]['unit'] = METRICS[name].unit
+    return entry
+
+
+def number(value: Optional[Union[float, str]]) -> str:
+    """A value for people: two digits after the point, or four that count."""
+    if value is None:
+        return '–'
+    if isinstance(value, str):
+        return value
+    return f'{value:.2f}'.rstrip('0').rstrip('.') if abs(value) < 1000 else f'{value:.0f}'
+
+
+def reproduced(entry: dict) -> str:
+    """The mean and the spread over seeds."""
+    if 'mean' not in entry:
+        return '; '.join(map(number, entry['values'])) or '–'
+    spread = '' if entry['s'] is None else f' ± {number(entry["s"])}'
+    small = ', of the twin' if entry['at'] == 'mini' else ''
+    return f'{number(entry["mean"])}{spread}{small}'
+
+
+def signed(value: Optional[Union[float, str]]) -> str:
+    """A difference."""
+    return number(value) if value is None or isinstance(value, str) else f'{value:+.2f}'
+
+
+def markdown(report: dict, folder: Path) -> str:
+    """The report for people, with links from a file in this folder."""
+    lines = [
+        f'# {report["title"]}', '',
+        f'{report["paper"]}, {report["place"]}. Scale: {report["scale"]}. '
+        f'Seeds: {", ".join(map(str, report["seeds"]))}.', '',
+    ]  # fmt: skip
+    if report['note']:
+        lines += [report['note'], '']
+    if report['scale'] == 'mini':
+        lines += [
+            'Scores, speeds and memory are those of small twins on small data. They say nothing of '
+            'the published figures, which are beside them for their order alone. Parameters and '
+            'MACs are those of the full-size models.', '',
+        ]  # fmt: skip
+    header = ('row', 'kind', 'metric', 'published', 'reproduced', 'difference', 'log', 'config')
+    lines += [_cells(header), _cells(['---'] * len(header))]
+    for row in report['rows']:
+        lines += [_cells(cells) for cells in _row_cells(row, folder)]
+    failed = [(row, run, *item) for row in report['rows'] for run in row['runs']
+              for item in run['failures'].items()]  # fmt: skip
+    if failed:
+        lines += ['', '## What failed']
+    for row, run, where, text in failed:
+        lines += ['', f'{row["label"]} {run["name"]}, {where}:', '', '```', text, '```']
+    lines += ['', '## Where', '']
+    about = {**report['machine'], **report['versions']}
+    lines += [f'- {name}: {value}' for name, value in about.items()]
+    lines += [f'- call: `{report["call"]}`']
+    return '\n'.join(lines) + '\n'
+
+
+def _row_cells(row: dict, folder: Path) -> List[List[str]]:
+    label = row['label']
+    reason = row['why_not'] or (f'waits for {row["waits_for"]}' if row['waits_for'] else '')
+    found = []
+    for run in row['runs']:
+        title = f'{label}, {run["name"]}' if run['name'] else label
+        links = [(seed, os.path.relpath(log, folder)) for seed, log in run['logs'].items()]
+        links = [f'[{seed}]({log})' for seed, log in links]
+        links += [f'[{Path(f).name}]({os.path.relpath(f, folder)})' for f in run['files']]
+        hashes = ' '.join(run['config_hashes'].values())
+        failed = 'failed' if run['failures'] else ''
+        for name, entry in run['metrics'].items():
+            unit = f'{name}, {entry["unit"]}' if entry['unit'] else name
+            value = reproduced(entry) if entry['values'] else reason or failed or 'not run'
+            found.append([
+                title, row['kind'], unit, number(entry['published']), value,
+                signed(entry['difference']), ' '.join(links), hashes,
+            ])  # fmt: skip
+        if not run['metrics']:
+            state = reason or failed or ('done' if run['config_hashes'] else 'not run')
+            found.append([title, row['kind'], '–', '–', state, '–', ' '.join(links), hashes])
+    for name, entry in row['averages'].items():
+        value = reproduced(entry) if entry['values'] else reason or 'not run'
+        found.append([
+            f'{label}, mean', row['kind'], name, number(entry['published']), value,
+            signed(entry['difference']), '', '',
+        ])  # fmt: skip
+    return found or [[label, row['kind'], '–', '–', reason or 'not run', '–', '', '']]
+
+
+def _cells(cells: Sequence[str]) -> str:
+    return f'| {" | ".join(cells)} |'
+
+
+def points(report: dict) -> Dict[str, List[Tuple[str, dict]]]:
+    """What was reproduced of each score: the row's label and its comparison."""
+    found: Dict[str, List[Tuple[str, dict]]] = {}
+    for row in report['rows']:
+        for run in row['runs']:
+            for name, entry in run['metrics'].items():
+                if not entry['measured'] and entry['values']:
+                    title = f'{row["label"]}, {run["name"]}' if run['name'] else row['label']
+                    found.setdefault(name, []).append((title, entry))
+    return found
+
+
+def plot(report: dict, path: Path) -> bool:
+    """Draw the scores, published on the left and reproduced on the right; whether there are any."""
+    scores = points(report)
+    if not scores:
+        return False
+    heights = [1 + 0.3 * len(rows) for rows in scores.values()]
+    figure, grid = plt.subplots(
+        len(scores), 2, figsize=(10, sum(heights)), squeeze=False, layout='constrained',
+        height_ratios=heights,
+    )  # fmt: skip
+    full = report['scale'] == 'full'
+    for (name, rows), (left, right) in zip(scores.items(), grid):
+        places = range(len(rows))
+        unit = f'{name}, {rows[0][1]["unit"]}'
+        left.plot([entry['published'] for _, entry in rows], places, 'o', color='C7')
+        means = [entry['mean'] for _, entry in rows]
+        spreads = [entry['s'] or 0 for _, entry in rows]
+        right.errorbar(means, places, xerr=spreads, fmt='s', color='C0', capsize=3)
+        left.set_yticks(places, [label for label, _ in rows])
+        right.set_yticks(places, [])
+        left.set_xlabel(f'{unit}, published')
+        right.set_xlabel(f'{unit}, reproduced' + ('' if full else ' by small twins'))
+        for axes in (left, right):
+            axes.set_ylim(len(rows) - 0.5, -0.5)
+            axes.grid(alpha=0.3)
+        if full:
+            right.sharex(left)
+    figure.suptitle(f'{report["paper"]}, {report["place"]}: {report["title"]}')
+    figure.savefig(path, dpi=120)
+    plt.close(figure)
+    return True
+
+
+def new_report(table: Table, **about) -> Dict[str, Any]:
+    """A report without rows."""
+    return dict(
+        table=table.name, title=table.title, paper=table.paper, place=table.place,
+        note=table.note, **about, rows=[],
+    )  # fmt: skip
