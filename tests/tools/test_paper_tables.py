@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import re
 import statistics
 import warnings
 
@@ -35,6 +36,10 @@ DIFFERENT = {
 }
 # Published models that are in none of the three papers' tables: SOFT's own paper has them.
 OF_SOFT = {f'soft-{size}_8xb128_in1k' for size in ('small', 'medium', 'large', 'huge')}
+# And the authors' code has weights of normalised ones.
+OF_SOFT |= {
+    f'soft-{size}-norm_8xb128_in1k' for size in ('tiny', 'small', 'medium', 'large', 'huge')
+}
 
 
 def each_table(*fast):
@@ -94,7 +99,7 @@ def test_all_rows_of_the_papers_own_methods_are_there_and_most_are_produced():
     covered = sum(row.covered for row in OWN)
     waiting = sum(bool(row.waits_for) for row in OWN)
     assert covered + waiting == len(OWN)
-    assert covered >= 83
+    assert covered >= 97
 
 
 def test_the_page_has_the_counts():
@@ -114,12 +119,14 @@ def test_rows_are_named_once_and_say_what_they_are():
 @pytest.mark.parametrize('table', TABLES, ids=lambda table: table.name)
 def test_configs_are_files_and_own_rows_have_a_twin(table):
     for row in table.rows:
+        # Of the tasks of Long Range Arena, ListOps and Pathfinder have small data here.
+        assert row.kind != 'own' or not row.covered or any(r.mini or r.tool for r in row.runs)
         for run in row.runs:
             for scale in paper_tables.SCALES:
                 assert run.spec(scale) is None or run.spec(scale).path().is_file()
             if row.kind == 'own' and row.covered:
-                assert run.mini or run.tool, row.name
-                assert not run.mini or run.mini.config.endswith('_mini.py')
+                assert run.mini or run.tool or run.full.config.startswith('configs/lra/'), row.name
+                assert not run.mini or re.search('_mini[_.]', run.mini.config)
             if run.weights is not None:
                 _, source = paper_tables.find_row(run.weights.row)
                 assert source.covered and source.runs[0].full is not None, row.name
@@ -260,8 +267,8 @@ def test_unknown_and_doubled_names_are_quoted():
 
 
 def test_later_options_see_earlier_ones():
-    spec = paper_tables.read_table('softpp_table_11').row('softpp-without-pyramid').runs[0].full
+    spec = paper_tables.read_table('softpp_table_8').row('vit-small-16').runs[0].full
     cfg = spec.load()
-    assert cfg.model.backbone.type == 'ViT' and 'arch' in cfg.model.backbone
-    assert cfg.model.neck == dict(type='GlobalAveragePooling')
+    assert cfg.model.backbone.type == 'ViT' and cfg.model.neck is None
+    assert cfg.model.head.in_channels == 768
     assert spec.load().model == cfg.model  # and the cached config stays as it is
