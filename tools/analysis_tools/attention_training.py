@@ -106,7 +106,7 @@ HOSTS = {
 VARIANTS = {
     'LaplacianAttention, Gaussian': dict(type='LaplacianAttention', kernel='gaussian'),
     'LaplacianAttention, literal': dict(type='LaplacianAttention', whitening='literal'),
-    'KernelAttention, Gaussian': dict(type='KernelAttention', kernel='gaussian'),
+    'KernelAttention, Laplacian': dict(type='KernelAttention', kernel='laplacian'),
     'PerformerAttention, ReLU': dict(type='PerformerAttention', features='relu'),
 }
 

@@ -17,7 +17,7 @@ Examples:
   python tools/analysis_tools/compare_attentions.py --attentions LaplacianAttention XCAttention
   python tools/analysis_tools/compare_attentions.py --hosts vit swin --seeds 0 --no-cost
   python tools/analysis_tools/compare_attentions.py --no-local-branch --seeds 0 --no-cost
-  # an attention of your own beside those that were run for docs/attention_comparison.md
+  # go on from what was run for docs/attention_comparison.md
   python tools/analysis_tools/compare_attentions.py --known docs/logs/compare_attentions.json
 """
 

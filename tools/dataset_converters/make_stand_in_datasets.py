@@ -24,7 +24,7 @@ from PIL import Image
 
 from mmlaplace.utils.command_line import ToolParser
 
-IMAGES = 4  # of each split
+IMAGES = 2  # of each split
 SHAPE = (256, 384)  # pixels; the lowest photographs have 300
 IMAGENET_FOLDERS = 1000
 
