@@ -14,7 +14,9 @@ from mmlaplace.utils.toolboxes import PACKAGES, TOOLBOXES, require_toolbox, tool
 
 def test_the_tasks_are_those_of_the_configs():
     folders = {path.name for path in (ROOT / 'configs').iterdir() if path.is_dir()}
-    assert set(TOOLBOXES) == folders - {'_base_'} == {model.task for model in read_models()}
+    # The papers' tables are no configs, and sequences have one encoder and no toolbox of their own.
+    folders -= {'_base_', 'lra', 'tables'}
+    assert set(TOOLBOXES) == folders == {model.task for model in read_models()}
 
 
 def test_the_newest_tested_versions_are_those_of_the_requirements():

@@ -39,7 +39,7 @@ def published() -> Dict[str, Published]:
         if model.task != 'classification' or top1 is None:
             continue
         backbone = get_config(model.name).model.backbone
-        if 'img_size' in backbone:  # a variant for another size, which is no arch of its own
+        if 'img_size' in backbone or 'attn_cfg' in backbone:  # a variant, which is no arch
             continue
         name = f'{backbone.type.lower()}-{backbone.arch}'
         where = f'configs/classification/{model.family}/README.md'
