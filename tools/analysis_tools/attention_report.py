@@ -51,8 +51,9 @@ def by_attention(results: List[dict]) -> Dict[str, List[dict]]:
     return dict(sorted(found.items(), key=lambda item: -mean_top1(item[1])))
 
 
-def mean_top1(runs: List[dict], column: int = 0) -> float:
-    return statistics.mean(list(run['top1'].values())[column] for run in runs)
+def mean_top1(runs: List[dict]) -> float:
+    """Of the first column, which is the size of training."""
+    return statistics.mean(next(iter(run['top1'].values())) for run in runs)
 
 
 def accuracy_table(results: List[dict]) -> str:

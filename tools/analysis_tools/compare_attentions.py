@@ -8,8 +8,8 @@ and not repeated. One that was cut short goes on from its last epoch.
   textures   patches of fifteen photographs; the class is the photograph (the default)
   digits     digits on photographs, then crowds of digits of one class
 
-It writes results.json, tables.md and plots into the work directory. 126 runs of textures on one
-host take about 3 hours on two cores.
+It writes results.json, tables.md and plots into the work directory. All attentions take hours on
+two cores.
 
 Examples:
   python tools/dataset_converters/make_mini_datasets.py --tasks textures

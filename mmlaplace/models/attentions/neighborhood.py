@@ -12,7 +12,7 @@ from .base import QKVAttention
 BACKENDS = ('auto', 'natten', 'reference')
 
 
-def neighbours(side: int, kernel_size: int, dilation: int) -> Tensor:
+def neighbours(side: int, kernel_size: int, dilation: int, device: torch.device) -> Tensor:
     """The places that each place of an axis sees, ``(side, k)`` with k at most ``kernel_size``.
 
     They are the k of its own residue modulo the dilation that are nearest to it. At an edge they
@@ -21,11 +21,11 @@ def neighbours(side: int, kernel_size: int, dilation: int) -> Tensor:
     """
     dilation = min(dilation, max(1, side // kernel_size))
     count = min(kernel_size, side // dilation)
-    place = torch.arange(side)
+    place = torch.arange(side, device=device)
     step, residue = place // dilation, place % dilation
     steps = (side - residue + dilation - 1) // dilation  # places of this residue
     first = (step - count // 2).clamp(min=0).minimum(steps - count)
-    return (first[:, None] + torch.arange(count)) * dilation + residue[:, None]
+    return (first[:, None] + torch.arange(count, device=device)) * dilation + residue[:, None]
 
 
 @MODELS.register_module()
@@ -97,12 +97,13 @@ class NeighborhoodAttention(QKVAttention):
         self.has_natten = backend != 'reference' and find_spec('natten') is not None
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        by_side = [neighbours(side, self.kernel_size, self.dilation) for side in hw_shape]
         # natten takes one size and dilation a side, which must fit the map.
         fits = all(side >= self.kernel_size * self.dilation for side in hw_shape)
         if self.has_natten and fits and (q.is_cuda or self.backend == 'natten'):
             return self._by_natten(q, k, v, hw_shape)
-        rows, columns = (places.to(q.device) for places in by_side)
+        rows, columns = (
+            neighbours(side, self.kernel_size, self.dilation, q.device) for side in hw_shape
+        )
         places = rows[:, None, :, None] * hw_shape[1] + columns[None, :, None, :]
         places = places.flatten(2).flatten(0, 1).unbind(1)  # k * k of (N,)
         with no_autocast(v.device):
