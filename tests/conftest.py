@@ -38,6 +38,9 @@ def _seed():
     torch.manual_seed(0)
 
 
+LONG = ('sanitizer', 'build', 'training', 'docs', 'wheel')
+
+
 def pytest_addoption(parser):
     parser.addoption(
         '--golden-dir', help="folder of the authors' attentions, see test_authors_attentions.py"
@@ -51,6 +54,8 @@ def pytest_collection_modifyitems(items):
         for shared in ('site', 'wheel'):  # made once if one of several processes has all its tests
             if shared in item.fixturenames:
                 item.add_marker(pytest.mark.xdist_group(shared))
+    # The longest start first, so that no process waits in the end for one that began late.
+    items.sort(key=lambda item: not any(map(item.get_closest_marker, LONG)))
 
 
 @pytest.fixture(scope='session')

@@ -21,6 +21,7 @@ CONFIGS = [
     'segmentation/polaformer/polaformer-pvt-tiny_fpn_8xb4-40k_ade20k-512x512.py',
 ]
 MICRO = [32, 64, 96, 128]  # channels of its maps
+NARROW = 32  # channels of necks and heads, which have 256 or 512 and take most of the time
 
 
 @pytest.fixture(scope='module')
@@ -33,15 +34,29 @@ def stand_ins(tmp_path_factory):
 
 
 def micro(tmp_path, config):
-    """The config with the smallest backbone, so that a test takes seconds."""
+    """The config with the smallest backbone and narrow heads, so that a test takes seconds."""
     path = ROOT / 'configs' / config
     full = Config.fromfile(path).model
     model = dict(backbone=dict(type=full.backbone.type, arch='micro'))
+    narrow = dict(in_channels=NARROW, feat_channels=NARROW)
     if 'in_channels' in (full.get('neck') or {}):
-        model['neck'] = dict(in_channels=MICRO[-len(full.neck.in_channels) :])
+        model['neck'] = dict(in_channels=MICRO[-len(full.neck.in_channels) :], out_channels=NARROW)
+    if 'rpn_head' in full:
+        extractor = dict(out_channels=NARROW)
+        model['rpn_head'] = narrow
+        model['roi_head'] = dict(
+            bbox_roi_extractor=extractor,
+            mask_roi_extractor=extractor,
+            bbox_head=dict(in_channels=NARROW, fc_out_channels=NARROW),
+            mask_head=dict(in_channels=NARROW, conv_out_channels=NARROW),
+        )
+    elif 'bbox_head' in full:
+        model['bbox_head'] = narrow
+    elif 'decode_head' in full and 'neck' in model:
+        model['decode_head'] = dict(in_channels=[NARROW] * 4, channels=NARROW)
     elif 'decode_head' in full:
-        model['decode_head'] = dict(in_channels=MICRO)
-        model['auxiliary_head'] = dict(in_channels=MICRO[2])
+        model['decode_head'] = dict(in_channels=MICRO, channels=NARROW)
+        model['auxiliary_head'] = dict(in_channels=MICRO[2], channels=NARROW)
     else:
         model['head'] = dict(in_channels=MICRO[-1])
     file = tmp_path / f'{path.stem}_micro.py'

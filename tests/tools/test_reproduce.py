@@ -21,7 +21,7 @@ TOOL = ROOT / 'tools/reproduce.py'
 LIMITED = (  # so few images that an epoch takes a second
     'train_dataloader.dataset.indices=64', 'val_dataloader.dataset.indices=32',
     'test_dataloader.dataset.indices=32', 'train_dataloader.num_workers=0',
-    'train_dataloader.persistent_workers=False',
+    'train_dataloader.persistent_workers=False', 'train_cfg.max_epochs=4',
 )  # fmt: skip
 
 

@@ -12,6 +12,9 @@
 // gave the same bits in the same time: 0.97 to 0.98 for the forward pass with AVX2, and 0.99
 // and 1.00 for both with AVX-512 (torch 2.11, Intel Xeon of family 6, model 167; see
 // ops/README.md).
+//
+// With MMLAPLACE_VECTOR_BYTES=16, 32 or 64 only the version with these vectors is compiled. The
+// sanitizers' build does so, as all three take minutes and it runs on the machine that makes it.
 #include <ATen/Version.h>
 
 #include <algorithm>
@@ -34,6 +37,11 @@ enum class CpuCapability { plain, avx2, avx512 };
 // The instruction set that torch chose when it started. So its environment variable
 // ATEN_CPU_CAPABILITY=default|avx2|avx512 also chooses ours.
 inline CpuCapability cpu_capability() {
+#if defined(MMLAPLACE_VECTOR_BYTES)
+  return MMLAPLACE_VECTOR_BYTES == 64   ? CpuCapability::avx512
+         : MMLAPLACE_VECTOR_BYTES == 32 ? CpuCapability::avx2
+                                        : CpuCapability::plain;
+#else
   static const CpuCapability capability = [] {
     const std::string name = at::get_cpu_capability();
     if (name == "AVX512") return CpuCapability::avx512;
@@ -41,6 +49,7 @@ inline CpuCapability cpu_capability() {
     return CpuCapability::plain;
   }();
   return capability;
+#endif
 }
 
 inline int vector_bytes() {
@@ -53,7 +62,11 @@ inline int vector_bytes() {
 
 }  // namespace mmlaplace
 
-#if defined(__x86_64__)
+#if MMLAPLACE_VECTOR_BYTES == 64
+#define MMLAPLACE_FOR_CPU(...) avx512::__VA_ARGS__
+#elif MMLAPLACE_VECTOR_BYTES == 32
+#define MMLAPLACE_FOR_CPU(...) avx2::__VA_ARGS__
+#elif defined(__x86_64__) && !defined(MMLAPLACE_VECTOR_BYTES)
 #define MMLAPLACE_FOR_CPU(...)                                             \
   do {                                                                     \
     switch (::mmlaplace::cpu_capability()) {                               \
@@ -67,15 +80,18 @@ inline int vector_bytes() {
 #endif
 #endif  // MMLAPLACE_INLINE
 
+#if !defined(MMLAPLACE_VECTOR_BYTES) || MMLAPLACE_VECTOR_BYTES == 16
 namespace mmlaplace {
 namespace plain {
 constexpr int kBytes = 16;  // the vectors of SSE2 and NEON
 #include MMLAPLACE_KERNELS
 }  // namespace plain
 }  // namespace mmlaplace
+#endif
 
 #if defined(__x86_64__)
 
+#if !defined(MMLAPLACE_VECTOR_BYTES) || MMLAPLACE_VECTOR_BYTES == 32
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
 #else
@@ -92,10 +108,16 @@ constexpr int kBytes = 32;
 }  // namespace mmlaplace
 #if defined(__clang__)
 #pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
+#endif
+
+#if !defined(MMLAPLACE_VECTOR_BYTES) || MMLAPLACE_VECTOR_BYTES == 64
+#if defined(__clang__)
 #pragma clang attribute push( \
     __attribute__((target("avx512f,avx512dq,avx512vl,avx512bw,avx2,fma"))), apply_to = function)
 #else
-#pragma GCC pop_options
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512dq,avx512vl,avx512bw,avx2,fma")
 #endif
@@ -111,6 +133,7 @@ constexpr int kBytes = 64;
 #pragma clang attribute pop
 #else
 #pragma GCC pop_options
+#endif
 #endif
 
 #endif  // __x86_64__
