@@ -100,6 +100,6 @@ def test_the_tool_counts_and_times(tmp_path):
     assert json.loads(result.stdout[result.stdout.index('{') :]) == found
     assert found['embed_dims'] == [32, 64, 96, 128] and found['image_size'] == [48, 48]
     for mode in ('test', 'training'):
-        assert found[f'{mode}_images_per_second'] > 0
+        assert found[f'{mode}_samples_per_second'] > 0
         assert found[f'{mode}_bytes'] > 0
     assert found['training_bytes'] > found['test_bytes'] and found['batch_size'] == 2

@@ -26,6 +26,7 @@ from .paper_tables import METRICS, Run, TableError, find_row, merge
 TOOLS = Path(__file__).resolve().parents[1]
 TAIL = 25  # lines of a log that a failure quotes
 LOOK = 0.5  # seconds between two looks at a command
+SOFT = ('SOFT', 'SOFTPlusPlus')  # backbones whose attention may add nothing to its convolution
 LAUNCHERS = ('none', 'pytorch', 'slurm')
 
 
@@ -223,6 +224,17 @@ class Training(Job):
             return ['srun', *place, *script, '--launcher', 'slurm']
         return script
 
+    def term_command(self, checkpoint: str) -> List[str]:
+        """How the size of SOFT's attention term is measured beside its convolution of V."""
+        tool = str(TOOLS / 'analysis_tools/measure_model.py')
+        command = [sys.executable, tool, str(self.config), '--attention-term', '--checkpoint']
+        return [*command, checkpoint, '--out', str(self.folder / 'terms.json'), '--force']
+
+    @property
+    def has_term(self) -> bool:
+        """Whether it is a classifier with SOFT's attention."""
+        return self.cfg.default_scope == 'mmpretrain' and self.cfg.model.backbone.type in SOFT
+
     def source(self) -> Optional[str]:
         """The checkpoint that it starts from, or tests."""
         if self.given is not None:
@@ -251,11 +263,16 @@ class Training(Job):
         logs = sorted((self.folder / 'test').glob('*/*.json'))
         if not logs:
             raise JobFailed(f'the test wrote no log into {self.folder / "test"}')
-        scores = json.loads(logs[-1].read_text())
-        return dict(
+        found = dict(
             label=self.label, seed=self.seed, config_hash=self.key, checkpoint=checkpoint,
-            log=str(logs[-1]), scores=scores,
+            log=str(logs[-1]), scores=json.loads(logs[-1].read_text()),
         )  # fmt: skip
+        if self.has_term:
+            self.state = 'is looked into'
+            self.call(self.term_command(checkpoint), 'terms.log', lock)
+            terms = json.loads((self.folder / 'terms.json').read_text())
+            found['attention_terms'] = terms['attention_terms']
+        return found
 
     def watch(self) -> None:
         logs = sorted((self.folder / 'train').glob('*/vis_data/scalars.json'))
@@ -298,7 +315,18 @@ class Measurement(Job):
         return json.loads((self.folder / 'measured.json').read_text())
 
 
-PLACEHOLDER = re.compile(r'\{(config|checkpoint):([^}]+)\}')
+PLACEHOLDER = re.compile(r'\{(config|checkpoint|result):([^}]+)\}')
+# Held-out images of each task, for figures.
+IMAGES = {
+    'full': dict(
+        classification='data/imagenet/val', detection='data/coco/val2017',
+        segmentation='data/ade/ADEChallengeData2016/images/validation',
+    ),
+    'mini': dict(
+        classification='data/mini/classification/val', detection='data/mini/detection/val',
+        segmentation='data/mini/segmentation/images/validation',
+    ),
+}  # fmt: skip
 
 
 class Drawing(Job):
@@ -313,12 +341,14 @@ class Drawing(Job):
     def commands(self) -> List[List[str]]:
         def fill(found: re.Match) -> str:
             job = self.needs[found[2]]
-            done = job.result() or {}
-            return str(job.config) if found[1] == 'config' else done.get('checkpoint', 'CHECKPOINT')
+            if found[1] == 'checkpoint':
+                return (job.result() or {}).get('checkpoint', 'CHECKPOINT')
+            return str(job.config if found[1] == 'config' else job.folder / 'result.json')
 
         script, *arguments = self.tool
         arguments = [PLACEHOLDER.sub(fill, argument) for argument in arguments]
         values = dict(folder=str(self.folder), image=self.image())
+        values.update(IMAGES[self.settings.scale])
         arguments = [argument.format(**values) for argument in arguments]
         return [[sys.executable, str(TOOLS.parent / script), *arguments]]
 
