@@ -73,19 +73,23 @@ def draw_parameters(found: dict):
 
 
 def draw_memory(found: dict):
-    figure, (axis,) = new(1, 7)
+    figure, axes = new(2, 5)
     for index, (name, line) in enumerate(found['lines'].items()):
         softmax, own = name.startswith('Transformer'), name == 'SOFT'
-        axis.plot(
-            [point['tokens'] for point in line], [point['MB'] for point in line], label=name,
-            marker=MARKERS[index], color=f'C{index}', lw=2.5 if own else 1.5,
-            ls='--' if softmax else '-',
-        )  # fmt: skip
-    axis.set(
-        xlabel='tokens', ylabel='MB at the peak of a training pass', ylim=(0, None),
-        title=f'{found["depth"]} layers, {found["dims"]} channels, {found["heads"]} heads, batch 1',
-    )  # fmt: skip
-    axis.legend()
+        for axis in axes if name != 'Transformer, matrices kept' else axes[:1]:
+            axis.plot(
+                [point['tokens'] for point in line], [point['MB'] for point in line], label=name,
+                marker=MARKERS[index], color=f'C{index}', lw=2.5 if own else 1.5,
+                ls='--' if softmax else '-',
+            )  # fmt: skip
+            axis.set(xlabel='tokens', ylim=(0, None))
+    layers = f'{found["depth"]} layer{"s" * (found["depth"] > 1)}'
+    axes[0].set(
+        ylabel='MB at the peak of a training pass',
+        title=f'{layers}, {found["dims"]} channels, {found["heads"]} heads, batch 1',
+    )
+    axes[1].set_title('without the matrices')
+    axes[0].legend(fontsize=8)
     return figure
 
 

@@ -212,8 +212,9 @@ def landmark_kernel(mixed: Mixed, landmarks: Optional[int] = None) -> Tensor:
 def residuals(attention: SOFTAttention, kernel: Tensor) -> Tensor:
     r"""``||A A_k A - A|| / ||A||`` in spectral norms for k from 0: ``(heads, steps + 1)``."""
     matrix = kernel + attention.ridge * torch.eye(kernel.shape[-1])
-    normalized = attention.normalized
-    scale = newton_start_scale(kernel, 2.0 if normalized else 1.8, halve=normalized)
+    normalized, shared = attention.normalized, attention.newton_start_per == 'batch'
+    factor = 2.0 if normalized else 1.8
+    scale = newton_start_scale(kernel, factor, halve=normalized, per_batch=shared)
     inverse, found = scale[..., None, None] * matrix, []
     wide = matrix.double()
     size = torch.linalg.matrix_norm(wide, 2)
