@@ -271,8 +271,8 @@ def gates(args) -> dict:
         if made.gate is not None:
             halves = made.gate[0].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)
             same, opposite = halves.split((attention.head_dims + 1) // 2, dim=-1)
-            blocks.append(dict(same=same[0].tolist(), opposite=opposite[0].tolist(),
-                               **spread(same, opposite)))  # fmt: skip
+            first = dict(same=listed(same[0]), opposite=listed(opposite[0]))  # of the first head
+            blocks.append(dict(first, **spread(same, opposite)))
         return made
 
     watched = [m for m in backbone.modules() if isinstance(m, PolaAttention)]
@@ -283,6 +283,11 @@ def gates(args) -> dict:
     if not blocks:
         raise ValueError('the model has no PolaAttention with a gate')
     return dict(model=args.model[0], matrix=watched[0].gate_matrix is not None, blocks=blocks)
+
+
+def listed(values: Tensor) -> list:
+    """Numbers with four digits, which is what a picture shows."""
+    return values.double().numpy().round(4).tolist()
 
 
 def spread(same: Tensor, opposite: Tensor) -> Dict[str, float]:
