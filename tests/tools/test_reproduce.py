@@ -135,11 +135,11 @@ def test_a_row_of_soft_is_looked_into_after_its_test(tmp_path):
     made = plan(tmp_path, 'softpp_table_2/soft', 'softpp_table_2/transformer')
     trainings = [job for job in made.jobs.values() if isinstance(job, jobs.Training)]
     assert [job.cfg.model.backbone.type for job in trainings] == ['SOFT', 'SOFTPlusPlus']
-    assert all(job.has_term for job in trainings)
+    assert all(job.has_term() for job in trainings)
     command = trainings[0].term_command('epoch_11.pth')
     assert command[3:6] == ['--attention-term', '--checkpoint', 'epoch_11.pth']
     (other,) = plan(tmp_path, 'laplacianformer_imagenet/tiny', scale='full').jobs.values()
-    assert not other.has_term
+    assert not other.has_term()
 
 
 def test_launchers_start_the_scripts_of_this_project(tmp_path):

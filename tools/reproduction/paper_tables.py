@@ -19,6 +19,18 @@ KINDS = ('own', 'baseline')
 # them without training.
 USES = ('backbone', 'start', 'test')
 SCALES = ('full', 'mini')
+# Held-out images of each task, for figures.
+IMAGES = {
+    'full': dict(
+        classification='data/imagenet/val', detection='data/coco/val2017',
+        segmentation='data/ade/ADEChallengeData2016/images/validation',
+    ),
+    'mini': dict(
+        classification='data/mini/classification/val', detection='data/mini/detection/val',
+        segmentation='data/mini/segmentation/images/validation',
+    ),
+}  # fmt: skip
+SOFT = ('SOFT', 'SOFTPlusPlus')  # backbones whose attention may add nothing to its convolution
 
 
 @dataclass(frozen=True)

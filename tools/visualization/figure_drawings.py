@@ -1,6 +1,6 @@
 """Pictures of the papers' figures from their numbers, in one style."""
 
-from typing import Dict, List
+from typing import List
 
 import matplotlib
 import numpy as np
@@ -22,23 +22,35 @@ def new(panels: int = 1, width: float = 5.5, height: float = 4.2, **options):
     return figure, list(axes[0])
 
 
-def scatter(axis, points: List[dict], x: str, y: str = 'top-1') -> None:
-    """A line through each family: coloured the paper's own, grey the others, named at its end."""
-    families: Dict[str, List[dict]] = {}
-    for point in points:
-        families.setdefault(point['family'], []).append(point)
-    others = [n for n, line in families.items() if line[0]['kind'] != 'own']
-    for name, line in families.items():
-        line.sort(key=lambda point: point[x])
-        own = name not in others
-        place = [n for n in families if (n not in others) == own].index(name)
-        color = f'C{place}' if own else str(0.35 + 0.4 * place / max(1, len(others)))
+def scatter(axis, points: List[dict], x: str, y: str = 'top-1', styled: List[dict] = ()) -> None:
+    """A line through each family: coloured the paper's own, grey the others.
+
+    ``styled`` are the points whose families decide on the styles, so that panels agree.
+    """
+    kinds = {point['family']: point['kind'] for point in styled or points}
+    for name, kind in kinds.items():
+        line = sorted((p for p in points if p['family'] == name), key=lambda point: point[x])
+        own = kind == 'own'
+        peers = [other for other, its_kind in kinds.items() if (its_kind == 'own') == own]
+        place = peers.index(name)
         axis.plot(
-            [point[x] for point in line], [point[y] for point in line], label=name,
-            marker=MARKERS[place % len(MARKERS)], ms=7 if own else 4, lw=2 if own else 1,
-            ls='-' if own else ':', color=color, zorder=3 if own else 2,
+            [point[x] for point in line], [point[y] for point in line],
+            label=name if line else None, marker=MARKERS[place % len(MARKERS)], ms=7 if own else 4,
+            lw=2 if own else 1, ls='-' if own else ':', zorder=3 if own else 2,
+            color=f'C{place}' if own else str(0.35 + 0.4 * place / len(peers)),
         )  # fmt: skip
     axis.margins(x=0.1, y=0.08)
+
+
+def name_families(axis, points: List[dict], x: str, y: str = 'top-1') -> None:
+    """The name of each family at its largest model, on the left of the paper's own."""
+    for name in dict.fromkeys(point['family'] for point in points):
+        last = max((p for p in points if p['family'] == name), key=lambda point: point[x])
+        own = last['kind'] == 'own'
+        axis.annotate(
+            name, (last[x], last[y]), (-7, 4) if own else (5, -9), textcoords='offset points',
+            fontsize=8, ha='right' if own else 'left',
+        )  # fmt: skip
 
 
 def legend_below(figure, axis, columns: int) -> None:
@@ -49,7 +61,8 @@ def legend_below(figure, axis, columns: int) -> None:
 
 def where(found: dict) -> str:
     machine = found['machine']
-    return machine.get('GPU') or f'{machine["CPU"]}, {machine["threads"]} thread(s)'
+    threads = f'{machine["threads"]} thread{"s" * (machine["threads"] != "1")}'
+    return machine.get('GPU') or f'{machine["CPU"]}, {threads}'
 
 
 def draw_parameters(found: dict):
@@ -82,7 +95,8 @@ def draw_memory(found: dict):
                 marker=MARKERS[index], color=f'C{index}', lw=2.5 if own else 1.5,
                 ls='--' if softmax else '-',
             )  # fmt: skip
-            axis.set(xlabel='tokens', ylim=(0, None))
+    for axis in axes:
+        axis.set(xlabel='tokens', ylim=(0, None))
     layers = f'{found["depth"]} layer{"s" * (found["depth"] > 1)}'
     axes[0].set(
         ylabel='MB at the peak of a training pass',
@@ -116,10 +130,9 @@ def draw_speed_and_macs(found: dict):
     scatter(left, found['points'], 'MACs')
     left.set(xlabel='MACs (G)', ylabel='top-1 on ImageNet (%)', title=NOTE, xscale='log')
     points = [dict(p, ms=1e3 * p['seconds']) for p in found['points'] if 'seconds' in p]
-    scatter(right, points, 'ms')
-    for point in points:
-        axis_place = (point['ms'], point['top-1'])
-        right.annotate(point['label'], axis_place, (5, -9), fontsize=7, textcoords='offset points')
+    scatter(right, points, 'ms', styled=found['points'])
+    name_families(right, points, 'ms')
+    right.margins(x=0.25)
     unit = 'ms' if found['device'] != 'cpu' else 'ms of processor time'
     right.set(
         xlabel=f'{unit} an image, measured, batch {found["batch_size"]}',
