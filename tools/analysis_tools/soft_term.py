@@ -235,7 +235,8 @@ def main() -> None:
     data = loaded(args.data_root / 'train', args.per_class)
     looked_at = held_out[0][:: max(1, len(held_out[0]) // 8)][:8, :, :side, :side]
     machine = describe_machine(torch.device('cpu'))
-    settings = {key: str(value) for key, value in vars(args).items()}
+    told = ('variants', 'archs', 'arch_side', 'steps', 'batch_size', 'lr', 'per_class')
+    settings = dict({key: getattr(args, key) for key in told}, config=Path(args.config).name)
     found = dict(settings=settings, machine=machine, training={})
     found['starts'] = starts(cfg, looked_at)
     write_json(args.out, found)

@@ -119,8 +119,9 @@ def draw_speed(found: dict):
     unit = 'images a second' if found['device'] != 'cpu' else 'images a second of processor time'
     axis.set(
         xlabel=f'{unit}, measured, batch {found["batch_size"]}',
-        ylabel=f'top-1 on ImageNet (%), {NOTE}', title=where(found),
+        ylabel='top-1 on ImageNet (%)', title=f'top-1: {NOTE}\nspeed: {where(found)}',
     )  # fmt: skip
+    axis.margins(x=0.15)
     axis.legend()
     return figure
 
@@ -136,7 +137,7 @@ def draw_speed_and_macs(found: dict):
     unit = 'ms' if found['device'] != 'cpu' else 'ms of processor time'
     right.set(
         xlabel=f'{unit} an image, measured, batch {found["batch_size"]}',
-        ylabel=f'top-1 (%), {NOTE}', title=where(found),
+        ylabel='top-1 on ImageNet (%)', title=f'top-1: {NOTE}\ntime: {where(found)}',
     )  # fmt: skip
     legend_below(figure, left, 6)
     return figure

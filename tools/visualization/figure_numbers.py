@@ -188,6 +188,12 @@ def images_of(args, size: Tuple[int, int]) -> Dict[str, List[Tensor]]:
     return found
 
 
+def name_of(model: List[str]) -> str:
+    """What is told of a model: its label and config, and no folder of this machine."""
+    config, _, label = model
+    return f'{label}, {Path(config).name}'
+
+
 def model_of(args) -> nn.Module:
     config, checkpoint, _ = args.model[0]
     return build_backbone(config, checkpoint)
@@ -240,7 +246,7 @@ def newton(args) -> dict:
             line = dict(mean=values.mean(0), low=values.amin(0), high=values.amax(0))
             line = {key: each.tolist() for key, each in line.items()}
             sets[name]['stages'].append(dict(stage=stage, **line))
-    return dict(model=args.model[0], sets=sets)
+    return dict(model=name_of(args.model[0]), sets=sets)
 
 
 def eigenvalues(args) -> dict:
@@ -258,7 +264,7 @@ def eigenvalues(args) -> dict:
             f'no stage has {args.landmarks} tokens at {tuple(image.shape[2:])} pixels; raise '
             '--size or lower --landmarks'
         )
-    return dict(model=args.model[0], image=name, stages=stages)
+    return dict(model=name_of(args.model[0]), image=name, stages=stages)
 
 
 def gates(args) -> dict:
@@ -282,7 +288,9 @@ def gates(args) -> dict:
         backbone(image)
     if not blocks:
         raise ValueError('the model has no PolaAttention with a gate')
-    return dict(model=args.model[0], matrix=watched[0].gate_matrix is not None, blocks=blocks)
+    return dict(
+        model=name_of(args.model[0]), matrix=watched[0].gate_matrix is not None, blocks=blocks
+    )
 
 
 def listed(values: Tensor) -> list:
