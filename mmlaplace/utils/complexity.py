@@ -5,7 +5,7 @@ each difference that is taken and accumulated. Published tables count convolutio
 alone, so these are kept apart from the products of the attention kernels.
 """
 
-from typing import Dict, NamedTuple, Sequence
+from typing import Dict, NamedTuple, Optional, Sequence
 
 import torch
 import torch.nn as nn
@@ -119,20 +119,28 @@ if 'cholesky_inverse' in _native.AVAILABLE:
     )
 
 
-def count_complexity(model: nn.Module, image_shape: Sequence[int] = (3, 224, 224)) -> Complexity:
+def count_complexity(
+    model: nn.Module,
+    image_shape: Sequence[int] = (3, 224, 224),
+    inputs: Optional[torch.Tensor] = None,
+) -> Complexity:
     """Count parameters and, in one forward pass on the model's device, MACs.
 
     Args:
         model: Any module that takes a batch of images, such as a backbone or a classifier.
         image_shape: ``(channels, height, width)``. Default: (3, 224, 224).
+        inputs: What the model gets instead of an image, such as ids ``(1, rows, L)`` of tokens.
+            Default: None, zeros of ``image_shape``.
     """
     parameters = list(model.parameters())
-    image = torch.zeros(1, *image_shape, device=parameters[0].device, dtype=parameters[0].dtype)
+    if inputs is None:
+        like = parameters[0]
+        inputs = torch.zeros(1, *image_shape, device=like.device, dtype=like.dtype)
     was_training = model.training
     model.eval()
     counter = FlopCounterMode(display=False, custom_mapping=FLOP_FORMULAS)
     with counter, torch.no_grad():
-        model(image)
+        model(inputs)
     model.train(was_training)
     macs: Dict[str, int] = {}
     for op, flops in counter.get_flop_counts()['Global'].items():

@@ -100,6 +100,35 @@ def test_the_tool_counts_and_times(tmp_path):
     assert json.loads(result.stdout[result.stdout.index('{') :]) == found
     assert found['embed_dims'] == [32, 64, 96, 128] and found['image_size'] == [48, 48]
     for mode in ('test', 'training'):
-        assert found[f'{mode}_images_per_second'] > 0
+        assert found[f'{mode}_samples_per_second'] > 0
         assert found[f'{mode}_bytes'] > 0
     assert found['training_bytes'] > found['test_bytes'] and found['batch_size'] == 2
+
+
+@pytest.mark.slow
+def test_sequences_are_counted_and_timed(tmp_path):
+    out, tasks = tmp_path / 'cost.json', {}
+    for name in ('listops/listops_pola', 'retrieval/retrieval_pola'):
+        result = run_script(
+            TOOL, CONFIGS / f'lra/{name}.py', '--speed', '--rounds', 1, '--batch-size', 2,
+            '--length', 128, '--device', 'cpu', '--out', out, '--force',
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        tasks[name.split('/')[0]] = json.loads(out.read_text())
+    listops, retrieval = tasks['listops'], tasks['retrieval']
+    assert (listops['sequences'], listops['length']) == (1, 128) and 'image_size' not in listops
+    assert retrieval['sequences'] == 2 and retrieval['training_samples_per_second'] > 0
+    # Two sequences through the same encoder, and a head that is negligible beside it.
+    assert retrieval['macs'] == pytest.approx(2 * listops['macs'], rel=0.05)
+    assert listops['training_bytes'] > listops['test_bytes'] > 0
+
+
+@pytest.mark.slow
+def test_the_attention_term_is_told_beside_the_convolution(tmp_path):
+    config, out = CONFIGS / 'classification/soft/softpp-micro_1xb32_mini.py', tmp_path / 'a.json'
+    result = run_script(TOOL, config, '--attention-term', '--device', 'cpu', '--out', out)
+    assert result.returncode == 0, result.stderr
+    terms = json.loads(out.read_text())['attention_terms']
+    assert len(terms) == 4 and all(t['mixed'] > 0 and t['local'] > 0 for t in terms)
+    refused = run_script(TOOL, CONFIGS / 'lra/text/text_pola.py', '--attention-term')
+    assert refused.returncode == 2 and 'this config is of sequences' in refused.stderr

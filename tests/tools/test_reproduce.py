@@ -44,8 +44,8 @@ def plan(tmp_path, *names, seeds=(0,), **changes) -> 'tool.Plan':
 def test_tables_and_rows_are_listed():
     listed = run_script(TOOL, '--list').stdout
     assert all(name in listed for name in paper_tables.table_names())
-    rows = run_script(TOOL, '--list', 'softpp_figures').stdout
-    assert 'waits for' in ' '.join(rows.split())
+    rows = run_script(TOOL, '--list', 'polaformer_table_6').stdout
+    assert 'is not among those of this project' in ' '.join(rows.split())
 
 
 @pytest.mark.parametrize(
@@ -117,6 +117,29 @@ def test_the_classifier_of_a_detector_comes_first_and_hands_on_its_weights(tmp_p
     )  # fmt: skip
     (detector,) = (job for job in given.jobs.values() if isinstance(job, jobs.Training))
     assert detector.source() == 'mine.pth' and not detector.needs
+
+
+def test_a_figure_gets_configs_results_and_images_of_its_scale(tmp_path):
+    for scale, folder in (('full', 'data/imagenet/val'), ('mini', 'data/mini/classification/val')):
+        made = plan(tmp_path, 'softpp_figures/figure-5', 'softpp_figures/figure-1a', scale=scale)
+        drawings = [job for job in made.jobs.values() if isinstance(job, jobs.Drawing)]
+        (newton,), (parameters,) = (job.commands() for job in drawings)
+        (model,) = drawings[0].needs.values()
+        assert newton[2:6] == ['softpp-5', '--model', str(model.config), 'CHECKPOINT']
+        assert newton[newton.index('--images') + 1 :][:2] == ['classification', folder]
+        twin = next(iter(drawings[1].needs.values()))
+        assert parameters[3:6] == ['--run', str(twin.config), str(twin.folder / 'result.json')]
+
+
+def test_a_row_of_soft_is_looked_into_after_its_test(tmp_path):
+    made = plan(tmp_path, 'softpp_table_2/soft', 'softpp_table_2/transformer')
+    trainings = [job for job in made.jobs.values() if isinstance(job, jobs.Training)]
+    assert [job.cfg.model.backbone.type for job in trainings] == ['SOFT', 'SOFTPlusPlus']
+    assert all(job.has_term() for job in trainings)
+    command = trainings[0].term_command('epoch_11.pth')
+    assert command[3:6] == ['--attention-term', '--checkpoint', 'epoch_11.pth']
+    (other,) = plan(tmp_path, 'laplacianformer_imagenet/tiny', scale='full').jobs.values()
+    assert not other.has_term()
 
 
 def test_launchers_start_the_scripts_of_this_project(tmp_path):
@@ -244,6 +267,17 @@ def test_a_report_has_means_spreads_differences_and_failures(whole_report, tmp_p
     assert small['MACs with kernels']['difference'] == pytest.approx(0.2)  # of the full size
     missing = report.run_report(run, 'full', {0: trained(other=1)}, [])
     assert missing['failures']['top-1'] == "the log has no 'accuracy/top1'"
+
+
+def test_a_report_has_the_sizes_of_attention_terms(tmp_path):
+    table = paper_tables.read_table('softpp_table_9')
+    row = table.row('landmarks-49')
+    terms = [dict(attention='stages.0.blocks.0.attn', mixed=1e-5, local=0.1)]
+    outcome = dict(trained(**{'accuracy/top1': 80.0}), attention_terms=terms)
+    entry = report.run_report(row.runs[0], 'mini', {0: outcome}, [])
+    about = dict(scale='mini', seeds=[0], call='x', versions={}, machine={})
+    whole = dict(report.new_report(table, **about), rows=[report.row_report(row, [entry])])
+    assert '- 49, seed 0: 1.0e-05 beside 1.0e-01' in report.markdown(whole, tmp_path)
 
 
 def test_text_is_the_same_or_other_and_means_over_runs_need_all(tmp_path):

@@ -1,4 +1,4 @@
-"""Parameters, MACs, images a second and memory of any config, of this project or of a toolbox.
+"""Parameters, MACs, speed and memory of any config, of this project or of a toolbox.
 
 Parameters and MACs (multiply-accumulates of one image) need no memory and no weights. 'weight_macs'
 are those of convolutions and linears, 'macs' have the products of the attention too, with all steps
@@ -7,11 +7,19 @@ mmlaplace.utils.networks. With --speed the model is timed: forward passes, and f
 and backward passes of the network, without losses, data and optimizer. Memory is what torch holds
 at the peak of such a pass. The result is one JSON object.
 
+Configs of configs/lra are measured on sequences without padding, as long as the model takes them.
+A sample of Retrieval is a pair of them.
+
+With --attention-term the sizes of each attention's mixed values and of its convolution of V are
+told too: root mean squares, for photographs. Weights are random, unless --checkpoint has some.
+
 Examples:
   python tools/analysis_tools/measure_model.py CONFIG
   python tools/analysis_tools/measure_model.py CONFIG --image-size 800 1280 --out cost.json
   python tools/analysis_tools/measure_model.py CONFIG --speed --batch-size 8 --device cuda \\
       --cfg-options model.backbone.attn_cfg.num_landmarks=100
+  python tools/analysis_tools/measure_model.py configs/lra/text/text_pola.py --speed --batch-size 4
+  python tools/analysis_tools/measure_model.py CONFIG --attention-term --checkpoint CHECKPOINT
 """
 
 import json
@@ -21,10 +29,11 @@ from typing import Any, Dict, List, Tuple
 import torch
 import torch.nn as nn
 from mmengine.config import Config, DictAction
+from torch import Tensor
 
 from mmlaplace.model_zoo import build_model
 from mmlaplace.models import PyramidBackbone
-from mmlaplace.utils.command_line import ToolParser, write_json
+from mmlaplace.utils.command_line import ToolParser, load_or_exit, write_json
 from mmlaplace.utils.complexity import count_complexity
 from mmlaplace.utils.measuring import (
     describe_machine,
@@ -34,6 +43,7 @@ from mmlaplace.utils.measuring import (
     tensor_memory,
 )
 from mmlaplace.utils.networks import Network
+from mmlaplace.utils.recording import photographs
 
 COCO_SIZE = (800, 1280)  # papers count detectors at this size
 
@@ -52,6 +62,26 @@ def image_size(cfg: Config) -> Tuple[int, int]:
              if key in step), 224,
         )  # fmt: skip
     return (side, side) if isinstance(side, int) else tuple(side)
+
+
+def is_of_sequences(cfg: Config) -> bool:
+    """Whether the model takes ids of tokens instead of pixels."""
+    return cfg.model.backbone.type == 'SequenceEncoder'
+
+
+def inputs_of(cfg: Config, size: Tuple[int, int], batch: int, device: torch.device) -> Tensor:
+    """Random images ``(B, 3, H, W)``, or ids ``(B, rows, L)`` of sequences without padding."""
+    if not is_of_sequences(cfg):
+        return torch.randn(batch, 3, *size, device=device)
+    # Id 0 is padding.
+    return torch.randint(1, cfg.model.backbone.num_embeddings, (batch, *size), device=device)
+
+
+def sequences_size(cfg: Config) -> Tuple[int, int]:
+    """Sequences of a sample, which are two where the head takes them joined, and their length."""
+    encoder = cfg.model.backbone
+    pairs = cfg.model.head.in_channels > encoder.get('embed_dims', 64)
+    return 2 if pairs else 1, encoder.max_length
 
 
 def network_of(cfg: Config) -> Network:
@@ -74,50 +104,67 @@ def architecture(network: Network) -> Dict[str, List[int]]:
     )
 
 
-def counts(network: nn.Module, size: Tuple[int, int]) -> Dict[str, Any]:
-    """Parameters and MACs of one image."""
-    counted = count_complexity(network.to('meta'), (3, *size))  # shapes are enough to count
+def counts(network: nn.Module, sample: Tensor) -> Dict[str, Any]:
+    """Parameters and MACs of one sample."""
+    if sample.is_floating_point():
+        sample, network = sample.to('meta'), network.to('meta')  # shapes are enough to count
+    counted = count_complexity(network, inputs=sample)
     return dict(parameters=counted.parameters, weight_macs=counted.weight_macs, macs=counted.macs)
 
 
-def speed(
-    network: nn.Module, size: Tuple[int, int], batch: int, device: torch.device, rounds: int
-) -> Dict[str, Any]:
-    """Images a second, and bytes at the peak of a pass, without and with gradients."""
-    images = torch.randn(batch, 3, *size, device=device)
+def speed(network: nn.Module, inputs: Tensor, device: torch.device, rounds: int) -> Dict[str, Any]:
+    """Samples a second, and bytes at the peak of a pass, without and with gradients."""
     network, found = network.to(device), {}
     jobs = {}
     for mode, train in (('test', False), ('training', True)):
         network.train(train)
-        jobs[mode] = model_job(network, images, train)
+        jobs[mode] = model_job(network, inputs, train)
         seconds = interleave({mode: jobs[mode]}, rounds, device)[mode]
-        found[f'{mode}_images_per_second'] = batch / statistics.median(seconds)
+        found[f'{mode}_samples_per_second'] = len(inputs) / statistics.median(seconds)
         seconds_of(jobs[mode], device)
         found[f'{mode}_bytes'] = tensor_memory(jobs[mode], device)
-    return dict(found, batch_size=batch)
+    return dict(found, batch_size=len(inputs))
 
 
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument('config')
     parser.add_argument('--image-size', nargs=2, type=int, metavar=('H', 'W'), help='to count at')
+    parser.add_argument('--length', type=int, help="of sequences; default: the model's longest")
     parser.add_argument('--speed', action='store_true', help='time it too, and tell memory')
     parser.add_argument('--batch-size', type=int, help="default: the config's for training")
     parser.add_argument('--rounds', type=int, default=5, help='default: %(default)s')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    parser.add_argument('--attention-term', action='store_true', help='tell its size too')
+    parser.add_argument('--checkpoint', help='weights, for --attention-term')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={})
     parser.add_output('--out', help='also write it here')
     args = parser.parse_args()
     cfg = Config.fromfile(args.config)
     cfg.merge_from_dict(args.cfg_options)
-    size = tuple(args.image_size) if args.image_size else image_size(cfg)
+    if args.attention_term and is_of_sequences(cfg):
+        parser.error('--attention-term looks at photographs, and this config is of sequences')
+    if is_of_sequences(cfg):
+        rows, longest = sequences_size(cfg)
+        size = (rows, args.length or longest)
+        shape = dict(sequences=rows, length=size[1])
+    else:
+        size = tuple(args.image_size) if args.image_size else image_size(cfg)
+        shape = dict(image_size=list(size))
     device = torch.device(args.device)
     batch = args.batch_size or cfg.train_dataloader.batch_size
     network = network_of(cfg)
-    found = dict(config=args.config, image_size=list(size), **architecture(network))
+    found = dict(config=args.config, **shape, **architecture(network))
+    if args.attention_term:
+        if args.checkpoint:
+            load_or_exit(network.model, args.checkpoint)
+        from attention_matrices import term_sizes  # beside this file
+
+        found['attention_terms'] = term_sizes(network.model.backbone, photographs(size))
     if args.speed:
-        found.update(speed(network, size, batch, device, args.rounds))
-    found.update(counts(network, size), machine=describe_machine(device))
+        found.update(speed(network, inputs_of(cfg, size, batch, device), device, args.rounds))
+    sample = inputs_of(cfg, size, 1, next(network.parameters()).device)
+    found.update(counts(network.eval(), sample), machine=describe_machine(device))
     print(json.dumps(found, indent=2))
     if args.out:
         write_json(args.out, found)

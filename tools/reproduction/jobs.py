@@ -21,9 +21,10 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 from mmengine.config import Config
 
 from .files import config_text, write_whole
-from .paper_tables import METRICS, Run, TableError, find_row, merge
+from .paper_tables import IMAGES, METRICS, SOFT, Run, TableError, find_row, merge
 
 TOOLS = Path(__file__).resolve().parents[1]
+MEASURE = str(TOOLS / 'analysis_tools/measure_model.py')
 TAIL = 25  # lines of a log that a failure quotes
 LOOK = 0.5  # seconds between two looks at a command
 LAUNCHERS = ('none', 'pytorch', 'slurm')
@@ -223,13 +224,19 @@ class Training(Job):
             return ['srun', *place, *script, '--launcher', 'slurm']
         return script
 
+    def term_command(self, checkpoint: str) -> List[str]:
+        """How the size of SOFT's attention term is measured beside its convolution of V."""
+        command = [sys.executable, MEASURE, str(self.config), '--attention-term', '--checkpoint']
+        return [*command, checkpoint, '--out', str(self.folder / 'terms.json'), '--force']
+
+    def has_term(self) -> bool:
+        """Whether it is a classifier with SOFT's attention."""
+        return self.cfg.default_scope == 'mmpretrain' and self.cfg.model.backbone.type in SOFT
+
     def source(self) -> Optional[str]:
         """The checkpoint that it starts from, or tests."""
-        if self.given is not None:
-            return str(self.given)
-        for job in self.needs.values():
-            return job.result()['checkpoint']
-        return None
+        given = [self.given, *(job.result()['checkpoint'] for job in self.needs.values()), None]
+        return next((str(path) for path in given if path is not None), None)
 
     def work(self, lock: int) -> dict:
         cfg, checkpoint = Config(self.cfg.to_dict()), self.source()
@@ -251,11 +258,16 @@ class Training(Job):
         logs = sorted((self.folder / 'test').glob('*/*.json'))
         if not logs:
             raise JobFailed(f'the test wrote no log into {self.folder / "test"}')
-        scores = json.loads(logs[-1].read_text())
-        return dict(
+        found = dict(
             label=self.label, seed=self.seed, config_hash=self.key, checkpoint=checkpoint,
-            log=str(logs[-1]), scores=scores,
+            log=str(logs[-1]), scores=json.loads(logs[-1].read_text()),
         )  # fmt: skip
+        if self.has_term():
+            self.state = 'is looked into'
+            self.call(self.term_command(checkpoint), 'terms.log', lock)
+            terms = (self.folder / 'terms.json').read_text()
+            found['attention_terms'] = json.loads(terms)['attention_terms']
+        return found
 
     def watch(self) -> None:
         logs = sorted((self.folder / 'train').glob('*/vis_data/scalars.json'))
@@ -285,8 +297,7 @@ class Measurement(Job):
         return f'{self.cfg.default_scope}-{self.cfg.model.backbone.type.lower()}'
 
     def commands(self) -> List[List[str]]:
-        tool = str(TOOLS / 'analysis_tools/measure_model.py')
-        command = [sys.executable, tool, str(self.folder / 'config.py')]
+        command = [sys.executable, MEASURE, str(self.folder / 'config.py')]
         command += ['--image-size', *map(str, self.size)] if self.size else []
         command += ['--speed'] if self.timed else []
         return [[*command, '--out', str(self.folder / 'measured.json'), '--force']]
@@ -298,7 +309,7 @@ class Measurement(Job):
         return json.loads((self.folder / 'measured.json').read_text())
 
 
-PLACEHOLDER = re.compile(r'\{(config|checkpoint):([^}]+)\}')
+PLACEHOLDER = re.compile(r'\{(config|checkpoint|result):([^}]+)\}')
 
 
 class Drawing(Job):
@@ -313,12 +324,13 @@ class Drawing(Job):
     def commands(self) -> List[List[str]]:
         def fill(found: re.Match) -> str:
             job = self.needs[found[2]]
-            done = job.result() or {}
-            return str(job.config) if found[1] == 'config' else done.get('checkpoint', 'CHECKPOINT')
+            checkpoint = (job.result() or {}).get('checkpoint', 'CHECKPOINT')
+            result = job.folder / 'result.json'
+            return str(dict(config=job.config, checkpoint=checkpoint, result=result)[found[1]])
 
         script, *arguments = self.tool
         arguments = [PLACEHOLDER.sub(fill, argument) for argument in arguments]
-        values = dict(folder=str(self.folder), image=self.image())
+        values = dict(IMAGES[self.settings.scale], folder=str(self.folder), image=self.image())
         arguments = [argument.format(**values) for argument in arguments]
         return [[sys.executable, str(TOOLS.parent / script), *arguments]]
 

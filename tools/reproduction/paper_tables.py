@@ -19,6 +19,18 @@ KINDS = ('own', 'baseline')
 # them without training.
 USES = ('backbone', 'start', 'test')
 SCALES = ('full', 'mini')
+# Held-out images of each task, for figures.
+IMAGES = {
+    'full': dict(
+        classification='data/imagenet/val', detection='data/coco/val2017',
+        segmentation='data/ade/ADEChallengeData2016/images/validation',
+    ),
+    'mini': dict(
+        classification='data/mini/classification/val', detection='data/mini/detection/val',
+        segmentation='data/mini/segmentation/images/validation',
+    ),
+}  # fmt: skip
+SOFT = ('SOFT', 'SOFTPlusPlus')  # backbones whose attention may add nothing to its convolution
 
 
 @dataclass(frozen=True)
@@ -60,10 +72,10 @@ METRICS: Dict[str, Metric] = {
     'depths': Metric('', measured='depths', on_full=True),
     'heads': Metric('', measured='num_heads', on_full=True),
     'training memory': Metric('GB', factor=1e-9, measured='training_bytes'),
-    'training speed': Metric('images/s', measured='training_images_per_second'),
-    'test speed': Metric('images/s', measured='test_images_per_second'),
+    'training speed': Metric('images/s', measured='training_samples_per_second'),
+    'test speed': Metric('images/s', measured='test_samples_per_second'),
     # PolaFormer's Table 6 prints neither units nor whether it trains.
-    'throughput': Metric('', measured='training_images_per_second'),
+    'throughput': Metric('', measured='training_samples_per_second'),
     'peak memory': Metric('', factor=2.0**-20, measured='training_bytes'),
 }
 

@@ -40,6 +40,11 @@ def run_report(
         logs={str(seed): found['log'] for seed, found in done.items() if 'log' in found},
         files=[file for found in done.values() for file in found.get('files', ())],
         seconds=sum(found['seconds'] for found in done.values()),
+        attention_terms={
+            str(seed): found['attention_terms']
+            for seed, found in done.items()
+            if 'attention_terms' in found
+        },
     )
     figures: Dict[str, Any] = {}
     for found in reversed(measured):  # the first, of the full-size model, has the last word
@@ -137,6 +142,7 @@ def markdown(report: dict, folder: Path) -> str:
     lines += [_cells(header), _cells(['---'] * len(header))]
     for row in report['rows']:
         lines += [_cells(cells) for cells in _row_cells(row, folder)]
+    lines += _term_lines(report)
     failed = [(row, run, *item) for row in report['rows'] for run in row['runs']
               for item in run['failures'].items()]  # fmt: skip
     if failed:
@@ -148,6 +154,22 @@ def markdown(report: dict, folder: Path) -> str:
     lines += [f'- {name}: {value}' for name, value in about.items()]
     lines += [f'- call: `{report["call"]}`']
     return '\n'.join(lines) + '\n'
+
+
+def _term_lines(report: dict) -> List[str]:
+    """Sizes of SOFT's attention terms, which show whether a row compares attentions at all."""
+    lines = []
+    for row in report['rows']:
+        for run in row['runs']:
+            for seed, terms in run['attention_terms'].items():
+                sizes = [f'{t["mixed"]:.1e} beside {t["local"]:.1e}' for t in terms]
+                label = f'{row["label"]} {run["name"]}'.strip()
+                lines.append(f'- {label}, seed {seed}: {"; ".join(sizes)}')
+    title = (
+        'Root mean squares for photographs, of what the attention mixes beside the convolution of '
+        'V, block by block. Where the first is far below the second, the row compares convolutions.'
+    )
+    return ['', '## Size of the attention term', '', title, '', *lines] if lines else []
 
 
 def _row_cells(row: dict, folder: Path) -> List[List[str]]:

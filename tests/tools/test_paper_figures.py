@@ -1,0 +1,159 @@
+"""tools/visualization/paper_figures.py: numbers that agree with the theory, and their pictures."""
+
+import json
+import sys
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from conftest import ROOT, load_tool, run_script
+from mmengine.config import Config
+from mmengine.registry import MODELS
+
+from mmlaplace.models import SOFTAttention
+from mmlaplace.ops import gaussian_kernel
+
+TOOL = ROOT / 'tools/visualization/paper_figures.py'
+SOFTPP = ROOT / 'configs/classification/soft/softpp-micro_1xb32_mini.py'
+POLA = ROOT / 'configs/classification/polaformer/polaformer-pvt-micro_1xb32_mini.py'
+
+with mock.patch.object(sys, 'path', [str(TOOL.parent), *sys.path]):
+    numbers = load_tool('tools/visualization/figure_numbers.py')
+
+
+def draw(name, folder, *arguments) -> dict:
+    """The numbers of a figure, which is drawn twice: as it is made, and from its numbers."""
+    picture = folder / f'{name}.png'
+    result = run_script(TOOL, name, '--out', picture, '--device', 'cpu', *arguments)
+    assert result.returncode == 0, result.stderr
+    again = folder / 'again.png'
+    run_script(TOOL, name, '--out', again, '--force', '--numbers', picture.with_suffix('.json'))
+    assert picture.stat().st_size > 5000 and again.read_bytes() == picture.read_bytes()
+    return json.loads(picture.with_suffix('.json').read_text())
+
+
+@pytest.fixture(scope='module')
+def weights(tmp_path_factory):
+    """Random weights of both models."""
+    folder, found = tmp_path_factory.mktemp('weights'), {}
+    for config in (SOFTPP, POLA):
+        torch.manual_seed(0)
+        backbone = MODELS.build(Config.fromfile(config).model.backbone)
+        found[config] = folder / f'{config.stem}.pth'
+        torch.save(backbone.state_dict(), found[config])
+    return found
+
+
+@pytest.mark.parametrize(
+    ('label', 'family'),
+    [
+        ('SOFT++-Tiny', 'SOFT++'), ('SOFT-Large', 'SOFT'), ('Twins-SVT-S', 'Twins-SVT'),
+        ('ResNet-101', 'ResNet'), ('DeiT III-B', 'DeiT III'), ('PVTv2-b0-FLatten', 'PVTv2-FLatten'),
+        ('PVT-T-PolaFormer', 'PVT-PolaFormer'), ('ViT-Small/16', 'ViT/16'), ('T2T-14', 'T2T'),
+    ],
+)  # fmt: skip
+def test_sizes_of_a_model_are_one_family(label, family):
+    assert numbers.family(label) == family
+
+
+def test_published_points_are_those_of_the_tables():
+    points = {point['name']: point for point in numbers.published('softpp_table_3', 'top-1')}
+    assert len(points) == 36
+    assert points['softpp-large']['top-1'] == 84.1 and points['softpp-large']['kind'] == 'own'
+    assert points['swin-b']['kind'] == 'baseline'
+
+
+@pytest.mark.parametrize('normalized', [False, True])
+def test_residuals_of_the_iteration_fall_to_nothing_for_a_matrix_that_is_well_conditioned(
+    normalized,
+):
+    attention = SOFTAttention(32, 1, (14, 14), pool_ratio=2, normalized=normalized)
+    kernel = gaussian_kernel(*[0.2 * torch.randn(1, 1, 49, 32)] * 2, 1.0)  # entries of about 0.3
+    found = numbers.residuals(attention, kernel)
+    assert found.shape == (1, numbers.STEPS + 1)
+    assert (found[:, 1:8] < found[:, :7]).all()  # it falls while it is far from its end
+    assert found[0, -1] < 1e-5  # rounding in fp32, with a condition number of some tens
+
+
+def test_a_gate_whose_streams_are_opposite_is_correlated_negatively():
+    same = torch.randn(2, 10, 4)
+    assert numbers.spread(same, -same)['correlation'] == pytest.approx(-1)
+    assert numbers.spread(same, 2 * same[..., :3])['correlation'] == pytest.approx(1)
+
+
+def test_equal_weights_have_entropy_1_and_one_weight_has_none():
+    assert numbers.of_block(torch.ones(3, 7))['entropy'] == pytest.approx(1)
+    one = numbers.of_block(torch.eye(7)[:3])
+    assert one['entropy'] == pytest.approx(0) and one['weights'][:2] == [1, 0]
+
+
+@pytest.mark.slow
+def test_memory_over_tokens_is_quadratic_with_matrices_and_linear_without():
+    args = SimpleNamespace(depth=1, multiples=[1, 2], memory=16, device='cpu')
+    lines = numbers.memory(args)['lines']
+    assert list(lines) == list(numbers.ATTENTIONS)
+    growth = {name: line[1]['MB'] / line[0]['MB'] for name, line in lines.items()}
+    assert growth.pop('Transformer, matrices kept') > 3
+    assert all(ratio < 2.2 for ratio in growth.values())
+    args.memory = 0.001  # GB, below which the second size is expected to be
+    assert [len(line) for line in numbers.memory(args)['lines'].values()] == [1] * len(lines)
+
+
+@pytest.mark.slow
+def test_figures_of_published_points_are_drawn(tmp_path):
+    (tmp_path / 'result.json').write_text('{"scores": {"accuracy/top1": 50.0}}')
+    run = ('--run', SOFTPP, tmp_path / 'result.json', 'SOFT++ micro')
+    found = draw('softpp-1a', tmp_path, *run)
+    assert found['twins'][0]['top-1'] == 50.0 and 0.1 < found['twins'][0]['parameters'] < 5
+    timing = ('--rounds', '1', '--rows')
+    found = draw('polaformer-4', tmp_path, *timing, 'pvtv2-b0', 'pvtv2-b0-mobiatt')
+    assert found['left_out'] == ['PVTv2-b0-MobiAtt']
+    assert [point['name'] for point in found['points'] if 'seconds' in point] == ['pvtv2-b0']
+    found = draw('softpp-3', tmp_path, *timing, 'softpp-tiny')
+    assert sum('seconds' in point for point in found['points']) == 1
+
+
+@pytest.mark.slow
+def test_figures_of_a_soft_model_are_drawn(weights, tmp_path):
+    model = ('--model', SOFTPP, weights[SOFTPP], 'SOFT++', '--size', '64', '64')
+    (stages,) = (found['stages'] for found in draw('softpp-5', tmp_path, *model)['sets'].values())
+    assert [stage['stage'] for stage in stages] == [1, 2, 3]
+    assert all(s['low'][k] <= s['mean'][k] <= s['high'][k] for s in stages for k in (0, 20))
+    found = draw('softpp-6a', tmp_path, *model, '--landmarks', '64')
+    values = found['stages'][0]['values']
+    # The trace of a Gaussian kernel is the number of landmarks.
+    assert sum(values) == pytest.approx(64, rel=1e-4) and values == sorted(values, reverse=True)
+
+
+@pytest.mark.slow
+def test_figures_of_a_pola_model_are_drawn(weights, tmp_path):
+    model = ('--model', POLA, weights[POLA], 'PolaFormer')
+    found = draw('polaformer-3', tmp_path, *model)
+    assert not found['matrix'] and all(-1 <= b['correlation'] <= 1 for b in found['blocks'])
+    other = ('--model', SOFTPP, weights[SOFTPP], 'SOFT++', '--size', '48', '48')
+    blocks = draw('polaformer-5', tmp_path, *model, *other)['models']['PolaFormer']
+    assert all(0 <= block['entropy'] <= 1.001 for block in blocks.values())
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'message'),
+    [
+        (('softpp-2',), "invalid choice: 'softpp-2'"),
+        (('softpp-5',), 'softpp-5 takes one of --model, got 0'),
+        (('softpp-1a', '--model', 'a', 'b', 'c'), 'softpp-1a takes none of --model, got 1'),
+        (('softpp-1a', '--out', 'a.pdf'), '--out must end in .png, got a.pdf'),
+    ],
+)
+def test_what_is_wrong_is_quoted(arguments, message):
+    result = run_script(TOOL, *arguments)
+    assert result.returncode == 2 and message in ' '.join(result.stderr.split())
+
+
+def test_numbers_of_another_figure_and_folders_without_images_are_refused(tmp_path):
+    (tmp_path / 'a.json').write_text('{"figure": "softpp-3"}')
+    result = run_script(TOOL, 'softpp-1a', '--numbers', tmp_path / 'a.json', '--out', 'a.png')
+    assert result.returncode == 2 and 'has the numbers of softpp-3' in result.stderr
+    args = SimpleNamespace(size=None, images=[('a', str(tmp_path))], count=1)
+    with pytest.raises(ValueError, match='has no images: .png, .jpg, .jpeg'):
+        numbers.images_of(args, (8, 8))

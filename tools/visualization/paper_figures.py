@@ -1,0 +1,145 @@
+"""Draw the figures of the papers with what runs here, and write their numbers beside the picture.
+
+  softpp-1a     top-1 over parameters: published, and of twins that were trained (--run)
+  softpp-1b     memory of a training pass over tokens, by attention
+  softpp-3      published top-1 over images a second, which are measured here
+  softpp-5      how the Newton iteration converges on the landmark kernels of a model (--model)
+  softpp-6a     eigenvalues of a landmark kernel of a model (--model)
+  polaformer-3  weights of the gates G^s and G^o of a model (--model)
+  polaformer-4  published top-1 over published MACs, and over a measured time
+  polaformer-5  how a row's weights are spread, and its entropy, in some models (--model)
+
+Published points are those of configs/tables, and no curve is copied from a picture. On a CPU, times
+are those of the processor, so other work on the machine does not count.
+
+Examples:
+  python tools/visualization/paper_figures.py softpp-1b --depth 2 --multiples 1 2 4
+  python tools/visualization/paper_figures.py softpp-5 --model CONFIG CHECKPOINT SOFT++ \\
+      --images digits data/mini/classification/val --out work_dirs/softpp-5.png
+  python tools/visualization/paper_figures.py softpp-5 --numbers work_dirs/softpp-5.json \\
+      --out again.png                                                   # draw it once more
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Callable, Dict, NamedTuple
+
+import torch
+from figure_drawings import (
+    draw_eigenvalues,
+    draw_gates,
+    draw_memory,
+    draw_newton,
+    draw_parameters,
+    draw_rows,
+    draw_speed,
+    draw_speed_and_macs,
+)
+from figure_numbers import (
+    eigenvalues,
+    gates,
+    memory,
+    newton,
+    parameters,
+    rows,
+    speed,
+    speed_and_macs,
+)
+
+from mmlaplace.utils.command_line import ToolParser, write_json
+from mmlaplace.utils.measuring import describe_machine
+
+
+class Figure(NamedTuple):
+    """How a figure is made.
+
+    Attributes:
+        numbers: What it shows, from the arguments.
+        draw: A matplotlib figure of these numbers.
+        models: How many ``--model`` it takes: ``'none'``, ``'one'`` or ``'some'``.
+    """
+
+    numbers: Callable
+    draw: Callable
+    models: str = 'none'
+
+
+FIGURES: Dict[str, Figure] = {
+    'softpp-1a': Figure(parameters, draw_parameters),
+    'softpp-1b': Figure(memory, draw_memory),
+    'softpp-3': Figure(speed, draw_speed),
+    'softpp-5': Figure(newton, draw_newton, 'one'),
+    'softpp-6a': Figure(eigenvalues, draw_eigenvalues, 'one'),
+    'polaformer-3': Figure(gates, draw_gates, 'one'),
+    'polaformer-4': Figure(speed_and_macs, draw_speed_and_macs),
+    'polaformer-5': Figure(rows, draw_rows, 'some'),
+}
+
+
+def parse_args(parser: ToolParser):
+    parser.add_argument('name', choices=list(FIGURES), metavar='NAME')
+    parser.add_argument(
+        '--model', nargs=3, action='append', default=[], metavar=('CONFIG', 'CHECKPOINT', 'LABEL'),
+        help='a trained model; several of them for polaformer-5',
+    )  # fmt: skip
+    parser.add_argument(
+        '--run', nargs=3, action='append', default=[], metavar=('CONFIG', 'RESULT', 'LABEL'),
+        help='softpp-1a: a trained twin, and the JSON with its accuracy/top1',
+    )  # fmt: skip
+    parser.add_argument(
+        '--images', nargs=2, action='append', default=[], metavar=('NAME', 'FOLDER'),
+        help='to look at, several times for softpp-5; default: photographs of scikit-image',
+    )  # fmt: skip
+    parser.add_argument('--count', type=int, default=100, help='images of a folder; %(default)s')
+    parser.add_argument('--size', nargs=2, type=int, metavar=('H', 'W'), help='of the images')
+    parser.add_argument('--rows', nargs='+', help='softpp-3, polaformer-4: of the table, to time')
+    parser.add_argument('--batch-size', type=int, default=1, help='to time; %(default)s')
+    parser.add_argument('--rounds', type=int, default=3, help='to time; %(default)s')
+    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    parser.add_argument('--depth', type=int, default=12, help='softpp-1b: layers; %(default)s')
+    parser.add_argument(
+        '--multiples',
+        nargs='+',
+        type=int,
+        default=list(range(1, 9)),
+        help='softpp-1b: of 784 tokens',
+    )
+    parser.add_argument(
+        '--memory', type=float, default=16, help='softpp-1b: GB not to be exceeded; %(default)s'
+    )
+    parser.add_argument('--landmarks', type=int, default=1024, help='softpp-6a; %(default)s')
+    parser.add_argument('--numbers', type=Path, help='JSON of an earlier call, to draw again')
+    parser.add_output('--out', default=None, help='.png; default: work_dirs/NAME.png')
+    return parser.parse_args()
+
+
+def main() -> None:
+    parser = ToolParser(__doc__)
+    args = parse_args(parser)
+    figure = FIGURES[args.name]
+    counts = dict(none=0, one=1, some=max(1, len(args.model)))
+    if args.numbers is None and len(args.model) != counts[figure.models]:
+        parser.error(f'{args.name} takes {figure.models} of --model, got {len(args.model)}')
+    out = args.out or Path(f'work_dirs/{args.name}.png')
+    if out.suffix != '.png':
+        parser.error(f'--out must end in .png, got {out}')
+    if args.numbers is not None:
+        found = json.loads(args.numbers.read_text())
+        if found['figure'] != args.name:
+            parser.error(f'{args.numbers} has the numbers of {found["figure"]}, not {args.name}')
+    else:
+        torch.manual_seed(0)
+        machine = describe_machine(torch.device(args.device))
+        try:
+            found = dict(figure=args.name, machine=machine, **figure.numbers(args))
+        except ValueError as error:
+            sys.exit(f'{parser.prog}: error: {error}')
+        write_json(out.with_suffix('.json'), found)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    figure.draw(found).savefig(out, dpi=120)
+    print('wrote', out, '' if args.numbers else out.with_suffix('.json'))
+
+
+if __name__ == '__main__':
+    main()
