@@ -87,9 +87,7 @@ def _default_cfg(family: Family) -> Dict[str, Any]:
     )
 
 
-def _create(
-    name: str, backbone: type, arch: str, pretrained: bool = False, **kwargs: Any
-) -> nn.Module:
+def _create(name: str, backbone: type, pretrained: bool, **kwargs: Any) -> nn.Module:
     """Build a model as ``timm.create_model`` asks for it."""
     source = resolve_pretrained_cfg(
         name, kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay')
@@ -102,7 +100,6 @@ def _create(
         )
     stages = len(backbone.host())
     features = dict(feature_cls='getter', out_indices=tuple(range(stages)) if stages > 1 else 3)
-    kwargs.setdefault('arch', arch)
     return build_model_with_cfg(
         TimmClassifier, name, pretrained, feature_cfg=features, backbone=backbone, **kwargs
     )
@@ -112,7 +109,7 @@ def _register(name: str, backbone: type, arch: str) -> None:
     """Add a model to timm, unless timm has one of this name."""
 
     def create(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-        return _create(name, backbone, arch, pretrained, **kwargs)
+        return _create(name, backbone, pretrained, **{'arch': arch, **kwargs})
 
     create.__name__ = create.__qualname__ = name
     create.__doc__ = f'{backbone.__name__} of the arch {arch!r}, a :class:`TimmClassifier`.'
