@@ -2,7 +2,7 @@
 
 import ast
 import doctest
-import importlib
+import importlib.util
 import inspect
 import pkgutil
 import re
@@ -23,6 +23,8 @@ def public() -> dict:
     for module in pkgutil.walk_packages(mmlaplace.__path__, 'mmlaplace.'):
         last = module.name.split('.')[-1]
         if last.startswith('_C') or last == '__main__':  # the compiled ops, and a program
+            continue
+        if module.name.startswith('mmlaplace.timm') and importlib.util.find_spec('timm') is None:
             continue
         for name, value in vars(importlib.import_module(module.name)).items():
             if name.startswith('_') or getattr(value, '__module__', None) != module.name:

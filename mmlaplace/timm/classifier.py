@@ -1,0 +1,306 @@
+"""A backbone of mmlaplace as a model of timm."""
+
+import itertools
+import logging
+import operator
+from contextlib import nullcontext
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
+
+import torch
+import torch.nn as nn
+from mmengine.logging import MMLogger
+from timm.layers import global_pool_nlc, is_scriptable
+from timm.models._features import feature_take_indices
+from torch import Tensor
+
+from ..models.backbones.options import check_images
+from ..models.layers import map_to_tokens, memory_format_of, tokens_to_map
+
+# Options of a backbone that the model sets itself.
+SET_BY_THE_MODEL = ('in_channels', 'out_indices', 'out_type')
+POOLS = ('avg', 'max', 'avgmax', 'token', '')
+
+
+class TimmClassifier(nn.Module):
+    """A backbone of mmlaplace and a linear classifier, with the methods of timm's models.
+
+    Its tensors have the names of mmpretrain's ``ImageClassifier``, ``backbone.*`` and
+    ``head.fc.*``, so checkpoints of either load into the other. As there, the linear begins with a
+    standard deviation of 0.01.
+
+    Features are the maps after the last block of each stage. A host of one stage gives those of
+    each block. They have no norm, as in timm's Swin. A class token is not in them.
+
+    Args:
+        backbone: Class of the backbone.
+        arch: As in :class:`PyramidBackbone`.
+        num_classes: Of the classifier. 0 leaves it out. Default: 1000.
+        global_pool: ``'avg'``, ``'max'`` or ``'avgmax'`` over the tokens of the last stage,
+            ``'token'`` for its class token, or ``''`` for none, with ``num_classes=0``.
+            Default: the class token where there is one, else the mean.
+        in_chans: Channels of the image. Default: 3.
+        img_size: Side, or height and width, of the training images. The forward accepts any.
+            Default: 224.
+        drop_rate: Dropout rate before the linear. Default: 0.
+        proj_drop_rate: Dropout rate in the FFNs and on embedded positions. Default: 0.
+        drop_path_rate: Stochastic depth rate of the last block, rising from 0. Default: 0.
+        device: Where parameters are made. Default: as torch has it.
+        dtype: Of the parameters. Default: as torch has it.
+        **backbone_options: Further arguments of the backbone, such as ``attn_cfg``.
+
+    Raises:
+        TypeError: For an unknown option. It names those that there are.
+        ValueError: For an unknown ``global_pool``, one that the model cannot do, or under timm's
+            ``scriptable=True``, or what the backbone raises.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import LaplacianFormer
+        >>> from mmlaplace.timm import TimmClassifier
+        >>> model = TimmClassifier(LaplacianFormer, 'micro', num_classes=10)
+        >>> model(torch.randn(2, 3, 64, 64)).shape
+        torch.Size([2, 10])
+    """
+
+    def __init__(
+        self,
+        backbone: type,
+        arch: Union[str, dict, None] = None,
+        num_classes: int = 1000,
+        global_pool: Optional[str] = None,
+        in_chans: int = 3,
+        img_size: Union[int, Tuple[int, int]] = 224,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        device: Union[str, torch.device, None] = None,
+        dtype: Optional[torch.dtype] = None,
+        **backbone_options: Any,
+    ) -> None:
+        super().__init__()
+        if is_scriptable():
+            raise ValueError(
+                f'{backbone.__name__} cannot be compiled by torch.jit.script, so scriptable=True '
+                'cannot be had; leave it out and use torch.export, torch.compile or torch.jit.trace'
+            )
+        backbone.check_options(backbone_options, hidden=SET_BY_THE_MODEL)
+        with nullcontext() if device is None else torch.device(device):
+            self.backbone = backbone(
+                arch=arch, img_size=img_size, in_channels=in_chans, out_indices=-1,
+                drop_rate=proj_drop_rate, drop_path_rate=drop_path_rate, **backbone_options,
+            )  # fmt: skip
+        self.backbone.to(device=device, dtype=dtype)
+        _init_weights(self.backbone)
+        host = self.backbone
+        self.in_chans = in_chans
+        self.num_features = self.head_hidden_size = host.embed_dims[-1]
+        self.num_prefix_tokens = host.cls_tokens[-1]
+        # The block after which each feature is taken, by its stage and its number there.
+        self._taps = [(i, depth - 1) for i, depth in enumerate(host.depths)]
+        if host.num_stages == 1:
+            self._taps = [(0, j) for j in range(host.depths[0])]
+        strides = list(itertools.accumulate(host.stage_strides, operator.mul))
+        self.feature_info = [
+            dict(
+                num_chs=host.embed_dims[i], reduction=strides[i],
+                module=f'backbone.stages.{i}.blocks.{j}',
+            )
+            for i, j in self._taps
+        ]  # fmt: skip
+        self.head = nn.ModuleDict(dict(drop=nn.Dropout(drop_rate)))
+        self.global_pool = 'token' if self.num_prefix_tokens else 'avg'
+        self.reset_classifier(num_classes, global_pool)
+
+    def no_weight_decay(self) -> Set[str]:
+        """Names of the parameters that are not to decay, norms and biases aside."""
+        return {f'backbone.{name}' for name in self.backbone.no_weight_decay()}
+
+    def group_matcher(self, coarse: bool = False) -> Dict[str, Any]:
+        """Patterns of parameter names by depth, which timm's layer-wise learning rates take.
+
+        The depths are those of the backbone's ``get_layer_depth``. With ``coarse`` they are stages.
+        """
+        stage = r'^backbone\.stages\.(\d+)\.'
+        fine = [(stage + r'(?:patch_embed|position)\.', (0,)), (stage + r'blocks\.(\d+)\.', None)]
+        return dict(
+            stem=r'^backbone\.stages\.0\.(?:patch_embed|position)\.',
+            blocks=stage if coarse else fine,
+        )
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """Whether blocks recompute their activations in the backward pass: their ``with_cp``."""
+        for stage in self.backbone.stages:
+            for block in stage['blocks']:
+                block.with_cp = enable
+
+    def get_classifier(self) -> nn.Module:
+        """The linear, or an identity where ``num_classes`` is 0."""
+        return self.head['fc']
+
+    def reset_classifier(self, num_classes: int, global_pool: Optional[str] = None) -> None:
+        """Make a new linear, on the device and of the dtype of the backbone.
+
+        Args:
+            num_classes: 0 leaves it out.
+            global_pool: As in the class. Default: as it is.
+
+        Raises:
+            ValueError: For an unknown ``global_pool``, or one that the model cannot do.
+        """
+        pool = self.global_pool if global_pool is None else global_pool
+        if pool not in POOLS:
+            raise ValueError(f'global_pool must be one of {POOLS}, got {pool!r}')
+        if pool == 'token' and not self.num_prefix_tokens:
+            raise ValueError("global_pool='token' needs a class token; here it is 'avg'")
+        self.num_classes, self.global_pool = num_classes, pool
+        self.head['fc'] = nn.Identity()
+        if num_classes:
+            like = next(self.backbone.parameters())
+            linear = nn.Linear(self.num_features, num_classes, device=like.device, dtype=like.dtype)
+            nn.init.normal_(linear.weight, std=0.01)
+            nn.init.zeros_(linear.bias)
+            self.head['fc'] = linear
+        self.head.train(self.training)
+
+    def _blocks(self, x: Tensor) -> Iterator[Tuple[Tuple[int, int], Tensor, Tuple[int, int]]]:
+        """After each block: its place, the tokens ``(B, N, C)`` or ``(B, 1 + N, C)``, (H, W)."""
+        check_images(self.backbone, x)
+        for i, stage in enumerate(self.backbone.stages):
+            x, hw_shape = stage['patch_embed'](x)
+            if 'position' in stage:
+                x = stage['position'](x, hw_shape)
+            for j, block in enumerate(stage['blocks']):
+                x = block(x, hw_shape)
+                yield (i, j), x, hw_shape
+            if i + 1 < len(self.backbone.stages):
+                x = tokens_to_map(x, hw_shape)
+
+    def _norm(self, x: Tensor, stage: int) -> Tensor:
+        """Tokens after the norm of a stage, which the last may have."""
+        norm = getattr(self.backbone, f'norm{stage}', None)
+        return x if norm is None else norm(x)
+
+    def _map(
+        self, x: Tensor, stage: int, hw_shape: Tuple[int, int], memory_format: torch.memory_format
+    ) -> Tensor:
+        """The map ``(B, C, H, W)`` of tokens, without a class token."""
+        x = tokens_to_map(x[:, self.backbone.cls_tokens[stage] :], hw_shape)
+        return x.contiguous(memory_format=memory_format)
+
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: Union[int, Sequence[int], None] = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = 'NCHW',
+        intermediates_only: bool = False,
+    ) -> Union[List[Tensor], Tuple[Tensor, List[Tensor]]]:
+        """What :meth:`forward_features` returns, and features on the way to it.
+
+        Args:
+            x: Images ``(B, in_chans, H, W)``.
+            indices: Which features, or how many of the last ones. Default: all.
+            norm: Whether those of the last stage get its norm. Default: False.
+            stop_early: Whether to end after the last feature that is wanted. Default: False.
+            output_fmt: Only ``'NCHW'`` (default).
+            intermediates_only: Whether to return only the list of features. Default: False.
+
+        Raises:
+            ValueError: For another ``output_fmt``, or images smaller than a patch.
+        """
+        if output_fmt != 'NCHW':
+            raise ValueError(f"output_fmt must be 'NCHW', got {output_fmt!r}")
+        wanted, last = feature_take_indices(len(self._taps), indices)
+        places = {self._taps[index] for index in wanted}
+        memory_format, features = memory_format_of(x), []
+        for place, tokens, hw_shape in self._blocks(x):
+            stage = place[0]
+            if place in places:
+                out = self._norm(tokens, stage) if norm else tokens
+                features.append(self._map(out, stage, hw_shape, memory_format))
+            if stop_early and place == self._taps[last]:
+                break
+        if intermediates_only:
+            return features
+        tokens = self._norm(tokens, stage)
+        if not self.backbone.cls_tokens[stage]:
+            tokens = self._map(tokens, stage, hw_shape, memory_format)
+        return tokens, features
+
+    def prune_intermediate_layers(
+        self,
+        indices: Union[int, Sequence[int]] = 1,
+        prune_norm: bool = False,
+        prune_head: bool = True,
+    ) -> List[int]:
+        """Remove what comes after the last of some features, as ``features_only`` does.
+
+        Args:
+            indices: Which features, or how many of the last ones. Default: 1.
+            prune_norm: Whether to remove the last norm. Default: False.
+            prune_head: Whether to remove the classifier. Default: True.
+
+        Returns:
+            The features by their numbers from 0.
+        """
+        wanted, last = feature_take_indices(len(self._taps), indices)
+        ends_before = last + 1 < len(self._taps)
+        host, (i, j) = self.backbone, self._taps[last]
+        if prune_norm or ends_before:
+            name = f'norm{len(host.stages) - 1}'
+            if hasattr(host, name):
+                delattr(host, name)
+        host.stages = host.stages[: i + 1]
+        host.stages[i]['blocks'] = host.stages[i]['blocks'][: j + 1]
+        host.out_indices = (i,)
+        self._taps, self.feature_info = self._taps[: last + 1], self.feature_info[: last + 1]
+        self.num_features = self.head_hidden_size = host.embed_dims[i]
+        self.num_prefix_tokens = host.cls_tokens[i]
+        if prune_head or ends_before:
+            self.reset_classifier(0, '')
+        return wanted
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Images ``(B, in_chans, H, W)`` to the last map ``(B, C, H', W')``, after its norm.
+
+        With a class token to the tokens ``(B, 1 + N, C)``, as timm's ViT does.
+        """
+        features, _ = self.forward_intermediates(x, indices=1)
+        return features
+
+    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
+        """Pool features, and classify them unless ``pre_logits``.
+
+        Without a pool, the class token and the others are classified one by one, as in timm's ViT.
+
+        Raises:
+            ValueError: For a map that is to be classified without a pool.
+        """
+        if not self.global_pool and self.num_classes and x.dim() == 4:
+            raise ValueError(
+                "a map is classified after pooling, got global_pool=''; call "
+                f"reset_classifier({self.num_classes}, 'avg')"
+            )
+        if self.global_pool:
+            x = map_to_tokens(x) if x.dim() == 4 else x
+            x = global_pool_nlc(x, self.global_pool, self.num_prefix_tokens)
+        x = self.head['drop'](x)
+        return x if pre_logits else self.head['fc'](x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images ``(B, in_chans, H, W)`` to ``(B, num_classes)``."""
+        return self.forward_head(self.forward_features(x))
+
+
+def _init_weights(backbone: nn.Module) -> None:
+    """Initialise a backbone as a Runner of mmengine would, without its line for each parameter."""
+    if next(backbone.parameters()).is_meta:
+        return  # there are no values
+    logger = MMLogger.get_current_instance()
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        backbone.init_weights()
+    finally:
+        logger.setLevel(level)
