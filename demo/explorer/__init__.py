@@ -1,0 +1,1 @@
+"""What the attention explorer computes and draws. Nothing but ``page.py`` needs gradio."""
