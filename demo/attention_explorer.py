@@ -10,20 +10,17 @@ Examples:
   python demo/attention_explorer.py --model CONFIG CHECKPOINT NAME --model CONFIG2 CHECKPOINT2
 """
 
-import os
 import socket
 import sys
 from pathlib import Path
-
-ROOT = Path(__file__).resolve().parents[1]
-sys.path[:0] = [str(ROOT / 'demo'), str(ROOT / 'tools/analysis_tools')]
-os.environ.setdefault('GRADIO_ANALYTICS_ENABLED', 'False')  # nothing is sent anywhere
 
 from explorer.images import Images
 from explorer.models import Models, compared, from_config, quick_start
 from explorer.rows import Explorer
 
 from mmlaplace.utils.command_line import ToolParser
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def check_free(parser: ToolParser, host: str, port: int) -> None:

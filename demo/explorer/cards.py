@@ -7,6 +7,8 @@ from typing import List, Tuple
 import numpy as np
 from PIL import Image
 
+from mmlaplace.utils.attention_rows import FAR, NEAR
+
 from .pictures import BANDS, panel_picture, photograph
 from .rows import Panel, colour_limits
 from .view import View
@@ -16,10 +18,11 @@ STYLE = """
 .explorer figure {margin: 0; padding: 10px; border: 1px solid var(--border-color-primary);
   border-radius: 8px; background: var(--block-background-fill); color: var(--body-text-color);
   display: flex; flex-direction: column; gap: 6px; font-size: 13px; line-height: 1.35}
+.explorer .head {display: flex; flex-direction: column; min-height: 72px}
 .explorer img {width: 100%; cursor: crosshair; border-radius: 4px; display: block}
 .explorer b {overflow-wrap: anywhere}
-.explorer .weights {color: var(--body-text-color-subdued)}
-.explorer .random {color: #b45309} .dark .explorer .random {color: #fbbf24}
+.explorer .weights, .explorer .none {opacity: 0.75}
+.explorer .random {color: #b45309; opacity: 1} .dark .explorer .random {color: #fbbf24}
 .explorer .bar {display: flex; height: 10px; border-radius: 3px; overflow: hidden;
   background: var(--border-color-primary)}
 .explorer .entropy {background: #6d7fd1}
@@ -27,9 +30,10 @@ STYLE = """
   margin-right: 3px}
 .explorer .numbers {display: flex; flex-wrap: wrap; gap: 2px 10px;
   font-variant-numeric: tabular-nums}
-.explorer .none {padding: 12px 0; color: var(--body-text-color-subdued)}
+.explorer .none {padding: 12px 0}
 .explorer-message {border-left: 4px solid #dc2626; padding: 8px 12px; font-size: 14px;
   background: var(--block-background-fill); color: var(--body-text-color)}
+.explorer-links p {font-size: 13px; opacity: 0.75; margin-top: 8px}
 .explorer-links a {color: var(--link-text-color); margin-right: 14px; font-size: 14px}
 """
 
@@ -51,13 +55,12 @@ def links(view: View) -> str:
         '<div class="explorer-links">'
         f'<a id="save-png" href="rows.png{address}" download="attention_rows.png">save as PNG</a>'
         f'<a id="save-svg" href="rows.svg{address}" download="attention_rows.svg">save as SVG</a>'
-        '</div>'
+        f'<p>near: up to {NEAR:g} of the longer side away, middle: up to {FAR:g}, far: beyond; '
+        'shares of absolute weights. An entropy of 1 is uniform.</p></div>'
     )
 
 
-def cards(
-    image: Image.Image, panels: List[Panel], view: View, shape: Tuple[int, int]
-) -> str:
+def cards(image: Image.Image, panels: List[Panel], view: View, shape: Tuple[int, int]) -> str:
     """The image and the panels side by side."""
     tokens = ', '.join(
         sorted(
@@ -70,7 +73,8 @@ def cards(
     )
     photo = img(photograph(image, view, shape), 'the image, with a cross on the query')
     first = (
-        f'<figure><b>Image and query</b><span class="weights">click on any of the pictures</span>'
+        f'<figure><div class="head"><b>Image and query</b>'
+        f'<span class="weights">click on any of the pictures</span></div>'
         f'{photo}<div class="numbers"><span>x {view.x:.3f}</span><span>y {view.y:.3f}</span>'
         f'<span>{shape[1]} × {shape[0]} pixels</span>'
         f'<span>{f"{tokens} tokens" if tokens else ""}</span></div></figure>'
@@ -90,8 +94,8 @@ def card(
     """One row with its statistics, or why there is none."""
     kind = 'weights random' if panel.weights_are.startswith('random') else 'weights'
     head = (
-        f'<b>{escape(panel.title)}</b><span class="{kind}">{escape(panel.weights_are)}'
-        f'{f" · matrix {escape(panel.matrix)}" if panel.matrix else ""}</span>'
+        f'<div class="head"><b>{escape(panel.title)}</b>'
+        f'<span class="{kind}">{escape(panel.weights_are)}{f" · matrix {escape(panel.matrix)}" if panel.matrix else ""}</span></div>'
     )
     if panel.weights is None:
         return f'<figure>{head}<div class="none">{escape(panel.message)}</div></figure>'

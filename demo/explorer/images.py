@@ -62,7 +62,7 @@ class Images:
     """Images by a short key, which stands in the address. The oldest uploads are let go."""
 
     def __init__(self) -> None:
-        self.uploads: 'OrderedDict[str, Tuple[str, Image.Image]]' = OrderedDict()
+        self.uploads: OrderedDict[str, Tuple[str, Image.Image]] = OrderedDict()
         self.photos = {}
 
     def add(self, path: Path, name: str) -> str:

@@ -45,9 +45,7 @@ def untrained(attention: str, host: str) -> Source:
     for kind, name, known in (('attention', attention, contenders()), ('host', host, HOSTS)):
         if name not in known:
             raise ValueError(f'there is no {kind} {name!r}; choose one of {", ".join(known)}')
-    return Source(
-        f'{attention} on {host}', backbone_cfg(host, contenders()[attention], SIDE)
-    )
+    return Source(f'{attention} on {host}', backbone_cfg(host, contenders()[attention], SIDE))
 
 
 def from_config(config: str, checkpoint: Optional[str], name: Optional[str]) -> Source:
@@ -93,7 +91,7 @@ class Models:
 
     def __init__(self, sources: Optional[Dict[str, Source]] = None) -> None:
         self.sources = dict(sources or {})
-        self.built: 'OrderedDict[str, nn.Module]' = OrderedDict()
+        self.built: OrderedDict[str, nn.Module] = OrderedDict()
 
     def chosen(
         self, trained: Tuple[str, ...], attentions: Tuple[str, ...], hosts: Tuple[str, ...]
@@ -165,7 +163,7 @@ def build(source: Source) -> nn.Module:
         raise ValueError(str(error)) from error
     except ValueError as error:
         raise ValueError(
-            f'{checkpoint} is no checkpoint of {source.title}; choose the attention and the host that it '
-            f'was trained with. What differs: {error}'
+            f'{checkpoint} is no checkpoint of {source.title}; choose the attention and the host '
+            f'that it was trained with. What differs: {error}'
         ) from error
     return built

@@ -12,6 +12,7 @@ from fastapi.responses import PlainTextResponse, Response
 
 from .cards import STYLE, cards, links, message
 from .images import fitted
+from .models import QUICK_START
 from .pictures import exported
 from .rows import Explorer
 from .view import LAST, SCALES, SIZES, View
@@ -55,17 +56,19 @@ class Page:
 
     def __init__(self, explorer: Explorer, default: View) -> None:
         self.explorer, self.default = explorer, default
-        with gr.Blocks(title='Attention explorer', analytics_enabled=False) as self.blocks:
+        with gr.Blocks(
+            title='Attention explorer', analytics_enabled=False, fill_width=True
+        ) as self.blocks:
             self._lay_out()
             self._connect()
 
     def _lay_out(self) -> None:
         gr.Markdown(INTRODUCTION)
+        self.message = gr.HTML(elem_id='message')
         with gr.Row():
-            with gr.Column(scale=1, min_width=270):
+            with gr.Column(scale=1, min_width=310):
                 self._lay_out_controls()
             with gr.Column(scale=4, min_width=300):
-                self.message = gr.HTML(elem_id='message')
                 self.cards = gr.HTML(js_on_load=ASK, elem_id='cards')
                 self.links = gr.HTML()
         self.address = gr.Textbox(visible='hidden', elem_id='view')
@@ -187,9 +190,7 @@ class Page:
         try:
             if None in (x, y):
                 raise ValueError('the query has no place; click on the image, or fill in x and y')
-            view = View(
-                image, size, x, y, *several, stage, block, head, tuple(matrix or ()), scale
-            )
+            view = View(image, size, x, y, *several, stage, block, head, tuple(matrix or ()), scale)
         except ValueError as error:
             return self.failed(error)
         return self.shown(view)
@@ -205,30 +206,42 @@ class Page:
         return values
 
     def shown(self, view: View) -> List:
-        """A view."""
+        """A view, or a message that says why there is none."""
         explorer = self.explorer
-        offered = explorer.offered(view)
-        stages, heads = max(offered.stages, view.stage + 1), max(offered.heads, view.head + 1)
-        blocks = max(offered.blocks, view.block + 1)
-        values = [
-            gr.Dropdown(explorer.images.choices(), value=view.image), view.size, view.x, view.y,
-            gr.Dropdown(list(explorer.models.sources), value=list(view.trained)),
-            list(view.attention), list(view.host),
-            gr.Dropdown(numbered(stages), value=view.stage),
-            gr.Dropdown(numbered(blocks, [('last', LAST)]), value=view.block),
-            gr.Dropdown(numbered(heads), value=view.head),
-            gr.CheckboxGroup(
-                list(offered.matrices), visible=bool(offered.matrices),
-                value=[name for name in view.matrix if name in offered.matrices],
-            ),
-            view.scale,
-        ]  # fmt: skip
+        images, trained = explorer.images.choices(), list(explorer.models.sources)
+        offered, panels = explorer.offered(view), []
+        said, drawn, saved = '', '', ''
         try:
             panels, image = explorer.panels(view), explorer.images.get(view.image)
+            drawn = cards(image, panels, view, fitted(image, view.size))
+            saved = links(view)
         except ValueError as error:
-            return [*values, message(str(error)), '', '', view.address()]
-        drawn = cards(image, panels, view, fitted(image, view.size))
-        return [*values, message(''), drawn, links(view), view.address()]
+            said = str(error)
+        matrices = {panel.matrix for panel in panels}.intersection(offered.matrices)
+        here = view.image in dict(images).values()
+        # A control refuses what is not among its choices, so that names of an address may not be.
+        return [
+            gr.Dropdown(images, value=view.image if here else self.default.image),
+            view.size,
+            view.x,
+            view.y,
+            gr.Dropdown(trained, value=[name for name in view.trained if name in trained]),
+            [name for name in view.attention if name in contenders()],
+            [name for name in view.host if name in HOSTS],
+            gr.Dropdown(numbered(max(offered.stages, view.stage + 1)), value=view.stage),
+            gr.Dropdown(
+                numbered(max(offered.blocks, view.block + 1), [('last', LAST)]), value=view.block
+            ),
+            gr.Dropdown(numbered(max(offered.heads, view.head + 1)), value=view.head),
+            gr.CheckboxGroup(
+                list(offered.matrices), value=sorted(matrices), visible=bool(offered.matrices)
+            ),
+            view.scale,
+            message(said),
+            drawn,
+            saved,
+            view.address(),
+        ]
 
 
 def server(explorer: Explorer, default: View) -> FastAPI:
@@ -258,7 +271,10 @@ def server(explorer: Explorer, default: View) -> FastAPI:
 
 
 def default_view(explorer: Explorer) -> View:
-    """Trained models where there are some, else ours, softmax and PolaFormer's."""
-    trained = tuple(explorer.models.sources)[:3]
+    """Ours, softmax and PolaFormer's: trained where they are, else with random weights."""
     attentions = ('LaplacianAttention', 'SoftmaxAttention', 'PolaAttention')
-    return replace(View(), trained=trained, attention=attentions if len(trained) < 2 else ())
+    names = list(explorer.models.sources)
+    first = [next((n for n in names if n.startswith(f'{a} on ')), None) for a in attentions]
+    trained = [QUICK_START] if QUICK_START in names else []
+    missing = tuple(a for a, found in zip(attentions, first) if found is None)
+    return replace(View(), trained=(*trained, *filter(None, first)), attention=missing)

@@ -100,7 +100,7 @@ class Explorer:
 
     def __init__(self, images: Images, models: Models) -> None:
         self.images, self.models = images, models
-        self.recorded: 'OrderedDict[tuple, Dict[Tuple[int, int], Mixed]]' = OrderedDict()
+        self.recorded: OrderedDict[tuple, Dict[Tuple[int, int], Mixed]] = OrderedDict()
         self.lock = Lock()  # recording replaces methods of the modules for a while
 
     def panels(self, view: View) -> List[Panel]:
@@ -146,9 +146,7 @@ class Explorer:
             offered = Offered(*map(max, zip(offered[:3], here)), tuple(matrices))
         return offered
 
-    def _panels_of(
-        self, source: Source, view: View, image, shape: Tuple[int, int]
-    ) -> List[Panel]:
+    def _panels_of(self, source: Source, view: View, image, shape: Tuple[int, int]) -> List[Panel]:
         panel = Panel(source.title, source.weights)
         try:
             backbone = self.models.backbone(source)
