@@ -5,11 +5,13 @@ from html import escape
 from typing import List, Tuple
 
 import numpy as np
+from matplotlib import colormaps
+from matplotlib.colors import to_hex
 from PIL import Image
 
 from mmlaplace.utils.attention_rows import FAR, NEAR
 
-from .pictures import BANDS, panel_picture, photograph
+from .pictures import BANDS, COLOURS, panel_picture, photograph
 from .rows import Panel, colour_limits
 from .view import View
 
@@ -31,11 +33,21 @@ STYLE = """
 .explorer .numbers {display: flex; flex-wrap: wrap; gap: 2px 10px;
   font-variant-numeric: tabular-nums}
 .explorer .none {padding: 12px 0}
+.explorer-scale {display: flex; gap: 8px; align-items: center; margin-top: 12px; font-size: 13px}
+.explorer-scale i {width: 180px; height: 10px; border-radius: 3px; background: COLOURS}
+/* On a narrow window the pictures come before the controls. */
+@media (max-width: 720px) {#controls {order: 2} #pictures {order: 1}}
 .explorer-message {border-left: 4px solid #dc2626; padding: 8px 12px; font-size: 14px;
   background: var(--block-background-fill); color: var(--body-text-color)}
 .explorer-links p {font-size: 13px; opacity: 0.75; margin-top: 8px}
 .explorer-links a {color: var(--link-text-color); margin-right: 14px; font-size: 14px}
 """
+
+# The colours of the panels, which lie over a pale photograph there.
+STYLE = STYLE.replace(
+    'COLOURS',
+    f'linear-gradient(to right, {", ".join(map(to_hex, colormaps[COLOURS](range(0, 256, 32))))})',
+)
 
 
 def img(content: bytes, text: str) -> str:
@@ -80,8 +92,14 @@ def cards(image: Image.Image, panels: List[Panel], view: View, shape: Tuple[int,
         f'<span>{f"{tokens} tokens" if tokens else ""}</span></div></figure>'
     )
     limits = colour_limits(panels, view.scale)
+    low, high = 'lowest weight of each panel', 'highest'
+    if view.scale == 'shared' and limits:
+        low, high = (f'{limit:.2g}' for limit in limits[0])
     drawn = [card(image, panel, own, view, shape) for panel, own in zip(panels, limits)]
-    return f'<div class="explorer">{first}{"".join(drawn)}</div>'
+    return (
+        f'<div class="explorer">{first}{"".join(drawn)}</div>'
+        f'<div class="explorer-scale"><span>{low}</span><i></i><span>{high}</span></div>'
+    )
 
 
 def card(
@@ -93,9 +111,10 @@ def card(
 ) -> str:
     """One row with its statistics, or why there is none."""
     kind = 'weights random' if panel.weights_are.startswith('random') else 'weights'
+    matrix = f' · matrix {escape(panel.matrix)}' if panel.matrix else ''
     head = (
         f'<div class="head"><b>{escape(panel.title)}</b>'
-        f'<span class="{kind}">{escape(panel.weights_are)}{f" · matrix {escape(panel.matrix)}" if panel.matrix else ""}</span></div>'
+        f'<span class="{kind}">{escape(panel.weights_are)}{matrix}</span></div>'
     )
     if panel.weights is None:
         return f'<figure>{head}<div class="none">{escape(panel.message)}</div></figure>'
@@ -111,7 +130,7 @@ def card(
         for band, colour in BANDS.items()
     )
     low, high = np.nanmin(panel.weights), np.nanmax(panel.weights)
-    negative = f'<span>{found.negative:.0%} negative</span>' if found.negative > 0 else ''
+    negative = f'<span>{found.negative:.0%} negative</span>' if found.negative >= 0.005 else ''
     return (
         f'<figure class="row">{head}{picture}'
         f'<div class="numbers"><span>weights {low:.2g} to {high:.2g}</span>{negative}</div>'

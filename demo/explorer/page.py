@@ -66,9 +66,9 @@ class Page:
         gr.Markdown(INTRODUCTION)
         self.message = gr.HTML(elem_id='message')
         with gr.Row():
-            with gr.Column(scale=1, min_width=310):
+            with gr.Column(scale=1, min_width=310, elem_id='controls'):
                 self._lay_out_controls()
-            with gr.Column(scale=4, min_width=300):
+            with gr.Column(scale=4, min_width=300, elem_id='pictures'):
                 self.cards = gr.HTML(js_on_load=ASK, elem_id='cards')
                 self.links = gr.HTML()
         self.address = gr.Textbox(visible='hidden', elem_id='view')
@@ -165,9 +165,13 @@ class Page:
             return self.failed(error, self.default)
         return self.shown(view)
 
-    def clicked(self, *controls, event: gr.SelectData) -> list:
+    def clicked(self, event: gr.SelectData, *controls) -> list:
         x, y = event.index
-        return self.changed(controls[0], controls[1], round(x, 4), round(y, 4), *controls[4:])
+        values = self.changed(*controls[:2], round(x, 4), round(y, 4), *controls[4:])
+        for index, control in enumerate(self.controls):
+            if control not in (self.x, self.y):
+                values[index] = gr.skip()  # the page answers sooner
+        return values
 
     def image_sent(self, path: str, *controls) -> list:
         try:

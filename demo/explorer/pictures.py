@@ -5,8 +5,6 @@ from typing import List, Tuple
 
 import matplotlib
 import numpy as np
-from matplotlib import patheffects
-from matplotlib.figure import Figure
 from PIL import Image, ImageDraw
 
 from .rows import Panel, colour_limits, last_block
@@ -80,6 +78,10 @@ def exported(
         shape: Height and width of the image for the models.
         format: ``'png'`` or ``'svg'``.
     """
+    # Only what is saved needs the rest of matplotlib, which takes a second to import.
+    from matplotlib import cm, colors, patheffects
+    from matplotlib.figure import Figure
+
     columns = min(4, 1 + len(panels))
     lines = -(-(1 + len(panels)) // columns)
     height, width = shape
@@ -105,8 +107,8 @@ def exported(
             interpolation='nearest',
         )  # fmt: skip
         axis.set_xlabel(told(panel), fontsize=7)
-        heat = heat or matplotlib.cm.ScalarMappable(
-            matplotlib.colors.Normalize(*(limits if view.scale == 'shared' else (0, 1))), COLOURS
+        heat = heat or cm.ScalarMappable(
+            colors.Normalize(*(limits if view.scale == 'shared' else (0, 1))), COLOURS
         )
     for axis in axes[: 1 + len(panels)]:
         axis.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
