@@ -12,8 +12,9 @@ from attention_training import BASE, CONFIGS, HOSTS, STUDIES, backbone_cfg, cont
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
-from mmlaplace.engine import UnsafeCheckpointError, load_weights
+from mmlaplace.engine import UnsafeCheckpointError, load_weights, read_state_dict
 
+ATTENTIONS = contenders()
 QUICK_START = 'quick start'
 RANDOM = 'random weights'
 SIDE = 224  # of the images that models with random weights are built for
@@ -36,16 +37,16 @@ class Source(NamedTuple):
     weights: str = RANDOM
 
 
-def untrained(attention: str, host: str) -> Source:
-    """An attention on a host, with random weights.
+def untrained(attention: str, host: str, side: int = SIDE) -> Source:
+    """An attention on a host, with random weights, for images of a side.
 
     Raises:
         ValueError: For an unknown attention or host; names those that there are.
     """
-    for kind, name, known in (('attention', attention, contenders()), ('host', host, HOSTS)):
+    for kind, name, known in (('attention', attention, ATTENTIONS), ('host', host, HOSTS)):
         if name not in known:
             raise ValueError(f'there is no {kind} {name!r}; choose one of {", ".join(known)}')
-    return Source(f'{attention} on {host}', backbone_cfg(host, contenders()[attention], SIDE))
+    return Source(f'{attention} on {host}', backbone_cfg(host, ATTENTIONS[attention], side))
 
 
 def from_config(config: str, checkpoint: Optional[str], name: Optional[str]) -> Source:
@@ -127,13 +128,17 @@ class Models:
             self.built.popitem(last=False)
         return self.built[key]
 
-    def add(self, path: Path, name: str, attention: str, host: str) -> str:
+    def add(self, path: Path, name: str, attention: str, host: str, side: int) -> str:
         """Keep a checkpoint of a model that is known; its name in the list of trained models.
+
+        Args:
+            path, name: The file, and what the user calls it.
+            attention, host, side: What was trained, and the side of its images.
 
         Raises:
             ValueError: If it cannot be read, or is another model's; says what to do.
         """
-        model = untrained(attention, host)
+        model = untrained(attention, host, side)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
         source = model._replace(checkpoint=path, weights=f'weights of {name}')
         try:
@@ -158,12 +163,16 @@ def build(source: Source) -> nn.Module:
     if checkpoint is None:
         return built
     try:
-        load_weights(built, checkpoint)
+        read_state_dict(checkpoint)
     except (UnsafeCheckpointError, FileNotFoundError) as error:
         raise ValueError(str(error)) from error
+    try:
+        load_weights(built, checkpoint)
     except ValueError as error:
+        # The hint at min_matched is for those who write Python.
+        reason = str(error).replace(f'{checkpoint} does not fit: ', '').partition('; if that is')[0]
         raise ValueError(
-            f'{checkpoint} is no checkpoint of {source.title}; choose the attention and the host '
-            f'that it was trained with. What differs: {error}'
+            f'{checkpoint} is no checkpoint of {source.title}; choose the attention, the host and '
+            f'the size of images that it was trained with. What differs: {reason}'
         ) from error
     return built

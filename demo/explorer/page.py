@@ -6,13 +6,12 @@ from threading import Lock
 from typing import List
 
 import gradio as gr
-from attention_training import HOSTS, contenders
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
 from .cards import STYLE, cards, links, message
 from .images import fitted
-from .models import QUICK_START
+from .models import ATTENTIONS, HOSTS, QUICK_START
 from .pictures import exported
 from .rows import Explorer
 from .view import LAST, SCALES, SIZES, View
@@ -83,7 +82,7 @@ class Page:
             label='Trained models', **many,
         )  # fmt: skip
         self.attention = gr.Dropdown(
-            list(contenders()), value=list(default.attention), elem_id='attentions',
+            list(ATTENTIONS), value=list(default.attention), elem_id='attentions',
             label='Attentions, with random weights', **many,
         )  # fmt: skip
         self.host = gr.Dropdown(
@@ -118,9 +117,12 @@ class Page:
                 )
         with gr.Accordion('Add a checkpoint', open=False):
             self.new_attention = gr.Dropdown(
-                list(contenders()), value='LaplacianAttention', label='Trained with the attention'
+                list(ATTENTIONS), value='LaplacianAttention', label='Trained with the attention'
             )
             self.new_host = gr.Dropdown(list(HOSTS), value='laplacianformer', label='… on the host')
+            self.new_side = gr.Dropdown(
+                sorted({48, *SIZES}), value=64, label='… and images of a side of, pixels'
+            )
             self.new_checkpoint = gr.UploadButton(
                 'Upload its checkpoint', size='sm', elem_id='upload-checkpoint'
             )
@@ -142,7 +144,10 @@ class Page:
             self.upload.upload(self.image_sent, [self.upload, *self.controls], **quietly),
             self.new_checkpoint.upload(
                 self.checkpoint_sent,
-                [self.new_checkpoint, self.new_attention, self.new_host, *self.controls],
+                [
+                    self.new_checkpoint, self.new_attention, self.new_host, self.new_side,
+                    *self.controls,
+                ],
                 **quietly,
             ),
         ]  # fmt: skip
@@ -180,9 +185,10 @@ class Page:
             return self.failed(error)
         return self.changed(key, *controls[1:])
 
-    def checkpoint_sent(self, path: str, attention: str, host: str, *controls) -> list:
+    def checkpoint_sent(self, path: str, attention: str, host: str, side: int, *controls) -> list:
         try:
-            name = self.explorer.models.add(Path(path), Path(path).name, attention, host)
+            file = Path(path)
+            name = self.explorer.models.add(file, file.name, attention, host, side)
         except ValueError as error:
             return self.failed(error)
         chosen = list(dict.fromkeys([*(controls[4] or []), name]))
@@ -230,7 +236,7 @@ class Page:
             view.x,
             view.y,
             gr.Dropdown(trained, value=[name for name in view.trained if name in trained]),
-            [name for name in view.attention if name in contenders()],
+            [name for name in view.attention if name in ATTENTIONS],
             [name for name in view.host if name in HOSTS],
             gr.Dropdown(numbered(max(offered.stages, view.stage + 1)), value=view.stage),
             gr.Dropdown(

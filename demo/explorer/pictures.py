@@ -31,13 +31,13 @@ def heated(
     return (1 - alpha) * pale + alpha * colours
 
 
-def with_cross(picture: Image.Image, view: View) -> Image.Image:
+def with_cross(picture: Image.Image, view: View, arm: int = 11) -> Image.Image:
     """A picture in the size of the page, with a cross on the query."""
     scale = SHOWN / max(picture.size)
     width, height = (round(side * scale) for side in picture.size)
     picture = picture.resize((width, height), Image.Resampling.NEAREST)
-    x, y, arm, draw = view.x * width, view.y * height, 11, ImageDraw.Draw(picture)
-    for colour, line, reach in (('black', 5, arm + 2), ('white', 2, arm)):
+    x, y, draw = view.x * width, view.y * height, ImageDraw.Draw(picture)
+    for colour, line, reach in (('black', arm // 2, arm + 2), ('white', arm // 5, arm)):
         draw.line((x - reach, y, x + reach, y), colour, line)
         draw.line((x, y - reach, x, y + reach), colour, line)
     return picture

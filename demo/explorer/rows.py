@@ -65,11 +65,12 @@ def inner(block: nn.Module) -> BaseAttention:
     return attention.attn if isinstance(attention, WindowAttention) else attention
 
 
-def block_of(backbone: nn.Module, view: View) -> Tuple[int, nn.Module]:
+def block_of(backbone: nn.Module, view: View, needs_rows: bool = True) -> Tuple[int, nn.Module]:
     """Number and module of the block of a view.
 
     Raises:
-        ValueError: If the backbone lacks the stage, block or head; says which there are.
+        ValueError: If the backbone lacks the stage, block or head, or needs rows and has none; says
+            what to choose.
     """
     stages = backbone.stages
     if view.stage >= len(stages):
@@ -81,7 +82,8 @@ def block_of(backbone: nn.Module, view: View) -> Tuple[int, nn.Module]:
         )
     number = view.block % len(blocks)
     attention = inner(blocks[number])
-    check_rows(attention)
+    if needs_rows:
+        check_rows(attention)
     if view.head >= attention.num_heads:
         raise ValueError(
             f'stage {view.stage} has no head {view.head}; choose 0 to {attention.num_heads - 1}'

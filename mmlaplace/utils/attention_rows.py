@@ -139,3 +139,30 @@ def row_statistics(mixed: Mixed, weights: Tensor, place: Tuple[int, int]) -> Row
         entropy=-torch.xlogy(shares, shares).sum().item() / math.log(max(2, len(row))),
         negative=shares[row < 0].sum().item(),
     )
+
+
+def influence_map(
+    attention: BaseAttention, x: Tensor, hw_shape: Tuple[int, int], place: Tuple[int, int]
+) -> Tensor:
+    """How much a query's output changes with each token, also where no matrix mixes values.
+
+    ``norm(d out_i / d x_j)``, the Frobenius norm of a C x C matrix for each token j, from as many
+    backward passes as there are channels.
+
+    Args:
+        attention: Of a block.
+        x: Its input ``(1, N, C)``.
+        hw_shape: Height and width of the map.
+        place: Row and column of the query.
+
+    Returns:
+        Norms ``(H, W)``.
+    """
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        out = attention(x, hw_shape)[0, place[0] * hw_shape[1] + place[1]]
+        square = x.new_zeros(x.shape[1])
+        for channel in out:
+            (gradient,) = torch.autograd.grad(channel, x, retain_graph=True)
+            square += gradient[0].square().sum(-1)
+    return square.sqrt().view(hw_shape)

@@ -85,16 +85,18 @@ def test_an_address_that_is_none_is_quoted(address, told):
 
 
 def test_rows_are_those_of_the_matrix(explorer):
-    """On all hosts, in windows too, and for every head of a stage."""
-    view = replace(SMALL, attention=('SoftmaxAttention',), host=('laplacianformer', 'vit'), x=0.3)
+    """The softmax by its formula, for each head."""
+    source = untrained('SoftmaxAttention', 'vit')
+    image = normalized(explorer.images.get('astronaut'), (64, 64))
+    *_, mixed = mixed_by(explorer.models.backbone(source), BaseAttention, image)
+    query = 8 * 16 + int(0.3 * 16)
+    scores = mixed.q[0, :, query, None] @ mixed.k[0].transpose(-2, -1)
+    expected = (scores / mixed.q.shape[-1] ** 0.5).softmax(-1).view(2, 16, 16)
     for head in (0, 1):
-        panels = explorer.panels(replace(view, head=head, stage=0, host=('vit',)))
-        backbone = explorer.models.backbone(untrained('SoftmaxAttention', 'vit'))
-        image = normalized(explorer.images.get('astronaut'), (64, 64))
-        *_, mixed = mixed_by(backbone, BaseAttention, image)
-        expected = attention_matrix(mixed)[head, 8 * 16 + int(0.3 * 16)].view(16, 16)
-        # Sums of 16 products in fp32, in another order.
-        np.testing.assert_allclose(panels[0].weights, expected, rtol=1e-5, atol=1e-7)
+        view = replace(SMALL, attention=('SoftmaxAttention',), host=('vit',), x=0.3, head=head)
+        (panel,) = explorer.panels(view)
+        # fp32, with the sums in another order.
+        np.testing.assert_allclose(panel.weights, expected[head], rtol=1e-4, atol=1e-7)
 
 
 @pytest.mark.parametrize('name', fast_with(contenders(), 'SOFTAttention', 'XCAttention'))
@@ -231,16 +233,16 @@ def test_checkpoints_are_found_and_loaded_whole(explorer, checkpoint, tmp_path):
 
 def test_a_checkpoint_of_another_model_is_refused(checkpoint, tmp_path):
     models = Models()
-    key = models.add(checkpoint, 'mine.pth', 'LaplacianAttention', 'laplacianformer')
+    key = models.add(checkpoint, 'mine.pth', 'LaplacianAttention', 'laplacianformer', 64)
     assert models.sources[key].weights == 'weights of mine.pth'
     with pytest.raises(ValueError, match='^mine.pth is no checkpoint of SoftmaxAttention on vit; '):
-        models.add(checkpoint, 'mine.pth', 'SoftmaxAttention', 'vit')
+        models.add(checkpoint, 'mine.pth', 'SoftmaxAttention', 'vit', 64)
     (tmp_path / 'text.pth').write_text('no checkpoint')
     with pytest.raises(ValueError, match=r'text\.pth .*download or copy it again'):
-        models.add(tmp_path / 'text.pth', 'text.pth', 'LaplacianAttention', 'vit')
+        models.add(tmp_path / 'text.pth', 'text.pth', 'LaplacianAttention', 'vit', 64)
     torch.save(dict(state_dict=dict(a=Evil(tmp_path / 'ran'))), tmp_path / 'evil.pth')
     with pytest.raises(ValueError, match=r'^evil\.pth .*could run code'):
-        models.add(tmp_path / 'evil.pth', 'evil.pth', 'LaplacianAttention', 'vit')
+        models.add(tmp_path / 'evil.pth', 'evil.pth', 'LaplacianAttention', 'vit', 64)
     assert not (tmp_path / 'ran').exists()
     assert list(models.sources) == [key]
 
@@ -301,7 +303,7 @@ def test_images_keep_their_shape_and_are_known_by_their_content(tmp_path):
     assert fitted(Image.new('RGB', (1000, 10)), 224) == (32, 224)
 
 
-def test_pictures_and_cards_tell_the_same(explorer):
+def test_cards_tell_what_the_panels_have(explorer):
     view = replace(SMALL, attention=('LaplacianAttention', 'XCAttention'), x=0.2)
     image, panels = explorer.images.get(view.image), explorer.panels(view)
     page = cards(image, panels, view, (64, 64))
@@ -309,13 +311,17 @@ def test_pictures_and_cards_tell_the_same(explorer):
     assert page.count('random weights') == 2
     assert f'entropy {panels[0].statistics.entropy:.2f}' in page
     assert 'XCAttention mixes channels' in page
-    for scale in ('own', 'shared'):
-        png = exported(image, panels, replace(view, scale=scale), (64, 64), 'png')
-        assert png.startswith(b'\x89PNG')
-    svg = exported(image, panels, view, (64, 64), 'svg')
-    assert b'<svg' in svg
     hostile = panels[0]._replace(title='<script>')
     assert '<script>' not in cards(image, [hostile], view, (64, 64))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('scale', ['own', 'shared'])
+def test_views_are_saved_as_pictures(scale, explorer):
+    view = replace(SMALL, attention=('LaplacianAttention', 'XCAttention'), scale=scale)
+    image, panels = explorer.images.get(view.image), explorer.panels(view)
+    assert exported(image, panels, view, (64, 64), 'png').startswith(b'\x89PNG')
+    assert b'<svg' in exported(image, panels, view, (64, 64), 'svg')
 
 
 @pytest.mark.slow
