@@ -11,6 +11,7 @@ Example:
 import math
 from dataclasses import replace
 from pathlib import Path
+from textwrap import fill
 from typing import Dict, List, NamedTuple
 
 import numpy as np
@@ -28,8 +29,9 @@ from mmlaplace.utils.command_line import ToolParser
 from mmlaplace.utils.recording import PHOTOS, normalized
 
 ROOT = Path(__file__).resolve().parents[1]
-WIDTH, COLUMNS, PALETTE = 192, 4, 96  # pixels, pictures side by side, colours of a PNG
+WIDTH, COLUMNS, PALETTE = 192, 4, 200  # pixels, pictures side by side, colours of a PNG
 LEAST = 1e-4  # norm of a derivative that is told apart from 0, as a share of the largest
+LINE = 120  # characters of the page
 MADE_BY = 'Made by `python demo/attention_gallery.py`.'
 
 
@@ -96,7 +98,8 @@ def caption(drawn: Drawn) -> str:
     """What is told of a picture."""
     found, lines = drawn.panel.statistics, [f'**{drawn.name}**']
     if found is not None:
-        lines.append(f'matrix {drawn.panel.matrix}')
+        if drawn.panel.matrix not in drawn.name.lower():  # else it is named after the attention
+            lines.append(f'matrix {drawn.panel.matrix}')
         lines.append(f'near {found.near:.0%}, far {found.far:.0%}, entropy {found.entropy:.2f}')
     if drawn.panel.weights_are == RANDOM:
         lines.append(f'*{RANDOM}*')
@@ -108,7 +111,7 @@ def table(drawn: List[Drawn], folder: str) -> str:
     rows = ['| ' * COLUMNS + '|', '|---' * COLUMNS + '|']
     for start in range(0, len(drawn), COLUMNS):
         cells = [
-            f'![row of {one.name}]({folder}/{one.file})<br>{caption(one)}'
+            f'![{one.name}]({folder}/{one.file})<br>{caption(one)}'
             for one in drawn[start : start + COLUMNS]
         ]
         rows.append('| ' + ' | '.join(cells + [''] * (COLUMNS - len(cells))) + ' |')
@@ -124,40 +127,38 @@ def page(drawn: List[Drawn], view: View, host: str, study: str, folder: str) -> 
     trained = (
         f'{len(drawn) - untrained} of the {len(drawn)} attentions were trained for '
         f'[the comparison](attention_comparison.md) on the study {study}, at {side} × {side} '
-        f'pixels. '
+        'pixels.'
     )
+    if untrained:
+        trained += f' The other {untrained} have random weights, as their captions say.'
     shown = 'a file'
     if view.image in PHOTOS:
         shown = f'the photograph “{view.image}” of scikit-image'
-    if untrained:
-        trained += f'The other {untrained} have random weights, as their captions say. '
-    return f"""# Gallery
-
-One picture for each attention: the same host ({host}), image and query, which the cross marks. A
-bright key has much weight in the query's row of the attention's matrix. The row is exact
-([how](maths.md#rows-of-the-matrices)), and each picture is scaled from its lowest weight to its
-highest.
-
-{trained}The image is {shown}, its longer side {view.size} pixels. The attention is that of the
-{last_block(view)} of stage {view.stage}, head {view.head}. *Near* is the share of absolute weights
-up to an eighth of the longer side away, *far* that beyond three eighths. An entropy of 1 is
-uniform. One image and one query show what a row looks like. They are no evidence of which attention
-is better.
-
-[The explorer](attention_explorer.md) shows other images, queries, stages and heads.
-
-{table(rows, folder)}
-
-## Attentions without a matrix
-
-These mix channels, or divide by what they mix, so that they have no row of weights. The picture has
-the norm of the derivative of the query's output with respect to each token, its local branch
-included. The scale is logarithmic, down to a ten-thousandth of the highest.
-
-{table(others, folder)}
-
-{MADE_BY}
-"""
+    parts = [
+        '# Gallery',
+        f'One picture for each attention: the same host ({host}), image and query, which the cross '
+        "marks. A bright key has much weight in the query's row of the attention's matrix. The row "
+        'is exact ([how](maths.md#rows-of-the-matrices)), and each picture is scaled from its '
+        'lowest weight to its highest.',
+        f'{trained} The image is {shown}, its longer side {view.size} pixels. The attention is '
+        f'that of the {last_block(view)} of stage {view.stage}, head {view.head}. *Near* is the share '
+        'of absolute weights up to an eighth of the longer side away, *far* that beyond three '
+        'eighths. An entropy of 1 is uniform. One image and one query show what a row looks like. '
+        'They are no evidence of which attention is better.',
+        '[The explorer](attention_explorer.md) shows other images, queries, stages and heads.',
+        table(rows, folder),
+        '## Attentions without a matrix',
+        'These mix channels, or divide by what they mix, so that they have no row of weights. The '
+        "picture has the norm of the derivative of the query's output with respect to each token, "
+        'its local branch included. The scale is logarithmic, down to a ten-thousandth of the '
+        'highest.',
+        table(others, folder),
+        MADE_BY,
+    ]
+    wrapped = (
+        part if part.startswith('|') else fill(part, LINE, break_on_hyphens=False) for part in parts
+    )
+    return '\n\n'.join(wrapped) + '\n'
 
 
 def main() -> None:

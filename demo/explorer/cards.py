@@ -1,6 +1,7 @@
 """The panels of a view as HTML, in the colours of the page's theme."""
 
 import base64
+from fractions import Fraction
 from html import escape
 from typing import List, Tuple
 
@@ -46,7 +47,7 @@ STYLE = """
 # The colours of the panels, which lie over a pale photograph there.
 STYLE = STYLE.replace(
     'COLOURS',
-    f'linear-gradient(to right, {", ".join(map(to_hex, colormaps[COLOURS](range(0, 256, 32))))})',
+    f'linear-gradient(to right, {", ".join(map(to_hex, colormaps[COLOURS](range(0, 256, 15))))})',
 )
 
 
@@ -67,8 +68,8 @@ def links(view: View) -> str:
         '<div class="explorer-links">'
         f'<a id="save-png" href="rows.png{address}" download="attention_rows.png">save as PNG</a>'
         f'<a id="save-svg" href="rows.svg{address}" download="attention_rows.svg">save as SVG</a>'
-        f'<p>near: up to {NEAR:g} of the longer side away, middle: up to {FAR:g}, far: beyond; '
-        'shares of absolute weights. An entropy of 1 is uniform.</p></div>'
+        f'<p>near: up to {Fraction(NEAR)} of the longer side away, middle: up to {Fraction(FAR)}, '
+        'far: beyond; shares of absolute weights. An entropy of 1 is uniform.</p></div>'
     )
 
 

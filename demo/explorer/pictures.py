@@ -1,6 +1,7 @@
 """Rows as pictures: one for each panel on the page, and all of them as PNG or SVG."""
 
 import io
+from textwrap import fill
 from typing import List, Tuple
 
 import matplotlib
@@ -95,12 +96,14 @@ def exported(
     axes[0].set_xlabel(f'{view.x:.3f} of the width,\n{view.y:.3f} of the height', fontsize=7)
     heat = None
     for axis, panel, limits in zip(axes[1:], panels, colour_limits(panels, view.scale)):
-        axis.set_title(f'{panel.title}\n{panel.matrix}, {panel.weights_are}'.strip(), fontsize=7)
+        matrix = f', matrix {panel.matrix}' if panel.matrix else ''
+        axis.set_title(
+            fill(panel.title, 32) + '\n' + fill(panel.weights_are + matrix, 36), fontsize=7
+        )
         if panel.weights is None:
-            axis.text(
-                0.5, 0.5, panel.message[:400], fontsize=6, wrap=True, ha='center', va='center',
-                transform=axis.transAxes,
-            )  # fmt: skip
+            note = fill(panel.message[:400], 36)
+            axis.text(0.5, 0.5, note, fontsize=6, ha='center', va='center', in_layout=False,
+                      transform=axis.transAxes)  # fmt: skip
             continue
         axis.imshow(
             heated(image, panel, limits, shape), extent=(0, width, height, 0),
@@ -111,7 +114,7 @@ def exported(
             colors.Normalize(*(limits if view.scale == 'shared' else (0, 1))), COLOURS
         )
     for axis in axes[: 1 + len(panels)]:
-        axis.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
+        axis.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[], aspect='equal')
     for axis, panel in zip(axes, [None, *panels]):
         if panel is None or panel.weights is not None:
             axis.plot(
@@ -123,7 +126,9 @@ def exported(
         axis.set_axis_off()
     if heat is not None:
         label = 'weight' if view.scale == 'shared' else 'weight, scaled in each panel'
-        figure.colorbar(heat, ax=axes.tolist(), label=label, pad=0.01, aspect=30)
+        bar = figure.colorbar(heat, ax=axes.tolist(), pad=0.01, aspect=30)
+        bar.set_label(label, fontsize=8)
+        bar.ax.tick_params(labelsize=7)
     figure.suptitle(
         f'Rows of attention matrices: stage {view.stage}, {last_block(view)}, head {view.head}',
         fontsize=10,
