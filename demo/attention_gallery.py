@@ -91,7 +91,9 @@ def save(image: Image.Image, drawn: Drawn, view: View, path: Path) -> None:
     pixels = 255 * heated(image, drawn.panel, limits, fitted(image, view.size))
     picture = with_cross(Image.fromarray(pixels.round().astype(np.uint8)), view, arm=20)
     picture = picture.resize((WIDTH, WIDTH * picture.height // picture.width), Image.Resampling.BOX)
-    picture.quantize(PALETTE, Image.Quantize.MEDIANCUT).save(path, optimize=True)
+    # The few brightest keys and the cross keep their colours, which the usual method would merge.
+    picture = picture.quantize(PALETTE, Image.Quantize.MAXCOVERAGE, kmeans=2)
+    picture.save(path, optimize=True)
 
 
 def caption(drawn: Drawn) -> str:
@@ -141,8 +143,8 @@ def page(drawn: List[Drawn], view: View, host: str, study: str, folder: str) -> 
         'is exact ([how](maths.md#rows-of-the-matrices)), and each picture is scaled from its '
         'lowest weight to its highest.',
         f'{trained} The image is {shown}, its longer side {view.size} pixels. The attention is '
-        f'that of the {last_block(view)} of stage {view.stage}, head {view.head}. *Near* is the share '
-        'of absolute weights up to an eighth of the longer side away, *far* that beyond three '
+        f'that of the {last_block(view)} of stage {view.stage}, head {view.head}. *Near* is the '
+        'share of absolute weights up to an eighth of the longer side away, *far* that beyond three '
         'eighths. An entropy of 1 is uniform. One image and one query show what a row looks like. '
         'They are no evidence of which attention is better.',
         '[The explorer](attention_explorer.md) shows other images, queries, stages and heads.',
