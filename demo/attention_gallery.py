@@ -144,9 +144,9 @@ def page(drawn: List[Drawn], view: View, host: str, study: str, folder: str) -> 
         'lowest weight to its highest.',
         f'{trained} The image is {shown}, its longer side {view.size} pixels. The attention is '
         f'that of the {last_block(view)} of stage {view.stage}, head {view.head}. *Near* is the '
-        'share of absolute weights up to an eighth of the longer side away, *far* that beyond three '
-        'eighths. An entropy of 1 is uniform. One image and one query show what a row looks like. '
-        'They are no evidence of which attention is better.',
+        'share of absolute weights up to an eighth of the longer side away, *far* that beyond '
+        'three eighths. An entropy of 1 is uniform. One image and one query show what a row looks '
+        'like. They are no evidence of which attention is better.',
         '[The explorer](attention_explorer.md) shows other images, queries, stages and heads.',
         table(rows, folder),
         '## Attentions without a matrix',

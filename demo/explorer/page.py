@@ -13,7 +13,7 @@ from .cards import STYLE, cards, links, message
 from .images import fitted
 from .models import ATTENTIONS, HOSTS, QUICK_START
 from .pictures import exported
-from .rows import Explorer
+from .rows import Explorer, Offered
 from .view import LAST, SCALES, SIZES, View
 
 MEDIA = {'png': 'image/png', 'svg': 'image/svg+xml'}
@@ -73,7 +73,9 @@ class Page:
         self.address = gr.Textbox(visible='hidden', elem_id='view')
 
     def _lay_out_controls(self) -> None:
-        default, offered = self.default, self.explorer.offered(self.default)
+        # What the models have is told when the page is opened, so that the server starts sooner.
+        default = self.default
+        offered = Offered(default.stage + 1, default.block + 1, default.head + 1)
         many = dict(multiselect=True, filterable=True)
         self.image = gr.Dropdown(self.explorer.images.choices(), value=default.image, label='Image')
         self.upload = gr.UploadButton('Upload an image', size='sm', elem_id='upload-image')

@@ -223,12 +223,19 @@ def test_checkpoints_are_found_and_loaded_whole(explorer, checkpoint, tmp_path):
     )
     assert trained.weights_are == 'trained on textures, seed 0'
     assert (trained.weights != random.weights).any()
-    (run / 'textures/last_checkpoint').write_text('/elsewhere/work_dirs/quickstart/epoch_4.pth')
-    ((name, source),) = quick_start(run / 'textures').items()
-    assert name == 'quick start'
-    assert source.checkpoint == run / 'textures/epoch_4.pth'
+
+
+def test_the_quick_start_is_found_where_it_was_moved_to(tmp_path):
     assert quick_start(tmp_path) == {}
-    assert from_config(str(LAPLACIAN), None, None).weights == 'random weights'
+    torch.manual_seed(1)
+    backbone = Models().backbone(from_config(str(LAPLACIAN), None, None))
+    weights = {f'backbone.{name}': value + 1 for name, value in backbone.state_dict().items()}
+    torch.save(dict(state_dict=weights), tmp_path / 'epoch_4.pth')
+    (tmp_path / 'last_checkpoint').write_text('/elsewhere/work_dirs/quickstart/epoch_4.pth')
+    ((name, source),) = quick_start(tmp_path).items()
+    assert (name, source.weights) == ('quick start', 'trained by the quick start')
+    loaded = Models().backbone(source).state_dict()
+    assert all(torch.equal(loaded[n], value + 1) for n, value in backbone.state_dict().items())
 
 
 def test_a_checkpoint_of_another_model_is_refused(checkpoint, tmp_path):
