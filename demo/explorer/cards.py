@@ -37,7 +37,8 @@ STYLE = """
 .explorer-scale {display: flex; gap: 8px; align-items: center; margin-top: 12px; font-size: 13px}
 .explorer-scale i {width: 180px; height: 10px; border-radius: 3px; background: COLOURS}
 /* On a narrow window the pictures come before the controls. */
-@media (max-width: 720px) {#controls {order: 2} #pictures {order: 1}}
+@media (max-width: 720px) {
+  #controls {order: 2} #pictures {order: 1} .explorer .head {min-height: 0}}
 .explorer-message {border-left: 4px solid #dc2626; padding: 8px 12px; font-size: 14px;
   background: var(--block-background-fill); color: var(--body-text-color)}
 .explorer-links p {font-size: 13px; opacity: 0.75; margin-top: 8px}

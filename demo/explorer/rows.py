@@ -65,6 +65,10 @@ def inner(block: nn.Module) -> BaseAttention:
     return attention.attn if isinstance(attention, WindowAttention) else attention
 
 
+def numbers(count: int) -> str:
+    return '0' if count == 1 else f'0 to {count - 1}'
+
+
 def block_of(backbone: nn.Module, view: View, needs_rows: bool = True) -> Tuple[int, nn.Module]:
     """Number and module of the block of a view.
 
@@ -74,11 +78,11 @@ def block_of(backbone: nn.Module, view: View, needs_rows: bool = True) -> Tuple[
     """
     stages = backbone.stages
     if view.stage >= len(stages):
-        raise ValueError(f'there is no stage {view.stage}; choose 0 to {len(stages) - 1}')
+        raise ValueError(f'there is no stage {view.stage}; choose {numbers(len(stages))}')
     blocks = stages[view.stage]['blocks']
     if view.block >= len(blocks):
         raise ValueError(
-            f'stage {view.stage} has no block {view.block}; choose 0 to {len(blocks) - 1}'
+            f'stage {view.stage} has no block {view.block}; choose {numbers(len(blocks))}'
         )
     number = view.block % len(blocks)
     attention = inner(blocks[number])
@@ -86,7 +90,7 @@ def block_of(backbone: nn.Module, view: View, needs_rows: bool = True) -> Tuple[
         check_rows(attention)
     if view.head >= attention.num_heads:
         raise ValueError(
-            f'stage {view.stage} has no head {view.head}; choose 0 to {attention.num_heads - 1}'
+            f'stage {view.stage} has no head {view.head}; choose {numbers(attention.num_heads)}'
         )
     return number, blocks[number]
 

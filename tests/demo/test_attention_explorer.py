@@ -157,8 +157,8 @@ def test_matrices_are_chosen_where_there_are_several(explorer):
     'chosen, told',
     [
         (dict(stage=4), 'there is no stage 4; choose 0 to 3'),
-        (dict(block=5), 'stage 0 has no block 5; choose 0 to '),
-        (dict(head=7), 'stage 0 has no head 7; choose 0 to '),
+        (dict(block=5), 'stage 0 has no block 5; choose 0'),
+        (dict(head=7), 'stage 0 has no head 7; choose 0'),
     ],
 )
 def test_a_model_without_the_place_says_which_it_has(chosen, told, explorer):
