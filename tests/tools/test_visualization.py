@@ -16,11 +16,11 @@ from torch import Tensor
 from mmlaplace.models import BaseAttention, QKVAttention
 from mmlaplace.models.layers import TransformerBlock
 from mmlaplace.ops import laplacian_kernel
+from mmlaplace.utils.attention_rows import attention_map, attention_row
 from mmlaplace.utils.recording import Mixed, mixed_by
 
 vis_attention = load_tool('tools/visualization/vis_attention.py')
 vis_cam = load_tool('tools/visualization/vis_cam.py')
-attention_map, attention_row = vis_attention.attention_map, vis_attention.attention_row
 CONFIGS = ROOT / 'configs'
 LAPLACIAN = CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
 SOFTPP = CONFIGS / 'classification/soft/softpp-micro_1xb32_mini.py'

@@ -9,10 +9,9 @@ import torch.nn as nn
 from torch import Tensor
 
 from mmlaplace.models import BaseAttention, QKVAttention
+from mmlaplace.utils.attention_rows import FAR, NEAR, places
 from mmlaplace.utils.recording import attention_matrix, mixed_by
 
-# Distances of query and key in units of the map's longer side: 2 and 6 of 16 tokens.
-NEAR, FAR = 1 / 8, 3 / 8
 RANK_TOLERANCE = 1e-3  # of the largest singular value
 
 
@@ -44,12 +43,6 @@ class Statistics(NamedTuple):
     near: float
     middle: float
     far: float
-
-
-def places(hw_shape: Tuple[int, int]) -> Tensor:
-    """Centres of the cells of a map in units of it, ``(H * W, 2)``."""
-    axes = [(torch.arange(side).double() + 0.5) / side for side in hw_shape]
-    return torch.cartesian_prod(*axes).view(-1, 2)
 
 
 def statistics_of(

@@ -23,9 +23,8 @@ Examples:
 
 import argparse
 import math
-from functools import partial
 from pathlib import Path
-from typing import List, NamedTuple, Tuple
+from typing import Dict, List, NamedTuple
 
 import matplotlib
 import numpy as np
@@ -34,82 +33,14 @@ from PIL import Image
 from rich.progress import track
 from torch import Tensor
 
-from mmlaplace.models import (
-    BaseAttention,
-    LaplacianAttention,
-    PolaAttention,
-    SOFTAttention,
-    WindowAttention,
-)
-from mmlaplace.models.layers import join_windows, split_windows
+from mmlaplace.models import BaseAttention
+from mmlaplace.utils.attention_rows import attention_map, check_rows, matrices_of
 from mmlaplace.utils.command_line import ToolParser, build_backbone
 from mmlaplace.utils.recording import Mixed, mixed_by, normalized
 
 matplotlib.use('Agg')
 import matplotlib.patheffects as effects
 import matplotlib.pyplot as plt
-
-STREAMS = {'same': 0, 'opposite': -1}  # a channel that PolaAttention mixes so
-
-
-def attention_row(mixed: Mixed, query: int, head: int, channel: int = 0, window: int = 0) -> Tensor:
-    """Weights of a query for all keys, ``(n_keys,)``, as the attention applies them to a channel.
-
-    All channels have the same but those of PolaAttention, whose first half is mixed by pairs of the
-    same signs and whose second half by those of opposite signs.
-    """
-    check_rows(mixed.attention)
-    with torch.enable_grad():
-        value = mixed.v.detach().requires_grad_()
-        out = mixed.attention.mix(mixed.q, mixed.k, value, mixed.hw_shape, **mixed.options)
-        (gradient,) = torch.autograd.grad(out[window, head, query, channel], value)
-    return gradient[window, head, :, channel]
-
-
-def check_rows(attention: BaseAttention) -> None:
-    """Raise a ValueError where values are not mixed by a matrix of tokens by tokens."""
-    if not attention.mixes_tokens:
-        raise ValueError(
-            f'{type(attention).__name__} mixes channels, or divides by what it mixes, so there is '
-            'no map of weights to draw; take another attention'
-        )
-
-
-def nystrom_row(mixed: Mixed, query: int, head: int, window: int = 0) -> Tensor:
-    """A row of LaplacianAttention's kernel matrix G^ = k(Q, L) (k(L, L) + ridge I)^-1 k(L, K)."""
-    attention = mixed.attention
-    kernel = partial(attention.kernel_fn, bandwidth=attention.bandwidth)
-    landmarks = attention.landmarks(mixed.k, mixed.hw_shape)
-    inverse = attention.invert(kernel(landmarks, landmarks))
-    row = kernel(mixed.q[:, :, query : query + 1], landmarks) @ inverse
-    return (row @ kernel(landmarks, mixed.k))[window, head, 0]
-
-
-def attention_map(
-    mixed: Mixed, place: Tuple[int, int], head: int, channel: int = 0, matrix: str = 'whitened'
-) -> Tensor:
-    """Weights of the query at (row, column) over the map ``(H, W)``, NaN outside of its window."""
-    attention, (height, width) = mixed.attention, mixed.hw_shape
-    query, window, tokens = place[0] * mixed.map_shape[1] + place[1], 0, None
-    if isinstance(mixed.outer, WindowAttention):
-        layout = (mixed.map_shape, *mixed.outer.window_and_shift(mixed.map_shape))
-        # The token in every place of the windows, counted from 1; 0 is padding.
-        tokens = 1 + torch.arange(math.prod(mixed.map_shape))
-        tokens = split_windows(tokens[None, :, None], *layout)[..., 0]
-        window, query = (tokens == 1 + query).nonzero()[0].tolist()
-    prefix = getattr(attention, 'num_prefix_tokens', 0)
-    if matrix == 'nystrom' and isinstance(attention, LaplacianAttention):
-        row = nystrom_row(mixed, query, head, window)
-    else:
-        row = attention_row(mixed, prefix + query, head, channel, window)[prefix:]
-    keys = row.view(attention.kv_shape((height, width)))
-    ratio = attention.frame.sr_ratio
-    weights = keys.repeat_interleave(ratio, 0).repeat_interleave(ratio, 1)[:height, :width]
-    if tokens is None:
-        return weights
-    maps = torch.full(tokens.shape, math.nan, dtype=weights.dtype)
-    maps[window] = weights.flatten()
-    return join_windows(maps[..., None], *layout).view(mixed.map_shape)
 
 
 class Column(NamedTuple):
@@ -120,16 +51,14 @@ class Column(NamedTuple):
     stride: int
 
 
-def matrices_of(attention: BaseAttention, matrix: str, stream: str) -> List[Tuple[str, int]]:
-    """Names of the attention's matrices, each with a channel that it mixes."""
-    if isinstance(attention, PolaAttention):
-        streams = STREAMS if stream == 'both' else [stream]
-        return [(f'{stream} signs', STREAMS[stream]) for stream in streams]
-    if isinstance(attention, LaplacianAttention):
-        return [('Z' if matrix == 'whitened' else 'Ĝ', 0)]
-    if isinstance(attention, SOFTAttention):
-        return [('C W⁺ Cᵀ', 0)]
-    return [(type(attention).__name__.replace('Attention', '').lower(), 0)]
+def matrices_drawn(attention: BaseAttention, matrix: str, stream: str) -> Dict[str, dict]:
+    """Those of the attention's matrices that were asked for, as :func:`matrices_of` has them."""
+    other = {'Z': 'nystrom', 'Ĝ': 'whitened', 'same signs': 'opposite', 'opposite signs': 'same'}
+    return {
+        name: options
+        for name, options in matrices_of(attention).items()
+        if other.get(name) not in (matrix, stream)
+    }
 
 
 def find(parser: argparse.ArgumentParser, args, config: str, backbone, image: Tensor) -> Mixed:
@@ -211,7 +140,7 @@ def main() -> None:
     parser.add_argument('--head', type=int, default=0, help='from 0; default: %(default)s')
     parser.add_argument('--matrix', choices=('whitened', 'nystrom'), default='whitened',
                         help='of LaplacianAttention; default: %(default)s')  # fmt: skip
-    parser.add_argument('--stream', choices=(*STREAMS, 'both'), default='both',
+    parser.add_argument('--stream', choices=('same', 'opposite', 'both'), default='both',
                         help='of PolaAttention; default: %(default)s')  # fmt: skip
     parser.add_argument('--size', nargs=2, type=int, metavar=('H', 'W'),
                         help="to resize the image to; default: the image's own")  # fmt: skip
@@ -241,11 +170,10 @@ def main() -> None:
         backbone = build_backbone(config, checkpoint)
         mixed = find(parser, args, config, backbone, normalized(image, (height, width)))
         stride = math.prod(backbone.stage_strides[: args.stage + 1])
-        for matrix, channel in matrices_of(mixed.attention, args.matrix, args.stream):
+        drawn = matrices_drawn(mixed.attention, args.matrix, args.stream)
+        for matrix, options in drawn.items():
             maps = [
-                attention_map(
-                    mixed, (int(y / stride), int(x / stride)), args.head, channel, args.matrix
-                )
+                attention_map(mixed, (int(y / stride), int(x / stride)), args.head, **options)
                 for x, y in points
             ]
             weights = '' if checkpoint else '\nrandom weights'

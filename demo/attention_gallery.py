@@ -1,0 +1,210 @@
+"""Draw one picture for each attention, of the same image and query, and the page that shows them.
+
+The models are those that tools/analysis_tools/compare_attentions.py trained. An attention that was
+not trained there is drawn with random weights, and the page says so. Attentions without a matrix of
+tokens by tokens have the norm of their derivative instead.
+
+Example:
+  python demo/attention_gallery.py --compared work_dirs/compare_attentions
+"""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from textwrap import fill
+from typing import Dict, List, NamedTuple
+
+import numpy as np
+import torch
+from explorer.images import Images, fitted
+from explorer.models import ATTENTIONS, HOSTS, RANDOM, STUDIES, Models, Source, compared
+from explorer.pictures import heated, with_cross
+from explorer.rows import Explorer, Panel, block_of, colour_limits, inner, last_block
+from explorer.view import LAST, SIZES, View
+from PIL import Image
+from rich.progress import track
+
+from mmlaplace.utils.attention_rows import influence_map
+from mmlaplace.utils.command_line import ToolParser
+from mmlaplace.utils.recording import PHOTOS, normalized
+
+ROOT = Path(__file__).resolve().parents[1]
+WIDTH, COLUMNS, PALETTE = 192, 4, 200  # pixels, pictures side by side, colours of a PNG
+LEAST = 1e-4  # norm of a derivative that is told apart from 0, as a share of the largest
+LINE = 120  # characters of the page
+MADE_BY = 'Made by `python demo/attention_gallery.py`.'
+
+
+class Drawn(NamedTuple):
+    """An attention, and its row, or the norms of its derivative."""
+
+    name: str
+    panel: Panel
+    file: str
+
+
+def gallery(explorer: Explorer, names: List[str], host: str, study: str, view: View) -> List[Drawn]:
+    """A panel for each attention, trained if one of the models was."""
+    trained: Dict[str, str] = {}
+    for key, source in explorer.models.sources.items():
+        if key.startswith(f'{source.title}, {study}, '):  # its local branch is not left out
+            trained.setdefault(source.title, key)  # the first seed
+    drawn = []
+    for name in track(names, 'attentions'):
+        key = trained.get(f'{name} on {host}')
+        alone = replace(view, trained=(key,)) if key else replace(view, attention=(name,))
+        panel, *_ = explorer.panels(replace(alone, host=(host,)))
+        if panel.weights is None:
+            (source,) = explorer.models.chosen(alone.trained, alone.attention, (host,))
+            panel = influence(explorer, source, view, panel)
+        drawn.append(Drawn(name, panel, f'{name.replace(", ", "-")}.png'))
+    return drawn
+
+
+def influence(explorer: Explorer, source: Source, view: View, panel: Panel) -> Panel:
+    """The panel of an attention without a matrix, with logarithms of its derivative's norms.
+
+    Raises:
+        ValueError: If the model lacks the stage or block.
+    """
+    backbone, seen = explorer.models.backbone(source), {}
+    _, block = block_of(backbone, view, needs_rows=False)
+    image = explorer.images.get(view.image)
+    hook = inner(block).register_forward_pre_hook(lambda module, inputs: seen.update(at=inputs[:2]))
+    try:
+        with torch.no_grad():
+            backbone(normalized(image, fitted(image, view.size)))
+    finally:
+        hook.remove()
+    x, (height, width) = seen['at']
+    place = (int(view.y * height), int(view.x * width))
+    norms = influence_map(inner(block), x, (height, width), place)
+    # The query's own token would leave the others in the dark.
+    logarithms = norms.clamp(min=LEAST * norms.max().item()).log10()
+    stride = math.prod(backbone.stage_strides[: view.stage + 1])
+    return panel._replace(weights=logarithms.numpy(), stride=stride)
+
+
+def save(image: Image.Image, drawn: Drawn, view: View, path: Path) -> None:
+    """The panel over the image as a small PNG."""
+    (limits,) = colour_limits([drawn.panel], 'own')
+    pixels = 255 * heated(image, drawn.panel, limits, fitted(image, view.size))
+    picture = with_cross(Image.fromarray(pixels.round().astype(np.uint8)), view, arm=20)
+    picture = picture.resize((WIDTH, WIDTH * picture.height // picture.width), Image.Resampling.BOX)
+    # The few brightest keys and the cross keep their colours, which the usual method would merge.
+    picture = picture.quantize(PALETTE, Image.Quantize.MAXCOVERAGE, kmeans=2)
+    picture.save(path, optimize=True)
+
+
+def caption(drawn: Drawn) -> str:
+    """What is told of a picture."""
+    found, lines = drawn.panel.statistics, [f'**{drawn.name}**']
+    if found is not None:
+        if drawn.panel.matrix not in drawn.name.lower():  # else it is named after the attention
+            lines.append(f'matrix {drawn.panel.matrix}')
+        lines.append(f'near {found.near:.0%}, far {found.far:.0%}, entropy {found.entropy:.2f}')
+    if drawn.panel.weights_are == RANDOM:
+        lines.append(f'*{RANDOM}*')
+    return '<br>'.join(lines)
+
+
+def table(drawn: List[Drawn], folder: str) -> str:
+    """Pictures side by side with their captions, as a table in Markdown."""
+    rows = ['| ' * COLUMNS + '|', '|---' * COLUMNS + '|']
+    for start in range(0, len(drawn), COLUMNS):
+        cells = [
+            f'![{one.name}]({folder}/{one.file})<br>{caption(one)}'
+            for one in drawn[start : start + COLUMNS]
+        ]
+        rows.append('| ' + ' | '.join(cells + [''] * (COLUMNS - len(cells))) + ' |')
+    return '\n'.join(rows)
+
+
+def page(drawn: List[Drawn], view: View, host: str, study: str, folder: str) -> str:
+    """The gallery in Markdown."""
+    rows = [one for one in drawn if one.panel.statistics is not None]
+    others = [one for one in drawn if one.panel.statistics is None]
+    untrained = sum(one.panel.weights_are == RANDOM for one in drawn)
+    side = STUDIES[study].phases[-1].side
+    trained = (
+        f'{len(drawn) - untrained} of the {len(drawn)} attentions were trained for '
+        f'[the comparison](attention_comparison.md) on the study {study}, at {side} × {side} '
+        'pixels.'
+    )
+    if untrained:
+        trained += f' The other {untrained} have random weights, as their captions say.'
+    shown = 'a file'
+    if view.image in PHOTOS:
+        shown = f'the photograph “{view.image}” of scikit-image'
+    parts = [
+        '# Gallery',
+        f'One picture for each attention: the same host ({host}), image and query, which the cross '
+        "marks. A bright key has much weight in the query's row of the attention's matrix. The row "
+        'is exact ([how](maths.md#rows-of-the-matrices)), and each picture is scaled from its '
+        'lowest weight to its highest.',
+        f'{trained} The image is {shown}, its longer side {view.size} pixels. The attention is '
+        f'that of the {last_block(view)} of stage {view.stage}, head {view.head}. *Near* is the '
+        'share of absolute weights up to an eighth of the longer side away, *far* that beyond '
+        'three eighths. An entropy of 1 is uniform. One image and one query show what a row looks '
+        'like. They are no evidence of which attention is better.',
+        '[The explorer](attention_explorer.md) shows other images, queries, stages and heads.',
+        table(rows, folder),
+        '## Attentions without a matrix',
+        'These mix channels, or divide by what they mix, so that they have no row of weights. The '
+        "picture has the norm of the derivative of the query's output with respect to each token, "
+        'its local branch included. The scale is logarithmic, down to a ten-thousandth of the '
+        'highest.',
+        table(others, folder),
+        MADE_BY,
+    ]
+    wrapped = (
+        part if part.startswith('|') else fill(part, LINE, break_on_hyphens=False) for part in parts
+    )
+    return '\n\n'.join(wrapped) + '\n'
+
+
+def main() -> None:
+    parser = ToolParser(__doc__)
+    parser.add_argument('--compared', type=Path, default=ROOT / 'work_dirs/compare_attentions',
+                        metavar='DIR', help='default: work_dirs/compare_attentions')  # fmt: skip
+    names = list(ATTENTIONS)
+    parser.add_argument('--attentions', nargs='+', metavar='NAME', default=names, choices=names,
+                        help='default: all')  # fmt: skip
+    parser.add_argument('--host', choices=list(HOSTS), default='laplacianformer')
+    parser.add_argument('--study', choices=list(STUDIES), default='textures')
+    parser.add_argument('--image', default='astronaut', metavar='FILE',
+                        help=f'or one of {", ".join(PHOTOS)}; default: %(default)s')  # fmt: skip
+    parser.add_argument('--point', nargs=2, type=float, default=(0.5, 0.2), metavar=('X', 'Y'),
+                        help='the query, as shares of width and height; %(default)s')  # fmt: skip
+    parser.add_argument('--size', type=int, choices=SIZES, default=128,
+                        help='longer side of the image, pixels; default: %(default)s')  # fmt: skip
+    parser.add_argument('--stage', type=int, default=0, help='from 0; default: %(default)s')
+    parser.add_argument('--block', type=int, default=LAST, help='of the stage; default: the last')
+    parser.add_argument('--head', type=int, default=0, help='from 0; default: %(default)s')
+    parser.add_argument('--pictures', type=Path, default=ROOT / 'docs/images/gallery',
+                        help='folder; default: docs/images/gallery')  # fmt: skip
+    parser.add_output('--out', default=ROOT / 'docs/gallery.md', help='default: docs/gallery.md')
+    args = parser.parse_args()
+    images, image = Images(), args.image
+    try:
+        if image not in PHOTOS:
+            image = images.add(Path(image), Path(image).name)
+        view = View(image, args.size, *args.point, (), (), (), args.stage, args.block, args.head)
+        explorer = Explorer(images, Models(compared(args.compared)))
+        drawn = gallery(explorer, args.attentions, args.host, args.study, view)
+    except (ValueError, FileNotFoundError) as error:
+        parser.error(str(error))
+    args.pictures.mkdir(parents=True, exist_ok=True)
+    for one in drawn:
+        save(images.get(image), one, view, args.pictures / one.file)
+    try:
+        folder = args.pictures.relative_to(args.out.parent).as_posix()
+    except ValueError:
+        folder = args.pictures.as_posix()
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(page(drawn, view, args.host, args.study, folder))
+    print(f'wrote {args.out} and {len(drawn)} pictures in {args.pictures}')
+
+
+if __name__ == '__main__':
+    main()

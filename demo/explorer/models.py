@@ -1,0 +1,178 @@
+"""The models of the explorer: attentions on hosts with random weights, and what was trained."""
+
+import hashlib
+import json
+from collections import OrderedDict
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn as nn
+from attention_training import BASE, CONFIGS, HOSTS, STUDIES, backbone_cfg, contenders
+from mmengine.config import Config
+from mmengine.registry import MODELS
+
+from mmlaplace.engine import UnsafeCheckpointError, load_weights, read_state_dict
+
+ATTENTIONS = contenders()
+QUICK_START = 'quick start'
+RANDOM = 'random weights'
+SIDE = 224  # of the images that models with random weights are built for
+MOST_BUILT = 32
+
+
+class Source(NamedTuple):
+    """How a model is made.
+
+    Attributes:
+        title: The attention and the host, or the name of the config.
+        backbone: Config of the backbone.
+        checkpoint: Its weights. Random ones if None.
+        weights: What the weights are, in words.
+    """
+
+    title: str
+    backbone: dict
+    checkpoint: Optional[Path] = None
+    weights: str = RANDOM
+
+
+def untrained(attention: str, host: str, side: int = SIDE) -> Source:
+    """An attention on a host, with random weights, for images of a side.
+
+    Raises:
+        ValueError: For an unknown attention or host; names those that there are.
+    """
+    for kind, name, known in (('attention', attention, ATTENTIONS), ('host', host, HOSTS)):
+        if name not in known:
+            raise ValueError(f'there is no {kind} {name!r}; choose one of {", ".join(known)}')
+    return Source(f'{attention} on {host}', backbone_cfg(host, ATTENTIONS[attention], side))
+
+
+def from_config(config: str, checkpoint: Optional[str], name: Optional[str]) -> Source:
+    """A model of a config file."""
+    title = name or Path(config).stem
+    backbone = dict(Config.fromfile(config).model.backbone, init_cfg=None)
+    path = None if checkpoint is None else Path(checkpoint)
+    return Source(title, backbone, path, RANDOM if path is None else f'weights of {path.name}')
+
+
+def quick_start(folder: Path) -> Dict[str, Source]:
+    """The classifier that tools/quickstart.sh trained, if it did."""
+    last = folder / 'last_checkpoint'
+    if not last.is_file():
+        return {}
+    source = from_config(str(CONFIGS / BASE), str(folder / Path(last.read_text().strip()).name), '')
+    return {QUICK_START: source._replace(weights='trained by the quick start')}
+
+
+def compared(folder: Path) -> Dict[str, Source]:
+    """What tools/analysis_tools/compare_attentions.py trained, by its settings."""
+    found = {}
+    for written in sorted(folder.glob('*/*/*/result.json')):
+        settings = json.loads(written.read_text())['settings']
+        name, host, study = (settings[key] for key in ('attention', 'host', 'study'))
+        phase = settings['phases'][-1]
+        checkpoint = written.parent / phase['data'] / f'epoch_{phase["epochs"]}.pth'
+        if host not in HOSTS or study not in STUDIES or not checkpoint.is_file():
+            continue
+        off = ' without local branch' if 'no-local-branch' in written.parts[-3] else ''
+        key = f'{name}{off} on {host}, {study}, seed {settings["seed"]}'
+        found[key] = Source(
+            f'{name} on {host}',
+            backbone_cfg(host, settings['attn_cfg'], phase['side']),
+            checkpoint,
+            f'trained on {study}{off}, seed {settings["seed"]}',
+        )
+    return found
+
+
+class Models:
+    """Sources by name, and the backbones built of them, of which the last are kept."""
+
+    def __init__(self, sources: Optional[Dict[str, Source]] = None) -> None:
+        self.sources = dict(sources or {})
+        self.built: OrderedDict[str, nn.Module] = OrderedDict()
+
+    def chosen(
+        self, trained: Tuple[str, ...], attentions: Tuple[str, ...], hosts: Tuple[str, ...]
+    ) -> List[Source]:
+        """The sources of a view.
+
+        Raises:
+            ValueError: For a name that is not known, or no host for the attentions.
+        """
+        unknown = [name for name in trained if name not in self.sources]
+        if unknown:
+            raise ValueError(
+                f'this server has no trained model {unknown[0]!r}; add its checkpoint again, or '
+                'choose another'
+            )
+        if attentions and not hosts:
+            raise ValueError('there is no host for the attentions; choose one')
+        return [self.sources[name] for name in trained] + [
+            untrained(attention, host) for host in hosts for attention in attentions
+        ]
+
+    def backbone(self, source: Source) -> nn.Module:
+        """The backbone of a source.
+
+        Raises:
+            ValueError: As :func:`build`.
+        """
+        key = repr(source)
+        if key not in self.built:
+            self.built[key] = build(source)
+        self.built.move_to_end(key)
+        while len(self.built) > MOST_BUILT:
+            self.built.popitem(last=False)
+        return self.built[key]
+
+    def add(self, path: Path, name: str, attention: str, host: str, side: int) -> str:
+        """Keep a checkpoint of a model that is known; its name in the list of trained models.
+
+        Args:
+            path, name: The file, and what the user calls it.
+            attention, host, side: What was trained, and the side of its images.
+
+        Raises:
+            ValueError: If it cannot be read, or is another model's; says what to do.
+        """
+        model = untrained(attention, host, side)
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+        source = model._replace(checkpoint=path, weights=f'weights of {name}')
+        try:
+            self.backbone(source)
+        except ValueError as error:
+            raise ValueError(str(error).replace(str(path), name)) from error
+        key = f'{name} ({digest}), {model.title}'
+        self.sources[key] = source
+        return key
+
+
+def build(source: Source) -> nn.Module:
+    """The backbone of a source, in eval mode. Random weights are the same each time.
+
+    Raises:
+        ValueError: For a checkpoint that does not fit; says what to do.
+    """
+    checkpoint = source.checkpoint
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        built = MODELS.build(source.backbone).eval()
+    if checkpoint is None:
+        return built
+    try:
+        read_state_dict(checkpoint)
+    except (UnsafeCheckpointError, FileNotFoundError) as error:
+        raise ValueError(str(error)) from error
+    try:
+        load_weights(built, checkpoint)
+    except ValueError as error:
+        # The hint at min_matched is for those who write Python.
+        reason = str(error).replace(f'{checkpoint} does not fit: ', '').partition('; if that is')[0]
+        raise ValueError(
+            f'{checkpoint} is no checkpoint of {source.title}; choose the attention, the host and '
+            f'the size of images that it was trained with. What differs: {reason}'
+        ) from error
+    return built

@@ -1,0 +1,292 @@
+"""The page of the explorer, and the server that it comes from."""
+
+from dataclasses import replace
+from pathlib import Path
+from threading import Lock
+from typing import List
+
+import gradio as gr
+from fastapi import FastAPI, Request
+from fastapi.responses import PlainTextResponse, Response
+
+from .cards import STYLE, cards, links, message
+from .images import fitted
+from .models import ATTENTIONS, HOSTS, QUICK_START
+from .pictures import exported
+from .rows import Explorer, Offered
+from .view import LAST, SCALES, SIZES, View
+
+MEDIA = {'png': 'image/png', 'svg': 'image/svg+xml'}
+LARGEST_UPLOAD = '256mb'  # of a checkpoint; images have a limit of their own
+INTRODUCTION = """# Attention explorer
+An attention gives a query a weighted sum of values. **Click on a pixel** to see from where its \
+query takes, as the exact row of each attention's matrix. The address of this page holds the view, \
+so it can be sent."""
+# The place of a click as shares of the picture's width and height.
+ASK = """element.addEventListener('click', (event) => {
+  const picture = event.target.closest('img.ask');
+  if (!picture) return;
+  const box = picture.getBoundingClientRect();
+  const share = (value) => Math.min(0.9999, Math.max(0, value));
+  trigger('select', {value: null, index: [share((event.clientX - box.left) / box.width),
+                                          share((event.clientY - box.top) / box.height)]});
+});"""
+# What gradio itself has in the address, such as the theme, stays there.
+INTO_ADDRESS = """(address) => {
+  if (!address) return;
+  const next = new URLSearchParams(address);
+  for (const [name, value] of new URLSearchParams(location.search))
+    if (name.startsWith('__')) next.append(name, value);
+  history.replaceState(null, '', '?' + next);
+}"""
+
+
+def numbered(count: int, first: list = ()) -> list:
+    return [*first, *((str(number), number) for number in range(count))]
+
+
+class Page:
+    """Components, and what happens when they change.
+
+    Args:
+        explorer: What computes.
+        default: The view of an address that names none.
+    """
+
+    def __init__(self, explorer: Explorer, default: View) -> None:
+        self.explorer, self.default = explorer, default
+        with gr.Blocks(
+            title='Attention explorer', analytics_enabled=False, fill_width=True
+        ) as self.blocks:
+            self._lay_out()
+            self._connect()
+
+    def _lay_out(self) -> None:
+        gr.Markdown(INTRODUCTION)
+        self.message = gr.HTML(elem_id='message')
+        with gr.Row():
+            with gr.Column(scale=1, min_width=310, elem_id='controls'):
+                self._lay_out_controls()
+            with gr.Column(scale=4, min_width=300, elem_id='pictures'):
+                self.cards = gr.HTML(js_on_load=ASK, elem_id='cards')
+                self.links = gr.HTML()
+        self.address = gr.Textbox(visible='hidden', elem_id='view')
+
+    def _lay_out_controls(self) -> None:
+        # What the models have is told when the page is opened, so that the server starts sooner.
+        default = self.default
+        offered = Offered(default.stage + 1, default.block + 1, default.head + 1)
+        many = dict(multiselect=True, filterable=True)
+        self.image = gr.Dropdown(self.explorer.images.choices(), value=default.image, label='Image')
+        self.upload = gr.UploadButton('Upload an image', size='sm', elem_id='upload-image')
+        self.trained = gr.Dropdown(
+            list(self.explorer.models.sources), value=list(default.trained), elem_id='trained',
+            label='Trained models', **many,
+        )  # fmt: skip
+        self.attention = gr.Dropdown(
+            list(ATTENTIONS), value=list(default.attention), elem_id='attentions',
+            label='Attentions, with random weights', **many,
+        )  # fmt: skip
+        self.host = gr.Dropdown(
+            list(HOSTS), value=list(default.host), label='… on these hosts', **many
+        )
+        with gr.Row():
+            self.stage = gr.Dropdown(
+                numbered(offered.stages), value=default.stage, label='Stage', min_width=70
+            )
+            self.block = gr.Dropdown(
+                numbered(offered.blocks, [('last', LAST)]), value=default.block, label='Block',
+                min_width=70,
+            )  # fmt: skip
+            self.head = gr.Dropdown(
+                numbered(offered.heads), value=default.head, label='Head', min_width=70
+            )
+        self.matrix = gr.CheckboxGroup(
+            list(offered.matrices), value=list(default.matrix), label='Matrix, where there are '
+            'several', visible=bool(offered.matrices),
+        )  # fmt: skip
+        self.scale = gr.Radio(list(SCALES), value=default.scale, label='Colour scale')
+        with gr.Accordion('Size of the image, place of the query', open=False):
+            self.size = gr.Dropdown(
+                list(SIZES), value=default.size, label='Longer side for the model, pixels'
+            )
+            with gr.Row():
+                self.x = gr.Number(
+                    default.x, label='x, share of the width', step=0.01, min_width=90, elem_id='x'
+                )
+                self.y = gr.Number(
+                    default.y, label='y, share of the height', step=0.01, min_width=90, elem_id='y'
+                )
+        with gr.Accordion('Add a checkpoint', open=False):
+            self.new_attention = gr.Dropdown(
+                list(ATTENTIONS), value='LaplacianAttention', label='Trained with the attention'
+            )
+            self.new_host = gr.Dropdown(list(HOSTS), value='laplacianformer', label='… on the host')
+            self.new_side = gr.Dropdown(
+                sorted({48, *SIZES}), value=64, label='… and images of a side of, pixels'
+            )
+            self.new_checkpoint = gr.UploadButton(
+                'Upload its checkpoint', size='sm', elem_id='upload-checkpoint'
+            )
+
+    def _connect(self) -> None:
+        # In the order of View's fields.
+        self.controls = [
+            self.image, self.size, self.x, self.y, self.trained, self.attention, self.host,
+            self.stage, self.block, self.head, self.matrix, self.scale,
+        ]  # fmt: skip
+        outputs = [*self.controls, self.message, self.cards, self.links, self.address]
+        quietly = dict(outputs=outputs, show_progress='hidden', api_visibility='private')
+        events = [
+            self.blocks.load(
+                self.opened, self.address, js='() => location.search',
+                **{**quietly, 'show_progress': 'minimal'},
+            ),
+            self.cards.select(self.clicked, self.controls, trigger_mode='always_last', **quietly),
+            self.upload.upload(self.image_sent, [self.upload, *self.controls], **quietly),
+            self.new_checkpoint.upload(
+                self.checkpoint_sent,
+                [
+                    self.new_checkpoint, self.new_attention, self.new_host, self.new_side,
+                    *self.controls,
+                ],
+                **quietly,
+            ),
+        ]  # fmt: skip
+        for control in self.controls:
+            # A number is complete when its field is left.
+            changes = [control.submit, control.blur] if control in (self.x, self.y) else None
+            for change in changes or [control.input]:
+                events.append(
+                    change(self.changed, self.controls, trigger_mode='always_last', **quietly)
+                )
+        for event in events:
+            event.then(None, self.address, js=INTO_ADDRESS, show_progress='hidden')
+
+    # What the events do. Each gives the values of all outputs.
+
+    def opened(self, address: str) -> list:
+        try:
+            view = View.from_address(address, self.default)
+        except ValueError as error:
+            return self.failed(error, self.default)
+        return self.shown(view)
+
+    def clicked(self, event: gr.SelectData, *controls) -> list:
+        x, y = event.index
+        values = self.changed(*controls[:2], round(x, 4), round(y, 4), *controls[4:])
+        for index, control in enumerate(self.controls):
+            if control not in (self.x, self.y):
+                values[index] = gr.skip()  # the page answers sooner
+        return values
+
+    def image_sent(self, path: str, *controls) -> list:
+        try:
+            key = self.explorer.images.add(Path(path), Path(path).name)
+        except ValueError as error:
+            return self.failed(error)
+        return self.changed(key, *controls[1:])
+
+    def checkpoint_sent(self, path: str, attention: str, host: str, side: int, *controls) -> list:
+        try:
+            file = Path(path)
+            name = self.explorer.models.add(file, file.name, attention, host, side)
+        except ValueError as error:
+            return self.failed(error)
+        chosen = list(dict.fromkeys([*(controls[4] or []), name]))
+        return self.changed(*controls[:4], chosen, *controls[5:])
+
+    def changed(self, *controls) -> list:
+        image, size, x, y, trained, attention, host, stage, block, head, matrix, scale = controls
+        several = (tuple(names or ()) for names in (trained, attention, host))
+        try:
+            if None in (x, y):
+                raise ValueError('the query has no place; click on the image, or fill in x and y')
+            view = View(image, size, x, y, *several, stage, block, head, tuple(matrix or ()), scale)
+        except ValueError as error:
+            return self.failed(error)
+        return self.shown(view)
+
+    def failed(self, error: ValueError, instead: View = None) -> list:
+        """A message, above what was there or above another view. The address stays as it is."""
+        if instead is not None:
+            values = self.shown(instead)
+        else:
+            values = [gr.skip()] * (len(self.controls) + 4)
+        values[-4] = message(str(error))
+        values[-1] = ''
+        return values
+
+    def shown(self, view: View) -> List:
+        """A view, or a message that says why there is none."""
+        explorer = self.explorer
+        images, trained = explorer.images.choices(), list(explorer.models.sources)
+        offered, panels = explorer.offered(view), []
+        said, drawn, saved = '', '', ''
+        try:
+            panels, image = explorer.panels(view), explorer.images.get(view.image)
+            drawn = cards(image, panels, view, fitted(image, view.size))
+            saved = links(view)
+        except ValueError as error:
+            said = str(error)
+        matrices = {panel.matrix for panel in panels}.intersection(offered.matrices)
+        here = view.image in dict(images).values()
+        # A control refuses what is not among its choices, so that names of an address may not be.
+        return [
+            gr.Dropdown(images, value=view.image if here else self.default.image),
+            view.size,
+            view.x,
+            view.y,
+            gr.Dropdown(trained, value=[name for name in view.trained if name in trained]),
+            [name for name in view.attention if name in ATTENTIONS],
+            [name for name in view.host if name in HOSTS],
+            gr.Dropdown(numbered(max(offered.stages, view.stage + 1)), value=view.stage),
+            gr.Dropdown(
+                numbered(max(offered.blocks, view.block + 1), [('last', LAST)]), value=view.block
+            ),
+            gr.Dropdown(numbered(max(offered.heads, view.head + 1)), value=view.head),
+            gr.CheckboxGroup(
+                list(offered.matrices), value=sorted(matrices), visible=bool(offered.matrices)
+            ),
+            view.scale,
+            message(said),
+            drawn,
+            saved,
+            view.address(),
+        ]
+
+
+def server(explorer: Explorer, default: View) -> FastAPI:
+    """The page at ``/``, and pictures of views at ``/rows.png?…`` and ``/rows.svg?…``."""
+    app, drawing = FastAPI(docs_url=None, redoc_url=None, openapi_url=None), Lock()
+
+    @app.get('/rows.{format}')
+    def rows(format: str, request: Request) -> Response:
+        if format not in MEDIA:
+            return PlainTextResponse(f'rows.{format}: choose rows.png or rows.svg', 404)
+        try:
+            view = View.from_address(request.url.query, default)
+            panels, image = explorer.panels(view), explorer.images.get(view.image)
+        except ValueError as error:
+            return PlainTextResponse(str(error), 400)
+        with drawing:  # matplotlib is not made for threads
+            content = exported(image, panels, view, fitted(image, view.size), format)
+        return Response(content, media_type=MEDIA[format])
+
+    theme = gr.themes.Default(font=['system-ui', 'sans-serif'], font_mono=['monospace'])
+    page = Page(explorer, default).blocks
+    page.queue(api_open=False)
+    return gr.mount_gradio_app(
+        app, page, path='/', theme=theme, css=STYLE, footer_links=[], ssr_mode=False,
+        max_file_size=LARGEST_UPLOAD,
+    )  # fmt: skip
+
+
+def default_view(explorer: Explorer) -> View:
+    """Ours, softmax and PolaFormer's: trained where they are, else with random weights."""
+    attentions = ('LaplacianAttention', 'SoftmaxAttention', 'PolaAttention')
+    names = list(explorer.models.sources)
+    first = [next((n for n in names if n.startswith(f'{a} on ')), None) for a in attentions]
+    trained = [QUICK_START] if QUICK_START in names else []
+    missing = tuple(a for a, found in zip(attentions, first) if found is None)
+    return replace(View(), trained=(*trained, *filter(None, first)), attention=missing)

@@ -1,0 +1,479 @@
+"""The explorer draws exact rows of every attention, keeps its view in the address, and says no."""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import replace
+from urllib.parse import parse_qs, urlparse
+
+import numpy as np
+import pytest
+import torch
+from attention_matrices import statistics_of
+from attention_training import backbone_cfg, contenders
+from conftest import ROOT, fast_with, run_script
+from explorer.cards import cards
+from explorer.images import MOST_PIXELS, Images, fitted, read_image
+from explorer.models import Models, compared, from_config, quick_start, untrained
+from explorer.pictures import exported
+from explorer.rows import Explorer, colour_limits
+from explorer.view import View
+from mmengine.registry import MODELS
+from PIL import Image
+
+from mmlaplace.models import BaseAttention
+from mmlaplace.utils.attention_rows import row_statistics
+from mmlaplace.utils.recording import attention_matrix, mixed_by, normalized
+
+SCRIPT = ROOT / 'demo/attention_explorer.py'
+LAPLACIAN = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
+SMALL = View(size=64, stage=0, attention=('LaplacianAttention', 'PolaAttention'))
+
+
+@pytest.fixture(scope='module')
+def explorer():
+    images = Images()
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
+    images.photos['astronaut'] = Image.fromarray(pixels)
+    return Explorer(images, Models())
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """Weights of LaplacianAttention on laplacianformer, as a classifier's checkpoint has them."""
+    torch.manual_seed(1)
+    backbone = MODELS.build(untrained('LaplacianAttention', 'laplacianformer').backbone)
+    weights = {f'backbone.{name}': value for name, value in backbone.state_dict().items()}
+    torch.save(dict(state_dict=weights), tmp_path / 'weights.pth')
+    return tmp_path / 'weights.pth'
+
+
+def test_a_view_is_in_its_address_and_comes_back():
+    view = View(
+        'cat', 96, 0.25, 0.9999, ('a b, c',), (), ('swin', 'vit'), 2, 1, 3, ('Ĝ', 'Z'), 'shared'
+    )
+    assert View.from_address(view.address(), SMALL) == view
+    assert View.from_address('', SMALL) == SMALL
+    assert View.from_address('?__theme=dark', SMALL) == SMALL
+    almost = replace(view, x=0.99999)
+    assert View.from_address(almost.address(), SMALL).x == 0.9999  # not 1, which is outside
+
+
+@pytest.mark.parametrize(
+    'address, told',
+    [
+        ('x=1', 'the query x=1 is outside of the image'),
+        ('y=-0.2', 'the query y=-0.2 is outside of the image'),
+        ('x=nan', 'the query x=nan is outside of the image'),
+        ('x=left', 'x=left in the address is no number; correct it, or'),
+        ('size=5000', 'size=5000 is not offered; choose one of'),
+        ('scale=log', 'scale=log is unknown; choose one of'),
+        ('stage=-1', 'stage=-1 is none; choose 0 or more'),
+    ],
+)
+def test_an_address_that_is_none_is_quoted(address, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        View.from_address(address, SMALL)
+
+
+def test_rows_are_those_of_the_matrix(explorer):
+    """The softmax by its formula, for each head."""
+    source = untrained('SoftmaxAttention', 'vit')
+    image = normalized(explorer.images.get('astronaut'), (64, 64))
+    *_, mixed = mixed_by(explorer.models.backbone(source), BaseAttention, image)
+    query = 8 * 16 + int(0.3 * 16)
+    scores = mixed.q[0, :, query, None] @ mixed.k[0].transpose(-2, -1)
+    expected = (scores / mixed.q.shape[-1] ** 0.5).softmax(-1).view(2, 16, 16)
+    for head in (0, 1):
+        view = replace(SMALL, attention=('SoftmaxAttention',), host=('vit',), x=0.3, head=head)
+        (panel,) = explorer.panels(view)
+        # fp32, with the sums in another order.
+        np.testing.assert_allclose(panel.weights, expected[head], rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize('name', fast_with(contenders(), 'SOFTAttention', 'XCAttention'))
+def test_every_attention_has_a_row_or_a_sentence(name, explorer):
+    (panel,) = explorer.panels(replace(SMALL, attention=(name,)))
+    assert panel.weights_are == 'random weights'
+    if MODELS.get(contenders()[name]['type']).mixes_tokens:
+        assert panel.weights.shape == (16, 16)
+        found = panel.statistics
+        # Shares add to one but for rounding of fp64; entropy of 256 keys is at most one.
+        assert found.near + found.middle + found.far == pytest.approx(1, abs=1e-9)
+        assert 0 <= found.entropy <= 1 + 1e-9
+    else:
+        assert panel.weights is None
+        assert 'no map of weights to draw; take another attention' in panel.message
+
+
+def test_windows_and_other_hosts_have_rows(explorer):
+    panels = explorer.panels(
+        replace(SMALL, size=96, attention=('SoftmaxAttention',), host=('swin', 'vit'))
+    )
+    windows, whole = (panel.weights for panel in panels)
+    assert windows.shape == whole.shape == (24, 24)
+    assert np.isnan(windows).any()
+    assert not np.isnan(whole).any()
+
+
+def test_statistics_of_rows_are_those_of_the_comparison():
+    """Means over all queries and heads, of reduced keys as well."""
+    cfg = backbone_cfg('laplacianformer', dict(type='SoftmaxAttention', sr_ratio=2, rope=False), 64)
+    backbone = MODELS.build(cfg).eval()
+    mixed = next(mixed_by(backbone, BaseAttention, torch.randn(1, 3, 32, 48)))
+    matrix = attention_matrix(mixed)
+    expected = statistics_of(matrix, (8, 12), (4, 6))
+    found = []
+    for head in matrix:
+        for number, row in enumerate(head):
+            weights = row.view(4, 6).repeat_interleave(2, 0).repeat_interleave(2, 1)
+            found.append(row_statistics(mixed, weights, divmod(number, 12)))
+    for name in ('near', 'middle', 'far', 'entropy', 'negative'):
+        mean = np.mean([getattr(one, name) for one in found])
+        assert mean == pytest.approx(getattr(expected, name), abs=1e-6)  # the rows are fp32
+
+
+def test_matrices_are_chosen_where_there_are_several(explorer):
+    def drawn(*names):
+        return [panel.matrix for panel in explorer.panels(replace(SMALL, matrix=names))]
+
+    assert drawn() == ['Z', 'same signs']
+    assert drawn('Ĝ') == ['Ĝ', 'same signs']
+    assert drawn('Z', 'Ĝ', 'opposite signs') == ['Z', 'Ĝ', 'opposite signs']
+    assert explorer.offered(SMALL).matrices == ('Z', 'Ĝ', 'same signs', 'opposite signs')
+    z, g = explorer.panels(replace(SMALL, attention=('LaplacianAttention',), matrix=('Z', 'Ĝ')))
+    assert np.abs(z.weights - g.weights).max() > 0.1 * np.abs(g.weights).max()
+
+
+@pytest.mark.parametrize(
+    'chosen, told',
+    [
+        (dict(stage=4), 'there is no stage 4; choose 0 to 3'),
+        (dict(block=5), 'stage 0 has no block 5; choose 0'),
+        (dict(head=7), 'stage 0 has no head 7; choose 0'),
+    ],
+)
+def test_a_model_without_the_place_says_which_it_has(chosen, told, explorer):
+    for panel in explorer.panels(replace(SMALL, **chosen)):
+        assert panel.weights is None
+        assert told in panel.message
+
+
+@pytest.mark.parametrize(
+    'chosen, told',
+    [
+        (dict(image='upload-0123'), "no image 'upload-0123'; it forgets uploads"),
+        (dict(trained=('gone',)), "no trained model 'gone'; add its checkpoint again"),
+        (dict(attention=('Softmax',)), "there is no attention 'Softmax'; choose one of Additive"),
+        (dict(host=('resnet',)), "there is no host 'resnet'; choose one of laplacianformer"),
+        (dict(host=()), 'there is no host for the attentions; choose one'),
+        (dict(attention=()), 'nothing to draw; choose an attention'),
+        (dict(attention=tuple(contenders())), 'choose 12 or fewer'),
+    ],
+)
+def test_what_the_server_lacks_is_told(chosen, told, explorer):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        explorer.panels(replace(SMALL, **chosen))
+
+
+def test_colours_are_scaled_alone_or_together(explorer):
+    panels = explorer.panels(replace(SMALL, attention=('LaplacianAttention', 'XCAttention')))
+    panels = [*panels, panels[0]._replace(weights=panels[0].weights * 3)]
+    first, _, last = colour_limits(panels, 'own')
+    assert last == pytest.approx((3 * first[0], 3 * first[1]))
+    shared = colour_limits(panels, 'shared')
+    assert set(shared) == {(min(first[0], last[0]), max(first[1], last[1]))}
+
+
+def test_a_click_computes_rows_and_nothing_anew(explorer, monkeypatch):
+    explorer.panels(SMALL)
+    monkeypatch.setattr('explorer.rows.mixed_by', None)  # would raise
+    monkeypatch.setattr('explorer.models.build', None)
+    before, after = (explorer.panels(replace(SMALL, x=x)) for x in (0.1, 0.9))
+    assert (before[0].weights != after[0].weights).any()
+
+
+def test_random_weights_are_the_same_each_time():
+    source = untrained('LaplacianAttention', 'vit')
+    first, again = (Models().backbone(source).state_dict() for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_checkpoints_are_found_and_loaded_whole(explorer, checkpoint, tmp_path):
+    run = tmp_path / 'compared/laplacianformer/textures/LaplacianAttention_0'
+    (run / 'textures').mkdir(parents=True)
+    checkpoint.rename(run / 'textures/epoch_4.pth')
+    settings = dict(
+        attention='LaplacianAttention', attn_cfg=contenders()['LaplacianAttention'], seed=0,
+        host='laplacianformer', study='textures', phases=[dict(data='textures', side=64, epochs=4)],
+    )  # fmt: skip
+    (run / 'result.json').write_text(json.dumps(dict(settings=settings)))
+    ((name, source),) = compared(tmp_path / 'compared').items()
+    assert name == 'LaplacianAttention on laplacianformer, textures, seed 0'
+    trained, random = Explorer(explorer.images, Models({name: source})).panels(
+        replace(SMALL, trained=(name,), attention=('LaplacianAttention',))
+    )
+    assert trained.weights_are == 'trained on textures, seed 0'
+    assert (trained.weights != random.weights).any()
+
+
+def test_the_quick_start_is_found_where_it_was_moved_to(tmp_path):
+    assert quick_start(tmp_path) == {}
+    torch.manual_seed(1)
+    backbone = Models().backbone(from_config(str(LAPLACIAN), None, None))
+    weights = {f'backbone.{name}': value + 1 for name, value in backbone.state_dict().items()}
+    torch.save(dict(state_dict=weights), tmp_path / 'epoch_4.pth')
+    (tmp_path / 'last_checkpoint').write_text('/elsewhere/work_dirs/quickstart/epoch_4.pth')
+    ((name, source),) = quick_start(tmp_path).items()
+    assert (name, source.weights) == ('quick start', 'trained by the quick start')
+    loaded = Models().backbone(source).state_dict()
+    assert all(torch.equal(loaded[n], value + 1) for n, value in backbone.state_dict().items())
+
+
+def test_a_checkpoint_of_another_model_is_refused(checkpoint, tmp_path):
+    models = Models()
+    key = models.add(checkpoint, 'mine.pth', 'LaplacianAttention', 'laplacianformer', 64)
+    assert models.sources[key].weights == 'weights of mine.pth'
+    with pytest.raises(ValueError, match='^mine.pth is no checkpoint of SoftmaxAttention on vit; '):
+        models.add(checkpoint, 'mine.pth', 'SoftmaxAttention', 'vit', 64)
+    (tmp_path / 'text.pth').write_text('no checkpoint')
+    with pytest.raises(ValueError, match=r'text\.pth .*download or copy it again'):
+        models.add(tmp_path / 'text.pth', 'text.pth', 'LaplacianAttention', 'vit', 64)
+    torch.save(dict(state_dict=dict(a=Evil(tmp_path / 'ran'))), tmp_path / 'evil.pth')
+    with pytest.raises(ValueError, match=r'^evil\.pth .*could run code'):
+        models.add(tmp_path / 'evil.pth', 'evil.pth', 'LaplacianAttention', 'vit', 64)
+    assert not (tmp_path / 'ran').exists()
+    assert list(models.sources) == [key]
+
+
+class Evil:
+    """Unpickling it makes a file."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.marker),))
+
+
+def test_a_broken_checkpoint_of_a_list_has_a_panel_with_a_sentence(explorer, tmp_path):
+    (tmp_path / 'cut.pth').write_bytes(b'PK')
+    source = untrained('LaplacianAttention', 'vit')._replace(checkpoint=tmp_path / 'cut.pth')
+    there = Explorer(explorer.images, Models(dict(cut=source)))
+    view = replace(SMALL, trained=('cut',), attention=('LaplacianAttention',))
+    broken, whole = there.panels(view)
+    assert 'download or copy it again' in broken.message
+    assert whole.weights is not None
+    assert there.offered(view).stages == 4
+
+
+def test_uploads_are_images_of_a_bearable_size(tmp_path):
+    (tmp_path / 'text.png').write_text('no image')
+    with pytest.raises(ValueError, match=r'^text\.png cannot be read as an image \(.*; upload a '):
+        read_image(tmp_path / 'text.png', 'text.png')
+    whole = tmp_path / 'whole.jpg'
+    Image.new('L', (300, 2000)).save(whole)
+    assert max(read_image(whole, 'whole.jpg').size) == 1024
+    (tmp_path / 'cut.jpg').write_bytes(whole.read_bytes()[:200])
+    with pytest.raises(ValueError, match=r'^cut\.jpg cannot be read as an image'):
+        read_image(tmp_path / 'cut.jpg', 'cut.jpg')
+    (tmp_path / 'heavy.png').write_bytes(bytes(21 * 2**20))
+    with pytest.raises(ValueError, match=r'^heavy\.png has 21 MB; make it smaller, at most 20 MB'):
+        read_image(tmp_path / 'heavy.png', 'heavy.png')
+    # A header is enough: the pixels are never read.
+    side = int(MOST_PIXELS**0.5) + 1
+    for width, told in ((side, f'has {side} x {side} pixels'), (2**20, 'has too many pixels')):
+        header = b'BM' + bytes(8) + (54).to_bytes(4, 'little') + (40).to_bytes(4, 'little')
+        header += width.to_bytes(4, 'little') + side.to_bytes(4, 'little') + b'\1\0\30\0'
+        (tmp_path / 'huge.bmp').write_bytes(header + bytes(24))
+        with pytest.raises(ValueError, match=told):
+            read_image(tmp_path / 'huge.bmp', 'huge.bmp')
+
+
+def test_images_keep_their_shape_and_are_known_by_their_content(tmp_path):
+    images = Images()
+    for number in range(34):
+        Image.new('RGB', (60, 40), (number, 0, 0)).save(tmp_path / f'{number}.png')
+        key = images.add(tmp_path / f'{number}.png', f'{number}.png')
+    assert key == images.add(tmp_path / '33.png', 'again.png')
+    assert len(images.uploads) == 32
+    assert ('again.png (uploaded)', key) in images.choices()
+    assert fitted(images.get(key), 224) == (160, 224)
+    assert fitted(Image.new('RGB', (1000, 10)), 224) == (32, 224)
+
+
+def test_cards_tell_what_the_panels_have(explorer):
+    view = replace(SMALL, attention=('LaplacianAttention', 'XCAttention'), x=0.2)
+    image, panels = explorer.images.get(view.image), explorer.panels(view)
+    page = cards(image, panels, view, (64, 64))
+    assert page.count('<img class="ask"') == 2
+    assert page.count('random weights') == 2
+    assert f'entropy {panels[0].statistics.entropy:.2f}' in page
+    assert 'XCAttention mixes channels' in page
+    hostile = panels[0]._replace(title='<script>')
+    assert '<script>' not in cards(image, [hostile], view, (64, 64))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('scale', ['own', 'shared'])
+def test_views_are_saved_as_pictures(scale, explorer):
+    view = replace(SMALL, attention=('LaplacianAttention', 'XCAttention'), scale=scale)
+    image, panels = explorer.images.get(view.image), explorer.panels(view)
+    assert exported(image, panels, view, (64, 64), 'png').startswith(b'\x89PNG')
+    assert b'<svg' in exported(image, panels, view, (64, 64), 'svg')
+
+
+@pytest.mark.slow
+def test_the_command_line_says_what_is_wrong():
+    pytest.importorskip('gradio')
+    said = run_script(SCRIPT, '--model', 'nowhere.py')
+    assert '--model nowhere.py: ' in said.stderr
+    with socket.socket() as taken:
+        taken.bind(('127.0.0.1', 0))
+        taken.listen()
+        said = run_script(SCRIPT, '--port', taken.getsockname()[1])
+    assert 'take another --port' in said.stderr
+    assert said.returncode == 2
+
+
+def answer(address: str) -> bytes:
+    with urllib.request.urlopen(address, timeout=60) as response:
+        return response.read()
+
+
+@pytest.fixture(scope='module')
+def address():
+    """Of a server in a process of its own, as a user starts it."""
+    pytest.importorskip('gradio', reason='no gradio: pip install "mmlaplace[demo]"')
+    pytest.importorskip('skimage', reason='no scikit-image, which has the photographs')
+    with socket.socket() as free:
+        free.bind(('127.0.0.1', 0))
+        port = free.getsockname()[1]
+    nothing = ('--quick-start', 'nowhere', '--compared', 'nowhere')
+    server = subprocess.Popen(
+        [sys.executable, SCRIPT, '--port', str(port), *nothing],
+        env={**os.environ, 'PYTHONPATH': str(ROOT)}, stderr=subprocess.STDOUT,
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    found = f'http://127.0.0.1:{port}/'
+    try:
+        for _ in range(300):
+            try:
+                answer(found)
+                break
+            except urllib.error.URLError:
+                assert server.poll() is None, server.stdout.read()
+                time.sleep(0.2)
+        yield found
+    finally:
+        server.send_signal(signal.SIGINT)
+        server.wait(30)
+
+
+@pytest.fixture
+def browser(tmp_path):
+    webdriver = pytest.importorskip('selenium.webdriver', reason='no selenium: pip install it')
+    programs = [shutil.which(name) for name in ('chromium', 'chromedriver')]
+    if None in programs:
+        pytest.skip('no chromium or chromedriver: apt-get install chromium-driver')
+    options = webdriver.ChromeOptions()
+    options.binary_location = programs[0]
+    for argument in ('--headless=new', '--no-sandbox', '--disable-dev-shm-usage'):
+        options.add_argument(argument)
+    options.add_argument('--window-size=1300,1000')
+    options.add_experimental_option('prefs', {'download.default_directory': str(tmp_path)})
+    service = webdriver.ChromeService(programs[1])
+    browser = webdriver.Chrome(options=options, service=service)
+    yield browser
+    browser.quit()
+
+
+def wait_for(what, seconds=30):
+    """What a function gives, as soon as it is something."""
+    for _ in range(10 * seconds):
+        found = what()
+        if found:
+            return found
+        time.sleep(0.1)
+    raise AssertionError(f'not there after {seconds} s')
+
+
+@pytest.mark.slow
+def test_a_click_in_a_browser_shows_rows_that_can_be_sent_and_saved(address, browser, tmp_path):
+    from selenium.webdriver import ActionChains
+    from selenium.webdriver.common.by import By
+
+    def all_of(selector):
+        return browser.find_elements(By.CSS_SELECTOR, selector)
+
+    def in_address(name):
+        return parse_qs(urlparse(browser.current_url).query).get(name)
+
+    def shown():
+        """Texts and pictures of the panels, read at once, as they are replaced together."""
+        return browser.execute_script(
+            "return [...document.querySelectorAll('#cards figure')].map("
+            "card => card.innerText + (card.querySelector('img') || {}).src)"
+        )
+
+    def alert():
+        return ''.join(found.text for found in all_of('[role=alert]'))
+
+    browser.get(address)
+    wait_for(lambda: len(shown()) == 4 and in_address('x') == ['0.5'])
+    assert all('random weights' in text for text in shown()[1:])
+    assert in_address('attention') == ['LaplacianAttention', 'SoftmaxAttention', 'PolaAttention']
+
+    before, picture = shown(), all_of('#cards img.ask')[0]
+    offset = round(-0.25 * picture.size['width'])
+    ActionChains(browser).move_to_element_with_offset(picture, offset, 0).click().perform()
+    wait_for(lambda: in_address('x') != ['0.5'])
+    after = shown()
+    assert all(one != other for one, other in zip(before, after))
+    assert float(in_address('x')[0]) == pytest.approx(0.25, abs=0.01)  # a pixel or two
+
+    browser.refresh()
+    wait_for(lambda: shown() == after)
+
+    for format in ('png', 'svg'):
+        all_of(f'#save-{format}')[0].click()
+        file = tmp_path / f'attention_rows.{format}'
+        wait_for(file.is_file)
+    assert Image.open(tmp_path / 'attention_rows.png').width > 500
+    assert b'<svg' in (tmp_path / 'attention_rows.svg').read_bytes()
+
+    (tmp_path / 'broken.png').write_text('no image')
+    upload = all_of('#upload-image ~ input[type=file], #upload-image input[type=file]') or all_of(
+        'input[type=file]'
+    )
+    upload[0].send_keys(str(tmp_path / 'broken.png'))
+    wait_for(lambda: 'broken.png cannot be read as an image' in alert())
+    assert shown() == after
+
+    Image.new('RGB', (80, 60), 'teal').save(tmp_path / 'teal.png')
+    upload[0].send_keys(str(tmp_path / 'teal.png'))
+    wait_for(lambda: in_address('image')[0].startswith('upload-'))
+    assert not alert()
+    browser.get(f'{address}?x=1.5')
+    wait_for(lambda: 'the query x=1.5 is outside of the image' in alert())
+    errors = [line for line in browser.get_log('browser') if line['level'] == 'SEVERE']
+    assert not errors
+
+
+@pytest.mark.slow
+def test_pictures_have_addresses_of_their_own(address):
+    small = SMALL.address()
+    assert answer(f'{address}rows.png{small}').startswith(b'\x89PNG')
+    for wrong, code, told in (('svg?x=2', 400, 'outside of the image'), ('gif', 404, 'rows.png')):
+        with pytest.raises(urllib.error.HTTPError) as raised:
+            answer(f'{address}rows.{wrong}')
+        assert raised.value.code == code
+        assert told in raised.value.read().decode()
