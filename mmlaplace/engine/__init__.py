@@ -1,7 +1,7 @@
 """What runs around the models; importing it registers optimizer constructors and hooks."""
 
 from ._plain_load import UnsafeCheckpointError
-from .checkpoint import LoadReport, load_weights, read_state_dict
+from .checkpoint import LoadReport, load_weights, read_dataset_meta, read_state_dict
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .no_decay import NoDecayOptimWrapperConstructor
 from .redraw_features import RedrawFeaturesHook
@@ -18,5 +18,6 @@ __all__ = [
     'UnsafeCheckpointError',
     'WholeFileBackend',
     'load_weights',
+    'read_dataset_meta',
     'read_state_dict',
 ]
