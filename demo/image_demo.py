@@ -179,7 +179,7 @@ def predict(inferencer, path: Path) -> list:
     """
     check_image(path)
     (data,) = inferencer.preprocess([str(path)], batch_size=1)
-    if isinstance(data, tuple):  # mmdet's, with the image beside it
+    if not isinstance(data, dict):  # mmdet's, with the path beside it
         _, data = data
     try:
         return inferencer.forward(data)

@@ -6,6 +6,7 @@ from .layer_decay import LayerDecayOptimWrapperConstructor
 from .no_decay import NoDecayOptimWrapperConstructor
 from .redraw_features import RedrawFeaturesHook
 from .strict_loading import StrictLoading
+from .watch_attention import WatchAttentionHook
 from .whole_files import AtomicCheckpointHook, WholeFileBackend
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     'RedrawFeaturesHook',
     'StrictLoading',
     'UnsafeCheckpointError',
+    'WatchAttentionHook',
     'WholeFileBackend',
     'load_weights',
     'read_dataset_meta',

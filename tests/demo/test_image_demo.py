@@ -77,9 +77,7 @@ def written(folder):
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob('*') if p.is_file())
 
 
-def test_a_folder_of_images_is_classified_but_for_what_is_no_image(
-    demo, photos, weights, tmp_path
-):
+def test_a_folder_of_images_is_classified_but_for_what_is_no_image(demo, photos, weights, tmp_path):
     said, status = demo(photos, config('mmpretrain'), weights('mmpretrain'), '--device', 'cpu')
     out = tmp_path / 'outputs'
     assert written(out) == [
