@@ -125,10 +125,10 @@ def read_dataset_meta(checkpoint: Union[str, PathLike]) -> Dict[str, list]:
     """
     content = _read(checkpoint, 'cpu')
     meta = content.get('meta') if isinstance(content, dict) else None
-    meta = meta.get('dataset_meta') if isinstance(meta, dict) else None
+    meta = meta.get('dataset_meta', meta) if isinstance(meta, dict) else None
     found = {}
     for name, value in meta.items() if isinstance(meta, dict) else ():
-        key = str(name).lower()  # as older versions have it
+        key = str(name).lower()  # older versions have them in capitals, beside the rest
         if key == 'classes' and isinstance(value, (list, tuple)):
             found[key] = [str(one) for one in value]
         if key == 'palette' and isinstance(value, (list, tuple)):
