@@ -1,11 +1,12 @@
 """What runs around the models; importing it registers optimizer constructors and hooks."""
 
 from ._plain_load import UnsafeCheckpointError
-from .checkpoint import LoadReport, load_weights, read_state_dict
+from .checkpoint import LoadReport, load_weights, read_dataset_meta, read_state_dict
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .no_decay import NoDecayOptimWrapperConstructor
 from .redraw_features import RedrawFeaturesHook
 from .strict_loading import StrictLoading
+from .watch_attention import WatchAttentionHook
 from .whole_files import AtomicCheckpointHook, WholeFileBackend
 
 __all__ = [
@@ -16,7 +17,9 @@ __all__ = [
     'RedrawFeaturesHook',
     'StrictLoading',
     'UnsafeCheckpointError',
+    'WatchAttentionHook',
     'WholeFileBackend',
     'load_weights',
+    'read_dataset_meta',
     'read_state_dict',
 ]

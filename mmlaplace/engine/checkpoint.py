@@ -42,6 +42,34 @@ class LoadReport(NamedTuple):
     resized: List[str]
 
 
+def _read(checkpoint: Union[str, PathLike], map_location: Any) -> Any:
+    """All of a checkpoint's plain data, or an error of :func:`read_state_dict`."""
+    if not isinstance(checkpoint, (str, PathLike)) or not str(checkpoint):
+        raise ValueError(f'a checkpoint is given by its path or address, got {checkpoint!r}')
+    try:
+        if str(checkpoint).startswith(('http://', 'https://')):
+            content = load_plain(download_once(str(checkpoint)), map_location)
+        else:
+            with get_local_path(expanduser(checkpoint)) as path:
+                content = load_plain(path, map_location)
+    except UnsafeCheckpointError as error:
+        raise UnsafeCheckpointError(
+            f'{checkpoint} {error}, which could run code; only tensors and plain data are read. '
+            'If you trust its source, save its weights alone: torch.save(dict(state_dict='
+            "torch.load(old, weights_only=False)['state_dict']), new)"
+        ) from error
+    except OSError as error:
+        raise FileNotFoundError(
+            f'{checkpoint} cannot be opened ({error}); check the path, or download it again'
+        ) from error
+    except Exception as error:  # a broken pickle can raise anything
+        raise ValueError(
+            f'{checkpoint} cannot be read as a checkpoint ({type(error).__name__}: {error}); if it '
+            'is cut off or is something else, such as an error page, download or copy it again'
+        ) from error
+    return content
+
+
 def read_state_dict(
     checkpoint: Union[str, PathLike], map_location: Any = 'cpu', key: Optional[str] = None
 ) -> Dict[str, Tensor]:
@@ -66,29 +94,7 @@ def read_state_dict(
         ValueError: If the file is cut off, is no checkpoint, has no weights, or has another
             SHA-256. Also if ``checkpoint`` is neither a path nor an address.
     """
-    if not isinstance(checkpoint, (str, PathLike)) or not str(checkpoint):
-        raise ValueError(f'a checkpoint is given by its path or address, got {checkpoint!r}')
-    try:
-        if str(checkpoint).startswith(('http://', 'https://')):
-            content = load_plain(download_once(str(checkpoint)), map_location)
-        else:
-            with get_local_path(expanduser(checkpoint)) as path:
-                content = load_plain(path, map_location)
-    except UnsafeCheckpointError as error:
-        raise UnsafeCheckpointError(
-            f'{checkpoint} {error}, which could run code; only tensors and plain data are read. '
-            'If you trust its source, save its weights alone: torch.save(dict(state_dict='
-            "torch.load(old, weights_only=False)['state_dict']), new)"
-        ) from error
-    except OSError as error:
-        raise FileNotFoundError(
-            f'{checkpoint} cannot be opened ({error}); check the path, or download it again'
-        ) from error
-    except Exception as error:  # a broken pickle can raise anything
-        raise ValueError(
-            f'{checkpoint} cannot be read as a checkpoint ({type(error).__name__}: {error}); if it '
-            'is cut off or is something else, such as an error page, download or copy it again'
-        ) from error
+    content = _read(checkpoint, map_location)
     whole = content if isinstance(content, dict) else {}
     places = [whole.get(name) for name in CONTAINERS] + [whole] if key is None else [whole.get(key)]
     for weights in places:
@@ -102,6 +108,32 @@ def read_state_dict(
         f'{checkpoint} has no weights: expected a dict of tensors, or one under {expected}, got '
         f'{list(whole) if whole else type(content).__name__}'
     )
+
+
+def read_dataset_meta(checkpoint: Union[str, PathLike]) -> Dict[str, list]:
+    """Class names and colours that mmengine's Runner wrote beside the weights.
+
+    Args:
+        checkpoint: As in :func:`read_state_dict`.
+
+    Returns:
+        ``classes``, a list of names, and ``palette``, a list of colours ``[red, green, blue]`` from
+        0 to 255. What the file has not, or in another form, is left out.
+
+    Raises:
+        FileNotFoundError, UnsafeCheckpointError, ValueError: As in :func:`read_state_dict`.
+    """
+    content = _read(checkpoint, 'cpu')
+    meta = content.get('meta') if isinstance(content, dict) else None
+    meta = meta.get('dataset_meta', meta) if isinstance(meta, dict) else None
+    found = {}
+    for name, value in meta.items() if isinstance(meta, dict) else ():
+        key = str(name).lower()  # older versions have them in capitals, beside the rest
+        if key == 'classes' and isinstance(value, (list, tuple)):
+            found[key] = [str(one) for one in value]
+        if key == 'palette' and isinstance(value, (list, tuple)):
+            found[key] = [list(colour) for colour in value if isinstance(colour, (list, tuple))]
+    return {key: value for key, value in found.items() if value}
 
 
 def _count_prefixes(keys: Iterable[str], names: Iterable[str]) -> Counter:

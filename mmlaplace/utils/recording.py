@@ -1,7 +1,8 @@
 """Look into attentions: photographs, and the queries, keys and values of each of them."""
 
+from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Iterator, List, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Callable, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 import torch
@@ -92,6 +93,46 @@ def mixed_by(backbone: nn.Module, kind: type, image: Tensor) -> Iterator[Mixed]:
         for _, _, module in watched:
             del module.mix  # the class has the method
     yield from found
+
+
+@contextmanager
+def steps_watched(
+    module: nn.Module, kind: type, steps: Tuple[str, ...], see: Callable
+) -> Iterator[None]:
+    """Call ``see(name, part, step, arguments, made)`` after each call of some methods.
+
+    Args:
+        module: What has the parts.
+        kind: Class of the parts, such as :class:`~mmlaplace.models.QKVAttention`.
+        steps: Names of methods. A part may lack some.
+        see: Called with a part's name in the module, the part, the step, the positional arguments
+            of the call and what it returned.
+    """
+
+    def watched(name, part, step, method, *arguments, **options):
+        made = method(*arguments, **options)
+        see(name, part, step, arguments, made)
+        return made
+
+    found = [
+        (name, part, step)
+        for name, part in module.named_modules()
+        if isinstance(part, kind)
+        for step in steps
+        if hasattr(part, step)
+    ]
+    for name, part, step in found:
+        setattr(part, step, partial(watched, name, part, step, getattr(part, step)))
+    try:
+        yield
+    finally:
+        for _, part, step in found:
+            delattr(part, step)  # the class has the method
+
+
+def root_mean_square(x: Tensor) -> float:
+    """Over all values, in double precision."""
+    return x.double().square().mean().sqrt().item()
 
 
 def attention_matrix(mixed: Mixed, channel: int = 0, window: int = 0) -> Tensor:

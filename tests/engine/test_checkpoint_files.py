@@ -16,7 +16,7 @@ from mmengine.model import BaseModel
 from mmengine.runner import Runner
 from saved_weights import build, same, save
 
-from mmlaplace.engine import UnsafeCheckpointError, load_weights, read_state_dict
+from mmlaplace.engine import UnsafeCheckpointError, load_weights, read_dataset_meta, read_state_dict
 
 
 @pytest.mark.parametrize(
@@ -175,3 +175,21 @@ def test_what_is_no_checkpoint_is_quoted(tmp_path, write, error, message):
     write(tmp_path / 'a.pth', build().state_dict())
     with pytest.raises(error, match=rf'a\.pth.*{message}'):
         read_state_dict(tmp_path / 'a.pth')
+
+
+def test_names_and_colours_are_read_beside_the_weights_where_they_are_plain(tmp_path):
+    path, weights = tmp_path / 'a.pth', dict(state_dict=dict(weight=torch.zeros(1)))
+    for meta, expected in (
+        (dict(classes=('cat', 'dog'), palette=[(1, 2, 3), [4, 5, 6]]),
+         dict(classes=['cat', 'dog'], palette=[[1, 2, 3], [4, 5, 6]])),
+        (dict(CLASSES=['cat'], PALETTE=None), dict(classes=['cat'])),
+        (dict(classes='cat', palette='random'), {}),
+        ([], {}),
+    ):  # fmt: skip
+        torch.save(dict(weights, meta=dict(dataset_meta=meta)), path)
+        assert read_dataset_meta(path) == expected
+    torch.save(dict(weights, meta=dict(CLASSES=('cat',), epoch=1)), path)
+    assert read_dataset_meta(path) == dict(classes=['cat'])
+    for content in (weights, weights['state_dict'], dict(weights, meta='none'), [1]):
+        torch.save(content, path)
+        assert read_dataset_meta(path) == {}

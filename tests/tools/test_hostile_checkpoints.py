@@ -1,5 +1,6 @@
 """Every tool refuses a checkpoint that asks for code, is cut off or is another model's."""
 
+import os
 import re
 import runpy
 import sys
@@ -9,17 +10,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, toolbox_config, toolbox_model
+from conftest import ROOT, fast_with, toolbox_config, toolbox_model
 from PIL import Image
 
 from mmlaplace.utils.toolbox_scripts import check_checkpoints
 from mmlaplace.utils.toolboxes import toolbox_script
 
 TOOLS = ROOT / 'tools'
+DEMO = ROOT / 'demo'
 CONFIGS = ROOT / 'configs'
 LAPLACIAN = CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
 SOFTPP = CONFIGS / 'classification/soft/softpp-micro_1xb32_mini.py'
 PVT = CONFIGS / 'classification/polaformer/polaformer-pvt-micro_1xb32_mini.py'
+FPN = CONFIGS / 'segmentation/laplacianformer/laplacianformer-micro_fpn_1xb16_mini.py'
 RETINANET = CONFIGS / 'detection/laplacianformer/retinanet_laplacianformer-micro_fpn_mini.py'
 
 # By the tool and what else tells cases apart: its arguments, with FILE and OUT for paths.
@@ -37,6 +40,9 @@ LOADERS = {
     'analysis_tools/compare_inverse_norms.py': [
         SOFTPP, 'FILE', '--out', 'OUT/a.json', '--picture', 'OUT/a.png'
     ],
+    '../demo/image_demo.py': ['photo.png', LAPLACIAN, 'FILE', '--out-dir', 'OUT'],
+    '../demo/image_demo.py detector': ['photo.png', RETINANET, 'FILE', '--out-dir', 'OUT'],
+    '../demo/image_demo.py segmentor': ['photo.png', FPN, 'FILE', '--out-dir', 'OUT'],
     # It takes the checkpoints that it finds in its work directory.
     'analysis_tools/attention_training.py': ['LaplacianAttention', '--work-dir', 'runs'],
     'model_converters/soft_to_mmlaplace.py': ['FILE', 'OUT/a.pth'],
@@ -49,6 +55,8 @@ HANDING_OVER = {
     'train.py load_from': [LAPLACIAN, '--cfg-options', 'load_from=FILE', 'work_dir=OUT'],
     'train.py auto': [LAPLACIAN, '--resume', '--work-dir', 'resumed'],
 }
+# The toolboxes' inferencers all load by the same lines of the demo.
+EVERY_LOADER = fast_with(LOADERS, *(name for name in LOADERS if 'demo.py ' not in name))
 
 
 class Evil:
@@ -116,8 +124,9 @@ def run(tmp_path, monkeypatch, capsys):
 def test_no_tool_that_takes_a_checkpoint_is_left_out():
     about = re.compile(r'checkpoint|--resume|torch\.load|state_dict|pickle')
     found = {
-        path.relative_to(TOOLS).as_posix()
-        for path in TOOLS.rglob('*.py')
+        Path(os.path.relpath(path, TOOLS)).as_posix()
+        for folder in (TOOLS, DEMO)
+        for path in folder.rglob('*.py')
         if about.search(path.read_text())
     }
     # These load nothing themselves: tools/train.py and tools/test.py check what they are given.
@@ -126,7 +135,7 @@ def test_no_tool_that_takes_a_checkpoint_is_left_out():
     # All of them by our own loader: others, such as mmengine's, run code.
     calls = re.compile(r'\b(torch\.load|load_checkpoint|_load_checkpoint|pickle\.\w+)\(')
     shared = (ROOT / 'mmlaplace/utils', ROOT / '.dev_scripts')
-    for path in (path for folder in (TOOLS, *shared) for path in folder.rglob('*.py')):
+    for path in (path for folder in (TOOLS, DEMO, *shared) for path in folder.rglob('*.py')):
         assert not calls.search(path.read_text()), path
 
 
@@ -136,21 +145,21 @@ def test_the_hostile_file_is_hostile(tmp_path):
     assert (tmp_path / 'ran').exists()
 
 
-@pytest.mark.parametrize('name', [*LOADERS, *HANDING_OVER])
+@pytest.mark.parametrize('name', [*EVERY_LOADER, *HANDING_OVER])
 def test_code_is_not_run(name, run, tmp_path):
     hostile(tmp_path / 'file.pth')
     said = run(name, {**LOADERS, **HANDING_OVER}[name])
     assert re.search(r'(file|epoch_\d+)\.pth asks for \S+, which could run code', said)
 
 
-@pytest.mark.parametrize('name', [*LOADERS, *HANDING_OVER])
+@pytest.mark.parametrize('name', [*EVERY_LOADER, *HANDING_OVER])
 def test_a_file_that_is_cut_off_is_refused(name, run, tmp_path):
     truncated(tmp_path / 'file.pth')
     said = run(name, {**LOADERS, **HANDING_OVER}[name])
     assert re.search(r'(file|epoch_\d+)\.pth cannot be read as a checkpoint.*copy it again', said)
 
 
-@pytest.mark.parametrize('name', LOADERS)
+@pytest.mark.parametrize('name', EVERY_LOADER)
 def test_weights_of_another_model_are_refused(name, run, tmp_path):
     other(tmp_path / 'file.pth')
     said = run(name, LOADERS[name])
@@ -163,6 +172,8 @@ def test_weights_of_another_model_are_refused(name, run, tmp_path):
         ('visualization/vis_predictions.py', partial(backbone_alone, config=LAPLACIAN)),
         ('visualization/vis_cam.py', partial(backbone_alone, config=LAPLACIAN)),
         ('visualization/vis_predictions.py detector', classifier),
+        ('../demo/image_demo.py', partial(backbone_alone, config=LAPLACIAN)),
+        ('../demo/image_demo.py detector', classifier),
     ],
 )
 def test_no_picture_is_drawn_with_a_random_head(name, write, run, tmp_path):

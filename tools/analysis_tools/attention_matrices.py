@@ -1,7 +1,6 @@
 """What the matrices of a backbone's attentions do, and how large the attention's term is."""
 
 import math
-from functools import partial
 from typing import Dict, List, NamedTuple, Tuple
 
 import torch
@@ -10,7 +9,12 @@ from torch import Tensor
 
 from mmlaplace.models import BaseAttention, QKVAttention
 from mmlaplace.utils.attention_rows import FAR, NEAR, places
-from mmlaplace.utils.recording import attention_matrix, mixed_by
+from mmlaplace.utils.recording import (
+    attention_matrix,
+    mixed_by,
+    root_mean_square,
+    steps_watched,
+)
 
 RANK_TOLERANCE = 1e-3  # of the largest singular value
 
@@ -108,34 +112,19 @@ def statistics_by_stage(backbone: nn.Module, images: List[Tensor]) -> List[Dict[
     ]
 
 
-def root_mean_square(x: Tensor) -> float:
-    return x.double().square().mean().sqrt().item()
-
-
 def term_sizes(backbone: nn.Module, images: List[Tensor]) -> List[Dict[str, float]]:
     """For each attention with both, root mean squares of its mixed values and its local branch."""
+    parts = dict(mix='mixed', local_branch='local')
     sizes: Dict[str, Dict[str, List[float]]] = {}
 
-    def record(name, part, step, *args, **options):
-        made = step(*args, **options)
+    def see(name, attention, step, arguments, made):
         if made is not None:
-            sizes.setdefault(name, {}).setdefault(part, []).append(root_mean_square(made))
-        return made
+            of_part = sizes.setdefault(name, {}).setdefault(parts[step], [])
+            of_part.append(root_mean_square(made))
 
-    watched = [
-        (name, module) for name, module in backbone.named_modules()
-        if isinstance(module, QKVAttention)
-    ]  # fmt: skip
-    for name, module in watched:
-        module.mix = partial(record, name, 'mixed', module.mix)
-        module.local_branch = partial(record, name, 'local', module.local_branch)
-    try:
-        with torch.no_grad():
-            for image in images:
-                backbone(image)
-    finally:
-        for _, module in watched:
-            del module.mix, module.local_branch  # the class has the methods
+    with steps_watched(backbone, QKVAttention, tuple(parts), see), torch.no_grad():
+        for image in images:
+            backbone(image)
     return [
         dict(attention=name, **{part: sum(v) / len(v) for part, v in parts.items()})
         for name, parts in sizes.items()

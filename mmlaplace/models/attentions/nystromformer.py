@@ -109,6 +109,10 @@ class NystromformerAttention(QKVAttention):
         means = [part.unflatten(2, (-1, length)).mean(3) for part, length in zip(parts, lengths)]
         return torch.cat(means, dim=2)
 
+    def pseudo_invert(self, mat: Tensor) -> Tensor:
+        """Steps towards the inverse of ``(B, heads, m, m)``, which is not ridged here."""
+        return pseudo_inverse(mat, self.num_iters, self.newton_start_per)
+
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
@@ -119,9 +123,7 @@ class NystromformerAttention(QKVAttention):
                 out = F.scaled_dot_product_attention(query, key, value, scale=1.0)
             else:
                 few = some_keys.transpose(-2, -1)  # (B, heads, d, m)
-                inverse = pseudo_inverse(
-                    (some_queries @ few).softmax(-1), self.num_iters, self.newton_start_per
-                )
+                inverse = self.pseudo_invert((some_queries @ few).softmax(-1))
                 gathered = F.scaled_dot_product_attention(some_queries, key, value, scale=1.0)
                 out = (query @ few).softmax(-1) @ (inverse @ gathered)
             if self.conv is not None:

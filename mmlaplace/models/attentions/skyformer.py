@@ -124,6 +124,10 @@ class SkyformerAttention(QKVAttention):
         index = index[:, None, :, None].expand(-1, q.shape[1], -1, q.shape[3])
         return tokens.gather(2, index)
 
+    def pseudo_invert(self, mat: Tensor) -> Tensor:
+        """Steps towards the inverse of ``(B, heads, m, m)``, which is not ridged here."""
+        return pseudo_inverse(mat, self.num_iters, self.newton_start_per)
+
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
@@ -132,7 +136,7 @@ class SkyformerAttention(QKVAttention):
             mat = add_ridge(mat, self.ridge)
             root = mat.sum(-1, keepdim=True).rsqrt()  # (B, heads, 2 m, 1)
             normalized = root * mat * root.transpose(-2, -1)
-            inverse = pseudo_inverse(normalized, self.num_iters, self.newton_start_per)
+            inverse = self.pseudo_invert(normalized)
             of_queries, of_keys = (
                 gaussian_kernel(x, landmarks, self.bandwidth) for x in (query, key)
             )

@@ -1,0 +1,277 @@
+"""Class, boxes and masks, or segmentation of an image or of a folder of images.
+
+The toolbox that the config is for predicts and draws, by its own inferencer. For each image there
+are a picture in OUT_DIR/vis and a JSON file in OUT_DIR/preds:
+
+  classification  label, score and class, and the scores of all classes
+  detection       boxes x1, y1, x2, y2 in pixels, labels, classes and scores; masks as COCO's RLE
+  segmentation    share of each class, and beside it the label of each pixel as a PNG
+
+In a folder, what is no image is named, and the others still run. The exit status is then 1.
+
+Examples:
+  python demo/image_demo.py photo.jpg CONFIG CHECKPOINT
+  python demo/image_demo.py photos CONFIG CHECKPOINT --out-dir outputs --pred-score-thr 0.5
+"""
+
+import sys
+from collections import Counter
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+import torch
+from mmengine.config import Config, DictAction
+from mmengine.registry import DATASETS
+from PIL import Image
+from rich.progress import Progress
+
+from mmlaplace.engine import read_dataset_meta
+from mmlaplace.utils.command_line import ToolParser, load_or_exit, write_json
+from mmlaplace.utils.toolboxes import PACKAGES, require_toolbox
+
+# What mmdet takes from a folder.
+SUFFIXES = {'.jpg', '.jpeg', '.png', '.ppm', '.bmp', '.pgm', '.tif', '.tiff', '.webp'}
+# Options of one toolbox alone, with their defaults.
+OPTIONS = {
+    'mmpretrain': dict(resize=None),
+    'mmdet': dict(pred_score_thr=0.3, palette=None),
+    'mmseg': dict(opacity=0.5, with_labels=False),
+}
+MANY = 8  # class names on the terminal
+
+
+def parse_args():
+    parser = ToolParser(__doc__)
+    parser.add_argument('inputs', type=Path, help='an image, or a folder of images')
+    parser.add_trained_model('classifier, detector or segmentor')
+    parser.add_argument('--out-dir', type=Path, default=Path('outputs'), help='default: outputs')
+    parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    parser.add_argument('--show', action='store_true', help='also in a window')
+    parser.add_argument(
+        '--wait-time', type=float, default=0, help='seconds a window stays; 0: until a key'
+    )
+    parser.add_argument('--no-save-vis', action='store_true', help='write no pictures')
+    parser.add_argument('--no-save-pred', action='store_true', help='write no JSON')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={})
+    group = parser.add_argument_group('classification')
+    group.add_argument('--resize', type=int, help='shorter side of the picture, in pixels')
+    group = parser.add_argument_group('detection')
+    group.add_argument('--pred-score-thr', type=float, help='of what is drawn; default: 0.3')
+    group.add_argument('--palette', choices=('coco', 'voc', 'citys', 'random'), help='colours')
+    group = parser.add_argument_group('segmentation')
+    group.add_argument('--opacity', type=float, help='of the colours, 0 to 1; default: 0.5')
+    group.add_argument(
+        '--with-labels', action='store_const', const=True, help='write the names of the classes'
+    )
+    args = parser.parse_args()
+    check_args(parser, args)
+    return args
+
+
+def check_args(parser: ToolParser, args) -> None:
+    """End with a sentence if the arguments cannot work, and read the config."""
+    for path, kind in ((args.config, 'config'), (args.inputs, 'image or folder')):
+        if not Path(path).exists():
+            parser.error(f'there is no {kind} {path}; check the path')
+    args.cfg = Config.fromfile(args.config)
+    args.cfg.merge_from_dict(args.cfg_options)
+    scope = args.cfg.get('default_scope')
+    if scope not in PACKAGES or 'test_dataloader' not in args.cfg:
+        parser.error(
+            f'{args.config} is no config of a classifier, detector or segmentor: default_scope is '
+            f'{scope!r}, test_dataloader is {"" if "test_dataloader" in args.cfg else "not "}there'
+        )
+    for package, defaults in OPTIONS.items():
+        for name, default in defaults.items():
+            if getattr(args, name) is None:
+                setattr(args, name, default)
+            elif package != scope:
+                option = '--' + name.replace('_', '-')
+                parser.error(f'{option} is for configs of {package}, and this is one of {scope}')
+    args.paths = [args.inputs]
+    if args.inputs.is_dir():
+        args.paths = sorted(p for p in args.inputs.iterdir() if p.suffix.lower() in SUFFIXES)
+        if not args.paths:
+            parser.error(f'{args.inputs} has no images; it takes {" ".join(sorted(SUFFIXES))}')
+    try:
+        torch.empty(1, device=args.device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        parser.error(f'--device {args.device} does not work here ({reason}); try --device cpu')
+    if args.show:
+        from matplotlib import pyplot as plt
+
+        if plt.get_backend().lower() == 'agg':
+            parser.error('--show needs a screen, and there is none; look into --out-dir instead')
+
+
+def names_and_colours(cfg: Config, checkpoint: str) -> dict:
+    """``classes`` and ``palette`` by the checkpoint, or else by the config's data set."""
+    dataset = cfg.test_dataloader.dataset
+    known = getattr(DATASETS.get(dataset.type), 'METAINFO', {})
+    meta = {**known, **dataset.get('metainfo', {}), **read_dataset_meta(checkpoint)}
+    return {name: meta[name] for name in ('classes', 'palette') if meta.get(name)}
+
+
+def build_inferencer(args):
+    """The toolbox's own inferencer, with weights that were loaded strictly."""
+    cfg, scope = args.cfg, args.cfg.default_scope
+    try:
+        require_toolbox(scope)
+    except ImportError as error:
+        sys.exit(f'{Path(sys.argv[0]).name}: error: {error}')
+    import_module(f'{scope}.utils').register_all_modules()
+    load = partial(load_or_exit, checkpoint=args.checkpoint, min_matched=1)
+    if scope == 'mmpretrain':
+        from mmpretrain import ImageClassificationInferencer, get_model
+
+        model = get_model(cfg, pretrained=False)
+        load(model)
+        classes = names_and_colours(cfg, args.checkpoint).get('classes')
+        return ImageClassificationInferencer(model, device=args.device, classes=classes)
+
+    apis = import_module(f'{scope}.apis')
+    base = apis.DetInferencer if scope == 'mmdet' else apis.MMSegInferencer
+
+    class StrictInferencer(base):
+        """Its weights come by our loader, which runs no code and takes no other model's."""
+
+        def _load_weights_to_model(self, model, checkpoint, cfg) -> None:
+            load(model)
+            model.dataset_meta = meta = names_and_colours(cfg, args.checkpoint)
+            if scope == 'mmdet':
+                meta['palette'] = args.palette or meta.get('palette', 'random')
+                return
+            classes = meta.setdefault('classes', [str(i) for i in range(model.num_classes)])
+            if len(meta.get('palette', ())) != len(classes):
+                colours = np.random.default_rng(42).integers(0, 256, (len(classes), 3))
+                meta['palette'] = colours.tolist()
+
+    inferencer = StrictInferencer(cfg, device=args.device)
+    inferencer.show_progress = False  # there is one for all images
+    return inferencer
+
+
+def check_image(path: Path) -> None:
+    """Raise a ValueError unless all of a file can be read as an image."""
+    import mmcv
+
+    try:
+        with Image.open(path) as image:
+            image.load()
+        if mmcv.imfrombytes(path.read_bytes()) is None:
+            raise ValueError('OpenCV does not read this format')
+    except Exception as error:  # which ones Pillow raises is not documented
+        raise ValueError(
+            f'{path} is no image that can be read ({error}); copy or download it again, save it as '
+            'PNG or JPEG, or take it away'
+        ) from error
+
+
+def predict(inferencer, path: Path) -> list:
+    """The one prediction for an image.
+
+    Raises:
+        ValueError: If it is no image, or too large for the memory.
+    """
+    check_image(path)
+    (data,) = inferencer.preprocess([str(path)], batch_size=1)
+    if not isinstance(data, dict):  # mmdet's, with the path beside it
+        _, data = data
+    try:
+        return inferencer.forward(data)
+    except RuntimeError as error:
+        if 'memory' not in str(error):
+            raise
+        raise ValueError(
+            f'{path} needs more memory than there is ({str(error).splitlines()[0]}); make the '
+            'image smaller, or take --device cpu'
+        ) from error
+
+
+def draw(inferencer, path: Path, samples: list, args) -> Image.Image:
+    """The picture that the toolbox draws."""
+    scope = args.cfg.default_scope
+    options = dict(show=args.show, wait_time=args.wait_time)
+    with TemporaryDirectory() as folder:  # without one, mmpretrain's draws only to show
+        if scope == 'mmpretrain':
+            options.update(resize=args.resize, show_dir=folder)
+        elif scope == 'mmdet':
+            options.update(pred_score_thr=args.pred_score_thr, return_vis=True)
+        else:
+            options.update(opacity=args.opacity, with_labels=args.with_labels, return_vis=True)
+        (picture,) = inferencer.visualize([str(path)], samples, **options)
+    return Image.fromarray(np.ascontiguousarray(picture))
+
+
+def describe(inferencer, samples: list, args) -> tuple:
+    """A prediction for JSON, a line about it, and the label of each pixel of a segmentation."""
+    scope = args.cfg.default_scope
+    results = inferencer.postprocess(samples, None)
+    if scope == 'mmpretrain':
+        (result,) = results
+        result['pred_scores'] = result['pred_scores'].tolist()
+        name = result.get('pred_class', f'class {result["pred_label"]}')
+        return result, f'{name} ({result["pred_score"]:.0%})', None
+    classes = inferencer.model.dataset_meta['classes']
+    if scope == 'mmdet':
+        (result,) = results['predictions']
+        result['classes'] = [classes[label] for label in result['labels']]
+        found = Counter(
+            name
+            for name, score in zip(result['classes'], result['scores'])
+            if score >= args.pred_score_thr
+        )
+        listed = ', '.join(f'{count} {name}' for name, count in found.most_common(MANY))
+        return result, listed or f'nothing above {args.pred_score_thr}', None
+    labels = results['predictions'].astype(np.uint8 if len(classes) <= 256 else np.uint16)
+    shares = np.bincount(labels.ravel(), minlength=len(classes)) / labels.size
+    order = [int(i) for i in np.argsort(-shares, kind='stable') if shares[i] > 0]
+    listed = ', '.join(f'{classes[i]} {shares[i]:.0%}' for i in order[:MANY])
+    return dict(shares={classes[i]: float(shares[i]) for i in order}), listed, labels
+
+
+def result_names(paths: list) -> list:
+    """What the results of each image are called: as the image, with its ending if two share it."""
+    stems = Counter(path.stem for path in paths)
+    return [path.stem if stems[path.stem] == 1 else path.name for path in paths]
+
+
+def main() -> None:
+    args = parse_args()
+    inferencer = build_inferencer(args)
+    vis, preds = args.out_dir / 'vis', args.out_dir / 'preds'
+    left_out = 0
+    with Progress(transient=True) as progress:
+        task = progress.add_task('Inference', total=len(args.paths))
+        for path, name in zip(args.paths, result_names(args.paths)):
+            try:
+                samples = predict(inferencer, path)
+            except ValueError as error:
+                left_out += 1
+                said = f'error: {error}'
+            else:
+                result, said, labels = describe(inferencer, samples, args)
+                said = f'{path}: {said}'
+                if not args.no_save_pred:
+                    write_json(preds / f'{name}.json', dict(image=str(path), **result))
+                    if labels is not None:
+                        Image.fromarray(labels).save(preds / f'{name}.png')
+                if args.show or not args.no_save_vis:
+                    picture = draw(inferencer, path, samples, args)
+                if not args.no_save_vis:
+                    vis.mkdir(parents=True, exist_ok=True)
+                    picture.save(vis / f'{name}.png')
+            progress.console.print(said, markup=False, highlight=False, soft_wrap=True)
+            progress.advance(task)
+    if left_out < len(args.paths) and not (args.no_save_vis and args.no_save_pred):
+        sys.stdout.write(f'wrote {args.out_dir}\n')
+    if left_out:
+        sys.exit(f'{left_out} of {len(args.paths)} images were left out, for the reasons above')
+
+
+if __name__ == '__main__':
+    main()

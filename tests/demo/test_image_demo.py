@@ -1,0 +1,207 @@
+"""demo/image_demo.py: what each task writes, and the sentence for each bad input."""
+
+import json
+import re
+import sys
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, load_tool, quiet_init, toolbox_config, toolbox_model
+from PIL import Image
+
+CONFIGS = {
+    'mmpretrain': 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py',
+    'mmdet': 'detection/laplacianformer/mask-rcnn_laplacianformer-micro_fpn_mini.py',
+    'mmseg': 'segmentation/laplacianformer/laplacianformer-micro_fpn_1xb16_mini.py',
+}
+SIZE = (40, 56)  # of the images, in pixels
+
+
+def config(toolbox) -> str:
+    return str(ROOT / 'configs' / CONFIGS[toolbox])
+
+
+@pytest.fixture(scope='module')
+def weights(tmp_path_factory):
+    """A checkpoint of random weights for each toolbox, made when it is asked for."""
+    folder, made = tmp_path_factory.mktemp('weights'), {}
+
+    def checkpoint(toolbox) -> str:
+        if toolbox not in made:
+            model = toolbox_model(toolbox_config(config(toolbox)))
+            model.backbone.init_cfg = None
+            quiet_init(model)
+            count = 11 if toolbox == 'mmseg' else 10
+            meta = dict(dataset_meta=dict(CLASSES=tuple(f'thing{i}' for i in range(count))))
+            made[toolbox] = str(folder / f'{toolbox}.pth')
+            torch.save(dict(state_dict=model.state_dict(), meta=meta), made[toolbox])
+        return made[toolbox]
+
+    return checkpoint
+
+
+@pytest.fixture
+def photos(tmp_path):
+    """Two images of one name, something that is no image, and something that is not meant."""
+    folder = tmp_path / 'photos'
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    for name in ('a.png', 'a.jpg'):
+        Image.fromarray(rng.integers(0, 256, (*SIZE, 3), dtype=np.uint8)).save(folder / name)
+    (folder / 'broken.jpg').write_bytes((folder / 'a.jpg').read_bytes()[:900])
+    (folder / 'notes.txt').write_text('no image, and not to be tried')
+    return folder
+
+
+@pytest.fixture
+def demo(tmp_path, monkeypatch, capsys):
+    """Run the demo in this process; what it said and its exit status."""
+
+    def demo(*arguments):
+        monkeypatch.setattr(sys, 'argv', ['image_demo.py', *map(str, arguments)])
+        monkeypatch.chdir(tmp_path)
+        status = 0
+        try:
+            load_tool('demo/image_demo.py').main()
+        except SystemExit as end:
+            status = end.code
+        said = capsys.readouterr()
+        return f'{said.out}{said.err}{status}', status
+
+    return demo
+
+
+def written(folder):
+    return sorted(p.relative_to(folder).as_posix() for p in folder.rglob('*') if p.is_file())
+
+
+def test_a_folder_of_images_is_classified_but_for_what_is_no_image(demo, photos, weights, tmp_path):
+    said, status = demo(photos, config('mmpretrain'), weights('mmpretrain'), '--device', 'cpu')
+    out = tmp_path / 'outputs'
+    assert written(out) == [
+        'preds/a.jpg.json', 'preds/a.png.json', 'vis/a.jpg.png', 'vis/a.png.png'
+    ]  # fmt: skip
+    result = json.loads((out / 'preds/a.png.json').read_text())
+    assert result['image'] == str(photos / 'a.png')
+    scores = result['pred_scores']
+    assert len(scores) == 10
+    assert sum(scores) == pytest.approx(1, abs=1e-5)  # ten rounded to fp32
+    assert result['pred_label'] == int(np.argmax(scores))
+    assert result['pred_class'] == f'thing{result["pred_label"]}'
+    assert f'a.png: {result["pred_class"]} (' in said
+    assert 'broken.jpg is no image that can be read' in said
+    assert status == '1 of 3 images were left out, for the reasons above'
+    assert Image.open(out / 'vis/a.png.png').size == SIZE[::-1]
+
+
+def test_one_image_alone_and_options_of_classification(demo, photos, weights, tmp_path):
+    said, status = demo(
+        photos / 'a.png', config('mmpretrain'), weights('mmpretrain'), '--device', 'cpu',
+        '--resize', 80, '--no-save-pred', '--out-dir', 'elsewhere/here',
+    )  # fmt: skip
+    assert status == 0, said
+    assert written(tmp_path / 'elsewhere/here') == ['vis/a.png']
+    # The shorter side is the one that was asked for, and 56 / 40 of it the other.
+    assert Image.open(tmp_path / 'elsewhere/here/vis/a.png').size == (112, 80)
+
+
+@pytest.mark.slow
+def test_a_detector_writes_boxes_and_masks_and_draws_those_above_the_threshold(
+    demo, photos, weights, tmp_path
+):
+    pictures = []
+    # A random head spreads its scores over eleven classes: all below 0.99, many above 0.01.
+    for threshold in (0.99, 0.01):
+        said, status = demo(
+            photos / 'a.png', config('mmdet'), weights('mmdet'), '--device', 'cpu',
+            '--pred-score-thr', threshold, '--cfg-options', 'model.test_cfg.rcnn.score_thr=0.01',
+        )  # fmt: skip
+        assert status == 0, said
+        assert ('nothing above' in said) == (threshold == 0.99)
+        pictures.append(np.asarray(Image.open(tmp_path / 'outputs/vis/a.png')))
+    assert written(tmp_path / 'outputs') == ['preds/a.json', 'vis/a.png']
+    assert pictures[0].shape == pictures[1].shape == (*SIZE, 3)
+    assert (pictures[0] != pictures[1]).any()
+    result = json.loads((tmp_path / 'outputs/preds/a.json').read_text())
+    count = len(result['scores'])
+    assert count == len(result['bboxes']) == len(result['masks']) == len(result['classes']) > 0
+    assert result['classes'] == [f'thing{label}' for label in result['labels']]
+    assert result['masks'][0]['size'] == list(SIZE)
+
+
+@pytest.mark.slow
+def test_a_segmentor_writes_labels_and_shares_and_draws_by_the_opacity(
+    demo, photos, weights, tmp_path
+):
+    pictures = []
+    for opacity in (0.1, 0.9):
+        said, status = demo(
+            photos / 'a.png', config('mmseg'), weights('mmseg'), '--device', 'cpu',
+            '--opacity', opacity,
+        )  # fmt: skip
+        assert status == 0, said
+        pictures.append(np.asarray(Image.open(tmp_path / 'outputs/vis/a.png')).astype(int))
+    assert written(tmp_path / 'outputs') == ['preds/a.json', 'preds/a.png', 'vis/a.png']
+    labels = np.asarray(Image.open(tmp_path / 'outputs/preds/a.png'))
+    assert labels.shape == SIZE
+    shares = json.loads((tmp_path / 'outputs/preds/a.json').read_text())['shares']
+    expected = {f'thing{i}': (labels == i).mean() for i in np.unique(labels)}
+    assert shares == pytest.approx(expected)
+    pixels = np.asarray(Image.open(photos / 'a.png')).astype(int)
+    faint, strong = (np.abs(picture - pixels).mean() for picture in pictures)
+    assert 0 < faint < strong
+
+
+@pytest.mark.parametrize(
+    ('arguments', 'expected'),
+    [
+        (('none.png', '', ''), 'there is no image or folder none.png; check the path'),
+        (('photos', 'none.py', ''), 'there is no config none.py; check the path'),
+        (('photos/notes.txt', '', ''), 'notes.txt is no image that can be read'),
+        (('empty', '', ''), r'empty has no images; it takes \.bmp'),
+        (('photos', 'half.py', ''), "half.py is no config of .* default_scope is 'mmyolo'"),
+        (('photos', '', 'none.pth'), 'none.pth cannot be opened .* check the path'),
+        (('photos', '', '', '--opacity', 1), '--opacity is for configs of mmseg, and this is one'),
+        (('photos', '', '', '--device', 'gpu'), '--device gpu does not work here .*--device cpu'),
+    ],
+)
+def test_each_bad_input_gets_a_sentence(arguments, expected, demo, photos, weights, tmp_path):
+    (tmp_path / 'empty').mkdir()
+    (tmp_path / 'half.py').write_text("default_scope = 'mmyolo'\ntest_dataloader = dict()\n")
+    image, cfg, checkpoint, *options = arguments
+    cfg, checkpoint = cfg or config('mmpretrain'), checkpoint or weights('mmpretrain')
+    options = options or ['--device', 'cpu']
+    said, status = demo(image, cfg, checkpoint, *options)
+    assert status
+    assert re.search(expected, said), said
+    assert not (tmp_path / 'outputs').exists()
+
+
+def test_a_window_needs_a_screen(demo, photos, weights):
+    with mock.patch('matplotlib.pyplot.get_backend', return_value='agg'):
+        said, status = demo(photos, config('mmpretrain'), weights('mmpretrain'), '--show')
+    assert status == 2 and '--show needs a screen' in said
+
+
+def test_an_image_that_needs_too_much_memory_is_left_out_and_the_others_still_run(
+    demo, photos, weights, tmp_path
+):
+    from mmpretrain import ImageClassificationInferencer
+
+    forward, calls = ImageClassificationInferencer.forward, []
+
+    def first_fails(self, data):
+        calls.append(data)
+        if len(calls) == 1:
+            raise RuntimeError('CUDA out of memory. Tried to allocate 20.00 GiB.')
+        return forward(self, data)
+
+    with mock.patch.object(ImageClassificationInferencer, 'forward', first_fails):
+        said, status = demo(
+            photos, config('mmpretrain'), weights('mmpretrain'), '--device', 'cpu', '--no-save-vis'
+        )
+    assert 'a.jpg needs more memory than there is (CUDA out of memory' in said
+    assert status.startswith('2 of 3')
+    assert written(tmp_path / 'outputs') == ['preds/a.png.json']
