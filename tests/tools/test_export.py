@@ -1,0 +1,240 @@
+"""Exported models: what their files compute, what is refused, and the examples that run them."""
+
+import json
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, run_script, toolbox_model
+from mmengine.config import Config
+from PIL import Image
+
+from mmlaplace.utils import exporting, verification
+from mmlaplace.utils.deployable import NotDeployableError, deployable
+
+TOOL, RUN = (ROOT / 'tools/deployment' / name for name in ('export.py', 'run_onnx.py'))
+CLASSIFIERS = {
+    'laplacianformer': 'laplacianformer/laplacianformer-micro_1xb32_mini',
+    'soft': 'soft/softpp-micro_1xb32_mini',
+    'polaformer-pvt': 'polaformer/polaformer-pvt-micro_1xb32_mini',
+    'polaformer-swin': 'polaformer/polaformer-swin-micro_1xb32_mini',
+}
+CONFIGS = {
+    **{name: f'classification/{path}' for name, path in CLASSIFIERS.items()},
+    'retinanet': 'detection/laplacianformer/retinanet_laplacianformer-micro_fpn_mini',
+    'mask-rcnn': 'detection/laplacianformer/mask-rcnn_laplacianformer-micro_fpn_mini',
+    'upernet': 'segmentation/laplacianformer/laplacianformer-micro_upernet_1xb16_mini',
+    'semantic-fpn': 'segmentation/laplacianformer/laplacianformer-micro_fpn_1xb16_mini',
+}
+DETECTORS = ('retinanet', 'mask-rcnn')
+needs_export = pytest.mark.skipif(
+    not hasattr(torch.export, 'Dim'), reason='this torch has no torch.export with sizes'
+)
+
+
+def config(name: str):
+    return ROOT / 'configs' / f'{CONFIGS[name]}.py'
+
+
+def build(name: str) -> torch.nn.Module:
+    cfg = Config.fromfile(config(name))
+    cfg.model.backbone.init_cfg = None
+    torch.manual_seed(0)
+    model = toolbox_model(cfg).eval().requires_grad_(False)
+    for path, part in model.named_modules():
+        # Random heads find all classes alike everywhere; these tell places and classes apart.
+        if path.endswith(('retina_cls', 'rpn_cls', 'fc_cls', 'conv_seg', 'conv_logits', 'head.fc')):
+            part.weight *= 10
+    return model
+
+
+@pytest.fixture(scope='module')
+def saved(tmp_path_factory):
+    """Checkpoints by name."""
+    folder = tmp_path_factory.mktemp('checkpoints')
+
+    def path(name: str):
+        file = folder / f'{name}.pth'
+        if not file.exists():
+            torch.save(dict(state_dict=build(name).state_dict()), file)
+        return file
+
+    return path
+
+
+@pytest.fixture
+def export(saved, tmp_path):
+    """Run the tool; returns the file and the report."""
+
+    def run(name: str, kind: str, *options):
+        out = tmp_path / f'{name}{exporting.SUFFIXES[kind]}'
+        result = run_script(
+            TOOL, config(name), saved(name), '--format', kind, '--out', out, '--force',
+            '--report', tmp_path / 'report.json', *options,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stdout + result.stderr
+        return out, json.loads((tmp_path / 'report.json').read_text())
+
+    return run
+
+
+def check_differences(report: dict, sizes: int) -> None:
+    """That the tool compared at so many sizes, and that a detector had something to compare."""
+    rows = report['differences']
+    assert len({tuple(row['size']) for row in rows}) == sizes
+    assert not any(row['beyond_tolerance'] for row in rows)
+    assert all(row.get('expected', 1) > 0 for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['polaformer-swin', 'retinanet', 'mask-rcnn', 'upernet'])
+def test_the_form_that_is_exported_predicts_what_the_toolbox_does(name):
+    form = deployable(build(name))
+    size = (96, 128) if form.task != 'classification' else (48, 48)
+    photo = verification.photographs(size)[0]
+    with torch.no_grad():
+        expected = verification.predicted(form, photo)
+        found = verification.differences(form, expected, dict(zip(form.outputs, form(photo))))
+    assert not verification.too_much(found, half=False), found
+    assert found.get('expected', 1) > 5
+
+
+@needs_export
+@pytest.mark.slow
+@pytest.mark.parametrize('name', CLASSIFIERS)
+def test_a_classifier_becomes_onnx_of_standard_operators(name, export):
+    pytest.importorskip('onnxruntime')
+    onnx = pytest.importorskip('onnx')
+    path, report = export(name, 'onnx', '--dynamic', '--verify')
+    check_differences(report, sizes=3)
+    model = onnx.load(path)
+    assert {node.domain for node in model.graph.node} <= {'', 'ai.onnx'}
+    assert report['about'] == json.loads(model.metadata_props[0].value)
+    assert report['about']['batch'] is None and report['about']['size'] is None
+
+
+@needs_export
+@pytest.mark.slow
+@pytest.mark.parametrize('name', CLASSIFIERS)
+def test_a_classifier_becomes_pt2_without_ops_of_ours(name, export):
+    path, report = export(name, 'pt2', '--dynamic', '--verify')
+    check_differences(report, sizes=3)
+    nodes = torch.export.load(path).graph.nodes
+    assert not [node for node in nodes if 'mmlaplace' in str(node.target)]
+    run, _ = exporting.open_exported(path)
+    assert run(torch.zeros(3, 3, 64, 96))[0].shape == (3, 10)
+
+
+@needs_export
+@pytest.mark.build
+def test_a_package_of_aotinductor_runs_from_cpp(export, tmp_path):
+    path, report = export('laplacianformer', 'aoti', '--verify', '--benchmark', '--rounds', 1)
+    check_differences(report, sizes=1)
+    assert report['milliseconds'][0]['runtime'] > 0
+    include, library = (f'{torch.__path__[0]}/{name}' for name in ('include', 'lib'))
+    program = tmp_path / 'aoti_classify'
+    subprocess.run(
+        ['g++', '-std=c++17', ROOT / 'tools/deployment/aoti_classify.cpp', '-o', program,
+         f'-I{include}', f'-I{include}/torch/csrc/api/include', f'-L{library}',
+         f'-Wl,-rpath,{library}', '-ltorch', '-ltorch_cpu', '-lc10',
+         f'-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}'],
+        check=True,
+    )  # fmt: skip
+    photo = verification.photographs((48, 48))[0]
+    image = tmp_path / 'photo.ppm'
+    Image.fromarray(photo[0].permute(1, 2, 0).byte().numpy()).save(image)
+    said = subprocess.run([program, path, image], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    run, _ = exporting.open_exported(path)
+    scores, labels = run(photo)[0][0].topk(5)
+    lines = [line.split() for line in said.stdout.splitlines()]
+    assert [int(label) for label, _ in lines] == labels.tolist()
+    # Printed with six digits.
+    assert [float(score) for _, score in lines] == pytest.approx(scores.tolist(), rel=1e-5)
+    broken = subprocess.run([program, path, path], capture_output=True, text=True)
+    assert broken.returncode == 1 and 'is no P6 image' in broken.stderr
+
+
+@needs_export
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['retinanet', 'mask-rcnn', 'upernet', 'semantic-fpn'])
+def test_detectors_and_segmentors_become_onnx_with_their_selection(name, export, tmp_path):
+    pytest.importorskip('onnxruntime')
+    pytest.importorskip('onnxscript')
+    path, report = export(name, 'onnx', '--dynamic', '--verify', '--image-size', 96, 128)
+    check_differences(report, sizes=3)
+    assert report['about']['multiple'] == 32
+    image = tmp_path / 'photo.png'
+    Image.fromarray(np.random.default_rng(0).integers(0, 256, (90, 120, 3), np.uint8)).save(image)
+    result = run_script(RUN, path, image, '--image-size', 90, 120, '--out', tmp_path / 'out')
+    assert result.returncode == 0, result.stderr
+    assert 'photo.png: 90 x 120\n  class ' in result.stdout
+    pictures = sorted((tmp_path / 'out').glob('*.png'))
+    assert bool(pictures) == (name != 'retinanet')
+    assert all(Image.open(picture).size == (120, 90) for picture in pictures)
+
+
+@needs_export
+@pytest.mark.slow
+def test_a_file_for_one_size_names_it_where_another_is_asked_for(export, tmp_path):
+    pytest.importorskip('onnxruntime')
+    pytest.importorskip('onnxscript')
+    path, _ = export('laplacianformer', 'onnx', '--fp16', '--verify')
+    image = tmp_path / 'photo.png'
+    Image.new('RGB', (60, 40), (200, 100, 50)).save(image)
+    result = run_script(RUN, path, image)
+    assert result.returncode == 0, result.stderr
+    assert 'photo.png: 48 x 48\n  class ' in result.stdout
+    result = run_script(RUN, path, image, '--image-size', 64, 64)
+    assert result.returncode == 2
+    assert 'exported for images of 48 x 48 alone, got --image-size 64 64' in result.stderr
+
+
+@pytest.mark.slow
+def test_what_cannot_be_exported_is_refused_with_the_reason():
+    model = build('mask-rcnn')
+    model.test_cfg.rcnn.nms = dict(type='soft_nms', iou_threshold=0.5)
+    with pytest.raises(NotDeployableError, match="test_cfg.nms.type='soft_nms' cannot be exported"):
+        deployable(model)
+    model.roi_head.__class__ = type('CascadeRoIHead', (type(model.roi_head),), {})
+    with pytest.raises(NotDeployableError, match='a MaskRCNN with a CascadeRoIHead cannot'):
+        deployable(model)
+    with pytest.raises(NotDeployableError, match='a Linear cannot be exported: it is no classif'):
+        deployable(torch.nn.Linear(1, 1))
+    if not hasattr(torch.export, 'Dim'):
+        return
+    form = deployable(build('retinanet'))
+    with pytest.raises(NotDeployableError, match='for one image at a time, not 2'):
+        exporting.capture(form, (96, 128), batch=2)
+    with pytest.raises(NotDeployableError, match='multiples of 32, got 100 x 128'):
+        exporting.capture(form, (100, 128))
+
+
+def test_a_missing_exporter_names_the_extra(monkeypatch):
+    def without(name, *args, **kwargs):
+        if name == 'onnxscript':
+            raise ImportError(f'No module named {name!r}')
+        return original(name, *args, **kwargs)
+
+    original = exporting.import_module
+    monkeypatch.setattr(exporting, 'import_module', without)
+    with pytest.raises(ImportError, match=r'this needs onnxscript.*"mmlaplace\[deploy\]"'):
+        exporting.require_packages('json', 'onnxscript')
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (('--out', 'model.pt'), 'the name of onnx files ends with .onnx'),
+        (('--backend', 'native'), 'ONNX files have standard operators alone'),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(options, message):
+    result = run_script(TOOL, config('laplacianformer'), 'none.pth', *options)
+    assert result.returncode == 2 and message in result.stderr
+
+
+def test_an_unknown_file_is_refused(tmp_path):
+    with pytest.raises(ValueError, match='ends with none of'):
+        exporting.open_exported(tmp_path / 'model.bin')
