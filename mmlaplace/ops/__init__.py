@@ -1,5 +1,6 @@
 """The ops that the attentions call. Each is a public function with a PyTorch reference."""
 
+from .backend import current_backend, exporting, use_backend
 from .cholesky_inverse import cholesky_inverse
 from .gaussian_kernel import gaussian_kernel
 from .inverse_residual import inverse_residual
@@ -10,10 +11,13 @@ from .pooled_landmarks import pooled_landmarks
 
 __all__ = [
     'cholesky_inverse',
+    'current_backend',
+    'exporting',
     'gaussian_kernel',
     'inverse_residual',
     'laplacian_kernel',
     'newton_schulz_inverse',
     'nystrom_attention',
     'pooled_landmarks',
+    'use_backend',
 ]

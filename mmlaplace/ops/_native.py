@@ -17,9 +17,8 @@ import torch._functorch.utils
 from mmengine.logging import print_log
 
 from ._checks import is_compiling
+from .backend import check_backend, current_backend, exporting_to_onnx
 from .precision import fp32_under_autocast
-
-BACKENDS = ('auto', 'native', 'reference')
 
 
 def build_info(library: Path) -> Dict[str, str]:
@@ -179,21 +178,23 @@ def select(name: str, reference: Callable, device: torch.device, backend: str) -
         name: The op's name in the ``mmlaplace`` namespace.
         reference: Its plain PyTorch implementation, with the native op's positional arguments.
         device: Where the inputs are.
-        backend: ``'auto'`` (native when it can run, else the reference with one log line),
-            ``'native'`` or ``'reference'``.
+        backend: ``'auto'`` (that of :func:`current_backend`; if this is ``'auto'`` too, native when
+            it can run, else the reference with one log line), ``'native'`` or ``'reference'``.
 
     Raises:
         ValueError: For another ``backend``.
         RuntimeError: For ``'native'`` where the compiled op cannot run. It says why and what to do.
     """
-    if backend not in BACKENDS:
-        raise ValueError(f'backend must be one of {BACKENDS}, got {backend!r}')
-    if backend == 'reference':
+    check_backend(backend)
+    backend = current_backend() if backend == 'auto' else backend
+    to_onnx = exporting_to_onnx()
+    if backend == 'reference' or (backend == 'auto' and to_onnx):
         return reference
     reason = why_not(name, device.type)
-    if reason is None:
+    if reason is None and not to_onnx:
         return getattr(torch.ops.mmlaplace, name).default
     if backend == 'native':
+        reason = 'ONNX has no such operator' if to_onnx else reason
         raise RuntimeError(
             f"backend='native' was asked for {name} on {device}, but {reason}. Use "
             "backend='auto' or 'reference', or install mmlaplace where it can compile its ops."

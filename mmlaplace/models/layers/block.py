@@ -8,6 +8,9 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from mmlaplace.ops._checks import is_compiling
+from mmlaplace.ops.backend import with_current_backend
+
 from .build import build_token_norm
 from .ffn import FFN
 
@@ -114,5 +117,6 @@ class TransformerBlock(BaseModule):
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
         if self.with_cp and torch.is_grad_enabled():
-            return checkpoint.checkpoint(self._forward, x, hw_shape, use_reentrant=False)
+            forward = self._forward if is_compiling() else with_current_backend(self._forward)
+            return checkpoint.checkpoint(forward, x, hw_shape, use_reentrant=False)
         return self._forward(x, hw_shape)

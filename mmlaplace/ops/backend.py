@@ -1,0 +1,132 @@
+"""Who computes the ops, and in which form: what users and exporters choose for all of them."""
+
+import contextlib
+import functools
+import os
+import threading
+from typing import Callable, Iterator
+
+import torch
+
+from ._checks import is_recording
+
+BACKENDS = ('auto', 'native', 'reference')
+VARIABLE = 'MMLAPLACE_BACKEND'
+
+# A thread's own, and no context variable: torch.compile cannot read those, and guards on this.
+_CHOSEN = threading.local()
+
+
+def default_backend() -> str:
+    """The backend that the environment asks for, ``'auto'`` if it asks for none.
+
+    Raises:
+        ValueError: If the variable has another value.
+    """
+    backend = os.environ.get(VARIABLE) or 'auto'
+    if backend not in BACKENDS:
+        raise ValueError(
+            f'the environment variable {VARIABLE} must be one of {BACKENDS}, got {backend!r}; '
+            f"set one of these, or 'unset {VARIABLE}'"
+        )
+    return backend
+
+
+# Read once, at import, as a graph that torch.compile traces cannot read the environment.
+_DEFAULT = default_backend()
+
+
+def current_backend() -> str:
+    """The backend of ops that are called without one.
+
+    It is that of the innermost :func:`use_backend` of this thread. Outside of any, it is that of
+    the environment variable ``MMLAPLACE_BACKEND`` at import, and ``'auto'`` without the variable.
+
+    Examples:
+        >>> from mmlaplace.ops import current_backend, use_backend
+        >>> with use_backend('reference'):
+        ...     current_backend()
+        'reference'
+    """
+    return getattr(_CHOSEN, 'backend', _DEFAULT)
+
+
+@contextlib.contextmanager
+def use_backend(name: str) -> Iterator[None]:
+    """A context, or a decorator, in which ops that are called without a backend have this one.
+
+    It holds for the thread that enters it. Other threads keep theirs. Graphs of torch.compile are
+    compiled again for another backend, and exported graphs have that of their export. Blocks with
+    activation checkpoints (``with_cp``) compute again with the backend of their forward.
+
+    A worker of a ``DataLoader`` that is forked, which is the default on Linux, has the backend that
+    its parent had then. A worker, or any other process, that starts anew has that of the
+    environment variable ``MMLAPLACE_BACKEND``, which takes the same values.
+
+    Args:
+        name: ``'auto'`` (the compiled op where it can run, else the reference), ``'native'`` (an
+            error where the compiled op cannot run) or ``'reference'`` (plain PyTorch). An op that
+            is itself called with ``backend='native'`` or ``'reference'`` keeps to that.
+
+    Raises:
+        ValueError: For another name.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.ops import laplacian_kernel, use_backend
+        >>> with use_backend('reference'):
+        ...     laplacian_kernel(torch.zeros(1, 1, 1, 2), torch.ones(1, 1, 1, 2), bandwidth=2.0)
+        tensor([[[[0.3679]]]])
+    """
+    check_backend(name)
+    before = current_backend()
+    _CHOSEN.backend = name
+    try:
+        yield
+    finally:
+        _CHOSEN.backend = before
+
+
+def check_backend(backend: str) -> None:
+    """Raise unless it is one of ``BACKENDS``."""
+    if backend not in BACKENDS:
+        raise ValueError(f'backend must be one of {BACKENDS}, got {backend!r}')
+
+
+def with_current_backend(function: Callable) -> Callable:
+    """``function`` with the backend of now, whenever and in whichever thread it is called.
+
+    Backward passes on a GPU run in threads of their own. What they compute again needs this.
+    """
+    backend = current_backend()
+
+    @functools.wraps(function)
+    def with_backend(*args, **kwargs):
+        with use_backend(backend):
+            return function(*args, **kwargs)
+
+    return with_backend
+
+
+def exporting_to_onnx() -> bool:
+    """Whether an exporter to ONNX records a graph. Such a graph has no compiled op."""
+    return is_recording() and torch.onnx.is_in_onnx_export()
+
+
+def exporting() -> bool:
+    """Whether a graph is recorded for a runtime: by torch.onnx, torch.export or torch.jit.trace.
+
+    References then take the form that such a graph needs, of standard operators. In graphs of
+    torch.compile they do not.
+
+    Examples:
+        >>> from mmlaplace.ops import exporting
+        >>> exporting()
+        False
+    """
+    return torch.jit.is_tracing() or _torch_export() or exporting_to_onnx()
+
+
+def _torch_export() -> bool:
+    # torch < 2.7 tells torch.export and torch.compile apart by nothing.
+    return hasattr(torch.compiler, 'is_exporting') and torch.compiler.is_exporting()
