@@ -5,6 +5,7 @@ translation, and not mmcv's. What mmdet selects by sizes that depend on the imag
 here, filled up with scores of 0.
 """
 
+import copy
 from typing import List, Tuple
 
 import torch
@@ -32,7 +33,7 @@ class Deployable(nn.Module):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.model = model.eval()
+        self.model = with_exportable_parts(model).eval()
         preprocessor = model.data_preprocessor
         mean, std = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
         if preprocessor._enable_normalize:
@@ -118,7 +119,7 @@ class TwoStageDetector(OneStageDetector):
         regions, objectness, _ = pick(boxes, scores, levels, config)
 
         logits, deltas = head(region_features(roi_head.bbox_roi_extractor, maps, regions))
-        scores = logits.float().softmax(-1)[:, :-1] * (objectness > 0)[:, None]
+        scores = logits.float().softmax(-1)[:, :-1].masked_fill((objectness <= 0)[:, None], 0)
         classes = 1 if head.reg_class_agnostic else head.num_classes
         boxes = head.bbox_coder.decode(
             regions.repeat_interleave(classes, dim=0), deltas.float().reshape(-1, 4), max_shape=None
@@ -154,8 +155,8 @@ def dense_candidates(head, maps, size, config) -> Tuple[Tensor, Tensor, Tensor, 
         # With as many more as are taken, the number taken does not depend on the image.
         scores = F.pad(scores.reshape(-1), (0, config.nms_pre), value=-1.0)
         scores, order = scores.topk(config.nms_pre)
-        order = torch.where(scores < 0, 0, order)
-        place = order.div(classes, rounding_mode='floor')
+        order = order.masked_fill(scores < 0, 0)
+        place = order // classes
         deltas = deltas[0].float().permute(1, 2, 0).reshape(-1, 4)[place]
         boxes = head.bbox_coder.decode(prior[place], deltas, max_shape=None)
         found.append((clipped(boxes, size), scores, order % classes, torch.full_like(order, index)))
@@ -164,9 +165,10 @@ def dense_candidates(head, maps, size, config) -> Tuple[Tensor, Tensor, Tensor, 
 
 def clipped(boxes: Tensor, size: Tuple[int, int]) -> Tensor:
     """Boxes cut off at the border of the image."""
-    height, width = size
-    x, y = boxes[:, 0::2].clamp(0, width), boxes[:, 1::2].clamp(0, height)
-    return torch.stack((x, y), -1).reshape(-1, 4)
+    # Tensors, as a clamp by numbers that are not known yet is not translated to ONNX.
+    height, width = (torch.full((), side, dtype=boxes.dtype, device=boxes.device) for side in size)
+    limits = torch.stack((width, height, width, height))
+    return torch.minimum(boxes.clamp(min=0), limits)
 
 
 def pick(
@@ -186,12 +188,13 @@ def pick(
     # Boxes of different groups are apart, as in mmcv's batched_nms.
     apart = groups[candidates].to(some)[:, None] * (boxes.max() + 1)
     kept = candidates[nms(some + apart, scores[candidates], config.nms.iou_threshold)]
-    survived = torch.zeros_like(scores).index_fill(0, kept, 1.0)
+    survivors = torch.zeros_like(scores).scatter(0, kept, scores[kept])
     number = config.max_per_img
-    scores, order = F.pad(scores * survived, (0, number)).topk(number)
-    order = torch.where(scores > 0, order, 0)
-    found = (scores > 0)[:, None]
-    return boxes[order] * found, scores, torch.where(scores > 0, groups[order], -1)
+    scores, order = F.pad(survivors, (0, number)).topk(number)
+    empty = scores <= 0
+    order = order.masked_fill(empty, 0)
+    boxes, groups = boxes[order], groups[order]
+    return boxes.masked_fill(empty[:, None], 0), scores, groups.masked_fill(empty, -1)
 
 
 def region_features(extractor: nn.Module, maps: List[Tensor], boxes: Tensor) -> Tensor:
@@ -204,12 +207,63 @@ def region_features(extractor: nn.Module, maps: List[Tensor], boxes: Tensor) -> 
     channels, size = maps[0].shape[1], extractor.roi_layers[0].output_size
     features = maps[0].new_zeros(len(boxes), channels, *size)
     for index, (level, layer) in enumerate(zip(maps, extractor.roi_layers)):
-        (here,) = (levels == index).nonzero(as_tuple=True)
+        here = (levels == index).nonzero()[:, 0]
         found = roi_align(
             level, regions[here], size, layer.spatial_scale, layer.sampling_ratio, layer.aligned
         )
         features = features.index_put((here,), found)
     return features
+
+
+class PoolByProducts(nn.Module):
+    """``nn.AdaptiveAvgPool2d`` of maps of any size, as products with matrices of the cells."""
+
+    def __init__(self, cells: Tuple[int, int]) -> None:
+        super().__init__()
+        self.cells = cells
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = (
+            self.cell_weights(cells, side, x) for cells, side in zip(self.cells, x.shape[2:])
+        )
+        return rows @ x @ columns.transpose(0, 1)
+
+    @staticmethod
+    def cell_weights(cells: int, side: int, like: Tensor) -> Tensor:
+        """Of each cell the share of each row, or column, in its mean: ``(cells, side)``."""
+        index = torch.arange(cells, device=like.device)[:, None]
+        first, last = index * side // cells, ((index + 1) * side + cells - 1) // cells
+        place = torch.arange(side, device=like.device)
+        inside = ((place >= first) & (place < last)).to(like.dtype)
+        return inside / inside.sum(1, keepdim=True)
+
+
+class UpsampleByWhole(nn.Module):
+    """mmseg's ``Upsample`` by a whole factor, which it multiplies in floating point."""
+
+    def __init__(self, upsample: nn.Module) -> None:
+        super().__init__()
+        self.factor, self.mode = int(upsample.scale_factor), upsample.mode
+        self.align_corners = upsample.align_corners
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = [side * self.factor for side in x.shape[2:]]
+        return F.interpolate(x, size, mode=self.mode, align_corners=self.align_corners)
+
+
+def with_exportable_parts(model: nn.Module) -> nn.Module:
+    """A copy whose layers are exportable for images of any size, with the same results."""
+    model = copy.deepcopy(model)
+    for parent in list(model.modules()):
+        for name, part in list(parent.named_children()):
+            if isinstance(part, nn.AdaptiveAvgPool2d):
+                size = part.output_size
+                cells = (size, size) if isinstance(size, int) else tuple(size)
+                if None not in cells and cells != (1, 1):  # which is a mean
+                    setattr(parent, name, PoolByProducts(cells))
+            elif type(part).__module__ == 'mmseg.models.utils.wrappers' and part.size is None:
+                setattr(parent, name, UpsampleByWhole(part))
+    return model
 
 
 def deployable(model: nn.Module) -> Deployable:
@@ -218,18 +272,19 @@ def deployable(model: nn.Module) -> Deployable:
     Raises:
         NotDeployableError: For a model with parts that are not known here; names them.
     """
-    kind, parts = type(model).__name__, {}
+    kind, parts, nms = type(model).__name__, [], ()
     if hasattr(model, 'decode_head'):
-        form, parts = Segmentor, {'EncoderDecoder': model}
+        form, parts = Segmentor, [('EncoderDecoder', model)]
     elif hasattr(model, 'roi_head'):
         form, second = TwoStageDetector, model.roi_head
-        parts = {'RPNHead': model.rpn_head, 'StandardRoIHead': second}
+        parts = [('RPNHead', model.rpn_head), ('StandardRoIHead', second)]
         for extractor in (second.bbox_roi_extractor, getattr(second, 'mask_roi_extractor', None)):
             if extractor is not None:
-                parts['SingleRoIExtractor'] = extractor
+                parts.append(('SingleRoIExtractor', extractor))
         nms = (model.test_cfg.rpn.nms, model.test_cfg.rcnn.nms)
     elif hasattr(model, 'bbox_head'):
-        form, parts, nms = OneStageDetector, {'RetinaHead': model.bbox_head}, (model.test_cfg.nms,)
+        form, parts = OneStageDetector, [('RetinaHead', model.bbox_head)]
+        nms = (model.test_cfg.nms,)
     elif hasattr(model, 'head') and hasattr(model.head, 'cal_acc'):  # one class for each image
         form = Classifier
     else:
@@ -237,13 +292,13 @@ def deployable(model: nn.Module) -> Deployable:
             f'a {kind} cannot be exported: it is no classifier with one class for each image, no '
             'detector and no segmentor'
         )
-    for known, part in parts.items():
+    for known, part in parts:
         if type(part).__name__ != known:
             raise NotDeployableError(
                 f'a {kind} with a {type(part).__name__} cannot be exported: only {known} is known '
                 'in its place'
             )
-    for config in nms if issubclass(form, OneStageDetector) else ():
+    for config in nms:
         if config.get('type', 'nms') != 'nms':
             raise NotDeployableError(
                 f"test_cfg.nms.type={config.type!r} cannot be exported; only 'nms' can, so choose "

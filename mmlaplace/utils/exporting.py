@@ -47,8 +47,8 @@ def describe(form: Deployable, size: Tuple[int, int], program, **more) -> Dict[s
 
 
 def _multiple(side) -> int:
-    """1, or the number of which a symbolic side is a multiple."""
-    return STRIDE if str(STRIDE) in str(side) else 1
+    """The number of which a symbolic side is a multiple."""
+    return int(side.node.expr.as_coeff_Mul()[0])
 
 
 def capture(
@@ -106,9 +106,9 @@ def _choices(form: Deployable, size: Tuple[int, int], batch: int, dynamic: bool)
 
 
 def _side(name: str, multiple: int):
-    if multiple == 1:
-        return torch.export.Dim(name, min=STRIDE, max=LARGEST)
-    return multiple * torch.export.Dim(f'{name}_{multiple}', min=1, max=LARGEST // multiple)
+    if multiple == 1:  # of 32 pixels the last map would be 1, which is a case of its own
+        return torch.export.Dim(name, min=STRIDE + 1, max=LARGEST)
+    return multiple * torch.export.Dim(f'{name}_{multiple}', min=2, max=LARGEST // multiple)
 
 
 def _first_lines(error: Exception, count: int = 3) -> str:

@@ -4,6 +4,7 @@ from typing import Dict, List, Tuple
 
 import numpy as np
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -41,9 +42,10 @@ def sizes_to_verify(size: Tuple[int, int], multiple: int, dynamic: bool) -> List
     ]
 
 
-def predicted(form: Deployable, images: Tensor) -> Dict[str, Tensor]:
+@torch.no_grad()
+def predicted(model: nn.Module, task: str, images: Tensor) -> Dict[str, Tensor]:
     """What the toolbox predicts for an image, by its own preprocessor and its own selection."""
-    return PREDICTIONS[form.task](form.model, list(images.flip(1)))  # as loaded, BGR
+    return PREDICTIONS[task](model.eval(), list(images.flip(1)))  # as loaded, BGR
 
 
 def _scores(model, images: list) -> Dict[str, Tensor]:

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Callable, List, Tuple
 
 import torch
+import torch.nn as nn
 from mmengine.config import Config, DictAction
 
 from mmlaplace.model_zoo import build_model
@@ -102,7 +103,9 @@ def export(form: Deployable, args: argparse.Namespace, size: Size) -> dict:
     return about
 
 
-def verify(form: Deployable, run: Callable, about: dict, sizes: List[Size]) -> List[dict]:
+def verify(
+    model: nn.Module, form: Deployable, run: Callable, about: dict, sizes: List[Size]
+) -> List[dict]:
     """Differences from the toolbox's predictions for each photograph, the largest at each size."""
     found = []
     for size in sizes:
@@ -111,8 +114,7 @@ def verify(form: Deployable, run: Callable, about: dict, sizes: List[Size]) -> L
             photos = [photo.expand(about['batch'], -1, -1, -1).contiguous() for photo in photos]
         rows = []
         for photo in photos:
-            with torch.no_grad():
-                expected = verification.predicted(form, photo[:1])
+            expected = verification.predicted(model, form.task, photo[:1])
             outputs = dict(zip(about['outputs'], (out[:1] for out in run(photo))))
             rows.append(verification.differences(form, expected, outputs))
         combined = {
@@ -170,7 +172,7 @@ def main() -> None:
         run, about = exporting.open_exported(args.out, **options)
         sizes = verification.sizes_to_verify(size, about['multiple'], about['size'] is None)
         if args.verify:
-            report['differences'] = verify(form, run, about, sizes)
+            report['differences'] = verify(model, form, run, about, sizes)
         if args.benchmark:
             batch = about['batch'] or args.batch_size
             report['milliseconds'] = benchmark(form, run, batch, sizes, args.rounds)
