@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _native
+from .backend import exporting_to_onnx
 from .precision import upcast
 
 
@@ -28,7 +29,7 @@ class Inversion(NamedTuple):
         if not _checks.is_recording():
             return self.differentiable(mat, *constants)
         # Recorded graphs take no autograd Function.
-        if self.compiled or torch.jit.is_tracing():
+        if self.compiled or torch.jit.is_tracing() or exporting_to_onnx():
             return self.compute(mat, *constants)
         return self._in_graph(mat, *constants)
 

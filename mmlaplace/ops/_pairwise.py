@@ -143,6 +143,22 @@ def _apply(metric: Metric, compute: Callable, q: Tensor, k: Tensor, bandwidth: f
     return Kernel.apply(q, k, bandwidth, metric, compute)
 
 
+def sum_over_channels(q: Tensor, k: Tensor, of_difference: Callable[[Tensor], Tensor]) -> Tensor:
+    """``sum_c f(q_ic - k_jc)``, ``(B, heads, N, M)``, for graphs of standard operators.
+
+    Channel by channel, as the differences of all channels at once would be N * M * d. Runtimes are
+    faster along the many tokens than along the few landmarks, so these are the last axis until the
+    end.
+    """
+    channels = q.shape[-1]
+    rows = q.transpose(-2, -1).split([1] * channels, dim=-2)  # (B, heads, 1, N) each
+    columns = k.split([1] * channels, dim=-1)  # (B, heads, M, 1) each
+    total = of_difference(rows[0] - columns[0])
+    for row, column in zip(rows[1:], columns[1:]):
+        total = total + of_difference(row - column)
+    return total.transpose(-2, -1)
+
+
 def check_bandwidth(metric: Metric, bandwidth: Union[float, Tensor], q: Tensor) -> None:
     """Raise unless bandwidth is a number in range or a floating tensor for (B, heads, 1, 1)."""
     op = metric.name

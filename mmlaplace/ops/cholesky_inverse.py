@@ -15,12 +15,18 @@ from ._inverse import (
     raise_unless_finite,
     register,
 )
+from .backend import exporting
 from .precision import fp32_under_autocast, upcast
+
+# Nine to bring a condition number of 1e5 near one, and then five as digits double.
+PRODUCT_STEPS = 14
 
 
 def cholesky_inverse_reference(mat: Tensor, ridge: float) -> Tensor:
     """The specification of :func:`cholesky_inverse` in plain PyTorch."""
     ridged = add_ridge(mean_of_triangles(upcast(mat)[0]), ridge)
+    if exporting():  # runtimes have no such decomposition
+        return inverse_by_products(ridged, ridge).to(mat.dtype)
     factor, info = torch.linalg.cholesky_ex(ridged)
     diagonal = factor.diagonal(dim1=-2, dim2=-1).sum(-1)  # an infinity there is no failure
     failed = (info != 0) | ~diagonal.isfinite()
@@ -29,6 +35,33 @@ def cholesky_inverse_reference(mat: Tensor, ridge: float) -> Tensor:
     root = torch.linalg.solve_triangular(factor, identity_like(ridged), upper=False)
     inverse = torch.linalg.solve_triangular(factor.transpose(-2, -1), root, upper=True)
     return inverse.masked_fill(failed[..., None, None], float('nan')).to(mat.dtype)
+
+
+def inverse_by_products(ridged: Tensor, smallest: float) -> Tensor:
+    r"""The inverse of matrices P with eigenvalues from ``smallest``, of standard operators alone.
+
+    A Newton–Schulz step takes eigenvalues of PX in :math:`[1 - \delta, 1 + \delta]` into
+    :math:`[1 - \delta^2, 1]`. Scaled so that one is in the middle again, it takes the smallest
+    nearly four times towards one, and not twice.
+
+    Args:
+        ridged: P ``(..., m, m)``, symmetric and positive definite, at least fp32.
+        smallest: The ridge in P. Of the condition numbers it stands for, up to :math:`10^5` have
+            the accuracy of Cholesky's inverse.
+
+    Source: Pan and Schreiber, "An improved Newton iteration for the generalized inverse of a
+    matrix" (1991).
+    """
+    identity = identity_like(ridged)
+    # A little above the largest eigenvalue, for rounding must not take PX beyond 2.
+    largest = 1.001 * ridged.abs().sum(-1).amax(-1)[..., None, None]
+    least = (1e-5 * largest).clamp(min=smallest)
+    inverse, spread = 2 * identity / (largest + least), (largest - least) / (largest + least)
+    for _ in range(PRODUCT_STEPS):
+        middle = 2 - spread.square()
+        inverse = 2 / middle * (inverse @ (2 * identity - ridged @ inverse))
+        spread = spread.square() / middle
+    return inverse
 
 
 @fp32_under_autocast

@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 
 from ._checks import renamed_arguments
-from ._pairwise import Metric, pairwise_kernel
+from ._pairwise import Metric, pairwise_kernel, sum_over_channels
+from .backend import exporting
 from .precision import fp32_under_autocast, upcast
 
 
@@ -12,8 +13,12 @@ def gaussian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
     """The specification of :func:`gaussian_kernel` in plain PyTorch."""
     query, key = upcast(q, k)
     # Differences, not |q|^2 + |k|^2 - 2qk: that form cancels for near-equal landmarks.
-    distance = torch.cdist(query, key, p=2, compute_mode='donot_use_mm_for_euclid_dist')
-    return torch.exp(distance.square() * (-0.5 / bandwidth / bandwidth)).to(q.dtype)
+    if exporting():  # not every runtime has cdist
+        squared = sum_over_channels(query, key, torch.square)
+    else:
+        mode = 'donot_use_mm_for_euclid_dist'
+        squared = torch.cdist(query, key, p=2, compute_mode=mode).square()
+    return torch.exp(squared * (-0.5 / bandwidth / bandwidth)).to(q.dtype)
 
 
 @renamed_arguments(scale='bandwidth')

@@ -2,10 +2,12 @@
 
 from typing import Optional, Tuple
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from . import _checks, _native
+from .backend import exporting
 from .precision import no_autocast, upcast, wide_dtype
 from .rotary import ROPE_FORMS, check_table, turn
 
@@ -26,12 +28,47 @@ def pooled_landmarks_reference(
     (tokens,) = upcast(k)
     if rotary is not None:
         tokens = turn(tokens, rotary, 'pairs' if adjacent else 'half')
+    if exporting():  # pooling of dynamic sizes is in no runtime, and products are
+        return _pooled_by_products(tokens, height, width, rows, columns, ratio)
     maps = tokens.flatten(0, 1).transpose(1, 2).unflatten(2, (height, width))  # (B heads, d, H, W)
     if ratio:
         maps = F.avg_pool2d(maps, ratio, ceil_mode=True, count_include_pad=False)
     else:
         maps = F.adaptive_avg_pool2d(maps, (rows, columns))
     return maps.flatten(2).transpose(1, 2).unflatten(0, k.shape[:2])
+
+
+def _pooled_by_products(
+    tokens: Tensor, height: int, width: int, rows: int, columns: int, ratio: int
+) -> Tensor:
+    """Means of rows and then of columns, as products with two matrices."""
+    of_rows = pooling_matrix(height, rows, ratio, tokens)  # (r, H)
+    of_columns = pooling_matrix(width, columns, ratio, tokens)  # (c, W)
+    images, dims = tokens.shape[:2], tokens.shape[3]
+    pooled = of_rows @ tokens.reshape(*images, height, width * dims)  # (B, heads, r, W * d)
+    pooled = of_columns @ pooled.reshape(*images, -1, width, dims)  # (B, heads, r, c, d)
+    return pooled.flatten(2, 3)
+
+
+def pooling_matrix(size: int, cells: int, ratio: int, like: Tensor) -> Tensor:
+    """The weights by which ``size`` tokens become means of cells, ``(cells, size)``.
+
+    Args:
+        size: Tokens of a side.
+        cells: Cells of adaptive average pooling, without a ratio.
+        ratio: Tokens of a cell, of which the last may be cut, or 0.
+        like: A tensor with the dtype and device of the weights.
+    """
+    place = torch.arange(size, device=like.device)
+    if ratio:
+        first = torch.arange(-(-size // ratio), device=like.device) * ratio
+        stop = (first + ratio).clamp(max=size)
+    else:
+        cell = torch.arange(cells, device=like.device)
+        first, stop = cell * size // cells, ((cell + 1) * size + cells - 1) // cells
+    first, stop = first[:, None], stop[:, None]
+    inside = (place >= first) & (place < stop)
+    return inside.to(like.dtype) / (stop - first).to(like.dtype)
 
 
 class Pool(_native.Function):

@@ -30,8 +30,9 @@ def rotary_table(
     exponents = torch.arange(pairs, dtype=like.dtype, device=like.device)
     last = pairs if form == 'half' else pairs - 1
     frequencies = theta ** (-exponents / max(last, 1))
-    rows = torch.arange(height, device=like.device).repeat_interleave(width)
-    columns = torch.arange(width, device=like.device).repeat(height)
+    # Not by repeat_interleave, which exporters do not know for a dynamic width.
+    rows = torch.arange(height, device=like.device)[:, None].expand(height, width).flatten()
+    columns = torch.arange(width, device=like.device)[None].expand(height, width).flatten()
     angles = torch.cat([frequencies[:, None] * rows, frequencies[:, None] * columns])
     return torch.stack([angles.cos(), angles.sin()])
 
@@ -64,7 +65,7 @@ def turn(x: Tensor, table: Tensor, form: str) -> Tensor:
     else:
         cos = cos.repeat_interleave(2, dim=-1)
         sin = torch.stack([-sin, sin], dim=-1).flatten(-2)
-        other = turned.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+        other = turned.reshape(*x.shape[:-1], turned_dims // 2, 2).flip(-1).flatten(-2)
     turned = torch.addcmul(turned * cos, other, sin)
     if turned_dims == x.shape[-1]:
         return turned

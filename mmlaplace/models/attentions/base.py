@@ -252,7 +252,8 @@ class QKVAttention(BaseAttention):
 
     def split_heads(self, x: Tensor) -> Tensor:
         """``(B, N, C) -> (B, heads, N, d)``."""
-        return x.unflatten(-1, (self.num_heads, self.head_dims)).transpose(1, 2)
+        # Not by unflatten, after which the TorchScript exporter takes N for a constant.
+        return x.view(*x.shape[:2], self.num_heads, self.head_dims).transpose(1, 2)
 
     def merge_heads(self, x: Tensor) -> Tensor:
         """``(B, heads, N, d) -> (B, N, C)``."""

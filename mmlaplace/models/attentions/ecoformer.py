@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from mmlaplace.ops.backend import exporting
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from .base import Projected, QKVAttention
@@ -100,9 +101,10 @@ class EcoFormerAttention(QKVAttention):
         anchors, means, directions = (p.to(x.dtype) for p in (
             self.anchors, self.means, self.directions))  # fmt: skip
         squares = x.square().sum(-1, keepdim=True) + anchors.square().sum(-1).unsqueeze(-2)
-        distances = squares - 2 * x @ anchors.mT  # (B, heads, N, m)
+        distances = squares - 2 * x @ anchors.transpose(-2, -1)  # (B, heads, N, m)
         kernel = (-distances / (2 * distances.mean((-2, -1), keepdim=True))).exp()
-        return _Sign.apply((kernel - means) @ directions.mT)
+        projected = (kernel - means) @ directions.transpose(-2, -1)
+        return projected.sign() if exporting() else _Sign.apply(projected)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
@@ -110,4 +112,6 @@ class EcoFormerAttention(QKVAttention):
             codes, offset = self.codes(query), self.num_bits + 1
             normaliser = codes @ codes.sum(-2).unsqueeze(-1) + offset * codes.shape[-2]
             others = value.sum(-2, keepdim=True) if self.offset == 'all' else value
-            return ((codes @ (codes.mT @ value) + offset * others) / normaliser).to(v.dtype)
+            return ((codes @ (codes.transpose(-2, -1) @ value) + offset * others) / normaliser).to(
+                v.dtype
+            )

@@ -35,7 +35,7 @@ class HedgehogFeatures(nn.Module):
         """``(B, heads, N, d)`` to ``(B, heads, N, 2 f)``."""
         weight = self.weight.to(x.dtype)
         if self.form == 'joint':
-            z = x @ weight.mT + self.bias.to(x.dtype)
+            z = x @ weight.transpose(-2, -1) + self.bias.to(x.dtype)
             return torch.cat([2 * z, -2 * z], dim=-1).softmax(-1)
         z = x @ weight
         z = z + x if self.skip else z

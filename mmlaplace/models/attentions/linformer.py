@@ -93,7 +93,7 @@ class LinformerAttention(QKVAttention):
         q, k = self.qkv(x).chunk(2, dim=-1)
         v = k
         if self.key_positions is not None:
-            positions = resize_map(self.key_positions, hw_shape).flatten(2).mT
+            positions = resize_map(self.key_positions, hw_shape).flatten(2).transpose(-2, -1)
             k = k + positions.to(k.dtype)
         return Projected(q, k, v, None)
 

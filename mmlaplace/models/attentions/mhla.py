@@ -119,10 +119,10 @@ class MHLAAttention(QKVAttention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            value = torch.cat([value, torch.ones_like(value[..., :1])], dim=-1)  # also sums keys
+            value = F.pad(value, (0, 1), value=1.0)  # also sums keys
             tokens = (F.relu(query) + 1e-6, F.relu(key) + 1e-6, value)
             query, key, value = (self.to_blocks(x, hw_shape) for x in tokens)
-            states = key.mT @ value  # (B, heads, b, d, d + 1)
+            states = key.transpose(-2, -1) @ value  # (B, heads, b, d, d + 1)
             mixture = self.mixture.to(states.dtype)
             mixed = query @ (mixture @ states.flatten(-2)).unflatten(-1, states.shape[-2:])
             mixed, normaliser = mixed[..., :-1], mixed[..., -1:]  # (B, heads, b, places, d or 1)

@@ -105,7 +105,7 @@ class PerformerAttention(QKVAttention):
     def _features(self, x: Tensor, largest_over: Tuple[int, ...]) -> Tensor:
         """``(B, heads, N, d)`` to ``(B, heads, N, m)``."""
         x = x * self.head_dims**-0.25
-        projected = x @ self.projection_matrix.to(x.dtype).mT
+        projected = x @ self.projection_matrix.to(x.dtype).transpose(-2, -1)
         if self.features == 'relu':
             return F.relu(projected) + self.eps
         largest = projected.amax(largest_over, keepdim=True).detach()

@@ -169,7 +169,7 @@ class PolaAttention(QKVAttention):
             if not self.polarity:
                 return linear_attention(query[..., :dims], key[..., :dims], v, self.eps)
             # query: (B, heads, N, 2d), key: (B, heads, n, 2d)
-            same, opposite = (key.mT @ value / key.shape[2]).chunk(2, dim=-1)
+            same, opposite = (key.transpose(-2, -1) @ value / key.shape[2]).chunk(2, dim=-1)
             mean_key = key.mean(dim=2).unsqueeze(-1)  # (B, heads, 2d, 1)
             # Rows of opposite signs change places here, as these matrices are small.
             sums = torch.cat([same, opposite.roll(dims, dims=-2)], dim=-1)  # (B, heads, 2d, d)

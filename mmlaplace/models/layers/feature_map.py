@@ -13,9 +13,9 @@ def tokens_to_map(x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         >>> tokens_to_map(torch.randn(1, 5 * 9, 64), (5, 9)).shape
         torch.Size([1, 64, 5, 9])
     """
-    # By permute, as transpose and unflatten give a batch of 1 strides that convolutions do not take
+    # By permute, as transpose and then view give a batch of 1 strides that convolutions do not take
     # for channels-last. They would copy the map.
-    return x.unflatten(1, tuple(hw_shape)).permute(0, 3, 1, 2)
+    return x.view(x.shape[0], *hw_shape, x.shape[2]).permute(0, 3, 1, 2)
 
 
 def map_to_tokens(x: Tensor) -> Tensor:

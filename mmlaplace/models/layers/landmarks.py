@@ -6,7 +6,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmlaplace.ops import pooled_landmarks
+from mmlaplace.ops import exporting, pooled_landmarks
 
 from .feature_map import map_to_tokens, tokens_to_map
 from .position import RotaryEmbedding2D
@@ -128,7 +128,11 @@ class Landmarks(nn.Module):
         return pooled_landmarks(x, hw_shape, **options)
 
     def _convolved(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        ratio, heads, (height, width) = self.pool_ratio, x.shape[1], hw_shape
+        ratio, heads = self.pool_ratio, x.shape[1]
+        if self.side is not None and exporting():  # runtimes have no adaptive pooling
+            cells = [ratio * side for side in self._sides(hw_shape)]
+            x, hw_shape = pooled_landmarks(x, hw_shape, cells=cells).to(x.dtype), cells
+        height, width = hw_shape
         # Heads beside each other are how tokens lie in memory; a map for each head is a copy.
         maps = tokens_to_map(x.transpose(1, 2).flatten(2), hw_shape)  # (B, heads * d, H, W)
         if self.side is None:

@@ -95,7 +95,9 @@ def resize_map(x: Tensor, hw_shape: Tuple[int, int], mode: str = 'bilinear') -> 
         >>> resize_map(torch.randn(1, 64, 14, 14), (10, 17)).shape
         torch.Size([1, 64, 10, 17])
     """
-    if x.dim() != 4 or tuple(x.shape[2:]) == tuple(hw_shape):
+    # To compare a dynamic size with one would fix it in the graph.
+    known = all(isinstance(side, int) for side in (*x.shape[2:], *hw_shape))
+    if x.dim() != 4 or (known and tuple(x.shape[2:]) == tuple(hw_shape)):
         return x
     resized = F.interpolate(upcast(x)[0], tuple(hw_shape), mode=mode, align_corners=False)
     return resized.to(x.dtype)

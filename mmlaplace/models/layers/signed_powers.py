@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from mmlaplace.ops._checks import is_compiling
+from mmlaplace.ops.backend import exporting
 
 
 def signed_powers(x: Tensor, power: Tensor, scale: Tensor) -> Tensor:
@@ -30,7 +31,7 @@ def signed_powers(x: Tensor, power: Tensor, scale: Tensor) -> Tensor:
         >>> signed_powers(x, torch.full((1, 1, 2), 2.0), torch.ones(1, 1, 2)).round(decimals=3)
         tensor([[[[ 9.,  0.,  0., 16.]]]])
     """
-    if torch.jit.is_tracing():  # its graphs cannot be saved with a Function
+    if exporting():  # such graphs have no Function
         return torch.cat([(part / scale).relu() ** power for part in (x, -x)], dim=-1)
     return SignedPowers.apply(x, power, -power * scale.log())
 

@@ -1,4 +1,5 @@
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -16,4 +17,4 @@ def taylor_features(x: Tensor) -> Tensor:
         ``(..., 1 + d + d * d)``.
     """
     squares = (x.unsqueeze(-1) * x.unsqueeze(-2)).flatten(-2) * 0.5**0.5
-    return torch.cat([torch.ones_like(x[..., :1]), x, squares], dim=-1)
+    return torch.cat([F.pad(x, (1, 0), value=1.0), squares], dim=-1)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mmlaplace.ops._checks import is_compiling
+from mmlaplace.ops.backend import exporting
 
 Sides = Union[int, Tuple[int, int]]
 
@@ -107,7 +108,7 @@ class Rearrange(torch.autograd.Function):
 
 
 def _rearrange(x: Tensor, taken: Tensor, back: Tensor) -> Tensor:
-    if torch.jit.is_tracing():  # its graphs cannot be saved with a Function
+    if exporting():  # such graphs have no Function
         return Rearrange.forward(x, taken, back)
     return Rearrange.apply(x, taken, back)
 
