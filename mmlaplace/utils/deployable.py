@@ -13,6 +13,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..ops.pooled_landmarks import pooling_matrix
+
 
 class NotDeployableError(ValueError):
     """A model of which there is no such form; says why."""
@@ -224,18 +226,9 @@ class PoolByProducts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows, columns = (
-            self.cell_weights(cells, side, x) for cells, side in zip(self.cells, x.shape[2:])
+            pooling_matrix(side, cells, 0, x) for side, cells in zip(x.shape[2:], self.cells)
         )
         return rows @ x @ columns.transpose(0, 1)
-
-    @staticmethod
-    def cell_weights(cells: int, side: int, like: Tensor) -> Tensor:
-        """Of each cell the share of each row, or column, in its mean: ``(cells, side)``."""
-        index = torch.arange(cells, device=like.device)[:, None]
-        first, last = index * side // cells, ((index + 1) * side + cells - 1) // cells
-        place = torch.arange(side, device=like.device)
-        inside = ((place >= first) & (place < last)).to(like.dtype)
-        return inside / inside.sum(1, keepdim=True)
 
 
 class UpsampleByWhole(nn.Module):

@@ -13,7 +13,8 @@ from PIL import Image
 from mmlaplace.utils import exporting, verification
 from mmlaplace.utils.deployable import NotDeployableError, deployable
 
-TOOL, RUN = (ROOT / 'tools/deployment' / name for name in ('export.py', 'run_onnx.py'))
+FOLDER = ROOT / 'tools/deployment'
+TOOL, RUN, QUANTIZE = (FOLDER / f'{name}.py' for name in ('export', 'run_onnx', 'quantize'))
 CLASSIFIERS = {
     'laplacianformer': 'laplacianformer/laplacianformer-micro_1xb32_mini',
     'soft': 'soft/softpp-micro_1xb32_mini',
@@ -137,7 +138,7 @@ def test_a_package_of_aotinductor_runs_from_cpp(export, tmp_path):
     include, library = (f'{torch.__path__[0]}/{name}' for name in ('include', 'lib'))
     program = tmp_path / 'aoti_classify'
     subprocess.run(
-        ['g++', '-std=c++17', ROOT / 'tools/deployment/aoti_classify.cpp', '-o', program,
+        ['g++', '-std=c++17', FOLDER / 'aoti_classify.cpp', '-o', program,
          f'-I{include}', f'-I{include}/torch/csrc/api/include', f'-L{library}',
          f'-Wl,-rpath,{library}', '-ltorch', '-ltorch_cpu', '-lc10',
          f'-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}'],
@@ -191,6 +192,41 @@ def test_a_file_for_one_size_names_it_where_another_is_asked_for(export, tmp_pat
     result = run_script(RUN, path, image, '--image-size', 64, 64)
     assert result.returncode == 2
     assert 'exported for images of 48 x 48 alone, got --image-size 64 64' in result.stderr
+
+
+@needs_export
+@pytest.mark.slow
+def test_int8_takes_less_room_and_keeps_products_of_activations(export, tmp_path):
+    pytest.importorskip('onnxruntime')
+    onnx = pytest.importorskip('onnx')
+    path, _ = export('polaformer-pvt', 'onnx')
+    photos = [
+        photo[0].permute(1, 2, 0).byte().numpy() for photo in verification.photographs((96, 96))
+    ]
+    for split in ('train', 'val'):
+        for label, photo in enumerate(photos):
+            folder = tmp_path / split / str(label)
+            folder.mkdir(parents=True)
+            Image.fromarray(photo[:48, :48]).save(folder / 'a.png')
+            Image.fromarray(photo[48:, 48:]).save(folder / 'b.png')
+    data = [f'{name}_dataloader.dataset.data_root={tmp_path}' for name in ('train', 'test')]
+    out, report = tmp_path / 'int8.onnx', tmp_path / 'int8.json'
+    result = run_script(
+        QUANTIZE, path, config('polaformer-pvt'), '--out', out, '--report', report,
+        '--max-loss', 100, '--rounds', 1, '--cfg-options', *data,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    found = json.loads(report.read_text())
+    assert found['images'] == 6
+    assert found['megabytes']['int8'] < 0.5 * found['megabytes']['fp32']
+    kinds = [node.op_type for node in onnx.load(out).graph.node]
+    assert 'DequantizeLinear' in kinds
+    (run, about), (plain, _) = map(exporting.open_exported, (out, path))
+    assert about['task'] == 'classification'
+    photo = verification.photographs((48, 48))[0]
+    # Random weights scaled up; eight bits of each activation leave the classes in much the same
+    # order.
+    assert (run(photo)[0] - plain(photo)[0]).abs().max() < 0.3
 
 
 @pytest.mark.slow
