@@ -130,3 +130,11 @@ def exporting() -> bool:
 def _torch_export() -> bool:
     # torch < 2.7 tells torch.export and torch.compile apart by nothing.
     return hasattr(torch.compiler, 'is_exporting') and torch.compiler.is_exporting()
+
+
+def ceil_div(number: int, by: int) -> int:
+    """``number / by`` rounded up, for positive ones, as graphs for dynamic sizes have it right.
+
+    ONNX rounds the quotient of integers towards zero, and so :math:`-(-a // b)` down.
+    """
+    return (number + by - 1) // by

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import _checks, _native
-from .backend import exporting
+from .backend import ceil_div, exporting
 from .precision import no_autocast, upcast, wide_dtype
 from .rotary import ROPE_FORMS, check_table, turn
 
@@ -61,11 +61,11 @@ def pooling_matrix(size: int, cells: int, ratio: int, like: Tensor) -> Tensor:
     """
     place = torch.arange(size, device=like.device)
     if ratio:
-        first = torch.arange(-(-size // ratio), device=like.device) * ratio
+        first = torch.arange(ceil_div(size, ratio), device=like.device) * ratio
         stop = (first + ratio).clamp(max=size)
     else:
         cell = torch.arange(cells, device=like.device)
-        first, stop = cell * size // cells, ((cell + 1) * size + cells - 1) // cells
+        first, stop = cell * size // cells, ceil_div((cell + 1) * size, cells)
     first, stop = first[:, None], stop[:, None]
     inside = (place >= first) & (place < stop)
     return inside.to(like.dtype) / (stop - first).to(like.dtype)

@@ -55,7 +55,7 @@ def turn(x: Tensor, table: Tensor, form: str) -> Tensor:
 
     ``table`` is that of :func:`rotary_table`. Channels beyond its pairs stay as they are.
     """
-    turned_dims = 2 * table.shape[1]
+    turned_dims = 2 * int(table.shape[1])  # a trace has a tensor for a size
     cos, sin = table.to(x.dtype).transpose(1, 2)  # (N, pairs) each
     turned = x[..., :turned_dims]
     # Whole rows, the other channel of each pair beside: halves alone are slow to read.
@@ -63,9 +63,9 @@ def turn(x: Tensor, table: Tensor, form: str) -> Tensor:
         cos, sin = torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
         other = turned.roll(turned_dims // 2, dims=-1)
     else:
-        cos = cos.repeat_interleave(2, dim=-1)
-        sin = torch.stack([-sin, sin], dim=-1).flatten(-2)
-        other = turned.reshape(*x.shape[:-1], turned_dims // 2, 2).flip(-1).flatten(-2)
+        cos = torch.stack([cos, cos], dim=-1).reshape(cos.shape[0], turned_dims)
+        sin = torch.stack([-sin, sin], dim=-1).reshape(sin.shape[0], turned_dims)
+        other = turned.reshape(*x.shape[:-1], turned_dims // 2, 2).flip(-1).reshape(turned.shape)
     turned = torch.addcmul(turned * cos, other, sin)
     if turned_dims == x.shape[-1]:
         return turned

@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor
 
+from mmlaplace.ops.backend import ceil_div
+
 from ..known_options import KnownOptions
 from ..layers import (
     DepthwiseConv,
@@ -168,7 +170,7 @@ class QKVAttention(BaseAttention):
 
     def kv_shape(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
         """Height and width of the map of keys and values, for queries on a map ``(H, W)``."""
-        return tuple(-(-side // self.frame.sr_ratio) for side in hw_shape)
+        return tuple(ceil_div(side, self.frame.sr_ratio) for side in hw_shape)
 
     def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:
         """Tokens ``(B, N, C)`` to queries, keys, values and the gate."""

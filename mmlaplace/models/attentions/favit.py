@@ -6,6 +6,8 @@ from mmengine.model import ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from mmlaplace.ops.backend import ceil_div
+
 from ..layers import DepthwiseConv, Linear, PatchEmbed, tokens_to_map
 from .base import BaseAttention
 
@@ -92,15 +94,17 @@ class FaViTAttention(BaseAttention):
         extent = (SIDE - 1) * step + 1
         maps = tokens_to_map(x, hw_shape)
         for dim, size in zip((2, 3), hw_shape):
-            index = mirrored(size, -(-size // extent) * extent, x.device)
+            index = mirrored(size, ceil_div(size, extent) * extent, x.device)
             maps = maps.index_select(dim, index)
-        tiles = maps.unflatten(3, (-1, extent)).unflatten(2, (-1, extent))
+        rows, columns = (side // extent for side in maps.shape[2:])
+        tiles = maps.view(*maps.shape[:2], rows, extent, columns, extent)
         tiles = tiles[:, :, :, ::step, :, ::step]  # (B, heads * d, rows, 7, columns, 7)
-        tiles = tiles.permute(0, 3, 5, 2, 4, 1).unflatten(-1, (self.num_heads, -1))
+        tiles = tiles.permute(0, 3, 5, 2, 4, 1)
+        tiles = tiles.view(*tiles.shape[:5], self.num_heads, x.shape[2] // self.num_heads)
         tiles = tiles.flatten(3, 4).flatten(1, 2).permute(0, 3, 1, 2, 4)  # (B, heads, 49, w, d)
         if self.average == 'places':
             return tiles.mean(-2)
-        return tiles.flatten(3).unflatten(3, (tiles.shape[-1], -1)).mean(-1)
+        return tiles.reshape(*tiles.shape[:3], tiles.shape[4], tiles.shape[3]).mean(-1)
 
     def forward(
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
@@ -114,7 +118,9 @@ class FaViTAttention(BaseAttention):
         v = v + self.lepe(v, source_shape)
         out = [F.scaled_dot_product_attention(*(t.unsqueeze(1) for t in (q, k, v))).squeeze(1)]
         # Queries of a head are together, and keys of a part.
-        queries = q_local.unflatten(-1, (self.num_heads, len(self.steps), -1)).unbind(-2)
+        parts = self.num_heads, len(self.steps)
+        size = q_local.shape[2] // (parts[0] * parts[1])
+        queries = q_local.view(*q_local.shape[:2], *parts, size).unbind(-2)
         sources = self.around(self.near(local, hw_shape)).chunk(len(self.steps), dim=-1)
         for i, step in enumerate(self.steps):
             means = self.averages(sources[i], hw_shape, step)

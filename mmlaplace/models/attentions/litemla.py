@@ -88,7 +88,8 @@ class LiteMLA(BaseAttention):
         self.check_mask(mask)
         maps = tokens_to_map(self.qkv(x), hw_shape)  # (B, 3C, H, W), by head: q, k, v
         maps = torch.cat([maps, *(aggregate(maps) for aggregate in self.aggregations)], dim=1)
-        heads = maps.flatten(2).unflatten(1, (-1, 3, self.head_dims)).transpose(-2, -1)
+        count = maps.shape[1] // (3 * self.head_dims)
+        heads = maps.reshape(x.shape[0], count, 3, self.head_dims, x.shape[1]).transpose(-2, -1)
         q, k, v = heads.unbind(2)  # (B, heads * (1 + scales), N, d) each
         with no_autocast(x.device):
             query, key = (F.relu(tokens) for tokens in upcast(q, k))

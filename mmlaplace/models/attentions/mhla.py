@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from mmlaplace.ops.backend import ceil_div
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import RMSNorm
@@ -105,14 +106,18 @@ class MHLAAttention(QKVAttention):
     def to_blocks(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, heads, N, d) -> (B, heads, b, places, d)``, with zeros beyond the map."""
         beyond = [-side % self.grid for side in hw_shape]
-        maps = F.pad(x.unflatten(2, tuple(hw_shape)), (0, 0, 0, beyond[1], 0, beyond[0]))
-        tiles = maps.unflatten(3, (self.grid, -1)).unflatten(2, (self.grid, -1))
+        maps = F.pad(
+            x.view(*x.shape[:2], *hw_shape, x.shape[3]), (0, 0, 0, beyond[1], 0, beyond[0])
+        )
+        rows, columns = (ceil_div(side, self.grid) for side in hw_shape)
+        tiles = maps.reshape(*x.shape[:2], self.grid, rows, self.grid, columns, x.shape[3])
         return tiles.transpose(3, 4).flatten(4, 5).flatten(2, 3)
 
     def to_tokens(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """The inverse of :meth:`to_blocks`."""
-        places = -(-hw_shape[0] // self.grid), -1
-        maps = x.unflatten(3, places).unflatten(2, (self.grid, -1)).transpose(3, 4)
+        rows, columns = (ceil_div(side, self.grid) for side in hw_shape)
+        maps = x.reshape(*x.shape[:2], self.grid, self.grid, rows, columns, x.shape[4])
+        maps = maps.transpose(3, 4)
         maps = maps.flatten(4, 5).flatten(2, 3)  # (B, heads, H, W, d)
         return maps[:, :, : hw_shape[0], : hw_shape[1]].flatten(2, 3)
 
@@ -124,7 +129,7 @@ class MHLAAttention(QKVAttention):
             query, key, value = (self.to_blocks(x, hw_shape) for x in tokens)
             states = key.transpose(-2, -1) @ value  # (B, heads, b, d, d + 1)
             mixture = self.mixture.to(states.dtype)
-            mixed = query @ (mixture @ states.flatten(-2)).unflatten(-1, states.shape[-2:])
+            mixed = query @ (mixture @ states.flatten(-2)).view(states.shape)
             mixed, normaliser = mixed[..., :-1], mixed[..., -1:]  # (B, heads, b, places, d or 1)
             if self.normalizer == 'blocks':
                 normaliser = (mixture @ (query @ states[..., -1:]).squeeze(-1)).unsqueeze(-1)

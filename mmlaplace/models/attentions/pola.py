@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from mmlaplace.ops.backend import ceil_div
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import linear_attention, map_to_tokens, resize_map, signed_powers
@@ -175,6 +176,8 @@ class PolaAttention(QKVAttention):
             sums = torch.cat([same, opposite.roll(dims, dims=-2)], dim=-1)  # (B, heads, 2d, d)
             means = torch.cat([mean_key, mean_key.roll(dims, dims=-2)], dim=-1)
             sums = F.pad(sums, (0, dims % 2))  # so that both streams have as many channels
-            streams = (query @ sums).unflatten(-1, (2, -1))  # (B, heads, N, 2, d / 2)
+            streams = (query @ sums).view(
+                *query.shape[:3], 2, ceil_div(dims, 2)
+            )  # of d / 2 channels
             normalizers = (query @ means + self.eps).unsqueeze(-1)
             return (streams / normalizers).flatten(-2)[..., :dims].to(v.dtype)

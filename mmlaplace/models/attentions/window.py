@@ -3,6 +3,8 @@ from typing import List, Optional, Tuple, Union
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from mmlaplace.ops.backend import ceil_div
+
 from ..layers import join_windows, shifted_window_mask, split_windows
 from .base import BaseAttention
 
@@ -91,7 +93,7 @@ class WindowAttention(BaseAttention):
             side = min(longest, *hw_shape)
             shift = side // 2 if self.shifted and min(hw_shape) > longest else 0
             return (side, side), (shift, shift)
-        sides = tuple(-(-size // -(-size // longest)) for size in hw_shape)
+        sides = tuple(ceil_div(size, ceil_div(size, longest)) for size in hw_shape)
         moves = (self.shifted and size > longest for size in hw_shape)
         return sides, tuple(side // 2 if move else 0 for side, move in zip(sides, moves))
 
@@ -106,6 +108,6 @@ class WindowAttention(BaseAttention):
         options = {}
         if any(shift) and getattr(self.attn, 'accepts_mask', False):
             mask = shifted_window_mask(hw_shape, side, shift, x.device)  # (windows, h * w, h * w)
-            options = dict(mask=mask.repeat(len(x), 1, 1).unsqueeze(1))
+            options = dict(mask=mask.repeat(x.shape[0], 1, 1).unsqueeze(1))
         mixed = self.attn(windows, side, **options)  # (B * windows, h * w, C)
         return join_windows(mixed, hw_shape, side, shift)

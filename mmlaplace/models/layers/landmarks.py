@@ -128,7 +128,7 @@ class Landmarks(nn.Module):
         return pooled_landmarks(x, hw_shape, **options)
 
     def _convolved(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        ratio, heads = self.pool_ratio, x.shape[1]
+        ratio, heads = self.pool_ratio, int(x.shape[1])  # a trace has a tensor for a size
         if self.side is not None and exporting():  # runtimes have no adaptive pooling
             cells = [ratio * side for side in self._sides(hw_shape)]
             x, hw_shape = pooled_landmarks(x, hw_shape, cells=cells).to(x.dtype), cells
@@ -143,7 +143,8 @@ class Landmarks(nn.Module):
                 maps = F.adaptive_avg_pool2d(maps, size)
         weight = self.conv.weight.repeat(heads, 1, 1, 1)  # the same for all heads
         maps = F.conv2d(maps, weight, stride=ratio, groups=heads)
-        return map_to_tokens(maps).unflatten(-1, (heads, -1)).transpose(1, 2)
+        tokens = map_to_tokens(maps)
+        return tokens.view(*tokens.shape[:2], heads, x.shape[3]).transpose(1, 2)
 
     def _picked(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         tokens = x.shape[2]

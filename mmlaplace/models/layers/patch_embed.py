@@ -12,7 +12,9 @@ from .feature_map import channels_last, map_to_tokens
 def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
     """Add zeros at the bottom and the right of maps, so that ``multiple`` divides their sides."""
     bottom, right = (-side % multiple for side in x.shape[2:])
-    return F.pad(x, (0, right, 0, bottom)) if bottom or right else x  # which would be a copy
+    # A graph for dynamic sizes always pads. Elsewhere that would be a copy.
+    known = isinstance(bottom, int) and isinstance(right, int)
+    return x if known and not (bottom or right) else F.pad(x, (0, right, 0, bottom))
 
 
 class OverlapPatchEmbed(BaseModule):
@@ -122,7 +124,9 @@ class PatchMerging(BaseModule):
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
-        x = pad_to_multiple(x, 2).unflatten(3, (-1, 2)).unflatten(2, (-1, 2))
+        x = pad_to_multiple(x, 2)
+        height, width = x.shape[2:]
+        x = x.view(*x.shape[:2], height // 2, 2, width // 2, 2)
         x = x.permute(0, 2, 4, 5, 3, 1).flatten(
             3
         )  # (B, H', W', 4 * C_in), the four column by column

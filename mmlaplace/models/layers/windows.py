@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mmlaplace.ops._checks import is_compiling
-from mmlaplace.ops.backend import exporting
+from mmlaplace.ops.backend import ceil_div, exporting
 
 Sides = Union[int, Tuple[int, int]]
 
@@ -34,7 +34,8 @@ def split_windows(x: Tensor, hw_shape: Tuple[int, int], side: Sides, shift: Side
     if side == tuple(hw_shape) and shift == (0, 0):
         return x
     out = _rearrange(x, *_places(hw_shape, side, shift, x.device))
-    return out.unflatten(1, (-1, side[0] * side[1])).flatten(0, 1)
+    places = side[0] * side[1]
+    return out.reshape(out.shape[0] * (out.shape[1] // places), places, out.shape[2])
 
 
 def join_windows(x: Tensor, hw_shape: Tuple[int, int], side: Sides, shift: Sides = 0) -> Tensor:
@@ -51,7 +52,8 @@ def join_windows(x: Tensor, hw_shape: Tuple[int, int], side: Sides, shift: Sides
         return x
     token, place = _places(hw_shape, side, shift, x.device)
     windows = token.shape[0] // (side[0] * side[1])
-    return _rearrange(x.unflatten(0, (-1, windows)).flatten(1, 2), place, token)
+    x = x.reshape(x.shape[0] // windows, windows * x.shape[1], x.shape[2])
+    return _rearrange(x, place, token)
 
 
 def shifted_window_mask(
@@ -71,7 +73,7 @@ def shifted_window_mask(
     """
     regions = []
     for size, length, step in zip(hw_shape, _pair(side), _pair(shift)):
-        padded = -(-size // length) * length
+        padded = ceil_div(size, length) * length
         places = torch.arange(padded, device=device)
         regions.append((places >= padded - length).int() + (places >= padded - step).int())
     region = 3 * regions[0][:, None] + regions[1][None, :]
@@ -118,7 +120,7 @@ def _places(
 ) -> Tuple[Tensor, Tensor]:
     """The token at each place of the windows, -1 for padding, and the place of each token."""
     width = hw_shape[1]
-    rows, columns = (-(-size // length) for size, length in zip(hw_shape, side))
+    rows, columns = (ceil_div(size, length) for size, length in zip(hw_shape, side))
     padded = rows * side[0], columns * side[1]
     row, column = (
         (torch.arange(size, device=device) + step) % size for size, step in zip(padded, shift)
