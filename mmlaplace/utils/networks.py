@@ -1,9 +1,12 @@
 """What a whole model computes for images, up to where boxes are picked and masks are pasted."""
 
-from typing import Any, Iterator, List
+from typing import Any, Iterator, List, Tuple
 
 import torch.nn as nn
+from mmengine.config import Config
 from torch import Tensor
+
+COCO_SIZE = (800, 1280)  # papers count detectors at this size
 
 
 class Network(nn.Module):
@@ -63,3 +66,19 @@ def _regions(model: nn.Module, maps: Any) -> Iterator[Any]:
         for head, extractor in zip(heads, extractors):
             size = extractor.roi_layers[0].output_size
             yield head(maps[0].new_zeros(config.max_per_img, extractor.out_channels, *size))
+
+
+def image_size(cfg: Config) -> Tuple[int, int]:
+    """Height and width of an image, as the config has them; 800 x 1280 for a detector on COCO."""
+    side = cfg.model.backbone.get('img_size')
+    if side is None:
+        side = (cfg.model.get('data_preprocessor') or {}).get('size')
+    if side is None and cfg.default_scope == 'mmdet':
+        return COCO_SIZE
+    if side is None:
+        pipeline = cfg.test_dataloader.dataset.pipeline
+        side = next(
+            (step[key] for step in reversed(pipeline) for key in ('crop_size', 'scale')
+             if key in step), 224,
+        )  # fmt: skip
+    return (side, side) if isinstance(side, int) else tuple(side)

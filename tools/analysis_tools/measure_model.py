@@ -42,26 +42,8 @@ from mmlaplace.utils.measuring import (
     seconds_of,
     tensor_memory,
 )
-from mmlaplace.utils.networks import Network
+from mmlaplace.utils.networks import Network, image_size
 from mmlaplace.utils.recording import photographs
-
-COCO_SIZE = (800, 1280)  # papers count detectors at this size
-
-
-def image_size(cfg: Config) -> Tuple[int, int]:
-    """Height and width of an image, as the config has them; 800 x 1280 for a detector on COCO."""
-    side = cfg.model.backbone.get('img_size')
-    if side is None:
-        side = (cfg.model.get('data_preprocessor') or {}).get('size')
-    if side is None and cfg.default_scope == 'mmdet':
-        return COCO_SIZE
-    if side is None:
-        pipeline = cfg.test_dataloader.dataset.pipeline
-        side = next(
-            (step[key] for step in reversed(pipeline) for key in ('crop_size', 'scale')
-             if key in step), 224,
-        )  # fmt: skip
-    return (side, side) if isinstance(side, int) else tuple(side)
 
 
 def is_of_sequences(cfg: Config) -> bool:

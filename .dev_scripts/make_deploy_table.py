@@ -1,0 +1,158 @@
+"""Export, verify and time models of all families and tasks; write the table of docs/deploy.md.
+
+Each row is a run of tools/deployment/export.py with random weights. Its report becomes a file in
+docs/logs/deploy. With --only, the other rows are those of earlier runs; with --table-only, all are.
+
+Examples:
+  python .dev_scripts/make_deploy_table.py
+  python .dev_scripts/make_deploy_table.py --only 'mask-rcnn*'
+"""
+
+import json
+import subprocess
+import sys
+from fnmatch import fnmatch
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import List, NamedTuple
+
+import torch
+from mmengine.config import Config
+
+from mmlaplace.model_zoo import build_model
+from mmlaplace.utils.command_line import ToolParser
+
+ROOT = Path(__file__).resolve().parent.parent
+LOGS, PAGE = ROOT / 'docs/logs/deploy', ROOT / 'docs/deploy.md'
+BEGIN, END = '<!-- made by .dev_scripts/make_deploy_table.py -->\n', '<!-- end of the table -->\n'
+# Scaled up, as random ones find all classes alike. A detector's would give scores that round to 1.
+HEADS = ('conv_seg', 'head.fc')
+
+
+class Row(NamedTuple):
+    name: str
+    config: str
+    format: str
+    options: tuple = ('--dynamic',)
+
+
+CLASSIFIERS = {
+    'LaplacianFormer-tiny': 'laplacianformer/laplacianformer-tiny_8xb128_in1k',
+    'SOFT++-tiny': 'soft/softpp-tiny_8xb128_in1k',
+    'PolaFormer-PVT-tiny': 'polaformer/polaformer-pvt-tiny_8xb128_in1k',
+    'PolaFormer-Swin-tiny': 'polaformer/polaformer-swin-tiny_8xb128_in1k',
+}
+DENSE = {
+    'RetinaNet': 'detection/laplacianformer/retinanet_laplacianformer-micro_fpn_mini',
+    'Mask R-CNN': 'detection/laplacianformer/mask-rcnn_laplacianformer-micro_fpn_mini',
+    'UPerNet': 'segmentation/laplacianformer/laplacianformer-micro_upernet_1xb16_mini',
+    'Semantic FPN': 'segmentation/laplacianformer/laplacianformer-micro_fpn_1xb16_mini',
+}
+ROWS = [
+    *(
+        Row(name, f'classification/{config}', kind)
+        for name, config in CLASSIFIERS.items()
+        for kind in ('onnx', 'pt2', 'aoti')
+    ),
+    Row(
+        'LaplacianFormer-tiny',
+        f'classification/{CLASSIFIERS["LaplacianFormer-tiny"]}',
+        'onnx',
+        ('--image-size', '512', '512'),
+    ),
+    *(Row(f'{name}, micro', config, 'onnx') for name, config in DENSE.items()),
+]
+
+
+def log_of(row: Row) -> Path:
+    size = 'dynamic' if '--dynamic' in row.options else 'x'.join(row.options[1:])
+    return LOGS / f'{Path(row.config).name}_{row.format}_{size}.json'
+
+
+def random_checkpoint(row: Row, folder: str) -> Path:
+    """Random weights of a model, in a file that rows of the same config share."""
+    path = Path(folder, Path(row.config).name + '.pth')
+    if not path.exists():
+        torch.manual_seed(0)
+        cfg = Config.fromfile(ROOT / 'configs' / f'{row.config}.py')
+        cfg.model.backbone.init_cfg = None
+        model = build_model(cfg)
+        with torch.no_grad():
+            for name, part in model.named_modules():
+                if name.endswith(HEADS):
+                    part.weight *= 10
+        torch.save(dict(state_dict=model.state_dict()), path)
+    return path
+
+
+def measure(row: Row, folder: str, rounds: int) -> None:
+    """Run the tool, whose report stays; one that failed leaves the reason."""
+    out = Path(folder, 'model' + dict(onnx='.onnx', pt2='.pt2', aoti='.aoti.pt2')[row.format])
+    log = log_of(row)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    command = [
+        sys.executable, ROOT / 'tools/deployment/export.py', f'configs/{row.config}.py',
+        random_checkpoint(row, folder), '--format', row.format, '--out', out, '--force',
+        '--report', log, '--verify', '--benchmark', '--rounds', str(rounds), *row.options,
+    ]  # fmt: skip
+    result = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT)
+    if result.returncode and 'differs from PyTorch' not in result.stderr:
+        lines = result.stderr.strip().splitlines()
+        log.write_text(json.dumps(dict(refused=lines[-1]), indent=2) + '\n')
+    elif log.is_file():
+        report = json.loads(log.read_text())
+        log.write_text(json.dumps(dict(report, file=out.name), indent=2) + '\n')
+
+
+def cells(row: Row) -> List[str]:
+    """What the table says of a row."""
+    task, log = row.config.split('/')[0], log_of(row)
+    if not log.is_file():
+        return [row.name, task, row.format, 'not run', '', '', '', '', '']
+    report = json.loads(log.read_text())
+    if 'refused' in report:
+        return [row.name, task, row.format, 'no', report['refused'], '', '', '', '']
+    rows = report['differences']
+    sizes = ', '.join('×'.join(map(str, one['size'])) for one in rows)
+    numbers = {
+        name: max(one[name] for one in rows if name in one)
+        for name in ('scores', 'logits', 'boxes', 'labels', 'masks', 'missing')
+        if any(name in one for one in rows)
+    }
+    checked = 'no' if any(one['beyond_tolerance'] for one in rows) else 'yes'
+    if 'expected' in rows[0]:
+        checked += f', {sum(one["expected"] for one in rows)} boxes'
+    shown = ', '.join(f'{name} {value:.1g}' for name, value in numbers.items())
+    times = report['milliseconds'][0]
+    return [
+        row.name, task, row.format, sizes, checked, shown, f'{times["pytorch"]:.1f}',
+        f'{times["runtime"]:.1f}', f'{times["ratio"]:.2f}',
+    ]  # fmt: skip
+
+
+def write_table() -> None:
+    heads = ['model', 'task', 'format', 'sizes', 'as PyTorch', 'largest difference',
+             'PyTorch, ms', 'runtime, ms', 'ratio']  # fmt: skip
+    lines = [heads, ['---'] * len(heads), *map(cells, ROWS)]
+    table = ''.join(f'| {" | ".join(line)} |\n' for line in lines)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(f'{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}')
+
+
+def main() -> None:
+    parser = ToolParser(__doc__)
+    parser.add_argument('--only', default='*', help='pattern of names of logs, as of file names')
+    parser.add_argument('--table-only', action='store_true', help='of the logs that are there')
+    parser.add_argument('--rounds', type=int, default=20, help='default: %(default)s')
+    args = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        for row in ROWS:
+            if not args.table_only and fnmatch(log_of(row).stem, args.only):
+                measure(row, folder, args.rounds)
+                print(' | '.join(cells(row)), flush=True)
+    write_table()
+    print(f'wrote {PAGE.relative_to(ROOT)}')
+
+
+if __name__ == '__main__':
+    main()

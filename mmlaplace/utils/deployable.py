@@ -1,0 +1,300 @@
+"""Whole models as modules of pixels alone, in the form in which they leave PyTorch.
+
+All of it is standard operators: NMS and RoIAlign are torchvision's, for which exporters have a
+translation, and not mmcv's. What mmdet selects by sizes that depend on the image has a fixed size
+here, filled up with scores of 0.
+"""
+
+import copy
+from typing import List, Tuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..ops.pooled_landmarks import pooling_matrix
+
+
+class NotDeployableError(ValueError):
+    """A model of which there is no such form; says why."""
+
+
+class Deployable(nn.Module):
+    """A model from RGB pixels ``(B, 3, H, W)``, 0 to 255, to tensors named in ``outputs``.
+
+    Attributes:
+        outputs: Names of what it returns.
+        multiple: Sides of images must be multiples of it: pad right and below, by ``mean``.
+        max_batch: Images in a batch, or None if there may be any number.
+    """
+
+    task: str
+    outputs: Tuple[str, ...]
+    max_batch = None
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = with_exportable_parts(model).eval()
+        preprocessor = model.data_preprocessor
+        mean, std = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
+        if preprocessor._enable_normalize:
+            mean, std = preprocessor.mean, preprocessor.std
+        self.register_buffer('mean', mean.expand(3, 1, 1).clone(), persistent=False)
+        self.register_buffer('std', std.expand(3, 1, 1).clone(), persistent=False)
+        # Images are loaded as BGR, so a model whose preprocessor does not turn them wants BGR.
+        turned = 'to_rgb' if hasattr(preprocessor, 'to_rgb') else '_channel_conversion'
+        self.rgb = getattr(preprocessor, turned)
+        test_cfg = getattr(preprocessor, 'test_cfg', None) or {}  # mmseg's
+        self.multiple = test_cfg.get('size_divisor') or getattr(preprocessor, 'pad_size_divisor', 1)
+
+    def forward(self, images: Tensor) -> Tuple[Tensor, ...]:
+        images = (images - self.mean) / self.std
+        if not self.rgb:
+            images = images.flip(1)
+        dtype = next(self.model.parameters()).dtype
+        size = tuple(images.shape[2:])
+        return self.predict(self.model.extract_feat(images.to(dtype)), size)
+
+    def predict(self, maps: Tuple[Tensor, ...], size: Tuple[int, int]) -> Tuple[Tensor, ...]:
+        """What is returned, from the maps of backbone and neck and the size of the images."""
+        raise NotImplementedError
+
+
+class Classifier(Deployable):
+    """Probabilities ``scores (B, classes)``."""
+
+    task, outputs = 'classification', ('scores',)
+
+    def predict(self, maps: Tuple[Tensor, ...], size: Tuple[int, int]) -> Tuple[Tensor, ...]:
+        return (self.model.head(maps).float().softmax(-1),)
+
+
+class Segmentor(Deployable):
+    """``labels (B, H, W)``, and the ``logits (B, classes, h, w)`` of the head's map.
+
+    Labels are those of the logits, resized to the size of the image.
+    """
+
+    task, outputs = 'segmentation', ('labels', 'logits')
+
+    def predict(self, maps: Tuple[Tensor, ...], size: Tuple[int, int]) -> Tuple[Tensor, ...]:
+        head = self.model.decode_head
+        logits = head(maps).float()
+        resized = F.interpolate(logits, size, mode='bilinear', align_corners=head.align_corners)
+        return resized.argmax(1), logits
+
+
+class OneStageDetector(Deployable):
+    """``boxes (1, n, 4)``, ``scores (1, n)`` and ``labels (1, n)``, the highest scores first.
+
+    Boxes are ``x1, y1, x2, y2`` in pixels. n is ``test_cfg.max_per_img``. Where fewer are found,
+    the last scores are 0, with labels -1.
+    """
+
+    task, outputs, max_batch = 'detection', ('boxes', 'scores', 'labels'), 1
+
+    def predict(self, maps: Tuple[Tensor, ...], size: Tuple[int, int]) -> Tuple[Tensor, ...]:
+        head = self.model.bbox_head
+        config = head.test_cfg
+        boxes, scores, labels, _ = dense_candidates(head, maps, size, config)
+        found = pick(boxes, scores, labels, config, config.score_thr)
+        return tuple(tensor[None] for tensor in found)
+
+
+class TwoStageDetector(OneStageDetector):
+    """As :class:`OneStageDetector`. With a mask head also ``masks (1, n, h, w)``.
+
+    A mask has probabilities, for the area of its box: resize it to the box and take those of at
+    least ``rcnn.mask_thr_binary``.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        if model.roi_head.with_mask:
+            self.outputs = (*self.outputs, 'masks')
+
+    def predict(self, maps: Tuple[Tensor, ...], size: Tuple[int, int]) -> Tuple[Tensor, ...]:
+        model, roi_head = self.model, self.model.roi_head
+        config, head = model.test_cfg.rpn, roi_head.bbox_head
+        boxes, scores, _, levels = dense_candidates(model.rpn_head, maps, size, config)
+        regions, objectness, _ = pick(boxes, scores, levels, config)
+
+        logits, deltas = head(region_features(roi_head.bbox_roi_extractor, maps, regions))
+        scores = logits.float().softmax(-1)[:, :-1].masked_fill((objectness <= 0)[:, None], 0)
+        classes = 1 if head.reg_class_agnostic else head.num_classes
+        boxes = head.bbox_coder.decode(
+            regions.repeat_interleave(classes, dim=0), deltas.float().reshape(-1, 4), max_shape=None
+        )
+        boxes = clipped(boxes, size).reshape(-1, classes, 4).expand(-1, head.num_classes, 4)
+        labels = torch.arange(head.num_classes, device=boxes.device).expand(len(regions), -1)
+        config = model.test_cfg.rcnn
+        found = pick(
+            boxes.reshape(-1, 4), scores.reshape(-1), labels.reshape(-1), config, config.score_thr
+        )
+        if roi_head.with_mask:
+            boxes, _, labels = found
+            masks = roi_head.mask_head(region_features(roi_head.mask_roi_extractor, maps, boxes))
+            index = torch.zeros_like(labels) if roi_head.mask_head.class_agnostic else labels
+            index = index.clamp(min=0)[:, None, None, None].expand(-1, 1, *masks.shape[2:])
+            found = (*found, masks.float().gather(1, index)[:, 0].sigmoid())
+        return tuple(tensor[None] for tensor in found)
+
+
+def dense_candidates(head, maps, size, config) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Of each level the ``nms_pre`` boxes of the highest scores, with classes and levels.
+
+    They are of one image. Where a level has fewer, the last have scores of -1.
+    """
+    outputs = head(maps)
+    shapes = [tuple(level.shape[2:]) for level in outputs[0]]
+    priors = head.prior_generator.grid_priors(shapes, torch.float32, maps[0].device)
+    found = []
+    for index, (logits, deltas, prior) in enumerate(zip(*outputs, priors)):
+        scores = logits[0].float().permute(1, 2, 0).reshape(-1, head.cls_out_channels)
+        scores = scores.sigmoid() if head.use_sigmoid_cls else scores.softmax(-1)[:, :-1]
+        classes = scores.shape[1]
+        # With as many more as are taken, the number taken does not depend on the image.
+        scores = F.pad(scores.reshape(-1), (0, config.nms_pre), value=-1.0)
+        scores, order = scores.topk(config.nms_pre)
+        order = order.masked_fill(scores < 0, 0)
+        place = order // classes
+        deltas = deltas[0].float().permute(1, 2, 0).reshape(-1, 4)[place]
+        boxes = head.bbox_coder.decode(prior[place], deltas, max_shape=None)
+        found.append((clipped(boxes, size), scores, order % classes, torch.full_like(order, index)))
+    return tuple(torch.cat(parts) for parts in zip(*found))
+
+
+def clipped(boxes: Tensor, size: Tuple[int, int]) -> Tensor:
+    """Boxes cut off at the border of the image."""
+    # Tensors, as a clamp by numbers that are not known yet is not translated to ONNX.
+    height, width = (torch.full((), side, dtype=boxes.dtype, device=boxes.device) for side in size)
+    limits = torch.stack((width, height, width, height))
+    return torch.minimum(boxes.clamp(min=0), limits)
+
+
+def pick(
+    boxes: Tensor, scores: Tensor, groups: Tensor, config, score_thr: float = 0.0
+) -> Tuple[Tensor, Tensor, Tensor]:
+    """The ``max_per_img`` boxes of the highest scores that survive NMS among those of their group.
+
+    Returns:
+        Boxes, scores and groups. Where fewer are left, the last scores are 0 and groups -1.
+    """
+    from torchvision.ops import nms
+
+    sides = boxes[:, 2:] - boxes[:, :2]
+    valid = (scores > score_thr) & (sides > config.get('min_bbox_size', -1)).all(-1)
+    candidates = valid.nonzero()[:, 0]
+    some = boxes[candidates]
+    # Boxes of different groups are apart, as in mmcv's batched_nms.
+    apart = groups[candidates].to(some)[:, None] * (boxes.max() + 1)
+    kept = candidates[nms(some + apart, scores[candidates], config.nms.iou_threshold)]
+    survivors = torch.zeros_like(scores).scatter(0, kept, scores[kept])
+    number = config.max_per_img
+    scores, order = F.pad(survivors, (0, number)).topk(number)
+    empty = scores <= 0
+    order = order.masked_fill(empty, 0)
+    boxes, groups = boxes[order], groups[order]
+    return boxes.masked_fill(empty[:, None], 0), scores, groups.masked_fill(empty, -1)
+
+
+def region_features(extractor: nn.Module, maps: List[Tensor], boxes: Tensor) -> Tensor:
+    """What an extractor makes of boxes ``(n, 4)`` of one image, each from the map of its scale."""
+    from torchvision.ops import roi_align
+
+    regions = F.pad(boxes, (1, 0)).to(maps[0].dtype)  # the index of the image, which is 0
+    maps = maps[: extractor.num_inputs]
+    levels = extractor.map_roi_levels(F.pad(boxes, (1, 0)), len(maps))
+    channels, size = maps[0].shape[1], extractor.roi_layers[0].output_size
+    features = maps[0].new_zeros(len(boxes), channels, *size)
+    for index, (level, layer) in enumerate(zip(maps, extractor.roi_layers)):
+        here = (levels == index).nonzero()[:, 0]
+        found = roi_align(
+            level, regions[here], size, layer.spatial_scale, layer.sampling_ratio, layer.aligned
+        )
+        features = features.index_put((here,), found)
+    return features
+
+
+class PoolByProducts(nn.Module):
+    """``nn.AdaptiveAvgPool2d`` of maps of any size, as products with matrices of the cells."""
+
+    def __init__(self, cells: Tuple[int, int]) -> None:
+        super().__init__()
+        self.cells = cells
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, columns = (
+            pooling_matrix(side, cells, 0, x) for side, cells in zip(x.shape[2:], self.cells)
+        )
+        return rows @ x @ columns.transpose(0, 1)
+
+
+class UpsampleByWhole(nn.Module):
+    """mmseg's ``Upsample`` by a whole factor, which it multiplies in floating point."""
+
+    def __init__(self, upsample: nn.Module) -> None:
+        super().__init__()
+        self.factor, self.mode = int(upsample.scale_factor), upsample.mode
+        self.align_corners = upsample.align_corners
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = [side * self.factor for side in x.shape[2:]]
+        return F.interpolate(x, size, mode=self.mode, align_corners=self.align_corners)
+
+
+def with_exportable_parts(model: nn.Module) -> nn.Module:
+    """A copy whose layers are exportable for images of any size, with the same results."""
+    model = copy.deepcopy(model)
+    for parent in list(model.modules()):
+        for name, part in list(parent.named_children()):
+            if isinstance(part, nn.AdaptiveAvgPool2d):
+                size = part.output_size
+                cells = (size, size) if isinstance(size, int) else tuple(size)
+                if None not in cells and cells != (1, 1):  # which is a mean
+                    setattr(parent, name, PoolByProducts(cells))
+            elif type(part).__module__ == 'mmseg.models.utils.wrappers' and part.size is None:
+                setattr(parent, name, UpsampleByWhole(part))
+    return model
+
+
+def deployable(model: nn.Module) -> Deployable:
+    """The form of a classifier, detector or segmentor.
+
+    Raises:
+        NotDeployableError: For a model with parts that are not known here; names them.
+    """
+    kind, parts, nms = type(model).__name__, [], ()
+    if hasattr(model, 'decode_head'):
+        form, parts = Segmentor, [('EncoderDecoder', model)]
+    elif hasattr(model, 'roi_head'):
+        form, second = TwoStageDetector, model.roi_head
+        parts = [('RPNHead', model.rpn_head), ('StandardRoIHead', second)]
+        for extractor in (second.bbox_roi_extractor, getattr(second, 'mask_roi_extractor', None)):
+            if extractor is not None:
+                parts.append(('SingleRoIExtractor', extractor))
+        nms = (model.test_cfg.rpn.nms, model.test_cfg.rcnn.nms)
+    elif hasattr(model, 'bbox_head'):
+        form, parts = OneStageDetector, [('RetinaHead', model.bbox_head)]
+        nms = (model.test_cfg.nms,)
+    elif hasattr(model, 'head') and hasattr(model.head, 'cal_acc'):  # one class for each image
+        form = Classifier
+    else:
+        raise NotDeployableError(
+            f'a {kind} cannot be exported: it is no classifier with one class for each image, no '
+            'detector and no segmentor'
+        )
+    for known, part in parts:
+        if type(part).__name__ != known:
+            raise NotDeployableError(
+                f'a {kind} with a {type(part).__name__} cannot be exported: only {known} is known '
+                'in its place'
+            )
+    for config in nms:
+        if config.get('type', 'nms') != 'nms':
+            raise NotDeployableError(
+                f"test_cfg.nms.type={config.type!r} cannot be exported; only 'nms' can, so choose "
+                'it by --cfg-options'
+            )
+    return form(model)

@@ -1,0 +1,293 @@
+"""Exported models: what their files compute, what is refused, and the examples that run them."""
+
+import functools
+import json
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, load_tool, run_script, toolbox_model
+from mmengine.config import Config
+from PIL import Image
+
+from mmlaplace.ops import use_backend
+from mmlaplace.utils import exporting, verification
+from mmlaplace.utils.deployable import NotDeployableError, deployable
+
+FOLDER = ROOT / 'tools/deployment'
+TOOL, RUN, QUANTIZE = (FOLDER / f'{name}.py' for name in ('export', 'run_onnx', 'quantize'))
+CLASSIFIERS = {
+    'laplacianformer': 'laplacianformer/laplacianformer-micro_1xb32_mini',
+    'soft': 'soft/softpp-micro_1xb32_mini',
+    'polaformer-pvt': 'polaformer/polaformer-pvt-micro_1xb32_mini',
+    'polaformer-swin': 'polaformer/polaformer-swin-micro_1xb32_mini',
+}
+CONFIGS = {
+    **{name: f'classification/{path}' for name, path in CLASSIFIERS.items()},
+    'retinanet': 'detection/laplacianformer/retinanet_laplacianformer-micro_fpn_mini',
+    'mask-rcnn': 'detection/laplacianformer/mask-rcnn_laplacianformer-micro_fpn_mini',
+    'upernet': 'segmentation/laplacianformer/laplacianformer-micro_upernet_1xb16_mini',
+    'semantic-fpn': 'segmentation/laplacianformer/laplacianformer-micro_fpn_1xb16_mini',
+}
+OF_ANY_SIZE = ('laplacianformer',)  # of which the tests try it; the table has all
+needs_export = pytest.mark.skipif(
+    not hasattr(torch.export, 'Dim'), reason='this torch has no torch.export with sizes'
+)
+
+
+def config(name: str):
+    return ROOT / 'configs' / f'{CONFIGS[name]}.py'
+
+
+def build(name: str) -> torch.nn.Module:
+    cfg = Config.fromfile(config(name))
+    cfg.model.backbone.init_cfg = None
+    torch.manual_seed(0)
+    model = toolbox_model(cfg).eval().requires_grad_(False)
+    for path, part in model.named_modules():
+        # Random ones find all classes alike; a detector's would find scores that all round to 1.
+        if path.endswith(('conv_seg', 'head.fc')):
+            part.weight *= 10
+    return model
+
+
+@pytest.fixture(scope='module')
+def exported(tmp_path_factory):
+    """Write a file of a model; returns it and its differences from the toolbox's predictions.
+
+    A model is captured once for all formats, as that takes the most time.
+    """
+    tool = load_tool('tools/deployment/export.py')
+    folder = tmp_path_factory.mktemp('exported')
+
+    @functools.cache
+    def captured(name: str, dynamic: bool):
+        model = build(name)
+        form = deployable(model).requires_grad_(False)
+        size = (48, 48) if form.task == 'classification' else (96, 128)
+        with use_backend('reference'):
+            return model, form, size, exporting.capture(form, size, dynamic=dynamic)
+
+    @functools.cache
+    def write(name: str, kind: str, dynamic: bool = False):
+        pytest.importorskip({'onnx': 'onnxruntime'}.get(kind, 'torch'))
+        model, form, size, program = captured(name, dynamic)
+        about = exporting.describe(form, size, program, precision='fp32')
+        path = folder / f'{name}{exporting.SUFFIXES[kind]}'
+        exporting.WRITERS[kind](program, path, about)
+        run, about = exporting.open_exported(path)
+        sizes = verification.sizes_to_verify(size, about['multiple'], about['size'] is None)
+        assert len(set(sizes)) == (3 if dynamic else 1)
+        rows = tool.verify(model, form, run, about, sizes)
+        assert len(rows) == len(sizes)
+        return path, rows
+
+    return write
+
+
+def check_differences(rows: list) -> None:
+    """That none is beyond its tolerance, and that a detector had something to compare."""
+    assert not any(row['beyond_tolerance'] for row in rows), rows
+    assert all(row.get('expected', 1) > 0 for row in rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['polaformer-swin', 'retinanet', 'mask-rcnn', 'upernet'])
+def test_the_form_that_is_exported_predicts_what_the_toolbox_does(name):
+    model = build(name)
+    form = deployable(model)
+    size = (96, 128) if form.task != 'classification' else (48, 48)
+    photo = verification.photographs(size)[0]
+    with torch.no_grad():
+        expected = verification.predicted(model, form.task, photo)
+        found = verification.differences(form, expected, dict(zip(form.outputs, form(photo))))
+    assert not verification.too_much(found, half=False), found
+    assert found.get('expected', 1) > 5
+
+
+@needs_export
+@pytest.mark.slow
+@pytest.mark.parametrize('name', CLASSIFIERS)
+def test_a_classifier_becomes_onnx_of_standard_operators(name, exported):
+    onnx = pytest.importorskip('onnx')
+    path, rows = exported(name, 'onnx', dynamic=name in OF_ANY_SIZE)
+    check_differences(rows)
+    model = onnx.load(path)
+    assert {node.domain for node in model.graph.node} <= {'', 'ai.onnx'}
+    (about,) = (prop.value for prop in model.metadata_props if prop.key == exporting.KEY)
+    assert (json.loads(about)['size'] is None) == (name in OF_ANY_SIZE)
+
+
+@needs_export
+@pytest.mark.slow
+@pytest.mark.parametrize('name', CLASSIFIERS)
+def test_a_classifier_becomes_pt2_without_ops_of_ours(name, exported):
+    path, rows = exported(name, 'pt2', dynamic=name in OF_ANY_SIZE)
+    check_differences(rows)
+    nodes = torch.export.load(path).graph.nodes
+    assert not [node for node in nodes if 'mmlaplace' in str(node.target)]
+    if name in OF_ANY_SIZE:
+        run, _ = exporting.open_exported(path)
+        assert run(torch.zeros(3, 3, 64, 96))[0].shape == (3, 10)
+
+
+@needs_export
+@pytest.mark.build
+def test_a_package_of_aotinductor_runs_from_cpp(exported, tmp_path):
+    path, rows = exported('polaformer-pvt', 'aoti')
+    check_differences(rows)
+    include, library = (f'{torch.__path__[0]}/{name}' for name in ('include', 'lib'))
+    program = tmp_path / 'aoti_classify'
+    subprocess.run(
+        ['g++', '-std=c++17', FOLDER / 'aoti_classify.cpp', '-o', program,
+         f'-I{include}', f'-I{include}/torch/csrc/api/include', f'-L{library}',
+         f'-Wl,-rpath,{library}', '-ltorch', '-ltorch_cpu', '-lc10',
+         f'-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}'],
+        check=True,
+    )  # fmt: skip
+    photo = verification.photographs((48, 48))[0]
+    image = tmp_path / 'photo.ppm'
+    Image.fromarray(photo[0].permute(1, 2, 0).byte().numpy()).save(image)
+    said = subprocess.run([program, path, image], capture_output=True, text=True)
+    assert said.returncode == 0, said.stderr
+    run, _ = exporting.open_exported(path)
+    scores, labels = run(photo)[0][0].topk(5)
+    lines = [line.split() for line in said.stdout.splitlines()]
+    assert [int(label) for label, _ in lines] == labels.tolist()
+    # Printed with six digits.
+    assert [float(score) for _, score in lines] == pytest.approx(scores.tolist(), rel=1e-5)
+    broken = subprocess.run([program, path, path], capture_output=True, text=True)
+    assert broken.returncode == 1 and 'is no P6 image' in broken.stderr
+
+
+@needs_export
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['retinanet', 'mask-rcnn', 'upernet', 'semantic-fpn'])
+def test_detectors_and_segmentors_become_onnx_with_their_selection(name, exported, tmp_path):
+    pytest.importorskip('onnxscript')
+    path, rows = exported(name, 'onnx')
+    check_differences(rows)
+    image = tmp_path / 'photo.png'
+    pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), np.uint8)
+    Image.fromarray(pixels).save(image)
+    result = run_script(RUN, path, image, '--out', tmp_path / 'out')
+    assert result.returncode == 0, result.stderr
+    assert 'photo.png: 96 x 128\n  class ' in result.stdout
+    pictures = sorted((tmp_path / 'out').glob('*.png'))
+    assert bool(pictures) == (name != 'retinanet')
+    assert all(Image.open(picture).size == (128, 96) for picture in pictures)
+
+
+@needs_export
+@pytest.mark.slow
+def test_the_tool_writes_verifies_and_times_a_file_for_one_size(tmp_path):
+    pytest.importorskip('onnxruntime')
+    pytest.importorskip('onnxscript')
+    name, weights, out = 'polaformer-pvt', tmp_path / 'weights.pth', tmp_path / 'model.onnx'
+    torch.save(dict(state_dict=build(name).state_dict()), weights)
+    command = [TOOL, config(name), weights, '--fp16', '--out', out]
+    result = run_script(
+        *command, '--verify', '--benchmark', '--rounds', 1, '--report', tmp_path / 'report.json'
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    report = json.loads((tmp_path / 'report.json').read_text())
+    assert report['differences'][0]['size'] == [48, 48]
+    assert report['milliseconds'][0]['runtime'] > 0
+    assert report['about']['precision'] == 'fp16' and report['about']['batch'] == 1
+    assert report['megabytes'] < 0.7 * weights.stat().st_size / 2**20
+    result = run_script(*command)
+    assert result.returncode == 2 and '--force replaces it' in result.stderr
+
+    image = tmp_path / 'photo.png'
+    Image.new('RGB', (60, 40), (200, 100, 50)).save(image)
+    result = run_script(RUN, out, image)
+    assert result.returncode == 0, result.stderr
+    assert 'photo.png: 48 x 48\n  class ' in result.stdout
+    result = run_script(RUN, out, image, '--image-size', 64, 64)
+    assert result.returncode == 2
+    assert 'exported for images of 48 x 48 alone, got --image-size 64 64' in result.stderr
+
+
+@needs_export
+@pytest.mark.slow
+def test_int8_takes_less_room_and_keeps_products_of_activations(exported, tmp_path):
+    pytest.importorskip('onnxruntime')
+    onnx = pytest.importorskip('onnx')
+    path, _ = exported('polaformer-pvt', 'onnx')
+    photos = [
+        photo[0].permute(1, 2, 0).byte().numpy() for photo in verification.photographs((96, 96))
+    ]
+    for split in ('train', 'val'):
+        for label, photo in enumerate(photos):
+            folder = tmp_path / split / str(label)
+            folder.mkdir(parents=True)
+            Image.fromarray(photo[:48, :48]).save(folder / 'a.png')
+            Image.fromarray(photo[48:, 48:]).save(folder / 'b.png')
+    data = [f'{name}_dataloader.dataset.data_root={tmp_path}' for name in ('train', 'test')]
+    out, report = tmp_path / 'int8.onnx', tmp_path / 'int8.json'
+    result = run_script(
+        QUANTIZE, path, config('polaformer-pvt'), '--out', out, '--report', report,
+        '--max-loss', 100, '--rounds', 1, '--cfg-options', *data,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    found = json.loads(report.read_text())
+    assert found['images'] == 6
+    assert found['megabytes']['int8'] < 0.5 * found['megabytes']['fp32']
+    kinds = [node.op_type for node in onnx.load(out).graph.node]
+    assert 'DequantizeLinear' in kinds
+    (run, about), (plain, _) = map(exporting.open_exported, (out, path))
+    assert about['task'] == 'classification'
+    photo = verification.photographs((48, 48))[0]
+    # Random weights scaled up; eight bits of each activation leave the classes in much the same
+    # order.
+    assert (run(photo)[0] - plain(photo)[0]).abs().max() < 0.3
+
+
+@pytest.mark.slow
+def test_what_cannot_be_exported_is_refused_with_the_reason():
+    model = build('mask-rcnn')
+    model.test_cfg.rcnn.nms = dict(type='soft_nms', iou_threshold=0.5)
+    with pytest.raises(NotDeployableError, match="test_cfg.nms.type='soft_nms' cannot be exported"):
+        deployable(model)
+    model.roi_head.__class__ = type('CascadeRoIHead', (type(model.roi_head),), {})
+    with pytest.raises(NotDeployableError, match='a MaskRCNN with a CascadeRoIHead cannot'):
+        deployable(model)
+    with pytest.raises(NotDeployableError, match='a Linear cannot be exported: it is no classif'):
+        deployable(torch.nn.Linear(1, 1))
+    if not hasattr(torch.export, 'Dim'):
+        return
+    form = deployable(build('retinanet'))
+    with pytest.raises(NotDeployableError, match='for one image at a time, not 2'):
+        exporting.capture(form, (96, 128), batch=2)
+    with pytest.raises(NotDeployableError, match='multiples of 32, got 100 x 128'):
+        exporting.capture(form, (100, 128))
+
+
+def test_a_missing_exporter_names_the_extra(monkeypatch):
+    def without(name, *args, **kwargs):
+        if name == 'onnxscript':
+            raise ImportError(f'No module named {name!r}')
+        return original(name, *args, **kwargs)
+
+    original = exporting.import_module
+    monkeypatch.setattr(exporting, 'import_module', without)
+    with pytest.raises(ImportError, match=r'this needs onnxscript.*"mmlaplace\[deploy\]"'):
+        exporting.require_packages('json', 'onnxscript')
+
+
+@pytest.mark.parametrize(
+    ('options', 'message'),
+    [
+        (('--out', 'model.pt'), 'the name of onnx files ends with .onnx'),
+        (('--backend', 'native'), 'ONNX files have standard operators alone'),
+    ],
+)
+def test_options_that_do_not_go_together_are_named(options, message):
+    result = run_script(TOOL, config('laplacianformer'), 'none.pth', *options)
+    assert result.returncode == 2 and message in result.stderr
+
+
+def test_an_unknown_file_is_refused(tmp_path):
+    with pytest.raises(ValueError, match='ends with none of'):
+        exporting.open_exported(tmp_path / 'model.bin')

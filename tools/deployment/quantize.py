@@ -1,0 +1,135 @@
+"""Quantise the linears and convolutions of a classifier's ONNX file to int8, and measure it.
+
+Activations get their ranges from training images of the config (static quantisation of ONNX
+Runtime), weights theirs by channel. Kernels, inverses and normalisers stay in fp32, as do products
+of two activations. Then both files classify the config's test images, and are timed by turns.
+
+Examples:
+  python tools/deployment/quantize.py classifier.onnx CONFIG --out classifier.int8.onnx
+"""
+
+import json
+import statistics
+import sys
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Callable, Dict, Iterator, List, Tuple
+
+import torch
+from mmengine.config import Config, DictAction
+from mmengine.registry import DATASETS, DefaultScope
+from torch import Tensor
+
+from mmlaplace.utils import exporting
+from mmlaplace.utils.command_line import ToolParser, write_json
+from mmlaplace.utils.measuring import describe_machine, interleave
+
+
+def images_of(cfg: Config, split: str, count: int) -> Iterator[Tuple[Tensor, int]]:
+    """Evenly spread images of a config's data as RGB pixels ``(1, 3, H, W)``, with their labels.
+
+    All go through the pipeline for testing, so without augmentation.
+    """
+    dataset_cfg = dict(cfg[f'{split}_dataloader'].dataset)
+    dataset_cfg['pipeline'] = cfg.test_dataloader.dataset.pipeline
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        dataset = DATASETS.build(dataset_cfg)
+    for index in range(0, len(dataset), max(1, len(dataset) // count) if count else 1):
+        data = dataset[index]
+        image = data['inputs'].flip(0).float()  # loaded as BGR
+        yield image[None].contiguous(), int(data['data_samples'].gt_label)
+
+
+def products_of_activations(path: Path) -> List[str]:
+    """Names of the products without a weight: those of kernels, inverses and attentions."""
+    import onnx
+
+    graph = onnx.load(str(path)).graph
+    weights = {tensor.name for tensor in graph.initializer}
+    return [
+        node.name
+        for node in graph.node
+        if node.op_type in ('MatMul', 'Gemm') and node.input[1] not in weights
+    ]
+
+
+def quantize(source: Path, out: Path, images: List[Tensor]) -> None:
+    """Write the int8 file, with the metadata of the other."""
+    import onnx
+    from onnxruntime import quantization
+    from onnxruntime.quantization.shape_inference import quant_pre_process
+
+    class Images(quantization.CalibrationDataReader):
+        left = iter(images)
+
+        def get_next(self) -> Dict[str, object]:
+            image = next(self.left, None)
+            return None if image is None else dict(images=image.numpy())
+
+    with TemporaryDirectory() as folder:
+        prepared = Path(folder, 'prepared.onnx')
+        quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
+        quantization.quantize_static(
+            str(prepared), str(out), Images(), op_types_to_quantize=['Conv', 'MatMul', 'Gemm'],
+            nodes_to_exclude=products_of_activations(prepared), per_channel=True,
+        )  # fmt: skip
+    model = onnx.load(str(out))
+    del model.metadata_props[:]
+    model.metadata_props.extend(onnx.load(str(source), load_external_data=False).metadata_props)
+    onnx.save(model, str(out))
+
+
+def top1(run: Callable, images: List[Tuple[Tensor, int]]) -> float:
+    """Percent of the images whose highest score is that of their label."""
+    right = sum(int(run(image)[0].argmax()) == label for image, label in images)
+    return 100 * right / len(images)
+
+
+def main() -> None:
+    parser = ToolParser(__doc__)
+    parser.add_argument('model', type=Path, help='of export.py --format onnx')
+    parser.add_argument('config', help='of the same classifier, for its data')
+    parser.add_output('--out', required=True, help='the int8 file')
+    parser.add_argument('--calibration', type=int, default=64, help='images; default: 64')
+    parser.add_argument('--test', type=int, default=0, help='images; default: all')
+    parser.add_argument('--max-loss', type=float, default=1.0, help='of top-1, in points')
+    parser.add_argument('--rounds', type=int, default=20, help='default: %(default)s')
+    parser.add_output('--report', help='write what is printed here too, as JSON')
+    parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={})
+    args = parser.parse_args()
+    try:
+        exporting.require_packages('onnx', 'onnxruntime')
+    except ImportError as error:
+        parser.error(str(error))
+    cfg = Config.fromfile(args.config)
+    cfg.merge_from_dict(args.cfg_options)
+    import_module(f'{cfg.default_scope}.utils').register_all_modules(init_default_scope=False)
+    before, about = exporting.open_exported(args.model)
+    if about['task'] != 'classification' or about['precision'] != 'fp32':
+        parser.error(f'{args.model} is no fp32 classifier: {about["task"]}, {about["precision"]}')
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    quantize(args.model, args.out, [i for i, _ in images_of(cfg, 'train', args.calibration)])
+    after, _ = exporting.open_exported(args.out)
+    images = list(images_of(cfg, 'test', args.test))
+    files, runs = dict(fp32=args.model, int8=args.out), dict(fp32=before, int8=after)
+    jobs = {name: partial(run, images[0][0]) for name, run in runs.items()}
+    seconds = interleave(jobs, args.rounds, torch.device('cpu'))
+    report = dict(
+        images=len(images),
+        top1={name: round(top1(run, images), 2) for name, run in runs.items()},
+        milliseconds={name: round(1e3 * statistics.median(of), 3) for name, of in seconds.items()},
+        megabytes={name: round(path.stat().st_size / 2**20, 2) for name, path in files.items()},
+        machine=describe_machine(torch.device('cpu')),
+    )
+    print(json.dumps(report, indent=2))
+    if args.report:
+        write_json(args.report, report)
+    loss = report['top1']['fp32'] - report['top1']['int8']
+    if loss > args.max_loss:
+        sys.exit(f'{args.out} loses {loss:.2f} points of top-1, more than {args.max_loss}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,112 @@
+"""Run an ONNX file of export.py on images. It needs onnxruntime, numpy and pillow, and no PyTorch.
+
+Prints the classes or the boxes of each image. With --out, the label map of a segmentor or the masks
+of a detector are saved as PNG files.
+
+Examples:
+  python tools/deployment/run_onnx.py classifier.onnx cat.jpg
+  python tools/deployment/run_onnx.py detector.onnx street.jpg --image-size 800 1280 --out masks/
+"""
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+SHORTEST = 224  # side that an image is resized to where the file takes any size
+
+
+def target_size(about: dict, wanted, image: Image.Image) -> tuple:
+    """Height and width that an image is resized to.
+
+    Raises:
+        ValueError: If the file does not take the size that is wanted; says which it takes.
+    """
+    if about['size'] is not None:
+        if wanted is not None and list(wanted) != about['size']:
+            raise ValueError(
+                f'this file was exported for images of {about["size"][0]} x {about["size"][1]} '
+                f'alone, got --image-size {wanted[0]} {wanted[1]}; leave it out, or export with '
+                '--dynamic'
+            )
+        return tuple(about['size'])
+    if wanted is not None:
+        return tuple(wanted)
+    scale = SHORTEST / min(image.size)
+    return tuple(round(side * scale) for side in image.size[::-1])
+
+
+def to_pixels(image: Image.Image, size: tuple, about: dict) -> np.ndarray:
+    """Pixels ``(1, 3, H, W)``, padded right and below to the sides that the file takes."""
+    pixels = np.asarray(image.convert('RGB').resize(size[::-1]), np.float32)
+    margins = [(0, -side % about['multiple']) for side in size]
+    mean = np.array(about['mean'], np.float32)  # of which the file makes 0
+    padded = np.pad(pixels - mean, (*margins, (0, 0))) + mean
+    return padded.transpose(2, 0, 1)[None]
+
+
+def paste(mask: np.ndarray, box: np.ndarray, size: tuple) -> np.ndarray:
+    """The mask of a box as an image of 0 and 255."""
+    left, top, right, bottom = (round(float(side)) for side in box)
+    canvas = Image.new('L', size[::-1])
+    if right > left and bottom > top:
+        shape = Image.fromarray(mask).resize((right - left, bottom - top), Image.BILINEAR)
+        canvas.paste(shape.point(lambda value: 255 * (value >= 0.5)).convert('L'), (left, top))
+    return np.asarray(canvas)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('model', type=Path, help='of export.py --format onnx')
+    parser.add_argument('images', nargs='+', type=Path)
+    parser.add_argument('--image-size', nargs=2, type=int, metavar=('H', 'W'))
+    parser.add_argument('--top', type=int, default=5, help='classes or boxes; default: 5')
+    parser.add_argument('--providers', nargs='+', default=['CPUExecutionProvider'])
+    parser.add_argument('--out', type=Path, help='folder for label maps and masks')
+    args = parser.parse_args()
+    try:
+        import onnxruntime
+    except ImportError as error:
+        parser.error(f'this needs onnxruntime ({error}); pip install "mmlaplace[deploy]"')
+    session = onnxruntime.InferenceSession(str(args.model), providers=args.providers)
+    about = json.loads(session.get_modelmeta().custom_metadata_map['mmlaplace'])
+    if about['batch'] not in (None, 1):
+        parser.error(f'{args.model} takes {about["batch"]} images at a time; export it for one')
+    for path in args.images:
+        image = Image.open(path)
+        try:
+            size = target_size(about, args.image_size, image)
+        except ValueError as error:
+            parser.error(str(error))
+        found = session.run(None, {'images': to_pixels(image, size, about)})
+        found = {name: value[0] for name, value in zip(about['outputs'], found)}
+        print(f'{path}: {size[0]} x {size[1]}')
+        pictures = {}
+        if about['task'] == 'classification':
+            for label in found['scores'].argsort()[::-1][: args.top]:
+                print(f'  class {label}: {found["scores"][label]:.1%}')
+        elif about['task'] == 'segmentation':
+            labels = found['labels'][: size[0], : size[1]]
+            pictures[''] = labels.astype(np.uint8)
+            for label, count in zip(*np.unique(labels, return_counts=True)):
+                print(f'  class {label}: {count / labels.size:.1%} of the pixels')
+        else:
+            for index in range(min(args.top, int((found['scores'] > 0).sum()))):
+                box = found['boxes'][index]
+                print(
+                    f'  class {found["labels"][index]}: {found["scores"][index]:.1%} at '
+                    + ' '.join(f'{side:.1f}' for side in box)
+                )
+                if 'masks' in found:
+                    pictures[f'_{index}'] = paste(found['masks'][index], box, size)
+        for name, picture in pictures.items() if args.out else ():
+            args.out.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(picture).save(args.out / f'{path.stem}{name}.png')
+
+
+if __name__ == '__main__':
+    main()
