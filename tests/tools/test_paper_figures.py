@@ -10,6 +10,7 @@ import torch
 from conftest import ROOT, load_tool, run_script
 from mmengine.config import Config
 from mmengine.registry import MODELS
+from PIL import Image
 
 from mmlaplace.models import SOFTAttention
 from mmlaplace.ops import gaussian_kernel
@@ -131,7 +132,8 @@ def test_figures_of_a_pola_model_are_drawn(weights, tmp_path):
     model = ('--model', POLA, weights[POLA], 'PolaFormer')
     found = draw('polaformer-3', tmp_path, *model)
     assert not found['matrix'] and all(-1 <= b['correlation'] <= 1 for b in found['blocks'])
-    other = ('--model', SOFTPP, weights[SOFTPP], 'SOFT++', '--size', '48', '48')
+    Image.new('RGB', (48, 48), 'teal').save(tmp_path / 'one.png')
+    other = ('--model', SOFTPP, weights[SOFTPP], 'SOFT++', '--images', 'one', tmp_path)
     blocks = draw('polaformer-5', tmp_path, *model, *other)['models']['PolaFormer']
     assert all(0 <= block['entropy'] <= 1.001 for block in blocks.values())
 
