@@ -15,7 +15,7 @@ from explorer.cards import cards
 from explorer.images import MOST_PIXELS, Images, fitted, read_image
 from explorer.models import Models, compared, from_config, quick_start, untrained
 from explorer.pictures import exported
-from explorer.rows import Explorer, colour_limits
+from explorer.rows import Explorer, colour_limits, default_view
 from explorer.view import View
 from mmengine.registry import MODELS
 from PIL import Image
@@ -226,6 +226,17 @@ def test_the_quick_start_is_found_where_it_was_moved_to(tmp_path):
     assert (name, source.weights) == ('quick start', 'trained by the quick start')
     loaded = Models().backbone(source).state_dict()
     assert all(torch.equal(loaded[n], value + 1) for n, value in backbone.state_dict().items())
+
+
+def test_a_view_begins_with_what_was_given_or_trained(explorer):
+    assert default_view(explorer).attention[0] == 'LaplacianAttention'
+    assert default_view(explorer, ['mine']).trained == ('mine',)
+    assert default_view(explorer, ['mine']).attention == ()
+    source = untrained('SoftmaxAttention', 'vit')
+    names = ['quick start', 'SoftmaxAttention on vit, textures, seed 0']
+    found = default_view(Explorer(explorer.images, Models(dict.fromkeys(names, source))))
+    assert found.trained == tuple(names)
+    assert found.attention == ('LaplacianAttention', 'PolaAttention')
 
 
 def test_a_checkpoint_of_another_model_is_refused(checkpoint, tmp_path):

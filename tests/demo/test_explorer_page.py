@@ -16,6 +16,7 @@ from conftest import ROOT, run_script
 from PIL import Image
 
 SCRIPT = ROOT / 'demo/attention_explorer.py'
+LAPLACIAN = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
 SMALL = '?image=astronaut&size=64&stage=0&attention=LaplacianAttention'
 pytestmark = pytest.mark.slow
 
@@ -24,6 +25,8 @@ def test_the_command_line_says_what_is_wrong():
     pytest.importorskip('gradio')
     said = run_script(SCRIPT, '--model', 'nowhere.py')
     assert '--model nowhere.py: ' in said.stderr
+    said = run_script(SCRIPT, '--model', LAPLACIAN, '--model', LAPLACIAN)
+    assert f'two are named {LAPLACIAN.stem}; give a name' in said.stderr
     with socket.socket() as taken:
         taken.bind(('127.0.0.1', 0))
         taken.listen()
