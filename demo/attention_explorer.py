@@ -16,7 +16,7 @@ from pathlib import Path
 
 from explorer.images import Images
 from explorer.models import Models, compared, from_config, quick_start
-from explorer.rows import Explorer
+from explorer.rows import Explorer, default_view
 
 from mmlaplace.utils.command_line import ToolParser
 
@@ -51,7 +51,7 @@ def main() -> None:
     args = parser.parse_args()
     try:
         import uvicorn
-        from explorer.page import default_view, server
+        from explorer.page import server
     except ImportError as error:
         sys.exit(
             f'{parser.prog}: error: it needs gradio ({error}); install it with '
@@ -59,18 +59,21 @@ def main() -> None:
         )
     check_free(parser, args.host, args.port)
     sources = {}
-    for given in args.model:
-        if len(given) > 3:
-            parser.error(f'--model {" ".join(given)}: a config, a checkpoint and a name')
-        config, checkpoint, name = (*given, None, None)[:3]
+    for model in args.model:
+        if len(model) > 3:
+            parser.error(f'--model {" ".join(model)}: a config, a checkpoint and a name')
+        config, checkpoint, name = (*model, None, None)[:3]
         try:
             source = from_config(config, checkpoint, name)
         except (FileNotFoundError, AttributeError) as error:
             parser.error(f'--model {config}: {error}; name a config of this project')
+        if source.title in sources:
+            parser.error(f'--model: two are named {source.title}; give a name after the checkpoint')
         sources[source.title] = source
+    given = list(sources)
     sources.update({**quick_start(args.quick_start), **compared(args.compared)})
     explorer = Explorer(Images(), Models(sources))
-    app = server(explorer, default_view(explorer))
+    app = server(explorer, default_view(explorer, given))
     print(f'attention explorer: http://{args.host}:{args.port} (Ctrl+C ends it)', flush=True)
     uvicorn.run(app, host=args.host, port=args.port, log_level='warning')
 

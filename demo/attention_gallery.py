@@ -102,7 +102,7 @@ def caption(drawn: Drawn) -> str:
     if found is not None:
         if drawn.panel.matrix not in drawn.name.lower():  # else it is named after the attention
             lines.append(f'matrix {drawn.panel.matrix}')
-        lines.append(f'near {found.near:.0%}, far {found.far:.0%}, entropy {found.entropy:.2f}')
+        lines.append(f'near {found.near:.0%}, far {found.far:.0%}<br>entropy {found.entropy:.2f}')
     if drawn.panel.weights_are == RANDOM:
         lines.append(f'*{RANDOM}*')
     return '<br>'.join(lines)

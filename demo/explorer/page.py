@@ -1,9 +1,8 @@
 """The page of the explorer, and the server that it comes from."""
 
-from dataclasses import replace
 from pathlib import Path
 from threading import Lock
-from typing import List
+from typing import List, Optional, Sequence
 
 import gradio as gr
 from fastapi import FastAPI, Request
@@ -11,7 +10,7 @@ from fastapi.responses import PlainTextResponse, Response
 
 from .cards import STYLE, cards, links, message
 from .images import fitted
-from .models import ATTENTIONS, HOSTS, QUICK_START
+from .models import ATTENTIONS, HOSTS
 from .pictures import exported
 from .rows import Explorer, Offered
 from .view import LAST, SCALES, SIZES, View
@@ -41,7 +40,7 @@ INTO_ADDRESS = """(address) => {
 }"""
 
 
-def numbered(count: int, first: list = ()) -> list:
+def numbered(count: int, first: Sequence[tuple] = ()) -> list:
     return [*first, *((str(number), number) for number in range(count))]
 
 
@@ -81,7 +80,7 @@ class Page:
         self.upload = gr.UploadButton('Upload an image', size='sm', elem_id='upload-image')
         self.trained = gr.Dropdown(
             list(self.explorer.models.sources), value=list(default.trained), elem_id='trained',
-            label='Trained models', **many,
+            label='Trained or given models', **many,
         )  # fmt: skip
         self.attention = gr.Dropdown(
             list(ATTENTIONS), value=list(default.attention), elem_id='attentions',
@@ -207,7 +206,7 @@ class Page:
             return self.failed(error)
         return self.shown(view)
 
-    def failed(self, error: ValueError, instead: View = None) -> list:
+    def failed(self, error: ValueError, instead: Optional[View] = None) -> list:
         """A message, above what was there or above another view. The address stays as it is."""
         if instead is not None:
             values = self.shown(instead)
@@ -280,13 +279,3 @@ def server(explorer: Explorer, default: View) -> FastAPI:
         app, page, path='/', theme=theme, css=STYLE, footer_links=[], ssr_mode=False,
         max_file_size=LARGEST_UPLOAD,
     )  # fmt: skip
-
-
-def default_view(explorer: Explorer) -> View:
-    """Ours, softmax and PolaFormer's: trained where they are, else with random weights."""
-    attentions = ('LaplacianAttention', 'SoftmaxAttention', 'PolaAttention')
-    names = list(explorer.models.sources)
-    first = [next((n for n in names if n.startswith(f'{a} on ')), None) for a in attentions]
-    trained = [QUICK_START] if QUICK_START in names else []
-    missing = tuple(a for a, found in zip(attentions, first) if found is None)
-    return replace(View(), trained=(*trained, *filter(None, first)), attention=missing)

@@ -2,8 +2,9 @@
 
 import math
 from collections import OrderedDict
+from dataclasses import replace
 from threading import Lock
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -20,7 +21,7 @@ from mmlaplace.utils.attention_rows import (
 from mmlaplace.utils.recording import Mixed, mixed_by, normalized
 
 from .images import Images, fitted
-from .models import Models, Source
+from .models import QUICK_START, Models, Source
 from .view import LAST, View
 
 MOST_MODELS = 12
@@ -209,3 +210,17 @@ def colour_limits(panels: List[Panel], scale: str) -> List[Tuple[float, float]]:
 
 def last_block(view: View) -> str:
     return 'last block' if view.block == LAST else f'block {view.block}'
+
+
+def default_view(explorer: Explorer, given: Sequence[str] = ()) -> View:
+    """The models that were given. Without any, ours, softmax and PolaFormer's: trained where they
+    are, else with random weights.
+    """
+    if given:
+        return replace(View(), trained=tuple(given))
+    attentions = ('LaplacianAttention', 'SoftmaxAttention', 'PolaAttention')
+    names = list(explorer.models.sources)
+    first = [next((n for n in names if n.startswith(f'{a} on ')), None) for a in attentions]
+    trained = [QUICK_START] if QUICK_START in names else []
+    missing = tuple(a for a, found in zip(attentions, first) if found is None)
+    return replace(View(), trained=(*trained, *filter(None, first)), attention=missing)
