@@ -9,7 +9,7 @@ from mmlaplace.models import BaseAttention
 
 pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
-from exporting import assert_alike, operators, session, to_onnx
+from onnx_files import assert_alike, operators, session, to_onnx
 
 ATTENTIONS = registered(BaseAttention)
 # What cannot leave PyTorch, and why.

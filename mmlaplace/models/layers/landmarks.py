@@ -129,18 +129,18 @@ class Landmarks(nn.Module):
 
     def _convolved(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         ratio, heads = self.pool_ratio, int(x.shape[1])  # a trace has a tensor for a size
-        if self.side is not None and exporting():  # runtimes have no adaptive pooling
-            cells = [ratio * side for side in self._sides(hw_shape)]
-            x, hw_shape = pooled_landmarks(x, hw_shape, cells=cells).to(x.dtype), cells
+        size = hw_shape
+        if self.side is not None:
+            size = tuple(ratio * side for side in self._sides(hw_shape))
+            if exporting():  # runtimes have no adaptive pooling
+                x, hw_shape = pooled_landmarks(x, hw_shape, cells=size).to(x.dtype), size
         height, width = hw_shape
         # Heads beside each other are how tokens lie in memory; a map for each head is a copy.
         maps = tokens_to_map(x.transpose(1, 2).flatten(2), hw_shape)  # (B, heads * d, H, W)
         if self.side is None:
             maps = F.pad(maps, (0, max(ratio - width, 0), 0, max(ratio - height, 0)))
-        else:
-            size = [ratio * side for side in self._sides(hw_shape)]
-            if size != [height, width]:
-                maps = F.adaptive_avg_pool2d(maps, size)
+        elif size != tuple(hw_shape):
+            maps = F.adaptive_avg_pool2d(maps, size)
         weight = self.conv.weight.repeat(heads, 1, 1, 1)  # the same for all heads
         maps = F.conv2d(maps, weight, stride=ratio, groups=heads)
         tokens = map_to_tokens(maps)
