@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmlaplace.ops import exporting, pooled_landmarks
+from mmlaplace.ops.backend import at_most
 
 from .feature_map import map_to_tokens, tokens_to_map
 from .position import RotaryEmbedding2D
@@ -115,7 +116,7 @@ class Landmarks(nn.Module):
             wanted = [self.side, self.side]
         if self.exact:
             return tuple(wanted)
-        return tuple(min(count, side) for count, side in zip(wanted, hw_shape))
+        return tuple(at_most(count, side) for count, side in zip(wanted, hw_shape))
 
     def _pooled(
         self, x: Tensor, hw_shape: Tuple[int, int], rotary: Optional[RotaryEmbedding2D]
