@@ -138,3 +138,12 @@ def ceil_div(number: int, by: int) -> int:
     ONNX rounds the quotient of integers towards zero, and so :math:`-(-a // b)` down.
     """
     return (number + by - 1) // by
+
+
+def at_most(limit: int, size: int) -> int:
+    """``min(limit, size)``, which a graph computes anew for a dynamic size."""
+    if isinstance(size, torch.Tensor):  # in a trace
+        return size.clamp(max=limit)
+    if isinstance(size, torch.SymInt):
+        return torch.sym_min(limit, size)
+    return min(limit, size)

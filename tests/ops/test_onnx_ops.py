@@ -20,7 +20,7 @@ from mmlaplace.ops.rotary import rotary_table
 
 pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
-from exporting import assert_alike, operators, session, to_onnx
+from onnx_files import assert_alike, operators, session, to_onnx
 
 needs_dynamo = pytest.mark.skipif(
     tuple(map(int, torch.__version__.split('.')[:2])) < (2, 7),

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmlaplace.ops import exporting, pooled_landmarks
+from mmlaplace.ops.backend import at_most
 
 from .feature_map import map_to_tokens, tokens_to_map
 from .position import RotaryEmbedding2D
@@ -115,7 +116,7 @@ class Landmarks(nn.Module):
             wanted = [self.side, self.side]
         if self.exact:
             return tuple(wanted)
-        return tuple(min(count, side) for count, side in zip(wanted, hw_shape))
+        return tuple(at_most(count, side) for count, side in zip(wanted, hw_shape))
 
     def _pooled(
         self, x: Tensor, hw_shape: Tuple[int, int], rotary: Optional[RotaryEmbedding2D]
@@ -129,18 +130,18 @@ class Landmarks(nn.Module):
 
     def _convolved(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         ratio, heads = self.pool_ratio, int(x.shape[1])  # a trace has a tensor for a size
-        if self.side is not None and exporting():  # runtimes have no adaptive pooling
-            cells = [ratio * side for side in self._sides(hw_shape)]
-            x, hw_shape = pooled_landmarks(x, hw_shape, cells=cells).to(x.dtype), cells
+        size = hw_shape
+        if self.side is not None:
+            size = tuple(ratio * side for side in self._sides(hw_shape))
+            if exporting():  # runtimes have no adaptive pooling
+                x, hw_shape = pooled_landmarks(x, hw_shape, cells=size).to(x.dtype), size
         height, width = hw_shape
         # Heads beside each other are how tokens lie in memory; a map for each head is a copy.
         maps = tokens_to_map(x.transpose(1, 2).flatten(2), hw_shape)  # (B, heads * d, H, W)
         if self.side is None:
             maps = F.pad(maps, (0, max(ratio - width, 0), 0, max(ratio - height, 0)))
-        else:
-            size = [ratio * side for side in self._sides(hw_shape)]
-            if size != [height, width]:
-                maps = F.adaptive_avg_pool2d(maps, size)
+        elif size != tuple(hw_shape):
+            maps = F.adaptive_avg_pool2d(maps, size)
         weight = self.conv.weight.repeat(heads, 1, 1, 1)  # the same for all heads
         maps = F.conv2d(maps, weight, stride=ratio, groups=heads)
         tokens = map_to_tokens(maps)
