@@ -25,7 +25,9 @@ def pseudo_inverse(mat: Tensor, num_iters: int, start_per: str = 'matrix') -> Te
         ``(..., m, m)``.
     """
     columns = mat.sum(-2)
-    largest = columns.amax() if start_per == 'batch' else columns.amax(-1)[..., None, None]
+    # The ONNX exporter knows no amax of all axes.
+    of_batch = start_per == 'batch'
+    largest = columns.flatten().amax(0) if of_batch else columns.amax(-1)[..., None, None]
     inverse, identity = mat.transpose(-2, -1) / largest, identity_like(mat)
     for _ in range(num_iters):
         product = mat @ inverse

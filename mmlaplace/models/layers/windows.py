@@ -123,18 +123,27 @@ def _places(
     rows, columns = (ceil_div(size, length) for size, length in zip(hw_shape, side))
     padded = rows * side[0], columns * side[1]
     row, column = (
-        (torch.arange(size, device=device) + step) % size for size, step in zip(padded, shift)
+        wrapped(torch.arange(size, device=device) + step, size) for size, step in zip(padded, shift)
     )
     inside = (row < hw_shape[0])[:, None] & (column < width)
     token = torch.where(inside, row[:, None] * width + column, -1)
     token = token.view(rows, side[0], columns, side[1]).transpose(1, 2).flatten()
     row, column = (
-        (torch.arange(size, device=device) - step) % whole
+        wrapped(torch.arange(size, device=device) - step, whole)
         for size, whole, step in zip(hw_shape, padded, shift)
     )
     window = (row // side[0] * columns)[:, None] + column // side[1]
     place = window * (side[0] * side[1]) + (row % side[0] * side[1])[:, None] + column % side[1]
     return token, place.flatten()
+
+
+def wrapped(places: Tensor, size: int) -> Tensor:
+    """Places from ``-size`` to ``2 * size - 1`` on a side that is a ring.
+
+    It is ``places % size``, which the ONNX exporters do not know for a dynamic size.
+    """
+    places = torch.where(places < 0, places + size, places)
+    return torch.where(places >= size, places - size, places)
 
 
 def _pair(value: Sides) -> Tuple[int, int]:

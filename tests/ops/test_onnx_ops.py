@@ -1,0 +1,186 @@
+"""The ops as standard operators of ONNX, by both exporters, in ONNX Runtime."""
+
+import pytest
+import torch
+
+from mmlaplace.ops import (
+    cholesky_inverse,
+    exporting,
+    gaussian_kernel,
+    inverse_residual,
+    laplacian_kernel,
+    newton_schulz_inverse,
+    nystrom_attention,
+    pooled_landmarks,
+    use_backend,
+)
+from mmlaplace.ops.newton_start_scale import newton_start_scale
+from mmlaplace.ops.pooled_landmarks import pooling_matrix
+from mmlaplace.ops.rotary import rotary_table
+
+pytest.importorskip('onnx')
+pytest.importorskip('onnxruntime')
+from exporting import assert_alike, operators, session, to_onnx
+
+needs_dynamo = pytest.mark.skipif(
+    tuple(map(int, torch.__version__.split('.')[:2])) < (2, 7),
+    reason='the new exporter takes dynamic shapes since torch 2.7',
+)
+HW = (6, 7)
+
+
+def spd(x):
+    return laplacian_kernel(x, x, 4.0)
+
+
+def attend(x, **options):
+    """Attention of tokens that are queries, keys and values."""
+    landmarks = pooled_landmarks(x, HW, cells=(3, 3))
+    inverse = cholesky_inverse(laplacian_kernel(landmarks, landmarks, 4.0), check=False)
+    return nystrom_attention(x, x, x, landmarks, inverse, 4.0, **options)
+
+
+def attend_turned(x):
+    table = rotary_table(*HW, 2, 100.0, 'pairs', x)
+    return attend(x, rotary=table, rotary_form='pairs', whitening_eps=1e-5)
+
+
+# What each op makes of tokens (B, heads, N, d).
+OPS = {
+    'laplacian_kernel': lambda x: laplacian_kernel(x, x[:, :, :5], 4.0),
+    'gaussian_kernel': lambda x: gaussian_kernel(x, x[:, :, :5], 2.0),
+    'newton_schulz_inverse': lambda x: newton_schulz_inverse(spd(x), check=False),
+    'newton_schulz_inverse, SOFT': lambda x: newton_schulz_inverse(
+        spd(x), 4, 0.1, start_scale=newton_start_scale(spd(x), 2.0, halve=True, per_batch=True)
+    ),
+    'cholesky_inverse': lambda x: cholesky_inverse(spd(x)),
+    'inverse_residual': lambda x: inverse_residual(spd(x), spd(x), 0.1),
+    'nystrom_attention': attend,
+    'nystrom_attention, turned and whitened': attend_turned,
+    'pooled_landmarks, cells': lambda x: pooled_landmarks(x, HW, cells=(4, 3)),
+    'pooled_landmarks, ratio': lambda x: pooled_landmarks(x, HW, ratio=4),
+}
+
+
+class Op(torch.nn.Module):
+    def __init__(self, *functions):
+        super().__init__()
+        self.functions = functions
+
+    def forward(self, x):
+        return torch.cat([function(x).flatten(1) for function in self.functions], dim=1)
+
+
+def tokens(batch=2):
+    return torch.randn(batch, 2, HW[0] * HW[1], 8)
+
+
+def check(functions, dynamo):
+    module = Op(*functions)
+    content = to_onnx(module, (tokens(),), dynamo, dynamic=[{0: 'batch'}])
+    assert operators(content) <= {'', 'pkg.onnxscript.torch_lib'}
+    run = session(content)
+    for batch in (2, 3):
+        x = tokens(batch)
+        assert_alike(run(x), module(x))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', OPS)
+def test_an_op_leaves_as_standard_operators(name):
+    check([OPS[name]], dynamo=False)
+
+
+def test_attention_leaves_as_standard_operators():
+    check([attend], dynamo=False)
+
+
+@needs_dynamo
+@pytest.mark.slow
+def test_ops_leave_by_the_new_exporter():
+    pytest.importorskip('onnxscript')
+    # Together, as each export takes seconds. Attention has the Laplacian, pooling and an inverse.
+    names = ('gaussian_kernel', 'newton_schulz_inverse, SOFT', 'pooled_landmarks, ratio')
+    check([attend_turned, *(OPS[name] for name in names)], dynamo=True)
+
+
+@pytest.mark.slow
+def test_tensors_of_n_m_d_values_do_not_exist():
+    import onnx
+
+    n, m, d = 40, 9, 8
+    module = Op(lambda x: laplacian_kernel(x, x[:, :, :m], 4.0))
+    content = to_onnx(module, (torch.randn(1, 1, n, d),))
+    graph = onnx.shape_inference.infer_shapes(onnx.load_from_string(content)).graph
+    shapes = [
+        [axis.dim_value for axis in value.type.tensor_type.shape.dim] for value in graph.value_info
+    ]
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    assert max(sizes) == n * m
+
+
+def test_a_compiled_op_is_refused_where_onnx_has_none():
+    op = Op(lambda x: laplacian_kernel(x, x, 4.0, backend='native'))
+    with pytest.raises(RuntimeError, match="ONNX has no such operator.*backend='auto'"):
+        to_onnx(op, (tokens(),))
+
+
+@pytest.mark.parametrize('size', [1, 5, 12, 49])
+@pytest.mark.parametrize(('cells', 'ratio'), [(3, 0), (7, 0), (1, 0), (1, 4), (1, 1)])
+def test_pooling_by_a_product_is_that_of_torch(size, cells, ratio):
+    x = torch.randn(1, 2, size, dtype=torch.float64)
+    weights = pooling_matrix(size, cells, ratio, x)
+    if ratio:
+        expected = torch.nn.functional.avg_pool1d(x, ratio, ceil_mode=True, count_include_pad=False)
+    else:
+        expected = torch.nn.functional.adaptive_avg_pool1d(x, cells)
+    # fp64: sums in another order.
+    torch.testing.assert_close(x @ weights.T, expected, atol=1e-14, rtol=0)
+
+
+def traced(function, x):
+    with use_backend('reference'):
+        return torch.jit.trace(Op(function), (x,), check_trace=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', OPS)
+def test_a_trace_gives_what_the_op_gives(name, tmp_path):
+    x = tokens()
+    trace = traced(OPS[name], x)
+    trace.save(str(tmp_path / 'trace.pt'))  # no autograd Function in it
+    assert_alike(torch.jit.load(str(tmp_path / 'trace.pt'))(x), Op(OPS[name])(x))
+
+
+def test_exporting_is_true_only_while_a_graph_is_recorded():
+    seen = []
+
+    def noted(x):
+        seen.append(exporting())
+        return x + 1
+
+    traced(noted, tokens())
+    Op(noted)(tokens())
+    assert seen == [True, False]
+
+
+@pytest.mark.parametrize('ridge', [1e-2, 1e-4, 0.0])
+def test_the_inverse_by_products_is_that_of_cholesky(ridge):
+    from mmlaplace.ops.cholesky_inverse import inverse_by_products
+
+    x = 0.1 * torch.randn(3, 2, 49, 16)
+    mat = spd(x)
+    eye = torch.eye(49)
+    inverse = inverse_by_products(mat + ridge * eye, ridge)
+    expected = cholesky_inverse(mat.double(), ridge)
+    # The rounding of fp32 times a condition number of 300.
+    assert (inverse - expected).norm() < 1e-4 * expected.norm()
+
+
+def test_equal_landmarks_have_an_inverse_by_products():
+    from mmlaplace.ops.cholesky_inverse import inverse_by_products
+
+    ridged = torch.ones(1, 49, 49) + 1e-2 * torch.eye(49)
+    expected = torch.linalg.inv(ridged.double())
+    # The rounding of fp32 times a condition number of 4,900.
+    assert (inverse_by_products(ridged, 1e-2) - expected).norm() < 1e-3 * expected.norm()
