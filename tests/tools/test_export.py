@@ -106,7 +106,7 @@ def test_the_form_that_is_exported_predicts_what_the_toolbox_does(name):
         expected = verification.predicted(model, form.task, photo)
         found = verification.differences(form, expected, dict(zip(form.outputs, form(photo))))
     assert not verification.too_much(found, half=False), found
-    assert found.get('expected', 1) > 5
+    assert form.task != 'detection' or found['expected'] > 5
 
 
 @needs_export
