@@ -57,10 +57,11 @@ def capture(
     """The graph of a model.
 
     Args:
+        form: The model.
         size: Height and width of the images; with ``dynamic`` an example.
-        batch: Number of images.
-        dynamic: Whether the number and the size of images may differ. The sides may then be any,
-            or, where the model does not allow for that, multiples of 32.
+        batch: Number of images. Default: 1.
+        dynamic: Whether the number and the size of images may differ. The sides may then be any
+            above 32, or, where the model does not allow for that, multiples of 32. Default: False.
 
     Raises:
         NotDeployableError: If the model cannot be captured so; says why.

