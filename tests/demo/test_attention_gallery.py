@@ -1,13 +1,14 @@
 """The gallery has a picture of every attention, and says which weights are random."""
 
 import json
+import re
 import sys
 
 import attention_gallery
 import pytest
 import torch
 from attention_training import contenders
-from conftest import registered
+from conftest import ROOT, registered
 from explorer.models import untrained
 from mmengine.registry import MODELS
 from PIL import Image
@@ -94,6 +95,16 @@ def test_the_influence_of_tokens_is_the_norm_of_the_derivative():
     whole = torch.autograd.functional.jacobian(lambda x: attention(x, (3, 4))[0, 6], x)
     expected = whole.square().sum((0, 1, 3)).sqrt().view(3, 4)
     torch.testing.assert_close(found, expected)
+
+
+def test_the_published_gallery_is_whole_and_small():
+    page = (ROOT / 'docs/gallery.md').read_text()
+    shown = set(re.findall(r'!\[([^]]*)]\((images/gallery/[^)]*)\)', page))
+    pictures = {ROOT / 'docs' / path for _, path in shown}
+    assert pictures == set((ROOT / 'docs/images/gallery').iterdir())
+    assert sum(picture.stat().st_size for picture in pictures) < 1.5e6
+    assert {name for name, _ in shown} <= set(contenders())
+    assert (ROOT / 'docs/images/attention_explorer.png').stat().st_size < 300_000
 
 
 def test_names_of_pictures_are_names_of_files():
