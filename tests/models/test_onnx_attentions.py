@@ -92,6 +92,17 @@ def test_what_is_not_exported_is_registered():
     assert set(NOT_EXPORTED) < set(ATTENTIONS)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'name', ['EcoFormerAttention', 'LaplacianAttention', 'PolaAttention', 'WindowAttention']
+)
+def test_a_trace_can_be_saved(name, tmp_path):
+    module, x = build(name), torch.randn(2, 32, *HW)
+    trace = torch.jit.trace(module, (x,), check_trace=False)
+    trace.save(str(tmp_path / 'trace.pt'))  # torch refuses to save autograd Functions
+    assert_alike(torch.jit.load(str(tmp_path / 'trace.pt'))(x), module(x))
+
+
 class LastMap(torch.nn.Module):
     def __init__(self, backbone):
         super().__init__()
