@@ -198,7 +198,8 @@ def test_the_tool_writes_verifies_and_times_a_file_for_one_size(tmp_path):
     assert report['differences'][0]['size'] == [48, 48]
     assert report['milliseconds'][0]['runtime'] > 0
     assert report['about']['precision'] == 'fp16' and report['about']['batch'] == 1
-    assert report['megabytes'] < 0.7 * weights.stat().st_size / 2**20
+    # Half of the weights; the graph takes as much as before.
+    assert report['megabytes'] < 0.8 * weights.stat().st_size / 2**20
     result = run_script(*command)
     assert result.returncode == 2 and '--force replaces it' in result.stderr
 
