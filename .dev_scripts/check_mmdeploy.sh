@@ -3,7 +3,7 @@
 # In an environment of its own, with the upstream set (requirements/openmmlab.txt) and mmdeploy's last release.
 #
 #   bash .dev_scripts/check_mmdeploy.sh                      # environment: .venv-mmdeploy
-#   bash .dev_scripts/check_mmdeploy.sh --venv FOLDER NAME…  # another one, and other models of the model zoo
+#   bash .dev_scripts/check_mmdeploy.sh --venv FOLDER FILE…  # another one, and other configs
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv="$PWD/.venv-mmdeploy"
