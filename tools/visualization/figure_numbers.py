@@ -14,12 +14,12 @@ from mmengine.config import Config
 from PIL import Image
 from rich.progress import track
 from torch import Tensor
-from vis_attention import attention_row
 
 from mmlaplace.models import BaseAttention, PolaAttention, SOFTAttention
 from mmlaplace.models.layers import Landmarks, TransformerBlock
 from mmlaplace.ops import gaussian_kernel, newton_schulz_inverse
 from mmlaplace.ops.newton_start_scale import newton_start_scale
+from mmlaplace.utils.attention_rows import attention_row
 from mmlaplace.utils.command_line import build_backbone
 from mmlaplace.utils.measuring import model_job, seconds_of, tensor_memory
 from mmlaplace.utils.recording import Mixed, mixed_by, normalized, photographs
