@@ -78,6 +78,9 @@ def cholesky_inverse(
     where landmarks are nearly the same. Beyond m = 256 on a CPU and m = 64 on a GPU the op computes
     by L itself.
 
+    Graphs for a runtime have neither. There the reference is a Newton–Schulz iteration, of products
+    alone, and with the rounding of one. It has no NaN for a matrix that is not positive definite.
+
     LU is not used, because in some builds of oneMKL it fails for batches of large matrices.
     Derivatives are those of :func:`newton_schulz_inverse`.
 
