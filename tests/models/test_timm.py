@@ -139,7 +139,7 @@ def test_the_default_cfg_tells_the_truth(name):
     assert not any(module.training for module in model.modules())
 
 
-@each
+@each_kind
 def test_train_steps_reach_every_parameter_and_checkpointing_changes_nothing(name, images):
     torch.manual_seed(0)
     model = create(name, num_classes=5).train()
@@ -284,10 +284,8 @@ def test_depths_and_weight_decay_are_those_of_the_backbone(name, model):
     [
         ('laplacianformer_micro', 'laplacianformer-tiny_8xb128_in1k'),
         pytest.param('softplusplus_micro', 'softpp-tiny_8xb128_in1k', marks=pytest.mark.slow),
-        pytest.param('polaformer_swin_micro', 'polaformer-swin-tiny_8xb128_in1k',
-                     marks=pytest.mark.slow),
     ],
-)  # fmt: skip
+)
 def test_checkpoints_of_classifiers_load_and_give_their_scores(
     name, config, model, images, tmp_path
 ):
