@@ -1,8 +1,11 @@
 """Export models by mmdeploy for ONNX Runtime, and compare what both runtimes predict.
 
-It is what mmdeploy's ``tools/deploy.py`` does: ``torch2onnx``, then the backend model of its task
+It is what mmdeploy's own ``deploy.py`` does: ``torch2onnx``, then the backend model of its task
 processor, on a photograph. That tool is in mmdeploy's repository alone, not in its package. Weights
 are random. Run by .dev_scripts/check_mmdeploy.sh.
+
+Example:
+  python .dev_scripts/check_mmdeploy.py CONFIG
 """
 
 import argparse
@@ -17,7 +20,6 @@ os.environ.setdefault('MMLAPLACE_BACKEND', 'reference')  # standard operators, n
 import mmcv
 import skimage.data
 import torch
-from mmdeploy.apis import build_task_processor, torch2onnx
 from mmengine.config import Config
 
 from mmlaplace.model_zoo import build_model
@@ -72,6 +74,8 @@ def difference(scope: str, ours: object, theirs: object) -> float:
 
 def check(config: str, folder: Path) -> float:
     """Export the model of a config, run it, and return the difference."""
+    from mmdeploy.apis import build_task_processor, torch2onnx  # in an environment of its own
+
     torch.manual_seed(0)
     cfg = Config.fromfile(config)
     scope = cfg.default_scope
@@ -99,7 +103,9 @@ def check(config: str, folder: Path) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument('configs', nargs='*', default=CONFIGS)
     failed = []
     for config in parser.parse_args().configs:

@@ -43,6 +43,9 @@ OTHERS = (
     'apt-get',
     'cp',
     'ls',
+    'curl',
+    'tensorboard',
+    'aoti_classify',
 )
 
 

@@ -7,12 +7,13 @@ import subprocess
 import numpy as np
 import pytest
 import torch
+import verification
 from conftest import ROOT, load_tool, run_script, toolbox_model
 from mmengine.config import Config
 from PIL import Image
 
 from mmlaplace.ops import use_backend
-from mmlaplace.utils import exporting, verification
+from mmlaplace.utils import exporting
 from mmlaplace.utils.deployable import NotDeployableError, deployable
 
 FOLDER = ROOT / 'tools/deployment'

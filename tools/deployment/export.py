@@ -30,11 +30,12 @@ from typing import Callable, List, Tuple
 
 import torch
 import torch.nn as nn
+import verification
 from mmengine.config import Config, DictAction
 
 from mmlaplace.model_zoo import build_model
 from mmlaplace.ops import use_backend
-from mmlaplace.utils import exporting, verification
+from mmlaplace.utils import exporting
 from mmlaplace.utils.command_line import ToolParser, load_or_exit, write_json
 from mmlaplace.utils.deployable import Deployable, NotDeployableError, deployable
 from mmlaplace.utils.measuring import describe_machine, interleave

@@ -163,7 +163,7 @@ class PolaAttention(QKVAttention):
         return signed_powers(x, power, scale)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        dims = v.shape[-1]
+        dims = int(v.shape[-1])  # roll takes no size that a trace has as a tensor
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
             query, key = self.features(query), self.features(key)

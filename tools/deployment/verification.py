@@ -8,8 +8,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from .deployable import Deployable
-from .recording import PHOTOS
+from mmlaplace.utils.deployable import Deployable
+from mmlaplace.utils.recording import PHOTOS
 
 # What may differ at most. Sums are taken in another order, so numbers differ in the last digits of
 # fp32, and labels and outlines where two numbers are equal but for these.
