@@ -51,7 +51,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if 'mini_data' in item.fixturenames:  # which takes half a minute to make
             item.add_marker('slow')
-        for shared in ('site', 'wheel', 'exported'):  # made once if one of several processes has all its tests
+        # Made once, where one of several processes has all tests that take it.
+        for shared in ('site', 'wheel', 'exported'):
             if shared in item.fixturenames:
                 item.add_marker(pytest.mark.xdist_group(shared))
     # The longest start first, so that no process waits in the end for one that began late.
