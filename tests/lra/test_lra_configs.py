@@ -1,5 +1,6 @@
 """Every config of Long Range Arena builds, learns, and has the settings that it says it has."""
 
+import copy
 import functools
 import re
 from types import SimpleNamespace
@@ -188,7 +189,7 @@ def test_a_cycle_out_of_range_is_refused(options):
     'name', ['listops_softmax_as-softpp', 'listops_mini_softmax', 'retrieval_pola']
 )
 def test_the_runner_trains_validates_and_saves_the_best(name, tmp_path):
-    cfg = parse(name).copy()
+    cfg = copy.deepcopy(parse(name))
     cfg.work_dir = str(tmp_path / 'run')
     root = tmp_path / 'data'
     tool = load_tool('tools/dataset_converters/make_lra_datasets.py')

@@ -271,4 +271,5 @@ def test_compiles_into_one_graph(name):
     images = torch.randn(2, 3, 64, 96)
     with torch.no_grad():
         for a, b in zip(compiled(images), backbone(images)):
-            torch.testing.assert_close(a, b)
+            # fp32 sums in another order, where a graph takes another form of an op.
+            torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-4)

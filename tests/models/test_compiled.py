@@ -18,9 +18,10 @@ def build(name, stages=4):
     zoo = MODELS.get(name).arch_zoo
     arch = dict(zoo[min(zoo, key=lambda arch: sum(zoo[arch]['depths']))])
     arch['depths'] = [1] * len(arch['depths'])
-    arch = {key: value[:stages] for key, value in arch.items()}
-    backbone = MODELS.build(dict(type=name, arch=arch, img_size=64, drop_path_rate=0.0))
+    options = dict(out_indices=tuple(range(stages)), drop_path_rate=0.0)
+    backbone = MODELS.build(dict(type=name, arch=arch, img_size=64, **options))
     quiet_init(backbone)
+    del backbone.stages[stages:]
     return backbone
 
 
