@@ -8,7 +8,7 @@ from typing import List, Tuple
 
 from PIL import Image, ImageOps
 
-from mmlaplace.utils.recording import PHOTOS
+from mmlaplace.utils.recording import PHOTOS, photograph
 
 MOST_BYTES, MOST_PIXELS = 20 * 2**20, 50_000_000
 MOST_UPLOADS = 32
@@ -94,13 +94,12 @@ class Images:
             )
         if key not in self.photos:
             try:
-                from skimage import data
+                self.photos[key] = photograph(key)
             except ImportError as error:
                 raise ValueError(
                     f'the photograph {key!r} needs scikit-image; upload an image, or install it '
                     'with pip install "mmlaplace[demo]"'
                 ) from error
-            self.photos[key] = Image.fromarray(getattr(data, key)())
         return self.photos[key]
 
     def choices(self) -> List[Tuple[str, str]]:

@@ -41,21 +41,31 @@ class Mixed(NamedTuple):
     outer: nn.Module
 
 
-def normalized(photo: 'Image.Image', size: Tuple[int, int]) -> Tensor:
-    """A photograph, resized to (H, W), as the backbones expect it: ``(1, 3, H, W)``."""
+def rgb_array(photo: 'Image.Image', size: Tuple[int, int]) -> np.ndarray:
+    """A photograph, resized to (H, W), as RGB pixels ``(H, W, 3)`` in fp32, 0 to 255."""
     from PIL import Image
 
     photo = photo.convert('RGB').resize(size[::-1], Image.Resampling.BICUBIC)
-    pixels = (np.asarray(photo, np.float32) - MEAN) / np.asarray(STD)
+    return np.array(photo, np.float32)
+
+
+def normalized(photo: 'Image.Image', size: Tuple[int, int]) -> Tensor:
+    """A photograph, resized to (H, W), as the backbones expect it: ``(1, 3, H, W)``."""
+    pixels = (rgb_array(photo, size) - MEAN) / np.asarray(STD)
     return torch.from_numpy(pixels).float().permute(2, 0, 1).unsqueeze(0)
+
+
+def photograph(name: str) -> 'Image.Image':
+    """One of ``PHOTOS``, which scikit-image has."""
+    from PIL import Image
+    from skimage import data
+
+    return Image.fromarray(getattr(data, name)())
 
 
 def photographs(size: Tuple[int, int]) -> List[Tensor]:
     """Normalised photographs of scikit-image, each ``(1, 3, H, W)``."""
-    from PIL import Image
-    from skimage import data
-
-    return [normalized(Image.fromarray(getattr(data, name)()), size) for name in PHOTOS]
+    return [normalized(photograph(name), size) for name in PHOTOS]
 
 
 def mixed_by(backbone: nn.Module, kind: type, image: Tensor) -> Iterator[Mixed]:

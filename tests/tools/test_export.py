@@ -20,7 +20,6 @@ FOLDER = ROOT / 'tools/deployment'
 TOOL, RUN, QUANTIZE = (FOLDER / f'{name}.py' for name in ('export', 'run_onnx', 'quantize'))
 CLASSIFIERS = {
     'laplacianformer': 'laplacianformer/laplacianformer-micro_1xb32_mini',
-    'soft': 'soft/softpp-micro_1xb32_mini',
     'polaformer-pvt': 'polaformer/polaformer-pvt-micro_1xb32_mini',
     'polaformer-swin': 'polaformer/polaformer-swin-micro_1xb32_mini',
 }
@@ -162,7 +161,7 @@ def test_a_package_of_aotinductor_runs_from_cpp(exported, tmp_path):
 
 @needs_export
 @pytest.mark.slow
-@pytest.mark.parametrize('name', ['retinanet'])
+@pytest.mark.parametrize('name', ['retinanet', 'semantic-fpn'])
 def test_detectors_and_segmentors_become_onnx_with_their_selection(name, exported, tmp_path):
     pytest.importorskip('onnxscript')
     path, rows = exported(name, 'onnx')

@@ -2,14 +2,13 @@
 
 from typing import Dict, List, Tuple
 
-import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
 from mmlaplace.utils.deployable import Deployable
-from mmlaplace.utils.recording import PHOTOS
+from mmlaplace.utils.recording import PHOTOS, photograph, rgb_array
 
 # What may differ at most. Sums are taken in another order, so numbers differ in the last digits of
 # fp32, and labels and outlines where two numbers are equal but for these.
@@ -19,17 +18,12 @@ HALF = 100  # as much more for fp16: 2^-11 against 2^-24, less what sums have of
 
 def photographs(size: Tuple[int, int]) -> List[Tensor]:
     """Photographs of scikit-image as RGB pixels ``(1, 3, H, W)``, 0 to 255."""
-    from PIL import Image
-    from skimage import data
-
-    photos = (Image.fromarray(getattr(data, name)()).convert('RGB') for name in PHOTOS)
-    return [pixels(photo, size) for photo in photos]
+    return [pixels(photograph(name), size) for name in PHOTOS]
 
 
 def pixels(photo, size: Tuple[int, int]) -> Tensor:
     """An image of PIL as RGB pixels ``(1, 3, H, W)``, 0 to 255."""
-    image = np.array(photo.convert('RGB').resize(size[::-1]), np.float32)
-    return torch.from_numpy(image).permute(2, 0, 1)[None].contiguous()
+    return torch.from_numpy(rgb_array(photo, size)).permute(2, 0, 1)[None].contiguous()
 
 
 def sizes_to_verify(size: Tuple[int, int], multiple: int, dynamic: bool) -> List[Tuple[int, int]]:
