@@ -1,5 +1,7 @@
+import collections
 import contextlib
 import functools
+import gc
 import importlib.util
 import io
 import runpy
@@ -48,7 +50,13 @@ def pytest_addoption(parser):
 
 
 def pytest_collection_modifyitems(items):
+    cases = collections.Counter()
     for item in items:
+        sampled = item.get_closest_marker('sampled')
+        if sampled:
+            if cases[item.function] % sampled.args[0]:
+                item.add_marker('slow')
+            cases[item.function] += 1
         if 'mini_data' in item.fixturenames:  # which takes half a minute to make
             item.add_marker('slow')
         # Made once, where one of several processes has all tests that take it.
@@ -57,6 +65,12 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.xdist_group(shared))
     # The longest start first, so that no process waits in the end for one that began late.
     items.sort(key=lambda item: not any(map(item.get_closest_marker, LONG)))
+
+
+def pytest_collection_finish():
+    # Thousands of tests and the libraries stay to the end: no collection need go through them.
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope='session')

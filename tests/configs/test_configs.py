@@ -58,15 +58,14 @@ NORMS = (torch.nn.LayerNorm, torch.nn.GroupNorm, _BatchNorm)
 
 
 def each(paths):
-    # Of several processes one has all tests of a config, as it keeps what it parsed and built.
-    names = [str(path.relative_to(CONFIGS).with_suffix('')) for path in paths]
-    return pytest.mark.parametrize(
-        'path',
-        [
-            pytest.param(path, id=name, marks=pytest.mark.xdist_group(name))
-            for path, name in zip(paths, names)
-        ],
-    )
+    def case(path):
+        name = str(path.relative_to(CONFIGS).with_suffix(''))
+        # Of several processes one has all tests of a config, as it keeps what it parsed and built.
+        group = pytest.mark.xdist_group(name)
+        fast = LEAVES.index(path) % 12 == 0
+        return pytest.param(path, id=name, marks=group if fast else (group, pytest.mark.slow))
+
+    return pytest.mark.parametrize('path', [case(path) for path in paths])
 
 
 @functools.cache

@@ -83,6 +83,7 @@ def test_no_config_of_the_record_is_lost(record):
     assert set(record) - set(LEAVES) == set()
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize('leaf', LEAVES)
 def test_config_means_what_it_meant(leaf, record):
     if leaf not in record:

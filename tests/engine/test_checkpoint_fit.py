@@ -164,6 +164,7 @@ def process_group():
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('wrap', WRAPPERS.values(), ids=WRAPPERS)
 def test_wrappers_are_looked_through_on_both_sides(tmp_path, process_group, wrap):
     trained = build(img_size=64)

@@ -268,6 +268,7 @@ def test_pictures_become_grey_and_the_last_tenth_is_held_out(tmp_path):
     assert (train[0]['gt_label'], val[0]['gt_label'], test[0]['gt_label']) == (1, 5, 6)
 
 
+@pytest.mark.slow
 def test_official_listops_and_pathfinder_are_read(tmp_path):
     sample = LRAListOps(converted('listops', tmp_path), 'test')[0]
     assert sample['img'].tolist() == [[12, 3, 10, 15]] and sample['gt_label'] == 9

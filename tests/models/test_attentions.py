@@ -50,6 +50,7 @@ def test_the_registry_has_attentions():
     assert ours < set(ATTENTIONS)
 
 
+@pytest.mark.sampled(5)
 @each(CASES)
 @pytest.mark.parametrize('hw_shape', MAPS)
 def test_any_map_keeps_its_shape_and_gives_gradients(cfg, hw_shape):
@@ -81,6 +82,7 @@ def test_rows_and_columns_are_not_confused(cfg):
     assert not torch.allclose(attention(x, (3, 4)), attention(x, (4, 3)), atol=1e-4)
 
 
+@pytest.mark.sampled(5)
 @each(CASES)
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_autocast_stays_close_to_fp32(cfg, dtype):

@@ -332,6 +332,7 @@ def test_twins_differ_in_nothing_but_the_mixing_rule():
         assert names[0] == names[1]
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize('name', BACKBONES)
 @pytest.mark.parametrize('attention', registered(BaseAttention))
 def test_every_host_takes_every_attention(name, attention):

@@ -42,6 +42,7 @@ def test_the_registry_has_backbones():
     assert {'LaplacianFormer', 'SOFT', 'PolaFormerPVT', 'PolaFormerSwin'} < set(BACKBONES)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('name', BACKBONES)
 @pytest.mark.parametrize(
     'size',
@@ -126,6 +127,7 @@ def test_checkpoint_round_trip_at_another_resolution(name, tmp_path):
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize('name', BACKBONES)
 @pytest.mark.parametrize(
     ('change', 'quoted'),

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import fast_with, quiet_init, registered
+from conftest import quiet_init, registered
 from mmengine.registry import MODELS
 
 from mmlaplace.models.backbones.base import PyramidBackbone
@@ -50,7 +50,8 @@ def check(name, backend, stages=None):
         torch.testing.assert_close(a, b, atol=2e-3 * b.abs().max().item() + 1e-4 * largest, rtol=0)
 
 
-@pytest.mark.parametrize('name', fast_with(BACKBONES, 'LaplacianFormer'))
+@pytest.mark.slow
+@pytest.mark.parametrize('name', BACKBONES)
 def test_trains_in_one_graph(name):
     check(name, 'aot_eager')  # traces the backward too, without a minute of compiling
 

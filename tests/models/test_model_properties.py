@@ -84,6 +84,7 @@ def test_landmarks_are_as_many_as_asked_or_a_token_each(hw_shape, count, ratio):
 ATTENTIONS = registered(BaseAttention)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize('name', ATTENTIONS)
 @tried
 @given(maps, maps, st.sampled_from((1, 2, 4)), st.sampled_from((4, 8, 17)), st.integers(0, 3))
@@ -102,6 +103,7 @@ def test_attentions_take_any_map_heads_and_strides(name, hw_shape, resolution, h
     torch.testing.assert_close(out, attention(x.contiguous(), hw_shape), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('name', BACKBONES)
 @settings(deadline=None, derandomize=True, max_examples=8, database=None)
 @given(st.data())

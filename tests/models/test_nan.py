@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from conftest import fast_with
 from test_backbones import BACKBONES, build
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -47,8 +46,9 @@ def test_a_nan_pixel_spoils_its_image_alone_with_every_solver_of_soft(solver):
     check_that_nan_stays(build('SOFTPlusPlus', attn_cfg=attn_cfg).eval())
 
 
+@pytest.mark.slow
 @needs_compile
-@pytest.mark.parametrize('name', fast_with(BACKBONES, 'LaplacianFormer', 'PolaFormerDeiT'))
+@pytest.mark.parametrize('name', BACKBONES)
 def test_a_nan_pixel_spoils_its_image_alone_when_compiled(name):
     # Dynamo's graph as it is: 'aot_eager' takes a minute a backbone and computes the same.
     torch._dynamo.reset()  # it compiles a function, such as a block's, a few times at most

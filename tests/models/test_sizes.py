@@ -82,6 +82,7 @@ PARAMETERS = {
 }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('name', BACKBONES)
 def test_sizes_have_their_parameters(name):
     assert set(PARAMETERS[name]) == set(MODELS.get(name).arch_zoo)

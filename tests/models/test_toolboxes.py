@@ -61,6 +61,7 @@ def images(count: int, height: int, width: int) -> list:
     return [torch.randint(0, 256, (3, height, width), dtype=torch.uint8) for _ in range(count)]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('backbone', BACKBONES)
 def test_mmpretrain_trains_a_classifier(backbone):
     models, config = build('mmpretrain', backbone)
@@ -95,6 +96,7 @@ def test_mmdet_trains_a_detector(backbone):
     assert 'loss_cls' in losses
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('backbone', BACKBONES)
 def test_mmseg_trains_a_segmentor(backbone):
     models, config = build('mmseg', backbone)

@@ -37,6 +37,7 @@ def test_windows_are_slices_of_the_rolled_map(hw_shape, side, shift):
     assert torch.equal(join_windows(windows, hw_shape, side, shift), x)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(('hw_shape', 'side', 'shift'), LAYOUTS)
 def test_windows_have_derivatives_of_two_orders(hw_shape, side, shift):
     x = torch.randn(1, hw_shape[0] * hw_shape[1], 2, dtype=torch.float64, requires_grad=True)
@@ -147,6 +148,7 @@ def test_polaformer_swin_has_even_windows_where_it_is_linear():
     assert keys == [(56, 56), (28, 28), (7, 7), (7, 7)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', [PolaFormerPVT, PolaFormerSwin])
 def test_traced_models_are_saved_and_compute_the_same(kind, tmp_path):
     options = dict(attn_cfg=dict(window_size=7)) if kind is PolaFormerSwin else {}

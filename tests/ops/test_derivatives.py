@@ -167,6 +167,7 @@ def test_gradients_of_a_batch_of_cotangents(name, device):
     torch.testing.assert_close(batched, torch.stack(one_by_one))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize('backend', ['native', 'reference'])
 @pytest.mark.parametrize('name', KERNELS)
 @pytest.mark.parametrize('shape', [(), (1,), (2, 1, 1), (1, 2, 1, 1), (3, 1, 1, 1), (3, 2, 1, 1)])

@@ -61,6 +61,7 @@ def with_gradients(function, q, k, grad):
     return (out, *torch.autograd.grad(out, (q, k), grad.to(out.dtype)))
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize('shape', SHAPES)
 def test_values_and_gradients_are_those_of_the_formula(name, op, shape, device):
     q, k = tokens(*shape, device=device)

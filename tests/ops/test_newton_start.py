@@ -74,6 +74,7 @@ def test_the_scale_under_vmap_is_that_of_each(per_batch):
     torch.testing.assert_close(torch.func.vmap(scale, in_dims=3)(mat.movedim(0, 3)), each)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('num_iters', [1, 3, 20])
 @pytest.mark.parametrize('ridge', [0.0, 1e-2])
 @pytest.mark.parametrize('size', [7, 49, 257])

@@ -64,6 +64,7 @@ def test_nothing_of_tokens_times_landmarks_is_stored(sizes, device):
         assert tensor_memory(lambda: job('reference'), tensors[0].device) > kernel  # noqa: B023
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize('whitening_eps', [None, 1e-2])
 @pytest.mark.parametrize('name', ['q', 'v', 'landmarks', 'inverse', 'scale'])
 def test_func_transforms_give_what_loops_give(op, name, whitening_eps, device):

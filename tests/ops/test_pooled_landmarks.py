@@ -129,6 +129,7 @@ def test_fp32_is_as_accurate_as_the_reference(name, device, op):
         assert error <= 2 * allowed + 2 * torch.finfo(torch.float32).eps * right.norm()
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('form', [None, 'half', 'pairs'])
 @pytest.mark.parametrize('size', [dict(cells=(2, 2)), dict(ratio=2)])
 def test_gradcheck_and_gradgradcheck(op, size, form, device):

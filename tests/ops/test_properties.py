@@ -226,6 +226,7 @@ def test_landmarks_are_those_of_their_cells(computed_by, device, case, data):
         assert_rounded(result, expected, 300)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('kernel', KERNELS)
 @FEWER
 @given(case=maps(), data=st.data())

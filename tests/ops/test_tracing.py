@@ -62,6 +62,7 @@ def test_every_public_native_op_is_in_the_table():
     assert set(ARGUMENTS) == {name for name in _native.AVAILABLE if not name.startswith('_')}
 
 
+@pytest.mark.sampled(5)
 @needs_opcheck
 @pytest.mark.parametrize('device', DEVICES)
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
@@ -82,6 +83,7 @@ def test_opcheck_of_the_gradients(name, device):
     torch.library.opcheck(backward, (torch.randn_like(out), q, k, out, bandwidth))
 
 
+@pytest.mark.slow
 @needs_opcheck
 @pytest.mark.parametrize('device', DEVICES)
 @pytest.mark.parametrize('whitening', [1e-2, -1.0])
@@ -127,6 +129,7 @@ def test_compile_in_one_graph_for_any_size(device):
             torch.testing.assert_close(grad, truth, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.slow
 @needs_compile
 @pytest.mark.parametrize('backend', ['auto', 'reference'])
 def test_compiled_gradients_are_those_of_eager(backend):

@@ -36,6 +36,7 @@ def synthetic():
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_the_report_renders_markdown_and_plots_from_the_json(beside, monkeypatch, tmp_path, capsys):
     tool, path, plot = beside('backbone_report'), tmp_path / 'a.json', tmp_path / 'top1.png'
     path.write_text(json.dumps(synthetic()))
@@ -72,6 +73,7 @@ def test_the_exponent_needs_sizes_of_one_batch(beside):
     assert exponents([{**row, 'batch': row['side']} for row in rows]) == {}
 
 
+@pytest.mark.slow
 def test_the_plot_of_top1_has_what_was_measured_at_the_published_size(beside):
     tool, result = beside('backbone_report'), synthetic()
     points = tool.top1_points(result, 'eager')

@@ -116,6 +116,7 @@ def test_without_names_it_sweeps_over_sizes_as_the_gpu_check_has_it(beside, monk
     assert {batch for _, batch in args.sizes} == {1}  # so there are exponents
 
 
+@pytest.mark.slow
 def test_any_attentions_are_compared_with_the_base(run, capsys):
     names = [f'{MICRO}+{kind}' for kind in ('SOFTAttention', 'SoftmaxAttention', 'PolaAttention')]
     status, written = run(*names, '--sizes', '32x2', '--base', names[1])

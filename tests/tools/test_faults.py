@@ -53,6 +53,7 @@ def run_toy(folder: Path, what: str) -> subprocess.CompletedProcess:
 CONFIGS = sorted(path for path in ROOT.glob('configs/*/*/*.py') if '_base_' not in path.parts)
 
 
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize('config', CONFIGS, ids=lambda p: p.stem)
 def test_every_config_saves_whole_files_and_names_what_it_cannot_read(config):
     cfg = Config.fromfile(config)

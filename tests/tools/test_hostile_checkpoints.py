@@ -162,6 +162,7 @@ def test_code_is_not_run(name, run, tmp_path):
     assert re.search(r'(file|epoch_\d+)\.pth asks for \S+, which could run code', said)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('name', [*EVERY_LOADER, *HANDING_OVER])
 def test_a_file_that_is_cut_off_is_refused(name, run, tmp_path):
     truncated(tmp_path / 'file.pth')
@@ -176,6 +177,7 @@ def test_weights_of_another_model_are_refused(name, run, tmp_path):
     assert re.search(r'(file|epoch_\d+)\.pth.*its names are', said)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ('name', 'write'),
     [

@@ -53,6 +53,7 @@ def mixed_from(backbone: OneBlock, prefix: int = 0) -> Mixed:
     return mixed
 
 
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     'cfg',
     [
