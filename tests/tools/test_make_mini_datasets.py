@@ -2,21 +2,14 @@
 
 import hashlib
 import json
-import subprocess
-import sys
+from functools import partial
 
 import numpy as np
 import pytest
-from conftest import ROOT
+from conftest import ROOT, run_script
 from PIL import Image
 
-TOOL = ROOT / 'tools/dataset_converters/make_mini_datasets.py'
-
-
-def make(*arguments) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, TOOL, *map(str, arguments)], capture_output=True, text=True
-    )
+make = partial(run_script, ROOT / 'tools/dataset_converters/make_mini_datasets.py')
 
 
 def digest(folder) -> str:
