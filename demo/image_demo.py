@@ -96,8 +96,14 @@ def check_args(parser: ToolParser, args) -> None:
             parser.error(f'there is no {kind} {path}; check the path')
     if args.batch_size < 1:
         parser.error(f'--batch-size {args.batch_size} is no number of images; give 1 or more')
-    args.cfg = Config.fromfile(args.config)
-    args.cfg.merge_from_dict(args.cfg_options)
+    try:
+        args.cfg = Config.fromfile(args.config)
+        args.cfg.merge_from_dict(args.cfg_options)
+    except Exception as error:  # a config runs code, which may raise anything
+        parser.error(
+            f'{args.config} cannot be read as a config ({error or type(error).__name__}); images '
+            'come first, then the config, then the checkpoint'
+        )
     scope = args.cfg.get('default_scope')
     if scope not in PACKAGES or 'test_dataloader' not in args.cfg:
         parser.error(
@@ -200,6 +206,8 @@ def check_image(photo: Photo) -> None:
             image.load()
         if mmcv.imfrombytes(photo.path.read_bytes()) is None:
             raise ValueError('OpenCV does not read this format')
+    except Image.DecompressionBombError as error:
+        raise ValueError(f'{photo.said} is too large ({error}); make it smaller') from error
     except Exception as error:  # which ones Pillow raises is not documented
         raise ValueError(
             f'{photo.said} is no image that can be read ({error}); copy or download it again, save '

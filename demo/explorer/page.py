@@ -4,7 +4,6 @@ from pathlib import Path
 from threading import Lock
 from typing import List, Optional, Sequence
 
-import gradio as gr
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
@@ -12,6 +11,7 @@ from .cards import STYLE, cards, links, message
 from .images import fitted
 from .models import ATTENTIONS, HOSTS
 from .pictures import exported
+from .quick_gradio import gradio as gr
 from .rows import Explorer, Offered
 from .view import LAST, SCALES, SIZES, View
 

@@ -35,6 +35,18 @@ def test_the_command_line_says_what_is_wrong():
     assert said.returncode == 2
 
 
+def test_gradio_writes_no_types_for_those_who_write_components():
+    pytest.importorskip('gradio')
+    import inspect
+
+    from explorer.quick_gradio import gradio, no_file
+
+    with pytest.raises(OSError, match='the file of HTML is not looked for'):
+        no_file(gradio.HTML)
+    assert no_file(pytest.Item) == inspect.getfile(pytest.Item)
+    assert inspect.getfile is not no_file  # after the import
+
+
 def answer(address: str) -> bytes:
     with urllib.request.urlopen(address, timeout=60) as response:
         return response.read()
