@@ -247,7 +247,7 @@ def test_a_checkpoint_of_another_model_is_refused(checkpoint, tmp_path):
     with pytest.raises(ValueError, match='^mine.pth is no checkpoint of SoftmaxAttention on vit; '):
         models.add(checkpoint, 'mine.pth', 'SoftmaxAttention', 'vit', 64)
     weights = torch.load(checkpoint, weights_only=True)
-    weights['state_dict']['backbone.norm0.weight'][0] = float('nan')
+    weights['state_dict']['backbone.norm3.weight'][0] = float('nan')
     torch.save(weights, tmp_path / 'nan.pth')
     with pytest.raises(ValueError, match=r'^nan\.pth .*NaN or infinite .*from before them$'):
         models.add(tmp_path / 'nan.pth', 'nan.pth', 'LaplacianAttention', 'laplacianformer', 64)
