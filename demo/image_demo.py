@@ -21,6 +21,7 @@ from collections import Counter
 from functools import partial
 from http.client import HTTPException
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import List, NamedTuple, Tuple, Union
@@ -46,6 +47,9 @@ OPTIONS = {
     'mmdet': dict(pred_score_thr=0.3, palette=None),
     'mmseg': dict(opacity=0.5, with_labels=False),
 }
+LIMITS = dict(
+    batch_size=(1, inf), wait_time=(0, inf), resize=(1, inf), pred_score_thr=(0, 1), opacity=(0, 1)
+)
 MANY = 8  # class names on the terminal
 ADDRESSES = ('http://', 'https://', 'file://')
 PATIENCE = 30  # seconds without an answer from an address
@@ -94,8 +98,12 @@ def check_args(parser: ToolParser, args) -> None:
     for path, kind in ((args.config, 'config'), (args.inputs, 'image or folder')):
         if not (remote and path == args.inputs) and not Path(path).exists():
             parser.error(f'there is no {kind} {path}; check the path')
-    if args.batch_size < 1:
-        parser.error(f'--batch-size {args.batch_size} is no number of images; give 1 or more')
+    for name, (low, high) in LIMITS.items():
+        value = getattr(args, name)
+        if value is not None and not low <= value <= high:
+            parser.error(f'--{name.replace("_", "-")} {value} is outside of {low} to {high}')
+    if args.out_dir.exists() and not args.out_dir.is_dir():
+        parser.error(f'--out-dir {args.out_dir} is a file; name a folder')
     try:
         args.cfg = Config.fromfile(args.config)
         args.cfg.merge_from_dict(args.cfg_options)
@@ -127,11 +135,19 @@ def check_args(parser: ToolParser, args) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         parser.error(f'--device {args.device} does not work here ({reason}); try --device cpu')
-    if args.show:
-        from matplotlib import pyplot as plt
+    if args.show and not has_screen():
+        parser.error('--show needs a screen, and there is none; look into --out-dir instead')
 
-        if plt.get_backend().lower() == 'agg':
-            parser.error('--show needs a screen, and there is none; look into --out-dir instead')
+
+def has_screen() -> bool:
+    """Whether matplotlib can open a window."""
+    from matplotlib import pyplot as plt
+
+    try:
+        plt.close(plt.figure())
+    except Exception:  # a backend that was asked for by name; each has errors of its own
+        return False
+    return plt.get_backend().lower() != 'agg'
 
 
 def end(reason) -> None:

@@ -240,7 +240,9 @@ def test_a_segmentor_writes_labels_and_shares_and_draws_by_the_opacity(
             ('http://127.0.0.1:9/a.png', '', ''),
             'a.png cannot be opened .*refused.*; check the',
         ),
-        (('photos', '', '', '--batch-size', 0), '--batch-size 0 is no number of images; give 1'),
+        (('photos', '', '', '--batch-size', 0), '--batch-size 0 is outside of 1 to inf'),
+        (('photos', '', '', '--opacity', 'nan'), '--opacity nan is outside of 0 to 1'),
+        (('photos', '', '', '--out-dir', 'half.py'), '--out-dir half.py is a file; name a folder'),
         (('photos', '', '', '--opacity', 1), '--opacity is for configs of mmseg, and this is one'),
         (('photos', '', '', '--device', 'gpu'), '--device gpu does not work here .*--device cpu'),
     ],
@@ -261,8 +263,11 @@ def test_each_bad_input_gets_a_sentence(arguments, expected, demo, photos, weigh
     assert not (tmp_path / 'outputs').exists()
 
 
-def test_a_window_needs_a_screen(demo, photos, weights):
-    with mock.patch('matplotlib.pyplot.get_backend', return_value='agg'):
+@pytest.mark.parametrize(
+    'there_is_none', [dict(get_backend=lambda: 'agg'), dict(figure=mock.Mock(side_effect=OSError))]
+)
+def test_a_window_needs_a_screen(there_is_none, demo, photos, weights):
+    with mock.patch.multiple('matplotlib.pyplot', **there_is_none):
         said, status = demo(photos, config('mmpretrain'), weights('mmpretrain'), '--show')
     assert status == 2 and '--show needs a screen' in said
 
