@@ -17,7 +17,7 @@ from .rows import Panel, colour_limits
 from .view import View
 
 STYLE = """
-.explorer {display: grid; grid-template-columns: repeat(auto-fill, minmax(215px, 1fr)); gap: 14px}
+.explorer {display: grid; grid-template-columns: repeat(auto-fill, minmax(190px, 1fr)); gap: 14px}
 .explorer figure {margin: 0; padding: 10px; border: 1px solid var(--border-color-primary);
   border-radius: 8px; background: var(--block-background-fill); color: var(--body-text-color);
   display: flex; flex-direction: column; gap: 6px; font-size: 13px; line-height: 1.35}
