@@ -19,6 +19,7 @@ from explorer.models import Models, compared, from_config, quick_start
 from explorer.rows import Explorer, default_view
 
 from mmlaplace.utils.command_line import ToolParser
+from mmlaplace.utils.dependencies import missing_package
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -53,10 +54,7 @@ def main() -> None:
         import uvicorn
         from explorer.page import server
     except ImportError as error:
-        sys.exit(
-            f'{parser.prog}: error: it needs gradio ({error}); install it with '
-            'pip install "mmlaplace[demo]"'
-        )
+        sys.exit(f'{parser.prog}: error: {missing_package("gradio", "demo", error)}')
     check_free(parser, args.host, args.port)
     sources = {}
     for model in args.model:
@@ -65,8 +63,10 @@ def main() -> None:
         config, checkpoint, name = (*model, None, None)[:3]
         try:
             source = from_config(config, checkpoint, name)
-        except (FileNotFoundError, AttributeError) as error:
-            parser.error(f'--model {config}: {error}; name a config of this project')
+        except Exception as error:  # a config runs code, which may raise anything
+            parser.error(
+                f'--model {config}: {error or type(error).__name__}; name a config of this project'
+            )
         if source.title in sources:
             parser.error(f'--model: two are named {source.title}; give a name after the checkpoint')
         sources[source.title] = source

@@ -1,7 +1,8 @@
 """Class, boxes and masks, or segmentation of an image or of a folder of images.
 
-The toolbox that the config is for predicts and draws, by its own inferencer. For each image there
-are a picture in OUT_DIR/vis and a JSON file in OUT_DIR/preds:
+An image is a file, or an address that begins with http://, https:// or file://. The toolbox that
+the config is for predicts and draws, by its own inferencer. For each image there are a picture in
+OUT_DIR/vis and a JSON file in OUT_DIR/preds:
 
   classification  label, score and class, and the scores of all classes
   detection       boxes x1, y1, x2, y2 in pixels, labels, classes and scores; masks as COCO's RLE
@@ -11,15 +12,21 @@ In a folder, what is no image is named, and the others still run. The exit statu
 
 Examples:
   python demo/image_demo.py photo.jpg CONFIG CHECKPOINT
-  python demo/image_demo.py photos CONFIG CHECKPOINT --out-dir outputs --pred-score-thr 0.5
+  python demo/image_demo.py photos CONFIG CHECKPOINT --out-dir outputs --batch-size 8
+  python demo/image_demo.py https://example.org/photo.jpg CONFIG CHECKPOINT --pred-score-thr 0.5
 """
 
 import sys
 from collections import Counter
 from functools import partial
+from http.client import HTTPException
 from importlib import import_module
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import List, NamedTuple, Tuple, Union
+from urllib.parse import unquote, urlsplit
+from urllib.request import urlopen
 
 import numpy as np
 import torch
@@ -40,15 +47,29 @@ OPTIONS = {
     'mmdet': dict(pred_score_thr=0.3, palette=None),
     'mmseg': dict(opacity=0.5, with_labels=False),
 }
+LIMITS = dict(
+    batch_size=(1, inf), wait_time=(0, inf), resize=(1, inf), pred_score_thr=(0, 1), opacity=(0, 1)
+)
 MANY = 8  # class names on the terminal
+ADDRESSES = ('http://', 'https://', 'file://')
+PATIENCE = 30  # seconds without an answer from an address
+
+
+class Photo(NamedTuple):
+    """An image to predict for: what the user calls it, its results' name, and where it is."""
+
+    said: str
+    name: str
+    path: Path
 
 
 def parse_args():
     parser = ToolParser(__doc__)
-    parser.add_argument('inputs', type=Path, help='an image, or a folder of images')
+    parser.add_argument('inputs', help='an image, a folder of images, or the address of an image')
     parser.add_trained_model('classifier, detector or segmentor')
     parser.add_argument('--out-dir', type=Path, default=Path('outputs'), help='default: outputs')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    parser.add_argument('--batch-size', type=int, default=1, help='images at a time; default: 1')
     parser.add_argument('--show', action='store_true', help='also in a window')
     parser.add_argument(
         '--wait-time', type=float, default=0, help='seconds a window stays; 0: until a key'
@@ -73,11 +94,24 @@ def parse_args():
 
 def check_args(parser: ToolParser, args) -> None:
     """End with a sentence if the arguments cannot work, and read the config."""
+    remote = args.inputs.startswith(ADDRESSES)
     for path, kind in ((args.config, 'config'), (args.inputs, 'image or folder')):
-        if not Path(path).exists():
+        if not (remote and path == args.inputs) and not Path(path).exists():
             parser.error(f'there is no {kind} {path}; check the path')
-    args.cfg = Config.fromfile(args.config)
-    args.cfg.merge_from_dict(args.cfg_options)
+    for name, (low, high) in LIMITS.items():
+        value = getattr(args, name)
+        if value is not None and not low <= value <= high:
+            parser.error(f'--{name.replace("_", "-")} {value} is outside of {low} to {high}')
+    if args.out_dir.exists() and not args.out_dir.is_dir():
+        parser.error(f'--out-dir {args.out_dir} is a file; name a folder')
+    try:
+        args.cfg = Config.fromfile(args.config)
+        args.cfg.merge_from_dict(args.cfg_options)
+    except Exception as error:  # a config runs code, which may raise anything
+        parser.error(
+            f'{args.config} cannot be read as a config ({error or type(error).__name__}); images '
+            'come first, then the config, then the checkpoint'
+        )
     scope = args.cfg.get('default_scope')
     if scope not in PACKAGES or 'test_dataloader' not in args.cfg:
         parser.error(
@@ -91,9 +125,9 @@ def check_args(parser: ToolParser, args) -> None:
             elif package != scope:
                 option = '--' + name.replace('_', '-')
                 parser.error(f'{option} is for configs of {package}, and this is one of {scope}')
-    args.paths = [args.inputs]
-    if args.inputs.is_dir():
-        args.paths = sorted(p for p in args.inputs.iterdir() if p.suffix.lower() in SUFFIXES)
+    args.paths = [] if remote else [Path(args.inputs)]
+    if args.paths and args.paths[0].is_dir():
+        args.paths = sorted(p for p in args.paths[0].iterdir() if p.suffix.lower() in SUFFIXES)
         if not args.paths:
             parser.error(f'{args.inputs} has no images; it takes {" ".join(sorted(SUFFIXES))}')
     try:
@@ -101,11 +135,23 @@ def check_args(parser: ToolParser, args) -> None:
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         parser.error(f'--device {args.device} does not work here ({reason}); try --device cpu')
-    if args.show:
-        from matplotlib import pyplot as plt
+    if args.show and not has_screen():
+        parser.error('--show needs a screen, and there is none; look into --out-dir instead')
 
-        if plt.get_backend().lower() == 'agg':
-            parser.error('--show needs a screen, and there is none; look into --out-dir instead')
+
+def has_screen() -> bool:
+    """Whether matplotlib can open a window."""
+    from matplotlib import pyplot as plt
+
+    try:
+        plt.close(plt.figure())
+    except Exception:  # a backend that was asked for by name; each has errors of its own
+        return False
+    return plt.get_backend().lower() != 'agg'
+
+
+def end(reason) -> None:
+    sys.exit(f'{Path(sys.argv[0]).name}: error: {reason}')
 
 
 def names_and_colours(cfg: Config, checkpoint: str) -> dict:
@@ -122,7 +168,7 @@ def build_inferencer(args):
     try:
         require_toolbox(scope)
     except ImportError as error:
-        sys.exit(f'{Path(sys.argv[0]).name}: error: {error}')
+        end(error)
     import_module(f'{scope}.utils').register_all_modules()
     load = partial(load_or_exit, checkpoint=args.checkpoint, min_matched=1)
     if scope == 'mmpretrain':
@@ -155,44 +201,66 @@ def build_inferencer(args):
     return inferencer
 
 
-def check_image(path: Path) -> None:
+def downloaded(address: str, folder: Path) -> Photo:
+    """An image from an address, in a folder of ours. If none comes from there, end and say why."""
+    name = Path(unquote(urlsplit(address).path)).name or 'image'
+    try:
+        with urlopen(address, timeout=PATIENCE) as answer:
+            content = answer.read()
+    except (OSError, HTTPException, ValueError) as error:  # a ValueError: it is no address
+        end(f'{address} cannot be opened ({error}); check the address')
+    (folder / name).write_bytes(content)
+    return Photo(address, Path(name).stem, folder / name)
+
+
+def check_image(photo: Photo) -> None:
     """Raise a ValueError unless all of a file can be read as an image."""
     import mmcv
 
     try:
-        with Image.open(path) as image:
+        with Image.open(photo.path) as image:
             image.load()
-        if mmcv.imfrombytes(path.read_bytes()) is None:
+        if mmcv.imfrombytes(photo.path.read_bytes()) is None:
             raise ValueError('OpenCV does not read this format')
+    except Image.DecompressionBombError as error:
+        raise ValueError(f'{photo.said} is too large ({error}); make it smaller') from error
     except Exception as error:  # which ones Pillow raises is not documented
         raise ValueError(
-            f'{path} is no image that can be read ({error}); copy or download it again, save it as '
-            'PNG or JPEG, or take it away'
+            f'{photo.said} is no image that can be read ({error}); copy or download it again, save '
+            'it as PNG or JPEG, or take it away'
         ) from error
 
 
-def predict(inferencer, path: Path) -> list:
-    """The one prediction for an image.
-
-    Raises:
-        ValueError: If it is no image, or too large for the memory.
-    """
-    check_image(path)
-    (data,) = inferencer.preprocess([str(path)], batch_size=1)
-    if not isinstance(data, dict):  # mmdet's, with the path beside it
-        _, data = data
+def predict(inferencer, photos: List[Photo]) -> List[Tuple[Photo, Union[list, ValueError]]]:
+    """Each image with its one prediction, or with the reason why there is none."""
     try:
-        return inferencer.forward(data)
-    except RuntimeError as error:
-        if 'memory' not in str(error):
-            raise
-        raise ValueError(
-            f'{path} needs more memory than there is ({str(error).splitlines()[0]}); make the '
-            'image smaller, or take --device cpu'
-        ) from error
+        for photo in photos:
+            check_image(photo)
+        paths = [str(photo.path) for photo in photos]
+        (data,) = inferencer.preprocess(paths, batch_size=len(paths))
+        if not isinstance(data, dict):  # mmdet's, with the paths beside it
+            _, data = data
+        return [(photo, [one]) for photo, one in zip(photos, inferencer.forward(data))]
+    except (ValueError, RuntimeError, AssertionError) as error:
+        if len(photos) == 1:
+            return [(photos[0], told(error, photos[0]))]
+    # One of them is broken, some models take images of one size alone, or the memory is too small.
+    return [pair for photo in photos for pair in predict(inferencer, [photo])]
 
 
-def draw(inferencer, path: Path, samples: list, args) -> Image.Image:
+def told(error: Exception, photo: Photo) -> ValueError:
+    """Why an image has no prediction. What is no fault of the image is raised."""
+    if isinstance(error, ValueError):
+        return error
+    if 'memory' not in str(error):
+        raise error
+    return ValueError(
+        f'{photo.said} needs more memory than there is ({str(error).splitlines()[0]}); make the '
+        'image smaller, or take --device cpu'
+    )
+
+
+def draw(inferencer, photo: Photo, samples: list, args) -> Image.Image:
     """The picture that the toolbox draws."""
     scope = args.cfg.default_scope
     options = dict(show=args.show, wait_time=args.wait_time)
@@ -203,7 +271,7 @@ def draw(inferencer, path: Path, samples: list, args) -> Image.Image:
             options.update(pred_score_thr=args.pred_score_thr, return_vis=True)
         else:
             options.update(opacity=args.opacity, with_labels=args.with_labels, return_vis=True)
-        (picture,) = inferencer.visualize([str(path)], samples, **options)
+        (picture,) = inferencer.visualize([str(photo.path)], samples, **options)
     return Image.fromarray(np.ascontiguousarray(picture))
 
 
@@ -234,43 +302,52 @@ def describe(inferencer, samples: list, args) -> tuple:
     return dict(shares={classes[i]: float(shares[i]) for i in order}), listed, labels
 
 
-def result_names(paths: list) -> list:
-    """What the results of each image are called: as the image, with its ending if two share it."""
-    stems = Counter(path.stem for path in paths)
-    return [path.stem if stems[path.stem] == 1 else path.name for path in paths]
+def photos_of(args, folder: Path) -> List[Photo]:
+    """The images. Results are called as their image, with its ending if two share the name."""
+    if not args.paths:
+        return [downloaded(args.inputs, folder)]
+    stems = Counter(path.stem for path in args.paths)
+    names = (path.stem if stems[path.stem] == 1 else path.name for path in args.paths)
+    return [Photo(str(path), name, path) for path, name in zip(args.paths, names)]
+
+
+def write(inferencer, photo: Photo, samples: list, args) -> str:
+    """Write and show what was predicted for an image; a line about it."""
+    vis, preds = args.out_dir / 'vis', args.out_dir / 'preds'
+    result, said, labels = describe(inferencer, samples, args)
+    if not args.no_save_pred:
+        write_json(preds / f'{photo.name}.json', dict(image=photo.said, **result))
+        if labels is not None:
+            Image.fromarray(labels).save(preds / f'{photo.name}.png')
+    if args.show or not args.no_save_vis:
+        picture = draw(inferencer, photo, samples, args)
+    if not args.no_save_vis:
+        vis.mkdir(parents=True, exist_ok=True)
+        picture.save(vis / f'{photo.name}.png')
+    return f'{photo.said}: {said}'
 
 
 def main() -> None:
     args = parse_args()
-    inferencer = build_inferencer(args)
-    vis, preds = args.out_dir / 'vis', args.out_dir / 'preds'
     left_out = 0
-    with Progress(transient=True) as progress:
-        task = progress.add_task('Inference', total=len(args.paths))
-        for path, name in zip(args.paths, result_names(args.paths)):
-            try:
-                samples = predict(inferencer, path)
-            except ValueError as error:
-                left_out += 1
-                said = f'error: {error}'
-            else:
-                result, said, labels = describe(inferencer, samples, args)
-                said = f'{path}: {said}'
-                if not args.no_save_pred:
-                    write_json(preds / f'{name}.json', dict(image=str(path), **result))
-                    if labels is not None:
-                        Image.fromarray(labels).save(preds / f'{name}.png')
-                if args.show or not args.no_save_vis:
-                    picture = draw(inferencer, path, samples, args)
-                if not args.no_save_vis:
-                    vis.mkdir(parents=True, exist_ok=True)
-                    picture.save(vis / f'{name}.png')
-            progress.console.print(said, markup=False, highlight=False, soft_wrap=True)
-            progress.advance(task)
-    if left_out < len(args.paths) and not (args.no_save_vis and args.no_save_pred):
+    with TemporaryDirectory() as folder:
+        photos = photos_of(args, Path(folder))
+        inferencer = build_inferencer(args)
+        with Progress(transient=True) as progress:
+            task = progress.add_task('Inference', total=len(photos))
+            for start in range(0, len(photos), args.batch_size):
+                for photo, found in predict(inferencer, photos[start : start + args.batch_size]):
+                    if isinstance(found, ValueError):
+                        left_out += 1
+                        said = f'error: {found}'
+                    else:
+                        said = write(inferencer, photo, found, args)
+                    progress.console.print(said, markup=False, highlight=False, soft_wrap=True)
+                    progress.advance(task)
+    if left_out < len(photos) and not (args.no_save_vis and args.no_save_pred):
         sys.stdout.write(f'wrote {args.out_dir}\n')
     if left_out:
-        sys.exit(f'{left_out} of {len(args.paths)} images were left out, for the reasons above')
+        sys.exit(f'{left_out} of {len(photos)} images were left out, for the reasons above')
 
 
 if __name__ == '__main__':

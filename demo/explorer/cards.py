@@ -17,7 +17,7 @@ from .rows import Panel, colour_limits
 from .view import View
 
 STYLE = """
-.explorer {display: grid; grid-template-columns: repeat(auto-fill, minmax(215px, 1fr)); gap: 14px}
+.explorer {display: grid; grid-template-columns: repeat(auto-fill, minmax(190px, 1fr)); gap: 14px}
 .explorer figure {margin: 0; padding: 10px; border: 1px solid var(--border-color-primary);
   border-radius: 8px; background: var(--block-background-fill); color: var(--body-text-color);
   display: flex; flex-direction: column; gap: 6px; font-size: 13px; line-height: 1.35}
@@ -52,9 +52,10 @@ STYLE = STYLE.replace(
 )
 
 
-def img(content: bytes, text: str) -> str:
+def img(content: bytes, text: str, view: View) -> str:
     source = f'data:image/jpeg;base64,{base64.b64encode(content).decode()}'
-    return f'<img class="ask" alt="{escape(text)}" src="{source}">'
+    place = f'tabindex="0" data-x="{view.x:g}" data-y="{view.y:g}"'
+    return f'<img class="ask" alt="{escape(text)}" {place} src="{source}">'
 
 
 def message(text: str) -> str:
@@ -85,10 +86,10 @@ def cards(image: Image.Image, panels: List[Panel], view: View, shape: Tuple[int,
             }
         )
     )
-    photo = img(photograph(image, view, shape), 'the image, with a cross on the query')
+    photo = img(photograph(image, view, shape), 'the image, with a cross on the query', view)
     first = (
         f'<figure><div class="head"><b>Image and query</b>'
-        f'<span class="weights">click on any of the pictures</span></div>'
+        f'<span class="weights">click on any of the pictures, or use the arrow keys</span></div>'
         f'{photo}<div class="numbers"><span>x {view.x:.3f}</span><span>y {view.y:.3f}</span>'
         f'<span>{shape[1]} × {shape[0]} pixels</span>'
         f'<span>{f"{tokens} tokens" if tokens else ""}</span></div></figure>'
@@ -121,7 +122,7 @@ def card(
     if panel.weights is None:
         return f'<figure>{head}<div class="none">{escape(panel.message)}</div></figure>'
     found = panel.statistics
-    picture = img(panel_picture(image, panel, limits, view, shape), f'row of {panel.title}')
+    picture = img(panel_picture(image, panel, limits, view, shape), f'row of {panel.title}', view)
     bar = ''.join(
         f'<div style="width:{100 * getattr(found, band):.1f}%;background:{colour}"></div>'
         for band, colour in BANDS.items()

@@ -13,6 +13,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 
 from mmlaplace.engine import UnsafeCheckpointError, load_weights, read_state_dict
+from mmlaplace.utils.command_line import without_hint
 
 ATTENTIONS = contenders()
 QUICK_START = 'quick start'
@@ -169,8 +170,9 @@ def build(source: Source) -> nn.Module:
     try:
         load_weights(built, checkpoint)
     except ValueError as error:
-        # The hint at min_matched is for those who write Python.
-        reason = str(error).replace(f'{checkpoint} does not fit: ', '').partition('; if that is')[0]
+        if 'NaN or infinite' in str(error):  # it is this model's, and says what to do
+            raise
+        reason = without_hint(error).replace(f'{checkpoint} does not fit: ', '')
         raise ValueError(
             f'{checkpoint} is no checkpoint of {source.title}; choose the attention, the host and '
             f'the size of images that it was trained with. What differs: {reason}'

@@ -4,7 +4,6 @@ from pathlib import Path
 from threading import Lock
 from typing import List, Optional, Sequence
 
-import gradio as gr
 from fastapi import FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response
 
@@ -12,6 +11,7 @@ from .cards import STYLE, cards, links, message
 from .images import fitted
 from .models import ATTENTIONS, HOSTS
 from .pictures import exported
+from .quick_gradio import gradio as gr
 from .rows import Explorer, Offered
 from .view import LAST, SCALES, SIZES, View
 
@@ -21,15 +21,32 @@ INTRODUCTION = """# Attention explorer
 An attention gives a query a weighted sum of values. **Click on a pixel** to see from where its \
 query takes, as the exact row of each attention's matrix. The address of this page holds the view, \
 so it can be sent."""
-# The place of a click as shares of the picture's width and height.
-ASK = """element.addEventListener('click', (event) => {
+# The place of a click as shares of the picture's width and height. Arrow keys move it, and the
+# picture keeps the focus when it is replaced.
+ASK = """const ask = (x, y) => {
+  const share = (value) => Math.min(0.9999, Math.max(0, value));
+  trigger('select', {value: null, index: [share(x), share(y)]});
+};
+element.addEventListener('click', (event) => {
   const picture = event.target.closest('img.ask');
   if (!picture) return;
   const box = picture.getBoundingClientRect();
-  const share = (value) => Math.min(0.9999, Math.max(0, value));
-  trigger('select', {value: null, index: [share((event.clientX - box.left) / box.width),
-                                          share((event.clientY - box.top) / box.height)]});
-});"""
+  ask((event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height);
+});
+const pictures = () => [...element.querySelectorAll('img.ask')];
+const steps = {ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1]};
+let focused = -1;
+element.addEventListener('keydown', (event) => {
+  const picture = event.target.closest('img.ask'), step = steps[event.key];
+  if (!picture || !step) return;
+  event.preventDefault();
+  focused = pictures().indexOf(picture);
+  ask(+picture.dataset.x + step[0] / 32, +picture.dataset.y + step[1] / 32);
+});
+new MutationObserver(() => {
+  if (focused >= 0) pictures()[focused]?.focus();
+  focused = -1;
+}).observe(element, {childList: true, subtree: true});"""
 # What gradio itself has in the address, such as the theme, stays there.
 INTO_ADDRESS = """(address) => {
   if (!address) return;

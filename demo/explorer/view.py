@@ -68,13 +68,14 @@ class View:
             ValueError: For a value that is none; quotes it.
         """
         given: Dict[str, List[str]] = parse_qs(query.lstrip('?'), keep_blank_values=True)
-        values, names = {}, {field.name for field in fields(cls)}
+        values = {}
+        names_models = not given.keys().isdisjoint({'trained', 'attention'})
         for field in fields(cls):
             before = getattr(default, field.name)
             if field.name not in given:
-                # An address does not name a list without entries.
-                emptied = isinstance(before, tuple) and not given.keys().isdisjoint(names)
-                values[field.name] = () if emptied and field.name != 'host' else before
+                # A list without entries is not in the address.
+                emptied = names_models and isinstance(before, tuple) and field.name != 'host'
+                values[field.name] = () if emptied else before
             elif isinstance(before, tuple):
                 values[field.name] = tuple(filter(None, given[field.name]))
             else:

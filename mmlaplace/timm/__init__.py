@@ -13,6 +13,8 @@ from typing import Any, Dict, NamedTuple
 
 import torch.nn as nn
 
+from ..utils.dependencies import missing_package
+
 try:
     from timm.models import (
         build_model_with_cfg,
@@ -25,10 +27,7 @@ try:
 
     from .classifier import TimmClassifier
 except ImportError as error:
-    raise ImportError(
-        f'mmlaplace.timm needs timm 1.0.31 or later ({error}); install it with pip install '
-        '"mmlaplace[timm]"'
-    ) from error
+    raise missing_package('timm 1.0.31 or later', 'timm', error) from error
 
 from ..models.backbones import (
     SOFT,

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Optional
@@ -44,12 +45,19 @@ class ToolParser(argparse.ArgumentParser):
         return parsed
 
 
+def without_hint(error: ValueError) -> str:
+    """What :func:`load_weights` says, but for its hint at an argument, for who writes no Python."""
+    return re.split('(?:;|, or,) if that is meant', str(error))[0]
+
+
 def load_or_exit(model: nn.Module, checkpoint: str, **kwargs) -> None:
     """:func:`load_weights`; a checkpoint that it refuses ends the tool with its message."""
     try:
         load_weights(model, checkpoint, **kwargs)
-    except (UnsafeCheckpointError, FileNotFoundError, ValueError) as error:
+    except (UnsafeCheckpointError, FileNotFoundError) as error:
         sys.exit(f'{Path(sys.argv[0]).name}: error: {error}')
+    except ValueError as error:
+        sys.exit(f'{Path(sys.argv[0]).name}: error: {without_hint(error)}')
 
 
 def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:

@@ -28,6 +28,14 @@ def installed_distributions(import_name: str) -> dict:
     return found
 
 
+def missing_package(name: str, extra: str, error: ImportError) -> ImportError:
+    """An error that names the extra of mmlaplace which brings a package that is missing."""
+    return ImportError(
+        f'this needs {name}, which did not import ({error}); install it with pip install '
+        f'"mmlaplace[{extra}]"'
+    )
+
+
 def require_mmengine() -> None:
     """Raise an ImportError that names both ways to install mmengine when there is none."""
     try:

@@ -9,6 +9,7 @@ from typing import Callable, Dict, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
+from .dependencies import missing_package
 from .deployable import Deployable, NotDeployableError
 
 SUFFIXES = {'onnx': '.onnx', 'pt2': '.pt2', 'aoti': '.aoti.pt2'}
@@ -25,10 +26,7 @@ def require_packages(*names: str) -> None:
         try:
             import_module(name)
         except ImportError as error:
-            raise ImportError(
-                f'this needs {name}, which did not import ({error}); install it with '
-                'pip install "mmlaplace[deploy]"'
-            ) from error
+            raise missing_package(name, 'deploy', error) from error
 
 
 def describe(form: Deployable, size: Tuple[int, int], program, **more) -> Dict[str, object]:

@@ -53,6 +53,7 @@ def test_a_view_is_in_its_address_and_comes_back():
     assert View.from_address(view.address(), SMALL) == view
     assert View.from_address('', SMALL) == SMALL
     assert View.from_address('?__theme=dark', SMALL) == SMALL
+    assert View.from_address('?stage=2', SMALL) == replace(SMALL, stage=2)
     almost = replace(view, x=0.99999)
     assert View.from_address(almost.address(), SMALL).x == 0.9999  # not 1, which is outside
 
@@ -245,6 +246,11 @@ def test_a_checkpoint_of_another_model_is_refused(checkpoint, tmp_path):
     assert models.sources[key].weights == 'weights of mine.pth'
     with pytest.raises(ValueError, match='^mine.pth is no checkpoint of SoftmaxAttention on vit; '):
         models.add(checkpoint, 'mine.pth', 'SoftmaxAttention', 'vit', 64)
+    weights = torch.load(checkpoint, weights_only=True)
+    weights['state_dict']['backbone.norm3.weight'][0] = float('nan')
+    torch.save(weights, tmp_path / 'nan.pth')
+    with pytest.raises(ValueError, match=r'^nan\.pth .*NaN or infinite .*from before them$'):
+        models.add(tmp_path / 'nan.pth', 'nan.pth', 'LaplacianAttention', 'laplacianformer', 64)
     (tmp_path / 'text.pth').write_text('no checkpoint')
     with pytest.raises(ValueError, match=r'text\.pth .*download or copy it again'):
         models.add(tmp_path / 'text.pth', 'text.pth', 'LaplacianAttention', 'vit', 64)

@@ -35,6 +35,18 @@ def test_the_command_line_says_what_is_wrong():
     assert said.returncode == 2
 
 
+def test_gradio_writes_no_types_for_those_who_write_components():
+    pytest.importorskip('gradio')
+    import inspect
+
+    from explorer.quick_gradio import gradio, no_file
+
+    with pytest.raises(OSError, match='the file of HTML is not looked for'):
+        no_file(gradio.HTML)
+    assert no_file(pytest.Item) == inspect.getfile(pytest.Item)
+    assert inspect.getfile is not no_file  # after the import
+
+
 def answer(address: str) -> bytes:
     with urllib.request.urlopen(address, timeout=60) as response:
         return response.read()
@@ -100,6 +112,7 @@ def wait_for(what, seconds=30):
 def test_a_click_in_a_browser_shows_rows_that_can_be_sent_and_saved(address, browser, tmp_path):
     from selenium.webdriver import ActionChains
     from selenium.webdriver.common.by import By
+    from selenium.webdriver.common.keys import Keys
 
     def all_of(selector):
         return browser.find_elements(By.CSS_SELECTOR, selector)
@@ -132,6 +145,14 @@ def test_a_click_in_a_browser_shows_rows_that_can_be_sent_and_saved(address, bro
 
     browser.refresh()
     wait_for(lambda: shown() == after)
+
+    y = in_address('y')
+    all_of('#cards img.ask')[1].send_keys(Keys.ARROW_DOWN)
+    wait_for(lambda: in_address('y') != y)
+    assert float(in_address('y')[0]) == pytest.approx(float(y[0]) + 1 / 32, abs=1e-3)
+    focused = browser.execute_script('return document.activeElement.alt')
+    assert focused == 'row of LaplacianAttention on laplacianformer'  # the picture is another
+    after = shown()
 
     for format in ('png', 'svg'):
         all_of(f'#save-{format}')[0].click()

@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -96,32 +97,99 @@ def test_a_folder_of_images_is_classified_but_for_what_is_no_image(demo, photos,
     assert Image.open(out / 'vis/a.png.png').size == SIZE[::-1]
 
 
-def test_one_image_alone_and_options_of_classification(demo, photos, weights, tmp_path):
+def test_an_image_by_its_address_and_options_of_classification(demo, photos, weights, tmp_path):
+    address = (photos / 'a.png').as_uri()
     said, status = demo(
-        photos / 'a.png', config('mmpretrain'), weights('mmpretrain'), '--device', 'cpu',
+        address, config('mmpretrain'), weights('mmpretrain'), '--device', 'cpu',
         '--resize', 80, '--no-save-pred', '--out-dir', 'elsewhere/here',
     )  # fmt: skip
     assert status == 0, said
+    assert said.startswith(f'{address}: thing')
     assert written(tmp_path / 'elsewhere/here') == ['vis/a.png']
     # The shorter side is the one that was asked for, and 56 / 40 of it the other.
     assert Image.open(tmp_path / 'elsewhere/here/vis/a.png').size == (112, 80)
 
 
 @pytest.mark.slow
+def test_batches_give_what_each_image_alone_gives(demo, photos, weights, tmp_path):
+    """The broken image is in the first batch, so that its other images are taken one by one."""
+    Image.new('RGB', (30, 60), 'navy').save(photos / 'c.png')
+    Image.new('RGB', (60, 30), 'green').save(photos / 'd.png')
+    found = []
+    for size in (1, 3):
+        _, status = demo(
+            photos, config('mmpretrain'), weights('mmpretrain'), '--device', 'cpu',
+            '--no-save-vis', '--batch-size', size,
+        )  # fmt: skip
+        assert status.startswith('1 of 5')
+        files = sorted((tmp_path / 'outputs/preds').iterdir())
+        assert len(files) == 4
+        found.append([json.loads(file.read_text())['pred_scores'] for file in files])
+    np.testing.assert_allclose(*found, atol=1e-6)  # fp32, with sums in another order
+
+
+def test_images_that_make_no_batch_are_taken_one_by_one():
+    """As mmseg's data preprocessor wants images of one size."""
+    inferencer, sizes = mock.Mock(), []
+
+    def forward(data):
+        sizes.append(len(data['inputs']))
+        assert len(data['inputs']) == 1, 'The image size in a batch should be the same.'
+        return data['inputs']
+
+    inferencer.forward = forward
+    inferencer.preprocess = lambda paths, batch_size: iter([dict(inputs=paths)])
+    tool = load_tool('demo/image_demo.py')
+    photos = [tool.Photo(name, name, Path(name)) for name in 'ab']
+    with mock.patch.object(tool, 'check_image'):
+        found = tool.predict(inferencer, photos)
+    assert found == [(photo, [photo.said]) for photo in photos]
+    assert sizes == [2, 1, 1]
+    inferencer.forward = mock.Mock(side_effect=RuntimeError('no fault of the image'))
+    with mock.patch.object(tool, 'check_image'), pytest.raises(RuntimeError, match='no fault'):
+        tool.predict(inferencer, photos)
+
+
+@pytest.fixture
+def windows(monkeypatch):
+    """Titles and seconds of the windows that would open on a screen."""
+    shown = []
+
+    def show(self, drawn_img=None, win_name='image', wait_time=0.0, **kwargs):
+        shown.append((win_name, wait_time))
+
+    monkeypatch.setattr('matplotlib.pyplot.get_backend', lambda: 'TkAgg')
+    monkeypatch.setattr('mmengine.visualization.Visualizer.show', show)
+    return shown
+
+
+@pytest.mark.slow
+def test_images_of_a_folder_are_shown_one_after_the_other(demo, photos, weights, windows, tmp_path):
+    demo(
+        photos, config('mmpretrain'), weights('mmpretrain'), '--device', 'cpu', '--show',
+        '--wait-time', 0.5, '--no-save-vis', '--no-save-pred',
+    )  # fmt: skip
+    assert windows == [('a', 0.5), ('a', 0.5)]
+    assert not (tmp_path / 'outputs').exists()
+
+
+@pytest.mark.slow
 def test_a_detector_writes_boxes_and_masks_and_draws_those_above_the_threshold(
-    demo, photos, weights, tmp_path
+    demo, photos, weights, windows, tmp_path
 ):
     pictures = []
     # A random head spreads its scores over eleven classes: all below 0.99, many above 0.01.
     for threshold in (0.99, 0.01):
         said, status = demo(
             photos / 'a.png', config('mmdet'), weights('mmdet'), '--device', 'cpu',
-            '--pred-score-thr', threshold, '--cfg-options', 'model.test_cfg.rcnn.score_thr=0.01',
+            '--show', '--pred-score-thr', threshold, '--cfg-options',
+            'model.test_cfg.rcnn.score_thr=0.01',
         )  # fmt: skip
         assert status == 0, said
         assert ('nothing above' in said) == (threshold == 0.99)
         pictures.append(np.asarray(Image.open(tmp_path / 'outputs/vis/a.png')))
     assert written(tmp_path / 'outputs') == ['preds/a.json', 'vis/a.png']
+    assert windows == [('a.png', 0)] * 2
     assert pictures[0].shape == pictures[1].shape == (*SIZE, 3)
     assert (pictures[0] != pictures[1]).any()
     result = json.loads((tmp_path / 'outputs/preds/a.json').read_text())
@@ -133,17 +201,18 @@ def test_a_detector_writes_boxes_and_masks_and_draws_those_above_the_threshold(
 
 @pytest.mark.slow
 def test_a_segmentor_writes_labels_and_shares_and_draws_by_the_opacity(
-    demo, photos, weights, tmp_path
+    demo, photos, weights, windows, tmp_path
 ):
     pictures = []
     for opacity in (0.1, 0.9):
         said, status = demo(
             photos / 'a.png', config('mmseg'), weights('mmseg'), '--device', 'cpu',
-            '--opacity', opacity,
+            '--show', '--opacity', opacity,
         )  # fmt: skip
         assert status == 0, said
         pictures.append(np.asarray(Image.open(tmp_path / 'outputs/vis/a.png')).astype(int))
     assert written(tmp_path / 'outputs') == ['preds/a.json', 'preds/a.png', 'vis/a.png']
+    assert windows == [('a.png', 0)] * 2
     labels = np.asarray(Image.open(tmp_path / 'outputs/preds/a.png'))
     assert labels.shape == SIZE
     shares = json.loads((tmp_path / 'outputs/preds/a.json').read_text())['shares']
@@ -162,13 +231,28 @@ def test_a_segmentor_writes_labels_and_shares_and_draws_by_the_opacity(
         (('photos/notes.txt', '', ''), 'notes.txt is no image that can be read'),
         (('empty', '', ''), r'empty has no images; it takes \.bmp'),
         (('photos', 'half.py', ''), "half.py is no config of .* default_scope is 'mmyolo'"),
+        (('photos', 'photos/a.png', ''), 'a.png cannot be read as a config .*images come first'),
+        (('huge.bmp', '', ''), r'huge\.bmp is too large .*; make it smaller'),
+        (('photos', '', 'other.pth'), r'other\.pth does not fit: only 1 of .*, unexpected 0$'),
         (('photos', '', 'none.pth'), 'none.pth cannot be opened .* check the path'),
+        (('file:///none.png', '', ''), 'file:///none.png cannot be opened .*; check the address'),
+        (
+            ('http://127.0.0.1:9/a.png', '', ''),
+            'a.png cannot be opened .*refused.*; check the',
+        ),
+        (('photos', '', '', '--batch-size', 0), '--batch-size 0 is outside of 1 to inf'),
+        (('photos', '', '', '--opacity', 'nan'), '--opacity nan is outside of 0 to 1'),
+        (('photos', '', '', '--out-dir', 'half.py'), '--out-dir half.py is a file; name a folder'),
         (('photos', '', '', '--opacity', 1), '--opacity is for configs of mmseg, and this is one'),
         (('photos', '', '', '--device', 'gpu'), '--device gpu does not work here .*--device cpu'),
     ],
 )
 def test_each_bad_input_gets_a_sentence(arguments, expected, demo, photos, weights, tmp_path):
     (tmp_path / 'empty').mkdir()
+    torch.save({'head.fc.bias': torch.zeros(10)}, tmp_path / 'other.pth')
+    header = b'BM' + bytes(8) + (54).to_bytes(4, 'little') + (40).to_bytes(4, 'little')
+    header += 2 * (2**15).to_bytes(4, 'little') + b'\1\0\30\0'
+    (tmp_path / 'huge.bmp').write_bytes(header + bytes(24))
     (tmp_path / 'half.py').write_text("default_scope = 'mmyolo'\ntest_dataloader = dict()\n")
     image, cfg, checkpoint, *options = arguments
     cfg, checkpoint = cfg or config('mmpretrain'), checkpoint or weights('mmpretrain')
@@ -179,8 +263,11 @@ def test_each_bad_input_gets_a_sentence(arguments, expected, demo, photos, weigh
     assert not (tmp_path / 'outputs').exists()
 
 
-def test_a_window_needs_a_screen(demo, photos, weights):
-    with mock.patch('matplotlib.pyplot.get_backend', return_value='agg'):
+@pytest.mark.parametrize(
+    'there_is_none', [dict(get_backend=lambda: 'agg'), dict(figure=mock.Mock(side_effect=OSError))]
+)
+def test_a_window_needs_a_screen(there_is_none, demo, photos, weights):
+    with mock.patch.multiple('matplotlib.pyplot', **there_is_none):
         said, status = demo(photos, config('mmpretrain'), weights('mmpretrain'), '--show')
     assert status == 2 and '--show needs a screen' in said
 
