@@ -13,7 +13,12 @@ model = dict(
     head=dict(num_classes=10),
 )
 
-train_dataloader = dict(batch_size=64, num_workers=1, dataset=dataset)
+train_dataloader = dict(
+    batch_size=64,
+    num_workers=1,
+    batch_sampler=dict(type='LengthBatchSampler'),  # one call of the attention for each batch
+    dataset=dataset,
+)
 val_dataloader = dict(batch_size=64, num_workers=1, dataset=dataset)
 test_dataloader = dict(batch_size=64, num_workers=1, dataset=dataset)
 
