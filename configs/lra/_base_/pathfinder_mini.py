@@ -13,14 +13,21 @@ model = dict(
     head=dict(num_classes=2),
 )
 
+# Samples are so small that handing them over would take longer than to read them.
 train_dataloader = dict(
     batch_size=64,
-    num_workers=1,
+    num_workers=0,
+    persistent_workers=False,
+    dataset=dataset,
     batch_sampler=dict(type='LengthBatchSampler'),  # one call of the attention for each batch
+)
+val_dataloader = dict(
+    batch_size=64,
+    num_workers=0,
+    persistent_workers=False,
     dataset=dataset,
 )
-val_dataloader = dict(batch_size=64, num_workers=1, dataset=dataset)
-test_dataloader = dict(batch_size=64, num_workers=1, dataset=dataset)
+test_dataloader = val_dataloader
 
 max_iters = 2000
 param_scheduler = dict(total_steps=max_iters, pct_start=100 / max_iters)
