@@ -12,6 +12,7 @@ Examples:
   python tools/reproduce.py --list softpp_table_2
   python tools/dataset_converters/make_mini_datasets.py
   python tools/reproduce.py laplacianformer_bandwidth --scale mini --seeds 0 1 2 --resume
+  python tools/reproduce.py laplacianformer_bandwidth --scale mini --report
   python tools/reproduce.py softpp_table_4 softpp-tiny --launcher pytorch --gpus 8 --dry-run
   python tools/reproduce.py softpp_table_4 softpp-tiny --launcher slurm --gpus 8 --partition gpu \\
       --weights softpp_table_3/softpp-tiny=work_dirs/softpp-tiny/epoch_300.pth
@@ -43,7 +44,7 @@ from reproduction.paper_tables import (
     read_table,
     read_tables,
 )
-from reproduction.report import markdown, new_report, plot, row_report, run_report
+from reproduction.report import Outcome, markdown, new_report, plot, row_report, run_report
 from rich import box
 from rich import table as rich_table
 from rich.console import Console
@@ -87,8 +88,8 @@ class Plan:
         return key
 
 
-def run_all(plan: Plan, at_once: int, devices: List[str], console: Console) -> Dict[str, Future]:
-    """Run all jobs, several at once, with progress; a future for each, by its key."""
+def run_all(plan: Plan, at_once: int, devices: List[str], console: Console) -> Dict[str, Outcome]:
+    """Run all jobs, several at once, with progress; what each found or how it failed, by key."""
     slots: queue.SimpleQueue = queue.SimpleQueue()
     for slot in range(at_once):
         slots.put(devices[slot] if devices else None)
@@ -124,7 +125,7 @@ def run_all(plan: Plan, at_once: int, devices: List[str], console: Console) -> D
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    return futures
+    return {key: outcome(future) for key, future in futures.items()}
 
 
 def show(plan: Plan, futures: Dict[str, Future], progress: Progress, total, lines: dict) -> bool:
@@ -146,7 +147,7 @@ def show(plan: Plan, futures: Dict[str, Future], progress: Progress, total, line
     return not all(future.done() for future in futures.values())
 
 
-def outcome(future: Future):
+def outcome(future: Future) -> Outcome:
     """What a job found, or how it failed."""
     error = future.exception()
     if error is None:
@@ -154,14 +155,20 @@ def outcome(future: Future):
     return str(error) if isinstance(error, RuntimeError) else f'{type(error).__name__}: {error}'
 
 
-def make_report(table: Table, plan: Plan, futures: Dict[str, Future], about: dict) -> dict:
-    """Published beside reproduced."""
+def finished(plan: Plan) -> Dict[str, dict]:
+    """What the jobs found that are finished, by their keys."""
+    found = {key: job.result() for key, job in plan.jobs.items()}
+    return {key: result for key, result in found.items() if result is not None}
+
+
+def make_report(table: Table, plan: Plan, found: Dict[str, Outcome], about: dict) -> dict:
+    """Published beside reproduced, of what the jobs found by their keys; others were not run."""
     report = new_report(table, **about)
     for row, runs in plan.rows:
         entries = []
         for run, keys, measured in runs:
-            trained = {seed: outcome(futures[key]) for seed, key in keys.items()}
-            figures = [outcome(futures[key]) for key in measured]
+            trained = {seed: found[key] for seed, key in keys.items() if key in found}
+            figures = [found[key] for key in measured if key in found]
             entries.append(run_report(run, about['scale'], trained, figures))
         report['rows'].append(row_report(row, entries))
     return report
@@ -264,6 +271,7 @@ def parse_args(parser: ToolParser):
     parser.add_argument('--jobs', type=int, help='at once; default: as GPUs allow, on a CPU 1')
     parser.add_argument('--resume', action='store_true', help='go on with runs that are there')
     parser.add_argument('--dry-run', action='store_true', help='print what would be done')
+    parser.add_argument('--report', action='store_true', help='of what is finished; run nothing')
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/reproduce'))
     parser.add_argument('--out', type=Path, help='default: WORK_DIR/TABLE-SCALE.json')
     parser.add_argument(
@@ -310,19 +318,19 @@ def main() -> None:
     if args.dry_run:
         return print('\n'.join(dry_run(plan)))
     there = [str(job.folder) for job in plan.jobs.values() if job.folder.exists()]
-    if there and not args.resume:
+    if there and not (args.resume or args.report):
         parser.error(
             f'{there[0]} is there already; --resume goes on with it, and another --work-dir '
             'starts anew'
         )
-    if args.scale == 'mini' and not Path('data/mini').is_dir():
+    if args.scale == 'mini' and not args.report and not Path('data/mini').is_dir():
         parser.error(
             'data/mini is missing; python tools/dataset_converters/make_mini_datasets.py makes it'
         )
     devices = [] if args.launcher == 'slurm' else devices
-    futures = run_all(plan, jobs, devices, console)
+    found = finished(plan) if args.report else run_all(plan, jobs, devices, console)
     device = torch.device('cuda' if gpus else 'cpu')
-    report = make_report(table, plan, futures, dict(
+    report = make_report(table, plan, found, dict(
         scale=args.scale, seeds=args.seeds, call=shlex.join(['python', *sys.argv]),
         versions=versions(), machine=describe_machine(device),
     ))  # fmt: skip
@@ -334,7 +342,7 @@ def main() -> None:
     drawn = plot(report, out.with_suffix('.png'))
     print(text)
     print('wrote', out, out.with_suffix('.md'), out.with_suffix('.png') if drawn else '')
-    failed = sorted({plan.jobs[key].label for key, f in futures.items() if f.exception()})
+    failed = sorted({plan.jobs[key].label for key, end in found.items() if isinstance(end, str)})
     if failed:
         sys.exit(f'reproduce: {len(failed)} failed: {", ".join(failed)}; the report has their logs')
 

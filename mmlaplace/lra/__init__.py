@@ -1,12 +1,13 @@
 """Long Range Arena: data sets of long sequences, and a model for them.
 
-Importing it registers the datasets, the preprocessor, the encoder and a hook. Of the toolboxes it
-needs none.
+Importing it registers the datasets, the preprocessor, the encoder, a hook and a sampler. Of the
+toolboxes it needs none.
 """
 
 from .beta_cycle import BetaCycleHook
 from .datasets import LRAListOps, LRAPixels, LRAText, SequenceDataset
 from .encoder import SequenceEncoder
+from .length_batches import LengthBatchSampler
 from .preprocessor import TokenPreprocessor
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     'LRAListOps',
     'LRAPixels',
     'LRAText',
+    'LengthBatchSampler',
     'SequenceDataset',
     'SequenceEncoder',
     'TokenPreprocessor',

@@ -1,7 +1,7 @@
 """The five tasks, as mmengine datasets of ids."""
 
 from pathlib import Path
-from typing import Optional
+from typing import List, Optional
 
 import numpy as np
 from mmengine.dataset import BaseDataset
@@ -67,11 +67,20 @@ class SequenceDataset(BaseDataset):
         """Ids from 1 on, of the values of a sequence on disk."""
         return values + 1
 
+    def sequences(self, sample: int) -> List[np.ndarray]:
+        """Ids of a sample, a sequence or two."""
+        found = [self.data.sequence(i) for i in self.data.rows[sample]]
+        return [self.ids(s.astype(np.int64))[: self.max_length] for s in found]
+
+    def length(self, idx: int) -> int:
+        """Tokens of a sample that are no padding, of the longer of two sequences."""
+        sample = super().get_data_info(idx)['sample']
+        return max(np.count_nonzero(ids) for ids in self.sequences(sample))
+
     def get_data_info(self, idx: int) -> dict:
         """A sample for the pipeline."""
         info = super().get_data_info(idx)
-        sequences = [self.data.sequence(i) for i in self.data.rows[info['sample']]]
-        rows = [self.ids(s.astype(np.int64))[: self.max_length] for s in sequences]
+        rows = self.sequences(info['sample'])
         longest = max(map(len, rows))
         info['img'] = np.stack([np.pad(row, (0, longest - len(row))) for row in rows])
         return info

@@ -101,6 +101,14 @@ def test_memory_over_tokens_is_quadratic_with_matrices_and_linear_without():
     assert [len(line) for line in numbers.memory(args)['lines'].values()] == [1] * len(lines)
 
 
+def test_the_last_score_is_that_of_a_result_or_of_a_training_log(tmp_path):
+    path = tmp_path / 'log.json'
+    for text in ('{"accuracy/top1": 60.0}', '{\n"scores": {\n"accuracy/top1": 60.0}}',
+                 '{"loss": 1.0}\n{"accuracy/top1": 50.0}\n{"accuracy/top1": 60.0}\n'):  # fmt: skip
+        path.write_text(text)
+        assert numbers.last_top1(path) == 60.0
+
+
 @pytest.mark.slow
 def test_figures_of_published_points_are_drawn(tmp_path):
     (tmp_path / 'result.json').write_text('{"scores": {"accuracy/top1": 50.0}}')

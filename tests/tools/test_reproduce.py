@@ -184,8 +184,8 @@ def test_a_failure_has_the_end_of_its_log_and_stops_only_what_needs_it(tmp_path)
     after = Command('after', here, 'pass', {'bad': bad})
     good = Command('good', here, 'print(1)')
     whole = planned(bad, after, good)
-    futures = tool.run_all(whole, 2, [], Console(quiet=True))
-    found = {whole.jobs[key].label: tool.outcome(future) for key, future in futures.items()}
+    outcomes = tool.run_all(whole, 2, [], Console(quiet=True))
+    found = {whole.jobs[key].label: outcome for key, outcome in outcomes.items()}
     assert found['good']['done'] is True
     assert found['bad'].startswith(f'{sys.executable} -c') and 'status 1' in found['bad']
     assert found['bad'].endswith('the reason') and '\nfirst\n' not in found['bad']
@@ -202,6 +202,19 @@ def test_what_is_finished_is_not_repeated_and_what_failed_is(tmp_path):
     for _ in range(2):
         tool.run_all(planned(Command('b', settings(tmp_path), failing)), 1, [], Console(quiet=True))
     assert marks.read_text() == 'xxx'
+
+
+def test_a_report_of_what_is_finished_says_that_the_rest_was_not_run(tmp_path):
+    table = paper_tables.read_table('laplacianformer_bandwidth')
+    made = plan(tmp_path, *(f'{table.name}/{row}' for row in ('lambda-4', 'lambda-8')))
+    done = next(iter(made.jobs.values()))
+    done.folder.mkdir(parents=True)
+    (done.folder / 'result.json').write_text(json.dumps(trained(**{'accuracy/top1': 80.0})))
+    about = dict(scale='mini', seeds=[0], call='x', versions={}, machine={})
+    whole = tool.make_report(table, made, tool.finished(made), about)
+    text = report.markdown(whole, tmp_path)
+    assert '| λ=4 | own | top-1, % | 81.4 | 80, of the twin |' in text
+    assert '| λ=8 | own | top-1, % | 78.5 | not run |' in text
 
 
 def test_a_job_waits_for_a_process_that_still_works_in_its_folder(tmp_path):

@@ -70,7 +70,7 @@ def draw_parameters(found: dict):
     figure, axes = new(2 if twins else 1)
     scatter(axes[0], found['published'], 'parameters')
     axes[0].set(xlabel='parameters (M)', ylabel='top-1 on ImageNet (%)', title=NOTE)
-    for index, twin in enumerate(twins):
+    for index, twin in enumerate(twins, 2):  # not in the colours of SOFT and SOFT++ on the left
         axes[1].plot(
             twin['parameters'], twin['top-1'], marker=MARKERS[index % len(MARKERS)], ms=8, ls='',
             color=f'C{index % 10}', label=twin['label'],

@@ -61,15 +61,24 @@ def published(table: str, *columns: str) -> List[dict]:
     ]  # fmt: skip
 
 
+def last_top1(path: Path) -> float:
+    """Of a result, or at the end of a training log, which has a JSON object in each line."""
+    text = path.read_text()
+    try:
+        contents = [json.loads(text)]
+    except json.JSONDecodeError:
+        contents = [json.loads(line) for line in text.splitlines()]
+    scores = [content.get('scores', content) for content in contents]
+    return [score['accuracy/top1'] for score in scores if 'accuracy/top1' in score][-1]
+
+
 def parameters(args) -> dict:
     """SOFT++ Figure 1a: published, and trained twins with their parameters counted."""
     twins = []
     for config, result, label in args.run:
-        content = json.loads(Path(result).read_text())
-        top1 = content.get('scores', content)['accuracy/top1']
         network = network_of(Config.fromfile(config))
         count = sum(parameter.numel() for parameter in network.parameters())
-        twins.append({'label': label, 'parameters': count / 1e6, 'top-1': top1})
+        twins.append({'label': label, 'parameters': count / 1e6, 'top-1': last_top1(Path(result))})
     return dict(published=published('softpp_table_3', 'parameters', 'top-1'), twins=twins)
 
 

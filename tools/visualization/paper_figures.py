@@ -85,7 +85,7 @@ def parse_args(parser: ToolParser):
     )  # fmt: skip
     parser.add_argument(
         '--run', nargs=3, action='append', default=[], metavar=('CONFIG', 'RESULT', 'LABEL'),
-        help='softpp-1a: a trained twin, and the JSON with its accuracy/top1',
+        help='softpp-1a: a trained twin, and its result or training log (JSON)',
     )  # fmt: skip
     parser.add_argument(
         '--images', nargs=2, action='append', default=[], metavar=('NAME', 'FOLDER'),

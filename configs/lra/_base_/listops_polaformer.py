@@ -1,10 +1,22 @@
 # PolaFormer Tables 4 and 6. Sizes and schedule are Skyformer's. As published:
 # There are no brackets, so that the value cannot be known.
 # Vectors are sums of tokens, divided by the padded length.
-_base_ = './listops.py'
+_base_ = [
+    './models/sequence_classifier.py',
+    './datasets/sequences.py',
+    './schedules/skyformer.py',
+]
 
-model = dict(backbone=dict(num_embeddings=32, pool='padded_mean'))
-train_dataloader = dict(dataset=dict(brackets=False))
-val_dataloader = dict(dataset=dict(brackets=False))
-test_dataloader = dict(dataset=dict(brackets=False))
+dataset = dict(type='LRAListOps', data_root='data/lra/listops')
+model = dict(
+    backbone=dict(num_embeddings=32, max_length=2048, pool='padded_mean'),
+    head=dict(num_classes=10),
+)
+
+train_dataloader = dict(batch_size=32, dataset=dict(dataset, brackets=False))
+val_dataloader = dict(batch_size=32, dataset=dict(dataset, brackets=False))
+test_dataloader = dict(batch_size=32, dataset=dict(dataset, brackets=False))
+
+param_scheduler = dict(pct_start=1000 / 50000)
+auto_scale_lr = dict(base_batch_size=32)
 custom_hooks = [dict(type='BetaCycleHook', pct_start=1000 / 50000)]

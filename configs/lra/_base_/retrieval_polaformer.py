@@ -1,6 +1,23 @@
 # PolaFormer Tables 4 and 6. Sizes and schedule are Skyformer's. As published:
 # Vectors are sums of tokens, divided by the padded length.
-_base_ = './retrieval.py'
+_base_ = [
+    './models/sequence_classifier.py',
+    './datasets/sequences.py',
+    './schedules/skyformer.py',
+]
 
-model = dict(backbone=dict(num_embeddings=512, pool='padded_mean'))
+dataset = dict(type='LRAText', data_root='data/lra/retrieval', max_length=4000)
+model = dict(
+    backbone=dict(num_embeddings=512, max_length=4096, pool='padded_mean'),
+    head=dict(num_classes=2, in_channels=256),  # [a, b, a * b, a - b]
+)
+
+train_dataloader = dict(batch_size=16, dataset=dataset)
+val_dataloader = dict(batch_size=16, dataset=dataset)
+test_dataloader = dict(batch_size=16, dataset=dataset)
+
+optim_wrapper = dict(optimizer=dict(lr=2e-4))
+param_scheduler = dict(eta_max=2e-4, pct_start=800 / 50000)
+train_cfg = dict(val_interval=1000)
+auto_scale_lr = dict(base_batch_size=16)
 custom_hooks = [dict(type='BetaCycleHook', pct_start=800 / 50000)]

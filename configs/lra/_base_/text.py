@@ -1,58 +1,22 @@
 # Text: whether a review of IMDb is positive, from its bytes.
 # Sizes and schedule are Skyformer's, which PolaFormer takes.
 # Data: tools/dataset_converters/convert_lra.py.
-dataset = dict(
-    type='LRAText', data_root='data/lra/text', max_length=4000, pipeline=[dict(type='PackInputs')]
-)
+_base_ = [
+    './models/sequence_classifier.py',
+    './datasets/sequences.py',
+    './schedules/skyformer.py',
+]
+
+dataset = dict(type='LRAText', data_root='data/lra/text', max_length=4000)
 model = dict(
-    type='ImageClassifier',
-    data_preprocessor=dict(type='TokenPreprocessor'),
-    backbone=dict(type='SequenceEncoder', num_embeddings=257, max_length=4096),
-    head=dict(
-        type='StackedLinearClsHead',
-        num_classes=2,
-        in_channels=64,
-        mid_channels=[128],
-        loss=dict(type='CrossEntropyLoss'),
-    ),
+    backbone=dict(num_embeddings=257, max_length=4096),
+    head=dict(num_classes=2),
 )
 
 # The data have no held-out reviews but the test set, so these are a tenth of the training set.
-train_dataloader = dict(
-    batch_size=32,
-    num_workers=2,
-    persistent_workers=True,
-    dataset=dict(dataset, split='train', indices=22500),
-    sampler=dict(type='InfiniteSampler', shuffle=True),
-    collate_fn=dict(type='pseudo_collate'),  # sequences have different lengths
-)
-val_dataloader = dict(
-    batch_size=32,
-    num_workers=2,
-    persistent_workers=True,
-    dataset=dict(dataset, split='train', indices=-2500),
-    sampler=dict(type='DefaultSampler', shuffle=False),
-    collate_fn=dict(type='pseudo_collate'),
-)
-test_dataloader = dict(val_dataloader, dataset=dict(dataset, split='test'))
-val_evaluator = dict(type='Accuracy', topk=(1,))
-test_evaluator = val_evaluator
+train_dataloader = dict(batch_size=32, dataset=dict(dataset, indices=22500))
+val_dataloader = dict(batch_size=32, dataset=dict(dataset, split='train', indices=-2500))
+test_dataloader = dict(batch_size=32, dataset=dataset)
 
-max_iters = 50000
-optim_wrapper = dict(
-    type='OptimWrapper',
-    optimizer=dict(type='AdamW', lr=1e-4, eps=1e-6, weight_decay=0.0),
-    clip_grad=dict(type='value', clip_value=1.0),
-)
-param_scheduler = dict(
-    type='OneCycleLR',
-    eta_max=1e-4,
-    total_steps=max_iters,
-    pct_start=80 / max_iters,
-    anneal_strategy='linear',
-    by_epoch=False,
-)
-train_cfg = dict(by_epoch=False, max_iters=max_iters, val_interval=500)
-val_cfg = dict()
-test_cfg = dict()
+param_scheduler = dict(pct_start=80 / 50000)
 auto_scale_lr = dict(base_batch_size=32)

@@ -1,13 +1,24 @@
 # SOFT++ Table 12. Sizes and schedule are Nyströmformer's. As published:
 # All 25,000 reviews train, and the test set chooses the checkpoint.
 # Vectors are sums of tokens, divided by the padded length.
-_base_ = './text.py'
+_base_ = [
+    './models/sequence_classifier.py',
+    './datasets/sequences.py',
+    './schedules/nystromformer.py',
+]
 
-model = dict(backbone=dict(num_embeddings=512, pool='padded_mean'))
-train_dataloader = dict(dataset=dict(indices=None))
-val_dataloader = dict(dataset=dict(split='test', indices=None))
-optim_wrapper = dict(clip_grad=None)
-param_scheduler = dict(total_steps=20000, pct_start=8000 / 20000)
+dataset = dict(type='LRAText', data_root='data/lra/text', max_length=4000)
+model = dict(
+    backbone=dict(num_embeddings=512, max_length=4096, pool='padded_mean'),
+    head=dict(num_classes=2),
+)
+
+train_dataloader = dict(batch_size=32, dataset=dict(dataset, indices=None))
+val_dataloader = dict(batch_size=32, dataset=dict(dataset, split='test', indices=None))
+test_dataloader = dict(batch_size=32, dataset=dataset)
+
 max_iters = 20000
-train_cfg = dict(max_iters=20000, val_interval=500)
-custom_hooks = [dict(type='BetaCycleHook', pct_start=8000 / 20000)]
+param_scheduler = dict(total_steps=max_iters, pct_start=8000 / max_iters)
+train_cfg = dict(max_iters=max_iters)
+auto_scale_lr = dict(base_batch_size=32)
+custom_hooks = [dict(type='BetaCycleHook', pct_start=8000 / max_iters)]

@@ -1,0 +1,57 @@
+from typing import Dict, Iterator, List
+
+from mmengine.registry import DATA_SAMPLERS
+from torch.utils.data import BatchSampler, Sampler
+
+
+@DATA_SAMPLERS.register_module()
+class LengthBatchSampler(BatchSampler):
+    """Batches of sequences that are about as long as each other.
+
+    ``SequenceEncoder(padding='cut')`` calls an attention once for each length of a batch, so that a
+    batch of one length costs one call, and there is no padding. A sample waits until its batch is
+    full. Samples of a batch are no longer independent of each other.
+
+    Args:
+        sampler: Of samples, over a dataset that has ``length(index)``.
+        batch_size: Samples of a batch.
+        drop_last: Whether to leave out the last batch if it is incomplete. Default: False. The last
+            batches are of several lengths: of what waits when the sampler ends, shortest first.
+        width: Lengths that go together: 1 to this, and so on. Default: 1.
+
+    Raises:
+        ValueError: If ``width`` is below 1.
+
+    Examples:
+        >>> from mmlaplace.lra import LengthBatchSampler
+        >>> class Words(list):
+        ...     def length(self, index):
+        ...         return len(self[index])
+        >>> words = Words(['an', 'old', 'ox', 'eat', 'is'])
+        >>> class InOrder(list):
+        ...     dataset = words
+        >>> list(LengthBatchSampler(InOrder(range(5)), batch_size=2))
+        [[0, 2], [1, 3], [4]]
+    """
+
+    def __init__(
+        self, sampler: Sampler, batch_size: int, drop_last: bool = False, width: int = 1
+    ) -> None:
+        super().__init__(sampler, batch_size, drop_last)
+        if width < 1:
+            raise ValueError(f'width must be at least 1, got {width}')
+        self.width = width
+
+    def __iter__(self) -> Iterator[List[int]]:
+        waiting: Dict[int, List[int]] = {}
+        for index in self.sampler:
+            group = (self.sampler.dataset.length(index) - 1) // self.width
+            batch = waiting.setdefault(group, [])
+            batch.append(index)
+            if len(batch) == self.batch_size:
+                yield waiting.pop(group)
+        left = [index for group in sorted(waiting) for index in waiting[group]]
+        for start in range(0, len(left), self.batch_size):
+            batch = left[start : start + self.batch_size]
+            if len(batch) == self.batch_size or not self.drop_last:
+                yield batch

@@ -1,0 +1,62 @@
+"""Batches of sequences of one length: all samples once, few lengths together, and less to call."""
+
+import itertools
+
+import numpy as np
+import pytest
+from mmengine.dataset import DefaultSampler, InfiniteSampler
+
+from mmlaplace.lra import LengthBatchSampler, LRAPixels, LRAText
+from mmlaplace.lra.storage import write_split
+
+LENGTHS = [1 + i % 5 for i in range(43)]
+
+
+@pytest.fixture(scope='module')
+def dataset(tmp_path_factory):
+    root = tmp_path_factory.mktemp('lengths')
+    write_split(root / 'train', [np.full(n, 7) for n in LENGTHS], [0] * len(LENGTHS))
+    return LRAText(str(root), 'train')
+
+
+def batches(dataset, **options) -> list:
+    return list(LengthBatchSampler(DefaultSampler(dataset, shuffle=False), 4, **options))
+
+
+def test_every_sample_comes_once_and_most_batches_have_one_length(dataset):
+    found = batches(dataset)
+    assert sorted(itertools.chain(*found)) == list(range(43))
+    lengths = [{LENGTHS[i] for i in batch} for batch in found]
+    assert sum(len(one) == 1 for one in lengths) == 10  # 43 samples of 5 lengths: 10 whole batches
+    assert max(map(len, found)) == 4
+
+
+@pytest.mark.parametrize('drop_last', [False, True])
+def test_the_number_of_batches_is_known_before(dataset, drop_last):
+    found = batches(dataset, drop_last=drop_last)
+    sampler = DefaultSampler(dataset, shuffle=False)
+    assert len(found) == len(LengthBatchSampler(sampler, 4, drop_last=drop_last))
+    assert drop_last == all(len(batch) == 4 for batch in found)
+
+
+def test_a_width_puts_neighbouring_lengths_together(dataset):
+    groups = {
+        frozenset((LENGTHS[i] - 1) // 2 for i in batch) for batch in batches(dataset, width=2)
+    }
+    assert {frozenset({0}), frozenset({1}), frozenset({2})} <= groups
+    with pytest.raises(ValueError, match='width must be at least 1, got 0'):
+        batches(dataset, width=0)
+
+
+def test_an_endless_sampler_gives_batches_of_one_length_without_end(dataset):
+    endless = LengthBatchSampler(InfiniteSampler(dataset, seed=0), 4)
+    for batch in itertools.islice(endless, 50):
+        assert len({LENGTHS[i] for i in batch}) == 1
+
+
+def test_padding_does_not_count_and_of_two_sequences_the_longer_does(tmp_path):
+    write_split(tmp_path / 'train', [[0, 5, 0, 6], [1, 2, 3, 4]], [0], rows=np.array([[0, 1]]))
+    write_split(tmp_path / 'val', [[0, 5, 0, 6]], [0])
+    assert LRAText(str(tmp_path), 'train').length(0) == 4
+    assert LRAText(str(tmp_path), 'train', max_length=3).length(0) == 3
+    assert LRAPixels(str(tmp_path), 'val', black_is_padding=True).length(0) == 2
