@@ -146,13 +146,20 @@ class Function(torch.autograd.Function):
     Ours have none.
     """
 
+    def __init_subclass__(cls, **kwargs) -> None:
+        super().__init_subclass__(**kwargs)
+        # Bound here, for torch.compile. It traces ``apply`` where a backward runs outside of its
+        # graphs, and a super() of such a class is an internal error there. A method of C++ breaks
+        # the graph.
+        cls.bound_apply = super(torch.autograd.Function, cls).apply
+
     @classmethod
     def apply(cls, *args):
         if torch._C._are_functorch_transforms_active():
             return super().apply(*args)
         # torch's own does the rest in the same way.
         args = torch._functorch.utils.unwrap_dead_wrappers(args)
-        return super(torch.autograd.Function, cls).apply(*args)
+        return cls.bound_apply(*args)
 
 
 def why_not(name: str, device_type: str) -> Optional[str]:

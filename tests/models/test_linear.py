@@ -5,7 +5,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mmlaplace.models.layers import FFN, Linear, linear
+from mmlaplace.models.layers import FFN, Linear, gelu_ffn, linear
+from mmlaplace.ops import use_backend
+from mmlaplace.ops.bias_gelu import has_bias_gelu
 
 
 @pytest.fixture(autouse=True)
@@ -24,7 +26,8 @@ def library(request, monkeypatch):
 
 
 def plain(ffn, x):
-    hidden = F.gelu(F.linear(x, ffn.layers[0].weight, ffn.layers[0].bias))
+    form = ffn.layers[1].approximate
+    hidden = F.gelu(F.linear(x, ffn.layers[0].weight, ffn.layers[0].bias), approximate=form)
     return F.linear(hidden, ffn.layers[3].weight, ffn.layers[3].bias)
 
 
@@ -73,14 +76,20 @@ def test_the_library_is_chosen_by_vendor(monkeypatch, vendor, expected):
 
 
 @pytest.mark.parametrize('large', [0, 1 << 40], ids=['computed again', 'kept'])
-def test_an_ffn_in_blocks_has_the_plain_ones_values_and_gradients(monkeypatch, large):
+@pytest.mark.parametrize('form', ['none', 'tanh'])
+@pytest.mark.parametrize('backend', ['auto', 'reference'])
+def test_an_ffn_in_blocks_has_the_plain_ones_values_and_gradients(
+    library, monkeypatch, large, form, backend
+):
     monkeypatch.setattr(linear, 'LARGE_BYTES', large)
-    ffn, x = FFN(16, 4), torch.randn(2, 600, 16, requires_grad=True)
-    with torch.no_grad():
+    ffn = FFN(16, 4, act_cfg=dict(type='GELU', approximate=form))
+    x = torch.randn(2, 600, 16, requires_grad=True)
+    with torch.no_grad(), use_backend(backend):
         # Sums of 64 products of order 1 in fp32.
         torch.testing.assert_close(ffn(x, (20, 30)), plain(ffn, x), atol=1e-5, rtol=1e-5)
     weights = list(ffn.parameters())
-    ours = gradients(lambda x: ffn(x, (20, 30)), x, weights)
+    with use_backend(backend):
+        ours = gradients(lambda x: ffn(x, (20, 30)), x, weights)
     for a, b in zip(ours, gradients(lambda x: plain(ffn, x), x, weights)):
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-4)  # sums over 1,200 tokens
 
@@ -122,6 +131,29 @@ def test_training_keeps_no_hidden_map_where_that_is_large(monkeypatch):
             ffn(x, (20, 20))
         kept[large] = max(sizes)
     assert kept == {0: 400 * 8, 1 << 40: 400 * 32}
+
+
+def test_a_backward_that_is_repeated_gives_the_same_gradients(monkeypatch):
+    for large in (0, 1 << 40):
+        monkeypatch.setattr(linear, 'LARGE_BYTES', large)
+        ffn, x = FFN(8, 2), torch.randn(1, 200, 8, requires_grad=True)
+        out, inputs = ffn(x, (10, 20)).square().sum(), [x, *ffn.parameters()]
+        first, again = (torch.autograd.grad(out, inputs, retain_graph=True) for _ in range(2))
+        assert all(map(torch.equal, first, again))
+
+
+@pytest.mark.skipif(not has_bias_gelu(), reason='the compiled library is missing')
+def test_an_ffn_is_one_function_where_nothing_else_is_asked_of_its_layers(monkeypatch):
+    monkeypatch.setenv('MMLAPLACE_LINEAR', 'blas')
+    x = torch.randn(1, 20, 8)
+    assert gelu_ffn.fits(x, FFN(8, 2).layers)
+    hooked, replaced = FFN(8, 2), FFN(8, 2)
+    hooked.layers[3].register_full_backward_hook(lambda *_: None)
+    replaced.layers[0] = nn.Linear(8, 16)
+    for other in (FFN(8, 2, act_cfg=dict(type='ReLU')), FFN(8, 2).double(), hooked, replaced):
+        assert not gelu_ffn.fits(x, other.layers)
+    with use_backend('reference'):
+        assert not gelu_ffn.fits(x, FFN(8, 2).layers)
 
 
 def test_hooks_see_all_tokens_at_once():

@@ -153,6 +153,20 @@ def test_compiled_gradients_are_those_of_eager(backend):
         torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
 
 
+@needs_compile
+@pytest.mark.slow
+def test_a_step_compiles_whose_backward_runs_outside_of_its_graphs():
+    # As in mmengine with compile=dict(target='train_step'), where parts of a model run eagerly.
+    def step(q):
+        laplacian_kernel(q, q[:, :, :3], 4.0).square().sum().backward()
+        return q.grad
+
+    q = points(1, 2, 9, 4)
+    expected = step(q).clone()
+    q.grad = None
+    torch.testing.assert_close(torch.compile(step, backend='eager')(q), expected, atol=0, rtol=0)
+
+
 def test_values_are_read_where_there_are_some_alone():
     with FakeTensorMode():
         fake = torch.ones(1)

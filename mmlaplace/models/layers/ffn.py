@@ -6,6 +6,7 @@ from torch import Tensor
 
 from .build import build_activation
 from .depthwise import DepthwiseConv
+from .gelu_ffn import fits, gelu_ffn
 from .linear import Linear, by_rows
 
 
@@ -51,6 +52,8 @@ class FFN(BaseModule):
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
         first, *rest = self.layers
         if self.dwconv is None and (self.layers[2].p == 0 or not self.training):
+            if fits(x, self.layers):
+                return gelu_ffn(x, first, self.layers[1], self.layers[3])
             return by_rows(self.layers, first.out_features, x)
         x = first(x)  # (B, N, C * ffn_ratio)
         if self.dwconv is not None:

@@ -143,6 +143,17 @@ def rows_in_blocks(function: Callable[[Tensor], Tensor], size: int, x: Tensor) -
     return out
 
 
+def is_hooked(module: nn.Module) -> bool:
+    """Whether it or a part of it has hooks, which expect to see all tokens."""
+    return any(
+        part._forward_hooks
+        or part._forward_pre_hooks
+        or part._backward_hooks
+        or part._backward_pre_hooks
+        for part in module.modules()
+    )
+
+
 def by_rows(module: nn.Module, channels: int, x: Tensor) -> Tensor:
     """``module`` of tokens ``(..., C)``, which treats each token alone.
 
@@ -158,8 +169,7 @@ def by_rows(module: nn.Module, channels: int, x: Tensor) -> Tensor:
     if not in_blocks(x):
         return module(x)
     rows, size = x.numel() // x.shape[-1], block_rows(channels)
-    hooked = any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())
-    if rows <= size or hooked:  # hooks expect to see all tokens
+    if rows <= size or is_hooked(module):
         return module(x)
     flat = x.reshape(rows, -1)
     weights = [weight for weight in module.parameters() if weight.requires_grad]

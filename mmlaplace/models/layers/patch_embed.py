@@ -168,7 +168,7 @@ class ConvPatchEmbed(BaseModule):
         for inputs, outputs, stride in zip(channels, channels[1:], strides):
             conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1)
             norm = build_map_norm(norm_cfg or dict(type='BN'), outputs)
-            self.layers.extend([conv, norm, nn.ReLU()])
+            self.layers.extend([conv, norm, nn.ReLU(inplace=True)])
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""

@@ -1,0 +1,132 @@
+"""An FFN with GELU as one function of rows, whose hidden tokens stay in the cache of a CPU."""
+
+from typing import Iterator, Optional, Tuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from torch import Tensor
+
+from mmlaplace.ops.bias_gelu import bias_gelu, bias_gelu_backward, has_bias_gelu
+
+from . import linear
+
+
+def fits(x: Tensor, layers: nn.Sequential) -> bool:
+    """Whether :func:`gelu_ffn` computes those of an FFN, whose dropout is not active."""
+    first, act, _, second, _ = layers
+    # Subclasses, hooks and tensors of another type may change what a layer does.
+    return (
+        linear.in_blocks(x)
+        and x.numel() > 0
+        and linear.linear_library() == 'blas'
+        and has_bias_gelu()
+        and type(act) is nn.GELU
+        and all(type(layer) is linear.Linear for layer in (first, second))
+        and not linear.is_hooked(layers)
+        and all(
+            type(weight) in (Tensor, nn.Parameter) and weight.dtype == x.dtype
+            for layer in (first, second)
+            for weight in (layer.weight, layer.bias)
+        )
+    )
+
+
+def gelu_ffn(x: Tensor, first: nn.Linear, act: nn.GELU, second: nn.Linear) -> Tensor:
+    """``second(act(first(x)))`` of tokens ``(..., C)``, for which :func:`fits`.
+
+    The bias of the first linear and GELU are one pass. Blocks of rows stay in the cache. Training
+    keeps what the first linear gives without its bias, and no GELU of it. Where that would take
+    much memory, the backward computes it again.
+    """
+    inputs = (x.reshape(-1, x.shape[-1]), first.weight, first.bias, second.weight, second.bias)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+        out = GeluFFN.apply(act.approximate, *inputs)
+    else:
+        out = _forward(act.approximate, None, *inputs)
+    return out.view(*x.shape[:-1], -1)
+
+
+class GeluFFN(torch.autograd.Function):
+    """``linear(gelu(linear(x)))`` of rows ``(rows, C)``."""
+
+    @staticmethod
+    def forward(ctx, approximate: str, x: Tensor, *weights: Tensor) -> Tensor:
+        hidden = None
+        if 4 * len(x) * len(weights[0]) < linear.LARGE_BYTES:
+            hidden = x.new_empty(len(x), len(weights[0]))
+        ctx.approximate = approximate
+        ctx.save_for_backward(hidden, x, *weights)
+        return _forward(approximate, hidden, x, *weights)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+        hidden, *inputs = ctx.saved_tensors
+        if torch.is_grad_enabled():  # second derivatives need a graph
+            return None, *_graph_backward(ctx.approximate, ctx.needs_input_grad[1:], grad, *inputs)
+        x, first, first_bias, second, _ = inputs
+        needs_x, needs_first, needs_first_bias, needs_second, needs_bias = ctx.needs_input_grad[1:]
+        of_x = torch.empty_like(x) if needs_x else None
+        of_first = torch.zeros_like(first) if needs_first else None
+        of_second = torch.zeros_like(second) if needs_second else None
+        of_first_bias = torch.zeros_like(first_bias)
+        buffers = None
+        for rows in _blocks(x, first):
+            part, part_grad = x[rows], grad[rows]
+            if buffers is None:
+                buffers = x.new_empty(2, len(part), len(first))
+            activated, of_hidden = buffers[:, : len(part)]
+            if hidden is None:
+                before = torch.mm(part, first.t(), out=activated)
+            else:
+                before = hidden[rows]
+            torch.mm(part_grad, second, out=of_hidden)
+            of_first_bias += bias_gelu_backward(
+                of_hidden, before, first_bias, ctx.approximate, activated
+            )
+            if needs_second:
+                of_second.addmm_(part_grad.t(), activated)
+            if needs_first:
+                of_first.addmm_(of_hidden.t(), part)
+            if needs_x:
+                torch.mm(of_hidden, first, out=of_x[rows])
+        return (
+            None, of_x, of_first, of_first_bias if needs_first_bias else None, of_second,
+            grad.sum(0) if needs_bias else None,
+        )  # fmt: skip
+
+
+def _blocks(x: Tensor, first: Tensor) -> Iterator[slice]:
+    """Rows that are computed at a time."""
+    size = linear.block_rows(len(first))
+    for start in range(0, len(x), size):
+        yield slice(start, min(start + size, len(x)))
+
+
+def _forward(
+    approximate: str, hidden: Optional[Tensor],
+    x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, second_bias: Tensor,
+) -> Tensor:  # fmt: skip
+    """The result. ``hidden``, unless it is None, gets that of the first linear without bias."""
+    out, buffer = x.new_empty(len(x), len(second)), None
+    for rows in _blocks(x, first):
+        part = x[rows]
+        if buffer is None:
+            buffer = x.new_empty(len(part), len(first))
+        activated = buffer[: len(part)]
+        before = torch.mm(part, first.t(), out=activated if hidden is None else hidden[rows])
+        bias_gelu(before, first_bias, approximate, activated)
+        torch.addmm(second_bias, activated, second.t(), out=out[rows])
+    return out
+
+
+def _graph_backward(
+    approximate: str, needed: Tuple[bool, ...], grad: Tensor, *inputs: Tensor
+) -> Tuple[Optional[Tensor], ...]:
+    """The gradients by torch's own operations."""
+    x, first, first_bias, second, second_bias = inputs
+    hidden = F.gelu(F.linear(x, first, first_bias), approximate=approximate)
+    out = F.linear(hidden, second, second_bias)
+    wanted = [tensor for tensor, need in zip(inputs, needed) if need]
+    grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
+    return tuple(next(grads) if need else None for need in needed)

@@ -1,0 +1,41 @@
+"""What an FFN has between its linears: a bias and GELU, in one pass over its hidden tokens."""
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import _native
+from .backend import current_backend
+
+OP = '_bias_gelu'
+
+
+def bias_gelu_reference(x: Tensor, bias: Tensor, approximate: str) -> Tensor:
+    """The specification of :func:`bias_gelu` in plain PyTorch."""
+    return F.gelu(x + bias, approximate=approximate)
+
+
+def has_bias_gelu() -> bool:
+    """Whether the compiled op computes on a CPU."""
+    return current_backend() != 'reference' and _native.why_not(OP, 'cpu') is None
+
+
+def bias_gelu(x: Tensor, bias: Tensor, approximate: str, out: Tensor) -> None:
+    """Write ``GELU(x + bias)`` to ``out``. Autograd does not see it.
+
+    Args:
+        x: Hidden tokens ``(rows, C)``, contiguous fp32 on a CPU.
+        bias: ``(C,)``.
+        approximate: ``'none'`` or ``'tanh'``, as in ``torch.nn.GELU``.
+        out: As ``x``, which it may be itself.
+    """
+    _native.find(OP)(x, bias, approximate == 'tanh', out)
+
+
+def bias_gelu_backward(
+    grad: Tensor, x: Tensor, bias: Tensor, approximate: str, out: Tensor
+) -> Tensor:
+    """The gradient of the bias ``(C,)``. That of ``x`` is written over ``grad``.
+
+    ``out`` gets the result of :func:`bias_gelu` again. It may be ``x`` itself.
+    """
+    return _native.find(f'{OP}_backward')(grad, x, bias, approximate == 'tanh', out)
