@@ -4,7 +4,8 @@ It takes a C++17 compiler, the sources of a clone, and the headers of ONNX Runti
 package does not have. They are in the archive of a release for Linux (its folder 'include') and in
 packages of Linux distributions, such as libonnxruntime-dev of Debian. --headers, or the variable
 ORT_INCLUDE, names the folder of onnxruntime_cxx_api.h. Headers of 1.17 or later will do, and the
-library runs in that version of ONNX Runtime and in later ones. It does not need PyTorch.
+library runs in that version of ONNX Runtime and in later ones. It does not need PyTorch. CXX and
+CXXFLAGS are as everywhere.
 
 Examples:
   python tools/deployment/build_onnxruntime_ops.py --headers onnxruntime-linux-x64-1.21.0/include
@@ -69,7 +70,8 @@ def build(headers: Path, out: Path, jobs: int = 1) -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
         objects = [str(Path(folder, f'{source.stem}.o')) for source in sources]
-        compile_one = [*compiler, *FLAGS, f'-I{headers}', '-c']
+        more = os.environ.get('CXXFLAGS', '').split()
+        compile_one = [*compiler, *FLAGS, *more, f'-I{headers}', '-c']
         commands = [[*compile_one, str(s), '-o', o] for s, o in zip(sources, objects)]
         list(pool.map(_run, commands))
         _run([*compiler, '-shared', *objects, '-o', str(out)])
@@ -81,7 +83,7 @@ def _run(command: list) -> None:
     except OSError as error:
         raise RuntimeError(f'{command[0]}: {error.strerror}; set CXX to a C++17 compiler') from None
     if result.returncode:
-        raise RuntimeError(f'{" ".join(command)} failed:\n{result.stderr[-4000:]}')
+        raise RuntimeError(f'{" ".join(command)} failed:\n{result.stderr[:4000]}')
 
 
 def main() -> None:
