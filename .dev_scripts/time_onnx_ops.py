@@ -2,7 +2,8 @@
 
 By default it is the attention of LaplacianFormer-tiny's stages at 224 x 224, without its linears
 and its convolution. With --config it is a whole model, whose files of export.py are given. All run
-on one thread. Prints medians and bests in milliseconds, and ratios to the compiled op of PyTorch.
+on one thread. Prints medians of the time on the CPU in milliseconds, and ratios to PyTorch with its
+compiled ops.
 
 Examples:
   OMP_NUM_THREADS=1 python .dev_scripts/time_onnx_ops.py
@@ -11,8 +12,10 @@ Examples:
 
 import argparse
 import json
+import random
 import statistics
 import tempfile
+import time
 from pathlib import Path
 
 import torch
@@ -24,8 +27,8 @@ from mmlaplace.model_zoo import build_model
 from mmlaplace.models import LaplacianAttention
 from mmlaplace.utils import exporting
 from mmlaplace.utils.deployable import deployable
-from mmlaplace.utils.measuring import interleave
 
+WARM_UP = 3
 STAGES = ((64, 2, 56), (128, 4, 28), (320, 10, 14), (512, 16, 7))  # channels, heads, side
 
 
@@ -50,13 +53,17 @@ def write(module: nn.Module, tokens: Tensor, backend: str, path: Path) -> None:
 
 
 def times(jobs: dict, rounds: int) -> dict:
-    seconds = interleave(jobs, rounds, torch.device('cpu'))
-    found = {
-        name: dict(median=1e3 * statistics.median(of), best=1e3 * min(of))
-        for name, of in seconds.items()
-    }
+    """Milliseconds on the CPU by turns, in which other programs on the machine do not count."""
+    seconds, order = {name: [] for name in jobs}, random.Random(0)
+    for index in range(rounds + WARM_UP):
+        for name in order.sample(list(jobs), len(jobs)):
+            start = time.process_time()
+            jobs[name]()
+            if index >= WARM_UP:
+                seconds[name].append(time.process_time() - start)
+    found = {name: dict(median=1e3 * statistics.median(of)) for name, of in seconds.items()}
     for row in found.values():
-        row.update({f'{key}_ratio': row[key] / found['pytorch'][key] for key in list(row)})
+        row['ratio'] = row['median'] / found['pytorch']['median']
     return {name: {k: round(v, 3) for k, v in row.items()} for name, row in found.items()}
 
 

@@ -165,7 +165,8 @@ def open_onnx(
 
     Args:
         path: The file.
-        providers: Of ONNX Runtime, in the order of preference. Default: that of the CPU.
+        providers: Of ONNX Runtime, in the order of preference. Default:
+            ``('CPUExecutionProvider',)``.
         threads: Threads of an operator. Default: as many as torch has.
 
     Raises:

@@ -9,7 +9,8 @@ DOMAIN = 'mmlaplace'
 VERSION = 1
 # The ops that have an operator. All others are written as standard operators.
 OPS = ('nystrom_attention', 'cholesky_inverse')
-LIBRARY = Path(__file__).resolve().parent.parent / '_onnxruntime_ops.so'
+# In a folder of its own, as it is no module of Python.
+LIBRARY = Path(__file__).resolve().parent.parent / 'lib' / 'onnxruntime_ops.so'
 BUILD = 'python tools/deployment/build_onnxruntime_ops.py'
 
 

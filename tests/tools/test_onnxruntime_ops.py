@@ -51,7 +51,7 @@ def library(tmp_path_factory):
         headers = tool.find_headers(None)
     except FileNotFoundError as error:
         pytest.skip(str(error))
-    out = tmp_path_factory.mktemp('library') / '_onnxruntime_ops.so'
+    out = tmp_path_factory.mktemp('library') / 'onnxruntime_ops.so'
     vectors = dict(AVX512=64, AVX2=32).get(torch.backends.cpu.get_cpu_capability(), 16)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('CXXFLAGS', f'-O1 -DMMLAPLACE_VECTOR_BYTES={vectors}')

@@ -6,7 +6,7 @@ of a detector are saved as PNG files.
 Examples:
   python tools/deployment/run_onnx.py classifier.onnx cat.jpg
   python tools/deployment/run_onnx.py detector.onnx street.jpg --image-size 800 1280 --out masks/
-  python tools/deployment/run_onnx.py native.onnx cat.jpg --library _onnxruntime_ops.so
+  python tools/deployment/run_onnx.py native.onnx cat.jpg --library onnxruntime_ops.so
 """
 
 import argparse
