@@ -17,7 +17,7 @@ import torch._functorch.utils
 from mmengine.logging import print_log
 
 from ._checks import is_compiling
-from .backend import check_backend, current_backend, exporting_to_onnx
+from .backend import check_backend, current_backend, exporting_to_onnx, native_ops
 from .precision import fp32_under_autocast
 
 
@@ -193,7 +193,8 @@ def select(name: str, reference: Callable, device: torch.device, backend: str) -
         RuntimeError: For ``'native'`` where the compiled op cannot run. It says why and what to do.
     """
     check_backend(backend)
-    backend = current_backend() if backend == 'auto' else backend
+    if backend == 'auto':
+        backend = 'native' if name in native_ops() else current_backend()
     to_onnx = exporting_to_onnx()
     if backend == 'reference' or (backend == 'auto' and to_onnx):
         return reference

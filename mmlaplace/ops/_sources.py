@@ -8,17 +8,19 @@ from pathlib import Path
 from typing import List
 
 SUFFIXES = ('.cpp', '.cu', '.cuh', '.h')
+OTHERS = ('benchmarks', 'onnxruntime')  # folders
 
 
 def library_sources(folder: Path) -> List[Path]:
     """The native sources in ``folder`` that the library is compiled from, sorted.
 
-    Those in ``benchmarks/`` are not among them: a benchmark compiles them when it runs.
+    Those in :data:`OTHERS` are not among them: a benchmark compiles its own when it runs, and
+    ``tools/deployment/build_onnxruntime_ops.py`` those for ONNX Runtime.
     """
     return sorted(
         path
         for path in folder.rglob('*')
-        if path.suffix in SUFFIXES and path.relative_to(folder).parts[0] != 'benchmarks'
+        if path.suffix in SUFFIXES and path.relative_to(folder).parts[0] not in OTHERS
     )
 
 

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import threading
-from typing import Callable, Iterator
+from typing import Callable, Collection, Iterator
 
 import torch
 
@@ -85,6 +85,27 @@ def use_backend(name: str) -> Iterator[None]:
         yield
     finally:
         _CHOSEN.backend = before
+
+
+@contextlib.contextmanager
+def only_native(ops: Collection[str]) -> Iterator[None]:
+    """A context in which these ops are native, and all others are references.
+
+    It is for graphs of a runtime that has operators for some ops. A :func:`use_backend` in it does
+    not change theirs.
+    """
+    before = native_ops()
+    _CHOSEN.native = frozenset(ops)
+    try:
+        with use_backend('reference'):
+            yield
+    finally:
+        _CHOSEN.native = before
+
+
+def native_ops() -> frozenset:
+    """The names of the ops that :func:`only_native` chose in this thread."""
+    return getattr(_CHOSEN, 'native', frozenset())
 
 
 def check_backend(backend: str) -> None:

@@ -9,6 +9,8 @@ from typing import Callable, Dict, Optional, Sequence, Tuple
 import torch
 from torch import Tensor
 
+from ..ops.backend import only_native, use_backend
+from . import onnx_ops
 from .dependencies import missing_package
 from .deployable import Deployable, NotDeployableError
 
@@ -115,13 +117,24 @@ def _first_lines(error: Exception, count: int = 3) -> str:
     return ' '.join(lines[:count])
 
 
+def backend_of(kind: str, backend: str):
+    """The context in which a model is captured for a format, with ``'reference'`` or ``'native'``.
+
+    For ONNX only the ops of :data:`~mmlaplace.utils.onnx_ops.OPS` can be native.
+    """
+    native = kind == 'onnx' and backend == 'native'
+    return only_native(onnx_ops.OPS) if native else use_backend(backend)
+
+
 def write_onnx(program, path: Path, about: dict) -> None:
     """An ONNX file of one piece, by the exporter of torch.onnx."""
     require_packages(*NEEDED['onnx'])
+    native = about.get('backend') == 'native'
     # It names what it does not translate, and the versions of onnxscript.
     exported = torch.onnx.export(
         program, (), input_names=['images'], output_names=about['outputs'], opset_version=OPSET,
-        dynamo=True, verbose=False,
+        custom_translation_table=onnx_ops.translations() if native else None, dynamo=True,
+        verbose=False,
     )  # fmt: skip
     exported.model.metadata_props[KEY] = json.dumps(about)
     exported.save(str(path), external_data=False)
@@ -146,13 +159,32 @@ WRITERS = {'onnx': write_onnx, 'pt2': write_pt2, 'aoti': write_aoti}
 def open_onnx(
     path: Path, providers: Sequence[str] = ('CPUExecutionProvider',), threads: Optional[int] = None
 ) -> Tuple[Callable, dict]:
+    """A function that runs an ONNX file, and what the file says.
+
+    Args:
+        path: The file.
+        providers: Of ONNX Runtime, in the order of preference. Default:
+            ``('CPUExecutionProvider',)``.
+        threads: Threads of an operator. Default: as many as torch has.
+
+    Raises:
+        FileNotFoundError: If the file calls operators of ours, whose library is not there.
+    """
     require_packages('onnxruntime')
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
     options.intra_op_num_threads = threads or torch.get_num_threads()
-    session = onnxruntime.InferenceSession(str(path), options, providers=list(providers))
+    if onnx_ops.LIBRARY.exists():
+        options.register_custom_ops_library(str(onnx_ops.LIBRARY))
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=list(providers))
+    except Exception as error:  # it has classes of its own
+        missing = onnx_ops.why_missing(error)
+        if not missing:
+            raise
+        raise FileNotFoundError(f'{path}: {missing}') from error
 
     def run(images: Tensor) -> Tuple[Tensor, ...]:
         found = session.run(None, {'images': images.numpy()})

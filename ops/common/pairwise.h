@@ -46,9 +46,12 @@ inline Strides strides_of(const at::Tensor& tensor) {
 }
 
 template <class T>
+View<T> view(const at::Tensor& tensor) {
+  return {static_cast<T*>(tensor.data_ptr()), strides_of(tensor), tensor.size(1)};
+}
+template <class T>
 Slice<T> slice(const at::Tensor& tensor, int64_t batch_head) {
-  return Slice<T>(static_cast<T*>(tensor.data_ptr()), strides_of(tensor), tensor.size(1),
-                  batch_head);
+  return view<T>(tensor).slice(batch_head);
 }
 
 // The number of queries in a chunk. The gradient of k is summed chunk by chunk, and then over the

@@ -45,4 +45,14 @@ struct Slice {
   }
 };
 
+// A tensor (batch, heads, rows, columns) with any strides.
+template <class T>
+struct View {
+  T* data;
+  Strides strides;
+  int64_t heads;
+
+  Slice<T> slice(int64_t batch_head) const { return {data, strides, heads, batch_head}; }
+};
+
 }  // namespace mmlaplace

@@ -1,4 +1,4 @@
-// What the CPU and CUDA sources of nystrom_attention share: checks and sizes.
+// What the CPU and CUDA sources of nystrom_attention share: checks.
 //
 //   C = k(Q, L) (N, m), B = k(K, L) (n, m), P the inverse (m, m), s the scale of a head
 //   with whitening:  out = s (C - 1 mean(C)^T) P sum_j r_j b_j v_j^T + mean(V),
@@ -12,14 +12,10 @@
 
 #include "../common/metrics.h"
 #include "../common/pairwise.h"
+#include "nystrom_attention_sizes.h"
 
 namespace mmlaplace {
 namespace nystrom {
-
-struct Sizes {
-  int64_t batch, heads, queries, keys, marks, dims;
-  int64_t batch_heads() const { return batch * heads; }
-};
 
 inline Sizes check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
                    const at::Tensor& landmarks, const at::Tensor& inverse, const at::Tensor& scale,
@@ -67,14 +63,6 @@ void with_metric(c10::string_view name, const F& f) {
 
 // Tokens (B, N, heads, d) as (B, heads, N, d).
 inline at::Tensor by_head(const at::Tensor& tokens) { return tokens.transpose(1, 2); }
-
-// Into how many parts the tokens of a head are divided, so that small batches also have work for
-// several threads. It depends on the shapes alone, so that results do not depend on the threads.
-inline int64_t parts_of(int64_t batch_heads, int64_t tokens) {
-  if (batch_heads == 0) return 1;
-  const int64_t wanted = ceil_div(16, batch_heads), most = ceil_div(tokens, 512);
-  return wanted < most ? wanted : (most > 1 ? most : 1);
-}
 
 }  // namespace nystrom
 }  // namespace mmlaplace

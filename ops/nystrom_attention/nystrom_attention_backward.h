@@ -2,6 +2,10 @@
 // gradients.
 #pragma once
 
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+
+#include "../common/pairwise.h"
 #include "nystrom_attention_cpu.h"
 
 namespace mmlaplace {
@@ -13,18 +17,22 @@ class Backward {
   at::Tensor dq, dk, dv;                    // (B, N or n, heads, d)
   at::Tensor dlandmarks, dinverse, dscale;  // in T
 
-  Backward(const Problem<T, S>& problem, const at::Tensor& grad, const at::Tensor& mean,
+  Backward(const Problem<T, S>& problem, const at::Tensor& grad_tokens, const at::Tensor& mean,
            const at::Tensor& covariance, const at::Tensor& mixed)
-      : p(problem), grad(grad), mean(mean), covariance(covariance), mixed(mixed) {
-    const int64_t batch = p.q.size(0);
-    dq = at::empty({batch, p.queries, p.heads, p.d}, p.q.options());
-    dk = at::empty({batch, p.keys, p.heads, p.d}, p.q.options());
-    dv = at::empty({batch, p.keys, p.heads, p.d}, p.q.options());
-    dlandmarks = zeros<T>({batch, p.heads, p.m, p.d});
-    dinverse = zeros<T>({batch, p.heads, p.m, p.m});
-    dscale = zeros<T>({batch, p.heads});
-    parts_memory = zeros<T>({p.batch_heads * parts(), part_size_of()});
-    heads_memory = zeros<T>({p.batch_heads, head_size()});
+      : p(problem),
+        grad(view<const S>(grad_tokens)),
+        mean(mean),
+        covariance(covariance),
+        mixed(mixed) {
+    const int64_t batch = grad_tokens.size(0);
+    dq = at::empty({batch, p.queries, p.heads, p.d}, grad_tokens.options());
+    dk = at::empty({batch, p.keys, p.heads, p.d}, grad_tokens.options());
+    dv = at::empty({batch, p.keys, p.heads, p.d}, grad_tokens.options());
+    dlandmarks = zeros({batch, p.heads, p.m, p.d});
+    dinverse = zeros({batch, p.heads, p.m, p.m});
+    dscale = zeros({batch, p.heads});
+    parts_memory = zeros({p.batch_heads * parts(), part_size_of()});
+    heads_memory = zeros({p.batch_heads, head_size()});
     parts_state = parts_memory.template data_ptr<T>();
     heads_state = heads_memory.template data_ptr<T>();
     means = mean.data_ptr<T>();
@@ -50,7 +58,8 @@ class Backward {
 
  private:
   const Problem<T, S>& p;
-  const at::Tensor grad, mean, covariance, mixed;
+  const View<const S> grad;
+  const at::Tensor mean, covariance, mixed;
   at::Tensor parts_memory, heads_memory;
   T *parts_state, *heads_state;
   const T* means;
@@ -73,6 +82,13 @@ class Backward {
       variance = arrays.take(kTile), dots = arrays.take(kTile);
     }
   };
+
+  static at::Tensor zeros(at::IntArrayRef shape) {
+    return at::zeros(shape, at::dtype(c10::CppTypeToScalarType<T>::value));
+  }
+  S* tokens_of(const at::Tensor& result, int64_t head) const {
+    return p.tokens_of(result.data_ptr<S>(), result.size(1), head);
+  }
 
   template <class F>
   void each(int64_t parts, const F& f) const {
@@ -108,16 +124,15 @@ class Backward {
   T* result_transposed(int64_t head) const { return dmixed_transposed(head) + p.padded * p.stride; }
   T* dmean(int64_t head) const { return result_transposed(head) + p.padded * p.stride; }
 
-  void kernel(const at::Tensor& tokens, int64_t head, int64_t first, int64_t count, const T* shift,
-              Scratch& s) const {
+  void kernel(const View<const S>& tokens, int64_t head, int64_t first, int64_t count,
+              const T* shift, Scratch& s) const {
     p.load_rows(tokens, true, head, first, count, s.tokens, s.rows);
     MMLAPLACE_FOR_CPU(kernel_tile<Metric, T>(s.rows, s.marks, p.stride, count, p.m, p.d, p.exponent,
                                              shift, s.tile));
   }
 
   // The gradient of a tile of the kernel, in s.dtile, to tokens and landmarks.
-  void through_kernel(const at::Tensor& result, int64_t head, int64_t first, int64_t count,
-                      Scratch& s) const {
+  void through_kernel(S* result, int64_t first, int64_t count, Scratch& s) const {
     const int64_t size = round_up(count, lanes_of<T>());
     const T derivative = p.derivative;
     for (int64_t a = 0; a < p.m; ++a) {
@@ -126,7 +141,7 @@ class Backward {
     }
     MMLAPLACE_FOR_CPU(kernel_gradient<Metric, T>(s.rows, s.marks, p.stride, count, p.m, p.d,
                                                  s.dtile, s.others, s.mark_grads));
-    p.store_rows(s.others, true, result, head, first, count, s.tokens);
+    p.store_rows(s.others, true, result, first, count, s.tokens);
   }
 
   void begin_kernel_pass(int64_t head, Scratch& s) const {
@@ -204,6 +219,7 @@ class Backward {
   void key_pass(int64_t head, int64_t part, Scratch& s) const {
     const int64_t m = p.m, d = p.d, ld = p.stride;
     const T eps = p.eps, *grads = sum_grad(head, 0);
+    S *dk_of = tokens_of(dk, head), *dv_of = tokens_of(dv, head);
     begin_kernel_pass(head, s);
     for_tiles(part, p.key_parts, p.keys, [&](int64_t first, int64_t count) {
       const int64_t size = round_up(count, lanes_of<T>());
@@ -231,7 +247,7 @@ class Backward {
           }
         }
       }
-      p.store_rows(s.others, false, dv, head, first, count, s.tokens);
+      p.store_rows(s.others, false, dv_of, first, count, s.tokens);
       if (p.whitened) {
         MMLAPLACE_FOR_CPU(
             add_second_moment<T>(s.tile, s.dots, count, m, ld, s.copy, sum_form(head, part)));
@@ -243,7 +259,7 @@ class Backward {
       } else {
         p.template to_tile<false>(dmixed_transposed(head), ld, s.values, count, m, d, s.dtile);
       }
-      through_kernel(dk, head, first, count, s);
+      through_kernel(dk_of, first, count, s);
     });
     end_kernel_pass(head, part, s);
     if (p.whitened) MMLAPLACE_FOR_CPU(mirror(sum_form(head, part), m, ld));
@@ -281,6 +297,7 @@ class Backward {
   void query_pass(int64_t head, int64_t part, Scratch& s) const {
     const int64_t m = p.m, ld = p.stride;
     const T *means_of = means + head * m, *dmean_of = dmean(head);
+    S* dq_of = tokens_of(dq, head);
     begin_kernel_pass(head, s);
     for_tiles(part, p.query_parts, p.queries, [&](int64_t first, int64_t count) {
       const int64_t size = round_up(count, lanes_of<T>());
@@ -301,7 +318,7 @@ class Backward {
       } else {
         p.template to_tile<false>(result_transposed(head), ld, s.values, count, m, p.d, s.dtile);
       }
-      through_kernel(dq, head, first, count, s);
+      through_kernel(dq_of, first, count, s);
     });
     end_kernel_pass(head, part, s);
   }

@@ -2,9 +2,10 @@
 #include <ATen/OpMathType.h>
 #include <torch/library.h>
 
-#include <string>
 #include <tuple>
 
+#include "../common/rotary.h"
+#include "nystrom_attention.h"
 #include "nystrom_attention_backward.h"
 #include "nystrom_attention_forward.h"
 
@@ -12,8 +13,26 @@ namespace mmlaplace {
 namespace {
 
 using nystrom::by_head;
-using nystrom::Problem;
 using nystrom::with_metric;
+
+// A call, with the tensors that it points into.
+template <class Metric, class T, class S>
+struct Call {
+  const at::Tensor landmarks, inverse, scale, rotary;
+  const nystrom::Problem<T, S> problem;
+
+  Call(const nystrom::Sizes& sizes, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+       const at::Tensor& landmarks, const at::Tensor& inverse, const at::Tensor& scale,
+       const c10::optional<at::Tensor>& rotary, double bandwidth, double whitening, bool adjacent)
+      : landmarks(wide<T>(landmarks)),
+        inverse(wide<T>(inverse)),
+        scale(wide<T>(scale)),
+        rotary(wide<T>(rotary)),
+        problem(sizes, view<const S>(q), view<const S>(k), view<const S>(v),
+                this->landmarks.template data_ptr<T>(), this->inverse.template data_ptr<T>(),
+                this->scale.template data_ptr<T>(), rotation_of<T>(this->rotary, adjacent),
+                Metric::exponent(bandwidth), Metric::derivative(bandwidth), whitening) {}
+};
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(
     const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const at::Tensor& landmarks,
@@ -27,12 +46,24 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> forward(
         using T = at::opmath_type<scalar_t>;
         with_metric(kernel, [&](auto metric) {
           using Metric = decltype(metric);
-          const Problem<T, scalar_t> problem(sizes, q, k, v, landmarks, inverse, scale, rotary,
-                                             Metric::exponent(bandwidth),
-                                             Metric::derivative(bandwidth), whitening, adjacent);
-          nystrom::Forward<Metric, T, scalar_t> passes(problem);
-          if (passes.out.numel() > 0) passes.run();
-          results = {by_head(passes.out), passes.mean, passes.covariance, passes.mixed};
+          const Call<Metric, T, scalar_t> call(sizes, q, k, v, landmarks, inverse, scale, rotary,
+                                               bandwidth, whitening, adjacent);
+          const auto zeros = [&](at::IntArrayRef shape) {
+            return at::zeros(shape, at::dtype(c10::CppTypeToScalarType<T>::value));
+          };
+          const auto [batch, heads, queries, keys, marks, dims] = sizes;
+          const int64_t moments = call.problem.whitened ? marks : 0;
+          const at::Tensor out = at::empty({batch, queries, heads, dims}, q.options());
+          const at::Tensor mean = zeros({batch, heads, moments});
+          const at::Tensor covariance = zeros({batch, heads, moments, moments});
+          const at::Tensor mixed = zeros({batch, heads, marks, dims});
+          if (out.numel() > 0) {
+            nystrom::Forward<Metric, T, scalar_t>(call.problem, out.data_ptr<scalar_t>(),
+                                                  mean.data_ptr<T>(), covariance.data_ptr<T>(),
+                                                  mixed.data_ptr<T>())
+                .run();
+          }
+          results = {by_head(out), mean, covariance, mixed};
         });
       });
   return results;
@@ -53,11 +84,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
         using T = at::opmath_type<scalar_t>;
         with_metric(kernel, [&](auto metric) {
           using Metric = decltype(metric);
-          const Problem<T, scalar_t> problem(sizes, q, k, v, landmarks, inverse, scale, rotary,
-                                             Metric::exponent(bandwidth),
-                                             Metric::derivative(bandwidth), whitening, adjacent);
+          const Call<Metric, T, scalar_t> call(sizes, q, k, v, landmarks, inverse, scale, rotary,
+                                               bandwidth, whitening, adjacent);
           nystrom::Backward<Metric, T, scalar_t> passes(
-              problem, grad, mean.contiguous(), covariance.contiguous(), mixed.contiguous());
+              call.problem, grad, mean.contiguous(), covariance.contiguous(), mixed.contiguous());
           if (grad.numel() > 0) {
             passes.run();
           } else {

@@ -1,21 +1,20 @@
-// What the passes of nystrom_attention on a CPU share: buffers, the problem, threads.
+// What the passes of nystrom_attention on a CPU share: buffers, the problem, threads. There is no
+// ATen here, so that other hosts than PyTorch have these passes too.
 //
 // S is the type of q, k, v and the result in memory. T is the type of all buffers and sums, fp64
 // for fp64 and fp32 for the rest.
 #pragma once
 
-#include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <memory>
+#include <new>
 #include <type_traits>
 
 #include "../common/cpu/rotation.h"
 #include "../common/metrics.h"
-#include "nystrom_attention.h"
+#include "nystrom_attention_sizes.h"
 
 #define MMLAPLACE_KERNELS "../../nystrom_attention/nystrom_attention_vector.h"
 #include "../common/cpu/cpu_dispatch.h"
@@ -30,22 +29,17 @@ int64_t lanes_of() {
   return vector_bytes() / static_cast<int64_t>(sizeof(T));
 }
 
-template <class T>
-at::Tensor zeros(at::IntArrayRef shape) {
-  return at::zeros(shape, at::dtype(c10::CppTypeToScalarType<T>::value));
-}
-
-// Arrays, aligned to vectors, in the memory of one tensor. They are zeros unless the caller writes
-// all that it reads.
+// Arrays, aligned to vectors, in one piece of memory. They are zeros unless the caller writes all
+// that it reads.
 template <class T>
 class Arrays {
  public:
   explicit Arrays(std::initializer_list<int64_t> sizes, bool zero = true) {
     int64_t all = 0;
     for (const int64_t size : sizes) all += aligned(size);
-    memory_ = at::empty({all}, at::dtype(c10::CppTypeToScalarType<T>::value));
-    if (zero) memory_.zero_();
-    next_ = memory_.template data_ptr<T>();
+    memory_.reset(static_cast<T*>(::operator new(all * sizeof(T), kAlignment)));
+    next_ = memory_.get();
+    if (zero) std::fill_n(next_, all, T(0));
   }
   T* take(int64_t size) {
     T* array = next_;
@@ -54,8 +48,12 @@ class Arrays {
   }
 
  private:
+  static constexpr std::align_val_t kAlignment{64};
+  struct Delete {
+    void operator()(T* memory) const { ::operator delete(memory, kAlignment); }
+  };
   static int64_t aligned(int64_t size) { return round_up(size, 64 / sizeof(T)); }
-  at::Tensor memory_;
+  std::unique_ptr<T, Delete> memory_;
   T* next_;
 };
 
@@ -102,10 +100,11 @@ inline void multiply(const double* a, int64_t lda, const double* b, int64_t ldb,
       product<false, false>(a, lda, b, ldb, rows, ldb / lanes_of<double>(), depth, c, ldb));
 }
 
-// A call, as the passes need it.
+// A call, as the passes need it. It points into what the caller has.
 template <class T, class S>
 struct Problem {
-  at::Tensor q, k, v, landmarks, inverse, scale, rotary;  // from landmarks on wide
+  View<const S> q, k, v;
+  const T *landmarks, *inverse, *scale;  // contiguous
   Rotation<T> rotation;
   int64_t batch_heads, heads, queries, keys, m, d;
   int64_t stride, padded;  // m and d, rounded up to whole vectors
@@ -113,18 +112,16 @@ struct Problem {
   T exponent, derivative, eps;
   bool whitened;
 
-  Problem(const Sizes& sizes, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-          const at::Tensor& landmarks, const at::Tensor& inverse, const at::Tensor& scale,
-          const c10::optional<at::Tensor>& rotary, double exponent, double derivative,
-          double whitening, bool adjacent)
+  Problem(const Sizes& sizes, View<const S> q, View<const S> k, View<const S> v, const T* landmarks,
+          const T* inverse, const T* scale, Rotation<T> rotation, double exponent,
+          double derivative, double whitening)
       : q(q),
         k(k),
         v(v),
-        landmarks(wide<T>(landmarks)),
-        inverse(wide<T>(inverse)),
-        scale(wide<T>(scale)),
-        rotary(wide<T>(rotary)),
-        rotation(this->rotary, adjacent),
+        landmarks(landmarks),
+        inverse(inverse),
+        scale(scale),
+        rotation(rotation),
         batch_heads(sizes.batch_heads()),
         heads(sizes.heads),
         queries(sizes.queries),
@@ -140,12 +137,12 @@ struct Problem {
         eps(static_cast<T>(whitening)),
         whitened(whitening >= 0) {}
 
-  const T* inverse_of(int64_t head) const { return inverse.data_ptr<T>() + head * m * m; }
-  T scale_of(int64_t head) const { return scale.data_ptr<T>()[head]; }
+  const T* inverse_of(int64_t head) const { return inverse + head * m * m; }
+  T scale_of(int64_t head) const { return scale[head]; }
 
-  // Where tokens of a head begin in a result (B, N, heads, d), and how far apart they are.
-  S* tokens_of(const at::Tensor& result, int64_t head) const {
-    return result.data_ptr<S>() + (head / heads * result.size(1) * heads + head % heads) * d;
+  // Where tokens of a head begin in a result (B, tokens, heads, d), and how far apart they are.
+  S* tokens_of(S* result, int64_t tokens, int64_t head) const {
+    return result + (head / heads * tokens * heads + head % heads) * d;
   }
   int64_t token_stride() const { return heads * d; }
 
@@ -159,24 +156,23 @@ struct Problem {
 
   // Landmarks as [channel][landmark].
   void load_marks(int64_t head, T* marks) const {
-    transposed_in(landmarks.data_ptr<T>() + head * m * d, d, m, d, marks, stride);
+    transposed_in(landmarks + head * m * d, d, m, d, marks, stride);
   }
 
-  void load_rows(const at::Tensor& tensor, bool turned, int64_t head, int64_t first, int64_t count,
-                 T* scratch, T* rows) const {
+  void load_rows(const View<const S>& tokens, bool turned, int64_t head, int64_t first,
+                 int64_t count, T* scratch, T* rows) const {
     const Rotation<T> how = turned ? rotation : Rotation<T>();
-    MMLAPLACE_FOR_CPU(load_rows(slice<const S>(tensor, head), first, count, d, how, scratch, rows));
+    MMLAPLACE_FOR_CPU(load_rows(tokens.slice(head), first, count, d, how, scratch, rows));
   }
-  void load_tokens(const at::Tensor& tensor, int64_t head, int64_t first, int64_t count,
-                   T* tokens) const {
-    MMLAPLACE_FOR_CPU(
-        load_tokens(slice<const S>(tensor, head).from(first), count, d, padded, tokens));
+  void load_tokens(const View<const S>& tokens, int64_t head, int64_t first, int64_t count,
+                   T* target) const {
+    MMLAPLACE_FOR_CPU(load_tokens(tokens.slice(head).from(first), count, d, padded, target));
   }
-  void store_rows(T* rows, bool turned, const at::Tensor& result, int64_t head, int64_t first,
-                  int64_t count, T* scratch) const {
+  // `result` is where the tokens of the head begin.
+  void store_rows(T* rows, bool turned, S* result, int64_t first, int64_t count, T* scratch) const {
     const Rotation<T> how = turned ? rotation : Rotation<T>();
     MMLAPLACE_FOR_CPU(store_rows(rows, first, count, d, how, scratch,
-                                 tokens_of(result, head) + first * token_stride(), token_stride()));
+                                 result + first * token_stride(), token_stride()));
   }
 
   // tile (num_rows, tokens) (+)= small^T rows, for small (depth, num_rows), rows (depth, tokens).
@@ -214,7 +210,7 @@ void for_tiles(int64_t part, int64_t parts, int64_t tokens, const F& f) {
 // Calls f(head, part, scratch) for the parts of all heads, on all threads.
 template <class Scratch, class P, class F>
 void for_all(const P& problem, int64_t parts, const F& f) {
-  at::parallel_for(0, problem.batch_heads * parts, 1, [&](int64_t begin, int64_t end) {
+  host::parallel_for(problem.batch_heads * parts, 1, [&](int64_t begin, int64_t end) {
     Scratch scratch(problem);
     for (int64_t i = begin; i < end; ++i) f(i / parts, i % parts, scratch);
   });

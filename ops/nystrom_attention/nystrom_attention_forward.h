@@ -9,18 +9,16 @@ namespace nystrom {
 template <class Metric, class T, class S>
 class Forward {
  public:
-  at::Tensor out, mean, covariance, mixed;
-
-  explicit Forward(const Problem<T, S>& problem) : p(problem) {
-    const int64_t batch = p.q.size(0), m = p.whitened ? p.m : 0;
-    out = at::empty({batch, p.queries, p.heads, p.d}, p.q.options());
-    mean = zeros<T>({batch, p.heads, m});
-    covariance = zeros<T>({batch, p.heads, m, m});
-    mixed = zeros<T>({batch, p.heads, p.m, p.d});
-    memory = zeros<T>({p.batch_heads * parts(), state_size()});
-    state = memory.template data_ptr<T>();
-    means = mean.template data_ptr<T>();
-  }
+  // The result (B, N, heads, d), and zeros for what the backward needs: mean (B, heads, m) and
+  // covariance (B, heads, m, m), with whitening alone, and mixed (B, heads, m, d).
+  Forward(const Problem<T, S>& problem, S* out, T* mean, T* covariance, T* mixed)
+      : p(problem),
+        out(out),
+        means(mean),
+        covariance(covariance),
+        mixed(mixed),
+        memory({p.batch_heads * parts() * state_size()}),
+        state(memory.take(p.batch_heads * parts() * state_size())) {}
 
   void run() const {
     if (parts() == 1) {  // a head at a time
@@ -41,8 +39,10 @@ class Forward {
 
  private:
   const Problem<T, S>& p;
-  at::Tensor memory;
-  T *state, *means;
+  S* const out;
+  T *const means, *const covariance, *const mixed;
+  Arrays<T> memory;
+  T* const state;
 
   // The buffers of a thread.
   struct Scratch {
@@ -88,8 +88,8 @@ class Forward {
     s.head = head;
   }
 
-  void kernel(const at::Tensor& tokens, int64_t head, int64_t first, int64_t count, const T* shift,
-              Scratch& s, T* tile) const {
+  void kernel(const View<const S>& tokens, int64_t head, int64_t first, int64_t count,
+              const T* shift, Scratch& s, T* tile) const {
     p.load_rows(tokens, true, head, first, count, s.tokens, s.rows);
     MMLAPLACE_FOR_CPU(kernel_tile<Metric, T>(s.rows, s.marks, p.stride, count, p.m, p.d, p.exponent,
                                              shift, tile));
@@ -132,7 +132,7 @@ class Forward {
   void join_moments(int64_t head) const {
     const int64_t m = p.m;
     T* mean_of = means + head * m;
-    T* covariance_of = covariance.data_ptr<T>() + head * m * m;
+    T* covariance_of = covariance + head * m * m;
     const T tokens = static_cast<T>(p.queries);
     for (int64_t part = 0; part < p.query_parts; ++part) {
       const T share = part_size(part, p.query_parts, p.queries) / tokens;
@@ -162,7 +162,7 @@ class Forward {
     Arrays<double> arrays({ld * ld, ld * ld, ld * ld}, false);
     double *matrix = arrays.take(ld * ld), *inverse = arrays.take(ld * ld);
     double* half = arrays.take(ld * ld);
-    matrix_in(covariance.data_ptr<T>() + head * m * m, m, m, matrix, ld);
+    matrix_in(covariance + head * m * m, m, m, matrix, ld);
     matrix_in(p.inverse_of(head), m, m, inverse, ld);
     multiply(matrix, ld, inverse, ld, m, m, half);  // Cov is its own transpose
     multiply(inverse, ld, half, ld, m, m, matrix);
@@ -199,7 +199,7 @@ class Forward {
       add(mixed_sum(head, part), m * padded, sums);
       add(value_sum(head, part), padded, values);
     }
-    matrix_out(sums, padded, m, p.d, mixed.data_ptr<T>() + head * m * p.d);
+    matrix_out(sums, padded, m, p.d, mixed + head * m * p.d);
     Arrays<double> arrays({m * ld, m * padded, m * padded}, false);
     double *transposed = arrays.take(m * ld), *summed = arrays.take(m * padded);
     double* result = arrays.take(m * padded);
@@ -226,7 +226,7 @@ class Forward {
     }
     constexpr bool same = std::is_same<S, T>::value;
     const bool direct = same && padded == p.d;
-    S* result = p.tokens_of(out, head);
+    S* result = p.tokens_of(out, p.queries, head);
     for_tiles(part, p.query_parts, p.queries, [&](int64_t first, int64_t count) {
       T* tile = query_tile(first, s);
       if (!p.kept()) kernel(p.q, head, first, count, shift_of, s, tile);

@@ -117,7 +117,7 @@ at::Tensor forward(const at::Tensor& k, const c10::optional<at::Tensor>& rotary,
         out = at::empty({k.size(0), k.size(1), map.cells(), map.dims},
                         k.options().dtype(c10::CppTypeToScalarType<T>::value));
         const at::Tensor table = wide<T>(rotary);
-        pool<T, scalar_t>(map, k, Rotation<T>(table, adjacent), out.data_ptr<T>());
+        pool<T, scalar_t>(map, k, rotation_of<T>(table, adjacent), out.data_ptr<T>());
       });
   return out;
 }
@@ -132,7 +132,7 @@ at::Tensor backward(const at::Tensor& grad, const at::Tensor& k,
         const Map map = map_of(k, rotary, height, width, rows, columns, ratio);
         check_gradient(grad, map);
         const at::Tensor table = wide<T>(rotary);
-        spread<T, scalar_t>(map, wide<T>(grad), Rotation<T>(table, adjacent),
+        spread<T, scalar_t>(map, wide<T>(grad), rotation_of<T>(table, adjacent),
                             out.data_ptr<scalar_t>());
       });
   return out.transpose(1, 2);

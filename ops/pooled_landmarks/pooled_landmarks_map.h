@@ -3,7 +3,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "../common/cpu/rotation.h"
+#include "../common/rotary.h"
 #include "pooled_landmarks.h"
 
 namespace mmlaplace {

@@ -63,11 +63,11 @@ def test_headers_for_each_instruction_set_say_in_their_first_line_who_includes_t
             )
 
 
-def test_the_peak_of_differences_is_not_in_the_library():
+def test_the_peak_of_differences_and_onnx_runtime_are_not_in_the_library():
     folder = ROOT / 'ops'
     names = [path.relative_to(folder).as_posix() for path in library_sources(folder)]
     assert 'common/cpu/cpu_dispatch.h' in names and 'common/cuda/build_info_cuda.cu' in names
-    assert not [name for name in names if name.startswith('benchmarks/')]
+    assert not [name for name in names if name.startswith(('benchmarks/', 'onnxruntime/'))]
     assert not [name for name in _native.AVAILABLE if 'peak' in name]
 
 

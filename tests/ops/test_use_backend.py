@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from mmlaplace.models.layers import TransformerBlock
 from mmlaplace.ops import _native, current_backend, laplacian_kernel, use_backend
-from mmlaplace.ops.backend import default_backend, with_current_backend
+from mmlaplace.ops.backend import default_backend, only_native, with_current_backend
 from mmlaplace.ops.laplacian_kernel import laplacian_kernel_reference
 
 Q, K = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 3, 4)
@@ -39,6 +39,17 @@ def test_the_argument_of_an_op_wins():
         assert chosen('native') == 'native'
     with use_backend('native'):
         assert chosen('reference') == 'reference'
+
+
+def test_of_a_graph_for_a_runtime_certain_ops_alone_are_native():
+    with only_native(['laplacian_kernel']):
+        assert (current_backend(), chosen()) == ('reference', 'native')
+        with only_native(['cholesky_inverse']), use_backend('auto'):
+            assert (current_backend(), chosen()) == ('auto', 'native')
+        assert chosen('reference') == 'reference'
+    with only_native(['cholesky_inverse']):
+        assert chosen() == 'reference'
+    assert (current_backend(), chosen()) == ('auto', 'native')
 
 
 def test_an_error_leaves_the_context_too():

@@ -279,7 +279,7 @@ def test_a_missing_exporter_names_the_extra(monkeypatch):
     ('options', 'message'),
     [
         (('--out', 'model.pt'), 'the name of onnx files ends with .onnx'),
-        (('--backend', 'native'), 'ONNX files have standard operators alone'),
+        (('--backend', 'native', '--fp16'), 'the operators for ONNX Runtime are fp32 alone'),
     ],
 )
 def test_options_that_do_not_go_together_are_named(options, message):

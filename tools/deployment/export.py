@@ -10,8 +10,9 @@ The file takes RGB pixels 'images' (B, 3, H, W), fp32, 0 to 255: it normalises t
 Formats are 'onnx' (standard operators of opset 18), 'pt2' (torch.export, to be loaded by Python)
 and 'aoti' (AOTInductor: compiled for this kind of machine, to be loaded by Python or C++). All have
 standard operators by default. With --backend native, pt2 and aoti call the compiled ops of
-mmlaplace, and only run where mmlaplace is imported. The file says its sizes and names in its
-metadata, under 'mmlaplace'. docs/deploy.md tells what was checked.
+mmlaplace, and only run where mmlaplace is imported; onnx calls two operators, whose library
+build_onnxruntime_ops.py makes. The file says its sizes and names in its metadata, under
+'mmlaplace'. docs/deploy.md tells what was checked.
 
 Examples:
   python tools/deployment/export.py CONFIG CHECKPOINT --format onnx --dynamic --verify
@@ -34,7 +35,6 @@ import verification
 from mmengine.config import Config, DictAction
 
 from mmlaplace.model_zoo import build_model
-from mmlaplace.ops import use_backend
 from mmlaplace.utils import exporting
 from mmlaplace.utils.command_line import ToolParser, load_or_exit, write_json
 from mmlaplace.utils.deployable import Deployable, NotDeployableError, deployable
@@ -83,8 +83,8 @@ def parse_arguments() -> Tuple[ToolParser, argparse.Namespace]:
             parser.error(f'{args.out} is there already; --force replaces it')
     if not args.out.name.endswith(suffix):
         parser.error(f'--out {args.out}: the name of {args.format} files ends with {suffix}')
-    if args.format == 'onnx' and args.backend == 'native':
-        parser.error('--backend native: ONNX files have standard operators alone')
+    if args.format == 'onnx' and args.backend == 'native' and args.fp16:
+        parser.error('--backend native --fp16: the operators for ONNX Runtime are fp32 alone')
     return parser, args
 
 
@@ -93,7 +93,7 @@ def export(form: Deployable, args: argparse.Namespace, size: Size) -> dict:
     if args.fp16:
         form = copy.deepcopy(form)
         form.model.half()
-    with use_backend(args.backend):
+    with exporting.backend_of(args.format, args.backend):
         program = exporting.capture(form, size, args.batch_size, args.dynamic)
     about = exporting.describe(
         form, size, program, config=Path(args.config).stem, format=args.format,
@@ -170,7 +170,10 @@ def main() -> None:
     )  # fmt: skip
     if args.verify or args.benchmark:
         options = dict(providers=args.providers) if args.format == 'onnx' else {}
-        run, about = exporting.open_exported(args.out, **options)
+        try:
+            run, about = exporting.open_exported(args.out, **options)
+        except FileNotFoundError as error:
+            parser.error(str(error))
         sizes = verification.sizes_to_verify(size, about['multiple'], about['size'] is None)
         if args.verify:
             report['differences'] = verify(model, form, run, about, sizes)

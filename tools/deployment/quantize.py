@@ -109,6 +109,11 @@ def main() -> None:
     before, about = exporting.open_exported(args.model)
     if about['task'] != 'classification' or about['precision'] != 'fp32':
         parser.error(f'{args.model} is no fp32 classifier: {about["task"]}, {about["precision"]}')
+    if about.get('backend') == 'native':
+        parser.error(
+            f'{args.model} calls operators of mmlaplace, which ONNX Runtime cannot '
+            'quantise; export it with --backend reference'
+        )
     args.out.parent.mkdir(parents=True, exist_ok=True)
     quantize(args.model, args.out, [i for i, _ in images_of(cfg, 'train', args.calibration)])
     after, _ = exporting.open_exported(args.out)

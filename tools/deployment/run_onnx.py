@@ -6,6 +6,7 @@ of a detector are saved as PNG files.
 Examples:
   python tools/deployment/run_onnx.py classifier.onnx cat.jpg
   python tools/deployment/run_onnx.py detector.onnx street.jpg --image-size 800 1280 --out masks/
+  python tools/deployment/run_onnx.py native.onnx cat.jpg --library onnxruntime_ops.so
 """
 
 import argparse
@@ -66,13 +67,27 @@ def main() -> None:
     parser.add_argument('--image-size', nargs=2, type=int, metavar=('H', 'W'))
     parser.add_argument('--top', type=int, default=5, help='classes or boxes; default: 5')
     parser.add_argument('--providers', nargs='+', default=['CPUExecutionProvider'])
+    parser.add_argument(
+        '--library', type=Path, help='of build_onnxruntime_ops.py, for files of --backend native'
+    )
     parser.add_argument('--out', type=Path, help='folder for label maps and masks')
     args = parser.parse_args()
     try:
         import onnxruntime
     except ImportError as error:
         parser.error(f'this needs onnxruntime ({error}); pip install "mmlaplace[deploy]"')
-    session = onnxruntime.InferenceSession(str(args.model), providers=args.providers)
+    options = onnxruntime.SessionOptions()
+    try:
+        if args.library:
+            options.register_custom_ops_library(str(args.library))
+        session = onnxruntime.InferenceSession(str(args.model), options, providers=args.providers)
+    except Exception as error:  # classes of onnxruntime's own
+        if 'mmlaplace:' not in str(error):
+            raise
+        parser.error(
+            f'{args.model} was exported with --backend native: give --library, which '
+            f'tools/deployment/build_onnxruntime_ops.py makes ({error})'
+        )
     about = json.loads(session.get_modelmeta().custom_metadata_map['mmlaplace'])
     if about['batch'] not in (None, 1):
         parser.error(f'{args.model} takes {about["batch"]} images at a time; export it for one')

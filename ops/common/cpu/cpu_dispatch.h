@@ -15,13 +15,13 @@
 //
 // With MMLAPLACE_VECTOR_BYTES=16, 32 or 64 only the version with these vectors is compiled. The
 // sanitizers' build does so, as all three take minutes and it runs on the machine that makes it.
-#include <ATen/Version.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <limits>
 #include <string>
+
+#include "host.h"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -34,8 +34,7 @@ namespace mmlaplace {
 
 enum class CpuCapability { plain, avx2, avx512 };
 
-// The instruction set that torch chose when it started. So its environment variable
-// ATEN_CPU_CAPABILITY=default|avx2|avx512 also chooses ours.
+// The instruction set that the host chose, see host.h.
 inline CpuCapability cpu_capability() {
 #if defined(MMLAPLACE_VECTOR_BYTES)
   return MMLAPLACE_VECTOR_BYTES == 64   ? CpuCapability::avx512
@@ -43,7 +42,7 @@ inline CpuCapability cpu_capability() {
                                         : CpuCapability::plain;
 #else
   static const CpuCapability capability = [] {
-    const std::string name = at::get_cpu_capability();
+    const std::string name = host::cpu_capability();
     if (name == "AVX512") return CpuCapability::avx512;
     if (name == "AVX2") return CpuCapability::avx2;
     return CpuCapability::plain;

@@ -1,0 +1,66 @@
+// ONNX Runtime as the host of the code for CPUs, see common/cpu/host.h.
+#pragma once
+
+#define ORT_API_MANUAL_INIT
+#include <onnxruntime_cxx_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <string>
+#include <thread>
+
+namespace mmlaplace {
+namespace host {
+
+// The best of this machine. The variable that chooses for PyTorch chooses here, too.
+inline std::string cpu_capability() {
+  const char* wanted = std::getenv("ATEN_CPU_CAPABILITY");
+  const std::string most = wanted ? wanted : "avx512";
+#if defined(__x86_64__)
+  const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+  const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") &&
+                      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
+                      __builtin_cpu_supports("avx512bw");
+  if (avx512 && most == "avx512") return "AVX512";
+  if (avx2 && most != "default") return "AVX2";
+#endif
+  return "DEFAULT";
+}
+
+// The call that this thread computes, whose session has the threads.
+inline thread_local OrtKernelContext* current_context = nullptr;
+
+template <class F>
+void parallel_for(int64_t count, int64_t grain, const F& f) {
+  const int64_t cores = std::max(1u, std::thread::hardware_concurrency());
+  const int64_t length = std::max(grain, (count + cores - 1) / cores);
+  if (count <= length) {
+    if (count > 0) f(0, count);
+    return;
+  }
+  struct Job {
+    const F& f;
+    int64_t count, length;
+    std::mutex mutex;
+    std::exception_ptr error;
+  } job{f, count, length, {}, nullptr};
+  const auto part = [](void* data, size_t index) {
+    Job& job = *static_cast<Job*>(data);
+    const int64_t begin = static_cast<int64_t>(index) * job.length;
+    try {
+      job.f(begin, std::min(job.count, begin + job.length));
+    } catch (...) {  // none may leave a thread of ONNX Runtime
+      const std::lock_guard<std::mutex> lock(job.mutex);
+      job.error = std::current_exception();
+    }
+  };
+  const int64_t parts = (count + length - 1) / length;
+  Ort::KernelContext(current_context).ParallelFor(part, parts, parts, &job);
+  if (job.error) std::rethrow_exception(job.error);
+}
+
+}  // namespace host
+}  // namespace mmlaplace

@@ -1,0 +1,220 @@
+"""The operators for ONNX Runtime: their library, files that call them, and what is said without."""
+
+import functools
+
+import pytest
+import torch
+from conftest import ROOT, load_tool, run_script, toolbox_model
+from mmengine.config import Config
+from onnx_files import assert_alike
+from PIL import Image
+
+from mmlaplace.models import LaplacianAttention
+from mmlaplace.ops.cholesky_inverse import cholesky_inverse_reference
+from mmlaplace.ops.gaussian_kernel import gaussian_kernel_reference
+from mmlaplace.ops.laplacian_kernel import laplacian_kernel_reference
+from mmlaplace.ops.nystrom_attention import nystrom_attention_reference
+from mmlaplace.utils import exporting, onnx_ops
+from mmlaplace.utils.deployable import deployable
+
+FOLDER = ROOT / 'tools/deployment'
+CONFIG = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
+INPUTS = ('q', 'k', 'v', 'landmarks', 'inverse', 'scale', 'rotary')
+KERNELS = dict(laplacian=laplacian_kernel_reference, gaussian=gaussian_kernel_reference)
+onnx = pytest.importorskip('onnx')
+onnxruntime = pytest.importorskip('onnxruntime')
+
+
+def file_of(operator, inputs, **attributes):
+    """The bytes of an ONNX file with one operator, of inputs of any size."""
+    from onnx import TensorProto, helper
+
+    node = helper.make_node(operator, inputs, ['out'], domain=onnx_ops.DOMAIN, **attributes)
+    values = [helper.make_tensor_value_info(i, TensorProto.FLOAT, None) for i in (*inputs, 'out')]
+    graph = helper.make_graph([node], 'one', values[:-1], values[-1:])
+    opsets = [helper.make_opsetid(*one) for one in (('', 18), (onnx_ops.DOMAIN, onnx_ops.VERSION))]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=8).SerializeToString()
+
+
+def attention_file(rotary, **attributes):
+    attributes = dict(
+        dict(kernel='laplacian', bandwidth=4.0, whitening=1e-5, adjacent=0), **attributes
+    )
+    return file_of('NystromAttention', INPUTS if rotary else INPUTS[:-1], **attributes)
+
+
+@pytest.fixture(scope='module')
+def library(tmp_path_factory):
+    """The library, with the kernels for this machine alone and unoptimised, which takes seconds."""
+    tool = load_tool('tools/deployment/build_onnxruntime_ops.py')
+    try:
+        headers = tool.find_headers(None)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))
+    out = tmp_path_factory.mktemp('library') / 'onnxruntime_ops.so'
+    vectors = dict(AVX512=64, AVX2=32).get(torch.backends.cpu.get_cpu_capability(), 16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('CXXFLAGS', f'-O1 -DMMLAPLACE_VECTOR_BYTES={vectors}')
+        tool.build(headers, out)
+    return out
+
+
+@pytest.fixture(scope='module')
+def session(library):
+    """A function of tensors, by name, that ONNX Runtime computes."""
+
+    @functools.cache
+    def opened(content, threads=1):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = (
+            4  # neither errors, which are raised, nor sizes it did not know
+        )
+        options.register_custom_ops_library(str(library))
+        runtime = onnxruntime.InferenceSession(content, options, providers=['CPUExecutionProvider'])
+
+        def run(**inputs):
+            (out,) = runtime.run(None, {n: x.contiguous().numpy() for n, x in inputs.items()})
+            return torch.from_numpy(out)
+
+        return run
+
+    return opened
+
+
+def problem(queries, marks, dims, kernel='laplacian', heads=2, rotary=True):
+    """Inputs of the op, tokens as ``(B, heads, N, d)``."""
+    generator = torch.Generator().manual_seed(queries)
+    randn = functools.partial(torch.randn, generator=generator)
+    q, k, v = randn(3, 2, heads, queries, dims)
+    landmarks = randn(2, heads, marks, dims)
+    matrix = KERNELS[kernel](landmarks, landmarks, 4.0)
+    angles = randn(dims // 2, queries)
+    return dict(
+        q=q, k=k, v=v, landmarks=landmarks, inverse=cholesky_inverse_reference(matrix, 1e-2),
+        scale=randn(2, heads).exp(),
+        **dict(rotary=torch.stack((angles.cos(), angles.sin()))) if rotary else {},
+    )  # fmt: skip
+
+
+def as_tokens(inputs):
+    """The same with tokens as the operator has them, ``(B, N, heads, d)``."""
+    return {
+        name: value.transpose(1, 2) if name in 'qkv' else value for name, value in inputs.items()
+    }
+
+
+@pytest.mark.build
+@pytest.mark.parametrize(
+    ('kernel', 'whitening', 'adjacent', 'rotary'),
+    [
+        ('laplacian', 1e-5, False, True),
+        ('laplacian', -1.0, True, True),
+        ('gaussian', 1e-5, False, False),
+        ('gaussian', -1.0, False, False),
+    ],
+)
+def test_the_attention_is_that_of_the_reference_at_any_size(
+    kernel, whitening, adjacent, rotary, session
+):
+    content = attention_file(rotary, kernel=kernel, whitening=whitening, adjacent=int(adjacent))
+    run = session(content)
+    for sizes in ((1, 4, 8), (97, 9, 17), (130, 49, 32), (1025, 3, 59)):
+        inputs = problem(*sizes, kernel, rotary=rotary)
+        expected = nystrom_attention_reference(
+            **dict(dict(rotary=None), **inputs), kernel=kernel, bandwidth=4.0,
+            whitening=whitening, adjacent=adjacent,
+        )  # fmt: skip
+        # The kernels of the compiled op, whose sums are in another order.
+        assert_alike(run(**as_tokens(inputs)).transpose(1, 2), expected)
+
+
+@pytest.mark.build
+def test_the_threads_of_a_session_change_nothing(session):
+    inputs = as_tokens(problem(1025, 9, 8, heads=1))
+    one, two = (session(attention_file(True), threads)(**inputs) for threads in (1, 2))
+    assert torch.equal(one, two)
+
+
+@pytest.mark.build
+def test_the_inverse_is_that_of_the_reference_and_nan_where_there_is_none(session):
+    run = session(file_of('CholeskyInverse', ['mat'], ridge=1e-2))
+    for size in (1, 4, 49, 65):
+        points = torch.randn(3, 2, size, 16)
+        mat = laplacian_kernel_reference(points, points, 4.0)
+        assert_alike(run(mat=mat), cholesky_inverse_reference(mat, 1e-2))
+    assert run(mat=torch.tensor([[1.0, 2.0], [2.0, 1.0]])).isnan().all()
+
+
+@pytest.mark.build
+def test_wrong_shapes_are_named(session):
+    inputs = as_tokens(problem(5, 4, 8))
+    run = session(attention_file(True))
+    for name, value, message in (
+        ('inverse', torch.zeros(2, 2, 4, 3), r'inverse must be \(2, 2, 4, 4\), got \(2, 2, 4, 3\)'),
+        ('rotary', torch.zeros(2, 5, 5), r'rotary must be \(2, 4, 5\), got \(2, 5, 5\)'),
+    ):
+        with pytest.raises(Exception, match=message):
+            run(**dict(inputs, **{name: value}))
+    with pytest.raises(Exception, match='kernel must be laplacian or gaussian, got linear'):
+        session(attention_file(True, kernel='linear'))
+
+
+@pytest.mark.build
+@pytest.mark.skipif(not hasattr(torch.export, 'Dim'), reason='this torch has no torch.export')
+def test_a_whole_classifier_calls_them(library, tmp_path, monkeypatch):
+    pytest.importorskip('onnxscript')
+    tool = load_tool('tools/deployment/export.py')
+    cfg = Config.fromfile(CONFIG)
+    torch.manual_seed(0)
+    model = toolbox_model(cfg).eval().requires_grad_(False)
+    model.head.fc.weight *= 10  # random ones find all classes alike
+    form, path = deployable(model).requires_grad_(False), tmp_path / 'model.onnx'
+    with exporting.backend_of('onnx', 'native'):
+        program = exporting.capture(form, (48, 48))
+    about = exporting.describe(form, (48, 48), program, precision='fp32', backend='native')
+    exporting.write_onnx(program, path, about)
+    ours = [node.op_type for node in onnx.load(path).graph.node if node.domain == 'mmlaplace']
+    depth = sum(isinstance(module, LaplacianAttention) for module in model.modules())
+    assert sorted(ours) == ['CholeskyInverse'] * depth + ['NystromAttention'] * depth
+
+    monkeypatch.setattr(onnx_ops, 'LIBRARY', library)
+    run, about = exporting.open_exported(path)
+    (row,) = tool.verify(model, form, run, about, [(48, 48)])
+    assert not row['beyond_tolerance'], row
+
+    image = tmp_path / 'photo.png'
+    Image.new('RGB', (60, 40), (200, 100, 50)).save(image)
+    result = run_script(FOLDER / 'run_onnx.py', path, image, '--library', library)
+    assert result.returncode == 0, result.stderr
+    assert 'photo.png: 48 x 48\n  class ' in result.stdout
+
+
+def test_a_file_that_calls_them_says_which_library_it_lacks(tmp_path, monkeypatch):
+    path = tmp_path / 'model.onnx'
+    path.write_bytes(attention_file(rotary=False))
+    monkeypatch.setattr(onnx_ops, 'LIBRARY', tmp_path / 'none.so')
+    with pytest.raises(FileNotFoundError, match='build_onnxruntime_ops.py.* makes it'):
+        exporting.open_exported(path)
+    result = run_script(FOLDER / 'run_onnx.py', path, tmp_path / 'photo.png')
+    assert result.returncode == 2 and 'give --library' in result.stderr
+
+
+def test_without_headers_the_tool_says_where_they_are(tmp_path):
+    result = run_script(FOLDER / 'build_onnxruntime_ops.py', '--headers', tmp_path)
+    assert result.returncode == 1
+    assert f'no onnxruntime_cxx_api.h in {tmp_path}; take the headers' in result.stderr
+
+
+@pytest.mark.parametrize(
+    ('compiler', 'message'),
+    [('false', 'false -std=c++17'), ('no-such-compiler', 'set CXX to a C++17 compiler')],
+)
+def test_a_compiler_that_fails_is_named(compiler, message, tmp_path, monkeypatch):
+    (tmp_path / 'onnxruntime_cxx_api.h').touch()
+    monkeypatch.setenv('ORT_INCLUDE', str(tmp_path))
+    monkeypatch.setenv('CXX', compiler)
+    out = tmp_path / 'out.so'
+    result = run_script(FOLDER / 'build_onnxruntime_ops.py', '--out', out)
+    assert result.returncode == 1 and message in result.stderr
+    assert not out.exists()

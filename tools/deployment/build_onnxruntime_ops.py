@@ -1,0 +1,105 @@
+"""Compile the operators of mmlaplace for ONNX Runtime, which --backend native of export.py needs.
+
+It takes a C++17 compiler, the sources of a clone, and the headers of ONNX Runtime, which its Python
+package does not have. They are in the archive of a release for Linux (its folder 'include') and in
+packages of Linux distributions, such as libonnxruntime-dev of Debian. --headers, or the variable
+ORT_INCLUDE, names the folder of onnxruntime_cxx_api.h. Those of 1.21 were used; what is called is
+there from 1.17 on. The library runs in the version of the headers and in later ones. It does not
+need PyTorch. CXX and CXXFLAGS are as everywhere.
+
+Examples:
+  python tools/deployment/build_onnxruntime_ops.py --headers onnxruntime-linux-x64-1.21.0/include
+  ORT_INCLUDE=/usr/include/onnxruntime python tools/deployment/build_onnxruntime_ops.py
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import sysconfig
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Optional
+
+from mmlaplace.utils.onnx_ops import LIBRARY
+
+SOURCES = Path(__file__).resolve().parents[2] / 'ops' / 'onnxruntime'
+HEADER = 'onnxruntime_cxx_api.h'
+PLACES = ('/usr/include/onnxruntime', '/usr/local/include/onnxruntime', '/usr/local/include')
+FLAGS = (
+    '-std=c++17', '-O3', '-g0', '-fPIC', '-fvisibility=hidden', '-Wall', '-Wno-unknown-pragmas',
+    '-Wno-psabi', '-DMMLAPLACE_ONNXRUNTIME',
+)  # fmt: skip
+
+
+def find_headers(given: Optional[Path]) -> Path:
+    """The folder of the headers.
+
+    Raises:
+        FileNotFoundError: If there is none; says where to get them.
+    """
+    wanted = given or os.environ.get('ORT_INCLUDE')
+    places = [Path(wanted)] if wanted else [Path(place) for place in PLACES]
+    for place in places:
+        if (place / HEADER).is_file():
+            return place
+    raise FileNotFoundError(
+        f'no {HEADER} in {", ".join(map(str, places))}; take the headers of ONNX Runtime from the '
+        'archive of a release or from a package such as libonnxruntime-dev, and name their folder '
+        'by --headers or ORT_INCLUDE'
+    )
+
+
+def build(headers: Path, out: Path, jobs: int = 1) -> None:
+    """Compile the library.
+
+    Args:
+        headers: Folder of the headers of ONNX Runtime.
+        out: The library.
+        jobs: Sources compiled at a time. Default: 1.
+
+    Raises:
+        FileNotFoundError: If the sources are not there.
+        RuntimeError: If the compiler is not there or fails; has what it says.
+    """
+    sources = sorted(SOURCES.glob('*.cpp'))
+    if not sources:
+        raise FileNotFoundError(f'no sources in {SOURCES}: this tool works in a clone of mmlaplace')
+    compiler = (os.environ.get('CXX') or sysconfig.get_config_var('CXX') or 'c++').split()
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory() as folder, ThreadPoolExecutor(jobs) as pool:
+        objects = [str(Path(folder, f'{source.stem}.o')) for source in sources]
+        more = os.environ.get('CXXFLAGS', '').split()
+        compile_one = [*compiler, *FLAGS, *more, f'-I{headers}', '-c']
+        commands = [[*compile_one, str(s), '-o', o] for s, o in zip(sources, objects)]
+        list(pool.map(_run, commands))
+        _run([*compiler, '-shared', *objects, '-o', str(out)])
+
+
+def _run(command: list) -> None:
+    try:
+        result = subprocess.run(command, capture_output=True, text=True)
+    except OSError as error:
+        raise RuntimeError(f'{command[0]}: {error.strerror}; set CXX to a C++17 compiler') from None
+    if result.returncode:
+        raise RuntimeError(f'{" ".join(command)} failed:\n{result.stderr[:4000]}')
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('--headers', type=Path, help='of ONNX Runtime; default: $ORT_INCLUDE')
+    parser.add_argument('--out', type=Path, default=LIBRARY, help='default: %(default)s')
+    parser.add_argument('--jobs', type=int, default=1, help='default: 1')
+    args = parser.parse_args()
+    try:
+        build(find_headers(args.headers), args.out, args.jobs)
+    except (FileNotFoundError, RuntimeError) as error:
+        sys.exit(f'{Path(sys.argv[0]).name}: error: {error}')
+    print(f'{args.out}: run_onnx.py takes it by --library; mmlaplace finds it in {LIBRARY}')
+
+
+if __name__ == '__main__':
+    main()
