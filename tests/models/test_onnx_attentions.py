@@ -14,17 +14,15 @@ from onnx_files import assert_alike, operators, session, to_onnx
 ATTENTIONS = registered(BaseAttention)
 # A sign or a bucket that rounding turns changes all of an image, so these are compared in fp64.
 OF_SIGNS = ('EcoFormerAttention', 'ReformerAttention')
-# Those that sort, gather or cut maps, and together many small ones, as each export takes seconds.
+# Those that sort, gather or cut maps, and together some small ones, as each export takes seconds.
 NEW_EXPORTER = {
     'Pola': ('PolaAttention',),
     'Window': ('WindowAttention',),
     'FaViT': ('FaViTAttention',),
     'Reformer': ('ReformerAttention',),
     'small ones': (
-        'FlowAttention', 'HedgehogAttention', 'HydraAttention', 'L2ViTAttention',
-        'LargeKernelAttention', 'LinearAttention', 'PerformerAttention', 'PolarizedAttention',
-        'SANAAttention', 'SLABAttention', 'SeparableAttention', 'TaylorShiftAttention',
-        'XCAttention',
+        'FlowAttention', 'LargeKernelAttention', 'PerformerAttention', 'PolarizedAttention',
+        'SANAAttention', 'SeparableAttention', 'TaylorShiftAttention', 'XCAttention',
     ),
 }  # fmt: skip
 HW, OTHERS = (9, 10), [(1, 9, 10), (3, 11, 13), (2, 7, 16)]
