@@ -5,7 +5,7 @@ from torch import Tensor
 
 from ._checks import renamed_arguments
 from ._pairwise import Metric, pairwise_kernel, sum_over_channels
-from .backend import exporting
+from .backend import exporting_to_onnx
 from .precision import fp32_under_autocast, upcast
 
 
@@ -13,7 +13,7 @@ def gaussian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
     """The specification of :func:`gaussian_kernel` in plain PyTorch."""
     query, key = upcast(q, k)
     # Differences, not |q|^2 + |k|^2 - 2qk: that form cancels for near-equal landmarks.
-    if exporting():  # not every runtime has cdist
+    if exporting_to_onnx():  # which has no cdist
         squared = sum_over_channels(query, key, torch.square)
     else:
         mode = 'donot_use_mm_for_euclid_dist'

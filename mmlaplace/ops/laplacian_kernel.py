@@ -6,14 +6,14 @@ from torch import Tensor
 
 from ._checks import renamed_arguments
 from ._pairwise import Metric, pairwise_kernel, sum_over_channels
-from .backend import exporting
+from .backend import exporting_to_onnx
 from .precision import fp32_under_autocast, upcast
 
 
 def laplacian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
     """The specification of :func:`laplacian_kernel` in plain PyTorch."""
     query, key = upcast(q, k)
-    if exporting():  # not every runtime has cdist
+    if exporting_to_onnx():  # which has no cdist
         distance = sum_over_channels(query, key, torch.abs)
     else:
         distance = torch.cdist(query, key, p=1)

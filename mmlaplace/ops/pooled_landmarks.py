@@ -177,7 +177,8 @@ def pooled_landmarks(
     if (cells is None) == (ratio is None):
         raise ValueError(f'{OP}: give one of cells ({cells}) and ratio ({ratio})')
     rows, columns = (1, 1) if cells is None else cells
-    if min(rows, columns, ratio or 1) < 1 or ratio == 0:
+    # One by one, as a minimum of dynamic sizes would be a condition of the graph.
+    if any(number < 1 for number in (rows, columns)) or (ratio is not None and ratio < 1):
         raise ValueError(f'{OP}: cells ({cells}) and ratio ({ratio}) must be positive')
     if rotary_form not in ROPE_FORMS:
         raise ValueError(f'{OP}: rotary_form must be one of {ROPE_FORMS}, got {rotary_form!r}')

@@ -126,16 +126,44 @@ def backend_of(kind: str, backend: str):
     return only_native(onnx_ops.OPS) if native else use_backend(backend)
 
 
+def cdist_of_channels(x1, x2, p: float = 2.0, compute_mode: Optional[int] = None):
+    """``torch.cdist`` of ``(B, heads, N or M, d)`` and p = 1 or 2 in operators of ONNX.
+
+    It is :func:`mmlaplace.ops._pairwise.sum_over_channels` in the exporter's own terms. Captured in
+    PyTorch's, its nodes are most of a graph, and with dynamic sizes each takes much time.
+    """
+    from onnxscript import opset18 as op
+
+    channels = x1.shape[-1]
+    rows = op.Split(op.Transpose(x1, perm=[0, 1, 3, 2]), axis=-2, num_outputs=channels)
+    columns = op.Split(x2, axis=-1, num_outputs=channels)
+    total = None
+    for row, column in zip(rows, columns):
+        difference = op.Sub(row, column)
+        term = op.Abs(difference) if p == 1 else op.Mul(difference, difference)
+        total = term if total is None else op.Add(total, term)
+    total = op.Transpose(total, perm=[0, 1, 3, 2])
+    return total if p == 1 else op.Sqrt(total)
+
+
 def write_onnx(program, path: Path, about: dict) -> None:
     """An ONNX file of one piece, by the exporter of torch.onnx."""
     require_packages(*NEEDED['onnx'])
-    native = about.get('backend') == 'native'
+    from onnxscript import optimizer
+
+    translations = {torch.ops.aten.cdist.default: cdist_of_channels}
+    if about.get('backend') == 'native':
+        translations.update(onnx_ops.translations())
     # It names what it does not translate, and the versions of onnxscript.
     exported = torch.onnx.export(
         program, (), input_names=['images'], output_names=about['outputs'], opset_version=OPSET,
-        custom_translation_table=onnx_ops.translations() if native else None, dynamo=True,
-        verbose=False,
+        custom_translation_table=translations, dynamo=True, verbose=False, optimize=False,
     )  # fmt: skip
+    # The exporter's own optimisation has these and a search for patterns, whose time is quadratic
+    # in the nodes: minutes for a LaplacianFormer. Runtimes search for patterns themselves.
+    optimizer.inline(exported.model)
+    optimizer.fold_constants(exported.model)
+    optimizer.remove_unused_nodes(exported.model)
     exported.model.metadata_props[KEY] = json.dumps(about)
     exported.save(str(path), external_data=False)
 

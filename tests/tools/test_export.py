@@ -12,7 +12,7 @@ from conftest import ROOT, load_tool, run_script, toolbox_model
 from mmengine.config import Config
 from PIL import Image
 
-from mmlaplace.ops import use_backend
+from mmlaplace.ops import gaussian_kernel, laplacian_kernel, use_backend
 from mmlaplace.utils import exporting
 from mmlaplace.utils.deployable import NotDeployableError, deployable
 
@@ -119,6 +119,29 @@ def test_a_classifier_becomes_onnx_of_standard_operators(exported):
     assert {node.domain for node in model.graph.node} <= {'', 'ai.onnx'}
     (about,) = (prop.value for prop in model.metadata_props if prop.key == exporting.KEY)
     assert json.loads(about)['size'] == [48, 48]
+
+
+class Kernels(torch.nn.Module):
+    def forward(self, images):
+        points = images.flatten(1).unflatten(1, (2, -1, 4))  # (B, heads, N, d)
+        return laplacian_kernel(points, points[:, :, :5], 4.0), gaussian_kernel(points, points, 1.0)
+
+
+@needs_export
+@pytest.mark.slow
+def test_distances_become_operators_of_onnx(tmp_path):
+    pytest.importorskip('onnxruntime')
+    pytest.importorskip('onnxscript')
+    kernels, images = Kernels(), torch.rand(1, 3, 8, 8)
+    with use_backend('reference'):
+        program = torch.export.export(kernels, (images,))
+    assert sum('cdist' in str(node.target) for node in program.graph.nodes) == 2
+    path = tmp_path / 'kernels.onnx'
+    exporting.write_onnx(program, path, dict(outputs=['laplacian', 'gaussian']))
+    run, _ = exporting.open_exported(path)
+    for found, expected in zip(run(images), kernels(images)):
+        # fp32: sums of four numbers in another order.
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
 @needs_export

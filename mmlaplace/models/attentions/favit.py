@@ -17,7 +17,8 @@ SIDE = 7  # of a window, in places
 
 def mirrored(size: int, padded: int, device: torch.device) -> Tensor:
     """Indices that continue a side of ``size`` tokens to ``padded`` by reflection."""
-    period = max(2 * size - 2, 1)
+    # A tensor, as the ONNX exporters know no remainder by a number that is dynamic.
+    period = torch.full((), 2 * size - 2, dtype=torch.long, device=device).clamp(min=1)
     steps = torch.arange(padded, device=device) % period
     return torch.minimum(steps, period - steps).clamp(max=size - 1)
 

@@ -1,14 +1,29 @@
+import functools
 from typing import Tuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from mmlaplace.ops.backend import ceil_div
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from .base import QKVAttention
 from .frame import Frame
+
+MOST_BUCKETS = 4096
+
+
+@functools.lru_cache(maxsize=8)
+def fixed_directions(rounds: int, dims: int) -> np.ndarray:
+    """Normal numbers ``(MOST_BUCKETS / 2, rounds, dims)``, the same in every process.
+
+    A map of fewer tokens takes the first ones, so graphs for any size can keep them.
+    """
+    shape = (MOST_BUCKETS // 2, rounds, dims)
+    return np.random.RandomState(0).standard_normal(shape).astype(np.float32)
 
 
 @MODELS.register_module()
@@ -20,8 +35,8 @@ class ReformerAttention(QKVAttention):
     attends to its chunk and to the one before, in a ring over all rounds, and to itself only where
     there is nothing else. Rounds are weighed by the sums of their exponentials. Time is
     :math:`O(R N b d)` per head, more than that of full attention where :math:`2 R b > N`, and a
-    small term :math:`O(R N^2 d / b)` to choose among N / b buckets. It has no parameters of its
-    own. Everything is fp32 under any autocast.
+    small term :math:`O(R N^2 d / b)` to choose among N / b buckets, of which there are 4096 at
+    most. It has no parameters of its own. Everything is fp32 under any autocast.
 
     Which tokens meet is random, and a small change of a query can change it. So the output in half
     precision is not close to that in fp32. Rounds are drawn anew in every pass while training, and
@@ -65,16 +80,18 @@ class ReformerAttention(QKVAttention):
 
     def rotations(self, buckets: int) -> Tensor:
         """A random matrix for each round, ``(R, d, buckets / 2)``."""
-        generator = None if self.training else torch.Generator().manual_seed(0)
-        shape = (self.num_hashes, self.head_dims, buckets // 2)
-        return torch.randn(shape, generator=generator, device='cpu')
+        if self.training:
+            columns = min(buckets, MOST_BUCKETS) // 2
+            return torch.randn(self.num_hashes, self.head_dims, columns, device='cpu')
+        columns = torch.from_numpy(fixed_directions(self.num_hashes, self.head_dims))
+        return columns[: buckets // 2].permute(1, 2, 0)  # of at most MOST_BUCKETS / 2
 
     def order(self, q: Tensor, padded: int) -> Tensor:
         """Places of the tokens in each round, ``(B, heads, R, padded)``; padding comes last."""
-        buckets = padded // self.bucket_size
-        turned = q.unsqueeze(2) @ self.rotations(buckets).to(q)  # (B, heads, R, N, buckets / 2)
+        rotations = self.rotations(padded // self.bucket_size).to(q)
+        turned = q.unsqueeze(2) @ rotations  # (B, heads, R, N, buckets / 2)
         bucket = torch.cat([turned, -turned], dim=-1).argmax(-1)
-        bucket = F.pad(bucket, (0, padded - q.shape[2]), value=buckets)
+        bucket = F.pad(bucket, (0, padded - q.shape[2]), value=MOST_BUCKETS)
         place = torch.arange(padded, device=q.device)
         return (bucket * padded + place).argsort(-1)
 
@@ -85,27 +102,32 @@ class ReformerAttention(QKVAttention):
             if tokens <= self.bucket_size:
                 itself = torch.arange(tokens, device=q.device)
                 return self._attend(query, query, value, itself, itself, tokens)[0].to(v.dtype)
-            padded = -(-tokens // step) * step
+            padded = ceil_div(tokens, step) * step
             order = self.order(query.detach(), padded)
             flat = order.flatten(2)  # (B, heads, R * padded)
+
+            def in_chunks(x: Tensor) -> Tensor:
+                # Not by unflatten, after which the TorchScript exporter takes N for a constant.
+                return x.view(*x.shape[:2], -1, self.bucket_size, *x.shape[3:])
 
             def chunks(x: Tensor) -> Tensor:
                 """Tokens in the order of the rounds, ``(B, heads, chunks, b, d)``."""
                 x = F.pad(x, (0, 0, 0, padded - tokens))
-                x = x.gather(2, flat.unsqueeze(-1).expand(-1, -1, -1, x.shape[-1]))
-                return x.unflatten(2, (-1, self.bucket_size))
+                return in_chunks(x.gather(2, flat.unsqueeze(-1).expand(-1, -1, -1, x.shape[-1])))
 
             def with_chunk_before(x: Tensor) -> Tensor:
-                return torch.cat([x, x.roll(1, 2)], dim=3)
+                before = torch.cat([x[:, :, -1:], x[:, :, :-1]], dim=2)
+                return torch.cat([x, before], dim=3)
 
-            near, place = chunks(query), flat.unflatten(2, (-1, self.bucket_size))
+            near, place = chunks(query), in_chunks(flat)
             out, weight = self._attend(
                 near, with_chunk_before(near), with_chunk_before(chunks(value)),
                 place, with_chunk_before(place), tokens,
             )  # fmt: skip
             back = order.argsort(-1)[..., :tokens].unsqueeze(-1)  # (B, heads, R, N, 1)
-            rounds = (self.num_hashes, padded)
-            out, weight = (x.flatten(2, 3).unflatten(2, rounds) for x in (out, weight))
+            out, weight = (
+                x.reshape(*x.shape[:2], self.num_hashes, padded, x.shape[-1]) for x in (out, weight)
+            )
             out = out.gather(3, back.expand(-1, -1, -1, -1, out.shape[-1]))
             return (out * weight.gather(3, back).softmax(2)).sum(2).to(v.dtype)
 
