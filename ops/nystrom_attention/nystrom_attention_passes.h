@@ -21,7 +21,7 @@
 #include <tuple>
 #include <type_traits>
 
-#include "../common/cpu/rotation.h"
+#include "../common/rotary.h"
 #include "nystrom_attention.h"
 #include "nystrom_attention_device.cuh"
 
