@@ -29,12 +29,14 @@ import torch
 (library,) = Path('build/cuda/library/mmlaplace').glob('_C*.so')
 torch.ops.load_library(str(library))  # before the package loads its own
 native = sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith('mmlaplace::'))
+# FFNs on a GPU are torch's own.
+for_cpus = {'mmlaplace::_bias_gelu', 'mmlaplace::_bias_gelu_backward'}
 without = [
     name for name in native
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(name, 'CUDA')
+    if name not in for_cpus and not torch._C._dispatch_has_kernel_for_dispatch_key(name, 'CUDA')
 ]
 assert native and not without, f'{library} has no CUDA kernels for {without}'
-print(f'   {library} loads; {len(native)} ops have CUDA kernels')
+print(f'   {library} loads; {len(native) - len(for_cpus)} ops have CUDA kernels')
 PYTHON
 case "$architectures" in
     *9.0*) .venv/bin/python .dev_scripts/check_cuda_code.py build/cuda/library/mmlaplace/_C*.so ;;
