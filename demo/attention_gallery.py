@@ -126,10 +126,10 @@ def page(drawn: List[Drawn], view: View, host: str, study: str, folder: str) -> 
     others = [one for one in drawn if one.panel.statistics is None]
     untrained = sum(one.panel.weights_are == RANDOM for one in drawn)
     side = STUDIES[study].phases[-1].side
+    share = f'{len(drawn) - untrained} of the {len(drawn)}' if untrained else f'All {len(drawn)}'
     trained = (
-        f'{len(drawn) - untrained} of the {len(drawn)} attentions were trained for '
-        f'[the comparison](attention_comparison.md) on the study {study}, at {side} × {side} '
-        'pixels.'
+        f'{share} attentions were trained for [the comparison](attention_comparison.md) on the '
+        f'study {study}, at {side} × {side} pixels.'
     )
     if untrained:
         trained += f' The other {untrained} have random weights, as their captions say.'
