@@ -29,6 +29,7 @@ CONFIGS = (
     'configs/detection/laplacianformer/retinanet_laplacianformer-micro_fpn_mini.py',
     'configs/segmentation/laplacianformer/laplacianformer-micro_upernet_1xb16_mini.py',
 )
+SIDE = 192  # of the photograph, in pixels
 # Boxes are kept whatever their score, as those of random weights are low.
 BOXES = dict(
     score_threshold=0.0, confidence_threshold=0.0, iou_threshold=0.5, pre_top_k=1000,
@@ -86,7 +87,9 @@ def check(config: str, folder: Path) -> float:
     model.init_weights()
     checkpoint, image = folder / 'model.pth', folder / 'image.png'
     torch.save(dict(state_dict=model.state_dict(), meta={}), checkpoint)
-    mmcv.imwrite(mmcv.rgb2bgr(skimage.data.astronaut()), str(image))
+    # mmdeploy pools to 6 x 6 cells as PyTorch does where 6 divides the sides of the last map.
+    photo = mmcv.imresize(mmcv.rgb2bgr(skimage.data.astronaut()), (SIDE, SIDE))
+    mmcv.imwrite(photo, str(image))
     deploy = deploy_config(scope)
     torch2onnx(str(image), str(folder), 'end2end.onnx', deploy, cfg, str(checkpoint), 'cpu')
     processor = build_task_processor(cfg, deploy, 'cpu')
