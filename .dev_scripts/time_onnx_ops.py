@@ -12,10 +12,10 @@ Examples:
 
 import argparse
 import json
-import random
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -27,8 +27,8 @@ from mmlaplace.model_zoo import build_model
 from mmlaplace.models import LaplacianAttention
 from mmlaplace.utils import exporting
 from mmlaplace.utils.deployable import deployable
+from mmlaplace.utils.measuring import interleave, seconds_of
 
-WARM_UP = 3
 STAGES = ((64, 2, 56), (128, 4, 28), (320, 10, 14), (512, 16, 7))  # channels, heads, side
 
 
@@ -54,13 +54,9 @@ def write(module: nn.Module, tokens: Tensor, backend: str, path: Path) -> None:
 
 def times(jobs: dict, rounds: int) -> dict:
     """Milliseconds on the CPU by turns, in which other programs on the machine do not count."""
-    seconds, order = {name: [] for name in jobs}, random.Random(0)
-    for index in range(rounds + WARM_UP):
-        for name in order.sample(list(jobs), len(jobs)):
-            start = time.process_time()
-            jobs[name]()
-            if index >= WARM_UP:
-                seconds[name].append(time.process_time() - start)
+    timer = partial(seconds_of, clock=time.process_time)
+    # So many seconds that no job sits out.
+    seconds = interleave(jobs, rounds, torch.device('cpu'), budget=1e6, timer=timer)
     found = {name: dict(median=1e3 * statistics.median(of)) for name, of in seconds.items()}
     for row in found.values():
         row['ratio'] = row['median'] / found['pytorch']['median']
