@@ -29,8 +29,12 @@ import torch
 (library,) = Path('build/cuda/library/mmlaplace').glob('_C*.so')
 torch.ops.load_library(str(library))  # before the package loads its own
 native = sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith('mmlaplace::'))
-# FFNs on a GPU are torch's own.
-for_cpus = {'mmlaplace::_bias_gelu', 'mmlaplace::_bias_gelu_backward'}
+# FFNs and the features of PolaFormer on a GPU are torch's own operations.
+for_cpus = {
+    f'mmlaplace::{name}{suffix}'
+    for name in ('_bias_gelu', '_signed_powers')
+    for suffix in ('', '_backward')
+}
 without = [
     name for name in native
     if name not in for_cpus and not torch._C._dispatch_has_kernel_for_dispatch_key(name, 'CUDA')

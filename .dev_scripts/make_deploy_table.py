@@ -2,6 +2,7 @@
 
 Each row is a run of tools/deployment/export.py with random weights. Its report becomes a file in
 docs/logs/deploy. With --only, the other rows are those of earlier runs; with --table-only, all are.
+Rows with our operators need the library that tools/deployment/build_onnxruntime_ops.py makes.
 
 Examples:
   python .dev_scripts/make_deploy_table.py
@@ -33,7 +34,8 @@ class Row(NamedTuple):
     name: str
     config: str
     format: str
-    options: tuple = ('--dynamic',)
+    side: int = 0  # of the only images that a file takes; 0: any
+    native: bool = False
 
 
 CLASSIFIERS = {
@@ -54,19 +56,23 @@ ROWS = [
         for name, config in CLASSIFIERS.items()
         for kind in ('onnx', 'pt2', 'aoti')
     ),
-    Row(
-        'LaplacianFormer-tiny',
-        f'classification/{CLASSIFIERS["LaplacianFormer-tiny"]}',
-        'onnx',
-        ('--image-size', '512', '512'),
+    *(
+        Row(name, f'classification/{CLASSIFIERS[name]}', 'onnx', side, native)
+        for name in ('LaplacianFormer-tiny', 'SOFT++-tiny')
+        for side, native in ((512, False), (224, True), (512, True))
     ),
     *(Row(f'{name}, micro', config, 'onnx') for name, config in DENSE.items()),
 ]
 
 
 def log_of(row: Row) -> Path:
-    size = 'dynamic' if '--dynamic' in row.options else 'x'.join(row.options[1:])
-    return LOGS / f'{Path(row.config).name}_{row.format}_{size}.json'
+    size = f'{row.side}x{row.side}' if row.side else 'dynamic'
+    return LOGS / f'{Path(row.config).name}_{row.format}_{size}{"_native" * row.native}.json'
+
+
+def options_of(row: Row) -> List[str]:
+    size = ['--image-size', row.side, row.side] if row.side else ['--dynamic']
+    return [*size, *(['--backend', 'native'] if row.native else [])]
 
 
 def random_checkpoint(row: Row, folder: str) -> Path:
@@ -93,7 +99,7 @@ def measure(row: Row, folder: str, rounds: int) -> None:
     command = [
         sys.executable, ROOT / 'tools/deployment/export.py', f'configs/{row.config}.py',
         random_checkpoint(row, folder), '--format', row.format, '--out', out, '--force',
-        '--report', log, '--verify', '--benchmark', '--rounds', str(rounds), *row.options,
+        '--report', log, '--verify', '--benchmark', '--rounds', rounds, *options_of(row),
     ]  # fmt: skip
     result = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT)
     if result.returncode and 'differs from PyTorch' not in result.stderr:
@@ -107,11 +113,12 @@ def measure(row: Row, folder: str, rounds: int) -> None:
 def cells(row: Row) -> List[str]:
     """What the table says of a row."""
     task, log = row.config.split('/')[0], log_of(row)
+    kind = f'{row.format}, our operators' if row.native else row.format
     if not log.is_file():
-        return [row.name, task, row.format, 'not run', '', '', '', '', '']
+        return [row.name, task, kind, 'not run', '', '', '', '', '']
     report = json.loads(log.read_text())
     if 'refused' in report:
-        return [row.name, task, row.format, 'no', report['refused'], '', '', '', '']
+        return [row.name, task, kind, 'no', report['refused'], '', '', '', '']
     rows = report['differences']
     sizes = ', '.join('×'.join(map(str, one['size'])) for one in rows)
     numbers = {
@@ -125,7 +132,7 @@ def cells(row: Row) -> List[str]:
     shown = ', '.join(f'{name} {value:.1g}' for name, value in numbers.items())
     times = report['milliseconds'][0]
     return [
-        row.name, task, row.format, sizes, checked, shown, f'{times["pytorch"]:.1f}',
+        row.name, task, kind, sizes, checked, shown, f'{times["pytorch"]:.1f}',
         f'{times["runtime"]:.1f}', f'{times["ratio"]:.2f}',
     ]  # fmt: skip
 

@@ -4,19 +4,6 @@
 // sigmoid by which the approximation replaces it.
 #include "../common/cpu/simd.h"
 
-// The first `count` lanes. The others are zeros, and are not stored.
-template <class V, class T>
-MMLAPLACE_INLINE V load_first(const T* source, int64_t count) {
-  V value{};
-  for (int64_t lane = 0; lane < count; ++lane) value[lane] = source[lane];
-  return value;
-}
-
-template <class V, class T>
-MMLAPLACE_INLINE void store_first(T* target, V value, int64_t count) {
-  for (int64_t lane = 0; lane < count; ++lane) target[lane] = value[lane];
-}
-
 // F(z), and its derivative.
 template <bool kTanh, class V>
 MMLAPLACE_INLINE void distribution(V z, V* value, V* slope) {

@@ -3,6 +3,7 @@ from typing import Tuple
 import torch
 from torch import Tensor
 
+from mmlaplace.ops import signed_powers as native
 from mmlaplace.ops._checks import is_compiling
 from mmlaplace.ops.backend import exporting
 
@@ -39,13 +40,16 @@ def signed_powers(x: Tensor, power: Tensor, scale: Tensor) -> Tensor:
 class SignedPowers(torch.autograd.Function):
     """Positive and negative part of ``sign(x) * exp(power * log|x| + shift)``.
 
-    By autograd's own derivatives, forward and backward take four times as long on a CPU.
+    By autograd's own derivatives, forward and backward take four times as long on a CPU. The
+    compiled op takes a third and less of the time of what is here.
     """
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, power: Tensor, shift: Tensor) -> Tensor:
+        if native.fits(x):
+            return native.signed_powers(x, power, shift)
         # In place, as fresh memory takes a CPU longer than the values. A zero has the logarithm
         # -inf, and so the power 0.
         signed = x.abs().log_().mul_(power).add_(shift).exp_().copysign_(x)
@@ -62,6 +66,8 @@ class SignedPowers(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         x, power, shift, output = ctx.saved_tensors
+        if native.fits(x) and not torch.is_grad_enabled():  # second derivatives need a graph
+            return native.signed_powers_backward(grad, x, power, shift)
         positive, negative = (grad * output).chunk(2, dim=-1)
         of_exponent, size = positive + negative, magnitude(x)
         of_x = of_exponent * power / torch.copysign(size, x)

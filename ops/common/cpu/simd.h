@@ -47,6 +47,19 @@ MMLAPLACE_INLINE void store(T* target, V value) {
   *reinterpret_cast<typename Traits<V>::unaligned*>(target) = value;
 }
 
+// The first `count` lanes. The others are zeros, and are not stored.
+template <class V, class T>
+MMLAPLACE_INLINE V load_first(const T* source, int64_t count) {
+  V value{};
+  for (int64_t lane = 0; lane < count; ++lane) value[lane] = source[lane];
+  return value;
+}
+
+template <class V, class T>
+MMLAPLACE_INLINE void store_first(T* target, V value, int64_t count) {
+  for (int64_t lane = 0; lane < count; ++lane) target[lane] = value[lane];
+}
+
 template <class V>
 MMLAPLACE_INLINE V broadcast(typename Traits<V>::element value) {
   return value - V{};  // V{} + value would turn -0 into 0
