@@ -31,9 +31,11 @@ torch.ops.load_library(str(library))  # before the package loads its own
 native = sorted(name for name in torch._C._dispatch_get_all_op_names() if name.startswith('mmlaplace::'))
 # FFNs and the features of PolaFormer on a GPU are torch's own operations.
 for_cpus = {
-    f'mmlaplace::{name}{suffix}'
-    for name in ('_bias_gelu', '_signed_powers')
-    for suffix in ('', '_backward')
+    f'mmlaplace::{name}'
+    for name in (
+        '_bias_gelu', '_bias_gelu_backward', '_signed_powers', '_signed_powers_backward',
+        '_pola_streams',
+    )
 }
 without = [
     name for name in native

@@ -41,7 +41,9 @@ def test_it_is_the_power_of_each_part(shape):
         assert (error <= 4 * 32 * torch.finfo(torch.float32).eps / 2 * right.abs() + 1e-30).all()
     for result, right in zip(results[2:], truth[2:]):
         # Sums of up to 1400 terms of both signs, each of which is right to 1e-6.
-        torch.testing.assert_close(result.double(), right, rtol=1e-5, atol=1e-5 * right.abs().max())
+        torch.testing.assert_close(
+            result.double(), right, rtol=1e-5, atol=1e-5 * float(right.abs().max())
+        )
     assert not results[0][:, :, :2].any()
     assert not results[1][:, :, :2].any()
 

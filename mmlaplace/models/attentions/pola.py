@@ -6,10 +6,9 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mmlaplace.ops.backend import ceil_div
 from mmlaplace.ops.precision import no_autocast, upcast
 
-from ..layers import linear_attention, map_to_tokens, resize_map, signed_powers
+from ..layers import linear_attention, map_to_tokens, pola_streams, resize_map, signed_powers
 from ..layers.deformable import DeformableConv
 from .base import Projected, QKVAttention
 from .frame import Frame
@@ -153,31 +152,30 @@ class PolaAttention(QKVAttention):
             return super().resize_weight(name, value)
         return resize_map(value, self.gate_matrix.shape[2:])
 
+    def exponents(self, dtype: torch.dtype) -> Tuple[Tensor, Tensor]:
+        """Power and scale of each channel, ``(heads, 1, d)``."""
+        scale = F.softplus(self.scale.to(dtype)).unflatten(0, (self.num_heads, 1, -1))
+        if self.power is None:
+            return torch.full_like(scale, self.fixed_power), scale
+        return 1 + self.alpha * torch.sigmoid(self.power.to(dtype)), scale
+
     def features(self, x: Tensor) -> Tensor:
         """Positive and negative parts to their powers: ``(B, heads, N, d)`` to ``(.., N, 2d)``."""
-        scale = F.softplus(self.scale.to(x.dtype)).unflatten(0, (self.num_heads, 1, -1))
-        if self.power is None:
-            power = torch.full_like(scale, self.fixed_power)
-        else:
-            power = 1 + self.alpha * torch.sigmoid(self.power.to(x.dtype))
-        return signed_powers(x, power, scale)
+        return signed_powers(x, *self.exponents(x.dtype))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         dims = int(v.shape[-1])  # roll takes no size that a trace has as a tensor
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            query, key = self.features(query), self.features(key)
+            exponents = self.exponents(query.dtype)
+            key = signed_powers(key, *exponents)
             if not self.polarity:
+                query = signed_powers(query, *exponents)
                 return linear_attention(query[..., :dims], key[..., :dims], v, self.eps)
-            # query: (B, heads, N, 2d), key: (B, heads, n, 2d)
+            # key: (B, heads, n, 2d)
             same, opposite = (key.transpose(-2, -1) @ value / key.shape[2]).chunk(2, dim=-1)
             mean_key = key.mean(dim=2).unsqueeze(-1)  # (B, heads, 2d, 1)
             # Rows of opposite signs change places here, as these matrices are small.
             sums = torch.cat([same, opposite.roll(dims, dims=-2)], dim=-1)  # (B, heads, 2d, d)
             means = torch.cat([mean_key, mean_key.roll(dims, dims=-2)], dim=-1)
-            sums = F.pad(sums, (0, dims % 2))  # so that both streams have as many channels
-            streams = (query @ sums).view(
-                *query.shape[:3], 2, ceil_div(dims, 2)
-            )  # of d / 2 channels
-            normalizers = (query @ means + self.eps).unsqueeze(-1)
-            return (streams / normalizers).flatten(-2)[..., :dims].to(v.dtype)
+            return pola_streams(query, *exponents, sums, means, self.eps).to(v.dtype)

@@ -8,6 +8,7 @@ from .landmarks import Landmarks
 from .linear import Linear
 from .linear_attention import elu_plus_one, linear_attention
 from .patch_embed import ConvPatchEmbed, OverlapPatchEmbed, PatchEmbed, PatchMerging
+from .pola_streams import pola_streams
 from .position import PositionEmbedding, RotaryEmbedding2D, resize_map
 from .rms_norm import RMSNorm
 from .signed_powers import signed_powers
@@ -32,6 +33,7 @@ __all__ = [
     'linear_attention',
     'map_to_tokens',
     'memory_format_of',
+    'pola_streams',
     'resize_map',
     'shifted_window_mask',
     'signed_powers',

@@ -34,7 +34,12 @@ def signed_powers(x: Tensor, power: Tensor, scale: Tensor) -> Tensor:
     """
     if exporting():  # such graphs have no Function
         return torch.cat([(part / scale).relu() ** power for part in (x, -x)], dim=-1)
-    return SignedPowers.apply(x, power, -power * scale.log())
+    return SignedPowers.apply(x, power, shift_of(power, scale))
+
+
+def shift_of(power: Tensor, scale: Tensor) -> Tensor:
+    """What is added to the exponent ``power * log|x|`` of a power of ``x / scale``."""
+    return -power * scale.log()
 
 
 class SignedPowers(torch.autograd.Function):

@@ -1,0 +1,62 @@
+#include <ATen/Parallel.h>
+#include <ATen/ops/empty.h>
+#include <torch/library.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "../common/cpu/rotation.h"
+#include "../common/pairwise.h"
+
+#define MMLAPLACE_KERNELS "../../pola_streams/pola_streams_vector.h"
+#include "../common/cpu/cpu_dispatch.h"
+
+namespace mmlaplace {
+namespace {
+
+void check(const char* name, const at::Tensor& tensor, at::IntArrayRef sizes) {
+  TORCH_CHECK(tensor.sizes() == sizes && tensor.scalar_type() == at::kFloat, "pola_streams: ", name,
+              " must be fp32 of shape ", sizes, ", got ", tensor.scalar_type(), " of shape ",
+              tensor.sizes());
+}
+
+at::Tensor forward(const at::Tensor& q, const at::Tensor& powers, const at::Tensor& shifts,
+                   const at::Tensor& all_sums, double eps) {
+  TORCH_CHECK(q.dim() == 4, "pola_streams: q must be (B, heads, N, d), got shape ", q.sizes());
+  const int64_t batch = q.size(0), heads = q.size(1), tokens = q.size(2), dims = q.size(3);
+  check("q", q, q.sizes());
+  check("power", powers, {heads, 1, dims});
+  check("shift", shifts, {heads, 1, dims});
+  check("sums", all_sums, {batch, heads, 2 * dims, dims + 2});
+  const at::Tensor power = powers.contiguous(), shift = shifts.contiguous();
+  const at::Tensor sums = all_sums.contiguous();
+  const at::Tensor out = at::empty({batch, tokens, heads, dims}, q.options());
+  const int64_t tiles = ceil_div(tokens, kTile), lanes = vector_bytes() / sizeof(float);
+  const int64_t padded = ceil_div(dims, lanes) * lanes;
+  at::parallel_for(0, batch * heads * tiles, 4, [&](int64_t begin, int64_t end) {
+    // Rows of queries, scratch, features and results; store_rows also reads padded channels.
+    std::vector<float> memory((4 * padded + 2 * dims + 2) * kTile);
+    float *rows = memory.data(), *scratch = rows + padded * kTile;
+    float *features = scratch + padded * kTile, *result = features + 2 * dims * kTile;
+    for (int64_t index = begin; index < end; ++index) {
+      const int64_t head = index / tiles, first = index % tiles * kTile;
+      const int64_t count = std::min(kTile, tokens - first);
+      const int64_t channels = head % heads * dims;
+      MMLAPLACE_FOR_CPU(load_rows(slice<const float>(q, head), first, count, dims,
+                                  Rotation<float>{}, scratch, rows));
+      MMLAPLACE_FOR_CPU(stream_rows(rows, count, dims, power.data_ptr<float>() + channels,
+                                    shift.data_ptr<float>() + channels,
+                                    sums.data_ptr<float>() + head * 2 * dims * (dims + 2),
+                                    static_cast<float>(eps), features, result));
+      float* target = out.data_ptr<float>() + (head / heads * tokens + first) * heads * dims;
+      MMLAPLACE_FOR_CPU(store_rows(result, first, count, dims, Rotation<float>{}, scratch,
+                                   target + channels, heads * dims));
+    }
+  });
+  return out;
+}
+
+}  // namespace
+}  // namespace mmlaplace
+
+TORCH_LIBRARY_IMPL(mmlaplace, CPU, library) { library.impl("_pola_streams", mmlaplace::forward); }
