@@ -35,6 +35,18 @@ def registered(base: type) -> list:
     )
 
 
+def by_threads(function, numbers=(1, 1, 2, 3)) -> list:
+    """What ``function()`` gives with each number of threads."""
+    before, found = torch.get_num_threads(), []
+    try:
+        for number in numbers:
+            torch.set_num_threads(number)
+            found.append(function())
+    finally:
+        torch.set_num_threads(before)
+    return found
+
+
 @pytest.fixture(autouse=True)
 def _seed():
     torch.manual_seed(0)

@@ -13,6 +13,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..models.attentions import WindowAttention
 from ..ops.pooled_landmarks import pooling_matrix
 
 
@@ -27,6 +28,8 @@ class Deployable(nn.Module):
         outputs: Names of what it returns.
         multiple: Sides of images must be multiples of it: pad right and below, by ``mean``.
         max_batch: Images in a batch, or None if there may be any number.
+        has_windows: Whether attention is in windows. How many there are depends on the size of the
+            image, and is fixed in a graph.
     """
 
     task: str
@@ -36,6 +39,7 @@ class Deployable(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = with_exportable_parts(model).eval()
+        self.has_windows = any(isinstance(part, WindowAttention) for part in model.modules())
         preprocessor = model.data_preprocessor
         mean, std = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
         if preprocessor._enable_normalize:

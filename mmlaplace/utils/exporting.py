@@ -61,7 +61,8 @@ def capture(
         size: Height and width of the images; with ``dynamic`` an example.
         batch: Number of images. Default: 1.
         dynamic: Whether the number and the size of images may differ. The sides may then be any
-            above 32, or, where the model does not allow for that, multiples of 32. Default: False.
+            above 32, or, where the model does not allow for that, multiples of 32. With windows the
+            size is fixed, and the number of images may differ. Default: False.
 
     Raises:
         NotDeployableError: If the model cannot be captured so; says why.
@@ -98,6 +99,14 @@ def _choices(form: Deployable, size: Tuple[int, int], batch: int, dynamic: bool)
         return
     batches = {} if form.max_batch else {0: torch.export.Dim('batch', min=1, max=LARGEST)}
     example = 1 if form.max_batch else max(batch, 2)
+    if form.has_windows:
+        if form.max_batch:
+            raise NotDeployableError(
+                'attention in windows fixes the size of the images, and a detector takes one image '
+                'at a time; export without --dynamic, for each --image-size'
+            )
+        yield batches, (torch.zeros(example, 3, *size),)
+        return
     for multiple in (1, STRIDE) if form.multiple == 1 else (form.multiple,):
         sides = {axis: _side(name, multiple) for axis, name in ((2, 'height'), (3, 'width'))}
         # Different sides, as equal ones would be taken for one.

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "../common/cpu/checks.h"
 #include "../common/strided.h"
 
 namespace mmlaplace {
@@ -25,18 +26,11 @@ namespace {
 // Values that a thread takes at once. Sums over rows are made for as many.
 constexpr int64_t kValues = 16384;
 
-void check(const char* name, const at::Tensor& tensor, at::IntArrayRef sizes) {
-  TORCH_CHECK(
-      tensor.sizes() == sizes && tensor.scalar_type() == at::kFloat && tensor.is_contiguous(),
-      "bias_gelu: ", name, " must be contiguous fp32 of shape ", sizes, ", got ",
-      tensor.scalar_type(), " of shape ", tensor.sizes());
-}
-
 GeluRows check_all(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& out) {
   TORCH_CHECK(x.dim() == 2, "bias_gelu: x must be (rows, C), got shape ", x.sizes());
-  check("x", x, x.sizes());
-  check("bias", bias, x.sizes().slice(1));
-  check("out", out, x.sizes());
+  check_contiguous_fp32("bias_gelu", "x", x, x.sizes());
+  check_contiguous_fp32("bias_gelu", "bias", bias, x.sizes().slice(1));
+  check_contiguous_fp32("bias_gelu", "out", out, x.sizes());
   return {x.data_ptr<float>(),
           bias.data_ptr<float>(),
           out.data_ptr<float>(),
@@ -81,7 +75,7 @@ void forward(const at::Tensor& x, const at::Tensor& bias, bool tanh, const at::T
 at::Tensor backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& bias, bool tanh,
                     const at::Tensor& out) {
   GeluRows all = check_all(x, bias, out);
-  check("grad", grad, x.sizes());
+  check_contiguous_fp32("bias_gelu", "grad", grad, x.sizes());
   all.grad = grad.data_ptr<float>();
   const int64_t step = rows_of_block(all.channels);
   const at::Tensor sums = at::zeros({ceil_div(all.rows, step), all.channels}, x.options());

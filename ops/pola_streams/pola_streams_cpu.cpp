@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "../common/cpu/checks.h"
 #include "../common/cpu/rotation.h"
 #include "../common/pairwise.h"
 
@@ -14,20 +15,14 @@
 namespace mmlaplace {
 namespace {
 
-void check(const char* name, const at::Tensor& tensor, at::IntArrayRef sizes) {
-  TORCH_CHECK(tensor.sizes() == sizes && tensor.scalar_type() == at::kFloat, "pola_streams: ", name,
-              " must be fp32 of shape ", sizes, ", got ", tensor.scalar_type(), " of shape ",
-              tensor.sizes());
-}
-
 at::Tensor forward(const at::Tensor& q, const at::Tensor& powers, const at::Tensor& shifts,
                    const at::Tensor& all_sums, double eps) {
   TORCH_CHECK(q.dim() == 4, "pola_streams: q must be (B, heads, N, d), got shape ", q.sizes());
   const int64_t batch = q.size(0), heads = q.size(1), tokens = q.size(2), dims = q.size(3);
-  check("q", q, q.sizes());
-  check("power", powers, {heads, 1, dims});
-  check("shift", shifts, {heads, 1, dims});
-  check("sums", all_sums, {batch, heads, 2 * dims, dims + 2});
+  check_fp32("pola_streams", "q", q, q.sizes());
+  check_fp32("pola_streams", "power", powers, {heads, 1, dims});
+  check_fp32("pola_streams", "shift", shifts, {heads, 1, dims});
+  check_fp32("pola_streams", "sums", all_sums, {batch, heads, 2 * dims, dims + 2});
   const at::Tensor power = powers.contiguous(), shift = shifts.contiguous();
   const at::Tensor sums = all_sums.contiguous();
   const at::Tensor out = at::empty({batch, tokens, heads, dims}, q.options());

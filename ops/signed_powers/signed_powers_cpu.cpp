@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <tuple>
 
+#include "../common/cpu/checks.h"
 #include "../common/pairwise.h"
 
 namespace mmlaplace {
@@ -33,12 +34,6 @@ namespace {
 // Values that a thread takes at once. Sums over rows are made for as many.
 constexpr int64_t kValues = 16384;
 
-void check(const char* name, const at::Tensor& tensor, at::IntArrayRef sizes) {
-  TORCH_CHECK(tensor.sizes() == sizes && tensor.scalar_type() == at::kFloat,
-              "signed_powers: ", name, " must be fp32 of shape ", sizes, ", got ",
-              tensor.scalar_type(), " of shape ", tensor.sizes());
-}
-
 at::Tensor with_contiguous_rows(const at::Tensor& tensor) {
   return tensor.stride(3) == 1 ? tensor : tensor.contiguous();
 }
@@ -52,10 +47,10 @@ struct Parts {
   Parts(const at::Tensor& tokens, const at::Tensor& powers, const at::Tensor& shifts) {
     TORCH_CHECK(tokens.dim() == 4, "signed_powers: x must be (B, heads, N, d), got shape ",
                 tokens.sizes());
-    check("x", tokens, tokens.sizes());
+    check_fp32("signed_powers", "x", tokens, tokens.sizes());
     heads = tokens.size(1), rows = tokens.size(2), dims = tokens.size(3);
-    check("power", powers, {heads, 1, dims});
-    check("shift", shifts, {heads, 1, dims});
+    check_fp32("signed_powers", "power", powers, {heads, 1, dims});
+    check_fp32("signed_powers", "shift", shifts, {heads, 1, dims});
     x = with_contiguous_rows(tokens), power = powers.contiguous(), shift = shifts.contiguous();
     step = std::max<int64_t>(kValues / std::max<int64_t>(dims, 1), 1);
     parts = ceil_div(rows, step);
@@ -94,7 +89,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(const at::Tensor& grad, 
                                                         const at::Tensor& power,
                                                         const at::Tensor& shift) {
   const Parts all(x, power, shift);
-  check("grad", grad, {x.size(0), all.heads, all.rows, 2 * all.dims});
+  check_fp32("signed_powers", "grad", grad, {x.size(0), all.heads, all.rows, 2 * all.dims});
   const at::Tensor grads = with_contiguous_rows(grad);
   const at::Tensor of_x = at::empty({x.size(0), all.heads, all.rows, all.dims}, x.options());
   // For each part those of the powers, and after them those of the shifts.

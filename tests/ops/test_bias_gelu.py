@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from conftest import by_threads
 
 from mmlaplace.ops.bias_gelu import (
     bias_gelu,
@@ -83,14 +84,9 @@ def test_far_values_and_nan(approximate):
 @forms
 def test_results_do_not_depend_on_the_number_of_threads(approximate):
     arguments = tokens(1500, 48), torch.randn(48), torch.randn(1500, 48), approximate
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            results.append(both(*arguments))
-    finally:
-        torch.set_num_threads(before)
-    assert all(map(torch.equal, *results))
+    first, *others = by_threads(lambda: both(*arguments))
+    for other in others:
+        assert all(map(torch.equal, first, other))
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import by_threads
 from sklearn.metrics.pairwise import laplacian_kernel as sklearn_laplacian
 from sklearn.metrics.pairwise import rbf_kernel as sklearn_rbf
 
@@ -228,14 +229,7 @@ def test_results_do_not_depend_on_the_number_of_threads(op, device):
         pytest.skip('threads are the CPU’s')
     q, k = tokens(3000, 49, 16, torch.float32)
     grad = torch.randn(2, 3, 3000, 49)
-    threads = torch.get_num_threads()
-    try:
-        results = []
-        for number in (1, 2, 3):
-            torch.set_num_threads(number)
-            results.append(with_gradients(lambda q, k: op(q, k, 2.0), q, k, grad))
-    finally:
-        torch.set_num_threads(threads)
+    results = by_threads(lambda: with_gradients(lambda q, k: op(q, k, 2.0), q, k, grad))
     for other in results[1:]:
         for result, expected in zip(other, results[0]):
             torch.testing.assert_close(result, expected, atol=0, rtol=0)

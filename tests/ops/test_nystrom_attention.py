@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from conftest import by_threads
 from test_kernels import strided
 from test_pooled_landmarks import table, turned
 from torch.autograd import gradcheck, gradgradcheck
@@ -291,16 +292,9 @@ def test_results_are_the_same_run_to_run_and_for_any_number_of_threads(name, dev
         pytest.skip('torch’s products are summed as it likes')
     tensors, options = case(name, torch.float32, device)
     upstream = torch.randn_like(tensors[0])
-    threads = torch.get_num_threads()
-    try:
-        found = []
-        for number in (1, 1, 2, 3):
-            torch.set_num_threads(number)
-            found.append(results_of(op, tensors, options, upstream))
-    finally:
-        torch.set_num_threads(threads)
-    for other in found[1:]:
-        assert all(torch.equal(a, b) for a, b in zip(other, found[0]))
+    first, *others = by_threads(lambda: results_of(op, tensors, options, upstream))
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(other, first))
 
 
 @pytest.mark.parametrize('tokens', [97, 1100])  # with heads as a whole, and in parts

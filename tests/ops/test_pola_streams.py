@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import by_threads
 
 from mmlaplace.models import PolaAttention
 from mmlaplace.models.layers import pola_streams as streams
@@ -88,14 +89,8 @@ def test_a_nan_stays_with_its_query():
 
 def test_results_do_not_depend_on_the_number_of_threads():
     arguments = inputs(2, 3, 1500, 48)
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            results.append(streams(*arguments, eps=1e-6))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(*results)
+    first, *others = by_threads(lambda: streams(*arguments, eps=1e-6))
+    assert all(torch.equal(first, other) for other in others)
 
 
 @pytest.mark.parametrize(

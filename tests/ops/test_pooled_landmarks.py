@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from conftest import NO_GPU
+from conftest import NO_GPU, by_threads
 from test_kernels import strided
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
@@ -166,16 +166,9 @@ def test_any_strides(op, dtype, device):
 def test_results_are_the_same_run_to_run_and_for_any_number_of_threads(op, device):
     k, options = case('wide-rows', torch.float32, device)
     upstream = torch.randn_like(op(k, **options))
-    threads = torch.get_num_threads()
-    try:
-        first = None
-        for number in (1, 1, 2, 3):
-            torch.set_num_threads(number)
-            results = with_gradient(lambda k: op(k, **options), k, upstream)
-            first = first or results
-            assert all(torch.equal(a, b) for a, b in zip(results, first))
-    finally:
-        torch.set_num_threads(threads)
+    first, *others = by_threads(lambda: with_gradient(lambda k: op(k, **options), k, upstream))
+    for other in others:
+        assert all(torch.equal(a, b) for a, b in zip(other, first))
 
 
 def test_nan_stays_in_its_cell_and_pair_of_channels(op, device):

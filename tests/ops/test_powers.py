@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import by_threads
 
 from mmlaplace.models.layers.signed_powers import SignedPowers
 from mmlaplace.ops import use_backend
@@ -70,14 +71,9 @@ def test_ends_of_the_range():
 
 def test_results_do_not_depend_on_the_number_of_threads():
     arguments = inputs(2, 3, 1500, 48)
-    before, results = torch.get_num_threads(), []
-    try:
-        for threads in (1, 2):
-            torch.set_num_threads(threads)
-            results.append(both(*arguments))
-    finally:
-        torch.set_num_threads(before)
-    assert all(map(torch.equal, *results))
+    first, *others = by_threads(lambda: both(*arguments))
+    for other in others:
+        assert all(map(torch.equal, first, other))
 
 
 def test_training_takes_it_and_second_derivatives_do_not(monkeypatch):

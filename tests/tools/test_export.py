@@ -110,6 +110,19 @@ def test_the_form_that_is_exported_predicts_what_the_toolbox_does(name):
 
 @needs_export
 @pytest.mark.slow
+def test_windows_leave_the_number_of_images_open():
+    model = build('polaformer-swin')
+    form = deployable(model)
+    program = exporting.capture(form, (48, 64), dynamic=True)
+    about = exporting.describe(form, (48, 64), program)
+    assert (about['batch'], about['size']) == (None, [48, 64])
+    images = 255 * torch.rand(3, 3, 48, 64)
+    # Sums in another order, of probabilities.
+    torch.testing.assert_close(program.module()(images), form(images), rtol=0, atol=1e-6)
+
+
+@needs_export
+@pytest.mark.slow
 def test_a_classifier_becomes_onnx_of_standard_operators(exported):
     """A conversion takes minutes; .dev_scripts/make_deploy_table.py checks the other families."""
     onnx = pytest.importorskip('onnx')
@@ -284,6 +297,9 @@ def test_what_cannot_be_exported_is_refused_with_the_reason():
         exporting.capture(form, (96, 128), batch=2)
     with pytest.raises(NotDeployableError, match='multiples of 32, got 100 x 128'):
         exporting.capture(form, (100, 128))
+    form.has_windows = True
+    with pytest.raises(NotDeployableError, match='in windows fixes the size of the images, and a'):
+        exporting.capture(form, (96, 128), dynamic=True)
 
 
 def test_a_missing_exporter_names_the_extra(monkeypatch):

@@ -58,7 +58,10 @@ def parse_arguments() -> Tuple[ToolParser, argparse.Namespace]:
         help='of the images, or with --dynamic of an example; default: as in the config',
     )  # fmt: skip
     parser.add_argument('--batch-size', type=int, default=1, help='default: %(default)s')
-    parser.add_argument('--dynamic', action='store_true', help='images of any number and size')
+    parser.add_argument(
+        '--dynamic', action='store_true',
+        help='images of any number and size; of a model with windows, of any number',
+    )  # fmt: skip
     parser.add_argument('--fp16', action='store_true', help='weights and most products in fp16')
     parser.add_argument(
         '--backend', choices=('reference', 'native'), default='reference',
