@@ -123,13 +123,13 @@ def where(result: dict) -> str:
     return machine.get('GPU') or f'{machine["CPU"]}, {machine["threads"]} threads'
 
 
-def new_figure(panels: int, height: float) -> tuple:
+def new_figure(panels: int, height: float, width: float = 6) -> tuple:
     import matplotlib
 
     matplotlib.use('Agg')
     import matplotlib.pyplot as plt
 
-    return plt.subplots(1, panels, figsize=(6 * panels, height), layout='constrained')
+    return plt.subplots(1, panels, figsize=(width * panels, height), layout='constrained')
 
 
 def save(figure, path: Path) -> None:
@@ -188,7 +188,7 @@ def top1_points(result: dict, mode: str) -> Dict[str, Tuple[float, int]]:
 def plot_top1(result: dict, path: Path) -> None:
     """Published top-1 over measured images a second: what is up and to the right is better."""
     modes = result['modes']
-    figure, axes = new_figure(len(modes), 6)
+    figure, axes = new_figure(len(modes), 7, width=9)
     for axis, mode in zip([axes] if len(modes) == 1 else axes, modes):
         points = top1_points(result, mode)
         draw_families(axis, {name: speed for name, (speed, _) in points.items()})
@@ -227,12 +227,6 @@ def draw_families(axis, speeds: Dict[str, float]) -> None:
             [speeds[name] for name in twins], [papers[name].top1 for name in twins],
             ls='', mfc='none', ms=6, **style,
         )  # fmt: skip
-        for name in names:
-            axis.annotate(
-                f'{name} (our twin)' if name in twins else papers[name].model,
-                (speeds[name], papers[name].top1), (4, -10 if name in twins else 4),
-                textcoords='offset points', fontsize='x-small',
-            )  # fmt: skip
     front, best = [], 0.0
     for name in sorted(speeds, key=speeds.get, reverse=True):
         if papers[name].top1 > best:
@@ -245,6 +239,38 @@ def draw_families(axis, speeds: Dict[str, float]) -> None:
         tick(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.4)))
     axis.margins(x=0.12)
     axis.grid(alpha=0.3, which='both')
+    labels = {
+        name: f'{name} (our twin)' if not paper.ours and ':' not in name else paper.model
+        for name, paper in papers.items()
+    }
+    write_labels(axis, {labels[name]: (speeds[name], papers[name].top1) for name in papers})
+
+
+# Where a label may stand, in points from its point.
+PLACES = ((5, 4), (5, -10), (-5, 4), (-5, -10), (5, 12), (-5, 12), (5, -18), (-5, -18))
+
+
+def write_labels(axis, points: Dict[str, Tuple[float, float]]) -> None:
+    """Beside each point its label, where it covers no other if there is such a place."""
+    axis.figure.draw_without_rendering()  # so that the layout is the last one
+
+    def write(label: str, place: Tuple[int, int]):
+        return axis.annotate(
+            label, points[label], place, textcoords='offset points', fontsize='x-small',
+            ha='left' if place[0] > 0 else 'right',
+        )  # fmt: skip
+
+    taken = []
+    for label in points:
+        for place in PLACES:
+            text = write(label, place)
+            box = text.get_window_extent()
+            if not any(map(box.overlaps, taken)):
+                break
+            text.remove()
+        else:
+            box = write(label, PLACES[0]).get_window_extent()
+        taken.append(box)
 
 
 def not_measured(result: dict) -> List[str]:
