@@ -1,4 +1,4 @@
-// Included once per instruction set, after simd.h; see cpu_dispatch.h.
+// Included once per instruction set; see cpu_dispatch.h. It comes after simd.h.
 //
 // |x|^p e^s = 2^(p log2|x| + s log2(e)), beside its sign.
 

@@ -1,4 +1,4 @@
-// Included once per instruction set, after token_rows.h; see cpu_dispatch.h.
+// Included once per instruction set; see cpu_dispatch.h. It comes after token_rows.h.
 //
 // Products of small matrices with tiles of kTile tokens, rows[channel][token], by registers.
 
