@@ -10,7 +10,7 @@ import mmap
 import platform
 import re
 from pathlib import Path
-from typing import Callable, Dict, Optional
+from typing import Callable, Dict, Optional, Sequence, Tuple
 
 import torch
 import torch._functorch.utils
@@ -171,6 +171,25 @@ def why_not(name: str, device_type: str) -> Optional[str]:
     if device_type != 'meta' and device_type not in AVAILABLE[name]:
         return f'the compiled library was built without {name!r} for {device_type}'
     return None
+
+
+def computes(name: str, device_type: str) -> bool:
+    """Whether an op that autograd does not see, which has no ``backend=``, is the compiled one."""
+    return current_backend() != 'reference' and why_not(name, device_type) is None
+
+
+def graph_gradients(
+    function: Callable, needed: Sequence[bool], grad: torch.Tensor, *inputs: torch.Tensor
+) -> Tuple[Optional[torch.Tensor], ...]:
+    """The gradients of ``function(*inputs)`` by torch's own operations, with a graph.
+
+    A backward takes it for second derivatives. ``needed`` says of which inputs.
+    """
+    # Views, as an input may depend on another, and the gradients of a backward are partial ones.
+    inputs = [tensor.view_as(tensor) for tensor in inputs]
+    wanted = [tensor for tensor, need in zip(inputs, needed) if need]
+    grads = iter(torch.autograd.grad(function(*inputs), wanted, grad, create_graph=True))
+    return tuple(next(grads) if need else None for need in needed)
 
 
 @functools.cache

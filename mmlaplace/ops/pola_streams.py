@@ -9,7 +9,7 @@ OP = '_pola_streams'
 
 def fits(q: Tensor) -> bool:
     """Whether the compiled op computes ``q``: fp32 on a CPU, with values."""
-    return signed_powers.fits(q) and _native.why_not(OP, 'cpu') is None
+    return signed_powers.fits(q) and _native.computes(OP, 'cpu')
 
 
 def pola_streams(q: Tensor, power: Tensor, shift: Tensor, sums: Tensor, eps: float) -> Tensor:

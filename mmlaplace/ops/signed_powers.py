@@ -7,7 +7,6 @@ from torch import Tensor
 
 from . import _native
 from ._checks import has_values
-from .backend import current_backend
 
 OP = '_signed_powers'
 
@@ -18,8 +17,7 @@ def fits(x: Tensor) -> bool:
         x.device.type == 'cpu'
         and x.dtype == torch.float32
         and has_values(x)
-        and current_backend() != 'reference'
-        and _native.why_not(OP, 'cpu') is None
+        and _native.computes(OP, 'cpu')
     )
 
 

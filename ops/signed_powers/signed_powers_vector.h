@@ -1,5 +1,4 @@
 // Included once per instruction set; see cpu_dispatch.h.
-//
 #include "../common/cpu/simd.h"
 // After simd.h, which has the vectors.
 #include "powers.h"

@@ -215,7 +215,7 @@ def draw_families(axis, speeds: Dict[str, float]) -> None:
         index = families.index(family)
         names = sorted((n for n in papers if papers[n].family == family), key=speeds.get)
         ours = papers[names[0]].ours
-        twins = [name for name in names if not ours and ':' not in name]
+        twins = [name for name in names if is_twin(name)]
         style = dict(marker=MARKERS[index % len(MARKERS)], zorder=3 if ours else 2)
         style['color'] = f'C{index % 10}' if ours else str(0.2 + 0.07 * (index % 8))
         own = [name for name in names if name not in twins]
@@ -239,37 +239,44 @@ def draw_families(axis, speeds: Dict[str, float]) -> None:
         tick(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.4)))
     axis.margins(x=0.12)
     axis.grid(alpha=0.3, which='both')
-    labels = {
-        name: f'{name} (our twin)' if not paper.ours and ':' not in name else paper.model
-        for name, paper in papers.items()
-    }
-    write_labels(axis, {labels[name]: (speeds[name], papers[name].top1) for name in papers})
+    write_labels(
+        axis,
+        [
+            (f'{name} (our twin)' if is_twin(name) else paper.model, (speeds[name], paper.top1))
+            for name, paper in papers.items()
+        ],
+    )
+
+
+def is_twin(name: str) -> bool:
+    """Whether a contender is ours, of a model that is another's."""
+    return not published()[name].ours and ':' not in name
 
 
 # Where a label may stand, in points from its point.
 PLACES = ((5, 4), (5, -10), (-5, 4), (-5, -10), (5, 12), (-5, 12), (5, -18), (-5, -18))
 
 
-def write_labels(axis, points: Dict[str, Tuple[float, float]]) -> None:
+def write_labels(axis, points: List[Tuple[str, Tuple[float, float]]]) -> None:
     """Beside each point its label, where it covers no other if there is such a place."""
     axis.figure.draw_without_rendering()  # so that the layout is the last one
 
-    def write(label: str, place: Tuple[int, int]):
+    def write(label: str, point: Tuple[float, float], place: Tuple[int, int]):
         return axis.annotate(
-            label, points[label], place, textcoords='offset points', fontsize='x-small',
+            label, point, place, textcoords='offset points', fontsize='x-small',
             ha='left' if place[0] > 0 else 'right',
         )  # fmt: skip
 
     taken = []
-    for label in points:
+    for label, point in points:
         for place in PLACES:
-            text = write(label, place)
+            text = write(label, point, place)
             box = text.get_window_extent()
             if not any(map(box.overlaps, taken)):
                 break
             text.remove()
         else:
-            box = write(label, PLACES[0]).get_window_extent()
+            box = write(label, point, PLACES[0]).get_window_extent()
         taken.append(box)
 
 

@@ -7,6 +7,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+from mmlaplace.ops import _native
 from mmlaplace.ops.bias_gelu import bias_gelu, bias_gelu_backward, has_bias_gelu
 
 from . import linear
@@ -63,7 +64,13 @@ class GeluFFN(torch.autograd.Function):
     def backward(ctx, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         hidden, *inputs = ctx.saved_tensors
         if torch.is_grad_enabled():  # second derivatives need a graph
-            return None, *_graph_backward(ctx.approximate, ctx.needs_input_grad[1:], grad, *inputs)
+
+            def formula(x, first, first_bias, second, second_bias):
+                hidden = F.gelu(F.linear(x, first, first_bias), approximate=ctx.approximate)
+                return F.linear(hidden, second, second_bias)
+
+            needed = ctx.needs_input_grad[1:]
+            return None, *_native.graph_gradients(formula, needed, grad, *inputs)
         x, first, first_bias, second, _ = inputs
         needs_x, needs_first, needs_first_bias, needs_second, needs_bias = ctx.needs_input_grad[1:]
         of_x = torch.empty_like(x) if needs_x else None
@@ -118,15 +125,3 @@ def _forward(
         bias_gelu(before, first_bias, approximate, activated)
         torch.addmm(second_bias, activated, second.t(), out=out[rows])
     return out
-
-
-def _graph_backward(
-    approximate: str, needed: Tuple[bool, ...], grad: Tensor, *inputs: Tensor
-) -> Tuple[Optional[Tensor], ...]:
-    """The gradients by torch's own operations."""
-    x, first, first_bias, second, second_bias = inputs
-    hidden = F.gelu(F.linear(x, first, first_bias), approximate=approximate)
-    out = F.linear(hidden, second, second_bias)
-    wanted = [tensor for tensor, need in zip(inputs, needed) if need]
-    grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
-    return tuple(next(grads) if need else None for need in needed)

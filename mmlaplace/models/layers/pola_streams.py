@@ -78,7 +78,15 @@ class PolaStreams(_native.Function):
     def backward(ctx, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         q, power, shift, sums, out = ctx.saved_tensors
         if torch.is_grad_enabled():  # second derivatives need a graph
-            return *_graph_backward(ctx, grad.transpose(1, 2), q, power, shift, sums), None
+
+            def formula(q: Tensor, power: Tensor, shift: Tensor, sums: Tensor) -> Tensor:
+                features, dims = SignedPowers.apply(q, power, shift), q.shape[-1]
+                return _streams(features, sums[..., :dims], sums[..., dims:], ctx.eps)
+
+            grads = _native.graph_gradients(
+                formula, ctx.needs_input_grad[:4], grad.transpose(1, 2), q, power, shift, sums
+            )
+            return *grads, None
         out, grad = out.transpose(1, 2), grad.transpose(1, 2)
         dims = out.shape[-1]
         first, second = slice(0, ceil_div(dims, 2)), slice(ceil_div(dims, 2), dims)
@@ -93,16 +101,3 @@ class PolaStreams(_native.Function):
         of_sums = features.transpose(-2, -1) @ of_products if ctx.needs_input_grad[3] else None
         of_features = of_products @ sums.transpose(-2, -1)
         return *native_powers.signed_powers_backward(of_features, q, power, shift), of_sums, None
-
-
-def _graph_backward(ctx, grad: Tensor, *inputs: Tensor) -> Tuple[Optional[Tensor], ...]:
-    """The gradients by torch's own operations."""
-    # Views, as the shift depends on the power, and the derivatives here are partial ones.
-    inputs = [tensor.view_as(tensor) for tensor in inputs]
-    q, power, shift, sums = inputs
-    dims = q.shape[-1]
-    out = _streams(SignedPowers.apply(q, power, shift), sums[..., :dims], sums[..., dims:], ctx.eps)
-    needed = ctx.needs_input_grad[:4]
-    wanted = [tensor for tensor, need in zip(inputs, needed) if need]
-    grads = iter(torch.autograd.grad(out, wanted, grad, create_graph=True))
-    return tuple(next(grads) if need else None for need in needed)
