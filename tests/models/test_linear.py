@@ -94,13 +94,19 @@ def test_an_ffn_in_blocks_has_the_plain_ones_values_and_gradients(
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-4)  # sums over 1,200 tokens
 
 
-def test_second_derivatives_of_an_ffn_in_blocks(monkeypatch):
+@pytest.mark.parametrize('times', [1, 2], ids=['once', 'twice by the same weights'])
+def test_second_derivatives_of_an_ffn_in_blocks(library, monkeypatch, times):
     monkeypatch.setattr(linear, 'LARGE_BYTES', 0)
     ffn, x = FFN(8, 2), torch.randn(1, 200, 8, requires_grad=True)
     weights = [ffn.layers[0].weight, ffn.layers[3].weight]
 
     def second(function):
-        first = gradients(function, x, weights, create_graph=True)
+        def repeated(x):
+            for _ in range(times):
+                x = function(x)
+            return x
+
+        first = gradients(repeated, x, weights, create_graph=True)
         return torch.autograd.grad(sum(grad.sin().sum() for grad in first), [x, *weights])
 
     for a, b in zip(second(lambda x: ffn(x, (10, 20))), second(lambda x: plain(ffn, x))):

@@ -5,14 +5,16 @@ import functools
 import os
 import platform
 from pathlib import Path
-from typing import Callable
+from typing import Callable, Optional, Tuple
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
+from torch.func import functional_call
 
 from mmlaplace.ops._checks import has_values
+from mmlaplace.ops._native import graph_gradients
 from mmlaplace.ops.precision import autocasting
 
 LIBRARIES = ('blas', 'onednn')
@@ -103,33 +105,40 @@ class Linear(nn.Linear):
 
 
 class _InBlocks(torch.autograd.Function):
-    """A function of rows, computed again in the backward, block by block."""
+    """A module of rows, computed again in the backward, block by block."""
 
     @staticmethod
-    def forward(ctx, function: Callable, size: int, x: Tensor, *weights: Tensor) -> Tensor:
-        ctx.function, ctx.size = function, size
+    def forward(
+        ctx, module: nn.Module, size: int, names: Tuple[str, ...], x: Tensor, *weights: Tensor
+    ) -> Tensor:
+        ctx.module, ctx.size, ctx.names = module, size, names
         ctx.save_for_backward(x, *weights)
-        return rows_in_blocks(function, size, x)
+        return rows_in_blocks(module, size, x)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple:
+    def backward(ctx, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         x, *weights = ctx.saved_tensors
+        if torch.is_grad_enabled():  # second derivatives need a graph
+
+            def formula(x, *weights):
+                return functional_call(ctx.module, dict(zip(ctx.names, weights)), (x,))
+
+            needed = ctx.needs_input_grad[3:]
+            return None, None, None, *graph_gradients(formula, needed, grad, x, *weights)
         of_x, of_weights = [], [None] * len(weights)
-        # Second derivatives need a graph, which blocks of rows of their own would not be in.
-        graph = torch.is_grad_enabled()
-        size = len(x) if graph else 4 * ctx.size  # fewer calls of autograd
+        size = 4 * ctx.size  # fewer calls of autograd
         for part, part_grad in zip(x.split(size), grad.split(size)):
+            part = part.detach().requires_grad_(ctx.needs_input_grad[3])
             with torch.enable_grad():
-                part = part if graph else part.detach().requires_grad_(ctx.needs_input_grad[2])
-                out = ctx.function(part)
-            wanted = [part, *weights] if ctx.needs_input_grad[2] else weights
-            grads = list(torch.autograd.grad(out, wanted, part_grad, create_graph=graph))
-            if ctx.needs_input_grad[2]:
+                out = ctx.module(part)
+            wanted = [part, *weights] if ctx.needs_input_grad[3] else weights
+            grads = list(torch.autograd.grad(out, wanted, part_grad))
+            if ctx.needs_input_grad[3]:
                 of_x.append(grads.pop(0))
             of_weights = [
                 new if old is None else old.add_(new) for old, new in zip(of_weights, grads)
             ]
-        return (None, None, torch.cat(of_x) if of_x else None, *of_weights)
+        return None, None, None, torch.cat(of_x) if of_x else None, *of_weights
 
 
 def rows_in_blocks(function: Callable[[Tensor], Tensor], size: int, x: Tensor) -> Tensor:
@@ -172,9 +181,10 @@ def by_rows(module: nn.Module, channels: int, x: Tensor) -> Tensor:
     if rows <= size or is_hooked(module):
         return module(x)
     flat = x.reshape(rows, -1)
-    weights = [weight for weight in module.parameters() if weight.requires_grad]
+    weights = {name: w for name, w in module.named_parameters() if w.requires_grad}
     if not torch.is_grad_enabled() or not (weights or x.requires_grad):
         return rows_in_blocks(module, size, flat).view(*x.shape[:-1], -1)
     if 4 * rows * channels < LARGE_BYTES:
         return module(x)
-    return _InBlocks.apply(module, size, flat, *weights).view(*x.shape[:-1], -1)
+    out = _InBlocks.apply(module, size, tuple(weights), flat, *weights.values())
+    return out.view(*x.shape[:-1], -1)
