@@ -61,6 +61,10 @@ ROWS = [
         for name in ('LaplacianFormer-tiny', 'SOFT++-tiny')
         for side, native in ((512, False), (224, True), (512, True))
     ),
+    *(
+        Row(name, f'classification/{CLASSIFIERS[name]}', 'onnx', 512)
+        for name in ('PolaFormer-PVT-tiny', 'PolaFormer-Swin-tiny')
+    ),
     *(Row(f'{name}, micro', config, 'onnx') for name, config in DENSE.items()),
 ]
 

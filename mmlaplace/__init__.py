@@ -11,7 +11,8 @@ from .version import __version__
 require_mmengine()
 warn_untested_versions()
 
-from . import engine, lra, models, ops  # noqa: E402  (after the check that names a missing mmengine)
+# After the check that names a missing mmengine.
+from . import engine, lra, models, ops  # noqa: E402
 from .model_zoo import get_model, list_models  # noqa: E402
 
 __all__ = ['__version__', 'engine', 'get_model', 'list_models', 'lra', 'models', 'ops']

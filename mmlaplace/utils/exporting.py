@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..ops.backend import only_native, use_backend
-from . import onnx_ops
+from . import onnx_forms, onnx_ops
 from .dependencies import missing_package
 from .deployable import Deployable, NotDeployableError
 
@@ -135,32 +135,12 @@ def backend_of(kind: str, backend: str):
     return only_native(onnx_ops.OPS) if native else use_backend(backend)
 
 
-def cdist_of_channels(x1, x2, p: float = 2.0, compute_mode: Optional[int] = None):
-    """``torch.cdist`` of ``(B, heads, N or M, d)`` and p = 1 or 2 in operators of ONNX.
-
-    It is :func:`mmlaplace.ops._pairwise.sum_over_channels` in the exporter's own terms. Captured in
-    PyTorch's, its nodes are most of a graph, and with dynamic sizes each takes much time.
-    """
-    from onnxscript import opset18 as op
-
-    channels = x1.shape[-1]
-    rows = op.Split(op.Transpose(x1, perm=[0, 1, 3, 2]), axis=-2, num_outputs=channels)
-    columns = op.Split(x2, axis=-1, num_outputs=channels)
-    total = None
-    for row, column in zip(rows, columns):
-        difference = op.Sub(row, column)
-        term = op.Abs(difference) if p == 1 else op.Mul(difference, difference)
-        total = term if total is None else op.Add(total, term)
-    total = op.Transpose(total, perm=[0, 1, 3, 2])
-    return total if p == 1 else op.Sqrt(total)
-
-
 def write_onnx(program, path: Path, about: dict) -> None:
     """An ONNX file of one piece, by the exporter of torch.onnx."""
     require_packages(*NEEDED['onnx'])
     from onnxscript import optimizer
 
-    translations = {torch.ops.aten.cdist.default: cdist_of_channels}
+    translations = onnx_forms.forms()
     if about.get('backend') == 'native':
         translations.update(onnx_ops.translations())
     # It names what it does not translate, and the versions of onnxscript.
@@ -213,6 +193,8 @@ def open_onnx(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3  # errors
     options.intra_op_num_threads = threads or torch.get_num_threads()
+    # Its idle threads would wait busily after a run, and take the cores of what runs next.
+    options.add_session_config_entry('session.force_spinning_stop', '1')
     if onnx_ops.LIBRARY.exists():
         options.register_custom_ops_library(str(onnx_ops.LIBRARY))
     try:

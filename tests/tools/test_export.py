@@ -7,6 +7,7 @@ import subprocess
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import verification
 from conftest import ROOT, load_tool, run_script, toolbox_model
 from mmengine.config import Config
@@ -157,6 +158,45 @@ def test_distances_become_operators_of_onnx(tmp_path):
         torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
 
 
+class Sums(torch.nn.Module):
+    def forward(self, images):
+        tokens = images.flatten(2).transpose(1, 2)  # (B, N, C)
+        whole = (255 * images).long()
+        return (
+            tokens.mean(1), tokens.mean(-2, keepdim=True), tokens.sum(1), tokens.sum(1, True),
+            tokens.sum(), tokens.sum(-1), tokens.mean((1, 2)), tokens.sum(1, dtype=torch.float64),
+            whole.sum(-2), (whole > 99).sum(-2), F.gelu(tokens), F.gelu(tokens, approximate='tanh'),
+        )  # fmt: skip
+
+
+@needs_export
+@pytest.mark.slow
+def test_sums_over_tokens_and_gelu_leave_in_forms_that_runtimes_are_fast_at(tmp_path):
+    onnx = pytest.importorskip('onnx')
+    onnxruntime = pytest.importorskip('onnxruntime')
+    pytest.importorskip('onnxscript')
+    sums, images = Sums(), torch.randn(2, 3, 8, 9)
+    height, width = (torch.export.Dim(name, min=2, max=99) for name in ('height', 'width'))
+    program = torch.export.export(
+        sums, (images,), dynamic_shapes=dict(images={2: height, 3: width})
+    )
+    path, names = tmp_path / 'sums.onnx', [f'out_{i}' for i in range(12)]
+    exporting.write_onnx(program, path, dict(outputs=names))
+    run, _ = exporting.open_exported(path)
+    for given in (images, torch.randn(2, 3, 11, 6)):
+        for found, expected in zip(run(given), sums(given)):
+            # fp32: sums of 72 numbers in another order; an erf of its own.
+            torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    made = [node.op_type for node in onnx.load(path).graph.node]
+    # Four are sums over tokens. The others are over more or other dimensions, or of no fp32 numbers.
+    assert (made.count('MatMul'), made.count('ReduceMean'), made.count('ReduceSum')) == (4, 1, 5)
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / 'optimized.onnx')
+    onnxruntime.InferenceSession(str(path), options, providers=['CPUExecutionProvider'])
+    optimized = onnx.load(options.optimized_model_filepath).graph.node
+    assert 'Gelu' in {node.op_type for node in optimized}
+
+
 @needs_export
 @pytest.mark.slow
 def test_a_classifier_becomes_pt2_without_ops_of_ours(exported):
@@ -269,8 +309,16 @@ def test_int8_takes_less_room_and_keeps_products_of_activations(exported, tmp_pa
     found = json.loads(report.read_text())
     assert found['images'] == 6
     assert found['megabytes']['int8'] < 0.5 * found['megabytes']['fp32']
-    kinds = [node.op_type for node in onnx.load(out).graph.node]
-    assert 'DequantizeLinear' in kinds
+    graph = onnx.load(out).graph
+    assert 'DequantizeLinear' in {node.op_type for node in graph.node}
+    # Products with ones are sums of the attention, and stay in fp32.
+    ones = {
+        tensor.name
+        for tensor in graph.initializer
+        if len(tensor.dims) == 2 and (onnx.numpy_helper.to_array(tensor) == 1).all()
+    }
+    sums = [node for node in graph.node if node.op_type == 'MatMul' and node.input[1] in ones]
+    assert sums
     (run, about), (plain, _) = map(exporting.open_exported, (out, path))
     assert about['task'] == 'classification'
     photo = verification.photographs((48, 48))[0]

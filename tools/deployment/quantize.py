@@ -43,11 +43,18 @@ def images_of(cfg: Config, split: str, count: int) -> Iterator[Tuple[Tensor, int
 
 
 def products_of_activations(path: Path) -> List[str]:
-    """Names of the products without a weight: those of kernels, inverses and attentions."""
+    """Names of the products without a weight: those of kernels, inverses and attentions.
+
+    Sums over tokens are among them, as products with ones.
+    """
     import onnx
 
     graph = onnx.load(str(path)).graph
-    weights = {tensor.name for tensor in graph.initializer}
+    weights = {
+        tensor.name
+        for tensor in graph.initializer
+        if len(tensor.dims) == 2 and not (onnx.numpy_helper.to_array(tensor) == 1).all()
+    }
     return [
         node.name
         for node in graph.node

@@ -33,8 +33,8 @@ def signed_powers(x: Tensor, power: Tensor, scale: Tensor) -> Tensor:
         tensor([[[[ 9.,  0.,  0., 16.]]]])
     """
     if exporting():  # such graphs have no Function, and runtimes take long for powers
-        exponent = magnitude(x).log() * power + shift_of(power, scale)
-        signed = exponent.exp() * x.sign()
+        exponent = magnitude(x).log() * (power - 1) + shift_of(power, scale)
+        signed = exponent.exp() * x
         return torch.cat([signed.relu(), (-signed).relu()], dim=-1)
     return SignedPowers.apply(x, power, shift_of(power, scale))
 

@@ -1,0 +1,106 @@
+"""How operations of PyTorch are written in ONNX where the exporter's own form is slow."""
+
+import math
+from typing import Callable, Dict, Optional, Sequence
+
+import torch
+
+
+def cdist_of_channels(x1, x2, p: float = 2.0, compute_mode: Optional[int] = None):
+    """``torch.cdist`` of ``(B, heads, N or M, d)`` and p = 1 or 2 in operators of ONNX.
+
+    It is :func:`mmlaplace.ops._pairwise.sum_over_channels` in the exporter's own terms. Captured in
+    PyTorch's, its nodes are most of a graph, and with dynamic sizes each takes much time.
+    """
+    from onnxscript import opset18 as op
+
+    channels = x1.shape[-1]
+    rows = op.Split(op.Transpose(x1, perm=[0, 1, 3, 2]), axis=-2, num_outputs=channels)
+    columns = op.Split(x2, axis=-1, num_outputs=channels)
+    total = None
+    for row, column in zip(rows, columns):
+        difference = op.Sub(row, column)
+        term = op.Abs(difference) if p == 1 else op.Mul(difference, difference)
+        total = term if total is None else op.Add(total, term)
+    total = op.Transpose(total, perm=[0, 1, 3, 2])
+    return total if p == 1 else op.Sqrt(total)
+
+
+def gelu(x, approximate: str = 'none'):
+    """GELU in the order of operators that ONNX Runtime knows as one."""
+    from onnxscript import opset18 as op
+    from onnxscript.function_libs.torch_lib.ops import nn
+
+    if approximate != 'none':
+        return nn.aten_gelu(x, approximate=approximate)
+    scaled = op.Div(x, _like(x, math.sqrt(2)))
+    return op.Mul(op.Mul(x, op.Add(op.Erf(scaled), _like(x, 1.0))), _like(x, 0.5))
+
+
+def mean_over(x, dim: Sequence[int], keepdim: bool = False, dtype: int = -1):
+    """``torch.mean`` over some dimensions, over the tokens of ``(..., N, C)`` as a product."""
+    from onnxscript import opset18 as op
+    from onnxscript.function_libs.torch_lib.ops import core
+
+    if not _over_tokens(x, dim, dtype):
+        return core.aten_mean_dim(x, dim, keepdim=keepdim, dtype=dtype)
+    tokens = op.CastLike(op.Shape(x, start=-2, end=-1), x)
+    return op.Div(_product_with_ones(x, keepdim), tokens)
+
+
+def sum_over(x, dim: Optional[Sequence[int]] = None, keepdim: bool = False, dtype: int = -1):
+    """``torch.sum`` over some dimensions, over the tokens of ``(..., N, C)`` as a product."""
+    from onnxscript.function_libs.torch_lib.ops import core
+
+    if not _over_tokens(x, dim, dtype):
+        return core.aten_sum_dim_IntList(x, dim, keepdim=keepdim, dtype=dtype)
+    return _product_with_ones(x, keepdim)
+
+
+def _over_tokens(x, dim: Optional[Sequence[int]], dtype: Optional[int]) -> bool:
+    dims = [dim] if isinstance(dim, int) else list(dim or ())
+    return (
+        len(x.shape) > 1
+        and [each % len(x.shape) for each in dims] == [len(x.shape) - 2]
+        and dtype in (-1, None)
+        and x.dtype.is_floating_point()
+    )
+
+
+def _product_with_ones(x, keepdim: bool):
+    """The sum over N of ``(..., N, C)``. ONNX Runtime's own takes 10 to 30 times as long.
+
+    The transposition is a part of the product, or the one that the product with the values needs.
+    """
+    from onnxscript import opset18 as op
+
+    order = [*range(len(x.shape) - 2), len(x.shape) - 1, len(x.shape) - 2]
+    ones = op.Expand(
+        _like(x, 1.0), op.Concat(op.Shape(x, start=-2, end=-1), op.Constant(value_ints=[1]), axis=0)
+    )
+    total = op.MatMul(op.Transpose(x, perm=order), ones)  # (..., C, 1)
+    return (
+        op.Transpose(total, perm=order)
+        if keepdim
+        else op.Squeeze(total, op.Constant(value_ints=[-1]))
+    )
+
+
+def _like(x, value: float):
+    """A constant in the dtype of ``x``."""
+    import numpy as np
+    from onnxscript import ir
+    from onnxscript import opset18 as op
+
+    return op.Constant(value=ir.tensor(np.array(value, x.dtype.numpy())))
+
+
+def forms() -> Dict[Callable, Callable]:
+    """For torch.onnx: how these operations are written."""
+    aten = torch.ops.aten
+    return {
+        aten.cdist.default: cdist_of_channels,
+        aten.gelu.default: gelu,
+        aten.mean.dim: mean_over,
+        aten.sum.dim_IntList: sum_over,
+    }
