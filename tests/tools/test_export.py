@@ -188,7 +188,7 @@ def test_sums_over_tokens_and_gelu_leave_in_forms_that_runtimes_are_fast_at(tmp_
             # fp32: sums of 72 numbers in another order; an erf of its own.
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
     made = [node.op_type for node in onnx.load(path).graph.node]
-    # Four are sums over tokens. The others are over more or other dimensions, or of no fp32 numbers.
+    # Four are sums over tokens. The others are over other dimensions, or of no fp32 numbers.
     assert (made.count('MatMul'), made.count('ReduceMean'), made.count('ReduceSum')) == (4, 1, 5)
     options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / 'optimized.onnx')
