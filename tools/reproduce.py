@@ -31,7 +31,6 @@ from typing import Dict, Iterator, List, Tuple
 
 import torch
 from mmengine.config import DictAction
-from reproduction.files import write_whole
 from reproduction.jobs import LAUNCHERS, Job, Settings, plan_measurements, plan_run
 from reproduction.paper_tables import (
     KINDS,
@@ -51,7 +50,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import mmlaplace
-from mmlaplace.utils.command_line import ToolParser
+from mmlaplace.utils.command_line import ToolParser, write_whole
 from mmlaplace.utils.measuring import describe_machine
 from mmlaplace.utils.toolboxes import TOOLBOXES
 

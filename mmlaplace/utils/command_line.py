@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -68,7 +69,14 @@ def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:
     return backbone
 
 
+def write_whole(path: Path, text: str) -> None:
+    """Write a file in one step, so that it is there whole or not at all."""
+    beside = path.with_name(f'{path.name}.{os.getpid()}.part')
+    beside.write_text(text)
+    os.replace(beside, path)
+
+
 def write_json(path: Path, content: dict) -> None:
-    """Write a file, making its folder."""
+    """Write a file whole, making its folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(content, indent=2) + '\n')
+    write_whole(path, json.dumps(content, indent=2) + '\n')

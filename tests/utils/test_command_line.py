@@ -8,6 +8,7 @@ import pytest
 import torch
 from conftest import CLASSIFICATION
 
+from mmlaplace.utils import command_line
 from mmlaplace.utils.command_line import ToolParser, build_backbone, load_or_exit, write_json
 
 MICRO = CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py'
@@ -43,6 +44,19 @@ def test_a_parser_without_outputs_has_no_force():
 def test_json_makes_its_folder(tmp_path):
     write_json(tmp_path / 'a/b.json', dict(x=[1, None]))
     assert json.loads((tmp_path / 'a/b.json').read_text()) == dict(x=[1, None])
+
+
+def test_json_that_cannot_be_written_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    path = tmp_path / 'b.json'
+    write_json(path, dict(x=1))
+
+    def full(*args):
+        raise OSError('No space left on device')
+
+    monkeypatch.setattr(command_line.os, 'replace', full)
+    with pytest.raises(OSError, match='No space'):
+        write_json(path, dict(x=2))
+    assert json.loads(path.read_text()) == dict(x=1)
 
 
 def test_a_backbone_of_a_config_has_the_weights_of_a_checkpoint(tmp_path):

@@ -1,8 +1,6 @@
-"""Files that are there whole or not at all, and configs that stand alone."""
+"""Configs that stand alone."""
 
-import os
 import pprint
-from pathlib import Path
 
 from mmengine.config import Config
 
@@ -17,10 +15,3 @@ def config_text(cfg: Config) -> str:
         )
         + '\n'
     )
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file in one step, so that it is there whole or not at all."""
-    beside = path.with_name(f'{path.name}.{os.getpid()}.part')
-    beside.write_text(text)
-    os.replace(beside, path)

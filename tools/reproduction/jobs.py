@@ -20,7 +20,9 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from mmengine.config import Config
 
-from .files import config_text, write_whole
+from mmlaplace.utils.command_line import write_json, write_whole
+
+from .files import config_text
 from .paper_tables import IMAGES, METRICS, SOFT, Run, TableError, find_row, merge
 
 TOOLS = Path(__file__).resolve().parents[1]
@@ -116,7 +118,7 @@ class Job:
             if found is None:
                 started = time.time()
                 found = dict(self.work(lock.fileno()), seconds=round(time.time() - started, 1))
-                write_whole(self.folder / 'result.json', json.dumps(found, indent=2) + '\n')
+                write_json(self.folder / 'result.json', found)
         return found
 
     def work(self, lock: int) -> dict:
