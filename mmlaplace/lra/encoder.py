@@ -13,6 +13,8 @@ from ..models.layers.build import build_token_norm
 
 PADDINGS = ('cut', 'mask', 'keep')
 POOLS = ('mean', 'padded_mean')
+# Of sines and cosines of pixels: from the shortest wavelength to the longest.
+WAVELENGTHS = 32.0
 
 
 class SequenceBlock(TransformerBlock):
@@ -110,12 +112,18 @@ class SequenceEncoder(BaseModule):
             sum divided by ``max_length``, as in the code that the papers' tables come from. Short
             sequences then have small vectors.
         padding_id: Id that is padding, or None if none is. Default: 0.
+        pixel_map: Height and width of the picture whose pixels a sequence is, row by row. Positions
+            then start as sines and cosines of row and column, with wavelengths from 6 to 180
+            pixels, so neighbours are alike, and ids with a standard deviation of 0.5. Needs
+            mmpretrain. Default: None. Both then start at random with 0.02, as in the code that the
+            papers' tables come from.
         with_cp: Whether to recompute activations in the backward pass. Default: False.
         init_cfg: As in mmengine. Default: none.
 
     Raises:
-        ValueError: For an unknown ``padding`` or ``pool``, or an attention that does not go with
-            ``padding='mask'``. In the forward, for a sequence that is too long.
+        ValueError: For an unknown ``padding`` or ``pool``, an attention that does not go with
+            ``padding='mask'``, or a ``pixel_map`` that has not ``max_length`` pixels. In the
+            forward, for a sequence that is too long.
 
     Source: Long Range Arena (arXiv 2011.04006), in the sizes of Nyströmformer and Skyformer, which
     SOFT++ and PolaFormer take.
@@ -142,6 +150,7 @@ class SequenceEncoder(BaseModule):
         padding: str = 'cut',
         pool: str = 'mean',
         padding_id: Optional[int] = 0,
+        pixel_map: Optional[Tuple[int, int]] = None,
         with_cp: bool = False,
         init_cfg: Union[dict, List[dict], None] = None,
     ) -> None:
@@ -166,6 +175,8 @@ class SequenceEncoder(BaseModule):
         self.positions = nn.Embedding(max_length, embed_dims)
         for table in (self.embedding, self.positions):
             nn.init.normal_(table.weight, std=0.02)
+        if pixel_map is not None:
+            self._start_positions(pixel_map)
         self.drop = nn.Dropout(drop_rate)
         self.blocks = ModuleList(
             [
@@ -176,6 +187,22 @@ class SequenceEncoder(BaseModule):
             ]
         )
         self.norm = build_token_norm(norm_cfg, embed_dims)
+
+    def _start_positions(self, pixel_map: Tuple[int, int]) -> None:
+        from mmpretrain.models.utils import build_2d_sincos_position_embedding
+
+        height, width = pixel_map
+        if height * width != self.max_length:
+            raise ValueError(
+                f'pixel_map {tuple(pixel_map)} has {height * width} pixels, and max_length is '
+                f'{self.max_length}; they must be equal'
+            )
+        channels = self.positions.embedding_dim
+        # Its first side is the one that changes from position to position.
+        table = build_2d_sincos_position_embedding((width, height), channels, WAVELENGTHS)
+        with torch.no_grad():
+            self.positions.weight.copy_(table[0])
+            self.embedding.weight.mul_(25)  # to the size of the positions, or ids would not count
 
     def _moved_together(self, ids: Tensor, real: Tensor) -> Tuple[Tensor, Tensor]:
         """Order ``(R, longest)`` that puts real tokens first, and lengths ``(R,)``."""

@@ -208,3 +208,21 @@ def test_landmarks_of_a_line_lie_along_it(hw_shape, options, count):
     if options.get('method') is None and count == 25:
         # Means of windows of four.
         assert torch.equal(landmarks[0, 0, :, 0], 1.5 + 4 * torch.arange(25.0))
+
+
+def test_positions_of_a_picture_start_alike_where_pixels_are_near():
+    pytest.importorskip('mmpretrain')
+    encoder = SequenceEncoder(**SMALL, attn_cfg=SOFTMAX, pixel_map=(4, 16))
+    table = encoder.positions.weight.detach().view(4, 16, 64)
+    assert table.requires_grad is False and encoder.positions.weight.requires_grad
+    apart = (table - table[1, 5]).norm(dim=-1)
+    assert apart[1, 5] == 0
+    torch.testing.assert_close(apart[1, 6], apart[2, 5])  # a step along a row or a column
+    assert apart[1, 6] < apart[1, 7] < apart[1, 9]
+    assert apart[1, 6] < apart[2, 6] < apart[3, 7]
+
+
+def test_a_picture_of_another_size_is_refused():
+    message = r'pixel_map \(4, 4\) has 16 pixels, and max_length is 64; they must be equal'
+    with pytest.raises(ValueError, match=message):
+        SequenceEncoder(**SMALL, attn_cfg=SOFTMAX, pixel_map=(4, 4))

@@ -9,7 +9,7 @@ _base_ = [
 
 dataset = dict(type='LRAPixels', data_root='data/lra/pathfinder_mini', black_is_padding=True)
 model = dict(
-    backbone=dict(num_embeddings=257, max_length=256, drop_rate=0.0),
+    backbone=dict(num_embeddings=257, max_length=256, drop_rate=0.0, pixel_map=(16, 16)),
     head=dict(num_classes=2),
 )
 
