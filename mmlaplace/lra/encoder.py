@@ -114,16 +114,17 @@ class SequenceEncoder(BaseModule):
         padding_id: Id that is padding, or None if none is. Default: 0.
         pixel_map: Height and width of the picture whose pixels a sequence is, row by row. Positions
             then start as sines and cosines of row and column, with wavelengths from 6 to 180
-            pixels, so neighbours are alike, and ids with a standard deviation of 0.5. Needs
-            mmpretrain. Default: None. Both then start at random with 0.02, as in the code that the
-            papers' tables come from.
+            pixels, so neighbours are alike, and ids with a standard deviation of 0.5. Default:
+            None. Both then start at random with 0.02, as in the code that the papers' tables come
+            from.
         with_cp: Whether to recompute activations in the backward pass. Default: False.
         init_cfg: As in mmengine. Default: none.
 
     Raises:
         ValueError: For an unknown ``padding`` or ``pool``, an attention that does not go with
-            ``padding='mask'``, or a ``pixel_map`` that has not ``max_length`` pixels. In the
-            forward, for a sequence that is too long.
+            ``padding='mask'``, or a ``pixel_map`` that has not ``max_length`` pixels, or
+            goes with ``embed_dims`` that 4 does not divide. In the forward, for a sequence that is
+            too long.
 
     Source: Long Range Arena (arXiv 2011.04006), in the sizes of Nyströmformer and Skyformer, which
     SOFT++ and PolaFormer take.
@@ -189,19 +190,21 @@ class SequenceEncoder(BaseModule):
         self.norm = build_token_norm(norm_cfg, embed_dims)
 
     def _start_positions(self, pixel_map: Tuple[int, int]) -> None:
-        from mmpretrain.models.utils import build_2d_sincos_position_embedding
-
         height, width = pixel_map
         if height * width != self.max_length:
             raise ValueError(
                 f'pixel_map {tuple(pixel_map)} has {height * width} pixels, and max_length is '
                 f'{self.max_length}; they must be equal'
             )
-        channels = self.positions.embedding_dim
-        # Its first side is the one that changes from position to position.
-        table = build_2d_sincos_position_embedding((width, height), channels, WAVELENGTHS)
+        quarter, rest = divmod(self.positions.embedding_dim, 4)
+        if rest:
+            raise ValueError(f'pixel_map needs embed_dims that 4 divides, got {4 * quarter + rest}')
+        frequencies = WAVELENGTHS ** -(torch.arange(quarter) / quarter)
+        places = torch.meshgrid(torch.arange(height), torch.arange(width), indexing='ij')
+        angles = [place.flatten().unsqueeze(1) * frequencies for place in places]
+        waves = [wave(angle) for angle in angles for wave in (torch.sin, torch.cos)]
         with torch.no_grad():
-            self.positions.weight.copy_(table[0])
+            self.positions.weight.copy_(torch.cat(waves, dim=1))
             self.embedding.weight.mul_(25)  # to the size of the positions, or ids would not count
 
     def _moved_together(self, ids: Tensor, real: Tensor) -> Tuple[Tensor, Tensor]:

@@ -211,7 +211,6 @@ def test_landmarks_of_a_line_lie_along_it(hw_shape, options, count):
 
 
 def test_positions_of_a_picture_start_alike_where_pixels_are_near():
-    pytest.importorskip('mmpretrain')
     encoder = SequenceEncoder(**SMALL, attn_cfg=SOFTMAX, pixel_map=(4, 16))
     table = encoder.positions.weight.detach().view(4, 16, 64)
     assert table.requires_grad is False and encoder.positions.weight.requires_grad
@@ -226,3 +225,5 @@ def test_a_picture_of_another_size_is_refused():
     message = r'pixel_map \(4, 4\) has 16 pixels, and max_length is 64; they must be equal'
     with pytest.raises(ValueError, match=message):
         SequenceEncoder(**SMALL, attn_cfg=SOFTMAX, pixel_map=(4, 4))
+    with pytest.raises(ValueError, match='embed_dims that 4 divides, got 66'):
+        SequenceEncoder(**SMALL, attn_cfg=SOFTMAX, embed_dims=66, pixel_map=(8, 8))
