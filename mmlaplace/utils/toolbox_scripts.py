@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 from mmengine.config import Config
-from torch import distributed
 
 from ..engine import UnsafeCheckpointError, read_state_dict
 from .toolboxes import PACKAGES, toolbox_script
@@ -66,6 +65,3 @@ def run_toolbox_script(name: str, usage: str) -> None:
     sys.argv[0] = str(script)
     check_checkpoints(script)
     runpy.run_path(str(script), run_name='__main__')
-    # Left to the end of Python, the threads of a process group may abort a run that is done.
-    if distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
