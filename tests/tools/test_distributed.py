@@ -85,10 +85,9 @@ def start_machines(path: Path, *options) -> list:
 def finish(machines: list, path: Path) -> None:
     for rank, machine in enumerate(machines):
         status, log = machine.wait(timeout=600), path.with_suffix(f'.{rank}.log').read_text()
-        # Threads of gloo, when Python ends on a busy machine, after the last epoch.
-        if status and ABORTED in log and (path.with_suffix('') / 'epoch_3.pth').exists():
-            pytest.skip(f'torch aborted a process that was done: {ABORTED}')
-        assert status == 0, log[-3000:]
+        # By torch, when Python ends on a busy machine, after the last epoch. What was trained counts.
+        aborted = ABORTED in log and (path.with_suffix('') / 'epoch_3.pth').exists()
+        assert status == 0 or aborted, log[-3000:]
 
 
 def weights(path: Path) -> dict:

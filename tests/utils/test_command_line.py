@@ -44,6 +44,7 @@ def test_a_parser_without_outputs_has_no_force():
 def test_json_makes_its_folder(tmp_path):
     write_json(tmp_path / 'a/b.json', dict(x=[1, None]))
     assert json.loads((tmp_path / 'a/b.json').read_text()) == dict(x=[1, None])
+    assert [p.name for p in (tmp_path / 'a').iterdir()] == ['b.json']  # nothing is left beside it
 
 
 def test_json_that_cannot_be_written_leaves_the_file_as_it_was(tmp_path, monkeypatch):
