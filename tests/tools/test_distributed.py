@@ -85,7 +85,7 @@ def start_machines(path: Path, *options) -> list:
 def finish(machines: list, path: Path) -> None:
     for rank, machine in enumerate(machines):
         status, log = machine.wait(timeout=600), path.with_suffix(f'.{rank}.log').read_text()
-        # By torch, when Python ends on a busy machine, after the last epoch. What was trained counts.
+        # By torch, at the end of Python on a busy machine. What was trained is there.
         aborted = ABORTED in log and (path.with_suffix('') / 'epoch_3.pth').exists()
         assert status == 0 or aborted, log[-3000:]
 
