@@ -138,6 +138,7 @@ def backend_of(kind: str, backend: str):
 def write_onnx(program, path: Path, about: dict) -> None:
     """An ONNX file of one piece, by the exporter of torch.onnx."""
     require_packages(*NEEDED['onnx'])
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
     from onnxscript import optimizer
 
     translations = onnx_forms.forms()
@@ -153,6 +154,9 @@ def write_onnx(program, path: Path, about: dict) -> None:
     optimizer.inline(exported.model)
     optimizer.fold_constants(exported.model)
     optimizer.remove_unused_nodes(exported.model)
+    # The exporter's notes of where each node comes from are a third of a small file, and some have
+    # the folders of this machine.
+    ClearMetadataAndDocStringPass()(exported.model)
     exported.model.metadata_props[KEY] = json.dumps(about)
     exported.save(str(path), external_data=False)
 
