@@ -8,6 +8,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
 from mmlaplace.models.layers import elu_plus_one
+from mmlaplace.models.layers.taylor import taylor_features, taylor_width
 
 # Options under which each is linear in the tokens, on maps of 256 and 1024 tokens.
 LINEAR = {
@@ -149,9 +150,19 @@ def test_both_forms_of_taylorshift_are_one_function(normalized):
     )
     expected = direct.mix(q, k, v, (5, 6))
     check(linear.mix(q, k, v, (5, 6)), expected)
-    assert torch.equal(auto.mix(q, k, v, (5, 6)), linear.mix(q, k, v, (5, 6)))  # 30 > 1 + 4 + 16
-    few = [x[:, :, :20] for x in (q, k, v)]
-    assert torch.equal(auto.mix(*few, (4, 5)), direct.mix(*few, (4, 5)))
+    assert torch.equal(auto.mix(q, k, v, (5, 6)), linear.mix(q, k, v, (5, 6)))  # 30 > 17 features
+    few = [x[:, :, :16] for x in (q, k, v)]
+    assert torch.equal(auto.mix(*few, (4, 4)), direct.mix(*few, (4, 4)))
+
+
+@pytest.mark.parametrize('channels', [1, 2, 7, 16])
+def test_products_of_taylor_features_are_the_series(channels):
+    x, y = torch.randn(2, 3, channels).double(), torch.randn(2, 5, channels).double()
+    features = taylor_features(x)
+    scores = x @ y.mT
+    check(features @ taylor_features(y).mT, 1 + scores + scores.square() / 2)
+    assert features.shape == (2, 3, taylor_width(channels))
+    assert taylor_width(channels) <= 1 + 2 * channels + channels**2 / 2
 
 
 def test_hydra_gives_the_same_on_a_map_of_repeated_tokens():

@@ -18,7 +18,7 @@ class BasedAttention(QKVAttention):
         s_{ij} = q_i \cdot k_j / \sqrt{d}, \quad w_{ij} = 1 + s_{ij} + \tfrac{1}{2} s_{ij}^2, \quad
         y_i = \frac{\sum_j w_{ij} v_j}{\sum_j w_{ij} + \epsilon}
 
-    Features are :math:`1 + d + d^2` wide, so time is :math:`O(N d^3)` and memory :math:`O(N d^2)`
+    Features are about :math:`d^2 / 2` wide, so time is :math:`O(N d^3)` and memory :math:`O(N d^2)`
     per head. The paper has heads of 16 channels. It has no parameters of its own. Scores have no
     bound, and those below -1 count the more the lower they are; :class:`TaylorShiftAttention` has
     queries and keys of unit length. The paper's attention is causal, this one is over all tokens.

@@ -10,7 +10,7 @@ from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import linear_attention
 from ..layers.pairs import check_pairs_fit
-from ..layers.taylor import taylor_features
+from ..layers.taylor import taylor_features, taylor_width
 from .base import QKVAttention
 
 FORMS = ('auto', 'linear', 'direct')
@@ -26,7 +26,7 @@ class TaylorShiftAttention(QKVAttention):
         t_{ij} = \tau \, \hat q_i \cdot \hat k_j, \quad
         w_{ij} = 1 + t_{ij} + \tfrac{1}{2} t_{ij}^2, \quad y_i = \sum_j w_{ij} v_j / \sum_j w_{ij}
 
-    The same function has two forms. The linear one has :math:`1 + d + d^2` features: time
+    The same function has two forms. The linear one has about :math:`d^2 / 2` features: time
     :math:`O(N d^3)` and memory :math:`O(N d^2)` per head. The direct one has a weight for each pair
     of tokens. One parameter a head. With :math:`\tau = 1` the largest weight is five times the
     smallest, so thousands of tokens are averaged. Weights rise again below t = -1, so for a large
@@ -34,8 +34,8 @@ class TaylorShiftAttention(QKVAttention):
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        form: ``'auto'`` (default): the direct form for up to :math:`1 + d + d^2` tokens, which is
-            then cheaper. ``'linear'`` or ``'direct'``: always that.
+        form: ``'auto'`` (default): the direct form for up to as many tokens as there are features,
+            which is then cheaper. ``'linear'`` or ``'direct'``: always that.
         output_normalized: Whether the output is multiplied by :math:`\sqrt{N / d}`, as in the
             authors' ViT. Default: False.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.
@@ -73,8 +73,9 @@ class TaylorShiftAttention(QKVAttention):
         self.temperature = nn.Parameter(torch.ones(num_heads, 1, 1))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        features, keys = 1 + self.head_dims + self.head_dims**2, k.shape[2]
-        direct = self.form == 'direct' or (self.form == 'auto' and keys <= features)
+        keys = k.shape[2]
+        cheaper = keys <= taylor_width(self.head_dims)
+        direct = self.form == 'direct' or (self.form == 'auto' and cheaper)
         if direct:
             check_pairs_fit(self, q, k)
         with no_autocast(v.device):
