@@ -159,7 +159,7 @@ def plot_accuracy(results: List[dict], title: str, path: Path) -> None:
     axis.set_yticks(range(len(names)), [short(name) for name in names], fontsize=8)
     axis.set(xlabel='held-out top-1 (%); bars are seeds', title=title, ylim=(-1, len(names)))
     axis.grid(alpha=0.3)
-    axis.legend(loc='lower right', fontsize=8)
+    figure.legend(loc='outside lower center', ncols=2, fontsize=8)
     save(figure, path)
 
 
@@ -183,7 +183,7 @@ def plot_distances(results: List[dict], title: str, path: Path) -> None:
         start = [a + b for a, b in zip(start, widths)]
     axis.set_yticks(range(len(names)), [short(name) for name in names], fontsize=8)
     axis.set(xlabel='share of absolute weight', title=title, ylim=(-1, len(names)), xlim=(0, 1))
-    axis.legend(loc='lower right', fontsize=8)
+    figure.legend(loc='outside lower center', ncols=3, fontsize=8)
     save(figure, path)
 
 
