@@ -14,9 +14,7 @@ Examples:
 import hashlib
 import json
 import math
-import os
 import resource
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -29,11 +27,11 @@ from rich.progress import track
 from rich.table import Table
 
 from mmlaplace.utils.command_line import ToolParser, write_json
+from mmlaplace.utils.script_runs import import_first, run_script
 
 ROOT = Path(__file__).resolve().parents[1]
 TASKS = ('classification', 'detection', 'segmentation')
 ITERATIONS, BATCH_SIZE = 2, 2
-LINES = 15  # of the log of a config that failed
 
 
 def full_size_configs(task: str) -> List[Path]:
@@ -131,17 +129,11 @@ def run(config: Path, data: Path, work_dir: Path) -> dict:
     row = dict(config=name_of(config), fingerprint=fingerprint(config))
     passed = folder / 'passed.json'
     passed.unlink(missing_ok=True)
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, __file__, str(config), '--here', '--data-root', str(data)]
-    with (folder / 'log.txt').open('w') as log:
-        code = subprocess.run(
-            [*command, '--work-dir', str(folder)], stdout=log, stderr=subprocess.STDOUT,
-            env=dict(os.environ, PYTHONUNBUFFERED='1'),
-        ).returncode  # fmt: skip
-    if code == 0:
+    arguments = [str(config), '--here', '--data-root', str(data), '--work-dir', str(folder)]
+    status, end = run_script(Path(__file__), arguments, folder / 'log.txt')
+    if status == 0:
         return dict(row, passed=True, **json.loads(passed.read_text()))
-    end = (folder / 'log.txt').read_text().splitlines()[-LINES:]
-    return dict(row, passed=False, status=code, end='\n'.join(end))
+    return dict(row, passed=False, status=status, end=end)
 
 
 def print_table(rows: List[dict]) -> None:
@@ -183,6 +175,8 @@ def main() -> None:
         return run_here(configs[0], data, args.work_dir)
     results = args.work_dir / 'results.json'
     known = json.loads(results.read_text()) if results.is_file() else {}
+    toolboxes = {Config.fromfile(config).default_scope for config in configs}
+    import_first(*(f'{toolbox}.models' for toolbox in sorted(toolboxes)), 'mmlaplace.models')
     rows = []
     for config in track(configs, 'configs'):
         old = known.get(name_of(config))

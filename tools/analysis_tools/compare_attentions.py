@@ -22,9 +22,7 @@ Examples:
 """
 
 import json
-import multiprocessing
 import os
-import runpy
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -44,14 +42,9 @@ from rich.progress import Progress
 
 from mmlaplace.utils.command_line import ToolParser, write_json
 from mmlaplace.utils.measuring import describe_machine
+from mmlaplace.utils.script_runs import import_first, run_script
 
 TOOLS = Path(__file__).resolve().parent
-LINES = 15  # of the log of a run that failed
-# Where the system can fork, all runs start from one process that has the imports, which take as
-# long as a tenth of a run.
-PROCESSES = multiprocessing.get_context(
-    'forkserver' if 'forkserver' in multiprocessing.get_all_start_methods() else 'spawn'
-)
 
 
 class Job(NamedTuple):
@@ -105,34 +98,18 @@ def folder_of(name: str) -> str:
 
 
 def run(job: Job) -> str:
-    """Run a job in a process with one thread, its log beside the result; why it failed, or ''."""
-    job.result.parent.mkdir(parents=True, exist_ok=True)
+    """Run a job, its log beside the result; why it failed, or ''."""
+    script, *arguments = job.command
     log = job.result.with_name(f'{job.result.stem}.log')
-    process = PROCESSES.Process(target=run_script, args=(*job.command, str(log)))
-    process.start()
-    process.join()
-    code = process.exitcode
-    if code == 0:
-        return ''
-    end = '\n'.join(log.read_text().splitlines()[-LINES:])
-    return f'{job.name} ended with status {code}; the end of {log}:\n{end}'
-
-
-def run_script(script: str, *rest: str) -> None:
-    """Run a script of this folder with arguments; the last of them is where its output goes."""
-    *arguments, log = rest
-    with open(log, 'w') as file:
-        os.dup2(file.fileno(), sys.stdout.fileno())
-        os.dup2(file.fileno(), sys.stderr.fileno())
-    sys.argv = [script, *arguments]
-    runpy.run_path(str(TOOLS / script), run_name='__main__')
+    status, end = run_script(TOOLS / script, arguments, log)
+    return f'{job.name} ended with status {status}; the end of {log}:\n{end}' if status else ''
 
 
 def run_all(jobs: List[Job], at_once: int) -> List[str]:
     """Run what is not done, so many at once; the failures, which do not stop the others."""
     failures = []
-    os.environ['OMP_NUM_THREADS'] = '1'  # of the processes that are started from here
-    PROCESSES.set_forkserver_preload(['mmpretrain.models', 'mmlaplace.models'])
+    os.environ['OMP_NUM_THREADS'] = '1'  # of each of them
+    import_first('mmpretrain.models', 'mmlaplace.models')
     with Progress() as progress, ThreadPoolExecutor(at_once) as pool:
         task = progress.add_task('runs', total=len(jobs))
         for future in as_completed([pool.submit(run, job) for job in jobs]):
