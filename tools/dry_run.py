@@ -2,8 +2,9 @@
 
 A config runs as it is written: its model, pipelines, augmentation, optimiser, hooks and evaluators.
 What differs is the data (a few images in the layouts of ImageNet, COCO, ADE20K and Cityscapes), the
-number of iterations, a batch of two, and that no worker processes load images. Each config has a
-process of its own. Those that have passed are not repeated until the config changes.
+number of iterations, a batch of two, and that no worker processes load images. A strategy for
+several GPUs (FSDP, DeepSpeed) is left out, and the table says so. Each config has a process of its
+own. Those that have passed are not repeated until the config changes.
 
 Examples:
   python tools/dry_run.py configs/detection/soft/retinanet_softpp-tiny_fpn_1x_coco.py
@@ -73,6 +74,10 @@ def shorten(cfg: Config, data: Path, work_dir: Path) -> Config:
             loader.pop(unusual, None)
     if cfg.model.get('test_cfg'):
         cfg.model.test_cfg = without_thresholds(cfg.model.test_cfg.to_dict())
+    if 'strategy' in cfg:  # mmengine runs them on GPUs alone
+        cfg.pop('strategy'), cfg.pop('runner_type')
+        if cfg.optim_wrapper.get('type') == 'DeepSpeedOptimWrapper':
+            cfg.optim_wrapper.type = 'OptimWrapper'
     cfg.default_hooks.logger.update(interval=1)
     # Weights of a huge model are a gigabyte, and nothing was learned.
     cfg.default_hooks.checkpoint.update(interval=10**9, save_last=False, save_best=None)
@@ -88,7 +93,8 @@ def run_here(config: Path, data: Path, work_dir: Path) -> None:
     from mmengine.runner import Runner
 
     start = time.perf_counter()
-    runner = Runner.from_cfg(shorten(Config.fromfile(config), data, work_dir))
+    cfg = Config.fromfile(config)
+    runner = Runner.from_cfg(shorten(cfg, data, work_dir))
     runner.model = revert_sync_batchnorm(runner.model)  # SyncBN needs several processes
     runner.train()
     scalars = runner.message_hub.log_scalars
@@ -108,6 +114,7 @@ def run_here(config: Path, data: Path, work_dir: Path) -> None:
             MB=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
             loss=losses[0],
             metrics=metrics,
+            left_out=cfg.strategy.type if 'strategy' in cfg else '',
         ),
     )
 
@@ -146,7 +153,8 @@ def print_table(rows: List[dict]) -> None:
             cells = [f'{row["seconds"]:.0f}', f'{row["MB"]:.0f}', f'{row["loss"]:.3g}', metrics]
         else:
             cells = ['-', '-', '-', f'FAILED with status {row["status"]}']
-        table.add_row(row['config'], *cells)
+        left_out = f' (without {row["left_out"]})' if row.get('left_out') else ''
+        table.add_row(row['config'] + left_out, *cells)
     Console(width=None if sys.stdout.isatty() else 160).print(table)
 
 

@@ -94,6 +94,16 @@ def test_what_fails_is_named_and_what_passed_is_not_repeated(stand_ins, tmp_path
     assert log.stat().st_mtime == before
 
 
+@pytest.mark.training
+def test_a_strategy_of_several_gpus_is_left_out_and_named(stand_ins, tmp_path):
+    folder = 'classification/laplacianformer/laplacianformer-huge_8xb128'
+    configs = [micro(tmp_path, f'{folder}-{name}_in1k.py') for name in ('fsdp', 'deepspeed')]
+    result = dry_run(*configs, '--data-root', stand_ins, '--work-dir', tmp_path / 'runs')
+    assert result.returncode == 0, result.stdout + result.stderr
+    printed = ''.join(result.stdout.split())  # the table folds long names
+    assert '(withoutFSDPStrategy)' in printed and '(withoutDeepSpeedStrategy)' in printed
+
+
 def test_a_shortened_config_keeps_its_pipelines(tmp_path):
     tool = load_tool('tools/dry_run.py')
     cfg = Config.fromfile(ROOT / 'configs' / CONFIGS[4])
