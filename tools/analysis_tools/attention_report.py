@@ -146,20 +146,20 @@ def groups(results: List[dict]) -> Dict[str, List[dict]]:
 
 
 def plot_accuracy(results: List[dict], title: str, path: Path) -> None:
-    """A row for each attention: every seed, and the mean of the first and the last column."""
+    """A column for each attention: every seed, and the mean of the first and the last test."""
     found = by_attention(results)
-    names, columns = list(found)[::-1], list(results[0]['top1'])
-    figure, axis = plt.subplots(figsize=(7, 1.2 + 0.22 * len(names)), layout='constrained')
-    for column, color in ((0, 'tab:blue'), (len(columns) - 1, 'tab:orange')):
-        values = [[run['top1'][columns[column]] for run in found[name]] for name in names]
+    names, columns = list(found), list(results[0]['top1'])
+    figure, axis = plt.subplots(figsize=(2.5 + 0.22 * len(names), 4.5), layout='constrained')
+    for column, color in ((columns[0], 'tab:blue'), (columns[-1], 'tab:orange')):
+        values = [[run['top1'][column] for run in found[name]] for name in names]
         means = [statistics.mean(one) for one in values]
-        axis.plot(means, range(len(names)), 'o', color=color, label=f'{columns[column]}, mean')
+        axis.plot(range(len(names)), means, 'o', color=color, label=f'{column}, mean')
         for place, one in enumerate(values):
-            axis.plot(one, [place] * len(one), '|', color=color, alpha=0.6)
-    axis.set_yticks(range(len(names)), [short(name) for name in names], fontsize=8)
-    axis.set(xlabel='held-out top-1 (%); bars are seeds', title=title, ylim=(-1, len(names)))
+            axis.plot([place] * len(one), one, '_', color=color, alpha=0.6)
+    axis.set_xticks(range(len(names)), [short(name) for name in names], fontsize=8, rotation=90)
+    axis.set(ylabel='held-out top-1 (%); bars are seeds', title=title, xlim=(-1, len(names)))
     axis.grid(alpha=0.3)
-    figure.legend(loc='outside lower center', ncols=2, fontsize=8)
+    axis.legend(loc='lower left', fontsize=8)
     save(figure, path)
 
 
