@@ -154,7 +154,7 @@ def write_onnx(program, path: Path, about: dict) -> None:
     optimizer.inline(exported.model)
     optimizer.fold_constants(exported.model)
     optimizer.remove_unused_nodes(exported.model)
-    # The exporter's notes of where each node comes from are up to half of a small file, and some have
+    # The exporter's notes of where nodes come from are up to half of a small file, and some have
     # the folders of this machine.
     ClearMetadataAndDocStringPass()(exported.model)
     exported.model.metadata_props[KEY] = json.dumps(about)
