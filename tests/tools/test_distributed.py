@@ -18,7 +18,6 @@ from mmengine.config import Config
 pytestmark = pytest.mark.training
 
 MINI = CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py'
-ABORTED = 'terminate called without an active exception'
 
 
 def config(mini_data, tmp_path, name: str, batch_size: int, **options) -> Path:
@@ -84,10 +83,8 @@ def start_machines(path: Path, *options) -> list:
 
 def finish(machines: list, path: Path) -> None:
     for rank, machine in enumerate(machines):
-        status, log = machine.wait(timeout=600), path.with_suffix(f'.{rank}.log').read_text()
-        # By torch, at the end of Python on a busy machine. What was trained is there.
-        aborted = ABORTED in log and (path.with_suffix('') / 'epoch_3.pth').exists()
-        assert status == 0 or aborted, log[-3000:]
+        status = machine.wait(timeout=600)
+        assert status == 0, path.with_suffix(f'.{rank}.log').read_text()[-3000:]
 
 
 def weights(path: Path) -> dict:
