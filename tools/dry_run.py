@@ -74,10 +74,9 @@ def shorten(cfg: Config, data: Path, work_dir: Path) -> Config:
             loader.pop(unusual, None)
     if cfg.model.get('test_cfg'):
         cfg.model.test_cfg = without_thresholds(cfg.model.test_cfg.to_dict())
-    if 'strategy' in cfg:  # mmengine runs them on GPUs alone
-        cfg.pop('strategy'), cfg.pop('runner_type')
-        if cfg.optim_wrapper.get('type') == 'DeepSpeedOptimWrapper':
-            cfg.optim_wrapper.type = 'OptimWrapper'
+    # A strategy needs GPUs. The Runner knows none, so only what goes with one alone is changed.
+    if cfg.optim_wrapper.get('type') == 'DeepSpeedOptimWrapper':
+        cfg.optim_wrapper.type = 'OptimWrapper'
     cfg.default_hooks.logger.update(interval=1)
     # Weights of a huge model are a gigabyte, and nothing was learned.
     cfg.default_hooks.checkpoint.update(interval=10**9, save_last=False, save_best=None)
@@ -125,15 +124,15 @@ def name_of(config: Path) -> str:
     return (config.relative_to(folder) if folder in config.parents else config).as_posix()
 
 
-def fingerprint(config: Path) -> str:
+def fingerprint(cfg: Config) -> str:
     """Of all that a config says, its bases included."""
-    return hashlib.sha256(Config.fromfile(config).pretty_text.encode()).hexdigest()[:16]
+    return hashlib.sha256(cfg.pretty_text.encode()).hexdigest()[:16]
 
 
-def run(config: Path, data: Path, work_dir: Path) -> dict:
+def run(config: Path, mark: str, data: Path, work_dir: Path) -> dict:
     """Run a config in a process of its own; what it found, or the end of its log."""
     folder = work_dir / config.stem
-    row = dict(config=name_of(config), fingerprint=fingerprint(config))
+    row = dict(config=name_of(config), fingerprint=mark)
     passed = folder / 'passed.json'
     passed.unlink(missing_ok=True)
     arguments = [str(config), '--here', '--data-root', str(data), '--work-dir', str(folder)]
@@ -183,13 +182,14 @@ def main() -> None:
         return run_here(configs[0], data, args.work_dir)
     results = args.work_dir / 'results.json'
     known = json.loads(results.read_text()) if results.is_file() else {}
-    toolboxes = {Config.fromfile(config).default_scope for config in configs}
+    cfgs = [Config.fromfile(config) for config in configs]
+    toolboxes = {cfg.default_scope for cfg in cfgs if cfg.get('default_scope')}
     import_first(*(f'{toolbox}.models' for toolbox in sorted(toolboxes)), 'mmlaplace.models')
     rows = []
-    for config in track(configs, 'configs'):
-        old = known.get(name_of(config))
-        if old is None or not old['passed'] or old['fingerprint'] != fingerprint(config):
-            old = run(config, data, args.work_dir)
+    for config, cfg in track(list(zip(configs, cfgs)), 'configs'):
+        old, mark = known.get(name_of(config)), fingerprint(cfg)
+        if old is None or not old['passed'] or old['fingerprint'] != mark:
+            old = run(config, mark, data, args.work_dir)
             known[old['config']] = old
             write_json(results, known)
         rows.append(old)

@@ -5,7 +5,9 @@ import os
 import runpy
 import sys
 from pathlib import Path
-from typing import List, Tuple
+from typing import List, Optional, Tuple
+
+import torch
 
 LINES = 15  # of the end of a log
 # Where the system can fork, processes are copies of one that has the imports. Importing a toolbox
@@ -18,35 +20,41 @@ PROCESSES = multiprocessing.get_context(
 def import_first(*modules: str) -> None:
     """Name the modules that processes of :func:`run_script` have from their start.
 
-    Call it before the first of them. Variables of the environment that these modules read must be
-    set by then. A module that cannot be imported is left to the scripts that need it.
+    Call it before the first of them. A module that cannot be imported is left to the scripts that
+    need it.
     """
     PROCESSES.set_forkserver_preload(list(modules))
 
 
-def run_script(script: Path, arguments: List[str], log: Path) -> Tuple[int, str]:
+def run_script(
+    script: Path, arguments: List[str], log: Path, threads: Optional[int] = None
+) -> Tuple[int, str]:
     """Run a Python script in a process of its own, and wait for it.
 
     Args:
         script: The script. Its folder is the first in which it finds modules.
         arguments: Its arguments.
         log: File for all that it prints. Its folder is made.
+        threads: Of torch. Default: as many as torch takes.
 
     Returns:
         The exit status, 0 for success, and the last lines of the log.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    process = PROCESSES.Process(target=_run, args=(str(script), arguments, str(log)))
+    process = PROCESSES.Process(target=_run, args=(str(script), arguments, str(log), threads))
     process.start()
     process.join()
     return process.exitcode, '\n'.join(log.read_text().splitlines()[-LINES:])
 
 
-def _run(script: str, arguments: List[str], log: str) -> None:
+def _run(script: str, arguments: List[str], log: str, threads: Optional[int]) -> None:
     with open(log, 'w') as file:
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())
             stream.reconfigure(line_buffering=True)
+    if threads:
+        os.environ['OMP_NUM_THREADS'] = str(threads)
+        torch.set_num_threads(threads)
     sys.argv = [script, *arguments]
     sys.path[0] = str(Path(script).parent)
     runpy.run_path(script, run_name='__main__')

@@ -12,14 +12,14 @@ if __name__ == '__main__':
     import_first('mmlaplace.utils', 'wave', 'no_such_module')
     for argument in ('fine', 'wrong', 'broken'):
         script = Path('scripts/script.py')
-        print(run_script(script, [argument, '2'], Path('logs', argument, 'log.txt')))
+        print(run_script(script, [argument, '2'], Path('logs', argument, 'log.txt'), threads=1))
 """
 SCRIPT = """
 import sys
 had_it = 'wave' in sys.modules
 import beside
 if __name__ == '__main__':
-    print(sys.argv[1:], had_it, beside.VALUE)
+    print(sys.argv[1:], had_it, beside.VALUE, sys.modules['torch'].get_num_threads())
     print('to the other stream', file=sys.stderr)
     if sys.argv[1] == 'wrong':
         sys.exit('wrong argument')
@@ -40,7 +40,7 @@ def test_scripts_have_their_arguments_imports_and_logs(tmp_path):
     )
     assert result.returncode == 0, result.stderr
     fine, wrong, broken = map(eval, result.stdout.splitlines())
-    assert fine == (0, "['fine', '2'] True 7\nto the other stream")
+    assert fine == (0, "['fine', '2'] True 7 1\nto the other stream")
     assert wrong[0] == 1 and wrong[1].endswith('to the other stream\nwrong argument')
     assert broken[0] == 1 and broken[1].endswith('RuntimeError: it broke')
     assert len(broken[1].splitlines()) == 15

@@ -22,7 +22,6 @@ Examples:
 """
 
 import json
-import os
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
@@ -98,17 +97,16 @@ def folder_of(name: str) -> str:
 
 
 def run(job: Job) -> str:
-    """Run a job, its log beside the result; why it failed, or ''."""
+    """Run a job in a process with one thread, its log beside the result; why it failed, or ''."""
     script, *arguments = job.command
     log = job.result.with_name(f'{job.result.stem}.log')
-    status, end = run_script(TOOLS / script, arguments, log)
+    status, end = run_script(TOOLS / script, arguments, log, threads=1)
     return f'{job.name} ended with status {status}; the end of {log}:\n{end}' if status else ''
 
 
 def run_all(jobs: List[Job], at_once: int) -> List[str]:
     """Run what is not done, so many at once; the failures, which do not stop the others."""
     failures = []
-    os.environ['OMP_NUM_THREADS'] = '1'  # of each of them
     import_first('mmpretrain.models', 'mmlaplace.models')
     with Progress() as progress, ThreadPoolExecutor(at_once) as pool:
         task = progress.add_task('runs', total=len(jobs))

@@ -73,9 +73,8 @@ class TaylorShiftAttention(QKVAttention):
         self.temperature = nn.Parameter(torch.ones(num_heads, 1, 1))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        keys = k.shape[2]
-        cheaper = keys <= taylor_width(self.head_dims)
-        direct = self.form == 'direct' or (self.form == 'auto' and cheaper)
+        features, keys = taylor_width(self.head_dims), k.shape[2]
+        direct = self.form == 'direct' or (self.form == 'auto' and keys <= features)
         if direct:
             check_pairs_fit(self, q, k)
         with no_autocast(v.device):
