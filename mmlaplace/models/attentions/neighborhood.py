@@ -1,7 +1,8 @@
 from importlib.util import find_spec
-from typing import Tuple
+from typing import NamedTuple, Tuple
 
 import torch
+import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
@@ -12,20 +13,61 @@ from .base import QKVAttention
 BACKENDS = ('auto', 'natten', 'reference')
 
 
-def neighbours(side: int, kernel_size: int, dilation: int, device: torch.device) -> Tensor:
-    """The places that each place of an axis sees, ``(side, k)`` with k at most ``kernel_size``.
+class AxisTiles(NamedTuple):
+    """The places of an axis in tiles, each with a window of the places that any of the tile sees.
 
-    They are the k of its own residue modulo the dilation that are nearest to it. At an edge they
-    are moved inwards, so that each place sees as many. An axis that is too short has a smaller
-    dilation, then a smaller k.
+    Attributes:
+        queries: Places of each tile, ``(tiles, t)``. Tiles may overlap.
+        keys: Places of each window, ``(tiles, w)``.
+        seen: Whether a query sees a key, ``(tiles, t, w)``.
+        slots: For each place, its position in the flat ``queries``, ``(side,)``.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    seen: Tensor
+    slots: Tensor
+
+
+def axis_tiles(side: int, kernel_size: int, dilation: int, device: torch.device) -> AxisTiles:
+    """Tiles of k places, with k the ``kernel_size``, and windows of 2 k - 1.
+
+    A place sees the k places of its own residue modulo the dilation that are nearest to it. At an
+    edge they are moved inwards, so that each place sees as many. An axis that is too short has a
+    smaller dilation, then a smaller k.
     """
     dilation = min(dilation, max(1, side // kernel_size))
     count = min(kernel_size, side // dilation)
+    longest = (side + dilation - 1) // dilation  # places of the first residue
+    tiles = (longest + count - 1) // count
+    width = min(2 * count - 1, longest)
+
+    residue = torch.arange(dilation, device=device)[:, None, None]
+    length = (side - residue + dilation - 1) // dilation  # places of each residue
+    tile = torch.arange(tiles, device=device)[:, None]
+    start = (tile * count).minimum(length - count)
+    query = start + torch.arange(count, device=device)  # (dilation, tiles, t), in steps
+    first = (query - count // 2).clamp(min=0).minimum(length - count)
+    key = first[..., :1] + torch.arange(width, device=device)
+    near, far = first[..., None], first[..., None] + count
+    seen = (key[..., None, :] >= near) & (key[..., None, :] < far)
+    key = key.minimum(length - 1)  # a window may be longer than a residue
+
     place = torch.arange(side, device=device)
-    step, residue = place // dilation, place % dilation
-    steps = (side - residue + dilation - 1) // dilation  # places of this residue
-    first = (step - count // 2).clamp(min=0).minimum(steps - count)
-    return (first[:, None] + torch.arange(count, device=device)) * dilation + residue[:, None]
+    step, own = place // dilation, place % dilation
+    shift = step - (step // count * count).minimum((side - own + dilation - 1) // dilation - count)
+    slots = (own * tiles + step // count) * count + shift
+    queries, keys = (steps * dilation + residue for steps in (query, key))
+    return AxisTiles(queries.flatten(0, 1), keys.flatten(0, 1), seen.flatten(0, 1), slots)
+
+
+def cut(x: Tensor, hw_shape: Tuple[int, int], rows: Tensor, columns: Tensor) -> Tensor:
+    """Tiles of a map: ``(B, heads, N, d)`` to ``(B, heads, tiles, places, d)``."""
+    x = x.unflatten(2, hw_shape)
+    # One axis after the other: the gradient of a selection is then a sum of long rows.
+    x = x.index_select(2, rows.flatten()).index_select(3, columns.flatten())
+    x = x.unflatten(3, columns.shape).unflatten(2, rows.shape)
+    return x.transpose(3, 4).flatten(4, 5).flatten(2, 3)
 
 
 @MODELS.register_module()
@@ -41,9 +83,9 @@ class NeighborhoodAttention(QKVAttention):
     a side is seen whole.
 
     On a GPU, natten's fused kernels compute it, where that package is installed
-    (``pip install natten``). Without, it is computed for one neighbour after the other. This takes
-    :math:`O(N k^2)` memory, and :math:`O(N C k^2)` while training. The two have the same values.
-    The GPU path has not been run.
+    (``pip install natten``). Without, tiles of k x k queries attend to the :math:`(2k - 1)^2` tokens
+    around them, with a mask. This takes :math:`O(N k^2)` memory. The two have the same values. The
+    GPU path has not been run.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
@@ -102,17 +144,23 @@ class NeighborhoodAttention(QKVAttention):
         if self.has_natten and fits and (q.is_cuda or self.backend == 'natten'):
             return self._by_natten(q, k, v, hw_shape)
         rows, columns = (
-            neighbours(side, self.kernel_size, self.dilation, q.device) for side in hw_shape
+            axis_tiles(side, self.kernel_size, self.dilation, q.device) for side in hw_shape
         )
-        places = rows[:, None, :, None] * hw_shape[1] + columns[None, :, None, :]
-        places = places.flatten(2).flatten(0, 1).unbind(1)  # k * k of (N,)
+        seen = rows.seen[:, None, :, None, :, None] & columns.seen[:, None, :, None]
+        seen = seen.flatten(4).flatten(2, 3).flatten(0, 1)[None]  # (1, tiles, queries, keys)
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            query = query * self.head_dims**-0.5
-            weights = torch.stack([(query * key[:, :, place]).sum(-1) for place in places], dim=-1)
-            parts = weights.softmax(-1).unsqueeze(-2).unbind(-1)  # k * k of (B, heads, N, 1)
-            out = sum(part * value[:, :, place] for part, place in zip(parts, places))
-            return out.to(v.dtype)
+            query = cut(query, hw_shape, rows.queries, columns.queries)
+            key, value = (cut(x, hw_shape, rows.keys, columns.keys) for x in (key, value))
+            # Heads are of one batch, so that tiles stand where PyTorch has heads.
+            tiles = (x.flatten(0, 1) for x in (query, key, value))
+            out = F.scaled_dot_product_attention(*tiles, attn_mask=seen)
+            out = out.unflatten(0, q.shape[:2])
+            out = out.unflatten(3, (rows.queries.shape[1], columns.queries.shape[1]))
+            out = out.unflatten(2, (rows.queries.shape[0], columns.queries.shape[0]))
+            out = out.transpose(3, 4).flatten(4, 5).flatten(2, 3)
+            out = out.index_select(2, rows.slots).index_select(3, columns.slots)
+            return out.flatten(2, 3).to(v.dtype)
 
     def _by_natten(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         from natten.functional import na2d
