@@ -83,9 +83,9 @@ class NeighborhoodAttention(QKVAttention):
     a side is seen whole.
 
     On a GPU, natten's fused kernels compute it, where that package is installed
-    (``pip install natten``). Without, tiles of k x k queries attend to the :math:`(2k - 1)^2` tokens
-    around them, with a mask. This takes :math:`O(N k^2)` memory. The two have the same values. The
-    GPU path has not been run.
+    (``pip install natten``). Without, tiles of k x k queries attend with a mask to the
+    :math:`(2k - 1)^2` tokens around them. This takes :math:`O(N k^2)` memory. The two have the same
+    values. The GPU path has not been run.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
