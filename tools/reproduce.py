@@ -25,13 +25,13 @@ import shlex
 import sys
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from importlib.metadata import distributions, version
 from pathlib import Path
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, Iterator, List, Optional, Tuple
 
 import torch
 from mmengine.config import DictAction
-from reproduction.jobs import LAUNCHERS, Job, Settings, plan_measurements, plan_run
+from reproduction.jobs import Training, plan_measurements, plan_run
+from reproduction.launching import LAUNCHERS, Job, Settings, this_machine, versions
 from reproduction.paper_tables import (
     KINDS,
     SCALES,
@@ -49,10 +49,7 @@ from rich import table as rich_table
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-import mmlaplace
 from mmlaplace.utils.command_line import ToolParser, write_whole
-from mmlaplace.utils.measuring import describe_machine
-from mmlaplace.utils.toolboxes import TOOLBOXES
 
 LOOK = 1.0  # seconds between two looks at the jobs
 
@@ -72,7 +69,8 @@ class Plan:
             runs = []
             for run in row.runs if row.covered else ():
                 name = f'{table.name}/{row.name}'
-                jobs = {seed: plan_run(name, run, seed, settings) for seed in seeds}
+                wanted = seeds if run.trained else ()
+                jobs = {seed: plan_run(name, run, seed, settings) for seed in wanted}
                 keys = {seed: self.add(job) for seed, job in jobs.items() if job is not None}
                 measured = [self.add(job) for job in plan_measurements(name, run, settings)]
                 runs.append((run, keys, measured))
@@ -86,6 +84,11 @@ class Plan:
         self.jobs.setdefault(key, job)
         return key
 
+    @property
+    def trainings(self) -> List[Training]:
+        """Those of its jobs that train or test."""
+        return [job for job in self.jobs.values() if isinstance(job, Training)]
+
 
 def run_all(plan: Plan, at_once: int, devices: List[str], console: Console) -> Dict[str, Outcome]:
     """Run all jobs, several at once, with progress; what each found or how it failed, by key."""
@@ -96,7 +99,7 @@ def run_all(plan: Plan, at_once: int, devices: List[str], console: Console) -> D
 
     def work(job: Job) -> dict:
         for needed in job.needs.values():
-            if futures[f'{needed.kind}/{needed.key}'].exception() is not None:
+            if future_of(needed).exception() is not None:
                 job.state = 'failed'
                 raise RuntimeError(f'it needs {needed.label}, which failed')
         slot = slots.get()
@@ -105,6 +108,16 @@ def run_all(plan: Plan, at_once: int, devices: List[str], console: Console) -> D
             return job.run()
         finally:
             slots.put(slot)
+
+    def future_of(job: Job) -> Optional[Future]:
+        return futures.get(f'{job.kind}/{job.key}')
+
+    def start(pool: ThreadPoolExecutor) -> None:
+        """Hand on what waits for nothing more, so that no slot is held by a job that waits."""
+        for key, job in plan.jobs.items():
+            needed = [future_of(other) for other in job.needs.values()]
+            if key not in futures and all(future and future.done() for future in needed):
+                futures[key] = pool.submit(work, job)
 
     columns = (
         TextColumn('{task.description}'),
@@ -115,12 +128,11 @@ def run_all(plan: Plan, at_once: int, devices: List[str], console: Console) -> D
     progress = Progress(*columns, console=console)
     with progress, ThreadPoolExecutor(at_once) as pool:
         total, lines = progress.add_task('jobs', total=len(plan.jobs)), {}
-        # Jobs start in this order, so one that waits for another has it running before it.
-        for key, job in plan.jobs.items():
-            futures[key] = pool.submit(work, job)
+        start(pool)
         try:
             while show(plan, futures, progress, total, lines):
                 time.sleep(LOOK)
+                start(pool)
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
@@ -143,7 +155,7 @@ def show(plan: Plan, futures: Dict[str, Future], progress: Progress, total, line
             end = f'failed: {str(error).splitlines()[0]}' if error else 'done'
             progress.console.print(f'{job.label}: {end}', markup=False, soft_wrap=True)
             progress.advance(total)
-    return not all(future.done() for future in futures.values())
+    return len(futures) < len(plan.jobs) or not all(future.done() for future in futures.values())
 
 
 def outcome(future: Future) -> Outcome:
@@ -175,11 +187,11 @@ def make_report(table: Table, plan: Plan, found: Dict[str, Outcome], about: dict
 
 def list_tables(console: Console) -> None:
     """Print all tables with the number of their rows."""
-    shown = rich_table.Table('table', 'own rows', 'baselines', 'what', box=box.SIMPLE)
+    shown = rich_table.Table('table', 'own rows', 'baselines', 'options', 'what', box=box.SIMPLE)
     shown.columns[0].no_wrap = True
     for table in read_tables():
         counts = [coverage(table, kind) for kind in KINDS]
-        cells = [f'{covered} of {rows}' for covered, rows, _ in counts]
+        cells = [f'{covered} of {rows}' if rows else '' for covered, rows, _ in counts]
         shown.add_row(table.name, *cells, f'{table.title} ({table.place})')
     console.print(shown)
 
@@ -191,11 +203,13 @@ def coverage(table: Table, kind: str) -> Tuple[int, int, int]:
 
 
 def coverage_page() -> str:
-    """The counts of all tables as Markdown, which docs/reproduce.md has."""
+    """The counts of the papers' tables as Markdown, which docs/reproduce.md has."""
     header = ['table', 'what', 'own rows', 'wait', 'baselines', 'wait', 'cannot']
     lines, sums = [header, ['---'] * len(header)], [0] * 6
     for table in read_tables():
-        counts = [number for kind in KINDS for number in coverage(table, kind)]
+        counts = [number for kind in ('own', 'baseline') for number in coverage(table, kind)]
+        if not any(counts):
+            continue
         sums = [total + number for total, number in zip(sums, counts)]
         link = f'[{table.name}](../configs/tables/{table.name}.yml)'
         lines.append([link, f'{table.title} ({table.place})', *_count_cells(counts)])
@@ -212,15 +226,21 @@ def _count_cells(counts: List[int]) -> List[str]:
 def list_rows(table: Table, console: Console) -> None:
     """Print the rows of a table, with their configs."""
     shown = rich_table.Table('row', 'kind', 'published', 'config', 'mini', box=box.SIMPLE)
+    for column in shown.columns:
+        column.overflow = 'fold'  # a name cut short is of no use
     for row in table.rows:
         reason = row.why_not or (f'waits for {row.waits_for}' if row.waits_for else '')
         for run in row.runs:
-            published = ', '.join(f'{name} {value}' for name, value in run.published.items())
+            values = {name: value for name, value in run.published.items() if value is not None}
+            published = ', '.join(f'{name} {value}' for name, value in values.items())
             config = reason or (run.full.config if run.full else run.tool[0])
             name = f'{row.name}, {run.name}' if run.name else row.name
             shown.add_row(name, row.kind, published, config, 'yes' if run.mini or run.tool else '')
     console.print(table.title, f'({table.paper}, {table.place})', table.note, markup=False)
     console.print(shown)
+    for row in table.rows:
+        if row.note:
+            console.print(f'{row.name}: {row.note}', markup=False)
 
 
 def dry_run(plan: Plan) -> Iterator[str]:
@@ -230,18 +250,11 @@ def dry_run(plan: Plan) -> Iterator[str]:
         yield f'{job.label} ({state}, {job.folder})'
         for command in job.commands():
             yield f'  {shlex.join(command)}'
+        if isinstance(job, Training) and job.wrong_batch():
+            yield f'  refused: {job.wrong_batch()}'
     for row, _ in plan.rows:
         if not row.covered:
             yield f'{row.name}: {row.why_not or f"waits for {row.waits_for}"}'
-
-
-def versions() -> Dict[str, str]:
-    """Of what decides results. A fork and the upstream package have the same import name."""
-    names = ['torch', 'mmengine', 'onedl-mmengine', 'mmcv', 'onedl-mmcv']
-    names += [name for toolbox in TOOLBOXES.values() for name in toolbox.tested]
-    installed = {distribution.metadata['Name'] for distribution in distributions()}
-    found = {name: version(name) for name in names if name in installed}
-    return {'mmlaplace': mmlaplace.__version__, **found}
 
 
 def parse_weights(given: List[str]) -> Dict[str, Path]:
@@ -270,16 +283,43 @@ def parse_args(parser: ToolParser):
     parser.add_argument('--jobs', type=int, help='at once; default: as GPUs allow, on a CPU 1')
     parser.add_argument('--resume', action='store_true', help='go on with runs that are there')
     parser.add_argument('--dry-run', action='store_true', help='print what would be done')
-    parser.add_argument('--report', action='store_true', help='of what is finished; run nothing')
+    parser.add_argument(
+        '--report', action='store_true', help='of what such a call has finished; run nothing'
+    )
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/reproduce'))
     parser.add_argument('--out', type=Path, help='default: WORK_DIR/TABLE-SCALE.json')
     parser.add_argument(
-        '--weights', nargs='+', default=[], metavar='TABLE/ROW=FILE', help='not to be trained'
+        '--weights', nargs='+', default=[], metavar='TABLE/ROW=FILE',
+        help='of rows that are not to be trained'
     )
     parser.add_argument(
         '--cfg-options', nargs='+', action=DictAction, default={}, help='change all configs'
     )
     return parser.parse_args()
+
+
+def groups_of_gpus(size: int) -> List[str]:
+    """GPUs that this process may use, so many in a group, as CUDA_VISIBLE_DEVICES names them."""
+    count, visible = torch.cuda.device_count(), os.environ.get('CUDA_VISIBLE_DEVICES')
+    names = visible.split(',')[:count] if visible else [str(index) for index in range(count)]
+    return [','.join(names[first : first + size]) for first in range(0, count - size + 1, size)]
+
+
+def why_not_now(plan: Plan, scale: str) -> str:
+    """What stands against running a plan, or ``''``."""
+    wrong = list(dict.fromkeys(filter(None, (job.wrong_batch() for job in plan.trainings))))
+    if wrong:
+        return '\n  '.join([
+            'batch sizes do not fit; change --launcher and --gpus, or row by row '
+            'optim_wrapper.accumulative_counts, or scale the rates by --cfg-options '
+            'auto_scale_lr.enable=True:', *wrong,
+        ])  # fmt: skip
+    missing = sorted(filter(None, {job.missing_data() for job in plan.trainings}))
+    if not missing:
+        return ''
+    tool = 'make_lra_datasets.py' if missing[0].startswith('data/lra') else 'make_mini_datasets.py'
+    made = f'; python tools/dataset_converters/{tool} makes it' if scale == 'mini' else ''
+    return f'{missing[0]} is missing{made}'
 
 
 def main() -> None:
@@ -293,14 +333,15 @@ def main() -> None:
         parser.error('--launcher slurm needs --partition')
     if args.gpus < 1 or (args.jobs is not None and args.jobs < 1):
         parser.error(f'--gpus ({args.gpus}) and --jobs ({args.jobs}) must be at least 1')
-    gpus = torch.cuda.device_count()
-    devices = [
-        ','.join(str(first + i) for i in range(args.gpus))
-        for first in range(0, gpus - args.gpus + 1, args.gpus)
-    ]
+    if args.launcher == 'none' and args.gpus > 1:
+        parser.error(f'--gpus {args.gpus} needs --launcher pytorch or slurm; without, one trains')
+    devices = groups_of_gpus(args.gpus)
     jobs = args.jobs or max(len(devices), 1)
     if args.launcher != 'slurm' and devices and jobs > len(devices):
-        parser.error(f'--jobs {jobs} of --gpus {args.gpus} need more than the {gpus} GPUs here')
+        parser.error(
+            f'--jobs {jobs} of --gpus {args.gpus} need more than the {torch.cuda.device_count()} '
+            'GPUs here'
+        )
     try:
         table = read_table(args.table)
         if args.list:
@@ -311,7 +352,13 @@ def main() -> None:
             parse_weights(args.weights), threads=max((os.cpu_count() or 1) // jobs, 1),
         )  # fmt: skip
         chosen = [(table, row) for row in rows if args.kind in (None, row.kind)]
+        if not chosen:
+            names = ', '.join(row.name for row in rows)
+            raise TableError(f'--kind {args.kind}: none of {names} is of this kind')
         plan = Plan(chosen, args.seeds, settings)
+        unused = set(settings.weights) - {job.weights.row for job in plan.trainings if job.weights}
+        if unused:
+            raise TableError(f'--weights: nothing here takes those of {", ".join(sorted(unused))}')
     except (TableError, ImportError) as error:
         parser.error(str(error))
     if args.dry_run:
@@ -322,16 +369,14 @@ def main() -> None:
             f'{there[0]} is there already; --resume goes on with it, and another --work-dir '
             'starts anew'
         )
-    if args.scale == 'mini' and not args.report and not Path('data/mini').is_dir():
-        parser.error(
-            'data/mini is missing; python tools/dataset_converters/make_mini_datasets.py makes it'
-        )
+    refused = '' if args.report else why_not_now(plan, args.scale)
+    if refused:
+        parser.error(refused)
     devices = [] if args.launcher == 'slurm' else devices
     found = finished(plan) if args.report else run_all(plan, jobs, devices, console)
-    device = torch.device('cuda' if gpus else 'cpu')
     report = make_report(table, plan, found, dict(
         scale=args.scale, seeds=args.seeds, call=shlex.join(['python', *sys.argv]),
-        versions=versions(), machine=describe_machine(device),
+        versions=versions(), machine=this_machine(),
     ))  # fmt: skip
     out = args.out or args.work_dir / f'{table.name}-{args.scale}.json'
     out.parent.mkdir(parents=True, exist_ok=True)

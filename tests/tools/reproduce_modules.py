@@ -7,6 +7,21 @@ from conftest import ROOT, load_tool
 
 with mock.patch.object(sys, 'path', [str(ROOT / 'tools'), *sys.path]):
     tool = load_tool('tools/reproduce.py')
-    from reproduction import files, jobs, paper_tables, report
+    from reproduction import files, jobs, launching, paper_tables, report
 
-__all__ = ['files', 'jobs', 'paper_tables', 'report', 'tool']
+__all__ = [
+    'files', 'jobs', 'launching', 'paper_tables', 'plan', 'report', 'settings', 'tool', 'trained',
+]  # fmt: skip
+
+
+def settings(tmp_path, **changes) -> launching.Settings:
+    return launching.Settings(**{'work_dir': tmp_path, 'scale': 'mini', **changes})
+
+
+def plan(tmp_path, *names, seeds=(0,), **changes) -> tool.Plan:
+    rows = [paper_tables.find_row(name) for name in names]
+    return tool.Plan(rows, list(seeds), settings(tmp_path, **changes))
+
+
+def trained(**scores) -> dict:
+    return dict(scores=scores, config_hash='abc', log='/runs/test/1.json', seconds=1.0)

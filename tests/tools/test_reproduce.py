@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, run_script
 from mmengine.config import Config
-from reproduce_modules import files, jobs, paper_tables, report, tool
+from reproduce_modules import files, jobs, launching, paper_tables, plan, settings, tool
 from rich.console import Console
 
 TOOL = ROOT / 'tools/reproduce.py'
@@ -28,16 +28,7 @@ LIMITED = (  # so few images that an epoch takes a second
 @pytest.fixture(autouse=True)
 def _without_waiting(monkeypatch):
     monkeypatch.setattr(tool, 'LOOK', 0.01)
-    monkeypatch.setattr(jobs, 'LOOK', 0.01)
-
-
-def settings(tmp_path, **changes) -> jobs.Settings:
-    return jobs.Settings(**{'work_dir': tmp_path, 'scale': 'mini', **changes})
-
-
-def plan(tmp_path, *names, seeds=(0,), **changes) -> 'tool.Plan':
-    rows = [paper_tables.find_row(name) for name in names]
-    return tool.Plan(rows, list(seeds), settings(tmp_path, **changes))
+    monkeypatch.setattr(launching, 'LOOK', 0.01)
 
 
 @pytest.mark.slow
@@ -58,6 +49,14 @@ def test_tables_and_rows_are_listed():
         (('softpp_table_9', '--jobs', '0'), r'--gpus \(1\) and --jobs \(0\) must be at least 1'),
         (('softpp_table_9', '--weights', 'a=b'), "takes TABLE/ROW=FILE with a file, got 'a=b'"),
         (('softpp_table_9', '--scale', 'tiny'), "invalid choice: 'tiny'"),
+        (('softpp_table_9', '--gpus', '8'), '--gpus 8 needs --launcher pytorch or slurm'),
+        (('softpp_table_9', '--kind', 'baseline'), '--kind baseline: none of landmarks-36'),
+        (
+            ('softpp_table_9', '--weights', f'softpp_table_1/tiny={__file__}'),
+            'nothing here takes those of softpp_table_1/tiny',
+        ),
+        (('softpp_table_9',), r'softpp_table_9/landmarks-36 would train on 128 images a step'),
+        (('polaformer_a4', 'zeros', '--scale', 'mini'), 'make_lra_datasets.py makes it'),
     ],
 )
 def test_bad_input_is_quoted(arguments, message, tmp_path, monkeypatch):
@@ -115,8 +114,56 @@ def test_the_classifier_of_a_detector_comes_first_and_hands_on_its_weights(tmp_p
         tmp_path, 'laplacianformer_coco/retinanet-tiny',
         weights={'laplacianformer_imagenet/tiny': Path('mine.pth')},
     )  # fmt: skip
-    (detector,) = (job for job in given.jobs.values() if isinstance(job, jobs.Training))
+    (detector,) = given.trainings
     assert detector.source() == 'mine.pth' and not detector.needs
+
+
+def test_given_weights_of_a_row_are_tested_and_not_trained(tmp_path):
+    name = 'softpp_table_3/softpp-small'
+    (row,) = plan(tmp_path, name, weights={name: Path('mine.pth')}).trainings
+    assert len(row.commands()) == 1 and row.source() == 'mine.pth'
+    larger = plan(tmp_path, 'softpp_table_6/softpp-384', weights={name: Path('mine.pth')})
+    at_224, at_384 = larger.trainings
+    assert at_224.source() == 'mine.pth' and not at_224.trains and not at_384.trains
+    with pytest.raises(paper_tables.TableError, match="several runs, one of them 'image'"):
+        plan(tmp_path, 'polaformer_table_6/pola', scale='full',
+             weights={'polaformer_table_6/pola': Path('mine.pth')})  # fmt: skip
+
+
+def test_a_batch_that_does_not_fit_the_learning_rate_is_refused(tmp_path):
+    def wrong(name='softpp_table_3/softpp-tiny', **changes):
+        return [
+            job.wrong_batch() for job in plan(tmp_path, name, scale='full', **changes).trainings
+        ]
+
+    (message,) = wrong()
+    assert '128 images a step (128 in each of 1)' in message
+    assert 'its learning rate is for 1024, which are 8 processes' in message
+    assert wrong(launcher='pytorch', gpus=8) == ['']
+    assert wrong(launcher='pytorch', gpus=2, options={'optim_wrapper.accumulative_counts': 4}) == [
+        ''
+    ]
+    assert wrong(options={'auto_scale_lr.enable': True}) == ['']
+    assert wrong(weights={'softpp_table_3/softpp-tiny': Path('mine.pth')}) == ['']  # no training
+    keys = {next(iter(plan(tmp_path, 'softpp_table_3/softpp-tiny', launcher='pytorch', gpus=gpus)
+                      .jobs)) for gpus in (1, 8)}  # fmt: skip
+    assert len(keys) == 2  # a run of another batch is another run
+
+
+def test_the_best_checkpoint_is_tested_where_a_table_says_so(tmp_path):
+    def trained_in(name):
+        (job,) = plan(tmp_path, name).trainings
+        (job.folder / 'train').mkdir(parents=True)
+        (job.folder / 'train/last_checkpoint').write_text('iter_500.pth')
+        return job
+
+    job = trained_in('polaformer_a4/zeros')
+    with pytest.raises(jobs.JobFailed, match='no best_.*save_best of the config keeps it'):
+        job.trained_checkpoint()
+    best = job.folder / 'train/best_accuracy_top1_iter_200.pth'
+    best.write_text('')
+    assert job.trained_checkpoint() == str(best)
+    assert trained_in('softpp_table_9/landmarks-49').trained_checkpoint() == 'iter_500.pth'
 
 
 def test_a_figure_gets_configs_results_and_images_of_its_scale(tmp_path):
@@ -132,8 +179,7 @@ def test_a_figure_gets_configs_results_and_images_of_its_scale(tmp_path):
 
 
 def test_a_row_of_soft_is_looked_into_after_its_test(tmp_path):
-    made = plan(tmp_path, 'softpp_table_2/soft', 'softpp_table_2/transformer')
-    trainings = [job for job in made.jobs.values() if isinstance(job, jobs.Training)]
+    trainings = plan(tmp_path, 'softpp_table_2/soft', 'softpp_table_2/transformer').trainings
     assert [job.cfg.model.backbone.type for job in trainings] == ['SOFT', 'SOFTPlusPlus']
     assert all(job.has_term() for job in trainings)
     command = trainings[0].term_command('epoch_11.pth')
@@ -155,6 +201,32 @@ def test_launchers_start_the_scripts_of_this_project(tmp_path):
     train, test = commands(launcher='slurm', gpus=8, partition='gpu')
     assert train[1].endswith('slurm_train.sh') and train[2] == 'gpu'
     assert test[:3] == ['srun', '--partition', 'gpu']
+    # What is measured or drawn runs on a node too, and not where the tool was called.
+    names = 'softpp_table_9/landmarks-49', 'softpp_figures/figure-5'
+    for job in plan(tmp_path, *names, launcher='slurm', partition='gpu').jobs.values():
+        assert job.commands()[-1][0] == 'srun'
+    assert job.place()['Slurm partition'] == 'gpu'
+
+
+def test_gpus_are_those_that_the_call_may_use(monkeypatch):
+    monkeypatch.setattr(tool.torch.cuda, 'device_count', lambda: 3)
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '2,5,GPU-1a')
+    assert tool.groups_of_gpus(1) == ['2', '5', 'GPU-1a'] and tool.groups_of_gpus(2) == ['2,5']
+    monkeypatch.delenv('CUDA_VISIBLE_DEVICES')
+    assert tool.groups_of_gpus(1) == ['0', '1', '2']
+
+
+def test_a_measurement_is_of_the_changed_config_and_of_its_machine(tmp_path):
+    def keys(**changes):
+        made = plan(tmp_path, 'softpp_table_9/landmarks-49', **changes)
+        return {
+            job.timed: key for key, job in made.jobs.items() if isinstance(job, jobs.Measurement)
+        }
+
+    here, changed = keys(), keys(options={'model.backbone.drop_path_rate': 0.2})
+    elsewhere = keys(launcher='slurm', partition='gpu')
+    assert here[False] != changed[False] and here[True] != changed[True]
+    assert here[False] == elsewhere[False] and here[True] != elsewhere[True]
 
 
 class Command(jobs.Job):
@@ -192,6 +264,17 @@ def test_a_failure_has_the_end_of_its_log_and_stops_only_what_needs_it(tmp_path)
     assert found['after'] == 'it needs bad, which failed'
 
 
+def test_a_job_that_waits_holds_no_slot(tmp_path):
+    """Of two chains in two slots, the second does not wait for the whole first."""
+    here, order = settings(tmp_path), tmp_path / 'order'
+    code = f"open({str(order)!r}, 'a').write('{{}} '); import time; time.sleep({{}})"
+    first = Command('first', here, code.format('first', 3))
+    second = Command('second', here, code.format('second', 0))
+    chains = [Command('after first', here, code.format('after-first', 0), {'first': first}), second]
+    tool.run_all(planned(first, *chains), 2, [], Console(quiet=True))
+    assert order.read_text().split() == ['first', 'second', 'after-first']
+
+
 def test_what_is_finished_is_not_repeated_and_what_failed_is(tmp_path):
     marks = tmp_path / 'marks'
     code = f"open({str(marks)!r}, 'a').write('x')"
@@ -202,19 +285,6 @@ def test_what_is_finished_is_not_repeated_and_what_failed_is(tmp_path):
     for _ in range(2):
         tool.run_all(planned(Command('b', settings(tmp_path), failing)), 1, [], Console(quiet=True))
     assert marks.read_text() == 'xxx'
-
-
-def test_a_report_of_what_is_finished_says_that_the_rest_was_not_run(tmp_path):
-    table = paper_tables.read_table('laplacianformer_bandwidth')
-    made = plan(tmp_path, *(f'{table.name}/{row}' for row in ('lambda-4', 'lambda-8')))
-    done = next(iter(made.jobs.values()))
-    done.folder.mkdir(parents=True)
-    (done.folder / 'result.json').write_text(json.dumps(trained(**{'accuracy/top1': 80.0})))
-    about = dict(scale='mini', seeds=[0], call='x', versions={}, machine={})
-    whole = tool.make_report(table, made, tool.finished(made), about)
-    text = report.markdown(whole, tmp_path)
-    assert '| λ=4 | own | top-1, % | 81.4 | 80, of the twin |' in text
-    assert '| λ=8 | own | top-1, % | 78.5 | not run |' in text
 
 
 def test_a_job_waits_for_a_process_that_still_works_in_its_folder(tmp_path):
@@ -235,74 +305,6 @@ def test_a_config_stands_alone(tmp_path):
     cfg = Config.fromfile(ROOT / 'configs/detection/soft/mask-rcnn_softpp-tiny_fpn_1x_coco.py')
     path.write_text(files.config_text(cfg))
     assert Config.fromfile(path).to_dict() == cfg.to_dict()
-
-
-def trained(**scores) -> dict:
-    return dict(scores=scores, config_hash='abc', log='/runs/test/1.json', seconds=1.0)
-
-
-@pytest.fixture
-def whole_report() -> dict:
-    """Of one row with three seeds, and a fourth that failed."""
-    table = paper_tables.read_table('softpp_table_9')
-    run = table.row('landmarks-49').runs[0]
-    outcomes = {i: trained(**{'accuracy/top1': 80.0 + i}) for i in range(3)}
-    counts = dict(macs=2.1e9, parameters=13e6)
-    entry = report.run_report(run, 'full', {**outcomes, 3: 'the end of a log'}, [counts])
-    row = report.row_report(table.row('landmarks-49'), [entry])
-    about = dict(scale='full', seeds=[0, 1, 2], call='x', versions={'torch': '2'}, machine={})
-    return dict(report.new_report(table, **about), rows=[row])
-
-
-@pytest.mark.slow
-def test_a_plot_is_drawn_where_there_are_scores(whole_report, tmp_path):
-    assert report.plot(whole_report, tmp_path / 'a.png') and (tmp_path / 'a.png').is_file()
-    assert not report.plot(dict(whole_report, rows=[]), tmp_path / 'b.png')
-    assert not (tmp_path / 'b.png').exists()
-
-
-def test_a_report_has_means_spreads_differences_and_failures(whole_report, tmp_path):
-    table = paper_tables.read_table('softpp_table_9')
-    run = table.row('landmarks-49').runs[0]
-    (entry,) = whole_report['rows'][0]['runs']
-    top1 = entry['metrics']['top-1']
-    assert (top1['mean'], top1['s'], round(top1['difference'], 6)) == (81.0, 1.0, 0.1)
-    assert entry['metrics']['MACs with kernels']['difference'] == pytest.approx(0.2)
-    assert entry['metrics']['training memory']['values'] == []
-    assert entry['failures'] == {'seed 3': 'the end of a log'}
-    text = report.markdown(whole_report, tmp_path)
-    assert '| 80.9 | 81 ± 1 | +0.10 |' in text and 'the end of a log' in text and 'abc' in text
-    outcomes = {0: trained(**{'accuracy/top1': 80.0})}
-    counts = dict(macs=2.1e9, parameters=13e6)
-    small = report.run_report(run, 'mini', outcomes, [counts])['metrics']
-    assert small['top-1']['difference'] is None  # of other data
-    assert small['MACs with kernels']['difference'] == pytest.approx(0.2)  # of the full size
-    missing = report.run_report(run, 'full', {0: trained(other=1)}, [])
-    assert missing['failures']['top-1'] == "the log has no 'accuracy/top1'"
-
-
-def test_a_report_has_the_sizes_of_attention_terms(tmp_path):
-    table = paper_tables.read_table('softpp_table_9')
-    row = table.row('landmarks-49')
-    terms = [dict(attention='stages.0.blocks.0.attn', mixed=1e-5, local=0.1)]
-    outcome = dict(trained(**{'accuracy/top1': 80.0}), attention_terms=terms)
-    entry = report.run_report(row.runs[0], 'mini', {0: outcome}, [])
-    about = dict(scale='mini', seeds=[0], call='x', versions={}, machine={})
-    whole = dict(report.new_report(table, **about), rows=[report.row_report(row, [entry])])
-    assert '- 49, seed 0: 1.0e-05 beside 1.0e-01' in report.markdown(whole, tmp_path)
-
-
-def test_text_is_the_same_or_other_and_means_over_runs_need_all(tmp_path):
-    table = paper_tables.read_table('softpp_table_1')
-    run = table.row('small').runs[0]
-    measured = [dict(embed_dims=[96, 192, 384, 768], depths=[1, 2, 5, 2], num_heads=[3, 6, 12, 24])]
-    metrics = report.run_report(run, 'mini', {}, measured)['metrics']
-    assert [metrics[n]['difference'] for n in ('widths', 'depths')] == ['same', 'other']
-    row = paper_tables.read_table('softpp_table_12').row('soft')
-    for score, mean in ((50.0, 50.0), (None, None)):
-        outcomes = {} if score is None else {0: trained(**{'accuracy/top1': score})}
-        entries = [report.run_report(run, 'full', outcomes, []) for run in row.runs]
-        assert report.row_report(row, entries)['averages']['top-1'].get('mean') == mean
 
 
 def call(cwd, *arguments) -> subprocess.Popen:

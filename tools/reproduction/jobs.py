@@ -1,185 +1,47 @@
-"""What a row needs done: training and testing, measuring, or drawing. Each keeps its own folder.
+"""What a row needs done: training and testing, measuring, or drawing."""
 
-A folder's name has a hash of all that decides the result, so that rows with the same config share
-a run, and a changed config is another run. What is done is kept there: ``result.json`` is written
-last, and in one step. A lock on the folder is held by the processes that train in it. It outlives
-the tool where that is killed, and a second call waits for it.
-"""
-
-import fcntl
-import hashlib
 import json
-import os
 import re
-import subprocess
 import sys
-import time
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Optional, Tuple
 
 from mmengine.config import Config
 
-from mmlaplace.utils.command_line import write_json, write_whole
+from mmlaplace.utils.command_line import write_whole
 
 from .files import config_text
-from .paper_tables import IMAGES, METRICS, SOFT, Run, TableError, find_row, merge
+from .launching import Job, JobFailed, Settings
+from .paper_tables import IMAGES, METRICS, SOFT, Run, Spec, TableError, Weights, find_row, merge
 
 TOOLS = Path(__file__).resolve().parents[1]
 MEASURE = str(TOOLS / 'analysis_tools/measure_model.py')
-TAIL = 25  # lines of a log that a failure quotes
-LOOK = 0.5  # seconds between two looks at a command
-LAUNCHERS = ('none', 'pytorch', 'slurm')
-
-
-class JobFailed(RuntimeError):
-    """A command of a job failed; the message has the end of its log."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What all jobs of a call share.
-
-    Attributes:
-        work_dir: Folder of all runs.
-        scale: ``'full'`` or ``'mini'``.
-        launcher: ``'none'``, ``'pytorch'`` or ``'slurm'``.
-        gpus: GPUs of one run.
-        partition: Of Slurm.
-        options: Changes of every config, by dotted keys.
-        weights: Checkpoints by ``table/row``, taken in place of training these rows.
-        threads: Threads of a process on the CPU.
-    """
-
-    work_dir: Path
-    scale: str
-    launcher: str = 'none'
-    gpus: int = 1
-    partition: str = ''
-    options: Mapping[str, Any] = field(default_factory=dict)
-    weights: Mapping[str, Path] = field(default_factory=dict)
-    threads: int = 1
-
-
-@dataclass(eq=False)
-class Job:
-    """One piece of work in a folder of its own.
-
-    Attributes:
-        label: For people.
-        settings: Of the call.
-        identity: All that decides the result.
-        needs: Jobs whose results it takes, by the row that they are for.
-        state: What it does, for the display.
-        devices: GPUs that it may see, such as ``'0,1'``.
-    """
-
-    label: str
-    settings: Settings
-    identity: str
-    needs: Dict[str, 'Job'] = field(default_factory=dict)
-    state: str = 'waits'
-    devices: Optional[str] = None
-
-    kind = 'job'
-
-    @property
-    def key(self) -> str:
-        """A hash of what decides the result."""
-        needed = ''.join(f'{row}={job.key}' for row, job in sorted(self.needs.items()))
-        return hashlib.sha256((self.identity + needed).encode()).hexdigest()[:12]
-
-    @property
-    def folder(self) -> Path:
-        """Where all of it is kept."""
-        return self.settings.work_dir / self.kind / f'{self.stem}_{self.key}'
-
-    @property
-    def stem(self) -> str:
-        """The readable part of the folder's name."""
-        return re.sub(r'[^\w.]+', '-', self.label)
-
-    def result(self) -> Optional[dict]:
-        """What it found, if it is finished."""
-        path = self.folder / 'result.json'
-        return json.loads(path.read_text()) if path.is_file() else None
-
-    def run(self) -> dict:
-        """Do it, or go on with it; what it found.
-
-        Raises:
-            JobFailed: If a command fails.
-        """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / 'lock', 'w') as lock:
-            self.state = 'waits for another process'
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            found = self.result()
-            if found is None:
-                started = time.time()
-                found = dict(self.work(lock.fileno()), seconds=round(time.time() - started, 1))
-                write_json(self.folder / 'result.json', found)
-        return found
-
-    def work(self, lock: int) -> dict:
-        """Do it, with the lock's file descriptor for the processes that it starts."""
-        raise NotImplementedError
-
-    def commands(self) -> List[List[str]]:
-        """What it calls, as far as it is known before it runs."""
-        raise NotImplementedError
-
-    def call(self, command: List[str], log: str, lock: int) -> None:
-        """Run a command with its output in a log.
-
-        Raises:
-            JobFailed: If it fails.
-        """
-        env = {
-            'OMP_NUM_THREADS': str(self.settings.threads),
-            'PYTHON': sys.executable,
-            **os.environ,
-        }
-        env['GPUS'] = str(self.settings.gpus)
-        if self.devices is not None:
-            env['CUDA_VISIBLE_DEVICES'] = self.devices
-        path = self.folder / log
-        with path.open('ab') as output:
-            process = subprocess.Popen(
-                command, stdout=output, stderr=subprocess.STDOUT, env=env, pass_fds=(lock,)
-            )
-            try:
-                while process.poll() is None:
-                    self.watch()
-                    time.sleep(LOOK)
-            except BaseException:
-                process.terminate()
-                process.wait()
-                raise
-        if process.returncode:
-            end = '\n'.join(path.read_text(errors='replace').splitlines()[-TAIL:])
-            raise JobFailed(
-                f'{" ".join(command)} ended with status {process.returncode}; the end of {path}:\n'
-                f'{end}'
-            )
-
-    def watch(self) -> None:
-        """Look how far a command is."""
 
 
 class Training(Job):
-    """Train and test a config by the toolbox's scripts."""
+    """Train and test a config by the toolbox's scripts.
+
+    Args:
+        label: For people.
+        checkpoint: Which checkpoint is tested, ``'last'`` or ``'best'``.
+        seed: Of the run.
+        cfg: With all options.
+        settings: Of the call.
+        weights: Weights that it takes of a row, or None.
+        needs: The job that makes them, or nothing where they are given.
+    """
 
     kind = 'runs'
 
     def __init__(
-        self, row: str, run: Run, seed: int, cfg: Config, settings: Settings,
-        needs: Dict[str, Job], given: Optional[Path],
+        self, label: str, checkpoint: str, seed: int, cfg: Config, settings: Settings,
+        weights: Optional[Weights], needs: Dict[str, Job],
     ) -> None:  # fmt: skip
-        self.run_of_row, self.seed, self.cfg, self.given = run, seed, cfg, given
-        use = run.weights.use if run.weights else ''
-        identity = f'{settings.scale} {config_text(cfg)} {use} {given or ""}'
-        label = f'{row} {run.name}'.strip()
+        self.checkpoint, self.seed, self.cfg, self.weights = checkpoint, seed, cfg, weights
+        self.given = settings.weights.get(weights.row) if weights else None
+        use = weights.use if weights else ''
+        trained = f'{settings.processes} {checkpoint}' if use != 'test' else ''
+        identity = f'{settings.scale} {config_text(cfg)} {use} {self.given or ""} {trained}'
         super().__init__(label, settings, identity, needs)
 
     @property
@@ -195,7 +57,31 @@ class Training(Job):
     @property
     def trains(self) -> bool:
         """Whether it trains, or only tests weights that there are."""
-        return self.run_of_row.weights is None or self.run_of_row.weights.use != 'test'
+        return self.weights is None or self.weights.use != 'test'
+
+    def wrong_batch(self) -> str:
+        """Why its learning rate does not fit its batch; ``''`` where it does, or is scaled."""
+        scale, loader = self.cfg.get('auto_scale_lr') or {}, self.cfg.get('train_dataloader')
+        meant = scale.get('base_batch_size')
+        if not (self.trains and meant and loader) or scale.get('enable'):
+            return ''
+        accumulated = self.cfg.optim_wrapper.get('accumulative_counts', 1)
+        batch, processes = loader.batch_size * accumulated, self.settings.processes
+        if batch * processes == meant:
+            return ''
+        return (
+            f'{self.label} would train on {batch * processes} images a step ({batch} in each of '
+            f'{processes}), and its learning rate is for {meant}, which are '
+            f'{meant / batch:g} processes'
+        )
+
+    def missing_data(self) -> str:
+        """The folder of its data where it is missing, or ``''``."""
+        dataset = (self.cfg.get('test_dataloader') or {}).get('dataset') or {}
+        while 'dataset' in dataset:
+            dataset = dataset['dataset']
+        root = dataset.get('data_root') or ''
+        return '' if not root or '://' in root or Path(root).is_dir() else root
 
     def commands(self) -> List[List[str]]:
         test = self.test_command('CHECKPOINT')
@@ -221,15 +107,31 @@ class Training(Job):
             script = ['bash', str(TOOLS / 'dist_test.sh'), str(self.config), checkpoint]
             return [*script, str(settings.gpus), *work]
         script = [sys.executable, str(TOOLS / 'test.py'), str(self.config), checkpoint, *work]
-        if settings.launcher == 'slurm':
-            place = ['--partition', settings.partition, '--gres', 'gpu:1', '--ntasks', '1']
-            return ['srun', *place, *script, '--launcher', 'slurm']
-        return script
+        by_slurm = ['--launcher', 'slurm'] if settings.launcher == 'slurm' else []
+        return self.on_one_gpu([*script, *by_slurm])
 
     def term_command(self, checkpoint: str) -> List[str]:
         """How the size of SOFT's attention term is measured beside its convolution of V."""
         command = [sys.executable, MEASURE, str(self.config), '--attention-term', '--checkpoint']
-        return [*command, checkpoint, '--out', str(self.folder / 'terms.json'), '--force']
+        command += [checkpoint, '--out', str(self.folder / 'terms.json'), '--force']
+        return self.on_one_gpu(command)
+
+    def trained_checkpoint(self) -> str:
+        """The checkpoint to test.
+
+        Raises:
+            JobFailed: If the training kept no best one.
+        """
+        if self.checkpoint == 'last':
+            return (self.folder / 'train/last_checkpoint').read_text().strip()
+        kept = (self.folder / 'train').glob('best_*.pth')
+        best = sorted(kept, key=lambda path: path.stat().st_mtime)
+        if not best:
+            raise JobFailed(
+                f'no best_*.pth in {self.folder / "train"}, whose best checkpoint is to be tested; '
+                'default_hooks.checkpoint.save_best of the config keeps it'
+            )
+        return str(best[-1])
 
     def has_term(self) -> bool:
         """Whether it is a classifier with SOFT's attention."""
@@ -242,9 +144,9 @@ class Training(Job):
 
     def work(self, lock: int) -> dict:
         cfg, checkpoint = Config(self.cfg.to_dict()), self.source()
-        if checkpoint is not None and self.run_of_row.weights.use == 'backbone':
+        if checkpoint is not None and self.weights.use == 'backbone':
             cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=checkpoint)
-        elif checkpoint is not None and self.run_of_row.weights.use == 'start':
+        elif checkpoint is not None and self.weights.use == 'start':
             cfg.load_from = checkpoint
         write_whole(self.config, config_text(cfg))
         if self.trains:
@@ -252,8 +154,7 @@ class Training(Job):
             if not trained.is_file():
                 self.state = 'trains'
                 self.call(self.train_command(), 'train.log', lock)
-                last = (self.folder / 'train/last_checkpoint').read_text().strip()
-                write_whole(trained, last)
+                write_whole(trained, self.trained_checkpoint())
             checkpoint = trained.read_text()
         self.state = 'tests'
         self.call(self.test_command(checkpoint), 'test.log', lock)
@@ -293,6 +194,8 @@ class Measurement(Job):
         self.size = run.image_size if not timed or settings.scale == 'full' else None
         identity = f'{config_text(cfg)} {timed} {self.size}'
         super().__init__(f'{row} {run.name}'.strip() + ', measured', settings, identity)
+        if timed:
+            self.identity += f' {self.place()}'
 
     @property
     def stem(self) -> str:
@@ -302,7 +205,8 @@ class Measurement(Job):
         command = [sys.executable, MEASURE, str(self.folder / 'config.py')]
         command += ['--image-size', *map(str, self.size)] if self.size else []
         command += ['--speed'] if self.timed else []
-        return [[*command, '--out', str(self.folder / 'measured.json'), '--force']]
+        command += ['--out', str(self.folder / 'measured.json'), '--force']
+        return [self.on_one_gpu(command)]
 
     def work(self, lock: int) -> dict:
         write_whole(self.folder / 'config.py', config_text(self.cfg))
@@ -320,8 +224,8 @@ class Drawing(Job):
     kind = 'figures'
 
     def __init__(self, row: str, run: Run, settings: Settings, needs: Dict[str, Job]) -> None:
-        self.tool = run.tool
-        super().__init__(row, settings, f'{settings.scale} {run.tool}', needs)
+        self.tool = run.drawn_by(settings.scale)
+        super().__init__(row, settings, f'{settings.scale} {self.tool}', needs)
 
     def commands(self) -> List[List[str]]:
         def fill(found: re.Match) -> str:
@@ -334,7 +238,7 @@ class Drawing(Job):
         arguments = [PLACEHOLDER.sub(fill, argument) for argument in arguments]
         values = dict(IMAGES[self.settings.scale], folder=str(self.folder), image=self.image())
         arguments = [argument.format(**values) for argument in arguments]
-        return [[sys.executable, str(TOOLS.parent / script), *arguments]]
+        return [self.on_one_gpu([sys.executable, str(TOOLS.parent / script), *arguments])]
 
     @staticmethod
     def image() -> str:
@@ -361,20 +265,29 @@ def plan_run(row: str, run: Run, seed: int, settings: Settings) -> Optional[Job]
         TableError: If it takes weights of a row that has none.
     """
     if run.tool:
-        rows = dict.fromkeys(r for text in run.tool for _, r in PLACEHOLDER.findall(text))
+        texts = run.drawn_by(settings.scale)
+        rows = dict.fromkeys(r for text in texts for _, r in PLACEHOLDER.findall(text))
         return Drawing(row, run, settings, {name: _source(name, seed, settings) for name in rows})
     spec = run.spec(settings.scale)
     if spec is None:
         return None
+    cfg = _changed(spec, settings)
+    cfg.merge_from_dict({'randomness.seed': seed})
+    needs, weights = {}, run.weights
+    if row in settings.weights:
+        if run.name:
+            raise TableError(f'--weights {row}: the row has several runs, one of them {run.name!r}')
+        weights = Weights(row, 'test')
+    elif weights is not None and weights.row not in settings.weights:
+        needs = {weights.row: _source(weights.row, seed, settings)}
+    label = f'{row} {run.name}'.strip()
+    return Training(label, run.checkpoint, seed, cfg, settings, weights, needs)
+
+
+def _changed(spec: Spec, settings: Settings) -> Config:
     cfg = spec.load()
     merge(cfg, settings.options)
-    cfg.merge_from_dict({'randomness.seed': seed})
-    needs, given = {}, None
-    if run.weights is not None:
-        given = settings.weights.get(run.weights.row)
-        if given is None:
-            needs = {run.weights.row: _source(run.weights.row, seed, settings)}
-    return Training(row, run, seed, cfg, settings, needs, given)
+    return cfg
 
 
 def _source(name: str, seed: int, settings: Settings) -> Training:
@@ -393,8 +306,8 @@ def plan_measurements(row: str, run: Run, settings: Settings) -> Tuple[Measureme
     wanted = [METRICS[name] for name in run.published if METRICS[name].measured]
     jobs = []
     if run.full is not None and any(metric.on_full for metric in wanted):
-        jobs.append(Measurement(row, run, run.full.load(), settings, timed=False))
+        jobs.append(Measurement(row, run, _changed(run.full, settings), settings, timed=False))
     spec = run.spec(settings.scale)
     if spec is not None and not all(metric.on_full for metric in wanted):
-        jobs.append(Measurement(row, run, spec.load(), settings, timed=True))
+        jobs.append(Measurement(row, run, _changed(spec, settings), settings, timed=True))
     return tuple(jobs)

@@ -14,11 +14,13 @@ from mmengine.config import Config
 from mmlaplace.model_zoo import files_root
 from mmlaplace.utils.toolboxes import require_toolbox
 
-KINDS = ('own', 'baseline')
+# Rows of the papers' methods, of those they compare with, and of options that no table compares.
+KINDS = ('own', 'baseline', 'option')
 # What weights of another row are for: the backbone's start, the whole model's start, or a test of
 # them without training.
 USES = ('backbone', 'start', 'test')
 SCALES = ('full', 'mini')
+CHECKPOINTS = ('last', 'best')
 # Held-out images of each task, for figures.
 IMAGES = {
     'full': dict(
@@ -157,25 +159,39 @@ class Run:
 
     Attributes:
         name: What tells the runs of a row apart; ``''`` where there is one.
-        published: Values by metric, in its unit. Text is compared as it stands.
+        published: Values by metric, in its unit, None where there is none. Text is compared as it
+            stands.
         full: The config of the row, or None where a tool draws it.
         mini: Its small twin for data/mini, or None.
-        tool: Path and arguments of a tool of this project that draws it, with ``{out}``.
+        tool: Path and arguments of a tool of this project that draws it.
+        mini_tool: The same for the mini scale.
         weights: Weights of another row, or None.
         image_size: Height and width at which the paper counts MACs; default: the config's.
+        checkpoint: Which one is tested: ``'last'``, or the ``'best'`` in validation.
     """
 
     name: str
-    published: Mapping[str, Union[float, str]]
+    published: Mapping[str, Union[float, str, None]]
     full: Optional[Spec] = None
     mini: Optional[Spec] = None
     tool: Tuple[str, ...] = ()
+    mini_tool: Tuple[str, ...] = ()
     weights: Optional[Weights] = None
     image_size: Optional[Tuple[int, int]] = None
+    checkpoint: str = 'last'
+
+    @property
+    def trained(self) -> bool:
+        """Whether a training or a figure tells any of its columns."""
+        return not self.published or any(METRICS[name].log for name in self.published)
 
     def spec(self, scale: str) -> Optional[Spec]:
         """The config for a scale."""
         return self.full if scale == 'full' else self.mini
+
+    def drawn_by(self, scale: str) -> Tuple[str, ...]:
+        """The tool for a scale."""
+        return self.tool if scale == 'full' else self.mini_tool
 
 
 @dataclass(frozen=True)
@@ -185,7 +201,8 @@ class Row:
     Attributes:
         name: For the command line.
         label: As the paper prints it.
-        kind: ``'own'`` for the paper's method, ``'baseline'`` for what it compares with.
+        kind: ``'own'`` for the paper's method, ``'baseline'`` for what it compares with,
+            ``'option'`` for an option of it or of the authors' code that no table compares.
         line: Its place in the printed table, from 1.
         runs: Its runs; none where nothing produces it yet or ever.
         averages: Published means over the runs, by metric.
@@ -280,7 +297,7 @@ def find_row(name: str) -> Tuple[Table, Row]:
     return found, found.row(row)
 
 
-TABLE_KEYS = ('title', 'paper', 'place', 'rows', 'note', 'shared')
+TABLE_KEYS = ('title', 'paper', 'place', 'rows', 'note', 'checkpoint', 'shared')
 RUN_KEYS = ('name', 'config', 'options', 'mini', 'tool', 'weights', 'image_size', 'published')
 ROW_KEYS = ('label', 'kind', 'runs', 'averages', 'waits_for', 'why_not', 'note')
 
@@ -293,16 +310,19 @@ def parse_table(name: str, content: Mapping[str, Any]) -> Table:
             same name.
     """
     _check_keys(name, content, TABLE_KEYS, needed=('title', 'paper', 'place', 'rows'))
-    rows = tuple(_parse_row(name, line, row) for line, row in enumerate(content['rows'], 1))
+    checkpoint = content.get('checkpoint', 'last')
+    if checkpoint not in CHECKPOINTS:
+        raise TableError(f'{name}: checkpoint must be one of {CHECKPOINTS}, got {checkpoint!r}')
+    rows = [_parse_row(name, line, row, checkpoint) for line, row in enumerate(content['rows'], 1)]
     names = [row.name for row in rows]
     twice = sorted({row for row in names if names.count(row) > 1})
     if twice:
         raise TableError(f'{name}: more than one row is named {", ".join(twice)}')
     texts = {key: content.get(key, '') for key in ('title', 'paper', 'place', 'note')}
-    return Table(name=name, rows=rows, **texts)
+    return Table(name=name, rows=tuple(rows), **texts)
 
 
-def _parse_row(table: str, line: int, content: Mapping[str, Any]) -> Row:
+def _parse_row(table: str, line: int, content: Mapping[str, Any], checkpoint: str) -> Row:
     where = f'{table}, row {content.get("name", line)!r}'
     _check_keys(where, content, (*ROW_KEYS, *RUN_KEYS), needed=('name', 'kind'))
     if content['kind'] not in KINDS:
@@ -314,7 +334,7 @@ def _parse_row(table: str, line: int, content: Mapping[str, Any]) -> Row:
     if 'runs' in content and one:
         raise TableError(f'{where}: give runs, or {", ".join(one)} of its one run, not both')
     given = content.get('runs', [dict(one, name='')])
-    runs = tuple(_parse_run(table, where, run, bool(reasons)) for run in given)
+    runs = tuple(_parse_run(table, where, run, checkpoint, bool(reasons)) for run in given)
     averages = content.get('averages', {})
     _check_keys(f'{where}, averages', averages, METRICS)
     texts = {key: content.get(key, '') for key in ('waits_for', 'why_not', 'note')}
@@ -324,7 +344,9 @@ def _parse_row(table: str, line: int, content: Mapping[str, Any]) -> Row:
     )  # fmt: skip
 
 
-def _parse_run(table: str, where: str, content: Mapping[str, Any], excused: bool) -> Run:
+def _parse_run(
+    table: str, where: str, content: Mapping[str, Any], checkpoint: str, excused: bool
+) -> Run:
     where = f'{where}, run {content["name"]!r}' if content.get('name') else where
     _check_keys(where, content, RUN_KEYS, needed=('name',))
     published = content.get('published') or {}
@@ -334,7 +356,8 @@ def _parse_run(table: str, where: str, content: Mapping[str, Any], excused: bool
     specs = {}
     for scale, spec in (('full', content), ('mini', content.get('mini') or {})):
         if scale == 'mini' and spec:
-            _check_keys(f'{where}, mini', spec, ('config', 'options'), needed=('config',))
+            known = ('tool',) if content.get('tool') else ('config', 'options')
+            _check_keys(f'{where}, mini', spec, known, needed=known[:1])
         if spec.get('config'):
             specs[scale] = Spec(spec['config'], spec.get('options') or {})
     weights = content.get('weights')
@@ -346,9 +369,11 @@ def _parse_run(table: str, where: str, content: Mapping[str, Any], excused: bool
         row = weights['row']
         weights = Weights(row if '/' in row else f'{table}/{row}', weights['use'])
     size = content.get('image_size')
+    tool = tuple(content.get('tool') or ())
+    small = (content.get('mini') or {}).get('tool')
     return Run(
-        name=content['name'], published=published, tool=tuple(content.get('tool') or ()),
-        weights=weights, image_size=tuple(size) if size else None, **specs,
+        name=content['name'], published=published, tool=tool, mini_tool=tuple(small or tool),
+        weights=weights, image_size=tuple(size) if size else None, checkpoint=checkpoint, **specs,
     )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Published beside reproduced: as JSON, as Markdown and as a plot."""
 
+import math
 import os
 import statistics
 from pathlib import Path
@@ -37,6 +38,9 @@ def run_report(
         config=spec.config if spec else None,
         options=dict(spec.options) if spec else {},
         config_hashes={str(seed): found['config_hash'] for seed, found in done.items()},
+        checkpoints={
+            str(seed): found['checkpoint'] for seed, found in done.items() if 'checkpoint' in found
+        },
         logs={str(seed): found['log'] for seed, found in done.items() if 'log' in found},
         files=[file for found in done.values() for file in found.get('files', ())],
         seconds=sum(found['seconds'] for found in done.values()),
@@ -46,6 +50,13 @@ def run_report(
             if 'attention_terms' in found
         },
     )
+    parts = {f'seed {seed}': found for seed, found in done.items()}
+    parts.update((f'measurement {i}', found) for i, found in enumerate(measured, 1))
+    entry['made_on'] = {
+        part: dict(machine=found['machine'], versions=found['versions'])
+        for part, found in parts.items()
+        if 'machine' in found and 'versions' in found
+    }
     figures: Dict[str, Any] = {}
     for found in reversed(measured):  # the first, of the full-size model, has the last word
         figures.update(found if isinstance(found, dict) else {})
@@ -68,7 +79,7 @@ def run_report(
 
 
 def compared(
-    published: Union[float, str], values: Sequence, factor: float, at: str, measured: bool
+    published: Union[float, str, None], values: Sequence, factor: float, at: str, measured: bool
 ) -> Dict[str, Any]:
     """A published value beside what was found. At mini scale there is no difference to tell."""
     if isinstance(published, str):
@@ -80,7 +91,7 @@ def compared(
     if found:
         entry['mean'] = statistics.mean(found)
         entry['s'] = statistics.stdev(found) if len(found) > 1 else None
-    full = found and at == 'full'
+    full = found and at == 'full' and published is not None
     entry['difference'] = entry['mean'] - published if full else None
     return entry
 
@@ -142,7 +153,7 @@ def markdown(report: dict, folder: Path) -> str:
     lines += [_cells(header), _cells(['---'] * len(header))]
     for row in report['rows']:
         lines += [_cells(cells) for cells in _row_cells(row, folder)]
-    lines += _term_lines(report)
+    lines += _notes(report) + _term_lines(report)
     failed = [(row, run, *item) for row in report['rows'] for run in row['runs']
               for item in run['failures'].items()]  # fmt: skip
     if failed:
@@ -150,10 +161,28 @@ def markdown(report: dict, folder: Path) -> str:
     for row, run, where, text in failed:
         lines += ['', f'{row["label"]} {run["name"]}, {where}:', '', '```', text, '```']
     lines += ['', '## Where', '']
-    about = {**report['machine'], **report['versions']}
-    lines += [f'- {name}: {value}' for name, value in about.items()]
-    lines += [f'- call: `{report["call"]}`']
+    for about, parts in _places(report).items():
+        lines += [about if len(_places(report)) == 1 else f'{"; ".join(parts)}: {about}', '']
+    lines += [f'Call: `{report["call"]}`']
     return '\n'.join(lines) + '\n'
+
+
+def _places(report: dict) -> Dict[str, List[str]]:
+    """Machines and versions, each with what was made there."""
+    found: Dict[str, List[str]] = {}
+    for row in report['rows']:
+        for run in row['runs']:
+            for part, made in run.get('made_on', {}).items():
+                about = {**made['machine'], **made['versions']}
+                text = ', '.join(f'{name}: {value}' for name, value in about.items())
+                found.setdefault(text, []).append(f'{row["label"]} {run["name"]} ({part})')
+    return found
+
+
+def _notes(report: dict) -> List[str]:
+    """What differs from the paper or is unknown, row by row."""
+    lines = [f'- {row["label"]}: {row["note"]}' for row in report['rows'] if row['note']]
+    return ['', '## Notes', '', *lines] if lines else []
 
 
 def _term_lines(report: dict) -> List[str]:
@@ -232,7 +261,8 @@ def plot(report: dict, path: Path) -> bool:
     for (name, rows), (left, right) in zip(scores.items(), grid):
         places = range(len(rows))
         unit = f'{name}, {rows[0][1]["unit"]}'
-        left.plot([entry['published'] for _, entry in rows], places, 'o', color='C7')
+        published = [math.nan if e['published'] is None else e['published'] for _, e in rows]
+        left.plot(published, places, 'o', color='C7')
         means = [entry['mean'] for _, entry in rows]
         spreads = [entry['s'] or 0 for _, entry in rows]
         right.errorbar(means, places, xerr=spreads, fmt='s', color='C0', capsize=3)
