@@ -278,7 +278,7 @@ def parse_args(parser: ToolParser):
     parser.add_argument('--scale', choices=SCALES, default='full', help='default: %(default)s')
     parser.add_argument('--seeds', nargs='+', type=int, default=[0], help='default: 0')
     parser.add_argument('--launcher', choices=LAUNCHERS, default='none', help='of one run')
-    parser.add_argument('--gpus', type=int, default=1, help='of one run; default: %(default)s')
+    parser.add_argument('--gpus', type=int, default=1, help='of one run at most; default: 1')
     parser.add_argument('--partition', default='', help='of Slurm')
     parser.add_argument('--jobs', type=int, help='at once; default: as GPUs allow, on a CPU 1')
     parser.add_argument('--resume', action='store_true', help='go on with runs that are there')
@@ -289,8 +289,11 @@ def parse_args(parser: ToolParser):
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/reproduce'))
     parser.add_argument('--out', type=Path, help='default: WORK_DIR/TABLE-SCALE.json')
     parser.add_argument(
-        '--weights', nargs='+', default=[], metavar='TABLE/ROW=FILE',
-        help='of rows that are not to be trained'
+        '--weights',
+        nargs='+',
+        default=[],
+        metavar='TABLE/ROW=FILE',
+        help='of rows that are not to be trained',
     )
     parser.add_argument(
         '--cfg-options', nargs='+', action=DictAction, default={}, help='change all configs'
@@ -310,9 +313,9 @@ def why_not_now(plan: Plan, scale: str) -> str:
     wrong = list(dict.fromkeys(filter(None, (job.wrong_batch() for job in plan.trainings))))
     if wrong:
         return '\n  '.join([
-            'batch sizes do not fit; change --launcher and --gpus, or row by row '
-            'optim_wrapper.accumulative_counts, or scale the rates by --cfg-options '
-            'auto_scale_lr.enable=True:', *wrong,
+            'batches do not fit; give more GPUs by --launcher and --gpus, or --cfg-options '
+            'optim_wrapper.accumulative_counts, or scale the rates by auto_scale_lr.enable=True:',
+            *wrong,
         ])  # fmt: skip
     missing = sorted(filter(None, {job.missing_data() for job in plan.trainings}))
     if not missing:

@@ -40,9 +40,10 @@ class Training(Job):
         self.checkpoint, self.seed, self.cfg, self.weights = checkpoint, seed, cfg, weights
         self.given = settings.weights.get(weights.row) if weights else None
         use = weights.use if weights else ''
-        trained = f'{settings.processes} {checkpoint}' if use != 'test' else ''
-        identity = f'{settings.scale} {config_text(cfg)} {use} {self.given or ""} {trained}'
+        identity = f'{settings.scale} {config_text(cfg)} {use} {self.given or ""}'
         super().__init__(label, settings, identity, needs)
+        if self.trains:
+            self.identity += f' {self.processes} {checkpoint}'
 
     @property
     def stem(self) -> str:
@@ -59,20 +60,30 @@ class Training(Job):
         """Whether it trains, or only tests weights that there are."""
         return self.weights is None or self.weights.use != 'test'
 
-    def wrong_batch(self) -> str:
-        """Why its learning rate does not fit its batch; ``''`` where it does, or is scaled."""
+    @property
+    def fitting_processes(self) -> Optional[float]:
+        """How many its learning rate is for, or None where it does not say or is scaled."""
         scale, loader = self.cfg.get('auto_scale_lr') or {}, self.cfg.get('train_dataloader')
         meant = scale.get('base_batch_size')
         if not (self.trains and meant and loader) or scale.get('enable'):
-            return ''
-        accumulated = self.cfg.optim_wrapper.get('accumulative_counts', 1)
-        batch, processes = loader.batch_size * accumulated, self.settings.processes
-        if batch * processes == meant:
+            return None
+        return meant / (loader.batch_size * self.cfg.optim_wrapper.get('accumulative_counts', 1))
+
+    @property
+    def processes(self) -> int:
+        """As many as its learning rate is for, where the call has them."""
+        most = self.settings.gpus if self.settings.launcher != 'none' else 1
+        fitting = self.fitting_processes
+        return int(fitting) if fitting in range(1, most) else most
+
+    def wrong_batch(self) -> str:
+        """Why its learning rate does not fit its batch, or ``''``."""
+        fitting = self.fitting_processes
+        if fitting is None or fitting == self.processes:
             return ''
         return (
-            f'{self.label} would train on {batch * processes} images a step ({batch} in each of '
-            f'{processes}), and its learning rate is for {meant}, which are '
-            f'{meant / batch:g} processes'
+            f'{self.label}: its batch and learning rate are for {fitting:g} processes, and it has '
+            f'{self.processes}'
         )
 
     def missing_data(self) -> str:
@@ -95,7 +106,7 @@ class Training(Job):
             script = ['bash', str(TOOLS / 'slurm_train.sh'), settings.partition, self.stem]
             return [*script, str(self.config), work, *resume]
         if settings.launcher == 'pytorch':
-            script = ['bash', str(TOOLS / 'dist_train.sh'), str(self.config), str(settings.gpus)]
+            script = ['bash', str(TOOLS / 'dist_train.sh'), str(self.config), str(self.processes)]
         else:
             script = [sys.executable, str(TOOLS / 'train.py'), str(self.config)]
         return [*script, '--work-dir', work, *resume]
@@ -105,7 +116,7 @@ class Training(Job):
         settings, work = self.settings, ['--work-dir', str(self.folder / 'test')]
         if settings.launcher == 'pytorch':
             script = ['bash', str(TOOLS / 'dist_test.sh'), str(self.config), checkpoint]
-            return [*script, str(settings.gpus), *work]
+            return [*script, str(self.processes), *work]
         script = [sys.executable, str(TOOLS / 'test.py'), str(self.config), checkpoint, *work]
         by_slurm = ['--launcher', 'slurm'] if settings.launcher == 'slurm' else []
         return self.on_one_gpu([*script, *by_slurm])

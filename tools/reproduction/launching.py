@@ -57,7 +57,7 @@ class Settings:
         work_dir: Folder of all runs.
         scale: ``'full'`` or ``'mini'``.
         launcher: ``'none'``, ``'pytorch'`` or ``'slurm'``.
-        gpus: GPUs of one run.
+        gpus: GPUs of one run, at most.
         partition: Of Slurm.
         options: Changes of every config, by dotted keys.
         weights: Checkpoints by ``table/row``. These rows are tested, and not trained.
@@ -72,11 +72,6 @@ class Settings:
     options: Mapping[str, Any] = field(default_factory=dict)
     weights: Mapping[str, Path] = field(default_factory=dict)
     threads: int = 1
-
-    @property
-    def processes(self) -> int:
-        """Of one training, each with a batch of its own."""
-        return 1 if self.launcher == 'none' else self.gpus
 
 
 @dataclass(eq=False)
@@ -106,6 +101,11 @@ class Job:
         """A hash of what decides the result."""
         needed = ''.join(f'{row}={job.key}' for row, job in sorted(self.needs.items()))
         return hashlib.sha256((self.identity + needed).encode()).hexdigest()[:12]
+
+    @property
+    def processes(self) -> int:
+        """How many train or test, each with a batch of its own."""
+        return 1
 
     @property
     def folder(self) -> Path:
@@ -156,7 +156,7 @@ class Job:
         else:
             threads = os.environ.get('OMP_NUM_THREADS', str(self.settings.threads))
             machine = {**this_machine(), 'threads': threads}
-        return {**machine, 'processes': str(self.settings.processes)}
+        return {**machine, 'processes': str(self.processes)}
 
     def on_one_gpu(self, command: List[str]) -> List[str]:
         """A command that is one process: under Slurm, with a GPU of a node."""
@@ -176,7 +176,7 @@ class Job:
             'PYTHON': sys.executable,
             **os.environ,
         }
-        env['GPUS'] = str(self.settings.gpus)
+        env['GPUS'] = str(self.processes)
         if self.devices is not None:
             env['CUDA_VISIBLE_DEVICES'] = self.devices
         path = self.folder / log
