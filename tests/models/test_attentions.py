@@ -22,6 +22,11 @@ def each(cases):
     return pytest.mark.parametrize('cfg', cases, ids=map(name, cases))
 
 
+def needs_autocast_of(dtype):
+    if dtype == torch.float16 and not hasattr(torch.amp, 'is_autocast_available'):
+        pytest.skip('before torch 2.4, autocast on a CPU takes bfloat16 alone')
+
+
 def build(cfg, embed_dims=64, num_heads=2):
     attention = MODELS.build(
         dict(cfg, embed_dims=embed_dims, num_heads=num_heads, input_resolution=(7, 7))
@@ -86,8 +91,7 @@ def test_rows_and_columns_are_not_confused(cfg):
 @each(CASES)
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_autocast_stays_close_to_fp32(cfg, dtype):
-    if dtype == torch.float16 and not hasattr(torch.amp, 'is_autocast_available'):
-        pytest.skip('before torch 2.4, autocast on a CPU takes bfloat16 alone')
+    needs_autocast_of(dtype)
     attention = build(cfg)
     x = torch.randn(2, 49, 64)
     exact = attention(x, (7, 7))
@@ -95,6 +99,27 @@ def test_autocast_stays_close_to_fp32(cfg, dtype):
         out = attention(x, (7, 7))
     # Linears round their inputs and outputs to the half: a few roundings of values of size |exact|.
     assert (out.float() - exact).abs().max() <= 8 * torch.finfo(dtype).eps * exact.abs().max()
+
+
+@pytest.mark.sampled(5)
+@each(CASES)
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
+def test_a_token_of_zeros_has_no_larger_gradient_than_a_norm_gives_it(cfg, dtype):
+    needs_autocast_of(dtype)
+    if 'qkv_bias' in MODELS.get(cfg['type']).known_options():
+        cfg = dict(cfg, qkv_bias=False)  # so that its query and key are zeros too
+    attention = build(cfg)
+    x = torch.randn(2, 49, 64)
+    x[:, 3] = 0  # as windows pad a map
+    x.requires_grad_()
+    with torch.autocast('cpu', dtype=torch.float16, enabled=dtype == torch.float16):
+        out = attention(x, (7, 7))
+    (out.float() * torch.randn(out.shape)).mean().backward()
+    for parameter_name, parameter in attention.named_parameters():
+        assert parameter.grad.isfinite().all(), parameter_name
+    sizes = x.grad.abs().amax((0, 2))
+    # LayerNorm multiplies the gradient of zeros by 1e-5 ** -0.5 = 316, that of others by about 1.
+    assert sizes[3] <= 1000 * sizes.median()
 
 
 @NO_GPU

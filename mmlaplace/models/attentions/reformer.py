@@ -10,6 +10,7 @@ from torch import Tensor
 from mmlaplace.ops.backend import ceil_div
 from mmlaplace.ops.precision import no_autocast, upcast
 
+from ..layers.unit_vectors import unit_vectors
 from .base import QKVAttention
 from .frame import Frame
 
@@ -135,7 +136,7 @@ class ReformerAttention(QKVAttention):
         self, q: Tensor, k: Tensor, v: Tensor, q_place: Tensor, k_place: Tensor, tokens: int
     ) -> Tuple[Tensor, Tensor]:
         """Mixed values and the logarithm of the sum of the exponentials, ``(..., 1)``."""
-        scores = q @ F.normalize(k, dim=-1).transpose(-2, -1) * self.head_dims**-0.5
+        scores = q @ unit_vectors(k).transpose(-2, -1) * self.head_dims**-0.5
         scores = scores.masked_fill(q_place[..., :, None] == k_place[..., None, :], self.to_itself)
         scores = scores.masked_fill((k_place >= tokens)[..., None, :], float('-inf'))
         return scores.softmax(-1) @ v, scores.logsumexp(-1, keepdim=True)

@@ -2,7 +2,6 @@ from typing import Tuple
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
@@ -11,6 +10,7 @@ from mmlaplace.ops.precision import no_autocast, upcast
 from ..layers import linear_attention
 from ..layers.pairs import check_pairs_fit
 from ..layers.taylor import taylor_features, taylor_width
+from ..layers.unit_vectors import unit_vectors
 from .base import QKVAttention
 
 FORMS = ('auto', 'linear', 'direct')
@@ -79,7 +79,7 @@ class TaylorShiftAttention(QKVAttention):
             check_pairs_fit(self, q, k)
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            query, key = (F.normalize(x, dim=-1, eps=1e-6) for x in (query, key))
+            query, key = (unit_vectors(x) for x in (query, key))
             query = query * self.temperature.to(query.dtype)
             if direct:
                 scores = query @ key.transpose(-2, -1)
