@@ -22,9 +22,9 @@ def each(cases):
     return pytest.mark.parametrize('cfg', cases, ids=map(name, cases))
 
 
-def needs_autocast_of(dtype):
+def needs_a_cpu_of(dtype):
     if dtype == torch.float16 and not hasattr(torch.amp, 'is_autocast_available'):
-        pytest.skip('before torch 2.4, autocast on a CPU takes bfloat16 alone')
+        pytest.skip('before torch 2.4, CPUs compute and autocast little in float16')
 
 
 def build(cfg, embed_dims=64, num_heads=2):
@@ -91,7 +91,7 @@ def test_rows_and_columns_are_not_confused(cfg):
 @each(CASES)
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_autocast_stays_close_to_fp32(cfg, dtype):
-    needs_autocast_of(dtype)
+    needs_a_cpu_of(dtype)
     attention = build(cfg)
     x = torch.randn(2, 49, 64)
     exact = attention(x, (7, 7))
@@ -103,9 +103,27 @@ def test_autocast_stays_close_to_fp32(cfg, dtype):
 
 @pytest.mark.sampled(5)
 @each(CASES)
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_weights_of_half_precision_run_and_train(cfg, dtype):
+    needs_a_cpu_of(dtype)
+    attention = build(cfg).to(dtype)
+    x = torch.randn(2, 45, 64, dtype=dtype, requires_grad=True)
+    out = attention(x, (5, 9))
+    assert out.dtype == dtype
+    out.float().mean().backward()
+    assert x.grad.isfinite().all()
+    if cfg['type'] != 'EcoFormerAttention':  # the rounding of a query turns its signs
+        exact = attention.float()(x.detach().float(), (5, 9))
+        # As under autocast.
+        error = (out.float() - exact).abs().max()
+        assert error <= 8 * torch.finfo(dtype).eps * exact.abs().max()
+
+
+@pytest.mark.sampled(5)
+@each(CASES)
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
 def test_a_token_of_zeros_has_no_larger_gradient_than_a_norm_gives_it(cfg, dtype):
-    needs_autocast_of(dtype)
+    needs_a_cpu_of(dtype)
     if 'qkv_bias' in MODELS.get(cfg['type']).known_options():
         cfg = dict(cfg, qkv_bias=False)  # so that its query and key are zeros too
     attention = build(cfg)
