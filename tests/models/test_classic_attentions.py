@@ -72,19 +72,36 @@ def test_an_exact_attention_does_hold_one():
 
 
 @pytest.mark.parametrize(
-    ('name', 'options'),
+    ('name', 'options', 'images'),
     [
-        ('KernelAttention', {}),
-        ('TaylorShiftAttention', dict(form='direct')),
-        ('CastlingAttention', dict(sparse_softmax=True)),
+        ('KernelAttention', {}, '3 images'),
+        ('TaylorShiftAttention', dict(form='direct'), '3 images'),
+        ('CastlingAttention', dict(sparse_softmax=True), '3 images'),
+        ('ReformerAttention', dict(bucket_size=160 * 160), '3 images'),
+        ('SoftmaxAttention', dict(relative_bias=True), '1 image'),  # they share the bias
     ],
 )
-def test_too_many_pairs_are_refused_before_they_are_allocated(name, options):
+def test_too_many_pairs_are_refused_before_they_are_allocated(name, options, images):
     attention = build(name, embed_dims=8, **options)
     tokens = torch.zeros(1, 1, 1, 4, dtype=torch.float16).expand(3, 2, 160 * 160, 4)
-    with Largest() as mode, pytest.raises(ValueError, match=r'3 images x 2 heads.*15.7 GB.*4 GB'):
+    with Largest() as mode, pytest.raises(ValueError, match=rf'{images} x 2 heads.*15.7 GB.*4 GB'):
         attention.mix(tokens, tokens, tokens, (160, 160))
     assert mode.numel <= tokens.numel()
+
+
+@pytest.mark.parametrize(
+    ('options', 'images', 'needed'),
+    [({}, 3, 'are 2.4 GB, .* 2 .* 4.8 GB'),
+     (dict(normalization='whitened'), 1, 'are 0.8 GB, .* 6 .* 4.8 GB')],
+)  # fmt: skip
+def test_pairs_that_fit_without_gradients_alone_are_refused_in_training(options, images, needed):
+    attention = build('KernelAttention', embed_dims=8, **options).to('meta')
+    tokens = torch.zeros(images, 2, 100 * 100, 4, device='meta')
+    with torch.no_grad():
+        attention.mix(tokens, tokens, tokens, (100, 100))
+    tokens.requires_grad_()
+    with pytest.raises(ValueError, match=needed):
+        attention.mix(tokens, tokens, tokens, (100, 100))
 
 
 @pytest.mark.parametrize('name', CLASSIC)

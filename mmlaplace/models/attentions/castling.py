@@ -45,7 +45,7 @@ class CastlingAttention(QKVAttention):
 
     Raises:
         ValueError: For an even or negative ``conv_kernel_size``. In the forward, for a map whose
-            pairs would need more than 4 GB with ``sparse_softmax``.
+            matrices of pairs would need more than 4 GB with ``sparse_softmax``.
 
     Source: Castling-ViT (arXiv 2211.10526).
 
@@ -78,7 +78,7 @@ class CastlingAttention(QKVAttention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         if self.sparse_softmax:
-            check_pairs_fit(self, q, k)
+            check_pairs_fit(self, q, k, (3, 3))
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
             unit_query, unit_key = (unit_vectors(x) for x in (query, key))

@@ -10,6 +10,7 @@ from torch import Tensor
 from mmlaplace.ops.backend import ceil_div
 from mmlaplace.ops.precision import no_autocast, upcast
 
+from ..layers.pairs import check_pairs_fit
 from ..layers.unit_vectors import unit_vectors
 from .base import QKVAttention
 from .frame import Frame
@@ -52,7 +53,8 @@ class ReformerAttention(QKVAttention):
             qkv_bias=False)``. Queries and keys are always the same.
 
     Raises:
-        ValueError: If ``bucket_size`` or ``num_hashes`` is no positive integer.
+        ValueError: If ``bucket_size`` or ``num_hashes`` is no positive integer. In the forward,
+            for a chunk that holds all tokens and whose matrices of pairs would need more than 4 GB.
 
     Source: Reformer (arXiv 2001.04451).
 
@@ -101,6 +103,7 @@ class ReformerAttention(QKVAttention):
             query, value = upcast(q, v)
             tokens, step = query.shape[2], 2 * self.bucket_size
             if tokens <= self.bucket_size:
+                check_pairs_fit(self, q, k, (2, 3))
                 itself = torch.arange(tokens, device=q.device)
                 return self._attend(query, query, value, itself, itself, tokens)[0].to(v.dtype)
             padded = ceil_div(tokens, step) * step

@@ -41,8 +41,8 @@ class TaylorShiftAttention(QKVAttention):
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.
 
     Raises:
-        ValueError: For an unknown form. In the forward, for a map whose pairs would need more than
-            4 GB in the direct form.
+        ValueError: For an unknown form. In the forward, for a map whose matrices of pairs would
+            need more than 4 GB in the direct form.
 
     Source: TaylorShift (arXiv 2403.02920).
 
@@ -76,7 +76,7 @@ class TaylorShiftAttention(QKVAttention):
         features, keys = taylor_width(self.head_dims), k.shape[2]
         direct = self.form == 'direct' or (self.form == 'auto' and keys <= features)
         if direct:
-            check_pairs_fit(self, q, k)
+            check_pairs_fit(self, q, k, (4, 6))
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
             query, key = (unit_vectors(x) for x in (query, key))
