@@ -5,6 +5,8 @@ from typing import Tuple
 import torch
 from torch import Tensor
 
+from mmlaplace.ops import exporting
+
 MOST_BYTES = 4e9
 
 
@@ -19,6 +21,8 @@ def check_pairs_fit(
         k: Keys ``(B, heads, n, d)``.
         matrices: How many there are at a time, without and with gradients, as measured.
     """
+    if exporting():  # a graph need not know its sizes
+        return
     batch, heads, queries = q.shape[:3]
     training = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
     count = matrices[training]
