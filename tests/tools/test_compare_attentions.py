@@ -258,6 +258,33 @@ def test_a_comparison_goes_on_where_it_was_and_reports_what_fails(few_textures, 
     assert again['results'] == content['results'] and again['costs'] == content['costs']
 
 
+@pytest.mark.slow
+def test_costs_of_other_sizes_are_measured_again_and_replace_the_known(tmp_path):
+    (tmp_path / 'textures').mkdir()  # stays empty, as the training is known
+    training = made_up(FEW[0], 0, 50.0)
+    training['settings'] = attention_training.settings_of(
+        FEW[0], 'laplacianformer', 0, 'textures', True, 2
+    )
+    known = tmp_path / 'known.json'
+    known.write_text(json.dumps(dict(results=[training], costs=[])))
+    work_dir = tmp_path / 'work'
+
+    def measured(folder, sizes, known):
+        options = ['--attentions', FEW[0], '--seeds', 0, '--sizes', *sizes, '--known', known]
+        result = compare(tmp_path, folder, *options)
+        assert result.returncode == 0, result.stdout + result.stderr
+        (cost,) = json.loads((folder / 'results.json').read_text())['costs']
+        return [row['side'] for row in cost['cost']['forward']['rows']]
+
+    assert measured(work_dir, [64], known) == [64]
+    (file,) = work_dir.glob('*/cost/*.json')
+    assert measured(work_dir, [64, 96], known) == [64, 96]
+    begun = file.stat().st_mtime
+    assert measured(work_dir, [64, 96], known) == [64, 96]
+    assert file.stat().st_mtime == begun
+    assert measured(tmp_path / 'other', [96], work_dir / 'results.json') == [96]
+
+
 def test_missing_data_and_unknown_attentions_are_named(tmp_path):
     result = compare(tmp_path, tmp_path, '--attentions', 'XCAttention')
     assert result.returncode == 2 and '--tasks textures' in result.stderr
