@@ -157,6 +157,15 @@ def test_wrong_tokens_are_quoted(cfg):
 
 
 @each(CASES)
+def test_masks_are_refused_where_they_would_be_ignored(cfg):
+    attention = build(cfg)
+    if attention.accepts_mask:
+        pytest.skip('takes a mask')
+    with pytest.raises(ValueError, match=f'{cfg["type"]} .* mask; call it without one'):
+        attention(torch.randn(1, 49, 64), (7, 7), mask=torch.ones(49, 49, dtype=torch.bool))
+
+
+@each(CASES)
 def test_maps_of_another_size_take_the_weights_of_this(cfg):
     attention = build(cfg)
     for name, value in attention.state_dict().items():
