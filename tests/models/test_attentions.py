@@ -11,6 +11,8 @@ ATTENTIONS = registered(BaseAttention)
 # Without options each is as registered; its variants compute by other paths.
 CASES = [dict(type=name) for name in ATTENTIONS]
 CASES += [dict(v, type=name) for name in ATTENTIONS for v in MODELS.get(name).variants]
+# The authors' normalisation of the output, whose statistics are those of all images.
+WITH_BATCH_NORM = ('LiteMLA',)
 MAPS = [(7, 7), (5, 9), (1, 1), (1, 6), (13, 4)]
 
 
@@ -75,6 +77,20 @@ def test_a_batch_gives_what_its_images_give_alone(cfg):
     x = torch.randn(3, 35, 64, dtype=torch.float64)
     alone = torch.cat([attention(image[None], (5, 7)) for image in x])
     torch.testing.assert_close(attention(x, (5, 7)), alone, atol=1e-10, rtol=0)
+
+
+@each(CASES)
+def test_an_image_depends_on_no_other_while_training(cfg):
+    attention = build(cfg).double().train()
+    x = torch.randn(3, 35, 64, dtype=torch.float64)
+    others = torch.cat([x[:1], 3 * torch.randn_like(x[1:])])
+    outs = []
+    for images in (x, others):
+        torch.manual_seed(1)  # some draw
+        outs.append(attention(images, (5, 7))[0])
+    # Products of a batch may be cut into other blocks.
+    alike = torch.allclose(*outs, atol=1e-10, rtol=0)
+    assert alike == (cfg['type'] not in WITH_BATCH_NORM)
 
 
 @each(CASES)
