@@ -243,11 +243,15 @@ def full(q, v):
     return scores.softmax(-1) @ v
 
 
-@pytest.mark.parametrize('bucket_size', [13, 7, 12])
-def test_reformer_is_full_attention_where_two_chunks_hold_all_tokens(bucket_size):
+@pytest.mark.parametrize(('tokens', 'bucket_size'), [(13, 13), (13, 7), (13, 12), (14, 7)])
+def test_reformer_is_full_attention_where_two_chunks_hold_all_tokens(tokens, bucket_size):
     attention = build('ReformerAttention', bucket_size=bucket_size, num_hashes=1).double()
-    q, _, v = heads(2, 2, 13, 8)
-    check(attention.mix(q, q, v, (1, 13)), full(q, v))
+    q, grad, v = heads(2, 2, tokens, 8)
+    inputs = [q.requires_grad_(), v.requires_grad_()]
+    out, expected = attention.mix(q, q, v, (1, tokens)), full(q, v)
+    check(out, expected)
+    for one, other in zip(*(torch.autograd.grad(y, inputs, grad) for y in (out, expected))):
+        check(one, other)
 
 
 def test_tokens_of_reformer_are_mixed_by_weights_that_sum_to_one():
