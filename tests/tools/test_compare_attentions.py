@@ -78,6 +78,25 @@ def test_the_matrix_of_an_attention_times_its_values_is_its_output():
         torch.testing.assert_close(weighted[..., 0], out, rtol=1e-4, atol=1e-5)
 
 
+def test_channels_with_weights_of_their_own_count_too():
+    torch.manual_seed(0)
+    for name in ('PolaAttention', 'HydraAttention'):
+        backbone, image = build('laplacianformer', dict(type=name), 32), torch.randn(1, 3, 32, 32)
+        stages = attention_matrices.statistics_by_stage(backbone, [image])
+        mixed = next(mixed_by(backbone, BaseAttention, image))  # the only block of stage 1
+        shapes = mixed.hw_shape, mixed.hw_shape
+        matrices = [attention_matrix(mixed, channel) for channel in (0, mixed.v.shape[-1] - 1)]
+        found = stages[0]['sharpness'], stages[0]['row_distance']
+        ends = [attention_matrices.statistics_of(one, *shapes) for one in matrices]
+        if name == 'PolaAttention':  # all channels of a half are alike
+            means = [(a + b) / 2 for a, b in zip(*ends)]
+            expected = attention_matrices.Statistics(*means)
+            # Roundings of fp32 weights.
+            assert found == pytest.approx((expected.sharpness, expected.row_distance), rel=1e-4)
+        else:
+            assert found != pytest.approx((ends[0].sharpness, ends[0].row_distance), rel=1e-4)
+
+
 def test_the_terms_of_a_block_are_those_of_its_sum():
     torch.manual_seed(0)
     backbone, image = (
