@@ -50,7 +50,7 @@ class HydraAttention(QKVAttention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
             query, key, value = (self.merge_heads(x) for x in upcast(q, k, v))  # (B, N, C)
-            # The authors' code gives NaN for a token of zeros.
+            # The paper's formula gives NaN for a token of zeros.
             query, key = (unit_vectors(x) for x in (query, key))
             summed = (key * value).sum(1, keepdim=True)  # (B, 1, C)
             if self.scaled:

@@ -143,7 +143,7 @@ class ReformerAttention(QKVAttention):
     ) -> Tuple[Tensor, Tensor]:  # fmt: skip
         """Mixed values and the logarithm of the sum of the exponentials, ``(..., 1)``.
 
-        Every pass over the scores takes as long as a product. So they change in place, and a
+        A pass over the scores takes about as long as a product. So they change in place, and a
         channel of ones beside the values gives the sum.
         """
         scores = (q * self.head_dims**-0.5) @ k.transpose(-2, -1)
