@@ -10,9 +10,7 @@ from mmlaplace.ops import exporting
 MOST_BYTES = 4e9
 
 
-def check_pairs_fit(
-    attention: object, q: Tensor, k: Tensor, matrices: Tuple[int, int] = (1, 2)
-) -> None:
+def check_pairs_fit(attention: object, q: Tensor, k: Tensor, matrices: Tuple[int, int]) -> None:
     """Raise a ValueError if matrices of queries by keys would take more than 4 GB.
 
     Args:
