@@ -153,9 +153,11 @@ def attention_matrix(mixed: Mixed, channel: int = 0, window: int = 0) -> Tensor:
 
     Args:
         mixed: What was recorded.
-        channel: Channel of a head. All have the same weights but those of
-            :class:`~mmlaplace.models.attentions.PolaAttention`, whose first half is mixed by pairs
-            of the same signs and whose second half by those of opposite signs. Default: 0.
+        channel: Channel of a head. All have the same weights but in two attentions. In
+            :class:`~mmlaplace.models.attentions.PolaAttention` the first half is mixed by pairs of
+            the same signs, and the second half by those of opposite signs. In
+            :class:`~mmlaplace.models.attentions.HydraAttention` each channel has weights of its
+            own. Default: 0.
         window: Number of the window, for attention in windows. Default: 0.
 
     Returns:

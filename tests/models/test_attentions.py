@@ -11,6 +11,8 @@ ATTENTIONS = registered(BaseAttention)
 # Without options each is as registered; its variants compute by other paths.
 CASES = [dict(type=name) for name in ATTENTIONS]
 CASES += [dict(v, type=name) for name in ATTENTIONS for v in MODELS.get(name).variants]
+# The authors' normalisation of the output, whose statistics are those of all images.
+WITH_BATCH_NORM = ('LiteMLA',)
 MAPS = [(7, 7), (5, 9), (1, 1), (1, 6), (13, 4)]
 
 
@@ -20,6 +22,11 @@ def each(cases):
         return '-'.join([cfg['type'], *options])
 
     return pytest.mark.parametrize('cfg', cases, ids=map(name, cases))
+
+
+def needs_a_cpu_of(dtype):
+    if dtype == torch.float16 and not hasattr(torch.amp, 'is_autocast_available'):
+        pytest.skip('before torch 2.4, CPUs compute and autocast little in float16')
 
 
 def build(cfg, embed_dims=64, num_heads=2):
@@ -73,6 +80,20 @@ def test_a_batch_gives_what_its_images_give_alone(cfg):
 
 
 @each(CASES)
+def test_an_image_depends_on_no_other_while_training(cfg):
+    attention = build(cfg).double().train()
+    x = torch.randn(3, 35, 64, dtype=torch.float64)
+    others = torch.cat([x[:1], 3 * torch.randn_like(x[1:])])
+    outs = []
+    for images in (x, others):
+        torch.manual_seed(1)  # some draw
+        outs.append(attention(images, (5, 7))[0])
+    # Products of a batch may be cut into other blocks.
+    alike = torch.allclose(*outs, atol=1e-10, rtol=0)
+    assert alike == (cfg['type'] not in WITH_BATCH_NORM)
+
+
+@each(CASES)
 def test_rows_and_columns_are_not_confused(cfg):
     attention = build(cfg)
     x = torch.randn(1, 12, 64)
@@ -86,8 +107,7 @@ def test_rows_and_columns_are_not_confused(cfg):
 @each(CASES)
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
 def test_autocast_stays_close_to_fp32(cfg, dtype):
-    if dtype == torch.float16 and not hasattr(torch.amp, 'is_autocast_available'):
-        pytest.skip('before torch 2.4, autocast on a CPU takes bfloat16 alone')
+    needs_a_cpu_of(dtype)
     attention = build(cfg)
     x = torch.randn(2, 49, 64)
     exact = attention(x, (7, 7))
@@ -95,6 +115,45 @@ def test_autocast_stays_close_to_fp32(cfg, dtype):
         out = attention(x, (7, 7))
     # Linears round their inputs and outputs to the half: a few roundings of values of size |exact|.
     assert (out.float() - exact).abs().max() <= 8 * torch.finfo(dtype).eps * exact.abs().max()
+
+
+@pytest.mark.sampled(5)
+@each(CASES)
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float16])
+def test_weights_of_half_precision_run_and_train(cfg, dtype):
+    needs_a_cpu_of(dtype)
+    attention = build(cfg).to(dtype)
+    x = torch.randn(2, 45, 64, dtype=dtype, requires_grad=True)
+    out = attention(x, (5, 9))
+    assert out.dtype == dtype
+    out.float().mean().backward()
+    assert x.grad.isfinite().all()
+    if cfg['type'] != 'EcoFormerAttention':  # the rounding of a query turns its signs
+        exact = attention.float()(x.detach().float(), (5, 9))
+        # As under autocast.
+        error = (out.float() - exact).abs().max()
+        assert error <= 8 * torch.finfo(dtype).eps * exact.abs().max()
+
+
+@pytest.mark.sampled(5)
+@each(CASES)
+@pytest.mark.parametrize('dtype', [torch.float32, torch.float16])
+def test_a_token_of_zeros_has_no_larger_gradient_than_a_norm_gives_it(cfg, dtype):
+    needs_a_cpu_of(dtype)
+    if 'qkv_bias' in MODELS.get(cfg['type']).known_options():
+        cfg = dict(cfg, qkv_bias=False)  # so that its query and key are zeros too
+    attention = build(cfg)
+    x = torch.randn(2, 49, 64)
+    x[:, 3] = 0  # as windows pad a map
+    x.requires_grad_()
+    with torch.autocast('cpu', dtype=torch.float16, enabled=dtype == torch.float16):
+        out = attention(x, (7, 7))
+    (out.float() * torch.randn(out.shape)).mean().backward()
+    for parameter_name, parameter in attention.named_parameters():
+        assert parameter.grad.isfinite().all(), parameter_name
+    sizes = x.grad.abs().amax((0, 2))
+    # LayerNorm multiplies the gradient of zeros by 1e-5 ** -0.5 = 316, that of others by about 1.
+    assert sizes[3] <= 1000 * sizes.median()
 
 
 @NO_GPU
@@ -111,6 +170,15 @@ def test_a_gpu_gives_what_the_cpu_gives(cfg):
 def test_wrong_tokens_are_quoted(cfg):
     with pytest.raises(ValueError, match=r'hw_shape \(7, 7\), got \(2, 48, 64\)'):
         build(cfg)(torch.randn(2, 48, 64), (7, 7))
+
+
+@each(CASES)
+def test_masks_are_refused_where_they_would_be_ignored(cfg):
+    attention = build(cfg)
+    if attention.accepts_mask:
+        pytest.skip('takes a mask')
+    with pytest.raises(ValueError, match=f'{cfg["type"]} .* mask; call it without one'):
+        attention(torch.randn(1, 49, 64), (7, 7), mask=torch.ones(49, 49, dtype=torch.bool))
 
 
 @each(CASES)

@@ -14,6 +14,7 @@ from mmlaplace.models.layers import (
     split_windows,
     tokens_to_map,
 )
+from mmlaplace.models.layers.unit_vectors import unit_vectors
 
 
 @pytest.mark.parametrize('head_dims', [8, 17, 32])
@@ -114,3 +115,17 @@ def test_an_ffn_is_its_formula(dwconv_kernel):
         hidden = ffn.dwconv(hidden, (3, 4))
     expected = ffn.layers[3](torch.nn.functional.gelu(hidden))
     torch.testing.assert_close(ffn(x, (3, 4)), expected)
+
+
+def test_a_vector_without_a_direction_stays_zero_and_has_no_gradient():
+    x = torch.randn(2, 5, 8)
+    x[0, 1], x[1, 2] = 0, 1e-9
+    x.requires_grad_()
+    unit = unit_vectors(x)
+    (grad,) = torch.autograd.grad(unit, x, torch.randn_like(x))
+    short = x.detach().norm(dim=-1) < 1e-6
+    assert short.sum() == 2
+    assert (unit[short] == 0).all() and (grad[short] == 0).all()
+    # Roundings of fp32.
+    torch.testing.assert_close(unit[~short].norm(dim=-1), torch.ones(8), atol=1e-6, rtol=0)
+    torch.testing.assert_close(unit_vectors(x.mT, dim=1), unit.mT)

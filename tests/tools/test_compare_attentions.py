@@ -78,6 +78,25 @@ def test_the_matrix_of_an_attention_times_its_values_is_its_output():
         torch.testing.assert_close(weighted[..., 0], out, rtol=1e-4, atol=1e-5)
 
 
+def test_channels_with_weights_of_their_own_count_too():
+    torch.manual_seed(0)
+    for name in ('PolaAttention', 'HydraAttention'):
+        backbone, image = build('laplacianformer', dict(type=name), 32), torch.randn(1, 3, 32, 32)
+        stages = attention_matrices.statistics_by_stage(backbone, [image])
+        mixed = next(mixed_by(backbone, BaseAttention, image))  # the only block of stage 1
+        shapes = mixed.hw_shape, mixed.hw_shape
+        matrices = [attention_matrix(mixed, channel) for channel in (0, mixed.v.shape[-1] - 1)]
+        found = stages[0]['sharpness'], stages[0]['row_distance']
+        ends = [attention_matrices.statistics_of(one, *shapes) for one in matrices]
+        if name == 'PolaAttention':  # all channels of a half are alike
+            means = [(a + b) / 2 for a, b in zip(*ends)]
+            expected = attention_matrices.Statistics(*means)
+            # Roundings of fp32 weights.
+            assert found == pytest.approx((expected.sharpness, expected.row_distance), rel=1e-4)
+        else:
+            assert found != pytest.approx((ends[0].sharpness, ends[0].row_distance), rel=1e-4)
+
+
 def test_the_terms_of_a_block_are_those_of_its_sum():
     torch.manual_seed(0)
     backbone, image = (
@@ -256,6 +275,33 @@ def test_a_comparison_goes_on_where_it_was_and_reports_what_fails(few_textures, 
     assert not list((tmp_path / 'other').rglob('result.json'))
     again = json.loads((tmp_path / 'other/results.json').read_text())
     assert again['results'] == content['results'] and again['costs'] == content['costs']
+
+
+@pytest.mark.slow
+def test_costs_of_other_sizes_are_measured_again_and_replace_the_known(tmp_path):
+    (tmp_path / 'textures').mkdir()  # stays empty, as the training is known
+    training = made_up(FEW[0], 0, 50.0)
+    training['settings'] = attention_training.settings_of(
+        FEW[0], 'laplacianformer', 0, 'textures', True, 2
+    )
+    known = tmp_path / 'known.json'
+    known.write_text(json.dumps(dict(results=[training], costs=[])))
+    work_dir = tmp_path / 'work'
+
+    def measured(folder, sizes, known):
+        options = ['--attentions', FEW[0], '--seeds', 0, '--sizes', *sizes, '--known', known]
+        result = compare(tmp_path, folder, *options)
+        assert result.returncode == 0, result.stdout + result.stderr
+        (cost,) = json.loads((folder / 'results.json').read_text())['costs']
+        return [row['side'] for row in cost['cost']['forward']['rows']]
+
+    assert measured(work_dir, [64], known) == [64]
+    (file,) = work_dir.glob('*/cost/*.json')
+    assert measured(work_dir, [64, 96], known) == [64, 96]
+    begun = file.stat().st_mtime
+    assert measured(work_dir, [64, 96], known) == [64, 96]
+    assert file.stat().st_mtime == begun
+    assert measured(tmp_path / 'other', [96], work_dir / 'results.json') == [96]
 
 
 def test_missing_data_and_unknown_attentions_are_named(tmp_path):

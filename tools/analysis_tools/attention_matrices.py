@@ -1,13 +1,13 @@
 """What the matrices of a backbone's attentions do, and how large the attention's term is."""
 
 import math
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 import torch
 import torch.nn as nn
 from torch import Tensor
 
-from mmlaplace.models import BaseAttention, QKVAttention
+from mmlaplace.models import BaseAttention, HydraAttention, PolaAttention, QKVAttention
 from mmlaplace.utils.attention_rows import FAR, NEAR, places
 from mmlaplace.utils.recording import (
     attention_matrix,
@@ -21,6 +21,8 @@ RANK_TOLERANCE = 1e-3  # of the largest singular value
 
 class Statistics(NamedTuple):
     """Of a matrix A of weights: means over its rows, and over heads, blocks and images.
+
+    Where channels of a head differ in their weights, they are means over some channels too.
 
     Shares are those of absolute weights, ``|A_ij| / sum_j |A_ij|``.
 
@@ -82,6 +84,15 @@ def statistics_of(
     return Statistics(**{name: values.mean().item() for name, values in found.items()})
 
 
+def channels_of(attention: nn.Module) -> Sequence[int]:
+    """Channels of a head whose weights stand for those of all."""
+    if isinstance(attention, HydraAttention):
+        return range(0, attention.head_dims, max(1, attention.head_dims // 4))  # each differs
+    if isinstance(attention, PolaAttention):
+        return 0, attention.head_dims - 1  # one of each half
+    return (0,)
+
+
 def statistics_by_stage(backbone: nn.Module, images: List[Tensor]) -> List[Dict[str, float]]:
     """Statistics of each stage with two tokens or more, and their number; means over its blocks.
 
@@ -96,7 +107,8 @@ def statistics_by_stage(backbone: nn.Module, images: List[Tensor]) -> List[Dict[
             if not attention.mixes_tokens or prefix or math.prod(mixed.hw_shape) < 2:
                 continue
             shapes = mixed.hw_shape, attention.kv_shape(mixed.hw_shape)
-            found = statistics_of(attention_matrix(mixed), *shapes)
+            matrices = [attention_matrix(mixed, channel) for channel in channels_of(attention)]
+            found = statistics_of(torch.stack(matrices), *shapes)
             by_stage.setdefault(mixed.stage, []).append(found)
             tokens[mixed.stage] = math.prod(mixed.hw_shape)
     return [

@@ -3,7 +3,8 @@
 Every registered attention is trained on mini data and tested on held-out images, at the size of
 training and on wider views of the same places with 1.5 and 2 times the side. Then time and memory
 of each are measured, one after the other. Runs that have finished are kept in the work directory
-and not repeated. One that was cut short goes on from its last epoch.
+and not repeated, but costs of other --sizes are measured again. A training that was cut short goes
+on from its last epoch.
 
   textures   patches of fifteen photographs; the class is the photograph (the default)
   digits     digits on photographs, then crowds of digits of one class
@@ -85,7 +86,7 @@ def cost_jobs(args) -> List[Job]:
         result = args.work_dir / args.hosts[0] / 'cost' / f'{folder_of(name)}.json'
         command = [
             'attention_cost.py', name, '--host', args.hosts[0], '--out', str(result),
-            '--sizes', *map(str, args.sizes),
+            '--force', '--sizes', *map(str, args.sizes),
         ]  # fmt: skip
         settings = dict(attention=name, host=args.hosts[0], sizes=args.sizes)
         jobs.append(Job(f'{name}, cost', command, result, settings))
@@ -102,6 +103,11 @@ def run(job: Job) -> str:
     log = job.result.with_name(f'{job.result.stem}.log')
     status, end = run_script(TOOLS / script, arguments, log, threads=1)
     return f'{job.name} ended with status {status}; the end of {log}:\n{end}' if status else ''
+
+
+def is_done(job: Job) -> bool:
+    """Whether the file of a job is there, of the same settings."""
+    return job.result.is_file() and json.loads(job.result.read_text())['settings'] == job.settings
 
 
 def run_all(jobs: List[Job], at_once: int) -> List[str]:
@@ -122,11 +128,16 @@ def collect(work_dir: Path, known: dict) -> dict:
     """All results in a work directory, also those of other hosts and studies, and the known."""
     found = [json.loads(path.read_text()) for path in sorted(work_dir.rglob('result.json'))]
     costs = [json.loads(path.read_text()) for path in sorted(work_dir.glob('*/cost/*.json'))]
-    here = [made['settings'] for made in (*found, *costs)]
     for kind, made in (('results', found), ('costs', costs)):
-        made += [old for old in known[kind] if old['settings'] not in here]
+        here = [but_sizes(one['settings']) for one in made]
+        made += [old for old in known[kind] if but_sizes(old['settings']) not in here]
         made.sort(key=lambda one: json.dumps(one['settings'], sort_keys=True))
     return dict(machine=describe_machine(torch.device('cpu')), results=found, costs=costs)
+
+
+def but_sizes(settings: dict) -> dict:
+    """Settings without the sizes of images, of which a table has the last that were measured."""
+    return {name: value for name, value in settings.items() if name != 'sizes'}
 
 
 def main() -> None:
@@ -165,7 +176,7 @@ def main() -> None:
     failures = run_all([job for job in training_jobs(args) if job.settings not in done], args.jobs)
     if not args.no_cost:
         costs = [job for job in cost_jobs(args) if job.settings not in done]
-        failures += run_all([job for job in costs if not job.result.is_file()], 1)
+        failures += run_all([job for job in costs if not is_done(job)], 1)
     content = collect(args.work_dir, known)
     write_json(args.work_dir / 'results.json', content)
     print(f'wrote {args.work_dir / "results.json"}')

@@ -2,13 +2,13 @@ from typing import List, Optional, Tuple, Union
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import Linear
+from ..layers.unit_vectors import unit_vectors
 from .base import BaseAttention
 
 
@@ -77,8 +77,8 @@ class AdditiveAttention(BaseAttention):
         q, k = self.query(x), self.key(x)  # (B, N, D)
         with no_autocast(x.device):
             query, key, score = upcast(q, k, self.score)
-            query, key = F.normalize(query, dim=-1), F.normalize(key, dim=-1)
-            weights = F.normalize(query @ score, dim=1)  # (B, N, 1)
+            query, key = unit_vectors(query), unit_vectors(key)
+            weights = unit_vectors(query @ score, dim=1)  # (B, N, 1)
             total = weights.transpose(1, 2) @ query  # (B, 1, D)
             mixed, query = (total * key).to(q.dtype), query.to(q.dtype)
         return self.proj(self.mixed_proj(mixed) + query)

@@ -64,7 +64,8 @@ class AgentAttention(QKVAttention):
         return sum(tables).flatten(2)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        agents = self.landmarks(q, hw_shape)  # (B, heads, a, d); biases (1, heads, a, n or N)
+        # Agents (B, heads, a, d), biases (1, heads, a, n or N).
+        agents = self.landmarks(q, hw_shape).to(q.dtype)
         gather = self.bias('gather', self.kv_shape(hw_shape)).to(q.dtype)[None]
         spread = self.bias('spread', hw_shape).to(q.dtype).transpose(1, 2)[None]
         gathered = F.scaled_dot_product_attention(agents, k, v, attn_mask=gather)  # (.., a, d)

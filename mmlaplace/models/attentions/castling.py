@@ -9,6 +9,7 @@ from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers.pairs import check_pairs_fit
 from ..layers.token_conv import TokenConv
+from ..layers.unit_vectors import unit_vectors
 from .base import QKVAttention
 from .frame import Frame
 
@@ -44,7 +45,7 @@ class CastlingAttention(QKVAttention):
 
     Raises:
         ValueError: For an even or negative ``conv_kernel_size``. In the forward, for a map whose
-            pairs would need more than 4 GB with ``sparse_softmax``.
+            matrices of pairs would need more than 4 GB with ``sparse_softmax``.
 
     Source: Castling-ViT (arXiv 2211.10526).
 
@@ -56,7 +57,6 @@ class CastlingAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
-    eps = 1e-6  # shorter vectors are not brought to unit length; the authors' code gives NaN at 0
     threshold = 0.02
     mixes_tokens = False
     frame = Frame(qkv_bias=False, lepe_kernel=3, lepe_filters='head', lepe_bias=False)
@@ -78,16 +78,16 @@ class CastlingAttention(QKVAttention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         if self.sparse_softmax:
-            check_pairs_fit(self, q, k)
+            check_pairs_fit(self, q, k, (3, 3))
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            unit_query, unit_key = (F.normalize(x, dim=-1, eps=self.eps) for x in (query, key))
+            unit_query, unit_key = (unit_vectors(x) for x in (query, key))
             summed = unit_key.transpose(-2, -1) @ value  # (B, heads, d, d)
             out = 0.5 * value + unit_query @ summed / math.pi
             if self.sparse_softmax:
                 scores = query @ key.transpose(-2, -1) * self.head_dims**-0.5
                 out = out + F.threshold(scores.softmax(-1), self.threshold, 0) @ value
-            out = F.normalize(out, dim=-1, eps=self.eps)
+            out = unit_vectors(out)  # the authors' code gives NaN at 0
             if self.conv is not None:
                 out = out + self.conv(value.to(self.conv.weight.dtype)).to(out.dtype)
             return out.to(v.dtype)

@@ -2,13 +2,13 @@ from typing import Tuple
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from mmlaplace.ops.backend import exporting
 from mmlaplace.ops.precision import no_autocast, upcast
 
+from ..layers.unit_vectors import unit_vectors
 from .base import Projected, QKVAttention
 from .frame import Frame
 
@@ -85,7 +85,7 @@ class EcoFormerAttention(QKVAttention):
             if not isinstance(count, int) or count < 1:
                 raise ValueError(f'{name} must be an integer of at least 1, got {count!r}')
         self.num_bits, self.offset = num_bits, offset
-        anchors = F.normalize(torch.randn(num_heads, num_anchors, self.head_dims), dim=-1)
+        anchors = unit_vectors(torch.randn(num_heads, num_anchors, self.head_dims))
         self.anchors = nn.Parameter(anchors)
         self.directions = nn.Parameter(torch.randn(num_heads, num_bits, num_anchors))
         # The kernel at the mean distance.
@@ -97,7 +97,7 @@ class EcoFormerAttention(QKVAttention):
 
     def codes(self, x: Tensor) -> Tensor:
         """Signs ``(B, heads, N, b)`` of queries ``(B, heads, N, d)`` of at least fp32."""
-        x = F.normalize(x, dim=-1)
+        x = unit_vectors(x)
         anchors, means, directions = (p.to(x.dtype) for p in (
             self.anchors, self.means, self.directions))  # fmt: skip
         squares = x.square().sum(-1, keepdim=True) + anchors.square().sum(-1).unsqueeze(-2)

@@ -1,11 +1,11 @@
 from typing import Tuple
 
-import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
+from ..layers.unit_vectors import unit_vectors
 from .base import QKVAttention
 
 
@@ -50,8 +50,8 @@ class HydraAttention(QKVAttention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
             query, key, value = (self.merge_heads(x) for x in upcast(q, k, v))  # (B, N, C)
-            # The authors' epsilon is 0: NaN for a token of zeros.
-            query, key = (F.normalize(x, dim=-1, eps=1e-6) for x in (query, key))
+            # The paper's formula gives NaN for a token of zeros.
+            query, key = (unit_vectors(x) for x in (query, key))
             summed = (key * value).sum(1, keepdim=True)  # (B, 1, C)
             if self.scaled:
                 height, width = self.kv_shape(self.input_resolution)

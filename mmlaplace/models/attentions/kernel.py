@@ -16,7 +16,9 @@ KERNELS = {
     'gaussian': (gaussian_kernel, lambda head_dims: head_dims**0.25),
     'laplacian': (laplacian_kernel, lambda head_dims: 4.0),
 }
-NORMALIZATIONS = ('none', 'rows', 'symmetric', 'whitened')
+# Matrices of all pairs at a time, without and with gradients.
+MATRICES = dict(none=(1, 2), rows=(2, 6), symmetric=(3, 5), whitened=(4, 6))
+NORMALIZATIONS = tuple(MATRICES)
 
 
 @MODELS.register_module()
@@ -50,7 +52,7 @@ class KernelAttention(QKVAttention):
 
     Raises:
         ValueError: For an unknown kernel or normalisation, or a bandwidth that is not positive. In
-            the forward, for a map whose pairs would need more than 4 GB.
+            the forward, for a map whose matrices of pairs would need more than 4 GB.
 
     Source: SOFT (arXiv 2110.11945), Skyformer (arXiv 2111.00035) and LaplacianFormer (arXiv
     2604.20368).
@@ -123,7 +125,7 @@ class KernelAttention(QKVAttention):
         return kernel
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        check_pairs_fit(self, q, k)
+        check_pairs_fit(self, q, k, MATRICES[self.normalization])
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
             weights = self.normalized(self.kernel_fn(query, key, self.bandwidth))

@@ -1,5 +1,5 @@
 import functools
-from typing import Tuple
+from typing import Optional, Tuple
 
 import numpy as np
 import torch
@@ -7,9 +7,11 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mmlaplace.ops.backend import ceil_div
+from mmlaplace.ops.backend import ceil_div, exporting
 from mmlaplace.ops.precision import no_autocast, upcast
 
+from ..layers.pairs import check_pairs_fit
+from ..layers.unit_vectors import unit_vectors
 from .base import QKVAttention
 from .frame import Frame
 
@@ -51,7 +53,8 @@ class ReformerAttention(QKVAttention):
             qkv_bias=False)``. Queries and keys are always the same.
 
     Raises:
-        ValueError: If ``bucket_size`` or ``num_hashes`` is no positive integer.
+        ValueError: If ``bucket_size`` or ``num_hashes`` is no positive integer. In the forward,
+            for a chunk that holds all tokens and whose matrices of pairs would need more than 4 GB.
 
     Source: Reformer (arXiv 2001.04451).
 
@@ -100,8 +103,9 @@ class ReformerAttention(QKVAttention):
             query, value = upcast(q, v)
             tokens, step = query.shape[2], 2 * self.bucket_size
             if tokens <= self.bucket_size:
-                itself = torch.arange(tokens, device=q.device)
-                return self._attend(query, query, value, itself, itself, tokens)[0].to(v.dtype)
+                check_pairs_fit(self, q, k, (1, 3))
+                itself, key = torch.arange(tokens, device=q.device), unit_vectors(query)
+                return self._attend(query, key, value, itself, itself, None)[0].to(v.dtype)
             padded = ceil_div(tokens, step) * step
             order = self.order(query.detach(), padded)
             flat = order.flatten(2)  # (B, heads, R * padded)
@@ -120,10 +124,12 @@ class ReformerAttention(QKVAttention):
                 return torch.cat([x, before], dim=3)
 
             near, place = chunks(query), in_chunks(flat)
-            out, weight = self._attend(
-                near, with_chunk_before(near), with_chunk_before(chunks(value)),
-                place, with_chunk_before(place), tokens,
-            )  # fmt: skip
+            keys, values, key_place = (
+                with_chunk_before(x) for x in (unit_vectors(near), chunks(value), place)
+            )
+            # A graph for maps of any size has the mask of the padding, whether or not it pads.
+            hidden = key_place >= tokens if exporting() or padded > tokens else None
+            out, weight = self._attend(near, keys, values, place, key_place, hidden)
             back = order.argsort(-1)[..., :tokens].unsqueeze(-1)  # (B, heads, R, N, 1)
             out, weight = (
                 x.reshape(*x.shape[:2], self.num_hashes, padded, x.shape[-1]) for x in (out, weight)
@@ -132,10 +138,19 @@ class ReformerAttention(QKVAttention):
             return (out * weight.gather(3, back).softmax(2)).sum(2).to(v.dtype)
 
     def _attend(
-        self, q: Tensor, k: Tensor, v: Tensor, q_place: Tensor, k_place: Tensor, tokens: int
-    ) -> Tuple[Tensor, Tensor]:
-        """Mixed values and the logarithm of the sum of the exponentials, ``(..., 1)``."""
-        scores = q @ F.normalize(k, dim=-1).transpose(-2, -1) * self.head_dims**-0.5
-        scores = scores.masked_fill(q_place[..., :, None] == k_place[..., None, :], self.to_itself)
-        scores = scores.masked_fill((k_place >= tokens)[..., None, :], float('-inf'))
-        return scores.softmax(-1) @ v, scores.logsumexp(-1, keepdim=True)
+        self, q: Tensor, k: Tensor, v: Tensor, q_place: Tensor, k_place: Tensor,
+        hidden: Optional[Tensor],
+    ) -> Tuple[Tensor, Tensor]:  # fmt: skip
+        """Mixed values and the logarithm of the sum of the exponentials, ``(..., 1)``.
+
+        A pass over the scores takes about as long as a product. So they change in place, and a
+        channel of ones beside the values gives the sum.
+        """
+        scores = (q * self.head_dims**-0.5) @ k.transpose(-2, -1)
+        scores.masked_fill_(q_place[..., :, None] == k_place[..., None, :], self.to_itself)
+        if hidden is not None:
+            scores.masked_fill_(hidden[..., None, :], float('-inf'))
+        largest = scores.detach().amax(-1, keepdim=True)
+        weights = scores.sub_(largest).exp_()
+        mixed, total = (weights @ F.pad(v, (0, 1), value=1.0)).split([v.shape[-1], 1], dim=-1)
+        return mixed / total, largest + total.log()

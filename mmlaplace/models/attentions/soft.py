@@ -172,7 +172,8 @@ class SOFTAttention(QKVAttention):
         shrink = self.head_dims**-0.25
         # Landmarks of the scaled queries, since all ways to take them are linear.
         of_map = q[:, :, self.num_prefix_tokens :]
-        landmarks = self.landmark_norm(self.landmarks(of_map, hw_shape) * shrink)
+        landmarks = self.landmarks(of_map, hw_shape) * shrink  # fp32 where they are means
+        landmarks = self.landmark_norm(landmarks.to(self.landmark_norm[0].weight.dtype))
         with no_autocast(v.device):
             (landmarks,) = upcast(landmarks)  # (B, heads, m, d)
             inverse = self.invert(gaussian_kernel(landmarks, landmarks, 1.0))  # (B, heads, m, m)

@@ -7,6 +7,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ..layers import resize_map
+from ..layers.pairs import check_pairs_fit
 from .base import QKVAttention
 
 
@@ -30,7 +31,8 @@ class SoftmaxAttention(QKVAttention):
 
     Raises:
         ValueError: If prefix tokens or a relative bias are combined with what needs queries and
-            keys to be one map without other tokens.
+            keys to be one map without other tokens. In the forward, for a map whose relative bias
+            would need more than 4 GB.
 
     Source: Attention Is All You Need (arXiv 1706.03762).
 
@@ -95,6 +97,8 @@ class SoftmaxAttention(QKVAttention):
         mask: Optional[Tensor] = None,
     ) -> Tensor:
         if self.relative_bias is not None:
+            # The bias is that of one image, beside which its indices count.
+            check_pairs_fit(self, q[:1], k[:1], (3, 5))
             bias = self._bias_of_pairs(hw_shape).to(q.dtype)  # (1, heads, N, N)
             mask = bias if mask is None else bias.masked_fill(~mask, float('-inf'))
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)

@@ -2,7 +2,6 @@ from typing import Tuple
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
@@ -11,6 +10,7 @@ from mmlaplace.ops.precision import no_autocast, upcast
 from ..layers import linear_attention
 from ..layers.pairs import check_pairs_fit
 from ..layers.taylor import taylor_features, taylor_width
+from ..layers.unit_vectors import unit_vectors
 from .base import QKVAttention
 
 FORMS = ('auto', 'linear', 'direct')
@@ -41,8 +41,8 @@ class TaylorShiftAttention(QKVAttention):
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.
 
     Raises:
-        ValueError: For an unknown form. In the forward, for a map whose pairs would need more than
-            4 GB in the direct form.
+        ValueError: For an unknown form. In the forward, for a map whose matrices of pairs would
+            need more than 4 GB in the direct form.
 
     Source: TaylorShift (arXiv 2403.02920).
 
@@ -76,10 +76,10 @@ class TaylorShiftAttention(QKVAttention):
         features, keys = taylor_width(self.head_dims), k.shape[2]
         direct = self.form == 'direct' or (self.form == 'auto' and keys <= features)
         if direct:
-            check_pairs_fit(self, q, k)
+            check_pairs_fit(self, q, k, (4, 6))
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            query, key = (F.normalize(x, dim=-1, eps=1e-6) for x in (query, key))
+            query, key = (unit_vectors(x) for x in (query, key))
             query = query * self.temperature.to(query.dtype)
             if direct:
                 scores = query @ key.transpose(-2, -1)

@@ -2,12 +2,12 @@ from typing import Set, Tuple
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
+from ..layers.unit_vectors import unit_vectors
 from .base import QKVAttention
 
 
@@ -52,7 +52,7 @@ class XCAttention(QKVAttention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            query, key = F.normalize(query, dim=-2), F.normalize(key, dim=-2)  # (B, heads, N, d)
+            query, key = unit_vectors(query, -2), unit_vectors(key, -2)  # (B, heads, N, d)
             scores = query.transpose(-2, -1) @ key * self.temperature.to(query.dtype)
             weights = scores.softmax(-1)  # (B, heads, d, d)
             return (value @ weights.transpose(-2, -1)).to(v.dtype)

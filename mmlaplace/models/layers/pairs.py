@@ -1,24 +1,35 @@
 """Attentions that have a value for each pair of tokens say so before they take the memory."""
 
+from typing import Tuple
+
+import torch
 from torch import Tensor
+
+from mmlaplace.ops import exporting
 
 MOST_BYTES = 4e9
 
 
-def check_pairs_fit(attention: object, q: Tensor, k: Tensor) -> None:
-    """Raise a ValueError if a matrix of queries by keys would take more than 4 GB.
+def check_pairs_fit(attention: object, q: Tensor, k: Tensor, matrices: Tuple[int, int]) -> None:
+    """Raise a ValueError if matrices of queries by keys would take more than 4 GB.
 
     Args:
-        attention: Whose it is, for the message.
+        attention: Whose they are, for the message.
         q: Queries ``(B, heads, N, d)``.
         k: Keys ``(B, heads, n, d)``.
+        matrices: How many there are at a time, without and with gradients, as measured.
     """
+    if exporting():  # a graph need not know its sizes
+        return
     batch, heads, queries = q.shape[:3]
-    needed = batch * heads * queries * k.shape[2] * max(q.element_size(), 4)  # fp32 at least
-    if needed > MOST_BYTES:
+    training = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
+    count = matrices[training]
+    one = batch * heads * queries * k.shape[2] * max(q.element_size(), 4)  # fp32 at least
+    if count * one > MOST_BYTES:
         raise ValueError(
-            f'{type(attention).__name__} has a weight for each pair of tokens: {batch} images x '
-            f'{heads} heads x {queries} queries x {k.shape[2]} keys need {needed / 1e9:.1f} GB, '
-            f'more than {MOST_BYTES / 1e9:.0f} GB; take smaller images or batches, sr_ratio, or '
-            'an attention that is linear in the tokens'
+            f'{type(attention).__name__} has a weight for each pair of tokens: {batch} '
+            f'image{"s" * (batch > 1)} x {heads} heads x {queries} queries x {k.shape[2]} keys are '
+            f'{one / 1e9:.1f} GB, and with {count} such matrices at a time {count * one / 1e9:.1f} '
+            f'GB, more than {MOST_BYTES / 1e9:.0f} GB; take smaller images or batches, sr_ratio, '
+            'or an attention that is linear in the tokens'
         )

@@ -1,0 +1,94 @@
+"""What attentions keep in memory: tensors that grow as the tokens, or refused matrices of pairs."""
+
+import pytest
+import torch
+from mmengine.registry import MODELS
+from test_attentions import CASES, each
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten
+
+# All others in the registry are linear, under all options that the contract is tested with.
+QUADRATIC = (
+    dict(type='KernelAttention'),
+    dict(type='SoftmaxAttention'),
+    dict(type='FaViTAttention'),
+    dict(type='ReformerAttention'),  # chooses among N / b buckets
+    dict(type='CastlingAttention', sparse_softmax=True),
+    dict(type='TaylorShiftAttention', form='direct'),
+    # The number of landmarks grows with the map.
+    dict(type='LaplacianAttention', pool_ratio=2),
+    dict(type='SOFTAttention', pool_ratio=2),
+)
+LINEAR = [cfg for cfg in CASES if not any(one.items() <= cfg.items() for one in QUADRATIC)]
+
+
+class Largest(TorchDispatchMode):
+    """Keeps the number of elements of the largest tensor that an operation gave."""
+
+    numel = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        for value in tree_flatten(out)[0]:
+            if isinstance(value, torch.Tensor):
+                self.numel = max(self.numel, value.numel())
+        return out
+
+
+def build(input_resolution, embed_dims=16, **cfg):
+    sizes = dict(embed_dims=embed_dims, num_heads=2, input_resolution=input_resolution)
+    return MODELS.build(dict(cfg, **sizes)).eval()
+
+
+def largest(attention, side):
+    x = torch.randn(1, side * side, 16, requires_grad=True)
+    with Largest() as mode:
+        attention(x, (side, side)).sum().backward()
+    return mode.numel
+
+
+@each(LINEAR)
+@pytest.mark.parametrize('resolution', [None, (7, 7)], ids=['of its map', 'of another map'])
+def test_tensors_of_linear_attentions_grow_as_the_tokens(cfg, resolution):
+    small, middle, large = (
+        largest(build(resolution or (side, side), **cfg), side) for side in (16, 32, 64)
+    )
+    assert middle <= 4 * small and large <= 4 * middle
+    assert middle < 1024**2 / 4 and large < 4096**2 / 16
+
+
+def test_an_exact_attention_does_hold_a_matrix_of_all_pairs():
+    assert largest(build((16, 16), type='KernelAttention'), 16) >= 2 * 256**2
+
+
+@pytest.mark.parametrize(
+    ('name', 'options', 'images'),
+    [
+        ('KernelAttention', {}, '3 images'),
+        ('TaylorShiftAttention', dict(form='direct'), '3 images'),
+        ('CastlingAttention', dict(sparse_softmax=True), '3 images'),
+        ('ReformerAttention', dict(bucket_size=160 * 160), '3 images'),
+        ('SoftmaxAttention', dict(relative_bias=True), '1 image'),  # they share the bias
+    ],
+)
+def test_too_many_pairs_are_refused_before_they_are_allocated(name, options, images):
+    attention = build((4, 4), 8, type=name, **options)
+    tokens = torch.zeros(1, 1, 1, 4, dtype=torch.float16).expand(3, 2, 160 * 160, 4)
+    with Largest() as mode, pytest.raises(ValueError, match=rf'{images} x 2 heads.*15.7 GB.*4 GB'):
+        attention.mix(tokens, tokens, tokens, (160, 160))
+    assert mode.numel <= tokens.numel()
+
+
+@pytest.mark.parametrize(
+    ('options', 'images', 'needed'),
+    [({}, 3, 'are 2.4 GB, .* 2 .* 4.8 GB'),
+     (dict(normalization='whitened'), 1, 'are 0.8 GB, .* 6 .* 4.8 GB')],
+)  # fmt: skip
+def test_pairs_that_fit_without_gradients_alone_are_refused_in_training(options, images, needed):
+    attention = build((4, 4), 8, type='KernelAttention', **options).to('meta')
+    tokens = torch.zeros(images, 2, 100 * 100, 4, device='meta')
+    with torch.no_grad():
+        attention.mix(tokens, tokens, tokens, (100, 100))
+    tokens.requires_grad_()
+    with pytest.raises(ValueError, match=needed):
+        attention.mix(tokens, tokens, tokens, (100, 100))
