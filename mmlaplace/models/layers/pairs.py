@@ -7,7 +7,7 @@ from torch import Tensor
 
 from mmlaplace.ops import exporting
 
-MOST_BYTES = 4e9
+MOST_BYTES = 4e9  # may be set to another
 
 
 def check_pairs_fit(attention: object, q: Tensor, k: Tensor, matrices: Tuple[int, int]) -> None:
@@ -31,5 +31,5 @@ def check_pairs_fit(attention: object, q: Tensor, k: Tensor, matrices: Tuple[int
             f'image{"s" * (batch > 1)} x {heads} heads x {queries} queries x {k.shape[2]} keys are '
             f'{one / 1e9:.1f} GB, and with {count} such matrices at a time {count * one / 1e9:.1f} '
             f'GB, more than {MOST_BYTES / 1e9:.0f} GB; take smaller images or batches, sr_ratio, '
-            'or an attention that is linear in the tokens'
+            f'or an attention that is linear in the tokens, or raise {__name__}.MOST_BYTES'
         )
