@@ -92,8 +92,9 @@ class ReformerAttention(QKVAttention):
     def order(self, q: Tensor, padded: int) -> Tensor:
         """Places of the tokens in each round, ``(B, heads, R, padded)``; padding comes last."""
         rotations = self.rotations(padded // self.bucket_size).to(q)
-        turned = q.unsqueeze(2) @ rotations  # (B, heads, R, N, buckets / 2)
-        bucket = torch.cat([turned, -turned], dim=-1).argmax(-1)
+        # One round after the other: all at once would hold R N^2 / b values.
+        turned = (q @ rotation for rotation in rotations)  # (B, heads, N, buckets / 2)
+        bucket = torch.stack([torch.cat([t, -t], dim=-1).argmax(-1) for t in turned], dim=2)
         bucket = F.pad(bucket, (0, padded - q.shape[2]), value=MOST_BUCKETS)
         place = torch.arange(padded, device=q.device)
         return (bucket * padded + place).argsort(-1)
