@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from mmlaplace.ops.backend import ceil_div
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from .base import QKVAttention
@@ -38,12 +39,12 @@ def axis_tiles(side: int, kernel_size: int, dilation: int, device: torch.device)
     """
     dilation = min(dilation, max(1, side // kernel_size))
     count = min(kernel_size, side // dilation)
-    longest = (side + dilation - 1) // dilation  # places of the first residue
-    tiles = (longest + count - 1) // count
+    longest = ceil_div(side, dilation)  # places of the first residue
+    tiles = ceil_div(longest, count)
     width = min(2 * count - 1, longest)
 
     residue = torch.arange(dilation, device=device)[:, None, None]
-    length = (side - residue + dilation - 1) // dilation  # places of each residue
+    length = ceil_div(side - residue, dilation)  # places of each residue
     tile = torch.arange(tiles, device=device)[:, None]
     start = (tile * count).minimum(length - count)
     query = start + torch.arange(count, device=device)  # (dilation, tiles, t), in steps
@@ -55,8 +56,8 @@ def axis_tiles(side: int, kernel_size: int, dilation: int, device: torch.device)
 
     place = torch.arange(side, device=device)
     step, own = place // dilation, place % dilation
-    shift = step - (step // count * count).minimum((side - own + dilation - 1) // dilation - count)
-    slots = (own * tiles + step // count) * count + shift
+    tile_of = own * tiles + step // count
+    slots = tile_of * count + step - start.flatten()[tile_of]
     queries, keys = (steps * dilation + residue for steps in (query, key))
     return AxisTiles(queries.flatten(0, 1), keys.flatten(0, 1), seen.flatten(0, 1), slots)
 
