@@ -306,8 +306,8 @@ def parse_table(name: str, content: Mapping[str, Any]) -> Table:
     """A table of what is in its file. ``shared`` there holds YAML anchors alone.
 
     Raises:
-        TableError: For an unknown or missing key, kind, metric or use of weights, or rows of the
-            same name.
+        TableError: For an unknown or missing key, kind, metric, checkpoint or use of weights, or
+            rows of the same name.
     """
     _check_keys(name, content, TABLE_KEYS, needed=('title', 'paper', 'place', 'rows'))
     checkpoint = content.get('checkpoint', 'last')

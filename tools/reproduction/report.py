@@ -161,8 +161,9 @@ def markdown(report: dict, folder: Path) -> str:
     for row, run, where, text in failed:
         lines += ['', f'{row["label"]} {run["name"]}, {where}:', '', '```', text, '```']
     lines += ['', '## Where', '']
-    for about, parts in _places(report).items():
-        lines += [about if len(_places(report)) == 1 else f'{"; ".join(parts)}: {about}', '']
+    places = _places(report)
+    for about, parts in places.items():
+        lines += [about if len(places) == 1 else f'{"; ".join(parts)}: {about}', '']
     lines += [f'Call: `{report["call"]}`']
     return '\n'.join(lines) + '\n'
 
