@@ -186,7 +186,7 @@ AUTHORS = {
         settings={'in:a': exactly(0.5), 'in:b': exactly(1.0), 'in:c': exactly(1.0)},
         names={'temperature': ('temperature', temperatures), 'qkv.': 'qkv.', 'proj.': 'proj.'},
     ),
-    'based_taylor': dict(type='BasedAttention'),
+    'based_taylor': dict(type='BasedAttention', options=dict(form='linear')),
     'reformer_lsh': dict(
         type='ReformerAttention',
         settings={'in:n_hashes': 'num_hashes', 'in:allow_duplicate_attention': exactly(True),

@@ -87,12 +87,19 @@ def test_cosformer_on_a_map_equals_its_formula():
     torch.testing.assert_close(attention.mix(q, k, v, (3, 4)), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize('normalized', [False, True])
-def test_both_forms_of_taylorshift_are_one_function(normalized):
+@pytest.mark.parametrize(
+    ('name', 'options'),
+    [
+        ('TaylorShiftAttention', {}),
+        ('TaylorShiftAttention', dict(output_normalized=True)),
+        ('BasedAttention', {}),
+        ('BasedAttention', dict(eps=1.0)),  # large enough to show
+    ],
+)
+def test_both_forms_of_a_taylor_attention_are_one_function(name, options):
     q, k, v = heads(2, 2, 30, 4)
     direct, linear, auto = (
-        build('TaylorShiftAttention', 8, form=form, output_normalized=normalized).double()
-        for form in ('direct', 'linear', 'auto')
+        build(name, 8, form=form, **options).double() for form in ('direct', 'linear', 'auto')
     )
     expected = direct.mix(q, k, v, (5, 6))
     check(linear.mix(q, k, v, (5, 6)), expected)
@@ -288,6 +295,7 @@ def test_tokens_of_reformer_are_mixed_by_weights_that_sum_to_one():
         ('HedgehogAttention', dict(feature_dims=0), 'feature_dims .* got 0'),
         ('HedgehogAttention', dict(form='joint', skip_connection=True), "got form='joint'"),
         ('TaylorShiftAttention', dict(form='exact'), "'direct'.*, got 'exact'"),
+        ('BasedAttention', dict(form='exact'), "'direct'.*, got 'exact'"),
         ('KernelAttention', dict(kernel='cauchy'), r"\('gaussian', 'laplacian'\), got 'cauchy'"),
         ('KernelAttention', dict(normalization='columns'), "'whitened'.*, got 'columns'"),
         ('KernelAttention', dict(bandwidth=-1.0), r'bandwidth \(-1.0\)'),

@@ -15,6 +15,7 @@ QUADRATIC = (
     dict(type='ReformerAttention'),  # chooses among N / b buckets
     dict(type='CastlingAttention', sparse_softmax=True),
     dict(type='TaylorShiftAttention', form='direct'),
+    dict(type='BasedAttention', form='direct'),
     # The number of landmarks grows with the map.
     dict(type='LaplacianAttention', pool_ratio=2),
     dict(type='SOFTAttention', pool_ratio=2),

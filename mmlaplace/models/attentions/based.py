@@ -5,8 +5,7 @@ from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
-from ..layers import linear_attention
-from ..layers.taylor import taylor_features
+from ..layers.taylor import known_form, taylor_attention
 from .base import QKVAttention
 
 
@@ -18,16 +17,23 @@ class BasedAttention(QKVAttention):
         s_{ij} = q_i \cdot k_j / \sqrt{d}, \quad w_{ij} = 1 + s_{ij} + \tfrac{1}{2} s_{ij}^2, \quad
         y_i = \frac{\sum_j w_{ij} v_j}{\sum_j w_{ij} + \epsilon}
 
-    Features are about :math:`d^2 / 2` wide, so time is :math:`O(N d^3)` and memory :math:`O(N d^2)`
-    per head. The paper has heads of 16 channels. It has no parameters of its own. Scores have no
-    bound, and those below -1 count the more the lower they are; :class:`TaylorShiftAttention` has
-    queries and keys of unit length. The paper's attention is causal, this one is over all tokens.
-    Everything is fp32 under any autocast.
+    The same function has two forms. The linear one has about :math:`d^2 / 2` features: time
+    :math:`O(N d^3)` and memory :math:`O(N d^2)` per head. The direct one has a weight for each pair
+    of tokens, which the authors do not have. The paper has heads of 16 channels. It has no
+    parameters of its own. Scores have no bound, and those below -1 count the more the lower they
+    are; :class:`TaylorShiftAttention` has queries and keys of unit length. The paper's attention is
+    causal, this one is over all tokens. Everything is fp32 under any autocast.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        form: ``'auto'`` (default): the direct form for up to as many tokens as there are features,
+            which is then cheaper. ``'linear'`` or ``'direct'``: always that.
         eps: :math:`\epsilon`. Default: 1e-12.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.
+
+    Raises:
+        ValueError: For an unknown form. In the forward, for a map whose matrices of pairs would
+            need more than 4 GB in the direct form.
 
     Source: Based (arXiv 2402.18668).
 
@@ -39,18 +45,18 @@ class BasedAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
-    variants = (dict(rope=True, lepe_kernel=3),)
+    variants = (dict(form='linear', rope=True, lepe_kernel=3), dict(form='direct'))
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        eps: float = 1e-12, **kwargs,
+        form: str = 'auto', eps: float = 1e-12, **kwargs,
     ) -> None:  # fmt: skip
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        self.form = known_form(form)
         self.eps = eps
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
-            shrink = self.head_dims**-0.25
-            query, key = (taylor_features(x * shrink) for x in upcast(q, k))
-            # The layer divides means over the keys, so its epsilon is that of one key.
-            return linear_attention(query, key, v, self.eps / key.shape[-2])
+            query, key, value = upcast(q, k, v)
+            query, key = (x * self.head_dims**-0.25 for x in (query, key))
+            return taylor_attention(self, query, key, value, self.eps).to(v.dtype)

@@ -7,13 +7,9 @@ from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
-from ..layers import linear_attention
-from ..layers.pairs import check_pairs_fit
-from ..layers.taylor import taylor_features, taylor_width
+from ..layers.taylor import known_form, taylor_attention
 from ..layers.unit_vectors import unit_vectors
 from .base import QKVAttention
-
-FORMS = ('auto', 'linear', 'direct')
 
 
 @MODELS.register_module()
@@ -66,28 +62,17 @@ class TaylorShiftAttention(QKVAttention):
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
-        if form not in FORMS:
-            raise ValueError(f'form must be one of {FORMS}, got {form!r}')
-        self.form = form
+        self.form = known_form(form)
         self.output_normalized = output_normalized
         self.temperature = nn.Parameter(torch.ones(num_heads, 1, 1))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        features, keys = taylor_width(self.head_dims), k.shape[2]
-        direct = self.form == 'direct' or (self.form == 'auto' and keys <= features)
-        if direct:
-            check_pairs_fit(self, q, k, (4, 6))
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
             query, key = (unit_vectors(x) for x in (query, key))
             query = query * self.temperature.to(query.dtype)
-            if direct:
-                scores = query @ key.transpose(-2, -1)
-                weights = 1 + scores + 0.5 * scores.square()
-                out = weights @ value / weights.sum(-1, keepdim=True)
-            else:
-                # The least weight is a half, so nothing keeps the sum from zero.
-                out = linear_attention(taylor_features(query), taylor_features(key), value, eps=0)
+            # The least weight is a half, so nothing keeps the sum from zero.
+            out = taylor_attention(self, query, key, value, eps=0.0)
             if self.output_normalized:
-                out = out * (keys / self.head_dims) ** 0.5
+                out = out * (k.shape[2] / self.head_dims) ** 0.5
             return out.to(v.dtype)

@@ -2,6 +2,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from .linear_attention import linear_attention
+from .pairs import check_pairs_fit
+
+FORMS = ('auto', 'linear', 'direct')
+
+
+def known_form(form: str) -> str:
+    """The ``form`` for :func:`taylor_attention`, or a ValueError."""
+    if form not in FORMS:
+        raise ValueError(f'form must be one of {FORMS}, got {form!r}')
+    return form
+
 
 def taylor_width(channels: int) -> int:
     """The number of :func:`taylor_features` of so many channels."""
@@ -33,3 +45,36 @@ def taylor_features(x: Tensor) -> Tensor:
     if half and channels % 2 == 0:  # the channels across: each pair is there twice
         products[half] = products[half] * root
     return torch.cat([F.pad(x, (1, 0), value=1.0), *products], dim=-1)
+
+
+def taylor_attention(attention: object, q: Tensor, k: Tensor, v: Tensor, eps: float) -> Tensor:
+    r"""Attention with the Taylor series of the exponential for the exponential.
+
+    .. math::
+        w_{ij} = 1 + q_i \cdot k_j + \tfrac{1}{2} (q_i \cdot k_j)^2, \quad
+        y_i = \frac{\sum_j w_{ij} v_j}{\sum_j w_{ij} + \epsilon}
+
+    Args:
+        attention: Whose ``form`` is taken: ``'linear'`` by :func:`taylor_features`, ``'direct'`` by
+            a weight for each pair of tokens, or ``'auto'``, the direct form for up to as many keys
+            as there are features, which is then cheaper.
+        q: Queries ``(B, heads, N, d)``, with the temperature in them, in fp32 or fp64.
+        k: Keys ``(B, heads, n, d)``.
+        v: Values ``(B, heads, n, d)``.
+        eps: :math:`\epsilon`.
+
+    Returns:
+        ``(B, heads, N, d)`` in the dtype of ``v``.
+
+    Raises:
+        ValueError: If matrices of pairs would need more than 4 GB in the direct form.
+    """
+    keys = k.shape[-2]
+    few = attention.form == 'auto' and keys <= taylor_width(q.shape[-1])
+    if attention.form == 'linear' or not (few or attention.form == 'direct'):
+        # The layer divides means over the keys, so its epsilon is that of one key.
+        return linear_attention(taylor_features(q), taylor_features(k), v, eps / keys)
+    check_pairs_fit(attention, q, k, (4, 6))
+    scores = q @ k.transpose(-2, -1)
+    weights = 1 + scores + 0.5 * scores.square()
+    return weights @ v / (weights.sum(-1, keepdim=True) + eps)
