@@ -5,6 +5,7 @@ import functools
 import re
 import statistics
 import warnings
+from pathlib import Path
 from unittest import mock
 
 import pytest
@@ -205,6 +206,23 @@ def test_published_means_are_means():
                 assert statistics.mean(values) == pytest.approx(mean, abs=0.06), row.label
                 means += 1
     assert means == 6 + 18 + 3 * 7
+
+
+def test_the_page_of_sequences_prints_what_the_tables_have():
+    found, columns = set(), []
+    for line in (ROOT / 'docs/lra.md').read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip('|').split('|')]
+        if cells[:2] == ['row', 'config']:
+            columns = [cell.lower() for cell in cells[2:]]
+        elif len(cells) == len(columns) + 2 and '_as-' in cells[1]:
+            config = re.match(r'`\*_(.+?)`', cells[1]).group(1)
+            found |= {(f'{task}_{config}', float(value)) for task, value in zip(columns, cells[2:])}
+    tables = {
+        (Path(run.full.config).stem, run.published['top-1'])
+        for table, _, run in RUNS
+        if table.name in ('softpp_table_12', 'polaformer_table_4') and run.full
+    }
+    assert found == tables
 
 
 def test_metafiles_have_the_values_of_the_tables():
