@@ -188,25 +188,37 @@ def plot_distances(results: List[dict], title: str, path: Path) -> None:
 
 
 def plot_cost(costs: Dict[str, dict], path: Path) -> None:
-    """Forward time and memory over the side of the image, a line for each attention."""
-    figure, axes = plt.subplots(1, 2, figsize=(12, 7), layout='constrained')
-    colors = plt.get_cmap('tab20').colors
-    for index, (name, cost) in enumerate(costs.items()):
-        rows = cost['forward']['rows']
-        for axis, key, scale in zip(axes, ('seconds', 'MB'), (1e3, 1)):
-            axis.plot(
-                [row['side'] for row in rows], [row[key] * scale for row in rows],
-                marker='.', color=colors[index % 20], label=short(name),
-                linestyle=('-', '--', ':')[index // 20],
-            )  # fmt: skip
-    for axis, label in zip(axes, ('ms an image, forward', 'peak memory of tensors (MB)')):
-        sides = sorted({row['side'] for cost in costs.values() for row in cost['forward']['rows']})
-        axis.set(xscale='log', yscale='log', xlabel='side of the image (pixels)', ylabel=label)
-        axis.set_xticks(sides, [str(side) for side in sides])
-        axis.minorticks_off()
+    """Forward time and memory: a row for each attention, the fastest on top, a point for a size."""
+    found = {
+        name: {row['side']: row for row in cost['forward']['rows']} for name, cost in costs.items()
+    }
+    sides = sorted({side for rows in found.values() for side in rows})
+
+    def slowness(name: str) -> Tuple[int, float]:
+        """At the largest size that it was measured at; those that ended before it come last."""
+        largest = max(found[name], default=0)
+        return -largest, found[name][largest]['seconds'] if largest else 0.0
+
+    names = sorted(found, key=slowness, reverse=True)
+    figure, axes = plt.subplots(
+        1, 2, figsize=(10, 1.6 + 0.2 * len(names)), sharey=True, layout='constrained'
+    )
+    colors = plt.get_cmap('viridis_r')
+    for axis, key, scale in zip(axes, ('seconds', 'MB'), (1e3, 1)):
+        for index, side in enumerate(sides):
+            points = [
+                (found[name][side][key] * scale, row)
+                for row, name in enumerate(names) if side in found[name]
+            ]  # fmt: skip
+            color = colors((index + 0.5) / len(sides))
+            axis.plot(*zip(*points), 'o', markersize=5, color=color, label=f'{side}²')
+        axis.set(xscale='log', ylim=(-1, len(names)))
         axis.grid(alpha=0.3)
+    axes[0].set_yticks(range(len(names)), [short(name) for name in names], fontsize=8)
+    axes[0].set_xlabel('ms an image, forward')
+    axes[1].set_xlabel('peak memory of tensors (MB), forward')
     handles, labels = axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc='outside right center', fontsize=7)
+    figure.legend(handles, labels, loc='outside lower center', ncols=len(sides), fontsize=8)
     save(figure, path)
 
 
