@@ -10,6 +10,7 @@ from mmlaplace.models import BaseAttention
 pytest.importorskip('onnx')
 pytest.importorskip('onnxruntime')
 from onnx_files import assert_alike, operators, session, to_onnx
+from test_memory_of_attentions import Largest
 
 ATTENTIONS = registered(BaseAttention)
 # A sign or a bucket that rounding turns changes all of an image, so these are compared in fp64.
@@ -124,3 +125,17 @@ def test_a_backbone_leaves_for_any_batch(name):
         for batch in (1, 3):
             x = torch.randn(batch, 3, 64, 64)
             assert_alike(run(x), module(x))
+
+
+@needs_dynamo
+@pytest.mark.parametrize('name', ['BasedAttention', 'TaylorShiftAttention'])
+def test_a_graph_of_a_small_map_is_linear_on_a_large_one(name):
+    """On the small map itself, a weight for each pair of tokens is cheaper."""
+    module, axis = build(name), torch.export.Dim.DYNAMIC
+    small, large = torch.randn(1, 32, 5, 6), torch.randn(1, 32, 64, 64)
+    program = torch.export.export(module, (small,), dynamic_shapes=[{2: axis, 3: axis}])
+    with torch.no_grad(), Largest() as mode:
+        found = program.module()(large)
+    with torch.no_grad():
+        assert_alike(found, module(large))
+    assert mode.numel < 4096**2 / 8

@@ -70,7 +70,8 @@ def taylor_attention(attention: object, q: Tensor, k: Tensor, v: Tensor, eps: fl
         ValueError: If matrices of pairs would need more than 4 GB in the direct form.
     """
     keys = k.shape[-2]
-    few = attention.form == 'auto' and keys <= taylor_width(q.shape[-1])
+    # A graph for maps of any size, where this is no plain integer, takes the form that fits all.
+    few = attention.form == 'auto' and type(keys) is int and keys <= taylor_width(q.shape[-1])
     if attention.form == 'linear' or not (few or attention.form == 'direct'):
         # The layer divides means over the keys, so its epsilon is that of one key.
         return linear_attention(taylor_features(q), taylor_features(k), v, eps / keys)
