@@ -188,7 +188,7 @@ AUTHORS = {
     ),
     'based_taylor': dict(type='BasedAttention', options=dict(form='linear')),
     'reformer_lsh': dict(
-        type='ReformerAttention',
+        type='ReformerAttention', options=dict(form='chunks'),
         settings={'in:n_hashes': 'num_hashes', 'in:allow_duplicate_attention': exactly(True),
                   'in:rotations': told_by_shapes},
         prepare=turns_as_theirs,

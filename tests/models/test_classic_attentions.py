@@ -261,6 +261,26 @@ def test_reformer_is_full_attention_where_two_chunks_hold_all_tokens(tokens, buc
         check(one, other)
 
 
+@pytest.mark.parametrize(
+    ('tokens', 'bucket_size', 'num_hashes'),
+    [(30, 4, 3), (32, 4, 2), (33, 16, 1), (9, 1, 2), (40, 64, 2)],
+)
+def test_both_forms_of_reformer_are_one_function(tokens, bucket_size, num_hashes):
+    sizes = dict(bucket_size=bucket_size, num_hashes=num_hashes)
+    chunks, pairs, auto = (
+        build('ReformerAttention', 8, form=form, **sizes).double()
+        for form in ('chunks', 'pairs', 'auto')
+    )
+    q, grad, v = heads(2, 2, tokens, 4)
+    inputs = [q.requires_grad_(), v.requires_grad_()]
+    out, expected = (attention.mix(q, q, v, (1, tokens)) for attention in (pairs, chunks))
+    check(out, expected)
+    for one, other in zip(*(torch.autograd.grad(y, inputs, grad) for y in (out, expected))):
+        check(one, other)
+    cheaper = out if tokens <= 2 * bucket_size * num_hashes else expected
+    assert torch.equal(auto.mix(q, q, v, (1, tokens)), cheaper)
+
+
 def test_tokens_of_reformer_are_mixed_by_weights_that_sum_to_one():
     attention = build('ReformerAttention', bucket_size=4, num_hashes=3).double()
     q, _, v = heads(3, 2, 30, 8)
@@ -301,6 +321,7 @@ def test_tokens_of_reformer_are_mixed_by_weights_that_sum_to_one():
         ('KernelAttention', dict(bandwidth=-1.0), r'bandwidth \(-1.0\)'),
         ('ReformerAttention', dict(bucket_size=0), 'bucket_size .* got 0'),
         ('ReformerAttention', dict(num_hashes=1.5), 'num_hashes .* got 1.5'),
+        ('ReformerAttention', dict(form='direct'), "'pairs'.*, got 'direct'"),
     ],
 )
 def test_options_out_of_range_are_quoted(name, options, said):

@@ -16,6 +16,7 @@ from .base import QKVAttention
 from .frame import Frame
 
 MOST_BUCKETS = 4096
+FORMS = ('auto', 'chunks', 'pairs')
 
 
 @functools.lru_cache(maxsize=8)
@@ -35,10 +36,16 @@ class ReformerAttention(QKVAttention):
     Keys are the queries, brought to unit length. Each of R rounds draws a random matrix, sorts the
     tokens by the bucket :math:`\arg\max\, [q_i R, -q_i R]`, and cuts them into chunks of b. A token
     attends to its chunk and to the one before, in a ring over all rounds, and to itself only where
-    there is nothing else. Rounds are weighed by the sums of their exponentials. Time is
-    :math:`O(R N b d)` per head, more than that of full attention where :math:`2 R b > N`, and a
-    small term :math:`O(R N^2 d / b)` to choose among N / b buckets, of which there are 4096 at
-    most. It has no parameters of its own. Everything is fp32 under any autocast.
+    there is nothing else. Rounds are weighed by the sums of their exponentials. So with
+    :math:`c_{ij}` the number of chunks, in all rounds, in which i meets j, it is
+
+    .. math:: y_i = \frac{\sum_j c_{ij} \exp(s_{ij}) v_j}{\sum_j c_{ij} \exp(s_{ij})}, \quad
+              s_{ij} = q_i \cdot k_j / \sqrt{d}
+
+    It is computed in chunks, in :math:`O(R N b d)` per head, or over all pairs with these counts,
+    which is cheaper where :math:`N \leq 2 R b`. Beside it there is a small term
+    :math:`O(R N^2 d / b)` to choose among N / b buckets, of which there are 4096 at most. It has no
+    parameters of its own. Everything is fp32 under any autocast.
 
     Which tokens meet is random, and a small change of a query can change it. So the output in half
     precision is not close to that in fp32. Rounds are drawn anew in every pass while training, and
@@ -49,12 +56,14 @@ class ReformerAttention(QKVAttention):
         bucket_size: Tokens b of a chunk. A map of no more tokens has full attention. Others are
             padded to a multiple of 2b by tokens that nobody sees. Default: 64.
         num_hashes: Rounds R. Default: 8.
+        form: ``'auto'`` (default): over all pairs for up to 2 R b tokens. ``'chunks'`` or
+            ``'pairs'``: always that.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='shared_qk',
             qkv_bias=False)``. Queries and keys are always the same.
 
     Raises:
-        ValueError: If ``bucket_size`` or ``num_hashes`` is no positive integer. In the forward,
-            for a chunk that holds all tokens and whose matrices of pairs would need more than 4 GB.
+        ValueError: If ``bucket_size`` or ``num_hashes`` is no positive integer, and for an unknown
+            form. In the forward, for pairs whose matrices would need more than 4 GB.
 
     Source: Reformer (arXiv 2001.04451).
 
@@ -72,14 +81,17 @@ class ReformerAttention(QKVAttention):
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        bucket_size: int = 64, num_hashes: int = 8, **kwargs,
+        bucket_size: int = 64, num_hashes: int = 8, form: str = 'auto', **kwargs,
     ) -> None:  # fmt: skip
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         for name, value in (('bucket_size', bucket_size), ('num_hashes', num_hashes)):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f'{name} must be an integer of at least 1, got {value!r}')
+        if form not in FORMS:
+            raise ValueError(f'form must be one of {FORMS}, got {form!r}')
         self.bucket_size = bucket_size
         self.num_hashes = num_hashes
+        self.form = form
 
     def rotations(self, buckets: int) -> Tensor:
         """A random matrix for each round, ``(R, d, buckets / 2)``."""
@@ -100,43 +112,65 @@ class ReformerAttention(QKVAttention):
         return (bucket * padded + place).argsort(-1)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        tokens, step = q.shape[2], 2 * self.bucket_size
+        # A graph for maps of any size, where this is no plain integer, takes what fits all.
+        few = self.form == 'auto' and type(tokens) is int and tokens <= self.num_hashes * step
+        if tokens <= self.bucket_size:
+            check_pairs_fit(self, q[:1, :1], k, (2, 2))  # a mask for all images and heads
+        elif few or self.form == 'pairs':
+            check_pairs_fit(self, q, k, (3, 3))
         with no_autocast(v.device):
             query, value = upcast(q, v)
-            tokens, step = query.shape[2], 2 * self.bucket_size
             if tokens <= self.bucket_size:
-                check_pairs_fit(self, q, k, (1, 3))
-                itself, key = torch.arange(tokens, device=q.device), unit_vectors(query)
-                return self._attend(query, key, value, itself, itself, None)[0].to(v.dtype)
-            padded = ceil_div(tokens, step) * step
-            order = self.order(query.detach(), padded)
-            flat = order.flatten(2)  # (B, heads, R * padded)
+                return self._over_pairs(query, value, None).to(v.dtype)
+            order = self.order(query.detach(), ceil_div(tokens, step) * step)
+            over = self._over_pairs if few or self.form == 'pairs' else self._over_chunks
+            return over(query, value, order).to(v.dtype)
 
-            def in_chunks(x: Tensor) -> Tensor:
-                # Not by unflatten, after which the TorchScript exporter takes N for a constant.
-                return x.view(*x.shape[:2], -1, self.bucket_size, *x.shape[3:])
+    def _over_pairs(self, query: Tensor, value: Tensor, order: Optional[Tensor]) -> Tensor:
+        """Mixed values by a weight for each pair of tokens, all of which meet without an order."""
+        itself = torch.eye(query.shape[2], dtype=torch.bool, device=query.device)
+        logits = query.new_zeros(())
+        if order is not None:
+            chunk = order.argsort(-1)[..., : query.shape[2]] // self.bucket_size
+            inside = F.one_hot(chunk, order.shape[-1] // self.bucket_size).to(query.dtype)
+            inside = inside.transpose(2, 3).flatten(3)  # (B, heads, N, R * chunks)
+            # Those of a chunk meet it and the one before.
+            logits = ((inside + inside.roll(-1, -1)) @ inside.transpose(-2, -1)).log_()
+        logits = logits.masked_fill(itself, self.to_itself)
+        return F.scaled_dot_product_attention(query, unit_vectors(query), value, logits)
 
-            def chunks(x: Tensor) -> Tensor:
-                """Tokens in the order of the rounds, ``(B, heads, chunks, b, d)``."""
-                x = F.pad(x, (0, 0, 0, padded - tokens))
-                return in_chunks(x.gather(2, flat.unsqueeze(-1).expand(-1, -1, -1, x.shape[-1])))
+    def _over_chunks(self, query: Tensor, value: Tensor, order: Tensor) -> Tensor:
+        """Mixed values by weights for the pairs that meet in a chunk, in each round."""
+        tokens, padded = query.shape[2], order.shape[-1]
+        flat = order.flatten(2)  # (B, heads, R * padded)
 
-            def with_chunk_before(x: Tensor) -> Tensor:
-                before = torch.cat([x[:, :, -1:], x[:, :, :-1]], dim=2)
-                return torch.cat([x, before], dim=3)
+        def in_chunks(x: Tensor) -> Tensor:
+            # Not by unflatten, after which the TorchScript exporter takes N for a constant.
+            return x.view(*x.shape[:2], -1, self.bucket_size, *x.shape[3:])
 
-            near, place = chunks(query), in_chunks(flat)
-            keys, values, key_place = (
-                with_chunk_before(x) for x in (unit_vectors(near), chunks(value), place)
-            )
-            # A graph for maps of any size has the mask of the padding, whether or not it pads.
-            hidden = key_place >= tokens if exporting() or padded > tokens else None
-            out, weight = self._attend(near, keys, values, place, key_place, hidden)
-            back = order.argsort(-1)[..., :tokens].unsqueeze(-1)  # (B, heads, R, N, 1)
-            out, weight = (
-                x.reshape(*x.shape[:2], self.num_hashes, padded, x.shape[-1]) for x in (out, weight)
-            )
-            out = out.gather(3, back.expand(-1, -1, -1, -1, out.shape[-1]))
-            return (out * weight.gather(3, back).softmax(2)).sum(2).to(v.dtype)
+        def chunks(x: Tensor) -> Tensor:
+            """Tokens in the order of the rounds, ``(B, heads, chunks, b, d)``."""
+            x = F.pad(x, (0, 0, 0, padded - tokens))
+            return in_chunks(x.gather(2, flat.unsqueeze(-1).expand(-1, -1, -1, x.shape[-1])))
+
+        def with_chunk_before(x: Tensor) -> Tensor:
+            before = torch.cat([x[:, :, -1:], x[:, :, :-1]], dim=2)
+            return torch.cat([x, before], dim=3)
+
+        near, place = chunks(query), in_chunks(flat)
+        keys, values, key_place = (
+            with_chunk_before(x) for x in (unit_vectors(near), chunks(value), place)
+        )
+        # A graph for maps of any size has the mask of the padding, whether or not it pads.
+        hidden = key_place >= tokens if exporting() or padded > tokens else None
+        out, weight = self._attend(near, keys, values, place, key_place, hidden)
+        back = order.argsort(-1)[..., :tokens].unsqueeze(-1)  # (B, heads, R, N, 1)
+        out, weight = (
+            x.reshape(*x.shape[:2], self.num_hashes, padded, x.shape[-1]) for x in (out, weight)
+        )
+        out = out.gather(3, back.expand(-1, -1, -1, -1, out.shape[-1]))
+        return (out * weight.gather(3, back).softmax(2)).sum(2)
 
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, q_place: Tensor, k_place: Tensor,
