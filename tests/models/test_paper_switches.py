@@ -1,7 +1,5 @@
 """What the papers' ablations switch: each option does what it says, and equals a plain formula."""
 
-import builtins
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -335,18 +333,22 @@ def test_a_deformable_convolution_starts_as_the_depthwise_one_and_its_shifts_mov
     close(conv(x, HW).unflatten(1, HW)[:, :, 1:-1], plain[:, :, 1:-1])
 
 
-def test_a_deformable_convolution_names_the_package_that_it_lacks(monkeypatch):
-    original = builtins.__import__
-
-    def without_torchvision(name, *args, **kwargs):
-        if name.startswith('torchvision'):
-            raise ImportError("No module named 'torchvision'")
-        return original(name, *args, **kwargs)
-
-    monkeypatch.setattr(builtins, '__import__', without_torchvision)
-    with pytest.raises(ImportError, match="needs torchvision, .*No module named 'torchvision'"):
-        PolaAttention(16, 2, HW, lepe_deformable=True)
-    PolaAttention(16, 2, HW)
+@pytest.mark.parametrize('filters_per', ['channel', 'head_channel'])
+@pytest.mark.parametrize('hw_shape', [(3, 5), (1, 4)])
+def test_a_deformable_convolution_equals_that_of_torchvision(hw_shape, filters_per):
+    ops = pytest.importorskip('torchvision.ops')
+    conv = DeformableConv(6, 3, 2, filters_per).double()
+    torch.nn.init.normal_(conv.offset.weight)  # far enough to leave the map
+    x = torch.randn(2, hw_shape[0] * hw_shape[1], 6).double().requires_grad_()
+    maps = x.mT.unflatten(2, hw_shape)
+    weight, bias = conv.filters()
+    expected = ops.deform_conv2d(maps, conv.offset(maps), weight, bias, padding=1).flatten(2).mT
+    out = conv(x, hw_shape)
+    close(out, expected)
+    wanted = [x, conv.offset.weight, conv.conv.weight, conv.conv.bias]
+    grad = torch.randn_like(out)
+    for one, other in zip(*(torch.autograd.grad(y, wanted, grad) for y in (out, expected))):
+        close(one, other)
 
 
 @pytest.mark.parametrize(

@@ -50,15 +50,13 @@ class PolaAttention(QKVAttention):
             channel. It is kept for ``input_resolution`` and resized bilinearly for other maps.
         gate_init: How that matrix starts: ``'kaiming_uniform'`` (default), ``'zeros'``,
             ``'normal'``, ``'uniform'`` or ``'ones'``, which are functions of torch.nn.init.
-        lepe_deformable: Whether the convolution of V is deformable. Needs torchvision. Default:
-            False.
+        lepe_deformable: Whether the convolution of V is deformable. Default: False.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='q_kv', gate=True,
             key_positions=True, lepe_kernel=5, lepe_filters='head_channel')``.
 
     Raises:
         ValueError: If ``alpha`` or ``power`` is not positive and finite, for an unknown
             ``gate_form`` or ``gate_init``, or options of a gate or convolution that there is not.
-        ImportError: For ``lepe_deformable`` without torchvision.
 
     Source: PolaFormer (arXiv 2501.15061).
 
