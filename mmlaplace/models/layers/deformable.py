@@ -54,7 +54,7 @@ class DeformableConv(DepthwiseConv):
             # The middles of the outer tokens lie half a token inside of -1 and 1.
             height, width = hw_shape
             grid = torch.stack([(2 * columns + 1) / width, (2 * rows + 1) / height], dim=-1) - 1
-            # Of torch, as mmcv's op wants batches that 32 divides, and torchvision's took twelve
+            # Of torch, as mmcv's op wants batches that 32 divides, and torchvision's took seven
             # times as long on a CPU. A row of the kernel at a time takes less memory.
             out = 0.0
             for near, filters in zip(grid.split(weight.shape[-1], dim=1), weight[:, 0].unbind(1)):
