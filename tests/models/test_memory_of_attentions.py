@@ -69,6 +69,7 @@ def test_an_exact_attention_does_hold_a_matrix_of_all_pairs():
         ('TaylorShiftAttention', dict(form='direct'), '3 images'),
         ('BasedAttention', dict(form='direct'), '3 images'),
         ('CastlingAttention', dict(sparse_softmax=True), '3 images'),
+        ('ReformerAttention', dict(bucket_size=160 * 160), '3 images'),
         ('ReformerAttention', dict(form='pairs'), '3 images'),
         ('SoftmaxAttention', dict(relative_bias=True), '1 image'),  # they share the bias
     ],

@@ -113,18 +113,17 @@ class ReformerAttention(QKVAttention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         tokens, step = q.shape[2], 2 * self.bucket_size
+        in_one_chunk = tokens <= self.bucket_size
         # A graph for maps of any size, where this is no plain integer, takes what fits all.
         few = self.form == 'auto' and type(tokens) is int and tokens <= self.num_hashes * step
-        if tokens <= self.bucket_size:
-            check_pairs_fit(self, q[:1, :1], k, (2, 2))  # a mask for all images and heads
-        elif few or self.form == 'pairs':
-            check_pairs_fit(self, q, k, (3, 3))
+        over_pairs = in_one_chunk or few or self.form == 'pairs'
+        if over_pairs:
+            check_pairs_fit(self, q, k, (1, 3) if in_one_chunk else (3, 3))
         with no_autocast(v.device):
             query, value = upcast(q, v)
-            if tokens <= self.bucket_size:
-                return self._over_pairs(query, value, None).to(v.dtype)
-            order = self.order(query.detach(), ceil_div(tokens, step) * step)
-            over = self._over_pairs if few or self.form == 'pairs' else self._over_chunks
+            padded = ceil_div(tokens, step) * step
+            order = None if in_one_chunk else self.order(query.detach(), padded)
+            over = self._over_pairs if over_pairs else self._over_chunks
             return over(query, value, order).to(v.dtype)
 
     def _over_pairs(self, query: Tensor, value: Tensor, order: Optional[Tensor]) -> Tensor:
