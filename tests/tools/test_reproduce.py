@@ -272,13 +272,22 @@ def test_a_failure_has_the_end_of_its_log_and_stops_only_what_needs_it(tmp_path)
 
 def test_a_job_that_waits_holds_no_slot(tmp_path):
     """Of two chains in two slots, the second does not wait for the whole first."""
-    here, order = settings(tmp_path), tmp_path / 'order'
-    code = f"open({str(order)!r}, 'a').write('{{}} '); import time; time.sleep({{}})"
-    first = Command('first', here, code.format('first', 3))
-    second = Command('second', here, code.format('second', 0))
-    chains = [Command('after first', here, code.format('after-first', 0), {'first': first}), second]
-    tool.run_all(planned(first, *chains), 2, [], Console(quiet=True))
-    assert order.read_text().split() == ['first', 'second', 'after-first']
+    here, mark = settings(tmp_path), tmp_path / 'mark'
+    # `first` ends as soon as `second` has run: it would wait in vain, and fail, if `after first`
+    # held the other slot.
+    first = Command('first', here, f"""
+import pathlib, time
+for _ in range(300):
+    if pathlib.Path({str(mark)!r}).exists():
+        break
+    time.sleep(0.1)
+else:
+    raise SystemExit('the second did not run beside it')""")
+    second = Command('second', here, f"open({str(mark)!r}, 'w').close()")
+    chains = [Command('after first', here, 'pass', {'first': first}), second]
+    outcomes = tool.run_all(planned(first, *chains), 2, [], Console(quiet=True))
+    assert [outcome for outcome in outcomes.values() if isinstance(outcome, str)] == []
+    assert len(outcomes) == 3
 
 
 def test_what_is_finished_is_not_repeated_and_what_failed_is(tmp_path):
@@ -300,7 +309,9 @@ def test_a_job_waits_for_a_process_that_still_works_in_its_folder(tmp_path):
         fcntl.flock(lock, fcntl.LOCK_EX)
         thread = threading.Thread(target=job.run)
         thread.start()
-        thread.join(0.5)
+        deadline = time.time() + 60
+        while job.state != 'waits for another process' and time.time() < deadline:
+            thread.join(0.05)
         assert thread.is_alive() and job.state == 'waits for another process'
     thread.join(30)
     assert job.result()['done'] is True
