@@ -275,14 +275,15 @@ def test_a_job_that_waits_holds_no_slot(tmp_path):
     here, mark = settings(tmp_path), tmp_path / 'mark'
     # `first` ends as soon as `second` has run: it would wait in vain, and fail, if `after first`
     # held the other slot.
-    first = Command('first', here, f"""
+    code = f"""
 import pathlib, time
 for _ in range(300):
     if pathlib.Path({str(mark)!r}).exists():
         break
     time.sleep(0.1)
 else:
-    raise SystemExit('the second did not run beside it')""")
+    raise SystemExit('the second did not run beside it')"""
+    first = Command('first', here, code)
     second = Command('second', here, f"open({str(mark)!r}, 'w').close()")
     chains = [Command('after first', here, 'pass', {'first': first}), second]
     outcomes = tool.run_all(planned(first, *chains), 2, [], Console(quiet=True))
