@@ -272,23 +272,22 @@ def test_a_failure_has_the_end_of_its_log_and_stops_only_what_needs_it(tmp_path)
 
 def test_a_job_that_waits_holds_no_slot(tmp_path):
     """Of two chains in two slots, the second does not wait for the whole first."""
-    here, mark = settings(tmp_path), tmp_path / 'mark'
-    # `first` ends as soon as `second` has run: it would wait in vain, and fail, if `after first`
-    # held the other slot.
-    code = f"""
-import pathlib, time
-for _ in range(300):
-    if pathlib.Path({str(mark)!r}).exists():
-        break
+    here, order = settings(tmp_path), tmp_path / 'order'
+    order.touch()
+    code = f"open({str(order)!r}, 'a').write('{{}} ')"
+    # `first` waits for `second`, in vain if `after first` held the other slot.
+    waiting = f"""
+import time
+deadline = time.time() + 60
+while 'second' not in open({str(order)!r}).read():
+    assert time.time() < deadline, 'the second did not run beside it'
     time.sleep(0.1)
-else:
-    raise SystemExit('the second did not run beside it')"""
-    first = Command('first', here, code)
-    second = Command('second', here, f"open({str(mark)!r}, 'w').close()")
-    chains = [Command('after first', here, 'pass', {'first': first}), second]
-    outcomes = tool.run_all(planned(first, *chains), 2, [], Console(quiet=True))
-    assert [outcome for outcome in outcomes.values() if isinstance(outcome, str)] == []
-    assert len(outcomes) == 3
+"""
+    first = Command('first', here, waiting + code.format('first'))
+    second = Command('second', here, code.format('second'))
+    chains = [Command('after first', here, code.format('after-first'), {'first': first}), second]
+    tool.run_all(planned(first, *chains), 2, [], Console(quiet=True))
+    assert order.read_text().split() == ['second', 'first', 'after-first']
 
 
 def test_what_is_finished_is_not_repeated_and_what_failed_is(tmp_path):
