@@ -48,7 +48,7 @@ def load_library(folder: Path) -> Optional[str]:
     if not libraries:
         return (
             'this installation of mmlaplace has no compiled library (mmlaplace/_C*.so); with a '
-            "C++17 compiler, 'pip install --no-build-isolation .' in its source folder makes it"
+            "C++17 compiler, 'pip install --no-build-isolation -e .' in its source folder makes it"
         )
     built_for = {library: build_info(library).get('torch') for library in libraries}
     # Others are not even tried: torch's C++ classes differ between its versions.
