@@ -56,6 +56,27 @@ def test_a_query_of_zeros_leaves_the_local_branch_of_nala():
     assert out.isfinite().all() and x.grad.isfinite().all()
 
 
+def test_sums_that_no_half_holds_reach_the_norm_of_nala():
+    attention = build('NaLaAttention')
+    q, k, v = (torch.zeros(1, 2, 35, 8) for _ in 'qkv')
+    # Queries and keys that share no feature: the normaliser is its epsilon, and the rotated
+    # products are not zero.
+    q[..., 0], k[..., 1], v[:] = 1.0, 1.0, torch.linspace(1, 2, 8)
+    gate = torch.ones(1, 35, 16)
+
+    def gated(dtype):
+        attention.to(dtype)
+        mixed = attention.mix(*(x.to(dtype) for x in (q, k, v)), (5, 7))
+        return mixed, attention.apply_gate(attention.merge_heads(mixed), gate.to(dtype))
+
+    mixed, truth = gated(torch.float64)
+    assert mixed.abs().max() > torch.finfo(torch.float16).max
+    _, out = gated(torch.float16)
+    assert out.dtype == torch.float16
+    # Eleven bits of a result of size one, and fp32 before it.
+    torch.testing.assert_close(out.double(), truth, atol=4e-3, rtol=4e-3)
+
+
 def test_places_of_patches_have_sums_of_their_own_on_a_map_of_any_size():
     attention = build('SeparableAttention', patch_size=2)
     x = torch.randn(2, 35, 16)
@@ -127,6 +148,7 @@ def test_large_kernels_equal_those_of_mmpretrain(shortcut):
         ('MHLAAttention', dict(transform='sine'), r"'cos', 'linear', .*, got 'sine'"),
         ('MHLAAttention', dict(normalizer='code'), r"\('weights', 'blocks'\), got 'code'"),
         ('MHLAAttention', dict(grid=0), 'grid must be .* at least 1, got 0'),
+        ('MHLAAttention', dict(exp_sigma=0.0), r'exp_sigma must be positive, got 0\.0'),
         ('L2ViTAttention', dict(least_sum=0), 'least_sum must be positive and finite, got 0'),
         ('EcoFormerAttention', dict(offset='none'), r"\('all', 'own'\), got 'none'"),
         ('EcoFormerAttention', dict(num_bits=0), 'num_bits must be .* at least 1, got 0'),

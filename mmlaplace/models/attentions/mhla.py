@@ -57,7 +57,8 @@ class MHLAAttention(QKVAttention):
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv_bias=False, lepe_kernel=5)``.
 
     Raises:
-        ValueError: For an unknown ``transform`` or ``normalizer``, or a ``grid`` below 1.
+        ValueError: For an unknown ``transform`` or ``normalizer``, a ``grid`` below 1, or an
+            ``exp_sigma`` that is not positive.
 
     Source: MHLA (arXiv 2601.07832).
 
@@ -88,6 +89,8 @@ class MHLAAttention(QKVAttention):
             raise ValueError(f'normalizer must be one of {NORMALIZERS}, got {normalizer!r}')
         if not isinstance(grid, int) or grid < 1:
             raise ValueError(f'grid must be an integer of at least 1, got {grid!r}')
+        if not exp_sigma > 0:
+            raise ValueError(f'exp_sigma must be positive, got {exp_sigma!r}')
         self.grid, self.normalizer = grid, normalizer
         centres = torch.cartesian_prod(*2 * [torch.arange(float(grid))]).view(-1, 2)
         distances = torch.linalg.vector_norm(centres[:, None] - centres, dim=-1)

@@ -33,8 +33,10 @@ class NaLaAttention(QKVAttention):
     is linear, :math:`O(N C d)`. Features and normalisers are fp32 under any autocast.
 
     Only the numerator is rotated, as in the authors' code: rows of weights sum to -0.1 to 2.4 at
-    the start. Where activations are small, the cube brings the normaliser to its epsilon, and the
-    local branch remains. A query of zeros gives zeros. It is NaN in the authors' code.
+    the start. In trained models they were seen up to thousands, where the normaliser is small and
+    the rotated products are not. So what is mixed stays fp32 until the norm has scaled it. Where
+    activations are small, the cube brings the normaliser to its epsilon, and the local branch
+    remains. A query of zeros gives zeros. It is NaN in the authors' code.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
@@ -64,7 +66,7 @@ class NaLaAttention(QKVAttention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
-            query, key = upcast(q, k)
+            query, key, value = upcast(q, k, v)
             norm = torch.linalg.vector_norm(query, dim=-1, keepdim=True)  # (B, heads, N, 1)
             power = 3 * (0.5 + norm.tanh())
             query = query / norm.clamp(min=1e-12)
@@ -74,8 +76,13 @@ class NaLaAttention(QKVAttention):
                 torch.cat([self.turn_features(x, hw_shape) for x in halves], -1)
                 for halves in (queries, keys)
             )
-            return linear_attention(torch.cat(queries, -1), torch.cat(keys, -1), v, 1e-6, numerator)
+            query, key = torch.cat(queries, -1), torch.cat(keys, -1)
+            return linear_attention(query, key, value, 1e-6, numerator)  # fp32, see apply_gate
 
     def apply_gate(self, out: Tensor, gate: Tensor) -> Tensor:
         """The norm of the output ``(B, N, C)`` times the SiLU of the gate."""
-        return self.norm(out) * F.silu(gate)
+        with no_autocast(out.device):
+            # Before the norm a half could not hold it.
+            out, weight, bias = upcast(out, self.norm.weight, self.norm.bias)
+            out = F.layer_norm(out, self.norm.normalized_shape, weight, bias, self.norm.eps)
+        return out.to(gate.dtype) * F.silu(gate)
