@@ -151,8 +151,8 @@ def show(plan: Plan, futures: Dict[str, Future], progress: Progress, total, line
             if key in lines:
                 progress.remove_task(lines[key])
             lines[key] = None
-            error = future.exception()
-            end = f'failed: {str(error).splitlines()[0]}' if error else 'done'
+            found = outcome(future)
+            end = f'failed: {found.splitlines()[0]}' if isinstance(found, str) else 'done'
             progress.console.print(f'{job.label}: {end}', markup=False, soft_wrap=True)
             progress.advance(total)
     return len(futures) < len(plan.jobs) or not all(future.done() for future in futures.values())
@@ -163,7 +163,8 @@ def outcome(future: Future) -> Outcome:
     error = future.exception()
     if error is None:
         return future.result()
-    return str(error) if isinstance(error, RuntimeError) else f'{type(error).__name__}: {error}'
+    text = str(error) if isinstance(error, RuntimeError) else ''
+    return text or f'{type(error).__name__}: {error}'
 
 
 def finished(plan: Plan) -> Dict[str, dict]:
@@ -308,7 +309,7 @@ def groups_of_gpus(size: int) -> List[str]:
     return [','.join(names[first : first + size]) for first in range(0, count - size + 1, size)]
 
 
-def why_not_now(plan: Plan, scale: str) -> str:
+def why_not_now(plan: Plan) -> str:
     """What stands against running a plan, or ``''``."""
     wrong = list(dict.fromkeys(filter(None, (job.wrong_batch() for job in plan.trainings))))
     if wrong:
@@ -317,12 +318,9 @@ def why_not_now(plan: Plan, scale: str) -> str:
             'optim_wrapper.accumulative_counts, or scale the rates by auto_scale_lr.enable=True:',
             *wrong,
         ])  # fmt: skip
-    missing = sorted(filter(None, {job.missing_data() for job in plan.trainings}))
-    if not missing:
-        return ''
-    tool = 'make_lra_datasets.py' if missing[0].startswith('data/lra') else 'make_mini_datasets.py'
-    made = f'; python tools/dataset_converters/{tool} makes it' if scale == 'mini' else ''
-    return f'{missing[0]} is missing{made}'
+    # Where some have their data, they run, and the report has what the others lack.
+    missing = [job.missing_data() for job in plan.trainings if job.result() is None]
+    return '\n  '.join(sorted(set(missing))) if missing and all(missing) else ''
 
 
 def main() -> None:
@@ -372,7 +370,7 @@ def main() -> None:
             f'{there[0]} is there already; --resume goes on with it, and another --work-dir '
             'starts anew'
         )
-    refused = '' if args.report else why_not_now(plan, args.scale)
+    refused = '' if args.report else why_not_now(plan)
     if refused:
         parser.error(refused)
     devices = [] if args.launcher == 'slurm' else devices

@@ -110,9 +110,12 @@ def test_the_terms_of_a_block_are_those_of_its_sum():
         local = mixed.attention.lepe(merged, mixed.hw_shape)
     assert first['attention'] == 'stages.0.blocks.0.attn'
     assert first['local'] == pytest.approx(attention_matrices.root_mean_square(local), rel=1e-5)
-    assert first['mixed'] > 0
+    assert first['values'] == pytest.approx(attention_matrices.root_mean_square(mixed.v), rel=1e-5)
+    # Weights that sum to one make no value larger than the largest.
+    assert 0 < first['mixed'] <= mixed.v.abs().max()
     without = build('laplacianformer', dict(type='SoftmaxAttention', lepe_kernel=0))
-    assert attention_matrices.term_sizes(without, [image]) == []
+    (alone, *_) = attention_matrices.term_sizes(without, [image])
+    assert alone['mixed'] > 0 and 'local' not in alone
 
 
 # What is compared.

@@ -129,6 +129,8 @@ def test_the_attention_term_is_told_beside_the_convolution(tmp_path):
     result = run_script(TOOL, config, '--attention-term', '--device', 'cpu', '--out', out)
     assert result.returncode == 0, result.stderr
     terms = json.loads(out.read_text())['attention_terms']
-    assert len(terms) == 4 and all(t['mixed'] > 0 and t['local'] > 0 for t in terms)
+    *of_soft, of_softmax = terms
+    assert len(of_soft) == 4 and all(t['mixed'] > 0 and t['local'] > 0 for t in of_soft)
+    assert of_softmax['values'] > 0 and 'local' not in of_softmax  # the last stage has none
     refused = run_script(TOOL, CONFIGS / 'lra/text/text_pola.py', '--attention-term')
     assert refused.returncode == 2 and 'this config is of sequences' in refused.stderr

@@ -56,7 +56,7 @@ def test_tables_and_rows_are_listed():
             'nothing here takes those of softpp_table_1/tiny',
         ),
         (('softpp_table_9',), 'landmarks-36: its batch and learning rate are for 8 processes'),
-        (('polaformer_a4', 'zeros', '--scale', 'mini'), 'make_lra_datasets.py makes it'),
+        (('polaformer_a4', 'zeros', '--scale', 'mini'), '--tasks listops --size mini makes it'),
     ],
 )
 def test_bad_input_is_quoted(arguments, message, tmp_path, monkeypatch):
@@ -71,6 +71,36 @@ def test_missing_small_data_names_the_command(tmp_path, monkeypatch):
     result = run_script(TOOL, 'softpp_table_9', 'landmarks-49', '--scale', 'mini')
     assert result.returncode == 2
     assert 'python tools/dataset_converters/make_mini_datasets.py makes it' in result.stderr
+
+
+@pytest.mark.parametrize(
+    ('name', 'task', 'made_by'),
+    [
+        ('polaformer_table_4/polaformer-alpha-3', 'text', 'convert_lra.py text makes it'),
+        ('polaformer_table_4/polaformer-alpha-3', 'listops', '--tasks listops makes it'),
+        ('softpp_table_7/upernet-softpp-small', 'cityscapes', 'docs/train_it_yourself.md tells'),
+    ],
+)
+def test_missing_data_stops_only_the_runs_that_need_it(name, task, made_by, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = plan(tmp_path, name, scale='full', options={'auto_scale_lr.enable': True})
+    data = {job.missing_data().partition(' ')[0]: job for job in made.trainings}
+    (folder,) = (folder for folder in data if task in folder)
+    assert made_by in data[folder].missing_data() and folder in tool.why_not_now(made)
+    for other in data.keys() - {folder}:
+        (tmp_path / other).mkdir(parents=True)
+    assert tool.why_not_now(made) == ''
+    with pytest.raises(jobs.JobFailed, match=f'{folder} is missing; .*{made_by}'):
+        data[folder].run()
+
+
+def test_weights_that_were_written_again_are_tested_again(tmp_path):
+    file, name = tmp_path / 'mine.pth', 'softpp_table_3/softpp-small'
+    keys = set()
+    for content in ('a', 'longer'):
+        file.write_text(content)
+        keys |= set(plan(tmp_path, name, weights={name: file}).jobs)
+    assert len(keys) == 2
 
 
 @pytest.mark.parametrize(
@@ -186,8 +216,11 @@ def test_a_figure_gets_configs_results_and_images_of_its_scale(tmp_path):
 
 def test_a_row_of_soft_is_looked_into_after_its_test(tmp_path):
     trainings = plan(tmp_path, 'softpp_table_2/soft', 'softpp_table_2/transformer').trainings
+    # The second has softmax attention in SOFT's host.
     assert [job.cfg.model.backbone.type for job in trainings] == ['SOFT', 'SOFTPlusPlus']
-    assert all(job.has_term() for job in trainings)
+    assert [job.has_term() for job in trainings] == [True, False]
+    (in_vit,) = plan(tmp_path, 'softpp_table_11/softpp-without-pyramid').trainings
+    assert in_vit.cfg.model.backbone.type == 'ViT' and in_vit.has_term()
     command = trainings[0].term_command('epoch_11.pth')
     assert command[3:6] == ['--attention-term', '--checkpoint', 'epoch_11.pth']
     other = next(iter(plan(tmp_path, 'laplacianformer_imagenet/tiny').jobs.values()))

@@ -125,20 +125,22 @@ def statistics_by_stage(backbone: nn.Module, images: List[Tensor]) -> List[Dict[
 
 
 def term_sizes(backbone: nn.Module, images: List[Tensor]) -> List[Dict[str, float]]:
-    """For each attention with both, root mean squares of its mixed values and its local branch."""
-    parts = dict(mix='mixed', local_branch='local')
+    """For each attention, root mean squares of V, of what it mixes, and of its local branch if any."""
     sizes: Dict[str, Dict[str, List[float]]] = {}
 
     def see(name, attention, step, arguments, made):
-        if made is not None:
-            of_part = sizes.setdefault(name, {}).setdefault(parts[step], [])
-            of_part.append(root_mean_square(made))
+        if step == 'mix':
+            found = dict(mixed=made, values=arguments[2])
+        else:
+            found = {} if made is None else dict(local=made)
+        for part, value in found.items():
+            of_part = sizes.setdefault(name, {}).setdefault(part, [])
+            of_part.append(root_mean_square(value))
 
-    with steps_watched(backbone, QKVAttention, tuple(parts), see), torch.no_grad():
+    with steps_watched(backbone, QKVAttention, ('mix', 'local_branch'), see), torch.no_grad():
         for image in images:
             backbone(image)
     return [
         dict(attention=name, **{part: sum(v) / len(v) for part, v in parts.items()})
         for name, parts in sizes.items()
-        if len(parts) == 2
     ]

@@ -74,7 +74,7 @@ def accuracy_table(results: List[dict]) -> str:
 
 def terms_ratio(run: dict) -> str:
     """Of the attention's term to the local branch's, smallest to largest over the blocks."""
-    ratios = [term['mixed'] / term['local'] for term in run['terms'] if term['local'] > 0]
+    ratios = [term['mixed'] / term['local'] for term in run['terms'] if term.get('local', 0) > 0]
     return f'{min(ratios):.2g} to {max(ratios):.2g}' if ratios else '-'
 
 

@@ -108,7 +108,7 @@ def sizes_of(backbone: nn.Module, images: Tensor) -> List[dict]:
     was_training = backbone.training
     backbone.eval()
     rows = geometry(backbone, images)
-    local = [row['local'] for row in term_sizes(backbone, [images])]
+    local = [row.get('local') for row in term_sizes(backbone, [images])]
     backbone.train(was_training)
     # The last stage's softmax has a convolution too, and comes after them.
     with_local = all(attention.lepe is not None for attention in soft_attentions(backbone))

@@ -16,6 +16,8 @@ from .paper_tables import IMAGES, METRICS, SOFT, Run, Spec, TableError, Weights,
 
 TOOLS = Path(__file__).resolve().parents[1]
 MEASURE = str(TOOLS / 'analysis_tools/measure_model.py')
+# Of Long Range Arena, tasks whose data this project makes.
+GENERATED = ('listops', 'pathfinder')
 
 
 class Training(Job):
@@ -40,7 +42,7 @@ class Training(Job):
         self.checkpoint, self.seed, self.cfg, self.weights = checkpoint, seed, cfg, weights
         self.given = settings.weights.get(weights.row) if weights else None
         use = weights.use if weights else ''
-        identity = f'{settings.scale} {config_text(cfg)} {use} {self.given or ""}'
+        identity = f'{settings.scale} {config_text(cfg)} {use} {_state_of(self.given)}'
         super().__init__(label, settings, identity, needs)
         if self.trains:
             self.identity += f' {self.processes} {checkpoint}'
@@ -87,12 +89,14 @@ class Training(Job):
         )
 
     def missing_data(self) -> str:
-        """The folder of its data where it is missing, or ``''``."""
+        """Which folder of its data is missing and what makes it, or ``''``."""
         dataset = (self.cfg.get('test_dataloader') or {}).get('dataset') or {}
         while 'dataset' in dataset:
             dataset = dataset['dataset']
         root = dataset.get('data_root') or ''
-        return '' if not root or '://' in root or Path(root).is_dir() else root
+        if not root or '://' in root or Path(root).is_dir():
+            return ''
+        return f'{root} is missing; {_maker_of(root)}'
 
     def commands(self) -> List[List[str]]:
         test = self.test_command('CHECKPOINT')
@@ -146,7 +150,13 @@ class Training(Job):
 
     def has_term(self) -> bool:
         """Whether it is a classifier with SOFT's attention."""
-        return self.cfg.default_scope == 'mmpretrain' and self.cfg.model.backbone.type in SOFT
+        backbone = self.cfg.model.backbone
+        attention = backbone.get('attn_cfg') or {}
+        # A list has one for each stage. In SOFT's host only another type replaces its attention.
+        stages = attention if isinstance(attention, (list, tuple)) else [attention]
+        default = 'SOFTAttention' if backbone.type in SOFT else ''
+        types = [(stage or {}).get('type', default) for stage in stages]
+        return self.cfg.default_scope == 'mmpretrain' and 'SOFTAttention' in types
 
     def source(self) -> Optional[str]:
         """The checkpoint that it starts from, or tests."""
@@ -154,6 +164,8 @@ class Training(Job):
         return next((str(path) for path in given if path is not None), None)
 
     def work(self, lock: int) -> dict:
+        if self.missing_data():
+            raise JobFailed(self.missing_data())
         cfg, checkpoint = Config(self.cfg.to_dict()), self.source()
         if checkpoint is not None and self.weights.use == 'backbone':
             cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=checkpoint)
@@ -193,6 +205,27 @@ class Training(Job):
                 if most and (name in last or 'step' in last):
                     self.state = f'trains, {name} {last.get(name, last.get("step"))} of {most}'
                     return
+
+
+def _state_of(file: Optional[Path]) -> str:
+    """What tells a file of weights from another, or from itself before it was written again."""
+    if file is None or not file.is_file():
+        return str(file or '')
+    return f'{file} {file.stat().st_size} {file.stat().st_mtime_ns}'
+
+
+def _maker_of(folder: str) -> str:
+    """What makes a folder of data."""
+    if folder.startswith('data/mini'):
+        return 'python tools/dataset_converters/make_mini_datasets.py makes it'
+    if not folder.startswith('data/lra'):
+        return 'docs/train_it_yourself.md tells which files go there'
+    task = Path(folder).name.removesuffix('_mini')
+    size = ' --size mini' if folder.endswith('_mini') else ''
+    made = f'make_lra_datasets.py --tasks {task}{size}' if task in GENERATED else (
+        f'convert_lra.py {task}'
+    )
+    return f'python tools/dataset_converters/{made} makes it'
 
 
 class Measurement(Job):

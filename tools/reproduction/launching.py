@@ -137,7 +137,7 @@ class Job:
                 started = time.time()
                 where = dict(machine=self.place(), versions=versions())
                 found = {**where, **self.work(lock.fileno())}
-                found['seconds'] = round(time.time() - started, 1)
+                found['seconds'] = round(time.time() - started, 1)  # since this call took it up
                 write_json(self.folder / 'result.json', found)
         return found
 

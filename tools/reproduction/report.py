@@ -192,14 +192,21 @@ def _term_lines(report: dict) -> List[str]:
     for row in report['rows']:
         for run in row['runs']:
             for seed, terms in run['attention_terms'].items():
-                sizes = [f'{t["mixed"]:.1e} beside {t["local"]:.1e}' for t in terms]
+                sizes = [_term_and_other(term) for term in terms]
                 label = f'{row["label"]} {run["name"]}'.strip()
                 lines.append(f'- {label}, seed {seed}: {"; ".join(sizes)}')
     title = (
         'Root mean squares for photographs, of what the attention mixes beside the convolution of '
-        'V, block by block. Where the first is far below the second, the row compares convolutions.'
+        'V, block by block, or beside V itself where there is no convolution. Where the first is '
+        'far below the second, the row compares other parts of the model.'
     )
     return ['', '## Size of the attention term', '', title, '', *lines] if lines else []
+
+
+def _term_and_other(term: Dict[str, float]) -> str:
+    if 'local' in term:
+        return f'{term["mixed"]:.1e} beside {term["local"]:.1e}'
+    return f'{term["mixed"]:.1e} of V {term["values"]:.1e}'
 
 
 def _row_cells(row: dict, folder: Path) -> List[List[str]]:
