@@ -17,9 +17,9 @@ class HydraAttention(QKVAttention):
 
     .. math:: y_i = \hat q_i \odot \sum_j \hat k_j \odot v_j
 
-    Time is O(N C). It has no parameters of its own, and ``num_heads`` has no effect. Weights may be
-    negative and their sum grows with the number of tokens. A token of zeros gives zero. Everything
-    is fp32 under any autocast.
+    Time is O(N C). It has no parameters of its own, and ``num_heads`` has no effect without rotary
+    positions. Weights may be negative and their sum grows with the number of tokens. A token of
+    zeros gives zero. Everything is fp32 under any autocast.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.

@@ -32,8 +32,9 @@ class LinformerAttention(QKVAttention):
         authors_init: Whether E and F start uniform in :math:`\pm 1/\sqrt{m}`, as the authors have
             it. Logits then grow with the map that it is built for. Without, it is
             :math:`\pm 1/\sqrt{N}`. Default: False.
-        **frame: Fields of :class:`Frame` that differ from ``Frame()``. There is no ``sr_ratio``,
-            as keys are reduced already.
+        **frame: Fields of :class:`Frame` that differ from ``Frame()``. The authors' queries, keys
+            and values have no biases: ``qkv_bias=False``. There is no ``sr_ratio``, as keys are
+            reduced already.
 
     Raises:
         ValueError: For ``num_landmarks`` below 1, ``share_kv`` with another form of ``qkv``, and

@@ -44,7 +44,8 @@ class PerformerAttention(QKVAttention):
         eps: The floor. Default: 1e-4 for ``'softmax'``, 1e-3 for ``'relu'``.
         equal_norms: Whether all rows of W have the norm :math:`\sqrt{d}`. Without, they have that
             of random vectors. Default: False.
-        **frame: Fields of :class:`Frame` that differ from ``Frame()``.
+        **frame: Fields of :class:`Frame` that differ from ``Frame()``. The authors' queries, keys
+            and values have no biases: ``qkv_bias=False``.
 
     Raises:
         ValueError: For unknown features, or numbers out of range.
