@@ -58,10 +58,11 @@ def test_a_query_of_zeros_leaves_the_local_branch_of_nala():
 
 def test_sums_that_no_half_holds_reach_the_norm_of_nala():
     attention = build('NaLaAttention')
-    q, k, v = (torch.zeros(1, 2, 35, 8) for _ in 'qkv')
+    q, k = torch.zeros(2, 1, 2, 35, 8)
+    v = torch.rand(1, 2, 35, 8).half().float()  # so that it is the same in all dtypes
     # Queries and keys that share no feature: the normaliser is its epsilon, and the rotated
     # products are not zero.
-    q[..., 0], k[..., 1], v[:] = 1.0, 1.0, torch.linspace(1, 2, 8)
+    q[..., 0], k[..., 1] = 1.0, 1.0
     gate = torch.ones(1, 35, 16)
 
     def gated(dtype):

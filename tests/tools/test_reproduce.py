@@ -99,7 +99,7 @@ def test_weights_that_were_written_again_are_tested_again(tmp_path):
     keys = set()
     for content in ('a', 'longer'):
         file.write_text(content)
-        keys |= set(plan(tmp_path, name, weights={name: file}).jobs)
+        keys |= {job.key for job in plan(tmp_path, name, weights={name: file}).trainings}
     assert len(keys) == 2
 
 

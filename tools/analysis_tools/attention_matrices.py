@@ -125,7 +125,7 @@ def statistics_by_stage(backbone: nn.Module, images: List[Tensor]) -> List[Dict[
 
 
 def term_sizes(backbone: nn.Module, images: List[Tensor]) -> List[Dict[str, float]]:
-    """For each attention, root mean squares of V, of what it mixes, and of its local branch if any."""
+    """For each attention, root mean squares of V, of what it mixes, and of a local branch."""
     sizes: Dict[str, Dict[str, List[float]]] = {}
 
     def see(name, attention, step, arguments, made):

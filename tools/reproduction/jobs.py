@@ -6,13 +6,16 @@ import sys
 from pathlib import Path
 from typing import Dict, List, Optional, Tuple
 
+import torch
 from mmengine.config import Config
+from mmengine.registry import MODELS
 
+from mmlaplace.models import SOFTAttention
 from mmlaplace.utils.command_line import write_whole
 
 from .files import config_text
 from .launching import Job, JobFailed, Settings
-from .paper_tables import IMAGES, METRICS, SOFT, Run, Spec, TableError, Weights, find_row, merge
+from .paper_tables import IMAGES, METRICS, Run, Spec, TableError, Weights, find_row, merge
 
 TOOLS = Path(__file__).resolve().parents[1]
 MEASURE = str(TOOLS / 'analysis_tools/measure_model.py')
@@ -151,12 +154,12 @@ class Training(Job):
     def has_term(self) -> bool:
         """Whether it is a classifier with SOFT's attention."""
         backbone = self.cfg.model.backbone
-        attention = backbone.get('attn_cfg') or {}
-        # A list has one for each stage. In SOFT's host only another type replaces its attention.
-        stages = attention if isinstance(attention, (list, tuple)) else [attention]
-        default = 'SOFTAttention' if backbone.type in SOFT else ''
-        types = [(stage or {}).get('type', default) for stage in stages]
-        return self.cfg.default_scope == 'mmpretrain' and 'SOFTAttention' in types
+        # Those of the toolboxes are in registries of their own.
+        if self.cfg.default_scope != 'mmpretrain' or MODELS.get(backbone.type) is None:
+            return False
+        with torch.device('meta'):
+            built = MODELS.build({**backbone, 'init_cfg': None})
+        return any(isinstance(module, SOFTAttention) for module in built.modules())
 
     def source(self) -> Optional[str]:
         """The checkpoint that it starts from, or tests."""
@@ -221,11 +224,10 @@ def _maker_of(folder: str) -> str:
     if not folder.startswith('data/lra'):
         return 'docs/train_it_yourself.md tells which files go there'
     task = Path(folder).name.removesuffix('_mini')
+    if task not in GENERATED:
+        return f'python tools/dataset_converters/convert_lra.py {task} makes it'
     size = ' --size mini' if folder.endswith('_mini') else ''
-    made = f'make_lra_datasets.py --tasks {task}{size}' if task in GENERATED else (
-        f'convert_lra.py {task}'
-    )
-    return f'python tools/dataset_converters/{made} makes it'
+    return f'python tools/dataset_converters/make_lra_datasets.py --tasks {task}{size} makes it'
 
 
 class Measurement(Job):

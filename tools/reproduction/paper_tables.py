@@ -32,7 +32,6 @@ IMAGES = {
         segmentation='data/mini/segmentation/images/validation',
     ),
 }  # fmt: skip
-SOFT = ('SOFT', 'SOFTPlusPlus')  # backbones whose attention may add nothing to its convolution
 
 
 @dataclass(frozen=True)

@@ -27,10 +27,10 @@ class CastlingAttention(QKVAttention):
     The angular kernel is :math:`\frac{1}{2} + \frac{1}{\pi} \hat q \cdot \hat k` to the first
     order. The authors' code takes half of the token's own value for its first term, not half of the
     sum of all values, and so does this: with the sum it would be another attention than the one
-    that they published. The code brings the output to unit length, which loses the magnitude of values. So
-    the output of a head is at most 1 beside a local branch that grows with the values. Time is
-    :math:`O(N d^2)` per head. It has no parameters of its own. Norms and sums are fp32 under any
-    autocast, and a token of zeros gives zero.
+    that they published. Their code brings the output to unit length, which loses the magnitude of
+    values. So the output of a head is at most 1 beside a local branch that grows with the values.
+    Time is :math:`O(N d^2)` per head. It has no parameters of its own. Norms and sums are fp32
+    under any autocast, and a token of zeros gives zero.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
