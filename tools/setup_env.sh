@@ -5,7 +5,7 @@
 #   bash tools/setup_env.sh --set openmmlab --venv .venv-openmmlab # the upstream releases
 #   bash tools/setup_env.sh --task classification                  # without mmcv's ops, see below
 #
-# mmcv's compiled ops come as source only: they are built once (5 to 15 minutes on 2 cores) and
+# mmcv's compiled ops come as source only: they are built once (5 to 25 minutes on 2 cores) and
 # kept in ${XDG_CACHE_HOME:-~/.cache}/mmlaplace/wheels, keyed by what they depend on. mmdet, mmseg
 # and the tests need them. mmpretrain does not: for --task classification it comes alone, with an
 # mmcv without ops, where they are not built yet. A later run without --task adds what is missing.
@@ -121,7 +121,7 @@ if [ "$toolboxes" != "$all" ]; then
     # Without pip's cache, so that nobody takes this wheel for one with ops.
     pip install --quiet --no-cache-dir --no-deps --build-constraint requirements/build.txt "$mmcv"
 elif ! built; then
-    begin "build $mmcv with its compiled ops into $wheels (5 to 15 minutes on 2 cores)" \
+    begin "build $mmcv with its compiled ops into $wheels (5 to 25 minutes on 2 cores)" \
         'install a C++17 compiler (Debian: apt-get install g++); if memory ran out, set MAX_JOBS=1; for a GPU build install the CUDA toolkit that matches torch and set CUDA_HOME'
     building=$(mktemp -d)
     trap 'rm -rf "$building"' EXIT
