@@ -158,9 +158,8 @@ def test_the_page_of_attentions_has_every_attention_and_the_readme_the_hosts():
     for name in registered(BaseAttention):
         file = str(Path(inspect.getfile(MODELS.get(name))).relative_to(ROOT))
         # In one of the page's tables, and only there.
-        assert (
-            len(re.findall(rf'^\| .*`{name}`(?: around softmax)? \|', page, re.MULTILINE)) == 1
-        ), name
+        row = rf'^\| .*`{name}`(?: around softmax)? \|'
+        assert len(re.findall(row, page, re.MULTILINE)) == 1, name
         assert rows.count(file) == 1 + (name == 'SOFTAttention') or file not in rows, name
         listed |= {name} if file in rows else set()
     # The README names the others by their number.

@@ -167,8 +167,9 @@ class Training(Job):
         return next((str(path) for path in given if path is not None), None)
 
     def work(self, lock: int) -> dict:
-        if self.missing_data():
-            raise JobFailed(self.missing_data())
+        missing = self.missing_data()
+        if missing:
+            raise JobFailed(missing)
         cfg, checkpoint = Config(self.cfg.to_dict()), self.source()
         if checkpoint is not None and self.weights.use == 'backbone':
             cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=checkpoint)
