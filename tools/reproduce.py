@@ -338,7 +338,7 @@ def main() -> None:
         parser.error(f'--gpus {args.gpus} needs --launcher pytorch or slurm; without, one trains')
     devices = groups_of_gpus(args.gpus)
     jobs = args.jobs or max(len(devices), 1)
-    if args.launcher != 'slurm' and devices and jobs > len(devices):
+    if args.launcher != 'slurm' and torch.cuda.device_count() and jobs > len(devices):
         parser.error(
             f'--jobs {jobs} of --gpus {args.gpus} need more than the {torch.cuda.device_count()} '
             'GPUs here'

@@ -1,5 +1,7 @@
 """What tools/reproduce.py takes from outside: data that may be missing, and given weights."""
 
+import sys
+
 import pytest
 from reproduce_modules import jobs, plan, tool
 
@@ -32,3 +34,41 @@ def test_weights_that_were_written_again_are_tested_again(tmp_path):
         file.write_text(content)
         keys |= {job.key for job in plan(tmp_path, name, weights={name: file}).trainings}
     assert len(keys) == 2
+
+
+def test_a_batch_that_only_the_name_of_a_config_tells_is_kept(tmp_path):
+    name = 'softpp_table_7/fcn-resnet-101'
+    runs = {True: {}, False: {}}
+    for many in runs:
+        changes = dict(launcher='pytorch', gpus=8) if many else {}
+        made = plan(tmp_path, name, scale='full', **changes).trainings
+        runs[many] = {job.cfg.filename.rpartition('_4xb')[2][0]: job for job in made}
+    # mmseg's 4xb2 of Cityscapes and 4xb4 of ADE20K: four processes each.
+    assert set(runs[True]) == {'2', '4'}
+    for job in runs[True].values():
+        assert job.processes == 4 and not job.wrong_batch()
+    for job in runs[False].values():
+        assert 'are for 4 processes, and it has 1' in job.wrong_batch()
+
+
+def test_the_term_of_soft_is_not_asked_of_sequences(tmp_path):
+    for scale in ('mini', 'full'):
+        for job in plan(tmp_path, 'softpp_table_12/soft', scale=scale).trainings:
+            assert job.cfg.model.backbone.type == 'SequenceEncoder' and not job.has_term()
+
+
+def test_more_gpus_than_there_are_is_an_error(monkeypatch, capsys):
+    monkeypatch.setattr(tool.torch.cuda, 'device_count', lambda: 4)
+    monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
+    arguments = ['softpp_table_9', '--launcher', 'pytorch', '--gpus', '8', '--dry-run']
+    monkeypatch.setattr(sys, 'argv', ['reproduce.py', *arguments])
+    with pytest.raises(SystemExit):
+        tool.main()
+    assert '--gpus 8 need more than the 4 GPUs here' in ' '.join(capsys.readouterr().err.split())
+
+
+def test_processes_of_a_run_share_its_threads(tmp_path, monkeypatch):
+    monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
+    settings = dict(scale='full', launcher='pytorch', gpus=8, threads=64)
+    (job,) = plan(tmp_path, 'softpp_table_9/landmarks-49', **settings).trainings
+    assert job.threads == job.place()['threads'] == '8'

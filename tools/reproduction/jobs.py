@@ -10,6 +10,7 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
+from mmlaplace.lra import SequenceEncoder
 from mmlaplace.models import SOFTAttention
 from mmlaplace.utils.command_line import write_whole
 
@@ -21,6 +22,8 @@ TOOLS = Path(__file__).resolve().parents[1]
 MEASURE = str(TOOLS / 'analysis_tools/measure_model.py')
 # Of Long Range Arena, tasks whose data this project makes.
 GENERATED = ('listops', 'pathfinder')
+# GPUs, and images on each, in the name of a config: fcn_r50-d8_4xb2-80k_cityscapes-512x1024.py.
+NAMED_BATCH = re.compile(r'_(\d+)xb(\d+)[-_]')
 
 
 class Training(Job):
@@ -70,6 +73,9 @@ class Training(Job):
         """How many its learning rate is for, or None where it does not say or is scaled."""
         scale, loader = self.cfg.get('auto_scale_lr') or {}, self.cfg.get('train_dataloader')
         meant = scale.get('base_batch_size')
+        named = NAMED_BATCH.search(Path(self.cfg.filename or '').name)
+        if meant is None and named:  # those of mmseg say it in their names alone
+            meant = int(named[1]) * int(named[2])
         if not (self.trains and meant and loader) or scale.get('enable'):
             return None
         return meant / (loader.batch_size * self.cfg.optim_wrapper.get('accumulative_counts', 1))
@@ -124,9 +130,10 @@ class Training(Job):
         if settings.launcher == 'pytorch':
             script = ['bash', str(TOOLS / 'dist_test.sh'), str(self.config), checkpoint]
             return [*script, str(self.processes), *work]
-        script = [sys.executable, str(TOOLS / 'test.py'), str(self.config), checkpoint, *work]
-        by_slurm = ['--launcher', 'slurm'] if settings.launcher == 'slurm' else []
-        return self.on_one_gpu([*script, *by_slurm])
+        # One process needs no launcher, whose port another test on its node may have.
+        return self.on_one_gpu(
+            [sys.executable, str(TOOLS / 'test.py'), str(self.config), checkpoint, *work]
+        )
 
     def term_command(self, checkpoint: str) -> List[str]:
         """How the size of SOFT's attention term is measured beside its convolution of V."""
@@ -152,13 +159,16 @@ class Training(Job):
         return str(best[-1])
 
     def has_term(self) -> bool:
-        """Whether it is a classifier with SOFT's attention."""
+        """Whether it is a classifier of images with SOFT's attention."""
         backbone = self.cfg.model.backbone
         # Those of the toolboxes are in registries of their own.
         if self.cfg.default_scope != 'mmpretrain' or MODELS.get(backbone.type) is None:
             return False
         with torch.device('meta'):
             built = MODELS.build({**backbone, 'init_cfg': None})
+        # The size is told of photographs.
+        if isinstance(built, SequenceEncoder):
+            return False
         return any(isinstance(module, SOFTAttention) for module in built.modules())
 
     def source(self) -> Optional[str]:

@@ -149,12 +149,17 @@ class Job:
         """What it calls, as far as it is known before it runs."""
         raise NotImplementedError
 
+    @property
+    def threads(self) -> str:
+        """How many each of its processes takes, where OMP_NUM_THREADS does not say."""
+        return str(max(self.settings.threads // self.processes, 1))
+
     def place(self) -> Dict[str, str]:
         """Where its commands run, and how many processes a training has."""
         if self.settings.launcher == 'slurm':
             machine = {'Slurm partition': self.settings.partition}
         else:
-            threads = os.environ.get('OMP_NUM_THREADS', str(self.settings.threads))
+            threads = os.environ.get('OMP_NUM_THREADS', self.threads)
             machine = {**this_machine(), 'threads': threads}
         return {**machine, 'processes': str(self.processes)}
 
@@ -171,11 +176,9 @@ class Job:
         Raises:
             JobFailed: If it fails.
         """
-        env = {
-            'OMP_NUM_THREADS': str(self.settings.threads),
-            'PYTHON': sys.executable,
-            **os.environ,
-        }
+        env = {'PYTHON': sys.executable, **os.environ}
+        if self.settings.launcher != 'slurm':  # a node has cores of its own
+            env.setdefault('OMP_NUM_THREADS', self.threads)
         env['GPUS'] = str(self.processes)
         if self.devices is not None:
             env['CUDA_VISIBLE_DEVICES'] = self.devices
