@@ -74,10 +74,9 @@ for _modules, _names in {
 
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        try:
-            return _ALLOWED[module, name]
-        except KeyError:
-            raise UnsafeCheckpointError(f'asks for {module}.{name}') from None
+        if (module, name) not in _ALLOWED:
+            raise UnsafeCheckpointError(f'asks for {module}.{name}')
+        return _ALLOWED[module, name]
 
 
 class _PicklePlainData:
