@@ -1,4 +1,4 @@
-"""What tools/reproduce.py takes from outside: data that may be missing, and given weights."""
+"""What tools/reproduce.py takes from outside: data, weights, GPUs and threads."""
 
 import sys
 
@@ -37,17 +37,15 @@ def test_weights_that_were_written_again_are_tested_again(tmp_path):
 
 
 def test_a_batch_that_only_the_name_of_a_config_tells_is_kept(tmp_path):
-    name = 'softpp_table_7/fcn-resnet-101'
-    runs = {True: {}, False: {}}
-    for many in runs:
-        changes = dict(launcher='pytorch', gpus=8) if many else {}
-        made = plan(tmp_path, name, scale='full', **changes).trainings
-        runs[many] = {job.cfg.filename.rpartition('_4xb')[2][0]: job for job in made}
+    def trainings(**changes):
+        return plan(tmp_path, 'softpp_table_7/fcn-resnet-101', scale='full', **changes).trainings
+
+    enough = trainings(launcher='pytorch', gpus=8)
     # mmseg's 4xb2 of Cityscapes and 4xb4 of ADE20K: four processes each.
-    assert set(runs[True]) == {'2', '4'}
-    for job in runs[True].values():
+    assert {job.cfg.filename.rpartition('_4xb')[2][0] for job in enough} == {'2', '4'}
+    for job in enough:
         assert job.processes == 4 and not job.wrong_batch()
-    for job in runs[False].values():
+    for job in trainings():
         assert 'are for 4 processes, and it has 1' in job.wrong_batch()
 
 

@@ -161,14 +161,12 @@ class Training(Job):
     def has_term(self) -> bool:
         """Whether it is a classifier of images with SOFT's attention."""
         backbone = self.cfg.model.backbone
-        # Those of the toolboxes are in registries of their own.
-        if self.cfg.default_scope != 'mmpretrain' or MODELS.get(backbone.type) is None:
+        # Those of the toolboxes are in registries of their own. Sequences have no photographs.
+        others = (None, SequenceEncoder)
+        if self.cfg.default_scope != 'mmpretrain' or MODELS.get(backbone.type) in others:
             return False
         with torch.device('meta'):
             built = MODELS.build({**backbone, 'init_cfg': None})
-        # The size is told of photographs.
-        if isinstance(built, SequenceEncoder):
-            return False
         return any(isinstance(module, SOFTAttention) for module in built.modules())
 
     def source(self) -> Optional[str]:

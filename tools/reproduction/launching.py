@@ -151,16 +151,16 @@ class Job:
 
     @property
     def threads(self) -> str:
-        """How many each of its processes takes, where OMP_NUM_THREADS does not say."""
-        return str(max(self.settings.threads // self.processes, 1))
+        """How many each of its processes takes: OMP_NUM_THREADS, or a share of the call's."""
+        share = max(self.settings.threads // self.processes, 1)
+        return os.environ.get('OMP_NUM_THREADS', str(share))
 
     def place(self) -> Dict[str, str]:
         """Where its commands run, and how many processes a training has."""
         if self.settings.launcher == 'slurm':
             machine = {'Slurm partition': self.settings.partition}
         else:
-            threads = os.environ.get('OMP_NUM_THREADS', self.threads)
-            machine = {**this_machine(), 'threads': threads}
+            machine = {**this_machine(), 'threads': self.threads}
         return {**machine, 'processes': str(self.processes)}
 
     def on_one_gpu(self, command: List[str]) -> List[str]:
@@ -178,7 +178,7 @@ class Job:
         """
         env = {'PYTHON': sys.executable, **os.environ}
         if self.settings.launcher != 'slurm':  # a node has cores of its own
-            env.setdefault('OMP_NUM_THREADS', self.threads)
+            env['OMP_NUM_THREADS'] = self.threads
         env['GPUS'] = str(self.processes)
         if self.devices is not None:
             env['CUDA_VISIBLE_DEVICES'] = self.devices
