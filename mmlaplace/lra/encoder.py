@@ -8,6 +8,7 @@ from mmengine.model import BaseModule, ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from ..models.backbones.options import attention_class, takes
 from ..models.layers.block import TransformerBlock
 from ..models.layers.build import build_token_norm
 
@@ -99,6 +100,7 @@ class SequenceEncoder(BaseModule):
         num_embeddings: Rows of the embedding. Ids are from 0 to this, less 1.
         max_length: Tokens of the longest sequence, which is the number of positions.
         attn_cfg: Config of the attention, such as ``dict(type='PolaAttention')``, without sizes.
+            The type is a registered name or a class.
         embed_dims: Channels C. Default: 64.
         depth: Blocks. Default: 2.
         num_heads: Heads of the attention. Default: 2.
@@ -121,10 +123,10 @@ class SequenceEncoder(BaseModule):
         init_cfg: As in mmengine. Default: none.
 
     Raises:
-        ValueError: For an unknown ``padding`` or ``pool``, an attention that does not go with
-            ``padding='mask'``, or a ``pixel_map`` that has not ``max_length`` pixels, or
-            goes with ``embed_dims`` that 4 does not divide. In the forward, for a sequence that is
-            too long.
+        ValueError: For an unknown ``padding`` or ``pool``, an ``attn_cfg`` without a known type, an
+            attention that does not go with ``padding='mask'``, or a ``pixel_map`` that has not
+            ``max_length`` pixels, or goes with ``embed_dims`` that 4 does not divide. In the
+            forward, for a sequence that is too long.
 
     Source: Long Range Arena (arXiv 2011.04006), in the sizes of Nyströmformer and Skyformer, which
     SOFT++ and PolaFormer take.
@@ -159,13 +161,18 @@ class SequenceEncoder(BaseModule):
         for name, value, known in (('padding', padding, PADDINGS), ('pool', pool, POOLS)):
             if value not in known:
                 raise ValueError(f'{name} must be one of {known}, got {value!r}')
+        if not isinstance(attn_cfg, dict) or 'type' not in attn_cfg:
+            raise ValueError(
+                "attn_cfg must name its attention, such as dict(type='PolaAttention'), got "
+                f'{attn_cfg!r}'
+            )
         attn_cfg = dict(
             attn_cfg,
             embed_dims=embed_dims,
             num_heads=num_heads,
             input_resolution=(max_length, 1),
         )
-        if 'proj_drop' in MODELS.get(attn_cfg['type']).known_options():
+        if takes(attention_class(attn_cfg['type']), 'proj_drop'):
             attn_cfg.setdefault('proj_drop', drop_rate)
         norm_cfg = dict(type='LN', eps=1e-5)
         self.max_length = max_length

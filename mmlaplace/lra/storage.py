@@ -68,40 +68,60 @@ def make_folder(folder: Path, record: dict, force: bool, fill: Callable[[Path], 
     """Make the folder of a data set, whole or not at all.
 
     It is filled under another name, ``*.partial``, and renamed at the end. What a run that was cut
-    short has left there is kept for the next, if that has the same record.
+    short has left there is kept for the next, if that has the same record. A folder that is
+    replaced stays until the new one is whole, so the disk needs room for both.
 
     Args:
         folder: Where the data set is to be.
         record: What its content depends on, kept in ``made_by.json``.
-        force: Whether a folder with another record is replaced.
+        force: Whether a folder with another record, or none that can be read, is replaced.
         fill: Writes the content into the folder that it is given.
 
     Returns:
         Whether it was made. False if it is there already, with the same record.
 
     Raises:
-        FileExistsError: If it is there with another record, without ``force``.
+        FileExistsError: If it is there with another record, or with none that can be read, without
+            ``force``.
     """
     record = json.loads(json.dumps(record))  # as it is read
-
-    def is_of_this(place: Path) -> bool:
-        kept = place / 'made_by.json'
-        return kept.is_file() and json.loads(kept.read_text()) == record
-
     if folder.exists():
-        if is_of_this(folder):
+        kept = _record_in(folder)
+        if kept == record:
             return False
         if not force:
-            raise FileExistsError(
-                f'{folder} exists and was made with other settings or by another version; --force '
-                'replaces it'
+            why = (
+                'has no made_by.json that can be read'
+                if kept is None
+                else 'was made with other settings or by another version'
             )
-        shutil.rmtree(folder)
+            raise FileExistsError(f'{folder} exists and {why}; --force replaces it')
     unfinished = folder.with_name(f'{folder.name}.partial')
-    if not is_of_this(unfinished):
+    if _record_in(unfinished) != record:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         (unfinished / 'made_by.json').write_text(json.dumps(record))
     fill(unfinished)
+    replaced = folder.with_name(f'{folder.name}.replaced')
+    if folder.exists():
+        _remove(replaced)  # of a run that was killed between the next lines
+        folder.rename(replaced)
     unfinished.rename(folder)
+    _remove(replaced)
     return True
+
+
+def _record_in(folder: Path) -> Optional[dict]:
+    """What a folder was made by, or None where that cannot be read."""
+    try:
+        return json.loads((folder / 'made_by.json').read_bytes())
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # empty or cut off, by a kill
+        return None
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, or a link to one, that may be there."""
+    if folder.is_symlink() or folder.is_file():
+        folder.unlink()
+    elif folder.exists():
+        shutil.rmtree(folder)

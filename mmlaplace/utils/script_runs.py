@@ -44,7 +44,7 @@ def run_script(
     process = PROCESSES.Process(target=_run, args=(str(script), arguments, str(log), threads))
     process.start()
     process.join()
-    return process.exitcode, '\n'.join(log.read_text().splitlines()[-LINES:])
+    return process.exitcode, '\n'.join(log.read_text(errors='replace').splitlines()[-LINES:])
 
 
 def _run(script: str, arguments: List[str], log: str, threads: Optional[int]) -> None:

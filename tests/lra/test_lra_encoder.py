@@ -6,7 +6,7 @@ from conftest import fast_with, quiet_init, registered
 from mmengine.registry import MODELS
 
 from mmlaplace.lra import SequenceEncoder, TokenPreprocessor
-from mmlaplace.models import BaseAttention
+from mmlaplace.models import BaseAttention, PolaAttention
 from mmlaplace.models.layers import Landmarks
 
 ATTENTIONS = registered(BaseAttention)
@@ -50,6 +50,19 @@ def test_every_attention_learns_from_padded_sequences(kind):
         assert parameter.grad is not None, name
         assert torch.isfinite(parameter.grad).all(), name
     assert encoder.embedding.weight.grad[0].abs().sum() == 0  # of padding
+
+
+def test_an_attention_may_be_given_as_a_class_and_must_be_given():
+    ids = padded(ids_of(7, 12), 16)
+    by_name, by_class = (build(dict(type=kind)) for kind in ('PolaAttention', PolaAttention))
+    by_class.load_state_dict(by_name.state_dict())
+    assert torch.equal(by_name(ids)[0], by_class(ids)[0])
+    assert by_class.blocks[0].attn.frame.proj_drop == 0.1  # of drop_rate, as by name
+    for attn_cfg in ({}, None, dict(num_landmarks=16)):
+        with pytest.raises(ValueError, match=r"must name its attention, such as dict\(type='Pola"):
+            build(attn_cfg)
+    with pytest.raises(ValueError, match="type='PolarAttention', which is not registered"):
+        build(dict(type='PolarAttention'))
 
 
 def test_a_mask_gives_what_cutting_gives():

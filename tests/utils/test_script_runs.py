@@ -4,6 +4,8 @@ import subprocess
 import sys
 import textwrap
 
+from mmlaplace.utils.script_runs import run_script
+
 CALLER = """
 from pathlib import Path
 from mmlaplace.utils.script_runs import import_first, run_script
@@ -45,3 +47,9 @@ def test_scripts_have_their_arguments_imports_and_logs(tmp_path):
     assert broken[0] == 1 and broken[1].endswith('RuntimeError: it broke')
     assert len(broken[1].splitlines()) == 15
     assert 'broken' in (tmp_path / 'logs/broken/log.txt').read_text().splitlines()[0]
+
+
+def test_bytes_that_are_no_text_do_not_hide_how_a_script_ended(tmp_path):
+    script = tmp_path / 'script.py'
+    script.write_text("import sys; sys.stdout.buffer.write(b'caf\\xe9\\n'); sys.exit(3)")
+    assert run_script(script, [], tmp_path / 'log.txt') == (3, 'caf\ufffd')
