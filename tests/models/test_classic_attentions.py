@@ -243,6 +243,19 @@ def test_rows_of_performer_are_orthogonal_in_blocks():
     assert norms.std() > 0.1
 
 
+def test_performers_features_are_drawn_under_any_default_dtype():
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        attention = build('PerformerAttention', num_features=8, equal_norms=True)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    matrix = attention.projection_matrix
+    assert matrix.dtype == torch.bfloat16
+    # Orthogonal rows of norm sqrt(8), of which each element is rounded by 2^-9 of itself.
+    torch.testing.assert_close(matrix.float() @ matrix.float().T, 8 * torch.eye(8), atol=0.1, rtol=0)
+
+
+
 def full(q, v):
     """Attention of Reformer among all tokens."""
     scores = q @ F.normalize(q, dim=-1).mT / q.shape[-1] ** 0.5

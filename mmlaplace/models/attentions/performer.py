@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mmlaplace.ops.precision import no_autocast, upcast
+from mmlaplace.ops.precision import no_autocast, upcast, wide_dtype
 
 from ..layers import linear_attention
 from .base import QKVAttention
@@ -98,9 +98,11 @@ class PerformerAttention(QKVAttention):
         """Draw another W. In distributed training, broadcast the buffer after it."""
         matrix = self.projection_matrix
         rows, dims = matrix.shape
-        normal = torch.randn(-(-rows // dims), dims, dims, device=matrix.device)
+        # LAPACK knows no halves, whatever the default dtype is.
+        wide = dict(dtype=wide_dtype(matrix), device=matrix.device)
+        normal = torch.randn(-(-rows // dims), dims, dims, **wide)
         orthogonal = torch.linalg.qr(normal)[0].mT.flatten(0, 1)[:rows]
-        norms = torch.randn(rows, dims, device=matrix.device).norm(dim=1, keepdim=True)
+        norms = torch.randn(rows, dims, **wide).norm(dim=1, keepdim=True)
         matrix.copy_(orthogonal * (dims**0.5 if self.equal_norms else norms))
 
     def _features(self, x: Tensor, largest_over: Tuple[int, ...]) -> Tensor:
