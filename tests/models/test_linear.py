@@ -1,11 +1,14 @@
 """Linears by the faster library, and FFNs in blocks of rows."""
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mmlaplace.models.layers import FFN, Linear, gelu_ffn, linear
+from mmlaplace.models.layers import FFN, Linear, linear
+from mmlaplace.models.layers.gelu_ffn import GeluFFN
 from mmlaplace.ops import use_backend
 from mmlaplace.ops.bias_gelu import has_bias_gelu
 
@@ -151,15 +154,23 @@ def test_a_backward_that_is_repeated_gives_the_same_gradients(monkeypatch):
 @pytest.mark.skipif(not has_bias_gelu(), reason='the compiled library is missing')
 def test_an_ffn_is_one_function_where_nothing_else_is_asked_of_its_layers(monkeypatch):
     monkeypatch.setenv('MMLAPLACE_LINEAR', 'blas')
-    x = torch.randn(1, 20, 8)
-    assert gelu_ffn.fits(x, FFN(8, 2).layers)
+    applied = mock.Mock(wraps=GeluFFN.apply)
+    monkeypatch.setattr(GeluFFN, 'apply', applied)
+
+    def is_one_function(ffn, dtype=torch.float32):
+        applied.reset_mock()
+        ffn(torch.randn(1, 20, 8, dtype=dtype), (4, 5))
+        return applied.called
+
+    assert is_one_function(FFN(8, 2))
     hooked, replaced = FFN(8, 2), FFN(8, 2)
     hooked.layers[3].register_full_backward_hook(lambda *_: None)
     replaced.layers[0] = nn.Linear(8, 16)
-    for other in (FFN(8, 2, act_cfg=dict(type='ReLU')), FFN(8, 2).double(), hooked, replaced):
-        assert not gelu_ffn.fits(x, other.layers)
+    for other in (FFN(8, 2, act_cfg=dict(type='ReLU')), hooked, replaced):
+        assert not is_one_function(other)
+    assert not is_one_function(FFN(8, 2).double(), torch.float64)
     with use_backend('reference'):
-        assert not gelu_ffn.fits(x, FFN(8, 2).layers)
+        assert not is_one_function(FFN(8, 2))
 
 
 def test_hooks_see_all_tokens_at_once():

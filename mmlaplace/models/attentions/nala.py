@@ -62,7 +62,7 @@ class NaLaAttention(QKVAttention):
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int], **kwargs
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
-        self.norm = nn.LayerNorm(embed_dims)
+        self.norm = WideLayerNorm(embed_dims)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
@@ -81,8 +81,14 @@ class NaLaAttention(QKVAttention):
 
     def apply_gate(self, out: Tensor, gate: Tensor) -> Tensor:
         """The norm of the output ``(B, N, C)`` times the SiLU of the gate."""
-        with no_autocast(out.device):
-            # Before the norm a half could not hold it.
-            out, weight, bias = upcast(out, self.norm.weight, self.norm.bias)
-            out = F.layer_norm(out, self.norm.normalized_shape, weight, bias, self.norm.eps)
-        return out.to(gate.dtype) * F.silu(gate)
+        # Before the norm a half could not hold it.
+        return self.norm(out).to(gate.dtype) * F.silu(gate)
+
+
+class WideLayerNorm(nn.LayerNorm):
+    """``torch.nn.LayerNorm`` in at least fp32, whatever its weights are, and with such a result."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        with no_autocast(x.device):
+            x, weight, bias = upcast(x, self.weight, self.bias)
+            return F.layer_norm(x, self.normalized_shape, weight, bias, self.eps)

@@ -5,7 +5,7 @@ from .depthwise import DepthwiseConv
 from .feature_map import map_to_tokens, memory_format_of, tokens_to_map
 from .ffn import FFN
 from .landmarks import Landmarks
-from .linear import Linear
+from .linear import Linear, as_torch_linears
 from .linear_attention import elu_plus_one, linear_attention
 from .patch_embed import ConvPatchEmbed, OverlapPatchEmbed, PatchEmbed, PatchMerging
 from .pola_streams import pola_streams
@@ -28,6 +28,7 @@ __all__ = [
     'RMSNorm',
     'RotaryEmbedding2D',
     'TransformerBlock',
+    'as_torch_linears',
     'elu_plus_one',
     'join_windows',
     'linear_attention',

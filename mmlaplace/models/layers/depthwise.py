@@ -1,11 +1,11 @@
 from typing import Optional, Tuple
 
 import torch.nn as nn
-import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor
 
 from .feature_map import map_to_tokens, tokens_to_map
+from .shared_conv import SharedConv2d
 
 FILTERS_PER = ('channel', 'head', 'head_channel')
 
@@ -51,30 +51,20 @@ class DepthwiseConv(BaseModule):
             'head': num_heads,
             'head_channel': embed_dims // num_heads,
         }[filters_per]
-        self.conv = nn.Conv2d(
-            count, count, kernel_size, padding=kernel_size // 2, groups=count, bias=bias
-        )
-        # Computed in the forward: a buffer of indices would be lost when a model is built on the
-        # meta device and filled by a state dict.
-        self.filters_per = filters_per
-        self.repeats = embed_dims // count
+        options = dict(padding=kernel_size // 2, groups=count, bias=bias)
+        self.sets = embed_dims // count
+        if filters_per == 'channel':
+            self.conv = nn.Conv2d(count, count, kernel_size, **options)
+        else:
+            options.update(interleaved=filters_per == 'head')
+            self.conv = SharedConv2d(count, count, kernel_size, **options)
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)``."""
-        maps = tokens_to_map(x, hw_shape)  # (B, C, H, W)
-        if self.filters_per == 'channel':
-            return map_to_tokens(self.conv(maps))
-        weight, bias = self.filters()
-        maps = F.conv2d(maps, weight, bias, padding=self.conv.padding, groups=len(weight))
-        return map_to_tokens(maps)
+        return map_to_tokens(self.conv(tokens_to_map(x, hw_shape)))  # of maps (B, C, H, W)
 
     def filters(self) -> Tuple[Tensor, Optional[Tensor]]:
         """The filter of each channel, ``(C, 1, k, k)``, and their biases ``(C,)``, if any."""
-        weight, bias = self._of_each_channel(self.conv.weight), self.conv.bias
-        return weight, None if bias is None else self._of_each_channel(bias)
-
-    def _of_each_channel(self, filters: Tensor) -> Tensor:
-        """Filters ``(count, ...)`` repeated to one per channel, ``(C, ...)``."""
-        if self.filters_per == 'head_channel':  # channel c takes filter c modulo count
-            return filters.repeat(self.repeats, *(1,) * (filters.dim() - 1))
-        return filters.repeat_interleave(self.repeats, dim=0)
+        if isinstance(self.conv, SharedConv2d):
+            return self.conv.filters(self.sets)
+        return self.conv.weight, self.conv.bias

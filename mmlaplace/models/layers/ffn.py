@@ -1,13 +1,14 @@
+from functools import partial
 from typing import Optional, Tuple
 
 import torch.nn as nn
 from mmengine.model import BaseModule, Sequential
 from torch import Tensor
 
-from .build import build_activation
+from .build import ACTIVATIONS, build_activation
 from .depthwise import DepthwiseConv
 from .gelu_ffn import fits, gelu_ffn
-from .linear import Linear, by_rows
+from .linear import Linear, are_plain, by_rows, does_more, in_blocks, linear
 
 
 class FFN(BaseModule):
@@ -50,14 +51,39 @@ class FFN(BaseModule):
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
-        first, *rest = self.layers
-        if self.dwconv is None and (self.layers[2].p == 0 or not self.training):
-            if fits(x, self.layers):
-                return gelu_ffn(x, first, self.layers[1], self.layers[3])
-            return by_rows(self.layers, first.out_features, x)
+        first, act, _, second, _ = self.layers
+        if self._is_plain(x):
+            weights = (first.weight, first.bias, second.weight, second.bias)
+            if fits(act):
+                return gelu_ffn(x, act.approximate, *weights)
+            return by_rows(partial(_two_linears, act), first.out_features, x, *weights)
         x = first(x)  # (B, N, C * ffn_ratio)
         if self.dwconv is not None:
             x = self.dwconv(x, hw_shape)
-        for layer in rest:
+        for layer in self.layers[1:]:
             x = layer(x)
         return x
+
+    def _is_plain(self, x: Tensor) -> bool:
+        """Whether the FFN of ``x`` is its two linears and its activation, and nothing else.
+
+        Then it may compute in blocks of rows, and parts of it again in the backward. What users
+        replace, parametrise or hook, dropout that is active, and an activation that may draw random
+        numbers or has weights, go layer by layer.
+        """
+        first, act, dropout, second, last = self.layers
+        return (
+            in_blocks(x)
+            and x.numel() > 0
+            and self.dwconv is None
+            and all(type(layer) is Linear for layer in (first, second))
+            and are_plain(first.weight, first.bias, second.weight, second.bias)
+            and type(act) in ACTIVATIONS.values()
+            and not any(layer.training and layer.p > 0 for layer in (dropout, last))
+            and not does_more(self.layers)
+        )
+
+
+def _two_linears(act: nn.Module, x: Tensor, *weights: Tensor) -> Tensor:
+    """``linear(act(linear(x)))``; the weights are the weight and bias of each."""
+    return linear(act(linear(x, *weights[:2])), *weights[2:])

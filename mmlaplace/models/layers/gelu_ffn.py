@@ -13,38 +13,25 @@ from mmlaplace.ops.bias_gelu import bias_gelu, bias_gelu_backward, has_bias_gelu
 from . import linear
 
 
-def fits(x: Tensor, layers: nn.Sequential) -> bool:
-    """Whether :func:`gelu_ffn` computes those of an FFN, whose dropout is not active."""
-    first, act, _, second, _ = layers
-    # Subclasses, hooks and tensors of another type may change what a layer does.
-    return (
-        linear.in_blocks(x)
-        and x.numel() > 0
-        and linear.linear_library() == 'blas'
-        and has_bias_gelu()
-        and type(act) is nn.GELU
-        and all(type(layer) is linear.Linear for layer in (first, second))
-        and not linear.is_hooked(layers)
-        and all(
-            type(weight) in (Tensor, nn.Parameter) and weight.dtype == x.dtype
-            for layer in (first, second)
-            for weight in (layer.weight, layer.bias)
-        )
-    )
+def fits(act: nn.Module) -> bool:
+    """Whether :func:`gelu_ffn` computes an FFN of plain layers with that activation."""
+    return linear.linear_library() == 'blas' and has_bias_gelu() and type(act) is nn.GELU
 
 
-def gelu_ffn(x: Tensor, first: nn.Linear, act: nn.GELU, second: nn.Linear) -> Tensor:
-    """``second(act(first(x)))`` of tokens ``(..., C)``, for which :func:`fits`.
+def gelu_ffn(x: Tensor, approximate: str, *weights: Tensor) -> Tensor:
+    """``linear(gelu(linear(x)))`` of fp32 tokens ``(..., C)`` on a CPU, where it :func:`fits`.
+
+    ``weights`` are the weight and bias of the first linear, and of the second.
 
     The bias of the first linear and GELU are one pass. Blocks of rows stay in the cache. Training
     keeps what the first linear gives without its bias, and no GELU of it. Where that would take
     much memory, the backward computes it again.
     """
-    inputs = (x.reshape(-1, x.shape[-1]), first.weight, first.bias, second.weight, second.bias)
+    inputs = (x.reshape(-1, x.shape[-1]), *weights)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
-        out = GeluFFN.apply(act.approximate, *inputs)
+        out = GeluFFN.apply(approximate, *inputs)
     else:
-        out = _forward(act.approximate, None, *inputs)
+        out = _forward(approximate, None, *inputs)
     return out.view(*x.shape[:-1], -1)
 
 

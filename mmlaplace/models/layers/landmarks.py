@@ -11,6 +11,7 @@ from mmlaplace.ops.backend import at_most
 
 from .feature_map import map_to_tokens, tokens_to_map
 from .position import RotaryEmbedding2D
+from .shared_conv import SharedConv2d
 
 METHODS = ('pool', 'conv', 'random', 'first')
 
@@ -92,7 +93,9 @@ class Landmarks(nn.Module):
                     f'{num_landmarks}'
                 )
         if method == 'conv':
-            self.conv = nn.Conv2d(head_dims, head_dims, pool_ratio, stride=pool_ratio, bias=False)
+            self.conv = SharedConv2d(
+                head_dims, head_dims, pool_ratio, stride=pool_ratio, bias=False
+            )
 
     def forward(
         self, x: Tensor, hw_shape: Tuple[int, int], rotary: Optional[RotaryEmbedding2D] = None
@@ -142,9 +145,7 @@ class Landmarks(nn.Module):
             maps = F.pad(maps, (0, max(ratio - width, 0), 0, max(ratio - height, 0)))
         elif size != tuple(hw_shape):
             maps = F.adaptive_avg_pool2d(maps, size)
-        weight = self.conv.weight.repeat(heads, 1, 1, 1)  # the same for all heads
-        maps = F.conv2d(maps, weight, stride=ratio, groups=heads)
-        tokens = map_to_tokens(maps)
+        tokens = map_to_tokens(self.conv(maps))
         return tokens.view(*tokens.shape[:2], heads, x.shape[3]).transpose(1, 2)
 
     def _picked(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
@@ -156,5 +157,7 @@ class Landmarks(nn.Module):
             return x
         if self.method == 'first':
             return x[:, :, :wanted]
-        generator = None if self.training else torch.Generator().manual_seed(0)
-        return x[:, :, torch.randperm(tokens, generator=generator)[:wanted].to(x.device)]
+        # On the CPU, whatever the default device is: all devices then draw the same.
+        generator = None if self.training else torch.Generator('cpu').manual_seed(0)
+        drawn = torch.randperm(tokens, generator=generator, device='cpu')[:wanted]
+        return x[:, :, drawn.to(x.device)]

@@ -11,7 +11,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
-from torch.func import functional_call
+from torch.autograd import forward_ad
+from torch.nn.modules.module import _has_any_global_hook
 
 from mmlaplace.ops._checks import has_values
 from mmlaplace.ops._native import graph_gradients
@@ -53,12 +54,16 @@ def _vendor() -> str:
 
 
 def in_blocks(x: Tensor) -> bool:
-    """Whether blocks of rows may be computed apart: fp32 on a CPU, with values, no autocast."""
+    """Whether blocks of rows may be computed apart.
+
+    They may for fp32 on a CPU, with values, and without autocast or forward-mode derivatives.
+    """
     return (
         x.device.type == 'cpu'
         and x.dtype == torch.float32
         and has_values(x)
         and not autocasting(x.device)
+        and forward_ad._current_level < 0
     )
 
 
@@ -67,13 +72,40 @@ def block_rows(channels: int) -> int:
     return max(BLOCK_BYTES // (4 * channels), 64) * torch.get_num_threads()
 
 
+def are_plain(*weights: Optional[Tensor]) -> bool:
+    """Whether weights are tensors of fp32 and no subclass, which may know few functions.
+
+    Quantised weights and those of sharded models are subclasses. A weight may be a tensor that is
+    no parameter, such as a part of a flattened one.
+    """
+    return all(
+        type(weight) in (Tensor, nn.Parameter) and weight.dtype == torch.float32
+        for weight in weights
+    )
+
+
+def does_more(module: nn.Module) -> bool:
+    """Whether it, or a part of it, does more than its class: by a hook, or by another forward."""
+    return _has_any_global_hook() or any(
+        part._forward_hooks
+        or part._forward_pre_hooks
+        or part._backward_hooks
+        or part._backward_pre_hooks
+        or 'forward' in vars(part)
+        for part in module.modules()
+    )
+
+
 class Linear(nn.Linear):
     """``torch.nn.Linear``, which on a CPU takes the faster library and writes its result once.
 
     With oneDNN it is a convolution of 1 x 1, of tokens in channels-last order. With BLAS, torch
     first fills the result with the bias. Without gradients, large results are computed in blocks,
-    so that this stays in the cache. In graphs of torch.compile, under autocast, on other devices
-    and for other dtypes it is torch's linear.
+    so that this stays in the cache. In graphs of torch.compile, under autocast, on other devices,
+    for other dtypes and for weights of another tensor class it is torch's linear.
+
+    Tools that look for layers of the type ``torch.nn.Linear`` and no subclass, such as
+    ``torch.ao.quantization.quantize_dynamic``, find them after :func:`as_torch_linears`.
 
     Args:
         in_features, out_features, bias, device, dtype: As in ``torch.nn.Linear``.
@@ -88,103 +120,114 @@ class Linear(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if not in_blocks(x) or self.weight.dtype != x.dtype or x.numel() == 0:
+        bias = () if self.bias is None else (self.bias,)
+        if not in_blocks(x) or not are_plain(self.weight, *bias) or x.numel() == 0:
             return super().forward(x)
-        if linear_library() == 'onednn':
-            maps = x.reshape(1, -1, 1, x.shape[-1]).permute(0, 3, 1, 2)  # (1, C, rows, 1)
-            out = F.conv2d(maps, self.weight[:, :, None, None], self.bias)
-            return out.permute(0, 2, 3, 1).reshape(*x.shape[:-1], -1)
-        rows = x.numel() // x.shape[-1]
-        size = block_rows(self.out_features)
-        if torch.is_grad_enabled() or self.bias is None or rows <= size:
-            return super().forward(x)
-        out = x.new_empty(rows, self.out_features)
-        for part, to in zip(x.reshape(rows, -1).split(size), out.split(size)):
-            torch.addmm(self.bias, part, self.weight.t(), out=to)
-        return out.view(*x.shape[:-1], -1)
+        return linear(x, self.weight, self.bias)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
+    """:class:`Linear` of tokens that are :func:`in_blocks`, by weights that :func:`are_plain`."""
+    if linear_library() == 'onednn':
+        maps = x.reshape(1, -1, 1, x.shape[-1]).permute(0, 3, 1, 2)  # (1, C, rows, 1)
+        out = F.conv2d(maps, weight[:, :, None, None], bias)
+        return out.permute(0, 2, 3, 1).reshape(*x.shape[:-1], -1)
+    rows = x.numel() // x.shape[-1]
+    size = block_rows(len(weight))
+    if torch.is_grad_enabled() or bias is None or rows <= size:
+        return F.linear(x, weight, bias)
+    out = x.new_empty(rows, len(weight))
+    for part, to in zip(x.reshape(rows, -1).split(size), out.split(size)):
+        torch.addmm(bias, part, weight.t(), out=to)
+    return out.view(*x.shape[:-1], -1)
+
+
+def as_torch_linears(model: nn.Module) -> nn.Module:
+    """Make every :class:`Linear` of a model a ``torch.nn.Linear``, in place, and return the model.
+
+    Weights, hooks and results stay.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import LaplacianFormer
+        >>> from mmlaplace.models.layers import as_torch_linears
+        >>> model = as_torch_linears(LaplacianFormer(arch='tiny'))
+        >>> type(model.stages[0].blocks[0].attn.proj) is torch.nn.Linear
+        True
+    """
+    for part in model.modules():
+        if type(part) is Linear:
+            part.__class__ = nn.Linear
+    return model
 
 
 class _InBlocks(torch.autograd.Function):
-    """A module of rows, computed again in the backward, block by block."""
+    """A function of rows and weights, computed again in the backward, block by block."""
 
     @staticmethod
-    def forward(
-        ctx, module: nn.Module, size: int, names: Tuple[str, ...], x: Tensor, *weights: Tensor
-    ) -> Tensor:
-        ctx.module, ctx.size, ctx.names = module, size, names
+    def forward(ctx, function: Callable, size: int, x: Tensor, *weights: Tensor) -> Tensor:
+        ctx.function, ctx.size = function, size
         ctx.save_for_backward(x, *weights)
-        return rows_in_blocks(module, size, x)
+        return _rows_in_blocks(function, size, x, *weights)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         x, *weights = ctx.saved_tensors
+        of_x, *of_weights = needed = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # second derivatives need a graph
-
-            def formula(x, *weights):
-                return functional_call(ctx.module, dict(zip(ctx.names, weights)), (x,))
-
-            needed = ctx.needs_input_grad[3:]
-            return None, None, None, *graph_gradients(formula, needed, grad, x, *weights)
-        of_x, of_weights = [], [None] * len(weights)
+            return None, None, *graph_gradients(ctx.function, needed, grad, x, *weights)
+        weights = [w.detach().requires_grad_(need) for w, need in zip(weights, of_weights)]
+        grads_of_x, sums = [], None
         size = 4 * ctx.size  # fewer calls of autograd
         for part, part_grad in zip(x.split(size), grad.split(size)):
-            part = part.detach().requires_grad_(ctx.needs_input_grad[3])
+            part = part.detach().requires_grad_(of_x)
+            wanted = [tensor for tensor in (part, *weights) if tensor.requires_grad]
             with torch.enable_grad():
-                out = ctx.module(part)
-            wanted = [part, *weights] if ctx.needs_input_grad[3] else weights
+                out = ctx.function(part, *weights)
             grads = list(torch.autograd.grad(out, wanted, part_grad))
-            if ctx.needs_input_grad[3]:
-                of_x.append(grads.pop(0))
-            of_weights = [
-                new if old is None else old.add_(new) for old, new in zip(of_weights, grads)
-            ]
-        return None, None, None, torch.cat(of_x) if of_x else None, *of_weights
+            if of_x:
+                grads_of_x.append(grads.pop(0))
+            sums = grads if sums is None else [old.add_(new) for old, new in zip(sums, grads)]
+        sums = iter(sums)
+        return (
+            None, None, torch.cat(grads_of_x) if of_x else None,
+            *(next(sums) if need else None for need in of_weights),
+        )  # fmt: skip
 
 
-def rows_in_blocks(function: Callable[[Tensor], Tensor], size: int, x: Tensor) -> Tensor:
+def _rows_in_blocks(function: Callable, size: int, x: Tensor, *weights: Tensor) -> Tensor:
     """``function`` of rows ``(rows, C)``, for ``size`` rows at a time."""
     out = None
     for i, part in enumerate(x.split(size)):
-        result = function(part)
+        result = function(part, *weights)
         if out is None:
             out = result.new_empty(len(x), *result.shape[1:])
         out[i * size : i * size + len(part)] = result
     return out
 
 
-def is_hooked(module: nn.Module) -> bool:
-    """Whether it or a part of it has hooks, which expect to see all tokens."""
-    return any(
-        part._forward_hooks
-        or part._forward_pre_hooks
-        or part._backward_hooks
-        or part._backward_pre_hooks
-        for part in module.modules()
-    )
+def by_rows(function: Callable, channels: int, x: Tensor, *weights: Tensor) -> Tensor:
+    """``function(x, *weights)`` of tokens ``(..., C)``, which treats each token alone.
 
-
-def by_rows(module: nn.Module, channels: int, x: Tensor) -> Tensor:
-    """``module`` of tokens ``(..., C)``, which treats each token alone.
-
-    On a CPU, large results are computed in blocks of rows, so that what lies between input and
-    output stays in the cache. Where that would take much memory, training computes it again in the
-    backward instead of keeping it.
+    Large results are computed in blocks of rows, so that what lies between input and output stays
+    in the cache. Where that would take much memory, training computes it again in the backward
+    instead of keeping it.
 
     Args:
-        module: Linears and elementwise layers, without dropout that is active.
+        function: Linears and elementwise functions. It is the same at each call: it draws no
+            random numbers, and every tensor that has a gradient is one of its arguments.
         channels: The largest number of channels between input and output.
-        x: Tokens.
+        x: Tokens for which :func:`in_blocks`.
+        *weights: Its weights, the tensors that the layers have now.
     """
-    if not in_blocks(x):
-        return module(x)
     rows, size = x.numel() // x.shape[-1], block_rows(channels)
-    if rows <= size or is_hooked(module):
-        return module(x)
+    if rows <= size:
+        return function(x, *weights)
     flat = x.reshape(rows, -1)
-    weights = {name: w for name, w in module.named_parameters() if w.requires_grad}
-    if not torch.is_grad_enabled() or not (weights or x.requires_grad):
-        return rows_in_blocks(module, size, flat).view(*x.shape[:-1], -1)
-    if 4 * rows * channels < LARGE_BYTES:
-        return module(x)
-    out = _InBlocks.apply(module, size, tuple(weights), flat, *weights.values())
+    if not torch.is_grad_enabled() or not any(t.requires_grad for t in (x, *weights)):
+        out = _rows_in_blocks(function, size, flat, *weights)
+    elif 4 * rows * channels < LARGE_BYTES:
+        return function(x, *weights)
+    else:
+        out = _InBlocks.apply(function, size, flat, *weights)
     return out.view(*x.shape[:-1], -1)

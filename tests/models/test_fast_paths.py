@@ -1,0 +1,298 @@
+"""Layers that compute faster on a CPU do what their plain parts do, however a user changes these.
+
+The plain parts are torch's own linears, which an FFN calls one after the other, and the PyTorch
+references of the ops.
+"""
+
+import copy
+import functools
+
+import pytest
+import torch
+import torch.distributed as dist
+from conftest import registered
+from mmengine.registry import MODELS
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.func import functional_call
+from torch.nn.utils import parametrizations, prune
+
+from mmlaplace.models import BaseAttention
+from mmlaplace.models.layers import FFN, Linear, RotaryEmbedding2D, as_torch_linears, linear
+from mmlaplace.ops import use_backend
+
+HW = (12, 13)
+# Sums over 156 tokens of products of order 1 in fp32, in two orders.
+CLOSE = dict(atol=1e-4, rtol=1e-3)
+# Relative to the largest value. Inverses of matrices of landmarks make the differences larger.
+OF_LARGEST = 1e-3
+
+
+@pytest.fixture(autouse=True)
+def _small_blocks(monkeypatch):
+    """Blocks of 64 rows, whatever the channels, and FFNs compute again in their backward."""
+    monkeypatch.setattr(linear, 'BLOCK_BYTES', 1)
+    monkeypatch.setattr(linear, 'LARGE_BYTES', 0)
+    linear.linear_library.cache_clear()
+    yield
+    linear.linear_library.cache_clear()
+
+
+@pytest.fixture(params=linear.LIBRARIES, autouse=True)
+def library(request, monkeypatch):
+    monkeypatch.setenv('MMLAPLACE_LINEAR', request.param)
+
+
+def weighted(model):
+    """The parts whose weight a user may change in the same way, linears and convolutions."""
+    return [part for part in model.modules() if isinstance(part, (nn.Linear, nn.Conv2d))]
+
+
+def parameters(model):
+    return [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+
+# Each changes a model, and returns what gradients are taken of.
+
+
+def unchanged(model):
+    return parameters(model)
+
+
+def tensors(model):
+    """Weights that another module computes, as a hypernetwork does."""
+    sources = []
+    for part in weighted(model):
+        sources.append(nn.Parameter(part.weight.detach().clone()))
+        del part.weight
+        part.weight = 1.5 * sources[-1]
+    return sources + parameters(model)
+
+
+def flattened(model):
+    """Weights that are views of one parameter, as sharded models have them."""
+    parts = weighted(model)
+    sizes = [part.weight.numel() for part in parts]
+    flat = nn.Parameter(torch.cat([part.weight.detach().flatten() for part in parts]))
+    for part, view in zip(parts, flat.split(sizes)):
+        shape = part.weight.shape
+        del part.weight
+        part.weight = view.view(shape)
+    return [flat, *parameters(model)]
+
+
+def parametrised(model):
+    for part in weighted(model):
+        parametrizations.weight_norm(part)
+    return parameters(model)
+
+
+def pruned(model):
+    for part in weighted(model):
+        prune.l1_unstructured(part, 'weight', 0.5)
+    return parameters(model)
+
+
+def normed_by_hook(model):
+    for part in weighted(model):
+        nn.utils.weight_norm(part)
+    return parameters(model)
+
+
+def hooked(model):
+    for part in weighted(model):
+        part.register_forward_hook(lambda module, inputs, out: 1.1 * out)
+    return parameters(model)
+
+
+def hooked_backward(model):
+    for part in weighted(model):
+        part.register_full_backward_hook(lambda module, inputs, outputs: (1.1 * inputs[0],))
+    return parameters(model)
+
+
+def with_another_forward(model):
+    for part in weighted(model):
+        part.forward = functools.partial(lambda forward, x: 1.1 * forward(x), part.forward)
+    return parameters(model)
+
+
+def partly_frozen(model):
+    for part in weighted(model)[::2]:
+        part.requires_grad_(False)
+    return parameters(model)
+
+
+def in_modes_of_their_own(model):
+    """Dropout that is active in a model which is not, as Monte Carlo dropout has it."""
+    model.eval()
+    for part in model.modules():
+        if isinstance(part, nn.Dropout):
+            part.p = 0.5
+            part.train()
+    return parameters(model)
+
+
+CHANGES = [
+    unchanged, tensors, flattened, parametrised, pruned, normed_by_hook, hooked, hooked_backward,
+    with_another_forward, partly_frozen, in_modes_of_their_own,
+]  # fmt: skip
+
+
+def results(model, change):
+    """The output and the gradients, twice, as a step of training may change what comes after."""
+    leaves, found = change(model), []
+    for _ in range(1 if change in (tensors, flattened) else 2):
+        torch.manual_seed(1)
+        x = torch.randn(2, HW[0] * HW[1], 16, requires_grad=True)
+        out = model(x, HW)
+        found += [out, *torch.autograd.grad(out.sin().sum(), [x, *leaves], allow_unused=True)]
+    return found
+
+
+def assert_same(found, expected):
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None) == (b is None)
+        if a is not None:
+            assert (a - b).abs().max() <= OF_LARGEST * b.abs().max()
+
+
+def built(name):
+    cfg = dict(type=name, embed_dims=16, num_heads=2, input_resolution=HW)
+    return MODELS.build(cfg)
+
+
+def pair(model):
+    """A model, and one of its plain parts with the same weights."""
+    return model, as_torch_linears(copy.deepcopy(model))
+
+
+@pytest.mark.filterwarnings('ignore:.*weight_norm.*:FutureWarning')
+@pytest.mark.parametrize('change', CHANGES)
+@pytest.mark.parametrize('act', ['GELU', 'ReLU', nn.RReLU, nn.PReLU])
+def test_an_ffn_is_its_layers_one_after_the_other(act, change):
+    rate = 0.1 if change is unchanged else 0
+    ffn, plain = pair(FFN(16, 4, drop_rate=rate, act_cfg=dict(type=act)))
+    assert_same(results(ffn, change), results(plain, change))
+
+
+@pytest.mark.filterwarnings('ignore:.*weight_norm.*:FutureWarning')
+@pytest.mark.parametrize('change', CHANGES)
+@pytest.mark.parametrize('name', registered(BaseAttention))
+def test_an_attention_is_its_parts(name, change):
+    attention, plain = pair(built(name))
+    found = results(attention, change)
+    with use_backend('reference'):
+        assert_same(found, results(plain, change))
+
+
+@pytest.mark.parametrize('name', registered(BaseAttention))
+def test_a_hook_of_each_part_is_called(name):
+    attention, seen = built(name), {}
+    for part_name, part in attention.named_modules():
+        # Rotary positions are constants, which some mixing rules hand to an op as a table.
+        leaf = not list(part.children()) and not isinstance(part, RotaryEmbedding2D)
+        if leaf or list(part.parameters(recurse=False)):
+            seen[part_name] = 0
+
+            def count(module, inputs, out, part_name=part_name):
+                seen[part_name] += 1
+
+            part.register_forward_hook(count)
+    attention(torch.randn(1, HW[0] * HW[1], 16), HW)
+    assert all(seen.values()), seen
+
+
+def test_weights_that_are_one_get_the_gradient_of_both_uses():
+    ffn, plain = pair(FFN(16, 1, act_cfg=dict(type='ReLU')))
+
+    def shared(model):
+        model.layers[3].weight = model.layers[0].weight
+        return parameters(model)
+
+    assert_same(results(ffn, shared), results(plain, shared))
+
+
+@pytest.mark.parametrize('act', ['GELU', 'ReLU'])
+def test_weights_that_are_given_to_a_call_get_their_gradients(act):
+    ffn, plain = pair(FFN(16, 4, act_cfg=dict(type=act)))
+    given = {name: (0.5 * w.detach()).requires_grad_() for name, w in ffn.named_parameters()}
+    x = torch.randn(2, HW[0] * HW[1], 16)
+    found = [
+        torch.autograd.grad(functional_call(model, given, (x, HW)).sin().sum(), given.values())
+        for model in (ffn, plain)
+    ]
+    assert_same(*found)
+
+
+def test_hooks_of_all_modules_are_called():
+    ffn, seen = FFN(16, 4), []
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, inputs, out: seen.append((type(module).__name__, tuple(out.shape[:2])))
+    )
+    with torch.no_grad():
+        ffn(torch.randn(1, HW[0] * HW[1], 16), HW)
+    handle.remove()
+    assert [name for name, _ in seen] == ['Linear', 'GELU', 'Dropout', 'Linear', 'Dropout', 'FFN']
+    assert {shape for _, shape in seen} == {(1, HW[0] * HW[1])}
+
+
+def test_an_ffn_has_forward_mode_derivatives():
+    ffn, plain = pair(FFN(16, 4))
+    x, direction = torch.randn(2, 1, HW[0] * HW[1], 16)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, direction)
+        outputs = [torch.autograd.forward_ad.unpack_dual(m(dual, HW)) for m in (ffn, plain)]
+        tangents = [out.tangent for out in outputs]
+    torch.testing.assert_close(*tangents, **CLOSE)
+
+
+class OnlyLinear(torch.Tensor):
+    """A weight that knows one function, as quantised ones do."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.nn.functional.linear:
+            args = [a.as_subclass(torch.Tensor) if isinstance(a, cls) else a for a in args]
+            return func(*args, **(kwargs or {}))
+        if func.__name__ in ('__get__', 'detach', 'requires_grad_', 'as_subclass'):
+            return super().__torch_function__(func, types, args, kwargs)
+        raise NotImplementedError(func)
+
+
+def test_weights_of_another_class_need_no_more_than_torchs_linear():
+    layer, x = Linear(16, 24), torch.randn(2, 300, 16)
+    expected = layer(x)
+    quantised = layer.weight.detach().as_subclass(OnlyLinear)
+    layer.weight = nn.Parameter(quantised, requires_grad=False)
+    torch.testing.assert_close(layer(x), expected, **CLOSE)
+
+
+@pytest.mark.filterwarnings('ignore:.*torch.ao.quantization.*:DeprecationWarning')
+def test_dynamic_quantization_finds_the_linears():
+    ffn = as_torch_linears(FFN(16, 4))
+    quantised = torch.ao.quantization.quantize_dynamic(ffn, {nn.Linear}, dtype=torch.qint8)
+    assert all(type(quantised.layers[i]) is not nn.Linear for i in (0, 3))
+    x = torch.randn(1, HW[0] * HW[1], 16)
+    # Steps of 1/127 of the largest weight and input, in sums of 64.
+    torch.testing.assert_close(quantised(x, HW), ffn(x, HW), atol=0.1, rtol=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore::FutureWarning')
+@pytest.mark.parametrize('use_orig_params', [True, False])
+def test_a_sharded_ffn_has_all_of_its_gradients(tmp_path, use_orig_params):
+    ffn, plain = pair(FFN(16, 4, act_cfg=dict(type='ReLU')))
+    options = dict(use_orig_params=use_orig_params, device_id=torch.device('cpu'))
+    norms = []
+    dist.init_process_group('gloo', init_method=f'file://{tmp_path}/store', rank=0, world_size=1)
+    try:
+        for model in (ffn, plain):
+            sharded = FullyShardedDataParallel(model, **options)
+            torch.manual_seed(1)
+            sharded(torch.randn(1, HW[0] * HW[1], 16), HW).sin().sum().backward()
+            squares = [p.grad.square().sum() for p in sharded.parameters() if p.grad is not None]
+            norms.append(torch.stack(squares).sum())
+    finally:
+        dist.destroy_process_group()
+    torch.testing.assert_close(*norms, rtol=1e-4, atol=0)  # of fp32 sums in two orders
