@@ -16,9 +16,12 @@ Examples:
   python demo/image_demo.py https://example.org/photo.jpg CONFIG CHECKPOINT --pred-score-thr 0.5
 """
 
+import os
+import re
 import sys
 from collections import Counter
 from functools import partial
+from hashlib import sha256
 from http.client import HTTPException
 from importlib import import_module
 from math import inf
@@ -53,6 +56,7 @@ LIMITS = dict(
 MANY = 8  # class names on the terminal
 ADDRESSES = ('http://', 'https://', 'file://')
 PATIENCE = 30  # seconds without an answer from an address
+MOST = 200  # bytes of a result's name, of the 255 that it may have with its ending
 
 
 class Photo(NamedTuple):
@@ -96,7 +100,7 @@ def check_args(parser: ToolParser, args) -> None:
     """End with a sentence if the arguments cannot work, and read the config."""
     remote = args.inputs.startswith(ADDRESSES)
     for path, kind in ((args.config, 'config'), (args.inputs, 'image or folder')):
-        if not (remote and path == args.inputs) and not Path(path).exists():
+        if not (remote and path == args.inputs) and not os.path.exists(path):
             parser.error(f'there is no {kind} {path}; check the path')
     for name, (low, high) in LIMITS.items():
         value = getattr(args, name)
@@ -203,14 +207,28 @@ def build_inferencer(args):
 
 def downloaded(address: str, folder: Path) -> Photo:
     """An image from an address, in a folder of ours. If none comes from there, end and say why."""
-    name = Path(unquote(urlsplit(address).path)).name or 'image'
     try:
+        name = Path(unquote(urlsplit(address).path)).name
         with urlopen(address, timeout=PATIENCE) as answer:
             content = answer.read()
     except (OSError, HTTPException, ValueError) as error:  # a ValueError: it is no address
         end(f'{address} cannot be opened ({error}); check the address')
-    (folder / name).write_bytes(content)
-    return Photo(address, Path(name).stem, folder / name)
+    suffix = Path(name).suffix.lower()
+    path = folder / f'image{suffix if suffix in SUFFIXES else ""}'
+    path.write_bytes(content)
+    return Photo(address, file_name(Path(name).stem), path)
+
+
+def file_name(name: str) -> str:
+    """A name for results: itself, unless it is none for a file, or too long for one."""
+    name = re.sub(r'[\0-\x1f\x7f/]', '-', name)
+    if name in ('', '.', '..'):
+        return 'image'
+    written = os.fsencode(name)
+    if len(written) <= MOST:
+        return name
+    kept = written[: MOST - 9].decode(errors='ignore')
+    return f'{kept}-{sha256(written).hexdigest()[:8]}'  # which tells it from others as long
 
 
 def check_image(photo: Photo) -> None:
@@ -303,12 +321,13 @@ def describe(inferencer, samples: list, args) -> tuple:
 
 
 def photos_of(args, folder: Path) -> List[Photo]:
-    """The images. Results are called as their image, with its ending if two share the name."""
+    """The images. Results are called as their image, with its ending if two would share a name."""
     if not args.paths:
         return [downloaded(args.inputs, folder)]
-    stems = Counter(path.stem for path in args.paths)
-    names = (path.stem if stems[path.stem] == 1 else path.name for path in args.paths)
-    return [Photo(str(path), name, path) for path, name in zip(args.paths, names)]
+    stems, whole = Counter(path.stem for path in args.paths), {path.name for path in args.paths}
+    alone = [stems[path.stem] == 1 and path.stem not in whole for path in args.paths]
+    names = (path.stem if one else path.name for path, one in zip(args.paths, alone))
+    return [Photo(str(path), file_name(name), path) for path, name in zip(args.paths, names)]
 
 
 def write(inferencer, photo: Photo, samples: list, args) -> str:

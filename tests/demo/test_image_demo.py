@@ -3,6 +3,8 @@
 import json
 import re
 import sys
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from unittest import mock
 
@@ -108,6 +110,56 @@ def test_an_image_by_its_address_and_options_of_classification(demo, photos, wei
     assert written(tmp_path / 'elsewhere/here') == ['vis/a.png']
     # The shorter side is the one that was asked for, and 56 / 40 of it the other.
     assert Image.open(tmp_path / 'elsewhere/here/vis/a.png').size == (112, 80)
+
+
+@pytest.fixture
+def server():
+    """The address of one that gives the same bytes for every path."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b'bytes')
+
+        def log_message(self, *_):
+            pass
+
+    with HTTPServer(('127.0.0.1', 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f'http://127.0.0.1:{server.server_port}'
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ('path', 'name'),
+    [
+        ('/a/caf%C3%A9%20au%20lait.png?size=2', 'café au lait'),
+        ('/a/%2e%2e', 'image'),
+        ('/', 'image'),
+        ('/x%00%0Ay.png', 'x--y'),
+        ('/%2e%2e%2f..%2fetc%2fpasswd', 'passwd'),
+        (f'/{"%C3%A9" * 300}.png', f'{"é" * 95}-7250b666'),
+        (f'/a.{"b" * 300}', 'a'),
+    ],
+)
+def test_an_address_of_any_path_gives_a_result_beside_the_others(path, name, server, tmp_path):
+    photo = load_tool('demo/image_demo.py').downloaded(server + path, tmp_path)
+    assert photo.name == name
+    assert photo.path.parent == tmp_path and photo.path.read_bytes() == b'bytes'
+
+
+def test_every_image_of_a_folder_has_results_of_its_own():
+    demo = load_tool('demo/image_demo.py')
+    long = 'é' * 125  # 250 bytes, to which endings are added
+    paths = [f'photos/{name}' for name in ('a.jpg', 'a.png', 'a.jpg.png', 'b.png', f'{long}.png',
+                                           f'{long}.jpg', f'{long}è.png')]  # fmt: skip
+    photos = demo.photos_of(mock.Mock(paths=[Path(path) for path in paths]), None)
+    names = [photo.name for photo in photos]
+    assert names[:4] == ['a.jpg', 'a.png', 'a.jpg.png', 'b']
+    assert len(set(names)) == len(names)
+    assert all(len(name.encode()) <= 200 for name in names)
+    assert [photo.said for photo in photos] == paths
 
 
 @pytest.mark.slow
@@ -235,6 +287,9 @@ def test_a_segmentor_writes_labels_and_shares_and_draws_by_the_opacity(
         (('huge.bmp', '', ''), r'huge\.bmp is too large .*; make it smaller'),
         (('photos', '', 'other.pth'), r'other\.pth does not fit: only 1 of .*, unexpected 0$'),
         (('photos', '', 'none.pth'), 'none.pth cannot be opened .* check the path'),
+        (('n' * 300, '', ''), 'there is no image or folder nnn.*; check the path'),
+        (('http://[/a.png', '', ''), r'http://\[/a.png cannot be opened .*; check the address'),
+        (('file:///none%00.png', '', ''), 'none%00.png cannot be opened .*; check the address'),
         (('file:///none.png', '', ''), 'file:///none.png cannot be opened .*; check the address'),
         (
             ('http://127.0.0.1:9/a.png', '', ''),
