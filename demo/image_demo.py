@@ -193,7 +193,9 @@ def build_inferencer(args):
             load(model)
             model.dataset_meta = meta = names_and_colours(cfg, args.checkpoint)
             if scope == 'mmdet':
-                meta['palette'] = args.palette or meta.get('palette', 'random')
+                colours = meta.get('palette', ())
+                enough = colours and len(colours) >= len(meta.get('classes', ()))
+                meta['palette'] = args.palette or (colours if enough else 'random')
                 return
             classes = meta.setdefault('classes', [str(i) for i in range(model.num_classes)])
             if len(meta.get('palette', ())) != len(classes):

@@ -117,8 +117,8 @@ def read_dataset_meta(checkpoint: Union[str, PathLike]) -> Dict[str, list]:
         checkpoint: As in :func:`read_state_dict`.
 
     Returns:
-        ``classes``, a list of names, and ``palette``, a list of colours ``[red, green, blue]`` from
-        0 to 255. What the file has not, or in another form, is left out.
+        ``classes``, a list of names, and ``palette``, a list of colours ``(red, green, blue)`` from
+        0 to 255, which toolboxes want as tuples. What the file has not, or in another form, is left out.
 
     Raises:
         FileNotFoundError, UnsafeCheckpointError, ValueError: As in :func:`read_state_dict`.
@@ -132,7 +132,7 @@ def read_dataset_meta(checkpoint: Union[str, PathLike]) -> Dict[str, list]:
         if key == 'classes' and isinstance(value, (list, tuple)):
             found[key] = [str(one) for one in value]
         if key == 'palette' and isinstance(value, (list, tuple)):
-            found[key] = [list(colour) for colour in value if isinstance(colour, (list, tuple))]
+            found[key] = [tuple(colour) for colour in value if isinstance(colour, (list, tuple))]
     return {key: value for key, value in found.items() if value}
 
 

@@ -252,6 +252,24 @@ def test_a_detector_writes_boxes_and_masks_and_draws_those_above_the_threshold(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('colours', [80, 10, 3])
+def test_a_detector_draws_in_the_colours_of_its_checkpoint(
+    demo, photos, weights, tmp_path, colours
+):
+    """One that was trained has the colours of its data set, such as all 80 of COCO."""
+    checkpoint = torch.load(weights('mmdet'))
+    palette = [(i, 255 - i, 3 * i) for i in range(colours)]
+    checkpoint['meta']['dataset_meta']['palette'] = palette
+    torch.save(checkpoint, tmp_path / 'trained.pth')
+    said, status = demo(
+        photos / 'a.png', config('mmdet'), tmp_path / 'trained.pth', '--device', 'cpu',
+        '--pred-score-thr', 0.01, '--cfg-options', 'model.test_cfg.rcnn.score_thr=0.01',
+    )  # fmt: skip
+    assert status == 0, said
+    assert Image.open(tmp_path / 'outputs/vis/a.png').size == SIZE[::-1]
+
+
+@pytest.mark.slow
 def test_a_segmentor_writes_labels_and_shares_and_draws_by_the_opacity(
     demo, photos, weights, windows, tmp_path
 ):

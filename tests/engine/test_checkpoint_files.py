@@ -181,7 +181,7 @@ def test_names_and_colours_are_read_beside_the_weights_where_they_are_plain(tmp_
     path, weights = tmp_path / 'a.pth', dict(state_dict=dict(weight=torch.zeros(1)))
     for meta, expected in (
         (dict(classes=('cat', 'dog'), palette=[(1, 2, 3), [4, 5, 6]]),
-         dict(classes=['cat', 'dog'], palette=[[1, 2, 3], [4, 5, 6]])),
+         dict(classes=['cat', 'dog'], palette=[(1, 2, 3), (4, 5, 6)])),
         (dict(CLASSES=['cat'], PALETTE=None), dict(classes=['cat'])),
         (dict(classes='cat', palette='random'), {}),
         ([], {}),
