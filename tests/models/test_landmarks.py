@@ -146,3 +146,19 @@ def test_attentions_have_the_same_landmarks_by_the_same_options():
             attention = cls(16, 2, (14, 14), **options)
             tokens = torch.randn(1, 2, 12 * 16, 8)
             assert attention.landmarks(tokens, (12, 16)).shape[2] == expected, (cls, options)
+
+
+@pytest.mark.parametrize('training', [False, True])
+def test_random_landmarks_of_a_map_do_not_follow_the_default_device(training):
+    x = torch.randn(1, 1, 36, 8, device='cpu')
+    landmarks = made(method='random', num_landmarks=4).train(training)
+    torch.manual_seed(0)
+    expected = landmarks(x, (6, 6))
+    # As a GPU would be: its indices are no indices of the CPU's generator.
+    torch.set_default_device('meta')
+    try:
+        torch.manual_seed(0)
+        found = landmarks(x, (6, 6))
+    finally:
+        torch.set_default_device(None)
+    assert torch.equal(found, expected)
