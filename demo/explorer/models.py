@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import warnings
 from collections import OrderedDict
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Tuple
@@ -68,24 +69,39 @@ def quick_start(folder: Path) -> Dict[str, Source]:
 
 
 def compared(folder: Path) -> Dict[str, Source]:
-    """What tools/analysis_tools/compare_attentions.py trained, by its settings."""
+    """What tools/analysis_tools/compare_attentions.py trained, by its settings.
+
+    A result that cannot be read, such as one that is half copied, is left out with a warning.
+    """
     found = {}
     for written in sorted(folder.glob('*/*/*/result.json')):
-        settings = json.loads(written.read_text())['settings']
-        name, host, study = (settings[key] for key in ('attention', 'host', 'study'))
-        phase = settings['phases'][-1]
-        checkpoint = written.parent / phase['data'] / f'epoch_{phase["epochs"]}.pth'
-        if host not in HOSTS or study not in STUDIES or not checkpoint.is_file():
-            continue
-        off = ' without local branch' if 'no-local-branch' in written.parts[-3] else ''
-        key = f'{name}{off} on {host}, {study}, seed {settings["seed"]}'
-        found[key] = Source(
-            f'{name} on {host}',
-            backbone_cfg(host, settings['attn_cfg'], phase['side']),
-            checkpoint,
-            f'trained on {study}{off}, seed {settings["seed"]}',
-        )
+        try:
+            found.update(_compared(written))
+        except (OSError, ValueError, LookupError, TypeError) as error:
+            warnings.warn(
+                f'{written} is no whole result of a comparison and is left out '
+                f'({type(error).__name__}: {error}); wait until it is written, or copy it again',
+                stacklevel=2,
+            )
     return found
+
+
+def _compared(written: Path) -> Dict[str, Source]:
+    """A run of a comparison by its settings, or nothing where its model is not there."""
+    settings = json.loads(written.read_bytes())['settings']
+    name, host, study = (settings[key] for key in ('attention', 'host', 'study'))
+    phase = settings['phases'][-1]
+    checkpoint = written.parent / phase['data'] / f'epoch_{phase["epochs"]}.pth'
+    if host not in HOSTS or study not in STUDIES or not checkpoint.is_file():
+        return {}
+    off = ' without local branch' if 'no-local-branch' in written.parts[-3] else ''
+    source = Source(
+        f'{name} on {host}',
+        backbone_cfg(host, settings['attn_cfg'], phase['side']),
+        checkpoint,
+        f'trained on {study}{off}, seed {settings["seed"]}',
+    )
+    return {f'{name}{off} on {host}, {study}, seed {settings["seed"]}': source}
 
 
 class Models:

@@ -216,6 +216,26 @@ def test_checkpoints_are_found_and_loaded_whole(explorer, checkpoint, tmp_path):
     assert (trained.weights != random.weights).any()
 
 
+@pytest.mark.parametrize(
+    'content', [b'', b'{"settings": {"attention": "Lap', b'{}', b'[]', b'{"settings": null}', b'\xff']
+)
+def test_a_half_written_result_is_left_out_and_the_others_are_found(content, tmp_path):
+    for name in ('LaplacianAttention', 'PolaAttention'):
+        run = tmp_path / f'laplacianformer/textures/{name}_0'
+        (run / 'textures').mkdir(parents=True)
+        (run / 'textures/epoch_4.pth').touch()
+        settings = dict(
+            attention=name, attn_cfg=contenders()[name], seed=0, host='laplacianformer',
+            study='textures', phases=[dict(data='textures', side=64, epochs=4)],
+        )  # fmt: skip
+        (run / 'result.json').write_text(json.dumps(dict(settings=settings)))
+    half = tmp_path / 'laplacianformer/textures/LaplacianAttention_0/result.json'
+    half.write_bytes(content)
+    with pytest.warns(UserWarning, match=f'{re.escape(str(half))} is no whole result .*left out'):
+        found = compared(tmp_path)
+    assert list(found) == ['PolaAttention on laplacianformer, textures, seed 0']
+
+
 def test_the_quick_start_is_found_where_it_was_moved_to(tmp_path):
     assert quick_start(tmp_path) == {}
     torch.manual_seed(1)

@@ -8,6 +8,7 @@ import attention_cost
 import attention_matrices
 import attention_report
 import attention_training
+import compare_attentions
 import numpy as np
 import pytest
 import torch
@@ -149,6 +150,24 @@ def test_a_result_of_other_settings_is_not_taken(tmp_path):
     assert attention_training.finished(tmp_path, settings)
     with pytest.raises(ValueError, match='take another --work-dir'):
         attention_training.finished(tmp_path, dict(settings, seed=1))
+
+
+@pytest.mark.parametrize('content', [b'', b'{"settings": {"atten', b'{}', b'\xff'])
+def test_a_part_of_a_result_is_run_again_and_left_out_of_tables(tmp_path, content):
+    whole = made_up('XCAttention', 0, 60.0)
+    for name in ('a', 'b'):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / 'result.json').write_text(json.dumps(whole))
+    half = tmp_path / 'a/result.json'
+    half.write_bytes(content)
+    job = compare_attentions.Job('a', [], half, whole['settings'])
+    with pytest.warns(UserWarning, match=r'a/result\.json is no whole result .*run it again'):
+        assert not compare_attentions.is_done(job)
+    with pytest.warns(UserWarning, match=r'a/result\.json is no whole result'):
+        assert not attention_training.finished(tmp_path / 'a', whole['settings'])
+    with pytest.warns(UserWarning, match=r'a/result\.json is no whole result'):
+        found = compare_attentions.collect(tmp_path, dict(results=[], costs=[]))
+    assert found['results'] == [json.loads(json.dumps(whole))]
 
 
 # Time and memory.

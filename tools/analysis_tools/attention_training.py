@@ -11,8 +11,9 @@ Example:
 import json
 import sys
 import time
+import warnings
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 from attention_matrices import statistics_by_stage, term_sizes
@@ -235,6 +236,23 @@ def settings_of(
     )  # fmt: skip
 
 
+def read_result(path: Path) -> Optional[dict]:
+    """A result, or None where there is none, or only a part of one, as of a copy that was cut off.
+
+    The runs themselves write it in one step.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        found = error
+    if isinstance(found, dict) and 'settings' in found:
+        return found
+    warnings.warn(f'{path} is no whole result and is left out; run it again', stacklevel=2)
+    return None
+
+
 def finished(work_dir: Path, settings: dict) -> bool:
     """Whether a folder has this result.
 
@@ -242,9 +260,10 @@ def finished(work_dir: Path, settings: dict) -> bool:
         ValueError: If it has another one.
     """
     written = work_dir / 'result.json'
-    if not written.is_file():
+    result = read_result(written)
+    if result is None:
         return False
-    found = json.loads(written.read_text())['settings']
+    found = result['settings']
     if found != settings:
         raise ValueError(
             f'{written} was made with {found}, and now it is {settings}; take another --work-dir, '

@@ -35,6 +35,7 @@ from attention_training import (
     HOSTS,
     STUDIES,
     contenders,
+    read_result,
     settings_of,
     without_local_branch,
 )
@@ -107,7 +108,8 @@ def run(job: Job) -> str:
 
 def is_done(job: Job) -> bool:
     """Whether the file of a job is there, of the same settings."""
-    return job.result.is_file() and json.loads(job.result.read_text())['settings'] == job.settings
+    result = read_result(job.result)
+    return result is not None and result['settings'] == job.settings
 
 
 def run_all(jobs: List[Job], at_once: int) -> List[str]:
@@ -126,8 +128,10 @@ def run_all(jobs: List[Job], at_once: int) -> List[str]:
 
 def collect(work_dir: Path, known: dict) -> dict:
     """All results in a work directory, also those of other hosts and studies, and the known."""
-    found = [json.loads(path.read_text()) for path in sorted(work_dir.rglob('result.json'))]
-    costs = [json.loads(path.read_text()) for path in sorted(work_dir.glob('*/cost/*.json'))]
+    found, costs = (
+        list(filter(None, map(read_result, sorted(paths))))
+        for paths in (work_dir.rglob('result.json'), work_dir.glob('*/cost/*.json'))
+    )
     for kind, made in (('results', found), ('costs', costs)):
         here = [but_sizes(one['settings']) for one in made]
         made += [old for old in known[kind] if but_sizes(old['settings']) not in here]
