@@ -27,8 +27,16 @@ LEAVES = {
 }
 
 # What is said in another way than in the record. Regular expressions: which configs, what is
-# replaced in their lines of the form `key = value`, and by what. An empty line is dropped.
-CHANGES = []
+# replaced in their lines of the form `key = value`, and by what: one line, or several. An empty
+# line is dropped.
+CHANGES = [
+    # As the code that the tables come from.
+    (
+        r'^lra/.*_(softmax|kernelized)_as-',
+        r'^(model\.backbone\.attn_cfg)\.type = .*',
+        r'\g<0>\n\1.attn_drop = 0.1',
+    ),
+]
 
 
 def flatten(value, key: str = '') -> dict:
@@ -70,7 +78,7 @@ def lines_of(config: dict) -> set:
 def changed(leaf: str, lines: set) -> set:
     for which, old, new in CHANGES:
         if re.search(which, leaf):
-            lines = {re.sub(old, new, line) for line in lines}
+            lines = {part for line in lines for part in re.sub(old, new, line).split('\n')}
     return lines - {''}
 
 

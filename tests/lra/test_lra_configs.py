@@ -101,9 +101,10 @@ def test_config_is_thin_and_agrees_with_its_task_and_itself(name):
 @pytest.mark.parametrize(
     'name',
     fast_with(
-        [n for n in LEAVES if '_as-' in n], 'text_pola-a3_as-polaformer', 'image_soft_as-softpp'
+        [n for n in LEAVES if '_as-' in n], 'text_pola-a3_as-polaformer', 'image_soft_as-softpp',
+        'text_kernelized_as-polaformer', 'image_softmax_as-softpp',
     ),
-)
+)  # fmt: skip
 def test_published_settings_are_those_of_the_code_that_the_table_comes_from(name):
     task, attention, table = re.fullmatch(r'(\w+?)_([\w-]+)_as-(\w+)', name).groups()
     batch, rate, warm_up, steps, interval, rows = PROTOCOLS[table][task]
@@ -117,6 +118,9 @@ def test_published_settings_are_those_of_the_code_that_the_table_comes_from(name
     assert cfg.model.backbone.num_embeddings == rows
     clip = None if table == 'softpp' else dict(type='value', clip_value=1.0)
     assert cfg.optim_wrapper.clip_grad == clip
+    # Of the code's attentions, these two alone drop weights.
+    dropping = 0.1 if attention in ('softmax', 'kernelized') else None
+    assert cfg.model.backbone.attn_cfg.get('attn_drop') == dropping
     if task == 'text':
         assert cfg.val_dataloader.dataset.split == 'test'
         assert [cfg[f'{k}_dataloader'].dataset.get('indices') for k in ('train', 'val')] == [

@@ -243,6 +243,32 @@ def test_rows_of_performer_are_orthogonal_in_blocks():
     assert norms.std() > 0.1
 
 
+@pytest.mark.parametrize(
+    ('name', 'options'),
+    [
+        ('SoftmaxAttention', {}),
+        ('SoftmaxAttention', dict(relative_bias=True)),
+        ('KernelAttention', {}),
+        ('KernelAttention', dict(normalization='whitened')),
+    ],
+)
+def test_dropout_of_weights_zeroes_some_and_scales_the_others(name, options):
+    dropping = build(name, attn_drop=0.25, **options)
+    q, k = torch.randn(2, 1, 2, 30, 8)
+    v = torch.eye(30).expand(1, 2, 30, 30)  # mixed, it is the weights
+    exact = dropping.mix(q, k, v, (5, 6))
+    plain = build(name, **options)
+    plain.load_state_dict(dropping.state_dict())
+    torch.testing.assert_close(exact, plain.train().mix(q, k, v, (5, 6)))
+    dropping.attn_drop.train()  # alone, as for Monte Carlo dropout
+    dropped = dropping.mix(q, k, v, (5, 6))
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], exact[kept] / 0.75)
+    # Of 1,800 weights, so the share has a standard deviation of 0.01.
+    assert kept.float().mean().item() == pytest.approx(0.75, abs=0.05)
+    assert not torch.equal(dropped, dropping.mix(q, k, v, (5, 6)))
+
+
 def test_performers_features_are_drawn_under_any_default_dtype():
     torch.set_default_dtype(torch.bfloat16)
     try:

@@ -48,6 +48,7 @@ class KernelAttention(QKVAttention):
             LaplacianFormer, with a learned :math:`\gamma` per head that starts at the square root
             of the training N.
         whitening_eps: Added to the variance of a column. Default: 1e-5.
+        attn_drop: Dropout rate of the weights. Default: 0.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.
 
     Raises:
@@ -80,6 +81,7 @@ class KernelAttention(QKVAttention):
         bandwidth: Optional[float] = None,
         normalization: str = 'none',
         whitening_eps: float = 1e-5,
+        attn_drop: float = 0.0,
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
@@ -99,6 +101,7 @@ class KernelAttention(QKVAttention):
         self.bandwidth = bandwidth
         self.normalization = normalization
         self.whitening_eps = whitening_eps
+        self.attn_drop = nn.Dropout(attn_drop)
         self.register_parameter('gamma', None)
         if normalization == 'whitened':
             height, width = self.input_resolution
@@ -129,4 +132,4 @@ class KernelAttention(QKVAttention):
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
             weights = self.normalized(self.kernel_fn(query, key, self.bandwidth))
-            return (weights @ value).to(v.dtype)
+            return (self.attn_drop(weights) @ value).to(v.dtype)

@@ -18,7 +18,8 @@ class SoftmaxAttention(QKVAttention):
     .. math:: \mathrm{softmax}(Q K^T / \sqrt{d} + b)\, V
 
     Runs PyTorch's ``scaled_dot_product_attention``. Time is quadratic in the tokens. No N x N
-    matrix is in memory where that function has a fused kernel.
+    matrix is in memory where that function has a fused kernel, which on a CPU it has without
+    ``attn_drop`` alone.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
@@ -26,6 +27,7 @@ class SoftmaxAttention(QKVAttention):
             Swin has it. It is kept for the offsets of ``input_resolution`` and resized bicubically
             for other maps. Default: False.
         num_prefix_tokens: Tokens before those of the map, such as a class token. Default: 0.
+        attn_drop: Dropout rate of the attention weights. Default: 0.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``; ``sr_ratio=8`` is the
             attention of PVT's first stage.
 
@@ -62,6 +64,7 @@ class SoftmaxAttention(QKVAttention):
         input_resolution: Tuple[int, int],
         relative_bias: bool = False,
         num_prefix_tokens: int = 0,
+        attn_drop: float = 0.0,
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
@@ -81,6 +84,7 @@ class SoftmaxAttention(QKVAttention):
                 f'sr_ratio={frame.sr_ratio}; set sr_ratio=1 or relative_bias=False'
             )
         self.num_prefix_tokens = num_prefix_tokens
+        self.attn_drop = nn.Dropout(attn_drop)
         self.accepts_mask = self.sr is None  # a mask is of the tokens, not of reduced keys
         self.relative_bias = None
         if relative_bias:
@@ -101,7 +105,8 @@ class SoftmaxAttention(QKVAttention):
             check_pairs_fit(self, q[:1], k[:1], (3, 5))
             bias = self._bias_of_pairs(hw_shape).to(q.dtype)  # (1, heads, N, N)
             mask = bias if mask is None else bias.masked_fill(~mask, float('-inf'))
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+        rate = self.attn_drop.p if self.attn_drop.training else 0.0
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=rate)
 
     def _bias_of_pairs(self, hw_shape: Tuple[int, int]) -> Tensor:
         """The learned bias of every pair of tokens, ``(1, heads, N, N)``."""
