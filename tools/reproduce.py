@@ -20,13 +20,10 @@ Examples:
 
 import json
 import os
-import queue
 import shlex
 import sys
-import time
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import Dict, Iterator, List, Tuple
 
 import torch
 from mmengine.config import DictAction
@@ -44,14 +41,12 @@ from reproduction.paper_tables import (
     read_tables,
 )
 from reproduction.report import Outcome, markdown, new_report, plot, row_report, run_report
+from reproduction.running import run_all
 from rich import box
 from rich import table as rich_table
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mmlaplace.utils.command_line import ToolParser, write_whole
-
-LOOK = 1.0  # seconds between two looks at the jobs
 
 
 class Plan:
@@ -88,83 +83,6 @@ class Plan:
     def trainings(self) -> List[Training]:
         """Those of its jobs that train or test."""
         return [job for job in self.jobs.values() if isinstance(job, Training)]
-
-
-def run_all(plan: Plan, at_once: int, devices: List[str], console: Console) -> Dict[str, Outcome]:
-    """Run all jobs, several at once, with progress; what each found or how it failed, by key."""
-    slots: queue.SimpleQueue = queue.SimpleQueue()
-    for slot in range(at_once):
-        slots.put(devices[slot] if devices else None)
-    futures: Dict[str, Future] = {}
-
-    def work(job: Job) -> dict:
-        for needed in job.needs.values():
-            if future_of(needed).exception() is not None:
-                job.state = 'failed'
-                raise RuntimeError(f'it needs {needed.label}, which failed')
-        slot = slots.get()
-        job.devices = slot
-        try:
-            return job.run()
-        finally:
-            slots.put(slot)
-
-    def future_of(job: Job) -> Optional[Future]:
-        return futures.get(f'{job.kind}/{job.key}')
-
-    def start(pool: ThreadPoolExecutor) -> None:
-        """Hand on what waits for nothing more, so that no slot is held by a job that waits."""
-        for key, job in plan.jobs.items():
-            needed = [future_of(other) for other in job.needs.values()]
-            if key not in futures and all(future and future.done() for future in needed):
-                futures[key] = pool.submit(work, job)
-
-    columns = (
-        TextColumn('{task.description}'),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    progress = Progress(*columns, console=console)
-    with progress, ThreadPoolExecutor(at_once) as pool:
-        total, lines = progress.add_task('jobs', total=len(plan.jobs)), {}
-        start(pool)
-        try:
-            while show(plan, futures, progress, total, lines):
-                time.sleep(LOOK)
-                start(pool)
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
-    return {key: outcome(future) for key, future in futures.items()}
-
-
-def show(plan: Plan, futures: Dict[str, Future], progress: Progress, total, lines: dict) -> bool:
-    """Bring the display up to date; whether jobs are left."""
-    for key, future in futures.items():
-        job = plan.jobs[key]
-        if future.running():
-            if key not in lines:
-                lines[key] = progress.add_task('', total=None)
-            progress.update(lines[key], description=f'{job.label}: {job.state}')
-        elif future.done() and lines.get(key, key) is not None:
-            if key in lines:
-                progress.remove_task(lines[key])
-            lines[key] = None
-            found = outcome(future)
-            end = f'failed: {found.splitlines()[0]}' if isinstance(found, str) else 'done'
-            progress.console.print(f'{job.label}: {end}', markup=False, soft_wrap=True)
-            progress.advance(total)
-    return len(futures) < len(plan.jobs) or not all(future.done() for future in futures.values())
-
-
-def outcome(future: Future) -> Outcome:
-    """What a job found, or how it failed."""
-    error = future.exception()
-    if error is None:
-        return future.result()
-    text = str(error) if isinstance(error, RuntimeError) else ''
-    return text or f'{type(error).__name__}: {error}'
 
 
 def finished(plan: Plan) -> Dict[str, dict]:
@@ -374,7 +292,7 @@ def main() -> None:
     if refused:
         parser.error(refused)
     devices = [] if args.launcher == 'slurm' else devices
-    found = finished(plan) if args.report else run_all(plan, jobs, devices, console)
+    found = finished(plan) if args.report else run_all(plan.jobs, jobs, devices, console)
     report = make_report(table, plan, found, dict(
         scale=args.scale, seeds=args.seeds, call=shlex.join(['python', *sys.argv]),
         versions=versions(), machine=this_machine(),

@@ -217,7 +217,8 @@ def test_checkpoints_are_found_and_loaded_whole(explorer, checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize(
-    'content', [b'', b'{"settings": {"attention": "Lap', b'{}', b'[]', b'{"settings": null}', b'\xff']
+    'content',
+    [b'', b'{"settings": {"attention": "Lap', b'{}', b'[]', b'{"settings": null}', b'\xff'],
 )
 def test_a_half_written_result_is_left_out_and_the_others_are_found(content, tmp_path):
     for name in ('LaplacianAttention', 'PolaAttention'):

@@ -278,8 +278,9 @@ def test_performers_features_are_drawn_under_any_default_dtype():
     matrix = attention.projection_matrix
     assert matrix.dtype == torch.bfloat16
     # Orthogonal rows of norm sqrt(8), of which each element is rounded by 2^-9 of itself.
-    torch.testing.assert_close(matrix.float() @ matrix.float().T, 8 * torch.eye(8), atol=0.1, rtol=0)
-
+    torch.testing.assert_close(
+        matrix.float() @ matrix.float().T, 8 * torch.eye(8), atol=0.1, rtol=0
+    )
 
 
 def full(q, v):

@@ -7,10 +7,11 @@ from conftest import ROOT, load_tool
 
 with mock.patch.object(sys, 'path', [str(ROOT / 'tools'), *sys.path]):
     tool = load_tool('tools/reproduce.py')
-    from reproduction import files, jobs, launching, paper_tables, report
+    from reproduction import files, jobs, launching, paper_tables, report, running
 
 __all__ = [
-    'files', 'jobs', 'launching', 'paper_tables', 'plan', 'report', 'settings', 'tool', 'trained',
+    'files', 'jobs', 'launching', 'paper_tables', 'plan', 'report', 'running', 'settings', 'tool',
+    'trained',
 ]  # fmt: skip
 
 

@@ -1,21 +1,18 @@
 """tools/reproduce.py: plans, runs that are killed and go on, failures, and reports."""
 
-import fcntl
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 from conftest import ROOT, run_script
 from mmengine.config import Config
-from reproduce_modules import files, jobs, launching, paper_tables, plan, settings, tool
-from rich.console import Console
+from reproduce_modules import files, jobs, launching, paper_tables, plan, running, tool
 
 TOOL = ROOT / 'tools/reproduce.py'
 LIMITED = (  # so few images that an epoch takes a second
@@ -27,7 +24,7 @@ LIMITED = (  # so few images that an epoch takes a second
 
 @pytest.fixture(autouse=True)
 def _without_waiting(monkeypatch):
-    monkeypatch.setattr(tool, 'LOOK', 0.01)
+    monkeypatch.setattr(running, 'LOOK', 0.01)
     monkeypatch.setattr(launching, 'LOOK', 0.01)
 
 
@@ -238,86 +235,19 @@ def test_a_measurement_is_of_the_changed_config_and_of_its_machine(tmp_path):
     assert here[False] == elsewhere[False] and here[True] != elsewhere[True]
 
 
-class Command(jobs.Job):
-    """A job that runs Python code."""
+def test_speeds_are_measured_alone_where_jobs_share_a_cpu(tmp_path, monkeypatch):
+    def alone(**changes):
+        made = plan(tmp_path, 'softpp_table_2/softpp', **changes)
+        measured = [job for job in made.jobs.values() if isinstance(job, jobs.Measurement)]
+        assert [job.timed for job in measured] == [False, True]
+        assert not any(job.alone for job in made.trainings)
+        return [job.alone for job in measured]
 
-    kind = 'commands'
-
-    def commands(self):
-        return [[sys.executable, '-c', self.identity]]
-
-    def work(self, lock):
-        self.call(self.commands()[0], 'command.log', lock)
-        return dict(done=True)
-
-
-def planned(*made) -> 'tool.Plan':
-    whole = tool.Plan([], [0], settings(Path()))
-    for job in made:
-        whole.add(job)
-    return whole
-
-
-def test_a_failure_has_the_end_of_its_log_and_stops_only_what_needs_it(tmp_path):
-    here = settings(tmp_path)
-    code = "print('first'); [print(i) for i in range(40)]; raise SystemExit('the reason')"
-    bad = Command('bad', here, code)
-    after = Command('after', here, 'pass', {'bad': bad})
-    good = Command('good', here, 'print(1)')
-    whole = planned(bad, after, good)
-    outcomes = tool.run_all(whole, 2, [], Console(quiet=True))
-    found = {whole.jobs[key].label: outcome for key, outcome in outcomes.items()}
-    assert found['good']['done'] is True
-    assert found['bad'].startswith(f'{sys.executable} -c') and 'status 1' in found['bad']
-    assert found['bad'].endswith('the reason') and '\nfirst\n' not in found['bad']
-    assert found['after'] == 'it needs bad, which failed'
-
-
-def test_a_job_that_waits_holds_no_slot(tmp_path):
-    """Of two chains in two slots, the second does not wait for the whole first."""
-    here, order = settings(tmp_path), tmp_path / 'order'
-    order.touch()
-    code = f"open({str(order)!r}, 'a').write('{{}} ')"
-    # `first` waits for `second`, in vain if `after first` held the other slot.
-    waiting = f"""
-import time
-deadline = time.time() + 60
-while 'second' not in open({str(order)!r}).read():
-    assert time.time() < deadline, 'the second did not run beside it'
-    time.sleep(0.1)
-"""
-    first = Command('first', here, waiting + code.format('first'))
-    second = Command('second', here, code.format('second'))
-    chains = [Command('after first', here, code.format('after-first'), {'first': first}), second]
-    tool.run_all(planned(first, *chains), 2, [], Console(quiet=True))
-    assert order.read_text().split() == ['second', 'first', 'after-first']
-
-
-def test_what_is_finished_is_not_repeated_and_what_failed_is(tmp_path):
-    marks = tmp_path / 'marks'
-    code = f"open({str(marks)!r}, 'a').write('x')"
-    for _ in range(2):
-        tool.run_all(planned(Command('a', settings(tmp_path), code)), 1, [], Console(quiet=True))
-    assert marks.read_text() == 'x'
-    failing = code + '; raise SystemExit(1)'
-    for _ in range(2):
-        tool.run_all(planned(Command('b', settings(tmp_path), failing)), 1, [], Console(quiet=True))
-    assert marks.read_text() == 'xxx'
-
-
-def test_a_job_waits_for_a_process_that_still_works_in_its_folder(tmp_path):
-    job = Command('a', settings(tmp_path), 'pass')
-    job.folder.mkdir(parents=True)
-    with (job.folder / 'lock').open('w') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        thread = threading.Thread(target=job.run)
-        thread.start()
-        deadline = time.time() + 60
-        while job.state != 'waits for another process' and time.time() < deadline:
-            thread.join(0.05)
-        assert thread.is_alive() and job.state == 'waits for another process'
-    thread.join(30)
-    assert job.result()['done'] is True
+    monkeypatch.setattr(jobs.torch.cuda, 'device_count', lambda: 0)
+    assert alone() == [False, True]
+    assert alone(launcher='slurm', partition='gpu') == [False, False]
+    monkeypatch.setattr(jobs.torch.cuda, 'device_count', lambda: 2)
+    assert alone() == [False, False]
 
 
 def test_a_config_stands_alone(tmp_path):

@@ -256,6 +256,11 @@ class Measurement(Job):
     def stem(self) -> str:
         return f'{self.cfg.default_scope}-{self.cfg.model.backbone.type.lower()}'
 
+    @property
+    def alone(self) -> bool:
+        """Whether its speed would suffer from other jobs: they share a CPU, but no GPU or node."""
+        return self.timed and self.settings.launcher != 'slurm' and not torch.cuda.device_count()
+
     def commands(self) -> List[List[str]]:
         command = [sys.executable, MEASURE, str(self.folder / 'config.py')]
         command += ['--image-size', *map(str, self.size)] if self.size else []

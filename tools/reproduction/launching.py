@@ -108,6 +108,11 @@ class Job:
         return 1
 
     @property
+    def alone(self) -> bool:
+        """Whether nothing else of the call may run beside it."""
+        return False
+
+    @property
     def folder(self) -> Path:
         """Where all of it is kept."""
         return self.settings.work_dir / self.kind / f'{self.stem}_{self.key}'

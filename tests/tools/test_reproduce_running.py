@@ -1,0 +1,134 @@
+"""The jobs of tools/reproduce.py: their order, what runs beside what, failures, and locks."""
+
+import fcntl
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from reproduce_modules import jobs, launching, running, settings, tool
+from rich.console import Console
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting(monkeypatch):
+    monkeypatch.setattr(running, 'LOOK', 0.01)
+    monkeypatch.setattr(launching, 'LOOK', 0.01)
+
+
+class Command(jobs.Job):
+    """A job that runs Python code."""
+
+    kind = 'commands'
+
+    def commands(self):
+        return [[sys.executable, '-c', self.identity]]
+
+    def work(self, lock):
+        self.call(self.commands()[0], 'command.log', lock)
+        return dict(done=True)
+
+
+def planned(*made) -> dict:
+    whole = tool.Plan([], [0], settings(Path()))
+    for job in made:
+        whole.add(job)
+    return whole.jobs
+
+
+def test_a_failure_has_the_end_of_its_log_and_stops_only_what_needs_it(tmp_path):
+    here = settings(tmp_path)
+    code = "print('first'); [print(i) for i in range(40)]; raise SystemExit('the reason')"
+    bad = Command('bad', here, code)
+    after = Command('after', here, 'pass', {'bad': bad})
+    good = Command('good', here, 'print(1)')
+    whole = planned(bad, after, good)
+    outcomes = running.run_all(whole, 2, [], Console(quiet=True))
+    found = {whole[key].label: outcome for key, outcome in outcomes.items()}
+    assert found['good']['done'] is True
+    assert found['bad'].startswith(f'{sys.executable} -c') and 'status 1' in found['bad']
+    assert found['bad'].endswith('the reason') and '\nfirst\n' not in found['bad']
+    assert found['after'] == 'it needs bad, which failed'
+
+
+def test_a_job_that_waits_holds_no_slot(tmp_path):
+    """Of two chains in two slots, the second does not wait for the whole first."""
+    here, order = settings(tmp_path), tmp_path / 'order'
+    order.touch()
+    code = f"open({str(order)!r}, 'a').write('{{}} ')"
+    # `first` waits for `second`, in vain if `after first` held the other slot.
+    waiting = f"""
+import time
+deadline = time.time() + 60
+while 'second' not in open({str(order)!r}).read():
+    assert time.time() < deadline, 'the second did not run beside it'
+    time.sleep(0.1)
+"""
+    first = Command('first', here, waiting + code.format('first'))
+    second = Command('second', here, code.format('second'))
+    chains = [Command('after first', here, code.format('after-first'), {'first': first}), second]
+    running.run_all(planned(first, *chains), 2, [], Console(quiet=True))
+    assert order.read_text().split() == ['second', 'first', 'after-first']
+
+
+class Alone(Command):
+    alone = True
+
+
+def test_what_must_be_alone_has_nothing_beside_it(tmp_path):
+    here, order = settings(tmp_path), tmp_path / 'order'
+    code = f"""
+import time
+def say(what):
+    with open({str(order)!r}, 'a') as file:
+        file.write(what + ' ')
+say('begin-{{0}}')
+time.sleep(0.3)
+say('end-{{0}}')
+"""
+
+    def job(kind, name, needs=None):
+        return kind(name, here, code.format(name), needs or {})
+
+    first = job(Command, 'first')
+    running.run_all(
+        planned(job(Alone, 'm1'), first, job(Alone, 'm2'), job(Command, 'second'),
+                job(Command, 'after', dict(first=first))),
+        2, [], Console(quiet=True),
+    )  # fmt: skip
+    said = order.read_text().split()
+    assert len(said) == 10
+    for name in ('m1', 'm2'):
+        assert said.index(f'end-{name}') == said.index(f'begin-{name}') + 1
+    ends = [said.index(f'end-{name}') for name in ('first', 'second')]
+    assert max(said.index(f'begin-{name}') for name in ('first', 'second')) < min(ends)
+
+
+def test_what_is_finished_is_not_repeated_and_what_failed_is(tmp_path):
+    marks = tmp_path / 'marks'
+    code = f"open({str(marks)!r}, 'a').write('x')"
+    for _ in range(2):
+        running.run_all(planned(Command('a', settings(tmp_path), code)), 1, [], Console(quiet=True))
+    assert marks.read_text() == 'x'
+    failing = code + '; raise SystemExit(1)'
+    for _ in range(2):
+        running.run_all(
+            planned(Command('b', settings(tmp_path), failing)), 1, [], Console(quiet=True)
+        )
+    assert marks.read_text() == 'xxx'
+
+
+def test_a_job_waits_for_a_process_that_still_works_in_its_folder(tmp_path):
+    job = Command('a', settings(tmp_path), 'pass')
+    job.folder.mkdir(parents=True)
+    with (job.folder / 'lock').open('w') as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        thread = threading.Thread(target=job.run)
+        thread.start()
+        deadline = time.time() + 60
+        while job.state != 'waits for another process' and time.time() < deadline:
+            thread.join(0.05)
+        assert thread.is_alive() and job.state == 'waits for another process'
+    thread.join(30)
+    assert job.result()['done'] is True

@@ -1,0 +1,105 @@
+"""Run the jobs of a call, each after those that it needs, with a display of their progress."""
+
+import queue
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Dict, List, Mapping, Optional
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .launching import Job
+from .report import Outcome
+
+LOOK = 1.0  # seconds between two looks at the jobs
+
+
+def run_all(
+    jobs: Mapping[str, Job], at_once: int, devices: List[str], console: Console
+) -> Dict[str, Outcome]:
+    """Run jobs by their keys, several at once; what each found or how it failed."""
+    slots: queue.SimpleQueue = queue.SimpleQueue()
+    for slot in range(at_once):
+        slots.put(devices[slot] if devices else None)
+    futures: Dict[str, Future] = {}
+
+    def work(job: Job) -> dict:
+        for needed in job.needs.values():
+            if future_of(needed).exception() is not None:
+                job.state = 'failed'
+                raise RuntimeError(f'it needs {needed.label}, which failed')
+        slot = slots.get()
+        job.devices = slot
+        try:
+            return job.run()
+        finally:
+            slots.put(slot)
+
+    def future_of(job: Job) -> Optional[Future]:
+        return futures.get(f'{job.kind}/{job.key}')
+
+    def start(pool: ThreadPoolExecutor) -> None:
+        """Hand on what waits for nothing more, so that no slot is held by a job that waits.
+
+        A job that must be alone starts when no other runs or could, and none starts beside it.
+        """
+        running = [jobs[key] for key, future in futures.items() if not future.done()]
+        if any(job.alone for job in running):
+            return
+        ready = []
+        for key, job in jobs.items():
+            needed = [future_of(other) for other in job.needs.values()]
+            if key not in futures and all(future and future.done() for future in needed):
+                ready.append(key)
+        beside = [key for key in ready if not jobs[key].alone]
+        for key in beside or ready[: 0 if running else 1]:
+            futures[key] = pool.submit(work, jobs[key])
+
+    columns = (
+        TextColumn('{task.description}'),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    progress = Progress(*columns, console=console)
+    with progress, ThreadPoolExecutor(at_once) as pool:
+        total, lines = progress.add_task('jobs', total=len(jobs)), {}
+        start(pool)
+        try:
+            while show(jobs, futures, progress, total, lines):
+                time.sleep(LOOK)
+                start(pool)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    return {key: outcome(future) for key, future in futures.items()}
+
+
+def show(
+    jobs: Mapping[str, Job], futures: Dict[str, Future], progress: Progress, total, lines: dict
+) -> bool:
+    """Bring the display up to date; whether jobs are left."""
+    for key, future in futures.items():
+        job = jobs[key]
+        if future.running():
+            if key not in lines:
+                lines[key] = progress.add_task('', total=None)
+            progress.update(lines[key], description=f'{job.label}: {job.state}')
+        elif future.done() and lines.get(key, key) is not None:
+            if key in lines:
+                progress.remove_task(lines[key])
+            lines[key] = None
+            found = outcome(future)
+            end = f'failed: {found.splitlines()[0]}' if isinstance(found, str) else 'done'
+            progress.console.print(f'{job.label}: {end}', markup=False, soft_wrap=True)
+            progress.advance(total)
+    return len(futures) < len(jobs) or not all(future.done() for future in futures.values())
+
+
+def outcome(future: Future) -> Outcome:
+    """What a job found, or how it failed."""
+    error = future.exception()
+    if error is None:
+        return future.result()
+    text = str(error) if isinstance(error, RuntimeError) else ''
+    return text or f'{type(error).__name__}: {error}'
