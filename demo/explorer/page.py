@@ -57,8 +57,10 @@ INTO_ADDRESS = """(address) => {
 }"""
 
 
-def numbered(count: int, first: Sequence[tuple] = ()) -> list:
-    return [*first, *((str(number), number) for number in range(count))]
+def numbered(count: int, chosen: int, first: Sequence[tuple] = ()) -> list:
+    """Choices from 0 on, and the one that an address names, however large."""
+    numbers = [*range(count), *([chosen] if chosen >= count else [])]
+    return [*first, *((str(number), number) for number in numbers)]
 
 
 class Page:
@@ -91,7 +93,7 @@ class Page:
     def _lay_out_controls(self) -> None:
         # What the models have is told when the page is opened, so that the server starts sooner.
         default = self.default
-        offered = Offered(default.stage + 1, default.block + 1, default.head + 1)
+        offered = Offered()
         many = dict(multiselect=True, filterable=True)
         self.image = gr.Dropdown(self.explorer.images.choices(), value=default.image, label='Image')
         self.upload = gr.UploadButton('Upload an image', size='sm', elem_id='upload-image')
@@ -108,15 +110,17 @@ class Page:
         )
         with gr.Row():
             self.stage = gr.Dropdown(
-                numbered(offered.stages), value=default.stage, label='Stage', min_width=70
-            )
-            self.block = gr.Dropdown(
-                numbered(offered.blocks, [('last', LAST)]), value=default.block, label='Block',
+                numbered(offered.stages, default.stage), value=default.stage, label='Stage',
                 min_width=70,
             )  # fmt: skip
+            self.block = gr.Dropdown(
+                numbered(offered.blocks, default.block, [('last', LAST)]), value=default.block,
+                label='Block', min_width=70,
+            )  # fmt: skip
             self.head = gr.Dropdown(
-                numbered(offered.heads), value=default.head, label='Head', min_width=70
-            )
+                numbered(offered.heads, default.head), value=default.head, label='Head',
+                min_width=70,
+            )  # fmt: skip
         self.matrix = gr.CheckboxGroup(
             list(offered.matrices), value=list(default.matrix), label='Matrix, where there are '
             'several', visible=bool(offered.matrices),
@@ -256,11 +260,9 @@ class Page:
             gr.Dropdown(trained, value=[name for name in view.trained if name in trained]),
             [name for name in view.attention if name in ATTENTIONS],
             [name for name in view.host if name in HOSTS],
-            gr.Dropdown(numbered(max(offered.stages, view.stage + 1)), value=view.stage),
-            gr.Dropdown(
-                numbered(max(offered.blocks, view.block + 1), [('last', LAST)]), value=view.block
-            ),
-            gr.Dropdown(numbered(max(offered.heads, view.head + 1)), value=view.head),
+            gr.Dropdown(numbered(offered.stages, view.stage), value=view.stage),
+            gr.Dropdown(numbered(offered.blocks, view.block, [('last', LAST)]), value=view.block),
+            gr.Dropdown(numbered(offered.heads, view.head), value=view.head),
             gr.CheckboxGroup(
                 list(offered.matrices), value=sorted(matrices), visible=bool(offered.matrices)
             ),
@@ -292,6 +294,9 @@ def server(explorer: Explorer, default: View) -> FastAPI:
     theme = gr.themes.Default(font=['system-ui', 'sans-serif'], font_mono=['monospace'])
     page = Page(explorer, default).blocks
     page.queue(api_open=False)
+    # gradio looks whether a file was uploaded only in pages that are launched, which a mounted one
+    # is not: whoever sends the path of any file of this machine as an upload would get it.
+    page.has_launched = page.is_running = True
     return gr.mount_gradio_app(
         app, page, path='/', theme=theme, css=STYLE, footer_links=[], ssr_mode=False,
         max_file_size=LARGEST_UPLOAD,

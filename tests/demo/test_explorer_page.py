@@ -1,6 +1,8 @@
 """The explorer's page in a real browser, and the server that it comes from."""
 
+import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -186,3 +188,40 @@ def test_pictures_have_addresses_of_their_own(address):
             answer(f'{address}rows.{wrong}')
         assert raised.value.code == code
         assert told in raised.value.read().decode()
+
+
+def sent(address: str, name: str, *data) -> str:
+    """What the server answers to an event of the page that is sent by hand."""
+    events = json.loads(answer(f'{address}config'))['dependencies']
+    number = next(event['id'] for event in events if event['api_name'] == name)
+    session = f'{name}{time.monotonic()}'
+    content = json.dumps(dict(fn_index=number, session_hash=session, data=data)).encode()
+    kind = {'Content-Type': 'application/json'}
+    answer(urllib.request.Request(f'{address}gradio_api/queue/join', content, kind))
+    return answer(f'{address}gradio_api/queue/data?session_hash={session}').decode()
+
+
+def test_what_was_uploaded_is_taken_and_no_other_file_of_the_server(address, tmp_path):
+    """A path that is sent as an upload would else be copied to where everybody can read it."""
+    controls = ('astronaut', 64, 0.5, 0.5, [], ['LaplacianAttention'], ['laplacianformer'])
+    controls += (0, -1, 0, [], 'own')
+
+    def file(path) -> dict:
+        return dict(path=str(path), meta=dict(_type='gradio.FileData'))
+
+    secret = tmp_path / 'secret.txt'
+    secret.write_text('secret')
+    for said in (
+        sent(address, 'changed', file(secret), *controls[1:]),
+        sent(address, 'image_sent', file(secret), *controls),
+    ):
+        assert not re.findall(r'/gradio_api/file=[^\'"]+', said)
+        assert 'it was not uploaded by a user' in said
+
+    Image.new('RGB', (80, 60), 'teal').save(tmp_path / 'teal.png')
+    part = b'--edge\r\nContent-Disposition: form-data; name="files"; filename="teal.png"\r\n\r\n'
+    content = part + (tmp_path / 'teal.png').read_bytes() + b'\r\n--edge--\r\n'
+    kind = {'Content-Type': 'multipart/form-data; boundary=edge'}
+    upload = urllib.request.Request(f'{address}gradio_api/upload', content, kind)
+    (place,) = json.loads(answer(upload))
+    assert 'teal.png (uploaded)' in sent(address, 'image_sent', file(place), *controls)
