@@ -4,16 +4,19 @@ import hashlib
 import warnings
 from collections import OrderedDict
 from pathlib import Path
+from threading import Lock
 from typing import List, Tuple
 
 from PIL import Image, ImageOps
 
-from mmlaplace.utils.recording import PHOTOS, photograph
+from mmlaplace.utils.recording import PHOTOS, photograph, rgb
 
 MOST_BYTES, MOST_PIXELS = 20 * 2**20, 50_000_000
 MOST_UPLOADS = 32
 LONGEST = 1024  # pixels of an upload that are kept
 STEP = 32  # sides are multiples of the stride of the last stage
+# Pillow reads more, such as EPS, which it hands to Ghostscript.
+FORMATS = ('PNG', 'JPEG', 'WEBP', 'GIF', 'BMP', 'TIFF')
 
 
 def read_image(path: Path, name: str) -> Image.Image:
@@ -30,10 +33,10 @@ def read_image(path: Path, name: str) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter('ignore', Image.DecompressionBombWarning)  # checked below
-            image = Image.open(path)
+            image = Image.open(path, formats=FORMATS)
         width, height = image.size
         if width * height <= MOST_PIXELS:
-            image = ImageOps.exif_transpose(image).convert('RGB')
+            image = rgb(ImageOps.exif_transpose(image))
     except Image.DecompressionBombError:
         raise ValueError(
             f'{name} has too many pixels; make it smaller, at most {MOST_PIXELS:,} pixels'
@@ -64,6 +67,7 @@ class Images:
     def __init__(self) -> None:
         self.uploads: OrderedDict[str, Tuple[str, Image.Image]] = OrderedDict()
         self.photos = {}
+        self.lock = Lock()  # several people may send at once
 
     def add(self, path: Path, name: str) -> str:
         """Keep an upload; its key, which is the same for the same file.
@@ -73,10 +77,11 @@ class Images:
         """
         image = read_image(path, name)
         key = f'upload-{hashlib.sha256(path.read_bytes()).hexdigest()[:12]}'
-        self.uploads[key] = (name, image)
-        self.uploads.move_to_end(key)
-        while len(self.uploads) > MOST_UPLOADS:
-            self.uploads.popitem(last=False)
+        with self.lock:
+            self.uploads[key] = (name, image)
+            self.uploads.move_to_end(key)
+            while len(self.uploads) > MOST_UPLOADS:
+                self.uploads.popitem(last=False)
         return key
 
     def get(self, key: str) -> Image.Image:
@@ -104,6 +109,8 @@ class Images:
 
     def choices(self) -> List[Tuple[str, str]]:
         """Name and key of each image."""
+        with self.lock:
+            uploads = list(self.uploads.items())
         return [(name, name) for name in PHOTOS] + [
-            (f'{name} (uploaded)', key) for key, (name, _) in self.uploads.items()
+            (f'{name} (uploaded)', key) for key, (name, _) in uploads
         ]

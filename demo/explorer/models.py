@@ -5,6 +5,7 @@ import json
 import warnings
 from collections import OrderedDict
 from pathlib import Path
+from threading import Lock
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import torch
@@ -110,6 +111,7 @@ class Models:
     def __init__(self, sources: Optional[Dict[str, Source]] = None) -> None:
         self.sources = dict(sources or {})
         self.built: OrderedDict[str, nn.Module] = OrderedDict()
+        self.lock = Lock()  # random weights come from the one generator of the process
 
     def chosen(
         self, trained: Tuple[str, ...], attentions: Tuple[str, ...], hosts: Tuple[str, ...]
@@ -138,12 +140,13 @@ class Models:
             ValueError: As :func:`build`.
         """
         key = repr(source)
-        if key not in self.built:
-            self.built[key] = build(source)
-        self.built.move_to_end(key)
-        while len(self.built) > MOST_BUILT:
-            self.built.popitem(last=False)
-        return self.built[key]
+        with self.lock:
+            if key not in self.built:
+                self.built[key] = build(source)
+            self.built.move_to_end(key)
+            while len(self.built) > MOST_BUILT:
+                self.built.popitem(last=False)
+            return self.built[key]
 
     def add(self, path: Path, name: str, attention: str, host: str, side: int) -> str:
         """Keep a checkpoint of a model that is known; its name in the list of trained models.

@@ -77,7 +77,8 @@ class View:
                 emptied = names_models and isinstance(before, tuple) and field.name != 'host'
                 values[field.name] = () if emptied else before
             elif isinstance(before, tuple):
-                values[field.name] = tuple(filter(None, given[field.name]))
+                # Each once: of lists as long as an address may be, there are millions of pairs.
+                values[field.name] = tuple(dict.fromkeys(filter(None, given[field.name])))
             else:
                 text = given[field.name][-1]
                 try:

@@ -41,11 +41,21 @@ class Mixed(NamedTuple):
     outer: nn.Module
 
 
+def rgb(photo: 'Image.Image') -> 'Image.Image':
+    """A photograph as RGB of 8 bits: of grey with 16 bits the upper ones, as OpenCV takes them."""
+    from PIL import Image
+
+    if photo.mode.startswith('I'):  # Pillow itself would make all above 255 white
+        grey = np.asarray(photo) >> 8
+        photo = Image.fromarray(grey.clip(0, 255).astype(np.uint8))
+    return photo.convert('RGB')
+
+
 def rgb_array(photo: 'Image.Image', size: Tuple[int, int]) -> np.ndarray:
     """A photograph, resized to (H, W), as RGB pixels ``(H, W, 3)`` in fp32, 0 to 255."""
     from PIL import Image
 
-    photo = photo.convert('RGB').resize(size[::-1], Image.Resampling.BICUBIC)
+    photo = rgb(photo).resize(size[::-1], Image.Resampling.BICUBIC)
     return np.array(photo, np.float32)
 
 

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,7 @@ from attention_matrices import statistics_of
 from attention_training import backbone_cfg, contenders
 from conftest import ROOT, fast_with
 from explorer.cards import cards
-from explorer.images import MOST_PIXELS, Images, fitted, read_image
+from explorer.images import Images
 from explorer.models import Models, compared, from_config, quick_start, untrained
 from explorer.pictures import exported
 from explorer.rows import Explorer, colour_limits, default_view
@@ -54,6 +55,7 @@ def test_a_view_is_in_its_address_and_comes_back():
     assert View.from_address('', SMALL) == SMALL
     assert View.from_address('?__theme=dark', SMALL) == SMALL
     assert View.from_address('?stage=2', SMALL) == replace(SMALL, stage=2)
+    assert View.from_address('?host=vit&host=swin&host=vit', SMALL).host == ('vit', 'swin')
     almost = replace(view, x=0.99999)
     assert View.from_address(almost.address(), SMALL).x == 0.9999  # not 1, which is outside
 
@@ -198,6 +200,17 @@ def test_random_weights_are_the_same_each_time():
     assert all(torch.equal(first[name], again[name]) for name in first)
 
 
+def test_random_weights_are_the_same_where_several_ask_at_once():
+    """A checkpoint that is added is built beside the views of others."""
+    sources = [untrained('LaplacianAttention', 'vit', side) for side in (64, 96, 128, 160)]
+    alone = [Models().backbone(source).state_dict() for source in sources]
+    models = Models()
+    with ThreadPoolExecutor(4) as pool:
+        together = [backbone.state_dict() for backbone in pool.map(models.backbone, sources)]
+    for first, again in zip(alone, together):
+        assert all(torch.equal(first[name], again[name]) for name in first)
+
+
 def test_checkpoints_are_found_and_loaded_whole(explorer, checkpoint, tmp_path):
     run = tmp_path / 'compared/laplacianformer/textures/LaplacianAttention_0'
     (run / 'textures').mkdir(parents=True)
@@ -303,41 +316,6 @@ def test_a_broken_checkpoint_of_a_list_has_a_panel_with_a_sentence(explorer, tmp
     assert there.offered(view).stages == 4
 
 
-def test_uploads_are_images_of_a_bearable_size(tmp_path):
-    (tmp_path / 'text.png').write_text('no image')
-    with pytest.raises(ValueError, match=r'^text\.png cannot be read as an image \(.*; upload a '):
-        read_image(tmp_path / 'text.png', 'text.png')
-    whole = tmp_path / 'whole.jpg'
-    Image.new('L', (300, 2000)).save(whole)
-    assert max(read_image(whole, 'whole.jpg').size) == 1024
-    (tmp_path / 'cut.jpg').write_bytes(whole.read_bytes()[:200])
-    with pytest.raises(ValueError, match=r'^cut\.jpg cannot be read as an image'):
-        read_image(tmp_path / 'cut.jpg', 'cut.jpg')
-    (tmp_path / 'heavy.png').write_bytes(bytes(21 * 2**20))
-    with pytest.raises(ValueError, match=r'^heavy\.png has 21 MB; make it smaller, at most 20 MB'):
-        read_image(tmp_path / 'heavy.png', 'heavy.png')
-    # A header is enough: the pixels are never read.
-    side = int(MOST_PIXELS**0.5) + 1
-    for width, told in ((side, f'has {side} x {side} pixels'), (2**20, 'has too many pixels')):
-        header = b'BM' + bytes(8) + (54).to_bytes(4, 'little') + (40).to_bytes(4, 'little')
-        header += width.to_bytes(4, 'little') + side.to_bytes(4, 'little') + b'\1\0\30\0'
-        (tmp_path / 'huge.bmp').write_bytes(header + bytes(24))
-        with pytest.raises(ValueError, match=told):
-            read_image(tmp_path / 'huge.bmp', 'huge.bmp')
-
-
-def test_images_keep_their_shape_and_are_known_by_their_content(tmp_path):
-    images = Images()
-    for number in range(34):
-        Image.new('RGB', (60, 40), (number, 0, 0)).save(tmp_path / f'{number}.png')
-        key = images.add(tmp_path / f'{number}.png', f'{number}.png')
-    assert key == images.add(tmp_path / '33.png', 'again.png')
-    assert len(images.uploads) == 32
-    assert ('again.png (uploaded)', key) in images.choices()
-    assert fitted(images.get(key), 224) == (160, 224)
-    assert fitted(Image.new('RGB', (1000, 10)), 224) == (32, 224)
-
-
 def test_cards_tell_what_the_panels_have(explorer):
     view = replace(SMALL, attention=('LaplacianAttention', 'XCAttention'), x=0.2)
     image, panels = explorer.images.get(view.image), explorer.panels(view)
@@ -357,3 +335,13 @@ def test_views_are_saved_as_pictures(scale, explorer):
     image, panels = explorer.images.get(view.image), explorer.panels(view)
     assert exported(image, panels, view, (64, 64), 'png').startswith(b'\x89PNG')
     assert b'<svg' in exported(image, panels, view, (64, 64), 'svg')
+
+
+def test_a_number_in_an_address_makes_no_list_of_that_length(explorer):
+    page = pytest.importorskip('explorer.page', reason='no gradio', exc_type=ImportError)
+    assert page.numbered(2, 10**12) == [('0', 0), ('1', 1), (f'{10**12}', 10**12)]
+    assert page.numbered(2, -1, [('last', -1)]) == [('last', -1), ('0', 0), ('1', 1)]
+    shown = page.Page(explorer, SMALL).opened(
+        f'?attention=SoftmaxAttention&size=64&head={10**12}'
+    )
+    assert f'has no head {10**12}' in ''.join(text for text in shown if isinstance(text, str))
