@@ -101,8 +101,15 @@ def has_values(tensor: Tensor) -> bool:
         tensor.is_meta
         or isinstance(tensor, FakeTensor)
         or is_recording()
-        or torch._C._are_functorch_transforms_active()
+        or is_transforming()
     )
+
+
+def is_transforming() -> bool:
+    """Whether a transform of torch.func, such as ``vmap``, computes."""
+    if is_compiling() and not hasattr(torch.compiler, 'is_compiling'):
+        return False  # torch 2.1 cannot ask it in a graph
+    return torch._C._are_functorch_transforms_active()
 
 
 def is_recording() -> bool:

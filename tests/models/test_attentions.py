@@ -79,6 +79,18 @@ def test_a_batch_gives_what_its_images_give_alone(cfg):
     torch.testing.assert_close(attention(x, (5, 7)), alone, atol=1e-10, rtol=0)
 
 
+@pytest.mark.sampled(5)
+@each(CASES)
+def test_a_batch_without_images_gives_every_parameter_a_gradient(cfg):
+    # DistributedDataParallel waits for one of each, also from a process that got no image.
+    attention = build(cfg)
+    out = attention(torch.randn(0, 20, 64), (4, 5))
+    assert out.shape == (0, 20, 64)
+    out.sum().backward()
+    for name, parameter in attention.named_parameters():
+        assert parameter.grad is not None and not parameter.grad.any(), name
+
+
 @each(CASES)
 def test_an_image_depends_on_no_other_while_training(cfg):
     attention = build(cfg).double().train()

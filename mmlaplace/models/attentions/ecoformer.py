@@ -18,10 +18,15 @@ OFFSETS = ('all', 'own')
 class _Sign(torch.autograd.Function):
     """The sign, whose gradient is that of the identity between -1 and 1."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
-        ctx.save_for_backward(x)
+    def forward(x: Tensor) -> Tensor:
         return x.sign()
+
+    @staticmethod
+    def setup_context(ctx, inputs: Tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> Tensor:

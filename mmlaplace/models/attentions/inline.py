@@ -93,12 +93,13 @@ class InLineAttention(QKVAttention):
 
     def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
         """The convolution of V with the filters of each image."""
-        if self.lepe is None or len(v) == 0:
+        if self.lepe is None:
             return None
         size = self.frame.lepe_kernel
         filters = self.lepe(x.mean(1).unsqueeze(-1))  # (B, C * size², 1)
         maps = tokens_to_map(v, hw_shape)  # (B, C, H, W)
-        if exporting():  # exporters know no convolution with filters that are computed
+        # Exporters know no convolution with filters that are computed. torch knows none of no image.
+        if exporting() or len(v) == 0:
             return map_to_tokens(_shifted_sum(maps, filters.unflatten(1, (-1, size, size))))
         filters = filters.reshape(-1, 1, size, size)  # (B * C, 1, size, size)
         out = F.conv2d(maps.flatten(0, 1)[None], filters, padding=size // 2, groups=len(filters))

@@ -3,6 +3,8 @@ from typing import Tuple
 import torch
 from torch import Tensor
 
+from mmlaplace.ops._checks import is_transforming
+
 
 def tokens_to_map(x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
     """``(B, N, C) -> (B, C, H, W)`` for ``N = H * W``, row by row.
@@ -42,11 +44,15 @@ def channels_last(x: Tensor) -> Tensor:
         >>> channels_last(torch.randn(1, 3, 8, 8)).stride()
         (192, 1, 24, 3)
     """
+    if is_transforming():  # vmap knows no such order, and values do not depend on it
+        return x
     return x.contiguous(memory_format=torch.channels_last)
 
 
 def memory_format_of(x: Tensor) -> torch.memory_format:
     """``torch.channels_last`` for maps ``(B, C, H, W)`` in that order, else contiguous.
+
+    In transforms of torch.func it is contiguous, as ``vmap`` knows no other order.
 
     Examples:
         >>> import torch
@@ -54,6 +60,8 @@ def memory_format_of(x: Tensor) -> torch.memory_format:
         >>> memory_format_of(torch.randn(1, 3, 8, 8).to(memory_format=torch.channels_last))
         torch.channels_last
     """
+    if is_transforming():
+        return torch.contiguous_format
     if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
         return torch.channels_last
     return torch.contiguous_format
