@@ -134,6 +134,12 @@ def check_args(parser: ToolParser, args) -> None:
         args.paths = sorted(p for p in args.paths[0].iterdir() if p.suffix.lower() in SUFFIXES)
         if not args.paths:
             parser.error(f'{args.inputs} has no images; it takes {" ".join(sorted(SUFFIXES))}')
+    results = {(args.out_dir / kind).resolve() for kind in ('vis', 'preds')}
+    if any(path.parent.resolve() in results for path in args.paths):
+        parser.error(
+            f'--out-dir {args.out_dir}: results there would replace images of {args.inputs}; name '
+            'another folder'
+        )
     try:
         torch.empty(1, device=args.device)
     except (RuntimeError, AssertionError) as error:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -334,6 +335,17 @@ def test_each_bad_input_gets_a_sentence(arguments, expected, demo, photos, weigh
     assert status
     assert re.search(expected, said), said
     assert not (tmp_path / 'outputs').exists()
+
+
+@pytest.mark.parametrize('inputs', ['vis', 'preds', 'vis/a.png'])
+def test_results_never_replace_the_images(demo, photos, weights, tmp_path, inputs):
+    for kind in ('vis', 'preds'):
+        shutil.copytree(photos, tmp_path / 'mine' / kind)
+    said, status = demo(
+        f'mine/{inputs}', config('mmpretrain'), weights('mmpretrain'), '--out-dir', 'mine/../mine'
+    )
+    assert status == 2 and 'would replace images' in said
+    assert (tmp_path / 'mine/vis/a.png').read_bytes() == (photos / 'a.png').read_bytes()
 
 
 @pytest.mark.parametrize(
