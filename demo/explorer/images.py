@@ -7,7 +7,7 @@ from pathlib import Path
 from threading import Lock
 from typing import List, Tuple
 
-from PIL import Image, ImageOps
+from PIL import Image
 
 from mmlaplace.utils.recording import PHOTOS, photograph, rgb
 
@@ -36,7 +36,7 @@ def read_image(path: Path, name: str) -> Image.Image:
             image = Image.open(path, formats=FORMATS)
         width, height = image.size
         if width * height <= MOST_PIXELS:
-            image = rgb(ImageOps.exif_transpose(image))
+            image = rgb(image)
     except Image.DecompressionBombError:
         raise ValueError(
             f'{name} has too many pixels; make it smaller, at most {MOST_PIXELS:,} pixels'

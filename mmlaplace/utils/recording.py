@@ -42,10 +42,11 @@ class Mixed(NamedTuple):
 
 
 def rgb(photo: 'Image.Image') -> 'Image.Image':
-    """A photograph as RGB of 8 bits: of grey with 16 bits the upper ones, as OpenCV takes them."""
-    from PIL import Image
+    """A photograph as the toolboxes load it: upright, as RGB of 8 bits."""
+    from PIL import Image, ImageOps
 
-    if photo.mode.startswith('I'):  # Pillow itself would make all above 255 white
+    photo = ImageOps.exif_transpose(photo)
+    if photo.mode.startswith('I'):  # 16 bits of grey, of which Pillow cuts all above 255
         grey = np.asarray(photo) >> 8
         photo = Image.fromarray(grey.clip(0, 255).astype(np.uint8))
     return photo.convert('RGB')

@@ -213,6 +213,14 @@ def test_vis_attention_quotes_what_is_not_there(
     assert not out.exists()
 
 
+def test_vis_attention_names_an_image_that_is_none(tmp_path, monkeypatch, capsys):
+    (tmp_path / 'text.png').write_text('no image')
+    for name in ('none.png', 'text.png'):
+        command = [tmp_path / name, '--model', LAPLACIAN, '--out', tmp_path / 'rows.png']
+        said = error_of(vis_attention, monkeypatch, capsys, *command)
+        assert f'{name} cannot be read as an image' in said
+
+
 def cam_command(config, mini_data, tmp_path) -> list:
     """The tool's command line for random weights and the mini data."""
     cfg = toolbox_config(config)

@@ -14,7 +14,7 @@ import json
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 SHORTEST = 224  # side that an image is resized to where the file takes any size
 
@@ -39,9 +39,21 @@ def target_size(about: dict, wanted, image: Image.Image) -> tuple:
     return tuple(round(side * scale) for side in image.size[::-1])
 
 
+def read_image(path: Path) -> Image.Image:
+    """An image as the toolboxes load it: upright, as RGB of 8 bits.
+
+    Raises:
+        OSError: If it cannot be read.
+    """
+    image = ImageOps.exif_transpose(Image.open(path))
+    if image.mode.startswith('I'):  # 16 bits of grey, of which Pillow cuts all above 255
+        image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+    return image.convert('RGB')
+
+
 def to_pixels(image: Image.Image, size: tuple, about: dict) -> np.ndarray:
     """Pixels ``(1, 3, H, W)``, padded right and below to the sides that the file takes."""
-    pixels = np.asarray(image.convert('RGB').resize(size[::-1]), np.float32)
+    pixels = np.asarray(image.resize(size[::-1]), np.float32)
     margins = [(0, -side % about['multiple']) for side in size]
     mean = np.array(about['mean'], np.float32)  # of which the file makes 0
     padded = np.pad(pixels - mean, (*margins, (0, 0))) + mean
@@ -76,6 +88,8 @@ def main() -> None:
         import onnxruntime
     except ImportError as error:
         parser.error(f'this needs onnxruntime ({error}); pip install "mmlaplace[deploy]"')
+    if not args.model.is_file():
+        parser.error(f'there is no file {args.model}; export.py makes it')
     options = onnxruntime.SessionOptions()
     try:
         if args.library:
@@ -91,10 +105,13 @@ def main() -> None:
     about = json.loads(session.get_modelmeta().custom_metadata_map['mmlaplace'])
     if about['batch'] not in (None, 1):
         parser.error(f'{args.model} takes {about["batch"]} images at a time; export it for one')
+    taken = {path.resolve() for path in args.images}
     for path in args.images:
-        image = Image.open(path)
         try:
+            image = read_image(path)
             size = target_size(about, args.image_size, image)
+        except OSError as error:
+            parser.error(f'{path} cannot be read as an image ({error}); check the path')
         except ValueError as error:
             parser.error(str(error))
         found = session.run(None, {'images': to_pixels(image, size, about)})
@@ -106,7 +123,7 @@ def main() -> None:
                 print(f'  class {label}: {found["scores"][label]:.1%}')
         elif about['task'] == 'segmentation':
             labels = found['labels'][: size[0], : size[1]]
-            pictures[''] = labels.astype(np.uint8)
+            pictures[''] = labels.astype(np.uint8 if labels.max() < 256 else np.uint16)
             for label, count in zip(*np.unique(labels, return_counts=True)):
                 print(f'  class {label}: {count / labels.size:.1%} of the pixels')
         else:
@@ -119,8 +136,12 @@ def main() -> None:
                 if 'masks' in found:
                     pictures[f'_{index}'] = paste(found['masks'][index], box, size)
         for name, picture in pictures.items() if args.out else ():
+            place = args.out / f'{path.stem}{name}.png'
+            if place.resolve() in taken:
+                parser.error(f'{place} is an image, or the result of one; name another --out')
+            taken.add(place.resolve())
             args.out.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(picture).save(args.out / f'{path.stem}{name}.png')
+            Image.fromarray(picture).save(place)
 
 
 if __name__ == '__main__':

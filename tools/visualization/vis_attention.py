@@ -36,7 +36,7 @@ from torch import Tensor
 from mmlaplace.models import BaseAttention
 from mmlaplace.utils.attention_rows import attention_map, check_rows, matrices_of
 from mmlaplace.utils.command_line import ToolParser, build_backbone
-from mmlaplace.utils.recording import Mixed, mixed_by, normalized
+from mmlaplace.utils.recording import Mixed, mixed_by, normalized, rgb
 
 matplotlib.use('Agg')
 import matplotlib.patheffects as effects
@@ -147,7 +147,10 @@ def main() -> None:
     parser.add_output('--out', default=Path('work_dirs/attention.png'))
     args = parser.parse_args()
 
-    image = Image.open(args.image).convert('RGB')
+    try:
+        image = rgb(Image.open(args.image))
+    except OSError as error:
+        parser.error(f'{args.image} cannot be read as an image ({error}); check the path')
     height, width = args.size or image.size[::-1]
     points = []
     for point in args.points or [(0.5, 0.5)]:

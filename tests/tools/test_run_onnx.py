@@ -1,0 +1,91 @@
+"""run_onnx.py sees images as the toolboxes do, and replaces none of them."""
+
+import json
+from functools import partial
+
+import numpy as np
+import pytest
+from conftest import ROOT, run_script
+from PIL import Image
+
+run = partial(run_script, ROOT / 'tools/deployment/run_onnx.py')
+SIDE = 32
+SIZE = ('--image-size', SIDE, SIDE)
+
+
+@pytest.fixture
+def segmentor(tmp_path):
+    """A file as export.py writes it, whose label of a pixel is its brightest colour."""
+    onnx = pytest.importorskip('onnx')
+    pytest.importorskip('onnxruntime')
+    helper, kinds = onnx.helper, onnx.TensorProto
+    images = helper.make_tensor_value_info('images', kinds.FLOAT, [1, 3, None, None])
+    labels = helper.make_tensor_value_info('labels', kinds.INT64, None)
+    node = helper.make_node('ArgMax', ['images'], ['labels'], axis=1, keepdims=0)
+    graph = helper.make_graph([node], 'graph', [images], [labels])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 18)], ir_version=9)
+    about = dict(task='segmentation', outputs=['labels'], batch=1, size=None, multiple=1)
+    entry = model.metadata_props.add()
+    entry.key, entry.value = 'mmlaplace', json.dumps(dict(about, mean=[0, 0, 0]))
+    onnx.save(model, tmp_path / 'segmentor.onnx')
+    return tmp_path / 'segmentor.onnx'
+
+
+def painted(*colours) -> Image.Image:
+    """Rows of these colours from above, 0 for red, 1 for green and 2 for blue."""
+    pixels = np.zeros((SIDE, SIDE, 3), np.uint8)
+    for rows, colour in zip(np.array_split(pixels, len(colours)), colours):
+        rows[..., colour] = 255
+    return Image.fromarray(pixels)
+
+
+@pytest.mark.parametrize('folder', ['photos', 'photos/../photos'])
+def test_an_image_is_not_replaced_by_its_labels(segmentor, tmp_path, folder):
+    (tmp_path / 'photos').mkdir()
+    photo = tmp_path / 'photos/street.png'
+    painted(0, 2).save(photo)
+    before = photo.read_bytes()
+    result = run(segmentor, photo, *SIZE, '--out', tmp_path / folder)
+    assert result.returncode == 2 and 'street.png is an image, or the result of' in result.stderr
+    assert photo.read_bytes() == before
+
+
+def test_two_images_of_one_name_do_not_replace_each_others_labels(segmentor, tmp_path):
+    for name, colour in (('a', 1), ('b', 2)):
+        (tmp_path / name).mkdir()
+        painted(colour).save(tmp_path / name / 'x.png')
+    photos = [tmp_path / name / 'x.png' for name in 'ab']
+    result = run(segmentor, *photos, *SIZE, '--out', tmp_path / 'labels')
+    assert result.returncode == 2 and 'x.png is an image, or the result of one' in result.stderr
+    assert (np.asarray(Image.open(tmp_path / 'labels/x.png')) == 1).all()
+
+
+def test_a_photo_of_a_phone_is_seen_upright(segmentor, tmp_path):
+    mmcv = pytest.importorskip('mmcv')
+    turned = Image.Exif()
+    turned[0x0112] = 3  # upside down
+    painted(0, 2).save(tmp_path / 'phone.jpg', exif=turned, quality=95)
+    result = run(segmentor, tmp_path / 'phone.jpg', *SIZE, '--out', tmp_path / 'labels')
+    assert result.returncode == 0, result.stderr
+    loaded = mmcv.imread(str(tmp_path / 'phone.jpg'), channel_order='rgb').argmax(-1)
+    assert (loaded[0] == 2).all()
+    assert np.array_equal(np.asarray(Image.open(tmp_path / 'labels/phone.png')), loaded)
+
+
+def test_grey_of_sixteen_bits_is_not_white(segmentor, tmp_path):
+    from run_onnx import read_image
+
+    levels = np.arange(256, dtype=np.uint16).reshape(16, 16)
+    Image.fromarray(257 * levels).save(tmp_path / 'deep.png')
+    assert np.array_equal(np.asarray(read_image(tmp_path / 'deep.png'))[..., 0], levels)
+
+
+def test_a_file_that_cannot_be_read_is_named(segmentor, tmp_path):
+    (tmp_path / 'text.png').write_text('no image')
+    for model, image, told in (
+        (segmentor, 'none.png', 'none.png cannot be read as an image'),
+        (segmentor, 'text.png', 'text.png cannot be read as an image'),
+        (tmp_path / 'none.onnx', 'text.png', 'there is no file'),
+    ):
+        result = run(model, tmp_path / image)
+        assert result.returncode == 2 and told in result.stderr
