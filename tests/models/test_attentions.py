@@ -13,6 +13,8 @@ CASES = [dict(type=name) for name in ATTENTIONS]
 CASES += [dict(v, type=name) for name in ATTENTIONS for v in MODELS.get(name).variants]
 # The authors' normalisation of the output, whose statistics are those of all images.
 WITH_BATCH_NORM = ('LiteMLA',)
+# Products and softmax of these are in half precision, as PyTorch fuses them, or parts are layers.
+PARTS_IN_HALF = ('AgentAttention', 'LinformerAttention', 'SOFTAttention', 'SoftmaxAttention')
 MAPS = [(7, 7), (5, 9), (1, 1), (1, 6), (13, 4)]
 
 
@@ -127,6 +129,23 @@ def test_autocast_stays_close_to_fp32(cfg, dtype):
         out = attention(x, (7, 7))
     # Linears round their inputs and outputs to the half: a few roundings of values of size |exact|.
     assert (out.float() - exact).abs().max() <= 8 * torch.finfo(dtype).eps * exact.abs().max()
+
+
+@each([c for c in CASES if issubclass(MODELS.get(c['type']), QKVAttention)
+       and c['type'] not in PARTS_IN_HALF])  # fmt: skip
+def test_what_is_mixed_under_autocast_is_rounded_once(cfg):
+    attention = build(cfg)
+    counts = [height * width for height, width in ((7, 7), attention.kv_shape((7, 7)))]
+    q, k, v = (torch.randn(2, 2, counts[i], 32).bfloat16() for i in (0, 1, 1))
+    k = q if attention.frame.qkv == 'shared_qk' else k
+    exact = attention.mix(*(x.float() for x in (q, k, v)), (7, 7))
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        out = attention.mix(q, k, v, (7, 7))
+    # Half a unit in the last place of bf16; fp32 sums that cancel are off by some of their own.
+    torch.testing.assert_close(
+        out.float(), exact.float(), rtol=0.505 * torch.finfo(torch.bfloat16).eps,
+        atol=1e-5 * exact.abs().max().item(),
+    )  # fmt: skip
 
 
 @pytest.mark.sampled(5)
