@@ -2,8 +2,13 @@
 
 import hashlib
 import json
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from unittest import mock
 
+import make_mini_datasets
 import numpy as np
 import pytest
 from conftest import ROOT, run_script
@@ -43,6 +48,64 @@ def test_existing_data_is_kept_and_foreign_data_is_refused(mini_data, tmp_path):
     assert result.returncode != 0
     assert '--force' in result.stderr
     assert (foreign / 'mine.txt').read_text() == 'keep'
+
+
+@pytest.fixture
+def make_slowly(monkeypatch):
+    """The tool with a task of forty files that takes a while; a function that stops its making."""
+
+    def forty(out, seed):
+        for number in range(40):
+            (out / 'images').mkdir(parents=True, exist_ok=True)
+            (out / f'images/{number}').write_text(str(seed))
+            at_file(number)
+            time.sleep(0.01)
+
+    at_file = mock.Mock()
+    monkeypatch.setitem(make_mini_datasets.MAKERS, 'textures', (forty, lambda out: None))
+    return at_file
+
+
+def of_textures(monkeypatch, out, *arguments) -> None:
+    command = ['make', '--tasks', 'textures', '--out', str(out), *map(str, arguments)]
+    monkeypatch.setattr(sys, 'argv', command)
+    make_mini_datasets.main()
+
+
+def test_two_at_once_make_one_whole_data_set(make_slowly, tmp_path, monkeypatch):
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(of_textures, monkeypatch, tmp_path)
+        while not (tmp_path / 'textures.partial/images/30').exists():
+            time.sleep(0.001)
+        second = pool.submit(of_textures, monkeypatch, tmp_path)
+        first.result(), second.result()
+    assert len(list((tmp_path / 'textures/images').iterdir())) == 40
+    assert make_slowly.call_count == 40  # the second waits, and finds it
+
+
+def test_data_that_is_replaced_stays_until_the_new_is_whole(make_slowly, tmp_path, monkeypatch):
+    (tmp_path / 'elsewhere').mkdir()
+    (tmp_path / 'elsewhere/mine.txt').write_text('keep')
+    (tmp_path / 'textures').symlink_to('elsewhere')  # as on a larger disk
+    with pytest.raises(SystemExit):
+        of_textures(monkeypatch, tmp_path, '--force', '--seed', -1)
+    make_slowly.side_effect = OSError('No space left on device')
+    with pytest.raises(OSError, match='No space'):
+        of_textures(monkeypatch, tmp_path, '--force')
+    assert (tmp_path / 'textures/mine.txt').read_text() == 'keep'
+    make_slowly.side_effect = None
+    of_textures(monkeypatch, tmp_path, '--force', '--seed', 1)
+    files = [path.read_text() for path in (tmp_path / 'textures/images').iterdir()]
+    assert files == 40 * ['1']
+    assert (tmp_path / 'elsewhere/mine.txt').exists()
+
+
+def test_a_record_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch, capsys):
+    (tmp_path / 'textures').mkdir()
+    (tmp_path / 'textures/made_by.json').write_text('')
+    with pytest.raises(SystemExit, match='2'):
+        of_textures(monkeypatch, tmp_path)
+    assert 'no made_by.json that can be read; --force replaces it' in capsys.readouterr().err
 
 
 @pytest.mark.slow

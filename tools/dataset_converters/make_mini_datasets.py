@@ -25,10 +25,12 @@ Example:
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
+from filelock import FileLock
 from mini_sheets import (
     CLASSES,
     SPLITS,
@@ -40,6 +42,7 @@ from mini_sheets import (
 from PIL import Image
 from rich.progress import track
 
+from mmlaplace.lra.storage import make_folder
 from mmlaplace.utils.command_line import ToolParser
 
 PHOTOS = (
@@ -313,6 +316,16 @@ def settings(seed: int) -> Dict[str, int]:
     return dict(seed=seed, version=VERSION)
 
 
+def fill(folder: Path, task: str, seed: int) -> None:
+    """Make a data set in a folder. What a run that was cut short left there is made again."""
+    for left in folder.iterdir():
+        if left.is_dir():
+            shutil.rmtree(left)
+    make, draw_sheet = MAKERS[task]
+    make(folder, seed)
+    draw_sheet(folder)
+
+
 def main() -> None:
     parser = ToolParser(__doc__)
     tasks = ('classification', 'detection', 'segmentation')
@@ -321,28 +334,22 @@ def main() -> None:
     parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
     parser.add_argument('--force', action='store_true', help='replace data made otherwise')
     args = parser.parse_args()
+    if args.seed < 0:
+        parser.error(f'--seed {args.seed}: 0 or more')
+    args.out.mkdir(parents=True, exist_ok=True)
     for task in args.tasks:
         folder = args.out / task
-        made_by = folder / 'made_by.json'
-        if folder.exists():
-            if made_by.is_file() and json.loads(made_by.read_text()) == settings(args.seed):
-                print(f'{folder} is there already')
-                continue
-            if not args.force:
-                parser.error(
-                    f'{folder} exists and was made with other settings or by another version; '
-                    '--force replaces it'
-                )
-            shutil.rmtree(folder)
-        # Renamed at the end, so that what was cut short is never taken for a data set.
-        partial = args.out / f'{task}.partial'
-        shutil.rmtree(partial, ignore_errors=True)
-        make, draw_sheet = MAKERS[task]
-        make(partial, args.seed)
-        draw_sheet(partial)
-        (partial / made_by.name).write_text(json.dumps(settings(args.seed)))
-        partial.rename(folder)
-        print(f'wrote {folder}; look at {folder / "contact_sheet.png"}')
+        make = partial(fill, task=task, seed=args.seed)
+        # Two at once would remove what the other makes, and each would take the rest for a whole.
+        with FileLock(args.out / f'{task}.lock'):
+            try:
+                made = make_folder(folder, settings(args.seed), args.force, make)
+            except FileExistsError as error:
+                parser.error(str(error))
+        if made:
+            print(f'wrote {folder}; look at {folder / "contact_sheet.png"}')
+        else:
+            print(f'{folder} is there already')
 
 
 if __name__ == '__main__':
