@@ -52,6 +52,7 @@ def test_a_data_set_is_made_once_and_replaced_only_by_force(tmp_path):
 def test_too_few_samples_or_workers_are_refused(tmp_path):
     assert 'at least 10' in made(tmp_path, '--count', 9).stderr
     assert '--workers (0)' in made(tmp_path, '--workers', 0).stderr
+    assert '--seed -1: 0 or more' in made(tmp_path, '--seed', -1).stderr
 
 
 @pytest.fixture
@@ -334,3 +335,43 @@ def test_the_one_missing_file_of_many_is_named(tmp_path):
     (tmp_path / 'cifar-10-batches-bin/data_batch_4.bin').unlink()
     said = run_script(CONVERT, 'image', tmp_path, '--out', tmp_path / 'lra')
     assert 'there is no' in said.stderr and 'data_batch_4.bin; get' in said.stderr
+
+
+def test_hidden_files_beside_the_official_ones_are_no_samples(tmp_path):
+    """macOS puts them there when an archive is unpacked on a disk of another system."""
+    for split in ('train', 'test'):
+        for label in ('pos', 'neg'):
+            write(tmp_path / f'official/aclImdb/{split}/{label}/._0_9.txt', b'\0\5\26\7')
+    data = LRAText(converted('text', tmp_path), 'train')
+    assert len(data) == 6
+    metadata = 'lra_release/lra_release/pathfinder32/curv_contour_length_14/metadata'
+    write(tmp_path / f'official/{metadata}/._2.npy', b'\0\5\26\7')
+    data = LRAPixels(converted('pathfinder', tmp_path), 'train')
+    assert len(data) == 7
+
+
+def test_a_carriage_return_in_a_paper_ends_no_line(tmp_path):
+    OFFICIAL['retrieval'](tmp_path)
+    file = tmp_path / 'lra_release/lra_release/tsv_data/new_aan_pairs.eval.tsv'
+    file.write_bytes(b'1.0\t1\t2\ta\rb\tc\r\n')
+    said = run_script(CONVERT, 'retrieval', tmp_path, '--out', tmp_path / 'lra')
+    assert said.returncode == 0, said.stderr
+    split = read_split(tmp_path / 'lra/retrieval/val')
+    assert [bytes(split.sequence(i)) for i in range(2)] == [b'a\rb', b'c']
+
+
+@pytest.mark.parametrize('task', ['text', 'retrieval', 'image', 'listops', 'pathfinder'])
+def test_official_files_that_were_cut_off_get_a_sentence(tmp_path, task):
+    OFFICIAL[task](tmp_path)
+    files = [path for path in tmp_path.rglob('*') if path.is_file() and path.stat().st_size]
+    for path in files:
+        if task == 'text':
+            path.unlink()  # of folders that are there
+        elif task == 'retrieval':
+            path.write_bytes(path.read_bytes().rsplit(b'\t', 2)[0])
+        else:
+            path.write_bytes(path.read_bytes()[:-9])
+    said = run_script(CONVERT, task, tmp_path, '--out', tmp_path / 'lra')
+    assert said.returncode == 2, said.stderr
+    assert re.search(r'cannot be converted \(.*; if it is not whole, unpack .*gz ag', said.stderr)
+    assert not (tmp_path / 'lra' / task).exists()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from rich.progress import track
 
 from mmlaplace.lra.listops import tokenize
@@ -30,6 +30,7 @@ from mmlaplace.utils.command_line import ToolParser
 
 VERSION = 1  # raise it when other samples come out
 OFFICIAL = Path('data/lra_official')
+SEEN = '[!.]*'  # macOS puts a hidden file of its own beside each on some disks
 MOST_CHARACTERS = 10_000  # of a paper, as the official reader takes them
 GREY = np.array([0.2989, 0.5870, 0.1140], np.float32)
 RELEASE = 'lra_release.gz', 'https://storage.googleapis.com/long-range-arena/lra_release.gz'
@@ -47,7 +48,7 @@ def convert_text(source: Path, out: Path) -> None:
         files = [
             (path, label)
             for label, folder in enumerate(('neg', 'pos'))
-            for path in sorted((source / split / folder).glob('*.txt'))
+            for path in sorted((source / split / folder).glob(f'{SEEN}.txt'))
         ]
         order = np.random.default_rng(number).permutation(len(files))
         chosen = [files[i] for i in track(order, f'text {split}')]
@@ -60,9 +61,10 @@ def convert_retrieval(source: Path, out: Path) -> None:
     for split, official in (('train', 'train'), ('val', 'eval'), ('test', 'test')):
         numbers: Dict[str, int] = {}
         labels, rows = [], []
-        with (source / f'tsv_data/new_aan_pairs.{official}.tsv').open(encoding='utf-8') as lines:
+        file = source / f'tsv_data/new_aan_pairs.{official}.tsv'
+        with file.open(encoding='utf-8', newline='\n') as lines:  # a \r of a paper ends no line
             for line in track(lines, f'retrieval {split}', total=None):
-                label, _, _, one, two = line.rstrip('\n').split('\t')
+                label, _, _, one, two = line.rstrip('\r\n').split('\t')
                 pair = [text[:MOST_CHARACTERS] for text in (one, two)]
                 rows.append([numbers.setdefault(text, len(numbers)) for text in pair])
                 labels.append(int(float(label)))
@@ -99,7 +101,8 @@ def convert_listops(source: Path, out: Path) -> None:
 
 def pathfinder_files(source: Path) -> Iterator[Tuple[Path, int]]:
     """Pictures and labels, batch by batch. One of the official files is empty and left out."""
-    for metadata in sorted((source / 'metadata').glob('*.npy'), key=lambda path: int(path.stem)):
+    files = (source / 'metadata').glob(f'{SEEN}.npy')
+    for metadata in sorted(files, key=lambda path: int(path.stem)):
         for line in metadata.read_text().splitlines():  # text, in spite of its name
             folder, name, _, label = line.split()[:4]
             if (source / folder / name).stat().st_size:
@@ -185,6 +188,11 @@ def main() -> None:
         made = make_folder(args.out / args.task, record, args.force, partial(task.convert, source))
     except FileExistsError as error:
         parser.error(str(error))
+    except (ValueError, FileNotFoundError, UnidentifiedImageError) as error:
+        parser.error(
+            f'{source} cannot be converted ({type(error).__name__}: {error}); if it is not whole, '
+            f'unpack {task.archive[0]} again'
+        )
     print(f'wrote {args.out / args.task}' if made else f'{args.out / args.task} is there already')
 
 

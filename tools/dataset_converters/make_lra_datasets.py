@@ -122,6 +122,8 @@ def main() -> None:
         parser.error(
             f'--workers ({args.workers}) is at least 1, --count ({args.count}) at least 10'
         )
+    if args.seed < 0:
+        parser.error(f'--seed {args.seed}: 0 or more')
     for task in args.tasks:
         settings, counts = SETTINGS[task, args.size], COUNTS[task, args.size]
         if args.count is not None:
