@@ -74,6 +74,14 @@ def test_what_the_authors_decay_decays(name, kept, decayed, constructor):
     assert decayed <= last and 'weight' in last
 
 
+def test_the_gamma_of_exact_attention_decays_no_more_than_that_of_its_linear_form():
+    attn_cfg = dict(type='KernelAttention', kernel='laplacian', normalization='whitened')
+    model = MODELS.build(dict(type='LaplacianFormer', arch=SMALL, img_size=64, attn_cfg=attn_cfg))
+    options = dict(constructor='NoDecayOptimWrapperConstructor', optimizer=SGD)
+    found = undecayed(model, options) - plain(model)
+    assert {n.split('.')[-1] for n in found} == {'gamma'}
+
+
 def test_multipliers_of_a_user_come_first():
     model = MODELS.build(dict(type='LaplacianFormer', arch=SMALL))
     options = dict(constructor='NoDecayOptimWrapperConstructor', optimizer=SGD)

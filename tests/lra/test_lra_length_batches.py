@@ -31,6 +31,13 @@ def test_every_sample_comes_once_and_most_batches_have_one_length(dataset):
     assert max(map(len, found)) == 4
 
 
+def test_what_is_left_over_comes_from_the_shortest_on(tmp_path):
+    lengths = [9, 2, 7, 1, 8, 3]  # none has a batch of its own
+    write_split(tmp_path / 'train', [np.full(n, 7) for n in lengths], [0] * 6)
+    found = batches(LRAText(str(tmp_path), 'train'))
+    assert [[lengths[i] for i in batch] for batch in found] == [[1, 2, 3, 7], [8, 9]]
+
+
 @pytest.mark.parametrize('drop_last', [False, True])
 def test_the_number_of_batches_is_known_before(dataset, drop_last):
     found = batches(dataset, drop_last=drop_last)

@@ -95,6 +95,13 @@ def test_linear_time_form_equals_the_dense_formula(options):
         torch.testing.assert_close(ours, dense, atol=1e-9, rtol=1e-9)
 
 
+@pytest.mark.parametrize('solver', OPTIONS['solver'])
+def test_every_solver_adds_the_ridge_that_was_asked_for(solver):
+    attention = build(dict(num_landmarks=4), solver=solver, ridge=0.5)
+    (inverse,) = attention.invert(torch.eye(4, dtype=torch.float64)[None])
+    torch.testing.assert_close(inverse, torch.eye(4, dtype=torch.float64) / 1.5)
+
+
 @pytest.mark.parametrize('whitening', OPTIONS['whitening'])
 @pytest.mark.parametrize('qkv', ['qkv', 'shared_qk'])
 @pytest.mark.parametrize('rope', [False, True])

@@ -105,6 +105,16 @@ def test_a_block_is_its_formula(norm_first):
     torch.testing.assert_close(block(x, hw_shape), expected)
 
 
+@pytest.mark.parametrize('norm_first', [True, False])
+def test_a_block_drops_both_of_its_branches_in_training_alone(norm_first):
+    attn_cfg = dict(type='SoftmaxAttention', embed_dims=8, num_heads=2, input_resolution=(3, 4))
+    block = TransformerBlock(8, attn_cfg, drop_path_rate=1 - 1e-9, norm_first=norm_first)
+    x = torch.randn(2, 12, 8)
+    left = x if norm_first else block.norm2(block.norm1(x))  # without the branches
+    assert torch.equal(block.train()(x, (3, 4)), left)
+    assert not torch.allclose(block.eval()(x, (3, 4)), left, atol=0.1)
+
+
 @pytest.mark.parametrize('dwconv_kernel', [0, 3])
 def test_an_ffn_is_its_formula(dwconv_kernel):
     ffn = FFN(8, 2.5, dwconv_kernel=dwconv_kernel).double()

@@ -78,20 +78,21 @@ def test_sums_that_no_half_holds_reach_the_norm_of_nala():
     torch.testing.assert_close(out.double(), truth, atol=4e-3, rtol=4e-3)
 
 
-def test_places_of_patches_have_sums_of_their_own_on_a_map_of_any_size():
+@pytest.mark.parametrize('hw_shape', [(5, 7), (3, 1), (1, 4), (1, 1)])
+def test_places_of_patches_have_sums_of_their_own_on_a_map_of_any_size(hw_shape):
     attention = build('SeparableAttention', patch_size=2)
-    x = torch.randn(2, 35, 16)
+    x = torch.randn(2, hw_shape[0] * hw_shape[1], 16)
     score, k, v = attention.qkv(x).split([1, 16, 16], -1)
-    out = torch.empty(2, 5, 7, 16)
+    out = torch.empty(2, *hw_shape, 16)
     for i in (0, 1):
         for j in (0, 1):
-            s, key, value = (t.unflatten(1, (5, 7))[:, i::2, j::2] for t in (score, k, v))
+            s, key, value = (t.unflatten(1, hw_shape)[:, i::2, j::2] for t in (score, k, v))
             weights = s.flatten(1).softmax(1)[..., None]
             context = (weights * key.flatten(1, 2)).sum(1)
             out[:, i::2, j::2] = context[:, None, None] * value.relu()
     expected = attention.proj(out.flatten(1, 2))
     # Two orders of the same fp32 sums.
-    torch.testing.assert_close(attention(x, (5, 7)), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(attention(x, hw_shape), expected, atol=1e-6, rtol=1e-5)
 
 
 def test_windows_are_averaged_place_by_place_with_reflected_borders():

@@ -140,6 +140,19 @@ def test_windows_of_a_map_that_shrinks_in_one_axis_are_masked_in_the_other():
     assert torch.equal(mask[1], column[:, None] == column)
 
 
+@pytest.mark.parametrize('hw_shape', [(14, 14), (10, 15), (9, 16)])
+def test_tokens_see_each_other_where_the_regions_of_swin_are_one(hw_shape):
+    # Swin numbers nine regions of the padded map, which shifted windows must not mix.
+    region = torch.zeros([-(-size // 7) * 7 for size in hw_shape])
+    parts = slice(0, -7), slice(-7, -3), slice(-3, None)
+    for i, rows in enumerate(parts):
+        for j, columns in enumerate(parts):
+            region[rows, columns] = 3 * i + j
+    tiles = region.unflatten(0, (-1, 7)).unflatten(2, (-1, 7)).transpose(1, 2).reshape(-1, 49)
+    mask = shifted_window_mask(hw_shape, 7, 3, region.device)
+    assert torch.equal(mask, tiles[:, :, None] == tiles[:, None])
+
+
 def test_polaformer_swin_has_even_windows_where_it_is_linear():
     backbone = PolaFormerSwin(arch='micro', img_size=224)
     even = [stage['blocks'][0].attn.even_windows for stage in backbone.stages]
