@@ -9,15 +9,17 @@
 set -Eeuo pipefail
 folder=${1:?a folder for the headers}
 package=libonnxruntime-dev
-mkdir -p "$folder/apt/lists/partial" "$folder/apt/cache/archives/partial"
+mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)
-mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' | grep -v security | head -1)
+apt=$(mktemp -d "$folder/apt.XXXXXX")
+trap 'rm -r "$apt"' EXIT
+mkdir -p "$apt/lists/partial" "$apt/cache/archives/partial"
+mirror=$(apt-get indextargets --format '$(SITE)' 'Created-By: Packages' | grep -v security | sed -n 1p)
 keys=/usr/share/keyrings/debian-archive-keyring.gpg
-echo "deb [signed-by=$keys] $mirror trixie main" > "$folder/apt/sources.list"
-options=(-qq -o "Dir::Etc::sourcelist=$folder/apt/sources.list" -o Dir::Etc::sourceparts=-
-    -o "Dir::State::lists=$folder/apt/lists" -o "Dir::Cache=$folder/apt/cache" -o APT::Sandbox::User=root)
+echo "deb [signed-by=$keys] $mirror trixie main" > "$apt/sources.list"
+options=(-qq -o "Dir::Etc::sourcelist=$apt/sources.list" -o Dir::Etc::sourceparts=-
+    -o "Dir::State::lists=$apt/lists" -o "Dir::Cache=$apt/cache" -o APT::Sandbox::User=root)
 apt-get "${options[@]}" update
-(cd "$folder/apt" && apt-get "${options[@]}" download "$package")
-dpkg-deb -x "$folder"/apt/"$package"_*.deb "$folder"
-rm -r "$folder/apt"
+(cd "$apt" && apt-get "${options[@]}" download "$package")
+dpkg-deb -x "$apt/$package"_*.deb "$folder"
 echo "$folder/usr/include/onnxruntime"

@@ -58,6 +58,8 @@ class WholeFileBackend(LocalBackend):
         try:
             with Image.open(BytesIO(content)) as image:  # the header alone
                 image.verify()  # of a PNG all checksums, of other formats little
+        except Image.DecompressionBombError:
+            pass  # more pixels than Pillow opens, which mmcv's loader may still read
         except Exception as error:  # which ones is not documented; SyntaxError is among them
             raise OSError(
                 f'{filepath} is no whole image ({len(content)} bytes); copy or download it again, '

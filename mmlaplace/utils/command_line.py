@@ -41,6 +41,8 @@ class ToolParser(argparse.ArgumentParser):
         """The arguments, unless a file to write is there and may not be replaced."""
         parsed = super().parse_args(*args, **kwargs)
         for path in (getattr(parsed, name) for name in self.outputs):
+            if path is not None and path.is_dir():
+                self.error(f'{path} is a folder; name a file in it')
             if path is not None and path.exists() and not parsed.force:
                 self.error(f'{path} is there already; --force replaces it')
         return parsed
@@ -49,6 +51,13 @@ class ToolParser(argparse.ArgumentParser):
 def without_hint(error: ValueError) -> str:
     """What :func:`load_weights` says, but for its hint at an argument, for who writes no Python."""
     return re.split('(?:;|, or,) if that is meant', str(error))[0]
+
+
+def read_config(path: str) -> Config:
+    """The config of a file; where there is none, the tool ends with a message."""
+    if not os.path.isfile(path):
+        sys.exit(f'{Path(sys.argv[0]).name}: error: there is no config {path}; check the path')
+    return Config.fromfile(path)
 
 
 def load_or_exit(model: nn.Module, checkpoint: str, **kwargs) -> None:
@@ -63,7 +72,7 @@ def load_or_exit(model: nn.Module, checkpoint: str, **kwargs) -> None:
 
 def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:
     """The backbone of a config, in eval mode. Without a checkpoint its weights are random."""
-    backbone = MODELS.build(dict(Config.fromfile(config).model.backbone, init_cfg=None)).eval()
+    backbone = MODELS.build(dict(read_config(config).model.backbone, init_cfg=None)).eval()
     if checkpoint is not None:
         load_or_exit(backbone, checkpoint)
     return backbone

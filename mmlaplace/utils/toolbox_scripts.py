@@ -8,6 +8,7 @@ from pathlib import Path
 from mmengine.config import Config
 
 from ..engine import UnsafeCheckpointError, read_state_dict
+from .command_line import read_config
 from .toolboxes import PACKAGES, toolbox_script
 
 CONFIG_SUFFIXES = ('.py', '.json', '.yaml', '.yml')
@@ -32,7 +33,7 @@ def check_checkpoints(script: Path) -> None:
         given.append(find_latest_checkpoint(work_dir))
         given.append(resume if isinstance(resume, str) and resume != 'auto' else None)
     for checkpoint in filter(None, given):
-        checked = os.path.isfile(checkpoint)
+        checked = os.path.isfile(os.path.expanduser(checkpoint))  # as mmengine reads it
         if checked:
             try:
                 read_state_dict(checkpoint)
@@ -58,7 +59,7 @@ def run_toolbox_script(name: str, usage: str) -> None:
         wanted = {'-h', '--help'} & set(sys.argv[1:])
         (sys.stdout if wanted else sys.stderr).write(usage)
         sys.exit(0 if wanted else 2)
-    scope = Config.fromfile(configs[0]).get('default_scope')
+    scope = read_config(configs[0]).get('default_scope')
     if scope is None:
         sys.exit(f'{configs[0]} has no default_scope; set it to one of {PACKAGES}')
     script = toolbox_script(scope, name)

@@ -21,6 +21,7 @@ from mmengine import fileio
 from mmengine.config import Config
 from mmengine.logging import MessageHub
 from mmengine.registry import DATASETS, DefaultScope
+from PIL import Image
 from torch.utils.data import DataLoader, Subset
 
 from mmlaplace.engine import AtomicCheckpointHook, WholeFileBackend
@@ -179,6 +180,13 @@ def test_all_checkpoints_are_kept_by_default(tmp_path):
 def test_the_backend_for_whole_files_has_a_name_for_configs(tmp_path):
     fileio.put(b'new', tmp_path / 'epoch_1.pth', backend_args=dict(backend='whole'))
     assert (tmp_path / 'epoch_1.pth').read_bytes() == b'new'
+
+
+def test_an_image_of_more_pixels_than_pillow_opens_is_left_to_the_loader(tmp_path, monkeypatch):
+    Image.new('L', (40, 30)).save(tmp_path / 'map.png')
+    monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 500)  # it refuses twice as many
+    found = fileio.get(tmp_path / 'map.png', backend_args=dict(backend='whole'))
+    assert found == (tmp_path / 'map.png').read_bytes()
 
 
 # Two machines.

@@ -213,3 +213,14 @@ def test_what_the_toolboxes_load_is_said_before(name, tmp_path, monkeypatch, cap
     monkeypatch.setenv('RANK', '1')
     check_checkpoints(script)
     assert not capsys.readouterr().err
+
+
+def test_a_checkpoint_at_home_is_looked_into_too(tmp_path, monkeypatch):
+    """mmengine takes ~ for the home folder."""
+    hostile(tmp_path / 'file.pth')
+    monkeypatch.setenv('HOME', str(tmp_path))
+    script = toolbox_script('mmpretrain', 'test.py')
+    monkeypatch.setattr(sys, 'argv', [str(script), str(LAPLACIAN), '~/file.pth'])
+    with pytest.raises(SystemExit, match='could run code'):
+        check_checkpoints(script)
+    assert not (tmp_path / 'ran').exists()

@@ -94,6 +94,9 @@ def test_without_a_toolbox_the_pair_says_what_is_missing(
     with pytest.raises((SystemExit, ModuleNotFoundError), match=message):
         runpy.run_path(str(ROOT / 'tools' / name), run_name='__main__')
     assert text is not None or 'mmpretrain, mmdet or mmseg' in capsys.readouterr().err
+    monkeypatch.setattr(sys, 'argv', [name, str(tmp_path / 'none.py')])
+    with pytest.raises(SystemExit, match=r'there is no config .*none\.py; check the path'):
+        runpy.run_path(str(ROOT / 'tools' / name), run_name='__main__')
 
 
 @pytest.mark.parametrize('name', ['setup_env.sh', 'quickstart.sh'])
@@ -111,6 +114,39 @@ def test_shell_help_and_unknown_options(name):
 def test_shell_scripts_parse_and_stop_at_errors(tool):
     assert run('bash', '-n', tool).returncode == 0
     assert 'set -Eeuo pipefail' in tool.read_text()
+
+
+def program(path, text) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f'#!/bin/bash\n{text}\n')
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize('says', ['echo killed', 'seq -f "error %g" 100000'])
+def test_a_build_for_gpus_that_fails_names_its_log_whatever_is_in_it(says, tmp_path):
+    shutil.copytree(ROOT / '.dev_scripts', tmp_path / '.dev_scripts')
+    program(tmp_path / '.venv/bin/python', f'{says}; exit 1')
+    program(tmp_path / 'bin/nvcc', '')
+    script = tmp_path / '.dev_scripts/compile_cuda.sh'
+    result = run('bash', script, PATH=f'{tmp_path}/bin:{os.environ["PATH"]}')
+    assert result.returncode == 1
+    assert 'FAILED, see build/cuda/log.txt' in result.stderr
+
+
+@pytest.mark.parametrize('fails', [False, True])
+def test_fetching_headers_leaves_what_was_in_the_folder(fails, tmp_path):
+    folder = tmp_path / 'a folder'
+    (folder / 'apt').mkdir(parents=True)
+    (folder / 'apt/mine.txt').write_text('keep')
+    apt = 'case "$*" in indextargets*) echo mirror ;; *download*) touch "${@: -1}_1.deb" ;; esac'
+    program(tmp_path / 'bin/apt-get', apt)
+    program(tmp_path / 'bin/dpkg-deb', f'[ -f "$2" ] && exit {int(fails)}')
+    script = ROOT / '.dev_scripts/fetch_onnxruntime_headers.sh'
+    result = run('bash', script, folder, PATH=f'{tmp_path}/bin:{os.environ["PATH"]}')
+    assert result.returncode == int(fails), result.stderr
+    assert fails or result.stdout.strip() == f'{folder}/usr/include/onnxruntime'
+    assert [path.name for path in folder.iterdir()] == ['apt']
+    assert (folder / 'apt/mine.txt').read_text() == 'keep'
 
 
 def test_unknown_set_lists_the_sets():

@@ -9,7 +9,13 @@ import torch
 from conftest import CLASSIFICATION
 
 from mmlaplace.utils import command_line
-from mmlaplace.utils.command_line import ToolParser, build_backbone, load_or_exit, write_json
+from mmlaplace.utils.command_line import (
+    ToolParser,
+    build_backbone,
+    load_or_exit,
+    read_config,
+    write_json,
+)
 
 MICRO = CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py'
 
@@ -31,6 +37,13 @@ def test_a_file_that_is_there_is_kept_unless_forced(tmp_path, capsys):
     assert f'{kept} is there already; --force replaces it' in capsys.readouterr().err
     args = parser().parse_args([*words, '--force'])
     assert (args.config, args.checkpoint, args.out, args.plot) == ('config.py', 'a.pth', None, kept)
+
+
+def test_a_folder_is_no_file_to_write_even_by_force(tmp_path, capsys):
+    """Else a tool would find out at its end, with nothing written."""
+    with pytest.raises(SystemExit, match='2'):
+        parser().parse_args(['config.py', 'a.pth', '--out', str(tmp_path), '--force'])
+    assert f'{tmp_path} is a folder; name a file in it' in capsys.readouterr().err
 
 
 def test_the_help_is_the_docstring_as_it_stands():
@@ -74,6 +87,13 @@ def test_a_checkpoint_that_is_refused_ends_the_tool_with_its_message(tmp_path, m
     model = torch.nn.Linear(2, 2)
     with pytest.raises(SystemExit, match=r'^vis_cam\.py: error: .*none\.pth'):
         load_or_exit(model, str(tmp_path / 'none.pth'))
+
+
+@pytest.mark.parametrize('read', [read_config, build_backbone])
+def test_a_config_that_is_not_there_ends_the_tool_with_a_message(read, tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['tools/visualization/vis_cam.py'])
+    with pytest.raises(SystemExit, match=r'^vis_cam\.py: error: there is no config .*none\.py; ch'):
+        read(str(tmp_path / 'none.py'))
 
 
 @pytest.mark.slow

@@ -33,7 +33,7 @@ from torch import Tensor
 
 from mmlaplace.model_zoo import build_model
 from mmlaplace.models import PyramidBackbone
-from mmlaplace.utils.command_line import ToolParser, load_or_exit, write_json
+from mmlaplace.utils.command_line import ToolParser, load_or_exit, read_config, write_json
 from mmlaplace.utils.complexity import count_complexity
 from mmlaplace.utils.measuring import (
     describe_machine,
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={})
     parser.add_output('--out', help='also write it here')
     args = parser.parse_args()
-    cfg = Config.fromfile(args.config)
+    cfg = read_config(args.config)
     cfg.merge_from_dict(args.cfg_options)
     if args.attention_term and is_of_sequences(cfg):
         parser.error('--attention-term looks at photographs, and this config is of sequences')

@@ -23,7 +23,6 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from attention_matrices import root_mean_square, term_sizes
-from mmengine.config import Config
 from mmengine.registry import MODELS
 from rich.console import Console
 from rich.table import Table
@@ -31,7 +30,7 @@ from torch import Tensor
 
 from mmlaplace.models import SOFTAttention
 from mmlaplace.ops import gaussian_kernel
-from mmlaplace.utils.command_line import ToolParser, write_json
+from mmlaplace.utils.command_line import ToolParser, read_config, write_json
 from mmlaplace.utils.measuring import describe_machine
 from mmlaplace.utils.recording import MEAN, STD, mixed_by
 
@@ -229,7 +228,7 @@ def main() -> None:
             f'{args.data_root} is missing; python tools/dataset_converters/make_mini_datasets.py '
             '--tasks textures makes it'
         )
-    cfg = Config.fromfile(args.config).model.backbone.to_dict()
+    cfg = read_config(args.config).model.backbone.to_dict()
     side = cfg['img_size']
     held_out = loaded(args.data_root / 'val', args.per_class)
     data = loaded(args.data_root / 'train', args.per_class)

@@ -32,11 +32,11 @@ from typing import Callable, List, Tuple
 import torch
 import torch.nn as nn
 import verification
-from mmengine.config import Config, DictAction
+from mmengine.config import DictAction
 
 from mmlaplace.model_zoo import build_model
 from mmlaplace.utils import exporting
-from mmlaplace.utils.command_line import ToolParser, load_or_exit, write_json
+from mmlaplace.utils.command_line import ToolParser, load_or_exit, read_config, write_json
 from mmlaplace.utils.deployable import Deployable, NotDeployableError, deployable
 from mmlaplace.utils.measuring import describe_machine, interleave
 from mmlaplace.utils.networks import image_size
@@ -152,7 +152,7 @@ def benchmark(
 
 def main() -> None:
     parser, args = parse_arguments()
-    cfg = Config.fromfile(args.config)
+    cfg = read_config(args.config)
     cfg.merge_from_dict(args.cfg_options)
     cfg.model.backbone.init_cfg = None
     size = tuple(args.image_size) if args.image_size else image_size(cfg)

@@ -23,7 +23,7 @@ from mmengine.registry import DATASETS, DefaultScope
 from torch import Tensor
 
 from mmlaplace.utils import exporting
-from mmlaplace.utils.command_line import ToolParser, write_json
+from mmlaplace.utils.command_line import ToolParser, read_config, write_json
 from mmlaplace.utils.measuring import describe_machine, interleave
 
 
@@ -110,7 +110,7 @@ def main() -> None:
         exporting.require_packages('onnx', 'onnxruntime')
     except ImportError as error:
         parser.error(str(error))
-    cfg = Config.fromfile(args.config)
+    cfg = read_config(args.config)
     cfg.merge_from_dict(args.cfg_options)
     import_module(f'{cfg.default_scope}.utils').register_all_modules(init_default_scope=False)
     before, about = exporting.open_exported(args.model)

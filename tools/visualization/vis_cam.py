@@ -40,7 +40,7 @@ from torch import Tensor
 
 from mmlaplace.model_zoo import build_model
 from mmlaplace.models.layers import tokens_to_map
-from mmlaplace.utils.command_line import ToolParser, load_or_exit
+from mmlaplace.utils.command_line import ToolParser, load_or_exit, read_config
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
@@ -216,7 +216,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         parser.error(f'{error}; pip install grad-cam')
 
-    cfg = Config.fromfile(args.config)
+    cfg = read_config(args.config)
     cfg.merge_from_dict(args.cfg_options)
     if cfg.model.backbone.get('with_cp'):
         cfg.model.backbone.with_cp = False  # layers would run, and be recorded, twice

@@ -18,13 +18,13 @@ from tempfile import TemporaryDirectory
 import matplotlib
 import numpy as np
 import torch
-from mmengine.config import Config, DictAction
+from mmengine.config import DictAction
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, VISUALIZERS
 from PIL import Image
 
 from mmlaplace.model_zoo import build_model
-from mmlaplace.utils.command_line import ToolParser, load_or_exit
+from mmlaplace.utils.command_line import ToolParser, load_or_exit, read_config
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={})
     args = parser.parse_args()
 
-    cfg = Config.fromfile(args.config)
+    cfg = read_config(args.config)
     cfg.merge_from_dict(args.cfg_options)
     scope = cfg.default_scope
     import_module(f'{scope}.utils').register_all_modules()
