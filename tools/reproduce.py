@@ -252,6 +252,8 @@ def main() -> None:
         parser.error('--launcher slurm needs --partition')
     if args.gpus < 1 or (args.jobs is not None and args.jobs < 1):
         parser.error(f'--gpus ({args.gpus}) and --jobs ({args.jobs}) must be at least 1')
+    if args.out is not None and (args.out.suffix != '.json' or args.out.is_dir()):
+        parser.error(f'--out {args.out}: a file that ends with .json, with .md and .png beside it')
     if args.launcher == 'none' and args.gpus > 1:
         parser.error(f'--gpus {args.gpus} needs --launcher pytorch or slurm; without, one trains')
     devices = groups_of_gpus(args.gpus)

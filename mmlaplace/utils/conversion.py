@@ -140,5 +140,6 @@ def run(
     torch.save(dict(state_dict=ours, meta=dict(converted_from=str(args.source))), args.out)
     console.print(
         f'{len(conversion.report)} tensors of theirs, {dropped} of them dropped, became '
-        f'{len(ours)}. Depths: {tuple(depths.values())}. Written to {args.out}'
+        f'{len(ours)}. Depths: {tuple(depths.values())}. Written to {args.out}',
+        markup=False,  # a path may have brackets
     )

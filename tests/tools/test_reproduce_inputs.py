@@ -65,6 +65,17 @@ def test_more_gpus_than_there_are_is_an_error(monkeypatch, capsys):
     assert '--gpus 8 need more than the 4 GPUs here' in ' '.join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize('out', ['report.md', 'report.png', 'report', 'folder.json'])
+def test_a_report_is_no_file_that_the_next_would_replace(out, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'folder.json').mkdir()
+    monkeypatch.setattr(sys, 'argv', ['reproduce.py', 'softpp_table_9', '--report', '--out', out])
+    with pytest.raises(SystemExit):
+        tool.main()
+    said = ' '.join(capsys.readouterr().err.split())
+    assert f'--out {out}: a file that ends with .json' in said
+
+
 def test_processes_of_a_run_share_its_threads(tmp_path, monkeypatch):
     monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
     settings = dict(scale='full', launcher='pytorch', gpus=8, threads=64)
