@@ -1,9 +1,13 @@
 """A hook gives Performer other features while it trains."""
 
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
+from conftest import ROOT
 from mmengine.registry import HOOKS
 
 from mmlaplace.models import PerformerAttention
@@ -18,6 +22,41 @@ def test_features_are_drawn_again_after_so_many_iterations():
         hook.after_train_iter(runner, runner.iter)
     changes = [not torch.equal(a, b) for a, b in zip(seen, seen[1:])]
     assert changes == [False, False, True, False, False, True]
+
+
+ONE_OF_TWO = """
+import sys
+from types import SimpleNamespace
+
+import torch
+from mmlaplace.engine import RedrawFeaturesHook
+from mmlaplace.models import PerformerAttention
+
+rank, store = int(sys.argv[1]), sys.argv[2]
+torch.distributed.init_process_group('gloo', f'file://{store}', rank=rank, world_size=2)
+torch.manual_seed(rank)  # as processes of a training have seeds of their own
+model = torch.nn.Sequential(PerformerAttention(32, 2, (7, 7)))
+RedrawFeaturesHook(interval=1).after_train_iter(SimpleNamespace(model=model, iter=0), 0)
+drawn = [None, None]
+torch.distributed.all_gather_object(drawn, model[0].projection_matrix)
+assert torch.equal(*drawn), (drawn[0] - drawn[1]).abs().max()
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+def test_all_processes_of_a_training_get_the_same_features(tmp_path):
+    paths = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
+    environment = dict(os.environ, PYTHONPATH=paths, OMP_NUM_THREADS='1')
+    processes = [
+        subprocess.Popen(
+            [sys.executable, '-c', ONE_OF_TWO, str(rank), str(tmp_path / 'store')],
+            stderr=subprocess.PIPE, text=True, env=environment,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], errors
 
 
 def test_an_interval_of_none_is_refused():
