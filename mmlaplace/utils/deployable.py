@@ -17,6 +17,11 @@ from ..models.attentions import WindowAttention
 from ..ops.pooled_landmarks import pooling_matrix
 
 
+# Where heads turn their outputs into predictions, which the forms below do themselves.
+PREDICTING = ('predict', 'predict_by_feat', '_predict_by_feat_single', '_get_predictions')
+NMS_OPTIONS = {'type', 'iou_threshold', 'class_agnostic', 'split_thr'}
+
+
 class NotDeployableError(ValueError):
     """A model of which there is no such form; says why."""
 
@@ -28,6 +33,7 @@ class Deployable(nn.Module):
         outputs: Names of what it returns.
         multiple: Sides of images must be multiples of it: pad right and below, by ``mean``.
         max_batch: Images in a batch, or None if there may be any number.
+        details: What else a user of the outputs must know, such as the threshold of masks.
         has_windows: Whether attention is in windows. How many there are depends on the size of the
             image, and is fixed in a graph.
     """
@@ -39,6 +45,7 @@ class Deployable(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = with_exportable_parts(model).eval()
+        self.details = {}
         self.has_windows = any(isinstance(part, WindowAttention) for part in model.modules())
         preprocessor = model.data_preprocessor
         mean, std = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
@@ -77,7 +84,8 @@ class Classifier(Deployable):
 class Segmentor(Deployable):
     """``labels (B, H, W)``, and the ``logits (B, classes, h, w)`` of the head's map.
 
-    Labels are those of the logits, resized to the size of the image.
+    Labels are those of the logits, resized to the size of the image. Those of a head with one
+    channel are 1 where its sigmoid is above the head's threshold, and otherwise 0.
     """
 
     task, outputs = 'segmentation', ('labels', 'logits')
@@ -86,6 +94,8 @@ class Segmentor(Deployable):
         head = self.model.decode_head
         logits = head(maps).float()
         resized = F.interpolate(logits, size, mode='bilinear', align_corners=head.align_corners)
+        if logits.shape[1] == 1:
+            return (resized[:, 0].sigmoid() > head.threshold).long(), logits
         return resized.argmax(1), logits
 
 
@@ -102,7 +112,7 @@ class OneStageDetector(Deployable):
         head = self.model.bbox_head
         config = head.test_cfg
         boxes, scores, labels, _ = dense_candidates(head, maps, size, config)
-        found = pick(boxes, scores, labels, config, config.score_thr)
+        found = pick(boxes, scores, labels, config, config.get('score_thr', 0.0))
         return tuple(tensor[None] for tensor in found)
 
 
@@ -117,6 +127,7 @@ class TwoStageDetector(OneStageDetector):
         super().__init__(model)
         if model.roi_head.with_mask:
             self.outputs = (*self.outputs, 'masks')
+            self.details['mask_threshold'] = model.test_cfg.rcnn.mask_thr_binary
 
     def predict(self, maps: Tuple[Tensor, ...], size: Tuple[int, int]) -> Tuple[Tensor, ...]:
         model, roi_head = self.model, self.model.roi_head
@@ -193,6 +204,8 @@ def pick(
     some = boxes[candidates]
     # Boxes of different groups are apart, as in mmcv's batched_nms.
     apart = groups[candidates].to(some)[:, None] * (boxes.max() + 1)
+    if config.nms.get('class_agnostic', False):
+        apart = torch.zeros_like(apart)
     kept = candidates[nms(some + apart, scores[candidates], config.nms.iou_threshold)]
     survivors = torch.zeros_like(scores).scatter(0, kept, scores[kept])
     number = config.max_per_img
@@ -269,21 +282,27 @@ def deployable(model: nn.Module) -> Deployable:
     Raises:
         NotDeployableError: For a model with parts that are not known here; names them.
     """
-    kind, parts, nms = type(model).__name__, [], ()
+    kind, parts, own, nms = type(model).__name__, [], [], ()
     if hasattr(model, 'decode_head'):
         form, parts = Segmentor, [('EncoderDecoder', model)]
+        own = [('BaseDecodeHead', model.decode_head)]
     elif hasattr(model, 'roi_head'):
         form, second = TwoStageDetector, model.roi_head
         parts = [('RPNHead', model.rpn_head), ('StandardRoIHead', second)]
-        for extractor in (second.bbox_roi_extractor, getattr(second, 'mask_roi_extractor', None)):
-            if extractor is not None:
-                parts.append(('SingleRoIExtractor', extractor))
+        own = [('BBoxHead', second.bbox_head)]
+        extractors = [second.bbox_roi_extractor]
+        if second.with_mask:
+            own.append(('FCNMaskHead', second.mask_head))
+            extractors.append(second.mask_roi_extractor)
+        for extractor in extractors:
+            parts.append(('SingleRoIExtractor', extractor))
+            parts += [('RoIAlign', layer) for layer in extractor.roi_layers]
         nms = (model.test_cfg.rpn.nms, model.test_cfg.rcnn.nms)
     elif hasattr(model, 'bbox_head'):
         form, parts = OneStageDetector, [('RetinaHead', model.bbox_head)]
         nms = (model.test_cfg.nms,)
     elif hasattr(model, 'head') and hasattr(model.head, 'cal_acc'):  # one class for each image
-        form = Classifier
+        form, own = Classifier, [('ClsHead', model.head)]
     else:
         raise NotDeployableError(
             f'a {kind} cannot be exported: it is no classifier with one class for each image, no '
@@ -295,10 +314,48 @@ def deployable(model: nn.Module) -> Deployable:
                 f'a {kind} with a {type(part).__name__} cannot be exported: only {known} is known '
                 'in its place'
             )
+    for known, head in own:
+        changed = changed_predictions(head, known)
+        if changed:
+            raise NotDeployableError(
+                f'a {kind} with a {type(head).__name__} cannot be exported: it predicts by its own '
+                f'{", ".join(changed)}, and only {known} is known'
+            )
+    options = unknown_options(model)
+    if options:
+        raise NotDeployableError(f'a {kind} with {", ".join(options)} cannot be exported')
     for config in nms:
         if config.get('type', 'nms') != 'nms':
             raise NotDeployableError(
                 f"test_cfg.nms.type={config.type!r} cannot be exported; only 'nms' can, so choose "
                 'it by --cfg-options'
             )
+        if set(config) - NMS_OPTIONS:
+            raise NotDeployableError(
+                f'test_cfg.nms={dict(config)} cannot be exported; take out all options but '
+                f'{sorted(NMS_OPTIONS)}'
+            )
     return form(model)
+
+
+def changed_predictions(head: nn.Module, known: str) -> List[str]:
+    """Methods that make predictions of a head's outputs, as another class than ``known`` has it."""
+    changed = []
+    for method in PREDICTING:
+        owner = next((cls for cls in type(head).__mro__ if method in vars(cls)), None)
+        if owner is not None and owner.__name__ != known:
+            changed.append(method)
+    return changed
+
+
+def unknown_options(model: nn.Module) -> List[str]:
+    """Options of a detector that change its predictions in a way that its form does not have."""
+    found = []
+    for name, part in model.named_modules():
+        if getattr(part, 'custom_cls_channels', False):
+            found.append(f"{name}'s own activation of class scores")
+        if getattr(part, 'with_shared_head', False):
+            found.append(f'a shared head in {name}')
+        if getattr(part, 'pool_mode', 'avg') != 'avg':
+            found.append(f'pool_mode={part.pool_mode!r} in {name}')
+    return found

@@ -42,6 +42,7 @@ def describe(form: Deployable, size: Tuple[int, int], program, **more) -> Dict[s
         size=list(size) if fixed else None,
         multiple=form.multiple if fixed or form.multiple > 1 else _multiple(shape[3]),
         mean=[round(value, 3) for value in form.mean.flatten().tolist()],
+        **form.details,
         **more,
     )
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 import verification
-from conftest import ROOT, load_tool, run_script, toolbox_model
-from mmengine.config import Config
+from conftest import ROOT, load_tool, run_script
+from exported_models import build, config
 from PIL import Image
 
 from mmlaplace.ops import gaussian_kernel, laplacian_kernel, use_backend
@@ -19,40 +19,9 @@ from mmlaplace.utils.deployable import NotDeployableError, deployable
 
 FOLDER = ROOT / 'tools/deployment'
 TOOL, RUN, QUANTIZE = (FOLDER / f'{name}.py' for name in ('export', 'run_onnx', 'quantize'))
-CLASSIFIERS = {
-    'laplacianformer': 'laplacianformer/laplacianformer-micro_1xb32_mini',
-    'polaformer-pvt': 'polaformer/polaformer-pvt-micro_1xb32_mini',
-    'polaformer-swin': 'polaformer/polaformer-swin-micro_1xb32_mini',
-}
-CONFIGS = {
-    **{name: f'classification/{path}' for name, path in CLASSIFIERS.items()},
-    'retinanet': 'detection/laplacianformer/retinanet_laplacianformer-micro_fpn_mini',
-    'mask-rcnn': 'detection/laplacianformer/mask-rcnn_laplacianformer-micro_fpn_mini',
-    'upernet': 'segmentation/laplacianformer/laplacianformer-micro_upernet_1xb16_mini',
-    'semantic-fpn': 'segmentation/laplacianformer/laplacianformer-micro_fpn_1xb16_mini',
-}
-DENSE = ('retinanet', 'mask-rcnn', 'upernet', 'semantic-fpn')
 needs_export = pytest.mark.skipif(
     not hasattr(torch.export, 'Dim'), reason='this torch has no torch.export with sizes'
 )
-
-
-def config(name: str):
-    return ROOT / 'configs' / f'{CONFIGS[name]}.py'
-
-
-def build(name: str) -> torch.nn.Module:
-    cfg = Config.fromfile(config(name))
-    cfg.model.backbone.init_cfg = None
-    if name in DENSE:  # its necks and heads are the test here, and this takes a third of the time
-        cfg.model.backbone.attn_cfg = dict(type='SoftmaxAttention')
-    torch.manual_seed(0)
-    model = toolbox_model(cfg).eval().requires_grad_(False)
-    for path, part in model.named_modules():
-        # Random ones find all classes alike; a detector's would find scores that all round to 1.
-        if path.endswith(('conv_seg', 'head.fc')):
-            part.weight *= 10
-    return model
 
 
 @pytest.fixture(scope='module')
@@ -93,83 +62,6 @@ def check_differences(rows: list) -> None:
     """That none is beyond its tolerance, and that a detector had something to compare."""
     assert not any(row['beyond_tolerance'] for row in rows), rows
     assert all(row.get('expected', 1) > 0 for row in rows)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', ['polaformer-swin', 'retinanet', 'mask-rcnn', 'upernet'])
-def test_the_form_that_is_exported_predicts_what_the_toolbox_does(name):
-    model = build(name)
-    form = deployable(model)
-    size = (96, 128) if form.task != 'classification' else (48, 48)
-    photo = verification.photographs(size)[0]
-    with torch.no_grad():
-        expected = verification.predicted(model, form.task, photo)
-        found = verification.differences(form, expected, dict(zip(form.outputs, form(photo))))
-    assert not verification.too_much(found, half=False), found
-    assert form.task != 'detection' or found['expected'] > 5
-
-
-@pytest.mark.slow
-def test_a_segmentor_resizes_as_its_head_does():
-    model = build('semantic-fpn')
-    model.align_corners = model.decode_head.align_corners = True
-    photo = verification.photographs((96, 128))[0]
-    with torch.no_grad():
-        labels, _ = deployable(model)(photo)
-        expected = verification.predicted(model, 'segmentation', photo)['labels']
-    assert len(labels.unique()) > 1
-    # Where two classes are equal but for the last digits, either is right.
-    assert (labels != expected).float().mean() < verification.TOLERANCES['labels']
-
-
-@pytest.mark.slow
-def test_a_segmentor_with_one_channel_marks_what_is_above_its_threshold():
-    cfg = Config.fromfile(config('semantic-fpn'))
-    cfg.model.backbone.update(init_cfg=None, attn_cfg=dict(type='SoftmaxAttention'))
-    cfg.model.decode_head.update(num_classes=2, out_channels=1, threshold=0.3)
-    cfg.model.decode_head.loss_decode.use_sigmoid = True
-    form = deployable(toolbox_model(cfg).eval())
-    photo = verification.photographs((96, 128))[0]
-    with torch.no_grad():
-        form.model.decode_head.conv_seg.bias.fill_(-0.85)  # a sigmoid of 0.3
-        form.model.decode_head.conv_seg.weight.mul_(10)
-        expected = verification.predicted(form.model, 'segmentation', photo)
-        found = dict(zip(form.outputs, form(photo)))
-    assert 0 < found['labels'].float().mean() < 1
-    difference = verification.differences(form, expected, found)
-    assert not verification.too_much(difference, half=False), difference
-
-
-@pytest.mark.slow
-def test_a_detectors_nms_is_among_all_boxes_where_its_config_says_so():
-    photo, counts = verification.photographs((96, 128))[0], []
-    for agnostic in (False, True):
-        model = build('retinanet')
-        model.bbox_head.test_cfg.nms = dict(type='nms', iou_threshold=0.1, class_agnostic=agnostic)
-        form = deployable(model)
-        expected = verification.predicted(model, 'detection', photo)
-        found = verification.differences(form, expected, dict(zip(form.outputs, form(photo))))
-        assert not verification.too_much(found, half=False), found
-        counts.append(found['expected'])
-    assert counts[1] < counts[0]
-
-
-@pytest.mark.slow
-def test_options_that_no_exported_form_has_are_refused():
-    def refused(model, match):
-        with pytest.raises(NotDeployableError, match=match):
-            deployable(model)
-
-    model = build('mask-rcnn')
-    model.roi_head.bbox_roi_extractor.roi_layers[0].pool_mode = 'max'
-    refused(model, "pool_mode='max' in roi_head.bbox_roi_extractor.roi_layers.0")
-    model = build('mask-rcnn')
-    model.test_cfg.rcnn.nms.max_num = 3
-    refused(model, "'max_num': 3.* cannot be exported; take out all options but .*'iou_threshold'")
-    model = build('semantic-fpn')
-    head = type(model.decode_head)
-    model.decode_head.__class__ = type('OwnHead', (head,), dict(predict=lambda self: None))
-    refused(model, 'an? EncoderDecoder with a OwnHead cannot be exported: .* its own predict, and')
 
 
 @needs_export

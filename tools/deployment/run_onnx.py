@@ -60,13 +60,13 @@ def to_pixels(image: Image.Image, size: tuple, about: dict) -> np.ndarray:
     return padded.transpose(2, 0, 1)[None]
 
 
-def paste(mask: np.ndarray, box: np.ndarray, size: tuple) -> np.ndarray:
+def paste(mask: np.ndarray, box: np.ndarray, size: tuple, threshold: float) -> np.ndarray:
     """The mask of a box as an image of 0 and 255."""
     left, top, right, bottom = (round(float(side)) for side in box)
     canvas = Image.new('L', size[::-1])
     if right > left and bottom > top:
         shape = Image.fromarray(mask).resize((right - left, bottom - top), Image.BILINEAR)
-        canvas.paste(shape.point(lambda value: 255 * (value >= 0.5)).convert('L'), (left, top))
+        canvas.paste(Image.fromarray(np.uint8(255 * (np.asarray(shape) >= threshold))), (left, top))
     return np.asarray(canvas)
 
 
@@ -134,7 +134,9 @@ def main() -> None:
                     + ' '.join(f'{side:.1f}' for side in box)
                 )
                 if 'masks' in found:
-                    pictures[f'_{index}'] = paste(found['masks'][index], box, size)
+                    pictures[f'_{index}'] = paste(
+                        found['masks'][index], box, size, about.get('mask_threshold', 0.5)
+                    )
         for name, picture in pictures.items() if args.out else ():
             place = args.out / f'{path.stem}{name}.png'
             if place.resolve() in taken:

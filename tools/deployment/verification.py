@@ -90,6 +90,8 @@ def differences(
         align = form.model.decode_head.align_corners
         size = expected['labels'].shape[1:]
         logits = F.interpolate(found['logits'], size, mode='bilinear', align_corners=align)
+        if logits.shape[1] == 1:  # of which mmseg gives the sigmoid
+            logits = logits.sigmoid()
         return dict(
             labels=(expected['labels'] != found['labels']).float().mean().item(),
             logits=_largest(expected['logits'] - logits) / _largest(expected['logits']),
