@@ -1,14 +1,13 @@
 from typing import List, Optional, Tuple, Union
 
 import torch
-import torch.nn.functional as F
 from mmengine.model import ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from mmlaplace.ops.backend import ceil_div
 
-from ..layers import DepthwiseConv, Linear, PatchEmbed, tokens_to_map
+from ..layers import DepthwiseConv, Linear, PatchEmbed, softmax_attention, tokens_to_map
 from .base import BaseAttention
 
 AVERAGES = ('places', 'runs')
@@ -117,7 +116,7 @@ class FaViTAttention(BaseAttention):
         source, source_shape = self.sr(tokens_to_map(source, hw_shape))
         k, v = self.kv(source).chunk(2, dim=-1)
         v = v + self.lepe(v, source_shape)
-        out = [F.scaled_dot_product_attention(*(t.unsqueeze(1) for t in (q, k, v))).squeeze(1)]
+        out = [softmax_attention(*(t.unsqueeze(1) for t in (q, k, v))).squeeze(1)]
         # Queries of a head are together, and keys of a part.
         parts = self.num_heads, len(self.steps)
         size = q_local.shape[2] // (parts[0] * parts[1])
@@ -129,5 +128,5 @@ class FaViTAttention(BaseAttention):
             v = v.transpose(1, 2).flatten(2)  # (B, 49, heads * d)
             v = (v + self.window_lepe[i](v, (SIDE, SIDE))).unflatten(-1, (self.num_heads, -1))
             q, v = (t.transpose(1, 2) for t in (queries[i], v))
-            out.append(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+            out.append(softmax_attention(q, k, v).transpose(1, 2).flatten(2))
         return self.proj(torch.cat(out, dim=-1))

@@ -2,13 +2,13 @@ from importlib.util import find_spec
 from typing import NamedTuple, Tuple
 
 import torch
-import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from mmlaplace.ops.backend import ceil_div
 from mmlaplace.ops.precision import no_autocast, upcast
 
+from ..layers import softmax_attention
 from .base import QKVAttention
 
 BACKENDS = ('auto', 'natten', 'reference')
@@ -155,7 +155,7 @@ class NeighborhoodAttention(QKVAttention):
             key, value = (cut(x, hw_shape, rows.keys, columns.keys) for x in (key, value))
             # Heads are of one batch, so that tiles stand where PyTorch has heads.
             tiles = (x.flatten(0, 1) for x in (query, key, value))
-            out = F.scaled_dot_product_attention(*tiles, attn_mask=seen)
+            out = softmax_attention(*tiles, attn_mask=seen)
             out = out.unflatten(0, q.shape[:2])
             out = out.unflatten(3, (rows.queries.shape[1], columns.queries.shape[1]))
             out = out.unflatten(2, (rows.queries.shape[0], columns.queries.shape[0]))

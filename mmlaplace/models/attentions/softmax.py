@@ -2,11 +2,10 @@ from typing import Optional, Set, Tuple
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..layers import resize_map
+from ..layers import resize_map, softmax_attention
 from ..layers.pairs import check_pairs_fit
 from .base import QKVAttention
 
@@ -106,7 +105,7 @@ class SoftmaxAttention(QKVAttention):
             bias = self._bias_of_pairs(hw_shape).to(q.dtype)  # (1, heads, N, N)
             mask = bias if mask is None else bias.masked_fill(~mask, float('-inf'))
         rate = self.attn_drop.p if self.attn_drop.training else 0.0
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=rate)
+        return softmax_attention(q, k, v, attn_mask=mask, dropout_p=rate)
 
     def _bias_of_pairs(self, hw_shape: Tuple[int, int]) -> Tensor:
         """The learned bias of every pair of tokens, ``(1, heads, N, N)``."""

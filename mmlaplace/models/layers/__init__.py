@@ -12,6 +12,7 @@ from .pola_streams import pola_streams
 from .position import PositionEmbedding, RotaryEmbedding2D, resize_map
 from .rms_norm import RMSNorm
 from .signed_powers import signed_powers
+from .softmax_attention import softmax_attention
 from .windows import join_windows, shifted_window_mask, split_windows
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     'resize_map',
     'shifted_window_mask',
     'signed_powers',
+    'softmax_attention',
     'split_windows',
     'tokens_to_map',
 ]
