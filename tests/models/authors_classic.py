@@ -2,7 +2,6 @@
 
 import math
 
-import pytest
 import torch
 
 
@@ -53,20 +52,24 @@ def separate(q, k, v):
     return {q: 'qkv.', k: 'qkv.', v: 'qkv.'}
 
 
+def rows(golden, name):
+    return len(golden[f'param:{name}.weight'])
+
+
 def efficient(golden):
-    channels = golden['in:x'].shape[2]
-    for name in ('in:key_channels', 'in:value_channels'):
-        if name in golden and golden[name] != channels:
-            pytest.skip(f'EfficientLinearAttention has no option for {name} = {golden[name]}')
-    return dict(residual=True)
+    return dict(
+        residual=True, key_dims=rows(golden, 'keys'), value_dims=rows(golden, 'values')
+    )  # fmt: skip
 
 
 def linformer(golden):
-    shared = 'param:proj_v' not in golden
     table, hw_shape = len(golden['param:proj_k']), hw_of(golden)
+    heads = golden['in:num_heads' if 'in:num_heads' in golden else 'in:heads']
     return dict(
-        num_landmarks=golden['param:proj_k'].shape[1], share_kv=shared,
+        num_landmarks=golden['param:proj_k'].shape[1], share_kv='param:proj_v' not in golden,
         input_resolution=map_of(table, hw_shape), resize=table == hw_shape[0] * hw_shape[1],
+        one_kv_head=rows(golden, 'to_k') < rows(golden, 'to_q'),
+        head_dims=rows(golden, 'to_q') // int(heads),
     )  # fmt: skip
 
 
@@ -102,7 +105,7 @@ def cosformer(golden):
 
 
 def draws_as_theirs(attention, golden):
-    index = torch.from_numpy(golden['in:sketching_matrix'])[:, 0]
+    index = torch.from_numpy(golden['in:sketching_matrix']).flatten(1)  # set by set
     attention.draw = lambda images, queries, keys: index
 
 
@@ -123,7 +126,9 @@ AUTHORS = {
     'linear_transformer': dict(type='LinearAttention'),
     'efficient_attention': dict(
         type='EfficientLinearAttention', options=efficient,
-        settings={'in:key_channels': told_by_shapes, 'in:value_channels': told_by_shapes},
+        settings=dict.fromkeys(
+            ('in:in_channels', 'in:key_channels', 'in:value_channels'), told_by_shapes
+        ),
         names={
             'queries.': ('qkv.', linear), 'keys.': ('qkv.', linear), 'values.': ('qkv.', linear),
             'reprojection.': ('proj.', linear),
@@ -140,8 +145,10 @@ AUTHORS = {
     ),
     'linformer': dict(
         type='LinformerAttention', options=linformer,
-        settings={'in:k': told_by_shapes, 'in:seq_len': told_by_shapes,
-                  'in:one_kv_head': exactly(False)},
+        settings=dict.fromkeys(
+            ('in:dim', 'in:k', 'in:seq_len', 'in:one_kv_head', 'in:share_kv', 'in:dim_head'),
+            told_by_shapes,
+        ),
         names={**separate('to_q.', 'to_k.', 'to_v.'), 'to_out.': 'proj.',
                'proj_k': ('key_sums', sums), 'proj_v': ('value_sums', sums)},
     ),
@@ -151,8 +158,14 @@ AUTHORS = {
                   'in:init_option': START.get},
         names={'conv.': 'conv.'},
     ),
-    # Theirs has an output of another width than its input, which goes past the block's shortcut.
-    'nystromformer_t2t': dict(type='NystromformerAttention', settings={'in:in_dim': exactly(None)}),
+    'nystromformer_t2t': dict(
+        type='NystromformerAttention',
+        options=dict(landmark_method='runs', lepe_kernel=0, value_shortcut=True),
+        settings={'in:dim': told_by_shapes, 'in:in_dim': 'out_dims',
+                  'in:kernel_size': 'conv_kernel_size', 'in:n_iter': 'num_iters',
+                  'in:init_option': START.get},
+        names={'qkv.': 'qkv.', 'proj.': 'proj.', 'conv.': 'conv.'},
+    ),
     'cosformer': dict(
         type='CosformerAttention', options=dict(positions='flattened'),
         settings={'in:has_outproj': 'proj'},
@@ -162,8 +175,8 @@ AUTHORS = {
     'skyformer': dict(
         type='SkyformerAttention',
         options=dict(bandwidth=32**0.25, landmark_method='random', newton_start_per='batch'),
-        settings={'in:nb_features': halves, 'in:accumulation': exactly(1), 'in:n_iter': 'num_iters',
-                  'in:sketching_matrix': told_by_shapes},
+        settings={'in:nb_features': halves, 'in:n_iter': 'num_iters',
+                  'in:sketching_matrix': told_by_shapes, 'in:random_sign': told_by_shapes},
         prepare=draws_as_theirs,
     ),
     'skyformer_kernelized': dict(type='KernelAttention'),
@@ -187,10 +200,14 @@ AUTHORS = {
         names={'temperature': ('temperature', temperatures), 'qkv.': 'qkv.', 'proj.': 'proj.'},
     ),
     'based_taylor': dict(type='BasedAttention', options=dict(form='linear')),
-    'reformer_lsh': dict(
+    'reformer': dict(
         type='ReformerAttention', options=dict(form='chunks'),
-        settings={'in:n_hashes': 'num_hashes', 'in:allow_duplicate_attention': exactly(True),
-                  'in:rotations': told_by_shapes},
+        settings={'in:n_hashes': 'num_hashes', 'in:allow_duplicate_attention': 'duplicates',
+                  'in:rotations': told_by_shapes, 'in:dim': told_by_shapes,
+                  'in:attend_across_buckets': exactly(True), 'in:causal': exactly(False),
+                  'in:rehash_each_round': exactly(True),
+                  'in:random_rotations_per_head': exactly(False)},
+        names={'toqk.': 'qkv.', 'tov.': 'qkv.', 'to_out.': 'proj.'},
         prepare=turns_as_theirs,
     ),
     'slab': dict(

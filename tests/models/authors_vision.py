@@ -1,7 +1,7 @@
 """How the files of the authors' vision attentions become ours, see test_authors_attentions.py."""
 
-import pytest
 import torch
+import torch.nn.functional as F
 
 from mmlaplace.models import MHLAAttention
 
@@ -25,19 +25,20 @@ def flat(value, hw_shape):
     return value.flatten()
 
 
-def agent_map(golden):
-    """The map of the queries that the biases of rows and columns are for."""
-    count, sides = golden.get('in:agent_num'), golden.get('in:agent_shape')
-    if sides is not None and sides.prod() != count:
-        pytest.skip(
-            f'AgentAttention cannot resize to in:agent_shape = {sides.tolist()} from {count}'
-        )
-    shapes = golden['param:ha_bias'].shape, golden['param:wa_bias'].shape
-    return dict(input_resolution=(shapes[0][2], shapes[1][3]))
+def told_by_shapes(value):
+    """A setting that the shapes of parameters or inputs tell too."""
+    return {}
 
 
-def square(sides):
-    return {} if len(set(sides)) == 1 else None
+def agent(golden):
+    """The map of the queries and the number of agents that the biases are for, and the linears."""
+    height, width = golden['param:ha_bias'].shape[2], golden['param:wa_bias'].shape[3]
+    count = golden['param:an_bias'].shape[1]
+    return dict(linears_of(golden), input_resolution=(height, width), num_landmarks=count)
+
+
+def agent_shape(sides):
+    return dict(agent_shape=tuple(sides.tolist()))
 
 
 def linear(value, hw_shape):
@@ -45,15 +46,38 @@ def linear(value, hw_shape):
     return value.flatten(1) if value.dim() == 4 else value
 
 
-def of_all_channels(golden):
-    """No option, where the heads have all channels together."""
-    heads, channels = golden['in:num_heads'], golden['in:x'].shape[1]
-    size = golden.get('in:head_dim', channels // heads)
-    if size * heads != channels:
-        pytest.skip(
-            f'LiteMLA has no option for in:head_dim = {size}: {heads} of {channels} channels'
-        )
-    return {}
+class NormOfChannels(torch.nn.LayerNorm):
+    """LayerNorm over the channels of a map."""
+
+    def forward(self, x):
+        normed = F.layer_norm(x.movedim(1, -1), self.normalized_shape, self.weight, self.bias)
+        return normed.movedim(-1, 1)
+
+
+def norm_of(golden, layer):
+    if f'param:{layer}.norm.weight' not in golden:
+        return dict(type=torch.nn.Identity)
+    by_batch = f'param:{layer}.norm.running_mean' in golden
+    return dict(type='BN') if by_batch else dict(type=NormOfChannels)
+
+
+def litemla(golden):
+    """Theirs has heads of a width that need not divide the channels, and either of two norms."""
+    size = golden.get('in:head_dim', golden.get('in:dim'))
+    size = int(golden['param:aggreg.0.1.weight'].shape[1] if size is None else size)
+    kernels = [name for name in golden if name.startswith('param:aggreg.') and '.0.weight' in name]
+    return dict(
+        head_dims=size, num_heads=len(golden['param:qkv.conv.weight']) // (3 * size),
+        scales=tuple(golden[name].shape[2] for name in sorted(kernels)),
+        out_dims=len(golden['param:proj.conv.weight']), proj_bias='param:proj.conv.bias' in golden,
+        qkv_norm_cfg=norm_of(golden, 'qkv'), norm_cfg=norm_of(golden, 'proj'),
+    )  # fmt: skip
+
+
+def additive(golden):
+    """Theirs calls heads what only widens queries and keys."""
+    channels = len(golden['param:final.weight'])
+    return dict(num_heads=1, out_dims=channels, expansion=len(golden['param:w_g']) // channels)
 
 
 def linears_of(golden):
@@ -92,10 +116,13 @@ AUTHORS = {
     ),
     'agent': dict(
         type='AgentAttention',
-        options=agent_map,
-        settings={'in:agent_num': 'num_landmarks', 'in:agent_shape': square},
+        options=agent,
+        settings={'in:agent_num': told_by_shapes, 'in:num_patches': told_by_shapes,
+                  'in:window_size': told_by_shapes, 'in:agent_shape': agent_shape,
+                  'in:downstream_agent_shape': agent_shape, 'in:kernel_size': 'lepe_kernel',
+                  'in:scale': exactly(-0.5)},
         names=dict(
-            LINEARS, an_bias='gather_map', na_bias='spread_map',
+            LINEARS, **{'qkv.': 'qkv.'}, an_bias='gather_map', na_bias='spread_map',
             ah_bias=('gather_rows', first), aw_bias=('gather_columns', first),
             ha_bias=('spread_rows', rows), wa_bias=('spread_columns', rows),
         ),
@@ -110,9 +137,14 @@ AUTHORS = {
         names={**LINEARS, 'qkv.': 'qkv.', 'residual.': 'lepe.'},
     ),
     'litemla': dict(
-        type='LiteMLA', options=of_all_channels,
-        settings={'in:head_dim': lambda value: {}},
-        names={'qkv.conv.': ('qkv.', linear), 'aggreg.': 'aggregations.',
+        type='LiteMLA', options=litemla,
+        settings=dict(
+            dict.fromkeys(
+                ('in:in_channels', 'in:out_channels', 'in:dim', 'in:head_dim', 'in:heads_ratio',
+                 'in:scales', 'in:norm', 'in:use_bias'), told_by_shapes,
+            ), **{'in:kernel_func': exactly('relu')},
+        ),
+        names={'qkv.conv.': ('qkv.', linear), 'qkv.norm.': 'qkv_norm.', 'aggreg.': 'aggregations.',
                'proj.conv.': ('proj.', linear), 'proj.norm.': 'norm.'},
     ),
     'rala': dict(type='RALAAttention', names=GATED),
@@ -124,8 +156,8 @@ AUTHORS = {
     'mlla': dict(type='MLLAAttention', names={'qk.': 'qkv.', 'lepe.': 'lepe.conv.'}),
     'mlla_block': None,
     'swiftformer': dict(
-        type='AdditiveAttention',
-        options=lambda golden: dict(expansion=len(golden['param:w_g']) // golden['in:x'].shape[2]),
+        type='AdditiveAttention', options=additive,
+        settings={'in:in_dims': told_by_shapes, 'in:token_dim': told_by_shapes},
         names={'w_g': 'score', 'to_query.': 'query.', 'to_key.': 'key.', 'Proj.': 'mixed_proj.',
                'final.': 'proj.'},
     ),

@@ -18,9 +18,8 @@ file by the longest of their names that it starts with. A row has:
 
 A row that is None is of a unit that is no attention.
 
-Of the 57 files that were made of the authors' modules 52 are kept here. Left out are
-``nystromformer_t2t``, whose setting ``in_dim`` no class here has, and the units that are no
-attention: ``xcit_lpi``, ``mlla_block``, ``l2vit_block`` and ``slab_repbn``.
+Every unit of theirs that is an attention has its files here. Of other units there are none, such as
+of ``xcit_lpi``, ``mlla_block``, ``l2vit_block`` and ``slab_repbn``.
 """
 
 from pathlib import Path
@@ -36,8 +35,9 @@ from test_golden import GOLDEN, assert_close
 AUTHORS = {**CLASSIC, **VISION}
 # Two orders of the same fp32 sums.
 FORWARD, GRADIENT = 1e-5, 1e-4
-# Settings that every file has, and parameters that stand around the mixing rule.
-COMMON = ('in:H', 'in:W', 'in:num_heads', 'in:grad_y')
+# Names that theirs have for heads, settings of any file, and parameters around the mixing rule.
+HEADS = ('in:num_heads', 'in:heads', 'in:head_count', 'in:num_head')
+COMMON = ('in:H', 'in:W', 'in:grad_y', *HEADS)
 AROUND = ('qkv.', 'kv.', 'proj.', 'lepe.', 'key_positions')
 # All of their code has the spatial reduction under these names.
 REDUCTION = {'sr.': 'sr.projection.', 'norm.': 'sr.norm.'}
@@ -92,6 +92,10 @@ def options_of(golden, row):
             pytest.skip(f'{row["type"]} has no option for {name} = {value}')
         options.update(found)
     return options
+
+
+def heads_of(golden):
+    return next((int(golden[name]) for name in HEADS if name in golden), 1)
 
 
 def bias_of(state, name):
@@ -152,7 +156,7 @@ def test_attention_gives_the_authors_output_and_gradient(golden_file):
     inputs = inputs_of(golden)
     as_heads = 'x' not in inputs
     sample = next(iter(inputs.values()))
-    num_heads = int(golden['in:num_heads']) if 'in:num_heads' in golden else 1
+    num_heads = heads_of(golden)
     channels = sample.shape[-1] * num_heads if as_heads else sample.shape[1 + (sample.dim() == 3)]
     options = options_of(golden, row)
     state = converted(golden, row.get('names', {}), hw_shape)
@@ -187,18 +191,11 @@ def test_what_cannot_run_is_a_skip_that_names_it():
             row_of(name)
     with pytest.raises(pytest.skip.Exception, match='XCAttention has no option for in:depth = 3'):
         options_of({'in:H': np.array(2), 'in:depth': np.array(3)}, dict(type='XCAttention'))
-    sizes = {'in:agent_shape': np.array([5, 5]), 'in:agent_num': np.array(16)}
-    with pytest.raises(pytest.skip.Exception, match=r'in:agent_shape = \[5, 5\] .* 16'):
-        AUTHORS['agent']['options'](sizes)
-    sizes = {
-        'in:x': np.zeros((1, 32, 3, 3)),
-        'in:head_dim': np.array(8),
-        'in:num_heads': np.array(2),
-    }
-    with pytest.raises(pytest.skip.Exception, match='in:head_dim = 8'):
-        AUTHORS['litemla']['options'](sizes)
-    with pytest.raises(pytest.skip.Exception, match='known for qkv.norm.weight'):
-        converted({'param:qkv.norm.weight': np.ones(2)}, AUTHORS['litemla']['names'], (1, 1))
+    causal = {'in:H': np.array(2), 'in:causal': np.array(True)}
+    with pytest.raises(pytest.skip.Exception, match='ReformerAttention .* for in:causal = True'):
+        options_of(causal, AUTHORS['reformer'])
+    with pytest.raises(pytest.skip.Exception, match='known for ac_bias'):
+        converted({'param:ac_bias': np.ones(2)}, AUTHORS['agent']['names'], (1, 1))
 
 
 def test_a_bias_that_a_file_has_or_lacks_is_an_option():

@@ -3,6 +3,7 @@
 from .additive import AdditiveAttention as AdditiveAttention
 from .agent import AgentAttention as AgentAttention
 from .base import BaseAttention as BaseAttention
+from .base import Dims as Dims
 from .base import Projected as Projected
 from .base import QKVAttention as QKVAttention
 from .based import BasedAttention as BasedAttention

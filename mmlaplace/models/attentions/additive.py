@@ -32,11 +32,13 @@ class AdditiveAttention(BaseAttention):
     Args:
         embed_dims, input_resolution, init_cfg: As in :class:`BaseAttention`.
         num_heads: Must divide ``embed_dims``, and has no other effect.
-        expansion: Channels of queries and keys, in units of C. It is what the authors call heads,
-            and 1 in their models. Default: 1.
+        expansion: Channels of queries and keys, in units of those of the output. It is what the
+            authors call heads, and 1 in their models. Default: 1.
+        out_dims: Channels of the output, for use where no shortcut goes past the attention.
+            Default: C.
 
     Raises:
-        ValueError: If ``expansion`` is no integer of at least 1.
+        ValueError: If ``expansion`` or ``out_dims`` is no integer of at least 1.
 
     Source: SwiftFormer (arXiv 2303.15446).
 
@@ -57,17 +59,20 @@ class AdditiveAttention(BaseAttention):
         num_heads: int,
         input_resolution: Tuple[int, int],
         expansion: int = 1,
+        out_dims: Optional[int] = None,
         init_cfg: Union[dict, List[dict], None] = None,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
-        if not isinstance(expansion, int) or expansion < 1:
-            raise ValueError(f'expansion must be an integer of at least 1, got {expansion!r}')
-        channels = expansion * embed_dims
+        out_dims = embed_dims if out_dims is None else out_dims
+        for name, value in (('expansion', expansion), ('out_dims', out_dims)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f'{name} must be an integer of at least 1, got {value!r}')
+        channels = expansion * out_dims
         self.query = Linear(embed_dims, channels)
         self.key = Linear(embed_dims, channels)
         self.score = nn.Parameter(torch.randn(channels, 1))
         self.mixed_proj = Linear(channels, channels)
-        self.proj = Linear(channels, embed_dims)
+        self.proj = Linear(channels, out_dims)
 
     def forward(
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None

@@ -7,7 +7,8 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..layers import Landmarks, map_to_tokens, resize_map, tokens_to_map
+from ..layers import map_to_tokens, resize_map, tokens_to_map
+from ..layers.agents import Agents, resize_agents
 from .base import QKVAttention
 from .frame import Frame
 
@@ -28,6 +29,8 @@ class AgentAttention(QKVAttention):
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         num_landmarks: Number a of agents, a square. Default: 49; PVT's stages have 9, 16, 49, 49.
+        agent_shape: Rows and columns of the agents, if others than the square that biases are kept
+            for, which are then resized bilinearly. Default: the square.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='q_kv', lepe_kernel=3)``.
 
     Source: Agent Attention (arXiv 2312.08874).
@@ -41,14 +44,14 @@ class AgentAttention(QKVAttention):
     """
 
     frame = Frame(qkv='q_kv', lepe_kernel=3)
-    variants = (dict(num_landmarks=9, sr_ratio=2), dict(num_landmarks=4, rope=True))
+    variants = (dict(num_landmarks=9, sr_ratio=2), dict(agent_shape=(2, 5), rope=True))
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        num_landmarks: int = 49, **kwargs,
+        num_landmarks: int = 49, agent_shape: Optional[Tuple[int, int]] = None, **kwargs,
     ) -> None:  # fmt: skip
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
-        self.landmarks = Landmarks(num_landmarks, exact=True)
+        self.landmarks = Agents(num_landmarks, agent_shape)
         sizes = {'gather': self.kv_shape(self.input_resolution), 'spread': self.input_resolution}
         for name, (height, width) in sizes.items():
             for part, size in (('map', (7, 7)), ('rows', (height, 1)), ('columns', (1, width))):
@@ -60,8 +63,8 @@ class AgentAttention(QKVAttention):
         """The bias of each agent at each token, ``(heads, a, N)``."""
         height, width = hw_shape
         sizes = dict(map=(height, width), rows=(height, 1), columns=(1, width))
-        tables = (resize_map(getattr(self, f'{name}_{k}'), size) for k, size in sizes.items())
-        return sum(tables).flatten(2)
+        tables = {k: self.landmarks.of_cells(getattr(self, f'{name}_{k}')) for k in sizes}
+        return sum(resize_map(tables[k], size) for k, size in sizes.items()).flatten(2)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         # Agents (B, heads, a, d), biases (1, heads, a, n or N).
@@ -80,11 +83,8 @@ class AgentAttention(QKVAttention):
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
         """The biases of a checkpoint for the agents and the map of this."""
-        own, agents, size = getattr(self, name), value.shape[1], tuple(value.shape[2:])
+        own, agents = getattr(self, name), value.shape[1]
         if name == 'key_positions' or value.dim() != 4 or math.isqrt(agents) ** 2 != agents:
             return super().resize_weight(name, value)
-        if agents != own.shape[1]:  # agents lie on a square, so they resize as a map
-            sides = [math.isqrt(count) for count in (agents, own.shape[1])]
-            grid = value.flatten(2).mT.unflatten(2, (sides[0], sides[0]))
-            value = resize_map(grid, (sides[1], sides[1])).flatten(2).mT.unflatten(2, size)
+        value = resize_agents(value, 2 * (math.isqrt(own.shape[1]),))
         return resize_map(value, own.shape[2:])

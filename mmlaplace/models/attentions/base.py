@@ -112,16 +112,37 @@ class Projected(NamedTuple):
     gate: Optional[Tensor]
 
 
+class Dims(NamedTuple):
+    """Channels in a :class:`QKVAttention`, all C unless the subclass has others.
+
+    Attributes:
+        key: Of all heads of the queries, and of the keys.
+        value: Of all heads of the values, and so of the gate and the local branch.
+        out: Of the output.
+    """
+
+    key: int
+    value: int
+    out: int
+
+
 class QKVAttention(BaseAttention):
     """A declared frame and a mixing rule, which the subclass writes.
 
     ``out = proj((merge(mix(q, k, v)) + lepe(v)) * gate)``. The forward's steps are methods:
-    :meth:`project`, :meth:`heads`, :meth:`mix`, :meth:`local_branch` and :meth:`apply_gate`. A
-    subclass declares its ``frame`` and replaces the steps that its paper has otherwise.
+    :meth:`project`, :meth:`heads`, :meth:`mix`, :meth:`local_branch`, :meth:`apply_gate` and
+    :meth:`project_out`. A subclass declares its ``frame`` and replaces the steps that its paper has
+    otherwise.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        **frame: Fields of :class:`Frame` that differ from those of the class.
+        **frame: Fields of :class:`Frame` that differ from those of the class. A subclass whose
+            queries, values or output have other channels than C gives ``dims`` too, a
+            :class:`Dims`. ``num_heads`` must then divide these.
+
+    Raises:
+        ValueError: If ``num_heads`` does not divide the channels, and for ``dims`` that the frame
+            excludes.
     """
 
     frame = Frame()
@@ -143,19 +164,27 @@ class QKVAttention(BaseAttention):
         init_cfg: Union[dict, List[dict], None] = None,
         **frame,
     ) -> None:
-        super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
+        dims = frame.pop('dims', None)  # no option of users, so it is not in the signature
+        # Where heads have a width of their own, they need not divide C.
+        super().__init__(embed_dims, num_heads if dims is None else 1, input_resolution, init_cfg)
         self.frame = frame = replace(type(self).frame, **frame)
+        self.dims = dims = dims or Dims(embed_dims, embed_dims, embed_dims)
+        self.check_dims(num_heads)
+        self.num_heads = num_heads
+        self.head_dims = dims.key // num_heads
         if frame.rope_on == 'features' and not self.rotates_features:
             raise ValueError(f"{type(self).__name__} rotates no features; take rope_on='query_key'")
         # Keys and values of another map cannot share a linear with the queries.
         form = 'q_kv' if frame.sr_ratio > 1 else frame.qkv
         of_tokens, of_map = QKV_FORMS[form]
-        self.qkv = Linear(embed_dims, (of_tokens + frame.gate) * embed_dims, frame.qkv_bias)
-        self.kv = Linear(embed_dims, of_map * embed_dims, frame.qkv_bias) if of_map else None
+        channels = dict(q=dims.key, k=dims.key, v=dims.value)
+        self.parts = [channels[part] for part in of_tokens] + [dims.value] * frame.gate
+        self.qkv = Linear(embed_dims, sum(self.parts), frame.qkv_bias)
+        self.kv = Linear(embed_dims, dims.key + dims.value, frame.qkv_bias) if of_map else None
         self.sr = PatchEmbed(embed_dims, embed_dims, frame.sr_ratio) if frame.sr_ratio > 1 else None
         self.key_positions = None
         if frame.key_positions:
-            table = torch.zeros(1, embed_dims, *self.kv_shape(self.input_resolution))
+            table = torch.zeros(1, dims.key, *self.kv_shape(self.input_resolution))
             self.key_positions = nn.Parameter(nn.init.trunc_normal_(table, std=0.02))
         self.rotary = None
         if frame.rope:
@@ -163,10 +192,31 @@ class QKVAttention(BaseAttention):
         self.lepe = None
         if frame.lepe_kernel:
             self.lepe = DepthwiseConv(
-                embed_dims, frame.lepe_kernel, num_heads, frame.lepe_filters, frame.lepe_bias
+                dims.value, frame.lepe_kernel, num_heads, frame.lepe_filters, frame.lepe_bias
             )
-        self.proj = Linear(embed_dims, embed_dims) if frame.proj else nn.Identity()
+        self.proj = Linear(dims.value, dims.out) if frame.proj else nn.Identity()
         self.proj_drop = nn.Dropout(frame.proj_drop)
+
+    def check_dims(self, num_heads: int) -> None:
+        """Raise a ValueError for channels that heads do not divide, or that the frame excludes."""
+        dims, embed_dims = self.dims, self.embed_dims
+        for name, channels in (('key_dims', dims.key), ('value_dims', dims.value)):
+            name = 'embed_dims' if channels == embed_dims else name
+            if num_heads < 1 or channels < 1 or channels % num_heads:
+                raise ValueError(
+                    f'{name} ({channels}) must be positive and divisible by num_heads '
+                    f'({num_heads})'
+                )
+        if self.frame.qkv == 'qk' and dims.value != embed_dims:
+            raise ValueError(
+                f"qkv='qk' takes the {embed_dims} channels of the input for values, which have "
+                f"{dims.value} here; take another form, such as qkv='qkv'"
+            )
+        if not self.frame.proj and dims.value != dims.out:
+            raise ValueError(
+                f'proj=False leaves the output the {dims.value} channels of the values, but it has '
+                f'{dims.out}; set proj=True'
+            )
 
     def kv_shape(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
         """Height and width of the map of keys and values, for queries on a map ``(H, W)``."""
@@ -177,10 +227,10 @@ class QKVAttention(BaseAttention):
         source = x
         if self.sr is not None:
             source, _ = self.sr(tokens_to_map(x, hw_shape))
-        parts = list(self.qkv(x).chunk(self.qkv.out_features // self.embed_dims, dim=-1))
+        parts = list(self.qkv(x).split(self.parts, dim=-1))
         gate = parts.pop() if self.frame.gate else None
         if self.kv is not None:
-            parts += self.kv(source).chunk(2, dim=-1)
+            parts += self.kv(source).split([self.dims.key, self.dims.value], dim=-1)
         elif self.frame.qkv == 'qk':
             parts.append(x.to(parts[0].dtype))  # autocast makes queries and keys halves
         elif self.frame.qkv == 'shared_qk':
@@ -198,7 +248,8 @@ class QKVAttention(BaseAttention):
         """
         turns = self.rotary is not None and self.frame.rope_on == 'query_key'
         turns = turns and not self.turns_in_mix
-        q, v = self.split_heads(projected.q), self.split_heads(projected.v)
+        q = self.split_heads(projected.q)
+        v = self.split_heads(projected.v, self.dims.value // self.num_heads)
         q = self.rotary(q, hw_shape) if turns else q
         if projected.k is projected.q:
             return q, q, v
@@ -238,6 +289,10 @@ class QKVAttention(BaseAttention):
         """The output ``(B, N, C)`` times the gate."""
         return out * gate
 
+    def project_out(self, out: Tensor, projected: Projected) -> Tensor:
+        """The last linear, and its dropout."""
+        return self.proj_drop(self.proj(out))
+
     def forward(
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
     ) -> Tensor:
@@ -250,12 +305,13 @@ class QKVAttention(BaseAttention):
         local = self.local_branch(projected.v, x, hw_shape)
         out = out if local is None else out + local
         out = out if projected.gate is None else self.apply_gate(out, projected.gate)
-        return self.proj_drop(self.proj(out))
+        return self.project_out(out, projected)
 
-    def split_heads(self, x: Tensor) -> Tensor:
-        """``(B, N, C) -> (B, heads, N, d)``."""
+    def split_heads(self, x: Tensor, head_dims: Optional[int] = None) -> Tensor:
+        """``(B, N, C) -> (B, heads, N, d)``, where d is ``head_dims`` or that of the queries."""
         # Not by unflatten, after which the TorchScript exporter takes N for a constant.
-        return x.view(*x.shape[:2], self.num_heads, self.head_dims).transpose(1, 2)
+        head_dims = head_dims or self.head_dims
+        return x.view(*x.shape[:2], self.num_heads, head_dims).transpose(1, 2)
 
     def merge_heads(self, x: Tensor) -> Tensor:
         """``(B, heads, N, d) -> (B, N, C)``."""

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
-from .base import QKVAttention
+from .base import Dims, QKVAttention
 
 
 @MODELS.register_module()
@@ -23,7 +23,12 @@ class EfficientLinearAttention(QKVAttention):
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         residual: Whether the input is added to the output, as in the authors' module. In a block
             with a shortcut of its own, the input then counts twice. Default: False.
+        key_dims: Channels of all heads of the queries, and of the keys. Default: C.
+        value_dims: Channels of all heads of the values. Default: C.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.
+
+    Raises:
+        ValueError: If ``num_heads`` does not divide the channels of keys or values.
 
     Source: Efficient Attention (arXiv 1812.01243).
 
@@ -35,19 +40,24 @@ class EfficientLinearAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
-    variants = (dict(rope=True), dict(sr_ratio=2))
+    variants = (dict(rope=True), dict(sr_ratio=2), dict(key_dims=24, lepe_kernel=3))
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        residual: bool = False, **kwargs,
+        residual: bool = False, key_dims: Optional[int] = None, value_dims: Optional[int] = None,
+        **kwargs,
     ) -> None:  # fmt: skip
-        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        key_dims, value_dims = (
+            embed_dims if given is None else given for given in (key_dims, value_dims)
+        )
+        dims = Dims(key_dims, value_dims, embed_dims)
+        super().__init__(embed_dims, num_heads, input_resolution, dims=dims, **kwargs)
         self.residual = residual
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            summed = key.softmax(-2).transpose(-2, -1) @ value  # (B, heads, d, d)
+            summed = key.softmax(-2).transpose(-2, -1) @ value  # (B, heads, d, d of values)
             return (query.softmax(-1) @ summed).to(v.dtype)
 
     def forward(

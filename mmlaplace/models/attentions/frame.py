@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields
 from ..layers.depthwise import FILTERS_PER
 from ..layers.position import ROPE_FORMS
 
-# Linears of C channels each, of the tokens and of the map that keys and values come from.
-QKV_FORMS = {'qkv': (3, 0), 'shared_qk': (2, 0), 'q_kv': (1, 2), 'qk': (2, 0)}
+# What a linear of the tokens makes, and one of the map that keys and values come from.
+QKV_FORMS = {'qkv': ('qkv', ''), 'shared_qk': ('qv', ''), 'q_kv': ('q', 'kv'), 'qk': ('qk', '')}
 ROPE_ON = ('query_key', 'features')
 
 

@@ -1,4 +1,4 @@
-from typing import Tuple
+from typing import Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -7,7 +7,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ..layers import Linear, resize_map
-from .base import Projected, QKVAttention
+from .base import Dims, Projected, QKVAttention
 
 
 @MODELS.register_module()
@@ -32,13 +32,18 @@ class LinformerAttention(QKVAttention):
         authors_init: Whether E and F start uniform in :math:`\pm 1/\sqrt{m}`, as the authors have
             it. Logits then grow with the map that it is built for. Without, it is
             :math:`\pm 1/\sqrt{N}`. Default: False.
+        one_kv_head: Whether all heads have the same keys and values, of one head's width. The
+            linear is smaller then, and everything after it is as large as with keys of their own.
+            Default: False.
+        head_dims: Channels d of a head. Default: C / heads.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``. The authors' queries, keys
             and values have no biases: ``qkv_bias=False``. There is no ``sr_ratio``, as keys are
             reduced already.
 
     Raises:
-        ValueError: For ``num_landmarks`` below 1, ``share_kv`` with another form of ``qkv``, and
-            with ``resize=False`` for a map of more tokens than ``input_resolution``.
+        ValueError: For ``num_landmarks`` below 1, ``share_kv`` or ``one_kv_head`` with another form
+            of ``qkv`` or a gate, and with ``resize=False`` for a map of more tokens than
+            ``input_resolution``.
 
     Source: Linformer (arXiv 2006.04768).
 
@@ -51,7 +56,11 @@ class LinformerAttention(QKVAttention):
     """
 
     fixed_options = ('sr_ratio',)
-    variants = (dict(share_kv=True, num_landmarks=5), dict(rope=True, authors_init=True))
+    variants = (
+        dict(share_kv=True, num_landmarks=5),
+        dict(rope=True, authors_init=True),
+        dict(one_kv_head=True, rope=True, lepe_kernel=3),
+    )
 
     def __init__(
         self,
@@ -62,19 +71,25 @@ class LinformerAttention(QKVAttention):
         share_kv: bool = False,
         resize: bool = True,
         authors_init: bool = False,
+        one_kv_head: bool = False,
+        head_dims: Optional[int] = None,
         **kwargs,
     ) -> None:
-        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        inner = None if head_dims is None else num_heads * head_dims
+        dims = None if inner is None else Dims(inner, inner, embed_dims)
+        super().__init__(embed_dims, num_heads, input_resolution, dims=dims, **kwargs)
         if not isinstance(num_landmarks, int) or num_landmarks < 1:
             raise ValueError(
                 f'num_landmarks must be an integer of at least 1, got {num_landmarks!r}'
             )
-        if share_kv and (self.frame.qkv != 'qkv' or self.frame.gate):
-            raise ValueError(
-                f'share_kv=True has linears of its own, got qkv={self.frame.qkv!r} and '
-                f"gate={self.frame.gate}; set qkv='qkv' and gate=False, or share_kv=False"
-            )
+        for name, value in (('share_kv', share_kv), ('one_kv_head', one_kv_head)):
+            if value and (self.frame.qkv != 'qkv' or self.frame.gate):
+                raise ValueError(
+                    f'{name}=True has linears of its own, got qkv={self.frame.qkv!r} and '
+                    f"gate={self.frame.gate}; set qkv='qkv' and gate=False, or {name}=False"
+                )
         self.share_kv = share_kv
+        self.one_kv_head = one_kv_head
         self.resize = resize
         height, width = self.input_resolution
         bound = (num_landmarks if authors_init else height * width) ** -0.5
@@ -85,14 +100,18 @@ class LinformerAttention(QKVAttention):
 
         self.key_sums = sums()
         self.register_parameter('value_sums', None if share_kv else sums())
-        if share_kv:
-            self.qkv = Linear(embed_dims, 2 * embed_dims, self.frame.qkv_bias)
+        if share_kv or one_kv_head:
+            of_keys = self.head_dims if one_kv_head else self.dims.key
+            self.parts = [self.dims.key, of_keys] if share_kv else [self.dims.key, of_keys, of_keys]
+            self.qkv = Linear(embed_dims, sum(self.parts), self.frame.qkv_bias)
 
     def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:
-        if not self.share_kv:
+        if not self.share_kv and not self.one_kv_head:
             return super().project(x, hw_shape)
-        q, k = self.qkv(x).chunk(2, dim=-1)
-        v = k
+        q, *parts = self.qkv(x).split(self.parts, dim=-1)
+        if self.one_kv_head:
+            parts = [part.repeat(1, 1, self.num_heads) for part in parts]
+        k, v = parts[0], parts[-1]
         if self.key_positions is not None:
             positions = resize_map(self.key_positions, hw_shape).flatten(2).transpose(-2, -1)
             k = k + positions.to(k.dtype)

@@ -18,9 +18,10 @@ from .base import BaseAttention
 class LiteMLA(BaseAttention):
     r"""Multi-scale linear attention of EfficientViT: ReLU features of tokens and what is around.
 
-    Queries, keys and values are a map of 3C channels. For each scale there is another such map: a
-    depthwise convolution of that size, and a 1 x 1 convolution of the channels of a head. Each map
-    has its own heads, so there are heads x (1 + scales) of them. Per head:
+    Queries, keys and values are a map of the channels of all heads, three times. For each scale
+    there is another such map: a depthwise convolution of that size, and a 1 x 1 convolution of the
+    channels of a head. Each map has its own heads, so there are heads x (1 + scales) of them. Per
+    head:
 
     .. math::
         y_i = \frac{\mathrm{relu}(q_i) \sum_j \mathrm{relu}(k_j)^T v_j}
@@ -36,11 +37,19 @@ class LiteMLA(BaseAttention):
         scales: Odd side of the depthwise convolution of each further map. Default: (5,).
         qkv_bias: Whether the linear and these convolutions have a bias. Default: False.
         eps: :math:`\epsilon`, against the sum. Default: 1e-15.
-        norm_cfg: Config of the norm of the output. Default: ``dict(type='BN')``, which makes an
-            image depend on the others of its batch while training.
+        norm_cfg: Config of the norm of the output. ``dict(type=torch.nn.Identity)`` is none.
+            Default: ``dict(type='BN')``, which makes an image depend on the others of its batch
+            while training.
+        qkv_norm_cfg: Config of a norm of queries, keys and values. Default: none.
+        proj_bias: Whether the last linear has a bias. Default: False.
+        head_dims: Channels d of a head. With it, ``num_heads`` need not divide C. Default: C /
+            heads.
+        out_dims: Channels of the output, for use where no shortcut goes past the attention.
+            Default: C.
 
     Raises:
-        ValueError: For a scale that is not odd and positive.
+        ValueError: For a scale that is not odd and positive, or ``head_dims`` or ``out_dims`` that
+            is no integer of at least 1.
 
     Source: EfficientViT (arXiv 2205.14756).
 
@@ -53,7 +62,10 @@ class LiteMLA(BaseAttention):
     """
 
     mixes_tokens = False  # also of other tokens' values: the convolutions are in the values
-    variants = (dict(scales=(3, 5), qkv_bias=True), dict(scales=()))
+    variants = (
+        dict(scales=(3, 5), qkv_bias=True),
+        dict(scales=(), qkv_norm_cfg=dict(type='BN'), proj_bias=True),
+    )
 
     def __init__(
         self,
@@ -64,29 +76,45 @@ class LiteMLA(BaseAttention):
         qkv_bias: bool = False,
         eps: float = 1e-15,
         norm_cfg: Optional[dict] = None,
+        qkv_norm_cfg: Optional[dict] = None,
+        proj_bias: bool = False,
+        head_dims: Optional[int] = None,
+        out_dims: Optional[int] = None,
         init_cfg: Union[dict, List[dict], None] = None,
     ) -> None:
-        super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
+        # Heads of a given width need not divide C.
+        dividing = num_heads if head_dims is None else 1
+        super().__init__(embed_dims, dividing, input_resolution, init_cfg)
+        out_dims = embed_dims if out_dims is None else out_dims
+        head_dims = self.head_dims if head_dims is None else head_dims
+        sizes = dict(num_heads=num_heads, head_dims=head_dims, out_dims=out_dims)
+        for name, value in sizes.items():
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f'{name} must be an integer of at least 1, got {value!r}')
+        self.num_heads, self.head_dims = num_heads, head_dims
         if not all(isinstance(size, int) and size > 0 and size % 2 for size in scales):
             raise ValueError(f'scales must be odd and positive, got {tuple(scales)}')
         self.eps = eps
-        channels = 3 * embed_dims
+        inner = num_heads * head_dims
+        channels = 3 * inner
         self.qkv = Linear(embed_dims, channels, qkv_bias)
+        self.qkv_norm = build_map_norm(qkv_norm_cfg, channels) if qkv_norm_cfg else None
         self.aggregations = ModuleList()
         for size in scales:
             options = dict(padding=size // 2, groups=channels, bias=qkv_bias)
             around = nn.Conv2d(channels, channels, size, **options)
             of_heads = nn.Conv2d(channels, channels, 1, groups=3 * num_heads, bias=qkv_bias)
             self.aggregations.append(Sequential(around, of_heads))
-        self.proj = Linear((1 + len(scales)) * embed_dims, embed_dims, bias=False)
-        self.norm = build_map_norm(norm_cfg or dict(type='BN'), embed_dims)
+        self.proj = Linear((1 + len(scales)) * inner, out_dims, bias=proj_bias)
+        self.norm = build_map_norm(norm_cfg or dict(type='BN'), out_dims)
 
     def forward(
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
     ) -> Tensor:
         self.check_token_map(x, hw_shape)
         self.check_mask(mask)
-        maps = tokens_to_map(self.qkv(x), hw_shape)  # (B, 3C, H, W), by head: q, k, v
+        maps = tokens_to_map(self.qkv(x), hw_shape)  # (B, 3 heads d, H, W), by head: q, k, v
+        maps = maps if self.qkv_norm is None else self.qkv_norm(maps)
         maps = torch.cat([maps, *(aggregate(maps) for aggregate in self.aggregations)], dim=1)
         count = maps.shape[1] // (3 * self.head_dims)
         heads = maps.reshape(x.shape[0], count, 3, self.head_dims, x.shape[1]).transpose(-2, -1)

@@ -1,4 +1,4 @@
-from typing import Tuple
+from typing import Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from mmlaplace.ops.precision import no_autocast, upcast
 from ..layers import Landmarks
 from ..layers.pseudo_inverse import check_iteration, pseudo_inverse
 from ..layers.token_conv import TokenConv
-from .base import QKVAttention
+from .base import Dims, Projected, QKVAttention
 from .frame import Frame
 
 METHODS = ('pool', 'runs')
@@ -44,6 +44,9 @@ class NystromformerAttention(QKVAttention):
         conv_kernel_size: Taps of the authors' convolution of the values, which runs along the
             flattened tokens, with one filter for each head. It is the ``lepe_kernel`` of the frame
             that stands for it in two dimensions. Default: 0, none.
+        out_dims: Channels of queries, keys, values and the output, for use where no shortcut goes
+            past the attention. As in the authors' T2T-ViT, d above stays C / heads. Default: C.
+        value_shortcut: Whether the values are added to the output, as there. Default: False.
         **frame: Fields of :class:`Frame` that differ from ``Frame(lepe_kernel=3,
             lepe_filters='head', lepe_bias=False)``. Landmarks of queries and keys are of the same
             tokens: there is no ``sr_ratio``.
@@ -66,7 +69,7 @@ class NystromformerAttention(QKVAttention):
     fixed_options = ('sr_ratio',)
     variants = (
         dict(landmark_method='runs', num_landmarks=6, conv_kernel_size=5),
-        dict(num_landmarks=4, rope=True),
+        dict(num_landmarks=4, rope=True, value_shortcut=True),
     )
 
     def __init__(
@@ -79,9 +82,12 @@ class NystromformerAttention(QKVAttention):
         num_iters: int = 6,
         newton_start_per: str = 'matrix',
         conv_kernel_size: int = 0,
+        out_dims: Optional[int] = None,
+        value_shortcut: bool = False,
         **kwargs,
     ) -> None:
-        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        dims = None if out_dims is None else Dims(out_dims, out_dims, out_dims)
+        super().__init__(embed_dims, num_heads, input_resolution, dims=dims, **kwargs)
         if landmark_method not in METHODS:
             raise ValueError(f'landmark_method must be one of {METHODS}, got {landmark_method!r}')
         check_iteration(num_iters, newton_start_per)
@@ -94,6 +100,7 @@ class NystromformerAttention(QKVAttention):
         self.num_iters = num_iters
         self.newton_start_per = newton_start_per
         self.conv = TokenConv(num_heads, conv_kernel_size) if conv_kernel_size else None
+        self.value_shortcut = value_shortcut
 
     def landmarks(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """Means of tokens, ``(B, heads, N, d)`` to ``(B, heads, m, d)``."""
@@ -116,7 +123,7 @@ class NystromformerAttention(QKVAttention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            shrink = self.head_dims**-0.25
+            shrink = (self.embed_dims // self.num_heads) ** -0.25
             query, key = query * shrink, key * shrink
             some_queries, some_keys = (self.landmarks(x, hw_shape) for x in (query, key))
             if some_keys.shape[2] == key.shape[2]:
@@ -129,3 +136,7 @@ class NystromformerAttention(QKVAttention):
             if self.conv is not None:
                 out = out + self.conv(value.to(self.conv.weight.dtype)).to(out.dtype)
             return out.to(v.dtype)
+
+    def project_out(self, out: Tensor, projected: Projected) -> Tensor:
+        out = super().project_out(out, projected)
+        return out + projected.v if self.value_shortcut else out

@@ -17,6 +17,9 @@ from .frame import Frame
 
 MOST_BUCKETS = 4096
 FORMS = ('auto', 'chunks', 'pairs')
+# Stands for the number of meetings of a pair of which none counts. It is no summand, which the
+# optimiser of ONNX graphs would take for zero.
+NEVER = 1e-9
 
 
 @functools.lru_cache(maxsize=8)
@@ -42,6 +45,11 @@ class ReformerAttention(QKVAttention):
     .. math:: y_i = \frac{\sum_j c_{ij} \exp(s_{ij}) v_j}{\sum_j c_{ij} \exp(s_{ij})}, \quad
               s_{ij} = q_i \cdot k_j / \sqrt{d}
 
+    Without ``duplicates``, a pair counts once: :math:`c_{ij}` is divided by the number of meetings
+    inside of rounds. As in the authors' code, these are not those where the ring goes from one
+    round to the next. A pair that meets only there is divided by :math:`10^{-9}`, so it has nearly
+    all the weight.
+
     It is computed in chunks, in :math:`O(R N b d)` per head, or over all pairs with these counts,
     which is cheaper where :math:`N \leq 2 R b`. Beside it there is a small term
     :math:`O(R N^2 d / b)` to choose among N / b buckets, of which there are 4096 at most. It has no
@@ -58,6 +66,7 @@ class ReformerAttention(QKVAttention):
         num_hashes: Rounds R. Default: 8.
         form: ``'auto'`` (default): over all pairs for up to 2 R b tokens. ``'chunks'`` or
             ``'pairs'``: always that.
+        duplicates: Whether a pair that meets in several rounds counts in each. Default: True.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='shared_qk',
             qkv_bias=False)``. Queries and keys are always the same.
 
@@ -81,7 +90,8 @@ class ReformerAttention(QKVAttention):
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        bucket_size: int = 64, num_hashes: int = 8, form: str = 'auto', **kwargs,
+        bucket_size: int = 64, num_hashes: int = 8, form: str = 'auto', duplicates: bool = True,
+        **kwargs,
     ) -> None:  # fmt: skip
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         for name, value in (('bucket_size', bucket_size), ('num_hashes', num_hashes)):
@@ -92,6 +102,7 @@ class ReformerAttention(QKVAttention):
         self.bucket_size = bucket_size
         self.num_hashes = num_hashes
         self.form = form
+        self.duplicates = duplicates
 
     def rotations(self, buckets: int) -> Tensor:
         """A random matrix for each round, ``(R, d, buckets / 2)``."""
@@ -133,11 +144,23 @@ class ReformerAttention(QKVAttention):
         if order is not None:
             chunk = order.argsort(-1)[..., : query.shape[2]] // self.bucket_size
             inside = F.one_hot(chunk, order.shape[-1] // self.bucket_size).to(query.dtype)
-            inside = inside.transpose(2, 3).flatten(3)  # (B, heads, N, R * chunks)
+            inside = inside.transpose(2, 3)  # (B, heads, N, R, chunks)
+            ring = inside.flatten(3)
             # Those of a chunk meet it and the one before.
-            logits = ((inside + inside.roll(-1, -1)) @ inside.transpose(-2, -1)).log_()
+            meetings = (ring + ring.roll(-1, -1)) @ ring.transpose(-2, -1)
+            counts = None if self.duplicates else meetings - self._between_rounds(inside)
+            logits = meetings.log_()
+            if counts is not None:
+                logits.sub_(counts.clamp_(min=NEVER).log_())
         logits = logits.masked_fill(itself, self.to_itself)
         return F.scaled_dot_product_attention(query, unit_vectors(query), value, logits)
+
+    def _between_rounds(self, inside: Tensor) -> Tensor:
+        """How often the ring brings tokens from the last chunk of a round to the next round's."""
+        if self.num_hashes == 1:  # the ring is this round's
+            return inside.new_zeros(())
+        first, last = inside[..., 0], inside[..., -1]  # (B, heads, N, R)
+        return first.roll(-1, -1) @ last.transpose(-2, -1)
 
     def _over_chunks(self, query: Tensor, value: Tensor, order: Tensor) -> Tensor:
         """Mixed values by weights for the pairs that meet in a chunk, in each round."""
@@ -157,23 +180,42 @@ class ReformerAttention(QKVAttention):
             before = torch.cat([x[:, :, -1:], x[:, :, :-1]], dim=2)
             return torch.cat([x, before], dim=3)
 
+        back = order.argsort(-1)  # (B, heads, R, padded)
         near, place = chunks(query), in_chunks(flat)
         keys, values, key_place = (
             with_chunk_before(x) for x in (unit_vectors(near), chunks(value), place)
         )
         # A graph for maps of any size has the mask of the padding, whether or not it pads.
         hidden = key_place >= tokens if exporting() or padded > tokens else None
-        out, weight = self._attend(near, keys, values, place, key_place, hidden)
-        back = order.argsort(-1)[..., :tokens].unsqueeze(-1)  # (B, heads, R, N, 1)
+        counts = None if self.duplicates else self._counts(back, place, key_place)
+        out, weight = self._attend(near, keys, values, place, key_place, hidden, counts)
+        back = back[..., :tokens].unsqueeze(-1)  # (B, heads, R, N, 1)
         out, weight = (
             x.reshape(*x.shape[:2], self.num_hashes, padded, x.shape[-1]) for x in (out, weight)
         )
         out = out.gather(3, back.expand(-1, -1, -1, -1, out.shape[-1]))
         return (out * weight.gather(3, back).softmax(2)).sum(2)
 
+    def _counts(self, back: Tensor, q_place: Tensor, k_place: Tensor) -> Tensor:
+        """In how many rounds the tokens at some places meet, ``(B, heads, chunks, b, 2 b)``."""
+        chunk = back // self.bucket_size  # of each token in each round, (B, heads, R, padded)
+        count, chunks = 0, chunk.shape[-1] // self.bucket_size
+
+        def chunk_of(of_round: Tensor, place: Tensor) -> Tensor:
+            return of_round.gather(2, place.flatten(2)).view(place.shape)
+
+        for of_round in chunk.unbind(2):  # all at once would hold R times as much
+            of_query = chunk_of(of_round, q_place)[..., :, None]
+            before = of_query - chunk_of(of_round, k_place)[..., None, :]
+            meets = (before == 0) | (before == 1)
+            if self.num_hashes == 1:  # the ring is this round's
+                meets = meets | (before == 1 - chunks)
+            count = count + meets.to(torch.int32)
+        return count
+
     def _attend(
         self, q: Tensor, k: Tensor, v: Tensor, q_place: Tensor, k_place: Tensor,
-        hidden: Optional[Tensor],
+        hidden: Optional[Tensor], counts: Optional[Tensor],
     ) -> Tuple[Tensor, Tensor]:  # fmt: skip
         """Mixed values and the logarithm of the sum of the exponentials, ``(..., 1)``.
 
@@ -181,6 +223,8 @@ class ReformerAttention(QKVAttention):
         channel of ones beside the values gives the sum.
         """
         scores = (q * self.head_dims**-0.5) @ k.transpose(-2, -1)
+        if counts is not None:
+            scores.sub_(counts.to(scores.dtype).clamp(min=NEVER).log_())
         scores.masked_fill_(q_place[..., :, None] == k_place[..., None, :], self.to_itself)
         if hidden is not None:
             scores.masked_fill_(hidden[..., None, :], float('-inf'))

@@ -48,11 +48,14 @@ class SkyformerAttention(QKVAttention):
         newton_start_per: What shares the scale that the steps start at. ``'matrix'`` (default):
             each matrix has its own. ``'batch'``: all images and heads share one, as the authors
             have it. The result for an image then depends on the other images of the batch.
+        accumulation: Sets of random landmarks. A column of :math:`k(\cdot, L)` is a sum over the
+            landmarks of that place in each set, and W has the sums of both. The first half of all
+            landmarks is of the queries, as in the authors' code. Default: 1.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.
 
     Raises:
-        ValueError: For an unknown ``landmark_method`` or ``newton_start_per``, or numbers out of
-            range.
+        ValueError: For an unknown ``landmark_method`` or ``newton_start_per``, numbers out of
+            range, or ``accumulation`` of pooled landmarks.
 
     Source: Skyformer (arXiv 2111.00035).
 
@@ -68,6 +71,7 @@ class SkyformerAttention(QKVAttention):
         dict(landmark_method='random', num_landmarks=6, lepe_kernel=3),
         dict(rope=True, num_landmarks=4),
         dict(num_landmarks=4, sr_ratio=2),
+        dict(landmark_method='random', num_landmarks=4, accumulation=2, lepe_kernel=3),
     )
 
     def __init__(
@@ -81,6 +85,7 @@ class SkyformerAttention(QKVAttention):
         ridge: float = 0.1,
         num_iters: int = 6,
         newton_start_per: str = 'matrix',
+        accumulation: int = 1,
         **kwargs,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
@@ -97,7 +102,15 @@ class SkyformerAttention(QKVAttention):
             raise ValueError(
                 f'num_landmarks must be an integer of at least 1, got {num_landmarks!r}'
             )
+        if not isinstance(accumulation, int) or accumulation < 1:
+            raise ValueError(f'accumulation must be an integer of at least 1, got {accumulation!r}')
+        if accumulation > 1 and landmark_method == 'pool':
+            raise ValueError(
+                f'accumulation={accumulation} draws several sets of landmarks, which are one with '
+                "landmark_method='pool'; set landmark_method='random' or accumulation=1"
+            )
         self.num_landmarks = num_landmarks
+        self.accumulation = accumulation
         self.pool = Landmarks(num_landmarks) if landmark_method == 'pool' else None
         self.bandwidth = bandwidth
         self.ridge = ridge
@@ -105,17 +118,17 @@ class SkyformerAttention(QKVAttention):
         self.newton_start_per = newton_start_per
 
     def draw(self, images: int, queries: int, keys: int) -> Tensor:
-        """Indices of landmarks among the queries and then the keys, ``(images, 2 m)``."""
+        """Indices of a sets of landmarks in the queries and then the keys, ``(images, 2 a m)``."""
         rows, generator = images, None
         if not self.training:
             rows, generator = 1, torch.Generator().manual_seed(0)
-        shape = (rows, self.num_landmarks)
+        shape = (rows, self.accumulation * self.num_landmarks)
         of_queries = torch.randint(queries, shape, generator=generator, device='cpu')
         of_keys = torch.randint(keys, shape, generator=generator, device='cpu')
         return torch.cat([of_queries, of_keys + queries], dim=1).expand(images, -1)
 
     def landmarks(self, q: Tensor, k: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        """Landmarks of queries and of keys, ``(B, heads, 2 m, d)``."""
+        """Landmarks of queries and of keys, in a sets, ``(B, heads, 2 a m, d)``."""
         if self.pool is not None:
             pooled = self.pool(q, hw_shape), self.pool(k, self.kv_shape(hw_shape))
             return torch.cat(pooled, dim=2)
@@ -128,17 +141,21 @@ class SkyformerAttention(QKVAttention):
         """Steps towards the inverse of ``(B, heads, m, m)``, which is not ridged here."""
         return pseudo_inverse(mat, self.num_iters, self.newton_start_per)
 
+    def summed(self, kernel: Tensor, dim: int = -1) -> Tensor:
+        """What is of all 2 a m landmarks as sums over the sets, of 2 m."""
+        return kernel if self.accumulation == 1 else sum(kernel.chunk(self.accumulation, dim))
+
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
             landmarks = self.landmarks(query, key, hw_shape)
-            mat = gaussian_kernel(landmarks, landmarks, self.bandwidth)
-            mat = add_ridge(mat, self.ridge)
+            mat = self.summed(gaussian_kernel(landmarks, landmarks, self.bandwidth))
+            mat = add_ridge(self.summed(mat, -2), self.ridge)
             root = mat.sum(-1, keepdim=True).rsqrt()  # (B, heads, 2 m, 1)
             normalized = root * mat * root.transpose(-2, -1)
             inverse = self.pseudo_invert(normalized)
             of_queries, of_keys = (
-                gaussian_kernel(x, landmarks, self.bandwidth) for x in (query, key)
+                self.summed(gaussian_kernel(x, landmarks, self.bandwidth)) for x in (query, key)
             )
             gathered = root * (of_keys.transpose(-2, -1) @ value)  # (B, heads, 2 m, d)
             gathered = root * (inverse.transpose(-2, -1) @ gathered)
