@@ -115,6 +115,13 @@ def test_frozen_stages_stay_frozen(name, frozen_stages):
 
 
 @pytest.mark.parametrize('name', BACKBONES)
+def test_attentions_start_for_the_maps_that_training_images_have(name):
+    backbone = build(name, img_size=(70, 91)).eval()  # no stride divides these
+    maps = [tuple(out.shape[2:]) for out in backbone(torch.randn(1, 3, 70, 91))]
+    assert [s['blocks'][0].attn.input_resolution for s in backbone.stages] == maps
+
+
+@pytest.mark.parametrize('name', BACKBONES)
 def test_checkpoint_round_trip_at_another_resolution(name, tmp_path):
     trained = build(name, img_size=64).eval()
     torch.save(dict(state_dict=trained.state_dict()), tmp_path / 'trained.pth')

@@ -223,6 +223,14 @@ def test_a_pruned_model_computes_the_features_that_are_left(name, model, images)
         pruned.reset_classifier(0, 'token')
 
 
+@each_kind
+def test_a_pruned_model_has_no_parameter_that_it_does_not_use(name, model, images):
+    pruned = copy.deepcopy(model)
+    pruned.prune_intermediate_layers([1])
+    pruned.forward_features(images).sum().backward()
+    assert [n for n, parameter in pruned.named_parameters() if parameter.grad is None] == []
+
+
 @pytest.mark.parametrize('name', ['softplusplus_micro'])
 def test_pools_take_the_class_token_or_the_others(model, images):
     model = copy.deepcopy(model)

@@ -330,6 +330,14 @@ def test_options_that_do_not_go_together_are_named(options, message):
     assert result.returncode == 2 and message in result.stderr
 
 
+@pytest.mark.parametrize('half', [False, True])
+def test_a_difference_that_is_no_number_is_beyond_every_tolerance(half):
+    fine = dict(scores=1e-5, boxes=0.01)
+    assert not verification.too_much(fine, half)
+    for name in fine:
+        assert list(verification.too_much(dict(fine, **{name: float('nan')}), half)) == [name]
+
+
 def test_an_unknown_file_is_refused(tmp_path):
     with pytest.raises(ValueError, match='ends with none of'):
         exporting.open_exported(tmp_path / 'model.bin')
