@@ -113,6 +113,7 @@ def list_tables(console: Console) -> None:
         cells = [f'{covered} of {rows}' if rows else '' for covered, rows, _ in counts]
         shown.add_row(table.name, *cells, f'{table.title} ({table.place})')
     console.print(shown)
+    console.print('--list TABLE tells why no command produces a row', markup=False)
 
 
 def coverage(table: Table, kind: str) -> Tuple[int, int, int]:
@@ -122,7 +123,7 @@ def coverage(table: Table, kind: str) -> Tuple[int, int, int]:
 
 
 def coverage_page() -> str:
-    """The counts of the papers' tables as Markdown, which docs/reproduce.md has."""
+    """The papers' tables as Markdown, which docs/reproduce.md has: counts, and what they lack."""
     header = ['table', 'what', 'own rows', 'wait', 'baselines', 'wait', 'cannot']
     lines, sums = [header, ['---'] * len(header)], [0] * 6
     for table in read_tables():
@@ -133,7 +134,21 @@ def coverage_page() -> str:
         link = f'[{table.name}](../configs/tables/{table.name}.yml)'
         lines.append([link, f'{table.title} ({table.place})', *_count_cells(counts)])
     lines.append(['**all**', '', *_count_cells(sums)])
-    return '\n'.join(f'| {" | ".join(cells)} |' for cells in lines)
+    return '\n\n'.join(
+        '\n'.join(f'| {" | ".join(cells)} |' for cells in part) for part in (lines, _lacking())
+    )
+
+
+def _lacking() -> List[List[str]]:
+    """Rows that no command produces, those of a table with the same reason together."""
+    rows: Dict[Tuple[str, str], List[str]] = {}
+    for table in read_tables():
+        for row in table.rows:
+            if not row.covered:
+                rows.setdefault((table.name, row.reason), []).append(row.label)
+    header = ['table', 'rows without a command', 'why']
+    cells = [[name, ', '.join(labels), reason] for (name, reason), labels in rows.items()]
+    return [header, ['---'] * len(header), *cells]
 
 
 def _count_cells(counts: List[int]) -> List[str]:
@@ -148,11 +163,10 @@ def list_rows(table: Table, console: Console) -> None:
     for column in shown.columns:
         column.overflow = 'fold'  # a name cut short is of no use
     for row in table.rows:
-        reason = row.why_not or (f'waits for {row.waits_for}' if row.waits_for else '')
         for run in row.runs:
             values = {name: value for name, value in run.published.items() if value is not None}
             published = ', '.join(f'{name} {value}' for name, value in values.items())
-            config = reason or (run.full.config if run.full else run.tool[0])
+            config = row.reason or (run.full.config if run.full else run.tool[0])
             name = f'{row.name}, {run.name}' if run.name else row.name
             shown.add_row(name, row.kind, published, config, 'yes' if run.mini or run.tool else '')
     console.print(table.title, f'({table.paper}, {table.place})', table.note, markup=False)
@@ -173,7 +187,7 @@ def dry_run(plan: Plan) -> Iterator[str]:
             yield f'  refused: {job.wrong_batch()}'
     for row, _ in plan.rows:
         if not row.covered:
-            yield f'{row.name}: {row.why_not or f"waits for {row.waits_for}"}'
+            yield f'{row.name}: {row.reason}'
 
 
 def parse_weights(given: List[str]) -> Dict[str, Path]:

@@ -356,7 +356,7 @@ def _source(name: str, seed: int, settings: Settings) -> Training:
     if not isinstance(job, Training):
         raise TableError(
             f'{name} cannot give weights at the scale {settings.scale!r}: '
-            f'{row.waits_for or row.why_not or "it has no config for it"}'
+            f'{row.reason or "it has no config for it"}'
         )
     return job
 

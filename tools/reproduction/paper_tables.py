@@ -223,7 +223,12 @@ class Row:
     @property
     def covered(self) -> bool:
         """Whether one command produces it."""
-        return not (self.waits_for or self.why_not)
+        return not self.reason
+
+    @property
+    def reason(self) -> str:
+        """Why no command produces it, or ``''``."""
+        return self.why_not or (f'waits for {self.waits_for}' if self.waits_for else '')
 
 
 @dataclass(frozen=True)
