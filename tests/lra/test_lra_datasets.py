@@ -171,6 +171,7 @@ def test_a_pair_is_padded_to_the_longer(written):
         (LRAText, dict(max_length=2), [1, 8]),
         (LRAListOps, {}, [0, 7, END, 255]),
         (LRAListOps, dict(brackets=False), [0, 7, 255]),
+        (LRAListOps, dict(brackets=False, max_length=3), [0, 7, 255]),  # of what is left
         (LRAPixels, {}, [1, 8, END + 1, 256]),
         (LRAPixels, dict(black_is_padding=True), [0, 7, END, 255]),
     ],
@@ -286,6 +287,16 @@ def test_papers_are_stored_once_and_cut_at_ten_thousand_characters(tmp_path):
     data = LRAText(folder, 'val')
     assert data[1]['img'].shape == (2, 10_000)
     assert bytes(np.uint8(data[0]['img'][0] - 1)) == b'one'
+
+
+def test_each_split_of_papers_comes_from_the_official_one(tmp_path):
+    for split in ('train', 'eval', 'test'):
+        file = tmp_path / f'lra_release/tsv_data/new_aan_pairs.{split}.tsv'
+        write(file, f'1.0\ta\tb\t{split}\ttwo\n')
+    said = run_script(CONVERT, 'retrieval', tmp_path, '--out', tmp_path)
+    assert said.returncode == 0, said.stderr
+    splits = [read_split(tmp_path / 'retrieval' / name) for name in ('train', 'val', 'test')]
+    assert [bytes(split.sequence(0)) for split in splits] == [b'train', b'eval', b'test']
 
 
 def test_pictures_become_grey_and_the_last_tenth_is_held_out(tmp_path):
