@@ -7,6 +7,10 @@ from . import _checks, _native
 from ._inverse import batch_in_front, identity_like
 from .precision import upcast, wide_dtype
 
+# An eigenvalue l of W with alpha l^2 = 2 is mapped to 0 by the first step, and never comes back.
+# From 2 - 1e-3 it takes fifteen steps, and from there on rounding in fp32 does not count.
+LARGEST = 1.999
+
 
 def newton_start_scale_reference(
     mat: Tensor, factor: float, halve: bool, per_batch: bool
@@ -21,9 +25,11 @@ def newton_start_scale_reference(
     scale = factor / largest(mat.sum(-1)).square()
     if halve:
         identity, square = identity_like(mat), mat @ mat
+        columns = largest(square.sum(-2))
         for _ in range(10):
             norm = largest((identity - scale * square).abs().sum(-2))
-            scale = torch.where(norm > 1.01, scale / 2, scale)
+            halved = (norm > 1.01) | (scale * columns > LARGEST)
+            scale = torch.where(halved, scale / 2, scale)
     return scale.expand(*mat.shape[:-2], 1, 1)[..., 0, 0]
 
 
@@ -57,11 +63,18 @@ def newton_start_scale(
 ) -> Tensor:
     r"""SOFT's :math:`\alpha = f / r^2` for :func:`newton_schulz_inverse`, r the largest row sum.
 
+    With ``halve`` there is one halving that the authors of SOFT++ do not have. Without it, the
+    iteration for W = I ends at 0 instead of I, and for W close to I anywhere between, as
+    :math:`f = 2` starts it at twice the inverse, from where a step leads to 0. Where their start
+    works, one half of it leads to the same inverse.
+
     Args:
         mat: Symmetric matrices W ``(..., m, m)`` of values that are not negative.
-        factor: f. For :math:`f \le 2` the iteration from :math:`\alpha W` converges.
+        factor: f. For :math:`f < 2` the iteration from :math:`\alpha W` converges, and for
+            :math:`f = 2` with ``halve``.
         halve: Whether :math:`\alpha` is halved, ten times at most, while
-            :math:`\lVert I - \alpha W^2 \rVert_1 > 1.01`, as in SOFT++.
+            :math:`\lVert I - \alpha W^2 \rVert_1 > 1.01`, as in SOFT++, or
+            :math:`\alpha \lVert W^2 \rVert_1 > 1.999`.
         per_batch: Whether all matrices share the smallest :math:`\alpha`.
         backend: As in :func:`newton_schulz_inverse`.
 

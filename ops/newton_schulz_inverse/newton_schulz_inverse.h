@@ -88,7 +88,8 @@ inline at::Tensor start_limits_by_matmul(const at::Tensor& mats, bool halve) {
   if (!halve) return limits;
   const at::Tensor square = at::bmm(mats, mats), diagonal = square.diagonal(0, -2, -1);
   const at::Tensor others = square.abs().sum(-2) - diagonal.abs();
-  limits[1].copy_(at::maximum((others - diagonal) / 0.01, (others + diagonal) / 2.01).amax(-1));
+  limits[1].copy_(
+      at::maximum((others - diagonal) / 0.01, (others + diagonal) / kMostAtStart).amax(-1));
   return limits;
 }
 

@@ -77,6 +77,22 @@ def test_equal_landmarks_give_finite_output_and_gradients(normalized):
     assert all(torch.isfinite(p.grad).all() for p in attention.parameters())
 
 
+@pytest.mark.parametrize('start', ['matrix', 'batch'])
+@pytest.mark.parametrize('options', [dict(), dict(ridge=0.2), dict(normalized=False, ridge=0.2)])
+def test_landmarks_far_apart_have_the_inverse_of_their_matrix(options, start):
+    """Where SOFT++'s authors' start, and any start that leaves out a large ridge, goes astray."""
+    attention = build(newton_start_per=start, **options).float()
+    scales = torch.tensor([3.0, 1.0, 0.5])[:, None, None, None]
+    marks = scales * torch.randn(3, 2, 9, 32)
+    mat = gaussian(marks, marks)
+    exact = torch.linalg.inv(mat.double() + attention.ridge * torch.eye(9))
+    if attention.normalized:
+        root = mat.double().sum(-1).rsqrt()
+        exact = root[..., :, None] * exact * root[..., None, :]
+    # Rounding in fp32 of matrices of condition 10 at most.
+    torch.testing.assert_close(attention.invert(mat).double(), exact, atol=1e-4, rtol=0)
+
+
 def test_one_step_size_for_the_batch_couples_its_images_and_one_per_matrix_does_not():
     # Far apart tokens give well conditioned matrices, near ones ill conditioned: other step sizes.
     x = torch.randn(2, 48, 16, dtype=torch.float64)

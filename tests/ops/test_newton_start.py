@@ -48,8 +48,55 @@ def test_halvings_depend_on_the_matrix():
     mat = torch.stack([gaussian_matrix(49, 10.0), gaussian_matrix(49, 0.0)])
     scale = newton_start_scale(mat, 2.0, halve=True, per_batch=False)
     whole = newton_start_scale(mat, 2.0, halve=False, per_batch=False)
-    # I - 2 I of norm 1, and 1 + a 49 (49 - 2) <= 1.01 for a = 2 / 49^2 / 2^8.
-    assert (whole / scale).log2().tolist() == [0, 8]
+    # 2 I of norm 2, and 1 + a 49 (49 - 2) <= 1.01 for a = 2 / 49^2 / 2^8.
+    assert (whole / scale).log2().tolist() == [1, 8]
+
+
+def near_identity(size):
+    """Matrices for which a start at 2 / r^2 times W ends at 0, or between 0 and the inverse."""
+    identity = torch.eye(size)
+    some = torch.rand(size, size, dtype=torch.float64)
+    some = (some + some.T).fill_diagonal_(0)
+    found = [identity, *(identity + shift * some for shift in (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3))]
+    found += [(1 - shift) * identity + shift for shift in (1e-7, 1e-5, 1e-3)]  # of equal row sums
+    pair = identity.clone()
+    pair[:2, :2] = torch.tensor([[1, 0.4], [0.4, 1]])[:size, :size]
+    return torch.stack([*found, pair]).float()
+
+
+@pytest.mark.parametrize('backend', ['native', 'reference'])
+@pytest.mark.parametrize('per_batch', [False, True])
+@pytest.mark.parametrize('size', [1, 2, 49, 257])
+def test_matrices_near_the_identity_have_their_inverse(size, per_batch, backend):
+    mat = near_identity(size)
+    alone = mat.unsqueeze(1) if per_batch else mat  # also as batches of one
+    for mats in (mat, *(alone if per_batch else ())):
+        scale = newton_start_scale(mats, 2.0, halve=True, per_batch=per_batch, backend=backend)
+        inverse = newton_schulz_inverse(
+            mats, 20, 0.0, start_scale=scale, check=False, backend=backend
+        )
+        # Rounding in fp32 of products of 257.
+        torch.testing.assert_close(
+            inverse.double(), torch.linalg.inv(mats.double()), atol=1e-5, rtol=0
+        )
+
+
+@pytest.mark.parametrize('per_batch', [False, True])
+def test_where_the_authors_start_works_it_is_kept(per_batch):
+    mat = torch.stack([gaussian_matrix(49, spread, 3) for spread in (1.0, 0.8, *SPREADS)])
+
+    def largest(values):
+        return values.amax() if per_batch else values.amax(-1)[..., None, None]
+
+    scale = 2.0 / largest(mat.sum(-1)).square()  # the authors' lines
+    for _ in range(10):
+        norm = largest((torch.eye(49) - scale * mat @ mat).abs().sum(-2))
+        scale = torch.where(norm > 1.01, scale / 2, scale)
+    # Not even a quarter of 1e-3 away from 2, where a step leads to 0.
+    works = scale * torch.linalg.matrix_norm(mat, 2)[..., None, None].square() < 1.99
+    found = newton_start_scale(mat, 2.0, halve=True, per_batch=per_batch)[..., None, None]
+    assert works.all()
+    torch.testing.assert_close(found, scale.expand_as(found), rtol=1e-12, atol=0)
 
 
 @pytest.mark.parametrize('backend', ['native', 'reference'])

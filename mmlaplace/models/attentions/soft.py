@@ -13,6 +13,7 @@ from mmlaplace.ops import (
     newton_schulz_inverse,
     nystrom_attention,
 )
+from mmlaplace.ops._inverse import add_ridge
 from mmlaplace.ops.newton_start_scale import newton_start_scale
 from mmlaplace.ops.precision import no_autocast, upcast
 
@@ -23,6 +24,7 @@ from .frame import Frame
 
 STARTS = ('matrix', 'batch')
 SOLVERS = ('newton_schulz', 'svd', 'cholesky')
+RIDGES = {False: 1e-2, True: 0.0}  # of the authors, by ``normalized``
 
 
 @MODELS.register_module()
@@ -43,7 +45,8 @@ class SOFTAttention(QKVAttention):
     with vanishing eigenvalues, such as those of equal landmarks, stay out of it. Its gradient is
     implicit. SOFT adds a ridge and takes :math:`\alpha = 1.8 / r^2`, r the largest row sum of W.
     SOFT++ has no ridge and takes :math:`\alpha = 2 / r^2`. This is halved, ten times at most, while
-    :math:`\lVert I - \alpha W^2 \rVert_1 > 1.01`.
+    :math:`\lVert I - \alpha W^2 \rVert_1 > 1.01`. Where their start would end at 0 instead of the
+    inverse, which is for W close to I, as of landmarks far apart, it is halved once here.
 
     Where keys are not the queries (``qkv='qkv'``), landmarks are those of the queries, and the
     second C has the keys: :math:`k(Q, L)\, W^\dagger\, k(K, L)^T V`. A class token is a query and a
@@ -127,7 +130,7 @@ class SOFTAttention(QKVAttention):
             raise ValueError(f'solver must be one of {SOLVERS}, got {solver!r}')
         if ridge is None:
             # Equal landmarks make W singular, which Cholesky's factors cannot be of.
-            ridge = 0.0 if normalized and solver != 'cholesky' else 1e-2
+            ridge = RIDGES[normalized and solver != 'cholesky']
         if num_iters < 1 or not 0 <= ridge < math.inf:
             raise ValueError(
                 f'num_iters ({num_iters}) must be at least 1, ridge ({ridge}) finite and not '
@@ -154,8 +157,10 @@ class SOFTAttention(QKVAttention):
         elif self.solver == 'cholesky':
             inverse = cholesky_inverse(mat, self.ridge, check=False)
         else:
+            # Another ridge than the authors' could push the start beyond twice the inverse.
+            of_start = mat if self.ridge == RIDGES[self.normalized] else add_ridge(mat, self.ridge)
             scale = newton_start_scale(
-                mat,
+                of_start,
                 2.0 if self.normalized else 1.8,
                 halve=self.normalized,
                 per_batch=self.newton_start_per == 'batch',

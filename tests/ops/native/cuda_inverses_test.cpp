@@ -162,13 +162,17 @@ void check_newton_schulz(int m) {
     }
     double scale = 2 / row_sum / row_sum;
     for (int halving = 0; halving < 10; ++halving) {
-      double norm = 0;
+      double norm = 0, columns = 0;
       for (int j = 0; j < m; ++j) {
-        double sum = 0;
-        for (int i = 0; i < m; ++i) sum += std::abs((i == j) - scale * square[i * m + j]);
+        double sum = 0, column = 0;
+        for (int i = 0; i < m; ++i) {
+          sum += std::abs((i == j) - scale * square[i * m + j]);
+          column += square[i * m + j];
+        }
         norm = std::max(norm, sum);
+        columns = std::max(columns, column);
       }
-      if (norm > 1.01) scale /= 2;
+      if (norm > 1.01 || scale * columns > 1.999) scale /= 2;
     }
     expect_at_most("start scale", m, std::abs(result[b] / scale - 1), 1e-12);
   }
