@@ -159,6 +159,21 @@ def test_train_steps_reach_every_parameter_and_checkpointing_changes_nothing(nam
         torch.testing.assert_close(again, plain, rtol=0, atol=0)
 
 
+def test_checkpointing_can_be_turned_off_again(images):
+    model, kept = create(FAST).train(), []
+    for enable in (False, True, False):
+        model.set_grad_checkpointing(enable)
+        kept.append(0)
+
+        def count(tensor):
+            kept[-1] += 1
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            model(images)
+    assert kept[1] < kept[0] == kept[2]
+
+
 @each
 def test_features_are_the_maps_of_the_backbone(name, model, images):
     features = create(name, features_only=True, num_classes=3, out_indices=None).eval()
