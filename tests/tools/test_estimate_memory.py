@@ -29,6 +29,14 @@ def test_estimate_is_near_the_peak_of_a_training_step(with_cp):
     assert row['states'] == 4 * gradients
 
 
+# Weights, gradients, two moments of AdamW, and averaged weights.
+@pytest.mark.parametrize(('name', 'copies'), [(NAME, 4), ('laplacianformer-tiny_8xb128_in1k', 5)])
+def test_averaged_weights_take_as_much_as_the_weights(name, copies):
+    backbone = get_model(name, backbone_only=True)
+    weights = measuring.bytes_of(tuple(backbone.parameters()))
+    assert estimate_memory.estimate(name, 2, (64, 64))['states'] == copies * weights
+
+
 def test_activations_are_linear_in_the_batch():
     backbone = get_model(NAME, backbone_only=True).train()
     kept, _ = estimate_memory.kept_bytes(backbone, torch.rand(6, 3, *SIDE))
