@@ -173,6 +173,15 @@ def test_conditions_of_matrices_without_one():
     assert str(largest_condition(torch.full((2, 2), float('inf')), 0)) == 'nan'
 
 
+def test_frozen_stages_stay_in_eval_mode_after_a_look():
+    model = Toy(frozen_stages=2).train()
+    before = {name: part.training for name, part in model.named_modules()}
+    assert before['norm'] and not before['backbone.stages.1']
+    hook = HOOKS.build(dict(type=HOOK, interval=1))
+    hook.after_train_iter(mock.Mock(model=model, iter=0), 0, dict(inputs=[torch.ones(3, 32, 32)]))
+    assert {name: part.training for name, part in model.named_modules()} == before
+
+
 def test_it_watches_under_amp(tmp_path):
     local = dict(type='LocalVisBackend')
 

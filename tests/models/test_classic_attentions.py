@@ -132,6 +132,14 @@ def test_hydra_gives_the_same_on_a_map_of_repeated_tokens():
     torch.testing.assert_close(grown[:, :, ::4], 4 * small, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize('sr_ratio', [1, 2, 3])
+def test_hydra_is_the_papers_at_the_size_of_training(sr_ratio):
+    scaled, papers = (build('HydraAttention', sr_ratio=sr_ratio, scaled=s) for s in (True, False))
+    papers.load_state_dict(scaled.state_dict())
+    x = torch.randn(2, 16, 16)
+    assert torch.equal(scaled(x, (4, 4)), papers(x, (4, 4)))
+
+
 def test_weights_of_a_kernel_are_normalised_as_asked():
     q, k, v = heads(1, 2, 12, 8)
     kernel = torch.exp(-(q[..., :, None, :] - k[..., None, :, :]).square().sum(-1) / 2 / 8**0.5)
