@@ -51,7 +51,7 @@ class FFN(BaseModule):
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
-        first, act, _, second, _ = self.layers
+        first, act, dropout, second, last = self.layers
         if self._is_plain(x):
             weights = (first.weight, first.bias, second.weight, second.bias)
             if fits(act):
@@ -60,7 +60,7 @@ class FFN(BaseModule):
         x = first(x)  # (B, N, C * ffn_ratio)
         if self.dwconv is not None:
             x = self.dwconv(x, hw_shape)
-        for layer in self.layers[1:]:
+        for layer in (act, dropout, second, last):
             x = layer(x)
         return x
 
