@@ -108,6 +108,12 @@ def test_both_forms_of_a_taylor_attention_are_one_function(name, options):
     assert torch.equal(auto.mix(*few, (4, 4)), direct.mix(*few, (4, 4)))
 
 
+def test_a_normalised_taylor_output_is_larger_by_the_root_of_tokens_over_channels_of_a_head():
+    q, k, v = heads(2, 2, 12, 8)
+    plain, larger = (build('TaylorShiftAttention', output_normalized=on) for on in (False, True))
+    check(larger.mix(q, k, v, (3, 4)), plain.mix(q, k, v, (3, 4)) * (12 / 8) ** 0.5)
+
+
 @pytest.mark.parametrize('channels', [1, 2, 7, 16])
 def test_products_of_taylor_features_are_the_series(channels):
     x, y = torch.randn(2, 3, channels).double(), torch.randn(2, 5, channels).double()
