@@ -1,0 +1,78 @@
+"""Every backbone leaves PyTorch by PyTorch's own exporters, without our export tool."""
+
+import io
+import warnings
+
+import pytest
+import torch
+from conftest import registered
+from mmengine.registry import MODELS
+
+from mmlaplace.models import PyramidBackbone
+
+TOLERANCE = 1e-5  # of the largest value: products of fp32 in another order
+BACKBONES = [name for name in registered(PyramidBackbone) if MODELS.get(name).arch_zoo]
+
+
+def published(name):
+    """The widths and heads of the smallest published size, with a block of each kind a stage."""
+    cls = MODELS.get(name)
+    arch = next(arch for key, arch in cls.arch_zoo.items() if key != 'micro')
+    # Every second block of Swin has shifted windows.
+    arch = dict(arch, depths=[2 if 'Swin' in name else 1] * len(arch['depths']))
+    return cls(arch=arch).eval(), torch.randn(1, 3, 224, 224)
+
+
+def by_onnx(dynamo):
+    def leave(backbone, image):
+        runtime = pytest.importorskip('onnxruntime')
+        pytest.importorskip('onnxscript' if dynamo else 'onnx')
+        file = io.BytesIO()
+        if dynamo:
+            torch.onnx.export(backbone, (image,), dynamo=True, verbose=False).save(file)
+        else:
+            # torch 2.1 has no argument for the exporter that it only has.
+            new = 'dynamo' in torch.onnx.export.__code__.co_varnames
+            torch.onnx.export(backbone, (image,), file, **dict(dynamo=False) if new else {})
+        session = runtime.InferenceSession(file.getvalue(), providers=['CPUExecutionProvider'])
+        (name,) = (value.name for value in session.get_inputs())
+        return [torch.from_numpy(out) for out in session.run(None, {name: image.numpy()})]
+
+    return leave
+
+
+def by_trace(backbone, image):
+    return torch.jit.trace(backbone, image)(image)
+
+
+def by_export(backbone, image):
+    return torch.export.export(backbone, (image,)).module()(image)
+
+
+WAYS = {
+    'torch.jit.trace': by_trace,
+    'torch.export': by_export,
+    'torch.onnx by a trace': by_onnx(dynamo=False),
+    'torch.onnx by torch.export': by_onnx(dynamo=True),
+}
+SINCE = {
+    'torch.export': (2, 6),
+    'torch.export, decomposed': (2, 6),
+    'torch.onnx by torch.export': (2, 7),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('way', WAYS)
+@pytest.mark.parametrize('name', BACKBONES)
+def test_a_backbone_leaves_as_it_is(name, way):
+    version = tuple(map(int, torch.__version__.split('.')[:2]))
+    if version < SINCE.get(way, (2, 1)):
+        pytest.skip(f'{way} of this torch, {torch.__version__}, is not the one of today')
+    backbone, image = published(name)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter('ignore')  # of sizes that a trace compares
+        expected, outs = backbone(image), WAYS[way](backbone, image)
+    assert len(outs) == len(expected)
+    for out, wanted in zip(outs, expected):
+        assert (out - wanted).abs().max() <= TOLERANCE * wanted.abs().max()
