@@ -6,6 +6,7 @@ import torch
 from mmlaplace.models.layers import (
     FFN,
     DropPath,
+    RMSNorm,
     RotaryEmbedding2D,
     TransformerBlock,
     join_windows,
@@ -57,6 +58,13 @@ def test_drop_path_drops_whole_samples_and_keeps_the_mean():
     assert all(len(sample.unique()) == 1 for sample in out)
     # Standard error of the mean over 2,000 samples: 0.013.
     assert out.mean().item() == pytest.approx(1, abs=0.06)
+
+
+def test_the_norm_of_large_halves_is_that_of_fp32_rounded_once():
+    norm, x = RMSNorm(64), 1000 * torch.randn(5, 64)  # whose squares no fp16 holds
+    exact = norm(x.half().float())
+    # Half a unit in the last place of fp16.
+    torch.testing.assert_close(norm.half()(x.half()).float(), exact, rtol=2**-11, atol=1e-6)
 
 
 def test_tokens_and_maps_are_inverse():

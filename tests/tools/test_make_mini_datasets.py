@@ -128,6 +128,12 @@ def test_wider_views_of_textures_show_the_same_places(tmp_path):
     assert not train & {path.read_bytes() for path in (folder / 'val').glob('*/*.png')}
 
 
+def test_no_handwriting_is_in_training_and_validation():
+    train, val = (make_mini_datasets.Source(split, seed=0) for split in ('train', 'val'))
+    assert len(train.glyphs) + len(val.glyphs) == 1797  # all of scikit-learn's digits
+    assert not {g.tobytes() for g in train.glyphs} & {g.tobytes() for g in val.glyphs}
+
+
 @pytest.mark.parametrize('task', ['classification', 'detection', 'segmentation'])
 def test_contact_sheets_are_pictures(mini_data, task):
     sheet = Image.open(mini_data / task / 'contact_sheet.png')
