@@ -118,7 +118,7 @@ def read_dataset_meta(checkpoint: Union[str, PathLike]) -> Dict[str, list]:
 
     Returns:
         ``classes``, a list of names, and ``palette``, a list of colours ``(red, green, blue)`` from
-        0 to 255, which toolboxes want as tuples. What the file has not, or in another form, is left out.
+        0 to 255, as toolboxes want them. What the file has not, or in another form, is left out.
 
     Raises:
         FileNotFoundError, UnsafeCheckpointError, ValueError: As in :func:`read_state_dict`.

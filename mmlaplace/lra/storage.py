@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Callable, Iterable, NamedTuple, Optional, Sequence
 
 import numpy as np
+from filelock import FileLock
 
 
 class Split(NamedTuple):
@@ -69,7 +70,8 @@ def make_folder(folder: Path, record: dict, force: bool, fill: Callable[[Path], 
 
     It is filled under another name, ``*.partial``, and renamed at the end. What a run that was cut
     short has left there is kept for the next, if that has the same record. A folder that is
-    replaced stays until the new one is whole, so the disk needs room for both.
+    replaced stays until the new one is whole, so the disk needs room for both. A second call for
+    the same folder waits for the first.
 
     Args:
         folder: Where the data set is to be.
@@ -84,6 +86,12 @@ def make_folder(folder: Path, record: dict, force: bool, fill: Callable[[Path], 
         FileExistsError: If it is there with another record, or with none that can be read, without
             ``force``.
     """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(folder.with_name(f'.{folder.name}.lock')):
+        return _make_folder(folder, record, force, fill)
+
+
+def _make_folder(folder: Path, record: dict, force: bool, fill: Callable[[Path], None]) -> bool:
     record = json.loads(json.dumps(record))  # as it is read
     if folder.exists():
         kept = _record_in(folder)

@@ -81,7 +81,8 @@ class TimmClassifier(nn.Module):
         if is_scriptable():
             raise ValueError(
                 f'{backbone.__name__} cannot be compiled by torch.jit.script, so scriptable=True '
-                'cannot be had; leave it out and use torch.export, torch.compile or torch.jit.trace'
+                'cannot be had; leave it out and use torch.compile, torch.export or, for images of '
+                'one size, torch.jit.trace'
             )
         backbone.check_options(backbone_options, hidden=SET_BY_THE_MODEL)
         with nullcontext() if device is None else torch.device(device):

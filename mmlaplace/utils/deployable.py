@@ -16,7 +16,6 @@ from torch import Tensor
 from ..models.attentions import WindowAttention
 from ..ops.pooled_landmarks import pooling_matrix
 
-
 # Where heads turn their outputs into predictions, which the forms below do themselves.
 PREDICTING = ('predict', 'predict_by_feat', '_predict_by_feat_single', '_get_predictions')
 NMS_OPTIONS = {'type', 'iou_threshold', 'class_agnostic', 'split_thr'}

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from mmengine.config import Config
+from torch import distributed
 
 from ..engine import UnsafeCheckpointError, read_state_dict
 from .command_line import read_config
@@ -66,3 +67,7 @@ def run_toolbox_script(name: str, usage: str) -> None:
     sys.argv[0] = str(script)
     check_checkpoints(script)
     runpy.run_path(str(script), run_name='__main__')
+    # Left to the end of Python, a thread of gloo may still wait for it with a tensor in its hand.
+    # torch then aborts the process of a run that is done.
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
