@@ -3,11 +3,10 @@ from typing import Optional, Tuple
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..layers import map_to_tokens, resize_map, tokens_to_map
+from ..layers import map_to_tokens, resize_map, softmax_attention, tokens_to_map
 from ..layers.agents import Agents, resize_agents
 from .base import QKVAttention
 from .frame import Frame
@@ -71,8 +70,8 @@ class AgentAttention(QKVAttention):
         agents = self.landmarks(q, hw_shape).to(q.dtype)
         gather = self.bias('gather', self.kv_shape(hw_shape)).to(q.dtype)[None]
         spread = self.bias('spread', hw_shape).to(q.dtype).transpose(1, 2)[None]
-        gathered = F.scaled_dot_product_attention(agents, k, v, attn_mask=gather)  # (.., a, d)
-        return F.scaled_dot_product_attention(q, agents, gathered, attn_mask=spread)
+        gathered = softmax_attention(agents, k, v, attn_mask=gather)  # (.., a, d)
+        return softmax_attention(q, agents, gathered, attn_mask=spread)
 
     def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
         """The convolution of V. A reduced map is resized bilinearly before."""

@@ -2,11 +2,10 @@ from typing import Optional, Tuple
 
 import torch
 import torch.nn as nn
-import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..layers import Linear, resize_map
+from ..layers import Linear, resize_map, softmax_attention
 from .base import Dims, Projected, QKVAttention
 
 
@@ -136,7 +135,7 @@ class LinformerAttention(QKVAttention):
         value_sums = key_sums
         if self.value_sums is not None:
             value_sums = self._sums(self.value_sums, hw_shape).to(v.dtype)
-        return F.scaled_dot_product_attention(q, key_sums @ k, value_sums @ v)
+        return softmax_attention(q, key_sums @ k, value_sums @ v)
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
         """E, F or the key positions of a checkpoint for the map of this."""

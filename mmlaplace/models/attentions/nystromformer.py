@@ -1,13 +1,12 @@
 from typing import Optional, Tuple
 
 import torch
-import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
-from ..layers import Landmarks
+from ..layers import Landmarks, softmax_attention
 from ..layers.pseudo_inverse import check_iteration, pseudo_inverse
 from ..layers.token_conv import TokenConv
 from .base import Dims, Projected, QKVAttention
@@ -127,11 +126,11 @@ class NystromformerAttention(QKVAttention):
             query, key = query * shrink, key * shrink
             some_queries, some_keys = (self.landmarks(x, hw_shape) for x in (query, key))
             if some_keys.shape[2] == key.shape[2]:
-                out = F.scaled_dot_product_attention(query, key, value, scale=1.0)
+                out = softmax_attention(query, key, value, scale=1.0)
             else:
                 few = some_keys.transpose(-2, -1)  # (B, heads, d, m)
                 inverse = self.pseudo_invert((some_queries @ few).softmax(-1))
-                gathered = F.scaled_dot_product_attention(some_queries, key, value, scale=1.0)
+                gathered = softmax_attention(some_queries, key, value, scale=1.0)
                 out = (query @ few).softmax(-1) @ (inverse @ gathered)
             if self.conv is not None:
                 out = out + self.conv(value.to(self.conv.weight.dtype)).to(out.dtype)

@@ -10,6 +10,7 @@ from torch import Tensor
 from mmlaplace.ops.backend import ceil_div, exporting
 from mmlaplace.ops.precision import no_autocast, upcast
 
+from ..layers import softmax_attention
 from ..layers.pairs import check_pairs_fit
 from ..layers.unit_vectors import unit_vectors
 from .base import QKVAttention
@@ -153,7 +154,7 @@ class ReformerAttention(QKVAttention):
             if counts is not None:
                 logits.sub_(counts.clamp_(min=NEVER).log_())
         logits = logits.masked_fill(itself, self.to_itself)
-        return F.scaled_dot_product_attention(query, unit_vectors(query), value, logits)
+        return softmax_attention(query, unit_vectors(query), value, logits)
 
     def _between_rounds(self, inside: Tensor) -> Tensor:
         """How often the ring brings tokens from the last chunk of a round to the next round's."""
