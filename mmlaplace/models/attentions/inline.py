@@ -98,7 +98,7 @@ class InLineAttention(QKVAttention):
         size = self.frame.lepe_kernel
         filters = self.lepe(x.mean(1).unsqueeze(-1))  # (B, C * size², 1)
         maps = tokens_to_map(v, hw_shape)  # (B, C, H, W)
-        # Exporters know no convolution with filters that are computed. torch knows none of no image.
+        # Exporters know no convolution with filters that are computed, and torch none of no image.
         if exporting() or len(v) == 0:
             return map_to_tokens(_shifted_sum(maps, filters.unflatten(1, (-1, size, size))))
         filters = filters.reshape(-1, 1, size, size)  # (B * C, 1, size, size)

@@ -9,6 +9,8 @@ from torch import Tensor
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import linear_attention
+from ..layers.signed_powers import magnitude
+from ..layers.unit_vectors import lengths, unit_vectors
 from .base import QKVAttention
 from .frame import Frame
 
@@ -67,10 +69,11 @@ class NaLaAttention(QKVAttention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            norm = torch.linalg.vector_norm(query, dim=-1, keepdim=True)  # (B, heads, N, 1)
-            power = 3 * (0.5 + norm.tanh())
-            query = query / norm.clamp(min=1e-12)
-            queries = [F.relu(x) ** power for x in (query, -query)]
+            power = 3 * (0.5 + lengths(query).tanh())  # (B, heads, N, 1)
+            query = unit_vectors(query)
+            # A power with a tensor for its exponent has second derivatives that are NaN at zero.
+            powers = (power * magnitude(query).log()).exp()
+            queries = [powers.masked_fill(wrong, 0.0) for wrong in (query <= 0, query >= 0)]
             keys = [F.relu(x) ** 3 for x in (key, -key)]
             numerator = tuple(
                 torch.cat([self.turn_features(x, hw_shape) for x in halves], -1)

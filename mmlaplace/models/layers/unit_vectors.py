@@ -1,12 +1,22 @@
-import torch
 from torch import Tensor
 
 
 def unit_vectors(x: Tensor, dim: int = -1, eps: float = 1e-6) -> Tensor:
     """``x`` divided by its length along ``dim``, and zero where that is at most ``eps``.
 
-    Zero has no direction, so there the gradient is zero too. That of ``F.normalize`` is divided by
-    its epsilon: one padded token would outweigh all others, and overflow fp16.
+    Zero has no direction, so there the derivatives are zero too, of any order. That of
+    ``F.normalize`` is divided by its epsilon: one padded token would outweigh all others, and
+    overflow fp16.
     """
-    length = torch.linalg.vector_norm(x, dim=dim, keepdim=True)
-    return x / length.masked_fill(length <= eps, float('inf'))
+    length = lengths(x, dim, eps)
+    return x / length.masked_fill(length == 0, float('inf'))
+
+
+def lengths(x: Tensor, dim: int = -1, eps: float = 1e-6) -> Tensor:
+    """The length along ``dim``, which is kept, and zero, with its derivatives, up to ``eps``.
+
+    The second derivative of ``torch.linalg.vector_norm`` is NaN at zero.
+    """
+    square = x.square().sum(dim, keepdim=True)
+    none = square <= eps**2
+    return square.masked_fill(none, 1.0).sqrt().masked_fill(none, 0.0)
