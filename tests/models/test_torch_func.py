@@ -6,7 +6,7 @@ from test_attentions import CASES, each
 from test_attentions import build as attention_of
 from test_backbones import BACKBONES
 from test_backbones import build as backbone_of
-from torch.func import functional_call, grad, stack_module_state, vmap
+from torch.func import functional_call, grad, jacrev, stack_module_state, vmap
 
 HW = (4, 5)
 
@@ -20,7 +20,8 @@ def moved(module):
 
 
 def weighted_sum(outs):
-    return sum((out * torch.linspace(-1, 1, out[0].numel()).view(out[0].shape)).sum() for out in outs)
+    ramps = [torch.linspace(-1, 1, out[0].numel()).view(out[0].shape) for out in outs]
+    return sum((out * ramp).sum() for out, ramp in zip(outs, ramps))
 
 
 def gradients(module, function):
@@ -42,11 +43,20 @@ def test_attentions_of_single_images_and_of_stacked_weights(cfg):
     model, images = members[0], torch.randn(3, 20, 16)
     found = vmap(lambda x: model(x[None], HW)[0], randomness='same')(images)
     assert_alike(found, torch.cat([model(x[None], HW) for x in images]))
+    x = images[:1].clone().requires_grad_()
+    (wanted,) = torch.autograd.grad(model(x, HW)[0, 0, 0], x)
+    assert_alike(jacrev(lambda x: model(x, HW)[0, 0, 0])(images[:1]), wanted)
 
     weights, buffers = stack_module_state(members)
 
+    def attended(weights, buffers, images):
+        return functional_call(model, (weights, buffers), (images, HW))
+
     def loss(weights, buffers, images):
-        return functional_call(model, (weights, buffers), (images, HW)).square().sum()
+        return attended(weights, buffers, images).square().sum()
+
+    found = vmap(attended, in_dims=(0, 0, None), randomness='same')(weights, buffers, images)
+    assert_alike(found, torch.stack([member(images, HW) for member in members]))
 
     found = vmap(grad(loss), in_dims=(0, 0, None), randomness='same')(weights, buffers, images)
     for i, member in enumerate(members):

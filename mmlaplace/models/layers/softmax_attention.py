@@ -1,20 +1,25 @@
-from typing import Any
+from contextlib import nullcontext
+from typing import Any, ContextManager, Optional
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from mmlaplace.ops import exporting
+from mmlaplace.ops._checks import is_transforming
 
 
-def softmax_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
+def softmax_attention(
+    q: Tensor, k: Tensor, v: Tensor, attn_mask: Optional[Tensor] = None, **options: Any
+) -> Tensor:
     r""":math:`\mathrm{softmax}(Q K^T / \sqrt{d} + b)\, V` by PyTorch's fused kernels.
 
     Args:
         q: Queries ``(B, heads, N, d)``.
         k, v: Keys and values ``(B, heads, n, d)``.
-        **options: As in ``torch.nn.functional.scaled_dot_product_attention``, such as
-            ``attn_mask``.
+        attn_mask: The bias b, or a boolean mask of the keys that each query sees, broadcastable to
+            ``(B, heads, N, n)``. Default: none.
+        **options: As in ``torch.nn.functional.scaled_dot_product_attention``.
 
     Returns:
         ``(B, heads, N, d)``.
@@ -26,7 +31,21 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor
         >>> softmax_attention(q, k, v).shape
         torch.Size([1, 2, 30, 8])
     """
-    out = F.scaled_dot_product_attention(q, k, v, **options)
+    with _kernels_for(attn_mask):
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask, **options)
     # A fused kernel gives other strides than the operators that exporters take in its place. A copy
     # in the graph has the same strides after both, so that views of it stay views.
     return out.clone(memory_format=torch.contiguous_format) if exporting() else out
+
+
+def _kernels_for(bias: Optional[Tensor]) -> ContextManager:
+    """The kernels that PyTorch may take.
+
+    In transforms of torch.func it does not see that a bias learns, and takes one without its
+    gradient on a CPU.
+    """
+    if bias is None or not bias.is_floating_point() or not is_transforming():
+        return nullcontext()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    return sdpa_kernel(SDPBackend.MATH)
