@@ -13,7 +13,7 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
 
-from ..utils.recording import root_mean_square, steps_watched
+from ..utils.recording import in_eval_mode, root_mean_square, steps_watched
 
 LEARNED_SCALES = ('gamma', 'temperature')  # by head
 
@@ -189,15 +189,9 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 @contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
     """Eval mode and random numbers of its own for a while."""
-    modes = [(part, part.training) for part in model.modules()]
     device = next(model.parameters()).device
-    model.eval()
-    try:
-        with torch.random.fork_rng([device] if device.type == 'cuda' else []):
-            yield
-    finally:
-        for part, mode in modes:
-            part.training = mode
+    with in_eval_mode(model), torch.random.fork_rng([device] if device.type == 'cuda' else []):
+        yield
 
 
 def _line(figures: Dict[str, Dict[int, float]]) -> str:

@@ -13,6 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mmlaplace.ops import _native
 
+from .recording import in_eval_mode
+
 aten = torch.ops.aten
 WEIGHT_OPS = ('convolution', 'addmm', 'mm')  # a linear is an addmm or mm, a kernel product a bmm
 
@@ -105,6 +107,10 @@ if 'nystrom_attention' in _native.AVAILABLE:
         return 2 * _nystrom_macs(q, k, landmarks, whitening)
 
     FLOP_FORMULAS[torch.ops.mmlaplace.nystrom_attention] = _nystrom_flops
+if '_pola_streams' in _native.AVAILABLE:
+    FLOP_FORMULAS[torch.ops.mmlaplace._pola_streams] = lambda q, power, shift, sums, *_, **__: (
+        2 * _product(q[:-1]) * _product(sums[-2:])
+    )
 if 'newton_schulz_inverse' in _native.AVAILABLE:
     FLOP_FORMULAS[torch.ops.mmlaplace.newton_schulz_inverse] = lambda mat, num_iters, *_, **__: (
         2 * _newton_schulz_macs(mat, num_iters)
@@ -136,12 +142,9 @@ def count_complexity(
     if inputs is None:
         like = parameters[0]
         inputs = torch.zeros(1, *image_shape, device=like.device, dtype=like.dtype)
-    was_training = model.training
-    model.eval()
     counter = FlopCounterMode(display=False, custom_mapping=FLOP_FORMULAS)
-    with counter, torch.no_grad():
+    with in_eval_mode(model), counter, torch.no_grad():
         model(inputs)
-    model.train(was_training)
     macs: Dict[str, int] = {}
     for op, flops in counter.get_flop_counts()['Global'].items():
         name = str(op).split('.')[-1]

@@ -2,7 +2,7 @@
 
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Callable, Iterator, List, NamedTuple, Tuple
+from typing import TYPE_CHECKING, Callable, Iterator, List, NamedTuple, Sequence, Tuple
 
 import numpy as np
 import torch
@@ -81,14 +81,14 @@ def photographs(size: Tuple[int, int]) -> List[Tensor]:
 
 def mixed_by(backbone: nn.Module, kind: type, image: Tensor) -> Iterator[Mixed]:
     """What the attentions of a kind mix in one forward pass without gradients, in their order."""
-    found, entered = [], None
+    found, place, around = [], (), ()
 
-    def enter(block, inputs):
-        nonlocal entered
-        entered = (inputs[1], block.attn)
+    def enter(stage, number, block, inputs):
+        nonlocal place, around
+        place, around = (stage, number), (inputs[1], block.attn)
 
-    def record(stage, block, attention, mix, q, k, v, hw_shape, **options):
-        found.append(Mixed(stage, block, attention, q, k, v, hw_shape, options, *entered))
+    def record(attention, mix, q, k, v, hw_shape, **options):
+        found.append(Mixed(*place, attention, q, k, v, hw_shape, options, *around))
         return mix(q, k, v, hw_shape, **options)
 
     blocks = [
@@ -96,24 +96,50 @@ def mixed_by(backbone: nn.Module, kind: type, image: Tensor) -> Iterator[Mixed]:
         for i, stage in enumerate(backbone.stages)
         for j, block in enumerate(stage['blocks'])
     ]
-    watched = [
-        (i, j, module)
-        for i, j, block in blocks
+    # Each once, as blocks may share one.
+    watched = dict.fromkeys(
+        module
+        for _, _, block in blocks
         for module in block.modules()
         if isinstance(module, kind) and hasattr(module, 'mix')
-    ]
-    hooks = [block.register_forward_pre_hook(enter) for _, _, block in blocks]
-    for i, j, module in watched:
-        module.mix = partial(record, i, j, module, module.mix)
+    )
+    hooks = [block.register_forward_pre_hook(partial(enter, i, j)) for i, j, block in blocks]
     try:
-        with torch.no_grad():
+        methods = [(module, 'mix', partial(record, module, module.mix)) for module in watched]
+        with _replaced(methods), torch.no_grad():
             backbone(image)
     finally:
         for hook in hooks:
             hook.remove()
-        for _, _, module in watched:
-            del module.mix  # the class has the method
     yield from found
+
+
+@contextmanager
+def _replaced(methods: Sequence[Tuple[nn.Module, str, Callable]]) -> Iterator[None]:
+    """Other methods of modules for a while. What a module had of its own comes back."""
+    before = [(part, name, vars(part).get(name)) for part, name, _ in methods]
+    for part, name, method in methods:
+        setattr(part, name, method)
+    try:
+        yield
+    finally:
+        for part, name, own in before:
+            if own is None:
+                delattr(part, name)  # the class has the method
+            else:
+                setattr(part, name, own)
+
+
+@contextmanager
+def in_eval_mode(module: nn.Module) -> Iterator[None]:
+    """A context in which all parts are in eval mode. Each then gets its own mode back."""
+    modes = [(part, part.training) for part in module.modules()]
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 @contextmanager
@@ -135,20 +161,15 @@ def steps_watched(
         see(name, part, step, arguments, made)
         return made
 
-    found = [
-        (name, part, step)
+    methods = [
+        (part, step, partial(watched, name, part, step, getattr(part, step)))
         for name, part in module.named_modules()
         if isinstance(part, kind)
         for step in steps
         if hasattr(part, step)
     ]
-    for name, part, step in found:
-        setattr(part, step, partial(watched, name, part, step, getattr(part, step)))
-    try:
+    with _replaced(methods):
         yield
-    finally:
-        for _, part, step in found:
-            delattr(part, step)  # the class has the method
 
 
 def root_mean_square(x: Tensor) -> float:

@@ -1,12 +1,15 @@
 """Counting: by hand, against mmengine's counter, and the tool that prints it."""
 
+import contextlib
+
 import pytest
 import torch
-from conftest import ROOT, run_script
+from conftest import ROOT, registered, run_script
 from mmengine.analysis import FlopAnalyzer
 from mmengine.registry import MODELS
 
-from mmlaplace.models import LaplacianAttention
+from mmlaplace.models import BaseAttention, LaplacianAttention
+from mmlaplace.ops import use_backend
 from mmlaplace.utils.complexity import count_complexity, mmengine_flop_handles
 
 
@@ -37,6 +40,25 @@ def test_attention_counted_by_hand():
     expected = heads * (kernels + whitening + values + inverse)
     assert counted.kernel_macs == pytest.approx(expected, rel=1e-3)
     assert counted.macs == counted.weight_macs + counted.kernel_macs
+
+
+@pytest.mark.parametrize('name', registered(BaseAttention))
+def test_compiled_ops_count_what_their_references_do(name):
+    attention = MODELS.build(dict(type=name, embed_dims=32, num_heads=2, input_resolution=(8, 8)))
+    native = count_complexity(OnMap(attention), (32, 8, 8)).kernel_macs
+    with use_backend('reference'):
+        reference = count_complexity(OnMap(attention), (32, 8, 8)).kernel_macs
+    # The compiled Nyström attention takes halves of symmetric products, here a seventh of all.
+    assert 0.8 * reference <= native <= reference
+
+
+@pytest.mark.parametrize('width', [4, 5])
+def test_every_part_keeps_its_mode_also_after_an_error(width):
+    model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Linear(4, 4)).train()
+    model[0].eval()
+    with contextlib.suppress(RuntimeError):  # of shapes that do not fit
+        count_complexity(model, inputs=torch.zeros(1, width))
+    assert [module.training for module in model.modules()] == [True, False, True]
 
 
 @pytest.mark.parametrize('attention', ['LaplacianAttention', 'SoftmaxAttention'])

@@ -7,7 +7,7 @@ from PIL import Image
 
 from mmlaplace.models import BaseAttention, LaplacianAttention, WindowAttention
 from mmlaplace.utils.command_line import build_backbone
-from mmlaplace.utils.recording import MEAN, STD, mixed_by, normalized, photographs
+from mmlaplace.utils.recording import MEAN, STD, mixed_by, normalized, photographs, steps_watched
 
 
 def test_every_attention_is_recorded_in_order_and_left_as_it_was():
@@ -22,6 +22,31 @@ def test_every_attention_is_recorded_in_order_and_left_as_it_was():
     assert not any('mix' in vars(mixed.attention) for mixed in found)
     for value, again in zip(before, backbone(image)):
         assert torch.equal(value, again)
+
+
+def test_recordings_inside_of_recordings_and_methods_of_ones_own_come_back():
+    config = CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py'
+    backbone, image = build_backbone(config), torch.randn(1, 3, 40, 48)
+    attention, calls, seen = backbone.stages[0]['blocks'][0].attn, [], []
+    mix = attention.mix
+    attention.mix = own = lambda *args: calls.append(args) or mix(*args)
+    steps = ('mix',)
+    with steps_watched(backbone, LaplacianAttention, steps, lambda name, *_: seen.append(name)):
+        found = list(mixed_by(backbone, LaplacianAttention, image))
+    assert len(seen) == len(found) and len(calls) == 1
+    assert vars(attention)['mix'] is own
+    assert sum('mix' in vars(mixed.attention) for mixed in found) == 1
+
+
+def test_blocks_that_share_an_attention_record_it_once_each():
+    config = CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py'
+    backbone = build_backbone(config)
+    first, last = backbone.stages[-2]['blocks'][0], backbone.stages[-2]['blocks'][-1]
+    last.attn = first.attn
+    found = list(mixed_by(backbone, LaplacianAttention, torch.randn(1, 3, 40, 48)))
+    places = [(i, j) for i, s in enumerate(backbone.stages) for j in range(len(s['blocks']))]
+    assert [(mixed.stage, mixed.block) for mixed in found] == places
+    assert 'mix' not in vars(first.attn)
 
 
 def test_attentions_in_windows_tell_the_map_around_them():
