@@ -266,14 +266,20 @@ def load_weights(
     Raises:
         FileNotFoundError, UnsafeCheckpointError: As in :func:`read_state_dict`.
         ValueError: As there. Also if nothing matches, several prefixes match equally well, too
-            little matches, a value is NaN or infinite, or a tensor has another shape and no
-            ``resize_weight``.
+            little matches, a value is NaN or infinite, a tensor has another shape and no
+            ``resize_weight``, or the module is on the meta device.
     """
     if min_matched is not None and not 0 <= min_matched <= 1:
         raise ValueError(f'min_matched must be between 0 and 1, got {min_matched}')
     module = _unwrapped(module)
     kind = type(module).__name__
     state = {k: v for k, v in module.state_dict().items() if isinstance(v, Tensor)}
+    empty = [k for k, v in state.items() if v.is_meta]
+    if empty:
+        raise ValueError(
+            f'{_first(empty)} of this {kind} are on the meta device, where nothing can be loaded; '
+            "call its to_empty(device='cpu') first"
+        )
     raw_names = plain_names(state)
     own = {k: state[raw] for k, raw in raw_names.items()}
     theirs = read_state_dict(checkpoint, map_location)

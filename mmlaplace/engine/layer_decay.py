@@ -7,6 +7,7 @@ import torch.nn as nn
 from mmengine.logging import print_log
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
+from .checkpoint import plain_names
 from .no_decay import NoDecayOptimWrapperConstructor
 
 
@@ -67,7 +68,9 @@ class LayerDecayOptimWrapperConstructor(NoDecayOptimWrapperConstructor):
                 f'{type(backbone).__name__} has no get_layer_depth(name, prefix) -> (depth, count) '
                 'to tell the layers by; add it, or leave out constructor= and layer_decay_rate='
             )
-        names = {param: name for name, param in module.named_parameters()}
+        # Without the _orig_mod of a backbone that is compiled, whose layers it does not change.
+        plain = plain_names(name for name, _ in module.named_parameters())
+        names = {module.get_parameter(raw): name for name, raw in plain.items()}
         scales = {}
         for group in params:
             name = names[group['params'][0]]

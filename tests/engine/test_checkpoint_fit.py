@@ -193,3 +193,10 @@ def test_names_with_and_without_compilation_in_one_file_are_ambiguous(tmp_path):
     both = {**weights, **{f'_orig_mod.{k}': v + 1 for k, v in weights.items()}}
     with pytest.raises(ValueError, match="several prefixes alike.*'_orig_mod.'"):
         load_weights(build(), save(tmp_path / 'a.pth', both))
+
+
+def test_a_module_without_memory_is_refused(tmp_path):
+    with torch.device('meta'):
+        module = build()
+    with pytest.raises(ValueError, match=r'are on the meta device.*to_empty'):
+        load_weights(module, save(tmp_path / 'weights.pth', build().state_dict()))

@@ -92,6 +92,22 @@ def test_a_backbone_alone_and_a_wrapped_model(model, prefix):
         assert rates[module + name] == pytest.approx(rate), name
 
 
+@pytest.mark.parametrize('part', ['model', 'backbone', 'block'])
+def test_compiled_parts_have_the_rates_of_their_layers(part):
+    classifier = model = Classifier()
+    blocks = classifier.backbone.stages[1]['blocks']
+    if part == 'model':
+        model = torch.compile(classifier)  # which compiles nothing until it is called
+    elif part == 'backbone':
+        classifier.backbone = torch.compile(classifier.backbone)
+    else:
+        blocks[0] = torch.compile(blocks[0])
+    rates = settings(model, wrapper(model))
+    rates = {name.replace('_orig_mod.', ''): rate for name, rate in rates.items()}
+    for name, rate in expected('backbone.').items():
+        assert rates[name] == pytest.approx(rate), name
+
+
 def test_other_options_multiply():
     model = Classifier()
     optim_wrapper = wrapper(
