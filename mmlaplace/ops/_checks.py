@@ -112,6 +112,11 @@ def is_transforming() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def is_capturing(tensor: Tensor) -> bool:
+    """Whether a CUDA graph is captured. What it reads must be its own, or stay as long as it."""
+    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
 def is_recording() -> bool:
     """Whether a graph is recorded, by torch.compile, torch.export or torch.jit.trace."""
     return is_compiling() or torch.jit.is_tracing()

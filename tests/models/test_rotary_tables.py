@@ -40,6 +40,17 @@ def test_a_table_of_fake_tensors_is_not_kept():
     assert meta.is_meta and type(real) is torch.Tensor and not real.is_meta
 
 
+def test_a_captured_cuda_graph_makes_its_own_table(monkeypatch):
+    # The cache forgets the one of another size, whose memory a later replay would read.
+    rotary, x = RotaryEmbedding2D(16), torch.randn(1, 2, 15, 16)
+    kept = rotary.table(x, (3, 5))
+    monkeypatch.setattr(position, 'is_capturing', lambda tensor: True)
+    own = rotary.table(x, (3, 5))
+    assert own is not kept and torch.equal(own, kept)
+    monkeypatch.undo()
+    assert rotary.table(x, (3, 5)) is kept and not position.is_capturing(x)
+
+
 def test_a_head_without_pairs_stays_as_it_is():
     x = torch.randn(1, 2, 15, 3)
     assert torch.equal(RotaryEmbedding2D(3)(x, (3, 5)), x)

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from mmlaplace.ops._checks import has_values
+from mmlaplace.ops._checks import has_values, is_capturing
 from mmlaplace.ops.precision import no_autocast, upcast
 from mmlaplace.ops.rotary import ROPE_FORMS, rotary_table, turn
 
@@ -72,7 +72,8 @@ class RotaryEmbedding2D(nn.Module):
         if self.pairs == 0:
             return None
         (like,) = upcast(x[:0])
-        if not has_values(x):  # a graph must not keep a tensor of another one
+        # A graph must not keep a tensor of another one, nor one that is replaced in the cache.
+        if not has_values(x) or is_capturing(x):
             return rotary_table(*hw_shape, self.pairs, self.theta, self.form, like)
         return _kept_table(tuple(hw_shape), self.pairs, self.theta, self.form, like.dtype, x.device)
 
