@@ -126,7 +126,8 @@ def test_what_is_replaced_stays_until_the_new_is_whole(tmp_path):
     assert (folder / 'old').is_file()
     assert not make_folder(folder, dict(seed=0), False, None)
     assert make_folder(folder, dict(seed=1), True, lambda place: None)  # goes on with what is there
-    assert sorted(path.name for path in tmp_path.rglob('*')) == ['.data.lock', 'data', 'made_by.json', 'new']
+    names = sorted(path.name for path in tmp_path.rglob('*'))
+    assert names == ['.data.lock', 'data', 'made_by.json', 'new']
 
 
 @pytest.fixture

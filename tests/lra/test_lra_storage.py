@@ -40,5 +40,6 @@ def test_a_record_that_was_cut_off_is_one_sentence_and_force_mends_it(tmp_path, 
     with pytest.raises(FileExistsError, match=r'no made_by\.json that can be read; --force repl'):
         make_folder(tmp_path / 'data', dict(seed=0), False, lambda folder: None)
     assert make_folder(tmp_path / 'data', dict(seed=0), True, lambda folder: None)
-    assert sorted(path.name for path in tmp_path.rglob('*')) == ['.data.lock', 'data', 'made_by.json']
+    names = sorted(path.name for path in tmp_path.rglob('*'))
+    assert names == ['.data.lock', 'data', 'made_by.json']
     assert not make_folder(tmp_path / 'data', dict(seed=0), False, None)
