@@ -170,6 +170,7 @@ def spread(folder: Path, hook: dict, epochs: str, timeout: str) -> None:
         env_cfg=dict(dist_cfg=dict(backend='gloo', timeout=float(timeout))),
         cfg=dict(model_wrapper_cfg=dict(type='MMDistributedDataParallel', device_ids=None)),
     )  # fmt: skip
+    torch.distributed.destroy_process_group()  # as tools/train.py does
 
 
 if __name__ == '__main__':
