@@ -147,3 +147,18 @@ def test_a_vector_without_a_direction_stays_zero_and_has_no_gradient():
     # Roundings of fp32.
     torch.testing.assert_close(unit[~short].norm(dim=-1), torch.ones(8), atol=1e-6, rtol=0)
     torch.testing.assert_close(unit_vectors(x.mT, dim=1), unit.mT)
+
+
+def test_a_block_that_is_computed_again_counts_its_images_once():
+    """LiteMLA has BatchNorms, whose running statistics a second pass must leave."""
+    attn_cfg = dict(type='LiteMLA', embed_dims=16, num_heads=2, input_resolution=(4, 4))
+    plain, saving = (TransformerBlock(16, attn_cfg, with_cp=with_cp) for with_cp in (False, True))
+    saving.load_state_dict(plain.state_dict())
+    tokens = torch.randn(2, 16, 16)
+    for block in (plain, saving):
+        block(tokens, (4, 4)).sum().backward()
+    for (name, a), b in zip(plain.named_buffers(), saving.buffers()):
+        torch.testing.assert_close(a, b, msg=name)
+    # And the next step counts its own.
+    saving(tokens, (4, 4))
+    assert all(b == 2 for name, b in saving.named_buffers() if name.endswith('num_batches_tracked'))

@@ -1,4 +1,5 @@
-from typing import Optional, Tuple
+from contextlib import contextmanager, nullcontext
+from typing import Iterator, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -7,6 +8,7 @@ import torch.utils.checkpoint as checkpoint
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmlaplace.ops._checks import is_compiling
 from mmlaplace.ops.backend import with_current_backend
@@ -117,6 +119,25 @@ class TransformerBlock(BaseModule):
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
         if self.with_cp and torch.is_grad_enabled():
-            forward = self._forward if is_compiling() else with_current_backend(self._forward)
-            return checkpoint.checkpoint(forward, x, hw_shape, use_reentrant=False)
+            if is_compiling():
+                return checkpoint.checkpoint(self._forward, x, hw_shape, use_reentrant=False)
+            return checkpoint.checkpoint(
+                with_current_backend(self._forward), x, hw_shape, use_reentrant=False,
+                context_fn=lambda: (nullcontext(), _statistics_kept(self)),
+            )  # fmt: skip
         return self._forward(x, hw_shape)
+
+
+@contextmanager
+def _statistics_kept(module: nn.Module) -> Iterator[None]:
+    """A context in which BatchNorms leave their running statistics, which a first pass updated."""
+    norms = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    before = [(norm, norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]
+    for norm in norms:
+        norm.momentum = 0.0
+    try:
+        yield
+    finally:
+        for norm, momentum, count in before:
+            norm.momentum = momentum
+            norm.num_batches_tracked.copy_(count)
