@@ -1,0 +1,197 @@
+"""The commands of the README and the pages run as they stand there, one after the other.
+
+They run beside the project, on the mini data sets and on models of the quick starts' configs. Those
+are trained for one step, and their checkpoints have the names that the pages know. The capitals
+that stand for a user's own files are such files here. ``NOT_HERE`` has a reason for each command
+that cannot run.
+"""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, quiet_init, run_script, toolbox_config, toolbox_model
+from PIL import Image
+from skimage import data
+from test_readme import DOCUMENTS, code_blocks
+
+# The tutorials' models. The quick starts train the first two and, for segmentation, the third.
+TRAINED = {
+    'classify': ('classification/laplacianformer/laplacianformer-micro_1xb32_mini', 'epoch_11'),
+    'detect': ('detection/laplacianformer/mask-rcnn_laplacianformer-micro_fpn_mini', 'epoch_5'),
+    'segment': (
+        'segmentation/laplacianformer/laplacianformer-micro_upernet_1xb16_mini', 'iter_400',
+    ),
+}  # fmt: skip
+ONE_STEP = [
+    'train_dataloader.dataset.indices=16', 'train_dataloader.batch_size=16',
+    'train_dataloader.num_workers=0', 'train_dataloader.persistent_workers=False',
+    'val_cfg=None', 'val_dataloader=None', 'val_evaluator=None',
+]  # fmt: skip
+NOT_HERE = {
+    r'(\w+=\S+ )*(pip|mim|git|docker|apt-get|pre-commit|tensorboard|source|cd|cp|ls|export) ':
+        'a program of others',
+    r'(\./|\.venv/)': 'of another environment, or of a language that is not here',
+    r'bash (tools/(quickstart|setup_env|run_tests)|\.dev_scripts/)': 'makes an environment',
+    r'(\w+=\S+ )*bash tools/(dist|slurm)_': 'needs several GPUs',
+    r'.*(_in1k|_coco|ade20k)\S*\.py(?!.*dry_run)': 'needs a data set that is downloaded',
+    r'.*(convert_lra\.py|configs/lra/(?!\w+/\w+_mini))': "needs Long Range Arena's files",
+    r'.*(MMDETECTION|example\.org)': 'needs the network',
+    r'.*(demo/attention_explorer\.py|127\.0\.0\.1)': 'a server, which tests/demo starts',
+    r'.*(--library|--backend native|build_onnxruntime_ops|time_onnx_ops)':
+        "needs ONNX Runtime's headers",
+    r'.*(benchmark_backbone|compare_attentions|attention_training|make_lra_datasets\.py --tasks)':
+        'takes hours',
+    r'.*reproduce\.py(?!.*(--list|--dry-run))': 'takes hours',
+    r'.*(configs/lra/|make_lra_datasets)': 'takes minutes, and tests/lra does it with less data',
+    r'.*(soft_term|compare_inverse|compare_row|paper_figures\.py (?!softpp-1a))': 'takes minutes; see tests/tools',
+    r'.*(--format aoti|dry_run\.py)': 'takes minutes, and tests/tools does it',
+    r'.*(textures|crowds|make_mini_datasets\.py$)': 'takes minutes, and tests/tools makes these',
+    r'.*elu_mini': 'needs two files of that page, of which tests/test_docs.py runs one',
+    r'.*WandbVisBackend': 'needs an account',
+}  # fmt: skip
+THEIRS = {'soft_to_mmlaplace': 'soft_model_small', 'polaformer_to_mmlaplace': 'pola_pvt_small'}
+
+
+def lines(page) -> list:
+    """Each command of a page as one line, after the variables that the lines before it set."""
+    found, variables = [], ''
+    for block in code_blocks(page, 'bash'):
+        for line in block.replace('\\\n', ' ').splitlines():
+            line = line.split(' #')[0].strip()
+            if re.fullmatch(r'\w+=\S+', line):
+                variables += f'{line}; '
+            elif line and not line.startswith('#'):
+                found.append((variables, line))
+    return found
+
+
+def why_not(variables: str, line: str) -> str:
+    """The reason for which a command cannot run here; empty if it can."""
+    for name, value in re.findall(r'(\w+)=(\S+); ', variables):
+        line = line.replace(f'${name}', value)
+    return next((why for start, why in NOT_HERE.items() if re.match(start, line)), '')
+
+
+RUNNABLE = {
+    page: found
+    for page in DOCUMENTS
+    if page.name != 'CONTRIBUTING.md'
+    and (found := [(v, line) for v, line in lines(page) if not why_not(v, line)])
+}
+
+
+@pytest.fixture(scope='session')
+def quick_starts(tmp_path_factory, mini_data):
+    """A copy of the project with data, trained models and a user's own files."""
+    project = tmp_path_factory.mktemp('project')
+    for name in ('configs', 'demo', 'docs', 'tools', 'mmlaplace', '.dev_scripts'):
+        (project / name).symlink_to(ROOT / name)
+    (project / 'data').mkdir()
+    (project / 'data/mini').symlink_to(mini_data)
+    (project / 'photos').mkdir()
+    photo = Image.fromarray(data.astronaut()).resize((160, 128))
+    for name in ('PHOTO', 'photo.jpg', 'cat.jpg', 'street.jpg', 'photos/one.jpg', 'photos/two.png'):
+        photo.save(project / name, 'JPEG')
+    for name in ('model.onnx', 'classifier.onnx'):  # that the page's first command writes
+        exported = f'work_dirs/deploy/{Path(TRAINED["classify"][0]).name}.onnx'
+        (project / name).symlink_to(exported)
+    for name, (config, checkpoint) in TRAINED.items():
+        work_dir = project / 'work_dirs' / name
+        options = [*ONE_STEP, f'train_cfg.{steps_of(config)}=1']
+        if name == 'classify':
+            classifier = work_dir / f'{checkpoint}.pth'
+        else:
+            options.append(f'model.backbone.init_cfg.checkpoint={classifier}')
+        command = ['tools/train.py', f'configs/{config}.py', '--work-dir', work_dir]
+        run(project, 'python', *command, '--cfg-options', *options)
+        (trained,) = work_dir.glob('*_1.pth')
+        trained.rename(work_dir / f'{checkpoint}.pth')
+    (project / 'work_dirs/quickstart').symlink_to('classify')
+    (project / 'work_dirs/classify/last_checkpoint').write_text(str(classifier))
+    (project / 'CLASSIFIER.pth').symlink_to(classifier)
+    return project
+
+
+def run(project: Path, program: str, script: str, *arguments, **variables) -> None:
+    """Run a command in the project. Trainings and tests get a process of their own."""
+    if script.startswith('-') or Path(script).name in ('train.py', 'test.py'):
+        command = [sys.executable, script, *map(str, arguments)]
+        result = subprocess.run(
+            command, cwd=project, env={**os.environ, **variables}, capture_output=True, text=True
+        )
+    else:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.chdir(project)
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            result = run_script(project / script, *arguments)
+    said = f'{result.stdout}{result.stderr}'[-3000:]
+    assert result.returncode == 0, f'{program} {script} {" ".join(map(str, arguments))}\n{said}'
+
+
+def steps_of(config: str) -> str:
+    return 'max_iters' if 'segmentation/' in config else 'max_epochs'
+
+
+def words_of(project: Path, variables: str, line: str) -> list:
+    """The words that a shell makes of a command."""
+    script = f"{variables} printf '%s\\0' {line}"
+    said = subprocess.run(['bash', '-c', script], cwd=project, capture_output=True, check=True)
+    return said.stdout.decode().split('\0')[:-1]
+
+
+def with_own_files(project: Path, words: list) -> list:
+    """The commands that a user types in place of one with capitals."""
+    script = Path(words[1]).stem
+    if script in THEIRS:
+        with np.load(ROOT / f'tests/data/golden/{THEIRS[script]}.npz') as golden:
+            prefix = 'param:'
+            weights = {
+                key[len(prefix) :]: torch.from_numpy(golden[key])
+                for key in golden.files
+                if key.startswith(prefix)
+            }
+        torch.save(dict(model=weights), project / 'theirs.pth')
+        return [[*words[:2], 'theirs.pth', '--force', *words[3:]]]
+    named = next((word for word in words if word.startswith('configs/')), None)
+    if named is not None and 'CHECKPOINT' in words:
+        return [[random_weights(project, named) if w == 'CHECKPOINT' else w for w in words]]
+    # The tutorials show the other tools for each task.
+    tasks = list(TRAINED) if script == 'image_demo' else ['classify']
+    if not any(re.match('CONFIG', word) for word in words):
+        return [words]
+    return [[own(project, task, word) for word in words] for task in tasks]
+
+
+def own(project: Path, task: str, word: str) -> str:
+    config, checkpoint = TRAINED[task]
+    files = dict(CONFIG=f'configs/{config}.py', CHECKPOINT=f'work_dirs/{task}/{checkpoint}.pth')
+    return files.get(word.rstrip('12'), word)
+
+
+def random_weights(project: Path, config: str) -> str:
+    model = toolbox_model(toolbox_config(project / config))
+    quiet_init(model)
+    torch.save(dict(state_dict=model.state_dict()), project / 'random.pth')
+    return 'random.pth'
+
+
+@pytest.mark.training
+@pytest.mark.parametrize('page', RUNNABLE, ids=lambda page: str(page.relative_to(ROOT)))
+def test_the_commands_of_a_page_run(page, quick_starts):
+    for variables, line in RUNNABLE[page]:
+        words = words_of(quick_starts, variables, line)
+        settings = {}
+        while re.match(r'\w+=', words[0]):
+            name, _, settings[name] = words.pop(0).partition('=')
+        for command in with_own_files(quick_starts, words):
+            if command[1] == 'tools/train.py':
+                command += [] if '--cfg-options' in command else ['--cfg-options']
+                command += [*ONE_STEP, f'train_cfg.{steps_of(command[2])}=1']
+            run(quick_starts, *command, **settings)
