@@ -39,7 +39,7 @@ NOT_HERE = {
     r'(\./|\.venv/)': 'of another environment, or of a language that is not here',
     r'bash (tools/(quickstart|setup_env|run_tests)|\.dev_scripts/)': 'makes an environment',
     r'(\w+=\S+ )*bash tools/(dist|slurm)_': 'needs several GPUs',
-    r'.*(_in1k|_coco|ade20k)\S*\.py(?!.*dry_run)': 'needs a data set that is downloaded',
+    r'.*(_in1k|_coco|ade20k)\S*\.py': 'needs a data set that is downloaded',
     r'.*(convert_lra\.py|configs/lra/(?!\w+/\w+_mini))': "needs Long Range Arena's files",
     r'.*(MMDETECTION|example\.org)': 'needs the network',
     r'.*(demo/attention_explorer\.py|127\.0\.0\.1)': 'a server, which tests/demo starts',
@@ -49,7 +49,8 @@ NOT_HERE = {
         'takes hours',
     r'.*reproduce\.py(?!.*(--list|--dry-run))': 'takes hours',
     r'.*(configs/lra/|make_lra_datasets)': 'takes minutes, and tests/lra does it with less data',
-    r'.*(soft_term|compare_inverse|compare_row|paper_figures\.py (?!softpp-1a))': 'takes minutes; see tests/tools',
+    r'.*(soft_term|compare_inverse|compare_row|paper_figures\.py (?!softpp-1a))':
+        'takes minutes, and tests/tools does it smaller',
     r'.*(--format aoti|dry_run\.py)': 'takes minutes, and tests/tools does it',
     r'.*(textures|crowds|make_mini_datasets\.py$)': 'takes minutes, and tests/tools makes these',
     r'.*elu_mini': 'needs two files of that page, of which tests/test_docs.py runs one',
