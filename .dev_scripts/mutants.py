@@ -1,13 +1,16 @@
-"""The mutants of a file, made by cosmic-ray, and a sample of them over several files."""
+"""The mutants of a file, made by cosmic-ray or written by hand, and a sample over several files."""
 
 import difflib
 import itertools
 import random
 import re
+import textwrap
 import warnings
 from collections import defaultdict
 from pathlib import Path
 from typing import Dict, Iterator, List, NamedTuple, Optional, Set
+
+import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -20,6 +23,8 @@ class Mutant(NamedTuple):
         line: Number of the line, from 1.
         before, after: The line without and with the change, stripped.
         source: The whole file with the change.
+        means: What it does, of one that was written by hand.
+        review: Whether it was one that a review of the library found to survive.
     """
 
     file: str
@@ -27,11 +32,13 @@ class Mutant(NamedTuple):
     before: str
     after: str
     source: str
+    means: str = ''
+    review: bool = False
 
     @property
     def key(self) -> str:
         """What tells it from others, also after lines above it changed."""
-        return f'{self.file}: {self.before} -> {self.after}'
+        return self.means or f'{self.file}: {self.before} -> {self.after}'
 
 
 def places_of(file: Path) -> Dict[int, list]:
@@ -119,6 +126,25 @@ def found_again(files: List[Path], keys: Set[str], seed: int) -> Iterator[Mutant
             if mutant.key in missing:
                 missing.remove(mutant.key)
                 yield mutant
+
+
+def written_by_hand() -> Dict[str, Optional[Mutant]]:
+    """Those of meaning_mutants.yml by what they mean; None where the code is another by now."""
+    entries = yaml.safe_load(Path(__file__).with_name('meaning_mutants.yml').read_text())
+    return {entry['means']: from_entry(**entry) for entry in entries}
+
+
+def from_entry(
+    file: str, old: str, new: str, means: str, review: bool = False
+) -> Optional[Mutant]:
+    """A mutant that is given by two texts. Those of several lines get the indentation they need."""
+    source = (ROOT / file).read_text()
+    for indent in (' ' * count for count in range(0, 24, 4)):
+        before = textwrap.indent(old, indent)
+        if source.count(before) == 1:
+            mutated = source.replace(before, textwrap.indent(new, indent))
+            return describe(ROOT / file, source, mutated)._replace(means=means, review=review)
+    return None
 
 
 def relative(file: Path) -> str:

@@ -5,6 +5,9 @@ constant, decorator or loop. A sample is drawn evenly over the files. Each mutan
 copy of this checkout, where the tests of its file run until one fails. Those that survive are to be
 killed by a new test, or listed with a reason in tests/equivalent_mutants.yml.
 
+With --meaning it runs those of meaning_mutants.yml, which change what the code means: the tests
+that name most of a file come first, then those of its area.
+
 A run that was stopped goes on where it was, as each result is written to --out at once.
 
 Examples:
@@ -12,6 +15,7 @@ Examples:
   python .dev_scripts/mutation_test.py --only ops --count 60
   python .dev_scripts/mutation_test.py --again survivors   # those of the last run, after new tests
   python .dev_scripts/mutation_test.py --report            # the figures by file, without a run
+  python .dev_scripts/mutation_test.py --meaning --workers 1
 """
 
 import argparse
@@ -32,7 +36,8 @@ from pathlib import Path
 from typing import Dict, Iterator, List
 
 import yaml
-from mutants import ROOT, Mutant, found_again, relative, sample
+from mutant_tests import LEFT_OUT, rounds_of, tests_of
+from mutants import ROOT, Mutant, found_again, relative, sample, written_by_hand
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
@@ -40,83 +45,7 @@ from rich.table import Table
 
 PACKAGES = ('mmlaplace/models', 'mmlaplace/ops', 'mmlaplace/engine')
 EQUIVALENT = ROOT / 'tests/equivalent_mutants.yml'
-# The tests that run for a file: those of the longest path that begins it, the quickest first.
-TESTS = {
-    'mmlaplace/ops': (
-        'test_docstrings.py',
-        'ops',
-        'models/test_laplacian_attention.py',
-        'models/test_nan.py',
-        'test_check.py',
-    ),
-    'mmlaplace/engine': (
-        'test_docstrings.py',
-        'engine',
-        'tools/test_faults.py',
-        'models/test_backbones.py',
-        'models/test_options.py',
-    ),
-    'mmlaplace/models': ('test_docstrings.py', 'models/test_attn_cfg.py', 'models/test_options.py'),
-    'mmlaplace/models/attentions': (
-        'test_docstrings.py',
-        'models/test_laplacian_attention.py',
-        'models/test_soft_attention.py',
-        'models/test_pola_attention.py',
-        'models/test_authors_attentions.py',
-        'models/test_flatten_agent_xca.py',
-        'models/test_classic_attentions.py',
-        'models/test_vision_attentions.py',
-        'models/test_memory_of_attentions.py',
-        'models/test_linear.py',
-        'models/test_compiled.py',
-        'models/test_frame.py',
-        'models/test_attentions.py',
-        'models/test_attn_cfg.py',
-        'models/test_golden.py',
-        'engine/test_no_decay.py',
-        'models/test_options.py',
-    ),
-    'mmlaplace/models/layers': (
-        'test_docstrings.py',
-        'models/test_layers.py',
-        'models/test_landmarks.py',
-        'models/test_frame.py',
-        'models/test_soft_attention.py',
-        'models/test_pola_attention.py',
-        'models/test_attentions.py',
-        'models/test_memory_of_attentions.py',
-        'models/test_golden.py',
-        'models/test_options.py',
-        'models/test_backbones.py',
-    ),
-    'mmlaplace/models/backbones': (
-        'test_docstrings.py',
-        'models/test_sizes.py',
-        'models/test_attn_cfg.py',
-        'models/test_unchanged.py',
-        'models/test_options.py',
-        'models/test_backbones.py',
-        'models/test_golden.py',
-        'engine/test_no_decay.py',
-        'engine/test_layer_decay.py',
-        'engine/test_pretrained.py',
-        'engine/test_checkpoint_fit.py',
-        'engine/test_checkpoint_resizing.py',
-    ),
-}
-# What takes long and sees nothing that others of these do not: compilation and large images.
-LEFT_OUT = 'not compile and not 1333'
-MARKERS = 'not (build or sanitizer or wheel or docs or training or slow)'
 LIMIT = 900  # seconds for the tests of one mutant; a loop without an end counts as noticed
-
-
-def tests_of(file: str) -> List[str]:
-    """The tests that run for a file."""
-    place = max((place for place in TESTS if file.startswith(place)), key=len)
-    paths = [f'tests/{name}' for name in TESTS[place] if (ROOT / 'tests' / name).exists()]
-    # A file's own tests, where they are named after it, come first.
-    stem = Path(file).stem.strip('_').split('_')[0]
-    return sorted(paths, key=lambda path: stem not in Path(path).stem)
 
 
 def copy_checkout(folder: Path) -> None:
@@ -147,18 +76,19 @@ def run_tests(folder: Path, mutant: Mutant) -> dict:
             os.dup2(out.fileno(), 2)
         import pytest
 
-        options = ['-x', '-q', '-p', 'no:cacheprovider', '-m', MARKERS, '-k', LEFT_OUT]
+        options = ['-x', '-q', '-p', 'no:cacheprovider', '-k', LEFT_OUT]
         options += ['-o', 'addopts=', '-p', 'no:warnings', '-W', 'ignore']
-        # The first three alone before the others, which take seconds to collect.
-        status, tests = 0, tests_of(mutant.file)
-        for part in (tests[:3], tests[3:]):
-            status = status or (pytest.main([*options, *part]) if part else 0)
-        os._exit(status)
+        status = 0
+        for part, markers in rounds_of(mutant):
+            if part and status in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
+                status = pytest.main([*options, '-m', markers, *part])
+        os._exit(0 if status == pytest.ExitCode.NO_TESTS_COLLECTED else status)
     try:
         status = wait_for(child, LIMIT)
     finally:
         file.write_text(original)
-    outcome = 'survived' if status == 0 else 'killed'
+    # The tests of one that was written by hand may be many; none of those makes an endless loop.
+    alive = status == 0 or (status is None and mutant.means)
     failed = [line for line in report.read_text(errors='replace').splitlines() if 'FAILED' in line]
     return dict(
         file=mutant.file,
@@ -166,9 +96,10 @@ def run_tests(folder: Path, mutant: Mutant) -> dict:
         before=mutant.before,
         after=mutant.after,
         key=mutant.key,
-        outcome=outcome,
+        outcome='survived' if alive else 'killed',
         by='out of time' if status is None else failed[0][:200] if failed else f'status {status}',
         seconds=round(time.monotonic() - started, 1),
+        **(dict(means=mutant.means, review=mutant.review) if mutant.means else {}),
     )
 
 
@@ -236,11 +167,11 @@ def run_all(mutants: List[Mutant], workers: int) -> Iterator[dict]:
         process.join()
 
 
-def check_tests(files: List[Path], workers: int) -> None:
+def check_tests(files: List[Path], workers: int, means: str = '') -> None:
     """End unless the tests pass without a change; a red test would kill every mutant."""
     places = {tests: file for file in files for tests in [frozenset(tests_of(relative(file)))]}
     untouched = [
-        Mutant(relative(file), 0, 'no change', 'no change', file.read_text())
+        Mutant(relative(file), 0, 'no change', 'no change', file.read_text(), means)
         for file in places.values()
     ]
     for result in run_all(untouched, workers):
@@ -286,6 +217,29 @@ def show(results: Dict[str, dict]) -> float:
     return share
 
 
+def show_meanings(results: Dict[str, dict]) -> float:
+    """Print the figures by area, and what survived the first run; the share killed by now."""
+    counts: Dict[str, Counter] = defaultdict(Counter)
+    for result in results.values():
+        place = Path(result['file']).parts
+        area = '/'.join(place[:2]) if place[0] == 'mmlaplace' else place[0]
+        area = 'those of the review' if result['review'] else area
+        counts[area]['all'] += 1
+        counts[area]['first'] += result['first'] == 'killed'
+        counts[area]['now'] += result['outcome'] == 'killed'
+    fresh = sum((found for area, found in counts.items() if 'review' not in area), Counter())
+    table = Table('area', 'mutants', 'killed at first', 'killed now', box=box.MARKDOWN)
+    for area, found in [*sorted(counts.items()), ('all but those of the review', fresh)]:
+        table.add_row(area, *map(str, (found['all'], found['first'], found['now'])))
+    console = Console(width=140)
+    console.print(table)
+    for result in results.values():
+        if result['first'] == 'survived':
+            now = '' if result['outcome'] == 'killed' else ' It survives.'
+            console.print(f'- `{result["file"]}`: {result["means"]}{now}', soft_wrap=True)
+    return sum(r['outcome'] == 'killed' for r in results.values()) / max(len(results), 1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -300,8 +254,11 @@ def main() -> None:
     )
     parser.add_argument('--report', action='store_true', help='of --out, without running anything')
     parser.add_argument('--min-killed', type=float, default=0.9, help='default: %(default)s')
-    parser.add_argument('--out', type=Path, default=ROOT / 'docs/logs/mutation_test.json')
+    parser.add_argument('--meaning', action='store_true', help='run those of meaning_mutants.yml')
+    parser.add_argument('--out', type=Path, help='default: a file of docs/logs')
     args = parser.parse_args()
+    name = 'mutation_test_meaning.json' if args.meaning else 'mutation_test.json'
+    args.out = args.out or ROOT / 'docs/logs' / name
 
     known = {r['key']: r for r in json.loads(args.out.read_text())} if args.out.exists() else {}
     files = [
@@ -311,23 +268,35 @@ def main() -> None:
         if path.name != '__init__.py' and args.only in str(path)
     ]
     if not args.report:
-        if args.again:
-            wanted = {key for key, r in known.items() if r['outcome'] == 'survived'}
-            todo = list(found_again(files, wanted - set(equivalent()), args.seed))
+        survivors = {key for key, r in known.items() if r['outcome'] == 'survived'}
+        survivors -= set(equivalent())
+        if args.meaning:
+            written = written_by_hand()
+            for means in (means for means, mutant in written.items() if mutant is None):
+                print(f'the code of this one has changed: {means}')
+            todo = [m for m in written.values() if m is not None and args.only in m.file]
+            todo = [m for m in todo if (m.key in survivors if args.again else m.key not in known)]
+            files = [ROOT / file for file in sorted({m.file for m in todo})]
+        elif args.again:
+            todo = list(found_again(files, survivors, args.seed))
         else:
             todo = [m for m in sample(files, args.count, args.seed) if m.key not in known]
         if not args.skip_check:
-            check_tests(files, args.workers)
+            check_tests(files, args.workers, 'no change' * args.meaning)
         random.Random(0).shuffle(todo)  # so that the progress bar tells the truth
         with Progress() as progress:
             bar = progress.add_task('mutants', total=len(todo))
             for result in run_all(todo, args.workers):
+                if args.meaning:
+                    before = known.get(result['key'], {})
+                    result['first'] = before.get('first', result['outcome'])
                 known[result['key']] = result
                 progress.advance(bar)
                 args.out.parent.mkdir(parents=True, exist_ok=True)
                 in_order = sorted(known.values(), key=lambda r: (r['file'], r['line'], r['key']))
                 args.out.write_text(json.dumps(in_order, indent=1) + '\n')
-    sys.exit(0 if show(known) >= args.min_killed else 1)
+    share = (show_meanings if args.meaning else show)(known)
+    sys.exit(0 if share >= args.min_killed else 1)
 
 
 if __name__ == '__main__':
