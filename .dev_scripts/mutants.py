@@ -134,9 +134,7 @@ def written_by_hand() -> Dict[str, Optional[Mutant]]:
     return {entry['means']: from_entry(**entry) for entry in entries}
 
 
-def from_entry(
-    file: str, old: str, new: str, means: str, review: bool = False
-) -> Optional[Mutant]:
+def from_entry(file: str, old: str, new: str, means: str, review: bool = False) -> Optional[Mutant]:
     """A mutant that is given by two texts. Those of several lines get the indentation they need."""
     source = (ROOT / file).read_text()
     for indent in (' ' * count for count in range(0, 24, 4)):

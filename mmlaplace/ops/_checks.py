@@ -98,10 +98,7 @@ def check_finite(op: str, name: str, tensor: Tensor) -> None:
 def has_values(tensor: Tensor) -> bool:
     """Whether values can be read. Meta and fake tensors, graphs and torch.func do not let one."""
     return not (
-        tensor.is_meta
-        or isinstance(tensor, FakeTensor)
-        or is_recording()
-        or is_transforming()
+        tensor.is_meta or isinstance(tensor, FakeTensor) or is_recording() or is_transforming()
     )
 
 

@@ -341,7 +341,5 @@ def test_a_number_in_an_address_makes_no_list_of_that_length(explorer):
     page = pytest.importorskip('explorer.page', reason='no gradio', exc_type=ImportError)
     assert page.numbered(2, 10**12) == [('0', 0), ('1', 1), (f'{10**12}', 10**12)]
     assert page.numbered(2, -1, [('last', -1)]) == [('last', -1), ('0', 0), ('1', 1)]
-    shown = page.Page(explorer, SMALL).opened(
-        f'?attention=SoftmaxAttention&size=64&head={10**12}'
-    )
+    shown = page.Page(explorer, SMALL).opened(f'?attention=SoftmaxAttention&size=64&head={10**12}')
     assert f'has no head {10**12}' in ''.join(text for text in shown if isinstance(text, str))

@@ -81,5 +81,6 @@ def test_backbones_of_single_images_and_of_stacked_weights(name):
 
     found = vmap(grad(loss), in_dims=(None, 0))(weights, images)
     for i, image in enumerate(images):
-        for key, own in gradients(model, lambda m: weighted_sum(m(image[None]))).items():
-            assert_alike(found[key][i], own)
+        own = gradients(model, lambda m, image=image: weighted_sum(m(image[None])))
+        for key, gradient in own.items():
+            assert_alike(found[key][i], gradient)

@@ -204,8 +204,7 @@ class QKVAttention(BaseAttention):
             name = 'embed_dims' if channels == embed_dims else name
             if num_heads < 1 or channels < 1 or channels % num_heads:
                 raise ValueError(
-                    f'{name} ({channels}) must be positive and divisible by num_heads '
-                    f'({num_heads})'
+                    f'{name} ({channels}) must be positive and divisible by num_heads ({num_heads})'
                 )
         if self.frame.qkv == 'qk' and dims.value != embed_dims:
             raise ValueError(

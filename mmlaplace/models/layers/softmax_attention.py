@@ -1,4 +1,5 @@
 from contextlib import nullcontext
+from importlib.util import find_spec
 from typing import Any, ContextManager, Optional
 
 import torch
@@ -44,7 +45,8 @@ def _kernels_for(bias: Optional[Tensor]) -> ContextManager:
     In transforms of torch.func it does not see that a bias learns, and takes one without its
     gradient on a CPU.
     """
-    if bias is None or not bias.is_floating_point() or not is_transforming():
+    learns = bias is not None and bias.is_floating_point()
+    if not (learns and is_transforming() and find_spec('torch.nn.attention')):  # torch >= 2.3
         return nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
