@@ -70,7 +70,8 @@ def test_a_backbone_leaves_as_it_is(name, way):
     if version < SINCE.get(way, (2, 1)):
         pytest.skip(f'{way} of this torch, {torch.__version__}, is not the one of today')
     backbone, image = published(name)
-    with torch.no_grad(), warnings.catch_warnings():
+    # With gradients, as they are without a word: PyTorch then takes other kernels of softmax.
+    with warnings.catch_warnings():
         warnings.simplefilter('ignore')  # of sizes that a trace compares
         expected, outs = backbone(image), WAYS[way](backbone, image)
     assert len(outs) == len(expected)
