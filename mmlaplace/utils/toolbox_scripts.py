@@ -1,5 +1,6 @@
 """Run the toolboxes' own train.py and test.py, once the checkpoints they load are checked."""
 
+import gc
 import os
 import runpy
 import sys
@@ -67,7 +68,16 @@ def run_toolbox_script(name: str, usage: str) -> None:
     sys.argv[0] = str(script)
     check_checkpoints(script)
     runpy.run_path(str(script), run_name='__main__')
-    # Left to the end of Python, a thread of gloo may still wait for it with a tensor in its hand.
-    # torch then aborts the process of a run that is done.
+    end_process_groups()
+
+
+def end_process_groups() -> None:
+    """End the process groups of a run that is done, and their threads.
+
+    Left to the end of Python, a thread of gloo may still hold tensors of a collective. To let go of
+    them it asks for Python's lock, which ends the thread by then, and torch aborts the process.
+    """
     if distributed.is_available() and distributed.is_initialized():
+        # First the models, which are parts of cycles: a group lives as long as one of them has it.
+        gc.collect()
         distributed.destroy_process_group()

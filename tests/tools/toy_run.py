@@ -24,6 +24,7 @@ from mmengine.model import BaseModel
 from mmengine.runner import Runner
 
 import mmlaplace  # noqa: F401  (registers)
+from mmlaplace.utils.toolbox_scripts import end_process_groups
 
 EPOCHS = 2
 
@@ -170,7 +171,7 @@ def spread(folder: Path, hook: dict, epochs: str, timeout: str) -> None:
         env_cfg=dict(dist_cfg=dict(backend='gloo', timeout=float(timeout))),
         cfg=dict(model_wrapper_cfg=dict(type='MMDistributedDataParallel', device_ids=None)),
     )  # fmt: skip
-    torch.distributed.destroy_process_group()  # as tools/train.py does
+    end_process_groups()  # as tools/train.py does
 
 
 if __name__ == '__main__':
