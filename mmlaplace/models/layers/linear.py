@@ -12,7 +12,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.nn.modules.module import _has_any_global_hook
+from torch.nn.modules import module as every_module
 
 from mmlaplace.ops._checks import has_values
 from mmlaplace.ops._native import graph_gradients
@@ -21,6 +21,8 @@ from mmlaplace.ops.precision import autocasting
 LIBRARIES = ('blas', 'onednn')
 # Of a block of rows, for each thread. It fits into the second cache of a core.
 BLOCK_BYTES = 1 << 20
+# What a module may have of its own, and all modules together.
+HOOKS = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks')
 # Allocators take tensors beyond this from the system anew, whose first touch is slow.
 LARGE_BYTES = 16 << 20
 
@@ -86,12 +88,8 @@ def are_plain(*weights: Optional[Tensor]) -> bool:
 
 def does_more(module: nn.Module) -> bool:
     """Whether it, or a part of it, does more than its class: by a hook, or by another forward."""
-    return _has_any_global_hook() or any(
-        part._forward_hooks
-        or part._forward_pre_hooks
-        or part._backward_hooks
-        or part._backward_pre_hooks
-        or 'forward' in vars(part)
+    return any(getattr(every_module, f'_global{hooks}') for hooks in HOOKS) or any(
+        'forward' in vars(part) or any(getattr(part, hooks) for hooks in HOOKS)
         for part in module.modules()
     )
 
