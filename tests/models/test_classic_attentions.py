@@ -47,6 +47,8 @@ def test_tokens_of_zeros_have_finite_outputs_and_gradients(name):
 @pytest.mark.parametrize('name', CLASSIC)
 def test_halves_of_a_large_map_are_summed_in_fp32(name):
     """Sums over 4096 tokens of 64 channels overflow fp16 in most of them."""
+    if name == 'LinformerAttention' and not hasattr(torch.amp, 'is_autocast_available'):
+        pytest.skip('before torch 2.4, CPUs multiply no matrices of float16')
     attention = build(name, 64, 1, (64, 64), **CLASSIC[name])
     q, k, v = (torch.randn(1, 1, 4096, 64).half() for _ in range(3))
     k = q if name == 'ReformerAttention' else k
