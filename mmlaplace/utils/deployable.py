@@ -320,7 +320,7 @@ def deployable(model: nn.Module) -> Deployable:
                 f'a {kind} with a {type(head).__name__} cannot be exported: it predicts by its own '
                 f'{", ".join(changed)}, and only {known} is known'
             )
-    options = unknown_options(model)
+    options = unknown_options(model) if issubclass(form, OneStageDetector) else []
     if options:
         raise NotDeployableError(f'a {kind} with {", ".join(options)} cannot be exported')
     for config in nms:

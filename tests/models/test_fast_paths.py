@@ -133,9 +133,17 @@ def in_modes_of_their_own(model):
     return parameters(model)
 
 
+def without_dropout(model):
+    for parent in list(model.modules()):
+        for name, part in list(parent.named_children()):
+            if isinstance(part, nn.Dropout):
+                setattr(parent, name, nn.Identity())
+    return parameters(model)
+
+
 CHANGES = [
-    unchanged, tensors, flattened, parametrised, pruned, normed_by_hook, hooked, hooked_backward,
-    with_another_forward, partly_frozen, in_modes_of_their_own,
+    unchanged, without_dropout, tensors, flattened, parametrised, pruned, normed_by_hook, hooked,
+    hooked_backward, with_another_forward, partly_frozen, in_modes_of_their_own,
 ]  # fmt: skip
 
 

@@ -104,7 +104,8 @@ class SoftmaxAttention(QKVAttention):
             check_pairs_fit(self, q[:1], k[:1], (3, 5))
             bias = self._bias_of_pairs(hw_shape).to(q.dtype)  # (1, heads, N, N)
             mask = bias if mask is None else bias.masked_fill(~mask, float('-inf'))
-        rate = self.attn_drop.p if self.attn_drop.training else 0.0
+        # Users who take dropout out put an Identity in its place, which has no rate.
+        rate = getattr(self.attn_drop, 'p', 0.0) if self.attn_drop.training else 0.0
         return softmax_attention(q, k, v, attn_mask=mask, dropout_p=rate)
 
     def _bias_of_pairs(self, hw_shape: Tuple[int, int]) -> Tensor:

@@ -79,6 +79,7 @@ class FFN(BaseModule):
             and all(type(layer) is Linear for layer in (first, second))
             and are_plain(first.weight, first.bias, second.weight, second.bias)
             and type(act) in ACTIVATIONS.values()
+            and all(type(layer) is nn.Dropout for layer in (dropout, last))
             and not any(layer.training and layer.p > 0 for layer in (dropout, last))
             and not does_more(self.layers)
         )
