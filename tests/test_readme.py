@@ -1,7 +1,7 @@
 """The README is short, its code runs, and what the documents tell users to type exists.
 
-tests/models/test_toolboxes.py trains by the README's configs. Its quick start is what CI and a new
-user run.
+tests/models/test_toolboxes.py trains by the configs of the README and of its page. Its quick start
+is what CI and a new user run.
 """
 
 import inspect
@@ -89,11 +89,11 @@ def test_commands_name_scripts_options_and_configs_that_exist(document):
         assert script.is_file(), words
         options = {word.split('=')[0] for word in words[2:] if word.startswith('--')}
         if script.name not in PASS_ON:
-            utils = ROOT / 'mmlaplace/utils'
-            # Options may be added by a module beside the script.
-            beside = re.findall(r'^(?:from|import) (\w+)', script.read_text(), re.MULTILINE)
-            files = [script, utils / 'command_line.py', utils / 'conversion.py']
-            files += [path for name in beside if (path := script.with_name(f'{name}.py')).exists()]
+            # Options may be added by a module of the library that the script imports.
+            imported = re.findall(r'^from (mmlaplace\.[\w.]+)', script.read_text(), re.MULTILINE)
+            paths = (ROOT / f'{name.replace(".", "/")}.py' for name in imported)
+            files = [script, *(path for path in paths if path.exists())]
+            files += (ROOT / 'mmlaplace/commands').glob('*.py')
             text = ''.join(file.read_text() for file in files)
             assert not [option for option in options if option not in text], words
         for word in words[2:]:
@@ -119,22 +119,19 @@ def test_the_readme_is_short_and_its_parts_are_in_order():
     assert len(text.splitlines()) <= 120
     parts = (
         '# mmlaplace',
-        'docs/images/backbone_over_size.png',
-        'No pretrained weights',
-        'import torch',
-        '## Install',
-        '| attention | paper | year | hosts |',
-        '# mmpretrain: ',
-        '# mmdet: ',
-        '# mmseg: ',
-        'bash tools/quickstart.sh',
-        'docs/images/mini_detection.png',
+        'docs/images/attention_explorer.png',
         'docs/model_zoo.md',
+        '## Install',
+        'import torch',
         'docs/tutorials/own_config.md',
+        '# mmpretrain: ',
+        'bash tools/quickstart.sh',
+        '| attention | paper | year | hosts |',
         'docs/tutorials/add_attention.md',
         '(docs/faq.md)',
         '(docs/benchmarks.md)',
         '## Status',
+        'no pretrained weights',
         '(LICENSE)',
         '```bibtex',
     )
@@ -162,7 +159,8 @@ def test_the_page_of_attentions_has_every_attention_and_the_readme_the_hosts():
         assert len(re.findall(row, page, re.MULTILINE)) == 1, name
         assert rows.count(file) == 1 + (name == 'SOFTAttention') or file not in rows, name
         listed |= {name} if file in rows else set()
-    # The README names the others by their number.
+    # The README names the others, and all, by their number.
+    assert ('Forty attentions' in text) == (len(registered(BaseAttention)) == 40)
     numbers = {'thirty-four': 34, 'thirty-five': 35, 'thirty-six': 36}
     (more,) = re.findall(r'There are \[([\w-]+) more\]', text)
     assert numbers[more] == len(registered(BaseAttention)) - len(listed)

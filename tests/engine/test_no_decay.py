@@ -114,17 +114,20 @@ def test_modules_of_others_name_theirs_as_timm_does():
     assert undecayed(model, options) == expected
 
 
+PAGES = ('README.md', 'docs/tutorials/own_config.md')
 SNIPPETS = re.findall(
-    r'```python\n# (mm\w+): .*?\n(.*?)```', (ROOT / 'README.md').read_text(), re.DOTALL
+    r'```python\n# (mm\w+): .*?\n(.*?)```',
+    ''.join((ROOT / page).read_text() for page in PAGES),
+    re.DOTALL,
 )
 
 
-def test_the_readme_has_a_snippet_for_each_toolbox():
+def test_the_pages_have_a_snippet_for_each_toolbox():
     assert [toolbox for toolbox, _ in SNIPPETS] == ['mmpretrain', 'mmdet', 'mmseg']
 
 
 @pytest.mark.parametrize(('toolbox', 'code'), SNIPPETS, ids=[name for name, _ in SNIPPETS])
-def test_the_readmes_snippets_decay_what_our_configs_decay(toolbox, code, tmp_path):
+def test_the_pages_snippets_decay_what_our_configs_decay(toolbox, code, tmp_path):
     (tmp_path / 'snippet.py').write_text(code)
     cfg = Config.fromfile(tmp_path / 'snippet.py')
     cfg.setdefault('default_scope', toolbox)

@@ -1,4 +1,4 @@
-"""One ``type=`` in all three toolboxes, by the examples the README shows.
+"""One ``type=`` in all three toolboxes, by the examples of the README and of its page on configs.
 
 Also run on the upstream set by .dev_scripts/check_upstream.sh.
 """
@@ -20,14 +20,15 @@ BACKBONES = [name for name in registered(PyramidBackbone) if len(MODELS.get(name
 SMALL = dict(
     embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4), ffn_ratios=(2,) * 4
 )
-README = (ROOT / 'README.md').read_text()
+PAGES = ('README.md', 'docs/tutorials/own_config.md')
 # Detectors take a second each, and differ in nothing but the backbone.
 FAST = fast_with(BACKBONES, 'LaplacianFormer', 'PolaFormerSwin')
 
 
-def readme_example(toolbox: str) -> str:
-    """The README's example configuration for a toolbox."""
-    blocks = re.findall(r'```python\n(.*?)```', README, flags=re.DOTALL)
+def example(toolbox: str) -> str:
+    """The example configuration for a toolbox."""
+    text = ''.join((ROOT / page).read_text() for page in PAGES)
+    blocks = re.findall(r'```python\n(.*?)```', text, flags=re.DOTALL)
     (text,) = [block for block in blocks if block.startswith(f'# {toolbox}')]
     return text
 
@@ -52,7 +53,7 @@ def build(toolbox: str, backbone: str):
     registry = pytest.importorskip(f'{toolbox}.registry')
     utils = pytest.importorskip(f'{toolbox}.utils')
     utils.register_all_modules(init_default_scope=False)
-    config = Config.fromstring(readme_example(toolbox), '.py')
+    config = Config.fromstring(example(toolbox), '.py')
     config.model.backbone.update(type=backbone, arch=SMALL, img_size=64)
     return registry.MODELS, config
 
@@ -132,7 +133,7 @@ def test_one_gelu_serves_backbone_neck_and_head(approximate):
 
 @pytest.mark.parametrize('toolbox', ['mmpretrain', 'mmdet', 'mmseg'])
 def test_examples_are_short(toolbox):
-    assert len(readme_example(toolbox).strip().splitlines()) <= 18
+    assert len(example(toolbox).strip().splitlines()) <= 18
 
 
 def test_the_library_does_not_import_the_toolboxes():
