@@ -20,8 +20,8 @@ from typing import List, NamedTuple
 import torch
 from mmengine.config import Config
 
+from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.model_zoo import build_model
-from mmlaplace.utils.command_line import ToolParser
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS, PAGE = ROOT / 'docs/logs/deploy', ROOT / 'docs/deploy.md'

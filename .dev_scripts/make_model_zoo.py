@@ -17,9 +17,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Dict, List
 
+from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.model_zoo import ModelInfo, files_root, read_models
-from mmlaplace.utils.command_line import ToolParser
-from mmlaplace.utils.toolboxes import TOOLBOXES
+from mmlaplace.toolboxes import TOOLBOXES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / 'docs/model_zoo.md'

@@ -18,10 +18,10 @@ from typing import Any, Callable, Dict, Iterable, List
 
 from mmengine.registry import MODELS
 
+from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.models import BaseAttention, Frame, PyramidBackbone, QKVAttention
 from mmlaplace.models.backbones import hosts
 from mmlaplace.models.backbones.options import with_attention
-from mmlaplace.utils.command_line import ToolParser
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / 'docs/options.md'

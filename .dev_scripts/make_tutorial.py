@@ -15,7 +15,7 @@ from typing import Dict
 
 import nbformat
 
-from mmlaplace.utils.command_line import ToolParser
+from mmlaplace.commands.command_line import ToolParser
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOK = ROOT / 'demo/tutorial.ipynb'

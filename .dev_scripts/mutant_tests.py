@@ -72,8 +72,14 @@ TESTS = {
     ),
     'mmlaplace/lra': ('test_docstrings.py', 'lra'),
     'mmlaplace/timm': ('test_docstrings.py', 'models/test_timm.py'),
-    'mmlaplace/utils': ('test_docstrings.py', 'utils', 'tools'),
-    'tools': ('tools', 'lra', 'utils'),
+    'mmlaplace/analysis': ('test_docstrings.py', 'analysis', 'tools'),
+    'mmlaplace/checkpoints': ('test_docstrings.py', 'engine', 'models/test_options.py'),
+    'mmlaplace/commands': ('test_docstrings.py', 'tools'),
+    'mmlaplace/comparison': ('test_docstrings.py', 'tools'),
+    'mmlaplace/deployment': ('test_docstrings.py', 'tools', 'ops'),
+    'mmlaplace/mini_datasets': ('test_docstrings.py', 'tools'),
+    'mmlaplace/reproduction': ('test_docstrings.py', 'tools'),
+    'tools': ('tools', 'lra', 'analysis'),
 }
 # What takes long and sees nothing that others of these do not: compilation and large images.
 LEFT_OUT = 'not compile and not 1333'
@@ -97,12 +103,12 @@ def rounds_of(mutant: Mutant) -> List[Tuple[List[str], str]]:
     if not mutant.means:
         # The first three alone before the others, which take seconds to collect.
         return [(tests[:3], MARKERS), (tests[3:], MARKERS)]
-    slow = ('tools', 'mmlaplace/utils', 'mmlaplace/engine', 'mmlaplace/timm')
+    quick = ('mmlaplace/models', 'mmlaplace/ops', 'mmlaplace/lra')
     near = nearest_tests(mutant.file)
     if mutant.file.startswith('mmlaplace/models'):
         tests = [*tests, 'tests/models', 'tests/engine']
     area = [path for path in files_of(tests) if path not in near]
-    return [(near, WITH_SLOW if mutant.file.startswith(slow) else MARKERS), (area, MARKERS)]
+    return [(near, MARKERS if mutant.file.startswith(quick) else WITH_SLOW), (area, MARKERS)]
 
 
 def files_of(paths: Iterable[str]) -> List[str]:

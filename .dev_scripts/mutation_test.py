@@ -43,7 +43,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-PACKAGES = ('mmlaplace/models', 'mmlaplace/ops', 'mmlaplace/engine')
+PACKAGES = ('mmlaplace/models', 'mmlaplace/ops', 'mmlaplace/checkpoints', 'mmlaplace/engine')
 EQUIVALENT = ROOT / 'tests/equivalent_mutants.yml'
 LIMIT = 900  # seconds for the tests of one mutant; a loop without an end counts as noticed
 

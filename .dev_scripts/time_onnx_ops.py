@@ -23,11 +23,11 @@ import torch.nn as nn
 from mmengine.config import Config
 from torch import Tensor
 
+from mmlaplace.analysis.measuring import interleave, seconds_of
+from mmlaplace.deployment import exporting
+from mmlaplace.deployment.deployable import deployable
 from mmlaplace.model_zoo import build_model
 from mmlaplace.models import LaplacianAttention
-from mmlaplace.utils import exporting
-from mmlaplace.utils.deployable import deployable
-from mmlaplace.utils.measuring import interleave, seconds_of
 
 STAGES = ((64, 2, 56), (128, 4, 28), (320, 10, 14), (512, 16, 7))  # channels, heads, side
 

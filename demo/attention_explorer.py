@@ -18,8 +18,8 @@ from explorer.images import Images
 from explorer.models import Models, compared, from_config, quick_start
 from explorer.rows import Explorer, default_view
 
-from mmlaplace.utils.command_line import ToolParser
-from mmlaplace.utils.dependencies import missing_package
+from mmlaplace.commands.command_line import ToolParser
+from mmlaplace.dependencies import missing_package
 
 ROOT = Path(__file__).resolve().parents[1]
 

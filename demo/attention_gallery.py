@@ -24,9 +24,9 @@ from explorer.view import LAST, SIZES, View
 from PIL import Image
 from rich.progress import track
 
-from mmlaplace.utils.attention_rows import influence_map
-from mmlaplace.utils.command_line import ToolParser
-from mmlaplace.utils.recording import PHOTOS, normalized
+from mmlaplace.analysis.attention_rows import influence_map
+from mmlaplace.analysis.recording import PHOTOS, normalized
+from mmlaplace.commands.command_line import ToolParser
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH, COLUMNS, PALETTE = 192, 4, 200  # pixels, pictures side by side, colours of a PNG

@@ -38,9 +38,9 @@ from mmengine.registry import DATASETS
 from PIL import Image
 from rich.progress import Progress
 
+from mmlaplace.commands.command_line import ToolParser, load_or_exit, write_json
 from mmlaplace.engine import read_dataset_meta
-from mmlaplace.utils.command_line import ToolParser, load_or_exit, write_json
-from mmlaplace.utils.toolboxes import PACKAGES, require_toolbox
+from mmlaplace.toolboxes import PACKAGES, require_toolbox
 
 # What mmdet takes from a folder.
 SUFFIXES = {'.jpg', '.jpeg', '.png', '.ppm', '.bmp', '.pgm', '.tif', '.tiff', '.webp'}

@@ -5,14 +5,24 @@ toolboxes find them: put ``custom_imports = dict(imports=['mmlaplace'])`` in a c
 ``type='LaplacianFormer'`` works.
 """
 
-from .utils.dependencies import require_mmengine, warn_untested_versions
+from . import _moved  # noqa: F401
+from .dependencies import require_mmengine, warn_untested_versions
 from .version import __version__
 
 require_mmengine()
 warn_untested_versions()
 
 # After the check that names a missing mmengine.
-from . import engine, lra, models, ops  # noqa: E402
+from . import checkpoints, engine, lra, models, ops  # noqa: E402
 from .model_zoo import get_model, list_models  # noqa: E402
 
-__all__ = ['__version__', 'engine', 'get_model', 'list_models', 'lra', 'models', 'ops']
+__all__ = [
+    '__version__',
+    'checkpoints',
+    'engine',
+    'get_model',
+    'list_models',
+    'lra',
+    'models',
+    'ops',
+]

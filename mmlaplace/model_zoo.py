@@ -11,8 +11,8 @@ import yaml
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, DefaultScope
 
-from .engine import load_weights
-from .utils.toolboxes import TOOLBOXES, require_toolbox
+from .checkpoints import load_weights
+from .toolboxes import TOOLBOXES, require_toolbox
 
 
 class ModelInfo(NamedTuple):

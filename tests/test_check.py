@@ -13,14 +13,13 @@ import pytest
 import torch
 from conftest import ROOT, registered
 
-from mmlaplace import check, ops
+from mmlaplace import check, dependencies, ops
 from mmlaplace.check import fixes, library, packages
 from mmlaplace.check import report as check_report
+from mmlaplace.dependencies import TESTED, installed_distributions
 from mmlaplace.ops import _native
 from mmlaplace.ops._sources import source_state
-from mmlaplace.utils import dependencies
-from mmlaplace.utils.dependencies import TESTED, installed_distributions
-from mmlaplace.utils.toolboxes import PACKAGES
+from mmlaplace.toolboxes import PACKAGES
 
 FORKS = bool(installed_distributions('mmengine').get('onedl-mmengine'))
 MMSEG = 'onedl-mmsegmentation' if FORKS else 'mmsegmentation'

@@ -27,8 +27,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from mmlaplace.utils.command_line import ToolParser, write_json
-from mmlaplace.utils.script_runs import import_first, run_script
+from mmlaplace.commands.command_line import ToolParser, write_json
+from mmlaplace.commands.script_runs import import_first, run_script
 
 ROOT = Path(__file__).resolve().parents[1]
 TASKS = ('classification', 'detection', 'segmentation')

@@ -40,7 +40,7 @@ pictures=()
 run() {
     local toolbox="$1" config="configs/$2" folder="$3" expected="$4" started=$SECONDS tools checkpoint measured
     shift 4
-    tools=$("$python" -c 'import sys; from mmlaplace.utils.toolboxes import toolbox_script as s; print(s(sys.argv[1], "train.py").parent)' "$toolbox")
+    tools=$("$python" -c 'import sys; from mmlaplace.toolboxes import toolbox_script as s; print(s(sys.argv[1], "train.py").parent)' "$toolbox")
     echo "== train ($toolbox's tools/train.py, $config, into $folder)"
     "$python" "$tools/train.py" "$config" --work-dir "$folder" "$@"
     checkpoint=$(cat "$folder/last_checkpoint")

@@ -27,9 +27,14 @@ from typing import Dict, Iterator, List, Tuple
 
 import torch
 from mmengine.config import DictAction
-from reproduction.jobs import Training, plan_measurements, plan_run
-from reproduction.launching import LAUNCHERS, Job, Settings, this_machine, versions
-from reproduction.paper_tables import (
+from rich import box
+from rich import table as rich_table
+from rich.console import Console
+
+from mmlaplace.commands.command_line import ToolParser, write_whole
+from mmlaplace.reproduction.jobs import Training, plan_measurements, plan_run
+from mmlaplace.reproduction.launching import LAUNCHERS, Job, Settings, this_machine, versions
+from mmlaplace.reproduction.paper_tables import (
     KINDS,
     SCALES,
     Row,
@@ -40,13 +45,15 @@ from reproduction.paper_tables import (
     read_table,
     read_tables,
 )
-from reproduction.report import Outcome, markdown, new_report, plot, row_report, run_report
-from reproduction.running import run_all
-from rich import box
-from rich import table as rich_table
-from rich.console import Console
-
-from mmlaplace.utils.command_line import ToolParser, write_whole
+from mmlaplace.reproduction.report import (
+    Outcome,
+    markdown,
+    new_report,
+    plot,
+    row_report,
+    run_report,
+)
+from mmlaplace.reproduction.running import run_all
 
 
 class Plan:

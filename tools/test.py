@@ -9,7 +9,7 @@ Examples:
   python tools/test.py CONFIG --help
 """
 
-from mmlaplace.utils.toolbox_scripts import run_toolbox_script
+from mmlaplace.commands.toolbox_scripts import run_toolbox_script
 
 if __name__ == '__main__':
     run_toolbox_script('test.py', __doc__)

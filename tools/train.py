@@ -9,7 +9,7 @@ Examples:
   python tools/train.py CONFIG --help
 """  # noqa: E501
 
-from mmlaplace.utils.toolbox_scripts import run_toolbox_script
+from mmlaplace.commands.toolbox_scripts import run_toolbox_script
 
 if __name__ == '__main__':
     run_toolbox_script('train.py', __doc__)

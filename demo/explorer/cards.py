@@ -10,7 +10,7 @@ from matplotlib import colormaps
 from matplotlib.colors import to_hex
 from PIL import Image
 
-from mmlaplace.utils.attention_rows import FAR, NEAR
+from mmlaplace.analysis.attention_rows import FAR, NEAR
 
 from .pictures import BANDS, COLOURS, panel_picture, photograph
 from .rows import Panel, colour_limits

@@ -9,7 +9,7 @@ from typing import List, Tuple
 
 from PIL import Image
 
-from mmlaplace.utils.recording import PHOTOS, photograph, rgb
+from mmlaplace.analysis.recording import PHOTOS, photograph, rgb
 
 MOST_BYTES, MOST_PIXELS = 20 * 2**20, 50_000_000
 MOST_UPLOADS = 32

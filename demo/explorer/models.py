@@ -10,12 +10,13 @@ from typing import Dict, List, NamedTuple, Optional, Tuple
 
 import torch
 import torch.nn as nn
-from attention_training import BASE, CONFIGS, HOSTS, STUDIES, backbone_cfg, contenders
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
+from mmlaplace.commands.command_line import without_hint
+from mmlaplace.comparison.attention_study import BASE, HOSTS, STUDIES, backbone_cfg, contenders
 from mmlaplace.engine import UnsafeCheckpointError, load_weights, read_state_dict
-from mmlaplace.utils.command_line import without_hint
+from mmlaplace.model_zoo import files_root
 
 ATTENTIONS = contenders()
 QUICK_START = 'quick start'
@@ -65,7 +66,9 @@ def quick_start(folder: Path) -> Dict[str, Source]:
     last = folder / 'last_checkpoint'
     if not last.is_file():
         return {}
-    source = from_config(str(CONFIGS / BASE), str(folder / Path(last.read_text().strip()).name), '')
+    source = from_config(
+        str(files_root() / 'configs' / BASE), str(folder / Path(last.read_text().strip()).name), ''
+    )
     return {QUICK_START: source._replace(weights='trained by the quick start')}
 
 

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 import torch.nn as nn
 
-from mmlaplace.models import BaseAttention, WindowAttention
-from mmlaplace.utils.attention_rows import (
+from mmlaplace.analysis.attention_rows import (
     RowStatistics,
     attention_map,
     check_rows,
     matrices_of,
     row_statistics,
 )
-from mmlaplace.utils.recording import Mixed, mixed_by, normalized
+from mmlaplace.analysis.recording import Mixed, mixed_by, normalized
+from mmlaplace.models import BaseAttention, WindowAttention
 
 from .images import Images, fitted
 from .models import QUICK_START, Models, Source

@@ -11,7 +11,7 @@ from typing import List, Optional
 import torch
 from packaging.version import Version
 
-from ..utils.dependencies import TESTED, installed_distributions
+from ..dependencies import TESTED, installed_distributions
 
 PACKAGE = Path(__file__).resolve().parent.parent
 

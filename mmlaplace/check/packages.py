@@ -9,8 +9,8 @@ import torch
 from mmengine.registry import MODELS
 from packaging.version import Version
 
-from ..utils.dependencies import TESTED, installed_distributions, tested_instead
-from ..utils.toolboxes import PACKAGES, TOOLBOXES
+from ..dependencies import TESTED, installed_distributions, tested_instead
+from ..toolboxes import PACKAGES, TOOLBOXES
 from ..version import __version__
 from .finding import Finding, describe
 from .fixes import PIP, TESTED_SET, complete_set_up, fix_import, gpu_arches, install, is_fork

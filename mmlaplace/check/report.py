@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..utils.dependencies import TESTED, installed_distributions
+from ..dependencies import TESTED, installed_distributions
 from ..version import __version__
 from .finding import Finding, describe
 from .fixes import TESTED_SET

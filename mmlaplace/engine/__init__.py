@@ -1,11 +1,16 @@
 """What runs around the models; importing it registers optimizer constructors and hooks."""
 
-from ._plain_load import UnsafeCheckpointError
-from .checkpoint import LoadReport, load_weights, read_dataset_meta, read_state_dict
+from ..checkpoints import (
+    LoadReport,
+    StrictLoading,
+    UnsafeCheckpointError,
+    load_weights,
+    read_dataset_meta,
+    read_state_dict,
+)
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .no_decay import NoDecayOptimWrapperConstructor
 from .redraw_features import RedrawFeaturesHook
-from .strict_loading import StrictLoading
 from .watch_attention import WatchAttentionHook
 from .whole_files import AtomicCheckpointHook, WholeFileBackend
 

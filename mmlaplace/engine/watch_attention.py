@@ -13,7 +13,8 @@ from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from torch import Tensor
 
-from ..utils.recording import in_eval_mode, root_mean_square, steps_watched
+from ..analysis.recording import in_eval_mode, root_mean_square, steps_watched
+from ..models import BaseAttention
 
 LEARNED_SCALES = ('gamma', 'temperature')  # by head
 
@@ -131,8 +132,6 @@ def look_at(backbone: nn.Module, inputs: Tensor) -> Dict[str, Dict[int, float]]:
         ``share``, ``gamma``, ``temperature`` and ``condition``, each by number of the stage from 1.
         What there is none of is left out.
     """
-    from ..models import BaseAttention  # which imports this package
-
     sizes: Dict[str, Dict[str, float]] = {}
     found: Dict[str, Dict[int, List[float]]] = {}
 

@@ -13,7 +13,7 @@ from typing import Any, Dict, NamedTuple
 
 import torch.nn as nn
 
-from ..utils.dependencies import missing_package
+from ..dependencies import missing_package
 
 try:
     from timm.models import (

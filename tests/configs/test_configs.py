@@ -18,8 +18,8 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DATASETS, MODELS, PARAM_SCHEDULERS, DefaultScope
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mmlaplace.analysis.complexity import count_complexity
 from mmlaplace.models.attentions.soft import SOFTAttention
-from mmlaplace.utils.complexity import count_complexity
 
 CONFIGS = ROOT / 'configs'
 # Those of sequences have no backbone of images; tests/lra has theirs.

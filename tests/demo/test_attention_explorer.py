@@ -9,8 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from attention_matrices import statistics_of
-from attention_training import backbone_cfg, contenders
 from conftest import ROOT, fast_with
 from explorer.cards import cards
 from explorer.images import Images
@@ -21,9 +19,11 @@ from explorer.view import View
 from mmengine.registry import MODELS
 from PIL import Image
 
+from mmlaplace.analysis.attention_rows import row_statistics
+from mmlaplace.analysis.attention_statistics import statistics_of
+from mmlaplace.analysis.recording import attention_matrix, mixed_by, normalized
+from mmlaplace.comparison.attention_study import backbone_cfg, contenders
 from mmlaplace.models import BaseAttention
-from mmlaplace.utils.attention_rows import row_statistics
-from mmlaplace.utils.recording import attention_matrix, mixed_by, normalized
 
 LAPLACIAN = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
 SMALL = View(size=64, stage=0, attention=('LaplacianAttention', 'PolaAttention'))

@@ -7,14 +7,14 @@ import sys
 import attention_gallery
 import pytest
 import torch
-from attention_training import contenders
 from conftest import ROOT, registered
 from explorer.models import untrained
 from mmengine.registry import MODELS
 from PIL import Image
 
+from mmlaplace.analysis.attention_rows import influence_map
+from mmlaplace.comparison.attention_study import contenders
 from mmlaplace.models import QKVAttention, SoftmaxAttention
-from mmlaplace.utils.attention_rows import influence_map
 
 
 def run(monkeypatch, *arguments):

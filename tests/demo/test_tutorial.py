@@ -3,6 +3,8 @@
 import pytest
 from conftest import ROOT, load_tool
 
+from mmlaplace.mini_datasets import pictures
+
 nbformat = pytest.importorskip('nbformat')
 
 
@@ -39,9 +41,8 @@ def test_nothing_of_the_machine_is_stored(tool, notebook):
 def test_it_runs_from_top_to_bottom(tool, notebook, tmp_path, monkeypatch):
     pytest.importorskip('nbclient')
     # The data that the notebook would make, but a third of the patches, which saves half the time.
-    maker = load_tool('tools/dataset_converters/make_mini_datasets.py')
-    monkeypatch.setattr(maker, 'PATCHES', {'train': 80, 'val': 20})
-    maker.make_textures(tmp_path / 'textures', seed=0)
+    monkeypatch.setattr(pictures, 'PATCHES', {'train': 80, 'val': 20})
+    pictures.make_textures(tmp_path / 'textures', seed=0)
     monkeypatch.setenv('MINI_DATA', str(tmp_path))
     monkeypatch.setenv('PYTHONPATH', str(ROOT))
     fresh = nbformat.from_dict(notebook)

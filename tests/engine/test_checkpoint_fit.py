@@ -5,7 +5,8 @@ import torch
 import torch.nn as nn
 from saved_weights import build, same, save, without
 
-from mmlaplace.engine import checkpoint, load_weights
+from mmlaplace.checkpoints import load_weights
+from mmlaplace.checkpoints import loading as checkpoint
 
 
 def half(weights):

@@ -6,7 +6,7 @@ from conftest import quiet_init
 from mmengine.registry import MODELS
 from test_backbones import build as build_backbone
 
-from mmlaplace.utils.recording import Mixed, attention_matrix
+from mmlaplace.analysis.recording import Mixed, attention_matrix
 
 DOUBLE = dict(atol=1e-10, rtol=1e-10)  # two orders of the same fp64 sums
 

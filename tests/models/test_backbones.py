@@ -8,8 +8,8 @@ import torch
 from conftest import quiet_init, registered
 from mmengine.registry import MODELS
 
+from mmlaplace.analysis.complexity import count_complexity
 from mmlaplace.models import PyramidBackbone
-from mmlaplace.utils.complexity import count_complexity
 
 BACKBONES = registered(PyramidBackbone)
 SMALL = dict(

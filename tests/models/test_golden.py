@@ -9,8 +9,8 @@ import torch
 from conftest import load_tool, quiet_init, run_script
 from mmengine.registry import MODELS
 
+from mmlaplace.checkpoints import Conversion, position_map
 from mmlaplace.engine import read_state_dict
-from mmlaplace.utils.conversion import Conversion, position_map
 
 polaformer_to_mmlaplace = load_tool('tools/model_converters/polaformer_to_mmlaplace.py')
 soft_to_mmlaplace = load_tool('tools/model_converters/soft_to_mmlaplace.py')

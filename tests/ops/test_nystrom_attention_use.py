@@ -9,8 +9,8 @@ from test_nystrom_attention import attend, case, problem, results_of
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, jacrev, vmap
 
+from mmlaplace.analysis.measuring import tensor_memory
 from mmlaplace.ops import nystrom_attention
-from mmlaplace.utils.measuring import tensor_memory
 
 DEVICES = ['cpu', pytest.param('cuda', marks=NO_GPU)]
 

@@ -10,8 +10,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, jacrev, vmap
 
+from mmlaplace.analysis.measuring import tensor_memory
 from mmlaplace.ops import pooled_landmarks
-from mmlaplace.utils.measuring import tensor_memory
 
 DEVICES = ['cpu', pytest.param('cuda', marks=NO_GPU)]
 # B, heads, H, W, d, cells or ratio, rotary form. Tiles have 128 tokens of one row, and vectors 4 to

@@ -1,13 +1,10 @@
 """tools/reproduce.py and its modules, for the tests of it."""
 
-import sys
-from unittest import mock
+from conftest import load_tool
 
-from conftest import ROOT, load_tool
+from mmlaplace.reproduction import files, jobs, launching, paper_tables, report, running
 
-with mock.patch.object(sys, 'path', [str(ROOT / 'tools'), *sys.path]):
-    tool = load_tool('tools/reproduce.py')
-    from reproduction import files, jobs, launching, paper_tables, report, running
+tool = load_tool('tools/reproduce.py')
 
 __all__ = [
     'files', 'jobs', 'launching', 'paper_tables', 'plan', 'report', 'running', 'settings', 'tool',

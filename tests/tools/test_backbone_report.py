@@ -1,21 +1,13 @@
-"""The report renders what the benchmark of backbones wrote, beside published figures."""
+"""The report renders what the benchmark of backbones wrote published figures."""
 
-import importlib
 import json
 import sys
 
 import pytest
-from conftest import ROOT
 from PIL import Image
 
+from mmlaplace.comparison import backbone_contenders, backbone_report, published_top1
 from mmlaplace.model_zoo import read_models
-
-
-@pytest.fixture
-def beside(monkeypatch):
-    """Imports a module of the benchmark."""
-    monkeypatch.syspath_prepend(str(ROOT / 'tools/benchmarks'))
-    return importlib.import_module
 
 
 def synthetic():
@@ -37,8 +29,12 @@ def synthetic():
 
 
 @pytest.mark.slow
-def test_the_report_renders_markdown_and_plots_from_the_json(beside, monkeypatch, tmp_path, capsys):
-    tool, path, plot = beside('backbone_report'), tmp_path / 'a.json', tmp_path / 'top1.png'
+def test_the_report_renders_markdown_and_plots_from_the_json(monkeypatch, tmp_path, capsys):
+    tool, path, plot = (
+        backbone_report,
+        tmp_path / 'a.json',
+        tmp_path / 'top1.png',
+    )
     path.write_text(json.dumps(synthetic()))
     options = ['--markdown', '--base', 'mmpretrain:ResNet-50', '--plot-top1', str(plot)]
     monkeypatch.setattr(sys, 'argv', ['backbone_report.py', str(path), *options])
@@ -64,8 +60,11 @@ def test_the_report_renders_markdown_and_plots_from_the_json(beside, monkeypatch
     assert 'measure again' in capsys.readouterr().err
 
 
-def test_the_exponent_needs_sizes_of_one_batch(beside):
-    exponents, rows = beside('backbone_report').exponents, synthetic()['rows']
+def test_the_exponent_needs_sizes_of_one_batch():
+    exponents, rows = (
+        backbone_report.exponents,
+        synthetic()['rows'],
+    )
     assert exponents(rows) == {
         name: {'eager': pytest.approx(1.0)}  # of four times the pixels in four times the time
         for name in ('laplacianformer-tiny', 'mmpretrain:ResNet-50')
@@ -74,16 +73,19 @@ def test_the_exponent_needs_sizes_of_one_batch(beside):
 
 
 @pytest.mark.slow
-def test_the_plot_of_top1_has_what_was_measured_at_the_published_size(beside):
-    tool, result = beside('backbone_report'), synthetic()
+def test_the_plot_of_top1_has_what_was_measured_at_the_published_size():
+    tool, result = backbone_report, synthetic()
     points = tool.top1_points(result, 'eager')
     assert points == {'laplacianformer-tiny': (100.0, 8), 'mmpretrain:ResNet-50': (50.0, 8)}
     assert {'ResNet-18', 'Swin-T', 'FastViT-T8'} <= set(tool.not_measured(result))
     assert 'ResNet-50' not in tool.not_measured(result)
 
 
-def test_published_figures_have_a_source_and_name_contenders(beside):
-    contenders, top1 = beside('backbone_contenders'), beside('published_top1')
+def test_published_figures_have_a_source_and_name_contenders():
+    contenders, top1 = (
+        backbone_contenders,
+        published_top1,
+    )
     published = top1.published()
     for name, paper in published.items():
         assert 60 < paper.top1 < 90 and paper.side % 32 == 0

@@ -1,7 +1,6 @@
 """The benchmark of backbones takes any by name, and loses none for the failure of another."""
 
 import copy
-import importlib
 import json
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from mmengine.registry import MODELS
 from PIL import Image
 from torch import nn
 
+from mmlaplace.comparison import backbone_contenders
 from mmlaplace.models import PyramidBackbone
 
 TOOL = ROOT / 'tools/benchmarks/benchmark_backbone.py'
@@ -22,19 +22,12 @@ MICRO = 'laplacianformer-micro'
 
 
 @pytest.fixture
-def beside(monkeypatch):
-    """Imports a module that is beside the tool."""
-    monkeypatch.syspath_prepend(str(TOOL.parent))
-    return importlib.import_module
+def contenders():
+    return backbone_contenders
 
 
 @pytest.fixture
-def contenders(beside):
-    return beside('backbone_contenders')
-
-
-@pytest.fixture
-def run(beside, monkeypatch, tmp_path):
+def run(monkeypatch, tmp_path):
     """Runs the tool in this process for one tiny round; returns its status and what it wrote."""
     tool, out = load_tool(str(TOOL.relative_to(ROOT))), tmp_path / 'backbone.json'
     monkeypatch.setenv('COLUMNS', '250')  # so that no cell is wrapped
@@ -106,7 +99,7 @@ def test_the_tool_writes_json_and_plots_and_keeps_what_is_there(tmp_path):
     assert '--force replaces it' in result.stderr
 
 
-def test_without_names_it_sweeps_over_sizes_as_the_gpu_check_has_it(beside, monkeypatch, tmp_path):
+def test_without_names_it_sweeps_over_sizes_as_the_gpu_check_has_it(monkeypatch, tmp_path):
     tool = load_tool(str(TOOL.relative_to(ROOT)))
     options = ['--device', 'cpu', '--out', str(tmp_path / 'a'), '--plot', str(tmp_path / 'b')]
     monkeypatch.setattr(sys, 'argv', [TOOL.name, *options, '--force'])
@@ -311,7 +304,7 @@ def test_a_compiler_that_fails_is_named_and_the_eager_mode_stays(run, monkeypatc
     assert 'no C++ compiler' in compiled['failure'] and not eager['failure']
 
 
-def test_the_list_has_all_and_says_what_is_missing(no_timm, beside, monkeypatch, capsys):
+def test_the_list_has_all_and_says_what_is_missing(no_timm, monkeypatch, capsys):
     tool = load_tool(str(TOOL.relative_to(ROOT)))
     monkeypatch.setattr(sys, 'argv', [TOOL.name, '--list', '*former-tiny'])
     with pytest.raises(SystemExit) as stopped:

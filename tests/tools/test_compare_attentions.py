@@ -4,27 +4,27 @@ import json
 import math
 import re
 
-import attention_cost
-import attention_matrices
-import attention_report
-import attention_training
-import compare_attentions
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, quiet_init, registered, run_script
+from conftest import ROOT, load_tool, quiet_init, registered, run_script
 from mmengine.registry import MODELS
 from PIL import Image
 
+from mmlaplace.analysis import attention_statistics
+from mmlaplace.analysis.recording import attention_matrix, mixed_by
+from mmlaplace.comparison import attention_report, attention_study
 from mmlaplace.models import BaseAttention
-from mmlaplace.utils.recording import attention_matrix, mixed_by
+
+attention_cost = load_tool('tools/analysis_tools/attention_cost.py')
+compare_attentions = load_tool('tools/analysis_tools/compare_attentions.py')
 
 TOOLS = ROOT / 'tools/analysis_tools'
 SIDE, FEW = 64, ('AdditiveAttention', 'SoftmaxAttention')
 
 
 def build(host, attn_cfg, side=SIDE):
-    backbone = MODELS.build(attention_training.backbone_cfg(host, attn_cfg, side))
+    backbone = MODELS.build(attention_study.backbone_cfg(host, attn_cfg, side))
     quiet_init(backbone)
     return backbone.eval()
 
@@ -34,10 +34,10 @@ def build(host, attn_cfg, side=SIDE):
 
 def test_an_identity_and_uniform_weights_are_the_two_ends_of_every_statistic():
     shape = (16, 16)
-    alone = attention_matrices.statistics_of(torch.eye(256)[None], shape, shape)
+    alone = attention_statistics.statistics_of(torch.eye(256)[None], shape, shape)
     assert (alone.entropy, alone.sharpness, alone.rank, alone.near) == (0, 1, 1, 1)
     assert alone.row_distance == pytest.approx(1)
-    same = attention_matrices.statistics_of(torch.ones(1, 256, 256) / 256, shape, shape)
+    same = attention_statistics.statistics_of(torch.ones(1, 256, 256) / 256, shape, shape)
     assert same.entropy == pytest.approx(1) and same.rank == 1 / 256
     # Sums of 256 shares in fp64 leave 1e-16 each.
     assert same.row_distance == pytest.approx(0, abs=1e-12)
@@ -51,7 +51,7 @@ def test_near_and_middle_are_two_and_six_tokens_of_sixteen():
         matrix[0, :, :] = torch.eye(256)
         matrix[0, query] = 0
         matrix[0, query, query + steps] = 1
-        found = attention_matrices.statistics_of(matrix, shape, shape)
+        found = attention_statistics.statistics_of(matrix, shape, shape)
         # All other queries look at themselves.
         others = dict(near=255 / 256, middle=0, far=0)
         others[expected] += 1 / 256
@@ -60,7 +60,7 @@ def test_near_and_middle_are_two_and_six_tokens_of_sixteen():
 
 def test_negative_weights_and_row_sums_are_seen():
     rows = torch.tensor([[2.0, -1.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 2.0]])
-    found = attention_matrices.statistics_of(rows[None], (1, 3), (1, 3))
+    found = attention_statistics.statistics_of(rows[None], (1, 3), (1, 3))
     assert found.row_sum == pytest.approx(5 / 3)
     assert found.row_sum_deviation == pytest.approx(np.std([1, 0, 4]))
     assert found.negative == pytest.approx(1 / 9)  # a third of one row in three
@@ -83,15 +83,15 @@ def test_channels_with_weights_of_their_own_count_too():
     torch.manual_seed(0)
     for name in ('PolaAttention', 'HydraAttention'):
         backbone, image = build('laplacianformer', dict(type=name), 32), torch.randn(1, 3, 32, 32)
-        stages = attention_matrices.statistics_by_stage(backbone, [image])
+        stages = attention_statistics.statistics_by_stage(backbone, [image])
         mixed = next(mixed_by(backbone, BaseAttention, image))  # the only block of stage 1
         shapes = mixed.hw_shape, mixed.hw_shape
         matrices = [attention_matrix(mixed, channel) for channel in (0, mixed.v.shape[-1] - 1)]
         found = stages[0]['sharpness'], stages[0]['row_distance']
-        ends = [attention_matrices.statistics_of(one, *shapes) for one in matrices]
+        ends = [attention_statistics.statistics_of(one, *shapes) for one in matrices]
         if name == 'PolaAttention':  # all channels of a half are alike
             means = [(a + b) / 2 for a, b in zip(*ends)]
-            expected = attention_matrices.Statistics(*means)
+            expected = attention_statistics.Statistics(*means)
             # Roundings of fp32 weights.
             assert found == pytest.approx((expected.sharpness, expected.row_distance), rel=1e-4)
         else:
@@ -104,18 +104,20 @@ def test_the_terms_of_a_block_are_those_of_its_sum():
         build('laplacianformer', dict(type='SoftmaxAttention')),
         torch.randn(1, 3, 64, 64),
     )
-    (first, *_) = attention_matrices.term_sizes(backbone, [image])
+    (first, *_) = attention_statistics.term_sizes(backbone, [image])
     mixed = next(mixed_by(backbone, BaseAttention, image))
     with torch.no_grad():
         merged = mixed.attention.merge_heads(mixed.v)
         local = mixed.attention.lepe(merged, mixed.hw_shape)
     assert first['attention'] == 'stages.0.blocks.0.attn'
-    assert first['local'] == pytest.approx(attention_matrices.root_mean_square(local), rel=1e-5)
-    assert first['values'] == pytest.approx(attention_matrices.root_mean_square(mixed.v), rel=1e-5)
+    assert first['local'] == pytest.approx(attention_statistics.root_mean_square(local), rel=1e-5)
+    assert first['values'] == pytest.approx(
+        attention_statistics.root_mean_square(mixed.v), rel=1e-5
+    )
     # Weights that sum to one make no value larger than the largest.
     assert 0 < first['mixed'] <= mixed.v.abs().max()
     without = build('laplacianformer', dict(type='SoftmaxAttention', lepe_kernel=0))
-    (alone, *_) = attention_matrices.term_sizes(without, [image])
+    (alone, *_) = attention_statistics.term_sizes(without, [image])
     assert alone['mixed'] > 0 and 'local' not in alone
 
 
@@ -123,33 +125,33 @@ def test_the_terms_of_a_block_are_those_of_its_sum():
 
 
 def test_every_registered_attention_is_compared():
-    names = attention_training.contenders()
+    names = attention_study.contenders()
     assert set(registered(BaseAttention)) - {'WindowAttention'} <= set(names)
     assert all('num_landmarks' not in cfg or cfg['num_landmarks'] == 16 for cfg in names.values())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('host', attention_training.HOSTS)
-@pytest.mark.parametrize('name', attention_training.contenders())
+@pytest.mark.parametrize('host', attention_study.HOSTS)
+@pytest.mark.parametrize('name', attention_study.contenders())
 def test_every_host_is_built_with_every_contender(host, name):
-    backbone = build(host, attention_training.contenders()[name])
-    assert backbone(torch.randn(1, 3, SIDE, SIDE))[-1].shape[1] == attention_training.HOSTS[host][1]
+    backbone = build(host, attention_study.contenders()[name])
+    assert backbone(torch.randn(1, 3, SIDE, SIDE))[-1].shape[1] == attention_study.HOSTS[host][1]
 
 
 def test_an_attention_without_a_local_branch_says_so():
-    off = attention_training.without_local_branch(dict(type='SoftmaxAttention'))
+    off = attention_study.without_local_branch(dict(type='SoftmaxAttention'))
     assert off['lepe_kernel'] == 0
     with pytest.raises(ValueError, match='SeparableAttention has no local branch'):
-        attention_training.without_local_branch(dict(type='SeparableAttention'))
+        attention_study.without_local_branch(dict(type='SeparableAttention'))
 
 
 def test_a_result_of_other_settings_is_not_taken(tmp_path):
-    settings = attention_training.settings_of('XCAttention', 'vit', 0, 'textures', True, 3)
-    assert not attention_training.finished(tmp_path, settings)
+    settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', True, 3)
+    assert not attention_study.finished(tmp_path, settings)
     (tmp_path / 'result.json').write_text(json.dumps(dict(settings=settings)))
-    assert attention_training.finished(tmp_path, settings)
+    assert attention_study.finished(tmp_path, settings)
     with pytest.raises(ValueError, match='take another --work-dir'):
-        attention_training.finished(tmp_path, dict(settings, seed=1))
+        attention_study.finished(tmp_path, dict(settings, seed=1))
 
 
 @pytest.mark.parametrize('content', [b'', b'{"settings": {"atten', b'{}', b'\xff'])
@@ -164,7 +166,7 @@ def test_a_part_of_a_result_is_run_again_and_left_out_of_tables(tmp_path, conten
     with pytest.warns(UserWarning, match=r'a/result\.json is no whole result .*run it again'):
         assert not compare_attentions.is_done(job)
     with pytest.warns(UserWarning, match=r'a/result\.json is no whole result'):
-        assert not attention_training.finished(tmp_path / 'a', whole['settings'])
+        assert not attention_study.finished(tmp_path / 'a', whole['settings'])
     with pytest.warns(UserWarning, match=r'a/result\.json is no whole result'):
         found = compare_attentions.collect(tmp_path, dict(results=[], costs=[]))
     assert found['results'] == [json.loads(json.dumps(whole))]
@@ -200,7 +202,7 @@ def test_the_exponent_is_one_for_a_line():
 
 
 def made_up(name, seed, top1, host='vit'):
-    matrix = dict.fromkeys(attention_matrices.Statistics._fields, 0.25)
+    matrix = dict.fromkeys(attention_statistics.Statistics._fields, 0.25)
     settings = dict(attention=name, attn_cfg=dict(type=name), host=host, seed=seed)
     return dict(
         settings=dict(settings, study='textures'),
@@ -283,7 +285,7 @@ def test_a_comparison_goes_on_where_it_was_and_reports_what_fails(few_textures, 
     content = json.loads((tmp_path / 'results.json').read_text())
     assert [run['settings']['attention'] for run in content['results']] == list(FEW)
     for run in content['results']:
-        assert set(run['top1']) == set(attention_training.STUDIES['textures'].columns)
+        assert set(run['top1']) == set(attention_study.STUDIES['textures'].columns)
         assert run['parameters'] > 0 and run['macs'] > 0
     assert [len(run['matrices']) > 0 for run in content['results']] == [False, True]
     assert all(len(made['cost']['forward']['rows']) == 2 for made in content['costs'])
@@ -303,7 +305,7 @@ def test_a_comparison_goes_on_where_it_was_and_reports_what_fails(few_textures, 
 def test_costs_of_other_sizes_are_measured_again_and_replace_the_known(tmp_path):
     (tmp_path / 'textures').mkdir()  # stays empty, as the training is known
     training = made_up(FEW[0], 0, 50.0)
-    training['settings'] = attention_training.settings_of(
+    training['settings'] = attention_study.settings_of(
         FEW[0], 'laplacianformer', 0, 'textures', True, 2
     )
     known = tmp_path / 'known.json'

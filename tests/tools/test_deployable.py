@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-import verification
 from conftest import toolbox_model
 from exported_models import build, config
 from mmengine.config import Config
 
-from mmlaplace.utils.deployable import NotDeployableError, deployable
+from mmlaplace.deployment import verification
+from mmlaplace.deployment.deployable import NotDeployableError, deployable
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import torch
 from conftest import ROOT, load_tool, run_script
 
 from mmlaplace import get_model
-from mmlaplace.utils import measuring
+from mmlaplace.analysis import measuring
 
 estimate_memory = load_tool('tools/analysis_tools/estimate_memory.py')
 

@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-import verification
 from conftest import ROOT, load_tool, run_script
 from exported_models import build, config
 from PIL import Image
 
+from mmlaplace.deployment import exporting, verification
+from mmlaplace.deployment.deployable import NotDeployableError, deployable
 from mmlaplace.ops import gaussian_kernel, laplacian_kernel, use_backend
-from mmlaplace.utils import exporting
-from mmlaplace.utils.deployable import NotDeployableError, deployable
 
 FOLDER = ROOT / 'tools/deployment'
 TOOL, RUN, QUANTIZE = (FOLDER / f'{name}.py' for name in ('export', 'run_onnx', 'quantize'))

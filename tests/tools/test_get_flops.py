@@ -8,9 +8,9 @@ from conftest import ROOT, registered, run_script
 from mmengine.analysis import FlopAnalyzer
 from mmengine.registry import MODELS
 
+from mmlaplace.analysis.complexity import count_complexity, mmengine_flop_handles
 from mmlaplace.models import BaseAttention, LaplacianAttention
 from mmlaplace.ops import use_backend
-from mmlaplace.utils.complexity import count_complexity, mmengine_flop_handles
 
 
 class OnMap(torch.nn.Module):

@@ -13,8 +13,8 @@ import torch
 from conftest import ROOT, fast_with, toolbox_config, toolbox_model
 from PIL import Image
 
-from mmlaplace.utils.toolbox_scripts import check_checkpoints
-from mmlaplace.utils.toolboxes import toolbox_script
+from mmlaplace.commands.toolbox_scripts import check_checkpoints
+from mmlaplace.toolboxes import toolbox_script
 
 TOOLS = ROOT / 'tools'
 DEMO = ROOT / 'demo'
@@ -136,16 +136,16 @@ def test_no_tool_that_takes_a_checkpoint_is_left_out():
     }
     # These load nothing themselves: tools/train.py and tools/test.py check what they are given.
     found -= {'dry_run.py', 'reproduce.py'}
-    found -= {f'reproduction/{name}.py' for name in ('jobs', 'launching', 'paper_tables', 'report')}
-    # This one only writes them, and this is a part of paper_figures.py.
-    found -= {'analysis_tools/soft_term.py', 'visualization/figure_numbers.py'}
+    # This one only writes them.
+    found -= {'analysis_tools/soft_term.py'}
     # The explorer answers with a sentence: tests/demo/test_attention_explorer.py.
     found -= {'../demo/attention_explorer.py'}
     found -= {f'../demo/explorer/{name}.py' for name in ('models', 'page', 'view')}
     assert found == {name.split()[0] for name in (*LOADERS, *HANDING_OVER)}
     # All of them by our own loader: others, such as mmengine's, run code.
     calls = re.compile(r'\b(torch\.load|load_checkpoint|_load_checkpoint|pickle\.\w+)\(')
-    shared = (ROOT / 'mmlaplace/utils', ROOT / '.dev_scripts')
+    rooms = ('analysis', 'commands', 'comparison', 'deployment', 'mini_datasets', 'reproduction')
+    shared = (*(ROOT / 'mmlaplace' / room for room in rooms), ROOT / '.dev_scripts')
     for path in (path for folder in (TOOLS, DEMO, *shared) for path in folder.rglob('*.py')):
         assert not calls.search(path.read_text()), path
 

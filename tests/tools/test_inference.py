@@ -9,7 +9,7 @@ import torch
 from conftest import ROOT, toolbox_config, toolbox_model
 from PIL import Image
 
-from mmlaplace.utils.toolboxes import TOOLBOXES as TABLE
+from mmlaplace.toolboxes import TOOLBOXES as TABLE
 
 TOOLBOXES = ('mmpretrain', 'mmdet', 'mmseg')
 BLOCK = """

@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from unittest import mock
 
-import make_mini_datasets
 import numpy as np
 import pytest
-from conftest import ROOT, run_script
+from conftest import ROOT, load_tool, run_script
 from PIL import Image
+
+from mmlaplace.mini_datasets import pictures
 
 make = partial(run_script, ROOT / 'tools/dataset_converters/make_mini_datasets.py')
 
@@ -62,14 +63,14 @@ def make_slowly(monkeypatch):
             time.sleep(0.01)
 
     at_file = mock.Mock()
-    monkeypatch.setitem(make_mini_datasets.MAKERS, 'textures', (forty, lambda out: None))
+    monkeypatch.setitem(pictures.MAKERS, 'textures', (forty, lambda out: None))
     return at_file
 
 
 def of_textures(monkeypatch, out, *arguments) -> None:
     command = ['make', '--tasks', 'textures', '--out', str(out), *map(str, arguments)]
     monkeypatch.setattr(sys, 'argv', command)
-    make_mini_datasets.main()
+    load_tool('tools/dataset_converters/make_mini_datasets.py').main()
 
 
 def test_two_at_once_make_one_whole_data_set(make_slowly, tmp_path, monkeypatch):
@@ -129,7 +130,7 @@ def test_wider_views_of_textures_show_the_same_places(tmp_path):
 
 
 def test_no_handwriting_is_in_training_and_validation():
-    train, val = (make_mini_datasets.Source(split, seed=0) for split in ('train', 'val'))
+    train, val = (pictures.Source(split, seed=0) for split in ('train', 'val'))
     assert len(train.glyphs) + len(val.glyphs) == 1797  # all of scikit-learn's digits
     assert not {g.tobytes() for g in train.glyphs} & {g.tobytes() for g in val.glyphs}
 

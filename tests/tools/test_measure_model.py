@@ -7,8 +7,8 @@ import torch
 from conftest import ROOT, load_tool, run_script, toolbox_model
 from mmengine.config import Config
 
-from mmlaplace.utils.complexity import count_complexity
-from mmlaplace.utils.networks import Network
+from mmlaplace.analysis.complexity import count_complexity
+from mmlaplace.analysis.networks import Network
 
 TOOL = ROOT / 'tools/analysis_tools/measure_model.py'
 CONFIGS = ROOT / 'configs'

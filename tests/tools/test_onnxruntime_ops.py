@@ -9,13 +9,13 @@ from mmengine.config import Config
 from onnx_files import assert_alike
 from PIL import Image
 
+from mmlaplace.deployment import exporting, onnx_ops
+from mmlaplace.deployment.deployable import deployable
 from mmlaplace.models import LaplacianAttention
 from mmlaplace.ops.cholesky_inverse import cholesky_inverse_reference
 from mmlaplace.ops.gaussian_kernel import gaussian_kernel_reference
 from mmlaplace.ops.laplacian_kernel import laplacian_kernel_reference
 from mmlaplace.ops.nystrom_attention import nystrom_attention_reference
-from mmlaplace.utils import exporting, onnx_ops
-from mmlaplace.utils.deployable import deployable
 
 FOLDER = ROOT / 'tools/deployment'
 CONFIG = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'

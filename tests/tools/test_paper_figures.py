@@ -1,26 +1,22 @@
 """tools/visualization/paper_figures.py: numbers that agree with the theory, and their pictures."""
 
 import json
-import sys
 from types import SimpleNamespace
-from unittest import mock
 
 import pytest
 import torch
-from conftest import ROOT, load_tool, run_script
+from conftest import ROOT, run_script
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from PIL import Image
 
 from mmlaplace.models import SOFTAttention
 from mmlaplace.ops import gaussian_kernel
+from mmlaplace.reproduction import figure_numbers as numbers
 
 TOOL = ROOT / 'tools/visualization/paper_figures.py'
 SOFTPP = ROOT / 'configs/classification/soft/softpp-micro_1xb32_mini.py'
 POLA = ROOT / 'configs/classification/polaformer/polaformer-pvt-micro_1xb32_mini.py'
-
-with mock.patch.object(sys, 'path', [str(TOOL.parent), *sys.path]):
-    numbers = load_tool('tools/visualization/figure_numbers.py')
 
 
 def draw(name, folder, *arguments) -> dict:

@@ -15,7 +15,7 @@ from conftest import ROOT, toolbox_model
 from mmengine.registry import MODELS
 from reproduce_modules import paper_tables, tool
 
-from mmlaplace.utils.toolbox_scripts import PACKAGES
+from mmlaplace.commands.toolbox_scripts import PACKAGES
 
 TABLES = paper_tables.read_tables()
 RUNS = [(table, row, run) for table in TABLES for row in table.rows for run in row.runs]

@@ -13,7 +13,7 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DATASETS, MODELS, DefaultScope
 from PIL import Image
 
-from mmlaplace.utils.toolboxes import toolbox_script
+from mmlaplace.toolboxes import toolbox_script
 
 CONFIGS = CLASSIFICATION / 'laplacianformer'
 MINI = CONFIGS / 'laplacianformer-micro_1xb32_mini.py'

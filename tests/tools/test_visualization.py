@@ -13,11 +13,11 @@ from mmengine.registry import MODELS
 from PIL import Image
 from torch import Tensor
 
+from mmlaplace.analysis.attention_rows import attention_map, attention_row
+from mmlaplace.analysis.recording import Mixed, mixed_by
 from mmlaplace.models import BaseAttention, QKVAttention
 from mmlaplace.models.layers import TransformerBlock
 from mmlaplace.ops import laplacian_kernel
-from mmlaplace.utils.attention_rows import attention_map, attention_row
-from mmlaplace.utils.recording import Mixed, mixed_by
 
 vis_attention = load_tool('tools/visualization/vis_attention.py')
 vis_cam = load_tool('tools/visualization/vis_cam.py')

@@ -24,7 +24,7 @@ from mmengine.model import BaseModel
 from mmengine.runner import Runner
 
 import mmlaplace  # noqa: F401  (registers)
-from mmlaplace.utils.toolbox_scripts import end_process_groups
+from mmlaplace.commands.toolbox_scripts import end_process_groups
 
 EPOCHS = 2
 

@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import Callable, Dict, List, Tuple
 
 import torch
-from attention_training import HOSTS, backbone_cfg, contenders
 from mmengine.registry import MODELS
 
-from mmlaplace.utils.command_line import ToolParser, write_json
-from mmlaplace.utils.measuring import describe_machine, model_job, seconds_of, tensor_memory
+from mmlaplace.analysis.measuring import describe_machine, model_job, seconds_of, tensor_memory
+from mmlaplace.commands.command_line import ToolParser, write_json
+from mmlaplace.comparison.attention_study import HOSTS, SIZES, backbone_cfg, contenders
 
 PASSES = ('forward', 'forward and backward')
-SIZES = (224, 512, 1024, 2048)
 RUNS, BUDGET = 5, 3.0  # at most so many runs of a pass, and seconds for those after the first
 CPU = torch.device('cpu')
 

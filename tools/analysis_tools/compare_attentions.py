@@ -29,21 +29,21 @@ from pathlib import Path
 from typing import List, NamedTuple
 
 import torch
-from attention_cost import SIZES
-from attention_report import write_report
-from attention_training import (
+from rich.progress import Progress
+
+from mmlaplace.analysis.measuring import describe_machine
+from mmlaplace.commands.command_line import ToolParser, write_json
+from mmlaplace.commands.script_runs import import_first, run_script
+from mmlaplace.comparison.attention_report import write_report
+from mmlaplace.comparison.attention_study import (
     HOSTS,
+    SIZES,
     STUDIES,
     contenders,
     read_result,
     settings_of,
     without_local_branch,
 )
-from rich.progress import Progress
-
-from mmlaplace.utils.command_line import ToolParser, write_json
-from mmlaplace.utils.measuring import describe_machine
-from mmlaplace.utils.script_runs import import_first, run_script
 
 TOOLS = Path(__file__).resolve().parent
 

@@ -26,11 +26,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from mmlaplace.analysis.recording import Mixed, mixed_by, photographs
+from mmlaplace.commands.command_line import ToolParser, build_backbone, write_json
 from mmlaplace.models import SOFTAttention
 from mmlaplace.models.layers import Landmarks
 from mmlaplace.ops import gaussian_kernel
-from mmlaplace.utils.command_line import ToolParser, build_backbone, write_json
-from mmlaplace.utils.recording import Mixed, mixed_by, photographs
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt

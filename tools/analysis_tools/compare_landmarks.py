@@ -22,11 +22,11 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
+from mmlaplace.analysis.recording import mixed_by, photographs
+from mmlaplace.commands.command_line import ToolParser, build_backbone, write_json
 from mmlaplace.models.attentions.laplacian import LaplacianAttention
 from mmlaplace.models.layers import Landmarks
-from mmlaplace.utils.command_line import ToolParser, build_backbone, write_json
-from mmlaplace.utils.measuring import describe_machine, interleave, model_job
-from mmlaplace.utils.recording import mixed_by, photographs
 
 QUERIES = 256  # sampled
 

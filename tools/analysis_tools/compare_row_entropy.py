@@ -27,9 +27,9 @@ from rich.progress import track
 from rich.table import Table
 from torch import Tensor
 
+from mmlaplace.analysis.recording import Mixed, mixed_by, photographs
+from mmlaplace.commands.command_line import ToolParser, build_backbone, write_json
 from mmlaplace.models import PolaAttention
-from mmlaplace.utils.command_line import ToolParser, build_backbone, write_json
-from mmlaplace.utils.recording import Mixed, mixed_by, photographs
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt

@@ -24,9 +24,9 @@ from rich.progress import track
 from rich.table import Table
 
 from mmlaplace import get_model, list_models
+from mmlaplace.commands.command_line import ToolParser, write_json
 from mmlaplace.model_zoo import get_config
 from mmlaplace.models.layers import TransformerBlock
-from mmlaplace.utils.command_line import ToolParser, write_json
 
 
 def kept_bytes(backbone: nn.Module, images: torch.Tensor) -> Tuple[int, int]:

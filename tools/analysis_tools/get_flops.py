@@ -20,9 +20,9 @@ from rich.progress import track
 from rich.table import Table
 
 from mmlaplace import get_model
+from mmlaplace.analysis.complexity import count_complexity
+from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.model_zoo import ModelInfo, read_models
-from mmlaplace.utils.command_line import ToolParser
-from mmlaplace.utils.complexity import count_complexity
 
 
 class Classifier(nn.Module):

@@ -2,10 +2,10 @@
 
 Parameters and MACs (multiply-accumulates of one image) need no memory and no weights. 'weight_macs'
 are those of convolutions and linears, 'macs' have the products of the attention too, with all steps
-of a Newton iteration. Detectors and segmentors count up to where boxes are picked, see
-mmlaplace.utils.networks. With --speed the model is timed: forward passes, and for training forward
-and backward passes of the network, without losses, data and optimizer. Memory is what torch holds
-at the peak of such a pass. The result is one JSON object.
+of a Newton iteration. Detectors and segmentors count up to where boxes are picked
+(mmlaplace.analysis.networks). With --speed the model is timed: forward passes, and for training
+forward and backward passes of the network, without losses, data and optimizer. Memory is what torch
+holds at the peak of such a pass. The result is one JSON object.
 
 Configs of configs/lra are measured on sequences without padding, as long as the model takes them.
 A sample of Retrieval is a pair of them.
@@ -31,19 +31,18 @@ import torch.nn as nn
 from mmengine.config import Config, DictAction
 from torch import Tensor
 
-from mmlaplace.model_zoo import build_model
-from mmlaplace.models import PyramidBackbone
-from mmlaplace.utils.command_line import ToolParser, load_or_exit, read_config, write_json
-from mmlaplace.utils.complexity import count_complexity
-from mmlaplace.utils.measuring import (
+from mmlaplace.analysis.complexity import count_complexity
+from mmlaplace.analysis.measuring import (
     describe_machine,
     interleave,
     model_job,
     seconds_of,
     tensor_memory,
 )
-from mmlaplace.utils.networks import Network, image_size
-from mmlaplace.utils.recording import photographs
+from mmlaplace.analysis.networks import Network, image_size, network_of
+from mmlaplace.analysis.recording import photographs
+from mmlaplace.commands.command_line import ToolParser, load_or_exit, read_config, write_json
+from mmlaplace.models import PyramidBackbone
 
 
 def is_of_sequences(cfg: Config) -> bool:
@@ -64,13 +63,6 @@ def sequences_size(cfg: Config) -> Tuple[int, int]:
     encoder = cfg.model.backbone
     pairs = cfg.model.head.in_channels > encoder.get('embed_dims', 64)
     return 2 if pairs else 1, encoder.max_length
-
-
-def network_of(cfg: Config) -> Network:
-    """The model of a config with random weights."""
-    cfg.model.backbone.pop('init_cfg', None)
-    cfg.model.pop('pretrained', None)
-    return Network(build_model(cfg)).eval()
 
 
 def architecture(network: Network) -> Dict[str, List[int]]:
@@ -140,7 +132,7 @@ def main() -> None:
     if args.attention_term:
         if args.checkpoint:
             load_or_exit(network.model, args.checkpoint)
-        from attention_matrices import term_sizes  # beside this file
+        from mmlaplace.analysis.attention_statistics import term_sizes
 
         found['attention_terms'] = term_sizes(network.model.backbone, photographs(size))
     if args.speed:

@@ -22,17 +22,17 @@ from typing import Dict, Iterator, List, Tuple
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
-from attention_matrices import root_mean_square, term_sizes
 from mmengine.registry import MODELS
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from mmlaplace.analysis.attention_statistics import root_mean_square, term_sizes
+from mmlaplace.analysis.measuring import describe_machine
+from mmlaplace.analysis.recording import MEAN, STD, mixed_by
+from mmlaplace.commands.command_line import ToolParser, read_config, write_json
 from mmlaplace.models import SOFTAttention
 from mmlaplace.ops import gaussian_kernel
-from mmlaplace.utils.command_line import ToolParser, read_config, write_json
-from mmlaplace.utils.measuring import describe_machine
-from mmlaplace.utils.recording import MEAN, STD, mixed_by
 
 CONFIG = (
     Path(__file__).resolve().parents[2] / 'configs/classification/soft/softpp-micro_1xb32_mini.py'

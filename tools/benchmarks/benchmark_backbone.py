@@ -42,8 +42,19 @@ from pathlib import Path
 from typing import Callable, Dict, List, Optional, Tuple
 
 import torch
-from backbone_contenders import SOURCES, Builder, catalogue, find
-from backbone_report import (
+from rich.progress import track
+from torch import Tensor, nn
+
+from mmlaplace.analysis.measuring import (
+    describe_machine,
+    interleave,
+    model_job,
+    process_memory,
+    tensor_memory,
+)
+from mmlaplace.commands.command_line import ToolParser, write_json
+from mmlaplace.comparison.backbone_contenders import SOURCES, Builder, catalogue, find
+from mmlaplace.comparison.backbone_report import (
     add_report_options,
     check_report_options,
     draw,
@@ -52,18 +63,7 @@ from backbone_report import (
     print_tables,
     short,
 )
-from published_top1 import peers
-from rich.progress import track
-from torch import Tensor, nn
-
-from mmlaplace.utils.command_line import ToolParser, write_json
-from mmlaplace.utils.measuring import (
-    describe_machine,
-    interleave,
-    model_job,
-    process_memory,
-    tensor_memory,
-)
+from mmlaplace.comparison.published_top1 import peers
 
 CONTENDERS = ('laplacianformer-tiny', 'laplacianformer-tiny+SoftmaxAttention')
 SIZES = tuple((side, 1) for side in (224, 384, 512, 768, 1024, 1280, 1536))

@@ -34,9 +34,9 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from mmlaplace.analysis.measuring import describe_machine, interleave, tensor_memory
+from mmlaplace.commands.command_line import ToolParser, write_json
 from mmlaplace.models.layers import TransformerBlock
-from mmlaplace.utils.command_line import ToolParser, write_json
-from mmlaplace.utils.measuring import describe_machine, interleave, tensor_memory
 
 SHAPES = ((128, 56, 64), (8, 56, 64), (128, 28, 128), (1, 128, 64), (1, 256, 64))
 HEAD_DIMS = 32

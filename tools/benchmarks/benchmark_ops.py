@@ -32,7 +32,24 @@ from unittest import mock
 os.environ.setdefault('KINETO_LOG_LEVEL', '5')  # to the profiler it is an error to have no GPU
 
 import torch
-from contenders import (
+from mmengine.registry import MODELS
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+import mmlaplace
+from mmlaplace.analysis.measuring import (
+    BUDGET,
+    bytes_of,
+    describe_machine,
+    interleave,
+    model_job,
+    process_memory,
+    seconds_of,
+    tensor_memory,
+)
+from mmlaplace.commands.command_line import ToolParser, write_json
+from mmlaplace.comparison.op_contenders import (
     INVERSE_SHAPES,
     KERNEL_SHAPES,
     KERNELS,
@@ -46,24 +63,7 @@ from contenders import (
     kernel_case,
     missing,
 )
-from mmengine.registry import MODELS
-from rich.console import Console
-from rich.table import Table
-from torch import Tensor
-
-import mmlaplace
 from mmlaplace.ops import _native, inverse_residual
-from mmlaplace.utils.command_line import ToolParser, write_json
-from mmlaplace.utils.measuring import (
-    BUDGET,
-    bytes_of,
-    describe_machine,
-    interleave,
-    model_job,
-    process_memory,
-    seconds_of,
-    tensor_memory,
-)
 
 REPEATED_BYTES = 2**22  # of results that stay in a cache
 PEAK_RUN = {'cpu': 2**30, 'cuda': 2**35}  # differences that take some milliseconds

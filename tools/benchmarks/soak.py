@@ -31,9 +31,9 @@ from mmengine.registry import MODELS
 from rich.console import Console
 from rich.table import Table
 
+from mmlaplace.analysis.measuring import describe_machine
+from mmlaplace.commands.command_line import ToolParser, write_json
 from mmlaplace.models import PyramidBackbone
-from mmlaplace.utils.command_line import ToolParser, write_json
-from mmlaplace.utils.measuring import describe_machine
 
 IMAGES, CLASSES = 64, 10
 

@@ -24,9 +24,9 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 from rich.progress import track
 
+from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.lra.listops import tokenize
 from mmlaplace.lra.storage import make_folder, write_split
-from mmlaplace.utils.command_line import ToolParser
 
 VERSION = 1  # raise it when other samples come out
 OFFICIAL = Path('data/lra_official')

@@ -25,10 +25,10 @@ from typing import Dict, List
 import numpy as np
 from rich.progress import track
 
+from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.lra.listops import ListOpsSettings, expressions
 from mmlaplace.lra.pathfinder import AUTHORS_CONTRASTS, LEVELS, PathfinderSettings, make_picture
 from mmlaplace.lra.storage import make_folder, write_split
-from mmlaplace.utils.command_line import ToolParser
 
 VERSION = 1  # raise it when other samples come out
 PART = 500  # pictures that are drawn from one seed, and kept when a run is cut short

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Callable, Dict
 
 import numpy as np
-from make_mini_datasets import SCENES, make_detection, make_segmentation
 from PIL import Image
 
-from mmlaplace.utils.command_line import ToolParser
+from mmlaplace.commands.command_line import ToolParser
+from mmlaplace.mini_datasets.pictures import SCENES, make_detection, make_segmentation
 
 IMAGES = 2  # of each split
 SHAPE = (256, 384)  # pixels; the lowest photographs have 300

@@ -22,7 +22,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Optional
 
-from mmlaplace.utils.onnx_ops import LIBRARY
+from mmlaplace.deployment.onnx_ops import LIBRARY
 
 SOURCES = Path(__file__).resolve().parents[2] / 'ops' / 'onnxruntime'
 HEADER = 'onnxruntime_cxx_api.h'

@@ -31,15 +31,14 @@ from typing import Callable, List, Tuple
 
 import torch
 import torch.nn as nn
-import verification
 from mmengine.config import DictAction
 
+from mmlaplace.analysis.measuring import describe_machine, interleave
+from mmlaplace.analysis.networks import image_size
+from mmlaplace.commands.command_line import ToolParser, load_or_exit, read_config, write_json
+from mmlaplace.deployment import exporting, verification
+from mmlaplace.deployment.deployable import Deployable, NotDeployableError, deployable
 from mmlaplace.model_zoo import build_model
-from mmlaplace.utils import exporting
-from mmlaplace.utils.command_line import ToolParser, load_or_exit, read_config, write_json
-from mmlaplace.utils.deployable import Deployable, NotDeployableError, deployable
-from mmlaplace.utils.measuring import describe_machine, interleave
-from mmlaplace.utils.networks import image_size
 
 Size = Tuple[int, int]
 

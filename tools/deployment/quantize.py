@@ -22,9 +22,9 @@ from mmengine.config import Config, DictAction
 from mmengine.registry import DATASETS, DefaultScope
 from torch import Tensor
 
-from mmlaplace.utils import exporting
-from mmlaplace.utils.command_line import ToolParser, read_config, write_json
-from mmlaplace.utils.measuring import describe_machine, interleave
+from mmlaplace.analysis.measuring import describe_machine, interleave
+from mmlaplace.commands.command_line import ToolParser, read_config, write_json
+from mmlaplace.deployment import exporting
 
 
 def images_of(cfg: Config, split: str, count: int) -> Iterator[Tuple[Tensor, int]]:

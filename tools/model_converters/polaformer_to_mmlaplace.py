@@ -15,7 +15,8 @@ from typing import Dict
 import torch
 from torch import Tensor
 
-from mmlaplace.utils.conversion import Conversion, parser_for, position_map, run
+from mmlaplace.checkpoints import Conversion, position_map
+from mmlaplace.commands.converters import parser_for, run
 
 
 def convert_attention(conversion: Conversion, ours: str, theirs: str, image_size=(1, 1)) -> None:

@@ -14,7 +14,8 @@ from typing import Dict
 
 from torch import Tensor
 
-from mmlaplace.utils.conversion import Conversion, parser_for, position_map, run
+from mmlaplace.checkpoints import Conversion, position_map
+from mmlaplace.commands.converters import parser_for, run
 
 
 def convert_attention(conversion: Conversion, ours: str, theirs: str) -> None:

@@ -26,7 +26,10 @@ from pathlib import Path
 from typing import Callable, Dict, NamedTuple
 
 import torch
-from figure_drawings import (
+
+from mmlaplace.analysis.measuring import describe_machine
+from mmlaplace.commands.command_line import ToolParser, write_json
+from mmlaplace.reproduction.figure_drawings import (
     draw_eigenvalues,
     draw_gates,
     draw_memory,
@@ -36,7 +39,7 @@ from figure_drawings import (
     draw_speed,
     draw_speed_and_macs,
 )
-from figure_numbers import (
+from mmlaplace.reproduction.figure_numbers import (
     eigenvalues,
     gates,
     memory,
@@ -46,9 +49,6 @@ from figure_numbers import (
     speed,
     speed_and_macs,
 )
-
-from mmlaplace.utils.command_line import ToolParser, write_json
-from mmlaplace.utils.measuring import describe_machine
 
 
 class Figure(NamedTuple):

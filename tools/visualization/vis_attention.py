@@ -33,10 +33,10 @@ from PIL import Image
 from rich.progress import track
 from torch import Tensor
 
+from mmlaplace.analysis.attention_rows import attention_map, check_rows, matrices_of
+from mmlaplace.analysis.recording import Mixed, mixed_by, normalized, rgb
+from mmlaplace.commands.command_line import ToolParser, build_backbone
 from mmlaplace.models import BaseAttention
-from mmlaplace.utils.attention_rows import attention_map, check_rows, matrices_of
-from mmlaplace.utils.command_line import ToolParser, build_backbone
-from mmlaplace.utils.recording import Mixed, mixed_by, normalized, rgb
 
 matplotlib.use('Agg')
 import matplotlib.patheffects as effects

@@ -38,9 +38,9 @@ from mmengine.registry import DATASETS, DefaultScope
 from rich.progress import track
 from torch import Tensor
 
+from mmlaplace.commands.command_line import ToolParser, load_or_exit, read_config
 from mmlaplace.model_zoo import build_model
 from mmlaplace.models.layers import tokens_to_map
-from mmlaplace.utils.command_line import ToolParser, load_or_exit, read_config
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt

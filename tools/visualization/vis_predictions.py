@@ -23,8 +23,8 @@ from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, VISUALIZERS
 from PIL import Image
 
+from mmlaplace.commands.command_line import ToolParser, load_or_exit, read_config
 from mmlaplace.model_zoo import build_model
-from mmlaplace.utils.command_line import ToolParser, load_or_exit, read_config
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt

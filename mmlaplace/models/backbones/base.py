@@ -3,7 +3,7 @@ from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor
 
-from ...engine.strict_loading import StrictLoading
+from ...checkpoints.strict_loading import StrictLoading
 from ..layers import memory_format_of, tokens_to_map
 from ..layers.build import build_token_norm
 from . import options

@@ -1,0 +1,59 @@
+"""Old import paths of version 0.1: each gives the module of today, with a warning that names it."""
+
+import sys
+import warnings
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Dict, Optional
+
+# Removed in version 0.3.
+_ROOMS = {
+    'analysis': ('attention_rows', 'complexity', 'measuring', 'networks', 'recording'),
+    'deployment': ('deployable', 'exporting', 'onnx_forms', 'onnx_ops'),
+    'commands': ('command_line', 'script_runs', 'toolbox_scripts'),
+    'checkpoints': ('conversion',),
+}
+MOVED: Dict[str, str] = {
+    **{f'mmlaplace.utils.{name}': f'mmlaplace.{room}.{name}'
+       for room, names in _ROOMS.items() for name in names},
+    'mmlaplace.utils.dependencies': 'mmlaplace.dependencies',
+    'mmlaplace.utils.toolboxes': 'mmlaplace.toolboxes',
+    'mmlaplace.engine.checkpoint': 'mmlaplace.checkpoints.loading',
+    'mmlaplace.engine.strict_loading': 'mmlaplace.checkpoints.strict_loading',
+}  # fmt: skip
+
+
+class _MovedModules(MetaPathFinder, Loader):
+    """Finds the modules of :data:`MOVED`, and the package ``mmlaplace.utils`` that held them."""
+
+    def find_spec(self, name: str, path=None, target=None) -> Optional[ModuleSpec]:
+        if name == 'mmlaplace.utils':
+            return ModuleSpec(name, self, is_package=True)
+        return ModuleSpec(name, self) if name in MOVED else None
+
+    def create_module(self, spec: ModuleSpec) -> Optional[ModuleType]:
+        if spec.name not in MOVED:
+            return None  # an empty package
+        new = MOVED[spec.name]
+        warnings.warn(
+            f'{spec.name} is {new} now; import it from there. The old path goes with version 0.3',
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return _Alias(spec.name, import_module(new))
+
+    def exec_module(self, module: ModuleType) -> None:
+        pass
+
+
+class _Alias(ModuleType):
+    """A module under its old name, with all that the new one has."""
+
+    def __init__(self, name: str, new: ModuleType) -> None:
+        super().__init__(name, new.__doc__)
+        self.__dict__.update({k: v for k, v in vars(new).items() if not k.startswith('__')})
+
+
+sys.meta_path.append(_MovedModules())

@@ -1,0 +1,146 @@
+"""What the matrices of a backbone's attentions do, and how large the attention's term is."""
+
+import math
+from typing import Dict, List, NamedTuple, Sequence, Tuple
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from mmlaplace.analysis.attention_rows import FAR, NEAR, places
+from mmlaplace.analysis.recording import (
+    attention_matrix,
+    mixed_by,
+    root_mean_square,
+    steps_watched,
+)
+from mmlaplace.models import BaseAttention, HydraAttention, PolaAttention, QKVAttention
+
+RANK_TOLERANCE = 1e-3  # of the largest singular value
+
+
+class Statistics(NamedTuple):
+    """Of a matrix A of weights: means over its rows, and over heads, blocks and images.
+
+    Where channels of a head differ in their weights, they are means over some channels too.
+
+    Shares are those of absolute weights, ``|A_ij| / sum_j |A_ij|``.
+
+    Attributes:
+        row_sum: Sum of the weights of a row.
+        row_sum_deviation: Standard deviation of these sums over the rows.
+        negative: Share of the negative weights.
+        entropy: Of the shares, divided by log n, so that 1 is uniform.
+        sharpness: Share of the largest weight.
+        rank: Singular values above a thousandth of the largest, divided by their number.
+        row_distance: Half the sum of absolute differences of the shares of two rows, the mean over
+            all pairs of queries. It is 0 where all queries get the same, and at most 1.
+        near, middle, far: Shares of keys up to an eighth of the map's side away, up to three
+            eighths, and beyond.
+    """
+
+    row_sum: float
+    row_sum_deviation: float
+    negative: float
+    entropy: float
+    sharpness: float
+    rank: float
+    row_distance: float
+    near: float
+    middle: float
+    far: float
+
+
+def statistics_of(
+    matrix: Tensor, query_shape: Tuple[int, int], key_shape: Tuple[int, int]
+) -> Statistics:
+    """The statistics of matrices ``(..., N, n)`` between the tokens of two maps."""
+    matrix = matrix.double().flatten(0, -3)
+    total = matrix.abs().sum(-1, keepdim=True)
+    # A row of zeros, which a query gets that no key answers, has no shares. It counts as uniform.
+    uniform = torch.full_like(matrix, 1 / matrix.shape[-1])
+    shares = torch.where(total > 0, matrix.abs() / total, uniform)
+    longest = max(query_shape)
+    scale = torch.tensor(query_shape).double() / longest
+    distance = torch.cdist(places(query_shape) * scale, places(key_shape) * scale)
+    sums = matrix.sum(-1)
+    values = torch.linalg.svdvals(matrix)
+    entropy = -torch.xlogy(shares, shares).sum(-1) / math.log(max(2, matrix.shape[-1]))
+    apart = torch.stack([torch.cdist(one, one, p=1).mean() / 2 for one in shares])
+    queries = matrix.shape[-2]
+    apart *= queries / max(1, queries - 1)  # a row has no distance from itself
+    found = dict(
+        row_sum=sums,
+        row_sum_deviation=sums.std(-1, unbiased=False),
+        negative=(shares * (matrix < 0)).sum(-1),
+        entropy=entropy,
+        sharpness=shares.amax(-1),
+        rank=(values > RANK_TOLERANCE * values[..., :1]).double().mean(-1),
+        row_distance=apart,
+        near=(shares * (distance <= NEAR)).sum(-1),
+        middle=(shares * ((distance > NEAR) & (distance <= FAR))).sum(-1),
+        far=(shares * (distance > FAR)).sum(-1),
+    )
+    return Statistics(**{name: values.mean().item() for name, values in found.items()})
+
+
+def channels_of(attention: nn.Module) -> Sequence[int]:
+    """Channels of a head whose weights stand for those of all."""
+    if isinstance(attention, HydraAttention):
+        return range(0, attention.head_dims, max(1, attention.head_dims // 4))  # each differs
+    if isinstance(attention, PolaAttention):
+        return 0, attention.head_dims - 1  # one of each half
+    return (0,)
+
+
+def statistics_by_stage(backbone: nn.Module, images: List[Tensor]) -> List[Dict[str, float]]:
+    """Statistics of each stage with two tokens or more, and their number; means over its blocks.
+
+    Empty where attentions have no matrix of tokens by tokens.
+    """
+    by_stage: Dict[int, list] = {}
+    tokens = {}
+    for image in images:
+        for mixed in mixed_by(backbone, BaseAttention, image):
+            attention = mixed.attention
+            prefix = getattr(attention, 'num_prefix_tokens', 0)
+            if not attention.mixes_tokens or prefix or math.prod(mixed.hw_shape) < 2:
+                continue
+            shapes = mixed.hw_shape, attention.kv_shape(mixed.hw_shape)
+            matrices = [attention_matrix(mixed, channel) for channel in channels_of(attention)]
+            found = statistics_of(torch.stack(matrices), *shapes)
+            by_stage.setdefault(mixed.stage, []).append(found)
+            tokens[mixed.stage] = math.prod(mixed.hw_shape)
+    return [
+        dict(
+            stage=stage + 1,
+            tokens=tokens[stage],
+            **{
+                name: sum(values) / len(values)
+                for name, values in zip(Statistics._fields, zip(*by_stage[stage]))
+            },
+        )
+        for stage in sorted(by_stage)
+    ]
+
+
+def term_sizes(backbone: nn.Module, images: List[Tensor]) -> List[Dict[str, float]]:
+    """For each attention, root mean squares of V, of what it mixes, and of a local branch."""
+    sizes: Dict[str, Dict[str, List[float]]] = {}
+
+    def see(name, attention, step, arguments, made):
+        if step == 'mix':
+            found = dict(mixed=made, values=arguments[2])
+        else:
+            found = {} if made is None else dict(local=made)
+        for part, value in found.items():
+            of_part = sizes.setdefault(name, {}).setdefault(part, [])
+            of_part.append(root_mean_square(value))
+
+    with steps_watched(backbone, QKVAttention, ('mix', 'local_branch'), see), torch.no_grad():
+        for image in images:
+            backbone(image)
+    return [
+        dict(attention=name, **{part: sum(v) / len(v) for part, v in parts.items()})
+        for name, parts in sizes.items()
+    ]

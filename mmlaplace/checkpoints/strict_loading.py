@@ -1,0 +1,69 @@
+"""Weights that go into a module whole, or not at all."""
+
+from os import PathLike
+
+from mmengine.model import ModuleDict, PretrainedInit, update_init_info
+
+from .loading import load_weights, rename_old_tensors, resize_weights
+
+PRETRAINED_KEYS = ('checkpoint', 'prefix', 'map_location', 'min_matched')
+
+
+class StrictLoading:
+    """A mixin for modules of mmengine, before ``BaseModule`` in the bases.
+
+    ``init_cfg=dict(type='Pretrained', checkpoint='CLASSIFIER.pth')`` loads by
+    :func:`mmlaplace.engine.load_weights`, which refuses what does not fit. However weights are
+    loaded, tensors whose shape depends on the image size are resized, and old names are brought to
+    those of today.
+    """
+
+    def init_weights(self) -> None:
+        """As in mmengine, but ``type='Pretrained'`` in ``init_cfg`` loads by :func:`load_weights`.
+
+        Its keys are ``checkpoint``, ``prefix``, ``map_location`` and ``min_matched``, with the
+        meaning they have there. It is applied after all other entries.
+
+        Raises:
+            ValueError: For another key, no checkpoint, or one that does not fit.
+        """
+        init_cfgs = [self.init_cfg] if isinstance(self.init_cfg, dict) else self.init_cfg or []
+        pretrained = [cfg for cfg in init_cfgs if cfg['type'] in ('Pretrained', PretrainedInit)]
+        if self.is_init or not pretrained:
+            super().init_weights()
+            return
+        if not hasattr(self, '_params_init_info'):
+            # mmengine records what initialised a parameter until the outermost call ends. This must
+            # not be that call, or the record would miss the weights, which are loaded last.
+            ModuleDict(dict(backbone=self)).init_weights()
+            return
+        settings = [{k: v for k, v in cfg.items() if k != 'type'} for cfg in pretrained]
+        for cfg in settings:
+            unknown = [key for key in cfg if key not in PRETRAINED_KEYS]
+            if unknown or not isinstance(cfg.get('checkpoint'), (str, PathLike)):
+                raise ValueError(
+                    f"an init_cfg of type='Pretrained' has a checkpoint and the keys "
+                    f'{PRETRAINED_KEYS}, got {cfg}; unknown: {unknown}. The checkpoint is a path '
+                    'or address; random weights need no such init_cfg'
+                )
+        given = self.init_cfg
+        self.init_cfg = [cfg for cfg in init_cfgs if cfg not in pretrained]
+        try:
+            super().init_weights()
+        finally:
+            self.init_cfg = given
+        self.is_init = False  # as long as the loading can fail
+        for cfg in settings:
+            load_weights(self, **cfg)
+            update_init_info(self, f'Loaded from {cfg["checkpoint"]}')
+        self.is_init = True
+
+    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
+        """Resize what depends on the image size, however weights are loaded.
+
+        A module that owns a tensor of such a shape defines ``resize_weight(name, value)``. PyTorch
+        raises for what does not fit. mmengine may only log it.
+        """
+        rename_old_tensors(state_dict, {prefix + name for name in self.state_dict()})
+        resize_weights(self, state_dict, prefix)
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

@@ -1,0 +1,61 @@
+"""The command line of the tools that convert checkpoints of others."""
+
+from argparse import Namespace
+from typing import Callable, Dict
+
+import torch
+from torch import Tensor
+
+from ..checkpoints import Conversion, UnsafeCheckpointError, read_state_dict
+from ..checkpoints.loading import plain_names
+from .command_line import ToolParser
+
+
+def parser_for(doc: str) -> ToolParser:
+    """What the converters take from the command line."""
+    parser = ToolParser(doc)
+    parser.add_argument('source', help="the authors' checkpoint, a path or an address")
+    parser.add_output('out', help='the file to write')
+    parser.add_argument(
+        '--key',
+        help="where in the file the weights lie, such as 'model_ema'; default: the first found of "
+        'state_dict, model, module, state_dict_ema, model_ema and ema_state_dict',
+    )
+    return parser
+
+
+def run(
+    parser: ToolParser,
+    convert: Callable[[Dict[str, Tensor], Namespace], Conversion],
+) -> None:
+    """Read, convert, report and write."""
+    from rich.console import Console
+    from rich.table import Table
+
+    args = parser.parse_args()
+    try:
+        theirs = read_state_dict(args.source, key=args.key)
+        theirs = {k.removeprefix('module.'): theirs[raw] for k, raw in plain_names(theirs).items()}
+        conversion = convert(theirs, args)
+        ours = conversion.finish()
+    except (ValueError, FileNotFoundError, UnsafeCheckpointError) as error:
+        message = str(error)
+        parser.error(message if args.source in message else f'{args.source}: {message}')
+    table = Table('theirs', 'ours', 'shape')
+    for name, target, shape in conversion.report:
+        table.add_row(name, target, ' x '.join(map(str, shape)) or 'scalar')
+    console = Console()
+    console.print(table)
+    depths: Dict[int, int] = {}
+    for name in ours:
+        parts = name.split('.')
+        if parts[1:2] == ['stages'] and parts[3] == 'blocks':
+            depths[int(parts[2])] = max(depths.get(int(parts[2]), 0), int(parts[4]) + 1)
+    dropped = sum(target.startswith('dropped') for _, target, _ in conversion.report)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    torch.save(dict(state_dict=ours, meta=dict(converted_from=str(args.source))), args.out)
+    console.print(
+        f'{len(conversion.report)} tensors of theirs, {dropped} of them dropped, became '
+        f'{len(ours)}. Depths: {tuple(depths.values())}. Written to {args.out}',
+        markup=False,  # a path may have brackets
+    )

@@ -1,0 +1,1 @@
+"""Attentions, backbones and ops side by side: who takes part, tables and plots of results."""

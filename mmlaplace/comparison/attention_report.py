@@ -1,0 +1,245 @@
+"""Tables and plots of what compare_attentions.py found, from the JSON that it wrote.
+
+Example:
+  python tools/analysis_tools/attention_report.py work_dirs/compare_attentions/results.json
+"""
+
+import math
+import statistics
+from pathlib import Path
+from typing import Dict, Iterator, List, Tuple
+
+import matplotlib
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+
+MATRIX_HEADERS = {
+    'row_sum': 'row sum', 'row_sum_deviation': '± over rows', 'negative': 'negative',
+    'entropy': 'entropy', 'sharpness': 'largest', 'rank': 'rank', 'row_distance': 'rows apart',
+    'near': 'near', 'middle': 'middle', 'far': 'far',
+}  # fmt: skip
+
+
+def short(name: str) -> str:
+    """The name in a table: without what all have in common."""
+    return name.replace('Attention', '')
+
+
+def markdown(header: List[str], rows: List[List[str]]) -> str:
+    lines = [header, ['---'] + ['---:'] * (len(header) - 1), *rows]
+    return '\n'.join('| ' + ' | '.join(line) + ' |' for line in lines)
+
+
+def spread(values: List[float]) -> str:
+    """Mean, sample standard deviation and single values."""
+    mean = f'{statistics.mean(values):.1f}'
+    if len(values) < 2:
+        return mean
+    single = ', '.join(f'{value:.1f}' for value in values)
+    return f'{mean} ± {statistics.stdev(values):.1f} ({single})'
+
+
+def by_attention(results: List[dict]) -> Dict[str, List[dict]]:
+    """Results of each attention in the order of their seeds, the most accurate first."""
+    found: Dict[str, List[dict]] = {}
+    for result in sorted(results, key=lambda result: result['settings']['seed']):
+        found.setdefault(result['settings']['attention'], []).append(result)
+    return dict(sorted(found.items(), key=lambda item: -mean_top1(item[1])))
+
+
+def mean_top1(runs: List[dict]) -> float:
+    """Of the first column, which is the size of training."""
+    return statistics.mean(next(iter(run['top1'].values())) for run in runs)
+
+
+def accuracy_table(results: List[dict]) -> str:
+    found = by_attention(results)
+    columns = list(results[0]['top1'])
+    rows = [
+        [
+            short(name),
+            *(spread([run['top1'][column] for run in runs]) for column in columns),
+            f'{runs[0]["parameters"] / 1e3:.0f}',
+            f'{runs[0]["macs"] / 1e6:.1f}',
+            f'{statistics.median(run["seconds"] for run in runs):.0f}',
+        ]
+        for name, runs in found.items()
+    ]
+    return markdown(['attention', *columns, 'K params', 'M MACs', 's a run'], rows)
+
+
+def terms_ratio(run: dict) -> str:
+    """Of the attention's term to the local branch's, smallest to largest over the blocks."""
+    ratios = [term['mixed'] / term['local'] for term in run['terms'] if term.get('local', 0) > 0]
+    return f'{min(ratios):.2g} to {max(ratios):.2g}' if ratios else '-'
+
+
+def matrix_table(results: List[dict], stage: int) -> str:
+    """Of the first seed of each attention."""
+    rows = []
+    for name, runs in by_attention(results).items():
+        found = next((m for m in runs[0]['matrices'] if m['stage'] == stage), None)
+        cells = ['-' if found is None else f'{found[key]:.2g}' for key in MATRIX_HEADERS]
+        rows.append([short(name), *cells, terms_ratio(runs[0])])
+    return markdown(['attention', *MATRIX_HEADERS.values(), 'term / local'], rows)
+
+
+def number(value: float) -> str:
+    return f'{value:.0f}' if value >= 10 else f'{value:.2g}'
+
+
+def cost_table(costs: Dict[str, dict], sizes: List[int], key: str, scale: float) -> str:
+    """Seconds or MB of both passes at each size, and the exponents of time."""
+    rows = []
+    for name, cost in costs.items():
+        cells = [short(name)]
+        for found in cost.values():
+            measured = {row['side']: row[key] * scale for row in found['rows']}
+            cells += [number(measured[side]) if side in measured else '-' for side in sizes]
+            if key == 'seconds':
+                steep = found['exponent']
+                cells.append('-' if steep is None or math.isnan(steep) else f'{steep:.2f}')
+        rows.append(cells)
+    last = ['exponent'] if key == 'seconds' else []
+    headers = [f'{side}²' for side in sizes] + last
+    names = [f'{headers[0]} forward', *headers[1:], f'{headers[0]} training', *headers[1:]]
+    return markdown(['attention', *names], rows)
+
+
+def left_out(costs: Dict[str, dict]) -> Iterator[str]:
+    """Why sizes were left out, a line each."""
+    for name, cost in costs.items():
+        for of_pass, found in cost.items():
+            for side, reason in found['left_out'].items():
+                yield f'- {short(name)}, {of_pass}, {side}²: {reason}'
+
+
+def sections(content: dict) -> Iterator[Tuple[str, str]]:
+    """Title and Markdown of each table."""
+    for key, results in groups(content['results']).items():
+        yield f'top-1 in %, mean ± s (seeds): {key}', accuracy_table(results)
+        stages = sorted({m['stage'] for result in results for m in result['matrices']})
+        if stages:
+            title = f'matrices of stage {stages[0]}, first seed: {key}'
+            yield title, matrix_table(results, stages[0])
+    costs = {made['settings']['attention']: made['cost'] for made in content['costs']}
+    if costs:
+        sizes = sorted({side for made in content['costs'] for side in made['settings']['sizes']})
+        yield 'time in ms, batch 1, one thread', cost_table(costs, sizes, 'seconds', 1e3)
+        yield 'peak memory of tensors in MB', cost_table(costs, sizes, 'MB', 1)
+        yield 'not measured', '\n'.join(left_out(costs)) or 'nothing'
+
+
+def groups(results: List[dict]) -> Dict[str, List[dict]]:
+    """Results that compare: of one host and study, with or without the local branch."""
+    found: Dict[str, List[dict]] = {}
+    for result in results:
+        settings = result['settings']
+        off = settings['attn_cfg'].get('lepe_kernel') == 0
+        key = f'{settings["host"]}, {settings["study"]}' + ', local branch off' * off
+        found.setdefault(key, []).append(result)
+    return found
+
+
+def plot_accuracy(results: List[dict], title: str, path: Path) -> None:
+    """A column for each attention: every seed, and the mean of the first and the last test."""
+    found = by_attention(results)
+    names, columns = list(found), list(results[0]['top1'])
+    figure, axis = plt.subplots(figsize=(2.5 + 0.22 * len(names), 4.5), layout='constrained')
+    for column, color in ((columns[0], 'tab:blue'), (columns[-1], 'tab:orange')):
+        values = [[run['top1'][column] for run in found[name]] for name in names]
+        means = [statistics.mean(one) for one in values]
+        axis.plot(range(len(names)), means, 'o', color=color, label=f'{column}, mean')
+        for place, one in enumerate(values):
+            axis.plot([place] * len(one), one, '_', color=color, alpha=0.6)
+    axis.set_xticks(range(len(names)), [short(name) for name in names], fontsize=8, rotation=90)
+    axis.set(ylabel='held-out top-1 (%); bars are seeds', title=title, xlim=(-1, len(names)))
+    axis.grid(alpha=0.3)
+    axis.legend(loc='lower left', fontsize=8)
+    save(figure, path)
+
+
+def plot_distances(results: List[dict], title: str, path: Path) -> None:
+    """Weight given to near, middle and far keys in the first stage, the nearest first."""
+    rows = {}
+    for name, runs in by_attention(results).items():
+        found = [m for run in runs for m in run['matrices'] if m['stage'] == 1]
+        if found:
+            rows[name] = [
+                statistics.mean(m[key] for m in found) for key in ('near', 'middle', 'far')
+            ]
+    names = sorted(rows, key=lambda name: rows[name][0])
+    figure, axis = plt.subplots(figsize=(7, 1.2 + 0.22 * len(names)), layout='constrained')
+    start = [0.0] * len(names)
+    for part, (label, color) in enumerate(
+        (('near: 2 tokens', '#1b4f72'), ('middle: 6 tokens', '#5dade2'), ('far', '#d6dbdf'))
+    ):
+        widths = [rows[name][part] for name in names]
+        axis.barh(range(len(names)), widths, left=start, color=color, label=label)
+        start = [a + b for a, b in zip(start, widths)]
+    axis.set_yticks(range(len(names)), [short(name) for name in names], fontsize=8)
+    axis.set(xlabel='share of absolute weight', title=title, ylim=(-1, len(names)), xlim=(0, 1))
+    figure.legend(loc='outside lower center', ncols=3, fontsize=8)
+    save(figure, path)
+
+
+def plot_cost(costs: Dict[str, dict], path: Path) -> None:
+    """Forward time and memory: a row for each attention, the fastest on top, a point for a size."""
+    found = {
+        name: {row['side']: row for row in cost['forward']['rows']} for name, cost in costs.items()
+    }
+    sides = sorted({side for rows in found.values() for side in rows})
+
+    def slowness(name: str) -> Tuple[int, float]:
+        """At the largest size that it was measured at; those that ended before it come last."""
+        largest = max(found[name], default=0)
+        return -largest, found[name][largest]['seconds'] if largest else 0.0
+
+    names = sorted(found, key=slowness, reverse=True)
+    figure, axes = plt.subplots(
+        1, 2, figsize=(10, 1.6 + 0.2 * len(names)), sharey=True, layout='constrained'
+    )
+    colors = plt.get_cmap('viridis_r')
+    for axis, key, scale in zip(axes, ('seconds', 'MB'), (1e3, 1)):
+        for index, side in enumerate(sides):
+            points = [
+                (found[name][side][key] * scale, row)
+                for row, name in enumerate(names) if side in found[name]
+            ]  # fmt: skip
+            color = colors((index + 0.5) / len(sides))
+            axis.plot(*zip(*points), 'o', markersize=5, color=color, label=f'{side}²')
+        axis.set(xscale='log', ylim=(-1, len(names)))
+        axis.grid(alpha=0.3)
+    axes[0].set_yticks(range(len(names)), [short(name) for name in names], fontsize=8)
+    axes[0].set_xlabel('ms an image, forward')
+    axes[1].set_xlabel('peak memory of tensors (MB), forward')
+    handles, labels = axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc='outside lower center', ncols=len(sides), fontsize=8)
+    save(figure, path)
+
+
+def save(figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def write_report(content: dict, folder: Path) -> List[Path]:
+    """tables.md and the plots; their paths."""
+    text = '\n\n'.join(f'## {title}\n\n{table}' for title, table in sections(content)) + '\n'
+    tables = folder / 'tables.md'
+    folder.mkdir(parents=True, exist_ok=True)
+    tables.write_text(text)
+    written = [tables]
+    for key, results in groups(content['results']).items():
+        name = key.replace(', ', '_').replace(' ', '-')
+        written.append(folder / f'top1_{name}.png')
+        plot_accuracy(results, key, written[-1])
+        if any(result['matrices'] for result in results):
+            written.append(folder / f'distances_{name}.png')
+            plot_distances(results, f'{key}: weights of the first stage', written[-1])
+    if content['costs']:
+        written.append(folder / 'cost.png')
+        plot_cost({m['settings']['attention']: m['cost'] for m in content['costs']}, written[-1])
+    return written

@@ -1,0 +1,201 @@
+"""Every attention on one host, trained alike on small data: who takes part, with which config."""
+
+import json
+import warnings
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from mmengine.config import Config
+from mmengine.registry import MODELS
+from mmengine.utils import digit_version
+from mmengine.utils.dl_utils import TORCH_VERSION
+
+from ..model_zoo import files_root
+from ..models import BaseAttention, WindowAttention
+
+BASE = 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
+SIZES = (224, 512, 1024, 2048)  # sides of images at which time and memory are measured
+LANDMARKS = 16  # 64 x 64 pixels give 16 x 16 tokens in the first stage, 2 x 2 in the last
+
+
+class Phase(NamedTuple):
+    """One training: a data set, the side of its images, classes, epochs and learning rate."""
+
+    data: str
+    side: int
+    classes: int
+    epochs: int
+    lr: float
+
+
+class Study(NamedTuple):
+    """What is learned, one phase after the other, and where it is tested.
+
+    Attributes:
+        phases: Trainings. Each starts from the one before.
+        columns: Name in the table: data set and folder to test on after the phase of that data.
+        flip: Whether training images are mirrored.
+    """
+
+    phases: Tuple[Phase, ...]
+    columns: Dict[str, Tuple[str, str]]
+    flip: bool
+
+
+STUDIES = {
+    'textures': Study(
+        (Phase('textures', 64, 15, 4, 1.5e-3),),
+        {
+            '64² (1×)': ('textures', 'val'),
+            '96² (1.5×)': ('textures', 'val_96'),
+            '128² (2×)': ('textures', 'val_128'),
+        },
+        flip=True,
+    ),
+    # From scratch the crowds' loss stays at chance for many epochs.
+    'digits': Study(
+        (Phase('classification', 48, 10, 11, 1e-3), Phase('crowds', 48, 10, 6, 1e-3)),
+        {
+            'single digits, 48²': ('classification', 'val'),
+            'crowds, 48² (1×)': ('crowds', 'val'),
+            'crowds, 72² (1.5×)': ('crowds', 'val_72'),
+            'crowds, 96² (2×)': ('crowds', 'val_96'),
+        },
+        flip=False,
+    ),
+}
+
+
+def in_windows(attn_cfg: dict) -> List:
+    """Swin's stages as PolaFormer changes them: the first two see the whole map of 64 x 64."""
+    return [dict(window_size=16, even_windows=True, attn_cfg=attn_cfg)] * 2 + [None] * 2
+
+
+# Backbone without its attention, and how the attention's config is given to it.
+HOSTS = {
+    'laplacianformer': (dict(type='LaplacianFormer', arch='micro'), 128, lambda cfg: cfg),
+    'vit': (
+        dict(
+            type='ViT',
+            arch=dict(embed_dims=[64], depths=[4], num_heads=[2], ffn_ratios=[4]),
+            patch_size=4,
+            with_cls_token=False,
+        ),
+        64,
+        lambda cfg: cfg,
+    ),
+    'swin': (dict(type='Swin', arch='micro'), 256, in_windows),
+}
+# Further contenders, which are options of a registered attention.
+VARIANTS = {
+    'LaplacianAttention, Gaussian': dict(type='LaplacianAttention', kernel='gaussian'),
+    'LaplacianAttention, literal': dict(type='LaplacianAttention', whitening='literal'),
+    'KernelAttention, Laplacian': dict(type='KernelAttention', kernel='laplacian'),
+    'PerformerAttention, ReLU': dict(type='PerformerAttention', features='relu'),
+}
+
+
+def contenders() -> Dict[str, dict]:
+    """Name in the table: config of the attention. All that are registered, and the variants."""
+    registered = sorted(
+        name
+        for name, cls in MODELS.module_dict.items()
+        if issubclass(cls, BaseAttention) and cls is not WindowAttention
+    )
+    found = {name: dict(type=name) for name in registered}
+    found.update(VARIANTS)
+    for cfg in found.values():
+        # As few landmarks as the small maps have room for, and as many for every attention.
+        if 'num_landmarks' in MODELS.get(cfg['type']).known_options():
+            cfg['num_landmarks'] = LANDMARKS
+    return dict(sorted(found.items()))
+
+
+def without_local_branch(attn_cfg: dict) -> dict:
+    """The attention without its convolution on V.
+
+    Raises:
+        ValueError: If it has none that can be left out.
+    """
+    if 'lepe_kernel' not in MODELS.get(attn_cfg['type']).known_options():
+        raise ValueError(f'{attn_cfg["type"]} has no local branch to leave out')
+    return dict(attn_cfg, lepe_kernel=0)
+
+
+def backbone_cfg(host: str, attn_cfg: dict, side: int) -> dict:
+    """The config of a host with an attention, for images of a side."""
+    backbone, _, give = HOSTS[host]
+    return dict(backbone, img_size=side, out_indices=-1, attn_cfg=give(attn_cfg))
+
+
+def phase_cfg(host: str, attn_cfg: dict, phase: Phase, flip: bool, data_root: Path) -> Config:
+    """The config of one training."""
+    cfg = Config.fromfile(files_root() / 'configs' / BASE)
+    cfg.model.backbone = backbone_cfg(host, attn_cfg, phase.side)
+    cfg.model.head.update(in_channels=HOSTS[host][1], num_classes=phase.classes)
+    for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
+        loader.dataset.data_root = str(data_root / phase.data)
+        loader.update(num_workers=0, persistent_workers=False)  # several runs share the cores
+    load, crop, pack = cfg.train_dataloader.dataset.pipeline
+    crop.crop_size = phase.side
+    flips = [dict(type='RandomFlip', prob=0.5)] if flip else []
+    cfg.train_dataloader.dataset.pipeline = [load, crop, *flips, pack]
+    cfg.optim_wrapper.optimizer.lr = phase.lr
+    if digit_version(TORCH_VERSION) >= digit_version('2.4'):  # a tenth of the time of a step
+        cfg.optim_wrapper.optimizer.fused = True
+    cfg.train_cfg.max_epochs = cfg.param_scheduler[-1]['end'] = phase.epochs
+    cfg.train_cfg.val_interval = phase.epochs
+    cfg.default_hooks.checkpoint.update(interval=1, max_keep_ckpts=1)
+    return cfg
+
+
+def settings_of(
+    name: str, host: str, seed: int, study: str, local_branch: bool, epochs: int
+) -> dict:
+    """What a result depends on, kept beside it."""
+    attn_cfg = contenders()[name]
+    if not local_branch:
+        attn_cfg = without_local_branch(attn_cfg)
+    phases = STUDIES[study].phases
+    if epochs:
+        phases = [phase._replace(epochs=epochs) for phase in phases]
+    return dict(
+        attention=name, attn_cfg=attn_cfg, host=host, seed=seed, study=study,
+        phases=[phase._asdict() for phase in phases],
+    )  # fmt: skip
+
+
+def read_result(path: Path) -> Optional[dict]:
+    """A result, or None where there is none, or only a part of one, as of a copy that was cut off.
+
+    The runs themselves write it in one step.
+    """
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        found = error
+    if isinstance(found, dict) and 'settings' in found:
+        return found
+    warnings.warn(f'{path} is no whole result and is left out; run it again', stacklevel=2)
+    return None
+
+
+def finished(work_dir: Path, settings: dict) -> bool:
+    """Whether a folder has this result.
+
+    Raises:
+        ValueError: If it has another one.
+    """
+    written = work_dir / 'result.json'
+    result = read_result(written)
+    if result is None:
+        return False
+    found = result['settings']
+    if found != settings:
+        raise ValueError(
+            f'{written} was made with {found}, and now it is {settings}; take another --work-dir, '
+            'or remove that folder'
+        )
+    return True

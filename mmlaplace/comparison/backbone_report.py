@@ -1,0 +1,319 @@
+"""Tables and plots of what benchmark_backbone.py measured, from the JSON that it wrote.
+
+Examples:
+  python tools/benchmarks/backbone_report.py work_dirs/benchmark_backbone.json --markdown
+  python tools/benchmarks/backbone_report.py work_dirs/benchmark_backbone.json \\
+      --base mmpretrain:ResNet-50 --plot-top1 work_dirs/top1.png --force
+"""
+
+import argparse
+import importlib.util
+import math
+import statistics
+import sys
+from itertools import cycle
+from pathlib import Path
+from typing import Dict, Iterator, List, Optional, Tuple
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from mmlaplace.commands.command_line import ToolParser
+
+from .published_top1 import peers, published
+
+LINES = ('-', '--', ':', '-.')  # of the modes in a plot
+MARKERS = 'os^Dv<>PX*hpd8'  # of the families, or of the contenders
+
+
+def size_name(row: dict) -> str:
+    return f'{row["side"]}x{row["batch"]}'
+
+
+def measured(result: dict) -> List[dict]:
+    """The rows without a failure."""
+    return [row for row in result['rows'] if not row['failure']]
+
+
+def exponents(rows: List[dict]) -> Dict[str, Dict[str, float]]:
+    """Slopes of log time over log pixels, by least squares, for each contender and mode.
+
+    There is none where sizes differ in the batch, or are fewer than two.
+    """
+    lines, found = {}, {}
+    for row in rows:
+        lines.setdefault((row['contender'], row['mode']), []).append(row)
+    for (name, mode), line in lines.items():
+        if len(line) > 1 and len({row['batch'] for row in line}) == 1:
+            x = [math.log(row['side'] ** 2) for row in line]
+            y = [math.log(row['median ms']) for row in line]
+            found.setdefault(name, {})[mode] = statistics.linear_regression(x, y).slope
+    return found
+
+
+def tables(result: dict, base: str, style: box.Box) -> Iterator[Tuple[str, Table]]:
+    """A title and a table for each size: a contender in each row, and columns for each mode."""
+    modes, step = result['modes'], 'forward and backward' if result['train'] else 'forward'
+    for side, batch in result['sizes']:
+        rows = {
+            (row['contender'], row['mode']): row
+            for row in result['rows']
+            if (row['side'], row['batch']) == (side, batch)
+        }
+        title = (
+            f'{side} x {side} pixels, batch {batch}, {step}: ms an image, images a second, '
+            f'x the time of {base}, peak MB'
+        )
+        table = Table(box=style)
+        for header in ('', 'M params', 'top-1'):
+            table.add_column(header, justify='right' if header else 'left', no_wrap=True)
+        for mode in modes:
+            for header in (f'{mode} ms', 'images/s', 'x', 'MB'):
+                table.add_column(header, justify='right')
+        failed = any(row['failure'] for row in rows.values()) or result['failures']
+        if failed:
+            table.add_column('not measured')
+        for name in result['contenders']:
+            model, paper = result['models'].get(name), published().get(name)
+            cells = [name, '-' if model is None else f'{model["parameters"] / 1e6:.1f}']
+            cells.append(f'{paper.top1:.1f}' if paper and paper.side == side else '-')
+            reasons = [result['failures'][name]] if name in result['failures'] else []
+            for mode in modes:
+                row = rows.get((name, mode))
+                if row is not None and row['failure']:
+                    reasons.append(f'{mode}: {row["failure"]}')
+                cells += mode_cells(row, rows.get((base, mode)))
+            table.add_row(*cells, *(['; '.join(map(short, reasons))] if failed else []))
+        yield title, table
+
+
+def mode_cells(row: Optional[dict], base: Optional[dict]) -> Tuple[str, ...]:
+    """Time, speed, ratio and memory."""
+    if row is None or row['failure']:
+        return ('-',) * 4
+    ratio = '-' if base is None or base['failure'] else row['median ms'] / base['median ms']
+    return (
+        f'{row["ms per image"]:.1f}',
+        f'{row["images per second"]:.1f}',
+        ratio if isinstance(ratio, str) else f'{ratio:.2f}',
+        '-' if row['MB'] is None else f'{row["MB"]:.0f}',
+    )
+
+
+def short(reason: str, most: int = 160) -> str:
+    """The start of a failure, on one line; all of it is in the JSON."""
+    line = ' '.join(reason.split())
+    return line if len(line) <= most else line[:most] + ' …'
+
+
+def print_tables(result: dict, base: str, markdown: bool = False) -> None:
+    wide = 10_000 if markdown else None if sys.stdout.isatty() else 200
+    console = Console(width=wide, highlight=False)
+    for title, table in tables(result, base, box.MARKDOWN if markdown else box.HEAVY_HEAD):
+        console.print(f'\n{title}:', markup=False)
+        console.print(table)
+    for name, by_mode in result['exponents'].items():
+        slopes = ', '.join(f'{value:.2f} ({mode})' for mode, value in by_mode.items())
+        console.print(f'{name}: time ~ pixels to the power of {slopes}', markup=False)
+
+
+def where(result: dict) -> str:
+    machine = result['machine']
+    return machine.get('GPU') or f'{machine["CPU"]}, {machine["threads"]} threads'
+
+
+def new_figure(panels: int, height: float, width: float = 6) -> tuple:
+    import matplotlib
+
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+
+    return plt.subplots(1, panels, figsize=(width * panels, height), layout='constrained')
+
+
+def save(figure, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+def plot(result: dict, path: Path) -> None:
+    """Time and memory over the image's side."""
+    rows = measured(result)
+    lines = len(result['contenders']) * len(result['modes'])
+    figure, axes = new_figure(2, 4.5 + 0.12 * lines)
+    from matplotlib import colormaps
+
+    colors = colormaps['tab20'].colors
+    for axis, key, label in zip(axes, ('ms per image', 'MB'), ('ms an image', 'peak memory (MB)')):
+        for index, (name, marker) in enumerate(zip(result['contenders'], cycle(MARKERS))):
+            for mode, style in zip(result['modes'], cycle(LINES)):
+                line = sorted(
+                    (row['side'], row[key])
+                    for row in rows
+                    if (row['contender'], row['mode']) == (name, mode) and row[key]
+                )
+                slope = result['exponents'].get(name, {}).get(mode)
+                note = '' if slope is None or key == 'MB' else f', time ~ pixels^{slope:.2f}'
+                if line:
+                    axis.loglog(
+                        *zip(*line), ls=style, marker=marker, color=colors[index % 20],
+                        label=(name if mode == 'eager' else f'{name}, {mode}') + note,
+                    )  # fmt: skip
+        sides = sorted({row['side'] for row in rows})
+        axis.set_xticks(sides, [str(side) for side in sides])
+        axis.xaxis.minorticks_off()
+        axis.set(xlabel='side of the image (pixels)', ylabel=label)
+        axis.grid(alpha=0.3, which='both')
+    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=2)
+    sizes = ' '.join(f'{side}x{batch}' for side, batch in result['sizes'])
+    step = 'forward and backward' if result['train'] else 'forward'
+    figure.suptitle(f'{step}, side x batch: {sizes}; {where(result)}', fontsize='medium')
+    save(figure, path)
+
+
+def top1_points(result: dict, mode: str) -> Dict[str, Tuple[float, int]]:
+    """Images a second, and in which batch, of contenders measured at the size of their top-1."""
+    found = {}
+    for row in measured(result):
+        paper = published().get(row['contender'])
+        if row['mode'] == mode and paper is not None and paper.side == row['side']:
+            found[row['contender']] = max(
+                found.get(row['contender'], (0.0, 0)),
+                (row['images per second'], row['batch']),
+            )
+    return found
+
+
+def plot_top1(result: dict, path: Path) -> None:
+    """Published top-1 over measured images a second: what is up and to the right is better."""
+    modes = result['modes']
+    figure, axes = new_figure(len(modes), 7, width=9)
+    for axis, mode in zip([axes] if len(modes) == 1 else axes, modes):
+        points = top1_points(result, mode)
+        draw_families(axis, {name: speed for name, (speed, _) in points.items()})
+        batches = sorted({batch for _, batch in points.values()})
+        axis.set(
+            xlabel=f'images a second, measured, batch {" or ".join(map(str, batches)) or "-"}',
+            ylabel='top-1, published (%), not reproduced here', title=mode,
+        )  # fmt: skip
+    step = 'forward and backward' if result['train'] else 'forward'
+    figure.suptitle(f'{step}; {where(result)}', fontsize='medium')
+    absent = not_measured(result)
+    if absent:
+        figure.supxlabel(f'not measured here: {", ".join(absent)}', fontsize='x-small', wrap=True)
+    save(figure, path)
+
+
+def draw_families(axis, speeds: Dict[str, float]) -> None:
+    """A line through the sizes of a family, hollow points for our twins of it, the best of all."""
+    from matplotlib.ticker import LogFormatter
+
+    papers = {name: published()[name] for name in speeds}
+    families = list(dict.fromkeys(paper.family for paper in published().values()))
+    for family in (each for each in families if each in {p.family for p in papers.values()}):
+        index = families.index(family)
+        names = sorted((n for n in papers if papers[n].family == family), key=speeds.get)
+        ours = papers[names[0]].ours
+        twins = [name for name in names if is_twin(name)]
+        style = dict(marker=MARKERS[index % len(MARKERS)], zorder=3 if ours else 2)
+        style['color'] = f'C{index % 10}' if ours else str(0.2 + 0.07 * (index % 8))
+        own = [name for name in names if name not in twins]
+        axis.semilogx(
+            [speeds[name] for name in own], [papers[name].top1 for name in own], label=family,
+            ms=9 if ours else 6, lw=2 if ours else 1, ls='-' if ours else '--', **style,
+        )  # fmt: skip
+        axis.plot(
+            [speeds[name] for name in twins], [papers[name].top1 for name in twins],
+            ls='', mfc='none', ms=6, **style,
+        )  # fmt: skip
+    front, best = [], 0.0
+    for name in sorted(speeds, key=speeds.get, reverse=True):
+        if papers[name].top1 > best:
+            best = papers[name].top1
+            front.append((speeds[name], best))
+    if front:
+        axis.step(*zip(*front), where='pre', color='C2', lw=6, alpha=0.2, label='best of all')
+        axis.legend(fontsize='x-small')
+    for tick in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
+        tick(LogFormatter(labelOnlyBase=False, minor_thresholds=(2, 0.4)))
+    axis.margins(x=0.12)
+    axis.grid(alpha=0.3, which='both')
+    write_labels(
+        axis,
+        [
+            (f'{name} (our twin)' if is_twin(name) else paper.model, (speeds[name], paper.top1))
+            for name, paper in papers.items()
+        ],
+    )
+
+
+def is_twin(name: str) -> bool:
+    """Whether a contender is ours, of a model that is another's."""
+    return not published()[name].ours and ':' not in name
+
+
+# Where a label may stand, in points from its point.
+PLACES = ((5, 4), (5, -10), (-5, 4), (-5, -10), (5, 12), (-5, 12), (5, -18), (-5, -18))
+
+
+def write_labels(axis, points: List[Tuple[str, Tuple[float, float]]]) -> None:
+    """Beside each point its label, where it covers no other if there is such a place."""
+    axis.figure.draw_without_rendering()  # so that the layout is the last one
+
+    def write(label: str, point: Tuple[float, float], place: Tuple[int, int]):
+        return axis.annotate(
+            label, point, place, textcoords='offset points', fontsize='x-small',
+            ha='left' if place[0] > 0 else 'right',
+        )  # fmt: skip
+
+    taken = []
+    for label, point in points:
+        for place in PLACES:
+            text = write(label, point, place)
+            box = text.get_window_extent()
+            if not any(map(box.overlaps, taken)):
+                break
+            text.remove()
+        else:
+            box = write(label, point, PLACES[0]).get_window_extent()
+        taken.append(box)
+
+
+def not_measured(result: dict) -> List[str]:
+    """Models of others without a point in the plot of top-1."""
+    there = {published()[name].model for mode in result['modes'] for name in
+             top1_points(result, mode)}  # fmt: skip
+    models = (published()[name].model for name in peers())
+    return [model for model in models if model not in there]
+
+
+def add_report_options(parser: ToolParser) -> None:
+    """The arguments that the benchmark has too."""
+    parser.add_argument(
+        '--base', metavar='CONTENDER', help='what the others are compared with; default: the first'
+    )
+    parser.add_output('--plot', help='draw time and memory over the size, into this .png')
+    parser.add_output(
+        '--plot-top1', help='draw published top-1 over measured speed, into this .png'
+    )
+
+
+def check_report_options(parser: ToolParser, args: argparse.Namespace, names: List[str]) -> None:
+    """Refuse what cannot be compared or drawn, before anything is measured."""
+    args.base = args.base or names[0]
+    if args.base not in names:
+        parser.error(f'--base {args.base}: is none of {", ".join(names)}')
+    if (args.plot or args.plot_top1) and importlib.util.find_spec('matplotlib') is None:
+        parser.error('the plots need matplotlib, which is not installed: pip install matplotlib')
+
+
+def draw(result: dict, plot_to: Optional[Path], top1_to: Optional[Path]) -> None:
+    """Write the plots that were asked for, and say which peers are not in that of top-1."""
+    if plot_to is not None:
+        plot(result, plot_to)
+    if top1_to is not None:
+        plot_top1(result, top1_to)
+        absent = not_measured(result)
+        if absent:
+            sys.stdout.write(f'{top1_to} is without {", ".join(absent)}: not measured here\n')

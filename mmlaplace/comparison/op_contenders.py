@@ -1,0 +1,147 @@
+"""What benchmark_ops.py times: the cases, and who computes each. A new contender is a new row."""
+
+import ctypes
+import importlib.util
+import math
+import os
+import sys
+from dataclasses import dataclass
+from functools import partial
+from typing import Callable, List, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from mmlaplace.analysis.measuring import bytes_of
+from mmlaplace.models.attentions.laplacian import KERNELS as ATTENTION_KERNELS
+from mmlaplace.ops import _native, cholesky_inverse, newton_schulz_inverse
+
+# Each op with its scale for head dims d, as the attention has it.
+KERNELS = {op.__name__: (op, scale_of) for op, scale_of in ATTENTION_KERNELS.values()}
+KERNEL_SHAPES = ((16, 3136, 49, 32), (2, 16384, 256, 32), (16, 3136, 49, 64))
+SWEEP_SHAPES = tuple((16, queries, 49, 32) for queries in (49, 196, 784, 3136, 12544))
+INVERSE_SHAPES = ((64, 49), (64, 100), (16, 196))
+QUICK_KERNEL_SHAPES, QUICK_INVERSE_SHAPES = ((2, 40, 9, 8), (2, 80, 9, 8)), ((3, 9),)
+RIDGE = 1e-2
+
+
+@dataclass
+class Contender:
+    """One way to compute a case."""
+
+    name: str
+    forward: Callable[..., Tensor]  # of the case's inputs
+    why_not: Optional[str] = None  # why it cannot run here
+    differentiable: bool = True
+
+
+@dataclass
+class Case:
+    """What is computed, of which inputs, and by whom."""
+
+    op: str
+    shape: Tuple[int, ...]
+    inputs: Tuple[Tensor, ...]
+    result_bytes: int
+    contenders: List[Contender]
+    note: str = ''
+
+    @property
+    def title(self) -> str:
+        axes = 'B*heads, N, M, d' if self.op in KERNELS else 'batch, m'
+        return f'{self.op}, ({axes}) = {self.shape}, {self.inputs[0].dtype}{self.note}'
+
+
+def kernel_case(op: str, shape: tuple, device: torch.device, dtype: torch.dtype) -> Case:
+    """A kernel of random queries and keys."""
+    batch_heads, queries, keys, dims = shape
+    q = torch.randn(1, batch_heads, queries, dims).to(device, dtype)
+    k = torch.randn(1, batch_heads, keys, dims).to(device, dtype)
+    kernel, scale_of = KERNELS[op]
+    scale, on_cpu = scale_of(dims), device.type == 'cpu'
+    halves = f'takes no {dtype}' if dtype in (torch.float16, torch.bfloat16) else None
+    sklearn = halves or (missing('sklearn') if on_cpu else 'runs on CPUs only')
+    native = _native.why_not(op, device.type)
+    contenders = [
+        Contender('native', partial(kernel, bandwidth=scale, backend='native'), native),
+        Contender('reference', partial(kernel, bandwidth=scale, backend='reference')),
+        Contender('scikit-learn', partial(by_sklearn, op, scale), sklearn, differentiable=False),
+        Contender('KeOps, with values', partial(by_keops, op, scale), halves or missing('pykeops')),
+        Contender('q @ k.T, a lower bound', lambda q, k: q @ k.transpose(-2, -1)),
+    ]
+    if op == 'laplacian_kernel':
+        by_cdist = lambda q, k: torch.exp(-torch.cdist(q, k, p=1) / scale)  # noqa: E731
+        contenders.insert(2, Contender('exp(-cdist / scale)', by_cdist, halves))
+    if not on_cpu:
+        attention = torch.nn.functional.scaled_dot_product_attention
+        contenders.append(Contender('softmax attention', lambda q, k: attention(q, k, k)))
+    return Case(op, shape, (q, k), batch_heads * queries * keys * q.element_size(), contenders)
+
+
+def missing(module: str) -> Optional[str]:
+    """Why a library cannot be used."""
+    return None if importlib.util.find_spec(module) else f'{module} is not installed'
+
+
+def by_sklearn(op: str, scale: float, q: Tensor, k: Tensor) -> Tensor:
+    """The kernel by scikit-learn."""
+    import numpy as np
+    from sklearn.metrics import pairwise
+
+    if op == 'laplacian_kernel':
+        kernel = partial(pairwise.laplacian_kernel, gamma=1 / scale)
+    else:
+        kernel = partial(pairwise.rbf_kernel, gamma=1 / (2 * scale**2))
+    query, key = q[0].numpy(), k[0].numpy()
+    out = np.empty((*query.shape[:2], key.shape[1]), query.dtype)
+    for head in range(len(query)):
+        out[head] = kernel(query[head], key[head])
+    return torch.from_numpy(out)
+
+
+def by_keops(op: str, scale: float, q: Tensor, k: Tensor) -> Tensor:
+    """The kernel times k by KeOps."""
+    from pykeops.torch import LazyTensor
+
+    difference = LazyTensor(q.unsqueeze(3)) - LazyTensor(k.unsqueeze(2))
+    if op == 'laplacian_kernel':
+        return (difference.abs().sum(-1) / -scale).exp() @ k
+    return ((difference**2).sum(-1) / (-2 * scale**2)).exp() @ k
+
+
+def inverse_case(shape: tuple, device: torch.device, dtype: torch.dtype) -> Case:
+    """Inverses of Laplacian kernels of landmarks that are near-duplicates, seven by seven."""
+    batch, size = shape
+    centers = 0.3 * torch.randn(batch, math.ceil(size / 7), 1, 32)
+    marks = (centers + 0.01 * torch.randn(*centers.shape[:2], 7, 32)).flatten(1, 2)[:, :size]
+    mat = torch.exp(-torch.cdist(marks, marks, p=1) / 4)
+    eigenvalues = torch.linalg.eigvalsh(mat.double()) + RIDGE
+    note = f', condition {(eigenvalues[:, -1] / eigenvalues[:, 0]).median():.0f}'
+    mat = mat.to(device, dtype)
+    ridge = RIDGE * torch.eye(size, device=device, dtype=dtype)
+    newton_schulz = partial(newton_schulz_inverse, num_iters=20, ridge=RIDGE)
+    native = _native.why_not('newton_schulz_inverse', device.type)
+    contenders = [
+        Contender('native', partial(newton_schulz, backend='native'), native),
+        Contender('reference', partial(newton_schulz, backend='reference')),
+        Contender('cholesky_inverse', partial(cholesky_inverse, ridge=RIDGE)),
+        Contender('linalg.inv', lambda m: torch.linalg.inv(m + ridge), lu_failure(mat + ridge)),
+    ]
+    return Case('newton_schulz_inverse', shape, (mat,), bytes_of((mat,)), contenders, note)
+
+
+def lu_failure(mat: Tensor) -> Optional[str]:
+    """Why LU fails, as it does in some builds of oneMKL for batches of large matrices."""
+    sys.stdout.flush()
+    stdout, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)  # oneMKL prints hundreds of lines, from C
+    try:
+        torch.linalg.inv(mat)
+    except RuntimeError as error:  # torch.linalg.LinAlgError is one
+        return str(error).splitlines()[0]
+    finally:
+        ctypes.CDLL(None).fflush(None)
+        os.dup2(stdout, 1)
+        os.close(stdout)
+        os.close(nowhere)
+    return None

@@ -1,0 +1,1 @@
+"""Trained models as graphs for other programs: TorchScript, torch.export and ONNX."""

@@ -1,0 +1,255 @@
+"""Write whole models as ONNX, torch.export or AOTInductor files, and run such files."""
+
+import contextlib
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import Callable, Dict, Optional, Sequence, Tuple
+
+import torch
+from torch import Tensor
+
+from ..dependencies import missing_package
+from ..ops.backend import only_native, use_backend
+from . import onnx_forms, onnx_ops
+from .deployable import Deployable, NotDeployableError
+
+SUFFIXES = {'onnx': '.onnx', 'pt2': '.pt2', 'aoti': '.aoti.pt2'}
+NEEDED = {'onnx': ('onnx', 'onnxscript'), 'pt2': (), 'aoti': ()}
+OPSET = 18
+STRIDE = 32  # of the last maps; sides of images are its multiples where any side is too much
+LARGEST = 4096  # side, in pixels, and number of images in a batch
+KEY = 'mmlaplace'  # what the file says of itself is found under it
+
+
+def require_packages(*names: str) -> None:
+    """Raise an ImportError that names the extra which brings a package that is missing."""
+    for name in names:
+        try:
+            import_module(name)
+        except ImportError as error:
+            raise missing_package(name, 'deploy', error) from error
+
+
+def describe(form: Deployable, size: Tuple[int, int], program, **more) -> Dict[str, object]:
+    """What a user of the file must know, which is written into it."""
+    shape = next(node.meta['val'].shape for node in program.graph.nodes if node.target == 'images')
+    fixed = all(isinstance(side, int) for side in shape[2:])
+    return dict(
+        task=form.task,
+        outputs=list(form.outputs),
+        batch=shape[0] if isinstance(shape[0], int) else None,
+        size=list(size) if fixed else None,
+        multiple=form.multiple if fixed or form.multiple > 1 else _multiple(shape[3]),
+        mean=[round(value, 3) for value in form.mean.flatten().tolist()],
+        **form.details,
+        **more,
+    )
+
+
+def _multiple(side) -> int:
+    """The number of which a symbolic side is a multiple."""
+    return int(side.node.expr.as_coeff_Mul()[0])
+
+
+def capture(
+    form: Deployable, size: Tuple[int, int], batch: int = 1, dynamic: bool = False
+) -> torch.export.ExportedProgram:
+    """The graph of a model.
+
+    Args:
+        form: The model.
+        size: Height and width of the images; with ``dynamic`` an example.
+        batch: Number of images. Default: 1.
+        dynamic: Whether the number and the size of images may differ. The sides may then be any
+            above 32, or, where the model does not allow for that, multiples of 32. With windows the
+            size is fixed, and the number of images may differ. Default: False.
+
+    Raises:
+        NotDeployableError: If the model cannot be captured so; says why.
+    """
+    if not hasattr(torch.export, 'Dim'):
+        raise NotDeployableError(
+            f'torch {torch.__version__} has no torch.export with dynamic sizes; export with '
+            'torch >= 2.6. The file runs without torch, or with that torch'
+        )
+    if form.max_batch is not None and batch > form.max_batch:
+        raise NotDeployableError(f'a detector is exported for one image at a time, not {batch}')
+    if any(side % form.multiple for side in size):
+        raise NotDeployableError(
+            f'sides must be multiples of {form.multiple}, got {size[0]} x {size[1]}; images are '
+            'padded to them'
+        )
+    reasons = []
+    for shapes, example in _choices(form, size, batch, dynamic):
+        try:
+            with torch.no_grad():
+                return torch.export.export(form, example, dynamic_shapes=(shapes,), strict=False)
+        except Exception as error:  # the exporter raises errors of many classes
+            reasons.append(f'{type(error).__name__}: {_first_lines(error)}')
+    hint = '; without --dynamic it may' if dynamic else ''
+    raise NotDeployableError(
+        f'torch.export does not take this {type(form.model).__name__}{hint}: {reasons[-1]}'
+    )
+
+
+def _choices(form: Deployable, size: Tuple[int, int], batch: int, dynamic: bool):
+    """Ranges of shapes, the widest first, each with images that are none of its special cases."""
+    if not dynamic:
+        yield None, (torch.zeros(batch, 3, *size),)
+        return
+    batches = {} if form.max_batch else {0: torch.export.Dim('batch', min=1, max=LARGEST)}
+    example = 1 if form.max_batch else max(batch, 2)
+    if form.has_windows:
+        if form.max_batch:
+            raise NotDeployableError(
+                'attention in windows fixes the size of the images, and a detector takes one image '
+                'at a time; export without --dynamic, for each --image-size'
+            )
+        yield batches, (torch.zeros(example, 3, *size),)
+        return
+    for multiple in (1, STRIDE) if form.multiple == 1 else (form.multiple,):
+        sides = {axis: _side(name, multiple) for axis, name in ((2, 'height'), (3, 'width'))}
+        # Different sides, as equal ones would be taken for one.
+        rows, columns = (-(-side // multiple) * multiple for side in size)
+        columns += (rows == columns) * max(multiple, STRIDE)
+        yield {**batches, **sides}, (torch.zeros(example, 3, rows, columns),)
+
+
+def _side(name: str, multiple: int):
+    if multiple == 1:  # of 32 pixels the last map would be 1, which is a case of its own
+        return torch.export.Dim(name, min=STRIDE + 1, max=LARGEST)
+    return multiple * torch.export.Dim(f'{name}_{multiple}', min=2, max=LARGEST // multiple)
+
+
+def _first_lines(error: Exception, count: int = 3) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return ' '.join(lines[:count])
+
+
+def backend_of(kind: str, backend: str):
+    """The context in which a model is captured for a format, with ``'reference'`` or ``'native'``.
+
+    For ONNX only the ops of :data:`~mmlaplace.deployment.onnx_ops.OPS` can be native.
+    """
+    native = kind == 'onnx' and backend == 'native'
+    return only_native(onnx_ops.OPS) if native else use_backend(backend)
+
+
+def write_onnx(program, path: Path, about: dict) -> None:
+    """An ONNX file of one piece, by the exporter of torch.onnx."""
+    require_packages(*NEEDED['onnx'])
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+    from onnxscript import optimizer
+
+    translations = onnx_forms.forms()
+    if about.get('backend') == 'native':
+        translations.update(onnx_ops.translations())
+    # It names what it does not translate, and the versions of onnxscript.
+    exported = torch.onnx.export(
+        program, (), input_names=['images'], output_names=about['outputs'], opset_version=OPSET,
+        custom_translation_table=translations, dynamo=True, verbose=False, optimize=False,
+    )  # fmt: skip
+    # The exporter's own optimisation has these and a search for patterns, whose time is quadratic
+    # in the nodes: minutes for a LaplacianFormer. Runtimes search for patterns themselves.
+    optimizer.inline(exported.model)
+    optimizer.fold_constants(exported.model)
+    optimizer.remove_unused_nodes(exported.model)
+    # The exporter's notes of where nodes come from are up to half of a small file, and some have
+    # the folders of this machine.
+    ClearMetadataAndDocStringPass()(exported.model)
+    exported.model.metadata_props[KEY] = json.dumps(about)
+    exported.save(str(path), external_data=False)
+
+
+def write_pt2(program, path: Path, about: dict) -> None:
+    """A file of torch.export."""
+    torch.export.save(program, str(path), extra_files={KEY: json.dumps(about)})
+
+
+def write_aoti(program, path: Path, about: dict) -> None:
+    """A package of AOTInductor: a library for machines like this one, with the weights."""
+    from torch._inductor import aoti_compile_and_package
+
+    options = {'aot_inductor.metadata': {KEY: json.dumps(about)}}
+    aoti_compile_and_package(program, package_path=str(path), inductor_configs=options)
+
+
+WRITERS = {'onnx': write_onnx, 'pt2': write_pt2, 'aoti': write_aoti}
+
+
+def open_onnx(
+    path: Path, providers: Sequence[str] = ('CPUExecutionProvider',), threads: Optional[int] = None
+) -> Tuple[Callable, dict]:
+    """A function that runs an ONNX file, and what the file says.
+
+    Args:
+        path: The file.
+        providers: Of ONNX Runtime, in the order of preference. Default:
+            ``('CPUExecutionProvider',)``.
+        threads: Threads of an operator. Default: as many as torch has.
+
+    Raises:
+        FileNotFoundError: If the file calls operators of ours, whose library is not there.
+    """
+    require_packages('onnxruntime')
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # errors
+    options.intra_op_num_threads = threads or torch.get_num_threads()
+    # Its idle threads would wait busily after a run, and take the cores of what runs next.
+    options.add_session_config_entry('session.force_spinning_stop', '1')
+    if onnx_ops.LIBRARY.exists():
+        options.register_custom_ops_library(str(onnx_ops.LIBRARY))
+    try:
+        session = onnxruntime.InferenceSession(str(path), options, providers=list(providers))
+    except Exception as error:  # it has classes of its own
+        missing = onnx_ops.why_missing(error)
+        if not missing:
+            raise
+        raise FileNotFoundError(f'{path}: {missing}') from error
+
+    def run(images: Tensor) -> Tuple[Tensor, ...]:
+        found = session.run(None, {'images': images.numpy()})
+        return tuple(map(torch.from_numpy, found))
+
+    return run, json.loads(session.get_modelmeta().custom_metadata_map[KEY])
+
+
+def open_pt2(path: Path) -> Tuple[Callable, dict]:
+    with contextlib.suppress(ImportError):
+        import torchvision  # noqa: F401  (a detector has its NMS and RoIAlign)
+    extra = {KEY: ''}
+    module = torch.export.load(str(path), extra_files=extra).module()
+    return _no_grad(module), json.loads(extra[KEY])
+
+
+def open_aoti(path: Path) -> Tuple[Callable, dict]:
+    package = torch._inductor.aoti_load_package(str(path))
+    return _no_grad(package), json.loads(package.get_metadata()[KEY])
+
+
+def _no_grad(run: Callable) -> Callable:
+    @torch.no_grad()
+    def tensors(images: Tensor) -> Tuple[Tensor, ...]:
+        return tuple(run(images))
+
+    return tensors
+
+
+OPENERS = {'onnx': open_onnx, 'pt2': open_pt2, 'aoti': open_aoti}
+
+
+def open_exported(path: Path, **options) -> Tuple[Callable, dict]:
+    """A function from images to tuples of tensors that runs a file, and what the file says.
+
+    Args:
+        path: Its name ends as ``SUFFIXES`` says.
+        **options: Of :func:`open_onnx`.
+    """
+    suffixes = sorted(SUFFIXES.items(), key=lambda item: -len(item[1]))
+    kind = next((kind for kind, suffix in suffixes if path.name.endswith(suffix)), None)
+    if kind is None:
+        raise ValueError(f'{path} ends with none of {tuple(SUFFIXES.values())}')
+    return OPENERS[kind](path, **options)

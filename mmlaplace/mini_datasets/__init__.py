@@ -1,0 +1,1 @@
+"""Small data sets of real images that packages bring, made without a download."""

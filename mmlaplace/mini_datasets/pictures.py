@@ -1,0 +1,299 @@
+"""The pictures and labels of the mini data sets: digits on photographs, and cuts of photographs."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Dict, Iterator, List, NamedTuple, Tuple
+
+import numpy as np
+from PIL import Image
+from rich.progress import track
+
+from .sheets import (
+    CLASSES,
+    SPLITS,
+    sheet_classification,
+    sheet_detection,
+    sheet_segmentation,
+    sheet_textures,
+)
+
+PHOTOS = (
+    'astronaut', 'brick', 'camera', 'cat', 'coffee', 'coins', 'grass', 'gravel',
+    'hubble_deep_field', 'rocket',
+)  # fmt: skip
+VERSION = 1  # raise it when other pictures or labels come out
+TRAIN_SHARE = 0.78  # of the digits, and of the width of each photograph
+# Brightness of the photographs. At 1, with dark digits among the bright, micro learns nothing in
+# ten epochs.
+DIM = 0.4
+DIGIT_SIZES = (32, 44)  # pixels, of classification
+SCENE_DIGIT_SIZES = (28, 64)  # pixels, of detection and segmentation
+VIEWS = {'val': 48, 'val_72': 72, 'val_96': 96}  # sides of the crowds' held-out views
+CELL = 46  # pixels between the digits of a crowd
+# Of textures: photographs, sides of the held-out views, and patches of each photograph.
+TEXTURES = (
+    'astronaut', 'brick', 'camera', 'cat', 'coffee', 'coins', 'grass', 'gravel',
+    'hubble_deep_field', 'immunohistochemistry', 'moon', 'page', 'retina', 'rocket', 'text',
+)  # fmt: skip
+TEXTURE_VIEWS = {'val': 64, 'val_96': 96, 'val_128': 128}
+PATCHES = {'train': 240, 'val': 60}
+PLAIN = 0.01  # deviation of brightness below which a patch is sky or background, of any photograph
+BACKGROUNDS_PER_DIGIT = {'train': 4, 'val': 2}
+SCENES = {  # task: (height, width), images per split, fewest and most digits
+    'detection': ((192, 256), {'train': 500, 'val': 125}, (2, 5)),
+    'segmentation': ((128, 128), {'train': 600, 'val': 150}, (1, 3)),
+}
+
+
+class Instance(NamedTuple):
+    """A digit in a scene."""
+
+    label: int
+    top: int
+    left: int
+    alpha: np.ndarray  # (h, w) in [0, 1], tight around the digit
+
+    @property
+    def bottom(self) -> int:
+        return self.top + self.alpha.shape[0]
+
+    @property
+    def right(self) -> int:
+        return self.left + self.alpha.shape[1]
+
+    def overlaps(self, other: 'Instance') -> bool:
+        return (
+            self.left < other.right
+            and other.left < self.right
+            and self.top < other.bottom
+            and other.top < self.bottom
+        )
+
+
+class Source:
+    """The digits and photographs of one split."""
+
+    def __init__(self, split: str, seed: int) -> None:
+        from skimage import data
+        from sklearn.datasets import load_digits
+
+        digits = load_digits()
+        order = np.random.default_rng(seed).permutation(len(digits.target))
+        cut = int(TRAIN_SHARE * len(order))
+        chosen = order[:cut] if split == 'train' else order[cut:]
+        self.glyphs = digits.images[chosen] / 16.0
+        self.labels = digits.target[chosen]
+        self.photos = []
+        for name in PHOTOS:
+            photo = np.atleast_3d(getattr(data, name)())[..., :3]
+            photo = np.broadcast_to(photo, photo.shape[:2] + (3,))
+            cut = int(TRAIN_SHARE * photo.shape[1])
+            part = photo[:, :cut] if split == 'train' else photo[:, cut:]
+            # Mirrored on, as the held-out part is too narrow for a wide crop.
+            self.photos.append(np.concatenate([part, part[:, ::-1]] * 2, axis=1))
+
+    def background(self, rng: np.random.Generator, height: int, width: int) -> np.ndarray:
+        """A random crop of a random photograph, ``(height, width, 3)`` in [0, DIM]."""
+        photo = self.photos[rng.integers(len(self.photos))]
+        top = rng.integers(photo.shape[0] - height + 1)
+        left = rng.integers(photo.shape[1] - width + 1)
+        return photo[top : top + height, left : left + width] * (DIM / 255)
+
+    def alpha(self, index: int, size: int) -> np.ndarray:
+        """Coverage of a digit drawn ``size`` pixels high, cut to its box."""
+        image = Image.fromarray(np.uint8(255 * self.glyphs[index]))
+        alpha = np.asarray(image.resize((size, size), Image.Resampling.BICUBIC)) / 255.0
+        inked = alpha > 0.5
+        rows, columns = inked.any(1).nonzero()[0], inked.any(0).nonzero()[0]
+        return alpha[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+
+
+def draw(canvas: np.ndarray, instance: Instance, rng: np.random.Generator) -> None:
+    """Blend a digit into the canvas, in a bright colour."""
+    region = canvas[instance.top : instance.bottom, instance.left : instance.right]
+    region += instance.alpha[..., None] * (rng.uniform(0.85, 1.0, 3) - region)
+
+
+def save_image(canvas: np.ndarray, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.uint8(np.round(255 * canvas))).save(path)
+
+
+def make_classification(out: Path, seed: int) -> None:
+    side = VIEWS['val']
+    for split in SPLITS:
+        source = Source(split, seed)
+        rng = np.random.default_rng([seed, 0, SPLITS.index(split)])
+        for index in track(range(len(source.labels)), f'classification {split}'):
+            for copy in range(BACKGROUNDS_PER_DIGIT[split]):
+                alpha = source.alpha(index, rng.integers(*DIGIT_SIZES))
+                canvas = source.background(rng, side, side)
+                top, left = (rng.integers(side - length + 1) for length in alpha.shape)
+                draw(canvas, Instance(source.labels[index], top, left, alpha), rng)
+                folder = out / split / str(source.labels[index])
+                save_image(canvas, folder / f'{index:04d}_{copy}.png')
+
+
+def make_crowds(out: Path, seed: int) -> None:
+    for split in SPLITS:
+        source = Source(split, seed)
+        rng = np.random.default_rng([seed, 3, SPLITS.index(split)])
+        views = {'train': VIEWS['val']} if split == 'train' else VIEWS
+        largest = max(views.values())
+        cells = -(-largest // CELL) + 1
+        for index in track(range(len(source.labels)), f'crowds {split}'):
+            alike = np.flatnonzero(source.labels == source.labels[index])
+            for copy in range(BACKGROUNDS_PER_DIGIT[split]):
+                plane = np.zeros((cells * CELL, cells * CELL, 1))
+                for top, left in np.ndindex(cells, cells):
+                    alpha = source.alpha(rng.choice(alike), rng.integers(*DIGIT_SIZES))
+                    top, left = (
+                        corner * CELL + rng.integers(CELL - length + 1)
+                        for corner, length in zip((top, left), alpha.shape)
+                    )
+                    plane[top : top + alpha.shape[0], left : left + alpha.shape[1], 0] = alpha
+                top, left = rng.integers(plane.shape[0] - largest + 1, size=2)
+                cut = plane[top : top + largest, left : left + largest]
+                canvas = source.background(rng, largest, largest)
+                canvas += cut * (rng.uniform(0.85, 1.0, 3) - canvas)
+                for folder, side in views.items():
+                    edge = (largest - side) // 2
+                    view = canvas[edge : edge + side, edge : edge + side]
+                    name = f'{index:04d}_{copy}.png'
+                    save_image(view, out / folder / str(source.labels[index]) / name)
+
+
+def make_textures(out: Path, seed: int) -> None:
+    from skimage import data
+
+    largest = max(TEXTURE_VIEWS.values())
+    for label, name in enumerate(track(TEXTURES, 'textures')):
+        image = Image.fromarray(getattr(data, name)()).convert('RGB')
+        scale = max(1, 2 * largest / image.height)  # the lowest are 172 and 191 pixels high
+        image = image.resize([round(scale * side) for side in image.size], Image.Resampling.BICUBIC)
+        photo = np.asarray(image) / 255
+        cut = min(int(TRAIN_SHARE * photo.shape[1]), photo.shape[1] - largest)
+        for split, part in zip(SPLITS, (photo[:, :cut], photo[:, cut:])):
+            rng = np.random.default_rng([seed, 4, label, SPLITS.index(split)])
+            views = {'train': TEXTURE_VIEWS['val']} if split == 'train' else TEXTURE_VIEWS
+            side = max(views.values())
+            for number in range(PATCHES[split]):
+                patch = cut_patch(part, side, rng)
+                for folder, length in views.items():
+                    view = middle(patch, length).clip(0, 1)
+                    save_image(view, out / folder / name / f'{number:04d}.png')
+
+
+def cut_patch(photo: np.ndarray, side: int, rng: np.random.Generator) -> np.ndarray:
+    """A random cut from a photograph, turned by random quarters, with something in its middle."""
+    while True:
+        top, left = (rng.integers(length - side + 1) for length in photo.shape[:2])
+        patch = photo[top : top + side, left : left + side]
+        if middle(patch, TEXTURE_VIEWS['val']).std() > PLAIN:
+            break
+    # Brightness alone must not tell the photographs apart.
+    patch = patch * rng.uniform(0.6, 1.2) + rng.uniform(-0.1, 0.1)
+    return np.rot90(patch, rng.integers(4))
+
+
+def middle(patch: np.ndarray, side: int) -> np.ndarray:
+    edge = (len(patch) - side) // 2
+    return patch[edge : edge + side, edge : edge + side]
+
+
+def make_scenes(
+    task: str, split: str, seed: int
+) -> Iterator[Tuple[int, np.ndarray, List[Instance]]]:
+    """Photographs with several digits that do not touch: number, image, instances."""
+    (height, width), counts, (fewest, most) = SCENES[task]
+    source = Source(split, seed)
+    rng = np.random.default_rng([seed, 1 + list(SCENES).index(task), SPLITS.index(split)])
+    for number in track(range(counts[split]), f'{task} {split}'):
+        canvas = source.background(rng, height, width)
+        instances: List[Instance] = []
+        wanted = rng.integers(fewest, most + 1)
+        while len(instances) < wanted:
+            index = rng.integers(len(source.labels))
+            alpha = source.alpha(index, rng.integers(*SCENE_DIGIT_SIZES))
+            top, left = rng.integers(height - alpha.shape[0]), rng.integers(width - alpha.shape[1])
+            new = Instance(int(source.labels[index]), int(top), int(left), alpha)
+            if not any(new.overlaps(old) for old in instances):
+                instances.append(new)
+                draw(canvas, new, rng)
+        yield number, canvas, instances
+
+
+def run_length(mask: np.ndarray) -> dict:
+    """COCO's uncompressed run-length encoding, column by column and beginning with zeros."""
+    flat = np.concatenate([[0], mask.T.reshape(-1).astype(np.int8)])
+    changes = np.flatnonzero(np.diff(flat)).tolist()
+    return dict(size=list(mask.shape), counts=np.diff([0, *changes, mask.size]).tolist())
+
+
+def make_detection(out: Path, seed: int) -> None:
+    (out / 'annotations').mkdir(parents=True)
+    for split in SPLITS:
+        images, annotations = [], []
+        for number, canvas, instances in make_scenes('detection', split, seed):
+            height, width = canvas.shape[:2]
+            name = f'{number:06d}.png'
+            save_image(canvas, out / split / name)
+            images.append(dict(id=number, file_name=name, height=height, width=width))
+            for instance in instances:
+                mask = np.zeros((height, width), bool)
+                inked = instance.alpha > 0.5
+                mask[instance.top : instance.bottom, instance.left : instance.right] = inked
+                annotations.append(
+                    dict(
+                        id=len(annotations) + 1,  # COCO's evaluation takes id 0 for 'no match'
+                        image_id=number,
+                        category_id=instance.label,
+                        bbox=[instance.left, instance.top, *inked.shape[::-1]],
+                        area=int(inked.sum()),
+                        segmentation=run_length(mask),
+                        iscrowd=0,
+                    )
+                )
+        categories = [dict(id=i, name=name) for i, name in enumerate(CLASSES)]
+        content = dict(images=images, annotations=annotations, categories=categories)
+        (out / 'annotations' / f'{split}.json').write_text(json.dumps(content))
+
+
+def make_segmentation(out: Path, seed: int) -> None:
+    for split, folder in zip(SPLITS, ('training', 'validation')):
+        for number, canvas, instances in make_scenes('segmentation', split, seed):
+            labels = np.ones(canvas.shape[:2], np.uint8)
+            for instance in instances:
+                region = labels[instance.top : instance.bottom, instance.left : instance.right]
+                region[instance.alpha > 0.25] = 0
+                region[instance.alpha > 0.5] = 2 + instance.label
+            name = f'{number:06d}.png'
+            save_image(canvas, out / 'images' / folder / name)
+            path = out / 'annotations' / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(labels).save(path)
+
+
+MAKERS = {
+    'classification': (make_classification, sheet_classification),
+    'crowds': (make_crowds, sheet_classification),
+    'textures': (make_textures, sheet_textures),
+    'detection': (make_detection, sheet_detection),
+    'segmentation': (make_segmentation, sheet_segmentation),
+}
+
+
+def settings(seed: int) -> Dict[str, int]:
+    """What the content depends on, kept beside it."""
+    return dict(seed=seed, version=VERSION)
+
+
+def fill(folder: Path, task: str, seed: int) -> None:
+    """Make a data set in a folder. What a run that was cut short left there is made again."""
+    for left in folder.iterdir():
+        if left.is_dir():
+            shutil.rmtree(left)
+    make, draw_sheet = MAKERS[task]
+    make(folder, seed)
+    draw_sheet(folder)

@@ -1,0 +1,347 @@
+"""The numbers of the papers' figures, measured here or read from configs/tables."""
+
+import json
+import re
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
+
+import torch
+import torch.nn as nn
+from mmengine.config import Config
+from PIL import Image
+from rich.progress import track
+from torch import Tensor
+
+from mmlaplace.analysis.attention_rows import attention_row
+from mmlaplace.analysis.measuring import model_job, seconds_of, tensor_memory
+from mmlaplace.analysis.networks import image_size, network_of
+from mmlaplace.analysis.recording import Mixed, mixed_by, normalized, photographs
+from mmlaplace.commands.command_line import build_backbone
+from mmlaplace.models import BaseAttention, PolaAttention, SOFTAttention
+from mmlaplace.models.layers import Landmarks, TransformerBlock
+from mmlaplace.ops import gaussian_kernel, newton_schulz_inverse
+from mmlaplace.ops.newton_start_scale import newton_start_scale
+
+from .paper_tables import Row, read_table
+
+SIZES = r'-(tiny|small|medium|large|T|S|M|L|B|Ti\+|[SML]36|b\d|\d+)(?=$|[-/ ])'
+SUFFIXES = ('.png', '.jpg', '.jpeg')
+STEPS = 36  # of the Newton iteration, as the paper's figure has them
+QUERIES = 32  # whose rows are looked at
+# Of SOFT++ Figure 1b: the paper's host, and its attentions in its order.
+DIMS, HEADS, SIDE = 384, 12, 28
+ATTENTIONS = {
+    'Transformer, matrices kept': dict(type='SoftmaxAttention'),
+    'Transformer, fused': dict(type='SoftmaxAttention'),
+    'Linformer': dict(type='LinformerAttention', num_landmarks=49),
+    'Nyströmformer': dict(type='NystromformerAttention', num_landmarks=49),
+    'Performer': dict(type='PerformerAttention'),
+    'SOFT': dict(type='SOFTAttention', normalized=False),
+}
+
+
+def family(label: str) -> str:
+    """The family of a model by its printed name, such as SOFT++ of SOFT++-Tiny."""
+    return re.sub(SIZES, '', label, count=1, flags=re.IGNORECASE)
+
+
+def published(table: str, *columns: str) -> List[dict]:
+    """Rows of a table that print these columns, with their families."""
+    return [
+        dict(
+            name=row.name, label=row.label, kind=row.kind, family=family(row.label),
+            **{column: row.runs[0].published[column] for column in columns},
+        )
+        for row in read_table(table).rows
+        if row.runs and set(columns) <= set(row.runs[0].published)
+    ]  # fmt: skip
+
+
+def last_top1(path: Path) -> float:
+    """Of a result, or at the end of a training log, which has a JSON object in each line."""
+    text = path.read_text()
+    try:
+        contents = [json.loads(text)]
+    except json.JSONDecodeError:
+        contents = [json.loads(line) for line in text.splitlines()]
+    scores = [content.get('scores', content) for content in contents]
+    return [score['accuracy/top1'] for score in scores if 'accuracy/top1' in score][-1]
+
+
+def parameters(args) -> dict:
+    """SOFT++ Figure 1a: published, and trained twins with their parameters counted."""
+    twins = []
+    for config, result, label in args.run:
+        network = network_of(Config.fromfile(config))
+        count = sum(parameter.numel() for parameter in network.parameters())
+        twins.append({'label': label, 'parameters': count / 1e6, 'top-1': last_top1(Path(result))})
+    return dict(published=published('softpp_table_3', 'parameters', 'top-1'), twins=twins)
+
+
+class Layers(nn.Module):
+    """Transformer layers on tokens of a map that is 28 wide."""
+
+    def __init__(self, attn_cfg: dict, depth: int) -> None:
+        super().__init__()
+        sizes = dict(embed_dims=DIMS, num_heads=HEADS, input_resolution=(SIDE, SIDE))
+        cfg = dict(attn_cfg, **sizes)
+        self.layers = nn.ModuleList(TransformerBlock(DIMS, cfg) for _ in range(depth))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, (x.shape[1] // SIDE, SIDE))
+        return x
+
+
+@contextmanager
+def fused_softmax(allowed: bool) -> Iterator[None]:
+    """Whether PyTorch's softmax attention may do without a matrix of tokens by tokens."""
+    kinds = [k for k in ('flash', 'mem_efficient', 'cudnn')
+             if hasattr(torch.backends.cuda, f'enable_{k}_sdp')]  # fmt: skip
+    before = {kind: getattr(torch.backends.cuda, f'{kind}_sdp_enabled')() for kind in kinds}
+    try:
+        for kind in kinds:
+            getattr(torch.backends.cuda, f'enable_{kind}_sdp')(allowed and before[kind])
+        yield
+    finally:
+        for kind, was in before.items():
+            getattr(torch.backends.cuda, f'enable_{kind}_sdp')(was)
+
+
+def memory(args) -> dict:
+    """SOFT++ Figure 1b: MB that torch holds at the peak of a training pass of one sequence."""
+    device, lines = torch.device(args.device), {}
+    for name, cfg in track(ATTENTIONS.items(), 'attentions'):
+        layers, line = Layers(cfg, args.depth).to(device).train(), []
+        for multiple in sorted(args.multiples):
+            tokens = SIDE * SIDE * multiple
+            growth = (tokens / line[-1]['tokens']) ** 2 if line else 1
+            if line and line[-1]['MB'] * growth > args.memory * 1e3:
+                break  # as far as one knows it is quadratic
+            x = torch.randn(1, tokens, DIMS, device=device)
+            with fused_softmax(name != 'Transformer, matrices kept'):
+                bytes_held = tensor_memory(model_job(layers, x, train=True), device)
+            line.append(dict(tokens=tokens, MB=bytes_held / 1e6))
+        lines[name] = line
+    return dict(depth=args.depth, dims=DIMS, heads=HEADS, lines=lines)
+
+
+def passed(job: Callable, device: torch.device) -> float:
+    """Seconds of one run: of the processor on a CPU, where other work would spoil a clock's."""
+    if device.type != 'cpu':
+        return seconds_of(job, device)
+    start = time.process_time()
+    job()
+    return time.process_time() - start
+
+
+def timed(chosen: List[Row], args) -> Dict[str, dict]:
+    """Seconds an image, forward, of the full-size networks of rows; the best of some rounds."""
+    device, jobs = torch.device(args.device), {}
+    for row in track(chosen, 'models'):
+        cfg = row.runs[0].full.load()
+        size = image_size(cfg)
+        images = torch.randn(args.batch_size, 3, *size, device=device)
+        jobs[row.name] = model_job(network_of(cfg).to(device), images, train=False)
+    for job in jobs.values():
+        job()
+    rounds = [
+        {name: passed(job, device) / args.batch_size for name, job in jobs.items()}
+        for _ in range(args.rounds)
+    ]
+    return {name: min(each[name] for each in rounds) for name in jobs}
+
+
+def with_seconds(table: str, families: Tuple[str, ...], columns: Tuple[str, ...], args) -> dict:
+    """Published rows of a table, those of some families with a measured time."""
+    points = published(table, *columns)
+    names = args.rows or [point['name'] for point in points if point['family'] in families]
+    chosen = [read_table(table).row(name) for name in names]
+    left_out = [row.label for row in chosen if not row.covered]
+    seconds = timed([row for row in chosen if row.covered], args)
+    for point in points:
+        if point['name'] in seconds:
+            point['seconds'] = seconds[point['name']]
+    return dict(
+        points=points, left_out=left_out, batch_size=args.batch_size, device=args.device,
+    )  # fmt: skip
+
+
+def speed(args) -> dict:
+    """SOFT++ Figure 3."""
+    return with_seconds('softpp_table_3', ('SOFT++', 'Swin', 'ConvNext'), ('top-1',), args)
+
+
+def speed_and_macs(args) -> dict:
+    """PolaFormer Figure 4."""
+    hosts = ('PVT', 'PVT-FLatten', 'PVT-PolaFormer', 'Swin', 'Swin-FLatten', 'Swin-PolaFormer')
+    return with_seconds('polaformer_table_5', hosts, ('MACs', 'top-1'), args)
+
+
+def images_of(args, size: Tuple[int, int]) -> Dict[str, List[Tensor]]:
+    """Images by data set, evenly spread over each folder."""
+    size = tuple(args.size or size)
+    if not args.images:
+        return {'photographs': photographs(size)}
+    found = {}
+    for name, folder in args.images:
+        paths = sorted(p for p in Path(folder).rglob('*') if p.suffix.lower() in SUFFIXES)
+        if not paths:
+            raise ValueError(f'{folder} has no images: {", ".join(SUFFIXES)}')
+        paths = paths[:: max(1, len(paths) // args.count)][: args.count]
+        found[name] = [normalized(Image.open(path), size) for path in paths]
+    return found
+
+
+def name_of(model: List[str]) -> str:
+    """What is told of a model: its label and config, and no folder of this machine."""
+    config, _, label = model
+    return f'{label}, {Path(config).name}'
+
+
+def model_of(args) -> nn.Module:
+    config, checkpoint, _ = args.model[0]
+    return build_backbone(config, checkpoint)
+
+
+def default_size(args, smallest: int = 0) -> Tuple[int, int]:
+    size = Config.fromfile(args.model[0][0]).model.backbone.get('img_size', 224)
+    sides = (size, size) if isinstance(size, int) else size
+    return tuple(max(side, smallest) for side in sides)
+
+
+def landmark_kernel(mixed: Mixed, landmarks: Optional[int] = None) -> Tensor:
+    """W of one image as the attention has it, or with another number of averages of cells."""
+    attention = mixed.attention
+    sample = attention.landmarks if landmarks is None else Landmarks(landmarks)
+    query = mixed.q * attention.head_dims**-0.25
+    with torch.no_grad():
+        marks = attention.landmark_norm(sample(query, mixed.hw_shape))
+        return gaussian_kernel(marks, marks, 1.0)
+
+
+def residuals(attention: SOFTAttention, kernel: Tensor) -> Tensor:
+    r"""``||A A_k A - A|| / ||A||`` in spectral norms for k from 0: ``(heads, steps + 1)``."""
+    matrix = kernel + attention.ridge * torch.eye(kernel.shape[-1])
+    normalized, shared = attention.normalized, attention.newton_start_per == 'batch'
+    factor = 2.0 if normalized else 1.8
+    scale = newton_start_scale(kernel, factor, halve=normalized, per_batch=shared)
+    inverse, found = scale[..., None, None] * matrix, []
+    wide = matrix.double()
+    size = torch.linalg.matrix_norm(wide, 2)
+    for _ in range(STEPS + 1):
+        left = torch.linalg.matrix_norm(wide @ inverse.double() @ wide - wide, 2)
+        found.append((left / size).flatten())
+        inverse = newton_schulz_inverse(kernel, 1, attention.ridge, start=inverse, check=False)
+    return torch.stack(found, dim=-1)
+
+
+def newton(args) -> dict:
+    """SOFT++ Figure 5: mean and range over images, blocks and heads, by data set and stage."""
+    backbone, sets = model_of(args), {}
+    for name, images in images_of(args, default_size(args)).items():
+        by_stage: Dict[int, List[Tensor]] = {}
+        for image in track(images, name):
+            for mixed in mixed_by(backbone, SOFTAttention, image):
+                found = residuals(mixed.attention, landmark_kernel(mixed))
+                by_stage.setdefault(mixed.stage + 1, []).append(found)
+        sets[name] = dict(images=len(images), stages=[])
+        for stage, found in sorted(by_stage.items()):
+            values = torch.cat(found)
+            line = dict(mean=values.mean(0), low=values.amin(0), high=values.amax(0))
+            line = {key: each.tolist() for key, each in line.items()}
+            sets[name]['stages'].append(dict(stage=stage, **line))
+    return dict(model=name_of(args.model[0]), sets=sets)
+
+
+def eigenvalues(args) -> dict:
+    """SOFT++ Figure 6a: of the kernel of many landmarks of one image, for the first head."""
+    side = 4 * round(args.landmarks**0.5)  # the first stage has a token for 4 x 4 pixels
+    images = images_of(args, default_size(args, side))
+    (name, (image, *_)), stages = next(iter(images.items())), []
+    for mixed in mixed_by(model_of(args), SOFTAttention, image):
+        if mixed.block == 0 and min(mixed.hw_shape) ** 2 >= args.landmarks:
+            kernel = landmark_kernel(mixed, args.landmarks)[0].double()
+            values = torch.linalg.eigvalsh(kernel[0]).flip(0).clamp(min=0)
+            stages.append(dict(stage=mixed.stage + 1, values=values.tolist()))
+    if not stages:
+        raise ValueError(
+            f'no stage has {args.landmarks} tokens at {tuple(image.shape[2:])} pixels; raise '
+            '--size or lower --landmarks'
+        )
+    return dict(model=name_of(args.model[0]), image=name, stages=stages)
+
+
+def gates(args) -> dict:
+    """PolaFormer Figure 3: G of one image in each block, split into its streams."""
+    ((_, (image, *_)),) = list(images_of(args, default_size(args)).items())[:1]
+    backbone, blocks = model_of(args), []
+
+    def record(attention, project, x, hw_shape):
+        made = project(x, hw_shape)
+        if made.gate is not None:
+            halves = made.gate[0].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)
+            same, opposite = halves.split((attention.head_dims + 1) // 2, dim=-1)
+            first = dict(same=listed(same[0]), opposite=listed(opposite[0]))  # of the first head
+            blocks.append(dict(first, **spread(same, opposite)))
+        return made
+
+    watched = [m for m in backbone.modules() if isinstance(m, PolaAttention)]
+    for attention in watched:
+        attention.project = lambda x, hw, a=attention: record(a, type(a).project.__get__(a), x, hw)
+    with torch.no_grad():
+        backbone(image)
+    if not blocks:
+        raise ValueError('the model has no PolaAttention with a gate')
+    return dict(
+        model=name_of(args.model[0]), matrix=watched[0].gate_matrix is not None, blocks=blocks
+    )
+
+
+def listed(values: Tensor) -> list:
+    """Numbers with four digits, which is what a picture shows."""
+    return values.double().numpy().round(4).tolist()
+
+
+def spread(same: Tensor, opposite: Tensor) -> Dict[str, float]:
+    """Means, deviations, and the correlation of the entries of the two streams."""
+    columns = min(same.shape[-1], opposite.shape[-1])
+    pair = torch.stack([same[..., :columns].flatten(), opposite[..., :columns].flatten()])
+    return dict(
+        correlation=torch.corrcoef(pair)[0, 1].item(),
+        mean_same=same.mean().item(), mean_opposite=opposite.mean().item(),
+        deviation_same=same.std().item(), deviation_opposite=opposite.std().item(),
+    )  # fmt: skip
+
+
+def rows(args) -> dict:
+    """PolaFormer Figure 5: sorted weights of a row, and the mean entropy, of each block."""
+    models = {}
+    for config, checkpoint, label in args.model:
+        backbone = build_backbone(config, checkpoint)
+        ((_, images),) = list(images_of(args, default_size(args)).items())[:1]
+        blocks: Dict[str, List[Tensor]] = {}
+        for image in track(images[:3], label):
+            for mixed in mixed_by(backbone, BaseAttention, image):
+                tokens = mixed.q.shape[2]
+                places = torch.linspace(0, tokens - 1, min(tokens, QUERIES)).long().tolist()
+                streams = (0, -1) if isinstance(mixed.attention, PolaAttention) else (0,)
+                weights = torch.stack([
+                    attention_row(mixed, place, head, channel).abs()
+                    for place in places for head in range(mixed.q.shape[1]) for channel in streams
+                ])  # fmt: skip
+                name = f'{mixed.stage + 1}.{mixed.block + 1}'
+                blocks.setdefault(name, []).append(weights)
+        models[label] = {name: of_block(torch.cat(found)) for name, found in blocks.items()}
+    return dict(models=models)
+
+
+def of_block(weights: Tensor) -> dict:
+    """Entropy in units of that of equal weights, and the weights of a row from large to small."""
+    shares = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
+    most = torch.tensor(float(max(2, shares.shape[-1]))).log()
+    entropy = -torch.xlogy(shares, shares).sum(-1) / most
+    ordered = shares.sort(-1, descending=True).values.mean(0)
+    return dict(entropy=entropy.mean().item(), keys=shares.shape[-1], weights=ordered.tolist())

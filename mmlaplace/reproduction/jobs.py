@@ -1,0 +1,373 @@
+"""What a row needs done: training and testing, measuring, or drawing."""
+
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Dict, List, Optional, Tuple
+
+import torch
+from mmengine.config import Config
+from mmengine.registry import MODELS
+
+from mmlaplace.commands.command_line import write_whole
+from mmlaplace.lra import SequenceEncoder
+from mmlaplace.models import SOFTAttention
+
+from .files import config_text
+from .launching import Job, JobFailed, Settings
+from .paper_tables import IMAGES, METRICS, Run, Spec, TableError, Weights, find_row, merge
+
+TOOLS = Path(__file__).resolve().parents[2] / 'tools'
+MEASURE = str(TOOLS / 'analysis_tools/measure_model.py')
+# Of Long Range Arena, tasks whose data this project makes.
+GENERATED = ('listops', 'pathfinder')
+# GPUs, and images on each, in the name of a config: fcn_r50-d8_4xb2-80k_cityscapes-512x1024.py.
+NAMED_BATCH = re.compile(r'_(\d+)xb(\d+)[-_]')
+
+
+class Training(Job):
+    """Train and test a config by the toolbox's scripts.
+
+    Args:
+        label: For people.
+        checkpoint: Which checkpoint is tested, ``'last'`` or ``'best'``.
+        seed: Of the run.
+        cfg: With all options.
+        settings: Of the call.
+        weights: Weights that it takes of a row, or None.
+        needs: The job that makes them, or nothing where they are given.
+    """
+
+    kind = 'runs'
+
+    def __init__(
+        self, label: str, checkpoint: str, seed: int, cfg: Config, settings: Settings,
+        weights: Optional[Weights], needs: Dict[str, Job],
+    ) -> None:  # fmt: skip
+        self.checkpoint, self.seed, self.cfg, self.weights = checkpoint, seed, cfg, weights
+        self.given = settings.weights.get(weights.row) if weights else None
+        use = weights.use if weights else ''
+        identity = f'{settings.scale} {config_text(cfg)} {use} {_state_of(self.given)}'
+        super().__init__(label, settings, identity, needs)
+        if self.trains:
+            self.identity += f' {self.processes} {checkpoint}'
+
+    @property
+    def stem(self) -> str:
+        backbone = self.cfg.model.backbone.type.lower()
+        return f'{self.settings.scale}-{self.cfg.default_scope}-{backbone}-seed{self.seed}'
+
+    @property
+    def config(self) -> Path:
+        """The config that is trained, whole."""
+        return self.folder / 'config.py'
+
+    @property
+    def trains(self) -> bool:
+        """Whether it trains, or only tests weights that there are."""
+        return self.weights is None or self.weights.use != 'test'
+
+    @property
+    def fitting_processes(self) -> Optional[float]:
+        """How many its learning rate is for, or None where it does not say or is scaled."""
+        scale, loader = self.cfg.get('auto_scale_lr') or {}, self.cfg.get('train_dataloader')
+        meant = scale.get('base_batch_size')
+        named = NAMED_BATCH.search(Path(self.cfg.filename or '').name)
+        if meant is None and named:  # those of mmseg say it in their names alone
+            meant = int(named[1]) * int(named[2])
+        if not (self.trains and meant and loader) or scale.get('enable'):
+            return None
+        return meant / (loader.batch_size * self.cfg.optim_wrapper.get('accumulative_counts', 1))
+
+    @property
+    def processes(self) -> int:
+        """As many as its learning rate is for, where the call has them."""
+        most = self.settings.gpus if self.settings.launcher != 'none' else 1
+        fitting = self.fitting_processes
+        return int(fitting) if fitting in range(1, most) else most
+
+    def wrong_batch(self) -> str:
+        """Why its learning rate does not fit its batch, or ``''``."""
+        fitting = self.fitting_processes
+        if fitting is None or fitting == self.processes:
+            return ''
+        return (
+            f'{self.label}: its batch and learning rate are for {fitting:g} processes, and it has '
+            f'{self.processes}'
+        )
+
+    def missing_data(self) -> str:
+        """Which folder of its data is missing and what makes it, or ``''``."""
+        dataset = (self.cfg.get('test_dataloader') or {}).get('dataset') or {}
+        while 'dataset' in dataset:
+            dataset = dataset['dataset']
+        root = dataset.get('data_root') or ''
+        if not root or '://' in root or Path(root).is_dir():
+            return ''
+        return f'{root} is missing; {_maker_of(root)}'
+
+    def commands(self) -> List[List[str]]:
+        test = self.test_command('CHECKPOINT')
+        return [self.train_command(), test] if self.trains else [test]
+
+    def train_command(self) -> List[str]:
+        """How it trains; a run with a checkpoint goes on from it."""
+        settings, work = self.settings, str(self.folder / 'train')
+        resume = ['--resume'] if (self.folder / 'train/last_checkpoint').is_file() else []
+        if settings.launcher == 'slurm':
+            script = ['bash', str(TOOLS / 'slurm_train.sh'), settings.partition, self.stem]
+            return [*script, str(self.config), work, *resume]
+        if settings.launcher == 'pytorch':
+            script = ['bash', str(TOOLS / 'dist_train.sh'), str(self.config), str(self.processes)]
+        else:
+            script = [sys.executable, str(TOOLS / 'train.py'), str(self.config)]
+        return [*script, '--work-dir', work, *resume]
+
+    def test_command(self, checkpoint: str) -> List[str]:
+        """How it tests."""
+        settings, work = self.settings, ['--work-dir', str(self.folder / 'test')]
+        if settings.launcher == 'pytorch':
+            script = ['bash', str(TOOLS / 'dist_test.sh'), str(self.config), checkpoint]
+            return [*script, str(self.processes), *work]
+        # One process needs no launcher, whose port another test on its node may have.
+        return self.on_one_gpu(
+            [sys.executable, str(TOOLS / 'test.py'), str(self.config), checkpoint, *work]
+        )
+
+    def term_command(self, checkpoint: str) -> List[str]:
+        """How the size of SOFT's attention term is measured beside its convolution of V."""
+        command = [sys.executable, MEASURE, str(self.config), '--attention-term', '--checkpoint']
+        command += [checkpoint, '--out', str(self.folder / 'terms.json'), '--force']
+        return self.on_one_gpu(command)
+
+    def trained_checkpoint(self) -> str:
+        """The checkpoint to test.
+
+        Raises:
+            JobFailed: If the training kept no best one.
+        """
+        if self.checkpoint == 'last':
+            return (self.folder / 'train/last_checkpoint').read_text().strip()
+        kept = (self.folder / 'train').glob('best_*.pth')
+        best = sorted(kept, key=lambda path: path.stat().st_mtime)
+        if not best:
+            raise JobFailed(
+                f'no best_*.pth in {self.folder / "train"}, whose best checkpoint is to be tested; '
+                'default_hooks.checkpoint.save_best of the config keeps it'
+            )
+        return str(best[-1])
+
+    def has_term(self) -> bool:
+        """Whether it is a classifier of images with SOFT's attention."""
+        backbone = self.cfg.model.backbone
+        # Those of the toolboxes are in registries of their own. Sequences have no photographs.
+        others = (None, SequenceEncoder)
+        if self.cfg.default_scope != 'mmpretrain' or MODELS.get(backbone.type) in others:
+            return False
+        with torch.device('meta'):
+            built = MODELS.build({**backbone, 'init_cfg': None})
+        return any(isinstance(module, SOFTAttention) for module in built.modules())
+
+    def source(self) -> Optional[str]:
+        """The checkpoint that it starts from, or tests."""
+        given = [self.given, *(job.result()['checkpoint'] for job in self.needs.values()), None]
+        return next((str(path) for path in given if path is not None), None)
+
+    def work(self, lock: int) -> dict:
+        missing = self.missing_data()
+        if missing:
+            raise JobFailed(missing)
+        cfg, checkpoint = Config(self.cfg.to_dict()), self.source()
+        if checkpoint is not None and self.weights.use == 'backbone':
+            cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=checkpoint)
+        elif checkpoint is not None and self.weights.use == 'start':
+            cfg.load_from = checkpoint
+        write_whole(self.config, config_text(cfg))
+        if self.trains:
+            trained = self.folder / 'trained'
+            if not trained.is_file():
+                self.state = 'trains'
+                self.call(self.train_command(), 'train.log', lock)
+                write_whole(trained, self.trained_checkpoint())
+            checkpoint = trained.read_text()
+        self.state = 'tests'
+        self.call(self.test_command(checkpoint), 'test.log', lock)
+        logs = sorted((self.folder / 'test').glob('*/*.json'))
+        if not logs:
+            raise JobFailed(f'the test wrote no log into {self.folder / "test"}')
+        found = dict(
+            label=self.label, seed=self.seed, config_hash=self.key, checkpoint=checkpoint,
+            log=str(logs[-1]), scores=json.loads(logs[-1].read_text()),
+        )  # fmt: skip
+        if self.has_term():
+            self.state = 'is looked into'
+            self.call(self.term_command(checkpoint), 'terms.log', lock)
+            terms = (self.folder / 'terms.json').read_text()
+            found['attention_terms'] = json.loads(terms)['attention_terms']
+        return found
+
+    def watch(self) -> None:
+        logs = sorted((self.folder / 'train').glob('*/vis_data/scalars.json'))
+        if self.state.startswith('trains') and logs:
+            lines = logs[-1].read_text().splitlines()
+            last = json.loads(lines[-1]) if lines and lines[-1].endswith('}') else {}
+            loop = self.cfg.get('train_cfg') or {}
+            for name, most in (('epoch', loop.get('max_epochs')), ('iter', loop.get('max_iters'))):
+                if most and (name in last or 'step' in last):
+                    self.state = f'trains, {name} {last.get(name, last.get("step"))} of {most}'
+                    return
+
+
+def _state_of(file: Optional[Path]) -> str:
+    """What tells a file of weights from another, or from itself before it was written again."""
+    if file is None or not file.is_file():
+        return str(file or '')
+    return f'{file} {file.stat().st_size} {file.stat().st_mtime_ns}'
+
+
+def _maker_of(folder: str) -> str:
+    """What makes a folder of data."""
+    if folder.startswith('data/mini'):
+        return 'python tools/dataset_converters/make_mini_datasets.py makes it'
+    if not folder.startswith('data/lra'):
+        return 'docs/train_it_yourself.md tells which files go there'
+    task = Path(folder).name.removesuffix('_mini')
+    if task not in GENERATED:
+        return f'python tools/dataset_converters/convert_lra.py {task} makes it'
+    size = ' --size mini' if folder.endswith('_mini') else ''
+    return f'python tools/dataset_converters/make_lra_datasets.py --tasks {task}{size} makes it'
+
+
+class Measurement(Job):
+    """Count parameters and MACs, and with ``timed`` measure speed and memory."""
+
+    kind = 'measured'
+
+    def __init__(self, row: str, run: Run, cfg: Config, settings: Settings, timed: bool) -> None:
+        self.cfg, self.timed = cfg, timed
+        self.size = run.image_size if not timed or settings.scale == 'full' else None
+        identity = f'{config_text(cfg)} {timed} {self.size}'
+        super().__init__(f'{row} {run.name}'.strip() + ', measured', settings, identity)
+        if timed:
+            self.identity += f' {self.place()}'
+
+    @property
+    def stem(self) -> str:
+        return f'{self.cfg.default_scope}-{self.cfg.model.backbone.type.lower()}'
+
+    @property
+    def alone(self) -> bool:
+        """Whether its speed would suffer from other jobs: they share a CPU, but no GPU or node."""
+        return self.timed and self.settings.launcher != 'slurm' and not torch.cuda.device_count()
+
+    def commands(self) -> List[List[str]]:
+        command = [sys.executable, MEASURE, str(self.folder / 'config.py')]
+        command += ['--image-size', *map(str, self.size)] if self.size else []
+        command += ['--speed'] if self.timed else []
+        command += ['--out', str(self.folder / 'measured.json'), '--force']
+        return [self.on_one_gpu(command)]
+
+    def work(self, lock: int) -> dict:
+        write_whole(self.folder / 'config.py', config_text(self.cfg))
+        self.state = 'is measured'
+        self.call(self.commands()[0], 'measure.log', lock)
+        return json.loads((self.folder / 'measured.json').read_text())
+
+
+PLACEHOLDER = re.compile(r'\{(config|checkpoint|result):([^}]+)\}')
+
+
+class Drawing(Job):
+    """Draw a figure by a tool of this project, from the models of rows."""
+
+    kind = 'figures'
+
+    def __init__(self, row: str, run: Run, settings: Settings, needs: Dict[str, Job]) -> None:
+        self.tool = run.drawn_by(settings.scale)
+        super().__init__(row, settings, f'{settings.scale} {self.tool}', needs)
+
+    def commands(self) -> List[List[str]]:
+        def fill(found: re.Match) -> str:
+            job = self.needs[found[2]]
+            checkpoint = (job.result() or {}).get('checkpoint', 'CHECKPOINT')
+            result = job.folder / 'result.json'
+            return str(dict(config=job.config, checkpoint=checkpoint, result=result)[found[1]])
+
+        script, *arguments = self.tool
+        arguments = [PLACEHOLDER.sub(fill, argument) for argument in arguments]
+        values = dict(IMAGES[self.settings.scale], folder=str(self.folder), image=self.image())
+        arguments = [argument.format(**values) for argument in arguments]
+        return [self.on_one_gpu([sys.executable, str(TOOLS.parent / script), *arguments])]
+
+    @staticmethod
+    def image() -> str:
+        """A photograph with digits on it, of the small data."""
+        images = sorted(Path('data/mini/detection/val').glob('*'))
+        return str(images[0]) if images else 'IMAGE'
+
+    def work(self, lock: int) -> dict:
+        if '{image}' in self.tool and not Path(self.image()).is_file():
+            raise JobFailed(
+                'no image in data/mini/detection/val to draw on; '
+                'python tools/dataset_converters/make_mini_datasets.py makes them'
+            )
+        self.state = 'draws'
+        self.call(self.commands()[0], 'draw.log', lock)
+        made = sorted(path for path in self.folder.iterdir() if path.suffix in ('.png', '.json'))
+        return dict(label=self.label, config_hash=self.key, files=[str(path) for path in made])
+
+
+def plan_run(row: str, run: Run, seed: int, settings: Settings) -> Optional[Job]:
+    """The job of a run of a row, or None where it has no config for the scale.
+
+    Raises:
+        TableError: If it takes weights of a row that has none.
+    """
+    if run.tool:
+        texts = run.drawn_by(settings.scale)
+        rows = dict.fromkeys(r for text in texts for _, r in PLACEHOLDER.findall(text))
+        return Drawing(row, run, settings, {name: _source(name, seed, settings) for name in rows})
+    spec = run.spec(settings.scale)
+    if spec is None:
+        return None
+    cfg = _changed(spec, settings)
+    cfg.merge_from_dict({'randomness.seed': seed})
+    needs, weights = {}, run.weights
+    if row in settings.weights:
+        if run.name:
+            raise TableError(f'--weights {row}: the row has several runs, one of them {run.name!r}')
+        weights = Weights(row, 'test')
+    elif weights is not None and weights.row not in settings.weights:
+        needs = {weights.row: _source(weights.row, seed, settings)}
+    label = f'{row} {run.name}'.strip()
+    return Training(label, run.checkpoint, seed, cfg, settings, weights, needs)
+
+
+def _changed(spec: Spec, settings: Settings) -> Config:
+    cfg = spec.load()
+    merge(cfg, settings.options)
+    return cfg
+
+
+def _source(name: str, seed: int, settings: Settings) -> Training:
+    _, row = find_row(name)
+    job = plan_run(name, row.runs[0], seed, settings) if row.covered else None
+    if not isinstance(job, Training):
+        raise TableError(
+            f'{name} cannot give weights at the scale {settings.scale!r}: '
+            f'{row.reason or "it has no config for it"}'
+        )
+    return job
+
+
+def plan_measurements(row: str, run: Run, settings: Settings) -> Tuple[Measurement, ...]:
+    """What measures the columns of a run that are measured: at full size, and at the scale."""
+    wanted = [METRICS[name] for name in run.published if METRICS[name].measured]
+    jobs = []
+    if run.full is not None and any(metric.on_full for metric in wanted):
+        jobs.append(Measurement(row, run, _changed(run.full, settings), settings, timed=False))
+    spec = run.spec(settings.scale)
+    if spec is not None and not all(metric.on_full for metric in wanted):
+        jobs.append(Measurement(row, run, _changed(spec, settings), settings, timed=True))
+    return tuple(jobs)

@@ -1,0 +1,394 @@
+"""Read the papers' tables in configs/tables: one YAML file for each, rows as they are printed."""
+
+import copy
+import re
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+
+import yaml
+from mmengine.config import Config
+
+from mmlaplace.model_zoo import files_root
+from mmlaplace.toolboxes import require_toolbox
+
+# Rows of the papers' methods, of those they compare with, and of options that no table compares.
+KINDS = ('own', 'baseline', 'option')
+# What weights of another row are for: the backbone's start, the whole model's start, or a test of
+# them without training.
+USES = ('backbone', 'start', 'test')
+SCALES = ('full', 'mini')
+CHECKPOINTS = ('last', 'best')
+# Held-out images of each task, for figures.
+IMAGES = {
+    'full': dict(
+        classification='data/imagenet/val', detection='data/coco/val2017',
+        segmentation='data/ade/ADEChallengeData2016/images/validation',
+    ),
+    'mini': dict(
+        classification='data/mini/classification/val', detection='data/mini/detection/val',
+        segmentation='data/mini/segmentation/images/validation',
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A column of a table.
+
+    Attributes:
+        unit: Of the published value.
+        log: Key in the log that a test writes, if it is a score.
+        factor: What brings the logged or measured value to the unit.
+        measured: Key of ``tools/analysis_tools/measure_model.py``, if it is measured.
+        on_full: Whether it is measured on the full-size model at any scale, as counts are.
+    """
+
+    unit: str
+    log: Optional[str] = None
+    factor: float = 1.0
+    measured: Optional[str] = None
+    on_full: bool = False
+
+
+def _average_precisions(title: str, prefix: str) -> Dict[str, Metric]:
+    suffixes = {'': '', '50': '_50', '75': '_75', ' small': '_s', ' medium': '_m', ' large': '_l'}
+    return {
+        f'{title}{name}': Metric('%', f'coco/{prefix}_mAP{suffix}', 100.0)
+        for name, suffix in suffixes.items()
+    }
+
+
+METRICS: Dict[str, Metric] = {
+    'top-1': Metric('%', 'accuracy/top1'),
+    **_average_precisions('box AP', 'bbox'),
+    **_average_precisions('mask AP', 'segm'),
+    'mIoU': Metric('%', 'mIoU'),
+    'parameters': Metric('M', factor=1e-6, measured='parameters', on_full=True),
+    'MACs': Metric('G', factor=1e-9, measured='weight_macs', on_full=True),
+    'MACs with kernels': Metric('G', factor=1e-9, measured='macs', on_full=True),
+    'widths': Metric('', measured='embed_dims', on_full=True),
+    'depths': Metric('', measured='depths', on_full=True),
+    'heads': Metric('', measured='num_heads', on_full=True),
+    'training memory': Metric('GB', factor=1e-9, measured='training_bytes'),
+    'training speed': Metric('images/s', measured='training_samples_per_second'),
+    'test speed': Metric('images/s', measured='test_samples_per_second'),
+    # PolaFormer's Table 6 prints neither units nor whether it trains.
+    'throughput': Metric('', measured='training_samples_per_second'),
+    'peak memory': Metric('', factor=2.0**-20, measured='training_bytes'),
+}
+
+
+class TableError(ValueError):
+    """A table's file says what it must not, or there is no such table or row."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A config, and what differs from it.
+
+    Attributes:
+        config: A path in this project, or ``toolbox::path`` in the configs of a toolbox.
+        options: Values by their dotted keys, as for ``--cfg-options``, merged in this order.
+    """
+
+    config: str
+    options: Mapping[str, Any]
+
+    def path(self) -> Path:
+        """The file of the config.
+
+        Raises:
+            TableError: If there is none.
+            ImportError: If its toolbox is not installed.
+        """
+        scope, _, inner = self.config.rpartition('::')
+        if scope:
+            require_toolbox(scope)
+            package = Path(find_spec(scope).submodule_search_locations[0])
+            places = [package / '.mim/configs' / inner, package.parent / 'configs' / inner]
+        else:
+            places = [files_root() / inner]
+        for place in places:
+            if place.is_file():
+                return place
+        raise TableError(f'no config {self.config!r}: {" or ".join(map(str, places))}')
+
+    def load(self) -> Config:
+        """The config with the options."""
+        cfg = _parse(self.path())
+        merge(cfg, self.options)
+        return cfg
+
+
+def merge(cfg: Config, options: Mapping[str, Any]) -> None:
+    """Merge options into a config one after the other, so that later ones see earlier ones."""
+    for key, value in options.items():
+        cfg.merge_from_dict({key: copy.deepcopy(value)})
+
+
+def _parse(path: Path) -> Config:
+    return copy.deepcopy(_parsed(path))
+
+
+@cache
+def _parsed(path: Path) -> Config:
+    return Config.fromfile(path)
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Weights that a run takes from another row.
+
+    Attributes:
+        row: ``table/row``.
+        use: ``'backbone'`` starts the backbone from them, ``'start'`` the whole model, and
+            ``'test'`` tests them without training.
+    """
+
+    row: str
+    use: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """What is trained and tested, or drawn, for a row. Most rows have one run.
+
+    Attributes:
+        name: What tells the runs of a row apart; ``''`` where there is one.
+        published: Values by metric, in its unit, None where there is none. Text is compared as it
+            stands.
+        full: The config of the row, or None where a tool draws it.
+        mini: Its small twin for data/mini, or None.
+        tool: Path and arguments of a tool of this project that draws it.
+        mini_tool: The same for the mini scale.
+        weights: Weights of another row, or None.
+        image_size: Height and width at which the paper counts MACs; default: the config's.
+        checkpoint: Which one is tested: ``'last'``, or the ``'best'`` in validation.
+    """
+
+    name: str
+    published: Mapping[str, Union[float, str, None]]
+    full: Optional[Spec] = None
+    mini: Optional[Spec] = None
+    tool: Tuple[str, ...] = ()
+    mini_tool: Tuple[str, ...] = ()
+    weights: Optional[Weights] = None
+    image_size: Optional[Tuple[int, int]] = None
+    checkpoint: str = 'last'
+
+    @property
+    def trained(self) -> bool:
+        """Whether a training or a figure tells any of its columns."""
+        return not self.published or any(METRICS[name].log for name in self.published)
+
+    def spec(self, scale: str) -> Optional[Spec]:
+        """The config for a scale."""
+        return self.full if scale == 'full' else self.mini
+
+    def drawn_by(self, scale: str) -> Tuple[str, ...]:
+        """The tool for a scale."""
+        return self.tool if scale == 'full' else self.mini_tool
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table.
+
+    Attributes:
+        name: For the command line.
+        label: As the paper prints it.
+        kind: ``'own'`` for the paper's method, ``'baseline'`` for what it compares with,
+            ``'option'`` for an option of it or of the authors' code that no table compares.
+        line: Its place in the printed table, from 1.
+        runs: Its runs; none where nothing produces it yet or ever.
+        averages: Published means over the runs, by metric.
+        waits_for: What is missing in this project until the row can be produced.
+        why_not: Why nothing can produce it.
+        note: What differs from the paper, or is unknown.
+    """
+
+    name: str
+    label: str
+    kind: str
+    line: int
+    runs: Tuple[Run, ...]
+    averages: Mapping[str, float]
+    waits_for: str = ''
+    why_not: str = ''
+    note: str = ''
+
+    @property
+    def covered(self) -> bool:
+        """Whether one command produces it."""
+        return not self.reason
+
+    @property
+    def reason(self) -> str:
+        """Why no command produces it, or ``''``."""
+        return self.why_not or (f'waits for {self.waits_for}' if self.waits_for else '')
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a paper.
+
+    Attributes:
+        name: The file's name without ``.yml``.
+        title: What it compares.
+        paper: The paper's name and identifier.
+        place: Number of the table, and page or section.
+        rows: As printed.
+        note: On all rows.
+    """
+
+    name: str
+    title: str
+    paper: str
+    place: str
+    rows: Tuple[Row, ...]
+    note: str = ''
+
+    def row(self, name: str) -> Row:
+        """A row by its name.
+
+        Raises:
+            TableError: If there is none; quotes those that there are.
+        """
+        for row in self.rows:
+            if row.name == name:
+                return row
+        names = ', '.join(row.name for row in self.rows)
+        raise TableError(f'{self.name} has no row {name!r}; its rows are: {names}')
+
+
+def tables_folder() -> Path:
+    """Where the tables are."""
+    return files_root() / 'configs/tables'
+
+
+def table_names() -> List[str]:
+    """Names of all tables, by paper and number."""
+    names = (path.stem for path in tables_folder().glob('*.yml'))
+    return sorted(names, key=lambda name: re.sub(r'\d+', lambda n: n[0].zfill(3), name))
+
+
+@cache
+def read_table(name: str) -> Table:
+    """A table by its name.
+
+    Raises:
+        TableError: If there is none, or its file says what it must not.
+    """
+    if name not in table_names():
+        raise TableError(f'there is no table {name!r}; there are: {", ".join(table_names())}')
+    path = tables_folder() / f'{name}.yml'
+    loader = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)  # compiled, where there is one
+    return parse_table(name, yaml.load(path.read_text(), loader))
+
+
+def read_tables() -> List[Table]:
+    """All tables."""
+    return [read_table(name) for name in table_names()]
+
+
+def find_row(name: str) -> Tuple[Table, Row]:
+    """A row by ``table/row``."""
+    table, _, row = name.partition('/')
+    found = read_table(table)
+    return found, found.row(row)
+
+
+TABLE_KEYS = ('title', 'paper', 'place', 'rows', 'note', 'checkpoint', 'shared')
+RUN_KEYS = ('name', 'config', 'options', 'mini', 'tool', 'weights', 'image_size', 'published')
+ROW_KEYS = ('label', 'kind', 'runs', 'averages', 'waits_for', 'why_not', 'note')
+
+
+def parse_table(name: str, content: Mapping[str, Any]) -> Table:
+    """A table of what is in its file. ``shared`` there holds YAML anchors alone.
+
+    Raises:
+        TableError: For an unknown or missing key, kind, metric, checkpoint or use of weights, or
+            rows of the same name.
+    """
+    _check_keys(name, content, TABLE_KEYS, needed=('title', 'paper', 'place', 'rows'))
+    checkpoint = content.get('checkpoint', 'last')
+    if checkpoint not in CHECKPOINTS:
+        raise TableError(f'{name}: checkpoint must be one of {CHECKPOINTS}, got {checkpoint!r}')
+    rows = [_parse_row(name, line, row, checkpoint) for line, row in enumerate(content['rows'], 1)]
+    names = [row.name for row in rows]
+    twice = sorted({row for row in names if names.count(row) > 1})
+    if twice:
+        raise TableError(f'{name}: more than one row is named {", ".join(twice)}')
+    texts = {key: content.get(key, '') for key in ('title', 'paper', 'place', 'note')}
+    return Table(name=name, rows=tuple(rows), **texts)
+
+
+def _parse_row(table: str, line: int, content: Mapping[str, Any], checkpoint: str) -> Row:
+    where = f'{table}, row {content.get("name", line)!r}'
+    _check_keys(where, content, (*ROW_KEYS, *RUN_KEYS), needed=('name', 'kind'))
+    if content['kind'] not in KINDS:
+        raise TableError(f'{where}: kind must be one of {KINDS}, got {content["kind"]!r}')
+    reasons = [key for key in ('waits_for', 'why_not') if content.get(key)]
+    one = {key: content[key] for key in RUN_KEYS if key in content and key != 'name'}
+    if len(reasons) > 1:
+        raise TableError(f'{where}: give waits_for or why_not, not both')
+    if 'runs' in content and one:
+        raise TableError(f'{where}: give runs, or {", ".join(one)} of its one run, not both')
+    given = content.get('runs', [dict(one, name='')])
+    runs = tuple(_parse_run(table, where, run, checkpoint, bool(reasons)) for run in given)
+    averages = content.get('averages', {})
+    _check_keys(f'{where}, averages', averages, METRICS)
+    texts = {key: content.get(key, '') for key in ('waits_for', 'why_not', 'note')}
+    return Row(
+        name=content['name'], label=content.get('label', content['name']), kind=content['kind'],
+        line=line, runs=runs, averages=averages, **texts,
+    )  # fmt: skip
+
+
+def _parse_run(
+    table: str, where: str, content: Mapping[str, Any], checkpoint: str, excused: bool
+) -> Run:
+    where = f'{where}, run {content["name"]!r}' if content.get('name') else where
+    _check_keys(where, content, RUN_KEYS, needed=('name',))
+    published = content.get('published') or {}
+    _check_keys(f'{where}, published', published, METRICS)
+    if not excused and bool(content.get('config')) == bool(content.get('tool')):
+        raise TableError(f'{where}: give config, tool, waits_for or why_not, and only one of them')
+    specs = {}
+    for scale, spec in (('full', content), ('mini', content.get('mini') or {})):
+        if scale == 'mini' and spec:
+            known = ('tool',) if content.get('tool') else ('config', 'options')
+            _check_keys(f'{where}, mini', spec, known, needed=known[:1])
+        if spec.get('config'):
+            specs[scale] = Spec(spec['config'], spec.get('options') or {})
+    weights = content.get('weights')
+    if weights is not None:
+        names = [field.name for field in fields(Weights)]
+        _check_keys(f'{where}, weights', weights, names, needed=names)
+        if weights['use'] not in USES:
+            raise TableError(f'{where}: use must be one of {USES}, got {weights["use"]!r}')
+        row = weights['row']
+        weights = Weights(row if '/' in row else f'{table}/{row}', weights['use'])
+    size = content.get('image_size')
+    tool = tuple(content.get('tool') or ())
+    small = (content.get('mini') or {}).get('tool')
+    return Run(
+        name=content['name'], published=published, tool=tool, mini_tool=tuple(small or tool),
+        weights=weights, image_size=tuple(size) if size else None, checkpoint=checkpoint, **specs,
+    )  # fmt: skip
+
+
+def _check_keys(
+    where: str, content: Mapping[str, Any], known: Sequence[str], needed: Sequence[str] = ()
+) -> None:
+    if not isinstance(content, Mapping):
+        raise TableError(f'{where}: expected a mapping, got {content!r}')
+    unknown = [key for key in content if key not in known]
+    missing = [key for key in needed if key not in content]
+    if unknown or missing:
+        raise TableError(
+            f'{where}: unknown {unknown}, missing {missing}; the keys are {list(known)}'
+        )

@@ -1,0 +1,105 @@
+"""Times come in rounds, memory in bytes, and a machine describes itself."""
+
+import sys
+import time
+from functools import partial
+
+import pytest
+import torch
+
+from mmlaplace.analysis import measuring
+from mmlaplace.analysis.measuring import (
+    bytes_of,
+    describe_machine,
+    model_job,
+    process_memory,
+    seconds_of,
+    tensor_memory,
+    tensors_of,
+)
+
+CPU = torch.device('cpu')
+MEGABYTE = 2**20
+
+
+def test_a_run_takes_what_the_clock_says():
+    # A sleep is never shorter than asked for.
+    assert seconds_of(lambda: time.sleep(0.02), CPU) >= 0.02
+
+
+def test_jobs_take_turns_and_a_slow_one_sits_out_of_rounds(monkeypatch):
+    calls, costs = [], dict(fast=0.1, slow=0.75, slower=100.0)
+    jobs = {name: partial(calls.append, name) for name in costs}
+
+    def by_a_clock_without_noise(job, device):
+        job()
+        return costs[job.args[0]]
+
+    monkeypatch.setattr(measuring, 'seconds_of', by_a_clock_without_noise)
+    seconds = measuring.interleave(jobs, rounds=12, device=CPU, budget=3.0)
+    assert seconds == {'fast': [0.1] * 12, 'slow': [0.75] * 4, 'slower': [100.0] * 3}
+    timed = calls[6:]  # two runs of each come first
+    assert timed != sorted(timed)
+    # A slow job's runs are spread over the rounds, of which the first 4 have 8 runs at most.
+    assert 'slower' in timed[:4] and 'slower' in timed[8:]
+
+
+def test_the_memory_of_tensors_is_exact_and_leaves_out_what_is_returned():
+    def job():
+        made = torch.zeros(8)
+        torch.zeros(MEGABYTE // 4)  # fp32, 1 MB of scratch
+        return (made,)
+
+    assert tensor_memory(job, CPU) == MEGABYTE
+    assert tensor_memory(lambda: (torch.zeros(MEGABYTE),), CPU) == 0
+    assert bytes_of((torch.zeros(3), torch.zeros(2, dtype=torch.float64))) == 28
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
+def test_the_memory_of_the_process_has_scratch_of_any_library():
+    numpy = pytest.importorskip('numpy')
+
+    def job():
+        numpy.ones(64 * MEGABYTE, numpy.uint8)
+        return ()
+
+    # Linux counts resident pages to some 64 a core, and other threads free memory meanwhile: 9 MB
+    # were seen in a process that had run thousands of tests.
+    assert process_memory(job) == pytest.approx(64 * MEGABYTE, rel=0.25)
+
+
+class OneOutput(torch.nn.Linear):
+    """Returns a tuple, as the backbones do."""
+
+    def forward(self, x):
+        return (super().forward(x),)
+
+
+@pytest.mark.parametrize('train', [False, True])
+def test_a_pass_of_a_model_has_gradients_to_train_alone(train):
+    model = OneOutput(2, 2)
+    made = model_job(model, torch.ones(1, 2), train)()
+    assert (model.weight.grad is not None) is train
+    assert len(made) == (0 if train else 1)
+    assert not any(out.requires_grad for out in made)
+
+
+def test_a_pass_under_autocast_is_in_its_dtype_and_has_fp32_gradients():
+    model, x = OneOutput(2, 2), torch.ones(1, 2)
+    (made,) = model_job(model, x, train=False, dtype=torch.bfloat16)()
+    assert made.dtype == torch.bfloat16
+    model_job(model, x, train=True, dtype=torch.bfloat16)()
+    assert model.weight.grad.dtype == torch.float32
+
+
+def test_what_a_model_returns_may_be_one_tensor_or_nested():
+    x, y = torch.ones(1), torch.ones(2)
+    assert tensors_of(x) == (x,)
+    assert [len(tensor) for tensor in tensors_of([(x, [y]), y])] == [1, 2, 2]
+    assert model_job(torch.nn.Linear(2, 2), torch.ones(3, 2), train=True)() == ()
+
+
+def test_a_machine_names_its_processor_and_torch():
+    machine = describe_machine(CPU)
+    assert machine['torch'] == torch.__version__
+    assert machine['CPU'] and machine['threads'] == str(torch.get_num_threads())
