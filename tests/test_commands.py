@@ -47,9 +47,11 @@ NOT_HERE = {
         "needs ONNX Runtime's headers",
     r'.*(benchmark_backbone|compare_attentions|attention_training|make_lra_datasets\.py --tasks)':
         'takes hours',
+    r'.*(mutation_test|benchmark_ops)\.py': 'takes minutes to hours',
+    r'bash tools/gpu_check': 'needs a GPU',
     r'.*reproduce\.py(?!.*(--list|--dry-run))': 'takes hours',
     r'.*(configs/lra/|make_lra_datasets)': 'takes minutes, and tests/lra does it with less data',
-    r'.*(soft_term|compare_inverse|compare_row|paper_figures\.py (?!softpp-1a))':
+    r'.*(compare_inverse|paper_figures\.py (?!softpp-1a))':
         'takes minutes, and tests/tools does it smaller',
     r'.*(--format aoti|dry_run\.py)': 'takes minutes, and tests/tools does it',
     r'.*(textures|crowds|make_mini_datasets\.py$)': 'takes minutes, and tests/tools makes these',
