@@ -26,11 +26,11 @@ class ToolParser(argparse.ArgumentParser):
         super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
         self.outputs = []
 
-    def add_output(self, name: str, **kwargs) -> None:
+    def add_output(self, *names: str, **kwargs) -> None:
         """An argument that is a file to write; ``--force`` comes with the first."""
         if not self.outputs:
             self.add_argument('--force', action='store_true', help='replace files that are there')
-        self.outputs.append(self.add_argument(name, type=Path, **kwargs).dest)
+        self.outputs.append(self.add_argument(*names, type=Path, **kwargs).dest)
 
     def add_trained_model(self, kind: str) -> None:
         """A config and a checkpoint."""

@@ -31,12 +31,8 @@ LOADERS = {
     'visualization/vis_predictions.py detector': [RETINANET, 'FILE', '--out', 'OUT/a.png'],
     'visualization/vis_cam.py': [LAPLACIAN, 'FILE', '--out', 'OUT/a.png'],
     'visualization/vis_attention.py': [
-        'photo.png', '--model', LAPLACIAN, '--model', LAPLACIAN, 'FILE', '--out', 'OUT/a.png'
+        'photo.png', LAPLACIAN, '--model', LAPLACIAN, 'FILE', '--out', 'OUT/a.png'
     ],
-    'analysis_tools/compare_row_entropy.py': [
-        PVT, 'FILE', '--out', 'OUT/a.json', '--picture', 'OUT/a.png'
-    ],
-    'analysis_tools/compare_landmarks.py': [LAPLACIAN, 'FILE', '--out', 'OUT/a.json'],
     'analysis_tools/compare_inverse_norms.py': [
         SOFTPP, 'FILE', '--out', 'OUT/a.json', '--picture', 'OUT/a.png'
     ],
@@ -136,8 +132,6 @@ def test_no_tool_that_takes_a_checkpoint_is_left_out():
     }
     # These load nothing themselves: tools/train.py and tools/test.py check what they are given.
     found -= {'dry_run.py', 'reproduce.py'}
-    # This one only writes them.
-    found -= {'analysis_tools/soft_term.py'}
     # The explorer answers with a sentence: tests/demo/test_attention_explorer.py.
     found -= {'../demo/attention_explorer.py'}
     found -= {f'../demo/explorer/{name}.py' for name in ('models', 'page', 'view')}

@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from conftest import ROOT, run_script
+from conftest import ROOT, load_tool, run_script
 from PIL import Image
 
 run = partial(run_script, ROOT / 'tools/deployment/run_onnx.py')
@@ -73,8 +73,7 @@ def test_a_photo_of_a_phone_is_seen_upright(segmentor, tmp_path):
 
 
 def test_grey_of_sixteen_bits_is_not_white(segmentor, tmp_path):
-    from run_onnx import read_image
-
+    read_image = load_tool('tools/deployment/run_onnx.py').read_image
     levels = np.arange(256, dtype=np.uint16).reshape(16, 16)
     Image.fromarray(257 * levels).save(tmp_path / 'deep.png')
     assert np.array_equal(np.asarray(read_image(tmp_path / 'deep.png'))[..., 0], levels)

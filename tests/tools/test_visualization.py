@@ -208,7 +208,7 @@ def test_vis_attention_quotes_what_is_not_there(
     arguments, message, photo, tmp_path, monkeypatch, capsys
 ):
     out = tmp_path / 'rows.png'
-    command = [photo, '--model', LAPLACIAN, '--out', out, *arguments]
+    command = [photo, LAPLACIAN, '--out', out, *arguments]
     assert message in error_of(vis_attention, monkeypatch, capsys, *command)
     assert not out.exists()
 
@@ -267,9 +267,11 @@ def test_vis_cam_heats_every_image(config, arguments, mini_data, tmp_path, monke
 def test_vis_cam_of_a_file_and_without_a_detection(photo, mini_data, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(vis_cam, 'MIN_SCORE', 1.0)
     command = cam_command(RETINANET, mini_data, tmp_path)
-    figure = draw(vis_cam, monkeypatch, *command, '--images', photo, '--category', 7)
+    figure = draw(vis_cam, monkeypatch, photo, *command, '--target-category', 7)
     assert [axis.get_title() for axis in figure.axes] == ['', 'class 7: none']
     assert '--force replaces it' in error_of(vis_cam, monkeypatch, capsys, *command)
+    old = draw(vis_cam, monkeypatch, *command, '--images', photo, '--force', '--count', 1)
+    assert len(old.axes) == 2 and 'IMG ...' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -277,7 +279,7 @@ def test_vis_cam_of_a_file_and_without_a_detection(photo, mini_data, tmp_path, m
     [
         (('--target-layers', 4), '--target-layers 4: there are 0 to 3'),
         (('--target-layers', 'backbone.norm9'), '--target-layers backbone.norm9: '),
-        (('--category', 10), '--category 10: the model has 0 to 9'),
+        (('--category', 10), '--target-category 10: the model has 0 to 9'),
         (('--method', 'SaliencyCAM'), "'SaliencyCAM'"),
     ],
 )

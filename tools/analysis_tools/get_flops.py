@@ -1,17 +1,22 @@
-"""Print parameters and MACs of the classifiers next to the published figures.
+"""Print parameters and MACs of models, next to the published figures where there are any.
 
 MACs are multiply-accumulates of one image (half the FLOPs). 'MACs' counts convolutions and linears,
 as published tables do; 'with kernels' adds the products of the attention: kernels, their products
 with the values, and inverses. Of the parameters, 'in layers' leaves out bare tensors, such as
-positions, which profilers that count by layers do not see.
+positions, which profilers that count by layers do not see. Classifiers of this project's configs
+have a head of 1000 classes, as papers count.
 
 Examples:
-  python tools/analysis_tools/get_flops.py
-  python tools/analysis_tools/get_flops.py laplacianformer-tiny softpp --image-size 800 1333
-  python tools/analysis_tools/get_flops.py laplacianformer --attn-cfg num_landmarks=100
+  python tools/analysis_tools/get_flops.py CONFIG --shape 224
+  python tools/analysis_tools/get_flops.py laplacianformer-tiny_8xb128_in1k --shape 800 1333
+  python tools/analysis_tools/get_flops.py --match laplacianformer --attn-cfg num_landmarks=100
+  python tools/analysis_tools/get_flops.py   # every classifier of this project
 """
 
-from typing import Dict, Optional
+import argparse
+import sys
+from pathlib import Path
+from typing import List, Optional, Tuple
 
 import torch.nn as nn
 from mmengine.config import DictAction
@@ -21,7 +26,8 @@ from rich.table import Table
 
 from mmlaplace import get_model
 from mmlaplace.analysis.complexity import count_complexity
-from mmlaplace.commands.command_line import ToolParser
+from mmlaplace.analysis.networks import image_size, network_of
+from mmlaplace.commands.command_line import ToolParser, read_config
 from mmlaplace.model_zoo import ModelInfo, read_models
 
 
@@ -38,60 +44,88 @@ class Classifier(nn.Module):
         return self.head(features if features.dim() == 2 else features.mean((2, 3)))
 
 
-def figures(model: ModelInfo, image_size: Optional[tuple], attn_cfg: Dict) -> tuple:
-    """A row of the table."""
+def figures(
+    config: str, known: Optional[ModelInfo], shape: Optional[Tuple[int, int]], attn_cfg: dict
+) -> tuple:
+    """A row of the table; ``known`` is the entry of the model zoo, if the config has one."""
     options = dict(attn_cfg=attn_cfg) if attn_cfg else {}
-    backbone = get_model(model.name, backbone_only=True, **options)
-    classifier = Classifier(backbone).to('meta')  # shapes are enough to count
-    side = backbone.img_size
-    counted = count_complexity(classifier, (3, *(image_size or side)))
+    if known is not None and known.task == 'classification':
+        backbone = get_model(known.name, backbone_only=True, **options)
+        side = backbone.img_size
+        network = Classifier(backbone).to('meta')  # shapes are enough to count
+    else:
+        cfg = read_config(config)
+        cfg.merge_from_dict({f'model.backbone.attn_cfg.{k}': v for k, v in attn_cfg.items()})
+        network, side = network_of(cfg), image_size(cfg)
+    counted = count_complexity(network, (3, *(shape or side)))
     in_layers = sum(
         parameter.numel()
-        for name, parameter in classifier.named_parameters()
-        if name.endswith(('.weight', '.bias'))
+        for parameter_name, parameter in network.named_parameters()
+        if parameter_name.endswith(('.weight', '.bias'))
     )
     # What is published is for the size the config is for, and the attention it has.
-    as_published = image_size in (None, side) and not attn_cfg
-    published = model.metadata['Published'] if as_published else {}
+    as_published = known is not None and shape in (None, side) and not attn_cfg
+    published = known.metadata.get('Published', {}) if as_published else {}
     return (
-        model.name,
+        known.name if known else Path(config).stem,
         f'{counted.parameters / 1e6:.2f} M',
         f'{in_layers / 1e6:.2f} M',
-        f'{published["Parameters"] / 1e6:.1f} M' if published else '-',
+        f'{published["Parameters"] / 1e6:.1f} M' if 'Parameters' in published else '-',
         f'{counted.weight_macs / 1e9:.2f} G',
-        f'{published["MACs"] / 1e9:.2f} G' if published else '-',
+        f'{published["MACs"] / 1e9:.2f} G' if 'MACs' in published else '-',
         f'{counted.macs / 1e9:.2f} G',
         f'{2 * counted.macs / 1e9:.2f} G',
     )
 
 
+def chosen_configs(parser: ToolParser, args: argparse.Namespace) -> List[str]:
+    """Paths of configs and names of the model zoo."""
+    zoo = [model.name for model in read_models() if model.task == 'classification']
+    everything = {model.name for model in read_models()}
+    chosen, parts = [], list(args.match)
+    for config in args.configs:
+        if Path(config).suffix or config in everything:
+            chosen.append(config)
+        else:  # the spelling of version 0.1
+            sys.stderr.write(f'{parser.prog}: {config} is part of a name: --match {config}\n')
+            parts.append(config)
+    if parts or not args.configs:
+        matched = [name for name in zoo if not parts or any(part in name for part in parts)]
+        if not matched:
+            parser.error(f'no classifier has one of {parts} in its name')
+        chosen += matched
+    return chosen
+
+
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument(
-        'names', nargs='*', default=[''], help='parts of names of classifiers; default: all'
+        'configs', nargs='*', metavar='CONFIG', help='a file, or a name of the model zoo'
     )
     parser.add_argument(
-        '--image-size', nargs=2, type=int, metavar=('H', 'W'), help="default: the config's"
-    )
+        '--match', nargs='+', default=[], metavar='PART',
+        help="classifiers of the model zoo with this in their name; without CONFIG's, all",
+    )  # fmt: skip
+    parser.add_argument(
+        '--shape', '--image-size', nargs='+', type=int, metavar='SIDE',
+        help="height and width, or one side of a square; default: the config's",
+    )  # fmt: skip
     parser.add_argument(
         '--attn-cfg', nargs='+', action=DictAction, default={}, metavar='KEY=VALUE',
         help="change options of the family's attention",
     )  # fmt: skip
     args = parser.parse_args()
-    chosen = [
-        model
-        for model in read_models()
-        if model.task == 'classification' and any(name in model.name for name in args.names)
-    ]
-    if not chosen:
-        parser.error(f'no classifier has one of {args.names} in its name')
+    if args.shape and (len(args.shape) > 2 or min(args.shape) < 1):
+        parser.error(f'--shape {" ".join(map(str, args.shape))}: one side or two, of 1 or more')
+    shape = tuple(args.shape * 2)[:2] if args.shape else None
+    zoo = {str(key): model for model in read_models() for key in (model.name, model.config)}
     columns = ('model', 'params', 'in layers', 'published', 'MACs', 'published', 'with kernels')
     table = Table(title='of one image')
     for column in (*columns, 'FLOPs, all'):
         table.add_column(column, justify='left' if column == 'model' else 'right', no_wrap=True)
-    image_size = tuple(args.image_size) if args.image_size else None
-    for model in track(chosen, 'counting', transient=True):
-        table.add_row(*figures(model, image_size, args.attn_cfg))
+    for config in track(chosen_configs(parser, args), 'counting', transient=True):
+        known = zoo.get(config) or zoo.get(str(Path(config).resolve()))
+        table.add_row(*figures(config, known, shape, args.attn_cfg))
     Console(width=160).print(table)
 
 

@@ -14,11 +14,9 @@ Models stand side by side, a row of panels for each query. Weights are scaled to
 panel; their range is below it. Keys of a reduced map (sr_ratio) cover the tokens they stand for.
 
 Examples:
-  python tools/visualization/vis_attention.py photo.jpg --model CONFIG CHECKPOINT --stage 2 \\
-      --points 0.3 0.6
-  python tools/visualization/vis_attention.py photo.jpg --size 224 224 \\
-      --points 0.3 0.6 --points 0.5 0.5 \\
-      --model CONFIG1 CHECKPOINT1 Laplacian --model CONFIG2 CHECKPOINT2 softmax --model CONFIG3
+  python tools/visualization/vis_attention.py IMG CONFIG CHECKPOINT --stage 2 --points 0.3 0.6
+  python tools/visualization/vis_attention.py IMG CONFIG1 CHECKPOINT1 --size 224 224 \\
+      --points 0.3 0.6 --points 0.5 0.5 --model CONFIG2 CHECKPOINT2 softmax --model CONFIG3
 """
 
 import argparse
@@ -122,12 +120,14 @@ def draw(
     figure.savefig(path, dpi=100)
 
 
-def main() -> None:
-    parser = ToolParser(__doc__)
-    parser.add_argument('image', type=Path)
+def parse_args(parser: ToolParser) -> argparse.Namespace:
+    """The arguments; ``models`` has a config, a checkpoint and a name, or fewer, of each model."""
+    parser.add_argument('image', type=Path, metavar='IMG')
+    parser.add_argument('config', nargs='?', metavar='CONFIG')
+    parser.add_argument('checkpoint', nargs='?', metavar='CHECKPOINT', help='default: random')
     parser.add_argument(
-        '--model', nargs='+', action='append', required=True, metavar=('CONFIG', 'CHECKPOINT'),
-        help='config, checkpoint and name of a model, again for each; weights are random '
+        '--model', nargs='+', action='append', default=[], metavar=('CONFIG', 'CHECKPOINT'),
+        help='config, checkpoint and name of a further model, again for each; weights are random '
         'without a checkpoint',
     )  # fmt: skip
     parser.add_argument(
@@ -146,11 +146,18 @@ def main() -> None:
                         help="to resize the image to; default: the image's own")  # fmt: skip
     parser.add_output('--out', default=Path('work_dirs/attention.png'))
     args = parser.parse_args()
+    first = [path for path in (args.config, args.checkpoint) if path]
+    args.models = [first, *args.model] if first else args.model
+    if not args.models:
+        parser.error('which model? give IMG CONFIG [CHECKPOINT]')
+    for config, *rest in args.models:
+        if len(rest) > 2:
+            parser.error(f'--model {config} {" ".join(rest)}: a config, a checkpoint and a name')
+    return args
 
-    try:
-        image = rgb(Image.open(args.image))
-    except OSError as error:
-        parser.error(f'{args.image} cannot be read as an image ({error}); check the path')
+
+def read_points(parser: ToolParser, args: argparse.Namespace, image: Image.Image) -> List[tuple]:
+    """The queries, in pixels of the resized image."""
     height, width = args.size or image.size[::-1]
     points = []
     for point in args.points or [(0.5, 0.5)]:
@@ -162,13 +169,24 @@ def main() -> None:
                 f'{image.width} x {image.height}'
             )
         points.append((x * width, y * height))
+    return points
+
+
+def main() -> None:
+    parser = ToolParser(__doc__)
+    args = parse_args(parser)
+
+    try:
+        image = rgb(Image.open(args.image))
+    except OSError as error:
+        parser.error(f'{args.image} cannot be read as an image ({error}); check the path')
+    height, width = args.size or image.size[::-1]
+    points = read_points(parser, args, image)
     image = image.resize((width, height), Image.Resampling.BICUBIC)
 
     torch.manual_seed(0)
     columns = []
-    for config, *rest in track(args.model, 'models'):
-        if len(rest) > 2:
-            parser.error(f'--model {config} {" ".join(rest)}: a config, a checkpoint and a name')
+    for config, *rest in track(args.models, 'models'):
         checkpoint, name = (*rest, None, None)[:2]
         backbone = build_backbone(config, checkpoint)
         mixed = find(parser, args, config, backbone, normalized(image, (height, width)))

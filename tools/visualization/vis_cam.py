@@ -11,20 +11,21 @@ a classifier sees a class token alone, as SOFT's does, the last stage is taken w
 the last attention. EigenCAM asks neither for a class nor for gradients, and its sign is chance.
 
 Examples:
-  python tools/visualization/vis_cam.py CONFIG CHECKPOINT --count 6
-  python tools/visualization/vis_cam.py CONFIG CHECKPOINT --images a.jpg b.jpg --category 281 \\
-      --method LayerCAM
-  python tools/visualization/vis_cam.py CONFIG CHECKPOINT \\
+  python tools/visualization/vis_cam.py IMG CONFIG CHECKPOINT --target-category 281
+  python tools/visualization/vis_cam.py IMG1 IMG2 CONFIG CHECKPOINT --method LayerCAM
+  python tools/visualization/vis_cam.py CONFIG CHECKPOINT --count 6   # of the config's test set
+  python tools/visualization/vis_cam.py IMG CONFIG CHECKPOINT \\
       --target-layers 1 2 neck.fpn_convs.0 --out cam.png
 """
 
 import argparse
 import math
 import random
+import sys
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
-from typing import Any, List, NamedTuple, Optional
+from typing import Any, List, NamedTuple, Optional, Tuple
 from unittest import mock
 
 import matplotlib
@@ -193,10 +194,14 @@ def draw(pictures: List[Picture], title: str, path: Path) -> None:
     figure.savefig(path, dpi=100)
 
 
-def main() -> None:
-    parser = ToolParser(__doc__)
-    parser.add_trained_model('classifier, detector or segmentor')
-    parser.add_argument('--images', nargs='+', help='files; default: some of the test set')
+def parse_args(parser: ToolParser) -> argparse.Namespace:
+    """The arguments, of which the last two paths are the config and the checkpoint."""
+    parser.add_argument(
+        'paths', nargs='+', metavar='PATH',
+        help='images, and a trained classifier, detector or segmentor; without images some of the '
+        'test set of its config',
+    )  # fmt: skip
+    parser.add_argument('--images', nargs='+', default=[], help=argparse.SUPPRESS)  # of 0.1
     parser.add_argument('--count', type=int, default=6, help='of these; default: %(default)s')
     parser.add_argument('--seed', type=int, default=0, help='that draws them; default: %(default)s')
     parser.add_argument('--method', choices=METHODS, default='GradCAM', help='default: %(default)s')
@@ -204,35 +209,54 @@ def main() -> None:
         '--target-layers', nargs='+', metavar='LAYER', help='default: the last stage'
     )
     parser.add_argument(
-        '--category', type=int, help='index of the class; default: the highest score in each image'
-    )
-    parser.add_output('--out', default=Path('work_dirs/cam.png'))
+        '--target-category', '--category', type=int, dest='category',
+        help='index of the class; default: the highest score in each image',
+    )  # fmt: skip
+    parser.add_output('--out', '--save-path', default=Path('work_dirs/cam.png'))
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={})
+    parser.usage = '%(prog)s [IMG ...] CONFIG CHECKPOINT [options]'
     args = parser.parse_args()
-    try:
-        import pytorch_grad_cam
-        from pytorch_grad_cam.utils.image import show_cam_on_image
-    except ModuleNotFoundError as error:
-        parser.error(f'{error}; pip install grad-cam')
+    if len(args.paths) < 2:
+        parser.error(f'{args.paths[0]}: give a config and its checkpoint, after any images')
+    *images, args.config, args.checkpoint = args.paths
+    if args.images:
+        sys.stderr.write(f'{parser.prog}: --images is now IMG ... before CONFIG CHECKPOINT\n')
+    args.images = images + args.images
+    return args
 
+
+def prepared(args: argparse.Namespace) -> Tuple[Config, nn.Module]:
+    """The config, and its model with the weights, in eval mode."""
     cfg = read_config(args.config)
     cfg.merge_from_dict(args.cfg_options)
     if cfg.model.backbone.get('with_cp'):
         cfg.model.backbone.with_cp = False  # layers would run, and be recorded, twice
     model = build_model(cfg)
     load_or_exit(model, args.checkpoint, min_matched=1)
+    return cfg, model.to(args.device).eval()
+
+
+def main() -> None:
+    parser = ToolParser(__doc__)
+    args = parse_args(parser)
+    try:
+        import pytorch_grad_cam
+        from pytorch_grad_cam.utils.image import show_cam_on_image
+    except ModuleNotFoundError as error:
+        parser.error(f'{error}; pip install grad-cam')
+
+    cfg, model = prepared(args)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         images = load_images(cfg, args.images, args.count, args.seed)
         classes = class_names(cfg)
-    model.to(args.device).eval()
 
     def chosen(scores: Tensor) -> int:
         """The class to explain, from the scores of all."""
         if args.category is None:
             return scores.argmax().item()
         if not 0 <= args.category < len(scores):
-            parser.error(f'--category {args.category}: the model has 0 to {len(scores) - 1}')
+            parser.error(f'--target-category {args.category}: the model has 0 to {len(scores) - 1}')
         return args.category
 
     def target(scores: Tensor) -> Tensor:
