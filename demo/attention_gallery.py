@@ -128,8 +128,8 @@ def page(drawn: List[Drawn], view: View, host: str, study: str, folder: str) -> 
     side = STUDIES[study].phases[-1].side
     share = f'{len(drawn) - untrained} of the {len(drawn)}' if untrained else f'All {len(drawn)}'
     trained = (
-        f'{share} attentions were trained for [the comparison](attention_comparison.md) on the '
-        f'study {study}, at {side} × {side} pixels.'
+        f'{share} attentions were trained on the study {study} of '
+        f'[the comparison](attention_comparison.md), at {side} × {side} pixels.'
     )
     if untrained:
         trained += f' The other {untrained} have random weights, as their captions say.'
@@ -138,22 +138,18 @@ def page(drawn: List[Drawn], view: View, host: str, study: str, folder: str) -> 
         shown = f'the photograph “{view.image}” of scikit-image'
     parts = [
         '# Gallery',
-        f'One picture for each attention: the same host ({host}), image and query, which the cross '
-        "marks. A bright key has much weight in the query's row of the attention's matrix. The row "
-        'is exact ([how](maths.md#rows-of-the-matrices)), and each picture is scaled from its '
-        'lowest weight to its highest.',
-        f'{trained} The image is {shown}, its longer side {view.size} pixels. The attention is '
-        f'that of the {last_block(view)} of stage {view.stage}, head {view.head}. *Near* is the '
-        'share of absolute weights up to an eighth of the longer side away, *far* that beyond '
-        'three eighths. An entropy of 1 is uniform. One image and one query show what a row looks '
-        'like. They are no evidence of which attention is better.',
-        '[The explorer](attention_explorer.md) shows other images, queries, stages and heads.',
+        'Pictures for a first look at an attention: bright tokens have much weight in the '
+        '[exact row](maths.md#rows-of-the-matrices) of the query under the cross. They do not show '
+        'which attention is better. [The explorer](attention_explorer.md) shows other images.',
+        f'{trained} The host is {host}, the image is {shown}, its longer side {view.size} '
+        f'pixels, and the attention is that of the {last_block(view)} of stage {view.stage}, head {view.head}. '
+        '*Near* is the share of absolute weights up to an eighth of the longer side away, *far* '
+        'that beyond three eighths. An entropy of 1 is uniform.',
         table(rows, folder),
         '## Attentions without a matrix',
-        'These mix channels, or divide by what they mix, so that they have no row of weights. The '
-        "picture has the norm of the derivative of the query's output with respect to each token, "
-        'its local branch included. The scale is logarithmic, down to a ten-thousandth of the '
-        'highest.',
+        'These have no row of weights. The picture has the norm of the derivative of the '
+        "query's output with respect to each token, on a logarithmic scale down to a "
+        'ten-thousandth of the highest.',
         table(others, folder),
         MADE_BY,
     ]
