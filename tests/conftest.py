@@ -12,11 +12,13 @@ from pathlib import Path
 from unittest import mock
 
 import mmengine
+import numpy as np
 import pytest
 import torch
 from filelock import FileLock
 from mmengine.config import Config
 from mmengine.registry import MODELS
+from PIL import Image
 
 import mmlaplace.models  # noqa: F401  (registers)
 from mmlaplace.model_zoo import build_model as toolbox_model  # noqa: F401  (for tests)
@@ -130,6 +132,21 @@ def run_script(path: Path, *arguments) -> subprocess.CompletedProcess:
     return subprocess.CompletedProcess(command, status, said.getvalue(), complained.getvalue())
 
 
+@pytest.fixture
+def noise_images():
+    """Write a folder of images of noise, two of each class."""
+
+    def write(folder: Path, side: int, classes: int = 2) -> None:
+        noise = np.random.default_rng(0)
+        for label in range(classes):
+            (folder / f'{label:02d}').mkdir(parents=True)
+            for number in range(2):
+                pixels = noise.integers(0, 255, (side, side, 3), np.uint8)
+                Image.fromarray(pixels).save(folder / f'{label:02d}/{number}.png')
+
+    return write
+
+
 def toolbox_config(path: Path) -> Config:
     """A config whose toolbox has registered its modules."""
     cfg = Config.fromfile(path)
@@ -185,3 +202,23 @@ def device(backend, request):
 def computed_by(backend):
     """An op with the backend chosen."""
     return lambda op: functools.partial(op, backend=backend)
+
+
+def make_attention(kind, hw_shape=(4, 4), std=None, init=True, **options):
+    """An attention in fp64 by its name or class; ``std`` spreads every parameter."""
+    sizes = dict(embed_dims=16, num_heads=2, input_resolution=hw_shape)
+    attention = MODELS.build(dict(sizes, type=kind) | options)
+    if init:
+        quiet_init(attention)
+    for parameter in attention.parameters() if std else ():  # nothing hides at its first value
+        torch.nn.init.normal_(parameter, std=std)
+    return attention.double().eval()
+
+
+def split_heads(x, count=2):
+    """``(B, N, C)`` as ``(B, heads, N, C / heads)``."""
+    return x.unflatten(-1, (count, -1)).transpose(1, 2)
+
+
+def doubles(*shape):
+    return torch.randn(*shape, dtype=torch.float64)

@@ -150,159 +150,67 @@ def test_options_reach_the_attentions_by_one_rule(backbone, attn_cfg, names, exp
     assert options(backbone, attn_cfg, *names) == expected
 
 
-@pytest.mark.parametrize(
-    ('backbone', 'attn_cfg', 'error', 'message'),
-    [
-        # What 0.1 took without a word, or refused in other words.
-        (
-            'PolaFormerPVT',
-            dict(sr_ratio=(8, 4, 2, 1)),
-            ValueError,
-            'sr_ratio of PolaAttention is a single value, got (8, 4, 2, 1); one value for each '
-            'stage is attn_cfg=dict(per_stage=dict(sr_ratio=(8, 4, 2, 1)))',
-        ),
-        (
-            'PolaFormerSwin',
-            dict(attn_cfg=dict(type='PolaAttention', sr_ratio=[2, 1, 1, 1])),
-            ValueError,
-            'sr_ratio of PolaAttention is a single value',
-        ),
-        (
-            'LaplacianFormer',
-            dict(num_heads=4),
-            ValueError,
-            'attn_cfg has num_heads=4, which the backbone sets itself; give arch=dict(...)',
-        ),
-        (
-            'SOFT',
-            dict(landmark_method='pool', num_landmarks=9),
-            ValueError,
-            "give num_landmarks (9) or pool_ratio (8), not both, for landmarks by 'pool'",
-        ),
-        (
-            'SOFT',
-            dict(per_stage=dict(num_landmarks=(16, 9, 9, 9))),
-            TypeError,
-            "SoftmaxAttention has no option 'num_landmarks'",
-        ),
-        (
-            'LaplacianFormer',
-            dict(landmark=4),
-            TypeError,
-            "LaplacianAttention has no option 'landmark' (did you mean 'num_landmarks'?)",
-        ),
-        ('PVT', dict(num_landmarks=4), TypeError, "SoftmaxAttention has no option 'num_landmarks'"),
-        (
-            'LaplacianFormer',
-            dict(type='LaplacianAttention', num_landmarks=4, pool_ratio=2),
-            ValueError,
-            'give num_landmarks (4) or pool_ratio (2), not both',
-        ),
-        (
-            'Swin',
-            dict(qkv_bias=False),
-            TypeError,
-            "WindowAttention has no option 'qkv_bias'",
-        ),
-        (
-            'Swin',
-            dict(attn_cfg=dict(alpha=3)),
-            TypeError,
-            "SoftmaxAttention has no option 'alpha'",
-        ),
-        (
-            'LaplacianFormer',
-            dict(per_stage=dict(num_landmarks=(4, 9, 16))),
-            ValueError,
-            "attn_cfg.per_stage['num_landmarks'] must have one entry for each of the 4 stages",
-        ),
-        (
-            'LaplacianFormer',
-            dict(per_stage=dict(num_landmarks=4)),
-            ValueError,
-            "attn_cfg.per_stage['num_landmarks'] must have one entry",
-        ),
-        (
-            'LaplacianFormer',
-            [SOFTMAX] * 3,
-            ValueError,
-            'attn_cfg, where it is no dict, must have one',
-        ),
-        ('LaplacianFormer', [], ValueError, 'one entry for each of the 4 stages, got []'),
-        ('LaplacianFormer', 'SoftmaxAttention', ValueError, "got 'SoftmaxAttention'"),
-        (
-            'LaplacianFormer',
-            dict(type='LaplaceAttention'),
-            ValueError,
-            "attn_cfg has type='LaplaceAttention', which is not registered",
-        ),
-        (
-            'LaplacianFormer',
-            [dict(lepe_kernel=4), None, None, None],
-            ValueError,
-            'lepe_kernel must be odd, or 0 for none, got 4',
-        ),
-        (
-            'PVT',
-            dict(type='WindowAttention', attn_cfg=dict(type='PolaAttention', num_heads=7)),
-            ValueError,
-            'attn_cfg has num_heads=7, which the backbone sets itself',
-        ),
-        ('PVT', dict(embed_dims=7), ValueError, 'attn_cfg has embed_dims=7, which the backbone'),
-        ('PVT', dict(input_resolution=7), ValueError, 'attn_cfg has input_resolution=7'),
-        ('SOFT', dict(num_prefix_tokens=0), ValueError, 'attn_cfg has num_prefix_tokens=0'),
-        (
-            'SOFT',
-            dict(relative_bias=True, per_stage=dict(type=['SoftmaxAttention'] * 4)),
-            ValueError,
-            'other attentions in single stages are a list',
-        ),
-        ('PVT', dict(per_stage=[8, 4, 2, 1]), ValueError, 'per_stage has options with a value for'),
-        ('PVT', ['SoftmaxAttention'] * 4, ValueError, 'an attention is a dict, such as dict(type='),
-        ('PVT', dict(type=['SoftmaxAttention']), ValueError, 'is a class or its name, got ['),
-        ('PVT', dict(lepe_filters='head'), ValueError, "lepe_filters='head' has no effect without"),
-        (
-            'PVT',
-            dict(rope_form='pairs'),
-            ValueError,
-            "rope_form='pairs' has no effect without rope",
-        ),
-        ('PVT', dict(rope='no'), ValueError, "rope must be True or False, got 'no'"),
-        ('PVT', dict(gate=2), ValueError, 'gate must be True or False, got 2'),
-        (
-            'PVT',
-            dict(rope=True, rope_on='features', per_stage=dict(sr_ratio=(1, 1, 1, 1))),
-            ValueError,
-            "SoftmaxAttention rotates no features; take rope_on='query_key'",
-        ),
-        (
-            'PVT',
-            dict(type='SOFTAttention', num_landmarks=0),
-            ValueError,
-            'num_landmarks must be an integer of at least 1, got 0',
-        ),
-        # Names of 0.1.
-        (
-            'LaplacianFormer',
-            dict(landmarks=49),
-            TypeError,
-            "LaplacianAttention has no option 'landmarks' ('landmarks' is now num_landmarks)",
-        ),
-        (
-            'LaplacianFormer',
-            dict(type='SoftmaxAttention', rope=False, dw_kernel_size=0),
-            TypeError,
-            "SoftmaxAttention has no option 'dw_kernel_size' ('dw_kernel_size' is now lepe_kernel)",
-        ),
-        ('LaplacianFormer', dict(share_qk=True), TypeError, "is now qkv='shared_qk'"),
-        ('LaplacianFormer', dict(kernel_scale=4), TypeError, 'is now bandwidth'),
-        ('LaplacianFormer', dict(scale_form='literal'), TypeError, 'is now whitening'),
-        ('SOFT', dict(sampling='average'), TypeError, 'is now landmark_method'),
-        ('SOFT', dict(step_size='batch'), TypeError, 'is now newton_start_per'),
-        ('SOFT', dict(landmarks=9), TypeError, 'is now num_landmarks'),
-        ('PolaFormerPVT', dict(dw_kernel_size=3), TypeError, 'is now lepe_kernel'),
-    ],
-)
+@pytest.mark.parametrize(('backbone', 'attn_cfg', 'error', 'message'), [
+    # What 0.1 took without a word, or refused in other words.
+    ('PolaFormerPVT', dict(sr_ratio=(8, 4, 2, 1)), ValueError,
+     'sr_ratio of PolaAttention is a single value, got (8, 4, 2, 1); one value for each ' 'stage is attn_cfg=dict(per_stage=dict(sr_ratio=(8, 4, 2, 1)))'),
+    ('PolaFormerSwin', dict(attn_cfg=dict(type='PolaAttention', sr_ratio=[2, 1, 1, 1])), ValueError,
+     'sr_ratio of PolaAttention is a single value'),
+    ('LaplacianFormer', dict(num_heads=4), ValueError,
+     'attn_cfg has num_heads=4, which the backbone sets itself; give arch=dict(...)'),
+    ('SOFT', dict(landmark_method='pool', num_landmarks=9), ValueError,
+     "give num_landmarks (9) or pool_ratio (8), not both, for landmarks by 'pool'"),
+    ('SOFT', dict(per_stage=dict(num_landmarks=(16, 9, 9, 9))), TypeError,
+     "SoftmaxAttention has no option 'num_landmarks'"),
+    ('LaplacianFormer', dict(landmark=4), TypeError,
+     "LaplacianAttention has no option 'landmark' (did you mean 'num_landmarks'?)"),
+    ('PVT', dict(num_landmarks=4), TypeError, "SoftmaxAttention has no option 'num_landmarks'"),
+    ('LaplacianFormer', dict(type='LaplacianAttention', num_landmarks=4, pool_ratio=2), ValueError,
+     'give num_landmarks (4) or pool_ratio (2), not both'),
+    ('Swin', dict(qkv_bias=False), TypeError, "WindowAttention has no option 'qkv_bias'"),
+    ('Swin', dict(attn_cfg=dict(alpha=3)), TypeError, "SoftmaxAttention has no option 'alpha'"),
+    ('LaplacianFormer', dict(per_stage=dict(num_landmarks=(4, 9, 16))), ValueError,
+     "attn_cfg.per_stage['num_landmarks'] must have one entry for each of the 4 stages"),
+    ('LaplacianFormer', dict(per_stage=dict(num_landmarks=4)), ValueError,
+     "attn_cfg.per_stage['num_landmarks'] must have one entry"),
+    ('LaplacianFormer', [SOFTMAX] * 3, ValueError, 'attn_cfg, where it is no dict, must have one'),
+    ('LaplacianFormer', [], ValueError, 'one entry for each of the 4 stages, got []'),
+    ('LaplacianFormer', 'SoftmaxAttention', ValueError, "got 'SoftmaxAttention'"),
+    ('LaplacianFormer', dict(type='LaplaceAttention'), ValueError,
+     "attn_cfg has type='LaplaceAttention', which is not registered"),
+    ('LaplacianFormer', [dict(lepe_kernel=4), None, None, None], ValueError,
+     'lepe_kernel must be odd, or 0 for none, got 4'),
+    ('PVT', dict(type='WindowAttention', attn_cfg=dict(type='PolaAttention', num_heads=7)),
+     ValueError, 'attn_cfg has num_heads=7, which the backbone sets itself'),
+    ('PVT', dict(embed_dims=7), ValueError, 'attn_cfg has embed_dims=7, which the backbone'),
+    ('PVT', dict(input_resolution=7), ValueError, 'attn_cfg has input_resolution=7'),
+    ('SOFT', dict(num_prefix_tokens=0), ValueError, 'attn_cfg has num_prefix_tokens=0'),
+    ('SOFT', dict(relative_bias=True, per_stage=dict(type=['SoftmaxAttention'] * 4)), ValueError,
+     'other attentions in single stages are a list'),
+    ('PVT', dict(per_stage=[8, 4, 2, 1]), ValueError, 'per_stage has options with a value for'),
+    ('PVT', ['SoftmaxAttention'] * 4, ValueError, 'an attention is a dict, such as dict(type='),
+    ('PVT', dict(type=['SoftmaxAttention']), ValueError, 'is a class or its name, got ['),
+    ('PVT', dict(lepe_filters='head'), ValueError, "lepe_filters='head' has no effect without"),
+    ('PVT', dict(rope_form='pairs'), ValueError, "rope_form='pairs' has no effect without rope"),
+    ('PVT', dict(rope='no'), ValueError, "rope must be True or False, got 'no'"),
+    ('PVT', dict(gate=2), ValueError, 'gate must be True or False, got 2'),
+    ('PVT', dict(rope=True, rope_on='features', per_stage=dict(sr_ratio=(1, 1, 1, 1))), ValueError,
+     "SoftmaxAttention rotates no features; take rope_on='query_key'"),
+    ('PVT', dict(type='SOFTAttention', num_landmarks=0), ValueError,
+     'num_landmarks must be an integer of at least 1, got 0'),
+    # Names of 0.1.
+    ('LaplacianFormer', dict(landmarks=49), TypeError,
+     "LaplacianAttention has no option 'landmarks' ('landmarks' is now num_landmarks)"),
+    ('LaplacianFormer', dict(type='SoftmaxAttention', rope=False, dw_kernel_size=0), TypeError,
+     "SoftmaxAttention has no option 'dw_kernel_size' ('dw_kernel_size' is now lepe_kernel)"),
+    ('LaplacianFormer', dict(share_qk=True), TypeError, "is now qkv='shared_qk'"),
+    ('LaplacianFormer', dict(kernel_scale=4), TypeError, 'is now bandwidth'),
+    ('LaplacianFormer', dict(scale_form='literal'), TypeError, 'is now whitening'),
+    ('SOFT', dict(sampling='average'), TypeError, 'is now landmark_method'),
+    ('SOFT', dict(step_size='batch'), TypeError, 'is now newton_start_per'),
+    ('SOFT', dict(landmarks=9), TypeError, 'is now num_landmarks'),
+    ('PolaFormerPVT', dict(dw_kernel_size=3), TypeError, 'is now lepe_kernel'),
+])  # fmt: skip
 def test_options_that_would_be_lost_are_quoted(backbone, attn_cfg, error, message):
     with pytest.raises(error, match=re.escape(message)):
         options(backbone, attn_cfg)
@@ -311,14 +219,6 @@ def test_options_that_would_be_lost_are_quoted(backbone, attn_cfg, error, messag
 def test_options_of_the_backbone_that_0_1_had_are_named():
     with pytest.raises(TypeError, match="'class_token' is now with_cls_token"):
         build('SOFT', class_token=False)
-
-
-def test_options_of_every_second_block_give_way_to_those_given():
-    arch_of_two = dict(small('Swin'), depths=(2, 2, 2, 2))
-    for given, expected in ((None, [False, True]), (False, [False] * 2), (True, [True] * 2)):
-        attn_cfg = None if given is None else dict(shifted=given)
-        stages = build('Swin', arch_of_two, attn_cfg=attn_cfg).stages
-        assert [[b.attn.shifted for b in stage['blocks']] for stage in stages] == [expected] * 4
 
 
 def test_twins_differ_in_nothing_but_the_mixing_rule():

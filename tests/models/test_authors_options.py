@@ -22,22 +22,19 @@ def tokens(*hw_shape, channels=16):
     return torch.randn(2, hw_shape[0] * hw_shape[1], channels, dtype=torch.float64)
 
 
-@pytest.mark.parametrize(
-    ('name', 'options', 'out'),
-    [
-        ('LinformerAttention', dict(head_dims=6), 16),
-        ('LinformerAttention', dict(head_dims=12, one_kv_head=True, share_kv=True), 16),
-        ('EfficientLinearAttention', dict(value_dims=24), 16),
-        ('EfficientLinearAttention', dict(key_dims=8, value_dims=24, sr_ratio=2, gate=True), 16),
-        ('EfficientLinearAttention', dict(key_dims=8, qkv='q_kv', key_positions=True), 16),
-        ('EfficientLinearAttention', dict(key_dims=24, value_dims=8, qkv='shared_qk'), 16),
-        ('EfficientLinearAttention', dict(key_dims=8, qkv='qk', proj=False), 16),
-        ('LiteMLA', dict(head_dims=4, num_heads=3), 16),
-        ('LiteMLA', dict(out_dims=10, norm_cfg=dict(type=torch.nn.Identity)), 10),
-        ('NystromformerAttention', dict(out_dims=24, num_landmarks=4, value_shortcut=True), 24),
-        ('AdditiveAttention', dict(out_dims=10, expansion=3), 10),
-    ],
-)
+@pytest.mark.parametrize(('name', 'options', 'out'), [
+    ('LinformerAttention', dict(head_dims=6), 16),
+    ('LinformerAttention', dict(head_dims=12, one_kv_head=True, share_kv=True), 16),
+    ('EfficientLinearAttention', dict(value_dims=24), 16),
+    ('EfficientLinearAttention', dict(key_dims=8, value_dims=24, sr_ratio=2, gate=True), 16),
+    ('EfficientLinearAttention', dict(key_dims=8, qkv='q_kv', key_positions=True), 16),
+    ('EfficientLinearAttention', dict(key_dims=24, value_dims=8, qkv='shared_qk'), 16),
+    ('EfficientLinearAttention', dict(key_dims=8, qkv='qk', proj=False), 16),
+    ('LiteMLA', dict(head_dims=4, num_heads=3), 16),
+    ('LiteMLA', dict(out_dims=10, norm_cfg=dict(type=torch.nn.Identity)), 10),
+    ('NystromformerAttention', dict(out_dims=24, num_landmarks=4, value_shortcut=True), 24),
+    ('AdditiveAttention', dict(out_dims=10, expansion=3), 10),
+])  # fmt: skip
 def test_widths_of_its_own_run_on_any_map_with_gradients(name, options, out):
     attention = build(name, **options)
     for hw_shape in [(4, 4), (5, 3), (1, 1), (1, 7)]:
@@ -51,26 +48,23 @@ def test_widths_of_its_own_run_on_any_map_with_gradients(name, options, out):
     torch.testing.assert_close(y, alone, **DOUBLE)
 
 
-@pytest.mark.parametrize(
-    ('name', 'options', 'message'),
-    [
-        ('EfficientLinearAttention', dict(key_dims=9), r'key_dims \(9\).*num_heads \(2\)'),
-        ('EfficientLinearAttention', dict(value_dims=0), r'value_dims \(0\) must be positive'),
-        ('EfficientLinearAttention', dict(value_dims=8, qkv='qk'), "qkv='qk' .* 16 .* have 8"),
-        ('EfficientLinearAttention', dict(value_dims=8, proj=False), 'proj=False .* 8 .* 16'),
-        ('LinformerAttention', dict(one_kv_head=True, gate=True), 'one_kv_head=True.*gate=True'),
-        ('LinformerAttention', dict(head_dims=0), r'key_dims \(0\) must be positive'),
-        ('LiteMLA', dict(head_dims=0), 'head_dims must be .* at least 1, got 0'),
-        ('LiteMLA', dict(head_dims=4, num_heads=0), 'num_heads must be .* at least 1, got 0'),
-        ('LiteMLA', dict(out_dims=2.0), 'out_dims must be .* at least 1, got 2.0'),
-        ('AdditiveAttention', dict(out_dims=0), 'out_dims must be .* at least 1, got 0'),
-        ('NystromformerAttention', dict(out_dims=9), r'key_dims \(9\).*num_heads \(2\)'),
-        ('SkyformerAttention', dict(accumulation=0), 'accumulation must be .* got 0'),
-        ('SkyformerAttention', dict(accumulation=2), "landmark_method='random' or accumulation=1"),
-        ('AgentAttention', dict(agent_shape=(4, 0)), r'two positive integers.*got \(4, 0\)'),
-        ('AgentAttention', dict(agent_shape=5), 'agent_shape must be two .* got 5'),
-    ],
-)
+@pytest.mark.parametrize(('name', 'options', 'message'), [
+    ('EfficientLinearAttention', dict(key_dims=9), r'key_dims \(9\).*num_heads \(2\)'),
+    ('EfficientLinearAttention', dict(value_dims=0), r'value_dims \(0\) must be positive'),
+    ('EfficientLinearAttention', dict(value_dims=8, qkv='qk'), "qkv='qk' .* 16 .* have 8"),
+    ('EfficientLinearAttention', dict(value_dims=8, proj=False), 'proj=False .* 8 .* 16'),
+    ('LinformerAttention', dict(one_kv_head=True, gate=True), 'one_kv_head=True.*gate=True'),
+    ('LinformerAttention', dict(head_dims=0), r'key_dims \(0\) must be positive'),
+    ('LiteMLA', dict(head_dims=0), 'head_dims must be .* at least 1, got 0'),
+    ('LiteMLA', dict(head_dims=4, num_heads=0), 'num_heads must be .* at least 1, got 0'),
+    ('LiteMLA', dict(out_dims=2.0), 'out_dims must be .* at least 1, got 2.0'),
+    ('AdditiveAttention', dict(out_dims=0), 'out_dims must be .* at least 1, got 0'),
+    ('NystromformerAttention', dict(out_dims=9), r'key_dims \(9\).*num_heads \(2\)'),
+    ('SkyformerAttention', dict(accumulation=0), 'accumulation must be .* got 0'),
+    ('SkyformerAttention', dict(accumulation=2), "landmark_method='random' or accumulation=1"),
+    ('AgentAttention', dict(agent_shape=(4, 0)), r'two positive integers.*got \(4, 0\)'),
+    ('AgentAttention', dict(agent_shape=5), 'agent_shape must be two .* got 5'),
+])  # fmt: skip
 def test_what_cannot_be_is_quoted(name, options, message):
     with pytest.raises(ValueError, match=message):
         build(name, **options)

@@ -136,15 +136,12 @@ def test_checkpoint_round_trip_at_another_resolution(name, tmp_path):
 
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize('name', BACKBONES)
-@pytest.mark.parametrize(
-    ('change', 'quoted'),
-    [
-        (dict(depths=2), 'its stage 0 has 1 blocks, .* 2'),
-        (dict(embed_dims=32, num_heads=2), r'stages.0.*\(16.*, .*32'),
-        (dict(ffn_ratios=4), r'ffn.* \(32, 16\), .* \(64, 16\)'),
-        (dict(num_heads=2), r'stages.0.* has shape .*, that of this .*'),
-    ],
-)
+@pytest.mark.parametrize(('change', 'quoted'), [
+    (dict(depths=2), 'its stage 0 has 1 blocks, .* 2'),
+    (dict(embed_dims=32, num_heads=2), r'stages.0.*\(16.*, .*32'),
+    (dict(ffn_ratios=4), r'ffn.* \(32, 16\), .* \(64, 16\)'),
+    (dict(num_heads=2), r'stages.0.* has shape .*, that of this .*'),
+])  # fmt: skip
 def test_checkpoint_of_another_arch_is_refused(name, change, quoted, tmp_path):
     arch = small(name)
     for key, value in change.items():
@@ -211,27 +208,21 @@ def test_drop_path_rises_to_its_rate_and_only_trains(name):
 
 
 @pytest.mark.parametrize('name', BACKBONES)
-@pytest.mark.parametrize(
-    ('kwargs', 'message'),
-    [
-        (dict(arch='gigantic'), "no arch 'gigantic'; known: .*"),
-        (dict(arch=dict(embed_dims=(16,) * 4)), 'missing: .*depths'),
-        (dict(arch=dict(width=3)), 'unknown: .*width'),
-        (dict(arch=dict(depths=(1, 1))), r"arch\['depths'\].*\(1, 1\)"),
-        (dict(arch=dict(ffn_ratios=2)), r"arch\['ffn_ratios'\].*got 2"),
-        (dict(arch=dict(depths=(0, 1, 1, 1))), r'positive.*\(0[,)]'),
-        (dict(drop_path_rate=1.0), 'got 1.0'),
-        (dict(arch=dict(num_heads=(3, 2, 3, 4))), r'\(16\).*num_heads \(3\)'),
-        (dict(out_indices=(0, 4)), r'0 to {last}, .*got \(0, 4\)'),
-        (dict(out_indices=()), r'got \(\)'),
-        (dict(frozen_stages=5), 'frozen_stages must be -1 to {stages}, got 5'),
-        (dict(attn_cfg=dict(per_stage=dict(init_cfg=[4] * 5))), r'one entry .*\[4, 4, 4, 4, 4\]'),
-        (
-            dict(attn_cfg=[dict(type='SoftmaxAttention')] * 3),
-            'one entry for each of the {stages} st',
-        ),
-    ],
-)
+@pytest.mark.parametrize(('kwargs', 'message'), [
+    (dict(arch='gigantic'), "no arch 'gigantic'; known: .*"),
+    (dict(arch=dict(embed_dims=(16,) * 4)), 'missing: .*depths'),
+    (dict(arch=dict(width=3)), 'unknown: .*width'),
+    (dict(arch=dict(depths=(1, 1))), r"arch\['depths'\].*\(1, 1\)"),
+    (dict(arch=dict(ffn_ratios=2)), r"arch\['ffn_ratios'\].*got 2"),
+    (dict(arch=dict(depths=(0, 1, 1, 1))), r'positive.*\(0[,)]'),
+    (dict(drop_path_rate=1.0), 'got 1.0'),
+    (dict(arch=dict(num_heads=(3, 2, 3, 4))), r'\(16\).*num_heads \(3\)'),
+    (dict(out_indices=(0, 4)), r'0 to {last}, .*got \(0, 4\)'),
+    (dict(out_indices=()), r'got \(\)'),
+    (dict(frozen_stages=5), 'frozen_stages must be -1 to {stages}, got 5'),
+    (dict(attn_cfg=dict(per_stage=dict(init_cfg=[4] * 5))), r'one entry .*\[4, 4, 4, 4, 4\]'),
+    (dict(attn_cfg=[dict(type='SoftmaxAttention')] * 3), 'one entry for each of the {stages} st'),
+])  # fmt: skip
 def test_bad_options_are_quoted(name, kwargs, message):
     stages = len(strides(name))
     message = message.replace('{last}', str(stages - 1)).replace('{stages}', str(stages))

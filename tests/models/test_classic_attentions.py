@@ -89,15 +89,12 @@ def test_cosformer_on_a_map_equals_its_formula():
     torch.testing.assert_close(attention.mix(q, k, v, (3, 4)), expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ('name', 'options'),
-    [
-        ('TaylorShiftAttention', {}),
-        ('TaylorShiftAttention', dict(output_normalized=True)),
-        ('BasedAttention', {}),
-        ('BasedAttention', dict(eps=1.0)),  # large enough to show
-    ],
-)
+@pytest.mark.parametrize(('name', 'options'), [
+    ('TaylorShiftAttention', {}),
+    ('TaylorShiftAttention', dict(output_normalized=True)),
+    ('BasedAttention', {}),
+    ('BasedAttention', dict(eps=1.0)),
+])  # fmt: skip
 def test_both_forms_of_a_taylor_attention_are_one_function(name, options):
     q, k, v = heads(2, 2, 30, 4)
     direct, linear, auto = (
@@ -259,15 +256,12 @@ def test_rows_of_performer_are_orthogonal_in_blocks():
     assert norms.std() > 0.1
 
 
-@pytest.mark.parametrize(
-    ('name', 'options'),
-    [
-        ('SoftmaxAttention', {}),
-        ('SoftmaxAttention', dict(relative_bias=True)),
-        ('KernelAttention', {}),
-        ('KernelAttention', dict(normalization='whitened')),
-    ],
-)
+@pytest.mark.parametrize(('name', 'options'), [
+    ('SoftmaxAttention', {}),
+    ('SoftmaxAttention', dict(relative_bias=True)),
+    ('KernelAttention', {}),
+    ('KernelAttention', dict(normalization='whitened')),
+])  # fmt: skip
 def test_dropout_of_weights_zeroes_some_and_scales_the_others(name, options):
     dropping = build(name, attn_drop=0.25, **options)
     q, k = torch.randn(2, 1, 2, 30, 8)
@@ -347,39 +341,36 @@ def test_tokens_of_reformer_are_mixed_by_weights_that_sum_to_one():
     assert not torch.allclose(attention.mix(q, q, v, (5, 6)), attention.mix(q, q, v, (5, 6)))
 
 
-@pytest.mark.parametrize(
-    ('name', 'options', 'said'),
-    [
-        ('PerformerAttention', dict(features='elu'), r"\('softmax', 'relu'\), got 'elu'"),
-        ('PerformerAttention', dict(num_features=0), r'num_features \(0\)'),
-        ('PerformerAttention', dict(eps=0.0), r'eps \(0.0\)'),
-        ('LinformerAttention', dict(num_landmarks=0), 'num_landmarks .* got 0'),
-        ('LinformerAttention', dict(share_kv=True, gate=True), 'gate=True'),
-        ('LinformerAttention', dict(share_kv=True, qkv='q_kv'), "qkv='q_kv'"),
-        ('NystromformerAttention', dict(landmark_method='conv'), r"\('pool', 'runs'\), got 'conv'"),
-        ('NystromformerAttention', dict(num_landmarks=0), 'num_landmarks .* got 0'),
-        ('NystromformerAttention', dict(num_iters=0), 'num_iters .* got 0'),
-        ('NystromformerAttention', dict(conv_kernel_size=4), 'conv_kernel_size .* got 4'),
-        ('NystromformerAttention', dict(newton_start_per='image'), "'batch'.*got 'image'"),
-        ('SkyformerAttention', dict(landmark_method='runs'), r"\('pool', 'random'\), got 'runs'"),
-        ('SkyformerAttention', dict(bandwidth=0.0), r'bandwidth \(0.0\)'),
-        ('SkyformerAttention', dict(num_landmarks=0), 'num_landmarks .* got 0'),
-        ('CastlingAttention', dict(conv_kernel_size=-3), 'conv_kernel_size .* got -3'),
-        ('CosformerAttention', dict(positions='rows'), r"\('map', 'flattened'\), got 'rows'"),
-        ('HedgehogAttention', dict(form='exp'), r"\('per_sign', 'joint'\), got 'exp'"),
-        ('HedgehogAttention', dict(feature_dims=4, skip_connection=True), '8 channels, got 4'),
-        ('HedgehogAttention', dict(feature_dims=0), 'feature_dims .* got 0'),
-        ('HedgehogAttention', dict(form='joint', skip_connection=True), "got form='joint'"),
-        ('TaylorShiftAttention', dict(form='exact'), "'direct'.*, got 'exact'"),
-        ('BasedAttention', dict(form='exact'), "'direct'.*, got 'exact'"),
-        ('KernelAttention', dict(kernel='cauchy'), r"\('gaussian', 'laplacian'\), got 'cauchy'"),
-        ('KernelAttention', dict(normalization='columns'), "'whitened'.*, got 'columns'"),
-        ('KernelAttention', dict(bandwidth=-1.0), r'bandwidth \(-1.0\)'),
-        ('ReformerAttention', dict(bucket_size=0), 'bucket_size .* got 0'),
-        ('ReformerAttention', dict(num_hashes=1.5), 'num_hashes .* got 1.5'),
-        ('ReformerAttention', dict(form='direct'), "'pairs'.*, got 'direct'"),
-    ],
-)
+@pytest.mark.parametrize(('name', 'options', 'said'), [
+    ('PerformerAttention', dict(features='elu'), r"\('softmax', 'relu'\), got 'elu'"),
+    ('PerformerAttention', dict(num_features=0), r'num_features \(0\)'),
+    ('PerformerAttention', dict(eps=0.0), r'eps \(0.0\)'),
+    ('LinformerAttention', dict(num_landmarks=0), 'num_landmarks .* got 0'),
+    ('LinformerAttention', dict(share_kv=True, gate=True), 'gate=True'),
+    ('LinformerAttention', dict(share_kv=True, qkv='q_kv'), "qkv='q_kv'"),
+    ('NystromformerAttention', dict(landmark_method='conv'), r"\('pool', 'runs'\), got 'conv'"),
+    ('NystromformerAttention', dict(num_landmarks=0), 'num_landmarks .* got 0'),
+    ('NystromformerAttention', dict(num_iters=0), 'num_iters .* got 0'),
+    ('NystromformerAttention', dict(conv_kernel_size=4), 'conv_kernel_size .* got 4'),
+    ('NystromformerAttention', dict(newton_start_per='image'), "'batch'.*got 'image'"),
+    ('SkyformerAttention', dict(landmark_method='runs'), r"\('pool', 'random'\), got 'runs'"),
+    ('SkyformerAttention', dict(bandwidth=0.0), r'bandwidth \(0.0\)'),
+    ('SkyformerAttention', dict(num_landmarks=0), 'num_landmarks .* got 0'),
+    ('CastlingAttention', dict(conv_kernel_size=-3), 'conv_kernel_size .* got -3'),
+    ('CosformerAttention', dict(positions='rows'), r"\('map', 'flattened'\), got 'rows'"),
+    ('HedgehogAttention', dict(form='exp'), r"\('per_sign', 'joint'\), got 'exp'"),
+    ('HedgehogAttention', dict(feature_dims=4, skip_connection=True), '8 channels, got 4'),
+    ('HedgehogAttention', dict(feature_dims=0), 'feature_dims .* got 0'),
+    ('HedgehogAttention', dict(form='joint', skip_connection=True), "got form='joint'"),
+    ('TaylorShiftAttention', dict(form='exact'), "'direct'.*, got 'exact'"),
+    ('BasedAttention', dict(form='exact'), "'direct'.*, got 'exact'"),
+    ('KernelAttention', dict(kernel='cauchy'), r"\('gaussian', 'laplacian'\), got 'cauchy'"),
+    ('KernelAttention', dict(normalization='columns'), "'whitened'.*, got 'columns'"),
+    ('KernelAttention', dict(bandwidth=-1.0), r'bandwidth \(-1.0\)'),
+    ('ReformerAttention', dict(bucket_size=0), 'bucket_size .* got 0'),
+    ('ReformerAttention', dict(num_hashes=1.5), 'num_hashes .* got 1.5'),
+    ('ReformerAttention', dict(form='direct'), "'pairs'.*, got 'direct'"),
+])  # fmt: skip
 def test_options_out_of_range_are_quoted(name, options, said):
     with pytest.raises(ValueError, match=said):
         build(name, **options)

@@ -115,26 +115,20 @@ def test_cells_at_the_border_are_averages_of_what_is_there():
     assert made(pool_ratio=2)(x, (1, 5)).flatten().tolist() == [0.5, 2.5, 4.0]
 
 
-@pytest.mark.parametrize(
-    ('options', 'message'),
-    [
-        (dict(method='strided'), "landmark_method must be one of .*'first'.*, got 'strided'"),
-        (dict(num_landmarks=50), 'square number .*, got 50'),
-        (dict(method='conv', num_landmarks=50, pool_ratio=2), 'square number .*, got 50'),
-        (dict(pool_ratio=0), 'pool_ratio must be an integer of at least 1, got 0'),
-        (dict(num_landmarks=0), 'num_landmarks must be an integer of at least 1, got 0'),
-        (dict(num_landmarks=4.0), 'an integer of at least 1, got 4.0'),
-        (dict(num_landmarks=49, pool_ratio=2), r"\(49\) or pool_ratio \(2\), not both.*'pool'"),
-        (dict(method='random', num_landmarks=4, pool_ratio=2), "not both, for landmarks by 'ran"),
-        (dict(method='first', num_landmarks=4, pool_ratio=2), 'that to None'),
-        (dict(method='conv', num_landmarks=49), "'conv' need pool_ratio"),
-        (
-            dict(method='conv', num_landmarks=49, pool_ratio=2, exact=True),
-            r"method='pool' \('conv'\)",
-        ),
-        (dict(pool_ratio=2, exact=True), 'exact=True needs num_landmarks'),
-    ],
-)
+@pytest.mark.parametrize(('options', 'message'), [
+    (dict(method='strided'), "landmark_method must be one of .*'first'.*, got 'strided'"),
+    (dict(num_landmarks=50), 'square number .*, got 50'),
+    (dict(method='conv', num_landmarks=50, pool_ratio=2), 'square number .*, got 50'),
+    (dict(pool_ratio=0), 'pool_ratio must be an integer of at least 1, got 0'),
+    (dict(num_landmarks=0), 'num_landmarks must be an integer of at least 1, got 0'),
+    (dict(num_landmarks=4.0), 'an integer of at least 1, got 4.0'),
+    (dict(num_landmarks=49, pool_ratio=2), r"\(49\) or pool_ratio \(2\), not both.*'pool'"),
+    (dict(method='random', num_landmarks=4, pool_ratio=2), "not both, for landmarks by 'ran"),
+    (dict(method='first', num_landmarks=4, pool_ratio=2), 'that to None'),
+    (dict(method='conv', num_landmarks=49), "'conv' need pool_ratio"),
+    (dict(method='conv', num_landmarks=49, pool_ratio=2, exact=True), r"method='pool' \('conv'\)"),
+    (dict(pool_ratio=2, exact=True), 'exact=True needs num_landmarks'),
+])  # fmt: skip
 def test_options_that_would_be_ignored_are_quoted(options, message):
     with pytest.raises(ValueError, match=message):
         made(**options)

@@ -105,16 +105,13 @@ def test_out_indices_count_from_the_last_stage_too(name):
         assert build(name, out_indices=(0, -1)).out_indices == (0, last)
 
 
-@pytest.mark.parametrize(
-    ('out_indices', 'message'),
-    [
-        ((3, 1), r'must rise.*got \(3, 1\).*write \(1, 3\)'),
-        ((1, 1), r'must rise.*write \(1,\)'),
-        ((3, -1), r'which is \(3, 3\)'),
-        (-5, '-4 to -1 from the last, got -5'),
-        (('1',), r"got \('1',\)"),
-    ],
-)
+@pytest.mark.parametrize(('out_indices', 'message'), [
+    ((3, 1), r'must rise.*got \(3, 1\).*write \(1, 3\)'),
+    ((1, 1), r'must rise.*write \(1,\)'),
+    ((3, -1), r'which is \(3, 3\)'),
+    (-5, '-4 to -1 from the last, got -5'),
+    (('1',), r"got \('1',\)"),
+])  # fmt: skip
 def test_out_indices_that_cannot_be_are_quoted(out_indices, message):
     with pytest.raises(ValueError, match=message):
         build('LaplacianFormer', out_indices=out_indices)
@@ -181,15 +178,12 @@ def test_act_cfg_sets_the_activation_of_every_ffn(name):
         assert not torch.equal(other(IMAGES)[-1], expected)
 
 
-@pytest.mark.parametrize(
-    ('option', 'cfg', 'message'),
-    [
-        ('norm_cfg', dict(type='BN'), "norm_cfg has type 'BN', which is no norm of tokens"),
-        ('norm_cfg', dict(eps=1e-6), r"norm_cfg must be a dict with a type.*got \{'eps': 1e-06\}"),
-        ('norm_cfg', 'LN', "got 'LN'"),
-        ('act_cfg', dict(type='Swash'), "act_cfg has type 'Swash', which is no activation"),
-    ],
-)
+@pytest.mark.parametrize(('option', 'cfg', 'message'), [
+    ('norm_cfg', dict(type='BN'), "norm_cfg has type 'BN', which is no norm of tokens"),
+    ('norm_cfg', dict(eps=1e-6), r"norm_cfg must be a dict with a type.*got \{'eps': 1e-06\}"),
+    ('norm_cfg', 'LN', "got 'LN'"),
+    ('act_cfg', dict(type='Swash'), "act_cfg has type 'Swash', which is no activation"),
+])  # fmt: skip
 def test_layers_that_there_are_not_are_quoted(option, cfg, message):
     with pytest.raises(ValueError, match=message):
         build('LaplacianFormer', **{option: cfg})
@@ -372,14 +366,6 @@ def test_qkv_bias_can_be_left_out(cfg):
 
     assert biases(build_attention(dict(cfg, qkv_bias=True)))
     assert biases(build_attention(dict(cfg, qkv_bias=False))) == []
-
-
-@pytest.mark.parametrize('attn_cfg', [None, dict(window_size=4)])
-def test_windows_of_every_second_block_are_shifted(attn_cfg):
-    arch = dict(small('PolaFormerSwin'), depths=(3, 2, 1, 4))
-    backbone = build('PolaFormerSwin', arch, attn_cfg=attn_cfg)
-    shifted = [[block.attn.shifted for block in stage['blocks']] for stage in backbone.stages]
-    assert shifted == [[False, True, False], [False, True], [False], [False, True] * 2]
 
 
 def test_attentions_here_all_have_the_contract_test_for_options():

@@ -1,53 +1,75 @@
-"""SOFT and SOFT++: the linear-time form is the N x N formula, the norm is bounded, bad input."""
+"""SOFT and SOFT++: the linear-time form is the N x N formula, the norm is bounded, class tokens."""
 
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import quiet_init
+from conftest import doubles, make_attention, quiet_init, split_heads
+from test_backbones import SMALL
+from test_backbones import build as build_backbone
 
-from mmlaplace.models import SOFT, SOFTAttention, SOFTPlusPlus
+from mmlaplace.models import SOFT, SOFTPlusPlus, ViT
+from mmlaplace.models.layers import ConvPatchEmbed, DropPath, OverlapPatchEmbed, PatchEmbed
 
-SMALL = dict(
-    embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4), ffn_ratios=(2,) * 4
-)
+HW = (6, 8)
+IMAGES = torch.randn(2, 3, 64, 96)
+CLOSE = dict(atol=1e-8, rtol=1e-8)  # fp64 inverses of a condition of some hundreds
+ONE = dict(embed_dims=[32], depths=[2], num_heads=[2], ffn_ratios=[2])
 
 
-def build(hw_shape=(6, 8), embed_dims=16, **kwargs):
-    attention = SOFTAttention(embed_dims, 2, input_resolution=hw_shape, **kwargs)
-    quiet_init(attention)
-    return attention.double().eval()
+def build(std=None, **options):
+    return make_attention('SOFTAttention', HW, std, **options)
 
 
 def gaussian(x, y):
     return torch.exp(-(x[..., :, None, :] - y[..., None, :, :]).square().sum(-1) / 2)
 
 
+def dense(attention, x):
+    """The output by the N x N matrix."""
+    prefix = attention.num_prefix_tokens
+    linears = [layer for layer in (attention.qkv, attention.kv) if layer is not None]
+    *qk, v = torch.cat([layer(x) for layer in linears], dim=-1).split(16, dim=-1)
+    query, key, value = (split_heads(part) for part in (qk[0], qk[-1], v))
+    query, key = query / 8**0.25, key / 8**0.25
+    maps = query[:, :, prefix:].flatten(0, 1).unflatten(1, HW).permute(0, 3, 1, 2)
+    conv, norm = attention.landmarks.conv, attention.landmark_norm[0]
+    marks = F.conv2d(maps, conv.weight, stride=conv.stride).flatten(2).mT.unflatten(0, (2, 2))
+    marks = F.gelu(F.layer_norm(marks, (8,), norm.weight, norm.bias))
+    kernel = gaussian(marks, marks)
+    inverse = torch.linalg.inv(kernel + attention.ridge * torch.eye(kernel.shape[-1]).double())
+    if attention.normalized:
+        root = kernel.sum(-1).rsqrt()
+        inverse = root[..., :, None] * inverse * root[..., None, :]
+    mixed = gaussian(query, marks) @ inverse @ gaussian(marks, key) @ value
+    out = mixed.transpose(1, 2).flatten(2)
+    if attention.lepe is not None:
+        images = value[:, :, prefix:].permute(0, 3, 1, 2).reshape(16, 2, *HW)  # heads are channels
+        local = F.conv2d(images, attention.lepe.conv.weight, padding=1, groups=2)
+        local = local.view(2, 8, 2, -1).permute(0, 3, 2, 1).reshape(2, -1, 16)
+        # The class token's own value stands for its convolution.
+        out = out + torch.cat([v[:, :prefix], local], dim=1)
+    return attention.proj(out)
+
+
+@pytest.mark.parametrize('solver', ['newton_schulz', 'svd', 'cholesky'])
 @pytest.mark.parametrize('normalized', [False, True])
-def test_linear_time_form_equals_the_dense_formula(normalized):
-    height, width, ratio = 6, 8, 2
-    attention = build(normalized=normalized, pool_ratio=ratio, num_iters=60)
-    torch.nn.init.normal_(attention.qkv.weight)
-    x = torch.randn(2, height * width, 16, dtype=torch.float64)
-    query, value = F.linear(x, attention.qkv.weight, attention.qkv.bias).chunk(2, dim=-1)
-    query, value = (t.view(2, -1, 2, 8).transpose(1, 2) for t in (query, value))
-    query = query / 8**0.25
-    maps = query.reshape(4, height, width, 8).permute(0, 3, 1, 2)
-    marks = F.conv2d(maps, attention.landmarks.conv.weight, stride=ratio).flatten(2).transpose(1, 2)
-    norm = attention.landmark_norm[0]
-    marks = F.gelu(F.layer_norm(marks, (8,), norm.weight, norm.bias)).view(2, 2, -1, 8)
-    landmark_kernel = gaussian(marks, marks)
-    if normalized:
-        root = landmark_kernel.sum(-1).rsqrt()
-        inverse = root[..., :, None] * torch.linalg.pinv(landmark_kernel) * root[..., None, :]
-    else:
-        inverse = torch.linalg.inv(landmark_kernel + 0.01 * torch.eye(12, dtype=torch.float64))
-    dense = gaussian(query, marks) @ inverse @ gaussian(marks, query)  # (2, 2, N, N)
-    mixed = (dense @ value).transpose(1, 2).reshape(2, -1, 16)
-    images = value.permute(0, 3, 1, 2).reshape(16, 2, height, width)  # heads are the channels
-    local = F.conv2d(images, attention.lepe.conv.weight, padding=1, groups=2)
-    local = local.view(2, 8, 2, -1).permute(0, 3, 2, 1).reshape(2, -1, 16)
-    expected = F.linear(mixed + local, attention.proj.weight, attention.proj.bias)
-    torch.testing.assert_close(attention(x, (height, width)), expected, atol=1e-8, rtol=1e-8)
+@pytest.mark.parametrize('options', [
+    dict(), dict(num_prefix_tokens=1), dict(qkv='qkv', lepe_kernel=0),
+    dict(qkv='q_kv', lepe_kernel=0),
+], ids=str)  # fmt: skip
+def test_linear_time_form_equals_the_dense_formula(options, normalized, solver):
+    common = dict(pool_ratio=2, ridge=1e-2, num_iters=60)
+    attention = build(0.5, normalized=normalized, solver=solver, **common, **options)
+    assert (attention.kv is None) == (options.get('qkv') != 'q_kv')
+    assert attention.qkv.out_features == {'qkv': 48, 'q_kv': 16}.get(options.get('qkv'), 32)
+    x = doubles(2, 48 + attention.num_prefix_tokens, 16)
+    torch.testing.assert_close(attention(x, HW), dense(attention, x), **CLOSE)
+
+
+def test_soft_takes_a_ridge_for_cholesky_and_none_for_the_others():
+    solvers = ('newton_schulz', 'svd', 'cholesky')
+    for normalized, ridges in ((True, [0, 0, 1e-2]), (False, [1e-2] * 3)):
+        assert [build(normalized=normalized, solver=s).ridge for s in solvers] == ridges
 
 
 def test_normalised_matrix_stays_bounded_as_landmarks_grow():
@@ -56,25 +78,12 @@ def test_normalised_matrix_stays_bounded_as_landmarks_grow():
         attention = build(normalized=normalized, embed_dims=64, num_iters=30)
         for side in (4, 8, 16):
             torch.manual_seed(0)
-            marks = torch.randn(1, 1, side * side, 32, dtype=torch.float64) * 0.3
-            norms[normalized, side] = torch.linalg.matrix_norm(
-                attention.invert(gaussian(marks, marks)), 2
-            ).item()
+            marks = 0.3 * doubles(1, 1, side * side, 32)
+            inverse = attention.invert(gaussian(marks, marks))
+            norms[normalized, side] = torch.linalg.matrix_norm(inverse, 2).item()
     # The row sums of the landmark kernel grow with their number, and divide the inverse.
-    for side in (4, 8, 16):
-        assert norms[True, side] < norms[False, side]
+    assert all(norms[True, side] < norms[False, side] for side in (4, 8, 16))
     assert norms[True, 16] / norms[True, 4] < norms[False, 16] / norms[False, 4]
-
-
-@pytest.mark.parametrize('normalized', [False, True])
-def test_equal_landmarks_give_finite_output_and_gradients(normalized):
-    attention = build(normalized=normalized, pool_ratio=2).float()
-    x = torch.ones(1, 48, 16, requires_grad=True)  # one colour: every landmark is the same
-    out = attention(x, (6, 8))
-    out.square().sum().backward()
-    assert torch.isfinite(out).all()
-    assert torch.isfinite(x.grad).all()
-    assert all(torch.isfinite(p.grad).all() for p in attention.parameters())
 
 
 @pytest.mark.parametrize('start', ['matrix', 'batch'])
@@ -95,69 +104,32 @@ def test_landmarks_far_apart_have_the_inverse_of_their_matrix(options, start):
 
 def test_one_step_size_for_the_batch_couples_its_images_and_one_per_matrix_does_not():
     # Far apart tokens give well conditioned matrices, near ones ill conditioned: other step sizes.
-    x = torch.randn(2, 48, 16, dtype=torch.float64)
+    x = doubles(2, 48, 16)
     x[0] *= 0.05
     for start, coupled in (('matrix', False), ('batch', True)):
         attention = build(newton_start_per=start, pool_ratio=2, num_iters=3)
         torch.nn.init.normal_(attention.qkv.weight)
-        alone = attention(x[1:], (6, 8))
-        together = attention(x, (6, 8))[1:]
+        alone, together = attention(x[1:], HW), attention(x, HW)[1:]
         assert torch.allclose(alone, together, atol=1e-9) != coupled
 
 
-@pytest.mark.parametrize(
-    ('kwargs', 'message'),
-    [
-        (dict(landmark_method='strided'), "one of .*'first'.*, got 'strided'"),
-        (dict(newton_start_per='image'), "newton_start_per must be one of .*, got 'image'"),
-        (dict(num_landmarks=50), 'square number .*, got 50'),
-        (dict(pool_ratio=0), 'pool_ratio must be an integer of at least 1, got 0'),
-        (dict(num_iters=0), r'num_iters \(0\)'),
-        (dict(ridge=-1.0), r'ridge \(-1.0\)'),
-        (dict(lepe_kernel=4), 'odd, or 0 for none, got 4'),
-    ],
-)
-def test_bad_options_are_quoted(kwargs, message):
-    with pytest.raises(ValueError, match=message):
-        build(**kwargs)
-
-
 def test_class_token_is_for_classifiers_and_maps_go_without_it():
-    images = torch.randn(2, 3, 64, 96)
-    (token,) = SOFTPlusPlus(SMALL, img_size=64, out_indices=(3,), out_type='cls_token')(images)
+    (token,) = SOFTPlusPlus(SMALL, img_size=64, out_indices=(3,), out_type='cls_token')(IMAGES)
     assert token.shape == (2, 64)
-    with_token = SOFTPlusPlus(SMALL, img_size=64)(images)[-1]
-    without = SOFTPlusPlus(SMALL, img_size=64, with_cls_token=False)(images)[-1]
-    assert with_token.shape == without.shape == (2, 64, 2, 3)
+    for options in ({}, dict(with_cls_token=False)):
+        assert SOFTPlusPlus(SMALL, img_size=64, **options)(IMAGES)[-1].shape == (2, 64, 2, 3)
 
 
-@pytest.mark.parametrize(
-    ('kwargs', 'message'),
-    [
-        (
-            dict(out_type='cls_token'),
-            r'of stages \(3,\), got out_indices=\(0, 1, 2, 3\).* Dense he',
-        ),
-        (
-            dict(out_type='cls_token', with_cls_token=False, out_indices=(3,)),
-            r'of stages \(\), .*with_cls_token=True',
-        ),
-        (dict(out_type='cls'), "'featmap', 'cls_token'.*, got 'cls'"),
-    ],
-)
+@pytest.mark.parametrize(('kwargs', 'message'), [
+    (dict(out_type='cls_token'), r'of stages \(3,\), got out_indices=\(0, 1, 2, 3\)'),
+    (dict(out_type='cls_token', with_cls_token=False, out_indices=(3,)), r'of stages \(\)'),
+    (dict(out_type='cls'), "got 'cls'"),
+    (dict(attn_cfg=[None, None, None, dict(rope=True)]), r'num_prefix_tokens=1 .*rope=.*\(True\)'),
+    (dict(attn_cfg=dict(type='PolaAttention')), "got 'PolaAttention'"),
+])  # fmt: skip
 def test_class_token_where_there_is_none_is_explained(kwargs, message):
     with pytest.raises(ValueError, match=message):
         SOFTPlusPlus(SMALL, img_size=64, **kwargs)
-
-
-def test_class_token_needs_an_attention_without_positions():
-    attn_cfg = [None, None, None, dict(rope=True)]
-    with pytest.raises(ValueError, match=r'num_prefix_tokens=1 are on no map.*rope=False \(True\)'):
-        SOFTPlusPlus(SMALL, img_size=64, attn_cfg=attn_cfg)
-    with pytest.raises(
-        ValueError, match="such as SoftmaxAttention, got 'PolaAttention'.*None in a"
-    ):
-        SOFTPlusPlus(SMALL, img_size=64, attn_cfg=dict(type='PolaAttention'))
     SOFTPlusPlus(SMALL, img_size=64, attn_cfg=dict(type='PolaAttention'), with_cls_token=False)
 
 
@@ -165,5 +137,64 @@ def test_soft_is_not_normalised_and_softplusplus_is():
     for cls, normalized in ((SOFT, False), (SOFTPlusPlus, True)):
         stages = cls(SMALL, img_size=64).stages
         assert [stage['blocks'][0].attn.normalized for stage in stages[:3]] == [normalized] * 3
-    with pytest.raises(ValueError, match="'softpp-small'; it is now type='SOFTPlusPlus', arch='s"):
+    with pytest.raises(ValueError, match="'softpp-small'; .* type='SOFTPlusPlus', arch='small'"):
         SOFT('softpp-small')
+
+
+@pytest.mark.parametrize('attn_cfg', [dict(type='SOFTAttention'), dict(qkv='shared_qk')])
+def test_a_plain_vit_has_soft_or_shared_queries_beside_its_class_token(attn_cfg):
+    backbone = ViT(ONE, attn_cfg=attn_cfg, img_size=(64, 96), out_type='cls_token')
+    quiet_init(backbone)
+    (token,) = backbone(IMAGES)
+    assert token.shape == (2, 32)
+    token.square().sum().backward()
+    assert [name for name, p in backbone.named_parameters() if p.grad is None] == []
+    (maps,) = ViT(ONE, attn_cfg=attn_cfg, img_size=(64, 96))(IMAGES[..., :80])
+    assert maps.shape == (2, 32, 4, 5)
+
+
+def test_blocks_of_a_plain_vit_may_be_post_norm():
+    for norm_first in (True, False):
+        blocks = ViT(ONE, norm_first=norm_first).stages[0]['blocks']
+        assert [block.norm_first for block in blocks] == [norm_first] * 2
+
+
+@pytest.mark.parametrize('name', ['SOFT', 'SOFTPlusPlus', 'LaplacianFormer'])
+def test_patches_overlap_or_lie_beside_each_other(name):
+    overlap = OverlapPatchEmbed if name == 'LaplacianFormer' else ConvPatchEmbed
+    for overlapping, expected in ((True, overlap), (False, PatchEmbed)):
+        backbone = build_backbone(name, overlapping_patches=overlapping)
+        embeds = [stage['patch_embed'] for stage in backbone.stages]
+        assert [type(embed) for embed in embeds] == [expected] * 4
+        assert [out.shape[-1] for out in backbone(IMAGES)] == [24, 12, 6, 3]
+    assert [embed.projection.kernel_size for embed in embeds] == [(4, 4)] + [(2, 2)] * 3
+    # A patch sees its own pixels alone.
+    other = IMAGES.clone()
+    other[:, :, :4, :4] += 1
+    changed = (embeds[0](other)[0] != embeds[0](IMAGES)[0]).any(-1)
+    assert changed[:, 0].all() and not changed[:, 1:].any()
+
+
+def test_patches_beside_each_other_take_the_norm_of_tokens():
+    norm_cfg = dict(type='LN', eps=0.125)
+    backbone = build_backbone('SOFT', overlapping_patches=False, norm_cfg=norm_cfg)
+    assert backbone.stages[0]['patch_embed'].norm.eps == 0.125
+    with pytest.raises(ValueError, match='stem_norm_cfg=.* has no effect with overlapping_patches'):
+        build_backbone('SOFT', overlapping_patches=False, stem_norm_cfg=dict(type='SyncBN'))
+
+
+def test_the_authors_of_soft_drop_elements_and_not_branches_of_images():
+    for cls in (SOFT, SOFTPlusPlus):
+        stages = cls('micro', img_size=64, drop_path_rate=0.5, drop_path_per='element').stages
+        kinds = [[block.drop_path.per for block in stage['blocks']] for stage in stages]
+        assert kinds == [['element'], ['element'], ['element'] * 2, ['sample']]
+        assert stages[-1]['blocks'][0].drop_path.drop_prob == 0.5
+    x = torch.ones(50, 20, 8)
+    elements, samples = DropPath(0.5, per='element')(x), DropPath(0.5)(x)
+    assert elements.unique().tolist() == samples.unique().tolist() == [0, 2]
+    means = elements.mean((1, 2))
+    assert means.min() > 0 and means.max() < 2  # no image loses all of 160 elements, or none
+    assert samples.mean((1, 2)).unique().tolist() == [0, 2]
+    assert torch.equal(DropPath(0.5, per='element').eval()(x), x)
+    with pytest.raises(ValueError, match="drop_path_per .* got 'token'"):
+        build_backbone('SOFT', drop_path_per='token')

@@ -302,13 +302,10 @@ def test_depths_and_weight_decay_are_those_of_the_backbone(name, model):
     assert {id(p) for n, p in model.named_parameters() if n in exempt} <= still
 
 
-@pytest.mark.parametrize(
-    ('name', 'config'),
-    [
-        ('laplacianformer_micro', 'laplacianformer-tiny_8xb128_in1k'),
-        pytest.param('softplusplus_micro', 'softpp-tiny_8xb128_in1k', marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(('name', 'config'), [
+    ('laplacianformer_micro', 'laplacianformer-tiny_8xb128_in1k'),
+    pytest.param('softplusplus_micro', 'softpp-tiny_8xb128_in1k', marks=pytest.mark.slow),
+])  # fmt: skip
 def test_checkpoints_of_classifiers_load_and_give_their_scores(
     name, config, model, images, tmp_path
 ):

@@ -16,17 +16,14 @@ def build(name, hw_shape=(7, 7), **options):
     return attention.eval()
 
 
-@pytest.mark.parametrize(
-    ('name', 'options'),
-    [
-        ('InLineAttention', dict(kernel='exp')),
-        ('MALAAttention', dict(rope=False)),
-        ('RALAAttention', dict(rope=False)),
-        ('MLLAAttention', dict(rope=False)),
-        ('MHLAAttention', dict(grid=3)),
-        ('EcoFormerAttention', {}),
-    ],
-)
+@pytest.mark.parametrize(('name', 'options'), [
+    ('InLineAttention', dict(kernel='exp')),
+    ('MALAAttention', dict(rope=False)),
+    ('RALAAttention', dict(rope=False)),
+    ('MLLAAttention', dict(rope=False)),
+    ('MHLAAttention', dict(grid=3)),
+    ('EcoFormerAttention', {}),
+])  # fmt: skip
 def test_rows_of_weights_sum_to_one(name, options):
     attention = build(name, **options).double()
     q, k = torch.randn(2, 1, 2, 35, 8, dtype=torch.float64)
@@ -140,27 +137,24 @@ def test_large_kernels_equal_those_of_mmpretrain(shortcut):
     torch.testing.assert_close(out + (0 if shortcut else x), theirs(x), atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ('name', 'options', 'message'),
-    [
-        ('InLineAttention', dict(kernel='cosine'), r"'identity', 'relu', .*, got 'cosine'"),
-        ('LiteMLA', dict(scales=(4,)), r'scales must be odd and positive, got \(4,\)'),
-        ('AdditiveAttention', dict(expansion=0), 'expansion must be .* at least 1, got 0'),
-        ('SeparableAttention', dict(patch_size=1.5), 'patch_size must be .* at least 1, got 1.5'),
-        ('MHLAAttention', dict(transform='sine'), r"'cos', 'linear', .*, got 'sine'"),
-        ('MHLAAttention', dict(normalizer='code'), r"\('weights', 'blocks'\), got 'code'"),
-        ('MHLAAttention', dict(grid=0), 'grid must be .* at least 1, got 0'),
-        ('MHLAAttention', dict(exp_sigma=0.0), r'exp_sigma must be positive, got 0\.0'),
-        ('L2ViTAttention', dict(least_sum=0), 'least_sum must be positive and finite, got 0'),
-        ('EcoFormerAttention', dict(offset='none'), r"\('all', 'own'\), got 'none'"),
-        ('EcoFormerAttention', dict(num_bits=0), 'num_bits must be .* at least 1, got 0'),
-        ('FaViTAttention', dict(average='all'), r"\('places', 'runs'\), got 'all'"),
-        ('FaViTAttention', dict(sr_ratio=0), 'sr_ratio must be .* at least 1, got 0'),
-        ('FaViTAttention', dict(num_heads=8), 'heads need at least 3 channels, got 2'),
-        ('PolarizedAttention', dict(layout='both'), r"\('parallel', 'sequential'\), got 'both'"),
-        ('PolarizedAttention', dict(softmax_over='all'), r"\('channels', 'tokens'\), got 'all'"),
-    ],
-)
+@pytest.mark.parametrize(('name', 'options', 'message'), [
+    ('InLineAttention', dict(kernel='cosine'), r"'identity', 'relu', .*, got 'cosine'"),
+    ('LiteMLA', dict(scales=(4,)), r'scales must be odd and positive, got \(4,\)'),
+    ('AdditiveAttention', dict(expansion=0), 'expansion must be .* at least 1, got 0'),
+    ('SeparableAttention', dict(patch_size=1.5), 'patch_size must be .* at least 1, got 1.5'),
+    ('MHLAAttention', dict(transform='sine'), r"'cos', 'linear', .*, got 'sine'"),
+    ('MHLAAttention', dict(normalizer='code'), r"\('weights', 'blocks'\), got 'code'"),
+    ('MHLAAttention', dict(grid=0), 'grid must be .* at least 1, got 0'),
+    ('MHLAAttention', dict(exp_sigma=0.0), r'exp_sigma must be positive, got 0\.0'),
+    ('L2ViTAttention', dict(least_sum=0), 'least_sum must be positive and finite, got 0'),
+    ('EcoFormerAttention', dict(offset='none'), r"\('all', 'own'\), got 'none'"),
+    ('EcoFormerAttention', dict(num_bits=0), 'num_bits must be .* at least 1, got 0'),
+    ('FaViTAttention', dict(average='all'), r"\('places', 'runs'\), got 'all'"),
+    ('FaViTAttention', dict(sr_ratio=0), 'sr_ratio must be .* at least 1, got 0'),
+    ('FaViTAttention', dict(num_heads=8), 'heads need at least 3 channels, got 2'),
+    ('PolarizedAttention', dict(layout='both'), r"\('parallel', 'sequential'\), got 'both'"),
+    ('PolarizedAttention', dict(softmax_over='all'), r"\('channels', 'tokens'\), got 'all'"),
+])  # fmt: skip
 def test_values_that_cannot_be_are_quoted_with_those_that_can(name, options, message):
     with pytest.raises(ValueError, match=message):
         build(name, **options)
@@ -220,14 +214,11 @@ def test_natten_computes_the_same(kernel_size, dilation):
     )
 
 
-@pytest.mark.parametrize(
-    ('options', 'message'),
-    [
-        (dict(kernel_size=4), 'odd and at least 3, got 4'),
-        (dict(dilation=0), 'at least 1, got 0'),
-        (dict(backend='cuda'), "got 'cuda'"),
-    ],
-)
+@pytest.mark.parametrize(('options', 'message'), [
+    (dict(kernel_size=4), 'odd and at least 3, got 4'),
+    (dict(dilation=0), 'at least 1, got 0'),
+    (dict(backend='cuda'), "got 'cuda'"),
+])  # fmt: skip
 def test_a_neighbourhood_that_cannot_be_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         build('NeighborhoodAttention', **options)

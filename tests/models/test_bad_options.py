@@ -1,0 +1,89 @@
+"""Values that an attention cannot take are quoted, whatever the attention."""
+
+import re
+
+import pytest
+from conftest import make_attention
+from test_backbones import build as build_backbone
+
+# For each attention one bad value of an option, with all others as they are.
+BAD = {
+    'AdditiveAttention': dict(expansion=0, out_dims=0),
+    'AgentAttention': dict(agent_shape=5),
+    'BasedAttention': dict(form='exact'),
+    'CastlingAttention': dict(conv_kernel_size=-3),
+    'CosformerAttention': dict(positions='rows'),
+    'EcoFormerAttention': dict(offset='none', num_bits=0),
+    'EfficientLinearAttention': dict(key_dims=9, value_dims=0),
+    'FaViTAttention': dict(average='all', sr_ratio=0),
+    'HedgehogAttention': dict(form='exp', feature_dims=0),
+    'InLineAttention': dict(kernel='cosine'),
+    'KernelAttention': dict(kernel='cauchy', normalization='columns', bandwidth=-1.0),
+    'L2ViTAttention': dict(least_sum=0),
+    'LaplacianAttention': dict(
+        bandwidth=0.0, num_iters=0, ridge=-1.0, whitening_eps=0.0, kernel='cauchy', solver='lu',
+        whitening='off', num_landmarks=50, pool_ratio=0, lepe_kernel=4,
+    ),
+    'LinformerAttention': dict(num_landmarks=0, head_dims=0),
+    'LiteMLA': dict(scales=(4,), head_dims=0, out_dims=2.0),
+    'MHLAAttention': dict(transform='sine', normalizer='code', grid=0, exp_sigma=0.0),
+    'NeighborhoodAttention': dict(kernel_size=4, dilation=0, backend='cuda'),
+    'NystromformerAttention': dict(
+        landmark_method='conv', num_landmarks=0, num_iters=0, conv_kernel_size=4,
+        newton_start_per='image', out_dims=9,
+    ),
+    'PerformerAttention': dict(features='elu', num_features=0, eps=0.0),
+    'PolaAttention': dict(
+        alpha=0, power=0, gate_form='diagonal', gate_init='xavier', gate=2, lepe_kernel=2
+    ),
+    'PolarizedAttention': dict(layout='both', softmax_over='all'),
+    'ReformerAttention': dict(bucket_size=0, num_hashes=1.5, form='direct'),
+    'SOFTAttention': dict(
+        landmark_method='strided', newton_start_per='image', num_iters=0, ridge=-1.0, solver='lu'
+    ),
+    'SeparableAttention': dict(patch_size=1.5),
+    'SkyformerAttention': dict(
+        landmark_method='runs', bandwidth=0.0, num_landmarks=0, accumulation=0
+    ),
+    'SoftmaxAttention': dict(sr_ratio=0, qkv='kv', lepe_filters='heads'),
+    'TaylorShiftAttention': dict(form='exact'),
+    'WindowAttention': dict(window_size=0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ('name', 'option', 'value'),
+    [(name, *pair) for name, options in BAD.items() for pair in options.items()],
+)
+def test_a_value_that_cannot_be_is_quoted(name, option, value):
+    with pytest.raises(ValueError, match=rf'(got |\(){re.escape(repr(value))}'):
+        make_attention(name, **{option: value})
+
+
+@pytest.mark.parametrize(('name', 'options', 'quoted'), [
+    ('AgentAttention', dict(agent_shape=(4, 0)), r'got \(4, 0\)'),
+    ('EfficientLinearAttention', dict(value_dims=8, qkv='qk'), "qkv='qk' .* 16 .* have 8"),
+    ('EfficientLinearAttention', dict(value_dims=8, proj=False), 'proj=False .* 8 .* 16'),
+    ('FaViTAttention', dict(num_heads=8), 'got 2'),
+    ('HedgehogAttention', dict(feature_dims=4, skip_connection=True), 'got 4'),
+    ('HedgehogAttention', dict(form='joint', skip_connection=True), "got form='joint'"),
+    ('LinformerAttention', dict(share_kv=True, gate=True), 'gate=True'),
+    ('LinformerAttention', dict(share_kv=True, qkv='q_kv'), "qkv='q_kv'"),
+    ('LinformerAttention', dict(one_kv_head=True, gate=True), 'one_kv_head=True.*gate=True'),
+    ('LiteMLA', dict(head_dims=4, num_heads=0), 'num_heads .* got 0'),
+    ('NystromformerAttention', dict(out_dims=9), r'\(9\).*num_heads \(2\)'),
+    ('PolaAttention', dict(power=float('inf')), 'got inf'),
+    ('PolaAttention', dict(gate_form='matrix', gate=False), "'matrix' .* gate=False"),
+    ('PolaAttention', dict(lepe_deformable=True, lepe_kernel=0), 'lepe_kernel=0'),
+    ('SkyformerAttention', dict(accumulation=2), "landmark_method='random' or accumulation=1"),
+    ('SoftmaxAttention', dict(sr_ratio=2, relative_bias=True), 'got sr_ratio=2'),
+    ('SoftmaxAttention', dict(sr_ratio=2, num_prefix_tokens=1), r'num_prefix_tokens=1 .* \(2\)'),
+])  # fmt: skip
+def test_options_that_exclude_each_other_are_quoted(name, options, quoted):
+    with pytest.raises(ValueError, match=quoted):
+        make_attention(name, **options)
+
+
+def test_a_backbone_refuses_outputs_that_its_shortcuts_cannot_take():
+    with pytest.raises(ValueError, match='out_dims=8'):
+        build_backbone('PVT', attn_cfg=dict(type='NystromformerAttention', out_dims=8))
