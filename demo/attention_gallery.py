@@ -142,7 +142,8 @@ def page(drawn: List[Drawn], view: View, host: str, study: str, folder: str) -> 
         '[exact row](maths.md#rows-of-the-matrices) of the query under the cross. They do not show '
         'which attention is better. [The explorer](attention_explorer.md) shows other images.',
         f'{trained} The host is {host}, the image is {shown}, its longer side {view.size} '
-        f'pixels, and the attention is that of the {last_block(view)} of stage {view.stage}, head {view.head}. '
+        f'pixels, and the attention is that of the {last_block(view)} of stage {view.stage}, '
+        f'head {view.head}. '
         '*Near* is the share of absolute weights up to an eighth of the longer side away, *far* '
         'that beyond three eighths. An entropy of 1 is uniform.',
         table(rows, folder),
