@@ -19,7 +19,6 @@ from mmlaplace.models import BaseAttention
 attention_cost = load_tool('tools/analysis_tools/attention_cost.py')
 compare_attentions = load_tool('tools/analysis_tools/compare_attentions.py')
 
-TOOLS = ROOT / 'tools/analysis_tools'
 SIDE, FEW = 64, ('AdditiveAttention', 'SoftmaxAttention')
 
 
@@ -47,13 +46,11 @@ def test_an_identity_and_uniform_weights_are_the_two_ends_of_every_statistic():
 def test_near_and_middle_are_two_and_six_tokens_of_sixteen():
     shape, query = (16, 16), 8 * 16 + 8
     for steps, expected in ((2, 'near'), (3, 'middle'), (6, 'middle'), (7, 'far')):
-        matrix = torch.zeros(1, 256, 256)
-        matrix[0, :, :] = torch.eye(256)
+        matrix = torch.eye(256)[None].clone()
         matrix[0, query] = 0
         matrix[0, query, query + steps] = 1
         found = attention_statistics.statistics_of(matrix, shape, shape)
-        # All other queries look at themselves.
-        others = dict(near=255 / 256, middle=0, far=0)
+        others = dict(near=255 / 256, middle=0, far=0)  # these look at themselves
         others[expected] += 1 / 256
         assert (found.near, found.middle, found.far) == pytest.approx(tuple(others.values()))
 
@@ -67,53 +64,47 @@ def test_negative_weights_and_row_sums_are_seen():
     assert all(math.isfinite(value) for value in found)  # despite a row of zeros
 
 
-def test_the_matrix_of_an_attention_times_its_values_is_its_output():
-    torch.manual_seed(0)
-    for name in ('SoftmaxAttention', 'LaplacianAttention', 'PolaAttention'):
-        backbone = build('laplacianformer', dict(type=name))
-        mixed = next(mixed_by(backbone, BaseAttention, torch.randn(1, 3, SIDE, SIDE)))
-        with torch.no_grad():
-            out = mixed.attention.mix(mixed.q, mixed.k, mixed.v, mixed.hw_shape)[0, ..., 0]
-        weighted = attention_matrix(mixed) @ mixed.v[0, :, :, :1]
-        # Both are sums of 256 products in fp32.
-        torch.testing.assert_close(weighted[..., 0], out, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize('name', ['SoftmaxAttention', 'LaplacianAttention', 'PolaAttention'])
+def test_the_matrix_of_an_attention_times_its_values_is_its_output(name):
+    backbone = build('laplacianformer', dict(type=name))
+    mixed = next(mixed_by(backbone, BaseAttention, torch.randn(1, 3, SIDE, SIDE)))
+    with torch.no_grad():
+        out = mixed.attention.mix(mixed.q, mixed.k, mixed.v, mixed.hw_shape)[0, ..., 0]
+    weighted = attention_matrix(mixed) @ mixed.v[0, :, :, :1]
+    # Both are sums of 256 products in fp32.
+    torch.testing.assert_close(weighted[..., 0], out, rtol=1e-4, atol=1e-5)
 
 
-def test_channels_with_weights_of_their_own_count_too():
-    torch.manual_seed(0)
-    for name in ('PolaAttention', 'HydraAttention'):
-        backbone, image = build('laplacianformer', dict(type=name), 32), torch.randn(1, 3, 32, 32)
-        stages = attention_statistics.statistics_by_stage(backbone, [image])
-        mixed = next(mixed_by(backbone, BaseAttention, image))  # the only block of stage 1
-        shapes = mixed.hw_shape, mixed.hw_shape
-        matrices = [attention_matrix(mixed, channel) for channel in (0, mixed.v.shape[-1] - 1)]
-        found = stages[0]['sharpness'], stages[0]['row_distance']
-        ends = [attention_statistics.statistics_of(one, *shapes) for one in matrices]
-        if name == 'PolaAttention':  # all channels of a half are alike
-            means = [(a + b) / 2 for a, b in zip(*ends)]
-            expected = attention_statistics.Statistics(*means)
-            # Roundings of fp32 weights.
-            assert found == pytest.approx((expected.sharpness, expected.row_distance), rel=1e-4)
-        else:
-            assert found != pytest.approx((ends[0].sharpness, ends[0].row_distance), rel=1e-4)
+@pytest.mark.parametrize('name', ['PolaAttention', 'HydraAttention'])
+def test_channels_with_weights_of_their_own_count_too(name):
+    backbone, image = build('laplacianformer', dict(type=name), 32), torch.randn(1, 3, 32, 32)
+    first = attention_statistics.statistics_by_stage(backbone, [image])[0]
+    mixed = next(mixed_by(backbone, BaseAttention, image))  # the only block of stage 1
+    ends = [
+        attention_statistics.statistics_of(
+            attention_matrix(mixed, channel), mixed.hw_shape, mixed.hw_shape
+        )
+        for channel in (0, mixed.v.shape[-1] - 1)
+    ]
+    found = first['sharpness'], first['row_distance']
+    if name == 'PolaAttention':  # all channels of a half are alike
+        means = [(getattr(ends[0], n) + getattr(ends[1], n)) / 2
+                 for n in ('sharpness', 'row_distance')]  # fmt: skip
+        assert found == pytest.approx(means, rel=1e-4)  # roundings of fp32 weights
+    else:
+        assert found != pytest.approx((ends[0].sharpness, ends[0].row_distance), rel=1e-4)
 
 
 def test_the_terms_of_a_block_are_those_of_its_sum():
-    torch.manual_seed(0)
-    backbone, image = (
-        build('laplacianformer', dict(type='SoftmaxAttention')),
-        torch.randn(1, 3, 64, 64),
-    )
+    backbone = build('laplacianformer', dict(type='SoftmaxAttention'))
+    image, size = torch.randn(1, 3, 64, 64), attention_statistics.root_mean_square
     (first, *_) = attention_statistics.term_sizes(backbone, [image])
     mixed = next(mixed_by(backbone, BaseAttention, image))
     with torch.no_grad():
-        merged = mixed.attention.merge_heads(mixed.v)
-        local = mixed.attention.lepe(merged, mixed.hw_shape)
+        local = mixed.attention.lepe(mixed.attention.merge_heads(mixed.v), mixed.hw_shape)
     assert first['attention'] == 'stages.0.blocks.0.attn'
-    assert first['local'] == pytest.approx(attention_statistics.root_mean_square(local), rel=1e-5)
-    assert first['values'] == pytest.approx(
-        attention_statistics.root_mean_square(mixed.v), rel=1e-5
-    )
+    assert first['local'] == pytest.approx(size(local), rel=1e-5)
+    assert first['values'] == pytest.approx(size(mixed.v), rel=1e-5)
     # Weights that sum to one make no value larger than the largest.
     assert 0 < first['mixed'] <= mixed.v.abs().max()
     without = build('laplacianformer', dict(type='SoftmaxAttention', lepe_kernel=0))
@@ -141,7 +132,7 @@ def test_every_host_is_built_with_every_contender(host, name):
 def test_an_attention_without_a_local_branch_says_so():
     off = attention_study.without_local_branch(dict(type='SoftmaxAttention'))
     assert off['lepe_kernel'] == 0
-    with pytest.raises(ValueError, match='SeparableAttention has no local branch'):
+    with pytest.raises(ValueError, match='SeparableAttention'):
         attention_study.without_local_branch(dict(type='SeparableAttention'))
 
 
@@ -162,12 +153,11 @@ def test_a_part_of_a_result_is_run_again_and_left_out_of_tables(tmp_path, conten
         (tmp_path / name / 'result.json').write_text(json.dumps(whole))
     half = tmp_path / 'a/result.json'
     half.write_bytes(content)
-    job = compare_attentions.Job('a', [], half, whole['settings'])
-    with pytest.warns(UserWarning, match=r'a/result\.json is no whole result .*run it again'):
-        assert not compare_attentions.is_done(job)
     with pytest.warns(UserWarning, match=r'a/result\.json is no whole result'):
+        assert not compare_attentions.is_done(
+            compare_attentions.Job('a', [], half, whole['settings'])
+        )
         assert not attention_study.finished(tmp_path / 'a', whole['settings'])
-    with pytest.warns(UserWarning, match=r'a/result\.json is no whole result'):
         found = compare_attentions.collect(tmp_path, dict(results=[], costs=[]))
     assert found['results'] == [json.loads(json.dumps(whole))]
 
@@ -175,15 +165,12 @@ def test_a_part_of_a_result_is_run_again_and_left_out_of_tables(tmp_path, conten
 # Time and memory.
 
 
-def test_a_size_that_would_take_too_long_is_left_out_and_the_reason_kept():
+def test_what_takes_too_long_or_is_refused_is_left_out_and_the_reason_kept(monkeypatch):
     found = attention_cost.cost_of('SoftmaxAttention', 'laplacianformer', [64, 4096], 1.0, 1e6)
     for of_pass in found.values():
         assert [row['side'] for row in of_pass['rows']] == [64]
         assert of_pass['left_out'] == {4096: 'expected to take more than 1 s'}
 
-
-def test_a_map_that_an_attention_refuses_is_left_out_with_its_words(monkeypatch):
-    # So small a limit stands for a map whose weights would take more than 4 GB.
     def refuse(*_):
         raise ValueError('too many tokens\nand more')
 
@@ -198,7 +185,7 @@ def test_the_exponent_is_one_for_a_line():
     assert math.isnan(attention_cost.exponent(rows[:1]))
 
 
-# The report.
+# The report, and all of it.
 
 
 def made_up(name, seed, top1, host='vit'):
@@ -213,20 +200,13 @@ def made_up(name, seed, top1, host='vit'):
 
 
 def test_tables_have_means_all_seeds_and_what_is_missing(tmp_path):
-    cost = dict(
-        rows=[dict(side=224, seconds=0.01, MB=3.0)],
-        left_out={'512': 'no memory'},
-        exponent=math.nan,
-    )
+    left_out, row = {'512': 'no memory'}, dict(side=224, seconds=0.01, MB=3.0)
+    cost = dict(rows=[row], left_out=left_out, exponent=math.nan)
+    settings = dict(attention='SoftmaxAttention', sizes=[224, 512])
     content = dict(
         results=[made_up('SoftmaxAttention', seed, 50.0 + seed) for seed in (1, 0, 2)]
         + [made_up('XCAttention', 0, 60.0)],
-        costs=[
-            dict(
-                settings=dict(attention='SoftmaxAttention', sizes=[224, 512]),
-                cost={'forward': cost, 'forward and backward': cost},
-            )
-        ],
+        costs=[dict(settings=settings, cost={'forward': cost, 'forward and backward': cost})],
     )
     written = attention_report.write_report(content, tmp_path)
     text = (tmp_path / 'tables.md').read_text()
@@ -240,46 +220,29 @@ def test_tables_have_means_all_seeds_and_what_is_missing(tmp_path):
     assert len(pictures) == 3 and all(min(Image.open(path).size) > 100 for path in pictures)
 
 
-# All of it.
-
-
-@pytest.fixture(scope='module')
-def few_textures(tmp_path_factory):
-    """A data set of the same layout with two images of each class."""
-    root = tmp_path_factory.mktemp('few')
-    rng = np.random.default_rng(0)
-    for folder, side in (('train', 64), ('val', 64), ('val_96', 96), ('val_128', 128)):
-        for label in range(15):
-            place = root / 'textures' / folder / f'{label:02d}'
-            place.mkdir(parents=True)
-            for number in range(2):
-                pixels = rng.integers(0, 255, (side, side, 3), np.uint8)
-                Image.fromarray(pixels).save(place / f'{number}.png')
-    return root
-
-
-def compare(few_textures, tmp_path, *options):
-    return run_script(
-        TOOLS / 'compare_attentions.py', '--data-root', few_textures, '--work-dir', tmp_path,
-        '--epochs', 2, *options,
-    )  # fmt: skip
+def compare(data, work_dir, *options):
+    tool = ROOT / 'tools/analysis_tools/compare_attentions.py'
+    return run_script(tool, '--data-root', data, '--work-dir', work_dir, '--epochs', 2, *options)
 
 
 @pytest.mark.training
-def test_a_comparison_goes_on_where_it_was_and_reports_what_fails(few_textures, tmp_path):
+def test_a_comparison_goes_on_where_it_was_and_reports_what_fails(noise_images, tmp_path):
+    sides = dict(train=64, val=64, val_96=96, val_128=128)
+    for folder, side in sides.items():
+        noise_images(tmp_path / 'few/textures' / folder, side, classes=15)
     options = ['--attentions', *FEW, '--seeds', 0, '--sizes', 64, 96]
     # A result that something else has written stands for any run that fails.
     bad = tmp_path / 'laplacianformer/textures' / f'{FEW[0]}_0'
     bad.mkdir(parents=True)
     (bad / 'result.json').write_text(json.dumps(made_up(FEW[0], 0, 50.0)))
-    result = compare(few_textures, tmp_path, *options, '--no-cost')
+    result = compare(tmp_path / 'few', tmp_path, *options, '--no-cost')
     assert result.returncode == 1
     assert 'take another --work-dir' in result.stdout and '1 runs failed' in result.stderr
     done = tmp_path / 'laplacianformer/textures' / f'{FEW[1]}_0/result.json'
     first, begun = done.read_text(), done.stat().st_mtime
 
     (bad / 'result.json').unlink()
-    result = compare(few_textures, tmp_path, *options)
+    result = compare(tmp_path / 'few', tmp_path, *options)
     assert result.returncode == 0, result.stdout + result.stderr
     assert done.read_text() == first and done.stat().st_mtime == begun  # not run again
     content = json.loads((tmp_path / 'results.json').read_text())
@@ -292,9 +255,8 @@ def test_a_comparison_goes_on_where_it_was_and_reports_what_fails(few_textures, 
     assert (tmp_path / 'tables.md').is_file()
 
     # Somebody else who has this file repeats nothing.
-    (tmp_path / 'other').mkdir()
     known = ['--known', tmp_path / 'results.json']
-    result = compare(few_textures, tmp_path / 'other', *options, *known)
+    result = compare(tmp_path / 'few', tmp_path / 'other', *options, *known)
     assert result.returncode == 0, result.stdout + result.stderr
     assert not list((tmp_path / 'other').rglob('result.json'))
     again = json.loads((tmp_path / 'other/results.json').read_text())
@@ -308,9 +270,8 @@ def test_costs_of_other_sizes_are_measured_again_and_replace_the_known(tmp_path)
     training['settings'] = attention_study.settings_of(
         FEW[0], 'laplacianformer', 0, 'textures', True, 2
     )
-    known = tmp_path / 'known.json'
+    known, work_dir = tmp_path / 'known.json', tmp_path / 'work'
     known.write_text(json.dumps(dict(results=[training], costs=[])))
-    work_dir = tmp_path / 'work'
 
     def measured(folder, sizes, known):
         options = ['--attentions', FEW[0], '--seeds', 0, '--sizes', *sizes, '--known', known]

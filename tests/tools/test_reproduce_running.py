@@ -30,22 +30,22 @@ class Command(jobs.Job):
         return dict(done=True)
 
 
-def planned(*made) -> dict:
+def run(*made, slots=2) -> dict:
+    """How each of the jobs ended, by its label."""
     whole = tool.Plan([], [0], settings(Path()))
     for job in made:
         whole.add(job)
-    return whole.jobs
+    outcomes = running.run_all(whole.jobs, slots, [], Console(quiet=True))
+    return {whole.jobs[key].label: outcome for key, outcome in outcomes.items()}
 
 
 def test_a_failure_has_the_end_of_its_log_and_stops_only_what_needs_it(tmp_path):
     here = settings(tmp_path)
     code = "print('first'); [print(i) for i in range(40)]; raise SystemExit('the reason')"
     bad = Command('bad', here, code)
-    after = Command('after', here, 'pass', {'bad': bad})
-    good = Command('good', here, 'print(1)')
-    whole = planned(bad, after, good)
-    outcomes = running.run_all(whole, 2, [], Console(quiet=True))
-    found = {whole[key].label: outcome for key, outcome in outcomes.items()}
+    found = run(
+        bad, Command('after', here, 'pass', {'bad': bad}), Command('good', here, 'print(1)')
+    )
     assert found['good']['done'] is True
     assert found['bad'].startswith(f'{sys.executable} -c') and 'status 1' in found['bad']
     assert found['bad'].endswith('the reason') and '\nfirst\n' not in found['bad']
@@ -67,8 +67,7 @@ while 'second' not in open({str(order)!r}).read():
 """
     first = Command('first', here, waiting + code.format('first'))
     second = Command('second', here, code.format('second'))
-    chains = [Command('after first', here, code.format('after-first'), {'first': first}), second]
-    running.run_all(planned(first, *chains), 2, [], Console(quiet=True))
+    run(first, Command('after first', here, code.format('after-first'), {'first': first}), second)
     assert order.read_text().split() == ['second', 'first', 'after-first']
 
 
@@ -77,7 +76,7 @@ class Alone(Command):
 
 
 def test_what_must_be_alone_has_nothing_beside_it(tmp_path):
-    here, order = settings(tmp_path), tmp_path / 'order'
+    order = tmp_path / 'order'
     code = f"""
 import time
 def say(what):
@@ -89,33 +88,33 @@ say('end-{{0}}')
 """
 
     def job(kind, name, needs=None):
-        return kind(name, here, code.format(name), needs or {})
+        return kind(name, settings(tmp_path), code.format(name), needs or {})
 
-    first = job(Command, 'first')
-    running.run_all(
-        planned(job(Alone, 'm1'), first, job(Alone, 'm2'), job(Command, 'second'),
-                job(Command, 'after', dict(first=first))),
-        2, [], Console(quiet=True),
-    )  # fmt: skip
+    first, second = job(Command, 'first'), job(Command, 'second')
+    made = (
+        job(Alone, 'm1'),
+        first,
+        job(Alone, 'm2'),
+        second,
+        job(Command, 'after', {'first': first}),
+    )
+    run(*made)
     said = order.read_text().split()
     assert len(said) == 10
     for name in ('m1', 'm2'):
         assert said.index(f'end-{name}') == said.index(f'begin-{name}') + 1
-    ends = [said.index(f'end-{name}') for name in ('first', 'second')]
-    assert max(said.index(f'begin-{name}') for name in ('first', 'second')) < min(ends)
+    begins, ends = (
+        [said.index(f'{what}-{name}') for name in ('first', 'second')] for what in ('begin', 'end')
+    )
+    assert max(begins) < min(ends)
 
 
 def test_what_is_finished_is_not_repeated_and_what_failed_is(tmp_path):
     marks = tmp_path / 'marks'
     code = f"open({str(marks)!r}, 'a').write('x')"
-    for _ in range(2):
-        running.run_all(planned(Command('a', settings(tmp_path), code)), 1, [], Console(quiet=True))
-    assert marks.read_text() == 'x'
-    failing = code + '; raise SystemExit(1)'
-    for _ in range(2):
-        running.run_all(
-            planned(Command('b', settings(tmp_path), failing)), 1, [], Console(quiet=True)
-        )
+    for name, what in (('a', code), ('b', code + '; raise SystemExit(1)')):
+        for _ in range(2):
+            run(Command(name, settings(tmp_path), what))
     assert marks.read_text() == 'xxx'
 
 
