@@ -5,6 +5,8 @@ import functools
 import pytest
 import torch
 from conftest import NO_GPU
+from test_nystrom_attention import problem
+from test_pooled_landmarks import table
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, jacrev, vmap
 
@@ -13,184 +15,178 @@ from mmlaplace.ops import (
     gaussian_kernel,
     laplacian_kernel,
     newton_schulz_inverse,
+    nystrom_attention,
+    pooled_landmarks,
 )
 
-DEVICES = [('cpu', ()), ('cuda', NO_GPU)]
-
-
 KERNELS = {'laplacian': laplacian_kernel, 'gaussian': gaussian_kernel}
-# Both kernels as functions of (q, k), the inverses as functions of one matrix.
-FUNCTIONS = {
-    f'{name}-{backend}': lambda q, k, op=op, backend=backend: op(q, k, 1.7, backend=backend)
-    for name, op in KERNELS.items()
-    for backend in ('native', 'reference')
-}
-INVERSES = {
-    'newton_schulz-native': lambda m: newton_schulz_inverse(m, 30, 0.5, backend='native'),
-    'newton_schulz-reference': lambda m: newton_schulz_inverse(m, 30, 0.5, backend='reference'),
-    'newton_schulz-start': lambda m: newton_schulz_inverse(
-        m, 40, 0.5, start=m / (m.norm(dim=(-2, -1), keepdim=True) + 2) ** 2
-    ),
-    'newton_schulz-scale': lambda m: newton_schulz_inverse(
-        m, 40, 0.5, start_scale=(m.norm(dim=(-2, -1)) + 2) ** -2, backend='native'
-    ),
-    'cholesky-native': lambda m: cholesky_inverse(m, 0.5, backend='native'),
-    'cholesky-reference': lambda m: cholesky_inverse(m, 0.5, backend='reference'),
-}
+BACKENDS = ('native', 'reference')
 
 
-@pytest.fixture(params=[pytest.param(device, marks=marks) for device, marks in DEVICES])
+@pytest.fixture(params=['cpu', pytest.param('cuda', marks=NO_GPU)])
 def device(request):
     return request.param
 
 
-def tokens(device, batch=1):
+def tokens(batch=1):
     # Apart in every coordinate by far more than gradcheck's steps: no kink of the L1 distance.
-    q = torch.randn(batch, 2, 3, 3, dtype=torch.float64, device=device)
-    return q.requires_grad_(), (torch.rand_like(q[:, :, :2]) + 3).detach().requires_grad_()
+    q = torch.randn(batch, 2, 3, 3, dtype=torch.float64)
+    return q, torch.rand_like(q[:, :, :2]) + 3
 
 
-def matrices(device, *batch):
-    factor = torch.randn(*batch, 4, 4, dtype=torch.float64, device=device)
-    return (factor @ factor.mT).requires_grad_()
+def matrices():
+    factor = torch.randn(2, 4, 4, dtype=torch.float64)
+    return (factor @ factor.mT,)
 
 
-@pytest.mark.parametrize('name', FUNCTIONS)
-def test_second_and_third_derivatives_of_the_kernels(name, device):
-    q, k = tokens(device)
-    assert gradgradcheck(FUNCTIONS[name], (q, k))
-
-    def first(q, k):
-        (grad_q,) = torch.autograd.grad(FUNCTIONS[name](q, k).square().sum(), q, create_graph=True)
-        return grad_q
-
-    assert gradgradcheck(first, (q, k))
+def newton_from_a_matrix(m, backend):
+    start = m / (m.norm(dim=(-2, -1), keepdim=True) + 2) ** 2
+    return newton_schulz_inverse(m, 40, 0.5, start=start)
 
 
-@pytest.mark.parametrize('name', INVERSES)
-def test_second_and_third_derivatives_of_the_inverses(name, device):
-    mat = matrices(device, 2)
-    assert gradcheck(INVERSES[name], mat)
-    assert gradgradcheck(INVERSES[name], mat)
-
-    def first(mat):
-        return torch.autograd.grad(INVERSES[name](mat).sum(), mat, create_graph=True)[0]
-
-    assert gradgradcheck(first, matrices(device, 1))
+def newton_from_a_scale(m, backend):
+    scale = (m.norm(dim=(-2, -1)) + 2) ** -2
+    return newton_schulz_inverse(m, 40, 0.5, start_scale=scale, backend=backend)
 
 
-@pytest.mark.parametrize('name', INVERSES)
-def test_the_second_derivative_of_one_over_a_number(name, device):
-    # f = 1 / (P + 0.5)^2 has f'' = 6 / (P + 0.5)^4.
-    number = torch.ones(1, 1, dtype=torch.float64, device=device, requires_grad=True)
-    (first,) = torch.autograd.grad(INVERSES[name](number).square().sum(), number, create_graph=True)
-    (second,) = torch.autograd.grad(first.sum(), number)
-    # The iteration has converged to the last digit.
-    torch.testing.assert_close(second, torch.full_like(second, 6 / 1.5**4))
+def attention(kernel, whitening_eps, form):
+    sizes = (1, 2, 3, 3 if form else 2, 2, 4, kernel, whitening_eps, form)
+    options = dict(kernel=kernel, whitening_eps=whitening_eps)
+    rotary = dict(rotary=table(3, 2), rotary_form=form) if form else {}
+
+    def attend(*tensors, backend):
+        moved = dict(rotary, rotary=rotary['rotary'].to(tensors[0].device)) if form else {}
+        *tensors, scale = tensors
+        return nystrom_attention(*tensors, 2.0, scale=scale, backend=backend, **options, **moved)
+
+    return attend, lambda: problem(*sizes)[0]
 
 
-@pytest.mark.parametrize('name', FUNCTIONS)
-def test_func_transforms_of_the_kernels_give_what_loops_give(name, device):
-    function = FUNCTIONS[name]
-    q, k = (t.detach() for t in tokens(device, batch=6))
-    q, k = q.unflatten(0, (3, 2)), k.unflatten(0, (3, 2))
+def pool(form, **cells):
+    rotary = dict(rotary=table(6, 2), rotary_form=form) if form else {}
 
-    def loss(q, k):
-        return function(q, k).square().sum()
+    def pooled(k, backend):
+        moved = dict(rotary, rotary=rotary['rotary'].to(k.device)) if form else {}
+        return pooled_landmarks(k, (2, 3), backend=backend, **cells, **moved)
 
-    loops = torch.stack([function(*pair) for pair in zip(q, k)])
-    torch.testing.assert_close(vmap(function)(q, k), loops)
-    shared = torch.stack([function(x, k[0]) for x in q])
-    torch.testing.assert_close(vmap(function, in_dims=(0, None))(q, k[0]), shared)
-    torch.testing.assert_close(vmap(function, in_dims=(2, None))(q.movedim(0, 2), k[0]), shared)
-
-    grads = []
-    for pair in zip(q, k):
-        pair = [t.clone().requires_grad_() for t in pair]
-        grads.append(torch.autograd.grad(loss(*pair), pair))
-    for argument in (0, 1):
-        truth = torch.stack([of[argument] for of in grads])
-        torch.testing.assert_close(grad(loss, argument)(q[0], k[0]), truth[0])
-        torch.testing.assert_close(vmap(grad(loss, argument))(q, k), truth)
-    jacobian = torch.autograd.functional.jacobian(function, (q[0], k[0]))
-    torch.testing.assert_close(jacrev(function, (0, 1))(q[0], k[0]), jacobian)
+    return pooled, lambda: (torch.randn(1, 2, 6, 5, dtype=torch.float64),)
 
 
-@pytest.mark.parametrize('name', FUNCTIONS)
-def test_func_gives_second_derivatives_of_the_kernels(name, device):
-    q, k = (t.detach() for t in tokens(device))
+# Functions of tensors and a backend, and what makes the tensors. A new op is a new row.
+CASES = {
+    'laplacian': (lambda q, k, backend: laplacian_kernel(q, k, 1.7, backend=backend), tokens),
+    'gaussian': (lambda q, k, backend: gaussian_kernel(q, k, 1.7, backend=backend), tokens),
+    'newton': (
+        lambda m, backend: newton_schulz_inverse(m, 30, 0.5, backend=backend), matrices
+    ),
+    'newton, start': (newton_from_a_matrix, matrices),
+    'newton, scale': (newton_from_a_scale, matrices),
+    'cholesky': (lambda m, backend: cholesky_inverse(m, 0.5, backend=backend), matrices),
+    'attention, half': attention('laplacian', 0.1, 'half'),
+    'attention, gaussian': attention('gaussian', 0.1, None),
+    'attention, pairs': attention('laplacian', None, 'pairs'),
+    'pooled': pool(None, ratio=2),
+    'pooled, half': pool('half', cells=(2, 2)),
+    'pooled, pairs': pool('pairs', ratio=2),
+}  # fmt: skip
 
-    def loss(q):
-        return FUNCTIONS[name](q, k).square().sum()
 
-    truth = torch.autograd.functional.hessian(loss, q)
-    torch.testing.assert_close(jacrev(jacrev(loss))(q), truth)
-    torch.testing.assert_close(vmap(jacrev(grad(loss)))(q[None])[0], truth)
+def prepared(name, backend, device):
+    function, make = CASES[name]
+    return functools.partial(function, backend=backend), [t.to(device) for t in make()]
 
 
-@pytest.mark.parametrize('name', INVERSES)
-def test_func_transforms_of_the_inverses_give_what_loops_give(name, device):
-    function = INVERSES[name]
-    mats = matrices(device, 3, 2).detach()
+@pytest.mark.parametrize('backend', BACKENDS)
+@pytest.mark.parametrize('name', CASES)
+def test_derivatives_of_every_order(name, backend, device):
+    function, tensors = prepared(name, backend, device)
+    tensors = [tensor.requires_grad_() for tensor in tensors]
+    assert gradcheck(function, tensors)
+    # The fast mode compares projections of the derivatives on random directions.
+    fast = name.startswith('attention')
+    assert gradgradcheck(function, tensors, fast_mode=fast)
 
-    def loss(mat):
-        return function(mat).square().sum()
+    def first(*tensors):
+        out = function(*tensors).square().sum()
+        return torch.autograd.grad(out, tensors[0], create_graph=True)[0]
 
+    if not fast:
+        small = [tensor[:1].detach().requires_grad_() for tensor in tensors]
+        assert gradgradcheck(first, small)
+
+
+def transformed():
+    """Each op, with one of its arguments or all of them transformed."""
+    for name, (_, make) in CASES.items():
+        count = len(make())
+        for places in (*((i,) for i in range(count)), *([tuple(range(count))] * (count > 1))):
+            slow = name.startswith('attention') and places not in ((3,), (2,))
+            for backend in BACKENDS:
+                marks = pytest.mark.slow if slow else ()
+                yield pytest.param(name, places, backend, marks=marks)
+
+
+@pytest.mark.parametrize(('name', 'places', 'backend'), transformed())
+def test_func_transforms_give_what_loops_give(name, places, backend, device):
+    function, tensors = prepared(name, backend, device)
+    many = [torch.stack([tensors[i], tensors[i] + 0.1, 2 * tensors[i]]) for i in places]
+    first, argnums = [each[0] for each in many], tuple(range(len(places)))
     # Batches of products may be summed in another order; the inverses' entries are up to 2.
-    close = dict(rtol=1e-9, atol=1e-9)
-    loops = torch.stack([function(mat) for mat in mats])
-    torch.testing.assert_close(vmap(function)(mats), loops, **close)
-    torch.testing.assert_close(vmap(function, in_dims=2)(mats.movedim(0, 2)), loops, **close)
-    grads = torch.stack([torch.autograd.functional.jacobian(loss, mat) for mat in mats])
-    torch.testing.assert_close(grad(loss)(mats[0]), grads[0], **close)
-    torch.testing.assert_close(vmap(grad(loss))(mats), grads, **close)
-    truth = torch.autograd.functional.jacobian(function, mats[0])
-    torch.testing.assert_close(jacrev(function)(mats[0]), truth, **close)
-    truth = torch.autograd.functional.hessian(loss, mats[0])
-    torch.testing.assert_close(jacrev(jacrev(loss))(mats[0]), truth, **close)
+    close = functools.partial(torch.testing.assert_close, rtol=1e-9, atol=1e-9)
+
+    def of(*chosen):
+        return function(*({**dict(enumerate(tensors)), **dict(zip(places, chosen))}.values()))
+
+    def loss(*chosen):
+        return of(*chosen).square().sum()
+
+    loops = torch.stack([of(*each) for each in zip(*many)])
+    close(vmap(of)(*many), loops)
+    close(vmap(of, in_dims=2)(*(each.movedim(0, 2) for each in many)), loops)
+    for scalar in (loss, lambda *chosen: of(*chosen).sum()):  # whose cotangents have no batch
+        loops = [torch.autograd.functional.jacobian(scalar, each) for each in zip(*many)]
+        close(grad(scalar, argnums)(*first), loops[0])
+        close(vmap(grad(scalar, argnums))(*many), tuple(map(torch.stack, zip(*loops))))
+    jacobian = torch.autograd.functional.jacobian(of, tuple(first))
+    close(jacrev(of, argnums)(*first), jacobian)
+    hessian = torch.autograd.functional.hessian(lambda one: loss(one, *first[1:]), first[0])
+    close(jacrev(jacrev(loss))(*first), hessian)
+    close(vmap(jacrev(grad(loss)))(*many)[0], hessian)
+    leaves = [each.clone().requires_grad_() for each in first]
+    out = of(*leaves)
+    cotangents = torch.randn(3, *out.shape, dtype=out.dtype, device=device)
+    gradient = functools.partial(torch.autograd.grad, out, leaves, retain_graph=True)
+    one_by_one = zip(*(gradient(cotangent) for cotangent in cotangents))
+    close(gradient(cotangents, is_grads_batched=True), tuple(map(torch.stack, one_by_one)))
 
 
 def test_a_gradient_taken_after_its_transform_ended(device):
-    q, k = (t.detach() for t in tokens(device))
+    q, k = (t.to(device) for t in tokens())
     out, pull_back = torch.func.vjp(lambda q: laplacian_kernel(q, k, 1.7), q)
     truth = grad(lambda q: laplacian_kernel(q, k, 1.7).sum())(q)
     torch.testing.assert_close(pull_back(torch.ones_like(out))[0], truth)
 
 
-@pytest.mark.parametrize('name', FUNCTIONS)
-def test_gradients_of_a_batch_of_cotangents(name, device):
-    q, k = tokens(device)
-    out = FUNCTIONS[name](q, k)
-    cotangents = torch.randn(3, *out.shape, dtype=out.dtype, device=device)
-    batched = torch.autograd.grad(out, q, cotangents, is_grads_batched=True, retain_graph=True)[0]
-    one_by_one = [torch.autograd.grad(out, q, c, retain_graph=True)[0] for c in cotangents]
-    torch.testing.assert_close(batched, torch.stack(one_by_one))
-
-
 @pytest.mark.sampled(5)
-@pytest.mark.parametrize('backend', ['native', 'reference'])
+@pytest.mark.parametrize('backend', BACKENDS)
 @pytest.mark.parametrize('name', KERNELS)
 @pytest.mark.parametrize('shape', [(), (1,), (2, 1, 1), (1, 2, 1, 1), (3, 1, 1, 1), (3, 2, 1, 1)])
 def test_a_bandwidth_that_is_a_tensor_gets_its_gradient(name, backend, shape, device):
-    op = KERNELS[name]
+    op = functools.partial(KERNELS[name], backend=backend)
     # One key and two queries, as the second derivatives take time by the square of the values.
-    q, k = (t[:, :, 1:].detach().requires_grad_() for t in tokens(device, batch=3))
+    q, k = (t[:, :, 1:].to(device).requires_grad_() for t in tokens(batch=3))
     bandwidth = (1 + torch.rand(shape, dtype=torch.float64, device=device)).requires_grad_()
-    function = functools.partial(op, backend=backend)
-    assert gradcheck(function, (q, k, bandwidth))
-    assert gradgradcheck(function, (q, k, bandwidth))
-    out = function(q, k, bandwidth)
-    each = bandwidth.expand(3, 2, 1, 1)
-    for b in range(3):
-        for h in range(2):
-            number = op(q[b : b + 1, h : h + 1], k[b : b + 1, h : h + 1], each[b, h].item())
-            torch.testing.assert_close(out[b : b + 1, h : h + 1], number)
+    assert gradcheck(op, (q, k, bandwidth)) and gradgradcheck(op, (q, k, bandwidth))
+    out, each = op(q, k, bandwidth), bandwidth.expand(3, 2, 1, 1)
+    for b, h in ((b, h) for b in range(3) for h in range(2)):
+        number = op(q[b : b + 1, h : h + 1], k[b : b + 1, h : h + 1], each[b, h].item())
+        torch.testing.assert_close(out[b : b + 1, h : h + 1], number)
 
 
 @pytest.mark.parametrize('name', KERNELS)
 def test_a_bandwidth_that_is_a_tensor_under_vmap_and_in_halves(name, device):
     op = KERNELS[name]
-    q, k = (t.detach() for t in tokens(device))
+    q, k = (t.to(device) for t in tokens())
     bandwidths = torch.tensor([1.0, 2.0, 3.0], device=device, dtype=torch.float64)
     truth = torch.stack([op(q, k, bandwidth.item()) for bandwidth in bandwidths])
     torch.testing.assert_close(vmap(lambda bandwidth: op(q, k, bandwidth))(bandwidths), truth)
@@ -198,27 +194,3 @@ def test_a_bandwidth_that_is_a_tensor_under_vmap_and_in_halves(name, device):
     assert half.dtype == torch.float16
     # Of the same halves: both round once, from sums in fp32.
     torch.testing.assert_close(half, op(q.half(), k.half(), 2.0))
-
-
-@pytest.mark.parametrize('name', KERNELS)
-@pytest.mark.parametrize(
-    ('bandwidth', 'error', 'message'),
-    [
-        ('4', TypeError, "number or a floating tensor, got '4' of type str"),
-        (True, TypeError, 'got True of type bool'),
-        (None, TypeError, 'got None of type NoneType'),
-        (4 + 0j, TypeError, r'got \(4\+0j\) of type complex'),
-        ([4.0], TypeError, r'got \[4.0\] of type list'),
-        (torch.tensor(4), TypeError, 'bandwidth must be float64.*got torch.int64'),
-        (torch.tensor(True), TypeError, 'got torch.bool'),
-        (torch.tensor(4j), TypeError, 'got torch.complex64'),
-        (torch.ones(3), ValueError, r'broadcast to .* \(1, 2, 1, 1\), got shape \(3,\)'),
-        (torch.ones(5, 1), ValueError, r'got shape \(5, 1\)'),
-        (torch.ones(1, 1, 1, 1, 1), ValueError, r'got shape \(1, 1, 1, 1, 1\)'),
-        (float('inf'), ValueError, 'got inf'),
-    ],
-)
-def test_a_bandwidth_of_another_kind_is_quoted(name, bandwidth, error, message):
-    q = torch.randn(1, 2, 4, 3)
-    with pytest.raises(error, match=message):
-        KERNELS[name](q, q, bandwidth)

@@ -1,8 +1,8 @@
-"""The two kernels: agreement with independent truths, gradients, precisions, shapes, bad input."""
+"""The two kernels: agreement with independent truths, gradients, precisions and NaN."""
 
 import pytest
 import torch
-from conftest import by_threads
+from conftest import fast_with
 from sklearn.metrics.pairwise import laplacian_kernel as sklearn_laplacian
 from sklearn.metrics.pairwise import rbf_kernel as sklearn_rbf
 
@@ -44,37 +44,28 @@ def tokens(num_queries, num_keys, dims, dtype=torch.float64, device='cpu', batch
     return q.to(device, dtype), k.to(device, dtype)
 
 
-@pytest.mark.parametrize('shape', SHAPES)
-def test_agrees_with_scikit_learn(name, op, shape, device):
-    q, k = tokens(*shape, device=device)
-    out = op(q, k, 1.7).cpu()
-    for b in range(q.shape[0]):
-        for h in range(q.shape[1]):
-            x, y = q[b, h].cpu().numpy(), k[b, h].cpu().numpy()
-            expected = torch.from_numpy(OPS[name][1](x, y, 1.7))
-            # scikit-learn expands the Gaussian's square, which costs it some digits of fp64.
-            torch.testing.assert_close(out[b, h], expected, atol=1e-10, rtol=0)
-
-
 def with_gradients(function, q, k, grad):
     q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
     out = function(q, k)
     return (out, *torch.autograd.grad(out, (q, k), grad.to(out.dtype)))
 
 
-@pytest.mark.sampled(5)
-@pytest.mark.parametrize('shape', SHAPES)
+@pytest.mark.parametrize('shape', fast_with(SHAPES, SHAPES[1], SHAPES[3]))
 def test_values_and_gradients_are_those_of_the_formula(name, op, shape, device):
     q, k = tokens(*shape, device=device)
-    grad = torch.randn(2, 3, *shape[:2], dtype=torch.float64, device=device)
-    formula = OPS[name][2]
-    results = with_gradients(lambda q, k: op(q, k, 1.7), q, k, grad)
+    upstream = torch.randn(2, 3, *shape[:2], dtype=torch.float64, device=device)
+    _, of_scikit_learn, formula = OPS[name]
+    results = with_gradients(lambda q, k: op(q, k, 1.7), q, k, upstream)
     truth = with_gradients(
-        lambda q, k: formula(q[..., :, None, :] - k[..., None, :, :], 1.7), q, k, grad
+        lambda q, k: formula(q[..., :, None, :] - k[..., None, :, :], 1.7), q, k, upstream
     )
     for result, expected in zip(results, truth):
         # Sums of up to 1,025 numbers of order 1 in fp64.
         torch.testing.assert_close(result, expected, atol=1e-10, rtol=0)
+    for out, x, y in zip(*(tensor.flatten(0, 1).cpu().detach() for tensor in (results[0], q, k))):
+        expected = torch.from_numpy(of_scikit_learn(x.numpy(), y.numpy(), 1.7))
+        # scikit-learn expands the Gaussian's square, which costs it some digits of fp64.
+        torch.testing.assert_close(out, expected, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16])
@@ -98,24 +89,6 @@ def test_errors_are_at_most_twice_those_of_the_formula_in_the_same_precision(
         assert error <= 2 * allowed + torch.finfo(dtype).eps * truth.abs().max()
 
 
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16])
-def test_lower_precisions_accumulate_in_fp32(op, dtype, device):
-    q, k = tokens(97, 49, 64, dtype, device)
-    out = op(q, k, 1.7)
-    assert out.dtype == dtype
-    exact = op(q.double(), k.double(), 1.7)
-    # Values in (0, 1]: one rounding of the result; fp32 also rounds the sums over d.
-    tolerance = 1e-6 if dtype == torch.float32 else torch.finfo(dtype).eps
-    assert (out.double() - exact).abs().max() <= tolerance
-
-
-def test_gradcheck(op, device):
-    q, k = tokens(5, 4, 3, device=device)
-    q.requires_grad_()
-    k.requires_grad_()
-    assert torch.autograd.gradcheck(lambda q, k: op(q, k, 1.7), (q, k))
-
-
 def test_gradient_at_coinciding_points_is_zero(op, device):
     q = torch.randn(1, 1, 4, 8, dtype=torch.float64, device=device, requires_grad=True)
     op(q, q.detach(), 2.0).diagonal(dim1=-2, dim2=-1).sum().backward()
@@ -129,11 +102,6 @@ def test_gradient_where_one_coordinate_coincides(op, device):
     zero = torch.tensor([True, True, False, True], device=device)
     assert torch.equal(q.grad[0, 0, 0] == 0, zero)
     assert torch.equal(k.grad, -q.grad)
-
-
-def test_one_tensor_as_both(op, device):
-    points = torch.randn(2, 1, 9, 4, dtype=torch.float64, device=device, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: op(x, x + 0.1, 2.0), points)
 
 
 def test_large_distances_give_zero_and_no_nan(op, device):
@@ -173,76 +141,6 @@ def test_nan_in_the_gradient_stays_in_its_matrix(op, device):
         assert torch.equal(result, before)
 
 
-def strided(x, order):
-    """The same values, laid out in memory with the axes in another order."""
-    inverse = [order.index(axis) for axis in range(4)]
-    return x.permute(order).contiguous().permute(inverse)
-
-
-@pytest.mark.parametrize('order', [(3, 1, 0, 2), (0, 2, 1, 3), (2, 3, 0, 1)])
-def test_any_strides(op, order, device):
-    q, k = tokens(30, 6, 16, device=device)
-    grad = torch.randn(2, 3, 30, 6, dtype=torch.float64, device=device)
-    contiguous = with_gradients(lambda q, k: op(q, k, 2.0), q, k, grad)
-    other = with_gradients(
-        lambda q, k: op(strided(q, order), strided(k, order), 2.0), q, k, strided(grad, order)
-    )
-    for result, expected in zip(other, contiguous):
-        torch.testing.assert_close(result, expected)
-    expanded = with_gradients(lambda q, k: op(q, k, 2.0), q, k, grad[:1, :1].expand_as(grad))
-    repeated = with_gradients(lambda q, k: op(q, k, 2.0), q, k, grad[:1, :1].repeat(2, 3, 1, 1))
-    for result, expected in zip(expanded, repeated):
-        torch.testing.assert_close(result, expected)
-
-
-def test_a_slice_that_starts_off_alignment(op, device):
-    memory = torch.randn(2, 3, 20, 33, device=device)
-    sliced = memory[..., 1:]
-    torch.testing.assert_close(op(sliced, sliced, 3.0), op(sliced.clone(), sliced.clone(), 3.0))
-
-
-@pytest.mark.parametrize(
-    ('queries', 'keys'),
-    [((0, 2, 5, 4), (0, 2, 3, 4)), ((2, 2, 0, 4), (2, 2, 3, 4)), ((2, 2, 5, 4), (2, 2, 0, 4))],
-)
-def test_empty_inputs(op, queries, keys, device):
-    q = torch.randn(*queries, requires_grad=True, device=device)
-    k = torch.randn(*keys, requires_grad=True, device=device)
-    out = op(q, k, 1.0)
-    assert out.shape == (*queries[:3], keys[2])
-    out.sum().backward()
-    assert torch.equal(q.grad, torch.zeros_like(q))
-    assert torch.equal(k.grad, torch.zeros_like(k))
-
-
-def test_results_are_the_same_run_to_run(op, device):
-    q, k = tokens(3000, 49, 16, torch.float32, device)
-    grad = torch.randn(2, 3, 3000, 49, device=device)
-    first = with_gradients(lambda q, k: op(q, k, 2.0), q, k, grad)
-    for _ in range(3):
-        again = with_gradients(lambda q, k: op(q, k, 2.0), q, k, grad)
-        assert all(torch.equal(a, b) for a, b in zip(first, again))
-
-
-def test_results_do_not_depend_on_the_number_of_threads(op, device):
-    if device != 'cpu':
-        pytest.skip('threads are the CPU’s')
-    q, k = tokens(3000, 49, 16, torch.float32)
-    grad = torch.randn(2, 3, 3000, 49)
-    results = by_threads(lambda: with_gradients(lambda q, k: op(q, k, 2.0), q, k, grad))
-    for other in results[1:]:
-        for result, expected in zip(other, results[0]):
-            torch.testing.assert_close(result, expected, atol=0, rtol=0)
-
-
-def test_autocast_gives_fp32(op, device):
-    q, k = tokens(20, 5, 16, torch.bfloat16, device)
-    with torch.autocast(device, dtype=torch.bfloat16):
-        out = op(q, k, 1.7)
-    assert out.dtype == torch.float32
-    torch.testing.assert_close(out, op(q.float(), k.float(), 1.7))
-
-
 def test_mixed_dtypes_fit_under_autocast_alone(op, device):
     q, k = tokens(20, 5, 16, torch.bfloat16, device)
     marks = k.float().requires_grad_()
@@ -256,33 +154,6 @@ def test_mixed_dtypes_fit_under_autocast_alone(op, device):
     assert marks.grad.dtype == torch.float32
     with pytest.raises(ValueError, match='bfloat16.*float32.*share dtype'):
         op(q, marks, 1.7)
-
-
-def test_meta_tensors_have_the_shape(name):
-    q, k = torch.empty(2, 3, 20, 8, device='meta'), torch.empty(2, 3, 5, 8, device='meta')
-    assert OPS[name][0](q, k, 1.0).shape == (2, 3, 20, 5)
-
-
-@pytest.mark.parametrize(
-    ('q', 'k', 'bandwidth', 'error', 'message'),
-    [
-        (torch.ones(3, 4, 8), torch.ones(1, 3, 4, 8), 1.0, ValueError, r'\(3, 4, 8\)'),
-        (torch.ones(3, 4, 8), torch.ones(3, 4, 8), 1.0, ValueError, r'q must have the four axes'),
-        (torch.ones(1, 1, 4, 8), torch.ones(8), 1.0, ValueError, r'k must have the four axes'),
-        (torch.ones(5 * [1]), torch.ones(5 * [1]), 1.0, ValueError, r'q must have the four axes'),
-        (torch.ones(1, 2, 4, 8), torch.ones(1, 3, 4, 8), 1.0, ValueError, r'\(1, 3, 4, 8\)'),
-        (torch.ones(1, 3, 4, 8), torch.ones(1, 3, 4, 7), 1.0, ValueError, r'\(1, 3, 4, 7\)'),
-        (torch.ones(1, 1, 2, 8), torch.ones(1, 1, 2, 8).double(), 1.0, ValueError, 'float64'),
-        (torch.ones(1, 1, 2, 8).int(), torch.ones(1, 1, 2, 8).int(), 1.0, TypeError, 'int32'),
-        ([1.0], torch.ones(1, 1, 2, 8), 1.0, TypeError, 'list'),
-        (torch.ones(1, 1, 2, 8), torch.ones(1, 1, 2, 8), 0.0, ValueError, 'got 0.0'),
-        (torch.ones(1, 1, 2, 8), torch.ones(1, 1, 2, 8), -4, ValueError, 'got -4'),
-        (torch.ones(1, 1, 2, 8), torch.ones(1, 1, 2, 8), float('nan'), ValueError, 'nan'),
-    ],
-)
-def test_bad_input_is_quoted(name, q, k, bandwidth, error, message):
-    with pytest.raises(error, match=message):
-        OPS[name][0](q, k, bandwidth)
 
 
 # The smallest bandwidth whose exponent, of 2, is finite in fp32: 1 / (ln 2 * 3.4e38), and
@@ -308,9 +179,3 @@ def test_the_old_name_of_the_bandwidth_is_answered_by_the_new_one(name):
     with pytest.raises(TypeError, match=f"{name} has no argument 'scale'.*'bandwidth'"):
         OPS[name][0](q, k, scale=4.0)
     assert torch.equal(OPS[name][0](q, k, bandwidth=4.0), OPS[name][0](q, k, 4.0))
-
-
-def test_unknown_backend(name):
-    q, k = tokens(2, 2, 2)
-    with pytest.raises(ValueError, match="'triton'"):
-        OPS[name][0](q, k, 1.0, backend='triton')

@@ -1,0 +1,237 @@
+"""Promises of every op: layouts, threads, empty inputs, autocast, meta tensors and memory."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import NO_GPU, by_threads
+from test_nystrom_attention import NAMES, problem
+from test_nystrom_attention import case as attention_case
+from test_pooled_landmarks import case as pooled_case
+from test_pooled_landmarks import table
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from mmlaplace.analysis.measuring import tensor_memory
+from mmlaplace.ops import (
+    cholesky_inverse,
+    gaussian_kernel,
+    laplacian_kernel,
+    newton_schulz_inverse,
+    nystrom_attention,
+    pooled_landmarks,
+)
+
+INVERSES = {
+    'newton_schulz_inverse': newton_schulz_inverse,
+    'cholesky_inverse': cholesky_inverse,
+}
+KERNELS = {'laplacian_kernel': laplacian_kernel, 'gaussian_kernel': gaussian_kernel}
+READS_HALVES = {'nystrom_attention': nystrom_attention, 'pooled_landmarks': pooled_landmarks}
+OPS = {**KERNELS, **INVERSES, **READS_HALVES}
+names = pytest.mark.parametrize('name', OPS)
+
+
+def example(name, dtype=torch.float64, device='cpu', size=30):
+    """Tensors of an op by their names, and its other arguments."""
+    if name == 'nystrom_attention':
+        tensors, options = attention_case('odd' if size == 30 else 'three-parts', dtype, device)
+        return dict(zip(NAMES, tensors)), options
+    if name == 'pooled_landmarks':
+        k, options = pooled_case('uneven-cells' if size == 30 else 'wide-rows', dtype, device)
+        return dict(k=k), options
+    q, k = (torch.randn(2, 3, count, 16, dtype=torch.float64) for count in (size, 9))
+    if name in INVERSES:
+        return dict(mat=laplacian_kernel(k, k, 16.0).to(device, dtype)), dict(ridge=0.1)
+    return dict(q=q.to(device, dtype), k=k.to(device, dtype)), dict(bandwidth=4.0)
+
+
+def results(function, tensors, upstream):
+    """The output, and the gradients of all tensors."""
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}
+    out = function(**leaves)
+    return (out.detach(), *torch.autograd.grad(out, list(leaves.values()), upstream.to(out.dtype)))
+
+
+def strided(x, order):
+    """The same values, laid out in memory with the axes in another order."""
+    return x.permute(order).contiguous().permute([order.index(axis) for axis in range(4)])
+
+
+LAYOUTS = [
+    *(functools.partial(strided, order=o) for o in ((3, 1, 0, 2), (0, 2, 1, 3), (2, 3, 0, 1))),
+    lambda x: F.pad(x, (1, 0))[..., 1:],  # starts off alignment
+    lambda x: torch.stack([x + 1, x], -1).flatten(-2)[..., 1::2],  # channels two apart
+]
+
+
+@names
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+def test_any_strides(name, dtype, backend, device):
+    tensors, options = example(name, dtype, device)
+    function = functools.partial(OPS[name], backend=backend, **options)
+    upstream = torch.randn_like(function(**tensors))
+
+    def laid_out(layout, upstream):
+        def call(**tensors):
+            return function(**{name: layout(tensor) for name, tensor in tensors.items()})
+
+        return results(call, tensors, upstream)
+
+    # In references sums go by the strides. Halves round once more.
+    close = dict(rtol=1e-4, atol=1e-4) if dtype == torch.float32 else dict(rtol=2e-2, atol=2e-2)
+    contiguous = laid_out(lambda x: x, upstream)
+    for layout in LAYOUTS:
+        torch.testing.assert_close(laid_out(layout, layout(upstream)), contiguous, **close)
+    one = upstream[:1, :1]
+    expanded = laid_out(lambda x: x[:1, :1].expand(x.shape), one.expand(upstream.shape))
+    repeated = laid_out(
+        lambda x: x[:1, :1].expand(x.shape).contiguous(), one.expand(upstream.shape).contiguous()
+    )
+    torch.testing.assert_close(expanded, repeated, **close)
+
+
+@names
+@pytest.mark.parametrize('size', [30, 3000])
+def test_results_are_the_same_run_to_run_and_for_any_number_of_threads(name, size, device, backend):
+    if backend == 'reference' and name not in KERNELS:
+        pytest.skip('torch’s products are summed as it likes')
+    tensors, options = example(name, torch.float32, device, size)
+    function = functools.partial(OPS[name], backend=backend, **options)
+    upstream = torch.randn_like(function(**tensors))
+    first, *others = by_threads(lambda: results(function, tensors, upstream))
+    for other in others:
+        assert all(map(torch.equal, other, first))
+
+
+def attention_shapes(batch, heads, queries, keys):
+    tokens = dict(q=queries, k=keys, v=keys, landmarks=3)
+    shapes = {name: (batch, heads, count, 4) for name, count in tokens.items()}
+    return dict(shapes, inverse=(batch, heads, 3, 3), scale=(batch, heads, 1, 1))
+
+
+POOL = dict(hw_shape=(2, 3), cells=(2, 2))
+EMPTY = [
+    ('laplacian_kernel', dict(bandwidth=1.0), dict(q=(0, 2, 5, 4), k=(0, 2, 3, 4)), (0, 2, 5, 3)),
+    ('gaussian_kernel', dict(bandwidth=1.0), dict(q=(2, 2, 0, 4), k=(2, 2, 3, 4)), (2, 2, 0, 3)),
+    ('laplacian_kernel', dict(bandwidth=1.0), dict(q=(2, 2, 5, 4), k=(2, 2, 0, 4)), (2, 2, 5, 0)),
+    ('newton_schulz_inverse', {}, dict(mat=(0, 6, 6)), (0, 6, 6)),
+    ('cholesky_inverse', {}, dict(mat=(0, 6, 6)), (0, 6, 6)),
+    ('pooled_landmarks', POOL, dict(k=(0, 2, 6, 4)), (0, 2, 4, 4)),
+    ('pooled_landmarks', POOL, dict(k=(2, 0, 6, 4)), (2, 0, 4, 4)),
+    *(('nystrom_attention', dict(bandwidth=1.0, whitening_eps=eps), attention_shapes(*sizes),
+       (*sizes[:3], 4))
+      for sizes, eps in (((0, 2, 5, 5), 1e-5), ((2, 0, 5, 5), None), ((2, 2, 0, 5), None))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(('name', 'options', 'shapes', 'expected'), EMPTY)
+def test_empty_inputs(name, options, shapes, expected, backend, device):
+    tensors = {key: torch.randn(shape, device=device) for key, shape in shapes.items()}
+    function = functools.partial(OPS[name], backend=backend, **options)
+    out, *grads = results(function, tensors, torch.ones(expected, device=device))
+    assert out.shape == expected
+    assert all(torch.equal(g, torch.zeros_like(t)) for g, t in zip(grads, tensors.values()))
+
+
+@names
+def test_under_autocast_ops_read_halves_or_widen_them(name, backend, device):
+    tensors, options = example(name, torch.bfloat16, device)
+    function = functools.partial(OPS[name], backend=backend, **options)
+    if name in READS_HALVES:
+        function = functools.partial(function, **tensors)
+        tensors = {}
+    with torch.autocast(device, dtype=torch.bfloat16):
+        out = function(*tensors.values())
+    assert out.dtype == (torch.bfloat16 if name == 'nystrom_attention' else torch.float32)
+    torch.testing.assert_close(out, function(*(tensor.float() for tensor in tensors.values())))
+
+
+@names
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.float16])
+def test_meta_and_fake_tensors_have_the_shapes_of_real_ones(name, dtype):
+    tensors, options = example(name, dtype)
+    upstream = torch.ones_like(OPS[name](**tensors, **options))
+
+    def layout(make):
+        def moved(values):
+            return {k: make(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
+
+        function = functools.partial(OPS[name], **moved(options))
+        found = results(function, moved(tensors), make(upstream))
+        by_head = name in READS_HALVES  # whose strides are promised
+        return [(t.shape, t.dtype, t.stride() if by_head else None) for t in found]
+
+    real = layout(lambda tensor: tensor)
+    assert layout(lambda tensor: tensor.to('meta')) == real
+    with FakeTensorMode() as mode:
+        assert layout(mode.from_tensor) == real
+
+
+def memory(backend, function, tensors, with_gradients=True):
+    """Bytes of tensors that a call holds at most, with or without its gradients."""
+
+    def call():
+        out = function(*tensors, backend=backend)
+        return out.detach(), *torch.autograd.grad(out.sum(), tensors)
+
+    def forward():
+        with torch.no_grad():
+            return (function(*tensors, backend=backend),)
+
+    job = call if with_gradients else forward
+    job()
+    return tensor_memory(job, tensors[0].device)
+
+
+def attention_of(tensors, options):
+    tensors = [tensor.float().requires_grad_() for tensor in tensors]
+    options['rotary'] = options['rotary'].float()
+
+    def attend(*tensors, backend='auto'):
+        return nystrom_attention(*tensors[:5], scale=tensors[5], backend=backend, **options)
+
+    return attend, tensors
+
+
+DEVICES = ['cpu', pytest.param('cuda', marks=NO_GPU)]
+devices = pytest.mark.parametrize('device', DEVICES)
+
+
+@devices
+@pytest.mark.parametrize('with_gradients', [False, True])
+# One head in parts, and many heads.
+@pytest.mark.parametrize('sizes', [(1, 1, 16384, 16384, 64, 16), (2, 8, 2048, 2048, 64, 16)])
+def test_attention_stores_nothing_of_tokens_times_landmarks(sizes, with_gradients, device):
+    tensors, options = problem(*sizes, 'laplacian', 1e-5, 'half')
+    options['rotary'] = options['rotary'].to(device)
+    job = (*attention_of([tensor.to(device) for tensor in tensors], options), with_gradients)
+    kernel = 4 * sizes[0] * sizes[1] * sizes[2] * sizes[4]  # bytes of one N x m matrix per head
+    assert memory('native', *job) < kernel / 4 and kernel < memory('reference', *job)
+
+
+@devices
+def test_the_backward_of_attention_keeps_inputs_and_small_matrices_alone(device):
+    tensors, options = problem(1, 2, 1000, 1000, 49, 32, 'laplacian', 1e-5, 'half')
+    options['rotary'] = options['rotary'].to(device)
+    attend, tensors = attention_of([tensor.to(device) for tensor in tensors], options)
+    stored = []
+    with torch.autograd.graph.saved_tensors_hooks(stored.append, lambda tensor: tensor):
+        attend(*tensors)
+    inputs = {tensor.data_ptr() for tensor in (*tensors, options['rotary'])}
+    others = {tuple(tensor.shape) for tensor in stored if tensor.data_ptr() not in inputs}
+    moments = {(1, 2, 49), (1, 2, 49, 49), (1, 2, 49, 32)}
+    assert moments <= others <= moments | {(1, 2), (1, 2, 1, 1)}
+
+
+@devices
+def test_pooling_stores_nothing_of_the_size_of_the_tokens(device):
+    k = torch.randn(1, 4, 64 * 64, 32, device=device, requires_grad=True)
+    rotary = table(64 * 64, 16, torch.float32).to(device)
+    pool = functools.partial(pooled_landmarks, hw_shape=(64, 64), cells=(7, 7), rotary=rotary)
+    stored, size = [], k.numel() * k.element_size()
+    with torch.autograd.graph.saved_tensors_hooks(stored.append, lambda tensor: tensor):
+        pool(k, backend='native')
+    for tensor in stored:  # the table itself, and one number
+        assert tensor.data_ptr() == rotary.data_ptr() or tensor.untyped_storage().nbytes() <= 8
+    assert memory('native', pool, [k]) < size / 4 and size < memory('reference', pool, [k])
