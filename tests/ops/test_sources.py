@@ -72,11 +72,10 @@ def test_cpu_ops_pass_under_address_and_undefined_behaviour_sanitizers(tmp_path)
         [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-x',
          '--rootdir', tmp_path / 'site',
          *(tmp_path / f'site/tests/ops/test_{name}.py'
-           for name in ('kernels', 'inverse', 'nystrom_attention', 'pooled_landmarks',
-                        'bias_gelu', 'powers', 'pola_streams')),
+           for name in ('contracts', 'kernels', 'inverse', 'nystrom_attention',
+                        'pooled_landmarks', 'fused')),
          '-m', 'not slow',
-         '-k', '(native-cpu or bias_gelu or powers or pola_streams) and not threads '
-         'and not run_to_run and not thousand'],
+         '-k', '(native-cpu or fused) and not threads and not thousand'],
         PYTHONPATH=str(tmp_path / 'site'), LD_PRELOAD=' '.join(preload),
         # Python itself keeps memory until it ends; ODR: torch defines some of its globals twice.
         ASAN_OPTIONS='detect_leaks=0:detect_odr_violation=0', UBSAN_OPTIONS='print_stacktrace=1',

@@ -1,0 +1,251 @@
+"""Who computes: the library where it can, else the reference; by context and by environment."""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT
+from torch.utils.data import DataLoader, Dataset
+
+import mmlaplace
+from mmlaplace.models.layers import TransformerBlock
+from mmlaplace.ops import (
+    _native,
+    current_backend,
+    gaussian_kernel,
+    laplacian_kernel,
+    newton_schulz_inverse,
+    use_backend,
+)
+from mmlaplace.ops.backend import default_backend, only_native, with_current_backend
+from mmlaplace.ops.laplacian_kernel import laplacian_kernel_reference
+
+Q, K = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 3, 4)
+
+
+@pytest.fixture
+def fresh(monkeypatch):
+    """The loader as in a new process, with its log lines."""
+    lines = []
+    monkeypatch.setattr(_native, 'print_log', lambda line, **_: lines.append(line))
+    _native._log_fallback.cache_clear()
+    yield lines
+    _native._log_fallback.cache_clear()
+
+
+@pytest.fixture
+def without_library(fresh, monkeypatch, tmp_path):
+    monkeypatch.setattr(_native, 'WHY_MISSING', _native.load_library(tmp_path))
+    return fresh
+
+
+def test_auto_is_native_where_the_library_is(fresh, monkeypatch):
+    calls, native = [], torch.ops.mmlaplace.laplacian_kernel.default
+    monkeypatch.setattr(
+        torch.ops.mmlaplace.laplacian_kernel, 'default',
+        lambda *args: calls.append(1) or native(*args),
+    )  # fmt: skip
+    for backend in ('auto', 'native', 'reference'):
+        laplacian_kernel(Q, K, 4.0, backend=backend)
+    assert (len(calls), fresh) == (2, [])
+
+
+def test_auto_falls_back_with_one_line(without_library):
+    for _ in range(3):
+        laplacian_kernel(Q, K, 4.0)
+        gaussian_kernel(Q, K, 4.0)
+    (line,) = without_library
+    assert 'no compiled library' in line
+
+
+@pytest.mark.parametrize('op', [laplacian_kernel, newton_schulz_inverse])
+def test_native_without_library_says_why_and_what_to_do(without_library, op):
+    arguments = (Q, K, 4.0) if op is laplacian_kernel else (torch.eye(2),)
+    with pytest.raises(RuntimeError, match="no compiled.*no-build-isolation.*backend='auto'"):
+        op(*arguments, backend='native')
+
+
+def test_a_library_that_does_not_load_says_why(fresh, monkeypatch, tmp_path):
+    (tmp_path / '_C.so').write_bytes(b'not a library')
+    monkeypatch.setattr(_native, 'WHY_MISSING', _native.load_library(tmp_path))
+    with pytest.raises(RuntimeError, match='_C.so did not load with torch .*: '):
+        laplacian_kernel(Q, K, 4.0, backend='native')
+    reference = laplacian_kernel(Q, K, 4.0, backend='reference')
+    torch.testing.assert_close(laplacian_kernel(Q, K, 4.0), reference)
+
+
+def test_the_library_of_this_torch_is_chosen(tmp_path):
+    # Environments with different versions of torch may share a source folder.
+    (tmp_path / '_C_a.so').write_bytes(b'\0mmlaplace built for torch=1.13;\0')
+    assert 'compiled for torch 1.13, and this is torch' in _native.load_library(tmp_path)
+    versions = []
+    for library in Path(mmlaplace.__file__).parent.glob('_C*.so'):
+        (tmp_path / library.name).symlink_to(library)
+        versions.append(_native.build_info(library)['torch'])
+    assert sum(torch.__version__.startswith(f'{version}.') for version in versions) == 1
+    assert _native.load_library(tmp_path) is None
+
+
+def test_an_op_or_device_that_the_library_lacks(monkeypatch):
+    monkeypatch.setattr(_native, 'AVAILABLE', {'laplacian_kernel': frozenset({'cuda'})})
+    with pytest.raises(RuntimeError, match="no op 'gaussian_kernel'.*backend='auto'"):
+        gaussian_kernel(Q, K, 4.0, backend='native')
+    with use_backend('native'), pytest.raises(RuntimeError, match="'laplacian_kernel' for cpu"):
+        laplacian_kernel(Q, K, 4.0)
+
+
+# The instruction sets that this machine can run, by torch's names.
+CAPABILITIES = ['default', 'avx2', 'avx512']
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('capability', CAPABILITIES)
+def test_every_instruction_set_passes_the_op_tests(capability):
+    supported = torch.backends.cpu.get_cpu_capability().lower()
+    last = CAPABILITIES.index(supported) if supported in CAPABILITIES else 0
+    if CAPABILITIES.index(capability) > last:
+        pytest.skip(f'this CPU has {supported}, not {capability}')
+    files = ('contracts', 'kernels', 'inverse', 'nystrom_attention', 'pooled_landmarks', 'fused')
+    result = subprocess.run(
+        [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider',
+         *(f'tests/ops/test_{name}.py' for name in files),
+         '-k', '(native-cpu or fused) and not number_of_threads and not ten_thousand'],
+        env={**os.environ, 'ATEN_CPU_CAPABILITY': capability},
+        cwd=ROOT, capture_output=True, text=True,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stdout[-3000:]
+
+
+def chosen(backend='auto'):
+    """Who would compute the Laplacian kernel."""
+    device = torch.device('cpu')
+    op = _native.select('laplacian_kernel', laplacian_kernel_reference, device, backend)
+    return 'reference' if op is laplacian_kernel_reference else 'native'
+
+
+def test_ops_without_a_backend_have_that_of_the_context():
+    assert (current_backend(), chosen()) == ('auto', 'native')
+    with use_backend('reference'):
+        assert (current_backend(), chosen()) == ('reference', 'reference')
+        assert chosen('native') == 'native'  # the argument of an op wins
+        kept = with_current_backend(chosen)
+        with use_backend('auto'):
+            assert chosen() == 'native'
+        assert chosen() == 'reference'
+    with use_backend('native'):
+        assert chosen('reference') == 'reference'
+    assert (current_backend(), chosen(), kept()) == ('auto', 'native', 'reference')
+    assert use_backend('reference')(chosen)() == 'reference'
+    with pytest.raises(ZeroDivisionError), use_backend('reference'):
+        raise ZeroDivisionError
+    assert current_backend() == 'auto'
+
+
+def test_of_a_graph_for_a_runtime_certain_ops_alone_are_native():
+    with only_native(['laplacian_kernel']):
+        assert (current_backend(), chosen()) == ('reference', 'native')
+        with only_native(['cholesky_inverse']), use_backend('auto'):
+            assert (current_backend(), chosen()) == ('auto', 'native')
+        assert chosen('reference') == 'reference'
+    with only_native(['cholesky_inverse']):
+        assert chosen() == 'reference'
+    assert (current_backend(), chosen()) == ('auto', 'native')
+
+
+def test_another_name_is_refused_with_the_names_that_there_are(monkeypatch):
+    with pytest.raises(ValueError, match="one of .*'reference'.*, got 'cuda'"), use_backend('cuda'):
+        pass
+    for value, expected in (('reference', 'reference'), ('', 'auto')):
+        monkeypatch.setenv('MMLAPLACE_BACKEND', value)
+        assert default_backend() == expected
+    monkeypatch.setenv('MMLAPLACE_BACKEND', 'gpu')
+    with pytest.raises(ValueError, match="MMLAPLACE_BACKEND .*, got 'gpu'"):
+        default_backend()
+
+
+@pytest.mark.slow
+def test_another_process_reads_the_environment():
+    line = 'from mmlaplace.ops import current_backend; print(current_backend())'
+    env = {**os.environ, 'MMLAPLACE_BACKEND': 'reference'}
+    out = subprocess.run([sys.executable, '-c', line], env=env, capture_output=True, text=True)
+    assert out.stdout.split() == ['reference'], out.stderr
+
+
+def test_every_thread_has_its_own():
+    seen, entered, leave = [], threading.Event(), threading.Event()
+
+    def other():
+        seen.append(chosen())
+        with use_backend('native'):
+            entered.set()
+            leave.wait(10)
+            seen.append(current_backend())
+
+    with use_backend('reference'):
+        thread = threading.Thread(target=other)
+        thread.start()
+        entered.wait(10)
+        assert chosen() == 'reference'
+        leave.set()
+        thread.join()
+    assert seen == ['native', 'native']
+
+
+def test_a_checkpoint_computes_again_with_the_backend_of_the_forward(monkeypatch):
+    attn_cfg = dict(type='LaplacianAttention', embed_dims=8, num_heads=2, input_resolution=(4, 4))
+    block = TransformerBlock(8, dict(attn_cfg, num_landmarks=4), with_cp=True)
+    select, calls = _native.select, []
+    monkeypatch.setattr(_native, 'select', lambda *a: calls.append(select(*a)) or calls[-1])
+    with use_backend('reference'):
+        out = block(torch.randn(1, 16, 8), (4, 4))
+    forward = len(calls)
+    out.sum().backward()
+    assert len(calls) > forward > 0
+    assert not any(isinstance(call, torch._ops.OpOverload) for call in calls)
+
+
+class Chosen(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        return chosen()
+
+
+@pytest.mark.slow
+def test_a_forked_worker_has_the_backend_of_its_parent():
+    with use_backend('reference'):
+        loader = DataLoader(Chosen(), num_workers=1, multiprocessing_context='fork')
+        assert [batch[0] for batch in loader] == ['reference'] * 2
+
+
+class Kernel(torch.nn.Module):
+    def forward(self, q, k):
+        return laplacian_kernel(q, k, 4.0)
+
+
+@pytest.mark.slow
+def test_graphs_are_compiled_again_for_another_backend():
+    torch._dynamo.reset()
+    graphs = []
+    kernel = torch.compile(
+        Kernel(), backend=lambda graph, _: graphs.append(graph.code) or graph, fullgraph=True
+    )
+    kernel(Q, K)
+    with use_backend('reference'):
+        kernel(Q, K)
+    kernel(Q, K)
+    assert ['mmlaplace' in code for code in graphs] == [True, False]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('strict', [False, True])
+def test_an_exported_graph_has_the_backend_of_its_export(strict):
+    for backend in ('auto', 'reference'):
+        with use_backend(backend):
+            graph = torch.export.export(Kernel(), (Q, K), strict=strict).graph_module
+        assert ('mmlaplace' in graph.code) == (backend == 'auto')

@@ -1,0 +1,222 @@
+"""Parts of models in one pass: bias and GELU, PolaFormer's powers, and its queries."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import by_threads
+
+from mmlaplace.models import PolaAttention
+from mmlaplace.models.layers import pola_streams
+from mmlaplace.models.layers.signed_powers import SignedPowers
+from mmlaplace.ops import use_backend
+from mmlaplace.ops.bias_gelu import (
+    bias_gelu,
+    bias_gelu_backward,
+    bias_gelu_reference,
+    has_bias_gelu,
+)
+from mmlaplace.ops.pola_streams import fits as streams_fit
+from mmlaplace.ops.signed_powers import fits as powers_fit
+from mmlaplace.ops.signed_powers import signed_powers, signed_powers_backward
+
+EMPTY = torch.zeros(1, 1, 1, 1)
+pytestmark = pytest.mark.skipif(
+    not (has_bias_gelu() and streams_fit(EMPTY) and powers_fit(EMPTY)),
+    reason='the compiled library is missing',
+)
+forms = pytest.mark.parametrize('approximate', ['none', 'tanh'])
+streams = functools.partial(pola_streams, eps=1e-6)
+
+
+def hidden(rows, channels):
+    """Hidden tokens of which some are far out, on both sides."""
+    return torch.linspace(-8, 8, rows * channels).view(channels, rows).t().contiguous()
+
+
+def gelu(x, bias, grad, approximate, in_place=False):
+    """The result, and the gradients of x and of the bias."""
+    x, of_x = x.clone(), grad.clone()
+    first, again = (x.clone(), x) if in_place else (torch.empty_like(x), torch.empty_like(x))
+    bias_gelu(first if in_place else x, bias, approximate, first)
+    of_bias = bias_gelu_backward(of_x, x, bias, approximate, again)
+    assert torch.equal(again, first)
+    return first, of_x, of_bias
+
+
+# Whole vectors, parts of one, and more rows than a thread takes at once.
+@pytest.mark.parametrize('shape', [(1, 1), (5, 7), (9, 16), (33, 45), (600, 64)])
+@forms
+def test_gelu_of_the_sum(shape, approximate):
+    arguments = x, bias, grad = hidden(*shape), torch.randn(shape[1]), torch.randn(shape)
+    wide = [tensor.double().requires_grad_() for tensor in (x, bias)]
+    truth = bias_gelu_reference(*wide, approximate)
+    truth = [truth.detach(), *torch.autograd.grad(truth, wide, grad.double())]
+    found = gelu(*arguments, approximate)
+    # Values up to 12, right to 1e-7 of them; times gradients up to 5; and sums of up to 600 of
+    # these, of which many cancel.
+    for result, right, atol, rtol in zip(found, truth, (1e-6, 5e-6, 1e-4), (2e-7, 2e-7, 1e-6)):
+        torch.testing.assert_close(result.double(), right, atol=atol, rtol=rtol)
+    assert all(map(torch.equal, gelu(*arguments, approximate, in_place=True), found))
+
+
+@forms
+def test_gelu_is_as_right_as_torchs(approximate):
+    x, out = hidden(300, 64), torch.empty(300, 64)
+    truth = F.gelu(x.double(), approximate=approximate)
+    bias_gelu(x, torch.zeros(64), approximate, out)
+    # Twice, as another version of torch may round better.
+    assert (out - truth).abs().max() <= 2 * (F.gelu(x, approximate=approximate) - truth).abs().max()
+
+
+@forms
+def test_gelu_of_far_values_and_nan(approximate):
+    x = torch.tensor([[-1e30, -40.0, 40.0, 1e30, float('inf'), float('nan')]])
+    out = torch.empty_like(x)
+    bias_gelu(x, torch.zeros(6), approximate, out)
+    expected = torch.tensor([[0, 0, 40, 1e30, float('inf'), float('nan')]])
+    torch.testing.assert_close(out, expected, atol=0, rtol=0, equal_nan=True)
+    of_x = torch.ones(1, 4)
+    bias_gelu_backward(of_x, x[:, 1:5].contiguous(), torch.zeros(4), approximate, torch.empty(1, 4))
+    assert of_x[0, :2].tolist() == [0, 1]
+
+
+def features(batch, heads, tokens, dims):
+    """x, power and shift, and a gradient. x is a view of tokens by head."""
+    x = torch.randn(batch, tokens, heads * dims).view(batch, tokens, heads, dims).transpose(1, 2)
+    x[:, :, :2] = 0
+    power = 1.05 + 4 * torch.rand(heads, 1, dims)
+    return x, power, torch.randn(heads, 1, dims), torch.randn(batch, heads, tokens, 2 * dims)
+
+
+def powers(x, power, shift, grad):
+    return signed_powers(x, power, shift), *signed_powers_backward(grad, x, power, shift)
+
+
+@pytest.mark.parametrize('shape', [(1, 1, 3, 1), (2, 3, 500, 5), (2, 2, 700, 32), (1, 2, 9, 40)])
+def test_powers_of_each_part(shape):
+    x, *others, grad = features(*shape)
+    results = powers(x, *others, grad)
+    leaves = [tensor.double().requires_grad_() for tensor in (x, *others)]
+    out = SignedPowers.apply(*leaves)
+    truth = out.detach(), *torch.autograd.grad(out, leaves, grad.double())
+    for result, right in zip(results[:2], truth[:2]):
+        # The exponent is below 32 and is rounded in three steps; the gradient is once divided.
+        error = (result - right).abs()
+        assert (error <= 4 * 32 * torch.finfo(torch.float32).eps / 2 * right.abs() + 1e-30).all()
+        assert not result[:, :, :2].any()
+    for result, right in zip(results[2:], truth[2:]):
+        # Sums of up to 1400 terms of both signs, each of which is right to 1e-6.
+        close = dict(rtol=1e-5, atol=1e-5 * float(right.abs().max()))
+        torch.testing.assert_close(result.double(), right, **close)
+    by_strides = powers(x, *others, grad.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0))
+    assert all(map(torch.equal, by_strides, powers(x.contiguous(), *others, grad)))
+
+
+def test_powers_at_the_ends_of_the_range():
+    x = torch.tensor([float('inf'), -float('inf'), 3e38, -1e-20, 1e-40, float('nan')])
+    ones, inf, nan = torch.ones(1, 1, 6), float('inf'), float('nan')
+    for power, rows in (
+        (0.5, [[inf, 0, 3e38**0.5, 0, 1e-20, nan], [0, inf, 0, 1e-10, 0, nan]]),
+        (2, [[inf, 0, inf, 0, 0, nan], [0, inf, 0, 0, 0, nan]]),
+    ):
+        out = signed_powers(x.view(1, 1, 1, 6), power * ones, 0 * ones).view(2, 6)
+        # The exponent is up to 64, with an error of a unit in its last place.
+        torch.testing.assert_close(out, torch.tensor(rows), rtol=1e-5, atol=0, equal_nan=True)
+
+
+def test_training_takes_powers_and_second_derivatives_do_not(monkeypatch):
+    calls = []
+    monkeypatch.setattr(
+        'mmlaplace.ops.signed_powers.signed_powers_backward',
+        lambda *args: calls.append(args) or signed_powers_backward(*args),
+    )
+    *inputs, grad = features(1, 2, 6, 8)
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
+    first = torch.autograd.grad(SignedPowers.apply(*leaves), leaves, grad)
+    assert len(calls) == 1
+    again = torch.autograd.grad(SignedPowers.apply(*leaves), leaves, grad, create_graph=True)
+    assert len(calls) == 1 and all(tensor.requires_grad for tensor in again)
+    torch.testing.assert_close(first, again, rtol=1e-5, atol=1e-5)  # sums of 6 terms up to 100
+
+
+def queries(batch, heads, tokens, dims):
+    """Queries that are a view of tokens by head, power, scale, sums and means, all positive."""
+    q = torch.randn(batch, tokens, heads * dims).view(batch, tokens, heads, dims)
+    power, scale = (0.8 + torch.rand(2, heads, 1, dims)).unbind()
+    means = 0.1 + torch.rand(batch, heads, 2 * dims, 2)
+    return q.transpose(1, 2), power, scale, torch.rand(batch, heads, 2 * dims, dims), means
+
+
+def with_gradients(arguments, grad, create_graph=False):
+    leaves = [tensor.clone().requires_grad_() for tensor in arguments]
+    out = streams(*leaves)
+    return leaves, (out, *torch.autograd.grad(out, leaves, grad, create_graph=create_graph))
+
+
+# Whole tiles and vectors, parts of them, streams of unequal width, and one without a channel.
+@pytest.mark.parametrize('shape', [(2, 3, 300, 5), (1, 2, 256, 32), (2, 1, 130, 1), (1, 1, 9, 16)])
+def test_streams_are_the_formula_with_its_gradients(shape):
+    arguments, grad = queries(*shape), torch.randn(shape)
+    _, results = with_gradients(arguments, grad)
+    _, truth = with_gradients([tensor.double() for tensor in arguments], grad.double())
+    for result, right in zip(results, truth):
+        # Sums of up to 64 products and then of up to 600 tokens, of terms that are right to 1e-6.
+        close = dict(rtol=1e-4, atol=1e-5 * float(right.abs().max()))
+        torch.testing.assert_close(result.double(), right, **close)
+
+
+def test_second_derivatives_of_streams_are_those_of_the_formula():
+    arguments, grad = queries(1, 2, 6, 4), torch.randn(1, 2, 6, 4)
+
+    def second(tensors):
+        leaves, first = with_gradients(tensors, grad.to(tensors[0].dtype), create_graph=True)
+        _, again = with_gradients(tensors, grad.to(tensors[0].dtype))
+        torch.testing.assert_close(first, again, rtol=1e-4, atol=1e-4)  # sums of 12 terms
+        return torch.autograd.grad(sum((value**2).sum() for value in first[1:]), leaves)
+
+    for found, truth in zip(second(arguments), second([tensor.double() for tensor in arguments])):
+        # Derivatives of powers divide by small queries, so values reach 1e3.
+        close = dict(rtol=1e-3, atol=1e-4 * float(truth.abs().max()))
+        torch.testing.assert_close(found.double(), truth, **close)
+
+
+def test_the_reference_computes_the_same():
+    attention = PolaAttention(64, num_heads=2, input_resolution=(14, 14))
+    torch.nn.init.normal_(attention.power)
+    x = torch.randn(2, 14 * 14, 64)
+    found = attention(x, (14, 14))
+    with use_backend('reference'):
+        assert not streams_fit(x) and not powers_fit(x)
+        torch.testing.assert_close(found, attention(x, (14, 14)), rtol=1e-5, atol=1e-6)
+
+
+def test_a_query_without_keys_is_nothing_and_a_nan_stays_with_its_query():
+    q, power, scale, sums, means = arguments = queries(1, 2, 40, 8)
+    assert not streams(q, power, scale, 0 * sums, 0 * means).any()
+    clean = streams(*arguments)
+    q[0, 1, 7, 3] = float('nan')
+    out = streams(*arguments)
+    assert out[0, 1, 7].isnan().all()
+    clean[0, 1, 7] = out[0, 1, 7] = 0
+    assert torch.equal(out, clean)
+
+
+CALLS = {
+    'gelu': lambda: functools.partial(
+        gelu, hidden(1500, 48), torch.randn(48), torch.randn(1500, 48), 'none'
+    ),
+    'powers': lambda: functools.partial(powers, *features(2, 3, 1500, 48)),
+    'streams': lambda: functools.partial(
+        lambda *inputs: with_gradients(inputs, torch.ones(2, 3, 1500, 48))[1],
+        *queries(2, 3, 1500, 48),
+    ),
+}
+
+
+@pytest.mark.parametrize('name', CALLS)
+def test_results_do_not_depend_on_the_number_of_threads(name):
+    first, *others = by_threads(CALLS[name]())
+    for other in others:
+        assert all(map(torch.equal, first, other))
