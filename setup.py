@@ -20,6 +20,7 @@ import sys
 import sysconfig
 import tempfile
 from pathlib import Path
+from typing import Optional, Tuple
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
@@ -105,20 +106,29 @@ def native_extension() -> dict:
 
     with_cuda = force_cuda or torch.cuda.is_available()
     nvcc = Path(cpp_extension.CUDA_HOME or '/') / 'bin' / 'nvcc'
-    missing = ''
-    if torch.version.cuda is None:
-        missing = f'torch {torch.__version__} is built without CUDA: install one that has it'
-    elif not nvcc.is_file():
-        missing = (
-            f'there is no nvcc: install the CUDA {torch.version.cuda} toolkit and set CUDA_HOME '
-            f'(now {os.environ.get("CUDA_HOME")!r})'
-        )
+    missing = missing_for_cuda(torch, nvcc)
     if with_cuda and missing:
         if force_cuda:
             sys.exit(f'mmlaplace: FORCE_CUDA=1, but {missing}')
         say(f'ops for the CPU alone: {missing}')
         with_cuda = False
+    return extension_of(torch, cpp_extension, nvcc if with_cuda else None)
 
+
+def missing_for_cuda(torch, nvcc: Path) -> str:
+    """Why the CUDA sources cannot be compiled for this torch; empty if they can."""
+    if torch.version.cuda is None:
+        return f'torch {torch.__version__} is built without CUDA: install one that has it'
+    if not nvcc.is_file():
+        return (
+            f'there is no nvcc: install the CUDA {torch.version.cuda} toolkit and set CUDA_HOME '
+            f'(now {os.environ.get("CUDA_HOME")!r})'
+        )
+    return ''
+
+
+def extension_of(torch, cpp_extension, nvcc: Optional[Path]) -> dict:
+    """The arguments of ``setup`` for the ops, with those for CUDA if there is its compiler."""
     native = runpy.run_path(str(ROOT / 'mmlaplace/ops/_sources.py'))
 
     def files(*suffixes: str) -> list:
@@ -126,6 +136,48 @@ def native_extension() -> dict:
         return [str(path.relative_to(ROOT)) for path in paths if path.suffix in suffixes]
 
     sources = files('.cpp')
+    cpu_flags, link_flags = compiler_flags(torch.backends.cpu.get_cpu_capability())
+    flags = {'cxx': cpu_flags}
+    architectures, headers, libraries = [], [], []
+    if nvcc is not None:
+        sources += files('.cu')
+        flags['nvcc'] = ['-O3', '-lineinfo']
+        toolkit = cuda_toolkit(nvcc)
+        headers, libraries = cuda_headers(toolkit), cuda_libraries(toolkit)
+        if 'TORCH_CUDA_ARCH_LIST' in os.environ:  # torch makes the flags of it
+            architectures = [os.environ['TORCH_CUDA_ARCH_LIST']]
+        else:
+            architectures = cuda_architectures(nvcc)
+            flags['nvcc'] += architectures
+
+    make = cpp_extension.CUDAExtension if nvcc else cpp_extension.CppExtension
+    extension = make(
+        # One for every torch it is built with, so that environments can share a source folder.
+        'mmlaplace._C_torch' + ''.join(torch.__version__.split('.')[:2]),
+        sources,
+        depends=files('.h', '.cuh'),
+        extra_compile_args=flags,
+        extra_link_args=link_flags,
+        include_dirs=headers,
+        library_dirs=libraries,
+    )
+    # TORCH_LIBRARY alone, nothing of Python: one library serves every Python version.
+    extension.libraries = [name for name in extension.libraries if name != 'torch_python']
+
+    say(
+        f'compiled ops for torch {torch.__version__}: {len(sources)} sources, CPU'
+        + (f' and CUDA {torch.version.cuda} ({" ".join(architectures)})' if nvcc else '')
+        + ('' if nvcc else '; CUDA only with a visible GPU or FORCE_CUDA=1')
+    )
+
+    return {
+        'ext_modules': [extension],
+        'cmdclass': build_commands(cpp_extension, extension, native),
+    }
+
+
+def compiler_flags(capability: str) -> Tuple[list, list]:
+    """Flags for compiling and for linking; ``capability`` names this machine's vectors."""
     # -fopenmp only where torch's parallel_for is compiled: the runtime is the one torch loaded.
     # Without libgomp named at link time a process never has two, whose threads would compete.
     cpu_flags = [
@@ -145,40 +197,14 @@ def native_extension() -> dict:
         # Unoptimised, which halves the minutes of compiling, and the tests' sizes are small.
         cpu_flags += [*sanitizers, '-O0', '-g1', '-fno-omit-frame-pointer']
         # One version of the kernels, this machine's, since three take minutes.
-        vectors = dict(AVX512=64, AVX2=32).get(torch.backends.cpu.get_cpu_capability(), 16)
+        vectors = dict(AVX512=64, AVX2=32).get(capability, 16)
         cpu_flags.append(f'-DMMLAPLACE_VECTOR_BYTES={vectors}')
         link_flags = sanitizers
-    flags = {'cxx': cpu_flags}
-    architectures = []
-    if with_cuda:
-        sources += files('.cu')
-        flags['nvcc'] = ['-O3', '-lineinfo']
-        toolkit = cuda_toolkit(nvcc)
-        if 'TORCH_CUDA_ARCH_LIST' in os.environ:  # torch makes the flags of it
-            architectures = [os.environ['TORCH_CUDA_ARCH_LIST']]
-        else:
-            architectures = cuda_architectures(nvcc)
-            flags['nvcc'] += architectures
+    return cpu_flags, link_flags
 
-    make = cpp_extension.CUDAExtension if with_cuda else cpp_extension.CppExtension
-    extension = make(
-        # One for every torch it is built with, so that environments can share a source folder.
-        'mmlaplace._C_torch' + ''.join(torch.__version__.split('.')[:2]),
-        sources,
-        depends=files('.h', '.cuh'),
-        extra_compile_args=flags,
-        extra_link_args=link_flags,
-        include_dirs=cuda_headers(toolkit) if with_cuda else [],
-        library_dirs=cuda_libraries(toolkit) if with_cuda else [],
-    )
-    # TORCH_LIBRARY alone, nothing of Python: one library serves every Python version.
-    extension.libraries = [name for name in extension.libraries if name != 'torch_python']
 
-    say(
-        f'compiled ops for torch {torch.__version__}: {len(sources)} sources, CPU'
-        + (f' and CUDA {torch.version.cuda} ({" ".join(architectures)})' if with_cuda else '')
-        + ('' if with_cuda else '; CUDA only with a visible GPU or FORCE_CUDA=1')
-    )
+def build_commands(cpp_extension, extension, native: dict) -> dict:
+    """Commands that build the ops with a mark of their sources, and a wheel for every Python."""
 
     class BuildOps(cpp_extension.BuildExtension.with_options(no_python_abi_suffix=True)):
         def build_extensions(self) -> None:
@@ -203,7 +229,7 @@ def native_extension() -> dict:
                 return 'py3', 'none', super().get_tag()[2]
 
         cmdclass['bdist_wheel'] = WheelForEveryPython
-    return {'ext_modules': [extension], 'cmdclass': cmdclass}
+    return cmdclass
 
 
 def cuda_architectures(nvcc: Path) -> list:

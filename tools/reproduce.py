@@ -18,6 +18,7 @@ Examples:
       --weights softpp_table_3/softpp-tiny=work_dirs/softpp-tiny/epoch_300.pth
 """
 
+import argparse
 import json
 import os
 import shlex
@@ -262,11 +263,8 @@ def why_not_now(plan: Plan) -> str:
     return '\n  '.join(sorted(set(missing))) if missing and all(missing) else ''
 
 
-def main() -> None:
-    parser, console = ToolParser(__doc__), Console()
-    args = parse_args(parser)
-    if args.list and args.table is None:
-        return print(coverage_page()) if args.markdown else list_tables(console)
+def check_args(parser: ToolParser, args: argparse.Namespace) -> List[str]:
+    """Refuse arguments that do not fit together or this machine; the groups of GPUs."""
     if args.table is None:
         parser.error('name a table; --list prints those there are')
     if args.launcher == 'slurm' and not args.partition:
@@ -278,12 +276,33 @@ def main() -> None:
     if args.launcher == 'none' and args.gpus > 1:
         parser.error(f'--gpus {args.gpus} needs --launcher pytorch or slurm; without, one trains')
     devices = groups_of_gpus(args.gpus)
-    jobs = args.jobs or max(len(devices), 1)
+    args.jobs = jobs = args.jobs or max(len(devices), 1)
     if args.launcher != 'slurm' and torch.cuda.device_count() and jobs > len(devices):
         parser.error(
             f'--jobs {jobs} of --gpus {args.gpus} need more than the {torch.cuda.device_count()} '
             'GPUs here'
         )
+    return devices
+
+
+def write_report(report: dict, out: Path) -> None:
+    """Print the report, and write it as JSON, as Markdown and, if it has curves, as a picture."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(out, json.dumps(report, indent=2, ensure_ascii=False) + '\n')
+    text = markdown(report, out.parent)
+    write_whole(out.with_suffix('.md'), text)
+    drawn = plot(report, out.with_suffix('.png'))
+    print(text)
+    print('wrote', out, out.with_suffix('.md'), out.with_suffix('.png') if drawn else '')
+
+
+def main() -> None:
+    parser, console = ToolParser(__doc__), Console()
+    args = parse_args(parser)
+    if args.list and args.table is None:
+        return print(coverage_page()) if args.markdown else list_tables(console)
+    devices = check_args(parser, args)
+    jobs = args.jobs
     try:
         table = read_table(args.table)
         if args.list:
@@ -320,14 +339,7 @@ def main() -> None:
         scale=args.scale, seeds=args.seeds, call=shlex.join(['python', *sys.argv]),
         versions=versions(), machine=this_machine(),
     ))  # fmt: skip
-    out = args.out or args.work_dir / f'{table.name}-{args.scale}.json'
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(out, json.dumps(report, indent=2, ensure_ascii=False) + '\n')
-    text = markdown(report, out.parent)
-    write_whole(out.with_suffix('.md'), text)
-    drawn = plot(report, out.with_suffix('.png'))
-    print(text)
-    print('wrote', out, out.with_suffix('.md'), out.with_suffix('.png') if drawn else '')
+    write_report(report, args.out or args.work_dir / f'{table.name}-{args.scale}.json')
     failed = sorted({plan.jobs[key].label for key, end in found.items() if isinstance(end, str)})
     if failed:
         sys.exit(f'reproduce: {len(failed)} failed: {", ".join(failed)}; the report has their logs')

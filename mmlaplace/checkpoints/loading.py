@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from os import PathLike
 from os.path import expanduser
-from typing import Any, Collection, Dict, Iterable, List, NamedTuple, Optional, Set, Union
+from typing import Any, Collection, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple, Union
 
 import torch.nn as nn
 from mmengine.fileio import get_local_path
@@ -285,24 +285,7 @@ def load_weights(
     theirs = read_state_dict(checkpoint, map_location)
     theirs = {k: theirs[raw] for k, raw in plain_names(theirs).items()}
     rename_old_tensors(theirs, own)
-    counts = _count_prefixes(theirs, own)
-    if not counts:
-        raise ValueError(
-            f'{checkpoint} has no tensor of this {kind}: its names are {_first(list(theirs))}, '
-            f'those expected {_first(list(own))}'
-        )
-    found = counts.most_common(4)
-    alike = []
-    if prefix is None:
-        prefix, best = found[0]
-        alike = [other for other, count in found[1:] if count == best]
-    elif prefix:
-        (prefix,) = plain_names([prefix if prefix.endswith('.') else f'{prefix}.'])
-    if prefix not in counts:
-        raise ValueError(
-            f'prefix {prefix!r} matches no tensor of this {kind} in {checkpoint}; prefixes that '
-            f'do (with the number of tensors): {dict(found)}'
-        )
+    prefix, found, alike = _find_prefix(theirs, own, prefix, f'this {kind}', checkpoint)
     theirs = {k[len(prefix) :]: v for k, v in theirs.items() if k.startswith(prefix)}
     report = LoadReport(
         prefix,
@@ -320,23 +303,13 @@ def load_weights(
             f'{checkpoint} has weights of this {kind} under several prefixes alike; choose by '
             f'prefix= one of (with the number of tensors) {dict(found)}'
         )
-    before = {k: v.clone() for k, v in own.items()}
     theirs = {raw_names.get(k, k): v for k, v in theirs.items()}
     try:
-        resize_weights(module, theirs)
-        module.load_state_dict(theirs, strict=False)
+        _load_or_restore(module, own, theirs)
     except Exception as error:
-        for k, value in own.items():  # these share the memory of the module
-            value.copy_(before[k])
-        other = [k for k in report.resized if theirs[raw_names[k]].shape != own[k].shape]
-        reason = error
-        if other:
-            name = other[0]
-            reason = (
-                f'this checkpoint is for another arch: its {name} has shape '
-                f'{tuple(theirs[raw_names[name]].shape)}, that of this {kind} '
-                f'{tuple(own[name].shape)}; in all, {_first(other)} differ'
-            )
+        shapes = {k: (tuple(theirs[raw_names[k]].shape), tuple(own[k].shape)) for k in own
+                  if k in report.resized}  # fmt: skip
+        reason = _other_arch(shapes, kind) or error
         raise ValueError(f'{checkpoint} does not fit: {reason}') from error
     print_log(
         f'{kind} from {checkpoint}, prefix {prefix!r}: matched {len(report.matched)} of '
@@ -346,6 +319,63 @@ def load_weights(
         level=logging.WARNING if report.missing else logging.INFO,
     )
     return report
+
+
+def _find_prefix(
+    theirs: Dict[str, Tensor],
+    own: Dict[str, Tensor],
+    prefix: Optional[str],
+    what: str,
+    checkpoint: Union[str, PathLike],
+) -> Tuple[str, List[Tuple[str, int]], List[str]]:
+    """The prefix of a module in a file, those with most tensors, and others that match alike.
+
+    Raises:
+        ValueError: If no tensor of the file is one of the module, or none under this prefix.
+    """
+    counts = _count_prefixes(theirs, own)
+    if not counts:
+        raise ValueError(
+            f'{checkpoint} has no tensor of {what}: its names are {_first(list(theirs))}, '
+            f'those expected {_first(list(own))}'
+        )
+    found = counts.most_common(4)
+    alike: List[str] = []
+    if prefix is None:
+        prefix, best = found[0]
+        alike = [other for other, count in found[1:] if count == best]
+    elif prefix:
+        (prefix,) = plain_names([prefix if prefix.endswith('.') else f'{prefix}.'])
+    if prefix not in counts:
+        raise ValueError(
+            f'prefix {prefix!r} matches no tensor of {what} in {checkpoint}; prefixes that '
+            f'do (with the number of tensors): {dict(found)}'
+        )
+    return prefix, found, alike
+
+
+def _other_arch(shapes: Dict[str, Tuple[tuple, tuple]], kind: str) -> str:
+    """A sentence on tensors whose shape in the file is not that in the module, if there are any."""
+    other = [name for name, (given, own) in shapes.items() if given != own]
+    if not other:
+        return ''
+    given, own = shapes[other[0]]
+    return (
+        f'this checkpoint is for another arch: its {other[0]} has shape {given}, that of this '
+        f'{kind} {own}; in all, {_first(other)} differ'
+    )
+
+
+def _load_or_restore(module: nn.Module, own: Dict[str, Tensor], theirs: Dict[str, Tensor]) -> None:
+    """Load, resizing what depends on the image size; if that raises, the module is as before."""
+    before = {k: v.clone() for k, v in own.items()}
+    try:
+        resize_weights(module, theirs)
+        module.load_state_dict(theirs, strict=False)
+    except Exception:
+        for k, value in own.items():  # these share the memory of the module
+            value.copy_(before[k])
+        raise
 
 
 def _check_names_and_values(

@@ -118,7 +118,9 @@ def main() -> None:
     if args.shape and (len(args.shape) > 2 or min(args.shape) < 1):
         parser.error(f'--shape {" ".join(map(str, args.shape))}: one side or two, of 1 or more')
     shape = tuple(args.shape * 2)[:2] if args.shape else None
-    zoo = {str(key): model for model in read_models() for key in (model.name, model.config)}
+    zoo = {}
+    for model in read_models():
+        zoo[model.name] = zoo[str(model.config.resolve())] = model
     columns = ('model', 'params', 'in layers', 'published', 'MACs', 'published', 'with kernels')
     table = Table(title='of one image')
     for column in (*columns, 'FLOPs, all'):

@@ -18,6 +18,7 @@ x native is the ratio of medians to our compiled op; memory is in percent of the
 column is measured stands in docs/benchmarks.md. The contenders are listed in contenders.py.
 """
 
+import argparse
 import functools
 import math
 import os
@@ -264,8 +265,8 @@ def reasons_of(case: Case) -> Dict[str, str]:
     }
 
 
-def main() -> None:
-    parser = ToolParser(__doc__)
+def parse_args(parser: ToolParser) -> argparse.Namespace:
+    """The arguments, as far as they can be carried out here."""
     dtypes = ('float32', 'float64', 'float16', 'bfloat16')
     parser.add_argument('--ops', choices=('kernels', 'inverse', 'all'), default='all')
     parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu')
@@ -283,6 +284,22 @@ def main() -> None:
         parser.error('--device cuda: torch finds no GPU')
     if args.rounds < 1 or (args.threads or 1) < 1:
         parser.error('--rounds and --threads must be at least 1')
+    return args
+
+
+def print_result(result: dict, cases: List[Case], rows: list) -> None:
+    """The tables of the cases, and the bounds of the machine."""
+    for case in cases:
+        print_table(case, [row for owner, _, row in rows if owner is case])
+    for key in ('peak G diff/s', 'copy GB/s'):
+        if result[key] is not None:
+            print(f'{key}: {result[key]:.1f}')
+    for key, value in result.get('train step', {}).items():
+        print(f'train step, {key}:', f'{value:.2f}' if isinstance(value, float) else value)
+
+
+def main() -> None:
+    args = parse_args(ToolParser(__doc__))
     if args.threads:
         torch.set_num_threads(args.threads)
     device, dtype = torch.device(args.device), getattr(torch, args.dtype)
@@ -329,13 +346,7 @@ def main() -> None:
     for name, measured in (('rows', rows), ('plot', sweep)):
         result[name] = [{'op': c.op, 'shape': c.shape, **row} for c, _, row in measured]
     result['not run'] = [{'op': case.op, 'shape': case.shape, **reasons_of(case)} for case in cases]
-    for case in cases:
-        print_table(case, [row for owner, _, row in rows if owner is case])
-    for key in ('peak G diff/s', 'copy GB/s'):
-        if result[key] is not None:
-            print(f'{key}: {result[key]:.1f}')
-    for key, value in result.get('train step', {}).items():
-        print(f'train step, {key}:', f'{value:.2f}' if isinstance(value, float) else value)
+    print_result(result, cases, rows)
     write_json(args.out, result)
     print('wrote', *filter(None, (args.out, args.plot)))
 

@@ -12,6 +12,7 @@ Examples:
 import argparse
 import json
 from pathlib import Path
+from typing import Dict, Tuple
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -70,6 +71,52 @@ def paste(mask: np.ndarray, box: np.ndarray, size: tuple, threshold: float) -> n
     return np.asarray(canvas)
 
 
+def open_session(parser: argparse.ArgumentParser, args: argparse.Namespace):
+    """The model in onnxruntime, with the compiled ops if they are given."""
+    try:
+        import onnxruntime
+    except ImportError as error:
+        parser.error(f'this needs onnxruntime ({error}); pip install "mmlaplace[deploy]"')
+    if not args.model.is_file():
+        parser.error(f'there is no file {args.model}; export.py makes it')
+    options = onnxruntime.SessionOptions()
+    try:
+        if args.library:
+            options.register_custom_ops_library(str(args.library))
+        return onnxruntime.InferenceSession(str(args.model), options, providers=args.providers)
+    except Exception as error:  # classes of onnxruntime's own
+        if 'mmlaplace:' not in str(error):
+            raise
+        parser.error(
+            f'{args.model} was exported with --backend native: give --library, which '
+            f'tools/deployment/build_onnxruntime_ops.py makes ({error})'
+        )
+
+
+def told(found: Dict[str, np.ndarray], about: dict, size: Tuple[int, int], top: int) -> dict:
+    """Print the outputs for one image; the pictures to write, by the end of their name."""
+    pictures = {}
+    if about['task'] == 'classification':
+        for label in found['scores'].argsort()[::-1][:top]:
+            print(f'  class {label}: {found["scores"][label]:.1%}')
+    elif about['task'] == 'segmentation':
+        labels = found['labels'][: size[0], : size[1]]
+        pictures[''] = labels.astype(np.uint8 if labels.max() < 256 else np.uint16)
+        for label, count in zip(*np.unique(labels, return_counts=True)):
+            print(f'  class {label}: {count / labels.size:.1%} of the pixels')
+    else:
+        for index in range(min(top, int((found['scores'] > 0).sum()))):
+            box = found['boxes'][index]
+            print(
+                f'  class {found["labels"][index]}: {found["scores"][index]:.1%} at '
+                + ' '.join(f'{side:.1f}' for side in box)
+            )
+            if 'masks' in found:
+                threshold = about.get('mask_threshold', 0.5)
+                pictures[f'_{index}'] = paste(found['masks'][index], box, size, threshold)
+    return pictures
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -84,24 +131,7 @@ def main() -> None:
     )
     parser.add_argument('--out', type=Path, help='folder for label maps and masks')
     args = parser.parse_args()
-    try:
-        import onnxruntime
-    except ImportError as error:
-        parser.error(f'this needs onnxruntime ({error}); pip install "mmlaplace[deploy]"')
-    if not args.model.is_file():
-        parser.error(f'there is no file {args.model}; export.py makes it')
-    options = onnxruntime.SessionOptions()
-    try:
-        if args.library:
-            options.register_custom_ops_library(str(args.library))
-        session = onnxruntime.InferenceSession(str(args.model), options, providers=args.providers)
-    except Exception as error:  # classes of onnxruntime's own
-        if 'mmlaplace:' not in str(error):
-            raise
-        parser.error(
-            f'{args.model} was exported with --backend native: give --library, which '
-            f'tools/deployment/build_onnxruntime_ops.py makes ({error})'
-        )
+    session = open_session(parser, args)
     about = json.loads(session.get_modelmeta().custom_metadata_map['mmlaplace'])
     if about['batch'] not in (None, 1):
         parser.error(f'{args.model} takes {about["batch"]} images at a time; export it for one')
@@ -117,26 +147,7 @@ def main() -> None:
         found = session.run(None, {'images': to_pixels(image, size, about)})
         found = {name: value[0] for name, value in zip(about['outputs'], found)}
         print(f'{path}: {size[0]} x {size[1]}')
-        pictures = {}
-        if about['task'] == 'classification':
-            for label in found['scores'].argsort()[::-1][: args.top]:
-                print(f'  class {label}: {found["scores"][label]:.1%}')
-        elif about['task'] == 'segmentation':
-            labels = found['labels'][: size[0], : size[1]]
-            pictures[''] = labels.astype(np.uint8 if labels.max() < 256 else np.uint16)
-            for label, count in zip(*np.unique(labels, return_counts=True)):
-                print(f'  class {label}: {count / labels.size:.1%} of the pixels')
-        else:
-            for index in range(min(args.top, int((found['scores'] > 0).sum()))):
-                box = found['boxes'][index]
-                print(
-                    f'  class {found["labels"][index]}: {found["scores"][index]:.1%} at '
-                    + ' '.join(f'{side:.1f}' for side in box)
-                )
-                if 'masks' in found:
-                    pictures[f'_{index}'] = paste(
-                        found['masks'][index], box, size, about.get('mask_threshold', 0.5)
-                    )
+        pictures = told(found, about, size, args.top)
         for name, picture in pictures.items() if args.out else ():
             place = args.out / f'{path.stem}{name}.png'
             if place.resolve() in taken:
