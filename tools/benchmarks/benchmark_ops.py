@@ -15,7 +15,8 @@ Sample of the output, on two cores:
    + backward  exp(-cdist / scale)    99.985  77.962    30      9.42      0.79      400.0      599.9
 
 x native is the ratio of medians to our compiled op; memory is in percent of the result. How each
-column is measured stands in docs/benchmarks.md. The contenders are listed in contenders.py.
+column is measured stands in docs/benchmarks.md. The contenders are listed in
+mmlaplace/comparison/op_contenders.py.
 """
 
 import argparse
