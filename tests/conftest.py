@@ -174,6 +174,12 @@ def fast_with(names, *fast) -> list:
     return [n if n in fast else pytest.param(n, marks=pytest.mark.slow) for n in names]
 
 
+def needs_torch(major: int, minor: int):
+    """A mark for what earlier versions of torch lack."""
+    version = tuple(map(int, torch.__version__.split('.')[:2]))
+    return pytest.mark.skipif(version < (major, minor), reason=f'needs torch {major}.{minor}')
+
+
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU here')
 
 

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from conftest import NO_GPU
+from conftest import NO_GPU, fast_with, needs_torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mmlaplace.ops import (
@@ -19,13 +19,7 @@ from mmlaplace.ops import (
 from mmlaplace.ops._checks import has_values
 
 DEVICES = ['cpu', pytest.param('cuda', marks=NO_GPU)]
-needs_opcheck = pytest.mark.skipif(
-    not hasattr(torch.library, 'opcheck'), reason='torch.library.opcheck came with torch 2.4'
-)
-needs_compile = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split('.')[:2])) < (2, 4),
-    reason='tracing custom ops with dynamic shapes needs torch 2.4',
-)
+needs_compile = needs_torch(2, 4)
 
 
 def points(*shape, device='cpu', dtype=torch.float32, requires_grad=True):
@@ -63,7 +57,7 @@ def test_every_public_native_op_is_in_the_table():
 
 
 @pytest.mark.sampled(5)
-@needs_opcheck
+@needs_compile
 @pytest.mark.parametrize('device', DEVICES)
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize('name', ARGUMENTS)
@@ -73,35 +67,25 @@ def test_opcheck(name, dtype, device):
     torch.library.opcheck(getattr(torch.ops.mmlaplace, name).default, arguments, **tolerances)
 
 
-@needs_opcheck
+@needs_compile
 @pytest.mark.parametrize('device', DEVICES)
-@pytest.mark.parametrize('name', ['laplacian_kernel', 'gaussian_kernel'])
+@pytest.mark.parametrize(
+    'name',
+    fast_with([name for name in ARGUMENTS if 'inverse' not in name], 'laplacian_kernel',
+              'gaussian_kernel', 'pooled_landmarks'),
+)  # fmt: skip
 def test_opcheck_of_the_gradients(name, device):
-    q, k, bandwidth = ARGUMENTS[name](device=device, requires_grad=False)
-    out = getattr(torch.ops.mmlaplace, name)(q, k, bandwidth)
     backward = getattr(torch.ops.mmlaplace, f'_{name}_backward').default
-    torch.library.opcheck(backward, (torch.randn_like(out), q, k, out, bandwidth))
-
-
-@pytest.mark.slow
-@needs_opcheck
-@pytest.mark.parametrize('device', DEVICES)
-@pytest.mark.parametrize('whitening', [1e-2, -1.0])
-def test_opcheck_of_the_gradient_of_the_attention(whitening, device):
-    arguments = attention(whitening, device=device, requires_grad=False)
-    out, *moments = torch.ops.mmlaplace.nystrom_attention(*arguments)
-    backward = torch.ops.mmlaplace._nystrom_attention_backward.default
-    inputs = (torch.randn_like(out), *arguments[:7], *moments, *arguments[7:])
+    arguments = ARGUMENTS[name](device=device, requires_grad=False)
+    out = getattr(torch.ops.mmlaplace, name)(*arguments)
+    grad = torch.randn_like(out[0] if isinstance(out, tuple) else out)
+    if name == 'nystrom_attention':
+        inputs = (grad, *arguments[:7], *out[1:], *arguments[7:])
+    elif name == 'pooled_landmarks':
+        inputs = (grad, *arguments)
+    else:
+        inputs = (grad, *arguments[:2], out, *arguments[2:])
     torch.library.opcheck(backward, inputs)
-
-
-@needs_opcheck
-@pytest.mark.parametrize('device', DEVICES)
-def test_opcheck_of_the_gradient_of_the_landmarks(device):
-    k, *constants = ARGUMENTS['pooled_landmarks'](device=device, requires_grad=False)
-    out = torch.ops.mmlaplace.pooled_landmarks(k, *constants)
-    backward = torch.ops.mmlaplace._pooled_landmarks_backward.default
-    torch.library.opcheck(backward, (torch.randn_like(out), k, *constants))
 
 
 def all_ops(q, k):
@@ -115,7 +99,6 @@ def all_ops(q, k):
 @pytest.mark.slow
 @needs_compile
 @pytest.mark.parametrize('device', DEVICES)
-@pytest.mark.slow
 def test_compile_in_one_graph_for_any_size(device):
     compiled = torch.compile(all_ops, fullgraph=True, dynamic=True)
     for tokens in (12, 31):
@@ -123,10 +106,9 @@ def test_compile_in_one_graph_for_any_size(device):
         expected = all_ops(q, k)
         result = compiled(q, k)
         torch.testing.assert_close(result, expected)
-        grads = torch.autograd.grad(result.square().sum(), (q, k))
-        for grad, truth in zip(grads, torch.autograd.grad(expected.square().sum(), (q, k))):
-            # The same kernels; the products between them may be summed in another order.
-            torch.testing.assert_close(grad, truth, rtol=1e-4, atol=1e-4)
+        grads, truth = (torch.autograd.grad(x.square().sum(), (q, k)) for x in (result, expected))
+        # The same kernels; the products between them may be summed in another order.
+        torch.testing.assert_close(grads, truth, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow
@@ -144,13 +126,12 @@ def test_compiled_gradients_are_those_of_eager(backend):
         weights = newton_schulz_inverse(marks, backend=backend) + exact + few
         return gaussian_kernel(q, k, bandwidth, backend=backend) @ weights
 
-    inputs = (q, k, bandwidth)
-    truth = torch.autograd.grad(function(q, k).square().sum(), inputs)
     compiled = torch.compile(function, fullgraph=True, backend='aot_eager')
-    grads = torch.autograd.grad(compiled(q, k).square().sum(), inputs)
-    for result, expected in zip(grads, truth):
-        # The same kernels; the products between them may be summed in another order.
-        torch.testing.assert_close(result, expected, rtol=1e-4, atol=1e-4)
+    grads, truth = (
+        torch.autograd.grad(each(q, k).square().sum(), (q, k, bandwidth))
+        for each in (compiled, function)
+    )
+    torch.testing.assert_close(grads, truth, rtol=1e-4, atol=1e-4)
 
 
 @needs_compile
@@ -185,13 +166,14 @@ def test_jit_trace_keeps_the_ops():
         assert f'mmlaplace::{name}' in str(traced.graph)
     other = points(2, 3, 12, 8), points(2, 3, 5, 8)
     torch.testing.assert_close(traced(*other), all_ops(*other))
-    # A function whose ops have derivatives of their own. In fp64, as the graph has products where
-    # eager PyTorch has Cholesky, and their rounding in fp32 is a condition number apart.
+    # In fp64, as the graph has products where eager PyTorch has Cholesky.
     reference = functools.partial(cholesky_inverse, backend='reference')
-    traced = torch.jit.trace(lambda mat: reference(mat), spd(dtype=torch.float64).detach())
     mat = spd(dtype=torch.float64)
-    truth = torch.autograd.grad(reference(mat).square().sum(), mat)
-    torch.testing.assert_close(torch.autograd.grad(traced(mat).square().sum(), mat), truth)
+    traced = torch.jit.trace(lambda mat: reference(mat), mat.detach())
+    grads, truth = (
+        torch.autograd.grad(each(mat).square().sum(), mat) for each in (traced, reference)
+    )
+    torch.testing.assert_close(grads, truth)
 
 
 @needs_compile
