@@ -6,7 +6,7 @@ from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Dict, Optional
+from typing import Any, Dict, Optional
 
 # Removed in version 0.3.
 _ROOMS = {
@@ -28,7 +28,7 @@ MOVED: Dict[str, str] = {
 class _MovedModules(MetaPathFinder, Loader):
     """Finds the modules of :data:`MOVED`, and the package ``mmlaplace.utils`` that held them."""
 
-    def find_spec(self, name: str, path=None, target=None) -> Optional[ModuleSpec]:
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
         if name == 'mmlaplace.utils':
             return ModuleSpec(name, self, is_package=True)
         return ModuleSpec(name, self) if name in MOVED else None

@@ -95,9 +95,9 @@ def list_models(
 
 def _matches(name: str, patterns: Union[str, Sequence[str]]) -> bool:
     """Whether a name fits one of the patterns of :func:`list_models`."""
-    patterns = [patterns] if isinstance(patterns, str) else patterns
-    patterns = (p if set('*?[') & set(p) else f'*{p}*' for p in patterns)
-    return any(fnmatchcase(name.lower(), pattern.lower()) for pattern in patterns)
+    given = [patterns] if isinstance(patterns, str) else patterns
+    wildcards = (p if set('*?[') & set(p) else f'*{p}*' for p in given)
+    return any(fnmatchcase(name.lower(), pattern.lower()) for pattern in wildcards)
 
 
 def get_config(name: str) -> Config:
@@ -119,7 +119,7 @@ def get_model(
     name: str,
     pretrained: Union[str, PathLike, bool, None] = None,
     backbone_only: bool = False,
-    **backbone_options,
+    **backbone_options: Any,
 ) -> nn.Module:
     """Build a model by name: a classifier, detector or segmentor, or its backbone alone.
 
@@ -150,7 +150,7 @@ def get_model(
         model = MODELS.build(cfg.model.backbone)
     else:
         model = _build(cfg)
-    if pretrained not in (None, False):
+    if pretrained is not None and pretrained is not False:
         load_weights(model, pretrained)
     return model
 

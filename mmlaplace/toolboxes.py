@@ -68,6 +68,18 @@ def require_toolbox(scope: str) -> None:
         )
 
 
+def toolbox_folder(scope: str) -> Path:
+    """Folder of a toolbox's package.
+
+    Raises:
+        ImportError: As :func:`require_toolbox`.
+    """
+    require_toolbox(scope)
+    spec = find_spec(scope)
+    assert spec is not None and spec.submodule_search_locations is not None  # it is a package
+    return Path(spec.submodule_search_locations[0])
+
+
 def toolbox_script(scope: str, name: str) -> Path:
     """Path of a script of a toolbox, such as ``toolbox_script('mmdet', 'train.py')``.
 
@@ -75,8 +87,7 @@ def toolbox_script(scope: str, name: str) -> Path:
         ImportError: As :func:`require_toolbox`.
         FileNotFoundError: If it is installed without its scripts.
     """
-    require_toolbox(scope)
-    package = Path(find_spec(scope).submodule_search_locations[0])
+    package = toolbox_folder(scope)
     places = (package / '.mim/tools', package.parent / 'tools')  # installed, and in a clone
     for place in places:
         if (place / name).is_file():

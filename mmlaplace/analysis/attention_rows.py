@@ -6,7 +6,7 @@ it is the gradient of one mixed value with respect to the values, which is exact
 
 import math
 from functools import partial
-from typing import Dict, NamedTuple, Tuple
+from typing import Dict, NamedTuple, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ class RowStatistics(NamedTuple):
     negative: float
 
 
-def places(hw_shape: Tuple[int, int]) -> Tensor:
+def places(hw_shape: Sequence[int]) -> Tensor:
     """Centres of the cells of a map in units of it, ``(H * W, 2)``."""
     axes = [(torch.arange(side).double() + 0.5) / side for side in hw_shape]
     return torch.cartesian_prod(*axes).view(-1, 2)

@@ -1,7 +1,7 @@
 """What the matrices of a backbone's attentions do, and how large the attention's term is."""
 
 import math
-from typing import Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
 
 import torch
 import torch.nn as nn
@@ -124,7 +124,7 @@ def statistics_by_stage(backbone: nn.Module, images: List[Tensor]) -> List[Dict[
     ]
 
 
-def term_sizes(backbone: nn.Module, images: List[Tensor]) -> List[Dict[str, float]]:
+def term_sizes(backbone: nn.Module, images: List[Tensor]) -> List[Dict[str, Any]]:
     """For each attention, root mean squares of V, of what it mixes, and of a local branch."""
     sizes: Dict[str, Dict[str, List[float]]] = {}
 

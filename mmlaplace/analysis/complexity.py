@@ -173,7 +173,7 @@ def mmengine_flop_handles() -> dict:
             shapes(inputs)[0], inputs[2].toIValue()
         ),
         'mmlaplace::nystrom_attention': lambda inputs, outputs: _nystrom_macs(
-            *(shapes(inputs)[i] for i in (0, 1, 3)), inputs[9].toIValue()
+            shapes(inputs)[0], shapes(inputs)[1], shapes(inputs)[3], inputs[9].toIValue()
         ),
         'mmlaplace::cholesky_inverse': lambda inputs, outputs: _cholesky_inverse_macs(
             shapes(inputs)[0]

@@ -38,7 +38,8 @@ def model_job(
 
     def forward_backward() -> Tuple[Tensor, ...]:
         model.zero_grad(set_to_none=True)
-        sum(out.mean() for out in outputs()).backward()
+        loss: Any = sum(out.mean() for out in outputs())
+        loss.backward()
         return ()
 
     return forward_backward if train else forward
@@ -56,9 +57,9 @@ def seconds_of(
 ) -> float:
     """Time of one run, on a CPU by a clock of seconds."""
     if device.type == 'cpu':
-        start = clock()
+        began = clock()
         _kept = job()  # until the clock has stopped
-        return clock() - start
+        return clock() - began
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
     start.record()
@@ -84,7 +85,8 @@ def interleave(
     for name, job in jobs.items():
         job()
         turns[name] = min(rounds, max(3, int(budget / timer(job, device))))
-    seconds, order = {name: [] for name in jobs}, random.Random(0)
+    seconds: Dict[Hashable, List[float]] = {name: [] for name in jobs}
+    order = random.Random(0)
     for index in range(rounds):
         for name in order.sample(list(jobs), len(jobs)):
             if index * turns[name] % rounds < turns[name]:

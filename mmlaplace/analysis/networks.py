@@ -24,6 +24,8 @@ class Network(nn.Module):
         model: One of mmpretrain, mmdet or mmseg.
     """
 
+    model: Any
+
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
@@ -42,7 +44,7 @@ class Network(nn.Module):
         return outputs
 
 
-def _segmented(model: nn.Module, maps: Any) -> Iterator[Tensor]:
+def _segmented(model: Any, maps: Any) -> Iterator[Tensor]:
     """Of the decode head, of which a cascade has several, and of the auxiliary ones."""
     several = isinstance(model.decode_head, nn.ModuleList)
     output = None
@@ -55,11 +57,11 @@ def _segmented(model: nn.Module, maps: Any) -> Iterator[Tensor]:
             yield head(maps)
 
 
-def _regions(model: nn.Module, maps: Any) -> Iterator[Any]:
+def _regions(model: Any, maps: Any) -> Iterator[Any]:
     """Of the heads of the second stage, each on features of regions."""
     for kind, config in (('bbox', model.test_cfg.rpn), ('mask', model.test_cfg.rcnn)):
-        heads = getattr(model.roi_head, f'{kind}_head', None)
-        extractors = getattr(model.roi_head, f'{kind}_roi_extractor', None)
+        heads: Any = getattr(model.roi_head, f'{kind}_head', None)
+        extractors: Any = getattr(model.roi_head, f'{kind}_roi_extractor', None)
         if heads is None:
             continue
         heads, extractors = (

@@ -2,7 +2,17 @@
 
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Callable, Iterator, List, NamedTuple, Sequence, Tuple
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Callable,
+    Iterator,
+    List,
+    NamedTuple,
+    Sequence,
+    Tuple,
+    Type,
+)  # fmt: skip
 
 import numpy as np
 import torch
@@ -31,7 +41,7 @@ class Mixed(NamedTuple):
 
     stage: int
     block: int
-    attention: nn.Module
+    attention: Any  # a QKVAttention with the members of its class
     q: Tensor
     k: Tensor
     v: Tensor
@@ -79,7 +89,7 @@ def photographs(size: Tuple[int, int]) -> List[Tensor]:
     return [normalized(photograph(name), size) for name in PHOTOS]
 
 
-def mixed_by(backbone: nn.Module, kind: type, image: Tensor) -> Iterator[Mixed]:
+def mixed_by(backbone: Any, kind: Type[nn.Module], image: Tensor) -> Iterator[Mixed]:
     """What the attentions of a kind mix in one forward pass without gradients, in their order."""
     found, place, around = [], (), ()
 
@@ -144,7 +154,7 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def steps_watched(
-    module: nn.Module, kind: type, steps: Tuple[str, ...], see: Callable
+    module: nn.Module, kind: Type[nn.Module], steps: Tuple[str, ...], see: Callable
 ) -> Iterator[None]:
     """Call ``see(name, part, step, arguments, made)`` after each call of some methods.
 

@@ -3,7 +3,7 @@
 import inspect
 import re
 from pathlib import Path
-from typing import Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -82,7 +82,8 @@ def random_tokens() -> Tuple[Tensor, Tensor]:
     """Queries ``(1, 2, 37, 8)`` and keys ``(1, 2, 5, 8)``."""
     # A generator of its own, on the CPU: the same numbers everywhere.
     generator = torch.Generator().manual_seed(0)
-    return tuple(torch.randn(1, 2, count, 8, generator=generator) for count in (37, 5))
+    queries, keys = (torch.randn(1, 2, count, 8, generator=generator) for count in (37, 5))
+    return queries, keys
 
 
 def random_spd() -> Tuple[Tensor]:
@@ -107,7 +108,7 @@ EXAMPLES: Dict[str, Tuple[Callable[[], Tuple[Tensor, ...]], tuple]] = {
     'nystrom_attention': (random_attention, (4.0,)),
     'pooled_landmarks': (lambda: random_tokens()[:1], ((1, 37),)),
 }
-OPTIONS = {
+OPTIONS: Dict[str, Dict[str, Any]] = {
     'nystrom_attention': dict(whitening_eps=1e-5),
     'pooled_landmarks': dict(cells=(1, 5)),
 }

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Optional
+from typing import Any, Iterable, List, Optional
 
 import torch.nn as nn
 from mmengine.config import Config
@@ -24,9 +24,9 @@ class ToolParser(argparse.ArgumentParser):
 
     def __init__(self, doc: str) -> None:
         super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-        self.outputs = []
+        self.outputs: List[str] = []
 
-    def add_output(self, *names: str, **kwargs) -> None:
+    def add_output(self, *names: str, **kwargs: Any) -> None:
         """An argument that is a file to write; ``--force`` comes with the first."""
         if not self.outputs:
             self.add_argument('--force', action='store_true', help='replace files that are there')
@@ -37,9 +37,9 @@ class ToolParser(argparse.ArgumentParser):
         self.add_argument('config', help=f'of a trained {kind}')
         self.add_argument('checkpoint', help='its weights')
 
-    def parse_args(self, *args, **kwargs) -> argparse.Namespace:
+    def parse_args(self, args: Optional[Iterable[str]] = None, namespace: Any = None) -> Any:
         """The arguments, unless a file to write is there and may not be replaced."""
-        parsed = super().parse_args(*args, **kwargs)
+        parsed = super().parse_args(args, namespace)
         for path in (getattr(parsed, name) for name in self.outputs):
             if path is not None and path.is_dir():
                 self.error(f'{path} is a folder; name a file in it')
@@ -60,7 +60,7 @@ def read_config(path: str) -> Config:
     return Config.fromfile(path)
 
 
-def load_or_exit(model: nn.Module, checkpoint: str, **kwargs) -> None:
+def load_or_exit(model: nn.Module, checkpoint: str, **kwargs: Any) -> None:
     """:func:`load_weights`; a checkpoint that it refuses ends the tool with its message."""
     try:
         load_weights(model, checkpoint, **kwargs)

@@ -5,14 +5,14 @@ import os
 import runpy
 import sys
 from pathlib import Path
-from typing import List, Optional, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch
 
 LINES = 15  # of the end of a log
 # Where the system can fork, processes are copies of one that has the imports. Importing a toolbox
 # takes as long as training a micro model for a hundred steps.
-PROCESSES = multiprocessing.get_context(
+PROCESSES: Any = multiprocessing.get_context(
     'forkserver' if 'forkserver' in multiprocessing.get_all_start_methods() else 'spawn'
 )
 
@@ -49,6 +49,7 @@ def run_script(
 
 def _run(script: str, arguments: List[str], log: str, threads: Optional[int]) -> None:
     with open(log, 'w') as file:
+        stream: Any  # a TextIO, whose type has no reconfigure
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())
             stream.reconfigure(line_buffering=True)

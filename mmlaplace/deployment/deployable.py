@@ -6,7 +6,7 @@ here, filled up with scores of 0.
 """
 
 import copy
-from typing import List, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Type
 
 import torch
 import torch.nn as nn
@@ -39,14 +39,19 @@ class Deployable(nn.Module):
 
     task: str
     outputs: Tuple[str, ...]
-    max_batch = None
+    max_batch: Optional[int] = None
+    multiple: int
+    details: Dict[str, Any]
+    model: Any
+    mean: Tensor
+    std: Tensor
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = with_exportable_parts(model).eval()
         self.details = {}
         self.has_windows = any(isinstance(part, WindowAttention) for part in model.modules())
-        preprocessor = model.data_preprocessor
+        preprocessor: Any = model.data_preprocessor
         mean, std = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
         if preprocessor._enable_normalize:
             mean, std = preprocessor.mean, preprocessor.std
@@ -55,7 +60,7 @@ class Deployable(nn.Module):
         # Images are loaded as BGR, so a model whose preprocessor does not turn them wants BGR.
         turned = 'to_rgb' if hasattr(preprocessor, 'to_rgb') else '_channel_conversion'
         self.rgb = getattr(preprocessor, turned)
-        test_cfg = getattr(preprocessor, 'test_cfg', None) or {}  # mmseg's
+        test_cfg: Any = getattr(preprocessor, 'test_cfg', None) or {}  # mmseg's
         self.multiple = test_cfg.get('size_divisor') or getattr(preprocessor, 'pad_size_divisor', 1)
 
     def forward(self, images: Tensor) -> Tuple[Tensor, ...]:
@@ -63,8 +68,8 @@ class Deployable(nn.Module):
         if not self.rgb:
             images = images.flip(1)
         dtype = next(self.model.parameters()).dtype
-        size = tuple(images.shape[2:])
-        return self.predict(self.model.extract_feat(images.to(dtype)), size)
+        height, width = images.shape[2:]
+        return self.predict(self.model.extract_feat(images.to(dtype)), (height, width))
 
     def predict(self, maps: Tuple[Tensor, ...], size: Tuple[int, int]) -> Tuple[Tensor, ...]:
         """What is returned, from the maps of backbone and neck and the size of the images."""
@@ -105,7 +110,8 @@ class OneStageDetector(Deployable):
     the last scores are 0, with labels -1.
     """
 
-    task, outputs, max_batch = 'detection', ('boxes', 'scores', 'labels'), 1
+    task, max_batch = 'detection', 1
+    outputs: Tuple[str, ...] = ('boxes', 'scores', 'labels')
 
     def predict(self, maps: Tuple[Tensor, ...], size: Tuple[int, int]) -> Tuple[Tensor, ...]:
         head = self.model.bbox_head
@@ -122,7 +128,7 @@ class TwoStageDetector(OneStageDetector):
     least ``rcnn.mask_thr_binary``.
     """
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__(model)
         if model.roi_head.with_mask:
             self.outputs = (*self.outputs, 'masks')
@@ -143,7 +149,7 @@ class TwoStageDetector(OneStageDetector):
         boxes = clipped(boxes, size).reshape(-1, classes, 4).expand(-1, head.num_classes, 4)
         labels = torch.arange(head.num_classes, device=boxes.device).expand(len(regions), -1)
         config = model.test_cfg.rcnn
-        found = pick(
+        found: Tuple[Tensor, ...] = pick(
             boxes.reshape(-1, 4), scores.reshape(-1), labels.reshape(-1), config, config.score_thr
         )
         if roi_head.with_mask:
@@ -155,7 +161,9 @@ class TwoStageDetector(OneStageDetector):
         return tuple(tensor[None] for tensor in found)
 
 
-def dense_candidates(head, maps, size, config) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+def dense_candidates(
+    head: Any, maps: Sequence[Tensor], size: Tuple[int, int], config: Any
+) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of each level the ``nms_pre`` boxes of the highest scores, with classes and levels.
 
     They are of one image. Where a level has fewer, the last have scores of -1.
@@ -176,7 +184,8 @@ def dense_candidates(head, maps, size, config) -> Tuple[Tensor, Tensor, Tensor, 
         deltas = deltas[0].float().permute(1, 2, 0).reshape(-1, 4)[place]
         boxes = head.bbox_coder.decode(prior[place], deltas, max_shape=None)
         found.append((clipped(boxes, size), scores, order % classes, torch.full_like(order, index)))
-    return tuple(torch.cat(parts) for parts in zip(*found))
+    boxes, scores, labels, levels = (torch.cat(parts) for parts in zip(*found))
+    return boxes, scores, labels, levels
 
 
 def clipped(boxes: Tensor, size: Tuple[int, int]) -> Tensor:
@@ -188,7 +197,7 @@ def clipped(boxes: Tensor, size: Tuple[int, int]) -> Tensor:
 
 
 def pick(
-    boxes: Tensor, scores: Tensor, groups: Tensor, config, score_thr: float = 0.0
+    boxes: Tensor, scores: Tensor, groups: Tensor, config: Any, score_thr: float = 0.0
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """The ``max_per_img`` boxes of the highest scores that survive NMS among those of their group.
 
@@ -215,7 +224,7 @@ def pick(
     return boxes.masked_fill(empty[:, None], 0), scores, groups.masked_fill(empty, -1)
 
 
-def region_features(extractor: nn.Module, maps: List[Tensor], boxes: Tensor) -> Tensor:
+def region_features(extractor: Any, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:
     """What an extractor makes of boxes ``(n, 4)`` of one image, each from the map of its scale."""
     from torchvision.ops import roi_align
 
@@ -250,7 +259,7 @@ class PoolByProducts(nn.Module):
 class UpsampleByWhole(nn.Module):
     """mmseg's ``Upsample`` by a whole factor, which it multiplies in floating point."""
 
-    def __init__(self, upsample: nn.Module) -> None:
+    def __init__(self, upsample: Any) -> None:
         super().__init__()
         self.factor, self.mode = int(upsample.scale_factor), upsample.mode
         self.align_corners = upsample.align_corners
@@ -266,7 +275,7 @@ def with_exportable_parts(model: nn.Module) -> nn.Module:
     for parent in list(model.modules()):
         for name, part in list(parent.named_children()):
             if isinstance(part, nn.AdaptiveAvgPool2d):
-                size = part.output_size
+                size: Any = part.output_size
                 cells = (size, size) if isinstance(size, int) else tuple(size)
                 if None not in cells and cells != (1, 1):  # which is a mean
                     setattr(parent, name, PoolByProducts(cells))
@@ -275,13 +284,16 @@ def with_exportable_parts(model: nn.Module) -> nn.Module:
     return model
 
 
-def deployable(model: nn.Module) -> Deployable:
+def deployable(model: Any) -> Deployable:
     """The form of a classifier, detector or segmentor.
 
     Raises:
         NotDeployableError: For a model with parts that are not known here; names them.
     """
-    kind, parts, own, nms = type(model).__name__, [], [], ()
+    form: Type[Deployable]
+    kind, nms = type(model).__name__, []
+    parts: List[Tuple[str, nn.Module]] = []
+    own: List[Tuple[str, nn.Module]] = []
     if hasattr(model, 'decode_head'):
         form, parts = Segmentor, [('EncoderDecoder', model)]
         own = [('BaseDecodeHead', model.decode_head)]
@@ -296,10 +308,10 @@ def deployable(model: nn.Module) -> Deployable:
         for extractor in extractors:
             parts.append(('SingleRoIExtractor', extractor))
             parts += [('RoIAlign', layer) for layer in extractor.roi_layers]
-        nms = (model.test_cfg.rpn.nms, model.test_cfg.rcnn.nms)
+        nms = [model.test_cfg.rpn.nms, model.test_cfg.rcnn.nms]
     elif hasattr(model, 'bbox_head'):
         form, parts = OneStageDetector, [('RetinaHead', model.bbox_head)]
-        nms = (model.test_cfg.nms,)
+        nms = [model.test_cfg.nms]
     elif hasattr(model, 'head') and hasattr(model.head, 'cal_acc'):  # one class for each image
         form, own = Classifier, [('ClsHead', model.head)]
     else:

@@ -4,7 +4,7 @@ import contextlib
 import json
 from importlib import import_module
 from pathlib import Path
-from typing import Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -31,7 +31,9 @@ def require_packages(*names: str) -> None:
             raise missing_package(name, 'deploy', error) from error
 
 
-def describe(form: Deployable, size: Tuple[int, int], program, **more) -> Dict[str, object]:
+def describe(
+    form: Deployable, size: Tuple[int, int], program: torch.export.ExportedProgram, **more: Any
+) -> Dict[str, object]:
     """What a user of the file must know, which is written into it."""
     shape = next(node.meta['val'].shape for node in program.graph.nodes if node.target == 'images')
     fixed = all(isinstance(side, int) for side in shape[2:])
@@ -47,7 +49,7 @@ def describe(form: Deployable, size: Tuple[int, int], program, **more) -> Dict[s
     )
 
 
-def _multiple(side) -> int:
+def _multiple(side: Any) -> int:
     """The number of which a symbolic side is a multiple."""
     return int(side.node.expr.as_coeff_Mul()[0])
 
@@ -93,7 +95,7 @@ def capture(
     )
 
 
-def _choices(form: Deployable, size: Tuple[int, int], batch: int, dynamic: bool):
+def _choices(form: Deployable, size: Tuple[int, int], batch: int, dynamic: bool) -> Iterator[tuple]:
     """Ranges of shapes, the widest first, each with images that are none of its special cases."""
     if not dynamic:
         yield None, (torch.zeros(batch, 3, *size),)
@@ -116,7 +118,7 @@ def _choices(form: Deployable, size: Tuple[int, int], batch: int, dynamic: bool)
         yield {**batches, **sides}, (torch.zeros(example, 3, rows, columns),)
 
 
-def _side(name: str, multiple: int):
+def _side(name: str, multiple: int) -> Any:
     if multiple == 1:  # of 32 pixels the last map would be 1, which is a case of its own
         return torch.export.Dim(name, min=STRIDE + 1, max=LARGEST)
     return multiple * torch.export.Dim(f'{name}_{multiple}', min=2, max=LARGEST // multiple)
@@ -127,7 +129,7 @@ def _first_lines(error: Exception, count: int = 3) -> str:
     return ' '.join(lines[:count])
 
 
-def backend_of(kind: str, backend: str):
+def backend_of(kind: str, backend: str) -> ContextManager[None]:
     """The context in which a model is captured for a format, with ``'reference'`` or ``'native'``.
 
     For ONNX only the ops of :data:`~mmlaplace.deployment.onnx_ops.OPS` can be native.
@@ -136,7 +138,7 @@ def backend_of(kind: str, backend: str):
     return only_native(onnx_ops.OPS) if native else use_backend(backend)
 
 
-def write_onnx(program, path: Path, about: dict) -> None:
+def write_onnx(program: torch.export.ExportedProgram, path: Path, about: dict) -> None:
     """An ONNX file of one piece, by the exporter of torch.onnx."""
     require_packages(*NEEDED['onnx'])
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
@@ -150,6 +152,7 @@ def write_onnx(program, path: Path, about: dict) -> None:
         program, (), input_names=['images'], output_names=about['outputs'], opset_version=OPSET,
         custom_translation_table=translations, dynamo=True, verbose=False, optimize=False,
     )  # fmt: skip
+    assert exported is not None  # by the exporter of torch.export, which dynamo=True asks for
     # The exporter's own optimisation has these and a search for patterns, whose time is quadratic
     # in the nodes: minutes for a LaplacianFormer. Runtimes search for patterns themselves.
     optimizer.inline(exported.model)
@@ -162,12 +165,12 @@ def write_onnx(program, path: Path, about: dict) -> None:
     exported.save(str(path), external_data=False)
 
 
-def write_pt2(program, path: Path, about: dict) -> None:
+def write_pt2(program: torch.export.ExportedProgram, path: Path, about: dict) -> None:
     """A file of torch.export."""
     torch.export.save(program, str(path), extra_files={KEY: json.dumps(about)})
 
 
-def write_aoti(program, path: Path, about: dict) -> None:
+def write_aoti(program: torch.export.ExportedProgram, path: Path, about: dict) -> None:
     """A package of AOTInductor: a library for machines like this one, with the weights."""
     from torch._inductor import aoti_compile_and_package
 
@@ -241,7 +244,7 @@ def _no_grad(run: Callable) -> Callable:
 OPENERS = {'onnx': open_onnx, 'pt2': open_pt2, 'aoti': open_aoti}
 
 
-def open_exported(path: Path, **options) -> Tuple[Callable, dict]:
+def open_exported(path: Path, **options: Any) -> Tuple[Callable, dict]:
     """A function from images to tuples of tensors that runs a file, and what the file says.
 
     Args:

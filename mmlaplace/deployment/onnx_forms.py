@@ -1,19 +1,18 @@
 """How operations of PyTorch are written in ONNX where the exporter's own form is slow."""
 
 import math
-from typing import Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
 import torch
 
 
-def cdist_of_channels(x1, x2, p: float = 2.0, compute_mode: Optional[int] = None):
+def cdist_of_channels(x1: Any, x2: Any, p: float = 2.0, compute_mode: Optional[int] = None) -> Any:
     """``torch.cdist`` of ``(B, heads, N or M, d)`` and p = 1 or 2 in operators of ONNX.
 
     It is :func:`mmlaplace.ops._pairwise.sum_over_channels` in the exporter's own terms. Captured in
     PyTorch's, its nodes are most of a graph, and with dynamic sizes each takes much time.
     """
-    from onnxscript import opset18 as op
-
+    op = _opset()
     channels = x1.shape[-1]
     rows = op.Split(op.Transpose(x1, perm=[0, 1, 3, 2]), axis=-2, num_outputs=channels)
     columns = op.Split(x2, axis=-1, num_outputs=channels)
@@ -26,29 +25,31 @@ def cdist_of_channels(x1, x2, p: float = 2.0, compute_mode: Optional[int] = None
     return total if p == 1 else op.Sqrt(total)
 
 
-def gelu(x, approximate: str = 'none'):
+def gelu(x: Any, approximate: str = 'none') -> Any:
     """GELU in the order of operators that ONNX Runtime knows as one."""
-    from onnxscript import opset18 as op
     from onnxscript.function_libs.torch_lib.ops import nn
 
+    op = _opset()
     if approximate != 'none':
         return nn.aten_gelu(x, approximate=approximate)
     scaled = op.Div(x, _like(x, math.sqrt(2)))
     return op.Mul(op.Mul(x, op.Add(op.Erf(scaled), _like(x, 1.0))), _like(x, 0.5))
 
 
-def mean_over(x, dim: Sequence[int], keepdim: bool = False, dtype: int = -1):
+def mean_over(x: Any, dim: Sequence[int], keepdim: bool = False, dtype: int = -1) -> Any:
     """``torch.mean`` over some dimensions, over the tokens of ``(..., N, C)`` as a product."""
-    from onnxscript import opset18 as op
     from onnxscript.function_libs.torch_lib.ops import core
 
+    op = _opset()
     if not _over_tokens(x, dim, dtype):
         return core.aten_mean_dim(x, dim, keepdim=keepdim, dtype=dtype)
     tokens = op.CastLike(op.Shape(x, start=-2, end=-1), x)
     return op.Div(_product_with_ones(x, keepdim), tokens)
 
 
-def sum_over(x, dim: Optional[Sequence[int]] = None, keepdim: bool = False, dtype: int = -1):
+def sum_over(
+    x: Any, dim: Optional[Sequence[int]] = None, keepdim: bool = False, dtype: int = -1
+) -> Any:
     """``torch.sum`` over some dimensions, over the tokens of ``(..., N, C)`` as a product."""
     from onnxscript.function_libs.torch_lib.ops import core
 
@@ -57,7 +58,7 @@ def sum_over(x, dim: Optional[Sequence[int]] = None, keepdim: bool = False, dtyp
     return _product_with_ones(x, keepdim)
 
 
-def _over_tokens(x, dim: Optional[Sequence[int]], dtype: Optional[int]) -> bool:
+def _over_tokens(x: Any, dim: Optional[Sequence[int]], dtype: Optional[int]) -> bool:
     dims = [dim] if isinstance(dim, int) else list(dim or ())
     return (
         len(x.shape) > 1
@@ -67,13 +68,12 @@ def _over_tokens(x, dim: Optional[Sequence[int]], dtype: Optional[int]) -> bool:
     )
 
 
-def _product_with_ones(x, keepdim: bool):
+def _product_with_ones(x: Any, keepdim: bool) -> Any:
     """The sum over N of ``(..., N, C)``. ONNX Runtime's own takes 10 to 30 times as long.
 
     The transposition is a part of the product, or the one that the product with the values needs.
     """
-    from onnxscript import opset18 as op
-
+    op = _opset()
     order = [*range(len(x.shape) - 2), len(x.shape) - 1, len(x.shape) - 2]
     ones = op.Expand(
         _like(x, 1.0), op.Concat(op.Shape(x, start=-2, end=-1), op.Constant(value_ints=[1]), axis=0)
@@ -86,13 +86,19 @@ def _product_with_ones(x, keepdim: bool):
     )
 
 
-def _like(x, value: float):
+def _opset() -> Any:
+    """The operators. Their annotations are for values, and these functions give them nodes."""
+    from onnxscript import opset18
+
+    return opset18
+
+
+def _like(x: Any, value: float) -> Any:
     """A constant in the dtype of ``x``."""
     import numpy as np
     from onnxscript import ir
-    from onnxscript import opset18 as op
 
-    return op.Constant(value=ir.tensor(np.array(value, x.dtype.numpy())))
+    return _opset().Constant(value=ir.tensor(np.array(value, x.dtype.numpy())))
 
 
 def forms() -> Dict[Callable, Callable]:

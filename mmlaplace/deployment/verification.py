@@ -1,6 +1,6 @@
 """Compare exported models with what the toolboxes predict, on photographs."""
 
-from typing import Dict, List, Tuple
+from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 
 import torch
 import torch.nn as nn
@@ -9,6 +9,9 @@ from torch import Tensor
 
 from mmlaplace.analysis.recording import PHOTOS, photograph, rgb_array
 from mmlaplace.deployment.deployable import Deployable
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 # What may differ at most. Sums are taken in another order, so numbers differ in the last digits of
 # fp32, and labels and outlines where two numbers are equal but for these.
@@ -21,7 +24,7 @@ def photographs(size: Tuple[int, int]) -> List[Tensor]:
     return [pixels(photograph(name), size) for name in PHOTOS]
 
 
-def pixels(photo, size: Tuple[int, int]) -> Tensor:
+def pixels(photo: 'Image.Image', size: Tuple[int, int]) -> Tensor:
     """An image of PIL as RGB pixels ``(1, 3, H, W)``, 0 to 255."""
     return torch.from_numpy(rgb_array(photo, size)).permute(2, 0, 1)[None].contiguous()
 
@@ -31,8 +34,8 @@ def sizes_to_verify(size: Tuple[int, int], multiple: int, dynamic: bool) -> List
     height, width = size
     sizes = [size, (height + height // 2, width), (height, width + width // 4 + 5)]
     return [
-        tuple(-(-side // multiple) * multiple for side in one)
-        for one in sizes[: 3 if dynamic else 1]
+        (-(-high // multiple) * multiple, -(-wide // multiple) * multiple)
+        for high, wide in sizes[: 3 if dynamic else 1]
     ]
 
 
@@ -42,12 +45,12 @@ def predicted(model: nn.Module, task: str, images: Tensor) -> Dict[str, Tensor]:
     return PREDICTIONS[task](model.eval(), list(images.flip(1)))  # as loaded, BGR
 
 
-def _scores(model, images: list) -> Dict[str, Tensor]:
+def _scores(model: Any, images: list) -> Dict[str, Tensor]:
     batch = model.data_preprocessor(dict(inputs=images))
     return dict(scores=torch.stack([one.pred_score for one in model.predict(batch['inputs'])]))
 
 
-def _label_map(model, images: list) -> Dict[str, Tensor]:
+def _label_map(model: Any, images: list) -> Dict[str, Tensor]:
     from mmseg.structures import SegDataSample
 
     samples = [SegDataSample(metainfo=_sizes(image)) for image in images]
@@ -55,7 +58,7 @@ def _label_map(model, images: list) -> Dict[str, Tensor]:
     return dict(labels=sample.pred_sem_seg.data, logits=sample.seg_logits.data[None])
 
 
-def _instances(model, images: list) -> Dict[str, Tensor]:
+def _instances(model: Any, images: list) -> Dict[str, Tensor]:
     from mmdet.structures import DetDataSample
 
     samples = [DetDataSample(metainfo=_sizes(image)) for image in images]
@@ -103,7 +106,9 @@ def _largest(values: Tensor) -> float:
     return values.abs().max().item() if values.numel() else 0.0
 
 
-def _of_instances(form, expected: Dict[str, Tensor], found: Dict[str, Tensor]) -> Dict[str, float]:
+def _of_instances(
+    form: Deployable, expected: Dict[str, Tensor], found: Dict[str, Tensor]
+) -> Dict[str, float]:
     real = found['scores'][0] > 0
     found = {name: values[0][real] for name, values in found.items()}
     apart = (expected['boxes'][:, None] - found['boxes'][None]).abs().amax(-1)
@@ -115,6 +120,7 @@ def _of_instances(form, expected: Dict[str, Tensor], found: Dict[str, Tensor]) -
     result = dict(expected=len(same), missing=int((~same).sum()), boxes=_largest(nearest[same]))
     if not same.any():
         return dict(result, scores=0.0)
+    assert index is not None  # there are boxes, as some are near
     index = index[same]
     result['scores'] = _largest(expected['scores'][same] - found['scores'][index])
     if 'masks' in expected:

@@ -1,7 +1,7 @@
 """Layer-wise learning rates for every toolbox."""
 
 import logging
-from typing import List, Optional, Union
+from typing import Any, List, Optional, Union
 
 import torch.nn as nn
 from mmengine.logging import print_log
@@ -62,7 +62,7 @@ class LayerDecayOptimWrapperConstructor(NoDecayOptimWrapperConstructor):
             return
         # mmpretrain's classifiers have a get_layer_depth too, with other arguments.
         is_backbone = not hasattr(module, 'backbone')
-        backbone = module if is_backbone else module.backbone
+        backbone: Any = module if is_backbone else module.backbone
         if not hasattr(backbone, 'get_layer_depth'):
             raise TypeError(
                 f'{type(backbone).__name__} has no get_layer_depth(name, prefix) -> (depth, count) '

@@ -43,9 +43,10 @@ class NoDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         """Add mmengine's groups, one per parameter, of a module and all inside of it."""
         first = len(params)
         super().add_params(params, module, prefix=prefix, is_dcn_module=is_dcn_module)
-        if not hasattr(module, 'no_weight_decay'):
+        no_weight_decay = getattr(module, 'no_weight_decay', None)
+        if no_weight_decay is None:
             return
-        names = module.no_weight_decay()
+        names = no_weight_decay()
         exempt = {id(param) for name, param in module.named_parameters() if name in names}
         for group in params[first:]:
             if id(group['params'][0]) in exempt:

@@ -1,5 +1,7 @@
 """Other random features of Performer while it trains."""
 
+from typing import Any
+
 from mmengine.dist import broadcast
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
@@ -32,11 +34,12 @@ class RedrawFeaturesHook(Hook):
             raise ValueError(f'interval must be at least 1, got {interval}')
         self.interval = interval
 
-    def after_train_iter(self, runner: Runner, *args, **kwargs) -> None:
+    def after_train_iter(self, runner: Runner, *args: Any, **kwargs: Any) -> None:
         if not self.every_n_train_iters(runner, self.interval):
             return
         for module in runner.model.modules():
-            if hasattr(module, 'redraw'):
-                module.redraw()
+            redraw = getattr(module, 'redraw', None)
+            if redraw is not None:
+                redraw()
                 for buffer in module.buffers(recurse=False):
                     broadcast(buffer)

@@ -107,7 +107,7 @@ class WatchAttentionHook(Hook):
             runner.visualizer.add_scalars(scalars, step=runner.iter + 1)
             runner.logger.info('attention by stage: ' + _line(figures))
 
-    def _inputs(self, model: nn.Module, data_batch: Any) -> Tensor:
+    def _inputs(self, model: Any, data_batch: Any) -> Tensor:
         """The first images, as the backbone gets them when the model is tested."""
         if not isinstance(data_batch, dict) or 'inputs' not in data_batch:
             raise TypeError(
@@ -181,7 +181,7 @@ def largest_condition(mat: Tensor, ridge: float) -> float:
     return (values[..., 0] / values[..., -1]).max().item()
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def _unwrapped(model: nn.Module) -> Any:
     return model.module if is_model_wrapper(model) else model
 
 

@@ -11,6 +11,7 @@ from mmengine.dist import is_main_process
 from mmengine.fileio import LocalBackend, get, register_backend
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
+from mmengine.runner import Runner
 
 
 @register_backend('whole')
@@ -98,7 +99,9 @@ class AtomicCheckpointHook(CheckpointHook):
     are not local are not covered. Neither are FSDP and DeepSpeed, which write by themselves.
     """
 
-    def before_train(self, runner) -> None:
+    file_backend: Any  # mmengine gives it no type
+
+    def before_train(self, runner: Runner) -> None:
         super().before_train(runner)
         if self.file_client_args is None and isinstance(self.file_backend, LocalBackend):
             self.backend_args = dict(backend='whole')
@@ -106,7 +109,7 @@ class AtomicCheckpointHook(CheckpointHook):
                 for left in Path(self.out_dir).glob('*.pth.partial'):  # by a run that was killed
                     left.unlink()
 
-    def _save_checkpoint_with_step(self, runner, step: int, meta: Dict) -> None:
+    def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: Dict) -> None:
         """Do what mmengine's does, in another order."""
         outdated = []
         if self.max_keep_ckpts > 0 and step not in self.keep_ckpt_ids:
@@ -139,7 +142,7 @@ class AtomicCheckpointHook(CheckpointHook):
             elif self.file_backend.isfile(path):
                 self.file_backend.remove(path)
 
-    def _save_best_checkpoint(self, runner, metrics: Dict) -> None:
+    def _save_best_checkpoint(self, runner: Runner, metrics: Dict) -> None:
         """Do what mmengine's does, and remove the best so far when the new one is whole."""
         self.file_backend = later = _RemovesLater(self.file_backend)
         try:

@@ -102,10 +102,10 @@ class Source:
 
     def alpha(self, index: int, size: int) -> np.ndarray:
         """Coverage of a digit drawn ``size`` pixels high, cut to its box."""
-        image = Image.fromarray(np.uint8(255 * self.glyphs[index]))
+        image = Image.fromarray((255 * self.glyphs[index]).astype(np.uint8))
         alpha = np.asarray(image.resize((size, size), Image.Resampling.BICUBIC)) / 255.0
         inked = alpha > 0.5
-        rows, columns = inked.any(1).nonzero()[0], inked.any(0).nonzero()[0]
+        rows, columns = np.flatnonzero(inked.any(1)), np.flatnonzero(inked.any(0))
         return alpha[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
 
 
@@ -117,7 +117,7 @@ def draw(canvas: np.ndarray, instance: Instance, rng: np.random.Generator) -> No
 
 def save_image(canvas: np.ndarray, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.uint8(np.round(255 * canvas))).save(path)
+    Image.fromarray(np.round(255 * canvas).astype(np.uint8)).save(path)
 
 
 def make_classification(out: Path, seed: int) -> None:
@@ -127,7 +127,7 @@ def make_classification(out: Path, seed: int) -> None:
         rng = np.random.default_rng([seed, 0, SPLITS.index(split)])
         for index in track(range(len(source.labels)), f'classification {split}'):
             for copy in range(BACKGROUNDS_PER_DIGIT[split]):
-                alpha = source.alpha(index, rng.integers(*DIGIT_SIZES))
+                alpha = source.alpha(index, int(rng.integers(*DIGIT_SIZES)))
                 canvas = source.background(rng, side, side)
                 top, left = (rng.integers(side - length + 1) for length in alpha.shape)
                 draw(canvas, Instance(source.labels[index], top, left, alpha), rng)
@@ -147,7 +147,8 @@ def make_crowds(out: Path, seed: int) -> None:
             for copy in range(BACKGROUNDS_PER_DIGIT[split]):
                 plane = np.zeros((cells * CELL, cells * CELL, 1))
                 for top, left in np.ndindex(cells, cells):
-                    alpha = source.alpha(rng.choice(alike), rng.integers(*DIGIT_SIZES))
+                    one = int(rng.choice(alike))
+                    alpha = source.alpha(one, int(rng.integers(*DIGIT_SIZES)))
                     top, left = (
                         corner * CELL + rng.integers(CELL - length + 1)
                         for corner, length in zip((top, left), alpha.shape)
@@ -194,7 +195,7 @@ def cut_patch(photo: np.ndarray, side: int, rng: np.random.Generator) -> np.ndar
             break
     # Brightness alone must not tell the photographs apart.
     patch = patch * rng.uniform(0.6, 1.2) + rng.uniform(-0.1, 0.1)
-    return np.rot90(patch, rng.integers(4))
+    return np.rot90(patch, int(rng.integers(4)))
 
 
 def middle(patch: np.ndarray, side: int) -> np.ndarray:
@@ -214,8 +215,8 @@ def make_scenes(
         instances: List[Instance] = []
         wanted = rng.integers(fewest, most + 1)
         while len(instances) < wanted:
-            index = rng.integers(len(source.labels))
-            alpha = source.alpha(index, rng.integers(*SCENE_DIGIT_SIZES))
+            index = int(rng.integers(len(source.labels)))
+            alpha = source.alpha(index, int(rng.integers(*SCENE_DIGIT_SIZES)))
             top, left = rng.integers(height - alpha.shape[0]), rng.integers(width - alpha.shape[1])
             new = Instance(int(source.labels[index]), int(top), int(left), alpha)
             if not any(new.overlaps(old) for old in instances):
@@ -234,7 +235,8 @@ def run_length(mask: np.ndarray) -> dict:
 def make_detection(out: Path, seed: int) -> None:
     (out / 'annotations').mkdir(parents=True)
     for split in SPLITS:
-        images, annotations = [], []
+        images: List[dict] = []
+        annotations: List[dict] = []
         for number, canvas, instances in make_scenes('detection', split, seed):
             height, width = canvas.shape[:2]
             name = f'{number:06d}.png'
