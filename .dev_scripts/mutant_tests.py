@@ -40,7 +40,7 @@ TESTS = {
         'models/test_attentions.py',
         'models/test_attn_cfg.py',
         'models/test_golden.py',
-        'engine/test_no_decay.py',
+        'engine/test_optimizers.py',
         'models/test_options.py',
     ),
     'mmlaplace/models/layers': (
@@ -64,8 +64,7 @@ TESTS = {
         'models/test_options.py',
         'models/test_backbones.py',
         'models/test_golden.py',
-        'engine/test_no_decay.py',
-        'engine/test_layer_decay.py',
+        'engine/test_optimizers.py',
         'engine/test_pretrained.py',
         'engine/test_checkpoint_fit.py',
         'engine/test_checkpoint_resizing.py',

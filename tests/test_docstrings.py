@@ -12,6 +12,7 @@ from conftest import registered
 from mmengine.registry import MODELS
 
 import mmlaplace
+from mmlaplace import ops
 from mmlaplace.models import BaseAttention, PyramidBackbone, layers
 
 SECTIONS = r'Args|Returns|Raises|Attributes|Source|Examples?|Note|Yields'
@@ -100,15 +101,16 @@ def test_every_argument_is_told(name):
     assert not missing, f'not told: {sorted(missing)}'
 
 
-# A user builds these. The ops have theirs in tests/ops/test_op_examples.py.
+# A user builds these, or calls them.
 WITH_EXAMPLES = [
     *(MODELS.get(name) for base in (BaseAttention, PyramidBackbone) for name in registered(base)),
     *(getattr(layers, name) for name in layers.__all__),
+    *(getattr(ops, name) for name in ops.__all__),
 ]
 
 
 @pytest.mark.parametrize('documented', WITH_EXAMPLES, ids=lambda kind: kind.__name__)
-def test_attentions_layers_and_backbones_have_an_example(documented):
+def test_attentions_layers_backbones_and_ops_have_an_example(documented):
     assert 'Examples:' in vars(documented).get('__doc__', documented.__doc__)
 
 

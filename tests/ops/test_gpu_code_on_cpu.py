@@ -76,59 +76,52 @@ def attention_inputs(sizes, pairs, dtype):
     return [tokens.to(dtype), *others.to(dtype).unbind(), *small], rotary(pairs, queries)
 
 
+def attend(ops, inputs, table, constants, grad=None):
+    """The output, what is kept, and the gradients."""
+    out, *kept = ops.nystrom_attention(*inputs, table, *constants)
+    grad = out if grad is None else grad
+    grads = ops._nystrom_attention_backward(grad, *inputs, table, *kept, *constants)
+    return out, kept, grads
+
+
 @pytest.mark.parametrize('case', ATTENTIONS)
 def test_attention_for_gpus_has_the_values_and_gradients_of_the_reference(ops, case):
     sizes, pairs, adjacent, kernel, whitening, dtype, shared_memory = ATTENTIONS[case]
     ops.set_shared_memory(shared_memory)
     inputs, table = attention_inputs(sizes, pairs, dtype)
-    constants = (kernel, 3.0, whitening, adjacent)
-    out, *kept = ops.nystrom_attention(*inputs, table, *constants)
-    grad = torch.randn_like(inputs[0])
-    gradients = ops._nystrom_attention_backward(grad, *inputs, table, *kept, *constants)
+    constants, grad = (kernel, 3.0, whitening, adjacent), torch.randn_like(inputs[0])
+    out, kept, gradients = attend(ops, inputs, table, constants, grad)
+    again, kept_again, gradients_again = attend(ops, inputs, table, constants, grad)
+    pairs_of_runs = zip((out, *kept, *gradients), (again, *kept_again, *gradients_again))
+    assert all(torch.equal(first, second) for first, second in pairs_of_runs)
 
     wide = [tensor.double().requires_grad_() for tensor in inputs]
     wanted = nystrom_attention_reference(*wide, table, *constants)
     assert out.dtype == dtype and out.transpose(1, 2).is_contiguous()
     assert_near(out, wanted, dtype, 'out')
     names = ('q', 'k', 'v', 'landmarks', 'inverse', 'scale')
-    for name, input, got, expected in zip(
-        names, inputs, gradients, torch.autograd.grad(wanted, wide, grad.double())
-    ):
+    expected = torch.autograd.grad(wanted, wide, grad.double())
+    for name, input, got, right in zip(names, inputs, gradients, expected):
         assert got.dtype == input.dtype, name
-        assert_near(got, expected, dtype, name)
+        assert_near(got, right, dtype, name)
 
 
-def test_results_for_gpus_are_the_same_from_run_to_run(ops):
+@pytest.mark.parametrize(
+    ('sizes', 'whitening'),
+    [
+        ((1, 1, 5, 5, 3, 4), 1e-30),  # whose power -3/2 is infinite in fp32
+        ((0, 2, 5, 5, 3, 4), 1e-2),
+        ((1, 2, 0, 5, 3, 4), 1e-2),
+        ((1, 2, 5, 5, 0, 4), 1e-2),
+    ],
+)
+def test_empty_inputs_and_a_tiny_whitening_leave_no_nan(ops, sizes, whitening):
     ops.set_shared_memory(PLENTY)
-    inputs, table = attention_inputs((1, 2, 70, 70, 9, 8), 2, torch.float32)
-    constants = ('laplacian', 3.0, 1e-2, False)
-    grad = torch.randn_like(inputs[0])
-    runs = []
-    for _ in range(2):
-        out, *kept = ops.nystrom_attention(*inputs, table, *constants)
-        grads = ops._nystrom_attention_backward(grad, *inputs, table, *kept, *constants)
-        runs.append((out, *kept, *grads))
-    assert all(torch.equal(first, second) for first, second in zip(*runs))
-
-
-def test_a_tiny_whitening_leaves_no_nan_beyond_the_last_token(ops):
-    ops.set_shared_memory(PLENTY)
-    inputs, _ = attention_inputs((1, 1, 5, 5, 3, 4), 0, torch.float32)
-    constants = ('laplacian', 3.0, 1e-30, False)  # whose power -3/2 is infinite in fp32
-    out, *kept = ops.nystrom_attention(*inputs, None, *constants)
-    grads = ops._nystrom_attention_backward(out, *inputs, None, *kept, *constants)
-    assert all(tensor.isfinite().all() for tensor in (out, *grads))
-
-
-@pytest.mark.parametrize('sizes', [(0, 2, 5, 5, 3, 4), (1, 2, 0, 5, 3, 4), (1, 2, 5, 5, 0, 4)])
-def test_attention_for_gpus_takes_empty_inputs(ops, sizes):
     inputs, _ = attention_inputs(sizes, 0, torch.float32)
-    constants = ('laplacian', 3.0, 1e-2, False)
-    out, *kept = ops.nystrom_attention(*inputs, None, *constants)
-    grads = ops._nystrom_attention_backward(out, *inputs, None, *kept, *constants)
+    out, kept, grads = attend(ops, inputs, None, ('laplacian', 3.0, whitening, False))
     assert out.shape == inputs[0].shape
     assert [grad.shape for grad in grads] == [tensor.shape for tensor in inputs]
-    assert all(tensor.isfinite().all() for tensor in (out, *kept, *grads))
+    assert all(tensor.isfinite().all() for tensor in (out, *grads))
 
 
 POOLS = {

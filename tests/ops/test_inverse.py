@@ -1,7 +1,6 @@
 """Newton–Schulz and Cholesky inverses: truth, residual, gradients, conditioning, bad input."""
 
 import functools
-import re
 
 import pytest
 import torch
@@ -93,17 +92,6 @@ def test_residual_shows_what_too_few_steps_leave():
     assert newton_schulz_inverse(mat, num_iters=25, return_residual=True)[1].max() < 1e-10
 
 
-@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-def test_halves_compute_in_fp32(inverse, dtype):
-    mat = kernel_matrix(49).to(dtype)
-    out = inverse(mat, 1e-2)
-    assert out.dtype == dtype
-    exact = inverse(mat.double(), 1e-2)
-    # One rounding to the half, on entries up to 1 / ridge.
-    error = (out.double() - exact).abs().max() / exact.abs().max()
-    assert error <= torch.finfo(dtype).eps
-
-
 def test_the_residual_is_of_fp32_products_under_autocast():
     mat = kernel_matrix(49, dtype=torch.float32)
     inverse = newton_schulz_inverse(mat)
@@ -112,19 +100,15 @@ def test_the_residual_is_of_fp32_products_under_autocast():
     assert torch.equal(residual, inverse_residual(mat, inverse, 1e-2))
 
 
-def test_nan_is_quoted_with_its_place(inverse):
+def test_a_matrix_without_an_inverse_is_named(inverse):
+    bad = torch.diag(torch.tensor([1.0, -1.0, 2.0]))
+    message = r'(?s)1 of 2 matrices .*\(2, 3, 3\) .* matrix 1 is -0.99, .*positive definite'
+    with pytest.raises(ValueError, match=message):
+        inverse(torch.stack([torch.eye(3), bad]), 1e-2)
     mat = kernel_matrix(4)
     mat[1, 2, 3] = float('nan')
     with pytest.raises(ValueError, match=r'nan at \[1, 2, 3\] of shape \(3, 4, 4\)'):
         inverse(mat, 1e-2)
-
-
-def test_not_positive_definite(inverse):
-    bad = torch.diag(torch.tensor([1.0, -1.0, 2.0]))
-    message = r'1 of 2 matrices .* \(2, 3, 3\) .* eigenvalue of matrix 1 is -0.99, .* raise ridge'
-    with pytest.raises(ValueError, match='have no finite inverse.*positive definite') as raised:
-        inverse(torch.stack([torch.eye(3), bad]), 1e-2)
-    assert re.search(message, str(raised.value))
 
 
 class Calls(TorchDispatchMode):

@@ -59,49 +59,23 @@ def test_values_and_gradients_are_those_of_the_formula(name, op, shape, device):
     truth = with_gradients(
         lambda q, k: formula(q[..., :, None, :] - k[..., None, :, :], 1.7), q, k, upstream
     )
-    for result, expected in zip(results, truth):
-        # Sums of up to 1,025 numbers of order 1 in fp64.
-        torch.testing.assert_close(result, expected, atol=1e-10, rtol=0)
+    # Sums of up to 1,025 numbers of order 1 in fp64.
+    torch.testing.assert_close(results, truth, atol=1e-10, rtol=0)
     for out, x, y in zip(*(tensor.flatten(0, 1).cpu().detach() for tensor in (results[0], q, k))):
         expected = torch.from_numpy(of_scikit_learn(x.numpy(), y.numpy(), 1.7))
         # scikit-learn expands the Gaussian's square, which costs it some digits of fp64.
         torch.testing.assert_close(out, expected, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize('dtype', [torch.float32, torch.float16, torch.bfloat16])
-def test_errors_are_at_most_twice_those_of_the_formula_in_the_same_precision(
-    name, op, dtype, device
-):
-    q, k = tokens(97, 49, 64, dtype, device)
-    grad = torch.randn(2, 3, 97, 49, device=device).to(dtype)
-    formula = OPS[name][2]
-
-    def same_precision(q, k):
-        return formula(q[..., :, None, :] - k[..., None, :, :], 1.7)
-
-    results = with_gradients(lambda q, k: op(q, k, 1.7), q, k, grad)
-    plain = with_gradients(same_precision, q, k, grad)
-    exact = with_gradients(same_precision, q.double(), k.double(), grad)
-    for result, same, truth in zip(results, plain, exact):
-        assert result.dtype == dtype
-        error, allowed = (result.double() - truth).abs().max(), (same.double() - truth).abs().max()
-        # One unit in the last place more: both may be exact to the last digit.
-        assert error <= 2 * allowed + torch.finfo(dtype).eps * truth.abs().max()
-
-
 def test_gradient_at_coinciding_points_is_zero(op, device):
-    q = torch.randn(1, 1, 4, 8, dtype=torch.float64, device=device, requires_grad=True)
-    op(q, q.detach(), 2.0).diagonal(dim1=-2, dim2=-1).sum().backward()
-    assert torch.equal(q.grad, torch.zeros_like(q))
-
-
-def test_gradient_where_one_coordinate_coincides(op, device):
     q = torch.tensor([[[[0.0, -0.0, 1.0, -2.0]]]], device=device, requires_grad=True)
     k = torch.tensor([[[[-0.0, 0.0, 0.5, -2.0]]]], device=device, requires_grad=True)
     op(q, k, 1.0).sum().backward()
-    zero = torch.tensor([True, True, False, True], device=device)
-    assert torch.equal(q.grad[0, 0, 0] == 0, zero)
+    assert (q.grad[0, 0, 0] == 0).tolist() == [True, True, False, True]
     assert torch.equal(k.grad, -q.grad)
+    q = torch.randn(1, 1, 4, 8, device=device, requires_grad=True)
+    op(q, q.detach(), 2.0).diagonal(dim1=-2, dim2=-1).sum().backward()
+    assert not q.grad.any()
 
 
 def test_large_distances_give_zero_and_no_nan(op, device):

@@ -23,13 +23,21 @@ KERNELS = {
     'gaussian': (gaussian_kernel, torch.square, lambda x: 2 * x, lambda s: 0.5 / s**2),
 }
 INVERSES = {
-    'native': lambda mat, ridge: newton_schulz_inverse(mat, 30, ridge, backend='native'),
-    'reference': lambda mat, ridge: newton_schulz_inverse(mat, 30, ridge, backend='reference'),
-    'cholesky': lambda mat, ridge: cholesky_inverse(mat, ridge, backend='reference'),
-    'cholesky-native': lambda mat, ridge: cholesky_inverse(mat, ridge, backend='native'),
+    'newton': lambda mat, ridge, backend: newton_schulz_inverse(mat, 30, ridge, backend=backend),
+    'cholesky': lambda mat, ridge, backend: cholesky_inverse(mat, ridge, backend=backend),
 }
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
-LAYOUTS = ['contiguous', 'transposed', 'sliced', 'reversed', 'expanded', 'overlapping']
+LAYOUTS = {  # of tensors (B, heads, N, d), made from memory that `normal(*shape)` makes
+    'contiguous': lambda normal, b, h, n, d: normal(b, h, n, d),
+    'transposed': lambda normal, b, h, n, d: normal(b, n, h, d).transpose(1, 2),
+    'sliced': lambda normal, b, h, n, d: normal(b, h, 2 * n + 1, d + 3)[:, :, 1::2, 2:-1],
+    'reversed': lambda normal, b, h, n, d: normal(d, n, h, b).permute(3, 2, 1, 0),
+    'expanded': lambda normal, b, h, n, d: normal(1, h, 1, d).expand(b, h, n, d),
+    # Windows of one row, a channel apart.
+    'overlapping': lambda normal, b, h, n, d: normal(n + d).as_strided((b, h, n, d), (0, 0, 1, 1)),
+}
+layouts, seeds = st.sampled_from(list(LAYOUTS.values())), st.integers(0, 2**31)
+channels = st.integers(1, 40) | st.sampled_from([48, 64])
 EXAMPLES = settings(
     max_examples=100,
     deadline=None,
@@ -37,42 +45,29 @@ EXAMPLES = settings(
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
+FEWER = settings(EXAMPLES, max_examples=50)  # of ops that take longer, as do their formulas
 
 
-def laid_out(layout, shape, normal):
-    """A tensor (B, heads, N, d) in one of the layouts; ``normal(*shape)`` makes its memory."""
-    batch, heads, rows, dims = shape
-    if layout == 'transposed':
-        return normal(batch, rows, heads, dims).transpose(1, 2)
-    if layout == 'sliced':
-        return normal(batch, heads, 2 * rows + 1, dims + 3)[:, :, 1::2, 2:-1]
-    if layout == 'reversed':
-        return normal(dims, rows, heads, batch).permute(3, 2, 1, 0)
-    if layout == 'expanded':
-        return normal(1, heads, 1, dims).expand(shape)
-    if layout == 'overlapping':  # windows of one row, a channel apart
-        return normal(rows + dims).as_strided(shape, (0, 0, 1, 1))
-    return normal(*shape)
+def normals(draw, dtype, spread=1.0):
+    """A function of shapes that draws tensors."""
+    generator = torch.Generator().manual_seed(draw(seeds))
+
+    def normal(*shape, dtype=dtype):
+        values = torch.randn(*shape, dtype=torch.float64, generator=generator)
+        return (spread * values).to(dtype)
+
+    return normal
 
 
 @st.composite
 def pairs(draw):
-    """Queries and keys, a generator for more, and a bandwidth."""
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    dtype, spread = draw(st.sampled_from(DTYPES)), draw(st.sampled_from([1e-3, 0.1, 1.0, 30.0]))
-
-    def normal(*shape):
-        values = torch.randn(*shape, dtype=torch.float64, generator=generator)
-        return (spread * values).to(dtype)
-
-    batch, heads = draw(st.integers(1, 3)), draw(st.integers(1, 3))
-    dims = draw(st.integers(1, 40) | st.sampled_from([48, 64]))
-    queries, keys = draw(st.integers(1, 60)), draw(st.integers(1, 60))
-    q = laid_out(draw(st.sampled_from(LAYOUTS)), (batch, heads, queries, dims), normal)
-    k = laid_out(draw(st.sampled_from(LAYOUTS)), (batch, heads, keys, dims), normal)
+    """Queries and keys, what draws a gradient, and a bandwidth."""
+    normal = normals(draw, draw(st.sampled_from(DTYPES)), draw(st.sampled_from([1e-3, 0.1, 1, 30])))
+    batch, heads, dims = draw(st.integers(1, 3)), draw(st.integers(1, 3)), draw(channels)
+    q, k = (draw(layouts)(normal, batch, heads, draw(st.integers(1, 60)), dims) for _ in range(2))
     if draw(st.booleans()):  # landmarks that all but coincide
         k = k[:, :, :1] + 1e-6 * k
-    return q, k, generator, draw(st.floats(0.05, 50))
+    return q, k, normals(draw, q.dtype), draw(st.floats(0.05, 50))
 
 
 def epsilons(dtype):
@@ -86,12 +81,13 @@ def epsilons(dtype):
 @given(case=pairs())
 def test_kernels_and_their_gradients_are_those_of_the_formula(name, computed_by, device, case):
     function, f, slope, rate = KERNELS[name]
-    q, k, generator, bandwidth = case
+    q, k, normal, bandwidth = case
     q, k = (t.detach().to(device).requires_grad_() for t in (q, k))
     out = computed_by(function)(q, k, bandwidth)
-    upstream = torch.randn(out.shape, generator=generator).to(device, q.dtype)
+    upstream = normal(*out.shape).to(device)
     grads = torch.autograd.grad(out, (q, k), upstream)
     assert out.dtype == q.dtype == grads[0].dtype == grads[1].dtype
+    assert out.min() >= 0 and out.max() <= 1
 
     difference = q.detach().double().unsqueeze(-2) - k.detach().double().unsqueeze(-3)
     truth = torch.exp(-rate(bandwidth) * f(difference).sum(-1))
@@ -111,36 +107,14 @@ def test_kernels_and_their_gradients_are_those_of_the_formula(name, computed_by,
         assert ((grad - expected).abs() <= allowed + narrow * expected.abs() + smallest).all()
 
 
-@pytest.mark.parametrize('name', KERNELS)
-@EXAMPLES
-@given(case=pairs())
-def test_kernels_are_symmetric_bounded_and_one_at_equal_points(name, computed_by, device, case):
-    op = computed_by(KERNELS[name][0])
-    q, k, _, bandwidth = case
-    q, k = q.to(device), k.to(device)
-    out, swapped = op(q, k, bandwidth), op(k, q, bandwidth).transpose(-2, -1)
-    wide, narrow = epsilons(q.dtype)
-    # The channels may be summed in another order.
-    assert (out - swapped).abs().max() <= 2 * (q.shape[-1] + 8) * wide + narrow
-    for values in (out, swapped):
-        assert values.min() >= 0 and values.max() <= 1
-    ones = op(q, q, bandwidth).diagonal(dim1=-2, dim2=-1)
-    assert torch.equal(ones, torch.ones_like(ones))
-
-
 @st.composite
 def matrices(draw):
     """Laplacian kernels (B, heads, m, m) of few places with landmarks about them, and a ridge."""
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    normal = normals(draw, torch.float64)
     size, places = draw(st.integers(1, 40)), draw(st.integers(1, 40))
-    dtype = draw(st.sampled_from(DTYPES))
-
-    def normal(*shape):
-        return torch.randn(*shape, dtype=torch.float64, generator=generator)
-
     centers = normal(2, 1, places, 8).repeat(1, 1, -(-size // places), 1)[:, :, :size]
     points = centers + draw(st.sampled_from([0.0, 1e-6, 1e-2])) * normal(*centers.shape)
-    mat = laplacian_kernel(points, points, 4.0).to(dtype)
+    mat = laplacian_kernel(points, points, 4.0).to(draw(st.sampled_from(DTYPES)))
     layout = draw(st.sampled_from(['contiguous', 'transposed', 'expanded', 'sliced']))
     if layout == 'transposed':
         mat = mat.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0)
@@ -151,49 +125,39 @@ def matrices(draw):
     return mat, draw(st.floats(1e-3, 1.0))
 
 
+@pytest.mark.parametrize('backend', ['native', 'reference'])
 @pytest.mark.parametrize('name', INVERSES)
 @EXAMPLES
 @given(case=matrices())
-def test_inverses_leave_the_residual_they_promise(name, case):
+def test_inverses_leave_the_residual_they_promise(name, backend, case):
     mat, ridge = case
     identity = torch.eye(mat.shape[-1], dtype=torch.float64)
     ridged = mat.double() + ridge * identity
     eigenvalues = torch.linalg.eigvalsh(ridged)
     assume(eigenvalues.min() > ridge / 2)  # a half may have been rounded to be indefinite
     condition = (eigenvalues[..., -1] / eigenvalues[..., 0]).max()
-    out = INVERSES[name](mat, ridge)
+    out = INVERSES[name](mat, ridge, backend)
     assert out.shape == mat.shape and out.dtype == mat.dtype
     wide, narrow = epsilons(mat.dtype)
-    if narrow == wide:
-        residual = (identity - ridged @ out.double()).abs().max()
-        assert residual <= wide * (mat.shape[-1] + condition)
-    else:  # the rounded inverse of a matrix that has been rounded to be hardly definite
+    error, allowed = (identity - ridged @ out.double()).abs().max(), 0
+    if narrow != wide:  # the rounded inverse of a matrix that may be hardly definite
         truth = torch.linalg.inv(ridged)
-        error = (out.double() - truth).abs().max() / truth.abs().max()
-        assert error <= narrow + wide * (mat.shape[-1] + condition)
-
-
-FEWER = settings(EXAMPLES, max_examples=50)  # of ops that take longer, as do their formulas
+        error, allowed = (out.double() - truth).abs().max() / truth.abs().max(), narrow
+    assert error <= allowed + wide * (mat.shape[-1] + condition)
 
 
 @st.composite
 def maps(draw):
     """Sides of a map, the layout and dtype of its tokens, angles of them, and what makes more."""
-    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     dtype = draw(st.sampled_from(DTYPES))
-
-    def normal(*shape, dtype=dtype):
-        return torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype)
-
+    normal = normals(draw, dtype)
     hw_shape = draw(st.integers(1, 5)), draw(st.integers(1, 17) | st.just(140))
     shape = (draw(st.integers(1, 2)), draw(st.integers(1, 3)), hw_shape[0] * hw_shape[1])
-    shape = (*shape, draw(st.integers(1, 40) | st.sampled_from([48, 64])))
-    options = {}
+    shape, options = (*shape, draw(channels)), {}
     if draw(st.booleans()):
         options['rotary'] = table(shape[2], draw(st.integers(0, shape[3] // 2)))
         options['rotary_form'] = draw(st.sampled_from(['half', 'pairs']))
-    layout = st.sampled_from(LAYOUTS)
-    return hw_shape, shape, options, dtype, normal, lambda: laid_out(draw(layout), shape, normal)
+    return hw_shape, shape, options, dtype, normal, lambda: draw(layouts)(normal, *shape)
 
 
 def assert_rounded(result, truth, growth):
@@ -215,13 +179,14 @@ def test_landmarks_are_those_of_their_cells(computed_by, device, case, data):
     if 'rotary' in options:
         options['rotary'] = options['rotary'].to(device)
     k = tokens().to(device)
-    truth = cells_formula(k.double(), hw_shape, **options)
-    upstream = normal(*truth.shape, dtype=torch.float32).to(device)
+    upstream = normal(*cells_formula(k.double(), hw_shape, **options).shape, dtype=torch.float32)
+    upstream = upstream.to(device)
     found = results(lambda k: computed_by(pooled_landmarks)(k, hw_shape, **options), [k], upstream)
     exact = results(lambda k: cells_formula(k, hw_shape, **options), [k.double()], upstream)
-    assert found[0].dtype == torch.promote_types(dtype, torch.float32)
-    assert found[1].dtype == dtype
-    for result, expected in zip(found, exact):
+    for result, expected, kind in zip(
+        found, exact, (torch.promote_types(dtype, torch.float), dtype)
+    ):
+        assert result.dtype == kind
         # Sums of up to 140 tokens in a row, and of at most 64 cells in a gradient.
         assert_rounded(result, expected, 300)
 
@@ -232,33 +197,25 @@ def test_landmarks_are_those_of_their_cells(computed_by, device, case, data):
 @given(case=maps(), data=st.data())
 def test_attention_is_that_of_the_dense_formula(kernel, computed_by, device, case, data):
     _, shape, options, dtype, normal, tokens = case
+    batch, heads, _, dims = shape
     marks = data.draw(st.integers(1, 40) | st.sampled_from([49, 64]))
-    batch, heads, count, dims = shape
-    options.update(
-        kernel=kernel,
-        # Times what L1 and L2 distances grow with.
-        bandwidth=data.draw(st.sampled_from([0.5, 1.0, 4.0]))
-        * (dims if kernel == 'laplacian' else dims**0.5),
-        whitening_eps=data.draw(st.sampled_from([None, 0.1, 1.0])),
-    )
+    # Times what L1 and L2 distances grow with.
+    bandwidth = data.draw(st.sampled_from([0.5, 1, 4])) * dims ** (1 if kernel[0] == 'l' else 0.5)
+    whitening_eps = data.draw(st.sampled_from([None, 0.1, 1.0]))
+    options.update(kernel=kernel, bandwidth=bandwidth, whitening_eps=whitening_eps)
     if 'rotary' in options:
         options['rotary'] = options['rotary'].to(device)
-    q, k, v = (tokens() for _ in range(3))
-    wide = torch.promote_types(dtype, torch.float32)
-    landmarks, inverse, scale = (
-        normal(batch, heads, *rest, dtype=wide) for rest in ((marks, dims), (marks, marks), (1, 1))
-    )
-    tensors = [x.to(device) for x in (q, k, v, landmarks, inverse / marks**0.5, scale)]
+    wide, sizes = torch.promote_types(dtype, torch.float32), ((marks, dims), (marks, marks), (1, 1))
+    small = [normal(batch, heads, *size, dtype=wide) for size in sizes]
+    small[1] /= marks**0.5
+    tensors = [x.to(device) for x in (*(tokens() for _ in range(3)), *small)]
 
     def fused(*tensors):
-        op = computed_by(nystrom_attention)
-        return op(*tensors[:5], scale=tensors[5], **options)
+        return computed_by(nystrom_attention)(*tensors[:5], scale=tensors[5], **options)
 
     upstream = normal(*shape).to(device)
     found = results(fused, tensors, upstream)
-    exact = results(
-        lambda *tensors: formula(*tensors, **options), [t.double() for t in tensors], upstream
-    )
+    exact = results(lambda *x: formula(*x, **options), [t.double() for t in tensors], upstream)
     for tensor, result, truth in zip((tensors[0], *tensors), found, exact):
         assert result.dtype == tensor.dtype
         # Sums of up to 64 products with the inverse and of up to 700 tokens, by r_j^3 of up to 32.

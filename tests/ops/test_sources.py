@@ -1,18 +1,72 @@
-"""The native sources under sanitizers, and the device code of the CUDA kernels run on a CPU."""
+"""The native sources: their format, under sanitizers, and CUDA's device code run on a CPU."""
 
 import os
+import re
+import runpy
 import shutil
 import subprocess
 import sys
 
+import clang_format
 import pytest
 from conftest import ROOT
 
+from mmlaplace.ops import _native
+from mmlaplace.ops._sources import SUFFIXES, library_sources
+
 COMPILER = os.environ.get('CXX') or 'g++'
-pytestmark = [
-    pytest.mark.sanitizer,
-    pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f'no compiler {COMPILER}'),
-]
+needs_compiler = pytest.mark.skipif(
+    shutil.which(COMPILER) is None, reason=f'no compiler {COMPILER}'
+)
+SOURCES = sorted(
+    path
+    for folder in ('ops', 'tests/ops/native')
+    for path in (ROOT / folder).rglob('*')
+    if path.suffix in SUFFIXES
+)
+
+
+def test_clang_format_would_change_no_native_source():
+    # Of the environment and not of the PATH, as versions differ in their changes.
+    program = clang_format.get_executable('clang-format')
+    result = subprocess.run(
+        [program, '--dry-run', '-Werror', *SOURCES], cwd=ROOT, capture_output=True, text=True
+    )
+    assert result.returncode == 0, result.stderr
+    # It leaves a line alone that it cannot break.
+    assert not [path for path in SOURCES if max(map(len, path.read_text().splitlines())) > 100]
+
+
+def test_hook_and_tests_have_the_same_clang_format():
+    hook = (ROOT / '.pre-commit-config.yaml').read_text()
+    (revision,) = re.findall(r'mirrors-clang-format\n    rev: v(\S+)', hook)
+    assert f'clang-format=={revision}\n' in (ROOT / 'requirements/tests.txt').read_text()
+
+
+def test_the_library_has_the_sources_of_ops_but_benchmarks_and_onnx_runtime():
+    folder = ROOT / 'ops'
+    files = {p.relative_to(folder).as_posix() for p in folder.rglob('*') if p.is_file()}
+    others = {name for name in files if not name.endswith((*SUFFIXES, '.pyc'))}
+    assert others == {'README.md', 'benchmarks/difference_peak.py'}
+    names = [path.relative_to(folder).as_posix() for path in library_sources(folder)]
+    assert 'common/cpu/cpu_dispatch.h' in names and 'common/cuda/build_info_cuda.cu' in names
+    assert not [name for name in names if name.startswith(('benchmarks/', 'onnxruntime/'))]
+    assert not [name for name in _native.AVAILABLE if 'peak' in name]
+
+
+def test_headers_for_each_instruction_set_say_in_their_first_line_who_includes_them():
+    first = '// Included once per instruction set; see cpu_dispatch.h.'
+    for path in (ROOT / 'ops').rglob('*.h'):
+        text = path.read_text()
+        expected = '#pragma once' not in text and path.name != 'cpu_dispatch.h'
+        assert not expected or text.startswith(first), path
+
+
+def test_the_peak_of_differences_names_what_it_lacks(monkeypatch):
+    load = runpy.run_path(str(ROOT / 'ops/benchmarks/difference_peak.py'))['load']
+    monkeypatch.setenv('PATH', '')
+    with pytest.raises(RuntimeError, match='Ninja is required'):
+        load(with_cuda=False)
 
 
 def run(command, **environment):
@@ -23,15 +77,9 @@ def run(command, **environment):
     return result.stdout
 
 
-@pytest.mark.parametrize(
-    'source',
-    [
-        'cuda_kernels_test',
-        'cuda_inverses_test',
-        'cuda_nystrom_attention_test',
-        'cuda_pooled_landmarks_test',
-    ],
-)
+@pytest.mark.sanitizer
+@needs_compiler
+@pytest.mark.parametrize('op', ['kernels', 'inverses', 'nystrom_attention', 'pooled_landmarks'])
 @pytest.mark.parametrize(
     ('sanitizer', 'cases'),
     [
@@ -39,14 +87,16 @@ def run(command, **environment):
         ('thread', 'few'),  # a missing __syncthreads is a data race
     ],
 )
-def test_cuda_kernels_run_right_on_a_cpu(source, sanitizer, cases, tmp_path):
-    program = tmp_path / source
+def test_cuda_kernels_run_right_on_a_cpu(op, sanitizer, cases, tmp_path):
+    program = tmp_path / op
     run([COMPILER, '-std=c++17', '-O0', '-g', '-Wall', '-Werror', '-Wno-unknown-pragmas',
          '-pthread', f'-fsanitize={sanitizer}', '-fno-sanitize-recover=all',
-         ROOT / f'tests/ops/native/{source}.cpp', '-o', program])  # fmt: skip
+         ROOT / f'tests/ops/native/cuda_{op}_test.cpp', '-o', program])  # fmt: skip
     assert 'all checks passed' in run([program, cases], TSAN_OPTIONS='halt_on_error=1')
 
 
+@pytest.mark.sanitizer
+@needs_compiler
 def test_cpu_ops_pass_under_address_and_undefined_behaviour_sanitizers(tmp_path):
     """The op tests again, with a library built by MMLAPLACE_SANITIZE=1."""
     # The sanitizer looks for libstdc++ when it starts, and torch 2.1 throws while it is loaded.
