@@ -47,13 +47,10 @@ def test_weights_are_found_in_a_container_under_a_prefix(tmp_path, container, pr
 
 
 def test_parameters_and_files_of_old_torch_load(tmp_path):
-    trained = build()
-    torch.save(
-        dict(model=dict(trained.named_parameters())),
-        tmp_path / 'old.pth',
-        _use_new_zipfile_serialization=False,
-    )
-    state = read_state_dict(tmp_path / 'old.pth')
+    trained, file = build(), tmp_path / 'old.pth'
+    content = dict(model=dict(trained.named_parameters()))
+    torch.save(content, file, _use_new_zipfile_serialization=False)
+    state = read_state_dict(file)
     assert same(trained, state)
     assert all(type(value) is torch.Tensor and not value.requires_grad for value in state.values())
 
@@ -78,20 +75,16 @@ class Net(BaseModel):
 def test_what_a_runner_writes_is_read(tmp_path):
     images = [dict(inputs=torch.randn(3, 8, 8)) for _ in range(4)]
     collate, sampler = dict(type='pseudo_collate'), dict(type='DefaultSampler')
+    optimizer = dict(type='AdamW', lr=1e-2)
     Runner(
-        Net(),
-        str(tmp_path),
+        Net(), str(tmp_path),
         train_dataloader=dict(dataset=images, batch_size=2, sampler=sampler, collate_fn=collate),
         train_cfg=dict(by_epoch=True, max_epochs=2),
-        optim_wrapper=dict(
-            type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-2), clip_grad=dict(max_norm=1)
-        ),
+        optim_wrapper=dict(optimizer=optimizer, clip_grad=dict(max_norm=1)),
         param_scheduler=dict(type='CosineAnnealingLR', T_max=2),
         custom_hooks=[dict(type='EMAHook', momentum=0.1)],
-        experiment_name=tmp_path.name,
-        default_scope='mmengine',
-        log_level='ERROR',
-    ).train()
+        experiment_name=tmp_path.name, default_scope='mmengine', log_level='ERROR',
+    ).train()  # fmt: skip
     file = tmp_path / 'epoch_2.pth'
     written = torch.load(file, weights_only=False)
     assert {'optimizer', 'message_hub', 'param_schedulers'} <= set(written)
@@ -153,15 +146,9 @@ def truncated(share, **kwargs):
 @pytest.mark.parametrize(
     ('write', 'error', 'message'),
     [
-        (truncated(0.9), ValueError, 'download or copy it again'),
-        (truncated(0.5), ValueError, 'download or copy it again'),
-        (truncated(0.01), ValueError, 'download or copy it again'),
-        (truncated(0), ValueError, 'download or copy it again'),
-        (
-            truncated(0.9, _use_new_zipfile_serialization=False),
-            ValueError,
-            'download or copy it again',
-        ),
+        *((truncated(share), ValueError, 'download or copy it again')
+          for share in (0.9, 0.5, 0.01, 0)),
+        (truncated(0.9, _use_new_zipfile_serialization=False), ValueError, 'copy it again'),
         (lambda path, _: path.write_text('<html>404</html>'), ValueError, 'copy it again'),
         (lambda path, _: None, FileNotFoundError, 'check the path'),
         (lambda path, _: path.mkdir(), FileNotFoundError, 'check the path'),
@@ -170,7 +157,7 @@ def truncated(share, **kwargs):
         (torchscript, UnsafeCheckpointError, 'is a TorchScript program'),
         (tar, UnsafeCheckpointError, 'is a tar archive'),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_checkpoint_is_quoted(tmp_path, write, error, message):
     write(tmp_path / 'a.pth', build().state_dict())
     with pytest.raises(error, match=rf'a\.pth.*{message}'):

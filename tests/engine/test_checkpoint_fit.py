@@ -21,48 +21,41 @@ def net(**kwargs):
     return nn.ModuleDict(dict(stem=nn.Linear(2, 2), backbone=build(**kwargs)))
 
 
+def also(**more):
+    """Adds tensors; a name with two underscores has a dot there."""
+    return lambda w: {**w, **{name.replace('__', '.'): value for name, value in more.items()}}
+
+
 @pytest.mark.parametrize(
     ('change', 'kwargs', 'message'),
     [
         (half, {}, r'only 67 of the 101 tensors.*missing 34 \(backbone.st.*min_matched=0.66 takes'),
         (half, dict(min_matched=0.7), 'only 67 of the 101 tensors'),
         (lambda w: without(w, 'backbone.norm3.bias'), {}, r'missing 1 \(backbone.norm3.bias\)'),
-        (
-            lambda w: without(w, 'backbone.norm1'),
-            dict(min_matched=1),
-            r'missing 2 \(backbone.norm1.w',
-        ),
+        (lambda w: without(w, 'backbone.norm1'), dict(min_matched=1), r'2 \(backbone.norm1.w'),
         (lambda w: without(w, 'backbone.norm'), {}, r'missing 8 \(backbone.norm0.weight'),
         (lambda w: without(w, 'stem.bias'), {}, r'only 100 of the 101.*min_matched=0.99 takes'),
-        (
-            lambda w: {**w, f'{BLOCK}.attn.gate.weight': torch.zeros(1)},
-            {},
-            rf'it has 1 \({BLOCK}.attn.gate.weight\) in layers .* min_matched=0.99 takes',
-        ),
-        (
-            lambda w: {**w, f'{BLOCK}.norm1.bias': torch.tensor([0.0] * 7 + [torch.nan])},
-            dict(min_matched=0.1),
-            rf'NaN or infinite values in 1 \({BLOCK}.norm1.bias\)',
-        ),
-        (
-            lambda w: {**w, 'stem.bias': torch.tensor([0.0, -torch.inf])},
-            {},
-            r'NaN or infinite values in 1 \(stem.bias\)',
-        ),
+        (also(**{f'{BLOCK}.attn.gate.weight': torch.zeros(1)}), {},
+         rf'it has 1 \({BLOCK}.attn.gate.weight\) .* min_matched=0.99 takes'),
+        (also(**{f'{BLOCK}.norm1.bias': torch.tensor([0.0] * 7 + [torch.nan])}),
+         dict(min_matched=0.1), rf'in 1 \({BLOCK}.norm1.bias\)'),
+        (also(stem__bias=torch.tensor([0.0, -torch.inf])), {}, r'in 1 \(stem.bias\)'),
         (dict, dict(prefix='neck.'), r"'neck.' matches no tensor.*\{'model.': 101"),
         (dict, dict(min_matched=95), 'between 0 and 1, got 95'),
-        (
-            lambda w: {**w, **{f'copy.{k}': v for k, v in w.items()}},
-            {},
-            r"several prefixes alike.*\{'model.': 101, 'model.copy.': 101",
-        ),
+        (lambda w: {**w, **{f'copy.{k}': v for k, v in w.items()}}, {},
+         r"several prefixes alike.*\{'model.': 101, 'model.copy.': 101"),
+        (lambda w: {**w, **{f'_orig_mod.{k}': v + 1 for k, v in w.items()}}, {},
+         "several prefixes alike.*'model._orig_mod.'"),
         (lambda w: {'other.net': torch.zeros(1)}, {}, 'no tensor.*model.other.net.*stem.weight'),
         # Names as common as this one are in most models, at many places.
         (lambda w: {'a.stem.bias': w['stem.bias'], 'b.stem.bias': w['stem.bias']}, {}, 'only 1 of'),
-        (lambda w: {**w, 'backbone.norm3.bias': torch.zeros(5)}, {}, r'norm3.bias .* \(5,\)'),
-        (lambda w: {**w, 'stem.bias': torch.zeros(5)}, {}, r'does not fit: .*stem.bias'),
+        (also(backbone__norm3__bias=torch.zeros(5)), {}, r'norm3.bias .* \(5,\)'),
+        (also(stem__bias=torch.zeros(5)), {}, r'does not fit: .*stem.bias'),
+        # One layer of a hundred tensors: more than 95 % are there, and the model would be a wreck.
+        (lambda w: {k: v for k, v in w.items() if 'attn.qkv.weight' not in k}, {},
+         r'missing 5 \(backbone.stages.0.blocks.0.attn.qkv.weight'),
     ],
-)
+)  # fmt: skip
 def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, change, kwargs, message):
     file = save(tmp_path / 'a.pth', change(net().state_dict()), 'model.')
     module = net()
@@ -106,17 +99,6 @@ def test_norms_and_stages_of_other_outputs_may_differ(tmp_path):
     file = save(tmp_path / 'b.pth', build(out_indices=(0, 1)).state_dict())
     with pytest.raises(ValueError, match=r'missing \d+ \(stages.2.patch_embed'):
         load_weights(build(), file)
-
-
-def test_one_lost_layer_of_a_hundred_tensors_is_refused(tmp_path):
-    weights = build().state_dict()
-    lost = [name for name in weights if name.endswith('attn.qkv.weight')]
-    for name in lost[:4]:
-        del weights[name]
-    # More than 95 % of the tensors are there, and the model would be a wreck.
-    assert len(weights) / len(build().state_dict()) > 0.95
-    with pytest.raises(ValueError, match=r'missing 4 \(stages.0.blocks.0.attn.qkv.weight'):
-        load_weights(build(), save(tmp_path / 'a.pth', weights))
 
 
 def model_of(**parts):
@@ -187,13 +169,6 @@ def test_wrappers_are_looked_through_on_both_sides(tmp_path, process_group, wrap
     report = load_weights(module, compiled, prefix='module.backbone._orig_mod.')
     assert report.prefix == 'module.backbone.'
     assert same(module, trained.state_dict())
-
-
-def test_names_with_and_without_compilation_in_one_file_are_ambiguous(tmp_path):
-    weights = build().state_dict()
-    both = {**weights, **{f'_orig_mod.{k}': v + 1 for k, v in weights.items()}}
-    with pytest.raises(ValueError, match="several prefixes alike.*'_orig_mod.'"):
-        load_weights(build(), save(tmp_path / 'a.pth', both))
 
 
 def test_a_module_without_memory_is_refused(tmp_path):
