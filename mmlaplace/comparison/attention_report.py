@@ -219,7 +219,7 @@ def plot_cost(costs: Dict[str, dict], path: Path) -> None:
     save(figure, path)
 
 
-def save(figure, path: Path) -> None:
+def save(figure: plt.Figure, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)

@@ -3,7 +3,7 @@
 import json
 import warnings
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 from mmengine.config import Config
 from mmengine.registry import MODELS
@@ -72,7 +72,7 @@ def in_windows(attn_cfg: dict) -> List:
 
 
 # Backbone without its attention, and how the attention's config is given to it.
-HOSTS = {
+HOSTS: Dict[str, Tuple[Dict[str, Any], int, Callable[[dict], Any]]] = {
     'laplacianformer': (dict(type='LaplacianFormer', arch='micro'), 128, lambda cfg: cfg),
     'vit': (
         dict(
@@ -158,7 +158,7 @@ def settings_of(
         attn_cfg = without_local_branch(attn_cfg)
     phases = STUDIES[study].phases
     if epochs:
-        phases = [phase._replace(epochs=epochs) for phase in phases]
+        phases = tuple(phase._replace(epochs=epochs) for phase in phases)
     return dict(
         attention=name, attn_cfg=attn_cfg, host=host, seed=seed, study=study,
         phases=[phase._asdict() for phase in phases],

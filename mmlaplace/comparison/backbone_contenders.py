@@ -26,13 +26,13 @@ from mmengine.registry import MODELS, DefaultScope
 from mmlaplace.models import BaseAttention, PyramidBackbone
 from mmlaplace.toolboxes import PACKAGES, require_toolbox
 
-# Builds a backbone, to train or for inference.
-Builder = Callable[[bool], nn.Module]
+# Builds a backbone, to train or for inference, which its argument ``train`` says.
+Builder = Callable[..., nn.Module]
 
 SOURCES = ('', *PACKAGES, 'timm')  # '' is this package
 # Sizes of backbones that name none themselves, as in mmdet's configs/pvt.
 PVT_LAYERS = dict(tiny=[2, 2, 2, 2], small=[3, 4, 6, 3], medium=[3, 4, 18, 3], large=[3, 8, 27, 3])
-PVT_V2 = dict(
+PVT_V2: Dict[str, Dict[str, Any]] = dict(
     b0=dict(num_layers=PVT_LAYERS['tiny'], embed_dims=32),
     b1=dict(num_layers=PVT_LAYERS['tiny']),
     b2=dict(num_layers=PVT_LAYERS['small']),
@@ -40,7 +40,7 @@ PVT_V2 = dict(
     b4=dict(num_layers=PVT_LAYERS['large']),
     b5=dict(num_layers=[3, 6, 40, 3], mlp_ratios=(4, 4, 4, 4)),
 )
-OTHER_SIZES = {
+OTHER_SIZES: Dict[str, Dict[str, Dict[str, Any]]] = {
     'PyramidVisionTransformer': {
         size: dict(num_layers=layers) for size, layers in PVT_LAYERS.items()
     },
@@ -99,6 +99,7 @@ def catalogue(source: str) -> Dict[str, Builder]:
                 f'{source} cannot be imported ({error}); pip install timm', name=error.name
             ) from error
         return {f'timm:{name}': partial(of_timm, name) for name in timm.list_models()}
+    title: Callable[[str], str]
     if not source:
         classes, prefix, title = MODELS.module_dict, '', str.lower
     else:
@@ -106,7 +107,7 @@ def catalogue(source: str) -> Dict[str, Builder]:
         importlib.import_module(f'{source}.models')  # registers them
         classes = importlib.import_module(f'{source}.registry').MODELS.module_dict
         prefix, title = f'{source}:', str
-    found = {}
+    found: Dict[str, Builder] = {}
     for cls in filter(partial(belongs, source=source), classes.values()):
         for size, options in sizes_of(cls).items():
             name = prefix + title(cls.__name__) + (f'-{size}' if size else '')
@@ -138,16 +139,17 @@ def sizes_of(cls: type) -> Dict[str, Dict[str, Any]]:
 
 def arguments_of(cls: type) -> Dict[str, Any]:
     """Defaults of a class's arguments, and of those that it hands on to its bases."""
-    found = {}
+    found: Dict[str, Any] = {}
     for base in cls.__mro__:
-        parameters = inspect.signature(base.__init__).parameters.values()
+        signature = inspect.signature(base.__init__)  # type: ignore[misc]  # of these very classes
+        parameters = signature.parameters.values()
         found = {**{each.name: each.default for each in parameters}, **found}
         if not any(each.kind is each.VAR_KEYWORD for each in parameters):
             break
     return found
 
 
-def of_class(cls: type, train: bool, **options) -> nn.Module:
+def of_class(cls: type, train: bool, **options: Any) -> nn.Module:
     """A backbone that makes its last map alone, without stochastic depth."""
     arguments = arguments_of(cls)
     if issubclass(cls, PyramidBackbone):

@@ -13,7 +13,7 @@ import statistics
 import sys
 from itertools import cycle
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
 from rich import box
 from rich.console import Console
@@ -22,6 +22,10 @@ from rich.table import Table
 from mmlaplace.commands.command_line import ToolParser
 
 from .published_top1 import peers, published
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 LINES = ('-', '--', ':', '-.')  # of the modes in a plot
 MARKERS = 'os^Dv<>PX*hpd8'  # of the families, or of the contenders
@@ -41,7 +45,8 @@ def exponents(rows: List[dict]) -> Dict[str, Dict[str, float]]:
 
     There is none where sizes differ in the batch, or are fewer than two.
     """
-    lines, found = {}, {}
+    lines: Dict[Tuple[str, str], List[dict]] = {}
+    found: Dict[str, Dict[str, float]] = {}
     for row in rows:
         lines.setdefault((row['contender'], row['mode']), []).append(row)
     for (name, mode), line in lines.items():
@@ -132,7 +137,7 @@ def new_figure(panels: int, height: float, width: float = 6) -> tuple:
     return plt.subplots(1, panels, figsize=(width * panels, height), layout='constrained')
 
 
-def save(figure, path: Path) -> None:
+def save(figure: 'Figure', path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
 
@@ -144,7 +149,7 @@ def plot(result: dict, path: Path) -> None:
     figure, axes = new_figure(2, 4.5 + 0.12 * lines)
     from matplotlib import colormaps
 
-    colors = colormaps['tab20'].colors
+    colormap: Any = colormaps['tab20']  # one with a list of colours
     for axis, key, label in zip(axes, ('ms per image', 'MB'), ('ms an image', 'peak memory (MB)')):
         for index, (name, marker) in enumerate(zip(result['contenders'], cycle(MARKERS))):
             for mode, style in zip(result['modes'], cycle(LINES)):
@@ -157,7 +162,7 @@ def plot(result: dict, path: Path) -> None:
                 note = '' if slope is None or key == 'MB' else f', time ~ pixels^{slope:.2f}'
                 if line:
                     axis.loglog(
-                        *zip(*line), ls=style, marker=marker, color=colors[index % 20],
+                        *zip(*line), ls=style, marker=marker, color=colormap.colors[index % 20],
                         label=(name if mode == 'eager' else f'{name}, {mode}') + note,
                     )  # fmt: skip
         sides = sorted({row['side'] for row in rows})
@@ -174,7 +179,7 @@ def plot(result: dict, path: Path) -> None:
 
 def top1_points(result: dict, mode: str) -> Dict[str, Tuple[float, int]]:
     """Images a second, and in which batch, of contenders measured at the size of their top-1."""
-    found = {}
+    found: Dict[str, Tuple[float, int]] = {}
     for row in measured(result):
         paper = published().get(row['contender'])
         if row['mode'] == mode and paper is not None and paper.side == row['side']:
@@ -205,7 +210,7 @@ def plot_top1(result: dict, path: Path) -> None:
     save(figure, path)
 
 
-def draw_families(axis, speeds: Dict[str, float]) -> None:
+def draw_families(axis: 'Axes', speeds: Dict[str, float]) -> None:
     """A line through the sizes of a family, hollow points for our twins of it, the best of all."""
     from matplotlib.ticker import LogFormatter
 
@@ -213,10 +218,10 @@ def draw_families(axis, speeds: Dict[str, float]) -> None:
     families = list(dict.fromkeys(paper.family for paper in published().values()))
     for family in (each for each in families if each in {p.family for p in papers.values()}):
         index = families.index(family)
-        names = sorted((n for n in papers if papers[n].family == family), key=speeds.get)
+        names = sorted((n for n in papers if papers[n].family == family), key=speeds.__getitem__)
         ours = papers[names[0]].ours
         twins = [name for name in names if is_twin(name)]
-        style = dict(marker=MARKERS[index % len(MARKERS)], zorder=3 if ours else 2)
+        style: Dict[str, Any] = dict(marker=MARKERS[index % len(MARKERS)], zorder=3 if ours else 2)
         style['color'] = f'C{index % 10}' if ours else str(0.2 + 0.07 * (index % 8))
         own = [name for name in names if name not in twins]
         axis.semilogx(
@@ -228,7 +233,7 @@ def draw_families(axis, speeds: Dict[str, float]) -> None:
             ls='', mfc='none', ms=6, **style,
         )  # fmt: skip
     front, best = [], 0.0
-    for name in sorted(speeds, key=speeds.get, reverse=True):
+    for name in sorted(speeds, key=speeds.__getitem__, reverse=True):
         if papers[name].top1 > best:
             best = papers[name].top1
             front.append((speeds[name], best))
@@ -257,17 +262,18 @@ def is_twin(name: str) -> bool:
 PLACES = ((5, 4), (5, -10), (-5, 4), (-5, -10), (5, 12), (-5, 12), (5, -18), (-5, -18))
 
 
-def write_labels(axis, points: List[Tuple[str, Tuple[float, float]]]) -> None:
+def write_labels(axis: 'Axes', points: List[Tuple[str, Tuple[float, float]]]) -> None:
     """Beside each point its label, where it covers no other if there is such a place."""
-    axis.figure.draw_without_rendering()  # so that the layout is the last one
+    figure: Any = axis.figure
+    figure.draw_without_rendering()  # so that the layout is the last one
 
-    def write(label: str, point: Tuple[float, float], place: Tuple[int, int]):
+    def write(label: str, point: Tuple[float, float], place: Tuple[int, int]) -> Any:
         return axis.annotate(
             label, point, place, textcoords='offset points', fontsize='x-small',
             ha='left' if place[0] > 0 else 'right',
         )  # fmt: skip
 
-    taken = []
+    taken: List[Any] = []
     for label, point in points:
         for place in PLACES:
             text = write(label, point, place)

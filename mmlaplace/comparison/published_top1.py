@@ -54,7 +54,7 @@ def published() -> Dict[str, Published]:
 
 def peers() -> List[str]:
     """A contender for each of the others' models."""
-    first = {}
+    first: Dict[str, str] = {}
     for name, each in published().items():
         if not each.ours:
             first.setdefault(each.model, name)

@@ -1,6 +1,6 @@
 """Pictures of the papers' figures from their numbers, in one style."""
 
-from typing import List
+from typing import Any, List, Sequence, Tuple
 
 import matplotlib
 import numpy as np
@@ -12,7 +12,9 @@ MARKERS = 'os^Dv<>P*X'
 NOTE = 'published, not reproduced here'
 
 
-def new(panels: int = 1, width: float = 5.5, height: float = 4.2, **options):
+def new(
+    panels: int = 1, width: float = 5.5, height: float = 4.2, **options: Any
+) -> Tuple[plt.Figure, List[plt.Axes]]:
     """A figure with panels side by side."""
     figure, axes = plt.subplots(
         1, panels, figsize=(width * panels, height), squeeze=False, layout='constrained', **options
@@ -22,7 +24,9 @@ def new(panels: int = 1, width: float = 5.5, height: float = 4.2, **options):
     return figure, list(axes[0])
 
 
-def scatter(axis, points: List[dict], x: str, y: str = 'top-1', styled: List[dict] = ()) -> None:
+def scatter(
+    axis: plt.Axes, points: List[dict], x: str, y: str = 'top-1', styled: Sequence[dict] = ()
+) -> None:
     """A line through each family: coloured the paper's own, grey the others.
 
     ``styled`` are the points whose families decide on the styles, so that panels agree.
@@ -42,7 +46,7 @@ def scatter(axis, points: List[dict], x: str, y: str = 'top-1', styled: List[dic
     axis.margins(x=0.1, y=0.08)
 
 
-def name_families(axis, points: List[dict], x: str, y: str = 'top-1') -> None:
+def name_families(axis: plt.Axes, points: List[dict], x: str, y: str = 'top-1') -> None:
     """The name of each family at its largest model, on the left of the paper's own."""
     for name in dict.fromkeys(point['family'] for point in points):
         last = max((p for p in points if p['family'] == name), key=lambda point: point[x])
@@ -53,7 +57,7 @@ def name_families(axis, points: List[dict], x: str, y: str = 'top-1') -> None:
         )  # fmt: skip
 
 
-def legend_below(figure, axis, columns: int) -> None:
+def legend_below(figure: plt.Figure, axis: plt.Axes, columns: int) -> None:
     figure.legend(
         *axis.get_legend_handles_labels(), loc='outside lower center', ncols=columns, fontsize=7
     )
@@ -65,7 +69,7 @@ def where(found: dict) -> str:
     return machine.get('GPU') or f'{machine["CPU"]}, {threads}'
 
 
-def draw_parameters(found: dict):
+def draw_parameters(found: dict) -> plt.Figure:
     twins = found['twins']
     figure, axes = new(2 if twins else 1)
     scatter(axes[0], found['published'], 'parameters')
@@ -85,7 +89,7 @@ def draw_parameters(found: dict):
     return figure
 
 
-def draw_memory(found: dict):
+def draw_memory(found: dict) -> plt.Figure:
     figure, axes = new(2, 5)
     for index, (name, line) in enumerate(found['lines'].items()):
         softmax, own = name.startswith('Transformer'), name == 'SOFT'
@@ -107,7 +111,7 @@ def draw_memory(found: dict):
     return figure
 
 
-def draw_speed(found: dict):
+def draw_speed(found: dict) -> plt.Figure:
     figure, (axis,) = new(1, 7)
     points = [dict(p, speed=1 / p['seconds']) for p in found['points'] if 'seconds' in p]
     scatter(axis, points, 'speed')
@@ -126,7 +130,7 @@ def draw_speed(found: dict):
     return figure
 
 
-def draw_speed_and_macs(found: dict):
+def draw_speed_and_macs(found: dict) -> plt.Figure:
     figure, (left, right) = new(2, 5.5, 5)
     scatter(left, found['points'], 'MACs')
     left.set(xlabel='MACs (G)', ylabel='top-1 on ImageNet (%)', title=NOTE, xscale='log')
@@ -143,7 +147,7 @@ def draw_speed_and_macs(found: dict):
     return figure
 
 
-def draw_newton(found: dict):
+def draw_newton(found: dict) -> plt.Figure:
     figure, axes = new(len(found['sets']), 4.2, sharey=True)
     for axis, (name, content) in zip(axes, found['sets'].items()):
         for index, line in enumerate(content['stages']):
@@ -157,7 +161,7 @@ def draw_newton(found: dict):
     return figure
 
 
-def draw_eigenvalues(found: dict):
+def draw_eigenvalues(found: dict) -> plt.Figure:
     figure, (left, right) = new(2, 5)
     for index, stage in enumerate(found['stages']):
         label = f'stage {stage["stage"]}'
@@ -173,7 +177,7 @@ def draw_eigenvalues(found: dict):
     return figure
 
 
-def draw_gates(found: dict):
+def draw_gates(found: dict) -> plt.Figure:
     blocks = found['blocks']
     chosen = sorted({0, len(blocks) // 2, len(blocks) - 1})
     figure, grid = plt.subplots(
@@ -195,7 +199,7 @@ def draw_gates(found: dict):
     return figure
 
 
-def draw_rows(found: dict):
+def draw_rows(found: dict) -> plt.Figure:
     figure, (left, right) = new(2, 5.5)
     width = 0.8 / len(found['models'])
     for index, (label, blocks) in enumerate(found['models'].items()):

@@ -3,9 +3,10 @@
 import json
 import re
 import time
+from argparse import Namespace
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -17,7 +18,7 @@ from torch import Tensor
 from mmlaplace.analysis.attention_rows import attention_row
 from mmlaplace.analysis.measuring import model_job, seconds_of, tensor_memory
 from mmlaplace.analysis.networks import image_size, network_of
-from mmlaplace.analysis.recording import Mixed, mixed_by, normalized, photographs
+from mmlaplace.analysis.recording import Mixed, mixed_by, normalized, photographs, steps_watched
 from mmlaplace.commands.command_line import build_backbone
 from mmlaplace.models import BaseAttention, PolaAttention, SOFTAttention
 from mmlaplace.models.layers import Landmarks, TransformerBlock
@@ -32,7 +33,7 @@ STEPS = 36  # of the Newton iteration, as the paper's figure has them
 QUERIES = 32  # whose rows are looked at
 # Of SOFT++ Figure 1b: the paper's host, and its attentions in its order.
 DIMS, HEADS, SIDE = 384, 12, 28
-ATTENTIONS = {
+ATTENTIONS: Dict[str, Dict[str, Any]] = {
     'Transformer, matrices kept': dict(type='SoftmaxAttention'),
     'Transformer, fused': dict(type='SoftmaxAttention'),
     'Linformer': dict(type='LinformerAttention', num_landmarks=49),
@@ -70,7 +71,7 @@ def last_top1(path: Path) -> float:
     return [score['accuracy/top1'] for score in scores if 'accuracy/top1' in score][-1]
 
 
-def parameters(args) -> dict:
+def parameters(args: Namespace) -> dict:
     """SOFT++ Figure 1a: published, and trained twins with their parameters counted."""
     twins = []
     for config, result, label in args.run:
@@ -110,11 +111,12 @@ def fused_softmax(allowed: bool) -> Iterator[None]:
             getattr(torch.backends.cuda, f'enable_{kind}_sdp')(was)
 
 
-def memory(args) -> dict:
+def memory(args: Namespace) -> dict:
     """SOFT++ Figure 1b: MB that torch holds at the peak of a training pass of one sequence."""
     device, lines = torch.device(args.device), {}
     for name, cfg in track(ATTENTIONS.items(), 'attentions'):
-        layers, line = Layers(cfg, args.depth).to(device).train(), []
+        layers = Layers(cfg, args.depth).to(device).train()
+        line: List[Dict[str, float]] = []
         for multiple in sorted(args.multiples):
             tokens = SIDE * SIDE * multiple
             growth = (tokens / line[-1]['tokens']) ** 2 if line else 1
@@ -123,6 +125,7 @@ def memory(args) -> dict:
             x = torch.randn(1, tokens, DIMS, device=device)
             with fused_softmax(name != 'Transformer, matrices kept'):
                 bytes_held = tensor_memory(model_job(layers, x, train=True), device)
+            assert bytes_held is not None  # a training pass returns nothing
             line.append(dict(tokens=tokens, MB=bytes_held / 1e6))
         lines[name] = line
     return dict(depth=args.depth, dims=DIMS, heads=HEADS, lines=lines)
@@ -137,11 +140,13 @@ def passed(job: Callable, device: torch.device) -> float:
     return time.process_time() - start
 
 
-def timed(chosen: List[Row], args) -> Dict[str, dict]:
+def timed(chosen: List[Row], args: Namespace) -> Dict[str, dict]:
     """Seconds an image, forward, of the full-size networks of rows; the best of some rounds."""
     device, jobs = torch.device(args.device), {}
     for row in track(chosen, 'models'):
-        cfg = row.runs[0].full.load()
+        spec = row.runs[0].full
+        assert spec is not None, f'{row.label} has no config of its full size'
+        cfg = spec.load()
         size = image_size(cfg)
         images = torch.randn(args.batch_size, 3, *size, device=device)
         jobs[row.name] = model_job(network_of(cfg).to(device), images, train=False)
@@ -154,7 +159,9 @@ def timed(chosen: List[Row], args) -> Dict[str, dict]:
     return {name: min(each[name] for each in rounds) for name in jobs}
 
 
-def with_seconds(table: str, families: Tuple[str, ...], columns: Tuple[str, ...], args) -> dict:
+def with_seconds(
+    table: str, families: Tuple[str, ...], columns: Tuple[str, ...], args: Namespace
+) -> dict:
     """Published rows of a table, those of some families with a measured time."""
     points = published(table, *columns)
     names = args.rows or [point['name'] for point in points if point['family'] in families]
@@ -169,18 +176,18 @@ def with_seconds(table: str, families: Tuple[str, ...], columns: Tuple[str, ...]
     )  # fmt: skip
 
 
-def speed(args) -> dict:
+def speed(args: Namespace) -> dict:
     """SOFT++ Figure 3."""
     return with_seconds('softpp_table_3', ('SOFT++', 'Swin', 'ConvNext'), ('top-1',), args)
 
 
-def speed_and_macs(args) -> dict:
+def speed_and_macs(args: Namespace) -> dict:
     """PolaFormer Figure 4."""
     hosts = ('PVT', 'PVT-FLatten', 'PVT-PolaFormer', 'Swin', 'Swin-FLatten', 'Swin-PolaFormer')
     return with_seconds('polaformer_table_5', hosts, ('MACs', 'top-1'), args)
 
 
-def images_of(args, size: Tuple[int, int]) -> Dict[str, List[Tensor]]:
+def images_of(args: Namespace, size: Tuple[int, int]) -> Dict[str, List[Tensor]]:
     """Images by data set, evenly spread over each folder."""
     size = tuple(args.size or size)
     if not args.images:
@@ -201,15 +208,15 @@ def name_of(model: List[str]) -> str:
     return f'{label}, {Path(config).name}'
 
 
-def model_of(args) -> nn.Module:
+def model_of(args: Namespace) -> nn.Module:
     config, checkpoint, _ = args.model[0]
     return build_backbone(config, checkpoint)
 
 
-def default_size(args, smallest: int = 0) -> Tuple[int, int]:
+def default_size(args: Namespace, smallest: int = 0) -> Tuple[int, int]:
     size = Config.fromfile(args.model[0][0]).model.backbone.get('img_size', 224)
-    sides = (size, size) if isinstance(size, int) else size
-    return tuple(max(side, smallest) for side in sides)
+    height, width = (size, size) if isinstance(size, int) else size
+    return max(height, smallest), max(width, smallest)
 
 
 def landmark_kernel(mixed: Mixed, landmarks: Optional[int] = None) -> Tensor:
@@ -238,9 +245,10 @@ def residuals(attention: SOFTAttention, kernel: Tensor) -> Tensor:
     return torch.stack(found, dim=-1)
 
 
-def newton(args) -> dict:
+def newton(args: Namespace) -> dict:
     """SOFT++ Figure 5: mean and range over images, blocks and heads, by data set and stage."""
-    backbone, sets = model_of(args), {}
+    backbone = model_of(args)
+    sets: Dict[str, Dict[str, Any]] = {}
     for name, images in images_of(args, default_size(args)).items():
         by_stage: Dict[int, List[Tensor]] = {}
         for image in track(images, name):
@@ -248,15 +256,15 @@ def newton(args) -> dict:
                 found = residuals(mixed.attention, landmark_kernel(mixed))
                 by_stage.setdefault(mixed.stage + 1, []).append(found)
         sets[name] = dict(images=len(images), stages=[])
-        for stage, found in sorted(by_stage.items()):
-            values = torch.cat(found)
-            line = dict(mean=values.mean(0), low=values.amin(0), high=values.amax(0))
-            line = {key: each.tolist() for key, each in line.items()}
+        for stage, matrices in sorted(by_stage.items()):
+            values = torch.cat(matrices)
+            curves = dict(mean=values.mean(0), low=values.amin(0), high=values.amax(0))
+            line = {key: each.tolist() for key, each in curves.items()}
             sets[name]['stages'].append(dict(stage=stage, **line))
     return dict(model=name_of(args.model[0]), sets=sets)
 
 
-def eigenvalues(args) -> dict:
+def eigenvalues(args: Namespace) -> dict:
     """SOFT++ Figure 6a: of the kernel of many landmarks of one image, for the first head."""
     side = 4 * round(args.landmarks**0.5)  # the first stage has a token for 4 x 4 pixels
     images = images_of(args, default_size(args, side))
@@ -274,30 +282,24 @@ def eigenvalues(args) -> dict:
     return dict(model=name_of(args.model[0]), image=name, stages=stages)
 
 
-def gates(args) -> dict:
+def gates(args: Namespace) -> dict:
     """PolaFormer Figure 3: G of one image in each block, split into its streams."""
     ((_, (image, *_)),) = list(images_of(args, default_size(args)).items())[:1]
     backbone, blocks = model_of(args), []
 
-    def record(attention, project, x, hw_shape):
-        made = project(x, hw_shape)
+    def see(name, attention, step, arguments, made):
         if made.gate is not None:
             halves = made.gate[0].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)
             same, opposite = halves.split((attention.head_dims + 1) // 2, dim=-1)
             first = dict(same=listed(same[0]), opposite=listed(opposite[0]))  # of the first head
             blocks.append(dict(first, **spread(same, opposite)))
-        return made
 
-    watched = [m for m in backbone.modules() if isinstance(m, PolaAttention)]
-    for attention in watched:
-        attention.project = lambda x, hw, a=attention: record(a, type(a).project.__get__(a), x, hw)
-    with torch.no_grad():
+    with steps_watched(backbone, PolaAttention, ('project',), see), torch.no_grad():
         backbone(image)
     if not blocks:
         raise ValueError('the model has no PolaAttention with a gate')
-    return dict(
-        model=name_of(args.model[0]), matrix=watched[0].gate_matrix is not None, blocks=blocks
-    )
+    first = next(part for part in backbone.modules() if isinstance(part, PolaAttention))
+    return dict(model=name_of(args.model[0]), matrix=first.gate_matrix is not None, blocks=blocks)
 
 
 def listed(values: Tensor) -> list:
@@ -316,7 +318,7 @@ def spread(same: Tensor, opposite: Tensor) -> Dict[str, float]:
     )  # fmt: skip
 
 
-def rows(args) -> dict:
+def rows(args: Namespace) -> dict:
     """PolaFormer Figure 5: sorted weights of a row, and the mean entropy, of each block."""
     models = {}
     for config, checkpoint, label in args.model:

@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Dict, List, Optional, Tuple
+from typing import Any, List, Mapping, Optional, Tuple
 
 import torch
 from mmengine.config import Config
@@ -43,7 +43,7 @@ class Training(Job):
 
     def __init__(
         self, label: str, checkpoint: str, seed: int, cfg: Config, settings: Settings,
-        weights: Optional[Weights], needs: Dict[str, Job],
+        weights: Optional[Weights], needs: Mapping[str, Job],
     ) -> None:  # fmt: skip
         self.checkpoint, self.seed, self.cfg, self.weights = checkpoint, seed, cfg, weights
         self.given = settings.weights.get(weights.row) if weights else None
@@ -85,7 +85,7 @@ class Training(Job):
         """As many as its learning rate is for, where the call has them."""
         most = self.settings.gpus if self.settings.launcher != 'none' else 1
         fitting = self.fitting_processes
-        return int(fitting) if fitting in range(1, most) else most
+        return int(fitting) if fitting is not None and fitting in range(1, most) else most
 
     def wrong_batch(self) -> str:
         """Why its learning rate does not fit its batch, or ``''``."""
@@ -171,7 +171,11 @@ class Training(Job):
 
     def source(self) -> Optional[str]:
         """The checkpoint that it starts from, or tests."""
-        given = [self.given, *(job.result()['checkpoint'] for job in self.needs.values()), None]
+        given: List[Any] = [self.given]
+        for job in self.needs.values():
+            found = job.result()
+            assert found is not None, f'{job.label} is not finished'
+            given.append(found['checkpoint'])
         return next((str(path) for path in given if path is not None), None)
 
     def work(self, lock: int) -> dict:
@@ -179,9 +183,10 @@ class Training(Job):
         if missing:
             raise JobFailed(missing)
         cfg, checkpoint = Config(self.cfg.to_dict()), self.source()
-        if checkpoint is not None and self.weights.use == 'backbone':
+        use = self.weights.use if self.weights else ''
+        if checkpoint is not None and use == 'backbone':
             cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=checkpoint)
-        elif checkpoint is not None and self.weights.use == 'start':
+        elif checkpoint is not None and use == 'start':
             cfg.load_from = checkpoint
         write_whole(self.config, config_text(cfg))
         if self.trains:
@@ -191,6 +196,7 @@ class Training(Job):
                 self.call(self.train_command(), 'train.log', lock)
                 write_whole(trained, self.trained_checkpoint())
             checkpoint = trained.read_text()
+        assert checkpoint is not None  # without a training, the weights have it
         self.state = 'tests'
         self.call(self.test_command(checkpoint), 'test.log', lock)
         logs = sorted((self.folder / 'test').glob('*/*.json'))
@@ -282,8 +288,11 @@ class Drawing(Job):
     """Draw a figure by a tool of this project, from the models of rows."""
 
     kind = 'figures'
+    needs: Mapping[str, Training]
 
-    def __init__(self, row: str, run: Run, settings: Settings, needs: Dict[str, Job]) -> None:
+    def __init__(
+        self, row: str, run: Run, settings: Settings, needs: Mapping[str, Training]
+    ) -> None:
         self.tool = run.drawn_by(settings.scale)
         super().__init__(row, settings, f'{settings.scale} {self.tool}', needs)
 

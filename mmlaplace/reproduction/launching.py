@@ -90,7 +90,7 @@ class Job:
     label: str
     settings: Settings
     identity: str
-    needs: Dict[str, 'Job'] = field(default_factory=dict)
+    needs: Mapping[str, 'Job'] = field(default_factory=dict)
     state: str = 'waits'
     devices: Optional[str] = None
 

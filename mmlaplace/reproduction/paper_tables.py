@@ -4,15 +4,14 @@ import copy
 import re
 from dataclasses import dataclass, fields
 from functools import cache
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
+from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 import yaml
 from mmengine.config import Config
 
 from mmlaplace.model_zoo import files_root
-from mmlaplace.toolboxes import require_toolbox
+from mmlaplace.toolboxes import toolbox_folder
 
 # Rows of the papers' methods, of those they compare with, and of options that no table compares.
 KINDS = ('own', 'baseline', 'option')
@@ -106,8 +105,7 @@ class Spec:
         """
         scope, _, inner = self.config.rpartition('::')
         if scope:
-            require_toolbox(scope)
-            package = Path(find_spec(scope).submodule_search_locations[0])
+            package = toolbox_folder(scope)
             places = [package / '.mim/configs' / inner, package.parent / 'configs' / inner]
         else:
             places = [files_root() / inner]
@@ -382,7 +380,7 @@ def _parse_run(
 
 
 def _check_keys(
-    where: str, content: Mapping[str, Any], known: Sequence[str], needed: Sequence[str] = ()
+    where: str, content: Mapping[str, Any], known: Collection[str], needed: Sequence[str] = ()
 ) -> None:
     if not isinstance(content, Mapping):
         raise TableError(f'{where}: expected a mapping, got {content!r}')

@@ -51,7 +51,11 @@ def run_report(
         },
     )
     parts = {f'seed {seed}': found for seed, found in done.items()}
-    parts.update((f'measurement {i}', found) for i, found in enumerate(measured, 1))
+    parts.update(
+        (f'measurement {i}', found)
+        for i, found in enumerate(measured, 1)
+        if isinstance(found, dict)
+    )
     entry['made_on'] = {
         part: dict(machine=found['machine'], versions=found['versions'])
         for part, found in parts.items()
@@ -83,9 +87,9 @@ def compared(
 ) -> Dict[str, Any]:
     """A published value beside what was found. At mini scale there is no difference to tell."""
     if isinstance(published, str):
-        found = [', '.join(map(str, value)) for value in values]
-        same = None if not found else 'same' if set(found) == {published} else 'other'
-        return dict(published=published, values=found, difference=same, at=at, measured=measured)
+        texts = [', '.join(map(str, value)) for value in values]
+        same = None if not texts else 'same' if set(texts) == {published} else 'other'
+        return dict(published=published, values=texts, difference=same, at=at, measured=measured)
     found = [value * factor for value in values]
     entry: Dict[str, Any] = dict(published=published, values=found, at=at, measured=measured)
     if found:
@@ -98,7 +102,7 @@ def compared(
 
 def row_report(row: Row, runs: List[dict]) -> Dict[str, Any]:
     """What there is to say of a row."""
-    entry = dict(
+    entry: Dict[str, Any] = dict(
         name=row.name, label=row.label, kind=row.kind, line=row.line, note=row.note,
         waits_for=row.waits_for, why_not=row.why_not, runs=runs, averages={},
     )  # fmt: skip
@@ -215,8 +219,8 @@ def _row_cells(row: dict, folder: Path) -> List[List[str]]:
     found = []
     for run in row['runs']:
         title = f'{label}, {run["name"]}' if run['name'] else label
-        links = [(seed, os.path.relpath(log, folder)) for seed, log in run['logs'].items()]
-        links = [f'[{seed}]({log})' for seed, log in links]
+        logs = [(seed, os.path.relpath(log, folder)) for seed, log in run['logs'].items()]
+        links = [f'[{seed}]({log})' for seed, log in logs]
         links += [f'[{Path(f).name}]({os.path.relpath(f, folder)})' for f in run['files']]
         hashes = ' '.join(run['config_hashes'].values())
         failed = 'failed' if run['failures'] else ''
@@ -289,7 +293,7 @@ def plot(report: dict, path: Path) -> bool:
     return True
 
 
-def new_report(table: Table, **about) -> Dict[str, Any]:
+def new_report(table: Table, **about: Any) -> Dict[str, Any]:
     """A report without rows."""
     return dict(
         table=table.name, title=table.title, paper=table.paper, place=table.place,

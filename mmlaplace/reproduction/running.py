@@ -3,10 +3,17 @@
 import queue
 import time
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 
 from .launching import Job
 from .report import Outcome
@@ -25,7 +32,7 @@ def run_all(
 
     def work(job: Job) -> dict:
         for needed in job.needs.values():
-            if future_of(needed).exception() is not None:
+            if futures[name_of(needed)].exception() is not None:
                 job.state = 'failed'
                 raise RuntimeError(f'it needs {needed.label}, which failed')
         slot = slots.get()
@@ -35,8 +42,8 @@ def run_all(
         finally:
             slots.put(slot)
 
-    def future_of(job: Job) -> Optional[Future]:
-        return futures.get(f'{job.kind}/{job.key}')
+    def name_of(job: Job) -> str:
+        return f'{job.kind}/{job.key}'
 
     def start(pool: ThreadPoolExecutor) -> None:
         """Hand on what waits for nothing more, so that no slot is held by a job that waits.
@@ -48,7 +55,7 @@ def run_all(
             return
         ready = []
         for key, job in jobs.items():
-            needed = [future_of(other) for other in job.needs.values()]
+            needed = [futures.get(name_of(other)) for other in job.needs.values()]
             if key not in futures and all(future and future.done() for future in needed):
                 ready.append(key)
         beside = [key for key in ready if not jobs[key].alone]
@@ -63,7 +70,8 @@ def run_all(
     )
     progress = Progress(*columns, console=console)
     with progress, ThreadPoolExecutor(at_once) as pool:
-        total, lines = progress.add_task('jobs', total=len(jobs)), {}
+        total = progress.add_task('jobs', total=len(jobs))
+        lines: Dict[str, Any] = {}  # tasks of the display, None for what is done
         start(pool)
         try:
             while show(jobs, futures, progress, total, lines):
@@ -76,7 +84,11 @@ def run_all(
 
 
 def show(
-    jobs: Mapping[str, Job], futures: Dict[str, Future], progress: Progress, total, lines: dict
+    jobs: Mapping[str, Job],
+    futures: Dict[str, Future],
+    progress: Progress,
+    total: TaskID,
+    lines: Dict[str, Any],
 ) -> bool:
     """Bring the display up to date; whether jobs are left."""
     for key, future in futures.items():
