@@ -10,7 +10,7 @@ from mmengine.registry import MODELS, Registry
 
 from mmlaplace.models import Frame, PyramidBackbone, QKVAttention, Stage
 from mmlaplace.models.backbones.hosts import arch
-from mmlaplace.models.layers import PatchEmbed, RotaryEmbedding2D
+from mmlaplace.models.layers import PatchEmbed
 
 SIZES = dict(embed_dims=16, num_heads=2, input_resolution=(4, 6))
 
@@ -99,27 +99,6 @@ def test_positions_turn_queries_and_keys_or_are_left_to_the_features():
         assert torch.equal(left.mixed[i], plain.mixed[i])
     by_head = left.split_heads(x)
     assert torch.equal(left.rotary(by_head, (4, 6)), turned.rotary(by_head, (4, 6)))
-
-
-@pytest.mark.parametrize('head_dims', [4, 8, 12, 10])
-def test_pairs_turn_by_frequencies_from_one_to_the_last(head_dims):
-    """The rotary form of RALA, MALA and NaLaFormer: pairs (2i, 2i + 1), both ends included."""
-    rotary = RotaryEmbedding2D(head_dims, form='pairs')
-    count = head_dims // 4
-    x = torch.randn(1, 1, 15, head_dims, dtype=torch.float64)
-    expected = x.clone()
-    for row in range(3):
-        for column in range(5):
-            for pair in range(2 * count):
-                frequency = 10000.0 ** (-(pair % count) / max(count - 1, 1))
-                place = row if pair < count else column
-                angle = torch.tensor(place * frequency, dtype=torch.float64)
-                a, b = x[0, 0, 5 * row + column, 2 * pair : 2 * pair + 2]
-                turned = (a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin())
-                expected[0, 0, 5 * row + column, 2 * pair : 2 * pair + 2] = torch.stack(turned)
-    torch.testing.assert_close(rotary(x, (3, 5)), expected, atol=1e-12, rtol=1e-12)
-    with pytest.raises(ValueError, match="form must be one of .*, got 'interleaved'"):
-        RotaryEmbedding2D(8, form='interleaved')
 
 
 def test_mask_is_for_attentions_that_take_one():

@@ -225,15 +225,6 @@ def test_an_unknown_option_is_named_with_the_class_and_the_known_ones(name):
         assert option in message
 
 
-@each(CASES)
-def test_an_unknown_option_of_an_attention_is_named_with_the_class(cfg):
-    with pytest.raises(TypeError) as error:
-        build_attention(dict(cfg, proj_dorp=0.1))
-    message = str(error.value)
-    assert f"{cfg['type']} has no option 'proj_dorp'" in message
-    assert 'input_resolution' in message and 'QKVAttention' not in message
-
-
 def test_options_are_those_of_the_bases_that_arguments_are_handed_on_to():
     class Base(KnownOptions):
         def __init__(self, size, shape=None):
