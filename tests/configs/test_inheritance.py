@@ -33,43 +33,24 @@ def levels(path) -> int:
     return 1 + max(map(levels, bases(path)), default=0)
 
 
-def test_config_has_three_levels_at_most():
-    # As OpenMMLab's guide to configs recommends.
+def test_leaves_inherit_bases_alone_through_three_levels_and_every_base_serves():
+    # Three as OpenMMLab's guide to configs recommends.
     assert [path.stem for path in LEAVES if levels(path) > 3] == []
-
-
-def test_leaf_inherits_from_no_leaf():
     assert [path.stem for path in LEAVES if inherited(path) - set(BASES)] == []
-
-
-def test_every_base_is_inherited():
     used = set().union(*map(inherited, LEAVES))
     assert [str(path.relative_to(CONFIGS)) for path in BASES if path not in used] == []
-
-
-def test_leaf_deletes_nothing_that_it_inherits():
     assert [path.stem for path in LEAVES if '_delete_' in path.read_text()] == DELETING
+    for path in CONFIGS.rglob('*.py'):  # no base is of another package
+        assert not re.search(r'\w::\w', path.read_text()), path
 
 
-def test_leaf_names_its_backbone_and_its_size():
+def test_leaf_names_its_backbone_and_its_size_and_no_base_does():
     backbone = re.compile(r"backbone=dict\(\s*type='\w+',\s*arch='[\w-]+'")
     # Sequences have one encoder, which its task sizes, so their leaves name an attention.
     named = {True: re.compile(r"attn_cfg=dict\(\s*type='\w+'"), False: backbone}
-    lacking = [
-        p.stem
-        for p in LEAVES
-        if not named['lra' in p.relative_to(CONFIGS).parts].search(p.read_text())
-    ]
+    of_sequences = {p: 'lra' in p.relative_to(CONFIGS).parts for p in LEAVES + BASES}
+    lacking = [p.stem for p in LEAVES if not named[of_sequences[p]].search(p.read_text())]
     assert lacking == []
-
-
-def test_base_of_a_task_has_no_backbone():
-    # Sequences have one encoder, which is no choice of a leaf.
-    models = [p for p in BASES if p.parent.name == 'models' and 'lra' not in p.parts]
+    models = [p for p in BASES if p.parent.name == 'models' and not of_sequences[p]]
     assert models
     assert [path.name for path in models if 'backbone' in Config.fromfile(path).model] == []
-
-
-def test_no_base_is_another_packages():
-    for path in CONFIGS.rglob('*.py'):
-        assert not re.search(r'\w::\w', path.read_text()), path

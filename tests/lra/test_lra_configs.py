@@ -123,9 +123,7 @@ def test_published_settings_are_those_of_the_code_that_the_table_comes_from(name
     assert cfg.model.backbone.attn_cfg.get('attn_drop') == dropping
     if task == 'text':
         assert cfg.val_dataloader.dataset.split == 'test'
-        assert [cfg[f'{k}_dataloader'].dataset.get('indices') for k in ('train', 'val')] == [
-            None
-        ] * 2
+        assert not any(cfg[f'{k}_dataloader'].dataset.get('indices') for k in ('train', 'val'))
     if attention.startswith('pola-a'):
         assert cfg.model.backbone.attn_cfg.alpha == int(attention[-1])
     if attention.startswith('soft') and attention != 'softmax':

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from conftest import fast_with, quiet_init, registered
-from mmengine.registry import MODELS
 
 from mmlaplace.lra import SequenceEncoder, TokenPreprocessor
 from mmlaplace.models import BaseAttention, PolaAttention
@@ -65,20 +64,21 @@ def test_an_attention_may_be_given_as_a_class_and_must_be_given():
         build(dict(type='PolarAttention'))
 
 
-def test_a_mask_gives_what_cutting_gives():
-    cut, mask = build(), build(padding='mask')
-    mask.load_state_dict(cut.state_dict())
+def with_options(ids, *options) -> list:
+    """The results of encoders of the same weights and other options."""
+    encoders = [build(**each) for each in options]
+    for encoder in encoders:
+        encoder.load_state_dict(encoders[0].state_dict())
+    return [encoder(ids)[0] for encoder in encoders]
+
+
+def test_a_mask_gives_the_result_of_cutting_and_padding_that_is_kept_changes_it():
     ids = padded(ids_of(7, 30, 30, 1), 40)
-    torch.testing.assert_close(mask(ids)[0], cut(ids)[0], atol=1e-10, rtol=0)
-
-
-def test_padding_that_is_kept_changes_the_result():
-    cut, keep = build(), build(padding='keep')
-    keep.load_state_dict(cut.state_dict())
-    (sequence,) = ids_of(9)
-    torch.testing.assert_close(keep(sequence[None])[0], cut(sequence[None])[0], atol=1e-10, rtol=0)
-    ids = padded([sequence], 20)
-    assert not torch.allclose(keep(ids)[0], cut(ids)[0], atol=1e-6)
+    cut, mask, keep = with_options(ids, {}, dict(padding='mask'), dict(padding='keep'))
+    torch.testing.assert_close(mask, cut, atol=1e-10, rtol=0)
+    assert not torch.allclose(keep, cut, atol=1e-6)
+    cut, keep = with_options(padded(ids_of(9), 9), {}, dict(padding='keep'))
+    torch.testing.assert_close(keep, cut, atol=1e-10, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -108,22 +108,17 @@ def test_padding_may_be_anywhere():
 
 
 def test_no_id_is_padding_without_a_padding_id():
-    encoder = build(padding_id=None)
-    ids = padded(ids_of(9), 20)
-    changed = ids.clone()
-    encoder.embedding.weight.data[0] += 1
-    before = build()
-    before.load_state_dict(encoder.state_dict())
-    assert not torch.allclose(encoder(changed)[0], before(ids)[0], atol=1e-6)
+    encoder, ids = build(padding_id=None), padded(ids_of(9), 20)
+    before = encoder(ids)[0]
+    encoder.embedding.weight.data[0] += torch.randn(64)
+    assert not torch.allclose(encoder(ids)[0], before, atol=1e-6)
 
 
 def test_the_padded_mean_is_a_share_of_the_mean():
-    mean, shared = build(), build(pool='padded_mean')
-    shared.load_state_dict(mean.state_dict())
-    ids = padded(ids_of(7, 30), 40)
+    mean, shared = with_options(padded(ids_of(7, 30), 40), {}, dict(pool='padded_mean'))
     lengths = torch.tensor([[7.0], [30.0]], dtype=torch.float64)
     # max_length is 64.
-    torch.testing.assert_close(shared(ids)[0] * 64, mean(ids)[0] * lengths, atol=1e-9, rtol=0)
+    torch.testing.assert_close(shared * 64, mean * lengths, atol=1e-9, rtol=0)
 
 
 def test_a_pair_shares_the_encoder_and_joins_four_vectors():
@@ -181,24 +176,25 @@ def test_the_model_has_the_parameters_of_the_benchmark(
     assert sum(p.numel() for p in encoder.parameters()) + head == parameters
 
 
-def test_a_sequence_that_is_too_long_is_refused():
-    with pytest.raises(ValueError, match='has 65 tokens, and max_length is 64'):
-        build()(torch.ones(1, 1, 65, dtype=torch.long))
-    with pytest.raises(ValueError, match='has 9 tokens, and pad_to is 8'):
-        padded(ids_of(9), 8)
+@pytest.mark.parametrize(
+    ('call', 'quoted'),
+    [
+        (lambda: build()(torch.ones(1, 1, 65, dtype=torch.long)), '65 tokens, .* 64'),
+        (lambda: padded(ids_of(9), 8), '9 tokens, and pad_to is 8'),
+        (lambda: build(padding='none'), "padding must be one of .*, got 'none'"),
+        (lambda: build(pool='none'), "pool must be one of .*, got 'none'"),
+        (lambda: build(pixel_map=(4, 4)), r'\(4, 4\) has 16 pixels, and max_length is 64'),
+        (lambda: build(embed_dims=66, pixel_map=(8, 8)), 'got 66'),
+        (lambda: TokenPreprocessor(batch_augments=dict(augments='Mixup')), 'batch_augments'),
+    ],
+)
+def test_values_that_do_not_fit_are_quoted(call, quoted):
+    with pytest.raises(ValueError, match=quoted):
+        call()
 
 
-@pytest.mark.parametrize('name', ['padding', 'pool'])
-def test_an_unknown_word_is_quoted_with_those_there_are(name):
-    with pytest.raises(ValueError, match=f"{name} must be one of .*, got 'none'"):
-        build(**{name: 'none'})
-
-
-def test_the_preprocessor_keeps_integers_and_refuses_augments():
-    (batch,) = padded(ids_of(3), 5)
-    assert batch.dtype == torch.long
-    with pytest.raises(ValueError, match="batch_augments, got .*; set the model's train_cfg"):
-        MODELS.build(dict(type='TokenPreprocessor', batch_augments=dict(augments='Mixup')))
+def test_the_preprocessor_keeps_integers():
+    assert padded(ids_of(3), 5).dtype == torch.long
 
 
 @pytest.mark.parametrize('hw_shape', [(100, 1), (1, 100)])
@@ -232,11 +228,3 @@ def test_positions_of_a_picture_start_alike_where_pixels_are_near():
     torch.testing.assert_close(apart[1, 6], apart[2, 5])  # a step along a row or a column
     assert apart[1, 6] < apart[1, 7] < apart[1, 9]
     assert apart[1, 6] < apart[2, 6] < apart[3, 7]
-
-
-def test_a_picture_of_another_size_is_refused():
-    message = r'pixel_map \(4, 4\) has 16 pixels, and max_length is 64; they must be equal'
-    with pytest.raises(ValueError, match=message):
-        SequenceEncoder(**SMALL, attn_cfg=SOFTMAX, pixel_map=(4, 4))
-    with pytest.raises(ValueError, match='embed_dims that 4 divides, got 66'):
-        SequenceEncoder(**SMALL, attn_cfg=SOFTMAX, embed_dims=66, pixel_map=(8, 8))

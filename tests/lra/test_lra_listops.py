@@ -6,14 +6,8 @@ import statistics
 import pytest
 
 from mmlaplace.lra.listops import (
-    DIGITS,
-    END,
-    OPERATORS,
-    WORDS,
-    ListOpsSettings,
-    expressions,
-    tokenize,
-)
+    DIGITS, END, OPERATORS, WORDS, ListOpsSettings, expressions, tokenize,
+)  # fmt: skip
 
 FUNCTIONS = {
     '[MIN': min,
@@ -67,16 +61,11 @@ def arguments_of(tokens: bytes) -> list:
     return counts
 
 
-def test_operators_have_two_arguments_to_the_most():
-    counts = [n for tokens, _ in drawn(500, MINI) for n in arguments_of(tokens)]
-    assert set(counts) == {2, 3, 4}
-
-
-def test_expressions_are_distinct_and_those_of_the_seed():
+def test_expressions_are_distinct_those_of_the_seed_and_of_two_arguments_to_the_most():
     one, same, other = drawn(3000, MINI, 1), drawn(3000, MINI, 1), drawn(3000, MINI, 2)
-    assert one == same
-    assert one != other
+    assert one == same and one != other
     assert len({tokens for tokens, _ in one}) == 3000
+    assert {n for tokens, _ in one for n in arguments_of(tokens)} == {2, 3, 4}
 
 
 @pytest.mark.slow
@@ -100,13 +89,6 @@ def test_round_brackets_are_no_tokens():
     ids = tokenize('( ( ( ( [MAX 2 ) 9 ) ( ( ( [SM 7 ) 8 ) ] ) ) ] )')
     assert [WORDS[i] for i in ids] == ['[MAX', '2', '9', '[SM', '7', '8', ']', ']']
     assert evaluate(bytes(ids)) == (9, 2)
-
-
-def test_words_have_an_id_each_from_one_on():
-    assert sorted(WORDS) == list(range(1, 16))
-    assert len(DIGITS) == 10
-
-
-def test_an_unknown_word_is_quoted():
     with pytest.raises(ValueError, match=r"no word '\[FIRST'; its words are .*'\[MIN'"):
         tokenize('( ( [FIRST 2 ) ] )')
+    assert sorted(WORDS) == list(range(1, 16)) and len(DIGITS) == 10

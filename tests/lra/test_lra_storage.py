@@ -43,3 +43,30 @@ def test_a_record_that_was_cut_off_is_one_sentence_and_force_mends_it(tmp_path, 
     names = sorted(path.name for path in tmp_path.rglob('*'))
     assert names == ['.data.lock', 'data', 'made_by.json']
     assert not make_folder(tmp_path / 'data', dict(seed=0), False, None)
+
+
+def test_what_another_record_left_is_not_used(tmp_path):
+    partial = tmp_path / 'data.partial'
+    partial.mkdir()
+    (partial / 'made_by.json').write_text('{"seed": 1}')
+    (partial / 'old').touch()
+    assert make_folder(tmp_path / 'data', dict(seed=0), False, lambda folder: None)
+    assert not (tmp_path / 'data/old').exists()
+    assert not make_folder(tmp_path / 'data', dict(seed=0), False, None)
+
+
+def test_what_is_replaced_stays_until_the_new_is_whole(tmp_path):
+    folder = tmp_path / 'data'
+    make_folder(folder, dict(seed=0), False, lambda place: (place / 'old').touch())
+
+    def full_disk(place):
+        (place / 'new').touch()
+        raise OSError(28, 'No space left on device')
+
+    with pytest.raises(OSError, match='No space left'):
+        make_folder(folder, dict(seed=1), True, full_disk)
+    assert (folder / 'old').is_file()
+    assert not make_folder(folder, dict(seed=0), False, None)
+    assert make_folder(folder, dict(seed=1), True, lambda place: None)  # goes on with what is there
+    names = sorted(path.name for path in tmp_path.rglob('*'))
+    assert names == ['.data.lock', 'data', 'made_by.json', 'new']
