@@ -1,19 +1,25 @@
-"""Counts and speed of whole models: by the module, by the tool, and beside published figures."""
+"""Counts and speed of whole models: by the module, by the tools, and beside published figures."""
 
 import json
+from functools import partial
 
 import pytest
 import torch
 from conftest import ROOT, load_tool, run_script, toolbox_model
 from mmengine.config import Config
 
+from mmlaplace import get_model
+from mmlaplace.analysis import measuring
 from mmlaplace.analysis.complexity import count_complexity
 from mmlaplace.analysis.networks import Network
 
-TOOL = ROOT / 'tools/analysis_tools/measure_model.py'
 CONFIGS = ROOT / 'configs'
-CLASSIFIER = CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
-DETECTION, SEGMENTATION = CONFIGS / 'detection', CONFIGS / 'segmentation'
+CLASSIFICATION, DETECTION, SEGMENTATION = (
+    CONFIGS / task for task in ('classification', 'detection', 'segmentation')
+)
+CLASSIFIER = CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py'
+estimate_memory = load_tool('tools/analysis_tools/estimate_memory.py')
+NAME, SIDE = 'polaformer-pvtv2-b0_8xb128_in1k', (128, 128)
 
 
 def network(path) -> Network:
@@ -28,7 +34,7 @@ def images(side=64) -> torch.Tensor:
 
 
 @pytest.mark.slow
-def test_a_classifier_is_its_backbone_and_its_head():
+def test_whole_models_are_counted_as_they_are_tested():
     whole = network(CLASSIFIER)
     assert [tuple(out.shape) for out in whole(images())] == [(1, 10)]
     alone = count_complexity(whole.model.backbone, (3, 64, 64))
@@ -36,9 +42,6 @@ def test_a_classifier_is_its_backbone_and_its_head():
     assert counted.weight_macs == alone.weight_macs + 128 * 10
     assert counted.parameters == alone.parameters + 128 * 10 + 10
 
-
-@pytest.mark.slow
-def test_a_detector_has_the_regions_that_its_test_allows():
     whole = network(DETECTION / 'laplacianformer/mask-rcnn_laplacianformer-micro_fpn_mini.py')
     _, (scores, boxes), masks = whole(images(128))
     assert scores.shape == (100, 11) and boxes.shape == (100, 40)  # rpn.max_per_img of 100
@@ -46,32 +49,25 @@ def test_a_detector_has_the_regions_that_its_test_allows():
     one_stage = network(DETECTION / 'laplacianformer/retinanet_laplacianformer-micro_fpn_mini.py')
     assert len(one_stage(images(128))) == 1
 
-
-@pytest.mark.slow
-def test_an_auxiliary_head_is_computed_only_while_training():
     whole = network(SEGMENTATION / 'laplacianformer/laplacianformer-micro_upernet_1xb16_mini.py')
     assert len(whole(images(128))) == 1
-    whole.train()
+    whole.train()  # which has an auxiliary head
     assert len(whole(images(128).expand(2, -1, -1, -1))) == 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('path', 'size', 'parameters', 'macs'),
-    [
-        # SOFT++'s Tables 5 and 7.
+    [  # SOFT++'s Tables 5 and 7
         (DETECTION / 'soft/mask-rcnn_softpp-small_fpn_1x_coco.py', (800, 1280), 48e6, None),
-        (
-            SEGMENTATION / 'soft/softpp-small_upernet_8xb2-160k_ade20k-512x512.py',
-            (512, 512), 60e6, 237e9,
-        ),
+        (SEGMENTATION / 'soft/softpp-small_upernet_8xb2-160k_ade20k-512x512.py', (512, 512),
+         60e6, 237e9),
     ],
 )  # fmt: skip
 def test_whole_models_have_the_published_counts(path, size, parameters, macs):
     counted = count_complexity(network(path), (3, *size))
     assert counted.parameters == pytest.approx(parameters, abs=0.6e6)  # printed in whole millions
-    if macs is not None:
-        # The Newton steps are not in the published figure.
+    if macs is not None:  # the Newton steps are not in the published figure
         assert counted.macs == pytest.approx(macs, rel=0.03)
 
 
@@ -79,8 +75,8 @@ def test_the_size_of_an_image_is_that_of_the_config():
     tool = load_tool('tools/analysis_tools/measure_model.py')
     sizes = {
         CLASSIFIER: (48, 48),
-        CONFIGS / 'classification/polaformer/polaformer-swin-small_8xb64-384px_in1k.py': (384, 384),
-        CONFIGS / 'classification/soft/softpp-tiny_8xb128_in1k.py': (224, 224),
+        CLASSIFICATION / 'polaformer/polaformer-swin-small_8xb64-384px_in1k.py': (384, 384),
+        CLASSIFICATION / 'soft/softpp-tiny_8xb128_in1k.py': (224, 224),
         DETECTION / 'soft/mask-rcnn_softpp-small_fpn_1x_coco.py': (800, 1280),
         SEGMENTATION / 'soft/softpp-small_upernet_4xb2-40k_cityscapes-768x768.py': (768, 768),
     }
@@ -88,49 +84,89 @@ def test_the_size_of_an_image_is_that_of_the_config():
         assert tool.image_size(Config.fromfile(path)) == size
 
 
-@pytest.mark.slow
-def test_the_tool_counts_and_times(tmp_path):
-    out = tmp_path / 'cost.json'
-    result = run_script(
-        TOOL, CLASSIFIER, '--speed', '--rounds', 1, '--batch-size', 2, '--device', 'cpu',
-        '--out', out, '--cfg-options', 'model.backbone.attn_cfg.num_landmarks=4',
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    found = json.loads(out.read_text())
-    assert json.loads(result.stdout[result.stdout.index('{') :]) == found
-    assert found['embed_dims'] == [32, 64, 96, 128] and found['image_size'] == [48, 48]
-    for mode in ('test', 'training'):
-        assert found[f'{mode}_samples_per_second'] > 0
-        assert found[f'{mode}_bytes'] > 0
-    assert found['training_bytes'] > found['test_bytes'] and found['batch_size'] == 2
+@pytest.fixture
+def measured(tmp_path):
+    """Run the tool; what it wrote."""
 
-
-@pytest.mark.slow
-def test_sequences_are_counted_and_timed(tmp_path):
-    out, tasks = tmp_path / 'cost.json', {}
-    for name in ('listops/listops_pola', 'retrieval/retrieval_pola'):
-        result = run_script(
-            TOOL, CONFIGS / f'lra/{name}.py', '--speed', '--rounds', 1, '--batch-size', 2,
-            '--length', 128, '--device', 'cpu', '--out', out, '--force',
-        )  # fmt: skip
+    def measure(config, *options) -> dict:
+        result = run(config, *options, '--device', 'cpu', '--out', tmp_path / 'a.json', '--force')
         assert result.returncode == 0, result.stderr
-        tasks[name.split('/')[0]] = json.loads(out.read_text())
-    listops, retrieval = tasks['listops'], tasks['retrieval']
-    assert (listops['sequences'], listops['length']) == (1, 128) and 'image_size' not in listops
-    assert retrieval['sequences'] == 2 and retrieval['training_samples_per_second'] > 0
-    # Two sequences through the same encoder, and a head that is negligible beside it.
-    assert retrieval['macs'] == pytest.approx(2 * listops['macs'], rel=0.05)
-    assert listops['training_bytes'] > listops['test_bytes'] > 0
+        found = json.loads((tmp_path / 'a.json').read_text())
+        assert json.loads(result.stdout[result.stdout.index('{') :]) == found
+        return found
+
+    run = partial(run_script, ROOT / 'tools/analysis_tools/measure_model.py')
+    return measure
 
 
 @pytest.mark.slow
-def test_the_attention_term_is_told_beside_the_convolution(tmp_path):
-    config, out = CONFIGS / 'classification/soft/softpp-micro_1xb32_mini.py', tmp_path / 'a.json'
-    result = run_script(TOOL, config, '--attention-term', '--device', 'cpu', '--out', out)
-    assert result.returncode == 0, result.stderr
-    terms = json.loads(out.read_text())['attention_terms']
-    *of_soft, of_softmax = terms
+def test_images_and_sequences_are_counted_and_timed(measured):
+    speed = ('--speed', '--rounds', 1, '--batch-size', 2)
+    found = measured(CLASSIFIER, *speed, '--cfg-options', 'model.backbone.attn_cfg.num_landmarks=4')
+    assert found['embed_dims'] == [32, 64, 96, 128] and found['image_size'] == [48, 48]
+    listops, retrieval = (
+        measured(CONFIGS / f'lra/{task}/{task}_pola.py', *speed, '--length', 128)
+        for task in ('listops', 'retrieval')
+    )
+    for row in (found, listops, retrieval):
+        assert row['training_bytes'] > row['test_bytes'] > 0 and row['batch_size'] == 2
+        assert all(row[f'{mode}_samples_per_second'] > 0 for mode in ('test', 'training'))
+    assert (listops['sequences'], listops['length']) == (1, 128) and 'image_size' not in listops
+    # Two sequences through the same encoder, and a head that is negligible beside it.
+    assert retrieval['sequences'] == 2
+    assert retrieval['macs'] == pytest.approx(2 * listops['macs'], rel=0.05)
+
+
+@pytest.mark.slow
+def test_the_attention_term_is_told_beside_the_convolution(measured):
+    config = CLASSIFICATION / 'soft/softpp-micro_1xb32_mini.py'
+    *of_soft, of_softmax = measured(config, '--attention-term')['attention_terms']
     assert len(of_soft) == 4 and all(t['mixed'] > 0 and t['local'] > 0 for t in of_soft)
     assert of_softmax['values'] > 0 and 'local' not in of_softmax  # the last stage has none
-    refused = run_script(TOOL, CONFIGS / 'lra/text/text_pola.py', '--attention-term')
-    assert refused.returncode == 2 and 'this config is of sequences' in refused.stderr
+    with pytest.raises(AssertionError, match='this config is of sequences'):
+        measured(CONFIGS / 'lra/text/text_pola.py', '--attention-term')
+
+
+# The estimate of the memory of training.
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('with_cp', [False, True])
+def test_estimate_is_near_the_peak_of_a_training_step(with_cp):
+    row = estimate_memory.estimate(NAME, 8, SIDE)
+    backbone = get_model(NAME, backbone_only=True, with_cp=with_cp).train()
+    images = torch.rand(8, 3, *SIDE)
+    step = measuring.model_job(backbone, images, train=True)
+    gradients = measuring.bytes_of(tuple(backbone.parameters()))
+    estimated = row['activations with_cp' if with_cp else 'activations'] + gradients
+    # Temporaries are not in the estimate; they count for more where little else is kept.
+    held = measuring.tensor_memory(step, torch.device('cpu')) + measuring.bytes_of((images,))
+    assert estimated == pytest.approx(held, rel=0.25 if with_cp else 0.1)
+
+
+# Weights, gradients, two moments of AdamW, and averaged weights.
+@pytest.mark.parametrize(('name', 'copies'), [(NAME, 4), ('laplacianformer-tiny_8xb128_in1k', 5)])
+def test_averaged_weights_take_as_much_as_the_weights(name, copies):
+    backbone = get_model(name, backbone_only=True)
+    weights = measuring.bytes_of(tuple(backbone.parameters()))
+    assert estimate_memory.estimate(name, 2, (64, 64))['states'] == copies * weights
+
+
+def test_activations_are_linear_in_the_batch():
+    backbone = get_model(NAME, backbone_only=True).train()
+    kept, _ = estimate_memory.kept_bytes(backbone, torch.rand(6, 3, *SIDE))
+    assert estimate_memory.estimate(NAME, 6, SIDE)['activations'] == kept
+
+
+@pytest.mark.slow
+def test_the_tool_of_memory_prints_and_writes(tmp_path):
+    run = partial(run_script, ROOT / 'tools/analysis_tools/estimate_memory.py')
+    out = tmp_path / 'memory.json'
+    result = run('softpp-tiny_8xb128', '--image-size', 64, 64, '--out', out)
+    assert result.returncode == 0, result.stderr
+    assert 'not measured on a GPU' in result.stdout
+    (row,) = json.loads(out.read_text())['rows']
+    assert (row['config'], row['batch']) == ('softpp-tiny_8xb128_in1k', 128)
+    assert 0 < row['activations with_cp'] < row['activations']
+    result = run('no-such')
+    assert result.returncode == 2 and "['no-such']" in result.stderr
