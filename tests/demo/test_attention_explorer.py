@@ -61,19 +61,15 @@ def test_a_view_is_in_its_address_and_comes_back():
 
 
 @pytest.mark.parametrize(
-    'address, told',
+    ('address', 'told'),
     [
-        ('x=1', 'the query x=1 is outside of the image'),
-        ('y=-0.2', 'the query y=-0.2 is outside of the image'),
-        ('x=nan', 'the query x=nan is outside of the image'),
-        ('x=left', 'x=left in the address is no number; correct it, or'),
-        ('size=5000', 'size=5000 is not offered; choose one of'),
-        ('scale=log', 'scale=log is unknown; choose one of'),
-        ('stage=-1', 'stage=-1 is none; choose 0 or more'),
+        ('x=1', 'x=1 is outside'), ('y=-0.2', 'y=-0.2 is outside'), ('x=nan', 'x=nan is outside'),
+        ('x=left', 'x=left in the address is no number'), ('size=5000', 'size=5000 is not offered'),
+        ('scale=log', 'scale=log is unknown'), ('stage=-1', 'stage=-1 is none'),
     ],
-)
+)  # fmt: skip
 def test_an_address_that_is_none_is_quoted(address, told):
-    with pytest.raises(ValueError, match=re.escape(told)):
+    with pytest.raises(ValueError, match=told):
         View.from_address(address, SMALL)
 
 
@@ -147,7 +143,7 @@ def test_matrices_are_chosen_where_there_are_several(explorer):
 
 
 @pytest.mark.parametrize(
-    'chosen, told',
+    ('chosen', 'told'),
     [
         (dict(stage=4), 'there is no stage 4; choose 0 to 3'),
         (dict(block=5), 'stage 0 has no block 5; choose 0'),
@@ -156,24 +152,23 @@ def test_matrices_are_chosen_where_there_are_several(explorer):
 )
 def test_a_model_without_the_place_says_which_it_has(chosen, told, explorer):
     for panel in explorer.panels(replace(SMALL, **chosen)):
-        assert panel.weights is None
-        assert told in panel.message
+        assert panel.weights is None and told in panel.message
 
 
 @pytest.mark.parametrize(
-    'chosen, told',
+    ('chosen', 'told'),
     [
-        (dict(image='upload-0123'), "no image 'upload-0123'; it forgets uploads"),
-        (dict(trained=('gone',)), "no trained model 'gone'; add its checkpoint again"),
-        (dict(attention=('Softmax',)), "there is no attention 'Softmax'; choose one of Additive"),
-        (dict(host=('resnet',)), "there is no host 'resnet'; choose one of laplacianformer"),
-        (dict(host=()), 'there is no host for the attentions; choose one'),
-        (dict(attention=()), 'nothing to draw; choose an attention'),
+        (dict(image='upload-0123'), "no image 'upload-0123'"),
+        (dict(trained=('gone',)), "no trained model 'gone'"),
+        (dict(attention=('Softmax',)), "no attention 'Softmax'; choose one of Additive"),
+        (dict(host=('resnet',)), "no host 'resnet'; choose one of laplacianformer"),
+        (dict(host=()), 'there is no host for the attentions'),
+        (dict(attention=()), 'nothing to draw'),
         (dict(attention=tuple(contenders())), 'choose 12 or fewer'),
     ],
 )
 def test_what_the_server_lacks_is_told(chosen, told, explorer):
-    with pytest.raises(ValueError, match=re.escape(told)):
+    with pytest.raises(ValueError, match=told):
         explorer.panels(replace(SMALL, **chosen))
 
 
@@ -194,13 +189,7 @@ def test_a_click_computes_rows_and_nothing_anew(explorer, monkeypatch):
     assert (before[0].weights != after[0].weights).any()
 
 
-def test_random_weights_are_the_same_each_time():
-    source = untrained('LaplacianAttention', 'vit')
-    first, again = (Models().backbone(source).state_dict() for _ in range(2))
-    assert all(torch.equal(first[name], again[name]) for name in first)
-
-
-def test_random_weights_are_the_same_where_several_ask_at_once():
+def test_random_weights_are_the_same_each_time_and_where_several_ask_at_once():
     """A checkpoint that is added is built beside the views of others."""
     sources = [untrained('LaplacianAttention', 'vit', side) for side in (64, 96, 128, 160)]
     alone = [Models().backbone(source).state_dict() for source in sources]
@@ -211,15 +200,21 @@ def test_random_weights_are_the_same_where_several_ask_at_once():
         assert all(torch.equal(first[name], again[name]) for name in first)
 
 
-def test_checkpoints_are_found_and_loaded_whole(explorer, checkpoint, tmp_path):
-    run = tmp_path / 'compared/laplacianformer/textures/LaplacianAttention_0'
+def finished_run(folder, name='LaplacianAttention'):
+    """Where the checkpoint of a finished run of a comparison lies."""
+    run = folder / f'laplacianformer/textures/{name}_0'
     (run / 'textures').mkdir(parents=True)
-    checkpoint.rename(run / 'textures/epoch_4.pth')
     settings = dict(
-        attention='LaplacianAttention', attn_cfg=contenders()['LaplacianAttention'], seed=0,
-        host='laplacianformer', study='textures', phases=[dict(data='textures', side=64, epochs=4)],
+        attention=name, attn_cfg=contenders()[name], seed=0, host='laplacianformer',
+        study='textures', phases=[dict(data='textures', side=64, epochs=4)],
     )  # fmt: skip
     (run / 'result.json').write_text(json.dumps(dict(settings=settings)))
+    (run / 'textures/epoch_4.pth').touch()
+    return run / 'textures/epoch_4.pth'
+
+
+def test_checkpoints_are_found_and_loaded_whole(explorer, checkpoint, tmp_path):
+    checkpoint.rename(finished_run(tmp_path / 'compared'))
     ((name, source),) = compared(tmp_path / 'compared').items()
     assert name == 'LaplacianAttention on laplacianformer, textures, seed 0'
     trained, random = Explorer(explorer.images, Models({name: source})).panels(
@@ -234,16 +229,8 @@ def test_checkpoints_are_found_and_loaded_whole(explorer, checkpoint, tmp_path):
     [b'', b'{"settings": {"attention": "Lap', b'{}', b'[]', b'{"settings": null}', b'\xff'],
 )
 def test_a_half_written_result_is_left_out_and_the_others_are_found(content, tmp_path):
-    for name in ('LaplacianAttention', 'PolaAttention'):
-        run = tmp_path / f'laplacianformer/textures/{name}_0'
-        (run / 'textures').mkdir(parents=True)
-        (run / 'textures/epoch_4.pth').touch()
-        settings = dict(
-            attention=name, attn_cfg=contenders()[name], seed=0, host='laplacianformer',
-            study='textures', phases=[dict(data='textures', side=64, epochs=4)],
-        )  # fmt: skip
-        (run / 'result.json').write_text(json.dumps(dict(settings=settings)))
-    half = tmp_path / 'laplacianformer/textures/LaplacianAttention_0/result.json'
+    half = finished_run(tmp_path).parents[1] / 'result.json'
+    finished_run(tmp_path, 'PolaAttention')
     half.write_bytes(content)
     with pytest.warns(UserWarning, match=f'{re.escape(str(half))} is no whole result .*left out'):
         found = compared(tmp_path)
@@ -274,29 +261,8 @@ def test_a_view_begins_with_what_was_given_or_trained(explorer):
     assert found.attention == ('LaplacianAttention', 'PolaAttention')
 
 
-def test_a_checkpoint_of_another_model_is_refused(checkpoint, tmp_path):
-    models = Models()
-    key = models.add(checkpoint, 'mine.pth', 'LaplacianAttention', 'laplacianformer', 64)
-    assert models.sources[key].weights == 'weights of mine.pth'
-    with pytest.raises(ValueError, match='^mine.pth is no checkpoint of SoftmaxAttention on vit; '):
-        models.add(checkpoint, 'mine.pth', 'SoftmaxAttention', 'vit', 64)
-    weights = torch.load(checkpoint, weights_only=True)
-    weights['state_dict']['backbone.norm3.weight'][0] = float('nan')
-    torch.save(weights, tmp_path / 'nan.pth')
-    with pytest.raises(ValueError, match=r'^nan\.pth .*NaN or infinite .*from before them$'):
-        models.add(tmp_path / 'nan.pth', 'nan.pth', 'LaplacianAttention', 'laplacianformer', 64)
-    (tmp_path / 'text.pth').write_text('no checkpoint')
-    with pytest.raises(ValueError, match=r'text\.pth .*download or copy it again'):
-        models.add(tmp_path / 'text.pth', 'text.pth', 'LaplacianAttention', 'vit', 64)
-    torch.save(dict(state_dict=dict(a=Evil(tmp_path / 'ran'))), tmp_path / 'evil.pth')
-    with pytest.raises(ValueError, match=r'^evil\.pth .*could run code'):
-        models.add(tmp_path / 'evil.pth', 'evil.pth', 'LaplacianAttention', 'vit', 64)
-    assert not (tmp_path / 'ran').exists()
-    assert list(models.sources) == [key]
-
-
 class Evil:
-    """Unpickling it makes a file."""
+    """Unpickling it makes a folder."""
 
     def __init__(self, marker):
         self.marker = marker
@@ -305,36 +271,52 @@ class Evil:
         return (os.mkdir, (str(self.marker),))
 
 
-def test_a_broken_checkpoint_of_a_list_has_a_panel_with_a_sentence(explorer, tmp_path):
+def test_a_checkpoint_of_another_model_is_refused(explorer, checkpoint, tmp_path):
+    models = Models()
+    key = models.add(checkpoint, 'mine.pth', 'LaplacianAttention', 'laplacianformer', 64)
+    assert models.sources[key].weights == 'weights of mine.pth'
+    weights = torch.load(checkpoint, weights_only=True)
+    weights['state_dict']['backbone.norm3.weight'][0] = float('nan')
+    torch.save(weights, tmp_path / 'nan.pth')
+    (tmp_path / 'text.pth').write_text('no checkpoint')
     (tmp_path / 'cut.pth').write_bytes(b'PK')
+    torch.save(dict(state_dict=dict(a=Evil(tmp_path / 'ran'))), tmp_path / 'evil.pth')
+    for name, attention, told in (
+        (
+            'weights',
+            'SoftmaxAttention',
+            r'^weights\.pth is no checkpoint of SoftmaxAttention on lap',
+        ),
+        ('nan', 'LaplacianAttention', r'^nan\.pth .*NaN or infinite '),
+        ('text', 'LaplacianAttention', r'text\.pth .*download or copy it again'),
+        ('evil', 'LaplacianAttention', r'^evil\.pth .*could run code'),
+    ):
+        path = tmp_path / f'{name}.pth'
+        with pytest.raises(ValueError, match=told):
+            models.add(path, path.name, attention, 'laplacianformer', 64)
+    assert not (tmp_path / 'ran').exists()
+    assert list(models.sources) == [key]
+    # One of a list has a panel with a sentence.
     source = untrained('LaplacianAttention', 'vit')._replace(checkpoint=tmp_path / 'cut.pth')
     there = Explorer(explorer.images, Models(dict(cut=source)))
     view = replace(SMALL, trained=('cut',), attention=('LaplacianAttention',))
     broken, whole = there.panels(view)
     assert 'download or copy it again' in broken.message
-    assert whole.weights is not None
-    assert there.offered(view).stages == 4
+    assert whole.weights is not None and there.offered(view).stages == 4
 
 
-def test_cards_tell_what_the_panels_have(explorer):
+def test_cards_and_pictures_tell_what_the_panels_have(explorer):
     view = replace(SMALL, attention=('LaplacianAttention', 'XCAttention'), x=0.2)
     image, panels = explorer.images.get(view.image), explorer.panels(view)
     page = cards(image, panels, view, (64, 64))
-    assert page.count('<img class="ask"') == 2
-    assert page.count('random weights') == 2
+    assert page.count('<img class="ask"') == page.count('random weights') == 2
     assert f'entropy {panels[0].statistics.entropy:.2f}' in page
     assert 'XCAttention mixes channels' in page
     hostile = panels[0]._replace(title='<script>')
     assert '<script>' not in cards(image, [hostile], view, (64, 64))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('scale', ['own', 'shared'])
-def test_views_are_saved_as_pictures(scale, explorer):
-    view = replace(SMALL, attention=('LaplacianAttention', 'XCAttention'), scale=scale)
-    image, panels = explorer.images.get(view.image), explorer.panels(view)
-    assert exported(image, panels, view, (64, 64), 'png').startswith(b'\x89PNG')
-    assert b'<svg' in exported(image, panels, view, (64, 64), 'svg')
+    for scale, kind, begins in (('own', 'png', b'\x89PNG'), ('shared', 'svg', b'<?xml')):
+        view = replace(view, scale=scale)
+        assert exported(image, panels, view, (64, 64), kind).startswith(begins)
 
 
 def test_a_number_in_an_address_makes_no_list_of_that_length(explorer):

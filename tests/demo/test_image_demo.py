@@ -218,12 +218,15 @@ def windows(monkeypatch):
 
 @pytest.mark.slow
 def test_images_of_a_folder_are_shown_one_after_the_other(demo, photos, weights, windows, tmp_path):
-    demo(
-        photos, config('mmpretrain'), weights('mmpretrain'), '--device', 'cpu', '--show',
-        '--wait-time', 0.5, '--no-save-vis', '--no-save-pred',
-    )  # fmt: skip
+    options = ['--show', '--wait-time', '0.5', '--no-save-vis', '--no-save-pred', '--device', 'cpu']
+    demo(photos, config('mmpretrain'), weights('mmpretrain'), *options)
     assert windows == [('a', 0.5), ('a', 0.5)]
     assert not (tmp_path / 'outputs').exists()
+
+
+# A random head spreads its scores over eleven classes: all below 0.99, many above 0.01.
+LOW = ['--device', 'cpu', '--cfg-options', 'model.test_cfg.rcnn.score_thr=0.01',
+       '--pred-score-thr', 0.01]  # fmt: skip
 
 
 @pytest.mark.slow
@@ -231,13 +234,9 @@ def test_a_detector_writes_boxes_and_masks_and_draws_those_above_the_threshold(
     demo, photos, weights, windows, tmp_path
 ):
     pictures = []
-    # A random head spreads its scores over eleven classes: all below 0.99, many above 0.01.
     for threshold in (0.99, 0.01):
-        said, status = demo(
-            photos / 'a.png', config('mmdet'), weights('mmdet'), '--device', 'cpu',
-            '--show', '--pred-score-thr', threshold, '--cfg-options',
-            'model.test_cfg.rcnn.score_thr=0.01',
-        )  # fmt: skip
+        options = [*LOW[:-1], threshold, '--show']
+        said, status = demo(photos / 'a.png', config('mmdet'), weights('mmdet'), *options)
         assert status == 0, said
         assert ('nothing above' in said) == (threshold == 0.99)
         pictures.append(np.asarray(Image.open(tmp_path / 'outputs/vis/a.png')))
@@ -262,10 +261,7 @@ def test_a_detector_draws_in_the_colours_of_its_checkpoint(
     palette = [(i, 255 - i, 3 * i) for i in range(colours)]
     checkpoint['meta']['dataset_meta']['palette'] = palette
     torch.save(checkpoint, tmp_path / 'trained.pth')
-    said, status = demo(
-        photos / 'a.png', config('mmdet'), tmp_path / 'trained.pth', '--device', 'cpu',
-        '--pred-score-thr', 0.01, '--cfg-options', 'model.test_cfg.rcnn.score_thr=0.01',
-    )  # fmt: skip
+    said, status = demo(photos / 'a.png', config('mmdet'), tmp_path / 'trained.pth', *LOW)
     assert status == 0, said
     assert Image.open(tmp_path / 'outputs/vis/a.png').size == SIZE[::-1]
 
@@ -297,28 +293,25 @@ def test_a_segmentor_writes_labels_and_shares_and_draws_by_the_opacity(
 @pytest.mark.parametrize(
     ('arguments', 'expected'),
     [
-        (('none.png', '', ''), 'there is no image or folder none.png; check the path'),
-        (('photos', 'none.py', ''), 'there is no config none.py; check the path'),
-        (('photos/notes.txt', '', ''), 'notes.txt is no image that can be read'),
-        (('empty', '', ''), r'empty has no images; it takes \.bmp'),
-        (('photos', 'half.py', ''), "half.py is no config of .* default_scope is 'mmyolo'"),
-        (('photos', 'photos/a.png', ''), 'a.png cannot be read as a config .*images come first'),
-        (('huge.bmp', '', ''), r'huge\.bmp is too large .*; make it smaller'),
-        (('photos', '', 'other.pth'), r'other\.pth does not fit: only 1 of .*, unexpected 0$'),
-        (('photos', '', 'none.pth'), 'none.pth cannot be opened .* check the path'),
-        (('n' * 300, '', ''), 'there is no image or folder nnn.*; check the path'),
-        (('http://[/a.png', '', ''), r'http://\[/a.png cannot be opened .*; check the address'),
-        (('file:///none%00.png', '', ''), 'none%00.png cannot be opened .*; check the address'),
-        (('file:///none.png', '', ''), 'file:///none.png cannot be opened .*; check the address'),
-        (
-            ('http://127.0.0.1:9/a.png', '', ''),
-            'a.png cannot be opened .*refused.*; check the',
-        ),
-        (('photos', '', '', '--batch-size', 0), '--batch-size 0 is outside of 1 to inf'),
-        (('photos', '', '', '--opacity', 'nan'), '--opacity nan is outside of 0 to 1'),
-        (('photos', '', '', '--out-dir', 'half.py'), '--out-dir half.py is a file; name a folder'),
-        (('photos', '', '', '--opacity', 1), '--opacity is for configs of mmseg, and this is one'),
-        (('photos', '', '', '--device', 'gpu'), '--device gpu does not work here .*--device cpu'),
+        ('none.png - -', 'no image or folder none.png; check the path'),
+        ('photos none.py -', 'there is no config none.py; check the path'),
+        ('photos/notes.txt - -', 'notes.txt is no image that can be read'),
+        ('empty - -', r'empty has no images; it takes \.bmp'),
+        ('photos half.py -', "half.py is no config of .* default_scope is 'mmyolo'"),
+        ('photos photos/a.png -', 'a.png cannot be read as a config .*images come first'),
+        ('huge.bmp - -', r'huge\.bmp is too large .*; make it smaller'),
+        ('photos - other.pth', r'other\.pth does not fit: only 1 of .*, unexpected 0$'),
+        ('photos - none.pth', 'none.pth cannot be opened .* check the path'),
+        (f'{"n" * 300} - -', 'no image or folder nnn.*; check the path'),
+        ('http://[/a.png - -', r'http://\[/a.png cannot be opened .*; check the address'),
+        ('file:///none%00.png - -', 'none%00.png cannot be opened .*; check the address'),
+        ('file:///none.png - -', 'file:///none.png cannot be opened .*; check the address'),
+        ('http://127.0.0.1:9/a.png - -', 'a.png cannot be opened .*refused.*; check the'),
+        ('photos - - --batch-size 0', '--batch-size 0 is outside of 1 to inf'),
+        ('photos - - --opacity nan', '--opacity nan is outside of 0 to 1'),
+        ('photos - - --out-dir half.py', '--out-dir half.py is a file'),
+        ('photos - - --opacity 1', '--opacity is for configs of mmseg'),
+        ('photos - - --device gpu', '--device gpu does not work here .*--device cpu'),
     ],
 )
 def test_each_bad_input_gets_a_sentence(arguments, expected, demo, photos, weights, tmp_path):
@@ -328,10 +321,10 @@ def test_each_bad_input_gets_a_sentence(arguments, expected, demo, photos, weigh
     header += 2 * (2**15).to_bytes(4, 'little') + b'\1\0\30\0'
     (tmp_path / 'huge.bmp').write_bytes(header + bytes(24))
     (tmp_path / 'half.py').write_text("default_scope = 'mmyolo'\ntest_dataloader = dict()\n")
-    image, cfg, checkpoint, *options = arguments
-    cfg, checkpoint = cfg or config('mmpretrain'), checkpoint or weights('mmpretrain')
-    options = options or ['--device', 'cpu']
-    said, status = demo(image, cfg, checkpoint, *options)
+    image, cfg, checkpoint, *options = arguments.split()
+    cfg = config('mmpretrain') if cfg == '-' else cfg
+    checkpoint = weights('mmpretrain') if checkpoint == '-' else checkpoint
+    said, status = demo(image, cfg, checkpoint, *(options or ['--device', 'cpu']))
     assert status
     assert re.search(expected, said), said
     assert not (tmp_path / 'outputs').exists()

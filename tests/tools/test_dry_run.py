@@ -3,23 +3,24 @@
 import json
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from conftest import ROOT, load_tool, run_script
 from mmengine.config import Config
 
 TOOL = ROOT / 'tools/dry_run.py'
-CONFIGS = [
-    'classification/laplacianformer/laplacianformer-tiny_8xb128_in1k.py',
-    'classification/soft/softpp-tiny_8xb128_in1k.py',
-    'classification/polaformer/polaformer-pvt-tiny_8xb128_in1k.py',
-    'detection/laplacianformer/retinanet_laplacianformer-tiny_fpn_1x_coco.py',
-    'detection/soft/mask-rcnn_softpp-tiny_fpn_1x_coco.py',
-    'detection/polaformer/mask-rcnn_polaformer-pvt-tiny_fpn_1x_coco.py',
-    'segmentation/laplacianformer/laplacianformer-tiny_fpn_8xb4-40k_ade20k-512x512.py',
-    'segmentation/soft/softpp-small_upernet_8xb2-160k_ade20k-512x512.py',
-    'segmentation/polaformer/polaformer-pvt-tiny_fpn_8xb4-40k_ade20k-512x512.py',
-]
+CONFIGS = [f'{path}.py' for path in (
+    'classification/laplacianformer/laplacianformer-tiny_8xb128_in1k',
+    'classification/soft/softpp-tiny_8xb128_in1k',
+    'classification/polaformer/polaformer-pvt-tiny_8xb128_in1k',
+    'detection/laplacianformer/retinanet_laplacianformer-tiny_fpn_1x_coco',
+    'detection/soft/mask-rcnn_softpp-tiny_fpn_1x_coco',
+    'detection/polaformer/mask-rcnn_polaformer-pvt-tiny_fpn_1x_coco',
+    'segmentation/laplacianformer/laplacianformer-tiny_fpn_8xb4-40k_ade20k-512x512',
+    'segmentation/soft/softpp-small_upernet_8xb2-160k_ade20k-512x512',
+    'segmentation/polaformer/polaformer-pvt-tiny_fpn_8xb4-40k_ade20k-512x512',
+)]  # fmt: skip
 MICRO = [32, 64, 96, 128]  # channels of its maps
 NARROW = 32  # channels of necks and heads, which have 256 or 512 and take most of the time
 
@@ -64,8 +65,7 @@ def micro(tmp_path, config):
     return file
 
 
-def dry_run(*arguments):
-    return run_script(TOOL, *arguments)
+dry_run = partial(run_script, TOOL)
 
 
 @pytest.mark.training
@@ -104,18 +104,7 @@ def test_a_strategy_of_several_gpus_is_left_out_and_named(stand_ins, tmp_path):
     assert '(withoutFSDPStrategy)' in printed and '(withoutDeepSpeedStrategy)' in printed
 
 
-def test_a_shortened_config_keeps_its_pipelines(tmp_path):
-    tool = load_tool('tools/dry_run.py')
-    cfg = Config.fromfile(ROOT / 'configs' / CONFIGS[4])
-    short = tool.shorten(cfg, tmp_path, tmp_path)
-    assert short.train_dataloader.dataset.pipeline == cfg.train_dataloader.dataset.pipeline
-    assert short.train_dataloader.dataset.data_root == f'{tmp_path}/coco/'
-    assert short.val_evaluator.ann_file == f'{tmp_path}/coco/annotations/instances_val2017.json'
-    assert short.model.test_cfg.rcnn.score_thr == 0
-    assert short.optim_wrapper == cfg.optim_wrapper and short.train_cfg.max_iters == 2
-
-
-def test_all_configs_of_full_size_are_found():
+def test_all_configs_are_found_and_keep_their_pipelines(tmp_path):
     tool = load_tool('tools/dry_run.py')
     found = {path for task in tool.TASKS for path in tool.full_size_configs(task)}
     leaves = {
@@ -123,6 +112,13 @@ def test_all_configs_of_full_size_are_found():
         if '_base_' not in path.parts and 'mini' not in path.stem and path.parts[-3] in tool.TASKS
     }  # fmt: skip
     assert found == leaves and len(found) > 90
+    cfg = Config.fromfile(ROOT / 'configs' / CONFIGS[4])
+    short = tool.shorten(cfg, tmp_path, tmp_path)
+    assert short.train_dataloader.dataset.pipeline == cfg.train_dataloader.dataset.pipeline
+    assert short.train_dataloader.dataset.data_root == f'{tmp_path}/coco/'
+    assert short.val_evaluator.ann_file == f'{tmp_path}/coco/annotations/instances_val2017.json'
+    assert short.model.test_cfg.rcnn.score_thr == 0
+    assert short.optim_wrapper == cfg.optim_wrapper and short.train_cfg.max_iters == 2
 
 
 def test_missing_data_and_files_are_named(tmp_path):

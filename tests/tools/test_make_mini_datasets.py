@@ -1,7 +1,6 @@
 """The mini data sets hold what their labels say, and are the same every time."""
 
 import hashlib
-import json
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -29,25 +28,18 @@ def digest(folder) -> str:
 
 
 @pytest.mark.slow
-def test_same_seed_same_data_other_seed_other_data(mini_data, tmp_path):
-    again, other = tmp_path / 'again', tmp_path / 'other'
+def test_same_seed_same_data_which_is_kept_and_foreign_data_is_refused(mini_data, tmp_path):
+    again, other, foreign = (tmp_path / name for name in ('again', 'other', 'segmentation'))
     assert make('--tasks', 'segmentation', '--out', again).returncode == 0
     assert make('--tasks', 'segmentation', '--out', other, '--seed', 1).returncode == 0
     assert digest(again) == digest(mini_data / 'segmentation')
     assert digest(other / 'segmentation') != digest(mini_data / 'segmentation')
-
-
-@pytest.mark.slow
-def test_existing_data_is_kept_and_foreign_data_is_refused(mini_data, tmp_path):
     result = make('--tasks', 'segmentation', '--out', mini_data)
-    assert result.returncode == 0
-    assert 'is there already' in result.stdout
-    foreign = tmp_path / 'segmentation'
+    assert result.returncode == 0 and 'is there already' in result.stdout
     foreign.mkdir()
     (foreign / 'mine.txt').write_text('keep')
     result = make('--tasks', 'segmentation', '--out', tmp_path)
-    assert result.returncode != 0
-    assert '--force' in result.stderr
+    assert result.returncode != 0 and '--force' in result.stderr
     assert (foreign / 'mine.txt').read_text() == 'keep'
 
 
@@ -135,14 +127,13 @@ def test_no_handwriting_is_in_training_and_validation():
     assert not {g.tobytes() for g in train.glyphs} & {g.tobytes() for g in val.glyphs}
 
 
-@pytest.mark.parametrize('task', ['classification', 'detection', 'segmentation'])
-def test_contact_sheets_are_pictures(mini_data, task):
-    sheet = Image.open(mini_data / task / 'contact_sheet.png')
-    assert min(sheet.size) > 400
-    assert np.asarray(sheet).std() > 20
+def looks_like_pictures(folder) -> bool:
+    with Image.open(folder / 'contact_sheet.png') as sheet:
+        return min(sheet.size) > 400 and np.asarray(sheet).std() > 20
 
 
 def test_classification_has_ten_classes_and_no_shared_image(mini_data):
+    assert looks_like_pictures(mini_data / 'classification')
     pixels = {}
     for split, copies in (('train', 4), ('val', 2)):
         folders = sorted((mini_data / 'classification' / split).iterdir())
@@ -158,22 +149,23 @@ def test_classification_has_ten_classes_and_no_shared_image(mini_data):
 
 def test_detection_boxes_fit_their_masks_and_images(mini_data):
     coco_module = pytest.importorskip('pycocotools.coco')
+    root = mini_data / 'detection'
+    assert looks_like_pictures(root)
     for split in ('train', 'val'):
-        file = mini_data / f'detection/annotations/{split}.json'
-        coco = coco_module.COCO(str(file))
+        coco = coco_module.COCO(str(root / f'annotations/{split}.json'))
         assert len(coco.dataset['images']) == len(coco.getImgIds()) > 100
         assert {c['name'] for c in coco.dataset['categories']} == {str(i) for i in range(10)}
         for image in coco.dataset['images'][:20]:
-            with Image.open(mini_data / 'detection' / split / image['file_name']) as picture:
+            with Image.open(root / split / image['file_name']) as picture:
                 assert picture.size == (image['width'], image['height'])
                 gray = np.asarray(picture.convert('L'), dtype=float)
-            annotations = coco.loadAnns(coco.getAnnIds(image['id']))
+            annotations, union = coco.loadAnns(coco.getAnnIds(image['id'])), np.zeros(gray.shape)
             assert 2 <= len(annotations) <= 5
-            union = np.zeros(gray.shape, int)
             for annotation in annotations:
                 mask = coco.annToMask(annotation)
                 rows, columns = np.nonzero(mask)
                 left, top, width, height = annotation['bbox']
+                assert all(isinstance(value, int) for value in annotation['bbox'])
                 assert (left, top) == (columns.min(), rows.min())
                 assert (left + width, top + height) == (columns.max() + 1, rows.max() + 1)
                 assert annotation['area'] == mask.sum()
@@ -184,21 +176,15 @@ def test_detection_boxes_fit_their_masks_and_images(mini_data):
 
 
 def test_segmentation_labels_are_where_the_digits_are(mini_data):
-    seen = set()
+    root, seen = mini_data / 'segmentation', set()
+    assert looks_like_pictures(root)
     for folder, count in (('training', 600), ('validation', 150)):
-        images = sorted((mini_data / 'segmentation/images' / folder).iterdir())
+        images = sorted((root / 'images' / folder).iterdir())
         assert len(images) == count
         for path in images[:30]:
-            labels = np.asarray(
-                Image.open(mini_data / 'segmentation/annotations' / folder / path.name)
-            )
+            labels = np.asarray(Image.open(root / 'annotations' / folder / path.name))
             gray = np.asarray(Image.open(path).convert('L'), dtype=float)
             assert labels.shape == gray.shape == (128, 128)
             seen |= set(np.unique(labels).tolist())
             assert gray[labels > 1].mean() > 1.5 * gray[labels == 1].mean()
     assert seen == set(range(12))
-
-
-def test_detection_files_are_json_with_whole_numbers(mini_data):
-    content = json.loads((mini_data / 'detection/annotations/val.json').read_text())
-    assert all(isinstance(v, int) for a in content['annotations'] for v in a['bbox'])
