@@ -8,23 +8,18 @@ import pytest
 import torch
 
 from mmlaplace.analysis import measuring
-from mmlaplace.analysis.measuring import (
-    bytes_of,
-    describe_machine,
-    model_job,
-    process_memory,
-    seconds_of,
-    tensor_memory,
-    tensors_of,
-)
+from mmlaplace.analysis.measuring import bytes_of, model_job, process_memory, tensor_memory
 
 CPU = torch.device('cpu')
 MEGABYTE = 2**20
 
 
-def test_a_run_takes_what_the_clock_says():
+def test_a_run_takes_what_the_clock_says_and_a_machine_names_itself():
     # A sleep is never shorter than asked for.
-    assert seconds_of(lambda: time.sleep(0.02), CPU) >= 0.02
+    assert measuring.seconds_of(lambda: time.sleep(0.02), CPU) >= 0.02
+    machine = measuring.describe_machine(CPU)
+    assert machine['torch'] == torch.__version__
+    assert machine['CPU'] and machine['threads'] == str(torch.get_num_threads())
 
 
 def test_jobs_take_turns_and_a_slow_one_sits_out_of_rounds(monkeypatch):
@@ -75,31 +70,19 @@ class OneOutput(torch.nn.Linear):
         return (super().forward(x),)
 
 
-@pytest.mark.parametrize('train', [False, True])
-def test_a_pass_of_a_model_has_gradients_to_train_alone(train):
-    model = OneOutput(2, 2)
-    made = model_job(model, torch.ones(1, 2), train)()
-    assert (model.weight.grad is not None) is train
-    assert len(made) == (0 if train else 1)
-    assert not any(out.requires_grad for out in made)
-
-
-def test_a_pass_under_autocast_is_in_its_dtype_and_has_fp32_gradients():
+@pytest.mark.parametrize('dtype', [None, torch.bfloat16])
+def test_a_pass_of_a_model_has_gradients_to_train_alone(dtype):
+    """Under autocast it is in its dtype, and has fp32 gradients."""
     model, x = OneOutput(2, 2), torch.ones(1, 2)
-    (made,) = model_job(model, x, train=False, dtype=torch.bfloat16)()
-    assert made.dtype == torch.bfloat16
-    model_job(model, x, train=True, dtype=torch.bfloat16)()
+    (made,) = model_job(model, x, train=False, dtype=dtype)()
+    assert made.dtype == (dtype or torch.float32) and model.weight.grad is None
+    assert not made.requires_grad
+    assert model_job(model, x, train=True, dtype=dtype)() == ()
     assert model.weight.grad.dtype == torch.float32
 
 
 def test_what_a_model_returns_may_be_one_tensor_or_nested():
     x, y = torch.ones(1), torch.ones(2)
-    assert tensors_of(x) == (x,)
-    assert [len(tensor) for tensor in tensors_of([(x, [y]), y])] == [1, 2, 2]
+    assert measuring.tensors_of(x) == (x,)
+    assert [len(tensor) for tensor in measuring.tensors_of([(x, [y]), y])] == [1, 2, 2]
     assert model_job(torch.nn.Linear(2, 2), torch.ones(3, 2), train=True)() == ()
-
-
-def test_a_machine_names_its_processor_and_torch():
-    machine = describe_machine(CPU)
-    assert machine['torch'] == torch.__version__
-    assert machine['CPU'] and machine['threads'] == str(torch.get_num_threads())

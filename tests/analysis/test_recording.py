@@ -10,43 +10,49 @@ from mmlaplace.commands.command_line import build_backbone
 from mmlaplace.models import BaseAttention, LaplacianAttention, WindowAttention
 
 
-def test_every_attention_is_recorded_in_order_and_left_as_it_was():
+@pytest.fixture
+def micro():
     config = CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py'
-    backbone, image = build_backbone(config), torch.randn(1, 3, 40, 48)
-    before = backbone(image)
-    found = list(mixed_by(backbone, LaplacianAttention, image))
+    return build_backbone(config), torch.randn(1, 3, 40, 48)
+
+
+def assert_in_order(found, backbone):
     places = [(i, j) for i, s in enumerate(backbone.stages) for j in range(len(s['blocks']))]
     assert [(mixed.stage, mixed.block) for mixed in found] == places
+
+
+def test_every_attention_is_recorded_in_order_and_left_as_it_was(micro):
+    backbone, image = micro
+    before = backbone(image)
+    found = list(mixed_by(backbone, LaplacianAttention, image))
+    assert_in_order(found, backbone)
     assert found[0].hw_shape == found[0].map_shape == (10, 12)
     assert found[0].q.shape[2] == 120
     assert not any('mix' in vars(mixed.attention) for mixed in found)
-    for value, again in zip(before, backbone(image)):
-        assert torch.equal(value, again)
+    assert all(map(torch.equal, before, backbone(image)))
 
 
-def test_recordings_inside_of_recordings_and_methods_of_ones_own_come_back():
-    config = CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py'
-    backbone, image = build_backbone(config), torch.randn(1, 3, 40, 48)
+def test_recordings_inside_of_recordings_and_methods_of_ones_own_come_back(micro):
+    backbone, image = micro
     attention, calls, seen = backbone.stages[0]['blocks'][0].attn, [], []
     mix = attention.mix
     attention.mix = own = lambda *args: calls.append(args) or mix(*args)
-    steps = ('mix',)
-    with steps_watched(backbone, LaplacianAttention, steps, lambda name, *_: seen.append(name)):
+    watch = steps_watched(
+        backbone, LaplacianAttention, ('mix',), lambda name, *_: seen.append(name)
+    )
+    with watch:
         found = list(mixed_by(backbone, LaplacianAttention, image))
     assert len(seen) == len(found) and len(calls) == 1
     assert vars(attention)['mix'] is own
     assert sum('mix' in vars(mixed.attention) for mixed in found) == 1
 
 
-def test_blocks_that_share_an_attention_record_it_once_each():
-    config = CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py'
-    backbone = build_backbone(config)
-    first, last = backbone.stages[-2]['blocks'][0], backbone.stages[-2]['blocks'][-1]
-    last.attn = first.attn
-    found = list(mixed_by(backbone, LaplacianAttention, torch.randn(1, 3, 40, 48)))
-    places = [(i, j) for i, s in enumerate(backbone.stages) for j in range(len(s['blocks']))]
-    assert [(mixed.stage, mixed.block) for mixed in found] == places
-    assert 'mix' not in vars(first.attn)
+def test_blocks_that_share_an_attention_record_it_once_each(micro):
+    backbone, image = micro
+    blocks = backbone.stages[-2]['blocks']
+    blocks[-1].attn = blocks[0].attn
+    assert_in_order(list(mixed_by(backbone, LaplacianAttention, image)), backbone)
+    assert 'mix' not in vars(blocks[0].attn)
 
 
 def test_attentions_in_windows_tell_the_map_around_them():
@@ -57,13 +63,10 @@ def test_attentions_in_windows_tell_the_map_around_them():
     assert first.hw_shape[0] <= 12
 
 
-def test_a_photograph_is_resized_and_normalised():
+def test_photographs_are_of_the_size_asked_for_and_normalised():
     white = normalized(Image.new('RGB', (30, 20), 'white'), (8, 16))
     assert white.shape == (1, 3, 8, 16)
     expected = (255 - torch.tensor(MEAN)) / torch.tensor(STD)
     torch.testing.assert_close(white[0, :, 3, 3], expected)
-
-
-def test_photographs_are_of_the_size_asked_for():
     pytest.importorskip('skimage')
     assert [photo.shape for photo in photographs((32, 48))] == [(1, 3, 32, 48)] * 3

@@ -104,9 +104,6 @@ def test_the_published_gallery_is_whole_and_small():
     assert pictures == set((ROOT / 'docs/images/gallery').iterdir())
     assert sum(picture.stat().st_size for picture in pictures) < 1.5e6
     assert {name for name, _ in shown} <= set(contenders())
-    assert (ROOT / 'docs/images/attention_explorer.png').stat().st_size < 300_000
-
-
-def test_names_of_pictures_are_names_of_files():
     assert set(registered(QKVAttention)) <= set(contenders()) | {'WindowAttention'}
-    assert not any(set('/\\:') & set(name) for name in contenders())
+    assert (ROOT / 'docs/images/attention_explorer.png').stat().st_size < 300_000
+    assert not any(set('/\\:') & set(name) for name in contenders())  # names of files
