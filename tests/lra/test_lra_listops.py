@@ -6,7 +6,13 @@ import statistics
 import pytest
 
 from mmlaplace.lra.listops import (
-    DIGITS, END, OPERATORS, WORDS, ListOpsSettings, expressions, tokenize,
+    DIGITS,
+    END,
+    OPERATORS,
+    WORDS,
+    ListOpsSettings,
+    expressions,
+    tokenize,
 )  # fmt: skip
 
 FUNCTIONS = {
