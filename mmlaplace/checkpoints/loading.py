@@ -126,7 +126,7 @@ def read_dataset_meta(checkpoint: Union[str, PathLike]) -> Dict[str, list]:
     content = _read(checkpoint, 'cpu')
     meta = content.get('meta') if isinstance(content, dict) else None
     meta = meta.get('dataset_meta', meta) if isinstance(meta, dict) else None
-    found = {}
+    found: Dict[str, list] = {}
     for name, value in meta.items() if isinstance(meta, dict) else ():
         key = str(name).lower()  # older versions have them in capitals, beside the rest
         if key == 'classes' and isinstance(value, (list, tuple)):
@@ -138,11 +138,11 @@ def read_dataset_meta(checkpoint: Union[str, PathLike]) -> Dict[str, list]:
 
 def _count_prefixes(keys: Iterable[str], names: Iterable[str]) -> Counter:
     """How many of ``names`` come after each prefix of ``keys`` that ends with a dot."""
-    names, counts = set(names), Counter()
+    wanted, counts = set(names), Counter[str]()
     for key in keys:
         parts = key.split('.')
         for i in range(len(parts)):
-            if '.'.join(parts[i:]) in names:
+            if '.'.join(parts[i:]) in wanted:
                 counts[''.join(f'{part}.' for part in parts[:i])] += 1
     return counts
 
@@ -158,7 +158,7 @@ def plain_names(names: Iterable[str]) -> Dict[str, str]:
     return plain if len(plain) == len(names) else dict(zip(names, names))
 
 
-def _unwrapped(module: nn.Module) -> nn.Module:
+def _unwrapped(module: Any) -> nn.Module:
     """The module inside of wrappers by torch.compile and data parallel, in any order."""
     while True:
         if isinstance(module, (DataParallel, DistributedDataParallel)):
@@ -223,7 +223,7 @@ def _may_differ(module: nn.Module, own: Iterable[str], theirs: Iterable[str]) ->
     For a backbone, :meth:`PyramidBackbone.other_outputs` tells them. If a classifier's checkpoint
     is loaded into a detector or segmentor, they are also everything but the backbone.
     """
-    names = set()
+    names: Set[str] = set()
     for path, part in module.named_modules():
         if hasattr(part, 'other_outputs'):
             (prefix,) = plain_names([f'{path}.' if path else ''])

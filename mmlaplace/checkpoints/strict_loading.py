@@ -1,6 +1,7 @@
 """Weights that go into a module whole, or not at all."""
 
 from os import PathLike
+from typing import TYPE_CHECKING, Any
 
 from mmengine.model import ModuleDict, PretrainedInit, update_init_info
 
@@ -9,7 +10,13 @@ from .loading import load_weights, rename_old_tensors, resize_weights
 PRETRAINED_KEYS = ('checkpoint', 'prefix', 'map_location', 'min_matched')
 
 
-class StrictLoading:
+if TYPE_CHECKING:  # it is mixed into modules of mmengine
+    from mmengine.model import BaseModule as _Mixed
+else:
+    _Mixed = object
+
+
+class StrictLoading(_Mixed):
     """A mixin for modules of mmengine, before ``BaseModule`` in the bases.
 
     ``init_cfg=dict(type='Pretrained', checkpoint='CLASSIFIER.pth')`` loads by
@@ -17,6 +24,9 @@ class StrictLoading:
     loaded, tensors whose shape depends on the image size are resized, and old names are brought to
     those of today.
     """
+
+    init_cfg: Any  # mmengine gives these two no type
+    is_init: Any
 
     def init_weights(self) -> None:
         """As in mmengine, but ``type='Pretrained'`` in ``init_cfg`` loads by :func:`load_weights`.
@@ -58,7 +68,9 @@ class StrictLoading:
             update_init_info(self, f'Loaded from {cfg["checkpoint"]}')
         self.is_init = True
 
-    def _load_from_state_dict(self, state_dict: dict, prefix: str, *args, **kwargs) -> None:
+    def _load_from_state_dict(
+        self, state_dict: dict, prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
         """Resize what depends on the image size, however weights are loaded.
 
         A module that owns a tensor of such a shape defines ``resize_weight(name, value)``. PyTorch
