@@ -58,7 +58,6 @@ TESTS = {
     ),
     'mmlaplace/models/backbones': (
         'test_docstrings.py',
-        'models/test_sizes.py',
         'models/test_attn_cfg.py',
         'models/test_unchanged.py',
         'models/test_options.py',

@@ -4,7 +4,6 @@ import re
 
 import pytest
 from conftest import make_attention
-from test_backbones import build as build_backbone
 
 # For each attention one bad value of an option, with all others as they are.
 BAD = {
@@ -82,8 +81,3 @@ def test_a_value_that_cannot_be_is_quoted(name, option, value):
 def test_options_that_exclude_each_other_are_quoted(name, options, quoted):
     with pytest.raises(ValueError, match=quoted):
         make_attention(name, **options)
-
-
-def test_a_backbone_refuses_outputs_that_its_shortcuts_cannot_take():
-    with pytest.raises(ValueError, match='out_dims=8'):
-        build_backbone('PVT', attn_cfg=dict(type='NystromformerAttention', out_dims=8))

@@ -101,37 +101,23 @@ def test_positions_turn_queries_and_keys_or_are_left_to_the_features():
     assert torch.equal(left.rotary(by_head, (4, 6)), turned.rotary(by_head, (4, 6)))
 
 
-def test_mask_is_for_attentions_that_take_one():
-    with pytest.raises(ValueError, match='MeanOfValues takes no mask'):
-        build()(tokens(), (4, 6), mask=torch.ones(24, 24, dtype=torch.bool))
-
-
 def test_unknown_option_is_answered_by_the_class_and_the_frame():
-    with pytest.raises(TypeError) as error:
+    message = "MeanOfValues has no option 'lepe_kernal' .*'lepe_kernel'.* num_heads.*sr_ratio"
+    with pytest.raises(TypeError, match=message):
         build(lepe_kernal=3)
-    message = str(error.value)
-    assert "MeanOfValues has no option 'lepe_kernal' (did you mean 'lepe_kernel'?)" in message
-    for option in ('num_heads', 'sr_ratio', 'rope', 'proj_drop'):
-        assert option in message
 
 
-@pytest.mark.parametrize(('frame', 'message'), [
-    (dict(qkv='kqv'), "qkv must be one of ('qkv', 'shared_qk', 'q_kv', 'qk'), got 'kqv'"),
-    (dict(rope_form='full'), "rope_form must be one of ('half', 'pairs'), got 'full'"),
-    (dict(rope_on='values'), "rope_on must be one of ('query_key', 'features'), got 'values'"),
-    (dict(lepe_filters='each'), "lepe_filters must be one of ('channel', 'head', 'head_chan"),
-    (dict(sr_ratio=0), 'sr_ratio must be an integer of at least 1, got 0'),
-    (dict(sr_ratio=2.0), 'sr_ratio must be an integer of at least 1, got 2.0'),
-    (dict(lepe_kernel=2), 'lepe_kernel must be odd, or 0 for none, got 2'),
-    (dict(lepe_kernel=-1), 'lepe_kernel must be odd, or 0 for none, got -1'),
-    (dict(sr_ratio=2, qkv='qk'), "sr_ratio=2 needs a linear for keys and values, got qkv='qk'"),
+@pytest.mark.parametrize(('frame', 'quoted'), [
+    (dict(qkv='kqv'), "got 'kqv'"), (dict(rope_form='full'), "got 'full'"),
+    (dict(rope_on='values'), "got 'values'"), (dict(lepe_filters='each'), "got 'each'"),
+    (dict(sr_ratio=0), 'got 0'), (dict(sr_ratio=2.0), 'got 2.0'), (dict(lepe_kernel=2), 'got 2'),
+    (dict(lepe_kernel=-1), 'got -1'), (dict(sr_ratio=2, qkv='qk'), "got qkv='qk'"),
     (dict(sr_ratio=2, rope=True), 'got sr_ratio=2 and rope=True'),
     (dict(key_positions=True, qkv='shared_qk'), "got qkv='shared_qk'; set key_positions=False"),
 ])  # fmt: skip
-def test_fields_that_exclude_each_other_are_quoted(frame, message):
-    with pytest.raises(ValueError) as error:
+def test_fields_that_exclude_each_other_are_quoted(frame, quoted):
+    with pytest.raises(ValueError, match=quoted):
         Frame(**frame)
-    assert message in str(error.value)
 
 
 def test_a_host_is_a_function_and_a_size_is_a_row():
@@ -145,10 +131,8 @@ def test_a_host_is_a_function_and_a_size_is_a_row():
 
     images = torch.randn(2, 3, 40, 50)
     assert Plain()(images)[0].shape == (2, 32, 5, 7)
-    assert Plain(stride=4, attn_cfg=dict(type='LaplacianAttention'))(images)[0].shape[2:] == (
-        10,
-        13,
-    )
+    finer = Plain(stride=4, attn_cfg=dict(type='LaplacianAttention'))
+    assert finer(images)[0].shape[2:] == (10, 13)
     with pytest.raises(TypeError, match="Plain has no option 'strides'.*did you mean 'stride'"):
         Plain(strides=4)
 
