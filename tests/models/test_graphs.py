@@ -1,0 +1,139 @@
+"""Backbones inside torch.compile, NaN that stays in its image, and forwards that read no value."""
+
+import pytest
+import torch
+from mmengine.registry import MODELS
+from test_backbones import BACKBONES, build, smallest
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mmlaplace.models import LaplacianAttention
+
+needs_compile = pytest.mark.skipif(
+    not hasattr(torch.amp, 'is_autocast_available'),
+    reason='before torch 2.4, torch.compile traces no context managers of libraries',
+)
+HOST_READS = {'_local_scalar_dense', 'item', 'is_nonzero', 'equal', 'nonzero'}  # of a GPU: waits
+
+
+def cut_off(name, stages=None):
+    """The smallest arch with one block a stage, cut off after ``stages`` stages; None keeps all."""
+    arch = dict(MODELS.get(name).arch_zoo[smallest(name)])
+    arch['depths'] = [1] * len(arch['depths'])
+    stages = stages or len(arch['depths'])
+    backbone = build(name, arch, out_indices=tuple(range(stages)), drop_path_rate=0.0)
+    del backbone.stages[stages:]
+    return backbone
+
+
+def check_compiled(name, backend, stages=None):
+    torch._dynamo.reset()  # it compiles a function, such as a block's, a few times at most
+    backbone, images = cut_off(name, stages).train(), torch.randn(2, 3, 64, 96)
+    compiled = torch.compile(backbone, backend=backend, fullgraph=True)
+    weights = [weight for weight in backbone.parameters() if weight.requires_grad]
+    outs = compiled(images), backbone(images)
+    chances = [torch.randn_like(out) for out in outs[1]]
+    ours, theirs = (torch.autograd.grad(out, weights, chances) for out in outs)
+    for a, b in zip(*outs):
+        # Another order of sums in every layer of fp32.
+        torch.testing.assert_close(a, b, atol=1e-4, rtol=1e-3)
+    largest = max(grad.abs().max().item() for grad in theirs)
+    for a, b in zip(ours, theirs):
+        # Sums over all tokens that cancel, to nothing where a shift changes no difference (the bias
+        # of SOFT's queries, which are its keys).
+        torch.testing.assert_close(a, b, atol=2e-3 * b.abs().max().item() + 1e-4 * largest, rtol=0)
+
+
+@needs_compile
+@pytest.mark.slow
+@pytest.mark.parametrize('name', BACKBONES)
+def test_trains_in_one_graph(name):
+    check_compiled(name, 'aot_eager')  # traces the backward too, without a minute of compiling
+
+
+@needs_compile
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['LaplacianFormer', 'SOFTPlusPlus', 'PolaFormerPVT'])
+def test_inductors_code_trains_like_the_eager_model(name):
+    check_compiled(name, 'inductor', stages=2)  # each is compiled by itself, for most of a minute
+
+
+def check_that_nan_stays(forward, local=False):
+    images = torch.randn(3, 3, 64, 64)
+    spoilt = images.clone()
+    spoilt[1, 0, 5, 7] = float('nan')
+    with torch.no_grad():
+        clean, outs = forward(images), forward(spoilt)
+    for before, after in zip(clean, outs):
+        assert not before.isnan().any()
+        # Swin's windows are a part of the map in its first stages.
+        assert after[1].isnan().any() if local else after[1].isnan().all()
+        # The same kernels on the same values; products of a batch may be cut into other blocks.
+        torch.testing.assert_close(after[[0, 2]], before[[0, 2]], rtol=1e-5, atol=1e-5)
+    return images, clean
+
+
+# Without a ridge, rounding decides which eigenvalues of SOFT's near landmarks count as zero.
+SOLVERS = [('LaplacianFormer', dict(type='LaplacianAttention', solver=solver))
+           for solver in ('newton_schulz', 'cholesky', 'conjugate_gradient')]  # fmt: skip
+OF_SOFT = [('SOFTPlusPlus', dict(solver=solver, ridge=1e-2)) for solver in ('svd', 'cholesky')]
+
+
+@pytest.mark.parametrize(
+    ('name', 'attn_cfg'), [*((name, None) for name in BACKBONES), *SOLVERS, *OF_SOFT]
+)
+def test_a_nan_pixel_spoils_its_image_alone(name, attn_cfg):
+    check_that_nan_stays(build(name, attn_cfg=attn_cfg).eval(), local=name == 'Swin')
+
+
+@needs_compile
+@pytest.mark.slow
+@pytest.mark.parametrize('name', BACKBONES)
+def test_a_nan_pixel_spoils_its_image_alone_when_compiled(name):
+    # Dynamo's graph as it is: 'aot_eager' takes a minute a backbone and computes the same.
+    torch._dynamo.reset()
+    backbone = build(name).eval()
+    compiled = torch.compile(backbone, backend='eager', fullgraph=True)
+    images, outs = check_that_nan_stays(compiled, local=name == 'Swin')
+    for out, expected in zip(outs, backbone(images)):
+        # fp32 sums in another order, where a graph takes another form of an op.
+        torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
+
+
+@needs_compile
+@pytest.mark.slow
+def test_nan_tokens_spoil_their_image_alone_in_inductors_code():
+    # The attention by itself: for a backbone, inductor's C++ takes minutes to compile.
+    attention = LaplacianAttention(32, 2, (8, 8), num_landmarks=16).eval()
+    compiled = torch.compile(attention, fullgraph=True)
+    tokens = torch.randn(3, 64, 32)
+    spoilt = tokens.clone()
+    spoilt[1, 20, 5] = float('nan')
+    with torch.no_grad():
+        clean, out = compiled(tokens, (8, 8)), compiled(spoilt, (8, 8))
+    assert out[1].isnan().all()
+    assert torch.equal(out[[0, 2]], clean[[0, 2]])
+
+
+class HostReads(TorchDispatchMode):
+    """Refuses the ops that bring a value of a tensor to Python."""
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        assert function.overloadpacket.__name__ not in HOST_READS, function
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_a_forward_reads_no_value(name):
+    backbone, images = build(name).eval(), torch.randn(2, 3, 64, 64)
+    with torch.no_grad(), HostReads():
+        backbone(images)
+
+
+@pytest.mark.parametrize('attn_cfg', [attn_cfg for _, attn_cfg in SOLVERS], ids=str)
+def test_a_step_of_training_reads_no_value_in_the_attention(attn_cfg):
+    backbone, images = (
+        build('LaplacianFormer', attn_cfg=attn_cfg).train(),
+        torch.randn(2, 3, 64, 64),
+    )
+    with HostReads():
+        backbone(images)[-1].sum().backward()
