@@ -32,7 +32,7 @@ def run(*command, cwd) -> str:
 
 @pytest.mark.training
 def test_train_test_and_predict_from_another_directory(mini_data, tmp_path):
-    data = mini_data / 'classification'
+    data, picture = mini_data / 'classification', tmp_path / 'predictions.png'
     options = [f'{split}_dataloader.dataset.data_root={data}' for split in ('val', 'test')]
     run(
         TRAIN, MINI, '--work-dir', tmp_path / 'run', '--cfg-options',
@@ -43,18 +43,14 @@ def test_train_test_and_predict_from_another_directory(mini_data, tmp_path):
     # Plain tensors, so that today's torch loads it by default.
     state = torch.load(checkpoint, map_location='cpu', weights_only=False)['state_dict']
     assert all(type(value) is torch.Tensor for value in state.values())
-    output = run(
-        ROOT / 'tools/test.py', MINI, checkpoint, '--work-dir', tmp_path / 'test',
-        '--cfg-options', *options, cwd=tmp_path,
-    )  # fmt: skip
-    assert 'accuracy/top1' in output
-    picture = tmp_path / 'predictions.png'
-    output = run(
-        VIS_PREDICTIONS, MINI, checkpoint, '--count', 10, '--out', picture,
-        '--cfg-options', *options, cwd=tmp_path,
-    )  # fmt: skip
-    assert f'wrote {picture}' in output
+    model = (MINI, checkpoint)
+    test = ROOT / 'tools/test.py', *model, '--work-dir', tmp_path / 'test'
+    assert 'accuracy/top1' in run(*test, '--cfg-options', *options, cwd=tmp_path)
+    draw = VIS_PREDICTIONS, *model, '--count', 10, '--out', picture, '--cfg-options', *options
+    assert f'wrote {picture}' in run(*draw, cwd=tmp_path)
     assert min(Image.open(picture).size) > 200
+    with pytest.raises(AssertionError, match='is there already; --force replaces it'):
+        run(*draw, cwd=tmp_path)
 
 
 def build_mini(config, mini_data, stride):
@@ -78,9 +74,8 @@ def test_eighty_steps_of_mixed_precision_stay_finite(dtype, mini_data):
     if dtype == torch.float16 and not hasattr(torch.amp, 'GradScaler'):
         pytest.skip('loss scaling on a CPU came with torch 2.3')
     model, data = build_mini(MINI, mini_data, 120)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    optimizer, skipped = torch.optim.AdamW(model.parameters(), lr=1e-3), 0
     scaler = torch.amp.GradScaler('cpu', enabled=dtype == torch.float16)
-    skipped = 0
     for _ in range(80):
         optimizer.zero_grad()
         with torch.autocast('cpu', dtype=dtype):
@@ -88,8 +83,7 @@ def test_eighty_steps_of_mixed_precision_stay_finite(dtype, mini_data):
         assert loss.isfinite()
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
-        finite = all(p.grad.isfinite().all() for p in model.parameters())
-        skipped += not finite
+        skipped += not all(p.grad.isfinite().all() for p in model.parameters())
         scaler.step(optimizer)
         scaler.update()
         assert all(p.isfinite().all() for p in model.parameters())
@@ -115,25 +109,8 @@ def test_the_mini_models_learn_a_batch_by_heart(config, mini_data):
 
 @pytest.mark.training
 def test_missing_data_is_an_error_that_names_the_folder(tmp_path):
-    result = subprocess.run(
-        [sys.executable, TRAIN, MINI, '--work-dir', tmp_path / 'run'],
-        capture_output=True, text=True, cwd=tmp_path,
-    )  # fmt: skip
-    assert result.returncode != 0
-    assert 'data/mini/classification/train' in result.stderr
-
-
-@pytest.mark.slow
-def test_vis_predictions_keeps_what_is_there(tmp_path):
-    picture = tmp_path / 'kept.png'
-    picture.write_text('mine')
-    result = subprocess.run(
-        [sys.executable, VIS_PREDICTIONS, MINI, 'none.pth', '--out', picture],
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert result.returncode == 2
-    assert f'{picture} is there already; --force replaces it' in result.stderr
-    assert picture.read_text() == 'mine'
+    with pytest.raises(AssertionError, match='data/mini/classification/train'):
+        run(TRAIN, MINI, '--work-dir', tmp_path / 'run', cwd=tmp_path)
 
 
 DENSE = {
