@@ -2,14 +2,9 @@
 
 import torch
 import torch.nn.functional as F
+from authors_classic import exactly, linear, positions, told_by_shapes
 
 from mmlaplace.models import MHLAAttention
-
-
-def positions(value, hw_shape):
-    """Positions of a map's tokens, reduced or not, ``(1, n, C)`` to ``(1, C, h, w)``."""
-    ratio = round((hw_shape[0] * hw_shape[1] / value.shape[1]) ** 0.5)
-    return value.mT.unflatten(2, [side // ratio for side in hw_shape])
 
 
 def first(value, hw_shape):
@@ -25,25 +20,11 @@ def flat(value, hw_shape):
     return value.flatten()
 
 
-def told_by_shapes(value):
-    """A setting that the shapes of parameters or inputs tell too."""
-    return {}
-
-
 def agent(golden):
     """The map of the queries and the number of agents that the biases are for, and the linears."""
     height, width = golden['param:ha_bias'].shape[2], golden['param:wa_bias'].shape[3]
     count = golden['param:an_bias'].shape[1]
     return dict(linears_of(golden), input_resolution=(height, width), num_landmarks=count)
-
-
-def agent_shape(sides):
-    return dict(agent_shape=tuple(sides.tolist()))
-
-
-def linear(value, hw_shape):
-    """The weight or bias of a convolution 1 x 1 as that of a linear."""
-    return value.flatten(1) if value.dim() == 4 else value
 
 
 class NormOfChannels(torch.nn.LayerNorm):
@@ -93,11 +74,6 @@ def starts_as_theirs(attention, golden):
     torch.testing.assert_close(start, torch.from_numpy(golden['in:initial_mix']))
 
 
-def exactly(expected):
-    """A setting that is a constant here."""
-    return lambda value: {} if value == expected else None
-
-
 def inline_kernel(value):
     return dict(kernel={'leakyrelu': 'leaky_relu'}.get(value, value))
 
@@ -118,8 +94,10 @@ AUTHORS = {
         type='AgentAttention',
         options=agent,
         settings={'in:agent_num': told_by_shapes, 'in:num_patches': told_by_shapes,
-                  'in:window_size': told_by_shapes, 'in:agent_shape': agent_shape,
-                  'in:downstream_agent_shape': agent_shape, 'in:kernel_size': 'lepe_kernel',
+                  'in:window_size': told_by_shapes, **dict.fromkeys(
+                      ('in:agent_shape', 'in:downstream_agent_shape'),
+                      lambda sides: dict(agent_shape=tuple(sides.tolist())),
+                  ), 'in:kernel_size': 'lepe_kernel',
                   'in:scale': exactly(-0.5)},
         names=dict(
             LINEARS, **{'qkv.': 'qkv.'}, an_bias='gather_map', na_bias='spread_map',

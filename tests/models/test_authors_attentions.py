@@ -1,25 +1,18 @@
 """Attentions give the authors' outputs and gradients, from the authors' own weights.
 
 A file is one unit of the authors: weights (``param:*``), inputs and settings (``in:*``), outputs
-and gradients (``out:*``). Those of another folder run by ``--golden-dir DIR``. The tables know a
-file by the longest of their names that it starts with. A row has:
+and gradients (``out:*``). Those of another folder run by ``--golden-dir DIR``. The tables in
+``authors_*.py`` know a file by the longest of their names that it starts with. A row has:
 
-- ``type``, and ``options`` that all files of the name share, or a function of a file's content that
-  returns them, for those that only the shapes of parameters tell. Whether queries, keys and values
-  have a bias is seen for all;
-- ``settings``: for a setting of theirs the name of our option, or a function of its value that
-  returns our options, or None where we have none. A setting that is not named is an option of its
-  own name. A file with a setting that we have no option for is a skip that names it;
+- ``type``, and ``options`` of all files of the name, or a function of a file's content for them;
+- ``settings``: for a setting of the authors the name of our option, or a function of its value that
+  returns our options, or None where we have none. Others are options of their own name;
 - ``names``: for the start of a parameter's name its start here, or a pair of that and a function of
-  the value and (H, W), or None for what theirs does not use. Parameters of one name here are
-  joined in the order of the table. It may be a function of a file's content too. A file with a
-  parameter that has no name here is a skip that names it;
+  the value and (H, W), or None for an unused one, or a function of the content for all of these.
+  Parameters of one name here are joined in the order of the table;
 - ``prepare``: a function of the attention and the file's content, such as to fix a random draw.
 
-A row that is None is of a unit that is no attention.
-
-Every unit of theirs that is an attention has its files here. Of other units there are none, such as
-of ``xcit_lpi``, ``mlla_block``, ``l2vit_block`` and ``slab_repbn``.
+A row that is None is of a unit that is no attention. What has no row or option is a skip.
 """
 
 from pathlib import Path
@@ -183,29 +176,3 @@ def test_attention_gives_the_authors_output_and_gradient(golden_file):
     assert_close(out, torch.from_numpy(golden['out:y']), row.get('forward', FORWARD))
     for name, value in inputs.items():
         assert_close(value.grad, torch.from_numpy(golden[f'out:grad_{name}']), GRADIENT)
-
-
-def test_what_cannot_run_is_a_skip_that_names_it():
-    for name, said in (('nobodys', 'known as nobodys'), ('slab_repbn_b', 'slab_repbn_b is no')):
-        with pytest.raises(pytest.skip.Exception, match=said):
-            row_of(name)
-    with pytest.raises(pytest.skip.Exception, match='XCAttention has no option for in:depth = 3'):
-        options_of({'in:H': np.array(2), 'in:depth': np.array(3)}, dict(type='XCAttention'))
-    causal = {'in:H': np.array(2), 'in:causal': np.array(True)}
-    with pytest.raises(pytest.skip.Exception, match='ReformerAttention .* for in:causal = True'):
-        options_of(causal, AUTHORS['reformer'])
-    with pytest.raises(pytest.skip.Exception, match='known for ac_bias'):
-        converted({'param:ac_bias': np.ones(2)}, AUTHORS['agent']['names'], (1, 1))
-
-
-def test_a_bias_that_a_file_has_or_lacks_is_an_option():
-    assert bias_of(['qkv.weight', 'proj.bias'], 'XCAttention') == dict(qkv_bias=False)
-    assert bias_of(['qkv.weight', 'qkv.bias'], 'XCAttention') == dict(qkv_bias=True)
-    assert bias_of(['temperature'], 'XCAttention') == {}  # of the mixing rule alone
-    assert bias_of(['qkv.weight'], 'AdditiveAttention') == {}
-
-
-def test_parameters_of_one_name_are_joined_in_the_order_of_the_table():
-    theirs = {f'param:{name}.weight': np.full((1, 2), name == 'q') for name in ('v', 'q')}
-    joined = converted(theirs, {'q.': 'qkv.', 'v.': 'qkv.'}, (1, 1))
-    assert joined['qkv.weight'].tolist() == [[True, True], [False, False]]

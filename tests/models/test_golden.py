@@ -25,12 +25,15 @@ ATTENTIONS = {
     'pola_attention_sr1': ({}, POLA_GRADIENT),
     'pola_attention_sr2': ({}, POLA_GRADIENT),
 }
+SETTINGS = {
+    'soft': dict(ratio='pool_ratio', conv_size='lepe_kernel'),
+    'pola': dict(sr_ratio='sr_ratio', alpha='alpha'),
+}
 SMALL = dict(embed_dims=(16, 32, 48, 64), num_heads=(1, 2, 3, 4), depths=(1, 1, 2, 1))
 SWIN_SMALL = dict(embed_dims=(16, 32, 64, 128), num_heads=(1, 2, 4, 8))
 MODEL_CONFIGS = {
     'soft_model_small': dict(
-        type='SOFT', out_type='cls_token',
-        arch=dict(SMALL, ffn_ratios=(4, 4, 4, 4)),
+        type='SOFT', out_type='cls_token', arch=dict(SMALL, ffn_ratios=(4, 4, 4, 4))
     ),
     'pola_pvt_small': dict(
         type='PolaFormerPVT', arch=dict(SMALL, depths=(1, 1, 1, 1), ffn_ratios=(8, 8, 4, 4))
@@ -66,27 +69,11 @@ def test_attention_gives_the_authors_output_and_gradient(name):
     options, gradient_tolerance = ATTENTIONS[name]
     hw_shape = (int(golden['in:H']), int(golden['in:W']))
     x = golden['in:x'].requires_grad_()
-    if name.startswith('soft'):
-        options = dict(
-            options,
-            type='SOFTAttention',
-            pool_ratio=int(golden['in:ratio']),
-            lepe_kernel=int(golden['in:conv_size']),
-        )
-    else:
-        options = dict(
-            type='PolaAttention',
-            sr_ratio=int(golden['in:sr_ratio']),
-            alpha=golden['in:alpha'].item(),
-        )
-    attention = MODELS.build(
-        dict(
-            options,
-            embed_dims=x.shape[2],
-            num_heads=int(golden['in:num_heads']),
-            input_resolution=hw_shape,
-        )
-    )
+    settings = {key: golden[f'in:{key}'].item() for key in ('num_heads', *SETTINGS[name[:4]])}
+    options = dict(options, **{SETTINGS[name[:4]].get(k, k): v for k, v in settings.items()})
+    kind = 'SOFTAttention' if name.startswith('soft') else 'PolaAttention'
+    sizes = dict(embed_dims=x.shape[2], input_resolution=hw_shape)
+    attention = MODELS.build(dict(options, type=kind, **sizes))
     conversion = Conversion(weights, prefix='')
     converter(name).convert_attention(conversion, '', '')
     attention.load_state_dict(conversion.finish())
@@ -173,24 +160,24 @@ def test_positions_of_images_that_are_not_square_take_their_size():
         position_map(tokens)
 
 
+AUTHORS_NAMES = {
+    'backbone.': '', 'stages.': 'layers.', '.attn.attn.': '.attn.', '.ffn.layers.0.': '.mlp.fc1.',
+    '.ffn.layers.3.': '.mlp.fc2.', 'lepe.conv': 'dwc', 'norm3': 'norm',
+}  # fmt: skip
+
+
 @pytest.mark.parametrize('window_size', [2, 4, 7])
 def test_every_layout_of_pola_swin_converts(window_size):
     """Other depths and windows: names and shapes as the authors' code would have them."""
     arch = dict(SWIN_SMALL, depths=(2, 1, 3, 2), ffn_ratios=(4, 4, 4, 4))
-    backbone = MODELS.build(
-        dict(type='PolaFormerSwin', arch=arch, out_indices=(3,), img_size=112,
-             attn_cfg=dict(window_size=window_size))
-    )  # fmt: skip
+    options = dict(arch=arch, out_indices=(3,), attn_cfg=dict(window_size=window_size))
+    backbone = MODELS.build(dict(options, type='PolaFormerSwin', img_size=112))
     ours = {f'backbone.{k}': v for k, v in backbone.state_dict().items()}
     theirs = {}
     for full, value in ours.items():
-        name = (
-            full.replace('backbone.', '')
-            .replace('stages.', 'layers.')
-            .replace('.attn.attn.', '.attn.')
-        )
-        name = name.replace('.ffn.layers.0.', '.mlp.fc1.').replace('.ffn.layers.3.', '.mlp.fc2.')
-        name = name.replace('lepe.conv', 'dwc').replace('norm3', 'norm')
+        name = full
+        for here, there in AUTHORS_NAMES.items():
+            name = name.replace(here, there)
         if 'patch_embed' in name:
             stage, _, layer = name.partition('.patch_embed.')
             index = int(stage.split('.')[1])
