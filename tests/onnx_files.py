@@ -12,23 +12,21 @@ TOLERANCE = 1e-4
 def to_onnx(module, inputs, dynamo=False, dynamic=None):
     """The bytes of the ONNX file. ``dynamic`` has the names of dynamic axes of each input."""
     names = [f'input_{i}' for i in range(len(inputs))]
-    file = io.BytesIO()
-    options = dict(opset_version=17, input_names=names, output_names=['out'])
-    if dynamo:
+    options, file = dict(opset_version=17, input_names=names, output_names=['out']), io.BytesIO()
+    if dynamo:  # which has its own operators from opset 18 on
         axis = torch.export.Dim.DYNAMIC
         shapes = tuple(dict.fromkeys(axes, axis) for axes in dynamic) if dynamic else None
-        # The new exporter has its own operators from opset 18 on.
-        options.update(opset_version=18, dynamic_shapes=shapes, verbose=False)
-    elif dynamic:
-        options['dynamic_axes'] = dict(zip(names, dynamic))
+        options.update(opset_version=18, dynamic_shapes=shapes, verbose=False, dynamo=True)
+    else:
+        options.update(dynamic_axes=dict(zip(names, dynamic or ())))
+        if 'dynamo' in torch.onnx.export.__code__.co_varnames:  # not in torch 2.1
+            options.update(dynamo=False)
     with torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter('ignore')  # of sizes that a trace compares
         if dynamo:
-            torch.onnx.export(module, inputs, dynamo=True, **options).save(file)
+            torch.onnx.export(module, inputs, **options).save(file)
         else:
-            # torch 2.1 has no argument for the exporter that it only has.
-            new = 'dynamo' in torch.onnx.export.__code__.co_varnames
-            torch.onnx.export(module, inputs, file, **options, **dict(dynamo=False) if new else {})
+            torch.onnx.export(module, inputs, file, **options)
     return file.getvalue()
 
 
@@ -36,8 +34,7 @@ def operators(content):
     """The domains of a file's operators; that of the standard is ``''``."""
     import onnx
 
-    model = onnx.load_from_string(content)
-    return {node.domain for node in model.graph.node}
+    return {node.domain for node in onnx.load_from_string(content).graph.node}
 
 
 def session(content):
@@ -45,8 +42,7 @@ def session(content):
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = 1
-    options.log_severity_level = 3
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
     runtime = onnxruntime.InferenceSession(content, options, providers=['CPUExecutionProvider'])
 
     def run(*inputs):
