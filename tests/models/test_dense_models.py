@@ -13,7 +13,13 @@ CONFIGS = {
 }
 DETECTORS = [name for name, path in CONFIGS.items() if 'detection' in path.parts]
 SEGMENTORS = [name for name in CONFIGS if name not in DETECTORS]
-SIZES = [(200, 333), (333, 200), (160, 107), (128, 128)]  # a quarter of the sizes of COCO
+# A quarter of the sizes of COCO, and of Cityscapes.
+SIZES = [
+    (name, shape) for name in CONFIGS for shape in [(200, 333), (333, 200), (160, 107), (128, 128)]
+]
+SIZES += [(name, (256, 512)) for name in SEGMENTORS]
+of_all = pytest.mark.parametrize('name', CONFIGS)
+of_detectors = pytest.mark.parametrize('name', DETECTORS)
 
 
 @pytest.fixture(scope='module')
@@ -44,13 +50,11 @@ def sample(name: str, shape: tuple):
         height, width = shape
         masks = torch.zeros(1, height, width, dtype=torch.uint8)
         masks[:, height // 4 : height // 2, width // 4 : width // 2] = 1
-        corners = [[width / 4, height / 4, width / 2, height / 2]]
-        data_sample = DetDataSample(
-            metainfo=dict(img_shape=shape, ori_shape=shape, scale_factor=(1.0, 1.0))
-        )
+        meta = dict(img_shape=shape, ori_shape=shape, scale_factor=(1.0, 1.0))
+        data_sample = DetDataSample(metainfo=meta)
         data_sample.gt_instances = InstanceData(
-            bboxes=torch.tensor(corners), labels=torch.tensor([3]),
-            masks=BitmapMasks(masks.numpy(), height, width),
+            bboxes=torch.tensor([[width / 4, height / 4, width / 2, height / 2]]),
+            labels=torch.tensor([3]), masks=BitmapMasks(masks.numpy(), height, width),
         )  # fmt: skip
         return data_sample
     from mmseg.structures import SegDataSample
@@ -67,9 +71,14 @@ def batch(name: str, *shapes: tuple) -> dict:
     )
 
 
+def losses_of(model, data) -> tuple:
+    """The sum of the losses, and each of them."""
+    data = model.train().data_preprocessor(data, training=True)
+    return model.parse_losses(model(**data, mode='loss'))
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize('shape', SIZES, ids=str)
-@pytest.mark.parametrize('name', CONFIGS)
+@pytest.mark.parametrize(('name', 'shape'), SIZES, ids=str)
 def test_predicts_at_the_size_of_the_image(name, shape, build):
     model = build(name).eval()
     with torch.no_grad():
@@ -86,57 +95,39 @@ def test_predicts_at_the_size_of_the_image(name, shape, build):
         assert torch.isfinite(result.seg_logits.data).all()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('name', SEGMENTORS)
-def test_segments_a_street_scene(name, build):
-    shape = (256, 512)  # a quarter of the size of Cityscapes
-    with torch.no_grad():
-        (result,) = build(name).eval().test_step(batch(name, shape))
-    assert result.pred_sem_seg.data.shape == (1, *shape)
-
-
-@pytest.mark.parametrize('name', DETECTORS)
+@of_detectors
 def test_images_of_many_shapes_in_one_batch(name, build):
     """Padded differently: losses are finite and every weight has a gradient."""
-    model = build(name).train()
+    model, images = build(name), batch(name, (96, 200), (180, 64), (33, 47))
     model.zero_grad()
-    data = model.data_preprocessor(batch(name, (96, 200), (180, 64), (33, 47)), training=True)
-    losses = model(**data, mode='loss')
-    loss, log_vars = model.parse_losses(losses)
+    loss, log_vars = losses_of(model, images)
     assert all(torch.isfinite(torch.as_tensor(value)) for value in log_vars.values()), log_vars
     loss.backward()
     without = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
     assert without == []
     with torch.no_grad():
-        results = model.eval().test_step(batch(name, (96, 200), (180, 64), (33, 47)))
-    assert len(results) == 3
+        assert len(model.eval().test_step(batch(name, (96, 200), (180, 64), (33, 47)))) == 3
 
 
-@pytest.mark.parametrize('name', CONFIGS)
+@of_all
 def test_the_three_modes(name, build):
     model = build(name)
     shapes = [(128, 128)] * 2  # mmseg crops its training images to one size
-    data = model.train().data_preprocessor(batch(name, *shapes), training=True)
-    losses = model(**data, mode='loss')
-    assert torch.isfinite(model.parse_losses(losses)[0])
+    assert torch.isfinite(losses_of(model, batch(name, *shapes))[0])
     with torch.no_grad():
         data = model.eval().data_preprocessor(batch(name, *shapes), training=False)
         assert len(model(**data, mode='predict')) == 2
         assert model(**data, mode='tensor') is not None
 
 
-@pytest.mark.parametrize('name', DETECTORS)
+@of_detectors
 def test_an_image_without_objects_has_finite_losses(name, build):
-    model = build(name).train()
     data = batch(name, (96, 96), (96, 96))
-    data['data_samples'][0].gt_instances = data['data_samples'][0].gt_instances[
-        torch.zeros(1, dtype=torch.bool)
-    ]
-    loss, _ = model.parse_losses(model(**model.data_preprocessor(data, True), mode='loss'))
-    assert torch.isfinite(loss)
+    data['data_samples'][0].gt_instances = data['data_samples'][0].gt_instances[:0]
+    assert torch.isfinite(losses_of(build(name), data)[0])
 
 
-@pytest.mark.parametrize('name', CONFIGS)
+@of_all
 def test_a_line_of_pixels_is_padded_and_nothing_at_all_is_refused(name, build):
     model = build(name).eval()
     with torch.no_grad():

@@ -55,10 +55,6 @@ def parameters(model):
 # Each changes a model, and returns what gradients are taken of.
 
 
-def unchanged(model):
-    return parameters(model)
-
-
 def tensors(model):
     """Weights that another module computes, as a hypernetwork does."""
     sources = []
@@ -81,48 +77,6 @@ def flattened(model):
     return [flat, *parameters(model)]
 
 
-def parametrised(model):
-    for part in weighted(model):
-        parametrizations.weight_norm(part)
-    return parameters(model)
-
-
-def pruned(model):
-    for part in weighted(model):
-        prune.l1_unstructured(part, 'weight', 0.5)
-    return parameters(model)
-
-
-def normed_by_hook(model):
-    for part in weighted(model):
-        nn.utils.weight_norm(part)
-    return parameters(model)
-
-
-def hooked(model):
-    for part in weighted(model):
-        part.register_forward_hook(lambda module, inputs, out: 1.1 * out)
-    return parameters(model)
-
-
-def hooked_backward(model):
-    for part in weighted(model):
-        part.register_full_backward_hook(lambda module, inputs, outputs: (1.1 * inputs[0],))
-    return parameters(model)
-
-
-def with_another_forward(model):
-    for part in weighted(model):
-        part.forward = functools.partial(lambda forward, x: 1.1 * forward(x), part.forward)
-    return parameters(model)
-
-
-def partly_frozen(model):
-    for part in weighted(model)[::2]:
-        part.requires_grad_(False)
-    return parameters(model)
-
-
 def in_modes_of_their_own(model):
     """Dropout that is active in a model which is not, as Monte Carlo dropout has it."""
     model.eval()
@@ -141,10 +95,42 @@ def without_dropout(model):
     return parameters(model)
 
 
-CHANGES = [
-    unchanged, without_dropout, tensors, flattened, parametrised, pruned, normed_by_hook, hooked,
-    hooked_backward, with_another_forward, partly_frozen, in_modes_of_their_own,
-]  # fmt: skip
+def each_part(change):
+    def changed(model):
+        for part in weighted(model):
+            change(part)
+        return parameters(model)
+
+    return changed
+
+
+def another_forward(part):
+    part.forward = functools.partial(lambda forward, x: 1.1 * forward(x), part.forward)
+
+
+def partly_frozen(model):
+    for part in weighted(model)[::2]:
+        part.requires_grad_(False)
+    return parameters(model)
+
+
+CHANGES = {
+    'unchanged': parameters,
+    'without dropout': without_dropout,
+    'tensors': tensors,
+    'flattened': flattened,
+    'dropout of its own mode': in_modes_of_their_own,
+    'parametrised': each_part(parametrizations.weight_norm),
+    'pruned': each_part(lambda part: prune.l1_unstructured(part, 'weight', 0.5)),
+    'normed by a hook': each_part(nn.utils.weight_norm),
+    'hooked': each_part(lambda p: p.register_forward_hook(lambda module, inputs, out: 1.1 * out)),
+    'hooked backward': each_part(
+        lambda p: p.register_full_backward_hook(lambda module, inputs, outs: (1.1 * inputs[0],))
+    ),
+    'another forward': each_part(another_forward),
+    'partly frozen': partly_frozen,
+}
+each_change = pytest.mark.parametrize('change', CHANGES.values(), ids=CHANGES)
 
 
 def results(model, change):
@@ -176,16 +162,16 @@ def pair(model):
 
 
 @pytest.mark.filterwarnings('ignore:.*weight_norm.*:FutureWarning')
-@pytest.mark.parametrize('change', CHANGES)
+@each_change
 @pytest.mark.parametrize('act', ['GELU', 'ReLU', nn.RReLU, nn.PReLU])
 def test_an_ffn_is_its_layers_one_after_the_other(act, change):
-    rate = 0.1 if change is unchanged else 0
+    rate = 0.1 if change is parameters else 0
     ffn, plain = pair(FFN(16, 4, drop_rate=rate, act_cfg=dict(type=act)))
     assert_same(results(ffn, change), results(plain, change))
 
 
 @pytest.mark.filterwarnings('ignore:.*weight_norm.*:FutureWarning')
-@pytest.mark.parametrize('change', CHANGES)
+@each_change
 @pytest.mark.parametrize('name', registered(BaseAttention))
 def test_an_attention_is_its_parts(name, change):
     attention, plain = pair(built(name))
@@ -212,7 +198,7 @@ def test_a_hook_of_each_part_is_called(name):
     assert all(seen.values()), seen
 
 
-def test_weights_that_are_one_get_the_gradient_of_both_uses():
+def test_weights_that_are_one_or_are_given_to_a_call_get_their_gradients():
     ffn, plain = pair(FFN(16, 1, act_cfg=dict(type='ReLU')))
 
     def shared(model):
@@ -220,18 +206,11 @@ def test_weights_that_are_one_get_the_gradient_of_both_uses():
         return parameters(model)
 
     assert_same(results(ffn, shared), results(plain, shared))
-
-
-@pytest.mark.parametrize('act', ['GELU', 'ReLU'])
-def test_weights_that_are_given_to_a_call_get_their_gradients(act):
-    ffn, plain = pair(FFN(16, 4, act_cfg=dict(type=act)))
+    ffn, plain = pair(FFN(16, 4))
     given = {name: (0.5 * w.detach()).requires_grad_() for name, w in ffn.named_parameters()}
     x = torch.randn(2, HW[0] * HW[1], 16)
-    found = [
-        torch.autograd.grad(functional_call(model, given, (x, HW)).sin().sum(), given.values())
-        for model in (ffn, plain)
-    ]
-    assert_same(*found)
+    outs = [functional_call(model, given, (x, HW)).sin().sum() for model in (ffn, plain)]
+    assert_same(*(torch.autograd.grad(out, given.values()) for out in outs))
 
 
 def test_hooks_of_all_modules_are_called():
