@@ -2,11 +2,9 @@
 
 import logging
 import math
-import re
-from collections import Counter
 from os import PathLike
 from os.path import expanduser
-from typing import Any, Collection, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple, Union
 
 import torch.nn as nn
 from mmengine.fileio import get_local_path
@@ -16,6 +14,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ._download import download_once
 from ._plain_load import UnsafeCheckpointError, load_plain
+from .names import count_prefixes, first_names, plain_names, rename_old_tensors
 
 # Where the weights lie. The first that is found is taken. mmengine's 'state_dict' comes first: it
 # holds the averaged weights, if an EMAHook ran.
@@ -136,28 +135,6 @@ def read_dataset_meta(checkpoint: Union[str, PathLike]) -> Dict[str, list]:
     return {key: value for key, value in found.items() if value}
 
 
-def _count_prefixes(keys: Iterable[str], names: Iterable[str]) -> Counter:
-    """How many of ``names`` come after each prefix of ``keys`` that ends with a dot."""
-    wanted, counts = set(names), Counter[str]()
-    for key in keys:
-        parts = key.split('.')
-        for i in range(len(parts)):
-            if '.'.join(parts[i:]) in wanted:
-                counts[''.join(f'{part}.' for part in parts[:i])] += 1
-    return counts
-
-
-def _first(names: List[str]) -> str:
-    return f'{len(names)}' + (f' ({", ".join(names[:3])}{", …" * (len(names) > 3)})' * bool(names))
-
-
-def plain_names(names: Iterable[str]) -> Dict[str, str]:
-    """Names without torch.compile's ``_orig_mod``, with the old ones; the same if two collide."""
-    names = list(names)
-    plain = {'.'.join(p for p in name.split('.') if p != '_orig_mod'): name for name in names}
-    return plain if len(plain) == len(names) else dict(zip(names, names))
-
-
 def _unwrapped(module: Any) -> nn.Module:
     """The module inside of wrappers by torch.compile and data parallel, in any order."""
     while True:
@@ -182,39 +159,6 @@ def resize_weights(module: nn.Module, state_dict: Dict[str, Tensor], prefix: str
                 key = f'{prefix}{path}.{name}' if path else f'{prefix}{name}'
                 if key in state_dict and state_dict[key].shape != own.shape:
                     state_dict[key] = part.resize_weight(name, state_dict[key])
-
-
-# What tensors of version 0.1 are called now.
-OLD_NAMES = {
-    r'\battn\.(_orig_mod\.)?query_gate\.': r'attn.\1qkv.',
-    r'\battn\.(_orig_mod\.)?key_value\.': r'attn.\1kv.',
-    r'\battn\.(_orig_mod\.)?reduction\.': r'attn.\1sr.',
-    r'\battn\.(_orig_mod\.)?sample\.': r'attn.\1landmarks.',
-    r'\battn\.(_orig_mod\.)?local\.': r'attn.\1lepe.',
-    r'\bffn\.(_orig_mod\.)?local\.': r'ffn.\1dwconv.',
-    r'\bposition\.(_orig_mod\.)?class_(token|position)$': r'position.\1cls_\2',
-}
-
-
-def rename_old_tensors(state_dict: Dict[str, Tensor], own: Collection[str]) -> None:
-    """Bring names of version 0.1 to those of today, in place.
-
-    Args:
-        state_dict: Of a checkpoint, under any prefix.
-        own: Names of the module that it is for. A tensor is renamed only if the module has no
-            tensor of its old name, and one of its new name: others may use the old words too.
-    """
-
-    def known(name: str) -> bool:
-        parts = name.split('.')
-        return any('.'.join(parts[i:]) in own for i in range(len(parts)))
-
-    for name in list(state_dict):
-        new = name
-        for old, now in OLD_NAMES.items():
-            new = re.sub(old, now, new)
-        if new != name and new not in state_dict and known(new) and not known(name):
-            state_dict[new] = state_dict.pop(name)
 
 
 def _may_differ(module: nn.Module, own: Iterable[str], theirs: Iterable[str]) -> Set[str]:
@@ -277,8 +221,8 @@ def load_weights(
     empty = [k for k, v in state.items() if v.is_meta]
     if empty:
         raise ValueError(
-            f'{_first(empty)} of this {kind} are on the meta device, where nothing can be loaded; '
-            "call its to_empty(device='cpu') first"
+            f'{first_names(empty)} of this {kind} are on the meta device, where nothing can be '
+            "loaded; call its to_empty(device='cpu') first"
         )
     raw_names = plain_names(state)
     own = {k: state[raw] for k, raw in raw_names.items()}
@@ -313,8 +257,8 @@ def load_weights(
         raise ValueError(f'{checkpoint} does not fit: {reason}') from error
     print_log(
         f'{kind} from {checkpoint}, prefix {prefix!r}: matched {len(report.matched)} of '
-        f'{len(own)} tensors, missing {_first(report.missing)}, unexpected '
-        f'{_first(report.unexpected)}, resized {_first(report.resized)}',
+        f'{len(own)} tensors, missing {first_names(report.missing)}, unexpected '
+        f'{first_names(report.unexpected)}, resized {first_names(report.resized)}',
         logger='current',
         level=logging.WARNING if report.missing else logging.INFO,
     )
@@ -333,11 +277,11 @@ def _find_prefix(
     Raises:
         ValueError: If no tensor of the file is one of the module, or none under this prefix.
     """
-    counts = _count_prefixes(theirs, own)
+    counts = count_prefixes(theirs, own)
     if not counts:
         raise ValueError(
-            f'{checkpoint} has no tensor of {what}: its names are {_first(list(theirs))}, '
-            f'those expected {_first(list(own))}'
+            f'{checkpoint} has no tensor of {what}: its names are {first_names(list(theirs))}, '
+            f'those expected {first_names(list(own))}'
         )
     found = counts.most_common(4)
     alike: List[str] = []
@@ -362,7 +306,7 @@ def _other_arch(shapes: Dict[str, Tuple[tuple, tuple]], kind: str) -> str:
     given, own = shapes[other[0]]
     return (
         f'this checkpoint is for another arch: its {other[0]} has shape {given}, that of this '
-        f'{kind} {own}; in all, {_first(other)} differ'
+        f'{kind} {own}; in all, {first_names(other)} differ'
     )
 
 
@@ -391,7 +335,7 @@ def _check_names_and_values(
     broken = [k for k in floats if not theirs[k].isfinite().all()]
     if broken:
         raise ValueError(
-            f'NaN or infinite values in {_first(broken)}; take a checkpoint from before them'
+            f'NaN or infinite values in {first_names(broken)}; take a checkpoint from before them'
         )
     allowed = _may_differ(module, own, theirs)
     share = len(report.matched) / len(own)
@@ -401,13 +345,13 @@ def _check_names_and_values(
     if not enough:
         raise ValueError(
             f'only {len(report.matched)} of the {len(own)} tensors of this {kind} are there '
-            f'under prefix {report.prefix!r}, missing {_first(missing)}, unexpected '
-            f'{_first(report.unexpected)}; {hint}'
+            f'under prefix {report.prefix!r}, missing {first_names(missing)}, unexpected '
+            f'{first_names(report.unexpected)}; {hint}'
         )
     parts = {name for name, _ in module.named_children()}
     unexpected = [k for k in report.unexpected if k.split('.')[0] in parts and k not in allowed]
     if unexpected and min_matched in (None, 1):
         raise ValueError(
-            f'it has {_first(unexpected)} in layers of this {kind} that have no such tensor; '
+            f'it has {first_names(unexpected)} in layers of this {kind} that have no such tensor; '
             f'build it with the options of the checkpoint, or, {hint}'
         )

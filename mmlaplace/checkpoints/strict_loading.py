@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 from mmengine.model import ModuleDict, PretrainedInit, update_init_info
 
-from .loading import load_weights, rename_old_tensors, resize_weights
+from .loading import load_weights, resize_weights
+from .names import rename_old_tensors
 
 PRETRAINED_KEYS = ('checkpoint', 'prefix', 'map_location', 'min_matched')
 

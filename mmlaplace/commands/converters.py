@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoints import Conversion, UnsafeCheckpointError, read_state_dict
-from ..checkpoints.loading import plain_names
+from ..checkpoints.names import plain_names
 from .command_line import ToolParser
 
 

@@ -7,7 +7,7 @@ import torch.nn as nn
 from mmengine.logging import print_log
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
-from ..checkpoints.loading import plain_names
+from ..checkpoints.names import plain_names
 from .no_decay import NoDecayOptimWrapperConstructor
 
 

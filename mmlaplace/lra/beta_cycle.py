@@ -1,4 +1,4 @@
-from typing import Optional
+from typing import Any, Optional
 
 from mmengine.hooks import Hook
 from mmengine.registry import HOOKS
@@ -41,7 +41,9 @@ class BetaCycleHook(Hook):
         share = step / turn if step <= turn and turn > 0 else (last - step) / (last - turn)
         return self.highest + min(max(share, 0.0), 1.0) * (self.lowest - self.highest)
 
-    def before_train_iter(self, runner, batch_idx: int, data_batch: Optional[dict] = None) -> None:
+    def before_train_iter(
+        self, runner: Any, batch_idx: int, data_batch: Optional[dict] = None
+    ) -> None:
         """Set it in every group of parameters."""
         value = self.beta(runner.iter, runner.max_iters)
         for group in runner.optim_wrapper.param_groups:

@@ -1,7 +1,7 @@
 """The five tasks, as mmengine datasets of ids."""
 
 from pathlib import Path
-from typing import List, Optional
+from typing import Any, List, Optional
 
 import numpy as np
 from mmengine.dataset import BaseDataset
@@ -34,7 +34,7 @@ class SequenceDataset(BaseDataset):
     maker = 'python tools/dataset_converters/make_lra_datasets.py'
 
     def __init__(
-        self, data_root: str, split: str, max_length: Optional[int] = None, **kwargs
+        self, data_root: str, split: str, max_length: Optional[int] = None, **kwargs: Any
     ) -> None:
         if split not in SPLITS:
             raise ValueError(f'split must be one of {SPLITS}, got {split!r}')
@@ -104,7 +104,7 @@ class LRAListOps(SequenceDataset):
         split: str,
         max_length: Optional[int] = None,
         brackets: bool = True,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         self.brackets = brackets
         super().__init__(data_root, split, max_length, **kwargs)
@@ -141,7 +141,7 @@ class LRAPixels(SequenceDataset):
         split: str,
         max_length: Optional[int] = None,
         black_is_padding: bool = False,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         self.black_is_padding = black_is_padding
         super().__init__(data_root, split, max_length, **kwargs)

@@ -1,6 +1,6 @@
 """The two-layer model of Long Range Arena, but for its head."""
 
-from typing import List, Optional, Tuple, Union
+from typing import Any, List, Optional, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -70,7 +70,7 @@ class SequenceBlock(TransformerBlock):
         if self.padding == 'mask':
             seen = torch.arange(length, device=x.device) < lengths[:, None]
             return self.attn(x, (length, 1), mask=seen[:, None, None, :])
-        out = None
+        out: Any = None
         sizes = lengths.tolist()
         for size in sorted(set(sizes)):
             rows = torch.tensor([i for i, s in enumerate(sizes) if s == size], device=x.device)
@@ -79,7 +79,10 @@ class SequenceBlock(TransformerBlock):
             out[rows, :size] = mixed
         return out
 
-    def _forward(self, x: Tensor, lengths: Optional[Tensor]) -> Tensor:
+    # Lengths take the place of the shape of a map.
+    def _forward(  # type: ignore[override]
+        self, x: Tensor, lengths: Optional[Tensor]
+    ) -> Tensor:
         x = x + self._mixed(self.norm1(x), lengths)
         return x + self.ffn(self.norm2(x), (x.shape[1], 1))
 

@@ -1,4 +1,4 @@
-from typing import Dict, Iterator, List
+from typing import Any, Dict, Iterator, List
 
 from mmengine.registry import DATA_SAMPLERS
 from torch.utils.data import BatchSampler, Sampler
@@ -33,6 +33,8 @@ class LengthBatchSampler(BatchSampler):
         >>> list(LengthBatchSampler(InOrder(range(5)), batch_size=2))
         [[0, 2], [1, 3], [4]]
     """
+
+    sampler: Any  # with a ``dataset``
 
     def __init__(
         self, sampler: Sampler, batch_size: int, drop_last: bool = False, width: int = 1

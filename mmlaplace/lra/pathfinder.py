@@ -165,7 +165,7 @@ class Plane:
             if bar is not None:
                 path.append(bar)
                 continue
-            for _ in range(min(self.rng.integers(1, 9), len(path) - 1)):  # some steps back
+            for _ in range(min(int(self.rng.integers(1, 9)), len(path) - 1)):  # some steps back
                 self.take(path.pop())
         for bar in sum(paths, []):
             self.take(bar)
@@ -192,7 +192,8 @@ def target_paths(plane: Plane) -> List[List[Bar]]:
 
 def distractor_paths(plane: Plane) -> List[List[Bar]]:
     """Further paths, as many as five attempts each find room for."""
-    s, rng, found = plane.settings, plane.rng, []
+    s, rng = plane.settings, plane.rng
+    found: List[List[Bar]] = []
     for _ in range(s.distractors):
         for _ in range(5):
             places = np.argwhere(plane.counts == 0)
@@ -224,21 +225,22 @@ def draw(
             ends = corner(bar.at(s.margin)), corner(bar.at(s.margin + s.length))
             canvas.line(ends, fill=brightness, width=round(DRAWN * s.thickness))
 
+    def dots(brightness: int) -> None:
+        for p in discs:
+            canvas.ellipse((*corner(p - s.radius), *corner(p + s.radius)), fill=brightness)
+
     values = [round(255 * c / max(s.contrasts)) for c in s.contrasts]
     parts = [
         (values[0], lambda value: bars(paths, value)),
         (values[1], lambda value: bars(distractors, value)),
-        (values[2], lambda value: [
-            canvas.ellipse((*corner(p - s.radius), *corner(p + s.radius)), fill=value)
-            for p in discs
-        ]),
-    ]  # fmt: skip
+        (values[2], dots),
+    ]
     for value, part in sorted(parts, key=lambda part: part[0]):
         part(value)
     small = image.resize((s.side, s.side), Image.Resampling.LANCZOS)
     pixels = np.asarray(small, np.float64)
     pixels -= pixels.min()
-    return np.uint8(np.round(255 * pixels / pixels.max()))
+    return np.round(255 * pixels / pixels.max()).astype(np.uint8)
 
 
 def make_picture(rng: np.random.Generator, settings: PathfinderSettings) -> Picture:

@@ -2,7 +2,7 @@
 
 import inspect
 from difflib import get_close_matches
-from typing import Any, Collection, Dict, Iterable, List
+from typing import Any, Collection, Dict, Iterable, List, Tuple
 
 
 class KnownOptions:
@@ -24,8 +24,8 @@ class KnownOptions:
             nearest to what was written, and the new name of a renamed option.
     """
 
-    fixed_options = ()
-    further_options = ()
+    fixed_options: Tuple[str, ...] = ()
+    further_options: Tuple[str, ...] = ()
     renamed_options: Dict[str, str] = {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> 'KnownOptions':
@@ -56,7 +56,7 @@ class KnownOptions:
         for base in cls.__mro__:
             if '__init__' not in vars(base):
                 continue
-            parameters = inspect.signature(base.__init__).parameters.values()
+            parameters = inspect.signature(vars(base)['__init__']).parameters.values()
             names += [
                 p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)
             ]

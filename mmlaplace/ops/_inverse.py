@@ -1,7 +1,7 @@
 """What the inverses share: derivatives of any order for every backend, and checks."""
 
 import functools
-from typing import Callable, NamedTuple, Tuple
+from typing import Any, Callable, NamedTuple, Tuple
 
 import torch
 from torch import Tensor
@@ -73,17 +73,17 @@ class Inverse(_native.Function):
             return inversion.compute(mat, *constants)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         ctx.save_for_backward(output)
         ctx.inversion, ctx.constants = inputs[0], len(inputs) - 2
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple:
+    def backward(ctx: Any, grad: Tensor) -> tuple:
         (inverse,) = ctx.saved_tensors
         return (None, ctx.inversion.gradient(grad, inverse), *[None] * ctx.constants)
 
     @staticmethod
-    def vmap(info, in_dims: tuple, inversion: Inversion, *mats: Tensor) -> Tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple, inversion: Inversion, *mats: Tensor) -> Tuple[Tensor, int]:
         return Inverse.apply(inversion, *batch_in_front(info.batch_size, in_dims[1:], *mats)), 0
 
 
@@ -98,8 +98,8 @@ def batch_in_front(size: int, in_dims: tuple, *tensors: Tensor) -> list:
 def register(name: str, fake: Callable, of_mean: bool) -> None:
     """Give a compiled inverse, where there is one, shapes, derivatives and autocast."""
 
-    def with_derivatives(mat: Tensor, *arguments) -> Tensor:
-        compute = functools.partial(_mat_first, _native.find(name), arguments)
+    def with_derivatives(mat: Tensor, *arguments: Any) -> Tensor:
+        compute = functools.partial(_mat_first, _native.compiled(name), arguments)
         return Inversion(compute, of_mean).differentiable(mat)
 
     _native.register(name, fake, with_derivatives)

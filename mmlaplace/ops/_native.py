@@ -10,7 +10,7 @@ import mmap
 import platform
 import re
 from pathlib import Path
-from typing import Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
 import torch._functorch.utils
@@ -58,7 +58,7 @@ def load_library(folder: Path) -> Optional[str]:
         if version is None or torch.__version__.startswith(version + '.')
     ]
     if not fitting:
-        versions = ', '.join(built_for.values())
+        versions = ', '.join(map(str, built_for.values()))
         return (
             f'{", ".join(library.name for library in libraries)} was compiled for torch '
             f'{versions}, and this is torch {torch.__version__}; run '
@@ -107,6 +107,13 @@ def find(name: str) -> Optional[Callable]:
     return getattr(torch.ops.mmlaplace, name).default if name in AVAILABLE else None
 
 
+def compiled(name: str) -> Callable:
+    """The compiled op, for code that runs only where :func:`find` has found it."""
+    op = find(name)
+    assert op is not None, name
+    return op
+
+
 def register(
     name: str, fake: Callable, autograd: Optional[Callable] = None, widen: bool = True
 ) -> None:
@@ -146,15 +153,18 @@ class Function(torch.autograd.Function):
     Ours have none.
     """
 
-    def __init_subclass__(cls, **kwargs) -> None:
+    bound_apply: Callable[..., Any]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
         # Bound here, for torch.compile. It traces ``apply`` where a backward runs outside of its
         # graphs, and a super() of such a class is an internal error there. A method of C++ breaks
         # the graph.
-        cls.bound_apply = super(torch.autograd.Function, cls).apply
+        base = super(torch.autograd.Function, cls)
+        cls.bound_apply = base.apply  # type: ignore[attr-defined]  # torch's stub of it has no apply
 
     @classmethod
-    def apply(cls, *args):
+    def apply(cls, *args: Any) -> Any:
         if torch._C._are_functorch_transforms_active():
             return super().apply(*args)
         # torch's own does the rest in the same way.
@@ -186,9 +196,9 @@ def graph_gradients(
     A backward takes it for second derivatives. ``needed`` says of which inputs.
     """
     # Views, as an input may depend on another, and the gradients of a backward are partial ones.
-    inputs = [tensor.view_as(tensor) for tensor in inputs]
-    wanted = [tensor for tensor, need in zip(inputs, needed) if need]
-    grads = iter(torch.autograd.grad(function(*inputs), wanted, grad, create_graph=True))
+    views = [tensor.view_as(tensor) for tensor in inputs]
+    wanted = [tensor for tensor, need in zip(views, needed) if need]
+    grads = iter(torch.autograd.grad(function(*views), wanted, grad, create_graph=True))
     return tuple(next(grads) if need else None for need in needed)
 
 

@@ -1,7 +1,7 @@
 """What the kernels of differences share: checks, and derivatives of any order for every backend."""
 
 import functools
-from typing import Callable, NamedTuple, Optional, Tuple, Union
+from typing import Any, Callable, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
@@ -37,19 +37,20 @@ class Metric(NamedTuple):
             gradient = f'_{self.name}_backward'
             _native.register(gradient, _fake_gradient, lambda *a: Gradient.apply(*a, self, op))
 
-    def gradient(self, compute: Callable, *args) -> Tuple[Tensor, Tensor]:
+    def gradient(self, compute: Callable, *args: Any) -> Tuple[Tensor, Tensor]:
         """The gradients of q and k, by the backend that computed the kernel."""
         if compute is self.reference:
             return self._reference_gradient(*args)
         with _native.below_autograd():
-            return _native.find(f'_{self.name}_backward')(*args)
+            return _native.compiled(f'_{self.name}_backward')(*args)
 
     def _reference_gradient(
         self, grad: Tensor, q: Tensor, k: Tensor, out: Tensor, bandwidth: float
     ) -> Tuple[Tensor, Tensor]:
         with torch.enable_grad():
             q, k = q.detach().requires_grad_(), k.detach().requires_grad_()
-            return torch.autograd.grad(self.reference(q, k, bandwidth), (q, k), grad)
+            of_q, of_k = torch.autograd.grad(self.reference(q, k, bandwidth), (q, k), grad)
+            return of_q, of_k
 
 
 class Kernel(_native.Function):
@@ -63,16 +64,18 @@ class Kernel(_native.Function):
             return compute(q, k, bandwidth)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         q, k, *ctx.constants = inputs
         ctx.save_for_backward(q, k, output)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple:
+    def backward(ctx: Any, grad: Tensor) -> tuple:
         return (*Gradient.apply(grad, *ctx.saved_tensors, *ctx.constants), None, None, None)
 
     @staticmethod
-    def vmap(info, in_dims: tuple, q: Tensor, k: Tensor, *constants) -> Tuple[Tensor, int]:
+    def vmap(
+        info: Any, in_dims: tuple, q: Tensor, k: Tensor, *constants: Any
+    ) -> Tuple[Tensor, int]:
         q, k = _batches_in_front(info.batch_size, in_dims, q, k)
         return Kernel.apply(q, k, *constants).unflatten(0, (info.batch_size, -1)), 0
 
@@ -88,18 +91,20 @@ class Gradient(_native.Function):
         return metric.gradient(compute, grad, q, k, out, bandwidth)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple, output: tuple) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
         *tensors, bandwidth, metric, compute = inputs
         ctx.save_for_backward(*tensors)
         ctx.constants = bandwidth, metric, compute
 
     @staticmethod
-    def backward(ctx, dq: Tensor, dk: Tensor) -> tuple:
+    def backward(ctx: Any, dq: Tensor, dk: Tensor) -> tuple:
         grad, q, k, out = ctx.saved_tensors
         bandwidth, metric, _ = ctx.constants
         weight = metric.derivative(bandwidth) * upcast(grad)[0] * out
         # Channel by channel, as the differences of all channels at once would be N * M * d.
-        along, of_q, of_k = torch.zeros_like(weight), [], []
+        along = torch.zeros_like(weight)
+        sums_q: List[Tensor] = []
+        sums_k: List[Tensor] = []
         for channels in zip(*(tensor.unbind(-1) for tensor in upcast(q, k, dq, dk))):
             difference, change = (
                 rows.unsqueeze(-1) - columns.unsqueeze(-2)
@@ -108,15 +113,17 @@ class Gradient(_native.Function):
             along = along + metric.slope(difference) * change
             if metric.curvature is not None:
                 bend = weight * metric.curvature(difference) * change
-                of_q.append(bend.sum(-1))
-                of_k.append(-bend.sum(-2))
+                sums_q.append(bend.sum(-1))
+                sums_k.append(-bend.sum(-2))
         along = metric.derivative(bandwidth) * along
-        of_q, of_k = (torch.stack(sums, -1).to(q.dtype) if sums else None for sums in (of_q, of_k))
+        of_q, of_k = (
+            torch.stack(sums, -1).to(q.dtype) if sums else None for sums in (sums_q, sums_k)
+        )
         of_grad, of_out = (out * along).to(grad.dtype), (grad * along).to(out.dtype)
         return of_grad, of_q, of_k, of_out, None, None, None
 
     @staticmethod
-    def vmap(info, in_dims: tuple, *inputs) -> Tuple[tuple, tuple]:
+    def vmap(info: Any, in_dims: tuple, *inputs: Any) -> Tuple[tuple, tuple]:
         tensors = _batches_in_front(info.batch_size, in_dims, *inputs[:4])
         grads = Gradient.apply(*tensors, *inputs[4:])
         return tuple(grad.unflatten(0, (info.batch_size, -1)) for grad in grads), (0, 0)

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import os
 import threading
-from typing import Callable, Collection, Iterator
+from typing import Callable, Collection, Iterator, TypeVar
 
 import torch
 
@@ -12,6 +12,7 @@ from ._checks import is_recording
 
 BACKENDS = ('auto', 'native', 'reference')
 VARIABLE = 'MMLAPLACE_BACKEND'
+Number = TypeVar('Number', int, torch.Tensor)
 
 # A thread's own, and no context variable: torch.compile cannot read those, and guards on this.
 _CHOSEN = threading.local()
@@ -153,7 +154,7 @@ def _torch_export() -> bool:
     return hasattr(torch.compiler, 'is_exporting') and torch.compiler.is_exporting()
 
 
-def ceil_div(number: int, by: int) -> int:
+def ceil_div(number: Number, by: int) -> Number:
     """``number / by`` rounded up, for positive ones, as graphs for dynamic sizes have it right.
 
     ONNX rounds the quotient of integers towards zero, and so :math:`-(-a // b)` down.

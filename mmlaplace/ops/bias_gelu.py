@@ -27,7 +27,7 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str, out: Tensor) -> None:
         approximate: ``'none'`` or ``'tanh'``, as in ``torch.nn.GELU``.
         out: As ``x``, which it may be itself.
     """
-    _native.find(OP)(x, bias, approximate == 'tanh', out)
+    _native.compiled(OP)(x, bias, approximate == 'tanh', out)
 
 
 def bias_gelu_backward(
@@ -37,4 +37,4 @@ def bias_gelu_backward(
 
     ``out`` gets the result of :func:`bias_gelu` again. It may be ``x`` itself.
     """
-    return _native.find(f'{OP}_backward')(grad, x, bias, approximate == 'tanh', out)
+    return _native.compiled(f'{OP}_backward')(grad, x, bias, approximate == 'tanh', out)

@@ -183,7 +183,7 @@ def _check_residual(
 ) -> None:
     if not _checks.has_values(residual) or (residual <= max_residual).all():
         return
-    worst = residual.flatten().argmax().item()
+    worst = int(residual.flatten().argmax())
     above = int((~(residual <= max_residual)).sum())  # NaN too
     raise ValueError(
         f'{op}: after {num_iters} steps the residual of {above} of {residual.numel()} matrices of '

@@ -1,5 +1,7 @@
 """The start of SOFT's Newton iteration."""
 
+from typing import Any, Callable, Tuple
+
 import torch
 from torch import Tensor
 
@@ -37,20 +39,25 @@ class StartScale(_native.Function):
     """A scale is a constant: it has no gradient."""
 
     @staticmethod
-    def forward(compute, mat: Tensor, factor: float, halve: bool, per_batch: bool) -> Tensor:
+    def forward(
+        compute: Callable, mat: Tensor, factor: float, halve: bool, per_batch: bool
+    ) -> Tensor:
         with _native.below_autograd():
             return compute(mat, factor, halve, per_batch)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         ctx.mark_non_differentiable(output)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple:
+    def backward(ctx: Any, grad: Tensor) -> tuple:
         return (None,) * 5
 
     @staticmethod
-    def vmap(info, in_dims: tuple, compute, mat: Tensor, factor: float, halve: bool, per_batch):
+    def vmap(
+        info: Any, in_dims: tuple, compute: Callable, mat: Tensor, factor: float, halve: bool,
+        per_batch: bool,
+    ) -> Tuple[Tensor, int]:  # fmt: skip
         (mats,) = batch_in_front(info.batch_size, in_dims[1:2], mat)
         if not per_batch:
             return StartScale.apply(compute, mats, factor, halve, per_batch), 0

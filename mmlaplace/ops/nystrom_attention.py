@@ -1,6 +1,6 @@
 """Attention through landmarks, in blocks of tokens."""
 
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -60,26 +60,26 @@ class Attention(_native.Function):
     """The compiled op, which keeps its inputs and matrices of m x m and m x d for the backward."""
 
     @staticmethod
-    def forward(*inputs) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
+    def forward(*inputs: Any) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
         with _native.below_autograd():
-            return _native.find(OP)(*inputs)
+            return _native.compiled(OP)(*inputs)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple, output: tuple) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
         ctx.mark_non_differentiable(*output[1:])
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(*inputs[:7], *output[1:])
         ctx.constants = inputs[7:]
 
     @staticmethod
-    def backward(ctx, grad: Optional[Tensor], *_) -> tuple:
+    def backward(ctx: Any, grad: Optional[Tensor], *_: Any) -> tuple:
         if grad is None:
             return (None,) * 11
         grads = AttentionGradient.apply(grad, *ctx.saved_tensors, *ctx.constants)
         return (*grads, *(None,) * 5)
 
     @staticmethod
-    def vmap(info, in_dims: tuple, *inputs) -> Tuple[tuple, tuple]:
+    def vmap(info: Any, in_dims: tuple, *inputs: Any) -> Tuple[tuple, tuple]:
         outputs = Attention.apply(*_joined(info.batch_size, in_dims, inputs, rotary=6))
         return _apart(info.batch_size, outputs)
 
@@ -88,29 +88,30 @@ class AttentionGradient(_native.Function):
     """The gradients of :class:`Attention`. Theirs are those of the specification."""
 
     @staticmethod
-    def forward(*inputs) -> Tuple[Tensor, ...]:
+    def forward(*inputs: Any) -> Tuple[Tensor, ...]:
         with _native.below_autograd():
-            return _native.find(f'_{OP}_backward')(*inputs)
+            return _native.compiled(f'_{OP}_backward')(*inputs)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple, output: tuple) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: tuple) -> None:
         ctx.save_for_backward(*inputs[:8])
         ctx.constants = inputs[11:]
 
     @staticmethod
-    def backward(ctx, *changes) -> tuple:
+    def backward(ctx: Any, *changes: Any) -> tuple:
         grad, *tensors, rotary = ctx.saved_tensors
 
         def gradients(grad: Tensor, *tensors: Tensor) -> tuple:
             def attention(*tensors: Tensor) -> Tensor:
-                return nystrom_attention_reference(*tensors, rotary, *ctx.constants, 'auto')
+                arguments: Any = (*tensors, rotary, *ctx.constants, 'auto')
+                return nystrom_attention_reference(*arguments)
 
             return torch.func.vjp(attention, *tensors)[1](grad)
 
         return (*torch.func.vjp(gradients, grad, *tensors)[1](changes), *(None,) * 8)
 
     @staticmethod
-    def vmap(info, in_dims: tuple, *inputs) -> Tuple[tuple, tuple]:
+    def vmap(info: Any, in_dims: tuple, *inputs: Any) -> Tuple[tuple, tuple]:
         outputs = AttentionGradient.apply(*_joined(info.batch_size, in_dims, inputs, rotary=7))
         return _apart(info.batch_size, outputs)
 
@@ -298,7 +299,7 @@ def _fake(
 
 def _fake_gradient(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, inverse: Tensor,
-    scale: Tensor, *_,
+    scale: Tensor, *_: Any,
 ) -> Tuple[Tensor, ...]:  # fmt: skip
     return (
         _by_head(q, q.shape[2]),

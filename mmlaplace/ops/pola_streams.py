@@ -29,4 +29,4 @@ def pola_streams(q: Tensor, power: Tensor, shift: Tensor, sums: Tensor, eps: flo
     Returns:
         ``(B, N, heads, d)``.
     """
-    return _native.find(OP)(q, power, shift, sums, eps)
+    return _native.compiled(OP)(q, power, shift, sums, eps)

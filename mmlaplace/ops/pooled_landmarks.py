@@ -1,6 +1,6 @@
 """Means of cells of a map of tokens."""
 
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -75,23 +75,23 @@ class Pool(_native.Function):
     """The compiled op, which is linear in its tokens."""
 
     @staticmethod
-    def forward(k: Tensor, *constants) -> Tensor:
+    def forward(k: Tensor, *constants: Any) -> Tensor:
         with _native.below_autograd():
-            return _native.find(OP)(k, *constants)
+            return _native.compiled(OP)(k, *constants)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         k, rotary, *ctx.constants = inputs
         # The backward needs the shape and the dtype of the tokens alone.
         ctx.save_for_backward(k.new_empty(()).expand(k.shape), rotary)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple:
+    def backward(ctx: Any, grad: Tensor) -> tuple:
         like, rotary = ctx.saved_tensors
         return (Spread.apply(grad, like, rotary, *ctx.constants), *(None,) * 7)
 
     @staticmethod
-    def vmap(info, in_dims: tuple, k: Tensor, *constants) -> Tuple[Tensor, int]:
+    def vmap(info: Any, in_dims: tuple, k: Tensor, *constants: Any) -> Tuple[Tensor, int]:
         joined = k.movedim(in_dims[0], 0).flatten(0, 1)
         return Pool.apply(joined, *constants).unflatten(0, (info.batch_size, -1)), 0
 
@@ -100,23 +100,25 @@ class Spread(_native.Function):
     """The transpose of :class:`Pool`, whose own transpose is that."""
 
     @staticmethod
-    def forward(grad: Tensor, like: Tensor, *constants) -> Tensor:
+    def forward(grad: Tensor, like: Tensor, *constants: Any) -> Tensor:
         with _native.below_autograd():
-            return _native.find(f'_{OP}_backward')(grad, like, *constants)
+            return _native.compiled(f'_{OP}_backward')(grad, like, *constants)
 
     @staticmethod
-    def setup_context(ctx, inputs: tuple, output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:
         grad, _, rotary, *ctx.constants = inputs
         ctx.dtype = grad.dtype
         ctx.save_for_backward(rotary)
 
     @staticmethod
-    def backward(ctx, change: Tensor) -> tuple:
+    def backward(ctx: Any, change: Tensor) -> tuple:
         (rotary,) = ctx.saved_tensors
         return (Pool.apply(change, rotary, *ctx.constants).to(ctx.dtype), *(None,) * 8)
 
     @staticmethod
-    def vmap(info, in_dims: tuple, grad: Tensor, like: Tensor, *constants) -> Tuple[Tensor, int]:
+    def vmap(
+        info: Any, in_dims: tuple, grad: Tensor, like: Tensor, *constants: Any
+    ) -> Tuple[Tensor, int]:
         joined = grad.movedim(in_dims[0], 0).flatten(0, 1)
         axis = in_dims[1]
         like = like.expand(info.batch_size, *like.shape) if axis is None else like.movedim(axis, 0)
@@ -201,7 +203,7 @@ def _fake(
     return k.new_empty((*k.shape[:2], rows * columns, k.shape[3]), dtype=wide)
 
 
-def _fake_gradient(grad: Tensor, k: Tensor, *_) -> Tensor:
+def _fake_gradient(grad: Tensor, k: Tensor, *_: Any) -> Tensor:
     batch, heads, tokens, dims = k.shape
     return k.new_empty((batch, tokens, heads, dims)).transpose(1, 2)
 

@@ -34,11 +34,11 @@ def signed_powers(x: Tensor, power: Tensor, shift: Tensor) -> Tensor:
     Returns:
         ``(B, heads, N, 2d)``.
     """
-    return _native.find(OP)(x, power, shift)
+    return _native.compiled(OP)(x, power, shift)
 
 
 def signed_powers_backward(
     grad: Tensor, x: Tensor, power: Tensor, shift: Tensor
 ) -> Tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, power and shift. They are zero where ``x`` is."""
-    return _native.find(f'{OP}_backward')(grad, x, power, shift)
+    return _native.compiled(f'{OP}_backward')(grad, x, power, shift)

@@ -51,7 +51,7 @@ class Family(NamedTuple):
         crop_mode: ``'center'`` keeps the image's shape. ``'squash'`` makes it a square.
     """
 
-    backbone: type
+    backbone: Any
     paper: str
     first_conv: str = 'projection'
     crop_pct: float = 0.875
@@ -86,7 +86,7 @@ def _default_cfg(family: Family) -> Dict[str, Any]:
     )
 
 
-def _create(name: str, backbone: type, pretrained: bool, **kwargs: Any) -> nn.Module:
+def _create(name: str, backbone: Any, pretrained: bool, **kwargs: Any) -> nn.Module:
     """Build a model as ``timm.create_model`` asks for it."""
     source = resolve_pretrained_cfg(
         name, kwargs.get('pretrained_cfg'), kwargs.get('pretrained_cfg_overlay')

@@ -4,7 +4,7 @@ import itertools
 import logging
 import operator
 from contextlib import nullcontext
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, Iterator, List, Optional, Set, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -64,7 +64,7 @@ class TimmClassifier(nn.Module):
 
     def __init__(
         self,
-        backbone: type,
+        backbone: Any,
         arch: Union[str, dict, None] = None,
         num_classes: int = 1000,
         global_pool: Optional[str] = None,
@@ -191,7 +191,7 @@ class TimmClassifier(nn.Module):
     def forward_intermediates(
         self,
         x: Tensor,
-        indices: Union[int, Sequence[int], None] = None,
+        indices: Union[int, List[int], None] = None,
         norm: bool = False,
         stop_early: bool = False,
         output_fmt: str = 'NCHW',
@@ -231,7 +231,7 @@ class TimmClassifier(nn.Module):
 
     def prune_intermediate_layers(
         self,
-        indices: Union[int, Sequence[int]] = 1,
+        indices: Union[int, List[int]] = 1,
         prune_norm: bool = False,
         prune_head: bool = True,
     ) -> List[int]:
@@ -294,7 +294,7 @@ class TimmClassifier(nn.Module):
         return self.forward_head(self.forward_features(x))
 
 
-def _init_weights(backbone: nn.Module) -> None:
+def _init_weights(backbone: Any) -> None:
     """Initialise a backbone as a Runner of mmengine would, without its line for each parameter."""
     if next(backbone.parameters()).is_meta:
         return  # there are no values

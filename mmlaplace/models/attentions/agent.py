@@ -1,5 +1,5 @@
 import math
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -47,7 +47,7 @@ class AgentAttention(QKVAttention):
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        num_landmarks: int = 49, agent_shape: Optional[Tuple[int, int]] = None, **kwargs,
+        num_landmarks: int = 49, agent_shape: Optional[Tuple[int, int]] = None, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         self.landmarks = Agents(num_landmarks, agent_shape)
@@ -63,7 +63,8 @@ class AgentAttention(QKVAttention):
         height, width = hw_shape
         sizes = dict(map=(height, width), rows=(height, 1), columns=(1, width))
         tables = {k: self.landmarks.of_cells(getattr(self, f'{name}_{k}')) for k in sizes}
-        return sum(resize_map(tables[k], size) for k, size in sizes.items()).flatten(2)
+        total: Any = sum(resize_map(tables[k], size) for k, size in sizes.items())
+        return total.flatten(2)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         # Agents (B, heads, a, d), biases (1, heads, a, n or N).

@@ -1,6 +1,6 @@
 from abc import abstractmethod
 from dataclasses import fields, replace
-from typing import List, NamedTuple, Optional, Tuple, Union
+from typing import Any, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -69,7 +69,8 @@ class BaseAttention(KnownOptions, BaseModule):
         self.embed_dims = embed_dims
         self.num_heads = num_heads
         self.head_dims = embed_dims // num_heads
-        self.input_resolution = tuple(input_resolution)
+        height, width = input_resolution
+        self.input_resolution = height, width
 
     @abstractmethod
     def forward(
@@ -162,40 +163,40 @@ class QKVAttention(BaseAttention):
         num_heads: int,
         input_resolution: Tuple[int, int],
         init_cfg: Union[dict, List[dict], None] = None,
-        **frame,
+        **frame: Any,
     ) -> None:
         dims = frame.pop('dims', None)  # no option of users, so it is not in the signature
         # Where heads have a width of their own, they need not divide C.
         super().__init__(embed_dims, num_heads if dims is None else 1, input_resolution, init_cfg)
-        self.frame = frame = replace(type(self).frame, **frame)
+        self.frame = own = replace(type(self).frame, **frame)
         self.dims = dims = dims or Dims(embed_dims, embed_dims, embed_dims)
         self.check_dims(num_heads)
         self.num_heads = num_heads
         self.head_dims = dims.key // num_heads
-        if frame.rope_on == 'features' and not self.rotates_features:
+        if own.rope_on == 'features' and not self.rotates_features:
             raise ValueError(f"{type(self).__name__} rotates no features; take rope_on='query_key'")
         # Keys and values of another map cannot share a linear with the queries.
-        form = 'q_kv' if frame.sr_ratio > 1 else frame.qkv
+        form = 'q_kv' if own.sr_ratio > 1 else own.qkv
         of_tokens, of_map = QKV_FORMS[form]
         channels = dict(q=dims.key, k=dims.key, v=dims.value)
-        self.parts = [channels[part] for part in of_tokens] + [dims.value] * frame.gate
-        self.qkv = Linear(embed_dims, sum(self.parts), frame.qkv_bias)
-        self.kv = Linear(embed_dims, dims.key + dims.value, frame.qkv_bias) if of_map else None
-        self.sr = PatchEmbed(embed_dims, embed_dims, frame.sr_ratio) if frame.sr_ratio > 1 else None
+        self.parts = [channels[part] for part in of_tokens] + [dims.value] * own.gate
+        self.qkv = Linear(embed_dims, sum(self.parts), own.qkv_bias)
+        self.kv = Linear(embed_dims, dims.key + dims.value, own.qkv_bias) if of_map else None
+        self.sr = PatchEmbed(embed_dims, embed_dims, own.sr_ratio) if own.sr_ratio > 1 else None
         self.key_positions = None
-        if frame.key_positions:
+        if own.key_positions:
             table = torch.zeros(1, dims.key, *self.kv_shape(self.input_resolution))
             self.key_positions = nn.Parameter(nn.init.trunc_normal_(table, std=0.02))
         self.rotary = None
-        if frame.rope:
-            self.rotary = RotaryEmbedding2D(self.head_dims, form=frame.rope_form)
-        self.lepe = None
-        if frame.lepe_kernel:
+        if own.rope:
+            self.rotary = RotaryEmbedding2D(self.head_dims, form=own.rope_form)
+        self.lepe: Optional[nn.Module] = None
+        if own.lepe_kernel:
             self.lepe = DepthwiseConv(
-                dims.value, frame.lepe_kernel, num_heads, frame.lepe_filters, frame.lepe_bias
+                dims.value, own.lepe_kernel, num_heads, own.lepe_filters, own.lepe_bias
             )
-        self.proj = Linear(dims.value, dims.out) if frame.proj else nn.Identity()
-        self.proj_drop = nn.Dropout(frame.proj_drop)
+        self.proj = Linear(dims.value, dims.out) if own.proj else nn.Identity()
+        self.proj_drop = nn.Dropout(own.proj_drop)
 
     def check_dims(self, num_heads: int) -> None:
         """Raise a ValueError for channels that heads do not divide, or that the frame excludes."""
@@ -219,7 +220,8 @@ class QKVAttention(BaseAttention):
 
     def kv_shape(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
         """Height and width of the map of keys and values, for queries on a map ``(H, W)``."""
-        return tuple(ceil_div(side, self.frame.sr_ratio) for side in hw_shape)
+        height, width = (ceil_div(side, self.frame.sr_ratio) for side in hw_shape)
+        return height, width
 
     def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:
         """Tokens ``(B, N, C)`` to queries, keys, values and the gate."""
@@ -245,15 +247,15 @@ class QKVAttention(BaseAttention):
 
         With ``turns_in_mix`` it is the mixing rule that turns queries and keys by ``self.rotary``.
         """
-        turns = self.rotary is not None and self.frame.rope_on == 'query_key'
-        turns = turns and not self.turns_in_mix
+        turns = self.frame.rope_on == 'query_key' and not self.turns_in_mix
+        rotary = self.rotary if turns else None
         q = self.split_heads(projected.q)
         v = self.split_heads(projected.v, self.dims.value // self.num_heads)
-        q = self.rotary(q, hw_shape) if turns else q
+        q = q if rotary is None else rotary(q, hw_shape)
         if projected.k is projected.q:
             return q, q, v
         k = self.split_heads(projected.k)
-        return q, self.rotary(k, hw_shape) if turns else k, v
+        return q, k if rotary is None else rotary(k, hw_shape), v
 
     def turn_features(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """Features ``(B, heads, N, d)`` with rotary positions, if the frame has them on features.
@@ -318,6 +320,6 @@ class QKVAttention(BaseAttention):
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
         """The key positions of a checkpoint in the size of this module's."""
-        if name != 'key_positions':
+        if name != 'key_positions' or self.key_positions is None:
             return value
         return resize_map(value, self.key_positions.shape[2:])

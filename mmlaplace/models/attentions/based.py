@@ -1,4 +1,4 @@
-from typing import Tuple
+from typing import Any, Tuple
 
 from mmengine.registry import MODELS
 from torch import Tensor
@@ -49,7 +49,7 @@ class BasedAttention(QKVAttention):
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        form: str = 'auto', eps: float = 1e-12, **kwargs,
+        form: str = 'auto', eps: float = 1e-12, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         self.form = known_form(form)

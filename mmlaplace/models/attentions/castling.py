@@ -1,5 +1,5 @@
 import math
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch.nn.functional as F
 from mmengine.registry import MODELS
@@ -71,7 +71,7 @@ class CastlingAttention(QKVAttention):
         input_resolution: Tuple[int, int],
         sparse_softmax: bool = False,
         conv_kernel_size: int = 0,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         self.sparse_softmax = sparse_softmax

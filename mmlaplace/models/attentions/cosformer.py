@@ -1,5 +1,5 @@
 import math
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -56,7 +56,7 @@ class CosformerAttention(QKVAttention):
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        positions: str = 'map', eps: float = 1e-6, **kwargs,
+        positions: str = 'map', eps: float = 1e-6, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         if positions not in POSITIONS:

@@ -1,4 +1,4 @@
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch
 import torch.nn as nn
@@ -25,11 +25,11 @@ class _Sign(torch.autograd.Function):
         return x.sign()
 
     @staticmethod
-    def setup_context(ctx, inputs: Tuple[Tensor], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: Tuple[Tensor], output: Tensor) -> None:
         ctx.save_for_backward(*inputs)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
         return grad * (x.abs() < 1).to(grad.dtype)
 
@@ -81,7 +81,7 @@ class EcoFormerAttention(QKVAttention):
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        num_bits: int = 16, num_anchors: int = 25, offset: str = 'all', **kwargs,
+        num_bits: int = 16, num_anchors: int = 25, offset: str = 'all', **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         if offset not in OFFSETS:

@@ -1,4 +1,4 @@
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 from mmengine.registry import MODELS
 from torch import Tensor
@@ -45,7 +45,7 @@ class EfficientLinearAttention(QKVAttention):
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
         residual: bool = False, key_dims: Optional[int] = None, value_dims: Optional[int] = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:  # fmt: skip
         key_dims, value_dims = (
             embed_dims if given is None else given for given in (key_dims, value_dims)

@@ -1,4 +1,4 @@
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch
 import torch.nn as nn
@@ -58,7 +58,7 @@ class FLattenAttention(QKVAttention):
         num_heads: int,
         input_resolution: Tuple[int, int],
         focusing_factor: float = 3,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         if not 0 < focusing_factor < float('inf'):

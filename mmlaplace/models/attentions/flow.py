@@ -1,4 +1,4 @@
-from typing import Tuple
+from typing import Any, Tuple
 
 from mmengine.registry import MODELS
 from torch import Tensor
@@ -48,7 +48,7 @@ class FlowAttention(QKVAttention):
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        eps: float = 1e-6, **kwargs,
+        eps: float = 1e-6, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         self.eps = eps

@@ -1,4 +1,4 @@
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -91,7 +91,7 @@ class HedgehogAttention(QKVAttention):
         feature_dims: Optional[int] = None,
         skip_connection: bool = False,
         eps: float = 1e-12,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         if form not in FORMS:

@@ -1,4 +1,4 @@
-from typing import Tuple
+from typing import Any, Tuple
 
 from mmengine.registry import MODELS
 from torch import Tensor
@@ -42,7 +42,7 @@ class HydraAttention(QKVAttention):
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        scaled: bool = True, **kwargs,
+        scaled: bool = True, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         self.scaled = scaled

@@ -1,4 +1,4 @@
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch.nn as nn
 import torch.nn.functional as F
@@ -68,7 +68,7 @@ class InLineAttention(QKVAttention):
         num_heads: int,
         input_resolution: Tuple[int, int],
         kernel: str = 'identity',
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         if kernel not in KERNELS:
@@ -110,7 +110,7 @@ def _shifted_sum(maps: Tensor, filters: Tensor) -> Tensor:
     """Maps ``(B, C, H, W)`` convolved with filters ``(B, C, size, size, 1)``, tap by tap."""
     (height, width), size = maps.shape[2:], filters.shape[2]
     padded = F.pad(maps, [size // 2] * 4)
-    return sum(
+    return sum(  # type: ignore[return-value]  # of at least one
         padded[:, :, row : row + height, column : column + width] * filters[:, :, row, column, None]
         for row in range(size)
         for column in range(size)

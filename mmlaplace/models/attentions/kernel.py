@@ -1,4 +1,4 @@
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -82,7 +82,7 @@ class KernelAttention(QKVAttention):
         normalization: str = 'none',
         whitening_eps: float = 1e-5,
         attn_drop: float = 0.0,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         for name, value, known in (

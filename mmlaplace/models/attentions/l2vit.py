@@ -1,4 +1,4 @@
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch
 import torch.nn as nn
@@ -53,7 +53,7 @@ class L2ViTAttention(QKVAttention):
         num_heads: int,
         input_resolution: Tuple[int, int],
         least_sum: float = 100,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         if not 0 < least_sum < float('inf'):

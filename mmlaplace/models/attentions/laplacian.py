@@ -1,4 +1,4 @@
-from typing import Optional, Set, Tuple
+from typing import Any, Dict, Optional, Set, Tuple
 
 import torch
 import torch.nn as nn
@@ -116,7 +116,7 @@ class LaplacianAttention(QKVAttention):
         num_iters: int = 20,
         ridge: float = 1e-2,
         whitening_eps: float = 1e-5,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         for name, value, known in (
@@ -174,7 +174,9 @@ class LaplacianAttention(QKVAttention):
             scale = None
             if self.gamma is not None:
                 scale = upcast(self.gamma)[0][:, None, None] / v.shape[-2]
-        options = {} if self.whitening == 'none' else dict(whitening_eps=self.whitening_eps)
+        options: Dict[str, Any] = {}
+        if self.whitening != 'none':
+            options.update(whitening_eps=self.whitening_eps)
         if self.rotary is not None:
             options.update(rotary=self.rotary.table(k, hw_shape), rotary_form=self.rotary.form)
         return nystrom_attention(

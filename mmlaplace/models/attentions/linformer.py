@@ -1,4 +1,4 @@
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -72,7 +72,7 @@ class LinformerAttention(QKVAttention):
         authors_init: bool = False,
         one_kv_head: bool = False,
         head_dims: Optional[int] = None,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         inner = None if head_dims is None else num_heads * head_dims
         dims = None if inner is None else Dims(inner, inner, embed_dims)

@@ -1,4 +1,4 @@
-from typing import List, Optional, Sequence, Tuple, Union
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -101,7 +101,7 @@ class LiteMLA(BaseAttention):
         self.qkv_norm = build_map_norm(qkv_norm_cfg, channels) if qkv_norm_cfg else None
         self.aggregations = ModuleList()
         for size in scales:
-            options = dict(padding=size // 2, groups=channels, bias=qkv_bias)
+            options: Dict[str, Any] = dict(padding=size // 2, groups=channels, bias=qkv_bias)
             around = nn.Conv2d(channels, channels, size, **options)
             of_heads = nn.Conv2d(channels, channels, 1, groups=3 * num_heads, bias=qkv_bias)
             self.aggregations.append(Sequential(around, of_heads))

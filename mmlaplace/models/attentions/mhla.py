@@ -1,5 +1,5 @@
 import math
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch
 import torch.nn as nn
@@ -80,7 +80,7 @@ class MHLAAttention(QKVAttention):
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
         grid: int = 4, transform: str = 'cos', exp_sigma: float = 3.0, normalizer: str = 'weights',
-        pre_norm: bool = False, qk_norm: bool = False, **kwargs,
+        pre_norm: bool = False, qk_norm: bool = False, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         if transform not in STARTS:

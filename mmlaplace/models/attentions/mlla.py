@@ -1,4 +1,4 @@
-from typing import Tuple
+from typing import Any, Tuple
 
 from mmengine.registry import MODELS
 from torch import Tensor
@@ -55,7 +55,7 @@ class MLLAAttention(QKVAttention):
     variants = (dict(rope=False), dict(qkv='qkv', proj=True, gate=True))
 
     def __init__(
-        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int], **kwargs
+        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int], **kwargs: Any
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         if self.rotary is not None:  # frequencies of the one form, pairs of the other
@@ -63,10 +63,13 @@ class MLLAAttention(QKVAttention):
 
     def turn_features(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """Features ``(B, heads, N, d)``, all of their channels turned together."""
-        if self.rotary is None or self.rotary.pairs == 0:
+        if self.rotary is None:
             return x
         together = self.merge_heads(x).unsqueeze(1)  # (B, 1, N, C)
-        turned = turn(together, self.rotary.table(together, hw_shape), 'pairs')
+        table = self.rotary.table(together, hw_shape)
+        if table is None:  # no pairs
+            return x
+        turned = turn(together, table, 'pairs')
         return self.split_heads(turned.squeeze(1))
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:

@@ -1,4 +1,4 @@
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch
 import torch.nn as nn
@@ -61,7 +61,7 @@ class NaLaAttention(QKVAttention):
     variants = (dict(rope_on='query_key'), dict(rope=False, sr_ratio=2))
 
     def __init__(
-        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int], **kwargs
+        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int], **kwargs: Any
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         self.norm = WideLayerNorm(embed_dims)

@@ -1,5 +1,5 @@
 from importlib.util import find_spec
-from typing import NamedTuple, Tuple
+from typing import Any, NamedTuple, Tuple
 
 import torch
 from mmengine.registry import MODELS
@@ -123,7 +123,7 @@ class NeighborhoodAttention(QKVAttention):
         kernel_size: int = 7,
         dilation: int = 1,
         backend: str = 'auto',
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         if kernel_size < 3 or kernel_size % 2 == 0:
@@ -154,8 +154,8 @@ class NeighborhoodAttention(QKVAttention):
             query = cut(query, hw_shape, rows.queries, columns.queries)
             key, value = (cut(x, hw_shape, rows.keys, columns.keys) for x in (key, value))
             # Heads are of one batch, so that tiles stand where PyTorch has heads.
-            tiles = (x.flatten(0, 1) for x in (query, key, value))
-            out = softmax_attention(*tiles, attn_mask=seen)
+            query, key, value = (x.flatten(0, 1) for x in (query, key, value))
+            out = softmax_attention(query, key, value, attn_mask=seen)
             out = out.unflatten(0, q.shape[:2])
             out = out.unflatten(3, (rows.queries.shape[1], columns.queries.shape[1]))
             out = out.unflatten(2, (rows.queries.shape[0], columns.queries.shape[0]))
@@ -164,7 +164,7 @@ class NeighborhoodAttention(QKVAttention):
             return out.flatten(2, 3).to(v.dtype)
 
     def _by_natten(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        from natten.functional import na2d
+        from natten.functional import na2d  # type: ignore[import-not-found]  # is optional
 
         maps = (x.transpose(1, 2).unflatten(1, hw_shape) for x in (q, k, v))  # (B, H, W, heads, d)
         out = na2d(*maps, kernel_size=self.kernel_size, dilation=self.dilation)

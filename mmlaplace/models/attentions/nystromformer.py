@@ -1,4 +1,4 @@
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 from mmengine.registry import MODELS
@@ -83,7 +83,7 @@ class NystromformerAttention(QKVAttention):
         conv_kernel_size: int = 0,
         out_dims: Optional[int] = None,
         value_shortcut: bool = False,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         dims = None if out_dims is None else Dims(out_dims, out_dims, out_dims)
         super().__init__(embed_dims, num_heads, input_resolution, dims=dims, **kwargs)

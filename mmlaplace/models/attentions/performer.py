@@ -1,5 +1,5 @@
 import math
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -73,7 +73,7 @@ class PerformerAttention(QKVAttention):
         num_features: Optional[int] = None,
         eps: Optional[float] = None,
         equal_norms: bool = False,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         if features not in FEATURES:

@@ -1,4 +1,4 @@
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -90,7 +90,7 @@ class PolaAttention(QKVAttention):
         gate_form: str = 'linear',
         gate_init: str = 'kaiming_uniform',
         lepe_deformable: bool = False,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         for name, value, known in (
             ('gate_form', gate_form, GATE_FORMS),
@@ -98,9 +98,9 @@ class PolaAttention(QKVAttention):
         ):
             if value not in known:
                 raise ValueError(f'{name} must be one of {known}, got {value!r}')
-        for name, value in (('alpha', alpha), ('power', 1.0 if power is None else power)):
-            if not 0 < value < float('inf'):
-                raise ValueError(f'{name} must be positive and finite, got {value}')
+        for name, number in (('alpha', alpha), ('power', 1.0 if power is None else power)):
+            if not 0 < number < float('inf'):
+                raise ValueError(f'{name} must be positive and finite, got {number}')
         if gate_form == 'matrix':
             if not kwargs.get('gate', True):
                 raise ValueError("gate_form='matrix' has no effect with gate=False; leave one out")

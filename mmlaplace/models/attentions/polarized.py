@@ -74,7 +74,7 @@ class PolarizedAttention(BaseAttention):
         self.score = Linear(embed_dims, 1, bias=False)
         self.value = Linear(embed_dims, half, bias=False)
         if layout == 'parallel':
-            self.up = Linear(half, embed_dims, bias=False)
+            self.up: nn.Module = Linear(half, embed_dims, bias=False)
         else:
             self.up = nn.Sequential(
                 Linear(half, eighth), nn.LayerNorm(eighth), nn.ReLU(), Linear(eighth, embed_dims)

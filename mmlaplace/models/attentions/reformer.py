@@ -1,5 +1,5 @@
 import functools
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import numpy as np
 import torch
@@ -92,7 +92,7 @@ class ReformerAttention(QKVAttention):
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
         bucket_size: int = 64, num_hashes: int = 8, form: str = 'auto', duplicates: bool = True,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         for name, value in (('bucket_size', bucket_size), ('num_hashes', num_hashes)):
@@ -110,8 +110,8 @@ class ReformerAttention(QKVAttention):
         if self.training:
             columns = min(buckets, MOST_BUCKETS) // 2
             return torch.randn(self.num_hashes, self.head_dims, columns, device='cpu')
-        columns = torch.from_numpy(fixed_directions(self.num_hashes, self.head_dims))
-        return columns[: buckets // 2].permute(1, 2, 0)  # of at most MOST_BUCKETS / 2
+        directions = torch.from_numpy(fixed_directions(self.num_hashes, self.head_dims))
+        return directions[: buckets // 2].permute(1, 2, 0)  # of at most MOST_BUCKETS / 2
 
     def order(self, q: Tensor, padded: int) -> Tensor:
         """Places of the tokens in each round, ``(B, heads, R, padded)``; padding comes last."""
@@ -135,8 +135,9 @@ class ReformerAttention(QKVAttention):
             query, value = upcast(q, v)
             padded = ceil_div(tokens, step) * step
             order = None if in_one_chunk else self.order(query.detach(), padded)
-            over = self._over_pairs if over_pairs else self._over_chunks
-            return over(query, value, order).to(v.dtype)
+            if over_pairs or order is None:
+                return self._over_pairs(query, value, order).to(v.dtype)
+            return self._over_chunks(query, value, order).to(v.dtype)
 
     def _over_pairs(self, query: Tensor, value: Tensor, order: Optional[Tensor]) -> Tensor:
         """Mixed values by a weight for each pair of tokens, all of which meet without an order."""
@@ -200,7 +201,8 @@ class ReformerAttention(QKVAttention):
     def _counts(self, back: Tensor, q_place: Tensor, k_place: Tensor) -> Tensor:
         """In how many rounds the tokens at some places meet, ``(B, heads, chunks, b, 2 b)``."""
         chunk = back // self.bucket_size  # of each token in each round, (B, heads, R, padded)
-        count, chunks = 0, chunk.shape[-1] // self.bucket_size
+        count: Any = 0
+        chunks = chunk.shape[-1] // self.bucket_size
 
         def chunk_of(of_round: Tensor, place: Tensor) -> Tensor:
             return of_round.gather(2, place.flatten(2)).view(place.shape)

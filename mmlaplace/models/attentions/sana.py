@@ -1,4 +1,4 @@
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch.nn.functional as F
 from mmengine.registry import MODELS
@@ -56,7 +56,7 @@ class SANAAttention(QKVAttention):
         qk_norm: bool = False,
         norm_eps: float = 1e-5,
         eps: float = 1e-15,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         self.eps = eps
@@ -65,7 +65,7 @@ class SANAAttention(QKVAttention):
 
     def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:
         projected = super().project(x, hw_shape)
-        if self.q_norm is None:
+        if self.q_norm is None or self.k_norm is None:
             return projected
         return projected._replace(q=self.q_norm(projected.q), k=self.k_norm(projected.k))
 

@@ -1,5 +1,5 @@
 import math
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 from mmengine.registry import MODELS
@@ -86,7 +86,7 @@ class SkyformerAttention(QKVAttention):
         num_iters: int = 6,
         newton_start_per: str = 'matrix',
         accumulation: int = 1,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         if landmark_method not in METHODS:
@@ -143,7 +143,10 @@ class SkyformerAttention(QKVAttention):
 
     def summed(self, kernel: Tensor, dim: int = -1) -> Tensor:
         """What is of all 2 a m landmarks as sums over the sets, of 2 m."""
-        return kernel if self.accumulation == 1 else sum(kernel.chunk(self.accumulation, dim))
+        if self.accumulation == 1:
+            return kernel
+        sets = kernel.chunk(self.accumulation, dim)
+        return sum(sets)  # type: ignore[return-value]  # of more than none
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):

@@ -1,5 +1,5 @@
 import math
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -121,7 +121,7 @@ class SOFTAttention(QKVAttention):
         ridge: Optional[float] = None,
         solver: str = 'newton_schulz',
         num_prefix_tokens: int = 0,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         if newton_start_per not in STARTS:

@@ -1,4 +1,4 @@
-from typing import Optional, Set, Tuple
+from typing import Any, Optional, Set, Tuple
 
 import torch
 import torch.nn as nn
@@ -64,7 +64,7 @@ class SoftmaxAttention(QKVAttention):
         relative_bias: bool = False,
         num_prefix_tokens: int = 0,
         attn_drop: float = 0.0,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         frame = self.frame
@@ -102,16 +102,16 @@ class SoftmaxAttention(QKVAttention):
         if self.relative_bias is not None:
             # The bias is that of one image, beside which its indices count.
             check_pairs_fit(self, q[:1], k[:1], (3, 5))
-            bias = self._bias_of_pairs(hw_shape).to(q.dtype)  # (1, heads, N, N)
+            bias = self._bias_of_pairs(self.relative_bias, hw_shape).to(q.dtype)  # (1, heads, N, N)
             mask = bias if mask is None else bias.masked_fill(~mask, float('-inf'))
         # Users who take dropout out put an Identity in its place, which has no rate.
         rate = getattr(self.attn_drop, 'p', 0.0) if self.attn_drop.training else 0.0
         return softmax_attention(q, k, v, attn_mask=mask, dropout_p=rate)
 
-    def _bias_of_pairs(self, hw_shape: Tuple[int, int]) -> Tensor:
+    def _bias_of_pairs(self, bias: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """The learned bias of every pair of tokens, ``(1, heads, N, N)``."""
         height, width = hw_shape
-        table = resize_map(self.relative_bias, (2 * height - 1, 2 * width - 1), mode='bicubic')
+        table = resize_map(bias, (2 * height - 1, 2 * width - 1), mode='bicubic')
         rows = torch.arange(height, device=table.device).repeat_interleave(width)
         columns = torch.arange(width, device=table.device).repeat(height)
         return table[
@@ -127,6 +127,6 @@ class SoftmaxAttention(QKVAttention):
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
         """The relative bias, or the key positions, of a checkpoint in the size of this module's."""
-        if name != 'relative_bias':
+        if name != 'relative_bias' or self.relative_bias is None:
             return super().resize_weight(name, value)
         return resize_map(value, self.relative_bias.shape[2:], mode='bicubic')

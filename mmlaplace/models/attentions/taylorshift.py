@@ -1,4 +1,4 @@
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch
 import torch.nn as nn
@@ -59,7 +59,7 @@ class TaylorShiftAttention(QKVAttention):
         input_resolution: Tuple[int, int],
         form: str = 'auto',
         output_normalized: bool = False,
-        **kwargs,
+        **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         self.form = known_form(form)

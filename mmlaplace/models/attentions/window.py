@@ -73,11 +73,12 @@ class WindowAttention(BaseAttention):
         self.shifted = shifted
         self.even_windows = even_windows
         sides, _ = self.window_and_shift(self.input_resolution)
-        if 'type' not in (attn_cfg or {}):
-            attn_cfg = dict(self.default_attn_cfg, **(attn_cfg or {}))
+        inner = attn_cfg or {}
+        if 'type' not in inner:
+            inner = dict(self.default_attn_cfg, **inner)
         self.attn = MODELS.build(
             dict(
-                attn_cfg,
+                inner,
                 embed_dims=embed_dims,
                 num_heads=num_heads,
                 input_resolution=sides,
@@ -93,9 +94,9 @@ class WindowAttention(BaseAttention):
             side = min(longest, *hw_shape)
             shift = side // 2 if self.shifted and min(hw_shape) > longest else 0
             return (side, side), (shift, shift)
-        sides = tuple(ceil_div(size, ceil_div(size, longest)) for size in hw_shape)
-        moves = (self.shifted and size > longest for size in hw_shape)
-        return sides, tuple(side // 2 if move else 0 for side, move in zip(sides, moves))
+        height, width = (ceil_div(size, ceil_div(size, longest)) for size in hw_shape)
+        down, right = (self.shifted and size > longest for size in hw_shape)
+        return (height, width), (height // 2 if down else 0, width // 2 if right else 0)
 
     def forward(
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None

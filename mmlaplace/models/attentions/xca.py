@@ -1,4 +1,4 @@
-from typing import Set, Tuple
+from typing import Any, Set, Tuple
 
 import torch
 import torch.nn as nn
@@ -44,7 +44,7 @@ class XCAttention(QKVAttention):
     variants = (dict(rope=True, lepe_kernel=3),)
 
     def __init__(
-        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int], **kwargs
+        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int], **kwargs: Any
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         self.temperature = nn.Parameter(torch.ones(num_heads, 1, 1))

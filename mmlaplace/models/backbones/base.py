@@ -1,4 +1,4 @@
-from typing import Callable, Dict, List, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor
@@ -87,7 +87,7 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
         norm_eval: bool = False,
         with_cp: bool = False,
         init_cfg: Union[dict, List[dict], None] = None,
-        **host_options,
+        **host_options: Any,
     ) -> None:
         super().__init__(INIT_CFG if init_cfg is None else init_cfg)
         layout = options.with_attention(self.host(**host_options), self.default_attn_cfg)

@@ -1,11 +1,17 @@
 """Stages and BatchNorms that do not train."""
 
+from typing import Any
+
 import torch.nn as nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class Freezing(nn.Module):
     """What ``frozen_stages`` and ``norm_eval`` of a pyramid do."""
+
+    frozen_stages: int
+    norm_eval: bool
+    stages: Any  # a ModuleList of ModuleDicts
 
     def _freeze_stages(self) -> None:
         frozen = []

@@ -1,7 +1,7 @@
 """Options that a backbone hands on to its host."""
 
 import inspect
-from typing import Any, List
+from typing import Any, Callable, List
 
 from ..known_options import KnownOptions
 
@@ -12,6 +12,8 @@ class HostOptions(KnownOptions):
     Raises:
         TypeError: Where a class is made, if an argument of its host is one of its own.
     """
+
+    host: Callable[..., Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

@@ -1,7 +1,9 @@
 """Hosts: what stands around the attentions. Each is a function that returns its stages."""
 
 from functools import partial
-from typing import List, Optional, Tuple
+from typing import Callable, List, Optional, Tuple
+
+import torch.nn as nn
 
 from ..layers import ConvPatchEmbed, OverlapPatchEmbed, PatchEmbed, PatchMerging
 from .stage import Stage
@@ -115,7 +117,9 @@ def swin(window_size: int = 7) -> List[Stage]:
         attn_cfg=dict(type='SoftmaxAttention', relative_bias=True),
     )
     norm = dict(type='LN', eps=1e-5)
-    embeds = [partial(PatchEmbed, patch_size=4), *[PatchMerging] * 3]
+    embeds: List[Callable[..., nn.Module]] = [
+        partial(PatchEmbed, patch_size=4), *[PatchMerging] * 3
+    ]  # fmt: skip
     return [
         Stage(embed, stride, attn, alternate=dict(shifted=True), norm=norm, out_norm=norm)
         for embed, stride in zip(embeds, STRIDES)

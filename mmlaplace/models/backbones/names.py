@@ -1,11 +1,20 @@
 """What the names of a pyramid's parameters tell: their depth, and the outputs they belong to."""
 
 import re
-from typing import Collection, Dict, Set, Tuple
+from typing import TYPE_CHECKING, Any, Collection, Dict, Sequence, Set, Tuple
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+else:  # a plain mixin of a module
+    Module = object
 
 
-class PyramidNames:
+class PyramidNames(Module):
     """What training and loading ask a pyramid about names such as ``stages.0.`` and ``norm0.``."""
+
+    depths: Sequence[int]
+    num_stages: int
+    stages: Any
 
     def no_weight_decay(self) -> Set[str]:
         """Names of the parameters that are not to decay, norms and biases aside.

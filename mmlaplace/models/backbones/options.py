@@ -15,7 +15,7 @@ NEEDED = dict(rope_form='rope', rope_on='rope', lepe_filters='lepe_kernel', lepe
 SET_BY_THE_HOST = ('embed_dims', 'num_heads', 'input_resolution', 'num_prefix_tokens', 'out_dims')
 
 
-def parse_arch(backbone: type, arch: Union[str, dict, None], num_stages: int) -> Dict[str, tuple]:
+def parse_arch(backbone: Any, arch: Union[str, dict, None], num_stages: int) -> Dict[str, tuple]:
     """An arch by its name in a zoo, or as a dict, with one entry for each stage in each value.
 
     Args:
@@ -26,24 +26,24 @@ def parse_arch(backbone: type, arch: Union[str, dict, None], num_stages: int) ->
     Raises:
         ValueError: For an unknown name or key, a missing one, or another number of entries.
     """
-    arch = backbone.default_arch if arch is None else arch
-    if isinstance(arch, str):
-        if arch not in backbone.arch_zoo:
-            now = backbone.renamed_archs.get(arch)
+    sizes: Any = backbone.default_arch if arch is None else arch
+    if isinstance(sizes, str):
+        if sizes not in backbone.arch_zoo:
+            now = backbone.renamed_archs.get(sizes)
             hint = f'; it is now {now}' if now else ''
             raise ValueError(
-                f'{backbone.__name__} has no arch {arch!r}{hint}; known: '
+                f'{backbone.__name__} has no arch {sizes!r}{hint}; known: '
                 f'{list(backbone.arch_zoo)}, or a dict with {ARCH_KEYS}'
             )
-        arch = backbone.arch_zoo[arch]
-    missing = [key for key in ARCH_KEYS if key not in arch]
-    unknown = [key for key in arch if key not in ARCH_KEYS]
+        sizes = backbone.arch_zoo[sizes]
+    missing = [key for key in ARCH_KEYS if key not in sizes]
+    unknown = [key for key in sizes if key not in ARCH_KEYS]
     if missing or unknown:
         raise ValueError(
             f'a dict arch has the keys {ARCH_KEYS}; missing: {missing}, unknown: {unknown}'
         )
     for key in ARCH_KEYS:
-        values = arch[key]
+        values = sizes[key]
         if not isinstance(values, (list, tuple)) or len(values) != num_stages:
             raise ValueError(
                 f'arch[{key!r}] must have one entry for each of the {num_stages} stages, got '
@@ -51,7 +51,7 @@ def parse_arch(backbone: type, arch: Union[str, dict, None], num_stages: int) ->
             )
         if min(values) <= 0:
             raise ValueError(f'arch[{key!r}] must be positive in every stage, got {values}')
-    return {key: tuple(arch[key]) for key in ARCH_KEYS}
+    return {key: tuple(sizes[key]) for key in ARCH_KEYS}
 
 
 def drop_path_rates(last: float, depths: Sequence[int]) -> List[List[float]]:
@@ -119,7 +119,7 @@ def check_images(backbone: Any, x: Tensor) -> None:
         )
 
 
-def attention_class(kind: Union[str, type]) -> type:
+def attention_class(kind: Union[str, type]) -> Any:
     """The registered attention of this name, from the registry that the toolboxes share.
 
     Raises:
@@ -141,7 +141,7 @@ def attention_class(kind: Union[str, type]) -> type:
     return cls
 
 
-def takes(cls: type, name: str) -> bool:
+def takes(cls: Any, name: str) -> bool:
     """Whether an attention, also one that is not derived from ours, has an option."""
     if hasattr(cls, 'known_options'):
         return name in cls.known_options()
@@ -246,7 +246,7 @@ def _changed(stage: Any, given: dict) -> Any:
     return changed
 
 
-def _check_options(cls: type, options: dict) -> None:
+def _check_options(cls: Any, options: dict) -> None:
     """Refuse what the host sets, what the attention has not, and values for several stages."""
     for name in SET_BY_THE_HOST:
         if name in options:
@@ -284,7 +284,7 @@ def _check_effect(stage: Any, cls: type, options: dict) -> None:
                 )
 
 
-def _is_single(cls: type, name: str) -> bool:
+def _is_single(cls: Any, name: str) -> bool:
     """Whether an option is a number, a word or a truth value, by its annotation or its default."""
     for base in cls.__mro__:
         if name in vars(base).get('further_options', ()):

@@ -35,7 +35,8 @@ class Agents(Landmarks):
         if self.shape is None:
             return super()._sides(hw_shape)
         if 1 in hw_shape and max(hw_shape) > 1:
-            return tuple(1 if side == 1 else math.prod(self.shape) for side in hw_shape)
+            count = math.prod(self.shape)
+            return (1, count) if hw_shape[0] == 1 else (count, 1)
         return self.shape
 
     def of_cells(self, table: Tensor) -> Tensor:

@@ -1,5 +1,5 @@
 from contextlib import contextmanager, nullcontext
-from typing import Iterator, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -131,7 +131,9 @@ class TransformerBlock(BaseModule):
 @contextmanager
 def _statistics_kept(module: nn.Module) -> Iterator[None]:
     """A context in which BatchNorms leave their running statistics, which a first pass updated."""
-    norms = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]
+    norms: List[Any] = [
+        m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats
+    ]
     before = [(norm, norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]
     for norm in norms:
         norm.momentum = 0.0

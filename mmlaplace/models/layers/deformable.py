@@ -40,8 +40,8 @@ class DeformableConv(DepthwiseConv):
         self.offset = nn.Conv2d(
             embed_dims, 2 * kernel_size**2, kernel_size, padding=kernel_size // 2
         )
-        nn.init.zeros_(self.offset.weight)
-        nn.init.zeros_(self.offset.bias)
+        for parameter in self.offset.parameters():
+            nn.init.zeros_(parameter)
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)``."""
@@ -56,7 +56,7 @@ class DeformableConv(DepthwiseConv):
             grid = torch.stack([(2 * columns + 1) / width, (2 * rows + 1) / height], dim=-1) - 1
             # Of torch, as mmcv's op wants batches that 32 divides, and torchvision's took seven
             # times as long on a CPU. A row of the kernel at a time takes less memory.
-            out = 0.0
+            out: Any = 0.0
             for near, filters in zip(grid.split(weight.shape[-1], dim=1), weight[:, 0].unbind(1)):
                 samples = F.grid_sample(maps, near, align_corners=False)  # (B, C, k, N)
                 out = out + torch.einsum('bctn,ct->bnc', samples, filters)
@@ -66,7 +66,8 @@ class DeformableConv(DepthwiseConv):
 
     def taps(self, hw_shape: Tuple[int, int]) -> Tensor:
         """Rows and columns that each token samples without shifts, ``(k^2, 2, N)``."""
-        near = torch.arange(self.conv.kernel_size[0]) - self.conv.padding[0]
+        size = self.conv.kernel_size[0]
+        near = torch.arange(size) - size // 2
         rows, columns = (near[:, None] + torch.arange(side) for side in hw_shape)
         both = torch.broadcast_tensors(rows[:, None, :, None], columns[None, :, None])
         return torch.stack(both, dim=2).flatten(3).flatten(0, 1)

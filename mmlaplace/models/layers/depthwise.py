@@ -1,4 +1,4 @@
-from typing import Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch.nn as nn
 from mmengine.model import BaseModule
@@ -51,7 +51,7 @@ class DepthwiseConv(BaseModule):
             'head': num_heads,
             'head_channel': embed_dims // num_heads,
         }[filters_per]
-        options = dict(padding=kernel_size // 2, groups=count, bias=bias)
+        options: Dict[str, Any] = dict(padding=kernel_size // 2, groups=count, bias=bias)
         self.sets = embed_dims // count
         if filters_per == 'channel':
             self.conv = nn.Conv2d(count, count, kernel_size, **options)

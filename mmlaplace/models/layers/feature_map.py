@@ -32,6 +32,12 @@ def map_to_tokens(x: Tensor) -> Tensor:
     return x.permute(0, 2, 3, 1).flatten(1, 2)
 
 
+def shape_of_map(x: Tensor) -> Tuple[int, int]:
+    """Height and width of maps ``(..., H, W)``."""
+    height, width = x.shape[-2:]
+    return height, width
+
+
 def channels_last(x: Tensor) -> Tensor:
     """Maps ``(B, C, H, W)`` with the channels of a pixel beside each other in memory.
 

@@ -1,6 +1,6 @@
 """An FFN with GELU as one function of rows, whose hidden tokens stay in the cache of a CPU."""
 
-from typing import Iterator, Optional, Tuple
+from typing import Any, Iterator, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -39,7 +39,7 @@ class GeluFFN(torch.autograd.Function):
     """``linear(gelu(linear(x)))`` of rows ``(rows, C)``."""
 
     @staticmethod
-    def forward(ctx, approximate: str, x: Tensor, *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, approximate: str, x: Tensor, *weights: Tensor) -> Tensor:
         hidden = None
         if 4 * len(x) * len(weights[0]) < linear.LARGE_BYTES:
             hidden = x.new_empty(len(x), len(weights[0]))
@@ -48,7 +48,7 @@ class GeluFFN(torch.autograd.Function):
         return _forward(approximate, hidden, x, *weights)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         hidden, *inputs = ctx.saved_tensors
         if torch.is_grad_enabled():  # second derivatives need a graph
 
@@ -78,11 +78,11 @@ class GeluFFN(torch.autograd.Function):
             of_first_bias += bias_gelu_backward(
                 of_hidden, before, first_bias, ctx.approximate, activated
             )
-            if needs_second:
+            if of_second is not None:
                 of_second.addmm_(part_grad.t(), activated)
-            if needs_first:
+            if of_first is not None:
                 of_first.addmm_(of_hidden.t(), part)
-            if needs_x:
+            if of_x is not None:
                 torch.mm(of_hidden, first, out=of_x[rows])
         return (
             None, of_x, of_first, of_first_bias if needs_first_bias else None, of_second,

@@ -1,5 +1,5 @@
 import math
-from typing import Optional, Tuple
+from typing import Any, Dict, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -113,18 +113,19 @@ class Landmarks(nn.Module):
 
     def _sides(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
         """Rows and columns of a fixed number of landmarks. Along a line all are in one row."""
+        assert self.num_landmarks is not None and self.side is not None
+        rows = columns = self.side
+        height, width = hw_shape
         if 1 in hw_shape and max(hw_shape) > 1:
-            wanted = [1 if side == 1 else self.num_landmarks for side in hw_shape]
-        else:
-            wanted = [self.side, self.side]
+            rows, columns = (1 if side == 1 else self.num_landmarks for side in hw_shape)
         if self.exact:
-            return tuple(wanted)
-        return tuple(at_most(count, side) for count, side in zip(wanted, hw_shape))
+            return rows, columns
+        return at_most(rows, height), at_most(columns, width)
 
     def _pooled(
         self, x: Tensor, hw_shape: Tuple[int, int], rotary: Optional[RotaryEmbedding2D]
     ) -> Tensor:
-        options = dict(ratio=self.pool_ratio)
+        options: Dict[str, Any] = dict(ratio=self.pool_ratio)
         if self.side is not None:
             options = dict(cells=self._sides(hw_shape))
         if rotary is not None:
@@ -133,9 +134,11 @@ class Landmarks(nn.Module):
 
     def _convolved(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         ratio, heads = self.pool_ratio, int(x.shape[1])  # a trace has a tensor for a size
+        assert ratio is not None
         size = hw_shape
         if self.side is not None:
-            size = tuple(ratio * side for side in self._sides(hw_shape))
+            rows, columns = self._sides(hw_shape)
+            size = ratio * rows, ratio * columns
             if exporting():  # runtimes have no adaptive pooling
                 x, hw_shape = pooled_landmarks(x, hw_shape, cells=size).to(x.dtype), size
         height, width = hw_shape
@@ -152,6 +155,7 @@ class Landmarks(nn.Module):
         tokens = x.shape[2]
         wanted = self.num_landmarks
         if wanted is None:
+            assert self.pool_ratio is not None
             wanted = -(-tokens // self.pool_ratio ** (1 if 1 in hw_shape else 2))
         if wanted >= tokens:
             return x

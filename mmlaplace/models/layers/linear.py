@@ -5,7 +5,7 @@ import functools
 import os
 import platform
 from pathlib import Path
-from typing import Callable, Optional, Tuple
+from typing import Any, Callable, List, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -81,7 +81,9 @@ def are_plain(*weights: Optional[Tensor]) -> bool:
     no parameter, such as a part of a flattened one.
     """
     return all(
-        type(weight) in (Tensor, nn.Parameter) and weight.dtype == torch.float32
+        weight is not None
+        and type(weight) in (Tensor, nn.Parameter)
+        and weight.dtype == torch.float32
         for weight in weights
     )
 
@@ -155,7 +157,7 @@ def as_torch_linears(model: nn.Module) -> nn.Module:
     """
     for part in model.modules():
         if type(part) is Linear:
-            part.__class__ = nn.Linear
+            part.__class__ = nn.Linear  # type: ignore[assignment]  # the base of its class
     return model
 
 
@@ -163,19 +165,20 @@ class _InBlocks(torch.autograd.Function):
     """A function of rows and weights, computed again in the backward, block by block."""
 
     @staticmethod
-    def forward(ctx, function: Callable, size: int, x: Tensor, *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, function: Callable, size: int, x: Tensor, *weights: Tensor) -> Tensor:
         ctx.function, ctx.size = function, size
         ctx.save_for_backward(x, *weights)
         return _rows_in_blocks(function, size, x, *weights)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         x, *weights = ctx.saved_tensors
         of_x, *of_weights = needed = ctx.needs_input_grad[2:]
         if torch.is_grad_enabled():  # second derivatives need a graph
             return None, None, *graph_gradients(ctx.function, needed, grad, x, *weights)
         weights = [w.detach().requires_grad_(need) for w, need in zip(weights, of_weights)]
-        grads_of_x, sums = [], None
+        grads_of_x: List[Tensor] = []
+        sums: Optional[List[Tensor]] = None
         size = 4 * ctx.size  # fewer calls of autograd
         for part, part_grad in zip(x.split(size), grad.split(size)):
             part = part.detach().requires_grad_(of_x)
@@ -186,16 +189,16 @@ class _InBlocks(torch.autograd.Function):
             if of_x:
                 grads_of_x.append(grads.pop(0))
             sums = grads if sums is None else [old.add_(new) for old, new in zip(sums, grads)]
-        sums = iter(sums)
+        of_all = iter(sums or ())
         return (
             None, None, torch.cat(grads_of_x) if of_x else None,
-            *(next(sums) if need else None for need in of_weights),
+            *(next(of_all) if need else None for need in of_weights),
         )  # fmt: skip
 
 
 def _rows_in_blocks(function: Callable, size: int, x: Tensor, *weights: Tensor) -> Tensor:
     """``function`` of rows ``(rows, C)``, for ``size`` rows at a time."""
-    out = None
+    out: Any = None
     for i, part in enumerate(x.split(size)):
         result = function(part, *weights)
         if out is None:

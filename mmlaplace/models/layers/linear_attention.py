@@ -1,4 +1,4 @@
-from typing import Optional, Tuple
+from typing import Optional, Sequence
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -26,7 +26,7 @@ def linear_attention(
     k: Tensor,
     v: Tensor,
     eps: float = 1e-6,
-    numerator: Optional[Tuple[Tensor, Tensor]] = None,
+    numerator: Optional[Sequence[Tensor]] = None,
 ) -> Tensor:
     r"""Attention whose weights are products of features, without an N x N matrix.
 

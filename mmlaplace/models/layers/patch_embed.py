@@ -6,7 +6,7 @@ from mmengine.model import BaseModule, Sequential
 from torch import Tensor
 
 from .build import build_map_norm, build_token_norm
-from .feature_map import channels_last, map_to_tokens
+from .feature_map import channels_last, map_to_tokens, shape_of_map
 
 
 def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
@@ -55,7 +55,7 @@ class OverlapPatchEmbed(BaseModule):
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
         x = self.projection(channels_last(x))  # (B, C, H', W')
-        return self.norm(map_to_tokens(x)), tuple(x.shape[2:])
+        return self.norm(map_to_tokens(x)), shape_of_map(x)
 
 
 class PatchEmbed(BaseModule):
@@ -88,7 +88,7 @@ class PatchEmbed(BaseModule):
     ) -> None:
         super().__init__()
         self.projection = nn.Conv2d(in_channels, embed_dims, patch_size, stride=patch_size)
-        self.norm = nn.Identity()
+        self.norm: nn.Module = nn.Identity()
         if norm:
             self.norm = build_token_norm(norm_cfg or dict(type='LN'), embed_dims)
         self.patch_size = patch_size
@@ -96,7 +96,7 @@ class PatchEmbed(BaseModule):
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
         x = self.projection(pad_to_multiple(channels_last(x), self.patch_size))  # (B, C, H', W')
-        return self.norm(map_to_tokens(x)), tuple(x.shape[2:])
+        return self.norm(map_to_tokens(x)), shape_of_map(x)
 
 
 class PatchMerging(BaseModule):
@@ -130,7 +130,7 @@ class PatchMerging(BaseModule):
         x = x.permute(0, 2, 4, 5, 3, 1).flatten(
             3
         )  # (B, H', W', 4 * C_in), the four column by column
-        return self.reduction(self.norm(x.flatten(1, 2))), tuple(x.shape[1:3])
+        return self.reduction(self.norm(x.flatten(1, 2))), (x.shape[1], x.shape[2])
 
 
 class ConvPatchEmbed(BaseModule):
@@ -173,4 +173,4 @@ class ConvPatchEmbed(BaseModule):
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
         x = self.layers(channels_last(x))  # (B, C, H', W')
-        return map_to_tokens(x), tuple(x.shape[2:])
+        return map_to_tokens(x), shape_of_map(x)

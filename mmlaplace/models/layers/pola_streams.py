@@ -1,4 +1,4 @@
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -67,7 +67,7 @@ class PolaStreams(_native.Function):
 
     @staticmethod
     def forward(
-        ctx, q: Tensor, power: Tensor, shift: Tensor, sums: Tensor, eps: float
+        ctx: Any, q: Tensor, power: Tensor, shift: Tensor, sums: Tensor, eps: float
     ) -> Tensor:  # sums: (B, heads, 2d, d + 2), with the means
         out = native.pola_streams(q, power, shift, sums, eps)
         ctx.save_for_backward(q, power, shift, sums, out)
@@ -75,7 +75,7 @@ class PolaStreams(_native.Function):
         return out
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         q, power, shift, sums, out = ctx.saved_tensors
         if torch.is_grad_enabled():  # second derivatives need a graph
 

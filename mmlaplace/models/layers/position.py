@@ -1,5 +1,5 @@
 import functools
-from typing import Optional, Set, Tuple
+from typing import Optional, Sequence, Set, Tuple
 
 import torch
 import torch.nn as nn
@@ -84,7 +84,7 @@ class RotaryEmbedding2D(nn.Module):
             return x if table is None else turn(upcast(x)[0], table, self.form).to(x.dtype)
 
 
-def resize_map(x: Tensor, hw_shape: Tuple[int, int], mode: str = 'bilinear') -> Tensor:
+def resize_map(x: Tensor, hw_shape: Sequence[int], mode: str = 'bilinear') -> Tensor:
     """Interpolate a map ``(B, C, H, W)`` to another size.
 
     It is computed in at least fp32. A map that has that size is returned unchanged, and so is a
@@ -123,6 +123,8 @@ class PositionEmbedding(BaseModule):
         >>> position(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
         torch.Size([1, 171, 64])
     """
+
+    cls_token: Optional[nn.Parameter]
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch.nn as nn
 import torch.nn.functional as F
@@ -25,7 +25,7 @@ class SharedConv2d(nn.Conv2d):
         (torch.Size([1, 64, 5, 9]), torch.Size([16, 1, 3, 3]))
     """
 
-    def __init__(self, *args, interleaved: bool = False, **kwargs) -> None:
+    def __init__(self, *args: Any, interleaved: bool = False, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.interleaved = interleaved
 

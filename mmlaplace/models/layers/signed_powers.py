@@ -1,4 +1,4 @@
-from typing import Tuple
+from typing import Any, Tuple
 
 import torch
 from torch import Tensor
@@ -67,11 +67,11 @@ class SignedPowers(torch.autograd.Function):
         return parts.clamp_min_(0)
 
     @staticmethod
-    def setup_context(ctx, inputs: Tuple[Tensor, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: Tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs, output)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, Tensor, Tensor]:
         x, power, shift, output = ctx.saved_tensors
         if native.fits(x) and not torch.is_grad_enabled():  # second derivatives need a graph
             return native.signed_powers_backward(grad, x, power, shift)

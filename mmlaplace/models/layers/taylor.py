@@ -1,3 +1,5 @@
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -47,7 +49,7 @@ def taylor_features(x: Tensor) -> Tensor:
     return torch.cat([F.pad(x, (1, 0), value=1.0), *products], dim=-1)
 
 
-def taylor_attention(attention: object, q: Tensor, k: Tensor, v: Tensor, eps: float) -> Tensor:
+def taylor_attention(attention: Any, q: Tensor, k: Tensor, v: Tensor, eps: float) -> Tensor:
     r"""Attention with the Taylor series of the exponential for the exponential.
 
     .. math::

@@ -3,13 +3,15 @@
 A side or a shift is a number for both axes, or a pair for rows and columns.
 """
 
-from typing import Tuple, Union
+from typing import Any, Tuple, Union
 
 import torch
 from torch import Tensor
 
 from mmlaplace.ops._checks import is_compiling
 from mmlaplace.ops.backend import ceil_div, exporting
+
+from .feature_map import shape_of_map
 
 Sides = Union[int, Tuple[int, int]]
 
@@ -77,7 +79,7 @@ def shifted_window_mask(
         places = torch.arange(padded, device=device)
         regions.append((places >= padded - length).int() + (places >= padded - step).int())
     region = 3 * regions[0][:, None] + regions[1][None, :]
-    windows = split_windows(region.view(1, -1, 1), region.shape, side)[..., 0]
+    windows = split_windows(region.view(1, -1, 1), shape_of_map(region), side)[..., 0]
     return windows[:, :, None] == windows[:, None, :]
 
 
@@ -100,11 +102,11 @@ class Rearrange(torch.autograd.Function):
         return rows.masked_fill_(empty, 0)
 
     @staticmethod
-    def setup_context(ctx, inputs: Tuple[Tensor, ...], output: Tensor) -> None:
+    def setup_context(ctx: Any, inputs: Tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs[1:])
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Tensor, None, None]:
         taken, back = ctx.saved_tensors
         return Rearrange.apply(grad, back, taken), None, None
 
@@ -147,4 +149,4 @@ def wrapped(places: Tensor, size: int) -> Tensor:
 
 
 def _pair(value: Sides) -> Tuple[int, int]:
-    return (value, value) if isinstance(value, int) else tuple(value)
+    return (value, value) if isinstance(value, int) else (value[0], value[1])

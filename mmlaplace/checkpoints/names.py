@@ -1,0 +1,63 @@
+"""Names of tensors: without wrappers' prefixes, of older versions, and under a prefix."""
+
+import re
+from collections import Counter
+from typing import Collection, Dict, Iterable, List
+
+from torch import Tensor
+
+
+def plain_names(names: Iterable[str]) -> Dict[str, str]:
+    """Names without torch.compile's ``_orig_mod``, with the old ones; the same if two collide."""
+    names = list(names)
+    plain = {'.'.join(p for p in name.split('.') if p != '_orig_mod'): name for name in names}
+    return plain if len(plain) == len(names) else dict(zip(names, names))
+
+
+def count_prefixes(keys: Iterable[str], names: Iterable[str]) -> Counter:
+    """How many of ``names`` come after each prefix of ``keys`` that ends with a dot."""
+    wanted, counts = set(names), Counter[str]()
+    for key in keys:
+        parts = key.split('.')
+        for i in range(len(parts)):
+            if '.'.join(parts[i:]) in wanted:
+                counts[''.join(f'{part}.' for part in parts[:i])] += 1
+    return counts
+
+
+def first_names(names: List[str]) -> str:
+    """The number of names, and the first three, for messages."""
+    return f'{len(names)}' + (f' ({", ".join(names[:3])}{", …" * (len(names) > 3)})' * bool(names))
+
+
+# What tensors of version 0.1 are called now.
+OLD_NAMES = {
+    r'\battn\.(_orig_mod\.)?query_gate\.': r'attn.\1qkv.',
+    r'\battn\.(_orig_mod\.)?key_value\.': r'attn.\1kv.',
+    r'\battn\.(_orig_mod\.)?reduction\.': r'attn.\1sr.',
+    r'\battn\.(_orig_mod\.)?sample\.': r'attn.\1landmarks.',
+    r'\battn\.(_orig_mod\.)?local\.': r'attn.\1lepe.',
+    r'\bffn\.(_orig_mod\.)?local\.': r'ffn.\1dwconv.',
+    r'\bposition\.(_orig_mod\.)?class_(token|position)$': r'position.\1cls_\2',
+}
+
+
+def rename_old_tensors(state_dict: Dict[str, Tensor], own: Collection[str]) -> None:
+    """Bring names of version 0.1 to those of today, in place.
+
+    Args:
+        state_dict: Of a checkpoint, under any prefix.
+        own: Names of the module that it is for. A tensor is renamed only if the module has no
+            tensor of its old name, and one of its new name: others may use the old words too.
+    """
+
+    def known(name: str) -> bool:
+        parts = name.split('.')
+        return any('.'.join(parts[i:]) in own for i in range(len(parts)))
+
+    for name in list(state_dict):
+        new = name
+        for old, now in OLD_NAMES.items():
+            new = re.sub(old, now, new)
+        if new != name and new not in state_dict and known(new) and not known(name):
+            state_dict[new] = state_dict.pop(name)
