@@ -222,51 +222,43 @@ def test_every_op_with_a_backend_has_an_example():
     assert set(library.EXAMPLES) == {name for name in _native.AVAILABLE if not name.startswith('_')}
 
 
-def test_mmcv_without_its_ops(hide, report):
-    hide('mmcv._ext')
-    status, findings, problems = report()
-    assert (status, problems) == (1, ['mmcv._ext'])
-    tools, build, uninstall, install = findings['ops of mmcv', 'mmcv._ext']['fix'].splitlines()
+@pytest.mark.parametrize(
+    ('hidden', 'problems', 'check', 'name', 'found', 'fix'),
+    [
+        (['mmcv._ext'], ['mmcv._ext'], 'ops of mmcv', 'mmcv._ext', 'mmpretrain works', '-*.whl'),
+        (['mmcv._ext', 'mmdet', 'mmseg'], [], 'ops of mmcv', 'mmcv._ext',
+         'mmpretrain works, mmdet and mmseg need them', '-*.whl'),
+        (['mmseg'], [], 'versions', 'mmseg', 'not installed',
+         f'{MMSEG}=={TESTED["mmseg"][MMSEG][1]}'),
+        (['mmcv', *PACKAGES], [*PACKAGES], 'versions', 'mmcv', 'not installed', '-*.whl'),
+    ],
+)  # fmt: skip
+def test_missing_packages(hide, report, hidden, problems, check, name, found, fix):
+    hide(*hidden)
+    status, findings, found_problems = report()
+    assert (status, sorted(found_problems)) == (bool(problems), sorted(problems))
+    finding = findings[check, name]
+    assert finding['status'] == ('problem' if name in problems else 'note')
+    assert found in finding['found']
+    assert finding['fix'].splitlines()[-1].endswith(fix)
+    types = {package for title, package in findings if title == 'types'}
+    assert types == set(PACKAGES) - set(hidden)
+    if 'mmcv' in hidden:  # with its ops comes first
+        assert ' wheel --no-cache-dir ' in findings['versions', 'mmdet']['fix']
+
+
+def test_commands_that_install_what_is_missing(hide, monkeypatch):
+    tools, build, uninstall, _ = fixes.install('mmcv').splitlines()
     assert "'setuptools>=80,<82' wheel ninja" in tools
     assert 'wheel --no-cache-dir --no-build-isolation --no-deps' in build
     assert build.endswith(fixes.pinned('mmcv'))
     assert 'uninstall -y mmcv onedl-mmcv mmcv-lite' in uninstall
-    assert install.endswith('-*.whl')
-
-
-def test_mmcv_needs_no_ops_for_mmpretrain_alone(hide, report, monkeypatch):
-    hide('mmcv._ext', 'mmdet', 'mmseg')
-    status, findings, _ = report()
-    assert status == 0
-    finding = findings['ops of mmcv', 'mmcv._ext']
-    assert finding['status'] == 'note'
-    assert 'mmpretrain works, mmdet and mmseg need them' in finding['found']
     # In an environment of set-up one command adds the rest.
+    hide('mmcv._ext', 'mmdet', 'mmseg')
     monkeypatch.setattr(packages, 'complete_set_up', lambda: 'bash tools/setup_env.sh')
-    status, findings, _ = report()
-    assert status == 0
-    lacking = [name for (_, name), found in findings.items() if 'setup_env.sh' in found['fix']]
+    findings = [*packages.check_versions(), *packages.check_mmcv_ops()]
+    lacking = [finding.name for finding in findings if 'setup_env.sh' in finding.fix]
     assert lacking == ['mmdet', 'mmseg', 'mmcv._ext']
-
-
-def test_one_toolbox_missing_is_a_note(hide, report):
-    hide('mmseg')
-    status, findings, _ = report()
-    assert status == 0
-    finding = findings['versions', 'mmseg']
-    assert (finding['status'], finding['found']) == ('note', 'not installed')
-    assert finding['fix'].splitlines()[-1].endswith(f'{MMSEG}=={TESTED["mmseg"][MMSEG][1]}')
-    assert ('types', 'mmseg') not in findings
-    assert findings['types', 'mmdet']['status'] == 'ok'
-
-
-def test_no_toolbox_is_a_problem(hide, report):
-    hide('mmcv', *PACKAGES)
-    status, findings, problems = report()
-    assert (status, sorted(problems)) == (1, sorted(PACKAGES))
-    # Each needs mmcv with its ops first.
-    assert ' wheel --no-cache-dir ' in findings['versions', 'mmdet']['fix']
-    assert findings['versions', 'mmcv']['status'] == 'note'
 
 
 @pytest.mark.parametrize(
