@@ -34,9 +34,8 @@ def example(toolbox: str) -> str:
 
 
 def train_step(model, data: dict) -> dict:
-    optim_wrapper = build_optim_wrapper(
-        model, dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=1e-3))
-    )
+    cfg = dict(type='OptimWrapper', optimizer=dict(type='SGD', lr=1e-3))
+    optim_wrapper = build_optim_wrapper(model, cfg)
     quiet_init(model)
     model.train()
     data = model.data_preprocessor(data, training=True)
@@ -62,59 +61,58 @@ def images(count: int, height: int, width: int) -> list:
     return [torch.randint(0, 256, (3, height, width), dtype=torch.uint8) for _ in range(count)]
 
 
+def trained(toolbox, backbone, settings, data):
+    """The losses of a step of the example, with other settings of the model."""
+    models, config = build(toolbox, backbone)
+    config.merge_from_dict({f'model.{key}': value for key, value in settings.items()})
+    with DefaultScope.overwrite_default_scope(toolbox):
+        return train_step(models.build(config.model), data())
+
+
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize('backbone', BACKBONES)
 def test_mmpretrain_trains_a_classifier(backbone):
-    models, config = build('mmpretrain', backbone)
-    from mmpretrain.structures import DataSample
+    def data():
+        from mmpretrain.structures import DataSample
 
-    config.model.head.in_channels = 64
-    with DefaultScope.overwrite_default_scope('mmpretrain'):
-        model = models.build(config.model)
         samples = [DataSample().set_gt_label(i) for i in range(2)]
-        losses = train_step(model, dict(inputs=images(2, 64, 64), data_samples=samples))
-    assert 'loss' in losses
+        return dict(inputs=images(2, 64, 64), data_samples=samples)
+
+    assert 'loss' in trained('mmpretrain', backbone, {'head.in_channels': 64}, data)
 
 
 @pytest.mark.parametrize('backbone', FAST)
 def test_mmdet_trains_a_detector(backbone):
-    models, config = build('mmdet', backbone)
-    from mmdet.structures import DetDataSample
-    from mmengine.structures import InstanceData
+    def data():
+        from mmdet.structures import DetDataSample
+        from mmengine.structures import InstanceData
 
-    config.model.neck.in_channels = [32, 48, 64]
-    with DefaultScope.overwrite_default_scope('mmdet'):
-        model = models.build(config.model)
         samples = []
         for shape in [(96, 128), (90, 100)]:
             sample = DetDataSample(metainfo=dict(img_shape=shape, pad_shape=shape))
-            sample.gt_instances = InstanceData(
-                bboxes=torch.tensor([[8.0, 8.0, 60.0, 70.0]]), labels=torch.tensor([3])
-            )
+            boxes = torch.tensor([[8.0, 8.0, 60.0, 70.0]])
+            sample.gt_instances = InstanceData(bboxes=boxes, labels=torch.tensor([3]))
             samples.append(sample)
-        inputs = images(1, 96, 128) + images(1, 90, 100)
-        losses = train_step(model, dict(inputs=inputs, data_samples=samples))
-    assert 'loss_cls' in losses
+        return dict(inputs=images(1, 96, 128) + images(1, 90, 100), data_samples=samples)
+
+    assert 'loss_cls' in trained('mmdet', backbone, {'neck.in_channels': [32, 48, 64]}, data)
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize('backbone', BACKBONES)
 def test_mmseg_trains_a_segmentor(backbone):
-    models, config = build('mmseg', backbone)
-    from mmengine.structures import PixelData
-    from mmseg.structures import SegDataSample
+    def data():
+        from mmengine.structures import PixelData
+        from mmseg.structures import SegDataSample
 
-    config.model.neck.in_channels = [16, 32, 48, 64]
-    config.model.data_preprocessor.size = (96, 96)  # padded as to 512 x 512, in a tenth of the time
-    with DefaultScope.overwrite_default_scope('mmseg'):
-        model = models.build(config.model)
-        samples = []
-        for _ in range(2):
-            sample = SegDataSample(metainfo=dict(img_shape=(64, 96)))
+        samples = [SegDataSample(metainfo=dict(img_shape=(64, 96))) for _ in range(2)]
+        for sample in samples:
             sample.gt_sem_seg = PixelData(data=torch.randint(0, 150, (1, 64, 96)))
-            samples.append(sample)
-        losses = train_step(model, dict(inputs=images(2, 64, 96), data_samples=samples))
-    assert 'decode.loss_ce' in losses
+        return dict(inputs=images(2, 64, 96), data_samples=samples)
+
+    # Padded as to 512 x 512, in a tenth of the time.
+    settings = {'neck.in_channels': [16, 32, 48, 64], 'data_preprocessor.size': (96, 96)}
+    assert 'decode.loss_ce' in trained('mmseg', backbone, settings, data)
 
 
 @pytest.mark.parametrize('approximate', ['none', 'tanh'])
