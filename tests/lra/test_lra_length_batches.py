@@ -40,18 +40,16 @@ def test_what_is_left_over_comes_from_the_shortest_on(tmp_path):
 
 @pytest.mark.parametrize('drop_last', [False, True])
 def test_the_number_of_batches_is_known_before(dataset, drop_last):
-    found = batches(dataset, drop_last=drop_last)
-    sampler = DefaultSampler(dataset, shuffle=False)
-    assert len(found) == len(LengthBatchSampler(sampler, 4, drop_last=drop_last))
+    sampler = LengthBatchSampler(DefaultSampler(dataset), 4, drop_last=drop_last)
+    found = list(sampler)
+    assert len(found) == len(sampler)
     assert drop_last == all(len(batch) == 4 for batch in found)
 
 
 def test_a_width_puts_neighbouring_lengths_together(dataset):
-    groups = {
-        frozenset((LENGTHS[i] - 1) // 2 for i in batch) for batch in batches(dataset, width=2)
-    }
-    assert {frozenset({0}), frozenset({1}), frozenset({2})} <= groups
-    with pytest.raises(ValueError, match='width must be at least 1, got 0'):
+    groups = [{(LENGTHS[i] - 1) // 2 for i in batch} for batch in batches(dataset, width=2)]
+    assert all({group} in groups for group in range(3))
+    with pytest.raises(ValueError, match='width must .*got 0'):
         batches(dataset, width=0)
 
 
