@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from conftest import doubles, make_attention, split_heads
 from mmengine.registry import MODELS
 
-from mmlaplace.analysis.recording import Mixed, attention_matrix
 from mmlaplace.models.layers import elu_plus_one
 from mmlaplace.models.layers.taylor import taylor_features, taylor_width
 
@@ -198,28 +197,6 @@ def test_linformer_takes_the_first_rows_as_its_authors_do():
     check(attention.mix(q, k, v, (2, 5)), expected)
     with pytest.raises(ValueError, match=r'16 tokens at most.*got 20 of a map \(4, 5\)'):
         attention.mix(*doubles(3, 1, 2, 20, 8), (4, 5))
-
-
-def test_values_of_linformer_may_be_its_keys():
-    attention = build('LinformerAttention', num_landmarks=3, share_kv=True)
-    parts = attention.project(doubles(1, 16, 16), (4, 4))
-    assert attention.value_sums is None and torch.equal(parts.k, parts.v)
-    assert attention.qkv.out_features == 32
-
-
-def test_heads_of_linformer_share_keys_values_and_what_is_learned_of_them():
-    one, own = (build('LinformerAttention', one_kv_head=flag) for flag in (True, False))
-    state = dict(one.state_dict())
-    for name in ('qkv.weight', 'qkv.bias'):
-        query, *shared = state[name].split([16, 8, 8])
-        state[name] = torch.cat([query, *(torch.cat([part, part]) for part in shared)])
-    own.load_state_dict(state)
-    x = doubles(2, 15, 16)
-    check(one(x, (3, 5)), own(x, (3, 5)))
-    # A map of the weights can be drawn of every head.
-    q, k, v = one.heads(one.project(x, (3, 5)), (3, 5))
-    weights = attention_matrix(Mixed(0, 0, one, q, k, v, (3, 5), {}, (3, 5), one))
-    check(weights @ v[0], one.mix(q, k, v, (3, 5))[0])
 
 
 def test_features_of_performer_estimate_softmax():

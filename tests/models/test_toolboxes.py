@@ -129,11 +129,6 @@ def test_one_gelu_serves_backbone_neck_and_head(approximate):
         assert found and {m.approximate for m in found} == {approximate}
 
 
-@pytest.mark.parametrize('toolbox', ['mmpretrain', 'mmdet', 'mmseg'])
-def test_examples_are_short(toolbox):
-    assert len(example(toolbox).strip().splitlines()) <= 18
-
-
 def test_the_library_does_not_import_the_toolboxes():
     # The check of exports compares with what the toolboxes predict.
     left_out = 'deployment/verification.py'

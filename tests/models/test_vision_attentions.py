@@ -41,19 +41,6 @@ def test_widths_of_its_own_run_on_any_map_with_gradients(name, options, out):
     torch.testing.assert_close(y, alone, **CLOSE)
 
 
-@pytest.mark.parametrize(('name', 'options'), [
-    ('InLineAttention', dict(kernel='exp')), ('MALAAttention', dict(rope=False)),
-    ('RALAAttention', dict(rope=False)), ('MLLAAttention', dict(rope=False)),
-    ('MHLAAttention', dict(grid=3)), ('EcoFormerAttention', {}),
-])  # fmt: skip
-def test_rows_of_weights_sum_to_one(name, options):
-    attention = build(name, **options)
-    q, k = doubles(2, 1, 2, 35, 8)
-    ones = torch.ones_like(q)
-    # Epsilons of 1e-6 beside normalisers of at least 0.01.
-    torch.testing.assert_close(attention.mix(q, k, ones, (5, 7)), ones, atol=1e-4, rtol=0)
-
-
 def test_mixture_of_blocks_equals_the_formula():
     attention = build('MHLAAttention', grid=2)
     q, k, v = doubles(3, 1, 2, 35, 8)
