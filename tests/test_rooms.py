@@ -1,0 +1,40 @@
+"""Folders of the package import only folders below them, in the order that CONTRIBUTING.md has."""
+
+import ast
+import re
+
+import pytest
+from conftest import ROOT
+
+PAGE = (ROOT / 'CONTRIBUTING.md').read_text()
+ROOMS = re.findall(r'^\| `mmlaplace/([\w.]+)/?` \|', PAGE, re.MULTILINE)  # the topmost first
+PACKAGE = ROOT / 'mmlaplace'
+
+
+def imported(file) -> set:
+    """The rooms that a file imports, at its top or in a function."""
+    found = set()
+    place = file.relative_to(PACKAGE).parent.parts
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = place[: len(place) - node.level + 1]
+            names = node.module.split('.') if node.module else []
+            path = [*base, *names]
+            found |= {path[0]} if path else {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and (node.module or '').startswith('mmlaplace.'):
+            found.add(node.module.split('.')[1])
+    return {name if (PACKAGE / name).is_dir() else f'{name}.py' for name in found}
+
+
+def test_every_room_is_in_the_table():
+    folders = {path.parent.name for path in PACKAGE.glob('*/__init__.py')}
+    files = {path.name for path in PACKAGE.glob('*.py')} - {'__init__.py', '_moved.py'}
+    assert set(ROOMS) == folders | files
+
+
+@pytest.mark.parametrize('room', ROOMS)
+def test_a_room_imports_only_those_below_it(room):
+    place = PACKAGE / room
+    below = set(ROOMS[ROOMS.index(room) :])
+    for file in place.rglob('*.py') if place.is_dir() else [place]:
+        assert imported(file) <= below | {'__version__.py'}, file
