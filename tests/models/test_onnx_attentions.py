@@ -1,4 +1,4 @@
-"""Every attention and family as an ONNX graph of standard operators, in ONNX Runtime."""
+"""Every attention as an ONNX graph of standard operators, in ONNX Runtime."""
 
 import pytest
 import torch
@@ -27,8 +27,9 @@ NEW_EXPORTER = {
     ),
 }  # fmt: skip
 HW, OTHERS = (9, 10), [(1, 9, 10), (3, 11, 13), (2, 7, 16)]
+VERSION = tuple(map(int, torch.__version__.split('.')[:2]))
 needs_dynamo = pytest.mark.skipif(
-    tuple(map(int, torch.__version__.split('.')[:2])) < (2, 7),
+    VERSION < (2, 7),
     reason='the new exporter takes dynamic shapes since torch 2.7',
 )
 

@@ -24,36 +24,27 @@ def soft_stages(**options):
     return [dict(options, pool_ratio=ratio, num_landmarks=None) for ratio in (8, 4, 2)] + [None]
 
 
+LAP, SOFTPP = dict(type='LaplacianFormer'), dict(type='SOFTPlusPlus')
 # What 0.1 called otherwise is written as today.
 CASES = {
-    'laplacian': dict(type='LaplacianFormer'),
-    'laplacian_pool_ratio': dict(
-        type='LaplacianFormer', attn_cfg=dict(per_stage=dict(pool_ratio=(8, 4, 2, 1)))
-    ),
-    'laplacian_shared_qk': dict(
-        type='LaplacianFormer', attn_cfg=dict(qkv='shared_qk', num_landmarks=16)
-    ),
+    'laplacian': LAP,
+    'laplacian_pool_ratio': dict(LAP, attn_cfg=dict(per_stage=dict(pool_ratio=(8, 4, 2, 1)))),
+    'laplacian_shared_qk': dict(LAP, attn_cfg=dict(qkv='shared_qk', num_landmarks=16)),
     'laplacian_literal_gaussian': dict(
-        type='LaplacianFormer',
-        attn_cfg=dict(
-            kernel='gaussian', whitening='literal', bandwidth=2.0, solver='newton_schulz'
-        ),
+        LAP, attn_cfg=dict(kernel='gaussian', whitening='literal', bandwidth=2.0,
+                           solver='newton_schulz'),
     ),
-    'laplacian_softmax': dict(type='LaplacianFormer', attn_cfg=dict(type='SoftmaxAttention')),
-    'softpp': dict(type='SOFTPlusPlus'),
+    'laplacian_softmax': dict(LAP, attn_cfg=dict(type='SoftmaxAttention')),
+    'softpp': SOFTPP,
     'soft': dict(type='SOFT'),
-    'softpp_cls_token': dict(type='SOFTPlusPlus', out_indices=(3,), out_type='cls_token'),
+    'softpp_cls_token': dict(SOFTPP, out_indices=(3,), out_type='cls_token'),
     'soft_average': dict(
-        type='SOFTPlusPlus',
-        with_cls_token=False,
+        SOFTPP, with_cls_token=False,
         attn_cfg=soft_stages(landmark_method='pool', newton_start_per='batch', lepe_kernel=3),
     ),
-    'soft_first': dict(
-        type='SOFTPlusPlus', attn_cfg=soft_stages(landmark_method='first', lepe_kernel=3)
-    ),
+    'soft_first': dict(SOFTPP, attn_cfg=soft_stages(landmark_method='first', lepe_kernel=3)),
     'soft_random': dict(
-        type='SOFTPlusPlus',
-        attn_cfg=dict(landmark_method='random', num_landmarks=9, pool_ratio=None),
+        SOFTPP, attn_cfg=dict(landmark_method='random', num_landmarks=9, pool_ratio=None)
     ),
     'pola_pvt': dict(type='PolaFormerPVT'),
     'pola_pvt_reduced': dict(
@@ -66,7 +57,7 @@ CASES = {
         attn_cfg=dict(even_windows=False, per_stage=dict(window_size=(7, 5, 3, 2))),
     ),
     'pola_deit': dict(type='PolaFormerDeiT', arch=ONE),
-}
+}  # fmt: skip
 
 
 def weights_of_0_1(names_and_shapes):
