@@ -7,7 +7,6 @@ from conftest import doubles, make_attention, split_heads
 from mmengine.registry import MODELS
 
 from mmlaplace.models.layers import elu_plus_one
-from mmlaplace.models.layers.taylor import taylor_features, taylor_width
 
 CLASSIC = {
     'LinearAttention': {}, 'EfficientLinearAttention': {}, 'PerformerAttention': {},
@@ -87,15 +86,6 @@ def test_both_forms_of_a_taylor_attention_are_one_function(name, options):
     assert torch.equal(auto.mix(*few, (4, 4)), direct.mix(*few, (4, 4)))
     if 'output_normalized' in options:  # larger by the root of tokens over channels of a head
         check(out, build(name, embed_dims=8).mix(q, k, v, (5, 6)) * (30 / 4) ** 0.5)
-
-
-@pytest.mark.parametrize('channels', [1, 2, 7, 16])
-def test_products_of_taylor_features_are_the_series(channels):
-    x, y = doubles(2, 3, channels), doubles(2, 5, channels)
-    features, scores = taylor_features(x), x @ y.mT
-    check(features @ taylor_features(y).mT, 1 + scores + scores.square() / 2)
-    assert features.shape == (2, 3, taylor_width(channels))
-    assert taylor_width(channels) <= 1 + 2 * channels + channels**2 / 2
 
 
 def test_hydra_gives_the_same_on_a_map_of_repeated_tokens():
@@ -255,23 +245,6 @@ def test_shared_queries_beside_a_class_token_are_the_keys_of_softmax():
     check(attention(x, (4, 4)), attention.proj((weights @ value).transpose(1, 2).flatten(2)))
 
 
-def full(q, v):
-    """Attention of Reformer among all tokens."""
-    scores = q @ F.normalize(q, dim=-1).mT / q.shape[-1] ** 0.5
-    scores = scores.masked_fill(torch.eye(q.shape[2], dtype=bool), -5e4)
-    return scores.softmax(-1) @ v
-
-
-@pytest.mark.parametrize(('tokens', 'bucket_size'), [(13, 13), (13, 7), (13, 12), (14, 7)])
-def test_reformer_is_full_attention_where_two_chunks_hold_all_tokens(tokens, bucket_size):
-    attention = build('ReformerAttention', bucket_size=bucket_size, num_hashes=1)
-    q, grad, v = doubles(3, 2, 2, tokens, 8)
-    inputs = [q.requires_grad_(), v.requires_grad_()]
-    outs = attention.mix(q, q, v, (1, tokens)), full(q, v)
-    check(*outs)
-    check_gradients(outs, inputs, grad)
-
-
 @pytest.mark.parametrize('duplicates', [True, False])
 @pytest.mark.parametrize(
     ('tokens', 'bucket_size', 'num_hashes'),
@@ -290,19 +263,6 @@ def test_both_forms_of_reformer_are_one_function(tokens, bucket_size, num_hashes
     check_gradients(outs, inputs, grad)
     cheaper = outs[tokens > 2 * bucket_size * num_hashes]
     assert torch.equal(auto.mix(q, q, v, (1, tokens)), cheaper)
-
-
-def test_a_pair_that_meets_in_every_round_counts_once():
-    """Where each round puts all tokens side by side, it is full attention."""
-    q, v = doubles(2, 1, 2, 12, 8)
-    for options, alike in (
-        (dict(bucket_size=6, num_hashes=1), True), (dict(bucket_size=2, num_hashes=4), False),
-    ):  # fmt: skip
-        once, often = (
-            build('ReformerAttention', duplicates=d, **options).mix(q, q, v, (3, 4))
-            for d in (False, True)
-        )
-        assert ((once - often).abs().max() < 1e-9) == alike
 
 
 def test_tokens_of_reformer_are_mixed_by_weights_that_sum_to_one():

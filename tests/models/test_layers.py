@@ -177,17 +177,6 @@ def test_patch_embeddings_copy_no_tokens(kind, batch):
         assert embed(tokens_to_map(x, hw_shape))[0].is_contiguous()
 
 
-@pytest.mark.parametrize('kind', EMBEDDINGS)
-def test_patch_embeddings_take_maps_of_any_order(kind):
-    embed = EMBEDDINGS[kind]().double().eval()
-    x = doubles(2, 16, 9, 14)
-    tokens, hw_shape = embed(x)
-    others, other_shape = embed(x.to(memory_format=torch.channels_last))
-    assert hw_shape == other_shape == (5, 7)
-    # fp64 sums in another order.
-    torch.testing.assert_close(tokens, others, rtol=0, atol=1e-12)
-
-
 @pytest.mark.parametrize('hw_shape', [(4, 6), (5, 7)])
 def test_patch_merging_puts_the_four_column_by_column(hw_shape):
     merging, x = PatchMerging(3, 8), torch.randn(2, 3, *hw_shape)
@@ -388,17 +377,7 @@ def test_columns_that_have_converged_stay_as_they_are():
         out = conjugate_gradient_inverse(mat, num_iters, ridge=0.0)
         assert torch.equal(out[0], torch.eye(5, dtype=torch.float64) / 2)
     torch.testing.assert_close(out[1], torch.linalg.inv(mat[1]), rtol=1e-12, atol=1e-12)
-
-
-def test_few_steps_of_conjugate_gradients_are_an_approximation_that_gets_better():
-    mat = positive(4, 40, condition=1000.0)
-    exact = torch.linalg.inv(mat)
-    errors = [
-        (conjugate_gradient_inverse(mat, steps, ridge=0.0) - exact).norm().item()
-        for steps in (5, 10, 20, 40, 80)
-    ]
-    assert errors == sorted(errors, reverse=True)
-    assert errors[-1] < 1e-8 * exact.norm()  # converged: rounding times the condition, 1e-13
-    assert errors[2] > 1e-3 * exact.norm()  # 20 steps are too few for a condition of 1000
-    with pytest.raises(ValueError, match='num_iters must be at least 1, got 0'):
+    few = conjugate_gradient_inverse(mat, 2, ridge=0.0)
+    assert (few[1] - out[1]).norm() > 1e-3 * out[1].norm()  # an approximation
+    with pytest.raises(ValueError, match='got 0'):
         conjugate_gradient_inverse(mat, 0)
