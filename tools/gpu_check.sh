@@ -58,7 +58,7 @@ tail_lines=30 step backbone "$python" tools/benchmarks/benchmark_backbone.py --d
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
         step "sanitizer_$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 "$python" -m pytest -q \
-            -p no:cacheprovider tests/ops/test_kernels.py tests/ops/test_inverse.py \
+            -p no:cacheprovider tests/ops/test_kernels.py tests/ops/test_inverse.py tests/ops/test_contracts.py \
             -k 'native-cuda and (formula or strides or inverts)'
     done
 else

@@ -50,7 +50,8 @@ def fp32_under_autocast(function: Callable) -> Callable:
 
     @functools.wraps(function)
     def under_any_autocast(*args, **kwargs):
-        device = next((arg.device for arg in args if isinstance(arg, Tensor)), None)
+        given = (*args, *kwargs.values())
+        device = next((value.device for value in given if isinstance(value, Tensor)), None)
         if device is None or not autocasting(device):
             return function(*args, **kwargs)
         with no_autocast(device):

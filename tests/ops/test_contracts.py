@@ -143,7 +143,9 @@ def test_under_autocast_ops_read_halves_or_widen_them(name, backend, device):
         tensors = {}
     with torch.autocast(device, dtype=torch.bfloat16):
         out = function(*tensors.values())
+        named = function(**tensors)
     assert out.dtype == (torch.bfloat16 if name == 'nystrom_attention' else torch.float32)
+    torch.testing.assert_close(named, out, rtol=0, atol=0)  # the rule reads keywords too
     torch.testing.assert_close(out, function(*(tensor.float() for tensor in tensors.values())))
 
 
