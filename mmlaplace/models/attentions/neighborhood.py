@@ -164,7 +164,7 @@ class NeighborhoodAttention(QKVAttention):
             return out.flatten(2, 3).to(v.dtype)
 
     def _by_natten(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        from natten.functional import na2d  # type: ignore[import-not-found]  # is optional
+        from natten.functional import na2d
 
         maps = (x.transpose(1, 2).unflatten(1, hw_shape) for x in (q, k, v))  # (B, H, W, heads, d)
         out = na2d(*maps, kernel_size=self.kernel_size, dilation=self.dilation)
