@@ -1,4 +1,4 @@
-"""Token mixers, one mechanism per file. A new one is a file here and its line below."""
+"""Attentions, one mechanism per file. A new attention needs a file here and a line below."""
 
 from .additive import AdditiveAttention as AdditiveAttention
 from .agent import AgentAttention as AgentAttention

@@ -23,19 +23,19 @@ class AdditiveAttention(BaseAttention):
         \mathrm{out} = W_o \big( W_p (g \odot K) + Q \big)
 
     Time is linear, :math:`O(N C^2)`, and the state is one vector. There are no heads and no values,
-    and tokens know no positions. Norms and the sum are fp32 under any autocast.
+    and tokens know no positions. Norms and the sum run in fp32 under any autocast.
 
     The weights :math:`s / \lVert s \rVert` have unit length over the tokens and either sign, so g
-    grows with :math:`\sqrt N`: another resolution scales it. The added Q is of the formula; a host
-    adds the input beside it.
+    grows with :math:`\sqrt N`, and its scale depends on the resolution. The formula adds Q. A host
+    adds its own residual branch too.
 
     Args:
         embed_dims, input_resolution, init_cfg: As in :class:`BaseAttention`.
         num_heads: Must divide ``embed_dims``, and has no other effect.
-        expansion: Channels of queries and keys, in units of those of the output. It is what the
-            authors call heads, and 1 in their models. Default: 1.
-        out_dims: Channels of the output, for use where no shortcut goes past the attention.
-            Default: C.
+        expansion: Ratio of the channels of queries and keys to those of the output. The authors
+            call it heads, and their models have 1. Default: 1.
+        out_dims: Channels of the output. A value other than C needs a place without a residual
+            connection around the attention. Default: C.
 
     Raises:
         ValueError: If ``expansion`` or ``out_dims`` is no integer of at least 1.

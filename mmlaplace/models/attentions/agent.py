@@ -14,7 +14,7 @@ from .frame import Frame
 
 @MODELS.register_module()
 class AgentAttention(QKVAttention):
-    r"""Agent attention: a few agents gather from all tokens by softmax, and give to all tokens.
+    r"""Agent attention: a few agents attend to all tokens, and all tokens attend to the agents.
 
     Per head, with agents A (a, d), averages of the map of queries, and learned biases B:
 
@@ -22,14 +22,15 @@ class AgentAttention(QKVAttention):
         Y = \mathrm{softmax}(Q A^T / \sqrt{d} + B_2) \,
             \big[ \mathrm{softmax}(A K^T / \sqrt{d} + B_1) \, V \big]
 
-    Each bias is a 7 x 7 map of each agent, resized to the tokens, plus a term of each row and one
-    of each column. These are kept for ``input_resolution`` and resized bilinearly for other maps.
+    For each agent, a bias is a 7 x 7 map resized to the tokens, plus one term for each row and one
+    for each column. These terms are stored for ``input_resolution`` and resized bilinearly for
+    other maps.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         num_landmarks: Number a of agents, a square. Default: 49; PVT's stages have 9, 16, 49, 49.
-        agent_shape: Rows and columns of the agents, if others than the square that biases are kept
-            for, which are then resized bilinearly. Default: the square.
+        agent_shape: Rows and columns of the agents. Biases are stored for a square of
+            ``num_landmarks`` agents, and resized bilinearly to another shape. Default: the square.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='q_kv', lepe_kernel=3)``.
 
     Source: Agent Attention (arXiv 2312.08874).
@@ -75,14 +76,14 @@ class AgentAttention(QKVAttention):
         return softmax_attention(q, agents, gathered, attn_mask=spread)
 
     def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
-        """The convolution of V. A reduced map is resized bilinearly before."""
+        """The convolution of V. Before it, a reduced map is resized bilinearly."""
         if self.lepe is None:
             return None
         maps = resize_map(tokens_to_map(v, self.kv_shape(hw_shape)), hw_shape)
         return self.lepe(map_to_tokens(maps), hw_shape)
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
-        """The biases of a checkpoint for the agents and the map of this."""
+        """The biases of a checkpoint, resized to the agents and the map of this module."""
         own, agents = getattr(self, name), value.shape[1]
         if name == 'key_positions' or value.dim() != 4 or math.isqrt(agents) ** 2 != agents:
             return super().resize_weight(name, value)

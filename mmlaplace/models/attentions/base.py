@@ -33,20 +33,21 @@ class BaseAttention(KnownOptions, BaseModule):
     Args:
         embed_dims: Channels C.
         num_heads: Heads; must divide ``embed_dims``.
-        input_resolution: Height and width of the token map at the training image size, for what
-            is initialised for a size or stored at one. The forward accepts others.
+        input_resolution: Height and width of the token map at the training image size, for
+            parameters that are initialised or stored for that size. The forward accepts other
+            sizes.
         init_cfg: As in mmengine. Default: none.
 
     Attributes:
         accepts_mask: Whether the forward takes a boolean ``mask`` of the keys that each query
             sees, broadcastable to (B, heads, N, n) for n keys.
-        mixes_tokens: Whether a channel of the output is a weighted sum of that channel of the
-            values, whose weights an attention map can show.
+        mixes_tokens: Whether each output channel is a weighted sum of the same channel of the
+            values. An attention map can show these weights.
         variants: Options under which the class computes by another path. The contract tests run
             each of them.
 
     Raises:
-        TypeError: For an unknown option; names those that there are.
+        TypeError: For an unknown option. The message names the known options.
         ValueError: If ``num_heads`` does not divide ``embed_dims``.
     """
 
@@ -92,19 +93,19 @@ class BaseAttention(KnownOptions, BaseModule):
             )
 
     def check_mask(self, mask: Optional[Tensor]) -> None:
-        """Raise a ValueError for a mask, where the attention takes none."""
+        """Raise a ValueError for a mask if the attention takes none."""
         if mask is not None and not self.accepts_mask:
             raise ValueError(f'{type(self).__name__} takes no mask; call it without one')
 
 
 class Projected(NamedTuple):
-    """What a :class:`QKVAttention` makes of its input; n is the number of keys.
+    """The projections of the input of a :class:`QKVAttention`; n is the number of keys.
 
     Attributes:
         q: Queries ``(B, N, C)``.
         k: Keys ``(B, n, C)``. Where the frame shares them, ``k is q``.
         v: Values ``(B, n, C)``.
-        gate: What multiplies the output, ``(B, N, C)``, or None.
+        gate: Gate ``(B, N, C)`` that multiplies the output, or None.
     """
 
     q: Tensor
@@ -114,12 +115,12 @@ class Projected(NamedTuple):
 
 
 class Dims(NamedTuple):
-    """Channels in a :class:`QKVAttention`, all C unless the subclass has others.
+    """Channels in a :class:`QKVAttention`. All are C unless the subclass sets others.
 
     Attributes:
-        key: Of all heads of the queries, and of the keys.
-        value: Of all heads of the values, and so of the gate and the local branch.
-        out: Of the output.
+        key: Channels of the queries, and of the keys, over all heads.
+        value: Channels of the values over all heads. The gate and the local branch have as many.
+        out: Channels of the output.
     """
 
     key: int
@@ -128,12 +129,12 @@ class Dims(NamedTuple):
 
 
 class QKVAttention(BaseAttention):
-    """A declared frame and a mixing rule, which the subclass writes.
+    """An attention with a declared :class:`Frame`, whose mixing rule a subclass writes.
 
     ``out = proj((merge(mix(q, k, v)) + lepe(v)) * gate)``. The forward's steps are methods:
     :meth:`project`, :meth:`heads`, :meth:`mix`, :meth:`local_branch`, :meth:`apply_gate` and
-    :meth:`project_out`. A subclass declares its ``frame`` and replaces the steps that its paper has
-    otherwise.
+    :meth:`project_out`. A subclass declares its ``frame`` and overrides the steps in which its
+    paper differs.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
@@ -245,7 +246,7 @@ class QKVAttention(BaseAttention):
     def heads(self, projected: Projected, hw_shape: Tuple[int, int]) -> Tuple[Tensor, ...]:
         """Queries, keys and values by head, ``(B, heads, N or n, d)``, with rotary positions.
 
-        With ``turns_in_mix`` it is the mixing rule that turns queries and keys by ``self.rotary``.
+        With ``turns_in_mix``, the mixing rule applies ``self.rotary`` to queries and keys instead.
         """
         turns = self.frame.rope_on == 'query_key' and not self.turns_in_mix
         rotary = self.rotary if turns else None
@@ -271,14 +272,14 @@ class QKVAttention(BaseAttention):
         """Mix values ``(B, heads, n, d)`` by queries ``(B, heads, N, d)`` and n keys.
 
         ``hw_shape`` is the map of the queries; that of the keys is ``self.kv_shape(hw_shape)``.
-        Where ``accepts_mask``, it takes a ``mask`` too. Returns ``(B, heads, N, d)``.
+        If ``accepts_mask`` is true, the method takes a ``mask`` too. Returns ``(B, heads, N, d)``.
         """
 
     def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
-        """What is added to the mixed values, ``(B, N, C)``, or None.
+        """The local branch ``(B, N, C)`` that is added to the mixed values, or None.
 
-        Values of a reduced map are interpolated linearly along the tokens before, as the authors
-        of FLatten and PolaFormer do.
+        Values of a reduced map are first interpolated linearly along the tokens, as in the authors'
+        code of FLatten and PolaFormer.
         """
         if self.lepe is None:
             return None
@@ -309,7 +310,7 @@ class QKVAttention(BaseAttention):
         return self.project_out(out, projected)
 
     def split_heads(self, x: Tensor, head_dims: Optional[int] = None) -> Tensor:
-        """``(B, N, C) -> (B, heads, N, d)``, where d is ``head_dims`` or that of the queries."""
+        """``(B, N, C) -> (B, heads, N, d)``. d is ``head_dims``, by default that of the queries."""
         # Not by unflatten, after which the TorchScript exporter takes N for a constant.
         head_dims = head_dims or self.head_dims
         return x.view(*x.shape[:2], self.num_heads, head_dims).transpose(1, 2)
@@ -319,7 +320,7 @@ class QKVAttention(BaseAttention):
         return x.transpose(1, 2).flatten(2)
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
-        """The key positions of a checkpoint in the size of this module's."""
+        """The key positions of a checkpoint, resized to the size of this module."""
         if name != 'key_positions' or self.key_positions is None:
             return value
         return resize_map(value, self.key_positions.shape[2:])

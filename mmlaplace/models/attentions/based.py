@@ -19,15 +19,17 @@ class BasedAttention(QKVAttention):
 
     The same function has two forms. The linear one has about :math:`d^2 / 2` features: time
     :math:`O(N d^3)` and memory :math:`O(N d^2)` per head. The direct one has a weight for each pair
-    of tokens, which the authors do not have. The paper has heads of 16 channels. It has no
-    parameters of its own. Scores have no bound, and those below -1 count the more the lower they
-    are; :class:`TaylorShiftAttention` has queries and keys of unit length. The paper's attention is
-    causal, this one is over all tokens. Everything is fp32 under any autocast.
+    of tokens. The authors have only the linear form. The paper has heads of 16 channels. The
+    attention has no parameters of its own. Scores have no bound. Below a score of -1, the weight
+    rises again as the score falls. :class:`TaylorShiftAttention` bounds the scores: its queries and
+    keys have unit length. The paper's attention is causal. This attention is over all tokens.
+    Everything is fp32 under any autocast.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        form: ``'auto'`` (default): the direct form for up to as many tokens as there are features,
-            which is then cheaper. ``'linear'`` or ``'direct'``: always that.
+        form: ``'auto'`` (default): the direct form while there are no more tokens than features,
+            where it is cheaper, and else the linear form. ``'linear'`` or ``'direct'``: always that
+            form.
         eps: :math:`\epsilon`. Default: 1e-12.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.
 

@@ -25,23 +25,23 @@ class CastlingAttention(QKVAttention):
         y_i = t_i / \lVert t_i \rVert
 
     The angular kernel is :math:`\frac{1}{2} + \frac{1}{\pi} \hat q \cdot \hat k` to the first
-    order. The authors' code takes half of the token's own value for its first term, not half of the
-    sum of all values, and so does this: with the sum it would be another attention than the one
-    that they published. Their code brings the output to unit length, which loses the magnitude of
-    values. So the output of a head is at most 1 beside a local branch that grows with the values.
-    Time is :math:`O(N d^2)` per head. It has no parameters of its own. Norms and sums are fp32
-    under any autocast, and a token of zeros gives zero.
+    order. For the first term, the authors' code takes half of the token's own value instead of half
+    of the sum of all values. This class follows the code, which defines the published attention.
+    The code also scales the output to unit length, which loses the magnitude of values. So the
+    output of a head is at most 1, while the local branch grows with the values. Time is :math:`O(N
+    d^2)` per head. It has no parameters of its own. Norms and sums are fp32 under any autocast, and
+    a token of zeros gives zero.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        sparse_softmax: Whether weights of a softmax above 0.02 act on the values too, before the
-            output is brought to unit length. This branch has a weight for each pair of tokens. In
-            maps of many tokens hardly any are above. Default: False.
+        sparse_softmax: Whether to add a branch that mixes the values by the softmax weights above
+            0.02, before the output is scaled to unit length. This branch has a weight for each pair
+            of tokens. In maps of many tokens hardly any weight is above 0.02. Default: False.
         conv_kernel_size: Taps of the authors' convolution of the values, which runs along the
-            flattened tokens, with one filter for each head. They have 9. It is the ``lepe_kernel``
-            of the frame that stands for it in two dimensions. Default: 0, none.
+            flattened tokens, with one filter for each head. They have 9. The frame's
+            ``lepe_kernel`` replaces it by a convolution in two dimensions. Default: 0, none.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv_bias=False, lepe_kernel=3,
-            lepe_filters='head', lepe_bias=False)``. A token has its own value: there is no
+            lepe_filters='head', lepe_bias=False)``. Each token needs its own value, so there is no
             ``sr_ratio``.
 
     Raises:

@@ -17,7 +17,8 @@ POSITIONS = ('map', 'flattened')
 class CosformerAttention(QKVAttention):
     r"""cosFormer: ReLU features, and a weight that falls as a cosine of the distance.
 
-    With the angle :math:`\theta_i = \frac{\pi}{2} \frac{i}{M}` of the row, or column, i of M:
+    With the angle :math:`\theta_i = \frac{\pi}{2} \frac{i}{M}` of row i of M rows, and likewise for
+    columns:
 
     .. math::
         w_{ij} = \big( \mathrm{relu}(q_i) \cdot \mathrm{relu}(k_j) \big)
@@ -25,18 +26,19 @@ class CosformerAttention(QKVAttention):
         y_i = \frac{\sum_j w_{ij} v_j}{\max(\sum_j w_{ij}, \epsilon)}
 
     Products of the cosines are four features for each channel, so time is :math:`O(4 N d^2)` per
-    head. It has no parameters of its own. Distances are in units of the map: the same pair of
-    tokens has another weight in another map. A query without a positive channel gives zero. It is
-    fp32 under any autocast.
+    head. It has no parameters of its own. Distances are relative to the size of the map, so the
+    weight of a pair of tokens changes with the size. A query without a positive channel gives zero.
+    Everything is fp32 under any autocast.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        positions: ``'map'`` (default): of rows and columns, as above. ``'flattened'``: the authors'
-            single angle of the place i = 1 to N of a token in the flattened map, of two features
-            for each channel. There, ends of neighbouring rows are as near as neighbours in a row.
+        positions: ``'map'`` (default): an angle for the row and one for the column, as above.
+            ``'flattened'``: one angle for the position i = 1 to N of a token in the flattened map,
+            as in the authors' code. Each channel then has two features. The last token of a row is
+            then as near to the first of the next row as to its neighbour in the row.
         eps: :math:`\epsilon`. Default: 1e-6.
-        **frame: Fields of :class:`Frame` that differ from ``Frame()``. Distances are those of one
-            map: there is no ``sr_ratio``.
+        **frame: Fields of :class:`Frame` that differ from ``Frame()``. Queries and keys must share
+            one map, so there is no ``sr_ratio``.
 
     Raises:
         ValueError: For unknown ``positions``.

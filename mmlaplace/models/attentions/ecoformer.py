@@ -36,7 +36,7 @@ class _Sign(torch.autograd.Function):
 
 @MODELS.register_module()
 class EcoFormerAttention(QKVAttention):
-    r"""Hashed attention of EcoFormer: queries, which are the keys, become codes of b signs.
+    r"""Hashed attention of EcoFormer: queries and keys are the same, and become codes of b signs.
 
     Per head, with unit rows :math:`\hat q`, m learned anchors a, their means :math:`\mu`, b learned
     directions A, and the mean :math:`\bar D` of all squared distances of an image:
@@ -46,19 +46,19 @@ class EcoFormerAttention(QKVAttention):
         h_i = \mathrm{sign}\big( A\, (e^{-D_i / 2 \bar D} - \mu) \big), \quad
         y_i = \frac{\sum_j (h_i \cdot h_j + b + 1)\, v_j}{\sum_j (h_i \cdot h_j + b + 1)}
 
-    All weights are positive. Time is linear, :math:`O(N C b)`. A sign passes on the gradient where
-    its argument is between -1 and 1. Codes, and the linear before them, are fp32 under any
-    autocast: a rounding would turn signs.
+    All weights are positive. Time is linear, :math:`O(N C b)`. The sign function passes on the
+    gradient if its argument is between -1 and 1. Codes, and the linear before them, are fp32 under
+    any autocast, because rounding would flip signs.
 
-    The authors fit anchors, means and directions to the first images, by pairs of all tokens, and
-    at times again. Here they are parameters, from a random start.
+    The authors fit anchors, means and directions to the first images, from all pairs of tokens, and
+    refit them at times. Here these are parameters with a random initialisation.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         num_bits: Signs b of a code. Default: 16.
         num_anchors: Anchors m of each head. Default: 25.
-        offset: What b + 1 in the numerator multiplies. ``'all'`` (default): the sum of all values,
-            as above. ``'own'``, the authors' code: the value of the token alone.
+        offset: The values that b + 1 multiplies in the numerator. ``'all'`` (default): the sum of
+            all values, as above. ``'own'``: the value of the token alone, as in the authors' code.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='shared_qk')``. Queries are
             always the keys.
 

@@ -15,16 +15,16 @@ class EfficientLinearAttention(QKVAttention):
     .. math::
         Y = \mathrm{softmax}_{channels}(Q) \, \big( \mathrm{softmax}_{tokens}(K)^T \, V \big)
 
-    Weights of a query sum to 1, so nothing is divided. Time is :math:`O(N d^2)` per head. It has no
-    parameters of its own. There is no temperature: the scale of queries and keys sets the
+    Weights of a query sum to 1, so there is no normaliser. Time is :math:`O(N d^2)` per head. It
+    has no parameters of its own. There is no temperature: the scale of queries and keys sets the
     sharpness. Both softmaxes are fp32 under any autocast, as weights are about 1 / N.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        residual: Whether the input is added to the output, as in the authors' module. In a block
-            with a shortcut of its own, the input then counts twice. Default: False.
-        key_dims: Channels of all heads of the queries, and of the keys. Default: C.
-        value_dims: Channels of all heads of the values. Default: C.
+        residual: Whether the input is added to the output, as in the authors' module. A block with
+            its own residual connection then adds the input twice. Default: False.
+        key_dims: Channels of the queries, and of the keys, over all heads. Default: C.
+        value_dims: Channels of the values over all heads. Default: C.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.
 
     Raises:

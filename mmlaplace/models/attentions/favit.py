@@ -15,7 +15,7 @@ SIDE = 7  # of a window, in places
 
 
 def mirrored(size: int, padded: int, device: torch.device) -> Tensor:
-    """Indices that continue a side of ``size`` tokens to ``padded`` by reflection."""
+    """Indices that pad a side of ``size`` tokens to ``padded`` tokens by reflection."""
     # A tensor, as the ONNX exporters know no remainder by a number that is dynamic.
     period = torch.full((), 2 * size - 2, dtype=torch.long, device=device).clamp(min=1)
     steps = torch.arange(padded, device=device) % period
@@ -26,24 +26,25 @@ def mirrored(size: int, padded: int, device: torch.device) -> Tensor:
 class FaViTAttention(BaseAttention):
     r"""Factorization self-attention of FaViT: every token attends to averages of windows.
 
-    Channels are in parts. The first, an eighth, is one head that attends to a map of stride r. In
-    the second, keys and values are the 49 averages of all windows of 7 x 7 tokens, one for each
-    place in a window. In the third, tokens of a window are r apart; with r = 1 there is none:
+    The channels are split into parts. The first part, an eighth, is one head that attends to a map
+    reduced by the stride r. In the second part, keys and values are 49 averages over all windows of
+    7 x 7 tokens, one for each place in a window. The third part does the same with windows whose
+    tokens are r apart. With r = 1 there is no third part:
 
     .. math::
         \bar x_p = \mathrm{mean}_{w} \, x_{w, p}, \quad (K, V) = W_2 W_1 \bar x, \quad
         Y = \mathrm{softmax}(Q K^T / \sqrt{d})\, (V + \mathrm{DWConv}(V))
 
-    Before, the inputs of keys pass a depthwise and a 1 x 1 convolution. Maps are continued to whole
-    windows by reflection. Time of the windows is linear, :math:`O(49 N C)`, and that of the first
-    part is :math:`O(N^2 C / 8 r^2)`.
+    Before this, the input of the keys passes a depthwise and a 1 x 1 convolution. Maps are padded
+    to whole windows by reflection. Time of the windows is linear, :math:`O(49 N C)`, and that of
+    the first part is :math:`O(N^2 C / 8 r^2)`.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         sr_ratio: The stride r. Default: 2.
-        average: What is averaged. ``'places'`` (default), as above and in the paper. ``'runs'``,
-            the authors' code: for each place, the values of all windows and channels in that order
-            are cut into d runs, which mixes channels with windows.
+        average: How averages are taken. ``'places'`` (default): as above and in the paper.
+            ``'runs'``: as in the authors' code. For each place, it orders the values by window and
+            then channel, and cuts them into d runs. This mixes channels with windows.
 
     Raises:
         ValueError: For an unknown ``average``, an ``sr_ratio`` below 1 or heads of few channels.

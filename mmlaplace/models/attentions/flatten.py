@@ -27,8 +27,8 @@ class FLattenAttention(QKVAttention):
         y_i = \frac{f(q_i) \, \frac{1}{n} \sum_j f(k_j)^T v_j}
                    {f(q_i) \cdot \frac{1}{n} \sum_j f(k_j) + 10^{-6}}
 
-    A learned position is added to each key, and a 5 x 5 depthwise convolution of the values to the
-    output. Features and normalisers are fp32 under any autocast.
+    A learned position is added to each key. A 5 x 5 depthwise convolution of the values is added to
+    the output. Features and normalisers are fp32 under any autocast.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.

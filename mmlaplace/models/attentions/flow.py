@@ -26,8 +26,9 @@ class FlowAttention(QKVAttention):
               \big( n \, \mathrm{softmax}_j(\hat O) \, v_j \big)
 
     Time is :math:`O(N d^2)` per head. It has no parameters of its own. :math:`\hat O` has the mean
-    1, so the clamp cuts off about half of the keys. These tie, and no gradient passes there.
-    Everything is fp32 under any autocast, as sums over the tokens overflow in fp16.
+    1, so the clamp acts on about half of the keys. These keys then have equal :math:`\hat O`, and
+    no gradient passes through it. Everything is fp32 under any autocast, as sums over the tokens
+    overflow in fp16.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.

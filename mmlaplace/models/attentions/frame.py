@@ -1,4 +1,4 @@
-"""What stands around a mixing rule, as data."""
+"""The parts of an attention around its mixing rule, as data."""
 
 from dataclasses import dataclass, fields
 
@@ -12,38 +12,39 @@ ROPE_ON = ('query_key', 'features')
 
 @dataclass(frozen=True)
 class Frame:
-    """What stands around the mixing rule of a :class:`QKVAttention`.
+    """The parts of a :class:`QKVAttention` around its mixing rule.
 
     An attention declares the frame of its paper, ``frame = Frame(gate=True, lepe_kernel=5)``. A
     host may change fields for all of its attentions. A config changes any field by its name, such
-    as ``attn_cfg=dict(rope=False)``. A field is here because three papers need it. What a single
-    paper needs is a step that its class replaces.
+    as ``attn_cfg=dict(rope=False)``. Each field here serves three papers. For the needs of a single
+    paper, its class overrides a step.
 
     Attributes:
-        qkv: Linears that make queries, keys and values. ``'qkv'`` (default): one for all three.
-            ``'shared_qk'``: keys are the queries. ``'q_kv'``: one for queries, one for keys and
-            values. ``'qk'``: values are the input.
-        qkv_bias: Whether these have a bias. Default: True.
-        sr_ratio: Side r of the spatial reduction. Keys and values come from a map that a
-            convolution r x r of stride r and a LayerNorm reduce, as in PVT. A map that r does not
-            divide gets zeros. Keys and values then have a linear of their own. Default: 1, none.
+        qkv: Linears that make queries, keys and values. ``'qkv'`` (default): one linear for all
+            three. ``'shared_qk'``: keys are the queries. ``'q_kv'``: one linear for queries, and
+            one for keys and values. ``'qk'``: values are the input.
+        qkv_bias: Whether these linears have a bias. Default: True.
+        sr_ratio: Side r of the spatial reduction. A convolution r x r of stride r and a LayerNorm
+            reduce the map of keys and values, as in PVT. If r does not divide the sides of the map,
+            it is zero-padded. Keys and values then have a linear of their own. Default: 1, none.
         gate: Whether a linear of the input multiplies the output. Default: False.
-        key_positions: Whether a learned position is added to each key. It is kept for
+        key_positions: Whether a learned position is added to each key. It is stored for
             ``input_resolution`` and resized bilinearly for other maps. Default: False.
         rope: Whether there are 2-D rotary positions. Default: False.
-        rope_form: Which pairs of channels turn, see :class:`RotaryEmbedding2D`. ``'half'``
-            (default) or ``'pairs'``.
-        rope_on: What turns. ``'query_key'`` (default): queries and keys, before the mixing rule.
-            ``'features'``: what the mixing rule itself gives to ``self.rotary``, such as the
-            features in the numerator of RALA, MALA and NaLaFormer.
-        lepe_kernel: Odd side of the depthwise convolution on V whose result is added, the "locally
-            enhanced positional encoding" of CSWin. 0 (default) leaves it out.
-        lepe_filters: How many filters it has. ``'channel'`` (default): one for each channel.
-            ``'head'``: one for each head. ``'head_channel'``: one for each channel of a head, the
-            same in all heads.
+        rope_form: How rotary positions pair the channels, see :class:`RotaryEmbedding2D`.
+            ``'half'`` (default) or ``'pairs'``.
+        rope_on: The tensors that rotary positions rotate. ``'query_key'`` (default): queries and
+            keys, before the mixing rule. ``'features'``: tensors that the mixing rule passes to
+            ``self.rotary``, such as the features in the numerator of RALA, MALA and NaLaFormer.
+        lepe_kernel: Odd kernel size of a depthwise convolution of V, which is added to the mixed
+            values. It is the "locally enhanced positional encoding" of CSWin. 0 (default) leaves it
+            out.
+        lepe_filters: How this convolution shares filters. ``'channel'`` (default): one for each
+            channel. ``'head'``: one for each head. ``'head_channel'``: one for each channel of a
+            head, the same in all heads.
         lepe_bias: Whether these filters have a bias. Default: True.
-        proj: Whether a linear comes last. Default: True.
-        proj_drop: Dropout rate after it. Default: 0.
+        proj: Whether the attention ends with a linear. Default: True.
+        proj_drop: Dropout rate after this linear. Default: 0.
 
     Raises:
         ValueError: For an unknown form, a ratio or kernel out of range, or fields that exclude

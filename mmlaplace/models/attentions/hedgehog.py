@@ -14,7 +14,7 @@ FORMS = ('per_sign', 'joint')
 
 
 class HedgehogFeatures(nn.Module):
-    """The learned features of one of queries and keys, see :class:`HedgehogAttention`."""
+    """The learned features of queries, or of keys, see :class:`HedgehogAttention`."""
 
     def __init__(
         self, num_heads: int, head_dims: int, feature_dims: int, form: str, skip: bool, floor: float
@@ -52,17 +52,17 @@ class HedgehogAttention(QKVAttention):
         z = x W, \quad \phi(x) = [\mathrm{softmax}(z), \mathrm{softmax}(-z)], \quad
         y_i = \frac{\phi(q_i) \sum_j \phi(k_j)^T v_j}{\phi(q_i) \cdot \sum_j \phi(k_j) + \epsilon}
 
-    Time is :math:`O(2 N f d)` per head. It has 2 C f parameters. The scale of queries, keys and W
-    sets the sharpness. W starts small, so attention is almost uniform at first. The paper trains W
-    to imitate a softmax, which is not done here. Features and normalisers are fp32 under any
-    autocast.
+    Time is :math:`O(2 N f d)` per head. The features have 2 C f parameters. The scale of queries,
+    keys and W sets the sharpness. W starts small, so attention is almost uniform at first. The
+    paper also trains W to imitate a softmax. This step is not implemented here. Features and
+    normalisers are fp32 under any autocast.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        form: ``'per_sign'`` (default): as above, of the authors' LoLCATs. ``'joint'``: that of
-            flash-linear-attention, softmax([2z, -2z]) over all 2d features of a linear z with a
-            bias, which all heads share and which starts as the identity.
-        feature_dims: Number f of ``'per_sign'``. Default: d.
+        form: ``'per_sign'`` (default): as above, the form of the authors' LoLCATs. ``'joint'``: the
+            form of flash-linear-attention, softmax([2z, -2z]) over all 2d features. There z is a
+            linear of x with a bias. All heads share it, and it starts as the identity.
+        feature_dims: Number f of features in ``'per_sign'``. Default: d.
         skip_connection: Whether z is x W + x, which needs f = d. Default: False.
         eps: :math:`\epsilon`, and the least value of a feature. Default: 1e-12.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.

@@ -24,11 +24,11 @@ class HydraAttention(QKVAttention):
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         scaled: Whether the sum is multiplied by :math:`N_0 / N`, with the number :math:`N_0` of
-            tokens at ``input_resolution``. Without, as in the paper, the output at four times the
+            tokens at ``input_resolution``. If not, as in the paper, the output for four times the
             tokens is about four times as large. Default: True.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.
 
-    Source: Hydra Attention (arXiv 2209.07484), which has no code of its authors.
+    Source: Hydra Attention (arXiv 2209.07484). The authors have released no code.
 
     Examples:
         >>> import torch

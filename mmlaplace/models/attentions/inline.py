@@ -31,12 +31,13 @@ class InLineAttention(QKVAttention):
                  - \phi(q_i) \cdot \mathrm{mean}_j\, \phi(k_j) \big) + \frac{1}{N}, \quad
         y_i = \sum_j w_{ij} v_j
 
-    Rows sum to one, without a division. Two linears of the mean input give each image filters of
-    its own, one for each channel. Their depthwise convolution of V is added. Time is linear,
-    :math:`O(N C d)`. Sums are fp32 under any autocast.
+    Rows of weights sum to one without a division. For each image, two linears compute one filter
+    for each channel from the mean of the input. The depthwise convolution of V with these filters
+    is added. Time is linear, :math:`O(N C d)`. Sums are fp32 under any autocast.
 
     Weights are signed and not bounded: the output grows with the cube of the input, so a norm must
-    stand before. The two linears start as PyTorch's do, so the local branch starts large.
+    come before the attention. The two linears have PyTorch's initialisation, so the local branch
+    starts large.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.

@@ -31,10 +31,11 @@ class KernelAttention(QKVAttention):
         G_{ij} = \exp(-\lVert q_i - k_j \rVert_2^2 / (2 \sigma^2)) \quad \text{or} \quad
         G_{ij} = \exp(-\lVert q_i - k_j \rVert_1 / \lambda), \quad Y = G V
 
-    It is what others approximate in linear time: :class:`SkyformerAttention`,
-    :class:`SOFTAttention` (with ``qkv='shared_qk'``) and :class:`LaplacianAttention`
-    (``kernel='laplacian', normalization='whitened'``). Time is :math:`O(N^2 d)` and memory
-    :math:`O(N^2)` per head, so it is for comparison. Everything is fp32 under any autocast.
+    It is the exact form of attentions that approximate it in linear time:
+    :class:`SkyformerAttention`, :class:`SOFTAttention` (with ``qkv='shared_qk'``) and
+    :class:`LaplacianAttention` (``kernel='laplacian', normalization='whitened'``). Time is
+    :math:`O(N^2 d)` and memory :math:`O(N^2)` per head, so it serves for comparison. Everything is
+    fp32 under any autocast.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
@@ -108,7 +109,7 @@ class KernelAttention(QKVAttention):
             self.gamma = nn.Parameter(torch.full((num_heads,), (height * width) ** 0.5))
 
     def no_weight_decay(self) -> set:
-        """Names of the parameters that are not to decay: the scale starts far from zero."""
+        """Names of the parameters without weight decay: the scale starts far from zero."""
         return {'gamma'}
 
     def normalized(self, kernel: Tensor) -> Tensor:

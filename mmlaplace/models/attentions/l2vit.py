@@ -13,7 +13,7 @@ from .base import QKVAttention
 
 @MODELS.register_module()
 class L2ViTAttention(QKVAttention):
-    r"""Enhanced linear attention of L2ViT: ReLU features, and sums that are divided with a bound.
+    r"""Enhanced linear attention of L2ViT: ReLU features, and a normaliser with a lower bound.
 
     Per head, with a learned temperature :math:`\tau`:
 
@@ -23,13 +23,13 @@ class L2ViTAttention(QKVAttention):
 
     Time is linear, :math:`O(N C d)`. Sums and the division are fp32 under any autocast.
 
-    The bound is one of a sum over all tokens, so the layer depends on the size of the map. At the
+    The bound is on a sum over all tokens, so the layer depends on the size of the map. At the
     start, most tokens of a 7 x 7 map are below it, and none of a 14 x 14 map. The authors' block
     has a local branch of its own after the attention.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        least_sum: The bound. Default: 100.
+        least_sum: The least value of the normaliser. Default: 100.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.
 
     Raises:

@@ -45,35 +45,35 @@ class LaplacianAttention(QKVAttention):
               \big[ A\, \mathrm{diag}(\sigma^2 + \varepsilon_w)^{-1/2}\, V \big]
               + \mathrm{mean}_j V_j
 
-    Z is the N x N matrix :math:`\hat G` with each column brought to mean zero and unit variance,
-    plus 1/N. The formula for Z V is exact, and Z itself never exists. In the literal form the scale
-    s is 1, and the output grows with N. In the normalized form it is :math:`\gamma / N`, with a
-    learned :math:`\gamma` per head that starts at the square root of the training N. Without
+    Z is the N x N matrix :math:`\hat G` with each column normalised to mean zero and unit variance,
+    plus 1/N. The formula for Z V is exact, and Z itself is never computed. In the literal form the
+    scale s is 1, and the output grows with N. In the normalized form it is :math:`\gamma / N`, with
+    a learned :math:`\gamma` per head that starts at the square root of the training N. Without
     whitening, Z is :math:`\gamma \hat G / N`, which is not centred. Everything but the linears and
     the convolution runs in fp32 under any autocast.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        num_landmarks: Fixed number m of landmarks, a square such as 49. The keys, with their rotary
-            positions, of a map of any size are pooled into them. Default: 49, unless
+        num_landmarks: Fixed number m of landmarks, a square such as 49. Landmarks are averages of
+            the keys with their rotary positions, for maps of any size. Default: 49, unless
             ``pool_ratio`` is given.
-        pool_ratio: Side r of the cells of keys that become a landmark each instead. Then m grows
-            with the image. The paper has 8, 4, 2 and 1 in its stages, which at 224 x 224 is m = 49
-            everywhere. Default: none.
+        pool_ratio: Alternative to ``num_landmarks``: each cell of r x r keys becomes a landmark, so
+            m grows with the image. The paper has 8, 4, 2 and 1 in its stages, which at 224 x 224 is
+            m = 49 everywhere. Default: none.
         kernel: ``'laplacian'`` (default) or ``'gaussian'``.
         bandwidth: :math:`\lambda` of the Laplacian (default 4) or :math:`\sigma` of the Gaussian
             kernel (default ``head_dims ** 0.25``).
         whitening: ``'normalized'`` (default, :math:`s = \gamma / N`), ``'literal'`` (s = 1) or
             ``'none'``.
         solver: ``'newton_schulz'`` (the paper's), ``'cholesky'`` (exact), ``'conjugate_gradient'``
-            (the paper's ablation), or ``'auto'`` (default). This is the exact inverse on a CPU,
-            where it was measured to be faster. Elsewhere it is that up to m = 64, with a twentieth
-            of the multiplications, and Newton–Schulz beyond.
+            (the paper's ablation), or ``'auto'`` (default). ``'auto'`` takes the exact inverse on a
+            CPU, where it was measured to be faster. Elsewhere it takes the exact inverse up to m =
+            64, where it needs a twentieth of the multiplications, and Newton–Schulz for larger m.
         num_iters: Steps of Newton–Schulz or of conjugate gradients. Default: 20.
         ridge: :math:`\varepsilon`. Default: 1e-2.
         whitening_eps: :math:`\varepsilon_w`. Default: 1e-5.
-        **frame: Fields of :class:`Frame` that differ from ``Frame(rope=True, lepe_kernel=3)``. Keys
-            and values are not reduced: there is no ``sr_ratio``.
+        **frame: Fields of :class:`Frame` that differ from ``Frame(rope=True, lepe_kernel=3)``.
+            There is no ``sr_ratio``, as keys and values are not reduced.
 
     Raises:
         ValueError: For an unknown kernel, whitening or solver, numbers out of range, both
@@ -152,7 +152,7 @@ class LaplacianAttention(QKVAttention):
             self.register_parameter('gamma', None)
 
     def no_weight_decay(self) -> Set[str]:
-        """Names of the parameters that are not to decay: the scale starts far from zero."""
+        """Names of the parameters without weight decay: the scale starts far from zero."""
         return {'gamma'}
 
     def invert(self, mat: Tensor) -> Tensor:

@@ -11,21 +11,21 @@ from .base import BaseAttention
 
 @MODELS.register_module()
 class LargeKernelAttention(BaseAttention):
-    r"""Large kernel attention of VAN: convolutions whose result multiplies what they are of.
+    r"""Large kernel attention of VAN: convolutions of the input, whose result multiplies the input.
 
     .. math::
         u = \mathrm{GELU}(W_1 x), \quad
         \mathrm{out} = W_2 \big( u \odot W\, \mathrm{DWConv}_7(\mathrm{DWConv}_5(u)) \big)
 
-    The 7 x 7 depthwise convolution has steps of 3 tokens, so a token sees 23 x 23 tokens around it
+    The 7 x 7 depthwise convolution has a dilation of 3, so a token sees 23 x 23 tokens around it
     and nothing beyond. Time is linear, :math:`O(N C\,(C + 74))`. There are no heads and no
-    normaliser. It is a convolutional baseline of linear attentions.
+    normaliser. It is a convolutional baseline for linear attentions.
 
     Args:
         embed_dims, input_resolution, init_cfg: As in :class:`BaseAttention`.
         num_heads: Must divide ``embed_dims``, and has no other effect.
-        shortcut: Whether the input is added, as in the authors' code. Their block adds its own
-            input too, before the norm. Default: False.
+        shortcut: Whether the input is added to the output, as in the authors' code. Their block
+            also has its own residual connection, from before the norm. Default: False.
 
     Source: VAN (arXiv 2202.09741).
 

@@ -17,23 +17,22 @@ class LinformerAttention(QKVAttention):
 
     .. math:: Y = \mathrm{softmax}\big( Q \, (E^T K)^T / \sqrt{d} \big) \, F^T V
 
-    Time is :math:`O(N m d)` per head. E and F are 2 N m parameters. They belong to places, so they
-    are m maps of ``input_resolution``. For other maps they are resized bilinearly and multiplied by
-    the ratio of the areas, so that sums stay alike.
+    Time is :math:`O(N m d)` per head. E and F are 2 N m parameters. Their weights belong to
+    positions, so they are stored as m maps of ``input_resolution``. For other sizes the maps are
+    resized bilinearly and multiplied by the ratio of the areas, which keeps the scale of the sums.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         num_landmarks: Number m. The authors have 256. Default: 49.
-        share_kv: Whether F is E and values are the keys, so that there is no linear for values.
+        share_kv: Whether F is E and the values are the keys. There is then no linear for values.
             Default: False.
-        resize: Whether E and F are resized. Without, a map of fewer tokens takes the first rows, as
-            the authors' code does, and one of more is refused. Default: True.
-        authors_init: Whether E and F start uniform in :math:`\pm 1/\sqrt{m}`, as the authors have
-            it. Logits then grow with the map that it is built for. Without, it is
-            :math:`\pm 1/\sqrt{N}`. Default: False.
-        one_kv_head: Whether all heads have the same keys and values, of one head's width. The
-            linear is smaller then, and everything after it is as large as with keys of their own.
-            Default: False.
+        resize: Whether E and F are resized. If not, a map of fewer tokens takes the first rows, as
+            in the authors' code, and a map of more tokens raises. Default: True.
+        authors_init: Whether E and F start uniform in :math:`\pm 1/\sqrt{m}`, as in the authors'
+            code. Logits then grow with the size of the map in ``input_resolution``. If not, the
+            range is :math:`\pm 1/\sqrt{N}`. Default: False.
+        one_kv_head: Whether all heads share the keys and values of one head. The linear is then
+            smaller. Everything after it costs as much as with keys for each head. Default: False.
         head_dims: Channels d of a head. Default: C / heads.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``. The authors' queries, keys
             and values have no biases: ``qkv_bias=False``. There is no ``sr_ratio``, as keys are
@@ -138,7 +137,7 @@ class LinformerAttention(QKVAttention):
         return softmax_attention(q, key_sums @ k, value_sums @ v)
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
-        """E, F or the key positions of a checkpoint for the map of this."""
+        """E, F or the key positions of a checkpoint, resized to the map of this module."""
         if name not in ('key_sums', 'value_sums') or value.dim() != 4:
             return super().resize_weight(name, value)
         size = self.input_resolution

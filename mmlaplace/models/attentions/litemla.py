@@ -16,12 +16,11 @@ from .base import BaseAttention
 
 @MODELS.register_module()
 class LiteMLA(BaseAttention):
-    r"""Multi-scale linear attention of EfficientViT: ReLU features of tokens and what is around.
+    r"""Multi-scale linear attention of EfficientViT: ReLU features of tokens and neighbours.
 
-    Queries, keys and values are a map of the channels of all heads, three times. For each scale
-    there is another such map: a depthwise convolution of that size, and a 1 x 1 convolution of the
-    channels of a head. Each map has its own heads, so there are heads x (1 + scales) of them. Per
-    head:
+    Queries, keys and values of all heads are one map. Each scale adds another such map, computed
+    from the first by a depthwise convolution of that size and a 1 x 1 convolution within each head.
+    Each map has its own heads, so the attention has heads x (1 + scales) of them. Per head:
 
     .. math::
         y_i = \frac{\mathrm{relu}(q_i) \sum_j \mathrm{relu}(k_j)^T v_j}
@@ -29,23 +28,24 @@ class LiteMLA(BaseAttention):
         \mathrm{out} = \mathrm{BN}(\mathrm{proj}(Y))
 
     Time is linear, :math:`O(N C d\,(1 + \mathrm{scales}))`. Sums and the division are fp32 under
-    any autocast. A query without a key of its signs gives exactly zero. Heads of the authors'
-    models have 16 or 32 channels, and their blocks have no norm before the attention.
+    any autocast. A query gives exactly zero if its ReLU features have no positive product with any
+    key. Heads of the authors' models have 16 or 32 channels, and their blocks have no norm before
+    the attention.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        scales: Odd side of the depthwise convolution of each further map. Default: (5,).
+        scales: Odd kernel size of the depthwise convolution of each further map. Default: (5,).
         qkv_bias: Whether the linear and these convolutions have a bias. Default: False.
-        eps: :math:`\epsilon`, against the sum. Default: 1e-15.
+        eps: :math:`\epsilon`, which is added to the sum. Default: 1e-15.
         norm_cfg: Config of the norm of the output. ``dict(type=torch.nn.Identity)`` is none.
-            Default: ``dict(type='BN')``, which makes an image depend on the others of its batch
-            while training.
+            Default: ``dict(type='BN')``. In training, the result for an image then depends on the
+            other images of its batch.
         qkv_norm_cfg: Config of a norm of queries, keys and values. Default: none.
         proj_bias: Whether the last linear has a bias. Default: False.
         head_dims: Channels d of a head. With it, ``num_heads`` need not divide C. Default: C /
             heads.
-        out_dims: Channels of the output, for use where no shortcut goes past the attention.
-            Default: C.
+        out_dims: Channels of the output. A value other than C needs a place without a residual
+            connection around the attention. Default: C.
 
     Raises:
         ValueError: For a scale that is not odd and positive, or ``head_dims`` or ``out_dims`` that

@@ -28,7 +28,8 @@ class MALAAttention(QKVAttention):
 
     Without R, rows of weights sum to one. Only the numerator is rotated, as in the authors' code.
     Rows then sum to -1.9 to 0.2 at the start, and to less for larger features: set ``rope=False``
-    where weights are to be an average. The two terms have opposite signs, which costs digits.
+    if the rows have to sum to one. The two terms have opposite signs, so their sum loses some
+    digits.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.

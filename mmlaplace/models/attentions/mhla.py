@@ -27,7 +27,7 @@ NORMALIZERS = ('weights', 'blocks')
 
 @MODELS.register_module()
 class MHLAAttention(QKVAttention):
-    r"""Token-level multi-head linear attention: every block of tokens has a mixture of all states.
+    r"""Token-level multi-head linear attention: each block mixes the states of all blocks.
 
     The map is cut into blocks. Per head, with :math:`\phi(x) = \mathrm{relu}(x) + 10^{-6}`, the
     sums :math:`S_n = \sum_j \phi(k_j)^T v_j` and :math:`u_n = \sum_j \phi(k_j)` of block n, and a
@@ -37,22 +37,22 @@ class MHLAAttention(QKVAttention):
         y_i = \frac{\phi(q_i) \sum_n M_{mn} S_n}{\phi(q_i) \cdot \sum_n M_{mn} u_n + 10^{-6}}, \quad
         \mathrm{out} = \mathrm{proj}(Y + \mathrm{DWConv}(V))
 
-    Time is :math:`O(N C d + b^2 C d)` with b blocks. Their number is fixed, so it is linear: blocks
-    of a larger map are larger. Sums and the division are fp32 under any autocast. Nothing keeps
-    learned weights M from being negative, nor the normaliser from being zero.
+    Time is :math:`O(N C d + b^2 C d)` with b blocks. The number of blocks is fixed, so the time is
+    linear: blocks of a larger map are larger. Sums and the division are fp32 under any autocast.
+    Learned weights M may become negative, and the normaliser may become zero.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         grid: Rows and columns of blocks, b = grid². Default: 4.
-        transform: What M starts from, of the distances D of blocks: ``'cos'`` (default), of D from
-            0 to π/4; ``'linear'``; ``'exp'``, :math:`e^{-D / \sigma}`; ``'local'``, D up to 1.5;
-            or ``'gaussian'``. All but the last have columns that sum to one.
+        transform: The initial M, a function of the distances D of blocks: ``'cos'`` (default), of D
+            from 0 to π/4; ``'linear'``; ``'exp'``, :math:`e^{-D / \sigma}`; ``'local'``, D up to
+            1.5; or ``'gaussian'``. All but the last have columns that sum to one.
         exp_sigma: :math:`\sigma` of ``'exp'``. Default: 3.
-        normalizer: ``'weights'`` (default), as above: rows of weights sum to one. ``'blocks'``, the
-            authors' code: :math:`\sum_n M_{mn}\, \phi(q_{i(n)}) \cdot u_n`, where i(n) has the
-            place in block n that i has in its own. Rows then sum to 0.3 to 1.8.
-        pre_norm: Whether a LayerNorm comes first, as in the authors' code, beside that of their
-            block. Default: False.
+        normalizer: ``'weights'`` (default), as above: rows of weights sum to one. ``'blocks'``, as
+            in the authors' code: :math:`\sum_n M_{mn}\, \phi(q_{i(n)}) \cdot u_n`. Token i(n) has
+            the same place in block n as token i has in its own block. Rows then sum to 0.3 to 1.8.
+        pre_norm: Whether the attention starts with a LayerNorm, as in the authors' code. Their
+            block has its own LayerNorm too. Default: False.
         qk_norm: Whether queries and keys have an RMSNorm over all channels. Default: False.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv_bias=False, lepe_kernel=5)``.
 

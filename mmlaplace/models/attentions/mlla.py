@@ -13,7 +13,7 @@ from .frame import Frame
 
 @MODELS.register_module()
 class MLLAAttention(QKVAttention):
-    r"""Attention of Mamba-like linear attention (MLLA, later MILA): the values are the input.
+    r"""The attention of MLLA (Mamba-like linear attention, later MILA). The values are the input.
 
     Per head, with :math:`\phi(x) = \mathrm{elu}(x) + 1` and the rotation R of rotary positions:
 
@@ -27,9 +27,10 @@ class MLLAAttention(QKVAttention):
     autocast.
 
     Only the numerator is rotated, as in the authors' code, so rows of weights do not sum to one.
-    Rotary positions are of all channels, before heads are split: pair p of the P = C/4 of an axis
-    turns by :math:`10000^{-p / P}` of the row in the first half of the channels, and of the column
-    in the second. So the first half of the heads knows rows alone, and the second columns alone.
+    Rotary positions act on all channels, before the heads are split: pair p of the P = C/4 of an
+    axis turns by :math:`10000^{-p / P}` of the row in the first half of the channels, and of the
+    column in the second. So the first half of the heads encodes rows only, and the second half
+    columns only.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.

@@ -31,19 +31,20 @@ class NaLaAttention(QKVAttention):
         \mathrm{out} = \mathrm{proj}\big(
             \mathrm{LN}(Y + \mathrm{DWConv}(V)) \odot \mathrm{silu}(G) \big)
 
-    R is the rotation of rotary positions, of each of the halves. G is a linear of the input. Time
-    is linear, :math:`O(N C d)`. Features and normalisers are fp32 under any autocast.
+    R is the rotation of rotary positions, which acts on each of the two halves of the features. G
+    is a linear of the input. Time is linear, :math:`O(N C d)`. Features and normalisers are fp32
+    under any autocast.
 
     Only the numerator is rotated, as in the authors' code: rows of weights sum to -0.1 to 2.4 at
     the start. In trained models they were seen up to thousands, where the normaliser is small and
-    the rotated products are not. So what is mixed stays fp32 until the norm has scaled it. Where
-    activations are small, the cube brings the normaliser to its epsilon, and the local branch
-    remains. A query of zeros gives zeros. It is NaN in the authors' code.
+    the rotated products are not. So the mixed values stay in fp32 until the norm has scaled them.
+    Where activations are small, the cube brings the normaliser to its epsilon, and the local branch
+    remains. A query of zeros gives zeros here, and NaN in the authors' code.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         **frame: Fields of :class:`Frame` that differ from ``Frame(gate=True, rope=True,
-            rope_form='pairs', rope_on='features', lepe_kernel=5)``. There always is a gate.
+            rope_form='pairs', rope_on='features', lepe_kernel=5)``. The gate cannot be turned off.
 
     Source: NaLaFormer (arXiv 2506.21137).
 
@@ -89,7 +90,7 @@ class NaLaAttention(QKVAttention):
 
 
 class WideLayerNorm(nn.LayerNorm):
-    """``torch.nn.LayerNorm`` in at least fp32, whatever its weights are, and with such a result."""
+    """``torch.nn.LayerNorm`` that computes and returns at least fp32, whatever its weights are."""
 
     def forward(self, x: Tensor) -> Tensor:
         with no_autocast(x.device):

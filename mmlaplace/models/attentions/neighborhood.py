@@ -15,7 +15,7 @@ BACKENDS = ('auto', 'natten', 'reference')
 
 
 class AxisTiles(NamedTuple):
-    """The places of an axis in tiles, each with a window of the places that any of the tile sees.
+    """The positions of an axis in tiles. Each tile has a window of all positions that it sees.
 
     Attributes:
         queries: Places of each tile, ``(tiles, t)``. Tiles may overlap.
@@ -79,20 +79,20 @@ class NeighborhoodAttention(QKVAttention):
 
     .. math:: y_i = \sum_{j \in \rho(i)} \mathrm{softmax}_j(q_i \cdot k_j / \sqrt{d})\, v_j
 
-    With a dilation, places are that many steps apart. Time is linear, :math:`O(N C k^2)`, and no
-    token sees the whole map. The softmax is fp32 under any autocast. A map of fewer than k tokens
-    a side is seen whole.
+    With a dilation, these places are that many tokens apart. Time is linear, :math:`O(N C k^2)`,
+    and no token sees the whole map. The softmax is fp32 under any autocast. If a side of the map
+    has fewer than k tokens, each query sees the whole side.
 
-    On a GPU, natten's fused kernels compute it, where that package is installed
-    (``pip install natten``). Without, tiles of k x k queries attend with a mask to the
-    :math:`(2k - 1)^2` tokens around them. This takes :math:`O(N k^2)` memory. The two have the same
-    values. The GPU path has not been run.
+    On a GPU, the fused kernels of natten compute it if that package is installed (``pip install
+    natten``). Otherwise, tiles of k x k queries attend with a mask to the :math:`(2k - 1)^2` tokens
+    around them. This takes :math:`O(N k^2)` memory. The two have the same values. The GPU path has
+    not been run.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         kernel_size: Odd side k of the neighbourhood, in tokens. Default: 7.
-        dilation: Steps between its places. Default: 1. DiNAT has up to the map's side over k in
-            every second block.
+        dilation: Distance between neighbouring places of the neighbourhood, in tokens. Default: 1.
+            Every second block of DiNAT has a dilation of up to the side of the map divided by k.
         backend: ``'auto'`` (default), ``'natten'`` or ``'reference'``.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.
 
@@ -101,8 +101,8 @@ class NeighborhoodAttention(QKVAttention):
             unknown backend.
         ImportError: For ``backend='natten'`` without the package.
 
-    Source: NAT (arXiv 2204.07143), DiNAT (arXiv 2209.15001). Their learned relative bias is left
-    out, as natten has no kernel with one.
+    Source: NAT (arXiv 2204.07143), DiNAT (arXiv 2209.15001). The learned relative bias of the
+    papers is left out, as natten has no kernel with one.
 
     Examples:
         >>> import torch

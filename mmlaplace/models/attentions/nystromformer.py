@@ -26,29 +26,33 @@ class NystromformerAttention(QKVAttention):
         F = \mathrm{softmax}(Q \tilde K^T), \quad A = \mathrm{softmax}(\tilde Q \tilde K^T), \quad
         B = \mathrm{softmax}(\tilde Q K^T), \quad Y = F \, A^+ (B V)
 
-    :math:`A^+` is an iteration of six steps. They do not converge, and are a regularised inverse:
-    more steps are another function. Where queries and keys are large the weights may be negative
-    and large. Where there are as many landmarks as tokens, it is exact softmax attention. Time is
-    :math:`O(N m d + m^3)` per head. Everything is fp32 under any autocast.
+    :math:`A^+` is computed by an iteration of six steps. These do not converge, and give a
+    regularised inverse. So more steps change the function. If queries and keys are large, the
+    weights may be negative and large. Where there are as many landmarks as tokens, it is exact
+    softmax attention. Time is :math:`O(N m d + m^3)` per head. Everything is fp32 under any
+    autocast.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        num_landmarks: Number m. ``'pool'`` needs a square. Default: 49.
+        num_landmarks: Number m of landmarks. ``'pool'`` needs a square. Default: 49.
         landmark_method: ``'pool'`` (default) averages cells of the map, √m x √m of them. ``'runs'``
-            averages runs of successive tokens, as the authors do. Runs do not know rows of the map.
-        num_iters: Steps towards the inverse. Default: 6.
-        newton_start_per: What shares the scale that the steps start at. ``'matrix'`` (default):
-            each matrix has its own. ``'batch'``: all images and heads share one, as in the authors'
-            configurations. The result for an image then depends on the other images of the batch.
+            averages runs of successive tokens, as the authors do. Runs ignore the rows of the map.
+        num_iters: Steps of the iteration for the inverse. Default: 6.
+        newton_start_per: How matrices share the initial scale of the iteration. ``'matrix'``
+            (default): each matrix has its own. ``'batch'``: all images and heads share one, as in
+            the authors' configurations. The result for an image then depends on the other images of
+            the batch.
         conv_kernel_size: Taps of the authors' convolution of the values, which runs along the
-            flattened tokens, with one filter for each head. It is the ``lepe_kernel`` of the frame
-            that stands for it in two dimensions. Default: 0, none.
-        out_dims: Channels of queries, keys, values and the output, for use where no shortcut goes
-            past the attention. As in the authors' T2T-ViT, d above stays C / heads. Default: C.
-        value_shortcut: Whether the values are added to the output, as there. Default: False.
+            flattened tokens, with one filter for each head. The frame's ``lepe_kernel`` replaces it
+            by a convolution in two dimensions. Default: 0, none.
+        out_dims: Channels of queries, keys, values and the output. A value other than C needs a
+            place without a residual connection around the attention. As in the authors' T2T-ViT, d
+            above stays C / heads. Default: C.
+        value_shortcut: Whether the values are added to the output, as in the authors' T2T-ViT.
+            Default: False.
         **frame: Fields of :class:`Frame` that differ from ``Frame(lepe_kernel=3,
-            lepe_filters='head', lepe_bias=False)``. Landmarks of queries and keys are of the same
-            tokens: there is no ``sr_ratio``.
+            lepe_filters='head', lepe_bias=False)``. Queries and keys need landmarks of the same
+            tokens, so there is no ``sr_ratio``.
 
     Raises:
         ValueError: For an unknown ``landmark_method`` or ``newton_start_per``, or numbers out of

@@ -27,23 +27,24 @@ class PerformerAttention(QKVAttention):
 
         y_i = \frac{\phi(q_i) \sum_j \phi(k_j)^T v_j}{\phi(q_i) \cdot \sum_j \phi(k_j)}
 
-    The maximum of a query is over its features, that of keys over features and tokens of the head.
-    Time is :math:`O(N m d)` per head. It has no parameters. W is a buffer in the state dict, the
-    same for all heads. It stays as drawn unless :meth:`redraw` is called. The authors do so every
-    1000 training steps, and :class:`~mmlaplace.engine.RedrawFeaturesHook` does it for a config.
-    Features and normalisers are fp32 under any autocast.
+    The maximum for a query is over its features. The maximum for keys is over the features and
+    tokens of the head. Time is :math:`O(N m d)` per head. The features have no parameters. W is a
+    buffer in the state dict, and all heads share it. It changes only when :meth:`redraw` is called.
+    The authors redraw it every 1000 training steps. In a config,
+    :class:`~mmlaplace.engine.RedrawFeaturesHook` does this. Features and normalisers are fp32 under
+    any autocast.
 
     The larger the map or the queries and keys, the more features of keys are at the floor
-    :math:`\epsilon`. Attention then is average pooling: at 784 tokens of unit variance 97 % are,
-    and at a fourfold scale all of them.
+    :math:`\epsilon`. Attention then becomes average pooling. At 784 tokens of unit variance, 97 %
+    of these features are at the floor, and at a fourfold scale all of them.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         features: ``'softmax'`` (default) or ``'relu'``.
-        num_features: Number m. Default: :math:`d \ln d`, rounded down, and at least 1.
+        num_features: Number m of features. Default: :math:`d \ln d`, rounded down, and at least 1.
         eps: The floor. Default: 1e-4 for ``'softmax'``, 1e-3 for ``'relu'``.
-        equal_norms: Whether all rows of W have the norm :math:`\sqrt{d}`. Without, they have that
-            of random vectors. Default: False.
+        equal_norms: Whether all rows of W have the norm :math:`\sqrt{d}`. If not, they have the
+            norms of random vectors. Default: False.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``. The authors' queries, keys
             and values have no biases: ``qkv_bias=False``.
 

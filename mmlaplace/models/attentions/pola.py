@@ -32,23 +32,24 @@ class PolaAttention(QKVAttention):
         \mathrm{out} = \mathrm{proj}\big( ([Y_s, Y_o] + \mathrm{DWConv}(V)) \odot G \big)
 
     Q = XW / s and K = (XW' + P) / s, with a learned position P per token. :math:`[V_1, V_2]` are
-    the halves of each head's channels. G is a gate, a linear of X. Products are taken from the
-    right, so no N x N matrix exists. Features and normalisers are fp32 under any autocast.
+    the halves of each head's channels. G is a gate, a linear of X. Products are evaluated from the
+    right, so there is no N x N matrix. Features and normalisers are fp32 under any autocast.
 
     The options below, with ``gate=False`` and ``lepe_kernel=0`` of the frame, are the paper's
-    ablations. Without polarity, features are :math:`\mathrm{relu}(x)^p` alone, as in other linear
-    attentions, and all of V goes with them.
+    ablations. Without polarity, the features are only :math:`\mathrm{relu}(x)^p`, as in other
+    linear attentions, and they mix all of V.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        alpha: The largest power, less 1. Default: 4.
-        power: A fixed p for all channels instead of the learned ones. 1 is none. Default: None,
-            learned.
-        polarity: Whether pairs of both signs are kept apart, as above. Default: True.
-        gate_form: What G is. ``'linear'`` (default): a linear of X, as in the authors' code.
-            ``'matrix'``: a learned matrix, as in the paper, with a value for each token and
-            channel. It is kept for ``input_resolution`` and resized bilinearly for other maps.
-        gate_init: How that matrix starts: ``'kaiming_uniform'`` (default), ``'zeros'``,
+        alpha: The largest power minus 1. Default: 4.
+        power: A fixed power p for all channels, instead of learned powers. 1 applies no power.
+            Default: None, learned.
+        polarity: Whether same-signed and opposite-signed pairs are kept apart, as above. Default:
+            True.
+        gate_form: Form of the gate G. ``'linear'`` (default): a linear of X, as in the authors'
+            code. ``'matrix'``: a learned matrix, as in the paper, with a value for each token and
+            channel. It is stored for ``input_resolution`` and resized bilinearly for other maps.
+        gate_init: Initialisation of that matrix: ``'kaiming_uniform'`` (default), ``'zeros'``,
             ``'normal'``, ``'uniform'`` or ``'ones'``, which are functions of torch.nn.init.
         lepe_deformable: Whether the convolution of V is deformable. Default: False.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='q_kv', gate=True,
@@ -56,7 +57,8 @@ class PolaAttention(QKVAttention):
 
     Raises:
         ValueError: If ``alpha`` or ``power`` is not positive and finite, for an unknown
-            ``gate_form`` or ``gate_init``, or options of a gate or convolution that there is not.
+            ``gate_form`` or ``gate_init``, or for options of a gate or convolution that is turned
+            off.
 
     Source: PolaFormer (arXiv 2501.15061).
 
@@ -145,7 +147,7 @@ class PolaAttention(QKVAttention):
         return projected._replace(gate=gate.to(projected.v.dtype))
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
-        """The gate's matrix, or the key positions, of a checkpoint in the size of this module's."""
+        """The gate's matrix or key positions of a checkpoint, resized to those of this module."""
         if name != 'gate_matrix':
             return super().resize_weight(name, value)
         return resize_map(value, self.gate_matrix.shape[2:])

@@ -15,7 +15,7 @@ SOFTMAXES = ('channels', 'tokens')
 
 @MODELS.register_module()
 class PolarizedAttention(BaseAttention):
-    r"""Polarized self-attention (PSA): a gate of each channel and a gate of each token.
+    r"""Polarized self-attention (PSA): a gate for each channel and a gate for each token.
 
     With linears to C/2 channels (one channel for :math:`W_q`):
 
@@ -26,18 +26,18 @@ class PolarizedAttention(BaseAttention):
         \mathrm{out}_i = x_i \odot g_c + x_i g_i
 
     The sequential layout is :math:`(x \odot g_c)\, g_i`, where the input of :math:`g_i` is
-    :math:`x \odot g_c`. Time is linear, :math:`O(N C^2)`. There are no heads, queries meet no keys,
-    and tokens know no positions. Softmaxes and sums are fp32 under any autocast.
+    :math:`x \odot g_c`. Time is linear, :math:`O(N C^2)`. There are no heads, no products of
+    queries and keys, and no positions of tokens. Softmaxes and sums are fp32 under any autocast.
 
     Args:
         embed_dims, input_resolution, init_cfg: As in :class:`BaseAttention`.
         num_heads: Must divide ``embed_dims``, and has no other effect.
-        layout: ``'parallel'`` (default), where U is a linear, or ``'sequential'``, where it is two
-            with LayerNorm and ReLU between them, and C/8 channels.
-        softmax_over: What the softmax of :math:`g_i` is over. ``'channels'`` (default), as above
-            and in the paper. ``'tokens'``, the authors' code: over tokens, after the product in
-            the parallel layout and of :math:`W_t x` in the sequential. Large maps have a constant
-            gate of 1/2 then.
+        layout: ``'parallel'`` (default): U is a linear. ``'sequential'``: U is two linears, with
+            C/8 channels, LayerNorm and ReLU between them.
+        softmax_over: The axis of the softmax of :math:`g_i`. ``'channels'`` (default): as above and
+            in the paper. ``'tokens'``: as in the authors' code, over tokens. The parallel layout
+            then takes the softmax after the product, and the sequential layout takes that of
+            :math:`W_t x`. For large maps, this gate is a constant 1/2.
 
     Raises:
         ValueError: For an unknown ``layout`` or ``softmax_over``.

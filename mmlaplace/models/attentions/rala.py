@@ -12,7 +12,7 @@ from .frame import Frame
 
 @MODELS.register_module()
 class RALAAttention(QKVAttention):
-    r"""Rank-augmented linear attention: the mean query weighs the keys, and a gate the output.
+    r"""Rank-augmented linear attention: the mean query weighs keys, and a gate scales the output.
 
     Per head, with :math:`\phi(x) = \mathrm{elu}(x) + 1`, the keys' weights a of mean 1, and the
     rotation R of rotary positions:
@@ -30,7 +30,7 @@ class RALAAttention(QKVAttention):
 
     Only the numerator is rotated, as in the authors' code. Rows of weights therefore do not sum to
     one, but to 0.6 to 0.9 at the start, and may be negative. Heads of the authors' models have 64
-    or 96 channels, and their last two stages are softmax attention.
+    or 96 channels, and the last two stages of these models have softmax attention.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.

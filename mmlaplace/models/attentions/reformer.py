@@ -39,34 +39,34 @@ class ReformerAttention(QKVAttention):
 
     Keys are the queries, brought to unit length. Each of R rounds draws a random matrix, sorts the
     tokens by the bucket :math:`\arg\max\, [q_i R, -q_i R]`, and cuts them into chunks of b. A token
-    attends to its chunk and to the one before, in a ring over all rounds, and to itself only where
-    there is nothing else. Rounds are weighed by the sums of their exponentials. So with
+    attends to its chunk and to the chunk before, in a ring over all rounds. It attends to itself
+    only if it sees no other token. Rounds are weighed by the sums of their exponentials. So with
     :math:`c_{ij}` the number of chunks, in all rounds, in which i meets j, it is
 
     .. math:: y_i = \frac{\sum_j c_{ij} \exp(s_{ij}) v_j}{\sum_j c_{ij} \exp(s_{ij})}, \quad
               s_{ij} = q_i \cdot k_j / \sqrt{d}
 
     Without ``duplicates``, a pair counts once: :math:`c_{ij}` is divided by the number of meetings
-    inside of rounds. As in the authors' code, these are not those where the ring goes from one
-    round to the next. A pair that meets only there is divided by :math:`10^{-9}`, so it has nearly
-    all the weight.
+    inside of rounds. As in the authors' code, this number leaves out meetings where the ring goes
+    from one round to the next. A pair that meets only there is divided by :math:`10^{-9}`, so it
+    has nearly all the weight.
 
     It is computed in chunks, in :math:`O(R N b d)` per head, or over all pairs with these counts,
-    which is cheaper where :math:`N \leq 2 R b`. Beside it there is a small term
-    :math:`O(R N^2 d / b)` to choose among N / b buckets, of which there are 4096 at most. It has no
-    parameters of its own. Everything is fp32 under any autocast.
+    which is cheaper where :math:`N \leq 2 R b`. The choice among N / b buckets, 4096 at most, adds
+    a small term :math:`O(R N^2 d / b)`. The attention has no parameters of its own. Everything is
+    fp32 under any autocast.
 
     Which tokens meet is random, and a small change of a query can change it. So the output in half
-    precision is not close to that in fp32. Rounds are drawn anew in every pass while training, and
-    always the same in eval mode; the authors' code draws there too.
+    precision is not close to that in fp32. In training, every forward pass draws new rounds. In
+    eval mode the rounds are always the same, while the authors' code draws new ones there too.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        bucket_size: Tokens b of a chunk. A map of no more tokens has full attention. Others are
-            padded to a multiple of 2b by tokens that nobody sees. Default: 64.
+        bucket_size: Tokens b of a chunk. A map of at most b tokens has full attention. Larger maps
+            are padded to a multiple of 2b with masked tokens. Default: 64.
         num_hashes: Rounds R. Default: 8.
-        form: ``'auto'`` (default): over all pairs for up to 2 R b tokens. ``'chunks'`` or
-            ``'pairs'``: always that.
+        form: ``'auto'`` (default): over all pairs for up to 2 R b tokens, and else in chunks.
+            ``'chunks'`` or ``'pairs'``: always that form.
         duplicates: Whether a pair that meets in several rounds counts in each. Default: True.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='shared_qk',
             qkv_bias=False)``. Queries and keys are always the same.

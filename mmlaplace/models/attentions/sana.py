@@ -13,7 +13,7 @@ from .frame import Frame
 
 @MODELS.register_module()
 class SANAAttention(QKVAttention):
-    r"""Linear attention with ReLU features, as in SANA: the plainest there is.
+    r"""Linear attention with ReLU features, as in SANA. It is the simplest linear attention here.
 
     Per head:
 
@@ -22,16 +22,16 @@ class SANAAttention(QKVAttention):
                    {\mathrm{relu}(q_i) \cdot \sum_j \mathrm{relu}(k_j) + \epsilon}
 
     Time is linear, :math:`O(N C d)`. Sums and the division are fp32 under any autocast, where an
-    epsilon this small would be zero in half precision. A query without a key of its signs gives
-    exactly zero. Where all keys are almost zero, gradients are large, as the epsilon bounds values
-    and not them.
+    epsilon this small would be zero in half precision. A query gives exactly zero if its ReLU
+    features have no positive product with any key. Where all keys are almost zero, gradients are
+    large: the epsilon bounds only the values.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         qk_norm: Whether queries and keys have a root-mean-square norm over all channels, before the
             heads are split. Default: False.
         norm_eps: Epsilon of these norms. Default: 1e-5.
-        eps: :math:`\epsilon`, against the sum. Default: 1e-15.
+        eps: :math:`\epsilon`, which is added to the sum. Default: 1e-15.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv_bias=False)``. Rotary
             positions turn queries and keys before ReLU.
 

@@ -24,14 +24,15 @@ class SeparableAttention(BaseAttention):
     Time is linear, :math:`O(N C^2)`, and the state is one vector. There are no heads, and tokens
     know no positions. The softmax and the sum are fp32 under any autocast.
 
-    With patches of p x p tokens, the tokens of one place in their patches have a sum of their own,
-    and tokens of different places do not meet. A map need not have whole patches. The authors'
+    With patches of p x p tokens, tokens at the same place in their patches share a sum, and tokens
+    at different places do not mix. The sides of a map need not be multiples of p. The authors'
     block resizes the map instead, and does not go back.
 
     Args:
         embed_dims, input_resolution, init_cfg: As in :class:`BaseAttention`.
         num_heads: Must divide ``embed_dims``, and has no other effect.
-        patch_size: Side p. Default: 1. The authors' models have 2, with convolutions around.
+        patch_size: Side p. Default: 1. The authors' models have 2, and convolutions around the
+            attention.
 
     Raises:
         ValueError: If ``patch_size`` is no integer of at least 1.

@@ -30,27 +30,29 @@ class SkyformerAttention(QKVAttention):
         Y = k(Q, L) \, D^{-1/2} M^T D^{-1/2} \, k(L, K) \, V
 
     M is six steps of Nyströmformer's iteration. Time is :math:`O(N m d + m^3)` per head. It has no
-    parameters of its own. Nothing is divided by a sum of weights. So the scale of queries and keys
-    sets that of the output, which vanishes where they are large, and it grows with the number of
-    tokens. Everything is fp32 under any autocast. :class:`KernelAttention` is the exact form.
+    parameters of its own. The output is not divided by a sum of weights. So its scale depends on
+    that of queries and keys, and it vanishes where these are large. It also grows with the number
+    of tokens. Everything is fp32 under any autocast. :class:`KernelAttention` is the exact form.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         num_landmarks: Number of landmarks of the queries, and as many of the keys. ``'pool'`` needs
             a square. Default: 49.
-        landmark_method: ``'pool'`` (default) averages cells of the map. ``'random'`` takes tokens
-            themselves, with replacement, as the authors do: new ones for each image in every pass
-            while training, always the same in eval mode.
-        bandwidth: :math:`\sigma`. The authors have :math:`32^{1/4}` for any d. Default:
+        landmark_method: ``'pool'`` (default) averages cells of the map. ``'random'`` draws tokens
+            with replacement, as the authors do. In training, every forward pass draws new tokens
+            for each image. In eval mode the tokens are always the same.
+        bandwidth: :math:`\sigma`. The authors use :math:`32^{1/4}` for any d. Default:
             :math:`d^{1/4}`.
         ridge: :math:`\epsilon`. Default: 0.1.
-        num_iters: Steps towards the inverse. Default: 6.
-        newton_start_per: What shares the scale that the steps start at. ``'matrix'`` (default):
-            each matrix has its own. ``'batch'``: all images and heads share one, as the authors
-            have it. The result for an image then depends on the other images of the batch.
+        num_iters: Steps of the iteration for the inverse. Default: 6.
+        newton_start_per: How matrices share the initial scale of the iteration. ``'matrix'``
+            (default): each matrix has its own. ``'batch'``: all images and heads share one, as in
+            the authors' code. The result for an image then depends on the other images of the
+            batch.
         accumulation: Sets of random landmarks. A column of :math:`k(\cdot, L)` is a sum over the
-            landmarks of that place in each set, and W has the sums of both. The first half of all
-            landmarks is of the queries, as in the authors' code. Default: 1.
+            landmarks with the same index in each set. In W, both rows and columns are such sums.
+            The first half of all landmarks comes from the queries, as in the authors' code.
+            Default: 1.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.
 
     Raises:
@@ -142,7 +144,7 @@ class SkyformerAttention(QKVAttention):
         return pseudo_inverse(mat, self.num_iters, self.newton_start_per)
 
     def summed(self, kernel: Tensor, dim: int = -1) -> Tensor:
-        """What is of all 2 a m landmarks as sums over the sets, of 2 m."""
+        """Values of all 2 a m landmarks, summed over the a sets to 2 m."""
         if self.accumulation == 1:
             return kernel
         sets = kernel.chunk(self.accumulation, dim)

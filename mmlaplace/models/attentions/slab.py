@@ -20,11 +20,11 @@ class SLABAttention(QKVAttention):
         y_i = \frac{\mathrm{relu}(q_i) \sum_j \mathrm{relu}(k_j + p_j)^T v_j}
                    {\mathrm{relu}(q_i) \cdot \sum_j \mathrm{relu}(k_j + p_j) + \epsilon}
 
-    A 5 x 5 depthwise convolution of the values is added, of as many filters as a head has channels.
-    Time is :math:`O(N d^2)` per head. Positions p are N C parameters, which start at zero. A query
-    without a positive channel gives zero. Features and normalisers are fp32 under any autocast.
-    The paper's other half, a norm that turns from LayerNorm to BatchNorm while training, is not
-    part of the attention.
+    A 5 x 5 depthwise convolution of the values is added. It has one filter for each channel of a
+    head, which all heads share. Time is :math:`O(N d^2)` per head. Positions p are N C parameters,
+    which start at zero. A query without a positive channel gives zero. Features and normalisers are
+    fp32 under any autocast. The paper also proposes a norm that changes from LayerNorm to BatchNorm
+    in training. That norm is not part of the attention.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.

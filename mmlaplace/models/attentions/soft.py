@@ -41,17 +41,18 @@ class SOFTAttention(QKVAttention):
     With ``normalized`` (SOFT++), :math:`W^\dagger` becomes :math:`D^{-1/2} W^\dagger D^{-1/2}`
     with the row sums D of W. This divides its norm by about the mean row sum.
 
-    The inverse is the authors' Newton iteration. It starts at :math:`\alpha W`, so directions of W
-    with vanishing eigenvalues, such as those of equal landmarks, stay out of it. Its gradient is
-    implicit. SOFT adds a ridge and takes :math:`\alpha = 1.8 / r^2`, r the largest row sum of W.
-    SOFT++ has no ridge and takes :math:`\alpha = 2 / r^2`. This is halved, ten times at most, while
-    :math:`\lVert I - \alpha W^2 \rVert_1 > 1.01`. Where their start would end at 0 instead of the
-    inverse, which is for W close to I, as of landmarks far apart, it is halved once here.
+    The inverse is the authors' Newton iteration. It starts at :math:`\alpha W`, so the inverse
+    leaves out directions of W with vanishing eigenvalues, such as those of equal landmarks. Its
+    gradient is implicit. SOFT adds a ridge and takes :math:`\alpha = 1.8 / r^2`, r the largest row
+    sum of W. SOFT++ has no ridge and takes :math:`\alpha = 2 / r^2`. It halves this :math:`\alpha`,
+    ten times at most, while :math:`\lVert I - \alpha W^2 \rVert_1 > 1.01`. If W is close to I, as
+    for landmarks far apart, the iteration from the authors' start would end at 0 instead of the
+    inverse. In this case, :math:`\alpha` is halved once here.
 
-    Where keys are not the queries (``qkv='qkv'``), landmarks are those of the queries, and the
-    second C has the keys: :math:`k(Q, L)\, W^\dagger\, k(K, L)^T V`. A class token is a query and a
-    key like others. It is no part of a landmark, and its own value stands for its convolution, as
-    in the authors' code.
+    If keys differ from queries (``qkv='qkv'``), landmarks come from the queries, and the second C
+    is computed from the keys: :math:`k(Q, L)\, W^\dagger\, k(K, L)^T V`. A class token is a query
+    and a key like others. It is part of no landmark. Its value is used in place of its convolution,
+    as in the authors' code.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
@@ -61,19 +62,19 @@ class SOFTAttention(QKVAttention):
             ablations.
         num_landmarks: Fixed number m, for maps of any size. Default: 49, unless ``pool_ratio`` is
             given.
-        pool_ratio: Side r of the cells. Alone, it makes m grow with the image. ``'conv'`` takes
-            both. Default, with ``'conv'`` and ``num_landmarks``: the largest that gives so many
-            cells at ``input_resolution``.
-        newton_start_per: What shares an :math:`\alpha`. ``'matrix'`` (default): each matrix has
-            its own. ``'batch'``: one for all, as in the authors' code of SOFT++. The result for an
-            image then depends on the other images of the batch. Take it for converted weights, if
-            exact agreement matters.
+        pool_ratio: Side r of the cells. Without ``num_landmarks``, m grows with the image.
+            ``'conv'`` takes both options. Default, with ``'conv'`` and ``num_landmarks``: the
+            largest r that gives that many cells at ``input_resolution``.
+        newton_start_per: How matrices share :math:`\alpha`. ``'matrix'`` (default): each matrix has
+            its own. ``'batch'``: all matrices share one, as in the authors' code of SOFT++. The
+            result for an image then depends on the other images of the batch. Use ``'batch'`` for
+            converted weights if exact agreement matters.
         num_iters: Newton steps. Default: 20.
-        ridge: Added to the diagonal of W. Default: 1e-2. With ``normalized`` it is 0, unless
-            Cholesky's inverse, which needs one, is the solver.
+        ridge: Added to the diagonal of W. Default: 1e-2. With ``normalized`` it is 0, but 1e-2 for
+            the solver ``'cholesky'``, which needs a ridge.
         solver: ``'newton_schulz'`` (default), the iteration above, ``'svd'``, the Moore–Penrose
-            inverse by its decomposition, or ``'cholesky'``, the exact inverse. The last two
-            also invert the small eigenvalues that the steps leave out, and so are another model
+            inverse by its decomposition, or ``'cholesky'``, the exact inverse. The last two also
+            invert the small eigenvalues that the Newton steps leave out. So they give another model
             where W is close to singular.
         num_prefix_tokens: Tokens before those of the map, such as a class token. Default: 0.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='shared_qk', lepe_kernel=3,

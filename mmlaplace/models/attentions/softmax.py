@@ -16,15 +16,15 @@ class SoftmaxAttention(QKVAttention):
 
     .. math:: \mathrm{softmax}(Q K^T / \sqrt{d} + b)\, V
 
-    Runs PyTorch's ``scaled_dot_product_attention``. Time is quadratic in the tokens. No N x N
-    matrix is in memory where that function has a fused kernel, which on a CPU it has without
-    ``attn_drop`` alone.
+    It calls PyTorch's ``scaled_dot_product_attention``. Time is quadratic in the tokens. With a
+    fused kernel, this function stores no N x N matrix. On a CPU it has a fused kernel only without
+    ``attn_drop``.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        relative_bias: Whether each head adds a learned b for each offset of rows and columns, as
-            Swin has it. It is kept for the offsets of ``input_resolution`` and resized bicubically
-            for other maps. Default: False.
+        relative_bias: Whether each head adds a learned b for each offset of rows and columns, as in
+            Swin. It is stored for the offsets of ``input_resolution`` and resized bicubically for
+            other maps. Default: False.
         num_prefix_tokens: Tokens before those of the map, such as a class token. Default: 0.
         attn_drop: Dropout rate of the attention weights. Default: 0.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``; ``sr_ratio=8`` is the
@@ -122,11 +122,11 @@ class SoftmaxAttention(QKVAttention):
         ]
 
     def no_weight_decay(self) -> Set[str]:
-        """Names of the parameters that are not to decay, as Swin's authors have it."""
+        """Names of the parameters without weight decay, as in the code of Swin's authors."""
         return {'relative_bias'}
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
-        """The relative bias, or the key positions, of a checkpoint in the size of this module's."""
+        """The relative bias or key positions of a checkpoint, resized to those of this module."""
         if name != 'relative_bias' or self.relative_bias is None:
             return super().resize_weight(name, value)
         return resize_map(value, self.relative_bias.shape[2:], mode='bicubic')

@@ -14,7 +14,7 @@ from .base import QKVAttention
 
 @MODELS.register_module()
 class TaylorShiftAttention(QKVAttention):
-    r"""TaylorShift: softmax attention with the exponential's Taylor series for the exponential.
+    r"""TaylorShift: softmax attention with a Taylor series in place of the exponential.
 
     Per head, with queries and keys of unit length and a learned temperature :math:`\tau`:
 
@@ -24,14 +24,15 @@ class TaylorShiftAttention(QKVAttention):
 
     The same function has two forms. The linear one has about :math:`d^2 / 2` features: time
     :math:`O(N d^3)` and memory :math:`O(N d^2)` per head. The direct one has a weight for each pair
-    of tokens. One parameter a head. With :math:`\tau = 1` the largest weight is five times the
-    smallest, so thousands of tokens are averaged. Weights rise again below t = -1, so for a large
-    :math:`\tau` opposite keys count like equal ones. Everything is fp32 under any autocast.
+    of tokens. Each head has one parameter. With :math:`\tau = 1` the largest weight is five times
+    the smallest, so thousands of tokens are averaged. Weights rise again below t = -1, so for a
+    large :math:`\tau` opposite keys count like equal ones. Everything is fp32 under any autocast.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        form: ``'auto'`` (default): the direct form for up to as many tokens as there are features,
-            which is then cheaper. ``'linear'`` or ``'direct'``: always that.
+        form: ``'auto'`` (default): the direct form while there are no more tokens than features,
+            where it is cheaper, and else the linear form. ``'linear'`` or ``'direct'``: always that
+            form.
         output_normalized: Whether the output is multiplied by :math:`\sqrt{N / d}`, as in the
             authors' ViT. Default: False.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``.

@@ -11,23 +11,23 @@ from .base import BaseAttention
 
 @MODELS.register_module()
 class WindowAttention(BaseAttention):
-    """Any attention inside of windows of the map, as in Swin.
+    """Any attention, computed inside windows of the map, as in Swin.
 
-    A map whose sides are no multiples of the window gets zeros at the bottom and the right. On a
-    map with a side not longer than the window, that side is the window, and nothing is shifted.
-    Shifted windows hold tokens of opposite borders. An attention that accepts a mask keeps these
-    apart. Linear attentions mix them, as PolaFormer's and FLatten's do.
+    A map whose sides are no multiples of the window gets zeros at the bottom and the right. If a
+    side of the map is not longer than the window, the window takes that whole side and is not
+    shifted along it. Shifted windows hold tokens of opposite borders. An attention that accepts a
+    mask keeps these apart. Linear attentions mix them, as PolaFormer's and FLatten's do.
 
-    Large windows fit few maps: windows of 56 make 168 rows of 128. With ``even_windows``, a side of
-    S tokens has the fewest windows that are not longer than ``window_size``, ⌈S / window_size⌉, all
-    of the least length, here 3 of 43. So less than a row is added per window. Height and width
-    are divided apart, each is shifted where it has several windows, and windows need not be
-    square. A map that ``window_size`` divides has the same windows either way.
+    Large windows can need much padding: windows of 56 pad 128 rows to 168. With ``even_windows``, a
+    side of S tokens has the fewest windows that are not longer than ``window_size``, ⌈S /
+    window_size⌉, all of the least length, here 3 of 43. So padding adds less than one row for each
+    window. Height and width are divided separately. Each is shifted if it has several windows.
+    Windows need not be square. A map that ``window_size`` divides has the same windows either way.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        window_size: Side of a window, in tokens. The longest one, with ``even_windows``. Default:
-            7.
+        window_size: Side of a window, in tokens. With ``even_windows`` it is the largest side.
+            Default: 7.
         shifted: Whether windows are shifted by half of their side. Default: False.
         attn_cfg: Config of the attention inside. Default: Swin's, softmax with a relative bias.
         even_windows: Whether windows shrink to divide the map evenly. It suits an attention that

@@ -20,14 +20,14 @@ class XCAttention(QKVAttention):
 
     .. math:: A = \mathrm{softmax}(\tau \, \hat Q^T \hat K), \quad Y = V A^T
 
-    A is d x d, so time is linear in the tokens. All tokens have the same A, so tokens meet only in
-    a local branch, which XCiT has in its blocks; ``lepe_kernel=3`` adds one here. Norms and the
-    softmax are fp32 under any autocast.
+    A is d x d, so time is linear in the tokens. All tokens share A, so only a local branch lets
+    tokens interact. XCiT has this branch in its blocks. Here ``lepe_kernel=3`` adds one. Norms and
+    the softmax are fp32 under any autocast.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        **frame: Fields of :class:`Frame` that differ from ``Frame()``. Queries and keys are of the
-            same tokens: there is no ``sr_ratio``.
+        **frame: Fields of :class:`Frame` that differ from ``Frame()``. Queries and keys must be of
+            the same tokens, so there is no ``sr_ratio``.
 
     Source: XCiT (arXiv 2106.09681).
 
@@ -58,5 +58,5 @@ class XCAttention(QKVAttention):
             return (value @ weights.transpose(-2, -1)).to(v.dtype)
 
     def no_weight_decay(self) -> Set[str]:
-        """Names of the parameters that are not to decay, as the authors have it."""
+        """Names of the parameters without weight decay, as in the authors' code."""
         return {'temperature'}
