@@ -1,4 +1,4 @@
-"""Errors that a user understands for options that a class does not have."""
+"""Clear error messages for options that a class does not have."""
 
 import inspect
 from difflib import get_close_matches
@@ -8,20 +8,20 @@ from typing import Any, Collection, Dict, Iterable, List, Tuple
 class KnownOptions:
     """A base whose subclasses refuse unknown keyword arguments by their own name.
 
-    Constructors here hand ``**kwargs`` on to their base. Python's own message would therefore name
-    an abstract class and none of the options.
+    Constructors here pass ``**kwargs`` on to their base. So the error message of Python itself
+    would name an abstract class, and no options.
 
     Attributes:
         fixed_options: Options of a base that a subclass sets itself. Users cannot set them.
-            Subclasses add theirs to those of their bases.
+            Subclasses add their own to those of their bases.
         further_options: Options that the ``**kwargs`` of a constructor take beside those of its
             bases.
         renamed_options: Names that an option had before, each with the name it has now. Subclasses
-            add theirs to those of their bases.
+            add their own to those of their bases.
 
     Raises:
-        TypeError: On construction, with the class that was asked for, the options it has, those
-            nearest to what was written, and the new name of a renamed option.
+        TypeError: On construction with an unknown option. The message names the class, its options,
+            those nearest to the given name, and the new name of a renamed option.
     """
 
     fixed_options: Tuple[str, ...] = ()
@@ -51,7 +51,7 @@ class KnownOptions:
 
     @classmethod
     def known_options(cls) -> List[str]:
-        """Names of the keyword arguments that the constructor and those it hands on to take."""
+        """Names of the keyword arguments of the constructor and of the bases it passes them to."""
         names: List[str] = []
         for base in cls.__mro__:
             if '__init__' not in vars(base):

@@ -1,4 +1,4 @@
-"""Backbones: hosts as data, and the families that are rows of them."""
+"""Backbones: hosts as data, and the backbone families that use them."""
 
 from .base import PyramidBackbone
 from .families import (

@@ -22,27 +22,27 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
     """Stages of transformer blocks, each on a smaller map than the one before.
 
     A subclass names its ``host``, a function that returns a list of :class:`Stage`, its sizes in
-    ``arch_zoo``, and in ``default_attn_cfg`` what it changes in the host's attentions.
+    ``arch_zoo``, and in ``default_attn_cfg`` its changes to the host's attentions.
 
     Args:
         arch: A name in ``arch_zoo``, or a dict with ``embed_dims``, ``depths``, ``num_heads`` and
             ``ffn_ratios``, each with one entry per stage. Default: the class attribute
             ``default_arch``, ``'tiny'`` unless the family has no such size.
-        attn_cfg: What to change in the attentions. A dict without a type, or with the type that a
-            stage has, changes options: ``dict(num_landmarks=100)``. Another type replaces the
-            attention and keeps the host's frame: ``dict(type='SoftmaxAttention')``. A list has a
-            dict or None for each stage, and ``per_stage`` has values for each stage:
+        attn_cfg: Changes to the attentions. A dict without a type, or with the type of a stage's
+            attention, changes options: ``dict(num_landmarks=100)``. Another type replaces the
+            attention and keeps the host's frame: ``dict(type='SoftmaxAttention')``. A list gives a
+            dict or None for each stage. ``per_stage`` gives one value for each stage:
             ``dict(per_stage=dict(sr_ratio=(8, 4, 2, 1)))``. Default: nothing.
-        img_size: Side, or height and width, of the training images, at which attentions
-            initialise what depends on size. The forward accepts any. Default: 224.
+        img_size: Side, or height and width, of the training images, for which attentions initialise
+            parameters that depend on the size. The forward accepts any size. Default: 224.
         in_channels: Channels of the image. Default: 3.
         out_indices: Stages whose maps are returned, in rising order, as a sequence or one number.
-            Negative ones count from the last stage: -1 is what a classifier wants. Only these
-            stages get a norm. Stages after the last of them are not built, so that no parameter is
-            unused. Default: all.
+            Negative numbers count from the last stage: a classifier needs -1. Only these stages get
+            a norm. Stages after the last of these are not built, so that no parameter is unused.
+            Default: all.
         out_type: ``'featmap'`` (default) returns maps, without a class token. ``'cls_token'``
             returns the class token ``(B, C)`` of the last stage, for a classifier.
-        out_norms: Whether the maps returned get a LayerNorm. Default: as the host has it.
+        out_norms: Whether the returned maps get a LayerNorm. Default: the host's choice.
         norm_cfg: Config of every norm of tokens outside of the attentions, such as
             ``dict(type='LN', eps=1e-6)`` or a registered class. Default: the host's LayerNorms.
         act_cfg: Config of the activation in the FFNs, such as
@@ -50,15 +50,15 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
         drop_rate: Dropout rate in the FFNs and on embedded positions. Default: 0.
         drop_path_rate: Stochastic depth rate of the last block, rising from 0. Default: 0.
         frozen_stages: -1 freezes nothing. 0 freezes the stem, which is the first patch embedding
-            and positions. k freezes the stem and the first k stages. Default: -1.
-        norm_eval: Whether BatchNorms stay in eval mode while training. Default: False.
+            with its positions. k freezes the stem and the first k stages. Default: -1.
+        norm_eval: Whether BatchNorms stay in eval mode during training. Default: False.
         with_cp: Whether blocks recompute their activations in the backward pass. Default: False.
         init_cfg: As in mmengine, but ``type='Pretrained'`` loads strictly, see
             :class:`mmlaplace.engine.StrictLoading`. Default: truncated normal linears.
         **host_options: Arguments of the host's function.
 
     Raises:
-        TypeError: For an unknown option. It names those that there are.
+        TypeError: For an unknown option. The message names the known options.
         ValueError: For an unknown or incomplete arch, a value with another number of entries than
             stages, or ``out_indices``, ``out_type``, ``frozen_stages`` or ``drop_path_rate`` out of
             range.
@@ -119,10 +119,11 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
     def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
         """Images ``(B, in_channels, H, W)`` to the maps ``(B, C_i, ⌈H/s_i⌉, ⌈W/s_i⌉)``.
 
-        A map for each of ``out_indices``, in the memory format of the images.
+        There is one map for each of ``out_indices``, in the memory format of the images.
 
         Raises:
-            ValueError: If ``x`` has not four axes, or a side shorter than the first stride.
+            ValueError: If ``x`` does not have four axes, or has a side shorter than the first
+                stride.
         """
         options.check_images(self, x)
         memory_format, outs = memory_format_of(x), []

@@ -1,4 +1,4 @@
-"""Families: a host, its sizes, and what it changes in the host's attentions. Each is a row."""
+"""Backbone families: each has a host, sizes, and changes to the host's attentions."""
 
 from functools import partial
 
@@ -21,7 +21,7 @@ class LaplacianFormer(PyramidBackbone):
 
     The attention has 49 landmarks in every stage, so cost is linear in the pixels at any image
     size. The paper's pool ratios, ``attn_cfg=dict(per_stage=dict(pool_ratio=(8, 4, 2, 1)))``, give
-    the same at 224 x 224. Under these, the number grows with the image.
+    the same number at 224 x 224. With these ratios, the number grows with the image.
 
     The archs ``tiny`` to ``huge`` match the published parameters and MACs. The paper's table of
     widths and depths was not at hand.
@@ -61,8 +61,8 @@ class SOFTPlusPlus(PyramidBackbone):
     papers. Arguments are those of :class:`PyramidBackbone` and of the host
     :func:`~mmlaplace.models.backbones.hosts.soft_pyramid`.
 
-    The archs ``small`` to ``large`` are those of the paper's Table 1. The paper's ``tiny`` has the
-    parameters of SOFT's, which is the one here.
+    The archs ``small`` to ``large`` are those of the paper's Table 1. The paper's ``tiny`` has as
+    many parameters as the ``tiny`` of SOFT, which is used here.
 
     Source: SOFT++ (arXiv 2207.03341).
 
@@ -121,12 +121,12 @@ class SOFT(SOFTPlusPlus):
 
 @MODELS.register_module()
 class PVT(PyramidBackbone):
-    """PVT: patches, learned positions, softmax attention on spatially reduced keys and values.
+    """PVT: patches, learned positions, and softmax attention on spatially reduced keys and values.
 
     Patches have a side of 4 pixels, then of 2 tokens. Learned positions come before each stage and
-    are resized to the input. Blocks are pre-norm. Maps have no norm, as in PVT, and classifiers
-    average them. ``attn_cfg=dict(type='FLattenAttention')`` makes it FLatten-PVT. Arguments are
-    those of :class:`PyramidBackbone`.
+    are resized to the input. Blocks are pre-norm. Returned maps have no norm, as in the authors'
+    PVT, and classifiers average them. ``attn_cfg=dict(type='FLattenAttention')`` gives FLatten-PVT.
+    Arguments are those of :class:`PyramidBackbone`.
 
     Source: PVT (arXiv 2102.12122).
 
@@ -197,9 +197,9 @@ class ViT(PyramidBackbone):
     Patches have a side of 16 pixels. Learned positions are resized to the input. Blocks are
     pre-norm. Arguments are those of :class:`PyramidBackbone`, ``patch_size`` and
     ``with_cls_token``. Attentions that take no class token need ``with_cls_token=False``. Each
-    value of a dict arch has one entry.
+    value of an arch given as a dict has one entry.
 
-    Source: ViT (arXiv 2010.11929), DeiT (arXiv 2012.12877), whose sizes these are.
+    Source: ViT (arXiv 2010.11929), DeiT (arXiv 2012.12877). The sizes are DeiT's.
 
     Examples:
         >>> import torch
@@ -262,10 +262,10 @@ class PolaFormerSwin(Swin):
     """Swin with polarity-aware linear attention in the first two stages.
 
     It is :class:`Swin` with :class:`PolaAttention` in the first two stages. The windows there have
-    56 tokens a side, which at 224 x 224 is the whole map. On maps that 56 does not divide they
-    shrink (``even_windows`` of :class:`WindowAttention`): at 512 x 512 to 3 x 3 windows of 43
-    tokens a side, where padding to windows of 56 would compute 1.7 times as much. The authors'
-    windows at 384 x 384 are in the example.
+    56 tokens a side, which at 224 x 224 is the whole map. If 56 does not divide the sides of a map,
+    the windows shrink (``even_windows`` of :class:`WindowAttention`). At 512 x 512 there are 3 x 3
+    windows of 43 tokens a side. Padding to windows of 56 would compute 1.7 times as much there. The
+    authors' windows at 384 x 384 are in the example.
 
     Source: PolaFormer (arXiv 2501.15061).
 
@@ -288,8 +288,8 @@ class PolaFormerSwin(Swin):
 class PolaFormerDeiT(ViT):
     """DeiT with polarity-aware linear attention.
 
-    It is :class:`ViT` with :class:`PolaAttention` and without a class token, which would have no
-    place in the attention's convolution. Classifiers average the map.
+    It is :class:`ViT` with :class:`PolaAttention` and without a class token, because the
+    attention's convolution needs tokens of a map. Classifiers average the map.
 
     Source: PolaFormer (arXiv 2501.15061). The authors have released no code for this host. The size
     is the paper's.

@@ -7,7 +7,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 
 class Freezing(nn.Module):
-    """What ``frozen_stages`` and ``norm_eval`` of a pyramid do."""
+    """The options ``frozen_stages`` and ``norm_eval`` of a pyramid."""
 
     frozen_stages: int
     norm_eval: bool

@@ -1,4 +1,4 @@
-"""Options that a backbone hands on to its host."""
+"""Options that a backbone passes on to its host."""
 
 import inspect
 from typing import Any, Callable, List
@@ -10,7 +10,7 @@ class HostOptions(KnownOptions):
     """A base for classes with a ``host``, whose arguments are options of the class.
 
     Raises:
-        TypeError: Where a class is made, if an argument of its host is one of its own.
+        TypeError: On the definition of a class that has an argument of the same name as its host.
     """
 
     host: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""Hosts: what stands around the attentions. Each is a function that returns its stages."""
+"""Hosts: the parts of backbones around the attentions. Each is a function that returns stages."""
 
 from functools import partial
 from typing import Callable, List, Optional, Tuple
@@ -17,7 +17,7 @@ def arch(
     num_heads: Optional[Tuple[int, ...]] = None,
     ffn_ratios: Optional[Tuple[float, ...]] = None,
 ) -> dict:
-    """A size: heads have 32 channels and FFNs four times the channels, unless it says otherwise."""
+    """A size. By default, heads have 32 channels and FFNs have four times the channels."""
     return dict(
         embed_dims=embed_dims,
         depths=depths,
@@ -161,9 +161,10 @@ def soft_pyramid(
         with_cls_token: Whether the last stage has a class token. Default: True.
         overlapping_patches: Whether patches overlap. Otherwise they are PVT's, with a LayerNorm:
             4 x 4 pixels, then 2 x 2 tokens. Default: True.
-        drop_path_per: What ``drop_path_rate`` drops in the stages before the last. ``'sample'``
-            (default): residual branches of whole images, as in the last stage. ``'element'``:
-            elements of them, as in the authors' code, which has plain dropout there.
+        drop_path_per: How ``drop_path_rate`` drops in the stages before the last. ``'sample'``
+            (default): whole residual branches of images, as in the last stage. ``'element'``:
+            single elements of residual branches, as in the authors' code, which has plain dropout
+            there.
 
     Raises:
         ValueError: For a ``stem_norm_cfg`` of patches that do not overlap.

@@ -1,4 +1,4 @@
-"""What the names of a pyramid's parameters tell: their depth, and the outputs they belong to."""
+"""The depth of a pyramid's parameters, and the outputs they belong to, from their names."""
 
 import re
 from typing import TYPE_CHECKING, Any, Collection, Dict, Sequence, Set, Tuple
@@ -10,17 +10,18 @@ else:  # a plain mixin of a module
 
 
 class PyramidNames(Module):
-    """What training and loading ask a pyramid about names such as ``stages.0.`` and ``norm0.``."""
+    """Methods for training and loading that read names such as ``stages.0.`` and ``norm0.``."""
 
     depths: Sequence[int]
     num_stages: int
     stages: Any
 
     def no_weight_decay(self) -> Set[str]:
-        """Names of the parameters that are not to decay, norms and biases aside.
+        """Names of the parameters without weight decay, besides norms and biases.
 
-        These are what the modules inside name by a ``no_weight_decay()`` of their own.
-        :class:`mmlaplace.engine.NoDecayOptimWrapperConstructor` asks for them, and so does timm.
+        The modules inside return these names by their own ``no_weight_decay()``.
+        :class:`mmlaplace.engine.NoDecayOptimWrapperConstructor` calls this method, and so does
+        timm.
         """
         named = {
             f'{path}.{name}'
@@ -35,13 +36,13 @@ class PyramidNames(Module):
 
         The stem has depth 0. Block j, counted through all stages, has depth j + 1. Later patch
         embeddings and positions have the depth of the block after them. The norm of a stage has the
-        depth of its last block. What comes after the last block, or is outside ``prefix``, has the
+        depth of its last block. Parameters after the last block, or outside ``prefix``, have the
         last depth.
 
         Args:
             param_name: As in the model's ``named_parameters()``.
-            prefix: What comes before the names of this backbone in the model, such as
-                ``'backbone.'``. Default: ''.
+            prefix: Prefix of the names of this backbone in the model, such as ``'backbone.'``.
+                Default: ''.
         """
         num_layers = sum(self.depths) + 2
         inside = param_name.startswith(prefix)
@@ -55,13 +56,14 @@ class PyramidNames(Module):
         return norms.get(kind, num_layers - 1), num_layers
 
     def other_outputs(self, names: Collection[str]) -> Set[str]:
-        """Names that a checkpoint has, or lacks, because it has other ``out_indices``.
+        """Names that a checkpoint has or lacks because its model had other ``out_indices``.
 
         Args:
             names: The names in the checkpoint, without the prefix of this backbone.
 
         Raises:
-            ValueError: If they are another arch's, as a stage has another number of blocks.
+            ValueError: If the names belong to another arch, whose stages have other numbers of
+                blocks.
         """
         block = re.compile(r'stages\.(\d+)\.blocks\.(\d+)\.')
         depths: Dict[int, Set[str]] = {}

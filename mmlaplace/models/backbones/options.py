@@ -1,4 +1,4 @@
-"""From what a config says to what is built: sizes, outputs and the attention of each stage."""
+"""Reads the options of a config: sizes, outputs and the attention of each stage."""
 
 import inspect
 import types
@@ -20,7 +20,7 @@ def parse_arch(backbone: Any, arch: Union[str, dict, None], num_stages: int) -> 
 
     Args:
         backbone: Class with ``arch_zoo``, ``default_arch`` and ``renamed_archs``.
-        arch: What the user wrote, or None for the default.
+        arch: The user's value, or None for the default.
         num_stages: Number of the host's stages.
 
     Raises:
@@ -142,7 +142,7 @@ def attention_class(kind: Union[str, type]) -> Any:
 
 
 def takes(cls: Any, name: str) -> bool:
-    """Whether an attention, also one that is not derived from ours, has an option."""
+    """Whether an attention has an option. The class need not derive from :class:`BaseAttention`."""
     if hasattr(cls, 'known_options'):
         return name in cls.known_options()
     parameters = inspect.signature(cls.__init__).parameters
@@ -150,7 +150,7 @@ def takes(cls: Any, name: str) -> bool:
 
 
 def with_frame(stage: Any) -> dict:
-    """The attention of a stage, with the host's frame as far as the attention has these options."""
+    """The attention of a stage, with those options of the host's frame that the attention has."""
     cls = attention_class(stage.attn['type'])
     known = cls.known_options() if hasattr(cls, 'known_options') else ()
     frame = {name: value for name, value in stage.frame.items() if name in known}
@@ -160,7 +160,7 @@ def with_frame(stage: Any) -> dict:
 def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None]) -> List[Any]:
     """The stages of a host, with the attention that ``attn_cfg`` asks for.
 
-    - A dict without a type, or with the type that a stage has, changes options there:
+    - A dict without a type, or with the type of a stage's attention, changes options there:
       ``dict(num_landmarks=100)``. Without a type, an option goes to the stages that have it.
     - A dict with another type replaces the attention and keeps the host's frame:
       ``dict(type='SoftmaxAttention')``.
@@ -168,9 +168,9 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
       single options with a value for each stage, or None:
       ``dict(per_stage=dict(sr_ratio=(8, 4, 2, 1)))``.
 
-    Any other list is a value. None as a value is given in a dict, such as
-    ``dict(num_landmarks=None)``. The rule holds inside of :class:`WindowAttention` too, for its own
-    ``attn_cfg``.
+    Any other list is a value. To set the value None, write it in a dict, such as
+    ``dict(num_landmarks=None)``. The same rules hold for the ``attn_cfg`` of
+    :class:`WindowAttention`.
 
     Raises:
         TypeError: For an option that no attention here has.
@@ -247,7 +247,7 @@ def _changed(stage: Any, given: dict) -> Any:
 
 
 def _check_options(cls: Any, options: dict) -> None:
-    """Refuse what the host sets, what the attention has not, and values for several stages."""
+    """Refuse options of the host, unknown options, and values for several stages."""
     for name in SET_BY_THE_HOST:
         if name in options:
             raise ValueError(
@@ -272,7 +272,7 @@ def _check_options(cls: Any, options: dict) -> None:
 
 
 def _check_effect(stage: Any, cls: type, options: dict) -> None:
-    """Refuse fields of a frame that say how, where another one says that it is not."""
+    """Refuse fields of a frame that configure a part which another field turns off."""
     frame = getattr(cls, 'frame', None)
     for name, needed in NEEDED.items():
         if name in options and frame is not None:

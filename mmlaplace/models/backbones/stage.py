@@ -13,24 +13,24 @@ from .options import attention_class, takes, with_frame
 
 @dataclass(frozen=True)
 class Stage:
-    """What one stage is made of. A host is a function that returns a list of these.
+    """The parts of one stage. A host is a function that returns a list of stages.
 
     Attributes:
         embed: Makes the tokens: ``embed(in_channels, embed_dims)`` is a module
             ``(B, C_in, H, W) -> (B, N, C), (H', W')``.
-        stride: By how much it reduces each side.
+        stride: Factor by which ``embed`` reduces each side.
         attn: Config of the attention.
-        frame: Fields of :class:`Frame` that the host changes, whatever the attention. It applies
-            as far as the attention has these options.
+        frame: Fields of :class:`Frame` that the host changes for any attention. Fields that the
+            attention does not have are ignored.
         alternate: Options of ``attn`` in every second block.
         position: Arguments of :class:`PositionEmbedding`, which adds learned positions to the
             tokens. None (default) adds none.
         cls_token: Whether a class token goes before the tokens. Needs ``position``. Only the last
             stage can have one. Default: False.
-        embed_norm: Whether ``embed`` norms tokens, and so takes the backbone's ``norm_cfg``.
-            Default: True.
+        embed_norm: Whether ``embed`` has a norm of tokens, and so takes the backbone's
+            ``norm_cfg``. Default: True.
         norm: Config of the norms in the blocks. Default: ``dict(type='LN', eps=1e-6)``.
-        out_norm: Config of the norm of the map returned; None for none. Default: as ``norm``.
+        out_norm: Config of the norm of the returned map. None adds no norm. Default: as ``norm``.
         block: Further arguments of :class:`TransformerBlock`. Default: none.
 
     Examples:

@@ -8,12 +8,12 @@ from .position import resize_map
 
 
 class Agents(Landmarks):
-    """Averages of the cells of a map, whose biases may be kept for another number of them.
+    """Averages of the cells of a map. Biases may be stored for another number of cells.
 
     Args:
-        num_landmarks: Number that biases are kept for, a square.
-        shape: Rows and columns of the cells. Along a line of tokens all are in one row. Default:
-            the square.
+        num_landmarks: Number of cells that biases are stored for, a square.
+        shape: Rows and columns of the cells. Along a line of tokens, all cells are in one row.
+            Default: the square.
 
     Raises:
         ValueError: For ``num_landmarks`` that is no square, or a shape that is no two positive
@@ -45,7 +45,7 @@ class Agents(Landmarks):
 
 
 def resize_agents(table: Tensor, shape: Tuple[int, int]) -> Tensor:
-    """Biases ``(heads, s * s, h, w)`` of a square of agents, bilinearly for another grid."""
+    """Biases ``(heads, s * s, h, w)`` of a square of agents, resized bilinearly to another grid."""
     side, size = math.isqrt(table.shape[1]), table.shape[2:]
     grid = table.flatten(2).transpose(1, 2).unflatten(2, (side, side))
     return resize_map(grid, shape).flatten(2).transpose(1, 2).unflatten(2, size)

@@ -22,12 +22,12 @@ DROP_PATH_PER = ('sample', 'element')
 class DropPath(nn.Module):
     """Drop the residual branch of whole samples while training, scaling up what stays.
 
-    Written here because mmlaplace imports without mmcv, torchvision and timm, which have it.
+    It is written here so that mmlaplace does not need mmcv, torchvision or timm.
 
     Args:
         drop_prob: Probability of dropping a sample's branch. Default: 0.
-        per: What is dropped: branches of a ``'sample'`` (default), or each ``'element'`` of them
-            by itself, as plain dropout does.
+        per: The unit that is dropped. ``'sample'`` (default): the whole branch of a sample.
+            ``'element'``: each element by itself, as in plain dropout.
 
     Raises:
         ValueError: For an unknown ``per``.
@@ -74,7 +74,7 @@ class TransformerBlock(BaseModule):
             ``norm(x + ffn(x))``. Default: True.
         norm_cfg: Config of the norms. Default: ``dict(type='LN', eps=1e-6)``.
         ffn_cfg: Further arguments of :class:`FFN`. Default: none.
-        drop_path_per: What stochastic depth drops, see :class:`DropPath`. Default: 'sample'.
+        drop_path_per: Unit that stochastic depth drops, see :class:`DropPath`. Default: 'sample'.
 
     Examples:
         >>> import torch
@@ -130,7 +130,7 @@ class TransformerBlock(BaseModule):
 
 @contextmanager
 def _statistics_kept(module: nn.Module) -> Iterator[None]:
-    """A context in which BatchNorms leave their running statistics, which a first pass updated."""
+    """A context in which BatchNorms do not update their running statistics again."""
     norms: List[Any] = [
         m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats
     ]

@@ -1,4 +1,4 @@
-"""Norms and activations from the configs that OpenMMLab's users know, without mmcv."""
+"""Norms and activations from OpenMMLab configs, without mmcv."""
 
 from typing import Dict
 

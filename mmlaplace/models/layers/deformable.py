@@ -12,16 +12,16 @@ from .feature_map import tokens_to_map
 
 
 class DeformableConv(DepthwiseConv):
-    r"""A depthwise convolution whose places of sampling a further convolution shifts.
+    r"""A depthwise convolution whose sampling positions are shifted by a further convolution.
 
-    With :math:`p` a token's place, and the map of V interpolated between its tokens and zero
-    outside:
+    With :math:`p` the position of a token, and a map of V that is interpolated between tokens and
+    zero outside:
 
     .. math:: y(p) = \sum_{t = 1}^{k^2} w_t \, v(p + t + \Delta_t(p)) + b
 
-    Shifts :math:`\Delta` start at zero, where it is :class:`DepthwiseConv`. All channels have the
-    same shifts. For the gradients, samples of :math:`k^2` times the memory of the map are kept. The
-    sampling runs in fp32 under any autocast.
+    Shifts :math:`\Delta` start at zero, where the layer equals :class:`DepthwiseConv`. All channels
+    share the shifts. Training keeps samples of :math:`k^2` times the memory of the map for the
+    gradients. The sampling runs in fp32 under any autocast.
 
     Args:
         embed_dims, kernel_size, num_heads, filters_per, bias: As in :class:`DepthwiseConv`.

@@ -16,10 +16,10 @@ class DepthwiseConv(BaseModule):
     Args:
         embed_dims: Channels C.
         kernel_size: Odd side of the kernel. Default: 3.
-        num_heads: Heads of the tokens. Only needed where filters are shared. Default: 1.
-        filters_per: What has a filter of its own: every ``'channel'`` (default), every ``'head'``,
-            for all of its channels (SOFT), or every ``'head_channel'``, the same in all heads
-            (PolaFormer, FLatten).
+        num_heads: Heads of the tokens. Only shared filters need it. Default: 1.
+        filters_per: How filters are shared. ``'channel'`` (default): each channel has its own.
+            ``'head'``: one for all channels of a head (SOFT). ``'head_channel'``: one for each
+            channel of a head, the same in all heads (PolaFormer, FLatten).
         bias: Whether filters have a bias. Default: True.
 
     Raises:

@@ -41,8 +41,8 @@ def shape_of_map(x: Tensor) -> Tuple[int, int]:
 def channels_last(x: Tensor) -> Tensor:
     """Maps ``(B, C, H, W)`` with the channels of a pixel beside each other in memory.
 
-    A convolution of such maps gives tokens without a copy. Maps of tokens are so already. Images
-    are copied, which takes less time than to reorder what a convolution makes of them.
+    A convolution of such maps gives tokens without a copy. Maps of tokens already have this order.
+    Images are copied. This takes less time than to reorder the result of the convolution.
 
     Examples:
         >>> import torch

@@ -18,8 +18,8 @@ class FFN(BaseModule):
         embed_dims: Channels C.
         ffn_ratio: Hidden channels in units of C.
         drop_rate: Dropout rate after the activation and after the last linear. Default: 0.
-        dwconv_kernel: Odd side of the depthwise convolution after the first linear, which PVTv2
-            has. 0 leaves it out. Default: 0.
+        dwconv_kernel: Odd kernel size of a depthwise convolution after the first linear, as in
+            PVTv2. 0 leaves it out. Default: 0.
         act_cfg: Config of the activation. ``dict(type='GELU', approximate='tanh')`` is the
             approximation of the default. Default: ``dict(type='GELU')``.
 
@@ -65,11 +65,12 @@ class FFN(BaseModule):
         return x
 
     def _is_plain(self, x: Tensor) -> bool:
-        """Whether the FFN of ``x`` is its two linears and its activation, and nothing else.
+        """Whether the FFN computes only its two linears and its activation on ``x``.
 
-        Then it may compute in blocks of rows, and parts of it again in the backward. What users
-        replace, parametrise or hook, dropout that is active, and an activation that may draw random
-        numbers or has weights, go layer by layer.
+        Then it may compute in blocks of rows, and compute parts again in the backward pass.
+        Otherwise it computes layer by layer. This is so for layers that users replaced,
+        parametrised or hooked, for active dropout, and for an activation with weights or random
+        numbers.
         """
         first, act, dropout, second, last = self.layers
         return (

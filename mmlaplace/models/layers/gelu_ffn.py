@@ -1,4 +1,4 @@
-"""An FFN with GELU as one function of rows, whose hidden tokens stay in the cache of a CPU."""
+"""An FFN with GELU as one function of rows. It keeps hidden tokens in the cache of a CPU."""
 
 from typing import Any, Iterator, Optional, Tuple
 
@@ -23,9 +23,9 @@ def gelu_ffn(x: Tensor, approximate: str, *weights: Tensor) -> Tensor:
 
     ``weights`` are the weight and bias of the first linear, and of the second.
 
-    The bias of the first linear and GELU are one pass. Blocks of rows stay in the cache. Training
-    keeps what the first linear gives without its bias, and no GELU of it. Where that would take
-    much memory, the backward computes it again.
+    One pass applies the bias of the first linear and GELU. Blocks of rows stay in the cache.
+    Training keeps the result of the first linear without its bias and without GELU. If this would
+    take much memory, the backward pass computes it again.
     """
     inputs = (x.reshape(-1, x.shape[-1]), *weights)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
@@ -91,7 +91,7 @@ class GeluFFN(torch.autograd.Function):
 
 
 def _blocks(x: Tensor, first: Tensor) -> Iterator[slice]:
-    """Rows that are computed at a time."""
+    """Blocks of rows, each computed at a time."""
     size = linear.block_rows(len(first))
     for start in range(0, len(x), size):
         yield slice(start, min(start + size, len(x)))
@@ -101,7 +101,7 @@ def _forward(
     approximate: str, hidden: Optional[Tensor],
     x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, second_bias: Tensor,
 ) -> Tensor:  # fmt: skip
-    """The result. ``hidden``, unless it is None, gets that of the first linear without bias."""
+    """The result. ``hidden``, if given, gets the result of the first linear without its bias."""
     out, buffer = x.new_empty(len(x), len(second)), None
     for rows in _blocks(x, first):
         part = x[rows]

@@ -17,25 +17,27 @@ METHODS = ('pool', 'conv', 'random', 'first')
 
 
 class Landmarks(nn.Module):
-    """A few tokens that stand for all of a map, for each head.
+    """A few tokens that represent all tokens of a map, for each head.
 
     Args:
         num_landmarks: Fixed number m, for maps of any size. ``'pool'`` and ``'conv'`` need a square
             such as 49. A side with fewer than √m tokens has a landmark for each token. Along a line
             of N x 1 or 1 x N tokens there are m landmarks. Default: 49, unless ``pool_ratio`` is
             given.
-        pool_ratio: Side r of a cell of tokens. Alone, it makes m grow with the map. Default: none.
-        method: ``'pool'`` (default) averages cells of the map: √m x √m of them, or cells of r x r
-            tokens, of which the last may be cut by the border, m = ⌈H/r⌉⌈W/r⌉. ``'conv'`` is a
+        pool_ratio: Side r of a cell of tokens. Without ``num_landmarks``, m grows with the map.
+            Default: none.
+        method: ``'pool'`` (default) averages cells of the map. There are √m x √m cells, or cells of
+            r x r tokens, m = ⌈H/r⌉⌈W/r⌉. The border may cut the last of these. ``'conv'`` is a
             convolution r x r of stride r, the same for all heads, without a bias. It needs
-            ``pool_ratio``. Alone, m = ⌊H/r⌋⌊W/r⌋, and a map smaller than r gets zeros. With
-            ``num_landmarks``, a map that is not √m r on a side is first pooled to that.
-            ``'random'`` takes tokens themselves, at the same places in every image and head: new
-            ones in every pass while training, always the same in eval mode. ``'first'`` takes the
-            first ones. Their number is m, or ⌈N / r²⌉, along a line ⌈N / r⌉.
+            ``pool_ratio``. Without ``num_landmarks``, m = ⌊H/r⌋⌊W/r⌋, and a map smaller than r is
+            zero-padded. With ``num_landmarks``, a map whose sides are not √m r is first pooled to
+            that size. ``'random'`` takes tokens at the same random places in every image and head.
+            In training, every forward pass draws new places. In eval mode they are always the same.
+            ``'first'`` takes the first tokens. For both, the number of tokens is m, or ⌈N / r²⌉,
+            along a line ⌈N / r⌉.
         head_dims: Channels d of a head, which ``'conv'`` needs.
-        exact: Whether ``'pool'`` gives √m x √m landmarks also on shorter sides, by repeating
-            tokens, for attentions with a parameter for each landmark. Default: False.
+        exact: Whether ``'pool'`` repeats tokens of shorter sides, so that there are always √m x √m
+            landmarks. Attentions with a parameter for each landmark need it. Default: False.
 
     Raises:
         ValueError: For an unknown method, numbers out of range, landmarks that are no square, or
@@ -100,7 +102,7 @@ class Landmarks(nn.Module):
     def forward(
         self, x: Tensor, hw_shape: Tuple[int, int], rotary: Optional[RotaryEmbedding2D] = None
     ) -> Tensor:
-        """``(B, heads, N, d) -> (B, heads, m, d)``, of tokens that ``rotary`` turns first.
+        """``(B, heads, N, d) -> (B, heads, m, d)``. ``rotary`` first rotates the tokens.
 
         Means (``'pool'``) are at least fp32.
         """
@@ -112,7 +114,7 @@ class Landmarks(nn.Module):
         return self._convolved(x, hw_shape)
 
     def _sides(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
-        """Rows and columns of a fixed number of landmarks. Along a line all are in one row."""
+        """Rows and columns of a fixed number of landmarks. Along a line, all are in one row."""
         assert self.num_landmarks is not None and self.side is not None
         rows = columns = self.side
         height, width = hw_shape

@@ -31,13 +31,13 @@ LARGE_BYTES = 16 << 20
 def linear_library() -> str:
     """Which library computes fp32 linears on this CPU, ``'blas'`` or ``'onednn'``.
 
-    The BLAS of torch's x86 builds is MKL, which runs at half its speed on an AMD: 75 to 95 GFLOP/s
-    on a core of an EPYC (Zen 5), where oneDNN has 150 to 215. On an Intel Xeon they are equal. So
-    it is ``'onednn'`` on an AMD where torch has MKL and oneDNN, and otherwise ``'blas'``. The
-    environment variable ``MMLAPLACE_LINEAR`` chooses otherwise.
+    The BLAS of torch's x86 builds is MKL. On an AMD it runs at half its speed: 75 to 95 GFLOP/s on
+    a core of an EPYC (Zen 5), where oneDNN has 150 to 215. On an Intel Xeon the two are equal. So
+    the library is ``'onednn'`` on an AMD if torch has MKL and oneDNN, and otherwise ``'blas'``. The
+    environment variable ``MMLAPLACE_LINEAR`` overrides this.
 
     Raises:
-        ValueError: If that variable is neither.
+        ValueError: If the variable is neither ``'blas'`` nor ``'onednn'``.
     """
     chosen = os.environ.get('MMLAPLACE_LINEAR')
     if chosen is not None:
@@ -49,16 +49,16 @@ def linear_library() -> str:
 
 
 def _vendor() -> str:
-    """The vendor of the CPU as it names itself; empty where nothing tells."""
+    """The vendor that the CPU reports; empty if it is unknown."""
     info = Path('/proc/cpuinfo')
     text = info.read_text() if info.exists() else platform.processor()
     return 'AuthenticAMD' if 'AuthenticAMD' in text else ''
 
 
 def in_blocks(x: Tensor) -> bool:
-    """Whether blocks of rows may be computed apart.
+    """Whether blocks of rows may be computed separately.
 
-    They may for fp32 on a CPU, with values, and without autocast or forward-mode derivatives.
+    This needs an fp32 tensor with values on a CPU, without autocast or forward-mode derivatives.
     """
     return (
         x.device.type == 'cpu'
@@ -75,7 +75,7 @@ def block_rows(channels: int) -> int:
 
 
 def are_plain(*weights: Optional[Tensor]) -> bool:
-    """Whether weights are tensors of fp32 and no subclass, which may know few functions.
+    """Whether weights are plain fp32 tensors. A tensor subclass may support few functions.
 
     Quantised weights and those of sharded models are subclasses. A weight may be a tensor that is
     no parameter, such as a part of a flattened one.
@@ -89,7 +89,7 @@ def are_plain(*weights: Optional[Tensor]) -> bool:
 
 
 def does_more(module: nn.Module) -> bool:
-    """Whether it, or a part of it, does more than its class: by a hook, or by another forward."""
+    """Whether a module or a part of it has a hook, or another forward than its class."""
     return any(getattr(every_module, f'_global{hooks}') for hooks in HOOKS) or any(
         'forward' in vars(part) or any(getattr(part, hooks) for hooks in HOOKS)
         for part in module.modules()
@@ -99,13 +99,14 @@ def does_more(module: nn.Module) -> bool:
 class Linear(nn.Linear):
     """``torch.nn.Linear``, which on a CPU takes the faster library and writes its result once.
 
-    With oneDNN it is a convolution of 1 x 1, of tokens in channels-last order. With BLAS, torch
+    With oneDNN it calls a 1 x 1 convolution of tokens in channels-last order. With BLAS, torch
     first fills the result with the bias. Without gradients, large results are computed in blocks,
-    so that this stays in the cache. In graphs of torch.compile, under autocast, on other devices,
-    for other dtypes and for weights of another tensor class it is torch's linear.
+    so that this fill stays in the cache. It calls torch's linear in graphs of torch.compile, under
+    autocast, on other devices, for other dtypes and for weights of another tensor class.
 
-    Tools that look for layers of the type ``torch.nn.Linear`` and no subclass, such as
-    ``torch.ao.quantization.quantize_dynamic``, find them after :func:`as_torch_linears`.
+    Some tools look for layers whose type is exactly ``torch.nn.Linear``, such as
+    ``torch.ao.quantization.quantize_dynamic``. They find these layers after
+    :func:`as_torch_linears`.
 
     Args:
         in_features, out_features, bias, device, dtype: As in ``torch.nn.Linear``.
@@ -145,7 +146,7 @@ def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
 def as_torch_linears(model: nn.Module) -> nn.Module:
     """Make every :class:`Linear` of a model a ``torch.nn.Linear``, in place, and return the model.
 
-    Weights, hooks and results stay.
+    Weights, hooks and results stay the same.
 
     Examples:
         >>> import torch
@@ -208,18 +209,17 @@ def _rows_in_blocks(function: Callable, size: int, x: Tensor, *weights: Tensor) 
 
 
 def by_rows(function: Callable, channels: int, x: Tensor, *weights: Tensor) -> Tensor:
-    """``function(x, *weights)`` of tokens ``(..., C)``, which treats each token alone.
+    """``function(x, *weights)`` of tokens ``(..., C)``. The function treats each token alone.
 
-    Large results are computed in blocks of rows, so that what lies between input and output stays
-    in the cache. Where that would take much memory, training computes it again in the backward
-    instead of keeping it.
+    Large results are computed in blocks of rows, so that intermediate values stay in the cache. If
+    these would take much memory, training computes them again in the backward pass.
 
     Args:
-        function: Linears and elementwise functions. It is the same at each call: it draws no
-            random numbers, and every tensor that has a gradient is one of its arguments.
+        function: A function of linears and elementwise functions. It draws no random numbers, so it
+            gives the same at each call. Every tensor that needs a gradient is one of its arguments.
         channels: The largest number of channels between input and output.
         x: Tokens for which :func:`in_blocks`.
-        *weights: Its weights, the tensors that the layers have now.
+        *weights: Weights of the function: the present tensors of the layers.
     """
     rows, size = x.numel() // x.shape[-1], block_rows(channels)
     if rows <= size:

@@ -9,8 +9,8 @@ from mmlaplace.ops.precision import no_autocast, upcast
 def elu_plus_one(x: Tensor) -> Tensor:
     r"""The positive features :math:`\mathrm{elu}(x) + 1 = e^{\min(x, 0)} + \mathrm{relu}(x)`.
 
-    It is the right side that is computed. With elu(x) near -1 the sum would lose what is small: in
-    fp32 all of it below -17, in bfloat16 below -6.
+    The function computes the right side. With elu(x) near -1, the sum on the left would lose small
+    values: all of them below x = -17 in fp32, and below -6 in bfloat16.
 
     Examples:
         >>> import torch
@@ -33,8 +33,8 @@ def linear_attention(
     .. math:: y_i = \frac{\tilde q_i \, \frac{1}{n} \sum_j \tilde k_j^T v_j}
                          {q_i \cdot \frac{1}{n} \sum_j k_j + \epsilon}
 
-    The epsilon stands against a mean, so it does not depend on the number of keys. Sums and the
-    division are fp32 under any autocast.
+    The epsilon is added to a mean, so its effect does not depend on the number of keys. Sums and
+    the division are fp32 under any autocast.
 
     Args:
         q: Features of the queries ``(B, heads, N, f)``, not negative.

@@ -1,4 +1,4 @@
-"""Attentions that have a value for each pair of tokens say so before they take the memory."""
+"""A check of memory for attentions that store a value for each pair of tokens."""
 
 from typing import Tuple
 
@@ -14,10 +14,10 @@ def check_pairs_fit(attention: object, q: Tensor, k: Tensor, matrices: Tuple[int
     """Raise a ValueError if matrices of queries by keys would take more than 4 GB.
 
     Args:
-        attention: Whose they are, for the message.
+        attention: The attention that the message names.
         q: Queries ``(B, heads, N, d)``.
         k: Keys ``(B, heads, n, d)``.
-        matrices: How many there are at a time, without and with gradients, as measured.
+        matrices: Number of matrices in memory at a time, without and with gradients, as measured.
     """
     if exporting():  # a graph need not know its sizes
         return

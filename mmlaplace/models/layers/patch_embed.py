@@ -18,7 +18,7 @@ def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
 
 
 class OverlapPatchEmbed(BaseModule):
-    """An overlapping strided convolution and a norm: a map into fewer tokens.
+    """An overlapping strided convolution and a norm, which turn a map into fewer tokens.
 
     A side of S pixels becomes ⌈S / stride⌉ tokens.
 
@@ -100,7 +100,7 @@ class PatchEmbed(BaseModule):
 
 
 class PatchMerging(BaseModule):
-    """Put the four tokens of each 2 x 2 patch into one, then a norm and a linear, as in Swin.
+    """Concatenate the four tokens of each 2 x 2 patch, then apply a norm and a linear, as in Swin.
 
     A side of S tokens becomes ⌈S / 2⌉ tokens. Maps are zero-padded to even sides.
 
@@ -134,13 +134,13 @@ class PatchMerging(BaseModule):
 
 
 class ConvPatchEmbed(BaseModule):
-    """Convolutions 3 x 3, each with a norm and ReLU.
+    """3 x 3 convolutions, each with a norm and ReLU.
 
     A side of S pixels becomes ⌈S / s⌉ tokens, s the product of the strides.
 
     Args:
         in_channels: Channels of the input map.
-        embed_dims: Channels of the tokens, which the last convolution gives.
+        embed_dims: Channels of the tokens, the output of the last convolution.
         strides: Stride of each convolution.
         hidden_dims: Channels of the convolutions before the last. Default: 32.
         norm_cfg: Config of the norms of maps. Default: ``dict(type='BN')``.

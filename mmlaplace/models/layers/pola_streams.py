@@ -15,14 +15,14 @@ from .signed_powers import SignedPowers, shift_of, signed_powers
 def pola_streams(
     q: Tensor, power: Tensor, scale: Tensor, sums: Tensor, means: Tensor, eps: float
 ) -> Tensor:
-    r"""What PolaFormer's queries take from sums over the keys, in two streams of channels.
+    r"""PolaFormer's products of queries with sums over the keys, in two streams of channels.
 
     .. math:: y = \Big[ \frac{\phi(q) S_1}{\phi(q) n_1 + \epsilon},
                         \frac{\phi(q) S_2}{\phi(q) n_2 + \epsilon} \Big]
 
-    :math:`\phi` are the :func:`signed_powers`. On a CPU in fp32 it is one compiled pass over tiles
-    of tokens. Training then keeps queries and results alone, and the backward computes the
-    features again.
+    :math:`\phi` are the :func:`signed_powers`. On a CPU in fp32, one compiled pass computes it over
+    tiles of tokens. Training then keeps only queries and results, and the backward pass computes
+    the features again.
 
     Args:
         q: ``(B, heads, N, d)`` in fp32 or fp64.

@@ -23,7 +23,7 @@ def _kept_table(
     dtype: torch.dtype,
     device: torch.device,
 ) -> Tensor:
-    """The table of a map size, made once for all blocks. The latest sizes are kept."""
+    """The table of a map size, computed once for all blocks. The latest sizes are cached."""
     with torch.inference_mode(False), torch.no_grad():  # it may serve in training later
         like = torch.empty(0, dtype=dtype, device=device)
         return rotary_table(*hw_shape, pairs, theta, form, like)
@@ -43,8 +43,8 @@ class RotaryEmbedding2D(nn.Module):
         head_dims: Channels d of a head.
         theta: Base :math:`\theta` of the wavelengths. Default: 100, as maps have tens of rows, not
             thousands (RoPE-ViT, arXiv 2403.13298). With ``form='pairs'`` it is 10000.
-        form: Which channels are a pair. ``'half'`` (default): c and c + d/2. ``'pairs'``: 2c and
-            2c + 1, as in RALA, MALA and NaLaFormer.
+        form: Which two channels form a pair. ``'half'`` (default): c and c + d/2. ``'pairs'``: 2c
+            and 2c + 1, as in RALA, MALA and NaLaFormer.
 
     Raises:
         ValueError: For an unknown form.
@@ -155,9 +155,9 @@ class PositionEmbedding(BaseModule):
         return self.drop(x)
 
     def no_weight_decay(self) -> Set[str]:
-        """Names of the parameters that are not to decay."""
+        """Names of the parameters without weight decay."""
         return {'cls_token'} if self.decay else {'map', 'cls_token', 'cls_position'}
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
-        """The map of a checkpoint in the size of this one."""
+        """The map of a checkpoint, resized to the size of this module."""
         return resize_map(value, self.map.shape[2:]) if name == 'map' else value

@@ -12,14 +12,15 @@ def pseudo_inverse(mat: Tensor, num_iters: int, start_per: str = 'matrix') -> Te
         Z_0 = A^T / c, \quad
         Z \leftarrow \tfrac{1}{4} Z \, (13 I - AZ (15 I - AZ (7 I - AZ)))
 
-    c is the largest column sum. With row sums of 1, as a softmax has, any A converges. Six steps do
-    not, for matrices of large condition: they act as a regularised inverse. The gradient is that of
-    all steps and of c.
+    c is the largest column sum. With row sums of 1, as a softmax has, the iteration converges for
+    any A. For matrices of large condition number, six steps do not converge: they act as a
+    regularised inverse. The gradient passes through all steps and c.
 
     Args:
         mat: A ``(..., m, m)``, at least fp32.
         num_iters: Steps.
-        start_per: ``'matrix'`` (default): each matrix has its own c. ``'batch'``: one for all.
+        start_per: ``'matrix'`` (default): each matrix has its own c. ``'batch'``: all matrices
+            share one c.
 
     Returns:
         ``(..., m, m)``.

@@ -6,11 +6,11 @@ from torch import Tensor
 
 
 class SharedConv2d(nn.Conv2d):
-    """A convolution whose filters serve several sets of channels alike, such as those of all heads.
+    """A convolution whose filters several sets of channels share, such as those of all heads.
 
     ``(B, sets * in_channels, H, W) -> (B, sets * out_channels, H', W')``, for any number of sets.
-    The weights are those of a ``torch.nn.Conv2d`` of one set, and so are hooks and
-    parametrisations of them.
+    The weights are those of a ``torch.nn.Conv2d`` for one set. Hooks and parametrisations apply to
+    them.
 
     Args:
         interleaved: Whether neighbouring channels share a filter: channel c takes filter

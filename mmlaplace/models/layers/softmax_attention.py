@@ -42,8 +42,8 @@ def softmax_attention(
 def _kernels_for(bias: Optional[Tensor]) -> ContextManager:
     """The kernels that PyTorch may take.
 
-    In transforms of torch.func it does not see that a bias learns, and takes one without its
-    gradient on a CPU.
+    In transforms of torch.func, PyTorch does not see that a bias needs a gradient. On a CPU it then
+    takes a kernel without this gradient.
     """
     learns = bias is not None and bias.is_floating_point()
     if not (learns and is_transforming() and find_spec('torch.nn.attention')):  # torch >= 2.3

@@ -10,7 +10,7 @@ from mmlaplace.ops.precision import upcast
 
 
 def svd_inverse(mat: Tensor, ridge: float = 0.0) -> Tensor:
-    r"""The Moore–Penrose inverse of symmetric matrices, by their decomposition.
+    r"""The Moore–Penrose inverse of symmetric matrices, by singular value decomposition.
 
     .. math:: (W + \varepsilon I)^\dagger = V \Sigma^\dagger U^T
 
@@ -28,7 +28,7 @@ def svd_inverse(mat: Tensor, ridge: float = 0.0) -> Tensor:
     Raises:
         ValueError: If ``mat`` is not square, or for a negative ridge.
 
-    Source: SOFT++ (arXiv 2207.03341), which has it as the alternative to the iteration.
+    Source: SOFT++ (arXiv 2207.03341), where it is the alternative to the iteration.
 
     Examples:
         >>> import torch
@@ -50,10 +50,10 @@ def conjugate_gradient_inverse(mat: Tensor, num_iters: int = 20, ridge: float = 
 
     It solves :math:`(W + \varepsilon I)\, x_j = e_j` for all columns of all matrices at once, from
     zero, with ``num_iters`` steps. A column that has converged stays as it is. The gradient is
-    implicit, :math:`\partial W = -X^T (\partial X) X^T`, whatever the steps did.
+    implicit, :math:`\partial W = -X^T (\partial X) X^T`, for any number of steps.
 
-    Without rounding, m steps are exact. Fewer are an approximation, which is no symmetric matrix.
-    How near it is depends on how the eigenvalues lie, as far ones take a step each.
+    Without rounding, m steps are exact. Fewer steps give an approximation that is not symmetric.
+    Its accuracy depends on the eigenvalues: each outlier takes about one step.
 
     Args:
         mat: W, symmetric positive semidefinite matrices ``(..., m, m)``.

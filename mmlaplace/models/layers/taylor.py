@@ -29,9 +29,9 @@ def taylor_features(x: Tensor) -> Tensor:
         \phi(x) = [1, x, x \otimes x / \sqrt{2}], \quad
         \phi(x) \cdot \phi(y) = 1 + x \cdot y + \tfrac{1}{2} (x \cdot y)^2
 
-    The product of two channels is one feature, not one for each order: with the channels in a ring,
-    each is multiplied by those up to half the ring ahead. That is near half of the :math:`d^2`
-    features of :math:`x \otimes x`.
+    The product of two channels gives one feature for both orders. The channels form a ring, and
+    each is multiplied by the channels up to half the ring ahead. This gives about half of the
+    :math:`d^2` features of :math:`x \otimes x`.
 
     Args:
         x: ``(..., d)``.
@@ -50,16 +50,17 @@ def taylor_features(x: Tensor) -> Tensor:
 
 
 def taylor_attention(attention: Any, q: Tensor, k: Tensor, v: Tensor, eps: float) -> Tensor:
-    r"""Attention with the Taylor series of the exponential for the exponential.
+    r"""Attention with a Taylor series in place of the exponential.
 
     .. math::
         w_{ij} = 1 + q_i \cdot k_j + \tfrac{1}{2} (q_i \cdot k_j)^2, \quad
         y_i = \frac{\sum_j w_{ij} v_j}{\sum_j w_{ij} + \epsilon}
 
     Args:
-        attention: Whose ``form`` is taken: ``'linear'`` by :func:`taylor_features`, ``'direct'`` by
-            a weight for each pair of tokens, or ``'auto'``, the direct form for up to as many keys
-            as there are features, which is then cheaper.
+        attention: An attention with the attribute ``form``. ``'linear'`` uses
+            :func:`taylor_features`. ``'direct'`` computes a weight for each pair of tokens.
+            ``'auto'`` takes the direct form while there are no more keys than features, where it is
+            cheaper.
         q: Queries ``(B, heads, N, d)``, with the temperature in them, in fp32 or fp64.
         k: Keys ``(B, heads, n, d)``.
         v: Values ``(B, heads, n, d)``.

@@ -5,7 +5,8 @@ class TokenConv(nn.Conv2d):
     """A depthwise convolution of values along the flattened tokens, one filter for each head.
 
     ``(B, heads, N, d) -> (B, heads, N, d)``, zero padded, without a bias. At the end of a row of
-    the map it runs on into the next row, as in the code of Nyströmformer and Castling-ViT.
+    the map, the kernel continues into the next row, as in the code of Nyströmformer and
+    Castling-ViT.
 
     Args:
         num_heads: Heads.

@@ -4,8 +4,8 @@ from torch import Tensor
 def unit_vectors(x: Tensor, dim: int = -1, eps: float = 1e-6) -> Tensor:
     """``x`` divided by its length along ``dim``, and zero where that is at most ``eps``.
 
-    Zero has no direction, so there the derivatives are zero too, of any order. That of
-    ``F.normalize`` is divided by its epsilon: one padded token would outweigh all others, and
+    Zero has no direction, so there the derivatives of any order are zero too. The derivative of
+    ``F.normalize`` is divided by its epsilon: one padded token would outweigh all other tokens, and
     overflow fp16.
     """
     length = lengths(x, dim, eps)
@@ -13,7 +13,7 @@ def unit_vectors(x: Tensor, dim: int = -1, eps: float = 1e-6) -> Tensor:
 
 
 def lengths(x: Tensor, dim: int = -1, eps: float = 1e-6) -> Tensor:
-    """The length along ``dim``, which is kept, and zero, with its derivatives, up to ``eps``.
+    """The length along ``dim``, which is kept. Up to ``eps``, it and its derivatives are zero.
 
     The second derivative of ``torch.linalg.vector_norm`` is NaN at zero.
     """

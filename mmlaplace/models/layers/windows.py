@@ -1,6 +1,6 @@
 """Windows of a token map: splitting, joining, and the mask of shifted windows.
 
-A side or a shift is a number for both axes, or a pair for rows and columns.
+A side or a shift is one number for both axes, or a pair for rows and columns.
 """
 
 from typing import Any, Tuple, Union
@@ -63,8 +63,8 @@ def shifted_window_mask(
 ) -> Tensor:
     """Which tokens of a window were neighbours before the shift, ``(windows, h * w, h * w)``.
 
-    Rolling brings rows of the top to the bottom, and columns of the left to the right. A window
-    there holds tokens of both borders, which must not see each other.
+    The shift moves rows of the top to the bottom, and columns of the left to the right. A window
+    there holds tokens of both borders, and a mask keeps these apart.
 
     Examples:
         >>> import torch
@@ -86,7 +86,8 @@ def shifted_window_mask(
 class Rearrange(torch.autograd.Function):
     """Rows of ``(B, N, C)`` in another order, and zeros between them.
 
-    The derivative takes the rows back. torch's own for an index would add each to a zero.
+    The derivative moves the rows back. The derivative of torch's indexing would add each row to a
+    zero.
     """
 
     generate_vmap_rule = True
