@@ -1,4 +1,4 @@
-"""What every op asks of its inputs."""
+"""Checks of the inputs that all ops share."""
 
 import functools
 from typing import Callable
@@ -11,7 +11,7 @@ from .precision import HALVES
 
 
 def renamed_arguments(**new_names: str) -> Callable:
-    """Make a function refuse the old names of its arguments by an error with the new ones."""
+    """Make a function raise for old names of its arguments. The error gives the new names."""
 
     def decorate(function: Callable) -> Callable:
         @functools.wraps(function)
@@ -96,26 +96,26 @@ def check_finite(op: str, name: str, tensor: Tensor) -> None:
 
 
 def has_values(tensor: Tensor) -> bool:
-    """Whether values can be read. Meta and fake tensors, graphs and torch.func do not let one."""
+    """Whether values can be read. They cannot in meta and fake tensors, graphs and torch.func."""
     return not (
         tensor.is_meta or isinstance(tensor, FakeTensor) or is_recording() or is_transforming()
     )
 
 
 def is_transforming() -> bool:
-    """Whether a transform of torch.func, such as ``vmap``, computes."""
+    """Whether a transform of torch.func, such as ``vmap``, is active."""
     if is_compiling() and not hasattr(torch.compiler, 'is_compiling'):
         return False  # torch 2.1 cannot ask it in a graph
     return torch._C._are_functorch_transforms_active()
 
 
 def is_capturing(tensor: Tensor) -> bool:
-    """Whether a CUDA graph is captured. What it reads must be its own, or stay as long as it."""
+    """Whether a CUDA graph is captured. Tensors that it reads must live as long as the graph."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def is_recording() -> bool:
-    """Whether a graph is recorded, by torch.compile, torch.export or torch.jit.trace."""
+    """Whether torch.compile, torch.export or torch.jit.trace is recording a graph."""
     return is_compiling() or torch.jit.is_tracing()
 
 

@@ -1,4 +1,4 @@
-"""What the inverses share: derivatives of any order for every backend, and checks."""
+"""Common code of the inverses: derivatives of any order for every backend, and checks."""
 
 import functools
 from typing import Any, Callable, NamedTuple, Tuple
@@ -17,7 +17,7 @@ class Inversion(NamedTuple):
     Attributes:
         compute: The function. Its constants are tensors without a gradient.
         of_mean: Whether it inverts the mean of ``mat`` and its transpose.
-        compiled: Whether it is a compiled op, which has the derivative registered.
+        compiled: Whether it is a compiled op with a registered derivative.
     """
 
     compute: Callable
@@ -34,12 +34,12 @@ class Inversion(NamedTuple):
         return self._in_graph(mat, *constants)
 
     def differentiable(self, mat: Tensor, *constants: Tensor) -> Tensor:
-        """X by :class:`Inverse`, which autograd and the transforms of torch.func know."""
+        """X by :class:`Inverse`, which supports autograd and the transforms of torch.func."""
         (wide,) = upcast(mat)
         return Inverse.apply(self, wide, *constants).to(mat.dtype)
 
     def _in_graph(self, mat: Tensor, *constants: Tensor) -> Tensor:
-        """X in graphs of torch.compile. It has the first derivative alone."""
+        """X in graphs of torch.compile. It has only the first derivative."""
         (wide,) = upcast(mat)
         inverse = self.compute(wide.detach(), *constants)
         if torch.is_grad_enabled() and wide.requires_grad:
@@ -96,7 +96,7 @@ def batch_in_front(size: int, in_dims: tuple, *tensors: Tensor) -> list:
 
 
 def register(name: str, fake: Callable, of_mean: bool) -> None:
-    """Give a compiled inverse, where there is one, shapes, derivatives and autocast."""
+    """Register shapes, derivatives and autocast of a compiled inverse, if there is one."""
 
     def with_derivatives(mat: Tensor, *arguments: Any) -> Tensor:
         compute = functools.partial(_mat_first, _native.compiled(name), arguments)
@@ -133,7 +133,7 @@ def check_inputs(op: str, mat: Tensor, ridge: float) -> None:
 
 
 def raise_unless_finite(inverse: Tensor, op: str, mat: Tensor, ridge: float) -> None:
-    """Say what is wrong with ``mat``. If nothing is, a single value is read."""
+    """Raise an error that says what is wrong with ``mat``. Without an error, one value is read."""
     if not _checks.has_values(inverse) or inverse.isfinite().all():
         return
     _checks.check_finite(op, 'mat', mat)

@@ -1,8 +1,8 @@
-"""The one place that loads the compiled library ``mmlaplace/_C*.so`` and decides who computes.
+"""Loads the compiled library ``mmlaplace/_C*.so`` and chooses the backend of each op.
 
 Every op has a plain PyTorch reference beside its public function. With the library, its ops are
-``torch.ops.mmlaplace.<name>``, and ``backend='auto'`` uses them. Without it the reference computes,
-and the log says so once.
+``torch.ops.mmlaplace.<name>``, and ``backend='auto'`` uses them. Without it, the reference
+computes, and one line of the log says so.
 """
 
 import functools
@@ -22,12 +22,13 @@ from .precision import fp32_under_autocast
 
 
 def build_info(library: Path) -> Dict[str, str]:
-    """What a compiled library was built for, read from the file without loading it.
+    """The build information of a compiled library, read from the file without loading it.
 
     Returns:
         ``torch`` (its version, such as ``'2.11'``), ``machine`` (such as ``'x86_64'``), ``sources``
         (their state, see :func:`~mmlaplace.ops._sources.source_state`) and, with CUDA sources,
-        ``cuda`` and ``arches`` (such as ``'800,900'``). Empty if the file is no library of ours.
+        ``cuda`` and ``arches`` (such as ``'800,900'``). Empty if the file is no library of
+        mmlaplace.
     """
     if library.stat().st_size == 0:  # cannot be mapped
         return {}
@@ -37,13 +38,13 @@ def build_info(library: Path) -> Dict[str, str]:
 
 
 def this_machine() -> str:
-    """The architecture of this machine, by the name that compilers have for it."""
+    """The architecture of this machine, by its name in compilers."""
     name = platform.machine().lower()
     return {'amd64': 'x86_64', 'arm64': 'aarch64'}.get(name, name)
 
 
 def load_library(folder: Path) -> Optional[str]:
-    """Load the compiled library in ``folder``. None if that worked, otherwise why it did not."""
+    """Load the compiled library in ``folder``. Returns None, or the reason why this failed."""
     libraries = sorted(folder.glob('_C*.so'))
     if not libraries:
         return (
@@ -117,7 +118,7 @@ def compiled(name: str) -> Callable:
 def register(
     name: str, fake: Callable, autograd: Optional[Callable] = None, widen: bool = True
 ) -> None:
-    """Give a compiled op what is the same on every device. Without the op this does nothing.
+    """Register the device-independent parts of a compiled op. Without the op, do nothing.
 
     Args:
         name: The op's name. Its tensors come first, and numbers after them.
@@ -125,7 +126,8 @@ def register(
             ``torch.library.register_fake``.
         autograd: Computes it and records its derivative, see :func:`below_autograd`. Such an op
             also gets the autocast rule of :mod:`.precision`.
-        widen: Whether it gets that rule. An op that reads halves as such needs none. Default: True.
+        widen: Whether the op gets that rule. An op that reads fp16 and bf16 directly needs none.
+            Default: True.
     """
     op = find(name)
     if op is None:
@@ -149,8 +151,8 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 class Function(torch.autograd.Function):
     """torch's Function with a quicker ``apply``, as torch's own takes longer than a small kernel.
 
-    torch's ``apply`` inspects the signature of ``forward`` at each call, for default arguments.
-    Ours have none.
+    torch's ``apply`` inspects the signature of ``forward`` at each call, for default arguments. The
+    functions here have none.
     """
 
     bound_apply: Callable[..., Any]
@@ -184,16 +186,16 @@ def why_not(name: str, device_type: str) -> Optional[str]:
 
 
 def computes(name: str, device_type: str) -> bool:
-    """Whether an op that autograd does not see, which has no ``backend=``, is the compiled one."""
+    """Whether the compiled op computes, for an op without autograd and without ``backend=``."""
     return current_backend() != 'reference' and why_not(name, device_type) is None
 
 
 def graph_gradients(
     function: Callable, needed: Sequence[bool], grad: torch.Tensor, *inputs: torch.Tensor
 ) -> Tuple[Optional[torch.Tensor], ...]:
-    """The gradients of ``function(*inputs)`` by torch's own operations, with a graph.
+    """The gradients of ``function(*inputs)`` by torch's own operations, which record a graph.
 
-    A backward takes it for second derivatives. ``needed`` says of which inputs.
+    A backward pass calls it for second derivatives. ``needed`` selects the inputs.
     """
     # Views, as an input may depend on another, and the gradients of a backward are partial ones.
     views = [tensor.view_as(tensor) for tensor in inputs]
@@ -214,12 +216,14 @@ def select(name: str, reference: Callable, device: torch.device, backend: str) -
         name: The op's name in the ``mmlaplace`` namespace.
         reference: Its plain PyTorch implementation, with the native op's positional arguments.
         device: Where the inputs are.
-        backend: ``'auto'`` (that of :func:`current_backend`; if this is ``'auto'`` too, native when
-            it can run, else the reference with one log line), ``'native'`` or ``'reference'``.
+        backend: ``'auto'``, ``'native'`` or ``'reference'``. ``'auto'`` takes the backend of
+            :func:`current_backend`. If this is ``'auto'`` too, the native op computes if it can
+            run, and else the reference, with one line in the log.
 
     Raises:
         ValueError: For another ``backend``.
-        RuntimeError: For ``'native'`` where the compiled op cannot run. It says why and what to do.
+        RuntimeError: For ``'native'`` if the compiled op cannot run. The message says why and what
+            to do.
     """
     check_backend(backend)
     if backend == 'auto':

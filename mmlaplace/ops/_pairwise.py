@@ -1,4 +1,4 @@
-"""What the kernels of differences share: checks, and derivatives of any order for every backend."""
+"""Common code of the pairwise kernels: checks, and derivatives of any order for every backend."""
 
 import functools
 from typing import Any, Callable, List, NamedTuple, Optional, Tuple, Union
@@ -18,8 +18,9 @@ class Metric(NamedTuple):
         reference: ``(q, k, bandwidth) -> K`` in plain PyTorch.
         derivative: The factor, from the bandwidth.
         slope: An odd elementwise function.
-        curvature: The derivative of ``slope``, or None where that is zero.
-        smallest_bandwidth: With a smaller one, the factor or the exponent is infinite in fp32.
+        curvature: The derivative of ``slope``, or None if it is zero.
+        smallest_bandwidth: With a smaller bandwidth, the factor or the exponent is infinite in
+            fp32.
     """
 
     name: str
@@ -30,7 +31,7 @@ class Metric(NamedTuple):
     smallest_bandwidth: float
 
     def register(self) -> None:
-        """Give the compiled op, where there is one, shapes, derivatives and autocast."""
+        """Register shapes, derivatives and autocast of the compiled op, if there is one."""
         op = _native.find(self.name)
         if op is not None:
             _native.register(self.name, _fake, lambda *args: Kernel.apply(*args, self, op))
@@ -132,7 +133,7 @@ class Gradient(_native.Function):
 def pairwise_kernel(
     metric: Metric, q: Tensor, k: Tensor, bandwidth: Union[float, Tensor], backend: str
 ) -> Tensor:
-    """What the public functions do, see :func:`mmlaplace.ops.laplacian_kernel`."""
+    """The common part of the public functions, see :func:`mmlaplace.ops.laplacian_kernel`."""
     _checks.check_query_key(metric.name, q, k)
     check_bandwidth(metric, bandwidth, q)
     compute = _native.select(metric.name, metric.reference, q.device, backend)

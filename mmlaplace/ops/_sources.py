@@ -1,6 +1,6 @@
-"""Which native sources a library is compiled from, and in which state.
+"""The native sources that a library is compiled from, and a hash of their contents.
 
-It imports nothing of ours, because setup.py runs this file by itself.
+It imports nothing of mmlaplace, because setup.py runs this file by itself.
 """
 
 import hashlib
@@ -14,8 +14,8 @@ OTHERS = ('benchmarks', 'onnxruntime')  # folders
 def library_sources(folder: Path) -> List[Path]:
     """The native sources in ``folder`` that the library is compiled from, sorted.
 
-    Those in :data:`OTHERS` are not among them: a benchmark compiles its own when it runs, and
-    ``tools/deployment/build_onnxruntime_ops.py`` those for ONNX Runtime.
+    Sources in :data:`OTHERS` are left out. A benchmark compiles its own sources when it runs.
+    ``tools/deployment/build_onnxruntime_ops.py`` compiles the sources for ONNX Runtime.
     """
     return sorted(
         path

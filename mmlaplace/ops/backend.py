@@ -1,4 +1,4 @@
-"""Who computes the ops, and in which form: what users and exporters choose for all of them."""
+"""The backend of all ops, and their form in exported graphs."""
 
 import contextlib
 import functools
@@ -19,7 +19,7 @@ _CHOSEN = threading.local()
 
 
 def default_backend() -> str:
-    """The backend that the environment asks for, ``'auto'`` if it asks for none.
+    """The backend that ``MMLAPLACE_BACKEND`` sets, ``'auto'`` if it is not set.
 
     Raises:
         ValueError: If the variable has another value.
@@ -38,10 +38,11 @@ _DEFAULT = default_backend()
 
 
 def current_backend() -> str:
-    """The backend of ops that are called without one.
+    """The backend of ops that are called without ``backend=``.
 
-    It is that of the innermost :func:`use_backend` of this thread. Outside of any, it is that of
-    the environment variable ``MMLAPLACE_BACKEND`` at import, and ``'auto'`` without the variable.
+    The innermost :func:`use_backend` of this thread sets it. Outside of any :func:`use_backend`, it
+    is the value of the environment variable ``MMLAPLACE_BACKEND`` at import, and ``'auto'`` without
+    the variable.
 
     Examples:
         >>> from mmlaplace.ops import current_backend, use_backend
@@ -54,20 +55,21 @@ def current_backend() -> str:
 
 @contextlib.contextmanager
 def use_backend(name: str) -> Iterator[None]:
-    """A context, or a decorator, in which ops that are called without a backend have this one.
+    """A context or decorator that sets the backend of ops called without ``backend=``.
 
-    It holds for the thread that enters it. Other threads keep theirs. Graphs of torch.compile are
-    compiled again for another backend, and exported graphs have that of their export. Blocks with
-    activation checkpoints (``with_cp``) compute again with the backend of their forward.
+    It holds for the thread that enters it. Other threads keep their backend. Graphs of
+    torch.compile are compiled again for another backend. Exported graphs have the backend of their
+    export. Blocks with activation checkpointing (``with_cp``) recompute with the backend of their
+    forward.
 
-    A worker of a ``DataLoader`` that is forked, which is the default on Linux, has the backend that
-    its parent had then. A worker, or any other process, that starts anew has that of the
-    environment variable ``MMLAPLACE_BACKEND``, which takes the same values.
+    A forked worker of a ``DataLoader``, the default on Linux, has the backend of its parent at the
+    fork. A spawned worker, or any other new process, has the backend of the environment variable
+    ``MMLAPLACE_BACKEND``, which takes the same values.
 
     Args:
         name: ``'auto'`` (the compiled op where it can run, else the reference), ``'native'`` (an
-            error where the compiled op cannot run) or ``'reference'`` (plain PyTorch). An op that
-            is itself called with ``backend='native'`` or ``'reference'`` keeps to that.
+            error where the compiled op cannot run) or ``'reference'`` (plain PyTorch). A call with
+            ``backend='native'`` or ``'reference'`` overrides this context.
 
     Raises:
         ValueError: For another name.
@@ -90,10 +92,10 @@ def use_backend(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def only_native(ops: Collection[str]) -> Iterator[None]:
-    """A context in which these ops are native, and all others are references.
+    """A context in which these ops are native, and all other ops are references.
 
-    It is for graphs of a runtime that has operators for some ops. A :func:`use_backend` in it does
-    not change theirs.
+    It is for graphs of a runtime that has operators for some ops. A :func:`use_backend` inside it
+    does not change the backend of these ops.
     """
     before = native_ops()
     _CHOSEN.native = frozenset(ops)
@@ -116,9 +118,9 @@ def check_backend(backend: str) -> None:
 
 
 def with_current_backend(function: Callable) -> Callable:
-    """``function`` with the backend of now, whenever and in whichever thread it is called.
+    """``function`` bound to the current backend, for later calls in any thread.
 
-    Backward passes on a GPU run in threads of their own. What they compute again needs this.
+    Backward passes on a GPU run in threads of their own. Functions that they recompute need this.
     """
     backend = current_backend()
 
@@ -131,15 +133,15 @@ def with_current_backend(function: Callable) -> Callable:
 
 
 def exporting_to_onnx() -> bool:
-    """Whether an exporter to ONNX records a graph. Such a graph has no compiled op."""
+    """Whether an ONNX exporter is recording a graph. Such a graph has no compiled op."""
     return is_recording() and torch.onnx.is_in_onnx_export()
 
 
 def exporting() -> bool:
-    """Whether a graph is recorded for a runtime: by torch.onnx, torch.export or torch.jit.trace.
+    """Whether torch.onnx, torch.export or torch.jit.trace is recording a graph for a runtime.
 
-    References then take the form that such a graph needs, of standard operators. In graphs of
-    torch.compile they do not.
+    References then use only standard operators, as such a graph needs. In graphs of torch.compile
+    this is not so.
 
     Examples:
         >>> from mmlaplace.ops import exporting
@@ -155,7 +157,7 @@ def _torch_export() -> bool:
 
 
 def ceil_div(number: Number, by: int) -> Number:
-    """``number / by`` rounded up, for positive ones, as graphs for dynamic sizes have it right.
+    """``number / by`` rounded up, for positive numbers. It is right in graphs for dynamic sizes.
 
     ONNX rounds the quotient of integers towards zero, and so :math:`-(-a // b)` down.
     """

@@ -1,4 +1,4 @@
-"""What an FFN has between its linears: a bias and GELU, in one pass over its hidden tokens."""
+"""The bias and GELU between the linears of an FFN, in one pass over its hidden tokens."""
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -19,13 +19,13 @@ def has_bias_gelu() -> bool:
 
 
 def bias_gelu(x: Tensor, bias: Tensor, approximate: str, out: Tensor) -> None:
-    """Write ``GELU(x + bias)`` to ``out``. Autograd does not see it.
+    """Write ``GELU(x + bias)`` to ``out``. Autograd does not record it.
 
     Args:
         x: Hidden tokens ``(rows, C)``, contiguous fp32 on a CPU.
         bias: ``(C,)``.
         approximate: ``'none'`` or ``'tanh'``, as in ``torch.nn.GELU``.
-        out: As ``x``, which it may be itself.
+        out: A tensor like ``x``. It may be ``x`` itself.
     """
     _native.compiled(OP)(x, bias, approximate == 'tanh', out)
 
@@ -33,7 +33,7 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str, out: Tensor) -> None:
 def bias_gelu_backward(
     grad: Tensor, x: Tensor, bias: Tensor, approximate: str, out: Tensor
 ) -> Tensor:
-    """The gradient of the bias ``(C,)``. That of ``x`` is written over ``grad``.
+    """The gradient of the bias ``(C,)``. The gradient of ``x`` is written over ``grad``.
 
     ``out`` gets the result of :func:`bias_gelu` again. It may be ``x`` itself.
     """

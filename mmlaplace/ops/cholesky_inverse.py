@@ -38,16 +38,16 @@ def cholesky_inverse_reference(mat: Tensor, ridge: float) -> Tensor:
 
 
 def inverse_by_products(ridged: Tensor, smallest: float) -> Tensor:
-    r"""The inverse of matrices P with eigenvalues from ``smallest``, of standard operators alone.
+    r"""The inverse of matrices P with eigenvalues from ``smallest``, by standard operators only.
 
     A Newton–Schulz step takes eigenvalues of PX in :math:`[1 - \delta, 1 + \delta]` into
-    :math:`[1 - \delta^2, 1]`. Scaled so that one is in the middle again, it takes the smallest
-    nearly four times towards one, and not twice.
+    :math:`[1 - \delta^2, 1]`. Scaled so that one is in the middle again, a step multiplies the
+    smallest eigenvalue by nearly four. Without this scale it multiplies it by two.
 
     Args:
         ridged: P ``(..., m, m)``, symmetric and positive definite, at least fp32.
-        smallest: The ridge in P. Of the condition numbers it stands for, up to :math:`10^5` have
-            the accuracy of Cholesky's inverse.
+        smallest: The ridge in P. Up to a condition number of :math:`10^5`, the accuracy is that of
+            Cholesky's inverse.
 
     Source: Pan and Schreiber, "An improved Newton iteration for the generalized inverse of a
     matrix" (1991).
@@ -75,18 +75,19 @@ def cholesky_inverse(
     The reference computes Cholesky's factor L and solves twice. The compiled op makes the same
     elimination by Gauss–Jordan steps without pivoting, in place and in registers. Its pivots are
     the squares of the diagonal of L, so both fail for the same matrices. It is faster, and closer
-    where landmarks are nearly the same. Beyond m = 256 on a CPU and m = 64 on a GPU the op computes
-    by L itself.
+    where landmarks are nearly the same. Beyond m = 256 on a CPU and m = 64 on a GPU, the op uses
+    the factor L instead.
 
-    Graphs for a runtime have neither. There the reference is a Newton–Schulz iteration, of products
-    alone, and with the rounding of one. It has no NaN for a matrix that is not positive definite.
+    Graphs for a runtime have neither. There the reference is a Newton–Schulz iteration, which needs
+    only products, with the rounding errors of such an iteration. It gives no NaN for a matrix that
+    is not positive definite.
 
     LU is not used, because in some builds of oneMKL it fails for batches of large matrices.
     Derivatives are those of :func:`newton_schulz_inverse`.
 
     Args:
-        mat: Symmetric positive semidefinite matrices ``(..., m, m)``. Of a matrix that is not
-            symmetric, :math:`(W + W^T) / 2` is inverted. Newton–Schulz inverts W as it is.
+        mat: Symmetric positive semidefinite matrices ``(..., m, m)``. For a matrix W that is not
+            symmetric, the op inverts :math:`(W + W^T) / 2`. Newton–Schulz inverts W as it is.
         ridge: :math:`\varepsilon \ge 0`, added to the diagonal. Default: 1e-2.
         check: Whether an inverse that is not finite raises, see :func:`newton_schulz_inverse`.
             Default: True.

@@ -14,7 +14,7 @@ def inverse_residual(mat: Tensor, inverse: Tensor, ridge: float) -> Tensor:
         mat: Matrices ``(..., m, m)``.
         inverse: Their inverses ``(..., m, m)``, as :func:`newton_schulz_inverse` and
             :func:`cholesky_inverse` return them.
-        ridge: The ridge that these were called with.
+        ridge: The ridge that was given to these functions.
 
     Returns:
         ``(...)``, at least fp32.

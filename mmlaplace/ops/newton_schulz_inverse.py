@@ -59,12 +59,12 @@ def newton_schulz_inverse(
     .. math:: P = W + \varepsilon I, \quad X_0 = I / \lVert P \rVert_\infty, \quad
               X \leftarrow X (2I - PX)
 
-    The start converges for every symmetric positive definite P. It needs about half the steps of
-    :math:`\alpha P^T`. The order of the products decides the accuracy, see the reference. The
-    gradient is implicit, :math:`\partial W = -X^T (\partial X) X^T`, and exact as far as X has
-    converged. There are derivatives of any order, but none in forward mode. In graphs of
-    torch.compile there are only first ones. The transforms of ``torch.func`` (``vmap``, ``grad``,
-    ``jacrev``) work.
+    From this :math:`X_0`, the iteration converges for every symmetric positive definite P. It needs
+    about half the steps of a start at :math:`\alpha P^T`. The order of the products matters for the
+    accuracy, see the reference. The gradient is implicit, :math:`\partial W = -X^T (\partial X)
+    X^T`, and exact as far as X has converged. There are derivatives of any order, but none in
+    forward mode. In graphs of torch.compile there are only first derivatives. The transforms of
+    ``torch.func`` (``vmap``, ``grad``, ``jacrev``) work.
 
     With enough steps for its condition number :math:`\kappa`, the residual of a matrix is at most
     :math:`\epsilon (m + \kappa)`, with the machine epsilon of fp32, or of fp64 for fp64. The
@@ -73,8 +73,8 @@ def newton_schulz_inverse(
 
     With a ``start_scale`` :math:`\alpha` the iteration starts at :math:`X_0 = \alpha P`, as SOFT's
     does. For :math:`0 < \alpha < 2 / \lVert P \rVert_2^2` it then tends to the pseudo-inverse of a
-    singular P, and its first steps leave eigenvalues near zero out. As long as one is out, no step
-    is skipped.
+    singular P, and its first steps leave out eigenvalues near zero. While an eigenvalue is left
+    out, no step is skipped.
 
     Args:
         mat: Symmetric positive semidefinite matrices ``(..., m, m)``.
@@ -83,11 +83,11 @@ def newton_schulz_inverse(
         ridge: :math:`\varepsilon \ge 0`, added to the diagonal. Default: 1e-2.
         start_scale: :math:`\alpha` of a start at :math:`\alpha P`, a number or a tensor that
             broadcasts to ``(...)``, without a gradient. Default: None, the start above.
-        start: Any other :math:`X_0`, shaped like ``mat``, without a gradient. With it the reference
-            computes. Default: None.
+        start: Any other :math:`X_0`, shaped like ``mat``, without a gradient. With ``start``, the
+            reference computes. Default: None.
         return_residual: Whether ``max |I - PX|`` of each matrix is returned too. Default: False.
-        max_residual: The largest residual that does not raise. Without a limit, an inverse that has
-            not converged is returned as it is. Default: None, no limit.
+        max_residual: The largest residual that does not raise an error. Without a limit, an inverse
+            that has not converged is returned as it is. Default: None, no limit.
         check: Whether an inverse that is not finite raises. On a GPU the host waits for this. There
             is no check in recorded graphs and under ``torch.func``. Default: True.
         backend: ``'auto'`` (default: the compiled op where it can run, else the reference),
@@ -105,7 +105,7 @@ def newton_schulz_inverse(
             is not positive definite.
         RuntimeError: For ``backend='native'`` with a ``start`` or where the compiled op cannot run.
 
-    Source: LaplacianFormer (arXiv 2604.20368). The start and the order are ours.
+    Source: LaplacianFormer (arXiv 2604.20368). The start and the order of products are mmlaplace's.
 
     Examples:
         >>> import torch

@@ -70,10 +70,10 @@ def newton_start_scale(
 ) -> Tensor:
     r"""SOFT's :math:`\alpha = f / r^2` for :func:`newton_schulz_inverse`, r the largest row sum.
 
-    With ``halve`` there is one halving that the authors of SOFT++ do not have. Without it, the
-    iteration for W = I ends at 0 instead of I, and for W close to I anywhere between, as
-    :math:`f = 2` starts it at twice the inverse, from where a step leads to 0. Where their start
-    works, one half of it leads to the same inverse.
+    ``halve`` includes one halving that the authors' code of SOFT++ does not have. Without it, the
+    iteration for W = I ends at 0 instead of I, and for W close to I anywhere between. The reason is
+    that :math:`f = 2` starts at twice the inverse, from where a step leads to 0. Where the authors'
+    start works, half of it leads to the same inverse.
 
     Args:
         mat: Symmetric matrices W ``(..., m, m)`` of values that are not negative.
@@ -86,8 +86,8 @@ def newton_start_scale(
         backend: As in :func:`newton_schulz_inverse`.
 
     Returns:
-        ``(...)`` of at least fp32, without a gradient. NaN for a matrix with a NaN, and for all
-        that share its :math:`\alpha`.
+        ``(...)`` of at least fp32, without a gradient. It is NaN for a matrix with a NaN, and for
+        all matrices that share its :math:`\alpha`.
 
     Source: SOFT (arXiv 2110.11945) and SOFT++ (arXiv 2207.03341), the authors' code.
     """

@@ -85,7 +85,7 @@ class Attention(_native.Function):
 
 
 class AttentionGradient(_native.Function):
-    """The gradients of :class:`Attention`. Theirs are those of the specification."""
+    """The gradients of :class:`Attention`. Second derivatives are those of the specification."""
 
     @staticmethod
     def forward(*inputs: Any) -> Tuple[Tensor, ...]:
@@ -117,7 +117,7 @@ class AttentionGradient(_native.Function):
 
 
 def _joined(size: int, in_dims: tuple, inputs: tuple, rotary: int) -> list:
-    """Inputs with the axis of vmap and that of the batch as one. The rotary table has neither."""
+    """Inputs with the axes of vmap and of the batch joined. The rotary table has neither axis."""
     joined = []
     for index, (value, axis) in enumerate(zip(inputs, in_dims)):
         if isinstance(value, Tensor) and index != rotary:
@@ -160,27 +160,28 @@ def nystrom_attention(
         \mathrm{out} = s\, (C - 1 \bar c^T)\, P \sum_j r_j b_j v_j^T + \bar v, \quad
         r_j = (b_j^T P^T \mathrm{Cov}(C)\, P\, b_j + \varepsilon_w)^{-1/2}
 
-    The compiled op computes this in blocks of tokens, forward and backward, so that nothing of N x
-    m values is stored. For the backward it keeps its inputs, and matrices of m x m and m x d.
-    It reads halves as such, and accumulates in fp32, under any autocast. There are derivatives of
-    any order, but none in forward mode. Those beyond the first store N x m values. In graphs of
-    torch.compile there are only first ones. The transforms of ``torch.func`` (``vmap``, ``grad``,
-    ``jacrev``) work, but for a table that is itself transformed.
+    The compiled op computes this in blocks of tokens, forward and backward, so that no N x m values
+    are stored. For the backward it keeps its inputs, and matrices of m x m and m x d. It reads fp16
+    and bf16 directly, and accumulates in fp32, under any autocast. There are derivatives of any
+    order, but none in forward mode. Derivatives beyond the first store N x m values. In graphs of
+    torch.compile there are only first derivatives. The transforms of ``torch.func`` (``vmap``,
+    ``grad``, ``jacrev``) work, but for a table that is itself transformed.
 
     Args:
         q: Queries ``(B, heads, N, d)``.
         k: Keys ``(B, heads, n, d)``.
         v: Values ``(B, heads, n, d)``.
-        landmarks: L, ``(B, heads, m, d)``. With ``rotary`` these are turned already.
+        landmarks: L, ``(B, heads, m, d)``. With ``rotary``, they must already be rotated.
         inverse: P, ``(B, heads, m, m)``.
-        bandwidth: That of the kernel, see :func:`laplacian_kernel` and :func:`gaussian_kernel`.
+        bandwidth: Bandwidth of the kernel, see :func:`laplacian_kernel` and
+            :func:`gaussian_kernel`.
         kernel: ``'laplacian'`` (default) or ``'gaussian'``.
         scale: s, broadcastable to ``(B, heads, 1, 1)``. Default: 1.
         whitening_eps: :math:`\varepsilon_w`, positive. Default: no whitening.
         rotary: Cosines and sines ``(2, pairs, N)`` of angles by which pairs of channels of q and k
             are turned first. It has no gradient. Default: none.
-        rotary_form: Which channels are a pair. ``'half'`` (default): c and c + pairs. ``'pairs'``:
-            2c and 2c + 1.
+        rotary_form: Which two channels form a pair. ``'half'`` (default): c and c + pairs.
+            ``'pairs'``: 2c and 2c + 1.
         backend: ``'auto'`` (default: the compiled op where it can run, else the reference),
             ``'native'`` or ``'reference'``.
 
@@ -194,7 +195,8 @@ def nystrom_attention(
             out of range.
         RuntimeError: For ``backend='native'`` where the compiled op cannot run.
 
-    Source: LaplacianFormer (arXiv 2604.20368) and SOFT (arXiv 2110.11945). The passes are ours.
+    Source: LaplacianFormer (arXiv 2604.20368) and SOFT (arXiv 2110.11945). The computation in
+    blocks is mmlaplace's.
 
     Examples:
         >>> import torch

@@ -1,4 +1,4 @@
-"""What PolaFormer does with its queries in one pass, for a CPU. Autograd does not see it."""
+"""PolaFormer's products of queries in one pass, for a CPU. Autograd does not record it."""
 
 from torch import Tensor
 
@@ -13,7 +13,7 @@ def fits(q: Tensor) -> bool:
 
 
 def pola_streams(q: Tensor, power: Tensor, shift: Tensor, sums: Tensor, eps: float) -> Tensor:
-    r"""Both streams of queries that :func:`fits`.
+    r"""Both streams of the result, for queries that :func:`fits`.
 
     With the features :math:`\phi = [\mathrm{relu}(q)^p, \mathrm{relu}(-q)^p] \, e^s` of a query,
     channel c of its result is :math:`\phi S_c / (\phi S_{d + \sigma} + \epsilon)`. The stream

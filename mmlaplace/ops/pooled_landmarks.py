@@ -97,7 +97,7 @@ class Pool(_native.Function):
 
 
 class Spread(_native.Function):
-    """The transpose of :class:`Pool`, whose own transpose is that."""
+    """The transpose of :class:`Pool`. Its own transpose is :class:`Pool`."""
 
     @staticmethod
     def forward(grad: Tensor, like: Tensor, *constants: Any) -> Tensor:
@@ -141,7 +141,7 @@ def pooled_landmarks(
     .. math:: L_a = \frac{1}{|Z_a|} \sum_{j \in Z_a} R_j k_j
 
     with the cells Z and the rotations R of the tokens' rotary positions. The compiled op never
-    stores turned tokens. It has derivatives of any order.
+    stores rotated tokens. It has derivatives of any order.
 
     Args:
         k: Tokens ``(B, heads, N, d)`` of a map of N = H * W.
@@ -158,7 +158,7 @@ def pooled_landmarks(
 
     Raises:
         TypeError: If ``k`` or ``rotary`` is no floating tensor.
-        ValueError: For shapes that do not fit, or not exactly one of ``cells`` and ``ratio``.
+        ValueError: For shapes that do not fit, for both of ``cells`` and ``ratio``, or for neither.
         RuntimeError: For ``backend='native'`` where the compiled op cannot run.
 
     Examples:

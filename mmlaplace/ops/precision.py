@@ -39,7 +39,7 @@ def autocasting(device: torch.device) -> bool:
 
 
 def fp32_under_autocast(function: Callable) -> Callable:
-    """The autocast rule of our ops: under autocast, inputs of fp16 or bf16 become fp32.
+    """The autocast rule of the ops: under autocast, inputs of fp16 or bf16 become fp32.
 
     The result is then fp32 too. So tensors of mixed dtypes fit, as in torch's own products. Without
     autocast the result has the dtype of the input: the op accumulates in fp32 and rounds once.

@@ -1,4 +1,4 @@
-"""Rotary positions: the table of angles, and tokens turned by it."""
+"""Rotary positions: the table of angles, and the rotation of tokens by it."""
 
 import torch
 from torch import Tensor
@@ -51,7 +51,7 @@ def check_table(op: str, table: Tensor, tokens: Tensor) -> None:
 
 
 def turn(x: Tensor, table: Tensor, form: str) -> Tensor:
-    """Tokens ``(B, heads, N, d)`` of at least fp32, their pairs of channels turned.
+    """Rotate the pairs of channels of tokens ``(B, heads, N, d)`` of at least fp32.
 
     ``table`` is that of :func:`rotary_table`. Channels beyond its pairs stay as they are.
     """

@@ -1,4 +1,4 @@
-"""The powers of PolaFormer's features in one pass, for a CPU. Autograd does not see them."""
+"""The powers of PolaFormer's features in one pass, for a CPU. Autograd does not record them."""
 
 from typing import Tuple
 
