@@ -1,7 +1,7 @@
 """Linear-attention vision backbones for mmpretrain, mmdet and mmseg.
 
-Importing this package registers its models once, in mmengine's root registry, where all three
-toolboxes find them: put ``custom_imports = dict(imports=['mmlaplace'])`` in a config and
+Importing this package registers its models once, in mmengine's root registry. All three toolboxes
+find them there: put ``custom_imports = dict(imports=['mmlaplace'])`` in a config, and
 ``type='LaplacianFormer'`` works.
 """
 

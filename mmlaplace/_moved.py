@@ -1,4 +1,4 @@
-"""Old import paths of version 0.1: each gives the module of today, with a warning that names it."""
+"""Old import paths of version 0.1: each gives the current module, with a warning that names it."""
 
 import sys
 import warnings
@@ -49,7 +49,7 @@ class _MovedModules(MetaPathFinder, Loader):
 
 
 class _Alias(ModuleType):
-    """A module under its old name, with all that the new one has."""
+    """A module under its old name, with everything that the current module has."""
 
     def __init__(self, name: str, new: ModuleType) -> None:
         super().__init__(name, new.__doc__)

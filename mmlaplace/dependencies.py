@@ -1,4 +1,4 @@
-"""Which versions of the packages around us were tested, and what to do when they are absent."""
+"""Tested versions of the packages that mmlaplace uses, and errors for absent packages."""
 
 import warnings
 from importlib import import_module
@@ -29,7 +29,7 @@ def installed_distributions(import_name: str) -> dict:
 
 
 def missing_package(name: str, extra: str, error: ImportError) -> ImportError:
-    """An error that names the extra of mmlaplace which brings a package that is missing."""
+    """An error for a missing package. It names the extra of mmlaplace that installs the package."""
     return ImportError(
         f'this needs {name}, which did not import ({error}); install it with pip install '
         f'"mmlaplace[{extra}]"'
@@ -37,7 +37,7 @@ def missing_package(name: str, extra: str, error: ImportError) -> ImportError:
 
 
 def require_mmengine() -> None:
-    """Raise an ImportError that names both ways to install mmengine when there is none."""
+    """Raise an ImportError if mmengine is not installed. It names both ways to install mmengine."""
     try:
         import_module('mmengine')
     except ImportError as error:
@@ -50,7 +50,7 @@ def require_mmengine() -> None:
 
 
 def tested_instead(import_name: str, distribution: str, here: str) -> Optional[str]:
-    """The tested versions, such as ``2.1.2 to 2.11.0``, or None if the one here is among them.
+    """The tested versions, such as ``2.1.2 to 2.11.0``, or None if the version here is one of them.
 
     Only major and minor versions count.
     """
@@ -64,9 +64,9 @@ def tested_instead(import_name: str, distribution: str, here: str) -> Optional[s
 
 
 def warn_untested_versions() -> None:
-    """Warn, once per process, about packages older or newer than what was tested.
+    """Warn, once per process, about packages older or newer than the tested versions.
 
-    Nothing is refused, as many other versions will work.
+    No version is refused, because many untested versions will work.
     """
     untested = []
     for import_name in TESTED:

@@ -1,4 +1,4 @@
-"""The configs of this project as a zoo: which there are, and models built from them by name."""
+"""The model zoo: list the configs of this project, and build models from them by name."""
 
 import importlib
 from fnmatch import fnmatchcase
@@ -19,9 +19,9 @@ class ModelInfo(NamedTuple):
     """One entry of a metafile.
 
     Attributes:
-        name: Of the config, without ``.py``.
+        name: Name of the config, without ``.py``.
         task: ``'classification'``, ``'detection'`` or ``'segmentation'``.
-        family: The folder it is in, such as ``'laplacianformer'``.
+        family: The folder of the config, such as ``'laplacianformer'``.
         config: The config file.
         metadata: Parameters, MACs, published figures and the like.
     """
@@ -34,10 +34,10 @@ class ModelInfo(NamedTuple):
 
 
 def files_root() -> Path:
-    """Where ``configs`` and ``model-index.yml`` are: in an installed package, or in a clone.
+    """The folder of ``configs`` and ``model-index.yml``: in an installed package, or in a clone.
 
     Raises:
-        FileNotFoundError: If neither has them.
+        FileNotFoundError: If they are in neither of the two.
     """
     package = Path(__file__).resolve().parent
     for root in (package / '.mim', package.parent):
@@ -69,8 +69,9 @@ def list_models(
     """Names of the models, sorted.
 
     Args:
-        pattern: With ``*``, ``?`` and ``[…]`` as in file names; without any, a part of the name.
-            Capitals or not are the same. Of several, one is enough. Default: '*', all of them.
+        pattern: One pattern, or several of which a name must match one. ``*``, ``?`` and ``[…]``
+            work as in file names. A pattern without them is a part of the name. Upper and lower
+            case are the same. Default: '*', all models.
         task: ``'classification'``, ``'detection'`` or ``'segmentation'``. Default: all.
         family: The folder of the configs, such as ``'soft'``. Default: all.
         exclude_filters: A pattern, or several, of names to leave out. Default: ().
@@ -104,7 +105,7 @@ def get_config(name: str) -> Config:
     """The config of a model.
 
     Raises:
-        ValueError: For an unknown name; says which are near.
+        ValueError: For an unknown name. The message lists similar names.
     """
     models = {model.name: model for model in read_models()}
     if name not in models:
@@ -127,16 +128,17 @@ def get_model(
 
     Args:
         name: One of :func:`list_models`.
-        pretrained: Path or address of weights of the model, or a classifier's for a detector,
-            segmentor or ``backbone_only``, loaded by :func:`load_weights`. Default: None, or
-            False, random ones. There are no published ones yet for True to name.
-        backbone_only: Build the backbone, which needs none of the toolboxes. Default: False.
+        pretrained: Path or address of a checkpoint of the model. A detector, a segmentor or
+            ``backbone_only`` also takes a classifier's checkpoint. :func:`load_weights` loads it.
+            Default: None, random weights, as with False. True is refused, because no weights are
+            published yet.
+        backbone_only: Build the backbone alone, which needs no toolbox. Default: False.
         **backbone_options: Change options of the backbone, such as ``drop_path_rate=0.0``.
 
     Raises:
         ValueError: For an unknown name, weights that do not fit, or ``pretrained=True``.
         ImportError: If the toolbox of the model is not installed, or needs mmcv's compiled ops and
-            mmcv has none; names the command that installs them.
+            mmcv has none. The message names the command that installs them.
     """
     if pretrained is True:
         raise ValueError(
@@ -156,7 +158,7 @@ def get_model(
 
 
 def build_model(cfg: Config) -> nn.Module:
-    """The model of a config, with the modules and in the scope of the toolbox that it is for."""
+    """The model of a config, built with the modules and in the scope of the config's toolbox."""
     scope = cfg.default_scope
     require_toolbox(scope)
     importlib.import_module(f'{scope}.utils').register_all_modules(init_default_scope=False)
@@ -166,7 +168,7 @@ def build_model(cfg: Config) -> nn.Module:
 
 
 def _build(cfg: Config) -> nn.Module:
-    """The whole model, by the toolbox that the config is for."""
+    """The whole model, built by the toolbox of the config."""
     scope = cfg.default_scope
     try:
         require_toolbox(scope)

@@ -1,4 +1,4 @@
-"""The toolboxes that our backbones work in: one row of a table for each task."""
+"""The toolboxes in which the backbones of mmlaplace work: one row of a table for each task."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -48,7 +48,7 @@ PACKAGES = tuple(toolbox.package for toolbox in TOOLBOXES.values())
 
 
 def require_toolbox(scope: str) -> None:
-    """Raise unless a toolbox is there, with what it needs of mmcv.
+    """Raise an error unless a toolbox is installed, with the parts of mmcv that it needs.
 
     Raises:
         ModuleNotFoundError: If it is not installed.

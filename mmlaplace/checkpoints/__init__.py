@@ -1,4 +1,4 @@
-"""Weights from files: read without running code, loaded whole or not at all, and converted."""
+"""Checkpoints: read without running their code, loaded whole or not at all, and converted."""
 
 from ._plain_load import UnsafeCheckpointError
 from .conversion import Conversion, position_map

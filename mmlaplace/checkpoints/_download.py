@@ -17,14 +17,14 @@ def download_once(address: str) -> Path:
 
     A name may end with 8 or more hexadecimal digits of the file's SHA-256, as in
     ``NAME-0123abcd.pth``. Then the copy is ``torch.hub.get_dir()/checkpoints/NAME``, and the digits
-    are checked. Many files share a name such as ``epoch_12.pth``, so the copy's name begins with
-    digits of the address. If several processes ask at once, one downloads and the others wait. A
-    file under its name is whole.
+    are checked. Many files share a name such as ``epoch_12.pth``, so without such digits the copy's
+    name begins with digits of the address's hash. If several processes ask at once, one downloads
+    and the others wait. A file gets its name when it is whole.
 
     Raises:
         OSError: If it cannot be downloaded or written.
-        RuntimeError: If its SHA-256 is another.
-        Exception: As :func:`load_plain` does, if it has no SHA-256 to tell and cannot be read.
+        RuntimeError: If its SHA-256 does not match.
+        Exception: As :func:`load_plain`, if its name has no SHA-256 and it cannot be read.
     """
     name = Path(urlparse(address).path).name
     digits = re.search(r'-([0-9a-f]{8,64})\.[^.]+$', name)

@@ -1,7 +1,7 @@
-"""torch.load for tensors and plain data alone: no code in a file is run.
+"""``torch.load`` for tensors and plain data alone. It runs no code of a file.
 
-The ``weights_only=True`` of torch 2.1 takes no additional names, so it cannot read what mmengine
-writes. Later versions take names from a list that all threads of a process share.
+The ``weights_only=True`` of torch 2.1 takes no additional names, so it cannot read the checkpoints
+of mmengine. Later versions take names from a list that all threads of a process share.
 """
 
 import pickle
@@ -14,11 +14,11 @@ import torch
 
 
 class UnsafeCheckpointError(pickle.UnpicklingError):
-    """A checkpoint asks for something that is neither a tensor nor a training run's plain data."""
+    """A checkpoint names something other than tensors and the plain data of a training run."""
 
 
 class _Ignored:
-    """Stands for any harmless object beside the weights. It takes all arguments, does nothing."""
+    """Stands for a harmless object beside the weights. It takes all arguments and does nothing."""
 
     def __init__(self, *args: Any) -> None:
         pass
@@ -31,7 +31,7 @@ class _Ignored:
 
 
 class _Rebuild:
-    """A function that a pickle may call. It cannot set its attributes, as it could of Python's."""
+    """A function that a pickle may call. The pickle cannot set its attributes."""
 
     __slots__ = ('function',)
 
@@ -93,8 +93,8 @@ def load_plain(path: Union[str, PathLike], map_location: Any) -> Any:
     """``torch.load`` with an empty object for everything but tensors and containers.
 
     Raises:
-        UnsafeCheckpointError: If the file names, or is, anything else. Nothing of it was run.
-        OSError: If it cannot be opened.
+        UnsafeCheckpointError: If the file names, or is, anything else. None of its code was run.
+        OSError: If the file cannot be opened.
     """
     with open(path, 'rb') as file:  # once: what is checked is what is read
         try:

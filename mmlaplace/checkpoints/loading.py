@@ -1,4 +1,4 @@
-"""Weights from files: no code in a file is run, and what does not fit is reported."""
+"""Load checkpoints: run no code of a file, and report every tensor that does not fit."""
 
 import logging
 import math
@@ -22,16 +22,16 @@ CONTAINERS = ('state_dict', 'model', 'module', 'state_dict_ema', 'model_ema', 'e
 
 
 class LoadReport(NamedTuple):
-    """What a file and a module had in common, by the names of the module's tensors.
+    """How the tensors of a file and of a module matched, by the names in the module.
 
-    The names leave out what DistributedDataParallel and torch.compile put into them.
+    The names are without the prefixes that DistributedDataParallel and torch.compile add.
 
     Attributes:
         prefix: What comes before the module's names in the file, such as ``'backbone.'``.
         matched: Parameters and persistent buffers that were loaded.
-        missing: Those that the file lacks. They keep their values.
-        unexpected: What the file has under the prefix and the module lacks.
-        resized: Those of ``matched`` that were brought to the module's own shape.
+        missing: Those that the file lacks. They keep the module's values.
+        unexpected: Tensors that the file has under the prefix and the module lacks.
+        resized: Those of ``matched`` that were resized to the module's own shape.
     """
 
     prefix: str
@@ -42,7 +42,7 @@ class LoadReport(NamedTuple):
 
 
 def _read(checkpoint: Union[str, PathLike], map_location: Any) -> Any:
-    """All of a checkpoint's plain data, or an error of :func:`read_state_dict`."""
+    """All plain data of a checkpoint. It raises the errors of :func:`read_state_dict`."""
     if not isinstance(checkpoint, (str, PathLike)) or not str(checkpoint):
         raise ValueError(f'a checkpoint is given by its path or address, got {checkpoint!r}')
     try:
@@ -78,13 +78,13 @@ def read_state_dict(
         checkpoint: Local path, or an address that mmengine.fileio opens, or one that begins with
             ``https://``. Such a file is downloaded once, into the cache of torch.hub. SHA-256
             digits at the end of its name, as in ``NAME-0123abcd.pth``, are checked. The file holds
-            a dict of tensors, or a dict with one under ``state_dict``, ``model``, ``module``,
+            a state dict, or a dict with one under ``state_dict``, ``model``, ``module``,
             ``state_dict_ema``, ``model_ema`` or ``ema_state_dict``. The first of these is taken.
         map_location: As in ``torch.load``. Default: 'cpu'.
-        key: Where the weights lie, if not under the first of these names. Default: None.
+        key: Name of the state dict in the file. Default: None, the first of the names above.
 
     Returns:
-        Tensors by their names in the file, detached. What is not a tensor is left out.
+        Tensors by their names in the file, detached. Other values are left out.
 
     Raises:
         FileNotFoundError: If the file cannot be opened.
@@ -117,7 +117,8 @@ def read_dataset_meta(checkpoint: Union[str, PathLike]) -> Dict[str, list]:
 
     Returns:
         ``classes``, a list of names, and ``palette``, a list of colours ``(red, green, blue)`` from
-        0 to 255, as toolboxes want them. What the file has not, or in another form, is left out.
+        0 to 255, as the toolboxes take them. An entry that is missing in the file, or has another
+        form, is left out.
 
     Raises:
         FileNotFoundError, UnsafeCheckpointError, ValueError: As in :func:`read_state_dict`.
@@ -136,7 +137,7 @@ def read_dataset_meta(checkpoint: Union[str, PathLike]) -> Dict[str, list]:
 
 
 def _unwrapped(module: Any) -> nn.Module:
-    """The module inside of wrappers by torch.compile and data parallel, in any order."""
+    """The module inside of the wrappers of torch.compile and data parallel, in any order."""
     while True:
         if isinstance(module, (DataParallel, DistributedDataParallel)):
             module = module.module
@@ -147,9 +148,9 @@ def _unwrapped(module: Any) -> nn.Module:
 
 
 def resize_weights(module: nn.Module, state_dict: Dict[str, Tensor], prefix: str = '') -> None:
-    """Bring tensors to the module's shapes, in place, where its parts know how.
+    """Resize tensors to the module's shapes, in place, where its parts have a method for it.
 
-    A part that owns a tensor of a size-dependent shape has ``resize_weight(name, value)``.
+    A part with a tensor whose shape depends on the image size has ``resize_weight(name, value)``.
     """
     for path, part in module.named_modules():
         if hasattr(part, 'resize_weight'):
@@ -162,10 +163,10 @@ def resize_weights(module: nn.Module, state_dict: Dict[str, Tensor], prefix: str
 
 
 def _may_differ(module: nn.Module, own: Iterable[str], theirs: Iterable[str]) -> Set[str]:
-    """Names that may be missing, or unexpected, because the checkpoint had another purpose.
+    """Names that may be missing or unexpected, because the checkpoint is for another task.
 
-    For a backbone, :meth:`PyramidBackbone.other_outputs` tells them. If a classifier's checkpoint
-    is loaded into a detector or segmentor, they are also everything but the backbone.
+    For a backbone, :meth:`PyramidBackbone.other_outputs` gives these names. If a classifier's
+    checkpoint is loaded into a detector or segmentor, all names outside the backbone are included.
     """
     names: Set[str] = set()
     for path, part in module.named_modules():
@@ -186,26 +187,26 @@ def load_weights(
     min_matched: Optional[float] = None,
     map_location: Any = 'cpu',
 ) -> LoadReport:
-    """Load a module from a checkpoint of it, or of a model that it is a part of, and log a line.
+    """Load a module from its own checkpoint or that of a whole model, and log a line about it.
 
-    Every parameter and persistent buffer of the module must be in the file, finite and of its
-    shape. The file may have nothing else in the layers that the module has. These may differ:
+    Every parameter and persistent buffer of the module must be in the file, with finite values and
+    the same shape. In the module's layers, the file may have no further tensors. These may differ:
 
     - ``out_indices``: Norms of stages may be missing, except that of the checkpoint's last stage.
       Norms and stages that the backbone lacks are left out.
-    - The image size: Positions and the like are resized.
+    - The image size: Position embeddings and similar tensors are resized.
     - The model: A classifier's checkpoint, with ``backbone`` and ``head``, loads into a detector or
       segmentor. Everything but the backbone may then be missing.
 
     Args:
         module: A backbone or a whole model, also wrapped by DistributedDataParallel, DataParallel
-            or torch.compile. If this raises, it is unchanged.
+            or torch.compile. If this function raises, the module is unchanged.
         checkpoint, map_location: As in :func:`read_state_dict`.
         prefix: What comes before the module's names in the file, such as ``'backbone.'``. Default:
             the one under which most of them are found.
         min_matched: Share of the module's parameters and persistent buffers, 0 to 1, that the
-            file must have. 1 allows none to be missing. Less than 1 allows any to be missing, up to
-            that share, and others in the file. Default: None, the rule above.
+            file must have. With 1, none may be missing. With less than 1, any may be missing up to
+            that share, and the file may have others. Default: None, the rule above.
 
     Raises:
         FileNotFoundError, UnsafeCheckpointError: As in :func:`read_state_dict`.
@@ -272,7 +273,7 @@ def _find_prefix(
     what: str,
     checkpoint: Union[str, PathLike],
 ) -> Tuple[str, List[Tuple[str, int]], List[str]]:
-    """The prefix of a module in a file, those with most tensors, and others that match alike.
+    """The prefix of a module in a file, those with most tensors, and others that match equally.
 
     Raises:
         ValueError: If no tensor of the file is one of the module, or none under this prefix.
@@ -299,7 +300,7 @@ def _find_prefix(
 
 
 def _other_arch(shapes: Dict[str, Tuple[tuple, tuple]], kind: str) -> str:
-    """A sentence on tensors whose shape in the file is not that in the module, if there are any."""
+    """A sentence on tensors whose shapes in the file and in the module differ, if there are any."""
     other = [name for name, (given, own) in shapes.items() if given != own]
     if not other:
         return ''
@@ -311,7 +312,7 @@ def _other_arch(shapes: Dict[str, Tuple[tuple, tuple]], kind: str) -> str:
 
 
 def _load_or_restore(module: nn.Module, own: Dict[str, Tensor], theirs: Dict[str, Tensor]) -> None:
-    """Load, resizing what depends on the image size; if that raises, the module is as before."""
+    """Load, and resize tensors that depend on the image size. On an error, restore the module."""
     before = {k: v.clone() for k, v in own.items()}
     try:
         resize_weights(module, theirs)
@@ -329,7 +330,7 @@ def _check_names_and_values(
     report: LoadReport,
     min_matched: Optional[float],
 ) -> None:
-    """Raise a ValueError for what :func:`load_weights` refuses before it loads."""
+    """Raise a ValueError for names and values that :func:`load_weights` refuses before it loads."""
     kind = type(module).__name__
     floats = [k for k in report.matched if theirs[k].is_floating_point()]
     broken = [k for k in floats if not theirs[k].isfinite().all()]

@@ -1,4 +1,4 @@
-"""Names of tensors: without wrappers' prefixes, of older versions, and under a prefix."""
+"""Names of tensors: remove wrappers' prefixes, rename those of older versions, count prefixes."""
 
 import re
 from collections import Counter
@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def plain_names(names: Iterable[str]) -> Dict[str, str]:
-    """Names without torch.compile's ``_orig_mod``, with the old ones; the same if two collide."""
+    """Old names by names without torch.compile's ``_orig_mod``. If two collide, none is changed."""
     names = list(names)
     plain = {'.'.join(p for p in name.split('.') if p != '_orig_mod'): name for name in names}
     return plain if len(plain) == len(names) else dict(zip(names, names))
@@ -43,12 +43,12 @@ OLD_NAMES = {
 
 
 def rename_old_tensors(state_dict: Dict[str, Tensor], own: Collection[str]) -> None:
-    """Bring names of version 0.1 to those of today, in place.
+    """Rename tensors of version 0.1 to their current names, in place.
 
     Args:
-        state_dict: Of a checkpoint, under any prefix.
-        own: Names of the module that it is for. A tensor is renamed only if the module has no
-            tensor of its old name, and one of its new name: others may use the old words too.
+        state_dict: The state dict of a checkpoint, under any prefix.
+        own: Names in the module to be loaded. A tensor is renamed only if the module has its new
+            name and lacks its old name, because other modules may use the old words too.
     """
 
     def known(name: str) -> bool:

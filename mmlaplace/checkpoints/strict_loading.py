@@ -1,4 +1,4 @@
-"""Weights that go into a module whole, or not at all."""
+"""A mixin whose modules load a checkpoint whole, or not at all."""
 
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -21,9 +21,9 @@ class StrictLoading(_Mixed):
     """A mixin for modules of mmengine, before ``BaseModule`` in the bases.
 
     ``init_cfg=dict(type='Pretrained', checkpoint='CLASSIFIER.pth')`` loads by
-    :func:`mmlaplace.engine.load_weights`, which refuses what does not fit. However weights are
-    loaded, tensors whose shape depends on the image size are resized, and old names are brought to
-    those of today.
+    :func:`mmlaplace.engine.load_weights`, which refuses a checkpoint that does not fit. However
+    weights are loaded, tensors whose shape depends on the image size are resized, and old names are
+    changed to the current ones.
     """
 
     init_cfg: Any  # mmengine gives these two no type
@@ -72,10 +72,10 @@ class StrictLoading(_Mixed):
     def _load_from_state_dict(
         self, state_dict: dict, prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Resize what depends on the image size, however weights are loaded.
+        """Resize tensors that depend on the image size, however weights are loaded.
 
         A module that owns a tensor of such a shape defines ``resize_weight(name, value)``. PyTorch
-        raises for what does not fit. mmengine may only log it.
+        raises an error for a tensor that does not fit. mmengine may only log it.
         """
         rename_old_tensors(state_dict, {prefix + name for name in self.state_dict()})
         resize_weights(self, state_dict, prefix)
