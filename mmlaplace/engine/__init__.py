@@ -1,4 +1,4 @@
-"""What runs around the models; importing it registers optimizer constructors and hooks."""
+"""Training around the models. Importing it registers optimizer constructors and hooks."""
 
 from ..checkpoints import (
     LoadReport,

@@ -15,9 +15,10 @@ from .no_decay import NoDecayOptimWrapperConstructor
 class LayerDecayOptimWrapperConstructor(NoDecayOptimWrapperConstructor):
     """Smaller learning rates for earlier layers, as fine-tuning wants them.
 
-    A parameter of depth i of n, as ``get_layer_depth(name, prefix) -> (i, n)`` of the backbone
-    says, gets ``lr * layer_decay_rate ** (n - 1 - i)``. The backbone is ``model.backbone``, or the
-    model itself. Everything else is as in :class:`NoDecayOptimWrapperConstructor`. Multipliers of
+    The backbone gives the depth i of n of each parameter by ``get_layer_depth(name, prefix) ->
+    (i, n)``. The parameter gets ``lr * layer_decay_rate ** (n - 1 - i)``. The backbone is
+    ``model.backbone``, or the model itself. Everything else is as in
+    :class:`NoDecayOptimWrapperConstructor`. Multipliers of
     mmengine's default constructor apply too. A scheduler with a lower bound needs
     ``eta_min_ratio``, because ``eta_min`` may be above the rates of the first layers. In a
     config::

@@ -1,4 +1,4 @@
-"""Weight decay for what should decay, in every toolbox."""
+"""Weight decay for the parameters that should decay, in every toolbox."""
 
 from typing import List, Optional, Union
 
@@ -9,12 +9,12 @@ from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
 class NoDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
-    """No weight decay for norms, biases and what the modules themselves name.
+    """No weight decay for norms, biases and the parameters that the modules themselves name.
 
-    A module names its parameters that are not to decay by a method ``no_weight_decay()``, which
-    returns their names inside of it. The backbones and attentions of this project have one, and so
-    have timm's models. Decay would pull learned scales, class tokens and bias tables to zero. What
-    the papers' authors let decay, such as SOFT's and PVT's positions, is not named. In a config::
+    A module may have a method ``no_weight_decay()``, which returns the names of its parameters that
+    should not decay. The backbones and attentions of this project have this method, and so have
+    timm's models. Decay would pull learned scales, class tokens and bias tables to zero. Parameters
+    that decay in the papers' code, such as SOFT's and PVT's positions, are not named. In a config::
 
         optim_wrapper = dict(
             type='OptimWrapper', optimizer=dict(type='AdamW', lr=1e-3, weight_decay=0.05),

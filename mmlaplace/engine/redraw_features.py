@@ -1,4 +1,4 @@
-"""Other random features of Performer while it trains."""
+"""Draw new random features for Performer while it trains."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from mmengine.runner import Runner
 class RedrawFeaturesHook(Hook):
     """Draws the random features of a model again, the same in all processes.
 
-    It calls ``redraw()`` of every module that has one, such as
+    It calls ``redraw()`` of every module that has this method, such as
     :class:`~mmlaplace.models.attentions.PerformerAttention`, and sends their buffers from the first
     process to the others.
 

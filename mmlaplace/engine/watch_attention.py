@@ -1,4 +1,4 @@
-"""What tells, while a model trains, that its attentions die."""
+"""A hook that shows, while a model trains, whether its attentions die."""
 
 import re
 from contextlib import contextmanager
@@ -21,14 +21,14 @@ LEARNED_SCALES = ('gamma', 'temperature')  # by head
 
 @HOOKS.register_module()
 class WatchAttentionHook(Hook):
-    r"""Logs by stage what one needs to see when a linear attention dies.
+    r"""Logs figures by stage that show when a linear attention dies.
 
     Each ``interval`` training iterations, the first ``images`` of the batch go through
     ``model.backbone`` once more, in eval mode, in the parameters' own precision and without
     gradients. The figures go to all backends of the runner's visualizer, such as TensorBoard and
     Weights & Biases, and as one line to the log:
 
-    - ``attention/share/stage1``: how large the attention's term is beside the local branch,
+    - ``attention/share/stage1``: the size of the attention's term beside the local branch,
 
       .. math::
           \mathrm{share} =
@@ -42,21 +42,21 @@ class WatchAttentionHook(Hook):
       :class:`~mmlaplace.models.attentions.LaplacianAttention` and
       :class:`~mmlaplace.models.attentions.KernelAttention`. Likewise ``attention/temperature``, of
       attentions with a learned temperature.
-    - ``attention/condition/stage1``: of the matrix of landmarks that is inverted, ridge and all,
+    - ``attention/condition/stage1``: condition of the inverted matrix of landmarks, with its ridge,
 
       .. math:: \kappa = \sigma_{\max}(W) / \sigma_{\min}(W),
 
-      the largest over images, heads and blocks. In fp32 an inverse has no right digit from about
-      :math:`10^7` on. An attention that inverts nothing has none.
+      the largest over images, heads and blocks. In fp32 an inverse has no correct digit from about
+      :math:`10^7` on. An attention without an inverse has no condition.
 
-    What no attention of a stage has is not logged. Training is not changed: weights, running
-    statistics and random numbers are the same as without the hook. It works with AMP and with
-    mmengine's ``compile``, as its own pass is outside of both, and with DistributedDataParallel,
-    where the first process does it for its own images.
+    A figure is left out where no attention of the stage has it. Training is not changed: weights,
+    running statistics and random numbers are the same as without the hook. The hook works with AMP
+    and with mmengine's ``compile``, because its own pass is outside of both. With
+    DistributedDataParallel the first process runs the pass for its own images.
 
     Args:
         interval: Training iterations between two looks. Default: 100.
-        images: Images of the batch to look at. Default: 2.
+        images: Number of images of the batch for the pass. Default: 2.
 
     Raises:
         ValueError: If ``interval`` or ``images`` is below 1.
@@ -126,11 +126,11 @@ def look_at(backbone: nn.Module, inputs: Tensor) -> Dict[str, Dict[int, float]]:
 
     Args:
         backbone: With attentions of this project. Those outside of ``stages`` count as stage 1.
-        inputs: What it takes, such as images ``(B, 3, H, W)``.
+        inputs: Inputs of the backbone, such as images ``(B, 3, H, W)``.
 
     Returns:
         ``share``, ``gamma``, ``temperature`` and ``condition``, each by number of the stage from 1.
-        What there is none of is left out.
+        A figure that no attention has is left out.
     """
     sizes: Dict[str, Dict[str, float]] = {}
     found: Dict[str, Dict[int, List[float]]] = {}
@@ -187,7 +187,7 @@ def _unwrapped(model: nn.Module) -> Any:
 
 @contextmanager
 def _undisturbed(model: nn.Module) -> Iterator[None]:
-    """Eval mode and random numbers of its own for a while."""
+    """A context with eval mode and its own random numbers."""
     device = next(model.parameters()).device
     with in_eval_mode(model), torch.random.fork_rng([device] if device.type == 'cuda' else []):
         yield

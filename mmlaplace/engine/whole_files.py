@@ -16,18 +16,18 @@ from mmengine.runner import Runner
 
 @register_backend('whole')
 class WholeFileBackend(LocalBackend):
-    """For ``backend_args=dict(backend='whole')`` of mmengine: all of a file, or an error.
+    """A file backend, ``backend_args=dict(backend='whole')``, that gives a whole file or an error.
 
     It writes to local paths alone. A file gets its name when all of it is on the disk. Until then
-    the name has what it had before. It reads from everywhere that mmengine.fileio reads. An error
-    names a file that is no image, and a damaged PNG. mmcv's LoadImageFromFile names cut off JPEGs.
+    the old file keeps the name. It reads from everywhere that mmengine.fileio reads. An error names
+    a file that is no image, and a damaged PNG. mmcv's LoadImageFromFile names truncated JPEGs.
     """
 
     def put(self, obj: bytes, filepath: Union[str, PathLike]) -> None:
         """Write a file, or replace it at once.
 
         Raises:
-            OSError: If that failed, as on a full disk. Nothing of it is left.
+            OSError: If writing failed, as on a full disk. No part of the new file is left.
         """
         partial = f'{filepath}.partial'
         try:
@@ -70,7 +70,7 @@ class WholeFileBackend(LocalBackend):
 
 
 class _RemovesLater:
-    """A file backend that only notes what to remove."""
+    """A file backend that only notes the files to remove."""
 
     def __init__(self, backend: Any) -> None:
         self.backend = backend
@@ -88,7 +88,7 @@ class _RemovesLater:
 
 @HOOKS.register_module()
 class AtomicCheckpointHook(CheckpointHook):
-    """mmengine's CheckpointHook, but at any moment ``last_checkpoint`` names a whole file.
+    """mmengine's CheckpointHook, but ``last_checkpoint`` names a whole file at any moment.
 
     mmengine writes into the file itself. It removes an outdated checkpoint before it writes the new
     one. After the best evaluation so far it writes the last checkpoint a second time. A run that is
@@ -110,7 +110,7 @@ class AtomicCheckpointHook(CheckpointHook):
                     left.unlink()
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: Dict) -> None:
-        """Do what mmengine's does, in another order."""
+        """Do the same as mmengine's method, in another order."""
         outdated = []
         if self.max_keep_ckpts > 0 and step not in self.keep_ckpt_ids:
             if len(self.keep_ckpt_ids) == self.max_keep_ckpts:
@@ -143,7 +143,7 @@ class AtomicCheckpointHook(CheckpointHook):
                 self.file_backend.remove(path)
 
     def _save_best_checkpoint(self, runner: Runner, metrics: Dict) -> None:
-        """Do what mmengine's does, and remove the best so far when the new one is whole."""
+        """Do the same as mmengine's method, and remove the old best when the new one is whole."""
         self.file_backend = later = _RemovesLater(self.file_backend)
         try:
             super()._save_best_checkpoint(runner, metrics)
