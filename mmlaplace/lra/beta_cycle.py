@@ -8,13 +8,13 @@ from mmengine.registry import HOOKS
 class BetaCycleHook(Hook):
     r"""Let :math:`\beta_1` of AdamW fall while the learning rate rises, and rise while it falls.
 
-    PyTorch's OneCycleLR does this by default, so the code that the papers' tables come from does.
+    PyTorch's OneCycleLR does this by default, and so does the code of the papers' tables.
     mmengine's schedule of that name leaves :math:`\beta_1` alone.
 
     Args:
         pct_start: Share of the iterations in which :math:`\beta_1` falls, as of OneCycleLR.
         highest: :math:`\beta_1` at the beginning and at the end. Default: 0.95.
-        lowest: :math:`\beta_1` between. Default: 0.85.
+        lowest: :math:`\beta_1` at its lowest. Default: 0.85.
 
     Source: Super-Convergence (arXiv 1708.07120), as PyTorch has it.
 
@@ -36,7 +36,7 @@ class BetaCycleHook(Hook):
         self.lowest = lowest
 
     def beta(self, step: int, steps: int) -> float:
-        """The value in an iteration, of so many."""
+        """The value of :math:`\beta_1` in iteration ``step`` of ``steps``, from 0."""
         turn, last = self.pct_start * steps - 1, steps - 1
         share = step / turn if step <= turn and turn > 0 else (last - step) / (last - turn)
         return self.highest + min(max(share, 0.0), 1.0) * (self.lowest - self.highest)
@@ -44,7 +44,7 @@ class BetaCycleHook(Hook):
     def before_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Optional[dict] = None
     ) -> None:
-        """Set it in every group of parameters."""
+        """Set :math:`\beta_1` in every group of parameters."""
         value = self.beta(runner.iter, runner.max_iters)
         for group in runner.optim_wrapper.param_groups:
             group['betas'] = (value, group['betas'][1])

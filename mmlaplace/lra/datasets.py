@@ -22,12 +22,12 @@ class SequenceDataset(BaseDataset):
     Args:
         data_root: Folder that tools/dataset_converters wrote, with a folder for each split.
         split: ``'train'``, ``'val'`` or ``'test'``.
-        max_length: Tokens after which a sequence is cut. Default: it is not.
-        **kwargs: Those of mmengine's BaseDataset, such as ``pipeline``. ``indices=100`` takes the
+        max_length: Number of tokens to which a sequence is cut. Default: it is not cut.
+        **kwargs: As of mmengine's BaseDataset, such as ``pipeline``. ``indices=100`` takes the
             first 100 samples, ``indices=-100`` the last.
 
     Raises:
-        FileNotFoundError: If the split is not there; says what makes it.
+        FileNotFoundError: If the split is not there. The message names the tool that makes it.
         ValueError: For an unknown split, or one that the task does not have.
     """
 
@@ -53,7 +53,7 @@ class SequenceDataset(BaseDataset):
         return [dict(sample=i, gt_label=int(c)) for i, c in enumerate(self.data.labels)]
 
     def how_to_make(self, folder: Path) -> str:
-        """What to run for the data in this folder."""
+        """The command that makes the data in this folder."""
         if folder.name in ('listops', 'pathfinder'):
             return f'{self.maker} --tasks {folder.name} makes it'
         if folder.name in ('listops_mini', 'pathfinder_mini'):
@@ -73,7 +73,7 @@ class SequenceDataset(BaseDataset):
         return [self.ids(s.astype(np.int64))[: self.max_length] for s in found]
 
     def length(self, idx: int) -> int:
-        """Tokens of a sample that are no padding, of the longer of two sequences."""
+        """Number of tokens of a sample without padding. Of two sequences the longer counts."""
         sample = super().get_data_info(idx)['sample']
         return max(np.count_nonzero(ids) for ids in self.sequences(sample))
 
@@ -131,7 +131,7 @@ class LRAPixels(SequenceDataset):
         data_root, split, max_length: As in :class:`SequenceDataset`.
         black_is_padding: Whether ids are the pixels' values, 0 to 255, so that black pixels are
             padding, which no token attends to. The tables of SOFT++ and PolaFormer come from code
-            that has it so. Default: False.
+            with ids of this kind. Default: False.
         **kwargs: As in :class:`SequenceDataset`.
     """
 

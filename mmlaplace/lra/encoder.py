@@ -1,4 +1,4 @@
-"""The two-layer model of Long Range Arena, but for its head."""
+"""The two-layer model of Long Range Arena, without its head."""
 
 from typing import Any, List, Optional, Tuple, Union
 
@@ -19,7 +19,7 @@ WAVELENGTHS = 32.0
 
 
 class SequenceBlock(TransformerBlock):
-    """A pre-norm block whose attention is told how long each sequence is.
+    """A pre-norm block whose attention gets the length of each sequence.
 
     Args:
         embed_dims, attn_cfg, ffn_ratio, drop_rate, with_cp, norm_cfg: As in
@@ -63,7 +63,7 @@ class SequenceBlock(TransformerBlock):
             )
 
     def _mixed(self, x: Tensor, lengths: Optional[Tensor]) -> Tensor:
-        """The attention of right-padded tokens ``(R, L, C)``. Padding gives zeros, or is unused."""
+        """Apply the attention to right-padded ``(R, L, C)``. Padding gives zeros, or is unused."""
         length = x.shape[1]
         if lengths is None:
             return self.attn(x, (length, 1))
@@ -89,34 +89,35 @@ class SequenceBlock(TransformerBlock):
 
 @MODELS.register_module()
 class SequenceEncoder(BaseModule):
-    r"""Ids to one vector for each sample, by blocks with any registered attention.
+    r"""An encoder from ids to one vector for each sample, with any registered attention.
 
-    Ids are embedded, learned positions are added, blocks follow, a norm, and the mean over the
-    tokens. Of a sample of two sequences, both go through the same encoder, and their means a and b
-    are joined to :math:`[a, b, a \odot b, a - b]`. A sequence is a map of N x 1 tokens for the
-    attention. Landmarks lie along it, and of a two-dimensional convolution the middle column acts.
+    The encoder embeds the ids and adds learned positions. Blocks, a norm and the mean over the
+    tokens follow. If a sample has two sequences, both go through the same encoder. Their means a
+    and b are joined to :math:`[a, b, a \odot b, a - b]`. The attention sees a sequence as a map of
+    N x 1 tokens. Landmarks lie along it. Only the middle column of a two-dimensional convolution
+    acts.
 
-    Padding may be anywhere. Tokens that are none are moved together before the first block, so
-    those after it take no time for padding that all sequences of a batch have.
+    Padding may be anywhere. Real tokens are moved together before the first block, so the blocks
+    take no time for padding that all sequences of a batch have.
 
     Args:
-        num_embeddings: Rows of the embedding. Ids are from 0 to this, less 1.
+        num_embeddings: Rows of the embedding. Ids are from 0 to ``num_embeddings - 1``.
         max_length: Tokens of the longest sequence, which is the number of positions.
         attn_cfg: Config of the attention, such as ``dict(type='PolaAttention')``, without sizes.
             The type is a registered name or a class.
         embed_dims: Channels C. Default: 64.
         depth: Blocks. Default: 2.
         num_heads: Heads of the attention. Default: 2.
-        ffn_ratio: Hidden channels of the FFN in units of C. Default: 2.
+        ffn_ratio: Hidden channels of the FFN divided by C. Default: 2.
         drop_rate: Dropout rate of the embeddings, after the attention and in the FFN. Default: 0.1.
-        padding: What an attention does about padding. ``'cut'`` (default): it runs on each length
-            by itself, without padding. So padding changes nothing, with every attention.
-            ``'mask'``: it gets a mask of the keys. This is for attentions that take one, and gives
-            what ``'cut'`` gives. ``'keep'``: padding is like other tokens.
-        pool: ``'mean'`` (default): over the tokens that are no padding. ``'padded_mean'``: their
-            sum divided by ``max_length``, as in the code that the papers' tables come from. Short
+        padding: How an attention treats padding. ``'cut'`` (default): it runs on each length by
+            itself, without padding. So padding changes nothing, with every attention. ``'mask'``:
+            it gets a mask of the keys. This is for attentions that take a mask, and gives the same
+            results as ``'cut'``. ``'keep'``: padding is like other tokens.
+        pool: ``'mean'`` (default): the mean over the real tokens. ``'padded_mean'``: their sum
+            divided by ``max_length``, as in the code that the papers' tables come from. Short
             sequences then have small vectors.
-        padding_id: Id that is padding, or None if none is. Default: 0.
+        padding_id: Id of padding, or None without padding. Default: 0.
         pixel_map: Height and width of the picture whose pixels a sequence is, row by row. Positions
             then start as sines and cosines of row and column, with wavelengths from 6 to 180
             pixels, so neighbours are alike, and ids with a standard deviation of 0.5. Default:

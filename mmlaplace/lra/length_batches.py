@@ -6,18 +6,19 @@ from torch.utils.data import BatchSampler, Sampler
 
 @DATA_SAMPLERS.register_module()
 class LengthBatchSampler(BatchSampler):
-    """Batches of sequences that are about as long as each other.
+    """Batches of sequences with about the same length.
 
-    ``SequenceEncoder(padding='cut')`` calls an attention once for each length of a batch, so that a
-    batch of one length costs one call, and there is no padding. A sample waits until its batch is
-    full. Samples of a batch are no longer independent of each other.
+    ``SequenceEncoder(padding='cut')`` calls an attention once for each length of a batch. A batch
+    of one length costs one call and has no padding. A sample waits until its batch is full. Samples
+    of a batch are no longer independent of each other.
 
     Args:
-        sampler: Of samples, over a dataset that has ``length(index)``.
+        sampler: Sampler of a data set that has a method ``length(index)``.
         batch_size: Samples of a batch.
         drop_last: Whether to leave out the last batch if it is incomplete. Default: False. The last
-            batches are of several lengths: of what waits when the sampler ends, shortest first.
-        width: Lengths that go together: 1 to this, and so on. Default: 1.
+            batches hold the samples that still wait when the sampler ends. Their lengths differ.
+            The shortest come first.
+        width: How many successive lengths share batches: 1 to ``width``, and so on. Default: 1.
 
     Raises:
         ValueError: If ``width`` is below 1.

@@ -14,13 +14,13 @@ OPERATOR_SHARE = 0.25
 
 
 class ListOpsSettings(NamedTuple):
-    """What expressions are drawn. The defaults are the benchmark's.
+    """The settings of the expressions. The defaults are the benchmark's.
 
     Attributes:
-        max_depth: Levels of a tree, that of the root included. The last has digits only.
-        max_args: Most arguments of an operator. The fewest are 2.
-        min_length: Tokens, brackets at the end included, that an expression has more than.
-        max_length: Tokens that it has fewer than.
+        max_depth: Levels of a tree, with that of the root. The last level has digits only.
+        max_args: Largest number of arguments of an operator. The smallest is 2.
+        min_length: An expression has more tokens than this, closing brackets included.
+        max_length: An expression has fewer tokens than this.
     """
 
     max_depth: int = 10
@@ -51,7 +51,7 @@ def tokenize(source: str) -> List[int]:
     """Ids of the tokens of an expression as the official files write it.
 
     Raises:
-        ValueError: For a word that is none of ListOps'.
+        ValueError: For a word that is no token of ListOps.
 
     Examples:
         >>> from mmlaplace.lra.listops import tokenize

@@ -11,22 +11,22 @@ TURNS = np.deg2rad(np.arange(-90, 91, 5))
 
 
 class PathfinderSettings(NamedTuple):
-    """What pictures are drawn. Lengths are in pixels. The defaults are Pathfinder-32, hard.
+    """The settings of the pictures. Lengths are in pixels. The defaults are Pathfinder-32, hard.
 
     Attributes:
         side: Side of the picture.
         padding: Border that stays free.
         bars: Bars of each of the two paths.
-        length: Of a bar.
-        thickness: Of a bar.
+        length: Length of a bar.
+        thickness: Thickness of a bar.
         margin: Half of the gap between successive bars. 0 makes paths solid.
         gap: Free room between bars that do not follow each other.
-        radius: Of the discs.
-        seed_distance: Between the starts of the two paths.
+        radius: Radius of the discs.
+        seed_distance: Distance between the starts of the two paths.
         seed_window: Side of the square in the middle in which the first path starts.
         continuity: A turn has a density of cos² of this times its angle.
         distractors: Number of further, shorter paths. Those that find no room are left out.
-        distractor_bars: Bars of each.
+        distractor_bars: Bars of each distractor.
         contrasts: Brightness of the bars of the two paths, of the distractors and of the discs, the
             largest of which becomes white. The authors' generator has (0.86, 1.15, 1), so that
             brightness tells distractors apart.
@@ -69,7 +69,7 @@ class Bar(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """A picture and what is on it.
+    """A picture and the objects on it.
 
     Attributes:
         pixels: ``(side, side)``, uint8.
@@ -112,14 +112,14 @@ class Plane:
         self.turns, self.weights = TURNS[weights > 1e-9], weights[weights > 1e-9]
 
     def free(self, pivot: np.ndarray, angles: np.ndarray) -> np.ndarray:
-        """Which of the bars from a pivot at these angles have room."""
+        """Whether each bar from a pivot at these angles has room."""
         units = np.stack([np.sin(angles), np.cos(angles)], -1)  # (angles, 2)
         points = pivot + self.along[:, None] * units[:, None]  # (angles, points, 2)
         at = np.minimum(np.maximum(FINE * points, 0), self.cells - 1).astype(int)
         return ~(self.counts[at[..., 0], at[..., 1]] > 0).any(1)
 
     def put(self, pivot: np.ndarray, angle: float) -> Bar:
-        """A bar, whose cells are taken from now on."""
+        """Add a bar. Its cells are then taken."""
         s, unit = self.settings, direction(angle)
         middle = pivot + (s.margin + s.length / 2) * unit
         at = (FINE * middle).astype(int) + self.square
@@ -133,17 +133,17 @@ class Plane:
         return Bar(pivot, angle, cells)
 
     def take(self, bar: Bar) -> None:
-        """The bar away."""
+        """Remove the bar."""
         self.counts.reshape(-1)[bar.cells] -= 1
 
     def start(self, tail: np.ndarray) -> Optional[Bar]:
-        """A first bar from a point at a random angle, if it has room."""
+        """Add a first bar from a point at a random angle, if it has room."""
         angle = self.rng.uniform(0, 2 * math.pi)
         pivot = tail - self.settings.margin * direction(angle)
         return self.put(pivot, angle) if self.free(pivot, np.array([angle]))[0] else None
 
     def follow(self, path: List[Bar]) -> Optional[Bar]:
-        """A bar after the last of a path, if one has room."""
+        """Add a bar after the last of a path, if one has room."""
         near, last = path[-self.exempt :], path[-1]
         for bar in near:
             self.take(bar)
@@ -156,7 +156,7 @@ class Plane:
         return self.put(pivot, angles[self.rng.choice(len(angles), p=weights / weights.sum())])
 
     def grow(self, paths: List[List[Bar]], bars: int) -> bool:
-        """Let paths grow in turns to so many bars each, or take all of them away."""
+        """Let paths grow in turns to this number of bars each, or remove them all."""
         for _ in range(4 * bars * len(paths)):  # then a new start is faster
             path = min(paths, key=len)
             if len(path) == bars:
@@ -173,7 +173,7 @@ class Plane:
 
 
 def target_paths(plane: Plane) -> List[List[Bar]]:
-    """The two paths that are on every picture."""
+    """Draw the two paths of every picture."""
     s, rng = plane.settings, plane.rng
     while True:
         tail = s.side / 2 + s.seed_window * rng.uniform(-0.5, 0.5, 2)
@@ -191,7 +191,7 @@ def target_paths(plane: Plane) -> List[List[Bar]]:
 
 
 def distractor_paths(plane: Plane) -> List[List[Bar]]:
-    """Further paths, as many as five attempts each find room for."""
+    """Draw further paths. Each has five attempts to find room."""
     s, rng = plane.settings, plane.rng
     found: List[List[Bar]] = []
     for _ in range(s.distractors):
@@ -210,7 +210,7 @@ def draw(
     settings: PathfinderSettings, paths: List[List[Bar]], distractors: List[List[Bar]],
     discs: np.ndarray,
 ) -> np.ndarray:  # fmt: skip
-    """The picture, stretched to 0 to 255. Where things overlap, the brighter is seen."""
+    """Draw the picture, stretched to 0 to 255. Where objects overlap, the brighter one is seen."""
     from PIL import Image, ImageDraw
 
     s = settings
@@ -252,7 +252,7 @@ def make_picture(rng: np.random.Generator, settings: PathfinderSettings) -> Pict
 
     Args:
         rng: Source of randomness.
-        settings: What is drawn.
+        settings: Settings of the pictures.
 
     Examples:
         >>> import numpy as np

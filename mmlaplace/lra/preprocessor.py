@@ -10,11 +10,11 @@ from mmengine.registry import MODELS
 class TokenPreprocessor(BaseDataPreprocessor):
     """Pad sequences of ids with zeros, and stack them. They stay integers.
 
-    mmpretrain's own preprocessor makes floats of them.
+    mmpretrain's own preprocessor converts them to floats.
 
     Args:
         pad_to: Length of the padded sequences. Default: that of the longest in the batch.
-        batch_augments: mmpretrain's classifiers pass it. There is none for ids: None.
+        batch_augments: mmpretrain's classifiers pass it. Ids have no augmentations, so it is None.
         non_blocking: As in mmengine. Default: False.
 
     Raises:

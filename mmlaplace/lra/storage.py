@@ -1,4 +1,4 @@
-"""Sequences of different lengths on disk, to be read without loading all of them."""
+"""Sequences of different lengths on disk, read one by one without loading all of them."""
 
 import json
 import shutil
@@ -10,7 +10,7 @@ from filelock import FileLock
 
 
 class Split(NamedTuple):
-    """One split of a data set. The files are mapped, so that processes share what they read.
+    """One split of a data set. The files are memory-mapped, so processes share the memory.
 
     Attributes:
         tokens: All sequences, one after the other, uint8.
@@ -38,7 +38,7 @@ def write_split(
     """Write sequences of bytes and labels into a folder that :func:`read_split` reads.
 
     Args:
-        folder: Where the files go. It is made.
+        folder: Folder of the files. It is created.
         sequences: Arrays of values from 0 to 255.
         labels: Class of each sample.
         rows: Which sequences are a sample. Default: each is one.
@@ -54,7 +54,7 @@ def write_split(
 
 
 def read_split(folder: Path) -> Split:
-    """What :func:`write_split` wrote.
+    """Read a split that :func:`write_split` wrote.
 
     Raises:
         FileNotFoundError: If a file is missing.
@@ -68,23 +68,23 @@ def read_split(folder: Path) -> Split:
 def make_folder(folder: Path, record: dict, force: bool, fill: Callable[[Path], None]) -> bool:
     """Make the folder of a data set, whole or not at all.
 
-    It is filled under another name, ``*.partial``, and renamed at the end. What a run that was cut
-    short has left there is kept for the next, if that has the same record. A folder that is
-    replaced stays until the new one is whole, so the disk needs room for both. A second call for
-    the same folder waits for the first.
+    It is filled under another name, ``*.partial``, and renamed at the end. If a run is interrupted,
+    the next run with the same record continues with its files. A folder that is replaced stays
+    until the new one is whole, so the disk needs room for both. A second call for the same folder
+    waits for the first.
 
     Args:
-        folder: Where the data set is to be.
-        record: What its content depends on, kept in ``made_by.json``.
-        force: Whether a folder with another record, or none that can be read, is replaced.
+        folder: Folder of the data set.
+        record: Settings that the content depends on, kept in ``made_by.json``.
+        force: Whether a folder with another record, or without a readable record, is replaced.
         fill: Writes the content into the folder that it is given.
 
     Returns:
         Whether it was made. False if it is there already, with the same record.
 
     Raises:
-        FileExistsError: If it is there with another record, or with none that can be read, without
-            ``force``.
+        FileExistsError: If it is there with another record, or without a readable record, and
+            ``force`` is false.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(folder.with_name(f'.{folder.name}.lock')):
@@ -120,7 +120,7 @@ def _make_folder(folder: Path, record: dict, force: bool, fill: Callable[[Path],
 
 
 def _record_in(folder: Path) -> Optional[dict]:
-    """What a folder was made by, or None where that cannot be read."""
+    """The settings that a folder's data was made with, or None if they cannot be read."""
     try:
         return json.loads((folder / 'made_by.json').read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValueError):  # empty or cut off, by a kill
@@ -128,7 +128,7 @@ def _record_in(folder: Path) -> Optional[dict]:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a folder, or a link to one, that may be there."""
+    """Remove a folder, or a link to a folder, if it is there."""
     if folder.is_symlink() or folder.is_file():
         folder.unlink()
     elif folder.exists():
