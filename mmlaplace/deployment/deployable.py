@@ -1,8 +1,8 @@
-"""Whole models as modules of pixels alone, in the form in which they leave PyTorch.
+"""Whole models as modules that take pixels alone, in the form in which they are exported.
 
-All of it is standard operators: NMS and RoIAlign are torchvision's, for which exporters have a
-translation, and not mmcv's. What mmdet selects by sizes that depend on the image has a fixed size
-here, filled up with scores of 0.
+All operators are standard: NMS and RoIAlign come from torchvision instead of mmcv, because
+exporters can translate torchvision's. Where mmdet selects a number of boxes that depends on the
+image, these forms have a fixed number, filled up with scores of 0.
 """
 
 import copy
@@ -22,17 +22,17 @@ NMS_OPTIONS = {'type', 'iou_threshold', 'class_agnostic', 'split_thr'}
 
 
 class NotDeployableError(ValueError):
-    """A model of which there is no such form; says why."""
+    """A model cannot be exported. The message says why."""
 
 
 class Deployable(nn.Module):
     """A model from RGB pixels ``(B, 3, H, W)``, 0 to 255, to tensors named in ``outputs``.
 
     Attributes:
-        outputs: Names of what it returns.
+        outputs: Names of the tensors that it returns.
         multiple: Sides of images must be multiples of it: pad right and below, by ``mean``.
         max_batch: Images in a batch, or None if there may be any number.
-        details: What else a user of the outputs must know, such as the threshold of masks.
+        details: Further facts for a user of the outputs, such as the threshold of masks.
         has_windows: Whether attention is in windows. How many there are depends on the size of the
             image, and is fixed in a graph.
     """
@@ -72,7 +72,7 @@ class Deployable(nn.Module):
         return self.predict(self.model.extract_feat(images.to(dtype)), (height, width))
 
     def predict(self, maps: Tuple[Tensor, ...], size: Tuple[int, int]) -> Tuple[Tensor, ...]:
-        """What is returned, from the maps of backbone and neck and the size of the images."""
+        """The outputs, from the maps of backbone and neck and the size of the images."""
         raise NotImplementedError
 
 
@@ -164,7 +164,7 @@ class TwoStageDetector(OneStageDetector):
 def dense_candidates(
     head: Any, maps: Sequence[Tensor], size: Tuple[int, int], config: Any
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Of each level the ``nms_pre`` boxes of the highest scores, with classes and levels.
+    """The ``nms_pre`` boxes with the highest scores of each level, with classes and levels.
 
     They are of one image. Where a level has fewer, the last have scores of -1.
     """
@@ -225,7 +225,7 @@ def pick(
 
 
 def region_features(extractor: Any, maps: Sequence[Tensor], boxes: Tensor) -> Tensor:
-    """What an extractor makes of boxes ``(n, 4)`` of one image, each from the map of its scale."""
+    """The extractor's features of boxes ``(n, 4)`` of one image, each from the map of its scale."""
     from torchvision.ops import roi_align
 
     regions = F.pad(boxes, (1, 0)).to(maps[0].dtype)  # the index of the image, which is 0
@@ -285,10 +285,10 @@ def with_exportable_parts(model: nn.Module) -> nn.Module:
 
 
 def deployable(model: Any) -> Deployable:
-    """The form of a classifier, detector or segmentor.
+    """The exportable form of a classifier, detector or segmentor.
 
     Raises:
-        NotDeployableError: For a model with parts that are not known here; names them.
+        NotDeployableError: For a model with unknown parts. The message names them.
     """
     form: Type[Deployable]
     kind, nms = type(model).__name__, []

@@ -23,7 +23,7 @@ KEY = 'mmlaplace'  # what the file says of itself is found under it
 
 
 def require_packages(*names: str) -> None:
-    """Raise an ImportError that names the extra which brings a package that is missing."""
+    """Raise an ImportError for a missing package. It names the extra that installs the package."""
     for name in names:
         try:
             import_module(name)
@@ -34,7 +34,7 @@ def require_packages(*names: str) -> None:
 def describe(
     form: Deployable, size: Tuple[int, int], program: torch.export.ExportedProgram, **more: Any
 ) -> Dict[str, object]:
-    """What a user of the file must know, which is written into it."""
+    """Facts for a user of the file. They are written into the file."""
     shape = next(node.meta['val'].shape for node in program.graph.nodes if node.target == 'images')
     fixed = all(isinstance(side, int) for side in shape[2:])
     return dict(
@@ -68,7 +68,7 @@ def capture(
             size is fixed, and the number of images may differ. Default: False.
 
     Raises:
-        NotDeployableError: If the model cannot be captured so; says why.
+        NotDeployableError: If the model cannot be captured. The message says why.
     """
     if not hasattr(torch.export, 'Dim'):
         raise NotDeployableError(
@@ -184,16 +184,16 @@ WRITERS = {'onnx': write_onnx, 'pt2': write_pt2, 'aoti': write_aoti}
 def open_onnx(
     path: Path, providers: Sequence[str] = ('CPUExecutionProvider',), threads: Optional[int] = None
 ) -> Tuple[Callable, dict]:
-    """A function that runs an ONNX file, and what the file says.
+    """A function that runs an ONNX file, and the file's metadata.
 
     Args:
         path: The file.
-        providers: Of ONNX Runtime, in the order of preference. Default:
+        providers: Execution providers of ONNX Runtime, in order of preference. Default:
             ``('CPUExecutionProvider',)``.
         threads: Threads of an operator. Default: as many as torch has.
 
     Raises:
-        FileNotFoundError: If the file calls operators of ours, whose library is not there.
+        FileNotFoundError: If the file calls mmlaplace's operators and their library is missing.
     """
     require_packages('onnxruntime')
     import onnxruntime
@@ -245,11 +245,11 @@ OPENERS = {'onnx': open_onnx, 'pt2': open_pt2, 'aoti': open_aoti}
 
 
 def open_exported(path: Path, **options: Any) -> Tuple[Callable, dict]:
-    """A function from images to tuples of tensors that runs a file, and what the file says.
+    """A function that runs a file, from images to tuples of tensors, and the file's metadata.
 
     Args:
-        path: Its name ends as ``SUFFIXES`` says.
-        **options: Of :func:`open_onnx`.
+        path: The file. Its name ends with one of ``SUFFIXES``.
+        **options: Arguments of :func:`open_onnx`.
     """
     suffixes = sorted(SUFFIXES.items(), key=lambda item: -len(item[1]))
     kind = next((kind for kind, suffix in suffixes if path.name.endswith(suffix)), None)

@@ -81,7 +81,7 @@ def translations() -> Dict[Callable, Callable]:
 
 
 def why_missing(error: Exception) -> str:
-    """What to do where ONNX Runtime does not know an operator of ours; empty for other errors."""
+    """Advice if ONNX Runtime lacks an operator of mmlaplace; empty for other errors."""
     if f'{DOMAIN}:' not in str(error):
         return ''
     return (

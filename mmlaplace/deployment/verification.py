@@ -1,4 +1,4 @@
-"""Compare exported models with what the toolboxes predict, on photographs."""
+"""Compare exported models with the predictions of the toolboxes, on photographs."""
 
 from typing import TYPE_CHECKING, Any, Dict, List, Tuple
 
@@ -30,7 +30,7 @@ def pixels(photo: 'Image.Image', size: Tuple[int, int]) -> Tensor:
 
 
 def sizes_to_verify(size: Tuple[int, int], multiple: int, dynamic: bool) -> List[Tuple[int, int]]:
-    """Sizes to verify at: of a file for one size that, of others a higher and a wider one too."""
+    """Sizes to verify: the size of the file, and for a dynamic file a higher and a wider one."""
     height, width = size
     sizes = [size, (height + height // 2, width), (height, width + width // 4 + 5)]
     return [
@@ -41,7 +41,7 @@ def sizes_to_verify(size: Tuple[int, int], multiple: int, dynamic: bool) -> List
 
 @torch.no_grad()
 def predicted(model: nn.Module, task: str, images: Tensor) -> Dict[str, Tensor]:
-    """What the toolbox predicts for an image, by its own preprocessor and its own selection."""
+    """The toolbox's prediction for an image, by its own preprocessor and its own selection."""
     return PREDICTIONS[task](model.eval(), list(images.flip(1)))  # as loaded, BGR
 
 
@@ -79,7 +79,7 @@ PREDICTIONS = dict(classification=_scores, segmentation=_label_map, detection=_i
 def differences(
     form: Deployable, expected: Dict[str, Tensor], found: Dict[str, Tensor]
 ) -> Dict[str, float]:
-    """By which a file's outputs differ from what is expected, and the number of detections.
+    """Differences between a file's outputs and the expected ones, and the number of detections.
 
     Returns:
         Largest differences of ``scores``, of ``logits`` as a share of the largest logit, and of
