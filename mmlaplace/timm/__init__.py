@@ -41,13 +41,13 @@ from ..models.backbones import (
 
 
 class Family(NamedTuple):
-    """What timm is told about a backbone.
+    """Settings of a backbone family for timm.
 
     Attributes:
         backbone: The class. Each name in its ``arch_zoo`` is a model.
-        paper: Its number at arXiv.
+        paper: Number of its paper at arXiv.
         first_conv: The convolution that sees the image, inside of the first patch embedding.
-        crop_pct: Share of the resized image that is tested.
+        crop_pct: Share of the resized image's side that the test crop keeps.
         crop_mode: ``'center'`` keeps the image's shape. ``'squash'`` makes it a square.
     """
 
@@ -71,7 +71,7 @@ FAMILIES = {
 
 
 def _default_cfg(family: Family) -> Dict[str, Any]:
-    """What timm knows of a model before it is built."""
+    """The default config of a model in timm, known before the model is built."""
     stages = family.backbone.host()
     side = 224
     for stage in stages:

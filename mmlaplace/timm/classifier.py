@@ -34,7 +34,7 @@ class TimmClassifier(nn.Module):
     Args:
         backbone: Class of the backbone.
         arch: As in :class:`PyramidBackbone`.
-        num_classes: Of the classifier. 0 leaves it out. Default: 1000.
+        num_classes: Classes of the classifier. 0 leaves it out. Default: 1000.
         global_pool: ``'avg'``, ``'max'`` or ``'avgmax'`` over the tokens of the last stage,
             ``'token'`` for its class token, or ``''`` for none, with ``num_classes=0``.
             Default: the class token where there is one, else the mean.
@@ -44,12 +44,12 @@ class TimmClassifier(nn.Module):
         drop_rate: Dropout rate before the linear. Default: 0.
         proj_drop_rate: Dropout rate in the FFNs and on embedded positions. Default: 0.
         drop_path_rate: Stochastic depth rate of the last block, rising from 0. Default: 0.
-        device: Where parameters are made. Default: as torch has it.
-        dtype: Of the parameters. Default: as torch has it.
+        device: Device of the parameters. Default: torch's default.
+        dtype: Dtype of the parameters. Default: torch's default.
         **backbone_options: Further arguments of the backbone, such as ``attn_cfg``.
 
     Raises:
-        TypeError: For an unknown option. It names those that there are.
+        TypeError: For an unknown option. The message names the known ones.
         ValueError: For an unknown ``global_pool``, one that the model cannot do, or under timm's
             ``scriptable=True``, or what the backbone raises.
 
@@ -113,7 +113,7 @@ class TimmClassifier(nn.Module):
         self.reset_classifier(num_classes, global_pool)
 
     def no_weight_decay(self) -> Set[str]:
-        """Names of the parameters that are not to decay, norms and biases aside."""
+        """Names of the parameters without weight decay, besides norms and biases."""
         return {f'backbone.{name}' for name in self.backbone.no_weight_decay()}
 
     def group_matcher(self, coarse: bool = False) -> Dict[str, Any]:
@@ -129,7 +129,7 @@ class TimmClassifier(nn.Module):
         )
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        """Whether blocks recompute their activations in the backward pass: their ``with_cp``."""
+        """Set the blocks' ``with_cp``: whether the backward pass recomputes activations."""
         for stage in self.backbone.stages:
             for block in stage['blocks']:
                 block.with_cp = enable
@@ -197,7 +197,7 @@ class TimmClassifier(nn.Module):
         output_fmt: str = 'NCHW',
         intermediates_only: bool = False,
     ) -> Union[List[Tensor], Tuple[Tensor, List[Tensor]]]:
-        """What :meth:`forward_features` returns, and features on the way to it.
+        """The result of :meth:`forward_features`, and features of earlier stages.
 
         Args:
             x: Images ``(B, in_chans, H, W)``.
@@ -235,7 +235,7 @@ class TimmClassifier(nn.Module):
         prune_norm: bool = False,
         prune_head: bool = True,
     ) -> List[int]:
-        """Remove what comes after the last of some features, as ``features_only`` does.
+        """Remove the layers after the last of some features, as ``features_only`` does.
 
         Args:
             indices: Which features, or how many of the last ones. Default: 1.
