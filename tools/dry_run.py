@@ -1,10 +1,10 @@
 """Run configs for two training iterations and one validation, on stand-in data.
 
 A config runs as it is written: its model, pipelines, augmentation, optimiser, hooks and evaluators.
-What differs is the data (a few images in the layouts of ImageNet, COCO, ADE20K and Cityscapes), the
-number of iterations, a batch of two, and that no worker processes load images. A strategy for
-several GPUs (FSDP, DeepSpeed) is left out, and the table says so. Each config has a process of its
-own. Those that have passed are not repeated until the config changes.
+The dry run changes the data (a few images in the layouts of ImageNet, COCO, ADE20K and Cityscapes),
+the number of iterations and the batch (two images). It loads images without worker processes. A
+strategy for several GPUs (FSDP, DeepSpeed) is left out, and the table says so. Each config has a
+process of its own. A config that has passed is not repeated until it changes.
 
 Examples:
   python tools/dry_run.py configs/detection/soft/retinanet_softpp-tiny_fpn_1x_coco.py

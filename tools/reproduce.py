@@ -3,9 +3,9 @@
 The tables are in configs/tables, each row with its config and its published values. At full scale
 a row is trained as its config says, on ImageNet, COCO, ADE20K or Cityscapes in data/. At mini scale
 its small twin is trained on data/mini, in minutes on a CPU. Training and testing are the toolboxes'
-own. A classifier that a detector or segmentor starts from is trained first. Rows with the same
-config share a run. --resume goes on with what a killed call left, and repeats nothing that is
-finished. The result is WORK_DIR/TABLE-SCALE.json, and beside it Markdown and a plot.
+own. If a detector or segmentor starts from a classifier, the classifier is trained first. Rows with
+the same config share a run. --resume continues the runs of a killed call, and does not repeat
+finished runs. The result is WORK_DIR/TABLE-SCALE.json, and beside it Markdown and a plot.
 
 Examples:
   python tools/reproduce.py --list

@@ -1,7 +1,7 @@
-"""Train any config of this project, by the tools/train.py of the toolbox it is for.
+"""Train any config of this project, by the tools/train.py of the config's toolbox.
 
-The config's default_scope says which: mmpretrain, mmdet or mmseg. Options are that script's own;
-with a config and --help it lists them.
+The config's default_scope names the toolbox: mmpretrain, mmdet or mmseg. The options are those of
+the toolbox's script. With a config and --help, the script lists them.
 
 Examples:
   python tools/train.py configs/detection/laplacianformer/retinanet_laplacianformer-tiny_fpn_1x_coco.py --amp

@@ -1,7 +1,7 @@
-"""Time and memory of a host with one attention, over the size of the image, batch 1.
+"""Measure time and memory of a host with one attention, over the size of the image, batch 1.
 
-compare_attentions.py runs this for each attention. A size is left out where the pass before lets
-expect that it takes longer or more memory than the limits, and the reason is kept.
+compare_attentions.py runs this tool for each attention. The last pass predicts the time and memory
+of the next size. If they exceed the limits, that size is left out, and the reason is kept.
 
 Example:
   python tools/analysis_tools/attention_cost.py LaplacianAttention --sizes 224 512 1024

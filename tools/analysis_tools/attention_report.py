@@ -1,4 +1,4 @@
-"""Tables and plots of what compare_attentions.py found, from the JSON that it wrote.
+"""Write tables and plots of the results of compare_attentions.py, from its JSON file.
 
 Example:
   python tools/analysis_tools/attention_report.py work_dirs/compare_attentions/results.json

@@ -1,7 +1,7 @@
 """Train one attention on one host and mini data set, test it, and look into it.
 
-compare_attentions.py runs this many times. It goes on with a training that was cut short, and
-writes result.json in the end.
+compare_attentions.py runs this tool many times. It continues an interrupted training, and writes
+result.json at the end.
 
 Example:
   python tools/dataset_converters/make_mini_datasets.py --tasks textures

@@ -1,10 +1,10 @@
-"""Compare attentions: the same host, data and schedule for each, several seeds, and what they cost.
+"""Compare attentions: the same host, data and schedule for each, several seeds, and their costs.
 
-Every registered attention is trained on mini data and tested on held-out images, at the size of
-training and on wider views of the same places with 1.5 and 2 times the side. Then time and memory
-of each are measured, one after the other. Runs that have finished are kept in the work directory
-and not repeated, but costs of other --sizes are measured again. A training that was cut short goes
-on from its last epoch.
+Every registered attention is trained on mini data and tested on held-out images. The test images
+have the size of training, or are wider views of the same places with 1.5 and 2 times the side. Then
+time and memory of each attention are measured, one after the other. Finished runs are kept in the
+work directory and not repeated, but costs of other --sizes are measured again. An interrupted
+training continues from its last epoch.
 
   textures   patches of fifteen photographs; the class is the photograph (the default)
   digits     digits on photographs, then crowds of digits of one class
@@ -18,7 +18,7 @@ Examples:
   python tools/analysis_tools/compare_attentions.py --attentions LaplacianAttention XCAttention
   python tools/analysis_tools/compare_attentions.py --hosts vit swin --seeds 0 --no-cost
   python tools/analysis_tools/compare_attentions.py --no-local-branch --seeds 0 --no-cost
-  # go on from what was run for docs/attention_comparison.md
+  # continue from the runs of docs/attention_comparison.md
   python tools/analysis_tools/compare_attentions.py --known docs/logs/compare_attentions.json
 """
 

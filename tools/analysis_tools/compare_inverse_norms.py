@@ -1,14 +1,14 @@
 """Does SOFT++'s normalisation bound the norm of the inverse as landmarks grow? (Figure 6b there)
 
-On photographs, each number m of landmarks, averages of the tokens behind the model's own LayerNorm
-and GELU, gives the spectral norm of
+The landmarks are averages of the tokens after the model's own LayerNorm and GELU. On photographs,
+the tool computes for each number m of landmarks the spectral norm of
 
   without   W^+, the pseudo-inverse of the landmark kernel W
   with      D^-1/2 W^+ D^-1/2, with the row sums D of W
 
-once as the attention computes it (20 Newton steps in fp32) and once exactly (fp64), of a model with
-random weights and of a trained one. Lines are means over images, blocks, heads and the stages that
-have that many tokens; the table also has the exponent a of norm ~ m^a.
+once as the attention computes it (20 Newton steps in fp32) and once exactly (fp64), for a model
+with random weights and for a trained one. Lines are means over images, blocks, heads and the stages
+that have that many tokens. The table also has the exponent a of norm ~ m^a.
 
 Example:
   python tools/analysis_tools/compare_inverse_norms.py CONFIG CHECKPOINT \\

@@ -1,13 +1,14 @@
-"""Estimate the memory that training a backbone takes on one GPU, without one, in fp32.
+"""Estimate, without a GPU, the memory that training a backbone takes on one GPU in fp32.
 
-  states       weights, gradients, AdamW's two moments and, where the config averages weights, these
-  activations  what autograd keeps for the backward pass: the storages of all tensors it saves in
-               forward passes of 2 and 3 images on the CPU, linear in the batch from there
+  states       weights, gradients, AdamW's two moments and, if the config averages weights, the
+               averages
+  activations  the tensors that autograd saves for the backward pass: their storages in forward
+               passes of 2 and 3 images on the CPU, extrapolated linearly to the batch
   with_cp      the same with model.backbone.with_cp=True: blocks keep their inputs alone, and the
-               largest of them is computed anew when its turn comes
+               largest block is computed again in the backward pass
 
-Not in it: neck and heads, temporaries, DistributedDataParallel's buckets (gradients once more), the
-CUDA context, workspaces and fragmentation. No figure of it was measured on a GPU.
+The estimate leaves out neck and heads, temporaries, DistributedDataParallel's buckets (gradients
+once more), the CUDA context, workspaces and fragmentation. No figure of it was measured on a GPU.
 
 Examples:
   python tools/analysis_tools/estimate_memory.py laplacianformer-tiny_8xb128_in1k 'softpp-*_in1k'

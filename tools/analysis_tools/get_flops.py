@@ -1,10 +1,10 @@
 """Print parameters and MACs of models, next to the published figures where there are any.
 
 MACs are multiply-accumulates of one image (half the FLOPs). 'MACs' counts convolutions and linears,
-as published tables do; 'with kernels' adds the products of the attention: kernels, their products
-with the values, and inverses. Of the parameters, 'in layers' leaves out bare tensors, such as
-positions, which profilers that count by layers do not see. Classifiers of this project's configs
-have a head of 1000 classes, as papers count.
+as published tables do. 'with kernels' adds the products of the attention: kernels, their products
+with the values, and inverses. The parameters 'in layers' leave out tensors outside of layers, such
+as position embeddings, which profilers that count by layers do not see. Classifiers of this
+project's configs have a head of 1000 classes, as papers count.
 
 Examples:
   python tools/analysis_tools/get_flops.py CONFIG --shape 224

@@ -1,17 +1,17 @@
-"""Parameters, MACs, speed and memory of any config, of this project or of a toolbox.
+"""Measure parameters, MACs, speed and memory of any config of this project or of a toolbox.
 
 Parameters and MACs (multiply-accumulates of one image) need no memory and no weights. 'weight_macs'
-are those of convolutions and linears, 'macs' have the products of the attention too, with all steps
-of a Newton iteration. Detectors and segmentors count up to where boxes are picked
+are those of convolutions and linears. 'macs' also have the products of the attention, with all
+steps of a Newton iteration. Detectors and segmentors are counted up to the selection of boxes
 (mmlaplace.analysis.networks). With --speed the model is timed: forward passes, and for training
-forward and backward passes of the network, without losses, data and optimizer. Memory is what torch
-holds at the peak of such a pass. The result is one JSON object.
+forward and backward passes of the network, without losses, data and optimizer. Memory is the peak
+that torch holds in such a pass. The result is one JSON object.
 
-Configs of configs/lra are measured on sequences without padding, as long as the model takes them.
-A sample of Retrieval is a pair of them.
+Configs of configs/lra are measured on sequences without padding, of the model's maximum length. A
+sample of Retrieval is a pair of sequences.
 
-With --attention-term the sizes of each attention's mixed values and of its convolution of V are
-told too: root mean squares, for photographs. Weights are random, unless --checkpoint has some.
+--attention-term also reports the sizes of each attention's mixed values and of its convolution of
+V: root mean squares, for photographs. Weights are random, unless --checkpoint gives some.
 
 Examples:
   python tools/analysis_tools/measure_model.py CONFIG

@@ -1,4 +1,4 @@
-"""Tables and plots of what benchmark_backbone.py measured, from the JSON that it wrote.
+"""Write tables and plots of the results of benchmark_backbone.py, from its JSON file.
 
 Examples:
   python tools/benchmarks/backbone_report.py work_dirs/benchmark_backbone.json --markdown

@@ -1,19 +1,19 @@
-"""Time and memory of backbones: any of ours, of a toolbox, of timm, or of a config.
+"""Measure time and memory of backbones: of mmlaplace, of a toolbox, of timm, or of a config.
 
-Contenders are named as --list prints them; 'peers' stands for all of others whose published top-1
-is known. Each makes its last map, without neck and head, with random weights; timm's make the
-pooled vector. A config's backbone stays as the config has it.
+Contenders are named as --list prints them. 'peers' stands for all models of other projects whose
+published top-1 is known. Each contender computes its last map, without neck and head, with random
+weights. Models of timm compute the pooled vector. A config's backbone stays as the config has it.
 
-  laplacianformer-tiny                       ours
-  laplacianformer-tiny+SoftmaxAttention      ours with another attention
+  laplacianformer-tiny                       a backbone of mmlaplace
+  laplacianformer-tiny+SoftmaxAttention      the same with another attention
   mmpretrain:ResNet-50                       a toolbox's own class
-  timm:efficientvit_b1                       timm's, where timm is installed
+  timm:efficientvit_b1                       a model of timm, where timm is installed
   my_config.py                               the backbone of a config
 
 For each size, given as SIDE or SIDExBATCH, all contenders take turns in all modes, in shuffled
 rounds after a warm-up, without gradients (--train: forward and backward, in training mode). A
-contender that needed more than --limit seconds for a run sits out of larger sizes. One that fails
-is named with the reason, and the others go on.
+contender that needed more than --limit seconds for a run skips larger sizes. A contender that fails
+is named with the reason, and the others continue.
 
   eager     as the toolboxes run it
   compiled  by torch.compile, with inductor

@@ -1,4 +1,4 @@
-"""Time and memory of one attention and of one block: ours, softmax, PVT's and Swin's.
+"""Measure time and memory of an attention and of a block: mmlaplace's, softmax, PVT's and Swin's.
 
 All take tokens (B, N, C) of a map and return such tokens, with heads of 32 channels. An attention
 has no norms and no FFN; a block has both, with four times the channels inside the FFN. A training

@@ -1,4 +1,4 @@
-"""Time and memory of the ops: compiled, reference, and what other libraries offer.
+"""Measure time and memory of the ops: compiled, reference, and of other libraries.
 
 Examples:
   python tools/benchmarks/benchmark_ops.py                       # some minutes on a CPU
@@ -14,8 +14,8 @@ Sample of the output, on two cores:
    + backward  native                 10.616   9.180    30      1.00      7.41        4.1        4.4
    + backward  exp(-cdist / scale)    99.985  77.962    30      9.42      0.79      400.0      599.9
 
-x native is the ratio of medians to our compiled op; memory is in percent of the result. How each
-column is measured stands in docs/benchmarks.md. The contenders are listed in
+x native is the ratio of medians to the compiled op of mmlaplace. Memory is in percent of the
+result. docs/benchmarks.md describes how each column is measured. The contenders are listed in
 mmlaplace/comparison/op_contenders.py.
 """
 

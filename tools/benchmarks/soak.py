@@ -1,11 +1,11 @@
 """Train the smallest model of every backbone family for 500 steps under bf16 autocast on a CPU.
 
 Every loss and every gradient has to be finite, and the memory must not grow: the resident size
-after the last step is at most --tolerance percent above that after the first --settle steps, which
-fill what torch keeps. Garbage is collected and free memory given back before it is read, so that
-what grows is held by somebody. 'own' leaves out mapped files, of which torch's libraries are most.
-Each family trains in a process of its own, with a linear classifier and AdamW, on 64 random images
-that it learns by heart. Exit status: 0, or 1 if a family failed.
+after the last step is at most --tolerance percent above that after the first --settle steps. These
+first steps fill torch's caches. Before the size is read, garbage is collected and free memory is
+given back, so growth comes from memory that is still in use. 'own' leaves out mapped files, which
+are mostly torch's libraries. Each family trains in a process of its own, with a linear classifier
+and AdamW, on 64 random images that it memorises. Exit status: 0, or 1 if a family failed.
 
 Examples:
   python tools/benchmarks/soak.py

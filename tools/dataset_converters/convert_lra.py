@@ -7,8 +7,8 @@
   listops     lra_release.gz, unpacked: lra_release/listops-1000/basic_*.tsv
   pathfinder  lra_release.gz, unpacked: lra_release/pathfinder32/curv_contour_length_14/
 
-Nothing is downloaded. Without the files, the tool says where they come from and into which folder
-they go. ListOps and Pathfinder can be made without them: make_lra_datasets.py.
+The tool downloads nothing. If the files are missing, it says where they come from and into which
+folder they go. make_lra_datasets.py makes ListOps and Pathfinder without them.
 
 Examples:
   python tools/dataset_converters/convert_lra.py text

@@ -1,14 +1,14 @@
 """Make the data of ListOps and Pathfinder, two tasks of Long Range Arena, by their rules.
 
-The official files of both were drawn without a seed, so only their distribution can be had again.
+The official files of both were drawn without a seed, so only their distribution can be reproduced.
 
   full  96,000 / 2,000 / 2,000 expressions of 500 to 2,000 tokens (a minute or two), and 160,000 /
         20,000 / 20,000 pictures of 32 x 32 pixels with paths of 14 bars (some 24 a second)
   mini  30,000 / 1,000 / 1,000 expressions of 5 to 31 tokens, and 20,000 / 1,000 / 1,000 pictures of
         16 x 16 pixels with solid paths of 3 bars and no distractors, to train on a CPU
 
-The folders are OUT/{listops,pathfinder}{,_mini}. A run that was
-cut short goes on where it was: parts that are whole are kept in a folder *.partial.
+The folders are OUT/{listops,pathfinder}{,_mini}. An interrupted run can be continued: its finished
+parts are kept in a folder *.partial.
 
 Examples:
   python tools/dataset_converters/make_lra_datasets.py --size mini

@@ -15,7 +15,7 @@ images show other digits on other parts of the photographs than the training ima
   segmentation    ADE20K layout: {images,annotations}/{training,validation}; label 0 is ignored (the
                   digits' soft edges), 1 is background, 2 to 11 are the digits
 
-Each comes with a contact sheet, contact_sheet.png, to check its labels by eye.
+Each data set has a contact sheet, contact_sheet.png, to check its labels by eye.
 
 Example:
   python tools/dataset_converters/make_mini_datasets.py      # the three tasks, into data/mini

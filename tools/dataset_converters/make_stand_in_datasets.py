@@ -1,8 +1,8 @@
 """Make data sets of a few images in the layouts of ImageNet, COCO, ADE20K and Cityscapes.
 
-Configs of full size run on them, to see that their pipelines, models and evaluators work. Nothing
-can be learned: images are photographs with digits, as in the mini data sets, and labels are those
-of the layouts' own classes with the digits' numbers.
+Full-size configs run on them, to check that their pipelines, models and evaluators work. The data
+are useless for learning: images are photographs with digits, as in the mini data sets, and labels
+are those of the layouts' own classes with the digits' numbers.
 
   imagenet     {train,val}/<class>/*.jpg of 1,000 classes, two of which have images
   coco         annotations/instances_{train,val}2017.json with 80 classes, {train,val}2017/*.jpg

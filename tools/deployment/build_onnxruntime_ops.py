@@ -1,11 +1,11 @@
-"""Compile the operators of mmlaplace for ONNX Runtime, which --backend native of export.py needs.
+"""Compile mmlaplace's operators for ONNX Runtime, which export.py --backend native needs.
 
-It takes a C++17 compiler, the sources of a clone, and the headers of ONNX Runtime, which its Python
-package does not have. They are in the archive of a release for Linux (its folder 'include') and in
-packages of Linux distributions, such as libonnxruntime-dev of Debian. --headers, or the variable
-ORT_INCLUDE, names the folder of onnxruntime_cxx_api.h. Those of 1.21 were used; what is called is
-there from 1.17 on. The library runs in the version of the headers and in later ones. It does not
-need PyTorch. CXX and CXXFLAGS are as everywhere.
+The tool needs a C++17 compiler, the sources of a clone, and the headers of ONNX Runtime. The Python
+package of ONNX Runtime does not have the headers. They are in the archive of a release for Linux
+(its folder 'include') and in packages of Linux distributions, such as libonnxruntime-dev of Debian.
+--headers, or the variable ORT_INCLUDE, names the folder of onnxruntime_cxx_api.h. The headers of
+1.21 were used; the functions that the library calls exist from 1.17 on. The library runs in the
+version of the headers and in later ones. It does not need PyTorch. CXX and CXXFLAGS work as usual.
 
 Examples:
   python tools/deployment/build_onnxruntime_ops.py --headers onnxruntime-linux-x64-1.21.0/include

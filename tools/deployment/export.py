@@ -11,8 +11,8 @@ Formats are 'onnx' (standard operators of opset 18), 'pt2' (torch.export, to be 
 and 'aoti' (AOTInductor: compiled for this kind of machine, to be loaded by Python or C++). All have
 standard operators by default. With --backend native, pt2 and aoti call the compiled ops of
 mmlaplace, and only run where mmlaplace is imported; onnx calls two operators, whose library
-build_onnxruntime_ops.py makes. The file says its sizes and names in its metadata, under
-'mmlaplace'. docs/deploy.md tells what was checked.
+build_onnxruntime_ops.py makes. The metadata of the file has its sizes and names, under
+'mmlaplace'. docs/deploy.md lists the checks that were made.
 
 Examples:
   python tools/deployment/export.py CONFIG CHECKPOINT --format onnx --dynamic --verify

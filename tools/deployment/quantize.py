@@ -1,8 +1,8 @@
 """Quantise the linears and convolutions of a classifier's ONNX file to int8, and measure it.
 
 Activations get their ranges from training images of the config (static quantisation of ONNX
-Runtime), weights theirs by channel. Kernels, inverses and normalisers stay in fp32, as do products
-of two activations. Then both files classify the config's test images, and are timed by turns.
+Runtime). Weights are quantised by channel. Kernels, inverses, normalisers and products of two
+activations stay in fp32. Then both files classify the config's test images, and are timed by turns.
 
 Examples:
   python tools/deployment/quantize.py classifier.onnx CONFIG --out classifier.int8.onnx

@@ -1,6 +1,6 @@
 """Convert a checkpoint of PolaFormer, on PVT or Swin, as its authors release it.
 
-The result is a classifier's: load it into mmpretrain's ImageClassifier with
+The result is a classifier's checkpoint. Load it into mmpretrain's ImageClassifier with
 backbone=dict(type='PolaFormerPVT' or 'PolaFormerSwin', out_indices=(3,), …), or into a backbone
 alone by init_cfg=dict(type='Pretrained', checkpoint=…).
 

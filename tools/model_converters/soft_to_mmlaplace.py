@@ -1,9 +1,9 @@
 """Convert a checkpoint of SOFT or SOFT++ as its authors release it.
 
-The result is a classifier's: load it into mmpretrain's ImageClassifier with
+The result is a classifier's checkpoint. Load it into mmpretrain's ImageClassifier with
 backbone=dict(type='SOFT', out_type='cls_token', out_indices=(3,), …), or into a backbone alone by
-init_cfg=dict(type='Pretrained', checkpoint=…). The weights do not tell SOFT from SOFT++, whose type
-is 'SOFTPlusPlus'.
+init_cfg=dict(type='Pretrained', checkpoint=…). For SOFT++ the type is 'SOFTPlusPlus'. The weights
+of SOFT and SOFT++ look the same, so the tool cannot tell which of the two a file is.
 
 Example:
   python tools/model_converters/soft_to_mmlaplace.py SOFT_tiny.pth checkpoints/soft-tiny.pth

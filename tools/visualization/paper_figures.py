@@ -1,4 +1,4 @@
-"""Draw the figures of the papers with what runs here, and write their numbers beside the picture.
+"""Draw the papers' figures from computations here, and write their numbers beside the picture.
 
   softpp-1a     top-1 over parameters: published, and of twins that were trained (--run)
   softpp-1b     memory of a training pass over tokens, by attention
@@ -9,15 +9,15 @@
   polaformer-4  published top-1 over published MACs, and over a measured time
   polaformer-5  how a row's weights are spread, and its entropy, in some models (--model)
 
-Published points are those of configs/tables, and no curve is copied from a picture. On a CPU, times
-are those of the processor, so other work on the machine does not count.
+Published points come from configs/tables. No curve is copied from a picture. On a CPU, times are
+processor times, so other work on the machine does not count.
 
 Examples:
   python tools/visualization/paper_figures.py softpp-1b --depth 2 --multiples 1 2 4
   python tools/visualization/paper_figures.py softpp-5 --model CONFIG CHECKPOINT SOFT++ \\
       --images digits data/mini/classification/val --out work_dirs/softpp-5.png
   python tools/visualization/paper_figures.py softpp-5 --numbers work_dirs/softpp-5.json \\
-      --out again.png                                                   # draw it once more
+      --out again.png                                                   # draw it again
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Draw rows of attention matrices over an image: from where a query, marked by a cross, takes.
+"""Draw rows of attention matrices over an image: the weights of a query, marked by a cross.
 
 Attentions mix values linearly, out = A v, though most never hold the N x N matrix A. A row of it is
 the gradient of one mixed value with respect to the values, which is exact, and linear in N too.
@@ -10,8 +10,9 @@ All attentions of mmlaplace have one:
   PolaAttention       one matrix for the pairs of the same signs, one for those of opposite signs
   WindowAttention     that of the attention inside, drawn on the window of the query
 
-Models stand side by side, a row of panels for each query. Weights are scaled to 0 to 1 in each
-panel; their range is below it. Keys of a reduced map (sr_ratio) cover the tokens they stand for.
+Models stand side by side, with a row of panels for each query. Weights are scaled to 0 to 1 in each
+panel, and their range is below it. A key of a reduced map (sr_ratio) covers the tokens that it
+stands for.
 
 Examples:
   python tools/visualization/vis_attention.py IMG CONFIG CHECKPOINT --stage 2 --points 0.3 0.6

@@ -1,14 +1,14 @@
 """Draw class activation maps of a classifier, detector or segmentor, by the package grad-cam.
 
-They show which places of a layer's map speak for a class. The score that is explained is
+The maps show which places of a layer's map support a class. The explained score is
 
   of a classifier   the logit of the class
   of a detector     the sum of the scores of the class's detections, which are drawn too
   of a segmentor    the sum of the class's logits where it is predicted, which is outlined
 
-Layers are stages of the backbone, 0 to 3, or names of modules; maps of several are averaged. Where
-a classifier sees a class token alone, as SOFT's does, the last stage is taken where its map enters
-the last attention. EigenCAM asks neither for a class nor for gradients, and its sign is chance.
+Layers are stages of the backbone, 0 to 3, or names of modules. Maps of several layers are averaged.
+If a classifier sees a class token alone, as SOFT's does, the map of the last stage is taken at the
+input of the last attention. EigenCAM uses no class and no gradients, and its sign is arbitrary.
 
 Examples:
   python tools/visualization/vis_cam.py IMG CONFIG CHECKPOINT --target-category 281

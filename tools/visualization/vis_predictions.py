@@ -1,7 +1,7 @@
 """Draw a model's predictions on some images of its config's test set, with the truth beside them.
 
-Works for classifiers, detectors and segmentors; boxes, masks and label maps are drawn by the
-toolbox's own visualiser. Images and order are drawn by seed.
+The tool works for classifiers, detectors and segmentors. The toolbox's own visualiser draws boxes,
+masks and label maps. The seed decides on the images and their order.
 
 Examples:
   python tools/visualization/vis_predictions.py CONFIG CHECKPOINT --count 40
