@@ -1,9 +1,9 @@
-"""Look into attentions in the browser: click on a pixel, and see from where its query takes.
+"""Look into attentions in the browser: click on a pixel, and see the weights of its query.
 
 The exact rows of attention matrices stand side by side, with their weight over distance and their
-entropy. Every attention can be seen on every host with random weights. What was trained is found by
-itself: the model of tools/quickstart.sh, and those of tools/analysis_tools/compare_attentions.py.
-It needs gradio: pip install "mmlaplace[demo]".
+entropy. Every attention can be seen on every host with random weights. The demo finds trained
+models by itself: the model of tools/quickstart.sh, and those of
+tools/analysis_tools/compare_attentions.py. It needs gradio: pip install "mmlaplace[demo]".
 
 Examples:
   python demo/attention_explorer.py                # then open http://127.0.0.1:7860

@@ -1,14 +1,14 @@
-"""Class, boxes and masks, or segmentation of an image or of a folder of images.
+"""Predict class, boxes and masks, or segmentation of an image or of a folder of images.
 
-An image is a file, or an address that begins with http://, https:// or file://. The toolbox that
-the config is for predicts and draws, by its own inferencer. For each image there are a picture in
+An image is a file, or an address that begins with http://, https:// or file://. The config's
+toolbox predicts and draws, by its own inferencer. For each image there are a picture in
 OUT_DIR/vis and a JSON file in OUT_DIR/preds:
 
   classification  label, score and class, and the scores of all classes
   detection       boxes x1, y1, x2, y2 in pixels, labels, classes and scores; masks as COCO's RLE
   segmentation    share of each class, and beside it the label of each pixel as a PNG
 
-In a folder, what is no image is named, and the others still run. The exit status is then 1.
+If a file in a folder is no image, it is named, and the others still run. The exit status is then 1.
 
 Examples:
   python demo/image_demo.py photo.jpg CONFIG CHECKPOINT
