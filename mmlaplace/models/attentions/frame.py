@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from ..layers.depthwise import FILTERS_PER
 from ..layers.position import ROPE_FORMS
 
-# What a linear of the tokens makes, and one of the map that keys and values come from.
+# Projections that the linear of all tokens makes, and those that a linear of the key map makes.
 QKV_FORMS = {'qkv': ('qkv', ''), 'shared_qk': ('qv', ''), 'q_kv': ('q', 'kv'), 'qk': ('qk', '')}
 ROPE_ON = ('query_key', 'features')
 

@@ -18,8 +18,8 @@ from .frame import Frame
 
 MOST_BUCKETS = 4096
 FORMS = ('auto', 'chunks', 'pairs')
-# Stands for the number of meetings of a pair of which none counts. It is no summand, which the
-# optimiser of ONNX graphs would take for zero.
+# Divisor for pairs that meet only between rounds. It is no epsilon in a sum, because the
+# optimiser of ONNX graphs would replace such a term by zero.
 NEVER = 1e-9
 
 

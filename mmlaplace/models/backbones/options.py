@@ -10,7 +10,7 @@ from torch import Tensor
 
 ARCH_KEYS = ('embed_dims', 'depths', 'num_heads', 'ffn_ratios')
 OUT_TYPES = ('featmap', 'cls_token')
-# Fields of a frame that say how something is, and the field that says whether it is.
+# Fields of a frame that configure a part, each with the field that turns this part on.
 NEEDED = dict(rope_form='rope', rope_on='rope', lepe_filters='lepe_kernel', lepe_bias='lepe_kernel')
 SET_BY_THE_HOST = ('embed_dims', 'num_heads', 'input_resolution', 'num_prefix_tokens', 'out_dims')
 

@@ -19,11 +19,11 @@ from mmlaplace.ops._native import graph_gradients
 from mmlaplace.ops.precision import autocasting
 
 LIBRARIES = ('blas', 'onednn')
-# Of a block of rows, for each thread. It fits into the second cache of a core.
+# Bytes of a block of rows, for each thread. A block fits into the second-level cache of a core.
 BLOCK_BYTES = 1 << 20
-# What a module may have of its own, and all modules together.
+# Kinds of hooks that a single module, or all modules together, may have.
 HOOKS = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks')
-# Allocators take tensors beyond this from the system anew, whose first touch is slow.
+# Above this size, allocators request new memory from the system, and its first access is slow.
 LARGE_BYTES = 16 << 20
 
 

@@ -40,7 +40,7 @@ def signed_powers(x: Tensor, power: Tensor, scale: Tensor) -> Tensor:
 
 
 def shift_of(power: Tensor, scale: Tensor) -> Tensor:
-    """What is added to the exponent ``power * log|x|`` of a power of ``x / scale``."""
+    """The shift that is added to the exponent ``power * log|x|`` of a power of ``x / scale``."""
     return -power * scale.log()
 
 
