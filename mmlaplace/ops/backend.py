@@ -14,7 +14,7 @@ BACKENDS = ('auto', 'native', 'reference')
 VARIABLE = 'MMLAPLACE_BACKEND'
 Number = TypeVar('Number', int, torch.Tensor)
 
-# A thread's own, and no context variable: torch.compile cannot read those, and guards on this.
+# Per thread. It is no context variable: torch.compile cannot read those, but guards on this.
 _CHOSEN = threading.local()
 
 
