@@ -61,11 +61,10 @@ class AgentAttention(QKVAttention):
 
     def bias(self, name: str, hw_shape: Tuple[int, int]) -> Tensor:
         """The bias of each agent at each token, ``(heads, a, N)``."""
-        height, width = hw_shape
-        sizes = dict(map=(height, width), rows=(height, 1), columns=(1, width))
-        tables = {k: self.landmarks.of_cells(getattr(self, f'{name}_{k}')) for k in sizes}
-        total: Any = sum(resize_map(tables[k], size) for k, size in sizes.items())
-        return total.flatten(2)
+        sizes = dict(map=hw_shape, rows=(hw_shape[0], 1), columns=(1, hw_shape[1]))
+        tables = (self.landmarks.of_cells(getattr(self, f'{name}_{k}')) for k in sizes)
+        whole, rows, columns = map(resize_map, tables, sizes.values())
+        return (whole + rows + columns).flatten(2)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         # Agents (B, heads, a, d), biases (1, heads, a, n or N).
