@@ -33,27 +33,17 @@ class _MovedModules(MetaPathFinder, Loader):
             return ModuleSpec(name, self, is_package=True)
         return ModuleSpec(name, self) if name in MOVED else None
 
-    def create_module(self, spec: ModuleSpec) -> Optional[ModuleType]:
-        if spec.name not in MOVED:
-            return None  # an empty package
-        new = MOVED[spec.name]
+    def exec_module(self, module: ModuleType) -> None:
+        old = module.__name__
+        if old not in MOVED:
+            return  # the package, which is empty
+        new = MOVED[old]
         warnings.warn(
-            f'{spec.name} is {new} now; import it from there. The old path goes with version 0.3',
+            f'{old} is {new} now; import it from there. The old path goes with version 0.3',
             DeprecationWarning,
             stacklevel=2,
         )
-        return _Alias(spec.name, import_module(new))
-
-    def exec_module(self, module: ModuleType) -> None:
-        pass
-
-
-class _Alias(ModuleType):
-    """A module under its old name, with everything that the current module has."""
-
-    def __init__(self, name: str, new: ModuleType) -> None:
-        super().__init__(name, new.__doc__)
-        self.__dict__.update({k: v for k, v in vars(new).items() if not k.startswith('__')})
+        sys.modules[old] = import_module(new)  # the import takes what stands here
 
 
 sys.meta_path.append(_MovedModules())
