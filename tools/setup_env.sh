@@ -66,9 +66,10 @@ print(f"without compiled ops: {problem}" if problem else "with compiled ops")'
 # Flags for C++ against torch that take a fourth of the default ones' time: no debug information, and under GCC torch's
 # headers parsed once, into a folder. GCC parses them as always where the result does not fit its flags.
 fast_flags() {
-    local flags='-O2 -g0'
-    if "${CXX:-c++}" -dM -E -x c++ /dev/null 2>/dev/null | grep -q __GNUC__ &&
-        ! "${CXX:-c++}" -dM -E -x c++ /dev/null | grep -q __clang__; then
+    local flags='-O2 -g0' macros
+    macros=$("${CXX:-c++}" -dM -E -x c++ /dev/null 2>/dev/null || true)
+    # Clang has the macros of GCC, too.
+    if [[ $macros == *__GNUC__* && $macros != *__clang__* ]]; then
         mkdir "$1/header"
         echo '#include <torch/types.h>' >"$1/header/torch_types.h"
         # shellcheck disable=SC2046 # words
@@ -154,7 +155,6 @@ elif ! built; then
     # Only a finished wheel may enter the cache.
     mkdir -p "$wheels"
     mv "$building"/*.whl "$wheels/"
-    rm -rf "$building"
 fi
 
 begin 'install mmlaplace with its compiled ops (a minute on 2 cores; without a compiler their PyTorch references compute)' \
