@@ -205,6 +205,9 @@ def test_drop_path_rises_to_its_rate_and_only_trains(name):
     (dict(arch=dict(ffn_ratios=2)), r"arch\['ffn_ratios'\].*got 2"),
     (dict(arch=dict(depths=(0, 1, 1, 1))), r'positive.*\(0[,)]'),
     (dict(drop_path_rate=1.0), 'got 1.0'),
+    (dict(drop_path_rate=1), 'got 1'),
+    (dict(drop_path_rate=-0.1), 'got -0.1'),
+    (dict(drop_path_rate='much'), "got 'much'"),
     (dict(drop_path_rate=[0.0, 0.1]), r'got \[0.0, 0.1\]'),
     (dict(arch=dict(num_heads=(3, 2, 3, 4))), r'\(16\).*num_heads \(3\)'),
     (dict(out_indices=(0, 4)), r'0 to {last}, .*got \(0, 4\)'),
@@ -270,7 +273,6 @@ SIZES = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize('name', BACKBONES)
 def test_sizes_have_their_parameters_and_heads(name):
     assert set(SIZES[name]) == set(MODELS.get(name).arch_zoo)
