@@ -276,11 +276,11 @@ def check_args(parser: ToolParser, args: argparse.Namespace) -> List[str]:
     if args.launcher == 'none' and args.gpus > 1:
         parser.error(f'--gpus {args.gpus} needs --launcher pytorch or slurm; without, one trains')
     devices = groups_of_gpus(args.gpus)
-    args.jobs = jobs = args.jobs or max(len(devices), 1)
-    if args.launcher != 'slurm' and torch.cuda.device_count() and jobs > len(devices):
+    args.jobs = args.jobs or max(len(devices), 1)
+    if args.launcher != 'slurm' and torch.cuda.device_count() and args.jobs > len(devices):
         parser.error(
-            f'--jobs {jobs} of --gpus {args.gpus} need more than the {torch.cuda.device_count()} '
-            'GPUs here'
+            f'--jobs {args.jobs} of --gpus {args.gpus} need more than the '
+            f'{torch.cuda.device_count()} GPUs here'
         )
     return devices
 
@@ -302,7 +302,6 @@ def main() -> None:
     if args.list and args.table is None:
         return print(coverage_page()) if args.markdown else list_tables(console)
     devices = check_args(parser, args)
-    jobs = args.jobs
     try:
         table = read_table(args.table)
         if args.list:
@@ -310,7 +309,7 @@ def main() -> None:
         rows = [table.row(name) for name in args.rows] or list(table.rows)
         settings = Settings(
             args.work_dir, args.scale, args.launcher, args.gpus, args.partition, args.cfg_options,
-            parse_weights(args.weights), threads=max((os.cpu_count() or 1) // jobs, 1),
+            parse_weights(args.weights), threads=max((os.cpu_count() or 1) // args.jobs, 1),
         )  # fmt: skip
         chosen = [(table, row) for row in rows if args.kind in (None, row.kind)]
         if not chosen:
@@ -334,7 +333,7 @@ def main() -> None:
     if refused:
         parser.error(refused)
     devices = [] if args.launcher == 'slurm' else devices
-    found = finished(plan) if args.report else run_all(plan.jobs, jobs, devices, console)
+    found = finished(plan) if args.report else run_all(plan.jobs, args.jobs, devices, console)
     report = make_report(table, plan, found, dict(
         scale=args.scale, seeds=args.seeds, call=shlex.join(['python', *sys.argv]),
         versions=versions(), machine=this_machine(),

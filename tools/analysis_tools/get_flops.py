@@ -78,10 +78,12 @@ def figures(
     )
 
 
-def chosen_configs(parser: ToolParser, args: argparse.Namespace) -> List[str]:
+def chosen_configs(
+    parser: ToolParser, args: argparse.Namespace, models: List[ModelInfo]
+) -> List[str]:
     """Paths of configs and names of the model zoo."""
-    zoo = [model.name for model in read_models() if model.task == 'classification']
-    everything = {model.name for model in read_models()}
+    zoo = [model.name for model in models if model.task == 'classification']
+    everything = {model.name for model in models}
     chosen, parts = [], list(args.match)
     for config in args.configs:
         if Path(config).suffix or config in everything:
@@ -118,14 +120,14 @@ def main() -> None:
     if args.shape and (len(args.shape) > 2 or min(args.shape) < 1):
         parser.error(f'--shape {" ".join(map(str, args.shape))}: one side or two, of 1 or more')
     shape = tuple(args.shape * 2)[:2] if args.shape else None
-    zoo = {}
-    for model in read_models():
+    zoo, models = {}, read_models()
+    for model in models:
         zoo[model.name] = zoo[str(model.config.resolve())] = model
     columns = ('model', 'params', 'in layers', 'published', 'MACs', 'published', 'with kernels')
     table = Table(title='of one image')
     for column in (*columns, 'FLOPs, all'):
         table.add_column(column, justify='left' if column == 'model' else 'right', no_wrap=True)
-    for config in track(chosen_configs(parser, args), 'counting', transient=True):
+    for config in track(chosen_configs(parser, args, models), 'counting', transient=True):
         known = zoo.get(config) or zoo.get(str(Path(config).resolve()))
         table.add_row(*figures(config, known, shape, args.attn_cfg))
     Console(width=160).print(table)

@@ -31,6 +31,7 @@ import torch.nn as nn
 from mmengine.config import Config, DictAction
 from torch import Tensor
 
+from mmlaplace.analysis.attention_statistics import term_sizes
 from mmlaplace.analysis.complexity import count_complexity
 from mmlaplace.analysis.measuring import (
     describe_machine,
@@ -132,8 +133,6 @@ def main() -> None:
     if args.attention_term:
         if args.checkpoint:
             load_or_exit(network.model, args.checkpoint)
-        from mmlaplace.analysis.attention_statistics import term_sizes
-
         found['attention_terms'] = term_sizes(network.model.backbone, photographs(size))
     if args.speed:
         found.update(speed(network, inputs_of(cfg, size, batch, device), device, args.rounds))

@@ -157,11 +157,12 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
     return args
 
 
-def read_points(parser: ToolParser, args: argparse.Namespace, image: Image.Image) -> List[tuple]:
-    """The queries, in pixels of the resized image."""
-    height, width = args.size or image.size[::-1]
+def read_points(
+    parser: ToolParser, given: List[tuple], image: Image.Image, width: int, height: int
+) -> List[tuple]:
+    """The queries, in pixels of an image that will be resized."""
     points = []
-    for point in args.points or [(0.5, 0.5)]:
+    for point in given:
         sides = (1, 1) if max(point) <= 1 else image.size
         x, y = (coordinate / side for coordinate, side in zip(point, sides))
         if not (0 <= x < 1 and 0 <= y < 1):
@@ -182,7 +183,7 @@ def main() -> None:
     except OSError as error:
         parser.error(f'{args.image} cannot be read as an image ({error}); check the path')
     height, width = args.size or image.size[::-1]
-    points = read_points(parser, args, image)
+    points = read_points(parser, args.points or [(0.5, 0.5)], image, width, height)
     image = image.resize((width, height), Image.Resampling.BICUBIC)
 
     torch.manual_seed(0)
