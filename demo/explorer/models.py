@@ -16,7 +16,6 @@ from mmengine.registry import MODELS
 from mmlaplace.commands.command_line import without_hint
 from mmlaplace.comparison.attention_study import BASE, HOSTS, STUDIES, backbone_cfg, contenders
 from mmlaplace.engine import UnsafeCheckpointError, load_weights, read_state_dict
-from mmlaplace.model_zoo import files_root
 
 ATTENTIONS = contenders()
 QUICK_START = 'quick start'
@@ -66,9 +65,7 @@ def quick_start(folder: Path) -> Dict[str, Source]:
     last = folder / 'last_checkpoint'
     if not last.is_file():
         return {}
-    source = from_config(
-        str(files_root() / 'configs' / BASE), str(folder / Path(last.read_text().strip()).name), ''
-    )
+    source = from_config(str(BASE), str(folder / Path(last.read_text().strip()).name), '')
     return {QUICK_START: source._replace(weights='trained by the quick start')}
 
 

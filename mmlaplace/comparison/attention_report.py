@@ -1,8 +1,4 @@
-"""Tables and plots of what compare_attentions.py found, from the JSON that it wrote.
-
-Example:
-  python tools/analysis_tools/attention_report.py work_dirs/compare_attentions/results.json
-"""
+"""Tables and plots of the JSON that compare_attentions.py writes."""
 
 import math
 import statistics

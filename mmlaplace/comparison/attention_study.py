@@ -13,7 +13,7 @@ from mmengine.utils.dl_utils import TORCH_VERSION
 from ..model_zoo import files_root
 from ..models import BaseAttention, WindowAttention
 
-BASE = 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
+BASE = files_root() / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
 SIZES = (224, 512, 1024, 2048)  # sides of images at which time and memory are measured
 LANDMARKS = 16  # 64 x 64 pixels give 16 x 16 tokens in the first stage, 2 x 2 in the last
 
@@ -130,7 +130,7 @@ def backbone_cfg(host: str, attn_cfg: dict, side: int) -> dict:
 
 def phase_cfg(host: str, attn_cfg: dict, phase: Phase, flip: bool, data_root: Path) -> Config:
     """The config of one training."""
-    cfg = Config.fromfile(files_root() / 'configs' / BASE)
+    cfg = Config.fromfile(BASE)
     cfg.model.backbone = backbone_cfg(host, attn_cfg, phase.side)
     cfg.model.head.update(in_channels=HOSTS[host][1], num_classes=phase.classes)
     for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):

@@ -1,10 +1,4 @@
-"""Tables and plots of what benchmark_backbone.py measured, from the JSON that it wrote.
-
-Examples:
-  python tools/benchmarks/backbone_report.py work_dirs/benchmark_backbone.json --markdown
-  python tools/benchmarks/backbone_report.py work_dirs/benchmark_backbone.json \\
-      --base mmpretrain:ResNet-50 --plot-top1 work_dirs/top1.png --force
-"""
+"""Tables and plots of the JSON that benchmark_backbone.py writes."""
 
 import argparse
 import importlib.util
