@@ -79,9 +79,9 @@ class NeighborhoodAttention(QKVAttention):
 
     .. math:: y_i = \sum_{j \in \rho(i)} \mathrm{softmax}_j(q_i \cdot k_j / \sqrt{d})\, v_j
 
-    With a dilation, these places are that many tokens apart. Time is linear, :math:`O(N C k^2)`,
-    and no token sees the whole map. The softmax is fp32 under any autocast. If a side of the map
-    has fewer than k tokens, each query sees the whole side.
+    With a dilation, these places are that many tokens apart. Time is linear, :math:`O(N C k^2)`. A
+    query sees k tokens along each side of the map, and all tokens of a side that has no more. The
+    softmax is fp32 under any autocast.
 
     On a GPU, the fused kernels of natten compute it if that package is installed (``pip install
     natten``). Otherwise, tiles of k x k queries attend with a mask to the :math:`(2k - 1)^2` tokens

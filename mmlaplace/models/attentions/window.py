@@ -14,9 +14,10 @@ class WindowAttention(BaseAttention):
     """Any attention, computed inside windows of the map, as in Swin.
 
     A map whose sides are no multiples of the window gets zeros at the bottom and the right. If a
-    side of the map is not longer than the window, the window shrinks to the shortest side, and
-    nothing is shifted. Shifted windows hold tokens of opposite borders. An attention that accepts a
-    mask keeps these apart. Linear attentions mix them, as PolaFormer's and FLatten's do.
+    side of the map is not longer than the window, the window shrinks to the shortest side. Without
+    ``even_windows``, nothing is then shifted. Shifted windows hold tokens of opposite borders. An
+    attention that accepts a mask keeps these apart. Linear attentions mix them, as PolaFormer's and
+    FLatten's do.
 
     Large windows can need much padding: windows of 56 pad 128 rows to 168. With ``even_windows``, a
     side of S tokens has the fewest windows that are not longer than ``window_size``, ⌈S /
