@@ -1,8 +1,9 @@
 """Everything static is in pyproject.toml; this compiles the ops and adds the files mim looks for.
 
-The ops in ``ops/`` become ``mmlaplace/_C_torch*.so`` when torch and a C++17 compiler are there
-(torch is not, inside pip's build isolation: pip install --no-build-isolation). Environment
-variables:
+The ops in ``ops/`` become ``mmlaplace/_C.abi3.so`` when torch and a C++17 compiler are there.
+It serves every Python, and every torch from 2.10 on. With an older torch they become
+``mmlaplace/_C_torch*.so``, for that version alone. Inside pip's build isolation there is no torch:
+pip install --no-build-isolation. Environment variables:
 
     MMLAPLACE_WITH_OPS=0     leave the ops out; their PyTorch references compute
     FORCE_CUDA=1             compile the CUDA sources without a visible GPU
@@ -136,12 +137,16 @@ def extension_of(torch, cpp_extension, nvcc: Optional[Path]) -> dict:
         return [str(path.relative_to(ROOT)) for path in paths if path.suffix in suffixes]
 
     sources = files('.cpp')
+    version = tuple(map(int, torch.__version__.split('.')[:2]))
+    stable = version >= (2, 10)  # see ops/common/tensor.h
     cpu_flags, link_flags = compiler_flags(torch.backends.cpu.get_cpu_capability())
     flags = {'cxx': cpu_flags}
     architectures, headers, libraries = [], [], []
     if nvcc is not None:
         sources += files('.cu')
-        flags['nvcc'] = ['-O3', '-lineinfo']
+        # The C functions for CUDA are there with these alone.
+        flags['nvcc'] = ['-O3', '-lineinfo', '-DUSE_CUDA', '-DMMLAPLACE_WITH_CUDA']
+        cpu_flags += ['-DUSE_CUDA', '-DMMLAPLACE_WITH_CUDA']
         toolkit = cuda_toolkit(nvcc)
         headers, libraries = cuda_headers(toolkit), cuda_libraries(toolkit)
         if 'TORCH_CUDA_ARCH_LIST' in os.environ:  # torch makes the flags of it
@@ -152,8 +157,8 @@ def extension_of(torch, cpp_extension, nvcc: Optional[Path]) -> dict:
 
     make = cpp_extension.CUDAExtension if nvcc else cpp_extension.CppExtension
     extension = make(
-        # One for every torch it is built with, so that environments can share a source folder.
-        'mmlaplace._C_torch' + ''.join(torch.__version__.split('.')[:2]),
+        # One for each older torch, so that environments can share a source folder.
+        'mmlaplace._C' if stable else 'mmlaplace._C_torch{}{}'.format(*version),
         sources,
         depends=files('.h', '.cuh'),
         extra_compile_args=flags,
@@ -161,8 +166,10 @@ def extension_of(torch, cpp_extension, nvcc: Optional[Path]) -> dict:
         include_dirs=headers,
         library_dirs=libraries,
     )
-    # TORCH_LIBRARY alone, nothing of Python: one library serves every Python version.
-    extension.libraries = [name for name in extension.libraries if name != 'torch_python']
+    # Nothing of Python is in it: one library serves every Python version. And where it uses the
+    # stable ABI, nothing of the C++ classes of torch.
+    unused = ('torch_python', 'c10', 'c10_cuda', 'torch') if stable else ('torch_python',)
+    extension.libraries = [name for name in extension.libraries if name not in unused]
 
     say(
         f'compiled ops for torch {torch.__version__}: {len(sources)} sources, CPU'
@@ -216,6 +223,10 @@ def build_commands(cpp_extension, extension, native: dict) -> dict:
                 source.write_text(text)
             extension.sources.append(str(source))
             super().build_extensions()
+
+        def get_ext_filename(self, name: str) -> str:
+            # The suffix that other libraries for every Python have.
+            return super().get_ext_filename(name).replace('_C.so', '_C.abi3.so')
 
     cmdclass = {'build_ext': BuildOps}
     try:

@@ -1,6 +1,6 @@
 """What the compiler made of the GPU kernels, held against limits; needs no GPU.
 
-    python .dev_scripts/check_cuda_code.py build/cuda/library/mmlaplace/_C_torch211.so
+    python .dev_scripts/check_cuda_code.py build/cuda/library/mmlaplace/_C.abi3.so
 
 It reads the resource report and the disassembly that cuobjdump gives of the code for sm_90. For
 each kernel it prints registers, threads, shared memory, the blocks and warps that a multiprocessor

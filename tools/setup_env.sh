@@ -160,7 +160,7 @@ fi
 begin 'install mmlaplace with its compiled ops (a minute on 2 cores; without a compiler their PyTorch references compute)' \
     'read the message above: install a C++17 compiler that works (Debian: apt-get install g++), or leave the ops out with MMLAPLACE_WITH_OPS=0'
 # A library that stays from before would hide that none could be compiled.
-rm -f mmlaplace/_C.so "mmlaplace/_C_torch$(sed -n 's/^torch==\([0-9]*\)\.\([0-9]*\).*/\1\2/p' "$requirements").so"
+rm -f mmlaplace/_C.abi3.so "mmlaplace/_C_torch$(sed -n 's/^torch==\([0-9]*\)\.\([0-9]*\).*/\1\2/p' "$requirements").so"
 # Without build isolation, where there is no torch; before the set, which may pin an old setuptools.
 # setuptools warns at length that an editable package is a folder.
 MAX_JOBS="${MAX_JOBS:-$(nproc)}" PYTHONWARNINGS=ignore \

@@ -47,7 +47,8 @@ def check_library() -> List[Finding]:
         return [Finding('mmlaplace._C', 'problem', problem, build_library())]
     path = loaded_library()
     info = _native.build_info(path)
-    findings = [Finding('mmlaplace._C', 'ok', f'{path.name}, compiled for torch {info["torch"]}')]
+    served = info.get('torch') or f'{info["torch_from"]} and later'
+    findings = [Finding('mmlaplace._C', 'ok', f'{path.name}, compiled for torch {served}')]
     arches = ', '.join(
         f'{int(arch) / 100:.1f}' for arch in re.findall(r'\d+', info.get('arches', ''))
     )

@@ -25,7 +25,8 @@ def build_info(library: Path) -> Dict[str, str]:
     """The build information of a compiled library, read from the file without loading it.
 
     Returns:
-        ``torch`` (its version, such as ``'2.11'``), ``machine`` (such as ``'x86_64'``), ``sources``
+        ``torch_from`` (the oldest torch that it serves, ``'2.10'``) or ``torch`` (the one older
+        version that it serves, such as ``'2.1'``), ``machine`` (such as ``'x86_64'``), ``sources``
         (their state, see :func:`~mmlaplace.ops._sources.source_state`) and, with CUDA sources,
         ``cuda`` and ``arches`` (such as ``'800,900'``). Empty if the file is no library of
         mmlaplace.
@@ -43,6 +44,18 @@ def this_machine() -> str:
     return {'amd64': 'x86_64', 'arm64': 'aarch64'}.get(name, name)
 
 
+def serves(info: Dict[str, str], version: str) -> bool:
+    """Whether a library with this build information serves torch ``version``.
+
+    From torch 2.10 on, a library uses the stable ABI alone, and serves all later versions too. An
+    older library serves the one version that it was compiled with, as C++ classes differ.
+    """
+    release = tuple(map(int, version.split('.')[:2]))
+    if 'torch_from' in info:
+        return release >= tuple(map(int, info['torch_from'].split('.')))
+    return 'torch' not in info or release == tuple(map(int, info['torch'].split('.')))
+
+
 def load_library(folder: Path) -> Optional[str]:
     """Load the compiled library in ``folder``. Returns None, or the reason why this failed."""
     libraries = sorted(folder.glob('_C*.so'))
@@ -51,21 +64,18 @@ def load_library(folder: Path) -> Optional[str]:
             'this installation of mmlaplace has no compiled library (mmlaplace/_C*.so); with a '
             "C++17 compiler, 'pip install --no-build-isolation -e .' in its source folder makes it"
         )
-    built_for = {library: build_info(library).get('torch') for library in libraries}
-    # Others are not even tried: torch's C++ classes differ between its versions.
-    fitting = [
-        library
-        for library, version in built_for.items()
-        if version is None or torch.__version__.startswith(version + '.')
-    ]
-    if not fitting:
-        versions = ', '.join(map(str, built_for.values()))
+    infos = {library: build_info(library) for library in libraries}
+    fitting = [library for library in libraries if serves(infos[library], torch.__version__)]
+    if not fitting:  # the others are not even tried, as they may crash
+        versions = ', '.join(
+            info.get('torch') or f'{info["torch_from"]} and later' for info in infos.values()
+        )
         return (
             f'{", ".join(library.name for library in libraries)} was compiled for torch '
             f'{versions}, and this is torch {torch.__version__}; run '
             "'pip install --no-build-isolation .' again"
         )
-    machine = build_info(fitting[0]).get('machine')
+    machine = infos[fitting[0]].get('machine')
     if machine not in (None, this_machine()):
         return (
             f'{fitting[0].name} was compiled for {machine}, and this machine is {this_machine()}; '

@@ -2,7 +2,7 @@
 // all threads of a device, without memory. Returns the number of differences taken.
 //
 // No part of the library: the benchmark compiles the files of this folder when it runs.
-#include <torch/library.h>
+#include "../common/tensor.h"
 
 TORCH_LIBRARY(mmlaplace_benchmarks, library) {
   library.def("difference_peak(Tensor like, int steps) -> int");

@@ -1,6 +1,4 @@
-#include <ATen/Parallel.h>
-#include <ATen/core/Tensor.h>
-#include <torch/library.h>
+#include "../common/tensor.h"
 
 #include <atomic>
 
@@ -14,10 +12,10 @@ constexpr int kChains = 8;  // independent sums, to hide the latency of an addit
 namespace mmlaplace {
 namespace {
 
-int64_t difference_peak(const at::Tensor& like, int64_t steps) {
-  const int64_t threads = at::get_num_threads();
+int64_t difference_peak(const Tensor& like, int64_t steps) {
+  const int64_t threads = host::num_threads();
   std::atomic<int64_t> taken{0};
-  at::parallel_for(0, threads, 1, [&](int64_t begin, int64_t end) {
+  host::parallel_for(threads, 1, [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       volatile float sink;
       MMLAPLACE_FOR_CPU(take_differences(steps, 0.25f * index, &sink));
@@ -30,6 +28,6 @@ int64_t difference_peak(const at::Tensor& like, int64_t steps) {
 }  // namespace
 }  // namespace mmlaplace
 
-TORCH_LIBRARY_IMPL(mmlaplace_benchmarks, CPU, library) {
-  library.impl("difference_peak", mmlaplace::difference_peak);
+MMLAPLACE_LIBRARY_IMPL(mmlaplace_benchmarks, CPU, library) {
+  library.impl("difference_peak", MMLAPLACE_KERNEL(mmlaplace::difference_peak));
 }

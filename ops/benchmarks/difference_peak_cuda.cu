@@ -1,8 +1,4 @@
-#include <ATen/core/Tensor.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
-#include <torch/library.h>
+#include "../common/cuda/gpu.h"
 
 namespace {
 
@@ -23,22 +19,22 @@ __global__ void take_differences(int64_t steps, float seed, float* sink) {
   if (total < 0) *sink = total;  // never true, which the compiler does not know
 }
 
-int64_t difference_peak(const at::Tensor& like, int64_t steps) {
-  TORCH_CHECK(like.scalar_type() == at::kFloat && like.numel() > 0,
-              "difference_peak: like must be float32 with a value");
-  const c10::cuda::CUDAGuard guard(like.device());
+int64_t difference_peak(const Tensor& like, int64_t steps) {
+  MMLAPLACE_CHECK(like.scalar_type() == ScalarType::Float && like.numel() > 0,
+                  "difference_peak: like must be float32 with a value");
+  const mmlaplace::cuda::Guard guard(like);
   int processors = 0;
-  C10_CUDA_CHECK(
+  MMLAPLACE_CUDA_CHECK(
       cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, like.get_device()));
   const int blocks = processors * kBlocksPerProcessor;
-  take_differences<<<blocks, kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
+  take_differences<<<blocks, kThreads, 0, mmlaplace::cuda::current_stream()>>>(
       steps, 0.25f, like.data_ptr<float>());
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  MMLAPLACE_CUDA_CHECK(cudaGetLastError());
   return steps * kChains * kThreads * blocks;
 }
 
 }  // namespace
 
-TORCH_LIBRARY_IMPL(mmlaplace_benchmarks, CUDA, library) {
-  library.impl("difference_peak", difference_peak);
+MMLAPLACE_LIBRARY_IMPL(mmlaplace_benchmarks, CUDA, library) {
+  library.impl("difference_peak", MMLAPLACE_KERNEL(difference_peak));
 }

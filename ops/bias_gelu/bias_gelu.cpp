@@ -4,9 +4,9 @@
 // to `out`, which may be x itself, so that a block of rows stays in the cache. The backward writes
 // GELU(x + bias) there too, for the weights of the second linear, and the gradient of x over
 // `grad`. It returns the gradient of the bias.
-#include <torch/library.h>
+#include "../common/tensor.h"
 
-TORCH_LIBRARY_FRAGMENT(mmlaplace, library) {
+MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace, library) {
   library.def("_bias_gelu(Tensor x, Tensor bias, bool tanh, Tensor(a!) out) -> ()");
   library.def(
       "_bias_gelu_backward(Tensor(a!) grad, Tensor x, Tensor bias, bool tanh, Tensor(b!) out) -> "

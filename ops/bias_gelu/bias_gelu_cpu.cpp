@@ -1,6 +1,4 @@
-#include <ATen/Parallel.h>
-#include <ATen/ops/zeros.h>
-#include <torch/library.h>
+#include "../common/tensor.h"
 
 #include <algorithm>
 
@@ -26,8 +24,8 @@ namespace {
 // Values that a thread takes at once. Sums over rows are made for as many.
 constexpr int64_t kValues = 16384;
 
-GeluRows check_all(const at::Tensor& x, const at::Tensor& bias, const at::Tensor& out) {
-  TORCH_CHECK(x.dim() == 2, "bias_gelu: x must be (rows, C), got shape ", x.sizes());
+GeluRows check_all(const Tensor& x, const Tensor& bias, const Tensor& out) {
+  MMLAPLACE_CHECK(x.dim() == 2, "bias_gelu: x must be (rows, C), got shape ", x.sizes());
   check_contiguous_fp32("bias_gelu", "x", x, x.sizes());
   check_contiguous_fp32("bias_gelu", "bias", bias, x.sizes().slice(1));
   check_contiguous_fp32("bias_gelu", "out", out, x.sizes());
@@ -44,7 +42,7 @@ GeluRows check_all(const at::Tensor& x, const at::Tensor& bias, const at::Tensor
 // threads.
 template <class F>
 void for_blocks(const GeluRows& all, int64_t step, const F& f) {
-  at::parallel_for(0, ceil_div(all.rows, step), 1, [&](int64_t begin, int64_t end) {
+  host::parallel_for(ceil_div(all.rows, step), 1, [&](int64_t begin, int64_t end) {
     for (int64_t index = begin; index < end; ++index) {
       const int64_t first = index * step, offset = first * all.channels;
       GeluRows block = all;
@@ -61,7 +59,7 @@ int64_t rows_of_block(int64_t channels) {
   return std::max<int64_t>(kValues / std::max<int64_t>(channels, 1), 1);
 }
 
-void forward(const at::Tensor& x, const at::Tensor& bias, bool tanh, const at::Tensor& out) {
+void forward(const Tensor& x, const Tensor& bias, bool tanh, const Tensor& out) {
   const GeluRows all = check_all(x, bias, out);
   for_blocks(all, rows_of_block(all.channels), [&](const GeluRows& block, int64_t) {
     if (tanh) {
@@ -72,13 +70,13 @@ void forward(const at::Tensor& x, const at::Tensor& bias, bool tanh, const at::T
   });
 }
 
-at::Tensor backward(const at::Tensor& grad, const at::Tensor& x, const at::Tensor& bias, bool tanh,
-                    const at::Tensor& out) {
+Tensor backward(const Tensor& grad, const Tensor& x, const Tensor& bias, bool tanh,
+                const Tensor& out) {
   GeluRows all = check_all(x, bias, out);
   check_contiguous_fp32("bias_gelu", "grad", grad, x.sizes());
   all.grad = grad.data_ptr<float>();
   const int64_t step = rows_of_block(all.channels);
-  const at::Tensor sums = at::zeros({ceil_div(all.rows, step), all.channels}, x.options());
+  const Tensor sums = zeros({ceil_div(all.rows, step), all.channels}, x);
   for_blocks(all, step, [&](GeluRows block, int64_t index) {
     block.bias_grad = sums.data_ptr<float>() + index * all.channels;
     if (tanh) {
@@ -93,7 +91,7 @@ at::Tensor backward(const at::Tensor& grad, const at::Tensor& x, const at::Tenso
 }  // namespace
 }  // namespace mmlaplace
 
-TORCH_LIBRARY_IMPL(mmlaplace, CPU, library) {
-  library.impl("_bias_gelu", mmlaplace::forward);
-  library.impl("_bias_gelu_backward", mmlaplace::backward);
+MMLAPLACE_LIBRARY_IMPL(mmlaplace, CPU, library) {
+  library.impl("_bias_gelu", MMLAPLACE_KERNEL(mmlaplace::forward));
+  library.impl("_bias_gelu_backward", MMLAPLACE_KERNEL(mmlaplace::backward));
 }

@@ -11,8 +11,7 @@
 // inverse is NaN.
 #pragma once
 
-#include <ATen/ATen.h>
-#include <ATen/OpMathType.h>
+#include "../common/tensor.h"
 
 #include <limits>
 #include <tuple>
@@ -20,30 +19,28 @@
 namespace mmlaplace {
 namespace cholesky {
 
-inline void check(const at::Tensor& mat) {
-  TORCH_CHECK(mat.dim() >= 2 && mat.size(-1) == mat.size(-2) && mat.size(-1) > 0,
-              "cholesky_inverse: mat must be (..., m, m), got shape ", mat.sizes());
+inline void check(const Tensor& mat) {
+  MMLAPLACE_CHECK(mat.dim() >= 2 && mat.size(-1) == mat.size(-2) && mat.size(-1) > 0,
+                  "cholesky_inverse: mat must be (..., m, m), got shape ", mat.sizes());
 }
 
 // The matrices (..., m, m) as contiguous fp32 or fp64 (batch, m, m).
-inline at::Tensor flatten(const at::Tensor& mat) {
+inline Tensor flatten(const Tensor& mat) {
   const int64_t m = mat.size(-1);
-  return mat.to(at::toOpMathType(mat.scalar_type()))
-      .reshape({mat.numel() / (m * m), m, m})
-      .contiguous();
+  return mat.to(wide(mat.scalar_type())).reshape({mat.numel() / (m * m), m, m}).contiguous();
 }
 
 // The inverse by LAPACK or cuSOLVER, for matrices that are too large for the kernels.
-inline at::Tensor by_factor(const at::Tensor& mats, double ridge) {
-  at::NoTF32Guard no_tf32;  // ten bits of mantissa are not enough for an inverse
-  const at::Tensor identity = at::eye(mats.size(-1), mats.options());
-  const at::Tensor symmetric = at::lerp(mats, mats.transpose(-2, -1), 0.5) + ridge * identity;
-  const auto [factor, info] = at::linalg_cholesky_ex(symmetric);
+inline Tensor by_factor(const Tensor& mats, double ridge) {
+  NoTF32Guard no_tf32;  // ten bits of mantissa are not enough for an inverse
+  const Tensor identity = eye(mats.size(-1), mats);
+  const Tensor symmetric = mean_of(mats, mats.transpose(-2, -1)) + ridge * identity;
+  const auto [factor, info] = linalg_cholesky_ex(symmetric);
   // An infinity on the diagonal is no failure for LAPACK.
-  const at::Tensor finite = factor.diagonal(0, -2, -1).sum(-1).isfinite();
-  const at::Tensor failed = info.ne(0).logical_or(finite.logical_not());
-  const at::Tensor root = at::linalg_solve_triangular(factor, identity, /*upper=*/false);
-  return at::linalg_solve_triangular(factor.transpose(-2, -1), root, /*upper=*/true)
+  const Tensor finite = factor.diagonal(0, -2, -1).sum(-1).isfinite();
+  const Tensor failed = info.ne(0).logical_or(finite.logical_not());
+  const Tensor root = linalg_solve_triangular(factor, identity, /*upper=*/false);
+  return linalg_solve_triangular(factor.transpose(-2, -1), root, /*upper=*/true)
       .masked_fill_(failed.view({-1, 1, 1}), std::numeric_limits<double>::quiet_NaN());
 }
 

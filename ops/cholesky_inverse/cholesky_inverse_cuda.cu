@@ -1,5 +1,4 @@
-#include <c10/cuda/CUDAGuard.h>
-#include <torch/library.h>
+#include "../common/tensor.h"
 
 #include <limits>
 
@@ -11,8 +10,8 @@ namespace mmlaplace {
 namespace {
 
 template <class T>
-at::Tensor invert(const at::Tensor& mats, double ridge) {
-  at::Tensor out = at::empty_like(mats);
+Tensor invert(const Tensor& mats, double ridge) {
+  Tensor out = empty(mats.sizes(), mats);
   const int64_t m = mats.size(-1);
   const bool done = cuda::with_small_layout(m, [&](auto, auto tile) {
     constexpr int Tile = decltype(tile)::value;
@@ -24,19 +23,19 @@ at::Tensor invert(const at::Tensor& mats, double ridge) {
   return done ? out : cholesky::by_factor(mats, ridge);
 }
 
-at::Tensor forward(const at::Tensor& mat, double ridge) {
+Tensor forward(const Tensor& mat, double ridge) {
   cholesky::check(mat);
-  const c10::cuda::CUDAGuard guard(mat.device());
-  if (mat.numel() == 0) return at::empty(mat.sizes(), mat.options());
-  const at::Tensor mats = cholesky::flatten(mat);
-  const at::Tensor out =
-      mats.scalar_type() == at::kDouble ? invert<double>(mats, ridge) : invert<float>(mats, ridge);
+  const cuda::Guard guard(mat);
+  if (mat.numel() == 0) return empty(mat.sizes(), mat);
+  const Tensor mats = cholesky::flatten(mat);
+  const Tensor out = mats.scalar_type() == ScalarType::Double ? invert<double>(mats, ridge)
+                                                              : invert<float>(mats, ridge);
   return out.view(mat.sizes()).to(mat.scalar_type());
 }
 
 }  // namespace
 }  // namespace mmlaplace
 
-TORCH_LIBRARY_IMPL(mmlaplace, CUDA, library) {
-  library.impl("cholesky_inverse", mmlaplace::forward);
+MMLAPLACE_LIBRARY_IMPL(mmlaplace, CUDA, library) {
+  library.impl("cholesky_inverse", MMLAPLACE_KERNEL(mmlaplace::forward));
 }

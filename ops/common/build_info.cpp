@@ -4,14 +4,18 @@
 // mmlaplace/ops/_native.py reads these strings from the file before it loads the library. A library
 // built for another torch may crash when it is loaded. Of one built for another machine, the loader
 // says that there is no such file.
-#include <torch/version.h>
+#include "tensor.h"
 
 #define MMLAPLACE_TEXT_(...) #__VA_ARGS__
 #define MMLAPLACE_TEXT(...) MMLAPLACE_TEXT_(__VA_ARGS__)
 #define MMLAPLACE_TORCH MMLAPLACE_TEXT(TORCH_VERSION_MAJOR) "." MMLAPLACE_TEXT(TORCH_VERSION_MINOR)
 
 extern "C" __attribute__((used, visibility("default"))) const char mmlaplace_build_torch[] =
+#ifdef STABLE_TORCH_SHIM
+    "mmlaplace built for torch_from=2.10;";  // TORCH_TARGET_VERSION of tensor_stable.h
+#else
     "mmlaplace built for torch=" MMLAPLACE_TORCH ";";
+#endif
 
 #if defined(__x86_64__) || defined(__aarch64__)
 extern "C" __attribute__((used, visibility("default"))) const char mmlaplace_build_machine[] =

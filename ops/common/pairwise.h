@@ -3,7 +3,7 @@
 // The kernel is K (B, heads, N, M) of q (B, heads, N, d) and k (B, heads, M, d).
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include "tensor.h"
 
 #include "strided.h"
 
@@ -14,43 +14,43 @@ struct PairwiseSizes {
   int64_t batch_heads() const { return batch * heads; }
 };
 
-inline PairwiseSizes check_pairwise(const char* op, const at::Tensor& q, const at::Tensor& k) {
-  TORCH_CHECK(q.dim() == 4 && k.dim() == 4, op, ": q and k must be (B, heads, N, d), got shapes ",
-              q.sizes(), " and ", k.sizes());
-  TORCH_CHECK(q.size(0) == k.size(0) && q.size(1) == k.size(1) && q.size(3) == k.size(3), op,
-              ": q ", q.sizes(), " and k ", k.sizes(), " must agree in every axis but the third");
-  TORCH_CHECK(q.scalar_type() == k.scalar_type() && q.device() == k.device(), op, ": q (",
-              q.scalar_type(), ", ", q.device(), ") and k (", k.scalar_type(), ", ", k.device(),
-              ") must share dtype and device");
+inline PairwiseSizes check_pairwise(const char* op, const Tensor& q, const Tensor& k) {
+  MMLAPLACE_CHECK(q.dim() == 4 && k.dim() == 4, op,
+                  ": q and k must be (B, heads, N, d), got shapes ", q.sizes(), " and ", k.sizes());
+  MMLAPLACE_CHECK(q.size(0) == k.size(0) && q.size(1) == k.size(1) && q.size(3) == k.size(3), op,
+                  ": q ", q.sizes(), " and k ", k.sizes(),
+                  " must agree in every axis but the third");
+  MMLAPLACE_CHECK(q.scalar_type() == k.scalar_type() && q.device() == k.device(), op, ": q (",
+                  q.scalar_type(), ", ", q.device(), ") and k (", k.scalar_type(), ", ", k.device(),
+                  ") must share dtype and device");
   return {q.size(0), q.size(1), q.size(2), k.size(2), q.size(3)};
 }
 
-inline PairwiseSizes check_pairwise_backward(const char* op, const at::Tensor& grad,
-                                             const at::Tensor& q, const at::Tensor& k,
-                                             const at::Tensor& out) {
+inline PairwiseSizes check_pairwise_backward(const char* op, const Tensor& grad, const Tensor& q,
+                                             const Tensor& k, const Tensor& out) {
   const PairwiseSizes sizes = check_pairwise(op, q, k);
-  const at::IntArrayRef expected[] = {grad.sizes(), out.sizes()};
-  for (const at::IntArrayRef shape : expected) {
-    TORCH_CHECK(shape.equals({sizes.batch, sizes.heads, sizes.queries, sizes.keys}), op,
-                ": grad and out must be (B, heads, N, M) of q ", q.sizes(), " and k ", k.sizes(),
-                ", got ", grad.sizes(), " and ", out.sizes());
+  const IntArrayRef expected[] = {grad.sizes(), out.sizes()};
+  for (const IntArrayRef shape : expected) {
+    MMLAPLACE_CHECK(shape.equals({sizes.batch, sizes.heads, sizes.queries, sizes.keys}), op,
+                    ": grad and out must be (B, heads, N, M) of q ", q.sizes(), " and k ",
+                    k.sizes(), ", got ", grad.sizes(), " and ", out.sizes());
   }
-  TORCH_CHECK(grad.scalar_type() == q.scalar_type() && out.scalar_type() == q.scalar_type(), op,
-              ": grad (", grad.scalar_type(), ") and out (", out.scalar_type(),
-              ") must have the dtype of q, ", q.scalar_type());
+  MMLAPLACE_CHECK(grad.scalar_type() == q.scalar_type() && out.scalar_type() == q.scalar_type(), op,
+                  ": grad (", grad.scalar_type(), ") and out (", out.scalar_type(),
+                  ") must have the dtype of q, ", q.scalar_type());
   return sizes;
 }
 
-inline Strides strides_of(const at::Tensor& tensor) {
+inline Strides strides_of(const Tensor& tensor) {
   return {tensor.stride(0), tensor.stride(1), tensor.stride(2), tensor.stride(3)};
 }
 
 template <class T>
-View<T> view(const at::Tensor& tensor) {
+View<T> view(const Tensor& tensor) {
   return {static_cast<T*>(tensor.data_ptr()), strides_of(tensor), tensor.size(1)};
 }
 template <class T>
-Slice<T> slice(const at::Tensor& tensor, int64_t batch_head) {
+Slice<T> slice(const Tensor& tensor, int64_t batch_head) {
   return view<T>(tensor).slice(batch_head);
 }
 

@@ -1,34 +1,34 @@
 // Rotary positions as tensors: the check that CPU and CUDA sources share, and what a CPU reads.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include "tensor.h"
 
 #include "cpu/rotation.h"
 
 namespace mmlaplace {
 
-inline void check_rotary(const char* op, const c10::optional<at::Tensor>& rotary, int64_t dims,
+inline void check_rotary(const char* op, const OptionalTensor& rotary, int64_t dims,
                          int64_t tokens) {
   if (!rotary.has_value()) return;
-  TORCH_CHECK(rotary->dim() == 3 && rotary->size(0) == 2 && 2 * rotary->size(1) <= dims &&
-                  rotary->size(2) == tokens,
-              op, ": rotary must be (2, pairs, N) with 2 * pairs <= ", dims, " and N = ", tokens,
-              ", got ", rotary->sizes());
+  MMLAPLACE_CHECK(rotary->dim() == 3 && rotary->size(0) == 2 && 2 * rotary->size(1) <= dims &&
+                      rotary->size(2) == tokens,
+                  op, ": rotary must be (2, pairs, N) with 2 * pairs <= ", dims,
+                  " and N = ", tokens, ", got ", rotary->sizes());
 }
 
 // Contiguous, in the type of the sums.
 template <class T>
-at::Tensor wide(const at::Tensor& tensor) {
-  return tensor.to(c10::CppTypeToScalarType<T>::value).contiguous();
+Tensor wide(const Tensor& tensor) {
+  return tensor.to(type_of<T>()).contiguous();
 }
 template <class T>
-at::Tensor wide(const c10::optional<at::Tensor>& tensor) {
-  return tensor.has_value() ? wide<T>(*tensor) : at::Tensor();
+Tensor wide(const OptionalTensor& tensor) {
+  return tensor.has_value() ? wide<T>(*tensor) : Tensor();
 }
 
 // `table` (2, pairs, N) is contiguous, or undefined.
 template <class T>
-Rotation<T> rotation_of(const at::Tensor& table, bool adjacent) {
+Rotation<T> rotation_of(const Tensor& table, bool adjacent) {
   if (!table.defined()) return {};
   return {table.data_ptr<T>(), table.size(1), table.size(2), adjacent};
 }

@@ -1,9 +1,10 @@
-#include <torch/library.h>
+#include "../common/tensor.h"
 
 #include "../common/cuda/pairwise_cuda.h"
 
-TORCH_LIBRARY_IMPL(mmlaplace, CUDA, library) {
-  library.impl("gaussian_kernel", mmlaplace::cuda::pairwise_forward<mmlaplace::Gaussian>);
+MMLAPLACE_LIBRARY_IMPL(mmlaplace, CUDA, library) {
+  library.impl("gaussian_kernel",
+               MMLAPLACE_KERNEL(mmlaplace::cuda::pairwise_forward<mmlaplace::Gaussian>));
   library.impl("_gaussian_kernel_backward",
-               mmlaplace::cuda::pairwise_backward<mmlaplace::Gaussian>);
+               MMLAPLACE_KERNEL(mmlaplace::cuda::pairwise_backward<mmlaplace::Gaussian>));
 }

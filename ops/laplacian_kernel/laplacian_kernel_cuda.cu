@@ -1,9 +1,10 @@
-#include <torch/library.h>
+#include "../common/tensor.h"
 
 #include "../common/cuda/pairwise_cuda.h"
 
-TORCH_LIBRARY_IMPL(mmlaplace, CUDA, library) {
-  library.impl("laplacian_kernel", mmlaplace::cuda::pairwise_forward<mmlaplace::Laplacian>);
+MMLAPLACE_LIBRARY_IMPL(mmlaplace, CUDA, library) {
+  library.impl("laplacian_kernel",
+               MMLAPLACE_KERNEL(mmlaplace::cuda::pairwise_forward<mmlaplace::Laplacian>));
   library.impl("_laplacian_kernel_backward",
-               mmlaplace::cuda::pairwise_backward<mmlaplace::Laplacian>);
+               MMLAPLACE_KERNEL(mmlaplace::cuda::pairwise_backward<mmlaplace::Laplacian>));
 }

@@ -1,20 +1,20 @@
 // Schemas of newton_schulz_inverse, (mat + ridge I)^-1, its gradient, and a start of SOFT.
-#include <ATen/Context.h>
-#include <ATen/ops/matmul.h>
-#include <torch/library.h>
+#include "../common/tensor.h"
 
+namespace mmlaplace {
 namespace {
 
 // dX = -X dP X. This holds for the inverse X however it was computed.
-at::Tensor backward(const at::Tensor& grad, const at::Tensor& inverse) {
-  at::NoTF32Guard no_tf32;
-  const at::Tensor transposed = inverse.transpose(-2, -1);
-  return -at::matmul(transposed, at::matmul(grad, transposed));
+Tensor backward(const Tensor& grad, const Tensor& inverse) {
+  NoTF32Guard no_tf32;
+  const Tensor transposed = inverse.transpose(-2, -1);
+  return -matmul(transposed, matmul(grad, transposed));
 }
 
 }  // namespace
+}  // namespace mmlaplace
 
-TORCH_LIBRARY_FRAGMENT(mmlaplace, library) {
+MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace, library) {
   // X_0 = start_scale P with a scale for each matrix, or I / |P|_inf.
   library.def(
       "newton_schulz_inverse(Tensor mat, int num_iters, float ridge, Tensor? start_scale=None)"
@@ -24,10 +24,10 @@ TORCH_LIBRARY_FRAGMENT(mmlaplace, library) {
       "_newton_start_scale(Tensor mat, float factor, bool halve, bool per_batch) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(mmlaplace, CPU, library) {
-  library.impl("_newton_schulz_inverse_backward", backward);
+MMLAPLACE_LIBRARY_IMPL(mmlaplace, CPU, library) {
+  library.impl("_newton_schulz_inverse_backward", MMLAPLACE_KERNEL(mmlaplace::backward));
 }
 
-TORCH_LIBRARY_IMPL(mmlaplace, CUDA, library) {
-  library.impl("_newton_schulz_inverse_backward", backward);
+MMLAPLACE_LIBRARY_IMPL(mmlaplace, CUDA, library) {
+  library.impl("_newton_schulz_inverse_backward", MMLAPLACE_KERNEL(mmlaplace::backward));
 }

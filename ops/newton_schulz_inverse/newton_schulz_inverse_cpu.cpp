@@ -1,5 +1,4 @@
-#include <ATen/Parallel.h>
-#include <torch/library.h>
+#include "../common/tensor.h"
 
 #include <utility>
 #include <vector>
@@ -39,12 +38,11 @@ struct Padded {
 };
 
 template <class T>
-at::Tensor invert_small(const at::Tensor& mats, int64_t num_iters, double ridge,
-                        const at::Tensor& scales) {
-  at::Tensor out = at::empty_like(mats);
+Tensor invert_small(const Tensor& mats, int64_t num_iters, double ridge, const Tensor& scales) {
+  Tensor out = empty(mats.sizes(), mats);
   const Padded<T> padded(mats.size(-1));
   const int64_t m = padded.m, stride = padded.stride, size = padded.size;
-  at::parallel_for(0, mats.size(0), 1, [&](int64_t begin, int64_t end) {
+  host::parallel_for(mats.size(0), 1, [&](int64_t begin, int64_t end) {
     std::vector<T> memory(4 * size);
     T* const ridged = memory.data();
     T* const buffers[] = {ridged + size, ridged + 2 * size, ridged + 3 * size};
@@ -62,24 +60,24 @@ at::Tensor invert_small(const at::Tensor& mats, int64_t num_iters, double ridge,
   return out;
 }
 
-at::Tensor forward(const at::Tensor& mat, int64_t num_iters, double ridge,
-                   const newton_schulz::OptionalTensor& start_scale) {
+Tensor forward(const Tensor& mat, int64_t num_iters, double ridge,
+               const OptionalTensor& start_scale) {
   newton_schulz::check(mat, num_iters, start_scale);
-  if (mat.numel() == 0) return at::empty(mat.sizes(), mat.options());
-  const at::Tensor mats = newton_schulz::flatten(mat);
-  const at::Tensor scales = newton_schulz::flatten_scales(start_scale, mats);
-  at::Tensor out =
-      mats.size(-1) > kLargest            ? newton_schulz::by_matmul(mats, num_iters, ridge, scales)
-      : mats.scalar_type() == at::kDouble ? invert_small<double>(mats, num_iters, ridge, scales)
-                                          : invert_small<float>(mats, num_iters, ridge, scales);
+  if (mat.numel() == 0) return empty(mat.sizes(), mat);
+  const Tensor mats = newton_schulz::flatten(mat);
+  const Tensor scales = newton_schulz::flatten_scales(start_scale, mats);
+  Tensor out = mats.size(-1) > kLargest ? newton_schulz::by_matmul(mats, num_iters, ridge, scales)
+               : mats.scalar_type() == ScalarType::Double
+                   ? invert_small<double>(mats, num_iters, ridge, scales)
+                   : invert_small<float>(mats, num_iters, ridge, scales);
   return out.view(mat.sizes()).to(mat.scalar_type());
 }
 
 template <class T>
-at::Tensor start_limits(const at::Tensor& mats, bool halve) {
-  at::Tensor limits = at::empty({2, mats.size(0)}, mats.options());
+Tensor start_limits(const Tensor& mats, bool halve) {
+  Tensor limits = empty({2, mats.size(0)}, mats);
   const Padded<T> padded(mats.size(-1));
-  at::parallel_for(0, mats.size(0), 1, [&](int64_t begin, int64_t end) {
+  host::parallel_for(mats.size(0), 1, [&](int64_t begin, int64_t end) {
     std::vector<T> memory(2 * padded.size + padded.stride);
     for (int64_t index = begin; index < end; ++index) {
       padded.copy_in(mats.data_ptr<T>() + index * padded.m * padded.m, memory.data());
@@ -92,10 +90,10 @@ at::Tensor start_limits(const at::Tensor& mats, bool halve) {
 }
 
 template <class T>
-at::Tensor scales_of(at::Tensor limits, int64_t count, double factor, bool per_batch) {
+Tensor scales_of(Tensor limits, int64_t count, double factor, bool per_batch) {
   if (per_batch) limits = limits.amax(1, /*keepdim=*/true);  // of the batch; NaN if one is
   const int64_t step = per_batch ? 0 : 1;
-  at::Tensor scales = at::empty({count}, limits.options());
+  Tensor scales = empty({count}, limits);
   const T *row_sums = limits.data_ptr<T>(), *bounds = row_sums + limits.size(1);
   for (int64_t i = 0; i < count; ++i) {
     scales.data_ptr<T>()[i] =
@@ -104,25 +102,25 @@ at::Tensor scales_of(at::Tensor limits, int64_t count, double factor, bool per_b
   return scales;
 }
 
-at::Tensor start_scale(const at::Tensor& mat, double factor, bool halve, bool per_batch) {
+Tensor start_scale(const Tensor& mat, double factor, bool halve, bool per_batch) {
   newton_schulz::check(mat);
-  const at::Tensor mats = newton_schulz::flatten(mat);
+  const Tensor mats = newton_schulz::flatten(mat);
   const auto shape = mat.sizes().slice(0, mat.dim() - 2);
-  if (mat.numel() == 0) return at::empty(shape, mats.options());
-  const bool is_double = mats.scalar_type() == at::kDouble;
-  const at::Tensor limits = mats.size(-1) > kLargest
-                                ? newton_schulz::start_limits_by_matmul(mats, halve)
-                            : is_double ? start_limits<double>(mats, halve)
-                                        : start_limits<float>(mats, halve);
-  const at::Tensor scales = is_double ? scales_of<double>(limits, mats.size(0), factor, per_batch)
-                                      : scales_of<float>(limits, mats.size(0), factor, per_batch);
+  if (mat.numel() == 0) return empty(shape, mats);
+  const bool is_double = mats.scalar_type() == ScalarType::Double;
+  const Tensor limits = mats.size(-1) > kLargest
+                            ? newton_schulz::start_limits_by_matmul(mats, halve)
+                        : is_double ? start_limits<double>(mats, halve)
+                                    : start_limits<float>(mats, halve);
+  const Tensor scales = is_double ? scales_of<double>(limits, mats.size(0), factor, per_batch)
+                                  : scales_of<float>(limits, mats.size(0), factor, per_batch);
   return scales.view(shape);
 }
 
 }  // namespace
 }  // namespace mmlaplace
 
-TORCH_LIBRARY_IMPL(mmlaplace, CPU, library) {
-  library.impl("newton_schulz_inverse", mmlaplace::forward);
-  library.impl("_newton_start_scale", mmlaplace::start_scale);
+MMLAPLACE_LIBRARY_IMPL(mmlaplace, CPU, library) {
+  library.impl("newton_schulz_inverse", MMLAPLACE_KERNEL(mmlaplace::forward));
+  library.impl("_newton_start_scale", MMLAPLACE_KERNEL(mmlaplace::start_scale));
 }

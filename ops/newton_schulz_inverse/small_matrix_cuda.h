@@ -1,9 +1,7 @@
 // Launches of the kernels for matrices that a block of a GPU keeps in shared memory.
 #pragma once
 
-#include <ATen/ATen.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAStream.h>
+#include "../common/cuda/gpu.h"
 
 #include <limits>
 #include <type_traits>
@@ -36,16 +34,17 @@ bool with_layout(int64_t m, const Function& function) {
 
 // Launches a block per matrix. False if the device has too little shared memory for one.
 template <class... Parameters, class... Arguments>
-bool launch(void (*kernel)(Parameters...), const at::Tensor& mats, int threads, int bytes,
+bool launch(void (*kernel)(Parameters...), const Tensor& mats, int threads, int bytes,
             Arguments... arguments) {
   int available = 0;
-  C10_CUDA_CHECK(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin,
-                                        mats.get_device()));
+  MMLAPLACE_CUDA_CHECK(cudaDeviceGetAttribute(&available, cudaDevAttrMaxSharedMemoryPerBlockOptin,
+                                              mats.get_device()));
   if (bytes > available || mats.size(0) > std::numeric_limits<int32_t>::max()) return false;
-  C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
-  kernel<<<static_cast<unsigned int>(mats.size(0)), threads, bytes,
-           c10::cuda::getCurrentCUDAStream()>>>(arguments...);
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
+  MMLAPLACE_CUDA_CHECK(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+  kernel<<<static_cast<unsigned int>(mats.size(0)), threads, bytes, current_stream()>>>(
+      arguments...);
+  MMLAPLACE_CUDA_CHECK(cudaGetLastError());
   return true;
 }
 

@@ -4,9 +4,9 @@
 // pairs of channels of q and k turn first: channels c and c + pairs, or, if `adjacent`, 2 c and
 // 2 c + 1. `whitening` is eps, or negative for none. Besides the result there is what the backward
 // needs: the mean (B, heads, m) and covariance (B, heads, m, m) of C and sum_j r_j b_j v_j^T.
-#include <torch/library.h>
+#include "../common/tensor.h"
 
-TORCH_LIBRARY_FRAGMENT(mmlaplace, library) {
+MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace, library) {
   library.def(
       "nystrom_attention(Tensor q, Tensor k, Tensor v, Tensor landmarks, Tensor inverse, Tensor "
       "scale, Tensor? rotary, str kernel, float bandwidth, float whitening, bool adjacent) -> "

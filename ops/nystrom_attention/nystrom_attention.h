@@ -8,7 +8,7 @@
 // mmlaplace/ops/nystrom_attention.py has the specification and docs/maths.md the passes.
 #pragma once
 
-#include <ATen/core/Tensor.h>
+#include "../common/tensor.h"
 
 #include "../common/metrics.h"
 #include "../common/pairwise.h"
@@ -17,52 +17,53 @@
 namespace mmlaplace {
 namespace nystrom {
 
-inline Sizes check(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                   const at::Tensor& landmarks, const at::Tensor& inverse, const at::Tensor& scale,
-                   const c10::optional<at::Tensor>& rotary) {
+inline Sizes check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& landmarks,
+                   const Tensor& inverse, const Tensor& scale, const OptionalTensor& rotary) {
   const char* op = "nystrom_attention";
-  for (const at::Tensor& tensor : {q, k, v, landmarks, inverse}) {
-    TORCH_CHECK(tensor.dim() == 4 && tensor.size(0) == q.size(0) && tensor.size(1) == q.size(1) &&
-                    tensor.device() == q.device(),
-                op, ": q, k, v, landmarks and inverse must be (B, heads, ., .) on one device, got ",
-                q.sizes(), ", ", k.sizes(), ", ", v.sizes(), ", ", landmarks.sizes(), ", ",
-                inverse.sizes());
+  for (const Tensor& tensor : {q, k, v, landmarks, inverse}) {
+    MMLAPLACE_CHECK(tensor.dim() == 4 && tensor.size(0) == q.size(0) &&
+                        tensor.size(1) == q.size(1) && tensor.device() == q.device(),
+                    op,
+                    ": q, k, v, landmarks and inverse must be (B, heads, ., .) on one device, got ",
+                    q.sizes(), ", ", k.sizes(), ", ", v.sizes(), ", ", landmarks.sizes(), ", ",
+                    inverse.sizes());
   }
   const Sizes sizes{q.size(0), q.size(1), q.size(2), k.size(2), landmarks.size(2), q.size(3)};
-  TORCH_CHECK(k.size(3) == sizes.dims && landmarks.size(3) == sizes.dims &&
-                  v.size(3) == sizes.dims && v.size(2) == sizes.keys &&
-                  inverse.size(2) == sizes.marks && inverse.size(3) == sizes.marks,
-              op, ": k ", k.sizes(), ", v ", v.sizes(), ", landmarks ", landmarks.sizes(),
-              " and inverse ", inverse.sizes(), " do not fit q ", q.sizes());
-  TORCH_CHECK(k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(), op,
-              ": q, k and v must share their dtype, got ", q.scalar_type(), ", ", k.scalar_type(),
-              " and ", v.scalar_type());
-  TORCH_CHECK(scale.dim() == 2 && scale.size(0) == sizes.batch && scale.size(1) == sizes.heads, op,
-              ": scale must be (B, heads), got ", scale.sizes());
-  TORCH_CHECK(!rotary.has_value() || sizes.queries == sizes.keys, op,
-              ": rotary needs as many queries as keys, got ", sizes.queries, " and ", sizes.keys);
+  MMLAPLACE_CHECK(k.size(3) == sizes.dims && landmarks.size(3) == sizes.dims &&
+                      v.size(3) == sizes.dims && v.size(2) == sizes.keys &&
+                      inverse.size(2) == sizes.marks && inverse.size(3) == sizes.marks,
+                  op, ": k ", k.sizes(), ", v ", v.sizes(), ", landmarks ", landmarks.sizes(),
+                  " and inverse ", inverse.sizes(), " do not fit q ", q.sizes());
+  MMLAPLACE_CHECK(k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(), op,
+                  ": q, k and v must share their dtype, got ", q.scalar_type(), ", ",
+                  k.scalar_type(), " and ", v.scalar_type());
+  MMLAPLACE_CHECK(scale.dim() == 2 && scale.size(0) == sizes.batch && scale.size(1) == sizes.heads,
+                  op, ": scale must be (B, heads), got ", scale.sizes());
+  MMLAPLACE_CHECK(!rotary.has_value() || sizes.queries == sizes.keys, op,
+                  ": rotary needs as many queries as keys, got ", sizes.queries, " and ",
+                  sizes.keys);
   return sizes;
 }
 
-inline void check_gradient(const at::Tensor& grad, const at::Tensor& q) {
-  TORCH_CHECK(grad.sizes() == q.sizes() && grad.scalar_type() == q.scalar_type(),
-              "nystrom_attention: the gradient ", grad.sizes(), " must be like q ", q.sizes());
+inline void check_gradient(const Tensor& grad, const Tensor& q) {
+  MMLAPLACE_CHECK(grad.sizes() == q.sizes() && grad.scalar_type() == q.scalar_type(),
+                  "nystrom_attention: the gradient ", grad.sizes(), " must be like q ", q.sizes());
 }
 
 // Calls f with the metric of that name.
 template <class F>
-void with_metric(c10::string_view name, const F& f) {
+void with_metric(StringView name, const F& f) {
   if (name == "laplacian") {
     f(Laplacian{});
   } else {
-    TORCH_CHECK(name == "gaussian", "nystrom_attention: kernel must be laplacian or gaussian, got ",
-                name);
+    MMLAPLACE_CHECK(name == "gaussian",
+                    "nystrom_attention: kernel must be laplacian or gaussian, got ", name);
     f(Gaussian{});
   }
 }
 
 // Tokens (B, N, heads, d) as (B, heads, N, d).
-inline at::Tensor by_head(const at::Tensor& tokens) { return tokens.transpose(1, 2); }
+inline Tensor by_head(const Tensor& tokens) { return tokens.transpose(1, 2); }
 
 }  // namespace nystrom
 }  // namespace mmlaplace

@@ -2,8 +2,7 @@
 // gradients.
 #pragma once
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include "../common/tensor.h"
 
 #include "../common/pairwise.h"
 #include "nystrom_attention_cpu.h"
@@ -14,20 +13,20 @@ namespace nystrom {
 template <class Metric, class T, class S>
 class Backward {
  public:
-  at::Tensor dq, dk, dv;                    // (B, N or n, heads, d)
-  at::Tensor dlandmarks, dinverse, dscale;  // in T
+  Tensor dq, dk, dv;                    // (B, N or n, heads, d)
+  Tensor dlandmarks, dinverse, dscale;  // in T
 
-  Backward(const Problem<T, S>& problem, const at::Tensor& grad_tokens, const at::Tensor& mean,
-           const at::Tensor& covariance, const at::Tensor& mixed)
+  Backward(const Problem<T, S>& problem, const Tensor& grad_tokens, const Tensor& mean,
+           const Tensor& covariance, const Tensor& mixed)
       : p(problem),
         grad(view<const S>(grad_tokens)),
         mean(mean),
         covariance(covariance),
         mixed(mixed) {
     const int64_t batch = grad_tokens.size(0);
-    dq = at::empty({batch, p.queries, p.heads, p.d}, grad_tokens.options());
-    dk = at::empty({batch, p.keys, p.heads, p.d}, grad_tokens.options());
-    dv = at::empty({batch, p.keys, p.heads, p.d}, grad_tokens.options());
+    dq = empty({batch, p.queries, p.heads, p.d}, grad_tokens);
+    dk = empty({batch, p.keys, p.heads, p.d}, grad_tokens);
+    dv = empty({batch, p.keys, p.heads, p.d}, grad_tokens);
     dlandmarks = zeros({batch, p.heads, p.m, p.d});
     dinverse = zeros({batch, p.heads, p.m, p.m});
     dscale = zeros({batch, p.heads});
@@ -59,8 +58,8 @@ class Backward {
  private:
   const Problem<T, S>& p;
   const View<const S> grad;
-  const at::Tensor mean, covariance, mixed;
-  at::Tensor parts_memory, heads_memory;
+  const Tensor mean, covariance, mixed;
+  Tensor parts_memory, heads_memory;
   T *parts_state, *heads_state;
   const T* means;
 
@@ -83,10 +82,8 @@ class Backward {
     }
   };
 
-  static at::Tensor zeros(at::IntArrayRef shape) {
-    return at::zeros(shape, at::dtype(c10::CppTypeToScalarType<T>::value));
-  }
-  S* tokens_of(const at::Tensor& result, int64_t head) const {
+  Tensor zeros(IntArrayRef shape) const { return mmlaplace::zeros(shape, mixed, type_of<T>()); }
+  S* tokens_of(const Tensor& result, int64_t head) const {
     return p.tokens_of(result.data_ptr<S>(), result.size(1), head);
   }
 

@@ -1,4 +1,4 @@
-#include <torch/library.h>
+#include "../common/tensor.h"
 
 #include "../common/cuda/launch.h"
 #include "nystrom_attention_passes.h"
@@ -13,11 +13,9 @@ namespace {
 
 using cuda::Gpu;
 
-nystrom::Results forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                         const at::Tensor& landmarks, const at::Tensor& inverse,
-                         const at::Tensor& scale, const c10::optional<at::Tensor>& rotary,
-                         c10::string_view kernel, double bandwidth, double whitening,
-                         bool adjacent) {
+nystrom::Results forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& landmarks,
+                         const Tensor& inverse, const Tensor& scale, const OptionalTensor& rotary,
+                         StringView kernel, double bandwidth, double whitening, bool adjacent) {
   const nystrom::Inputs inputs{landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent};
   nystrom::Results results;
   nystrom::with_metric(kernel, [&](auto metric) {
@@ -26,13 +24,11 @@ nystrom::Results forward(const at::Tensor& q, const at::Tensor& k, const at::Ten
   return results;
 }
 
-nystrom::Gradients backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, const at::Tensor& landmarks,
-                            const at::Tensor& inverse, const at::Tensor& scale,
-                            const c10::optional<at::Tensor>& rotary, const at::Tensor& mean,
-                            const at::Tensor& covariance, const at::Tensor& mixed,
-                            c10::string_view kernel, double bandwidth, double whitening,
-                            bool adjacent) {
+nystrom::Gradients backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
+                            const Tensor& landmarks, const Tensor& inverse, const Tensor& scale,
+                            const OptionalTensor& rotary, const Tensor& mean,
+                            const Tensor& covariance, const Tensor& mixed, StringView kernel,
+                            double bandwidth, double whitening, bool adjacent) {
   const nystrom::Inputs inputs{landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent};
   nystrom::Gradients gradients;
   nystrom::with_metric(kernel, [&](auto metric) {
@@ -45,7 +41,7 @@ nystrom::Gradients backward(const at::Tensor& grad, const at::Tensor& q, const a
 }  // namespace
 }  // namespace mmlaplace
 
-TORCH_LIBRARY_IMPL(mmlaplace, CUDA, library) {
-  library.impl("nystrom_attention", mmlaplace::forward);
-  library.impl("_nystrom_attention_backward", mmlaplace::backward);
+MMLAPLACE_LIBRARY_IMPL(mmlaplace, CUDA, library) {
+  library.impl("nystrom_attention", MMLAPLACE_KERNEL(mmlaplace::forward));
+  library.impl("_nystrom_attention_backward", MMLAPLACE_KERNEL(mmlaplace::backward));
 }

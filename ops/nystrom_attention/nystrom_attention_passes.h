@@ -5,15 +5,7 @@
 // tests can run this on a CPU. Matrices are padded as in token_tiles.cuh, and (batch_heads, ., .).
 #pragma once
 
-#include <ATen/Context.h>
-#include <ATen/Dispatch.h>
-#include <ATen/OpMathType.h>
-#include <ATen/TensorOperators.h>
-#include <ATen/ops/baddbmm.h>
-#include <ATen/ops/bmm.h>
-#include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include "../common/tensor.h"
 
 #include <algorithm>
 #include <cmath>
@@ -28,14 +20,13 @@
 namespace mmlaplace {
 namespace nystrom {
 
-using Results = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
-using Gradients =
-    std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor>;
+using Results = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
 // What a call gets besides its tokens.
 struct Inputs {
-  at::Tensor landmarks, inverse, scale;
-  c10::optional<at::Tensor> rotary;
+  Tensor landmarks, inverse, scale;
+  OptionalTensor rotary;
   double bandwidth, whitening;
   bool adjacent;
 };
@@ -44,7 +35,7 @@ using RowsOf = int64_t (*)(int64_t m, int64_t d);
 
 template <class Device, class Metric, int Tokens, class S>
 class Passes {
-  using T = at::opmath_type<S>;
+  using T = Wide<S>;
   using Pass = device::Pass<S, T>;
 
  public:
@@ -69,17 +60,17 @@ class Passes {
         scale_(wide<T>(inputs.scale).view({heads_, 1, 1})),
         table_(wide<T>(inputs.rotary)) {}
 
-  Results forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) const {
-    const at::NoTF32Guard no_tf32;  // ten bits of mantissa are not enough for an inverse
-    at::Tensor mean, covariance, form;
+  Results forward(const Tensor& q, const Tensor& k, const Tensor& v) const {
+    const NoTF32Guard no_tf32;  // ten bits of mantissa are not enough for an inverse
+    Tensor mean, covariance, form;
     if (whitened_) {
       std::tie(mean, covariance) = moments(q);
       form = whitener(covariance);
     }
     const auto [mixed, values] = mix(k, v, {}, form);
-    const at::Tensor result = at::bmm(inverse_, mixed).mul_(scale_);
-    const at::Tensor start = whitened_ ? values / static_cast<double>(sizes_.keys) : at::Tensor();
-    const at::Tensor out = tokens_like(q);
+    const Tensor result = bmm(inverse_, mixed).mul_(scale_);
+    const Tensor start = whitened_ ? values / static_cast<double>(sizes_.keys) : Tensor();
+    const Tensor out = tokens_like(q);
     const Parts parts = parts_of(sizes_.queries);
     launch(device::output_kernel<Metric, Tokens, S, T>, parts, device::Rows::kernel, pass(q, parts),
            pointer(mean), pointer(result), pointer(start), out.template data_ptr<S>());
@@ -88,7 +79,7 @@ class Passes {
             whitened_ ? cut(covariance, m, m) : zeros(0, 0), cut(mixed, m, sizes_.dims)};
   }
   // For outputs without a value.
-  Results empty_forward(const at::Tensor& q) const {
+  Results empty_forward(const Tensor& q) const {
     const int64_t m = sizes_.marks, moments = whitened_ ? m : 0;
     return {by_head(tokens_like(q)), zeros(moments), zeros(moments, moments),
             zeros(m, sizes_.dims)};
@@ -96,13 +87,13 @@ class Passes {
 
   // The gradients of q, k, v, the landmarks, the inverse and the scale, by the formulas of the CPU
   // (nystrom_attention_backward.h).
-  Gradients backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
-                     const at::Tensor& v, const at::Tensor& mean_of,
-                     const at::Tensor& covariance_of, const at::Tensor& mixed_of) const {
-    const at::NoTF32Guard no_tf32;
+  Gradients backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
+                     const Tensor& mean_of, const Tensor& covariance_of,
+                     const Tensor& mixed_of) const {
+    const NoTF32Guard no_tf32;
     const double queries = static_cast<double>(sizes_.queries);
-    const at::Tensor mixed = padded(mixed_of, m_, d_);
-    at::Tensor mean, covariance, form, mean_grad, dmean, dcovariance;
+    const Tensor mixed = padded(mixed_of, m_, d_);
+    Tensor mean, covariance, form, mean_grad, dmean, dcovariance;
     if (whitened_) {
       mean = padded(mean_of.unsqueeze(2), 1, m_);
       covariance = padded(covariance_of, m_, m_);
@@ -111,40 +102,40 @@ class Passes {
     // With H = P G, G = sum_j r_j b_j v_j^T, D = sum_i (c_i - mean) g_i^T:
     //   ds = <D, H>,  dH = s D,  dP = dH G^T,  dG = P^T dH,  dmean = -s H sum_i g_i.
     const auto [products, grads] = mix(q, grad, mean, {});
-    const at::Tensor unscaled = at::bmm(inverse_, mixed);
-    const at::Tensor dscale = (products * unscaled).sum(at::IntArrayRef{1, 2});
-    const at::Tensor result = unscaled * scale_, dresult = products * scale_;
-    at::Tensor dinverse = at::bmm(dresult, mixed.transpose(1, 2));
-    const at::Tensor dmixed = at::bmm(inverse_.transpose(1, 2), dresult);
+    const Tensor unscaled = bmm(inverse_, mixed);
+    const Tensor dscale = (products * unscaled).sum(IntArrayRef{1, 2});
+    const Tensor result = unscaled * scale_, dresult = products * scale_;
+    Tensor dinverse = bmm(dresult, mixed.transpose(1, 2));
+    const Tensor dmixed = bmm(inverse_.transpose(1, 2), dresult);
     if (whitened_) {
       mean_grad = grads / static_cast<double>(sizes_.keys);
-      dmean = at::bmm(result, grads.unsqueeze(2)).mul_(-1 / queries);
+      dmean = bmm(result, grads.unsqueeze(2)).mul_(-1 / queries);
     }
 
-    const at::Tensor dk = tokens_like(k), dv = tokens_like(v), dq = tokens_like(q);
+    const Tensor dk = tokens_like(k), dv = tokens_like(v), dq = tokens_like(q);
     const Parts key_parts = parts_of(sizes_.keys), query_parts = parts_of(sizes_.queries);
-    const at::Tensor dmixed_transposed = dmixed.transpose(1, 2).contiguous();
-    const at::Tensor key_sums = sums(key_parts, m_ * (whitened_ ? d_ + m_ : d_));
+    const Tensor dmixed_transposed = dmixed.transpose(1, 2).contiguous();
+    const Tensor key_sums = sums(key_parts, m_ * (whitened_ ? d_ + m_ : d_));
     launch(device::key_gradients_kernel<Metric, Tokens, S, T>, key_parts,
            device::Rows::key_gradients, pass(k, key_parts, v),
            device::KeyMatrices<T>{pointer(dmixed), pointer(dmixed_transposed), pointer(form),
                                   pointer(mean_grad), eps_},
            dk.template data_ptr<S>(), dv.template data_ptr<S>(), key_sums.template data_ptr<T>());
-    const at::Tensor by_keys = key_sums.sum(1);
+    const Tensor by_keys = key_sums.sum(1);
     if (whitened_) {  // with dM = sum_j dvar_j b_j b_j^T: dCov = P dM P^T, dP += 2 Cov P dM
-      const at::Tensor half = at::bmm(inverse_, piece(by_keys, m_ * d_, m_, m_));
-      dinverse = at::baddbmm(dinverse, covariance, half, 1, 2);
-      dcovariance = at::bmm(half, inverse_.transpose(1, 2)).mul_(2 / queries);
+      const Tensor half = bmm(inverse_, piece(by_keys, m_ * d_, m_, m_));
+      dinverse = baddbmm(dinverse, covariance, half, 1, 2);
+      dcovariance = bmm(half, inverse_.transpose(1, 2)).mul_(2 / queries);
     }
 
-    const at::Tensor result_transposed = result.transpose(1, 2).contiguous();
-    const at::Tensor query_sums = sums(query_parts, m_ * d_);
+    const Tensor result_transposed = result.transpose(1, 2).contiguous();
+    const Tensor query_sums = sums(query_parts, m_ * d_);
     launch(device::query_gradients_kernel<Metric, Tokens, S, T>, query_parts,
            device::Rows::query_gradients, pass(q, query_parts, grad),
            device::QueryMatrices<T>{pointer(result_transposed), pointer(dmean),
                                     pointer(dcovariance), pointer(mean)},
            dq.template data_ptr<S>(), query_sums.template data_ptr<T>());
-    const at::Tensor dmarks = piece(by_keys, 0, m_, d_) + piece(query_sums.sum(1), 0, m_, d_);
+    const Tensor dmarks = piece(by_keys, 0, m_, d_) + piece(query_sums.sum(1), 0, m_, d_);
     return {by_head(dq),
             by_head(dk),
             by_head(dv),
@@ -152,9 +143,9 @@ class Passes {
             cut(dinverse, sizes_.marks, sizes_.marks),
             dscale.view({sizes_.batch, sizes_.heads})};
   }
-  Gradients empty_backward(const at::Tensor& q, const at::Tensor& k) const {
+  Gradients empty_backward(const Tensor& q, const Tensor& k) const {
     const int64_t m = sizes_.marks;
-    const at::Tensor dk = tokens_like(k).zero_();
+    const Tensor dk = tokens_like(k).zero_();
     return {by_head(tokens_like(q)), by_head(dk), by_head(dk.clone()),
             zeros(m, sizes_.dims),   zeros(m, m), zeros()};
   }
@@ -166,7 +157,7 @@ class Passes {
   const T eps_;
   const double bandwidth_;
   const bool whitened_, adjacent_;
-  const at::Tensor marks_, inverse_, scale_, table_;
+  const Tensor marks_, inverse_, scale_, table_;
 
   // How the tokens of a head are divided: into whole tiles, for about 512 blocks in all. So the
   // sums of all parts take some hundred times m (m + d), however many tokens there are. The shapes
@@ -181,39 +172,39 @@ class Passes {
   }
 
   template <class... Lengths>
-  at::Tensor zeros(Lengths... lengths) const {  // (B, heads, ...)
-    return at::zeros({sizes_.batch, sizes_.heads, lengths...}, marks_.options());
+  Tensor zeros(Lengths... lengths) const {  // (B, heads, ...)
+    return mmlaplace::zeros({sizes_.batch, sizes_.heads, lengths...}, marks_);
   }
   // A place for the sums of each part.
-  at::Tensor sums(const Parts& parts, int64_t size) const {
-    return at::zeros({heads_, parts.count, size}, marks_.options());
+  Tensor sums(const Parts& parts, int64_t size) const {
+    return mmlaplace::zeros({heads_, parts.count, size}, marks_);
   }
-  static T* pointer(const at::Tensor& tensor) {
+  static T* pointer(const Tensor& tensor) {
     return tensor.defined() ? tensor.data_ptr<T>() : nullptr;
   }
 
   // (B, heads, a, b) in T with zeros beyond, as (batch_heads, rows, columns).
-  at::Tensor padded(const at::Tensor& matrices, int64_t rows, int64_t columns) const {
-    const at::Tensor padded =
-        at::constant_pad_nd(matrices.to(c10::CppTypeToScalarType<T>::value),
-                            {0, columns - matrices.size(-1), 0, rows - matrices.size(-2)});
-    return padded.reshape({heads_, rows, columns}).contiguous();
+  Tensor padded(const Tensor& matrices, int64_t rows, int64_t columns) const {
+    const Tensor padded =
+        mmlaplace::zeros({sizes_.batch, sizes_.heads, rows, columns}, matrices, type_of<T>());
+    padded.narrow(2, 0, matrices.size(2)).narrow(3, 0, matrices.size(3)).copy_(matrices);
+    return padded.view({heads_, rows, columns});
   }
   // The opposite.
-  at::Tensor cut(const at::Tensor& matrices, int64_t rows, int64_t columns) const {
+  Tensor cut(const Tensor& matrices, int64_t rows, int64_t columns) const {
     return matrices.narrow(1, 0, rows)
         .narrow(2, 0, columns)
         .contiguous()
         .view({sizes_.batch, sizes_.heads, rows, columns});
   }
-  static at::Tensor piece(const at::Tensor& sums, int64_t first, int64_t rows, int64_t columns) {
+  static Tensor piece(const Tensor& sums, int64_t first, int64_t rows, int64_t columns) {
     return sums.narrow(1, first, rows * columns).view({sums.size(0), rows, columns});
   }
-  at::Tensor tokens_like(const at::Tensor& tokens) const {
-    return at::empty({sizes_.batch, tokens.size(2), sizes_.heads, sizes_.dims}, tokens.options());
+  Tensor tokens_like(const Tensor& tokens) const {
+    return empty({sizes_.batch, tokens.size(2), sizes_.heads, sizes_.dims}, tokens);
   }
 
-  static token_tiles::Source<S> source(const at::Tensor& tensor) {
+  static token_tiles::Source<S> source(const Tensor& tensor) {
     const auto address = reinterpret_cast<std::uintptr_t>(tensor.data_ptr());
     const auto strides = strides_of(tensor);
     return {tensor.data_ptr<S>(), strides,
@@ -221,7 +212,7 @@ class Passes {
                 strides.head % 4 == 0 && strides.row % 4 == 0 &&
                 address % alignof(token_tiles::Packed<S>) == 0};
   }
-  Pass pass(const at::Tensor& tokens, const Parts& parts, const at::Tensor& values = {}) const {
+  Pass pass(const Tensor& tokens, const Parts& parts, const Tensor& values = {}) const {
     return {source(tokens),
             values.defined() ? source(values) : token_tiles::Source<S>{},
             {pointer(table_), sizes_.queries,
@@ -244,9 +235,9 @@ class Passes {
     if (parts.tokens == 0) return;
     const int64_t blocks = heads_ * parts.count;
     int64_t bytes = bytes_of(sizes_, rows_of);
-    at::Tensor memory;
+    Tensor memory;
     if (bytes > device_.shared_memory()) {
-      memory = at::empty({blocks * bytes / static_cast<int64_t>(sizeof(T))}, marks_.options());
+      memory = empty({blocks * bytes / static_cast<int64_t>(sizeof(T))}, marks_);
       pass.memory = pointer(memory);
       bytes = 0;
     }
@@ -255,37 +246,37 @@ class Passes {
   }
 
   // The mean (batch_heads, m) and the covariance of the kernel over the queries.
-  std::tuple<at::Tensor, at::Tensor> moments(const at::Tensor& q) const {
-    const at::Tensor shift = at::empty({heads_, m_}, marks_.options());
+  std::tuple<Tensor, Tensor> moments(const Tensor& q) const {
+    const Tensor shift = empty({heads_, m_}, marks_);
     const Parts parts = parts_of(sizes_.queries);
     const Parts one{1, sizes_.queries, sizes_.queries};
     launch(device::sample_kernel<Metric, Tokens, S, T>, one, device::Rows::kernel, pass(q, one),
            pointer(shift));
-    const at::Tensor parts_sums = sums(parts, m_ * (m_ + 1));
+    const Tensor parts_sums = sums(parts, m_ * (m_ + 1));
     launch(device::moments_kernel<Metric, Tokens, S, T>, parts, device::Rows::kernel,
            pass(q, parts), pointer(shift), pointer(parts_sums));
-    const at::Tensor total = parts_sums.sum(1);
+    const Tensor total = parts_sums.sum(1);
     const double share = 1 / static_cast<double>(sizes_.queries);
-    const at::Tensor apart = total.narrow(1, 0, m_) * share;  // the mean less the shift
-    const at::Tensor covariance =
-        at::baddbmm(piece(total, m_, m_, m_), apart.unsqueeze(2), apart.unsqueeze(1), share, -1);
+    const Tensor apart = total.narrow(1, 0, m_) * share;  // the mean less the shift
+    const Tensor covariance =
+        baddbmm(piece(total, m_, m_, m_), apart.unsqueeze(2), apart.unsqueeze(1), share, -1);
     return {shift + apart, covariance};
   }
 
   // P^T Cov P
-  at::Tensor whitener(const at::Tensor& covariance) const {
-    return at::bmm(inverse_.transpose(1, 2), at::bmm(covariance, inverse_));
+  Tensor whitener(const Tensor& covariance) const {
+    return bmm(inverse_.transpose(1, 2), bmm(covariance, inverse_));
   }
 
   // The sums over tokens of r_j (b_j - shift) v_j^T, (batch_heads, m, d), and of v_j,
   // (batch_heads, d). Without a form, r_j is 1.
-  std::tuple<at::Tensor, at::Tensor> mix(const at::Tensor& tokens, const at::Tensor& values,
-                                         const at::Tensor& shift, const at::Tensor& form) const {
+  std::tuple<Tensor, Tensor> mix(const Tensor& tokens, const Tensor& values, const Tensor& shift,
+                                 const Tensor& form) const {
     const Parts parts = parts_of(tokens.size(2));
-    const at::Tensor parts_sums = sums(parts, (m_ + 1) * d_);
+    const Tensor parts_sums = sums(parts, (m_ + 1) * d_);
     launch(device::mix_kernel<Metric, Tokens, S, T>, parts, device::Rows::mix,
            pass(tokens, parts, values), pointer(shift), pointer(form), eps_, pointer(parts_sums));
-    const at::Tensor total = parts_sums.sum(1);
+    const Tensor total = parts_sums.sum(1);
     return {piece(total, 0, m_, d_), total.narrow(1, m_ * d_, d_)};
   }
 };
@@ -293,29 +284,29 @@ class Passes {
 // Calls f(passes, dtype) with the passes for tokens of this dtype. If the widest of them has no
 // room for its tiles in shared memory, these are the passes with small tiles and without halves.
 template <class Metric, class Device, class F>
-void with_passes(const Device& device, const Sizes& sizes, at::ScalarType type,
-                 const Inputs& inputs, RowsOf widest, const F& f) {
-  AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, type, "nystrom_attention", [&] {
-    using T = at::opmath_type<scalar_t>;
+void with_passes(const Device& device, const Sizes& sizes, ScalarType type, const Inputs& inputs,
+                 RowsOf widest, const F& f) {
+  MMLAPLACE_DISPATCH(type, "nystrom_attention", [&] {
+    using T = Wide<scalar_t>;
     if constexpr (std::is_same<T, float>::value) {
       using Fast = Passes<Device, Metric, device::kTokens, scalar_t>;
       if (Fast::bytes_of(sizes, widest) <= device.shared_memory()) {
         return f(Fast(device, sizes, inputs), type);
       }
     }
-    f(Passes<Device, Metric, device::kFewTokens, T>(device, sizes, inputs),
-      c10::CppTypeToScalarType<T>::value);
+    f(Passes<Device, Metric, device::kFewTokens, T>(device, sizes, inputs), type_of<T>());
   });
 }
 
-inline Sizes check_for_gpu(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+inline Sizes check_for_gpu(const Tensor& q, const Tensor& k, const Tensor& v,
                            const Inputs& inputs) {
   const Sizes sizes = check(q, k, v, inputs.landmarks, inputs.inverse, inputs.scale, inputs.rotary);
   check_rotary("nystrom_attention", inputs.rotary, sizes.dims, sizes.queries);
   // The kernels count the values of a matrix in 32 bits.
-  TORCH_CHECK(sizes.marks <= 32768 && sizes.dims <= 32768,
-              "nystrom_attention: on a GPU there can be at most 32768 landmarks and channels, got ",
-              sizes.marks, " and ", sizes.dims);
+  MMLAPLACE_CHECK(
+      sizes.marks <= 32768 && sizes.dims <= 32768,
+      "nystrom_attention: on a GPU there can be at most 32768 landmarks and channels, got ",
+      sizes.marks, " and ", sizes.dims);
   return sizes;
 }
 
@@ -323,21 +314,20 @@ inline Sizes check_for_gpu(const at::Tensor& q, const at::Tensor& k, const at::T
 // take long enough.
 template <class Device, class Metric>
 struct Attention {
-  static Results forward(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                         const Inputs& inputs);
-  static Gradients backward(const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k,
-                            const at::Tensor& v, const Inputs& inputs, const at::Tensor& mean,
-                            const at::Tensor& covariance, const at::Tensor& mixed);
+  static Results forward(const Tensor& q, const Tensor& k, const Tensor& v, const Inputs& inputs);
+  static Gradients backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
+                            const Inputs& inputs, const Tensor& mean, const Tensor& covariance,
+                            const Tensor& mixed);
 };
 
 template <class Device, class Metric>
-Results Attention<Device, Metric>::forward(const at::Tensor& q, const at::Tensor& k,
-                                           const at::Tensor& v, const Inputs& inputs) {
+Results Attention<Device, Metric>::forward(const Tensor& q, const Tensor& k, const Tensor& v,
+                                           const Inputs& inputs) {
   const Sizes sizes = check_for_gpu(q, k, v, inputs);
   const Device gpu(q);
   Results results;
   with_passes<Metric>(gpu, sizes, q.scalar_type(), inputs, device::Rows::mix,
-                      [&](const auto& passes, at::ScalarType type) {
+                      [&](const auto& passes, ScalarType type) {
                         results = q.numel() > 0 ? passes.forward(q.to(type), k.to(type), v.to(type))
                                                 : passes.empty_forward(q);
                       });
@@ -346,17 +336,16 @@ Results Attention<Device, Metric>::forward(const at::Tensor& q, const at::Tensor
 }
 
 template <class Device, class Metric>
-Gradients Attention<Device, Metric>::backward(const at::Tensor& grad, const at::Tensor& q,
-                                              const at::Tensor& k, const at::Tensor& v,
-                                              const Inputs& inputs, const at::Tensor& mean,
-                                              const at::Tensor& covariance,
-                                              const at::Tensor& mixed) {
+Gradients Attention<Device, Metric>::backward(const Tensor& grad, const Tensor& q, const Tensor& k,
+                                              const Tensor& v, const Inputs& inputs,
+                                              const Tensor& mean, const Tensor& covariance,
+                                              const Tensor& mixed) {
   const Sizes sizes = check_for_gpu(q, k, v, inputs);
   check_gradient(grad, q);
   const Device gpu(q);
   Gradients gradients;
   with_passes<Metric>(gpu, sizes, q.scalar_type(), inputs, device::Rows::key_gradients,
-                      [&](const auto& passes, at::ScalarType type) {
+                      [&](const auto& passes, ScalarType type) {
                         gradients = q.numel() > 0
                                         ? passes.backward(grad.to(type), q.to(type), k.to(type),
                                                           v.to(type), mean, covariance, mixed)

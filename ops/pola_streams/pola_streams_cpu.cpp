@@ -1,6 +1,4 @@
-#include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <torch/library.h>
+#include "../common/tensor.h"
 
 #include <algorithm>
 #include <vector>
@@ -15,20 +13,20 @@
 namespace mmlaplace {
 namespace {
 
-at::Tensor forward(const at::Tensor& q, const at::Tensor& powers, const at::Tensor& shifts,
-                   const at::Tensor& all_sums, double eps) {
-  TORCH_CHECK(q.dim() == 4, "pola_streams: q must be (B, heads, N, d), got shape ", q.sizes());
+Tensor forward(const Tensor& q, const Tensor& powers, const Tensor& shifts, const Tensor& all_sums,
+               double eps) {
+  MMLAPLACE_CHECK(q.dim() == 4, "pola_streams: q must be (B, heads, N, d), got shape ", q.sizes());
   const int64_t batch = q.size(0), heads = q.size(1), tokens = q.size(2), dims = q.size(3);
   check_fp32("pola_streams", "q", q, q.sizes());
   check_fp32("pola_streams", "power", powers, {heads, 1, dims});
   check_fp32("pola_streams", "shift", shifts, {heads, 1, dims});
   check_fp32("pola_streams", "sums", all_sums, {batch, heads, 2 * dims, dims + 2});
-  const at::Tensor power = powers.contiguous(), shift = shifts.contiguous();
-  const at::Tensor sums = all_sums.contiguous();
-  const at::Tensor out = at::empty({batch, tokens, heads, dims}, q.options());
+  const Tensor power = powers.contiguous(), shift = shifts.contiguous();
+  const Tensor sums = all_sums.contiguous();
+  const Tensor out = empty({batch, tokens, heads, dims}, q);
   const int64_t tiles = ceil_div(tokens, kTile), lanes = vector_bytes() / sizeof(float);
   const int64_t padded = ceil_div(dims, lanes) * lanes;
-  at::parallel_for(0, batch * heads * tiles, 4, [&](int64_t begin, int64_t end) {
+  host::parallel_for(batch * heads * tiles, 4, [&](int64_t begin, int64_t end) {
     // Rows of queries, scratch, features and results; store_rows also reads padded channels.
     std::vector<float> memory((4 * padded + 2 * dims + 2) * kTile);
     float *rows = memory.data(), *scratch = rows + padded * kTile;
@@ -54,4 +52,6 @@ at::Tensor forward(const at::Tensor& q, const at::Tensor& powers, const at::Tens
 }  // namespace
 }  // namespace mmlaplace
 
-TORCH_LIBRARY_IMPL(mmlaplace, CPU, library) { library.impl("_pola_streams", mmlaplace::forward); }
+MMLAPLACE_LIBRARY_IMPL(mmlaplace, CPU, library) {
+  library.impl("_pola_streams", MMLAPLACE_KERNEL(mmlaplace::forward));
+}

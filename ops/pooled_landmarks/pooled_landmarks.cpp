@@ -3,9 +3,9 @@
 // k is (B, heads, N, d) with N = height * width. With ratio > 0, a cell has at most ratio x ratio
 // tokens. Otherwise there are rows x columns cells, as in adaptive average pooling. `rotary` and
 // `adjacent` are those of nystrom_attention. The result (B, heads, m, d) is at least fp32.
-#include <torch/library.h>
+#include "../common/tensor.h"
 
-TORCH_LIBRARY_FRAGMENT(mmlaplace, library) {
+MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace, library) {
   library.def(
       "pooled_landmarks(Tensor k, Tensor? rotary, bool adjacent, int height, int width, int rows, "
       "int columns, int ratio) -> Tensor");

@@ -1,12 +1,8 @@
-#include <ATen/Dispatch.h>
-#include <ATen/OpMathType.h>
-#include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-#include <torch/library.h>
+#include "../common/tensor.h"
 
 #include <algorithm>
 #include <type_traits>
+#include <vector>
 
 #include "../common/pairwise.h"
 #include "pooled_landmarks_map.h"
@@ -33,13 +29,12 @@ void for_tiles(const Map& map, int64_t y, const F& f) {
 }
 
 template <class T, class S>
-void pool(const Map& map, const at::Tensor& k, const Rotation<T>& rotation, T* out) {
+void pool(const Map& map, const Tensor& k, const Rotation<T>& rotation, T* out) {
   const int64_t dims = map.dims, width = map.width;
-  at::parallel_for(0, map.batch_heads * map.rows.count, 1, [&](int64_t begin, int64_t end) {
+  host::parallel_for(map.batch_heads * map.rows.count, 1, [&](int64_t begin, int64_t end) {
     // The sums of the columns of a row of cells, and two tiles.
-    at::Tensor memory = at::empty({dims * width + 2 * tile_size<T>(map)},
-                                  at::dtype(c10::CppTypeToScalarType<T>::value));
-    T *sums = memory.data_ptr<T>() + 2 * tile_size<T>(map), *tile = memory.data_ptr<T>();
+    std::vector<T> memory(dims * width + 2 * tile_size<T>(map));
+    T *sums = memory.data() + 2 * tile_size<T>(map), *tile = memory.data();
     T* scratch = tile + tile_size<T>(map);
     for (int64_t index = begin; index < end; ++index) {
       const int64_t head = index / map.rows.count, row = index % map.rows.count;
@@ -70,13 +65,12 @@ void pool(const Map& map, const at::Tensor& k, const Rotation<T>& rotation, T* o
 }
 
 template <class T, class S>
-void spread(const Map& map, const at::Tensor& grad, const Rotation<T>& rotation, S* out) {
+void spread(const Map& map, const Tensor& grad, const Rotation<T>& rotation, S* out) {
   const int64_t dims = map.dims, width = map.width, cells = map.cells();
   const T* grads = grad.data_ptr<T>();
-  at::parallel_for(0, map.batch_heads * map.height, 16, [&](int64_t begin, int64_t end) {
-    at::Tensor memory = at::zeros({dims * width + 2 * tile_size<T>(map)},
-                                  at::dtype(c10::CppTypeToScalarType<T>::value));
-    T *sums = memory.data_ptr<T>() + 2 * tile_size<T>(map), *tile = memory.data_ptr<T>();
+  host::parallel_for(map.batch_heads * map.height, 16, [&](int64_t begin, int64_t end) {
+    std::vector<T> memory(dims * width + 2 * tile_size<T>(map));
+    T *sums = memory.data() + 2 * tile_size<T>(map), *tile = memory.data();
     T* scratch = tile + tile_size<T>(map);
     for (int64_t index = begin; index < end; ++index) {
       const int64_t head = index / map.height, y = index % map.height;
@@ -107,41 +101,37 @@ void spread(const Map& map, const at::Tensor& grad, const Rotation<T>& rotation,
   });
 }
 
-at::Tensor forward(const at::Tensor& k, const c10::optional<at::Tensor>& rotary, bool adjacent,
-                   int64_t height, int64_t width, int64_t rows, int64_t columns, int64_t ratio) {
-  at::Tensor out;
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, k.scalar_type(), "pooled_landmarks", [&] {
-        using T = at::opmath_type<scalar_t>;
-        const Map map = map_of(k, rotary, height, width, rows, columns, ratio);
-        out = at::empty({k.size(0), k.size(1), map.cells(), map.dims},
-                        k.options().dtype(c10::CppTypeToScalarType<T>::value));
-        const at::Tensor table = wide<T>(rotary);
-        pool<T, scalar_t>(map, k, rotation_of<T>(table, adjacent), out.data_ptr<T>());
-      });
+Tensor forward(const Tensor& k, const OptionalTensor& rotary, bool adjacent, int64_t height,
+               int64_t width, int64_t rows, int64_t columns, int64_t ratio) {
+  Tensor out;
+  MMLAPLACE_DISPATCH(k.scalar_type(), "pooled_landmarks", [&] {
+    using T = Wide<scalar_t>;
+    const Map map = map_of(k, rotary, height, width, rows, columns, ratio);
+    out = empty({k.size(0), k.size(1), map.cells(), map.dims}, k, type_of<T>());
+    const Tensor table = wide<T>(rotary);
+    pool<T, scalar_t>(map, k, rotation_of<T>(table, adjacent), out.data_ptr<T>());
+  });
   return out;
 }
 
-at::Tensor backward(const at::Tensor& grad, const at::Tensor& k,
-                    const c10::optional<at::Tensor>& rotary, bool adjacent, int64_t height,
-                    int64_t width, int64_t rows, int64_t columns, int64_t ratio) {
-  at::Tensor out = at::empty({k.size(0), k.size(2), k.size(1), k.size(3)}, k.options());
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, k.scalar_type(), "pooled_landmarks", [&] {
-        using T = at::opmath_type<scalar_t>;
-        const Map map = map_of(k, rotary, height, width, rows, columns, ratio);
-        check_gradient(grad, map);
-        const at::Tensor table = wide<T>(rotary);
-        spread<T, scalar_t>(map, wide<T>(grad), rotation_of<T>(table, adjacent),
-                            out.data_ptr<scalar_t>());
-      });
+Tensor backward(const Tensor& grad, const Tensor& k, const OptionalTensor& rotary, bool adjacent,
+                int64_t height, int64_t width, int64_t rows, int64_t columns, int64_t ratio) {
+  Tensor out = empty({k.size(0), k.size(2), k.size(1), k.size(3)}, k);
+  MMLAPLACE_DISPATCH(k.scalar_type(), "pooled_landmarks", [&] {
+    using T = Wide<scalar_t>;
+    const Map map = map_of(k, rotary, height, width, rows, columns, ratio);
+    check_gradient(grad, map);
+    const Tensor table = wide<T>(rotary);
+    spread<T, scalar_t>(map, wide<T>(grad), rotation_of<T>(table, adjacent),
+                        out.data_ptr<scalar_t>());
+  });
   return out.transpose(1, 2);
 }
 
 }  // namespace
 }  // namespace mmlaplace
 
-TORCH_LIBRARY_IMPL(mmlaplace, CPU, library) {
-  library.impl("pooled_landmarks", mmlaplace::forward);
-  library.impl("_pooled_landmarks_backward", mmlaplace::backward);
+MMLAPLACE_LIBRARY_IMPL(mmlaplace, CPU, library) {
+  library.impl("pooled_landmarks", MMLAPLACE_KERNEL(mmlaplace::forward));
+  library.impl("_pooled_landmarks_backward", MMLAPLACE_KERNEL(mmlaplace::backward));
 }

@@ -1,9 +1,11 @@
-#include <torch/library.h>
+#include "../common/tensor.h"
 
 #include "../common/cuda/launch.h"
 #include "pooled_landmarks_passes.h"
 
-TORCH_LIBRARY_IMPL(mmlaplace, CUDA, library) {
-  library.impl("pooled_landmarks", mmlaplace::pooled::forward<mmlaplace::cuda::Gpu>);
-  library.impl("_pooled_landmarks_backward", mmlaplace::pooled::backward<mmlaplace::cuda::Gpu>);
+MMLAPLACE_LIBRARY_IMPL(mmlaplace, CUDA, library) {
+  library.impl("pooled_landmarks",
+               MMLAPLACE_KERNEL(mmlaplace::pooled::forward<mmlaplace::cuda::Gpu>));
+  library.impl("_pooled_landmarks_backward",
+               MMLAPLACE_KERNEL(mmlaplace::pooled::backward<mmlaplace::cuda::Gpu>));
 }

@@ -2,9 +2,7 @@
 // common/cuda/launch.h. There is no other CUDA here, so that tests can run this on a CPU.
 #pragma once
 
-#include <ATen/Dispatch.h>
-#include <ATen/OpMathType.h>
-#include <ATen/ops/empty.h>
+#include "../common/tensor.h"
 
 #include <cstdint>
 #include <limits>
@@ -17,66 +15,63 @@ namespace mmlaplace {
 namespace pooled {
 
 inline device::MapOfTokens map_for_gpu(const Map& map) {
-  TORCH_CHECK(map.cells() <= std::numeric_limits<int32_t>::max(),
-              "pooled_landmarks: on a GPU there can be at most 2^31 - 1 cells, got ", map.cells());
+  MMLAPLACE_CHECK(map.cells() <= std::numeric_limits<int32_t>::max(),
+                  "pooled_landmarks: on a GPU there can be at most 2^31 - 1 cells, got ",
+                  map.cells());
   return {map.heads, map.width, map.rows, map.columns, static_cast<int>(map.dims)};
 }
 
 // (2, pairs, N) as the kernels read it, (N, pairs, 2).
 template <class T>
-at::Tensor angles(const c10::optional<at::Tensor>& rotary) {
-  return rotary.has_value() ? wide<T>(rotary->permute({2, 1, 0})) : at::Tensor();
+Tensor angles(const OptionalTensor& rotary) {
+  return rotary.has_value() ? wide<T>(rotary->permute({2, 1, 0})) : Tensor();
 }
 template <class T>
-device::Turns<T> turns(const at::Tensor& angles, bool adjacent) {
+device::Turns<T> turns(const Tensor& angles, bool adjacent) {
   if (!angles.defined()) return {nullptr, 0, adjacent};
   return {angles.data_ptr<T>(), static_cast<int>(angles.size(1)), adjacent};
 }
 
 template <class Device>
-at::Tensor forward(const at::Tensor& k, const c10::optional<at::Tensor>& rotary, bool adjacent,
-                   int64_t height, int64_t width, int64_t rows, int64_t columns, int64_t ratio) {
+Tensor forward(const Tensor& k, const OptionalTensor& rotary, bool adjacent, int64_t height,
+               int64_t width, int64_t rows, int64_t columns, int64_t ratio) {
   const Map map = map_of(k, rotary, height, width, rows, columns, ratio);
   const Device gpu(k);
-  at::Tensor out;
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, k.scalar_type(), "pooled_landmarks", [&] {
-        using T = at::opmath_type<scalar_t>;
-        out = at::empty({k.size(0), k.size(1), map.cells(), map.dims},
-                        k.options().dtype(c10::CppTypeToScalarType<T>::value));
-        if (out.numel() == 0) return;
-        const at::Tensor table = angles<T>(rotary);
-        gpu.launch("pooled_landmarks", device::pool_kernel<scalar_t, T>,
-                   map.batch_heads * map.cells(), device::kThreads, 0, map_for_gpu(map),
-                   static_cast<const scalar_t*>(k.data_ptr<scalar_t>()), strides_of(k),
-                   turns<T>(table, adjacent), out.data_ptr<T>());
-      });
+  Tensor out;
+  MMLAPLACE_DISPATCH(k.scalar_type(), "pooled_landmarks", [&] {
+    using T = Wide<scalar_t>;
+    out = empty({k.size(0), k.size(1), map.cells(), map.dims}, k, type_of<T>());
+    if (out.numel() == 0) return;
+    const Tensor table = angles<T>(rotary);
+    gpu.launch("pooled_landmarks", device::pool_kernel<scalar_t, T>, map.batch_heads * map.cells(),
+               device::kThreads, 0, map_for_gpu(map),
+               static_cast<const scalar_t*>(k.data_ptr<scalar_t>()), strides_of(k),
+               turns<T>(table, adjacent), out.data_ptr<T>());
+  });
   return out;
 }
 
 template <class Device>
-at::Tensor backward(const at::Tensor& grad, const at::Tensor& k,
-                    const c10::optional<at::Tensor>& rotary, bool adjacent, int64_t height,
-                    int64_t width, int64_t rows, int64_t columns, int64_t ratio) {
+Tensor backward(const Tensor& grad, const Tensor& k, const OptionalTensor& rotary, bool adjacent,
+                int64_t height, int64_t width, int64_t rows, int64_t columns, int64_t ratio) {
   const Map map = map_of(k, rotary, height, width, rows, columns, ratio);
   check_gradient(grad, map);
   const Device gpu(k);
-  at::Tensor out = at::empty({k.size(0), k.size(2), map.heads, map.dims}, k.options());
+  Tensor out = empty({k.size(0), k.size(2), map.heads, map.dims}, k);
   if (out.numel() == 0) return out.transpose(1, 2);
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, k.scalar_type(), "pooled_landmarks", [&] {
-        using T = at::opmath_type<scalar_t>;
-        const at::Tensor table = angles<T>(rotary), grads = wide<T>(grad);
-        const at::Tensor shares = at::empty({map.rows.count + map.columns.count}, grads.options());
-        gpu.launch("pooled_landmarks", device::shares_kernel<T>,
-                   ceil_div(shares.numel(), device::kThreads), device::kThreads, 0,
-                   map_for_gpu(map), shares.data_ptr<T>());
-        gpu.launch("pooled_landmarks", device::spread_kernel<scalar_t, T>,
-                   map.batch_heads * ceil_div(k.size(2), device::kSpreadTokens), device::kThreads,
-                   0, map_for_gpu(map), static_cast<const T*>(grads.data_ptr<T>()),
-                   static_cast<const T*>(shares.data_ptr<T>()), turns<T>(table, adjacent),
-                   out.data_ptr<scalar_t>());
-      });
+  MMLAPLACE_DISPATCH(k.scalar_type(), "pooled_landmarks", [&] {
+    using T = Wide<scalar_t>;
+    const Tensor table = angles<T>(rotary), grads = wide<T>(grad);
+    const Tensor shares = empty({map.rows.count + map.columns.count}, grads);
+    gpu.launch("pooled_landmarks", device::shares_kernel<T>,
+               ceil_div(shares.numel(), device::kThreads), device::kThreads, 0, map_for_gpu(map),
+               shares.data_ptr<T>());
+    gpu.launch("pooled_landmarks", device::spread_kernel<scalar_t, T>,
+               map.batch_heads * ceil_div(k.size(2), device::kSpreadTokens), device::kThreads, 0,
+               map_for_gpu(map), static_cast<const T*>(grads.data_ptr<T>()),
+               static_cast<const T*>(shares.data_ptr<T>()), turns<T>(table, adjacent),
+               out.data_ptr<scalar_t>());
+  });
   return out.transpose(1, 2);
 }
 

@@ -1,7 +1,4 @@
-#include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-#include <torch/library.h>
+#include "../common/tensor.h"
 
 #include <algorithm>
 #include <tuple>
@@ -34,19 +31,19 @@ namespace {
 // Values that a thread takes at once. Sums over rows are made for as many.
 constexpr int64_t kValues = 16384;
 
-at::Tensor with_contiguous_rows(const at::Tensor& tensor) {
+Tensor with_contiguous_rows(const Tensor& tensor) {
   return tensor.stride(3) == 1 ? tensor : tensor.contiguous();
 }
 
 // The rows that are computed at once, of which each head has `parts`. Their number does not depend
 // on that of the threads.
 struct Parts {
-  at::Tensor x, power, shift;
+  Tensor x, power, shift;
   int64_t heads, rows, dims, step, parts;
 
-  Parts(const at::Tensor& tokens, const at::Tensor& powers, const at::Tensor& shifts) {
-    TORCH_CHECK(tokens.dim() == 4, "signed_powers: x must be (B, heads, N, d), got shape ",
-                tokens.sizes());
+  Parts(const Tensor& tokens, const Tensor& powers, const Tensor& shifts) {
+    MMLAPLACE_CHECK(tokens.dim() == 4, "signed_powers: x must be (B, heads, N, d), got shape ",
+                    tokens.sizes());
     check_fp32("signed_powers", "x", tokens, tokens.sizes());
     heads = tokens.size(1), rows = tokens.size(2), dims = tokens.size(3);
     check_fp32("signed_powers", "power", powers, {heads, 1, dims});
@@ -59,7 +56,7 @@ struct Parts {
   // Calls f(rows of x, (batch, head), part, first row).
   template <class F>
   void for_each(const F& f) const {
-    at::parallel_for(0, x.size(0) * heads * parts, 1, [&](int64_t begin, int64_t end) {
+    host::parallel_for(x.size(0) * heads * parts, 1, [&](int64_t begin, int64_t end) {
       for (int64_t index = begin; index < end; ++index) {
         const int64_t batch_head = index / parts, part = index % parts, first = part * step;
         const int64_t channels = batch_head % heads * dims;
@@ -75,9 +72,9 @@ struct Parts {
   }
 };
 
-at::Tensor forward(const at::Tensor& x, const at::Tensor& power, const at::Tensor& shift) {
+Tensor forward(const Tensor& x, const Tensor& power, const Tensor& shift) {
   const Parts all(x, power, shift);
-  const at::Tensor out = at::empty({x.size(0), all.heads, all.rows, 2 * all.dims}, x.options());
+  const Tensor out = empty({x.size(0), all.heads, all.rows, 2 * all.dims}, x);
   all.for_each([&](PowerRows block, int64_t batch_head, int64_t, int64_t first) {
     block.out = slice<float>(out, batch_head).row(first);
     MMLAPLACE_FOR_CPU(power_rows(block));
@@ -85,15 +82,14 @@ at::Tensor forward(const at::Tensor& x, const at::Tensor& power, const at::Tenso
   return out;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(const at::Tensor& grad, const at::Tensor& x,
-                                                        const at::Tensor& power,
-                                                        const at::Tensor& shift) {
+std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad, const Tensor& x,
+                                            const Tensor& power, const Tensor& shift) {
   const Parts all(x, power, shift);
   check_fp32("signed_powers", "grad", grad, {x.size(0), all.heads, all.rows, 2 * all.dims});
-  const at::Tensor grads = with_contiguous_rows(grad);
-  const at::Tensor of_x = at::empty({x.size(0), all.heads, all.rows, all.dims}, x.options());
+  const Tensor grads = with_contiguous_rows(grad);
+  const Tensor of_x = empty({x.size(0), all.heads, all.rows, all.dims}, x);
   // For each part those of the powers, and after them those of the shifts.
-  const at::Tensor sums = at::zeros({2, x.size(0), all.parts, all.heads, 1, all.dims}, x.options());
+  const Tensor sums = zeros({2, x.size(0), all.parts, all.heads, 1, all.dims}, x);
   all.for_each([&](PowerRows block, int64_t batch_head, int64_t part, int64_t first) {
     const Slice<const float> slice_grad = slice<const float>(grads, batch_head).from(first);
     const int64_t batch = batch_head / all.heads, head = batch_head % all.heads;
@@ -104,14 +100,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> backward(const at::Tensor& grad, 
     block.shift_grad = block.power_grad + sums.stride(0);
     MMLAPLACE_FOR_CPU(power_gradient_rows(block));
   });
-  const at::Tensor of_both = sums.sum({1, 2});
+  const Tensor of_both = sums.sum({1, 2});
   return {of_x, of_both[0], of_both[1]};
 }
 
 }  // namespace
 }  // namespace mmlaplace
 
-TORCH_LIBRARY_IMPL(mmlaplace, CPU, library) {
-  library.impl("_signed_powers", mmlaplace::forward);
-  library.impl("_signed_powers_backward", mmlaplace::backward);
+MMLAPLACE_LIBRARY_IMPL(mmlaplace, CPU, library) {
+  library.impl("_signed_powers", MMLAPLACE_KERNEL(mmlaplace::forward));
+  library.impl("_signed_powers_backward", MMLAPLACE_KERNEL(mmlaplace::backward));
 }

@@ -5,11 +5,7 @@
 // for fp64 and fp32 for the rest. The loops over the buffers are in pairwise_vector.h.
 #pragma once
 
-#include <ATen/Dispatch.h>
-#include <ATen/OpMathType.h>
-#include <ATen/Parallel.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include "../tensor.h"
 
 #include <algorithm>
 #include <cmath>
@@ -62,99 +58,95 @@ namespace cpu {
 inline int64_t round_up(int64_t value, int64_t step) { return ceil_div(value, step) * step; }
 
 template <class Metric>
-at::Tensor pairwise_forward(const at::Tensor& q, const at::Tensor& k, double bandwidth) {
+Tensor pairwise_forward(const Tensor& q, const Tensor& k, double bandwidth) {
   const PairwiseSizes sizes = check_pairwise(Metric::name, q, k);
-  at::Tensor out = at::empty({sizes.batch, sizes.heads, sizes.queries, sizes.keys}, q.options());
+  Tensor out = empty({sizes.batch, sizes.heads, sizes.queries, sizes.keys}, q);
   if (out.numel() == 0) return out;
   const int64_t blocks = ceil_div(sizes.queries, kBlock);
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, q.scalar_type(), "mmlaplace_pairwise", [&] {
-        using T = at::opmath_type<scalar_t>;
-        const int64_t padded = round_up(sizes.keys, vector_bytes() / sizeof(T));
-        at::parallel_for(0, sizes.batch_heads() * blocks, 16, [&](int64_t begin, int64_t end) {
-          // The loops also run over the padding, which must hold numbers.
-          std::vector<T> panels(padded * sizes.dims), packed(kBlock * sizes.dims),
-              distances(kBlock * padded);
-          int64_t in_panels = -1;
-          for (int64_t index = begin; index < end; ++index) {
-            const int64_t batch_head = index / blocks, first = index % blocks * kBlock;
-            if (batch_head != in_panels) {
-              MMLAPLACE_FOR_CPU(pack_panels(slice<const scalar_t>(k, batch_head), sizes.keys,
-                                            sizes.dims, panels.data()));
-              in_panels = batch_head;
-            }
-            const ForwardBlock<T, scalar_t> block{
-                slice<const scalar_t>(q, batch_head).from(first),
-                panels.data(),
-                packed.data(),
-                distances.data(),
-                slice<scalar_t>(out, batch_head).row(first),
-                std::min(kBlock, sizes.queries - first),
-                sizes.keys,
-                sizes.dims,
-                static_cast<T>(Metric::exponent(bandwidth) / std::log(2.0))};
-            MMLAPLACE_FOR_CPU(forward_block<Metric>(block));
-          }
-        });
-      });
+  MMLAPLACE_DISPATCH(q.scalar_type(), "mmlaplace_pairwise", [&] {
+    using T = Wide<scalar_t>;
+    const int64_t padded = round_up(sizes.keys, vector_bytes() / sizeof(T));
+    host::parallel_for(sizes.batch_heads() * blocks, 16, [&](int64_t begin, int64_t end) {
+      // The loops also run over the padding, which must hold numbers.
+      std::vector<T> panels(padded * sizes.dims), packed(kBlock * sizes.dims),
+          distances(kBlock * padded);
+      int64_t in_panels = -1;
+      for (int64_t index = begin; index < end; ++index) {
+        const int64_t batch_head = index / blocks, first = index % blocks * kBlock;
+        if (batch_head != in_panels) {
+          MMLAPLACE_FOR_CPU(pack_panels(slice<const scalar_t>(k, batch_head), sizes.keys,
+                                        sizes.dims, panels.data()));
+          in_panels = batch_head;
+        }
+        const ForwardBlock<T, scalar_t> block{
+            slice<const scalar_t>(q, batch_head).from(first),
+            panels.data(),
+            packed.data(),
+            distances.data(),
+            slice<scalar_t>(out, batch_head).row(first),
+            std::min(kBlock, sizes.queries - first),
+            sizes.keys,
+            sizes.dims,
+            static_cast<T>(Metric::exponent(bandwidth) / std::log(2.0))};
+        MMLAPLACE_FOR_CPU(forward_block<Metric>(block));
+      }
+    });
+  });
   return out;
 }
 
 template <class Metric>
-std::tuple<at::Tensor, at::Tensor> pairwise_backward(const at::Tensor& grad, const at::Tensor& q,
-                                                     const at::Tensor& k, const at::Tensor& out,
-                                                     double bandwidth) {
+std::tuple<Tensor, Tensor> pairwise_backward(const Tensor& grad, const Tensor& q, const Tensor& k,
+                                             const Tensor& out, double bandwidth) {
   const PairwiseSizes sizes = check_pairwise_backward(Metric::backward_name, grad, q, k, out);
-  at::Tensor query_grad = at::empty(q.sizes(), q.options());
+  Tensor query_grad = empty(q.sizes(), q);
   if (out.numel() == 0 || sizes.dims == 0) {
-    return {query_grad.zero_(), at::zeros(k.sizes(), k.options())};
+    return {query_grad.zero_(), zeros(k.sizes(), k)};
   }
   const int64_t chunk = gradient_chunk(sizes), chunks = ceil_div(sizes.queries, chunk);
-  at::Tensor key_grad;
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, q.scalar_type(), "mmlaplace_pairwise", [&] {
-        using T = at::opmath_type<scalar_t>;
-        const int64_t padded = round_up(sizes.dims, vector_bytes() / sizeof(T));
-        const int64_t padded_keys = round_up(sizes.keys, kGradientKeys);
-        // Each chunk of queries has its own sums for the keys, which are added in order below.
-        at::Tensor partial = at::empty({chunks, sizes.batch_heads(), sizes.keys, sizes.dims},
-                                       q.options().dtype(c10::CppTypeToScalarType<T>::value));
-        at::parallel_for(0, sizes.batch_heads() * chunks, 1, [&](int64_t begin, int64_t end) {
-          std::vector<T> keys(padded_keys * padded), key_sums(padded_keys * padded),
-              weights(kBlock * padded_keys);
-          std::vector<T> packed(kBlock * padded), query_sums(kBlock * padded);
-          for (int64_t index = begin; index < end; ++index) {
-            const int64_t batch_head = index / chunks, part = index % chunks;
-            MMLAPLACE_FOR_CPU(pack_rows(slice<const scalar_t>(k, batch_head), sizes.keys,
-                                        sizes.dims, keys.data(), padded));
-            std::fill(key_sums.begin(), key_sums.end(), T(0));
-            const int64_t stop = std::min((part + 1) * chunk, sizes.queries);
-            for (int64_t first = part * chunk; first < stop; first += kBlock) {
-              const BackwardBlock<T, scalar_t> block{
-                  slice<const scalar_t>(q, batch_head).from(first),
-                  slice<const scalar_t>(grad, batch_head).from(first),
-                  slice<const scalar_t>(out, batch_head).from(first),
-                  keys.data(),
-                  packed.data(),
-                  weights.data(),
-                  query_sums.data(),
-                  key_sums.data(),
-                  slice<scalar_t>(query_grad, batch_head).row(first),
-                  std::min(kBlock, stop - first),
-                  sizes.keys,
-                  sizes.dims,
-                  static_cast<T>(Metric::derivative(bandwidth))};
-              MMLAPLACE_FOR_CPU(backward_block<Metric>(block));
-            }
-            T* sums = partial.data_ptr<T>() +
-                      (part * sizes.batch_heads() + batch_head) * sizes.keys * sizes.dims;
-            for (int64_t j = 0; j < sizes.keys; ++j) {
-              std::copy_n(key_sums.data() + j * padded, sizes.dims, sums + j * sizes.dims);
-            }
-          }
-        });
-        key_grad = (chunks == 1 ? partial : partial.sum(0)).view(k.sizes()).to(q.scalar_type());
-      });
+  Tensor key_grad;
+  MMLAPLACE_DISPATCH(q.scalar_type(), "mmlaplace_pairwise", [&] {
+    using T = Wide<scalar_t>;
+    const int64_t padded = round_up(sizes.dims, vector_bytes() / sizeof(T));
+    const int64_t padded_keys = round_up(sizes.keys, kGradientKeys);
+    // Each chunk of queries has its own sums for the keys, which are added in order below.
+    Tensor partial = empty({chunks, sizes.batch_heads(), sizes.keys, sizes.dims}, q, type_of<T>());
+    host::parallel_for(sizes.batch_heads() * chunks, 1, [&](int64_t begin, int64_t end) {
+      std::vector<T> keys(padded_keys * padded), key_sums(padded_keys * padded),
+          weights(kBlock * padded_keys);
+      std::vector<T> packed(kBlock * padded), query_sums(kBlock * padded);
+      for (int64_t index = begin; index < end; ++index) {
+        const int64_t batch_head = index / chunks, part = index % chunks;
+        MMLAPLACE_FOR_CPU(pack_rows(slice<const scalar_t>(k, batch_head), sizes.keys, sizes.dims,
+                                    keys.data(), padded));
+        std::fill(key_sums.begin(), key_sums.end(), T(0));
+        const int64_t stop = std::min((part + 1) * chunk, sizes.queries);
+        for (int64_t first = part * chunk; first < stop; first += kBlock) {
+          const BackwardBlock<T, scalar_t> block{
+              slice<const scalar_t>(q, batch_head).from(first),
+              slice<const scalar_t>(grad, batch_head).from(first),
+              slice<const scalar_t>(out, batch_head).from(first),
+              keys.data(),
+              packed.data(),
+              weights.data(),
+              query_sums.data(),
+              key_sums.data(),
+              slice<scalar_t>(query_grad, batch_head).row(first),
+              std::min(kBlock, stop - first),
+              sizes.keys,
+              sizes.dims,
+              static_cast<T>(Metric::derivative(bandwidth))};
+          MMLAPLACE_FOR_CPU(backward_block<Metric>(block));
+        }
+        T* sums = partial.data_ptr<T>() +
+                  (part * sizes.batch_heads() + batch_head) * sizes.keys * sizes.dims;
+        for (int64_t j = 0; j < sizes.keys; ++j) {
+          std::copy_n(key_sums.data() + j * padded, sizes.dims, sums + j * sizes.dims);
+        }
+      }
+    });
+    key_grad = (chunks == 1 ? partial : partial.sum(0)).view(k.sizes()).to(q.scalar_type());
+  });
   return {query_grad, key_grad};
 }
 

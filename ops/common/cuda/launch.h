@@ -1,10 +1,7 @@
 // Launches kernels on the GPU of a tensor.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
+#include "gpu.h"
 
 #include <limits>
 
@@ -15,9 +12,9 @@ namespace cuda {
 // host code of ops takes it as a template parameter. Tests have one that runs kernels on a CPU.
 class Gpu {
  public:
-  explicit Gpu(const at::Tensor& tensor) : guard_(tensor.device()) {
-    C10_CUDA_CHECK(cudaDeviceGetAttribute(&shared_memory_, cudaDevAttrMaxSharedMemoryPerBlockOptin,
-                                          tensor.get_device()));
+  explicit Gpu(const Tensor& tensor) : guard_(tensor) {
+    MMLAPLACE_CUDA_CHECK(cudaDeviceGetAttribute(
+        &shared_memory_, cudaDevAttrMaxSharedMemoryPerBlockOptin, tensor.get_device()));
   }
 
   // The bytes of shared memory that a block can have.
@@ -27,19 +24,18 @@ class Gpu {
   template <class... Parameters, class... Arguments>
   void launch(const char* op, void (*kernel)(Parameters...), int64_t blocks, int threads,
               int64_t bytes, Arguments... arguments) const {
-    TORCH_CHECK(blocks <= std::numeric_limits<int32_t>::max(), op, ": the inputs need ", blocks,
-                " CUDA blocks, more than 2^31 - 1; split the batch");
+    MMLAPLACE_CHECK(blocks <= std::numeric_limits<int32_t>::max(), op, ": the inputs need ", blocks,
+                    " CUDA blocks, more than 2^31 - 1; split the batch");
     if (bytes > 48 << 10) {  // more must be asked for
-      C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                          static_cast<int>(bytes)));
+      MMLAPLACE_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                static_cast<int>(bytes)));
     }
-    kernel<<<static_cast<unsigned int>(blocks), threads, bytes,
-             c10::cuda::getCurrentCUDAStream()>>>(arguments...);
-    C10_CUDA_KERNEL_LAUNCH_CHECK();
+    kernel<<<static_cast<unsigned int>(blocks), threads, bytes, current_stream()>>>(arguments...);
+    MMLAPLACE_CUDA_CHECK(cudaGetLastError());
   }
 
  private:
-  c10::cuda::CUDAGuard guard_;
+  Guard guard_;
   int shared_memory_ = 0;
 };
 

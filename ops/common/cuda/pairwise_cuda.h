@@ -5,13 +5,7 @@
 // shapes of a block.
 #pragma once
 
-#include <ATen/Dispatch.h>
-#include <ATen/OpMathType.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
-#include <c10/cuda/CUDAException.h>
-#include <c10/cuda/CUDAGuard.h>
-#include <c10/cuda/CUDAStream.h>
+#include "gpu.h"
 
 #include <algorithm>
 #include <cmath>
@@ -26,14 +20,14 @@ namespace cuda {
 
 // The size of a grid. Only its first dimension allows 2^31 - 1 blocks, so all are counted there.
 inline unsigned int grid(const char* op, int64_t blocks) {
-  TORCH_CHECK(blocks <= std::numeric_limits<int32_t>::max(), op, ": the inputs need ", blocks,
-              " CUDA blocks, more than 2^31 - 1; split the batch");
+  MMLAPLACE_CHECK(blocks <= std::numeric_limits<int32_t>::max(), op, ": the inputs need ", blocks,
+                  " CUDA blocks, more than 2^31 - 1; split the batch");
   return static_cast<unsigned int>(blocks);
 }
 
 // Whether four adjacent channels of every row can be read in one access.
 template <class S>
-bool in_quads(const at::Tensor& tensor) {
+bool in_quads(const Tensor& tensor) {
   const auto address = reinterpret_cast<std::uintptr_t>(tensor.data_ptr());
   return tensor.stride(3) == 1 && tensor.size(3) % 4 == 0 && tensor.stride(0) % 4 == 0 &&
          tensor.stride(1) % 4 == 0 && tensor.stride(2) % 4 == 0 &&
@@ -49,17 +43,17 @@ void launch_forward(const PairwiseSizes& sizes, const device::PairwiseArguments<
   const int64_t blocks = sizes.batch_heads() * ceil_div(sizes.queries, Tile::kTileN) *
                          ceil_div(sizes.keys, Tile::kTileM);
   device::forward_kernel<Metric, S, T, Tile>
-      <<<grid(Metric::name, blocks), Tile::kThreads, 0, c10::cuda::getCurrentCUDAStream()>>>(
-          arguments, out, exponent);
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
+      <<<grid(Metric::name, blocks), Tile::kThreads, 0, current_stream()>>>(arguments, out,
+                                                                            exponent);
+  MMLAPLACE_CUDA_CHECK(cudaGetLastError());
 }
 
 // Landmarks with landmarks take small tiles. So do doubles, whose large ones would not fit shared
 // memory. Otherwise the width is the one that leaves less of the last tile empty: 52 for 49 keys.
 template <class Metric, class S>
-void forward_in_tiles(const PairwiseSizes& sizes, const at::Tensor& q, const at::Tensor& k,
-                      at::Tensor& out, double bandwidth) {
-  using T = at::opmath_type<S>;
+void forward_in_tiles(const PairwiseSizes& sizes, const Tensor& q, const Tensor& k, Tensor& out,
+                      double bandwidth) {
+  using T = Wide<S>;
   const device::PairwiseArguments<S> arguments{
       q.data_ptr<S>(), k.data_ptr<S>(), strides_of(q), strides_of(k),  sizes.heads,
       sizes.queries,   sizes.keys,      sizes.dims,    in_quads<S>(q), in_quads<S>(k)};
@@ -79,14 +73,13 @@ void forward_in_tiles(const PairwiseSizes& sizes, const at::Tensor& q, const at:
 }
 
 template <class Metric>
-at::Tensor pairwise_forward(const at::Tensor& q, const at::Tensor& k, double bandwidth) {
+Tensor pairwise_forward(const Tensor& q, const Tensor& k, double bandwidth) {
   const PairwiseSizes sizes = check_pairwise(Metric::name, q, k);
-  const c10::cuda::CUDAGuard guard(q.device());
-  at::Tensor out = at::empty({sizes.batch, sizes.heads, sizes.queries, sizes.keys}, q.options());
+  const cuda::Guard guard(q);
+  Tensor out = empty({sizes.batch, sizes.heads, sizes.queries, sizes.keys}, q);
   if (out.numel() == 0) return out;
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, q.scalar_type(), "mmlaplace_pairwise",
-      [&] { forward_in_tiles<Metric, scalar_t>(sizes, q, k, out, bandwidth); });
+  MMLAPLACE_DISPATCH(q.scalar_type(), "mmlaplace_pairwise",
+                     [&] { forward_in_tiles<Metric, scalar_t>(sizes, q, k, out, bandwidth); });
   return out;
 }
 
@@ -97,9 +90,9 @@ void launch_gradient(const device::GradientArguments<S>& arguments, int64_t batc
                          ceil_div(arguments.dims, Tile::kBlockChannels) *
                          ceil_div(arguments.num_columns, arguments.chunk);
   device::gradient_kernel<Metric, S, T, Out, Tile>
-      <<<grid(Metric::backward_name, blocks), Tile::kThreads, 0,
-         c10::cuda::getCurrentCUDAStream()>>>(arguments, sums, derivative);
-  C10_CUDA_KERNEL_LAUNCH_CHECK();
+      <<<grid(Metric::backward_name, blocks), Tile::kThreads, 0, current_stream()>>>(
+          arguments, sums, derivative);
+  MMLAPLACE_CUDA_CHECK(cudaGetLastError());
 }
 
 // The tile is the one that leaves fewer of its rows empty.
@@ -115,14 +108,13 @@ void gradient_in_tiles(const device::GradientArguments<S>& arguments, int64_t ba
 }
 
 template <class Metric>
-std::tuple<at::Tensor, at::Tensor> pairwise_backward(const at::Tensor& grad, const at::Tensor& q,
-                                                     const at::Tensor& k, const at::Tensor& out,
-                                                     double bandwidth) {
+std::tuple<Tensor, Tensor> pairwise_backward(const Tensor& grad, const Tensor& q, const Tensor& k,
+                                             const Tensor& out, double bandwidth) {
   const PairwiseSizes sizes = check_pairwise_backward(Metric::backward_name, grad, q, k, out);
-  const c10::cuda::CUDAGuard guard(q.device());
-  at::Tensor query_grad = at::empty(q.sizes(), q.options());
+  const cuda::Guard guard(q);
+  Tensor query_grad = empty(q.sizes(), q);
   if (out.numel() == 0 || sizes.dims == 0) {
-    return {query_grad.zero_(), at::zeros(k.sizes(), k.options())};
+    return {query_grad.zero_(), zeros(k.sizes(), k)};
   }
   // Shorter chunks than on a CPU, as a GPU needs more blocks. Their sums take up to 15 % of the
   // memory of out.
@@ -132,26 +124,24 @@ std::tuple<at::Tensor, at::Tensor> pairwise_backward(const at::Tensor& grad, con
     std::swap(strides.row, strides.column);
     return strides;
   };
-  at::Tensor key_grad;
-  AT_DISPATCH_FLOATING_TYPES_AND2(
-      at::kHalf, at::kBFloat16, q.scalar_type(), "mmlaplace_pairwise", [&] {
-        using T = at::opmath_type<scalar_t>;
-        const scalar_t *queries = q.data_ptr<scalar_t>(), *keys = k.data_ptr<scalar_t>();
-        const scalar_t *upper = grad.data_ptr<scalar_t>(), *values = out.data_ptr<scalar_t>();
-        gradient_in_tiles<Metric, scalar_t, T>(
-            {queries, keys, upper, values, strides_of(q), strides_of(k), strides_of(grad),
-             strides_of(out), sizes.heads, sizes.queries, sizes.keys, sizes.dims, sizes.keys,
-             in_quads<scalar_t>(k)},
-            sizes.batch_heads(), query_grad.data_ptr<scalar_t>(), bandwidth);
-        at::Tensor partial = at::empty({chunks, sizes.batch_heads(), sizes.keys, sizes.dims},
-                                       q.options().dtype(c10::CppTypeToScalarType<T>::value));
-        gradient_in_tiles<Metric, scalar_t, T>(
-            {keys, queries, upper, values, strides_of(k), strides_of(q),
-             exchanged(strides_of(grad)), exchanged(strides_of(out)), sizes.heads, sizes.keys,
-             sizes.queries, sizes.dims, chunk, in_quads<scalar_t>(q)},
-            sizes.batch_heads(), partial.data_ptr<T>(), bandwidth);
-        key_grad = (chunks == 1 ? partial : partial.sum(0)).view(k.sizes()).to(q.scalar_type());
-      });
+  Tensor key_grad;
+  MMLAPLACE_DISPATCH(q.scalar_type(), "mmlaplace_pairwise", [&] {
+    using T = Wide<scalar_t>;
+    const scalar_t *queries = q.data_ptr<scalar_t>(), *keys = k.data_ptr<scalar_t>();
+    const scalar_t *upper = grad.data_ptr<scalar_t>(), *values = out.data_ptr<scalar_t>();
+    gradient_in_tiles<Metric, scalar_t, T>(
+        {queries, keys, upper, values, strides_of(q), strides_of(k), strides_of(grad),
+         strides_of(out), sizes.heads, sizes.queries, sizes.keys, sizes.dims, sizes.keys,
+         in_quads<scalar_t>(k)},
+        sizes.batch_heads(), query_grad.data_ptr<scalar_t>(), bandwidth);
+    Tensor partial = empty({chunks, sizes.batch_heads(), sizes.keys, sizes.dims}, q, type_of<T>());
+    gradient_in_tiles<Metric, scalar_t, T>(
+        {keys, queries, upper, values, strides_of(k), strides_of(q), exchanged(strides_of(grad)),
+         exchanged(strides_of(out)), sizes.heads, sizes.keys, sizes.queries, sizes.dims, chunk,
+         in_quads<scalar_t>(q)},
+        sizes.batch_heads(), partial.data_ptr<T>(), bandwidth);
+    key_grad = (chunks == 1 ? partial : partial.sum(0)).view(k.sizes()).to(q.scalar_type());
+  });
   return {query_grad, key_grad};
 }
 

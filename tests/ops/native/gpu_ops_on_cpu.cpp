@@ -11,76 +11,82 @@ using std::sqrt;
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 
-#include <torch/library.h>
-
 #include "../../../ops/nystrom_attention/nystrom_attention_passes.h"
 #include "../../../ops/pooled_landmarks/pooled_landmarks_passes.h"
 
+namespace mmlaplace {
 namespace {
 
 int64_t shared_memory = sizeof(dynamic_shared_memory);
 
 struct Cpu {
-  explicit Cpu(const at::Tensor&) {}
-  int64_t shared_memory() const { return ::shared_memory; }
+  explicit Cpu(const Tensor&) {}
+  int64_t shared_memory() const { return mmlaplace::shared_memory; }
   template <class Kernel, class... Arguments>
   void launch(const char*, Kernel kernel, int64_t blocks, int threads, int64_t bytes,
               Arguments... arguments) const {
-    TORCH_CHECK(bytes <= ::shared_memory, "shared memory of ", bytes, " bytes");
+    MMLAPLACE_CHECK(bytes <= mmlaplace::shared_memory, "shared memory of ", bytes, " bytes");
     ::launch(kernel, static_cast<unsigned int>(blocks), threads, arguments...);
   }
 };
 
-mmlaplace::nystrom::Results attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-                                      const at::Tensor& landmarks, const at::Tensor& inverse,
-                                      const at::Tensor& scale,
-                                      const c10::optional<at::Tensor>& rotary,
-                                      c10::string_view kernel, double bandwidth, double whitening,
-                                      bool adjacent) {
-  mmlaplace::nystrom::Results results;
-  mmlaplace::nystrom::with_metric(kernel, [&](auto metric) {
-    results = mmlaplace::nystrom::Attention<Cpu, decltype(metric)>::forward(
+nystrom::Results attention(const Tensor& q, const Tensor& k, const Tensor& v,
+                           const Tensor& landmarks, const Tensor& inverse, const Tensor& scale,
+                           const OptionalTensor& rotary, StringView kernel, double bandwidth,
+                           double whitening, bool adjacent) {
+  nystrom::Results results;
+  nystrom::with_metric(kernel, [&](auto metric) {
+    results = nystrom::Attention<Cpu, decltype(metric)>::forward(
         q, k, v, {landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent});
   });
   return results;
 }
 
-mmlaplace::nystrom::Gradients attention_backward(
-    const at::Tensor& grad, const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
-    const at::Tensor& landmarks, const at::Tensor& inverse, const at::Tensor& scale,
-    const c10::optional<at::Tensor>& rotary, const at::Tensor& mean, const at::Tensor& covariance,
-    const at::Tensor& mixed, c10::string_view kernel, double bandwidth, double whitening,
-    bool adjacent) {
-  mmlaplace::nystrom::Gradients gradients;
-  mmlaplace::nystrom::with_metric(kernel, [&](auto metric) {
-    gradients = mmlaplace::nystrom::Attention<Cpu, decltype(metric)>::backward(
+nystrom::Gradients attention_backward(const Tensor& grad, const Tensor& q, const Tensor& k,
+                                      const Tensor& v, const Tensor& landmarks,
+                                      const Tensor& inverse, const Tensor& scale,
+                                      const OptionalTensor& rotary, const Tensor& mean,
+                                      const Tensor& covariance, const Tensor& mixed,
+                                      StringView kernel, double bandwidth, double whitening,
+                                      bool adjacent) {
+  nystrom::Gradients gradients;
+  nystrom::with_metric(kernel, [&](auto metric) {
+    gradients = nystrom::Attention<Cpu, decltype(metric)>::backward(
         grad, q, k, v, {landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent}, mean,
         covariance, mixed);
   });
   return gradients;
 }
 
-}  // namespace
+void set_shared_memory(int64_t bytes) { shared_memory = bytes; }
 
-TORCH_LIBRARY(mmlaplace_gpu_on_cpu, library) {
-  library.def("set_shared_memory(int bytes) -> ()", [](int64_t bytes) { shared_memory = bytes; });
+}  // namespace
+}  // namespace mmlaplace
+
+MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace_gpu_on_cpu, library) {
+  library.def("set_shared_memory(int bytes) -> ()");
   library.def(
       "nystrom_attention(Tensor q, Tensor k, Tensor v, Tensor landmarks, Tensor inverse, Tensor "
       "scale, Tensor? rotary, str kernel, float bandwidth, float whitening, bool adjacent) -> "
-      "(Tensor, Tensor, Tensor, Tensor)",
-      attention);
+      "(Tensor, Tensor, Tensor, Tensor)");
   library.def(
       "_nystrom_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor landmarks, "
       "Tensor inverse, Tensor scale, Tensor? rotary, Tensor mean, Tensor covariance, Tensor mixed, "
       "str kernel, float bandwidth, float whitening, bool adjacent) -> (Tensor, Tensor, Tensor, "
-      "Tensor, Tensor, Tensor)",
-      attention_backward);
+      "Tensor, Tensor, Tensor)");
   library.def(
       "pooled_landmarks(Tensor k, Tensor? rotary, bool adjacent, int height, int width, int rows, "
-      "int columns, int ratio) -> Tensor",
-      mmlaplace::pooled::forward<Cpu>);
+      "int columns, int ratio) -> Tensor");
   library.def(
       "_pooled_landmarks_backward(Tensor grad, Tensor k, Tensor? rotary, bool adjacent, int "
-      "height, int width, int rows, int columns, int ratio) -> Tensor",
-      mmlaplace::pooled::backward<Cpu>);
+      "height, int width, int rows, int columns, int ratio) -> Tensor");
+}
+
+MMLAPLACE_LIBRARY_IMPL(mmlaplace_gpu_on_cpu, CompositeExplicitAutograd, library) {
+  library.impl("set_shared_memory", MMLAPLACE_KERNEL(mmlaplace::set_shared_memory));
+  library.impl("nystrom_attention", MMLAPLACE_KERNEL(mmlaplace::attention));
+  library.impl("_nystrom_attention_backward", MMLAPLACE_KERNEL(mmlaplace::attention_backward));
+  library.impl("pooled_landmarks", MMLAPLACE_KERNEL(mmlaplace::pooled::forward<mmlaplace::Cpu>));
+  library.impl("_pooled_landmarks_backward",
+               MMLAPLACE_KERNEL(mmlaplace::pooled::backward<mmlaplace::Cpu>));
 }
