@@ -1,8 +1,8 @@
 """``python -m mmlaplace.check`` in installations that work and that do not."""
 
 import json
-import re
 import os
+import re
 import shutil
 import subprocess
 import sys
