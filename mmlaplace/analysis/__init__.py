@@ -1,1 +1,1 @@
-"""How a model computes: its attention, its layers' outputs, its operations, its time and memory."""
+"""Measure a model: its attention matrices, its operations, its time and its memory."""

@@ -1,7 +1,8 @@
-"""Rows of attention matrices: from where a query takes its value, and how far away that is.
+"""Rows of attention matrices: how much weight a query gives to each key, and how far away.
 
-Attentions mix values linearly, ``out = A v``, though most never hold the N x N matrix A. A row of
-it is the gradient of one mixed value with respect to the values, which is exact, and linear in N.
+Attentions mix values linearly, ``out = A v``, though most never store the N x N matrix A. Row i of
+A is the gradient of ``out[i]`` with respect to ``v``. The gradient is exact. Its cost is linear in
+N where that of the attention is.
 """
 
 import math
@@ -21,18 +22,19 @@ from ..models import (
 from ..models.layers import join_windows, split_windows
 from .recording import Mixed
 
-# Distances of query and key in units of the map's longer side: 2 and 6 of 16 tokens.
+# Distances between query and key, in units of the map's longer side: 2 and 6 of 16 tokens.
 NEAR, FAR = 1 / 8, 3 / 8
 
 
 class RowStatistics(NamedTuple):
-    """Of one row of weights. Shares are those of absolute weights, ``|a_j| / sum_j |a_j|``.
+    """Statistics of one row of weights. A key's share is ``|a_j| / sum_j |a_j|``.
 
     Attributes:
-        near, middle, far: Shares of keys up to an eighth of the map's longer side away, up to three
-            eighths, and beyond.
-        entropy: Of the shares, divided by log n, so that 1 is uniform.
-        negative: Share of the negative weights.
+        near: Sum of the shares of keys that are at most 1/8 of the map's longer side away.
+        middle: Sum of the shares of keys that are farther than 1/8, and at most 3/8 away.
+        far: Sum of the shares of keys that are farther than 3/8 away.
+        entropy: Entropy of the shares divided by log n. Equal shares have 1.
+        negative: Sum of the shares of keys with a negative weight.
     """
 
     near: float
@@ -43,16 +45,28 @@ class RowStatistics(NamedTuple):
 
 
 def places(hw_shape: Sequence[int]) -> Tensor:
-    """Centres of the cells of a map in units of it, ``(H * W, 2)``."""
+    """Centres of the cells of a map, ``(H * W, 2)``, as fractions of its height and width."""
     axes = [(torch.arange(side).double() + 0.5) / side for side in hw_shape]
     return torch.cartesian_prod(*axes).view(-1, 2)
 
 
 def attention_row(mixed: Mixed, query: int, head: int, channel: int = 0, window: int = 0) -> Tensor:
-    """Weights of a query for all keys, ``(n_keys,)``, as the attention applies them to a channel.
+    """The weights ``(n_keys,)`` by which a query mixes one channel of the values.
 
-    All channels have the same but those of PolaAttention, whose first half is mixed by pairs of the
-    same signs and whose second half by those of opposite signs.
+    In most attentions, all channels of a head have the same weights. In PolaAttention, the first
+    half of the channels has the weights of pairs of the same sign, and the second half those of
+    pairs of opposite signs. In HydraAttention each channel has its own weights.
+
+    Args:
+        mixed: The recorded queries, keys and values of an attention, as :func:`mixed_by` gives
+            them.
+        query: Number of the query among the tokens.
+        head: Number of the head.
+        channel: Channel of the head. Default: 0.
+        window: Number of the window in :class:`WindowAttention`. Default: 0.
+
+    Raises:
+        ValueError: If the attention has no matrix of tokens by tokens.
     """
     check_rows(mixed.attention)
     with torch.enable_grad():
@@ -63,7 +77,7 @@ def attention_row(mixed: Mixed, query: int, head: int, channel: int = 0, window:
 
 
 def check_rows(attention: BaseAttention) -> None:
-    """Raise a ValueError where values are not mixed by a matrix of tokens by tokens."""
+    """Raise a ValueError if the attention has no matrix of tokens by tokens that mixes values."""
     if not attention.mixes_tokens:
         raise ValueError(
             f'{type(attention).__name__} mixes channels, or divides by what it mixes, so there is '
@@ -72,7 +86,10 @@ def check_rows(attention: BaseAttention) -> None:
 
 
 def nystrom_row(mixed: Mixed, query: int, head: int, window: int = 0) -> Tensor:
-    """A row of LaplacianAttention's kernel matrix G^ = k(Q, L) (k(L, L) + ridge I)^-1 k(L, K)."""
+    """One row ``(n_keys,)`` of LaplacianAttention's Nyström matrix, before whitening.
+
+    ``Ĝ = k(Q, L) (k(L, L) + ridge I)^-1 k(L, K)`` with landmarks L.
+    """
     attention = mixed.attention
     kernel = partial(attention.kernel_fn, bandwidth=attention.bandwidth)
     landmarks = attention.landmarks(mixed.k, mixed.hw_shape)
@@ -84,12 +101,28 @@ def nystrom_row(mixed: Mixed, query: int, head: int, window: int = 0) -> Tensor:
 def attention_map(
     mixed: Mixed, place: Tuple[int, int], head: int, channel: int = 0, matrix: str = 'whitened'
 ) -> Tensor:
-    """Weights of the query at (row, column) over the map ``(H, W)``, NaN outside of its window."""
+    """The weights of the query at ``place`` for all keys, drawn as a map ``(H, W)``.
+
+    Args:
+        mixed: The recorded queries, keys and values of an attention.
+        place: Row and column of the query.
+        head: Number of the head.
+        channel: Channel of the head. Default: 0.
+        matrix: ``'whitened'`` for the weights that the attention applies, or ``'nystrom'`` for
+            :func:`nystrom_row` of LaplacianAttention. Default: 'whitened'.
+
+    Returns:
+        The map. It is NaN outside of the query's window. Where keys come from a reduced map, each
+        key fills the cells of its tokens.
+
+    Raises:
+        ValueError: If the attention has no matrix of tokens by tokens.
+    """
     attention, (height, width) = mixed.attention, mixed.hw_shape
     query, window, tokens = place[0] * mixed.map_shape[1] + place[1], 0, None
     if isinstance(mixed.outer, WindowAttention):
         layout = (mixed.map_shape, *mixed.outer.window_and_shift(mixed.map_shape))
-        # The token in every place of the windows, counted from 1; 0 is padding.
+        # The number of the token at each place of the windows, from 1. Padding has 0.
         tokens = 1 + torch.arange(math.prod(mixed.map_shape))
         tokens = split_windows(tokens[None, :, None], *layout)[..., 0]
         window, query = (tokens == 1 + query).nonzero()[0].tolist()
@@ -109,7 +142,7 @@ def attention_map(
 
 
 def matrices_of(attention: BaseAttention) -> Dict[str, dict]:
-    """Names of the attention's matrices, each with the options of :func:`attention_map` for it."""
+    """Names of the attention's matrices, each with its options for :func:`attention_map`."""
     if isinstance(attention, PolaAttention):
         return {'same signs': dict(channel=0), 'opposite signs': dict(channel=-1)}
     if isinstance(attention, LaplacianAttention):
@@ -120,17 +153,17 @@ def matrices_of(attention: BaseAttention) -> Dict[str, dict]:
 
 
 def row_statistics(mixed: Mixed, weights: Tensor, place: Tuple[int, int]) -> RowStatistics:
-    """Statistics of a row that :func:`attention_map` gives for the query at (row, column)."""
-    ratio = mixed.attention.frame.sr_ratio  # a key of a reduced map covers several tokens
+    """Statistics of the row ``weights`` that :func:`attention_map` returns for ``place``."""
+    ratio = mixed.attention.frame.sr_ratio  # a key of a reduced map stands for several tokens
     keys = weights[::ratio, ::ratio].double()
     scale = torch.tensor(mixed.map_shape).double() / max(mixed.map_shape)
     query = places(mixed.map_shape)[place[0] * mixed.map_shape[1] + place[1]]
     distance = ((places(keys.shape) - query) * scale).norm(dim=-1)
     row = keys.flatten()
-    inside = row.isfinite()  # of the query's window
+    inside = row.isfinite()  # the keys in the query's window
     row, distance = row[inside], distance[inside]
     total = row.abs().sum()
-    # A row of zeros, which a query gets that no key answers, has no shares. It counts as uniform.
+    # A query that no key answers has a row of zeros, without shares. It counts as uniform.
     shares = row.abs() / total if total > 0 else torch.full_like(row, 1 / len(row))
     return RowStatistics(
         near=shares[distance <= NEAR].sum().item(),
@@ -144,19 +177,20 @@ def row_statistics(mixed: Mixed, weights: Tensor, place: Tuple[int, int]) -> Row
 def influence_map(
     attention: BaseAttention, x: Tensor, hw_shape: Tuple[int, int], place: Tuple[int, int]
 ) -> Tensor:
-    """How much a query's output changes with each token, also where no matrix mixes values.
+    """How strongly each input token changes the output of one query.
 
-    ``norm(d out_i / d x_j)``, the Frobenius norm of a C x C matrix for each token j, from as many
-    backward passes as there are channels.
+    This works for every attention, also for those without a matrix of tokens by tokens. For each
+    token j it takes ``norm(d out_i / d x_j)``, the Frobenius norm of a C x C matrix. It needs C
+    backward passes.
 
     Args:
-        attention: Of a block.
-        x: Its input ``(1, N, C)``.
+        attention: The attention of a block.
+        x: The input of the attention, ``(1, N, C)``.
         hw_shape: Height and width of the map.
         place: Row and column of the query.
 
     Returns:
-        Norms ``(H, W)``.
+        The norms ``(H, W)``.
     """
     with torch.enable_grad():
         x = x.detach().requires_grad_()

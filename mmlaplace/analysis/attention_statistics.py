@@ -1,4 +1,4 @@
-"""What the matrices of a backbone's attentions do, and how large the attention's term is."""
+"""Statistics of the attention matrices of a backbone, and the size of its attention terms."""
 
 import math
 from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
@@ -20,23 +20,24 @@ RANK_TOLERANCE = 1e-3  # of the largest singular value
 
 
 class Statistics(NamedTuple):
-    """Of a matrix A of weights: means over its rows, and over heads, blocks and images.
+    """Statistics of a matrix A of weights: means over rows, heads, blocks and images.
 
-    Where channels of a head differ in their weights, they are means over some channels too.
-
-    Shares are those of absolute weights, ``|A_ij| / sum_j |A_ij|``.
+    Where the channels of a head have different weights, these are means over some channels too.
+    A key's share of row i is ``|A_ij| / sum_j |A_ij|``.
 
     Attributes:
         row_sum: Sum of the weights of a row.
         row_sum_deviation: Standard deviation of these sums over the rows.
-        negative: Share of the negative weights.
-        entropy: Of the shares, divided by log n, so that 1 is uniform.
-        sharpness: Share of the largest weight.
-        rank: Singular values above a thousandth of the largest, divided by their number.
-        row_distance: Half the sum of absolute differences of the shares of two rows, the mean over
-            all pairs of queries. It is 0 where all queries get the same, and at most 1.
-        near, middle, far: Shares of keys up to an eighth of the map's side away, up to three
-            eighths, and beyond.
+        negative: Sum of the shares of keys with a negative weight.
+        entropy: Entropy of the shares divided by log n. Equal shares have 1.
+        sharpness: The largest share of a row.
+        rank: Fraction of the singular values that are above a thousandth of the largest one.
+        row_distance: Half the sum of the absolute differences between the shares of two rows, as a
+            mean over all pairs of queries. It is 0 if all queries have the same shares, and at
+            most 1.
+        near: Sum of the shares of keys that are at most 1/8 of the map's longer side away.
+        middle: Sum of the shares of keys that are farther than 1/8, and at most 3/8 away.
+        far: Sum of the shares of keys that are farther than 3/8 away.
     """
 
     row_sum: float
@@ -54,10 +55,16 @@ class Statistics(NamedTuple):
 def statistics_of(
     matrix: Tensor, query_shape: Tuple[int, int], key_shape: Tuple[int, int]
 ) -> Statistics:
-    """The statistics of matrices ``(..., N, n)`` between the tokens of two maps."""
+    """The statistics of matrices ``(..., N, n)`` for the N queries and n keys of two maps.
+
+    Args:
+        matrix: The matrices. All axes before the last two count as heads.
+        query_shape: Height and width of the map of queries. Their product is N.
+        key_shape: Height and width of the map of keys. Their product is n.
+    """
     matrix = matrix.double().flatten(0, -3)
     total = matrix.abs().sum(-1, keepdim=True)
-    # A row of zeros, which a query gets that no key answers, has no shares. It counts as uniform.
+    # A query that no key answers has a row of zeros, without shares. It counts as uniform.
     uniform = torch.full_like(matrix, 1 / matrix.shape[-1])
     shares = torch.where(total > 0, matrix.abs() / total, uniform)
     longest = max(query_shape)
@@ -68,7 +75,7 @@ def statistics_of(
     entropy = -torch.xlogy(shares, shares).sum(-1) / math.log(max(2, matrix.shape[-1]))
     apart = torch.stack([torch.cdist(one, one, p=1).mean() / 2 for one in shares])
     queries = matrix.shape[-2]
-    apart *= queries / max(1, queries - 1)  # a row has no distance from itself
+    apart *= queries / max(1, queries - 1)  # without the pairs of a row with itself
     found = dict(
         row_sum=sums,
         row_sum_deviation=sums.std(-1, unbiased=False),
@@ -85,18 +92,25 @@ def statistics_of(
 
 
 def channels_of(attention: nn.Module) -> Sequence[int]:
-    """Channels of a head whose weights stand for those of all."""
+    """The channels of a head whose weights represent those of all its channels."""
     if isinstance(attention, HydraAttention):
-        return range(0, attention.head_dims, max(1, attention.head_dims // 4))  # each differs
+        return range(0, attention.head_dims, max(1, attention.head_dims // 4))  # a sample
     if isinstance(attention, PolaAttention):
         return 0, attention.head_dims - 1  # one of each half
     return (0,)
 
 
 def statistics_by_stage(backbone: nn.Module, images: List[Tensor]) -> List[Dict[str, float]]:
-    """Statistics of each stage with two tokens or more, and their number; means over its blocks.
+    """Mean statistics of the attention matrices of each stage, over its blocks and the images.
 
-    Empty where attentions have no matrix of tokens by tokens.
+    Args:
+        backbone: The backbone.
+        images: Normalised images, each ``(1, 3, H, W)``.
+
+    Returns:
+        A dict for each stage: ``stage`` counts from 1, ``tokens`` is the number of tokens, and the
+        other keys are those of :class:`Statistics`. Stages with a single token, with a class token
+        or without a matrix of tokens by tokens are left out.
     """
     by_stage: Dict[int, list] = {}
     tokens = {}
@@ -125,7 +139,17 @@ def statistics_by_stage(backbone: nn.Module, images: List[Tensor]) -> List[Dict[
 
 
 def term_sizes(backbone: nn.Module, images: List[Tensor]) -> List[Dict[str, Any]]:
-    """For each attention, root mean squares of V, of what it mixes, and of a local branch."""
+    """Root mean squares of V, of the mixed values and of the local branch, for each attention.
+
+    Args:
+        backbone: The backbone.
+        images: Normalised images, each ``(1, 3, H, W)``.
+
+    Returns:
+        A dict for each attention, with means over the images: ``attention`` is its name in the
+        backbone, ``values`` is for V, ``mixed`` for the mixed values, and ``local`` for the local
+        branch, if the attention has one.
+    """
     sizes: Dict[str, Dict[str, List[float]]] = {}
 
     def see(name, attention, step, arguments, made):

@@ -1,8 +1,8 @@
-"""Parameters and multiply-accumulates (MACs) of a model, our ops included.
+"""Count parameters and multiply-accumulates (MACs) of a model, the ops of mmlaplace included.
 
-One MAC is one multiplication and one addition, so two FLOPs. An L1 or L2 kernel counts one MAC for
-each difference that is taken and accumulated. Published tables count convolutions and linears
-alone, so these are kept apart from the products of the attention kernels.
+One MAC is one multiplication and one addition, so it is two FLOPs. In an L1 or L2 kernel, one MAC
+is one difference that the sum takes up. Published tables count convolutions and linear layers
+only. Therefore their MACs are counted apart from those of the attention kernels.
 """
 
 from typing import Dict, NamedTuple, Optional, Sequence
@@ -16,16 +16,18 @@ from mmlaplace.ops import _native
 from .recording import in_eval_mode
 
 aten = torch.ops.aten
-WEIGHT_OPS = ('convolution', 'addmm', 'mm')  # a linear is an addmm or mm, a kernel product a bmm
+# A linear layer is an addmm or mm. Products of attention kernels are a bmm.
+WEIGHT_OPS = ('convolution', 'addmm', 'mm')
 
 
 class Complexity(NamedTuple):
-    """What a model weighs and costs, for one image.
+    """The parameters of a model, and its MACs for one image.
 
     Attributes:
         parameters: Number of parameters.
-        weight_macs: MACs of convolutions and linears, which common counters and papers report.
-        kernel_macs: MACs of the attention: kernels, their products and inverses.
+        weight_macs: MACs of convolutions and linear layers. Common counters and papers report
+            these.
+        kernel_macs: MACs of the attention: its kernels, their products and their inverses.
     """
 
     parameters: int
@@ -34,7 +36,7 @@ class Complexity(NamedTuple):
 
     @property
     def macs(self) -> int:
-        """All MACs."""
+        """The sum of ``weight_macs`` and ``kernel_macs``."""
         return self.weight_macs + self.kernel_macs
 
 
@@ -43,15 +45,15 @@ def _cdist_macs(x: Sequence[int], y: Sequence[int]) -> int:
 
 
 def _cholesky_macs(mat: Sequence[int]) -> int:
-    return _product(mat) * mat[-1] // 6  # m^3 / 6 multiplications with their additions
+    return _product(mat) * mat[-1] // 6  # m^3 / 6
 
 
 def _cholesky_inverse_macs(mat: Sequence[int]) -> int:
-    return _product(mat) * mat[-1] // 2  # of a symmetric matrix: m^3 / 2, by any elimination
+    return _product(mat) * mat[-1] // 2  # m^3 / 2 for a symmetric matrix, by any elimination
 
 
 def _triangular_macs(mat: Sequence[int]) -> int:
-    return _product(mat) * mat[-1] // 2  # with as many right-hand sides
+    return _product(mat) * mat[-1] // 2  # m^3 / 2 for m right-hand sides
 
 
 def _product(shape: Sequence[int]) -> int:
@@ -63,11 +65,11 @@ def _attention_macs(query: Sequence[int], key: Sequence[int], value: Sequence[in
 
 
 def _newton_schulz_macs(mat: Sequence[int], num_iters: int) -> int:
-    return 2 * num_iters * _product(mat) * mat[-1]  # the compiled op stops earlier where it can
+    return 2 * num_iters * _product(mat) * mat[-1]  # the compiled op may stop earlier
 
 
 def _start_scale_macs(mat: Sequence[int], halve: bool) -> int:
-    return _product(mat) * mat[-1] if halve else 0  # its square
+    return _product(mat) * mat[-1] if halve else 0  # the square of the matrix
 
 
 def _nystrom_macs(
@@ -75,15 +77,15 @@ def _nystrom_macs(
 ) -> int:
     batch_heads, (marks, dims) = _product(query[:2]), landmarks[-2:]
     tokens = query[-2] + key[-2]
-    macs = tokens * marks * dims + marks * marks * dims  # products with the kernels
-    if whitening >= 0:  # halves of symmetric products, and P^T Cov P
+    macs = tokens * marks * dims + marks * marks * dims  # the two kernels
+    if whitening >= 0:  # half of each symmetric product, and P^T Cov P
         macs += tokens * marks * dims + tokens * marks * (marks + 1) // 2 + 2 * marks**3
-    else:  # in SOFT keys are the queries, and papers count one kernel
+    else:  # SOFT: the keys are the queries, and papers count one kernel
         macs += query[-2] * marks * dims
     return batch_heads * macs
 
 
-# What the common counters do not know, for FlopCounterMode (which asks for FLOPs).
+# FLOPs of the ops that FlopCounterMode does not know.
 FLOP_FORMULAS = {
     aten._cdist_forward: lambda x, y, *_, **__: 2 * _cdist_macs(x, y),
     aten.linalg_cholesky_ex: lambda mat, *_, **__: 2 * _cholesky_macs(mat),
@@ -130,13 +132,20 @@ def count_complexity(
     image_shape: Sequence[int] = (3, 224, 224),
     inputs: Optional[torch.Tensor] = None,
 ) -> Complexity:
-    """Count parameters and, in one forward pass on the model's device, MACs.
+    """Count the parameters of a model, and its MACs in one forward pass on its device.
 
     Args:
         model: Any module that takes a batch of images, such as a backbone or a classifier.
-        image_shape: ``(channels, height, width)``. Default: (3, 224, 224).
-        inputs: What the model gets instead of an image, such as ids ``(1, rows, L)`` of tokens.
-            Default: None, zeros of ``image_shape``.
+        image_shape: ``(channels, height, width)`` of the image. Default: (3, 224, 224).
+        inputs: An input instead of the image, such as token ids ``(1, rows, L)``. Default: None,
+            an image of zeros in ``image_shape``.
+
+    Examples:
+        >>> from mmlaplace.analysis.complexity import count_complexity
+        >>> from mmlaplace.models import LaplacianFormer
+        >>> found = count_complexity(LaplacianFormer(arch='tiny'))
+        >>> f'{found.parameters / 1e6:.1f} M parameters, {found.weight_macs / 1e9:.1f} G MACs'
+        '11.5 M parameters, 2.1 G MACs'
     """
     parameters = list(model.parameters())
     if inputs is None:
@@ -154,9 +163,10 @@ def count_complexity(
 
 
 def mmengine_flop_handles() -> dict:
-    """Handles that let mmengine's ``FlopAnalyzer`` count our ops, as it does MACs.
+    """Handles with which mmengine's ``FlopAnalyzer`` counts the ops of mmlaplace.
 
-    Use: ``FlopAnalyzer(model, inputs).set_op_handle(**mmengine_flop_handles())``.
+    The handles count MACs, as ``FlopAnalyzer`` itself does. Give them by
+    ``FlopAnalyzer(model, inputs).set_op_handle(**mmengine_flop_handles())``.
     """
 
     def shapes(values: list) -> list:

@@ -1,4 +1,4 @@
-"""Measure: times in interleaved rounds, memory, and what the machine is."""
+"""Measure the time and memory of jobs, and describe the machine."""
 
 import ctypes
 import platform
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..ops import _native
 
-BUDGET = 3.0  # seconds per contender and pass
+BUDGET = 3.0  # seconds for each job
 
 
 def model_job(
@@ -22,10 +22,16 @@ def model_job(
     train: bool,
     dtype: Optional[torch.dtype] = None,
 ) -> Callable[[], Tuple[Tensor, ...]]:
-    """A forward pass of a model, or, to train, a pass with the gradients of all weights.
+    """A function that runs one pass of a model.
 
-    It returns what the caller gets. The forward pass is under autocast to ``dtype``, if there is
-    one.
+    Args:
+        model: The model.
+        image: Its input, such as ``(B, 3, H, W)``.
+        train: Whether the pass has a backward pass too, with the gradients of all weights.
+        dtype: Type of autocast in the forward pass. Default: None, no autocast.
+
+    Returns:
+        The function. It returns the tensors that the model gives, or ``()`` if ``train``.
     """
 
     def outputs() -> Tuple[Tensor, ...]:
@@ -46,7 +52,7 @@ def model_job(
 
 
 def tensors_of(made: Any) -> Tuple[Tensor, ...]:
-    """The tensors in what a model returns: one, or nested lists and tuples of them."""
+    """All tensors of a model's output, which is a tensor, or nested lists and tuples of tensors."""
     if isinstance(made, Tensor):
         return (made,)
     return tuple(tensor for part in made for tensor in tensors_of(part))
@@ -55,10 +61,10 @@ def tensors_of(made: Any) -> Tuple[Tensor, ...]:
 def seconds_of(
     job: Callable, device: torch.device, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Time of one run, on a CPU by a clock of seconds."""
+    """Seconds of one run of a job, on a CPU by ``clock``, on a GPU by CUDA events."""
     if device.type == 'cpu':
         began = clock()
-        _kept = job()  # until the clock has stopped
+        _kept = job()  # freed only after the clock has stopped
         return clock() - began
     start, stop = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda.synchronize()
@@ -76,9 +82,19 @@ def interleave(
     budget: float = BUDGET,
     timer: Optional[Callable] = None,
 ) -> Dict[Hashable, List[float]]:
-    """Seconds of every run of each job. A job over its budget pauses in rounds, evenly spread.
+    """Time jobs in interleaved rounds, so that a change of the machine's speed meets all of them.
 
-    ``timer`` takes a job and the device. Default: :func:`seconds_of`.
+    Args:
+        jobs: Functions to run, by name.
+        rounds: Runs of each job. In each round, the jobs run in random order.
+        device: Device of the jobs.
+        budget: Seconds for each job. A job that would take longer runs in fewer rounds, at least
+            three, evenly spread. Default: 3.0.
+        timer: Function of a job and the device that returns seconds. Default: None, for
+            :func:`seconds_of`.
+
+    Returns:
+        The seconds of every run, by the name of the job.
     """
     timer = timer or seconds_of
     turns = {}
@@ -99,7 +115,10 @@ def bytes_of(tensors: tuple) -> int:
 
 
 def tensor_memory(job: Callable, device: torch.device) -> Optional[int]:
-    """Bytes that torch holds at the peak, without those that are returned."""
+    """Peak of the bytes that torch allocates in a job, without the tensors that it returns.
+
+    On a CPU, the result is None if the profiler saw fewer bytes than the job returns.
+    """
     if device.type == 'cuda':
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
@@ -116,16 +135,19 @@ def tensor_memory(job: Callable, device: torch.device) -> Optional[int]:
 
 
 def process_memory(job: Callable) -> Optional[int]:
-    """Bytes by which the peak of the resident memory grew, without those that are returned."""
+    """Growth of the process's peak resident memory in a job, without the tensors that it returns.
+
+    The result is in bytes. It is None on systems other than Linux.
+    """
 
     def status(key: str) -> int:
         lines = Path('/proc/self/status').read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
 
     try:
-        ctypes.CDLL('libc.so.6').malloc_trim(0)  # or the job would reuse what is resident
-        Path('/proc/self/clear_refs').write_text('5')  # the peak becomes what is resident
-    except (OSError, AttributeError):  # another system
+        ctypes.CDLL('libc.so.6').malloc_trim(0)  # or the job would reuse freed memory
+        Path('/proc/self/clear_refs').write_text('5')  # resets the peak to the resident memory
+    except (OSError, AttributeError):  # not Linux
         return None
     before = status('VmRSS')
     made = job()

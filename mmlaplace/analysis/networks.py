@@ -1,4 +1,4 @@
-"""What a whole model computes for images, up to where boxes are picked and masks are pasted."""
+"""The networks of classifiers, detectors and segmentors, without the steps after the heads."""
 
 from typing import Any, Iterator, List, Tuple
 
@@ -8,20 +8,21 @@ from torch import Tensor
 
 from ..model_zoo import build_model
 
-COCO_SIZE = (800, 1280)  # papers count detectors at this size
+COCO_SIZE = (800, 1280)  # papers count the MACs of detectors at this size
 
 
 class Network(nn.Module):
-    """A classifier, detector or segmentor as a module of images alone, to count and to time.
+    """A classifier, detector or segmentor as a module that takes images alone.
 
-    It returns what the heads compute. Picking boxes, resizing and pasting masks are left out, as
-    they depend on what is seen. The second stage of a detector has as many regions as its
-    ``test_cfg`` allows, with zeros for their features: ``rpn.max_per_img`` for boxes and
-    ``rcnn.max_per_img`` for masks. An auxiliary head of a segmentor has its parameters, and is
-    computed only while training.
+    With it one counts the MACs of a model and times it. It returns the outputs of the heads. It
+    leaves out the steps after them, which select boxes, resize and paste masks, because their cost
+    depends on the content of the image. The second stage of a detector gets as many regions as
+    ``test_cfg`` allows: ``rpn.max_per_img`` for boxes and ``rcnn.max_per_img`` for masks. Their
+    features are zeros. The parameters of a segmentor's auxiliary head count, but it only runs in
+    training mode.
 
     Args:
-        model: One of mmpretrain, mmdet or mmseg.
+        model: A model of mmpretrain, mmdet or mmseg.
     """
 
     model: Any
@@ -45,7 +46,7 @@ class Network(nn.Module):
 
 
 def _segmented(model: Any, maps: Any) -> Iterator[Tensor]:
-    """Of the decode head, of which a cascade has several, and of the auxiliary ones."""
+    """Outputs of the decode head, or of each in a cascade, and of auxiliary heads in training."""
     several = isinstance(model.decode_head, nn.ModuleList)
     output = None
     for index, head in enumerate(model.decode_head if several else [model.decode_head]):
@@ -58,7 +59,7 @@ def _segmented(model: Any, maps: Any) -> Iterator[Tensor]:
 
 
 def _regions(model: Any, maps: Any) -> Iterator[Any]:
-    """Of the heads of the second stage, each on features of regions."""
+    """Outputs of the box and mask heads of the second stage, for regions of zeros."""
     for kind, config in (('bbox', model.test_cfg.rpn), ('mask', model.test_cfg.rcnn)):
         heads: Any = getattr(model.roi_head, f'{kind}_head', None)
         extractors: Any = getattr(model.roi_head, f'{kind}_roi_extractor', None)
@@ -73,14 +74,18 @@ def _regions(model: Any, maps: Any) -> Iterator[Any]:
 
 
 def network_of(cfg: Config) -> Network:
-    """The model of a config with random weights."""
+    """The network of a config, with random weights and in eval mode."""
     cfg.model.backbone.pop('init_cfg', None)
     cfg.model.pop('pretrained', None)
     return Network(build_model(cfg)).eval()
 
 
 def image_size(cfg: Config) -> Tuple[int, int]:
-    """Height and width of an image, as the config has them; 800 x 1280 for a detector on COCO."""
+    """Height and width of the images that a config sets.
+
+    The backbone's ``img_size`` comes first, then the size in the data preprocessor. Otherwise a
+    detector has 800 x 1280, and another model the last size in its test pipeline, or 224.
+    """
     side = cfg.model.backbone.get('img_size')
     if side is None:
         side = (cfg.model.get('data_preprocessor') or {}).get('size')

@@ -1,4 +1,4 @@
-"""Look into attentions: photographs, and the queries, keys and values of each of them."""
+"""Record the queries, keys and values of attentions, for photographs among others."""
 
 from contextlib import contextmanager
 from functools import partial
@@ -27,21 +27,25 @@ MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
 
 
 class Mixed(NamedTuple):
-    """What one attention mixed for a batch of images.
+    """The queries, keys and values that one attention mixed for a batch of images.
 
     Attributes:
-        stage, block: Where it is in the backbone.
+        stage: Number of the stage in the backbone, from 0.
+        block: Number of the block in the stage, from 0.
         attention: The module.
-        q, k, v: ``(B, heads, N, head_dims)``. In :class:`WindowAttention`, B counts windows.
+        q: Queries ``(B, heads, N, head_dims)``. In :class:`WindowAttention`, B counts windows.
+        k: Keys ``(B, heads, n, head_dims)``. In most attentions n is N.
+        v: Values ``(B, heads, n, head_dims)``.
         hw_shape: Height and width of the map, or of a window.
-        options: Further arguments of the mixing, such as a mask.
+        options: Further arguments of the attention's ``mix``, such as a mask.
         map_shape: Height and width of the block's map.
-        outer: The block's attention: this one, or :class:`WindowAttention` around it.
+        outer: The attention of the block: ``attention``, or the :class:`WindowAttention` that
+            holds it.
     """
 
     stage: int
     block: int
-    attention: Any  # a QKVAttention with the members of its class
+    attention: Any  # a QKVAttention, typed so because callers use members of its subclasses
     q: Tensor
     k: Tensor
     v: Tensor
@@ -52,18 +56,18 @@ class Mixed(NamedTuple):
 
 
 def rgb(photo: 'Image.Image') -> 'Image.Image':
-    """A photograph as the toolboxes load it: upright, as RGB of 8 bits."""
+    """A photograph as the toolboxes load it: upright, in RGB with 8 bits."""
     from PIL import Image, ImageOps
 
     photo = ImageOps.exif_transpose(photo)
-    if photo.mode.startswith('I'):  # 16 bits of grey, of which Pillow cuts all above 255
+    if photo.mode.startswith('I'):  # grey with 16 bits, where Pillow would clip values at 255
         grey = np.asarray(photo) >> 8
         photo = Image.fromarray(grey.clip(0, 255).astype(np.uint8))
     return photo.convert('RGB')
 
 
 def rgb_array(photo: 'Image.Image', size: Tuple[int, int]) -> np.ndarray:
-    """A photograph, resized to (H, W), as RGB pixels ``(H, W, 3)`` in fp32, 0 to 255."""
+    """A photograph, resized to (H, W), as RGB pixels ``(H, W, 3)`` in fp32 from 0 to 255."""
     from PIL import Image
 
     photo = rgb(photo).resize(size[::-1], Image.Resampling.BICUBIC)
@@ -71,13 +75,13 @@ def rgb_array(photo: 'Image.Image', size: Tuple[int, int]) -> np.ndarray:
 
 
 def normalized(photo: 'Image.Image', size: Tuple[int, int]) -> Tensor:
-    """A photograph, resized to (H, W), as the backbones expect it: ``(1, 3, H, W)``."""
+    """A photograph, resized to (H, W) and normalised for the backbones, ``(1, 3, H, W)``."""
     pixels = (rgb_array(photo, size) - MEAN) / np.asarray(STD)
     return torch.from_numpy(pixels).float().permute(2, 0, 1).unsqueeze(0)
 
 
 def photograph(name: str) -> 'Image.Image':
-    """One of ``PHOTOS``, which scikit-image has."""
+    """A photograph of scikit-image, one of ``PHOTOS``."""
     from PIL import Image
     from skimage import data
 
@@ -85,12 +89,21 @@ def photograph(name: str) -> 'Image.Image':
 
 
 def photographs(size: Tuple[int, int]) -> List[Tensor]:
-    """Normalised photographs of scikit-image, each ``(1, 3, H, W)``."""
+    """The normalised photographs ``PHOTOS`` of scikit-image, each ``(1, 3, H, W)``."""
     return [normalized(photograph(name), size) for name in PHOTOS]
 
 
 def mixed_by(backbone: Any, kind: Type[nn.Module], image: Tensor) -> Iterator[Mixed]:
-    """What the attentions of a kind mix in one forward pass without gradients, in their order."""
+    """Run a backbone on an image without gradients, and record the inputs of its attentions.
+
+    Args:
+        backbone: A backbone with ``stages``.
+        kind: The class of the attentions to record.
+        image: The input ``(B, 3, H, W)``.
+
+    Yields:
+        A :class:`Mixed` for each attention, in the order of the forward pass.
+    """
     found, place, around = [], (), ()
 
     def enter(stage, number, block, inputs):
@@ -106,7 +119,7 @@ def mixed_by(backbone: Any, kind: Type[nn.Module], image: Tensor) -> Iterator[Mi
         for i, stage in enumerate(backbone.stages)
         for j, block in enumerate(stage['blocks'])
     ]
-    # Each once, as blocks may share one.
+    # Blocks may share an attention, which must be replaced once.
     watched = dict.fromkeys(
         module
         for _, _, block in blocks
@@ -126,7 +139,7 @@ def mixed_by(backbone: Any, kind: Type[nn.Module], image: Tensor) -> Iterator[Mi
 
 @contextmanager
 def _replaced(methods: Sequence[Tuple[nn.Module, str, Callable]]) -> Iterator[None]:
-    """Other methods of modules for a while. What a module had of its own comes back."""
+    """A context in which methods of modules are replaced. Afterwards they are as before."""
     before = [(part, name, vars(part).get(name)) for part, name, _ in methods]
     for part, name, method in methods:
         setattr(part, name, method)
@@ -135,14 +148,14 @@ def _replaced(methods: Sequence[Tuple[nn.Module, str, Callable]]) -> Iterator[No
     finally:
         for part, name, own in before:
             if own is None:
-                delattr(part, name)  # the class has the method
+                delattr(part, name)  # then the method of the class is visible again
             else:
                 setattr(part, name, own)
 
 
 @contextmanager
 def in_eval_mode(module: nn.Module) -> Iterator[None]:
-    """A context in which all parts are in eval mode. Each then gets its own mode back."""
+    """A context in which a module and its parts are in eval mode. Then each is as before."""
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     try:
@@ -156,14 +169,14 @@ def in_eval_mode(module: nn.Module) -> Iterator[None]:
 def steps_watched(
     module: nn.Module, kind: Type[nn.Module], steps: Tuple[str, ...], see: Callable
 ) -> Iterator[None]:
-    """Call ``see(name, part, step, arguments, made)`` after each call of some methods.
+    """A context that calls ``see(name, part, step, arguments, made)`` after some methods.
 
     Args:
-        module: What has the parts.
-        kind: Class of the parts, such as :class:`~mmlaplace.models.QKVAttention`.
-        steps: Names of methods. A part may lack some.
-        see: Called with a part's name in the module, the part, the step, the positional arguments
-            of the call and what it returned.
+        module: The model.
+        kind: Class of the submodules to watch, such as :class:`~mmlaplace.models.QKVAttention`.
+        steps: Names of the methods. A submodule may lack some of them.
+        see: A function. Its arguments are the name of the submodule in ``module``, the submodule,
+            the name of the method, the positional arguments of the call and its result.
     """
 
     def watched(name, part, step, method, *arguments, **options):
@@ -183,7 +196,7 @@ def steps_watched(
 
 
 def root_mean_square(x: Tensor) -> float:
-    """Over all values, in double precision."""
+    """The root mean square of all values, in double precision."""
     return x.double().square().mean().sqrt().item()
 
 
@@ -191,16 +204,16 @@ def attention_matrix(mixed: Mixed, channel: int = 0, window: int = 0) -> Tensor:
     """The weights by which an attention mixed one channel of the values.
 
     Row i is the gradient of the mixed value of query i with respect to the values. This is exact,
-    as values are mixed linearly.
+    because attentions mix values linearly.
 
     Args:
-        mixed: What was recorded.
-        channel: Channel of a head. All have the same weights but in two attentions. In
-            :class:`~mmlaplace.models.attentions.PolaAttention` the first half is mixed by pairs of
-            the same signs, and the second half by those of opposite signs. In
-            :class:`~mmlaplace.models.attentions.HydraAttention` each channel has weights of its
-            own. Default: 0.
-        window: Number of the window, for attention in windows. Default: 0.
+        mixed: The recorded queries, keys and values.
+        channel: Channel of a head. In most attentions all channels have the same weights. In
+            :class:`~mmlaplace.models.attentions.PolaAttention`, the first half of the channels has
+            the weights of pairs of the same sign, and the second half those of pairs of opposite
+            signs. In :class:`~mmlaplace.models.attentions.HydraAttention`, each channel has its
+            own weights. Default: 0.
+        window: Number of the window in :class:`WindowAttention`. Default: 0.
 
     Returns:
         Weights ``(heads, N, n)`` of N queries for n keys.
@@ -210,6 +223,6 @@ def attention_matrix(mixed: Mixed, channel: int = 0, window: int = 0) -> Tensor:
         out = mixed.attention.mix(mixed.q, mixed.k, value, mixed.hw_shape, **mixed.options)
         rows = [
             torch.autograd.grad(query.sum(), value, retain_graph=True)[0][window, ..., channel]
-            for query in out[window, ..., channel].unbind(-1)  # of all heads, which do not mix
+            for query in out[window, ..., channel].unbind(-1)  # all heads at once: they do not mix
         ]
     return torch.stack(rows, dim=-2)
