@@ -1,4 +1,4 @@
-"""Old import paths of version 0.1: each gives the current module, with a warning that names it."""
+"""Old import paths of version 0.1. Each gives the current module, and warns with its new path."""
 
 import sys
 import warnings
@@ -8,7 +8,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Dict, Optional
 
-# Removed in version 0.3.
+# To be removed in version 0.3.
 _ROOMS = {
     'analysis': ('attention_rows', 'complexity', 'measuring', 'networks', 'recording'),
     'deployment': ('deployable', 'exporting', 'onnx_forms', 'onnx_ops'),
@@ -26,7 +26,7 @@ MOVED: Dict[str, str] = {
 
 
 class _MovedModules(MetaPathFinder, Loader):
-    """Finds the modules of :data:`MOVED`, and the package ``mmlaplace.utils`` that held them."""
+    """Finds the modules of :data:`MOVED`, and their former package ``mmlaplace.utils``."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
         if name == 'mmlaplace.utils':
@@ -36,14 +36,14 @@ class _MovedModules(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         old = module.__name__
         if old not in MOVED:
-            return  # the package, which is empty
+            return  # the package mmlaplace.utils, which is empty
         new = MOVED[old]
         warnings.warn(
             f'{old} is {new} now; import it from there. The old path goes with version 0.3',
             DeprecationWarning,
             stacklevel=2,
         )
-        sys.modules[old] = import_module(new)  # the import takes what stands here
+        sys.modules[old] = import_module(new)  # the import system returns the entry of sys.modules
 
 
 sys.meta_path.append(_MovedModules())

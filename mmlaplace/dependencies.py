@@ -1,4 +1,4 @@
-"""Tested versions of the packages that mmlaplace uses, and errors for absent packages."""
+"""Tested versions of the packages that mmlaplace uses, and errors for missing packages."""
 
 import warnings
 from importlib import import_module
@@ -7,8 +7,8 @@ from typing import Optional
 
 from .toolboxes import TOOLBOXES
 
-# By import name, the distributions of the tested sets, as in requirements/*.txt, each with the
-# oldest and the newest tested version. A fork has the import name of the upstream package.
+# Import name: {distribution: (oldest, newest tested version)}, as in requirements/*.txt. A fork has
+# the import name of the upstream package.
 TESTED = {
     'torch': {'torch': ('2.1.2', '2.11.0')},
     'mmengine': {'mmengine': ('0.10.7', '0.10.7'), 'onedl-mmengine': ('0.10.12', '0.10.12')},
@@ -18,7 +18,7 @@ TESTED = {
 
 
 def installed_distributions(import_name: str) -> dict:
-    """Tested distributions of ``import_name`` that are installed: ``{name: version}``."""
+    """Installed versions ``{distribution: version}`` of the tested distributions of a package."""
     found = {}
     for distribution in TESTED[import_name]:
         try:
@@ -29,7 +29,7 @@ def installed_distributions(import_name: str) -> dict:
 
 
 def missing_package(name: str, extra: str, error: ImportError) -> ImportError:
-    """An error for a missing package. It names the extra of mmlaplace that installs the package."""
+    """Make an ImportError for a missing package, which names the extra that installs it."""
     return ImportError(
         f'this needs {name}, which did not import ({error}); install it with pip install '
         f'"mmlaplace[{extra}]"'
@@ -37,7 +37,7 @@ def missing_package(name: str, extra: str, error: ImportError) -> ImportError:
 
 
 def require_mmengine() -> None:
-    """Raise an ImportError if mmengine is not installed. It names both ways to install mmengine."""
+    """Raise an ImportError if mmengine cannot be imported. The message says how to install it."""
     try:
         import_module('mmengine')
     except ImportError as error:
@@ -50,9 +50,9 @@ def require_mmengine() -> None:
 
 
 def tested_instead(import_name: str, distribution: str, here: str) -> Optional[str]:
-    """The tested versions, such as ``2.1.2 to 2.11.0``, or None if the version here is one of them.
+    """The range of tested versions, such as ``2.1.2 to 2.11.0``, or None if ``here`` is in it.
 
-    Only major and minor versions count.
+    The comparison takes the major and minor version only.
     """
     from packaging.version import Version
 
@@ -64,9 +64,10 @@ def tested_instead(import_name: str, distribution: str, here: str) -> Optional[s
 
 
 def warn_untested_versions() -> None:
-    """Warn, once per process, about packages older or newer than the tested versions.
+    """Warn about packages that are older or newer than the tested versions.
 
-    No version is refused, because many untested versions will work.
+    A warning is enough, because mmlaplace works with many untested versions. It also warns if a
+    fork and its upstream package are both installed. The import of mmlaplace calls it once.
     """
     untested = []
     for import_name in TESTED:

@@ -1,4 +1,4 @@
-"""The model zoo: list the configs of this project, and build models from them by name."""
+"""The model zoo: list the configs of mmlaplace, and build models from them by name."""
 
 import importlib
 from fnmatch import fnmatchcase
@@ -23,7 +23,7 @@ class ModelInfo(NamedTuple):
         task: ``'classification'``, ``'detection'`` or ``'segmentation'``.
         family: The folder of the config, such as ``'laplacianformer'``.
         config: The config file.
-        metadata: Parameters, MACs, published figures and the like.
+        metadata: The ``Metadata`` of the entry: parameters, MACs and published scores.
     """
 
     name: str
@@ -34,10 +34,12 @@ class ModelInfo(NamedTuple):
 
 
 def files_root() -> Path:
-    """The folder of ``configs`` and ``model-index.yml``: in an installed package, or in a clone.
+    """The folder with ``configs`` and ``model-index.yml``.
+
+    It is ``.mim`` in an installed package, and the root of a clone otherwise.
 
     Raises:
-        FileNotFoundError: If they are in neither of the two.
+        FileNotFoundError: If neither folder has the files.
     """
     package = Path(__file__).resolve().parent
     for root in (package / '.mim', package.parent):
@@ -50,7 +52,7 @@ def files_root() -> Path:
 
 
 def read_models() -> List[ModelInfo]:
-    """Every model of the metafiles that ``model-index.yml`` names."""
+    """All models of the metafiles that ``model-index.yml`` lists."""
     root, models = files_root(), []
     for metafile in yaml.safe_load((root / 'model-index.yml').read_text())['Import']:
         _, task, family, _ = Path(metafile).parts
@@ -66,18 +68,23 @@ def list_models(
     family: Optional[str] = None,
     exclude_filters: Union[str, Sequence[str]] = (),
 ) -> List[str]:
-    """Names of the models, sorted.
+    """List the names of the models, sorted.
 
     Args:
-        pattern: One pattern, or several of which a name must match one. ``*``, ``?`` and ``[…]``
-            work as in file names. A pattern without them is a part of the name. Upper and lower
-            case are the same. Default: '*', all models.
-        task: ``'classification'``, ``'detection'`` or ``'segmentation'``. Default: all.
-        family: The folder of the configs, such as ``'soft'``. Default: all.
-        exclude_filters: A pattern, or several, of names to leave out. Default: ().
+        pattern: A pattern, or several. The name must match one of them. ``*``, ``?`` and ``[…]``
+            work as in file names. A pattern without any of these matches if it is a part of the
+            name. Case does not matter. Default: '*', all models.
+        task: ``'classification'``, ``'detection'`` or ``'segmentation'``. Default: None, all tasks.
+        family: The folder of the configs, such as ``'soft'``. Default: None, all families.
+        exclude_filters: A pattern, or several. Names that match one are left out. Default: ().
 
     Raises:
-        ValueError: For an unknown task or family.
+        ValueError: If there is no such task or family.
+
+    Examples:
+        >>> from mmlaplace import list_models
+        >>> list_models('tiny', task='classification', family='laplacianformer')
+        ['laplacianformer-tiny_8xb128_in1k']
     """
     models = read_models()
     families = sorted({model.family for model in models})
@@ -95,17 +102,17 @@ def list_models(
 
 
 def _matches(name: str, patterns: Union[str, Sequence[str]]) -> bool:
-    """Whether a name fits one of the patterns of :func:`list_models`."""
+    """Whether a name matches one of the patterns, as :func:`list_models` defines it."""
     given = [patterns] if isinstance(patterns, str) else patterns
     wildcards = (p if set('*?[') & set(p) else f'*{p}*' for p in given)
     return any(fnmatchcase(name.lower(), pattern.lower()) for pattern in wildcards)
 
 
 def get_config(name: str) -> Config:
-    """The config of a model.
+    """Load the config of a model by its name, one of :func:`list_models`.
 
     Raises:
-        ValueError: For an unknown name. The message lists similar names.
+        ValueError: If there is no such model. The message lists similar names.
     """
     models = {model.name: model for model in read_models()}
     if name not in models:
@@ -124,21 +131,29 @@ def get_model(
 ) -> nn.Module:
     """Build a model by name: a classifier, detector or segmentor, or its backbone alone.
 
-    Classifiers come from ``mmpretrain.get_model``, so that mmpretrain's inferencers take them.
+    ``mmpretrain.get_model`` builds the classifiers. Therefore mmpretrain's inferencers accept them.
 
     Args:
         name: One of :func:`list_models`.
-        pretrained: Path or address of a checkpoint of the model. A detector, a segmentor or
-            ``backbone_only`` also takes a classifier's checkpoint. :func:`load_weights` loads it.
-            Default: None, random weights, as with False. True is refused, because no weights are
-            published yet.
-        backbone_only: Build the backbone alone, which needs no toolbox. Default: False.
-        **backbone_options: Change options of the backbone, such as ``drop_path_rate=0.0``.
+        pretrained: Path or address of a checkpoint of the model, which :func:`load_weights` loads.
+            Detectors, segmentors and ``backbone_only`` also accept a classifier's checkpoint. True
+            raises an error, because no weights are published yet. Default: None, random weights,
+            as with False.
+        backbone_only: Whether to build the backbone alone, which needs no toolbox. Default: False.
+        **backbone_options: Options of the backbone to change, such as ``drop_path_rate=0.0``.
 
     Raises:
-        ValueError: For an unknown name, weights that do not fit, or ``pretrained=True``.
-        ImportError: If the toolbox of the model is not installed, or needs mmcv's compiled ops and
-            mmcv has none. The message names the command that installs them.
+        ValueError: If there is no such model, if the weights do not fit, or for
+            ``pretrained=True``.
+        ImportError: If the model's toolbox is not installed, or if it needs mmcv's compiled ops
+            and mmcv has none. The message gives the command that installs them.
+
+    Examples:
+        >>> from mmlaplace import get_model
+        >>> name = 'laplacianformer-tiny_8xb128_in1k'
+        >>> backbone = get_model(name, backbone_only=True, drop_path_rate=0.0)
+        >>> type(backbone).__name__
+        'LaplacianFormer'
     """
     if pretrained is True:
         raise ValueError(
@@ -158,7 +173,11 @@ def get_model(
 
 
 def build_model(cfg: Config) -> nn.Module:
-    """The model of a config, built with the modules and in the scope of the config's toolbox."""
+    """Build the model of a config with random weights, in the scope of the config's toolbox.
+
+    Raises:
+        ImportError: If the toolbox is not installed, or lacks mmcv's compiled ops that it needs.
+    """
     scope = cfg.default_scope
     require_toolbox(scope)
     importlib.import_module(f'{scope}.utils').register_all_modules(init_default_scope=False)
@@ -168,7 +187,7 @@ def build_model(cfg: Config) -> nn.Module:
 
 
 def _build(cfg: Config) -> nn.Module:
-    """The whole model, built by the toolbox of the config."""
+    """Build the whole model of a config by its toolbox."""
     scope = cfg.default_scope
     try:
         require_toolbox(scope)

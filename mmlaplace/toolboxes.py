@@ -1,4 +1,4 @@
-"""The toolboxes in which the backbones of mmlaplace work: one row of a table for each task."""
+"""The toolboxes in which mmlaplace's backbones work, as a table with a row for each task."""
 
 from importlib.util import find_spec
 from pathlib import Path
@@ -9,9 +9,9 @@ class Toolbox(NamedTuple):
     """The toolbox for a task.
 
     Attributes:
-        package: Its import name, which is the scope of its configs too.
-        tested: Its distributions, each with the oldest and the newest tested version. A fork has
-            the import name of the upstream package.
+        package: Its import name, which is also the ``default_scope`` of its configs.
+        tested: The oldest and the newest tested version of each distribution. A fork has the
+            import name of the upstream package.
         metrics: Names of its scores in the metafiles.
         needs_mmcv_ops: Whether it imports mmcv's compiled ops.
     """
@@ -22,8 +22,8 @@ class Toolbox(NamedTuple):
     needs_mmcv_ops: bool
 
 
-# By task, which is also the folder in configs/. Imported before mmengine is known to be there, so
-# this file needs nothing but the standard library.
+# The task is also the folder in configs/. This file imports only the standard library, because the
+# check that mmengine is installed comes later.
 TOOLBOXES: Dict[str, Toolbox] = {
     'classification': Toolbox(
         package='mmpretrain',
@@ -48,11 +48,11 @@ PACKAGES = tuple(toolbox.package for toolbox in TOOLBOXES.values())
 
 
 def require_toolbox(scope: str) -> None:
-    """Raise an error unless a toolbox is installed, with the parts of mmcv that it needs.
+    """Raise an error if a toolbox, or the part of mmcv that it needs, is not installed.
 
     Raises:
-        ModuleNotFoundError: If it is not installed.
-        ImportError: If it needs mmcv's compiled ops, and mmcv has none.
+        ModuleNotFoundError: If the toolbox is not installed.
+        ImportError: If the toolbox needs mmcv's compiled ops, and mmcv has none.
     """
     if find_spec(scope) is None:
         raise ModuleNotFoundError(
@@ -72,7 +72,7 @@ def toolbox_folder(scope: str) -> Path:
     """Folder of a toolbox's package.
 
     Raises:
-        ImportError: As :func:`require_toolbox`.
+        ImportError: If :func:`require_toolbox` raises it.
     """
     require_toolbox(scope)
     spec = find_spec(scope)
@@ -84,8 +84,8 @@ def toolbox_script(scope: str, name: str) -> Path:
     """Path of a script of a toolbox, such as ``toolbox_script('mmdet', 'train.py')``.
 
     Raises:
-        ImportError: As :func:`require_toolbox`.
-        FileNotFoundError: If it is installed without its scripts.
+        ImportError: If :func:`require_toolbox` raises it.
+        FileNotFoundError: If the toolbox is installed without its scripts.
     """
     package = toolbox_folder(scope)
     places = (package / '.mim/tools', package.parent / 'tools')  # installed, and in a clone

@@ -1,4 +1,4 @@
-"""Tell whether this installation works: ``python -m mmlaplace.check``."""
+"""Check an installation of mmlaplace: ``python -m mmlaplace.check``."""
 
 from .finding import Finding
 from .library import library_problem, loaded_library

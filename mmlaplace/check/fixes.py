@@ -15,22 +15,22 @@ from ..dependencies import TESTED, installed_distributions
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
-# The Python that runs this, as a shell finds it.
+# The running Python, as a shell finds it.
 PYTHON = 'python' if shutil.which('python') == sys.executable else shlex.quote(sys.executable)
 PIP = f'{PYTHON} -m pip'
-# requirements/build.txt, which wheels do not have.
+# The lines of requirements/build.txt, as the wheel does not contain that file.
 BUILD_TOOLS = ('setuptools>=80,<82', 'wheel', 'ninja', 'psutil', 'packaging')
 INSTALL_BUILD_TOOLS = f'{PIP} install {" ".join(map(shlex.quote, BUILD_TOOLS))}'
 TESTED_SET = 'bash tools/setup_env.sh  # in a clone of mmlaplace: makes .venv with a tested set'
-# Where the distribution has another name than the module.
+# Distributions whose name differs from the import name.
 DISTRIBUTIONS = {'cv2': 'opencv-python', 'PIL': 'pillow', 'yaml': 'pyyaml'}
 
 
 def pinned(import_name: str) -> str:
     """The tested requirement for a package, such as ``onedl-mmcv==2.3.6``.
 
-    It comes from the set whose mmengine is here. If that is not clear, it is the forks' where torch
-    is new enough for them.
+    If one mmengine is installed, the requirement comes from the set of this mmengine. Otherwise it
+    is the fork's if torch is 2.4 or newer, and upstream's if torch is older.
     """
     engines = list(installed_distributions('mmengine'))
     if len(engines) == 1:
@@ -50,14 +50,14 @@ def is_fork(distribution: str) -> bool:
 
 
 def install(*import_names: str) -> str:
-    """Commands that install OpenMMLab packages in their tested versions, whatever was there."""
+    """Commands that replace OpenMMLab packages by their tested versions, or install them."""
     commands = [INSTALL_BUILD_TOOLS]
     for import_name in import_names:
         requirement = pinned(import_name)
         if import_name == 'mmcv':
             name, version = requirement.split('==')
             commands += [
-                # pip may have cached the wheel of an isolated build, which has no ops.
+                # pip's cache may have a wheel without the ops, from an isolated build.
                 f'MAX_JOBS=2 {PIP} wheel --no-cache-dir --no-build-isolation --no-deps '
                 f'--wheel-dir wheels {requirement}',
                 f'{PIP} uninstall -y {" ".join(TESTED[import_name])} mmcv-lite',
@@ -67,15 +67,15 @@ def install(*import_names: str) -> str:
             installed = installed_distributions(import_name)
             if installed:
                 commands.append(f'{PIP} uninstall -y {" ".join(installed)}')
-            # The forks come as source, whose builds want to see torch.
+            # The forks are source distributions, and their builds import torch.
             commands.append(f'{PIP} install --no-build-isolation {requirement}')
     return '\n'.join(commands)
 
 
 def complete_set_up() -> Optional[str]:
-    """The command that adds what tools/setup_env.sh left out, with --task classification.
+    """The command that installs the toolboxes that ``setup_env.sh --task classification`` omits.
 
-    None where this environment is none of its, or complete.
+    None if tools/setup_env.sh did not make this environment, or made it with all toolboxes.
     """
     environment, script = Path(sys.prefix), PACKAGE.parent / 'tools/setup_env.sh'
     state = environment / '.mmlaplace-state'
@@ -86,12 +86,12 @@ def complete_set_up() -> Optional[str]:
 
 
 def build_library() -> str:
-    """Commands that install mmlaplace again, with its ops compiled for the devices here."""
+    """Commands that install mmlaplace again, with ops compiled for this CPU and its GPUs."""
     commands = [INSTALL_BUILD_TOOLS]
     compiler = os.environ.get('CXX') or sysconfig.get_config_var('CXX') or 'c++'
     if shutil.which(compiler.split()[0]) is None:
         commands.insert(0, 'apt-get install g++  # or another C++17 compiler')
-    # FORCE_CUDA, as otherwise a build without nvcc leaves the CUDA ops out.
+    # Without FORCE_CUDA, a build that finds no nvcc leaves the CUDA ops out.
     arches = ';'.join(sorted(set(gpu_arches())))
     switches = f'FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="{arches}" ' if arches else ''
     if (PACKAGE.parent / 'setup.py').is_file():
@@ -105,10 +105,10 @@ def build_library() -> str:
 
 
 def fix_import(error: Exception) -> str:
-    """Commands for an OpenMMLab package that is installed but does not import."""
+    """Commands that fix the import of an installed OpenMMLab package, from its error."""
     if 'libGL' in str(error):
         return 'apt-get install libgl1 libglib2.0-0'
-    # OpenMMLab packages refuse versions of one another by an assert that names them.
+    # An OpenMMLab package refuses a version of another by an assert that names the other.
     for refused in ('mmcv', 'mmengine'):
         if isinstance(error, AssertionError) and f'{refused}==' in str(error).lower():
             return install(refused)
@@ -121,7 +121,7 @@ def fix_import(error: Exception) -> str:
 
 
 def gpu_arches() -> List[str]:
-    """The architectures of the GPUs that torch can use, such as ``['9.0']``."""
+    """Compute capabilities of the GPUs that torch can use, such as ``['9.0']``."""
     if not torch.cuda.is_available():
         return []
     capabilities = map(torch.cuda.get_device_capability, range(torch.cuda.device_count()))

@@ -1,4 +1,4 @@
-"""Checks of our compiled library and, against their references, of the ops in it."""
+"""Checks of the compiled library, and of its ops against their PyTorch references."""
 
 import inspect
 import re
@@ -16,7 +16,7 @@ from .fixes import PACKAGE, TESTED_SET, build_library, gpu_arches
 
 
 def loaded_library() -> Path:
-    """The file of our compiled library."""
+    """Path of the compiled library that torch has loaded."""
     (path,) = [
         path for path in PACKAGE.glob('_C*.so') if str(path.resolve()) in torch.ops.loaded_libraries
     ]
@@ -24,14 +24,15 @@ def loaded_library() -> Path:
 
 
 def library_problem() -> Optional[str]:
-    """Why the compiled library is missing, or is not made of the sources of this clone; else None.
+    """The reason why the compiled library must be compiled again, or None.
 
-    tools/setup_env.sh asks this to find out whether to compile again.
+    Either the library is missing, or it was compiled from other sources than those of this clone.
+    tools/setup_env.sh calls this function to decide whether to compile.
     """
     if _native.WHY_MISSING is not None:
         return _native.WHY_MISSING
     sources = PACKAGE.parent / 'ops'
-    if not (PACKAGE.parent / 'setup.py').is_file():  # an installed package has no sources
+    if not (PACKAGE.parent / 'setup.py').is_file():  # a package from a wheel has no sources
         return None
     path, here = loaded_library(), source_state(sources)
     compiled = _native.build_info(path).get('sources', 'unknown')
@@ -41,7 +42,7 @@ def library_problem() -> Optional[str]:
 
 
 def check_library() -> List[Finding]:
-    """Our compiled library: loaded or why not, and what it can run on."""
+    """Check that the compiled library is loaded, and which devices it has kernels for."""
     problem = library_problem()
     if problem is not None:
         return [Finding('mmlaplace._C', 'problem', problem, build_library())]
@@ -71,7 +72,7 @@ def check_library() -> List[Finding]:
 
 
 def native_ops() -> List[str]:
-    """The public ops that the compiled library may compute, which are those with a backend."""
+    """The public ops that the compiled library can compute. They have an argument ``backend``."""
     return [
         name
         for name in ops.__all__
@@ -80,27 +81,31 @@ def native_ops() -> List[str]:
 
 
 def random_tokens() -> Tuple[Tensor, Tensor]:
-    """Queries ``(1, 2, 37, 8)`` and keys ``(1, 2, 5, 8)``."""
-    # A generator of its own, on the CPU: the same numbers everywhere.
+    """Random queries ``(1, 2, 37, 8)`` and keys ``(1, 2, 5, 8)``."""
+    # With a separate generator on the CPU, the numbers are the same on every device.
     generator = torch.Generator().manual_seed(0)
     queries, keys = (torch.randn(1, 2, count, 8, generator=generator) for count in (37, 5))
     return queries, keys
 
 
 def random_spd() -> Tuple[Tensor]:
-    """Matrices ``(1, 2, 37, 37)`` with condition numbers below 20."""
+    """Positive definite matrices ``(1, 2, 37, 37)`` with condition numbers below 20."""
     tokens, _ = random_tokens()
     return (ops.laplacian_kernel(tokens, tokens, 4.0, backend='reference'),)
 
 
 def random_attention() -> Tuple[Tensor, ...]:
-    """Queries, keys and values ``(1, 2, 37, 8)``, landmarks ``(1, 2, 5, 8)`` and an inverse."""
+    """Queries, keys and values ``(1, 2, 37, 8)``, landmarks ``(1, 2, 5, 8)`` and an inverse.
+
+    The inverse ``(1, 2, 5, 5)`` is that of the landmarks' kernel.
+    """
     tokens, landmarks = random_tokens()
     kernel = ops.laplacian_kernel(landmarks, landmarks, 4.0, backend='reference')
     return tokens, tokens.flip(2), tokens.roll(1, 2), landmarks, kernel.inverse()
 
 
-# Inputs that get a gradient, and further arguments; a new op is a new row.
+# For each op, a function that makes the inputs with gradients, and the further arguments. A new op
+# needs a new row.
 EXAMPLES: Dict[str, Tuple[Callable[[], Tuple[Tensor, ...]], tuple]] = {
     'cholesky_inverse': (random_spd, ()),
     'gaussian_kernel': (random_tokens, (2.0,)),
@@ -113,13 +118,13 @@ OPTIONS: Dict[str, Dict[str, Any]] = {
     'nystrom_attention': dict(whitening_eps=1e-5),
     'pooled_landmarks': dict(cells=(1, 5)),
 }
-# Of the largest value. fp32 rounds by 6e-8, which short sums and condition numbers below 20 make
-# 1e-6 at most; what is computed wrongly is wrong in the first digits.
+# The largest accepted error, relative to the largest value. fp32 rounds by 6e-8. Short sums and
+# condition numbers below 20 make this 1e-6 at most. A wrong kernel is wrong in the first digits.
 TOLERANCE = 1e-5
 
 
 def check_ops() -> List[Finding]:
-    """Run every op forward and backward on every device, against its reference in fp64."""
+    """Run every op forward and backward on every device, and compare with its fp64 reference."""
     devices = ['cpu', *(f'cuda:{index}' for index in range(len(gpu_arches())))]
     return [check_op(name, torch.device(device)) for device in devices for name in native_ops()]
 
@@ -130,20 +135,20 @@ def check_op(name: str, device: torch.device) -> Finding:
     fix = build_library() if native else TESTED_SET
     try:
         forward, backward = relative_errors(name, device)
-    except Exception as error:  # whatever a broken build raises is what we are asked to tell
+    except Exception as error:  # a broken build may raise any error, and the report quotes it
         return Finding(title, 'problem', describe(error), fix)
     found = (
         f'{"native" if native else "PyTorch reference"}, relative error {forward:.0e}, '
         f'of the gradients {backward:.0e}'
     )
-    if not (forward <= TOLERANCE and backward <= TOLERANCE):  # NaN is a problem too
+    if not (forward <= TOLERANCE and backward <= TOLERANCE):  # also true for NaN
         found += f'; expected at most {TOLERANCE:.0e}'
         return Finding(title, 'problem', found, fix)
     return Finding(title, 'ok' if native else 'note', found)
 
 
 def relative_errors(name: str, device: torch.device) -> Tuple[float, float]:
-    """Errors of an op in fp32 against its reference in fp64: of the result, of the gradients."""
+    """Relative errors of an op in fp32 against its fp64 reference: of its result and gradients."""
     make_inputs, arguments = EXAMPLES[name]
     inputs = make_inputs()
 

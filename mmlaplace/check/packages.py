@@ -1,4 +1,4 @@
-"""Checks of the packages around us: their versions, mmcv's ops, our types in the toolboxes."""
+"""Checks of other packages: their versions, mmcv's ops, and mmlaplace's types in the toolboxes."""
 
 import platform
 from importlib import import_module
@@ -17,7 +17,7 @@ from .fixes import PIP, TESTED_SET, complete_set_up, fix_import, gpu_arches, ins
 
 
 def check_versions() -> List[Finding]:
-    """What is installed, and whether it was tested."""
+    """Check which versions of the packages are installed, and whether they were tested."""
     return [
         Finding('mmlaplace', 'ok', f'{__version__}, with Python {platform.python_version()}'),
         *(package_version(import_name) for import_name in TESTED),
@@ -27,14 +27,14 @@ def check_versions() -> List[Finding]:
 
 
 def check_numpy() -> Finding:
-    """Whether tensors become arrays and arrays tensors. torch 2.1 works with NumPy 1 alone."""
+    """Check that torch converts tensors to arrays and back. torch 2.1 needs NumPy 1 for that."""
     try:
         version = import_module('numpy').__version__
     except ImportError as error:
         return Finding('numpy', 'problem', describe(error), f'{PIP} install numpy')
     try:
         torch.from_numpy(torch.ones(1).numpy())
-    except RuntimeError as error:  # 'Numpy is not available', whatever the reason
+    except RuntimeError as error:  # 'Numpy is not available'
         found = f'torch {torch.__version__} does not work with NumPy {version} ({error})'
         major = Version(version).major
         return Finding('numpy', 'problem', found, f"{PIP} install 'numpy<{max(major, 2)}'")
@@ -80,7 +80,10 @@ def package_version(import_name: str) -> Finding:
 
 
 def absent(import_name: str) -> Finding:
-    """One toolbox is enough, and mmcv is only there for them."""
+    """The finding for a package that is not installed.
+
+    It is a problem for a toolbox if no other toolbox is installed, and for mmcv if any toolbox is.
+    """
     toolboxes = [package for package in PACKAGES if is_there(package)]
     needed = bool(toolboxes) if import_name == 'mmcv' else not toolboxes
     if import_name == 'mmcv' or is_there('mmcv'):
@@ -92,13 +95,16 @@ def absent(import_name: str) -> Finding:
 
 
 def is_there(import_name: str) -> bool:
-    """Whether a package can be imported. A folder with its name alone is no package."""
+    """Whether a package is installed. A folder without ``__init__.py`` does not count."""
     spec = find_spec(import_name)
     return spec is not None and spec.origin is not None
 
 
 def check_mmcv_ops() -> List[Finding]:
-    """Whether mmcv has its ops. Built where it sees no torch, it lacks them and says nothing."""
+    """Check that mmcv has its compiled ops.
+
+    A build of mmcv that finds no torch leaves them out, without an error.
+    """
     if not is_there('mmcv'):
         return []
     try:
@@ -124,7 +130,10 @@ def check_mmcv_ops() -> List[Finding]:
 
 
 def check_types() -> List[Finding]:
-    """Whether ``type='LaplacianFormer'`` means ours in every toolbox that is installed."""
+    """Check that every installed toolbox finds mmlaplace's class by ``type='LaplacianFormer'``.
+
+    The check includes all other types of mmlaplace.
+    """
     return [check_types_in(package) for package in PACKAGES if is_there(package)]
 
 
@@ -137,7 +146,7 @@ def check_types_in(toolbox: str) -> Finding:
     try:
         models = import_module(f'{toolbox}.registry').MODELS
         elsewhere = [name for name, cls in ours.items() if models.get(name) is not cls]
-    except Exception as error:  # toolboxes refuse to import by asserts and by what they import
+    except Exception as error:  # besides ImportError, toolboxes raise AssertionError and others
         found = f'does not import: {describe(error)}'
         return Finding(toolbox, 'problem', found, fix_import(error))
     if elsewhere:

@@ -1,8 +1,8 @@
-"""Tell whether this installation works, and for every problem the commands that fix it.
+"""Check this installation of mmlaplace, and print the commands that fix each problem.
 
-It reports the versions, the compiled ops with their errors against the references, and whether the
-toolboxes find our types. Exit status: 0, or 1 with a problem. Takes about ten seconds, most of
-them for importing the toolboxes.
+The report lists the versions, the errors of the compiled ops against their references, and whether
+the toolboxes find mmlaplace's types. The exit status is 0, or 1 if there is a problem. The check
+takes about ten seconds, most of them for importing the toolboxes.
 
 Examples:
   python -m mmlaplace.check
@@ -40,15 +40,15 @@ CHECKS: Dict[str, Callable[[], List[Finding]]] = {
 
 
 def run_check(title: str) -> List[Finding]:
-    """The findings of a check. An error in the check itself is a finding too."""
+    """The findings of a check. If the check itself raises an error, this is a finding too."""
     try:
         return CHECKS[title]()
-    except Exception as error:  # quoted in the report, which goes on with the other checks
+    except Exception as error:  # the report quotes it, and goes on with the other checks
         return [Finding(title, 'problem', f'the check failed: {describe(error)}', TESTED_SET)]
 
 
 def versions() -> Dict[str, Optional[str]]:
-    """The versions of what is installed, by distribution."""
+    """Versions of Python, mmlaplace and CUDA, and of the other packages by distribution."""
     found = dict(python=platform.python_version(), mmlaplace=__version__, cuda=torch.version.cuda)
     for import_name in TESTED:
         found.update(installed_distributions(import_name))
@@ -73,12 +73,19 @@ def show(console: Console, report: Dict[str, List[Finding]]) -> None:
         problem = any(finding.status == 'problem' for finding in findings)
         names = ', '.join(finding.name for finding in findings)
         console.print(Text(f'\n{"To fix" if problem else "If you want"} {names}:', style='bold'))
-        # Not wrapped, so that a command stays one line.
+        # Without wrapping, so that a command stays on one line.
         console.print(fix, soft_wrap=True, markup=False, highlight=False)
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
-    """Run the checks, report, and return the exit status."""
+    """Run the checks and print the report, as ``python -m mmlaplace.check`` does.
+
+    Args:
+        arguments: The command line, such as ``['--json']``. Default: None, that of the process.
+
+    Returns:
+        The exit status: 0, or 1 if there is a problem.
+    """
     parser = argparse.ArgumentParser(
         prog='python -m mmlaplace.check',
         description=__doc__,
@@ -89,7 +96,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
 
     start = time.perf_counter()
     report = {}
-    # Stdout is for the report; packages that are imported may write to it.
+    # Packages may print during their import. Stdout is for the report alone.
     with redirect_stdout(sys.stderr), Console(stderr=True).status('') as status:
         for title in CHECKS:
             status.update(f'checking {title}')

@@ -1,1 +1,1 @@
-"""What the command line tools share: arguments, files, scripts in processes of their own."""
+"""Parts of the command line tools: arguments, files, and scripts in separate processes."""

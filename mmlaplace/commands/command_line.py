@@ -1,4 +1,4 @@
-"""What the command line tools share: their arguments, trained backbones, and files."""
+"""Functions of the command line tools for arguments, trained backbones and files."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ from ..checkpoints import UnsafeCheckpointError, load_weights
 
 
 class ToolParser(argparse.ArgumentParser):
-    """Takes its help from the tool's docstring, and keeps files that are there already.
+    """A parser that shows the tool's docstring as help, and protects existing output files.
 
     Args:
         doc: ``__doc__`` of the tool, with an example.
@@ -27,18 +27,21 @@ class ToolParser(argparse.ArgumentParser):
         self.outputs: List[str] = []
 
     def add_output(self, *names: str, **kwargs: Any) -> None:
-        """An argument that is a file to write; ``--force`` comes with the first."""
+        """Add an argument for an output file. The first one also adds ``--force``."""
         if not self.outputs:
             self.add_argument('--force', action='store_true', help='replace files that are there')
         self.outputs.append(self.add_argument(*names, type=Path, **kwargs).dest)
 
     def add_trained_model(self, kind: str) -> None:
-        """A config and a checkpoint."""
+        """Add the arguments ``config`` and ``checkpoint``."""
         self.add_argument('config', help=f'of a trained {kind}')
         self.add_argument('checkpoint', help='its weights')
 
     def parse_args(self, args: Optional[Iterable[str]] = None, namespace: Any = None) -> Any:
-        """The arguments, unless a file to write is there and may not be replaced."""
+        """Parse the arguments. The tool ends with an error if an output file already exists.
+
+        With ``--force`` it may exist. A folder is an error in any case.
+        """
         parsed = super().parse_args(args, namespace)
         for path in (getattr(parsed, name) for name in self.outputs):
             if path is not None and path.is_dir():
@@ -49,19 +52,22 @@ class ToolParser(argparse.ArgumentParser):
 
 
 def without_hint(error: ValueError) -> str:
-    """What :func:`load_weights` says, but for its hint at an argument, for who writes no Python."""
+    """The message of :func:`load_weights` without its hint at an argument.
+
+    That argument is for Python code. The tools have no option for it.
+    """
     return re.split('(?:;|, or,) if that is meant', str(error))[0]
 
 
 def read_config(path: str) -> Config:
-    """The config of a file; where there is none, the tool ends with a message."""
+    """Read a config. The tool ends with an error if there is no such file."""
     if not os.path.isfile(path):
         sys.exit(f'{Path(sys.argv[0]).name}: error: there is no config {path}; check the path')
     return Config.fromfile(path)
 
 
 def load_or_exit(model: nn.Module, checkpoint: str, **kwargs: Any) -> None:
-    """:func:`load_weights`; a checkpoint that it refuses ends the tool with its message."""
+    """Call :func:`load_weights`. If it refuses the checkpoint, the tool ends with its message."""
     try:
         load_weights(model, checkpoint, **kwargs)
     except (UnsafeCheckpointError, FileNotFoundError) as error:
@@ -71,7 +77,7 @@ def load_or_exit(model: nn.Module, checkpoint: str, **kwargs: Any) -> None:
 
 
 def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:
-    """The backbone of a config, in eval mode. Without a checkpoint its weights are random."""
+    """Build the backbone of a config in eval mode. Without a checkpoint its weights are random."""
     backbone = MODELS.build(dict(read_config(config).model.backbone, init_cfg=None)).eval()
     if checkpoint is not None:
         load_or_exit(backbone, checkpoint)
@@ -79,13 +85,13 @@ def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file in one step, so that it is there whole or not at all."""
+    """Write a file in one step. If the process is killed, no partial file is left in its place."""
     beside = path.with_name(f'{path.name}.{os.getpid()}.part')
     beside.write_text(text)
     os.replace(beside, path)
 
 
 def write_json(path: Path, content: dict) -> None:
-    """Write a file whole, making its folder."""
+    """Write a JSON file as :func:`write_whole` does. Its folder is made if it is missing."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps(content, indent=2) + '\n')

@@ -1,4 +1,4 @@
-"""The command line of the tools that convert checkpoints of others."""
+"""The command line of the tools that convert the authors' checkpoints."""
 
 from argparse import Namespace
 from typing import Callable, Dict
@@ -12,7 +12,7 @@ from .command_line import ToolParser
 
 
 def parser_for(doc: str) -> ToolParser:
-    """What the converters take from the command line."""
+    """A parser with the arguments that all converters have. ``doc`` is the tool's docstring."""
     parser = ToolParser(doc)
     parser.add_argument('source', help="the authors' checkpoint, a path or an address")
     parser.add_output('out', help='the file to write')
@@ -28,7 +28,13 @@ def run(
     parser: ToolParser,
     convert: Callable[[Dict[str, Tensor], Namespace], Conversion],
 ) -> None:
-    """Read, convert, report and write."""
+    """Read the authors' checkpoint, convert it, print the names of all tensors, and write it.
+
+    Args:
+        parser: The parser of :func:`parser_for`, perhaps with further arguments.
+        convert: Function of the authors' state dict and the parsed arguments that returns the
+            conversion.
+    """
     from rich.console import Console
     from rich.table import Table
 

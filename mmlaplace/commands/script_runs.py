@@ -1,4 +1,4 @@
-"""Run scripts, each in a process of its own that starts with its imports done."""
+"""Run scripts in separate processes, in which slow modules are already imported."""
 
 import multiprocessing
 import os
@@ -9,19 +9,19 @@ from typing import Any, List, Optional, Tuple
 
 import torch
 
-LINES = 15  # of the end of a log
-# Where the system can fork, processes are copies of one that has the imports. Importing a toolbox
-# takes as long as training a micro model for a hundred steps.
+LINES = 15  # how many last lines of a log run_script returns
+# Where the system can fork, each process is a copy of one that has imported the modules. Importing
+# a toolbox takes as long as training a micro model for a hundred steps.
 PROCESSES: Any = multiprocessing.get_context(
     'forkserver' if 'forkserver' in multiprocessing.get_all_start_methods() else 'spawn'
 )
 
 
 def import_first(*modules: str) -> None:
-    """Name the modules that processes of :func:`run_script` have from their start.
+    """Name the modules that are imported before :func:`run_script` starts a process.
 
-    Call it before the first of them. A module that cannot be imported is left to the scripts that
-    need it.
+    Call this function before the first call of :func:`run_script`. If a module cannot be imported,
+    only the scripts that import it fail.
     """
     PROCESSES.set_forkserver_preload(list(modules))
 
@@ -29,16 +29,16 @@ def import_first(*modules: str) -> None:
 def run_script(
     script: Path, arguments: List[str], log: Path, threads: Optional[int] = None
 ) -> Tuple[int, str]:
-    """Run a Python script in a process of its own, and wait for it.
+    """Run a Python script in a separate process, and wait for its end.
 
     Args:
-        script: The script. Its folder is the first in which it finds modules.
-        arguments: Its arguments.
-        log: File for all that it prints. Its folder is made.
-        threads: Of torch. Default: as many as torch takes.
+        script: The script. Its folder comes first in the script's ``sys.path``.
+        arguments: Arguments of the script.
+        log: File for the output of the script. Its folder is made if it is missing.
+        threads: Number of torch's threads. Default: None, torch's own default.
 
     Returns:
-        The exit status, 0 for success, and the last lines of the log.
+        The exit status, which is 0 for success, and the last 15 lines of the log.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     process = PROCESSES.Process(target=_run, args=(str(script), arguments, str(log), threads))

@@ -1,4 +1,4 @@
-"""Run the toolboxes' own train.py and test.py, once the checkpoints they load are checked."""
+"""Run the train.py and test.py of the toolboxes, after a check of the checkpoints they load."""
 
 import gc
 import os
@@ -17,13 +17,18 @@ CONFIG_SUFFIXES = ('.py', '.json', '.yaml', '.yml')
 
 
 def check_checkpoints(script: Path) -> None:
-    """Read what a toolbox's train.py or test.py is about to load, and end if it asks for code.
+    """Check the checkpoints that a toolbox's train.py or test.py will load.
 
-    These scripts load by mmengine, which runs code from a checkpoint. It only logs names and shapes
-    that do not fit. A line says so. :func:`read_state_dict` checks files. It cannot check addresses
-    and folders, which some strategies write.
+    These scripts load checkpoints with mmengine, which runs any code in them. Therefore
+    :func:`read_state_dict` reads each file first. If it refuses a file, the tool ends with an
+    error. It cannot check addresses, nor the folders that some strategies write. mmengine only logs
+    weights whose names or shapes do not fit the model. A warning on stderr tells the user about
+    both.
+
+    Args:
+        script: Path of the toolbox's script. Its own parser reads ``sys.argv``.
     """
-    from mmengine.runner import find_latest_checkpoint  # slow, and only scripts need it
+    from mmengine.runner import find_latest_checkpoint  # a slow import that only scripts need
 
     args = runpy.run_path(str(script), run_name=script.stem)['parse_args']()
     cfg = Config.fromfile(args.config)
@@ -35,7 +40,7 @@ def check_checkpoints(script: Path) -> None:
         given.append(find_latest_checkpoint(work_dir))
         given.append(resume if isinstance(resume, str) and resume != 'auto' else None)
     for checkpoint in filter(None, given):
-        checked = os.path.isfile(os.path.expanduser(checkpoint))  # as mmengine reads it
+        checked = os.path.isfile(os.path.expanduser(checkpoint))  # mmengine expands ~ too
         if checked:
             try:
                 read_state_dict(checkpoint)
@@ -52,9 +57,13 @@ def check_checkpoints(script: Path) -> None:
 
 
 def run_toolbox_script(name: str, usage: str) -> None:
-    """Run a script of the toolbox that the config among the arguments names as its scope.
+    """Run a script of the toolbox that is the ``default_scope`` of the config in ``sys.argv``.
 
-    The script sees the command line as it is. Without a config, ``usage`` is printed.
+    The script gets the command line unchanged.
+
+    Args:
+        name: The script, such as ``'train.py'``.
+        usage: Text that is printed if there is no config among the arguments.
     """
     configs = [argument for argument in sys.argv[1:] if argument.endswith(CONFIG_SUFFIXES)]
     if not configs:
@@ -72,12 +81,12 @@ def run_toolbox_script(name: str, usage: str) -> None:
 
 
 def end_process_groups() -> None:
-    """End the process groups of a run that is done, and their threads.
+    """End the distributed process groups after a run, together with their threads.
 
-    Left to the end of Python, a thread of gloo may still hold tensors of a collective. To let go of
-    them it asks for Python's lock, which ends the thread by then, and torch aborts the process.
+    Without this, a thread of gloo may still hold tensors when Python ends. To free them, the thread
+    asks for Python's global lock. Then Python ends the thread, and torch aborts the process.
     """
     if distributed.is_available() and distributed.is_initialized():
-        # First the models, which are parts of cycles: a group lives as long as one of them has it.
+        # Models are in reference cycles, and a group lives as long as a model that holds it.
         gc.collect()
         distributed.destroy_process_group()
