@@ -1,1 +1,1 @@
-"""Attentions, backbones and ops side by side: who takes part, tables and plots of results."""
+"""Compare attentions, backbones and ops: lists of contenders, tables and plots of results."""

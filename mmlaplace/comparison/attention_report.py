@@ -1,4 +1,4 @@
-"""Tables and plots of the JSON that compare_attentions.py writes."""
+"""Make tables and plots of the results that compare_attentions.py writes as JSON."""
 
 import math
 import statistics
@@ -18,7 +18,7 @@ MATRIX_HEADERS = {
 
 
 def short(name: str) -> str:
-    """The name in a table: without what all have in common."""
+    """The name of an attention in a table, without the suffix ``Attention``."""
     return name.replace('Attention', '')
 
 
@@ -28,7 +28,7 @@ def markdown(header: List[str], rows: List[List[str]]) -> str:
 
 
 def spread(values: List[float]) -> str:
-    """Mean, sample standard deviation and single values."""
+    """Text with the mean, the sample standard deviation and the single values."""
     mean = f'{statistics.mean(values):.1f}'
     if len(values) < 2:
         return mean
@@ -37,7 +37,7 @@ def spread(values: List[float]) -> str:
 
 
 def by_attention(results: List[dict]) -> Dict[str, List[dict]]:
-    """Results of each attention in the order of their seeds, the most accurate first."""
+    """Group results by attention, the most accurate attention first, each sorted by seed."""
     found: Dict[str, List[dict]] = {}
     for result in sorted(results, key=lambda result: result['settings']['seed']):
         found.setdefault(result['settings']['attention'], []).append(result)
@@ -45,7 +45,7 @@ def by_attention(results: List[dict]) -> Dict[str, List[dict]]:
 
 
 def mean_top1(runs: List[dict]) -> float:
-    """Of the first column, which is the size of training."""
+    """Mean top-1 in the first column, where the test images have the training size."""
     return statistics.mean(next(iter(run['top1'].values())) for run in runs)
 
 
@@ -66,13 +66,13 @@ def accuracy_table(results: List[dict]) -> str:
 
 
 def terms_ratio(run: dict) -> str:
-    """Of the attention's term to the local branch's, smallest to largest over the blocks."""
+    """Range over the blocks of the size of the attention's term relative to the local branch's."""
     ratios = [term['mixed'] / term['local'] for term in run['terms'] if term.get('local', 0) > 0]
     return f'{min(ratios):.2g} to {max(ratios):.2g}' if ratios else '-'
 
 
 def matrix_table(results: List[dict], stage: int) -> str:
-    """Of the first seed of each attention."""
+    """A table of the matrix statistics of a stage, for the first seed of each attention."""
     rows = []
     for name, runs in by_attention(results).items():
         found = next((m for m in runs[0]['matrices'] if m['stage'] == stage), None)
@@ -86,7 +86,14 @@ def number(value: float) -> str:
 
 
 def cost_table(costs: Dict[str, dict], sizes: List[int], key: str, scale: float) -> str:
-    """Seconds or MB of both passes at each size, and the exponents of time."""
+    """A table of the time or memory of forward and training passes at each image size.
+
+    Args:
+        costs: By attention and pass, the measured rows and the exponent of time over pixels.
+        sizes: Sides of the images.
+        key: ``'seconds'``, which also gives a column of exponents, or ``'MB'``.
+        scale: Factor of the values, such as 1e3 for milliseconds.
+    """
     rows = []
     for name, cost in costs.items():
         cells = [short(name)]
@@ -104,7 +111,7 @@ def cost_table(costs: Dict[str, dict], sizes: List[int], key: str, scale: float)
 
 
 def left_out(costs: Dict[str, dict]) -> Iterator[str]:
-    """Why sizes were left out, a line each."""
+    """A line for each image size that was not measured, with the reason."""
     for name, cost in costs.items():
         for of_pass, found in cost.items():
             for side, reason in found['left_out'].items():
@@ -112,7 +119,7 @@ def left_out(costs: Dict[str, dict]) -> Iterator[str]:
 
 
 def sections(content: dict) -> Iterator[Tuple[str, str]]:
-    """Title and Markdown of each table."""
+    """The title and the Markdown of each table."""
     for key, results in groups(content['results']).items():
         yield f'top-1 in %, mean ± s (seeds): {key}', accuracy_table(results)
         stages = sorted({m['stage'] for result in results for m in result['matrices']})
@@ -128,7 +135,7 @@ def sections(content: dict) -> Iterator[Tuple[str, str]]:
 
 
 def groups(results: List[dict]) -> Dict[str, List[dict]]:
-    """Results that compare: of one host and study, with or without the local branch."""
+    """Group results that one can compare: the same host, study and use of the local branch."""
     found: Dict[str, List[dict]] = {}
     for result in results:
         settings = result['settings']
@@ -139,7 +146,7 @@ def groups(results: List[dict]) -> Dict[str, List[dict]]:
 
 
 def plot_accuracy(results: List[dict], title: str, path: Path) -> None:
-    """A column for each attention: every seed, and the mean of the first and the last test."""
+    """Plot top-1 of each attention in the first and last test column: every seed, and the mean."""
     found = by_attention(results)
     names, columns = list(found), list(results[0]['top1'])
     figure, axis = plt.subplots(figsize=(2.5 + 0.22 * len(names), 4.5), layout='constrained')
@@ -157,7 +164,10 @@ def plot_accuracy(results: List[dict], title: str, path: Path) -> None:
 
 
 def plot_distances(results: List[dict], title: str, path: Path) -> None:
-    """Weight given to near, middle and far keys in the first stage, the nearest first."""
+    """Plot the shares of weight for near, middle and far keys in the first stage.
+
+    The attention with the largest share for near keys is at the top.
+    """
     rows = {}
     for name, runs in by_attention(results).items():
         found = [m for run in runs for m in run['matrices'] if m['stage'] == 1]
@@ -181,14 +191,17 @@ def plot_distances(results: List[dict], title: str, path: Path) -> None:
 
 
 def plot_cost(costs: Dict[str, dict], path: Path) -> None:
-    """Forward time and memory: a row for each attention, the fastest on top, a point for a size."""
+    """Plot forward time and memory: a row for each attention, and a point for each image size.
+
+    The fastest attention is at the top.
+    """
     found = {
         name: {row['side']: row for row in cost['forward']['rows']} for name, cost in costs.items()
     }
     sides = sorted({side for rows in found.values() for side in rows})
 
     def slowness(name: str) -> Tuple[int, float]:
-        """At the largest size that it was measured at; those that ended before it come last."""
+        """Sort key: smaller for attentions measured at larger sizes, then for faster ones."""
         largest = max(found[name], default=0)
         return -largest, found[name][largest]['seconds'] if largest else 0.0
 
@@ -222,7 +235,7 @@ def save(figure: plt.Figure, path: Path) -> None:
 
 
 def write_report(content: dict, folder: Path) -> List[Path]:
-    """tables.md and the plots; their paths."""
+    """Write tables.md and the plots into a folder, and return their paths."""
     text = '\n\n'.join(f'## {title}\n\n{table}' for title, table in sections(content)) + '\n'
     tables = folder / 'tables.md'
     folder.mkdir(parents=True, exist_ok=True)

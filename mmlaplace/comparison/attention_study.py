@@ -1,4 +1,7 @@
-"""Every attention on one host, trained alike on small data: who takes part, with which config."""
+"""The attentions, hosts and configs of a study that trains all attentions in the same way.
+
+It trains each attention in the same host, on the mini data sets.
+"""
 
 import json
 import warnings
@@ -14,12 +17,12 @@ from ..model_zoo import files_root
 from ..models import BaseAttention, WindowAttention
 
 BASE = files_root() / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
-SIZES = (224, 512, 1024, 2048)  # sides of images at which time and memory are measured
-LANDMARKS = 16  # 64 x 64 pixels give 16 x 16 tokens in the first stage, 2 x 2 in the last
+SIZES = (224, 512, 1024, 2048)  # sides of the images for the measurement of time and memory
+LANDMARKS = 16  # 64 x 64 pixels give 16 x 16 tokens in the first stage and 2 x 2 in the last
 
 
 class Phase(NamedTuple):
-    """One training: a data set, the side of its images, classes, epochs and learning rate."""
+    """One training: data set, side of its images, number of classes, epochs and learning rate."""
 
     data: str
     side: int
@@ -29,12 +32,13 @@ class Phase(NamedTuple):
 
 
 class Study(NamedTuple):
-    """What is learned, one phase after the other, and where it is tested.
+    """A sequence of trainings, and the tests after them.
 
     Attributes:
-        phases: Trainings. Each starts from the one before.
-        columns: Name in the table: data set and folder to test on after the phase of that data.
-        flip: Whether training images are mirrored.
+        phases: The trainings. Each starts from the weights of the one before.
+        columns: For each column of the table, the data set and its folder to test on. The test
+            follows the phase with this data set.
+        flip: Whether training images are mirrored at random.
     """
 
     phases: Tuple[Phase, ...]
@@ -52,7 +56,7 @@ STUDIES = {
         },
         flip=True,
     ),
-    # From scratch the crowds' loss stays at chance for many epochs.
+    # In a training on crowds from scratch, the loss stays at chance level for many epochs.
     'digits': Study(
         (Phase('classification', 48, 10, 11, 1e-3), Phase('crowds', 48, 10, 6, 1e-3)),
         {
@@ -67,11 +71,15 @@ STUDIES = {
 
 
 def in_windows(attn_cfg: dict) -> List:
-    """Swin's stages as PolaFormer changes them: the first two see the whole map of 64 x 64."""
+    """An attention in Swin's first two stages, as in PolaFormer, and Swin's own in the others.
+
+    The windows of these two stages cover the whole map of an image of 64 x 64 pixels.
+    """
     return [dict(window_size=16, even_windows=True, attn_cfg=attn_cfg)] * 2 + [None] * 2
 
 
-# Backbone without its attention, and how the attention's config is given to it.
+# Host: config of the backbone, channels of its last map, and function that makes ``attn_cfg`` from
+# the attention's config.
 HOSTS: Dict[str, Tuple[Dict[str, Any], int, Callable[[dict], Any]]] = {
     'laplacianformer': (dict(type='LaplacianFormer', arch='micro'), 128, lambda cfg: cfg),
     'vit': (
@@ -86,7 +94,7 @@ HOSTS: Dict[str, Tuple[Dict[str, Any], int, Callable[[dict], Any]]] = {
     ),
     'swin': (dict(type='Swin', arch='micro'), 256, in_windows),
 }
-# Further contenders, which are options of a registered attention.
+# Further contenders: registered attentions with other options.
 VARIANTS = {
     'LaplacianAttention, Gaussian': dict(type='LaplacianAttention', kernel='gaussian'),
     'LaplacianAttention, literal': dict(type='LaplacianAttention', whitening='literal'),
@@ -96,7 +104,7 @@ VARIANTS = {
 
 
 def contenders() -> Dict[str, dict]:
-    """Name in the table: config of the attention. All that are registered, and the variants."""
+    """Configs of all registered attentions and of the variants, by their names in the table."""
     registered = sorted(
         name
         for name, cls in MODELS.module_dict.items()
@@ -105,17 +113,17 @@ def contenders() -> Dict[str, dict]:
     found = {name: dict(type=name) for name in registered}
     found.update(VARIANTS)
     for cfg in found.values():
-        # As few landmarks as the small maps have room for, and as many for every attention.
+        # The small maps have room for few landmarks only. All attentions get the same number.
         if 'num_landmarks' in MODELS.get(cfg['type']).known_options():
             cfg['num_landmarks'] = LANDMARKS
     return dict(sorted(found.items()))
 
 
 def without_local_branch(attn_cfg: dict) -> dict:
-    """The attention without its convolution on V.
+    """The config of the attention without its local branch, a convolution on V.
 
     Raises:
-        ValueError: If it has none that can be left out.
+        ValueError: If the attention has no local branch that can be left out.
     """
     if 'lepe_kernel' not in MODELS.get(attn_cfg['type']).known_options():
         raise ValueError(f'{attn_cfg["type"]} has no local branch to leave out')
@@ -123,25 +131,33 @@ def without_local_branch(attn_cfg: dict) -> dict:
 
 
 def backbone_cfg(host: str, attn_cfg: dict, side: int) -> dict:
-    """The config of a host with an attention, for images of a side."""
+    """The config of a host with an attention, for images of ``side`` x ``side`` pixels."""
     backbone, _, give = HOSTS[host]
     return dict(backbone, img_size=side, out_indices=-1, attn_cfg=give(attn_cfg))
 
 
 def phase_cfg(host: str, attn_cfg: dict, phase: Phase, flip: bool, data_root: Path) -> Config:
-    """The config of one training."""
+    """The config of one training.
+
+    Args:
+        host: A key of ``HOSTS``.
+        attn_cfg: Config of the attention.
+        phase: Data set, image size, epochs and learning rate.
+        flip: Whether training images are mirrored at random.
+        data_root: Folder with the mini data sets.
+    """
     cfg = Config.fromfile(BASE)
     cfg.model.backbone = backbone_cfg(host, attn_cfg, phase.side)
     cfg.model.head.update(in_channels=HOSTS[host][1], num_classes=phase.classes)
     for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
         loader.dataset.data_root = str(data_root / phase.data)
-        loader.update(num_workers=0, persistent_workers=False)  # several runs share the cores
+        loader.update(num_workers=0, persistent_workers=False)  # parallel runs share the cores
     load, crop, pack = cfg.train_dataloader.dataset.pipeline
     crop.crop_size = phase.side
     flips = [dict(type='RandomFlip', prob=0.5)] if flip else []
     cfg.train_dataloader.dataset.pipeline = [load, crop, *flips, pack]
     cfg.optim_wrapper.optimizer.lr = phase.lr
-    if digit_version(TORCH_VERSION) >= digit_version('2.4'):  # a tenth of the time of a step
+    if digit_version(TORCH_VERSION) >= digit_version('2.4'):  # it saves a tenth of a step's time
         cfg.optim_wrapper.optimizer.fused = True
     cfg.train_cfg.max_epochs = cfg.param_scheduler[-1]['end'] = phase.epochs
     cfg.train_cfg.val_interval = phase.epochs
@@ -152,7 +168,19 @@ def phase_cfg(host: str, attn_cfg: dict, phase: Phase, flip: bool, data_root: Pa
 def settings_of(
     name: str, host: str, seed: int, study: str, local_branch: bool, epochs: int
 ) -> dict:
-    """What a result depends on, kept beside it."""
+    """The settings on which a result depends. They are stored with it.
+
+    Args:
+        name: The attention, a key of :func:`contenders`.
+        host: A key of ``HOSTS``.
+        seed: Seed of the training.
+        study: A key of ``STUDIES``.
+        local_branch: Whether the attention keeps its local branch.
+        epochs: Epochs of each phase, or 0 for those of the study.
+
+    Raises:
+        ValueError: If the attention has no local branch that can be left out.
+    """
     attn_cfg = contenders()[name]
     if not local_branch:
         attn_cfg = without_local_branch(attn_cfg)
@@ -166,9 +194,9 @@ def settings_of(
 
 
 def read_result(path: Path) -> Optional[dict]:
-    """A result, or None where there is none, or only a part of one, as of a copy that was cut off.
+    """Read a result. It is None if there is no file, or an incomplete one, with a warning.
 
-    The runs themselves write it in one step.
+    A run writes its result in one step. A file can be incomplete after an interrupted copy.
     """
     try:
         found = json.loads(path.read_bytes())
@@ -183,10 +211,10 @@ def read_result(path: Path) -> Optional[dict]:
 
 
 def finished(work_dir: Path, settings: dict) -> bool:
-    """Whether a folder has this result.
+    """Whether a folder has a result with these settings.
 
     Raises:
-        ValueError: If it has another one.
+        ValueError: If the folder has a result with other settings.
     """
     written = work_dir / 'result.json'
     result = read_result(written)

@@ -1,13 +1,15 @@
-"""Backbones by name: of ours, of a toolbox, of timm, and of a config. Each makes its last map.
+"""Build backbones of mmlaplace, the toolboxes, timm and configs by name.
 
-laplacianformer-tiny                       ours: CLASS-ARCH, in lower case
-laplacianformer-tiny+SoftmaxAttention      ours, with another attention in every stage
-mmpretrain:ConvNeXt-tiny                   a toolbox's: CLASS-ARCH, or CLASS-DEPTH
+Backbones of mmlaplace and of toolboxes return their last map only. The forms of a name:
+
+laplacianformer-tiny                       of mmlaplace: CLASS-ARCH in lower case
+laplacianformer-tiny+SoftmaxAttention      of mmlaplace, with another attention in every stage
+mmpretrain:ConvNeXt-tiny                   of a toolbox: CLASS-ARCH or CLASS-DEPTH
 mmpretrain:ResNet-50
 mmdet:PyramidVisionTransformerV2-b1
-timm:efficientvit_b1                       timm's
-my_config.py                               the backbone of a config, as it stands there
-mmdet::pvt/retinanet_pvt-t_fpn_1x_coco.py  the same, of a toolbox's config
+timm:efficientvit_b1                       of timm
+my_config.py                               of a config, with the options that the config sets
+mmdet::pvt/retinanet_pvt-t_fpn_1x_coco.py  of a toolbox's config
 """
 
 import difflib
@@ -26,11 +28,11 @@ from mmengine.registry import MODELS, DefaultScope
 from mmlaplace.models import BaseAttention, PyramidBackbone
 from mmlaplace.toolboxes import PACKAGES, require_toolbox
 
-# Builds a backbone, to train or for inference, which its argument ``train`` says.
+# A function that builds a backbone. Its argument ``train`` selects training or inference.
 Builder = Callable[..., nn.Module]
 
-SOURCES = ('', *PACKAGES, 'timm')  # '' is this package
-# Sizes of backbones that name none themselves, as in mmdet's configs/pvt.
+SOURCES = ('', *PACKAGES, 'timm')  # '' is mmlaplace
+# Sizes of backbones whose classes have no named sizes. They are those of mmdet's configs/pvt.
 PVT_LAYERS = dict(tiny=[2, 2, 2, 2], small=[3, 4, 6, 3], medium=[3, 4, 18, 3], large=[3, 8, 27, 3])
 PVT_V2: Dict[str, Dict[str, Any]] = dict(
     b0=dict(num_layers=PVT_LAYERS['tiny'], embed_dims=32),
@@ -49,11 +51,12 @@ OTHER_SIZES: Dict[str, Dict[str, Dict[str, Any]]] = {
 
 
 def find(name: str) -> Builder:
-    """The builder of a contender.
+    """The function that builds a backbone, by a name in one of the forms above.
 
     Raises:
-        ValueError: For an unknown name; says which are near.
-        ImportError: If the package it comes from is not installed; says how to install it.
+        ValueError: If there is no such backbone. The message lists similar names.
+        ImportError: If the backbone's package is not installed. The message says how to install
+            it.
     """
     if name.endswith('.py'):
         if '::' not in name and not Path(name).is_file():
@@ -86,10 +89,13 @@ def find(name: str) -> Builder:
 
 @cache
 def catalogue(source: str) -> Dict[str, Builder]:
-    """All backbones of a source by name.
+    """The functions that build all backbones of a source, by name.
+
+    Args:
+        source: ``''`` for mmlaplace, the name of a toolbox, or ``'timm'``.
 
     Raises:
-        ImportError: If it is not installed; says how to install it.
+        ImportError: If the source is not installed. The message says how to install it.
     """
     if source == 'timm':
         try:
@@ -104,7 +110,7 @@ def catalogue(source: str) -> Dict[str, Builder]:
         classes, prefix, title = MODELS.module_dict, '', str.lower
     else:
         require_toolbox(source)
-        importlib.import_module(f'{source}.models')  # registers them
+        importlib.import_module(f'{source}.models')  # registers its backbones
         classes = importlib.import_module(f'{source}.registry').MODELS.module_dict
         prefix, title = f'{source}:', str
     found: Dict[str, Builder] = {}
@@ -116,7 +122,7 @@ def catalogue(source: str) -> Dict[str, Builder]:
 
 
 def belongs(cls: type, source: str) -> bool:
-    """Whether a registered class is a backbone of a source's own, rather than ours in its scope."""
+    """Whether a registered class is a backbone that the source itself defines."""
     if not source:
         return inspect.isclass(cls) and issubclass(cls, PyramidBackbone)
     own = cls.__module__.startswith(f'{source}.models.backbones.')
@@ -124,24 +130,24 @@ def belongs(cls: type, source: str) -> bool:
 
 
 def sizes_of(cls: type) -> Dict[str, Dict[str, Any]]:
-    """The arguments that make each size of a backbone, by its name. One without a name has none."""
+    """Arguments of a class for each of its named sizes. A class without sizes has one, ``''``."""
     if cls.__name__ in OTHER_SIZES:
         return OTHER_SIZES[cls.__name__]
     arguments = arguments_of(cls)
     zoo = getattr(cls, 'arch_zoo', getattr(cls, 'arch_settings', None))
     for argument in ('arch', 'depth'):
         if argument in arguments and isinstance(zoo, dict):
-            # mmpretrain has 't' and 'tiny' for the same size: the last stays.
+            # mmpretrain has two names for a size, such as 't' and 'tiny'. The last one is kept.
             names = {id(size): name for name, size in zoo.items()}.values()
             return {str(name): {argument: name} for name in names}
     return {'': {}}
 
 
 def arguments_of(cls: type) -> Dict[str, Any]:
-    """Defaults of a class's arguments, and of those that it hands on to its bases."""
+    """Arguments of a class with their defaults, and those that ``**kwargs`` passes to its bases."""
     found: Dict[str, Any] = {}
     for base in cls.__mro__:
-        signature = inspect.signature(base.__init__)  # type: ignore[misc]  # of these very classes
+        signature = inspect.signature(base.__init__)  # type: ignore[misc]  # classes, not instances
         parameters = signature.parameters.values()
         found = {**{each.name: each.default for each in parameters}, **found}
         if not any(each.kind is each.VAR_KEYWORD for each in parameters):
@@ -150,7 +156,10 @@ def arguments_of(cls: type) -> Dict[str, Any]:
 
 
 def of_class(cls: type, train: bool, **options: Any) -> nn.Module:
-    """A backbone that makes its last map alone, without stochastic depth."""
+    """Build a backbone that returns its last map only, without stochastic depth.
+
+    For inference, branches are merged where the class has ``switch_to_deploy``.
+    """
     arguments = arguments_of(cls)
     if issubclass(cls, PyramidBackbone):
         options['out_indices'] = -1
@@ -165,7 +174,7 @@ def of_class(cls: type, train: bool, **options: Any) -> nn.Module:
 
 
 def of_timm(name: str, train: bool) -> nn.Module:
-    """A model of timm without its classifier, for inference with its branches merged."""
+    """Build a model of timm without its classifier. For inference, its branches are merged."""
     timm = importlib.import_module('timm')
     model = timm.create_model(name, pretrained=False, num_classes=0)
     if train:
@@ -174,7 +183,7 @@ def of_timm(name: str, train: bool) -> nn.Module:
 
 
 def of_config(path: str, train: bool) -> nn.Module:
-    """The backbone of a config, in the scope of its toolbox."""
+    """Build the backbone of a config, in the scope of its toolbox."""
     cfg = hub.get_config(path) if '::' in path else Config.fromfile(path)
     scope = cfg.get('default_scope')
     if scope in PACKAGES:
@@ -182,4 +191,4 @@ def of_config(path: str, train: bool) -> nn.Module:
         importlib.import_module(f'{scope}.models')
     with DefaultScope.overwrite_default_scope(scope):
         model = MODELS.build(dict(cfg.model.backbone, init_cfg=None))
-    return revert_sync_batchnorm(model)  # which trains on several GPUs alone
+    return revert_sync_batchnorm(model)  # SyncBN is for several GPUs only

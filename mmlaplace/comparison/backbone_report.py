@@ -1,4 +1,4 @@
-"""Tables and plots of the JSON that benchmark_backbone.py writes."""
+"""Make tables and plots of the results that benchmark_backbone.py writes as JSON."""
 
 import argparse
 import importlib.util
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-LINES = ('-', '--', ':', '-.')  # of the modes in a plot
-MARKERS = 'os^Dv<>PX*hpd8'  # of the families, or of the contenders
+LINES = ('-', '--', ':', '-.')  # a line style for each mode
+MARKERS = 'os^Dv<>PX*hpd8'  # a marker for each family or contender
 
 
 def size_name(row: dict) -> str:
@@ -30,14 +30,14 @@ def size_name(row: dict) -> str:
 
 
 def measured(result: dict) -> List[dict]:
-    """The rows without a failure."""
+    """The rows of a result that were measured without a failure."""
     return [row for row in result['rows'] if not row['failure']]
 
 
 def exponents(rows: List[dict]) -> Dict[str, Dict[str, float]]:
-    """Slopes of log time over log pixels, by least squares, for each contender and mode.
+    """Fit the exponent of time over pixels by least squares, for each contender and mode.
 
-    There is none where sizes differ in the batch, or are fewer than two.
+    A contender needs at least two sizes with the same batch size.
     """
     lines: Dict[Tuple[str, str], List[dict]] = {}
     found: Dict[str, Dict[str, float]] = {}
@@ -52,7 +52,7 @@ def exponents(rows: List[dict]) -> Dict[str, Dict[str, float]]:
 
 
 def tables(result: dict, base: str, style: box.Box) -> Iterator[Tuple[str, Table]]:
-    """A title and a table for each size: a contender in each row, and columns for each mode."""
+    """A title and a table for each size, with a row per contender and columns for each mode."""
     modes, step = result['modes'], 'forward and backward' if result['train'] else 'forward'
     for side, batch in result['sizes']:
         rows = {
@@ -88,7 +88,7 @@ def tables(result: dict, base: str, style: box.Box) -> Iterator[Tuple[str, Table
 
 
 def mode_cells(row: Optional[dict], base: Optional[dict]) -> Tuple[str, ...]:
-    """Time, speed, ratio and memory."""
+    """Cells for time, speed, time relative to ``base``, and memory."""
     if row is None or row['failure']:
         return ('-',) * 4
     ratio = '-' if base is None or base['failure'] else row['median ms'] / base['median ms']
@@ -101,7 +101,7 @@ def mode_cells(row: Optional[dict], base: Optional[dict]) -> Tuple[str, ...]:
 
 
 def short(reason: str, most: int = 160) -> str:
-    """The start of a failure, on one line; all of it is in the JSON."""
+    """The start of a failure's text, on one line. The JSON has the whole text."""
     line = ' '.join(reason.split())
     return line if len(line) <= most else line[:most] + ' …'
 
@@ -137,13 +137,13 @@ def save(figure: 'Figure', path: Path) -> None:
 
 
 def plot(result: dict, path: Path) -> None:
-    """Time and memory over the image's side."""
+    """Plot time and memory over the side of the image."""
     rows = measured(result)
     lines = len(result['contenders']) * len(result['modes'])
     figure, axes = new_figure(2, 4.5 + 0.12 * lines)
     from matplotlib import colormaps
 
-    colormap: Any = colormaps['tab20']  # one with a list of colours
+    colormap: Any = colormaps['tab20']  # typed Any, as only listed colormaps have ``colors``
     for axis, key, label in zip(axes, ('ms per image', 'MB'), ('ms an image', 'peak memory (MB)')):
         for index, (name, marker) in enumerate(zip(result['contenders'], cycle(MARKERS))):
             for mode, style in zip(result['modes'], cycle(LINES)):
@@ -172,7 +172,10 @@ def plot(result: dict, path: Path) -> None:
 
 
 def top1_points(result: dict, mode: str) -> Dict[str, Tuple[float, int]]:
-    """Images a second, and in which batch, of contenders measured at the size of their top-1."""
+    """The speed in images a second and its batch size, for each contender with a published top-1.
+
+    The speed is that at the image size of the published top-1, for the fastest batch size.
+    """
     found: Dict[str, Tuple[float, int]] = {}
     for row in measured(result):
         paper = published().get(row['contender'])
@@ -185,7 +188,7 @@ def top1_points(result: dict, mode: str) -> Dict[str, Tuple[float, int]]:
 
 
 def plot_top1(result: dict, path: Path) -> None:
-    """Published top-1 over measured images a second: what is up and to the right is better."""
+    """Plot published top-1 over measured images a second. Better models are up and to the right."""
     modes = result['modes']
     figure, axes = new_figure(len(modes), 7, width=9)
     for axis, mode in zip([axes] if len(modes) == 1 else axes, modes):
@@ -205,7 +208,10 @@ def plot_top1(result: dict, path: Path) -> None:
 
 
 def draw_families(axis: 'Axes', speeds: Dict[str, float]) -> None:
-    """A line through the sizes of a family, hollow points for our twins of it, the best of all."""
+    """Draw a line through the sizes of each family, and the best top-1 at each speed.
+
+    Hollow points are mmlaplace's versions of other projects' models.
+    """
     from matplotlib.ticker import LogFormatter
 
     papers = {name: published()[name] for name in speeds}
@@ -248,18 +254,18 @@ def draw_families(axis: 'Axes', speeds: Dict[str, float]) -> None:
 
 
 def is_twin(name: str) -> bool:
-    """Whether a contender is ours, of a model that is another's."""
+    """Whether a contender is mmlaplace's version of another project's model."""
     return not published()[name].ours and ':' not in name
 
 
-# Where a label may stand, in points from its point.
+# Positions of a label relative to its point, in typographic points.
 PLACES = ((5, 4), (5, -10), (-5, 4), (-5, -10), (5, 12), (-5, 12), (5, -18), (-5, -18))
 
 
 def write_labels(axis: 'Axes', points: List[Tuple[str, Tuple[float, float]]]) -> None:
-    """Beside each point its label, where it covers no other if there is such a place."""
+    """Label each point, in the first of ``PLACES`` where the label covers no other label."""
     figure: Any = axis.figure
-    figure.draw_without_rendering()  # so that the layout is the last one
+    figure.draw_without_rendering()  # computes the final layout
 
     def write(label: str, point: Tuple[float, float], place: Tuple[int, int]) -> Any:
         return axis.annotate(
@@ -281,7 +287,7 @@ def write_labels(axis: 'Axes', points: List[Tuple[str, Tuple[float, float]]]) ->
 
 
 def not_measured(result: dict) -> List[str]:
-    """Models of others without a point in the plot of top-1."""
+    """Models of other projects that have no point in the plot of top-1."""
     there = {published()[name].model for mode in result['modes'] for name in
              top1_points(result, mode)}  # fmt: skip
     models = (published()[name].model for name in peers())
@@ -289,7 +295,7 @@ def not_measured(result: dict) -> List[str]:
 
 
 def add_report_options(parser: ToolParser) -> None:
-    """The arguments that the benchmark has too."""
+    """Add the arguments of the report. The benchmark and the report share them."""
     parser.add_argument(
         '--base', metavar='CONTENDER', help='what the others are compared with; default: the first'
     )
@@ -300,7 +306,7 @@ def add_report_options(parser: ToolParser) -> None:
 
 
 def check_report_options(parser: ToolParser, args: argparse.Namespace, names: List[str]) -> None:
-    """Refuse what cannot be compared or drawn, before anything is measured."""
+    """End the tool before any measurement if a contender or matplotlib is missing."""
     args.base = args.base or names[0]
     if args.base not in names:
         parser.error(f'--base {args.base}: is none of {", ".join(names)}')
@@ -309,7 +315,7 @@ def check_report_options(parser: ToolParser, args: argparse.Namespace, names: Li
 
 
 def draw(result: dict, plot_to: Optional[Path], top1_to: Optional[Path]) -> None:
-    """Write the plots that were asked for, and say which peers are not in that of top-1."""
+    """Write the requested plots, and print which models are missing in the plot of top-1."""
     if plot_to is not None:
         plot(result, plot_to)
     if top1_to is not None:

@@ -1,4 +1,7 @@
-"""What benchmark_ops.py times: the cases, and who computes each. A new contender is a new row."""
+"""The cases that benchmark_ops.py times, and the implementations that compute them.
+
+A new implementation is a new row.
+"""
 
 import ctypes
 import importlib.util
@@ -16,7 +19,7 @@ from mmlaplace.analysis.measuring import bytes_of
 from mmlaplace.models.attentions.laplacian import KERNELS as ATTENTION_KERNELS
 from mmlaplace.ops import _native, cholesky_inverse, newton_schulz_inverse
 
-# Each op with its scale for head dims d, as the attention has it.
+# Name of the op: the op, and a function that gives LaplacianAttention's scale for head dimension d.
 KERNELS = {op.__name__: (op, scale_of) for op, scale_of in ATTENTION_KERNELS.values()}
 KERNEL_SHAPES = ((16, 3136, 49, 32), (2, 16384, 256, 32), (16, 3136, 49, 64))
 SWEEP_SHAPES = tuple((16, queries, 49, 32) for queries in (49, 196, 784, 3136, 12544))
@@ -27,17 +30,17 @@ RIDGE = 1e-2
 
 @dataclass
 class Contender:
-    """One way to compute a case."""
+    """An implementation of a case."""
 
     name: str
-    forward: Callable[..., Tensor]  # of the case's inputs
-    why_not: Optional[str] = None  # why it cannot run here
+    forward: Callable[..., Tensor]  # takes the inputs of the case
+    why_not: Optional[str] = None  # the reason why it cannot run here
     differentiable: bool = True
 
 
 @dataclass
 class Case:
-    """What is computed, of which inputs, and by whom."""
+    """An op, its inputs, and the implementations that compute it."""
 
     op: str
     shape: Tuple[int, ...]
@@ -53,7 +56,14 @@ class Case:
 
 
 def kernel_case(op: str, shape: tuple, device: torch.device, dtype: torch.dtype) -> Case:
-    """A kernel of random queries and keys."""
+    """The case of a kernel between random queries and keys.
+
+    Args:
+        op: ``'laplacian_kernel'`` or ``'gaussian_kernel'``.
+        shape: Batch x heads, number of queries, number of keys and head dimension.
+        device: Device of the inputs.
+        dtype: Type of the inputs.
+    """
     batch_heads, queries, keys, dims = shape
     q = torch.randn(1, batch_heads, queries, dims).to(device, dtype)
     k = torch.randn(1, batch_heads, keys, dims).to(device, dtype)
@@ -79,12 +89,12 @@ def kernel_case(op: str, shape: tuple, device: torch.device, dtype: torch.dtype)
 
 
 def missing(module: str) -> Optional[str]:
-    """Why a library cannot be used."""
+    """The reason why a module cannot be used, or None."""
     return None if importlib.util.find_spec(module) else f'{module} is not installed'
 
 
 def by_sklearn(op: str, scale: float, q: Tensor, k: Tensor) -> Tensor:
-    """The kernel by scikit-learn."""
+    """Compute the kernel with scikit-learn, head by head."""
     import numpy as np
     from sklearn.metrics import pairwise
 
@@ -100,7 +110,7 @@ def by_sklearn(op: str, scale: float, q: Tensor, k: Tensor) -> Tensor:
 
 
 def by_keops(op: str, scale: float, q: Tensor, k: Tensor) -> Tensor:
-    """The kernel times k by KeOps."""
+    """Compute the product of the kernel and k with KeOps, which never stores the kernel."""
     from pykeops.torch import LazyTensor
 
     difference = LazyTensor(q.unsqueeze(3)) - LazyTensor(k.unsqueeze(2))
@@ -110,7 +120,15 @@ def by_keops(op: str, scale: float, q: Tensor, k: Tensor) -> Tensor:
 
 
 def inverse_case(shape: tuple, device: torch.device, dtype: torch.dtype) -> Case:
-    """Inverses of Laplacian kernels of landmarks that are near-duplicates, seven by seven."""
+    """The case of the inverses of Laplacian kernels ``(batch, m, m)`` of landmarks.
+
+    The landmarks come in groups of seven near-duplicates, so that the kernels are ill-conditioned.
+
+    Args:
+        shape: Batch size and number of landmarks m.
+        device: Device of the kernels.
+        dtype: Type of the kernels.
+    """
     batch, size = shape
     centers = 0.3 * torch.randn(batch, math.ceil(size / 7), 1, 32)
     marks = (centers + 0.01 * torch.randn(*centers.shape[:2], 7, 32)).flatten(1, 2)[:, :size]
@@ -131,10 +149,13 @@ def inverse_case(shape: tuple, device: torch.device, dtype: torch.dtype) -> Case
 
 
 def lu_failure(mat: Tensor) -> Optional[str]:
-    """Why LU fails, as it does in some builds of oneMKL for batches of large matrices."""
+    """The message if the LU inverse fails, or None.
+
+    It fails in some builds of oneMKL, for batches of large matrices.
+    """
     sys.stdout.flush()
     stdout, nowhere = os.dup(1), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 1)  # oneMKL prints hundreds of lines, from C
+    os.dup2(nowhere, 1)  # oneMKL prints hundreds of lines from C, past sys.stdout
     try:
         torch.linalg.inv(mat)
     except RuntimeError as error:  # torch.linalg.LinAlgError is one

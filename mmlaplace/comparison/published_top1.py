@@ -1,4 +1,7 @@
-"""Published top-1 on ImageNet-1k by contender: ours in the metafiles, the peers' in a table."""
+"""Published top-1 on ImageNet-1k for each contender.
+
+That of mmlaplace's models is in the metafiles. That of other projects is in published_top1.yml.
+"""
 
 from functools import cache
 from pathlib import Path
@@ -10,15 +13,16 @@ from mmlaplace.model_zoo import get_config, read_models
 
 
 class Published(NamedTuple):
-    """What was published of a contender.
+    """The published result of a contender.
 
     Attributes:
-        family, model: Such as ``'Swin'`` and ``'Swin-T'``.
-        top1: In percent.
-        side: Of the test images, in pixels.
-        recipe: How it was trained, as far as it differs.
-        source: Where it stands.
-        ours: Whether the model is one of this project.
+        family: Family of the model, such as ``'Swin'``.
+        model: Name of the model, such as ``'Swin-T'``.
+        top1: Top-1 accuracy in percent.
+        side: Side of the test images in pixels.
+        recipe: The training, such as ``'300 epochs'``.
+        source: The paper or file that has the figure.
+        ours: Whether the model is one of mmlaplace.
     """
 
     family: str
@@ -32,14 +36,14 @@ class Published(NamedTuple):
 
 @cache
 def published() -> Dict[str, Published]:
-    """By the name of the contender. Several contenders can be the same network."""
+    """Published results by the name of the contender. Several contenders can be one network."""
     found = {}
     for model in read_models():
         top1 = model.metadata.get('Published', {}).get('Top 1 Accuracy')
         if model.task != 'classification' or top1 is None:
             continue
         backbone = get_config(model.name).model.backbone
-        if 'img_size' in backbone or 'attn_cfg' in backbone:  # a variant, which is no arch
+        if 'img_size' in backbone or 'attn_cfg' in backbone:  # a variant of an arch
             continue
         name = f'{backbone.type.lower()}-{backbone.arch}'
         where = f'configs/classification/{model.family}/README.md'
@@ -53,7 +57,7 @@ def published() -> Dict[str, Published]:
 
 
 def peers() -> List[str]:
-    """A contender for each of the others' models."""
+    """The name of one contender for each model of another project."""
     first: Dict[str, str] = {}
     for name, each in published().items():
         if not each.ours:

@@ -1,1 +1,1 @@
-"""Small data sets of real images that packages bring, made without a download."""
+"""Small data sets of the images in scikit-image and scikit-learn, made without a download."""

@@ -1,4 +1,8 @@
-"""The pictures and labels of the mini data sets: digits on photographs, and cuts of photographs."""
+"""Make the images and labels of the mini data sets: digits on photographs, and textures.
+
+A function ``make_*`` writes one data set into a folder. Each split has its own digits and its own
+part of each photograph.
+"""
 
 import json
 import shutil
@@ -22,37 +26,37 @@ PHOTOS = (
     'astronaut', 'brick', 'camera', 'cat', 'coffee', 'coins', 'grass', 'gravel',
     'hubble_deep_field', 'rocket',
 )  # fmt: skip
-VERSION = 1  # raise it when other pictures or labels come out
-TRAIN_SHARE = 0.78  # of the digits, and of the width of each photograph
-# Brightness of the photographs. At 1, with dark digits among the bright, micro learns nothing in
-# ten epochs.
+VERSION = 1  # increase it after a change of the images or labels
+TRAIN_SHARE = 0.78  # share of the digits, and of the width of each photograph, for training
+# Brightness of the photographs. With a brightness of 1, and dark digits besides the bright ones,
+# the micro model learns nothing in ten epochs.
 DIM = 0.4
-DIGIT_SIZES = (32, 44)  # pixels, of classification
-SCENE_DIGIT_SIZES = (28, 64)  # pixels, of detection and segmentation
-VIEWS = {'val': 48, 'val_72': 72, 'val_96': 96}  # sides of the crowds' held-out views
+DIGIT_SIZES = (32, 44)  # heights of digits in pixels, for classification and crowds
+SCENE_DIGIT_SIZES = (28, 64)  # the same for detection and segmentation
+VIEWS = {'val': 48, 'val_72': 72, 'val_96': 96}  # sides of the validation images of crowds
 CELL = 46  # pixels between the digits of a crowd
-# Of textures: photographs, sides of the held-out views, and patches of each photograph.
+# Textures: photographs, sides of the validation images, and number of patches of each photograph.
 TEXTURES = (
     'astronaut', 'brick', 'camera', 'cat', 'coffee', 'coins', 'grass', 'gravel',
     'hubble_deep_field', 'immunohistochemistry', 'moon', 'page', 'retina', 'rocket', 'text',
 )  # fmt: skip
 TEXTURE_VIEWS = {'val': 64, 'val_96': 96, 'val_128': 128}
 PATCHES = {'train': 240, 'val': 60}
-PLAIN = 0.01  # deviation of brightness below which a patch is sky or background, of any photograph
+PLAIN = 0.01  # patches whose middle has a smaller standard deviation, such as sky, are not taken
 BACKGROUNDS_PER_DIGIT = {'train': 4, 'val': 2}
-SCENES = {  # task: (height, width), images per split, fewest and most digits
+SCENES = {  # task: (height, width), images in each split, fewest and most digits of an image
     'detection': ((192, 256), {'train': 500, 'val': 125}, (2, 5)),
     'segmentation': ((128, 128), {'train': 600, 'val': 150}, (1, 3)),
 }
 
 
 class Instance(NamedTuple):
-    """A digit in a scene."""
+    """A digit in an image. Its box reaches from (top, left) to (bottom, right)."""
 
     label: int
     top: int
     left: int
-    alpha: np.ndarray  # (h, w) in [0, 1], tight around the digit
+    alpha: np.ndarray  # opacity (h, w) in [0, 1], cut to the box of the digit
 
     @property
     def bottom(self) -> int:
@@ -90,7 +94,7 @@ class Source:
             photo = np.broadcast_to(photo, photo.shape[:2] + (3,))
             cut = int(TRAIN_SHARE * photo.shape[1])
             part = photo[:, :cut] if split == 'train' else photo[:, cut:]
-            # Mirrored on, as the held-out part is too narrow for a wide crop.
+            # The held-out part is too narrow for a wide crop, so mirrored copies extend it.
             self.photos.append(np.concatenate([part, part[:, ::-1]] * 2, axis=1))
 
     def background(self, rng: np.random.Generator, height: int, width: int) -> np.ndarray:
@@ -101,7 +105,7 @@ class Source:
         return photo[top : top + height, left : left + width] * (DIM / 255)
 
     def alpha(self, index: int, size: int) -> np.ndarray:
-        """Coverage of a digit drawn ``size`` pixels high, cut to its box."""
+        """Opacity (h, w) of a digit, resized to ``size`` x ``size`` and then cut to its box."""
         image = Image.fromarray((255 * self.glyphs[index]).astype(np.uint8))
         alpha = np.asarray(image.resize((size, size), Image.Resampling.BICUBIC)) / 255.0
         inked = alpha > 0.5
@@ -110,7 +114,7 @@ class Source:
 
 
 def draw(canvas: np.ndarray, instance: Instance, rng: np.random.Generator) -> None:
-    """Blend a digit into the canvas, in a bright colour."""
+    """Blend a digit into the canvas in a random bright colour."""
     region = canvas[instance.top : instance.bottom, instance.left : instance.right]
     region += instance.alpha[..., None] * (rng.uniform(0.85, 1.0, 3) - region)
 
@@ -171,7 +175,7 @@ def make_textures(out: Path, seed: int) -> None:
     largest = max(TEXTURE_VIEWS.values())
     for label, name in enumerate(track(TEXTURES, 'textures')):
         image = Image.fromarray(getattr(data, name)()).convert('RGB')
-        scale = max(1, 2 * largest / image.height)  # the lowest are 172 and 191 pixels high
+        scale = max(1, 2 * largest / image.height)  # two photographs are only 172 and 191 high
         image = image.resize([round(scale * side) for side in image.size], Image.Resampling.BICUBIC)
         photo = np.asarray(image) / 255
         cut = min(int(TRAIN_SHARE * photo.shape[1]), photo.shape[1] - largest)
@@ -187,13 +191,16 @@ def make_textures(out: Path, seed: int) -> None:
 
 
 def cut_patch(photo: np.ndarray, side: int, rng: np.random.Generator) -> np.ndarray:
-    """A random cut from a photograph, turned by random quarters, with something in its middle."""
+    """A random square patch ``(side, side, 3)`` of a photograph, rotated by a multiple of 90°.
+
+    Patches with a plain middle are not taken. The brightness of the patch is changed at random.
+    """
     while True:
         top, left = (rng.integers(length - side + 1) for length in photo.shape[:2])
         patch = photo[top : top + side, left : left + side]
         if middle(patch, TEXTURE_VIEWS['val']).std() > PLAIN:
             break
-    # Brightness alone must not tell the photographs apart.
+    # Without this, a model could distinguish the photographs by their brightness.
     patch = patch * rng.uniform(0.6, 1.2) + rng.uniform(-0.1, 0.1)
     return np.rot90(patch, int(rng.integers(4)))
 
@@ -206,7 +213,11 @@ def middle(patch: np.ndarray, side: int) -> np.ndarray:
 def make_scenes(
     task: str, split: str, seed: int
 ) -> Iterator[Tuple[int, np.ndarray, List[Instance]]]:
-    """Photographs with several digits that do not touch: number, image, instances."""
+    """Make images of several digits on a photograph, whose boxes do not overlap.
+
+    Yields:
+        Number of the image, the image ``(height, width, 3)`` in [0, 1], and its digits.
+    """
     (height, width), counts, (fewest, most) = SCENES[task]
     source = Source(split, seed)
     rng = np.random.default_rng([seed, 1 + list(SCENES).index(task), SPLITS.index(split)])
@@ -226,7 +237,10 @@ def make_scenes(
 
 
 def run_length(mask: np.ndarray) -> dict:
-    """COCO's uncompressed run-length encoding, column by column and beginning with zeros."""
+    """Encode a mask (h, w) in COCO's uncompressed run-length encoding.
+
+    It goes column by column, and the first run is one of zeros.
+    """
     flat = np.concatenate([[0], mask.T.reshape(-1).astype(np.int8)])
     changes = np.flatnonzero(np.diff(flat)).tolist()
     return dict(size=list(mask.shape), counts=np.diff([0, *changes, mask.size]).tolist())
@@ -248,7 +262,7 @@ def make_detection(out: Path, seed: int) -> None:
                 mask[instance.top : instance.bottom, instance.left : instance.right] = inked
                 annotations.append(
                     dict(
-                        id=len(annotations) + 1,  # COCO's evaluation takes id 0 for 'no match'
+                        id=len(annotations) + 1,  # in COCO's evaluation, id 0 means 'no match'
                         image_id=number,
                         category_id=instance.label,
                         bbox=[instance.left, instance.top, *inked.shape[::-1]],
@@ -287,12 +301,12 @@ MAKERS = {
 
 
 def settings(seed: int) -> Dict[str, int]:
-    """What the content depends on, kept beside it."""
+    """The values on which the content of a data set depends. They are stored with it."""
     return dict(seed=seed, version=VERSION)
 
 
 def fill(folder: Path, task: str, seed: int) -> None:
-    """Make a data set in a folder. What a run that was cut short left there is made again."""
+    """Make a data set in a folder. First, folders of an interrupted earlier run are removed."""
     for left in folder.iterdir():
         if left.is_dir():
             shutil.rmtree(left)

@@ -1,4 +1,4 @@
-"""Contact sheets of the mini data sets, to check their labels by eye."""
+"""Draw contact sheets of the mini data sets, on which a person can check the labels."""
 
 import json
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ SHEET = 'contact_sheet.png'
 def sheet(
     path: Path, title: str, rows: int, columns: int, cell: Tuple[float, float]
 ) -> Iterator[Iterator[plt.Axes]]:
-    """The axes of a figure of rows x columns pictures, saved to ``path`` at the end."""
+    """A context that gives the axes of a figure of rows x columns images, and then saves it."""
     figure, axes = plt.subplots(
         rows, columns, figsize=(columns * cell[0], rows * cell[1] + 0.6), layout='constrained'
     )
@@ -79,7 +79,7 @@ def draw_annotation(axis: plt.Axes, annotation: dict) -> None:
     mask = np.repeat(np.arange(len(counts)) % 2, counts).reshape(width, height).T
     axis.imshow(np.dstack([np.broadcast_to(colour, (height, width, 3)), 0.6 * mask]))
     left, top, width, height = annotation['bbox']
-    corner = (left - 0.5, top - 0.5)  # pixel centres are whole numbers
+    corner = (left - 0.5, top - 0.5)  # matplotlib has pixel centres at integers
     axis.add_patch(plt.Rectangle(corner, width, height, fill=False, edgecolor=colour))
     label = CLASSES[annotation['category_id']]
     axis.text(left, top - 2, label, color='white', fontsize=8, bbox=dict(facecolor=colour, pad=1))
