@@ -277,12 +277,17 @@ auto call(const char* name, const char* overload, const Arguments&... arguments)
   }
 }
 
-inline Tensor empty(IntArrayRef sizes, const Tensor& like, ScalarType type) {
+inline std::vector<int64_t> contiguous_strides(IntArrayRef sizes) {
   std::vector<int64_t> strides(sizes.size());
   int64_t step = 1;
   for (size_t axis = sizes.size(); axis-- > 0; step *= std::max<int64_t>(sizes[axis], 1)) {
     strides[axis] = step;
   }
+  return strides;
+}
+
+inline Tensor empty(IntArrayRef sizes, const Tensor& like, ScalarType type) {
+  const std::vector<int64_t> strides = contiguous_strides(sizes);
   const Device device = like.device();
   AtenTensorHandle handle = nullptr;
   check_status(aoti_torch_empty_strided(
@@ -330,9 +335,25 @@ inline Tensor Tensor::clone() const {
   return call("aten::clone", "", *this, std::optional<torch::headeronly::MemoryFormat>());
 }
 inline Tensor Tensor::reshape(IntArrayRef sizes) const {
+  if (is_contiguous()) return view(sizes);
   return call("aten::reshape", "", *this, sizes);
 }
-inline Tensor Tensor::view(IntArrayRef sizes) const { return call("aten::view", "", *this, sizes); }
+// Of contiguous tensors by a C function, which is quicker than the dispatcher.
+inline Tensor Tensor::view(IntArrayRef sizes) const {
+  if (!is_contiguous() || numel() == 0) return call("aten::view", "", *this, sizes);
+  std::vector<int64_t> lengths(sizes.begin(), sizes.end());
+  int64_t others = 1;
+  for (const int64_t length : lengths) others *= length < 0 ? 1 : length;
+  for (int64_t& length : lengths) length = length < 0 ? numel() / others : length;
+  const std::vector<int64_t> strides = contiguous_strides(lengths);
+  AtenTensorHandle handle = nullptr;
+  check_status(aoti_torch__reinterpret_tensor(this->handle(), static_cast<int64_t>(lengths.size()),
+                                              lengths.data(), strides.data(), 0, &handle),
+               "view");
+  const Tensor tensor(handle);
+  MMLAPLACE_CHECK(tensor.numel() == numel(), "no view of ", this->sizes(), " as ", sizes);
+  return tensor;
+}
 inline Tensor Tensor::transpose(int64_t first, int64_t second) const {
   return call("aten::transpose", "int", *this, first, second);
 }

@@ -7,8 +7,9 @@ namespace {
 // dX = -X dP X. This holds for the inverse X however it was computed.
 Tensor backward(const Tensor& grad, const Tensor& inverse) {
   NoTF32Guard no_tf32;
-  const Tensor transposed = inverse.transpose(-2, -1);
-  return -matmul(transposed, matmul(grad, transposed));
+  const int64_t m = inverse.size(-1);
+  const Tensor transposed = inverse.reshape({-1, m, m}).transpose(1, 2);
+  return bmm(transposed, bmm(grad.reshape({-1, m, m}), transposed)).mul_(-1).view(grad.sizes());
 }
 
 }  // namespace

@@ -7,11 +7,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
-#include <memory>
-#include <new>
 #include <type_traits>
 
+#include "../common/cpu/arrays.h"
 #include "../common/cpu/rotation.h"
 #include "../common/metrics.h"
 #include "nystrom_attention_sizes.h"
@@ -22,40 +20,10 @@
 namespace mmlaplace {
 namespace nystrom {
 
-inline int64_t round_up(int64_t value, int64_t step) { return ceil_div(value, step) * step; }
-
 template <class T>
 int64_t lanes_of() {
   return vector_bytes() / static_cast<int64_t>(sizeof(T));
 }
-
-// Arrays, aligned to vectors, in one piece of memory. They are zeros unless the caller writes all
-// that it reads.
-template <class T>
-class Arrays {
- public:
-  explicit Arrays(std::initializer_list<int64_t> sizes, bool zero = true) {
-    int64_t all = 0;
-    for (const int64_t size : sizes) all += aligned(size);
-    memory_.reset(static_cast<T*>(::operator new(all * sizeof(T), kAlignment)));
-    next_ = memory_.get();
-    if (zero) std::fill_n(next_, all, T(0));
-  }
-  T* take(int64_t size) {
-    T* array = next_;
-    next_ += aligned(size);
-    return array;
-  }
-
- private:
-  static constexpr std::align_val_t kAlignment{64};
-  struct Delete {
-    void operator()(T* memory) const { ::operator delete(memory, kAlignment); }
-  };
-  static int64_t aligned(int64_t size) { return round_up(size, 64 / sizeof(T)); }
-  std::unique_ptr<T, Delete> memory_;
-  T* next_;
-};
 
 // Copies a matrix to rows of `stride`, with zeros.
 template <class From, class To>

@@ -67,7 +67,7 @@ struct NystromAttention {
         Metric::exponent(bandwidth), Metric::derivative(bandwidth), whitening);
     const int64_t all = sizes.batch_heads(), m = sizes.marks;
     // What PyTorch keeps for the backward.
-    nystrom::Arrays<float> kept({all * m, all * m * m, all * m * dims});
+    Arrays<float> kept({all * m, all * m * m, all * m * dims});
     float *mean = kept.take(all * m), *covariance = kept.take(all * m * m);
     float* mixed = kept.take(all * m * dims);
     if (all * sizes.queries * dims == 0) return;

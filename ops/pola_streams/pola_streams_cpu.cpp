@@ -1,8 +1,8 @@
 #include "../common/tensor.h"
 
 #include <algorithm>
-#include <vector>
 
+#include "../common/cpu/arrays.h"
 #include "../common/cpu/checks.h"
 #include "../common/cpu/rotation.h"
 #include "../common/pairwise.h"
@@ -28,9 +28,10 @@ Tensor forward(const Tensor& q, const Tensor& powers, const Tensor& shifts, cons
   const int64_t padded = ceil_div(dims, lanes) * lanes;
   host::parallel_for(batch * heads * tiles, 4, [&](int64_t begin, int64_t end) {
     // Rows of queries, scratch, features and results; store_rows also reads padded channels.
-    std::vector<float> memory((4 * padded + 2 * dims + 2) * kTile);
-    float *rows = memory.data(), *scratch = rows + padded * kTile;
-    float *features = scratch + padded * kTile, *result = features + 2 * dims * kTile;
+    const int64_t tile = padded * kTile;
+    Arrays<float> memory({tile, tile, 2 * tile, tile + 2 * kTile});
+    float *const rows = memory.take(tile), *const scratch = memory.take(tile);
+    float *const features = memory.take(2 * tile), *const result = memory.take(tile + 2 * kTile);
     for (int64_t index = begin; index < end; ++index) {
       const int64_t head = index / tiles, first = index % tiles * kTile;
       const int64_t count = std::min(kTile, tokens - first);

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <type_traits>
-#include <vector>
 
+#include "../common/cpu/arrays.h"
 #include "../common/pairwise.h"
 #include "pooled_landmarks_map.h"
 
@@ -28,14 +28,23 @@ void for_tiles(const Map& map, int64_t y, const F& f) {
   }
 }
 
+// Adds a tile of tokens to the sums of their columns, (dims, width).
+template <class T>
+void add_tile(const T* __restrict tile, int64_t dims, int64_t count, int64_t width,
+              T* __restrict sums) {
+  for (int64_t c = 0; c < dims; ++c) {
+    for (int64_t t = 0; t < count; ++t) sums[c * width + t] += tile[c * kTile + t];
+  }
+}
+
 template <class T, class S>
 void pool(const Map& map, const Tensor& k, const Rotation<T>& rotation, T* out) {
   const int64_t dims = map.dims, width = map.width;
   host::parallel_for(map.batch_heads * map.rows.count, 1, [&](int64_t begin, int64_t end) {
     // The sums of the columns of a row of cells, and two tiles.
-    std::vector<T> memory(dims * width + 2 * tile_size<T>(map));
-    T *sums = memory.data() + 2 * tile_size<T>(map), *tile = memory.data();
-    T* scratch = tile + tile_size<T>(map);
+    Arrays<T> memory({tile_size<T>(map), tile_size<T>(map), dims * width}, /*zero=*/false);
+    T *const tile = memory.take(tile_size<T>(map)), *const scratch = memory.take(tile_size<T>(map));
+    T* const sums = memory.take(dims * width);
     for (int64_t index = begin; index < end; ++index) {
       const int64_t head = index / map.rows.count, row = index % map.rows.count;
       const int64_t top = map.rows.begin(row), bottom = map.rows.end(row);
@@ -44,10 +53,7 @@ void pool(const Map& map, const Tensor& k, const Rotation<T>& rotation, T* out) 
         for_tiles(map, y, [&](int64_t first, int64_t count, int64_t x) {
           MMLAPLACE_FOR_CPU(
               load_rows(slice<const S>(k, head), first, count, dims, rotation, scratch, tile));
-          for (int64_t c = 0; c < dims; ++c) {
-            T* to = sums + c * width + x;
-            for (int64_t t = 0; t < count; ++t) to[t] += tile[c * kTile + t];
-          }
+          add_tile(tile, dims, count, width, sums + x);
         });
       }
       for (int64_t column = 0; column < map.columns.count; ++column) {
@@ -69,9 +75,9 @@ void spread(const Map& map, const Tensor& grad, const Rotation<T>& rotation, S* 
   const int64_t dims = map.dims, width = map.width, cells = map.cells();
   const T* grads = grad.data_ptr<T>();
   host::parallel_for(map.batch_heads * map.height, 16, [&](int64_t begin, int64_t end) {
-    std::vector<T> memory(dims * width + 2 * tile_size<T>(map));
-    T *sums = memory.data() + 2 * tile_size<T>(map), *tile = memory.data();
-    T* scratch = tile + tile_size<T>(map);
+    Arrays<T> memory({dims * width, tile_size<T>(map), tile_size<T>(map)});
+    T* const sums = memory.take(dims * width);
+    T *const tile = memory.take(tile_size<T>(map)), *const scratch = memory.take(tile_size<T>(map));
     for (int64_t index = begin; index < end; ++index) {
       const int64_t head = index / map.height, y = index % map.height;
       std::fill(sums, sums + dims * width, T(0));

@@ -15,6 +15,7 @@
 
 #include "../metrics.h"
 #include "../pairwise.h"
+#include "arrays.h"
 
 namespace mmlaplace {
 
@@ -54,8 +55,6 @@ struct BackwardBlock {
 
 namespace mmlaplace {
 namespace cpu {
-
-inline int64_t round_up(int64_t value, int64_t step) { return ceil_div(value, step) * step; }
 
 template <class Metric>
 Tensor pairwise_forward(const Tensor& q, const Tensor& k, double bandwidth) {
