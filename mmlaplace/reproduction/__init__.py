@@ -1,1 +1,1 @@
-"""What tools/reproduce.py is made of: the papers' tables, runs of their rows, and reports."""
+"""Parts of tools/reproduce.py: the papers' tables, the runs of their rows, and the reports."""

@@ -1,4 +1,4 @@
-"""Pictures of the papers' figures from their numbers, in one style."""
+"""Draw the papers' figures in one style, from the numbers of figure_numbers.py."""
 
 from typing import Any, List, Sequence, Tuple
 
@@ -15,7 +15,7 @@ NOTE = 'published, not reproduced here'
 def new(
     panels: int = 1, width: float = 5.5, height: float = 4.2, **options: Any
 ) -> Tuple[plt.Figure, List[plt.Axes]]:
-    """A figure with panels side by side."""
+    """A new figure with panels side by side."""
     figure, axes = plt.subplots(
         1, panels, figsize=(width * panels, height), squeeze=False, layout='constrained', **options
     )
@@ -27,9 +27,9 @@ def new(
 def scatter(
     axis: plt.Axes, points: List[dict], x: str, y: str = 'top-1', styled: Sequence[dict] = ()
 ) -> None:
-    """A line through each family: coloured the paper's own, grey the others.
+    """Draw a line through each family, in colour for the paper's own and in grey for the others.
 
-    ``styled`` are the points whose families decide on the styles, so that panels agree.
+    The families of ``styled`` set the styles, so that a family looks the same in all panels.
     """
     kinds = {point['family']: point['kind'] for point in styled or points}
     for name, kind in kinds.items():
@@ -47,7 +47,10 @@ def scatter(
 
 
 def name_families(axis: plt.Axes, points: List[dict], x: str, y: str = 'top-1') -> None:
-    """The name of each family at its largest model, on the left of the paper's own."""
+    """Write the name of each family beside its largest model.
+
+    The name is to the left for the paper's own families, and to the right for the others.
+    """
     for name in dict.fromkeys(point['family'] for point in points):
         last = max((p for p in points if p['family'] == name), key=lambda point: point[x])
         own = last['kind'] == 'own'
@@ -74,7 +77,7 @@ def draw_parameters(found: dict) -> plt.Figure:
     figure, axes = new(2 if twins else 1)
     scatter(axes[0], found['published'], 'parameters')
     axes[0].set(xlabel='parameters (M)', ylabel='top-1 on ImageNet (%)', title=NOTE)
-    for index, twin in enumerate(twins, 2):  # not in the colours of SOFT and SOFT++ on the left
+    for index, twin in enumerate(twins, 2):  # colours 0 and 1 are SOFT and SOFT++ on the left
         axes[1].plot(
             twin['parameters'], twin['top-1'], marker=MARKERS[index % len(MARKERS)], ms=8, ls='',
             color=f'C{index % 10}', label=twin['label'],

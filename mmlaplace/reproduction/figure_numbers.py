@@ -1,4 +1,4 @@
-"""The numbers of the papers' figures, measured here or read from configs/tables."""
+"""The numbers in the papers' figures. They are measured, or read from configs/tables."""
 
 import json
 import re
@@ -29,9 +29,9 @@ from .paper_tables import Row, read_table
 
 SIZES = r'-(tiny|small|medium|large|T|S|M|L|B|Ti\+|[SML]36|b\d|\d+)(?=$|[-/ ])'
 SUFFIXES = ('.png', '.jpg', '.jpeg')
-STEPS = 36  # of the Newton iteration, as the paper's figure has them
-QUERIES = 32  # whose rows are looked at
-# Of SOFT++ Figure 1b: the paper's host, and its attentions in its order.
+STEPS = 36  # steps of the Newton iteration in the paper's figure
+QUERIES = 32  # number of queries whose rows are taken
+# SOFT++ Figure 1b: sizes of the paper's host, and its attentions in the paper's order.
 DIMS, HEADS, SIDE = 384, 12, 28
 ATTENTIONS: Dict[str, Dict[str, Any]] = {
     'Transformer, matrices kept': dict(type='SoftmaxAttention'),
@@ -44,12 +44,16 @@ ATTENTIONS: Dict[str, Dict[str, Any]] = {
 
 
 def family(label: str) -> str:
-    """The family of a model by its printed name, such as SOFT++ of SOFT++-Tiny."""
+    """The family of a model, from its printed name: SOFT++ for SOFT++-Tiny."""
     return re.sub(SIZES, '', label, count=1, flags=re.IGNORECASE)
 
 
 def published(table: str, *columns: str) -> List[dict]:
-    """Rows of a table that print these columns, with their families."""
+    """The published values of the rows of a table that have all of these columns.
+
+    Returns:
+        A dict for each row with its name, label, kind, family and the columns.
+    """
     return [
         dict(
             name=row.name, label=row.label, kind=row.kind, family=family(row.label),
@@ -61,7 +65,7 @@ def published(table: str, *columns: str) -> List[dict]:
 
 
 def last_top1(path: Path) -> float:
-    """Of a result, or at the end of a training log, which has a JSON object in each line."""
+    """The last top-1 in a result file, or in a training log with a JSON object in each line."""
     text = path.read_text()
     try:
         contents = [json.loads(text)]
@@ -72,7 +76,7 @@ def last_top1(path: Path) -> float:
 
 
 def parameters(args: Namespace) -> dict:
-    """SOFT++ Figure 1a: published, and trained twins with their parameters counted."""
+    """SOFT++ Figure 1a: published models, and trained small twins with their parameters."""
     twins = []
     for config, result, label in args.run:
         network = network_of(Config.fromfile(config))
@@ -82,7 +86,7 @@ def parameters(args: Namespace) -> dict:
 
 
 class Layers(nn.Module):
-    """Transformer layers on tokens of a map that is 28 wide."""
+    """Transformer layers for the tokens ``(B, N, C)`` of a map with 28 columns."""
 
     def __init__(self, attn_cfg: dict, depth: int) -> None:
         super().__init__()
@@ -98,7 +102,10 @@ class Layers(nn.Module):
 
 @contextmanager
 def fused_softmax(allowed: bool) -> Iterator[None]:
-    """Whether PyTorch's softmax attention may do without a matrix of tokens by tokens."""
+    """A context that allows or forbids PyTorch's fused kernels of softmax attention.
+
+    Without them, PyTorch stores the matrix of tokens by tokens.
+    """
     kinds = [k for k in ('flash', 'mem_efficient', 'cudnn')
              if hasattr(torch.backends.cuda, f'enable_{k}_sdp')]  # fmt: skip
     before = {kind: getattr(torch.backends.cuda, f'{kind}_sdp_enabled')() for kind in kinds}
@@ -112,7 +119,7 @@ def fused_softmax(allowed: bool) -> Iterator[None]:
 
 
 def memory(args: Namespace) -> dict:
-    """SOFT++ Figure 1b: MB that torch holds at the peak of a training pass of one sequence."""
+    """SOFT++ Figure 1b: peak memory of torch in MB, in a training pass of one sequence."""
     device, lines = torch.device(args.device), {}
     for name, cfg in track(ATTENTIONS.items(), 'attentions'):
         layers = Layers(cfg, args.depth).to(device).train()
@@ -121,18 +128,18 @@ def memory(args: Namespace) -> dict:
             tokens = SIDE * SIDE * multiple
             growth = (tokens / line[-1]['tokens']) ** 2 if line else 1
             if line and line[-1]['MB'] * growth > args.memory * 1e3:
-                break  # as far as one knows it is quadratic
+                break  # memory may grow with the square of the tokens
             x = torch.randn(1, tokens, DIMS, device=device)
             with fused_softmax(name != 'Transformer, matrices kept'):
                 bytes_held = tensor_memory(model_job(layers, x, train=True), device)
-            assert bytes_held is not None  # a training pass returns nothing
+            assert bytes_held is not None  # as a training pass returns no tensor
             line.append(dict(tokens=tokens, MB=bytes_held / 1e6))
         lines[name] = line
     return dict(depth=args.depth, dims=DIMS, heads=HEADS, lines=lines)
 
 
 def passed(job: Callable, device: torch.device) -> float:
-    """Seconds of one run: of the processor on a CPU, where other work would spoil a clock's."""
+    """Seconds of one run. On a CPU it is processor time, which other processes do not change."""
     if device.type != 'cpu':
         return seconds_of(job, device)
     start = time.process_time()
@@ -141,7 +148,7 @@ def passed(job: Callable, device: torch.device) -> float:
 
 
 def timed(chosen: List[Row], args: Namespace) -> Dict[str, dict]:
-    """Seconds an image, forward, of the full-size networks of rows; the best of some rounds."""
+    """Seconds per image of a forward pass of each row's full-size network, the best of rounds."""
     device, jobs = torch.device(args.device), {}
     for row in track(chosen, 'models'):
         spec = row.runs[0].full
@@ -162,7 +169,14 @@ def timed(chosen: List[Row], args: Namespace) -> Dict[str, dict]:
 def with_seconds(
     table: str, families: Tuple[str, ...], columns: Tuple[str, ...], args: Namespace
 ) -> dict:
-    """Published rows of a table, those of some families with a measured time."""
+    """The published rows of a table, with a measured time for the rows of some families.
+
+    Args:
+        table: Name of the table.
+        families: The families that are timed, unless ``args.rows`` names rows.
+        columns: The published columns to return.
+        args: Arguments of the tool.
+    """
     points = published(table, *columns)
     names = args.rows or [point['name'] for point in points if point['family'] in families]
     chosen = [read_table(table).row(name) for name in names]
@@ -177,18 +191,24 @@ def with_seconds(
 
 
 def speed(args: Namespace) -> dict:
-    """SOFT++ Figure 3."""
+    """SOFT++ Figure 3: published top-1 and measured speed."""
     return with_seconds('softpp_table_3', ('SOFT++', 'Swin', 'ConvNext'), ('top-1',), args)
 
 
 def speed_and_macs(args: Namespace) -> dict:
-    """PolaFormer Figure 4."""
+    """PolaFormer Figure 4: published top-1 and MACs, and measured time."""
     hosts = ('PVT', 'PVT-FLatten', 'PVT-PolaFormer', 'Swin', 'Swin-FLatten', 'Swin-PolaFormer')
     return with_seconds('polaformer_table_5', hosts, ('MACs', 'top-1'), args)
 
 
 def images_of(args: Namespace, size: Tuple[int, int]) -> Dict[str, List[Tensor]]:
-    """Images by data set, evenly spread over each folder."""
+    """Images ``(1, 3, H, W)`` by the name of the data set, evenly spread over its folder.
+
+    Without ``args.images`` they are photographs of scikit-image.
+
+    Raises:
+        ValueError: If a folder has no images.
+    """
     size = tuple(args.size or size)
     if not args.images:
         return {'photographs': photographs(size)}
@@ -203,7 +223,7 @@ def images_of(args: Namespace, size: Tuple[int, int]) -> Dict[str, List[Tensor]]
 
 
 def name_of(model: List[str]) -> str:
-    """What is told of a model: its label and config, and no folder of this machine."""
+    """The label and the config's name of a model, without the folders of this machine."""
     config, _, label = model
     return f'{label}, {Path(config).name}'
 
@@ -220,7 +240,13 @@ def default_size(args: Namespace, smallest: int = 0) -> Tuple[int, int]:
 
 
 def landmark_kernel(mixed: Mixed, landmarks: Optional[int] = None) -> Tensor:
-    """W of one image as the attention has it, or with another number of averages of cells."""
+    """SOFT's landmark kernel W of an image, ``(1, heads, m, m)``.
+
+    Args:
+        mixed: The recorded queries of a SOFTAttention.
+        landmarks: Number m of landmarks, which are averages over cells of the map. Default: None,
+            the landmarks of the attention.
+    """
     attention = mixed.attention
     sample = attention.landmarks if landmarks is None else Landmarks(landmarks)
     query = mixed.q * attention.head_dims**-0.25
@@ -230,7 +256,11 @@ def landmark_kernel(mixed: Mixed, landmarks: Optional[int] = None) -> Tensor:
 
 
 def residuals(attention: SOFTAttention, kernel: Tensor) -> Tensor:
-    r"""``||A A_k A - A|| / ||A||`` in spectral norms for k from 0: ``(heads, steps + 1)``."""
+    r"""``||A A_k A - A|| / ||A||`` in spectral norms for k from 0 on, ``(heads, STEPS + 1)``.
+
+    A is the landmark kernel ``(1, heads, m, m)`` with the attention's ridge, and A_k its inverse
+    after k steps of the Newton iteration.
+    """
     matrix = kernel + attention.ridge * torch.eye(kernel.shape[-1])
     normalized, shared = attention.normalized, attention.newton_start_per == 'batch'
     factor = 2.0 if normalized else 1.8
@@ -246,7 +276,10 @@ def residuals(attention: SOFTAttention, kernel: Tensor) -> Tensor:
 
 
 def newton(args: Namespace) -> dict:
-    """SOFT++ Figure 5: mean and range over images, blocks and heads, by data set and stage."""
+    """SOFT++ Figure 5: residuals of the Newton iteration, for each data set and stage.
+
+    The numbers are the mean and the range over images, blocks and heads.
+    """
     backbone = model_of(args)
     sets: Dict[str, Dict[str, Any]] = {}
     for name, images in images_of(args, default_size(args)).items():
@@ -265,8 +298,14 @@ def newton(args: Namespace) -> dict:
 
 
 def eigenvalues(args: Namespace) -> dict:
-    """SOFT++ Figure 6a: of the kernel of many landmarks of one image, for the first head."""
-    side = 4 * round(args.landmarks**0.5)  # the first stage has a token for 4 x 4 pixels
+    """SOFT++ Figure 6a: eigenvalues of the kernel of many landmarks, in the first head.
+
+    They are those of one image, in the first block of each stage with enough tokens.
+
+    Raises:
+        ValueError: If no stage has enough tokens.
+    """
+    side = 4 * round(args.landmarks**0.5)  # a token of the first stage has 4 x 4 pixels
     images = images_of(args, default_size(args, side))
     (name, (image, *_)), stages = next(iter(images.items())), []
     for mixed in mixed_by(model_of(args), SOFTAttention, image):
@@ -283,7 +322,11 @@ def eigenvalues(args: Namespace) -> dict:
 
 
 def gates(args: Namespace) -> dict:
-    """PolaFormer Figure 3: G of one image in each block, split into its streams."""
+    """PolaFormer Figure 3: the gate G of one image in each block, split into its two streams.
+
+    Raises:
+        ValueError: If the model has no PolaAttention with a gate.
+    """
     ((_, (image, *_)),) = list(images_of(args, default_size(args)).items())[:1]
     backbone, blocks = model_of(args), []
 
@@ -291,7 +334,7 @@ def gates(args: Namespace) -> dict:
         if made.gate is not None:
             halves = made.gate[0].unflatten(-1, (attention.num_heads, -1)).transpose(0, 1)
             same, opposite = halves.split((attention.head_dims + 1) // 2, dim=-1)
-            first = dict(same=listed(same[0]), opposite=listed(opposite[0]))  # of the first head
+            first = dict(same=listed(same[0]), opposite=listed(opposite[0]))  # the first head
             blocks.append(dict(first, **spread(same, opposite)))
 
     with steps_watched(backbone, PolaAttention, ('project',), see), torch.no_grad():
@@ -303,12 +346,12 @@ def gates(args: Namespace) -> dict:
 
 
 def listed(values: Tensor) -> list:
-    """Numbers with four digits, which is what a picture shows."""
+    """Nested lists of the values with four decimals, which is enough for a plot."""
     return values.double().numpy().round(4).tolist()
 
 
 def spread(same: Tensor, opposite: Tensor) -> Dict[str, float]:
-    """Means, deviations, and the correlation of the entries of the two streams."""
+    """Means and standard deviations of the entries of two streams, and their correlation."""
     columns = min(same.shape[-1], opposite.shape[-1])
     pair = torch.stack([same[..., :columns].flatten(), opposite[..., :columns].flatten()])
     return dict(
@@ -319,7 +362,7 @@ def spread(same: Tensor, opposite: Tensor) -> Dict[str, float]:
 
 
 def rows(args: Namespace) -> dict:
-    """PolaFormer Figure 5: sorted weights of a row, and the mean entropy, of each block."""
+    """PolaFormer Figure 5: the mean of sorted rows, and the mean entropy, for each block."""
     models = {}
     for config, checkpoint, label in args.model:
         backbone = build_backbone(config, checkpoint)
@@ -341,7 +384,10 @@ def rows(args: Namespace) -> dict:
 
 
 def of_block(weights: Tensor) -> dict:
-    """Entropy in units of that of equal weights, and the weights of a row from large to small."""
+    """Statistics of rows ``(rows, n)``: their mean entropy, and the mean of the sorted shares.
+
+    The entropy is divided by log n, so that equal weights have 1.
+    """
     shares = weights / weights.sum(-1, keepdim=True).clamp(min=torch.finfo(weights.dtype).tiny)
     most = torch.tensor(float(max(2, shares.shape[-1]))).log()
     entropy = -torch.xlogy(shares, shares).sum(-1) / most

@@ -1,4 +1,4 @@
-"""Configs that stand alone."""
+"""Write configs as files without a base."""
 
 import pprint
 
@@ -6,7 +6,7 @@ from mmengine.config import Config
 
 
 def config_text(cfg: Config) -> str:
-    """A config as a file that stands alone."""
+    """The text of a config file with all options and no base. It leaves out ``work_dir``."""
     content = {key: value for key, value in cfg.to_dict().items() if key != 'work_dir'}
     return (
         '\n'.join(

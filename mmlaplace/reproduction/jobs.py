@@ -1,4 +1,4 @@
-"""What a row needs done: training and testing, measuring, or drawing."""
+"""The jobs of a row: a training with its test, a measurement, or a drawing."""
 
 import json
 import re
@@ -20,23 +20,23 @@ from .paper_tables import IMAGES, METRICS, Run, Spec, TableError, Weights, find_
 
 TOOLS = Path(__file__).resolve().parents[2] / 'tools'
 MEASURE = str(TOOLS / 'analysis_tools/measure_model.py')
-# Of Long Range Arena, tasks whose data this project makes.
+# Tasks of Long Range Arena whose data this project generates.
 GENERATED = ('listops', 'pathfinder')
-# GPUs, and images on each, in the name of a config: fcn_r50-d8_4xb2-80k_cityscapes-512x1024.py.
+# GPUs x images on each, in the name of a config: fcn_r50-d8_4xb2-80k_cityscapes-512x1024.py.
 NAMED_BATCH = re.compile(r'_(\d+)xb(\d+)[-_]')
 
 
 class Training(Job):
-    """Train and test a config by the toolbox's scripts.
+    """Train and test a config with the toolbox's scripts.
 
     Args:
-        label: For people.
-        checkpoint: Which checkpoint is tested, ``'last'`` or ``'best'``.
-        seed: Of the run.
-        cfg: With all options.
-        settings: Of the call.
-        weights: Weights that it takes of a row, or None.
-        needs: The job that makes them, or nothing where they are given.
+        label: Name in messages.
+        checkpoint: The checkpoint to test, ``'last'`` or ``'best'``.
+        seed: Seed of the run.
+        cfg: The config with all options.
+        settings: The settings of the call.
+        weights: Weights of another row that the run takes, or None.
+        needs: The job that makes these weights, or nothing if the call gives them.
     """
 
     kind = 'runs'
@@ -60,21 +60,24 @@ class Training(Job):
 
     @property
     def config(self) -> Path:
-        """The config that is trained, whole."""
+        """Path of the config to train, with all options."""
         return self.folder / 'config.py'
 
     @property
     def trains(self) -> bool:
-        """Whether it trains, or only tests weights that there are."""
+        """Whether the job trains. Otherwise it only tests given weights."""
         return self.weights is None or self.weights.use != 'test'
 
     @property
     def fitting_processes(self) -> Optional[float]:
-        """How many its learning rate is for, or None where it does not say or is scaled."""
+        """The number of processes that fits the learning rate.
+
+        None if the config does not state a batch size, or scales the learning rate itself.
+        """
         scale, loader = self.cfg.get('auto_scale_lr') or {}, self.cfg.get('train_dataloader')
         meant = scale.get('base_batch_size')
         named = NAMED_BATCH.search(Path(self.cfg.filename or '').name)
-        if meant is None and named:  # those of mmseg say it in their names alone
+        if meant is None and named:  # configs of mmseg state it only in their names
             meant = int(named[1]) * int(named[2])
         if not (self.trains and meant and loader) or scale.get('enable'):
             return None
@@ -82,13 +85,13 @@ class Training(Job):
 
     @property
     def processes(self) -> int:
-        """As many as its learning rate is for, where the call has them."""
+        """The number that fits the learning rate, if the call has so many GPUs."""
         most = self.settings.gpus if self.settings.launcher != 'none' else 1
         fitting = self.fitting_processes
         return int(fitting) if fitting is not None and fitting in range(1, most) else most
 
     def wrong_batch(self) -> str:
-        """Why its learning rate does not fit its batch, or ``''``."""
+        """The reason why the learning rate does not fit the batch, or ``''``."""
         fitting = self.fitting_processes
         if fitting is None or fitting == self.processes:
             return ''
@@ -98,7 +101,7 @@ class Training(Job):
         )
 
     def missing_data(self) -> str:
-        """Which folder of its data is missing and what makes it, or ``''``."""
+        """The missing data folder and the command that makes it, or ``''``."""
         dataset = (self.cfg.get('test_dataloader') or {}).get('dataset') or {}
         while 'dataset' in dataset:
             dataset = dataset['dataset']
@@ -112,7 +115,7 @@ class Training(Job):
         return [self.train_command(), test] if self.trains else [test]
 
     def train_command(self) -> List[str]:
-        """How it trains; a run with a checkpoint goes on from it."""
+        """The command of the training. It resumes from the last checkpoint, if there is one."""
         settings, work = self.settings, str(self.folder / 'train')
         resume = ['--resume'] if (self.folder / 'train/last_checkpoint').is_file() else []
         if settings.launcher == 'slurm':
@@ -125,18 +128,18 @@ class Training(Job):
         return [*script, '--work-dir', work, *resume]
 
     def test_command(self, checkpoint: str) -> List[str]:
-        """How it tests."""
+        """The command of the test."""
         settings, work = self.settings, ['--work-dir', str(self.folder / 'test')]
         if settings.launcher == 'pytorch':
             script = ['bash', str(TOOLS / 'dist_test.sh'), str(self.config), checkpoint]
             return [*script, str(self.processes), *work]
-        # One process needs no launcher, whose port another test on its node may have.
+        # One process needs no launcher, which would need a port that another test may use.
         return self.on_one_gpu(
             [sys.executable, str(TOOLS / 'test.py'), str(self.config), checkpoint, *work]
         )
 
     def term_command(self, checkpoint: str) -> List[str]:
-        """How the size of SOFT's attention term is measured beside its convolution of V."""
+        """The command that compares the size of SOFT's attention term with its convolution."""
         command = [sys.executable, MEASURE, str(self.config), '--attention-term', '--checkpoint']
         command += [checkpoint, '--out', str(self.folder / 'terms.json'), '--force']
         return self.on_one_gpu(command)
@@ -145,7 +148,7 @@ class Training(Job):
         """The checkpoint to test.
 
         Raises:
-            JobFailed: If the training kept no best one.
+            JobFailed: If the best one is to be tested, and the training has kept none.
         """
         if self.checkpoint == 'last':
             return (self.folder / 'train/last_checkpoint').read_text().strip()
@@ -159,9 +162,9 @@ class Training(Job):
         return str(best[-1])
 
     def has_term(self) -> bool:
-        """Whether it is a classifier of images with SOFT's attention."""
+        """Whether the model is a classifier of images with SOFT's attention."""
         backbone = self.cfg.model.backbone
-        # Those of the toolboxes are in registries of their own. Sequences have no photographs.
+        # Backbones of toolboxes are in other registries, and there are no photographs of sequences.
         others = (None, SequenceEncoder)
         if self.cfg.default_scope != 'mmpretrain' or MODELS.get(backbone.type) in others:
             return False
@@ -170,7 +173,7 @@ class Training(Job):
         return any(isinstance(module, SOFTAttention) for module in built.modules())
 
     def source(self) -> Optional[str]:
-        """The checkpoint that it starts from, or tests."""
+        """The checkpoint from which the training starts, or which is tested, or None."""
         given: List[Any] = [self.given]
         for job in self.needs.values():
             found = job.result()
@@ -196,7 +199,7 @@ class Training(Job):
                 self.call(self.train_command(), 'train.log', lock)
                 write_whole(trained, self.trained_checkpoint())
             checkpoint = trained.read_text()
-        assert checkpoint is not None  # without a training, the weights have it
+        assert checkpoint is not None  # a job without a training has weights
         self.state = 'tests'
         self.call(self.test_command(checkpoint), 'test.log', lock)
         logs = sorted((self.folder / 'test').glob('*/*.json'))
@@ -226,14 +229,14 @@ class Training(Job):
 
 
 def _state_of(file: Optional[Path]) -> str:
-    """What tells a file of weights from another, or from itself before it was written again."""
+    """Path, size and time of a file of weights, so that a change of the file is noticed."""
     if file is None or not file.is_file():
         return str(file or '')
     return f'{file} {file.stat().st_size} {file.stat().st_mtime_ns}'
 
 
 def _maker_of(folder: str) -> str:
-    """What makes a folder of data."""
+    """The text that says how to make a data folder."""
     if folder.startswith('data/mini'):
         return 'python tools/dataset_converters/make_mini_datasets.py makes it'
     if not folder.startswith('data/lra'):
@@ -246,7 +249,7 @@ def _maker_of(folder: str) -> str:
 
 
 class Measurement(Job):
-    """Count parameters and MACs, and with ``timed`` measure speed and memory."""
+    """Count parameters and MACs. With ``timed``, measure speed and memory too."""
 
     kind = 'measured'
 
@@ -264,7 +267,7 @@ class Measurement(Job):
 
     @property
     def alone(self) -> bool:
-        """Whether its speed would suffer from other jobs: they share a CPU, but no GPU or node."""
+        """Whether other jobs would slow it down. Jobs share a CPU, but no GPU and no Slurm node."""
         return self.timed and self.settings.launcher != 'slurm' and not torch.cuda.device_count()
 
     def commands(self) -> List[List[str]]:
@@ -285,7 +288,7 @@ PLACEHOLDER = re.compile(r'\{(config|checkpoint|result):([^}]+)\}')
 
 
 class Drawing(Job):
-    """Draw a figure by a tool of this project, from the models of rows."""
+    """Draw a figure with a tool of this project, from the trained models of rows."""
 
     kind = 'figures'
     needs: Mapping[str, Training]
@@ -311,7 +314,7 @@ class Drawing(Job):
 
     @staticmethod
     def image() -> str:
-        """A photograph with digits on it, of the small data."""
+        """Path of a validation image of the mini detection data, or ``'IMAGE'``."""
         images = sorted(Path('data/mini/detection/val').glob('*'))
         return str(images[0]) if images else 'IMAGE'
 
@@ -328,10 +331,11 @@ class Drawing(Job):
 
 
 def plan_run(row: str, run: Run, seed: int, settings: Settings) -> Optional[Job]:
-    """The job of a run of a row, or None where it has no config for the scale.
+    """The job of a run of a row, or None if the run has no config for the scale.
 
     Raises:
-        TableError: If it takes weights of a row that has none.
+        TableError: If the run takes weights of a row that cannot give them, or if weights are
+            given for a row with several runs.
     """
     if run.tool:
         texts = run.drawn_by(settings.scale)
@@ -371,7 +375,7 @@ def _source(name: str, seed: int, settings: Settings) -> Training:
 
 
 def plan_measurements(row: str, run: Run, settings: Settings) -> Tuple[Measurement, ...]:
-    """What measures the columns of a run that are measured: at full size, and at the scale."""
+    """The jobs that measure columns of a run: counts at full size, speed at the call's scale."""
     wanted = [METRICS[name] for name in run.published if METRICS[name].measured]
     jobs = []
     if run.full is not None and any(metric.on_full for metric in wanted):

@@ -1,9 +1,9 @@
-"""A piece of work in a folder of its own, done once, by commands under a launcher.
+"""Run the commands of a job once, in the job's folder and under a launcher.
 
-A folder's name has a hash of all that decides the result, so that rows with the same config share
-a run, and a changed config is another run. What is done is kept there: ``result.json`` is written
-last, and in one step. A lock on the folder is held by the processes that work in it. It outlives
-the tool where that is killed, and a second call waits for it.
+The name of the folder has a hash of everything that determines the result. Therefore rows with the
+same config share a run, and a changed config gets a new run. The job writes ``result.json`` last,
+and in one step. The processes of a job hold a lock on its folder, also after the tool was killed. A
+second call waits for this lock.
 """
 
 import fcntl
@@ -26,13 +26,16 @@ from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.commands.command_line import write_json
 from mmlaplace.toolboxes import TOOLBOXES
 
-TAIL = 25  # lines of a log that a failure quotes
-LOOK = 0.5  # seconds between two looks at a command
+TAIL = 25  # lines of the log in the message of a failure
+LOOK = 0.5  # seconds between two checks of a command
 LAUNCHERS = ('none', 'pytorch', 'slurm')
 
 
 def versions() -> Dict[str, str]:
-    """Of what decides results. A fork and the upstream package have the same import name."""
+    """Versions of the installed packages that can change results, by distribution.
+
+    A fork and the upstream package have the same import name.
+    """
     names = ['torch', 'mmengine', 'onedl-mmengine', 'mmcv', 'onedl-mmcv']
     names += [name for toolbox in TOOLBOXES.values() for name in toolbox.tested]
     installed = {distribution.metadata['Name'] for distribution in distributions()}
@@ -41,27 +44,27 @@ def versions() -> Dict[str, str]:
 
 
 def this_machine() -> Dict[str, str]:
-    """What is here: CPU, threads, GPU."""
+    """The CPU, threads and GPU of this machine, as :func:`describe_machine` gives them."""
     return describe_machine(torch.device('cuda' if torch.cuda.is_available() else 'cpu'))
 
 
 class JobFailed(RuntimeError):
-    """A command of a job failed; the message has the end of its log."""
+    """A job failed. If a command failed, the message has the end of its log."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What all jobs of a call share.
+    """The settings that all jobs of a call share.
 
     Attributes:
         work_dir: Folder of all runs.
         scale: ``'full'`` or ``'mini'``.
         launcher: ``'none'``, ``'pytorch'`` or ``'slurm'``.
-        gpus: GPUs of one run, at most.
-        partition: Of Slurm.
-        options: Changes of every config, by dotted keys.
-        weights: Checkpoints by ``table/row``. These rows are tested, and not trained.
-        threads: Threads of a process on the CPU.
+        gpus: The largest number of GPUs for one run.
+        partition: Partition of Slurm.
+        options: Options that change every config, by dotted keys.
+        weights: Checkpoints by ``table/row``. These rows are tested without training.
+        threads: CPU threads that the processes of a job share.
     """
 
     work_dir: Path
@@ -76,15 +79,15 @@ class Settings:
 
 @dataclass(eq=False)
 class Job:
-    """One piece of work in a folder of its own.
+    """A piece of work with its own folder.
 
     Attributes:
-        label: For people.
-        settings: Of the call.
-        identity: All that decides the result.
-        needs: Jobs whose results it takes, by the row that they are for.
-        state: What it does, for the display.
-        devices: GPUs that it may see, as ``CUDA_VISIBLE_DEVICES`` names them, such as ``'0,1'``.
+        label: Name in messages.
+        settings: The settings of the call.
+        identity: Text of everything that determines the result.
+        needs: Jobs whose results it uses, by their rows.
+        state: Its present step, for the display.
+        devices: GPUs for it, as in ``CUDA_VISIBLE_DEVICES``, such as ``'0,1'``, or None for all.
     """
 
     label: str
@@ -98,23 +101,23 @@ class Job:
 
     @property
     def key(self) -> str:
-        """A hash of what decides the result."""
+        """A hash of everything that determines the result."""
         needed = ''.join(f'{row}={job.key}' for row, job in sorted(self.needs.items()))
         return hashlib.sha256((self.identity + needed).encode()).hexdigest()[:12]
 
     @property
     def processes(self) -> int:
-        """How many train or test, each with a batch of its own."""
+        """The number of processes that train or test, each with its own batch."""
         return 1
 
     @property
     def alone(self) -> bool:
-        """Whether nothing else of the call may run beside it."""
+        """Whether no other job of the call may run at the same time."""
         return False
 
     @property
     def folder(self) -> Path:
-        """Where all of it is kept."""
+        """The folder with all files of the job."""
         return self.settings.work_dir / self.kind / f'{self.stem}_{self.key}'
 
     @property
@@ -123,12 +126,12 @@ class Job:
         return re.sub(r'[^\w.]+', '-', self.label)
 
     def result(self) -> Optional[dict]:
-        """What it found, if it is finished."""
+        """The result of a finished job, or None."""
         path = self.folder / 'result.json'
         return json.loads(path.read_text()) if path.is_file() else None
 
     def run(self) -> dict:
-        """Do it, or go on with it; what it found.
+        """Run the job, resume it, or read its result if it is finished. Returns the result.
 
         Raises:
             JobFailed: If a command fails.
@@ -142,26 +145,30 @@ class Job:
                 started = time.time()
                 where = dict(machine=self.place(), versions=versions())
                 found = {**where, **self.work(lock.fileno())}
-                found['seconds'] = round(time.time() - started, 1)  # since this call took it up
+                found['seconds'] = round(time.time() - started, 1)  # of this call
                 write_json(self.folder / 'result.json', found)
         return found
 
     def work(self, lock: int) -> dict:
-        """Do it, with the lock's file descriptor for the processes that it starts."""
+        """Do the work, and return the result.
+
+        Args:
+            lock: File descriptor of the folder's lock, which the started processes inherit.
+        """
         raise NotImplementedError
 
     def commands(self) -> List[List[str]]:
-        """What it calls, as far as it is known before it runs."""
+        """The commands of the job, as far as they are known before it runs."""
         raise NotImplementedError
 
     @property
     def threads(self) -> str:
-        """How many each of its processes takes: OMP_NUM_THREADS, or a share of the call's."""
+        """Threads of each process: ``OMP_NUM_THREADS``, or its share of the call's threads."""
         share = max(self.settings.threads // self.processes, 1)
         return os.environ.get('OMP_NUM_THREADS', str(share))
 
     def place(self) -> Dict[str, str]:
-        """Where its commands run, and how many processes a training has."""
+        """The machine or partition on which its commands run, and the number of processes."""
         if self.settings.launcher == 'slurm':
             machine = {'Slurm partition': self.settings.partition}
         else:
@@ -169,20 +176,25 @@ class Job:
         return {**machine, 'processes': str(self.processes)}
 
     def on_one_gpu(self, command: List[str]) -> List[str]:
-        """A command that is one process: under Slurm, with a GPU of a node."""
+        """The command for a single process. Under Slurm it gets one GPU of a node."""
         if self.settings.launcher != 'slurm':
             return command
         place = ['--partition', self.settings.partition, '--gres', 'gpu:1', '--ntasks', '1']
         return ['srun', *place, *command]
 
     def call(self, command: List[str], log: str, lock: int) -> None:
-        """Run a command with its output in a log.
+        """Run a command, and append its output to a log.
+
+        Args:
+            command: The command with its arguments.
+            log: Name of the log in the job's folder.
+            lock: File descriptor of the folder's lock, which the command inherits.
 
         Raises:
-            JobFailed: If it fails.
+            JobFailed: If the command fails. The message has the end of the log.
         """
         env = {'PYTHON': sys.executable, **os.environ}
-        if self.settings.launcher != 'slurm':  # a node has cores of its own
+        if self.settings.launcher != 'slurm':  # each node of Slurm has its own cores
             env['OMP_NUM_THREADS'] = self.threads
         env['GPUS'] = str(self.processes)
         if self.devices is not None:
@@ -208,4 +220,4 @@ class Job:
             )
 
     def watch(self) -> None:
-        """Look how far a command is."""
+        """Update ``state`` with the progress of a command."""

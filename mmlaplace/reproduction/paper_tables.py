@@ -1,4 +1,4 @@
-"""Read the papers' tables in configs/tables: one YAML file for each, rows as they are printed."""
+"""Read the papers' tables from configs/tables: one YAML file for each table, in printed order."""
 
 import copy
 import re
@@ -13,14 +13,13 @@ from mmengine.config import Config
 from mmlaplace.model_zoo import files_root
 from mmlaplace.toolboxes import toolbox_folder
 
-# Rows of the papers' methods, of those they compare with, and of options that no table compares.
+# Rows of the paper's methods, of the methods it compares with, and of options that no table has.
 KINDS = ('own', 'baseline', 'option')
-# What weights of another row are for: the backbone's start, the whole model's start, or a test of
-# them without training.
+# Weights of another row can start the backbone or the whole model, or are tested without training.
 USES = ('backbone', 'start', 'test')
 SCALES = ('full', 'mini')
 CHECKPOINTS = ('last', 'best')
-# Held-out images of each task, for figures.
+# Folders of validation images of each task, for figures.
 IMAGES = {
     'full': dict(
         classification='data/imagenet/val', detection='data/coco/val2017',
@@ -38,11 +37,12 @@ class Metric:
     """A column of a table.
 
     Attributes:
-        unit: Of the published value.
-        log: Key in the log that a test writes, if it is a score.
-        factor: What brings the logged or measured value to the unit.
-        measured: Key of ``tools/analysis_tools/measure_model.py``, if it is measured.
-        on_full: Whether it is measured on the full-size model at any scale, as counts are.
+        unit: Unit of the published value.
+        log: For a score, its key in the log of a test. Otherwise None.
+        factor: Factor from the logged or measured value to the unit.
+        measured: For other values, their key in the output of
+            ``tools/analysis_tools/measure_model.py``. Otherwise None.
+        on_full: Whether the full-size model is measured even at the mini scale, as for counts.
     """
 
     unit: str
@@ -74,34 +74,34 @@ METRICS: Dict[str, Metric] = {
     'training memory': Metric('GB', factor=1e-9, measured='training_bytes'),
     'training speed': Metric('images/s', measured='training_samples_per_second'),
     'test speed': Metric('images/s', measured='test_samples_per_second'),
-    # PolaFormer's Table 6 prints neither units nor whether it trains.
+    # PolaFormer's Table 6 does not state units, nor whether the figures are for training.
     'throughput': Metric('', measured='training_samples_per_second'),
     'peak memory': Metric('', factor=2.0**-20, measured='training_bytes'),
 }
 
 
 class TableError(ValueError):
-    """A table's file says what it must not, or there is no such table or row."""
+    """A table's file is wrong, or there is no such table or row."""
 
 
 @dataclass(frozen=True)
 class Spec:
-    """A config, and what differs from it.
+    """A config with changed options.
 
     Attributes:
-        config: A path in this project, or ``toolbox::path`` in the configs of a toolbox.
-        options: Values by their dotted keys, as for ``--cfg-options``, merged in this order.
+        config: A path in this project, or ``toolbox::path`` for a config of a toolbox.
+        options: Values by dotted keys, as for ``--cfg-options``. They are merged in this order.
     """
 
     config: str
     options: Mapping[str, Any]
 
     def path(self) -> Path:
-        """The file of the config.
+        """Path of the config.
 
         Raises:
-            TableError: If there is none.
-            ImportError: If its toolbox is not installed.
+            TableError: If there is no such file.
+            ImportError: If the toolbox of the config is not installed.
         """
         scope, _, inner = self.config.rpartition('::')
         if scope:
@@ -115,14 +115,14 @@ class Spec:
         raise TableError(f'no config {self.config!r}: {" or ".join(map(str, places))}')
 
     def load(self) -> Config:
-        """The config with the options."""
+        """Load the config and merge the options into it."""
         cfg = _parse(self.path())
         merge(cfg, self.options)
         return cfg
 
 
 def merge(cfg: Config, options: Mapping[str, Any]) -> None:
-    """Merge options into a config one after the other, so that later ones see earlier ones."""
+    """Merge options into a config one by one, so that a later one can change an earlier one."""
     for key, value in options.items():
         cfg.merge_from_dict({key: copy.deepcopy(value)})
 
@@ -141,9 +141,9 @@ class Weights:
     """Weights that a run takes from another row.
 
     Attributes:
-        row: ``table/row``.
-        use: ``'backbone'`` starts the backbone from them, ``'start'`` the whole model, and
-            ``'test'`` tests them without training.
+        row: The other row, as ``table/row``.
+        use: ``'backbone'`` starts the backbone from the weights, and ``'start'`` the whole model.
+            ``'test'`` tests the weights without training.
     """
 
     row: str
@@ -152,19 +152,19 @@ class Weights:
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained and tested, or drawn, for a row. Most rows have one run.
+    """A training with its test, or a drawing, for a row. Most rows have one run.
 
     Attributes:
-        name: What tells the runs of a row apart; ``''`` where there is one.
-        published: Values by metric, in its unit, None where there is none. Text is compared as it
-            stands.
-        full: The config of the row, or None where a tool draws it.
-        mini: Its small twin for data/mini, or None.
-        tool: Path and arguments of a tool of this project that draws it.
+        name: Name of the run in its row. It is ``''`` if the row has one run.
+        published: Published values by metric, in the metric's unit, or None if there is no value.
+            Text must be equal.
+        full: The config of the row, or None if a tool draws it.
+        mini: The config of its small twin for data/mini, or None.
+        tool: Path and arguments of the tool of this project that draws it.
         mini_tool: The same for the mini scale.
         weights: Weights of another row, or None.
-        image_size: Height and width at which the paper counts MACs; default: the config's.
-        checkpoint: Which one is tested: ``'last'``, or the ``'best'`` in validation.
+        image_size: Height and width at which the paper counts MACs. Default: None, the config's.
+        checkpoint: The checkpoint to test: ``'last'``, or the ``'best'`` in validation.
     """
 
     name: str
@@ -179,15 +179,15 @@ class Run:
 
     @property
     def trained(self) -> bool:
-        """Whether a training or a figure tells any of its columns."""
+        """Whether a training or a drawing is needed, and not only measurements."""
         return not self.published or any(METRICS[name].log for name in self.published)
 
     def spec(self, scale: str) -> Optional[Spec]:
-        """The config for a scale."""
+        """The config for a scale, or None."""
         return self.full if scale == 'full' else self.mini
 
     def drawn_by(self, scale: str) -> Tuple[str, ...]:
-        """The tool for a scale."""
+        """Path and arguments of the tool for a scale."""
         return self.tool if scale == 'full' else self.mini_tool
 
 
@@ -196,16 +196,16 @@ class Row:
     """A row of a table.
 
     Attributes:
-        name: For the command line.
-        label: As the paper prints it.
-        kind: ``'own'`` for the paper's method, ``'baseline'`` for what it compares with,
-            ``'option'`` for an option of it or of the authors' code that no table compares.
-        line: Its place in the printed table, from 1.
-        runs: Its runs; none where nothing produces it yet or ever.
+        name: Name on the command line.
+        label: Name in the paper's table.
+        kind: ``'own'`` for the paper's method, ``'baseline'`` for a method that it compares with,
+            ``'option'`` for an option of the paper or the authors' code that no table has.
+        line: Number of the row in the printed table, from 1.
+        runs: The runs of the row.
         averages: Published means over the runs, by metric.
-        waits_for: What is missing in this project until the row can be produced.
-        why_not: Why nothing can produce it.
-        note: What differs from the paper, or is unknown.
+        waits_for: The missing part of this project without which the row cannot be produced.
+        why_not: The reason why the row can never be produced.
+        note: Differences from the paper, and unknown details.
     """
 
     name: str
@@ -220,12 +220,12 @@ class Row:
 
     @property
     def covered(self) -> bool:
-        """Whether one command produces it."""
+        """Whether a command produces the row."""
         return not self.reason
 
     @property
     def reason(self) -> str:
-        """Why no command produces it, or ``''``."""
+        """The reason why no command produces the row, or ``''``."""
         return self.why_not or (f'waits for {self.waits_for}' if self.waits_for else '')
 
 
@@ -234,12 +234,12 @@ class Table:
     """A table of a paper.
 
     Attributes:
-        name: The file's name without ``.yml``.
-        title: What it compares.
-        paper: The paper's name and identifier.
-        place: Number of the table, and page or section.
-        rows: As printed.
-        note: On all rows.
+        name: Name of the file without ``.yml``.
+        title: Title of the table.
+        paper: Name and identifier of the paper.
+        place: Number of the table, and its page or section.
+        rows: The rows in printed order.
+        note: A note on all rows.
     """
 
     name: str
@@ -250,10 +250,10 @@ class Table:
     note: str = ''
 
     def row(self, name: str) -> Row:
-        """A row by its name.
+        """The row of this name.
 
         Raises:
-            TableError: If there is none; quotes those that there are.
+            TableError: If there is no such row. The message lists all rows.
         """
         for row in self.rows:
             if row.name == name:
@@ -263,37 +263,37 @@ class Table:
 
 
 def tables_folder() -> Path:
-    """Where the tables are."""
+    """The folder configs/tables."""
     return files_root() / 'configs/tables'
 
 
 def table_names() -> List[str]:
-    """Names of all tables, by paper and number."""
+    """Names of all tables, sorted by paper and number."""
     names = (path.stem for path in tables_folder().glob('*.yml'))
     return sorted(names, key=lambda name: re.sub(r'\d+', lambda n: n[0].zfill(3), name))
 
 
 @cache
 def read_table(name: str) -> Table:
-    """A table by its name.
+    """Read the table of this name.
 
     Raises:
-        TableError: If there is none, or its file says what it must not.
+        TableError: If there is no such table, or its file is wrong.
     """
     if name not in table_names():
         raise TableError(f'there is no table {name!r}; there are: {", ".join(table_names())}')
     path = tables_folder() / f'{name}.yml'
-    loader = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)  # compiled, where there is one
+    loader = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)  # the C loader is faster
     return parse_table(name, yaml.load(path.read_text(), loader))
 
 
 def read_tables() -> List[Table]:
-    """All tables."""
+    """Read all tables."""
     return [read_table(name) for name in table_names()]
 
 
 def find_row(name: str) -> Tuple[Table, Row]:
-    """A row by ``table/row``."""
+    """The table and the row of a name ``table/row``."""
     table, _, row = name.partition('/')
     found = read_table(table)
     return found, found.row(row)
@@ -305,11 +305,11 @@ ROW_KEYS = ('label', 'kind', 'runs', 'averages', 'waits_for', 'why_not', 'note')
 
 
 def parse_table(name: str, content: Mapping[str, Any]) -> Table:
-    """A table of what is in its file. ``shared`` there holds YAML anchors alone.
+    """Make a table from the content of its file. The key ``shared`` is only for YAML anchors.
 
     Raises:
         TableError: For an unknown or missing key, kind, metric, checkpoint or use of weights, or
-            rows of the same name.
+            if two rows have the same name.
     """
     _check_keys(name, content, TABLE_KEYS, needed=('title', 'paper', 'place', 'rows'))
     checkpoint = content.get('checkpoint', 'last')

@@ -1,4 +1,4 @@
-"""Published beside reproduced: as JSON, as Markdown and as a plot."""
+"""Reports of published and reproduced values: as JSON, as Markdown and as a plot."""
 
 import math
 import os
@@ -13,19 +13,19 @@ import matplotlib.pyplot as plt
 
 from .paper_tables import METRICS, Row, Run, Table
 
-Outcome = Union[dict, str]  # what a job found, or how it failed
+Outcome = Union[dict, str]  # the result of a job, or the text of its failure
 
 
 def run_report(
     run: Run, scale: str, trained: Mapping[int, Outcome], measured: Sequence[Outcome]
 ) -> Dict[str, Any]:
-    """What there is to say of a run of a row.
+    """The report of a run of a row.
 
     Args:
-        run: Of the row.
+        run: The run.
         scale: ``'full'`` or ``'mini'``.
-        trained: What its jobs found or how they failed, by seed.
-        measured: The same of its measurements.
+        trained: Outcomes of its trainings or drawings, by seed.
+        measured: Outcomes of its measurements, first that of the full-size model.
     """
     done = {seed: found for seed, found in trained.items() if isinstance(found, dict)}
     failures = {f'seed {seed}': text for seed, text in trained.items() if isinstance(text, str)}
@@ -62,7 +62,7 @@ def run_report(
         if 'machine' in found and 'versions' in found
     }
     figures: Dict[str, Any] = {}
-    for found in reversed(measured):  # the first, of the full-size model, has the last word
+    for found in reversed(measured):  # values of the full-size model, the first, replace others
         figures.update(found if isinstance(found, dict) else {})
     entry['metrics'] = {}
     for name, published in run.published.items():
@@ -85,7 +85,17 @@ def run_report(
 def compared(
     published: Union[float, str, None], values: Sequence, factor: float, at: str, measured: bool
 ) -> Dict[str, Any]:
-    """A published value beside what was found. At mini scale there is no difference to tell."""
+    """Compare a published value with the reproduced ones.
+
+    A difference is only computed at full scale.
+
+    Args:
+        published: The published value, None if there is none. Text must be equal.
+        values: The reproduced values, one for each seed.
+        factor: Factor from these values to the unit of the published one.
+        at: The scale of these values, ``'full'`` or ``'mini'``.
+        measured: Whether the values are measurements, and not scores.
+    """
     if isinstance(published, str):
         texts = [', '.join(map(str, value)) for value in values]
         same = None if not texts else 'same' if set(texts) == {published} else 'other'
@@ -101,7 +111,7 @@ def compared(
 
 
 def row_report(row: Row, runs: List[dict]) -> Dict[str, Any]:
-    """What there is to say of a row."""
+    """The report of a row, with those of its runs."""
     entry: Dict[str, Any] = dict(
         name=row.name, label=row.label, kind=row.kind, line=row.line, note=row.note,
         waits_for=row.waits_for, why_not=row.why_not, runs=runs, averages={},
@@ -116,7 +126,7 @@ def row_report(row: Row, runs: List[dict]) -> Dict[str, Any]:
 
 
 def number(value: Optional[Union[float, str]]) -> str:
-    """A value for people: two digits after the point, or four that count."""
+    """Format a value with at most two decimals, from 1000 on with none. None is ``'–'``."""
     if value is None:
         return '–'
     if isinstance(value, str):
@@ -125,7 +135,7 @@ def number(value: Optional[Union[float, str]]) -> str:
 
 
 def reproduced(entry: dict) -> str:
-    """The mean and the spread over seeds."""
+    """Format the mean of reproduced values and their standard deviation over seeds."""
     if 'mean' not in entry:
         return '; '.join(map(number, entry['values'])) or '–'
     spread = '' if entry['s'] is None else f' ± {number(entry["s"])}'
@@ -134,12 +144,12 @@ def reproduced(entry: dict) -> str:
 
 
 def signed(value: Optional[Union[float, str]]) -> str:
-    """A difference."""
+    """Format a difference with its sign."""
     return number(value) if value is None or isinstance(value, str) else f'{value:+.2f}'
 
 
 def markdown(report: dict, folder: Path) -> str:
-    """The report for people, with links from a file in this folder."""
+    """The report as Markdown. Its links are relative to ``folder``."""
     lines = [
         f'# {report["title"]}', '',
         f'{report["paper"]}, {report["place"]}. Scale: {report["scale"]}. '
@@ -173,7 +183,7 @@ def markdown(report: dict, folder: Path) -> str:
 
 
 def _places(report: dict) -> Dict[str, List[str]]:
-    """Machines and versions, each with what was made there."""
+    """Machines with their versions, each with the jobs that ran there."""
     found: Dict[str, List[str]] = {}
     for row in report['rows']:
         for run in row['runs']:
@@ -185,13 +195,13 @@ def _places(report: dict) -> Dict[str, List[str]]:
 
 
 def _notes(report: dict) -> List[str]:
-    """What differs from the paper or is unknown, row by row."""
+    """The notes of the rows, on differences from the paper and unknown details."""
     lines = [f'- {row["label"]}: {row["note"]}' for row in report['rows'] if row['note']]
     return ['', '## Notes', '', *lines] if lines else []
 
 
 def _term_lines(report: dict) -> List[str]:
-    """Sizes of SOFT's attention terms, which show whether a row compares attentions at all."""
+    """Sizes of SOFT's attention terms. If they are small, a row does not compare attentions."""
     lines = []
     for row in report['rows']:
         for run in row['runs']:
@@ -248,7 +258,7 @@ def _cells(cells: Sequence[str]) -> str:
 
 
 def points(report: dict) -> Dict[str, List[Tuple[str, dict]]]:
-    """What was reproduced of each score: the row's label and its comparison."""
+    """For each reproduced score, the labels of the rows and their comparisons."""
     found: Dict[str, List[Tuple[str, dict]]] = {}
     for row in report['rows']:
         for run in row['runs']:
@@ -260,7 +270,11 @@ def points(report: dict) -> Dict[str, List[Tuple[str, dict]]]:
 
 
 def plot(report: dict, path: Path) -> bool:
-    """Draw the scores, published on the left and reproduced on the right; whether there are any."""
+    """Plot the scores, published on the left and reproduced on the right.
+
+    Returns:
+        Whether there are scores. Without scores no file is written.
+    """
     scores = points(report)
     if not scores:
         return False
@@ -294,7 +308,7 @@ def plot(report: dict, path: Path) -> bool:
 
 
 def new_report(table: Table, **about: Any) -> Dict[str, Any]:
-    """A report without rows."""
+    """A report of a table, without rows."""
     return dict(
         table=table.name, title=table.title, paper=table.paper, place=table.place,
         note=table.note, **about, rows=[],

@@ -1,4 +1,4 @@
-"""Run the jobs of a call, each after those that it needs, with a display of their progress."""
+"""Run the jobs of a call in the order of their needs, and display their progress."""
 
 import queue
 import time
@@ -18,13 +18,23 @@ from rich.progress import (
 from .launching import Job
 from .report import Outcome
 
-LOOK = 1.0  # seconds between two looks at the jobs
+LOOK = 1.0  # seconds between two checks of the jobs
 
 
 def run_all(
     jobs: Mapping[str, Job], at_once: int, devices: List[str], console: Console
 ) -> Dict[str, Outcome]:
-    """Run jobs by their keys, several at once; what each found or how it failed."""
+    """Run jobs, several at the same time.
+
+    Args:
+        jobs: The jobs by kind and key.
+        at_once: How many jobs may run at the same time.
+        devices: GPUs for each job that runs, as in ``CUDA_VISIBLE_DEVICES``, or an empty list.
+        console: Console of the display.
+
+    Returns:
+        The outcome of each job: its result, or the text of its failure.
+    """
     slots: queue.SimpleQueue = queue.SimpleQueue()
     for slot in range(at_once):
         slots.put(devices[slot] if devices else None)
@@ -46,9 +56,10 @@ def run_all(
         return f'{job.kind}/{job.key}'
 
     def start(pool: ThreadPoolExecutor) -> None:
-        """Hand on what waits for nothing more, so that no slot is held by a job that waits.
+        """Submit the jobs whose needs are finished, so that no waiting job occupies a slot.
 
-        A job that must be alone starts when no other runs or could, and none starts beside it.
+        A job that must run alone starts when no other job runs or is ready. While it runs, no
+        other job starts.
         """
         running = [jobs[key] for key, future in futures.items() if not future.done()]
         if any(job.alone for job in running):
@@ -71,7 +82,7 @@ def run_all(
     progress = Progress(*columns, console=console)
     with progress, ThreadPoolExecutor(at_once) as pool:
         total = progress.add_task('jobs', total=len(jobs))
-        lines: Dict[str, Any] = {}  # tasks of the display, None for what is done
+        lines: Dict[str, Any] = {}  # tasks of the display, None for a finished job
         start(pool)
         try:
             while show(jobs, futures, progress, total, lines):
@@ -90,7 +101,7 @@ def show(
     total: TaskID,
     lines: Dict[str, Any],
 ) -> bool:
-    """Bring the display up to date; whether jobs are left."""
+    """Update the display, and return whether there are unfinished jobs."""
     for key, future in futures.items():
         job = jobs[key]
         if future.running():
@@ -109,7 +120,7 @@ def show(
 
 
 def outcome(future: Future) -> Outcome:
-    """What a job found, or how it failed."""
+    """The result of a finished job, or the text of its failure."""
     error = future.exception()
     if error is None:
         return future.result()
