@@ -1,0 +1,56 @@
+"""The files for the hosting site name what is in the repository: workflows, images, citation."""
+
+import json
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+import yaml
+from conftest import ROOT
+
+from mmlaplace.version import __version__
+
+WORKFLOWS = sorted((ROOT / '.github/workflows').glob('*.yml'))
+IMAGES = sorted((ROOT / 'docker').iterdir())
+TESTS = ROOT / '.github/workflows/tests.yml'
+PINNED = re.compile(r'\b(torch|torchvision|mypy|pillow|ruff)==(\d[\d.]*)')
+
+
+def read(*names: str) -> str:
+    return '\n'.join((ROOT / name).read_text() for name in names)
+
+
+def test_the_files_for_the_site_parse():
+    files = [*(ROOT / '.github').rglob('*.yml'), ROOT / 'CITATION.cff']
+    assert all(isinstance(yaml.safe_load(file.read_text()), dict) for file in files)
+    assert json.loads(read('.devcontainer/devcontainer.json'))['remoteUser'] in read(
+        'docker/Dockerfile'
+    )
+
+
+@pytest.mark.parametrize('path', [*WORKFLOWS, *IMAGES], ids=lambda path: path.name)
+def test_workflows_and_images_name_files_that_exist_and_pinned_versions(path):
+    text = path.read_text()
+    named = re.findall(r'(?<![\w/.-])(?:(?:tools|\.dev_scripts|requirements)/\w+\.\w+)', text)
+    assert all((ROOT / name).is_file() for name in named), named
+    tested = read('requirements/onedl.txt', 'requirements/tests.txt', '.pre-commit-config.yaml')
+    tested = re.sub(r'ruff-pre-commit\n +rev: v', 'ruff==', tested)
+    assert set(PINNED.findall(text)) <= set(PINNED.findall(tested))
+
+
+def test_the_tests_run_on_the_versions_that_the_project_names():
+    jobs = yaml.safe_load(TESTS.read_text())['jobs']
+    pythons = {python for job in jobs.values() for python in job['strategy']['matrix']['python']}
+    assert pythons == set(re.findall(r'Python :: (3\.\d+)', read('pyproject.toml')))
+    for row in jobs['fast']['strategy']['matrix']['include']:
+        pins = dict(PINNED.findall(read(f'requirements/{row["set"]}.txt')))
+        pinned = {'torch': row['torch'], 'torchvision': row['torchvision']} == pins
+        assert pinned != row.get('newer', False), row
+
+
+def test_the_citation_is_valid_and_has_the_version():
+    assert yaml.safe_load(read('CITATION.cff'))['version'] == __version__
+    if find_spec('cffconvert'):
+        subprocess.run([sys.executable, '-m', 'cffconvert', '--validate'], cwd=ROOT, check=True)
