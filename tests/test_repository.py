@@ -2,9 +2,8 @@
 
 import json
 import re
+import shutil
 import subprocess
-import sys
-from importlib.util import find_spec
 
 import pytest
 import yaml
@@ -52,5 +51,5 @@ def test_the_tests_run_on_the_versions_that_the_project_names():
 
 def test_the_citation_is_valid_and_has_the_version():
     assert yaml.safe_load(read('CITATION.cff'))['version'] == __version__
-    if find_spec('cffconvert'):
-        subprocess.run([sys.executable, '-m', 'cffconvert', '--validate'], cwd=ROOT, check=True)
+    if program := shutil.which('cffconvert'):
+        subprocess.run([program, '--validate'], cwd=ROOT, check=True)
