@@ -27,6 +27,11 @@
 #include <immintrin.h>
 #endif
 
+#if defined(__linux__) && defined(__x86_64__) && defined(__GLIBC__)
+// The one that glibc has had from the beginning. Its newer version, of glibc 2.29, differs in errno.
+__asm__(".symver exp2,exp2@GLIBC_2.2.5");
+#endif
+
 #ifndef MMLAPLACE_INLINE
 #define MMLAPLACE_INLINE static inline __attribute__((always_inline))
 
