@@ -22,43 +22,29 @@ class Call:
         return self.call
 
 
-def hand_written(module: str, name: str, rest: bytes) -> bytes:
-    """A pickle that names a global, dots and all, and does something to it."""
-    unicode = [b'\x8c' + bytes([len(s)]) + s.encode() for s in (module, name)]
-    return b'\x80\x04' + b''.join(unicode) + b'\x93' + rest + b'.'
-
-
 def write_file(path):
     open(path, 'w').close()
 
 
 @pytest.mark.parametrize('legacy', [False, True], ids=['zip', 'legacy'])
 @pytest.mark.parametrize(
-    ('function', 'quoted'),
+    ('function', 'argument', 'quoted'),
     [
-        (eval, 'builtins?__?.eval'),
-        (exec, 'builtins?__?.exec'),
-        (os.system, r'(posix|nt)\.system'),
-        (__import__, '__import__'),
-        (write_file, 'write_file'),
-        (torch.load, 'torch.serialization.load'),
-        (torch.storage._load_from_bytes, 'torch.storage._load_from_bytes'),
-        (partial, 'functools.partial'),
+        (eval, 'open({!r}, "w")', 'builtins?__?.eval'),
+        (os.system, 'touch {}', r'(posix|nt)\.system'),
+        (__import__, '{}', '__import__'),
+        (write_file, '{}', 'write_file'),
+        (torch.load, '{}', 'torch.serialization.load'),
+        (torch.storage._load_from_bytes, '{}', 'torch.storage._load_from_bytes'),
+        (partial, '{}', 'functools.partial'),
     ],
 )
-def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path, legacy, function, quoted):
+def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path, legacy, function, argument, quoted):
     run = tmp_path / 'run'
-    argument = {
-        eval: f'open({str(run)!r}, "w")',
-        exec: f'open({str(run)!r}, "w")',
-        os.system: f'touch {run}',
-    }.get(function, str(run))
-    weights = build().state_dict()
-    torch.save(
-        dict(state_dict=weights, meta=[Call(function, argument)]),
-        tmp_path / 'a.pth',
-        _use_new_zipfile_serialization=not legacy,
+    content = dict(
+        state_dict=build().state_dict(), meta=[Call(function, argument.format(str(run)))]
     )
+    torch.save(content, tmp_path / 'a.pth', _use_new_zipfile_serialization=not legacy)
     with pytest.raises(pickle.UnpicklingError, match=rf'a\.pth asks for .*{quoted}.*If you trust'):
         read_state_dict(tmp_path / 'a.pth')
     assert not run.exists()
@@ -78,15 +64,16 @@ def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path, legacy, function,
     ],
 )
 def test_allowed_names_are_of_no_use_to_others(tmp_path, module, name, rest, quoted):
-    (tmp_path / 'a.pth').write_bytes(hand_written(module, name, rest))
+    """A pickle that names a global, dots and all, and does something to it."""
+    unicode = [b'\x8c' + bytes([len(s)]) + s.encode() for s in (module, name)]
+    (tmp_path / 'a.pth').write_bytes(b'\x80\x04' + b''.join(unicode) + b'\x93' + rest + b'.')
     with pytest.raises(UnsafeCheckpointError, match=quoted):
         read_state_dict(tmp_path / 'a.pth')
     assert not hasattr(torch._utils._rebuild_tensor_v2, 'evil')
 
 
 def test_getattr_is_a_name_only(tmp_path):
-    # mmengine's HistoryBuffer is pickled with it, so the name passes, but it gets no attribute: no
-    # pickle can call one.
+    """HistoryBuffer of mmengine is pickled with it, but no pickle can call what it gives."""
     weights = build().state_dict()
     method = Call(getattr, HistoryBuffer, 'register_statistics')
     save(tmp_path / 'data.pth', weights, message_hub=method)
