@@ -33,16 +33,16 @@ from mmlaplace.engine import UnsafeCheckpointError, load_weights, read_dataset_m
 @pytest.mark.parametrize('given', [False, True])
 def test_weights_are_found_in_a_container_under_a_prefix(tmp_path, container, prefix, given):
     weights = build().state_dict()
-    others = {'head.fc.weight': torch.zeros(3, 3)}
-    file = tmp_path / 'a.pth'
-    save(file, {**{prefix + k: v for k, v in weights.items()}, **others}, container=container)
+    content = {f'{prefix}{k}': v for k, v in weights.items()}
+    file = save(
+        tmp_path / 'a.pth', {**content, 'head.fc.weight': torch.zeros(3, 3)}, container=container
+    )
     module = build()
     # As mmengine does, take the prefix without its dot too.
     report = load_weights(module, file, prefix.rstrip('.') if given else None)
     assert same(module, weights)
-    assert report.prefix == prefix
-    assert set(report.matched) == set(weights)
-    assert report.unexpected == ([] if prefix else list(others))
+    assert (report.prefix, set(report.matched)) == (prefix, set(weights))
+    assert report.unexpected == ([] if prefix else ['head.fc.weight'])
     assert report.missing == report.resized == []
 
 
@@ -55,51 +55,46 @@ def test_parameters_and_files_of_old_torch_load(tmp_path):
     assert all(type(value) is torch.Tensor and not value.requires_grad for value in state.values())
 
 
-@pytest.mark.parametrize('given', [None, True, ''])
-def test_what_is_no_path_is_quoted(given):
-    with pytest.raises(ValueError, match=f'by its path or address, got {given!r}'):
-        read_state_dict(given)
-
-
 class Net(BaseModel):
     def __init__(self):
         super().__init__()
-        self.backbone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Conv2d(4, 4, 3))
-        self.bn = nn.BatchNorm2d(4)
+        self.backbone = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
 
     def forward(self, inputs, mode='tensor'):
-        maps = self.bn(self.backbone(torch.stack(inputs)))
-        return dict(loss=maps.exp().mean()) if mode == 'loss' else maps
+        return dict(loss=self.backbone(torch.stack(inputs)).exp().mean())
 
 
 def test_what_a_runner_writes_is_read(tmp_path):
     images = [dict(inputs=torch.randn(3, 8, 8)) for _ in range(4)]
     collate, sampler = dict(type='pseudo_collate'), dict(type='DefaultSampler')
-    optimizer = dict(type='AdamW', lr=1e-2)
     Runner(
         Net(), str(tmp_path),
         train_dataloader=dict(dataset=images, batch_size=2, sampler=sampler, collate_fn=collate),
         train_cfg=dict(by_epoch=True, max_epochs=2),
-        optim_wrapper=dict(optimizer=optimizer, clip_grad=dict(max_norm=1)),
+        optim_wrapper=dict(optimizer=dict(type='AdamW', lr=1e-2), clip_grad=dict(max_norm=1)),
         param_scheduler=dict(type='CosineAnnealingLR', T_max=2),
         custom_hooks=[dict(type='EMAHook', momentum=0.1)],
         experiment_name=tmp_path.name, default_scope='mmengine', log_level='ERROR',
     ).train()  # fmt: skip
     file = tmp_path / 'epoch_2.pth'
     written = torch.load(file, weights_only=False)
-    assert {'optimizer', 'message_hub', 'param_schedulers'} <= set(written)
-    model = Net()
-    assert load_weights(model, file).prefix == ''
-    assert same(model, written['state_dict'])
     backbone = Net().backbone
     assert load_weights(backbone, file).prefix == 'backbone.'
     # 'state_dict' is the average, and 'ema_state_dict', in spite of its name, the last step.
+    assert torch.equal(backbone[0].weight, written['state_dict']['backbone.0.weight'])
     last = written['ema_state_dict']['module.backbone.0.weight']
     assert not torch.equal(backbone[0].weight, last)
 
 
-def test_plain_data_beside_the_weights_is_passed_over(tmp_path):
+def test_plain_data_beside_the_weights_is_passed_over(tmp_path, monkeypatch):
+    """All that training scripts write, and the config of Swin's."""
     trained = build()
+    module = types.ModuleType('yacs.config')
+    module.CfgNode = type('CfgNode', (dict,), dict(__module__='yacs.config'))
+    monkeypatch.setitem(sys.modules, 'yacs', types.ModuleType('yacs'))
+    monkeypatch.setitem(sys.modules, 'yacs.config', module)
+    config = module.CfgNode(MODEL=module.CfgNode(TYPE='pola_swin'))
+    config.__dict__['__immutable__'] = True
     meta = dict(
         args=argparse.Namespace(lr=0.1),
         arrays=[np.zeros((0, 2)), np.ones(3, dtype=bool), np.float64(3), np.dtype('int8')],
@@ -110,19 +105,7 @@ def test_plain_data_beside_the_weights_is_passed_over(tmp_path):
         scalars=HistoryBuffer([1.0], [1]),
     )
     content = dict(meta=meta, optimizer={0: torch.ones(1)}, model=trained.state_dict())
-    torch.save(content, tmp_path / 'a.pth')
-    assert same(trained, read_state_dict(tmp_path / 'a.pth'))
-
-
-def test_config_of_swins_training_script_beside_the_weights(tmp_path, monkeypatch):
-    trained = build()
-    module = types.ModuleType('yacs.config')
-    module.CfgNode = type('CfgNode', (dict,), dict(__module__='yacs.config'))
-    monkeypatch.setitem(sys.modules, 'yacs', types.ModuleType('yacs'))
-    monkeypatch.setitem(sys.modules, 'yacs.config', module)
-    config = module.CfgNode(MODEL=module.CfgNode(TYPE='pola_swin'))
-    config.__dict__['__immutable__'] = True
-    torch.save(dict(model=trained.state_dict(), config=config, epoch=1), tmp_path / 'a.pth')
+    torch.save(dict(content, config=config), tmp_path / 'a.pth')
     assert same(trained, read_state_dict(tmp_path / 'a.pth'))
 
 
@@ -146,37 +129,42 @@ def truncated(share, **kwargs):
 @pytest.mark.parametrize(
     ('write', 'error', 'message'),
     [
-        *((truncated(share), ValueError, 'download or copy it again')
-          for share in (0.9, 0.5, 0.01, 0)),
+        (truncated(0.9), ValueError, 'download or copy it again'),
+        (truncated(0), ValueError, 'download or copy it again'),
         (truncated(0.9, _use_new_zipfile_serialization=False), ValueError, 'copy it again'),
         (lambda path, _: path.write_text('<html>404</html>'), ValueError, 'copy it again'),
         (lambda path, _: None, FileNotFoundError, 'check the path'),
-        (lambda path, _: path.mkdir(), FileNotFoundError, 'check the path'),
         (lambda path, _: torch.save(dict(epoch=3), path), ValueError, r"no weights.*\['epoch'\]"),
         (lambda path, _: torch.save(torch.zeros(2), path), ValueError, 'no weights.*got Tensor'),
         (torchscript, UnsafeCheckpointError, 'is a TorchScript program'),
         (tar, UnsafeCheckpointError, 'is a tar archive'),
     ],
-)  # fmt: skip
+)
 def test_what_is_no_checkpoint_is_quoted(tmp_path, write, error, message):
     write(tmp_path / 'a.pth', build().state_dict())
     with pytest.raises(error, match=rf'a\.pth.*{message}'):
         read_state_dict(tmp_path / 'a.pth')
 
 
-def test_names_and_colours_are_read_beside_the_weights_where_they_are_plain(tmp_path):
-    path, weights = tmp_path / 'a.pth', dict(state_dict=dict(weight=torch.zeros(1)))
-    for meta, expected in (
-        (dict(classes=('cat', 'dog'), palette=[(1, 2, 3), [4, 5, 6]]),
+@pytest.mark.parametrize('given', [None, ''])
+def test_what_is_no_path_is_quoted(given):
+    with pytest.raises(ValueError, match=f'by its path or address, got {given!r}'):
+        read_state_dict(given)
+
+
+@pytest.mark.parametrize(
+    ('meta', 'expected'),
+    [
+        (dict(dataset_meta=dict(classes=('cat', 'dog'), palette=[(1, 2, 3), [4, 5, 6]])),
          dict(classes=['cat', 'dog'], palette=[(1, 2, 3), (4, 5, 6)])),
-        (dict(CLASSES=['cat'], PALETTE=None), dict(classes=['cat'])),
-        (dict(classes='cat', palette='random'), {}),
-        ([], {}),
-    ):  # fmt: skip
-        torch.save(dict(weights, meta=dict(dataset_meta=meta)), path)
-        assert read_dataset_meta(path) == expected
-    torch.save(dict(weights, meta=dict(CLASSES=('cat',), epoch=1)), path)
-    assert read_dataset_meta(path) == dict(classes=['cat'])
-    for content in (weights, weights['state_dict'], dict(weights, meta='none'), [1]):
-        torch.save(content, path)
-        assert read_dataset_meta(path) == {}
+        (dict(dataset_meta=dict(CLASSES=['cat'], PALETTE=None)), dict(classes=['cat'])),
+        (dict(CLASSES=('cat',), epoch=1), dict(classes=['cat'])),
+        (dict(dataset_meta=dict(classes='cat', palette='random')), {}),
+        ('none', {}),
+    ],
+)  # fmt: skip
+def test_names_and_colours_are_read_beside_the_weights_where_they_are_plain(
+    tmp_path, meta, expected
+):
+    torch.save(dict(state_dict=dict(weight=torch.zeros(1)), meta=meta), tmp_path / 'a.pth')
+    assert read_dataset_meta(tmp_path / 'a.pth') == expected
