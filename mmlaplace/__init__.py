@@ -13,12 +13,15 @@ require_mmengine()
 warn_untested_versions()
 
 # After the check that names a missing mmengine.
-from . import checkpoints, engine, lra, models, ops  # noqa: E402
-from .model_zoo import get_model, list_models  # noqa: E402
+from . import checkpoints, engine, lra, mmpretrain_hub, models, ops  # noqa: E402
+from .model_zoo import create_backbone, get_model, list_models  # noqa: E402
+
+mmpretrain_hub.register_on_import()
 
 __all__ = [
     '__version__',
     'checkpoints',
+    'create_backbone',
     'engine',
     'get_model',
     'list_models',

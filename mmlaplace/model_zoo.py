@@ -1,6 +1,8 @@
 """The model zoo: list the configs of mmlaplace, and build models from them by name."""
 
 import importlib
+import re
+from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
 from os import PathLike
 from pathlib import Path
@@ -12,6 +14,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, DefaultScope
 
 from .checkpoints import load_weights
+from .models.initialising import initialise
 from .toolboxes import TOOLBOXES, require_toolbox
 
 
@@ -51,11 +54,19 @@ def files_root() -> Path:
     )
 
 
+def read_index() -> List[Path]:
+    """The metafiles that ``model-index.yml`` lists, relative to :func:`files_root`."""
+    return [
+        Path(metafile)
+        for metafile in yaml.safe_load((files_root() / 'model-index.yml').read_text())['Import']
+    ]
+
+
 def read_models() -> List[ModelInfo]:
     """All models of the metafiles that ``model-index.yml`` lists."""
     root, models = files_root(), []
-    for metafile in yaml.safe_load((root / 'model-index.yml').read_text())['Import']:
-        _, task, family, _ = Path(metafile).parts
+    for metafile in read_index():
+        _, task, family, _ = metafile.parts
         for entry in yaml.safe_load((root / metafile).read_text())['Models']:
             config = root / entry['Config']
             models.append(ModelInfo(entry['Name'], task, family, config, entry['Metadata']))
@@ -68,7 +79,7 @@ def list_models(
     family: Optional[str] = None,
     exclude_filters: Union[str, Sequence[str]] = (),
 ) -> List[str]:
-    """List the names of the models, sorted.
+    """List the names of the models, sorted as by timm: by their letters, and numbers by value.
 
     Args:
         pattern: A pattern, or several. The name must match one of them. ``*``, ``?`` and ``[…]``
@@ -86,19 +97,35 @@ def list_models(
         >>> list_models('tiny', task='classification', family='laplacianformer')
         ['laplacianformer-tiny_8xb128_in1k']
     """
+    return [model.name for model in find_models(pattern, task, family, exclude_filters)]
+
+
+def find_models(
+    pattern: Union[str, Sequence[str]] = '*',
+    task: Optional[str] = None,
+    family: Optional[str] = None,
+    exclude_filters: Union[str, Sequence[str]] = (),
+) -> List[ModelInfo]:
+    """As :func:`list_models`, with all that the metafiles say of the models."""
     models = read_models()
     families = sorted({model.family for model in models})
     for name, value, known in (('task', task, TOOLBOXES), ('family', family, families)):
         if value is not None and value not in known:
             raise ValueError(f'{name} must be one of {tuple(known)}, got {value!r}')
-    return sorted(
-        model.name
+    found = [
+        model
         for model in models
         if _matches(model.name, pattern)
         and not _matches(model.name, exclude_filters)
         and task in (None, model.task)
         and family in (None, model.family)
-    )
+    ]
+    return sorted(found, key=lambda model: _natural_key(model.name))
+
+
+def _natural_key(name: str) -> List[Union[str, int]]:
+    """The parts of a name, with its numbers as such: ``8xb64`` comes before ``8xb128``."""
+    return [int(part) if part.isdigit() else part for part in re.split(r'(\d+)', name)]
 
 
 def _matches(name: str, patterns: Union[str, Sequence[str]]) -> bool:
@@ -106,6 +133,18 @@ def _matches(name: str, patterns: Union[str, Sequence[str]]) -> bool:
     given = [patterns] if isinstance(patterns, str) else patterns
     wildcards = (p if set('*?[') & set(p) else f'*{p}*' for p in given)
     return any(fnmatchcase(name.lower(), pattern.lower()) for pattern in wildcards)
+
+
+def near_names(name: str, names: Sequence[str]) -> List[str]:
+    """Three of the names that are most like a name or a pattern, or have a part most like it."""
+    letters = re.sub(r'[][*?!]', '', name).lower()
+
+    def likeness(known: str) -> float:
+        starts = [match.end() for match in re.finditer('^|_', known)]
+        parts = (known, *(known[start : start + len(letters)] for start in starts))
+        return max(SequenceMatcher(None, letters, part).ratio() for part in parts)
+
+    return sorted(names, key=lambda known: (-likeness(known), len(known)))[:3]
 
 
 def get_config(name: str) -> Config:
@@ -116,10 +155,8 @@ def get_config(name: str) -> Config:
     """
     models = {model.name: model for model in read_models()}
     if name not in models:
-        near = [known for known in models if name.split('_')[0] in known] or list(models)
-        raise ValueError(
-            f'there is no model {name!r}; near are {near[:5]}, all are in list_models()'
-        )
+        near = near_names(name, list(models))
+        raise ValueError(f'there is no model {name!r}; near are {near}, all are in list_models()')
     return Config.fromfile(models[name].config)
 
 
@@ -155,21 +192,78 @@ def get_model(
         >>> type(backbone).__name__
         'LaplacianFormer'
     """
-    if pretrained is True:
-        raise ValueError(
-            f'there are no published weights of {name!r} yet, so pretrained=True has nothing to '
-            "load: train it and give pretrained='work_dirs/…/epoch_300.pth', or another path or "
-            'address of a checkpoint; pretrained=False builds random weights'
-        )
+    checkpoint = _checkpoint(name, pretrained)
     cfg = get_config(name)
     cfg.model.backbone = ConfigDict(dict(cfg.model.backbone, init_cfg=None, **backbone_options))
     if backbone_only:
         model = MODELS.build(cfg.model.backbone)
     else:
         model = _build(cfg)
-    if pretrained is not None and pretrained is not False:
-        load_weights(model, pretrained)
+    if checkpoint is not None:
+        load_weights(model, checkpoint)
     return model
+
+
+def create_backbone(
+    name: str,
+    pretrained: Union[str, PathLike, bool, None] = None,
+    **backbone_options: Any,
+) -> nn.Module:
+    """Create a backbone by name, with initialised or pretrained weights. It needs no toolbox.
+
+    Args:
+        name: A name of :func:`list_models` gives the backbone of that config. The part of a
+            classifier's name before its first ``_``, such as ``'softpp-tiny'``, gives that backbone
+            with the maps of all stages and without stochastic depth.
+        pretrained: Path or address of a checkpoint, of a backbone or of a whole model. It becomes
+            the backbone's ``init_cfg``, and is loaded at once. Default: None, random weights, as
+            with False.
+        **backbone_options: Options of the backbone to change, such as ``out_indices``,
+            ``attn_cfg``, ``drop_path_rate`` or ``img_size``.
+
+    Raises:
+        ValueError: If there is no such name, if the weights do not fit, or for
+            ``pretrained=True``.
+        TypeError: If the backbone has no such option.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace import create_backbone
+        >>> backbone = create_backbone('polaformer-pvtv2-b0', out_indices=(1, 3))
+        >>> [tuple(x.shape) for x in backbone(torch.randn(1, 3, 64, 96))]
+        [(1, 64, 8, 12), (1, 256, 2, 3)]
+    """
+    checkpoint = _checkpoint(name, pretrained)
+    configs: Dict[str, Path] = {}
+    for model in read_models():
+        configs[model.name] = model.config
+        if model.task == 'classification':
+            configs.setdefault(model.name.partition('_')[0], model.config)
+    if name not in configs:
+        near = near_names(name, list(configs))
+        raise ValueError(f'there is no backbone {name!r}; near are {near}')
+    options = dict(Config.fromfile(configs[name]).model.backbone, init_cfg=None)
+    if '_' not in name:  # of the classifier's settings, only those of the network itself
+        for setting in ('out_indices', 'out_type', 'drop_path_rate'):
+            options.pop(setting, None)
+    if checkpoint is not None:
+        options['init_cfg'] = dict(type='Pretrained', checkpoint=checkpoint)
+    backbone = MODELS.build({**options, **backbone_options})
+    initialise(backbone)
+    return backbone
+
+
+def _checkpoint(
+    name: str, pretrained: Union[str, PathLike, bool, None]
+) -> Union[str, PathLike, None]:
+    """The checkpoint that ``pretrained`` names, if any. True is refused: there are no weights."""
+    if pretrained is True:
+        raise ValueError(
+            f'pretrained=True: there are no published weights of {name!r} yet. Give the path or '
+            "address of a checkpoint, such as pretrained='work_dirs/…/epoch_300.pth' after your "
+            'training, or pretrained=False for random weights'
+        )
+    return None if pretrained is False else pretrained
 
 
 def build_model(cfg: Config) -> nn.Module:
@@ -192,7 +286,7 @@ def _build(cfg: Config) -> nn.Module:
     try:
         require_toolbox(scope)
     except ImportError as error:
-        raise ImportError(f'{error}; the backbone alone comes by backbone_only=True') from error
+        raise ImportError(f'{error}. With backbone_only=True it is not needed') from error
     if scope == 'mmpretrain':
         return importlib.import_module(scope).get_model(cfg, pretrained=False)
     return build_model(cfg)

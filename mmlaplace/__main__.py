@@ -1,0 +1,33 @@
+"""The commands of mmlaplace.
+
+Examples:
+  python -m mmlaplace list 'pola*' --task detection
+  python -m mmlaplace check
+"""
+
+import argparse
+import sys
+from typing import Optional, Sequence
+
+from . import check
+from .commands import model_list
+
+
+def main(arguments: Optional[Sequence[str]] = None) -> int:
+    """Run a command of the command line, and return its exit status."""
+    parser = argparse.ArgumentParser(
+        prog='python -m mmlaplace',
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(metavar='COMMAND', required=True)
+    model_list.add_arguments(commands.add_parser('list', help='list the models'))
+    installation = commands.add_parser('check', help='check the installation')
+    installation.add_argument('--json', action='store_true', help='the report as JSON')
+    installation.set_defaults(run=lambda args: check.main(['--json'] if args.json else []))
+    args = parser.parse_args(arguments)
+    return args.run(args)
+
+
+if __name__ == '__main__':
+    sys.exit(main())

@@ -1,0 +1,91 @@
+"""``python -m mmlaplace list``: a table of the models."""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any, Dict
+
+from rich.console import Console
+from rich.table import Table
+
+from ..model_zoo import ModelInfo, find_models, list_models, near_names
+from ..toolboxes import TOOLBOXES
+
+COLUMNS = ('name', 'task', 'params (M)', 'MACs (G)', 'published score', 'config')
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command, and the function that runs it."""
+    parser.description = (
+        'List the models. Parameters and MACs are counted on our models, – where they are not '
+        'counted. Scores are those that the papers published.'
+    )
+    parser.add_argument(
+        'patterns',
+        nargs='*',
+        default=['*'],
+        metavar='PATTERN',
+        help="of names, such as 'pola*', or a part of a name; default: all models",
+    )
+    parser.add_argument('--task', choices=list(TOOLBOXES), help='models of this task alone')
+    parser.add_argument('--json', action='store_true', help='the list as JSON')
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the list. The exit status is 1 if a pattern matches no model."""
+    for pattern in args.patterns:
+        if not list_models(pattern, args.task):
+            kind = f'{args.task} model' if args.task else 'model'
+            near = ', '.join(near_names(pattern, list_models(task=args.task)))
+            sys.stderr.write(f'no {kind} matches {pattern!r}; near are {near}\n')
+            return 1
+    rows = [entry(model) for model in find_models(args.patterns, args.task)]
+    if args.json:
+        sys.stdout.write(json.dumps(rows, indent=2) + '\n')
+    else:
+        show(rows)
+    return 0
+
+
+def entry(model: ModelInfo) -> Dict[str, Any]:
+    """A model as an entry of the JSON list. Counts and scores that are not known are None."""
+    published = model.metadata['Published']
+    return dict(
+        name=model.name,
+        task=model.task,
+        parameters=model.metadata.get('Parameters'),
+        macs=model.metadata.get('MACs'),
+        published={
+            metric: published[metric]
+            for metric in TOOLBOXES[model.task].metrics
+            if metric in published
+        },
+        config=str(model.config.resolve()),
+    )
+
+
+def show(rows: list) -> None:
+    """Print the entries as a table, each on one line of any length."""
+    table = Table(box=None, pad_edge=False)
+    for column in COLUMNS:
+        table.add_column(column, justify='right' if column.endswith(')') else 'left')
+    for row in rows:
+        counts = ((row['parameters'], 1e6), (row['macs'], 1e9))
+        scores = ', '.join(f'{metric} {score}' for metric, score in row['published'].items())
+        scores = scores.replace('Top 1 Accuracy', 'top-1')
+        table.add_row(
+            row['name'],
+            row['task'],
+            *('–' if count is None else f'{count / unit:.2f}' for count, unit in counts),
+            scores or '–',
+            path_from_here(row['config']),
+        )
+    Console(width=1000, highlight=False).print(table)
+
+
+def path_from_here(path: str) -> str:
+    """A path relative to the working directory if it is in it, otherwise as it is."""
+    return os.path.relpath(path) if Path.cwd() in Path(path).parents else path
