@@ -3,8 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import doubles, make_attention, split_heads
-from mmengine.registry import MODELS
+from conftest import doubles, make_attention
 
 from mmlaplace.models.layers import elu_plus_one
 
@@ -26,11 +25,6 @@ def build(name, hw_shape=(4, 4), **options):
 
 def check(actual, expected, **tolerance):
     torch.testing.assert_close(actual, expected, **{**CLOSE, **tolerance})
-
-
-def check_gradients(outs, inputs, grad):
-    for one, other in zip(*(torch.autograd.grad(out, inputs, grad) for out in outs)):
-        check(one, other)
 
 
 @pytest.mark.parametrize('name', CLASSIC)
@@ -115,18 +109,12 @@ def test_weights_of_a_kernel_are_normalised_as_asked():
         check(build('KernelAttention', normalization=name).mix(q, k, v, (3, 4)), weights @ v)
 
 
-@pytest.mark.parametrize(('nystrom', 'nystrom_options', 'exact_options'), [
-    ('LaplacianAttention', dict(rope=False, lepe_kernel=0, ridge=0.0, solver='cholesky'),
-     dict(kernel='laplacian', normalization='whitened')),
-    ('SkyformerAttention', dict(ridge=1e-9, num_iters=60), {}),
-])  # fmt: skip
-def test_with_a_landmark_for_each_token_it_is_the_exact_kernel(
-    nystrom, nystrom_options, exact_options
-):
+def test_with_a_landmark_for_each_token_it_is_the_exact_kernel():
     q, k, v = doubles(3, 1, 2, 12, 8)
-    exact = build('KernelAttention', **exact_options).mix(q, k, v, (3, 4))
-    found = build(nystrom, num_landmarks=16, **nystrom_options).mix(q, k, v, (3, 4))
-    check(found, exact, atol=1e-6, rtol=1e-6)  # the ridge, or the inverse of the keys' kernel
+    exact = build('KernelAttention', kernel='laplacian', normalization='whitened')
+    options = dict(rope=False, lepe_kernel=0, ridge=0.0, solver='cholesky', num_landmarks=16)
+    found = build('LaplacianAttention', **options).mix(q, k, v, (3, 4))
+    check(found, exact.mix(q, k, v, (3, 4)), atol=1e-6, rtol=1e-6)  # of an inverse
 
 
 def test_random_landmarks_of_skyformer_differ_by_image_in_training_alone():
@@ -136,20 +124,6 @@ def test_random_landmarks_of_skyformer_differ_by_image_in_training_alone():
     drawn = attention.train().draw(3, 50, 40)
     assert not torch.equal(drawn[0], drawn[1])
     assert (drawn[:, :8] < 50).all() and (drawn[:, 8:] >= 50).all() and (drawn < 90).all()
-
-
-def test_sets_of_skyformers_landmarks_that_are_the_same_are_one_with_larger_kernels():
-    options = dict(num_landmarks=3, landmark_method='random', num_iters=60)
-    one = build('SkyformerAttention', ridge=0.1, **options)
-    two = build('SkyformerAttention', ridge=0.4, accumulation=2, **options)
-    drawn = two.draw(2, 12, 5)  # of all sets, those of the queries come first
-    assert drawn.shape == (2, 12) and drawn[:, :6].max() < 12 <= drawn[:, 6:].min()
-    index = one.draw(2, 12, 12)
-    one.draw = lambda *sizes: index
-    two.draw = lambda *sizes: index.repeat(1, 2)
-    q, k, v = doubles(3, 2, 2, 12, 8)
-    # Both kernels of the queries and the keys double, and W is four times as large.
-    check(two.mix(q, k, v, (3, 4)), one.mix(q, k, v, (3, 4)))
 
 
 def test_nystromformer_with_all_landmarks_is_softmax_attention():
@@ -179,16 +153,6 @@ def test_sums_of_linformer_are_alike_in_a_larger_map():
     torch.testing.assert_close(attention.resize_weight('key_sums', table), 4 * table[..., ::2, ::2])
 
 
-def test_linformer_takes_the_first_rows_as_its_authors_do():
-    attention = build('LinformerAttention', num_landmarks=3, resize=False)
-    q, k, v = doubles(3, 1, 2, 10, 8)
-    keys, values = (t[0].flatten(1)[:, :10] for t in (attention.key_sums, attention.value_sums))
-    expected = (q @ (keys @ k).mT / 8**0.5).softmax(-1) @ (values @ v)
-    check(attention.mix(q, k, v, (2, 5)), expected)
-    with pytest.raises(ValueError, match=r'16 tokens at most.*got 20 of a map \(4, 5\)'):
-        attention.mix(*doubles(3, 1, 2, 20, 8), (4, 5))
-
-
 def test_features_of_performer_estimate_softmax():
     attention = build('PerformerAttention', num_features=8192, eps=1e-9)
     q, k, v = 0.5 * doubles(3, 1, 2, 12, 8)
@@ -199,21 +163,10 @@ def test_features_of_performer_estimate_softmax():
     before = attention.projection_matrix.clone()
     attention.redraw()
     assert not torch.allclose(before, attention.projection_matrix)
-
-
-@pytest.mark.parametrize(('dtype', 'atol'), [(torch.float32, 1e-5), (torch.bfloat16, 0.1)])
-def test_rows_of_performer_are_orthogonal_in_blocks_of_any_default_dtype(dtype, atol):
-    sizes = dict(type='PerformerAttention', embed_dims=16, num_heads=2, input_resolution=(4, 4))
-    torch.set_default_dtype(dtype)
-    try:
-        attention = MODELS.build(dict(sizes, num_features=12, equal_norms=True))
-    finally:
-        torch.set_default_dtype(torch.float32)
-    assert attention.projection_matrix.dtype == dtype
-    for block in attention.projection_matrix.float().split(8):
-        # Products of rows of norm 8^(1/2), of which bf16 rounds each element by 2^-9 of itself.
-        torch.testing.assert_close(block @ block.mT, 8 * torch.eye(len(block)), atol=atol, rtol=0)
-    assert MODELS.build(sizes).projection_matrix.norm(dim=1).std() > 0.1
+    attention = build('PerformerAttention', num_features=12, equal_norms=True)
+    for block in attention.projection_matrix.split(8):  # orthogonal rows of the norm 8^(1/2)
+        eye = torch.eye(len(block), dtype=block.dtype)
+        torch.testing.assert_close(block @ block.mT, 8 * eye, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize(('name', 'options'), [
@@ -237,18 +190,10 @@ def test_dropout_of_weights_zeroes_some_and_scales_the_others(name, options):
     assert not torch.equal(dropped, dropping.mix(q, k, v, (5, 6)))
 
 
-def test_shared_queries_beside_a_class_token_are_the_keys_of_softmax():
-    attention = make_attention('SoftmaxAttention', std=0.5, qkv='shared_qk', num_prefix_tokens=1)
-    x = doubles(2, 17, 16)
-    query, value = (split_heads(part) for part in attention.qkv(x).split(16, dim=-1))
-    weights = (query @ query.mT / 8**0.5).softmax(-1)
-    check(attention(x, (4, 4)), attention.proj((weights @ value).transpose(1, 2).flatten(2)))
-
-
 @pytest.mark.parametrize('duplicates', [True, False])
 @pytest.mark.parametrize(
     ('tokens', 'bucket_size', 'num_hashes'),
-    [(30, 4, 3), (32, 4, 2), (33, 16, 1), (24, 4, 1), (9, 1, 2), (40, 64, 2)],
+    [(30, 4, 3), (33, 16, 1), (9, 1, 2), (40, 64, 2)],
 )
 def test_both_forms_of_reformer_are_one_function(tokens, bucket_size, num_hashes, duplicates):
     options = dict(bucket_size=bucket_size, num_hashes=num_hashes, duplicates=duplicates)
@@ -260,14 +205,7 @@ def test_both_forms_of_reformer_are_one_function(tokens, bucket_size, num_hashes
     inputs = [q.requires_grad_(), v.requires_grad_()]
     outs = [attention.mix(q, q, v, (1, tokens)) for attention in (pairs, chunks)]
     check(*outs)
-    check_gradients(outs, inputs, grad)
+    for one, other in zip(*(torch.autograd.grad(out, inputs, grad) for out in outs)):
+        check(one, other)
     cheaper = outs[tokens > 2 * bucket_size * num_hashes]
     assert torch.equal(auto.mix(q, q, v, (1, tokens)), cheaper)
-
-
-def test_tokens_of_reformer_are_mixed_by_weights_that_sum_to_one():
-    attention = build('ReformerAttention', bucket_size=4, num_hashes=3)
-    q, v = doubles(2, 3, 2, 30, 8)
-    check(attention.mix(q, q, torch.ones_like(v), (5, 6)), torch.ones_like(v))
-    attention.train()
-    assert not torch.allclose(attention.mix(q, q, v, (5, 6)), attention.mix(q, q, v, (5, 6)))
