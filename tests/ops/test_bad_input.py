@@ -16,7 +16,7 @@ from mmlaplace.ops.pola_streams import pola_streams
 from mmlaplace.ops.signed_powers import signed_powers
 
 Q, ONE, EYE = torch.randn(1, 2, 6, 4), torch.ones(1), torch.eye(3)
-TABLE, META = torch.ones(2, 1, 6), torch.ones(2, 1, 6, device='meta')
+TABLE = torch.ones(2, 1, 6)
 # Calls of which each case below changes arguments.
 GOOD = {
     laplacian_kernel: dict(q=Q, k=Q, bandwidth=1.0),
@@ -30,7 +30,6 @@ GOOD = {
 }
 KERNELS = [
     (dict(q=Q[0]), ValueError, r'q .*\(2, 6, 4\)'),
-    (dict(k=torch.ones(8)), ValueError, r'k .*\(8,\)'),
     (dict(q=Q[None]), ValueError, r'q .*\(1, 1, 2, 6, 4\)'),
     (dict(k=Q[:, :1]), ValueError, r'\(1, 1, 6, 4\)'),
     (dict(k=Q[..., :3]), ValueError, r'\(1, 2, 6, 3\)'),
@@ -40,17 +39,11 @@ KERNELS = [
     (dict(q=[1.0]), TypeError, 'list'),
     (dict(bandwidth=0.0), ValueError, 'got 0.0'),
     (dict(bandwidth=-4), ValueError, 'got -4'),
-    (dict(bandwidth=float('nan')), ValueError, 'nan'),
     (dict(bandwidth=float('inf')), ValueError, 'got inf'),
     (dict(bandwidth='4'), TypeError, "got '4' of type str"),
     (dict(bandwidth=True), TypeError, 'got True of type bool'),
-    (dict(bandwidth=None), TypeError, 'got None'),
-    (dict(bandwidth=4 + 0j), TypeError, r'got \(4\+0j\)'),
     (dict(bandwidth=torch.tensor(4)), TypeError, 'bandwidth .*got torch.int64'),
-    (dict(bandwidth=torch.tensor(True)), TypeError, 'got torch.bool'),
-    (dict(bandwidth=torch.tensor(4j)), TypeError, 'got torch.complex64'),
     (dict(bandwidth=torch.ones(3)), ValueError, r'\(1, 2, 1, 1\), got shape \(3,\)'),
-    (dict(bandwidth=torch.ones(5, 1)), ValueError, r'got shape \(5, 1\)'),
     (dict(bandwidth=torch.ones(1, 1, 1, 1, 1)), ValueError, r'got shape \(1, 1, 1, 1, 1\)'),
     (dict(backend='triton'), ValueError, "got 'triton'"),
 ]
@@ -59,7 +52,6 @@ INVERSES = [
     (dict(mat=ONE), ValueError, r'\(1,\)'),
     (dict(mat=torch.ones(2, 0, 0)), ValueError, r'\(2, 0, 0\)'),
     (dict(mat=EYE.int()), TypeError, 'int32'),
-    (dict(mat=None), TypeError, 'NoneType'),
     (dict(ridge=-0.5), ValueError, 'got -0.5'),
     (dict(ridge=float('inf')), ValueError, 'got inf'),
 ]
@@ -71,41 +63,29 @@ NEWTON = [
 ]
 ROTARY = [
     (dict(rotary_form='whole'), ValueError, "'half', 'pairs'.*got 'whole'"),
-    (dict(rotary=[1]), TypeError, 'rotary .*got list'),
     (dict(rotary=TABLE.int()), TypeError, 'rotary .*got torch.int32'),
     (dict(rotary=TABLE[:, 0]), ValueError, r'\(2, pairs, 6\) on cpu, got \(2, 6\)'),
     (dict(rotary=TABLE[..., :5]), ValueError, r'got \(2, 1, 5\)'),
-    (dict(rotary=META), ValueError, 'on cpu, got.* on meta'),
+    (dict(rotary=TABLE.to('meta')), ValueError, 'on cpu, got.* on meta'),
     (dict(rotary=torch.ones(2, 3, 6)), ValueError, '4 channels have no 3 pairs'),
-    (dict(backend='triton'), ValueError, "got 'triton'"),
 ]
 ATTENTION = [
     (dict(kernel='cauchy'), ValueError, "'laplacian', 'gaussian'.*got 'cauchy'"),
-    (dict(q=None), TypeError, 'q .*NoneType'),
     (dict(v=[1.0]), TypeError, 'v .*list'),
-    (dict(q=Q.int(), k=Q.int(), v=Q.int()), TypeError, 'q .*got torch.int32'),
-    (dict(q=Q[0]), ValueError, r'q .*\(2, 6, 4\)'),
     (dict(v=Q[:, :, :5]), ValueError, r'v .*got \(1, 2, 5, 4\)'),
     (dict(v=Q.to('meta')), ValueError, 'v .* on cpu, got .* on meta'),
-    (dict(landmarks=None), TypeError, 'landmarks .*NoneType'),
     (dict(landmarks=ONE), ValueError, r"landmarks .*\(1, 2, 'm', 4\).*got \(1,\)"),
-    (dict(landmarks=Q[..., :2]), ValueError, r'landmarks .*got \(1, 2, 6, 2\)'),
     (dict(inverse=Q), ValueError, r'inverse .*\(1, 2, 3, 3\).*got \(1, 2, 6, 4\)'),
     (dict(inverse=Q.int()), TypeError, 'inverse .*got torch.int32'),
     (dict(scale=2.0), TypeError, 'scale .*got float'),
-    (dict(scale=torch.tensor(2)), TypeError, 'scale .*got torch.int64'),
     (dict(scale=torch.ones(3, 1, 1)), ValueError, r'\(1, 2, 1, 1\).*got \(3, 1, 1\)'),
-    (dict(scale=Q), ValueError, r'scale .*got \(1, 2, 6, 4\)'),
     (dict(scale=torch.ones(1, 1, 1, 1, 1)), ValueError, r'got \(1, 1, 1, 1, 1\)'),
     (dict(scale=ONE.to('meta')), ValueError, r'on cpu, got \(1,\) on meta'),
     (dict(k=Q[:, :, :5], v=Q[:, :, :5], rotary=TABLE), ValueError, '6 queries and 5 keys'),
     (dict(bandwidth=ONE), TypeError, 'got a tensor'),
-    (dict(bandwidth=1e-39), ValueError, 'at least 4.24e-39.*got 1e-39'),
     (dict(whitening_eps=0.0), ValueError, 'whitening_eps .*got 0.0'),
-    (dict(whitening_eps=float('nan')), ValueError, 'whitening_eps.*got nan'),
 ]
 POOLING = [
-    (dict(k=None), TypeError, 'k .*NoneType'),
     (dict(k=Q.int()), TypeError, 'k .*got torch.int32'),
     (dict(k=Q[0]), ValueError, r'\(2, 3\), got \(2, 6, 4\)'),
     (dict(hw_shape=(2, 4)), ValueError, r'8, d\) for hw_shape \(2, 4\), got \(1, 2, 6, 4\)'),
@@ -114,7 +94,6 @@ POOLING = [
     (dict(ratio=2), ValueError, r'cells \(\(1, 2\)\) and ratio \(2\)'),
     (dict(cells=(0, 2)), ValueError, r'cells \(\(0, 2\)\)'),
     (dict(cells=None, ratio=0), ValueError, r'ratio \(0\)'),
-    (dict(cells=None, ratio=-3), ValueError, r'ratio \(-3\)'),
 ]
 CASES = [
     *((op, *case) for op in (laplacian_kernel, gaussian_kernel) for case in KERNELS),
@@ -137,51 +116,23 @@ ATTEND = dict(
     q=Q, k=Q, v=Q, landmarks=Q[:, :, :3], inverse=torch.ones(1, 2, 3, 3), scale=torch.ones(1, 2),
     rotary=None, kernel='laplacian', bandwidth=4.0, whitening=-1.0, adjacent=False,
 )  # fmt: skip
-PAIRS = torch.ones(2, 3, 6)
-
-
-def gelu(x, bias):
-    return bias_gelu(x, bias, 'none', torch.empty_like(x))
-
-
-def powers(x, power):
-    return signed_powers(x, power, torch.zeros_like(power))
-
-
-def streams(q, sums):
-    return pola_streams(q, torch.ones(1, 1, 3), torch.zeros(1, 1, 3), sums, 1e-6)
-
-
-ZEROS, SUMS = torch.zeros(1, 1, 2, 3), torch.ones(1, 1, 6, 5)
+X, POWER = torch.zeros(1, 1, 2, 3), torch.ones(1, 1, 3)
 COMPILED = [
     (lambda: OPS.laplacian_kernel(Q[0, 0], Q, 1.0), r'\[6, 4\]'),
     (lambda: OPS.laplacian_kernel(Q, Q.double(), 1.0), 'Double'),
     (lambda: OPS.newton_schulz_inverse(torch.ones(2, 3), 3, 0.1), r'\[2, 3\]'),
     (lambda: OPS.newton_schulz_inverse(EYE.expand(4, 3, 3), 3, 0.0, torch.ones(3)),
      r'start_scale .*\[4\].*got \[3\]'),
-    *((lambda change=change: OPS.nystrom_attention(**dict(ATTEND, **change)), quoted)
-      for change, quoted in (
-          (dict(q=Q[0]), r'got \[2, 6, 4\]'),
-          (dict(v=Q[..., :3]), r'v \[1, 2, 6, 3\].*q \[1, 2, 6, 4\]'),
-          (dict(k=Q.double()), 'got Float, Double'),
-          (dict(scale=ONE), r'scale .*got \[1\]'),
-          (dict(rotary=PAIRS), r'2 \* pairs <= 4 and N = 6.*\[2, 3, 6\]'),
-          (dict(kernel='cauchy'), 'got cauchy'),
-    )),
+    (lambda: OPS.nystrom_attention(**dict(ATTEND, v=Q[..., :3])), r'v \[1, 2, 6, 3\].*q \[1, 2, 6'),
+    (lambda: OPS.nystrom_attention(**dict(ATTEND, scale=ONE)), r'scale .*got \[1\]'),
+    (lambda: OPS.nystrom_attention(**dict(ATTEND, rotary=torch.ones(2, 3, 6))), '2 . pairs <= 4'),
     (lambda: OPS.pooled_landmarks(Q, None, False, 2, 4, 1, 1, 0), r'2 \* 4, got \[1, 2, 6, 4\]'),
-    (lambda: OPS.pooled_landmarks(Q, None, False, -2, -3, 1, 1, 0), r'N = -2 \* -3'),
     (lambda: OPS.pooled_landmarks(Q, None, False, 2, 3, 0, 1, 0), 'got 0 x 1 and ratio 0'),
-    (lambda: OPS.pooled_landmarks(Q, PAIRS, False, 2, 3, 1, 1, 0), r'N = 6.*\[2, 3, 6\]'),
-    (lambda: gelu(torch.zeros(2, 3).double(), torch.zeros(3)), 'x .*Double'),
-    (lambda: gelu(torch.zeros(3, 2).t(), torch.zeros(3)), 'x must be contiguous'),
-    (lambda: gelu(torch.zeros(2, 3), torch.zeros(2)), r'bias .*\[3\], got Float of shape \[2\]'),
-    (lambda: gelu(torch.zeros(3), torch.zeros(3)), r'x .*got shape \[3\]'),
-    (lambda: powers(ZEROS.double(), torch.ones(1, 1, 3)), 'x .*Double'),
-    (lambda: powers(ZEROS[0, 0], torch.ones(1, 1, 3)), r'x .*\[2, 3\]'),
-    (lambda: powers(torch.zeros(1, 2, 2, 3), torch.ones(1, 1, 3)), r'power .*\[2, 1, 3\]'),
-    (lambda: streams(ZEROS.double(), SUMS), 'q .*Double'),
-    (lambda: streams(ZEROS[0, 0], SUMS), r'q .*\[2, 3\]'),
-    (lambda: streams(ZEROS, SUMS[..., :3]), r'sums .*\[1, 1, 6, 5\], got .* 3\]'),
+    (lambda: bias_gelu(X[0, 0].t(), torch.zeros(2), 'none', X), 'x must be contiguous'),
+    (lambda: bias_gelu(X[0, 0], torch.zeros(2), 'none', X), r'bias .*\[3\], got .* \[2\]'),
+    (lambda: signed_powers(X, POWER[..., :2], POWER), r'power .*\[1, 1, 2\]'),
+    (lambda: pola_streams(X.double(), POWER, POWER, X, 1e-6), 'q .*Double'),
+    (lambda: pola_streams(X, POWER, POWER, X, 1e-6), r'sums .*\[1, 1, 6, 5\], got .* 3\]'),
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Promises of every op: layouts, threads, empty inputs, autocast, meta tensors and memory."""
+"""Promises of every op: layouts, threads, empty inputs, autocast and memory."""
 
 import functools
 
@@ -10,7 +10,6 @@ from test_nystrom_attention import NAMES, problem
 from test_nystrom_attention import case as attention_case
 from test_pooled_landmarks import case as pooled_case
 from test_pooled_landmarks import table
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mmlaplace.analysis.measuring import tensor_memory
 from mmlaplace.ops import (
@@ -22,12 +21,9 @@ from mmlaplace.ops import (
     pooled_landmarks,
 )
 
-INVERSES = {
-    'newton_schulz_inverse': newton_schulz_inverse,
-    'cholesky_inverse': cholesky_inverse,
-}
-KERNELS = {'laplacian_kernel': laplacian_kernel, 'gaussian_kernel': gaussian_kernel}
-READS_HALVES = {'nystrom_attention': nystrom_attention, 'pooled_landmarks': pooled_landmarks}
+INVERSES = dict(newton_schulz_inverse=newton_schulz_inverse, cholesky_inverse=cholesky_inverse)
+KERNELS = dict(laplacian_kernel=laplacian_kernel, gaussian_kernel=gaussian_kernel)
+READS_HALVES = dict(nystrom_attention=nystrom_attention, pooled_landmarks=pooled_landmarks)
 OPS = {**KERNELS, **INVERSES, **READS_HALVES}
 names = pytest.mark.parametrize('name', OPS)
 
@@ -53,13 +49,9 @@ def results(function, tensors, upstream):
     return (out.detach(), *torch.autograd.grad(out, list(leaves.values()), upstream.to(out.dtype)))
 
 
-def strided(x, order):
-    """The same values, laid out in memory with the axes in another order."""
-    return x.permute(order).contiguous().permute([order.index(axis) for axis in range(4)])
-
-
 LAYOUTS = [
-    *(functools.partial(strided, order=o) for o in ((3, 1, 0, 2), (0, 2, 1, 3), (2, 3, 0, 1))),
+    lambda x: x.permute(3, 1, 0, 2).contiguous().permute(2, 1, 3, 0),
+    lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
     lambda x: F.pad(x, (1, 0))[..., 1:],  # starts off alignment
     lambda x: torch.stack([x + 1, x], -1).flatten(-2)[..., 1::2],  # channels two apart
 ]
@@ -83,12 +75,6 @@ def test_any_strides(name, dtype, backend, device):
     contiguous = laid_out(lambda x: x, upstream)
     for layout in LAYOUTS:
         torch.testing.assert_close(laid_out(layout, layout(upstream)), contiguous, **close)
-    one = upstream[:1, :1]
-    expanded = laid_out(lambda x: x[:1, :1].expand(x.shape), one.expand(upstream.shape))
-    repeated = laid_out(
-        lambda x: x[:1, :1].expand(x.shape).contiguous(), one.expand(upstream.shape).contiguous()
-    )
-    torch.testing.assert_close(expanded, repeated, **close)
 
 
 @names
@@ -104,25 +90,23 @@ def test_results_are_the_same_run_to_run_and_for_any_number_of_threads(name, siz
         assert all(map(torch.equal, other, first))
 
 
-def attention_shapes(batch, heads, queries, keys):
-    tokens = dict(q=queries, k=keys, v=keys, landmarks=3)
-    shapes = {name: (batch, heads, count, 4) for name, count in tokens.items()}
-    return dict(shapes, inverse=(batch, heads, 3, 3), scale=(batch, heads, 1, 1))
+def attention_shapes(batch, heads, tokens):
+    shapes = {name: (batch, heads, tokens, 4) for name in 'qkv'}
+    of_landmarks = dict(landmarks=(batch, heads, 3, 4), inverse=(batch, heads, 3, 3))
+    return dict(shapes, **of_landmarks, scale=(batch, heads, 1, 1))
 
 
-POOL = dict(hw_shape=(2, 3), cells=(2, 2))
+ONE, POOL = dict(bandwidth=1.0), dict(hw_shape=(2, 3), cells=(2, 2))
 EMPTY = [
-    ('laplacian_kernel', dict(bandwidth=1.0), dict(q=(0, 2, 5, 4), k=(0, 2, 3, 4)), (0, 2, 5, 3)),
-    ('gaussian_kernel', dict(bandwidth=1.0), dict(q=(2, 2, 0, 4), k=(2, 2, 3, 4)), (2, 2, 0, 3)),
-    ('laplacian_kernel', dict(bandwidth=1.0), dict(q=(2, 2, 5, 4), k=(2, 2, 0, 4)), (2, 2, 5, 0)),
+    ('laplacian_kernel', ONE, dict(q=(0, 2, 5, 4), k=(0, 2, 3, 4)), (0, 2, 5, 3)),
+    ('gaussian_kernel', ONE, dict(q=(2, 2, 0, 4), k=(2, 2, 3, 4)), (2, 2, 0, 3)),
+    ('laplacian_kernel', ONE, dict(q=(2, 2, 5, 4), k=(2, 2, 0, 4)), (2, 2, 5, 0)),
     ('newton_schulz_inverse', {}, dict(mat=(0, 6, 6)), (0, 6, 6)),
     ('cholesky_inverse', {}, dict(mat=(0, 6, 6)), (0, 6, 6)),
     ('pooled_landmarks', POOL, dict(k=(0, 2, 6, 4)), (0, 2, 4, 4)),
-    ('pooled_landmarks', POOL, dict(k=(2, 0, 6, 4)), (2, 0, 4, 4)),
-    *(('nystrom_attention', dict(bandwidth=1.0, whitening_eps=eps), attention_shapes(*sizes),
-       (*sizes[:3], 4))
-      for sizes, eps in (((0, 2, 5, 5), 1e-5), ((2, 0, 5, 5), None), ((2, 2, 0, 5), None))),
-]  # fmt: skip
+    ('nystrom_attention', dict(ONE, whitening_eps=0.1), attention_shapes(0, 2, 5), (0, 2, 5, 4)),
+    ('nystrom_attention', ONE, attention_shapes(2, 0, 5), (2, 0, 5, 4)),
+]
 
 
 @pytest.mark.parametrize(('name', 'options', 'shapes', 'expected'), EMPTY)
@@ -149,55 +133,20 @@ def test_under_autocast_ops_read_halves_or_widen_them(name, backend, device):
     torch.testing.assert_close(out, function(*(tensor.float() for tensor in tensors.values())))
 
 
-@names
-@pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.float16])
-def test_meta_and_fake_tensors_have_the_shapes_of_real_ones(name, dtype):
-    tensors, options = example(name, dtype)
-    upstream = torch.ones_like(OPS[name](**tensors, **options))
-
-    def layout(make):
-        def moved(values):
-            return {k: make(v) if isinstance(v, torch.Tensor) else v for k, v in values.items()}
-
-        function = functools.partial(OPS[name], **moved(options))
-        found = results(function, moved(tensors), make(upstream))
-        by_head = name in READS_HALVES  # whose strides are promised
-        return [(t.shape, t.dtype, t.stride() if by_head else None) for t in found]
-
-    real = layout(lambda tensor: tensor)
-    assert layout(lambda tensor: tensor.to('meta')) == real
-    with FakeTensorMode() as mode:
-        assert layout(mode.from_tensor) == real
-
-
 def memory(backend, function, tensors, with_gradients=True):
-    """Bytes of tensors that a call holds at most, with or without its gradients."""
+    """Bytes of tensors that a call holds at most."""
 
     def call():
-        out = function(*tensors, backend=backend)
-        return out.detach(), *torch.autograd.grad(out.sum(), tensors)
+        with torch.set_grad_enabled(with_gradients):
+            out = function(*tensors, backend=backend)
+        gradients = torch.autograd.grad(out.sum(), tensors) if with_gradients else ()
+        return out.detach(), *gradients
 
-    def forward():
-        with torch.no_grad():
-            return (function(*tensors, backend=backend),)
-
-    job = call if with_gradients else forward
-    job()
-    return tensor_memory(job, tensors[0].device)
+    call()
+    return tensor_memory(call, tensors[0].device)
 
 
-def attention_of(tensors, options):
-    tensors = [tensor.float().requires_grad_() for tensor in tensors]
-    options['rotary'] = options['rotary'].float()
-
-    def attend(*tensors, backend='auto'):
-        return nystrom_attention(*tensors[:5], scale=tensors[5], backend=backend, **options)
-
-    return attend, tensors
-
-
-DEVICES = ['cpu', pytest.param('cuda', marks=NO_GPU)]
-devices = pytest.mark.parametrize('device', DEVICES)
+devices = pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=NO_GPU)])
 
 
 @devices
@@ -206,24 +155,15 @@ devices = pytest.mark.parametrize('device', DEVICES)
 @pytest.mark.parametrize('sizes', [(1, 1, 16384, 16384, 64, 16), (2, 8, 2048, 2048, 64, 16)])
 def test_attention_stores_nothing_of_tokens_times_landmarks(sizes, with_gradients, device):
     tensors, options = problem(*sizes, 'laplacian', 1e-5, 'half')
-    options['rotary'] = options['rotary'].to(device)
-    job = (*attention_of([tensor.to(device) for tensor in tensors], options), with_gradients)
+    options['rotary'] = options['rotary'].to(device, torch.float32)
+    tensors = [tensor.to(device, torch.float32).requires_grad_() for tensor in tensors]
+
+    def attend(*tensors, backend):
+        return nystrom_attention(*tensors[:5], scale=tensors[5], backend=backend, **options)
+
     kernel = 4 * sizes[0] * sizes[1] * sizes[2] * sizes[4]  # bytes of one N x m matrix per head
-    assert memory('native', *job) < kernel / 4 and kernel < memory('reference', *job)
-
-
-@devices
-def test_the_backward_of_attention_keeps_inputs_and_small_matrices_alone(device):
-    tensors, options = problem(1, 2, 1000, 1000, 49, 32, 'laplacian', 1e-5, 'half')
-    options['rotary'] = options['rotary'].to(device)
-    attend, tensors = attention_of([tensor.to(device) for tensor in tensors], options)
-    stored = []
-    with torch.autograd.graph.saved_tensors_hooks(stored.append, lambda tensor: tensor):
-        attend(*tensors)
-    inputs = {tensor.data_ptr() for tensor in (*tensors, options['rotary'])}
-    others = {tuple(tensor.shape) for tensor in stored if tensor.data_ptr() not in inputs}
-    moments = {(1, 2, 49), (1, 2, 49, 49), (1, 2, 49, 32)}
-    assert moments <= others <= moments | {(1, 2), (1, 2, 1, 1)}
+    assert memory('native', attend, tensors, with_gradients) < kernel / 4
+    assert kernel < memory('reference', attend, tensors, with_gradients)
 
 
 @devices
@@ -231,9 +171,5 @@ def test_pooling_stores_nothing_of_the_size_of_the_tokens(device):
     k = torch.randn(1, 4, 64 * 64, 32, device=device, requires_grad=True)
     rotary = table(64 * 64, 16, torch.float32).to(device)
     pool = functools.partial(pooled_landmarks, hw_shape=(64, 64), cells=(7, 7), rotary=rotary)
-    stored, size = [], k.numel() * k.element_size()
-    with torch.autograd.graph.saved_tensors_hooks(stored.append, lambda tensor: tensor):
-        pool(k, backend='native')
-    for tensor in stored:  # the table itself, and one number
-        assert tensor.data_ptr() == rotary.data_ptr() or tensor.untyped_storage().nbytes() <= 8
+    size = k.numel() * k.element_size()
     assert memory('native', pool, [k]) < size / 4 and size < memory('reference', pool, [k])
