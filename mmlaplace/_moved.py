@@ -39,7 +39,7 @@ class _MovedModules(MetaPathFinder, Loader):
             return  # the package mmlaplace.utils, which is empty
         new = MOVED[old]
         warnings.warn(
-            f'{old} is {new} now; import it from there. The old path goes with version 0.3',
+            f'{old} is {new} now; import it from there. Version 0.3 will not have the old path',
             DeprecationWarning,
             stacklevel=2,
         )

@@ -31,7 +31,7 @@ def installed_distributions(import_name: str) -> dict:
 def missing_package(name: str, extra: str, error: ImportError) -> ImportError:
     """Make an ImportError for a missing package, which names the extra that installs it."""
     return ImportError(
-        f'this needs {name}, which did not import ({error}); install it with pip install '
+        f'this needs {name}, which cannot be imported ({error}); install it with pip install '
         f'"mmlaplace[{extra}]"'
     )
 
@@ -42,10 +42,10 @@ def require_mmengine() -> None:
         import_module('mmengine')
     except ImportError as error:
         raise ImportError(
-            'mmlaplace needs mmengine, which did not import '
+            'mmlaplace needs mmengine, which cannot be imported '
             f'({error}). In a clone of mmlaplace, install one of the tested sets: pip install '
             '".[onedl]" (the maintained forks, torch >= 2.4) or pip install ".[openmmlab]" (the '
-            'upstream releases, torch 2.1), or mmengine alone: pip install onedl-mmengine'
+            'upstream releases, torch 2.1). For mmengine alone: pip install onedl-mmengine'
         ) from error
 
 
@@ -74,8 +74,8 @@ def warn_untested_versions() -> None:
         installed = installed_distributions(import_name)
         if len(installed) > 1:
             warnings.warn(
-                f'{" and ".join(installed)} are both installed and overwrite one another as '
-                f'{import_name}; uninstall both and install one of them again',
+                f'{" and ".join(installed)} are both installed and overwrite each other in the '
+                f'package {import_name}; uninstall both, then install one of them',
                 stacklevel=3,
             )
         for name, here in installed.items():
@@ -84,7 +84,7 @@ def warn_untested_versions() -> None:
                 untested.append(f'{name} {here} (tested: {tested})')
     if untested:
         warnings.warn(
-            'mmlaplace was not tested with ' + ', '.join(untested) + '. It may well work; if it '
-            'does not, bash tools/setup_env.sh in a clone of mmlaplace brings the tested set.',
+            'mmlaplace was not tested with ' + ', '.join(untested) + '. If something fails, run '
+            'bash tools/setup_env.sh in a clone of mmlaplace, which installs the tested set.',
             stacklevel=3,
         )

@@ -56,15 +56,15 @@ def require_toolbox(scope: str) -> None:
     """
     if find_spec(scope) is None:
         raise ModuleNotFoundError(
-            f'this needs {scope}, which is not installed; bash tools/setup_env.sh in a clone of '
-            'mmlaplace brings the toolboxes',
+            f'this needs {scope}, which is not installed; run bash tools/setup_env.sh in a clone '
+            'of mmlaplace, which installs the toolboxes',
             name=scope,
         )
     needs_mmcv_ops = {toolbox.package for toolbox in TOOLBOXES.values() if toolbox.needs_mmcv_ops}
     if scope in needs_mmcv_ops and (find_spec('mmcv') is None or find_spec('mmcv._ext') is None):
         raise ImportError(
-            f'{scope} needs mmcv with its compiled ops, and here it is without; bash '
-            'tools/setup_env.sh in a clone of mmlaplace builds it with them'
+            f'{scope} needs mmcv with its compiled ops, which are not installed; run bash '
+            'tools/setup_env.sh in a clone of mmlaplace, which builds them'
         )
 
 

@@ -278,7 +278,7 @@ def test_commands_that_install_what_is_missing(hide, monkeypatch):
         ('mmdet', {'mmdet': '4.0.0'}, 'note', 'mmdet 4.0.0, upstream; tested: 3.3.0',
          'tools/setup_env.sh'),
         ('mmdet', {'mmdet': '3.3.0'}, 'ok', 'mmdet 3.3.0, upstream', ''),
-        ('mmdet', {}, 'note', 'from no distribution', ''),
+        ('mmdet', {}, 'note', 'not from a tested distribution', ''),
     ],
 )  # fmt: skip
 def test_versions_that_are_there(monkeypatch, name, installed, status, found, fix):
@@ -299,7 +299,7 @@ def test_a_distribution_whose_modules_are_gone(hide, monkeypatch):
     hide('mmdet')
     monkeypatch.setattr(dependencies, 'version', version)
     finding = packages.package_version('mmdet')
-    assert finding.status == 'problem' and 'its modules are gone' in finding.found
+    assert finding.status == 'problem' and 'its modules are missing' in finding.found
 
 
 @pytest.mark.parametrize(

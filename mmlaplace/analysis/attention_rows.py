@@ -80,8 +80,8 @@ def check_rows(attention: BaseAttention) -> None:
     """Raise a ValueError if the attention has no matrix of tokens by tokens that mixes values."""
     if not attention.mixes_tokens:
         raise ValueError(
-            f'{type(attention).__name__} mixes channels, or divides by what it mixes, so there is '
-            'no map of weights to draw; take another attention'
+            f'{type(attention).__name__} mixes channels, or its output is no weighted sum of '
+            'tokens, so there is no map of weights to draw; choose another attention'
         )
 
 

@@ -55,7 +55,7 @@ def check_library() -> List[Finding]:
     )
     capability = torch.backends.cpu.get_cpu_capability()
     compiled_for = {
-        'cpu': f'compiled; of its instruction sets this CPU takes {capability}',
+        'cpu': f'compiled; this CPU uses the instruction set {capability}',
         'cuda': f'compiled by CUDA {info.get("cuda")} for {arches}',
     }
     for device, found in compiled_for.items():

@@ -57,18 +57,18 @@ def package_version(import_name: str) -> Finding:
         return Finding(
             import_name,
             'problem',
-            f'{names} are both installed and overwrite one another',
+            f'{names} are both installed and overwrite each other',
             install(import_name),
         )
     if not installed:
         if is_there(import_name):
-            return Finding(import_name, 'note', 'there, but from no distribution that was tested')
+            return Finding(import_name, 'note', 'installed, but not from a tested distribution')
         return absent(import_name)
     if not is_there(import_name):
         return Finding(
             import_name,
             'problem',
-            f'{names} is installed, but its modules are gone',
+            f'{names} is installed, but its modules are missing',
             install(import_name),
         )
     ((name, version),) = installed.items()

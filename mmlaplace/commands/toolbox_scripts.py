@@ -51,8 +51,8 @@ def check_checkpoints(script: Path) -> None:
                 )
         if os.environ.get('RANK', os.environ.get('SLURM_PROCID', '0')) == '0':
             sys.stderr.write(
-                f'warning: {checkpoint} is loaded by mmengine, which only logs what does not fit'
-                + (' the model\n' if checked else ', and runs any code in it; it was not checked\n')
+                f'warning: mmengine loads {checkpoint}, and only logs weights that do not fit'
+                + ('\n' if checked else '. It runs any code in the file, which was not checked\n')
             )
 
 

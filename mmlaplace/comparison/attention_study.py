@@ -126,7 +126,10 @@ def without_local_branch(attn_cfg: dict) -> dict:
         ValueError: If the attention has no local branch that can be left out.
     """
     if 'lepe_kernel' not in MODELS.get(attn_cfg['type']).known_options():
-        raise ValueError(f'{attn_cfg["type"]} has no local branch to leave out')
+        raise ValueError(
+            f'{attn_cfg["type"]} has no local branch that could be left out; choose another '
+            'attention, or keep the local branch'
+        )
     return dict(attn_cfg, lepe_kernel=0)
 
 
@@ -206,7 +209,7 @@ def read_result(path: Path) -> Optional[dict]:
         found = error
     if isinstance(found, dict) and 'settings' in found:
         return found
-    warnings.warn(f'{path} is no whole result and is left out; run it again', stacklevel=2)
+    warnings.warn(f'{path} is not complete and is left out; run it again', stacklevel=2)
     return None
 
 
@@ -223,7 +226,7 @@ def finished(work_dir: Path, settings: dict) -> bool:
     found = result['settings']
     if found != settings:
         raise ValueError(
-            f'{written} was made with {found}, and now it is {settings}; take another --work-dir, '
-            'or remove that folder'
+            f'{written} was made with {found}, but the settings now are {settings}; take another '
+            '--work-dir, or remove the folder of that file'
         )
     return True

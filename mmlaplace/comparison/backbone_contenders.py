@@ -60,11 +60,13 @@ def find(name: str) -> Builder:
     """
     if name.endswith('.py'):
         if '::' not in name and not Path(name).is_file():
-            raise ValueError(f'{name!r}: there is no such config')
+            raise ValueError(f'{name!r}: there is no such config; check the path')
         return partial(of_config, name)
     source = name.rpartition(':')[0]
     if source not in SOURCES:
-        raise ValueError(f'{name!r}: there is no {source!r}, but {", ".join(SOURCES[1:])}')
+        raise ValueError(
+            f'{name!r}: there is no source {source!r}; take one of {", ".join(SOURCES[1:])}'
+        )
     plain, plus, attention = name.partition('+')
     known = catalogue(source)
     if plain not in known:
@@ -72,7 +74,9 @@ def find(name: str) -> Builder:
         near = [key for key in lower if key.startswith(family)]
         near += difflib.get_close_matches(plain.lower(), lower, 5, cutoff=0.4)
         hint = ', '.join(dict.fromkeys(lower[key] for key in near[:5]))
-        raise ValueError(f'{name!r}: there is no such backbone; near are {hint}; --list prints all')
+        raise ValueError(
+            f'{name!r}: there is no such backbone. Similar names are {hint}; --list prints all'
+        )
     if not plus:
         return known[plain]
     attentions = sorted(
@@ -82,7 +86,8 @@ def find(name: str) -> Builder:
     )
     if source or attention not in attentions:
         raise ValueError(
-            f'{name!r}: after + comes an attention for a backbone of ours: {", ".join(attentions)}'
+            f'{name!r}: a backbone of mmlaplace must stand before +, and an attention after it; '
+            f'the attentions are {", ".join(attentions)}'
         )
     return partial(known[plain], attn_cfg=dict(type=attention))
 
@@ -102,7 +107,8 @@ def catalogue(source: str) -> Dict[str, Builder]:
             timm = importlib.import_module('timm')
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(
-                f'{source} cannot be imported ({error}); pip install timm', name=error.name
+                f'{source} cannot be imported ({error}); install it with pip install timm',
+                name=error.name,
             ) from error
         return {f'timm:{name}': partial(of_timm, name) for name in timm.list_models()}
     title: Callable[[str], str]

@@ -309,9 +309,9 @@ def check_report_options(parser: ToolParser, args: argparse.Namespace, names: Li
     """End the tool before any measurement if a contender or matplotlib is missing."""
     args.base = args.base or names[0]
     if args.base not in names:
-        parser.error(f'--base {args.base}: is none of {", ".join(names)}')
+        parser.error(f'--base must be one of {", ".join(names)}, got {args.base}')
     if (args.plot or args.plot_top1) and importlib.util.find_spec('matplotlib') is None:
-        parser.error('the plots need matplotlib, which is not installed: pip install matplotlib')
+        parser.error('plots need matplotlib; install it with pip install matplotlib')
 
 
 def draw(result: dict, plot_to: Optional[Path], top1_to: Optional[Path]) -> None:

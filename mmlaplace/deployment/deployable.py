@@ -316,34 +316,36 @@ def deployable(model: Any) -> Deployable:
         form, own = Classifier, [('ClsHead', model.head)]
     else:
         raise NotDeployableError(
-            f'a {kind} cannot be exported: it is no classifier with one class for each image, no '
-            'detector and no segmentor'
+            f'a {kind} cannot be exported; only classifiers with one class for each image, '
+            'detectors and segmentors can'
         )
     for known, part in parts:
         if type(part).__name__ != known:
             raise NotDeployableError(
-                f'a {kind} with a {type(part).__name__} cannot be exported: only {known} is known '
-                'in its place'
+                f'a {kind} with a {type(part).__name__} cannot be exported; take a {known} in its '
+                'place'
             )
     for known, head in own:
         changed = changed_predictions(head, known)
         if changed:
             raise NotDeployableError(
-                f'a {kind} with a {type(head).__name__} cannot be exported: it predicts by its own '
-                f'{", ".join(changed)}, and only {known} is known'
+                f'a {kind} with a {type(head).__name__} cannot be exported, because it has its own '
+                f'{", ".join(changed)}; take a head that predicts as {known} does'
             )
     options = unknown_options(model) if issubclass(form, OneStageDetector) else []
     if options:
-        raise NotDeployableError(f'a {kind} with {", ".join(options)} cannot be exported')
+        raise NotDeployableError(
+            f'a {kind} with {", ".join(options)} cannot be exported; only a model without them can'
+        )
     for config in nms:
         if config.get('type', 'nms') != 'nms':
             raise NotDeployableError(
-                f"test_cfg.nms.type={config.type!r} cannot be exported; only 'nms' can, so choose "
-                'it by --cfg-options'
+                f"test_cfg.nms.type={config.type!r} cannot be exported; only 'nms' can. Set it by "
+                '--cfg-options'
             )
         if set(config) - NMS_OPTIONS:
             raise NotDeployableError(
-                f'test_cfg.nms={dict(config)} cannot be exported; take out all options but '
+                f'test_cfg.nms={dict(config)} cannot be exported; keep only the options '
                 f'{sorted(NMS_OPTIONS)}'
             )
     return form(model)

@@ -72,15 +72,18 @@ def capture(
     """
     if not hasattr(torch.export, 'Dim'):
         raise NotDeployableError(
-            f'torch {torch.__version__} has no torch.export with dynamic sizes; export with '
-            'torch >= 2.6. The file runs without torch, or with that torch'
+            f'torch.export of torch {torch.__version__} has no dynamic sizes; export with '
+            'torch >= 2.6. An ONNX file then runs without torch, and the other files with that '
+            'torch'
         )
     if form.max_batch is not None and batch > form.max_batch:
-        raise NotDeployableError(f'a detector is exported for one image at a time, not {batch}')
+        raise NotDeployableError(
+            f'a detector can only be exported for one image at a time, got a batch of {batch}'
+        )
     if any(side % form.multiple for side in size):
         raise NotDeployableError(
-            f'sides must be multiples of {form.multiple}, got {size[0]} x {size[1]}; images are '
-            'padded to them'
+            f'height and width must be multiples of {form.multiple}, got {size[0]} x {size[1]}; '
+            'take the next larger ones, to which images are padded'
         )
     reasons = []
     for shapes, example in _choices(form, size, batch, dynamic):
@@ -89,9 +92,9 @@ def capture(
                 return torch.export.export(form, example, dynamic_shapes=(shapes,), strict=False)
         except Exception as error:  # the exporter raises errors of many classes
             reasons.append(f'{type(error).__name__}: {_first_lines(error)}')
-    hint = '; without --dynamic it may' if dynamic else ''
+    hint = '; try it without --dynamic' if dynamic else ''
     raise NotDeployableError(
-        f'torch.export does not take this {type(form.model).__name__}{hint}: {reasons[-1]}'
+        f'torch.export cannot export this {type(form.model).__name__}{hint}: {reasons[-1]}'
     )
 
 
@@ -105,8 +108,8 @@ def _choices(form: Deployable, size: Tuple[int, int], batch: int, dynamic: bool)
     if form.has_windows:
         if form.max_batch:
             raise NotDeployableError(
-                'attention in windows fixes the size of the images, and a detector takes one image '
-                'at a time; export without --dynamic, for each --image-size'
+                '--dynamic has no effect for a detector with windows, which takes one image of a '
+                'fixed size; export it once for each --image-size, without --dynamic'
             )
         yield batches, (torch.zeros(example, 3, *size),)
         return
@@ -254,5 +257,5 @@ def open_exported(path: Path, **options: Any) -> Tuple[Callable, dict]:
     suffixes = sorted(SUFFIXES.items(), key=lambda item: -len(item[1]))
     kind = next((kind for kind, suffix in suffixes if path.name.endswith(suffix)), None)
     if kind is None:
-        raise ValueError(f'{path} ends with none of {tuple(SUFFIXES.values())}')
+        raise ValueError(f'a file must end with one of {tuple(SUFFIXES.values())}, got {path}')
     return OPENERS[kind](path, **options)

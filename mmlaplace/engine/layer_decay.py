@@ -43,11 +43,12 @@ class LayerDecayOptimWrapperConstructor(NoDecayOptimWrapperConstructor):
         if not isinstance(self.rate, (int, float)) or not 0 < self.rate <= 1:
             raise ValueError(
                 f'paramwise_cfg must have a layer_decay_rate in (0, 1], got {self.rate!r}; '
-                'fine-tuning takes 0.65 to 0.9, and 1 decays nothing'
+                'usual values are 0.65 to 0.9 for fine-tuning, and 1 for no decay'
             )
         if self.base_lr is None:
             raise ValueError(
-                f'layer_decay_rate scales the lr of the optimizer, got none: {self.optimizer_cfg}'
+                'the optimizer needs an lr for layer_decay_rate to scale, got none: '
+                f'{self.optimizer_cfg}; set optimizer.lr'
             )
 
     def add_params(
@@ -67,7 +68,7 @@ class LayerDecayOptimWrapperConstructor(NoDecayOptimWrapperConstructor):
         if not hasattr(backbone, 'get_layer_depth'):
             raise TypeError(
                 f'{type(backbone).__name__} has no get_layer_depth(name, prefix) -> (depth, count) '
-                'to tell the layers by; add it, or leave out constructor= and layer_decay_rate='
+                'for layer decay; add it, or leave out constructor= and layer_decay_rate='
             )
         # Without the _orig_mod of a backbone that is compiled, whose layers it does not change.
         plain = plain_names(name for name, _ in module.named_parameters())

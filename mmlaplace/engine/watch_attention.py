@@ -80,7 +80,7 @@ class WatchAttentionHook(Hook):
 
         if any(isinstance(part, FullyShardedDataParallel) for part in runner.model.modules()):
             raise TypeError(
-                'WatchAttentionHook cannot run a model that FSDP spreads over processes; take it '
+                'WatchAttentionHook cannot watch a model that FSDP shards over processes; take it '
                 'out of custom_hooks'
             )
         model = _unwrapped(runner.model)

@@ -43,8 +43,8 @@ class WholeFileBackend(LocalBackend):
             raise OSError(
                 error.errno,
                 f'{filepath} could not be saved, {len(obj) / 2**20:.1f} MiB: {error.strerror}. '
-                'What was saved before is whole: make room on that disk, or mend what is said, '
-                'then go on with --resume',
+                'Earlier files are intact. Free space on that disk, or fix the error, and then '
+                'continue with --resume',
             ) from error
 
     def get(self, filepath: Union[str, PathLike]) -> bytes:
@@ -63,8 +63,8 @@ class WholeFileBackend(LocalBackend):
             pass  # more pixels than Pillow opens, which mmcv's loader may still read
         except Exception as error:  # which ones is not documented; SyntaxError is among them
             raise OSError(
-                f'{filepath} is no whole image ({len(content)} bytes); copy or download it again, '
-                'or take it out of the data set'
+                f'{filepath} is not a complete image ({len(content)} bytes); copy or download it '
+                'again, or remove it from the data set'
             ) from error
         return content
 

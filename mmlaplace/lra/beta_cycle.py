@@ -28,8 +28,8 @@ class BetaCycleHook(Hook):
     def __init__(self, pct_start: float, highest: float = 0.95, lowest: float = 0.85) -> None:
         if not 0 < pct_start < 1 or not 0 <= lowest <= highest < 1:
             raise ValueError(
-                f'pct_start ({pct_start}) must be between 0 and 1, and lowest ({lowest}) and '
-                f'highest ({highest}) from 0 to 1 in this order'
+                f'pct_start ({pct_start}) must be between 0 and 1, and lowest ({lowest}) must be '
+                f'at least 0 and at most highest ({highest}), which must be at most 1'
             )
         self.pct_start = pct_start
         self.highest = highest

@@ -48,7 +48,7 @@ class SequenceDataset(BaseDataset):
         """The samples' numbers and classes; their ids are read when they are asked for."""
         folder = Path(self.data_root) / self.split
         if not folder.is_dir():
-            raise FileNotFoundError(f'{folder} is not there; {self.how_to_make(folder.parent)}')
+            raise FileNotFoundError(f'{folder} does not exist; {self.how_to_make(folder.parent)}')
         self.data = read_split(folder)
         return [dict(sample=i, gt_label=int(c)) for i, c in enumerate(self.data.labels)]
 

@@ -58,8 +58,8 @@ class SequenceBlock(TransformerBlock):
             reasons.append('stretches its relative_bias over the padding')
         if reasons:
             raise ValueError(
-                f"padding='mask' is not for this attention: {type(attention).__name__} "
-                f"{' and '.join(reasons)}; take padding='cut', which every attention can"
+                f"padding='mask' cannot be used, because {type(attention).__name__} "
+                f"{' and '.join(reasons)}; take padding='cut', which works with every attention"
             )
 
     def _mixed(self, x: Tensor, lengths: Optional[Tensor]) -> Tensor:
@@ -209,7 +209,7 @@ class SequenceEncoder(BaseModule):
             )
         quarter, rest = divmod(self.positions.embedding_dim, 4)
         if rest:
-            raise ValueError(f'pixel_map needs embed_dims that 4 divides, got {4 * quarter + rest}')
+            raise ValueError(f'pixel_map needs embed_dims divisible by 4, got {4 * quarter + rest}')
         frequencies = WAVELENGTHS ** -(torch.arange(quarter) / quarter)
         places = torch.meshgrid(torch.arange(height), torch.arange(width), indexing='ij')
         angles = [place.flatten().unsqueeze(1) * frequencies for place in places]
@@ -227,8 +227,8 @@ class SequenceEncoder(BaseModule):
         """Ids ``(R, L)`` of R sequences to vectors ``(R, C)``."""
         if ids.shape[1] > self.max_length:
             raise ValueError(
-                f'a sequence has {ids.shape[1]} tokens, and max_length is {self.max_length}; raise '
-                'it, or lower max_length of the dataset'
+                f'a sequence has {ids.shape[1]} tokens, more than max_length={self.max_length} of '
+                'the encoder; raise it, or lower max_length of the dataset'
             )
         places = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
         real = torch.ones_like(ids, dtype=torch.bool)

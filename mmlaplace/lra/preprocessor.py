@@ -37,8 +37,8 @@ class TokenPreprocessor(BaseDataPreprocessor):
         super().__init__(non_blocking)
         if batch_augments is not None:
             raise ValueError(
-                f'sequences of ids have no batch_augments, got {batch_augments!r}; set the '
-                "model's train_cfg to None"
+                'batch_augments cannot be used with sequences of ids, got '
+                f"{batch_augments!r}; set the model's train_cfg to None"
             )
         self.pad_to = pad_to
 
@@ -50,8 +50,8 @@ class TokenPreprocessor(BaseDataPreprocessor):
         length = longest if self.pad_to is None else self.pad_to
         if longest > length:
             raise ValueError(
-                f'a sequence has {longest} tokens, and pad_to is {length}; raise it, or lower '
-                'max_length of the dataset'
+                f'a sequence has {longest} tokens, more than pad_to={length}; raise pad_to, or '
+                'lower max_length of the dataset'
             )
         padded = [F.pad(ids, (0, length - ids.shape[-1])) for ids in sequences]
         return dict(data, inputs=torch.stack(padded).long())

@@ -216,7 +216,7 @@ def images_of(args: Namespace, size: Tuple[int, int]) -> Dict[str, List[Tensor]]
     for name, folder in args.images:
         paths = sorted(p for p in Path(folder).rglob('*') if p.suffix.lower() in SUFFIXES)
         if not paths:
-            raise ValueError(f'{folder} has no images: {", ".join(SUFFIXES)}')
+            raise ValueError(f'{folder} has no images; they must end with {", ".join(SUFFIXES)}')
         paths = paths[:: max(1, len(paths) // args.count)][: args.count]
         found[name] = [normalized(Image.open(path), size) for path in paths]
     return found
@@ -340,7 +340,9 @@ def gates(args: Namespace) -> dict:
     with steps_watched(backbone, PolaAttention, ('project',), see), torch.no_grad():
         backbone(image)
     if not blocks:
-        raise ValueError('the model has no PolaAttention with a gate')
+        raise ValueError(
+            f'{args.model[0][0]} has no PolaAttention with a gate; give --model a PolaFormer'
+        )
     first = next(part for part in backbone.modules() if isinstance(part, PolaAttention))
     return dict(model=name_of(args.model[0]), matrix=first.gate_matrix is not None, blocks=blocks)
 

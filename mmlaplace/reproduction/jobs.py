@@ -96,8 +96,8 @@ class Training(Job):
         if fitting is None or fitting == self.processes:
             return ''
         return (
-            f'{self.label}: its batch and learning rate are for {fitting:g} processes, and it has '
-            f'{self.processes}'
+            f'{self.label}: its batch size and learning rate are for {fitting:g} processes, but it '
+            f'has {self.processes}'
         )
 
     def missing_data(self) -> str:
@@ -156,8 +156,8 @@ class Training(Job):
         best = sorted(kept, key=lambda path: path.stat().st_mtime)
         if not best:
             raise JobFailed(
-                f'no best_*.pth in {self.folder / "train"}, whose best checkpoint is to be tested; '
-                'default_hooks.checkpoint.save_best of the config keeps it'
+                f'there is no best_*.pth in {self.folder / "train"} to test; set '
+                'default_hooks.checkpoint.save_best in the config, which keeps it'
             )
         return str(best[-1])
 
@@ -204,7 +204,9 @@ class Training(Job):
         self.call(self.test_command(checkpoint), 'test.log', lock)
         logs = sorted((self.folder / 'test').glob('*/*.json'))
         if not logs:
-            raise JobFailed(f'the test wrote no log into {self.folder / "test"}')
+            raise JobFailed(
+                f'the test wrote no log into {self.folder / "test"}; test.log may have the reason'
+            )
         found = dict(
             label=self.label, seed=self.seed, config_hash=self.key, checkpoint=checkpoint,
             log=str(logs[-1]), scores=json.loads(logs[-1].read_text()),
@@ -321,7 +323,7 @@ class Drawing(Job):
     def work(self, lock: int) -> dict:
         if '{image}' in self.tool and not Path(self.image()).is_file():
             raise JobFailed(
-                'no image in data/mini/detection/val to draw on; '
+                'there is no image in data/mini/detection/val to draw on; '
                 'python tools/dataset_converters/make_mini_datasets.py makes them'
             )
         self.state = 'draws'
@@ -349,7 +351,10 @@ def plan_run(row: str, run: Run, seed: int, settings: Settings) -> Optional[Job]
     needs, weights = {}, run.weights
     if row in settings.weights:
         if run.name:
-            raise TableError(f'--weights {row}: the row has several runs, one of them {run.name!r}')
+            raise TableError(
+                f'--weights {row}: the row has several runs, one of them {run.name!r}; only a row '
+                'with one run takes weights'
+            )
         weights = Weights(row, 'test')
     elif weights is not None and weights.row not in settings.weights:
         needs = {weights.row: _source(weights.row, seed, settings)}

@@ -112,7 +112,7 @@ class Spec:
         for place in places:
             if place.is_file():
                 return place
-        raise TableError(f'no config {self.config!r}: {" or ".join(map(str, places))}')
+        raise TableError(f'no config {self.config!r}; there is no {" or ".join(map(str, places))}')
 
     def load(self) -> Config:
         """Load the config and merge the options into it."""
@@ -354,7 +354,7 @@ def _parse_run(
     published = content.get('published') or {}
     _check_keys(f'{where}, published', published, METRICS)
     if not excused and bool(content.get('config')) == bool(content.get('tool')):
-        raise TableError(f'{where}: give config, tool, waits_for or why_not, and only one of them')
+        raise TableError(f'{where}: give exactly one of config, tool, waits_for and why_not')
     specs = {}
     for scale, spec in (('full', content), ('mini', content.get('mini') or {})):
         if scale == 'mini' and spec:
@@ -388,5 +388,5 @@ def _check_keys(
     missing = [key for key in needed if key not in content]
     if unknown or missing:
         raise TableError(
-            f'{where}: unknown {unknown}, missing {missing}; the keys are {list(known)}'
+            f'{where}: unknown keys {unknown}, missing keys {missing}; known are {list(known)}'
         )

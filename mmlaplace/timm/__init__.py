@@ -93,9 +93,9 @@ def _create(name: str, backbone: Any, pretrained: bool, **kwargs: Any) -> nn.Mod
     )
     if pretrained and not (source.has_weights or source.state_dict):
         raise ValueError(
-            f'there are no published weights of {name!r} yet, so pretrained=True has nothing to '
-            "load: train it and give pretrained_cfg_overlay=dict(file='work_dirs/…/epoch_300.pth') "
-            'too; pretrained=False builds random weights'
+            f'pretrained=True: there are no published weights of {name!r} yet. Add your own '
+            "checkpoint, pretrained_cfg_overlay=dict(file='work_dirs/…/epoch_300.pth'), or set "
+            'pretrained=False for random weights'
         )
     stages = len(backbone.host())
     features = dict(feature_cls='getter', out_indices=tuple(range(stages)) if stages > 1 else 3)
@@ -113,7 +113,7 @@ def _register(name: str, backbone: type, arch: str) -> None:
     create.__name__ = create.__qualname__ = name
     create.__doc__ = f'{backbone.__name__} of the arch {arch!r}, a :class:`TimmClassifier`.'
     if is_model(name) and model_entrypoint(name).__module__ != __name__:
-        warnings.warn(f'timm has a {name} of its own, which stays', stacklevel=2)
+        warnings.warn(f'timm has its own {name}, which mmlaplace does not replace', stacklevel=2)
         return
     setattr(sys.modules[__name__], name, register_model(create))
 

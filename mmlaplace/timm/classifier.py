@@ -152,7 +152,7 @@ class TimmClassifier(nn.Module):
         if pool not in POOLS:
             raise ValueError(f'global_pool must be one of {POOLS}, got {pool!r}')
         if pool == 'token' and not self.num_prefix_tokens:
-            raise ValueError("global_pool='token' needs a class token; here it is 'avg'")
+            raise ValueError("global_pool='token' needs a class token; take global_pool='avg'")
         self.num_classes, self.global_pool = num_classes, pool
         self.head['fc'] = nn.Identity()
         if num_classes:
@@ -280,7 +280,7 @@ class TimmClassifier(nn.Module):
         """
         if not self.global_pool and self.num_classes and x.dim() == 4:
             raise ValueError(
-                "a map is classified after pooling, got global_pool=''; call "
+                "a classifier of maps needs a pool, got global_pool=''; call "
                 f"reset_classifier({self.num_classes}, 'avg')"
             )
         if self.global_pool:

@@ -100,7 +100,7 @@ def test_every_attention_has_a_row_or_a_sentence(name, explorer):
         assert 0 <= found.entropy <= 1 + 1e-9
     else:
         assert panel.weights is None
-        assert 'no map of weights to draw; take another attention' in panel.message
+        assert 'no map of weights to draw; choose another attention' in panel.message
 
 
 def test_windows_and_other_hosts_have_rows(explorer):

@@ -143,7 +143,7 @@ def test_ids_are_those_of_the_option(written, cls, options, expected):
     ],
 )
 def test_data_that_are_not_there_say_what_makes_them(tmp_path, cls, name, command):
-    with pytest.raises(FileNotFoundError, match=f'{name}/test is not there; .*{command}'):
+    with pytest.raises(FileNotFoundError, match=f'{name}/test does not exist; .*{command}'):
         cls(str(tmp_path / name), 'test')
 
 

@@ -179,8 +179,8 @@ def test_the_model_has_the_parameters_of_the_benchmark(
 @pytest.mark.parametrize(
     ('call', 'quoted'),
     [
-        (lambda: build()(torch.ones(1, 1, 65, dtype=torch.long)), '65 tokens, .* 64'),
-        (lambda: padded(ids_of(9), 8), '9 tokens, and pad_to is 8'),
+        (lambda: build()(torch.ones(1, 1, 65, dtype=torch.long)), '65 tokens, .*=64'),
+        (lambda: padded(ids_of(9), 8), '9 tokens, more than pad_to=8'),
         (lambda: build(padding='none'), "padding must be one of .*, got 'none'"),
         (lambda: build(pool='none'), "pool must be one of .*, got 'none'"),
         (lambda: build(pixel_map=(4, 4)), r'\(4, 4\) has 16 pixels, and max_length is 64'),

@@ -198,7 +198,7 @@ def test_drop_path_rises_to_its_rate_and_only_trains(name):
 
 @pytest.mark.parametrize('name', BACKBONES)
 @pytest.mark.parametrize(('kwargs', 'message'), [
-    (dict(arch='gigantic'), "no arch 'gigantic'; known: .*"),
+    (dict(arch='gigantic'), "no arch 'gigantic'; give one of .*"),
     (dict(arch=dict(embed_dims=(16,) * 4)), 'missing: .*depths'),
     (dict(arch=dict(width=3)), 'unknown: .*width'),
     (dict(arch=dict(depths=(1, 1))), r"arch\['depths'\].*\(1, 1\)"),

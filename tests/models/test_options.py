@@ -158,7 +158,7 @@ def test_act_cfg_sets_the_activation_of_every_ffn(name):
 
 
 @pytest.mark.parametrize(('options', 'quoted'), [
-    (dict(out_indices=(3, 1)), r'must rise.*got \(3, 1\).*write \(1, 3\)'),
+    (dict(out_indices=(3, 1)), r'ascending order.*got \(3, 1\).*write \(1, 3\)'),
     (dict(out_indices=(1, 1)), r'write \(1,\)'), (dict(out_indices=(3, -1)), r'is \(3, 3\)'),
     (dict(out_indices=-5), 'got -5'), (dict(out_indices=('1',)), r"got \('1',\)"),
     (dict(norm_cfg=dict(type='BN')), "'BN', which is no norm of tokens"),

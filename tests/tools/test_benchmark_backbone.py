@@ -162,9 +162,9 @@ def test_the_backbone_of_a_config_stays_as_it_is(tmp_path):
     ('name', 'message'),
     [
         ('other.py', 'there is no such config'),
-        ('laplacianformer-tyni', 'near are .*laplacianformer-tiny.*--list'),
-        ('laplacianformer-tiny+NoAttention', 'after [+] comes an attention.*SoftmaxAttention'),
-        ('torchhub:resnet18', "no 'torchhub', but mmpretrain, mmdet, mmseg, timm"),
+        ('laplacianformer-tyni', 'Similar names are .*laplacianformer-tiny.*--list'),
+        ('laplacianformer-tiny+NoAttention', 'an attention after it.*SoftmaxAttention'),
+        ('torchhub:resnet18', "no source 'torchhub'; take one of mmpretrain, mmdet, mmseg, timm"),
         # mmpretrain's registry finds our Swin and PVT, as the root is its parent.
         ('mmpretrain:Swin-tiny', 'no such backbone'),
         ('mmpretrain:PVT-tiny', 'no such backbone'),
@@ -180,7 +180,7 @@ def test_an_unknown_name_says_which_are_known(name, message):
     ('arguments', 'message'),
     [
         (['laplacianformer-tyni'], "'laplacianformer-tyni': there is no such backbone"),
-        (['--base', 'soft-tiny'], f'--base soft-tiny: is none of {MICRO}'),
+        (['--base', 'soft-tiny'], f'--base must be one of {MICRO}, got soft-tiny'),
         *((['--sizes', size], f"'{size}': give SIDExBATCH")
           for size in ('224x', 'x8', '224x0', '0', '2x2x2')),
     ],

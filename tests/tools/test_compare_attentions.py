@@ -154,7 +154,7 @@ def test_a_part_of_a_result_is_run_again_and_left_out_of_tables(tmp_path, conten
         (tmp_path / name / 'result.json').write_text(json.dumps(whole))
     half = tmp_path / 'a/result.json'
     half.write_bytes(content)
-    with pytest.warns(UserWarning, match=r'a/result\.json is no whole result'):
+    with pytest.warns(UserWarning, match=r'a/result\.json is not complete'):
         assert not compare_attentions.is_done(
             compare_attentions.Job('a', [], half, whole['settings'])
         )

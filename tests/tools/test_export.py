@@ -251,7 +251,7 @@ def test_a_missing_exporter_names_the_extra_and_a_strange_file_is_refused(monkey
     monkeypatch.setitem(sys.modules, 'onnxscript', None)
     with pytest.raises(ImportError, match=r'this needs onnxscript.*"mmlaplace\[deploy\]"'):
         exporting.require_packages('json', 'onnxscript')
-    with pytest.raises(ValueError, match='ends with none of'):
+    with pytest.raises(ValueError, match='must end with one of'):
         exporting.open_exported(tmp_path / 'model.bin')
 
 

@@ -195,8 +195,8 @@ def test_what_the_toolboxes_load_is_said_before(name, tmp_path, monkeypatch, cap
         (line,) = capsys.readouterr().err.splitlines()
         if name == 'train.py auto':
             given, checked = 'file.pth', True
-        assert line.startswith(f'warning: {given} is loaded by mmengine, which only logs')
-        assert line.endswith('it was not checked') is not checked
+        assert line.startswith(f'warning: mmengine loads {given}, and only logs')
+        assert line.endswith('which was not checked') is not checked
     monkeypatch.setenv('RANK', '1')
     check('file.pth')
     assert not capsys.readouterr().err

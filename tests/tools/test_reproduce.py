@@ -57,7 +57,7 @@ def test_tables_and_rows_are_listed():
         ('softpp_table_9 --gpus 8 --launcher pytorch --dry-run', 'more than the 4 GPUs here'),
         ('softpp_table_9 --kind baseline', '--kind baseline: none of landmarks-36'),
         (f'softpp_table_9 --weights softpp_table_1/tiny={__file__}', 'of softpp_table_1/tiny'),
-        ('softpp_table_9', 'landmarks-36: its batch and learning rate are for 8 processes'),
+        ('softpp_table_9', 'landmarks-36: its batch size and learning rate are for 8 processes'),
         ('polaformer_a4 zeros --scale mini', '--tasks listops --size mini makes it'),
         ('softpp_table_9 landmarks-49 --scale mini', 'make_mini_datasets.py makes it'),
         # Each report has its Markdown and its picture beside it.
@@ -143,7 +143,7 @@ def test_a_batch_that_does_not_fit_the_learning_rate_is_refused(tmp_path):
         return [job.wrong_batch() for job in made.trainings]
 
     assert wrong('none') == [
-        f'{name}: its batch and learning rate are for 8 processes, and it has 1'
+        f'{name}: its batch size and learning rate are for 8 processes, but it has 1'
     ]
     assert wrong(gpus=8) == ['']
     assert wrong(gpus=2, options={'optim_wrapper.accumulative_counts': 4}) == ['']
@@ -168,7 +168,7 @@ def test_a_batch_that_only_the_name_of_a_config_tells_is_kept(tmp_path):
     # mmseg's 4xb2 of Cityscapes and 4xb4 of ADE20K: four processes each.
     assert {job.cfg.filename.rpartition('_4xb')[2][0] for job in enough} == {'2', '4'}
     assert all(job.processes == 4 and not job.wrong_batch() for job in enough)
-    assert all('are for 4 processes, and it has 1' in job.wrong_batch() for job in trainings())
+    assert all('are for 4 processes, but it has 1' in job.wrong_batch() for job in trainings())
 
 
 def test_the_best_checkpoint_is_tested_where_a_table_says_so(tmp_path):

@@ -175,7 +175,10 @@ class QKVAttention(BaseAttention):
         self.num_heads = num_heads
         self.head_dims = dims.key // num_heads
         if own.rope_on == 'features' and not self.rotates_features:
-            raise ValueError(f"{type(self).__name__} rotates no features; take rope_on='query_key'")
+            raise ValueError(
+                f"rope_on='features' is not possible in {type(self).__name__}; take "
+                "rope_on='query_key'"
+            )
         # Keys and values of another map cannot share a linear with the queries.
         form = 'q_kv' if own.sr_ratio > 1 else own.qkv
         of_tokens, of_map = QKV_FORMS[form]
@@ -210,13 +213,13 @@ class QKVAttention(BaseAttention):
                 )
         if self.frame.qkv == 'qk' and dims.value != embed_dims:
             raise ValueError(
-                f"qkv='qk' takes the {embed_dims} channels of the input for values, which have "
-                f"{dims.value} here; take another form, such as qkv='qkv'"
+                f"qkv='qk' takes the input's {embed_dims} channels as values, which must have "
+                f"{dims.value} channels here; take another form, such as qkv='qkv'"
             )
         if not self.frame.proj and dims.value != dims.out:
             raise ValueError(
-                f'proj=False leaves the output the {dims.value} channels of the values, but it has '
-                f'{dims.out}; set proj=True'
+                f'proj=False gives an output with the {dims.value} channels of the values, but it '
+                f'must have {dims.out}; set proj=True'
             )
 
     def kv_shape(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:

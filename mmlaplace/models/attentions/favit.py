@@ -76,7 +76,9 @@ class FaViTAttention(BaseAttention):
         self.steps = (1,) if sr_ratio == 1 else (1, sr_ratio)
         dims = 7 * self.head_dims // (8 * len(self.steps))  # of a head of a part
         if dims < 1:
-            raise ValueError(f'heads need at least 3 channels, got {self.head_dims}')
+            raise ValueError(
+                f'heads need at least 3 channels, got {self.head_dims}; take fewer heads'
+            )
         part, local = dims * num_heads, dims * num_heads * len(self.steps)
         self.first = first = embed_dims - local
         self.q = Linear(embed_dims, embed_dims)

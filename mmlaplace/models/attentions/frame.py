@@ -57,7 +57,7 @@ class Frame:
         >>> Frame(sr_ratio=2, qkv='shared_qk')
         Traceback (most recent call last):
         ...
-        ValueError: sr_ratio=2 needs a linear for keys and values, got qkv='shared_qk'; ...
+        ValueError: sr_ratio=2 needs a linear layer for keys and values, got qkv='shared_qk'; ...
     """
 
     qkv: str = 'qkv'
@@ -94,7 +94,7 @@ class Frame:
             raise ValueError(f'lepe_kernel must be odd, or 0 for none, got {kernel!r}')
         if self.sr_ratio > 1 and self.qkv in ('shared_qk', 'qk'):
             raise ValueError(
-                f'sr_ratio={self.sr_ratio} needs a linear for keys and values, got '
+                f'sr_ratio={self.sr_ratio} needs a linear layer for keys and values, got '
                 f"qkv={self.qkv!r}; take qkv='qkv' or 'q_kv', or sr_ratio=1"
             )
         if self.sr_ratio > 1 and self.rope:

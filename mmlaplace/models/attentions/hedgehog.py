@@ -102,11 +102,11 @@ class HedgehogAttention(QKVAttention):
             raise ValueError(f'feature_dims must be an integer of at least 1, got {feature_dims!r}')
         if (form == 'joint' or skip_connection) and feature_dims != dims:
             raise ValueError(
-                f"form='joint' and skip_connection=True need feature_dims of a head's {dims} "
-                f'channels, got {feature_dims}'
+                f"form='joint' and skip_connection=True need feature_dims={dims}, the head "
+                f'dimension, got {feature_dims}'
             )
         if form == 'joint' and skip_connection:
-            raise ValueError("skip_connection=True is of form='per_sign', got form='joint'")
+            raise ValueError("skip_connection=True needs form='per_sign', got form='joint'")
         self.eps = eps
         options = (num_heads, dims, feature_dims, form, skip_connection, eps)
         self.query_map, self.key_map = HedgehogFeatures(*options), HedgehogFeatures(*options)

@@ -83,7 +83,7 @@ class LinformerAttention(QKVAttention):
         for name, value in (('share_kv', share_kv), ('one_kv_head', one_kv_head)):
             if value and (self.frame.qkv != 'qkv' or self.frame.gate):
                 raise ValueError(
-                    f'{name}=True has linears of its own, got qkv={self.frame.qkv!r} and '
+                    f'{name}=True has its own linear layers, got qkv={self.frame.qkv!r} and '
                     f"gate={self.frame.gate}; set qkv='qkv' and gate=False, or {name}=False"
                 )
         self.share_kv = share_kv

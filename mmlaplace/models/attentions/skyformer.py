@@ -108,8 +108,8 @@ class SkyformerAttention(QKVAttention):
             raise ValueError(f'accumulation must be an integer of at least 1, got {accumulation!r}')
         if accumulation > 1 and landmark_method == 'pool':
             raise ValueError(
-                f'accumulation={accumulation} draws several sets of landmarks, which are one with '
-                "landmark_method='pool'; set landmark_method='random' or accumulation=1"
+                f'accumulation={accumulation} draws several sets of landmarks, which would be '
+                "equal with landmark_method='pool'; set landmark_method='random' or accumulation=1"
             )
         self.num_landmarks = num_landmarks
         self.accumulation = accumulation

@@ -72,9 +72,10 @@ class SoftmaxAttention(QKVAttention):
             relative_bias or frame.rope or frame.lepe_kernel or frame.key_positions or self.sr
         ):
             raise ValueError(
-                f'num_prefix_tokens={num_prefix_tokens} are on no map; set relative_bias=False '
-                f'(got {relative_bias}), rope=False ({frame.rope}), lepe_kernel=0 '
-                f'({frame.lepe_kernel}), key_positions=False ({frame.key_positions}) and '
+                f'num_prefix_tokens={num_prefix_tokens} have no place on a map; set '
+                f'relative_bias=False (got {relative_bias}), rope=False ({frame.rope}), '
+                f'lepe_kernel=0 ({frame.lepe_kernel}), key_positions=False '
+                f'({frame.key_positions}) and '
                 f'sr_ratio=1 ({frame.sr_ratio})'
             )
         if relative_bias and self.sr:

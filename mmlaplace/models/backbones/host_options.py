@@ -25,8 +25,8 @@ class HostOptions(KnownOptions):
         shared = set(inspect.signature(cls.host).parameters) & set(super().known_options())
         if shared:
             raise TypeError(
-                f'the host of {cls.__name__} has arguments that backbones have, {sorted(shared)}, '
-                'and would never get them; call them otherwise'
+                f'the host of {cls.__name__} has arguments that the backbone itself takes, '
+                f'{sorted(shared)}; rename them in the host'
             )
 
     @classmethod

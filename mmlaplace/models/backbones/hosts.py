@@ -176,8 +176,8 @@ def soft_pyramid(
         )
     elif stem_norm_cfg is not None:
         raise ValueError(
-            f'stem_norm_cfg={stem_norm_cfg!r} has no effect with overlapping_patches=False, whose '
-            'norms take norm_cfg; leave it out'
+            f'stem_norm_cfg={stem_norm_cfg!r} has no effect with overlapping_patches=False, where '
+            'norm_cfg sets the norms; leave it out'
         )
     else:
         stem, down = _beside_each_other(4), _beside_each_other(2)

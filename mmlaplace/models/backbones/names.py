@@ -73,7 +73,8 @@ class PyramidNames(Module):
             if len(depths.get(i, ())) not in (0, depth):
                 raise ValueError(
                     f'this checkpoint is for another arch: its stage {i} has {len(depths[i])} '
-                    f'blocks, that of this {type(self).__name__} {depth}'
+                    f'blocks, and that of this {type(self).__name__} has {depth}; build the model '
+                    'with the arch of the checkpoint'
                 )
         behind = tuple(f'stages.{i}.' for i in depths if i >= len(self.stages))
         other = {name for name in names if name.startswith(behind)}

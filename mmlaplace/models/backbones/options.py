@@ -32,15 +32,16 @@ def parse_arch(backbone: Any, arch: Union[str, dict, None], num_stages: int) -> 
             now = backbone.renamed_archs.get(sizes)
             hint = f'; it is now {now}' if now else ''
             raise ValueError(
-                f'{backbone.__name__} has no arch {sizes!r}{hint}; known: '
-                f'{list(backbone.arch_zoo)}, or a dict with {ARCH_KEYS}'
+                f'{backbone.__name__} has no arch {sizes!r}{hint}; give one of '
+                f'{list(backbone.arch_zoo)}, or a dict with the keys {ARCH_KEYS}'
             )
         sizes = backbone.arch_zoo[sizes]
     missing = [key for key in ARCH_KEYS if key not in sizes]
     unknown = [key for key in sizes if key not in ARCH_KEYS]
     if missing or unknown:
         raise ValueError(
-            f'a dict arch has the keys {ARCH_KEYS}; missing: {missing}, unknown: {unknown}'
+            f'a dict for arch must have the keys {ARCH_KEYS}; missing: {missing}, unknown: '
+            f'{unknown}'
         )
     for key in ARCH_KEYS:
         values = sizes[key]
@@ -74,13 +75,13 @@ def parse_out_indices(
     given = (out_indices,) if isinstance(out_indices, int) else tuple(out_indices)
     if not given or not all(isinstance(i, int) and -num_stages <= i < num_stages for i in given):
         raise ValueError(
-            f'out_indices must name stages 0 to {num_stages - 1}, or -{num_stages} to -1 from the '
-            f'last, got {out_indices}'
+            f'out_indices must be stages from 0 to {num_stages - 1}, or from -{num_stages} to -1, '
+            f'where -1 is the last, got {out_indices}'
         )
     stages = tuple(i % num_stages for i in given)
     if list(stages) != sorted(set(stages)):
         raise ValueError(
-            f'out_indices must rise, as maps are returned from the first stage to the last, got '
+            'out_indices must be in ascending order, in which the maps are returned, got '
             f'{out_indices}, which is {stages}; write {tuple(sorted(set(stages)))}'
         )
     return stages
@@ -103,9 +104,9 @@ def check_ranges(backbone: Any, frozen_stages: int, drop_path_rate: float, out_t
     having = tuple(i for i, count in enumerate(backbone.cls_tokens) if count)
     if out_type == 'cls_token' and backbone.out_indices != having:
         raise ValueError(
-            f"out_type='cls_token' returns the class token of stages {having}, got "
-            f'out_indices={backbone.out_indices}; SOFT and ViT have one by with_cls_token=True. '
-            "Dense heads take out_type='featmap'"
+            f"out_type='cls_token' needs out_indices={having}, the stages with a class token, got "
+            f'out_indices={backbone.out_indices}; SOFT and ViT have one with with_cls_token=True. '
+            "For dense heads, set out_type='featmap'"
         )
 
 
@@ -128,15 +129,15 @@ def attention_class(kind: Union[str, type]) -> Any:
     if isinstance(kind, type):
         return kind
     if not isinstance(kind, str):
-        raise ValueError(f'the type of an attention is a class or its name, got {kind!r}')
+        raise ValueError(f'the type of an attention must be a class or its name, got {kind!r}')
     with MODELS.switch_scope_and_registry(None) as registry:
         cls = registry.get(kind)
     if cls is None:
         ours = {name for name, c in MODELS.module_dict.items() if hasattr(c, 'check_token_map')}
         known = sorted(ours | {name for name in MODELS.module_dict if name.endswith('Attention')})
         raise ValueError(
-            f'attn_cfg has type={kind!r}, which is not registered; registered here are {known}. '
-            'A file with an attention of your own must be imported, see custom_imports'
+            f'attn_cfg has type={kind!r}, which is not registered; registered are {known}. Import '
+            'the file of your own attention by custom_imports'
         )
     return cls
 
@@ -195,8 +196,9 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
     per_stage = shared.pop('per_stage', None) or {}
     if not isinstance(per_stage, dict) or 'type' in per_stage:
         raise ValueError(
-            f'per_stage has options with a value for each stage, got {per_stage!r}; other '
-            'attentions in single stages are a list, such as [None, dict(type=...), ...]'
+            f'per_stage must be a dict of options with a list for each option, got {per_stage!r}; '
+            'for other attentions in single stages, attn_cfg is a list, such as '
+            '[None, dict(type=...), ...]'
         )
     for name, values in per_stage.items():
         _check_count(f'attn_cfg.per_stage[{name!r}]', values, stages)
@@ -228,7 +230,8 @@ def _changed(stage: Any, given: dict) -> Any:
     """A stage after one dict of options."""
     if not isinstance(given, dict):
         raise ValueError(
-            f"an attention is a dict, such as dict(type='PolaAttention'), got {given!r}"
+            "the config of an attention must be a dict, such as dict(type='PolaAttention'), got "
+            f'{given!r}'
         )
     present = attention_class(stage.attn['type'])
     cls = attention_class(given.get('type', present))
@@ -266,8 +269,8 @@ def _check_options(cls: Any, options: dict) -> None:
     for name, value in options.items():
         if isinstance(value, (list, tuple)) and _is_single(cls, name):
             raise ValueError(
-                f'{name} of {cls.__name__} is a single value, got {value!r}; one value for each '
-                f'stage is attn_cfg=dict(per_stage=dict({name}={value!r}))'
+                f'{name} of {cls.__name__} must be a single value, got {value!r}; for one value '
+                f'in each stage, give attn_cfg=dict(per_stage=dict({name}={value!r}))'
             )
 
 

@@ -56,11 +56,12 @@ class Stage:
     block: Dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        unknown = set(self.frame) - {field.name for field in fields(Frame)}
+        known = [field.name for field in fields(Frame)]
+        unknown = set(self.frame) - set(known)
         if unknown:
-            raise ValueError(f'a frame has no field {sorted(unknown)}; see Frame')
+            raise ValueError(f'a frame has no field {sorted(unknown)}; its fields are {known}')
         if self.cls_token and self.position is None:
-            raise ValueError('a class token needs position={...}, which it is a part of')
+            raise ValueError('a class token needs position embeddings; set position=dict(...)')
         if 'norm_cfg' in self.block:
             raise ValueError(f'give norm={self.block["norm_cfg"]!r} to the stage, not to its block')
 
