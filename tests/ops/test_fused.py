@@ -4,7 +4,6 @@ import functools
 
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import by_threads
 
 from mmlaplace.models import PolaAttention
@@ -23,8 +22,7 @@ from mmlaplace.ops.signed_powers import signed_powers, signed_powers_backward
 
 EMPTY = torch.zeros(1, 1, 1, 1)
 pytestmark = pytest.mark.skipif(
-    not (has_bias_gelu() and streams_fit(EMPTY) and powers_fit(EMPTY)),
-    reason='the compiled library is missing',
+    not (has_bias_gelu() and streams_fit(EMPTY)), reason='the compiled library is missing'
 )
 forms = pytest.mark.parametrize('approximate', ['none', 'tanh'])
 streams = functools.partial(pola_streams, eps=1e-6)
@@ -59,15 +57,6 @@ def test_gelu_of_the_sum(shape, approximate):
     for result, right, atol, rtol in zip(found, truth, (1e-6, 5e-6, 1e-4), (2e-7, 2e-7, 1e-6)):
         torch.testing.assert_close(result.double(), right, atol=atol, rtol=rtol)
     assert all(map(torch.equal, gelu(*arguments, approximate, in_place=True), found))
-
-
-@forms
-def test_gelu_is_as_right_as_torchs(approximate):
-    x, out = hidden(300, 64), torch.empty(300, 64)
-    truth = F.gelu(x.double(), approximate=approximate)
-    bias_gelu(x, torch.zeros(64), approximate, out)
-    # Twice, as another version of torch may round better.
-    assert (out - truth).abs().max() <= 2 * (F.gelu(x, approximate=approximate) - truth).abs().max()
 
 
 @forms
@@ -115,30 +104,12 @@ def test_powers_of_each_part(shape):
 
 
 def test_powers_at_the_ends_of_the_range():
-    x = torch.tensor([float('inf'), -float('inf'), 3e38, -1e-20, 1e-40, float('nan')])
-    ones, inf, nan = torch.ones(1, 1, 6), float('inf'), float('nan')
-    for power, rows in (
-        (0.5, [[inf, 0, 3e38**0.5, 0, 1e-20, nan], [0, inf, 0, 1e-10, 0, nan]]),
-        (2, [[inf, 0, inf, 0, 0, nan], [0, inf, 0, 0, 0, nan]]),
-    ):
-        out = signed_powers(x.view(1, 1, 1, 6), power * ones, 0 * ones).view(2, 6)
-        # The exponent is up to 64, with an error of a unit in its last place.
-        torch.testing.assert_close(out, torch.tensor(rows), rtol=1e-5, atol=0, equal_nan=True)
-
-
-def test_training_takes_powers_and_second_derivatives_do_not(monkeypatch):
-    calls = []
-    monkeypatch.setattr(
-        'mmlaplace.ops.signed_powers.signed_powers_backward',
-        lambda *args: calls.append(args) or signed_powers_backward(*args),
-    )
-    *inputs, grad = features(1, 2, 6, 8)
-    leaves = [tensor.clone().requires_grad_() for tensor in inputs]
-    first = torch.autograd.grad(SignedPowers.apply(*leaves), leaves, grad)
-    assert len(calls) == 1
-    again = torch.autograd.grad(SignedPowers.apply(*leaves), leaves, grad, create_graph=True)
-    assert len(calls) == 1 and all(tensor.requires_grad for tensor in again)
-    torch.testing.assert_close(first, again, rtol=1e-5, atol=1e-5)  # sums of 6 terms up to 100
+    inf, nan, ones = float('inf'), float('nan'), torch.ones(1, 1, 6)
+    x = torch.tensor([inf, -inf, 3e38, -1e-20, 1e-40, nan]).view(1, 1, 1, 6)
+    expected = torch.tensor([[inf, 0, 3e38**0.5, 0, 1e-20, nan], [0, inf, 0, 1e-10, 0, nan]])
+    out = signed_powers(x, 0.5 * ones, 0 * ones).view(2, 6)
+    # The exponent is up to 64, with an error of a unit in its last place.
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=0, equal_nan=True)
 
 
 def queries(batch, heads, tokens, dims):
@@ -172,8 +143,6 @@ def test_second_derivatives_of_streams_are_those_of_the_formula():
 
     def second(tensors):
         leaves, first = with_gradients(tensors, grad.to(tensors[0].dtype), create_graph=True)
-        _, again = with_gradients(tensors, grad.to(tensors[0].dtype))
-        torch.testing.assert_close(first, again, rtol=1e-4, atol=1e-4)  # sums of 12 terms
         return torch.autograd.grad(sum((value**2).sum() for value in first[1:]), leaves)
 
     for found, truth in zip(second(arguments), second([tensor.double() for tensor in arguments])):
@@ -203,20 +172,14 @@ def test_a_query_without_keys_is_nothing_and_a_nan_stays_with_its_query():
     assert torch.equal(out, clean)
 
 
-CALLS = {
-    'gelu': lambda: functools.partial(
-        gelu, hidden(1500, 48), torch.randn(48), torch.randn(1500, 48), 'none'
-    ),
-    'powers': lambda: functools.partial(powers, *features(2, 3, 1500, 48)),
-    'streams': lambda: functools.partial(
-        lambda *inputs: with_gradients(inputs, torch.ones(2, 3, 1500, 48))[1],
-        *queries(2, 3, 1500, 48),
-    ),
-}
+def test_results_do_not_depend_on_the_number_of_threads():
+    x, bias, grad = hidden(1500, 48), torch.randn(48), torch.randn(1500, 48)
+    of_powers, of_streams = features(2, 3, 1500, 48), queries(2, 3, 1500, 48)
 
+    def compute():
+        _, found = with_gradients(of_streams, torch.ones(2, 3, 1500, 48))
+        return (*gelu(x, bias, grad, 'none'), *powers(*of_powers), *found)
 
-@pytest.mark.parametrize('name', CALLS)
-def test_results_do_not_depend_on_the_number_of_threads(name):
-    first, *others = by_threads(CALLS[name]())
+    first, *others = by_threads(compute)
     for other in others:
         assert all(map(torch.equal, first, other))
