@@ -3,7 +3,6 @@
 import pytest
 import torch
 import torch.nn as nn
-from conftest import registered
 from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from test_attentions import CASES, each
@@ -11,7 +10,6 @@ from test_attentions import build as build_attention
 from test_backbones import BACKBONES, build, small, strides
 
 from mmlaplace.models import BaseAttention, QKVAttention
-from mmlaplace.models.known_options import KnownOptions
 from mmlaplace.models.layers import FFN, DropPath, TransformerBlock
 
 LINEAR_STD = 0.02  # of INIT_CFG
@@ -96,33 +94,10 @@ def test_out_indices_count_from_the_last_stage_too(name):
         assert build(name, out_indices=(0, -1)).out_indices == (0, last)
 
 
-@pytest.mark.parametrize('name', BACKBONES)
-def test_arch_has_a_default(name):
-    cls = MODELS.get(name)
-    backbone = MODELS.build(dict(type=name))
-    assert backbone.embed_dims == cls.arch_zoo[cls.default_arch]['embed_dims']
-    assert cls.default_arch == ('b1' if 'PVTv2' in name else 'tiny')
-
-
 def own_norms(backbone) -> list:
     """The norms of tokens that are no part of an attention, nor of a stem's convolutions."""
     inside = {id(m) for attention in attentions(backbone) for m in attention.modules()}
-    return [
-        m
-        for m in backbone.modules()
-        if isinstance(m, (nn.LayerNorm, CentredNorm)) and id(m) not in inside
-    ]
-
-
-class CentredNorm(nn.Module):
-    """A norm without a scale, registered for the test."""
-
-    def __init__(self, channels: int, power: int) -> None:
-        super().__init__()
-        self.channels, self.power = channels, power
-
-    def forward(self, x):
-        return x - x.mean(-1, keepdim=True) * self.power
+    return [m for m in backbone.modules() if isinstance(m, nn.LayerNorm) and id(m) not in inside]
 
 
 @pytest.mark.parametrize('name', BACKBONES)
@@ -131,30 +106,13 @@ def test_norm_cfg_sets_every_norm_around_the_attentions(name):
     norms = own_norms(build(name, norm_cfg=dict(type='LN', eps=0.125, requires_grad=False)))
     assert len(norms) == count and all(norm.eps == 0.125 for norm in norms)
     assert not any(p.requires_grad for norm in norms for p in norm.parameters())
-    backbone = build(name, norm_cfg=dict(type=CentredNorm, power=1))
-    assert [type(norm) for norm in own_norms(backbone)] == [CentredNorm] * count
-    assert all(torch.isfinite(out).all() for out in backbone(IMAGES))
-
-
-@pytest.mark.skipif(not hasattr(nn, 'RMSNorm'), reason='torch has RMSNorm since 2.4')
-def test_norms_may_be_root_mean_squares():
-    backbone = build('LaplacianFormer', norm_cfg=dict(type='RMSN', eps=1e-6))
-    kinds = [type(m) for m in backbone.modules() if 'norm' in type(m).__name__.lower()]
-    assert kinds and set(kinds) == {nn.RMSNorm}
-    assert all(torch.isfinite(out).all() for out in backbone(IMAGES))
 
 
 @pytest.mark.parametrize('name', BACKBONES)
 def test_act_cfg_sets_the_activation_of_every_ffn(name):
-    exact = build(name, act_cfg=dict(type='GELU')).eval()
-    expected = exact(IMAGES)[-1]
-    tanh = dict(type='GELU', approximate='tanh')
-    for act_cfg, kind in ((tanh, nn.GELU), (dict(type='SiLU'), nn.SiLU)):
-        other = build(name, act_cfg=act_cfg).eval()
-        found = [m.layers[1] for m in other.modules() if isinstance(m, FFN)]
-        assert found and {type(layer) for layer in found} == {kind}
-        other.load_state_dict(exact.state_dict())
-        assert not torch.equal(other(IMAGES)[-1], expected)
+    other = build(name, act_cfg=dict(type='SiLU'))
+    found = [m.layers[1] for m in other.modules() if isinstance(m, FFN)]
+    assert found and {type(layer) for layer in found} == {nn.SiLU}
 
 
 @pytest.mark.parametrize(('options', 'quoted'), [
@@ -202,29 +160,6 @@ def test_an_unknown_option_is_named_with_the_class_and_the_known_ones(name):
     assert 'PyramidBackbone' not in str(error.value)
     for option in ('arch', 'attn_cfg', 'out_indices', 'drop_path_rate', 'init_cfg'):
         assert option in str(error.value)
-
-
-def test_options_are_those_of_the_bases_that_arguments_are_handed_on_to():
-    class Base(KnownOptions):
-        def __init__(self, size, shape=None):
-            self.size = size
-
-    class HandsOn(Base):
-        fixed_options = ('shape',)
-
-        def __init__(self, colour=1, **kwargs):
-            super().__init__(shape=2, **kwargs)
-
-    class Ends(HandsOn):
-        def __init__(self, weight=0):
-            super().__init__(size=1)
-
-    assert Base.known_options() == ['size', 'shape']
-    assert HandsOn.known_options() == ['colour', 'size']
-    assert Ends.known_options() == ['weight']
-    assert HandsOn(size=3).size == 3
-    with pytest.raises(TypeError, match="Ends has no option 'size'; its options are weight"):
-        Ends(size=3)
 
 
 # ---- options that a plausible slip would ignore
@@ -276,7 +211,3 @@ def test_projections_drop_behind_themselves_and_linears_go_without_a_bias(cfg):
     x = torch.randn(4, 49, 64)
     assert attention(x, (7, 7)).unique().tolist() == [0, 2]  # dropped, or kept and scaled up
     assert attention.eval()(x, (7, 7)).unique().tolist() == [1]
-
-
-def test_every_attention_has_a_case_with_a_projection():
-    assert set(registered(QKVAttention)) <= {cfg['type'] for cfg in WITH_PROJECTION}
