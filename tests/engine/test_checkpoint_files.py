@@ -30,20 +30,18 @@ from mmlaplace.engine import UnsafeCheckpointError, load_weights, read_dataset_m
         ('state_dict_ema', ''),
     ],
 )
-@pytest.mark.parametrize('given', [False, True])
-def test_weights_are_found_in_a_container_under_a_prefix(tmp_path, container, prefix, given):
+def test_weights_are_found_in_a_container_under_a_prefix(tmp_path, container, prefix):
     weights = build().state_dict()
     content = {f'{prefix}{k}': v for k, v in weights.items()}
     file = save(
         tmp_path / 'a.pth', {**content, 'head.fc.weight': torch.zeros(3, 3)}, container=container
     )
-    module = build()
-    # As mmengine does, take the prefix without its dot too.
-    report = load_weights(module, file, prefix.rstrip('.') if given else None)
-    assert same(module, weights)
-    assert (report.prefix, set(report.matched)) == (prefix, set(weights))
-    assert report.unexpected == ([] if prefix else ['head.fc.weight'])
-    assert report.missing == report.resized == []
+    for given in (None, prefix.rstrip('.')):  # as mmengine does, take it without its dot too
+        module = build()
+        report = load_weights(module, file, given)
+        assert same(module, weights)
+        assert (report.prefix, set(report.matched)) == (prefix, set(weights))
+        assert report.unexpected == ([] if prefix else ['head.fc.weight'])
 
 
 def test_parameters_and_files_of_old_torch_load(tmp_path):
@@ -71,8 +69,7 @@ def test_what_a_runner_writes_is_read(tmp_path):
         Net(), str(tmp_path),
         train_dataloader=dict(dataset=images, batch_size=2, sampler=sampler, collate_fn=collate),
         train_cfg=dict(by_epoch=True, max_epochs=2),
-        optim_wrapper=dict(optimizer=dict(type='AdamW', lr=1e-2), clip_grad=dict(max_norm=1)),
-        param_scheduler=dict(type='CosineAnnealingLR', T_max=2),
+        optim_wrapper=dict(optimizer=dict(type='AdamW', lr=1e-2)),
         custom_hooks=[dict(type='EMAHook', momentum=0.1)],
         experiment_name=tmp_path.name, default_scope='mmengine', log_level='ERROR',
     ).train()  # fmt: skip

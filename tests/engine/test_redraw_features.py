@@ -1,15 +1,12 @@
 """A hook gives Performer other features while it trains."""
 
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT
 from mmengine.registry import HOOKS
 
+from mmlaplace.engine import RedrawFeaturesHook
 from mmlaplace.models import PerformerAttention
 
 
@@ -26,33 +23,19 @@ def test_features_are_drawn_again_after_so_many_iterations():
         HOOKS.build(dict(type='RedrawFeaturesHook', interval=0))
 
 
-ONE_OF_TWO = """
-import sys
-from types import SimpleNamespace
-
-import torch
-from mmlaplace.engine import RedrawFeaturesHook
-from mmlaplace.models import PerformerAttention
-
-rank, store = int(sys.argv[1]), sys.argv[2]
-torch.distributed.init_process_group('gloo', f'file://{store}', rank=rank, world_size=2)
-torch.manual_seed(rank)  # as processes of a training have seeds of their own
-model = torch.nn.Sequential(PerformerAttention(32, 2, (7, 7)))
-RedrawFeaturesHook(interval=1).after_train_iter(SimpleNamespace(model=model, iter=0), 0)
-drawn = [None, None]
-torch.distributed.all_gather_object(drawn, model[0].projection_matrix)
-assert torch.equal(*drawn), (drawn[0] - drawn[1]).abs().max()
-torch.distributed.destroy_process_group()
-"""
+def draw(rank, store):
+    """One of two processes of a training, each of which has a seed of its own."""
+    torch.distributed.init_process_group('gloo', f'file://{store}', rank=rank, world_size=2)
+    torch.manual_seed(rank)
+    model = torch.nn.Sequential(PerformerAttention(32, 2, (7, 7)))
+    hook = RedrawFeaturesHook(interval=1)
+    hook.after_train_iter(SimpleNamespace(model=model, iter=0), 0)
+    drawn = [None, None]
+    torch.distributed.all_gather_object(drawn, model[0].projection_matrix)
+    assert torch.equal(*drawn)
+    torch.distributed.destroy_process_group()
 
 
 @pytest.mark.slow
 def test_all_processes_of_a_training_get_the_same_features(tmp_path):
-    paths = os.pathsep.join([str(ROOT), os.environ.get('PYTHONPATH', '')])
-    environment = dict(os.environ, PYTHONPATH=paths, OMP_NUM_THREADS='1')
-    command = [sys.executable, '-c', ONE_OF_TWO]
-    processes = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / 'store')], env=environment)
-        for rank in range(2)
-    ]
-    assert [process.wait(timeout=300) for process in processes] == [0, 0]
+    torch.multiprocessing.spawn(draw, (tmp_path / 'store',), nprocs=2)
