@@ -82,10 +82,9 @@ def package_version(import_name: str) -> Finding:
 def absent(import_name: str) -> Finding:
     """The finding for a package that is not installed.
 
-    It is a problem for a toolbox if no other toolbox is installed, and for mmcv if any toolbox is.
+    It is a problem only for mmcv, if there is a toolbox: backbones alone need no toolbox.
     """
-    toolboxes = [package for package in PACKAGES if is_there(package)]
-    needed = bool(toolboxes) if import_name == 'mmcv' else not toolboxes
+    needed = import_name == 'mmcv' and any(map(is_there, PACKAGES))
     if import_name == 'mmcv' or is_there('mmcv'):
         commands = install(import_name)
     else:
