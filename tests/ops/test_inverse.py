@@ -1,4 +1,4 @@
-"""Newton–Schulz and Cholesky inverses: truth, residual, gradients, conditioning, bad input."""
+"""Newton–Schulz and Cholesky inverses: truth, residual, conditioning, bad input."""
 
 import functools
 
@@ -46,29 +46,17 @@ def test_inverts(inverse, size):
     torch.testing.assert_close(product, identity.expand_as(product), atol=1e-10, rtol=0)
 
 
-def test_twenty_steps_are_enough_for_near_duplicate_landmarks():
-    # Condition (100 + 0.01) / 0.01 = 10,000: a hundred landmarks that all but coincide.
-    mat = kernel_matrix(100, spread=1e-6, dtype=torch.float32)
-    _, residual = newton_schulz_inverse(mat, return_residual=True)
-    # fp32 at this condition: eps * condition = 1.2e-3 bounds what any inverse can promise.
-    assert residual.max() < 1.2e-3
-    exact = cholesky_inverse(mat.double())
-    error = (newton_schulz_inverse(mat).double() - exact).abs().max() / exact.abs().max()
-    assert error < 1.2e-3
-
-
 def landmarks_in_places(size, kind):
-    """Kernel matrices of fp32: landmarks apart, seven in a place, all in one, or half in one."""
-    places = dict(apart=size, places=-(-size // 7), one=1, half=size // 2 + 1)[kind]
-    place = torch.arange(size)
-    place = place // 7 if kind == 'places' else place.clamp(max=places - 1)
+    """Kernel matrices of fp32: landmarks apart, all in one place, or half in one."""
+    places = dict(apart=size, one=1, half=size // 2 + 1)[kind]
+    place = torch.arange(size).clamp(max=places - 1)
     points = 0.3 * torch.randn(32, 1, places, 32, dtype=torch.float64)[:, :, place]
-    points = points + (1e-2 if kind == 'places' else 1e-5) * torch.randn_like(points)
+    points = points + 1e-5 * torch.randn_like(points)
     return laplacian_kernel(points, points, 4.0)[:, 0].float()
 
 
-@pytest.mark.parametrize('kind', ['apart', 'places', 'one', 'half'])
-@pytest.mark.parametrize('size', [49, 64, 196])
+@pytest.mark.parametrize('kind', ['apart', 'one', 'half'])
+@pytest.mark.parametrize('size', [49, 64])
 def test_the_compiled_exact_inverse_is_symmetric_and_as_close_as_lapacks(size, kind):
     mat = landmarks_in_places(size, kind)
     exact = torch.linalg.inv(mat.double() + 1e-2 * torch.eye(size, dtype=torch.float64))
@@ -85,19 +73,14 @@ def test_the_compiled_exact_inverse_is_symmetric_and_as_close_as_lapacks(size, k
 def test_residual_shows_what_too_few_steps_leave():
     mat = kernel_matrix(49, spread=0.1)
     inverse, residual = newton_schulz_inverse(mat, num_iters=3, return_residual=True)
-    assert residual.shape == (3,)
-    assert not residual.requires_grad
+    assert residual.shape == (3,) and not residual.requires_grad
     torch.testing.assert_close(residual, inverse_residual(mat, inverse, 1e-2))
     assert residual.min() > 1e-3
     assert newton_schulz_inverse(mat, num_iters=25, return_residual=True)[1].max() < 1e-10
-
-
-def test_the_residual_is_of_fp32_products_under_autocast():
-    mat = kernel_matrix(49, dtype=torch.float32)
-    inverse = newton_schulz_inverse(mat)
-    with torch.autocast('cpu', dtype=torch.bfloat16):
-        residual = inverse_residual(mat, inverse, 1e-2)
-    assert torch.equal(residual, inverse_residual(mat, inverse, 1e-2))
+    mat, inverse = mat.float(), inverse.float()
+    residual = inverse_residual(mat, inverse, 1e-2)
+    with torch.autocast('cpu', dtype=torch.bfloat16):  # of products in fp32
+        assert torch.equal(inverse_residual(mat, inverse, 1e-2), residual)
 
 
 def test_a_matrix_without_an_inverse_is_named(inverse):
@@ -114,9 +97,7 @@ def test_a_matrix_without_an_inverse_is_named(inverse):
 class Calls(TorchDispatchMode):
     """Counts the ops that are called, with the number of matrices of an eigendecomposition."""
 
-    def __init__(self):
-        super().__init__()
-        self.reads, self.decomposed = 0, 0
+    reads = decomposed = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
@@ -126,14 +107,11 @@ class Calls(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize('check', [True, False])
-def test_a_right_batch_costs_one_read_with_the_check_and_none_without(inverse, check):
-    with Calls() as calls:
-        inverse(kernel_matrix(9), 1e-2, check=check)
-    assert (calls.reads, calls.decomposed) == (int(check), 0)
-
-
-def test_an_error_decomposes_one_matrix_at_most(inverse):
+def test_a_right_batch_costs_one_read_with_the_check_and_an_error_one_decomposition(inverse):
+    for check in (True, False):
+        with Calls() as calls:
+            inverse(kernel_matrix(9), 1e-2, check=check)
+        assert (calls.reads, calls.decomposed) == (int(check), 0)
     mat = torch.eye(3).repeat(50, 1, 1)
     mat[20:, 1, 1] = -5
     with Calls() as calls, pytest.raises(ValueError, match='30 of 50 .* matrix 20 is -4.99'):
@@ -143,10 +121,9 @@ def test_an_error_decomposes_one_matrix_at_most(inverse):
 
 # A NaN or an infinity in either triangle or on the diagonal.
 @pytest.mark.parametrize('value', [float('nan'), float('inf'), -float('inf')])
-@pytest.mark.parametrize('place', [(1, 3), (3, 1), (0, 0), (6, 6), (2, 2)])
-@pytest.mark.parametrize('dtype', [torch.float64, torch.float32])
-def test_without_the_check_a_bad_value_spoils_its_matrix_alone(inverse, place, value, dtype):
-    mat = kernel_matrix(7, dtype=dtype)
+@pytest.mark.parametrize('place', [(1, 3), (3, 1), (0, 0), (6, 6)])
+def test_without_the_check_a_bad_value_spoils_its_matrix_alone(inverse, place, value):
+    mat = kernel_matrix(7, dtype=torch.float32)
     clean = inverse(mat, 1e-2)
     mat[1][place] = value
     out = inverse(mat, 1e-2, check=False)
@@ -157,13 +134,10 @@ def test_without_the_check_a_bad_value_spoils_its_matrix_alone(inverse, place, v
 
 @pytest.mark.parametrize('backend', ['native', 'reference'])
 @pytest.mark.parametrize('size', [2, 40])
-@pytest.mark.parametrize('mat', ['negative', 'zero', 'singular'])
+@pytest.mark.parametrize('mat', ['negative', 'singular'])
 def test_cholesky_gives_nan_where_it_fails_and_no_plausible_number(mat, size, backend):
-    bad = {
-        'negative': torch.diag(torch.tensor([1.0, -1e-3]).repeat(size // 2)),
-        'zero': torch.zeros(size, size),
-        'singular': torch.ones(size, size),
-    }[mat]
+    negative = torch.diag(torch.tensor([1.0, -1e-3]).repeat(size // 2))
+    bad = dict(negative=negative, singular=torch.ones(size, size))[mat]
     mats = torch.stack([torch.eye(size), bad, 2 * torch.eye(size)])
     out = cholesky_inverse(mats, 0.0, check=False, backend=backend)
     assert out[1].isnan().all()
@@ -202,57 +176,3 @@ def test_a_residual_above_the_limit_raises_and_names_the_fix():
     mat[0, 0, 0] = float('nan')
     with pytest.raises(ValueError, match='residual of 1 of 2 .* largest nan of matrix 0'):
         newton_schulz_inverse(mat, 20, max_residual=1e-3, check=False)
-
-
-def ill_conditioned(size, count, condition, generator):
-    """Matrices (count, size, size) of fp32 and a ridge, together of about that condition number.
-
-    Of three kinds: a random basis with eigenvalues down to 1 / condition, and kernel matrices of
-    landmarks that all but coincide, in a few places or in one.
-    """
-    kind = torch.randint(3, (), generator=generator).item()
-    if kind == 0:
-        basis, _ = torch.linalg.qr(
-            torch.randn(count, size, size, dtype=torch.float64, generator=generator)
-        )
-        eigenvalues = condition ** -torch.linspace(0, 1, size, dtype=torch.float64)
-        mat, ridge = (basis * eigenvalues) @ basis.mT, 0.0
-    else:
-        places = max(1, size // 7) if kind == 1 else 1
-        points = torch.randn(count, 1, places, 32, dtype=torch.float64, generator=generator)
-        points = points.repeat(1, 1, -(-size // places), 1)[:, :, :size]
-        points = points + 1e-6 * torch.randn(points.shape, dtype=torch.float64, generator=generator)
-        mat, ridge = laplacian_kernel(points, points, 4.0)[:, 0], size / places / condition
-    return ((mat + mat.mT) / 2).float(), ridge
-
-
-@pytest.mark.slow
-def test_ten_thousand_ill_conditioned_matrices_keep_the_promise():
-    generator = torch.Generator().manual_seed(0)
-    tested, refused, sizes = 0, 0, set()
-    while tested < 10_000:
-        # Sizes from 1 to 300, most of them small.
-        size = 300 if tested == 0 else round(300 ** torch.rand((), generator=generator).item())
-        condition = 10 ** (6 * torch.rand((), generator=generator).item())
-        mat, ridge = ill_conditioned(size, 40, condition, generator)
-        tested += len(mat)
-        sizes.add(size)
-        try:
-            inverse, residual = newton_schulz_inverse(
-                mat, 30, ridge, return_residual=True, max_residual=0.1, backend='native'
-            )
-        except ValueError as error:  # clear, and rare
-            assert 'raise num_iters or ridge' in str(error) or 'positive definite' in str(error)
-            refused += len(mat)
-            continue
-        ridged = mat.double() + ridge * torch.eye(size, dtype=torch.float64)
-        eigenvalues = torch.linalg.eigvalsh(ridged)
-        bound = torch.finfo(torch.float32).eps * (size + eigenvalues[:, -1] / eigenvalues[:, 0])
-        true_residual = (
-            (torch.eye(size, dtype=torch.float64) - ridged @ inverse.double()).abs().amax((-2, -1))
-        )
-        assert inverse.isfinite().all()
-        assert (true_residual <= bound).all(), (size, condition, (true_residual / bound).max())
-        assert (residual <= bound).all()
-    assert min(sizes) == 1 and max(sizes) == 300
-    assert refused <= 0.01 * tested

@@ -2,10 +2,7 @@
 
 import pytest
 import torch
-from conftest import needs_torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmlaplace.models import SOFTAttention
 from mmlaplace.ops import newton_schulz_inverse
 from mmlaplace.ops.newton_start_scale import newton_start_scale
 
@@ -41,14 +38,6 @@ def test_the_compiled_scale_is_that_of_ten_halvings(size, rule):
     assert halves.dtype == torch.float32
 
 
-def test_halvings_depend_on_the_matrix():
-    mat = torch.stack([gaussian_matrix(49, 10.0), gaussian_matrix(49, 0.0)])
-    scale = newton_start_scale(mat, 2.0, halve=True, per_batch=False)
-    whole = newton_start_scale(mat, 2.0, halve=False, per_batch=False)
-    # 2 I of norm 2, and 1 + a 49 (49 - 2) <= 1.01 for a = 2 / 49^2 / 2^8.
-    assert (whole / scale).log2().tolist() == [1, 8]
-
-
 def near_identity(size):
     """Matrices for which a start at 2 / r^2 times W ends at 0, or between 0 and the inverse."""
     identity = torch.eye(size)
@@ -56,9 +45,7 @@ def near_identity(size):
     some = (some + some.T).fill_diagonal_(0)
     found = [identity, *(identity + shift * some for shift in (1e-8, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3))]
     found += [(1 - shift) * identity + shift for shift in (1e-7, 1e-5, 1e-3)]  # of equal row sums
-    pair = identity.clone()
-    pair[:2, :2] = torch.tensor([[1, 0.4], [0.4, 1]])[:size, :size]
-    return torch.stack([*found, pair]).float()
+    return torch.stack(found).float()
 
 
 @pytest.mark.parametrize('backend', ['native', 'reference'])
@@ -69,13 +56,10 @@ def test_matrices_near_the_identity_have_their_inverse(size, per_batch, backend)
     alone = mat.unsqueeze(1) if per_batch else mat  # also as batches of one
     for mats in (mat, *(alone if per_batch else ())):
         scale = newton_start_scale(mats, 2.0, halve=True, per_batch=per_batch, backend=backend)
-        inverse = newton_schulz_inverse(
-            mats, 20, 0.0, start_scale=scale, check=False, backend=backend
-        )
+        inverse = newton_schulz_inverse(mats, start_scale=scale, ridge=0.0, backend=backend)
+        truth = torch.linalg.inv(mats.double())
         # Rounding in fp32 of products of 257.
-        torch.testing.assert_close(
-            inverse.double(), torch.linalg.inv(mats.double()), atol=1e-5, rtol=0
-        )
+        torch.testing.assert_close(inverse.double(), truth, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize('per_batch', [False, True])
@@ -121,7 +105,7 @@ def test_the_scale_under_vmap_is_that_of_each(per_batch):
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize('num_iters', [1, 3, 20])
 @pytest.mark.parametrize('ridge', [0.0, 1e-2])
-@pytest.mark.parametrize('size', [7, 49, 257])
+@pytest.mark.parametrize('size', [49, 257])
 def test_early_stopping_changes_no_inverse_not_even_of_singular_matrices(size, ridge, num_iters):
     mat = matrices(size)
     scale = newton_start_scale(mat, 2.0, halve=True, per_batch=False)
@@ -134,26 +118,6 @@ def test_early_stopping_changes_no_inverse_not_even_of_singular_matrices(size, r
     assert ((inverse - exact).abs().amax((-2, -1)) / exact.abs().amax((-2, -1))).max() < 1e-9
 
 
-@pytest.mark.parametrize('spread', SPREADS)
-def test_fp32_is_as_close_as_products_one_by_one(spread):
-    mat = gaussian_matrix(49, spread, 32)
-    scale = newton_start_scale(mat, 2.0, halve=True, per_batch=False)
-    exact, native, reference = (
-        newton_schulz_inverse(m, 20, 0.0, start_scale=s, backend=backend).double()
-        for m, s, backend in (
-            (mat, scale, 'reference'),
-            (mat.float(), scale.float(), 'native'),
-            (mat.float(), scale.float(), 'reference'),
-        )
-    )
-
-    def error(out):
-        return ((out - exact).abs().amax((1, 2)) / exact.abs().amax((1, 2))).median()
-
-    # Two orders of the same roundings, which the iteration amplifies alike.
-    assert error(native) <= 2 * error(reference)
-
-
 def test_a_start_by_a_number_a_tensor_and_a_matrix_are_the_same():
     mat = gaussian_matrix(9, 0.5, 2, 3)
     by_matrix = newton_schulz_inverse(mat, 8, start=0.01 * (mat + 0.01 * torch.eye(9)))
@@ -161,40 +125,3 @@ def test_a_start_by_a_number_a_tensor_and_a_matrix_are_the_same():
         out = newton_schulz_inverse(mat, 8, start_scale=scale)
         # The fp32 tensors round 0.01 by 2e-8.
         torch.testing.assert_close(out, by_matrix, rtol=1e-6, atol=1e-6)
-
-
-class Ops(TorchDispatchMode):
-    """Counts the ops that are no views."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        if not function.is_view:
-            self.names.append(function.overloadpacket.__name__)
-        return function(*args, **(kwargs or {}))
-
-
-@pytest.mark.parametrize('normalized', [True, False])
-def test_softs_inverse_is_a_handful_of_ops(normalized):
-    attention = SOFTAttention(16, 2, (6, 8), normalized=normalized)
-    mat = matrices().float()
-    with torch.no_grad(), Ops() as ops:
-        attention.invert(mat)
-    own = ['_newton_start_scale', 'newton_schulz_inverse']
-    assert ops.names == own + (['sum', 'rsqrt', 'mul', 'mul'] if normalized else [])
-
-
-@needs_torch(2, 4)
-@pytest.mark.parametrize('start_per', ['matrix', 'batch'])
-def test_softs_inverse_compiles_into_one_graph(start_per):
-    attention = SOFTAttention(16, 2, (6, 8), newton_start_per=start_per)
-    compiled = torch.compile(attention.invert, fullgraph=True, backend='aot_eager')
-    mat = gaussian_matrix(9, 0.5, 2, 3).requires_grad_()
-    results = []
-    for invert in (attention.invert, compiled):
-        out = invert(mat)
-        results.append((out, torch.autograd.grad(out.square().sum(), mat)[0]))
-    for result, expected in zip(*results):
-        torch.testing.assert_close(result, expected)
