@@ -1,7 +1,5 @@
 """The frame around a mixing rule: each field does what it says, whatever the rule."""
 
-from functools import partial
-
 import mmengine.registry
 import pytest
 import torch
@@ -17,8 +15,6 @@ SIZES = dict(embed_dims=16, num_heads=2, input_resolution=(4, 6))
 
 class MeanOfValues(QKVAttention):
     """A mixing rule that a test can follow."""
-
-    rotates_features = True
 
     def mix(self, q, k, v, hw_shape):
         self.mixed = (q, k, v)
@@ -72,41 +68,6 @@ def test_output_is_the_gated_sum_of_mix_and_local_branch_through_the_projection(
     assert isinstance(build(proj=False).proj, nn.Identity)
 
 
-def test_key_positions_are_added_to_the_keys_of_the_reduced_map():
-    attention = build(key_positions=True, sr_ratio=2)
-    assert attention.key_positions.shape == (1, 16, 2, 3)
-    x = tokens()
-    attention(x, (4, 6))
-    before = attention.mixed[1].clone()
-    with torch.no_grad():
-        attention.key_positions += 1
-    attention(x, (4, 6))
-    torch.testing.assert_close(attention.mixed[1], before + 1)
-    assert attention(tokens(7, 9), (7, 9)).shape == (2, 63, 16)  # of a map of another size
-
-
-def test_positions_turn_queries_and_keys_or_are_left_to_the_features():
-    x = tokens()
-    plain, turned, left = build(), build(rope=True), build(rope=True, rope_on='features')
-    for attention in (turned, left):
-        attention.load_state_dict(plain.state_dict())
-    for attention in (plain, turned, left):
-        attention(x, (4, 6))
-    for i in (0, 1):
-        expected = turned.rotary(plain.mixed[i], (4, 6))
-        assert torch.equal(turned.mixed[i], expected)
-        assert not torch.equal(expected, plain.mixed[i])
-        assert torch.equal(left.mixed[i], plain.mixed[i])
-    by_head = left.split_heads(x)
-    assert torch.equal(left.rotary(by_head, (4, 6)), turned.rotary(by_head, (4, 6)))
-
-
-def test_unknown_option_is_answered_by_the_class_and_the_frame():
-    message = "MeanOfValues has no option 'lepe_kernal' .*'lepe_kernel'.* num_heads.*sr_ratio"
-    with pytest.raises(TypeError, match=message):
-        build(lepe_kernal=3)
-
-
 @pytest.mark.parametrize(('frame', 'quoted'), [
     (dict(qkv='kqv'), "got 'kqv'"), (dict(rope_form='full'), "got 'full'"),
     (dict(rope_on='values'), "got 'values'"), (dict(lepe_filters='each'), "got 'each'"),
@@ -141,32 +102,11 @@ def test_a_host_that_cannot_be_is_quoted():
     attn = dict(type='SoftmaxAttention')
     with pytest.raises(ValueError, match='a class token needs position'):
         Stage(PatchEmbed, 4, attn, cls_token=True)
-    with pytest.raises(ValueError, match=r"a frame has no field \['lepe_kernal'\]"):
-        Stage(PatchEmbed, 4, attn, frame=dict(lepe_kernal=3))
-    with pytest.raises(ValueError, match='to the stage, not to its block'):
-        Stage(PatchEmbed, 4, attn, block=dict(norm_cfg=dict(type='LN')))
     with pytest.raises(TypeError, match=r"the host of Shadow has arguments .* \['norm_cfg'\]"):
 
         class Shadow(PyramidBackbone):
             def host(norm_cfg=None):
                 return []
-
-
-def test_a_stage_may_return_its_map_without_a_norm():
-    embed = partial(PatchEmbed, patch_size=4)
-    attn = dict(type='SoftmaxAttention')
-
-    class Mixed(PyramidBackbone):
-        arch_zoo = {'tiny': arch((32, 32), (1, 1))}
-
-        def host():  # no method
-            return [Stage(embed, 4, attn, out_norm=None), Stage(embed, 4, attn)]
-
-    images = torch.randn(1, 3, 32, 32)
-    assert [hasattr(Mixed(), f'norm{i}') for i in range(2)] == [False, True]
-    assert [hasattr(Mixed(out_norms=True), f'norm{i}') for i in range(2)] == [True, True]
-    assert [hasattr(Mixed(out_norms=False), f'norm{i}') for i in range(2)] == [False, False]
-    assert [out.shape[1] for out in Mixed()(images)] == [32, 32]
 
 
 def test_names_of_ours_are_ours_alone():
