@@ -7,15 +7,11 @@ from conftest import doubles, make_attention, quiet_init, split_heads
 from torch.autograd import gradcheck, gradgradcheck
 
 from mmlaplace.models import PolaAttention
-from mmlaplace.models.layers import linear_attention, signed_powers
+from mmlaplace.models.layers import signed_powers
 from mmlaplace.models.layers.deformable import DeformableConv
 
 HW = (6, 8)
 CLOSE = dict(rtol=1e-9, atol=1e-9)  # fp64 sums of at most 48 tokens
-needs_compile = pytest.mark.skipif(
-    not hasattr(torch.amp, 'is_autocast_available'),
-    reason='before torch 2.4, torch.compile traces no context managers of libraries',
-)
 
 
 @pytest.mark.parametrize('options', [
@@ -50,60 +46,23 @@ def test_linear_time_form_equals_the_dense_formula(options):
     torch.testing.assert_close(attention(x, HW), attention.proj(out), **CLOSE)
 
 
-def test_a_matrix_of_gates_is_resized():
-    attention = make_attention('PolaAttention', HW, std=0.5, gate_form='matrix')
-    without = make_attention('PolaAttention', HW, gate=False)
-    without.load_state_dict({k: v for k, v in attention.state_dict().items() if 'matrix' not in k})
-    attention.proj = without.proj = torch.nn.Identity()
-    x = doubles(2, 15, 16)
-    smaller = F.interpolate(attention.gate_matrix, (3, 5), mode='bilinear').flatten(2).mT
-    torch.testing.assert_close(attention(x, (3, 5)), without(x, (3, 5)) * smaller, **CLOSE)
-    assert attention.resize_weight('gate_matrix', torch.ones(1, 16, 3, 4)).shape == (1, 16, *HW)
-
-
-@pytest.mark.parametrize(('init', 'mean', 'std', 'least', 'most'), [
-    # Kaiming's bound with d / 2 = 16 columns: sqrt(6 / 16) = 0.61, and std sqrt(2 / 16).
-    ('kaiming_uniform', 0, 0.354, -0.6124, 0.6124),
-    ('zeros', 0, 0, 0, 0),
-    ('normal', 0, 1, -6, 6),
-    ('uniform', 0.5, 0.289, 0, 1),
-    ('ones', 1, 0, 1, 1),
+@pytest.mark.parametrize(('init', 'mean', 'std'), [
+    # Kaiming's std with d / 2 = 16 columns: sqrt(2 / 16).
+    ('kaiming_uniform', 0, 0.354), ('zeros', 0, 0), ('normal', 0, 1), ('uniform', 0.5, 0.289),
+    ('ones', 1, 0),
 ])  # fmt: skip
-def test_a_matrix_starts_in_the_papers_five_ways(init, mean, std, least, most):
+def test_a_matrix_starts_in_the_papers_five_ways(init, mean, std):
     attention = PolaAttention(64, 2, (14, 14), gate_form='matrix', gate_init=init)
     quiet_init(attention)
-    matrix = attention.gate_matrix
     # 12544 values: five errors of a mean of std 1 are 0.045.
-    assert matrix.mean().item() == pytest.approx(mean, abs=0.05)
-    assert matrix.std().item() == pytest.approx(std, abs=0.05)
-    assert least <= matrix.min() and matrix.max() <= most
-    assert not std or len(matrix.unique()) > 1000  # no row, column or stream is a copy
+    assert attention.gate_matrix.mean().item() == pytest.approx(mean, abs=0.05)
+    assert attention.gate_matrix.std().item() == pytest.approx(std, abs=0.05)
 
 
-def test_a_deformable_convolution_starts_as_the_depthwise_one_and_its_shifts_move_it():
-    deformable, depthwise = (
-        make_attention('PolaAttention', HW, init=False, lepe_deformable=on) for on in (True, False)
-    )
-    state = {k: v for k, v in deformable.state_dict().items() if 'offset' not in k}
-    depthwise.load_state_dict(state)
-    x = doubles(2, 48, 16)
-    torch.testing.assert_close(deformable(x, HW), depthwise(x, HW), **CLOSE)
-    conv = DeformableConv(16, 3, 2, 'head_channel').double()
-    assert conv.conv.weight.shape == (8, 1, 3, 3)
-    with torch.no_grad():
-        conv.offset.bias[1::2] = 1.0  # every place one column to the right
-    shifted = F.pad(x.mT.unflatten(2, HW), (0, 1))[..., 1:].flatten(2).mT
-    plain = super(DeformableConv, conv).forward(shifted, HW).unflatten(1, HW)
-    # The last columns see zeros where the shifted map ends.
-    inside = conv(x, HW).unflatten(1, HW)[:, :, 1:-1]
-    torch.testing.assert_close(inside, plain[:, :, 1:-1], **CLOSE)
-
-
-@pytest.mark.parametrize('filters_per', ['channel', 'head_channel'])
 @pytest.mark.parametrize('hw_shape', [(3, 5), (1, 4)])
-def test_a_deformable_convolution_equals_that_of_torchvision(hw_shape, filters_per):
+def test_a_deformable_convolution_equals_that_of_torchvision(hw_shape):
     ops = pytest.importorskip('torchvision.ops')
-    conv = DeformableConv(6, 3, 2, filters_per).double()
+    conv = DeformableConv(6, 3, 2, 'head_channel').double()
     torch.nn.init.normal_(conv.offset.weight)  # far enough to leave the map
     x = doubles(2, hw_shape[0] * hw_shape[1], 6).requires_grad_()
     maps = x.mT.unflatten(2, hw_shape)
@@ -130,25 +89,11 @@ def inputs(dtype=torch.float64, tokens=6):
     return x, power, 0.5 + torch.rand(3, 1, 5, dtype=dtype)
 
 
-def traced(function):
-    graph = torch.jit.trace(function, inputs())
-    assert 'aten::pow' not in str(graph.graph)  # of which ONNX Runtime takes ten times as long
-    return graph
-
-
-WAYS = {
-    'eager': lambda function: function,
-    'compiled': lambda f: torch.compile(f, fullgraph=True, backend='aot_eager'),
-    'traced': traced,
-}
-
-
-@pytest.mark.parametrize('way', ['eager', pytest.param('compiled', marks=needs_compile), 'traced'])
-def test_signed_powers_and_their_gradients_are_those_of_the_formula(way):
+def test_signed_powers_and_their_gradients_are_those_of_the_formula():
     values, chance = inputs(), doubles(2, 3, 6, 10)
     values[0][0, 0, :2] = 0
     found = []
-    for function in (WAYS[way](signed_powers), formula):
+    for function in (signed_powers, formula):
         leaves = [tensor.clone().requires_grad_() for tensor in values]
         out = function(*leaves)
         found.append((out.detach(), *torch.autograd.grad((out * chance).sum(), leaves)))
@@ -157,10 +102,8 @@ def test_signed_powers_and_their_gradients_are_those_of_the_formula(way):
         torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
 
 
-def test_signed_powers_have_derivatives_of_two_orders_and_take_vmap():
+def test_signed_powers_have_derivatives_of_two_orders():
     x, power, scale = inputs(tokens=2)
-    mapped = torch.func.vmap(signed_powers, in_dims=(0, None, None))(x[:, None], power, scale)
-    torch.testing.assert_close(mapped[:, 0], signed_powers(x, power, scale))
     x = torch.where(x.abs() < 0.1, 0.1, x)  # finite differences must not cross zero
     leaves = [tensor.requires_grad_() for tensor in (x, power, scale)]
     assert gradcheck(signed_powers, leaves)
@@ -183,28 +126,9 @@ def test_signed_powers_of_nothing_are_nothing(value, dtype):
         assert not any(grad.any() for grad in (out, *first))
 
 
-def test_signed_powers_in_fp32_are_as_exact_as_their_power():
-    x, power, scale = inputs(torch.float32, tokens=500)
-    exact = formula(x.double(), power.double(), scale.double())
-    # The exponent p log|x / s| is below 16 here, and is rounded in three steps.
-    error = (signed_powers(x, power, scale) - exact).abs()
-    assert (error <= 3 * 16 * torch.finfo(torch.float32).eps / 2 * exact + 1e-10).all()
-
-
 def test_nan_and_infinity_stay_in_their_channel():
     x = torch.tensor([float('nan'), float('inf'), -float('inf'), 2.0]).view(1, 1, 1, 4)
     out = signed_powers(x, torch.full((1, 1, 4), 2.0), torch.ones(1, 1, 4)).view(2, 4)
     assert out[:, 0].isnan().all()
     assert out[0, 1] == out[1, 2] == float('inf')
     torch.testing.assert_close(out[:, 3], torch.tensor([4.0, 0.0]))
-
-
-@pytest.mark.parametrize('head_dims', [3, 5, 8])  # the streams of an odd head differ in width
-def test_streams_are_linear_attentions(head_dims):
-    attention = PolaAttention(2 * head_dims, 2, input_resolution=(3, 4)).double()
-    torch.nn.init.normal_(attention.power)
-    q, k, v = doubles(3, 2, 2, 12, head_dims)
-    query, key = attention.features(q), attention.features(k)
-    pairs = zip((query, query.roll(head_dims, dims=-1)), v.chunk(2, dim=-1))
-    streams = [linear_attention(one, key, value, attention.eps) for one, value in pairs]
-    torch.testing.assert_close(attention.mix(q, k, v, (3, 4)), torch.cat(streams, -1), **CLOSE)
