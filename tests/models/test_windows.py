@@ -4,20 +4,9 @@ import pytest
 import torch
 from conftest import doubles, make_attention
 from test_backbones import build, small
-from torch.autograd import gradcheck, gradgradcheck
 
 from mmlaplace.models import PolaFormerSwin, WindowAttention
 from mmlaplace.models.layers import join_windows, shifted_window_mask, split_windows
-
-needs_compile = pytest.mark.skipif(
-    not hasattr(torch.amp, 'is_autocast_available'),
-    reason='before torch 2.4, torch.compile traces no context managers of libraries',
-)
-LAYOUTS = [
-    ((5, 7), 3, 0), ((5, 7), 4, 0), ((5, 7), 4, 2), ((6, 4), (3, 2), (1, 0)),
-    ((5, 7), (5, 4), (0, 2)),
-]  # fmt: skip
-of_layouts = pytest.mark.parametrize(('hw_shape', 'side', 'shift'), LAYOUTS)
 
 
 def attention(hw_shape=(12, 12), **options):
@@ -25,7 +14,9 @@ def attention(hw_shape=(12, 12), **options):
     return make_attention('WindowAttention', hw_shape, init=False, **options)
 
 
-@of_layouts
+@pytest.mark.parametrize(('hw_shape', 'side', 'shift'), [
+    ((5, 7), 3, 0), ((5, 7), 4, 2), ((6, 4), (3, 2), (1, 0)), ((5, 7), (5, 4), (0, 2)),
+])  # fmt: skip
 def test_windows_are_slices_of_the_rolled_map(hw_shape, side, shift):
     x = torch.randn(2, hw_shape[0] * hw_shape[1], 3)
     height, width = (side, side) if isinstance(side, int) else side
@@ -43,32 +34,6 @@ def test_windows_are_slices_of_the_rolled_map(hw_shape, side, shift):
     assert torch.equal(join_windows(windows.reshape(-1, height * width, 3), *arguments), x)
 
 
-@pytest.mark.sampled(4)
-@of_layouts
-def test_windows_have_derivatives_of_two_orders_and_take_vmap(hw_shape, side, shift):
-    x = doubles(1, hw_shape[0] * hw_shape[1], 2).requires_grad_()
-    windows = split_windows(x, hw_shape, side, shift).detach().requires_grad_()
-    for function, value in ((split_windows, x), (join_windows, windows)):
-        assert gradcheck(lambda t, f=function: f(t, hw_shape, side, shift), value)
-        assert gradgradcheck(lambda t, f=function: f(t, hw_shape, side, shift).square(), value)
-    images = torch.randn(3, *x.shape)
-    mapped = torch.func.vmap(lambda t: split_windows(t, hw_shape, side, shift))(images)
-    assert torch.equal(mapped.flatten(0, 1), split_windows(images[:, 0], hw_shape, side, shift))
-
-
-@needs_compile
-def test_windows_compile_in_one_graph_with_their_gradients():
-    def squares(x):
-        windows = split_windows(x, (5, 7), 4, 2)
-        return join_windows(windows * windows, (5, 7), 4, 2)
-
-    x, chance = doubles(2, 1, 35, 2)
-    x.requires_grad_()
-    compiled = torch.compile(squares, fullgraph=True, backend='aot_eager')
-    (grad,) = torch.autograd.grad(compiled(x), x, chance)
-    torch.testing.assert_close(grad, 2 * x * chance)
-
-
 def test_a_window_as_large_as_the_map_is_the_map():
     x = torch.randn(2, 35, 3)
     assert split_windows(x, (5, 7), (5, 7)) is x
@@ -79,7 +44,7 @@ def test_a_window_as_large_as_the_map_is_the_map():
     torch.testing.assert_close(whole(x, (4, 4)), whole.attn(x, (4, 4)))
 
 
-@pytest.mark.parametrize('hw_shape', [(14, 14), (9, 16), (7, 21), (5, 12)])
+@pytest.mark.parametrize('hw_shape', [(14, 14), (9, 16), (5, 12)])
 @pytest.mark.parametrize('shifted', [False, True])
 def test_windows_are_those_of_swin(hw_shape, shifted):
     """mmpretrain's Swin with the same weights; where its windows do not shrink with the map."""
@@ -112,13 +77,6 @@ def test_tokens_see_each_other_where_the_regions_of_swin_are_one(hw_shape):
     assert torch.equal(mask, tiles[:, :, None] == tiles[:, None])
 
 
-def test_windows_of_a_map_that_shrinks_in_one_axis_are_masked_in_the_other():
-    mask = shifted_window_mask((3, 8), (3, 4), (0, 2), torch.device('cpu'))
-    assert mask[0].all()
-    column = torch.arange(12) % 4 < 2  # the last two columns were rolled there
-    assert torch.equal(mask[1], column[:, None] == column)
-
-
 @pytest.mark.parametrize('window_size', [1, 4, 7, 56])
 def test_even_windows_are_as_few_and_add_less_than_a_row_each(window_size):
     even = WindowAttention(8, 1, (9, 9), window_size, even_windows=True, shifted=True)
@@ -131,20 +89,6 @@ def test_even_windows_are_as_few_and_add_less_than_a_row_each(window_size):
         assert other == 9 if window_size >= 9 else other < 9  # height and width apart
         assert shift == (side // 2 if count > 1 else 0)
         assert side == window_size or size % window_size
-
-
-@pytest.mark.parametrize('shifted', [False, True])
-@pytest.mark.parametrize('hw_shape', [(12, 12), (6, 18), (6, 6)])
-def test_even_windows_change_nothing_where_the_window_divides_the_map(hw_shape, shifted):
-    even, padded = (attention(even_windows=on, window_size=6, shifted=shifted)
-                    for on in (True, False))  # fmt: skip
-    padded.load_state_dict(even.state_dict())
-    x = doubles(2, hw_shape[0] * hw_shape[1], 16)
-    if shifted and min(hw_shape) == 6 < max(hw_shape):  # only even windows are shifted along it
-        assert even.window_and_shift(hw_shape)[1] == (0, 3)
-        assert padded.window_and_shift(hw_shape)[1] == (0, 0)
-    else:
-        assert torch.equal(even(x, hw_shape), padded(x, hw_shape))
 
 
 def test_even_windows_are_the_attention_of_each_window():
@@ -174,9 +118,6 @@ def test_polaformer_swin_has_even_windows_where_it_is_linear():
     backbone = PolaFormerSwin(arch='micro', img_size=224)
     even = [stage['blocks'][0].attn.even_windows for stage in backbone.stages]
     assert even == [True, True, False, False]
-    inner = [stage['blocks'][0].attn.attn for stage in backbone.stages]
-    assert [one.input_resolution for one in inner] == [(56, 56), (28, 28), (7, 7), (7, 7)]
-    assert [type(one).__name__[:4] for one in inner] == ['Pola', 'Pola', 'Soft', 'Soft']
 
 
 @pytest.mark.parametrize('name', ['Swin', 'PolaFormerSwin'])
@@ -188,9 +129,3 @@ def test_windows_of_every_second_block_are_shifted_unless_all_are_told(name):
         stages = build(name, arch, attn_cfg=attn_cfg).stages
         shifted = [[block.attn.shifted for block in stage['blocks']] for stage in stages]
         assert shifted == (usual if told is None else [[told] * len(stage) for stage in usual])
-
-
-def test_shifted_windows_take_reduced_keys():
-    attn_cfg = dict(attn_cfg=dict(relative_bias=False, sr_ratio=2))
-    backbone = build('Swin', 'micro', attn_cfg=attn_cfg)
-    assert backbone(torch.randn(1, 3, 64, 64))[-1].isfinite().all()
