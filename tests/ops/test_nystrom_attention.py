@@ -30,15 +30,14 @@ def _op(computed_by):
     return computed_by(nystrom_attention)
 
 
-def problem(batch, heads, queries, keys, marks, dims, kernel, whitening_eps, form, spread=2.0):
+def problem(batch, heads, queries, keys, marks, dims, kernel, whitening_eps, form):
     """Tensors in fp64, and options. Distances are such that the kernel is neither 0 nor 1."""
 
     def normal(*shape):
         return torch.randn(batch, heads, *shape, dtype=torch.float64)
 
     base = normal(1, dims)
-    q, k = (base + spread * normal(tokens, dims) / dims**0.5 for tokens in (queries, keys))
-    landmarks = base + spread * normal(marks, dims) / dims**0.5
+    q, k, landmarks = (base + 2 * normal(n, dims) / dims**0.5 for n in (queries, keys, marks))
     bandwidth = dims**0.5 if kernel == 'laplacian' else 1.0
     # With a little that is not symmetric, so that P and its transpose are not the same.
     inverse = cholesky_inverse(KERNELS[kernel](landmarks, landmarks, bandwidth), 0.1)
@@ -50,8 +49,8 @@ def problem(batch, heads, queries, keys, marks, dims, kernel, whitening_eps, for
     return tensors, options
 
 
-def case(name, dtype=torch.float64, device='cpu', **kwargs):
-    tensors, options = problem(*CASES[name], **kwargs)
+def case(name, dtype=torch.float64, device='cpu'):
+    tensors, options = problem(*CASES[name])
     if 'rotary' in options:
         options['rotary'] = options['rotary'].to(device)
     return [tensor.to(device, dtype) for tensor in tensors], options
@@ -106,25 +105,10 @@ def test_values_and_gradients_are_those_of_the_dense_formula(op, name, device):
     # Sums of up to 1,300 products of numbers of order 1 to 100 (the inverse) in fp64.
     close = dict(atol=1e-10, rtol=1e-10)
     torch.testing.assert_close(found, truth_of(tensors, options, upstream), **close)
-    if name in ('odd', 'below-a-tile'):  # one tensor as queries and keys
-        q, _, *rest = tensors
-        found, truth = (
-            results(lambda q, *rest: function(q, q, *rest), (q, *rest), upstream)  # noqa: B023
-            for function in (
-                lambda *tensors: attend(op, tensors, options),
-                lambda *tensors: formula(*tensors, **options),
-            )
-        )
-        torch.testing.assert_close(found, truth, **close)
 
 
-@pytest.mark.parametrize(
-    'sizes',
-    [
-        (1, 3, 3080, 3080, 3, 5),  # the last of six parts is empty
-        (1, 16, 5100, 200, 100, 3),  # the kernel of a head is more than is kept between passes
-    ],
-)
+# The last of six parts is empty; the kernel of a head is more than is kept between passes.
+@pytest.mark.parametrize('sizes', [(1, 3, 3080, 3080, 3, 5), (1, 16, 5100, 200, 100, 3)])
 def test_a_thousand_tokens_and_more_are_those_of_the_reference(sizes):
     tensors, options = problem(*sizes, 'laplacian', 1e-5, None)
     upstream = torch.randn_like(tensors[0])
@@ -136,53 +120,31 @@ def test_a_thousand_tokens_and_more_are_those_of_the_reference(sizes):
     torch.testing.assert_close(found, expected, atol=1e-9, rtol=1e-9)
 
 
-def errors(found, truth):
-    """Of each result, the error relative to its norm."""
-    return [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, truth)]
-
-
-def ill_conditioned(kernel, landmarks_apart, tokens_apart):
-    """A problem of 300 tokens and 49 landmarks, with the inverse of their kernel, in fp32."""
-    (q, k, v, landmarks, _, scale), options = problem(
-        1, 2, 300, 300, 49, 32, kernel, 1e-5, None, spread=tokens_apart
-    )
-    landmarks = k[:, :, :1] + landmarks_apart / tokens_apart * (landmarks - landmarks[:, :, :1])
-    gram = KERNELS[kernel](landmarks, landmarks, options['bandwidth'])
-    tensors = (q, k, v, landmarks, cholesky_inverse(gram, 0.01), scale)
-    return [tensor.float() for tensor in tensors], options
-
-
 @pytest.mark.parametrize('kernel', KERNELS)
-@pytest.mark.parametrize(
-    ('landmarks_apart', 'tokens_apart'), [(2, 2), (1e-2, 2), (1e-3, 2), (0, 2), (0.1, 0.1)]
-)
-def test_fp32_errors_are_those_of_the_reference_or_of_the_condition(
-    kernel, landmarks_apart, tokens_apart, device, op
-):
+@pytest.mark.parametrize('apart', [2, 1e-3])
+def test_fp32_errors_are_those_of_the_reference(kernel, apart, device, op):
     """Also for landmarks that all but coincide, where the inverse has a condition of 4,900."""
-    tensors, options = ill_conditioned(kernel, landmarks_apart, tokens_apart)
-    tensors = [tensor.to(device) for tensor in tensors]
+    (q, k, v, marks, _, scale), options = problem(1, 2, 300, 300, 49, 32, kernel, 1e-5, None)
+    marks = k[:, :, :1] + apart / 2 * (marks - marks[:, :, :1])
+    gram = KERNELS[kernel](marks, marks, options['bandwidth'])
+    tensors = [q, k, v, marks, cholesky_inverse(gram, 0.01), scale]
+    tensors = [tensor.to(device, torch.float32) for tensor in tensors]
     upstream = torch.randn_like(tensors[0])
-    reference = functools.partial(nystrom_attention, backend='reference')
     truth = truth_of(tensors, options, upstream)
     found, same = (
-        errors(results_of(function, tensors, options, upstream), truth)
-        for function in (op, reference)
+        [(a.double() - b).norm() / b.norm() for a, b in zip(each, truth)]
+        for each in (
+            results_of(function, tensors, options, upstream)
+            for function in (op, functools.partial(nystrom_attention, backend='reference'))
+        )
     )
-    eps = torch.finfo(torch.float32).eps
-    # Four units in the last place more, as tokens are summed one after the other.
-    allowed = [2 * error + 4 * eps for error in same]
-    if tokens_apart < 1:
-        # The passes sum first and multiply by the inverse after. The reference does the reverse,
-        # which loses less: sums of nearly equal numbers are brought to their small differences.
-        eigenvalues = torch.linalg.eigvalsh(tensors[4].double())
-        allowed = [float(10 * (eigenvalues[..., -1] / eigenvalues[..., 0]).max()) * eps] * 7
-    for name, error, limit in zip(('out', *NAMES), found, allowed):
-        assert error <= limit, name
+    for name, error, other in zip(('out', *NAMES), found, same):
+        # Four units in the last place more, as tokens are summed one after the other.
+        assert error <= 2 * other + 4 * torch.finfo(torch.float32).eps, name
 
 
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize('name', ['below-a-tile', 'odd', 'three-parts', 'one-landmark'])
+@pytest.mark.parametrize('name', ['odd', 'three-parts', 'one-landmark'])
 def test_halves_are_read_as_such_and_summed_in_fp32(op, name, dtype, device):
     tensors, options = case(name, device=device)
     tensors = [t.to(dtype if index < 3 else torch.float32) for index, t in enumerate(tensors)]
@@ -216,20 +178,21 @@ def test_a_tiny_whitening_eps_leaves_gradients_finite(op, device):
 @pytest.mark.parametrize('tokens', [97, 1100])  # with heads as a whole, and in parts
 @pytest.mark.parametrize('spoilt', [*NAMES, 'upstream'])
 def test_nan_stays_in_its_head(op, spoilt, tokens, device):
-    sizes = (2, 2, tokens, tokens, 9, 18, 'laplacian', 1e-5, 'half')
-    tensors, options = problem(*sizes)
+    tensors, options = problem(2, 2, tokens, tokens, 9, 18, 'laplacian', 1e-5, 'half')
     options['rotary'] = options['rotary'].to(device)
-    tensors = [*(t.to(device, torch.float32) for t in tensors), torch.ones(2, 2, tokens, 18)]
-    tensors[-1] = tensors[-1].to(device)
-    clean = results_of(op, tensors[:-1], options, tensors[-1])
-    index = (*NAMES, 'upstream').index(spoilt)
-    tensors[index] = tensors[index].clone()
-    tensors[index][0, 1, -1, -1] = float('nan')
-    for name, result, before in zip(
-        ('out', *NAMES), results_of(op, tensors[:-1], options, tensors[-1]), clean
-    ):
+    values = dict(zip(NAMES, tensors), upstream=torch.ones(2, 2, tokens, 18))
+    values = {name: value.to(device, torch.float32) for name, value in values.items()}
+
+    def compute():
+        *tensors, upstream = values.values()
+        return zip(('out', *NAMES), results_of(op, tensors, options, upstream))
+
+    clean = dict(compute())
+    values[spoilt] = values[spoilt].clone()
+    values[spoilt][0, 1, -1, -1] = float('nan')
+    for name, result in compute():
         if name == 'q' or (name == 'out' and spoilt != 'upstream'):
             assert result[0, 1].isnan().any()
-        result[0, 1] = before[0, 1]
+        result[0, 1] = clean[name][0, 1]
         # In the reference, products of all heads are summed in an order of their own.
-        torch.testing.assert_close(result, before)
+        torch.testing.assert_close(result, clean[name])
