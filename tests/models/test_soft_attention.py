@@ -66,12 +66,6 @@ def test_linear_time_form_equals_the_dense_formula(options, normalized, solver):
     torch.testing.assert_close(attention(x, HW), dense(attention, x), **CLOSE)
 
 
-def test_soft_takes_a_ridge_for_cholesky_and_none_for_the_others():
-    solvers = ('newton_schulz', 'svd', 'cholesky')
-    for normalized, ridges in ((True, [0, 0, 1e-2]), (False, [1e-2] * 3)):
-        assert [build(normalized=normalized, solver=s).ridge for s in solvers] == ridges
-
-
 @pytest.mark.parametrize('start', ['matrix', 'batch'])
 @pytest.mark.parametrize('options', [dict(), dict(ridge=0.2), dict(normalized=False, ridge=0.2)])
 def test_landmarks_far_apart_have_the_inverse_of_their_matrix(options, start):
@@ -96,9 +90,8 @@ def test_class_token_is_for_classifiers_and_maps_go_without_it():
 
 
 @pytest.mark.parametrize(('kwargs', 'message'), [
-    (dict(out_type='cls_token'), r'of stages \(3,\), got out_indices=\(0, 1, 2, 3\)'),
-    (dict(out_type='cls_token', with_cls_token=False, out_indices=(3,)), r'of stages \(\)'),
-    (dict(out_type='cls'), "got 'cls'"),
+    (dict(out_type='cls_token'), r'out_indices=\(3,\), .* got out_indices=\(0, 1, 2, 3\)'),
+    (dict(out_type='cls_token', with_cls_token=False, out_indices=(3,)), r'needs out_indices=\(\)'),
     (dict(attn_cfg=[None, None, None, dict(rope=True)]), r'num_prefix_tokens=1 .*rope=.*\(True\)'),
     (dict(attn_cfg=dict(type='PolaAttention')), "got 'PolaAttention'"),
 ])  # fmt: skip
@@ -112,8 +105,6 @@ def test_soft_is_not_normalised_and_softplusplus_is():
     for cls, normalized in ((SOFT, False), (SOFTPlusPlus, True)):
         stages = cls(SMALL, img_size=64).stages
         assert [stage['blocks'][0].attn.normalized for stage in stages[:3]] == [normalized] * 3
-    with pytest.raises(ValueError, match="'softpp-small'; .* type='SOFTPlusPlus', arch='small'"):
-        SOFT('softpp-small')
 
 
 @pytest.mark.parametrize('attn_cfg', [dict(type='SOFTAttention'), dict(qkv='shared_qk')])
@@ -124,17 +115,9 @@ def test_a_plain_vit_has_soft_or_shared_queries_beside_its_class_token(attn_cfg)
     assert token.shape == (2, 32)
     token.square().sum().backward()
     assert [name for name, p in backbone.named_parameters() if p.grad is None] == []
-    (maps,) = ViT(ONE, attn_cfg=attn_cfg, img_size=(64, 96))(IMAGES[..., :80])
-    assert maps.shape == (2, 32, 4, 5)
 
 
-def test_blocks_of_a_plain_vit_may_be_post_norm():
-    for norm_first in (True, False):
-        blocks = ViT(ONE, norm_first=norm_first).stages[0]['blocks']
-        assert [block.norm_first for block in blocks] == [norm_first] * 2
-
-
-@pytest.mark.parametrize('name', ['SOFT', 'SOFTPlusPlus', 'LaplacianFormer'])
+@pytest.mark.parametrize('name', ['SOFT', 'LaplacianFormer'])
 def test_patches_overlap_or_lie_beside_each_other(name):
     overlap = OverlapPatchEmbed if name == 'LaplacianFormer' else ConvPatchEmbed
     for overlapping, expected in ((True, overlap), (False, PatchEmbed)):
@@ -142,7 +125,6 @@ def test_patches_overlap_or_lie_beside_each_other(name):
         embeds = [stage['patch_embed'] for stage in backbone.stages]
         assert [type(embed) for embed in embeds] == [expected] * 4
         assert [out.shape[-1] for out in backbone(IMAGES)] == [24, 12, 6, 3]
-    assert [embed.projection.kernel_size for embed in embeds] == [(4, 4)] + [(2, 2)] * 3
     # A patch sees its own pixels alone.
     other = IMAGES.clone()
     other[:, :, :4, :4] += 1
@@ -150,26 +132,13 @@ def test_patches_overlap_or_lie_beside_each_other(name):
     assert changed[:, 0].all() and not changed[:, 1:].any()
 
 
-def test_patches_beside_each_other_take_the_norm_of_tokens():
-    norm_cfg = dict(type='LN', eps=0.125)
-    backbone = build_backbone('SOFT', overlapping_patches=False, norm_cfg=norm_cfg)
-    assert backbone.stages[0]['patch_embed'].norm.eps == 0.125
-    with pytest.raises(ValueError, match='stem_norm_cfg=.* has no effect with overlapping_patches'):
-        build_backbone('SOFT', overlapping_patches=False, stem_norm_cfg=dict(type='SyncBN'))
-
-
 def test_the_authors_of_soft_drop_elements_and_not_branches_of_images():
-    for cls in (SOFT, SOFTPlusPlus):
-        stages = cls('micro', img_size=64, drop_path_rate=0.5, drop_path_per='element').stages
-        kinds = [[block.drop_path.per for block in stage['blocks']] for stage in stages]
-        assert kinds == [['element'], ['element'], ['element'] * 2, ['sample']]
-        assert stages[-1]['blocks'][0].drop_path.drop_prob == 0.5
+    stages = SOFT('micro', img_size=64, drop_path_rate=0.5, drop_path_per='element').stages
+    kinds = [[block.drop_path.per for block in stage['blocks']] for stage in stages]
+    assert kinds == [['element'], ['element'], ['element'] * 2, ['sample']]
     x = torch.ones(50, 20, 8)
     elements, samples = DropPath(0.5, per='element')(x), DropPath(0.5)(x)
     assert elements.unique().tolist() == samples.unique().tolist() == [0, 2]
     means = elements.mean((1, 2))
     assert means.min() > 0 and means.max() < 2  # no image loses all of 160 elements, or none
     assert samples.mean((1, 2)).unique().tolist() == [0, 2]
-    assert torch.equal(DropPath(0.5, per='element').eval()(x), x)
-    with pytest.raises(ValueError, match="drop_path_per .* got 'token'"):
-        build_backbone('SOFT', drop_path_per='token')
