@@ -1,16 +1,12 @@
 """Linears by the faster library, and FFNs in blocks of rows."""
 
-from unittest import mock
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from mmlaplace.models.layers import FFN, Linear, linear
-from mmlaplace.models.layers.gelu_ffn import GeluFFN
 from mmlaplace.ops import use_backend
-from mmlaplace.ops.bias_gelu import has_bias_gelu
 
 
 @pytest.fixture(autouse=True)
@@ -39,7 +35,7 @@ def gradients(function, x, weights, create_graph=False):
     return torch.autograd.grad(out.square().sum(), [x, *weights], create_graph=create_graph)
 
 
-@pytest.mark.parametrize('shape', [(3, 301, 16), (700, 16), (1, 1, 16), (0, 5, 16)])
+@pytest.mark.parametrize('shape', [(3, 301, 16), (1, 1, 16), (0, 5, 16)])
 @pytest.mark.parametrize('bias', [True, False])
 def test_a_linear_is_torchs(library, shape, bias):
     ours, x = Linear(16, 24, bias=bias), torch.randn(shape, requires_grad=True)
@@ -47,8 +43,6 @@ def test_a_linear_is_torchs(library, shape, bias):
     torchs.load_state_dict(ours.state_dict())
     # Sums of 16 products of order 1 in fp32.
     torch.testing.assert_close(ours(x), torchs(x), atol=1e-5, rtol=1e-5)
-    with torch.no_grad():
-        torch.testing.assert_close(ours(x), torchs(x), atol=1e-5, rtol=1e-5)
     for a, b in zip(*(gradients(layer, x, layer.parameters()) for layer in (ours, torchs))):
         # Sums of up to 903 products of order 10.
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-4)
@@ -64,15 +58,6 @@ def test_an_unknown_library_is_refused_by_its_name(monkeypatch):
     monkeypatch.setenv('MMLAPLACE_LINEAR', 'mkl')
     with pytest.raises(ValueError, match="MMLAPLACE_LINEAR must be one of .*, got 'mkl'"):
         Linear(16, 24)(torch.randn(2, 16))
-
-
-@pytest.mark.parametrize(('vendor', 'expected'), [('AuthenticAMD', 'onednn'), ('', 'blas')])
-def test_the_library_is_chosen_by_vendor(monkeypatch, vendor, expected):
-    monkeypatch.delenv('MMLAPLACE_LINEAR', raising=False)
-    monkeypatch.setattr(linear, '_vendor', lambda: vendor)
-    monkeypatch.setattr(torch.backends.mkl, 'is_available', lambda: True)
-    monkeypatch.setattr(torch.backends.mkldnn, 'is_available', lambda: True)
-    assert linear.linear_library() == expected
 
 
 @pytest.mark.parametrize('large', [0, 1 << 40], ids=['computed again', 'kept'])
@@ -145,25 +130,3 @@ def test_a_backward_that_is_repeated_gives_the_same_gradients(monkeypatch):
         out, inputs = ffn(x, (10, 20)).square().sum(), [x, *ffn.parameters()]
         first, again = (torch.autograd.grad(out, inputs, retain_graph=True) for _ in range(2))
         assert all(map(torch.equal, first, again))
-
-
-@pytest.mark.skipif(not has_bias_gelu(), reason='the compiled library is missing')
-def test_an_ffn_is_one_function_where_nothing_else_is_asked_of_its_layers(monkeypatch):
-    monkeypatch.setenv('MMLAPLACE_LINEAR', 'blas')
-    applied = mock.Mock(wraps=GeluFFN.apply)
-    monkeypatch.setattr(GeluFFN, 'apply', applied)
-
-    def is_one_function(ffn, dtype=torch.float32):
-        applied.reset_mock()
-        ffn(torch.randn(1, 20, 8, dtype=dtype), (4, 5))
-        return applied.called
-
-    assert is_one_function(FFN(8, 2))
-    hooked, replaced = FFN(8, 2), FFN(8, 2)
-    hooked.layers[3].register_full_backward_hook(lambda *_: None)
-    replaced.layers[0] = nn.Linear(8, 16)
-    for other in (FFN(8, 2, act_cfg=dict(type='ReLU')), hooked, replaced):
-        assert not is_one_function(other)
-    assert not is_one_function(FFN(8, 2).double(), torch.float64)
-    with use_backend('reference'):
-        assert not is_one_function(FFN(8, 2))
