@@ -59,7 +59,7 @@ def main() -> None:
     sources = {}
     for model in args.model:
         if len(model) > 3:
-            parser.error(f'--model {" ".join(model)}: a config, a checkpoint and a name')
+            parser.error(f'--model {" ".join(model)}: give a config, a checkpoint and a name')
         config, checkpoint, name = (*model, None, None)[:3]
         try:
             source = from_config(config, checkpoint, name)
@@ -68,7 +68,10 @@ def main() -> None:
                 f'--model {config}: {error or type(error).__name__}; name a config of this project'
             )
         if source.title in sources:
-            parser.error(f'--model: two are named {source.title}; give a name after the checkpoint')
+            parser.error(
+                f'--model: two models have the name {source.title}; give a name after the '
+                'checkpoint'
+            )
         sources[source.title] = source
     given = list(sources)
     sources.update({**quick_start(args.quick_start), **compared(args.compared)})

@@ -119,8 +119,9 @@ def check_args(parser: ToolParser, args) -> None:
     scope = args.cfg.get('default_scope')
     if scope not in PACKAGES or 'test_dataloader' not in args.cfg:
         parser.error(
-            f'{args.config} is no config of a classifier, detector or segmentor: default_scope is '
-            f'{scope!r}, test_dataloader is {"" if "test_dataloader" in args.cfg else "not "}there'
+            f'{args.config} is not a config of a classifier, detector or segmentor: its '
+            f'default_scope is {scope!r}, and it has '
+            f'{"a" if "test_dataloader" in args.cfg else "no"} test_dataloader'
         )
     for package, defaults in OPTIONS.items():
         for name, default in defaults.items():
@@ -146,7 +147,7 @@ def check_args(parser: ToolParser, args) -> None:
         reason = str(error).splitlines()[0]
         parser.error(f'--device {args.device} does not work here ({reason}); try --device cpu')
     if args.show and not has_screen():
-        parser.error('--show needs a screen, and there is none; look into --out-dir instead')
+        parser.error('--show needs a screen, and there is none; see the results in --out-dir')
 
 
 def has_screen() -> bool:
@@ -252,8 +253,8 @@ def check_image(photo: Photo) -> None:
         raise ValueError(f'{photo.said} is too large ({error}); make it smaller') from error
     except Exception as error:  # which ones Pillow raises is not documented
         raise ValueError(
-            f'{photo.said} is no image that can be read ({error}); copy or download it again, save '
-            'it as PNG or JPEG, or take it away'
+            f'{photo.said} cannot be read as an image ({error}); copy or download it again, save '
+            'it as PNG or JPEG, or remove it'
         ) from error
 
 

@@ -105,7 +105,7 @@ def run_here(config: Path, data: Path, work_dir: Path) -> None:
         if name.startswith('val/') and 'time' not in name
     }  # fmt: skip
     if not metrics:
-        raise RuntimeError('the validation has written no metric')
+        raise RuntimeError('the validation wrote no metric')
     write_json(
         work_dir / 'passed.json',
         dict(

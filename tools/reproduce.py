@@ -204,7 +204,7 @@ def parse_weights(given: List[str]) -> Dict[str, Path]:
     for text in given:
         row, equals, file = text.partition('=')
         if not equals or not Path(file).is_file():
-            raise TableError(f'--weights takes TABLE/ROW=FILE with a file, got {text!r}')
+            raise TableError(f'--weights takes TABLE/ROW=FILE with an existing file, got {text!r}')
         find_row(row)
         found[row] = Path(file).resolve()
     return found
@@ -266,21 +266,27 @@ def why_not_now(plan: Plan) -> str:
 def check_args(parser: ToolParser, args: argparse.Namespace) -> List[str]:
     """Refuse arguments that do not fit together or this machine; the groups of GPUs."""
     if args.table is None:
-        parser.error('name a table; --list prints those there are')
+        parser.error('name a table; --list prints all tables')
     if args.launcher == 'slurm' and not args.partition:
         parser.error('--launcher slurm needs --partition')
     if args.gpus < 1 or (args.jobs is not None and args.jobs < 1):
         parser.error(f'--gpus ({args.gpus}) and --jobs ({args.jobs}) must be at least 1')
     if args.out is not None and (args.out.suffix != '.json' or args.out.is_dir()):
-        parser.error(f'--out {args.out}: a file that ends with .json, with .md and .png beside it')
+        parser.error(
+            f'--out {args.out}: name a file that ends with .json; files with .md and .png are '
+            'written beside it'
+        )
     if args.launcher == 'none' and args.gpus > 1:
-        parser.error(f'--gpus {args.gpus} needs --launcher pytorch or slurm; without, one trains')
+        parser.error(
+            f'--gpus {args.gpus} needs --launcher pytorch or slurm; without a launcher, one GPU '
+            'trains'
+        )
     devices = groups_of_gpus(args.gpus)
     args.jobs = args.jobs or max(len(devices), 1)
     if args.launcher != 'slurm' and torch.cuda.device_count() and args.jobs > len(devices):
         parser.error(
-            f'--jobs {args.jobs} of --gpus {args.gpus} need more than the '
-            f'{torch.cuda.device_count()} GPUs here'
+            f'--jobs {args.jobs} with --gpus {args.gpus} need more than the '
+            f'{torch.cuda.device_count()} GPUs here; decrease one of them'
         )
     return devices
 
@@ -314,11 +320,12 @@ def main() -> None:
         chosen = [(table, row) for row in rows if args.kind in (None, row.kind)]
         if not chosen:
             names = ', '.join(row.name for row in rows)
-            raise TableError(f'--kind {args.kind}: none of {names} is of this kind')
+            raise TableError(f'--kind {args.kind}: none of the rows {names} is of this kind')
         plan = Plan(chosen, args.seeds, settings)
         unused = set(settings.weights) - {job.weights.row for job in plan.trainings if job.weights}
         if unused:
-            raise TableError(f'--weights: nothing here takes those of {", ".join(sorted(unused))}')
+            names = ', '.join(sorted(unused))
+            raise TableError(f'--weights: no row takes the weights of {names}; leave them out')
     except (TableError, ImportError) as error:
         parser.error(str(error))
     if args.dry_run:
@@ -326,8 +333,8 @@ def main() -> None:
     there = [str(job.folder) for job in plan.jobs.values() if job.folder.exists()]
     if there and not (args.resume or args.report):
         parser.error(
-            f'{there[0]} is there already; --resume goes on with it, and another --work-dir '
-            'starts anew'
+            f'{there[0]} is there already; --resume continues it, and another --work-dir starts '
+            'from the beginning'
         )
     refused = '' if args.report else why_not_now(plan)
     if refused:

@@ -80,7 +80,7 @@ def compared(folder: Path) -> Dict[str, Source]:
             found.update(_compared(written))
         except (OSError, ValueError, LookupError, TypeError) as error:
             warnings.warn(
-                f'{written} is no whole result of a comparison and is left out '
+                f'{written} is not a complete result of a comparison and is left out '
                 f'({type(error).__name__}: {error}); wait until it is written, or copy it again',
                 stacklevel=2,
             )
@@ -128,7 +128,7 @@ class Models:
                 'choose another'
             )
         if attentions and not hosts:
-            raise ValueError('there is no host for the attentions; choose one')
+            raise ValueError('the attentions need a host; choose one')
         return [self.sources[name] for name in trained] + [
             untrained(attention, host) for host in hosts for attention in attentions
         ]
@@ -193,7 +193,7 @@ def build(source: Source) -> nn.Module:
             raise
         reason = without_hint(error).replace(f'{checkpoint} does not fit: ', '')
         raise ValueError(
-            f'{checkpoint} is no checkpoint of {source.title}; choose the attention, the host and '
-            f'the size of images that it was trained with. What differs: {reason}'
+            f'{checkpoint} is not a checkpoint of {source.title}; choose the attention, the host '
+            f'and the size of images of its training. The difference: {reason}'
         ) from error
     return built

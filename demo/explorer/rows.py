@@ -122,8 +122,8 @@ class Explorer:
             raise ValueError('there is nothing to draw; choose an attention or a trained model')
         if len(sources) > MOST_MODELS:
             raise ValueError(
-                f'these are {len(sources)} models; choose {MOST_MODELS} or fewer, as they stand '
-                'side by side'
+                f'{len(sources)} models are too many to draw side by side; choose {MOST_MODELS} or '
+                'fewer'
             )
         shape = fitted(image, view.size)
         with self.lock:

@@ -42,8 +42,8 @@ class View:
             value, side = getattr(self, name), 'width' if name == 'x' else 'height'
             if not 0 <= value < 1:
                 raise ValueError(
-                    f'the query {name}={value:g} is outside of the image; {name} is a share of its '
-                    f'{side}, from 0 to below 1: click on the image'
+                    f'the query {name}={value:g} is outside of the image; click on the image, or '
+                    f'give {name} as a fraction of its {side}, at least 0 and less than 1'
                 )
         if self.size not in SIZES:
             raise ValueError(f'size={self.size} is not offered; choose one of {SIZES}')
@@ -51,7 +51,9 @@ class View:
             raise ValueError(f'scale={self.scale} is unknown; choose one of {SCALES}')
         for name, least in (('stage', 0), ('block', LAST), ('head', 0)):
             if getattr(self, name) < least:
-                raise ValueError(f'{name}={getattr(self, name)} is none; choose {least} or more')
+                raise ValueError(
+                    f'{name}={getattr(self, name)} is too small; choose {least} or more'
+                )
 
     def address(self) -> str:
         """The view as the query of an address, ``'?image=…'``."""
@@ -85,7 +87,7 @@ class View:
                     values[field.name] = type(before)(text)
                 except ValueError:
                     raise ValueError(
-                        f'{field.name}={text} in the address is no number; correct it, or open '
+                        f'{field.name}={text} in the address is not a number; correct it, or open '
                         'the page without what follows the question mark'
                     ) from None
         return cls(**values)

@@ -64,8 +64,8 @@ def test_a_view_is_in_its_address_and_comes_back():
     ('address', 'told'),
     [
         ('x=1', 'x=1 is outside'), ('y=-0.2', 'y=-0.2 is outside'), ('x=nan', 'x=nan is outside'),
-        ('x=left', 'x=left in the address is no number'), ('size=5000', 'size=5000 is not offered'),
-        ('scale=log', 'scale=log is unknown'), ('stage=-1', 'stage=-1 is none'),
+        ('x=left', 'x=left in the address is not'), ('size=5000', 'size=5000 is not offered'),
+        ('scale=log', 'scale=log is unknown'), ('stage=-1', 'stage=-1 is too small'),
     ],
 )  # fmt: skip
 def test_an_address_that_is_none_is_quoted(address, told):
@@ -162,7 +162,7 @@ def test_a_model_without_the_place_says_which_it_has(chosen, told, explorer):
         (dict(trained=('gone',)), "no trained model 'gone'"),
         (dict(attention=('Softmax',)), "no attention 'Softmax'; choose one of Additive"),
         (dict(host=('resnet',)), "no host 'resnet'; choose one of laplacianformer"),
-        (dict(host=()), 'there is no host for the attentions'),
+        (dict(host=()), 'the attentions need a host'),
         (dict(attention=()), 'nothing to draw'),
         (dict(attention=tuple(contenders())), 'choose 12 or fewer'),
     ],
@@ -232,7 +232,9 @@ def test_a_half_written_result_is_left_out_and_the_others_are_found(content, tmp
     half = finished_run(tmp_path).parents[1] / 'result.json'
     finished_run(tmp_path, 'PolaAttention')
     half.write_bytes(content)
-    with pytest.warns(UserWarning, match=f'{re.escape(str(half))} is no whole result .*left out'):
+    with pytest.warns(
+        UserWarning, match=f'{re.escape(str(half))} is not a complete .*left out'
+    ):
         found = compared(tmp_path)
     assert list(found) == ['PolaAttention on laplacianformer, textures, seed 0']
 
@@ -285,7 +287,7 @@ def test_a_checkpoint_of_another_model_is_refused(explorer, checkpoint, tmp_path
         (
             'weights',
             'SoftmaxAttention',
-            r'^weights\.pth is no checkpoint of SoftmaxAttention on lap',
+            r'^weights\.pth is not a checkpoint of SoftmaxAttention on lap',
         ),
         ('nan', 'LaplacianAttention', r'^nan\.pth .*NaN or infinite '),
         ('text', 'LaplacianAttention', r'text\.pth .*download or copy it again'),

@@ -95,7 +95,7 @@ def test_a_folder_of_images_is_classified_but_for_what_is_no_image(demo, photos,
     assert result['pred_label'] == int(np.argmax(scores))
     assert result['pred_class'] == f'thing{result["pred_label"]}'
     assert f'a.png: {result["pred_class"]} (' in said
-    assert 'broken.jpg is no image that can be read' in said
+    assert 'broken.jpg cannot be read as an image' in said
     assert status == '1 of 3 images were left out, for the reasons above'
     assert Image.open(out / 'vis/a.png.png').size == SIZE[::-1]
 
@@ -295,9 +295,9 @@ def test_a_segmentor_writes_labels_and_shares_and_draws_by_the_opacity(
     [
         ('none.png - -', 'no image or folder none.png; check the path'),
         ('photos none.py -', 'there is no config none.py; check the path'),
-        ('photos/notes.txt - -', 'notes.txt is no image that can be read'),
+        ('photos/notes.txt - -', 'notes.txt cannot be read as an image'),
         ('empty - -', r'empty has no images; it takes \.bmp'),
-        ('photos half.py -', "half.py is no config of .* default_scope is 'mmyolo'"),
+        ('photos half.py -', "half.py is not a config of .* default_scope is 'mmyolo'"),
         ('photos photos/a.png -', 'a.png cannot be read as a config .*images come first'),
         ('huge.bmp - -', r'huge\.bmp is too large .*; make it smaller'),
         ('photos - other.pth', r'other\.pth does not fit: only 1 of .*, unexpected 0$'),

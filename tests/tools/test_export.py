@@ -212,7 +212,7 @@ def test_the_tool_writes_verifies_and_times_a_file_for_one_size(tmp_path):
     assert 'photo.png: 48 x 48\n  class ' in result.stdout
     result = run_script(RUN, out, image, '--image-size', 64, 64)
     assert result.returncode == 2
-    assert 'exported for images of 48 x 48 alone, got --image-size 64 64' in result.stderr
+    assert 'only images of 48 x 48, got --image-size 64 64' in result.stderr
 
 
 @needs_export
@@ -258,8 +258,8 @@ def test_a_missing_exporter_names_the_extra_and_a_strange_file_is_refused(monkey
 @pytest.mark.parametrize(
     ('options', 'message'),
     [
-        (('--out', 'model.pt'), 'the name of onnx files ends with .onnx'),
-        (('--backend', 'native', '--fp16'), 'the operators for ONNX Runtime are fp32 alone'),
+        (('--out', 'model.pt'), '--out must end with .onnx'),
+        (('--backend', 'native', '--fp16'), 'the operators for ONNX Runtime are in fp32 only'),
     ],
 )
 def test_options_that_do_not_go_together_are_named(options, message):

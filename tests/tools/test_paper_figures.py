@@ -134,8 +134,8 @@ def test_figures_of_a_pola_model_are_drawn(weights, tmp_path):
     ('arguments', 'message'),
     [
         ('softpp-2', "invalid choice: 'softpp-2'"),
-        ('softpp-5', 'softpp-5 takes one of --model, got 0'),
-        ('softpp-1a --model a b c', 'softpp-1a takes none of --model, got 1'),
+        ('softpp-5', 'softpp-5 takes one --model, got 0'),
+        ('softpp-1a --model a b c', 'softpp-1a takes no --model, got 1'),
         ('softpp-1a --out a.pdf', '--out must end in .png, got a.pdf'),
         ('softpp-1a --numbers a.json --out a.png', 'has the numbers of softpp-3'),
     ],

@@ -46,7 +46,7 @@ def test_tables_and_rows_are_listed():
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
-        ('', 'name a table; --list prints those there are'),
+        ('', 'name a table; --list prints all tables'),
         ('softpp', "no table 'softpp'; there are: .*softpp_table_1"),
         ('softpp_table_9 49', "no row '49'; its rows are: landmarks-36, landmarks-49"),
         ('softpp_table_9 --launcher slurm', 'slurm needs --partition'),
@@ -55,13 +55,13 @@ def test_tables_and_rows_are_listed():
         ('softpp_table_9 --scale tiny', "invalid choice: 'tiny'"),
         ('softpp_table_9 --gpus 8', '--gpus 8 needs --launcher pytorch or slurm'),
         ('softpp_table_9 --gpus 8 --launcher pytorch --dry-run', 'more than the 4 GPUs here'),
-        ('softpp_table_9 --kind baseline', '--kind baseline: none of landmarks-36'),
+        ('softpp_table_9 --kind baseline', '--kind baseline: none of the rows landmarks-36'),
         (f'softpp_table_9 --weights softpp_table_1/tiny={__file__}', 'of softpp_table_1/tiny'),
         ('softpp_table_9', 'landmarks-36: its batch size and learning rate are for 8 processes'),
         ('polaformer_a4 zeros --scale mini', '--tasks listops --size mini makes it'),
         ('softpp_table_9 landmarks-49 --scale mini', 'make_mini_datasets.py makes it'),
         # Each report has its Markdown and its picture beside it.
-        *((f'softpp_table_9 --report --out {out}', f'--out {out}: a file that ends with .json')
+        *((f'softpp_table_9 --report --out {out}', f'--out {out}: name a file that ends with .json')
           for out in ('report.md', 'report', 'folder.json')),
     ],
 )  # fmt: skip
@@ -301,7 +301,7 @@ def test_a_killed_call_goes_on_where_it_was_and_reports(mini_data, tmp_path):
     first.communicate()
     refused = call(tmp_path)
     said = ' '.join(refused.communicate()[0].split())
-    assert refused.returncode == 2 and 'is there already; --resume goes on with it' in said
+    assert refused.returncode == 2 and 'is there already; --resume continues it' in said
     second = call(tmp_path, '--resume')
     output = second.communicate()[0]
     assert second.returncode == 0, output[-3000:]

@@ -47,7 +47,7 @@ def test_an_image_or_the_labels_of_another_are_not_replaced(segmentor, tmp_path,
         paint(photo, colour)
     before = photos[0].read_bytes()
     result = run(segmentor, *photos, *SIZE, '--out', tmp_path / folder)
-    assert result.returncode == 2 and 'x.png is an image, or the result of one' in result.stderr
+    assert result.returncode == 2 and 'x.png is already one of the images' in result.stderr
     assert photos[0].read_bytes() == before
     if folder == 'labels':
         assert (np.asarray(Image.open(tmp_path / 'labels/x.png')) == 1).all()

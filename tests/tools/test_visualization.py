@@ -268,9 +268,9 @@ def test_vis_cam_of_a_file_and_without_a_detection(photo, mini_data, tmp_path, m
 def test_vis_cam_quotes_what_is_not_there(mini_data, tmp_path, monkeypatch, capsys):
     command = cam_command(LAPLACIAN, mini_data, tmp_path)
     for arguments, message in (
-        (('--target-layers', 4), '--target-layers 4: there are 0 to 3'),
+        (('--target-layers', 4), '--target-layers 4: the stages are from 0 to 3'),
         (('--target-layers', 'backbone.norm9'), '--target-layers backbone.norm9: '),
-        (('--category', 10), '--target-category 10: the model has 0 to 9'),
+        (('--category', 10), '--target-category must be from 0 to 9, got 10'),
         (('--method', 'SaliencyCAM'), "'SaliencyCAM'"),
     ):
         assert message in error_of(vis_cam, monkeypatch, capsys, *command, *arguments)

@@ -166,11 +166,11 @@ def main() -> None:
     args = parser.parse_args()
     unknown = [name for name in args.attentions if name not in names]
     if unknown:
-        parser.error(f'there are no attentions {unknown}; known: {names}')
+        parser.error(f'there are no attentions {unknown}; choose from {names}')
     missing = [p.data for p in STUDIES[args.study].phases if not (args.data_root / p.data).is_dir()]
     if missing:
         parser.error(
-            f'{args.data_root} has no {missing}; make them by python tools/dataset_converters/'
+            f'{args.data_root} has no {missing}; make them with python tools/dataset_converters/'
             f'make_mini_datasets.py --out {args.data_root} --tasks {" ".join(missing)}'
         )
     if args.no_local_branch:

@@ -96,7 +96,7 @@ def main() -> None:
     args = parser.parse_args()
     names = [name for pattern in args.names for name in list_models(pattern)]
     if not names:
-        parser.error(f'no model of the metafiles matches {args.names}')
+        parser.error(f'no model of the metafiles matches {args.names}; docs/model_zoo.md lists all')
 
     torch.manual_seed(0)
     rows = [estimate(name, args.batch, args.image_size) for name in track(names, transient=True)]

@@ -89,12 +89,14 @@ def chosen_configs(
         if Path(config).suffix or config in everything:
             chosen.append(config)
         else:  # the spelling of version 0.1
-            sys.stderr.write(f'{parser.prog}: {config} is part of a name: --match {config}\n')
+            sys.stderr.write(
+                f'{parser.prog}: {config} is only a part of a name; write --match {config}\n'
+            )
             parts.append(config)
     if parts or not args.configs:
         matched = [name for name in zoo if not parts or any(part in name for part in parts)]
         if not matched:
-            parser.error(f'no classifier has one of {parts} in its name')
+            parser.error(f'no classifier has one of {parts} in its name; see docs/model_zoo.md')
         chosen += matched
     return chosen
 
@@ -118,7 +120,9 @@ def main() -> None:
     )  # fmt: skip
     args = parser.parse_args()
     if args.shape and (len(args.shape) > 2 or min(args.shape) < 1):
-        parser.error(f'--shape {" ".join(map(str, args.shape))}: one side or two, of 1 or more')
+        parser.error(
+            f'--shape must be one or two sides of at least 1, got {" ".join(map(str, args.shape))}'
+        )
     shape = tuple(args.shape * 2)[:2] if args.shape else None
     zoo, models = {}, read_models()
     for model in models:

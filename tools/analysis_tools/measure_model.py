@@ -118,7 +118,7 @@ def main() -> None:
     cfg = read_config(args.config)
     cfg.merge_from_dict(args.cfg_options)
     if args.attention_term and is_of_sequences(cfg):
-        parser.error('--attention-term looks at photographs, and this config is of sequences')
+        parser.error('--attention-term needs a model of images, and this config is of sequences')
     if is_of_sequences(cfg):
         rows, longest = sequences_size(cfg)
         size = (rows, args.length or longest)

@@ -26,7 +26,10 @@ def main() -> None:
     args = parser.parse_args()
     result = json.loads(args.result.read_text())
     if 'contenders' not in result:
-        parser.error(f'{args.result} is of another tool or an older version: measure again')
+        parser.error(
+            f'{args.result} is of another tool or an older version; measure again with '
+            'benchmark_backbone.py'
+        )
     args.base = args.base or result['base']
     check_report_options(parser, args, result['contenders'])
     print_tables(result, args.base, args.markdown)

@@ -212,9 +212,9 @@ def parse_args() -> argparse.Namespace:
         print_list(args.list)
         parser.exit()
     if args.device == 'cuda' and not torch.cuda.is_available():
-        parser.error('--device cuda: torch finds no GPU')
+        parser.error('--device cuda: torch finds no GPU; take --device cpu')
     if args.rounds < 1 or (args.threads or 1) < 1:
-        parser.error('--rounds and --threads must be at least 1')
+        parser.error(f'--rounds ({args.rounds}) and --threads ({args.threads}) must be at least 1')
     names = [n for given in args.contenders for n in (peers() if given == 'peers' else [given])]
     args.contenders, args.modes = list(dict.fromkeys(names)), list(dict.fromkeys(args.modes))
     check_report_options(parser, args, args.contenders)

@@ -212,7 +212,7 @@ def main() -> None:
     parser.add_output('--out', default=Path('work_dirs/benchmark_blocks.json'))
     args = parser.parse_args()
     if args.device == 'cuda' and not torch.cuda.is_available():
-        parser.error('--device cuda: torch finds no GPU')
+        parser.error('--device cuda: torch finds no GPU; take --device cpu')
     if args.rounds < 1:
         parser.error(f'--rounds must be at least 1, got {args.rounds}')
     device, dtype = torch.device(args.device), getattr(torch, args.dtype)

@@ -282,9 +282,9 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
     if args.plot is not None and missing('matplotlib'):
         parser.error(f'--plot: {missing("matplotlib")}')
     if args.device == 'cuda' and not torch.cuda.is_available():
-        parser.error('--device cuda: torch finds no GPU')
+        parser.error('--device cuda: torch finds no GPU; take --device cpu')
     if args.rounds < 1 or (args.threads or 1) < 1:
-        parser.error('--rounds and --threads must be at least 1')
+        parser.error(f'--rounds ({args.rounds}) and --threads ({args.threads}) must be at least 1')
     return args
 
 

@@ -165,9 +165,9 @@ def main() -> int:
     parser.add_output('--out', default=Path('work_dirs/soak.json'))
     args = parser.parse_args()
     if not 0 < args.settle < args.steps:
-        parser.error(f'--settle {args.settle}: not within the {args.steps} steps')
+        parser.error(f'--settle must be between 0 and --steps {args.steps}, got {args.settle}')
     if args.batch > IMAGES:
-        parser.error(f'--batch {args.batch}: there are {IMAGES} images')
+        parser.error(f'--batch must be at most {IMAGES}, the number of images, got {args.batch}')
     rows = []
     for family in args.families:
         row = in_a_new_process(family, args.steps, args.settle, args.batch, args.side)

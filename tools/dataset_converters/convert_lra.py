@@ -165,9 +165,9 @@ def find_source(task: Task, source: Path) -> Path:
     nearest = min(places, key=lambda place: len(lacking[place]))
     archive, address = task.archive
     sys.exit(
-        f'there is no {nearest / lacking[nearest][0]}; get {archive} from {address} and unpack it '
-        f'in {source}, so that {source / task.folder} has {task.needs[0]}, or give the folder that '
-        'has it as SOURCE'
+        f'there is no {nearest / lacking[nearest][0]}. Download {archive} from {address} and '
+        f'unpack it in {source}, so that {source / task.folder} has {task.needs[0]}, or give the '
+        'folder with it as SOURCE'
     )
 
 
@@ -190,8 +190,8 @@ def main() -> None:
         parser.error(str(error))
     except (ValueError, FileNotFoundError, UnidentifiedImageError) as error:
         parser.error(
-            f'{source} cannot be converted ({type(error).__name__}: {error}); if it is not whole, '
-            f'unpack {task.archive[0]} again'
+            f'{source} cannot be converted ({type(error).__name__}: {error}); if files are '
+            f'incomplete, unpack {task.archive[0]} again'
         )
     print(f'wrote {args.out / args.task}' if made else f'{args.out / args.task} is there already')
 

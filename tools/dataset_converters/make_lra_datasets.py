@@ -120,10 +120,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.workers < 1 or (args.count is not None and args.count < 10):
         parser.error(
-            f'--workers ({args.workers}) is at least 1, --count ({args.count}) at least 10'
+            f'--workers ({args.workers}) must be at least 1, --count ({args.count}) at least 10'
         )
     if args.seed < 0:
-        parser.error(f'--seed {args.seed}: 0 or more')
+        parser.error(f'--seed must be at least 0, got {args.seed}')
     for task in args.tasks:
         settings, counts = SETTINGS[task, args.size], COUNTS[task, args.size]
         if args.count is not None:

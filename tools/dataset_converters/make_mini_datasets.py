@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument('--force', action='store_true', help='replace data made otherwise')
     args = parser.parse_args()
     if args.seed < 0:
-        parser.error(f'--seed {args.seed}: 0 or more')
+        parser.error(f'--seed must be at least 0, got {args.seed}')
     for task in args.tasks:
         folder = args.out / task
         make = partial(pictures.fill, task=task, seed=args.seed)

@@ -84,9 +84,12 @@ def parse_arguments() -> Tuple[ToolParser, argparse.Namespace]:
         if args.out.exists() and not args.force:
             parser.error(f'{args.out} is there already; --force replaces it')
     if not args.out.name.endswith(suffix):
-        parser.error(f'--out {args.out}: the name of {args.format} files ends with {suffix}')
+        parser.error(f'--out must end with {suffix} for --format {args.format}, got {args.out}')
     if args.format == 'onnx' and args.backend == 'native' and args.fp16:
-        parser.error('--backend native --fp16: the operators for ONNX Runtime are fp32 alone')
+        parser.error(
+            '--backend native cannot be used with --fp16, because the operators for ONNX Runtime '
+            'are in fp32 only'
+        )
     return parser, args
 
 

@@ -115,7 +115,10 @@ def main() -> None:
     import_module(f'{cfg.default_scope}.utils').register_all_modules(init_default_scope=False)
     before, about = exporting.open_exported(args.model)
     if about['task'] != 'classification' or about['precision'] != 'fp32':
-        parser.error(f'{args.model} is no fp32 classifier: {about["task"]}, {about["precision"]}')
+        parser.error(
+            f'the model must be a classifier in fp32, but {args.model} is for {about["task"]} in '
+            f'{about["precision"]}'
+        )
     if about.get('backend') == 'native':
         parser.error(
             f'{args.model} calls operators of mmlaplace, which ONNX Runtime cannot '
@@ -140,7 +143,9 @@ def main() -> None:
         write_json(args.report, report)
     loss = report['top1']['fp32'] - report['top1']['int8']
     if loss > args.max_loss:
-        sys.exit(f'{args.out} loses {loss:.2f} points of top-1, more than {args.max_loss}')
+        sys.exit(
+            f'{args.out} loses {loss:.2f} points of top-1, more than --max-loss {args.max_loss}'
+        )
 
 
 if __name__ == '__main__':

@@ -29,9 +29,8 @@ def target_size(about: dict, wanted, image: Image.Image) -> tuple:
     if about['size'] is not None:
         if wanted is not None and list(wanted) != about['size']:
             raise ValueError(
-                f'this file was exported for images of {about["size"][0]} x {about["size"][1]} '
-                f'alone, got --image-size {wanted[0]} {wanted[1]}; leave it out, or export with '
-                '--dynamic'
+                f'this file takes only images of {about["size"][0]} x {about["size"][1]}, got '
+                f'--image-size {wanted[0]} {wanted[1]}; leave it out, or export with --dynamic'
             )
         return tuple(about['size'])
     if wanted is not None:
@@ -76,7 +75,9 @@ def open_session(parser: argparse.ArgumentParser, args: argparse.Namespace):
     try:
         import onnxruntime
     except ImportError as error:
-        parser.error(f'this needs onnxruntime ({error}); pip install "mmlaplace[deploy]"')
+        parser.error(
+            f'this needs onnxruntime ({error}); install it with pip install "mmlaplace[deploy]"'
+        )
     if not args.model.is_file():
         parser.error(f'there is no file {args.model}; export.py makes it')
     options = onnxruntime.SessionOptions()
@@ -134,7 +135,9 @@ def main() -> None:
     session = open_session(parser, args)
     about = json.loads(session.get_modelmeta().custom_metadata_map['mmlaplace'])
     if about['batch'] not in (None, 1):
-        parser.error(f'{args.model} takes {about["batch"]} images at a time; export it for one')
+        parser.error(
+            f'{args.model} was exported for {about["batch"]} images at a time; export it for one'
+        )
     taken = {path.resolve() for path in args.images}
     for path in args.images:
         try:
@@ -151,7 +154,7 @@ def main() -> None:
         for name, picture in pictures.items() if args.out else ():
             place = args.out / f'{path.stem}{name}.png'
             if place.resolve() in taken:
-                parser.error(f'{place} is an image, or the result of one; name another --out')
+                parser.error(f'{place} is already one of the images or results; name another --out')
             taken.add(place.resolve())
             args.out.mkdir(parents=True, exist_ok=True)
             Image.fromarray(picture).save(place)

@@ -122,9 +122,9 @@ def convert(theirs: Dict[str, Tensor], args: argparse.Namespace) -> Conversion:
     conversion = Conversion(theirs)
     if not any(name.endswith('attn.positional_encoding') for name in theirs):
         raise ValueError(
-            'this is no checkpoint of PolaFormer, whose names are such as '
-            'block1.0.attn.positional_encoding and layers.0.blocks.0.attn.positional_encoding; '
-            f'its names are {list(theirs)[:3]} …; SOFT has soft_to_mmlaplace.py'
+            'this is not a checkpoint of PolaFormer, which has names such as '
+            'block1.0.attn.positional_encoding or layers.0.blocks.0.attn.positional_encoding; '
+            f'its names are {list(theirs)[:3]} …. For SOFT, run soft_to_mmlaplace.py'
         )
     if any(name.startswith('layers.') for name in theirs):
         convert_swin(conversion)

@@ -31,8 +31,9 @@ def convert(theirs: Dict[str, Tensor], args: argparse.Namespace) -> Conversion:
     """A whole model."""
     if 'block1.0.att.mha.W_q.weight' not in theirs:
         raise ValueError(
-            'this is no checkpoint of SOFT, whose names are such as block1.0.att.mha.W_q.weight; '
-            f'its names are {list(theirs)[:3]} …; PolaFormer has polaformer_to_mmlaplace.py'
+            'this is not a checkpoint of SOFT, which has names such as '
+            f'block1.0.att.mha.W_q.weight; its names are {list(theirs)[:3]} …. For PolaFormer, '
+            'run polaformer_to_mmlaplace.py'
         )
     conversion = Conversion(theirs)
     for i in range(4):

@@ -120,14 +120,18 @@ def main() -> None:
     figure = FIGURES[args.name]
     counts = dict(none=0, one=1, some=max(1, len(args.model)))
     if args.numbers is None and len(args.model) != counts[figure.models]:
-        parser.error(f'{args.name} takes {figure.models} of --model, got {len(args.model)}')
+        needed = dict(none='no --model', one='one --model', some='at least one --model')
+        parser.error(f'{args.name} takes {needed[figure.models]}, got {len(args.model)}')
     out = args.out or Path(f'work_dirs/{args.name}.png')
     if out.suffix != '.png':
         parser.error(f'--out must end in .png, got {out}')
     if args.numbers is not None:
         found = json.loads(args.numbers.read_text())
         if found['figure'] != args.name:
-            parser.error(f'{args.numbers} has the numbers of {found["figure"]}, not {args.name}')
+            parser.error(
+                f'{args.numbers} has the numbers of {found["figure"]}, not of {args.name}; give '
+                'another file'
+            )
     else:
         torch.manual_seed(0)
         machine = describe_machine(torch.device(args.device))

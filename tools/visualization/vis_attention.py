@@ -63,10 +63,10 @@ def matrices_drawn(attention: BaseAttention, matrix: str, stream: str) -> Dict[s
 def find(parser: argparse.ArgumentParser, args, config: str, backbone, image: Tensor) -> Mixed:
     """What the attention chosen mixed of an image; an error if there is none."""
     if not 0 <= args.stage < len(backbone.stages):
-        parser.error(f'--stage {args.stage}: {config} has 0 to {len(backbone.stages) - 1}')
+        parser.error(f'--stage {args.stage}: {config} has stages 0 to {len(backbone.stages) - 1}')
     depth = len(backbone.stages[args.stage]['blocks'])
     if not -depth <= args.block < depth:
-        parser.error(f'--block {args.block}: that stage of {config} has 0 to {depth - 1}')
+        parser.error(f'--block {args.block}: that stage of {config} has blocks 0 to {depth - 1}')
     chosen = (args.stage, args.block % depth)
     (mixed,) = (
         mixed
@@ -79,7 +79,7 @@ def find(parser: argparse.ArgumentParser, args, config: str, backbone, image: Te
         parser.error(f'--stage {args.stage}: {error}')
     heads = mixed.attention.num_heads
     if not 0 <= args.head < heads:
-        parser.error(f'--head {args.head}: that stage of {config} has 0 to {heads - 1}')
+        parser.error(f'--head {args.head}: that stage of {config} has heads 0 to {heads - 1}')
     return mixed
 
 
@@ -150,10 +150,12 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
     first = [path for path in (args.config, args.checkpoint) if path]
     args.models = [first, *args.model] if first else args.model
     if not args.models:
-        parser.error('which model? give IMG CONFIG [CHECKPOINT]')
+        parser.error('there is no model; give IMG CONFIG [CHECKPOINT], or --model')
     for config, *rest in args.models:
         if len(rest) > 2:
-            parser.error(f'--model {config} {" ".join(rest)}: a config, a checkpoint and a name')
+            parser.error(
+                f'--model {config} {" ".join(rest)}: give a config, a checkpoint and a name'
+            )
     return args
 
 
@@ -167,8 +169,8 @@ def read_points(
         x, y = (coordinate / side for coordinate, side in zip(point, sides))
         if not (0 <= x < 1 and 0 <= y < 1):
             parser.error(
-                f'--points {point[0]:g} {point[1]:g}: outside of the image, '
-                f'{image.width} x {image.height}'
+                f'--points {point[0]:g} {point[1]:g}: outside of the image, which has '
+                f'{image.width} x {image.height} pixels'
             )
         points.append((x * width, y * height))
     return points

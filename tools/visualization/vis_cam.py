@@ -112,7 +112,10 @@ class Scores(nn.Module):
             height, width = (-(-side // stride) for side in self.size)
             if x.shape[1] - height * width in (0, 1):
                 return tokens_to_map(x[:, -height * width :], (height, width))
-        raise ValueError(f'a target layer returns {tuple(x.shape)}, neither a map nor its tokens')
+        raise ValueError(
+            f'a target layer must return a map or its tokens, got {tuple(x.shape)}; choose another '
+            'by --target-layers'
+        )
 
 
 def find_layer(parser: argparse.ArgumentParser, model: nn.Module, name: str) -> nn.Module:
@@ -122,10 +125,13 @@ def find_layer(parser: argparse.ArgumentParser, model: nn.Module, name: str) -> 
         try:
             return model.get_submodule(name)
         except AttributeError as error:
-            parser.error(f'--target-layers {name}: {error}; stages go by 0 to 3')
+            parser.error(
+                f'--target-layers {name}: {error}; give the name of a layer, or the number of a '
+                'stage'
+            )
     stage = int(name)
     if stage >= len(backbone.stages):
-        parser.error(f'--target-layers {name}: there are 0 to {len(backbone.stages) - 1}')
+        parser.error(f'--target-layers {name}: the stages are from 0 to {len(backbone.stages) - 1}')
     last = backbone.stages[stage]['blocks'][-1]
     if getattr(backbone, 'out_type', None) == 'cls_token' and backbone.cls_tokens[stage]:
         return last.norm1  # behind it, the score depends on the class token alone
@@ -218,10 +224,14 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
     parser.usage = '%(prog)s [IMG ...] CONFIG CHECKPOINT [options]'
     args = parser.parse_args()
     if len(args.paths) < 2:
-        parser.error(f'{args.paths[0]}: give a config and its checkpoint, after any images')
+        parser.error(
+            f'there is only {args.paths[0]}; give any images, then a config and its checkpoint'
+        )
     *images, args.config, args.checkpoint = args.paths
     if args.images:
-        sys.stderr.write(f'{parser.prog}: --images is now IMG ... before CONFIG CHECKPOINT\n')
+        sys.stderr.write(
+            f'{parser.prog}: instead of --images, give IMG ... before CONFIG CHECKPOINT now\n'
+        )
     args.images = images + args.images
     return args
 
@@ -244,7 +254,7 @@ def main() -> None:
         import pytorch_grad_cam
         from pytorch_grad_cam.utils.image import show_cam_on_image
     except ModuleNotFoundError as error:
-        parser.error(f'{error}; pip install grad-cam')
+        parser.error(f'{error}; install it with pip install grad-cam')
 
     cfg, model = prepared(args)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
@@ -256,14 +266,16 @@ def main() -> None:
         if args.category is None:
             return scores.argmax().item()
         if not 0 <= args.category < len(scores):
-            parser.error(f'--target-category {args.category}: the model has 0 to {len(scores) - 1}')
+            parser.error(
+                f'--target-category must be from 0 to {len(scores) - 1}, got {args.category}'
+            )
         return args.category
 
     def target(scores: Tensor) -> Tensor:
         if not scores.requires_grad:
             parser.error(
-                f'--method {args.method} needs gradients, which {type(model).__name__} cuts off '
-                'from its detections; EigenCAM needs none'
+                f'--method {args.method} needs gradients, but the detections of '
+                f'{type(model).__name__} have none; take --method EigenCAM'
             )
         return scores[chosen(scores)]
 
