@@ -2,7 +2,7 @@
 
 import json
 import math
-import re
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -76,26 +76,6 @@ def test_the_matrix_of_an_attention_times_its_values_is_its_output(name):
     torch.testing.assert_close(weighted[..., 0], out, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize('name', ['PolaAttention', 'HydraAttention'])
-def test_channels_with_weights_of_their_own_count_too(name):
-    backbone, image = build('laplacianformer', dict(type=name), 32), torch.randn(1, 3, 32, 32)
-    first = attention_statistics.statistics_by_stage(backbone, [image])[0]
-    mixed = next(mixed_by(backbone, BaseAttention, image))  # the only block of stage 1
-    ends = [
-        attention_statistics.statistics_of(
-            attention_matrix(mixed, channel), mixed.hw_shape, mixed.hw_shape
-        )
-        for channel in (0, mixed.v.shape[-1] - 1)
-    ]
-    found = first['sharpness'], first['row_distance']
-    if name == 'PolaAttention':  # all channels of a half are alike
-        means = [(getattr(ends[0], n) + getattr(ends[1], n)) / 2
-                 for n in ('sharpness', 'row_distance')]  # fmt: skip
-        assert found == pytest.approx(means, rel=1e-4)  # roundings of fp32 weights
-    else:
-        assert found != pytest.approx((ends[0].sharpness, ends[0].row_distance), rel=1e-4)
-
-
 def test_the_terms_of_a_block_are_those_of_its_sum():
     backbone = build('laplacianformer', dict(type='SoftmaxAttention'))
     image, size = torch.randn(1, 3, 64, 64), attention_statistics.root_mean_square
@@ -108,9 +88,6 @@ def test_the_terms_of_a_block_are_those_of_its_sum():
     assert first['values'] == pytest.approx(size(mixed.v), rel=1e-5)
     # Weights that sum to one make no value larger than the largest.
     assert 0 < first['mixed'] <= mixed.v.abs().max()
-    without = build('laplacianformer', dict(type='SoftmaxAttention', lepe_kernel=0))
-    (alone, *_) = attention_statistics.term_sizes(without, [image])
-    assert alone['mixed'] > 0 and 'local' not in alone
 
 
 # What is compared.
@@ -130,13 +107,6 @@ def test_every_host_is_built_with_every_contender(host, name):
     assert backbone(torch.randn(1, 3, SIDE, SIDE))[-1].shape[1] == attention_study.HOSTS[host][1]
 
 
-def test_an_attention_without_a_local_branch_says_so():
-    off = attention_study.without_local_branch(dict(type='SoftmaxAttention'))
-    assert off['lepe_kernel'] == 0
-    with pytest.raises(ValueError, match='SeparableAttention'):
-        attention_study.without_local_branch(dict(type='SeparableAttention'))
-
-
 def test_a_result_of_other_settings_is_not_taken(tmp_path):
     settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', True, 3)
     assert not attention_study.finished(tmp_path, settings)
@@ -146,19 +116,17 @@ def test_a_result_of_other_settings_is_not_taken(tmp_path):
         attention_study.finished(tmp_path, dict(settings, seed=1))
 
 
-@pytest.mark.parametrize('content', [b'', b'{"settings": {"atten', b'{}', b'\xff'])
-def test_a_part_of_a_result_is_run_again_and_left_out_of_tables(tmp_path, content):
+def test_a_part_of_a_result_is_run_again_and_left_out_of_tables(tmp_path):
     whole = made_up('XCAttention', 0, 60.0)
     for name in ('a', 'b'):
         (tmp_path / name).mkdir()
         (tmp_path / name / 'result.json').write_text(json.dumps(whole))
     half = tmp_path / 'a/result.json'
-    half.write_bytes(content)
+    half.write_text('{"settings": {"atten')
     with pytest.warns(UserWarning, match=r'a/result\.json is not complete'):
         assert not compare_attentions.is_done(
             compare_attentions.Job('a', [], half, whole['settings'])
         )
-        assert not attention_study.finished(tmp_path / 'a', whole['settings'])
         found = compare_attentions.collect(tmp_path, dict(results=[], costs=[]))
     assert found['results'] == [json.loads(json.dumps(whole))]
 
@@ -171,10 +139,7 @@ def test_what_takes_too_long_or_is_refused_is_left_out_and_the_reason_kept(monke
     for of_pass in found.values():
         assert [row['side'] for row in of_pass['rows']] == [64]
         assert of_pass['left_out'] == {4096: 'expected to take more than 1 s'}
-
-    def refuse(*_):
-        raise ValueError('too many tokens\nand more')
-
+    refuse = mock.Mock(side_effect=ValueError('too many tokens\nand more'))
     monkeypatch.setattr(attention_cost, 'model_job', refuse)
     found = attention_cost.cost_of('KernelAttention', 'laplacianformer', [64], 1.0, 1e6)
     assert found['forward']['left_out'] == {64: 'too many tokens'}
@@ -214,8 +179,6 @@ def test_tables_have_means_all_seeds_and_what_is_missing(tmp_path):
     lines = [line for line in text.splitlines() if line.startswith('| ')]
     assert lines[2].startswith('| XC | 60.0 | 65.0 | 200 | 15.0 |')  # the most accurate first
     assert lines[3].startswith('| Softmax | 51.0 ± 1.0 (50.0, 51.0, 52.0) | 56.0 ± 1.0 ')
-    assert re.search(r'\| Softmax \| (0\.25 \| ){10}0\.5 to 0\.5 \|', text)
-    assert '| Softmax | 10 | - | - | 10 | - | - |' in text
     assert 'Softmax, forward, 512²: no memory' in text
     pictures = [path for path in written if path.suffix == '.png']
     assert len(pictures) == 3 and all(min(Image.open(path).size) > 100 for path in pictures)
@@ -248,9 +211,6 @@ def test_a_comparison_goes_on_where_it_was_and_reports_what_fails(noise_images, 
     assert done.read_text() == first and done.stat().st_mtime == begun  # not run again
     content = json.loads((tmp_path / 'results.json').read_text())
     assert [run['settings']['attention'] for run in content['results']] == list(FEW)
-    for run in content['results']:
-        assert set(run['top1']) == set(attention_study.STUDIES['textures'].columns)
-        assert run['parameters'] > 0 and run['macs'] > 0
     assert [len(run['matrices']) > 0 for run in content['results']] == [False, True]
     assert all(len(made['cost']['forward']['rows']) == 2 for made in content['costs'])
     assert (tmp_path / 'tables.md').is_file()
@@ -264,39 +224,6 @@ def test_a_comparison_goes_on_where_it_was_and_reports_what_fails(noise_images, 
     assert again['results'] == content['results'] and again['costs'] == content['costs']
 
 
-@pytest.mark.slow
-def test_costs_of_other_sizes_are_measured_again_and_replace_the_known(tmp_path):
-    (tmp_path / 'textures').mkdir()  # stays empty, as the training is known
-    training = made_up(FEW[0], 0, 50.0)
-    training['settings'] = attention_study.settings_of(
-        FEW[0], 'laplacianformer', 0, 'textures', True, 2
-    )
-    known, work_dir = tmp_path / 'known.json', tmp_path / 'work'
-    known.write_text(json.dumps(dict(results=[training], costs=[])))
-
-    def measured(folder, sizes, known):
-        options = ['--attentions', FEW[0], '--seeds', 0, '--sizes', *sizes, '--known', known]
-        result = compare(tmp_path, folder, *options)
-        assert result.returncode == 0, result.stdout + result.stderr
-        (cost,) = json.loads((folder / 'results.json').read_text())['costs']
-        return [row['side'] for row in cost['cost']['forward']['rows']]
-
-    assert measured(work_dir, [64], known) == [64]
-    (file,) = work_dir.glob('*/cost/*.json')
-    assert measured(work_dir, [64, 96], known) == [64, 96]
-    begun = file.stat().st_mtime
-    assert measured(work_dir, [64, 96], known) == [64, 96]
-    assert file.stat().st_mtime == begun
-    assert measured(tmp_path / 'other', [96], work_dir / 'results.json') == [96]
-
-
-def test_missing_data_and_unknown_attentions_are_named(tmp_path):
-    result = compare(tmp_path, tmp_path, '--attentions', 'XCAttention')
-    assert result.returncode == 2 and '--tasks textures' in result.stderr
-    result = compare(tmp_path, tmp_path, '--attentions', 'XCA')
-    assert result.returncode == 2 and "['XCA']; known: ['AdditiveAttention'" in result.stderr
-
-
 # The study of SOFT's inverse.
 
 
@@ -306,16 +233,12 @@ def test_the_study_of_inverses_writes_figures_and_a_picture(tmp_path):
     backbone = MODELS.build(Config.fromfile(config).model.backbone)
     torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
     out, picture = tmp_path / 'figures.json', tmp_path / 'picture.png'
-    command = [
+    result = run_script(
         ROOT / 'tools/analysis_tools/compare_inverse_norms.py', config, tmp_path / 'weights.pth',
         '--landmarks', '4', '16', '--size', '96', '96', '--out', out, '--picture', picture,
-    ]  # fmt: skip
-    result = run_script(*command)
+    )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert min(Image.open(picture).size) > 300
     forms = json.loads(out.read_text())['norms']['trained']
     for few, many in zip(forms['without, exact'], forms['with, exact']):
         assert many['mean'] < few['mean']  # the row sums are larger than one
-    result = run_script(*command)
-    assert result.returncode == 2
-    assert '--force replaces' in result.stderr
