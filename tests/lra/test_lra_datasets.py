@@ -315,5 +315,5 @@ def test_official_files_that_were_cut_off_get_a_sentence(tmp_path, task):
             path.write_bytes(path.read_bytes()[:-9])
     said = convert(task, tmp_path)
     assert said.returncode == 2, said.stderr
-    assert re.search(r'cannot be converted \(.*; if it is not whole, unpack .*gz ag', said.stderr)
+    assert re.search(r'cannot be converted \(.*; .* incomplete, unpack .*gz ag', said.stderr)
     assert not (tmp_path / 'lra' / task).exists()

@@ -127,8 +127,8 @@ def test_every_tensor_is_reported_and_none_is_lost(name):
 
 def test_checkpoint_of_the_other_family_is_named(tmp_path):
     for name, other, said in (
-        ('soft_model_small', 'pola_pvt_small', 'SOFT has soft_to_mmlaplace.py'),
-        ('pola_swin_small', 'soft_model_small', 'PolaFormer has polaformer_to_mmlaplace.py'),
+        ('soft_model_small', 'pola_pvt_small', 'For SOFT, run soft_to_mmlaplace.py'),
+        ('pola_swin_small', 'soft_model_small', 'For PolaFormer, run polaformer_to_mmlaplace.py'),
     ):
         torch.save(read(name)[1], tmp_path / f'{name}.pth')
         result = run_tool(other, tmp_path / f'{name}.pth', tmp_path / 'ours.pth')
