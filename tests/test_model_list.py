@@ -1,0 +1,120 @@
+"""Models as lists: ``python -m mmlaplace list``, backbones by name, and mmpretrain's hub."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT
+
+import mmlaplace
+from mmlaplace import check, mmpretrain_hub
+from mmlaplace.__main__ import main
+
+B0 = 'polaformer-pvtv2-b0_8xb128_in1k'
+
+
+def test_the_table_has_the_counts_the_published_score_and_the_path(capsys, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert main(['list', '*PVTv2-b[0]*', 'retinanet_polaformer-pvt-tiny*']) == 0
+    header, b0, retinanet = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert 'published score' in ' '.join(header)
+    path = f'configs/classification/polaformer/{B0}.py'
+    assert b0 == [B0, 'classification', '3.79', '0.58', 'top-1', '72.3', path]
+    assert retinanet[1:7] == ['detection', '–', '–', 'box', 'AP', '39.5']
+    assert (ROOT / path).is_file() and (ROOT / retinanet[7]).is_file()
+
+
+def test_the_json_has_every_model_of_the_task(capsys):
+    assert main(['list', '--task', 'segmentation', '--json']) == 0
+    models = json.loads(capsys.readouterr().out)
+    assert [model['name'] for model in models] == mmlaplace.list_models(task='segmentation')
+    softpp = next(m for m in models if m['name'].startswith('softpp-small_upernet_8xb2'))
+    assert (softpp['published'], softpp['macs']) == (dict(mIoU=46.5), None)
+
+
+@pytest.mark.parametrize(
+    ('words', 'near'),
+    [
+        (['polr*'], 'polaformer-pvt-tiny_8xb128_in1k'),
+        (['soft*', 'lapacian'], 'laplacianformer-tiny_8xb128_in1k'),
+        (['soft-*', '--task', 'detection'], 'retinanet_softpp-tiny_fpn_1x_coco'),
+    ],
+)
+def test_a_pattern_without_a_match_is_quoted_with_near_names(words, near, capsys):
+    assert main(['list', *words]) == 1
+    sentence = capsys.readouterr().err
+    assert near in sentence and any(f'matches {word!r}; near are' in sentence for word in words)
+
+
+def test_the_help_names_the_commands_and_check_is_one(capsys, monkeypatch):
+    with pytest.raises(SystemExit):
+        main(['--help'])
+    assert 'list the models' in capsys.readouterr().out
+    monkeypatch.setattr(check, 'main', lambda arguments: arguments)
+    assert main(['check', '--json']) == ['--json']
+
+
+def test_numbers_in_names_are_sorted_by_value():
+    names = mmlaplace.list_models('laplacianformer-small_8xb*_in1k')
+    assert [name.split('_')[1][:5] for name in names] == ['8xb64', '8xb12']
+
+
+def test_a_backbone_is_created_by_its_name_or_that_of_a_config():
+    soft = mmlaplace.create_backbone('soft-tiny-norm', attn_cfg=dict(type='SoftmaxAttention'))
+    maps = soft(torch.zeros(1, 3, 64, 64))
+    assert [x.shape[-1] for x in maps] == [16, 8, 4, 2]
+    assert type(soft.stages[0]['blocks'][0].attn).__name__ == 'SoftmaxAttention'
+    last = mmlaplace.create_backbone(B0, img_size=64)
+    assert (last.out_indices, last.img_size) == ((3,), (64, 64))
+
+
+def test_a_backbone_keeps_its_checkpoint_when_a_runner_initialises_it(tmp_path):
+    weights = mmlaplace.create_backbone(B0).state_dict()
+    checkpoint = dict(state_dict={f'backbone.{key}': value for key, value in weights.items()})
+    torch.save(checkpoint, tmp_path / 'w.pth')
+    backbone = mmlaplace.create_backbone('polaformer-pvtv2-b0', tmp_path / 'w.pth', out_indices=-1)
+    backbone.init_weights()
+    assert all(torch.equal(value, weights[key]) for key, value in backbone.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ('name', 'options', 'error', 'said'),
+    [
+        (
+            'laplaceformer-tiny',
+            {},
+            ValueError,
+            "'laplaceformer-tiny'; near are .'laplacianformer-t",
+        ),
+        ('softpp-tiny', dict(pretrained=True), ValueError, "no published weights of 'softpp-tiny'"),
+        ('softpp-tiny', dict(heads=2), TypeError, "no option 'heads'; its options are arch,"),
+    ],
+)
+def test_a_backbone_that_there_is_not_is_refused(name, options, error, said):
+    with pytest.raises(error, match=said):
+        mmlaplace.create_backbone(name, **options)
+
+
+def test_mmpretrain_lists_builds_and_runs_the_classifiers():
+    mmpretrain = pytest.importorskip('mmpretrain')
+    found = mmpretrain.list_models('*laplacian*', task='Image Classification')
+    assert set(found) == set(mmlaplace.list_models('laplacian', task='classification'))
+    assert not mmpretrain.list_models('retinanet_*')
+    model = mmpretrain.get_model(B0, backbone=dict(drop_path_rate=0.0))
+    result = mmpretrain.inference_model(model, torch.zeros(64, 64, 3).byte().numpy())
+    assert len(result['pred_scores']) == 1000
+
+
+@pytest.mark.slow
+def test_the_order_of_the_imports_does_not_matter():
+    code = 'import mmpretrain, mmlaplace; assert mmpretrain.list_models("softpp-*")'
+    assert subprocess.run([sys.executable, '-c', code]).returncode == 0
+
+
+def test_a_package_without_configs_warns_mmpretrains_users(monkeypatch, tmp_path):
+    monkeypatch.setattr('mmlaplace.model_zoo.__file__', str(tmp_path / 'mmlaplace/model_zoo.py'))
+    with pytest.warns(UserWarning, match='lacks our classifiers: .* has no .mim folder'):
+        mmpretrain_hub.register(SimpleNamespace())
