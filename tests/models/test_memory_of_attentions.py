@@ -56,10 +56,6 @@ def test_tensors_of_linear_attentions_grow_as_the_tokens(cfg, resolution):
     assert middle < 1024**2 / 4 and large < 4096**2 / 16
 
 
-def test_an_exact_attention_does_hold_a_matrix_of_all_pairs():
-    assert largest(build((16, 16), type='KernelAttention'), 16) >= 2 * 256**2
-
-
 @pytest.mark.parametrize(('name', 'options'), [
     ('Kernel', {}), ('TaylorShift', dict(form='direct')), ('Based', dict(form='direct')),
     ('Castling', dict(sparse_softmax=True)), ('Reformer', dict(bucket_size=160 * 160)),
@@ -74,16 +70,11 @@ def test_too_many_pairs_are_refused_before_they_are_allocated(name, options):
     assert mode.numel <= tokens.numel()
 
 
-@pytest.mark.parametrize(
-    ('options', 'images', 'needed'),
-    [({}, 3, 'are 2.4 GB, .* 2 .* 4.8 GB'),
-     (dict(normalization='whitened'), 1, 'are 0.8 GB, .* 6 .* 4.8 GB')],
-)  # fmt: skip
-def test_pairs_that_fit_without_gradients_alone_are_refused_in_training(options, images, needed):
-    attention = build((4, 4), 8, type='KernelAttention', **options).to('meta')
-    tokens = torch.zeros(images, 2, 100 * 100, 4, device='meta')
+def test_pairs_that_fit_without_gradients_alone_are_refused_in_training():
+    attention = build((4, 4), 8, type='KernelAttention').to('meta')
+    tokens = torch.zeros(3, 2, 100 * 100, 4, device='meta')
     with torch.no_grad():
         attention.mix(tokens, tokens, tokens, (100, 100))
     tokens.requires_grad_()
-    with pytest.raises(ValueError, match=needed):
+    with pytest.raises(ValueError, match='are 2.4 GB, .* 2 .* 4.8 GB'):
         attention.mix(tokens, tokens, tokens, (100, 100))
