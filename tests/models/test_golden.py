@@ -125,18 +125,6 @@ def test_every_tensor_is_reported_and_none_is_lost(name):
         converter(name).convert({k: v for k, v in weights.items() if k != a_norm}, SQUARE)
 
 
-def test_checkpoint_of_the_other_family_is_named(tmp_path):
-    for name, other, said in (
-        ('soft_model_small', 'pola_pvt_small', 'For SOFT, run soft_to_mmlaplace.py'),
-        ('pola_swin_small', 'soft_model_small', 'For PolaFormer, run polaformer_to_mmlaplace.py'),
-    ):
-        torch.save(read(name)[1], tmp_path / f'{name}.pth')
-        result = run_tool(other, tmp_path / f'{name}.pth', tmp_path / 'ours.pth')
-        assert result.returncode == 2
-        assert said in result.stderr
-        assert not (tmp_path / 'ours.pth').exists()
-
-
 def test_converter_keeps_what_is_there_and_takes_the_weights_named(tmp_path):
     _, weights = read('soft_model_small')
     averaged = {key: value + 1 for key, value in weights.items()}
