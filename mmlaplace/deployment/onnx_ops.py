@@ -85,6 +85,6 @@ def why_missing(error: Exception) -> str:
     if f'{DOMAIN}:' not in str(error):
         return ''
     return (
-        f"this file calls operators of mmlaplace, and their library is not there: '{BUILD}' in a "
+        f"this file calls operators of mmlaplace, and their library is missing: '{BUILD}' in a "
         f'clone of mmlaplace makes it ({LIBRARY}); or export with --backend reference'
     )

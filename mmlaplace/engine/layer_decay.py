@@ -81,4 +81,4 @@ class LayerDecayOptimWrapperConstructor(NoDecayOptimWrapperConstructor):
             # Only lr: schedulers take initial_lr from it, once auto_scale_lr has scaled it.
             group['lr'] = group.get('lr', self.base_lr) * scales[depth]
         shown = ', '.join(f'{depth}: {scales[depth]:.3g}' for depth in sorted(scales))
-        print_log(f'lr times, by depth -- {shown}', logger='current', level=logging.INFO)
+        print_log(f'factors of the lr by depth: {shown}', logger='current', level=logging.INFO)
