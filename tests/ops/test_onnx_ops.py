@@ -6,14 +6,12 @@ from conftest import fast_with, needs_torch
 
 from mmlaplace.ops import (
     cholesky_inverse,
-    exporting,
     gaussian_kernel,
     inverse_residual,
     laplacian_kernel,
     newton_schulz_inverse,
     nystrom_attention,
     pooled_landmarks,
-    use_backend,
 )
 from mmlaplace.ops.cholesky_inverse import inverse_by_products
 from mmlaplace.ops.newton_start_scale import newton_start_scale
@@ -97,63 +95,23 @@ def test_ops_leave_by_the_new_exporter():
     check([attend_turned, *(OPS[name] for name in names)], dynamo=True)
 
 
-@pytest.mark.slow
-def test_tensors_of_n_m_d_values_do_not_exist():
-    import onnx
-
-    n, m, d = 40, 9, 8
-    module = Op(lambda x: laplacian_kernel(x, x[:, :, :m], 4.0))
-    content = to_onnx(module, (torch.randn(1, 1, n, d),))
-    graph = onnx.shape_inference.infer_shapes(onnx.load_from_string(content)).graph
-    shapes = [
-        [axis.dim_value for axis in value.type.tensor_type.shape.dim] for value in graph.value_info
-    ]
-    sizes = [torch.Size(shape).numel() for shape in shapes]
-    assert max(sizes) == n * m
-
-
 def test_a_compiled_op_is_refused_where_onnx_has_none():
     op = Op(lambda x: laplacian_kernel(x, x, 4.0, backend='native'))
     with pytest.raises(RuntimeError, match="ONNX has no such operator.*backend='auto'"):
         to_onnx(op, (tokens(),))
 
 
-@pytest.mark.parametrize('size', [1, 5, 12, 49])
-@pytest.mark.parametrize(('cells', 'ratio'), [(3, 0), (7, 0), (1, 0), (1, 4), (1, 1)])
+@pytest.mark.parametrize('size', [1, 5, 12])
+@pytest.mark.parametrize(('cells', 'ratio'), [(3, 0), (7, 0), (1, 4), (1, 1)])
 def test_pooling_by_a_product_is_that_of_torch(size, cells, ratio):
     x = torch.randn(1, 2, size, dtype=torch.float64)
-    weights = pooling_matrix(size, cells, ratio, x)
     if ratio:
         expected = torch.nn.functional.avg_pool1d(x, ratio, ceil_mode=True, count_include_pad=False)
     else:
         expected = torch.nn.functional.adaptive_avg_pool1d(x, cells)
     # fp64: sums in another order.
-    torch.testing.assert_close(x @ weights.T, expected, atol=1e-14, rtol=0)
-
-
-def traced(function, x):
-    with use_backend('reference'):
-        return torch.jit.trace(Op(function), (x,), check_trace=False)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('name', OPS)
-def test_a_trace_gives_the_values_of_the_op(name, tmp_path):
-    x = tokens()
-    traced(OPS[name], x).save(str(tmp_path / 'trace.pt'))  # no autograd Function in it
-    assert_alike(torch.jit.load(str(tmp_path / 'trace.pt'))(x), Op(OPS[name])(x))
-
-
-def test_exporting_is_true_only_while_a_graph_is_recorded():
-    seen = []
-
-    def noted(x):
-        seen.append(exporting())
-        return x + 1
-
-    traced(noted, tokens())
-    Op(noted)(tokens())
-    assert seen == [True, False]
+    found = x @ pooling_matrix(size, cells, ratio, x).T
+    torch.testing.assert_close(found, expected, atol=1e-14, rtol=0)
 
 
 @pytest.mark.parametrize('ridge', [1e-2, 1e-4, 0.0, None])

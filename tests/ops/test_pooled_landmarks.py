@@ -13,7 +13,6 @@ CASES = {
     'one-token': (2, 3, 1, 1, 5, (1, 1), None),
     'uneven-cells': (1, 2, 7, 9, 20, (3, 4), 'half'),
     'wide-rows': (2, 1, 5, 300, 18, 4, 'pairs'),
-    'even-cells': (1, 2, 14, 14, 32, (7, 7), None),
     'more-cells-than-rows': (1, 1, 3, 9, 8, (7, 7), 'half'),
     'short-last-cells': (1, 2, 13, 17, 48, 8, 'half'),
     'ratio-beyond-the-map': (1, 1, 5, 5, 64, 8, None),
