@@ -75,7 +75,7 @@ class SequenceDataset(BaseDataset):
     def length(self, idx: int) -> int:
         """Number of tokens of a sample without padding. Of two sequences the longer counts."""
         sample = super().get_data_info(idx)['sample']
-        return max(np.count_nonzero(ids) for ids in self.sequences(sample))
+        return max(int(np.count_nonzero(ids)) for ids in self.sequences(sample))
 
     def get_data_info(self, idx: int) -> dict:
         """A sample for the pipeline."""
