@@ -21,20 +21,7 @@ def notebook(tool):
 def test_the_page_is_that_of_the_notebook(tool, notebook):
     for path, content in tool.page(notebook).items():
         assert path.read_bytes() == content, 'run python .dev_scripts/make_tutorial.py'
-
-
-def test_what_is_stored_was_run_in_order_and_without_a_warning(notebook):
-    cells = [cell for cell in notebook.cells if cell.cell_type == 'code']
-    assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
-    kinds = [output.get('name', output.output_type) for cell in cells for output in cell.outputs]
-    assert set(kinds) <= {'execute_result', 'display_data'}
-    assert kinds.count('display_data') == 3  # the pictures
-    nbformat.validate(notebook)
-
-
-def test_nothing_of_the_machine_is_stored(tool, notebook):
-    text = tool.page(notebook)[tool.PAGE].decode()
-    assert str(ROOT) not in text and '/tmp/' not in text
+    assert str(ROOT) not in tool.PAGE.read_text()
 
 
 @pytest.mark.training
