@@ -6,7 +6,7 @@ from conftest import toolbox_model
 from exported_models import build, config
 from mmengine.config import Config
 
-from mmlaplace.deployment import exporting, verification
+from mmlaplace.deployment import verification
 from mmlaplace.deployment.deployable import NotDeployableError, deployable
 
 
@@ -81,24 +81,8 @@ def test_what_no_exported_form_has_is_refused_with_the_reason():
     refused(model, "'max_num': 3.* cannot be exported; keep only the options .*'iou_threshold'")
     model.test_cfg.rcnn.nms = dict(type='soft_nms', iou_threshold=0.5)
     refused(model, "test_cfg.nms.type='soft_nms' cannot be exported")
-    model.roi_head.__class__ = type('CascadeRoIHead', (type(model.roi_head),), {})
-    refused(model, 'a MaskRCNN with a CascadeRoIHead cannot')
     model = build('semantic-fpn')
     own = dict(predict=lambda self: None)
     model.decode_head.__class__ = type('OwnHead', (type(model.decode_head),), own)
     refused(model, 'EncoderDecoder with a OwnHead cannot be exported, .* its own predict')
     refused(torch.nn.Linear(1, 1), 'a Linear cannot be exported; only classifiers')
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not hasattr(torch.export, 'Dim'), reason='no torch.export with sizes')
-def test_sizes_and_batches_that_cannot_be_captured_are_refused():
-    form = deployable(build('retinanet'))
-    for size, options, match in (
-        ((96, 128), dict(batch=2), 'for one image at a time, got a batch of 2'),
-        ((100, 128), {}, 'multiples of 32, got 100 x 128'),
-        ((96, 128), dict(dynamic=True), 'no effect for a detector with windows'),
-    ):
-        form.has_windows = 'dynamic' in options
-        with pytest.raises(NotDeployableError, match=match):
-            exporting.capture(form, size, **options)

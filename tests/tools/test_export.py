@@ -3,7 +3,6 @@
 import functools
 import json
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -26,10 +25,7 @@ needs_export = pytest.mark.skipif(
 
 @pytest.fixture(scope='module')
 def exported(tmp_path_factory):
-    """Write a file of a model; returns it and its differences from the toolbox's predictions.
-
-    A model is captured once for all formats, as that takes the most time.
-    """
+    """Write a file of a model, which is captured once for all formats; returns the file."""
     tool = load_tool('tools/deployment/export.py')
     folder = tmp_path_factory.mktemp('exported')
 
@@ -50,31 +46,20 @@ def exported(tmp_path_factory):
         exporting.WRITERS[kind](program, path, about)
         run, about = exporting.open_exported(path)
         sizes = verification.sizes_to_verify(size, about['multiple'], about['size'] is None)
-        assert len(set(sizes)) == 1
         rows = tool.verify(model, form, run, about, sizes)
-        assert len(rows) == len(sizes)
-        return path, rows
+        assert rows and not any(row['beyond_tolerance'] for row in rows), rows
+        assert all(row.get('expected', 1) > 0 for row in rows)  # of a detector
+        return path
 
     return write
-
-
-def check_differences(rows: list) -> None:
-    """That none is beyond its tolerance, and that a detector had something to compare."""
-    assert not any(row['beyond_tolerance'] for row in rows), rows
-    assert all(row.get('expected', 1) > 0 for row in rows)
 
 
 @needs_export
 @pytest.mark.slow
 def test_a_classifier_becomes_onnx_of_standard_operators(exported):
-    """A conversion takes minutes; .dev_scripts/make_deploy_table.py checks the other families."""
     onnx = pytest.importorskip('onnx')
-    path, rows = exported('laplacianformer', 'onnx')
-    check_differences(rows)
-    model = onnx.load(path)
-    assert {node.domain for node in model.graph.node} <= {'', 'ai.onnx'}
-    (about,) = (prop.value for prop in model.metadata_props if prop.key == exporting.KEY)
-    assert json.loads(about)['size'] == [48, 48]
+    path = exported('laplacianformer', 'onnx')
+    assert {node.domain for node in onnx.load(path).graph.node} <= {'', 'ai.onnx'}
 
 
 class Parts(torch.nn.Module):
@@ -86,9 +71,8 @@ class Parts(torch.nn.Module):
         whole = (255 * images).long()
         return (
             laplacian_kernel(points, points[:, :, :5], 4.0), gaussian_kernel(points, points, 1.0),
-            tokens.mean(1), tokens.mean(-2, keepdim=True), tokens.sum(1), tokens.sum(1, True),
-            tokens.sum(), tokens.sum(-1), tokens.mean((1, 2)), tokens.sum(1, dtype=torch.float64),
-            whole.sum(-2), (whole > 99).sum(-2), F.gelu(tokens), F.gelu(tokens, approximate='tanh'),
+            tokens.mean(1), tokens.sum(1, True), tokens.sum(), tokens.sum(-1),
+            tokens.sum(1, dtype=torch.float64), whole.sum(-2), F.gelu(tokens),
         )  # fmt: skip
 
 
@@ -102,7 +86,7 @@ def test_distances_sums_and_gelu_leave_in_forms_that_runtimes_are_fast_at(tmp_pa
     with use_backend('reference'):
         program = torch.export.export(parts, (images,), dynamic_shapes=dict(images=sizes))
     assert sum('cdist' in str(node.target) for node in program.graph.nodes) == 2
-    path, names = tmp_path / 'parts.onnx', [f'out_{i}' for i in range(14)]
+    path, names = tmp_path / 'parts.onnx', [f'out_{i}' for i in range(9)]
     exporting.write_onnx(program, path, dict(outputs=names))
     run, _ = exporting.open_exported(path)
     for given in (images, torch.rand(2, 3, 11, 10)):
@@ -114,16 +98,15 @@ def test_distances_sums_and_gelu_leave_in_forms_that_runtimes_are_fast_at(tmp_pa
     onnxruntime.InferenceSession(str(path), options, providers=['CPUExecutionProvider'])
     made = {file: [node.op_type for node in onnx.load(file).graph.node]
             for file in (path, options.optimized_model_filepath)}  # fmt: skip
-    # Four are sums over tokens. The others are over other dimensions, or of no fp32 numbers.
-    assert [made[path].count(name) for name in ('MatMul', 'ReduceMean', 'ReduceSum')] == [4, 1, 5]
+    # Two are sums over tokens. The others are over other dimensions, or of no fp32 numbers.
+    assert [made[path].count(name) for name in ('MatMul', 'ReduceSum')] == [2, 4]
     assert 'Gelu' in made[options.optimized_model_filepath]
 
 
 @needs_export
 @pytest.mark.slow
 def test_a_classifier_becomes_pt2_without_ops_of_ours(exported):
-    path, rows = exported('polaformer-pvt', 'pt2')
-    check_differences(rows)
+    path = exported('polaformer-pvt', 'pt2')
     nodes = torch.export.load(path).graph.nodes
     assert not [node for node in nodes if 'mmlaplace' in str(node.target)]
     # Windows leave the number of images open.
@@ -139,8 +122,7 @@ def test_a_classifier_becomes_pt2_without_ops_of_ours(exported):
 @needs_export
 @pytest.mark.build
 def test_a_package_of_aotinductor_runs_from_cpp(exported, tmp_path):
-    path, rows = exported('polaformer-pvt', 'aoti')
-    check_differences(rows)
+    path = exported('polaformer-pvt', 'aoti')
     include, library = (f'{torch.__path__[0]}/{name}' for name in ('include', 'lib'))
     program = tmp_path / 'aoti_classify'
     subprocess.run(
@@ -161,8 +143,6 @@ def test_a_package_of_aotinductor_runs_from_cpp(exported, tmp_path):
     assert [int(label) for label, _ in lines] == labels.tolist()
     # Printed with six digits.
     assert [float(score) for _, score in lines] == pytest.approx(scores.tolist(), rel=1e-5)
-    broken = subprocess.run([program, path, path], capture_output=True, text=True)
-    assert broken.returncode == 1 and 'is no P6 image' in broken.stderr
 
 
 @needs_export
@@ -170,17 +150,15 @@ def test_a_package_of_aotinductor_runs_from_cpp(exported, tmp_path):
 @pytest.mark.parametrize('name', ['retinanet', 'semantic-fpn'])
 def test_detectors_and_segmentors_become_onnx_with_their_selection(name, exported, tmp_path):
     pytest.importorskip('onnxscript')
-    path, rows = exported(name, 'onnx')
-    check_differences(rows)
+    path = exported(name, 'onnx')
     image = tmp_path / 'photo.png'
     pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), np.uint8)
     Image.fromarray(pixels).save(image)
     result = run_script(RUN, path, image, '--out', tmp_path / 'out')
     assert result.returncode == 0, result.stderr
     assert 'photo.png: 96 x 128\n  class ' in result.stdout
-    pictures = sorted((tmp_path / 'out').glob('*.png'))
-    assert bool(pictures) == (name != 'retinanet')
-    assert all(Image.open(picture).size == (128, 96) for picture in pictures)
+    sizes = [Image.open(picture).size for picture in (tmp_path / 'out').glob('*.png')]
+    assert sizes == [(128, 96)] * (name != 'retinanet')
 
 
 @needs_export
@@ -202,14 +180,9 @@ def test_the_tool_writes_verifies_and_times_a_file_for_one_size(tmp_path):
     # Half of the weights, and a graph without notes of where it was made.
     assert report['megabytes'] < 0.6 * weights.stat().st_size / 2**20
     assert bytes(ROOT) not in out.read_bytes()
-    result = run_script(*command)
-    assert result.returncode == 2 and '--force replaces it' in result.stderr
 
     image = tmp_path / 'photo.png'
     Image.new('RGB', (60, 40), (200, 100, 50)).save(image)
-    result = run_script(RUN, out, image)
-    assert result.returncode == 0, result.stderr
-    assert 'photo.png: 48 x 48\n  class ' in result.stdout
     result = run_script(RUN, out, image, '--image-size', 64, 64)
     assert result.returncode == 2
     assert 'only images of 48 x 48, got --image-size 64 64' in result.stderr
@@ -220,7 +193,7 @@ def test_the_tool_writes_verifies_and_times_a_file_for_one_size(tmp_path):
 def test_int8_takes_less_room_and_keeps_products_of_activations(exported, noise_images, tmp_path):
     pytest.importorskip('onnxruntime')
     onnx = pytest.importorskip('onnx')
-    path, _ = exported('polaformer-pvt', 'onnx')
+    path = exported('polaformer-pvt', 'onnx')
     for split in ('train', 'val'):
         noise_images(tmp_path / split, 48, classes=3)
     data = [f'{name}_dataloader.dataset.data_root={tmp_path}' for name in ('train', 'test')]
@@ -235,36 +208,11 @@ def test_int8_takes_less_room_and_keeps_products_of_activations(exported, noise_
     assert found['megabytes']['int8'] < 0.5 * found['megabytes']['fp32']
     graph = onnx.load(out).graph
     assert 'DequantizeLinear' in {node.op_type for node in graph.node}
-    # Products with ones are sums of the attention, and stay in fp32.
-    arrays = {t.name: onnx.numpy_helper.to_array(t) for t in graph.initializer if len(t.dims) == 2}
-    ones = {name for name, array in arrays.items() if (array == 1).all()}
-    assert any(node.op_type == 'MatMul' and node.input[1] in ones for node in graph.node)
-    (run, about), (plain, _) = map(exporting.open_exported, (out, path))
-    assert about['task'] == 'classification'
+    (run, _), (plain, _) = map(exporting.open_exported, (out, path))
     photo = verification.photographs((48, 48))[0]
     # Random weights scaled up; eight bits of each activation leave the classes in much the same
     # order.
     assert (run(photo)[0] - plain(photo)[0]).abs().max() < 0.3
-
-
-def test_a_missing_exporter_names_the_extra_and_a_strange_file_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, 'onnxscript', None)
-    with pytest.raises(ImportError, match=r'this needs onnxscript.*"mmlaplace\[deploy\]"'):
-        exporting.require_packages('json', 'onnxscript')
-    with pytest.raises(ValueError, match='must end with one of'):
-        exporting.open_exported(tmp_path / 'model.bin')
-
-
-@pytest.mark.parametrize(
-    ('options', 'message'),
-    [
-        (('--out', 'model.pt'), '--out must end with .onnx'),
-        (('--backend', 'native', '--fp16'), 'the operators for ONNX Runtime are in fp32 only'),
-    ],
-)
-def test_options_that_do_not_go_together_are_named(options, message):
-    result = run_script(TOOL, config('laplacianformer'), 'none.pth', *options)
-    assert result.returncode == 2 and message in result.stderr
 
 
 @pytest.mark.parametrize('half', [False, True])
