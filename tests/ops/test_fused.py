@@ -6,10 +6,8 @@ import pytest
 import torch
 from conftest import by_threads
 
-from mmlaplace.models import PolaAttention
 from mmlaplace.models.layers import pola_streams
 from mmlaplace.models.layers.signed_powers import SignedPowers
-from mmlaplace.ops import use_backend
 from mmlaplace.ops.bias_gelu import (
     bias_gelu,
     bias_gelu_backward,
@@ -17,7 +15,6 @@ from mmlaplace.ops.bias_gelu import (
     has_bias_gelu,
 )
 from mmlaplace.ops.pola_streams import fits as streams_fit
-from mmlaplace.ops.signed_powers import fits as powers_fit
 from mmlaplace.ops.signed_powers import signed_powers, signed_powers_backward
 
 EMPTY = torch.zeros(1, 1, 1, 1)
@@ -149,16 +146,6 @@ def test_second_derivatives_of_streams_are_those_of_the_formula():
         # Derivatives of powers divide by small queries, so values reach 1e3.
         close = dict(rtol=1e-3, atol=1e-4 * float(truth.abs().max()))
         torch.testing.assert_close(found.double(), truth, **close)
-
-
-def test_the_reference_computes_the_same():
-    attention = PolaAttention(64, num_heads=2, input_resolution=(14, 14))
-    torch.nn.init.normal_(attention.power)
-    x = torch.randn(2, 14 * 14, 64)
-    found = attention(x, (14, 14))
-    with use_backend('reference'):
-        assert not streams_fit(x) and not powers_fit(x)
-        torch.testing.assert_close(found, attention(x, (14, 14)), rtol=1e-5, atol=1e-6)
 
 
 def test_a_query_without_keys_is_nothing_and_a_nan_stays_with_its_query():

@@ -46,30 +46,6 @@ def test_inverts(inverse, size):
     torch.testing.assert_close(product, identity.expand_as(product), atol=1e-10, rtol=0)
 
 
-def landmarks_in_places(size, kind):
-    """Kernel matrices of fp32: landmarks apart, all in one place, or half in one."""
-    places = dict(apart=size, one=1, half=size // 2 + 1)[kind]
-    place = torch.arange(size).clamp(max=places - 1)
-    points = 0.3 * torch.randn(32, 1, places, 32, dtype=torch.float64)[:, :, place]
-    points = points + 1e-5 * torch.randn_like(points)
-    return laplacian_kernel(points, points, 4.0)[:, 0].float()
-
-
-@pytest.mark.parametrize('kind', ['apart', 'one', 'half'])
-@pytest.mark.parametrize('size', [49, 64])
-def test_the_compiled_exact_inverse_is_symmetric_and_as_close_as_lapacks(size, kind):
-    mat = landmarks_in_places(size, kind)
-    exact = torch.linalg.inv(mat.double() + 1e-2 * torch.eye(size, dtype=torch.float64))
-    native, reference = (cholesky_inverse(mat, backend=b) for b in ('native', 'reference'))
-    assert torch.equal(native, native.mT)
-    errors = [
-        ((inverse - exact).abs().amax((1, 2)) / exact.abs().amax((1, 2))).median()
-        for inverse in (native, reference)
-    ]
-    # Two orders of the same roundings. Measured: 0.1 for one place, 0.6 to 1.3 for the others.
-    assert errors[0] <= 2 * errors[1]
-
-
 def test_residual_shows_what_too_few_steps_leave():
     mat = kernel_matrix(49, spread=0.1)
     inverse, residual = newton_schulz_inverse(mat, num_iters=3, return_residual=True)
@@ -156,6 +132,7 @@ def test_cholesky_inverts_the_mean_of_both_triangles(backend):
     skewed, mean = skewed.requires_grad_(), mean.requires_grad_()
     outs = [cholesky_inverse(mat, backend=backend) for mat in (skewed, mean)]
     torch.testing.assert_close(*outs)
+    assert backend == 'reference' or torch.equal(outs[0], outs[0].mT)
     skewed_grad, mean_grad = (
         torch.autograd.grad(out[..., 2, 5].sum(), mat)[0] for out, mat in zip(outs, (skewed, mean))
     )

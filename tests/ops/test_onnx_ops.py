@@ -15,7 +15,6 @@ from mmlaplace.ops import (
 )
 from mmlaplace.ops.cholesky_inverse import inverse_by_products
 from mmlaplace.ops.newton_start_scale import newton_start_scale
-from mmlaplace.ops.pooled_landmarks import pooling_matrix
 from mmlaplace.ops.rotary import rotary_table
 
 pytest.importorskip('onnx')
@@ -53,7 +52,7 @@ OPS = {
     'inverse_residual': lambda x: inverse_residual(spd(x), spd(x), 0.1),
     'nystrom_attention': attend,
     'nystrom_attention, turned and whitened': attend_turned,
-    'pooled_landmarks, cells': lambda x: pooled_landmarks(x, HW, cells=(4, 3)),
+    'pooled_landmarks, cells': lambda x: pooled_landmarks(x, HW, cells=(4, 9)),
     'pooled_landmarks, ratio': lambda x: pooled_landmarks(x, HW, ratio=4),
 }
 
@@ -99,19 +98,6 @@ def test_a_compiled_op_is_refused_where_onnx_has_none():
     op = Op(lambda x: laplacian_kernel(x, x, 4.0, backend='native'))
     with pytest.raises(RuntimeError, match="ONNX has no such operator.*backend='auto'"):
         to_onnx(op, (tokens(),))
-
-
-@pytest.mark.parametrize('size', [1, 5, 12])
-@pytest.mark.parametrize(('cells', 'ratio'), [(3, 0), (7, 0), (1, 4), (1, 1)])
-def test_pooling_by_a_product_is_that_of_torch(size, cells, ratio):
-    x = torch.randn(1, 2, size, dtype=torch.float64)
-    if ratio:
-        expected = torch.nn.functional.avg_pool1d(x, ratio, ceil_mode=True, count_include_pad=False)
-    else:
-        expected = torch.nn.functional.adaptive_avg_pool1d(x, cells)
-    # fp64: sums in another order.
-    found = x @ pooling_matrix(size, cells, ratio, x).T
-    torch.testing.assert_close(found, expected, atol=1e-14, rtol=0)
 
 
 @pytest.mark.parametrize('ridge', [1e-2, 1e-4, 0.0, None])

@@ -1,21 +1,11 @@
-"""The ops on random shapes, strides, dtypes and bandwidths, against their formulas in fp64."""
+"""Kernels and inverses of random shapes, strides and dtypes, against their formulas in fp64."""
 
 import pytest
 import torch
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from test_nystrom_attention import formula, results
-from test_pooled_landmarks import formula as cells_formula
-from test_pooled_landmarks import table
 
-from mmlaplace.ops import (
-    cholesky_inverse,
-    gaussian_kernel,
-    laplacian_kernel,
-    newton_schulz_inverse,
-    nystrom_attention,
-    pooled_landmarks,
-)
+from mmlaplace.ops import cholesky_inverse, gaussian_kernel, laplacian_kernel, newton_schulz_inverse
 
 # Each op, and of its formula exp(-rate(bandwidth) * sum_c f(x_c)) the functions f, f' and rate.
 KERNELS = {
@@ -45,7 +35,6 @@ EXAMPLES = settings(
     database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-FEWER = settings(EXAMPLES, max_examples=50)  # of ops that take longer, as do their formulas
 
 
 def normals(draw, dtype, spread=1.0):
@@ -144,80 +133,3 @@ def test_inverses_leave_the_residual_they_promise(name, backend, case):
         truth = torch.linalg.inv(ridged)
         error, allowed = (out.double() - truth).abs().max() / truth.abs().max(), narrow
     assert error <= allowed + wide * (mat.shape[-1] + condition)
-
-
-@st.composite
-def maps(draw):
-    """Sides of a map, the layout and dtype of its tokens, angles of them, and what makes more."""
-    dtype = draw(st.sampled_from(DTYPES))
-    normal = normals(draw, dtype)
-    hw_shape = draw(st.integers(1, 5)), draw(st.integers(1, 17) | st.just(140))
-    shape = (draw(st.integers(1, 2)), draw(st.integers(1, 3)), hw_shape[0] * hw_shape[1])
-    shape, options = (*shape, draw(channels)), {}
-    if draw(st.booleans()):
-        options['rotary'] = table(shape[2], draw(st.integers(0, shape[3] // 2)))
-        options['rotary_form'] = draw(st.sampled_from(['half', 'pairs']))
-    return hw_shape, shape, options, dtype, normal, lambda: draw(layouts)(normal, *shape)
-
-
-def assert_rounded(result, truth, growth):
-    """One rounding of the result, and ``growth`` of sums of numbers of order 1."""
-    wide, narrow = epsilons(result.dtype)
-    largest = truth.abs().max()
-    allowed = growth * wide * max(largest, 1) + narrow * largest + torch.finfo(result.dtype).tiny
-    assert (result - truth).abs().max() <= allowed
-
-
-@FEWER
-@given(case=maps(), data=st.data())
-def test_landmarks_are_those_of_their_cells(computed_by, device, case, data):
-    hw_shape, shape, options, dtype, normal, tokens = case
-    if data.draw(st.booleans()):
-        options['ratio'] = data.draw(st.integers(1, 10))
-    else:
-        options['cells'] = data.draw(st.tuples(st.integers(1, 8), st.integers(1, 8)))
-    if 'rotary' in options:
-        options['rotary'] = options['rotary'].to(device)
-    k = tokens().to(device)
-    upstream = normal(*cells_formula(k.double(), hw_shape, **options).shape, dtype=torch.float32)
-    upstream = upstream.to(device)
-    found = results(lambda k: computed_by(pooled_landmarks)(k, hw_shape, **options), [k], upstream)
-    exact = results(lambda k: cells_formula(k, hw_shape, **options), [k.double()], upstream)
-    for result, expected, kind in zip(
-        found, exact, (torch.promote_types(dtype, torch.float), dtype)
-    ):
-        assert result.dtype == kind
-        # Sums of up to 140 tokens in a row, and of at most 64 cells in a gradient.
-        assert_rounded(result, expected, 300)
-
-
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize('kernel', KERNELS)
-@FEWER
-@given(case=maps(), data=st.data())
-def test_attention_is_that_of_the_dense_formula(kernel, computed_by, device, case, data):
-    _, shape, options, dtype, normal, tokens = case
-    batch, heads, _, dims = shape
-    marks = data.draw(st.integers(1, 40) | st.sampled_from([49, 64]))
-    # Times what L1 and L2 distances grow with.
-    bandwidth = data.draw(st.sampled_from([0.5, 1, 4])) * dims ** (1 if kernel[0] == 'l' else 0.5)
-    whitening_eps = data.draw(st.sampled_from([None, 0.1, 1.0]))
-    options.update(kernel=kernel, bandwidth=bandwidth, whitening_eps=whitening_eps)
-    if 'rotary' in options:
-        options['rotary'] = options['rotary'].to(device)
-    wide, sizes = torch.promote_types(dtype, torch.float32), ((marks, dims), (marks, marks), (1, 1))
-    small = [normal(batch, heads, *size, dtype=wide) for size in sizes]
-    small[1] /= marks**0.5
-    tensors = [x.to(device) for x in (*(tokens() for _ in range(3)), *small)]
-
-    def fused(*tensors):
-        return computed_by(nystrom_attention)(*tensors[:5], scale=tensors[5], **options)
-
-    upstream = normal(*shape).to(device)
-    found = results(fused, tensors, upstream)
-    exact = results(lambda *x: formula(*x, **options), [t.double() for t in tensors], upstream)
-    for tensor, result, truth in zip((tensors[0], *tensors), found, exact):
-        assert result.dtype == tensor.dtype
-        # Sums of up to 64 products with the inverse and of up to 700 tokens, by r_j^3 of up to 32.
-        # Where all tokens are equal, gradients are zero, and what is left is that of the formula.
-        assert_rounded(result, truth, 1e5)

@@ -3,7 +3,6 @@
 import pytest
 import torch
 from conftest import NO_GPU, needs_torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mmlaplace.ops import (
     _native,
@@ -15,7 +14,6 @@ from mmlaplace.ops import (
     pooled_landmarks,
     use_backend,
 )
-from mmlaplace.ops._checks import has_values
 
 DEVICES = ['cpu', pytest.param('cuda', marks=NO_GPU)]
 needs_compile = needs_torch(2, 4)
@@ -131,17 +129,6 @@ def test_a_step_compiles_whose_backward_runs_outside_of_its_graphs():
     expected = step(q).clone()
     q.grad = None
     torch.testing.assert_close(torch.compile(step, backend='eager')(q), expected, atol=0, rtol=0)
-
-
-def test_values_are_read_where_there_are_some_alone():
-    with FakeTensorMode():
-        fake = torch.ones(1)
-    real, seen = torch.ones(1), []
-    assert has_values(real)
-    assert not has_values(fake) and not has_values(real.to('meta'))
-    torch.jit.trace(lambda x: seen.append(has_values(x)) or 2 * x, real, check_trace=False)
-    torch.func.vmap(lambda x: seen.append(has_values(x)) or 2 * x)(real)
-    assert seen == [False, False]
 
 
 def test_jit_trace_keeps_the_ops():
