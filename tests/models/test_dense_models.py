@@ -107,22 +107,3 @@ def test_images_of_many_shapes_in_one_batch(name, build):
     first = data['data_samples'][0]  # of which no object is left
     first.gt_instances = first.gt_instances[torch.zeros(1, dtype=torch.bool)]
     losses_of(model.train(), data)
-
-
-@pytest.mark.parametrize('name', CONFIGS)
-def test_the_three_modes(name, build):
-    model, shapes = build(name), [(128, 128)] * 2  # mmseg crops its training images to one size
-    losses_of(model.train(), batch(name, *shapes))
-    with torch.no_grad():
-        data = model.eval().data_preprocessor(batch(name, *shapes), training=False)
-        assert len(model(**data, mode='predict')) == 2
-        assert model(**data, mode='tensor') is not None
-
-
-@pytest.mark.parametrize('name', CONFIGS)
-def test_a_line_of_pixels_is_padded_and_nothing_at_all_is_refused(name, build):
-    model = build(name).eval()
-    with torch.no_grad():
-        assert len(model.test_step(batch(name, (1, 60)))) == 1
-        with pytest.raises(ValueError, match=r'at least 4 x 4 pixels, got shape \(1, 3, 0, 64\)'):
-            model.backbone(torch.zeros(1, 3, 0, 64))

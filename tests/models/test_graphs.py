@@ -6,8 +6,6 @@ from mmengine.registry import MODELS
 from test_backbones import BACKBONES, build, smallest
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmlaplace.models import LaplacianAttention
-
 needs_compile = pytest.mark.skipif(
     not hasattr(torch.amp, 'is_autocast_available'),
     reason='before torch 2.4, torch.compile traces no context managers of libraries',
@@ -57,21 +55,6 @@ def test_inductors_code_trains_like_the_eager_model(name):
     check_compiled(name, 'inductor', stages=2)  # each is compiled by itself, for most of a minute
 
 
-def check_that_nan_stays(forward, local=False):
-    images = torch.randn(3, 3, 64, 64)
-    spoilt = images.clone()
-    spoilt[1, 0, 5, 7] = float('nan')
-    with torch.no_grad():
-        clean, outs = forward(images), forward(spoilt)
-    for before, after in zip(clean, outs):
-        assert not before.isnan().any()
-        # Swin's windows are a part of the map in its first stages.
-        assert after[1].isnan().any() if local else after[1].isnan().all()
-        # The same kernels on the same values; products of a batch may be cut into other blocks.
-        torch.testing.assert_close(after[[0, 2]], before[[0, 2]], rtol=1e-5, atol=1e-5)
-    return images, clean
-
-
 # Without a ridge, rounding decides which eigenvalues of SOFT's near landmarks count as zero.
 SOLVERS = [('LaplacianFormer', dict(type='LaplacianAttention', solver=solver))
            for solver in ('newton_schulz', 'cholesky', 'conjugate_gradient')]  # fmt: skip
@@ -82,36 +65,17 @@ OF_SOFT = [('SOFTPlusPlus', dict(solver=solver, ridge=1e-2)) for solver in ('svd
     ('name', 'attn_cfg'), [*((name, None) for name in BACKBONES), *SOLVERS, *OF_SOFT]
 )
 def test_a_nan_pixel_spoils_its_image_alone(name, attn_cfg):
-    check_that_nan_stays(build(name, attn_cfg=attn_cfg).eval(), local=name == 'Swin')
-
-
-@needs_compile
-@pytest.mark.slow
-@pytest.mark.parametrize('name', BACKBONES)
-def test_a_nan_pixel_spoils_its_image_alone_when_compiled(name):
-    # Dynamo's graph as it is: 'aot_eager' takes a minute a backbone and computes the same.
-    torch._dynamo.reset()
-    backbone = build(name).eval()
-    compiled = torch.compile(backbone, backend='eager', fullgraph=True)
-    images, outs = check_that_nan_stays(compiled, local=name == 'Swin')
-    for out, expected in zip(outs, backbone(images)):
-        # fp32 sums in another order, where a graph takes another form of an op.
-        torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
-
-
-@needs_compile
-@pytest.mark.slow
-def test_nan_tokens_spoil_their_image_alone_in_inductors_code():
-    # The attention by itself: for a backbone, inductor's C++ takes minutes to compile.
-    attention = LaplacianAttention(32, 2, (8, 8), num_landmarks=16).eval()
-    compiled = torch.compile(attention, fullgraph=True)
-    tokens = torch.randn(3, 64, 32)
-    spoilt = tokens.clone()
-    spoilt[1, 20, 5] = float('nan')
+    backbone, images = build(name, attn_cfg=attn_cfg).eval(), torch.randn(3, 3, 64, 64)
+    spoilt = images.clone()
+    spoilt[1, 0, 5, 7] = float('nan')
     with torch.no_grad():
-        clean, out = compiled(tokens, (8, 8)), compiled(spoilt, (8, 8))
-    assert out[1].isnan().all()
-    assert torch.equal(out[[0, 2]], clean[[0, 2]])
+        clean, outs = backbone(images), backbone(spoilt)
+    for before, after in zip(clean, outs):
+        assert not before.isnan().any()
+        # Swin's windows are a part of the map in its first stages.
+        assert after[1].isnan().any() if name == 'Swin' else after[1].isnan().all()
+        # The same kernels on the same values; products of a batch may be cut into other blocks.
+        torch.testing.assert_close(after[[0, 2]], before[[0, 2]], rtol=1e-5, atol=1e-5)
 
 
 class HostReads(TorchDispatchMode):
@@ -127,13 +91,3 @@ def test_a_forward_reads_no_value(name):
     backbone, images = build(name).eval(), torch.randn(2, 3, 64, 64)
     with torch.no_grad(), HostReads():
         backbone(images)
-
-
-@pytest.mark.parametrize('attn_cfg', [attn_cfg for _, attn_cfg in SOLVERS], ids=str)
-def test_a_step_of_training_reads_no_value_in_the_attention(attn_cfg):
-    backbone, images = (
-        build('LaplacianFormer', attn_cfg=attn_cfg).train(),
-        torch.randn(2, 3, 64, 64),
-    )
-    with HostReads():
-        backbone(images)[-1].sum().backward()

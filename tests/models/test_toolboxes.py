@@ -115,20 +115,6 @@ def test_mmseg_trains_a_segmentor(backbone):
     assert 'decode.loss_ce' in trained('mmseg', backbone, settings, data)
 
 
-@pytest.mark.parametrize('approximate', ['none', 'tanh'])
-def test_one_gelu_serves_backbone_neck_and_head(approximate):
-    models, config = build('mmseg', 'LaplacianFormer')
-    gelu = dict(type='GELU', approximate=approximate)
-    for part in (config.model.backbone, config.model.neck, config.model.decode_head):
-        part.act_cfg = gelu
-    config.model.neck.in_channels = [16, 32, 48, 64]
-    with DefaultScope.overwrite_default_scope('mmseg'):
-        model = models.build(config.model)
-    for part in (model.backbone, model.neck, model.decode_head):
-        found = [m for m in part.modules() if isinstance(m, torch.nn.GELU)]
-        assert found and {m.approximate for m in found} == {approximate}
-
-
 def test_the_library_does_not_import_the_toolboxes():
     # The check of exports compares with what the toolboxes predict.
     left_out = 'deployment/verification.py'
