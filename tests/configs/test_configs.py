@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import ROOT, quiet_init, toolbox_config, toolbox_model
-from mmengine.config import Config, ConfigDict
+from conftest import ROOT, toolbox_config, toolbox_model
+from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import DATASETS, MODELS, PARAM_SCHEDULERS, DefaultScope
@@ -30,7 +30,6 @@ METAFILES = sorted(CONFIGS.rglob('metafile.yml'))
 # Mini configs and other ways to train the same model are no models of the zoo.
 ZOO = [path for path in LEAVES if not re.search('_mini$|-(fsdp|deepspeed)_', path.stem)]
 CLASSIFIERS = [path for path in ZOO if path.relative_to(CONFIGS).parts[0] == 'classification']
-DENSE = [path for path in ZOO if path not in CLASSIFIERS]
 BACKBONES = {  # by what stands in front of the size in the name of a config
     'laplacianformer': 'LaplacianFormer', 'polaformer-pvt': 'PolaFormerPVT',
     'polaformer-pvtv2': 'PolaFormerPVTv2', 'polaformer-swin': 'PolaFormerSwin',
@@ -72,10 +71,7 @@ def load(path) -> Config:
 
 @functools.cache
 def build_model(path, most_blocks=2) -> torch.nn.Module:
-    """The model of a config, without memory: shapes and names are enough here.
-
-    Nor do more blocks of a stage than two tell anything new, as every second one may be shifted.
-    """
+    """The model of a config, without memory, and with two blocks a stage: one may be shifted."""
     cfg = load(path)
     backbone = cfg.model.backbone
     arch = MODELS.get(backbone.type).arch_zoo[backbone.arch]
@@ -84,7 +80,7 @@ def build_model(path, most_blocks=2) -> torch.nn.Module:
         return toolbox_model(cfg)
 
 
-def innermost(dataset: ConfigDict) -> ConfigDict:
+def innermost(dataset):
     """The dataset that holds the pipeline, inside of wrappers such as RepeatDataset."""
     return innermost(dataset.dataset) if 'dataset' in dataset else dataset
 
@@ -193,10 +189,6 @@ def test_neck_and_heads_take_the_maps_of_the_backbone(path):
             if hasattr(head, 'prior_generator'):
                 strides = [stride for stride, _ in head.prior_generator.strides]
                 assert strides == [128 // m.shape[-1] for m in maps]
-    for module in model.modules():
-        if hasattr(module, 'featmap_strides'):  # of the RoI extractors
-            assert module.out_channels == maps[0].shape[1]
-            assert module.featmap_strides == [128 // m.shape[-1] for m in maps][:4]
 
 
 @each(LEAVES)
@@ -277,25 +269,6 @@ def test_pipelines_give_images_of_the_size_named(path, record):
             assert train == test
 
 
-@each([path for path in DENSE if '-small_' in path.stem])
-def test_weights_of_a_classifier_come_by_options(path, tmp_path):
-    backbone = load(path).model.backbone
-    few = dict(depths=(1, 1, 2, 1), ffn_ratios=(2,) * 4)
-    backbone.arch = dict(few, embed_dims=[16, 32, 64, 128], num_heads=(1, 2, 4, 8))
-    weights = MODELS.build(dict(backbone, init_cfg=None, out_indices=(3,))).state_dict()
-    for value in weights.values():
-        value.random_(100)
-    state_dict = {f'backbone.{n}': v for n, v in weights.items()}
-    torch.save(dict(state_dict=state_dict), tmp_path / 'weights.pth')
-    cfg = Config(dict(model=dict(backbone=backbone)))
-    options = {'type': 'Pretrained', 'checkpoint': str(tmp_path / 'weights.pth')}
-    cfg.merge_from_dict({f'model.backbone.init_cfg.{k}': v for k, v in options.items()})
-    built = MODELS.build(cfg.model.backbone)
-    quiet_init(built)
-    loaded = built.state_dict()
-    assert all(torch.equal(loaded[name], value) for name, value in weights.items())
-
-
 @functools.cache
 def metadata() -> dict:
     """What the metafiles say of each config."""
@@ -355,13 +328,3 @@ def test_metafiles_and_configs_name_each_other():
             named.append(config)
     assert sorted(named) == ZOO
     assert len(collections) == len(METAFILES)
-
-
-def test_missing_data_folder_is_named(tmp_path):
-    cfg = load(CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py')
-    cfg.train_dataloader.dataset.data_root = str(tmp_path / 'nowhere')
-    with (
-        DefaultScope.overwrite_default_scope(cfg.default_scope),
-        pytest.raises(FileNotFoundError, match='nowhere/train'),
-    ):
-        DATASETS.build(cfg.train_dataloader.dataset)

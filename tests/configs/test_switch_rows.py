@@ -15,10 +15,6 @@ LAPLACIAN = (
     'laplacianformer/laplacianformer-micro_1xb32_mini',
 )
 ATTN = 'model.backbone.attn_cfg.'
-# A method that is no convolution takes one of num_landmarks and pool_ratio. The mini config gives
-# them for each stage.
-PICKED = [f'{ATTN}landmark_method={{}}', f'{ATTN}pool_ratio=None']
-PICKED_MINI = [*PICKED, f'{ATTN}per_stage.pool_ratio=None,None,None,None']
 ROWS = [
     *[(SOFTPP, [f'{ATTN}{option}']) for option in (
         'qkv=qkv', 'solver=svd', 'solver=cholesky', 'normalized=False', 'newton_start_per=batch',
@@ -36,8 +32,9 @@ ROWS = [
         'kernel=gaussian', 'bandwidth=0.5',
     )],
     (LAPLACIAN, ['model.backbone.overlapping_patches=False']),
+    # Those that are configs of their own.
+    *[((f'soft/{name}_1xb32_mini',) * 2, []) for name in ('soft-micro-exact', 'softpp-vit-micro')],
 ]  # fmt: skip
-WITHOUT_OPTIONS = ['soft/soft-micro-exact_1xb32_mini', 'soft/softpp-vit-micro_1xb32_mini']
 
 
 def with_options(name, options):
@@ -64,13 +61,6 @@ def step(cfg):
     assert [name for name, g in learned if g is None or not g.isfinite().all()] == []
 
 
-def attentions(options):
-    """Those of the first three stages of SOFT++ at full size."""
-    with torch.device('meta'):
-        model = toolbox_model(with_options(SOFTPP[0], options))
-    return [stage['blocks'][0].attn for stage in model.backbone.stages[:3]]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(('configs', 'options'), ROWS)
 def test_a_row_builds_at_full_size_and_trains_at_mini_size(configs, options):
@@ -78,26 +68,3 @@ def test_a_row_builds_at_full_size_and_trains_at_mini_size(configs, options):
     with torch.device('meta'):
         toolbox_model(with_options(full, options))
     step(with_options(mini, options))
-
-
-@pytest.mark.parametrize('name', WITHOUT_OPTIONS)
-def test_a_row_that_is_a_config_trains_at_mini_size(name):
-    step(with_options(name, []))
-
-
-@pytest.mark.parametrize('count', [36, 49, 64, 81])
-def test_numbers_of_landmarks_are_those_of_the_row(count):
-    found = attentions([f'{ATTN}num_landmarks={count}', f'{ATTN}pool_ratio=None'])
-    assert [attn.landmarks.num_landmarks for attn in found] == [count] * 3
-    # The stride leaves no room for a further landmark on a side of 56, 28 and 14 tokens.
-    for attn, side in zip(found, (56, 28, 14)):
-        ratio = attn.landmarks.pool_ratio
-        assert ratio * attn.landmarks.side <= side < (ratio + 1) * attn.landmarks.side
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('method', ['pool', 'random', 'first'])
-def test_other_landmarks_than_the_convolutions(method):
-    found = [a.landmarks for a in attentions([option.format(method) for option in PICKED])]
-    assert [(one.method, one.num_landmarks) for one in found] == [(method, 49)] * 3
-    step(with_options(SOFTPP[1], [option.format(method) for option in PICKED_MINI]))
