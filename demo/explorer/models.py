@@ -6,7 +6,7 @@ import warnings
 from collections import OrderedDict
 from pathlib import Path
 from threading import Lock
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -36,7 +36,7 @@ class Source(NamedTuple):
 
     title: str
     backbone: dict
-    checkpoint: Optional[Path] = None
+    checkpoint: Union[Path, str, None] = None
     weights: str = RANDOM
 
 
@@ -56,8 +56,8 @@ def from_config(config: str, checkpoint: Optional[str], name: Optional[str]) -> 
     """A model of a config file."""
     title = name or Path(config).stem
     backbone = dict(Config.fromfile(config).model.backbone, init_cfg=None)
-    path = None if checkpoint is None else Path(checkpoint)
-    return Source(title, backbone, path, RANDOM if path is None else f'weights of {path.name}')
+    weights = RANDOM if checkpoint is None else f'weights of {Path(checkpoint).name}'
+    return Source(title, backbone, checkpoint, weights)
 
 
 def quick_start(folder: Path) -> Dict[str, Source]:
@@ -184,7 +184,7 @@ def build(source: Source) -> nn.Module:
         return built
     try:
         read_state_dict(checkpoint)
-    except (UnsafeCheckpointError, FileNotFoundError) as error:
+    except (UnsafeCheckpointError, FileNotFoundError, ImportError) as error:
         raise ValueError(str(error)) from error
     try:
         load_weights(built, checkpoint)

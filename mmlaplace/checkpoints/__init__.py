@@ -1,8 +1,10 @@
 """Checkpoints: read without running their code, loaded whole or not at all, and converted."""
 
 from ._plain_load import UnsafeCheckpointError
+from ._safetensors import write_weights
 from .conversion import Conversion, position_map
 from .loading import LoadReport, load_weights, read_dataset_meta, read_state_dict
+from .mmengine_loader import is_read_safely
 from .strict_loading import StrictLoading
 
 __all__ = [
@@ -10,8 +12,10 @@ __all__ = [
     'LoadReport',
     'StrictLoading',
     'UnsafeCheckpointError',
+    'is_read_safely',
     'load_weights',
     'position_map',
     'read_dataset_meta',
     'read_state_dict',
+    'write_weights',
 ]

@@ -12,6 +12,8 @@ from typing import Any, BinaryIO, Dict, Union
 
 import torch
 
+from ._safetensors import is_safetensors, read_safetensors
+
 
 class UnsafeCheckpointError(pickle.UnpicklingError):
     """A checkpoint names something other than tensors and the plain data of a training run."""
@@ -92,11 +94,17 @@ class _PicklePlainData:
 def load_plain(path: Union[str, PathLike], map_location: Any) -> Any:
     """``torch.load`` with an empty object for everything but tensors and containers.
 
+    A file of safetensors, which is known by its first bytes, gives ``state_dict`` and ``meta``.
+
     Raises:
+        ImportError: If the file is one of safetensors, and that package is not installed.
         UnsafeCheckpointError: If the file names, or is, anything else. None of its code was run.
         OSError: If the file cannot be opened.
     """
     with open(path, 'rb') as file:  # once: what is checked is what is read
+        if is_safetensors(file.read(9)):
+            return read_safetensors(path, map_location)
+        file.seek(0)
         try:
             return _load_opened(file, map_location)
         except OSError as error:  # a seek by what a broken file says

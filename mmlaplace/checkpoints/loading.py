@@ -4,6 +4,7 @@ import logging
 import math
 from os import PathLike
 from os.path import expanduser
+from pathlib import Path
 from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple, Union
 
 import torch.nn as nn
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from ._download import download_once
+from ._hubs import HUB, TIMM, file_from_hub, weights_of_timm
 from ._plain_load import UnsafeCheckpointError, load_plain
 from .names import count_prefixes, first_names, plain_names, rename_old_tensors
 
@@ -45,8 +47,14 @@ def _read(checkpoint: Union[str, PathLike], map_location: Any) -> Any:
     """All plain data of a checkpoint. It raises the errors of :func:`read_state_dict`."""
     if not isinstance(checkpoint, (str, PathLike)) or not str(checkpoint):
         raise ValueError(f'a checkpoint is given by its path or address, got {checkpoint!r}')
+    if str(checkpoint).startswith(TIMM):
+        weights = weights_of_timm(str(checkpoint), read_state_dict)
+        return {name: value.to(map_location or 'cpu') for name, value in weights.items()}
+    from_hub = file_from_hub(str(checkpoint)) if str(checkpoint).startswith(HUB) else None
     try:
-        if str(checkpoint).startswith(('http://', 'https://')):
+        if from_hub is not None:
+            content = load_plain(from_hub, map_location)
+        elif str(checkpoint).startswith(('http://', 'https://')):
             content = load_plain(download_once(str(checkpoint)), map_location)
         else:
             with get_local_path(expanduser(checkpoint)) as path:
@@ -61,10 +69,14 @@ def _read(checkpoint: Union[str, PathLike], map_location: Any) -> Any:
         raise FileNotFoundError(
             f'{checkpoint} cannot be opened ({error}); check the path, or download it again'
         ) from error
+    except ImportError as error:
+        raise ImportError(f'{checkpoint}: {error}') from error
     except Exception as error:  # a broken pickle can raise anything
+        copy = f', after you delete {Path(from_hub).resolve()}' if from_hub else ''
         raise ValueError(
             f'{checkpoint} cannot be read as a checkpoint ({type(error).__name__}: {error}); if it '
             'is cut off or is something else, such as an error page, download or copy it again'
+            + copy
         ) from error
     return content
 
@@ -77,23 +89,30 @@ def read_state_dict(
     Args:
         checkpoint: Local path, or an address that mmengine.fileio opens, or one that begins with
             ``https://``. Such a file is downloaded once, into the cache of torch.hub. SHA-256
-            digits at the end of its name, as in ``NAME-0123abcd.pth``, are checked. The file holds
-            a state dict, or a dict with one under ``state_dict``, ``model``, ``module``,
-            ``state_dict_ema``, ``model_ema`` or ``ema_state_dict``. The first of these is taken.
-        map_location: As in ``torch.load``. Default: 'cpu'.
+            digits at the end of its name, as in ``NAME-0123abcd.pth``, are checked. The file is one
+            of safetensors, or it holds a state dict, or a dict with one under ``state_dict``,
+            ``model``, ``module``, ``state_dict_ema``, ``model_ema`` or ``ema_state_dict``. The
+            first of these is taken. ``hf://OWNER/NAME``, ``hf://OWNER/NAME@REVISION`` and
+            ``hf://OWNER/NAME/FILE`` are on the Hugging Face hub. ``timm://NAME`` is the state dict
+            of timm's pretrained model.
+        map_location: As in ``torch.load``, for safetensors and timm a device. Default: 'cpu'.
         key: Name of the state dict in the file. Default: None, the first of the names above.
 
     Returns:
         Tensors by their names in the file, detached. Other values are left out.
 
     Raises:
-        FileNotFoundError: If the file cannot be opened.
+        FileNotFoundError: If the file cannot be opened or downloaded.
+        ImportError: If safetensors, huggingface_hub or timm is needed and not installed.
         UnsafeCheckpointError: If the file names anything but tensors and the plain data of a
             training run. Nothing of it is run. It is a ``pickle.UnpicklingError``.
         ValueError: If the file is cut off, is no checkpoint, has no weights, or has another
             SHA-256. Also if ``checkpoint`` is neither a path nor an address.
     """
-    content = _read(checkpoint, map_location)
+    return _weights_in(_read(checkpoint, map_location), checkpoint, key)
+
+
+def _weights_in(content: Any, checkpoint: Any, key: Optional[str] = None) -> Dict[str, Tensor]:
     whole = content if isinstance(content, dict) else {}
     places = [whole.get(name) for name in CONTAINERS] + [whole] if key is None else [whole.get(key)]
     for weights in places:
@@ -123,7 +142,17 @@ def read_dataset_meta(checkpoint: Union[str, PathLike]) -> Dict[str, list]:
     Raises:
         FileNotFoundError, UnsafeCheckpointError, ValueError: As in :func:`read_state_dict`.
     """
-    content = _read(checkpoint, 'cpu')
+    return _dataset_meta_in(_read(checkpoint, 'cpu'))
+
+
+def read_for_mmengine(checkpoint: str, map_location: Any = 'cpu') -> Dict[str, Any]:
+    """The weights, and the classes and colours beside them, in a dict as mmengine writes it."""
+    content = _read(checkpoint, map_location)
+    meta = dict(dataset_meta=_dataset_meta_in(content))
+    return dict(state_dict=_weights_in(content, checkpoint), meta=meta)
+
+
+def _dataset_meta_in(content: Any) -> Dict[str, list]:
     meta = content.get('meta') if isinstance(content, dict) else None
     meta = meta.get('dataset_meta', meta) if isinstance(meta, dict) else None
     found: Dict[str, list] = {}

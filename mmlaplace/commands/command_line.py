@@ -35,7 +35,9 @@ class ToolParser(argparse.ArgumentParser):
     def add_trained_model(self, kind: str) -> None:
         """Add the arguments ``config`` and ``checkpoint``."""
         self.add_argument('config', help=f'of a trained {kind}')
-        self.add_argument('checkpoint', help='its weights')
+        self.add_argument(
+            'checkpoint', help='its weights: a path, an address, hf://OWNER/NAME or timm://NAME'
+        )
 
     def parse_args(self, args: Optional[Iterable[str]] = None, namespace: Any = None) -> Any:
         """Parse the arguments. The tool ends with an error if an output file already exists.
@@ -70,7 +72,7 @@ def load_or_exit(model: nn.Module, checkpoint: str, **kwargs: Any) -> None:
     """Call :func:`load_weights`. If it refuses the checkpoint, the tool ends with its message."""
     try:
         load_weights(model, checkpoint, **kwargs)
-    except (UnsafeCheckpointError, FileNotFoundError) as error:
+    except (UnsafeCheckpointError, FileNotFoundError, ImportError) as error:
         sys.exit(f'{Path(sys.argv[0]).name}: error: {error}')
     except ValueError as error:
         sys.exit(f'{Path(sys.argv[0]).name}: error: {without_hint(error)}')

@@ -3,10 +3,9 @@
 from argparse import Namespace
 from typing import Callable, Dict
 
-import torch
 from torch import Tensor
 
-from ..checkpoints import Conversion, UnsafeCheckpointError, read_state_dict
+from ..checkpoints import Conversion, UnsafeCheckpointError, read_state_dict, write_weights
 from ..checkpoints.names import plain_names
 from .command_line import ToolParser
 
@@ -14,8 +13,10 @@ from .command_line import ToolParser
 def parser_for(doc: str) -> ToolParser:
     """A parser with the arguments that all converters have. ``doc`` is the tool's docstring."""
     parser = ToolParser(doc)
-    parser.add_argument('source', help="the authors' checkpoint, a path or an address")
-    parser.add_output('out', help='the file to write')
+    parser.add_argument(
+        'source', help="the authors' checkpoint: a path, an address or hf://OWNER/NAME"
+    )
+    parser.add_output('out', help='the file to write, one of safetensors if .safetensors ends it')
     parser.add_argument(
         '--key',
         help="where in the file the weights lie, such as 'model_ema'; default: the first found of "
@@ -44,7 +45,8 @@ def run(
         theirs = {k.removeprefix('module.'): theirs[raw] for k, raw in plain_names(theirs).items()}
         conversion = convert(theirs, args)
         ours = conversion.finish()
-    except (ValueError, FileNotFoundError, UnsafeCheckpointError) as error:
+        write_weights(args.out, ours, dict(converted_from=args.source))
+    except (ValueError, FileNotFoundError, ImportError, UnsafeCheckpointError) as error:
         message = str(error)
         parser.error(message if args.source in message else f'{args.source}: {message}')
     table = Table('theirs', 'ours', 'shape')
@@ -58,8 +60,6 @@ def run(
         if parts[1:2] == ['stages'] and parts[3] == 'blocks':
             depths[int(parts[2])] = max(depths.get(int(parts[2]), 0), int(parts[4]) + 1)
     dropped = sum(target.startswith('dropped') for _, target, _ in conversion.report)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(dict(state_dict=ours, meta=dict(converted_from=str(args.source))), args.out)
     console.print(
         f'{len(conversion.report)} tensors of theirs, {dropped} of them dropped, became '
         f'{len(ours)}. Depths: {tuple(depths.values())}. Written to {args.out}',

@@ -9,7 +9,7 @@ from pathlib import Path
 from mmengine.config import Config
 from torch import distributed
 
-from ..checkpoints import UnsafeCheckpointError, read_state_dict
+from ..checkpoints import UnsafeCheckpointError, is_read_safely, read_state_dict
 from ..toolboxes import PACKAGES, toolbox_script
 from .command_line import read_config
 
@@ -21,9 +21,9 @@ def check_checkpoints(script: Path) -> None:
 
     These scripts load checkpoints with mmengine, which runs any code in them. Therefore
     :func:`read_state_dict` reads each file first. If it refuses a file, the tool ends with an
-    error. It cannot check addresses, nor the folders that some strategies write. mmengine only logs
-    weights whose names or shapes do not fit the model. A warning on stderr tells the user about
-    both.
+    error. It cannot check other addresses than those that :func:`is_read_safely` knows, nor the
+    folders that some strategies write. mmengine only logs weights whose names or shapes do not fit
+    the model. A warning on stderr tells the user about both.
 
     Args:
         script: Path of the toolbox's script. Its own parser reads ``sys.argv``.
@@ -35,16 +35,25 @@ def check_checkpoints(script: Path) -> None:
     cfg.merge_from_dict(args.cfg_options or {})
     resume = getattr(args, 'resume', None) or cfg.get('resume')
     given = [getattr(args, 'checkpoint', None), cfg.get('load_from')]
+    resumed = cfg.get('load_from') if resume is True else resume
     if resume:
         work_dir = args.work_dir or cfg.get('work_dir') or f'work_dirs/{Path(args.config).stem}'
         given.append(find_latest_checkpoint(work_dir))
         given.append(resume if isinstance(resume, str) and resume != 'auto' else None)
     for checkpoint in filter(None, given):
-        checked = os.path.isfile(os.path.expanduser(checkpoint))  # mmengine expands ~ too
+        safe = is_read_safely(checkpoint)
+        if safe and checkpoint == resumed:
+            sys.exit(
+                f'{checkpoint} has weights alone, and a run needs more to be resumed; start from '
+                f'them: --cfg-options load_from={checkpoint}'
+            )
+        checked = safe or os.path.isfile(os.path.expanduser(checkpoint))  # mmengine expands ~ too
         if checked:
             try:
                 read_state_dict(checkpoint)
-            except (UnsafeCheckpointError, ValueError) as error:
+            except (UnsafeCheckpointError, ValueError, OSError, ImportError) as error:
+                if safe:
+                    sys.exit(str(error))
                 sys.exit(
                     f'{error}\nmmengine would load it and run any code in it. If it must be '
                     f"loaded, and you trust its source, call the toolbox's own script: {script}"

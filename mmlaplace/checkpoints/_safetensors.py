@@ -1,0 +1,73 @@
+"""Files of safetensors: tensors, and texts beside them. They hold no code."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, Dict, Mapping
+
+import torch
+from torch import Tensor
+
+META = 'mmengine_meta'  # the text that holds mmengine's meta as JSON
+
+
+def is_safetensors(head: bytes) -> bool:
+    """Whether a file with these first nine bytes is one: a length of 64 bits, and then JSON."""
+    return head[4:9] == b'\0\0\0\0{'
+
+
+def read_safetensors(path: Any, map_location: Any) -> Dict[str, Any]:
+    """The content as mmengine writes it: a dict with ``state_dict`` and ``meta``.
+
+    :func:`write_weights` keeps ``meta`` as JSON. Other texts of the file are added to it unchanged.
+
+    Raises:
+        ImportError: If safetensors is not installed.
+        Exception: If the file is damaged or cut off, or ``map_location`` is a function or a dict.
+    """
+    try:
+        from safetensors import safe_open
+    except ImportError as error:
+        raise ImportError('it is a file of safetensors: pip install safetensors') from error
+    with safe_open(str(path), framework='pt') as file:
+        # Copies, because the tensors of safe_open change with the file.
+        weights = {
+            name: file.get_tensor(name).to(map_location or 'cpu', copy=True)
+            for name in file.keys()  # noqa: SIM118, it is no dict
+        }
+        texts = dict(file.metadata() or {})
+    return dict(state_dict=weights, meta={**texts, **json.loads(texts.pop(META, '{}'))})
+
+
+def write_weights(path: Path, weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
+    """Write a checkpoint in one step: a file of safetensors if its name ends with ``.safetensors``.
+
+    Any other name gives a file of torch.save.
+
+    Args:
+        path: The file. Its folder is made if it is missing.
+        weights: Tensors by name. In safetensors no two may share memory.
+        meta: What is kept beside them, as mmengine does. For safetensors JSON must hold it.
+
+    Raises:
+        ImportError: If safetensors is needed and not installed.
+        OSError: If the file cannot be written. No part of it is left.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f'{path.name}.{os.getpid()}.part')
+    try:
+        if path.suffix == '.safetensors':
+            try:
+                from safetensors.torch import save_file
+            except ImportError as error:
+                raise ImportError(
+                    f'{path} would be a file of safetensors: pip install safetensors, or give a '
+                    'name that ends with .pth'
+                ) from error
+            texts = {'format': 'pt', META: json.dumps(dict(meta))}
+            save_file(dict(weights), str(beside), metadata=texts)
+        else:
+            torch.save(dict(state_dict=dict(weights), meta=dict(meta)), beside)
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
