@@ -3,14 +3,7 @@
 import pytest
 import torch
 
-from mmlaplace.ops import (
-    cholesky_inverse,
-    gaussian_kernel,
-    laplacian_kernel,
-    newton_schulz_inverse,
-    nystrom_attention,
-    pooled_landmarks,
-)
+from mmlaplace import ops
 from mmlaplace.ops.bias_gelu import bias_gelu, has_bias_gelu
 from mmlaplace.ops.pola_streams import pola_streams
 from mmlaplace.ops.signed_powers import signed_powers
@@ -19,14 +12,14 @@ Q, ONE, EYE = torch.randn(1, 2, 6, 4), torch.ones(1), torch.eye(3)
 TABLE = torch.ones(2, 1, 6)
 # Calls of which each case below changes arguments.
 GOOD = {
-    laplacian_kernel: dict(q=Q, k=Q, bandwidth=1.0),
-    gaussian_kernel: dict(q=Q, k=Q, bandwidth=1.0),
-    newton_schulz_inverse: dict(mat=EYE, ridge=0.1),
-    cholesky_inverse: dict(mat=EYE, ridge=0.1),
-    nystrom_attention: dict(
+    ops.laplacian_kernel: dict(q=Q, k=Q, bandwidth=1.0),
+    ops.gaussian_kernel: dict(q=Q, k=Q, bandwidth=1.0),
+    ops.newton_schulz_inverse: dict(mat=EYE, ridge=0.1),
+    ops.cholesky_inverse: dict(mat=EYE, ridge=0.1),
+    ops.nystrom_attention: dict(
         q=Q, k=Q, v=Q, landmarks=Q[:, :, :3], inverse=torch.ones(1, 2, 3, 3), bandwidth=4.0
     ),
-    pooled_landmarks: dict(k=Q, hw_shape=(2, 3), cells=(1, 2)),
+    ops.pooled_landmarks: dict(k=Q, hw_shape=(2, 3), cells=(1, 2)),
 }
 KERNELS = [
     (dict(q=Q[0]), ValueError, r'q .*\(2, 6, 4\)'),
@@ -96,12 +89,12 @@ POOLING = [
     (dict(cells=None, ratio=0), ValueError, r'ratio \(0\)'),
 ]
 CASES = [
-    *((op, *case) for op in (laplacian_kernel, gaussian_kernel) for case in KERNELS),
-    *((op, *case) for op in (newton_schulz_inverse, cholesky_inverse) for case in INVERSES),
-    *((newton_schulz_inverse, *case) for case in NEWTON),
-    *((op, *case) for op in (nystrom_attention, pooled_landmarks) for case in ROTARY),
-    *((nystrom_attention, *case) for case in ATTENTION),
-    *((pooled_landmarks, *case) for case in POOLING),
+    *((op, *case) for op in (ops.laplacian_kernel, ops.gaussian_kernel) for case in KERNELS),
+    *((op, *case) for op in (ops.newton_schulz_inverse, ops.cholesky_inverse) for case in INVERSES),
+    *((ops.newton_schulz_inverse, *case) for case in NEWTON),
+    *((op, *case) for op in (ops.nystrom_attention, ops.pooled_landmarks) for case in ROTARY),
+    *((ops.nystrom_attention, *case) for case in ATTENTION),
+    *((ops.pooled_landmarks, *case) for case in POOLING),
 ]
 
 

@@ -11,20 +11,13 @@ from test_nystrom_attention import case as attention_case
 from test_pooled_landmarks import case as pooled_case
 from test_pooled_landmarks import table
 
+from mmlaplace import ops
 from mmlaplace.analysis.measuring import tensor_memory
-from mmlaplace.ops import (
-    cholesky_inverse,
-    gaussian_kernel,
-    laplacian_kernel,
-    newton_schulz_inverse,
-    nystrom_attention,
-    pooled_landmarks,
-)
 
-INVERSES = dict(newton_schulz_inverse=newton_schulz_inverse, cholesky_inverse=cholesky_inverse)
-KERNELS = dict(laplacian_kernel=laplacian_kernel, gaussian_kernel=gaussian_kernel)
-READS_HALVES = dict(nystrom_attention=nystrom_attention, pooled_landmarks=pooled_landmarks)
-OPS = {**KERNELS, **INVERSES, **READS_HALVES}
+KERNELS = ('laplacian_kernel', 'gaussian_kernel')
+INVERSES = ('newton_schulz_inverse', 'cholesky_inverse')
+READS_HALVES = ('nystrom_attention', 'pooled_landmarks')
+OPS = {name: getattr(ops, name) for name in (*KERNELS, *INVERSES, *READS_HALVES)}
 names = pytest.mark.parametrize('name', OPS)
 
 
@@ -38,7 +31,7 @@ def example(name, dtype=torch.float64, device='cpu', size=30):
         return dict(k=k), options
     q, k = (torch.randn(2, 3, count, 16, dtype=torch.float64) for count in (size, 9))
     if name in INVERSES:
-        return dict(mat=laplacian_kernel(k, k, 16.0).to(device, dtype)), dict(ridge=0.1)
+        return dict(mat=ops.laplacian_kernel(k, k, 16.0).to(device, dtype)), dict(ridge=0.1)
     return dict(q=q.to(device, dtype), k=k.to(device, dtype)), dict(bandwidth=4.0)
 
 
@@ -90,32 +83,18 @@ def test_results_are_the_same_run_to_run_and_for_any_number_of_threads(name, siz
         assert all(map(torch.equal, other, first))
 
 
-def attention_shapes(batch, heads, tokens):
-    shapes = {name: (batch, heads, tokens, 4) for name in 'qkv'}
-    of_landmarks = dict(landmarks=(batch, heads, 3, 4), inverse=(batch, heads, 3, 3))
-    return dict(shapes, **of_landmarks, scale=(batch, heads, 1, 1))
-
-
-ONE, POOL = dict(bandwidth=1.0), dict(hw_shape=(2, 3), cells=(2, 2))
-EMPTY = [
-    ('laplacian_kernel', ONE, dict(q=(0, 2, 5, 4), k=(0, 2, 3, 4)), (0, 2, 5, 3)),
-    ('gaussian_kernel', ONE, dict(q=(2, 2, 0, 4), k=(2, 2, 3, 4)), (2, 2, 0, 3)),
-    ('laplacian_kernel', ONE, dict(q=(2, 2, 5, 4), k=(2, 2, 0, 4)), (2, 2, 5, 0)),
-    ('newton_schulz_inverse', {}, dict(mat=(0, 6, 6)), (0, 6, 6)),
-    ('cholesky_inverse', {}, dict(mat=(0, 6, 6)), (0, 6, 6)),
-    ('pooled_landmarks', POOL, dict(k=(0, 2, 6, 4)), (0, 2, 4, 4)),
-    ('nystrom_attention', dict(ONE, whitening_eps=0.1), attention_shapes(0, 2, 5), (0, 2, 5, 4)),
-    ('nystrom_attention', ONE, attention_shapes(2, 0, 5), (2, 0, 5, 4)),
-]
-
-
-@pytest.mark.parametrize(('name', 'options', 'shapes', 'expected'), EMPTY)
-def test_empty_inputs(name, options, shapes, expected, backend, device):
-    tensors = {key: torch.randn(shape, device=device) for key, shape in shapes.items()}
+@names
+def test_empty_inputs(name, backend, device):
+    tensors, options = example(name, torch.float32, device)
     function = functools.partial(OPS[name], backend=backend, **options)
-    out, *grads = results(function, tensors, torch.ones(expected, device=device))
-    assert out.shape == expected
-    assert all(torch.equal(g, torch.zeros_like(t)) for g, t in zip(grads, tensors.values()))
+    whole, none = function(**tensors), slice(0)
+    for place in (none, (slice(None), none)):  # no images, or no heads
+        empty = {key: tensor[place] for key, tensor in tensors.items()}
+        assert results(function, empty, whole[place])[0].shape == whole[place].shape
+    for key in 'qk' if name in KERNELS else ():
+        empty = dict(tensors, **{key: tensors[key][:, :, :0]})
+        out, *grads = results(function, empty, function(**empty))
+        assert out.numel() == 0 and not any(grad.any() for grad in grads)
 
 
 @names
@@ -159,7 +138,7 @@ def test_attention_stores_nothing_of_tokens_times_landmarks(sizes, with_gradient
     tensors = [tensor.to(device, torch.float32).requires_grad_() for tensor in tensors]
 
     def attend(*tensors, backend):
-        return nystrom_attention(*tensors[:5], scale=tensors[5], backend=backend, **options)
+        return ops.nystrom_attention(*tensors[:5], scale=tensors[5], backend=backend, **options)
 
     kernel = 4 * sizes[0] * sizes[1] * sizes[2] * sizes[4]  # bytes of one N x m matrix per head
     assert memory('native', attend, tensors, with_gradients) < kernel / 4
@@ -170,6 +149,6 @@ def test_attention_stores_nothing_of_tokens_times_landmarks(sizes, with_gradient
 def test_pooling_stores_nothing_of_the_size_of_the_tokens(device):
     k = torch.randn(1, 4, 64 * 64, 32, device=device, requires_grad=True)
     rotary = table(64 * 64, 16, torch.float32).to(device)
-    pool = functools.partial(pooled_landmarks, hw_shape=(64, 64), cells=(7, 7), rotary=rotary)
+    pool = functools.partial(ops.pooled_landmarks, hw_shape=(64, 64), cells=(7, 7), rotary=rotary)
     size = k.numel() * k.element_size()
     assert memory('native', pool, [k]) < size / 4 and size < memory('reference', pool, [k])

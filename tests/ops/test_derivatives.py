@@ -10,16 +10,9 @@ from test_pooled_landmarks import table
 from torch.autograd import gradcheck, gradgradcheck
 from torch.func import grad, jacrev, vmap
 
-from mmlaplace.ops import (
-    cholesky_inverse,
-    gaussian_kernel,
-    laplacian_kernel,
-    newton_schulz_inverse,
-    nystrom_attention,
-    pooled_landmarks,
-)
+from mmlaplace import ops
 
-KERNELS = dict(laplacian=laplacian_kernel, gaussian=gaussian_kernel)
+KERNELS = dict(laplacian=ops.laplacian_kernel, gaussian=ops.gaussian_kernel)
 BACKENDS = ('native', 'reference')
 
 
@@ -41,12 +34,12 @@ def matrices():
 
 def newton_from_a_matrix(m, backend):
     start = m / (m.norm(dim=(-2, -1), keepdim=True) + 2) ** 2
-    return newton_schulz_inverse(m, 40, 0.5, start=start)
+    return ops.newton_schulz_inverse(m, 40, 0.5, start=start)
 
 
 def newton_from_a_scale(m, backend):
     scale = (m.norm(dim=(-2, -1)) + 2) ** -2
-    return newton_schulz_inverse(m, 40, 0.5, start_scale=scale, backend=backend)
+    return ops.newton_schulz_inverse(m, 40, 0.5, start_scale=scale, backend=backend)
 
 
 def rotated(form, count):
@@ -63,7 +56,7 @@ def attention(kernel, whitening_eps, form):
 
     def attend(*tensors, backend):
         options.update(rotary(tensors[0]), scale=tensors[-1], backend=backend)
-        return nystrom_attention(*tensors[:-1], 2.0, **options)
+        return ops.nystrom_attention(*tensors[:-1], 2.0, **options)
 
     return attend, lambda: problem(*sizes)[0]
 
@@ -72,21 +65,21 @@ def pool(form, **cells):
     rotary = rotated(form, 6)
 
     def pooled(k, backend):
-        return pooled_landmarks(k, (2, 3), backend=backend, **cells, **rotary(k))
+        return ops.pooled_landmarks(k, (2, 3), backend=backend, **cells, **rotary(k))
 
     return pooled, lambda: (torch.randn(1, 2, 6, 5, dtype=torch.float64),)
 
 
 # Functions of tensors and a backend, and what makes the tensors. A new op is a new row.
 CASES = {
-    'laplacian': (lambda q, k, backend: laplacian_kernel(q, k, 1.7, backend=backend), tokens),
-    'gaussian': (lambda q, k, backend: gaussian_kernel(q, k, 1.7, backend=backend), tokens),
+    'laplacian': (lambda q, k, backend: ops.laplacian_kernel(q, k, 1.7, backend=backend), tokens),
+    'gaussian': (lambda q, k, backend: ops.gaussian_kernel(q, k, 1.7, backend=backend), tokens),
     'newton': (
-        lambda m, backend: newton_schulz_inverse(m, 30, 0.5, backend=backend), matrices
+        lambda m, backend: ops.newton_schulz_inverse(m, 30, 0.5, backend=backend), matrices
     ),
     'newton, start': (newton_from_a_matrix, matrices),
     'newton, scale': (newton_from_a_scale, matrices),
-    'cholesky': (lambda m, backend: cholesky_inverse(m, 0.5, backend=backend), matrices),
+    'cholesky': (lambda m, backend: ops.cholesky_inverse(m, 0.5, backend=backend), matrices),
     'attention, half': attention('laplacian', 0.1, 'half'),
     'attention, gaussian': attention('gaussian', 0.1, None),
     'attention, pairs': attention('laplacian', None, 'pairs'),
@@ -170,7 +163,7 @@ def test_a_bandwidth_that_is_a_tensor_gets_its_gradient(name, backend, shape, de
 def test_a_bandwidth_that_is_a_tensor_under_vmap_and_in_halves(device):
     q, k = (t.to(device) for t in tokens())
     bandwidths = torch.tensor([1.0, 2.0, 3.0], device=device, dtype=torch.float64)
-    truth = torch.stack([laplacian_kernel(q, k, bandwidth.item()) for bandwidth in bandwidths])
-    found = vmap(lambda bandwidth: laplacian_kernel(q, k, bandwidth))(bandwidths)
+    truth = torch.stack([ops.laplacian_kernel(q, k, bandwidth.item()) for bandwidth in bandwidths])
+    found = vmap(lambda bandwidth: ops.laplacian_kernel(q, k, bandwidth))(bandwidths)
     torch.testing.assert_close(found, truth)
-    assert laplacian_kernel(q.half(), k.half(), bandwidths[1]).dtype == torch.float16
+    assert ops.laplacian_kernel(q.half(), k.half(), bandwidths[1]).dtype == torch.float16

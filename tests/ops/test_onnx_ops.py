@@ -4,15 +4,7 @@ import pytest
 import torch
 from conftest import fast_with, needs_torch
 
-from mmlaplace.ops import (
-    cholesky_inverse,
-    gaussian_kernel,
-    inverse_residual,
-    laplacian_kernel,
-    newton_schulz_inverse,
-    nystrom_attention,
-    pooled_landmarks,
-)
+from mmlaplace import ops
 from mmlaplace.ops.cholesky_inverse import inverse_by_products
 from mmlaplace.ops.newton_start_scale import newton_start_scale
 from mmlaplace.ops.rotary import rotary_table
@@ -25,14 +17,14 @@ HW = (6, 7)
 
 
 def spd(x):
-    return laplacian_kernel(x, x, 4.0)
+    return ops.laplacian_kernel(x, x, 4.0)
 
 
 def attend(x, **options):
     """Attention of tokens that are queries, keys and values."""
-    landmarks = pooled_landmarks(x, HW, cells=(3, 3))
-    inverse = cholesky_inverse(laplacian_kernel(landmarks, landmarks, 4.0), check=False)
-    return nystrom_attention(x, x, x, landmarks, inverse, 4.0, **options)
+    landmarks = ops.pooled_landmarks(x, HW, cells=(3, 3))
+    inverse = ops.cholesky_inverse(ops.laplacian_kernel(landmarks, landmarks, 4.0), check=False)
+    return ops.nystrom_attention(x, x, x, landmarks, inverse, 4.0, **options)
 
 
 def attend_turned(x):
@@ -42,18 +34,18 @@ def attend_turned(x):
 
 # What each op makes of tokens (B, heads, N, d).
 OPS = {
-    'laplacian_kernel': lambda x: laplacian_kernel(x, x[:, :, :5], 4.0),
-    'gaussian_kernel': lambda x: gaussian_kernel(x, x[:, :, :5], 2.0),
-    'newton_schulz_inverse': lambda x: newton_schulz_inverse(spd(x), check=False),
-    'newton_schulz_inverse, SOFT': lambda x: newton_schulz_inverse(
+    'laplacian_kernel': lambda x: ops.laplacian_kernel(x, x[:, :, :5], 4.0),
+    'gaussian_kernel': lambda x: ops.gaussian_kernel(x, x[:, :, :5], 2.0),
+    'newton_schulz_inverse': lambda x: ops.newton_schulz_inverse(spd(x), check=False),
+    'newton_schulz_inverse, SOFT': lambda x: ops.newton_schulz_inverse(
         spd(x), 4, 0.1, start_scale=newton_start_scale(spd(x), 2.0, halve=True, per_batch=True)
     ),
-    'cholesky_inverse': lambda x: cholesky_inverse(spd(x)),
-    'inverse_residual': lambda x: inverse_residual(spd(x), spd(x), 0.1),
+    'cholesky_inverse': lambda x: ops.cholesky_inverse(spd(x)),
+    'inverse_residual': lambda x: ops.inverse_residual(spd(x), spd(x), 0.1),
     'nystrom_attention': attend,
     'nystrom_attention, turned and whitened': attend_turned,
-    'pooled_landmarks, cells': lambda x: pooled_landmarks(x, HW, cells=(4, 9)),
-    'pooled_landmarks, ratio': lambda x: pooled_landmarks(x, HW, ratio=4),
+    'pooled_landmarks, cells': lambda x: ops.pooled_landmarks(x, HW, cells=(4, 9)),
+    'pooled_landmarks, ratio': lambda x: ops.pooled_landmarks(x, HW, ratio=4),
 }
 
 
@@ -95,7 +87,7 @@ def test_ops_leave_by_the_new_exporter():
 
 
 def test_a_compiled_op_is_refused_where_onnx_has_none():
-    op = Op(lambda x: laplacian_kernel(x, x, 4.0, backend='native'))
+    op = Op(lambda x: ops.laplacian_kernel(x, x, 4.0, backend='native'))
     with pytest.raises(RuntimeError, match="ONNX has no such operator.*backend='auto'"):
         to_onnx(op, (tokens(),))
 
@@ -105,7 +97,7 @@ def test_the_inverse_by_products_is_that_of_cholesky(ridge):
     x = 0.1 * torch.randn(3, 2, 49, 16)
     mat = spd(0 * x if ridge is None else x)  # landmarks that are all equal
     shift = 1e-2 if ridge is None else ridge
-    expected = cholesky_inverse(mat.double(), shift)
+    expected = ops.cholesky_inverse(mat.double(), shift)
     error = (inverse_by_products(mat + shift * torch.eye(49), shift) - expected).norm()
     # The rounding of fp32 times a condition number of 300, or of 4,900.
     assert error < (1e-3 if ridge is None else 1e-4) * expected.norm()

@@ -4,16 +4,8 @@ import pytest
 import torch
 from conftest import NO_GPU, needs_torch
 
-from mmlaplace.ops import (
-    _native,
-    cholesky_inverse,
-    gaussian_kernel,
-    laplacian_kernel,
-    newton_schulz_inverse,
-    nystrom_attention,
-    pooled_landmarks,
-    use_backend,
-)
+from mmlaplace import ops
+from mmlaplace.ops import _native
 
 DEVICES = ['cpu', pytest.param('cuda', marks=NO_GPU)]
 needs_compile = needs_torch(2, 4)
@@ -25,7 +17,7 @@ def points(*shape, device='cpu', dtype=torch.float32, requires_grad=True):
 
 def spd(device='cpu', dtype=torch.float32):
     x = torch.randn(2, 3, 7, 4, device=device, dtype=dtype)
-    return laplacian_kernel(x, x, 4.0, backend='reference').requires_grad_()
+    return ops.laplacian_kernel(x, x, 4.0, backend='reference').requires_grad_()
 
 
 def attention(whitening=1e-2, **kw):
@@ -85,11 +77,11 @@ def test_opcheck_of_the_gradients(name, device):
 
 
 def all_ops(q, k):
-    marks = pooled_landmarks(k, (1, k.shape[2]), cells=(1, 5))
-    matrix = laplacian_kernel(marks, marks, 4.0)
-    weights = newton_schulz_inverse(matrix) @ cholesky_inverse(matrix, 0.5)
-    mixed = nystrom_attention(q, k, k, marks, weights, 4.0, whitening_eps=1e-2)
-    return mixed + gaussian_kernel(q, marks, 2.0) @ weights @ marks
+    marks = ops.pooled_landmarks(k, (1, k.shape[2]), cells=(1, 5))
+    matrix = ops.laplacian_kernel(marks, marks, 4.0)
+    weights = ops.newton_schulz_inverse(matrix) @ ops.cholesky_inverse(matrix, 0.5)
+    mixed = ops.nystrom_attention(q, k, k, marks, weights, 4.0, whitening_eps=1e-2)
+    return mixed + ops.gaussian_kernel(q, marks, 2.0) @ weights @ marks
 
 
 @pytest.mark.slow
@@ -100,15 +92,15 @@ def test_compile_in_one_graph_for_any_size(backend, device):
     bandwidth = torch.nn.Parameter(torch.tensor([[[2.0]], [[3.0]], [[4.0]]], device=device))
 
     def function(q, k):
-        marks = laplacian_kernel(k, k, bandwidth)
-        few = newton_schulz_inverse(marks, 3, start=0.1 * marks)  # that have not converged
-        few = few + newton_schulz_inverse(marks, 3, start_scale=0.1)
-        return all_ops(q, k) + laplacian_kernel(q, k, 4.0) @ few @ k
+        marks = ops.laplacian_kernel(k, k, bandwidth)
+        few = ops.newton_schulz_inverse(marks, 3, start=0.1 * marks)  # that have not converged
+        few = few + ops.newton_schulz_inverse(marks, 3, start_scale=0.1)
+        return all_ops(q, k) + ops.laplacian_kernel(q, k, 4.0) @ few @ k
 
     compiled = torch.compile(function, fullgraph=True, backend='aot_eager')
     for tokens in (12, 31, 17):  # the last two by one graph
         q, k = points(2, 3, tokens, 8, device=device), points(2, 3, 5, 8, device=device)
-        with use_backend(backend):
+        with ops.use_backend(backend):
             expected, result = function(q, k), compiled(q, k)
         torch.testing.assert_close(result, expected)
         inputs = (q, k, bandwidth)
@@ -122,7 +114,7 @@ def test_compile_in_one_graph_for_any_size(backend, device):
 def test_a_step_compiles_whose_backward_runs_outside_of_its_graphs():
     # As in mmengine with compile=dict(target='train_step'), where parts of a model run eagerly.
     def step(q):
-        laplacian_kernel(q, q[:, :, :3], 4.0).square().sum().backward()
+        ops.laplacian_kernel(q, q[:, :, :3], 4.0).square().sum().backward()
         return q.grad
 
     q = points(1, 2, 9, 4)
