@@ -5,13 +5,8 @@ import math
 import torch
 
 
-def exactly(expected):
-    """A setting that is a constant here."""
-    return lambda value: {} if value == expected else None
-
-
-def told_by_shapes(value):
-    """A setting that the shapes of parameters or inputs tell too."""
+def told(value):
+    """A setting that is a constant here, or that shapes tell too."""
     return {}
 
 
@@ -127,7 +122,7 @@ AUTHORS = {
     'efficient_attention': dict(
         type='EfficientLinearAttention', options=efficient,
         settings=dict.fromkeys(
-            ('in:in_channels', 'in:key_channels', 'in:value_channels'), told_by_shapes
+            ('in:in_channels', 'in:key_channels', 'in:value_channels'), told
         ),
         names={
             'queries.': ('qkv.', linear), 'keys.': ('qkv.', linear), 'values.': ('qkv.', linear),
@@ -147,21 +142,21 @@ AUTHORS = {
         type='LinformerAttention', options=linformer,
         settings=dict.fromkeys(
             ('in:dim', 'in:k', 'in:seq_len', 'in:one_kv_head', 'in:share_kv', 'in:dim_head'),
-            told_by_shapes,
+            told,
         ),
         names={**separate('to_q.', 'to_k.', 'to_v.'), 'to_out.': 'proj.',
                'proj_k': ('key_sums', sums), 'proj_v': ('value_sums', sums)},
     ),
     'nystromformer': dict(
         type='NystromformerAttention', options=nystromformer,
-        settings={'in:conv_kernel_size': told_by_shapes, 'in:n_iter': 'num_iters',
+        settings={'in:conv_kernel_size': told, 'in:n_iter': 'num_iters',
                   'in:init_option': START.get},
         names={'conv.': 'conv.'},
     ),
     'nystromformer_t2t': dict(
         type='NystromformerAttention',
         options=dict(landmark_method='runs', lepe_kernel=0, value_shortcut=True),
-        settings={'in:dim': told_by_shapes, 'in:in_dim': 'out_dims',
+        settings={'in:dim': told, 'in:in_dim': 'out_dims',
                   'in:kernel_size': 'conv_kernel_size', 'in:n_iter': 'num_iters',
                   'in:init_option': START.get},
         names={'qkv.': 'qkv.', 'proj.': 'proj.', 'conv.': 'conv.'},
@@ -176,7 +171,7 @@ AUTHORS = {
         type='SkyformerAttention',
         options=dict(bandwidth=32**0.25, landmark_method='random', newton_start_per='batch'),
         settings={'in:nb_features': halves, 'in:n_iter': 'num_iters',
-                  'in:sketching_matrix': told_by_shapes, 'in:random_sign': told_by_shapes},
+                  'in:sketching_matrix': told, 'in:random_sign': told},
         prepare=draws_as_theirs,
     ),
     'skyformer_kernelized': dict(type='KernelAttention'),
@@ -191,22 +186,22 @@ AUTHORS = {
     ),
     'castling': dict(
         type='CastlingAttention', options=castling,
-        settings={'in:res_kernel_size': told_by_shapes, 'in:sparse_reg': 'sparse_softmax'},
+        settings={'in:res_kernel_size': told, 'in:sparse_reg': 'sparse_softmax'},
         names={'qkv.': 'qkv.', 'proj.': 'proj.', 'dconv.': 'conv.'},
     ),
     'taylorshift': dict(
         type='TaylorShiftAttention', options=dict(form='linear'),
-        settings={'in:a': exactly(0.5), 'in:b': exactly(1.0), 'in:c': exactly(1.0)},
+        settings={'in:a': told, 'in:b': told, 'in:c': told},
         names={'temperature': ('temperature', temperatures), 'qkv.': 'qkv.', 'proj.': 'proj.'},
     ),
     'based_taylor': dict(type='BasedAttention', options=dict(form='linear')),
     'reformer': dict(
         type='ReformerAttention', options=dict(form='chunks'),
         settings={'in:n_hashes': 'num_hashes', 'in:allow_duplicate_attention': 'duplicates',
-                  'in:rotations': told_by_shapes, 'in:dim': told_by_shapes,
-                  'in:attend_across_buckets': exactly(True), 'in:causal': exactly(False),
-                  'in:rehash_each_round': exactly(True),
-                  'in:random_rotations_per_head': exactly(False)},
+                  'in:rotations': told, 'in:dim': told,
+                  'in:attend_across_buckets': told, 'in:causal': told,
+                  'in:rehash_each_round': told,
+                  'in:random_rotations_per_head': told},
         names={'toqk.': 'qkv.', 'tov.': 'qkv.', 'to_out.': 'proj.'},
         prepare=turns_as_theirs,
     ),
@@ -215,9 +210,7 @@ AUTHORS = {
         names={'positional_encoding': ('key_positions', positions), 'qkv.': 'qkv.', 'q.': 'qkv.',
                'kv.': 'kv.', 'proj.': 'proj.', 'dwc.': 'lepe.conv.'},
     ),
-    'slab_repbn': None,
     'flow': FLOW,
     'flowformer': FLOW,
-    'xcit_lpi': None,
 }  # fmt: skip
 AUTHORS['taylorshift_direct'] = dict(AUTHORS['taylorshift'], options=dict(form='direct'))

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from authors_classic import exactly, linear, positions, told_by_shapes
+from authors_classic import linear, positions, told
 
 from mmlaplace.models import MHLAAttention
 
@@ -93,12 +93,12 @@ AUTHORS = {
     'agent': dict(
         type='AgentAttention',
         options=agent,
-        settings={'in:agent_num': told_by_shapes, 'in:num_patches': told_by_shapes,
-                  'in:window_size': told_by_shapes, **dict.fromkeys(
+        settings={'in:agent_num': told, 'in:num_patches': told,
+                  'in:window_size': told, **dict.fromkeys(
                       ('in:agent_shape', 'in:downstream_agent_shape'),
                       lambda sides: dict(agent_shape=tuple(sides.tolist())),
                   ), 'in:kernel_size': 'lepe_kernel',
-                  'in:scale': exactly(-0.5)},
+                  'in:scale': told},
         names=dict(
             LINEARS, **{'qkv.': 'qkv.'}, an_bias='gather_map', na_bias='spread_map',
             ah_bias=('gather_rows', first), aw_bias=('gather_columns', first),
@@ -119,8 +119,8 @@ AUTHORS = {
         settings=dict(
             dict.fromkeys(
                 ('in:in_channels', 'in:out_channels', 'in:dim', 'in:head_dim', 'in:heads_ratio',
-                 'in:scales', 'in:norm', 'in:use_bias'), told_by_shapes,
-            ), **{'in:kernel_func': exactly('relu')},
+                 'in:scales', 'in:norm', 'in:use_bias'), told,
+            ), **{'in:kernel_func': told},
         ),
         names={'qkv.conv.': ('qkv.', linear), 'qkv.norm.': 'qkv_norm.', 'aggreg.': 'aggregations.',
                'proj.conv.': ('proj.', linear), 'proj.norm.': 'norm.'},
@@ -132,10 +132,9 @@ AUTHORS = {
         names={'qkvg.': 'qkv.', 'lepe.': 'lepe.conv.', 'out_proj.': 'proj.', 'ln.': 'norm.'},
     ),
     'mlla': dict(type='MLLAAttention', names={'qk.': 'qkv.', 'lepe.': 'lepe.conv.'}),
-    'mlla_block': None,
     'swiftformer': dict(
         type='AdditiveAttention', options=additive,
-        settings={'in:in_dims': told_by_shapes, 'in:token_dim': told_by_shapes},
+        settings={'in:in_dims': told, 'in:token_dim': told},
         names={'w_g': 'score', 'to_query.': 'query.', 'to_key.': 'key.', 'Proj.': 'mixed_proj.',
                'final.': 'proj.'},
     ),
@@ -148,8 +147,7 @@ AUTHORS = {
         options=lambda golden: dict(
             grid=int(golden['in:H'] // golden['in:window']), normalizer='blocks', pre_norm=True,
         ),
-        settings={'in:window': lambda value: {}, 'in:eps': exactly(1e-6),
-                  'in:initial_mix': lambda value: {}},
+        settings=dict.fromkeys(('in:window', 'in:eps', 'in:initial_mix'), told),
         prepare=starts_as_theirs,
         names={'norm.': 'norm.', 'to_qkv.': 'qkv.', 'lepe.': 'lepe.conv.', 'to_out.0.': 'proj.',
                'piece_attn.conv.weight': ('mixture', linear),
@@ -159,7 +157,6 @@ AUTHORS = {
         type='L2ViTAttention',
         names={'temperature': 'temperature', 'qkv.': 'qkv.', 'proj.': 'proj.'},
     ),
-    'l2vit_block': None,
     'sana': dict(
         type='SANAAttention',
         names={'qkv.': 'qkv.', 'proj.': 'proj.', 'q_norm.': 'q_norm.', 'k_norm.': 'k_norm.'},
@@ -183,7 +180,7 @@ AUTHORS = {
     ),
     'favit': dict(
         type='FaViTAttention', options=dict(average='runs'),
-        settings={'in:windowsize': exactly(7)},
+        settings={'in:windowsize': told},
         names={'q.': 'q.', 'kv_g.': 'kv.', 'sr.': 'sr.projection.', 'norm.': 'sr.norm.',
                'local_conv_g.': 'lepe.conv.', 'kv_l.depth_conv.': 'near.conv.',
                'kv_l.point_conv.': ('around.', linear), 'fcs.': 'window_in.',

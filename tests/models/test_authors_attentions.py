@@ -1,21 +1,17 @@
 """Attentions give the authors' outputs and gradients, from the authors' own weights.
 
 A file is one unit of the authors: weights (``param:*``), inputs and settings (``in:*``), outputs
-and gradients (``out:*``). Those of another folder run by ``--golden-dir DIR``. The tables in
-``authors_*.py`` know a file by the longest of their names that it starts with. A row has:
+and gradients (``out:*``). The tables in ``authors_*.py`` know a file by the longest of their names
+that it starts with. A row has:
 
 - ``type``, and ``options`` of all files of the name, or a function of a file's content for them;
 - ``settings``: for a setting of the authors the name of our option, or a function of its value that
-  returns our options, or None where we have none. Others are options of their own name;
+  returns our options. Others are options of their own name;
 - ``names``: for the start of a parameter's name its start here, or a pair of that and a function of
   the value and (H, W), or None for an unused one, or a function of the content for all of these.
   Parameters of one name here are joined in the order of the table;
 - ``prepare``: a function of the attention and the file's content, such as to fix a random draw.
-
-A row that is None is of a unit that is no attention. What has no row or option is a skip.
 """
-
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,6 +22,7 @@ from mmengine.registry import MODELS
 from test_golden import GOLDEN, assert_close
 
 AUTHORS = {**CLASSIC, **VISION}
+FILES = {path.stem: path for path in sorted((GOLDEN / 'attentions').glob('*.npz'))}
 # Two orders of the same fp32 sums.
 FORWARD, GRADIENT = 1e-5, 1e-4
 # Names that theirs have for heads, settings of any file, and parameters around the mixing rule.
@@ -36,25 +33,8 @@ AROUND = ('qkv.', 'kv.', 'proj.', 'lepe.', 'key_positions')
 REDUCTION = {'sr.': 'sr.projection.', 'norm.': 'sr.norm.'}
 
 
-def pytest_generate_tests(metafunc):
-    if 'golden_file' not in metafunc.fixturenames:
-        return
-    folder = Path(metafunc.config.getoption('golden_dir') or GOLDEN / 'attentions')
-    files = sorted(folder.glob('*.npz'))
-    if not files:
-        raise pytest.UsageError(f'--golden-dir {folder} has no *.npz')
-    metafunc.parametrize('golden_file', files, ids=[file.stem for file in files])
-
-
-def row_of(name):
-    """The row of the longest name in the tables that ``name`` starts with."""
-    known = [start for start in AUTHORS if name.startswith(start)]
-    if not known:
-        pytest.skip(f'no attention of ours is known as {name}')
-    row = AUTHORS[max(known, key=len)]
-    if row is None:
-        pytest.skip(f'{name} is no attention')
-    return row
+def longest_start(name, starts):
+    return max((start for start in starts if name.startswith(start)), key=len)
 
 
 def inputs_of(golden):
@@ -68,34 +48,18 @@ def options_of(golden, row):
     """Our options from the settings of a file."""
     settings, options = row.get('settings', {}), row.get('options', {})
     options = dict(options(golden) if callable(options) else options)
-    known = MODELS.get(row['type']).known_options()
     inputs = [f'in:{name}' for name in inputs_of(golden)]
     for name in sorted(key for key in golden if key.startswith('in:')):
         if name in inputs or name in COMMON:
             continue
-        value = golden[name]
-        value = value.item() if value.ndim == 0 else value
+        value = golden[name].item() if golden[name].ndim == 0 else golden[name]
         ours = settings.get(name, name[len('in:') :])
         if isinstance(ours, str):
-            value = tuple(value.tolist()) if isinstance(value, np.ndarray) else value
-            found = {ours: value} if ours in known else None
+            found = {ours: tuple(value.tolist()) if isinstance(value, np.ndarray) else value}
         else:
             found = ours(value)
-        if found is None:
-            pytest.skip(f'{row["type"]} has no option for {name} = {value}')
         options.update(found)
     return options
-
-
-def heads_of(golden):
-    return next((int(golden[name]) for name in HEADS if name in golden), 1)
-
-
-def bias_of(state, name):
-    """Our option for the bias that the parameters of a file, by our names, have or lack."""
-    linears = any(key.startswith('qkv.') for key in state)
-    known = linears and 'qkv_bias' in MODELS.get(name).known_options()
-    return dict(qkv_bias='qkv.bias' in state) if known else {}
 
 
 def converted(golden, names, hw_shape):
@@ -103,60 +67,38 @@ def converted(golden, names, hw_shape):
     names = names(golden) if callable(names) else names
     if golden.get('in:sr_ratio', 1) > 1:
         names = {**REDUCTION, **names}
-    prefix, starts, parts = 'param:', {}, {}
-    for key in (key[len(prefix) :] for key in golden if key.startswith(prefix)):
-        known = [start for start in names if key.startswith(start)]
-        if not known:
-            pytest.skip(f'no parameter of ours is known for {key}')
-        starts[key] = max(known, key=len)
-    for key in sorted(starts, key=lambda key: list(names).index(starts[key])):
+    keys = [key[len('param:') :] for key in golden if key.startswith('param:')]
+    starts, parts = {key: longest_start(key, names) for key in keys}, {}
+    for key in sorted(keys, key=lambda key: list(names).index(starts[key])):
         ours, change = names[starts[key]], None
         if ours is None:
             continue
         if isinstance(ours, tuple):
             ours, change = ours
-        value = torch.from_numpy(golden[prefix + key])
+        value = torch.from_numpy(golden[f'param:{key}'])
         value = change(value, hw_shape) if change else value
         parts.setdefault(ours + key[len(starts[key]) :], []).append(value)
     return {ours: torch.cat(values) if values[1:] else values[0] for ours, values in parts.items()}
 
 
-def tokens(value):
-    """``(B, C, H, W)`` as ``(B, N, C)``."""
-    return value.flatten(2).mT
-
-
-def content_of(path):
-    with np.load(path) as content:
+@pytest.mark.parametrize('name', FILES)
+def test_attention_gives_the_authors_output_and_gradient(name):
+    row = AUTHORS[longest_start(name, AUTHORS)]
+    with np.load(FILES[name]) as content:
         golden = {key: np.asarray(content[key]) for key in content.files}
-    return golden, (int(golden['in:H']), int(golden['in:W']))
-
-
-def test_no_file_that_is_kept_here_is_skipped():
-    for path in sorted((GOLDEN / 'attentions').glob('*.npz')):
-        golden, hw_shape = content_of(path)
-        try:
-            row = row_of(path.stem)
-            options_of(golden, row)
-            converted(golden, row.get('names', {}), hw_shape)
-        except pytest.skip.Exception as reason:
-            pytest.fail(f'{path.name}: {reason}')
-
-
-def test_attention_gives_the_authors_output_and_gradient(golden_file):
-    row = row_of(golden_file.stem)
-    golden, hw_shape = content_of(golden_file)
-    inputs = inputs_of(golden)
+    hw_shape, inputs = (int(golden['in:H']), int(golden['in:W'])), inputs_of(golden)
     as_heads = 'x' not in inputs
     sample = next(iter(inputs.values()))
-    num_heads = heads_of(golden)
+    num_heads = next((int(golden[name]) for name in HEADS if name in golden), 1)
     channels = sample.shape[-1] * num_heads if as_heads else sample.shape[1 + (sample.dim() == 3)]
-    options = options_of(golden, row)
     state = converted(golden, row.get('names', {}), hw_shape)
-    options = dict(bias_of(state, row['type']), **options)
-    cfg = dict(type=row['type'], embed_dims=channels, num_heads=num_heads)
-    cfg = dict(dict(cfg, input_resolution=hw_shape), **options)
-    attention = MODELS.build(cfg).eval()
+    cfg = dict(
+        type=row['type'], embed_dims=channels, num_heads=num_heads, input_resolution=hw_shape
+    )
+    if any(key.startswith('qkv.') for key in state):
+        known = MODELS.get(row['type']).known_options()
+        cfg.update(dict(qkv_bias='qkv.bias' in state) if 'qkv_bias' in known else {})
+    attention = MODELS.build(cfg | options_of(golden, row)).eval()
     missing, unexpected = attention.load_state_dict(state, strict=False)
     # A file of queries, keys and values is of the mixing rule alone.
     missing = [name for name in missing if not (as_heads and name.startswith(AROUND))]
@@ -168,11 +110,11 @@ def test_attention_gives_the_authors_output_and_gradient(golden_file):
         taken = {name: v if v.dim() == 4 else v[:, None] for name, v in inputs.items()}
         q, k = (taken.get(name, taken.get('qk')) for name in 'qk')
         out = attention.mix(q, k, taken['v'], hw_shape).reshape(inputs['v'].shape)
-    elif sample.dim() == 4:
-        out = attention(tokens(sample), hw_shape).mT.unflatten(2, hw_shape)
+    elif sample.dim() == 4:  # a map
+        out = attention(sample.flatten(2).mT, hw_shape).mT.unflatten(2, hw_shape)
     else:
         out = attention(sample, hw_shape)
     out.backward(torch.from_numpy(golden['in:grad_y']))
-    assert_close(out, torch.from_numpy(golden['out:y']), row.get('forward', FORWARD))
+    assert_close(out, torch.from_numpy(golden['out:y']), FORWARD)
     for name, value in inputs.items():
         assert_close(value.grad, torch.from_numpy(golden[f'out:grad_{name}']), GRADIENT)
