@@ -29,7 +29,6 @@ KERNELS = [
     (dict(k=Q.double()), ValueError, 'float64'),
     (dict(k=Q.to('meta')), ValueError, 'cpu.*meta'),
     (dict(q=Q.int(), k=Q.int()), TypeError, 'int32'),
-    (dict(q=[1.0]), TypeError, 'list'),
     (dict(bandwidth=0.0), ValueError, 'got 0.0'),
     (dict(bandwidth=-4), ValueError, 'got -4'),
     (dict(bandwidth=float('inf')), ValueError, 'got inf'),
@@ -44,7 +43,6 @@ INVERSES = [
     (dict(mat=torch.ones(2, 3, 4)), ValueError, r'\(2, 3, 4\)'),
     (dict(mat=ONE), ValueError, r'\(1,\)'),
     (dict(mat=torch.ones(2, 0, 0)), ValueError, r'\(2, 0, 0\)'),
-    (dict(mat=EYE.int()), TypeError, 'int32'),
     (dict(ridge=-0.5), ValueError, 'got -0.5'),
     (dict(ridge=float('inf')), ValueError, 'got inf'),
 ]
@@ -56,7 +54,6 @@ NEWTON = [
 ]
 ROTARY = [
     (dict(rotary_form='whole'), ValueError, "'half', 'pairs'.*got 'whole'"),
-    (dict(rotary=TABLE.int()), TypeError, 'rotary .*got torch.int32'),
     (dict(rotary=TABLE[:, 0]), ValueError, r'\(2, pairs, 6\) on cpu, got \(2, 6\)'),
     (dict(rotary=TABLE[..., :5]), ValueError, r'got \(2, 1, 5\)'),
     (dict(rotary=TABLE.to('meta')), ValueError, 'on cpu, got.* on meta'),
@@ -69,7 +66,6 @@ ATTENTION = [
     (dict(v=Q.to('meta')), ValueError, 'v .* on cpu, got .* on meta'),
     (dict(landmarks=ONE), ValueError, r"landmarks .*\(1, 2, 'm', 4\).*got \(1,\)"),
     (dict(inverse=Q), ValueError, r'inverse .*\(1, 2, 3, 3\).*got \(1, 2, 6, 4\)'),
-    (dict(inverse=Q.int()), TypeError, 'inverse .*got torch.int32'),
     (dict(scale=2.0), TypeError, 'scale .*got float'),
     (dict(scale=torch.ones(3, 1, 1)), ValueError, r'\(1, 2, 1, 1\).*got \(3, 1, 1\)'),
     (dict(scale=torch.ones(1, 1, 1, 1, 1)), ValueError, r'got \(1, 1, 1, 1, 1\)'),
@@ -124,7 +120,6 @@ COMPILED = [
     (lambda: bias_gelu(X[0, 0].t(), torch.zeros(2), 'none', X), 'x must be contiguous'),
     (lambda: bias_gelu(X[0, 0], torch.zeros(2), 'none', X), r'bias .*\[3\], got .* \[2\]'),
     (lambda: signed_powers(X, POWER[..., :2], POWER), r'power .*\[1, 1, 2\]'),
-    (lambda: pola_streams(X.double(), POWER, POWER, X, 1e-6), 'q .*Double'),
     (lambda: pola_streams(X, POWER, POWER, X, 1e-6), r'sums .*\[1, 1, 6, 5\], got .* 3\]'),
 ]  # fmt: skip
 

@@ -70,29 +70,22 @@ def test_a_matrix_without_an_inverse_is_named(inverse):
         inverse(mat, 1e-2)
 
 
-class Calls(TorchDispatchMode):
-    """Counts the ops that are called, with the number of matrices of an eigendecomposition."""
+class Reads(TorchDispatchMode):
+    """Counts values that are read."""
 
-    reads = decomposed = 0
+    count = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         name = function.overloadpacket.__name__
-        self.reads += name in ('_local_scalar_dense', 'item', 'is_nonzero')
-        if name.startswith('_linalg_eigh'):
-            self.decomposed += args[0].shape[:-2].numel()
+        self.count += name in ('_local_scalar_dense', 'item', 'is_nonzero')
         return function(*args, **(kwargs or {}))
 
 
-def test_a_right_batch_costs_one_read_with_the_check_and_an_error_one_decomposition(inverse):
-    for check in (True, False):
-        with Calls() as calls:
-            inverse(kernel_matrix(9), 1e-2, check=check)
-        assert (calls.reads, calls.decomposed) == (int(check), 0)
-    mat = torch.eye(3).repeat(50, 1, 1)
-    mat[20:, 1, 1] = -5
-    with Calls() as calls, pytest.raises(ValueError, match='30 of 50 .* matrix 20 is -4.99'):
-        inverse(mat, 1e-2)
-    assert calls.decomposed == 1
+@pytest.mark.parametrize('check', [True, False])
+def test_a_right_batch_costs_one_read_with_the_check_and_none_without(inverse, check):
+    with Reads() as reads:
+        inverse(kernel_matrix(9), 1e-2, check=check)
+    assert reads.count == int(check)
 
 
 # A NaN or an infinity in either triangle or on the diagonal.

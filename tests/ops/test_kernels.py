@@ -58,14 +58,6 @@ def test_gradient_at_coinciding_points_is_zero(op, device):
     assert torch.equal(k.grad, -q.grad)
 
 
-def test_large_distances_give_zero_and_no_nan(op, device):
-    q = torch.full((1, 1, 3, 4), 1e4, device=device, requires_grad=True)
-    k = torch.full((1, 1, 2, 4), -1e4, device=device, requires_grad=True)
-    out = op(q, k, 0.5)
-    out.sum().backward()
-    assert out.abs().max() == q.grad.abs().max() == k.grad.abs().max() == 0
-
-
 # Dimensions that are whole vectors of the CPU code, and keys that leave a lane over, or not so.
 @pytest.mark.parametrize('dims', [8, 32, 59])
 @pytest.mark.parametrize('dtype', [torch.float64, torch.float32, torch.float16, torch.bfloat16])
