@@ -5,11 +5,6 @@ import math
 import torch
 
 
-def told(value):
-    """A setting that is a constant here, or that shapes tell too."""
-    return {}
-
-
 def linear(value, hw_shape):
     """The weight or bias of a convolution 1 x 1 as that of a linear."""
     return value.flatten(1) if value.dim() == 4 else value
@@ -52,9 +47,7 @@ def rows(golden, name):
 
 
 def efficient(golden):
-    return dict(
-        residual=True, key_dims=rows(golden, 'keys'), value_dims=rows(golden, 'values')
-    )  # fmt: skip
+    return dict(residual=True, key_dims=rows(golden, 'keys'), value_dims=rows(golden, 'values'))
 
 
 def linformer(golden):
@@ -90,7 +83,7 @@ def slab(golden):
 
 def halves(count):
     """Landmarks of the queries, and as many of the keys."""
-    return dict(num_landmarks=int(count) // 2) if count % 2 == 0 else None
+    return dict(num_landmarks=int(count) // 2)
 
 
 def cosformer(golden):
@@ -117,62 +110,50 @@ FLOW = dict(
         'out_projection.': 'proj.', 'qkv.': 'qkv.', 'proj.': 'proj.',
     },
 )  # fmt: skip
+PERFORMER = dict(
+    type='PerformerAttention', settings={'in:nb_features': 'num_features'},
+    names={'projection_matrix': 'projection_matrix'},
+)  # fmt: skip
 AUTHORS = {
     'linear_transformer': dict(type='LinearAttention'),
     'efficient_attention': dict(
         type='EfficientLinearAttention', options=efficient,
-        settings=dict.fromkeys(
-            ('in:in_channels', 'in:key_channels', 'in:value_channels'), told
-        ),
+        told='in_channels key_channels value_channels',
         names={
             'queries.': ('qkv.', linear), 'keys.': ('qkv.', linear), 'values.': ('qkv.', linear),
             'reprojection.': ('proj.', linear),
         },
     ),
-    'performer': dict(
-        type='PerformerAttention', settings={'in:nb_features': 'num_features'},
-        names={'projection_matrix': 'projection_matrix'},
-    ),
-    'performer_relu': dict(
-        type='PerformerAttention', options=dict(features='relu'),
-        settings={'in:nb_features': 'num_features'},
-        names={'projection_matrix': 'projection_matrix'},
-    ),
+    'performer': PERFORMER,
+    'performer_relu': dict(PERFORMER, options=dict(features='relu')),
     'linformer': dict(
         type='LinformerAttention', options=linformer,
-        settings=dict.fromkeys(
-            ('in:dim', 'in:k', 'in:seq_len', 'in:one_kv_head', 'in:share_kv', 'in:dim_head'),
-            told,
-        ),
+        told='dim k seq_len one_kv_head share_kv dim_head',
         names={**separate('to_q.', 'to_k.', 'to_v.'), 'to_out.': 'proj.',
                'proj_k': ('key_sums', sums), 'proj_v': ('value_sums', sums)},
     ),
     'nystromformer': dict(
-        type='NystromformerAttention', options=nystromformer,
-        settings={'in:conv_kernel_size': told, 'in:n_iter': 'num_iters',
-                  'in:init_option': START.get},
-        names={'conv.': 'conv.'},
+        type='NystromformerAttention', options=nystromformer, told='conv_kernel_size',
+        settings={'in:n_iter': 'num_iters', 'in:init_option': START.get}, names={'conv.': 'conv.'},
     ),
     'nystromformer_t2t': dict(
         type='NystromformerAttention',
         options=dict(landmark_method='runs', lepe_kernel=0, value_shortcut=True),
-        settings={'in:dim': told, 'in:in_dim': 'out_dims',
-                  'in:kernel_size': 'conv_kernel_size', 'in:n_iter': 'num_iters',
-                  'in:init_option': START.get},
+        settings={'in:in_dim': 'out_dims', 'in:kernel_size': 'conv_kernel_size',
+                  'in:n_iter': 'num_iters', 'in:init_option': START.get},
+        told='dim',
         names={'qkv.': 'qkv.', 'proj.': 'proj.', 'conv.': 'conv.'},
     ),
     'cosformer': dict(
         type='CosformerAttention', options=dict(positions='flattened'),
-        settings={'in:has_outproj': 'proj'},
-        names=cosformer,
+        settings={'in:has_outproj': 'proj'}, names=cosformer,
     ),
     'hydra': dict(type='HydraAttention', names={'qkv.': 'qkv.', 'out.': 'proj.'}),
     'skyformer': dict(
         type='SkyformerAttention',
         options=dict(bandwidth=32**0.25, landmark_method='random', newton_start_per='batch'),
-        settings={'in:nb_features': halves, 'in:n_iter': 'num_iters',
-                  'in:sketching_matrix': told, 'in:random_sign': told},
-        prepare=draws_as_theirs,
+        settings={'in:nb_features': halves, 'in:n_iter': 'num_iters'},
+        told='sketching_matrix random_sign', prepare=draws_as_theirs,
     ),
     'skyformer_kernelized': dict(type='KernelAttention'),
     'hedgehog': dict(
@@ -186,22 +167,19 @@ AUTHORS = {
     ),
     'castling': dict(
         type='CastlingAttention', options=castling,
-        settings={'in:res_kernel_size': told, 'in:sparse_reg': 'sparse_softmax'},
+        settings={'in:sparse_reg': 'sparse_softmax'}, told='res_kernel_size',
         names={'qkv.': 'qkv.', 'proj.': 'proj.', 'dconv.': 'conv.'},
     ),
     'taylorshift': dict(
-        type='TaylorShiftAttention', options=dict(form='linear'),
-        settings={'in:a': told, 'in:b': told, 'in:c': told},
+        type='TaylorShiftAttention', options=dict(form='linear'), told='a b c',
         names={'temperature': ('temperature', temperatures), 'qkv.': 'qkv.', 'proj.': 'proj.'},
     ),
     'based_taylor': dict(type='BasedAttention', options=dict(form='linear')),
     'reformer': dict(
         type='ReformerAttention', options=dict(form='chunks'),
-        settings={'in:n_hashes': 'num_hashes', 'in:allow_duplicate_attention': 'duplicates',
-                  'in:rotations': told, 'in:dim': told,
-                  'in:attend_across_buckets': told, 'in:causal': told,
-                  'in:rehash_each_round': told,
-                  'in:random_rotations_per_head': told},
+        settings={'in:n_hashes': 'num_hashes', 'in:allow_duplicate_attention': 'duplicates'},
+        told='rotations dim attend_across_buckets causal rehash_each_round '
+             'random_rotations_per_head',
         names={'toqk.': 'qkv.', 'tov.': 'qkv.', 'to_out.': 'proj.'},
         prepare=turns_as_theirs,
     ),

@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from authors_classic import linear, positions, told
+from authors_classic import linear, positions
 
 from mmlaplace.models import MHLAAttention
 
@@ -93,12 +93,9 @@ AUTHORS = {
     'agent': dict(
         type='AgentAttention',
         options=agent,
-        settings={'in:agent_num': told, 'in:num_patches': told,
-                  'in:window_size': told, **dict.fromkeys(
-                      ('in:agent_shape', 'in:downstream_agent_shape'),
-                      lambda sides: dict(agent_shape=tuple(sides.tolist())),
-                  ), 'in:kernel_size': 'lepe_kernel',
-                  'in:scale': told},
+        told='agent_num num_patches window_size scale',
+        settings={'in:agent_shape': 'agent_shape', 'in:downstream_agent_shape': 'agent_shape',
+                  'in:kernel_size': 'lepe_kernel'},
         names=dict(
             LINEARS, **{'qkv.': 'qkv.'}, an_bias='gather_map', na_bias='spread_map',
             ah_bias=('gather_rows', first), aw_bias=('gather_columns', first),
@@ -116,12 +113,7 @@ AUTHORS = {
     ),
     'litemla': dict(
         type='LiteMLA', options=litemla,
-        settings=dict(
-            dict.fromkeys(
-                ('in:in_channels', 'in:out_channels', 'in:dim', 'in:head_dim', 'in:heads_ratio',
-                 'in:scales', 'in:norm', 'in:use_bias'), told,
-            ), **{'in:kernel_func': told},
-        ),
+        told='in_channels out_channels dim head_dim heads_ratio scales norm use_bias kernel_func',
         names={'qkv.conv.': ('qkv.', linear), 'qkv.norm.': 'qkv_norm.', 'aggreg.': 'aggregations.',
                'proj.conv.': ('proj.', linear), 'proj.norm.': 'norm.'},
     ),
@@ -133,8 +125,7 @@ AUTHORS = {
     ),
     'mlla': dict(type='MLLAAttention', names={'qk.': 'qkv.', 'lepe.': 'lepe.conv.'}),
     'swiftformer': dict(
-        type='AdditiveAttention', options=additive,
-        settings={'in:in_dims': told, 'in:token_dim': told},
+        type='AdditiveAttention', options=additive, told='in_dims token_dim',
         names={'w_g': 'score', 'to_query.': 'query.', 'to_key.': 'key.', 'Proj.': 'mixed_proj.',
                'final.': 'proj.'},
     ),
@@ -147,8 +138,7 @@ AUTHORS = {
         options=lambda golden: dict(
             grid=int(golden['in:H'] // golden['in:window']), normalizer='blocks', pre_norm=True,
         ),
-        settings=dict.fromkeys(('in:window', 'in:eps', 'in:initial_mix'), told),
-        prepare=starts_as_theirs,
+        told='window eps initial_mix', prepare=starts_as_theirs,
         names={'norm.': 'norm.', 'to_qkv.': 'qkv.', 'lepe.': 'lepe.conv.', 'to_out.0.': 'proj.',
                'piece_attn.conv.weight': ('mixture', linear),
                'q_norm.': 'q_norm.', 'k_norm.': 'k_norm.'},
@@ -179,8 +169,7 @@ AUTHORS = {
                'fast_attention.ksh.anchor': ('anchors', first)},
     ),
     'favit': dict(
-        type='FaViTAttention', options=dict(average='runs'),
-        settings={'in:windowsize': told},
+        type='FaViTAttention', options=dict(average='runs'), told='windowsize',
         names={'q.': 'q.', 'kv_g.': 'kv.', 'sr.': 'sr.projection.', 'norm.': 'sr.norm.',
                'local_conv_g.': 'lepe.conv.', 'kv_l.depth_conv.': 'near.conv.',
                'kv_l.point_conv.': ('around.', linear), 'fcs.': 'window_in.',

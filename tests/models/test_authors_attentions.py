@@ -6,7 +6,8 @@ that it starts with. A row has:
 
 - ``type``, and ``options`` of all files of the name, or a function of a file's content for them;
 - ``settings``: for a setting of the authors the name of our option, or a function of its value that
-  returns our options. Others are options of their own name;
+  returns our options. Others are options of their own name, or are constants here or told by
+  shapes, which ``told`` lists;
 - ``names``: for the start of a parameter's name its start here, or a pair of that and a function of
   the value and (H, W), or None for an unused one, or a function of the content for all of these.
   Parameters of one name here are joined in the order of the table;
@@ -48,10 +49,8 @@ def options_of(golden, row):
     """Our options from the settings of a file."""
     settings, options = row.get('settings', {}), row.get('options', {})
     options = dict(options(golden) if callable(options) else options)
-    inputs = [f'in:{name}' for name in inputs_of(golden)]
-    for name in sorted(key for key in golden if key.startswith('in:')):
-        if name in inputs or name in COMMON:
-            continue
+    known = {f'in:{name}' for name in (*inputs_of(golden), *row.get('told', '').split())}
+    for name in sorted({key for key in golden if key.startswith('in:')} - known - {*COMMON}):
         value = golden[name].item() if golden[name].ndim == 0 else golden[name]
         ours = settings.get(name, name[len('in:') :])
         if isinstance(ours, str):
