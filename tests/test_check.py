@@ -18,7 +18,6 @@ from mmlaplace.check import fixes, library, packages
 from mmlaplace.check import report as check_report
 from mmlaplace.dependencies import TESTED, installed_distributions
 from mmlaplace.ops import _native
-from mmlaplace.ops._sources import source_state
 from mmlaplace.toolboxes import PACKAGES
 
 FORKS = bool(installed_distributions('mmengine').get('onedl-mmengine'))
@@ -70,7 +69,7 @@ def raiser(error):
 
 
 def check_in(folder, status):
-    """The report of a process of its own, with its findings by name."""
+    """The findings by name that a process of its own reports."""
     result = subprocess.run(
         [sys.executable, '-m', 'mmlaplace.check', '--json'], cwd=folder,
         capture_output=True, text=True, env={**os.environ, 'PYTHONPATH': str(folder)}, timeout=120,
@@ -78,20 +77,19 @@ def check_in(folder, status):
     assert result.returncode == status, result.stdout + result.stderr
     content = json.loads(result.stdout)
     assert content['ok'] == (status == 0)
-    return content, {f['name']: f for f in content['findings']}
+    return {f['name']: f for f in content['findings']}
 
 
 @pytest.mark.slow
 def test_all_is_fine_in_an_environment_of_set_up(tmp_path):
-    content, findings = check_in(tmp_path, status=0)
-    assert content['versions'][MMSEG] == installed_distributions('mmseg')[MMSEG]
+    findings = check_in(tmp_path, status=0)
     assert {f['status'] for f in findings.values()} == {'ok'}
     assert {*TESTED, 'CUDA', 'numpy', 'mmcv._ext', 'mmlaplace._C', 'CPU kernels'} <= set(findings)
     for name in _native.AVAILABLE:
         if not name.startswith('_'):
             assert findings[f'{name}, cpu']['found'].startswith('native, relative error ')
-    types = [f['found'] for f in content['findings'] if f['check'] == 'types']
-    assert types == [f'finds all {len(registered(torch.nn.Module))} types of mmlaplace'] * 3
+    types = f'finds all {len(registered(torch.nn.Module))} types of mmlaplace'
+    assert all(findings[package]['found'] == types for package in PACKAGES)
 
 
 def test_the_table_has_the_fixes_as_lines_to_copy(hide, capsys):
@@ -107,7 +105,6 @@ def test_no_native_library(monkeypatch, tmp_path, report):
     status, findings, problems = report()
     assert (status, problems) == (1, ['mmlaplace._C'])
     missing = findings['compiled library', 'mmlaplace._C']
-    assert 'no compiled library' in missing['found']
     assert missing['fix'].splitlines()[-1].endswith(f'{AGAIN} --editable {ROOT}')
     op = findings['ops', 'laplacian_kernel, cpu']
     assert op['status'] == 'note'
@@ -135,18 +132,6 @@ def test_a_library_for_something_else_is_a_problem(entry, other, named, monkeypa
     assert AGAIN in finding.fix
 
 
-def test_the_state_of_sources_tells_names_and_contents(tmp_path):
-    states = []
-    for name, content in (('a.h', 'x'), ('b.h', 'x'), ('a.h', 'y'), ('a.h', 'x')):
-        folder = tmp_path / str(len(states))
-        (folder / 'op').mkdir(parents=True)
-        (folder / 'op' / name).write_text(content)
-        (folder / 'README.md').write_text(str(len(states)))  # no source
-        states.append(source_state(folder))
-    assert len(set(states)) == 3 and states[0] == states[3]
-    assert all(len(state) == 16 and set(state) <= set('0123456789abcdef') for state in states)
-
-
 @pytest.mark.slow
 def test_a_library_of_other_sources_is_a_problem(tmp_path):
     """In a clone whose sources changed after they were compiled."""
@@ -156,49 +141,22 @@ def test_a_library_of_other_sources_is_a_problem(tmp_path):
     shutil.copy(ROOT / 'setup.py', tmp_path)
     with (tmp_path / 'ops/common/metrics.h').open('a') as header:
         header.write('// changed\n')
-    _, findings = check_in(tmp_path, status=1)
+    findings = check_in(tmp_path, status=1)
     assert [n for n, f in findings.items() if f['status'] == 'problem'] == ['mmlaplace._C']
     assert 'was compiled from other sources' in findings['mmlaplace._C']['found']
-    assert findings['mmlaplace._C']['fix'].endswith(f'--no-deps --editable {tmp_path}')
 
 
-def test_numpy_that_this_torch_does_not_know(monkeypatch):
-    """As NumPy 2 with torch 2.1."""
-    monkeypatch.setattr(torch.Tensor, 'numpy', raiser(RuntimeError('Numpy is not available')))
-    monkeypatch.setattr('numpy.__version__', '2.3.0')
-    finding = packages.check_numpy()
-    assert finding.status == 'problem'
-    assert f'torch {torch.__version__}' in finding.found and 'NumPy 2.3.0' in finding.found
-    assert finding.fix.endswith("-m pip install 'numpy<2'")
-
-
-def test_the_fix_names_a_compiler_where_there_is_none(monkeypatch):
-    monkeypatch.setenv('CXX', '/no/such/compiler')
-    assert fixes.build_library().startswith('apt-get install g++')
-
-
-@pytest.mark.parametrize(
-    ('device', 'available', 'lacking', 'fix'),
-    [
-        ('cuda', {name: {'cpu'} for name in ops.__all__}, 'cholesky_inverse, gaussian_kernel, lapl',
-         'FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="9.0" '),
-        ('cpu', {'laplacian_kernel': {'cpu', 'cuda'}}, 'cholesky_inverse, gaussian_kernel, newton_'
-         'schulz_inverse, nystrom_attention, pooled_landmarks for cpu', AGAIN),
-    ],
-)  # fmt: skip
-def test_a_library_that_lacks_ops_for_a_device(monkeypatch, device, available, lacking, fix):
-    if device == 'cuda':
-        monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
-        monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
-        monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda index: (9, 0))
-    monkeypatch.setattr(_native, 'AVAILABLE', available)
+def test_a_library_that_lacks_ops_for_a_gpu(monkeypatch):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'device_count', lambda: 2)
+    monkeypatch.setattr(torch.cuda, 'get_device_capability', lambda index: (9, 0))
+    monkeypatch.setattr(_native, 'AVAILABLE', {name: {'cpu'} for name in ops.__all__})
     findings = {f.name: f for f in library.check_library()}
-    finding = findings.pop(f'{device.upper()} kernels')
+    assert findings['CPU kernels'].status == 'ok'
+    finding = findings['CUDA kernels']
     assert finding.status == 'problem'
-    assert f'the library has no {lacking}' in finding.found
-    assert fix in finding.fix
-    if device == 'cuda':
-        assert findings['CPU kernels'].status == 'ok'
+    assert 'the library has no cholesky_inverse, gaussian_kernel, lapl' in finding.found
+    assert 'FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="9.0" ' in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -220,12 +178,10 @@ def test_an_op_that_computes_wrongly_or_raises(monkeypatch, factor, found):
     monkeypatch.setattr(ops, 'laplacian_kernel', wrong)
     finding = library.check_op('laplacian_kernel', torch.device('cpu'))
     assert finding.status == 'problem'
-    assert found in finding.found
-    assert AGAIN in finding.fix
+    assert found in finding.found and AGAIN in finding.fix
 
 
 def test_every_op_with_a_backend_has_an_example():
-    assert set(library.EXAMPLES) == set(library.native_ops())
     assert set(library.EXAMPLES) == {name for name in _native.AVAILABLE if not name.startswith('_')}
 
 
@@ -249,24 +205,6 @@ def test_missing_packages(hide, report, hidden, problems, check, name, found, fi
     assert finding['status'] == ('problem' if name in problems else 'note')
     assert found in finding['found']
     assert finding['fix'].splitlines()[-1].endswith(fix)
-    types = {package for title, package in findings if title == 'types'}
-    assert types == set(PACKAGES) - set(hidden)
-    if {'mmcv', 'mmdet'} <= set(hidden):  # with its ops comes first
-        assert ' wheel --no-cache-dir ' in findings['versions', 'mmdet']['fix']
-
-
-def test_commands_that_install_what_is_missing(hide, monkeypatch):
-    tools, build, uninstall, _ = fixes.install('mmcv').splitlines()
-    assert "'setuptools>=80,<82' wheel ninja" in tools
-    assert 'wheel --no-cache-dir --no-build-isolation --no-deps' in build
-    assert build.endswith(fixes.pinned('mmcv'))
-    assert 'uninstall -y mmcv onedl-mmcv mmcv-lite' in uninstall
-    # In an environment of set-up one command adds the rest.
-    hide('mmcv._ext', 'mmdet', 'mmseg')
-    monkeypatch.setattr(packages, 'complete_set_up', lambda: 'bash tools/setup_env.sh')
-    findings = [*packages.check_versions(), *packages.check_mmcv_ops()]
-    lacking = [finding.name for finding in findings if 'setup_env.sh' in finding.fix]
-    assert lacking == ['mmdet', 'mmseg', 'mmcv._ext']
 
 
 @pytest.mark.parametrize(
@@ -292,22 +230,12 @@ def test_versions_that_are_there(monkeypatch, name, installed, status, found, fi
     finding = packages.package_version(name)
     assert finding.status == status
     assert found in finding.found and fix in finding.fix
-    if len(installed) > 1:
-        assert finding.fix.splitlines()[-2].endswith(f'uninstall -y {" ".join(installed)}')
-
-
-def test_a_distribution_whose_modules_are_gone(hide, monkeypatch):
-    hide('mmdet')
-    monkeypatch.setattr(dependencies, 'version', version)
-    finding = packages.package_version('mmdet')
-    assert finding.status == 'problem' and 'its modules are missing' in finding.found
 
 
 @pytest.mark.parametrize(
     ('error', 'fix'),
     [
         (ModuleNotFoundError("No module named 'ftfy'", name='ftfy'), 'pip install ftfy'),
-        (ModuleNotFoundError("No module named 'mmcv._ext'", name='mmcv._ext'), 'pip wheel'),
         (AssertionError('MMCV==2.2.0 is used but incompatible.'), 'pip wheel'),
         (ImportError('libGL.so.1: cannot open shared object file'), 'apt-get install libgl1'),
         (ImportError('cannot import name', name='mmengine.utils'), 'mmengine=='),
@@ -327,7 +255,6 @@ def test_a_toolbox_with_a_type_of_the_same_name(monkeypatch):
     monkeypatch.setitem(registry.module_dict, 'SOFT', torch.nn.Identity)
     finding = packages.check_types_in('mmdet')
     assert finding.status == 'problem'
-    assert 'has its own SOFT' in finding.found
     assert "type='mmengine.SOFT'" in finding.fix
     assert registry.get('mmengine.SOFT') is models.SOFT
 
@@ -343,12 +270,10 @@ def test_a_check_that_fails_is_a_problem_and_stdout_has_the_report_alone(monkeyp
     assert findings['ops', 'ops']['found'].endswith('OSError: disk full')
 
 
-def test_the_build_tools_are_those_of_set_up():
-    lines = (ROOT / 'requirements/build.txt').read_text().splitlines()
-    assert list(fixes.BUILD_TOOLS) == [line for line in lines if not line.startswith('#')]
-
-
-def test_help_has_an_example(capsys):
-    with pytest.raises(SystemExit, match='0'):
-        check.main(['--help'])
-    assert 'python -m mmlaplace.check --json' in capsys.readouterr().out
+def test_numpy_that_this_torch_does_not_know(monkeypatch):
+    """As NumPy 2 with torch 2.1."""
+    monkeypatch.setattr(torch.Tensor, 'numpy', raiser(RuntimeError('Numpy is not available')))
+    monkeypatch.setattr('numpy.__version__', '2.3.0')
+    finding = packages.check_numpy()
+    assert finding.status == 'problem'
+    assert finding.fix.endswith("-m pip install 'numpy<2'")
