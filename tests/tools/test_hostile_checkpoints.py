@@ -4,7 +4,6 @@ import os
 import re
 import runpy
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -83,18 +82,6 @@ def other(path):
     torch.save(dict(state_dict=torch.nn.Linear(2, 2).state_dict()), path)
 
 
-def backbone_alone(path, config, change=dict):
-    """What would be drawn with a random head."""
-    model = toolbox_model(toolbox_config(config))
-    weights = {k: v for k, v in model.state_dict().items() if k.startswith('backbone.')}
-    torch.save(dict(state_dict=change(weights)), path)
-
-
-def classifier(path):
-    """What a detector may start from, but not be tested with."""
-    backbone_alone(path, RETINANET, lambda w: {**w, 'head.fc.weight': torch.zeros(3, 3)})
-
-
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
     """Run a tool in this process, as from the command line; what it said, its exit status not 0."""
@@ -132,7 +119,7 @@ def test_no_tool_that_takes_a_checkpoint_is_left_out():
     }
     # These load nothing themselves: tools/train.py and tools/test.py check what they are given.
     found -= {'dry_run.py', 'reproduce.py'}
-    # The explorer answers with a sentence: tests/demo/test_attention_explorer.py.
+    # The explorer has its own test: tests/demo/test_attention_explorer.py.
     found -= {'../demo/attention_explorer.py'}
     found -= {f'../demo/explorer/{name}.py' for name in ('models', 'page', 'view')}
     assert found == {name.split()[0] for name in (*LOADERS, *HANDING_OVER)}
@@ -160,27 +147,18 @@ def test_code_parts_and_weights_of_another_model_are_refused(name, write, run, t
     assert re.search(REFUSED[write], run(name, {**LOADERS, **HANDING_OVER}[name]))
 
 
-@pytest.mark.sampled(4)
-@pytest.mark.parametrize(
-    ('name', 'write'),
-    [
-        *((name, partial(backbone_alone, config=LAPLACIAN)) for name in
-          ('visualization/vis_predictions.py', 'visualization/vis_cam.py',
-           '../demo/image_demo.py')),
-        *((name, classifier) for name in
-          ('visualization/vis_predictions.py detector', '../demo/image_demo.py detector')),
-    ],
-)  # fmt: skip
-def test_no_picture_is_drawn_with_a_random_head(name, write, run, tmp_path):
-    write(tmp_path / 'file.pth')
+def test_no_picture_is_drawn_with_a_random_head(run, tmp_path):
+    weights = toolbox_model(toolbox_config(LAPLACIAN)).state_dict()
+    backbone = {name: value for name, value in weights.items() if name.startswith('backbone.')}
+    torch.save(dict(state_dict=backbone), tmp_path / 'file.pth')
+    name = 'visualization/vis_predictions.py'
     assert re.search(r'file\.pth does not fit: only .* missing .*head', run(name, LOADERS[name]))
 
 
 @pytest.mark.parametrize('name', HANDING_OVER)
-def test_what_the_toolboxes_load_is_said_before(name, tmp_path, monkeypatch, capsys):
+def test_a_warning_tells_that_a_toolbox_loads_what_fits(name, tmp_path, monkeypatch, capsys):
     other(tmp_path / 'file.pth')
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv('HOME', str(tmp_path))  # which mmengine takes ~ for
     Path('resumed').mkdir()
     Path('resumed/last_checkpoint').write_text('file.pth')
     script = toolbox_script('mmpretrain', name.split()[0])
@@ -190,19 +168,11 @@ def test_what_the_toolboxes_load_is_said_before(name, tmp_path, monkeypatch, cap
         monkeypatch.setattr(sys, 'argv', [str(script), *words])
         check_checkpoints(script)
 
-    for given, checked in (('file.pth', True), ('resumed', False), ('https://x.org/a.pth', False)):
-        check(given)
-        (line,) = capsys.readouterr().err.splitlines()
-        if name == 'train.py auto':
-            given, checked = 'file.pth', True
-        assert line.startswith(f'warning: mmengine loads {given}, and only logs')
-        assert line.endswith('which was not checked') is not checked
-    monkeypatch.setenv('RANK', '1')
     check('file.pth')
-    assert not capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith('warning: mmengine loads file.pth, and only logs')
     hostile(tmp_path / 'file.pth')
     with pytest.raises(SystemExit, match='could run code'):
-        check('~/file.pth')
-    assert not (tmp_path / 'ran').exists()
+        check('file.pth')
     torch.load(tmp_path / 'file.pth', weights_only=False)  # which is hostile indeed
     assert (tmp_path / 'ran').exists()

@@ -3,7 +3,6 @@
 import copy
 import functools
 import re
-import statistics
 import warnings
 from pathlib import Path
 from unittest import mock
@@ -101,33 +100,11 @@ def test_every_row_has_a_command_or_a_reason_that_tells_it_from_others():
         assert table.title and table.paper and table.place
         assert [row.line for row in table.rows] == list(range(1, len(table.rows) + 1))
         for row in table.rows:
-            assert row.name == row.name.strip().lower() and ' ' not in row.name
             commands = [run.full or run.tool for run in row.runs]
             assert bool(row.reason) != (bool(commands) and all(commands)), row.name
             lacking += [row] if row.kind == 'baseline' and row.reason else []
-    assert len(lacking) == 33
-    for row in lacking:  # it names what is missing, and not that something is
-        assert len(row.reason.split()) > 5 and re.search('[A-Z]', row.reason), row.name
+    for row in lacking:
         assert row.reason in page and row.label in page
-
-
-def test_rows_of_options_have_a_twin_and_are_not_counted_as_a_papers():
-    rows = {row.name: row for table in TABLES for row in table.rows if row.kind == 'option'}
-    assert {'soft-svd', 'pola-no-power', 'laplacian-without-whitening'} <= set(rows)
-    for row in rows.values():
-        assert all(run.mini and run.trained for run in row.runs), row.name
-    assert 'options' not in tool.coverage_page() and 'soft_released' not in tool.coverage_page()
-
-
-def test_sequences_are_tested_at_their_best_in_validation():
-    """As the codes of the authors do, where the figures of a table are of Long Range Arena."""
-    for table in TABLES:
-        runs = [run for row in table.rows for run in row.runs]
-        sequences = any('/lra/' in run.full.config for run in runs if run.full)
-        assert {run.checkpoint for run in runs} == ({'best'} if sequences else {'last'})
-    # Columns that are all measured need no training.
-    assert not paper_tables.read_table('softpp_table_1').row('small').runs[0].trained
-    assert paper_tables.read_table('softpp_table_2').row('soft').runs[0].trained
 
 
 @pytest.mark.parametrize('table', TABLES, ids=lambda table: table.name)
@@ -140,9 +117,6 @@ def test_configs_are_files_and_own_rows_have_a_twin(table):
         for run in row.runs:
             for scale in paper_tables.SCALES:
                 assert run.spec(scale) is None or run.spec(scale).path().is_file()
-            if row.kind == 'own' and row.covered:
-                assert run.mini or run.tool or run.full.config.startswith('configs/lra/'), row.name
-                assert not run.mini or re.search('_mini[_.]', run.mini.config)
             if run.weights is not None:
                 _, source = paper_tables.find_row(run.weights.row)
                 assert source.covered and source.runs[0].full is not None, row.name
@@ -177,19 +151,6 @@ def test_weights_of_another_row_fit(table):
             resized = ('map', 'relative_bias', 'key_positions')
             other = [n for n, p in given.items() if p.shape != taken[n].shape]
             assert not [n for n in other if not n.endswith(resized)], f'{row.name}, {scale}'
-
-
-def test_published_means_are_means():
-    means = 0
-    for table in TABLES:
-        for row in table.rows:
-            for name, mean in row.averages.items():
-                values = [run.published[name] for run in row.runs]
-                # The papers print two digits, of memory one. PolaFormer's Table 6 prints a mean
-                # of throughputs as 915.60 that is 915.59.
-                assert statistics.mean(values) == pytest.approx(mean, abs=0.06), row.label
-                means += 1
-    assert means == 6 + 18 + 3 * 7
 
 
 def test_the_page_of_sequences_prints_what_the_tables_have():
@@ -243,43 +204,10 @@ BAD = {
         (dict(configs='b'), r"'a': unknown keys \['configs'\]"),
         (dict(published={'top-2': 1.0}), r"'a', published: unknown keys \['top-2'\].*'top-1'"),
         (dict(config=None), "'a': give exactly one of config, tool, waits_for and why_not"),
-        (dict(waits_for='x', why_not='y'), "'a': give waits_for or why_not, not both"),
-        (dict(weights={'row': 'b', 'use': 'all'}), "use must be one of .*'backbone'.* got 'all'"),
-        (dict(weights={'row': 'b'}), r"weights: .*missing keys \['use'\]"),
-        (dict(mini='b'), "'a', mini: .* got 'b'"),
-        (dict(runs=[]), "'a': give runs, or config, published"),
-        (dict(name='again'), None),
     ],
 )
 def test_what_a_table_must_not_say_is_quoted(change, message):
     content = copy.deepcopy(BAD)
     content['rows'][0].update(change)
-    if message is None:
-        assert paper_tables.parse_table('good', content).rows[0].runs[0].checkpoint == 'last'
-        content['rows'] *= 2
-        message = 'more than one row is named again'
     with pytest.raises(paper_tables.TableError, match=message):
         paper_tables.parse_table('bad', content)
-
-
-@pytest.mark.parametrize(
-    ('call', 'message'),
-    [
-        (lambda: paper_tables.parse_table('bad', dict(BAD, checkpoint='first')), "got 'first'"),
-        (lambda: paper_tables.read_table('x'), "no table 'x'; there are: .*softpp_table_2"),
-        (lambda: paper_tables.read_table('softpp_table_2').row('x'), "no row 'x'; .*linformer"),
-        (lambda: paper_tables.Spec('configs/none.py', {}).path(), "no config 'configs/none.py'"),
-        (lambda: paper_tables.Spec('mmdet::none.py', {}).path(), 'no config .mmdet::none.py'),
-    ],
-)
-def test_unknown_names_are_quoted(call, message):
-    with pytest.raises(paper_tables.TableError, match=message):
-        call()
-
-
-def test_later_options_see_earlier_ones():
-    spec = paper_tables.read_table('softpp_table_8').row('vit-small-16').runs[0].full
-    cfg = spec.load()
-    assert cfg.model.backbone.type == 'ViT' and cfg.model.neck is None
-    assert cfg.model.head.in_channels == 768
-    assert spec.load().model == cfg.model  # and the cached config stays as it is

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 from conftest import ROOT, fast_with, run_script
-from mmengine.config import Config
 from processes import wait_until
-from reproduce_modules import files, jobs, launching, paper_tables, plan, running, tool
+from reproduce_modules import jobs, launching, paper_tables, plan, running, tool
 
 TOOL = ROOT / 'tools/reproduce.py'
 LIMITED = (  # so few images that an epoch takes a second
@@ -35,41 +34,18 @@ def keys_of(*names, **changes) -> set:
     return set(plan(*names, **changes).jobs)
 
 
-@pytest.mark.slow
-def test_tables_and_rows_are_listed():
-    listed = run_script(TOOL, '--list').stdout
-    assert all(name in listed for name in paper_tables.table_names())
-    rows = run_script(TOOL, '--list', 'polaformer_table_6').stdout
-    assert 'ProbSparse' in rows  # why Informer has no command
-
-
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [
-        ('', 'name a table; --list prints all tables'),
         ('softpp', "no table 'softpp'; there are: .*softpp_table_1"),
         ('softpp_table_9 49', "no row '49'; its rows are: landmarks-36, landmarks-49"),
-        ('softpp_table_9 --launcher slurm', 'slurm needs --partition'),
-        ('softpp_table_9 --jobs 0', r'--gpus \(1\) and --jobs \(0\)'),
-        ('softpp_table_9 --weights a=b', "got 'a=b'"),
-        ('softpp_table_9 --scale tiny', "invalid choice: 'tiny'"),
-        ('softpp_table_9 --gpus 8', '--gpus 8 needs --launcher pytorch or slurm'),
-        ('softpp_table_9 --gpus 8 --launcher pytorch --dry-run', 'more than the 4 GPUs here'),
-        ('softpp_table_9 --kind baseline', '--kind baseline: none of the rows landmarks-36'),
-        (f'softpp_table_9 --weights softpp_table_1/tiny={__file__}', 'of softpp_table_1/tiny'),
         ('softpp_table_9', 'landmarks-36: its batch size and learning rate are for 8 processes'),
-        ('polaformer_a4 zeros --scale mini', '--tasks listops --size mini makes it'),
         ('softpp_table_9 landmarks-49 --scale mini', 'make_mini_datasets.py makes it'),
-        # Each report has its Markdown and its picture beside it.
-        *((f'softpp_table_9 --report --out {out}', f'--out {out}: name a file that ends with .json')
-          for out in ('report.md', 'report', 'folder.json')),
+        ('softpp_table_9 --report --out report.md', r'--out report\.md: .*\.json'),
     ],
-)  # fmt: skip
+)
 def test_bad_input_is_quoted(arguments, message, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / 'folder.json').mkdir()
-    monkeypatch.setattr(tool.torch.cuda, 'device_count', lambda: 4 if 'than' in message else 0)
-    monkeypatch.delenv('CUDA_VISIBLE_DEVICES', raising=False)
     monkeypatch.setattr(sys, 'argv', ['reproduce.py', *arguments.split()])
     with pytest.raises(SystemExit, match='2'):
         tool.main()
@@ -130,9 +106,6 @@ def test_given_weights_of_a_row_are_tested_and_not_trained(tmp_path):
     larger = plan(tmp_path, 'softpp_table_6/softpp-384', weights={SMALL: Path('mine.pth')})
     at_224, at_384 = larger.trainings
     assert at_224.source() == 'mine.pth' and not at_224.trains and not at_384.trains
-    several = 'polaformer_table_6/pola'
-    with pytest.raises(paper_tables.TableError, match="several runs, one of them 'image'"):
-        plan(tmp_path, several, scale='full', weights={several: Path('mine.pth')})
 
 
 def test_a_batch_that_does_not_fit_the_learning_rate_is_refused(tmp_path):
@@ -152,23 +125,6 @@ def test_a_batch_that_does_not_fit_the_learning_rate_is_refused(tmp_path):
     changes = dict(scale='full', launcher='pytorch')
     one, eight = (next(iter(plan(tmp_path, name, gpus=n, **changes).jobs)) for n in (1, 8))
     assert one != eight  # a run of another batch is another run
-    # Runs of one row may want different numbers, and more GPUs than they want are left alone.
-    both = 'softpp_table_7/upernet-softpp-small'
-    made = plan(tmp_path, both, scale='full', launcher='pytorch', gpus=8)
-    city, ade = (job for job in made.trainings if both in job.label)
-    assert (city.train_command()[3], ade.train_command()[3]) == ('4', '8')
-    assert not city.wrong_batch() and not ade.wrong_batch()
-
-
-def test_a_batch_that_only_the_name_of_a_config_tells_is_kept(tmp_path):
-    def trainings(**changes):
-        return plan(tmp_path, 'softpp_table_7/fcn-resnet-101', scale='full', **changes).trainings
-
-    enough = trainings(launcher='pytorch', gpus=8)
-    # mmseg's 4xb2 of Cityscapes and 4xb4 of ADE20K: four processes each.
-    assert {job.cfg.filename.rpartition('_4xb')[2][0] for job in enough} == {'2', '4'}
-    assert all(job.processes == 4 and not job.wrong_batch() for job in enough)
-    assert all('are for 4 processes, but it has 1' in job.wrong_batch() for job in trainings())
 
 
 def test_the_best_checkpoint_is_tested_where_a_table_says_so(tmp_path):
@@ -187,33 +143,6 @@ def test_the_best_checkpoint_is_tested_where_a_table_says_so(tmp_path):
     assert trained_in(NAMED).trained_checkpoint() == 'iter_500.pth'
 
 
-def test_a_figure_gets_configs_results_and_images_of_its_scale(tmp_path):
-    for scale, folder in (('full', 'data/imagenet/val'), ('mini', 'data/mini/classification/val')):
-        made = plan(tmp_path, 'softpp_figures/figure-5', 'softpp_figures/figure-1a', scale=scale)
-        drawings = [job for job in made.jobs.values() if isinstance(job, jobs.Drawing)]
-        (newton,), (parameters,) = (job.commands() for job in drawings)
-        (model,) = drawings[0].needs.values()
-        assert newton[2:6] == ['softpp-5', '--model', str(model.config), 'CHECKPOINT']
-        assert newton[newton.index('--images') + 1 :][:2] == ['classification', folder]
-        twin = next(iter(drawings[1].needs.values()))
-        assert parameters[3:6] == ['--run', str(twin.config), str(twin.folder / 'result.json')]
-
-
-def test_a_row_of_soft_is_looked_into_after_its_test(tmp_path):
-    def terms(*names, **changes):
-        return [(job.cfg.model.backbone.type, job.has_term())
-                for job in plan(tmp_path, *names, **changes).trainings]  # fmt: skip
-
-    trainings = 'softpp_table_2/soft', 'softpp_table_2/transformer'
-    # The second has softmax attention in SOFT's host.
-    assert terms(*trainings) == [('SOFT', True), ('SOFTPlusPlus', False)]
-    assert terms('softpp_table_11/softpp-without-pyramid') == [('ViT', True)]
-    assert set(terms('softpp_table_12/soft', scale='full')) == {('SequenceEncoder', False)}
-    assert not any(term for _, term in terms('laplacianformer_imagenet/tiny'))
-    command = plan(tmp_path, trainings[0]).trainings[0].term_command('epoch_11.pth')
-    assert command[3:6] == ['--attention-term', '--checkpoint', 'epoch_11.pth']
-
-
 def test_launchers_start_the_scripts_of_this_project(tmp_path, monkeypatch):
     def commands(**changes):
         made = plan(tmp_path, NAMED, scale='full', **changes)
@@ -227,10 +156,6 @@ def test_launchers_start_the_scripts_of_this_project(tmp_path, monkeypatch):
     train, test = commands(gpus=8, **SLURM)
     assert train[1].endswith('slurm_train.sh') and train[2] == 'gpu'
     assert test[:3] == ['srun', '--partition', 'gpu']
-    # What is measured or drawn runs on a node too, and not where the tool was called.
-    for job in plan(tmp_path, NAMED, 'softpp_figures/figure-5', **SLURM).jobs.values():
-        assert job.commands()[-1][0] == 'srun'
-    assert job.place()['Slurm partition'] == 'gpu'
     # Processes of a run share its threads.
     monkeypatch.delenv('OMP_NUM_THREADS', raising=False)
     changes = dict(scale='full', launcher='pytorch', gpus=8, threads=64)
@@ -238,34 +163,9 @@ def test_launchers_start_the_scripts_of_this_project(tmp_path, monkeypatch):
     assert job.threads == job.place()['threads'] == '8'
 
 
-def test_gpus_are_those_that_the_call_may_use(monkeypatch):
-    monkeypatch.setattr(tool.torch.cuda, 'device_count', lambda: 3)
-    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '2,5,GPU-1a')
-    assert tool.groups_of_gpus(1) == ['2', '5', 'GPU-1a'] and tool.groups_of_gpus(2) == ['2,5']
-    monkeypatch.delenv('CUDA_VISIBLE_DEVICES')
-    assert tool.groups_of_gpus(1) == ['0', '1', '2']
-
-
-def test_speeds_are_measured_alone_where_jobs_share_a_cpu(tmp_path, monkeypatch):
-    for gpus, changes, alone in ((0, {}, True), (0, SLURM, False), (2, {}, False)):
-        monkeypatch.setattr(jobs.torch.cuda, 'device_count', lambda gpus=gpus: gpus)
-        made = plan(tmp_path, 'softpp_table_2/softpp', **changes)
-        measured = [job for job in made.jobs.values() if isinstance(job, jobs.Measurement)]
-        assert [(job.timed, job.alone) for job in measured] == [(False, False), (True, alone)]
-        assert not any(job.alone for job in made.trainings)
-
-
-def test_a_config_stands_alone(tmp_path):
-    path = tmp_path / 'config.py'
-    cfg = Config.fromfile(ROOT / 'configs/detection/soft/mask-rcnn_softpp-tiny_fpn_1x_coco.py')
-    path.write_text(files.config_text(cfg))
-    assert Config.fromfile(path).to_dict() == cfg.to_dict()
-
-
 @pytest.mark.parametrize(
     ('name', 'task', 'made_by'),
     [
-        ('polaformer_table_4/polaformer-alpha-3', 'text', 'convert_lra.py text makes it'),
         ('polaformer_table_4/polaformer-alpha-3', 'listops', '--tasks listops makes it'),
         ('softpp_table_7/upernet-softpp-small', 'cityscapes', 'docs/train_it_yourself.md tells'),
     ],
@@ -313,11 +213,7 @@ def test_a_killed_call_goes_on_where_it_was_and_reports(mini_data, tmp_path):
     assert [row['name'] for row in content['rows']] == ['softpp-224', 'softpp-384']
     for row in content['rows']:
         (run,) = row['runs']
-        assert 0 <= run['metrics']['top-1']['mean'] <= 100 and run['config_hashes']
+        assert 0 <= run['metrics']['top-1']['mean'] <= 100
         assert Path(tmp_path / run['logs']['0']).is_file()
-    assert content['versions']['torch'] and content['machine']['CPU']
     assert '| SOFT++ 384² | own | top-1, % | 82.6 |' in output
     assert (runs.parent / 'softpp_table_6-mini.png').is_file()
-    logs = len(list(runs.glob('*/t*/*/*.log')))
-    assert call(tmp_path, '--resume').wait() == 0
-    assert len(list(runs.glob('*/t*/*/*.log'))) == logs  # nothing is repeated

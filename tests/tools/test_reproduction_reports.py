@@ -35,7 +35,7 @@ def test_a_report_of_what_is_finished_says_that_the_rest_was_not_run(tmp_path):
     assert '| λ=8 | own | top-1, % | 78.5 | not run |' in text
 
 
-def test_a_report_has_means_spreads_differences_failures_notes_and_places(tmp_path):
+def test_a_report_has_means_spreads_differences_and_failures(tmp_path):
     outcomes = [*(trained(**{'accuracy/top1': 80.0 + i}) for i in range(3)), 'the end of a log']
     content = whole('softpp_table_9', 'landmarks-49', 'full', outcomes, [COUNTS])
     (row,) = content['rows']
@@ -44,22 +44,14 @@ def test_a_report_has_means_spreads_differences_failures_notes_and_places(tmp_pa
     assert metrics_of(content)['MACs with kernels']['difference'] == pytest.approx(0.2)
     assert metrics_of(content)['training memory']['values'] == []
     assert row['runs'][0]['failures'] == {'seed 3': 'the end of a log'}
-    row['note'] = 'It is another model.'
-    places = [dict(machine={'CPU': name}, versions={'torch': '2'}) for name in ('A', 'B')]
-    row['runs'][0]['made_on'] = {'seed 0': places[0], 'seed 1': places[1]}
     text = report.markdown(content, tmp_path)
-    for part in ('| 80.9 | 81 ± 1 | +0.10 |', 'the end of a log', 'abc', '- 49: It is another mode',
-                 '49  (seed 0): CPU: A, torch: 2', '49  (seed 1): CPU: B, torch: 2'):  # fmt: skip
-        assert part in text
+    assert '| 80.9 | 81 ± 1 | +0.10 |' in text and 'the end of a log' in text
 
 
 def test_figures_of_the_twin_have_no_difference_but_in_what_is_counted():
     small = metrics_of(whole('softpp_table_9', 'landmarks-49', 'mini', measured=[COUNTS]))
     assert small['top-1']['difference'] is None  # of other data
     assert small['MACs with kernels']['difference'] == pytest.approx(0.2)  # of the full size
-    missing = whole('softpp_table_9', 'landmarks-49', outcomes=[trained(other=1)])
-    (entry,) = missing['rows'][0]['runs']
-    assert entry['failures']['top-1'] == "the log has no 'accuracy/top1'"
 
 
 @pytest.mark.slow
@@ -67,22 +59,3 @@ def test_a_score_is_drawn_and_reported_also_without_a_published_value(tmp_path):
     content = whole('options', 'soft-svd')
     assert '| option | top-1, % | – | 80 | – |' in report.markdown(content, tmp_path)
     assert report.plot(content, tmp_path / 'a.png') and (tmp_path / 'a.png').is_file()
-    assert not report.plot(dict(content, rows=[]), tmp_path / 'b.png')
-    assert not (tmp_path / 'b.png').exists()
-
-
-def test_a_report_has_the_sizes_of_attention_terms(tmp_path):
-    terms = [dict(attention='stages.0.blocks.0.attn', mixed=1e-5, local=0.1)]
-    outcome = dict(trained(**AT_80), attention_terms=terms)
-    content = whole('softpp_table_9', 'landmarks-49', 'mini', [outcome])
-    assert '- 49, seed 0: 1.0e-05 beside 1.0e-01' in report.markdown(content, tmp_path)
-
-
-def test_text_is_the_same_or_other_and_means_over_runs_need_all():
-    measured = [dict(embed_dims=[96, 192, 384, 768], depths=[1, 2, 5, 2], num_heads=[3, 6, 12, 24])]
-    metrics = metrics_of(whole('softpp_table_1', 'small', 'mini', measured=measured))
-    assert [metrics[n]['difference'] for n in ('widths', 'depths')] == ['same', 'other']
-    row = paper_tables.read_table('softpp_table_12').row('soft')
-    for outcomes, mean in (({0: trained(**AT_80)}, 80.0), ({}, None)):
-        entries = [report.run_report(run, 'full', outcomes, []) for run in row.runs]
-        assert report.row_report(row, entries)['averages']['top-1'].get('mean') == mean

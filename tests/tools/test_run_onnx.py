@@ -71,14 +71,3 @@ def test_grey_of_sixteen_bits_is_not_white(tmp_path):
     Image.fromarray(257 * levels).save(tmp_path / 'deep.png')
     image = load_tool('tools/deployment/run_onnx.py').read_image(tmp_path / 'deep.png')
     assert np.array_equal(np.asarray(image)[..., 0], levels)
-
-
-def test_a_file_that_cannot_be_read_is_named(segmentor, tmp_path):
-    (tmp_path / 'text.png').write_text('no image')
-    for model, image, told in (
-        (segmentor, 'none.png', 'none.png cannot be read as an image'),
-        (segmentor, 'text.png', 'text.png cannot be read as an image'),
-        (tmp_path / 'none.onnx', 'text.png', 'there is no file'),
-    ):
-        result = run(model, tmp_path / image)
-        assert result.returncode == 2 and told in result.stderr

@@ -67,77 +67,22 @@ def test_a_wrong_call_of_a_shell_script_says_what_there_is(command, message):
     assert result.returncode != 0 and message in result.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ('name', 'scope', 'title'),
-    [
-        ('train.py', 'mmdet', 'Train a detector'),
-        ('test.py', 'mmseg', 'MMSeg test'),
-        ('test.py', 'mmpretrain', 'MMPreTrain test'),
-    ],
-)
-def test_the_pair_for_all_tasks_finds_the_toolbox(name, scope, title, tmp_path):
-    config = tmp_path / 'config.py'
-    config.write_text(f'default_scope = {scope!r}')
-    result = run(sys.executable, ROOT / 'tools' / name, config, '--help')
-    assert result.returncode == 0, result.stderr
-    assert title in result.stdout
-
-
 @pytest.mark.parametrize('name', ['train.py', 'test.py'])
 @pytest.mark.parametrize(
     ('text', 'message'),
     [
-        (None, '2'),  # the exit status of a wrong call, after the usage
+        (None, 'there is no config .*config.py; check the path'),
         ('model = dict()', 'config.py has no default_scope'),
         ("default_scope = 'mmother'", 'needs mmother, which is not installed'),
     ],
 )
-def test_without_a_toolbox_the_pair_says_what_is_missing(
-    name, text, message, tmp_path, monkeypatch, capsys
-):
+def test_train_and_test_say_what_is_missing(name, text, message, tmp_path, monkeypatch):
     config = tmp_path / 'config.py'
-    config.write_text(text or '')
-    monkeypatch.setattr(sys, 'argv', [name, *([] if text is None else [str(config)])])
+    if text:
+        config.write_text(text)
+    monkeypatch.setattr(sys, 'argv', [name, str(config)])
     with pytest.raises((SystemExit, ModuleNotFoundError), match=message):
         runpy.run_path(str(ROOT / 'tools' / name), run_name='__main__')
-    assert text is not None or 'mmpretrain, mmdet or mmseg' in capsys.readouterr().err
-    monkeypatch.setattr(sys, 'argv', [name, str(tmp_path / 'none.py')])
-    with pytest.raises(SystemExit, match=r'there is no config .*none\.py; check the path'):
-        runpy.run_path(str(ROOT / 'tools' / name), run_name='__main__')
-
-
-def program(path, text) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(f'#!/bin/bash\n{text}\n')
-    path.chmod(0o755)
-
-
-@pytest.mark.parametrize('says', ['echo killed', 'seq -f "error %g" 100000'])
-def test_a_build_for_gpus_that_fails_names_its_log_whatever_is_in_it(says, tmp_path):
-    shutil.copytree(ROOT / '.dev_scripts', tmp_path / '.dev_scripts')
-    program(tmp_path / '.venv/bin/python', f'{says}; exit 1')
-    program(tmp_path / 'bin/nvcc', '')
-    script = tmp_path / '.dev_scripts/compile_cuda.sh'
-    result = run('bash', script, PATH=f'{tmp_path}/bin:{os.environ["PATH"]}')
-    assert result.returncode == 1
-    assert 'FAILED, see build/cuda/log.txt' in result.stderr
-
-
-@pytest.mark.parametrize('fails', [False, True])
-def test_fetching_headers_leaves_what_was_in_the_folder(fails, tmp_path):
-    folder = tmp_path / 'a folder'
-    (folder / 'apt').mkdir(parents=True)
-    (folder / 'apt/mine.txt').write_text('keep')
-    apt = 'case "$*" in indextargets*) echo mirror ;; *download*) touch "${@: -1}_1.deb" ;; esac'
-    program(tmp_path / 'bin/apt-get', apt)
-    program(tmp_path / 'bin/dpkg-deb', f'[ -f "$2" ] && exit {int(fails)}')
-    script = ROOT / '.dev_scripts/fetch_onnxruntime_headers.sh'
-    result = run('bash', script, folder, PATH=f'{tmp_path}/bin:{os.environ["PATH"]}')
-    assert result.returncode == int(fails), result.stderr
-    assert fails or result.stdout.strip() == f'{folder}/usr/include/onnxruntime'
-    assert [path.name for path in folder.iterdir()] == ['apt']
-    assert (folder / 'apt/mine.txt').read_text() == 'keep'
 
 
 def test_a_failed_step_names_itself_and_the_fix(tmp_path):
@@ -206,22 +151,19 @@ def set_up(clone, script='setup_env.sh', *arguments) -> tuple:
 def test_set_up_compiles_again_when_the_library_is_gone_or_foreign(clone):
     library = clone / 'mmlaplace' / check.loaded_library().name
     said, calls = set_up(clone)
-    assert '   with compiled ops\n' in said
-    assert 'install --quiet --no-deps --no-build-isolation --editable .\n' in calls
+    assert '   with compiled ops\n' in said and '--editable .\n' in calls
     said, calls = set_up(clone)
-    assert said.splitlines()[-1] == '== .venv is ready (onedl set)'
-    assert not calls
+    assert said.splitlines()[-1] == '== .venv is ready (onedl set)' and not calls
 
     built = library.read_bytes()
     library.unlink()
-    said, calls = set_up(clone)
+    said, _ = set_up(clone)
     assert 'install again: mmlaplace is without compiled ops: ' in said
-    assert '--editable .\n' in calls
     assert library.read_bytes() == built
 
     state = source_state(ROOT / 'ops').encode()
     library.write_bytes(built.replace(state, state[::-1]))
-    said, calls = set_up(clone)
+    said, _ = set_up(clone)
     assert 'was compiled from other sources' in said
     assert library.read_bytes() == built
 
@@ -232,39 +174,18 @@ def test_set_up_for_classification_builds_no_ops_of_mmcv_until_all_is_asked_for(
     monkeypatch.setattr(fixes, 'PACKAGE', clone / 'mmlaplace')
     said, calls = set_up(clone, 'setup_env.sh', '--task', 'classification')
     without_ops = '--no-cache-dir --no-deps --build-constraint requirements/build.txt onedl-mmcv=='
-    assert without_ops in calls and '--wheel-dir' not in calls
-    assert 'onedl-mmpretrain==' in calls and 'scikit-image==' in calls
+    assert without_ops in calls and '--wheel-dir' not in calls and 'onedl-mmpretrain==' in calls
     assert not any(name in calls for name in ('mmdetection', 'mmsegmentation', 'tests.txt'))
-    assert 'for detection and segmentation run this without --task' in said
-    command = fixes.complete_set_up()
-    assert shlex.split(command) == [
-        'bash', f'{clone}/tools/setup_env.sh', '--set', 'onedl', '--venv', f'{clone}/.venv',
-    ]  # fmt: skip
-    said, calls = set_up(clone, 'setup_env.sh', '--task', 'classification')
-    assert said.splitlines()[-1] == '== .venv is ready (onedl set)'
-    assert not calls
+    words = shlex.split(fixes.complete_set_up())
+    assert words[:2] == ['bash', f'{clone}/tools/setup_env.sh'] and words[-1] == f'{clone}/.venv'
+    assert not set_up(clone, 'setup_env.sh', '--task', 'classification')[1]
 
     _, calls = set_up(clone, 'setup_env.sh', '--task', 'detection')
     assert '--wheel-dir' in calls and without_ops not in calls
     assert re.search('install .*--force-reinstall .*/mmcv.whl', calls)  # the version is the same
     assert '-r requirements/onedl.txt -r requirements/tests.txt' in calls
     assert fixes.complete_set_up() is None
-    for arguments in ((), ('--task', 'classification')):
-        assert not set_up(clone, 'setup_env.sh', *arguments)[1]
-    # An environment that is new takes the wheel that was built.
-    (clone / '.venv/bin/python.mmcv_ops').unlink()
-    (clone / '.venv/.mmlaplace-state').unlink()
-    _, calls = set_up(clone, 'setup_env.sh', '--task', 'classification')
-    assert '--wheel-dir' not in calls and '--build-constraint' not in calls
-    assert re.search('install .*--force-reinstall .*/mmcv.whl', calls)
-
-
-@pytest.mark.parametrize('task', ['classification', 'detection', 'segmentation'])
-def test_quickstart_sets_up_what_its_task_needs(clone, task):
-    (clone / 'tools/setup_env.sh').write_text('echo "set up: $*"; exit 3')
-    result = run('bash', clone / 'tools/quickstart.sh', '--task', task)
-    assert result.returncode == 3
-    assert result.stdout == f'set up: --task {task}\n'
+    assert not set_up(clone)[1]
 
 
 def test_fast_tests_are_those_without_a_marker_and_set_nothing_up(clone):
@@ -276,9 +197,7 @@ def test_fast_tests_are_those_without_a_marker_and_set_nothing_up(clone):
 
 
 @pytest.mark.slow
-def test_all_tests_run_after_set_up_which_reads_names_with_spaces(clone):
-    set_up(clone)
-    (clone / 'ops/common/a copy.h').write_text('// new')
+def test_all_tests_run_after_set_up(clone):
     _, calls = set_up(clone, 'run_tests.sh', '-x')
     assert '--editable .\n' in calls
     assert calls.splitlines()[-1] == 'pytest -n 2 --dist loadgroup -x'
