@@ -1,7 +1,5 @@
 """Models by name."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,20 +20,14 @@ def test_names_are_those_of_the_configs():
     assert all(m.config.is_file() and m.config.stem == m.name for m in read_models())
 
 
-def test_lists_are_filtered():
-    softpp = mmlaplace.list_models('softpp-tiny', task='classification')
-    assert softpp == ['softpp-tiny_8xb128_in1k']
+def test_lists_are_filtered_blind_to_case_and_by_several_patterns():
     retinanets = mmlaplace.list_models('retinanet_*tiny*', family='laplacianformer')
     assert retinanets == [LAPLACIAN_RETINANET]
-    detectors = mmlaplace.list_models(task='detection', family='polaformer')
-    assert detectors and all('coco' in name for name in detectors)
+    assert all('coco' in name for name in mmlaplace.list_models(task='detection'))
     for options in (dict(task='tracking'), dict(family='resnet')):
         ((name, value),) = options.items()
         with pytest.raises(ValueError, match=f"{name} must be one of .*got '{value}'"):
             mmlaplace.list_models(**options)
-
-
-def test_lists_are_filtered_blind_to_case_and_by_several_patterns():
     tiny = mmlaplace.list_models('*Tiny*')
     assert tiny == mmlaplace.list_models('TINY') == mmlaplace.list_models('*tiny*') != []
     soft, pola = (mmlaplace.list_models(p) for p in ('SOFTpp-*_in1k', 'polaformer-p[!x]t-*_in1k'))
@@ -48,7 +40,7 @@ def test_lists_are_filtered_blind_to_case_and_by_several_patterns():
 
 
 def test_names_and_weights_that_there_are_not_are_refused():
-    with pytest.raises(ValueError, match="'softpp-tiny'; near are.*'softpp-tiny_8xb128_in1k'"):
+    with pytest.raises(ValueError, match="'softpp-tiny'; similar names are.*'softpp-tiny_8xb128_in1k'"):
         get_config('softpp-tiny')
     with pytest.raises(ValueError, match=f"no published weights of '{B0}' yet"):
         mmlaplace.get_model(B0, pretrained=True, backbone_only=True)
@@ -83,17 +75,6 @@ def test_whole_models_come_from_their_toolbox(name, toolbox, kind):
     assert type(model).__name__ == kind
     assert type(model).__module__.startswith(f'{toolbox}.')
     assert model.backbone.stages[-1]['blocks'][-1].drop_path.drop_prob == 0
-
-
-@pytest.mark.slow
-def test_missing_toolbox_is_named():
-    code = "import sys; sys.modules['mmseg'] = None; import mmlaplace; mmlaplace.get_model"
-    result = subprocess.run(
-        [sys.executable, '-c', f'{code}({SEMANTIC_FPN!r})'], capture_output=True, text=True
-    )
-    assert result.returncode != 0
-    assert 'this needs mmseg, which is not installed' in result.stderr
-    assert 'backbone_only=True' in result.stderr
 
 
 def test_files_are_found_or_named(monkeypatch, tmp_path):

@@ -58,32 +58,6 @@ def test_wheel_holds_configs_and_tools_where_mim_looks(wheel):
 
 
 @pytest.mark.wheel
-def test_wheel_names_its_licence_and_no_toolbox_that_it_must_have(wheel):
-    archive = zipfile.ZipFile(wheel)
-    (metadata,) = [n for n in archive.namelist() if n.endswith('METADATA')]
-    lines = archive.read(metadata).decode().splitlines()
-    assert 'License: Apache-2.0' in lines
-    (text,) = [n for n in archive.namelist() if n.endswith('LICENSE')]
-    assert archive.read(text) == (ROOT / 'LICENSE').read_bytes()
-    requirements = [line for line in lines if line.startswith('Requires-Dist')]
-    assert not [r for r in requirements if 'extra ==' not in r and 'mm' in r]
-    for extra in ('onedl', 'openmmlab'):
-        assert any('mmdet' in r and f'"{extra}"' in r.replace("'", '"') for r in requirements)
-
-
-def test_the_project_table_is_one_that_the_oldest_setuptools_reads():
-    """A licence as text and license-files came with 77; the upstream set has one before 70."""
-    text = (ROOT / 'pyproject.toml').read_text()
-    (oldest,) = re.findall(r'^requires = \["setuptools>=(\d+)"\]$', text, re.MULTILINE)
-    (below,) = re.findall(
-        r'^setuptools<(\d+)$', (ROOT / 'requirements/openmmlab.txt').read_text(), re.MULTILINE
-    )
-    assert int(oldest) < int(below)
-    project = text.split('[project]\n')[1].split('\n[')[0]
-    assert not re.findall(r'^(?:license = "|license-files|import-names).*', project, re.MULTILINE)
-
-
-@pytest.mark.wheel
 def test_installed_wheel_finds_its_configs(wheel, tmp_path):
     subprocess.run(
         [sys.executable, '-m', 'pip', 'install', '-q', '--no-deps', '--target', tmp_path, wheel],
@@ -122,7 +96,6 @@ def test_without_a_compiler_the_reference_computes_with_one_log_line(wheel, tmp_
         (dict(FORCE_CUDA='0'), 0, r'mmlaplace: compiled ops for torch .*: \d+ sources, CPU'),
         (dict(MMLAPLACE_WITH_OPS='0'), 0, 'mmlaplace: no compiled ops: MMLAPLACE_WITH_OPS=0'),
         (dict(CXX='false'), 0, r'ops: false does not compile .*install g\+\+ or set CXX'),
-        (dict(CXX='/no/such/compiler'), 0, 'no compiled ops: /no/such/compiler: No such file'),
         (dict(FORCE_CUDA='1', CUDA_HOME='/no/such/toolkit'), 1,
          "FORCE_CUDA=1, but there is no nvcc: .*set CUDA_HOME .now '/no/such/toolkit'"),
     ],
