@@ -42,12 +42,6 @@ def build(cfg, embed_dims=64, num_heads=2, input_resolution=(7, 7)):
     return attention.eval()
 
 
-@pytest.mark.parametrize(('base', 'lacking'), [(BaseAttention, 'forward'), (QKVAttention, 'mix')])
-def test_an_attention_without_its_rule_is_not_built(base, lacking):
-    with pytest.raises(TypeError, match=f'abstract.* {lacking}'):
-        type('Nothing', (base,), {})(64, 2, (7, 7))
-
-
 @pytest.mark.sampled(5)
 @each(CASES)
 @pytest.mark.parametrize('hw_shape', MAPS)
@@ -211,14 +205,6 @@ def test_maps_of_another_size_take_the_weights_of_this(cfg):
         if value.dim() == 4 and hasattr(module, 'resize_weight'):
             larger = torch.randn(*value.shape[:2], *(2 * side + 1 for side in value.shape[2:]))
             assert module.resize_weight(local_name, larger).shape == value.shape, name
-
-
-def test_a_class_token_is_one_of_the_tokens_that_are_expected():
-    attention = build(dict(type='SoftmaxAttention', num_prefix_tokens=1))
-    with pytest.raises(
-        ValueError, match=r'\(B, 1 \+ H\*W, C\) = \(B, 50, 64\).* got \(2, 49, 64\)'
-    ):
-        attention(torch.ones(2, 49, 64), (7, 7))
 
 
 maps = st.tuples(st.integers(1, 13), st.integers(1, 13))

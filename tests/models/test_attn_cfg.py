@@ -137,23 +137,6 @@ def test_every_host_takes_every_attention(name, attention):
 # ---- attentions that users write, with our bases or without
 
 
-def test_a_list_is_the_value_of_an_option_that_takes_one():
-    @MODELS.register_module(force=True)
-    class ScaledAttention(QKVAttention):
-        def __init__(self, *args, scales=(5,), **kwargs):
-            super().__init__(*args, **kwargs)
-            self.scales = scales
-
-        def mix(self, q, k, v, hw_shape):
-            return v
-
-    try:
-        cfg = dict(type='ScaledAttention', per_stage=dict(scales=[(3,), (5,), (3, 5), (7,)]))
-        assert [s for _, s in options('PVT', cfg, 'scales')] == [(3,), (5,), (3, 5), (7,)]
-    finally:
-        MODELS.module_dict.pop('ScaledAttention')
-
-
 class MeanOfTokens(torch.nn.Module):
     """An attention that knows nothing of this project."""
 

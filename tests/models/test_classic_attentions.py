@@ -82,15 +82,6 @@ def test_both_forms_of_a_taylor_attention_are_one_function(name, options):
         check(out, build(name, embed_dims=8).mix(q, k, v, (5, 6)) * (30 / 4) ** 0.5)
 
 
-def test_hydra_gives_the_same_on_a_map_of_repeated_tokens():
-    x = doubles(1, 2, 16, 8)
-    scaled, papers = (build('HydraAttention', scaled=on) for on in (True, False))
-    small, repeated = scaled.mix(x, x, x, (4, 4)), x.repeat_interleave(4, 2)
-    for attention, growth in ((scaled, 1), (papers, 4)):
-        out = attention.mix(repeated, repeated, repeated, (8, 8))
-        check(out[:, :, ::4], growth * small)
-
-
 @pytest.mark.parametrize('sr_ratio', [1, 2, 3])
 def test_hydra_is_the_papers_at_the_size_of_training(sr_ratio):
     scaled, papers = (build('HydraAttention', sr_ratio=sr_ratio, scaled=s) for s in (True, False))

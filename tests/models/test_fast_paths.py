@@ -16,7 +16,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.utils import prune
 
 from mmlaplace.models import BaseAttention
-from mmlaplace.models.layers import FFN, RotaryEmbedding2D, as_torch_linears, linear
+from mmlaplace.models.layers import FFN, as_torch_linears, linear
 from mmlaplace.ops import use_backend
 
 HW = (12, 13)
@@ -145,24 +145,6 @@ def test_an_attention_is_its_parts(name, change):
     found = results(attention, change)
     with use_backend('reference'):
         assert_same(found, results(plain, change))
-
-
-@pytest.mark.parametrize('name', registered(BaseAttention))
-def test_a_hook_of_each_part_is_called(name):
-    attention, seen = built(name), {}
-    for part_name, part in attention.named_modules():
-        # Rotary positions are constants, which some mixing rules hand to an op as a table.
-        leaf = not list(part.children()) and not isinstance(part, RotaryEmbedding2D)
-        leaf &= not part_name.endswith('attn_drop')  # whose rate a fused kernel takes
-        if leaf or list(part.parameters(recurse=False)):
-            seen[part_name] = 0
-
-            def count(module, inputs, out, part_name=part_name):
-                seen[part_name] += 1
-
-            part.register_forward_hook(count)
-    attention(torch.randn(1, HW[0] * HW[1], 16), HW)
-    assert all(seen.values()), seen
 
 
 def test_an_ffn_has_forward_mode_derivatives():

@@ -98,17 +98,6 @@ def test_a_host_is_a_function_and_a_size_is_a_row():
         Plain(strides=4)
 
 
-def test_a_host_that_cannot_be_is_quoted():
-    attn = dict(type='SoftmaxAttention')
-    with pytest.raises(ValueError, match='a class token needs position'):
-        Stage(PatchEmbed, 4, attn, cls_token=True)
-    with pytest.raises(TypeError, match=r"the host of Shadow has arguments .* \['norm_cfg'\]"):
-
-        class Shadow(PyramidBackbone):
-            def host(norm_cfg=None):
-                return []
-
-
 def test_names_of_ours_are_ours_alone():
     """All plugins of OpenMMLab share a registry: the later of two modules of one name wins."""
     pytest.importorskip('mmpretrain.models')

@@ -10,7 +10,6 @@ from conftest import load_tool, quiet_init, run_script
 from mmengine.registry import MODELS
 
 from mmlaplace.checkpoints import Conversion, position_map
-from mmlaplace.engine import read_state_dict
 
 polaformer_to_mmlaplace = load_tool('tools/model_converters/polaformer_to_mmlaplace.py')
 soft_to_mmlaplace = load_tool('tools/model_converters/soft_to_mmlaplace.py')
@@ -123,22 +122,6 @@ def test_every_tensor_is_reported_and_none_is_lost(name):
     a_norm = next(key for key in weights if key.endswith('norm1.weight'))
     with pytest.raises(ValueError, match=f'has no {a_norm}, which would become'):
         converter(name).convert({k: v for k, v in weights.items() if k != a_norm}, SQUARE)
-
-
-def test_converter_keeps_what_is_there_and_takes_the_weights_named(tmp_path):
-    _, weights = read('soft_model_small')
-    averaged = {key: value + 1 for key, value in weights.items()}
-    torch.save(dict(state_dict=weights, state_dict_ema=averaged), tmp_path / 'theirs.pth')
-    paths = (tmp_path / 'theirs.pth', tmp_path / 'ours.pth')
-    assert run_tool('soft', *paths).returncode == 0
-    again = run_tool('soft', *paths, '--key', 'state_dict_ema')
-    assert again.returncode == 2
-    assert '--force replaces it' in again.stderr
-    assert run_tool('soft', *paths, '--key', 'state_dict_ema', '--force').returncode == 0
-    converted = torch.load(paths[1])['state_dict']
-    assert torch.equal(converted['head.fc.bias'], averaged['head.bias'])
-    with pytest.raises(ValueError, match="under 'ema', got"):
-        read_state_dict(paths[0], key='ema')
 
 
 def test_positions_of_images_that_are_not_square_take_their_size():

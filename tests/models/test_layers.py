@@ -44,27 +44,6 @@ def test_rotary_positions_are_complex_rotations_by_row_and_column(head_dims):
     assert torch.equal(RotaryEmbedding2D(3)(narrow, (height, width)), narrow)
 
 
-@pytest.mark.parametrize('head_dims', [4, 8, 12, 10])
-def test_pairs_turn_by_frequencies_from_one_to_the_last(head_dims):
-    """The rotary form of RALA, MALA and NaLaFormer: pairs (2i, 2i + 1), both ends included."""
-    rotary = RotaryEmbedding2D(head_dims, form='pairs')
-    count = head_dims // 4
-    x = doubles(1, 1, 15, head_dims)
-    expected = x.clone()
-    for row in range(3):
-        for column in range(5):
-            for pair in range(2 * count):
-                frequency = 10000.0 ** (-(pair % count) / max(count - 1, 1))
-                place = row if pair < count else column
-                angle = torch.tensor(place * frequency, dtype=torch.float64)
-                a, b = x[0, 0, 5 * row + column, 2 * pair : 2 * pair + 2]
-                turned = (a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin())
-                expected[0, 0, 5 * row + column, 2 * pair : 2 * pair + 2] = torch.stack(turned)
-    torch.testing.assert_close(rotary(x, (3, 5)), expected, atol=1e-12, rtol=1e-12)
-    with pytest.raises(ValueError, match="form must be one of .*, got 'interleaved'"):
-        RotaryEmbedding2D(8, form='interleaved')
-
-
 def test_rotary_keeps_fp32_positions_in_a_halved_model():
     x = torch.randn(1, 1, 100 * 3, 16).bfloat16()
     exact = RotaryEmbedding2D(16)(x.double(), (100, 3))

@@ -14,60 +14,42 @@ from onnx_files import assert_alike, operators, session, to_onnx
 ATTENTIONS = registered(BaseAttention)
 # A sign or a bucket that rounding turns changes all of an image, so these are compared in fp64.
 OF_SIGNS = ('EcoFormerAttention', 'ReformerAttention')
-# Those that sort, gather or cut maps, and together some small ones, as each export takes seconds.
-NEW_EXPORTER = {
-    'Pola': ('PolaAttention',),
-    'Window': ('WindowAttention',),
-    'FaViT': ('FaViTAttention',),
-    'Reformer': ('ReformerAttention',),
-    'small ones': (
-        'FlowAttention', 'LargeKernelAttention', 'PerformerAttention', 'PolarizedAttention',
-        'SANAAttention', 'SeparableAttention', 'TaylorShiftAttention', 'XCAttention',
-    ),
-}  # fmt: skip
 HW, OTHERS = (9, 10), [(1, 9, 10), (3, 11, 13), (2, 7, 16)]
-VERSION = tuple(map(int, torch.__version__.split('.')[:2]))
-needs_dynamo = pytest.mark.skipif(
-    VERSION < (2, 7),
-    reason='the new exporter takes dynamic shapes since torch 2.7',
-)
 
 
 class OfMap(torch.nn.Module):
-    """Attentions of a map ``(B, C, H, W)``, from which the graph takes the sizes."""
+    """An attention of a map ``(B, C, H, W)``, from which the graph takes the sizes."""
 
-    def __init__(self, attentions):
+    def __init__(self, attention):
         super().__init__()
-        self.attentions = torch.nn.ModuleList(attentions)
+        self.attention = attention
 
     def forward(self, x):
-        tokens, hw_shape = x.flatten(2).transpose(1, 2), tuple(x.shape[2:])
-        return torch.stack([attention(tokens, hw_shape) for attention in self.attentions])
+        return self.attention(x.flatten(2).transpose(1, 2), tuple(x.shape[2:]))
 
 
-def build(*names):
+def build(name):
     sizes = dict(embed_dims=32, num_heads=2, input_resolution=(8, 8))
-    module = OfMap(MODELS.build(dict(type=name, **sizes)) for name in names)
+    module = OfMap(MODELS.build(dict(type=name, **sizes)))
     for parameter in module.parameters():  # no branch is zero
         parameter.data += 0.02 * torch.randn_like(parameter)
     return module.eval()
 
 
 @torch.no_grad()
-def check(*names, sizes=OTHERS, dynamo=False):
-    module, channels = build(*names), 32
-    dtype = torch.float64 if set(names) & set(OF_SIGNS) else torch.float32
+def check(name, sizes=OTHERS):
+    module, channels = build(name), 32
+    dtype = torch.float64 if name in OF_SIGNS else torch.float32
     module.to(dtype)
     axes = {0: 'batch', 2: 'height', 3: 'width'}
-    content = to_onnx(module, (torch.randn(2, channels, *HW, dtype=dtype),), dynamo, [axes])
-    assert operators(content) <= {'', 'pkg.onnxscript.torch_lib'}
+    content = to_onnx(module, (torch.randn(2, channels, *HW, dtype=dtype),), dynamic=[axes])
+    assert operators(content) == {''}
     run = session(content)
     for batch, *size in sizes:
         x = torch.randn(batch, channels, *size, dtype=dtype)
         expected = module(x)
         assert expected.isfinite().all()
-        for one, wanted in zip(run(x), expected):
-            assert_alike(one, wanted)
+        assert_alike(run(x), expected)
 
 
 @pytest.mark.parametrize('name', fast_with(ATTENTIONS, 'LaplacianAttention'))
@@ -78,14 +60,6 @@ def test_an_attention_leaves_for_any_batch_and_size(name):
 @pytest.mark.slow
 def test_sides_shorter_than_the_landmarks_have_fewer():
     check('LaplacianAttention', sizes=[(1, 4, 5), (2, 20, 3)])
-
-
-@needs_dynamo
-@pytest.mark.slow
-@pytest.mark.parametrize('names', NEW_EXPORTER.values(), ids=NEW_EXPORTER)
-def test_attentions_leave_by_the_new_exporter_for_any_batch_and_size(names):
-    pytest.importorskip('onnxscript')
-    check(*names, dynamo=True)
 
 
 class LastMap(torch.nn.Module):

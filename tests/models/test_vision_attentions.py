@@ -124,19 +124,6 @@ def test_flatten_stays_finite_where_powers_underflow():
     assert all(t.isfinite().all() for t in (out, x.grad, attention.scale.grad))
 
 
-def test_agents_of_a_checkpoint_may_be_fewer():
-    few, many = (build('AgentAttention', (8, 6), num_landmarks=n) for n in (9, 36))
-    rows = torch.arange(3.0).repeat_interleave(3)[None, :, None, None]  # of the agents' square
-    for name in ('gather_map', 'gather_rows', 'spread_columns'):
-        own = getattr(many, name)
-        ramp = rows.expand(2, -1, *getattr(few, name).shape[2:])
-        larger = many.resize_weight(name, ramp)
-        assert larger.shape == own.shape
-        square = larger.unflatten(1, (6, 6))
-        assert (square.diff(dim=1) >= 0).all() and square.diff(dim=1).max() > 0  # rows rise
-        assert square.diff(dim=2).abs().max() < 1e-6  # columns are alike: rounding
-
-
 @pytest.mark.parametrize(
     ('hw_shape', 'kernel_size', 'dilation'),
     [((6, 9), 3, 1), ((7, 8), 3, 2), ((2, 9), 3, 3)],
