@@ -156,7 +156,9 @@ def get_config(name: str) -> Config:
     models = {model.name: model for model in read_models()}
     if name not in models:
         near = near_names(name, list(models))
-        raise ValueError(f'there is no model {name!r}; near are {near}, all are in list_models()')
+        raise ValueError(
+            f'there is no model {name!r}; similar names are {near}, all are in list_models()'
+        )
     return Config.fromfile(models[name].config)
 
 
@@ -241,7 +243,7 @@ def create_backbone(
             configs.setdefault(model.name.partition('_')[0], model.config)
     if name not in configs:
         near = near_names(name, list(configs))
-        raise ValueError(f'there is no backbone {name!r}; near are {near}')
+        raise ValueError(f'there is no backbone {name!r}; similar names are {near}')
     options = dict(Config.fromfile(configs[name]).model.backbone, init_cfg=None)
     if '_' not in name:  # of the classifier's settings, only those of the network itself
         for setting in ('out_indices', 'out_type', 'drop_path_rate'):

@@ -46,7 +46,7 @@ def test_the_json_has_every_model_of_the_task(capsys):
 def test_a_pattern_without_a_match_is_quoted_with_near_names(words, near, capsys):
     assert main(['list', *words]) == 1
     sentence = capsys.readouterr().err
-    assert near in sentence and any(f'matches {word!r}; near are' in sentence for word in words)
+    assert near in sentence and any(f'matches {word!r}; similar names are' in sentence for word in words)
 
 
 def test_the_help_names_the_commands_and_check_is_one(capsys, monkeypatch):
@@ -87,7 +87,7 @@ def test_a_backbone_keeps_its_checkpoint_when_a_runner_initialises_it(tmp_path):
             'laplaceformer-tiny',
             {},
             ValueError,
-            "'laplaceformer-tiny'; near are .'laplacianformer-t",
+            "'laplaceformer-tiny'; similar names are .'laplacianformer-t",
         ),
         ('softpp-tiny', dict(pretrained=True), ValueError, "no published weights of 'softpp-tiny'"),
         ('softpp-tiny', dict(heads=2), TypeError, "no option 'heads'; its options are arch,"),

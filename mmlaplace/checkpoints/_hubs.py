@@ -86,7 +86,7 @@ def file_from_hub(address: str) -> str:
 
 
 def _unreachable(address: str, error: Exception) -> FileNotFoundError:
-    reason = (str(error.__cause__ or error).splitlines() or [''])[0]
+    reason = (str(error.__cause__ or error).splitlines() or [''])[0].rstrip('.')
     return FileNotFoundError(
         f'{address} cannot be downloaded ({type(error).__name__}: {reason}), and the cache has no '
         'copy; check the network and HF_HUB_OFFLINE, or give the path of a file'
@@ -115,7 +115,7 @@ def weights_of_timm(address: str, read: Callable[[str], Dict[str, Tensor]]) -> D
         near = get_close_matches(name, timm.list_models(pretrained=True), cutoff=0.5)
         raise ValueError(
             f'{address!r}: timm {timm.__version__} has no weights of a model {name!r}; '
-            + (f'near are {", ".join(near)}; ' if near else '')
+            + (f'similar names are {", ".join(near)}; ' if near else '')
             + 'timm.list_pretrained() has all names'
         )
     cfg: Any = timm.get_pretrained_cfg(name)  # not None, as it has weights

@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
         if not list_models(pattern, args.task):
             kind = f'{args.task} model' if args.task else 'model'
             near = ', '.join(near_names(pattern, list_models(task=args.task)))
-            sys.stderr.write(f'no {kind} matches {pattern!r}; near are {near}\n')
+            sys.stderr.write(f'no {kind} matches {pattern!r}; similar names are {near}\n')
             return 1
     rows = [entry(model) for model in find_models(args.patterns, args.task)]
     if args.json:

@@ -1,19 +1,18 @@
 """A backbone of mmlaplace as a model of timm."""
 
 import itertools
-import logging
 import operator
 from contextlib import nullcontext
 from typing import Any, Dict, Iterator, List, Optional, Set, Tuple, Union
 
 import torch
 import torch.nn as nn
-from mmengine.logging import MMLogger
 from timm.layers import global_pool_nlc, is_scriptable
 from timm.models._features import feature_take_indices
 from torch import Tensor
 
 from ..models.backbones.options import check_images
+from ..models.initialising import initialise
 from ..models.layers import map_to_tokens, memory_format_of, tokens_to_map
 
 # Options of a backbone that the model sets itself.
@@ -91,7 +90,8 @@ class TimmClassifier(nn.Module):
                 drop_rate=proj_drop_rate, drop_path_rate=drop_path_rate, **backbone_options,
             )  # fmt: skip
         self.backbone.to(device=device, dtype=dtype)
-        _init_weights(self.backbone)
+        if not next(self.backbone.parameters()).is_meta:  # there are values
+            initialise(self.backbone)
         host = self.backbone
         self.in_chans = in_chans
         self.num_features = self.head_hidden_size = host.embed_dims[-1]
@@ -292,16 +292,3 @@ class TimmClassifier(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Images ``(B, in_chans, H, W)`` to ``(B, num_classes)``."""
         return self.forward_head(self.forward_features(x))
-
-
-def _init_weights(backbone: Any) -> None:
-    """Initialise a backbone as a Runner of mmengine would, without its line for each parameter."""
-    if next(backbone.parameters()).is_meta:
-        return  # there are no values
-    logger = MMLogger.get_current_instance()
-    level = logger.level
-    logger.setLevel(logging.WARNING)
-    try:
-        backbone.init_weights()
-    finally:
-        logger.setLevel(level)

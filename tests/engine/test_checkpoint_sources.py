@@ -112,7 +112,7 @@ def test_code_in_a_file_of_the_hub_is_refused_and_not_run(hub, tmp_path):
         ('hf://o/n/cut.safetensors', 'cut.safetensors cannot be read.*copy it again, after you'),
         ('hf://o/n@v2', "hf://o/n@v2: o/n has no revision 'v2'; give"),
         ('timm://', "'timm://': timm .* has no weights of a model ''.*list_pretrained"),
-        ('timm://test_resne', "'test_resne'; near are .*test_resnet.r160_in1k"),
+        ('timm://test_resne', "'test_resne'; similar names are .*test_resnet.r160_in1k"),
         ('timm://test_resnet', 'timm://test_resnet: hf://timm/test_resnet.r160_in1k: .*shows no'),
     ],
 )
