@@ -1,9 +1,6 @@
 """The commands of the README and the pages run as they stand there, one after the other.
 
-They run beside the project, on the mini data sets and on models of the quick starts' configs. Those
-are trained for one step, and their checkpoints have the names that the pages know. The capitals
-that stand for a user's own files are such files here. ``NOT_HERE`` has a reason for each command
-that cannot run.
+The models are trained for one step, and their checkpoints have the names that the pages know.
 """
 
 import os
@@ -154,13 +151,9 @@ def with_own_files(project: Path, words: list) -> list:
     script = Path(words[1]).stem
     if script in THEIRS:
         with np.load(ROOT / f'tests/data/golden/{THEIRS[script]}.npz') as golden:
-            prefix = 'param:'
-            weights = {
-                key[len(prefix) :]: torch.from_numpy(golden[key])
-                for key in golden.files
-                if key.startswith(prefix)
-            }
-        torch.save(dict(model=weights), project / 'theirs.pth')
+            weights = {k: torch.from_numpy(golden[k]) for k in golden.files if k[:6] == 'param:'}
+        model = {key[6:]: value for key, value in weights.items()}
+        torch.save(dict(model=model), project / 'theirs.pth')
         return [[*words[:2], 'theirs.pth', '--force', *words[3:]]]
     named = next((word for word in words if word.startswith('configs/')), None)
     if named is not None and 'CHECKPOINT' in words:
@@ -169,10 +162,10 @@ def with_own_files(project: Path, words: list) -> list:
     tasks = list(TRAINED) if script == 'image_demo' else ['classify']
     if not any(re.match('CONFIG', word) for word in words):
         return [words]
-    return [[own(project, task, word) for word in words] for task in tasks]
+    return [[own(task, word) for word in words] for task in tasks]
 
 
-def own(project: Path, task: str, word: str) -> str:
+def own(task: str, word: str) -> str:
     config, checkpoint = TRAINED[task]
     files = dict(CONFIG=f'configs/{config}.py', CHECKPOINT=f'work_dirs/{task}/{checkpoint}.pth')
     return files.get(word.rstrip('12'), word)

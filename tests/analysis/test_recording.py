@@ -47,14 +47,6 @@ def test_recordings_inside_of_recordings_and_methods_of_ones_own_come_back(micro
     assert sum('mix' in vars(mixed.attention) for mixed in found) == 1
 
 
-def test_blocks_that_share_an_attention_record_it_once_each(micro):
-    backbone, image = micro
-    blocks = backbone.stages[-2]['blocks']
-    blocks[-1].attn = blocks[0].attn
-    assert_in_order(list(mixed_by(backbone, LaplacianAttention, image)), backbone)
-    assert 'mix' not in vars(blocks[0].attn)
-
-
 def test_attentions_in_windows_tell_the_map_around_them():
     config = CLASSIFICATION / 'polaformer/polaformer-swin-micro_1xb32_mini.py'
     (first, *_) = mixed_by(build_backbone(config), BaseAttention, torch.randn(1, 3, 48, 48))
