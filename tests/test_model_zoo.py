@@ -40,7 +40,7 @@ def test_lists_are_filtered_blind_to_case_and_by_several_patterns():
 
 
 def test_names_and_weights_that_there_are_not_are_refused():
-    with pytest.raises(ValueError, match="'softpp-tiny'; similar names are.*'softpp-tiny_8xb128_in1k'"):
+    with pytest.raises(ValueError, match="'softpp-tiny'; similar .*'softpp-tiny_8xb128_in1k'"):
         get_config('softpp-tiny')
     with pytest.raises(ValueError, match=f"no published weights of '{B0}' yet"):
         mmlaplace.get_model(B0, pretrained=True, backbone_only=True)
