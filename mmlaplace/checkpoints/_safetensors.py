@@ -2,6 +2,7 @@
 
 import json
 import os
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Dict, Mapping
 
@@ -53,21 +54,23 @@ def write_weights(path: Path, weights: Mapping[str, Tensor], meta: Mapping[str, 
         ImportError: If safetensors is needed and not installed.
         OSError: If the file cannot be written. No part of it is left.
     """
+    if path.suffix == '.safetensors':
+        try:
+            from safetensors.torch import save
+        except ImportError as error:
+            raise ImportError(
+                f'{path} would be a file of safetensors: pip install safetensors, or give a name '
+                'that ends with .pth'
+            ) from error
+        content = save(dict(weights), metadata={'format': 'pt', META: json.dumps(dict(meta))})
+    else:
+        file = BytesIO()
+        torch.save(dict(state_dict=dict(weights), meta=dict(meta)), file)
+        content = file.getvalue()
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f'{path.name}.{os.getpid()}.part')
     try:
-        if path.suffix == '.safetensors':
-            try:
-                from safetensors.torch import save_file
-            except ImportError as error:
-                raise ImportError(
-                    f'{path} would be a file of safetensors: pip install safetensors, or give a '
-                    'name that ends with .pth'
-                ) from error
-            texts = {'format': 'pt', META: json.dumps(dict(meta))}
-            save_file(dict(weights), str(beside), metadata=texts)
-        else:
-            torch.save(dict(state_dict=dict(weights), meta=dict(meta)), beside)
+        beside.write_bytes(content)
         os.replace(beside, path)
     finally:
         beside.unlink(missing_ok=True)
