@@ -9,16 +9,13 @@ import torch
 from conftest import ROOT, fast_with, load_tool, quiet_init, toolbox_config, toolbox_model
 from mmengine.dataset import Compose
 from mmengine.optim import OptimWrapper, build_optim_wrapper
-from mmengine.registry import DATASETS, DefaultScope
+from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 
-from mmlaplace.lra import BetaCycleHook, SequenceDataset
-from mmlaplace.lra.storage import write_split
+from mmlaplace.lra import BetaCycleHook
 
 CONFIGS = ROOT / 'configs/lra'
-LEAVES = {
-    path.stem: path for path in sorted(CONFIGS.glob('*/*.py')) if path.parent.name != '_base_'
-}
+LEAVES = {p.stem: p for p in sorted(CONFIGS.glob('*/*.py')) if p.parent.name != '_base_'}
 CLASSES = dict(listops=10, text=2, retrieval=2, image=10, pathfinder=2)
 ALL = fast_with(LEAVES, 'listops_pola', 'retrieval_softpp_as-softpp', 'listops_mini_softmax')
 
@@ -39,7 +36,6 @@ def test_config_agrees_with_its_task_and_itself(name):
     assert cfg.auto_scale_lr.base_batch_size == cfg.train_dataloader.batch_size
     for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
         data = loader.dataset
-        assert issubclass(DATASETS.get(data.type), SequenceDataset)
         assert data.data_root.split('/')[-1] == (f'{task}_mini' if '_mini_' in name else task)
         largest = 255 if data.get('black_is_padding') else 256
         assert (15 if task == 'listops' else largest) < encoder.num_embeddings
@@ -90,31 +86,17 @@ def test_beta_goes_as_pytorchs_own_schedule_has_it():
             schedule.step()
 
 
-@pytest.mark.parametrize('options', [dict(pct_start=1.5), dict(pct_start=0.1, lowest=0.99)])
-def test_a_cycle_out_of_range_is_refused(options):
-    with pytest.raises(ValueError, match=f'{list(options)[-1]} .{list(options.values())[-1]}'):
-        BetaCycleHook(**options)
-
-
 @pytest.mark.training
-@pytest.mark.parametrize('name', ['listops_mini_softmax', 'retrieval_pola'])
-def test_the_runner_trains_validates_and_saves_the_best(name, tmp_path):
-    cfg = copy.deepcopy(parse(name))
-    cfg.work_dir = str(tmp_path / 'run')
-    root = tmp_path / 'data'
+def test_the_runner_trains_validates_and_saves_the_best(tmp_path):
+    cfg, root = copy.deepcopy(parse('listops_mini_softmax')), tmp_path / 'data'
     tool = load_tool('tools/dataset_converters/make_lra_datasets.py')
     counts = dict(train=24, val=8, test=8)
-    if name.startswith('listops'):
-        tool.make_listops(root, 0, tool.SETTINGS['listops', 'mini'], counts, 1)
-    else:
-        for split, count in counts.items():
-            texts = [torch.randint(256, (n,)).numpy() for n in range(5, 5 + 2 * count)]
-            pairs = torch.arange(2 * count).view(-1, 2).numpy()
-            write_split(root / split, texts, [i % 2 for i in range(count)], pairs)
-    for key in ('train', 'val', 'test'):
+    tool.make_listops(root, 0, tool.SETTINGS['listops', 'mini'], counts, 1)
+    for key in counts:
         loader = cfg[f'{key}_dataloader']
         loader.update(num_workers=0, persistent_workers=False, batch_size=8)
         loader.dataset.data_root = str(root)
+    cfg.work_dir = str(tmp_path / 'run')
     cfg.train_cfg.update(max_iters=4, val_interval=2)
     cfg.param_scheduler.update(total_steps=4, pct_start=0.5)
     runner = Runner.from_cfg(cfg)

@@ -5,8 +5,7 @@ import torch
 from conftest import fast_with, quiet_init, registered
 
 from mmlaplace.lra import SequenceEncoder, TokenPreprocessor
-from mmlaplace.models import BaseAttention, PolaAttention
-from mmlaplace.models.layers import Landmarks
+from mmlaplace.models import BaseAttention
 
 ATTENTIONS = registered(BaseAttention)
 SMALL = dict(num_embeddings=20, max_length=64)
@@ -49,19 +48,6 @@ def test_every_attention_learns_from_padded_sequences(kind):
         assert parameter.grad is not None, name
         assert torch.isfinite(parameter.grad).all(), name
     assert encoder.embedding.weight.grad[0].abs().sum() == 0  # of padding
-
-
-def test_an_attention_may_be_given_as_a_class_and_must_be_given():
-    ids = padded(ids_of(7, 12), 16)
-    by_name, by_class = (build(dict(type=kind)) for kind in ('PolaAttention', PolaAttention))
-    by_class.load_state_dict(by_name.state_dict())
-    assert torch.equal(by_name(ids)[0], by_class(ids)[0])
-    assert by_class.blocks[0].attn.frame.proj_drop == 0.1  # of drop_rate, as by name
-    for attn_cfg in ({}, None, dict(num_landmarks=16)):
-        with pytest.raises(ValueError, match=r"must name its attention, such as dict\(type='Pola"):
-            build(attn_cfg)
-    with pytest.raises(ValueError, match="type='PolarAttention', which is not registered"):
-        build(dict(type='PolarAttention'))
 
 
 def with_options(ids, *options) -> list:
@@ -134,46 +120,10 @@ def test_a_sequence_of_padding_alone_is_a_number():
     assert torch.isfinite(build()(torch.zeros(2, 1, 5, dtype=torch.long))[0]).all()
 
 
-@pytest.mark.slow
-def test_checkpointing_gives_the_same_gradients():
-    grads = []
-    ids = padded(ids_of(7, 30), 40)
-    state = build().state_dict()
-    for with_cp in (False, True):
-        encoder = build(with_cp=with_cp, drop_rate=0.0).train()
-        encoder.load_state_dict(state)
-        encoder(ids)[0].sum().backward()
-        grads.append(encoder.embedding.weight.grad)
-    torch.testing.assert_close(*grads, atol=1e-10, rtol=0)
-
-
-def test_options_change_the_model():
-    assert len(build(depth=3).blocks) == 3
-    encoder = build(embed_dims=32, num_heads=4, ffn_ratio=3.0, drop_rate=0.3)
-    block = encoder.blocks[0]
-    assert (block.attn.num_heads, block.attn.embed_dims) == (4, 32)
-    assert block.ffn.layers[0].out_features == 96
-    assert [encoder.drop.p, block.attn.proj_drop.p, block.ffn.layers[2].p] == [0.3] * 3
-    assert block.attn.input_resolution == (64, 1)
-    assert build(dict(SOFTMAX, proj_drop=0.2)).blocks[0].attn.proj_drop.p == 0.2
-
-
-@pytest.mark.parametrize(
-    ('task', 'options', 'in_channels', 'classes', 'parameters'),
-    [  # as computed from the description of Skyformer's code
-        ('listops', dict(num_embeddings=32, max_length=2048), 64, 10, 209_802),
-        ('text', dict(num_embeddings=512, max_length=4096), 64, 2, 370_562),
-        ('retrieval', dict(num_embeddings=512, max_length=4096), 256, 2, 395_138),
-        ('image', dict(num_embeddings=256, max_length=1024), 64, 10, 158_602),
-        ('pathfinder', dict(num_embeddings=512, max_length=1024), 64, 2, 173_954),
-    ],
-)
-def test_the_model_has_the_parameters_of_the_benchmark(
-    task, options, in_channels, classes, parameters
-):
-    encoder = SequenceEncoder(**options, attn_cfg=SOFTMAX)
-    head = in_channels * 128 + 128 + 128 * classes + classes
-    assert sum(p.numel() for p in encoder.parameters()) + head == parameters
+def test_the_model_of_retrieval_has_the_parameters_of_the_benchmark():
+    encoder, head = SequenceEncoder(512, 4096, attn_cfg=SOFTMAX), 256 * 128 + 128 + 128 * 2 + 2
+    # As computed from the description of Skyformer's code.
+    assert sum(p.numel() for p in encoder.parameters()) + head == 395_138
 
 
 @pytest.mark.parametrize(
@@ -185,38 +135,13 @@ def test_the_model_has_the_parameters_of_the_benchmark(
         (lambda: build(pool='none'), "pool must be one of .*, got 'none'"),
         (lambda: build(pixel_map=(4, 4)), r'\(4, 4\) has 16 pixels, and max_length is 64'),
         (lambda: build(embed_dims=66, pixel_map=(8, 8)), 'got 66'),
+        (lambda: build(dict(num_landmarks=16)), r"such as dict\(type='Pola.*num_landmarks"),
         (lambda: TokenPreprocessor(batch_augments=dict(augments='Mixup')), 'batch_augments'),
     ],
 )
 def test_values_that_do_not_fit_are_quoted(call, quoted):
     with pytest.raises(ValueError, match=quoted):
         call()
-
-
-def test_the_preprocessor_keeps_integers():
-    assert padded(ids_of(3), 5).dtype == torch.long
-
-
-@pytest.mark.parametrize('hw_shape', [(100, 1), (1, 100)])
-@pytest.mark.parametrize(
-    ('options', 'count'),
-    [
-        (dict(num_landmarks=49), 49),
-        (dict(num_landmarks=49, exact=True), 49),
-        (dict(num_landmarks=144), 100),  # no more than tokens
-        (dict(num_landmarks=49, method='conv', pool_ratio=2, head_dims=8), 49),
-        (dict(num_landmarks=30, method='random'), 30),
-        (dict(pool_ratio=4), 25),
-        (dict(pool_ratio=4, method='first'), 25),
-    ],
-)
-def test_landmarks_of_a_line_lie_along_it(hw_shape, options, count):
-    tokens = torch.arange(100.0).view(1, 1, 100, 1).expand(1, 2, 100, 8)
-    landmarks = Landmarks(**options).eval()(tokens, hw_shape)
-    assert landmarks.shape == (1, 2, count, 8)
-    if options.get('method') is None and count == 25:
-        # Means of windows of four.
-        assert torch.equal(landmarks[0, 0, :, 0], 1.5 + 4 * torch.arange(25.0))
 
 
 def test_positions_of_a_picture_start_alike_where_pixels_are_near():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mmlaplace.lra.pathfinder import AUTHORS_CONTRASTS, LEVELS, PathfinderSettings, make_picture
+from mmlaplace.lra.pathfinder import LEVELS, PathfinderSettings, make_picture
 
 MINI = PathfinderSettings(
     side=16, bars=3, length=3.0, thickness=1.0, margin=0.0, gap=2.5, seed_distance=6.0,
@@ -43,24 +43,15 @@ def test_the_label_is_whether_the_discs_are_connected():
 
 
 @pytest.mark.parametrize(
-    ('settings', 'count'),
-    [
-        (MINI, 12),
-        pytest.param(LEVELS['easy'], 8, marks=pytest.mark.slow),
-        pytest.param(LEVELS['hard'], 20, marks=pytest.mark.slow),
-    ],
+    'settings', [MINI, *(pytest.param(LEVELS[n], marks=pytest.mark.slow) for n in ('easy', 'hard'))]
 )
-def test_the_discs_are_ends_of_one_path_or_of_two(settings, count):
-    for picture in pictures(count, settings):
+def test_the_discs_are_ends_of_one_path_or_of_two(settings):
+    for picture in pictures(12, settings):
         owner = [
-            next(
-                i
-                for i, path in enumerate(picture.paths)
-                if np.hypot(*(ends(settings, path) - disc).T).min() < 1e-9
-            )
+            [np.hypot(*(ends(settings, path) - disc).T).min() < 1e-9 for path in picture.paths]
             for disc in picture.discs
         ]
-        assert (owner[0] == owner[1]) == bool(picture.label)
+        assert all(map(any, owner)) and (owner[0] == owner[1]) == bool(picture.label)
 
 
 def nearest(settings: PathfinderSettings, one, other) -> float:
@@ -105,22 +96,3 @@ def test_pictures_are_those_of_the_seed_with_balanced_labels_and_the_whole_range
     assert abs(np.mean([picture.label for picture in drawn]) - 0.5) < 0.26
     assert pixels[0].shape == (60, 16, 16) and pixels[0].dtype == np.uint8
     assert all(p.min() == 0 and p.max() == 255 for p in pixels[0])
-
-
-def brightness(picture, settings, groups) -> float:
-    """The median of the pixels at the middle of the bars of a group."""
-    middles = [bar.at(settings.margin + settings.length / 2) for path in groups for bar in path]
-    return np.median([picture.pixels[tuple(np.floor(m).astype(int))] for m in middles])
-
-
-def test_contrasts_of_the_authors_tell_distractors_apart():
-    for contrasts, ratio in (((1.0, 1.0, 1.0), 1.0), (AUTHORS_CONTRASTS, 1.15 / 0.86)):
-        # Bars so thick that the pixel at the middle of one is covered by it.
-        settings = LEVELS['easy']._replace(thickness=2.0, contrasts=contrasts)
-        (picture,) = pictures(1, settings, seed=3)
-        inner = [path[1:-1] for path in picture.paths]  # without what the discs cover
-        on_paths, on_others = (
-            brightness(picture, settings, group) for group in (inner, picture.distractors)
-        )
-        # Shrinking overshoots by about a tenth, and white cannot.
-        assert on_others / on_paths == pytest.approx(ratio, rel=0.12)
