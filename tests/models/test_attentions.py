@@ -56,14 +56,6 @@ def test_any_map_keeps_its_shape_and_gives_gradients(cfg, hw_shape):
         assert torch.isfinite(value.grad).all(), parameter_name
 
 
-@each(CASES)
-def test_a_batch_gives_what_its_images_give_alone(cfg):
-    attention = build(cfg).double()
-    x = torch.randn(3, 35, 64, dtype=torch.float64)
-    alone = torch.cat([attention(image[None], (5, 7)) for image in x])
-    torch.testing.assert_close(attention(x, (5, 7)), alone, atol=1e-10, rtol=0)
-
-
 @pytest.mark.sampled(5)
 @each(CASES)
 def test_a_batch_without_images_gives_every_parameter_a_gradient(cfg):

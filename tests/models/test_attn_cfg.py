@@ -40,7 +40,6 @@ LAP = 'LaplacianFormer'
 
 @pytest.mark.parametrize(('backbone', 'attn_cfg', 'names', 'expected'), [
     # 1. Without a type, or with the type that is there, options change.
-    (LAP, None, 'num_landmarks', [('Laplacian', 49)] * 4),
     (LAP, dict(num_landmarks=4), 'num_landmarks', [('Laplacian', 4)] * 4),
     (LAP, dict(pool_ratio=4, rope=False), 'pool_ratio rope lepe_kernel',
      [('Laplacian', 4, False, 3)] * 4),
@@ -66,8 +65,6 @@ LAP = 'LaplacianFormer'
      'num_landmarks pool_ratio',
      [('SOFT', 16, 3), ('SOFT', 9, 2), ('SOFT', 4, 1), ('Softmax', None, None)]),
     # None is no change.
-    ('PolaFormerSwin', dict(per_stage=dict(attn_cfg=[dict(alpha=3), None, None, None])), 'alpha',
-     [('Pola', 3), ('Pola', 4.0), ('Softmax', None), ('Softmax', None)]),
     # The rule holds inside of windows, for the attention there, wherever they come from.
     (LAP, dict(type='WindowAttention', attn_cfg=dict(rope=False)), 'rope lepe_kernel window_size',
      [('Softmax', False, 3, 7)] * 4),
@@ -88,18 +85,14 @@ def test_options_reach_the_attentions_by_one_rule(backbone, attn_cfg, names, exp
     (LAP, dict(type='LaplacianAttention', num_landmarks=4, pool_ratio=2), 'pool_ratio (2)'),
     (LAP, dict(per_stage=dict(num_landmarks=(4, 9, 16))), "attn_cfg.per_stage['num_landmarks']"),
     (LAP, [SOFTMAX] * 3, 'each of the 4 stages'),
-    (LAP, 'SoftmaxAttention', "got 'SoftmaxAttention'"),
     (LAP, dict(type='LaplaceAttention'), "type='LaplaceAttention'"),
     ('PVT', dict(type='WindowAttention', attn_cfg=dict(type='PolaAttention', num_heads=7)),
      'num_heads=7'),
-    ('PVT', dict(type='NystromformerAttention', out_dims=8), 'out_dims=8'),
-    ('SOFT', dict(num_prefix_tokens=0), 'num_prefix_tokens=0'),
     ('SOFT', dict(relative_bias=True, per_stage=dict(type=['SoftmaxAttention'] * 4)), 'a list'),
     ('PVT', dict(per_stage=[8, 4, 2, 1]), '[8, 4, 2, 1]'),
     ('PVT', ['SoftmaxAttention'] * 4, 'an attention must be a dict'),
     ('PVT', dict(type=['SoftmaxAttention']), 'must be a class or its name, got ['),
     ('PVT', dict(lepe_filters='head'), "lepe_filters='head'"),
-    ('PVT', dict(rope_form='pairs'), "rope_form='pairs'"),
     ('PVT', dict(rope=True, rope_on='features', per_stage=dict(sr_ratio=(1, 1, 1, 1))),
      "rope_on='query_key'"),
 ])  # fmt: skip

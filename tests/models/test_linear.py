@@ -98,17 +98,6 @@ def test_second_derivatives_of_an_ffn_in_blocks(library, monkeypatch, times):
         torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-3)  # of sines of sums over 200 tokens
 
 
-@pytest.mark.parametrize('frozen', ['layers.0', '', 'input'])
-def test_what_is_frozen_gets_no_gradient_in_blocks(monkeypatch, frozen):
-    monkeypatch.setattr(linear, 'LARGE_BYTES', 0)
-    ffn, x = FFN(8, 2), torch.randn(1, 200, 8, requires_grad=frozen != 'input')
-    if frozen != 'input':
-        ffn.get_submodule(frozen).requires_grad_(False)
-    ffn(x, (10, 20)).sum().backward()
-    for value in (x, *ffn.parameters()):
-        assert (value.grad is not None) == value.requires_grad
-
-
 def test_training_keeps_no_hidden_map_where_that_is_large(monkeypatch):
     kept = {}
     for large in (0, 1 << 40):

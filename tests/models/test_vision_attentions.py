@@ -12,24 +12,6 @@ def build(name, hw_shape=(7, 7), **options):
     return make_attention(name, hw_shape, **options)
 
 
-@pytest.mark.parametrize(('name', 'options', 'out'), [
-    ('LinformerAttention', dict(head_dims=12, one_kv_head=True, share_kv=True), 16),
-    ('EfficientLinearAttention', dict(key_dims=8, value_dims=24, sr_ratio=2, gate=True), 16),
-    ('EfficientLinearAttention', dict(key_dims=24, value_dims=8, qkv='shared_qk'), 16),
-    ('LiteMLA', dict(head_dims=4, num_heads=3, out_dims=10), 10),
-    ('NystromformerAttention', dict(out_dims=24, num_landmarks=4, value_shortcut=True), 24),
-    ('AdditiveAttention', dict(out_dims=10, expansion=3), 10),
-])  # fmt: skip
-def test_widths_of_its_own_run_on_any_map_with_gradients(name, options, out):
-    attention = build(name, (4, 4), **options)
-    for hw_shape in [(4, 4), (5, 3), (1, 1)]:
-        x = doubles(2, hw_shape[0] * hw_shape[1], 16).requires_grad_()
-        y = attention(x, hw_shape)
-        assert y.shape == (*x.shape[:2], out)
-        grads = torch.autograd.grad(y.square().sum(), [x, *attention.parameters()])
-        assert all(grad.isfinite().all() for grad in grads)
-
-
 def test_mixture_of_blocks_equals_the_formula():
     attention = build('MHLAAttention', grid=2)
     q, k, v = doubles(3, 1, 2, 35, 8)

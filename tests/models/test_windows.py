@@ -34,16 +34,6 @@ def test_windows_are_slices_of_the_rolled_map(hw_shape, side, shift):
     assert torch.equal(join_windows(windows.reshape(-1, height * width, 3), *arguments), x)
 
 
-def test_a_window_as_large_as_the_map_is_the_map():
-    x = torch.randn(2, 35, 3)
-    assert split_windows(x, (5, 7), (5, 7)) is x
-    assert join_windows(x, (5, 7), (5, 7)) is x
-    whole = attention((4, 4), attn_cfg=None, window_size=7, shifted=True, even_windows=False)
-    assert whole.attn.relative_bias.shape[2:] == (7, 7)  # the offsets of 4 x 4 tokens
-    x = doubles(1, 16, 16)
-    torch.testing.assert_close(whole(x, (4, 4)), whole.attn(x, (4, 4)))
-
-
 @pytest.mark.parametrize('hw_shape', [(14, 14), (9, 16), (5, 12)])
 @pytest.mark.parametrize('shifted', [False, True])
 def test_windows_are_those_of_swin(hw_shape, shifted):
