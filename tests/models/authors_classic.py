@@ -107,13 +107,10 @@ FLOW = dict(
     type='FlowAttention',
     names={
         **separate('query_projection.', 'key_projection.', 'value_projection.'),
-        'out_projection.': 'proj.', 'qkv.': 'qkv.', 'proj.': 'proj.',
+        'out_projection.': 'proj.',
     },
 )  # fmt: skip
-PERFORMER = dict(
-    type='PerformerAttention', settings={'in:nb_features': 'num_features'},
-    names={'projection_matrix': 'projection_matrix'},
-)  # fmt: skip
+PERFORMER = dict(type='PerformerAttention', settings={'in:nb_features': 'num_features'})
 AUTHORS = {
     'linear_transformer': dict(type='LinearAttention'),
     'efficient_attention': dict(
@@ -134,7 +131,7 @@ AUTHORS = {
     ),
     'nystromformer': dict(
         type='NystromformerAttention', options=nystromformer, told='conv_kernel_size',
-        settings={'in:n_iter': 'num_iters', 'in:init_option': START.get}, names={'conv.': 'conv.'},
+        settings={'in:n_iter': 'num_iters', 'in:init_option': START.get},
     ),
     'nystromformer_t2t': dict(
         type='NystromformerAttention',
@@ -142,13 +139,12 @@ AUTHORS = {
         settings={'in:in_dim': 'out_dims', 'in:kernel_size': 'conv_kernel_size',
                   'in:n_iter': 'num_iters', 'in:init_option': START.get},
         told='dim',
-        names={'qkv.': 'qkv.', 'proj.': 'proj.', 'conv.': 'conv.'},
     ),
     'cosformer': dict(
         type='CosformerAttention', options=dict(positions='flattened'),
         settings={'in:has_outproj': 'proj'}, names=cosformer,
     ),
-    'hydra': dict(type='HydraAttention', names={'qkv.': 'qkv.', 'out.': 'proj.'}),
+    'hydra': dict(type='HydraAttention', names={'out.': 'proj.'}),
     'skyformer': dict(
         type='SkyformerAttention',
         options=dict(bandwidth=32**0.25, landmark_method='random', newton_start_per='batch'),
@@ -168,11 +164,11 @@ AUTHORS = {
     'castling': dict(
         type='CastlingAttention', options=castling,
         settings={'in:sparse_reg': 'sparse_softmax'}, told='res_kernel_size',
-        names={'qkv.': 'qkv.', 'proj.': 'proj.', 'dconv.': 'conv.'},
+        names={'dconv.': 'conv.'},
     ),
     'taylorshift': dict(
         type='TaylorShiftAttention', options=dict(form='linear'), told='a b c',
-        names={'temperature': ('temperature', temperatures), 'qkv.': 'qkv.', 'proj.': 'proj.'},
+        names={'temperature': ('temperature', temperatures)},
     ),
     'based_taylor': dict(type='BasedAttention', options=dict(form='linear')),
     'reformer': dict(
@@ -185,8 +181,8 @@ AUTHORS = {
     ),
     'slab': dict(
         type='SLABAttention', options=slab, settings={'in:kernel_size': 'lepe_kernel'},
-        names={'positional_encoding': ('key_positions', positions), 'qkv.': 'qkv.', 'q.': 'qkv.',
-               'kv.': 'kv.', 'proj.': 'proj.', 'dwc.': 'lepe.conv.'},
+        names={'positional_encoding': ('key_positions', positions), 'q.': 'qkv.',
+               'dwc.': 'lepe.conv.'},
     ),
     'flow': FLOW,
     'flowformer': FLOW,

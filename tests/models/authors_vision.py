@@ -81,35 +81,28 @@ def inline_kernel(value):
 GATED = {
     'qkvo.': ('qkv.', linear), 'lepe.': 'lepe.conv.', 'proj.': ('proj.', linear),
 }  # fmt: skip
-LINEARS = {'q.': 'qkv.', 'kv.': 'kv.', 'proj.': 'proj.', 'dwc.': 'lepe.conv.'}
+LINEARS = {'q.': 'qkv.', 'dwc.': 'lepe.conv.'}
 AUTHORS = {
     'flatten': dict(
-        type='FLattenAttention',
-        settings={'in:kernel_size': 'lepe_kernel'},
-        names=dict(
-            LINEARS, scale=('scale', flat), positional_encoding=('key_positions', positions)
-        ),
+        type='FLattenAttention', settings={'in:kernel_size': 'lepe_kernel'},
+        names={**LINEARS, 'scale': ('scale', flat),
+               'positional_encoding': ('key_positions', positions)},
     ),
     'agent': dict(
-        type='AgentAttention',
-        options=agent,
+        type='AgentAttention', options=agent,
         told='agent_num num_patches window_size scale',
         settings={'in:agent_shape': 'agent_shape', 'in:downstream_agent_shape': 'agent_shape',
                   'in:kernel_size': 'lepe_kernel'},
         names=dict(
-            LINEARS, **{'qkv.': 'qkv.'}, an_bias='gather_map', na_bias='spread_map',
-            ah_bias=('gather_rows', first), aw_bias=('gather_columns', first),
-            ha_bias=('spread_rows', rows), wa_bias=('spread_columns', rows),
+            LINEARS, an_bias='gather_map', na_bias='spread_map', ah_bias=('gather_rows', first),
+            aw_bias=('gather_columns', first), ha_bias=('spread_rows', rows),
+            wa_bias=('spread_columns', rows),
         ),
     ),
-    'xca': dict(
-        type='XCAttention',
-        names={'qkv.': 'qkv.', 'proj.': 'proj.', 'temperature': 'temperature'},
-    ),
+    'xca': dict(type='XCAttention'),
     'inline': dict(
-        type='InLineAttention', options=linears_of,
-        settings={'in:kernel_func': inline_kernel},
-        names={**LINEARS, 'qkv.': 'qkv.', 'residual.': 'lepe.'},
+        type='InLineAttention', options=linears_of, settings={'in:kernel_func': inline_kernel},
+        names={**LINEARS, 'residual.': 'lepe.'},
     ),
     'litemla': dict(
         type='LiteMLA', options=litemla,
@@ -139,18 +132,11 @@ AUTHORS = {
             grid=int(golden['in:H'] // golden['in:window']), normalizer='blocks', pre_norm=True,
         ),
         told='window eps initial_mix', prepare=starts_as_theirs,
-        names={'norm.': 'norm.', 'to_qkv.': 'qkv.', 'lepe.': 'lepe.conv.', 'to_out.0.': 'proj.',
-               'piece_attn.conv.weight': ('mixture', linear),
-               'q_norm.': 'q_norm.', 'k_norm.': 'k_norm.'},
+        names={'to_qkv.': 'qkv.', 'lepe.': 'lepe.conv.', 'to_out.0.': 'proj.',
+               'piece_attn.conv.weight': ('mixture', linear)},
     ),
-    'l2vit': dict(
-        type='L2ViTAttention',
-        names={'temperature': 'temperature', 'qkv.': 'qkv.', 'proj.': 'proj.'},
-    ),
-    'sana': dict(
-        type='SANAAttention',
-        names={'qkv.': 'qkv.', 'proj.': 'proj.', 'q_norm.': 'q_norm.', 'k_norm.': 'k_norm.'},
-    ),
+    'l2vit': dict(type='L2ViTAttention'),
+    'sana': dict(type='SANAAttention'),
     'psa': dict(
         type='PolarizedAttention',
         options=lambda golden: dict(
@@ -164,16 +150,16 @@ AUTHORS = {
     'ecoformer': dict(
         type='EcoFormerAttention', options=dict(offset='own'),
         settings={'in:nbits': 'num_bits', 'in:m': 'num_anchors'},
-        names={'to_qk.': 'qkv.', 'to_v.': 'qkv.', 'proj.': 'proj.',
+        names={'to_qk.': 'qkv.', 'to_v.': 'qkv.',
                'fast_attention.ksh.A': 'directions', 'fast_attention.ksh.mvec': ('means', first),
                'fast_attention.ksh.anchor': ('anchors', first)},
     ),
     'favit': dict(
         type='FaViTAttention', options=dict(average='runs'), told='windowsize',
-        names={'q.': 'q.', 'kv_g.': 'kv.', 'sr.': 'sr.projection.', 'norm.': 'sr.norm.',
+        names={'kv_g.': 'kv.', 'sr.': 'sr.projection.', 'norm.': 'sr.norm.',
                'local_conv_g.': 'lepe.conv.', 'kv_l.depth_conv.': 'near.conv.',
                'kv_l.point_conv.': ('around.', linear), 'fcs.': 'window_in.',
                'single_heads.': 'window_kv.', 'local_convs.0.': 'window_lepe.0.conv.',
-               'local_convs.1.': 'window_lepe.1.conv.', 'proj.': 'proj.'},
+               'local_convs.1.': 'window_lepe.1.conv.'},
     ),
 }  # fmt: skip

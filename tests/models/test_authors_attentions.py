@@ -8,7 +8,7 @@ that it starts with. A row has:
 - ``settings``: for a setting of the authors the name of our option, or a function of its value that
   returns our options. Others are options of their own name, or are constants here or told by
   shapes, which ``told`` lists;
-- ``names``: for the start of a parameter's name its start here, or a pair of that and a function of
+- ``names``: for the start of a parameter's name its start here where it differs, or a pair of that and a function of
   the value and (H, W), or None for an unused one, or a function of the content for all of these.
   Parameters of one name here are joined in the order of the table;
 - ``prepare``: a function of the attention and the file's content, such as to fix a random draw.
@@ -63,7 +63,7 @@ def options_of(golden, row):
 
 def converted(golden, names, hw_shape):
     """The authors' parameters by our names."""
-    names = names(golden) if callable(names) else names
+    names = {'': '', **(names(golden) if callable(names) else names)}
     if golden.get('in:sr_ratio', 1) > 1:
         names = {**REDUCTION, **names}
     keys = [key[len('param:') :] for key in golden if key.startswith('param:')]
