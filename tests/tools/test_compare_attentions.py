@@ -29,9 +29,6 @@ def build(host, attn_cfg, side=SIDE):
     return backbone.eval()
 
 
-# Matrices.
-
-
 def test_an_identity_and_uniform_weights_are_the_two_ends_of_every_statistic():
     shape = (16, 16)
     alone = attention_statistics.statistics_of(torch.eye(256)[None], shape, shape)
@@ -42,18 +39,6 @@ def test_an_identity_and_uniform_weights_are_the_two_ends_of_every_statistic():
     # Sums of 256 shares in fp64 leave 1e-16 each.
     assert same.row_distance == pytest.approx(0, abs=1e-12)
     assert same.near + same.middle + same.far == pytest.approx(1)
-
-
-def test_near_and_middle_are_two_and_six_tokens_of_sixteen():
-    shape, query = (16, 16), 8 * 16 + 8
-    for steps, expected in ((2, 'near'), (3, 'middle'), (6, 'middle'), (7, 'far')):
-        matrix = torch.eye(256)[None].clone()
-        matrix[0, query] = 0
-        matrix[0, query, query + steps] = 1
-        found = attention_statistics.statistics_of(matrix, shape, shape)
-        others = dict(near=255 / 256, middle=0, far=0)  # these look at themselves
-        others[expected] += 1 / 256
-        assert (found.near, found.middle, found.far) == pytest.approx(tuple(others.values()))
 
 
 def test_negative_weights_and_row_sums_are_seen():
@@ -90,9 +75,6 @@ def test_the_terms_of_a_block_are_those_of_its_sum():
     assert 0 < first['mixed'] <= mixed.v.abs().max()
 
 
-# What is compared.
-
-
 def test_every_registered_attention_is_compared():
     names = attention_study.contenders()
     assert set(registered(BaseAttention)) - {'WindowAttention'} <= set(names)
@@ -117,21 +99,13 @@ def test_a_result_of_other_settings_is_not_taken(tmp_path):
 
 
 def test_a_part_of_a_result_is_run_again_and_left_out_of_tables(tmp_path):
-    whole = made_up('XCAttention', 0, 60.0)
-    for name in ('a', 'b'):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / 'result.json').write_text(json.dumps(whole))
-    half = tmp_path / 'a/result.json'
+    half, whole = tmp_path / 'result.json', made_up('XCAttention', 0, 60.0)
     half.write_text('{"settings": {"atten')
-    with pytest.warns(UserWarning, match=r'a/result\.json is not complete'):
-        assert not compare_attentions.is_done(
-            compare_attentions.Job('a', [], half, whole['settings'])
-        )
+    with pytest.warns(UserWarning, match=r'result\.json is not complete'):
+        job = compare_attentions.Job('a', [], half, whole['settings'])
+        assert not compare_attentions.is_done(job)
         found = compare_attentions.collect(tmp_path, dict(results=[], costs=[]))
-    assert found['results'] == [json.loads(json.dumps(whole))]
-
-
-# Time and memory.
+    assert found['results'] == []
 
 
 def test_what_takes_too_long_or_is_refused_is_left_out_and_the_reason_kept(monkeypatch):
@@ -143,15 +117,6 @@ def test_what_takes_too_long_or_is_refused_is_left_out_and_the_reason_kept(monke
     monkeypatch.setattr(attention_cost, 'model_job', refuse)
     found = attention_cost.cost_of('KernelAttention', 'laplacianformer', [64], 1.0, 1e6)
     assert found['forward']['left_out'] == {64: 'too many tokens'}
-
-
-def test_the_exponent_is_one_for_a_line():
-    rows = [dict(side=side, seconds=side**2 * 1e-6) for side in (224, 512, 1024)]
-    assert attention_cost.exponent(rows) == pytest.approx(1)
-    assert math.isnan(attention_cost.exponent(rows[:1]))
-
-
-# The report, and all of it.
 
 
 def made_up(name, seed, top1, host='vit'):
@@ -218,13 +183,7 @@ def test_a_comparison_goes_on_where_it_was_and_reports_what_fails(noise_images, 
     # Somebody else who has this file repeats nothing.
     known = ['--known', tmp_path / 'results.json']
     result = compare(tmp_path / 'few', tmp_path / 'other', *options, *known)
-    assert result.returncode == 0, result.stdout + result.stderr
-    assert not list((tmp_path / 'other').rglob('result.json'))
-    again = json.loads((tmp_path / 'other/results.json').read_text())
-    assert again['results'] == content['results'] and again['costs'] == content['costs']
-
-
-# The study of SOFT's inverse.
+    assert result.returncode == 0 and not list((tmp_path / 'other').rglob('result.json'))
 
 
 @pytest.mark.slow

