@@ -37,7 +37,8 @@ def read_safetensors(path: Any, map_location: Any) -> Dict[str, Any]:
             for name in file.keys()  # noqa: SIM118, it is no dict
         }
         texts = dict(file.metadata() or {})
-    return dict(state_dict=weights, meta={**texts, **json.loads(texts.pop(META, '{}'))})
+    meta = json.loads(texts.pop(META, '{}'))
+    return dict(state_dict=weights, meta={**texts, **meta})
 
 
 def write_weights(path: Path, weights: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
