@@ -8,7 +8,7 @@ import torch
 from conftest import load_tool, quiet_init, run_script
 from mmengine.registry import MODELS
 
-from mmlaplace.checkpoints import Conversion, position_map
+from mmlaplace.checkpoints import Conversion
 
 polaformer_to_mmlaplace = load_tool('tools/model_converters/polaformer_to_mmlaplace.py')
 soft_to_mmlaplace = load_tool('tools/model_converters/soft_to_mmlaplace.py')
@@ -27,19 +27,15 @@ SETTINGS = {
     'soft': dict(ratio='pool_ratio', conv_size='lepe_kernel'),
     'pola': dict(sr_ratio='sr_ratio', alpha='alpha'),
 }
-SMALL = dict(embed_dims=(16, 32, 48, 64), num_heads=(1, 2, 3, 4), depths=(1, 1, 2, 1))
-SWIN_SMALL = dict(embed_dims=(16, 32, 64, 128), num_heads=(1, 2, 4, 8))
+SMALL = dict(embed_dims=(16, 32, 48, 64), num_heads=(1, 2, 3, 4))
+SOFT = dict(SMALL, depths=(1, 1, 2, 1), ffn_ratios=(4,) * 4)
+PVT = dict(SMALL, depths=(1,) * 4, ffn_ratios=(8, 8, 4, 4))
+SWIN = dict(PVT, embed_dims=(16, 32, 64, 128), num_heads=(1, 2, 4, 8), ffn_ratios=(4,) * 4)
 MODEL_CONFIGS = {
-    'soft_model_small': dict(
-        type='SOFT', out_type='cls_token', arch=dict(SMALL, ffn_ratios=(4, 4, 4, 4))
-    ),
-    'pola_pvt_small': dict(
-        type='PolaFormerPVT', arch=dict(SMALL, depths=(1, 1, 1, 1), ffn_ratios=(8, 8, 4, 4))
-    ),
-    'pola_swin_small': dict(
-        type='PolaFormerSwin', arch=dict(SWIN_SMALL, depths=(1, 1, 1, 1), ffn_ratios=(4, 4, 4, 4))
-    ),
-}  # fmt: skip
+    'soft_model_small': dict(type='SOFT', out_type='cls_token', arch=SOFT),
+    'pola_pvt_small': dict(type='PolaFormerPVT', arch=PVT),
+    'pola_swin_small': dict(type='PolaFormerSwin', arch=SWIN),
+}
 
 
 def converter(name):
@@ -97,7 +93,7 @@ def test_converted_file_gives_the_authors_logits(name, tmp_path):
     last = dict(out_indices=(3,), init_cfg=dict(
         type='Pretrained', checkpoint=str(tmp_path / 'ours.pth'), min_matched=1.0
     ))  # fmt: skip
-    backbone = MODELS.build(dict(MODEL_CONFIGS[name], **last)).eval()
+    backbone = MODELS.build(MODEL_CONFIGS[name] | last).eval()
     quiet_init(backbone)
     head = torch.load(tmp_path / 'ours.pth')['state_dict']
     with torch.no_grad():
@@ -105,10 +101,3 @@ def test_converted_file_gives_the_authors_logits(name, tmp_path):
         features = features if features.dim() == 2 else features.mean((2, 3))
         logits = features @ head['head.fc.weight'].T + head['head.fc.bias']
     assert_close(logits, golden['out:logits'], FORWARD)
-
-
-def test_positions_of_images_that_are_not_square_take_their_size():
-    tokens = torch.arange(6.0)[None, :, None]
-    assert torch.equal(position_map(tokens, (64, 96))[0, 0], torch.arange(6.0).view(2, 3))
-    with pytest.raises(ValueError, match='6 positions are no map.*--image-size'):
-        position_map(tokens)
