@@ -68,13 +68,3 @@ def test_too_many_pairs_are_refused_before_they_are_allocated(name, options):
     with Largest() as mode, pytest.raises(ValueError, match=rf'{images} x 2 heads.*15.7 GB.*4 GB'):
         attention.mix(tokens, tokens, tokens, (160, 160))
     assert mode.numel <= tokens.numel()
-
-
-def test_pairs_that_fit_without_gradients_alone_are_refused_in_training():
-    attention = build((4, 4), 8, type='KernelAttention').to('meta')
-    tokens = torch.zeros(3, 2, 100 * 100, 4, device='meta')
-    with torch.no_grad():
-        attention.mix(tokens, tokens, tokens, (100, 100))
-    tokens.requires_grad_()
-    with pytest.raises(ValueError, match='are 2.4 GB, .* 2 .* 4.8 GB'):
-        attention.mix(tokens, tokens, tokens, (100, 100))

@@ -7,7 +7,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from test_attentions import CASES, each
 from test_attentions import build as build_attention
-from test_backbones import BACKBONES, build, small, strides
+from test_backbones import BACKBONES, build, small
 
 from mmlaplace.models import BaseAttention, QKVAttention
 from mmlaplace.models.layers import FFN, DropPath, TransformerBlock
@@ -57,17 +57,6 @@ def test_a_meta_attention_filled_by_a_state_dict_is_the_one_it_came_from(cfg):
 
 
 @pytest.mark.parametrize('name', BACKBONES)
-def test_init_cfg_of_the_attention_runs(name):
-    init_cfg = dict(type='Constant', layer='Linear', val=0.5, bias=0.25)
-    backbone = build(name, attn_cfg=dict(init_cfg=init_cfg))
-    attention = backbone.stages[0]['blocks'][0].attn
-    linears = [m for m in attention.modules() if isinstance(m, nn.Linear)]
-    assert linears
-    for linear in linears:
-        assert (linear.weight == 0.5).all() and (linear.bias == 0.25).all()
-
-
-@pytest.mark.parametrize('name', BACKBONES)
 def test_linears_start_small_and_norms_as_the_identity(name):
     backbone = build(name, 'b0' if 'PVTv2' in name else None)
     for path, module in backbone.named_modules():
@@ -82,16 +71,6 @@ def test_linears_start_small_and_norms_as_the_identity(name):
 
 
 # ---- options of backbones
-
-
-@pytest.mark.parametrize('name', BACKBONES)
-def test_out_indices_count_from_the_last_stage_too(name):
-    last = len(strides(name)) - 1
-    for given in (-1, [-1], (last,), last):
-        assert build(name, out_indices=given).out_indices == (last,)
-    assert len(build(name, out_indices=-1)(IMAGES)) == 1
-    if last:
-        assert build(name, out_indices=(0, -1)).out_indices == (0, last)
 
 
 def own_norms(backbone) -> list:

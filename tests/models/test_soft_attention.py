@@ -3,17 +3,16 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import doubles, make_attention, quiet_init, split_heads
+from conftest import doubles, make_attention, split_heads
 from test_backbones import SMALL
 from test_backbones import build as build_backbone
 
-from mmlaplace.models import SOFT, SOFTPlusPlus, ViT
+from mmlaplace.models import SOFT, SOFTPlusPlus
 from mmlaplace.models.layers import ConvPatchEmbed, DropPath, OverlapPatchEmbed, PatchEmbed
 
 HW = (6, 8)
 IMAGES = torch.randn(2, 3, 64, 96)
 CLOSE = dict(atol=1e-8, rtol=1e-8)  # fp64 inverses of a condition of some hundreds
-ONE = dict(embed_dims=[32], depths=[2], num_heads=[2], ffn_ratios=[2])
 
 
 def build(std=None, **options):
@@ -89,16 +88,6 @@ def test_soft_is_not_normalised_and_softplusplus_is():
     for cls, normalized in ((SOFT, False), (SOFTPlusPlus, True)):
         stages = cls(SMALL, img_size=64).stages
         assert [stage['blocks'][0].attn.normalized for stage in stages[:3]] == [normalized] * 3
-
-
-@pytest.mark.parametrize('attn_cfg', [dict(type='SOFTAttention'), dict(qkv='shared_qk')])
-def test_a_plain_vit_has_soft_or_shared_queries_beside_its_class_token(attn_cfg):
-    backbone = ViT(ONE, attn_cfg=attn_cfg, img_size=(64, 96), out_type='cls_token')
-    quiet_init(backbone)
-    (token,) = backbone(IMAGES)
-    assert token.shape == (2, 32)
-    token.square().sum().backward()
-    assert [name for name, p in backbone.named_parameters() if p.grad is None] == []
 
 
 @pytest.mark.parametrize('name', ['SOFT', 'LaplacianFormer'])
