@@ -12,7 +12,7 @@ from explorer.cards import cards
 from explorer.images import Images
 from explorer.models import Models, compared, from_config, quick_start, untrained
 from explorer.pictures import exported
-from explorer.rows import Explorer, colour_limits, default_view
+from explorer.rows import Explorer
 from explorer.view import View
 from mmengine.registry import MODELS
 from PIL import Image
@@ -94,14 +94,6 @@ def test_every_attention_has_a_row_or_a_sentence(name, explorer):
         assert panel.weights is None and 'no map of weights to draw' in panel.message
 
 
-def test_windows_and_other_hosts_have_rows(explorer):
-    view = replace(SMALL, size=96, attention=('SoftmaxAttention',), host=('swin', 'vit'))
-    windows, whole = (panel.weights for panel in explorer.panels(view))
-    assert windows.shape == whole.shape == (24, 24)
-    assert np.isnan(windows).any()
-    assert not np.isnan(whole).any()
-
-
 def test_statistics_of_rows_are_those_of_the_comparison():
     """Means over all queries and heads, of reduced keys as well."""
     cfg = backbone_cfg('laplacianformer', dict(type='SoftmaxAttention', sr_ratio=2, rope=False), 64)
@@ -128,14 +120,6 @@ def test_matrices_are_chosen_where_there_are_several(explorer):
     assert np.abs(z.weights - g.weights).max() > 0.1 * np.abs(g.weights).max()
 
 
-@pytest.mark.parametrize('chosen', [dict(stage=4), dict(block=5), dict(head=7)])
-def test_a_model_without_the_place_says_which_it_has(chosen, explorer):
-    ((name, value),) = chosen.items()
-    for panel in explorer.panels(replace(SMALL, **chosen)):
-        assert panel.weights is None
-        assert re.search(f'no {name} {value}; choose 0', panel.message)
-
-
 @pytest.mark.parametrize(
     ('chosen', 'told'),
     [
@@ -153,13 +137,11 @@ def test_what_the_server_lacks_is_told(chosen, told, explorer):
         explorer.panels(replace(SMALL, **chosen))
 
 
-def test_colours_are_scaled_alone_or_together(explorer):
-    panels = explorer.panels(replace(SMALL, attention=('LaplacianAttention', 'XCAttention')))
-    panels = [*panels, panels[0]._replace(weights=panels[0].weights * 3)]
-    first, _, last = colour_limits(panels, 'own')
-    assert last == pytest.approx((3 * first[0], 3 * first[1]))
-    shared = colour_limits(panels, 'shared')
-    assert set(shared) == {(min(first[0], last[0]), max(first[1], last[1]))}
+def test_a_model_without_the_place_says_which_it_has(explorer):
+    for place, number in (('stage', 4), ('block', 5), ('head', 7)):
+        for panel in explorer.panels(replace(SMALL, **{place: number})):
+            assert panel.weights is None
+            assert re.search(f'no {place} {number}; choose 0', panel.message)
 
 
 def test_a_click_computes_rows_and_nothing_anew(explorer, monkeypatch):
@@ -206,17 +188,6 @@ def test_the_quick_start_is_found_where_it_was_moved_to(tmp_path):
     assert source.weights == 'trained by the quick start'
     loaded = Models().backbone(source).state_dict()
     assert all(torch.equal(loaded[n], value + 1) for n, value in backbone.state_dict().items())
-
-
-def test_a_view_begins_with_what_was_given_or_trained(explorer):
-    assert default_view(explorer).attention[0] == 'LaplacianAttention'
-    given = default_view(explorer, ['mine'])
-    assert (given.trained, given.attention) == (('mine',), ())
-    names = ['quick start', 'SoftmaxAttention on vit, textures, seed 0']
-    models = Models(dict.fromkeys(names, untrained('SoftmaxAttention', 'vit')))
-    found = default_view(Explorer(explorer.images, models))
-    assert found.trained == tuple(names)
-    assert found.attention == ('LaplacianAttention', 'PolaAttention')
 
 
 def test_a_checkpoint_of_another_model_is_refused(explorer, checkpoint, tmp_path):

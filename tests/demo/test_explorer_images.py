@@ -1,8 +1,6 @@
 """The explorer takes images of anybody, and nothing else."""
 
 import os
-import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -57,20 +55,3 @@ def test_images_keep_their_shape_and_are_known_by_their_content(tmp_path):
     Image.fromarray(257 * levels).save(tmp_path / 'deep.png')
     deep = read_image(tmp_path / 'deep.png', 'deep.png')
     assert np.array_equal(np.asarray(deep)[..., 1], levels)
-
-
-def test_uploads_may_come_while_others_look_at_the_list(tmp_path, monkeypatch):
-    for number in range(40):
-        Image.new('RGB', (8, 8), (number, 0, 0)).save(tmp_path / f'{number}.png')
-    monkeypatch.setattr('explorer.images.read_image', lambda path, name: None)
-    images, interval = Images(), sys.getswitchinterval()
-    sys.setswitchinterval(1e-6)  # so that threads meet in the middle of what they do
-    try:
-        with ThreadPoolExecutor(3) as pool:
-            files = [path for _ in range(25) for path in tmp_path.iterdir()]
-            sent = [pool.submit(images.add, path, path.name) for path in files]
-            while not all(one.done() for one in sent):
-                images.choices()
-            assert len({one.result() for one in sent}) == 40
-    finally:
-        sys.setswitchinterval(interval)

@@ -6,7 +6,6 @@ import shutil
 import sys
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -139,33 +138,6 @@ def test_an_address_of_any_path_gives_a_result_beside_the_others(path, name, tmp
         photo = load_tool('demo/image_demo.py').downloaded(address, tmp_path)
     assert photo.name == name
     assert photo.path.parent == tmp_path and photo.path.read_bytes() == b'bytes'
-
-
-def test_every_image_of_a_folder_has_results_of_its_own():
-    demo = load_tool('demo/image_demo.py')
-    long = 'é' * 125  # 250 bytes, to which endings are added
-    paths = [f'photos/{name}' for name in ('a.jpg', 'a.png', 'a.jpg.png', 'b.png', f'{long}.png',
-                                           f'{long}.jpg', f'{long}è.png')]  # fmt: skip
-    photos = demo.photos_of(mock.Mock(paths=[Path(path) for path in paths]), None)
-    names = [photo.name for photo in photos]
-    assert names[:4] == ['a.jpg', 'a.png', 'a.jpg.png', 'b']
-    assert len(set(names)) == len(names)
-    assert all(len(name.encode()) <= 200 for name in names)
-
-
-@pytest.mark.slow
-def test_batches_give_what_each_image_alone_gives(demo, photos, tmp_path):
-    """The broken image is in the first batch, so that its other images are taken one by one."""
-    Image.new('RGB', (30, 60), 'navy').save(photos / 'c.png')
-    Image.new('RGB', (60, 30), 'green').save(photos / 'd.png')
-    found = []
-    for size in (1, 3):
-        _, status = demo(photos, 'mmpretrain', '--no-save-vis', '--batch-size', size)
-        assert status.startswith('1 of 5')
-        files = sorted((tmp_path / 'outputs/preds').iterdir())
-        found.append([json.loads(file.read_text())['pred_scores'] for file in files])
-    assert len(found[0]) == 4
-    np.testing.assert_allclose(*found, atol=1e-6)  # fp32, with sums in another order
 
 
 @pytest.mark.slow
