@@ -103,14 +103,6 @@ def test_other_options_multiply():
         assert decays[name] == pytest.approx(share * DECAY)
 
 
-def test_frozen_parameters_are_left_out_and_shared_ones_in_once():
-    model = Classifier(frozen_stages=1)
-    model.tied = model.backbone.stages[3]['blocks'][0].norm1  # its second name is outside
-    rates = settings(model, bypass_duplicate=True)
-    assert set(rates) == {name for name, param in model.named_parameters() if param.requires_grad}
-    assert rates['backbone.stages.3.blocks.0.norm1.weight'] == pytest.approx(LR * RATE)
-
-
 @pytest.mark.parametrize('rate', [None, 0, 1.5, '0.8', float('nan')])
 def test_a_bad_rate_is_quoted(rate):
     with pytest.raises(ValueError, match=rf'layer_decay_rate in \(0, 1\], got {rate!r}'):
