@@ -2,7 +2,6 @@
 
 import re
 import shlex
-import subprocess
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -22,10 +21,6 @@ PASS_ON = ('train.py', 'test.py', 'dist_train.sh', 'dist_test.sh', 'slurm_train.
 # Programs of others; of the shell's own, only what sets something up.
 OTHERS = (
     'pip pre-commit mim git cd source export docker apt-get cp ls curl tensorboard aoti_classify'
-)
-# Scripts of ours; those named test_… are in tests/tools, and one is mmsegmentation's.
-SCRIPT = re.compile(
-    r'(?<![\w/.-])((?:tools|\.dev_scripts)/(?!test_|dataset_converters/cityscapes)[\w/]+\.(?:py|sh))'
 )
 
 
@@ -73,19 +68,6 @@ def test_commands_name_scripts_options_and_configs_that_exist(document):
         for word in words[2:]:
             if word.startswith('configs/') and not set('*{…') & set(word):
                 assert (ROOT / word).exists(), words
-
-
-def test_scripts_that_are_mentioned_exist():
-    listed = subprocess.run(
-        ['git', 'ls-files', '--cached', '--others', '--exclude-standard'],
-        cwd=ROOT, capture_output=True, text=True, check=True,
-    ).stdout.split()  # fmt: skip
-    texts = ('.md', '.py', '.sh', '.toml', '.txt', '.yml', '.cpp', '.h', '.cuh', '.in', 'run')
-    for name in listed:
-        if not name.endswith(texts) or not (ROOT / name).is_file():
-            continue
-        for script in SCRIPT.findall((ROOT / name).read_text()):
-            assert (ROOT / script).is_file(), f'{name}: {script}'
 
 
 def test_the_readmes_first_lines_print_what_it_shows():
