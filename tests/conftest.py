@@ -74,7 +74,7 @@ def pytest_collection_modifyitems(items):
         if 'mini_data' in item.fixturenames:  # which takes half a minute to make
             item.add_marker('slow')
         # Made once, where one of several processes has all tests that take it.
-        for shared in ('site', 'wheel', 'exported', 'quick_starts'):
+        for shared in ('wheel', 'exported', 'quick_starts'):
             if shared in item.fixturenames:
                 item.add_marker(pytest.mark.xdist_group(shared))
     # The longest start first, so that no process waits in the end for one that began late.
