@@ -148,6 +148,12 @@ elif ! built; then
         'install a C++17 compiler (Debian: apt-get install g++); if memory ran out, set MAX_JOBS=1; for a GPU build install the CUDA toolkit that matches torch and set CUDA_HOME'
     building=$(mktemp -d)
     trap 'rm -rf "$building"' EXIT
+    # Headers of torch 2.14 need C++20, and mmcv's setup asks for C++17.
+    if "$python" -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14))'; then
+        printf '#!/usr/bin/env bash\nexec %s "${@/#-std=c++17/-std=c++20}"\n' "${CXX:-c++}" >"$building/c++20"
+        chmod +x "$building/c++20"
+        export CXX="$building/c++20"
+    fi
     # Without build isolation: an isolated build has no torch and then silently leaves the ops out.
     # Without pip's cache: it may hold the wheel of such a build.
     MAX_JOBS="${MAX_JOBS:-$(nproc)}" CFLAGS="${CFLAGS:-$(fast_flags "$building")}" \
