@@ -1,4 +1,4 @@
-"""Processes of runs, for test_faults.py and test_distributed.py."""
+"""Processes of runs."""
 
 import os
 import socket
@@ -37,12 +37,12 @@ def signal_all(machine: psutil.Popen, number: int) -> None:
         process.send_signal(number)
 
 
-def wait_until(done, alive: list, why=lambda: '') -> None:
+def wait_until(done, alive: list) -> None:
     """Wait for ``done()`` while all processes live."""
     deadline = time.monotonic() + 600
     while not done():
-        assert all(process.poll() is None for process in alive), why()
-        assert time.monotonic() < deadline, why()
+        assert all(process.poll() is None for process in alive)
+        assert time.monotonic() < deadline
         time.sleep(0.02)
 
 

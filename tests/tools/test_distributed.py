@@ -18,7 +18,6 @@ TRAIN, DIST_TRAIN = ROOT / 'tools/train.py', ROOT / 'tools/dist_train.sh'
 
 
 def config(mini_data, folder, name: str, batch_size: int) -> Path:
-    """The mini classifier without random crops, on a part of its images, for three epochs."""
     cfg = Config.fromfile(MINI)
     for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
         loader.dataset.data_root = str(mini_data / 'classification')

@@ -2,10 +2,7 @@
 
 import json
 import logging
-import os
 import shutil
-import signal
-import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
@@ -19,12 +16,11 @@ from mmengine.config import Config
 from mmengine.logging import MessageHub
 from mmengine.registry import DATASETS, DefaultScope
 from PIL import Image
-from processes import environment, run, signal_all, start_machines, wait_until
-from torch.utils.data import DataLoader, Subset
+from processes import run
 
 from mmlaplace.engine import AtomicCheckpointHook, WholeFileBackend
 
-TOY, TORCHRUN = ROOT / 'tests/tools/toy_run.py', ROOT / 'tools/torchrun.sh'
+TOY = ROOT / 'tests/tools/toy_run.py'
 MINI = {
     'mmpretrain': 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py',
     'mmdet': 'detection/laplacianformer/mask-rcnn_laplacianformer-micro_fpn_mini.py',
@@ -33,19 +29,6 @@ MINI = {
 # As in our configs, but the next checkpoint replaces the last one, which is the hardest case.
 HOOK = dict(Config.fromfile(ROOT / 'configs' / MINI['mmpretrain']).default_hooks.checkpoint)
 HOOK['max_keep_ckpts'] = 1
-CONFIGS = sorted(path for path in ROOT.glob('configs/*/*/*.py') if '_base_' not in path.parts)
-
-
-@pytest.mark.sampled(12)
-@pytest.mark.parametrize('config', CONFIGS, ids=lambda p: p.stem)
-def test_every_config_saves_whole_files_and_names_what_it_cannot_read(config):
-    cfg = Config.fromfile(config)
-    assert cfg.default_hooks.checkpoint.type == 'AtomicCheckpointHook'
-    for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
-        for transform in loader.dataset.pipeline:
-            masks = transform.type == 'LoadAnnotations' and cfg.default_scope == 'mmseg'
-            if transform.type == 'LoadImageFromFile' or masks:
-                assert transform.backend_args == dict(backend='whole')
 
 
 @pytest.mark.slow
@@ -123,13 +106,7 @@ def test_the_best_so_far_is_removed_when_the_new_best_is_whole(tmp_path):
     assert there[-1] == ['best_acc_epoch_1.pth', 'best_loss_epoch_1.pth']
 
 
-def save_folder(path):
-    """As DeepSpeed does."""
-    path.mkdir()
-    (path / 'weights').touch()
-
-
-@pytest.mark.parametrize('save', [Path.touch, save_folder])
+@pytest.mark.parametrize('save', [Path.touch, Path.mkdir])  # DeepSpeed's checkpoint is a folder
 @pytest.mark.parametrize('kept', [2, 4])
 def test_what_is_outdated_goes_when_the_new_checkpoint_is_whole(tmp_path, save, kept):
     there, runner = runner_of(tmp_path, save)
@@ -150,115 +127,8 @@ def test_an_image_of_more_pixels_than_pillow_opens_is_left_to_the_loader(tmp_pat
     assert found == (tmp_path / 'map.png').read_bytes()
 
 
-# Two machines, and ports.
-
-
-def logs(folder: Path) -> str:
-    return '\n'.join(path.read_text()[-3000:] for path in sorted(folder.glob('*.log')))
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ('number', 'ill', 'timeout'), [(signal.SIGKILL, 0, 600), (signal.SIGSTOP, 1, 20)]
-)
-def test_when_a_machine_dies_or_falls_silent_the_other_ends(number, ill, timeout, tmp_path):
-    """After the timeout of the config, where connections stay open, as when a cable is pulled."""
-    toy = [TOY, tmp_path, json.dumps(HOOK), 'spread', 1_000_000, timeout]
-    machines = start_machines([TORCHRUN, 1, *toy], tmp_path / 'machine')
-    try:
-        last = tmp_path / 'last_checkpoint'
-        wait_until(last.exists, machines, lambda: logs(tmp_path))
-        signal_all(machines[ill], number)
-        assert machines[1 - ill].wait(timeout=300) != 0  # torch's own timeout would be 1800 s
-        log = (tmp_path / f'machine.{1 - ill}.log').read_text()
-        assert 'toy_run.py FAILED' in log, logs(tmp_path)
-        assert ill == 0 or '20000ms' in log or '20000 ms' in log, log[-3000:]
-    finally:
-        for machine in machines:
-            if machine.is_running():
-                signal_all(machine, signal.SIGKILL)
-
-
-@pytest.mark.parametrize('missing', ['NODE_RANK', 'MASTER_ADDR', 'PORT'])
-@pytest.mark.parametrize('command', ['dist_train.sh config.py 1', 'dist_test.sh config.py a.pth 1'])
-def test_several_machines_must_agree_on_a_place_to_meet(command, missing):
-    variables = dict(NNODES='2', NODE_RANK='0', MASTER_ADDR='127.0.0.1', PORT='29500')
-    variables[missing] = ''
-    result = run(['bash', *command.split()], env=environment(**variables), cwd=ROOT / 'tools')
-    assert result.returncode == 2
-    assert f'NNODES=2, but {missing} is not set' in result.stderr
-
-
-MEETING = """
-import os, sys, time
-import torch.distributed as dist
-dist.init_process_group('gloo')
-open(sys.argv[1] + '.' + os.environ['RANK'], 'w').close()
-while len([n for n in os.listdir() if n.startswith('job_')]) < 4:  # both jobs are there
-    time.sleep(0.05)
-dist.barrier()
-"""
-
-
-@pytest.mark.slow
-def test_two_jobs_on_one_machine_do_not_collide(tmp_path):
-    (tmp_path / 'train.py').write_text(MEETING)
-    for name in ('torchrun.sh', 'dist_train.sh'):
-        shutil.copy(ROOT / 'tools' / name, tmp_path)
-    env = environment()
-    for name in ('PORT', 'NNODES', 'MASTER_PORT'):
-        env.pop(name, None)
-    jobs = []
-    try:
-        for i in '01':
-            command = ['bash', 'dist_train.sh', f'job_{i}', '2']
-            with open(tmp_path / f'{i}.log', 'w') as log:
-                job = subprocess.Popen(command, cwd=tmp_path, env=env, stdout=log, stderr=log)
-            jobs.append(job)
-        assert [job.wait(timeout=600) for job in jobs] == [0, 0], logs(tmp_path)
-    finally:
-        for job in jobs:
-            job.terminate()  # torchrun ends its processes
-
-
-SRUN = """while [[ "$1" == --* ]]; do
-    case "$1" in *=*) shift ;; *) shift 2 ;; esac
-done
-exec "$@"
-"""
-
-
-def slurm_port(tmp_path, job: int, **variables) -> str:
-    """The port that a task of a Slurm job gets, from a stand-in for srun and for Python."""
-    for name, text in (('srun', SRUN), ('python', 'echo "$MASTER_PORT $*"\n')):
-        (tmp_path / name).write_text(f'#!/usr/bin/env bash\n{text}')
-        (tmp_path / name).chmod(0o755)
-    (tmp_path / 'srun').write_text(
-        (tmp_path / 'srun').read_text().replace('exec', f'SLURM_JOB_ID={job} exec')
-    )
-    env = environment(PATH=f'{tmp_path}:{os.environ["PATH"]}', **variables)
-    env.update(PYTHON='python')
-    for name in {'PORT', 'MASTER_PORT', 'SLURM_JOB_ID'} - set(variables):
-        env.pop(name, None)
-    train = ROOT / 'tools/slurm_train.sh'
-    result = run(['bash', train, 'gpu', 'job', 'config.py', 'work', '--amp'], env=env)
-    assert result.returncode == 0, result.stderr
-    port, _, arguments = result.stdout.strip().partition(' ')
-    assert arguments.endswith('train.py config.py --work-dir work --launcher slurm --amp')
-    return port
-
-
-def test_a_slurm_job_takes_its_port_from_its_number(tmp_path):
-    ports = [int(slurm_port(tmp_path, job)) for job in (41, 42, 2**31)]
-    assert len(set(ports)) == 3
-    # Below the ports that Linux gives to connections, from 32768 on.
-    assert all(1024 < port < 32768 for port in ports)
-    assert slurm_port(tmp_path, 41, PORT='29511') == '29511'
-
-
-@pytest.mark.parametrize(
-    ('toolbox', 'kind'),
-    [('mmpretrain', 'img'), ('mmdet', 'img'), ('mmseg', 'img'), ('mmseg', 'seg_map')],
+    ('toolbox', 'kind'), [('mmpretrain', 'img'), ('mmdet', 'img'), ('mmseg', 'seg_map')]
 )
 def test_a_file_that_cannot_be_read_is_named(toolbox, kind, mini_data, tmp_path):
     cfg = Config.fromfile(ROOT / 'configs' / MINI[toolbox])
@@ -268,15 +138,10 @@ def test_a_file_that_cannot_be_read_is_named(toolbox, kind, mini_data, tmp_path)
     with DefaultScope.overwrite_default_scope(toolbox):
         import_module(f'{toolbox}.utils').register_all_modules(init_default_scope=False)
         dataset = DATASETS.build(dataset_cfg)
-    paths = [Path(dataset.get_data_info(i)[f'{kind}_path']) for i in range(4)]
+    paths = [Path(dataset.get_data_info(i)[f'{kind}_path']) for i in range(3)]
     whole = paths[0].read_bytes()
-    flipped = bytearray(whole)
-    flipped[len(whole) // 2] ^= 255
-    damages = (b'', whole[: len(whole) // 2], b'<html>404</html>', bytes(flipped))
+    damages = (b'', whole[: len(whole) // 2], b'<html>404</html>')
     for i, (path, content) in enumerate(zip(paths, damages)):
         path.write_bytes(content)
         with pytest.raises((OSError, AssertionError), match=str(path)):
             dataset[i]
-    loader = DataLoader(Subset(dataset, [0]), num_workers=1, collate_fn=list)
-    with pytest.raises((OSError, AssertionError), match=str(paths[0])):  # from another process
-        next(iter(loader))

@@ -47,10 +47,8 @@ assert set(result['predictions'][0]) >= {'bboxes', 'labels', 'scores'}
 from mmseg.apis import MMSegInferencer, inference_model, init_model
 result = inference_model(init_model(config, checkpoint, device='cpu'), image)
 assert result.pred_sem_seg.data.shape == (1, 90, 120)
-result = MMSegInferencer(
-    config, checkpoint, classes=list('b0123456789'), palette=[[i] * 3 for i in range(11)],
-    device='cpu',
-)(image)
+labels = dict(classes=list('b0123456789'), palette=[[i] * 3 for i in range(11)])
+result = MMSegInferencer(config, checkpoint, device='cpu', **labels)(image)
 assert result['predictions'].shape == (90, 120)
 """,
     ),

@@ -2,7 +2,6 @@
 
   python tests/tools/toy_run.py FOLDER HOOK fill      the disk is full from the second epoch on
   python tests/tools/toy_run.py FOLDER HOOK kill      killed in the middle of every change of a file
-  … tools/torchrun.sh … toy_run.py FOLDER HOOK spread EPOCHS TIMEOUT     by several processes
 
 HOOK is a dict in JSON. ``kill`` writes what is found after each kill into FOLDER/kills.json.
 """
@@ -24,7 +23,6 @@ from mmengine.model import BaseModel
 from mmengine.runner import Runner
 
 import mmlaplace  # noqa: F401  (registers)
-from mmlaplace.commands.toolbox_scripts import end_process_groups
 
 EPOCHS = 2
 
@@ -60,10 +58,10 @@ class FullDisk(Hook):
 
 class QuietRunner(Runner):
     def _log_env(self, env_cfg) -> None:
-        """Without asking the compilers for their versions, which takes longer than the run."""
+        """Without the versions of compilers, which take longer than the run."""
 
 
-def train(folder: Path, hook: dict, resume: bool = False, epochs: int = EPOCHS, **options) -> None:
+def train(folder: Path, hook: dict, resume: bool = False, **options) -> None:
     torch.manual_seed(0)
     loader = dict(
         dataset=[dict(inputs=torch.tensor([float(i)])) for i in range(4)],
@@ -71,7 +69,7 @@ def train(folder: Path, hook: dict, resume: bool = False, epochs: int = EPOCHS, 
         sampler=dict(type='DefaultSampler', shuffle=False), collate_fn=dict(type='pseudo_collate'),
     )  # fmt: skip
     QuietRunner(
-        Toy(), str(folder), loader, loader, train_cfg=dict(by_epoch=True, max_epochs=epochs),
+        Toy(), str(folder), loader, loader, train_cfg=dict(by_epoch=True, max_epochs=EPOCHS),
         val_cfg=dict(), val_evaluator=[Accuracy()], resume=resume, log_level='ERROR',
         optim_wrapper=dict(optimizer=dict(type='Adam', lr=0.05)),
         default_hooks=dict(checkpoint=hook), experiment_name='toy', **options,
@@ -137,11 +135,6 @@ def in_child(function, *args) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def killed(moment: int, folder: Path, hook: dict) -> None:
-    die_at(moment, folder)
-    train(folder, hook)
-
-
 def weights(folder: Path) -> dict:
     return torch.load(folder / f'epoch_{EPOCHS}.pth', weights_only=False)['state_dict']
 
@@ -154,7 +147,7 @@ def kill_everywhere(folder: Path, hook: dict) -> None:
     while status == -signal.SIGKILL:
         moment += 1
         run = folder / f'killed_{moment}'
-        status = in_child(killed, moment, run, hook)
+        status = in_child(lambda m, *run: (die_at(m, run[0]), train(*run)), moment, run, hook)
         last = run / 'last_checkpoint'
         named = last.read_text() if last.exists() else None
         resumed = in_child(train, run, hook, True)
@@ -164,22 +157,10 @@ def kill_everywhere(folder: Path, hook: dict) -> None:
     (folder / 'kills.json').write_text(json.dumps(kills))
 
 
-def spread(folder: Path, hook: dict, epochs: str, timeout: str) -> None:
-    torch.cuda.set_device = lambda device: None  # mmengine gives each process a GPU
-    train(
-        folder, hook, epochs=int(epochs), launcher='pytorch',
-        env_cfg=dict(dist_cfg=dict(backend='gloo', timeout=float(timeout))),
-        cfg=dict(model_wrapper_cfg=dict(type='MMDistributedDataParallel', device_ids=None)),
-    )  # fmt: skip
-    end_process_groups()  # as tools/train.py does
-
-
 if __name__ == '__main__':
     torch.set_num_threads(1)
     folder, hook, what = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
     if what == 'kill':
         kill_everywhere(folder, hook)
-    elif what == 'fill':
-        train(folder, hook, custom_hooks=[FullDisk()])
     else:
-        spread(folder, hook, *sys.argv[4:])
+        train(folder, hook, custom_hooks=[FullDisk()])
