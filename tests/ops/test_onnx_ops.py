@@ -72,7 +72,7 @@ def check(functions, dynamo):
         assert_alike(run(x), module(x))
 
 
-@pytest.mark.parametrize('name', fast_with(OPS, 'nystrom_attention'))
+@pytest.mark.parametrize('name', fast_with(OPS, 'nystrom_attention', 'pooled_landmarks, ratio'))
 def test_an_op_leaves_as_standard_operators(name):
     check([OPS[name]], dynamo=False)
 

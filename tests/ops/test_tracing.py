@@ -37,7 +37,7 @@ ARGUMENTS = {
     'newton_schulz_inverse': lambda **kw: (spd(**kw), 20, 1e-2),
     'cholesky_inverse': lambda **kw: (spd(**kw), 1e-2),
     'nystrom_attention': attention,
-    'pooled_landmarks': lambda **kw: (points(2, 3, 12, 5, **kw), None, False, 3, 4, 2, 2, 0),
+    'pooled_landmarks': lambda **kw: (points(2, 3, 12, 5, **kw), None, False, 3, 4, 1, 1, 2),
 }
 
 
