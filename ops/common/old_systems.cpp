@@ -1,9 +1,10 @@
-// Lets a library that is compiled on a new Linux run on older ones, back to manylinux_2_28. See also
-// cpu/cpu_dispatch.h.
+// Lets a library that is compiled on a new Linux run on older ones, back to manylinux_2_28. See
+// also cpu/cpu_dispatch.h.
 #include <sstream>
 
 #if defined(__linux__) && defined(__GLIBCXX__)
-// The libraries of GCC before version 9 do not have these constructors, which headers of torch call.
+// The libraries of GCC before version 9 do not have these constructors, which headers of torch
+// call.
 template std::basic_ostringstream<char>::basic_ostringstream();
 template std::basic_stringstream<char>::basic_stringstream();
 

@@ -28,7 +28,8 @@
 #endif
 
 #if defined(__linux__) && defined(__x86_64__) && defined(__GLIBC__)
-// The one that glibc has had from the beginning. Its newer version, of glibc 2.29, differs in errno.
+// The one that glibc has had from the beginning. Its newer version, of glibc 2.29, differs in
+// errno.
 __asm__(".symver exp2,exp2@GLIBC_2.2.5");
 #endif
 
