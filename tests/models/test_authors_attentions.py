@@ -8,9 +8,9 @@ that it starts with. A row has:
 - ``settings``: for a setting of the authors the name of our option, or a function of its value that
   returns our options. Others are options of their own name, or are constants here or told by
   shapes, which ``told`` lists;
-- ``names``: where they differ, for the start of a parameter's name its start here, or a pair of
-  that and a function of the value and (H, W), or None for an unused one, or a function of the content
-  for all of these. Parameters of one name here are joined in the order of the table;
+- ``names``: for the start of a parameter's name its start here where that differs, or a pair of
+  that and a function of the value and (H, W), or None for an unused one. Parameters of one name
+  here are joined in the order of the table. Or a function of the content for all of these;
 - ``prepare``: a function of the attention and the file's content, such as to fix a random draw.
 """
 

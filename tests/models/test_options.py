@@ -16,13 +16,6 @@ LINEAR_STD = 0.02  # of INIT_CFG
 IMAGES = torch.randn(2, 3, 64, 96)
 
 
-def attentions(backbone) -> list:
-    return [m for m in backbone.modules() if isinstance(m, BaseAttention)]
-
-
-# ---- a model built on the meta device, as FSDP builds it
-
-
 def filled_from(make, trained: nn.Module) -> nn.Module:
     """A module built on the meta device whose only values are those of a state dict."""
     with torch.device('meta'):
@@ -53,9 +46,6 @@ def test_a_meta_attention_filled_by_a_state_dict_is_the_one_it_came_from(cfg):
     assert torch.equal(filled(x, (7, 7)), trained(x, (7, 7)))
 
 
-# ---- initialisation
-
-
 @pytest.mark.parametrize('name', BACKBONES)
 def test_linears_start_small_and_norms_as_the_identity(name):
     backbone = build(name, 'b0' if 'PVTv2' in name else None)
@@ -70,12 +60,10 @@ def test_linears_start_small_and_norms_as_the_identity(name):
             assert (module.weight == 1).all() and not module.bias.any(), path
 
 
-# ---- options of backbones
-
-
 def own_norms(backbone) -> list:
     """The norms of tokens that are no part of an attention, nor of a stem's convolutions."""
-    inside = {id(m) for attention in attentions(backbone) for m in attention.modules()}
+    found = [m for m in backbone.modules() if isinstance(m, BaseAttention)]
+    inside = {id(m) for attention in found for m in attention.modules()}
     return [m for m in backbone.modules() if isinstance(m, nn.LayerNorm) and id(m) not in inside]
 
 
@@ -121,9 +109,6 @@ def test_maps_have_the_memory_format_of_the_images(name):
             assert out.is_contiguous(memory_format=torch.channels_last)
             # Convolutions in another memory format may sum in another order: rounding of fp32.
             torch.testing.assert_close(out, expected, atol=1e-4, rtol=1e-4)
-
-
-# ---- options that a plausible slip would ignore
 
 
 @pytest.mark.parametrize('norm_eval', [False, True])
