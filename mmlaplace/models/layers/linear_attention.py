@@ -18,7 +18,9 @@ def elu_plus_one(x: Tensor) -> Tensor:
         >>> elu_plus_one(torch.tensor([-20.0, 0.0, 2.0]))
         tensor([2.0612e-09, 1.0000e+00, 3.0000e+00])
     """
-    return x.clamp(max=0).exp() + F.relu(x)
+    positive = F.relu(x)
+    # Not clamp(max=0), whose gradient at 0 is 1 up to torch 2.13, and 0 since then.
+    return (x - positive).exp() + positive
 
 
 def linear_attention(
