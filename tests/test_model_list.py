@@ -89,7 +89,7 @@ def test_a_backbone_keeps_its_checkpoint_when_a_runner_initialises_it(tmp_path):
             'laplaceformer-tiny',
             {},
             ValueError,
-            "'laplaceformer-tiny'; similar .*'laplacianformer-t",
+            "'laplaceformer-tiny'; similar .*laplacian",
         ),
         ('softpp-tiny', dict(pretrained=True), ValueError, "no published weights of 'softpp-tiny'"),
         ('softpp-tiny', dict(heads=2), TypeError, "no option 'heads'; its options are arch,"),
