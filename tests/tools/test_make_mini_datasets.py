@@ -1,7 +1,6 @@
 """The mini data sets hold what their labels say, and are the same every time."""
 
 import sys
-import time
 from functools import partial
 from unittest import mock
 
@@ -35,40 +34,26 @@ def test_same_seed_same_data_which_is_kept_and_foreign_data_is_refused(mini_data
     assert (foreign / 'mine.txt').read_text() == 'keep'
 
 
-@pytest.fixture
-def make_slowly(monkeypatch):
-    """The tool with a task of forty files that takes a while; a function that stops its making."""
+def test_data_that_is_replaced_stays_until_the_new_is_whole(tmp_path, monkeypatch):
+    def textures(out, seed):
+        (out / 'images').mkdir(parents=True)
+        at_file()
+        (out / 'images/0').write_text(str(seed))
 
-    def forty(out, seed):
-        for number in range(40):
-            (out / 'images').mkdir(parents=True, exist_ok=True)
-            (out / f'images/{number}').write_text(str(seed))
-            at_file(number)
-            time.sleep(0.01)
-
-    at_file = mock.Mock()
-    monkeypatch.setitem(pictures.MAKERS, 'textures', (forty, lambda out: None))
-    return at_file
-
-
-def of_textures(monkeypatch, out, *arguments) -> None:
-    command = ['make', '--tasks', 'textures', '--out', str(out), *map(str, arguments)]
+    at_file = mock.Mock(side_effect=OSError('No space left on device'))
+    monkeypatch.setitem(pictures.MAKERS, 'textures', (textures, lambda out: None))
+    command = ['make', '--tasks', 'textures', '--out', str(tmp_path), '--force', '--seed', '1']
     monkeypatch.setattr(sys, 'argv', command)
-    load_tool('tools/dataset_converters/make_mini_datasets.py').main()
-
-
-def test_data_that_is_replaced_stays_until_the_new_is_whole(make_slowly, tmp_path, monkeypatch):
+    main = load_tool('tools/dataset_converters/make_mini_datasets.py').main
     (tmp_path / 'elsewhere').mkdir()
     (tmp_path / 'elsewhere/mine.txt').write_text('keep')
     (tmp_path / 'textures').symlink_to('elsewhere')  # as on a larger disk
-    make_slowly.side_effect = OSError('No space left on device')
     with pytest.raises(OSError, match='No space'):
-        of_textures(monkeypatch, tmp_path, '--force')
+        main()
     assert (tmp_path / 'textures/mine.txt').read_text() == 'keep'
-    make_slowly.side_effect = None
-    of_textures(monkeypatch, tmp_path, '--force', '--seed', 1)
-    files = [path.read_text() for path in (tmp_path / 'textures/images').iterdir()]
-    assert files == 40 * ['1']
+    at_file.side_effect = None
+    main()
+    assert (tmp_path / 'textures/images/0').read_text() == '1'
     assert (tmp_path / 'elsewhere/mine.txt').exists()
 
 

@@ -14,44 +14,18 @@ from mmlaplace.analysis.complexity import count_complexity
 from mmlaplace.analysis.networks import Network
 
 CONFIGS = ROOT / 'configs'
-CLASSIFICATION, DETECTION, SEGMENTATION = (
-    CONFIGS / task for task in ('classification', 'detection', 'segmentation')
-)
-CLASSIFIER = CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py'
+CLASSIFIER = CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
 estimate_memory = load_tool('tools/analysis_tools/estimate_memory.py')
 NAME, SIDE = 'polaformer-pvtv2-b0_8xb128_in1k', (128, 128)
 
 
-def network(path) -> Network:
+@pytest.mark.slow
+def test_whole_models_have_the_published_counts():
+    path = CONFIGS / 'segmentation/soft/softpp-small_upernet_8xb2-160k_ade20k-512x512.py'
     cfg = Config.fromfile(path)
     cfg.model.backbone.pop('init_cfg', None)
     with torch.device('meta'):
-        return Network(toolbox_model(cfg)).eval()
-
-
-def images(side=64) -> torch.Tensor:
-    return torch.zeros(1, 3, side, side, device='meta')
-
-
-@pytest.mark.slow
-def test_whole_models_are_counted_as_they_are_tested():
-    whole = network(CLASSIFIER)
-    assert [tuple(out.shape) for out in whole(images())] == [(1, 10)]
-    alone = count_complexity(whole.model.backbone, (3, 64, 64))
-    counted = count_complexity(whole, (3, 64, 64))
-    assert counted.weight_macs == alone.weight_macs + 128 * 10
-    assert counted.parameters == alone.parameters + 128 * 10 + 10
-
-    whole = network(DETECTION / 'laplacianformer/mask-rcnn_laplacianformer-micro_fpn_mini.py')
-    _, (scores, boxes), masks = whole(images(128))
-    assert scores.shape == (100, 11) and boxes.shape == (100, 40)  # rpn.max_per_img of 100
-    assert masks.shape[0] == 20  # rcnn.max_per_img
-
-
-@pytest.mark.slow
-def test_whole_models_have_the_published_counts():
-    path = SEGMENTATION / 'soft/softpp-small_upernet_8xb2-160k_ade20k-512x512.py'
-    counted = count_complexity(network(path), (3, 512, 512))
+        counted = count_complexity(Network(toolbox_model(cfg)).eval(), (3, 512, 512))
     # SOFT++'s Table 7, in whole millions and without the Newton steps.
     assert counted.parameters == pytest.approx(60e6, abs=0.6e6)
     assert counted.macs == pytest.approx(237e9, rel=0.03)
@@ -88,17 +62,6 @@ def test_images_and_sequences_are_counted_and_timed(measured):
     # Two sequences through the same encoder, and a head that is negligible beside it.
     assert retrieval['sequences'] == 2
     assert retrieval['macs'] == pytest.approx(2 * listops['macs'], rel=0.05)
-
-
-@pytest.mark.slow
-def test_the_attention_term_is_told_beside_the_convolution(measured):
-    config = CLASSIFICATION / 'soft/softpp-micro_1xb32_mini.py'
-    *of_soft, of_softmax = measured(config, '--attention-term')['attention_terms']
-    assert len(of_soft) == 4 and all(t['mixed'] > 0 and t['local'] > 0 for t in of_soft)
-    assert of_softmax['values'] > 0 and 'local' not in of_softmax  # the last stage has none
-
-
-# The estimate of the memory of training.
 
 
 @pytest.mark.slow

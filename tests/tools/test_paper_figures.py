@@ -52,15 +52,6 @@ def test_residuals_fall_to_nothing_for_a_matrix_that_is_well_conditioned(normali
     assert found[0, -1] < 1e-5  # rounding in fp32, with a condition number of some tens
 
 
-def test_streams_are_correlated_by_their_signs_and_equal_weights_have_entropy_1():
-    same = torch.randn(2, 10, 4)
-    assert numbers.spread(same, -same)['correlation'] == pytest.approx(-1)
-    assert numbers.spread(same, 2 * same[..., :3])['correlation'] == pytest.approx(1)
-    assert numbers.of_block(torch.ones(3, 7))['entropy'] == pytest.approx(1)
-    one = numbers.of_block(torch.eye(7)[:3])
-    assert one['entropy'] == pytest.approx(0) and one['weights'][:2] == [1, 0]
-
-
 @pytest.mark.slow
 def test_memory_over_tokens_is_quadratic_with_matrices_and_linear_without():
     args = SimpleNamespace(depth=1, multiples=[1, 2], memory=16, device='cpu')

@@ -84,11 +84,6 @@ def test_a_failed_step_names_itself_and_the_fix(tmp_path):
     assert result.returncode != 0 and not venv.exists()
     assert 'FAILED at: find Python' in result.stderr
     assert 'to fix it: install Python 3.10 to 3.12' in result.stderr
-    (venv / 'bin').mkdir(parents=True)
-    (venv / '.mmlaplace-set').write_text('openmmlab')  # of the other set
-    result = run('bash', set_up, '--venv', venv)
-    assert result.returncode != 0
-    assert 'for the onedl set' in result.stderr and '--venv FOLDER' in result.stderr
 
 
 # The Python of an environment that has all but what pip would install there: pip is written down,
