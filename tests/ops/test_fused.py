@@ -16,10 +16,7 @@ from mmlaplace.ops.bias_gelu import (
 from mmlaplace.ops.pola_streams import fits as streams_fit
 from mmlaplace.ops.signed_powers import signed_powers, signed_powers_backward
 
-EMPTY = torch.zeros(1, 1, 1, 1)
-pytestmark = pytest.mark.skipif(
-    not (has_bias_gelu() and streams_fit(EMPTY)), reason='the compiled library is missing'
-)
+pytestmark = pytest.mark.skipif(not has_bias_gelu(), reason='the compiled library is missing')
 forms = pytest.mark.parametrize('approximate', ['none', 'tanh'])
 streams = functools.partial(pola_streams, eps=1e-6)
 
@@ -117,6 +114,7 @@ def with_gradients(arguments, grad, create_graph=False):
 @pytest.mark.parametrize('shape', [(2, 3, 300, 5), (1, 2, 256, 32), (2, 1, 130, 1), (1, 1, 9, 16)])
 def test_streams_are_the_formula_with_its_gradients(shape):
     arguments, grad = queries(*shape), torch.randn(shape)
+    assert streams_fit(arguments[0])
     _, results = with_gradients(arguments, grad)
     _, truth = with_gradients([tensor.double() for tensor in arguments], grad.double())
     for result, right in zip(results, truth):
