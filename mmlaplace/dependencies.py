@@ -10,7 +10,7 @@ from .toolboxes import TOOLBOXES
 # Import name: {distribution: (oldest, newest tested version)}, as in requirements/*.txt. A fork has
 # the import name of the upstream package.
 TESTED = {
-    'torch': {'torch': ('2.1.2', '2.11.0')},
+    'torch': {'torch': ('2.1.2', '2.14.1')},
     'mmengine': {'mmengine': ('0.10.7', '0.10.7'), 'onedl-mmengine': ('0.10.12', '0.10.12')},
     'mmcv': {'mmcv': ('2.1.0', '2.1.0'), 'onedl-mmcv': ('2.3.6', '2.3.6')},
     **{toolbox.package: toolbox.tested for toolbox in TOOLBOXES.values()},
@@ -50,7 +50,7 @@ def require_mmengine() -> None:
 
 
 def tested_instead(import_name: str, distribution: str, here: str) -> Optional[str]:
-    """The range of tested versions, such as ``2.1.2 to 2.11.0``, or None if ``here`` is in it.
+    """The range of tested versions, such as ``2.1.2 to 2.14.1``, or None if ``here`` is in it.
 
     The comparison takes the major and minor version only.
     """
@@ -81,10 +81,6 @@ def warn_untested_versions() -> None:
         for name, here in installed.items():
             tested = tested_instead(import_name, name, here)
             if tested is not None:
-                untested.append(f'{name} {here} (tested: {tested})')
+                untested.append(f'{name} {tested} (here: {here})')
     if untested:
-        warnings.warn(
-            'mmlaplace was not tested with ' + ', '.join(untested) + '. If something fails, run '
-            'bash tools/setup_env.sh in a clone of mmlaplace, which installs the tested set.',
-            stacklevel=3,
-        )
+        warnings.warn(f'mmlaplace was tested with {", ".join(untested)}.', stacklevel=3)
