@@ -120,7 +120,7 @@ def test_conditions_of_matrices_without_one():
 
 
 def test_frozen_stages_stay_in_eval_mode_after_a_look():
-    model = Toy(frozen_stages=2).train()
+    model = Toy(frozen_stages=2).double().train()  # its images become fp64, too
     before = {name: part.training for name, part in model.named_modules()}
     assert before['norm'] and not before['backbone.stages.1']
     hook = HOOKS.build(dict(type=HOOK, interval=1))
