@@ -84,7 +84,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         arguments: The command line, such as ``['--json']``. Default: None, that of the process.
 
     Returns:
-        0, or 1 if there is a problem: the exit status.
+        The exit status, 0, or 1 if there is a problem.
     """
     parser = argparse.ArgumentParser(
         prog='python -m mmlaplace.check',
