@@ -22,7 +22,7 @@ GOOD = {
     ops.pooled_landmarks: dict(k=Q, hw_shape=(2, 3), cells=(1, 2)),
 }
 KERNELS = [
-    (dict(q=Q[0]), ValueError, r'q .*\(2, 6, 4\)'),
+    (dict(q=Q[0]), ValueError, r'q must .* axes .*\(2, 6, 4\)'),
     (dict(q=Q[None]), ValueError, r'q .*\(1, 1, 2, 6, 4\)'),
     (dict(k=Q[:, :1]), ValueError, r'\(1, 1, 6, 4\)'),
     (dict(k=Q[..., :3]), ValueError, r'\(1, 2, 6, 3\)'),
