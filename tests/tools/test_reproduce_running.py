@@ -1,9 +1,6 @@
 """The jobs of tools/reproduce.py: their order, what runs beside what, failures, and locks."""
 
-import fcntl
 import sys
-import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -85,18 +82,3 @@ def test_what_is_finished_is_not_repeated_and_what_failed_is(tmp_path):
         for _ in range(2):
             run(Command(name, settings(tmp_path), what))
     assert marks.read_text() == 'xxx'
-
-
-def test_a_job_waits_for_a_process_that_still_works_in_its_folder(tmp_path):
-    job = Command('a', settings(tmp_path), 'pass')
-    job.folder.mkdir(parents=True)
-    with (job.folder / 'lock').open('w') as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        thread = threading.Thread(target=job.run)
-        thread.start()
-        deadline = time.time() + 60
-        while job.state != 'waits for another process' and time.time() < deadline:
-            thread.join(0.05)
-        assert thread.is_alive() and job.state == 'waits for another process'
-    thread.join(30)
-    assert job.result()['done'] is True

@@ -52,10 +52,3 @@ def test_figures_of_the_twin_have_no_difference_but_in_what_is_counted():
     small = metrics_of(whole('softpp_table_9', 'landmarks-49', 'mini', measured=[COUNTS]))
     assert small['top-1']['difference'] is None  # of other data
     assert small['MACs with kernels']['difference'] == pytest.approx(0.2)  # of the full size
-
-
-@pytest.mark.slow
-def test_a_score_is_drawn_and_reported_also_without_a_published_value(tmp_path):
-    content = whole('options', 'soft-svd')
-    assert '| option | top-1, % | – | 80 | – |' in report.markdown(content, tmp_path)
-    assert report.plot(content, tmp_path / 'a.png') and (tmp_path / 'a.png').is_file()

@@ -40,7 +40,7 @@ def paint(path, *colours, **options) -> None:
     Image.fromarray(pixels).save(path, **options)
 
 
-@pytest.mark.parametrize('folder', ['a', 'a/../a', 'labels'])
+@pytest.mark.parametrize('folder', ['a/../a', 'labels'])
 def test_an_image_or_the_labels_of_another_are_not_replaced(segmentor, tmp_path, folder):
     photos = [tmp_path / name / 'x.png' for name in 'ab']
     for photo, colour in zip(photos, (1, 2)):

@@ -146,7 +146,6 @@ def test_vis_attention_has_a_panel_for_each_query_and_matrix(tmp_path, monkeypat
     soft, swin = (f'{config.stem}\n{{}}\nrandom weights' for config in (SOFTPP, SWIN))
     signs = swin.format('same signs'), swin.format('opposite signs')
     assert titles == ['queries', 'ours\nZ', soft.format('C W⁺ Cᵀ'), *signs]
-    assert len(figure.axes) == 2 * len(titles) + 1  # the colour bar
     (cross,) = figure.axes[5].lines
     assert cross.get_xydata().tolist() == [[200, 20]]
     for axis in figure.axes[1:5]:
@@ -154,13 +153,9 @@ def test_vis_attention_has_a_panel_for_each_query_and_matrix(tmp_path, monkeypat
         assert heat.shape == (24, 32)  # an eighth of the photo's
         assert (heat.min(), heat.max()) == (0, 1)
     assert min(Image.open(tmp_path / 'rows.png').size) > 300
-    for words, message in (
-        (['--force', '--stage', '4'], '--stage 4: '),
-        (['--force', '--points', '257', '10'], '--points 257 10: outside of the image'),
-    ):
-        with pytest.raises(SystemExit, match='2'):
-            draw(vis_attention, monkeypatch, *command, *words)
-        assert message in capsys.readouterr().err
+    with pytest.raises(SystemExit, match='2'):
+        draw(vis_attention, monkeypatch, *command, '--force', '--points', '257', '10')
+    assert '--points 257 10: outside of the image' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
