@@ -1,7 +1,7 @@
 """Checks of the inputs that all ops share."""
 
 import functools
-from typing import Callable
+from typing import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -69,6 +69,13 @@ def check_positive(op: str, name: str, value: float) -> None:
     """Raise unless ``0 < value < inf``."""
     if not 0 < value < float('inf'):
         raise ValueError(f'{op}: {name} must be positive and finite, got {value}')
+
+
+def broadcasts(tensor: Tensor, shape: Sequence[int]) -> bool:
+    """Whether the tensor broadcasts to ``shape``, where a graph may have symbols as sizes."""
+    return tensor.dim() <= len(shape) and all(
+        size == 1 or size == other for size, other in zip(tensor.shape[::-1], shape[::-1])
+    )
 
 
 def check_square(op: str, mat: Tensor) -> None:

@@ -173,10 +173,7 @@ def check_bandwidth(metric: Metric, bandwidth: Union[float, Tensor], q: Tensor) 
     if isinstance(bandwidth, Tensor):
         _checks.check_floating(op, 'bandwidth', bandwidth)
         whole = (*q.shape[:2], 1, 1)
-        fits = bandwidth.dim() <= 4 and all(
-            size in (1, other) for size, other in zip(bandwidth.shape[::-1], whole[::-1])
-        )
-        if not fits:
+        if not _checks.broadcasts(bandwidth, whole):
             raise ValueError(
                 f'{op}: a bandwidth that is a tensor must broadcast to (B, heads, 1, 1), here '
                 f'{whole}, got shape {tuple(bandwidth.shape)}'

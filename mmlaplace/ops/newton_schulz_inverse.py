@@ -167,10 +167,7 @@ def _scale_of_each(start_scale: Union[float, Tensor], mat: Tensor) -> Tensor:
     dtype, shape = wide_dtype(mat), mat.shape[:-2]
     if not isinstance(start_scale, Tensor):
         return torch.full(shape, float(start_scale), dtype=dtype, device=mat.device)
-    fits = start_scale.dim() <= len(shape) and all(
-        size in (1, other) for size, other in zip(start_scale.shape[::-1], shape[::-1])
-    )
-    if not fits:
+    if not _checks.broadcasts(start_scale, shape):
         raise ValueError(
             f'newton_schulz_inverse: start_scale must broadcast to {tuple(shape)}, one for each '
             f'matrix, got shape {tuple(start_scale.shape)}'

@@ -272,10 +272,7 @@ def _scale_of_heads(scale: Tensor, q: Tensor) -> Tensor:
     """A scale that broadcasts to ``(B, heads, 1, 1)``, as ``(B, heads)``."""
     _checks.check_floating(OP, 'scale', scale)
     whole = (*q.shape[:2], 1, 1)
-    fits = scale.dim() <= 4 and all(
-        size in (1, other) for size, other in zip(scale.shape[::-1], whole[::-1])
-    )
-    if not fits or scale.device != q.device:
+    if not _checks.broadcasts(scale, whole) or scale.device != q.device:
         raise ValueError(
             f'{OP}: scale must broadcast to (B, heads, 1, 1), here {whole} on {q.device}, got '
             f'{tuple(scale.shape)} on {scale.device}'

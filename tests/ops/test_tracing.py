@@ -89,7 +89,8 @@ def all_ops(q, k):
 @needs_compile
 @pytest.mark.parametrize('device', DEVICES)
 @pytest.mark.parametrize('backend', ['auto', 'reference'])
-def test_compile_in_one_graph_for_any_size(backend, device):
+@pytest.mark.parametrize('dynamic', [None, True])  # sizes are symbols after a change, or at once
+def test_compile_in_one_graph_for_any_size(backend, device, dynamic):
     bandwidth = torch.nn.Parameter(torch.tensor([[[2.0]], [[3.0]], [[4.0]]], device=device))
 
     def function(q, k):
@@ -98,7 +99,7 @@ def test_compile_in_one_graph_for_any_size(backend, device):
         few = few + ops.newton_schulz_inverse(marks, 3, start_scale=0.1)
         return all_ops(q, k) + ops.laplacian_kernel(q, k, 4.0) @ few @ k
 
-    compiled = torch.compile(function, fullgraph=True, backend='aot_eager')
+    compiled = torch.compile(function, fullgraph=True, dynamic=dynamic, backend='aot_eager')
     for tokens in (12, 31, 17):  # the last two by one graph
         q, k = points(2, 3, tokens, 8, device=device), points(2, 3, 5, 8, device=device)
         with ops.use_backend(backend):
