@@ -55,7 +55,7 @@ TESTS = {
         'models/test_golden.py',
         'models/test_choices.py',
         'models/test_fast_paths.py',
-        'models/test_exports.py',
+        'models/test_plain_exports.py',
         'models/test_options.py',
         'models/test_backbones.py',
     ),

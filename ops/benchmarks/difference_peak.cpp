@@ -4,6 +4,6 @@
 // No part of the library: the benchmark compiles the files of this folder when it runs.
 #include "../common/tensor.h"
 
-TORCH_LIBRARY(mmlaplace_benchmarks, library) {
+MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace_benchmarks, library) {
   library.def("difference_peak(Tensor like, int steps) -> int");
 }

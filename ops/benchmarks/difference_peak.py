@@ -29,7 +29,7 @@ def load(with_cuda: bool) -> Callable[[torch.Tensor, int], int]:
         name='mmlaplace_benchmarks',
         sources=[str(FOLDER / name) for name in sources + ['difference_peak_cuda.cu'] * with_cuda],
         extra_cflags=['-O3', '-fopenmp', '-Wno-psabi'],
-        extra_cuda_cflags=['-O3'],
+        extra_cuda_cflags=['-O3', '-DUSE_CUDA', '-DMMLAPLACE_WITH_CUDA'],
         build_directory=str(build),
         with_cuda=with_cuda,
         is_python_module=False,

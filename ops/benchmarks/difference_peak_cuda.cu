@@ -1,5 +1,6 @@
 #include "../common/cuda/gpu.h"
 
+namespace mmlaplace {
 namespace {
 
 constexpr int kChains = 8, kThreads = 256, kBlocksPerProcessor = 8;
@@ -22,19 +23,20 @@ __global__ void take_differences(int64_t steps, float seed, float* sink) {
 int64_t difference_peak(const Tensor& like, int64_t steps) {
   MMLAPLACE_CHECK(like.scalar_type() == ScalarType::Float && like.numel() > 0,
                   "difference_peak: like must be float32 with a value");
-  const mmlaplace::cuda::Guard guard(like);
+  const cuda::Guard guard(like);
   int processors = 0;
   MMLAPLACE_CUDA_CHECK(
       cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, like.get_device()));
   const int blocks = processors * kBlocksPerProcessor;
-  take_differences<<<blocks, kThreads, 0, mmlaplace::cuda::current_stream()>>>(
+  take_differences<<<blocks, kThreads, 0, cuda::current_stream()>>>(
       steps, 0.25f, like.data_ptr<float>());
   MMLAPLACE_CUDA_CHECK(cudaGetLastError());
   return steps * kChains * kThreads * blocks;
 }
 
 }  // namespace
+}  // namespace mmlaplace
 
 MMLAPLACE_LIBRARY_IMPL(mmlaplace_benchmarks, CUDA, library) {
-  library.impl("difference_peak", MMLAPLACE_KERNEL(difference_peak));
+  library.impl("difference_peak", MMLAPLACE_KERNEL(mmlaplace::difference_peak));
 }
