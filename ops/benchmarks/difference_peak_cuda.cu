@@ -28,8 +28,8 @@ int64_t difference_peak(const Tensor& like, int64_t steps) {
   MMLAPLACE_CUDA_CHECK(
       cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, like.get_device()));
   const int blocks = processors * kBlocksPerProcessor;
-  take_differences<<<blocks, kThreads, 0, cuda::current_stream()>>>(
-      steps, 0.25f, like.data_ptr<float>());
+  take_differences<<<blocks, kThreads, 0, cuda::current_stream()>>>(steps, 0.25f,
+                                                                    like.data_ptr<float>());
   MMLAPLACE_CUDA_CHECK(cudaGetLastError());
   return steps * kChains * kThreads * blocks;
 }
