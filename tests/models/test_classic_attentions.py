@@ -144,6 +144,11 @@ def test_sums_of_linformer_are_alike_in_a_larger_map():
     torch.testing.assert_close(attention.resize_weight('key_sums', table), 4 * table[..., ::2, ::2])
 
 
+def test_keys_that_are_values_have_positions_in_linformer():
+    attention = build('LinformerAttention', num_landmarks=3, share_kv=True, key_positions=True)
+    assert attention(doubles(2, 16, 16), (4, 4)).shape == (2, 16, 16)
+
+
 def test_features_of_performer_estimate_softmax():
     attention = build('PerformerAttention', num_features=8192, eps=1e-9)
     q, k, v = 0.5 * doubles(3, 1, 2, 12, 8)

@@ -83,7 +83,7 @@ def test_a_host_is_a_function_and_a_size_is_a_row():
         return [Stage(embed, stride, dict(type='SoftmaxAttention'), position={})]
 
     class Plain(PyramidBackbone):
-        host = staticmethod(one_stage)
+        host = one_stage
         arch_zoo = {'tiny': arch((32,), (2,))}
 
     images = torch.randn(2, 3, 40, 50)

@@ -73,6 +73,9 @@ def test_norm_cfg_sets_every_norm_around_the_attentions(name):
     norms = own_norms(build(name, norm_cfg=dict(type='LN', eps=0.125, requires_grad=False)))
     assert len(norms) == count and all(norm.eps == 0.125 for norm in norms)
     assert not any(p.requires_grad for norm in norms for p in norm.parameters())
+    if hasattr(nn, 'RMSNorm'):  # torch >= 2.4
+        block = build(name, norm_cfg=dict(type='RMSN')).stages[0]['blocks'][0]
+        assert isinstance(block.norm1, nn.RMSNorm)
 
 
 @pytest.mark.parametrize('name', BACKBONES)

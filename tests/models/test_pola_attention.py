@@ -49,6 +49,7 @@ def test_linear_time_form_equals_the_dense_formula(options):
 def test_a_deformable_convolution_equals_that_of_torchvision(hw_shape):
     ops = pytest.importorskip('torchvision.ops')
     conv = DeformableConv(6, 3, 2, 'head_channel').double()
+    assert not any(parameter.any() for parameter in conv.offset.parameters())
     torch.nn.init.normal_(conv.offset.weight)  # far enough to leave the map
     x = doubles(2, hw_shape[0] * hw_shape[1], 6).requires_grad_()
     maps = x.mT.unflatten(2, hw_shape)
