@@ -1,7 +1,7 @@
 """The commands of mmlaplace.
 
 Examples:
-  python -m mmlaplace list 'pola*' --task detection
+  python -m mmlaplace list '*pola*' --task detection
   python -m mmlaplace check
 """
 

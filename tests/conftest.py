@@ -57,12 +57,6 @@ def _seed():
 LONG = ('sanitizer', 'build', 'training', 'docs', 'wheel')
 
 
-def pytest_addoption(parser):
-    parser.addoption(
-        '--golden-dir', help="folder of the authors' attentions, see test_authors_attentions.py"
-    )
-
-
 def pytest_collection_modifyitems(items):
     cases = collections.Counter()
     for item in items:

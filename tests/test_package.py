@@ -116,7 +116,7 @@ HEAVY = ['mmcv', 'mmdet', 'mmseg', 'mmpretrain', 'torchvision', 'sklearn', 'skim
          ('".[onedl]"', '".[openmmlab]"')),
         ('import importlib.metadata as m; real = m.version\n'
          'm.version = lambda name: "99.1" if name == "torch" else real(name)\n'
-         'import mmlaplace', 'always', 0, ('torch 99.1 (tested: 2.1.2 to 2.11.0)',)),
+         'import mmlaplace', 'always', 0, ('torch 2.1.2 to 2.14.1 (here: 99.1)',)),
     ],
 )  # fmt: skip
 def test_an_import_needs_little_and_says_what_is_wrong(code, warnings, status, said):
