@@ -179,7 +179,14 @@ def random_weights(project: Path, config: str) -> str:
 
 
 @pytest.mark.training
-@pytest.mark.parametrize('page', RUNNABLE, ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize(
+    'page',
+    [  # tests/tools has the tools of the other pages
+        pytest.param(page, id=name, marks=() if re.match('README|docs/tutorials|docs/get', name)
+                     else pytest.mark.thorough)
+        for page in RUNNABLE for name in [str(page.relative_to(ROOT))]
+    ],
+)  # fmt: skip
 def test_the_commands_of_a_page_run(page, quick_starts):
     for variables, line in RUNNABLE[page]:
         words = words_of(quick_starts, variables, line)

@@ -125,6 +125,7 @@ def test_an_import_needs_little_and_says_what_is_wrong(code, warnings, status, s
     assert all(words in result.stderr for words in said), result.stderr
 
 
+@pytest.mark.thorough
 @pytest.mark.wheel
 def test_one_wheel_serves_every_torch_that_there_is_an_environment_of(tmp_path):
     cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')

@@ -7,6 +7,7 @@ import pytest
 from conftest import ROOT
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_mypy_finds_no_error(tmp_path):
     pytest.importorskip('mypy')

@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # Sets everything up and runs the test suite in two processes; arguments go to pytest.
 #
-#   bash tools/run_tests.sh            # all tests
+#   bash tools/run_tests.sh            # all that a user would notice
+#   bash tools/run_tests.sh --all      # also sanitizers, and what repeats other tests in another way, as CI does
 #   bash tools/run_tests.sh --fast     # while working: none that builds, trains or is slow, in .venv as it is
 #   bash tools/run_tests.sh -k kernel  # some
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
-selection=()
-if [ "${1:-}" = --fast ]; then
-    shift
-    selection=(-m 'not (build or sanitizer or wheel or docs or training or slow)')
-fi
-if [ ${#selection[@]} -eq 0 ] || [ ! -x .venv/bin/python ]; then
+marks='not (thorough or sanitizer)' fast=''
+case "${1:-}" in
+    --all) shift; marks='' ;;
+    --fast) shift; fast=yes marks='not (thorough or sanitizer or build or wheel or docs or training or slow)' ;;
+esac
+if [ -z "$fast" ] || [ ! -x .venv/bin/python ]; then
     bash tools/setup_env.sh
 fi
 # One thread each, as the processes would compete for the cores; tests of threads ask for more themselves.
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
-exec .venv/bin/python -m pytest -n 2 --dist loadgroup "${selection[@]}" "$@"
+exec .venv/bin/python -m pytest -n 2 --dist loadgroup -m "$marks" "$@"

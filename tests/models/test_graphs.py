@@ -48,6 +48,7 @@ def test_trains_in_one_graph(name):
     check_compiled(name, 'aot_eager')  # traces the backward too, without a minute of compiling
 
 
+@pytest.mark.thorough
 @needs_compile
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['LaplacianFormer', 'SOFTPlusPlus', 'PolaFormerPVT'])

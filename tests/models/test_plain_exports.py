@@ -52,7 +52,9 @@ SINCE = {'torch.export': (2, 6), 'torch.onnx by torch.export': (2, 7)}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('way', WAYS)
+@pytest.mark.parametrize(
+    'way', [*list(WAYS)[:-1], pytest.param(list(WAYS)[-1], marks=pytest.mark.thorough)]
+)
 @pytest.mark.parametrize('name', BACKBONES)
 def test_a_backbone_leaves_as_it_is(name, way):
     if SINCE.get(way, (2, 1)) > VERSION:

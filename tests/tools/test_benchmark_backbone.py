@@ -141,6 +141,7 @@ def test_a_failure_is_named_in_its_row_and_costs_the_others_nothing(timm, run, m
     assert run(LITTLE, '--sizes', '32')[0] == 1
 
 
+@pytest.mark.thorough
 def test_modes_are_compiled_and_under_autocast(run, monkeypatch):
     # Traced as for inductor, whose code takes a minute to build.
     monkeypatch.setattr(torch, 'compile', partial(torch.compile, backend='eager'))

@@ -73,6 +73,7 @@ def run_soak(monkeypatch, tmp_path):
     return run
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_every_family_is_trained_in_a_few_steps(run_soak):
     families = registered(PyramidBackbone)

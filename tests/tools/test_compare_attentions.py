@@ -140,6 +140,7 @@ def compare(data, work_dir, *options):
     return run_script(tool, '--data-root', data, '--work-dir', work_dir, '--epochs', 2, *options)
 
 
+@pytest.mark.thorough
 @pytest.mark.training
 def test_a_comparison_goes_on_where_it_was_and_reports_what_fails(noise_images, tmp_path):
     sides = dict(train=64, val=64, val_96=96, val_128=128)

@@ -85,6 +85,7 @@ def test_two_processes_have_the_losses_of_one(one, mini_data, folder):
     assert_same_losses(one, folder / 'two')
 
 
+@pytest.mark.thorough
 def test_a_killed_run_resumes_to_the_same_weights(one, mini_data, folder):
     path, work_dir = config(mini_data, folder, 'killed', 16), folder / 'killed'
     process = subprocess.Popen(
@@ -99,6 +100,7 @@ def test_a_killed_run_resumes_to_the_same_weights(one, mini_data, folder):
     assert_same_weights(one, work_dir)
 
 
+@pytest.mark.thorough
 def test_two_machines_have_the_losses_of_one_process_and_resume_where_one_died(
     one, mini_data, folder
 ):

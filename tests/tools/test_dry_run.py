@@ -56,6 +56,7 @@ def test_a_config_of_each_task_runs(stand_ins, tmp_path, config):
     assert row['passed'] and row['loss'] > 0 and row['metrics']
 
 
+@pytest.mark.thorough
 @pytest.mark.training
 def test_what_fails_is_named_and_what_passed_is_not_repeated(stand_ins, tmp_path):
     good, bad = micro(tmp_path, next(iter(CONFIGS))), tmp_path / 'bad.py'

@@ -105,6 +105,7 @@ def test_a_classifier_becomes_pt2_without_ops_of_ours(exported):
     assert not [node for node in nodes if 'mmlaplace' in str(node.target)]
 
 
+@pytest.mark.thorough
 @needs_export
 @pytest.mark.build
 def test_a_package_of_aotinductor_runs_from_cpp(exported, tmp_path):

@@ -31,6 +31,7 @@ HOOK = dict(Config.fromfile(ROOT / 'configs' / MINI['mmpretrain']).default_hooks
 HOOK['max_keep_ckpts'] = 1
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_a_kill_at_any_moment_of_saving_leaves_a_whole_checkpoint_to_resume_from(tmp_path):
     result = run([sys.executable, TOY, tmp_path, json.dumps(HOOK), 'kill'])

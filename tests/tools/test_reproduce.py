@@ -155,6 +155,7 @@ def call(cwd, *arguments) -> subprocess.Popen:
     )  # fmt: skip
 
 
+@pytest.mark.thorough
 @pytest.mark.training
 def test_a_killed_call_goes_on_where_it_was_and_reports(mini_data, tmp_path):
     (tmp_path / 'data').mkdir()

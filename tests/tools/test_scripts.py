@@ -135,6 +135,7 @@ def set_up(clone, script='setup_env.sh', *arguments) -> tuple:
     return result.stdout, calls.read_text()
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_set_up_compiles_again_when_the_library_is_gone_or_foreign(clone):
     library = clone / 'mmlaplace' / check.loaded_library().name
@@ -156,6 +157,7 @@ def test_set_up_compiles_again_when_the_library_is_gone_or_foreign(clone):
     assert library.read_bytes() == built
 
 
+@pytest.mark.thorough
 @pytest.mark.slow
 def test_set_up_for_classification_builds_no_ops_of_mmcv_until_all_is_asked_for(clone, monkeypatch):
     monkeypatch.setattr(sys, 'prefix', str(clone / '.venv'))
