@@ -48,7 +48,7 @@ NOT_HERE = {
     r'bash tools/gpu_check': 'needs a GPU',
     r'.*reproduce\.py(?!.*(--list|--dry-run))': 'takes hours',
     r'.*(configs/lra/|make_lra_datasets)': 'takes minutes, and tests/lra does it with less data',
-    r'.*(compare_inverse|paper_figures\.py (?!softpp-1a))':
+    r'.*(compare_inverse|probe_attentions|paper_figures\.py (?!softpp-1a))':
         'takes minutes, and tests/tools does it smaller',
     r'.*(--format aoti|dry_run\.py)': 'takes minutes, and tests/tools does it',
     r'.*(textures|crowds|make_mini_datasets\.py$)': 'takes minutes, and tests/tools makes these',

@@ -1,0 +1,214 @@
+"""Tables and heat maps of the results of probes."""
+
+import json
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+import matplotlib
+
+matplotlib.use('Agg')
+import matplotlib.pyplot as plt
+
+from ..comparison.attention_report import markdown, save
+from .results import by_key
+from .study import Cell, Study, cell, label
+from .tasks import build_probe
+
+MISSING = '–'
+SIDES = (224, 1024)  # of the images of the costs
+NAMES = {
+    'recall': 'recall', 'one_of_many': 'one of many', 'noise': 'noise', 'offset': 'offset',
+    'count': 'count', 'magnitude': 'magnitude',
+}  # fmt: skip
+
+
+class Column(NamedTuple):
+    """A column of a table: a probe, tested on maps of a scale.
+
+    Attributes:
+        title: Its title.
+        probe: The probe, as the config has it.
+        scale: The scale of the test map.
+        chance: Accuracy of a guess.
+    """
+
+    title: str
+    probe: dict
+    scale: str
+    chance: float
+
+
+class Table(NamedTuple):
+    """The accuracies of a study, the best attention first.
+
+    Attributes:
+        study: The study.
+        columns: The columns.
+        rows: The cells of each attention, in the order of the columns. None where no run is
+            finished.
+    """
+
+    study: Study
+    columns: List[Column]
+    rows: Dict[str, List[Optional[Cell]]]
+
+    def accuracy(self, attention: str, column: int) -> Optional[float]:
+        """The accuracy of an attention in a column. None where no run is finished."""
+        found = self.rows[attention][column]
+        return None if found is None else found.accuracy[self.columns[column].scale]
+
+    def level(self, attention: str, column: int) -> Optional[float]:
+        """The accuracy on a scale from 0, a guess, to 1. None where no run is finished."""
+        accuracy, chance = self.accuracy(attention, column), self.columns[column].chance
+        return None if accuracy is None else max(0.0, (accuracy - chance) / (1 - chance))
+
+    def mean(self, attention: str) -> float:
+        """Mean level of an attention over the finished probes."""
+        levels = [self.level(attention, column) for column in range(len(self.columns))]
+        known = [level for level in levels if level is not None]
+        return sum(known) / len(known) if known else 0.0
+
+
+def columns_of(study: Study) -> List[Column]:
+    """The columns of a study: each probe on each scale of its test maps."""
+    several = len({probe['type'] for probe in study.probes}) < len(study.probes)
+    found = []
+    for probe in study.probes:
+        task = build_probe(probe)
+        for scale in task.scales:
+            title = label(probe) if several else NAMES.get(probe['type'], probe['type'])
+            title += f', {scale}x map' * (scale > 1)
+            found.append(Column(title, probe, str(scale), task.chance))
+    return found
+
+
+def table_of(results: List[dict], study: Study, ordered: bool = True) -> Table:
+    """The table of a study. Attentions without a finished run are left out.
+
+    Args:
+        results: The results.
+        study: The study.
+        ordered: Whether the best attention comes first. Default: True.
+    """
+    columns, found = columns_of(study), by_key(results)
+    rows = {
+        name: [cell(found, study, name, column.probe) for column in columns]
+        for name in study.attentions
+    }
+    table = Table(study, columns, {name: row for name, row in rows.items() if any(row)})
+    if not ordered:
+        return table
+    names = sorted(table.rows, key=table.mean, reverse=True)
+    return table._replace(rows={name: table.rows[name] for name in names})
+
+
+def text_of(table: Table) -> str:
+    """The table in Markdown, with the steps until a probe was solved."""
+    rows = []
+    for name, cells in table.rows.items():
+        row = [name]
+        for number, found in enumerate(cells):
+            accuracy = table.accuracy(name, number)
+            row.append(MISSING if accuracy is None or found is None else f'{accuracy:.3f}')
+        rows.append(row)
+    return markdown(['attention', *(column.title for column in table.columns)], rows)
+
+
+def read_costs(path: Path) -> Dict[str, Dict[str, float]]:
+    """Time of a forward pass in ms by the side of the image, and MB of training at the largest.
+
+    Args:
+        path: The results.json of compare_attentions.py.
+    """
+    costs = {}
+    for made in json.loads(path.read_text())['costs']:
+        name = made['settings']['attention'].replace('Attention', '')
+        forward = {row['side']: row for row in made['cost']['forward']['rows']}
+        both = {row['side']: row for row in made['cost']['forward and backward']['rows']}
+        costs[name] = {
+            **{f'ms {side}²': forward[side]['seconds'] * 1e3 for side in SIDES if side in forward},
+            **{f'MB {side}²': both[side]['MB'] for side in SIDES[-1:] if side in both},
+        }
+    return costs
+
+
+def draw(table: Table, path: Path, costs: Optional[Dict[str, Dict[str, float]]] = None) -> None:
+    """Draw the heat map of a table, with costs beside it if they are given."""
+    names, count = list(table.rows), len(table.columns)
+    keys = [f'ms {side}²' for side in SIDES] + [f'MB {SIDES[-1]}²'] if costs else []
+    figure, axes = plt.subplots(
+        1, 1 + bool(keys), sharey=True, layout='constrained', squeeze=False,
+        figsize=(3.0 + 0.72 * (count + len(keys)), 1.6 + 0.215 * len(names)),
+        width_ratios=[count, len(keys)] if keys else [1],
+    )  # fmt: skip
+    levels = [[table.level(name, c) for c in range(count)] for name in names]
+    texts = [[table.accuracy(name, c) for c in range(count)] for name in names]
+    shown = [[MISSING if v is None else f'{100 * v:.0f}' for v in row] for row in texts]
+    titles = [column.title.replace(', ', '\n') for column in table.columns]
+    paint(axes[0, 0], levels, shown, titles, 'RdYlGn')
+    axes[0, 0].set_yticks(range(len(names)), names, fontsize=8)
+    axes[0, 0].set_title('accuracy (%)', fontsize=9)
+    if keys:
+        values = [[(costs or {}).get(name, {}).get(key) for key in keys] for name in names]
+        ranks = list(zip(*(cheapness(list(column)) for column in zip(*values))))
+        shown = [[MISSING if v is None else f'{v:.0f}' for v in row] for row in values]
+        paint(axes[0, 1], ranks, shown, [key.replace(' ', '\n') for key in keys], 'Blues_r', 0.55)
+        axes[0, 1].set_title('cost', fontsize=9)
+    save(figure, path)
+
+
+def cheapness(values: List[Optional[float]]) -> List[Optional[float]]:
+    """Ranks from 0, the most, to 1, the least. None stays None."""
+    order = sorted((value for value in values if value is not None), reverse=True)
+    top = max(len(order) - 1, 1)
+    return [None if value is None else order.index(value) / top for value in values]
+
+
+def paint(
+    axis: plt.Axes, levels: list, shown: list, titles: List[str], colors: str, least: float = 0.0
+) -> None:
+    """Paint levels from 0 to 1, with a text in each cell."""
+    grid = [[float('nan') if v is None else v for v in row] for row in levels]
+    cmap = plt.get_cmap(colors).copy()
+    cmap.set_bad('#eeeeee')
+    axis.imshow(grid, cmap=cmap, vmin=-least / (1 - least), vmax=1, aspect='auto')
+    for y, row in enumerate(shown):
+        for x, text in enumerate(row):
+            axis.text(x, y, text, ha='center', va='center', fontsize=7.5)
+    axis.set_xticks(range(len(titles)), titles, fontsize=8)
+    axis.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
+    axis.set_xticks([x - 0.5 for x in range(1, len(titles))], minor=True)
+    axis.set_yticks([y - 0.5 for y in range(1, len(shown))], minor=True)
+    axis.grid(which='minor', color='white', linewidth=1.2)
+    axis.tick_params(which='minor', length=0)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+
+
+def tables(results: List[dict], studies: Dict[str, Study]) -> Dict[str, Table]:
+    """The tables of all studies that have results. Studies of chosen rows keep their order."""
+    found = {
+        name: table_of(results, study, ordered=name == 'attentions')
+        for name, study in studies.items()
+    }
+    return {name: table for name, table in found.items() if table.rows}
+
+
+def seeds_and_rates(table: Table) -> Tuple[int, int]:
+    """The fewest seeds and learning rates of a cell that is not solved."""
+    cells = [found for row in table.rows.values() for found in row if found is not None]
+    return min(found.seeds for found in cells), min(found.rates for found in cells)
+
+
+def write_report(results: List[dict], studies: Dict[str, Study], folder: Path) -> List[Path]:
+    """Write probes.md and a heat map for each study into a folder, and return their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    found, written = tables(results, studies), [folder / 'probes.md']
+    written[0].write_text(
+        '\n\n'.join(f'## {table.study.title}\n\n{text_of(table)}' for table in found.values())
+        + '\n'
+    )
+    for name, table in found.items():
+        written.append(folder / f'probes_{name}.png')
+        draw(table, written[-1])
+    return written

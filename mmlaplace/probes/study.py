@@ -1,0 +1,242 @@
+"""Studies: attentions x probes x learning rates x seeds, of which finished runs are kept."""
+
+import fnmatch
+import statistics
+import time
+from pathlib import Path
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+
+import yaml
+
+from ..comparison.attention_study import VARIANTS, contenders
+from ..model_zoo import files_root
+from .results import append_result, by_key, key_of, read_results
+from .tasks import build_probe
+from .training import Schedule, train_probe
+
+CONFIG = 'configs/probes/probes.yml'
+SOLVED = 0.99  # no further learning rate is tried
+QUICK = dict(steps=20)
+
+
+class Study(NamedTuple):
+    """A study, as the config has it.
+
+    Attributes:
+        title: Title of its table.
+        probes: A dict for each column: ``type``, and options of the probe.
+        attentions: Configs of the rows by their names.
+        rates: Learning rates, of which an attention has the best.
+        schedule: Arguments of :class:`Schedule`.
+        model: Arguments of :class:`ProbeModel`.
+    """
+
+    title: str
+    probes: List[dict]
+    attentions: Dict[str, dict]
+    rates: List[float]
+    schedule: dict
+    model: dict
+
+
+def all_attentions() -> Dict[str, dict]:
+    """Registered attentions and variants by their names in tables, with their own defaults."""
+    found = {name: VARIANTS.get(name, dict(type=name)) for name in contenders()}
+    return {name.replace('Attention', ''): dict(cfg) for name, cfg in found.items()}
+
+
+def read_studies(path: Optional[Path] = None) -> Dict[str, Study]:
+    """The studies of a config by their names.
+
+    Args:
+        path: The YAML file. Default: None, the config of mmlaplace.
+    """
+    content = yaml.safe_load((path or files_root() / CONFIG).read_text())
+    return {
+        name: Study(
+            study['title'],
+            study['probes'],
+            study.get('attentions') or all_attentions(),
+            study.get('rates', content['rates']),
+            {**content['schedule'], **study.get('schedule', {})},
+            {**content['model'], **study.get('model', {})},
+        )
+        for name, study in content['studies'].items()
+    }
+
+
+def chosen(study: Study, tasks: Sequence[str] = (), attentions: Sequence[str] = ()) -> Study:
+    """A study with some of its probes and attentions.
+
+    Args:
+        study: The study.
+        tasks: Names of probes. Default: (), all of them.
+        attentions: Names or patterns, such as ``'Pola*'``. Default: (), all of them.
+
+    Raises:
+        ValueError: For a name or pattern that the study does not have.
+    """
+    probes = [probe for probe in study.probes if not tasks or probe['type'] in tasks]
+    had = [probe['type'] for probe in study.probes]
+    for task in tasks:
+        if task not in had:
+            raise ValueError(f'the study has no probe {task!r}; its probes are {sorted(set(had))}')
+    names = list(study.attentions)
+    for pattern in attentions:
+        if not any(matches(name, pattern) for name in names):
+            raise ValueError(f'no attention of the study matches {pattern!r}; it has {names}')
+    rows = {
+        name: cfg
+        for name, cfg in study.attentions.items()
+        if not attentions or any(matches(name, pattern) for pattern in attentions)
+    }
+    return study._replace(probes=probes, attentions=rows)
+
+
+def matches(name: str, pattern: str) -> bool:
+    return fnmatch.fnmatch(name.lower(), pattern.lower().replace('attention', ''))
+
+
+def settings_of(study: Study, attention: str, probe: dict, lr: float, seed: int) -> dict:
+    """The settings on which a result depends. They are stored with it."""
+    return dict(
+        probe=probe, attn_cfg=study.attentions[attention], lr=lr, seed=seed,
+        schedule=study.schedule, model=study.model,
+    )  # fmt: skip
+
+
+class Runner:
+    """Runs a study, and appends each result to a file.
+
+    Args:
+        study: The study.
+        path: The file of results. Runs that it has are not repeated, also if another call has
+            finished them meanwhile.
+        tell: Function that gets a line for each run.
+
+    Attributes:
+        failures: A sentence for each run that failed. The others go on.
+    """
+
+    def __init__(self, study: Study, path: Path, tell: Callable[[str], Any]) -> None:
+        self.study = study
+        self.path = path
+        self.tell = tell
+        self.failures: List[str] = []
+
+    def run(self, seeds: Sequence[int], until: float = float('inf')) -> None:
+        """Run all learning rates with the first seed, then the best rate with the others.
+
+        Args:
+            seeds: The seeds.
+            until: No run starts after this time, in seconds as by ``time.time``. Default: inf.
+        """
+        for attention, probe, lr, seed in self.planned(seeds):
+            if time.time() > until:
+                self.tell('the time is up; call the command again, and it goes on from here')
+                return
+            settings = settings_of(self.study, attention, probe, lr, seed)
+            name = f'{attention}, {label(probe)}, rate {lr:g}, seed {seed}'
+            if key_of(settings) in by_key(read_results(self.path)):
+                continue
+            try:
+                found = train_probe(
+                    build_probe(probe), settings['attn_cfg'], lr, seed,
+                    Schedule(**self.study.schedule), **self.study.model,
+                )  # fmt: skip
+            except Exception as error:  # of one attention: it is told, and the others go on
+                self.failures.append(f'{name}: {type(error).__name__}: {error}'.split('\n')[0])
+                self.tell(self.failures[-1])
+                continue
+            append_result(self.path, dict(settings=settings, **found))
+            accuracy = ', '.join(f'{value:.3f}' for value in found['accuracy'].values())
+            self.tell(f'{name}: {accuracy} after {found["steps"]} steps, {found["seconds"]:.0f} s')
+
+    def planned(self, seeds: Sequence[int]) -> Iterator[tuple]:
+        """Attention, probe, rate and seed of each run, after a look at the results so far."""
+        study = self.study
+        pairs = [(attention, probe) for probe in study.probes for attention in study.attentions]
+        for lr in study.rates:
+            for attention, probe in pairs:
+                best = self.best(attention, probe, seeds[0])
+                if best is None or best['settings']['lr'] == lr or accuracy_of(best) < SOLVED:
+                    yield attention, probe, lr, seeds[0]
+        for seed in seeds[1:]:
+            for attention, probe in pairs:
+                best = self.best(attention, probe, seeds[0])
+                if best is not None:
+                    yield attention, probe, best['settings']['lr'], seed
+
+    def best(self, attention: str, probe: dict, seed: int) -> Optional[dict]:
+        return best_of(by_key(read_results(self.path)), self.study, attention, probe, seed)
+
+
+def label(probe: dict) -> str:
+    """A probe with its options, as text."""
+    options = ', '.join(f'{name} {value}' for name, value in probe.items() if name != 'type')
+    return f'{probe["type"]} ({options})' if options else probe['type']
+
+
+def accuracy_of(result: dict) -> float:
+    """The accuracy on the largest test map."""
+    return list(result['accuracy'].values())[-1]
+
+
+def trained_accuracy(result: dict) -> float:
+    """The accuracy on maps of the training size, by which the learning rate is chosen."""
+    return result['accuracy']['1']
+
+
+def best_of(
+    found: Dict[str, dict], study: Study, attention: str, probe: dict, seed: int
+) -> Optional[dict]:
+    """The result with the best learning rate, by accuracy and then by loss. None without runs."""
+    runs = [
+        found[key]
+        for lr in study.rates
+        if (key := key_of(settings_of(study, attention, probe, lr, seed))) in found
+    ]
+    return max(
+        runs,
+        key=lambda run: (trained_accuracy(run), -(run['loss'] or 0)),
+        default=None,
+    )
+
+
+class Cell(NamedTuple):
+    """A cell of a table: the mean over seeds, of the best learning rate.
+
+    Attributes:
+        accuracy: Mean accuracy by the scale of the test map.
+        seeds: Number of seeds.
+        rates: Number of learning rates that the first seed has.
+        steps: Mean steps until the probe was solved, or of the schedule.
+        seconds: Mean seconds of a run.
+    """
+
+    accuracy: Dict[str, float]
+    seeds: int
+    rates: int
+    steps: float
+    seconds: float
+
+
+def cell(found: Dict[str, dict], study: Study, attention: str, probe: dict) -> Optional[Cell]:
+    """The cell of an attention and a probe. None if no run is finished."""
+    seeds = sorted({result['settings']['seed'] for result in found.values()})
+    best = next(filter(None, (best_of(found, study, attention, probe, s) for s in seeds)), None)
+    if best is None:
+        return None
+    lr, first = best['settings']['lr'], best['settings']['seed']
+
+    def has(seed: int, rate: float) -> Optional[dict]:
+        return found.get(key_of(settings_of(study, attention, probe, rate, seed)))
+
+    runs = [run for seed in seeds if (run := has(seed, lr)) is not None]
+    return Cell(
+        {s: statistics.mean(run['accuracy'][s] for run in runs) for s in best['accuracy']},
+        len(runs),
+        sum(has(first, rate) is not None for rate in study.rates),
+        statistics.mean(run['steps'] for run in runs),
+        statistics.mean(run['seconds'] for run in runs),
+    )

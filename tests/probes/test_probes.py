@@ -1,0 +1,178 @@
+"""Probes are the tasks that they say, tell attentions apart, and keep finished runs."""
+
+import json
+
+import pytest
+import torch
+from conftest import ROOT, run_script
+
+from mmlaplace.probes import PROBES, Schedule, train_probe
+from mmlaplace.probes.report import table_of
+from mmlaplace.probes.results import append_result, read_results
+from mmlaplace.probes.study import Runner, read_studies
+from mmlaplace.probes.tasks import UNASKED, build_probe
+
+TOOL = ROOT / 'tools/analysis_tools/probe_attentions.py'
+SHAPE = (8, 16)
+
+
+def drawn(name, size=16, seed=0, scale=1, **options):
+    probe = build_probe(dict(type=name, **options))
+    return probe, probe.batch(size, torch.Generator().manual_seed(seed), scale)
+
+
+@pytest.mark.parametrize(('name', 'options', 'stored', 'asked'), [
+    ('recall', dict(pairs=16), 16, 16),
+    ('recall', dict(pairs=64), 64, 64),
+    ('noise', dict(pairs=8, noise=12), 104, 8),
+    ('magnitude', dict(pairs=8), 16, 16),
+])  # fmt: skip
+def test_a_query_has_one_answer_among_the_stored_pairs(name, options, stored, asked):
+    _, batch = drawn(name, **options)
+    for keys, values, lengths, answers in zip(*batch[:4]):
+        table = {(int(k), float(n)): int(v) for k, v, n in zip(keys, values, lengths) if v}
+        queries = answers != UNASKED
+        assert (len(table), int(queries.sum())) == (stored, asked)
+        assert not values[queries].any() and not keys[~queries & (values == 0)].any()
+        found = [table[int(k), float(n)] - 1 for k, n in zip(keys[queries], lengths[queries])]
+        assert found == answers[queries].tolist()
+
+
+def test_one_of_many_asks_for_the_value_of_the_longest_marker():
+    probe, batch = drawn('one_of_many', candidates=20)
+    longest = (batch.lengths * (batch.keys > 0)).argmax(1)
+    wanted = batch.values.gather(1, longest[:, None]) - 1
+    asked = batch.answers != UNASKED
+    assert torch.equal(asked, batch.keys == 0) and (asked.sum(1) == 128 - 20).all()
+    assert torch.equal(batch.answers[asked], wanted.expand_as(asked)[asked])
+
+
+@pytest.mark.parametrize('scale', [1, 2, 4])
+def test_offset_and_count_are_right_on_larger_maps(scale):
+    probe, batch = drawn('offset', down=1, right=2, scale=scale)
+    height, width = batch.hw_shape
+    assert height * width == 128 * scale
+    values, answers = (x.view(16, height, width) for x in (batch.values, batch.answers))
+    assert torch.equal(answers[:, :-1, :-2], values[:, 1:, 2:] - 1)
+    assert (answers != UNASKED).sum() == 16 * (height - 1) * (width - 2)
+    probe, batch = drawn('count', values=16, scale=scale)
+    share = (batch.keys > 0).float().mean(1, keepdim=True)
+    assert torch.equal(batch.answers, (share * 16).long().expand_as(batch.answers))
+
+
+@pytest.mark.parametrize('name', list(PROBES.module_dict))
+def test_a_seed_gives_the_same_maps_and_a_guess_is_at_chance(name):
+    probe, batch = drawn(name, size=500)
+    again = drawn(name, size=500)[1]
+    assert torch.equal(batch.answers, again.answers) and torch.equal(batch.keys, again.keys)
+    asked = batch.answers != UNASKED
+    maps = torch.Generator().manual_seed(1)
+    guess = torch.randint(probe.values, (500, 1), generator=maps).expand_as(asked)
+    if name == 'magnitude':  # a guess that knows the key: one of its two values
+        guess = batch.answers.clone()
+        for row, keys, answers in zip(guess, batch.keys, batch.answers):
+            for key in keys[answers != UNASKED].unique():
+                row[keys == key] = answers[(keys == key) & (answers != UNASKED)][0]
+    right = (guess == batch.answers)[asked].float().mean()
+    assert right == pytest.approx(probe.chance, abs=0.04)
+
+
+@pytest.mark.parametrize(('probe', 'message'), [
+    (dict(type='recall', pairs=65), '130 tokens for 65 pairs and 65 .* has 128; lower pairs'),
+    (dict(type='noise', noise=15), 'Noise needs 136 tokens.*lower noise'),
+    (dict(type='offset', right=16), 'from 0 to 7 and 15 .* got 3 and 16'),
+    (dict(type='count', values=0), 'values must be positive, got 0'),
+    (dict(type='order'), "no probe 'order'; choose from .*'recall'"),
+])  # fmt: skip
+def test_a_task_that_cannot_be_is_refused_in_a_sentence(probe, message):
+    with pytest.raises(ValueError, match=message):
+        build_probe(probe)
+
+
+@pytest.mark.training
+def test_softmax_solves_a_small_recall_and_hydra_does_not():
+    probe, accuracy = build_probe(dict(type='recall', pairs=16)), {}
+    for name in ('SoftmaxAttention', 'HydraAttention'):
+        found = train_probe(probe, dict(type=name), 2e-3, schedule=Schedule(steps=300))
+        accuracy[name] = found['accuracy']['1']
+    assert accuracy['SoftmaxAttention'] > 0.95
+    assert accuracy['HydraAttention'] < 0.5
+
+
+def a_study(**changes):
+    study = read_studies()['attentions']
+    return study._replace(
+        probes=[dict(type='recall', pairs=4, hw_shape=[4, 4])],
+        attentions={name: study.attentions[name] for name in ('Softmax', 'Hydra')},
+        schedule=dict(steps=2, batch_size=2), model=dict(embed_dims=8), **changes,
+    )  # fmt: skip
+
+
+def ran(study, path, seeds=(0,)):
+    """Lines of the runs of a call, and what failed."""
+    lines = []
+    runner = Runner(study, path, lines.append)
+    runner.run(seeds)
+    return lines, runner.failures
+
+
+def test_a_finished_run_is_not_repeated_and_a_cut_off_one_is(tmp_path):
+    path = tmp_path / 'made/probes.jsonl'
+    assert len(ran(a_study(), path)[0]) == 6  # two attentions, three rates
+    assert len(ran(a_study(), path, (0, 1))[0]) == 2  # at the best rate
+    whole = path.read_text()
+    path.write_text(whole[:-40])  # as a full disk leaves it
+    with pytest.warns(UserWarning, match='line 8 of .* is not complete'):
+        assert len(ran(a_study(), path, (0, 1))[0]) == 1
+    with pytest.warns(UserWarning, match='line 8'):
+        assert sorted(whole.splitlines())[0] in path.read_text()
+        table = table_of(read_results(path), a_study())
+    assert {cells[0].seeds for cells in table.rows.values()} == {2}
+    assert {cells[0].rates for cells in table.rows.values()} == {3}
+
+
+def test_the_best_rate_counts_and_a_solved_probe_needs_no_other(tmp_path):
+    path, study = tmp_path / 'probes.jsonl', a_study()
+    settings = dict(
+        probe=study.probes[0], attn_cfg=study.attentions['Softmax'], seed=0,
+        schedule=study.schedule, model=study.model,
+    )  # fmt: skip
+    for lr, accuracy in zip(study.rates, (0.5, 1.0)):
+        result = dict(accuracy={'1': accuracy}, loss=1.0, steps=2, seconds=1.0)
+        append_result(path, dict(settings=dict(settings, lr=lr), **result))
+    assert len(ran(study, path)[0]) == 3  # of Hydra alone
+    table = table_of(read_results(path), study)
+    assert next(iter(table.rows)) == 'Softmax' and table.accuracy('Softmax', 0) == 1
+
+
+def test_an_attention_that_fails_is_told_and_the_others_go_on(tmp_path):
+    study = a_study()
+    broken = dict(type='LaplacianAttention', num_landmarks=5)
+    study = study._replace(attentions={'broken': broken, **study.attentions}, rates=[1e-3])
+    lines, failures = ran(study, tmp_path / 'probes.jsonl')
+    assert len(lines) == 3 and len(failures) == 1
+    assert 'broken' in failures[0] and 'must be a square number' in failures[0]
+
+
+def test_the_command_runs_lists_and_reports(tmp_path):
+    out = tmp_path / 'probes.jsonl'
+    listed = run_script(TOOL, '--list').stdout
+    assert all(f'  {name}: ' in listed for name in (*PROBES.module_dict, *read_studies()))
+    result = run_script(TOOL, '--quick', '--out', out, '--tasks', 'offset',
+                        '--attentions', 'Softmax', 'XC*')  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    results = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [one['settings']['attn_cfg']['type'] for one in results] == [
+        'SoftmaxAttention', 'XCAttention',
+    ]  # fmt: skip
+    assert [list(one['accuracy']) for one in results] == [['1', '4']] * 2
+
+
+@pytest.mark.parametrize(('words', 'message'), [
+    (['--attentions', 'Nothing*'], "no attention of the study matches 'Nothing*'"),
+    (['--tasks', 'order'], "has no probe 'order'; its probes are"),
+    (['--report', 'folder', '--out', 'missing.jsonl'], 'missing.jsonl has no results; run'),
+])  # fmt: skip
+def test_a_wrong_call_is_one_sentence(words, message):
+    result = run_script(TOOL, *words)
+    assert result.returncode == 2 and message in result.stderr

@@ -1,0 +1,99 @@
+"""Probe attentions: train each on small tasks that ask one thing of an attention.
+
+A run takes seconds on one thread, and needs no data. Each attention has the best of three learning
+rates. A run that is finished is not repeated. If the command is stopped, the next call goes on.
+
+Examples:
+  python tools/analysis_tools/probe_attentions.py --list
+  python tools/analysis_tools/probe_attentions.py --tasks recall --attentions Softmax 'Pola*'
+  python tools/analysis_tools/probe_attentions.py --study recall
+  python tools/analysis_tools/probe_attentions.py --quick --attentions Softmax Hydra  # to try it
+  python tools/analysis_tools/probe_attentions.py --seeds 0 1 2          # all, which takes hours
+  # the table and the heat map, of the runs of docs/which_attention.md
+  python tools/analysis_tools/probe_attentions.py --out docs/logs/probes.jsonl --report work_dirs
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from mmlaplace.commands.command_line import ToolParser
+from mmlaplace.probes.study import QUICK, Runner, chosen, label, read_studies
+from mmlaplace.probes.tasks import PROBES, build_probe
+
+
+def show_list(studies: dict) -> None:
+    """Print the probes and the studies."""
+    print('probes:')
+    for name, kind in PROBES.module_dict.items():
+        probe = build_probe(dict(type=name))
+        task = ' '.join(kind.__doc__.split('\n\n')[0].split())
+        print(f'  {name}: {task}')
+        print(
+            f'    chance {probe.chance:.3f}, perfect {probe.perfect:g}, harder with '
+            f'{probe.knob!r}; {probe.paper}'
+        )
+    print('studies:')
+    for name, study in studies.items():
+        probes = ', '.join(map(label, study.probes))
+        print(f'  {name}: {study.title}; {len(study.attentions)} attentions; {probes}')
+
+
+def main() -> None:
+    parser = ToolParser(__doc__)
+    studies = read_studies()
+    parser.add_argument('--list', action='store_true', help='print the probes and the studies')
+    parser.add_argument('--study', choices=list(studies), default='attentions')
+    parser.add_argument('--tasks', nargs='+', default=[], metavar='PROBE',
+                        help='default: all of the study')  # fmt: skip
+    parser.add_argument('--attentions', nargs='+', default=[], metavar='NAME',
+                        help="names or patterns, such as 'Pola*'; default: all")  # fmt: skip
+    parser.add_argument('--seeds', nargs='+', type=int, default=[0])
+    parser.add_argument('--rates', nargs='+', type=float, metavar='RATE',
+                        help="learning rates; default: the study's")  # fmt: skip
+    parser.add_argument('--quick', action='store_true', help='20 steps, which teach nothing')
+    parser.add_argument('--minutes', type=float, default=float('inf'),
+                        help='start no run after so many minutes')  # fmt: skip
+    parser.add_argument('--out', type=Path, default=Path('work_dirs/probes.jsonl'), metavar='FILE',
+                        help='results, one a line; default: %(default)s')  # fmt: skip
+    parser.add_argument('--report', type=Path, metavar='FOLDER',
+                        help='write tables and pictures of FILE, and run nothing')  # fmt: skip
+    args = parser.parse_args()
+    if args.list:
+        show_list(studies)
+        return
+    if args.report:
+        report(parser, args, studies)
+        return
+    try:
+        study = chosen(studies[args.study], args.tasks, args.attentions)
+    except ValueError as error:
+        parser.error(str(error))
+    if args.rates:
+        study = study._replace(rates=args.rates)
+    if args.quick:
+        study = study._replace(schedule={**study.schedule, **QUICK}, rates=study.rates[:1])
+    torch.set_num_threads(1)
+    runner = Runner(study, args.out, lambda line: print(line, flush=True))
+    runner.run(args.seeds, time.time() + 60 * args.minutes)
+    print(f'results are in {args.out}')
+    if runner.failures:
+        sys.exit(f'{parser.prog}: error: {len(runner.failures)} runs failed, see above')
+
+
+def report(parser: ToolParser, args, studies: dict) -> None:
+    """Write the tables and the heat maps of a file of results."""
+    from mmlaplace.probes.report import write_report
+    from mmlaplace.probes.results import read_results
+
+    results = read_results(args.out)
+    if not results:
+        parser.error(f'{args.out} has no results; run the command without --report first')
+    for path in write_report(results, studies, args.report):
+        print(f'wrote {path}')
+
+
+if __name__ == '__main__':
+    main()
