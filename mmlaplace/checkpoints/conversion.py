@@ -1,82 +1,178 @@
-"""Convert the authors' checkpoints: rename each tensor, and report every key."""
+"""Convert the authors' checkpoints by a table of names, and report every tensor."""
 
-from typing import Callable, Dict, List, Tuple
+import re
+from typing import Callable, Collection, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 from torch import Tensor
 
+# A function of a tensor of the authors, and of the height and width of the training images.
+Change = Callable[[Tensor, Tuple[int, int]], Tensor]
+# Where tensors go: a name, a name and a change, several of these, or None for an unused tensor.
+Target = Union[None, str, Tuple[str, Change], List[Tuple[str, Change]]]
+Rows = Mapping[str, Target]
+NUMBER = re.compile(r'\{(\w)\}')
 
-class Conversion:
-    """Converts the tensors of an authors' checkpoint to the names of mmlaplace.
 
-    Every tensor must be moved or dropped by name. :meth:`finish` raises an error if one is left.
+class Move(NamedTuple):
+    """One tensor of the authors on its way: its name, its new name, its row, its change."""
+
+    theirs: str
+    ours: str
+    row: int
+    change: Optional[Change]
+
+
+class Names:
+    """A table of the authors' names of parameters.
 
     Args:
-        theirs: The authors' tensors, by the authors' names.
-        prefix: Prefix of each name of mmlaplace. Default: 'backbone.', as in a classifier.
+        rows: For the start of a name of the authors, the start of the name here. A start that ends
+            without a dot is a whole name. ``{i}`` and ``{j}`` are numbers, and in a name here
+            ``{i-1}`` is one less. Of the starts that fit, the one with the most letters holds.
+            Names here are those in a backbone, or begin with ``head.``. Instead of a name, there
+            may be a pair of a name and a function that changes the tensor, a list of such pairs,
+            or None for a tensor that the models here do not have. Tensors with one new name are
+            concatenated in the order of the rows.
+        marks: Names of tensors that every checkpoint with these names has, and no other kind.
+            Default: ().
 
-    Attributes:
-        ours: The converted tensors, by the names of mmlaplace.
-        report: A row for each of the authors' tensors: its name, the name in mmlaplace or why it
-            was dropped, and its shape.
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.checkpoints import Names
+        >>> names = Names({'block{i}.{j}.mlp.fc1.': 'stages.{i-1}.blocks.{j}.ffn.layers.0.'})
+        >>> list(names.convert({'block1.0.mlp.fc1.weight': torch.ones(2, 3)}).weights)
+        ['backbone.stages.0.blocks.0.ffn.layers.0.weight']
     """
 
-    def __init__(self, theirs: Dict[str, Tensor], prefix: str = 'backbone.') -> None:
-        self.theirs = dict(theirs)
-        self.prefix = prefix
-        self.ours: Dict[str, Tensor] = {}
-        self.report: List[Tuple[str, str, tuple]] = []
+    def __init__(self, rows: Rows, marks: Tuple[str, ...] = ()) -> None:
+        self.marks = marks
+        longest_first = sorted(rows, key=lambda start: -len(NUMBER.sub('', start)))
+        order = {start: row for row, start in enumerate(rows)}
+        self._rows = [(_pattern(start), order[start], rows[start]) for start in longest_first]
 
-    def has(self, name: str) -> bool:
-        """Whether a tensor of the authors is still to be converted."""
-        return name in self.theirs
+    def unknown(self, names: Collection[str]) -> List[str]:
+        """Those of the authors' names that are in no row."""
+        return [name for name in names if self._moves(name) is None]
 
-    def take(self, name: str, target: str) -> Tensor:
-        """Remove and return a tensor. Report its new name, or why it was dropped."""
-        if name not in self.theirs:
+    def _moves(self, name: str) -> Optional[List[Move]]:
+        """Where a tensor goes, or None if it is in no row."""
+        for pattern, row, target in self._rows:
+            found = pattern.match(name)
+            if found is None:
+                continue
+            if target is None:
+                return []
+            targets = target if isinstance(target, list) else [target]
+            moves = []
+            for one in targets:
+                start, change = (one, None) if isinstance(one, str) else one
+                ours = _fill(start, found.groupdict()) + name[found.end() :]
+                moves.append(Move(name, ours, row, change))
+            return moves
+        return None
+
+    def convert(
+        self,
+        theirs: Mapping[str, Tensor],
+        image_size: Tuple[int, int] = (1, 1),
+        prefix: str = 'backbone.',
+    ) -> 'Converted':
+        """Rename and change all tensors of a checkpoint.
+
+        Args:
+            theirs: The authors' tensors, by the authors' names.
+            image_size: Height and width of the training images, of which only the ratio counts.
+                Default: (1, 1).
+            prefix: Prefix of the names in a backbone. Default: 'backbone.', as in a classifier.
+
+        Raises:
+            ValueError: If a tensor is in no row. The message names it.
+        """
+        unknown = self.unknown(theirs)
+        if unknown:
             raise ValueError(
-                f'this checkpoint has no {name}, which would become {target}; its names are '
-                f'{list(self.theirs)[:3]} …'
+                f'{len(unknown)} tensors of this checkpoint have no place in our model: {unknown}'
             )
-        value = self.theirs.pop(name)
-        self.report.append((name, target, tuple(value.shape)))
-        return value
+        moves = joined([move for name in theirs for move in self._moves(name) or ()])
+        parts: Dict[str, List[Tensor]] = {}
+        report = {name: 'dropped' for name in theirs}
+        for move in sorted(moves, key=lambda move: move.row):  # the sort keeps the order of equals
+            ours = move.ours if move.ours.startswith('head.') else prefix + move.ours
+            value = theirs[move.theirs]
+            changed = value if move.change is None else move.change(value, image_size)
+            parts.setdefault(ours, []).append(changed)
+            first = report[move.theirs]
+            report[move.theirs] = ours if first == 'dropped' else f'{first} and {ours}'
+        weights = {
+            name: (torch.cat(values) if values[1:] else values[0]).clone().contiguous()
+            for name, values in parts.items()
+        }
+        return Converted(weights, [(k, v, tuple(theirs[k].shape)) for k, v in report.items()])
 
-    def put(self, ours: str, value: Tensor) -> None:
-        """Set a tensor under its name in mmlaplace."""
-        self.ours[self.prefix + ours] = value
 
-    def move(self, ours: str, *theirs: str, by: Callable[[Tensor], Tensor] = torch.clone) -> None:
-        """Move a tensor, changed ``by`` a function, to a new name, or concatenate several there."""
-        values = [self.take(name, self.prefix + ours) for name in theirs]
-        self.put(ours, torch.cat(values) if values[1:] else by(values[0]))
+class Converted(NamedTuple):
+    """A converted checkpoint.
 
-    def layer(self, ours: str, *theirs: str) -> None:
-        """Concatenate and move the weights of layers, and any biases and statistics."""
-        for suffix in ('weight', 'bias', 'running_mean', 'running_var', 'num_batches_tracked'):
-            if self.has(f'{theirs[0]}.{suffix}') or suffix == 'weight':
-                self.move(f'{ours}.{suffix}', *(f'{name}.{suffix}' for name in theirs))
+    Attributes:
+        weights: Tensors by the names in a classifier of mmlaplace.
+        report: A row for each tensor of the authors: its name, its new name or that it was
+            dropped, and its shape.
+    """
 
-    def drop(self, name: str, why: str) -> None:
-        """Drop a tensor of the authors, if it is there."""
-        if self.has(name):
-            self.take(name, f'dropped: {why}')
+    weights: Dict[str, Tensor]
+    report: List[Tuple[str, str, tuple]]
 
-    def head(self, name: str = 'head') -> None:
-        """Move the classifier's linear, if there is one, for mmpretrain's LinearClsHead."""
-        if self.has(f'{name}.weight'):
-            self.prefix, prefix = '', self.prefix
-            self.layer('head.fc', name)
-            self.prefix = prefix
 
-    def finish(self) -> Dict[str, Tensor]:
-        """The converted tensors, once none of the authors' tensors is left."""
-        if self.theirs:
-            raise ValueError(
-                f'{len(self.theirs)} tensors of this checkpoint have no place in our backbone: '
-                f'{list(self.theirs)}'
-            )
-        return {name: value.clone().contiguous() for name, value in self.ours.items()}
+def _pattern(start: str) -> 're.Pattern[str]':
+    """A regular expression of a start of names, in which ``{i}`` is a number."""
+    parts = NUMBER.split(start)
+    parts[::2] = [re.escape(part) for part in parts[::2]]
+    parts[1::2] = [rf'(?P<{number}>\d+)' for number in parts[1::2]]
+    return re.compile(''.join(parts) + ('' if start.endswith('.') else '$'))
+
+
+def _fill(name: str, numbers: Mapping[str, str]) -> str:
+    """A name with numbers for ``{i}``, ``{i-1}`` and ``{i+1}``."""
+
+    def number(found: 're.Match[str]') -> str:
+        return str(int(numbers[found[1]]) + int(found[2] or 0))
+
+    return re.sub(r'\{(\w)([+-]\d)?\}', number, name)
+
+
+def joined(moves: List[Move]) -> List[Move]:
+    """The moves, with keys and values where softmax on one map has one linear for all three.
+
+    Such an attention has no tensor but those of its linears.
+    """
+    insides: Dict[str, set] = {}
+    for move in moves:
+        attention, dot, rest = move.ours.rpartition('attn.')
+        insides.setdefault(attention + dot, set()).add(rest.split('.')[0])
+    plain = {start for start, names in insides.items() if names <= {'qkv', 'kv', 'proj'}}
+    changed = []
+    for move in moves:
+        start, kv, kind = move.ours.rpartition('kv.')
+        if kv and start in plain and start.endswith('attn.'):
+            move = move._replace(ours=f'{start}qkv.{kind}')
+        changed.append(move)
+    return changed
+
+
+def within(ours: str, theirs: str, rows: Rows) -> Dict[str, Target]:
+    """The rows with a start before the names here, and another before the authors'."""
+
+    def longer(target: Target) -> Target:
+        if target is None:
+            return None
+        if isinstance(target, str):
+            return ours + target
+        if isinstance(target, list):
+            return [(ours + name, change) for name, change in target]
+        return ours + target[0], target[1]
+
+    return {theirs + name: longer(target) for name, target in rows.items()}
 
 
 def position_map(tokens: Tensor, image_size: Tuple[int, int] = (1, 1)) -> Tensor:
@@ -86,6 +182,7 @@ def position_map(tokens: Tensor, image_size: Tuple[int, int] = (1, 1)) -> Tensor
     if height == 0 or count % height or height * image_size[1] != count // height * image_size[0]:
         raise ValueError(
             f'{count} positions are no map of an image of the sides {tuple(image_size)}; give the '
-            'size it was trained at, in pixels, by --image-size'
+            'size it was trained at, in pixels, to tools/model_converters/convert.py by '
+            '--image-size'
         )
     return tokens.transpose(1, 2).unflatten(2, (height, count // height))

@@ -16,6 +16,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ._download import download_once
 from ._hubs import HUB, TIMM, file_from_hub, weights_of_timm
 from ._plain_load import UnsafeCheckpointError, load_plain
+from .families import fitting_sentence, in_our_names
 from .names import count_prefixes, first_names, plain_names, rename_old_tensors
 
 # Where the weights lie. The first that is found is taken. mmengine's 'state_dict' comes first: it
@@ -224,6 +225,8 @@ def load_weights(
     - ``out_indices``: Norms of stages may be missing, except that of the checkpoint's last stage.
       Norms and stages that the backbone lacks are left out.
     - The image size: Position embeddings and similar tensors are resized.
+    - The names: A checkpoint of a family that ``tools/model_converters/convert.py --list`` shows is
+      converted from the names of its authors or of timm.
     - The model: A classifier's checkpoint, with ``backbone`` and ``head``, loads into a detector or
       segmentor. Everything but the backbone may then be missing.
 
@@ -258,6 +261,7 @@ def load_weights(
     own = {k: state[raw] for k, raw in raw_names.items()}
     theirs = read_state_dict(checkpoint, map_location)
     theirs = {k: theirs[raw] for k, raw in plain_names(theirs).items()}
+    theirs = in_our_names(theirs, own, checkpoint)
     rename_old_tensors(theirs, own)
     prefix, found, alike = _find_prefix(theirs, own, prefix, f'this {kind}', checkpoint)
     theirs = {k[len(prefix) :]: v for k, v in theirs.items() if k.startswith(prefix)}
@@ -268,15 +272,23 @@ def load_weights(
         unexpected=[k for k in theirs if k not in own],
         resized=[k for k in own if k in theirs and theirs[k].shape != own[k].shape],
     )
+    floats = [k for k in report.matched if theirs[k].is_floating_point()]
+    broken = [k for k in floats if not theirs[k].isfinite().all()]
+    if broken:
+        raise ValueError(
+            f'{checkpoint} does not fit: NaN or infinite values in {first_names(broken)}; take a '
+            'checkpoint from before them'
+        )
     try:
-        _check_names_and_values(module, own, theirs, report, min_matched)
+        _check_names(module, own, theirs, report, min_matched)
     except ValueError as error:
-        raise ValueError(f'{checkpoint} does not fit: {error}') from None
+        raise ValueError(f'{checkpoint} does not fit: {error}{fitting_sentence(theirs)}') from None
     if alike:
         raise ValueError(
             f'{checkpoint} has weights of this {kind} under several prefixes alike; choose by '
             f'prefix= one of (with the number of tensors) {dict(found)}'
         )
+    given = theirs  # before it is resized
     theirs = {raw_names.get(k, k): v for k, v in theirs.items()}
     try:
         _load_or_restore(module, own, theirs)
@@ -284,7 +296,7 @@ def load_weights(
         shapes = {k: (tuple(theirs[raw_names[k]].shape), tuple(own[k].shape)) for k in own
                   if k in report.resized}  # fmt: skip
         reason = _other_arch(shapes, kind) or error
-        raise ValueError(f'{checkpoint} does not fit: {reason}') from error
+        raise ValueError(f'{checkpoint} does not fit: {reason}{fitting_sentence(given)}') from error
     print_log(
         f'{kind} from {checkpoint}, prefix {prefix!r}: matched {len(report.matched)} of '
         f'{len(own)} tensors, missing {first_names(report.missing)}, unexpected '
@@ -352,21 +364,15 @@ def _load_or_restore(module: nn.Module, own: Dict[str, Tensor], theirs: Dict[str
         raise
 
 
-def _check_names_and_values(
+def _check_names(
     module: nn.Module,
     own: Dict[str, Tensor],
     theirs: Dict[str, Tensor],
     report: LoadReport,
     min_matched: Optional[float],
 ) -> None:
-    """Raise a ValueError for names and values that :func:`load_weights` refuses before it loads."""
+    """Raise a ValueError for names that :func:`load_weights` refuses before it loads."""
     kind = type(module).__name__
-    floats = [k for k in report.matched if theirs[k].is_floating_point()]
-    broken = [k for k in floats if not theirs[k].isfinite().all()]
-    if broken:
-        raise ValueError(
-            f'NaN or infinite values in {first_names(broken)}; take a checkpoint from before them'
-        )
     allowed = _may_differ(module, own, theirs)
     share = len(report.matched) / len(own)
     hint = f'if that is meant, min_matched={math.floor(100 * min(share, 0.99)) / 100} takes it'

@@ -1,11 +1,16 @@
 """The command line of the tools that convert the authors' checkpoints."""
 
+import re
 from argparse import Namespace
-from typing import Callable, Dict
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Collection, Dict, List, Mapping, Optional, Tuple
 
 from torch import Tensor
 
-from ..checkpoints import Conversion, UnsafeCheckpointError, read_state_dict, write_weights
+from ..checkpoints import FAMILIES, Converted, Names, UnsafeCheckpointError, read_state_dict
+from ..checkpoints import write_weights as write
+from ..checkpoints.families import describe, fitting, recognise, unfit
 from ..checkpoints.names import plain_names
 from .command_line import ToolParser
 
@@ -14,54 +19,121 @@ def parser_for(doc: str) -> ToolParser:
     """A parser with the arguments that all converters have. ``doc`` is the tool's docstring."""
     parser = ToolParser(doc)
     parser.add_argument(
-        'source', help="the authors' checkpoint: a path, an address or hf://OWNER/NAME"
+        'source', help="the authors' checkpoint: a path, an address, hf://OWNER/NAME or timm://NAME"
     )
-    parser.add_output('out', help='the file to write, one of safetensors if .safetensors ends it')
     parser.add_argument(
         '--key',
         help="where in the file the weights lie, such as 'model_ema'; default: the first found of "
         'state_dict, model, module, state_dict_ema, model_ema and ema_state_dict',
     )
+    parser.add_argument(
+        '--image-size',
+        nargs=2,
+        type=int,
+        default=(1, 1),
+        metavar=('H', 'W'),
+        help="the training images' size, if they were not square",
+    )
     return parser
+
+
+def near_families(name: str) -> List[str]:
+    """Names of families that are like a name."""
+    return get_close_matches(name, FAMILIES, cutoff=0.4) or list(FAMILIES)
+
+
+def convert(
+    theirs: Mapping[str, Tensor], family: Optional[str], image_size: Tuple[int, int] = (1, 1)
+) -> Tuple[Converted, List[str]]:
+    """Convert a classifier, and check that it fits a family.
+
+    Args:
+        theirs: The authors' tensors.
+        family: A name in ``FAMILIES``. None finds the families that it fits.
+        image_size: Height and width of the training images. Default: (1, 1).
+
+    Returns:
+        The converted weights, and the families that they fit, of which there may be several.
+
+    Raises:
+        ValueError: If the names are of no family, a tensor has no place, or the weights fit another
+            family or none. The message names the tensors, and the family that the weights fit.
+    """
+    table: Optional[Names] = recognise(theirs)
+    if table is None:
+        raise ValueError(
+            f'its names are {list(theirs)[:3]} …, those of no family; --list shows the families'
+        )
+    converted = table.convert(theirs, image_size)
+    fit = fitting(converted.weights)
+    if family is not None and unfit(family, converted.weights):
+        other = f'; it fits {" or ".join(map(describe, fit))}' if fit else ''
+        reason = unfit(family, converted.weights)
+        raise ValueError(f'it does not fit {describe(family)}: {reason}{other}')
+    return converted, [family] if family is not None else fit
 
 
 def run(
     parser: ToolParser,
-    convert: Callable[[Dict[str, Tensor], Namespace], Conversion],
+    args: Namespace,
+    out: Optional[Path] = None,
+    only: Optional[Collection[Names]] = None,
 ) -> None:
     """Read the authors' checkpoint, convert it, print the names of all tensors, and write it.
 
     Args:
-        parser: The parser of :func:`parser_for`, perhaps with further arguments.
-        convert: Function of the authors' state dict and the parsed arguments that returns the
-            conversion.
+        parser: The parser of :func:`parser_for`, for errors.
+        args: The arguments that it parsed.
+        out: The file to write. Default: ``FAMILY.pth`` in the current folder.
+        only: The tables of names that the tool takes. Default: all.
     """
     from rich.console import Console
     from rich.table import Table
 
-    args = parser.parse_args()
+    family: Optional[str] = getattr(args, 'family', None)
     try:
         theirs = read_state_dict(args.source, key=args.key)
         theirs = {k.removeprefix('module.'): theirs[raw] for k, raw in plain_names(theirs).items()}
-        conversion = convert(theirs, args)
-        ours = conversion.finish()
-        write_weights(args.out, ours, dict(converted_from=args.source))
+        if only is not None and recognise(theirs) not in only:
+            raise ValueError(
+                f'its names are {list(theirs)[:3]} …, which this tool does not know; run '
+                'convert.py, which knows all families'
+            )
+        converted, families = convert(theirs, family, tuple(args.image_size))
+        if out is None and not families:
+            raise ValueError('it has the size of no family; give a file by --out')
+        out = out or Path(f'{families[0]}.pth')
+        if out.exists() and not args.force:
+            raise ValueError(f'{out} is there already; --force replaces it')
+        meta = dict(converted_from=args.source, family=families[0] if families else '')
+        write(out, converted.weights, meta)
     except (ValueError, FileNotFoundError, ImportError, UnsafeCheckpointError) as error:
         message = str(error)
         parser.error(message if args.source in message else f'{args.source}: {message}')
     table = Table('theirs', 'ours', 'shape')
-    for name, target, shape in conversion.report:
+    for name, target, shape in converted.report:
         table.add_row(name, target, ' x '.join(map(str, shape)) or 'scalar')
     console = Console()
     console.print(table)
     depths: Dict[int, int] = {}
-    for name in ours:
-        parts = name.split('.')
-        if parts[1:2] == ['stages'] and parts[3] == 'blocks':
-            depths[int(parts[2])] = max(depths.get(int(parts[2]), 0), int(parts[4]) + 1)
-    dropped = sum(target.startswith('dropped') for _, target, _ in conversion.report)
+    for name in converted.weights:
+        if found := re.match(r'backbone\.stages\.(\d+)\.blocks\.(\d+)\.', name):
+            depths[int(found[1])] = max(depths.get(int(found[1]), 0), int(found[2]) + 1)
+    dropped = sum(target == 'dropped' for _, target, _ in converted.report)
     console.print(
-        f'{len(conversion.report)} tensors of theirs, {dropped} of them dropped, became '
-        f'{len(ours)}. Depths: {tuple(depths.values())}. Written to {args.out}',
+        f'{len(converted.report)} tensors of theirs, {dropped} of them dropped, became '
+        f'{len(converted.weights)}. Depths: {tuple(depths.values())}. Written to {out}',
         markup=False,  # a path may have brackets
     )
+    fits = ' or '.join(map(describe, families)) or 'a model of another size than the families'
+    console.print(f'It fits {fits}.', markup=False)
+
+
+def list_families() -> str:
+    """The families by their names, with the backbones that they fit and the places of weights."""
+    width = max(map(len, FAMILIES))
+    lines = (
+        f'{name:{width}}  {describe(name).partition(", ")[2]}  {family.weights}'.rstrip()
+        for name, family in FAMILIES.items()
+    )
+    return '\n'.join(lines)

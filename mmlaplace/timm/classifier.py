@@ -173,12 +173,15 @@ class TimmClassifier(nn.Module):
             for j, block in enumerate(stage['blocks']):
                 x = block(x, hw_shape)
                 yield (i, j), x, hw_shape
+            if 'norm' in stage:
+                x = stage['norm'](x)
             if i + 1 < len(self.backbone.stages):
                 x = tokens_to_map(x, hw_shape)
 
     def _norm(self, x: Tensor, stage: int) -> Tensor:
         """Tokens after the norm of a stage, which the last may have."""
-        norm = getattr(self.backbone, f'norm{stage}', None)
+        last, norm = self.backbone.stages[stage], getattr(self.backbone, f'norm{stage}', None)
+        x = last['norm'](x) if 'norm' in last else x
         return x if norm is None else norm(x)
 
     def _map(
@@ -252,6 +255,8 @@ class TimmClassifier(nn.Module):
             name = f'norm{len(host.stages) - 1}'
             if hasattr(host, name):
                 delattr(host, name)
+            if 'norm' in host.stages[i]:
+                host.stages[i].pop('norm')
         host.stages = host.stages[: i + 1]
         host.stages[i]['blocks'] = host.stages[i]['blocks'][: j + 1]
         host.out_indices = (i,)

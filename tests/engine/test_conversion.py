@@ -1,41 +1,48 @@
-"""A conversion moves or drops every tensor by name, and reports what became of each."""
-
-import sys
+"""A table of names moves, changes, joins or drops every tensor, and reports each."""
 
 import pytest
 import torch
 
-from mmlaplace.checkpoints import Conversion, position_map
-from mmlaplace.commands.converters import parser_for, run
+from mmlaplace.checkpoints import Names, position_map
+from mmlaplace.checkpoints.conversion import within
 
 
-def linear(*sizes) -> dict:
-    return {'fc.weight': torch.randn(*sizes), 'fc.bias': torch.randn(sizes[0])}
+def layers(*names) -> dict:
+    shapes = dict(weight=(2, 3), bias=(2,))
+    return {f'{n}.{kind}': torch.randn(shape) for n in names for kind, shape in shapes.items()}
 
 
-def test_a_layer_moves_with_its_bias_and_several_are_concatenated():
-    theirs = {f'{name}.{kind}': torch.randn(2, 3) for name in 'qk' for kind in ('weight', 'bias')}
-    conversion = Conversion(dict(theirs, **{'head.weight': torch.zeros(5, 3)}))
-    conversion.layer('qkv', 'q', 'k')
-    for _ in range(2):  # the second time there is none any more
-        conversion.head()
-    ours = conversion.finish()
-    assert set(ours) == {'backbone.qkv.weight', 'backbone.qkv.bias', 'head.fc.weight'}
-    assert torch.equal(ours['backbone.qkv.bias'], torch.cat([theirs['q.bias'], theirs['k.bias']]))
-    assert ('k.bias', 'backbone.qkv.bias', (2, 3)) in conversion.report
+def test_rows_have_numbers_changes_and_several_places():
+    names = Names({
+        **within('stages.{i-1}.', 'block{i}.', {'q.': 'qkv.', 'v.': 'qkv.', 'used.no': None}),
+        'block{i}.v.bias': [('first', lambda value, size: value[:1]), ('rest', torch.mul)],
+        'head.': 'head.fc.',
+    })  # fmt: skip
+    theirs = {**layers('block3.v', 'block3.q', 'head'), 'block3.used.no': torch.zeros(1)}
+    ours, report = names.convert(theirs, image_size=2)
+    q, v, v_bias = (theirs[f'block3.{name}'] for name in ('q.weight', 'v.weight', 'v.bias'))
+    assert torch.equal(ours.pop('backbone.stages.2.qkv.weight'), torch.cat([q, v]))
+    assert torch.equal(ours.pop('backbone.first'), v_bias[:1])
+    assert torch.equal(ours.pop('backbone.rest'), 2 * v_bias)
+    assert set(ours) == {'backbone.stages.2.qkv.bias', 'head.fc.weight', 'head.fc.bias'}
+    assert ('block3.v.bias', 'backbone.first and backbone.rest', (2,)) in report
+    assert report[-1] == ('block3.used.no', 'dropped', (1,))
 
 
-def test_what_has_no_place_or_is_not_there_is_named():
-    conversion = Conversion(dict(linear(4, 3), index=torch.zeros(1)))
-    with pytest.raises(ValueError, match=r'has no q\.weight, which would become backbone\.qkv'):
-        conversion.layer('qkv', 'q')
-    conversion.layer('proj', 'fc')
-    with pytest.raises(ValueError, match=r"1 tensors .* have no place.*\['index'\]"):
-        conversion.finish()
-    for _ in range(2):
-        conversion.drop('index', 'computed in the forward')
-    assert conversion.report[-1] == ('index', 'dropped: computed in the forward', (1,))
-    assert len(conversion.finish()) == 2
+def test_softmax_on_one_map_has_one_linear():
+    attention = {'q.': 'qkv.', 'kv.': 'kv.', 'sr.': 'sr.', 'scale': 'scale'}
+    names = Names(within('{i}.attn.', '{i}.', attention))
+    theirs = {**layers('0.q', '0.kv', '1.q', '1.kv', '1.sr', '2.kv'), '2.scale': torch.ones(1)}
+    ours = names.convert(theirs, prefix='').weights
+    assert torch.equal(
+        ours['0.attn.qkv.bias'], torch.cat([theirs['0.q.bias'], theirs['0.kv.bias']])
+    )
+    assert {'1.attn.kv.weight', '2.attn.kv.weight'} < set(ours) and '0.attn.kv.weight' not in ours
+
+
+def test_a_tensor_without_a_row_is_named():
+    with pytest.raises(ValueError, match=r"1 tensors .* have no place.*\['fc\.bias'\]"):
+        Names({'fc.weight': 'proj.weight'}).convert(layers('fc'))
 
 
 def test_positions_become_a_map_of_the_sides_of_the_image():
@@ -43,20 +50,3 @@ def test_positions_become_a_map_of_the_sides_of_the_image():
     assert torch.equal(position_map(tokens, (3, 4))[0, :, 1, 2], tokens[0, 6])
     with pytest.raises(ValueError, match=r'12 positions are no map .*\(1, 1\).*--image-size'):
         position_map(tokens)
-
-
-def test_run_reads_converts_reports_and_writes(tmp_path, monkeypatch, capsys):
-    source, out = tmp_path / 'theirs.pth', tmp_path / 'new[/1]/ours.pth'
-    theirs = linear(4, 3)
-    torch.save(dict(model={f'module.{name}': value for name, value in theirs.items()}), source)
-
-    def convert(theirs, args):
-        conversion = Conversion(theirs)
-        conversion.layer('stages.0.blocks.1.proj', 'fc')
-        return conversion
-
-    monkeypatch.setattr(sys, 'argv', ['convert.py', str(source), str(out)])
-    run(parser_for('Convert.'), convert)
-    assert 'new[/1]/ours.pth' in capsys.readouterr().out.replace('\n', '')
-    weights = torch.load(out)['state_dict']
-    assert torch.equal(weights['backbone.stages.0.blocks.1.proj.weight'], theirs['fc.weight'])

@@ -45,6 +45,7 @@ LOADERS = {
     'deployment/export.py': [LAPLACIAN, 'FILE', '--format', 'pt2', '--out', 'OUT/a.pt2'],
     # It takes the checkpoints that it finds in its work directory.
     'analysis_tools/attention_training.py': ['LaplacianAttention', '--work-dir', 'runs'],
+    'model_converters/convert.py': ['FILE', '--out', 'OUT/a.pth'],
     'model_converters/soft_to_mmlaplace.py': ['FILE', 'OUT/a.pth'],
     'model_converters/polaformer_to_mmlaplace.py': ['FILE', 'OUT/a.pth'],
 }  # fmt: skip

@@ -133,6 +133,8 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
                 x = stage['position'](x, hw_shape)  # (B, N, C), or (B, 1 + N, C)
             for block in stage['blocks']:
                 x = block(x, hw_shape)
+            if 'norm' in stage:
+                x = stage['norm'](x)
             if i in self.out_indices:
                 norm = getattr(self, f'norm{i}', None)
                 out = x if norm is None else norm(x)

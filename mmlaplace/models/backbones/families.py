@@ -125,8 +125,9 @@ class PVT(PyramidBackbone):
 
     Patches have a side of 4 pixels, then of 2 tokens. Learned positions come before each stage and
     are resized to the input. Blocks are pre-norm. Returned maps have no norm, as in the authors'
-    PVT, and classifiers average them. ``attn_cfg=dict(type='FLattenAttention')`` gives FLatten-PVT.
-    Arguments are those of :class:`PyramidBackbone`.
+    detectors. ``attn_cfg=dict(type='FLattenAttention')`` gives FLatten-PVT. Arguments are those of
+    :class:`PyramidBackbone`, and ``with_cls_token``: the authors' classifiers have a class token,
+    the others here average the last map.
 
     Source: PVT (arXiv 2102.12122).
 
@@ -147,7 +148,8 @@ class PVTv2(PyramidBackbone):
     """PVTv2: overlapping patch embeddings, no positions, a depthwise convolution in the FFN.
 
     Patch embeddings have kernel 7 and stride 4, then kernel 3 and stride 2. Attention is softmax on
-    spatially reduced keys and values. Arguments are those of :class:`PyramidBackbone`.
+    spatially reduced keys and values. Arguments are those of :class:`PyramidBackbone`, and
+    ``stage_norms``, which the authors' weights need.
 
     Source: PVTv2 (arXiv 2106.13797).
 
@@ -160,7 +162,7 @@ class PVTv2(PyramidBackbone):
     """
 
     host = staticmethod(hosts.pvt_v2)
-    arch_zoo = hosts.PVTV2_ARCHS
+    arch_zoo = {**hosts.PVTV2_ARCHS, **hosts.PVTV2_LARGER_ARCHS}
     default_arch = 'b1'
 
 
@@ -187,7 +189,7 @@ class Swin(PyramidBackbone):
     """
 
     host = staticmethod(hosts.swin)
-    arch_zoo = hosts.SWIN_ARCHS
+    arch_zoo = {**hosts.SWIN_ARCHS, **hosts.SWIN_LARGER_ARCHS}
 
 
 @MODELS.register_module()
@@ -254,6 +256,7 @@ class PolaFormerPVTv2(PVTv2):
         torch.Size([1, 256, 2, 3])
     """
 
+    arch_zoo = hosts.PVTV2_ARCHS
     default_attn_cfg = dict(type='PolaAttention')
 
 
@@ -278,6 +281,7 @@ class PolaFormerSwin(Swin):
         [(1, 32, 16, 24), (1, 64, 8, 12), (1, 128, 4, 6), (1, 256, 2, 3)]
     """
 
+    arch_zoo = hosts.SWIN_ARCHS
     default_attn_cfg = [
         *[dict(window_size=56, even_windows=True, attn_cfg=dict(type='PolaAttention'))] * 2,
         *[None] * 2,

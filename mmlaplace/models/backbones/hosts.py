@@ -1,7 +1,8 @@
 """Hosts: the parts of backbones around the attentions. Each is a function that returns stages."""
 
+from dataclasses import replace
 from functools import partial
-from typing import Callable, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 import torch.nn as nn
 
@@ -41,12 +42,18 @@ PVTV2_ARCHS = {
     'b1': _pvt_arch((64, 128, 320, 512), (2, 2, 2, 2)),
     'b2': _pvt_arch((64, 128, 320, 512), (3, 4, 6, 3)),
 }
+PVTV2_LARGER_ARCHS = {
+    'b3': _pvt_arch((64, 128, 320, 512), (3, 4, 18, 3)),
+    'b4': _pvt_arch((64, 128, 320, 512), (3, 8, 27, 3)),
+    'b5': _pvt_arch((64, 128, 320, 512), (3, 6, 40, 3), ffn_ratios=(4, 4, 4, 4)),
+}
 SWIN_ARCHS = {
     'micro': arch((32, 64, 128, 256), (1, 1, 2, 1)),
     'tiny': arch((96, 192, 384, 768), (2, 2, 6, 2)),
     'small': arch((96, 192, 384, 768), (2, 2, 18, 2)),
     'base': arch((128, 256, 512, 1024), (2, 2, 18, 2)),
 }
+SWIN_LARGER_ARCHS = {'large': arch((192, 384, 768, 1536), (2, 2, 18, 2))}
 VIT_ARCHS = {
     'micro': arch((128,), (4,)),
     'tiny': arch((192,), (12,), (3,)),
@@ -78,9 +85,14 @@ def laplacian_pyramid(overlapping_patches: bool = True) -> List[Stage]:
     return [Stage(embed(stride), stride, attn, frame) for stride in STRIDES]
 
 
-def pvt() -> List[Stage]:
-    """PVT: patches, learned positions, softmax on reduced keys, maps without a norm."""
-    return [
+def pvt(with_cls_token: bool = False) -> List[Stage]:
+    """PVT: patches, learned positions, softmax on reduced keys, maps without a norm.
+
+    Args:
+        with_cls_token: Whether the last stage has a class token, and a norm after it, as the
+            authors' classifiers have. Default: False.
+    """
+    stages = [
         Stage(
             _beside_each_other(stride),
             stride,
@@ -90,16 +102,28 @@ def pvt() -> List[Stage]:
         )
         for stride, sr_ratio in zip(STRIDES, (8, 4, 2, 1))
     ]
+    if with_cls_token:
+        stages[-1] = replace(stages[-1], cls_token=True, out_norm=stages[-1].norm)
+    return stages
 
 
-def pvt_v2() -> List[Stage]:
-    """PVTv2: overlapping patch embeddings, no positions, a convolution in the FFN."""
+def pvt_v2(stage_norms: bool = False) -> List[Stage]:
+    """PVTv2: overlapping patch embeddings, no positions, a convolution in the FFN.
+
+    Args:
+        stage_norms: Whether each stage ends with a norm, whose output the next stage takes, as in
+            the authors' code. The norms of patch embeddings then have its eps, 1e-5. Otherwise
+            only the returned maps have a norm. Default: False.
+    """
+    own: Dict[str, Any] = dict(end_norm=True, out_norm=None) if stage_norms else {}
+    embed_norm = dict(norm_cfg=dict(type='LN', eps=1e-5)) if stage_norms else {}
     return [
         Stage(
-            _overlapping(stride),
+            partial(_overlapping(stride), **embed_norm),
             stride,
             dict(type='SoftmaxAttention', sr_ratio=sr_ratio),
             block=dict(ffn_cfg=dict(dwconv_kernel=3)),
+            **own,
         )
         for stride, sr_ratio in zip(STRIDES, (8, 4, 2, 1))
     ]

@@ -49,6 +49,8 @@ class PyramidNames(Module):
         kind, *path = (param_name[len(prefix) :] if inside else '').split('.')
         if kind == 'stages':
             stage, block = int(path[0]), int(path[2]) if path[1] == 'blocks' else None
+            if path[1] == 'norm':
+                block = self.depths[stage] - 1
             if block is None and stage == 0:
                 return 0, num_layers
             return sum(self.depths[:stage]) + (block or 0) + 1, num_layers

@@ -8,6 +8,7 @@ from mmengine.model import ModuleDict, ModuleList
 
 from ..attentions.frame import Frame
 from ..layers import PositionEmbedding, TransformerBlock
+from ..layers.build import build_token_norm
 from .options import attention_class, takes, with_frame
 
 
@@ -31,6 +32,8 @@ class Stage:
             ``norm_cfg``. Default: True.
         norm: Config of the norms in the blocks. Default: ``dict(type='LN', eps=1e-6)``.
         out_norm: Config of the norm of the returned map. None adds no norm. Default: as ``norm``.
+        end_norm: Whether the stage ends with a norm of ``norm``, whose output the next stage takes
+            too, as in the authors' PVTv2. Default: False.
         block: Further arguments of :class:`TransformerBlock`. Default: none.
 
     Examples:
@@ -53,6 +56,7 @@ class Stage:
     embed_norm: bool = True
     norm: dict = field(default_factory=lambda: dict(type='LN', eps=1e-6))
     out_norm: Optional[dict] = field(default_factory=lambda: dict(type='LN', eps=1e-6))
+    end_norm: bool = False
     block: Dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -90,7 +94,7 @@ class Stage:
         norm_cfg: Optional[dict],
         act_cfg: Optional[dict],
     ) -> ModuleDict:
-        """The modules ``patch_embed``, ``position`` (where there is one) and ``blocks``."""
+        """The modules ``patch_embed``, ``position`` and ``norm`` (if any), and ``blocks``."""
         # mmengine's containers, as init_weights goes down through no others.
         stage = ModuleDict()
         norm = {} if norm_cfg is None else dict(norm_cfg=norm_cfg)
@@ -116,4 +120,6 @@ class Stage:
             )
             for j, drop_path_rate in enumerate(drop_path_rates)
         )
+        if self.end_norm:
+            stage['norm'] = build_token_norm(norm_cfg or self.norm, embed_dims)
         return stage

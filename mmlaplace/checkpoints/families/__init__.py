@@ -1,0 +1,145 @@
+"""Families of released weights: names of their parameters, and the backbones that they fit."""
+
+import re
+from functools import cache
+from typing import Any, Collection, Dict, List, Mapping, Optional, Set, Tuple
+
+import torch
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from ..conversion import Names
+from ..names import count_prefixes, first_names
+from . import polaformer, pvt, soft, swin, vit
+from .family import Family
+
+__all__ = [
+    'FAMILIES',
+    'Family',
+    'describe',
+    'fitting',
+    'fitting_sentence',
+    'in_our_names',
+    'recognise',
+    'unfit',
+]
+
+FAMILIES: Dict[str, Family] = {
+    **pvt.FAMILIES,
+    **swin.FAMILIES,
+    **vit.FAMILIES,
+    **soft.FAMILIES,
+    **polaformer.FAMILIES,
+}
+BLOCK = re.compile(r'(?:.*\.)?stages\.(\d+)\.blocks\.(\d+)\.')
+PREFIX = 'backbone.'
+
+
+def recognise(names: Collection[str]) -> Optional[Names]:
+    """The table of the authors' names that a checkpoint has, or None.
+
+    Of the tables whose marks are all there, it is the one with the fewest unknown names.
+    """
+    tables = {id(table): table for family in FAMILIES.values() for table in family.names}
+    found = [table for table in tables.values() if set(table.marks) <= set(names)]
+    return min(found, key=lambda table: len(table.unknown(names)), default=None)
+
+
+def describe(name: str) -> str:
+    """A family by its name and its backbone."""
+    options = ', '.join(f'{key}={value!r}' for key, value in FAMILIES[name].backbone.items())
+    return f'{name}, dict({options})'
+
+
+@cache
+def _state_of(name: str) -> Tuple[Dict[str, torch.Size], Set[str]]:
+    """Shapes in the backbone of a family, and the names whose shape depends on the image size."""
+    with torch.device('meta'):
+        backbone = MODELS.build(dict(FAMILIES[name].backbone, out_indices=-1))
+    resized = {
+        f'{path}.{own}'
+        for path, part in backbone.named_modules()
+        if hasattr(part, 'resize_weight')
+        for own, _ in part.named_parameters(recurse=False)
+    }
+    return {key: value.shape for key, value in backbone.state_dict().items()}, resized
+
+
+def unfit(name: str, weights: Mapping[str, Tensor], resize: bool = True) -> str:
+    """Why the weights of a classifier do not fit a family, or nothing if they fit.
+
+    Args:
+        name: Name of the family.
+        weights: By the names of mmlaplace, with those of the backbone after ``backbone.``.
+        resize: Whether tensors that depend on the image size may have another size. Default: True.
+    """
+    own, resized = _state_of(name)
+    given = {k[len(PREFIX) :]: v.shape for k, v in weights.items() if k.startswith(PREFIX)}
+    missing = [key for key in own if key not in given]
+    unexpected = [key for key in given if key not in own]
+    other = [
+        key
+        for key, shape in own.items()
+        if key in given
+        and given[key] != shape
+        and not (resize and key in resized and given[key][:2] == shape[:2])
+    ]
+    if not missing and not unexpected and not other:
+        return ''
+    return (
+        f'missing {first_names(missing)}, unexpected {first_names(unexpected)}, of another shape '
+        + (first_names(other) + f', as {tuple(given[other[0]])} for {tuple(own[other[0]])}'
+           if other else '0')
+    )  # fmt: skip
+
+
+def fitting(weights: Mapping[str, Tensor]) -> List[str]:
+    """The families that the weights of a classifier fit; exactly, or else after a resizing."""
+    depths: Dict[int, int] = {}
+    for found in filter(None, map(BLOCK.match, weights)):
+        depths[int(found[1])] = max(depths.get(int(found[1]), 0), int(found[2]) + 1)
+    near = []
+    for name, family in FAMILIES.items():
+        cls = MODELS.get(family.backbone['type'])
+        if cls and tuple(depths.values()) == tuple(cls.arch_zoo[family.backbone['arch']]['depths']):
+            near.append(name)
+    for resize in (False, True):
+        found_names = [name for name in near if not unfit(name, weights, resize)]
+        if found_names:
+            return found_names
+    return []
+
+
+def fitting_sentence(weights: Mapping[str, Tensor]) -> str:
+    """The end of a message on weights, of a backbone or a classifier: the families that they fit.
+
+    It is empty if there is none.
+    """
+    whole = any(name.startswith(PREFIX) for name in weights)
+    fit = fitting(weights if whole else {PREFIX + k: v for k, v in weights.items()})
+    return f'; it fits {" or ".join(map(describe, fit))}' if fit else ''
+
+
+def in_our_names(
+    theirs: Dict[str, Tensor], own: Collection[str], checkpoint: Any
+) -> Dict[str, Tensor]:
+    """The tensors of a checkpoint by the names of mmlaplace, converted if these are the authors'.
+
+    Args:
+        theirs: The tensors.
+        own: The names in the module that they are for. If most of these are in the checkpoint,
+            nothing is converted.
+        checkpoint: Its path or address, for errors.
+
+    Raises:
+        ValueError: If the names are the authors', and a tensor has no place.
+    """
+    plain = {name.removeprefix('module.'): value for name, value in theirs.items()}
+    table = recognise(plain)
+    found = count_prefixes(theirs, own).most_common(1)
+    if table is None or (found and 2 * found[0][1] > len(own)):
+        return theirs
+    try:
+        return table.convert(plain).weights
+    except ValueError as error:
+        raise ValueError(f'{checkpoint} cannot be converted: {error}') from error

@@ -1,0 +1,43 @@
+"""Swin."""
+
+from typing import Dict
+
+from ..conversion import Names, Rows, Target, within
+from .family import ATTENTION, BLOCK, Family, offset_map
+
+WINDOWS: Rows = {
+    **ATTENTION,
+    'relative_position_bias_table': ('relative_bias', offset_map),
+    'relative_position_index': None,
+}
+
+
+def swin_rows(merging: str, attention: Rows = WINDOWS) -> Dict[str, Target]:
+    """The rows of a Swin, whose stage ``{i}`` has the merging of the stage ``merging`` here."""
+    merged = {'downsample.norm.': 'norm.', 'downsample.reduction.': 'reduction.'}
+    block = {**BLOCK, **within('attn.attn.', 'attn.', attention), 'attn_mask': None}
+    return {
+        'patch_embed.proj.': 'stages.0.patch_embed.projection.',
+        'patch_embed.norm.': 'stages.0.patch_embed.norm.',
+        **within(f'stages.{merging}.patch_embed.', 'layers.{i}.', merged),
+        **within('stages.{i}.blocks.{j}.', 'layers.{i}.blocks.{j}.', block),
+        'norm.': 'norm3.',
+        'head.': 'head.fc.',
+        'head.fc.': 'head.fc.',
+    }
+
+
+TABLE = 'layers.0.blocks.0.attn.relative_position_bias_table'
+# In the authors' code, a merging belongs to the stage before it.
+AUTHORS = Names(swin_rows('{i+1}'), marks=(TABLE, 'layers.0.downsample.reduction.weight'))
+TIMM = Names(swin_rows('{i}'), marks=(TABLE, 'layers.3.downsample.reduction.weight'))
+
+FAMILIES = {
+    f'swin_{size}': Family(
+        (AUTHORS, TIMM),
+        dict(type='Swin', arch=size),
+        f'timm://swin_{size}_patch4_window7_224.{data}',
+    )
+    for size, data in dict.fromkeys(('tiny', 'small', 'base'), 'ms_in1k').items()
+    | {'large': 'ms_in22k_ft_in1k'}.items()
+}

@@ -1,0 +1,27 @@
+"""ViT and DeiT, which have the same names."""
+
+from ..conversion import Names, within
+from .family import ATTENTION, BLOCK, HEAD, Family, class_position, map_positions
+
+VIT = Names(
+    {
+        'patch_embed.proj.': 'stages.0.patch_embed.projection.',
+        'cls_token': 'stages.0.position.cls_token',
+        'pos_embed': [
+            ('stages.0.position.cls_position', class_position),
+            ('stages.0.position.map', map_positions),
+        ],
+        **within('stages.0.blocks.{i}.', 'blocks.{i}.',
+                 {**BLOCK, **within('attn.', 'attn.', ATTENTION)}),
+        'norm.': 'norm0.',
+        **HEAD,
+    },
+    marks=('cls_token', 'pos_embed', 'blocks.0.attn.qkv.weight'),
+)  # fmt: skip
+
+FAMILIES = {
+    f'deit_{size}': Family(
+        (VIT,), dict(type='ViT', arch=size), f'timm://deit_{size}_patch16_224'
+    )
+    for size in ('tiny', 'small', 'base')
+}  # fmt: skip

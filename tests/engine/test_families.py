@@ -1,0 +1,169 @@
+"""Released weights convert on the way, whole, and give the outputs that they have in timm."""
+
+import gzip
+import json
+
+import pytest
+import torch
+from conftest import ROOT, run_script
+from mmengine.registry import MODELS
+
+from mmlaplace.checkpoints import FAMILIES, load_weights
+from mmlaplace.checkpoints.families import describe
+from mmlaplace.commands.converters import convert
+
+TOOL = ROOT / 'tools/model_converters/convert.py'
+MANIFESTS = {p.name.partition('.')[0]: p for p in (ROOT / 'tests/data/manifests').glob('*.json.gz')}
+# Two orders of the same fp32 sums.
+TOLERANCE = 1e-5
+# By the family: the name in timm, its options, the arch here, and the image.
+SMALL = {
+    'pvt_v2_b0': ('pvt_v2_b0', dict(depths=(1, 2, 1, 1)), dict(depths=(1, 2, 1, 1)), (64, 96)),
+    'swin_tiny': (
+        'swin_tiny_patch4_window7_224',
+        dict(embed_dim=32, depths=(2, 2, 2, 1), num_heads=(1, 2, 4, 8)),
+        dict(embed_dims=(32, 64, 128, 256), depths=(2, 2, 2, 1), num_heads=(1, 2, 4, 8)),
+        (224, 448),
+    ),
+    'deit_tiny': ('deit_tiny_patch16_224', dict(depth=2), dict(depths=(2,)), (64, 96)),
+}
+
+
+def draw(model):
+    """Random weights none of which is near 0 or 1 by their initialisation."""
+    for name, value in model.state_dict().items():
+        if value.dim() > 1 and not any(word in name for word in ('pos_embed', 'token', 'table')):
+            value.normal_(std=value[0].numel() ** -0.5)
+        elif value.is_floating_point():
+            value.normal_(1.0 if name.endswith('weight') else 0.0, 0.3)
+    return model.eval()
+
+
+def family_backbone(name, **options):
+    return MODELS.build(dict(FAMILIES[name].backbone, **options)).eval()
+
+
+def assert_close(ours, theirs):
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).abs().max() <= TOLERANCE * theirs.abs().max()
+
+
+@pytest.mark.parametrize('name', SMALL)
+def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
+    timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
+    from mmlaplace.timm import TimmClassifier
+
+    theirs, options, arch, size = SMALL[name]
+    if name != 'pvt_v2_b0':  # which has no size of its own
+        options = dict(options, img_size=size)
+    model = draw(timm.create_model(theirs, num_classes=7, **options))
+    backbone = dict(FAMILIES[name].backbone, img_size=size)
+    cls = MODELS.get(backbone.pop('type'))
+    backbone['arch'] = dict(cls.arch_zoo[backbone['arch']], **arch)
+    # As a training script leaves it: averaged weights of several GPUs, beside the rest.
+    state = {f'module.{key}': value for key, value in model.state_dict().items()}
+    torch.save(dict(model_ema=state, epoch=299), tmp_path / 'theirs.pth')
+    result = run_script(
+        TOOL, tmp_path / 'theirs.pth', '--out', tmp_path / 'ours.safetensors',
+        '--image-size', *size,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    ours = TimmClassifier(cls, num_classes=7, **backbone).eval()
+    load_weights(ours, tmp_path / 'ours.safetensors', min_matched=1)
+    raw = cls(out_norms=False, **backbone).eval()
+    load_weights(raw, tmp_path / 'ours.safetensors')
+    images = torch.randn(2, 3, *size)
+    with torch.no_grad():
+        assert_close(ours(images), model(images))
+        maps = raw(images)
+        for own, other in zip(maps, model.forward_intermediates(
+            images, indices=len(maps), intermediates_only=True
+        )):  # fmt: skip
+            assert_close(own, other)
+
+
+@pytest.mark.parametrize('name', MANIFESTS)
+def test_every_released_checkpoint_converts_whole(name):
+    for content in json.loads(gzip.decompress(MANIFESTS[name].read_bytes())).values():
+        with torch.device('meta'):
+            theirs = {key: torch.empty(shape) for key, shape in content['shapes'].items()}
+        ours, families = convert(theirs, family=None)
+        assert name in families
+        assert convert(theirs, name)[1] == [name]
+        counted = sum(v.numel() for k, v in ours.weights.items() if 'running_' not in k)
+        assert counted == pytest.approx(content['parameters'], rel=1e-3)
+
+
+def test_every_family_of_the_tables_has_its_backbone_and_is_listed():
+    listed = run_script(TOOL, '--list').stdout.splitlines()
+    assert [line.split()[0] for line in listed] == list(FAMILIES)
+    assert "pvt_v2_b0  dict(type='PVTv2', arch='b0'" in ' '.join(listed).replace('   ', '')
+
+
+def manifest_weights(name):
+    """Random weights by the names of the authors or of timm."""
+    content = next(iter(json.loads(gzip.decompress(MANIFESTS[name].read_bytes())).values()))
+    return {key: torch.randn(shape) for key, shape in content['shapes'].items()}
+
+
+@pytest.fixture(scope='module')
+def b0(tmp_path_factory):
+    path = tmp_path_factory.mktemp('b0') / 'b0.pth'
+    torch.save(dict(model=manifest_weights('pvt_v2_b0')), path)
+    return path
+
+
+def test_a_backbone_loads_the_authors_file_by_its_init_cfg(b0):
+    init_cfg = dict(type='Pretrained', checkpoint=str(b0))
+    backbone = family_backbone('pvt_v2_b0', init_cfg=init_cfg)
+    backbone.init_weights()
+    theirs = torch.load(b0)['model']['block2.1.mlp.fc1.weight']
+    assert torch.equal(backbone.stages[1]['blocks'][1].ffn.layers[0].weight, theirs)
+
+
+def test_a_module_of_another_family_is_told_which_one_fits(b0):
+    message = rf'does not fit: .*; it fits {describe("pvt_v2_b0")}'.replace('(', r'\(')
+    for other in (family_backbone('pvt_v2_b1'), MODELS.build(dict(type='PVTv2', arch='b0'))):
+        with pytest.raises(ValueError, match=message.replace(')', r'\)')):
+            load_weights(other, b0)
+
+
+def test_a_module_with_the_authors_names_is_loaded_as_it_is(b0):
+    module = torch.nn.ModuleDict({'norm1': torch.nn.LayerNorm(32)})
+    load_weights(module, b0, prefix='')
+    assert torch.equal(module['norm1'].weight, torch.load(b0)['model']['norm1.weight'])
+
+
+@pytest.mark.parametrize(
+    ('change', 'family', 'message'),
+    [
+        ({}, 'pvt_v2_b1', r'does not fit pvt_v2_b1.* as \(32, 3, 7, 7\) .*; it fits pvt_v2_b0'),
+        ({}, 'pvt_v2_c0', "no family 'pvt_v2_c0'; similar names are pvt_v2_"),
+        ({'block1.0.gate': torch.ones(1)}, None, r"have no place in our model: \['block1.0.gate'"),
+        ({'norm4.bias': None}, 'pvt_v2_b0', r'missing 1 \(stages.3.norm.bias\), unexpected 0'),
+        ({'norm1.weight': None}, None, 'those of no family.*--list'),
+        ({'norm4.bias': None}, None, 'has the size of no family; give a file by --out'),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_converted_is_named_and_not_written(
+    b0, change, family, message, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    weights = {k: v for k, v in {**torch.load(b0)['model'], **change}.items() if v is not None}
+    torch.save(weights, 'theirs.pth')
+    result = run_script(TOOL, 'theirs.pth', *(['--family', family] if family else []))
+    assert result.returncode == 2
+    pytest.raises(ValueError, raise_, result.stderr).match(message)
+    assert [path.name for path in tmp_path.iterdir()] == ['theirs.pth']
+
+
+def raise_(text):
+    raise ValueError(text)
+
+
+def test_without_out_the_file_has_the_name_of_the_family(b0, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_script(TOOL, b0).returncode == 0
+    load_weights(build_b0 := family_backbone('pvt_v2_b0'), 'pvt_v2_b0.pth')
+    assert build_b0.stages[0]['norm'].weight.std() > 0.1
+    assert 'is there already; --force' in run_script(TOOL, b0).stderr
