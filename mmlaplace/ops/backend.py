@@ -8,7 +8,7 @@ from typing import Callable, Collection, Iterator, TypeVar
 
 import torch
 
-from ._checks import is_recording
+from ._checks import is_compiling, is_recording, is_transforming
 
 BACKENDS = ('auto', 'native', 'reference')
 VARIABLE = 'MMLAPLACE_BACKEND'
@@ -151,6 +151,22 @@ def exporting() -> bool:
     return torch.jit.is_tracing() or _torch_export() or exporting_to_onnx()
 
 
+def in_cpu_graph(tensor: torch.Tensor) -> bool:
+    """Whether a graph of torch.compile is recorded, whose ``tensor`` is fp32 on a CPU.
+
+    It is not so where torch < 2.7 cannot tell such a graph from an exported one.
+    """
+    return (
+        hasattr(torch.compiler, 'is_exporting')
+        and is_compiling()
+        and not exporting()
+        and not is_transforming()
+        and tensor.device.type == 'cpu'
+        and tensor.dtype == torch.float32
+    )
+
+
+@torch.compiler.assume_constant_result  # torch < 2.12 takes it for true in torch.compile
 def _torch_export() -> bool:
     # torch < 2.7 tells torch.export and torch.compile apart by nothing.
     return hasattr(torch.compiler, 'is_exporting') and torch.compiler.is_exporting()

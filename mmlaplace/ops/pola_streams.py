@@ -1,4 +1,4 @@
-"""PolaFormer's products of queries in one pass, for a CPU. Autograd does not record it."""
+"""PolaFormer's products of queries in one pass, for a CPU. Only graphs record it."""
 
 from torch import Tensor
 
@@ -10,6 +10,11 @@ OP = '_pola_streams'
 def fits(q: Tensor) -> bool:
     """Whether the compiled op computes ``q``: fp32 on a CPU, with values."""
     return signed_powers.fits(q) and _native.computes(OP, 'cpu')
+
+
+def fits_graph(q: Tensor) -> bool:
+    """Whether a graph of torch.compile is to hold the compiled op as a node."""
+    return signed_powers.fits_graph(q) and _native.computes(OP, 'cpu')
 
 
 def pola_streams(q: Tensor, power: Tensor, shift: Tensor, sums: Tensor, eps: float) -> Tensor:
@@ -29,4 +34,5 @@ def pola_streams(q: Tensor, power: Tensor, shift: Tensor, sums: Tensor, eps: flo
     Returns:
         ``(B, N, heads, d)``.
     """
-    return _native.compiled(OP)(q, power, shift, sums, eps)
+    with _native.below_autograd():
+        return _native.compiled(OP)(q, power, shift, sums, eps)

@@ -38,6 +38,15 @@ def autocasting(device: torch.device) -> bool:
     return device.type == 'cuda' and torch.is_autocast_enabled()
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype:
+    """The dtype that autocast has for ``device``."""
+    if hasattr(torch, 'get_autocast_dtype'):  # torch >= 2.4
+        return torch.get_autocast_dtype(device.type)
+    return (
+        torch.get_autocast_cpu_dtype() if device.type == 'cpu' else torch.get_autocast_gpu_dtype()
+    )
+
+
 def fp32_under_autocast(function: Callable) -> Callable:
     """The autocast rule of the ops: under autocast, inputs of fp16 or bf16 become fp32.
 

@@ -29,9 +29,6 @@ def _small_blocks(monkeypatch):
     """Blocks of 64 rows, whatever the channels, and FFNs compute again in their backward."""
     monkeypatch.setattr(linear, 'BLOCK_BYTES', 1)
     monkeypatch.setattr(linear, 'LARGE_BYTES', 0)
-    linear.linear_library.cache_clear()
-    yield
-    linear.linear_library.cache_clear()
 
 
 @pytest.fixture(params=linear.LIBRARIES, autouse=True)

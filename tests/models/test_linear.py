@@ -13,9 +13,6 @@ from mmlaplace.ops import use_backend
 def _small_blocks(monkeypatch):
     """Blocks of 64 rows for each thread, whatever the channels."""
     monkeypatch.setattr(linear, 'BLOCK_BYTES', 1)
-    linear.linear_library.cache_clear()
-    yield
-    linear.linear_library.cache_clear()
 
 
 @pytest.fixture(params=linear.LIBRARIES)

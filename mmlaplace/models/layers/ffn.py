@@ -1,14 +1,27 @@
 from functools import partial
 from typing import Optional, Tuple
 
+import torch
 import torch.nn as nn
 from mmengine.model import BaseModule, Sequential
 from torch import Tensor
 
+from mmlaplace.ops.onednn_linear import onednn_gelu_ffn
+
 from .build import ACTIVATIONS, build_activation
 from .depthwise import DepthwiseConv
 from .gelu_ffn import fits, gelu_ffn
-from .linear import Linear, are_plain, by_rows, does_more, in_blocks, linear
+from .linear import (
+    Linear,
+    are_plain,
+    bf16_inference,
+    by_rows,
+    does_more,
+    in_blocks,
+    in_graph,
+    linear,
+    records,
+)
 
 
 class FFN(BaseModule):
@@ -52,11 +65,18 @@ class FFN(BaseModule):
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
         first, act, dropout, second, last = self.layers
-        if self._is_plain(x):
-            weights = (first.weight, first.bias, second.weight, second.bias)
-            if fits(act):
-                return gelu_ffn(x, act.approximate, *weights)
-            return by_rows(partial(_two_linears, act), first.out_features, x, *weights)
+        weights = (first.weight, first.bias, second.weight, second.bias)
+        if x.numel() > 0 and self._is_plain():
+            is_gelu, same_dtype = type(act) is nn.GELU, first.weight.dtype == x.dtype
+            if is_gelu and same_dtype and in_graph(x) and not records(x, *weights):
+                return torch.ops.mmlaplace._onednn_gelu_ffn(x, *weights, act.approximate)
+            if is_gelu and bf16_inference(x):
+                x, *weights = (tensor.bfloat16() for tensor in (x, *weights))
+                return onednn_gelu_ffn(x, *weights, act.approximate)
+            if same_dtype and in_blocks(x):
+                if fits(act):
+                    return gelu_ffn(x, act.approximate, *weights)
+                return by_rows(partial(_two_linears, act), first.out_features, x, *weights)
         x = first(x)  # (B, N, C * ffn_ratio)
         if self.dwconv is not None:
             x = self.dwconv(x, hw_shape)
@@ -64,8 +84,8 @@ class FFN(BaseModule):
             x = layer(x)
         return x
 
-    def _is_plain(self, x: Tensor) -> bool:
-        """Whether the FFN computes only its two linears and its activation on ``x``.
+    def _is_plain(self) -> bool:
+        """Whether the FFN computes only its two linears and its activation.
 
         Then it may compute in blocks of rows, and compute parts again in the backward pass.
         Otherwise it computes layer by layer. This is so for layers that users replaced,
@@ -73,12 +93,11 @@ class FFN(BaseModule):
         numbers.
         """
         first, act, dropout, second, last = self.layers
+        weights = (first.weight, first.bias, second.weight, second.bias)
         return (
-            in_blocks(x)
-            and x.numel() > 0
-            and self.dwconv is None
+            self.dwconv is None
             and all(type(layer) is Linear for layer in (first, second))
-            and are_plain(first.weight, first.bias, second.weight, second.bias)
+            and are_plain(*weights, dtype=first.weight.dtype)
             and type(act) in ACTIVATIONS.values()
             and all(type(layer) is nn.Dropout for layer in (dropout, last))
             and not any(layer.training and layer.p > 0 for layer in (dropout, last))

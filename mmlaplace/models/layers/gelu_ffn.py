@@ -9,13 +9,19 @@ from torch import Tensor
 
 from mmlaplace.ops import _native
 from mmlaplace.ops.bias_gelu import bias_gelu, bias_gelu_backward, has_bias_gelu
+from mmlaplace.ops.onednn_linear import (
+    block_rows,
+    onednn_gelu_ffn,
+    onednn_linear,
+    onednn_weight_grad,
+)
 
 from . import linear
 
 
 def fits(act: nn.Module) -> bool:
     """Whether :func:`gelu_ffn` computes an FFN of plain layers with that activation."""
-    return linear.linear_library() == 'blas' and has_bias_gelu() and type(act) is nn.GELU
+    return has_bias_gelu() and type(act) is nn.GELU
 
 
 def gelu_ffn(x: Tensor, approximate: str, *weights: Tensor) -> Tensor:
@@ -23,12 +29,13 @@ def gelu_ffn(x: Tensor, approximate: str, *weights: Tensor) -> Tensor:
 
     ``weights`` are the weight and bias of the first linear, and of the second.
 
-    One pass applies the bias of the first linear and GELU. Blocks of rows stay in the cache.
-    Training keeps the result of the first linear without its bias and without GELU. If this would
-    take much memory, the backward pass computes it again.
+    One pass applies the bias of the first linear and GELU. Blocks of rows stay in the cache. The
+    products are those of :func:`~.linear.linear_library`. Training keeps the result of the first
+    linear without its bias and without GELU. If this would take much memory, the backward pass
+    computes it again.
     """
     inputs = (x.reshape(-1, x.shape[-1]), *weights)
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+    if linear.records(*inputs):
         out = GeluFFN.apply(approximate, *inputs)
     else:
         out = _forward(approximate, None, *inputs)
@@ -69,30 +76,50 @@ class GeluFFN(torch.autograd.Function):
             part, part_grad = x[rows], grad[rows]
             if buffers is None:
                 buffers = x.new_empty(2, len(part), len(first))
-            activated, of_hidden = buffers[:, : len(part)]
-            if hidden is None:
-                before = torch.mm(part, first.t(), out=activated)
-            else:
-                before = hidden[rows]
-            torch.mm(part_grad, second, out=of_hidden)
+            activated, buffer = buffers[:, : len(part)]
+            before = _product(part, first, activated) if hidden is None else hidden[rows]
+            of_hidden = _product(part_grad, second.t(), buffer)
             of_first_bias += bias_gelu_backward(
                 of_hidden, before, first_bias, ctx.approximate, activated
             )
             if of_second is not None:
-                of_second.addmm_(part_grad.t(), activated)
+                _add_weight_grad(of_second, part_grad, activated)
             if of_first is not None:
-                of_first.addmm_(of_hidden.t(), part)
+                _add_weight_grad(of_first, of_hidden, part)
             if of_x is not None:
-                torch.mm(of_hidden, first, out=of_x[rows])
+                _put(_product(of_hidden, first.t(), of_x[rows]), of_x[rows])
         return (
             None, of_x, of_first, of_first_bias if needs_first_bias else None, of_second,
             grad.sum(0) if needs_bias else None,
         )  # fmt: skip
 
 
+def _product(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
+    """``x @ weight.T``. BLAS writes it to ``out``. oneDNN makes a new tensor."""
+    if linear.linear_library() == 'onednn':
+        return onednn_linear(x, weight)
+    return torch.mm(x, weight.t(), out=out)
+
+
+def _put(result: Tensor, out: Tensor) -> None:
+    if result.data_ptr() != out.data_ptr():
+        out.copy_(result)
+
+
+def _add_weight_grad(total: Tensor, grad: Tensor, x: Tensor) -> None:
+    """Add ``grad.T @ x`` to ``total``."""
+    if linear.linear_library() == 'onednn':
+        total += onednn_weight_grad(grad, x)
+    else:
+        total.addmm_(grad.t(), x)
+
+
 def _blocks(x: Tensor, first: Tensor) -> Iterator[slice]:
     """Blocks of rows, each computed at a time."""
-    size = linear.block_rows(len(first))
+    if linear.linear_library() == 'onednn':
+        size = block_rows(x, first)
+    else:
+        size = linear.block_rows(len(first))
     for start in range(0, len(x), size):
         yield slice(start, min(start + size, len(x)))
 
@@ -102,13 +129,22 @@ def _forward(
     x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, second_bias: Tensor,
 ) -> Tensor:  # fmt: skip
     """The result. ``hidden``, if given, gets the result of the first linear without its bias."""
+    if hidden is None and linear.linear_library() == 'onednn':
+        return onednn_gelu_ffn(x, first, first_bias, second, second_bias, approximate)
     out, buffer = x.new_empty(len(x), len(second)), None
     for rows in _blocks(x, first):
         part = x[rows]
         if buffer is None:
             buffer = x.new_empty(len(part), len(first))
         activated = buffer[: len(part)]
-        before = torch.mm(part, first.t(), out=activated if hidden is None else hidden[rows])
+        if hidden is None:
+            before = _product(part, first, activated)
+        else:
+            before = hidden[rows]
+            _put(_product(part, first, before), before)
         bias_gelu(before, first_bias, approximate, activated)
-        torch.addmm(second_bias, activated, second.t(), out=out[rows])
+        if linear.linear_library() == 'onednn':
+            out[rows] = onednn_linear(activated, second, second_bias)
+        else:
+            torch.addmm(second_bias, activated, second.t(), out=out[rows])
     return out

@@ -16,7 +16,9 @@ from torch.nn.modules import module as every_module
 
 from mmlaplace.ops._checks import has_values
 from mmlaplace.ops._native import graph_gradients
-from mmlaplace.ops.precision import autocasting
+from mmlaplace.ops.backend import in_cpu_graph
+from mmlaplace.ops.onednn_linear import has_onednn_linear, onednn_linear
+from mmlaplace.ops.precision import autocast_dtype, autocasting
 
 LIBRARIES = ('blas', 'onednn')
 # Bytes of a block of rows, for each thread. A block fits into the second-level cache of a core.
@@ -27,7 +29,7 @@ HOOKS = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_p
 LARGE_BYTES = 16 << 20
 
 
-@functools.cache
+@torch.compiler.assume_constant_result  # a graph is made for one library
 def linear_library() -> str:
     """Which library computes fp32 linears on this CPU, ``'blas'`` or ``'onednn'``.
 
@@ -44,10 +46,11 @@ def linear_library() -> str:
         if chosen not in LIBRARIES:
             raise ValueError(f'MMLAPLACE_LINEAR must be one of {LIBRARIES}, got {chosen!r}')
         return chosen
-    have_both = torch.backends.mkl.is_available() and torch.backends.mkldnn.is_available()
+    have_both = torch.backends.mkl.is_available() and has_onednn_linear(torch.float32)
     return 'onednn' if have_both and _vendor() == 'AuthenticAMD' else 'blas'
 
 
+@functools.cache
 def _vendor() -> str:
     """The vendor that the CPU reports; empty if it is unknown."""
     info = Path('/proc/cpuinfo')
@@ -69,22 +72,43 @@ def in_blocks(x: Tensor) -> bool:
     )
 
 
+def in_graph(x: Tensor) -> bool:
+    """Whether a graph of torch.compile is to hold oneDNN's linears of ``x`` as nodes.
+
+    Inductor would call BLAS. Exported graphs have torch's own linears, as they leave this machine.
+    """
+    return in_cpu_graph(x) and not autocasting(x.device) and linear_library() == 'onednn'
+
+
+def bf16_inference(x: Tensor) -> bool:
+    """Whether a CPU computes on ``x`` in bf16, by autocast or as x is, and without gradients."""
+    if x.device.type != 'cpu' or torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        return False
+    half = autocast_dtype(x.device) if autocasting(x.device) else x.dtype
+    return half == torch.bfloat16 and has_values(x) and has_onednn_linear(half)
+
+
 def block_rows(channels: int) -> int:
     """Rows of fp32 ``channels`` in a block."""
     return max(BLOCK_BYTES // (4 * channels), 64) * torch.get_num_threads()
 
 
-def are_plain(*weights: Optional[Tensor]) -> bool:
-    """Whether weights are plain fp32 tensors. A tensor subclass may support few functions.
+def are_plain(*weights: Optional[Tensor], dtype: torch.dtype = torch.float32) -> bool:
+    """Whether weights are plain tensors of ``dtype``. A tensor subclass may support few functions.
 
     Quantised weights and those of sharded models are subclasses. A weight may be a tensor that is
     no parameter, such as a part of a flattened one.
     """
     return all(
-        weight is not None
-        and type(weight) in (Tensor, nn.Parameter)
-        and weight.dtype == torch.float32
+        weight is not None and type(weight) in (Tensor, nn.Parameter) and weight.dtype == dtype
         for weight in weights
+    )
+
+
+def records(*tensors: Optional[Tensor]) -> bool:
+    """Whether autograd records a function of these tensors."""
+    return torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in tensors
     )
 
 
@@ -99,10 +123,11 @@ def does_more(module: nn.Module) -> bool:
 class Linear(nn.Linear):
     """``torch.nn.Linear``, which on a CPU takes the faster library and writes its result once.
 
-    With oneDNN it calls a 1 x 1 convolution of tokens in channels-last order. With BLAS, torch
-    first fills the result with the bias. Without gradients, large results are computed in blocks,
-    so that this fill stays in the cache. It calls torch's linear in graphs of torch.compile, under
-    autocast, on other devices, for other dtypes and for weights of another tensor class.
+    With oneDNN, autograd records a 1 x 1 convolution of tokens in channels-last order. With BLAS,
+    torch first fills the result with the bias. Without gradients, large results are computed in
+    blocks, so that this fill stays in the cache. Graphs of torch.compile hold oneDNN's linear as
+    one node. It calls torch's linear under autocast, on other devices, for other dtypes and for
+    weights of another tensor class.
 
     Some tools look for layers whose type is exactly ``torch.nn.Linear``, such as
     ``torch.ao.quantization.quantize_dynamic``. They find these layers after
@@ -122,14 +147,19 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         bias = () if self.bias is None else (self.bias,)
-        if not in_blocks(x) or not are_plain(self.weight, *bias) or x.numel() == 0:
-            return super().forward(x)
-        return linear(x, self.weight, self.bias)
+        if are_plain(self.weight, *bias):
+            if in_graph(x):
+                return torch.ops.mmlaplace._onednn_linear(x, self.weight, self.bias)
+            if in_blocks(x) and x.numel() > 0:
+                return linear(x, self.weight, self.bias)
+        return super().forward(x)
 
 
 def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:
     """:class:`Linear` of tokens that are :func:`in_blocks`, by weights that :func:`are_plain`."""
     if linear_library() == 'onednn':
+        if not records(x, weight, bias):
+            return onednn_linear(x, weight, bias)
         maps = x.reshape(1, -1, 1, x.shape[-1]).permute(0, 3, 1, 2)  # (1, C, rows, 1)
         out = F.conv2d(maps, weight[:, :, None, None], bias)
         return out.permute(0, 2, 3, 1).reshape(*x.shape[:-1], -1)
@@ -225,7 +255,7 @@ def by_rows(function: Callable, channels: int, x: Tensor, *weights: Tensor) -> T
     if rows <= size:
         return function(x, *weights)
     flat = x.reshape(rows, -1)
-    if not torch.is_grad_enabled() or not any(t.requires_grad for t in (x, *weights)):
+    if not records(x, *weights):
         out = _rows_in_blocks(function, size, flat, *weights)
     elif 4 * rows * channels < LARGE_BYTES:
         return function(x, *weights)

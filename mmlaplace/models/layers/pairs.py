@@ -23,7 +23,7 @@ def check_pairs_fit(attention: object, q: Tensor, k: Tensor, matrices: Tuple[int
         return
     batch, heads, queries = q.shape[:3]
     training = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad)
-    count = matrices[training]
+    count = matrices[1] if training else matrices[0]
     one = batch * heads * queries * k.shape[2] * max(q.element_size(), 4)  # fp32 at least
     if count * one > MOST_BYTES:
         raise ValueError(

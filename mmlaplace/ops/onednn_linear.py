@@ -1,0 +1,115 @@
+"""Linears of tokens by oneDNN on a CPU, with GELU in the same pass.
+
+torch has the computation, so these ops need no compiled library. A graph of torch.compile holds
+each of them as one node.
+"""
+
+from typing import Any, Callable, Optional, Tuple
+
+import torch
+from torch import Tensor
+
+from ._native import Function, below_autograd
+
+# Bytes of hidden tokens in a block, for each thread: they stay in the second-level cache.
+BLOCK_BYTES = 2 << 20
+
+
+def has_onednn_linear(dtype: torch.dtype) -> bool:
+    """Whether oneDNN computes linears of that dtype on this CPU. It does so for fp32 and bf16."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if dtype == torch.bfloat16:
+        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return dtype == torch.float32
+
+
+def block_rows(x: Tensor, first: Tensor) -> int:
+    """Rows of tokens ``x`` in a block, for a first linear of weight ``(hidden, C)``."""
+    return max(BLOCK_BYTES // (x.element_size() * len(first)), 64) * torch.get_num_threads()
+
+
+def onednn_linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+    """``x @ weight.T + bias`` of tokens ``(..., C)``. Autograd does not record it.
+
+    Tensors may have any strides.
+    """
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')
+
+
+def onednn_gelu_ffn(
+    x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, second_bias: Tensor,
+    approximate: str,
+) -> Tensor:  # fmt: skip
+    """``linear(gelu(linear(x)))`` of tokens ``(..., C)``. Autograd does not record it.
+
+    Args:
+        x: Tokens in fp32 or bf16.
+        first, first_bias: Weight ``(hidden, C)`` and bias of the first linear, in the dtype of x.
+        second, second_bias: Weight and bias of the second linear.
+        approximate: ``'none'`` or ``'tanh'``, as in ``torch.nn.GELU``.
+    """
+    rows, size, out = x.reshape(-1, x.shape[-1]), block_rows(x, first), None
+    for start in range(0, len(rows), size):
+        part = rows[start : start + size]
+        hidden = torch.ops.mkldnn._linear_pointwise(
+            part, first, first_bias, 'gelu', [], approximate
+        )
+        result = onednn_linear(hidden, second, second_bias)
+        if len(rows) <= size:
+            return result.view(*x.shape[:-1], -1)
+        out = rows.new_empty(len(rows), len(second)) if out is None else out
+        out[start : start + size] = result
+    assert out is not None, 'there is at least one token'
+    return out.view(*x.shape[:-1], -1)
+
+
+def onednn_weight_grad(grad: Tensor, x: Tensor, linear: Callable = onednn_linear) -> Tensor:
+    """``grad.T @ x`` of rows ``(rows, out)`` and ``(rows, in)``, by a ``linear`` of oneDNN.
+
+    It takes half the time if the first factor is the smaller one.
+    """
+    if x.shape[1] < grad.shape[1]:
+        return linear(x.T, grad.T).T
+    return linear(grad.T, x.T)
+
+
+class OneDNNLinear(Function):
+    """The derivatives of the linear in a graph of torch.compile, which has only the first ones."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        with below_autograd():
+            return torch.ops.mmlaplace._onednn_linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.needs_input_grad
+        linear = torch.ops.mmlaplace._onednn_linear
+        rows = grad.reshape(-1, grad.shape[-1])
+        return (
+            linear(grad, weight.T) if of_x else None,
+            onednn_weight_grad(rows, x.reshape(-1, x.shape[-1]), linear) if of_weight else None,
+            rows.sum(0) if of_bias else None,
+        )
+
+
+_LIBRARY = torch.library.Library('mmlaplace', 'FRAGMENT')  # what it holds goes with it
+_LIBRARY.define('_onednn_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor')
+_LIBRARY.define(
+    '_onednn_gelu_ffn(Tensor x, Tensor first, Tensor first_bias, Tensor second, '
+    'Tensor second_bias, str approximate) -> Tensor'
+)
+_LIBRARY.impl('_onednn_linear', onednn_linear, 'CPU')
+_LIBRARY.impl('_onednn_linear', OneDNNLinear.apply, 'Autograd')
+_LIBRARY.impl('_onednn_linear', lambda x, weight, *_: _like_tokens(x, weight), 'Meta')
+_LIBRARY.impl('_onednn_gelu_ffn', onednn_gelu_ffn, 'CPU')
+_LIBRARY.impl(
+    '_onednn_gelu_ffn', lambda x, first, first_bias, second, *_: _like_tokens(x, second), 'Meta'
+)
+
+
+def _like_tokens(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty(*x.shape[:-1], len(weight))
