@@ -17,6 +17,7 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Dict, List
 
+from mmlaplace.checkpoints import FAMILIES
 from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.model_zoo import ModelInfo, files_root, read_models
 from mmlaplace.toolboxes import TOOLBOXES
@@ -29,7 +30,9 @@ INTRODUCTION = """\
 All models of the metafiles. `python .dev_scripts/make_model_zoo.py` writes this page and the tables
 in the READMEs from them. *Published* are the papers' figures, – where there is none. *Reproduced*
 are this project's, linked to their logs. No model was run at full size, so there are no pretrained
-weights. The READMEs have the recipes, and [Train it yourself](train_it_yourself.md) the commands.
+weights of our own. *Weights* are the authors'. They [convert](faq.md#converting-the-authors-checkpoints)
+by the family that is named, and are not tested here. The READMEs have the recipes, and
+[Train it yourself](train_it_yourself.md) the commands.
 
 Classifiers are for ImageNet-1k. Parameters include the head of 1000 classes. Parameters *of layers*
 leave out positions and other bare tensors. The published ones of SOFT and PolaFormer fit these.
@@ -50,7 +53,16 @@ HEADING_OR_MARK = re.compile(r'^#+ (.+)|<!-- models: (\S+) -->', re.MULTILINE)
 def table_row(model: ModelInfo, folder: Path) -> Dict[str, str]:
     """A row of a table in a file of this folder, by its column titles."""
     costs = parameters_and_macs(model) if 'Parameters' in model.metadata else {}
-    return {'config': link(model, folder), **costs, **scores(model, folder)}
+    return {'config': link(model, folder), **costs, **scores(model, folder), **weights(model)}
+
+
+def weights(model: ModelInfo) -> Dict[str, str]:
+    """The family of the authors' weights, with a link to them."""
+    if 'Family' not in model.metadata:
+        return {}
+    name = model.metadata['Family']
+    address = FAMILIES[name].weights
+    return {'weights': f'[{name}]({address})' if address else name}
 
 
 def parameters_and_macs(model: ModelInfo) -> Dict[str, str]:

@@ -19,7 +19,7 @@ B0 = 'polaformer-pvtv2-b0_8xb128_in1k'
 
 def test_the_table_has_the_counts_the_published_score_and_the_path(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert main(['list', '*PVTv2-b[0]*', 'retinanet_polaformer-pvt-tiny*']) == 0
+    assert main(['list', '*former-PVTv2-b[0]*', 'retinanet_polaformer-pvt-tiny*']) == 0
     header, b0, retinanet = (line.split() for line in capsys.readouterr().out.splitlines())
     assert 'published score' in ' '.join(header)
     path = f'configs/classification/polaformer/{B0}.py'

@@ -19,6 +19,7 @@ from mmengine.registry import DATASETS, MODELS, PARAM_SCHEDULERS, DefaultScope
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmlaplace.analysis.complexity import count_complexity
+from mmlaplace.checkpoints import FAMILIES
 from mmlaplace.models.attentions.soft import SOFTAttention
 
 CONFIGS = ROOT / 'configs'
@@ -34,7 +35,7 @@ BACKBONES = {  # by what stands in front of the size in the name of a config
     'laplacianformer': 'LaplacianFormer', 'polaformer-pvt': 'PolaFormerPVT',
     'polaformer-pvtv2': 'PolaFormerPVTv2', 'polaformer-swin': 'PolaFormerSwin',
     'polaformer-deit': 'PolaFormerDeiT', 'soft': 'SOFT', 'softpp-vit': 'ViT',
-    'softpp': 'SOFTPlusPlus',
+    'softpp': 'SOFTPlusPlus', 'pvt': 'PVT', 'pvtv2': 'PVTv2', 'swin': 'Swin', 'deit': 'ViT',
 }  # fmt: skip
 # What is in a paper's figures, and how near ours must come. Parameters of layers are weights and
 # biases, so no positions; kernels are the products of the attention without the Newton iteration.
@@ -42,6 +43,9 @@ PUBLISHED = {
     'laplacianformer': dict(layers=False, kernels=False, parameters=0.01, macs=0.03),
     'soft': dict(layers=True, kernels=True, parameters=0.025, macs=0.05),
     'polaformer': dict(layers=True, kernels=False, parameters=0.025, macs=0.05),
+    'pvt': dict(layers=False, kernels=True, parameters=0.01, macs=0.06),
+    'swin': dict(layers=False, kernels=True, parameters=0.02, macs=0.01),
+    'deit': dict(layers=False, kernels=True),  # only its scores are published
 }
 # Where parameters are further off: SOFT++ prints 2 to 5 % less than the sizes of its Table 1 have.
 FURTHER_OFF = {f'softpp-small{kind}_8xb128_in1k': 0.035 for kind in ('', '-nonorm')}
@@ -304,8 +308,10 @@ def test_size_has_the_published_parameters_and_cost(path):
 
 
 def test_metafiles_and_configs_name_each_other():
-    # The published sizes: LaplacianFormer, SOFT and SOFT++ with their ablations, PolaFormer.
-    assert len([path for path in CLASSIFIERS if metadata()[path]['Published']]) == 5 + 22 + 9
+    # The published sizes: LaplacianFormer, SOFT and SOFT++ with their ablations, PolaFormer, and
+    # the hosts PVT and PVTv2, Swin and DeiT.
+    published = [path for path in CLASSIFIERS if metadata()[path]['Published']]
+    assert len(published) == 5 + 22 + 9 + 10 + 4 + 3
     index = yaml.safe_load((ROOT / 'model-index.yml').read_text())['Import']
     assert sorted(index) == [str(path.relative_to(ROOT)) for path in METAFILES]
     named, collections = [], set()
@@ -319,7 +325,11 @@ def test_metafiles_and_configs_name_each_other():
             assert model['Name'] == config.stem
             assert model['In Collection'] == collection['Name']
             arch = model['Metadata']['Arch'].removesuffix('-384px')
-            assert arch == load(config).model.backbone.arch
+            backbone = load(config).model.backbone
+            assert arch == backbone.arch
+            if 'Family' in model['Metadata']:  # its weights fit the config
+                family = FAMILIES[model['Metadata']['Family']].backbone
+                assert {key: backbone.get(key) for key in family} == family
             assert f'[{config.stem}]({config.name})' in readme
             for figure in model['Metadata']['Published'].values():
                 assert isinstance(figure, int) or f' {figure} ' in readme

@@ -62,7 +62,7 @@ FAMILIES = {
         f'pvt_v2_{size}': Family(
             (PVTV2_AUTHORS, PVTV2_TIMM),
             dict(type='PVTv2', arch=size, stage_norms=True),
-            f'timm://pvt_v2_{size}',
+            f'{DOWNLOADS}/pvt_v2_{size}.pth',
         )
         for size in ('b0', 'b1', 'b2', 'b3', 'b4', 'b5')
     },

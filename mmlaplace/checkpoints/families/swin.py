@@ -32,12 +32,12 @@ TABLE = 'layers.0.blocks.0.attn.relative_position_bias_table'
 AUTHORS = Names(swin_rows('{i+1}'), marks=(TABLE, 'layers.0.downsample.reduction.weight'))
 TIMM = Names(swin_rows('{i}'), marks=(TABLE, 'layers.3.downsample.reduction.weight'))
 
+DOWNLOADS = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0'
 FAMILIES = {
     f'swin_{size}': Family(
         (AUTHORS, TIMM),
         dict(type='Swin', arch=size),
-        f'timm://swin_{size}_patch4_window7_224.{data}',
+        f'{DOWNLOADS}/swin_{size}_patch4_window7_224{data}.pth',
     )
-    for size, data in dict.fromkeys(('tiny', 'small', 'base'), 'ms_in1k').items()
-    | {'large': 'ms_in22k_ft_in1k'}.items()
+    for size, data in dict(tiny='', small='', base='', large='_22kto1k').items()
 }

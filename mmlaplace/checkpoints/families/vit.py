@@ -19,9 +19,10 @@ VIT = Names(
     marks=('cls_token', 'pos_embed', 'blocks.0.attn.qkv.weight'),
 )  # fmt: skip
 
+DOWNLOADS = 'https://dl.fbaipublicfiles.com/deit'
 FAMILIES = {
     f'deit_{size}': Family(
-        (VIT,), dict(type='ViT', arch=size), f'timm://deit_{size}_patch16_224'
+        (VIT,), dict(type='ViT', arch=size), f'{DOWNLOADS}/deit_{size}_patch16_224-{digits}.pth'
     )
-    for size in ('tiny', 'small', 'base')
-}  # fmt: skip
+    for size, digits in dict(tiny='a1311bcf', small='cd65a155', base='b5f2ef4d').items()
+}
