@@ -30,9 +30,9 @@ INTRODUCTION = """\
 All models of the metafiles. `python .dev_scripts/make_model_zoo.py` writes this page and the tables
 in the READMEs from them. *Published* are the papers' figures, – where there is none. *Reproduced*
 are this project's, linked to their logs. No model was run at full size, so there are no pretrained
-weights of our own. *Weights* are the authors'. They [convert](faq.md#converting-the-authors-checkpoints)
-by the family that is named, and are not tested here. The READMEs have the recipes, and
-[Train it yourself](train_it_yourself.md) the commands.
+weights of our own. *Weights* are the authors'. They
+[convert](faq.md#converting-the-authors-checkpoints) by the family that is named, and are not tested
+here. The READMEs have the recipes, and [Train it yourself](train_it_yourself.md) the commands.
 
 Classifiers are for ImageNet-1k. Parameters include the head of 1000 classes. Parameters *of layers*
 leave out positions and other bare tensors. The published ones of SOFT and PolaFormer fit these.
