@@ -2,8 +2,9 @@
 
 import torch
 import torch.nn.functional as F
-from authors_classic import linear, positions
+from authors_classic import linear
 
+from mmlaplace.checkpoints.families.flatten import FLATTEN
 from mmlaplace.models import MHLAAttention
 
 
@@ -84,9 +85,7 @@ GATED = {
 LINEARS = {'q.': 'qkv.', 'dwc.': 'lepe.conv.'}
 AUTHORS = {
     'flatten': dict(
-        type='FLattenAttention', settings={'in:kernel_size': 'lepe_kernel'},
-        names={**LINEARS, 'scale': ('scale', flat),
-               'positional_encoding': ('key_positions', positions)},
+        type='FLattenAttention', settings={'in:kernel_size': 'lepe_kernel'}, names=FLATTEN,
     ),
     'agent': dict(
         type='AgentAttention', options=agent,

@@ -10,6 +10,7 @@ from mmengine.registry import MODELS
 
 from mmlaplace.checkpoints import Names
 from mmlaplace.checkpoints.families import polaformer, soft
+from mmlaplace.checkpoints.families.flatten import linear_windows
 
 GOLDEN = Path(__file__).resolve().parent.parent / 'data/golden'
 # A Newton iteration that is unrolled and one whose gradient is implicit agree as far as it has
@@ -30,14 +31,30 @@ SMALL = dict(embed_dims=(16, 32, 48, 64), num_heads=(1, 2, 3, 4))
 SOFT = dict(SMALL, depths=(1, 1, 2, 1), ffn_ratios=(4,) * 4)
 PVT = dict(SMALL, depths=(1,) * 4, ffn_ratios=(8, 8, 4, 4))
 SWIN = dict(PVT, embed_dims=(16, 32, 64, 128), num_heads=(1, 2, 4, 8), ffn_ratios=(4,) * 4)
+TINY = dict(embed_dims=(8, 16, 24, 32), num_heads=(1, 2, 3, 4), ffn_ratios=(4,) * 4)
+TINY_SWIN = dict(
+    embed_dims=(8, 16, 32, 64), num_heads=(1, 2, 2, 4), depths=(2, 1, 1, 1), ffn_ratios=(4,) * 4
+)
+FLATTEN = dict(type='FLattenAttention')
 MODEL_CONFIGS = {
+    'flatten_pvt_small': dict(
+        type='PVT', attn_cfg=FLATTEN, arch=dict(TINY, depths=(1, 1, 2, 1)), img_size=64
+    ),
+    'flatten_pvt_v2_small': dict(
+        type='PVTv2', stage_norms=True, attn_cfg=FLATTEN, arch=dict(TINY, depths=(1, 2, 1, 1)),
+        img_size=64,
+    ),
+    'flatten_swin_small': dict(
+        type='Swin', arch=TINY_SWIN, img_size=96,
+        attn_cfg=linear_windows('FLattenAttention', 12, qkv='qkv'),
+    ),
     'pvt_small_cls': dict(
         type='PVT', with_cls_token=True, out_type='cls_token', arch=SOFT, img_size=64
     ),
     'soft_model_small': dict(type='SOFT', out_type='cls_token', arch=SOFT),
     'pola_pvt_small': dict(type='PolaFormerPVT', arch=PVT),
     'pola_swin_small': dict(type='PolaFormerSwin', arch=SWIN),
-}
+}  # fmt: skip
 
 
 def read(name):

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..conversion import Names
 from ..names import count_prefixes, first_names
-from . import polaformer, pvt, soft, swin, vit
+from . import flatten, polaformer, pvt, soft, swin, vit
 from .family import Family
 
 __all__ = [
@@ -30,6 +30,7 @@ FAMILIES: Dict[str, Family] = {
     **vit.FAMILIES,
     **soft.FAMILIES,
     **polaformer.FAMILIES,
+    **flatten.FAMILIES,
 }
 BLOCK = re.compile(r'(?:.*\.)?stages\.(\d+)\.blocks\.(\d+)\.')
 PREFIX = 'backbone.'

@@ -41,3 +41,13 @@ FAMILIES = {
     )
     for size, data in dict(tiny='', small='', base='', large='_22kto1k').items()
 }
+FAMILIES.update(
+    {
+        f'swin_{size}_384': Family(
+            (AUTHORS, TIMM),
+            dict(type='Swin', arch=size, window_size=12, img_size=384),
+            f'{DOWNLOADS}/swin_{size}_patch4_window12_384{data}.pth',
+        )
+        for size, data in dict(base='', large='_22kto1k').items()
+    }
+)

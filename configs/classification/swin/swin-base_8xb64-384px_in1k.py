@@ -1,0 +1,18 @@
+_base_ = [
+    '../_base_/models/image_classifier.py',
+    '../_base_/datasets/imagenet_384_bs64.py',
+    '../_base_/schedules/imagenet_finetune_bs512_adamw_30e_swin.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='Swin',
+        arch='base',
+        window_size=12,
+        img_size=384,
+        drop_path_rate=0.5,
+        out_indices=(3,),
+    ),
+    head=dict(in_channels=1024),
+)

@@ -1,0 +1,87 @@
+"""FLatten Transformer on PVT, PVTv2 and Swin."""
+
+from typing import Any, Dict, List, Optional
+
+from ..conversion import Names, Rows, position_map, within
+from .family import BLOCK, REDUCED, Family, flat, square_map
+from .pvt import EMBEDS, PYRAMID
+from .swin import WINDOWS, swin_rows
+
+CLOUD = 'https://cloud.tsinghua.edu.cn/f'
+FLATTEN: Rows = {
+    **REDUCED,
+    'dwc.': 'lepe.conv.',
+    'scale': ('scale', flat),
+    'positional_encoding': ('key_positions', position_map),
+}
+FLATTEN_WINDOWS: Rows = {
+    **FLATTEN, **WINDOWS, 'positional_encoding': ('key_positions', square_map)
+}  # fmt: skip
+FLATTEN_BLOCK: Rows = {**BLOCK, **within('attn.', 'attn.', FLATTEN)}
+MARKS = ('block1.0.attn.positional_encoding', 'block1.0.attn.scale', 'block1.0.attn.dwc.weight')
+PVT = Names(
+    {
+        **PYRAMID,
+        **within('stages.{i-1}.blocks.{j}.', 'block{i}.{j}.', FLATTEN_BLOCK),
+        'norm.': None,  # the authors' forward does not use it
+    },
+    marks=(*MARKS, 'pos_embed1', 'block1.0.attn.q.weight'),
+)
+PVTV2 = Names(
+    {
+        **EMBEDS,
+        **within('stages.{i-1}.blocks.{j}.', 'block{i}.{j}.',
+                 {**FLATTEN_BLOCK, 'mlp.dwconv.dwconv.': 'ffn.dwconv.conv.'}),
+        'norm{i}.': 'stages.{i-1}.norm.',
+        'head.': 'head.fc.',
+    },
+    marks=(*MARKS, 'norm1.weight', 'block1.0.attn.q.weight'),
+)  # fmt: skip
+SWIN = Names(
+    swin_rows('{i+1}', FLATTEN_WINDOWS),
+    marks=tuple(mark.replace('block1.', 'layers.0.blocks.') for mark in MARKS)
+    + ('layers.0.blocks.0.attn.qkv.weight',),
+)
+
+
+def linear_windows(kind: str, linear: int, softmax: Optional[int] = None, **options: Any) -> List:
+    """The ``attn_cfg`` of a Swin that is linear in two stages, with sides of its windows."""
+    inner = dict(type=kind, **options)
+    first: Dict[str, Any] = dict(window_size=linear, even_windows=True, attn_cfg=inner)
+    return [first] * 2 + [dict(window_size=softmax) if softmax else None] * 2
+
+
+PYRAMID_ATTENTION = dict(type='FLattenAttention')
+WINDOW_ATTENTION = linear_windows('FLattenAttention', 56, qkv='qkv')
+FAMILIES = {
+    'flatten_pvt_tiny': Family(
+        (PVT,),
+        dict(type='PVT', arch='tiny', attn_cfg=PYRAMID_ATTENTION),
+        f'{CLOUD}/3ab1d773f19d45648690/?dl=1',
+    ),
+    'flatten_pvt_v2_b0': Family(
+        (PVTV2,),
+        dict(type='PVTv2', arch='b0', stage_norms=True, attn_cfg=PYRAMID_ATTENTION),
+        f'{CLOUD}/5d1f01532b104da28e7b/?dl=1',
+    ),
+    **{
+        f'flatten_swin_{size}': Family(
+            (SWIN,),
+            dict(type='Swin', arch=size, attn_cfg=WINDOW_ATTENTION),
+            f'{CLOUD}/{digits}/?dl=1',
+        )
+        for size, digits in dict(
+            tiny='e1518e76703e4e57a7f2', small='94188e52af354bf4a88b', base='7a9e5186bad04e7fb3a9'
+        ).items()
+    },
+    'flatten_swin_base_384': Family(
+        (SWIN,),
+        dict(
+            type='Swin',
+            arch='base',
+            img_size=384,
+            attn_cfg=linear_windows('FLattenAttention', 96, 12, qkv='qkv'),
+        ),
+        f'{CLOUD}/0d0330cf2e5249f1abb6/?dl=1',
+    ),
+}
