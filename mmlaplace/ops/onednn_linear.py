@@ -1,7 +1,6 @@
 """Linears of tokens by oneDNN on a CPU, with GELU in the same pass.
 
-torch has the computation, so these ops need no compiled library. A graph of torch.compile holds
-each of them as one node.
+torch has the computation, so they need no compiled library of mmlaplace.
 """
 
 from typing import Any, Callable, Optional, Tuple
@@ -50,16 +49,17 @@ def onednn_gelu_ffn(
         approximate: ``'none'`` or ``'tanh'``, as in ``torch.nn.GELU``.
     """
     rows, size, out = x.reshape(-1, x.shape[-1]), block_rows(x, first), None
+    if len(rows) > size:  # in oneDNN's own order, once for all blocks
+        reorder = torch.ops.mkldnn._reorder_linear_weight
+        first, second = reorder(first, size), reorder(second, size)
     for start in range(0, len(rows), size):
         part = rows[start : start + size]
-        hidden = torch.ops.mkldnn._linear_pointwise(
-            part, first, first_bias, 'gelu', [], approximate
-        )
-        result = onednn_linear(hidden, second, second_bias)
+        part = torch.ops.mkldnn._linear_pointwise(part, first, first_bias, 'gelu', [], approximate)
+        part = onednn_linear(part, second, second_bias)
         if len(rows) <= size:
-            return result.view(*x.shape[:-1], -1)
-        out = rows.new_empty(len(rows), len(second)) if out is None else out
-        out[start : start + size] = result
+            return part.view(*x.shape[:-1], -1)
+        out = rows.new_empty(len(rows), len(second_bias)) if out is None else out
+        out[start : start + size] = part
     assert out is not None, 'there is at least one token'
     return out.view(*x.shape[:-1], -1)
 
@@ -96,20 +96,12 @@ class OneDNNLinear(Function):
         )
 
 
+def _fake(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], len(weight))
+
+
 _LIBRARY = torch.library.Library('mmlaplace', 'FRAGMENT')  # what it holds goes with it
 _LIBRARY.define('_onednn_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor')
-_LIBRARY.define(
-    '_onednn_gelu_ffn(Tensor x, Tensor first, Tensor first_bias, Tensor second, '
-    'Tensor second_bias, str approximate) -> Tensor'
-)
 _LIBRARY.impl('_onednn_linear', onednn_linear, 'CPU')
 _LIBRARY.impl('_onednn_linear', OneDNNLinear.apply, 'Autograd')
-_LIBRARY.impl('_onednn_linear', lambda x, weight, *_: _like_tokens(x, weight), 'Meta')
-_LIBRARY.impl('_onednn_gelu_ffn', onednn_gelu_ffn, 'CPU')
-_LIBRARY.impl(
-    '_onednn_gelu_ffn', lambda x, first, first_bias, second, *_: _like_tokens(x, second), 'Meta'
-)
-
-
-def _like_tokens(x: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty(*x.shape[:-1], len(weight))
+_LIBRARY.impl('_onednn_linear', _fake, 'Meta')

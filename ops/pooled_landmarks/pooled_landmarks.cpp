@@ -7,9 +7,9 @@
 
 MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace, library) {
   library.def(
-      "pooled_landmarks(Tensor k, Tensor? rotary, bool adjacent, int height, int width, int rows, "
-      "int columns, int ratio) -> Tensor");
+      "pooled_landmarks(Tensor k, Tensor? rotary, bool adjacent, SymInt height, SymInt width, "
+      "SymInt rows, SymInt columns, int ratio) -> Tensor");
   library.def(
-      "_pooled_landmarks_backward(Tensor grad, Tensor k, Tensor? rotary, bool adjacent, int "
-      "height, int width, int rows, int columns, int ratio) -> Tensor");
+      "_pooled_landmarks_backward(Tensor grad, Tensor k, Tensor? rotary, bool adjacent, "
+      "SymInt height, SymInt width, SymInt rows, SymInt columns, int ratio) -> Tensor");
 }

@@ -17,7 +17,7 @@ from torch.nn.utils import prune
 
 from mmlaplace.models import BaseAttention
 from mmlaplace.models.layers import FFN, as_torch_linears, linear
-from mmlaplace.ops import use_backend
+from mmlaplace.ops import onednn_linear, use_backend
 
 HW = (12, 13)
 # Relative to the largest value. Inverses of matrices of landmarks make the differences larger.
@@ -28,6 +28,7 @@ OF_LARGEST = 1e-3
 def _small_blocks(monkeypatch):
     """Blocks of 64 rows, whatever the channels, and FFNs compute again in their backward."""
     monkeypatch.setattr(linear, 'BLOCK_BYTES', 1)
+    monkeypatch.setattr(onednn_linear, 'BLOCK_BYTES', 1)
     monkeypatch.setattr(linear, 'LARGE_BYTES', 0)
 
 

@@ -6,6 +6,8 @@ from mmengine.registry import MODELS
 from test_backbones import BACKBONES, build, smallest
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mmlaplace.models.layers.linear import LIBRARIES
+
 needs_compile = pytest.mark.skipif(
     not hasattr(torch.amp, 'is_autocast_available'),
     reason='before torch 2.4, torch.compile traces no context managers of libraries',
@@ -46,6 +48,40 @@ def check_compiled(name, backend, stages=None):
 @pytest.mark.parametrize('name', BACKBONES)
 def test_trains_in_one_graph(name):
     check_compiled(name, 'aot_eager')  # traces the backward too, without a minute of compiling
+
+
+# The ops that a family computes by outside of graphs, on a CPU with the compiled library.
+OF_FAMILY = dict(
+    LaplacianFormer={'pooled_landmarks', 'nystrom_attention', 'cholesky_inverse'},
+    SOFT={'nystrom_attention', 'newton_schulz_inverse'},
+    PolaFormerPVT={'_signed_powers', '_pola_streams'},
+)
+
+
+@pytest.mark.skipif(not hasattr(torch.compiler, 'is_exporting'), reason='torch < 2.7')
+@pytest.mark.parametrize('library', LIBRARIES)
+@pytest.mark.parametrize('name', OF_FAMILY)
+def test_one_graph_for_all_sizes_has_the_ops_of_the_eager_model(name, library, monkeypatch):
+    monkeypatch.setenv('MMLAPLACE_LINEAR', library)
+    torch._dynamo.reset()
+    graphs = []
+
+    def keep(graph, inputs):
+        graphs.append({node.target for node in graph.graph.nodes if node.op == 'call_function'})
+        return graph.forward
+
+    backbone = cut_off(name, 1).eval()
+    compiled = torch.compile(backbone, backend=keep, fullgraph=True, dynamic=True)
+    with torch.no_grad():
+        # torch makes another graph for a first map of fewer than 20,480 values.
+        for size in ((96, 128), (128, 160), (160, 192)):
+            images = torch.randn(1, 3, *size)
+            # The same ops, around which a graph may compute in another order.
+            torch.testing.assert_close(compiled(images), backbone(images), atol=1e-4, rtol=1e-3)
+    (graph,) = graphs
+    found = {op.__name__.split('.')[0] for op in graph if 'mmlaplace' in str(op)}
+    linears = {'_onednn_linear'} if library == 'onednn' else set()
+    assert found >= OF_FAMILY[name] | {'_gelu_ffn'} | linears
 
 
 @pytest.mark.thorough

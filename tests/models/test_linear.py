@@ -6,13 +6,14 @@ import torch.nn.functional as F
 from torch import nn
 
 from mmlaplace.models.layers import FFN, Linear, linear
-from mmlaplace.ops import use_backend
+from mmlaplace.ops import onednn_linear, use_backend
 
 
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     """Blocks of 64 rows for each thread, whatever the channels."""
     monkeypatch.setattr(linear, 'BLOCK_BYTES', 1)
+    monkeypatch.setattr(onednn_linear, 'BLOCK_BYTES', 1)
 
 
 @pytest.fixture(params=linear.LIBRARIES)
@@ -49,6 +50,22 @@ def test_a_linear_is_torchs(library, shape, bias):
 def test_other_dtypes_are_torchs_own(library, dtype):
     ours, x = Linear(16, 24).to(dtype), torch.randn(700, 16, dtype=dtype)
     assert torch.equal(ours(x), F.linear(x, ours.weight, ours.bias))
+
+
+@pytest.mark.parametrize('form', ['none', 'tanh'])
+@pytest.mark.parametrize('by', ['autocast', 'weights'])
+def test_inference_in_bf16_is_that_of_fp32(monkeypatch, form, by):
+    ffn, x = FFN(16, 4, act_cfg=dict(type='GELU', approximate=form)), torch.randn(2, 600, 16)
+    with torch.no_grad():
+        expected = plain(ffn, x)
+        if by == 'weights':
+            out = ffn.bfloat16()(x.bfloat16(), (20, 30))
+        else:
+            with torch.autocast('cpu', torch.bfloat16):
+                out = ffn(x, (20, 30))
+    assert out.dtype == torch.bfloat16
+    # Inputs, weights and hidden values of order 1 are rounded to 8 bits.
+    torch.testing.assert_close(out.float(), expected, atol=0.03, rtol=0.02)
 
 
 def test_an_unknown_library_is_refused_by_its_name(monkeypatch):

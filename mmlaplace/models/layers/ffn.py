@@ -6,7 +6,9 @@ import torch.nn as nn
 from mmengine.model import BaseModule, Sequential
 from torch import Tensor
 
+from mmlaplace.ops.backend import in_cpu_graph
 from mmlaplace.ops.onednn_linear import onednn_gelu_ffn
+from mmlaplace.ops.precision import autocasting
 
 from .build import ACTIVATIONS, build_activation
 from .depthwise import DepthwiseConv
@@ -18,9 +20,7 @@ from .linear import (
     by_rows,
     does_more,
     in_blocks,
-    in_graph,
     linear,
-    records,
 )
 
 
@@ -67,10 +67,10 @@ class FFN(BaseModule):
         first, act, dropout, second, last = self.layers
         weights = (first.weight, first.bias, second.weight, second.bias)
         if x.numel() > 0 and self._is_plain():
-            is_gelu, same_dtype = type(act) is nn.GELU, first.weight.dtype == x.dtype
-            if is_gelu and same_dtype and in_graph(x) and not records(x, *weights):
-                return torch.ops.mmlaplace._onednn_gelu_ffn(x, *weights, act.approximate)
-            if is_gelu and bf16_inference(x):
+            same_dtype = first.weight.dtype == x.dtype
+            if same_dtype and fits(act) and in_cpu_graph(x) and not autocasting(x.device):
+                return torch.ops.mmlaplace._gelu_ffn(x, *weights, act.approximate)
+            if type(act) is nn.GELU and bf16_inference(x):
                 x, *weights = (tensor.bfloat16() for tensor in (x, *weights))
                 return onednn_gelu_ffn(x, *weights, act.approximate)
             if same_dtype and in_blocks(x):

@@ -1,6 +1,6 @@
 """An FFN with GELU as one function of rows. It keeps hidden tokens in the cache of a CPU."""
 
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Iterator, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
@@ -66,32 +66,61 @@ class GeluFFN(torch.autograd.Function):
             needed = ctx.needs_input_grad[1:]
             return None, *_native.graph_gradients(formula, needed, grad, *inputs)
         x, first, first_bias, second, _ = inputs
-        needs_x, needs_first, needs_first_bias, needs_second, needs_bias = ctx.needs_input_grad[1:]
-        of_x = torch.empty_like(x) if needs_x else None
-        of_first = torch.zeros_like(first) if needs_first else None
-        of_second = torch.zeros_like(second) if needs_second else None
-        of_first_bias = torch.zeros_like(first_bias)
-        buffers = None
-        for rows in _blocks(x, first):
-            part, part_grad = x[rows], grad[rows]
-            if buffers is None:
-                buffers = x.new_empty(2, len(part), len(first))
-            activated, buffer = buffers[:, : len(part)]
-            before = _product(part, first, activated) if hidden is None else hidden[rows]
-            of_hidden = _product(part_grad, second.t(), buffer)
-            of_first_bias += bias_gelu_backward(
-                of_hidden, before, first_bias, ctx.approximate, activated
+        return None, *_backward(
+            ctx.approximate, hidden, ctx.needs_input_grad[1:], grad, x, first, first_bias, second
+        )
+
+
+class GraphFFN(_native.Function):
+    """:class:`GeluFFN` in a graph of torch.compile, which has only first derivatives."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor,
+        second_bias: Tensor, approximate: str,
+    ) -> Tensor:  # fmt: skip
+        ctx.approximate = approximate
+        ctx.save_for_backward(x, first, first_bias, second)
+        with _native.below_autograd():
+            return torch.ops.mmlaplace._gelu_ffn(
+                x, first, first_bias, second, second_bias, approximate
             )
-            if of_second is not None:
-                _add_weight_grad(of_second, part_grad, activated)
-            if of_first is not None:
-                _add_weight_grad(of_first, of_hidden, part)
-            if of_x is not None:
-                _put(_product(of_hidden, first.t(), of_x[rows]), of_x[rows])
-        return (
-            None, of_x, of_first, of_first_bias if needs_first_bias else None, of_second,
-            grad.sum(0) if needs_bias else None,
-        )  # fmt: skip
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+        compute = torch.ops.mmlaplace._gelu_ffn_backward
+        return *compute(grad, *ctx.saved_tensors, ctx.approximate), None
+
+
+def _backward(
+    approximate: str, hidden: Optional[Tensor], needs: Sequence[bool],
+    grad: Tensor, x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor,
+) -> Tuple[Optional[Tensor], ...]:  # fmt: skip
+    """The gradients of x and of both weights and biases, of those that are needed."""
+    needs_x, needs_first, needs_first_bias, needs_second, needs_bias = needs
+    of_x = torch.empty_like(x) if needs_x else None
+    of_first = torch.zeros_like(first) if needs_first else None
+    of_second = torch.zeros_like(second) if needs_second else None
+    of_first_bias = torch.zeros_like(first_bias)
+    buffers = None
+    for rows in _blocks(x, first):
+        part, part_grad = x[rows], grad[rows]
+        if buffers is None:
+            buffers = x.new_empty(2, len(part), len(first))
+        activated, buffer = buffers[:, : len(part)]
+        before = _product(part, first, activated) if hidden is None else hidden[rows]
+        of_hidden = _product(part_grad, second.t(), buffer)
+        of_first_bias += bias_gelu_backward(of_hidden, before, first_bias, approximate, activated)
+        if of_second is not None:
+            _add_weight_grad(of_second, part_grad, activated)
+        if of_first is not None:
+            _add_weight_grad(of_first, of_hidden, part)
+        if of_x is not None:
+            _put(_product(of_hidden, first.t(), of_x[rows]), of_x[rows])
+    return (
+        of_x, of_first, of_first_bias if needs_first_bias else None, of_second,
+        grad.sum(0) if needs_bias else None,
+    )  # fmt: skip
 
 
 def _product(x: Tensor, weight: Tensor, out: Tensor) -> Tensor:
@@ -148,3 +177,49 @@ def _forward(
         else:
             torch.addmm(second_bias, activated, second.t(), out=out[rows])
     return out
+
+
+def _on_rows(
+    x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, second_bias: Tensor,
+    approximate: str,
+) -> Tensor:  # fmt: skip
+    rows = x.reshape(-1, x.shape[-1])
+    out = _forward(approximate, None, rows, first, first_bias, second, second_bias)
+    return out.view(*x.shape[:-1], -1)
+
+
+def _backward_on_rows(
+    grad: Tensor, x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, approximate: str
+) -> Tuple[Tensor, ...]:
+    rows = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
+    of_x, *others = _backward(approximate, None, [True] * 5, *rows, first, first_bias, second)
+    return of_x.view(x.shape), *others
+
+
+def _fake(x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(*x.shape[:-1], len(second))
+
+
+def _fake_backward(
+    grad: Tensor, x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, approximate: str
+) -> Tuple[Tensor, ...]:
+    like = (x, first, first_bias, second)
+    return *(tensor.new_empty(tensor.shape) for tensor in like), x.new_empty(len(second))
+
+
+# Ops for graphs of torch.compile, which hold an FFN as one node.
+_LIBRARY = torch.library.Library('mmlaplace', 'FRAGMENT')  # what it holds goes with it
+_OF_FFN = 'Tensor x, Tensor first, Tensor first_bias, Tensor second'
+_LIBRARY.define(f'_gelu_ffn({_OF_FFN}, Tensor second_bias, str approximate) -> Tensor')
+_LIBRARY.define(
+    f'_gelu_ffn_backward(Tensor grad, {_OF_FFN}, str approximate) -> '
+    '(Tensor, Tensor, Tensor, Tensor, Tensor)'
+)
+for _name, _key, _function in (
+    ('_gelu_ffn', 'CPU', _on_rows),
+    ('_gelu_ffn', 'Meta', _fake),
+    ('_gelu_ffn', 'Autograd', GraphFFN.apply),
+    ('_gelu_ffn_backward', 'CPU', _backward_on_rows),
+    ('_gelu_ffn_backward', 'Meta', _fake_backward),
+):
+    _LIBRARY.impl(_name, _function, _key)

@@ -6,7 +6,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmlaplace.ops import exporting, pooled_landmarks
+from mmlaplace.ops import pooled_landmarks
+from mmlaplace.ops._checks import is_recording
 from mmlaplace.ops.backend import at_most
 
 from .feature_map import map_to_tokens, tokens_to_map
@@ -141,7 +142,8 @@ class Landmarks(nn.Module):
         if self.side is not None:
             rows, columns = self._sides(hw_shape)
             size = ratio * rows, ratio * columns
-            if exporting():  # runtimes have no adaptive pooling
+            # Runtimes have no adaptive pooling, and inductor none for dynamic sizes.
+            if is_recording():
                 x, hw_shape = pooled_landmarks(x, hw_shape, cells=size).to(x.dtype), size
         height, width = hw_shape
         # Heads beside each other are how tokens lie in memory; a map for each head is a copy.

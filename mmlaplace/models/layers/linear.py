@@ -126,8 +126,8 @@ class Linear(nn.Linear):
     With oneDNN, autograd records a 1 x 1 convolution of tokens in channels-last order. With BLAS,
     torch first fills the result with the bias. Without gradients, large results are computed in
     blocks, so that this fill stays in the cache. Graphs of torch.compile hold oneDNN's linear as
-    one node. It calls torch's linear under autocast, on other devices, for other dtypes and for
-    weights of another tensor class.
+    one node. Inference in bf16 takes oneDNN's too. It calls torch's linear on other devices, for
+    other dtypes and for weights of another tensor class.
 
     Some tools look for layers whose type is exactly ``torch.nn.Linear``, such as
     ``torch.ao.quantization.quantize_dynamic``. They find these layers after
@@ -146,12 +146,15 @@ class Linear(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        bias = () if self.bias is None else (self.bias,)
-        if are_plain(self.weight, *bias):
-            if in_graph(x):
-                return torch.ops.mmlaplace._onednn_linear(x, self.weight, self.bias)
-            if in_blocks(x) and x.numel() > 0:
-                return linear(x, self.weight, self.bias)
+        weights = (self.weight,) if self.bias is None else (self.weight, self.bias)
+        if are_plain(*weights, dtype=self.weight.dtype) and x.numel() > 0:
+            if self.weight.dtype == torch.float32:
+                if in_graph(x):
+                    return torch.ops.mmlaplace._onednn_linear(x, *weights)
+                if in_blocks(x):
+                    return linear(x, self.weight, self.bias)
+            if bf16_inference(x):
+                return onednn_linear(*(tensor.bfloat16() for tensor in (x, *weights)))
         return super().forward(x)
 
 
