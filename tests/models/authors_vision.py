@@ -4,17 +4,13 @@ import torch
 import torch.nn.functional as F
 from authors_classic import linear
 
+from mmlaplace.checkpoints.families.agent import AGENT
 from mmlaplace.checkpoints.families.flatten import FLATTEN
 from mmlaplace.models import MHLAAttention
 
 
 def first(value, hw_shape):
     return value[0]
-
-
-def rows(value, hw_shape):
-    """``(1, heads, H, 1, a) -> (heads, a, H, 1)``, and the same for columns."""
-    return value[0].permute(0, 3, 1, 2)
 
 
 def flat(value, hw_shape):
@@ -92,11 +88,7 @@ AUTHORS = {
         told='agent_num num_patches window_size scale',
         settings={'in:agent_shape': 'agent_shape', 'in:downstream_agent_shape': 'agent_shape',
                   'in:kernel_size': 'lepe_kernel'},
-        names=dict(
-            LINEARS, an_bias='gather_map', na_bias='spread_map', ah_bias=('gather_rows', first),
-            aw_bias=('gather_columns', first), ha_bias=('spread_rows', rows),
-            wa_bias=('spread_columns', rows),
-        ),
+        names=AGENT,
     ),
     'xca': dict(type='XCAttention'),
     'inline': dict(

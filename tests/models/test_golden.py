@@ -10,6 +10,7 @@ from mmengine.registry import MODELS
 
 from mmlaplace.checkpoints import Names
 from mmlaplace.checkpoints.families import polaformer, soft
+from mmlaplace.checkpoints.families.agent import windows as agent_windows
 from mmlaplace.checkpoints.families.flatten import linear_windows
 
 GOLDEN = Path(__file__).resolve().parent.parent / 'data/golden'
@@ -36,7 +37,20 @@ TINY_SWIN = dict(
     embed_dims=(8, 16, 32, 64), num_heads=(1, 2, 2, 4), depths=(2, 1, 1, 1), ffn_ratios=(4,) * 4
 )
 FLATTEN = dict(type='FLattenAttention')
+AGENTS = (4, 4, 9, 4)
 MODEL_CONFIGS = {
+    'agent_deit_small': dict(
+        type='ViT', patch_size=8, out_type='cls_token', img_size=64,
+        arch=dict(embed_dims=(24,), num_heads=(3,), depths=(3,), ffn_ratios=(4,)),
+        attn_cfg=dict(type='AgentAttention', qkv='qkv', num_landmarks=9, first_blocks=2),
+    ),
+    'agent_pvt_small': dict(
+        type='PVT', arch=dict(TINY, depths=(1, 1, 2, 1)), img_size=64,
+        attn_cfg=dict(type='AgentAttention', per_stage=dict(num_landmarks=AGENTS)),
+    ),
+    'agent_swin_small': dict(
+        type='Swin', arch=TINY_SWIN, img_size=96, attn_cfg=agent_windows(12, AGENTS[:3])
+    ),
     'flatten_pvt_small': dict(
         type='PVT', attn_cfg=FLATTEN, arch=dict(TINY, depths=(1, 1, 2, 1)), img_size=64
     ),
@@ -108,7 +122,7 @@ def test_converted_file_gives_the_authors_logits(name, tmp_path):
     assert result.returncode == 0, result.stderr
     assert f'{len(weights)} tensors of theirs' in result.stdout
 
-    last = dict(out_indices=(3,), init_cfg=dict(
+    last = dict(out_indices=-1, init_cfg=dict(
         type='Pretrained', checkpoint=str(tmp_path / 'ours.pth'), min_matched=1.0
     ))  # fmt: skip
     backbone = MODELS.build(MODEL_CONFIGS[name] | last).eval()

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..conversion import Names
 from ..names import count_prefixes, first_names
-from . import flatten, polaformer, pvt, soft, swin, vit
+from . import agent, flatten, polaformer, pvt, soft, swin, vit
 from .family import Family
 
 __all__ = [
@@ -31,6 +31,7 @@ FAMILIES: Dict[str, Family] = {
     **soft.FAMILIES,
     **polaformer.FAMILIES,
     **flatten.FAMILIES,
+    **agent.FAMILIES,
 }
 BLOCK = re.compile(r'(?:.*\.)?stages\.(\d+)\.blocks\.(\d+)\.')
 PREFIX = 'backbone.'

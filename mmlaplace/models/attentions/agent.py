@@ -1,19 +1,17 @@
-import math
 from typing import Any, Optional, Tuple
 
-import torch
-import torch.nn as nn
+import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from ..layers import map_to_tokens, resize_map, softmax_attention, tokens_to_map
-from ..layers.agents import Agents, resize_agents
+from ..layers.agents import AgentBiases, Agents
 from .base import QKVAttention
 from .frame import Frame
 
 
 @MODELS.register_module()
-class AgentAttention(QKVAttention):
+class AgentAttention(AgentBiases, QKVAttention):
     r"""Agent attention: a few agents attend to all tokens, and all tokens attend to the agents.
 
     Per head, with agents A (a, d), averages of the map of queries, and learned biases B:
@@ -31,7 +29,12 @@ class AgentAttention(QKVAttention):
         num_landmarks: Number a of agents, a square. Default: 49; PVT's stages have 9, 16, 49, 49.
         agent_shape: Rows and columns of the agents. Biases are stored for a square of
             ``num_landmarks`` agents, and resized bilinearly to another shape. Default: the square.
+        num_prefix_tokens: Tokens before those of the map, such as a class token. Each has biases
+            of its own. Agents and the convolution leave them out. Default: 0.
         **frame: Fields of :class:`Frame` that differ from ``Frame(qkv='q_kv', lepe_kernel=3)``.
+
+    Raises:
+        ValueError: If prefix tokens are combined with what needs the keys to be a map.
 
     Source: Agent Attention (arXiv 2312.08874).
 
@@ -48,27 +51,17 @@ class AgentAttention(QKVAttention):
 
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
-        num_landmarks: int = 49, agent_shape: Optional[Tuple[int, int]] = None, **kwargs: Any,
+        num_landmarks: int = 49, agent_shape: Optional[Tuple[int, int]] = None,
+        num_prefix_tokens: int = 0, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        self.num_prefix_tokens = num_prefix_tokens
         self.landmarks = Agents(num_landmarks, agent_shape)
-        sizes = {'gather': self.kv_shape(self.input_resolution), 'spread': self.input_resolution}
-        for name, (height, width) in sizes.items():
-            for part, size in (('map', (7, 7)), ('rows', (height, 1)), ('columns', (1, width))):
-                table = torch.zeros(num_heads, num_landmarks, *size)
-                table = nn.Parameter(nn.init.trunc_normal_(table, std=0.02))
-                self.register_parameter(f'{name}_{part}', table)
-
-    def bias(self, name: str, hw_shape: Tuple[int, int]) -> Tensor:
-        """The bias of each agent at each token, ``(heads, a, N)``."""
-        sizes = dict(map=hw_shape, rows=(hw_shape[0], 1), columns=(1, hw_shape[1]))
-        tables = (self.landmarks.of_cells(getattr(self, f'{name}_{k}')) for k in sizes)
-        whole, rows, columns = map(resize_map, tables, sizes.values())
-        return (whole + rows + columns).flatten(2)
+        self.add_biases(num_landmarks)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         # Agents (B, heads, a, d), biases (1, heads, a, n or N).
-        agents = self.landmarks(q, hw_shape).to(q.dtype)
+        agents = self.landmarks(q[:, :, self.num_prefix_tokens :], hw_shape).to(q.dtype)
         gather = self.bias('gather', self.kv_shape(hw_shape)).to(q.dtype)[None]
         spread = self.bias('spread', hw_shape).to(q.dtype).transpose(1, 2)[None]
         gathered = softmax_attention(agents, k, v, attn_mask=gather)  # (.., a, d)
@@ -78,13 +71,6 @@ class AgentAttention(QKVAttention):
         """The convolution of V. Before it, a reduced map is resized bilinearly."""
         if self.lepe is None:
             return None
-        maps = resize_map(tokens_to_map(v, self.kv_shape(hw_shape)), hw_shape)
-        return self.lepe(map_to_tokens(maps), hw_shape)
-
-    def resize_weight(self, name: str, value: Tensor) -> Tensor:
-        """The biases of a checkpoint, resized to the agents and the map of this module."""
-        own, agents = getattr(self, name), value.shape[1]
-        if name == 'key_positions' or value.dim() != 4 or math.isqrt(agents) ** 2 != agents:
-            return super().resize_weight(name, value)
-        value = resize_agents(value, 2 * (math.isqrt(own.shape[1]),))
-        return resize_map(value, own.shape[2:])
+        prefix = self.num_prefix_tokens
+        maps = resize_map(tokens_to_map(v[:, prefix:], self.kv_shape(hw_shape)), hw_shape)
+        return F.pad(self.lepe(map_to_tokens(maps), hw_shape), (0, 0, prefix, 0))

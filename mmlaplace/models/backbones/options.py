@@ -12,6 +12,7 @@ ARCH_KEYS = ('embed_dims', 'depths', 'num_heads', 'ffn_ratios')
 OUT_TYPES = ('featmap', 'cls_token')
 # Fields of a frame that configure a part, each with the field that turns this part on.
 NEEDED = dict(rope_form='rope', rope_on='rope', lepe_filters='lepe_kernel', lepe_bias='lepe_kernel')
+FIRST_BLOCKS = 'first_blocks'  # no option of an attention: how many blocks of a stage get it
 SET_BY_THE_HOST = ('embed_dims', 'num_heads', 'input_resolution', 'num_prefix_tokens', 'out_dims')
 
 
@@ -169,6 +170,8 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
       single options with a value for each stage, or None:
       ``dict(per_stage=dict(sr_ratio=(8, 4, 2, 1)))``.
 
+    ``first_blocks=k`` in a dict changes only the first k blocks of each of its stages.
+
     Any other list is a value. To set the value None, write it in a dict, such as
     ``dict(num_landmarks=None)``. The same rules hold for the ``attn_cfg`` of
     :class:`WindowAttention`.
@@ -205,13 +208,13 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
     configs = [dict(shared) for _ in stages]
     if 'type' not in shared:
         classes = [attention_class(stage.attn['type']) for stage in stages]
-        for name in shared:
+        for name in set(shared) - {FIRST_BLOCKS}:
             if not any(takes(cls, name) for cls in classes):
                 for cls in classes:
                     _check_options(cls, {name: shared[name]})
         # An option of some stages, such as landmarks beside a softmax stage, is not for the others.
         configs = [
-            {name: value for name, value in config.items() if takes(cls, name)}
+            {k: value for k, value in config.items() if k == FIRST_BLOCKS or takes(cls, k)}
             for cls, config in zip(classes, configs)
         ]
     for i, config in enumerate(configs):
@@ -233,6 +236,12 @@ def _changed(stage: Any, given: dict) -> Any:
             "the config of an attention must be a dict, such as dict(type='PolaAttention'), got "
             f'{given!r}'
         )
+    if FIRST_BLOCKS in given:
+        count = given[FIRST_BLOCKS]
+        if not isinstance(count, int) or count < 1:
+            raise ValueError(f'{FIRST_BLOCKS} must be a positive number of blocks, got {count!r}')
+        rest = {name: value for name, value in given.items() if name != FIRST_BLOCKS}
+        return replace(_changed(stage, rest), first_blocks=count, later=stage)
     present = attention_class(stage.attn['type'])
     cls = attention_class(given.get('type', present))
     options = {name: value for name, value in given.items() if name != 'type'}

@@ -34,6 +34,9 @@ class Stage:
         out_norm: Config of the norm of the returned map. None adds no norm. Default: as ``norm``.
         end_norm: Whether the stage ends with a norm of ``norm``, whose output the next stage takes
             too, as in the authors' PVTv2. Default: False.
+        first_blocks: How many blocks have ``attn``. The others have the attention of ``later``.
+            Default: all.
+        later: A stage, whose attention the other blocks have. Default: None.
         block: Further arguments of :class:`TransformerBlock`. Default: none.
 
     Examples:
@@ -57,6 +60,8 @@ class Stage:
     norm: dict = field(default_factory=lambda: dict(type='LN', eps=1e-6))
     out_norm: Optional[dict] = field(default_factory=lambda: dict(type='LN', eps=1e-6))
     end_norm: bool = False
+    first_blocks: Optional[int] = None
+    later: Optional['Stage'] = None
     block: Dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -71,6 +76,8 @@ class Stage:
 
     def attn_cfg(self, block: int, **sizes: Any) -> dict:
         """The complete config of the attention in a block: the host's frame, then the stage's."""
+        if self.first_blocks is not None and self.later and block >= self.first_blocks:
+            return self.later.attn_cfg(block, **sizes)
         prefix = dict(num_prefix_tokens=1) if self.cls_token else {}
         if prefix and not takes(attention_class(self.attn['type']), 'num_prefix_tokens'):
             raise ValueError(
