@@ -6,6 +6,7 @@ from authors_classic import linear
 
 from mmlaplace.checkpoints.families.agent import AGENT
 from mmlaplace.checkpoints.families.flatten import FLATTEN
+from mmlaplace.checkpoints.families.inline import INLINE
 from mmlaplace.models import MHLAAttention
 
 
@@ -78,7 +79,6 @@ def inline_kernel(value):
 GATED = {
     'qkvo.': ('qkv.', linear), 'lepe.': 'lepe.conv.', 'proj.': ('proj.', linear),
 }  # fmt: skip
-LINEARS = {'q.': 'qkv.', 'dwc.': 'lepe.conv.'}
 AUTHORS = {
     'flatten': dict(
         type='FLattenAttention', settings={'in:kernel_size': 'lepe_kernel'}, names=FLATTEN,
@@ -93,7 +93,7 @@ AUTHORS = {
     'xca': dict(type='XCAttention'),
     'inline': dict(
         type='InLineAttention', options=linears_of, settings={'in:kernel_func': inline_kernel},
-        names={**LINEARS, 'residual.': 'lepe.'},
+        names=INLINE,
     ),
     'litemla': dict(
         type='LiteMLA', options=litemla,

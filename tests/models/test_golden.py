@@ -12,6 +12,7 @@ from mmlaplace.checkpoints import Names
 from mmlaplace.checkpoints.families import polaformer, soft
 from mmlaplace.checkpoints.families.agent import windows as agent_windows
 from mmlaplace.checkpoints.families.flatten import linear_windows
+from mmlaplace.checkpoints.families.inline import windows as inline_windows
 
 GOLDEN = Path(__file__).resolve().parent.parent / 'data/golden'
 # A Newton iteration that is unrolled and one whose gradient is implicit agree as far as it has
@@ -61,6 +62,19 @@ MODEL_CONFIGS = {
     'flatten_swin_small': dict(
         type='Swin', arch=TINY_SWIN, img_size=96,
         attn_cfg=linear_windows('FLattenAttention', 12, qkv='qkv'),
+    ),
+    'inline_deit_small': dict(
+        type='ViT', patch_size=8, out_type='cls_token', img_size=64,
+        arch=dict(embed_dims=(24,), num_heads=(3,), depths=(2,), ffn_ratios=(4,)),
+        attn_cfg=dict(type='InLineAttention'),
+    ),
+    'inline_pvt_small': dict(
+        type='PVT', arch=dict(TINY, depths=(1, 1, 2, 1)), img_size=64,
+        attn_cfg=dict(type='InLineAttention', qkv='q_kv'),
+    ),
+    'inline_swin_small': dict(
+        type='Swin', arch=dict(TINY_SWIN, depths=(1, 1, 2, 1)), img_size=96,
+        attn_cfg=inline_windows(24, 3, 1),
     ),
     'pvt_small_cls': dict(
         type='PVT', with_cls_token=True, out_type='cls_token', arch=SOFT, img_size=64

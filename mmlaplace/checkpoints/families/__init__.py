@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..conversion import Names
 from ..names import count_prefixes, first_names
-from . import agent, flatten, polaformer, pvt, soft, swin, vit
+from . import agent, flatten, inline, polaformer, pvt, soft, swin, vit
 from .family import Family
 
 __all__ = [
@@ -32,6 +32,7 @@ FAMILIES: Dict[str, Family] = {
     **polaformer.FAMILIES,
     **flatten.FAMILIES,
     **agent.FAMILIES,
+    **inline.FAMILIES,
 }
 BLOCK = re.compile(r'(?:.*\.)?stages\.(\d+)\.blocks\.(\d+)\.')
 PREFIX = 'backbone.'
@@ -67,6 +68,13 @@ def _state_of(name: str) -> Tuple[Dict[str, torch.Size], Set[str]]:
     return {key: value.shape for key, value in backbone.state_dict().items()}, resized
 
 
+def _depths_of(name: str) -> Tuple[int, ...]:
+    backbone = FAMILIES[name].backbone
+    arch, cls = backbone['arch'], MODELS.get(backbone['type'])
+    sizes = arch if isinstance(arch, dict) else cls.arch_zoo[arch] if cls else {}
+    return tuple(sizes.get('depths', ()))
+
+
 def unfit(name: str, weights: Mapping[str, Tensor], resize: bool = True) -> str:
     """Why the weights of a classifier do not fit a family, or nothing if they fit.
 
@@ -100,11 +108,7 @@ def fitting(weights: Mapping[str, Tensor]) -> List[str]:
     depths: Dict[int, int] = {}
     for found in filter(None, map(BLOCK.match, weights)):
         depths[int(found[1])] = max(depths.get(int(found[1]), 0), int(found[2]) + 1)
-    near = []
-    for name, family in FAMILIES.items():
-        cls = MODELS.get(family.backbone['type'])
-        if cls and tuple(depths.values()) == tuple(cls.arch_zoo[family.backbone['arch']]['depths']):
-            near.append(name)
+    near = [name for name in FAMILIES if tuple(depths.values()) == _depths_of(name)]
     for resize in (False, True):
         found_names = [name for name in near if not unfit(name, weights, resize)]
         if found_names:

@@ -43,11 +43,13 @@ class InLineAttention(QKVAttention):
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
         kernel: The features: ``'identity'`` (default), ``'relu'``, ``'leaky_relu'``, or ``'exp'``,
             which is exp(0.2 x).
+        num_prefix_tokens: Tokens before those of the map, such as a class token. The convolution
+            leaves them out. Default: 0.
         **frame: Fields of :class:`Frame` that differ from ``Frame(lepe_kernel=3)``. Filters have
             no bias.
 
     Raises:
-        ValueError: For an unknown ``kernel``.
+        ValueError: For an unknown ``kernel``, or prefix tokens with positions of a map.
 
     Source: InLine attention (arXiv 2412.06590).
 
@@ -69,9 +71,16 @@ class InLineAttention(QKVAttention):
         num_heads: int,
         input_resolution: Tuple[int, int],
         kernel: str = 'identity',
+        num_prefix_tokens: int = 0,
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        if num_prefix_tokens and (self.frame.rope or self.frame.key_positions):
+            raise ValueError(
+                f'num_prefix_tokens={num_prefix_tokens} have no place on a map; set rope=False '
+                f'(got {self.frame.rope}) and key_positions=False ({self.frame.key_positions})'
+            )
+        self.num_prefix_tokens = num_prefix_tokens
         if kernel not in KERNELS:
             raise ValueError(f'kernel must be one of {tuple(KERNELS)}, got {kernel!r}')
         self.kernel = kernel
@@ -98,13 +107,15 @@ class InLineAttention(QKVAttention):
             return None
         size = self.frame.lepe_kernel
         filters = self.lepe(x.mean(1).unsqueeze(-1))  # (B, C * size², 1)
-        maps = tokens_to_map(v, hw_shape)  # (B, C, H, W)
+        prefix = (0, 0, self.num_prefix_tokens, 0)  # zeros before the tokens of the map
+        maps = tokens_to_map(v[:, self.num_prefix_tokens :], hw_shape)  # (B, C, H, W)
         # Exporters know no convolution with filters that are computed, and torch none of no image.
         if exporting() or len(v) == 0:
-            return map_to_tokens(_shifted_sum(maps, filters.unflatten(1, (-1, size, size))))
+            out = _shifted_sum(maps, filters.unflatten(1, (-1, size, size)))
+            return F.pad(map_to_tokens(out), prefix)
         filters = filters.reshape(-1, 1, size, size)  # (B * C, 1, size, size)
         out = F.conv2d(maps.flatten(0, 1)[None], filters, padding=size // 2, groups=len(filters))
-        return map_to_tokens(out.view(maps.shape))
+        return F.pad(map_to_tokens(out.view(maps.shape)), prefix)
 
 
 def _shifted_sum(maps: Tensor, filters: Tensor) -> Tensor:
