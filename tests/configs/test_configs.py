@@ -36,7 +36,7 @@ BACKBONES = {  # by what stands in front of the size in the name of a config
     'polaformer-pvtv2': 'PolaFormerPVTv2', 'polaformer-swin': 'PolaFormerSwin',
     'polaformer-deit': 'PolaFormerDeiT', 'soft': 'SOFT', 'softpp-vit': 'ViT',
     'softpp': 'SOFTPlusPlus', 'pvt': 'PVT', 'pvtv2': 'PVTv2', 'swin': 'Swin', 'deit': 'ViT',
-    'agent-deit': 'ViT', 'agent-pvt': 'PVT', 'agent-swin': 'Swin',
+    'inline-swin': 'Swin', 'agent-deit': 'ViT', 'agent-pvt': 'PVT', 'agent-swin': 'Swin',
     'flatten-pvt': 'PVT', 'flatten-pvtv2': 'PVTv2', 'flatten-swin': 'Swin',
 }  # fmt: skip
 # What is in a paper's figures, and how near ours must come. Parameters of layers are weights and
@@ -48,7 +48,7 @@ PUBLISHED = {
     'pvt': dict(layers=False, kernels=True, parameters=0.01, macs=0.06),
     'swin': dict(layers=False, kernels=True, parameters=0.02, macs=0.01),
     # Only their scores are published where the weights are.
-    **dict.fromkeys(('deit', 'flatten', 'agent'), dict(layers=False, kernels=True)),
+    **dict.fromkeys(('deit', 'flatten', 'agent', 'inline'), dict(layers=False, kernels=True)),
 }
 # Where parameters are further off: SOFT++ prints 2 to 5 % less than the sizes of its Table 1 have.
 FURTHER_OFF = {f'softpp-small{kind}_8xb128_in1k': 0.035 for kind in ('', '-nonorm')}
@@ -312,9 +312,10 @@ def test_size_has_the_published_parameters_and_cost(path):
 
 def test_metafiles_and_configs_name_each_other():
     # The published sizes: LaplacianFormer, SOFT and SOFT++ with their ablations, PolaFormer, the
-    # hosts PVT and PVTv2, Swin and DeiT, FLatten and Agent.
+    # hosts PVT and PVTv2, Swin and DeiT, FLatten, Agent
+    # and InLine.
     published = [path for path in CLASSIFIERS if metadata()[path]['Published']]
-    assert len(published) == 5 + 22 + 9 + 10 + 6 + 3 + 6 + 11
+    assert len(published) == 5 + 22 + 9 + 10 + 6 + 3 + 6 + 11 + 3
     index = yaml.safe_load((ROOT / 'model-index.yml').read_text())['Import']
     assert sorted(index) == [str(path.relative_to(ROOT)) for path in METAFILES]
     named, collections = [], set()

@@ -1,0 +1,21 @@
+_base_ = [
+    '../_base_/models/image_classifier.py',
+    '../_base_/datasets/imagenet_bs128.py',
+    '../_base_/schedules/imagenet_bs1024_adamw_300e_swin.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='Swin',
+        arch='base',
+        attn_cfg=[
+            dict(window_size=56, even_windows=True, attn_cfg=dict(type='InLineAttention'), **blocks)
+            for blocks in ({}, {}, dict(first_blocks=2))
+        ]
+        + [None],
+        drop_path_rate=0.5,
+        out_indices=(3,),
+    ),
+    head=dict(in_channels=1024),
+)
