@@ -143,7 +143,8 @@ def plot(result: dict, path: Path) -> None:
     figure, axes = new_figure(2, 4.5 + 0.12 * lines)
     from matplotlib import colormaps
 
-    colormap: Any = colormaps['tab20']  # typed Any, as only listed colormaps have ``colors``
+    # Typed Any, as only listed colormaps have ``colors``.
+    colormap: Any = colormaps['tab10' if len(result['contenders']) <= 10 else 'tab20']
     for axis, key, label in zip(axes, ('ms per image', 'MB'), ('ms an image', 'peak memory (MB)')):
         for index, (name, marker) in enumerate(zip(result['contenders'], cycle(MARKERS))):
             for mode, style in zip(result['modes'], cycle(LINES)):
@@ -155,15 +156,16 @@ def plot(result: dict, path: Path) -> None:
                 slope = result['exponents'].get(name, {}).get(mode)
                 note = '' if slope is None or key == 'MB' else f', time ~ pixels^{slope:.2f}'
                 if line:
-                    axis.loglog(
-                        *zip(*line), ls=style, marker=marker, color=colormap.colors[index % 20],
+                    axis.plot(
+                        *zip(*line), ls=style, marker=marker,
+                        color=colormap.colors[index % colormap.N],
                         label=(name if mode == 'eager' else f'{name}, {mode}') + note,
                     )  # fmt: skip
         sides = sorted({row['side'] for row in rows})
         axis.set_xticks(sides, [str(side) for side in sides])
         axis.xaxis.minorticks_off()
-        axis.set(xlabel='side of the image (pixels)', ylabel=label)
-        axis.grid(alpha=0.3, which='both')
+        axis.set(xlabel='side of the image (pixels)', ylabel=label, ylim=(0, None))
+        axis.grid(alpha=0.3)
     figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=2)
     sizes = ' '.join(f'{side}x{batch}' for side, batch in result['sizes'])
     step = 'forward and backward' if result['train'] else 'forward'
