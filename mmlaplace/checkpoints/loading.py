@@ -21,7 +21,9 @@ from .names import count_prefixes, first_names, plain_names, rename_old_tensors
 
 # Where the weights lie. The first that is found is taken. mmengine's 'state_dict' comes first: it
 # holds the averaged weights, if an EMAHook ran.
-CONTAINERS = ('state_dict', 'model', 'module', 'state_dict_ema', 'model_ema', 'ema_state_dict')
+CONTAINERS = (
+    'state_dict', 'model', 'module', 'state_dict_ema', 'model_ema', 'ema_state_dict', 'ema'
+)  # fmt: skip
 
 
 class LoadReport(NamedTuple):
@@ -92,8 +94,8 @@ def read_state_dict(
             ``https://``. Such a file is downloaded once, into the cache of torch.hub. SHA-256
             digits at the end of its name, as in ``NAME-0123abcd.pth``, are checked. The file is one
             of safetensors, or it holds a state dict, or a dict with one under ``state_dict``,
-            ``model``, ``module``, ``state_dict_ema``, ``model_ema`` or ``ema_state_dict``. The
-            first of these is taken. ``hf://OWNER/NAME``, ``hf://OWNER/NAME@REVISION`` and
+            ``model``, ``module``, ``state_dict_ema``, ``model_ema``, ``ema_state_dict`` or ``ema``.
+            The first of these is taken. ``hf://OWNER/NAME``, ``hf://OWNER/NAME@REVISION`` and
             ``hf://OWNER/NAME/FILE`` are on the Hugging Face hub. ``timm://NAME`` is the state dict
             of timm's pretrained model.
         map_location: As in ``torch.load``, for safetensors and timm a device. Default: 'cpu'.

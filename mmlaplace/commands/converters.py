@@ -24,7 +24,7 @@ def parser_for(doc: str) -> ToolParser:
     parser.add_argument(
         '--key',
         help="where in the file the weights lie, such as 'model_ema'; default: the first found of "
-        'state_dict, model, module, state_dict_ema, model_ema and ema_state_dict',
+        'state_dict, model, module, state_dict_ema, model_ema, ema_state_dict and ema',
     )
     parser.add_argument(
         '--image-size',

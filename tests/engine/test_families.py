@@ -62,7 +62,8 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
     backbone['arch'] = dict(cls.arch_zoo[backbone['arch']], **arch)
     # As a training script leaves it: averaged weights of several GPUs, beside the rest.
     state = {f'module.{key}': value for key, value in model.state_dict().items()}
-    torch.save(dict(model_ema=state, epoch=299), tmp_path / 'theirs.pth')
+    where = 'ema' if name == 'deit_tiny' else 'model_ema'
+    torch.save({where: state, 'epoch': 299}, tmp_path / 'theirs.pth')
     result = run_script(
         TOOL, tmp_path / 'theirs.pth', '--out', tmp_path / 'ours.safetensors',
         '--image-size', *size,
@@ -167,3 +168,20 @@ def test_without_out_the_file_has_the_name_of_the_family(b0, tmp_path, monkeypat
     load_weights(build_b0 := family_backbone('pvt_v2_b0'), 'pvt_v2_b0.pth')
     assert build_b0.stages[0]['norm'].weight.std() > 0.1
     assert 'is there already; --force' in run_script(TOOL, b0).stderr
+
+
+def test_the_norm_of_a_stage_has_the_depth_of_its_last_block():
+    backbone = family_backbone('pvt_v2_b0')
+    assert backbone.get_layer_depth('stages.0.norm.weight') == backbone.get_layer_depth(
+        'stages.0.blocks.1.norm1.weight'
+    )
+
+
+def test_only_the_first_blocks_of_a_stage_get_an_attention():
+    arch = dict(embed_dims=(16,), depths=(3,), num_heads=(2,), ffn_ratios=(2,))
+    linear = dict(type='InLineAttention', first_blocks=2)
+    blocks = MODELS.build(dict(type='ViT', arch=arch, attn_cfg=linear)).stages[0]['blocks']
+    kinds = [type(block.attn).__name__ for block in blocks]
+    assert kinds == ['InLineAttention'] * 2 + ['SoftmaxAttention']
+    with pytest.raises(ValueError, match='first_blocks must be a positive number.*got 0'):
+        MODELS.build(dict(type='ViT', arch=arch, attn_cfg=dict(linear, first_blocks=0)))
