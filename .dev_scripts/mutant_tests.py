@@ -80,6 +80,7 @@ TESTS = {
     'mmlaplace/comparison': ('test_docstrings.py', 'tools'),
     'mmlaplace/deployment': ('test_docstrings.py', 'tools', 'ops'),
     'mmlaplace/mini_datasets': ('test_docstrings.py', 'tools'),
+    'mmlaplace/probes': ('test_docstrings.py', 'probes'),
     'mmlaplace/reproduction': ('test_docstrings.py', 'tools'),
     'tools': ('tools', 'lra', 'analysis'),
 }

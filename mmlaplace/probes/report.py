@@ -63,10 +63,11 @@ class Table(NamedTuple):
         return None if accuracy is None else max(0.0, (accuracy - chance) / (1 - chance))
 
     def mean(self, attention: str) -> float:
-        """Mean level of an attention over the finished probes."""
-        levels = [self.level(attention, column) for column in range(len(self.columns))]
-        known = [level for level in levels if level is not None]
-        return sum(known) / len(known) if known else 0.0
+        """Mean level of an attention in the columns that all have, or else in its own."""
+        numbers = range(len(self.columns))
+        full = [n for n in numbers if all(row[n] is not None for row in self.rows.values())]
+        known = [self.level(attention, n) for n in full or numbers if self.rows[attention][n]]
+        return sum(level or 0 for level in known) / len(known) if known else 0.0
 
 
 def columns_of(study: Study) -> List[Column]:
@@ -145,14 +146,15 @@ def draw(table: Table, path: Path, costs: Optional[Dict[str, Dict[str, float]]] 
     texts = [[table.accuracy(name, c) for c in range(count)] for name in names]
     shown = [[MISSING if v is None else f'{100 * v:.0f}' for v in row] for row in texts]
     titles = [column.title.replace(', ', '\n') for column in table.columns]
-    paint(axes[0, 0], levels, shown, titles, 'RdYlGn')
+    paint(axes[0, 0], levels, shown, titles, 'RdYlBu', (-0.1, 1.1))
     axes[0, 0].set_yticks(range(len(names)), names, fontsize=8)
     axes[0, 0].set_title('accuracy (%)', fontsize=9)
     if keys:
         values = [[(costs or {}).get(name, {}).get(key) for key in keys] for name in names]
         ranks = list(zip(*(cheapness(list(column)) for column in zip(*values))))
         shown = [[MISSING if v is None else f'{v:.0f}' for v in row] for row in values]
-        paint(axes[0, 1], ranks, shown, [key.replace(' ', '\n') for key in keys], 'Blues_r', 0.55)
+        titles = [key.replace(' ', '\n') for key in keys]
+        paint(axes[0, 1], ranks, shown, titles, 'Greys_r', (-1.5, 1.0))
         axes[0, 1].set_title('cost', fontsize=9)
     save(figure, path)
 
@@ -165,13 +167,18 @@ def cheapness(values: List[Optional[float]]) -> List[Optional[float]]:
 
 
 def paint(
-    axis: plt.Axes, levels: list, shown: list, titles: List[str], colors: str, least: float = 0.0
+    axis: plt.Axes,
+    levels: list,
+    shown: list,
+    titles: List[str],
+    colors: str,
+    ends: Tuple[float, float],
 ) -> None:
-    """Paint levels from 0 to 1, with a text in each cell."""
+    """Paint levels from 0 to 1, with a text in each cell. The colors reach from end to end."""
     grid = [[float('nan') if v is None else v for v in row] for row in levels]
     cmap = plt.get_cmap(colors).copy()
     cmap.set_bad('#eeeeee')
-    axis.imshow(grid, cmap=cmap, vmin=-least / (1 - least), vmax=1, aspect='auto')
+    axis.imshow(grid, cmap=cmap, vmin=ends[0], vmax=ends[1], aspect='auto')
     for y, row in enumerate(shown):
         for x, text in enumerate(row):
             axis.text(x, y, text, ha='center', va='center', fontsize=7.5)

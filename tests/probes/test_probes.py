@@ -1,10 +1,11 @@
 """Probes are the tasks that they say, tell attentions apart, and keep finished runs."""
 
 import json
+import re
 
 import pytest
 import torch
-from conftest import ROOT, run_script
+from conftest import ROOT, load_tool, run_script
 
 from mmlaplace.probes import PROBES, Schedule, train_probe
 from mmlaplace.probes.report import table_of
@@ -176,3 +177,12 @@ def test_the_command_runs_lists_and_reports(tmp_path):
 def test_a_wrong_call_is_one_sentence(words, message):
     result = run_script(TOOL, *words)
     assert result.returncode == 2 and message in result.stderr
+
+
+def test_the_page_is_in_step_with_the_log_and_names_what_solves():
+    tool = load_tool('.dev_scripts/make_which_attention.py')
+    result = run_script(ROOT / '.dev_scripts/make_which_attention.py', '--check')
+    assert result.returncode == 0, result.stderr
+    found = tool.tables(read_results(tool.LOG), read_studies())['attentions']
+    (exact,) = (line for line in tool.PAGE.read_text().splitlines() if 'exact recall' in line)
+    assert all(name in found.rows for name in re.findall(r'(\w+) \(\d', exact))
