@@ -167,6 +167,10 @@ def test_the_command_runs_lists_and_reports(tmp_path):
         'SoftmaxAttention', 'XCAttention',
     ]  # fmt: skip
     assert [list(one['accuracy']) for one in results] == [['1', '4']] * 2
+    log = ROOT / 'docs/logs/probes.jsonl'
+    assert run_script(TOOL, '--report', tmp_path / 'report', '--out', log).returncode == 0
+    assert '| Softmax | 0.999 |' in (tmp_path / 'report/probes.md').read_text()
+    assert (tmp_path / 'report/probes_attentions.png').stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(('words', 'message'), [
