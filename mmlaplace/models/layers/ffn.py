@@ -1,5 +1,5 @@
 from functools import partial
-from typing import Optional, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -65,14 +65,14 @@ class FFN(BaseModule):
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
         first, act, dropout, second, last = self.layers
-        weights = (first.weight, first.bias, second.weight, second.bias)
+        weights: Any = (first.weight, first.bias, second.weight, second.bias)
         if x.numel() > 0 and self._is_plain():
             same_dtype = first.weight.dtype == x.dtype
             if same_dtype and fits(act) and in_cpu_graph(x) and not autocasting(x.device):
                 return torch.ops.mmlaplace._gelu_ffn(x, *weights, act.approximate)
             if type(act) is nn.GELU and bf16_inference(x):
-                x, *weights = (tensor.bfloat16() for tensor in (x, *weights))
-                return onednn_gelu_ffn(x, *weights, act.approximate)
+                weights = tuple(weight.bfloat16() for weight in weights)
+                return onednn_gelu_ffn(x.bfloat16(), *weights, act.approximate)
             if same_dtype and in_blocks(x):
                 if fits(act):
                     return gelu_ffn(x, act.approximate, *weights)

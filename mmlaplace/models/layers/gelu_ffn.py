@@ -192,8 +192,8 @@ def _backward_on_rows(
     grad: Tensor, x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, approximate: str
 ) -> Tuple[Tensor, ...]:
     rows = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
-    of_x, *others = _backward(approximate, None, [True] * 5, *rows, first, first_bias, second)
-    return of_x.view(x.shape), *others
+    grads: Any = _backward(approximate, None, [True] * 5, *rows, first, first_bias, second)
+    return grads[0].view(x.shape), *grads[1:]
 
 
 def _fake(x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, *_: Any) -> Tensor:

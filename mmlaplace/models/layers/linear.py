@@ -58,15 +58,25 @@ def _vendor() -> str:
     return 'AuthenticAMD' if 'AuthenticAMD' in text else ''
 
 
+def is_watched() -> bool:
+    """Whether a mode of torch sees all operations, such as a counter of FLOPs.
+
+    Such a mode knows torch's linears, and not oneDNN's.
+    """
+    return torch._C._len_torch_dispatch_stack() > 0
+
+
 def in_blocks(x: Tensor) -> bool:
     """Whether blocks of rows may be computed separately.
 
-    This needs an fp32 tensor with values on a CPU, without autocast or forward-mode derivatives.
+    This needs an fp32 tensor with values on a CPU, without autocast or forward-mode derivatives,
+    which nobody watches.
     """
     return (
         x.device.type == 'cpu'
         and x.dtype == torch.float32
         and has_values(x)
+        and not is_watched()
         and not autocasting(x.device)
         and forward_ad._current_level < 0
     )
@@ -85,7 +95,8 @@ def bf16_inference(x: Tensor) -> bool:
     if x.device.type != 'cpu' or torch.is_grad_enabled() or forward_ad._current_level >= 0:
         return False
     half = autocast_dtype(x.device) if autocasting(x.device) else x.dtype
-    return half == torch.bfloat16 and has_values(x) and has_onednn_linear(half)
+    plain = has_values(x) and not is_watched()
+    return half == torch.bfloat16 and plain and has_onednn_linear(half)
 
 
 def block_rows(channels: int) -> int:
