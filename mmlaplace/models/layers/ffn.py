@@ -65,14 +65,14 @@ class FFN(BaseModule):
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
         first, act, dropout, second, last = self.layers
-        weights: Any = (first.weight, first.bias, second.weight, second.bias)
+        weights = (first.weight, first.bias, second.weight, second.bias)
         if x.numel() > 0 and self._is_plain():
             same_dtype = first.weight.dtype == x.dtype
             if same_dtype and fits(act) and in_cpu_graph(x) and not autocasting(x.device):
                 return torch.ops.mmlaplace._gelu_ffn(x, *weights, act.approximate)
             if type(act) is nn.GELU and bf16_inference(x):
-                weights = tuple(weight.bfloat16() for weight in weights)
-                return onednn_gelu_ffn(x.bfloat16(), *weights, act.approximate)
+                halves: Any = [tensor.bfloat16() for tensor in (x, *weights)]
+                return onednn_gelu_ffn(*halves, act.approximate)
             if same_dtype and in_blocks(x):
                 if fits(act):
                     return gelu_ffn(x, act.approximate, *weights)
