@@ -37,16 +37,16 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> T
 
 
 def onednn_gelu_ffn(
-    x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, second_bias: Tensor,
-    approximate: str,
+    approximate: str, x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor,
+    second_bias: Tensor,
 ) -> Tensor:  # fmt: skip
     """``linear(gelu(linear(x)))`` of tokens ``(..., C)``. Autograd does not record it.
 
     Args:
+        approximate: ``'none'`` or ``'tanh'``, as in ``torch.nn.GELU``.
         x: Tokens in fp32 or bf16.
         first, first_bias: Weight ``(hidden, C)`` and bias of the first linear, in the dtype of x.
         second, second_bias: Weight and bias of the second linear.
-        approximate: ``'none'`` or ``'tanh'``, as in ``torch.nn.GELU``.
     """
     rows, size, out = x.reshape(-1, x.shape[-1]), block_rows(x, first), None
     if len(rows) > size:  # in oneDNN's own order, once for all blocks

@@ -1,5 +1,5 @@
 from functools import partial
-from typing import Any, Optional, Tuple
+from typing import Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -71,8 +71,8 @@ class FFN(BaseModule):
             if same_dtype and fits(act) and in_cpu_graph(x) and not autocasting(x.device):
                 return torch.ops.mmlaplace._gelu_ffn(x, *weights, act.approximate)
             if type(act) is nn.GELU and bf16_inference(x):
-                halves: Any = [tensor.bfloat16() for tensor in (x, *weights)]
-                return onednn_gelu_ffn(*halves, act.approximate)
+                halves = (tensor.bfloat16() for tensor in (x, *weights))
+                return onednn_gelu_ffn(act.approximate, *halves)
             if same_dtype and in_blocks(x):
                 if fits(act):
                     return gelu_ffn(x, act.approximate, *weights)

@@ -159,7 +159,7 @@ def _forward(
 ) -> Tensor:  # fmt: skip
     """The result. ``hidden``, if given, gets the result of the first linear without its bias."""
     if hidden is None and linear.linear_library() == 'onednn':
-        return onednn_gelu_ffn(x, first, first_bias, second, second_bias, approximate)
+        return onednn_gelu_ffn(approximate, x, first, first_bias, second, second_bias)
     out, buffer = x.new_empty(len(x), len(second)), None
     for rows in _blocks(x, first):
         part = x[rows]
