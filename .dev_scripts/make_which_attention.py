@@ -198,7 +198,7 @@ def missing_section(found: Dict[str, Table]) -> str:
         names = [n for n in table.study.attentions if table.rows.get(n, [None] * 9)[number] is None]
         if names and column.scale == '1':
             ran = len(table.study.attentions) - len(names)
-            which = f': {", ".join(names)}' if len(names) <= 6 else ''
+            which = f': {"; ".join(names)}' if len(names) <= 6 else ''
             lines.append(f'- {column.title}: {ran} attentions ran, {len(names)} did not{which}.')
     noise = found['noise']
     best = max(noise.accuracy(name, 0) or 0 for name in noise.rows)
@@ -207,8 +207,8 @@ def missing_section(found: Dict[str, Table]) -> str:
         f'attention, softmax included, is above {100 * best:.1f} %. So it is not in the picture.'
     )
     lines.append(
-        '- Further seeds and learning rates, larger maps (`--study large`), the largest number of '
-        'pairs, and whether a probe predicts the accuracy on images.'
+        '- Further seeds and learning rates, drawn landmarks (`--study landmarks`), larger maps '
+        '(`--study large`), the largest number of pairs, and whether a probe predicts the accuracy on images.'
     )
     return '\n'.join(lines)
 

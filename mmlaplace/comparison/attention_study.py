@@ -111,7 +111,7 @@ def contenders() -> Dict[str, dict]:
         if issubclass(cls, BaseAttention) and cls is not WindowAttention
     )
     found = {name: dict(type=name) for name in registered}
-    found.update(VARIANTS)
+    found.update({name: dict(cfg) for name, cfg in VARIANTS.items()})
     for cfg in found.values():
         # The small maps have room for few landmarks only. All attentions get the same number.
         if 'num_landmarks' in MODELS.get(cfg['type']).known_options():

@@ -157,6 +157,7 @@ def test_an_attention_that_fails_is_told_and_the_others_go_on(tmp_path):
 
 def test_the_command_runs_lists_and_reports(tmp_path):
     out = tmp_path / 'probes.jsonl'
+    assert all('num_landmarks' not in c for c in read_studies()['attentions'].attentions.values())
     listed = run_script(TOOL, '--list').stdout
     assert all(f'  {name}: ' in listed for name in (*PROBES.module_dict, *read_studies()))
     result = run_script(TOOL, '--quick', '--out', out, '--tasks', 'offset',
