@@ -208,7 +208,8 @@ def missing_section(found: Dict[str, Table]) -> str:
     )
     lines.append(
         '- Further seeds and learning rates, drawn landmarks (`--study landmarks`), larger maps '
-        '(`--study large`), the largest number of pairs, and whether a probe predicts the accuracy on images.'
+        '(`--study large`), the largest number of pairs, and whether a probe predicts the accuracy '
+        'on images.'
     )
     return '\n'.join(lines)
 
