@@ -50,7 +50,8 @@ ATTENTIONS = """\
 
 Every attention runs on every host. The backbone sets `embed_dims`, `num_heads`,
 `input_resolution` and `num_prefix_tokens`. A class token needs `SoftmaxAttention`,
-`SOFTAttention`, `AgentAttention` or `InLineAttention`. With another attention in its stage, set `with_cls_token=False`.
+`SOFTAttention`, `AgentAttention` or `InLineAttention`. With another attention in its stage, set
+`with_cls_token=False`.
 
 ### Frames
 

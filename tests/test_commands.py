@@ -39,6 +39,7 @@ NOT_HERE = {
     r'.*(_in1k|_coco|ade20k)\S*\.py': 'needs a data set that is downloaded',
     r'.*(convert_lra\.py|configs/lra/(?!\w+/\w+_mini))': "needs Long Range Arena's files",
     r'.*(MMDETECTION|example\.org)': 'needs the network',
+    r'.*convert\.py (?!--list)': "needs the authors' weights, which tests/engine imitates",
     r'.*(demo/attention_explorer\.py|127\.0\.0\.1)': 'a server, which tests/demo starts',
     r'.*(--library|--backend native|build_onnxruntime_ops|time_onnx_ops)':
         "needs ONNX Runtime's headers",
