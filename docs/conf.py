@@ -40,10 +40,8 @@ napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 # Types of other projects, whose inventories would have to be downloaded to link to them.
 nitpick_ignore_regex = [(r'py:.*', r'(torch|mmengine|os|pathlib)\..*')]
-# Parts of PyramidBackbone and of attentions that no user names.
-nitpick_ignore_regex += [
-    ('py:class', r'mmlaplace\.models\.(backbones\.(names|freezing)|layers\.agents)\..*')
-]
+# Parts of PyramidBackbone that no user names.
+nitpick_ignore_regex += [('py:class', r'mmlaplace\.models\.backbones\.(names|freezing)\..*')]
 
 copybutton_prompt_text = '$ '
 

@@ -154,6 +154,27 @@ def register(
         _LIBRARY.impl(name, fp32_under_autocast(op), f'Autocast{device}')
 
 
+_DEFINITIONS = torch.library.Library('mmlaplace', 'FRAGMENT')  # what it holds goes with it
+
+
+def define(
+    schema: str, compute: Callable, fake: Callable, autograd: Optional[Callable] = None
+) -> None:
+    """Define an op of Python for fp32 on a CPU, which graphs of torch.compile hold as one node.
+
+    Args:
+        schema: Its name, arguments and results, such as ``'_twice(Tensor x) -> Tensor'``.
+        compute: Computes it.
+        fake: Makes its empty outputs, as for :func:`register`.
+        autograd: Computes it and records its derivative. Default: none.
+    """
+    name = schema.partition('(')[0]
+    _DEFINITIONS.define(schema)
+    for key, function in (('CPU', compute), ('Meta', fake), ('Autograd', autograd)):
+        if function is not None:
+            _DEFINITIONS.impl(name, function, key)
+
+
 # A context in which an op is its kernel alone; registered derivatives compute in it.
 below_autograd = torch._C._AutoDispatchBelowAutograd
 

@@ -8,7 +8,7 @@ from typing import Any, Callable, Optional, Tuple
 import torch
 from torch import Tensor
 
-from ._native import Function, below_autograd
+from ._native import Function, below_autograd, define
 
 # Bytes of hidden tokens in a block, for each thread: they stay in the second-level cache.
 BLOCK_BYTES = 2 << 20
@@ -100,8 +100,9 @@ def _fake(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> Tensor:
     return x.new_empty(*x.shape[:-1], len(weight))
 
 
-_LIBRARY = torch.library.Library('mmlaplace', 'FRAGMENT')  # what it holds goes with it
-_LIBRARY.define('_onednn_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor')
-_LIBRARY.impl('_onednn_linear', onednn_linear, 'CPU')
-_LIBRARY.impl('_onednn_linear', OneDNNLinear.apply, 'Autograd')
-_LIBRARY.impl('_onednn_linear', _fake, 'Meta')
+define(
+    '_onednn_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor',
+    onednn_linear,
+    _fake,
+    OneDNNLinear.apply,
+)

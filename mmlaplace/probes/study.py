@@ -4,7 +4,7 @@ import fnmatch
 import statistics
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import yaml
 
@@ -123,6 +123,14 @@ class Runner:
         self.path = path
         self.tell = tell
         self.failures: List[str] = []
+        self._read: Tuple[int, Dict[str, dict]] = (-1, {})  # bytes of the file, and its results
+
+    def results(self) -> Dict[str, dict]:
+        """The results of the file. It only grows, and is read again after it has grown."""
+        size = self.path.stat().st_size if self.path.exists() else 0
+        if size != self._read[0]:
+            self._read = size, by_key(read_results(self.path))
+        return self._read[1]
 
     def run(self, seeds: Sequence[int], until: float = float('inf')) -> None:
         """Run all learning rates with the first seed, then the best rate with the others.
@@ -137,7 +145,7 @@ class Runner:
                 return
             settings = settings_of(self.study, attention, probe, lr, seed)
             name = f'{attention}, {label(probe)}, rate {lr:g}, seed {seed}'
-            if key_of(settings) in by_key(read_results(self.path)):
+            if key_of(settings) in self.results():
                 continue
             try:
                 found = train_probe(
@@ -168,7 +176,7 @@ class Runner:
                     yield attention, probe, best['settings']['lr'], seed
 
     def best(self, attention: str, probe: dict, seed: int) -> Optional[dict]:
-        return best_of(by_key(read_results(self.path)), self.study, attention, probe, seed)
+        return best_of(self.results(), self.study, attention, probe, seed)
 
 
 def label(probe: dict) -> str:

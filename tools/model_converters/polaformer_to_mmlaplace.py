@@ -11,12 +11,4 @@ if __name__ == '__main__':
     parser = parser_for(__doc__)
     parser.add_output('out', help='the file to write, one of safetensors if .safetensors ends it')
     args = parser.parse_args()
-    run(
-        parser,
-        args,
-        args.out,
-        only=(
-            polaformer.PVT,
-            polaformer.SWIN,
-        ),
-    )
+    run(parser, args, args.out, only=(polaformer.PVT, polaformer.SWIN))

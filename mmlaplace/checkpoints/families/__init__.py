@@ -44,7 +44,8 @@ def recognise(names: Collection[str]) -> Optional[Names]:
     Of the tables whose marks are all there, it is the one with the fewest unknown names.
     """
     tables = {id(table): table for family in FAMILIES.values() for table in family.names}
-    found = [table for table in tables.values() if set(table.marks) <= set(names)]
+    there = set(names)
+    found = [table for table in tables.values() if there.issuperset(table.marks)]
     return min(found, key=lambda table: len(table.unknown(names)), default=None)
 
 

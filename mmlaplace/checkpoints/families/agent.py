@@ -4,11 +4,11 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from torch import Tensor
 
-from ..conversion import Names, Rows, within
-from .family import BLOCK, REDUCED, Family, first
+from ..conversion import Names, Rows
+from .family import REDUCED, Family, first
 from .flatten import CLOUD
-from .pvt import PYRAMID
-from .swin import WINDOWS, swin_rows
+from .pvt import pvt_rows
+from .swin import WINDOWS, linear_window, swin_rows
 from .vit import MARKS, vit_rows
 
 
@@ -33,13 +33,9 @@ AGENT: Rows = {
     'wa_bias': ('spread_columns', per_agent),
 }
 PVT = Names(
-    {
-        **PYRAMID,
-        **within('stages.{i-1}.blocks.{j}.', 'block{i}.{j}.',
-                 {**BLOCK, **within('attn.', 'attn.', AGENT)}),
-    },
+    pvt_rows(AGENT),
     marks=('block1.0.attn.an_bias', 'block1.0.attn.q.weight', 'pos_embed1'),
-)  # fmt: skip
+)
 SWIN = Names(
     swin_rows('{i+1}', {**AGENT, **WINDOWS}),
     marks=('layers.0.blocks.0.attn.an_bias', 'layers.0.blocks.0.attn.qkv.weight'),
@@ -57,11 +53,7 @@ LANDMARKS = (9, 16, 49, 49)
 def windows(side: int, agents: Sequence[int], softmax: int = 7) -> List[Dict[str, Any]]:
     """The ``attn_cfg`` of a Swin with agents in its first stages, in windows of ``side``."""
     return [
-        dict(
-            window_size=side,
-            even_windows=True,
-            attn_cfg=dict(type='AgentAttention', qkv='qkv', num_landmarks=landmarks),
-        )
+        linear_window(side, type='AgentAttention', qkv='qkv', num_landmarks=landmarks)
         for landmarks in agents
     ] + [dict(window_size=softmax)] * (4 - len(agents))
 

@@ -1,11 +1,11 @@
 """FLatten Transformer on PVT, PVTv2 and Swin."""
 
-from typing import Any, Dict, List, Optional
+from typing import Any, List, Optional
 
-from ..conversion import Names, Rows, position_map, within
-from .family import BLOCK, REDUCED, Family, flat, square_map
-from .pvt import EMBEDS, PYRAMID
-from .swin import WINDOWS, swin_rows
+from ..conversion import Names, Rows, position_map
+from .family import REDUCED, Family, flat, square_map
+from .pvt import UNUSED_NORM, pvt_rows, pvt_v2_rows
+from .swin import WINDOWS, linear_window, swin_rows
 
 CLOUD = 'https://cloud.tsinghua.edu.cn/f'
 FLATTEN: Rows = {
@@ -17,26 +17,15 @@ FLATTEN: Rows = {
 FLATTEN_WINDOWS: Rows = {
     **FLATTEN, **WINDOWS, 'positional_encoding': ('key_positions', square_map)
 }  # fmt: skip
-FLATTEN_BLOCK: Rows = {**BLOCK, **within('attn.', 'attn.', FLATTEN)}
 MARKS = ('block1.0.attn.positional_encoding', 'block1.0.attn.scale', 'block1.0.attn.dwc.weight')
 PVT = Names(
-    {
-        **PYRAMID,
-        **within('stages.{i-1}.blocks.{j}.', 'block{i}.{j}.', FLATTEN_BLOCK),
-        'norm.': None,  # the authors' forward does not use it
-    },
+    {**pvt_rows(FLATTEN), **UNUSED_NORM},
     marks=(*MARKS, 'pos_embed1', 'block1.0.attn.q.weight'),
 )
 PVTV2 = Names(
-    {
-        **EMBEDS,
-        **within('stages.{i-1}.blocks.{j}.', 'block{i}.{j}.',
-                 {**FLATTEN_BLOCK, 'mlp.dwconv.dwconv.': 'ffn.dwconv.conv.'}),
-        'norm{i}.': 'stages.{i-1}.norm.',
-        'head.': 'head.fc.',
-    },
+    pvt_v2_rows(FLATTEN),
     marks=(*MARKS, 'norm1.weight', 'block1.0.attn.q.weight'),
-)  # fmt: skip
+)
 SWIN = Names(
     swin_rows('{i+1}', FLATTEN_WINDOWS),
     marks=tuple(mark.replace('block1.', 'layers.0.blocks.') for mark in MARKS)
@@ -46,9 +35,9 @@ SWIN = Names(
 
 def linear_windows(kind: str, linear: int, softmax: Optional[int] = None, **options: Any) -> List:
     """The ``attn_cfg`` of a Swin that is linear in two stages, with sides of its windows."""
-    inner = dict(type=kind, **options)
-    first: Dict[str, Any] = dict(window_size=linear, even_windows=True, attn_cfg=inner)
-    return [first] * 2 + [dict(window_size=softmax) if softmax else None] * 2
+    return [linear_window(linear, type=kind, **options)] * 2 + [
+        dict(window_size=softmax) if softmax else None
+    ] * 2
 
 
 PYRAMID_ATTENTION = dict(type='FLattenAttention')

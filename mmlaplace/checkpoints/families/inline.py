@@ -2,23 +2,18 @@
 
 from typing import Any, Dict, List, Optional
 
-from ..conversion import Names, Rows, within
-from .family import BLOCK, REDUCED, Family
+from ..conversion import Names, Rows
+from .family import REDUCED, Family
 from .flatten import CLOUD
-from .pvt import PYRAMID
-from .swin import WINDOWS, swin_rows
+from .pvt import UNUSED_NORM, pvt_rows
+from .swin import WINDOWS, linear_window, swin_rows
 from .vit import MARKS, vit_rows
 
 INLINE: Rows = {**REDUCED, 'qkv.': 'qkv.', 'residual.': 'lepe.'}
 PVT = Names(
-    {
-        **PYRAMID,
-        **within('stages.{i-1}.blocks.{j}.', 'block{i}.{j}.',
-                 {**BLOCK, **within('attn.', 'attn.', INLINE)}),
-        'norm.': None,  # the authors' forward does not use it
-    },
+    {**pvt_rows(INLINE), **UNUSED_NORM},
     marks=('block1.0.attn.residual.0.weight', 'block1.0.attn.q.weight', 'pos_embed1'),
-)  # fmt: skip
+)
 SWIN = Names(
     swin_rows('{i+1}', {**INLINE, **WINDOWS}),
     marks=('layers.0.blocks.0.attn.residual.0.weight', 'layers.0.blocks.0.attn.qkv.weight'),
@@ -34,9 +29,7 @@ def windows(side: int, stages: int, blocks: Optional[int] = None) -> List[Option
         stages: How many stages have it.
         blocks: In the last of these stages, only so many blocks have it. Default: None, all.
     """
-    own: Dict[str, Any] = dict(
-        window_size=side, even_windows=True, attn_cfg=dict(type='InLineAttention')
-    )
+    own = linear_window(side, type='InLineAttention')
     last = own if blocks is None else dict(own, first_blocks=blocks)
     return [*[own] * (stages - 1), last, *[None] * (4 - stages)]
 

@@ -5,9 +5,9 @@ from typing import Tuple
 import torch
 from torch import Tensor
 
-from ..conversion import Names, Rows, position_map, within
-from .family import BLOCK, REDUCED, Family, first, flat, square_map
-from .pvt import PYRAMID
+from ..conversion import Names, Rows, position_map
+from .family import REDUCED, Family, first, flat, square_map
+from .pvt import UNUSED_NORM, pvt_rows
 from .swin import WINDOWS, swin_rows
 
 
@@ -39,14 +39,9 @@ POLA_WINDOWS: Rows = {
     'positional_encoding': ('key_positions', square_map),
 }
 PVT = Names(
-    {
-        **PYRAMID,
-        **within('stages.{i-1}.blocks.{j}.', 'block{i}.{j}.',
-                 {**BLOCK, **within('attn.', 'attn.', POLA)}),
-        'norm.': None,  # the authors' forward does not use it
-    },
+    {**pvt_rows(POLA), **UNUSED_NORM},
     marks=('block1.0.attn.power', 'block1.0.attn.qg.weight'),
-)  # fmt: skip
+)
 SWIN = Names(
     swin_rows('{i+1}', POLA_WINDOWS),
     marks=('layers.0.blocks.0.attn.power', 'layers.0.blocks.0.attn.qkvg.weight'),

@@ -1,20 +1,44 @@
 """PVT and PVTv2."""
 
+from typing import Optional
+
 from ..conversion import Names, Rows, position_map, within
 from .family import BLOCK, HEAD, REDUCED, Family, class_position, map_positions
 
 DOWNLOADS = 'https://github.com/whai362/PVT/releases/download/v2'
-PVT_BLOCK: Rows = {**BLOCK, **within('attn.', 'attn.', REDUCED)}
 # The authors number stages from 1.
 EMBEDS: Rows = within(
     'stages.{i-1}.patch_embed.', 'patch_embed{i}.', {'proj.': 'projection.', 'norm.': 'norm.'}
 )
-PYRAMID: Rows = {
-    **EMBEDS,
-    'pos_embed{i}': ('stages.{i-1}.position.map', position_map),
-    **within('stages.{i-1}.blocks.{j}.', 'block{i}.{j}.', PVT_BLOCK),
-    **HEAD,
-}
+CONVOLUTION: Rows = {'mlp.dwconv.dwconv.': 'ffn.dwconv.conv.'}  # of PVTv2's FFN
+
+
+def blocks(theirs: str, ours: str, attention: Rows, more: Optional[Rows] = None) -> Rows:
+    """The rows of blocks with an attention, and of further parts of a block."""
+    return within(ours, theirs, {**BLOCK, **within('attn.', 'attn.', attention), **(more or {})})
+
+
+def pvt_rows(attention: Rows = REDUCED) -> Rows:
+    """The rows of a PVT without a class token, and with an attention."""
+    return {
+        **EMBEDS,
+        'pos_embed{i}': ('stages.{i-1}.position.map', position_map),
+        **blocks('block{i}.{j}.', 'stages.{i-1}.blocks.{j}.', attention),
+        **HEAD,
+    }
+
+
+def pvt_v2_rows(attention: Rows = REDUCED) -> Rows:
+    """The rows of a PVTv2 in its authors' code, with an attention."""
+    return {
+        **EMBEDS,
+        **blocks('block{i}.{j}.', 'stages.{i-1}.blocks.{j}.', attention, CONVOLUTION),
+        'norm{i}.': 'stages.{i-1}.norm.',
+        **HEAD,
+    }
+
+
+UNUSED_NORM: Rows = {'norm.': None}  # some authors' forwards do not use it
 CLASS_TOKEN: Rows = {
     'pos_embed4': [
         ('stages.3.position.cls_position', class_position),
@@ -24,27 +48,21 @@ CLASS_TOKEN: Rows = {
     'norm.': 'norm3.',
 }
 PVT = Names(
-    {**PYRAMID, **CLASS_TOKEN},
+    {**pvt_rows(), **CLASS_TOKEN},
     marks=('cls_token', 'pos_embed1', 'block1.0.attn.q.weight', 'block1.0.mlp.fc1.weight'),
 )
 PVTV2_AUTHORS = Names(
-    {
-        **EMBEDS,
-        **within('stages.{i-1}.blocks.{j}.', 'block{i}.{j}.',
-                 {**PVT_BLOCK, 'mlp.dwconv.dwconv.': 'ffn.dwconv.conv.'}),
-        'norm{i}.': 'stages.{i-1}.norm.',
-        **HEAD,
-    },
+    pvt_v2_rows(),
     marks=('block1.0.attn.q.weight', 'block1.0.mlp.dwconv.dwconv.weight', 'norm1.weight'),
-)  # fmt: skip
+)
 PVTV2_TIMM = Names(
     {
         'patch_embed.proj.': 'stages.0.patch_embed.projection.',
         'patch_embed.norm.': 'stages.0.patch_embed.norm.',
         'stages.{i}.downsample.proj.': 'stages.{i}.patch_embed.projection.',
         'stages.{i}.downsample.norm.': 'stages.{i}.patch_embed.norm.',
-        **within('stages.{i}.blocks.{j}.', 'stages.{i}.blocks.{j}.',
-                 {**PVT_BLOCK, 'mlp.dwconv.': 'ffn.dwconv.conv.'}),
+        **blocks('stages.{i}.blocks.{j}.', 'stages.{i}.blocks.{j}.', REDUCED,
+                 {'mlp.dwconv.': 'ffn.dwconv.conv.'}),
         'stages.{i}.norm.': 'stages.{i}.norm.',
         **HEAD,
     },

@@ -1,6 +1,6 @@
 """Swin."""
 
-from typing import Dict
+from typing import Any, Dict
 
 from ..conversion import Names, Rows, Target, within
 from .family import ATTENTION, BLOCK, Family, offset_map
@@ -25,6 +25,11 @@ def swin_rows(merging: str, attention: Rows = WINDOWS) -> Dict[str, Target]:
         'head.': 'head.fc.',
         'head.fc.': 'head.fc.',
     }
+
+
+def linear_window(side: int, **attn_cfg: Any) -> Dict[str, Any]:
+    """The ``attn_cfg`` of a stage of Swin with another attention in windows of ``side`` tokens."""
+    return dict(window_size=side, even_windows=True, attn_cfg=attn_cfg)
 
 
 TABLE = 'layers.0.blocks.0.attn.relative_position_bias_table'

@@ -290,6 +290,11 @@ class QKVAttention(BaseAttention):
             v = F.interpolate(v.transpose(1, 2), x.shape[1], mode='linear').transpose(1, 2)
         return self.lepe(v, hw_shape)
 
+    def after_prefix(self, tokens: Tensor) -> Tensor:
+        """Tokens of the map ``(B, N, C)``, after zeros in place of the prefix tokens."""
+        prefix = self.num_prefix_tokens
+        return F.pad(tokens, (0, 0, prefix, 0)) if prefix else tokens  # without prefix, a copy
+
     def apply_gate(self, out: Tensor, gate: Tensor) -> Tensor:
         """The output ``(B, N, C)`` times the gate."""
         return out * gate

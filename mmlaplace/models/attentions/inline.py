@@ -107,15 +107,14 @@ class InLineAttention(QKVAttention):
             return None
         size = self.frame.lepe_kernel
         filters = self.lepe(x.mean(1).unsqueeze(-1))  # (B, C * size², 1)
-        prefix = (0, 0, self.num_prefix_tokens, 0)  # zeros before the tokens of the map
         maps = tokens_to_map(v[:, self.num_prefix_tokens :], hw_shape)  # (B, C, H, W)
         # Exporters know no convolution with filters that are computed, and torch none of no image.
         if exporting() or len(v) == 0:
             out = _shifted_sum(maps, filters.unflatten(1, (-1, size, size)))
-            return F.pad(map_to_tokens(out), prefix)
+            return self.after_prefix(map_to_tokens(out))
         filters = filters.reshape(-1, 1, size, size)  # (B * C, 1, size, size)
         out = F.conv2d(maps.flatten(0, 1)[None], filters, padding=size // 2, groups=len(filters))
-        return F.pad(map_to_tokens(out.view(maps.shape)), prefix)
+        return self.after_prefix(map_to_tokens(out.view(maps.shape)))
 
 
 def _shifted_sum(maps: Tensor, filters: Tensor) -> Tensor:

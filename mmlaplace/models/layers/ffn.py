@@ -13,15 +13,7 @@ from mmlaplace.ops.precision import autocasting
 from .build import ACTIVATIONS, build_activation
 from .depthwise import DepthwiseConv
 from .gelu_ffn import fits, gelu_ffn
-from .linear import (
-    Linear,
-    are_plain,
-    bf16_inference,
-    by_rows,
-    does_more,
-    in_blocks,
-    linear,
-)
+from .linear import Linear, are_plain, bf16_inference, by_rows, does_more, in_blocks, linear
 
 
 class FFN(BaseModule):
@@ -66,10 +58,10 @@ class FFN(BaseModule):
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
         first, act, dropout, second, last = self.layers
         weights = (first.weight, first.bias, second.weight, second.bias)
-        if x.numel() > 0 and self._is_plain():
+        if x.device.type == 'cpu' and x.numel() > 0 and self._is_plain():
             same_dtype = first.weight.dtype == x.dtype
             if same_dtype and fits(act) and in_cpu_graph(x) and not autocasting(x.device):
-                return torch.ops.mmlaplace._gelu_ffn(x, *weights, act.approximate)
+                return torch.ops.mmlaplace._gelu_ffn(act.approximate, x, *weights)
             if type(act) is nn.GELU and bf16_inference(x):
                 halves = (tensor.bfloat16() for tensor in (x, *weights))
                 return onednn_gelu_ffn(act.approximate, *halves)

@@ -34,11 +34,9 @@ def gelu_ffn(x: Tensor, approximate: str, *weights: Tensor) -> Tensor:
     linear without its bias and without GELU. If this would take much memory, the backward pass
     computes it again.
     """
-    inputs = (x.reshape(-1, x.shape[-1]), *weights)
-    if linear.records(*inputs):
-        out = GeluFFN.apply(approximate, *inputs)
-    else:
-        out = _forward(approximate, None, *inputs)
+    if not linear.records(x, *weights):
+        return _on_rows(approximate, x, *weights)
+    out = GeluFFN.apply(approximate, x.reshape(-1, x.shape[-1]), *weights)
     return out.view(*x.shape[:-1], -1)
 
 
@@ -75,21 +73,16 @@ class GraphFFN(_native.Function):
     """:class:`GeluFFN` in a graph of torch.compile, which has only first derivatives."""
 
     @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor,
-        second_bias: Tensor, approximate: str,
-    ) -> Tensor:  # fmt: skip
+    def forward(ctx: Any, approximate: str, x: Tensor, *weights: Tensor) -> Tensor:
         ctx.approximate = approximate
-        ctx.save_for_backward(x, first, first_bias, second)
+        ctx.save_for_backward(x, *weights[:3])
         with _native.below_autograd():
-            return torch.ops.mmlaplace._gelu_ffn(
-                x, first, first_bias, second, second_bias, approximate
-            )
+            return torch.ops.mmlaplace._gelu_ffn(approximate, x, *weights)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         compute = torch.ops.mmlaplace._gelu_ffn_backward
-        return *compute(grad, *ctx.saved_tensors, ctx.approximate), None
+        return None, *compute(ctx.approximate, grad, *ctx.saved_tensors)
 
 
 def _backward(
@@ -179,47 +172,43 @@ def _forward(
     return out
 
 
-def _on_rows(
-    x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, second_bias: Tensor,
-    approximate: str,
-) -> Tensor:  # fmt: skip
-    rows = x.reshape(-1, x.shape[-1])
-    out = _forward(approximate, None, rows, first, first_bias, second, second_bias)
+def _on_rows(approximate: str, x: Tensor, *weights: Tensor) -> Tensor:
+    out = _forward(approximate, None, x.reshape(-1, x.shape[-1]), *weights)
     return out.view(*x.shape[:-1], -1)
 
 
 def _backward_on_rows(
-    grad: Tensor, x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, approximate: str
+    approximate: str, grad: Tensor, x: Tensor, *weights: Tensor
 ) -> Tuple[Tensor, ...]:
     rows = grad.reshape(-1, grad.shape[-1]), x.reshape(-1, x.shape[-1])
-    grads: Any = _backward(approximate, None, [True] * 5, *rows, first, first_bias, second)
+    grads: Any = _backward(approximate, None, [True] * 5, *rows, *weights)
     return grads[0].view(x.shape), *grads[1:]
 
 
-def _fake(x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, *_: Any) -> Tensor:
+def _fake(
+    approximate: str, x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, *_: Tensor
+) -> Tensor:
     return x.new_empty(*x.shape[:-1], len(second))
 
 
 def _fake_backward(
-    grad: Tensor, x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, approximate: str
+    approximate: str, grad: Tensor, x: Tensor, *weights: Tensor
 ) -> Tuple[Tensor, ...]:
-    like = (x, first, first_bias, second)
-    return *(tensor.new_empty(tensor.shape) for tensor in like), x.new_empty(len(second))
+    like = (x, *weights, weights[-1][:, 0])  # the last bias is as long as the last weight
+    return tuple(tensor.new_empty(tensor.shape) for tensor in like)
 
 
 # Ops for graphs of torch.compile, which hold an FFN as one node.
-_LIBRARY = torch.library.Library('mmlaplace', 'FRAGMENT')  # what it holds goes with it
-_OF_FFN = 'Tensor x, Tensor first, Tensor first_bias, Tensor second'
-_LIBRARY.define(f'_gelu_ffn({_OF_FFN}, Tensor second_bias, str approximate) -> Tensor')
-_LIBRARY.define(
-    f'_gelu_ffn_backward(Tensor grad, {_OF_FFN}, str approximate) -> '
-    '(Tensor, Tensor, Tensor, Tensor, Tensor)'
+_WEIGHTS = 'Tensor first, Tensor first_bias, Tensor second'
+_native.define(
+    f'_gelu_ffn(str approximate, Tensor x, {_WEIGHTS}, Tensor second_bias) -> Tensor',
+    _on_rows,
+    _fake,
+    GraphFFN.apply,
 )
-for _name, _key, _function in (
-    ('_gelu_ffn', 'CPU', _on_rows),
-    ('_gelu_ffn', 'Meta', _fake),
-    ('_gelu_ffn', 'Autograd', GraphFFN.apply),
-    ('_gelu_ffn_backward', 'CPU', _backward_on_rows),
-    ('_gelu_ffn_backward', 'Meta', _fake_backward),
-):
-    _LIBRARY.impl(_name, _function, _key)
+_native.define(
+    f'_gelu_ffn_backward(str approximate, Tensor grad, Tensor x, {_WEIGHTS}) -> '
+    '(Tensor, Tensor, Tensor, Tensor, Tensor)',
+    _backward_on_rows,
+    _fake_backward,
+)

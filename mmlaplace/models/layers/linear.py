@@ -41,7 +41,12 @@ def linear_library() -> str:
     Raises:
         ValueError: If the variable is neither ``'blas'`` nor ``'onednn'``.
     """
-    chosen = os.environ.get('MMLAPLACE_LINEAR')
+    return _library(os.environ.get('MMLAPLACE_LINEAR'))
+
+
+@functools.cache
+def _library(chosen: Optional[str]) -> str:
+    """The library of a value of the variable, which is None where it is not set."""
     if chosen is not None:
         if chosen not in LIBRARIES:
             raise ValueError(f'MMLAPLACE_LINEAR must be one of {LIBRARIES}, got {chosen!r}')
@@ -50,7 +55,6 @@ def linear_library() -> str:
     return 'onednn' if have_both and _vendor() == 'AuthenticAMD' else 'blas'
 
 
-@functools.cache
 def _vendor() -> str:
     """The vendor that the CPU reports; empty if it is unknown."""
     info = Path('/proc/cpuinfo')
@@ -158,7 +162,8 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         weights = (self.weight,) if self.bias is None else (self.weight, self.bias)
-        if are_plain(*weights, dtype=self.weight.dtype) and x.numel() > 0:
+        on_cpu = x.device.type == 'cpu' and x.numel() > 0
+        if on_cpu and are_plain(*weights, dtype=self.weight.dtype):
             if self.weight.dtype == torch.float32:
                 if in_graph(x):
                     return torch.ops.mmlaplace._onednn_linear(x, *weights)
