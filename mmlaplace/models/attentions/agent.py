@@ -1,19 +1,16 @@
-import math
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Optional, Tuple
 
-import torch
-import torch.nn as nn
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from ..layers import map_to_tokens, resize_map, softmax_attention, tokens_to_map
-from ..layers.agents import Agents, resize_agents
+from ..layers.agents import AgentBiases, Agents
 from .base import QKVAttention
 from .frame import Frame
 
 
 @MODELS.register_module()
-class AgentAttention(QKVAttention):
+class AgentAttention(AgentBiases, QKVAttention):
     r"""Agent attention: a few agents attend to all tokens, and all tokens attend to the agents.
 
     Per head, with agents A (a, d), averages of the map of queries, and learned biases B:
@@ -57,37 +54,9 @@ class AgentAttention(QKVAttention):
         num_prefix_tokens: int = 0, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
-        frame, prefix = self.frame, num_prefix_tokens
-        if prefix and (frame.rope or frame.key_positions or frame.sr_ratio > 1):
-            raise ValueError(
-                f'num_prefix_tokens={prefix} have no place on a map; set rope=False (got '
-                f'{frame.rope}), key_positions=False ({frame.key_positions}) and sr_ratio=1 '
-                f'({frame.sr_ratio})'
-            )
-        self.num_prefix_tokens = prefix
+        self.num_prefix_tokens = num_prefix_tokens
         self.landmarks = Agents(num_landmarks, agent_shape)
-        sizes = {'gather': self.kv_shape(self.input_resolution), 'spread': self.input_resolution}
-        for name, (height, width) in sizes.items():
-            shapes: Dict[str, Tuple[int, ...]] = dict(
-                map=(7, 7), rows=(height, 1), columns=(1, width)
-            )
-            if prefix:
-                shapes['prefix'] = (prefix,)
-            for part, size in shapes.items():
-                table = torch.zeros(num_heads, num_landmarks, *size)
-                table = nn.Parameter(nn.init.trunc_normal_(table, std=0.02))
-                self.register_parameter(f'{name}_{part}', table)
-
-    def bias(self, name: str, hw_shape: Tuple[int, int]) -> Tensor:
-        """The bias of each agent at each token, ``(heads, a, N)``; prefix tokens come first."""
-        sizes = dict(map=hw_shape, rows=(hw_shape[0], 1), columns=(1, hw_shape[1]))
-        tables = (self.landmarks.of_cells(getattr(self, f'{name}_{k}')) for k in sizes)
-        whole, rows, columns = map(resize_map, tables, sizes.values())
-        bias = (whole + rows + columns).flatten(2)
-        if not self.num_prefix_tokens:
-            return bias
-        prefix = self.landmarks.of_cells(getattr(self, f'{name}_prefix').unsqueeze(3))
-        return torch.cat([prefix.squeeze(3), bias], 2)
+        self.add_biases(num_landmarks)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         # Agents (B, heads, a, d), biases (1, heads, a, n or N).
@@ -104,11 +73,3 @@ class AgentAttention(QKVAttention):
         of_map = v[:, self.num_prefix_tokens :]
         maps = resize_map(tokens_to_map(of_map, self.kv_shape(hw_shape)), hw_shape)
         return self.after_prefix(self.lepe(map_to_tokens(maps), hw_shape))
-
-    def resize_weight(self, name: str, value: Tensor) -> Tensor:
-        """The biases of a checkpoint, resized to the agents and the map of this module."""
-        own, agents = getattr(self, name), value.shape[1]
-        if name == 'key_positions' or value.dim() != 4 or math.isqrt(agents) ** 2 != agents:
-            return super().resize_weight(name, value)
-        value = resize_agents(value, 2 * (math.isqrt(own.shape[1]),))
-        return resize_map(value, own.shape[2:])
