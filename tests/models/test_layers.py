@@ -230,3 +230,14 @@ def test_columns_that_have_converged_stay_as_they_are():
     assert (few[1] - out[1]).norm() > 1e-3 * out[1].norm()  # an approximation
     with pytest.raises(ValueError, match='got 0'):
         conjugate_gradient_inverse(mat, 0)
+
+
+def test_a_block_adds_conditional_positions_and_scales_its_branches():
+    x, hw_shape = torch.randn(2, 12, 8), (3, 4)
+    block = TransformerBlock(8, SOFTMAX, layer_scale=0.0, cpe_kernels=(3, 5))
+    first = x + block.cpe1(x, hw_shape)
+    torch.testing.assert_close(block(x, hw_shape), first + block.cpe2(first, hw_shape))
+    plain = TransformerBlock(8, SOFTMAX)
+    scaled = TransformerBlock(8, SOFTMAX, layer_scale=1.0)
+    scaled.load_state_dict(plain.state_dict(), strict=False)
+    torch.testing.assert_close(scaled(x, hw_shape), plain(x, hw_shape))

@@ -37,7 +37,9 @@ class Stage:
         first_blocks: How many blocks have ``attn``. The others have the attention of ``later``.
             Default: all.
         later: A stage, whose attention the other blocks have. Default: None.
-        block: Further arguments of :class:`TransformerBlock`. Default: none.
+        block: Further arguments of ``block_class``. Default: none.
+        block_class: The block, which takes the arguments of :class:`TransformerBlock` and is called
+            like it, ``block(x, hw_shape)``. Default: :class:`TransformerBlock`.
 
     Examples:
         >>> from functools import partial
@@ -63,6 +65,7 @@ class Stage:
     first_blocks: Optional[int] = None
     later: Optional['Stage'] = None
     block: Dict[str, Any] = field(default_factory=dict)
+    block_class: Callable[..., nn.Module] = TransformerBlock
 
     def __post_init__(self) -> None:
         known = [field.name for field in fields(Frame)]
@@ -116,7 +119,7 @@ class Stage:
             block['ffn_cfg'] = dict(block.get('ffn_cfg', {}), act_cfg=act_cfg)
         sizes = dict(embed_dims=embed_dims, num_heads=num_heads, input_resolution=resolution)
         stage['blocks'] = ModuleList(
-            TransformerBlock(
+            self.block_class(
                 embed_dims,
                 self.attn_cfg(j, **sizes),
                 ffn_ratio,

@@ -1,6 +1,6 @@
 """The parts around the attentions."""
 
-from .block import DropPath, TransformerBlock
+from .block import DropPath, LayerScale, TransformerBlock
 from .depthwise import DepthwiseConv
 from .feature_map import map_to_tokens, memory_format_of, tokens_to_map
 from .ffn import FFN
@@ -21,6 +21,7 @@ __all__ = [
     'DepthwiseConv',
     'DropPath',
     'Landmarks',
+    'LayerScale',
     'Linear',
     'OverlapPatchEmbed',
     'PatchEmbed',

@@ -14,6 +14,7 @@ from mmlaplace.ops._checks import is_compiling
 from mmlaplace.ops.backend import with_current_backend
 
 from .build import build_token_norm
+from .depthwise import DepthwiseConv
 from .ffn import FFN
 
 DROP_PATH_PER = ('sample', 'element')
@@ -59,6 +60,31 @@ class DropPath(nn.Module):
         return f'drop_prob={self.drop_prob}, per={self.per!r}'
 
 
+class LayerScale(nn.Module):
+    """Multiply each channel by a learned number, as CaiT does with residual branches.
+
+    Args:
+        embed_dims: Channels C.
+        init_value: Value of all numbers at the start. Default: 1e-5.
+
+    Source: CaiT (arXiv 2103.17239).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import LayerScale
+        >>> LayerScale(3, init_value=0.5)(torch.ones(1, 2, 3))  # (B, N, C)
+        tensor([[[0.5000, 0.5000, 0.5000],
+                 [0.5000, 0.5000, 0.5000]]], grad_fn=<MulBackward0>)
+    """
+
+    def __init__(self, embed_dims: int, init_value: float = 1e-5) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((embed_dims,), float(init_value)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
 class TransformerBlock(BaseModule):
     """``x + attention(norm(x))``, then ``x + ffn(norm(x))``.
 
@@ -75,6 +101,11 @@ class TransformerBlock(BaseModule):
         norm_cfg: Config of the norms. Default: ``dict(type='LN', eps=1e-6)``.
         ffn_cfg: Further arguments of :class:`FFN`. Default: none.
         drop_path_per: Unit that stochastic depth drops, see :class:`DropPath`. Default: 'sample'.
+        layer_scale: Value at the start of a :class:`LayerScale` of both branches. Default: None,
+            no scale.
+        cpe_kernels: Odd kernel sizes of two depthwise convolutions, before the attention and before
+            the FFN. Their output is added to the tokens: conditional positions, as in CPVT
+            (arXiv 2102.10882). They take no class token. Default: (0, 0), none.
 
     Examples:
         >>> import torch
@@ -97,6 +128,8 @@ class TransformerBlock(BaseModule):
         norm_cfg: Optional[dict] = None,
         ffn_cfg: Optional[dict] = None,
         drop_path_per: str = 'sample',
+        layer_scale: Optional[float] = None,
+        cpe_kernels: Tuple[int, int] = (0, 0),
     ) -> None:
         super().__init__()
         norm_cfg = norm_cfg or dict(type='LN', eps=1e-6)
@@ -105,15 +138,27 @@ class TransformerBlock(BaseModule):
         self.norm2 = build_token_norm(norm_cfg, embed_dims)
         self.ffn = FFN(embed_dims, ffn_ratio, drop_rate, **(ffn_cfg or {}))
         self.drop_path = DropPath(drop_path_rate, drop_path_per)
+        # None leaves a part out.
+        self.scale1, self.scale2 = (
+            None if layer_scale is None else LayerScale(embed_dims, layer_scale) for _ in range(2)
+        )
+        self.cpe1, self.cpe2 = (
+            DepthwiseConv(embed_dims, kernel) if kernel else None for kernel in cpe_kernels
+        )
         self.with_cp = with_cp
         self.norm_first = norm_first
 
     def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        for norm, branch in ((self.norm1, self.attn), (self.norm2, self.ffn)):  # x: (B, N, C)
-            if self.norm_first:
-                x = x + self.drop_path(branch(norm(x), hw_shape))
-            else:
-                x = norm(x + self.drop_path(branch(x, hw_shape)))
+        for cpe, norm, branch, scale in (
+            (self.cpe1, self.norm1, self.attn, self.scale1),
+            (self.cpe2, self.norm2, self.ffn, self.scale2),
+        ):  # x: (B, N, C)
+            if cpe is not None:
+                x = x + cpe(x, hw_shape)
+            out = branch(norm(x) if self.norm_first else x, hw_shape)
+            x = x + self.drop_path(out if scale is None else scale(out))
+            if not self.norm_first:
+                x = norm(x)
         return x
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
