@@ -1,5 +1,5 @@
 from contextlib import contextmanager, nullcontext
-from typing import Any, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterator, List, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -148,11 +148,18 @@ class TransformerBlock(BaseModule):
         self.with_cp = with_cp
         self.norm_first = norm_first
 
-    def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        for cpe, norm, branch, scale in (
+    def branches(self) -> List[Tuple[Any, nn.Module, Callable, Any]]:
+        """The residual branches in their order: convolution or None, norm, branch, scale or None.
+
+        A block with further branches, or with layers around the attention, overrides it.
+        """
+        return [
             (self.cpe1, self.norm1, self.attn, self.scale1),
             (self.cpe2, self.norm2, self.ffn, self.scale2),
-        ):  # x: (B, N, C)
+        ]
+
+    def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        for cpe, norm, branch, scale in self.branches():  # x: (B, N, C)
             if cpe is not None:
                 x = x + cpe(x, hw_shape)
             out = branch(norm(x) if self.norm_first else x, hw_shape)
