@@ -154,15 +154,18 @@ def test_a_block_drops_both_of_its_branches_in_training_alone(norm_first):
     assert not torch.allclose(block.eval()(x, (3, 4)), left, atol=0.1)
 
 
-@pytest.mark.parametrize('dwconv_kernel', [0, 3])
-def test_an_ffn_is_its_formula(dwconv_kernel):
-    ffn = FFN(8, 2.5, dwconv_kernel=dwconv_kernel).double()
+@pytest.mark.parametrize(('dwconv_kernel', 'residual'), [(0, False), (3, False), (3, True)])
+def test_an_ffn_is_its_formula(dwconv_kernel, residual):
+    ffn = FFN(8, 2.5, dwconv_kernel=dwconv_kernel, dwconv_residual=residual).double()
     x = doubles(2, 12, 8)
     hidden = ffn.layers[0](x)
     assert hidden.shape[-1] == 20
-    if dwconv_kernel:
+    if dwconv_kernel and not residual:
         hidden = ffn.dwconv(hidden, (3, 4))
-    expected = ffn.layers[3](torch.nn.functional.gelu(hidden))
+    hidden = torch.nn.functional.gelu(hidden)
+    if residual:
+        hidden = hidden + ffn.dwconv(hidden, (3, 4))
+    expected = ffn.layers[3](hidden)
     torch.testing.assert_close(ffn(x, (3, 4)), expected)
 
 

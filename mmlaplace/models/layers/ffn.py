@@ -27,6 +27,8 @@ class FFN(BaseModule):
             PVTv2. 0 leaves it out. Default: 0.
         act_cfg: Config of the activation. ``dict(type='GELU', approximate='tanh')`` is the
             approximation of the default. Default: ``dict(type='GELU')``.
+        dwconv_residual: Whether the convolution comes after the activation and its dropout instead,
+            and its output is added to its input, as in RAVLT. Default: False.
 
     Examples:
         >>> import torch
@@ -42,6 +44,7 @@ class FFN(BaseModule):
         drop_rate: float = 0.0,
         dwconv_kernel: int = 0,
         act_cfg: Optional[dict] = None,
+        dwconv_residual: bool = False,
     ) -> None:
         super().__init__()
         hidden = int(embed_dims * ffn_ratio)
@@ -53,6 +56,7 @@ class FFN(BaseModule):
             nn.Dropout(drop_rate),
         )
         self.dwconv = DepthwiseConv(hidden, dwconv_kernel) if dwconv_kernel else None
+        self.dwconv_residual = dwconv_residual
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
@@ -70,11 +74,12 @@ class FFN(BaseModule):
                     return gelu_ffn(x, act.approximate, *weights)
                 return by_rows(partial(_two_linears, act), first.out_features, x, *weights)
         x = first(x)  # (B, N, C * ffn_ratio)
-        if self.dwconv is not None:
+        if self.dwconv is not None and not self.dwconv_residual:
             x = self.dwconv(x, hw_shape)
-        for layer in (act, dropout, second, last):
-            x = layer(x)
-        return x
+        x = dropout(act(x))
+        if self.dwconv is not None and self.dwconv_residual:
+            x = x + self.dwconv(x, hw_shape)
+        return last(second(x))
 
     def _is_plain(self) -> bool:
         """Whether the FFN computes only its two linears and its activation.

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from mmengine.model import BaseModule, Sequential
 from torch import Tensor
 
-from .build import build_map_norm, build_token_norm
+from .build import build_activation, build_map_norm, build_token_norm
 from .feature_map import channels_last, map_to_tokens, shape_of_map
 
 
@@ -134,7 +134,7 @@ class PatchMerging(BaseModule):
 
 
 class ConvPatchEmbed(BaseModule):
-    """3 x 3 convolutions, each with a norm and ReLU.
+    """3 x 3 convolutions, each with a norm and an activation.
 
     A side of S pixels becomes ⌈S / s⌉ tokens, s the product of the strides.
 
@@ -144,6 +144,8 @@ class ConvPatchEmbed(BaseModule):
         strides: Stride of each convolution.
         hidden_dims: Channels of the convolutions before the last. Default: 32.
         norm_cfg: Config of the norms of maps. Default: ``dict(type='BN')``.
+        act_cfg: Config of the activations. Default: ``dict(type='ReLU')``.
+        last_act: Whether the last convolution has an activation too. Default: True.
 
     Examples:
         >>> import torch
@@ -161,6 +163,8 @@ class ConvPatchEmbed(BaseModule):
         strides: Sequence[int],
         hidden_dims: int = 32,
         norm_cfg: Optional[dict] = None,
+        act_cfg: Optional[dict] = None,
+        last_act: bool = True,
     ) -> None:
         super().__init__()
         self.layers = Sequential()
@@ -168,7 +172,10 @@ class ConvPatchEmbed(BaseModule):
         for inputs, outputs, stride in zip(channels, channels[1:], strides):
             conv = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1)
             norm = build_map_norm(norm_cfg or dict(type='BN'), outputs)
-            self.layers.extend([conv, norm, nn.ReLU(inplace=True)])
+            act = build_activation(act_cfg or dict(type='ReLU', inplace=True))
+            self.layers.extend([conv, norm, act])
+        if not last_act:
+            del self.layers[-1]
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""

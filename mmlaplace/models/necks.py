@@ -1,0 +1,54 @@
+"""Necks of classifiers: layers between the last map and the linear head."""
+
+from typing import Optional, Tuple
+
+import torch.nn as nn
+from mmengine.model import BaseModule
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from .layers.build import build_activation, build_map_norm
+
+__all__ = ['ConvPoolingNeck']
+
+
+@MODELS.register_module()
+class ConvPoolingNeck(BaseModule):
+    """A 1 x 1 convolution, a norm and an activation, then the mean over the map.
+
+    It stands for mmpretrain's ``GlobalAveragePooling`` in the classifiers of RAVLT and MAViT.
+
+    Args:
+        in_channels: Channels C of the last map.
+        out_channels: Channels D of the features, the ``in_channels`` of the head.
+        norm_cfg: Config of the norm. Default: ``dict(type='BN')``.
+        act_cfg: Config of the activation. Default: ``dict(type='SiLU')``.
+        init_cfg: As in mmengine. Default: a truncated normal convolution.
+
+    Source: RALA (arXiv 2411.07635).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import ConvPoolingNeck
+        >>> (features,) = ConvPoolingNeck(512, 1024)((torch.randn(2, 512, 7, 7),))
+        >>> features.shape
+        torch.Size([2, 1024])
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        norm_cfg: Optional[dict] = None,
+        act_cfg: Optional[dict] = None,
+        init_cfg: Optional[dict] = None,
+    ) -> None:
+        super().__init__(init_cfg or dict(type='TruncNormal', layer='Conv2d', std=0.02, bias=0.0))
+        self.projection = nn.Conv2d(in_channels, out_channels, 1)
+        self.norm = build_map_norm(norm_cfg or dict(type='BN'), out_channels)
+        self.act = build_activation(act_cfg or dict(type='SiLU'))
+
+    def forward(self, maps: Tuple[Tensor, ...]) -> Tuple[Tensor]:
+        """The features ``(B, D)`` of the last map ``(B, C, H, W)``, in a tuple."""
+        x = self.act(self.norm(self.projection(maps[-1])))  # (B, D, H, W)
+        return (x.mean((2, 3)),)
