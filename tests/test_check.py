@@ -103,14 +103,11 @@ def test_no_native_library(monkeypatch, tmp_path, report):
     assert op['found'].startswith('PyTorch reference, relative error ')
 
 
-@pytest.mark.parametrize(
-    ('entry', 'other', 'named'),
-    [
-        (rb'torch(_from)?=[\d.]+', b'torch=1.13', 'torch 1.13, and this is torch '),
-        (rb'torch(_from)?=[\d.]+', b'torch_from=9.1', 'torch 9.1 and later, and this is torch '),
-        (rb'machine=\w+', b'machine=mips64', 'mips64'),
-    ],
-)
+@pytest.mark.parametrize(('entry', 'other', 'named'), [
+    (rb'torch(_from)?=[\d.]+', b'torch=1.13', 'torch 1.13, and this is torch '),
+    (rb'torch(_from)?=[\d.]+', b'torch_from=9.1', 'torch 9.1 and later, and this is torch '),
+    (rb'machine=\w+', b'machine=mips64', 'mips64'),
+])  # fmt: skip
 def test_a_library_for_something_else_is_a_problem(entry, other, named, monkeypatch, tmp_path):
     file = check.loaded_library()
     content, found = re.subn(b'(mmlaplace built for )' + entry, rb'\1' + other, file.read_bytes())
@@ -151,14 +148,10 @@ def test_a_library_that_lacks_ops_for_a_gpu(monkeypatch):
     assert 'FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="9.0" ' in finding.fix
 
 
-@pytest.mark.parametrize(
-    ('factor', 'found'),
-    [
-        (1.001, 'expected at most 1e-05'),
-        (float('nan'), 'expected at most 1e-05'),
-        (RuntimeError('no kernel image'), 'RuntimeError: no kernel image'),
-    ],
-)
+@pytest.mark.parametrize(('factor', 'found'), [
+    (1.001, 'expected at most 1e-05'), (float('nan'), 'expected at most 1e-05'),
+    (RuntimeError('no kernel image'), 'RuntimeError: no kernel image'),
+])  # fmt: skip
 def test_an_op_that_computes_wrongly_or_raises(monkeypatch, factor, found):
     right = ops.laplacian_kernel
 
@@ -177,18 +170,14 @@ def test_every_op_with_a_backend_has_an_example():
     assert set(library.EXAMPLES) == {name for name in _native.AVAILABLE if not name.startswith('_')}
 
 
-@pytest.mark.parametrize(
-    ('hidden', 'problems', 'check', 'name', 'found', 'fix'),
-    [
-        (['mmcv._ext'], ['mmcv._ext'], 'ops of mmcv', 'mmcv._ext', 'mmpretrain works', '-*.whl'),
-        (['mmcv._ext', 'mmdet', 'mmseg'], [], 'ops of mmcv', 'mmcv._ext',
-         'mmpretrain works, mmdet and mmseg need them', '-*.whl'),
-        (['mmseg'], [], 'versions', 'mmseg', 'not installed',
-         f'{MMSEG}=={TESTED["mmseg"][MMSEG][1]}'),
-        (['mmcv', *PACKAGES], [], 'versions', 'mmcv', 'not installed', '-*.whl'),
-        (['mmcv'], ['mmcv'], 'versions', 'mmcv', 'not installed', '-*.whl'),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(('hidden', 'problems', 'check', 'name', 'found', 'fix'), [
+    (['mmcv._ext'], ['mmcv._ext'], 'ops of mmcv', 'mmcv._ext', 'mmpretrain works', '-*.whl'),
+    (['mmcv._ext', 'mmdet', 'mmseg'], [], 'ops of mmcv', 'mmcv._ext',
+     'mmpretrain works, mmdet and mmseg need them', '-*.whl'),
+    (['mmseg'], [], 'versions', 'mmseg', 'not installed', f'{MMSEG}=={TESTED["mmseg"][MMSEG][1]}'),
+    (['mmcv', *PACKAGES], [], 'versions', 'mmcv', 'not installed', '-*.whl'),
+    (['mmcv'], ['mmcv'], 'versions', 'mmcv', 'not installed', '-*.whl'),
+])  # fmt: skip
 def test_missing_packages(hide, report, hidden, problems, check, name, found, fix):
     hide(*hidden)
     status, findings, found_problems = report()
@@ -199,19 +188,16 @@ def test_missing_packages(hide, report, hidden, problems, check, name, found, fi
     assert finding['fix'].splitlines()[-1].endswith(fix)
 
 
-@pytest.mark.parametrize(
-    ('name', 'installed', 'status', 'found', 'fix'),
-    [
-        ('mmengine', {'mmengine': '0.10.7', 'onedl-mmengine': '0.10.12'}, 'problem',
-         'mmengine 0.10.7 and onedl-mmengine 0.10.12 are both installed',
-         # That of the torch that is here, as the engines do not tell.
-         'onedl-mmengine==0.10.12' if FORKS else ' mmengine==0.10.7'),
-        ('mmdet', {'mmdet': '4.0.0'}, 'note', 'mmdet 4.0.0, upstream; tested: 3.3.0',
-         'tools/setup_env.sh'),
-        ('mmdet', {'mmdet': '3.3.0'}, 'ok', 'mmdet 3.3.0, upstream', ''),
-        ('mmdet', {}, 'note', 'not from a tested distribution', ''),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(('name', 'installed', 'status', 'found', 'fix'), [
+    ('mmengine', {'mmengine': '0.10.7', 'onedl-mmengine': '0.10.12'}, 'problem',
+     'mmengine 0.10.7 and onedl-mmengine 0.10.12 are both installed',
+     # That of the torch that is here, as the engines do not tell.
+     'onedl-mmengine==0.10.12' if FORKS else ' mmengine==0.10.7'),
+    ('mmdet', {'mmdet': '4.0.0'}, 'note', 'mmdet 4.0.0, upstream; tested: 3.3.0',
+     'tools/setup_env.sh'),
+    ('mmdet', {'mmdet': '3.3.0'}, 'ok', 'mmdet 3.3.0, upstream', ''),
+    ('mmdet', {}, 'note', 'not from a tested distribution', ''),
+])  # fmt: skip
 def test_versions_that_are_there(monkeypatch, name, installed, status, found, fix):
     def installed_version(distribution):
         if distribution in installed:
@@ -224,16 +210,13 @@ def test_versions_that_are_there(monkeypatch, name, installed, status, found, fi
     assert found in finding.found and fix in finding.fix
 
 
-@pytest.mark.parametrize(
-    ('error', 'fix'),
-    [
-        (ModuleNotFoundError("No module named 'ftfy'", name='ftfy'), 'pip install ftfy'),
-        (AssertionError('MMCV==2.2.0 is used but incompatible.'), 'pip wheel'),
-        (ImportError('libGL.so.1: cannot open shared object file'), 'apt-get install libgl1'),
-        (ImportError('cannot import name', name='mmengine.utils'), 'mmengine=='),
-        (RuntimeError('operator torchvision::nms does not exist'), 'tools/setup_env.sh'),
-    ],
-)
+@pytest.mark.parametrize(('error', 'fix'), [
+    (ModuleNotFoundError("No module named 'ftfy'", name='ftfy'), 'pip install ftfy'),
+    (AssertionError('MMCV==2.2.0 is used but incompatible.'), 'pip wheel'),
+    (ImportError('libGL.so.1: cannot open shared object file'), 'apt-get install libgl1'),
+    (ImportError('cannot import name', name='mmengine.utils'), 'mmengine=='),
+    (RuntimeError('operator torchvision::nms does not exist'), 'tools/setup_env.sh'),
+])  # fmt: skip
 def test_a_toolbox_that_does_not_import(monkeypatch, error, fix):
     monkeypatch.setattr(packages, 'import_module', raiser(error))
     finding = packages.check_types_in('mmdet')

@@ -1,8 +1,9 @@
-"""Models as lists: ``python -m mmlaplace list``, backbones by name, and mmpretrain's hub."""
+"""Models by name and in lists: of Python, of ``python -m mmlaplace list``, of mmpretrain's hub."""
 
 import json
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -13,8 +14,11 @@ from mmengine.registry import DefaultScope
 import mmlaplace
 from mmlaplace import check, mmpretrain_hub
 from mmlaplace.__main__ import main
+from mmlaplace.model_zoo import files_root, get_config, read_models
 
 B0 = 'polaformer-pvtv2-b0_8xb128_in1k'
+LAPLACIAN_RETINANET = 'retinanet_laplacianformer-tiny_fpn_1x_coco'
+SEMANTIC_FPN = 'laplacianformer-tiny_fpn_8xb4-40k_ade20k-512x512'
 
 
 def test_the_table_has_the_counts_the_published_score_and_the_path(capsys, monkeypatch):
@@ -36,14 +40,11 @@ def test_the_json_has_every_model_of_the_task(capsys):
     assert (softpp['published'], softpp['macs']) == (dict(mIoU=46.5), None)
 
 
-@pytest.mark.parametrize(
-    ('words', 'near'),
-    [
-        (['polr*'], 'polaformer-pvt-tiny_8xb128_in1k'),
-        (['soft*', 'lapacian'], 'laplacianformer-tiny_8xb128_in1k'),
-        (['soft-*', '--task', 'detection'], 'retinanet_softpp-tiny_fpn_1x_coco'),
-    ],
-)
+@pytest.mark.parametrize(('words', 'near'), [
+    (['polr*'], 'polaformer-pvt-tiny_8xb128_in1k'),
+    (['soft*', 'lapacian'], 'laplacianformer-tiny_8xb128_in1k'),
+    (['soft-*', '--task', 'detection'], 'retinanet_softpp-tiny_fpn_1x_coco'),
+])  # fmt: skip
 def test_a_pattern_without_a_match_is_quoted_with_near_names(words, near, capsys):
     assert main(['list', *words]) == 1
     sentence = capsys.readouterr().err
@@ -82,24 +83,6 @@ def test_a_backbone_keeps_its_checkpoint_when_a_runner_initialises_it(tmp_path):
     assert all(torch.equal(value, weights[key]) for key, value in backbone.state_dict().items())
 
 
-@pytest.mark.parametrize(
-    ('name', 'options', 'error', 'said'),
-    [
-        (
-            'laplaceformer-tiny',
-            {},
-            ValueError,
-            "'laplaceformer-tiny'; similar .*laplacian",
-        ),
-        ('softpp-tiny', dict(pretrained=True), ValueError, "no published weights of 'softpp-tiny'"),
-        ('softpp-tiny', dict(heads=2), TypeError, "no option 'heads'; its options are arch,"),
-    ],
-)
-def test_a_backbone_that_there_is_not_is_refused(name, options, error, said):
-    with pytest.raises(error, match=said):
-        mmlaplace.create_backbone(name, **options)
-
-
 def test_mmpretrain_lists_builds_and_runs_the_classifiers():
     mmpretrain = pytest.importorskip('mmpretrain')
     found = mmpretrain.list_models('*laplacian*', task='Image Classification')
@@ -117,7 +100,74 @@ def test_the_order_of_the_imports_does_not_matter():
     assert subprocess.run([sys.executable, '-c', code]).returncode == 0
 
 
-def test_a_package_without_configs_warns_mmpretrains_users(monkeypatch, tmp_path):
+def test_names_are_those_of_the_configs():
+    names = mmlaplace.list_models()
+    assert len(names) == len(set(names)) and set(names) == {model.name for model in read_models()}
+    assert all(m.config.is_file() and m.config.stem == m.name for m in read_models())
+
+
+def test_lists_are_filtered_blind_to_case_and_by_several_patterns():
+    retinanets = mmlaplace.list_models('retinanet_*tiny*', family='laplacianformer')
+    assert retinanets == [LAPLACIAN_RETINANET]
+    assert all('coco' in name for name in mmlaplace.list_models(task='detection'))
+    tiny = mmlaplace.list_models('*Tiny*')
+    assert tiny == mmlaplace.list_models('TINY') == mmlaplace.list_models('*tiny*') != []
+    soft, pola = (mmlaplace.list_models(p) for p in ('SOFTpp-*_in1k', 'polaformer-p[!x]t-*_in1k'))
+    assert len(soft) == 12 and 'polaformer-pvt-tiny_8xb128_in1k' in pola
+    assert mmlaplace.list_models(['softpp-*_in1k', 'PolaFormer-PVT-*_in1k']) == sorted(soft + pola)
+    assert mmlaplace.list_models([]) == []
+    small = mmlaplace.list_models('Tiny', exclude_filters=('retinaNet*', '*_ade20k-*'))
+    assert small == [n for n in tiny if not n.startswith('retinanet') and '_ade20k-' not in n]
+    assert mmlaplace.list_models(exclude_filters='*') == []
+
+
+@pytest.mark.parametrize('kind', [str, Path])
+def test_backbone_alone_takes_options_and_weights(kind, tmp_path):
+    options = dict(backbone_only=True, out_indices=(0, 3), drop_path_rate=0.0)
+    backbone = mmlaplace.get_model(B0, pretrained=False, **options)
+    maps = backbone(torch.zeros(1, 3, 64, 64))
+    assert [tuple(m.shape) for m in maps] == [(1, 32, 16, 16), (1, 256, 2, 2)]
+    weights = {f'backbone.{k}': torch.randn_like(v) for k, v in backbone.state_dict().items()}
+    torch.save(dict(state_dict=weights), tmp_path / 'weights.pth')
+    loaded = mmlaplace.get_model(B0, pretrained=kind(tmp_path / 'weights.pth'), **options)
+    assert all(torch.equal(v, weights[f'backbone.{k}']) for k, v in loaded.state_dict().items())
+
+
+@pytest.mark.parametrize(('name', 'toolbox', 'kind'), [
+    ('softpp-tiny_8xb128_in1k', 'mmpretrain', 'ImageClassifier'),
+    (LAPLACIAN_RETINANET, 'mmdet', 'RetinaNet'), (SEMANTIC_FPN, 'mmseg', 'EncoderDecoder'),
+])  # fmt: skip
+def test_whole_models_come_from_their_toolbox(name, toolbox, kind):
+    pytest.importorskip(toolbox)
+    model = mmlaplace.get_model(name, drop_path_rate=0.0)
+    assert type(model).__name__ == kind
+    assert type(model).__module__.startswith(f'{toolbox}.')
+    assert model.backbone.stages[-1]['blocks'][-1].drop_path.drop_prob == 0
+
+
+@pytest.mark.parametrize(('call', 'error', 'said'), [
+    (lambda: mmlaplace.create_backbone('laplaceformer-tiny'), ValueError, "tiny'; similar .*lapla"),
+    (lambda: mmlaplace.create_backbone('softpp-tiny', pretrained=True), ValueError,
+     "no published weights of 'softpp-tiny'"),
+    (lambda: mmlaplace.create_backbone('softpp-tiny', heads=2), TypeError,
+     "no option 'heads'; its options are arch,"),
+    (lambda: get_config('softpp-tiny'), ValueError, "'softpp-tiny'; similar .*softpp-tiny_8xb128"),
+    (lambda: mmlaplace.get_model(B0, pretrained=True, backbone_only=True), ValueError,
+     f"no published weights of '{B0}' yet"),
+    (lambda: mmlaplace.get_model(B0, pretrained=str(ROOT / 'model-index.yml'), backbone_only=True),
+     ValueError, 'cannot be read as a checkpoint'),
+    (lambda: mmlaplace.list_models(task='tracking'), ValueError, "task must be .*got 'tracking'"),
+    (lambda: mmlaplace.list_models(family='resnet'), ValueError, "family must be .*got 'resnet'"),
+])  # fmt: skip
+def test_what_there_is_not_is_refused_with_what_there_is(call, error, said):
+    with pytest.raises(error, match=said):
+        call()
+
+
+def test_files_are_found_or_named(monkeypatch, tmp_path):
+    assert (files_root() / 'configs').is_dir()
     monkeypatch.setattr('mmlaplace.model_zoo.__file__', str(tmp_path / 'mmlaplace/model_zoo.py'))
+    with pytest.raises(FileNotFoundError, match='no .mim folder'):
+        files_root()
     with pytest.warns(UserWarning, match='lacks our classifiers: .* has no .mim folder'):
         mmpretrain_hub.register(SimpleNamespace())

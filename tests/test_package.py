@@ -78,16 +78,13 @@ def test_without_a_compiler_it_finds_its_configs_and_the_reference_computes(whee
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ('env', 'status', 'said'),
-    [
-        (dict(FORCE_CUDA='0'), 0, r'mmlaplace: compiled ops for torch .*: \d+ sources, CPU'),
-        (dict(MMLAPLACE_WITH_OPS='0'), 0, 'mmlaplace: no compiled ops: MMLAPLACE_WITH_OPS=0'),
-        (dict(CXX='false'), 0, r'ops: false does not compile .*install g\+\+ or set CXX'),
-        (dict(FORCE_CUDA='1', CUDA_HOME='/no/such/toolkit'), 1,
-         "FORCE_CUDA=1, but there is no nvcc: .*set CUDA_HOME .now '/no/such/toolkit'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(('env', 'status', 'said'), [
+    (dict(FORCE_CUDA='0'), 0, r'mmlaplace: compiled ops for torch .*: \d+ sources, CPU'),
+    (dict(MMLAPLACE_WITH_OPS='0'), 0, 'mmlaplace: no compiled ops: MMLAPLACE_WITH_OPS=0'),
+    (dict(CXX='false'), 0, r'ops: false does not compile .*install g\+\+ or set CXX'),
+    (dict(FORCE_CUDA='1', CUDA_HOME='/no/such/toolkit'), 1,
+     "FORCE_CUDA=1, but there is no nvcc: .*set CUDA_HOME .now '/no/such/toolkit'"),
+])  # fmt: skip
 def test_the_build_says_what_it_compiles_or_why_not(env, status, said):
     if status and torch.version.cuda is None:
         pytest.skip('this torch is built without CUDA')
@@ -106,19 +103,16 @@ HEAVY = ['mmcv', 'mmdet', 'mmseg', 'mmpretrain', 'torchvision', 'sklearn', 'skim
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ('code', 'warnings', 'status', 'said'),
-    [
-        # torch and mmengine are enough, and versions that were tested do not warn.
-        (f'import mmlaplace, sys; assert not set({HEAVY}) & set(sys.modules)',
-         'error::UserWarning', 0, ()),
-        ('import sys; sys.modules["mmengine"] = None; import mmlaplace', '', 1,
-         ('".[onedl]"', '".[openmmlab]"')),
-        ('import importlib.metadata as m; real = m.version\n'
-         'm.version = lambda name: "99.1" if name == "torch" else real(name)\n'
-         'import mmlaplace', 'always', 0, ('torch 2.1.2 to 2.14.1 (here: 99.1)',)),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(('code', 'warnings', 'status', 'said'), [
+    # torch and mmengine are enough, and versions that were tested do not warn.
+    (f'import mmlaplace, sys; assert not set({HEAVY}) & set(sys.modules)',
+     'error::UserWarning', 0, ()),
+    ('import sys; sys.modules["mmengine"] = None; import mmlaplace', '', 1,
+     ('".[onedl]"', '".[openmmlab]"')),
+    ('import importlib.metadata as m; real = m.version\n'
+     'm.version = lambda name: "99.1" if name == "torch" else real(name)\n'
+     'import mmlaplace', 'always', 0, ('torch 2.1.2 to 2.14.1 (here: 99.1)',)),
+])  # fmt: skip
 def test_an_import_needs_little_and_says_what_is_wrong(code, warnings, status, said):
     result = run_python(code, PYTHONWARNINGS=warnings)
     assert result.returncode == status, result.stderr

@@ -1,9 +1,10 @@
-"""The files for the hosting site name what is in the repository: workflows, images, citation."""
+"""Files for the hosting site name what is there; sources are typed and short enough to read."""
 
 import json
 import re
 import shutil
 import subprocess
+import sys
 
 import pytest
 import yaml
@@ -53,3 +54,27 @@ def test_the_citation_is_valid_and_has_the_version():
     assert yaml.safe_load(read('CITATION.cff'))['version'] == __version__
     if program := shutil.which('cffconvert'):
         subprocess.run([program, '--validate'], cwd=ROOT, check=True)
+
+
+MOST_LINES = 400
+# What has a stricter limit of its own.
+LIMITS = {
+    'mmlaplace/models/backbones/base.py': 150,
+    **{f'mmlaplace/models/attentions/{name}.py': 90 for name in ('agent', 'flatten', 'xca')},
+}
+
+
+def test_no_python_file_is_longer_than_its_limit():
+    listed = subprocess.check_output(['git', 'ls-files', '*.py'], cwd=ROOT, text=True).split()
+    files = {name: ROOT / name for name in listed if (ROOT / name).is_file()}
+    lines = {name: len(file.read_text().splitlines()) for name, file in files.items()}
+    assert {n: count for n, count in lines.items() if count > LIMITS.get(n, MOST_LINES)} == {}
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_mypy_finds_no_error(tmp_path):
+    pytest.importorskip('mypy')
+    command = [sys.executable, '-m', 'mypy', '--cache-dir', str(tmp_path)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout[-5000:] + result.stderr

@@ -120,18 +120,14 @@ def test_matrices_are_chosen_where_there_are_several(explorer):
     assert np.abs(z.weights - g.weights).max() > 0.1 * np.abs(g.weights).max()
 
 
-@pytest.mark.parametrize(
-    ('chosen', 'told'),
-    [
-        (dict(image='upload-0123'), "no image 'upload-0123'"),
-        (dict(trained=('gone',)), "no trained model 'gone'"),
-        (dict(attention=('Softmax',)), "no attention 'Softmax'; choose one of Additive"),
-        (dict(host=('resnet',)), "no host 'resnet'; choose one of laplacianformer"),
-        (dict(host=()), 'host'),
-        (dict(attention=()), 'nothing to draw'),
-        (dict(attention=tuple(contenders())), 'choose 12 or fewer'),
-    ],
-)
+@pytest.mark.parametrize(('chosen', 'told'), [
+    (dict(image='upload-0123'), "no image 'upload-0123'"),
+    (dict(trained=('gone',)), "no trained model 'gone'"),
+    (dict(attention=('Softmax',)), "no attention 'Softmax'; choose one of Additive"),
+    (dict(host=('resnet',)), "no host 'resnet'; choose one of laplacianformer"),
+    (dict(host=()), 'host'), (dict(attention=()), 'nothing to draw'),
+    (dict(attention=tuple(contenders())), 'choose 12 or fewer'),
+])  # fmt: skip
 def test_what_the_server_lacks_is_told(chosen, told, explorer):
     with pytest.raises(ValueError, match=told):
         explorer.panels(replace(SMALL, **chosen))

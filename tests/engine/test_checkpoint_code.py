@@ -27,18 +27,13 @@ def write_file(path):
 
 
 @pytest.mark.parametrize('legacy', [False, True], ids=['zip', 'legacy'])
-@pytest.mark.parametrize(
-    ('function', 'argument', 'quoted'),
-    [
-        (eval, 'open({!r}, "w")', 'builtins?__?.eval'),
-        (os.system, 'touch {}', r'(posix|nt)\.system'),
-        (__import__, '{}', '__import__'),
-        (write_file, '{}', 'write_file'),
-        (torch.load, '{}', 'torch.serialization.load'),
-        (torch.storage._load_from_bytes, '{}', 'torch.storage._load_from_bytes'),
-        (partial, '{}', 'functools.partial'),
-    ],
-)
+@pytest.mark.parametrize(('function', 'argument', 'quoted'), [
+    (eval, 'open({!r}, "w")', 'builtins?__?.eval'), (os.system, 'touch {}', r'(posix|nt)\.system'),
+    (__import__, '{}', '__import__'), (write_file, '{}', 'write_file'),
+    (torch.load, '{}', 'torch.serialization.load'),
+    (torch.storage._load_from_bytes, '{}', 'torch.storage._load_from_bytes'),
+    (partial, '{}', 'functools.partial'),
+])  # fmt: skip
 def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path, legacy, function, argument, quoted):
     run = tmp_path / 'run'
     content = dict(
@@ -50,19 +45,16 @@ def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path, legacy, function,
     assert not run.exists()
 
 
-@pytest.mark.parametrize(
-    ('module', 'name', 'rest', 'quoted'),
-    [
-        # Attributes of what is allowed are not.
-        ('torch._utils', '_rebuild_tensor_v2.__globals__', b'', '_rebuild_tensor_v2.__globals__'),
-        ('collections', 'OrderedDict.__class__', b'', 'OrderedDict.__class__'),
-        ('torch', 'serialization.os.system', b'', 'torch.serialization.os.system'),
-        # 'Storage' in a name has torch's own ways with it.
-        ('os', 'Storage', b'', 'os.Storage'),
-        # A state of (None, dict) sets attributes: here those of torch's function.
-        ('torch._utils', '_rebuild_tensor_v2', b'N}\x8c\x04evilK\x01s\x86b', 'attributes of _reb'),
-    ],
-)
+@pytest.mark.parametrize(('module', 'name', 'rest', 'quoted'), [
+    # Attributes of what is allowed are not.
+    ('torch._utils', '_rebuild_tensor_v2.__globals__', b'', '_rebuild_tensor_v2.__globals__'),
+    ('collections', 'OrderedDict.__class__', b'', 'OrderedDict.__class__'),
+    ('torch', 'serialization.os.system', b'', 'torch.serialization.os.system'),
+    # 'Storage' in a name has torch's own ways with it.
+    ('os', 'Storage', b'', 'os.Storage'),
+    # A state of (None, dict) sets attributes: here those of torch's function.
+    ('torch._utils', '_rebuild_tensor_v2', b'N}\x8c\x04evilK\x01s\x86b', 'attributes of _reb'),
+])  # fmt: skip
 def test_allowed_names_are_of_no_use_to_others(tmp_path, module, name, rest, quoted):
     """A pickle that names a global, dots and all, and does something to it."""
     unicode = [b'\x8c' + bytes([len(s)]) + s.encode() for s in (module, name)]

@@ -17,17 +17,10 @@ from saved_weights import build, same, save
 from mmlaplace.engine import UnsafeCheckpointError, load_weights, read_dataset_meta, read_state_dict
 
 
-@pytest.mark.parametrize(
-    ('container', 'prefix'),
-    [
-        (None, ''),
-        ('state_dict', 'backbone.'),
-        ('model', 'module.'),
-        ('module', 'module.backbone.'),
-        ('model_ema', 'model.'),
-        ('state_dict_ema', ''),
-    ],
-)
+@pytest.mark.parametrize(('container', 'prefix'), [
+    (None, ''), ('state_dict', 'backbone.'), ('model', 'module.'), ('module', 'module.backbone.'),
+    ('model_ema', 'model.'), ('state_dict_ema', ''),
+])  # fmt: skip
 def test_weights_are_found_in_a_container_under_a_prefix(tmp_path, container, prefix):
     weights = build().state_dict()
     content = {f'{prefix}{k}': v for k, v in weights.items()}
@@ -92,20 +85,17 @@ def truncated(share, **kwargs):
     return write
 
 
-@pytest.mark.parametrize(
-    ('write', 'error', 'message'),
-    [
-        (truncated(0.9), ValueError, 'download or copy it again'),
-        (truncated(0), ValueError, 'download or copy it again'),
-        (truncated(0.9, _use_new_zipfile_serialization=False), ValueError, 'copy it again'),
-        (lambda path, _: path.write_text('<html>404</html>'), ValueError, 'copy it again'),
-        (lambda path, _: None, FileNotFoundError, 'check the path'),
-        (lambda path, _: torch.save(dict(epoch=3), path), ValueError, r"no weights.*\['epoch'\]"),
-        (lambda path, _: torch.save(torch.zeros(2), path), ValueError, 'no weights.*got Tensor'),
-        (torchscript, UnsafeCheckpointError, 'is a TorchScript program'),
-        (tar, UnsafeCheckpointError, 'is a tar archive'),
-    ],
-)
+@pytest.mark.parametrize(('write', 'error', 'message'), [
+    (truncated(0.9), ValueError, 'download or copy it again'),
+    (truncated(0), ValueError, 'download or copy it again'),
+    (truncated(0.9, _use_new_zipfile_serialization=False), ValueError, 'copy it again'),
+    (lambda path, _: path.write_text('<html>404</html>'), ValueError, 'copy it again'),
+    (lambda path, _: None, FileNotFoundError, 'check the path'),
+    (lambda path, _: torch.save(dict(epoch=3), path), ValueError, r"no weights.*\['epoch'\]"),
+    (lambda path, _: torch.save(torch.zeros(2), path), ValueError, 'no weights.*got Tensor'),
+    (torchscript, UnsafeCheckpointError, 'is a TorchScript program'),
+    (tar, UnsafeCheckpointError, 'is a tar archive'),
+])  # fmt: skip
 def test_what_is_no_checkpoint_is_quoted(tmp_path, write, error, message):
     write(tmp_path / 'a.pth', build().state_dict())
     with pytest.raises(error, match=rf'a\.pth.*{message}'):
@@ -118,17 +108,14 @@ def test_what_is_no_path_is_quoted(given):
         read_state_dict(given)
 
 
-@pytest.mark.parametrize(
-    ('meta', 'expected'),
-    [
-        (dict(dataset_meta=dict(classes=('cat', 'dog'), palette=[(1, 2, 3), [4, 5, 6]])),
-         dict(classes=['cat', 'dog'], palette=[(1, 2, 3), (4, 5, 6)])),
-        (dict(dataset_meta=dict(CLASSES=['cat'], PALETTE=None)), dict(classes=['cat'])),
-        (dict(CLASSES=('cat',), epoch=1), dict(classes=['cat'])),
-        (dict(dataset_meta=dict(classes='cat', palette='random')), {}),
-        ('none', {}),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(('meta', 'expected'), [
+    (dict(dataset_meta=dict(classes=('cat', 'dog'), palette=[(1, 2, 3), [4, 5, 6]])),
+     dict(classes=['cat', 'dog'], palette=[(1, 2, 3), (4, 5, 6)])),
+    (dict(dataset_meta=dict(CLASSES=['cat'], PALETTE=None)), dict(classes=['cat'])),
+    (dict(CLASSES=('cat',), epoch=1), dict(classes=['cat'])),
+    (dict(dataset_meta=dict(classes='cat', palette='random')), {}),
+    ('none', {}),
+])  # fmt: skip
 def test_names_and_colours_are_read_beside_the_weights_where_they_are_plain(
     tmp_path, meta, expected
 ):

@@ -26,26 +26,23 @@ def also(name, value):
     return lambda weights: {**weights, name: value}
 
 
-@pytest.mark.parametrize(
-    ('change', 'kwargs', 'message'),
-    [
-        (half, {}, r'only 67 of the 101 tensors.*missing 34 \(backbone.st.*min_matched=0.66 takes'),
-        (half, dict(min_matched=0.7), 'only 67 of the 101 tensors'),
-        (lambda w: without(w, 'backbone.norm3.bias'), {}, r'missing 1 \(backbone.norm3.bias\)'),
-        (lambda w: without(w, 'backbone.norm'), {}, r'missing 8 \(backbone.norm0.weight'),
-        (also(f'{BLOCK}.attn.gate.weight', torch.zeros(1)), {},
-         rf'it has 1 \({BLOCK}.attn.gate.weight\) .* min_matched=0.99 takes'),
-        (also(f'{BLOCK}.norm1.bias', torch.tensor([0.0] * 7 + [torch.nan])),
-         dict(min_matched=0.1), rf'in 1 \({BLOCK}.norm1.bias\)'),
-        (also('stem.bias', torch.tensor([0.0, -torch.inf])), {}, r'in 1 \(stem.bias\)'),
-        (dict, dict(prefix='neck.'), r"'neck.' matches no tensor.*\{'model.': 101"),
-        (dict, dict(min_matched=95), 'between 0 and 1, got 95'),
-        (lambda w: {**w, **{f'copy.{k}': v for k, v in w.items()}}, {},
-         r"several prefixes alike.*\{'model.': 101, 'model.copy.': 101"),
-        (lambda w: {'other.net': torch.zeros(1)}, {}, 'no tensor.*model.other.net.*stem.weight'),
-        (also('backbone.norm3.bias', torch.zeros(5)), {}, r'norm3.bias .* \(5,\)'),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(('change', 'kwargs', 'message'), [
+    (half, {}, r'only 67 of the 101 tensors.*missing 34 \(backbone.st.*min_matched=0.66 takes'),
+    (half, dict(min_matched=0.7), 'only 67 of the 101 tensors'),
+    (lambda w: without(w, 'backbone.norm3.bias'), {}, r'missing 1 \(backbone.norm3.bias\)'),
+    (lambda w: without(w, 'backbone.norm'), {}, r'missing 8 \(backbone.norm0.weight'),
+    (also(f'{BLOCK}.attn.gate.weight', torch.zeros(1)), {},
+     rf'it has 1 \({BLOCK}.attn.gate.weight\) .* min_matched=0.99 takes'),
+    (also(f'{BLOCK}.norm1.bias', torch.tensor([0.0] * 7 + [torch.nan])),
+     dict(min_matched=0.1), rf'in 1 \({BLOCK}.norm1.bias\)'),
+    (also('stem.bias', torch.tensor([0.0, -torch.inf])), {}, r'in 1 \(stem.bias\)'),
+    (dict, dict(prefix='neck.'), r"'neck.' matches no tensor.*\{'model.': 101"),
+    (dict, dict(min_matched=95), 'between 0 and 1, got 95'),
+    (lambda w: {**w, **{f'copy.{k}': v for k, v in w.items()}}, {},
+     r"several prefixes alike.*\{'model.': 101, 'model.copy.': 101"),
+    (lambda w: {'other.net': torch.zeros(1)}, {}, 'no tensor.*model.other.net.*stem.weight'),
+    (also('backbone.norm3.bias', torch.zeros(5)), {}, r'norm3.bias .* \(5,\)'),
+])  # fmt: skip
 def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, change, kwargs, message):
     file = save(tmp_path / 'a.pth', change(net().state_dict()), 'model.')
     module = net()

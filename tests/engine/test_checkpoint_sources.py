@@ -59,16 +59,12 @@ def hub(tmp_path, monkeypatch):
         server.shutdown()
 
 
-@pytest.mark.parametrize(
-    ('file', 'source'),
-    [
-        ('a.safetensors', '{folder}/a.safetensors'),
-        ('a.safetensors', '{address}/a.safetensors?download=1'),
-        ('o/n/model.safetensors', 'hf://o/n'),
-        ('o/n/pytorch_model.bin', 'hf://o/n@main'),
-        ('o/n/weights/a.pth', 'hf://o/n@main/weights/a.pth'),
-    ],
-)
+@pytest.mark.parametrize(('file', 'source'), [
+    ('a.safetensors', '{folder}/a.safetensors'),
+    ('a.safetensors', '{address}/a.safetensors?download=1'),
+    ('o/n/model.safetensors', 'hf://o/n'), ('o/n/pytorch_model.bin', 'hf://o/n@main'),
+    ('o/n/weights/a.pth', 'hf://o/n@main/weights/a.pth'),
+])  # fmt: skip
 def test_a_source_works_wherever_a_path_works(hub, monkeypatch, file, source):
     trained = build()
     write_weights(hub.folder / file, trained.state_dict(), META)
@@ -100,21 +96,18 @@ def test_code_in_a_file_of_the_hub_is_refused_and_not_run(hub, tmp_path):
     assert not (tmp_path / 'run').exists()
 
 
-@pytest.mark.parametrize(
-    ('source', 'message'),
-    [
-        ('hf://', "'hf://' names no repository.*write hf://OWNER/NAME"),
-        ('hf://o/-n', "hf://o/-n: .*'o/-n'; check the name"),
-        ('hf://o/m', "hf://o/m: .* shows no repository 'o/m'; check the name"),
-        ('hf://o/n', 'hf://o/n: o/n has none of the files model.safetensors, .*hf://o/n/FILE'),
-        ('hf://o/n/a.pth', "hf://o/n/a.pth: o/n has no file 'a.pth'; check"),
-        ('hf://o/n/cut.safetensors', 'cut.safetensors cannot be read.*copy it again, after you'),
-        ('hf://o/n@v2', "hf://o/n@v2: o/n has no revision 'v2'; give"),
-        ('timm://', "'timm://': timm .* has no weights of a model ''.*list_pretrained"),
-        ('timm://test_resne', "'test_resne'; similar names are .*test_resnet.r160_in1k"),
-        ('timm://test_resnet', 'timm://test_resnet: hf://timm/test_resnet.r160_in1k: .*shows no'),
-    ],
-)
+@pytest.mark.parametrize(('source', 'message'), [
+    ('hf://', "'hf://' names no repository.*write hf://OWNER/NAME"),
+    ('hf://o/-n', "hf://o/-n: .*'o/-n'; check the name"),
+    ('hf://o/m', "hf://o/m: .* shows no repository 'o/m'; check the name"),
+    ('hf://o/n', 'hf://o/n: o/n has none of the files model.safetensors, .*hf://o/n/FILE'),
+    ('hf://o/n/a.pth', "hf://o/n/a.pth: o/n has no file 'a.pth'; check"),
+    ('hf://o/n/cut.safetensors', 'cut.safetensors cannot be read.*copy it again, after you'),
+    ('hf://o/n@v2', "hf://o/n@v2: o/n has no revision 'v2'; give"),
+    ('timm://', "'timm://': timm .* has no weights of a model ''.*list_pretrained"),
+    ('timm://test_resne', "'test_resne'; similar names are .*test_resnet.r160_in1k"),
+    ('timm://test_resnet', 'timm://test_resnet: hf://timm/test_resnet.r160_in1k: .*shows no'),
+])  # fmt: skip
 def test_what_is_not_there_or_damaged_is_quoted(hub, source, message):
     cut = hub.folder / 'o/n/cut.safetensors'
     write_weights(cut, build().state_dict(), {})

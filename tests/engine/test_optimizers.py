@@ -72,15 +72,11 @@ def compiled_block(classifier):
     return classifier
 
 
-@pytest.mark.parametrize(
-    ('change', 'prefix'),
-    [
-        (lambda m: m.backbone, ''),
-        (nn.DataParallel, 'module.backbone.'),  # as in DDP, the model is .module
-        (torch.compile, 'backbone.'),
-        (compiled_block, 'backbone.'),
-    ],
-)
+@pytest.mark.parametrize(('change', 'prefix'), [
+    (lambda m: m.backbone, ''),
+    (nn.DataParallel, 'module.backbone.'),  # as in DDP, the model is .module
+    (torch.compile, 'backbone.'), (compiled_block, 'backbone.'),
+])  # fmt: skip
 def test_parts_of_models_and_wrapped_ones_have_the_rates_of_their_layers(change, prefix):
     rates = settings(change(Classifier()))
     assert_by_depth({name.replace('_orig_mod.', ''): r for name, r in rates.items()}, prefix)
@@ -133,22 +129,18 @@ def plain(model) -> set:
 EXACT = dict(type='KernelAttention', kernel='laplacian', normalization='whitened')
 
 
-@pytest.mark.parametrize(
-    ('name', 'attn_cfg', 'kept', 'decayed'),
-    [
-        # SOFT's code: all but 1-d tensors and cls_token; pos_embed, with its first entry, decays.
-        ('SOFT', {}, {'cls_token'}, {'map', 'cls_position'}),
-        # PolaFormer's code on PVT: power and scale have more than one axis there and so decay.
-        ('PolaFormerPVT', {}, set(), {'map', 'key_positions', 'power', 'scale'}),
-        ('PolaFormerPVTv2', {}, set(), {'key_positions', 'power', 'scale'}),
-        # Swin's code, which PolaFormer's trains by: no decay of bias tables.
-        ('PolaFormerSwin', {}, {'relative_bias'}, {'key_positions', 'power', 'scale'}),
-        # DeiT's code: no decay of pos_embed.
-        ('PolaFormerDeiT', {}, {'map'}, {'key_positions', 'power', 'scale'}),
-        ('LaplacianFormer', {}, {'gamma'}, set()),
-        ('LaplacianFormer', EXACT, {'gamma'}, set()),
-    ],
-)
+@pytest.mark.parametrize(('name', 'attn_cfg', 'kept', 'decayed'), [
+    # SOFT's code: all but 1-d tensors and cls_token; pos_embed, with its first entry, decays.
+    ('SOFT', {}, {'cls_token'}, {'map', 'cls_position'}),
+    # PolaFormer's code on PVT: power and scale have more than one axis there and so decay.
+    ('PolaFormerPVT', {}, set(), {'map', 'key_positions', 'power', 'scale'}),
+    ('PolaFormerPVTv2', {}, set(), {'key_positions', 'power', 'scale'}),
+    # Swin's code, which PolaFormer's trains by: no decay of bias tables.
+    ('PolaFormerSwin', {}, {'relative_bias'}, {'key_positions', 'power', 'scale'}),
+    # DeiT's code: no decay of pos_embed.
+    ('PolaFormerDeiT', {}, {'map'}, {'key_positions', 'power', 'scale'}),
+    ('LaplacianFormer', {}, {'gamma'}, set()), ('LaplacianFormer', EXACT, {'gamma'}, set()),
+])  # fmt: skip
 def test_the_decay_is_that_of_the_authors(name, attn_cfg, kept, decayed):
     arch = {k: v[:1] for k, v in SMALL.items()} if name == 'PolaFormerDeiT' else SMALL
     model = nn.Sequential()

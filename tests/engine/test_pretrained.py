@@ -1,12 +1,11 @@
-"""``init_cfg=dict(type='Pretrained')``: comes last, is logged, and works in the toolboxes."""
+"""``init_cfg=dict(type='Pretrained')``: comes last, and is logged."""
 
 import pytest
 import torch
 from conftest import quiet_init
 from mmengine.logging import MMLogger
 from mmengine.model import BaseModule
-from mmengine.registry import DefaultScope
-from saved_weights import CONFIG, build, same, save, without
+from saved_weights import build, save, without
 
 
 def test_pretrained_comes_last_and_once_and_is_logged(tmp_path):
@@ -31,34 +30,14 @@ def test_pretrained_comes_last_and_once_and_is_logged(tmp_path):
     assert not module.norm2.weight.any()
 
 
-@pytest.mark.parametrize(
-    ('init_cfg', 'message'),
-    [
-        (dict(type='Pretrained', checkpoint='a.pth', strict=True), r"unknown: \['strict'\]"),
-        (dict(type='Pretrained', prefix='backbone.'), 'has a checkpoint and the keys.*min_matched'),
-        ([dict(type='Pretrained', checkpoint='nowhere.pth')], 'nowhere.pth'),
-    ],
-)
+@pytest.mark.parametrize(('init_cfg', 'message'), [
+    (dict(type='Pretrained', checkpoint='a.pth', strict=True), r"unknown: \['strict'\]"),
+    (dict(type='Pretrained', prefix='backbone.'), 'has a checkpoint and the keys.*min_matched'),
+    ([dict(type='Pretrained', checkpoint='nowhere.pth')], 'nowhere.pth'),
+])  # fmt: skip
 def test_a_wrong_pretrained_is_quoted_each_time(init_cfg, message):
     module = build(init_cfg=init_cfg)
     for _ in range(2):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
             quiet_init(module)
     assert not module.is_init
-
-
-FCN = dict(type='FCNHead', in_channels=32, channels=8, in_index=3, num_classes=3)
-
-
-def test_pretrained_in_a_model_of_a_toolbox(tmp_path):
-    """Detectors and classifiers train so in tests/test_commands.py."""
-    models = pytest.importorskip('mmseg.registry').MODELS
-    pytest.importorskip('mmseg.utils').register_all_modules(init_default_scope=False)
-    trained = build()
-    file = save(tmp_path / 'a.pth', trained.state_dict(), 'backbone.', meta=dict(epoch=1))
-    init_cfg = dict(type='Pretrained', checkpoint=file, prefix='backbone.')
-    with DefaultScope.overwrite_default_scope('mmseg'):
-        backbone = dict(CONFIG, init_cfg=init_cfg)
-        model = models.build(dict(type='EncoderDecoder', decode_head=FCN, backbone=backbone))
-        quiet_init(model)
-    assert same(model.backbone, trained.state_dict())

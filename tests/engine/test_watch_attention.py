@@ -94,16 +94,13 @@ def test_the_figures_are_those_of_the_formulas():
     assert look_at(backbone, image)['gamma'][1] == pytest.approx(8)
 
 
-@pytest.mark.parametrize(
-    ('attn_cfg', 'figures'),
-    [
-        (dict(type='SOFTAttention'), {'share', 'condition'}),
-        (dict(type='NystromformerAttention', num_landmarks=4), {'share', 'condition'}),
-        (dict(type='KernelAttention', normalization='whitened'), {'share', 'gamma'}),
-        (dict(type='XCAttention', lepe_kernel=0), {'temperature'}),
-        (dict(type='SoftmaxAttention', lepe_kernel=0), set()),
-    ],
-)
+@pytest.mark.parametrize(('attn_cfg', 'figures'), [
+    (dict(type='SOFTAttention'), {'share', 'condition'}),
+    (dict(type='NystromformerAttention', num_landmarks=4), {'share', 'condition'}),
+    (dict(type='KernelAttention', normalization='whitened'), {'share', 'gamma'}),
+    (dict(type='XCAttention', lepe_kernel=0), {'temperature'}),
+    (dict(type='SoftmaxAttention', lepe_kernel=0), set()),
+])  # fmt: skip
 def test_what_an_attention_has_not_is_left_out(attn_cfg, figures):
     found = look_at(build(attn_cfg=attn_cfg), torch.randn(1, 3, 64, 64))
     assert set(found) == figures

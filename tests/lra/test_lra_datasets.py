@@ -86,28 +86,21 @@ def test_files_are_mapped_and_a_pair_is_padded_to_the_longer(written, tmp_path):
     assert [sample['img'].tolist() for sample in held_out] == [[[4, END + 1]]]
 
 
-@pytest.mark.parametrize(
-    ('cls', 'options', 'expected'),
-    [
-        (LRAText, dict(max_length=2), [1, 8]),
-        (LRAListOps, {}, [0, 7, END, 255]),
-        (LRAListOps, dict(brackets=False, max_length=3), [0, 7, 255]),  # of the others
-        (LRAPixels, {}, [1, 8, END + 1, 256]),
-        (LRAPixels, dict(black_is_padding=True), [0, 7, END, 255]),
-    ],
-)
+@pytest.mark.parametrize(('cls', 'options', 'expected'), [
+    (LRAText, dict(max_length=2), [1, 8]), (LRAListOps, {}, [0, 7, END, 255]),
+    (LRAListOps, dict(brackets=False, max_length=3), [0, 7, 255]),  # of the others
+    (LRAPixels, {}, [1, 8, END + 1, 256]),
+    (LRAPixels, dict(black_is_padding=True), [0, 7, END, 255]),
+])  # fmt: skip
 def test_ids_are_those_of_the_option(written, cls, options, expected):
     assert cls(written, 'val', **options)[0]['img'].tolist() == [expected]
 
 
-@pytest.mark.parametrize(
-    ('name', 'command'),
-    [
-        ('listops_mini', '--size mini --tasks listops makes it'),
-        ('pathfinder', 'make_lra_datasets.py --tasks pathfinder makes it'),
-        ('text', 'convert_lra.py text SOURCE makes it from the official files'),
-    ],
-)
+@pytest.mark.parametrize(('name', 'command'), [
+    ('listops_mini', '--size mini --tasks listops makes it'),
+    ('pathfinder', 'make_lra_datasets.py --tasks pathfinder makes it'),
+    ('text', 'convert_lra.py text SOURCE makes it from the official files'),
+])  # fmt: skip
 def test_data_that_are_not_there_say_what_makes_them(tmp_path, name, command):
     with pytest.raises(FileNotFoundError, match=f'{name}/test .*; .*{command}'):
         LRAText(str(tmp_path / name), 'test')

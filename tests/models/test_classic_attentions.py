@@ -188,8 +188,7 @@ def test_dropout_of_weights_zeroes_some_and_scales_the_others(name, options):
 
 @pytest.mark.parametrize('duplicates', [True, False])
 @pytest.mark.parametrize(
-    ('tokens', 'bucket_size', 'num_hashes'),
-    [(30, 4, 3), (33, 16, 1), (9, 1, 2), (40, 64, 2)],
+    ('tokens', 'bucket_size', 'num_hashes'), [(30, 4, 3), (33, 16, 1), (9, 1, 2), (40, 64, 2)]
 )
 def test_both_forms_of_reformer_are_one_function(tokens, bucket_size, num_hashes, duplicates):
     options = dict(bucket_size=bucket_size, num_hashes=num_hashes, duplicates=duplicates)

@@ -4,12 +4,10 @@ import itertools
 
 import pytest
 import torch
-import torch.nn.functional as F
 from conftest import doubles, make_attention
 
 from mmlaplace.models import LaplacianAttention
 
-HW = (6, 8)
 OPTIONS = dict(
     kernel=('laplacian', 'gaussian'),
     whitening=('normalized', 'literal', 'none'),
@@ -100,26 +98,6 @@ def test_every_solver_adds_the_ridge_that_was_asked_for(solver):
     attention = build(dict(num_landmarks=4), solver=solver, ridge=0.5)
     (inverse,) = attention.invert(torch.eye(4).double()[None])
     torch.testing.assert_close(inverse, torch.eye(4).double() / 1.5)
-
-
-@pytest.mark.parametrize('whitening', OPTIONS['whitening'])
-@pytest.mark.parametrize('qkv', ['qkv', 'shared_qk'])
-@pytest.mark.parametrize('rope', [False, True])
-def test_whole_module_adds_positions_local_branch_and_projection(whitening, qkv, rope):
-    attention = build(dict(num_landmarks=4), qkv=qkv, rope=rope, whitening=whitening)
-    x = doubles(2, 30, 16)
-    *qk, v = F.linear(x, attention.qkv.weight, attention.qkv.bias).split(16, -1)
-    q, k, values = (t.reshape(2, 30, 2, 8).transpose(1, 2) for t in (qk[0], qk[-1], v))
-    if rope:
-        q, k = attention.rotary(q, (5, 6)), attention.rotary(k, (5, 6))
-    mixed = dense_mix(
-        attention, q, k, values, (5, 6), 'laplacian', whitening, dict(num_landmarks=4)
-    )
-    maps, conv = v.transpose(1, 2).reshape(2, 16, 5, 6), attention.lepe.conv
-    local = F.conv2d(maps, conv.weight, conv.bias, padding=1, groups=16)
-    out = mixed.transpose(1, 2).reshape(2, 30, 16) + local.flatten(2).transpose(1, 2)
-    expected = F.linear(out, attention.proj.weight, attention.proj.bias)
-    torch.testing.assert_close(attention(x, (5, 6)), expected, atol=1e-9, rtol=1e-9)
 
 
 def test_gamma_starts_at_the_root_of_the_training_tokens():

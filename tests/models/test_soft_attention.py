@@ -84,12 +84,6 @@ def test_class_token_where_there_is_none_is_explained(kwargs, message):
     SOFTPlusPlus(SMALL, img_size=64, attn_cfg=dict(type='PolaAttention'), with_cls_token=False)
 
 
-def test_soft_is_not_normalised_and_softplusplus_is():
-    for cls, normalized in ((SOFT, False), (SOFTPlusPlus, True)):
-        stages = cls(SMALL, img_size=64).stages
-        assert [stage['blocks'][0].attn.normalized for stage in stages[:3]] == [normalized] * 3
-
-
 @pytest.mark.parametrize('name', ['SOFT', 'LaplacianFormer'])
 def test_patches_overlap_or_lie_beside_each_other(name):
     overlap = OverlapPatchEmbed if name == 'LaplacianFormer' else ConvPatchEmbed

@@ -5,9 +5,10 @@ Also run on the upstream set by .dev_scripts/check_upstream.sh.
 
 import re
 
+import numpy as np
 import pytest
 import torch
-from conftest import ROOT, fast_with, quiet_init, registered
+from conftest import ROOT, fast_with, quiet_init, registered, toolbox_config, toolbox_model
 from mmengine.config import Config
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, DefaultScope
@@ -80,21 +81,38 @@ def test_mmpretrain_trains_a_classifier(backbone):
     assert 'loss' in trained('mmpretrain', backbone, {'head.in_channels': 64}, data)
 
 
+def detections(*shapes):
+    """Images with an object each, but the last, which has none."""
+    from mmdet.structures import DetDataSample
+    from mmdet.structures.mask import BitmapMasks
+    from mmengine.structures import InstanceData
+
+    samples = []
+    for shape in shapes:
+        sample, (height, width) = DetDataSample(metainfo=dict(img_shape=shape)), shape
+        objects = InstanceData(
+            bboxes=torch.tensor([[width / 4, height / 4, width / 2, height / 2]]),
+            labels=torch.tensor([3]), masks=BitmapMasks(np.ones((1, height, width)), height, width),
+        )  # fmt: skip
+        sample.gt_instances = objects[torch.tensor([shape != shapes[-1]])]
+        samples.append(sample)
+    return dict(inputs=[image for s in shapes for image in images(1, *s)], data_samples=samples)
+
+
 @pytest.mark.parametrize('backbone', FAST)
 def test_mmdet_trains_a_detector(backbone):
-    def data():
-        from mmdet.structures import DetDataSample
-        from mmengine.structures import InstanceData
+    settings = {'neck.in_channels': [32, 48, 64]}
+    data = lambda: detections((96, 128), (90, 100))  # noqa: E731
+    assert 'loss_cls' in trained('mmdet', backbone, settings, data)
 
-        samples = []
-        for shape in [(96, 128), (90, 100)]:
-            sample = DetDataSample(metainfo=dict(img_shape=shape, pad_shape=shape))
-            boxes = torch.tensor([[8.0, 8.0, 60.0, 70.0]])
-            sample.gt_instances = InstanceData(bboxes=boxes, labels=torch.tensor([3]))
-            samples.append(sample)
-        return dict(inputs=images(1, 96, 128) + images(1, 90, 100), data_samples=samples)
 
-    assert 'loss_cls' in trained('mmdet', backbone, {'neck.in_channels': [32, 48, 64]}, data)
+@pytest.mark.parametrize('name', ['mask-rcnn', 'retinanet'])
+def test_mini_detectors_train_on_images_of_many_shapes(name):
+    pytest.importorskip('mmdet')
+    folder = ROOT / 'configs/detection/laplacianformer'
+    cfg = toolbox_config(folder / f'{name}_laplacianformer-micro_fpn_mini.py')
+    cfg.model.backbone.init_cfg = None
+    train_step(toolbox_model(cfg), detections((96, 200), (180, 64), (33, 47)))
 
 
 @pytest.mark.sampled(3)

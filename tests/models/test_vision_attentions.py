@@ -107,8 +107,7 @@ def test_flatten_stays_finite_where_powers_underflow():
 
 
 @pytest.mark.parametrize(
-    ('hw_shape', 'kernel_size', 'dilation'),
-    [((6, 9), 3, 1), ((7, 8), 3, 2), ((2, 9), 3, 3)],
+    ('hw_shape', 'kernel_size', 'dilation'), [((6, 9), 3, 1), ((7, 8), 3, 2), ((2, 9), 3, 3)]
 )
 def test_a_query_sees_the_nearest_places_of_its_residue(hw_shape, kernel_size, dilation):
     """Against a softmax over the whole map with all other places masked."""

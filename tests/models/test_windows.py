@@ -6,7 +6,7 @@ from conftest import doubles, make_attention
 from test_backbones import build, small
 
 from mmlaplace.models import PolaFormerSwin, WindowAttention
-from mmlaplace.models.layers import join_windows, shifted_window_mask, split_windows
+from mmlaplace.models.layers import join_windows, split_windows
 
 
 def attention(hw_shape=(12, 12), **options):
@@ -52,19 +52,6 @@ def test_windows_are_those_of_swin(hw_shape, shifted):
     )
     x = doubles(2, hw_shape[0] * hw_shape[1], 16)
     torch.testing.assert_close(ours(x, hw_shape), theirs(x, hw_shape), atol=1e-10, rtol=1e-10)
-
-
-@pytest.mark.parametrize('hw_shape', [(14, 14), (10, 15), (9, 16)])
-def test_tokens_see_each_other_where_the_regions_of_swin_are_one(hw_shape):
-    # Swin numbers nine regions of the padded map, which shifted windows must not mix.
-    region = torch.zeros([-(-size // 7) * 7 for size in hw_shape])
-    parts = slice(0, -7), slice(-7, -3), slice(-3, None)
-    for i, rows in enumerate(parts):
-        for j, columns in enumerate(parts):
-            region[rows, columns] = 3 * i + j
-    tiles = region.unflatten(0, (-1, 7)).unflatten(2, (-1, 7)).transpose(1, 2).reshape(-1, 49)
-    mask = shifted_window_mask(hw_shape, 7, 3, region.device)
-    assert torch.equal(mask, tiles[:, :, None] == tiles[:, None])
 
 
 @pytest.mark.parametrize('window_size', [1, 4, 7, 56])

@@ -89,16 +89,10 @@ def test_the_library_of_this_torch_is_chosen(tmp_path):
     assert _native.load_library(tmp_path) is None
 
 
-@pytest.mark.parametrize(
-    ('info', 'served'),
-    [
-        (
-            {'torch_from': '2.10'},
-            {'2.9.1': False, '2.10.0': True, '2.14.1+cpu': True, '3.0.0': True},
-        ),
-        ({'torch': '2.1'}, {'2.1.2+cpu': True, '2.10.0': False, '2.11.0': False}),
-    ],
-)
+@pytest.mark.parametrize(('info', 'served'), [
+    ({'torch_from': '2.10'}, {'2.9.1': False, '2.10.0': True, '2.14.1+cpu': True, '3.0.0': True}),
+    ({'torch': '2.1'}, {'2.1.2+cpu': True, '2.10.0': False, '2.11.0': False}),
+])  # fmt: skip
 def test_a_library_of_the_stable_abi_serves_later_versions_of_torch_too(info, served):
     assert {version: _native.serves(info, version) for version in served} == served
 

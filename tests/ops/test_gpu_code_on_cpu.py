@@ -106,15 +106,10 @@ def test_attention_for_gpus_has_the_values_and_gradients_of_the_reference(ops, c
         assert_near(got, right, dtype, name)
 
 
-@pytest.mark.parametrize(
-    ('sizes', 'whitening'),
-    [
-        ((1, 1, 5, 5, 3, 4), 1e-30),  # whose power -3/2 is infinite in fp32
-        ((0, 2, 5, 5, 3, 4), 1e-2),
-        ((1, 2, 0, 5, 3, 4), 1e-2),
-        ((1, 2, 5, 5, 0, 4), 1e-2),
-    ],
-)
+@pytest.mark.parametrize(('sizes', 'whitening'), [
+    ((1, 1, 5, 5, 3, 4), 1e-30),  # whose power -3/2 is infinite in fp32
+    ((0, 2, 5, 5, 3, 4), 1e-2), ((1, 2, 0, 5, 3, 4), 1e-2), ((1, 2, 5, 5, 0, 4), 1e-2),
+])  # fmt: skip
 def test_empty_inputs_and_a_tiny_whitening_leave_no_nan(ops, sizes, whitening):
     ops.set_shared_memory(PLENTY)
     inputs, _ = attention_inputs(sizes, 0, torch.float32)

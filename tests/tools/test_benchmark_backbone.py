@@ -72,14 +72,10 @@ def test_every_backbone_of_ours_with_an_arch_is_a_contender():
         assert type(model) is cls and model.out_indices == (model.num_stages - 1,)
 
 
-@pytest.mark.parametrize(
-    'name',
-    [
-        'mmpretrain:SwinTransformer-tiny',
-        'mmdet:PyramidVisionTransformerV2-b0',
-        'mmseg:MixVisionTransformer',
-    ],
-)
+@pytest.mark.parametrize('name', [
+    'mmpretrain:SwinTransformer-tiny', 'mmdet:PyramidVisionTransformerV2-b0',
+    'mmseg:MixVisionTransformer',
+])  # fmt: skip
 def test_the_backbones_of_a_toolbox_are_its_own(name):
     toolbox = name.partition(':')[0]
     pytest.importorskip(toolbox)
@@ -90,15 +86,12 @@ def test_the_backbones_of_a_toolbox_are_its_own(name):
         assert model(torch.randn(1, 3, 224, 224))[-1].shape[0] == 1  # Swin takes no less
 
 
-@pytest.mark.parametrize(
-    ('words', 'message'),
-    [
-        (['laplacianformer-tyni'], 'Similar names are .*laplacianformer-tiny.*--list'),
-        # mmpretrain's registry finds our Swin, as the root is its parent.
-        (['mmpretrain:Swin-tiny'], 'no such backbone'),
-        (['--sizes', '224x'], "'224x': give SIDExBATCH"),
-    ],
-)
+@pytest.mark.parametrize(('words', 'message'), [
+    (['laplacianformer-tyni'], 'Similar names are .*laplacianformer-tiny.*--list'),
+    # mmpretrain's registry finds our Swin, as the root is its parent.
+    (['mmpretrain:Swin-tiny'], 'no such backbone'),
+    (['--sizes', '224x'], "'224x': give SIDExBATCH"),
+])  # fmt: skip
 def test_a_mistyped_word_stops_the_tool_before_it_measures(words, message, run, capsys):
     with pytest.raises(SystemExit, match='2'):
         run(MICRO, *words)

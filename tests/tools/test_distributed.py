@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from conftest import CLASSIFICATION, ROOT
 from mmengine.config import Config
-from processes import environment, run, signal_all, start_machines, wait_until
+from processes import run, signal_all, start_machines, wait_until
 
 pytestmark = pytest.mark.training
 MINI = CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py'
@@ -83,21 +82,6 @@ def one(mini_data, folder) -> Path:
 def test_two_processes_have_the_losses_of_one(one, mini_data, folder):
     train(config(mini_data, folder, 'two', 8), processes=2)
     assert_same_losses(one, folder / 'two')
-
-
-@pytest.mark.thorough
-def test_a_killed_run_resumes_to_the_same_weights(one, mini_data, folder):
-    path, work_dir = config(mini_data, folder, 'killed', 16), folder / 'killed'
-    process = subprocess.Popen(
-        [sys.executable, str(TRAIN), str(path)], env=environment(),
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
-    wait_until((work_dir / 'last_checkpoint').is_file, [process])  # in the second epoch, then
-    process.kill()
-    process.wait()
-    assert not (work_dir / 'epoch_3.pth').exists()
-    train(path, '--resume')
-    assert_same_weights(one, work_dir)
 
 
 @pytest.mark.thorough

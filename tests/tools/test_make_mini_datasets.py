@@ -78,19 +78,6 @@ def test_no_handwriting_is_in_training_and_validation():
     assert not {g.tobytes() for g in train.glyphs} & {g.tobytes() for g in val.glyphs}
 
 
-def test_classification_has_ten_classes_and_no_shared_image(mini_data):
-    pixels = {}
-    for split in ('train', 'val'):
-        folders = sorted((mini_data / 'classification' / split).iterdir())
-        assert [folder.name for folder in folders] == [str(digit) for digit in range(10)]
-        counts = [len(list(folder.iterdir())) for folder in folders]
-        assert min(counts) > 0.5 * max(counts)  # the split is random over all digits
-        files = [path for folder in folders for path in folder.iterdir()]
-        pixels[split] = {path.read_bytes() for path in files}
-        assert Image.open(files[0]).size == (48, 48)
-    assert not pixels['train'] & pixels['val']
-
-
 def test_detection_boxes_fit_their_masks_and_images(mini_data):
     coco_module = pytest.importorskip('pycocotools.coco')
     root = mini_data / 'detection'

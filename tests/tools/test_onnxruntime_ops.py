@@ -97,14 +97,10 @@ def as_tokens(inputs):
 
 
 @pytest.mark.build
-@pytest.mark.parametrize(
-    ('kernel', 'whitening', 'adjacent', 'rotary'),
-    [
-        ('laplacian', 1e-5, False, True),
-        ('laplacian', -1.0, True, True),
-        ('gaussian', 1e-5, False, False),
-    ],
-)
+@pytest.mark.parametrize(('kernel', 'whitening', 'adjacent', 'rotary'), [
+    ('laplacian', 1e-5, False, True), ('laplacian', -1.0, True, True),
+    ('gaussian', 1e-5, False, False),
+])  # fmt: skip
 def test_the_attention_is_that_of_the_reference_at_any_size(
     kernel, whitening, adjacent, rotary, session
 ):

@@ -46,14 +46,11 @@ def test_shell_scripts_parse_stop_at_errors_and_have_an_example(tool):
         assert f'bash {tool.relative_to(ROOT)}' in result.stdout
 
 
-@pytest.mark.parametrize(
-    ('command', 'message'),
-    [
-        *((f'{name}.sh', f'{name}: name a') for name in ('dist_train', 'dist_test', 'slurm_train')),
-        ('quickstart.sh --task tracking', "no task 'tracking'; there are: classification detec"),
-        ('setup_env.sh --set nightly', "no package set 'nightly'"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(('command', 'message'), [
+    *((f'{name}.sh', f'{name}: name a') for name in ('dist_train', 'dist_test', 'slurm_train')),
+    ('quickstart.sh --task tracking', "no task 'tracking'; there are: classification detec"),
+    ('setup_env.sh --set nightly', "no package set 'nightly'"),
+])  # fmt: skip
 def test_a_wrong_call_of_a_shell_script_says_what_there_is(command, message):
     name, *arguments = command.split()
     result = run('bash', ROOT / 'tools' / name, *arguments)
@@ -61,14 +58,11 @@ def test_a_wrong_call_of_a_shell_script_says_what_there_is(command, message):
 
 
 @pytest.mark.parametrize('name', ['train.py', 'test.py'])
-@pytest.mark.parametrize(
-    ('text', 'message'),
-    [
-        (None, 'there is no config .*config.py; check the path'),
-        ('model = dict()', 'config.py has no default_scope'),
-        ("default_scope = 'mmother'", 'needs mmother, which is not installed'),
-    ],
-)
+@pytest.mark.parametrize(('text', 'message'), [
+    (None, 'there is no config .*config.py; check the path'),
+    ('model = dict()', 'config.py has no default_scope'),
+    ("default_scope = 'mmother'", 'needs mmother, which is not installed'),
+])  # fmt: skip
 def test_train_and_test_say_what_is_missing(name, text, message, tmp_path, monkeypatch):
     config = tmp_path / 'config.py'
     if text:
