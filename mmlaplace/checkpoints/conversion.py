@@ -30,12 +30,13 @@ class Names:
         rows: For the start of a name of the authors, the start of the name here. A start that ends
             without a dot is a whole name. ``{i}`` and ``{j}`` are numbers, and in a name here
             ``{i-1}`` is one less. Of the starts that fit, the one with the most letters holds.
-            Names here are those in a backbone, or begin with ``head.``. Instead of a name, there
-            may be a pair of a name and a function that changes the tensor, a list of such pairs,
-            or None for a tensor that the models here do not have. Tensors with one new name are
-            concatenated in the order of the rows.
+            Names here are those in a backbone, or begin with ``neck.`` or ``head.``. Instead of a
+            name, there may be a pair of a name and a function that changes the tensor, a list of
+            such pairs, or None for a tensor that the models here do not have. Tensors with one new
+            name are concatenated in the order of the rows.
         marks: Names of tensors that every checkpoint with these names has, and no other kind.
             Default: ().
+        means: Starts of names here whose tensors are not concatenated, but averaged. Default: ().
 
     Examples:
         >>> import torch
@@ -45,8 +46,10 @@ class Names:
         ['backbone.stages.0.blocks.0.ffn.layers.0.weight']
     """
 
-    def __init__(self, rows: Rows, marks: Tuple[str, ...] = ()) -> None:
-        self.marks = marks
+    def __init__(
+        self, rows: Rows, marks: Tuple[str, ...] = (), means: Tuple[str, ...] = ()
+    ) -> None:
+        self.marks, self.means = marks, means
         longest_first = sorted(rows, key=lambda start: -len(NUMBER.sub('', start)))
         order = {start: row for row, start in enumerate(rows)}
         self._rows = [(_pattern(start), order[start], rows[start]) for start in longest_first]
@@ -71,6 +74,12 @@ class Names:
                 moves.append(Move(name, ours, row, change))
             return moves
         return None
+
+    def _joined(self, name: str, values: List[Tensor]) -> Tensor:
+        """One tensor of those with a new name."""
+        if not values[1:]:
+            return values[0].clone().contiguous()
+        return torch.stack(values).mean(0) if name.startswith(self.means) else torch.cat(values)
 
     def convert(
         self,
@@ -98,16 +107,14 @@ class Names:
         parts: Dict[str, List[Tensor]] = {}
         report = {name: 'dropped' for name in theirs}
         for move in sorted(moves, key=lambda move: move.row):  # the sort keeps the order of equals
-            ours = move.ours if move.ours.startswith('head.') else prefix + move.ours
+            outside = move.ours.startswith(('neck.', 'head.'))
+            ours = move.ours if outside else prefix + move.ours
             value = theirs[move.theirs]
             changed = value if move.change is None else move.change(value, image_size)
             parts.setdefault(ours, []).append(changed)
             first = report[move.theirs]
             report[move.theirs] = ours if first == 'dropped' else f'{first} and {ours}'
-        weights = {
-            name: (torch.cat(values) if values[1:] else values[0]).clone().contiguous()
-            for name, values in parts.items()
-        }
+        weights = {name: self._joined(name, values) for name, values in parts.items()}
         return Converted(weights, [(k, v, tuple(theirs[k].shape)) for k, v in report.items()])
 
 

@@ -207,8 +207,9 @@ def _may_differ(module: nn.Module, own: Iterable[str], theirs: Iterable[str]) ->
             inside = [name[len(prefix) :] for name in theirs if name.startswith(prefix)]
             names.update(prefix + name for name in part.other_outputs(inside))
     parts, their_parts = ({name.split('.')[0] for name in n} for n in (own, theirs))
-    if their_parts == {'backbone', 'head'} and 'backbone' in parts and 'head' not in parts:
-        names.update(name for name in own if not name.startswith('backbone.'))
+    classifier = their_parts - {'neck'} == {'backbone', 'head'}
+    if classifier and 'backbone' in parts and 'head' not in parts:
+        names.update(name for name in (*own, *theirs) if not name.startswith('backbone.'))
     return names
 
 

@@ -8,11 +8,12 @@ import torch
 from conftest import ROOT, quiet_init, run_script
 from mmengine.registry import MODELS
 
-from mmlaplace.checkpoints import Names
+from mmlaplace.checkpoints import Names, load_weights
 from mmlaplace.checkpoints.families import polaformer, soft
 from mmlaplace.checkpoints.families.agent import windows as agent_windows
 from mmlaplace.checkpoints.families.flatten import linear_windows
 from mmlaplace.checkpoints.families.inline import windows as inline_windows
+from mmlaplace.models import ConvPoolingNeck
 
 GOLDEN = Path(__file__).resolve().parent.parent / 'data/golden'
 # A Newton iteration that is unrolled and one whose gradient is implicit agree as far as it has
@@ -39,6 +40,7 @@ TINY_SWIN = dict(
 )
 FLATTEN = dict(type='FLattenAttention')
 AGENTS = (4, 4, 9, 4)
+GATED = dict(arch=dict(TINY, depths=(1, 1, 2, 1), ffn_ratios=(3.5,) * 4), out_norms=False)
 MODEL_CONFIGS = {
     'agent_deit_small': dict(
         type='ViT', patch_size=8, out_type='cls_token', img_size=64,
@@ -76,9 +78,11 @@ MODEL_CONFIGS = {
         type='Swin', arch=dict(TINY_SWIN, depths=(1, 1, 2, 1)), img_size=96,
         attn_cfg=inline_windows(24, 3, 1),
     ),
+    'mavit_small': dict(type='MAViT', **GATED),
     'pvt_small_cls': dict(
         type='PVT', with_cls_token=True, out_type='cls_token', arch=SOFT, img_size=64
     ),
+    'ravlt_small': dict(type='RAVLT', **GATED),
     'soft_model_small': dict(type='SOFT', out_type='cls_token', arch=SOFT),
     'pola_pvt_small': dict(type='PolaFormerPVT', arch=PVT),
     'pola_swin_small': dict(type='PolaFormerSwin', arch=SWIN),
@@ -144,6 +148,10 @@ def test_converted_file_gives_the_authors_logits(name, tmp_path):
     head = torch.load(tmp_path / 'ours.pth')['state_dict']
     images = golden['in:x'].float().requires_grad_()
     (features,) = backbone(images)
+    if any(key.startswith('neck.') for key in head):
+        neck = ConvPoolingNeck(features.shape[1], len(head['neck.norm.bias'])).eval()
+        load_weights(neck, tmp_path / 'ours.pth', prefix='neck')
+        (features,) = neck((features,))
     features = features if features.dim() == 2 else features.mean((2, 3))
     logits = features @ head['head.fc.weight'].float().T + head['head.fc.bias'].float()
     assert_close(logits, golden['out:logits'], FORWARD)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..conversion import Names
 from ..names import count_prefixes, first_names
-from . import agent, flatten, inline, polaformer, pvt, soft, swin, vit
+from . import agent, flatten, inline, polaformer, pvt, ravlt, soft, swin, vit
 from .family import Family
 
 __all__ = [
@@ -33,9 +33,10 @@ FAMILIES: Dict[str, Family] = {
     **flatten.FAMILIES,
     **agent.FAMILIES,
     **inline.FAMILIES,
+    **ravlt.FAMILIES,
 }
 BLOCK = re.compile(r'(?:.*\.)?stages\.(\d+)\.blocks\.(\d+)\.')
-PREFIX = 'backbone.'
+PREFIX, NECK = 'backbone.', 'neck.'
 
 
 def recognise(names: Collection[str]) -> Optional[Names]:
@@ -57,16 +58,19 @@ def describe(name: str) -> str:
 
 @cache
 def _state_of(name: str) -> Tuple[Dict[str, torch.Size], Set[str]]:
-    """Shapes in the backbone of a family, and the names whose shape depends on the image size."""
+    """Shapes in a family's backbone and neck, and the names whose shape follows the image size."""
+    neck = FAMILIES[name].neck
     with torch.device('meta'):
         backbone = MODELS.build(dict(FAMILIES[name].backbone, out_indices=-1))
+        behind = MODELS.build(neck).state_dict() if neck else {}
     resized = {
         f'{path}.{own}'
         for path, part in backbone.named_modules()
         if hasattr(part, 'resize_weight')
         for own, _ in part.named_parameters(recurse=False)
     }
-    return {key: value.shape for key, value in backbone.state_dict().items()}, resized
+    state = {**backbone.state_dict(), **{NECK + key: value for key, value in behind.items()}}
+    return {key: value.shape for key, value in state.items()}, resized
 
 
 def _depths_of(name: str) -> Tuple[int, ...]:
@@ -81,11 +85,16 @@ def unfit(name: str, weights: Mapping[str, Tensor], resize: bool = True) -> str:
 
     Args:
         name: Name of the family.
-        weights: By the names of mmlaplace, with those of the backbone after ``backbone.``.
+        weights: By the names of mmlaplace, with those of the backbone after ``backbone.``. If none
+            is of a neck, the family's neck does not count.
         resize: Whether tensors that depend on the image size may have another size. Default: True.
     """
     own, resized = _state_of(name)
-    given = {k[len(PREFIX) :]: v.shape for k, v in weights.items() if k.startswith(PREFIX)}
+    given = {
+        k.removeprefix(PREFIX): v.shape for k, v in weights.items() if k.startswith((PREFIX, NECK))
+    }
+    if not any(k.startswith(NECK) for k in given):
+        own = {key: shape for key, shape in own.items() if not key.startswith(NECK)}
     missing = [key for key in own if key not in given]
     unexpected = [key for key in given if key not in own]
     other = [

@@ -1,6 +1,6 @@
 """A family: names of parameters, a backbone, and the place of the weights."""
 
-from typing import Any, Dict, NamedTuple, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 from torch import Tensor
 
@@ -14,11 +14,13 @@ class Family(NamedTuple):
         names: Tables of names, as the authors and timm have them.
         backbone: Config of the backbone that the weights fit, with its ``type`` and ``arch``.
         weights: Where the weights are published, if their address is known.
+        neck: Config of the classifier's neck, if it has weights.
     """
 
     names: Tuple[Names, ...]
     backbone: Dict[str, Any]
     weights: str = ''
+    neck: Optional[Dict[str, Any]] = None
 
 
 HEAD: Rows = {'head.': 'head.fc.'}
@@ -64,3 +66,8 @@ def flat(value: Tensor, image_size: Tuple[int, int]) -> Tensor:
 def first(value: Tensor, image_size: Tuple[int, int]) -> Tensor:
     """Without a first axis of one."""
     return value.squeeze(0)
+
+
+def linear(value: Tensor, image_size: Tuple[int, int]) -> Tensor:
+    """The weight of a linear, of that of a 1 x 1 convolution. A bias stays as it is."""
+    return value.flatten(1) if value.dim() == 4 else value

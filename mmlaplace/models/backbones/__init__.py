@@ -14,12 +14,15 @@ from .families import (
     Swin,
     ViT,
 )
+from .ravlt import RAVLT, MAViT
 from .stage import Stage
 
 __all__ = [
     'PVT',
+    'RAVLT',
     'SOFT',
     'LaplacianFormer',
+    'MAViT',
     'PVTv2',
     'PolaFormerDeiT',
     'PolaFormerPVT',

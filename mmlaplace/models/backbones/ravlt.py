@@ -1,0 +1,124 @@
+"""RAVLT and MAViT, which share a pyramid with convolutions, gates and rotary positions."""
+
+from functools import partial
+from typing import Any, Collection, Dict, List, Optional, Sequence, Set, Tuple, Union
+
+from mmengine.registry import MODELS
+
+from ..layers import ConvPatchEmbed
+from .base import PyramidBackbone
+from .hosts import MICRO, STRIDES, arch
+from .stage import Stage
+
+_arch = partial(arch, ffn_ratios=(3.5,) * 4)
+
+
+def _stem(in_channels: int, embed_dims: int, **options: Any) -> ConvPatchEmbed:
+    """Four convolutions, of which the last has all channels, and the others half of them."""
+    return ConvPatchEmbed(in_channels, embed_dims, (2, 1, 1, 2), embed_dims // 2, **options)
+
+
+def gated_pyramid(
+    layer_scale: Union[float, Sequence[float]] = 1.0, stem_norm_cfg: Optional[dict] = None
+) -> List[Stage]:
+    """RAVLT: a convolutional stem, RALA in two stages, then softmax, all with a gate.
+
+    Args:
+        layer_scale: Value at the start of the scales of residual branches, or one value for each
+            stage. The authors take 1 in ``tiny`` and ``small``, (1, 1, 1e-6, 1e-6) in ``base`` and
+            1e-6 in ``large``. Default: 1.
+        stem_norm_cfg: Config of the norms after the convolutions that embed patches, in every
+            stage, such as ``dict(type='SyncBN')``. Default: ``dict(type='BN')``.
+
+    Raises:
+        ValueError: For another number of layer scales than stages.
+    """
+    scales = [layer_scale] * 4 if isinstance(layer_scale, (int, float)) else list(layer_scale)
+    if len(scales) != len(STRIDES):
+        raise ValueError(
+            f'layer_scale must be one number, or one for each of the {len(STRIDES)} stages, got '
+            f'{layer_scale!r}'
+        )
+    embed: Dict[str, Any] = dict(norm_cfg=stem_norm_cfg, act_cfg=dict(type='GELU'), last_act=False)
+    stem, down = partial(_stem, **embed), partial(ConvPatchEmbed, strides=(2,), **embed)
+    return [
+        Stage(
+            patches,
+            stride,
+            dict(type=kind),
+            frame=dict(gate=True, rope=True, rope_form='pairs', lepe_kernel=5),
+            embed_norm=False,
+            block=dict(
+                layer_scale=scale,
+                cpe_kernels=(3, 0),
+                ffn_cfg=dict(dwconv_kernel=3, dwconv_residual=True),
+            ),
+        )
+        for patches, stride, kind, scale in zip(
+            (stem, down, down, down),
+            STRIDES,
+            ('RALAAttention', 'RALAAttention', 'SoftmaxAttention', 'SoftmaxAttention'),
+            scales,
+        )
+    ]
+
+
+@MODELS.register_module()
+class RAVLT(PyramidBackbone):
+    """RAVLT: rank-augmented linear attention in two stages, then softmax attention in two.
+
+    The stem has four 3 x 3 convolutions, and each later stage begins with one of stride 2. Each has
+    BatchNorm. A block begins with a depthwise 3 x 3 convolution, whose output is added to the
+    tokens. The attentions have a gate, rotary positions, and a 5 x 5 convolution on V. The FFN has
+    a 3 x 3 convolution on its hidden channels, which is a residual. Both branches have layer scale.
+
+    Returned maps have a LayerNorm, as in the authors' detectors. The authors' classifiers have none
+    there: ``out_norms=False``, and ``ConvPoolingNeck`` as the neck. A checkpoint of such a
+    classifier loads with and without these norms, which keep their values then.
+
+    Arguments are those of :class:`PyramidBackbone` and of the host
+    :func:`~mmlaplace.models.backbones.ravlt.gated_pyramid`.
+
+    Source: RALA (arXiv 2411.07635).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import RAVLT
+        >>> maps = RAVLT(arch='micro')(torch.randn(1, 3, 64, 96))
+        >>> [tuple(x.shape) for x in maps]
+        [(1, 32, 16, 24), (1, 64, 8, 12), (1, 96, 4, 6), (1, 128, 2, 3)]
+    """
+
+    host = staticmethod(gated_pyramid)
+    arch_zoo = {
+        'micro': MICRO,
+        'tiny': _arch((64, 128, 256, 512), (2, 2, 6, 2), (1, 2, 4, 8)),
+        'small': _arch((64, 128, 320, 512), (3, 5, 9, 3), (1, 2, 5, 8)),
+        'base': _arch((96, 192, 384, 512), (4, 6, 12, 6), (1, 2, 6, 8)),
+        'large': _arch((96, 192, 448, 640), (4, 7, 19, 8), (1, 2, 7, 10)),
+    }
+
+    def other_outputs(self, names: Collection[str]) -> Set[str]:
+        """As in :class:`PyramidBackbone`, and all norms of maps if the checkpoint has none."""
+        other = super().other_outputs(names)
+        norms: Tuple[str, ...] = tuple(f'norm{i}.' for i in range(self.num_stages))
+        if not any(name.startswith(norms) for name in names):
+            other |= {name for name in self.state_dict() if name.startswith(norms)}
+        return other
+
+
+@MODELS.register_module()
+class MAViT(RAVLT):
+    """MAViT: :class:`RAVLT` with magnitude-aware linear attention in its first two stages.
+
+    Source: MALA (arXiv 2507.00698).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import MAViT
+        >>> backbone = MAViT(arch='micro', out_indices=-1)
+        >>> backbone(torch.randn(1, 3, 64, 96))[0].shape
+        torch.Size([1, 128, 2, 3])
+    """
+
+    default_attn_cfg = [dict(type='MALAAttention')] * 2 + [None] * 2
