@@ -57,6 +57,7 @@ def _seed():
 LONG = ('sanitizer', 'build', 'training', 'docs', 'wheel')
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items):
     cases = collections.Counter()
     for item in items:
@@ -137,6 +138,24 @@ def noise_images():
             for number in range(2):
                 pixels = noise.integers(0, 255, (side, side, 3), np.uint8)
                 Image.fromarray(pixels).save(folder / f'{label:02d}/{number}.png')
+
+    return write
+
+
+@pytest.fixture
+def fashion_files():
+    """Write the files of a Fashion-MNIST that has 40 images of noise in either part."""
+
+    def write(folder: Path) -> Path:
+        folder.mkdir(parents=True)
+        noise = np.random.default_rng(0)
+        for part in ('train', 't10k'):
+            images = noise.integers(0, 255, (40, 28, 28), np.uint8)
+            for kind, array in (('images', images), ('labels', np.arange(40, dtype=np.uint8) % 10)):
+                head = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, '>i4').tobytes()
+                path = folder / f'{part}-{kind}-idx{array.ndim}-ubyte'
+                path.write_bytes(head + array.tobytes())
+        return folder
 
     return write
 

@@ -65,6 +65,40 @@ def accuracy_table(results: List[dict]) -> str:
     return markdown(['attention', *columns, 'K params', 'M MACs', 's a run'], rows)
 
 
+def differences(results: List[dict], base: str = 'SoftmaxAttention') -> Dict[str, List[float]]:
+    """By attention, the differences of its top-1 from that of ``base``, one for each shared seed.
+
+    Attentions that share fewer than two seeds with ``base`` are left out.
+    """
+    found = by_attention(results)
+    top1 = {
+        name: {run['settings']['seed']: next(iter(run['top1'].values())) for run in runs}
+        for name, runs in found.items()
+    }
+    own = top1.get(base, {})
+    pairs = {name: [one[seed] - own[seed] for seed in one if seed in own]
+             for name, one in top1.items() if name != base}  # fmt: skip
+    return {name: values for name, values in pairs.items() if len(values) > 1}
+
+
+def half_width(values: List[float]) -> float:
+    """Half the width of the 95 % interval of a mean, by Student's t."""
+    from scipy.special import stdtrit
+
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    return float(stdtrit(len(values) - 1, 0.975)) * error
+
+
+def difference_table(results: List[dict]) -> str:
+    """A table of the differences from softmax, the largest first. It is empty without any."""
+    rows = [
+        [short(name), f'{statistics.mean(one):+.2f}', f'± {half_width(one):.2f}', str(len(one))]
+        for name, one in differences(results).items()
+    ]
+    header = ['attention', 'difference from softmax', '95 % interval', 'seeds']
+    return markdown(header, rows) if rows else ''
+
+
 def terms_ratio(run: dict) -> str:
     """Range over the blocks of the size of the attention's term relative to the local branch's."""
     ratios = [term['mixed'] / term['local'] for term in run['terms'] if term.get('local', 0) > 0]
@@ -122,6 +156,8 @@ def sections(content: dict) -> Iterator[Tuple[str, str]]:
     """The title and the Markdown of each table."""
     for key, results in groups(content['results']).items():
         yield f'top-1 in %, mean ± s (seeds): {key}', accuracy_table(results)
+        if table := difference_table(results):
+            yield f'points of top-1 beside softmax, seeds paired: {key}', table
         stages = sorted({m['stage'] for result in results for m in result['matrices']})
         if stages:
             title = f'matrices of stage {stages[0]}, first seed: {key}'

@@ -39,11 +39,15 @@ class Study(NamedTuple):
         columns: For each column of the table, the data set and its folder to test on. The test
             follows the phase with this data set.
         flip: Whether training images are mirrored at random.
+        batch_size: Images in a step. Default: 32.
+        dataset: Class of the data sets in mmpretrain. Default: folders of images.
     """
 
     phases: Tuple[Phase, ...]
     columns: Dict[str, Tuple[str, str]]
     flip: bool
+    batch_size: int = 32
+    dataset: str = 'CustomDataset'
 
 
 STUDIES = {
@@ -66,6 +70,13 @@ STUDIES = {
             'crowds, 96² (2×)': ('crowds', 'val_96'),
         },
         flip=False,
+    ),
+    'fashion': Study(
+        (Phase('fashion', 28, 10, 9, 2e-3),),
+        {'28²': ('fashion', 'test')},
+        flip=True,
+        batch_size=128,
+        dataset='FashionMNIST',
     ),
 }
 
@@ -139,26 +150,34 @@ def backbone_cfg(host: str, attn_cfg: dict, side: int) -> dict:
     return dict(backbone, img_size=side, out_indices=-1, attn_cfg=give(attn_cfg))
 
 
-def phase_cfg(host: str, attn_cfg: dict, phase: Phase, flip: bool, data_root: Path) -> Config:
+def phase_cfg(host: str, attn_cfg: dict, phase: Phase, study: Study, data_root: Path) -> Config:
     """The config of one training.
 
     Args:
         host: A key of ``HOSTS``.
         attn_cfg: Config of the attention.
         phase: Data set, image size, epochs and learning rate.
-        flip: Whether training images are mirrored at random.
+        study: The study, for what its trainings share.
         data_root: Folder with the mini data sets.
     """
     cfg = Config.fromfile(BASE)
     cfg.model.backbone = backbone_cfg(host, attn_cfg, phase.side)
     cfg.model.head.update(in_channels=HOSTS[host][1], num_classes=phase.classes)
-    for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
-        loader.dataset.data_root = str(data_root / phase.data)
-        loader.update(num_workers=0, persistent_workers=False)  # parallel runs share the cores
     load, crop, pack = cfg.train_dataloader.dataset.pipeline
     crop.crop_size = phase.side
-    flips = [dict(type='RandomFlip', prob=0.5)] if flip else []
+    flips = [dict(type='RandomFlip', prob=0.5)] if study.flip else []
     cfg.train_dataloader.dataset.pipeline = [load, crop, *flips, pack]
+    cfg.train_dataloader.batch_size = study.batch_size
+    for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
+        if study.dataset == 'FashionMNIST':
+            # Grey images that need not be loaded. The model's normalisation repeats them for RGB.
+            loader.dataset = dict(
+                type=study.dataset, test_mode=loader is not cfg.train_dataloader, download=False,
+                pipeline=loader.dataset.pipeline[1:],
+                split='train' if loader is cfg.train_dataloader else 'test',
+            )  # fmt: skip
+        loader.dataset.data_root = str(data_root / phase.data)
+        loader.update(num_workers=0, persistent_workers=False)  # parallel runs share the cores
     cfg.optim_wrapper.optimizer.lr = phase.lr
     if digit_version(TORCH_VERSION) >= digit_version('2.4'):  # it saves a tenth of a step's time
         cfg.optim_wrapper.optimizer.fused = True

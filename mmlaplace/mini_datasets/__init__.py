@@ -1,1 +1,1 @@
-"""Small data sets of the images in scikit-image and scikit-learn, made without a download."""
+"""Small data sets of the images in scikit-image and scikit-learn, and Fashion-MNIST."""

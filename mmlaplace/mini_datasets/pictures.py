@@ -7,12 +7,13 @@ part of each photograph.
 import json
 import shutil
 from pathlib import Path
-from typing import Dict, Iterator, List, NamedTuple, Tuple
+from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
 from PIL import Image
 from rich.progress import track
 
+from .fashion import make_fashion, sheet_fashion
 from .sheets import (
     CLASSES,
     SPLITS,
@@ -291,12 +292,13 @@ def make_segmentation(out: Path, seed: int) -> None:
             Image.fromarray(labels).save(path)
 
 
-MAKERS = {
+MAKERS: Dict[str, Tuple[Callable[..., None], Callable[[Path], None]]] = {
     'classification': (make_classification, sheet_classification),
     'crowds': (make_crowds, sheet_classification),
     'textures': (make_textures, sheet_textures),
     'detection': (make_detection, sheet_detection),
     'segmentation': (make_segmentation, sheet_segmentation),
+    'fashion': (make_fashion, sheet_fashion),
 }
 
 
@@ -305,11 +307,18 @@ def settings(seed: int) -> Dict[str, int]:
     return dict(seed=seed, version=VERSION)
 
 
-def fill(folder: Path, task: str, seed: int) -> None:
-    """Make a data set in a folder. First, folders of an interrupted earlier run are removed."""
+def fill(folder: Path, task: str, seed: int, **options: Any) -> None:
+    """Make a data set in a folder. First, folders of an interrupted earlier run are removed.
+
+    Args:
+        folder: Folder of the data set.
+        task: A key of ``MAKERS``.
+        seed: Seed of the images.
+        **options: Further arguments of the data set's ``make_*``.
+    """
     for left in folder.iterdir():
         if left.is_dir():
             shutil.rmtree(left)
     make, draw_sheet = MAKERS[task]
-    make(folder, seed)
+    make(folder, seed, **options)
     draw_sheet(folder)

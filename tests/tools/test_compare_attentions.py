@@ -116,6 +116,36 @@ def test_tables_have_means_all_seeds_and_what_is_missing(tmp_path):
     assert len(pictures) == 3 and all(min(Image.open(path).size) > 100 for path in pictures)
 
 
+def test_differences_are_of_pairs_of_seeds():
+    results = [made_up('SoftmaxAttention', seed, 50.0 + seed) for seed in (0, 1, 2, 7)]
+    results += [made_up('XCAttention', seed, 52.0 + 2 * seed) for seed in (0, 1, 2, 3)]
+    results.append(made_up('PolaAttention', 0, 60.0))  # a single pair has no interval
+    assert attention_report.differences(results) == {'XCAttention': [2.0, 3.0, 4.0]}
+    # Student's t for 97.5 % and two degrees of freedom is 4.303.
+    assert attention_report.half_width([2.0, 3.0, 4.0]) == pytest.approx(4.303 / 3**0.5, rel=1e-3)
+    assert '| XC | +3.00 | ± 2.48 | 3 |' in attention_report.difference_table(results)
+
+
+@pytest.mark.training
+def test_fashion_is_a_study(fashion_files, tmp_path):
+    fashion_files(tmp_path / 'data/fashion')
+    cfg = attention_study.phase_cfg(
+        'vit', dict(type='LinearAttention'), attention_study.STUDIES['fashion'].phases[0],
+        attention_study.STUDIES['fashion'], tmp_path / 'data',
+    )  # fmt: skip
+    parts = [
+        (d.dataset.split, d.dataset.test_mode) for d in (cfg.train_dataloader, cfg.test_dataloader)
+    ]
+    assert parts == [('train', False), ('test', True)]
+    result = run_script(
+        ROOT / 'tools/analysis_tools/attention_training.py', 'LinearAttention',
+        '--study', 'fashion', '--epochs', 2, '--data-root', tmp_path / 'data', '--work-dir', tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    found = json.loads((tmp_path / 'result.json').read_text())
+    assert list(found['top1']) == ['28²'] and len(found['matrices']) > 0
+
+
 def compare(data, work_dir, *options):
     tool = ROOT / 'tools/analysis_tools/compare_attentions.py'
     return run_script(tool, '--data-root', data, '--work-dir', work_dir, '--epochs', 2, *options)

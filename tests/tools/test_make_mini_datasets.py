@@ -1,5 +1,7 @@
 """The mini data sets hold what their labels say, and are the same every time."""
 
+import gzip
+import hashlib
 import sys
 from functools import partial
 from unittest import mock
@@ -9,7 +11,7 @@ import pytest
 from conftest import ROOT, load_tool, run_script
 from PIL import Image
 
-from mmlaplace.mini_datasets import pictures
+from mmlaplace.mini_datasets import fashion, pictures
 
 make = partial(run_script, ROOT / 'tools/dataset_converters/make_mini_datasets.py')
 
@@ -115,3 +117,27 @@ def test_segmentation_labels_are_where_the_digits_are(mini_data):
             seen |= set(np.unique(labels).tolist())
             assert gray[labels > 1].mean() > 1.5 * gray[labels == 1].mean()
     assert seen == set(range(12))
+
+
+def test_fashion_is_taken_packed_or_not_and_what_is_missing_or_broken_is_named(
+    fashion_files, tmp_path, monkeypatch
+):
+    source = fashion_files(tmp_path / 'source')
+    digests = {n: hashlib.sha256((source / n).read_bytes()).hexdigest() for n in fashion.DIGESTS}
+    monkeypatch.setattr(fashion, 'DIGESTS', digests)
+    options = ('--tasks', 'fashion', '--fashion-files', source, '--out', tmp_path)
+    packed = source / f'{fashion.TEST_IMAGES}.gz'
+    content = (source / fashion.TEST_IMAGES).read_bytes()
+    (source / fashion.TEST_IMAGES).unlink()
+    result = make(*options)
+    assert result.returncode and 'apt-get install dataset-fashion-mnist' in result.stderr
+    for wrong, said in ((gzip.compress(content)[:-9], 'cannot be unpacked'),
+                        (gzip.compress(content + b'0'), 'has the SHA-256')):  # fmt: skip
+        packed.write_bytes(wrong)
+        result = make(*options)
+        assert result.returncode and said in result.stderr and 'get it again' in result.stderr
+    packed.write_bytes(gzip.compress(content))
+    assert make(*options).returncode == 0
+    images, labels = fashion.read_part(tmp_path / 'fashion', 't10k')
+    assert images.shape == (40, 28, 28) and labels.tolist() == [*range(10)] * 4
+    assert (tmp_path / 'fashion/contact_sheet.png').is_file()

@@ -33,6 +33,7 @@ from mmlaplace.comparison.attention_study import (
     phase_cfg,
     settings_of,
 )
+from mmlaplace.mini_datasets import fashion
 from mmlaplace.model_zoo import build_model
 
 
@@ -53,7 +54,7 @@ def train_and_test(
     """Top-1 by column, and the last config and checkpoint."""
     top1, checkpoint = {}, None
     for phase in study.phases:
-        cfg = phase_cfg(host, attn_cfg, phase, study.flip, data_root)
+        cfg = phase_cfg(host, attn_cfg, phase, study, data_root)
         cfg.randomness = dict(seed=seed)
         cfg.load_from = checkpoint
         cfg.experiment_name = phase.data
@@ -63,7 +64,8 @@ def train_and_test(
                 tested = Config(cfg.to_dict())
                 tested.update(load_from=checkpoint, resume=False)
                 tested.work_dir = str(work_dir / phase.data / folder)
-                tested.test_dataloader.dataset.data_prefix = folder
+                if study.dataset == 'CustomDataset':
+                    tested.test_dataloader.dataset.data_prefix = folder
                 tested.experiment_name = f'{phase.data}_{folder}'
                 top1[column] = Runner.from_cfg(tested).test()['accuracy/top1']
     return top1, cfg, checkpoint
@@ -71,8 +73,13 @@ def train_and_test(
 
 def held_out_images(folder: Path, side: int, count: int) -> List[torch.Tensor]:
     """The first image of each of the first classes, normalised."""
-    labels = sorted(path for path in folder.iterdir() if path.is_dir())[:count]
-    return [normalized(Image.open(sorted(label.iterdir())[0]), (side, side)) for label in labels]
+    if (folder.parent / fashion.TEST_IMAGES).is_file():
+        images, labels = fashion.read_part(folder.parent, 't10k')
+        photos = [Image.fromarray(images[labels == label][0]) for label in range(count)]
+    else:
+        folders = sorted(path for path in folder.iterdir() if path.is_dir())[:count]
+        photos = [Image.open(sorted(one.iterdir())[0]) for one in folders]
+    return [normalized(photo, (side, side)) for photo in photos]
 
 
 def look_into(cfg: Config, checkpoint: str, phase: Phase, data_root: Path) -> dict:

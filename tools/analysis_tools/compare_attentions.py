@@ -8,6 +8,7 @@ training continues from its last epoch.
 
   textures   patches of fifteen photographs; the class is the photograph (the default)
   digits     digits on photographs, then crowds of digits of one class
+  fashion    Fashion-MNIST, whose seeds differ least
 
 It writes results.json, tables.md and plots into the work directory. All attentions take hours on
 two cores.
@@ -18,6 +19,7 @@ Examples:
   python tools/analysis_tools/compare_attentions.py --attentions LaplacianAttention XCAttention
   python tools/analysis_tools/compare_attentions.py --hosts vit swin --seeds 0 --no-cost
   python tools/analysis_tools/compare_attentions.py --no-local-branch --seeds 0 --no-cost
+  python tools/analysis_tools/compare_attentions.py --study fashion --no-cost --jobs 1
   # continue from the runs of docs/attention_comparison.md
   python tools/analysis_tools/compare_attentions.py --known docs/logs/compare_attentions.json
 """

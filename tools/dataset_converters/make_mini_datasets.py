@@ -1,4 +1,4 @@
-"""Make small data sets of real images, without a download.
+"""Make small data sets of real images. All but one need no download.
 
 Bright handwritten digits (scikit-learn) stand on dimmed photographs (scikit-image). The held-out
 images show other digits on other parts of the photographs than the training images.
@@ -14,6 +14,9 @@ images show other digits on other parts of the photographs than the training ima
   detection       COCO layout: annotations/{train,val}.json with boxes and masks, {train,val}/*.png
   segmentation    ADE20K layout: {images,annotations}/{training,validation}; label 0 is ignored (the
                   digits' soft edges), 1 is background, 2 to 11 are the digits
+  fashion         Fashion-MNIST as mmpretrain reads it: 60,000 and 10,000 grey images of clothes,
+                  28 x 28 pixels (only on demand: for comparing attentions). Its four files are
+                  those of the Debian package dataset-fashion-mnist, or of --fashion-files
 
 Each data set has a contact sheet, contact_sheet.png, to check its labels by eye.
 
@@ -21,6 +24,7 @@ Example:
   python tools/dataset_converters/make_mini_datasets.py      # the three tasks, into data/mini
   python tools/dataset_converters/make_mini_datasets.py --tasks classification --seed 1 \\
       --out /tmp/mini
+  python tools/dataset_converters/make_mini_datasets.py --tasks fashion
 """
 
 from functools import partial
@@ -28,7 +32,7 @@ from pathlib import Path
 
 from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.lra.storage import make_folder
-from mmlaplace.mini_datasets import pictures
+from mmlaplace.mini_datasets import fashion, pictures
 
 
 def main() -> None:
@@ -37,16 +41,19 @@ def main() -> None:
     parser.add_argument('--tasks', nargs='+', choices=list(pictures.MAKERS), default=tasks)
     parser.add_argument('--out', type=Path, default=Path('data/mini'), help='default: %(default)s')
     parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
+    parser.add_argument('--fashion-files', type=Path, default=fashion.PACKAGE, metavar='FOLDER',
+                        help='with the files of Fashion-MNIST; default: %(default)s')  # fmt: skip
     parser.add_argument('--force', action='store_true', help='replace data made otherwise')
     args = parser.parse_args()
     if args.seed < 0:
         parser.error(f'--seed must be at least 0, got {args.seed}')
     for task in args.tasks:
         folder = args.out / task
-        make = partial(pictures.fill, task=task, seed=args.seed)
+        options = dict(source=args.fashion_files) if task == 'fashion' else {}
+        make = partial(pictures.fill, task=task, seed=args.seed, **options)
         try:
             made = make_folder(folder, pictures.settings(args.seed), args.force, make)
-        except FileExistsError as error:
+        except (FileExistsError, FileNotFoundError, ValueError) as error:
             parser.error(str(error))
         if made:
             print(f'wrote {folder}; look at {folder / "contact_sheet.png"}')
