@@ -2,9 +2,10 @@
 
 A config runs as it is written: its model, pipelines, augmentation, optimiser, hooks and evaluators.
 The dry run changes the data (a few images in the layouts of ImageNet, COCO, ADE20K and Cityscapes),
-the number of iterations and the batch (two images). It loads images without worker processes. A
-strategy for several GPUs (FSDP, DeepSpeed) is left out, and the table says so. Each config has a
-process of its own. A config that has passed is not repeated until it changes.
+the number of iterations and the batch (two images). It downloads no weights, and loads images
+without worker processes. A strategy for several GPUs (FSDP, DeepSpeed) is left out, and the table
+says so. Each config has a process of its own. A config that has passed is not repeated until it
+changes.
 
 Examples:
   python tools/dry_run.py configs/detection/soft/retinanet_softpp-tiny_fpn_1x_coco.py
@@ -72,6 +73,9 @@ def shorten(cfg: Config, data: Path, work_dir: Path) -> Config:
         loader.batch_size = min(loader.batch_size, BATCH_SIZE)
         for unusual in ('prefetch_factor', 'pin_memory'):
             loader.pop(unusual, None)
+    init_cfg = cfg.model.backbone.get('init_cfg')
+    if isinstance(init_cfg, dict) and str(init_cfg.get('checkpoint')).startswith('http'):
+        cfg.model.backbone.init_cfg = None
     if cfg.model.get('test_cfg'):
         cfg.model.test_cfg = without_thresholds(cfg.model.test_cfg.to_dict())
     # A strategy needs GPUs. The Runner knows none, so only what goes with one alone is changed.

@@ -2,7 +2,9 @@
 
 import copy
 import functools
+import gzip
 import itertools
+import json
 import operator
 import re
 
@@ -20,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmlaplace.analysis.complexity import count_complexity
 from mmlaplace.checkpoints import FAMILIES
+from mmlaplace.checkpoints.families import recognise
 from mmlaplace.models.attentions.soft import SOFTAttention
 
 CONFIGS = ROOT / 'configs'
@@ -36,7 +39,8 @@ BACKBONES = {  # by what stands in front of the size in the name of a config
     'polaformer-pvtv2': 'PolaFormerPVTv2', 'polaformer-swin': 'PolaFormerSwin',
     'polaformer-deit': 'PolaFormerDeiT', 'soft': 'SOFT', 'softpp-vit': 'ViT',
     'softpp': 'SOFTPlusPlus', 'pvt': 'PVT', 'pvtv2': 'PVTv2', 'swin': 'Swin', 'deit': 'ViT',
-    'inline-swin': 'Swin', 'agent-deit': 'ViT', 'agent-pvt': 'PVT', 'agent-swin': 'Swin',
+    'inline-deit': 'ViT', 'inline-pvt': 'PVT', 'inline-swin': 'Swin',
+    'agent-deit': 'ViT', 'agent-pvt': 'PVT', 'agent-swin': 'Swin',
     'flatten-pvt': 'PVT', 'flatten-pvtv2': 'PVTv2', 'flatten-swin': 'Swin',
 }  # fmt: skip
 # What is in a paper's figures, and how near ours must come. Parameters of layers are weights and
@@ -81,7 +85,9 @@ def build_model(path, most_blocks=2) -> torch.nn.Module:
     """The model of a config, without memory, and with two blocks a stage: one may be shifted."""
     cfg = load(path)
     backbone = cfg.model.backbone
-    arch = MODELS.get(backbone.type).arch_zoo[backbone.arch]
+    arch = backbone.arch
+    if isinstance(arch, str):
+        arch = MODELS.get(backbone.type).arch_zoo[arch]
     backbone.arch = dict(arch, depths=[min(depth, most_blocks) for depth in arch['depths']])
     with torch.device('meta'):
         return toolbox_model(cfg)
@@ -116,7 +122,8 @@ def test_name_says_what_the_config_does(path):
     name = path.stem
     family, size = re.search(rf'(?:^|_)({"|".join(BACKBONES)})-([a-z0-9]+)', name).groups()
     assert cfg.model.backbone.type == BACKBONES[family]
-    assert cfg.model.backbone.arch == size
+    arch = cfg.model.backbone.arch
+    assert arch == size or isinstance(arch, dict)  # InLine has sizes of its own
     attentions = [m for m in build_model(path).modules() if isinstance(m, SOFTAttention)]
     assert bool(attentions) == (family.startswith('soft') and '-exact_' not in name)
     # Each of the papers has models with and without the other's form of the inverse.
@@ -155,6 +162,9 @@ def test_optimizer_and_schedule_build(path):
     if cfg.model.backbone.type in ('PolaFormerDeiT', 'ViT'):
         kept += ['map', 'cls_position']
     exempt |= {id(p) for n, p in model.named_parameters() if n.split('.')[-1] in kept}
+    own = cfg.optim_wrapper.get('paramwise_cfg', {}).get('custom_keys', {})
+    kept = [key for key, of_key in own.items() if of_key.get('decay_mult') == 0]
+    exempt |= {id(p) for n, p in model.named_parameters() if any(key in n for key in kept)}
     assert decayed == {id(p) for p in model.parameters()} - exempt
     assert sum(len(group['params']) for group in groups) == len(list(model.parameters()))
 
@@ -310,12 +320,38 @@ def test_size_has_the_published_parameters_and_cost(path):
         assert macs == pytest.approx(published['MACs'], rel=family['macs'])
 
 
+DENSE = [path for path in ZOO if path not in CLASSIFIERS]
+
+
+@pytest.mark.slow
+def test_imagenet_weights_of_the_authors_fit_detectors_and_segmentors():
+    found = set()
+    for path in DENSE:
+        name = metadata()[path].get('Family')
+        if name is None or name in found:
+            continue
+        found.add(name)
+        backbone = load(path).model.backbone
+        manifest = gzip.decompress((ROOT / f'tests/data/manifests/{name}.json.gz').read_bytes())
+        with torch.device('meta'):
+            shapes = json.loads(manifest)['authors']['shapes']
+            theirs = {key: torch.empty(shape) for key, shape in shapes.items()}
+            own = MODELS.build(dict(backbone, init_cfg=None))
+        table = recognise(theirs)
+        given = {k.removeprefix('backbone.'): v for k, v in table.convert(theirs).weights.items()}
+        differ = {k for k in set(given) ^ set(own.state_dict()) if not k.startswith('head.')}
+        assert differ <= own.other_outputs(given)
+        shapes = {k: v.shape for k, v in own.state_dict().items() if k in given}
+        assert shapes == {k: given[k].shape for k in shapes}
+    assert len(found) > 20
+
+
 def test_metafiles_and_configs_name_each_other():
     # The published sizes: LaplacianFormer, SOFT and SOFT++ with their ablations, PolaFormer, the
     # hosts PVT and PVTv2, Swin and DeiT, FLatten, Agent
     # and InLine.
     published = [path for path in CLASSIFIERS if metadata()[path]['Published']]
-    assert len(published) == 5 + 22 + 9 + 10 + 6 + 3 + 6 + 11 + 3
+    assert len(published) == 5 + 22 + 9 + 10 + 6 + 3 + 6 + 14 + 10
     index = yaml.safe_load((ROOT / 'model-index.yml').read_text())['Import']
     assert sorted(index) == [str(path.relative_to(ROOT)) for path in METAFILES]
     named, collections = [], set()
@@ -328,12 +364,16 @@ def test_metafiles_and_configs_name_each_other():
             config = ROOT / model['Config']
             assert model['Name'] == config.stem
             assert model['In Collection'] == collection['Name']
-            arch = model['Metadata']['Arch'].removesuffix('-384px')
+            arch = re.sub(r'-\d+px$', '', model['Metadata']['Arch'])
             backbone = load(config).model.backbone
-            assert arch == backbone.arch
+            assert arch == backbone.arch or isinstance(backbone.arch, dict)
             if 'Family' in model['Metadata']:  # its weights fit the config
-                family = FAMILIES[model['Metadata']['Family']].backbone
-                assert {key: backbone.get(key) for key in family} == family
+                family = FAMILIES[model['Metadata']['Family']]
+                if config in CLASSIFIERS:
+                    own = {key: backbone.get(key) for key in family.backbone}
+                    assert own == family.backbone
+                else:
+                    assert backbone.init_cfg.checkpoint == family.weights
             assert f'[{config.stem}]({config.name})' in readme
             for figure in model['Metadata']['Published'].values():
                 assert isinstance(figure, int) or f' {figure} ' in readme

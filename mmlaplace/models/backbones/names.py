@@ -14,6 +14,8 @@ class PyramidNames(Module):
 
     depths: Sequence[int]
     num_stages: int
+    out_indices: Sequence[int]
+    cls_tokens: Sequence[int]
     stages: Any
 
     def no_weight_decay(self) -> Set[str]:
@@ -60,6 +62,9 @@ class PyramidNames(Module):
     def other_outputs(self, names: Collection[str]) -> Set[str]:
         """Names that a checkpoint has or lacks because its model had other ``out_indices``.
 
+        The class token of a classifier is among them, if this backbone has none and returns several
+        maps, as PVT's detectors do.
+
         Args:
             names: The names in the checkpoint, without the prefix of this backbone.
 
@@ -80,6 +85,8 @@ class PyramidNames(Module):
                 )
         behind = tuple(f'stages.{i}.' for i in depths if i >= len(self.stages))
         other = {name for name in names if name.startswith(behind)}
+        if len(self.out_indices) > 1 and not any(self.cls_tokens):
+            other |= {name for name in names if re.search(r'\.position\.cls_\w+$', name)}
         # A checkpoint with norms has that of its last stage. In one without, no norm is missing
         # because of other outputs.
         last_norm = f'norm{max(depths, default=0)}.'

@@ -1,0 +1,19 @@
+# As imagenet_384_bs64.py: all of the image in 288 x 288 pixels.
+_base_ = './imagenet_bs128.py'
+
+backend_args = dict(backend='whole')  # errors of reading name the file
+
+train_pipeline = [
+    dict(type='LoadImageFromFile', backend_args=backend_args),
+    dict(type='RandomResizedCrop', scale=288, backend='pillow', interpolation='bicubic'),
+    *_base_.train_pipeline[2:],
+]
+test_pipeline = [
+    dict(type='LoadImageFromFile', backend_args=backend_args),
+    dict(type='Resize', scale=(288, 288), backend='pillow', interpolation='bicubic'),
+    dict(type='PackInputs'),
+]
+
+train_dataloader = dict(batch_size=64, dataset=dict(pipeline=train_pipeline))
+val_dataloader = dict(batch_size=64, dataset=dict(pipeline=test_pipeline))
+test_dataloader = val_dataloader

@@ -1,0 +1,19 @@
+_base_ = [
+    '../_base_/models/image_classifier.py',
+    '../_base_/datasets/imagenet_256_bs64_square.py',
+    '../_base_/schedules/imagenet_bs1024_adamw_300e_deit.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='PVT',
+        arch='medium',
+        img_size=256,
+        attn_cfg=dict(type='AgentAttention', per_stage=dict(num_landmarks=(9, 16, 49, 49))),
+        drop_path_rate=0.3,
+        out_indices=(3,),
+    ),
+    head=dict(in_channels=512),
+)
+optim_wrapper = dict(clip_grad=dict(max_norm=1.0))

@@ -1,0 +1,20 @@
+_base_ = [
+    '../_base_/models/image_classifier.py',
+    '../_base_/datasets/imagenet_448_bs64_square.py',
+    '../_base_/schedules/imagenet_bs1024_adamw_300e_swin.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='ViT',
+        arch=dict(embed_dims=(384,), depths=(12,), num_heads=(12,), ffn_ratios=(4,)),
+        img_size=448,
+        attn_cfg=dict(type='InLineAttention'),
+        drop_path_rate=0.1,
+        out_indices=(0,),
+        out_type='cls_token',
+    ),
+    neck=None,  # the class token goes to the head
+    head=dict(in_channels=384),
+)

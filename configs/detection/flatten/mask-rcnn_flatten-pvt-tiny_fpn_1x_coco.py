@@ -1,0 +1,21 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='PVT',
+        arch='tiny',
+        attn_cfg=dict(type='FLattenAttention'),
+        drop_path_rate=0.1,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://cloud.tsinghua.edu.cn/f/3ab1d773f19d45648690/?dl=1',
+        ),
+    ),
+    neck=dict(in_channels=[64, 128, 320, 512]),
+)
+optim_wrapper = dict(optimizer=dict(lr=2e-4, weight_decay=1e-4))

@@ -1,0 +1,26 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='PVT',
+        arch=dict(
+            embed_dims=(64, 128, 320, 512),
+            depths=(3, 4, 6, 3),
+            num_heads=(2, 4, 10, 16),
+            ffn_ratios=(8, 8, 4, 4),
+        ),
+        attn_cfg=dict(type='InLineAttention', qkv='q_kv'),
+        drop_path_rate=0.1,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://cloud.tsinghua.edu.cn/f/1ab953b2479d433080a3/?dl=1',
+        ),
+    ),
+    neck=dict(in_channels=[64, 128, 320, 512]),
+)
+optim_wrapper = dict(optimizer=dict(lr=2e-4, weight_decay=1e-4))

@@ -1,0 +1,21 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance_ms.py',
+    '../_base_/schedules/3x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='PVTv2',
+        arch='b0',
+        stage_norms=True,
+        drop_path_rate=0.1,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://github.com/whai362/PVT/releases/download/v2/pvt_v2_b0.pth',
+        ),
+    ),
+    neck=dict(in_channels=[32, 64, 160, 256]),
+)
+optim_wrapper = dict(optimizer=dict(weight_decay=0.05))

@@ -1,0 +1,23 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='PVTv2',
+        arch='b5',
+        stage_norms=True,
+        drop_path_rate=0.1,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://github.com/whai362/PVT/releases/download/v2/pvt_v2_b5.pth',
+        ),
+    ),
+    neck=dict(in_channels=[64, 128, 320, 512]),
+)
+optim_wrapper = dict(optimizer=dict(lr=2e-4 / 1.4, weight_decay=1e-4))
+train_dataloader = dict(batch_size=1)
+auto_scale_lr = dict(base_batch_size=8)

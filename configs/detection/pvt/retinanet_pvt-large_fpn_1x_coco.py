@@ -1,0 +1,23 @@
+_base_ = [
+    '../_base_/models/retinanet_fpn.py',
+    '../_base_/datasets/coco_detection.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='PVT',
+        arch='large',
+        drop_path_rate=0.0,
+        out_indices=(1, 2, 3),
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://github.com/whai362/PVT/releases/download/v2/pvt_large.pth',
+        ),
+    ),
+    neck=dict(in_channels=[128, 320, 512]),
+)
+optim_wrapper = dict(optimizer=dict(lr=1e-4 / 1.4, weight_decay=1e-4))
+train_dataloader = dict(batch_size=1)
+auto_scale_lr = dict(base_batch_size=8)

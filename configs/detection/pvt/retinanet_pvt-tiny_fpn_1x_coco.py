@@ -1,0 +1,21 @@
+_base_ = [
+    '../_base_/models/retinanet_fpn.py',
+    '../_base_/datasets/coco_detection.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='PVT',
+        arch='tiny',
+        drop_path_rate=0.1,
+        out_indices=(1, 2, 3),
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://github.com/whai362/PVT/releases/download/v2/pvt_tiny.pth',
+        ),
+    ),
+    neck=dict(in_channels=[128, 320, 512]),
+)
+optim_wrapper = dict(optimizer=dict(weight_decay=1e-4))

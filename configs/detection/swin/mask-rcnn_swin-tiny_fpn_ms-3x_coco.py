@@ -1,0 +1,20 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance_ms.py',
+    '../_base_/schedules/3x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='Swin',
+        arch='tiny',
+        drop_path_rate=0.2,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://github.com/SwinTransformer/storage/releases/download/v1.0.0/swin_tiny_patch4_window7_224.pth',
+        ),
+    ),
+    neck=dict(in_channels=[96, 192, 384, 768]),
+)
+optim_wrapper = dict(optimizer=dict(weight_decay=0.05))

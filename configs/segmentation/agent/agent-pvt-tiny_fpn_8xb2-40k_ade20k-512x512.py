@@ -1,0 +1,28 @@
+_base_ = [
+    '../_base_/models/semantic-fpn.py',
+    '../_base_/datasets/ade20k_512x512.py',
+    '../_base_/schedules/fpn_40k_bs32_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        type='PVT',
+        arch='tiny',
+        attn_cfg=dict(
+            type='AgentAttention',
+            per_stage=dict(
+                num_landmarks=(9, 16, 49, 49),
+                agent_shape=((12, 12), (16, 16), (28, 28), (28, 28)),
+            ),
+        ),
+        drop_path_rate=0.1,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://cloud.tsinghua.edu.cn/f/13fdf0e0a7c5498c934f/?dl=1',
+        ),
+    ),
+    neck=dict(in_channels=[64, 128, 320, 512]),
+)
+auto_scale_lr = dict(base_batch_size=16)

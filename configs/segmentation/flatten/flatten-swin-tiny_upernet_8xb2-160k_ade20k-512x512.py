@@ -1,0 +1,28 @@
+_base_ = [
+    '../_base_/models/upernet.py',
+    '../_base_/datasets/ade20k_512x512.py',
+    '../_base_/schedules/upernet_160k_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        type='Swin',
+        arch='tiny',
+        attn_cfg=[
+            dict(
+                window_size=56, even_windows=True, attn_cfg=dict(type='FLattenAttention', qkv='qkv')
+            )
+        ]
+        * 2
+        + [None] * 2,
+        drop_path_rate=0.3,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://cloud.tsinghua.edu.cn/f/e1518e76703e4e57a7f2/?dl=1',
+        ),
+    ),
+    decode_head=dict(in_channels=[96, 192, 384, 768]),
+    auxiliary_head=dict(in_channels=384),
+)

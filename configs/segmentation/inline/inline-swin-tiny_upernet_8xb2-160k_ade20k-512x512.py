@@ -1,0 +1,24 @@
+_base_ = [
+    '../_base_/models/upernet.py',
+    '../_base_/datasets/ade20k_512x512.py',
+    '../_base_/schedules/upernet_160k_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        type='Swin',
+        arch='tiny',
+        attn_cfg=[dict(window_size=56, even_windows=True, attn_cfg=dict(type='InLineAttention'))]
+        * 3
+        + [None],
+        drop_path_rate=0.3,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://cloud.tsinghua.edu.cn/f/32810869fcc34410966b/?dl=1',
+        ),
+    ),
+    decode_head=dict(in_channels=[96, 192, 384, 768]),
+    auxiliary_head=dict(in_channels=384),
+)
