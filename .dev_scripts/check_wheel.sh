@@ -22,7 +22,7 @@ model=softpp-tiny_8xb128_in1k
 python="$folder/venv/bin/python"
 step=''
 begin() { step="$1"; echo "== $step"; }
-trap 'echo "check_wheel: FAILED at: $step" >&2' ERR
+trap 'echo "check_wheel: this step failed: $step; read the message above" >&2' ERR
 
 begin "make an environment with the tested set in $folder/venv"
 git clone --quiet . "$folder/clone"

@@ -9,7 +9,7 @@ set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 case "${1:-}" in -h | --help) sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
 if ! command -v nvcc >/dev/null; then
-    echo 'compile_cuda: there is no nvcc on this machine: CUDA sources not compiled' >&2
+    echo 'compile_cuda: nvcc is missing; install the CUDA toolkit that matches torch, with nvcc on the PATH' >&2
     exit 1
 fi
 architectures="${1:-8.0;9.0+PTX}"
@@ -18,7 +18,7 @@ echo "== compile the CUDA sources for $architectures (log: build/cuda/log.txt)"
 if ! FORCE_CUDA=1 TORCH_CUDA_ARCH_LIST="$architectures" MAX_JOBS="${MAX_JOBS:-$(nproc)}" .venv/bin/python setup.py \
     build_ext --build-temp build/cuda/objects --build-lib build/cuda/library >build/cuda/log.txt 2>&1; then
     grep -iE -A3 'error' build/cuda/log.txt | head -40 >&2 || true # none of them, or more, is no other failure
-    echo 'compile_cuda: FAILED, see build/cuda/log.txt' >&2
+    echo 'compile_cuda: the CUDA sources do not compile; read build/cuda/log.txt' >&2
     exit 1
 fi
 .venv/bin/python - <<'PYTHON'
@@ -46,5 +46,5 @@ print(f'   {library} loads; {len(native) - len(for_cpus)} ops have CUDA kernels'
 PYTHON
 case "$architectures" in
     *9.0*) .venv/bin/python .dev_scripts/check_cuda_code.py build/cuda/library/mmlaplace/_C*.so ;;
-    *) echo '   no code for 9.0: check_cuda_code.py has nothing to check' ;;
+    *) echo '   check_cuda_code.py reads code for 9.0, and none was compiled' ;;
 esac

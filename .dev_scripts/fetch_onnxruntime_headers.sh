@@ -7,7 +7,7 @@
 # older Debian takes the package of that release from its own mirror, checked by apt as every package is.
 # Nothing is installed, and the machine's lists stay as they are.
 set -Eeuo pipefail
-folder=${1:?a folder for the headers}
+folder=${1:?fetch_onnxruntime_headers: name a folder for the headers}
 package=libonnxruntime-dev
 mkdir -p "$folder"
 folder=$(cd "$folder" && pwd)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What docs/gpu-validation.md asks of one GPU, in one go: builds the ops, runs the CUDA tests, prints the
+# Checks on one GPU what docs/gpu-validation.md waits for: builds the ops, runs the CUDA tests, prints the
 # benchmark tables of ops, attention layers, blocks and backbones, with memory, and, where there is
 # compute-sanitizer, looks for races and bad accesses. Layers and blocks are timed against softmax
 # attention (flash in bf16) and the blocks of PVT and Swin, forward and training step; the latter need
@@ -34,7 +34,8 @@ step() {
 "$python" -c '
 import sys, torch
 if not torch.cuda.is_available():
-    sys.exit(f"gpu_check: torch {torch.__version__} sees no GPU here")
+    sys.exit(f"gpu_check: torch {torch.__version__} sees no GPU; nvidia-smi must list one, and torch must "
+             "be a build for CUDA")
 print(torch.cuda.get_device_name(), "torch", torch.__version__)' || exit 1
 arch=$("$python" -c 'import torch; print("%d.%d" % torch.cuda.get_device_capability())')
 if ! grep -aq 'mmlaplace built for cuda=' mmlaplace/_C*.so 2>/dev/null; then
@@ -62,10 +63,10 @@ if command -v compute-sanitizer >/dev/null; then
             -k 'native-cuda and (formula or strides or inverts)'
     done
 else
-    echo '== no compute-sanitizer here: not run'
+    echo '== compute-sanitizer is missing, so this step does not run; the CUDA toolkit has it'
 fi
 if [ ${#failed[@]} -gt 0 ]; then
-    echo "gpu_check: FAILED: ${failed[*]} (logs in $out)" >&2
+    echo "gpu_check: these steps failed: ${failed[*]}; read their logs in $out" >&2
     exit 1
 fi
 echo "gpu_check: all steps passed; figures in $out/*.json, tables in $out/*.txt"

@@ -14,8 +14,8 @@ nodes="${NNODES:-1}"
 if [ "$nodes" != 1 ]; then
     for name in NODE_RANK MASTER_ADDR PORT; do
         [ -n "${!name:-}" ] && continue
-        echo "torchrun: NNODES=$nodes, but $name is not set; the machines find one another by NODE_RANK" \
-            "(0 to $((nodes - 1)), another on each), MASTER_ADDR (of the first) and PORT (free there; both the same on all)" >&2
+        echo "torchrun: NNODES=$nodes needs $name, which is not set; set NODE_RANK (0 to $((nodes - 1)), different on" \
+            "each machine), MASTER_ADDR (the first machine's address) and PORT (a free port there) on all machines" >&2
         exit 2
     done
 fi
