@@ -15,7 +15,7 @@ import torch
 from conftest import ROOT, quiet_init, run_script, toolbox_config, toolbox_model
 from PIL import Image
 from skimage import data
-from test_readme import DOCUMENTS, code_blocks
+from test_docs import DOCUMENTS, code_blocks
 
 # The tutorials' models. The quick starts train the first two and, for segmentation, the third.
 TRAINED = {

@@ -1,11 +1,15 @@
-"""The documentation: the site builds without a warning, links lead somewhere, examples run."""
+"""The documentation: it builds, links lead somewhere, examples and commands run or exist."""
 
 import ast
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
 
 import pytest
 from conftest import ROOT, load_tool
@@ -31,8 +35,8 @@ def anchors(markdown):
     return {re.sub(r'[^\w -]', '', title.strip().lower()).replace(' ', '-') for title in titles}
 
 
-def python_blocks(path):
-    return re.findall(r'```python\n(.*?)```', path.read_text(), re.DOTALL)
+def code_blocks(document: Path, language: str) -> list:
+    return re.findall(rf'```{language}\n(.*?)```', document.read_text(), flags=re.DOTALL)
 
 
 @pytest.mark.docs
@@ -57,7 +61,7 @@ def test_relative_links_exist_in_the_repository(path):
 
 @pytest.mark.slow
 def test_the_attention_of_the_tutorial_runs(tmp_path):
-    attention, *rest = python_blocks(ROOT / 'docs/tutorials/add_attention.md')
+    attention, *rest = code_blocks(ROOT / 'docs/tutorials/add_attention.md', 'python')
     # The file that a reader saves, and what is typed after importing it.
     (tmp_path / 'elu_attention.py').write_text(attention)
     script = '\n'.join(['from elu_attention import *', *rest])
@@ -75,7 +79,7 @@ def test_python_of_a_page_that_imports_runs_and_gives_what_it_says(page, capsys)
     if page == 'timm.md':
         pytest.importorskip('timm')
     names, compared = {}, 0
-    for block in python_blocks(ROOT / 'docs' / page):
+    for block in code_blocks(ROOT / 'docs' / page, 'python'):
         if not re.match('from|import', block):
             continue  # a config, which tests/configs and the toolboxes' tests build
         lines = [*block.splitlines(), '']
@@ -99,5 +103,70 @@ def test_the_page_of_options_is_in_step():
 
 @pytest.mark.parametrize('path', PAGES, ids=name)
 def test_python_of_the_pages_is_python(path):
-    for block in python_blocks(path):
+    for block in code_blocks(path, 'python'):
         compile(textwrap.dedent(block), name(path), 'exec')
+
+
+README = ROOT / 'README.md'
+DOCUMENTS = sorted(
+    path
+    for pattern in ('*.md', 'docs/**/*.md', 'configs/**/*.md', 'ops/*.md')
+    for path in ROOT.glob(pattern)
+)
+# They hand their options on to the toolbox's script, or to pytest.
+PASS_ON = ('train.py', 'test.py', 'dist_train.sh', 'dist_test.sh', 'slurm_train.sh',
+           'check_upstream.sh', 'run_tests.sh')  # fmt: skip
+# Programs of others; of the shell's own, only what sets something up.
+OTHERS = (
+    'pip pre-commit mim git cd source export docker apt-get cp ls curl tensorboard aoti_classify'
+)
+
+
+def commands(document: Path) -> list:
+    """Each command of the bash blocks as words, without comments and variables in front."""
+    found = []
+    for block in code_blocks(document, 'bash'):
+        for line in block.replace('\\\n', ' ').splitlines():
+            for command in re.split(r'&&|;', line.split(' #')[0]):
+                words = shlex.split(command, comments=True)
+                while words and re.match(r'\w+=', words[0]):
+                    words = words[1:]
+                if words:
+                    found.append(words)
+    return found
+
+
+@pytest.mark.parametrize('document', DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_commands_name_scripts_options_and_configs_that_exist(document):
+    for words in commands(document):
+        program = Path(words[0]).name
+        if program not in ('python', 'python3', 'bash'):
+            assert program in OTHERS.split(), words
+            continue
+        if words[1] == '-m':
+            assert words[2].split('.')[0] in ('mmlaplace', 'pytest', 'venv', 'pip'), words
+            continue
+        if words[1] == '-c' or words[1].startswith(('MMDETECTION', 'setup.py')):
+            continue
+        script = ROOT / words[1]
+        assert script.is_file(), words
+        options = {word.split('=')[0] for word in words[2:] if word.startswith('--')}
+        if script.name not in PASS_ON:
+            # Options may be added by a module of the library that the script imports.
+            imported = re.findall(r'^from (mmlaplace\.[\w.]+)', script.read_text(), re.MULTILINE)
+            paths = (ROOT / f'{name.replace(".", "/")}.py' for name in imported)
+            files = [script, *(path for path in paths if path.exists())]
+            files += (ROOT / 'mmlaplace/commands').glob('*.py')
+            text = ''.join(file.read_text() for file in files)
+            assert not [option for option in options if option not in text], words
+        for word in words[2:]:
+            if word.startswith('configs/') and not set('*{…') & set(word):
+                assert (ROOT / word).exists(), words
+
+
+def test_the_readmes_first_lines_print_what_it_shows():
+    code, shown = code_blocks(README, 'python')[0], code_blocks(README, 'text')[0]
+    assert len([line for line in code.splitlines() if line]) == 6
+    with redirect_stdout(StringIO()) as printed:
+        exec(code, {})
+    assert printed.getvalue() == shown

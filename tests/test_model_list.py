@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, load_tool
 from mmengine.registry import DefaultScope
 
 import mmlaplace
@@ -171,3 +171,9 @@ def test_files_are_found_or_named(monkeypatch, tmp_path):
         files_root()
     with pytest.warns(UserWarning, match='lacks our classifiers: .* has no .mim folder'):
         mmpretrain_hub.register(SimpleNamespace())
+
+
+def test_all_files_are_in_step(monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['make_model_zoo.py', '--check'])
+    load_tool('.dev_scripts/make_model_zoo.py').main()
+    assert 'in step' in capsys.readouterr().out

@@ -1,10 +1,15 @@
-"""Recording what attentions mix changes nothing, and photographs are normalised."""
+"""Recordings of attentions change nothing; times come in rounds, memory in bytes."""
+
+import sys
+from functools import partial
 
 import pytest
 import torch
 from conftest import CLASSIFICATION
 from PIL import Image
 
+from mmlaplace.analysis import measuring
+from mmlaplace.analysis.measuring import bytes_of, model_job, process_memory, tensor_memory
 from mmlaplace.analysis.recording import MEAN, STD, mixed_by, normalized, photographs, steps_watched
 from mmlaplace.commands.command_line import build_backbone
 from mmlaplace.models import BaseAttention, LaplacianAttention, WindowAttention
@@ -62,3 +67,67 @@ def test_photographs_are_of_the_size_asked_for_and_normalised():
     torch.testing.assert_close(white[0, :, 3, 3], expected)
     pytest.importorskip('skimage')
     assert [photo.shape for photo in photographs((32, 48))] == [(1, 3, 32, 48)] * 3
+
+
+CPU = torch.device('cpu')
+MEGABYTE = 2**20
+
+
+def test_jobs_take_turns_and_a_slow_one_sits_out_of_rounds(monkeypatch):
+    calls, costs = [], dict(fast=0.1, slow=0.75, slower=100.0)
+    jobs = {name: partial(calls.append, name) for name in costs}
+
+    def by_a_clock_without_noise(job, device):
+        job()
+        return costs[job.args[0]]
+
+    monkeypatch.setattr(measuring, 'seconds_of', by_a_clock_without_noise)
+    seconds = measuring.interleave(jobs, rounds=12, device=CPU, budget=3.0)
+    assert seconds == {'fast': [0.1] * 12, 'slow': [0.75] * 4, 'slower': [100.0] * 3}
+    timed = calls[6:]  # two runs of each come first
+    assert timed != sorted(timed)
+    # A slow job's runs are spread over the rounds, of which the first 4 have 8 runs at most.
+    assert 'slower' in timed[:4] and 'slower' in timed[8:]
+
+
+def test_the_memory_of_tensors_is_exact_and_leaves_out_what_is_returned():
+    def job():
+        made = torch.zeros(8)
+        torch.zeros(MEGABYTE // 4)  # fp32, 1 MB of scratch
+        return (made,)
+
+    assert tensor_memory(job, CPU) == MEGABYTE
+    assert tensor_memory(lambda: (torch.zeros(MEGABYTE),), CPU) == 0
+    made = measuring.tensors_of([(torch.zeros(3), [torch.zeros(2, dtype=torch.float64)])])
+    assert bytes_of(made) == 28
+
+
+@pytest.mark.skipif(sys.platform != 'linux', reason='reads /proc')
+def test_the_memory_of_the_process_has_scratch_of_any_library():
+    numpy = pytest.importorskip('numpy')
+
+    def job():
+        numpy.ones(64 * MEGABYTE, numpy.uint8)
+        return ()
+
+    # Linux counts resident pages to some 64 a core, and other threads free memory meanwhile: 9 MB
+    # were seen in a process that had run thousands of tests.
+    assert process_memory(job) == pytest.approx(64 * MEGABYTE, rel=0.25)
+
+
+class OneOutput(torch.nn.Linear):
+    """Returns a tuple, as the backbones do."""
+
+    def forward(self, x):
+        return (super().forward(x),)
+
+
+@pytest.mark.parametrize('dtype', [None, torch.bfloat16])
+def test_a_pass_of_a_model_has_gradients_to_train_alone(dtype):
+    """Under autocast it is in its dtype, and has fp32 gradients."""
+    model, x = OneOutput(2, 2), torch.ones(1, 2)
+    (made,) = model_job(model, x, train=False, dtype=dtype)()
+    assert made.dtype == (dtype or torch.float32) and model.weight.grad is None
+    assert not made.requires_grad
+    assert model_job(model, x, train=True, dtype=dtype)() == ()
+    assert model.weight.grad.dtype == torch.float32

@@ -107,9 +107,6 @@ class Page:
             "card => card.innerText + (card.querySelector('img') || {}).src)"
         )
 
-    def alert(self):
-        return ''.join(found.text for found in self.all_of('[role=alert]'))
-
 
 @pytest.fixture
 def page(tmp_path, address):
@@ -151,22 +148,6 @@ def test_a_click_in_a_browser_shows_rows_that_can_be_sent_and_saved(page, tmp_pa
         wait_for((tmp_path / f'attention_rows.{format}').is_file)
     assert Image.open(tmp_path / 'attention_rows.png').width > 500
     assert b'<svg' in (tmp_path / 'attention_rows.svg').read_bytes()
-
-
-def test_an_image_is_uploaded_in_a_browser_and_a_wrong_one_or_address_is_told(page, tmp_path):
-    before = page.shown()
-    near_button = '#upload-image ~ input[type=file], #upload-image input[type=file]'
-    upload = (page.all_of(near_button) or page.all_of('input[type=file]'))[0]
-    (tmp_path / 'broken.png').write_text('no image')
-    upload.send_keys(str(tmp_path / 'broken.png'))
-    wait_for(lambda: 'broken.png cannot be read as an image' in page.alert())
-    assert page.shown() == before
-    Image.new('RGB', (80, 60), 'teal').save(tmp_path / 'teal.png')
-    upload.send_keys(str(tmp_path / 'teal.png'))
-    wait_for(lambda: page.in_address('image')[0].startswith('upload-'))
-    assert not page.alert()
-    page.browser.get(page.browser.current_url.split('?')[0] + '?x=1.5')
-    wait_for(lambda: 'the query x=1.5 is outside of the image' in page.alert())
 
 
 def test_pictures_have_addresses_of_their_own(address):

@@ -11,7 +11,7 @@ import torch
 from conftest import ROOT, quiet_init, run_script
 from mmengine.runner import load_checkpoint
 from saved_weights import build, same
-from test_checkpoint_code import Call
+from test_checkpoint_files import Call
 
 from mmlaplace.checkpoints import write_weights
 from mmlaplace.commands.toolbox_scripts import check_checkpoints

@@ -1,6 +1,7 @@
-"""A hook shows what the attentions do while a model trains, and changes nothing."""
+"""Hooks: one shows what attentions do while a model trains, one draws other random features."""
 
 import json
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
@@ -11,8 +12,9 @@ from mmengine.runner import Runner
 from saved_weights import build
 
 from mmlaplace.analysis.recording import steps_watched
+from mmlaplace.engine import RedrawFeaturesHook
 from mmlaplace.engine.watch_attention import largest_condition, look_at
-from mmlaplace.models import LaplacianAttention
+from mmlaplace.models import LaplacianAttention, PerformerAttention
 
 HOOK = 'WatchAttentionHook'
 STAGES = (1, 2, 3, 4)
@@ -153,3 +155,34 @@ def test_options_models_and_batches_that_do_not_fit_are_refused():
         hook.before_train(mock.Mock(model=torch.nn.Linear(1, 1)))
     with pytest.raises(TypeError, match='got tuple'):
         hook.after_train_iter(mock.Mock(model=Toy(), iter=0), 0, (torch.zeros(1, 3, 32, 32),))
+
+
+def test_features_are_drawn_again_after_so_many_iterations():
+    model = torch.nn.Sequential(PerformerAttention(32, 2, (7, 7)), torch.nn.Linear(2, 2))
+    hook = HOOKS.build(dict(type='RedrawFeaturesHook', interval=3))
+    runner, seen = SimpleNamespace(model=model, iter=0), []
+    for runner.iter in range(7):
+        seen.append(model[0].projection_matrix.clone())
+        hook.after_train_iter(runner, runner.iter)
+    changes = [not torch.equal(a, b) for a, b in zip(seen, seen[1:])]
+    assert changes == [False, False, True, False, False, True]
+    with pytest.raises(ValueError, match='at least 1, got 0'):
+        HOOKS.build(dict(type='RedrawFeaturesHook', interval=0))
+
+
+def draw(rank, store):
+    """One of two processes of a training, each of which has a seed of its own."""
+    torch.distributed.init_process_group('gloo', f'file://{store}', rank=rank, world_size=2)
+    torch.manual_seed(rank)
+    model = torch.nn.Sequential(PerformerAttention(32, 2, (7, 7)))
+    hook = RedrawFeaturesHook(interval=1)
+    hook.after_train_iter(SimpleNamespace(model=model, iter=0), 0)
+    drawn = [None, None]
+    torch.distributed.all_gather_object(drawn, model[0].projection_matrix)
+    assert torch.equal(*drawn)
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_all_processes_of_a_training_get_the_same_features(tmp_path):
+    torch.multiprocessing.spawn(draw, (tmp_path / 'store',), nprocs=2)

@@ -1,9 +1,11 @@
-"""Values that an attention cannot take are quoted, whatever the attention."""
+"""Values that an attention cannot take are quoted; choices of papers that no formula shows."""
 
 import re
 
 import pytest
-from conftest import make_attention
+from conftest import doubles, make_attention
+
+from mmlaplace.models.layers.token_conv import TokenConv
 
 # For each attention one bad value of an option, with all others as they are.
 BAD = {
@@ -75,3 +77,25 @@ def test_a_value_that_cannot_be_is_quoted(name, option, value):
 def test_options_that_exclude_each_other_are_quoted(name, options, quoted):
     with pytest.raises(ValueError, match=quoted):
         make_attention(name, **options)
+
+
+# Of these the output is no weighted sum of values, so they have no rows to look at.
+NO_ROWS = {
+    'AdditiveAttention', 'CastlingAttention', 'FaViTAttention', 'LargeKernelAttention', 'LiteMLA',
+    'PolarizedAttention', 'SeparableAttention', 'XCAttention',
+}  # fmt: skip
+
+
+@pytest.mark.parametrize('name', sorted(NO_ROWS))
+def test_attentions_without_rows_say_so(name):
+    assert not make_attention(name).mixes_tokens
+
+
+def test_sana_has_no_bias_of_queries_and_keys_have_none_along_tokens():
+    assert make_attention('SANAAttention').qkv.bias is None
+    assert TokenConv(2, 3).bias is None
+
+
+def test_heads_of_one_channel_have_a_random_feature():
+    attention = make_attention('PerformerAttention', embed_dims=2)
+    assert attention(doubles(1, 16, 2), (4, 4)).isfinite().all()
