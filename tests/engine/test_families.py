@@ -26,6 +26,9 @@ SMALL = {
         (224, 448),
     ),
     'deit_tiny': ('deit_tiny_patch16_224', dict(depth=2), dict(depths=(2,)), (64, 96)),
+    'swiftformer_xs': (
+        'swiftformer_xs', dict(layers=(2, 1, 1, 1)), dict(depths=(2, 1, 1, 1)), (64, 96)
+    ),
 }
 
 
@@ -34,6 +37,8 @@ def draw(model):
     for name, value in model.state_dict().items():
         if value.dim() > 1 and not any(word in name for word in ('pos_embed', 'token', 'table')):
             value.normal_(std=value[0].numel() ** -0.5)
+        elif name.endswith('running_var'):
+            value.uniform_(0.5, 1.5)
         elif value.is_floating_point():
             value.normal_(1.0 if name.endswith('weight') else 0.0, 0.3)
     return model.eval()

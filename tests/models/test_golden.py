@@ -38,6 +38,7 @@ TINY = dict(embed_dims=(8, 16, 24, 32), num_heads=(1, 2, 3, 4), ffn_ratios=(4,) 
 TINY_SWIN = dict(
     embed_dims=(8, 16, 32, 64), num_heads=(1, 2, 2, 4), depths=(2, 1, 1, 1), ffn_ratios=(4,) * 4
 )
+FOUR_STAGES = dict(num_heads=(1,) * 4, ffn_ratios=(4,) * 4)
 FLATTEN = dict(type='FLattenAttention')
 AGENTS = (4, 4, 9, 4)
 GATED = dict(arch=dict(TINY, depths=(1, 1, 2, 1), ffn_ratios=(3.5,) * 4), out_norms=False)
@@ -85,6 +86,10 @@ MODEL_CONFIGS = {
     'ravlt_small': dict(type='RAVLT', **GATED),
     'soft_model_small': dict(type='SOFT', out_type='cls_token', arch=SOFT),
     'pola_pvt_small': dict(type='PolaFormerPVT', arch=PVT),
+    'swiftformer_small': dict(
+        type='SwiftFormer',
+        arch=dict(embed_dims=(8, 12, 16, 24), depths=(2, 1, 3, 1), **FOUR_STAGES),
+    ),
     'pola_swin_small': dict(type='PolaFormerSwin', arch=SWIN),
 }  # fmt: skip
 

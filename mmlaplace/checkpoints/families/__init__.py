@@ -10,7 +10,18 @@ from torch import Tensor
 
 from ..conversion import Names
 from ..names import count_prefixes, first_names
-from . import agent, flatten, inline, polaformer, pvt, ravlt, soft, swin, vit
+from . import (
+    agent,
+    flatten,
+    inline,
+    polaformer,
+    pvt,
+    ravlt,
+    soft,
+    swiftformer,
+    swin,
+    vit,
+)
 from .family import Family
 
 __all__ = [
@@ -34,6 +45,7 @@ FAMILIES: Dict[str, Family] = {
     **agent.FAMILIES,
     **inline.FAMILIES,
     **ravlt.FAMILIES,
+    **swiftformer.FAMILIES,
 }
 BLOCK = re.compile(r'(?:.*\.)?stages\.(\d+)\.blocks\.(\d+)\.')
 PREFIX, NECK = 'backbone.', 'neck.'

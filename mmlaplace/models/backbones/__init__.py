@@ -16,6 +16,7 @@ from .families import (
 )
 from .ravlt import RAVLT, MAViT
 from .stage import Stage
+from .swiftformer import SwiftFormer
 
 __all__ = [
     'PVT',
@@ -31,6 +32,7 @@ __all__ = [
     'PyramidBackbone',
     'SOFTPlusPlus',
     'Stage',
+    'SwiftFormer',
     'Swin',
     'ViT',
 ]

@@ -40,6 +40,9 @@ class Stage:
         block: Further arguments of ``block_class``. Default: none.
         block_class: The block, which takes the arguments of :class:`TransformerBlock` and is called
             like it, ``block(x, hw_shape)``. Default: :class:`TransformerBlock`.
+        attn_blocks: How many of the last blocks are of ``block_class`` and have an attention. Those
+            before are of ``local_class``. 0 is a stage without attentions. Default: None, all.
+        local_class: The block without an attention, which takes the same arguments. Default: None.
 
     Examples:
         >>> from functools import partial
@@ -66,6 +69,8 @@ class Stage:
     later: Optional['Stage'] = None
     block: Dict[str, Any] = field(default_factory=dict)
     block_class: Callable[..., nn.Module] = TransformerBlock
+    attn_blocks: Optional[int] = None
+    local_class: Optional[Callable[..., nn.Module]] = None
 
     def __post_init__(self) -> None:
         known = [field.name for field in fields(Frame)]
@@ -118,18 +123,14 @@ class Stage:
         if act_cfg is not None:
             block['ffn_cfg'] = dict(block.get('ffn_cfg', {}), act_cfg=act_cfg)
         sizes = dict(embed_dims=embed_dims, num_heads=num_heads, input_resolution=resolution)
-        stage['blocks'] = ModuleList(
-            self.block_class(
-                embed_dims,
-                self.attn_cfg(j, **sizes),
-                ffn_ratio,
-                drop_rate,
-                drop_path_rate,
-                with_cp,
-                **block,
+        local = 0 if self.attn_blocks is None else len(drop_path_rates) - self.attn_blocks
+        stage['blocks'] = ModuleList()
+        for j, drop_path_rate in enumerate(drop_path_rates, -local):  # from 0 with attentions
+            make: Any = self.block_class if j >= 0 else self.local_class
+            attn_cfg = self.attn_cfg(max(j, 0), **sizes)
+            stage['blocks'].append(
+                make(embed_dims, attn_cfg, ffn_ratio, drop_rate, drop_path_rate, with_cp, **block)
             )
-            for j, drop_path_rate in enumerate(drop_path_rates)
-        )
         if self.end_norm:
             stage['norm'] = build_token_norm(norm_cfg or self.norm, embed_dims)
         return stage

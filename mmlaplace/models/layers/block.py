@@ -85,7 +85,32 @@ class LayerScale(nn.Module):
         return x * self.weight
 
 
-class TransformerBlock(BaseModule):
+class Block(BaseModule):
+    """A block of tokens that can compute its activations again in the backward pass.
+
+    A subclass has ``_forward(x, hw_shape)``, ``attn`` (None if it has no attention), ``drop_path``
+    and ``with_cp``.
+    """
+
+    drop_path: DropPath
+    with_cp: bool
+
+    def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
+        if self.with_cp and torch.is_grad_enabled():
+            if is_compiling():
+                return checkpoint.checkpoint(self._forward, x, hw_shape, use_reentrant=False)
+            return checkpoint.checkpoint(
+                with_current_backend(self._forward), x, hw_shape, use_reentrant=False,
+                context_fn=lambda: (nullcontext(), _statistics_kept(self)),
+            )  # fmt: skip
+        return self._forward(x, hw_shape)
+
+
+class TransformerBlock(Block):
     """``x + attention(norm(x))``, then ``x + ffn(norm(x))``.
 
     Args:
@@ -167,17 +192,6 @@ class TransformerBlock(BaseModule):
             if not self.norm_first:
                 x = norm(x)
         return x
-
-    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
-        if self.with_cp and torch.is_grad_enabled():
-            if is_compiling():
-                return checkpoint.checkpoint(self._forward, x, hw_shape, use_reentrant=False)
-            return checkpoint.checkpoint(
-                with_current_backend(self._forward), x, hw_shape, use_reentrant=False,
-                context_fn=lambda: (nullcontext(), _statistics_kept(self)),
-            )  # fmt: skip
-        return self._forward(x, hw_shape)
 
 
 @contextmanager

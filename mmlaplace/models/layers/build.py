@@ -4,6 +4,9 @@ from typing import Dict
 
 import torch.nn as nn
 from mmengine.registry import MODELS
+from torch import Tensor
+
+from .feature_map import map_to_tokens, tokens_to_map
 
 # OpenMMLab's names, which are in the registry only where mmcv is imported.
 TOKEN_NORMS: Dict[str, type] = {'LN': nn.LayerNorm}
@@ -23,18 +26,34 @@ ACTIVATIONS: Dict[str, type] = {
 }
 
 
+class MapNorm(nn.Module):
+    """A norm of maps for tokens ``(B, N, C)``, such as BatchNorm, with statistics of all tokens.
+
+    The norm of maps is inside, as ``norm``. So mmengine's ``sync_bn`` can replace it.
+    """
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return map_to_tokens(self.norm(tokens_to_map(x, (x.shape[1], 1))))
+
+
 def build_token_norm(norm_cfg: dict, embed_dims: int) -> nn.Module:
     """A norm over the channels of tokens ``(B, N, C)``.
 
     Args:
-        norm_cfg: ``dict(type='LN', eps=1e-6)``, ``'RMSN'`` (torch >= 2.4) or a registered class
-            that takes C first. ``requires_grad=False`` freezes its parameters. Other keys are its
-            arguments.
+        norm_cfg: ``dict(type='LN', eps=1e-6)``, ``'RMSN'`` (torch >= 2.4), ``'BN'``, ``'SyncBN'``
+            or a registered class that takes C first. ``requires_grad=False`` freezes its
+            parameters. Other keys are its arguments.
         embed_dims: Channels C.
 
     Raises:
         ValueError: For a config without a known type.
     """
+    if isinstance(norm_cfg, dict) and norm_cfg.get('type') in tuple(MAP_NORMS):
+        return MapNorm(build_map_norm(norm_cfg, embed_dims))
     return _build_norm(norm_cfg, embed_dims, TOKEN_NORMS, 'tokens')
 
 

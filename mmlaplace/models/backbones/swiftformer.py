@@ -1,0 +1,164 @@
+"""SwiftFormer: convolutional blocks, and one of additive attention at the end of each stage."""
+
+from functools import partial
+from typing import Any, List, Optional, Tuple
+
+import torch.nn as nn
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from ..layers import (
+    FFN,
+    ConvPatchEmbed,
+    DepthwiseConv,
+    DropPath,
+    LayerScale,
+    OverlapPatchEmbed,
+    TransformerBlock,
+)
+from ..layers.block import Block
+from ..layers.build import build_token_norm
+from .base import PyramidBackbone
+from .hosts import STRIDES, arch
+from .stage import Stage
+
+BATCH_NORM = dict(type='BN')
+
+
+class SwiftFormerLocalBlock(Block):
+    r"""A block without an attention: a depthwise convolution, a norm and an FFN.
+
+    .. math:: x + \gamma \odot \mathrm{FFN}(\mathrm{norm}(\mathrm{DWConv}(x)))
+
+    Args:
+        embed_dims: Channels C.
+        attn_cfg: Not used. Default: None.
+        ffn_ratio: Hidden channels of the FFN in units of C. Default: 4.
+        drop_rate: Dropout rate in the FFN. Default: 0.
+        drop_path_rate: Stochastic depth rate. Default: 0.
+        with_cp: Whether to recompute activations in the backward pass. Default: False.
+        norm_cfg: Config of the norm. Default: ``dict(type='BN')``.
+        ffn_cfg: Further arguments of :class:`FFN`. Default: none.
+
+    Source: SwiftFormer (arXiv 2303.15446).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.backbones.swiftformer import SwiftFormerLocalBlock
+        >>> SwiftFormerLocalBlock(64)(torch.randn(2, 5 * 9, 64), hw_shape=(5, 9)).shape
+        torch.Size([2, 45, 64])
+    """
+
+    attn = None
+
+    def __init__(
+        self,
+        embed_dims: int,
+        attn_cfg: Optional[dict] = None,
+        ffn_ratio: float = 4.0,
+        drop_rate: float = 0.0,
+        drop_path_rate: float = 0.0,
+        with_cp: bool = False,
+        norm_cfg: Optional[dict] = None,
+        ffn_cfg: Optional[dict] = None,
+    ) -> None:
+        super().__init__()
+        self.conv = DepthwiseConv(embed_dims, 3)
+        self.norm = build_token_norm(norm_cfg or BATCH_NORM, embed_dims)
+        self.ffn = FFN(embed_dims, ffn_ratio, drop_rate, **(ffn_cfg or {}))
+        self.scale = LayerScale(embed_dims, 1.0)
+        self.drop_path = DropPath(drop_path_rate)
+        self.with_cp = with_cp
+
+    def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        out = self.ffn(self.norm(self.conv(x, hw_shape)), hw_shape)
+        return x + self.drop_path(self.scale(out))
+
+
+class SwiftFormerBlock(TransformerBlock):
+    """A local block whose FFN does not widen, then attention without a norm, then an FFN.
+
+    A :class:`LayerScale` of 1e-5 is on the branches of the attention and of the last FFN. Arguments
+    are those of :class:`TransformerBlock`.
+
+    Source: SwiftFormer (arXiv 2303.15446).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.backbones.swiftformer import SwiftFormerBlock
+        >>> attn_cfg = dict(
+        ...     type='AdditiveAttention', embed_dims=64, num_heads=2, input_resolution=(14, 14))
+        >>> SwiftFormerBlock(64, attn_cfg)(torch.randn(2, 5 * 9, 64), hw_shape=(5, 9)).shape
+        torch.Size([2, 45, 64])
+    """
+
+    def __init__(
+        self,
+        embed_dims: int,
+        *args: Any,
+        norm_cfg: Optional[dict] = None,
+        ffn_cfg: Optional[dict] = None,
+        **kwargs: Any,
+    ) -> None:
+        norm_cfg = norm_cfg or BATCH_NORM
+        super().__init__(
+            embed_dims, *args, norm_cfg=norm_cfg, ffn_cfg=ffn_cfg, layer_scale=1e-5, **kwargs
+        )
+        self.norm1 = nn.Identity()
+        self.local = SwiftFormerLocalBlock(
+            embed_dims, ffn_ratio=1, norm_cfg=norm_cfg, ffn_cfg=ffn_cfg
+        )
+
+    def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        return super()._forward(self.local(x, hw_shape), hw_shape)
+
+
+def _stem(in_channels: int, embed_dims: int, norm_cfg: Optional[dict] = None) -> ConvPatchEmbed:
+    return ConvPatchEmbed(in_channels, embed_dims, (2, 2), embed_dims // 2, norm_cfg)
+
+
+def swiftformer() -> List[Stage]:
+    """SwiftFormer: convolutions embed patches, and the last block of a stage has an attention."""
+    down = partial(OverlapPatchEmbed, kernel_size=3, stride=2, norm_cfg=BATCH_NORM)
+    return [
+        Stage(
+            _stem if stride == 4 else down,
+            stride,
+            dict(type='AdditiveAttention'),
+            norm=BATCH_NORM,
+            out_norm=BATCH_NORM,
+            block_class=SwiftFormerBlock,
+            attn_blocks=1,
+            local_class=SwiftFormerLocalBlock,
+        )
+        for stride in STRIDES
+    ]
+
+
+@MODELS.register_module()
+class SwiftFormer(PyramidBackbone):
+    """SwiftFormer: stages of convolutions, each with one block of additive attention at its end.
+
+    Two 3 x 3 convolutions with BatchNorm and ReLU embed patches. One with BatchNorm begins each
+    later stage. All norms are BatchNorms, and ``norm_cfg=dict(type='SyncBN')`` sets all of them.
+    ``attn_cfg`` is for the last block of each stage. The additive attention has no heads, so
+    ``num_heads`` counts those of other attentions. Arguments are those of :class:`PyramidBackbone`.
+
+    Source: SwiftFormer (arXiv 2303.15446).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import SwiftFormer
+        >>> maps = SwiftFormer(arch='xs')(torch.randn(1, 3, 64, 96))
+        >>> [tuple(x.shape) for x in maps]
+        [(1, 48, 16, 24), (1, 56, 8, 12), (1, 112, 4, 6), (1, 220, 2, 3)]
+    """
+
+    host = staticmethod(swiftformer)
+    default_arch = 'xs'
+    arch_zoo = {
+        'xs': arch((48, 56, 112, 220), (3, 3, 6, 4), (1, 2, 4, 5)),
+        's': arch((48, 64, 168, 224), (3, 3, 9, 6), (1, 2, 6, 7)),
+        'l1': arch((48, 96, 192, 384), (4, 3, 10, 5), (1, 3, 6, 12)),
+        'l3': arch((64, 128, 320, 512), (4, 4, 12, 6)),
+    }
