@@ -41,7 +41,7 @@ BACKBONES = {  # by what stands in front of the size in the name of a config
     'softpp': 'SOFTPlusPlus', 'pvt': 'PVT', 'pvtv2': 'PVTv2', 'swin': 'Swin', 'deit': 'ViT',
     'inline-deit': 'ViT', 'inline-pvt': 'PVT', 'inline-swin': 'Swin',
     'agent-deit': 'ViT', 'agent-pvt': 'PVT', 'agent-swin': 'Swin',
-    'flatten-pvt': 'PVT', 'flatten-pvtv2': 'PVTv2', 'flatten-swin': 'Swin',
+    'mlla': 'MLLA', 'flatten-pvt': 'PVT', 'flatten-pvtv2': 'PVTv2', 'flatten-swin': 'Swin',
 }  # fmt: skip
 # What is in a paper's figures, and how near ours must come. Parameters of layers are weights and
 # biases, so no positions; kernels are the products of the attention without the Newton iteration.
@@ -51,6 +51,7 @@ PUBLISHED = {
     'polaformer': dict(layers=True, kernels=False, parameters=0.025, macs=0.05),
     'pvt': dict(layers=False, kernels=True, parameters=0.01, macs=0.06),
     'swin': dict(layers=False, kernels=True, parameters=0.02, macs=0.01),
+    'mlla': dict(layers=False, kernels=True, parameters=0.03, macs=0.02),
     # Only their scores are published where the weights are.
     **dict.fromkeys(('deit', 'flatten', 'agent', 'inline'), dict(layers=False, kernels=True)),
 }
@@ -349,9 +350,9 @@ def test_imagenet_weights_of_the_authors_fit_detectors_and_segmentors():
 def test_metafiles_and_configs_name_each_other():
     # The published sizes: LaplacianFormer, SOFT and SOFT++ with their ablations, PolaFormer, the
     # hosts PVT and PVTv2, Swin and DeiT, FLatten, Agent
-    # and InLine.
+    # and InLine. MLLA has 3.
     published = [path for path in CLASSIFIERS if metadata()[path]['Published']]
-    assert len(published) == 5 + 22 + 9 + 10 + 6 + 3 + 6 + 14 + 10
+    assert len(published) == 5 + 22 + 9 + 10 + 6 + 3 + 6 + 14 + 10 + 3
     index = yaml.safe_load((ROOT / 'model-index.yml').read_text())['Import']
     assert sorted(index) == [str(path.relative_to(ROOT)) for path in METAFILES]
     named, collections = [], set()

@@ -80,6 +80,12 @@ MODEL_CONFIGS = {
         attn_cfg=inline_windows(24, 3, 1),
     ),
     'mavit_small': dict(type='MAViT', **GATED),
+    'mlla_small': dict(
+        type='MLLA', img_size=64, arch=dict(
+            embed_dims=(8, 16, 32, 64), num_heads=(1, 2, 2, 4), depths=(1, 1, 2, 1),
+            ffn_ratios=(2,) * 4,
+        ),
+    ),
     'pvt_small_cls': dict(
         type='PVT', with_cls_token=True, out_type='cls_token', arch=SOFT, img_size=64
     ),

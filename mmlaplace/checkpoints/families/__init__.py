@@ -13,7 +13,7 @@ from ..names import count_prefixes, first_names
 from . import (
     agent,
     flatten,
-    inline,
+    inline, mlla,
     polaformer,
     pvt,
     ravlt,
@@ -44,6 +44,7 @@ FAMILIES: Dict[str, Family] = {
     **flatten.FAMILIES,
     **agent.FAMILIES,
     **inline.FAMILIES,
+    **mlla.FAMILIES,
     **ravlt.FAMILIES,
     **swiftformer.FAMILIES,
 }

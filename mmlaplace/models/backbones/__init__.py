@@ -14,11 +14,13 @@ from .families import (
     Swin,
     ViT,
 )
+from .mlla import MLLA
 from .ravlt import RAVLT, MAViT
 from .stage import Stage
 from .swiftformer import SwiftFormer
 
 __all__ = [
+    'MLLA',
     'PVT',
     'RAVLT',
     'SOFT',
