@@ -9,11 +9,14 @@ Examples:
 
 import sys
 from pathlib import Path
-from typing import Dict, NamedTuple, Tuple
+from typing import Dict, List, NamedTuple, Optional, Tuple
+
+from mmengine.registry import MODELS
 
 from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.comparison.attention_report import markdown
-from mmlaplace.probes.report import MISSING, Table, draw, read_costs, tables
+from mmlaplace.probes.prediction import correlate, published, trained_here
+from mmlaplace.probes.report import MISSING, Table, behind, draw, read_costs, tables
 from mmlaplace.probes.results import read_results
 from mmlaplace.probes.study import read_studies
 from mmlaplace.probes.tasks import PROBES, build_probe
@@ -21,9 +24,11 @@ from mmlaplace.probes.tasks import PROBES, build_probe
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / 'docs'
 PAGE, PICTURE = DOCS / 'which_attention.md', DOCS / 'images/probes.png'
-LOG, COSTS = DOCS / 'logs/probes.jsonl', DOCS / 'logs/compare_attentions.json'
+LOG, COMPARED = DOCS / 'logs/probes.jsonl', DOCS / 'logs/compare_attentions.json'
 SOLVED = 0.9  # of the way from a guess to a perfect answer
 NAMED = 4  # attentions for each use
+SEEDS_DIFFER = 6.0  # points of top-1 on textures, by docs/attention_comparison.md
+WINDOWS = ('Neighborhood', 'Reformer')  # their windows and buckets are fixed at export
 
 
 class Use(NamedTuple):
@@ -33,195 +38,289 @@ class Use(NamedTuple):
         name: Its name.
         columns: Titles of the columns that matter for it.
         cost: The cost that matters for it.
+        evidence: Links.
+        images: Whether top-1 on textures counts too.
     """
 
     name: str
     columns: Tuple[str, ...]
     cost: str
+    evidence: str
+    images: bool = False
 
 
+PROBES_LINK, TEXTURES_LINK = '[probes](#the-probes)', '[textures](attention_comparison.md)'
 USES = (
-    Use('exact recall: read, match or copy single tokens', ('recall',), 'ms 1024²'),
-    Use('small images', ('recall', 'one of many'), 'ms 224²'),
-    Use('detection at 1024²', ('one of many',), 'ms 1024²'),
-    Use('dense prediction', ('recall',), 'MB 1024²'),
-    Use('sequences', ('recall', 'one of many'), 'ms 1024²'),
-    Use('mobile', ('one of many',), 'ms 224²'),
-)
+    Use('exact recall of single tokens', ('recall', 'noise'), 'ms 1024²', PROBES_LINK),
+    Use('small images', (), 'ms 224²', TEXTURES_LINK, images=True),
+    Use('detection at 1024²', ('one of many', 'count, 4x map'), 'ms 1024²',
+        f'{PROBES_LINK}, [larger maps](scale.md)'),
+    Use('dense prediction', ('recall', 'count, 4x map'), 'MB 1024²',
+        f'{PROBES_LINK}, [models](dense_prediction.md)'),
+    Use('sequences', ('recall', 'one of many'), 'ms 1024²',
+        f'{PROBES_LINK}, [Long Range Arena](lra.md)'),
+    Use('mobile', ('one of many',), 'ms 224²',
+        f'{PROBES_LINK}, {TEXTURES_LINK}, [export](deploy.md#every-attention)', images=True),
+)  # fmt: skip
 PAGE_TEXT = """\
 # Which attention should I take?
 
 For people who choose an attention. `python .dev_scripts/make_which_attention.py` writes this page
 from [the probes' log](logs/probes.jsonl) and [the log of costs](logs/compare_attentions.json).
 
-![Accuracy of each attention on each probe, and its cost](images/probes.png)
+![Accuracy of each attention on each probe, its cost, and what it can](images/probes.png)
 
 A probe is a small task that asks one thing of an attention: blue solves it, red guesses, and – was
 not run. Costs are ms of a forward pass of one image and MB of a training pass, in
-`LaplacianFormer-micro` on one CPU thread; a darker cell costs more.
+`LaplacianFormer-micro` on one CPU thread; a darker cell costs more. Every attention takes maps of
+any size and [leaves for ONNX](deploy.md#every-attention). *Export: partly*: the size of its windows
+is fixed. *Any size: partly*: loading weights at another size resizes some of them. A mask hides
+tokens, such as padding.
 
 ## Take this if
 
-Of the attentions that are at least 90 % of the way from a guess to a perfect answer, the cheapest,
-each with its cost:
+Of the attentions that are at least 90 % of the way from a guess to a perfect answer, the cheapest
+by [the log](logs/compare_attentions.json), each with its cost. *Textures*: its top-1 is at most
+{seeds_differ:.0f} points, the spread of seeds, below the best.
 
 {advice}
 
-The choice of probes for a use is ours. No model was trained on data of that use.
+The choice of probes for a use is ours. No model was trained on data of that use. An attention that
+was not run is never named.
+
+## Does a probe predict images?
+
+{prediction}
+
+## What this means for LaplacianFormer
+
+{laplacian}
 
 ## The probes
 
 {probes}
 
 {training}
-
-## What this means for LaplacianFormer
-
-{laplacian}
-
-## Not run
-
 {missing}
 
 ## Run it again
 
 ```bash
 python tools/analysis_tools/probe_attentions.py --list
-python tools/analysis_tools/probe_attentions.py --out docs/logs/probes.jsonl  # adds runs
+python tools/analysis_tools/probe_attentions.py --out docs/logs/probes.jsonl --seeds 0 1 2  # adds
 python .dev_scripts/make_which_attention.py
 ```
 """
 
 
-def advice(table: Table, costs: Dict[str, Dict[str, float]]) -> str:
+def plain(header: List[str], rows: List[List[str]]) -> str:
+    return markdown(header, rows).replace('---:', '---')
+
+
+def percent(value: Optional[float]) -> str:
+    return MISSING if value is None else f'{100 * value:.0f}'
+
+
+def titles_of(table: Table) -> List[str]:
+    return [column.title for column in table.columns]
+
+
+def facts_of(attn_cfg: dict, name: str) -> Dict[str, float]:
+    """The degree from 0 to 1 to which an attention has each ability."""
+    small, large = (
+        MODELS.build(dict(attn_cfg, embed_dims=32, num_heads=2, input_resolution=(side, side)))
+        for side in (8, 16)
+    )
+    shapes = [{key: x.shape for key, x in m.state_dict().items()} for m in (small, large)]
+    return {
+        'export': 0.5 if name in WINDOWS else 1.0,
+        'any size': 1.0 if shapes[0] == shapes[1] else 0.5,
+        'mask': float(small.accepts_mask),
+    }
+
+
+def advice(table: Table, costs: Dict[str, Dict[str, float]], textures: Dict[str, float]) -> str:
     """For each use, the cheapest attentions that solve its probes."""
-    titles, rows = [column.title for column in table.columns], []
+    titles, rows = titles_of(table), []
     for use in USES:
         numbers = [titles.index(title) for title in use.columns]
+        least = max(textures.values()) - SEEDS_DIFFER if use.images else 0
         able = {
             name: costs[name][use.cost]
             for name in table.rows
             if all((table.level(name, n) or 0) >= SOLVED for n in numbers)
+            and (not use.images or textures.get(name, 0) >= least)
             and use.cost in costs.get(name, {})
         }
         cheapest = sorted(able, key=able.__getitem__)[:NAMED]
         named = ', '.join(f'{name} ({able[name]:.0f})' for name in cheapest)
-        rows.append([use.name, '; '.join(use.columns), use.cost, named or 'none'])
-    return plain(['use', 'must solve', 'cost', 'take'], rows)
+        must = '; '.join([*use.columns, *['textures'] * use.images])
+        rows.append([use.name, must, use.cost, named or 'none', use.evidence])
+    return plain(['use', 'must solve', 'cost', 'take', 'evidence'], rows)
 
 
-def plain(header: list, rows: list) -> str:
-    return markdown(header, rows).replace('---:', '---')
+def prediction_section(table: Table, images: Dict[str, Dict[str, float]]) -> str:
+    """Rank correlations of the probes with accuracies on images."""
+    rows, certain, all_of = [], [], 0
+    for number, title in enumerate(titles_of(table)):
+        probe = {n: a for n in table.rows if (a := table.accuracy(n, number)) is not None}
+        cells = []
+        for target, scores in images.items():
+            found = correlate(probe, scores)
+            if found is None:
+                cells.append(MISSING)
+                continue
+            all_of += 1
+            text = f'{found.rho:.2f} ({found.low:.2f} to {found.high:.2f}), {found.count}'
+            cells.append(text.replace('-', '−'))
+            if found.certain:
+                certain.append(f'{title} with {target} ({found.rho:.2f})'.replace('-', '−'))
+        rows.append([title, *cells])
+    leave = f'{len(certain)} of {all_of} intervals leave out 0'
+    by_chance = f'By chance, {0.05 * all_of:.1f} would.'
+    if len(certain) <= max(2, 0.1 * all_of):
+        verdict = f'**No.** {leave}{": " + "; ".join(certain) if certain else ""}. {by_chance}'
+    else:
+        verdict = f'**A few do.** {leave}: {"; ".join(certain)}. {by_chance}'
+    return (
+        "Spearman's rank correlation over attentions, with a 95 % interval by bootstrap, and the "
+        'number of\nattentions. *Textures* are trained here; the others are [published top-1 on '
+        f'ImageNet](../configs/probes/published_top1.yml).\n\n{plain(["probe", *images], rows)}\n\n'
+        f'{verdict} A probe says what an attention can do, and not how accurate\nit is on images.'
+    )
 
 
 def probes_section(table: Table) -> str:
     """A row for each probe, with its task, chance and paper."""
     rows = []
-    for kind, seen in {column.probe['type']: column.probe for column in table.columns}.items():
-        task = ' '.join((PROBES.get(kind).__doc__ or '').split('\n\n')[0].split())
+    first = {column.probe['type']: n for n, column in reversed(list(enumerate(table.columns)))}
+    for number in sorted(first.values()):
+        seen = table.columns[number].probe
+        task = ' '.join((PROBES.get(seen['type']).__doc__ or '').split('\n\n')[0].split())
         size = ', '.join(f'{name} {value}' for name, value in seen.items() if name != 'type')
-        probe = build_probe(seen)
-        chance = f'{100 * probe.chance:.0f}'
-        rows.append([kind.replace('_', ' '), task, size, chance, probe.paper])
-    return plain(['probe', 'task', 'here', 'chance, %', 'a claim of'], rows)
+        probe, (seeds, rates) = build_probe(seen), behind(table, number)
+        levels = f'{100 * probe.chance:.0f}, {100 * probe.perfect:.0f}'
+        name = table.columns[number].title
+        rows.append([name, task, size, levels, f'`{probe.knob}`', probe.paper, seeds, rates])
+    header = ['probe', 'task', 'here', 'chance, perfect, %', 'knob', 'a claim of', 'seeds',
+              'rates']  # fmt: skip
+    return plain(header, rows)
 
 
 def training_section(table: Table) -> str:
     """How the models were trained, and how sure the figures are."""
     study = table.study
-    cells = [c for row in table.rows.values() for c in row if c is not None]
-    seeds, tried = min(c.seeds for c in cells), min(c.rates for c in cells)
     return (
         f'A model has {study.model["depth"]} blocks with {study.model["embed_dims"]} channels and '
         f'{study.model["num_heads"]} heads, and learns for at most {study.schedule["steps"]} steps '
-        f'of {study.schedule["batch_size"]} maps of 8 x 16 tokens.\n'
-        'So a low accuracy can also mean that an attention learns slowly. Attentions have their '
-        'default options.\nIn *offset* they get rotary positions and a 3 x 3 convolution '
-        'too, if they have these options.\n\n'
-        f'**How sure.** Each cell has {seeds} seed and {tried} learning rate, '
-        f'{study.rates[0]}, of the {len(study.rates)} in the plan. Read a\ndifference between blue '
-        'and red, and not one between neighbours. Softmax itself has '
-        f'{100 * (table.accuracy("Softmax", 1) or 0):.0f} % in one of many.'
+        f'of {study.schedule["batch_size"]} maps\nof 8 x 16 tokens. So a low accuracy can also '
+        'mean that an attention learns slowly. Attentions have\ntheir default options. In *offset* '
+        'they get rotary positions and a 3 x 3 convolution too, if they\nhave these options.\n\n'
+        '**How sure.** *Seeds* and *rates* are the numbers of seeds, and of learning rates of '
+        'cells that are\nnot solved, of which the best counts. The plan is 3 of each. Read a '
+        'difference between blue and\nred, and not one between neighbours.'
     )
 
 
-LANDMARKS = """\
-**Pooled landmarks lose single tokens, and the kernel does not.** Recall of 56 pairs on a map of 128
-tokens, in %, one seed:
+def landmark_rows(found: Dict[str, Table]) -> List[List[str]]:
+    """Recall by variants of LaplacianAttention: 16 pairs in short runs, 56 pairs in longer ones."""
+    short_run, long_run = found['landmarks'], found['recall']
+    last, rows = len(long_run.columns) - 1, []
+    for name in short_run.study.attentions:
+        cfg = short_run.study.attentions[name]
+        twin = next((n for n, c in long_run.study.attentions.items() if c == cfg), '')
+        run = long_run.rows[twin][last] if twin in long_run.rows else None
+        cut = run is not None and run.seconds >= long_run.study.schedule['seconds']
+        cells = [
+            percent(short_run.accuracy(name, 0)) if name in short_run.rows else MISSING,
+            MISSING if run is None else percent(long_run.accuracy(twin, last)) + '*' * cut,
+        ]
+        if cells != [MISSING] * 2:
+            rows.append([name, *cells])
+    return rows
+
+
+def variants_table(found: Dict[str, Table]) -> str:
+    """Recall over heads, channels and the size of the map. Columns without runs are left out."""
+    columns = {
+        'picture': 'attentions', '1 head': 'heads_1', '4 heads': 'heads_4',
+        '16 channels': 'channels_16', '64 channels': 'channels_64',
+        '512 tokens, 64 pairs': 'large', '2,048 tokens, 64 pairs': 'larger',
+    }  # fmt: skip
+    columns = {title: name for title, name in columns.items() if name in found}
+    rows = []
+    for name in read_studies()['large'].attentions:
+        tried = [found[of] for of in columns.values()]
+        cells = [percent(t.accuracy(name, 0)) if name in t.rows else MISSING for t in tried]
+        if any(cell != MISSING for cell in cells[1:]):
+            rows.append([name, *cells])
+    return VARIANTS + markdown(['recall, %', *columns], rows) if rows else ''
+
+
+LAPLACIAN = """\
+Recall by `LaplacianAttention`, in %. *16 pairs* are the runs of the picture, with 32 channels and
+400 steps. *56 pairs* are runs with 64 channels and 1,500 steps. One seed.
 
 {table}
-
-A landmark is the mean of the tokens of a cell. With 64 channels recall rises from 16 to 80
-landmarks. With 32 channels the attention learns nothing in 800 steps unless each token is a
-landmark. The kernel without landmarks learns in both.
 {cut}
+**Pooled landmarks lose single tokens, and the kernel does not.** A landmark is the mean of the
+tokens of a cell. With 56 pairs, recall rises with the number of landmarks, and the kernel without
+landmarks recalls everything.
 
 So where single tokens count, such as text in images or matching, give `LaplacianFormer` more
 landmarks, `attn_cfg=dict(num_landmarks=196)`, or take an attention that solves recall. With 196,
 all tokens of the third stage are landmarks at 224². In the last stage, 49 already are all. More
-landmarks cost time, and we have not measured on images whether they help. The default stays at 49,
-as in the paper.
+landmarks cost time, and we have not measured on images whether they help. The defaults stay, as in
+the paper.
 
-`SOFTAttention` guesses in recall and one of many. Its output is [far smaller than that of its
-convolution](soft_and_polaformer.md#when-does-softs-attention-contribute).
+{variants}"""
+VARIANTS = """\
+**Heads, channels and larger maps.** The picture has 2 heads, 32 channels and 128 tokens. Each
+other column changes one of these, with one seed and one rate:
+
 """
-ROWS = (  # of a row of the table: its name in both studies
-    ('16 landmarks, 4 x 4', 'Laplacian, 16 landmarks', 'Laplacian, 16 landmarks (4 x 4)'),
-    ('49 landmarks, 7 x 7 (default)', 'Laplacian', 'Laplacian, 49 landmarks (7 x 7)'),
-    ('80 landmarks, 8 x 10', 'Laplacian, 80 landmarks', 'Laplacian, 80 landmarks (8 x 10)'),
-    ('all 128 tokens', 'Laplacian, all 128 tokens', 'Laplacian, all 128 tokens'),
-    ('the kernel without landmarks', *['Laplacian kernel without landmarks'] * 2),
-    ('softmax', 'Softmax', ''),
-)
 
 
 def laplacian_section(found: Dict[str, Table]) -> str:
-    """The landmarks of LaplacianAttention, with the figures of the log."""
-    long, short, rows, cut = found['recall'], found['landmarks'], [], ''
-    for name, of_long, of_short in ROWS:
-        column = len(long.columns) - 1  # of 56 pairs
-        cells = [long.accuracy(of_long, column), None]
-        if of_short in short.rows:
-            cells[1] = short.accuracy(of_short, 0)
-        run = long.rows[of_long][column]
-        if run is not None and run.seconds >= long.study.schedule['seconds']:
-            cut = f'The run of {name} with 64 channels ended at two minutes, step {run.steps:.0f}.'
-        rows.append([name, *(MISSING if cell is None else f'{100 * cell:.0f}' for cell in cells)])
-    header = ['LaplacianAttention with', '64 channels, 1,500 steps', '32 channels, 800 steps']
-    return LANDMARKS.format(table=markdown(header, rows), cut=cut).strip()
+    """The explanation: landmarks, the kernel's options, heads and channels, size of the map."""
+    rows = landmark_rows(found)
+    cut = any(row[-1].endswith('*') for row in rows)
+    header = ['LaplacianAttention with', '16 pairs', '56 pairs']
+    return LAPLACIAN.format(
+        table=markdown(header, rows),
+        cut='\n\\* The run ended at two minutes of the processor.\n' if cut else '',
+        variants=variants_table(found),
+    ).strip()
 
 
 def missing_section(found: Dict[str, Table]) -> str:
-    """The attentions and probes without results, and the rest of the plan."""
-    table, lines = found['attentions'], []
+    """The attentions and probes without results."""
+    table, parts = found['attentions'], []
     for number, column in enumerate(table.columns):
         names = [n for n in table.study.attentions if table.rows.get(n, [None] * 9)[number] is None]
         if names and column.scale == '1':
-            ran = len(table.study.attentions) - len(names)
-            which = f': {"; ".join(names)}' if len(names) <= 6 else ''
-            lines.append(f'- {column.title}: {ran} attentions ran, {len(names)} did not{which}.')
-    noise = found['noise']
-    best = max(noise.accuracy(name, 0) or 0 for name in noise.rows)
-    lines.append(
-        f'- *Noise*, recall of 8 pairs among 96 others, is too hard for this schedule: no '
-        f'attention, softmax included, is above {100 * best:.1f} %. So it is not in the picture.'
-    )
-    lines.append(
-        '- Further seeds and learning rates, drawn landmarks (`--study landmarks`), larger maps '
-        '(`--study large`), the largest number of pairs, and whether a probe predicts the accuracy '
-        'on images.'
-    )
+            which = '; '.join(names) if len(names) <= 3 else f'{len(names)} attentions'
+            parts.append(f'{column.title}: {which}')
+    lines = [f'Not run: {". ".join(parts)}.'] if parts else []
+    slow = found['landmarks'].rows.get('Skyformer, 49 pooled', [None])[0]
+    if slow is not None and slow.steps < table.study.schedule['steps']:
+        lines.append(
+            f'A run of Skyformer takes more than two minutes: its recall is of step '
+            f'{slow.steps:.0f}.'
+        )
     return '\n'.join(lines)
 
 
 def page(found: Dict[str, Table], costs: Dict[str, Dict[str, float]]) -> str:
     """The whole page."""
-    main = found['attentions']
+    main, here = found['attentions'], trained_here(COMPARED)
     return PAGE_TEXT.format(
-        advice=advice(main, costs),
+        seeds_differ=SEEDS_DIFFER,
+        advice=advice(main, costs, here['textures']),
+        prediction=prediction_section(main, {**here, **published()}),
+        laplacian=laplacian_section(found),
         probes=probes_section(main),
         training=training_section(main),
-        laplacian=laplacian_section(found),
         missing=missing_section(found),
     )
 
@@ -230,14 +329,16 @@ def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument('--check', action='store_true', help='only say whether it is in step')
     args = parser.parse_args()
-    found, costs = tables(read_results(LOG), read_studies()), read_costs(COSTS)
+    found, costs = tables(read_results(LOG), read_studies()), read_costs(COMPARED)
     text = page(found, costs)
     if args.check:
         if not (PAGE.is_file() and PAGE.read_text() == text):
             sys.exit(f'{PAGE.name} is not in step; run python .dev_scripts/{Path(__file__).name}')
         return
     PAGE.write_text(text)
-    draw(found['attentions'], PICTURE, costs)
+    table = found['attentions']
+    facts = {name: facts_of(table.study.attentions[name], name) for name in table.rows}
+    draw(table, PICTURE, costs, facts)
     print(f'wrote {PAGE.relative_to(ROOT)} and {PICTURE.relative_to(ROOT)}')
 
 

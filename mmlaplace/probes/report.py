@@ -11,11 +11,12 @@ import matplotlib.pyplot as plt
 
 from ..comparison.attention_report import markdown, save
 from .results import by_key
-from .study import Cell, Study, cell, label
+from .study import SOLVED, Cell, Study, cell, label
 from .tasks import build_probe
 
 MISSING = '–'
-SIDES = (224, 1024)  # of the images of the costs
+MARKS = {0.0: 'no', 0.5: 'partly', 1.0: 'yes'}  # of degrees
+SIDES = (224, 512, 1024)  # of the images of the costs
 NAMES = {
     'recall': 'recall', 'one_of_many': 'one of many', 'noise': 'noise', 'offset': 'offset',
     'count': 'count', 'magnitude': 'magnitude',
@@ -133,14 +134,27 @@ def read_costs(path: Path) -> Dict[str, Dict[str, float]]:
     return costs
 
 
-def draw(table: Table, path: Path, costs: Optional[Dict[str, Dict[str, float]]] = None) -> None:
-    """Draw the heat map of a table, with costs beside it if they are given."""
+def draw(
+    table: Table,
+    path: Path,
+    costs: Optional[Dict[str, Dict[str, float]]] = None,
+    facts: Optional[Dict[str, Dict[str, float]]] = None,
+) -> None:
+    """Draw the heat map of a table, with what is given beside it.
+
+    Args:
+        table: The table.
+        path: The picture.
+        costs: Costs by attention, as :func:`read_costs` gives them. Default: None.
+        facts: By attention, the degree from 0 to 1 to which it has each ability. Default: None.
+    """
     names, count = list(table.rows), len(table.columns)
     keys = [f'ms {side}²' for side in SIDES] + [f'MB {SIDES[-1]}²'] if costs else []
+    abilities = list(next(iter(facts.values()))) if facts else []
+    widths = [width for width in (count, len(keys), len(abilities)) if width]
     figure, axes = plt.subplots(
-        1, 1 + bool(keys), sharey=True, layout='constrained', squeeze=False,
-        figsize=(3.0 + 0.72 * (count + len(keys)), 1.6 + 0.215 * len(names)),
-        width_ratios=[count, len(keys)] if keys else [1],
+        1, len(widths), sharey=True, layout='constrained', squeeze=False,
+        figsize=(3.0 + 0.72 * sum(widths), 1.6 + 0.215 * len(names)), width_ratios=widths,
     )  # fmt: skip
     levels = [[table.level(name, c) for c in range(count)] for name in names]
     texts = [[table.accuracy(name, c) for c in range(count)] for name in names]
@@ -156,6 +170,11 @@ def draw(table: Table, path: Path, costs: Optional[Dict[str, Dict[str, float]]] 
         titles = [key.replace(' ', '\n') for key in keys]
         paint(axes[0, 1], ranks, shown, titles, 'Greys_r', (-1.5, 1.0))
         axes[0, 1].set_title('cost', fontsize=9)
+    if abilities:
+        degrees = [[(facts or {}).get(name, {}).get(key) for key in abilities] for name in names]
+        shown = [[MISSING if v is None else MARKS[v] for v in row] for row in degrees]
+        titles = [key.replace(' ', '\n') for key in abilities]
+        paint(axes[0, -1], degrees, shown, titles, 'Greens', (-0.1, 2.5))
     save(figure, path)
 
 
@@ -201,10 +220,18 @@ def tables(results: List[dict], studies: Dict[str, Study]) -> Dict[str, Table]:
     return {name: table for name, table in found.items() if table.rows}
 
 
-def seeds_and_rates(table: Table) -> Tuple[int, int]:
-    """The fewest seeds and learning rates of a cell that is not solved."""
-    cells = [found for row in table.rows.values() for found in row if found is not None]
-    return min(found.seeds for found in cells), min(found.rates for found in cells)
+def behind(table: Table, column: int) -> Tuple[str, str]:
+    """Numbers of seeds, and of learning rates of cells that are not solved, as text."""
+    cells = [row[column] for row in table.rows.values()]
+    seeds = [found.seeds for found in cells if found is not None]
+    rates = [found.rates for found in cells if found is not None and found.accuracy['1'] < SOLVED]
+    return span(seeds), span(rates)
+
+
+def span(numbers: List[int]) -> str:
+    """The least and the largest number."""
+    ends = sorted({min(numbers), max(numbers)}) if numbers else []
+    return ' to '.join(map(str, ends)) or MISSING
 
 
 def write_report(results: List[dict], studies: Dict[str, Study], folder: Path) -> List[Path]:

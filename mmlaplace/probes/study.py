@@ -161,19 +161,25 @@ class Runner:
             self.tell(f'{name}: {accuracy} after {found["steps"]} steps, {found["seconds"]:.0f} s')
 
     def planned(self, seeds: Sequence[int]) -> Iterator[tuple]:
-        """Attention, probe, rate and seed of each run, after a look at the results so far."""
-        study = self.study
-        pairs = [(attention, probe) for probe in study.probes for attention in study.attentions]
-        for lr in study.rates:
-            for attention, probe in pairs:
-                best = self.best(attention, probe, seeds[0])
-                if best is None or best['settings']['lr'] == lr or accuracy_of(best) < SOLVED:
-                    yield attention, probe, lr, seeds[0]
-        for seed in seeds[1:]:
-            for attention, probe in pairs:
-                best = self.best(attention, probe, seeds[0])
-                if best is not None:
-                    yield attention, probe, best['settings']['lr'], seed
+        """Attention, probe, rate and seed of each run, after a look at the results so far.
+
+        All cells come first, with one rate. Then one probe follows another.
+        """
+        study, first = self.study, seeds[0]
+        for probe in study.probes:
+            for attention in study.attentions:
+                yield attention, probe, study.rates[0], first
+        for probe in study.probes:
+            for lr in study.rates[1:]:
+                for attention in study.attentions:
+                    best = self.best(attention, probe, first)
+                    if best is None or trained_accuracy(best) < SOLVED:
+                        yield attention, probe, lr, first
+            for seed in seeds[1:]:
+                for attention in study.attentions:
+                    best = self.best(attention, probe, first)
+                    if best is not None:
+                        yield attention, probe, best['settings']['lr'], seed
 
     def best(self, attention: str, probe: dict, seed: int) -> Optional[dict]:
         return best_of(self.results(), self.study, attention, probe, seed)
@@ -183,11 +189,6 @@ def label(probe: dict) -> str:
     """A probe with its options, as text."""
     options = ', '.join(f'{name} {value}' for name, value in probe.items() if name != 'type')
     return f'{probe["type"]} ({options})' if options else probe['type']
-
-
-def accuracy_of(result: dict) -> float:
-    """The accuracy on the largest test map."""
-    return list(result['accuracy'].values())[-1]
 
 
 def trained_accuracy(result: dict) -> float:

@@ -103,7 +103,6 @@ def check_positive(**numbers: float) -> None:
 @PROBES.register_module(name='recall')
 class Recall(Probe):
     """K tokens hold a key and a value, and K others ask for the values of the same keys.
-
     The other tokens of the map are empty.
 
     Args:
@@ -141,13 +140,13 @@ class Recall(Probe):
 
 @PROBES.register_module(name='noise')
 class Noise(Recall):
-    """Recall of 8 pairs, among D times as many pairs for which nothing asks.
+    """Recall of K pairs among D times as many others. Nothing asks for the others.
 
     The map must have room for all of them.
 
     Args:
-        noise: D. Default: 12.
-        pairs: Pairs for which a token asks. Default: 8.
+        noise: D. Default: 3.
+        pairs: K, the pairs for which a token asks. Default: 8.
         hw_shape, values: As in :class:`Probe`.
     """
 
@@ -156,7 +155,7 @@ class Noise(Recall):
 
     def __init__(
         self,
-        noise: int = 12,
+        noise: int = 3,
         pairs: int = 8,
         hw_shape: Tuple[int, int] = (8, 16),
         values: int = 64,
@@ -168,11 +167,11 @@ class Noise(Recall):
 
 @PROBES.register_module(name='magnitude')
 class Magnitude(Probe):
-    """Each of K keys is stored twice, as a vector and as its multiple, with two values.
+    """Each of K keys is stored twice, as a vector and as its multiple, with two values. A
+    query is the vector or the multiple, and asks for the value that is stored with it.
 
-    A query is the vector or the multiple, and asks for the value that is stored with it. No norm
-    precedes the first attention, because it would make them equal. A model that sees only the
-    direction of the query has an accuracy of a half, which counts as chance.
+    No norm precedes the first attention, because it would make them equal. A model that sees only
+    the direction of the query has an accuracy of a half, which counts as chance.
 
     Args:
         pairs: K. Default: 8.
@@ -221,7 +220,6 @@ class Magnitude(Probe):
 @PROBES.register_module(name='one_of_many')
 class OneOfMany(Probe):
     """n tokens hold a value and a marker, a vector of the lengths 1/n, 2/n, ..., 1.
-
     All other tokens answer with the value of the longest marker.
 
     Args:
@@ -255,7 +253,7 @@ class OneOfMany(Probe):
 
 @PROBES.register_module(name='offset')
 class Offset(Probe):
-    """Every token holds a value, and answers with the value some rows down and columns right.
+    """Every token holds a value. It answers with the value some rows down and some columns right.
 
     Each attention gets the rotary positions and the 3 x 3 convolution of V of the host
     LaplacianFormer, if it has these options. The test is also on maps of four times the tokens.
@@ -303,7 +301,6 @@ class Offset(Probe):
 @PROBES.register_module(name='count')
 class Count(Probe):
     """Some tokens are marked, and every token answers how large their share is, in n classes.
-
     The test is also on maps of four times the tokens, with the same shares.
 
     Args:

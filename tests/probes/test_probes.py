@@ -8,9 +8,10 @@ import torch
 from conftest import ROOT, load_tool, run_script
 
 from mmlaplace.probes import PROBES, Schedule, train_probe
+from mmlaplace.probes.prediction import correlate, published, trained_here
 from mmlaplace.probes.report import table_of
 from mmlaplace.probes.results import append_result, read_results
-from mmlaplace.probes.study import Runner, read_studies
+from mmlaplace.probes.study import Runner, all_attentions, read_studies
 from mmlaplace.probes.tasks import UNASKED, build_probe
 
 TOOL = ROOT / 'tools/analysis_tools/probe_attentions.py'
@@ -144,6 +145,37 @@ def test_the_best_rate_counts_and_a_solved_probe_needs_no_other(tmp_path):
     assert len(ran(study, path)[0]) == 3  # of Hydra alone
     table = table_of(read_results(path), study)
     assert next(iter(table.rows)) == 'Softmax' and table.accuracy('Softmax', 0) == 1
+
+
+def test_all_cells_come_before_further_rates_and_a_probe_is_finished_before_the_next(tmp_path):
+    probes = [dict(type='recall', pairs=n, hw_shape=[4, 4]) for n in (3, 4)]
+    runner = Runner(a_study()._replace(probes=probes), tmp_path / 'none.jsonl', print)
+    plan = [(probe['pairs'], lr) for _, probe, lr, _ in runner.planned([0])]
+    first, *others = runner.study.rates
+    assert plan == [(n, first) for n in (3, 3, 4, 4)] + [
+        (n, lr) for n in (3, 4) for lr in others for _ in range(2)
+    ]
+
+
+def test_rank_correlation_is_spearmans_and_its_interval_is_certain_only_where_ranks_agree():
+    names = 'abcdefgh'
+    score = dict(zip(names, [0.1, 0.2, 0.2, 0.5, 0.6, 0.7, 0.8, 0.9]))  # with a tie
+    other = dict(zip(names, [3, 1, 2, 5, 4, 8, 6, 7]))
+    found = correlate(score, {**other, 'unknown': 1.0})
+    assert found.rho == pytest.approx(0.826362, abs=1e-6)  # scipy.stats.spearmanr
+    assert found.count == 8 and found.low < found.rho < found.high
+    assert correlate(score, score).certain
+    mixed = dict(zip(names, [4, 8, 1, 6, 2, 7, 3, 5]))
+    assert not correlate(score, mixed).certain
+    assert correlate(dict(a=1.0, b=2.0), other) is None  # too few
+    assert correlate(dict.fromkeys(names, 1.0), other) is None  # no order
+
+
+def test_scores_on_images_are_of_attentions_of_the_table():
+    here = trained_here(ROOT / 'docs/logs/compare_attentions.json')
+    for scores in (*here.values(), *published().values()):
+        assert set(scores) <= set(all_attentions()) and len(scores) >= 6
+        assert all(20 < top1 < 90 for top1 in scores.values())
 
 
 def test_an_attention_that_fails_is_told_and_the_others_go_on(tmp_path):

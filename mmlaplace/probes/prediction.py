@@ -1,0 +1,117 @@
+"""Whether a probe predicts the accuracy on images: rank correlations with an interval."""
+
+import json
+import statistics
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Optional
+
+import numpy as np
+import yaml
+
+from ..comparison.attention_report import short
+from ..model_zoo import files_root
+
+PUBLISHED = 'configs/probes/published_top1.yml'
+HOST = 'laplacianformer'  # of the trainings in the log
+DRAWS = 2000
+FEWEST = 6  # attentions, for a correlation
+
+
+class Correlation(NamedTuple):
+    """A rank correlation over attentions.
+
+    Attributes:
+        rho: Spearman's coefficient.
+        low, high: The ends of its interval.
+        count: Number of attentions.
+    """
+
+    rho: float
+    low: float
+    high: float
+    count: int
+
+    @property
+    def certain(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.low > 0 or self.high < 0
+
+
+def ranks(values: np.ndarray) -> np.ndarray:
+    """Ranks from 0 along the last axis. Equal values share the mean of their ranks."""
+    below = (values[..., None, :] < values[..., :, None]).sum(-1)
+    equal = (values[..., None, :] == values[..., :, None]).sum(-1)
+    return below + (equal - 1) / 2
+
+
+def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    r"""Spearman's coefficient along the last axis, the Pearson correlation of the ranks.
+
+    It is NaN where all values are equal.
+
+    Examples:
+        >>> import numpy as np
+        >>> from mmlaplace.probes.prediction import spearman
+        >>> round(float(spearman(np.array([1, 2, 3, 4]), np.array([10, 20, 40, 30]))), 3)
+        0.8
+    """
+    a, b = (ranks(np.asarray(values)) for values in (x, y))
+    a, b = (r - r.mean(-1, keepdims=True) for r in (a, b))
+    with np.errstate(invalid='ignore'):
+        return (a * b).sum(-1) / np.sqrt((a * a).sum(-1) * (b * b).sum(-1))
+
+
+def correlate(
+    probe: Dict[str, float], images: Dict[str, float], level: float = 0.95
+) -> Optional[Correlation]:
+    """Correlate two scores over the attentions that have both, with a bootstrap interval.
+
+    The interval is between percentiles of 2,000 draws of attentions with replacement, always the
+    same draws.
+
+    Args:
+        probe: Accuracy in a probe by attention.
+        images: Accuracy on images by attention.
+        level: Probability of the interval. Default: 0.95.
+
+    Returns:
+        None for fewer than six attentions, or equal scores.
+    """
+    names = [name for name in probe if name in images]
+    if len(names) < FEWEST:
+        return None
+    x, y = (np.array([scores[name] for name in names]) for scores in (probe, images))
+    rho = float(spearman(x, y))
+    if np.isnan(rho):
+        return None
+    drawn = np.random.default_rng(0).integers(len(names), size=(DRAWS, len(names)))
+    tail = 50 * (1 - level)
+    low, high = np.nanpercentile(spearman(x[drawn], y[drawn]), [tail, 100 - tail])
+    return Correlation(rho, float(low), float(high), len(names))
+
+
+def trained_here(path: Path) -> Dict[str, Dict[str, float]]:
+    """Top-1 at the training size by study and attention, the mean over seeds.
+
+    Args:
+        path: The results.json of compare_attentions.py.
+    """
+    runs: Dict[str, Dict[str, List[float]]] = {}
+    for result in json.loads(path.read_text())['results']:
+        settings, top1 = result['settings'], next(iter(result['top1'].values()))
+        if settings['host'] == HOST:
+            of_study = runs.setdefault(settings['study'], {})
+            of_study.setdefault(short(settings['attention']), []).append(top1)
+    return {
+        study: {name: statistics.mean(values) for name, values in found.items()}
+        for study, found in runs.items()
+    }
+
+
+def published() -> Dict[str, Dict[str, float]]:
+    """Published top-1 on ImageNet-1k by host and attention."""
+    hosts = yaml.safe_load((files_root() / PUBLISHED).read_text())
+    return {
+        host: {name: top1 for paper in papers for name, top1 in paper['top1'].items()}
+        for host, papers in hosts.items()
+    }
