@@ -39,6 +39,7 @@ BACKBONES = {  # by what stands in front of the size in the name of a config
     'polaformer-pvtv2': 'PolaFormerPVTv2', 'polaformer-swin': 'PolaFormerSwin',
     'polaformer-deit': 'PolaFormerDeiT', 'soft': 'SOFT', 'softpp-vit': 'ViT',
     'softpp': 'SOFTPlusPlus', 'pvt': 'PVT', 'pvtv2': 'PVTv2', 'swin': 'Swin', 'deit': 'ViT',
+    'ravlt': 'RAVLT', 'mavit': 'MAViT',
     'inline-deit': 'ViT', 'inline-pvt': 'PVT', 'inline-swin': 'Swin',
     'agent-deit': 'ViT', 'agent-pvt': 'PVT', 'agent-swin': 'Swin',
     'mlla': 'MLLA', 'flatten-pvt': 'PVT', 'flatten-pvtv2': 'PVTv2', 'flatten-swin': 'Swin',
@@ -52,6 +53,8 @@ PUBLISHED = {
     'pvt': dict(layers=False, kernels=True, parameters=0.01, macs=0.06),
     'swin': dict(layers=False, kernels=True, parameters=0.02, macs=0.01),
     'mlla': dict(layers=False, kernels=True, parameters=0.03, macs=0.02),
+    'ravlt': dict(layers=False, kernels=False, parameters=0.02, macs=0.025),
+    'mavit': dict(layers=False, kernels=False, parameters=0.03, macs=0.025),
     # Only their scores are published where the weights are.
     **dict.fromkeys(('deit', 'flatten', 'agent', 'inline'), dict(layers=False, kernels=True)),
 }
@@ -350,9 +353,9 @@ def test_imagenet_weights_of_the_authors_fit_detectors_and_segmentors():
 def test_metafiles_and_configs_name_each_other():
     # The published sizes: LaplacianFormer, SOFT and SOFT++ with their ablations, PolaFormer, the
     # hosts PVT and PVTv2, Swin and DeiT, FLatten, Agent
-    # and InLine. MLLA has 3.
+    # and InLine. MLLA has 3, RAVLT and MAViT 4.
     published = [path for path in CLASSIFIERS if metadata()[path]['Published']]
-    assert len(published) == 5 + 22 + 9 + 10 + 6 + 3 + 6 + 14 + 10 + 3
+    assert len(published) == 5 + 22 + 9 + 10 + 6 + 3 + 6 + 14 + 10 + 3 + 4 + 4
     index = yaml.safe_load((ROOT / 'model-index.yml').read_text())['Import']
     assert sorted(index) == [str(path.relative_to(ROOT)) for path in METAFILES]
     named, collections = [], set()
@@ -373,6 +376,7 @@ def test_metafiles_and_configs_name_each_other():
                 if config in CLASSIFIERS:
                     own = {key: backbone.get(key) for key in family.backbone}
                     assert own == family.backbone
+                    assert family.neck in (None, load(config).model.neck)
                 else:
                     assert backbone.init_cfg.checkpoint == family.weights
             assert f'[{config.stem}]({config.name})' in readme

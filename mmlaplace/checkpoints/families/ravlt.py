@@ -1,17 +1,9 @@
 """RAVLT and MAViT, whose weights differ in the channels before the head alone."""
 
-from typing import Any, Dict, Tuple
-
-from torch import Tensor
+from typing import Any, Dict
 
 from ..conversion import Names, Rows, within
-from .family import Family, flat
-
-
-def linear(value: Tensor, image_size: Tuple[int, int]) -> Tensor:
-    """The weight of a linear, of that of a 1 x 1 convolution. A bias stays as it is."""
-    return value.flatten(1) if value.dim() == 4 else value
-
+from .family import Family, flat, linear
 
 ATTENTION: Rows = {
     'qkvo.': ('qkv.', linear), 'lepe.': 'lepe.conv.', 'proj.': ('proj.', linear)
