@@ -42,6 +42,7 @@ BACKBONES = {  # by what stands in front of the size in the name of a config
     'ravlt': 'RAVLT', 'mavit': 'MAViT',
     'inline-deit': 'ViT', 'inline-pvt': 'PVT', 'inline-swin': 'Swin',
     'agent-deit': 'ViT', 'agent-pvt': 'PVT', 'agent-swin': 'Swin',
+    'swiftformer': 'SwiftFormer',
     'mlla': 'MLLA', 'flatten-pvt': 'PVT', 'flatten-pvtv2': 'PVTv2', 'flatten-swin': 'Swin',
 }  # fmt: skip
 # What is in a paper's figures, and how near ours must come. Parameters of layers are weights and
@@ -55,6 +56,7 @@ PUBLISHED = {
     'mlla': dict(layers=False, kernels=True, parameters=0.03, macs=0.02),
     'ravlt': dict(layers=False, kernels=False, parameters=0.02, macs=0.025),
     'mavit': dict(layers=False, kernels=False, parameters=0.03, macs=0.025),
+    'swiftformer': dict(layers=False, kernels=False),  # both of its heads are in the published
     # Only their scores are published where the weights are.
     **dict.fromkeys(('deit', 'flatten', 'agent', 'inline'), dict(layers=False, kernels=True)),
 }
@@ -353,9 +355,9 @@ def test_imagenet_weights_of_the_authors_fit_detectors_and_segmentors():
 def test_metafiles_and_configs_name_each_other():
     # The published sizes: LaplacianFormer, SOFT and SOFT++ with their ablations, PolaFormer, the
     # hosts PVT and PVTv2, Swin and DeiT, FLatten, Agent
-    # and InLine. MLLA has 3, RAVLT and MAViT 4.
+    # and InLine. MLLA has 3, RAVLT, MAViT and SwiftFormer 4.
     published = [path for path in CLASSIFIERS if metadata()[path]['Published']]
-    assert len(published) == 5 + 22 + 9 + 10 + 6 + 3 + 6 + 14 + 10 + 3 + 4 + 4
+    assert len(published) == 5 + 22 + 9 + 10 + 6 + 3 + 6 + 14 + 10 + 3 + 4 + 4 + 4
     index = yaml.safe_load((ROOT / 'model-index.yml').read_text())['Import']
     assert sorted(index) == [str(path.relative_to(ROOT)) for path in METAFILES]
     named, collections = [], set()
