@@ -3,6 +3,7 @@
 import gzip
 import json
 
+import numpy as np
 import pytest
 import torch
 from conftest import ROOT, run_script
@@ -11,6 +12,7 @@ from mmengine.registry import MODELS
 from mmlaplace.checkpoints import FAMILIES, load_weights
 from mmlaplace.checkpoints.families import describe
 from mmlaplace.commands.converters import convert
+from mmlaplace.models import RAVLT, ConvPoolingNeck
 
 TOOL = ROOT / 'tools/model_converters/convert.py'
 MANIFESTS = {p.name.partition('.')[0]: p for p in (ROOT / 'tests/data/manifests').glob('*.json.gz')}
@@ -190,3 +192,27 @@ def test_only_the_first_blocks_of_a_stage_get_an_attention():
     assert kinds == ['InLineAttention'] * 2 + ['SoftmaxAttention']
     with pytest.raises(ValueError, match='first_blocks must be a positive number.*got 0'):
         MODELS.build(dict(type='ViT', arch=arch, attn_cfg=dict(linear, first_blocks=0)))
+
+
+def test_a_classifier_with_a_neck_loads_whole_and_into_backbones_and_detectors(tmp_path):
+    with np.load(ROOT / 'tests/data/golden/ravlt_small.npz') as golden:
+        prefix = 'param:'
+        theirs = {k[len(prefix) :]: golden[k] for k in golden.files if k.startswith(prefix)}
+    path = tmp_path / 'theirs.pth'
+    torch.save({k: torch.from_numpy(np.asarray(value)) for k, value in theirs.items()}, path)
+    arch = dict(
+        embed_dims=(8, 16, 24, 32), depths=(1, 1, 2, 1), num_heads=(1, 2, 3, 4),
+        ffn_ratios=(3.5,) * 4,
+    )  # fmt: skip
+    backbone = RAVLT(arch)
+    neck, head = ConvPoolingNeck(32, 40), torch.nn.ModuleDict(dict(fc=torch.nn.Linear(40, 10)))
+    parts = dict(backbone=RAVLT(arch, out_norms=False, out_indices=-1), neck=neck, head=head)
+    load_weights(torch.nn.ModuleDict(parts), path, min_matched=1)
+    assert torch.equal(neck.norm.bias, torch.from_numpy(theirs['norm.bias']).float())
+    detector = torch.nn.ModuleDict(dict(backbone=backbone, neck=head, rpn_head=head))
+    missing = set(load_weights(detector, path).missing)
+    norms = {f'norm{i}.{name}' for i in range(4) for name in ('weight', 'bias')}
+    assert missing >= {f'backbone.{name}' for name in norms} and len(missing) == 8 + 4
+    assert set(load_weights(backbone, path).missing) == norms
+    with pytest.raises(ValueError, match='in layers of this ModuleDict that have no such tensor'):
+        load_weights(torch.nn.ModuleDict(dict(parts, neck=torch.nn.Identity())), path)
