@@ -54,25 +54,6 @@ def test_the_discs_are_ends_of_one_path_or_of_two(settings):
         assert all(map(any, owner)) and (owner[0] == owner[1]) == bool(picture.label)
 
 
-def nearest(settings: PathfinderSettings, one, other) -> float:
-    """The distance of two bars, by 60 points of each."""
-    along = np.linspace(settings.margin, settings.margin + settings.length, 60)
-    a, b = (np.stack([bar.at(t) for t in along]) for bar in (one, other))
-    return np.hypot(*(a[:, None] - b).reshape(-1, 2).T).min()
-
-
-@pytest.mark.parametrize('settings', [MINI, pytest.param(LEVELS['easy'], marks=pytest.mark.slow)])
-def test_bars_of_different_paths_keep_their_gap(settings):
-    for picture in pictures(4, settings):
-        groups = picture.paths + picture.distractors
-        for number, path in enumerate(groups):
-            for other in groups[:number]:
-                for bar, far in ((a, b) for a in path for b in other):
-                    # Cells of the grid are a quarter of a pixel, and a point is in one of them.
-                    least = settings.gap + settings.thickness - 0.5
-                    assert nearest(settings, bar, far) > least
-
-
 def test_paths_have_their_bars_and_the_next_begins_after_a_gap():
     settings = LEVELS['easy']
     for picture in pictures(2, settings):

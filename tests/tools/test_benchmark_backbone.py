@@ -4,7 +4,6 @@ import json
 import re
 import sys
 import types
-from functools import partial
 
 import pytest
 import torch
@@ -134,17 +133,6 @@ def test_a_failure_is_named_in_its_row_and_costs_the_others_nothing(timm, run, m
     assert run(LITTLE, '--sizes', '32')[0] == 1
 
 
-@pytest.mark.thorough
-def test_modes_are_compiled_and_under_autocast(run, monkeypatch):
-    # Traced as for inductor, whose code takes a minute to build.
-    monkeypatch.setattr(torch, 'compile', partial(torch.compile, backend='eager'))
-    modes = ['eager', 'compiled', 'bf16', 'compiled-bf16']
-    status, written = run(MICRO, '--sizes', '32', '64', '--modes', *modes)
-    assert status == 0 and not any(row['failure'] for row in written['rows'])
-    assert [row['mode'] for row in written['rows']] == 2 * modes
-    assert set(written['exponents'][MICRO]) == set(modes)
-
-
 blocks = load_tool('tools/benchmarks/benchmark_blocks.py')
 soak = load_tool('tools/benchmarks/soak.py')
 FEW = ('--steps', '3', '--settle', '1', '--batch', '2', '--side', '32')
@@ -206,17 +194,6 @@ def run_soak(monkeypatch, tmp_path):
             torch.set_num_threads(threads)
 
     return run
-
-
-@pytest.mark.thorough
-@pytest.mark.slow
-def test_every_family_is_trained_in_a_few_steps(run_soak):
-    families = registered(PyramidBackbone)
-    assert soak.families() == families
-    _, written = run_soak(*families)
-    # Three steps do not fill what torch keeps: memory may grow still.
-    assert not any('step' in row['failure'] for row in written['rows'])
-    assert [(row['family'], row['steps']) for row in written['rows']] == [(f, 3) for f in families]
 
 
 def test_a_loss_that_is_not_finite_fails(run_soak, monkeypatch):
