@@ -47,7 +47,8 @@ run() {
     echo "== test on held-out images"
     "$python" "$tools/test.py" "$config" "$checkpoint" --work-dir "$folder/test"
     echo "== draw predictions"
-    "$python" tools/visualization/vis_predictions.py "$config" "$checkpoint" --out "$folder/predictions.png" --force
+    "$python" tools/visualization/vis_predictions.py "$config" "$checkpoint" --gamma 0.5 \
+        --out "$folder/predictions.png" --force  # the photographs are dimmed
     pictures+=("$folder/predictions.png")
     measured=$("$python" - "$folder/test" $expected <<'PYTHON'
 import json
@@ -60,7 +61,7 @@ shown = []
 for metric, least in zip(expected[::2], expected[1::2]):
     shown.append(f'{metric} {log[metric]:.4g} ({least} or more expected)')
     if not log[metric] >= float(least):
-        sys.exit(f'quickstart: {metric} is {log[metric]}, below {least}: see the log in {folder}')
+        sys.exit(f'quickstart: {metric} is {log[metric]}, below the expected {least}; read the log in {folder}')
 print(', '.join(shown))
 PYTHON
     )

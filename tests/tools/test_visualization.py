@@ -21,10 +21,10 @@ from mmlaplace.ops import laplacian_kernel
 
 vis_attention = load_tool('tools/visualization/vis_attention.py')
 vis_cam = load_tool('tools/visualization/vis_cam.py')
+vis_predictions = load_tool('tools/visualization/vis_predictions.py')
 CONFIGS = ROOT / 'configs'
 LAPLACIAN = CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
 SOFTPP = CONFIGS / 'classification/soft/softpp-micro_1xb32_mini.py'
-PVT = CONFIGS / 'classification/polaformer/polaformer-pvt-micro_1xb32_mini.py'
 SWIN = CONFIGS / 'classification/polaformer/polaformer-swin-micro_1xb32_mini.py'
 RETINANET = CONFIGS / 'detection/laplacianformer/retinanet_laplacianformer-micro_fpn_mini.py'
 FPN = CONFIGS / 'segmentation/laplacianformer/laplacianformer-micro_fpn_1xb16_mini.py'
@@ -158,6 +158,14 @@ def test_vis_attention_has_a_panel_for_each_query_and_matrix(tmp_path, monkeypat
     assert '--points 257 10: outside of the image' in capsys.readouterr().err
 
 
+def with_random_weights(config, mini_data, folder) -> list:
+    """Write weights of a config; its options for the mini data."""
+    cfg = toolbox_config(config)
+    torch.save(toolbox_model(cfg).state_dict(), folder / 'weights.pth')
+    data = mini_data / cfg.test_dataloader.dataset.data_root.split('/')[-1]
+    return [f'test_dataloader.dataset.data_root={data}']
+
+
 @pytest.mark.parametrize(
     'config, arguments',
     [
@@ -170,10 +178,7 @@ def test_vis_attention_has_a_panel_for_each_query_and_matrix(tmp_path, monkeypat
 )
 def test_vis_cam_heats_every_image(config, arguments, mini_data, tmp_path, monkeypatch):
     monkeypatch.setattr(vis_cam, 'MIN_SCORE', 0.0)  # random weights are sure of nothing
-    cfg = toolbox_config(config)
-    torch.save(toolbox_model(cfg).state_dict(), tmp_path / 'weights.pth')
-    data = mini_data / cfg.test_dataloader.dataset.data_root.split('/')[-1]
-    options = [f'test_dataloader.dataset.data_root={data}']
+    options = with_random_weights(config, mini_data, tmp_path)
     options += ['model.test_cfg.score_thr=0'] * (config == RETINANET)
     figure = draw(
         vis_cam, monkeypatch, config, tmp_path / 'weights.pth', '--count', 2, '--device', 'cpu',
@@ -189,3 +194,18 @@ def test_vis_cam_heats_every_image(config, arguments, mini_data, tmp_path, monke
     if config == RETINANET:
         assert figure.axes[1].patches
     assert min(Image.open(tmp_path / 'cam.png').size) > 200
+
+
+@pytest.mark.parametrize('config', [LAPLACIAN, RETINANET, FPN], ids=lambda path: path.stem)
+def test_vis_predictions_enlarges_and_lightens_images(config, mini_data, tmp_path, monkeypatch):
+    options, means = with_random_weights(config, mini_data, tmp_path), []
+    for gamma in (1, 0.5):
+        figure = draw(
+            vis_predictions, monkeypatch, config, tmp_path / 'weights.pth', '--count', 2,
+            '--gamma', gamma, '--out', tmp_path / f'{gamma}.png', '--cfg-options', *options,
+        )  # fmt: skip
+        assert len(figure.axes) == 2
+        pixels = figure.axes[0].images[0].get_array()
+        assert pixels.shape[1] >= vis_predictions.SIDE
+        means.append(pixels.mean())
+    assert means[0] < means[1]

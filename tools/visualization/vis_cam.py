@@ -218,6 +218,9 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
         '--target-category', '--category', type=int, dest='category',
         help='index of the class; default: the highest score in each image',
     )  # fmt: skip
+    parser.add_argument(
+        '--gamma', type=float, default=1, help='below 1 it lightens what is drawn; default: 1'
+    )
     parser.add_output('--out', '--save-path', default=Path('work_dirs/cam.png'))
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={})
@@ -227,6 +230,8 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
         parser.error(
             f'there is only {args.paths[0]}; give any images, then a config and its checkpoint'
         )
+    if args.gamma <= 0:
+        parser.error(f'--gamma must be positive, got {args.gamma}')
     *images, args.config, args.checkpoint = args.paths
     if args.images:
         sys.stderr.write(
@@ -293,6 +298,7 @@ def main() -> None:
         (heat,) = cam(batch['inputs'].requires_grad_(), [target])
         category = chosen(cam.outputs[0])
         pixels = data['inputs'].permute(1, 2, 0).numpy()[..., ::-1] / np.float32(255)  # was BGR
+        pixels **= args.gamma
         height, width = pixels.shape[:2]  # without the padding of the preprocessor
         heated = show_cam_on_image(pixels, heat[:height, :width], use_rgb=True)
         name = classes[category] if classes else category

@@ -1,10 +1,12 @@
-"""Draw a model's predictions on some images of its config's test set, with the truth beside them.
+"""Draw a model's predictions on some images of its config's test set.
 
-The tool works for classifiers, detectors and segmentors. The toolbox's own visualiser draws boxes,
-masks and label maps. The seed decides on the images and their order.
+The tool works for classifiers, detectors and segmentors. Above the image of a classifier are the
+predicted and the true class. The toolbox's own visualiser draws boxes, masks and label maps, on
+images that are enlarged so that lines and names can be seen. The seed decides on the images and
+their order.
 
 Examples:
-  python tools/visualization/vis_predictions.py CONFIG CHECKPOINT --count 40
+  python tools/visualization/vis_predictions.py CONFIG CHECKPOINT --count 40 --gamma 0.5
   python tools/visualization/vis_predictions.py CONFIG CHECKPOINT --force \\
       --out pictures/retinanet.png
 """
@@ -30,6 +32,20 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 MIN_SCORE = 0.3  # of a box that is drawn
+COUNT = {'mmpretrain': 24}  # images; of other toolboxes fewer, which are larger
+SIDE = 640  # pixels that the longer side of a drawn image has at least
+
+
+def enlarged(data: dict, gamma: float) -> np.ndarray:
+    """The RGB image to draw on, at a size that its data sample asks predictions for."""
+    pixels = data['inputs'].permute(1, 2, 0).numpy()[..., ::-1]  # as loaded, BGR
+    pixels = np.round(255 * (pixels / 255) ** gamma).astype(np.uint8)
+    times = math.ceil(SIDE / max(pixels.shape[:2]))
+    height, width = (times * side for side in pixels.shape[:2])
+    sizes = dict(ori_shape=(height, width), scale_factor=(1 / times, 1 / times))
+    data['data_samples'].set_metainfo(sizes)
+    image = Image.fromarray(pixels).resize((width, height), Image.Resampling.BICUBIC)
+    return np.asarray(image)
 
 
 def classified(image: np.ndarray, sample, visualizer, classes) -> tuple:
@@ -40,7 +56,7 @@ def classified(image: np.ndarray, sample, visualizer, classes) -> tuple:
 
 
 def drawn(image: np.ndarray, sample, visualizer, classes) -> tuple:
-    """Truth on the left and prediction on the right, by the toolbox's visualiser."""
+    """The image with its prediction, by the toolbox's visualiser."""
     if 'pred_instances' in sample:
         # The most certain last, on top of other classes for the same box.
         scores, order = sample.pred_instances.scores.sort()
@@ -48,7 +64,7 @@ def drawn(image: np.ndarray, sample, visualizer, classes) -> tuple:
     # By a file, as mmseg's visualiser keeps the prediction only.
     with TemporaryDirectory() as folder:
         path = str(Path(folder) / 'drawn.png')
-        visualizer.add_datasample('', image, sample, draw_gt=True, draw_pred=True, out_file=path)
+        visualizer.add_datasample('', image, sample, draw_gt=False, draw_pred=True, out_file=path)
         return np.asarray(Image.open(path).convert('RGB')), '', 'black'
 
 
@@ -56,11 +72,16 @@ def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_trained_model('classifier, detector or segmentor')
     parser.add_output('--out', default=Path('predictions.png'))
-    parser.add_argument('--count', type=int, default=24, help='default: %(default)s')
+    parser.add_argument('--count', type=int, help='default: 24 of a classifier, else 6')
+    parser.add_argument(
+        '--gamma', type=float, default=1, help='below 1 it lightens what is drawn; default: 1'
+    )
     parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={})
     args = parser.parse_args()
+    if args.gamma <= 0:
+        parser.error(f'--gamma must be positive, got {args.gamma}')
 
     cfg = read_config(args.config)
     cfg.merge_from_dict(args.cfg_options)
@@ -76,16 +97,17 @@ def main() -> None:
     show = classified if scope == 'mmpretrain' else drawn
 
     pictures = []
-    shown = random.Random(args.seed).sample(range(len(dataset)), min(args.count, len(dataset)))
+    count = min(args.count or COUNT.get(scope, 6), len(dataset))
+    shown = random.Random(args.seed).sample(range(len(dataset)), count)
     for index in shown:
         data = dataset[index]
-        image = data['inputs'].permute(1, 2, 0).numpy()[..., ::-1]  # as loaded, BGR
+        image = enlarged(data, args.gamma)
         with torch.no_grad():
             (sample,) = model.test_step(pseudo_collate([data]))
-        pictures.append(show(np.ascontiguousarray(image), sample.to('cpu'), visualizer, classes))
+        pictures.append(show(image, sample.to('cpu'), visualizer, classes))
 
     height, width = pictures[0][0].shape[:2]
-    columns = min(max(1, round(8 * height / width)), len(pictures))
+    columns = min(8 if show is classified else 3, len(pictures))
     rows = math.ceil(len(pictures) / columns)
     cell = 12 / columns
     figure, axes = plt.subplots(
@@ -97,8 +119,7 @@ def main() -> None:
     for axis, (picture, title, colour) in zip(axes.flat, pictures):
         axis.imshow(picture)
         axis.set_title(title, fontsize=9, color=colour)
-    sides = '' if show is classified else ', truth on the left, prediction on the right'
-    figure.suptitle(f'{Path(args.config).stem}: {len(pictures)} held-out images{sides}')
+    figure.suptitle(f'{Path(args.config).stem}: {len(pictures)} held-out images')
     args.out.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(args.out, dpi=110)
     print(f'wrote {args.out}')
