@@ -10,12 +10,13 @@ Examples:
   python .dev_scripts/make_model_zoo.py --check   # exit status 1 if a file is not in step
 """
 
+import json
 import os
 import re
 import sys
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, Iterable, List
 
 from mmlaplace.checkpoints import FAMILIES
 from mmlaplace.commands.command_line import ToolParser
@@ -24,6 +25,24 @@ from mmlaplace.toolboxes import TOOLBOXES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / 'docs/model_zoo.md'
+SPEEDS = ROOT / 'docs/logs/model_zoo_cpu.json'
+PROOFS = ROOT / 'docs/logs/families.json'
+DRY_RUNS = ROOT / 'docs/logs/dry_run.json'
+RELEASED = """\
+## Released weights
+
+All classifiers whose authors released weights, the best first. Top-1 is the authors', for the size
+of the image in *pixels*. Some were first trained on ImageNet-22k, which their READMEs say.
+"""
+PROVEN = """\
+## What is proven of each family
+
+`python .dev_scripts/prove_families.py` writes [the log](logs/families.json). *Whole*: sizes whose
+released file, by its names and shapes, converts with no tensor missing or left over. *Logits* and
+*gradient* are the largest errors of small classifiers with random weights against the authors' own
+code, relative to the largest value, and *timm* those against timm. *Dry runs* are full-size configs
+that trained and validated for two steps. The released weights themselves were not at hand.
+"""
 INTRODUCTION = """\
 # Model zoo
 
@@ -131,9 +150,69 @@ def with_tables(models: List[ModelInfo], readme: Path) -> str:
     return MARKED.sub(made_anew, readme.read_text())
 
 
+def markdown(header: List[str], rows: List[List[str]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ['---'] * len(header), *rows]
+    return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
+
+
+def released(models: List[ModelInfo]) -> str:
+    """All classifiers with released weights, the best first."""
+    log = json.loads(SPEEDS.read_text()) if SPEEDS.is_file() else {'models': {}}
+    found = [
+        model
+        for model in models
+        if model.task == 'classification' and weights(model).get('weights', '').startswith('[')
+    ]
+    rows = []
+    for model in sorted(found, key=lambda m: -m.metadata['Published']['Top 1 Accuracy']):
+        side = re.search(r'(\d+)px', model.name)
+        speed = log['models'].get(model.name)
+        rows.append([
+            link(model, PAGE.parent), model.family,
+            amount(model.metadata, 'Parameters', 'M', '.1f'),
+            amount(model.metadata, 'MACs', 'G', '.1f'), side[1] if side else '224',
+            str(model.metadata['Published']['Top 1 Accuracy']),
+            f'{speed["images per second"]:.1f}' if speed else '–', weights(model)['weights'],
+        ])  # fmt: skip
+    machine = log.get('machine')
+    header = ['config', 'family', 'params', 'MACs', 'pixels', 'top-1', 'images/s', 'weights']
+    measured = (
+        f'Images a second are those of the backbone on {machine["threads"]} threads of an '
+        f'{machine["CPU"]} with torch {machine["torch"]}, at 224 x 224 pixels and batch 8\n'
+        f'([log]({os.path.relpath(SPEEDS, PAGE.parent)})).\n\n'
+        '![Top-1 over speed, a line for each family](images/model_zoo_speed.png)\n'
+        if machine
+        else '`python .dev_scripts/time_model_zoo.py` measures images a second.\n'
+    )
+    return f'{RELEASED}{measured}\n{markdown(header, rows)}'
+
+
+def proofs() -> str:
+    """What is proven of each family of released weights."""
+    ran = [row['config'].split('/') for row in json.loads(DRY_RUNS.read_text())]
+    rows = []
+    for module, found in json.loads(PROOFS.read_text()).items():
+        golden, folder = list(found['golden'].values()), {'vit': 'deit'}.get(module, module)
+        gradients = [errors[1] for errors in golden if len(errors) > 1]
+        rows.append([
+            module, str(found['sizes']), str(found['whole'] or '–'), worst(e[0] for e in golden),
+            worst(gradients), worst(found['timm'].values()),
+            str(sum(config[1] == folder for config in ran) or '–'),
+        ])  # fmt: skip
+    header = ['family', 'sizes', 'whole', 'logits', 'gradient', 'timm', 'dry runs']
+    return f'{PROVEN}\n{markdown(header, rows)}'
+
+
+def worst(errors: Iterable[float]) -> str:
+    """The largest of some errors."""
+    largest = max(errors, default=None)
+    return '–' if largest is None else f'{largest:.0e}'
+
+
 def page(models: List[ModelInfo]) -> str:
     """All tables of the READMEs in configs/, below the headings they have there."""
-    parts = [INTRODUCTION]
+    parts = [INTRODUCTION, released(models), proofs()]
     for task in TOOLBOXES:
         parts.append(f'## {task.capitalize()}\n')
         for readme in sorted((ROOT / 'configs' / task).glob('*/README.md')):

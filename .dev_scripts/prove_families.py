@@ -1,0 +1,87 @@
+"""Write docs/logs/families.json: what the tests prove of each family of released weights.
+
+It runs the tests of manifests, golden files and timm, and keeps the errors that they compare. Then
+make_model_zoo.py makes the table.
+
+Examples:
+  python .dev_scripts/prove_families.py
+"""
+
+import importlib
+import os
+import pkgutil
+import sys
+from pathlib import Path
+from typing import Any, Callable, Dict, List
+
+import pytest
+
+from mmlaplace.checkpoints import families
+from mmlaplace.commands.command_line import ToolParser, write_json
+
+ROOT = Path(__file__).resolve().parent.parent
+LOG = ROOT / 'docs/logs/families.json'
+TESTS = {
+    'whole': 'tests/engine/test_families.py::test_every_released_checkpoint_converts_whole',
+    'timm': 'tests/engine/test_families.py::test_weights_of_timm_give_its_maps_and_logits',
+    'golden': 'tests/models/test_golden.py::test_converted_file_gives_the_authors_logits',
+}
+
+
+class Recorder:
+    """A plugin of pytest: the errors that each test compares, and which tests passed."""
+
+    def __init__(self) -> None:
+        self.errors: List[float] = []
+        self.passed: Dict[str, List[float]] = {}
+
+    def pytest_collection_finish(self, session: Any) -> None:
+        for module in {item.module for item in session.items}:
+            module.assert_close = self.recording(module.assert_close)
+
+    def recording(self, check: Callable) -> Callable:
+        def assert_close(ours: Any, theirs: Any, *tolerance: float) -> None:
+            self.errors.append(float((ours - theirs).abs().max() / theirs.abs().max()))
+            check(ours, theirs, *tolerance)
+
+        return assert_close
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when == 'call' and report.passed:
+            self.passed[report.nodeid], self.errors = self.errors, []
+
+
+def names_of(module: str) -> Dict[str, Any]:
+    """The families of a module, by name."""
+    return importlib.import_module(f'{families.__name__}.{module}').FAMILIES
+
+
+def main() -> None:
+    ToolParser(__doc__).parse_args()
+    os.chdir(ROOT)
+    recorder = Recorder()
+    pytest.main(['-q', '-n', '0', '-p', 'no:cacheprovider', *TESTS.values()], plugins=[recorder])
+    passed: Dict[str, Dict[str, List[float]]] = {kind: {} for kind in TESTS}
+    for node, errors in recorder.passed.items():
+        test, _, name = node.rstrip(']').partition('[')
+        kind = next(kind for kind, each in TESTS.items() if each.endswith(test.rpartition('::')[2]))
+        passed[kind][name] = [float(f'{error:.1e}') for error in errors]
+    read = sys.modules['test_golden'].read
+    tables = {name: families.recognise(read(name)[1]) for name in passed['golden']}
+    rows = {}
+    for module in sorted(each.name for each in pkgutil.iter_modules(families.__path__)):
+        own = names_of(module) if module != 'family' else {}
+        if own:
+            its_tables = {id(table) for family in own.values() for table in family.names}
+            rows[module] = dict(
+                sizes=len(own),
+                whole=sum(name in own for name in passed['whole']),
+                golden={n: passed['golden'][n] for n, t in tables.items() if id(t) in its_tables},
+                timm={name: max(e) for name, e in passed['timm'].items() if name in own},
+            )
+    write_json(LOG, rows)
+    print(f'wrote {LOG.relative_to(ROOT)}')
+
+
+if __name__ == '__main__':
+    main()

@@ -1,0 +1,131 @@
+"""Time the classifiers with released weights, and draw their top-1 over their speed.
+
+It writes docs/logs/model_zoo_cpu.json, from which make_model_zoo.py takes images a second, and
+docs/images/model_zoo_speed.png. Each model is timed alone at 224 x 224 pixels, batch 8, in turns
+with PVT-tiny, whose times show how even the machine was. Peers of other projects come last.
+
+Examples:
+  python .dev_scripts/time_model_zoo.py             # ten minutes, on an idle machine
+  python .dev_scripts/time_model_zoo.py --draw      # only the picture
+"""
+
+import json
+import statistics
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+import torch
+
+from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
+from mmlaplace.checkpoints import FAMILIES
+from mmlaplace.commands.command_line import ToolParser, write_json
+from mmlaplace.comparison.backbone_contenders import find
+from mmlaplace.comparison.backbone_report import MARKERS
+from mmlaplace.comparison.published_top1 import peers, published
+from mmlaplace.model_zoo import ModelInfo, read_models
+
+ROOT = Path(__file__).resolve().parent.parent
+LOG = ROOT / 'docs/logs/model_zoo_cpu.json'
+PICTURE = ROOT / 'docs/images/model_zoo_speed.png'
+SIDE, BATCH, ROUNDS, BASE = 224, 8, 5, 'pvt-tiny'
+
+
+def timed_models() -> List[ModelInfo]:
+    """The classifiers with released weights that are tested at 224 x 224 pixels."""
+    return [
+        model
+        for model in read_models()
+        if model.task == 'classification'
+        and getattr(FAMILIES.get(model.metadata.get('Family', '')), 'weights', '')
+        and 'px' not in model.name
+    ]
+
+
+def seconds(name: str, base: Any, images: torch.Tensor) -> Dict[str, float]:
+    """Images a second of a contender, and of the base beside it."""
+    torch.manual_seed(0)
+    model = find(name)(train=False)
+    model.eval()  # mmpretrain's return None
+    jobs = {'model': model_job(model, images, False), 'base': base}
+    for job in jobs.values():
+        job()
+    found = interleave(jobs, ROUNDS, images.device, budget=60)
+    speeds = {key: BATCH / statistics.median(times) for key, times in found.items()}
+    return {'images per second': speeds['model'], 'base': speeds['base']}
+
+
+def measure() -> None:
+    """Time all models, and write the log after each."""
+    images = torch.randn(BATCH, 3, SIDE, SIDE)
+    base = model_job(find(BASE)(train=False), images, False)  # without dropout or BatchNorm
+    result: Dict[str, Any] = dict(
+        machine=describe_machine(images.device), side=SIDE, batch=BATCH, rounds=ROUNDS, base=BASE,
+        models={}, peers={},
+    )  # fmt: skip
+    for model in timed_models():
+        result['models'][model.name] = seconds(str(model.config), base, images)
+        write_json(LOG, result)
+    for name in peers():
+        if published()[name].side == SIDE:
+            try:
+                result['peers'][name] = seconds(name, base, images)
+            except ImportError as error:
+                print(f'{name} was not measured: {error}')
+        write_json(LOG, result)
+
+
+def draw() -> None:
+    """A line for each family, through its sizes, coloured if one is the best at its speed."""
+    import matplotlib
+
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+
+    result = json.loads(LOG.read_text())
+    lines: Dict[str, List[Tuple[float, float]]] = {}
+    for model in timed_models():
+        if model.name in result['models']:
+            speed = result['models'][model.name]['images per second']
+            top1 = model.metadata['Published']['Top 1 Accuracy']
+            lines.setdefault(model.name.rpartition('-')[0], []).append((speed, top1))
+    others = [(found['images per second'], published()[name].top1)
+              for name, found in result['peers'].items()]  # fmt: skip
+    front: List[Tuple[float, float]] = []
+    for point in sorted(sum(lines.values(), others), reverse=True):
+        if not front or point[1] > front[-1][1]:
+            front.append(point)
+    figure, axis = plt.subplots(figsize=(9, 5), layout='constrained')
+    axis.step(*zip(*front), where='pre', color='C2', lw=8, alpha=0.2, label='best at its speed')
+    coloured = iter(range(100))
+    for family, points in sorted(lines.items(), key=lambda item: -max(p[1] for p in item[1])):
+        style: Dict[str, Any] = dict(color='0.8', marker='.', zorder=1)
+        if set(points) & set(front):
+            index = next(coloured)
+            style = dict(color=f'C{index % 10}', marker=MARKERS[index % len(MARKERS)], label=family)
+        axis.plot(*zip(*sorted(points)), **style)
+    axis.plot([], [], color='0.8', marker='.', label='further families here')
+    axis.scatter(*zip(*others), color='0.4', marker='x', label='other projects')
+    machine = result['machine']
+    axis.set(
+        xlabel=f'images a second, {machine["CPU"]}, {machine["threads"]} threads, {SIDE} x {SIDE}',
+        ylabel='top-1 on ImageNet-1k, published (%)', xscale='log',
+    )  # fmt: skip
+    axis.grid(alpha=0.3, which='both')
+    figure.legend(loc='outside right upper')
+    figure.savefig(PICTURE, dpi=100)
+
+
+def main() -> None:
+    parser = ToolParser(__doc__)
+    parser.add_argument('--draw', action='store_true', help='only draw the log')
+    parser.add_argument('--threads', type=int, default=2, help='default: %(default)s')
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    if not args.draw:
+        measure()
+    draw()
+    print(f'wrote {LOG.relative_to(ROOT)} and {PICTURE.relative_to(ROOT)}')
+
+
+if __name__ == '__main__':
+    main()
