@@ -35,6 +35,8 @@ METAFILES = sorted(CONFIGS.rglob('metafile.yml'))
 ZOO = [path for path in LEAVES if not re.search('_mini$|-(fsdp|deepspeed)_', path.stem)]
 CLASSIFIERS = [path for path in ZOO if path.relative_to(CONFIGS).parts[0] == 'classification']
 BACKBONES = {  # by what stands in front of the size in the name of a config
+    'slab-deit': 'ViT', 'slab-pvt': 'PVT', 'slab-swin': 'Swin',
+    'prepbn-deit': 'ViT', 'prepbn-pvt': 'PVT', 'prepbn-swin': 'Swin',
     'laplacianformer': 'LaplacianFormer', 'polaformer-pvt': 'PolaFormerPVT',
     'polaformer-pvtv2': 'PolaFormerPVTv2', 'polaformer-swin': 'PolaFormerSwin',
     'polaformer-deit': 'PolaFormerDeiT', 'soft': 'SOFT', 'softpp-vit': 'ViT',
@@ -57,6 +59,7 @@ PUBLISHED = {
     'ravlt': dict(layers=False, kernels=False, parameters=0.02, macs=0.025),
     'mavit': dict(layers=False, kernels=False, parameters=0.03, macs=0.025),
     'swiftformer': dict(layers=False, kernels=False),  # both of its heads are in the published
+    'slab': dict(layers=False, kernels=True),
     # Only their scores are published where the weights are.
     **dict.fromkeys(('deit', 'flatten', 'agent', 'inline'), dict(layers=False, kernels=True)),
 }
@@ -164,7 +167,7 @@ def test_optimizer_and_schedule_build(path):
     decayed = {id(p) for group in groups if group['weight_decay'] for p in group['params']}
     exempt = {id(p) for m in model.modules() if isinstance(m, NORMS) for p in m.parameters()}
     # What the authors do not decay either: of the positions only those of DeiT.
-    kept = ['bias', 'gamma', 'cls_token', 'relative_bias']
+    kept = ['bias', 'alpha', 'gamma', 'cls_token', 'relative_bias']
     if cfg.model.backbone.type in ('PolaFormerDeiT', 'ViT'):
         kept += ['map', 'cls_position']
     exempt |= {id(p) for n, p in model.named_parameters() if n.split('.')[-1] in kept}
@@ -353,11 +356,12 @@ def test_imagenet_weights_of_the_authors_fit_detectors_and_segmentors():
 
 
 def test_metafiles_and_configs_name_each_other():
+    # The published sizes of SLAB.
     # The published sizes: LaplacianFormer, SOFT and SOFT++ with their ablations, PolaFormer, the
     # hosts PVT and PVTv2, Swin and DeiT, FLatten, Agent
     # and InLine. MLLA has 3, RAVLT, MAViT and SwiftFormer 4.
     published = [path for path in CLASSIFIERS if metadata()[path]['Published']]
-    assert len(published) == 5 + 22 + 9 + 10 + 6 + 3 + 6 + 14 + 10 + 3 + 4 + 4 + 4
+    assert len(published) == 11 + 5 + 22 + 9 + 10 + 6 + 3 + 6 + 14 + 10 + 3 + 4 + 4 + 4
     index = yaml.safe_load((ROOT / 'model-index.yml').read_text())['Import']
     assert sorted(index) == [str(path.relative_to(ROOT)) for path in METAFILES]
     named, collections = [], set()

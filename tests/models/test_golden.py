@@ -13,6 +13,7 @@ from mmlaplace.checkpoints.families import polaformer, soft
 from mmlaplace.checkpoints.families.agent import windows as agent_windows
 from mmlaplace.checkpoints.families.flatten import linear_windows
 from mmlaplace.checkpoints.families.inline import windows as inline_windows
+from mmlaplace.checkpoints.families.slab import REPBN, prepbn
 from mmlaplace.models import ConvPoolingNeck
 
 GOLDEN = Path(__file__).resolve().parent.parent / 'data/golden'
@@ -85,6 +86,23 @@ MODEL_CONFIGS = {
             embed_dims=(8, 16, 32, 64), num_heads=(1, 2, 2, 4), depths=(1, 1, 2, 1),
             ffn_ratios=(2,) * 4,
         ),
+    ),
+    'prepbn_deit_small': dict(
+        type='ViT', patch_size=8, out_type='cls_token', img_size=64, norm_cfg=REPBN,
+        arch=dict(embed_dims=(24,), num_heads=(3,), depths=(2,), ffn_ratios=(4,)),
+    ),
+    'slab_deit_small': dict(
+        type='ViT', patch_size=8, with_cls_token=False, img_size=112, norm_cfg=prepbn(9),
+        arch=dict(embed_dims=(24,), num_heads=(3,), depths=(2,), ffn_ratios=(4,)),
+        attn_cfg=dict(type='SLABAttention'),
+    ),
+    'slab_pvt_small': dict(
+        type='PVT', arch=dict(TINY, depths=(1, 1, 2, 1)), img_size=64, norm_cfg=prepbn(9),
+        attn_cfg=[dict(type='SLABAttention', qkv='q_kv')] * 2 + [dict(sr_norm_cfg=prepbn(9))] * 2,
+    ),
+    'slab_swin_small': dict(
+        type='Swin', arch=TINY_SWIN, img_size=96, norm_cfg=prepbn(9, 1e-5),
+        attn_cfg=linear_windows('SLABAttention', 12),
     ),
     'pvt_small_cls': dict(
         type='PVT', with_cls_token=True, out_type='cls_token', arch=SOFT, img_size=64

@@ -17,6 +17,7 @@ from . import (
     polaformer,
     pvt,
     ravlt,
+    slab,
     soft,
     swiftformer,
     swin,
@@ -44,6 +45,7 @@ FAMILIES: Dict[str, Family] = {
     **flatten.FAMILIES,
     **agent.FAMILIES,
     **inline.FAMILIES,
+    **slab.FAMILIES,
     **mlla.FAMILIES,
     **ravlt.FAMILIES,
     **swiftformer.FAMILIES,
@@ -55,12 +57,14 @@ PREFIX, NECK = 'backbone.', 'neck.'
 def recognise(names: Collection[str]) -> Optional[Names]:
     """The table of the authors' names that a checkpoint has, or None.
 
-    Of the tables whose marks are all there, it is the one with the fewest unknown names.
+    Of the tables whose marks are all there, it is the one with the fewest unknown names, and of
+    several such tables the one with the most marks.
     """
     tables = {id(table): table for family in FAMILIES.values() for table in family.names}
     there = set(names)
     found = [table for table in tables.values() if there.issuperset(table.marks)]
-    return min(found, key=lambda table: len(table.unknown(names)), default=None)
+    best = lambda table: (len(table.unknown(names)), -len(table.marks))  # noqa: E731
+    return min(found, key=best, default=None)
 
 
 def describe(name: str) -> str:

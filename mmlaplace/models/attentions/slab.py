@@ -23,8 +23,8 @@ class SLABAttention(QKVAttention):
     A 5 x 5 depthwise convolution of the values is added. It has one filter for each channel of a
     head, which all heads share. Time is :math:`O(N d^2)` per head. Positions p are N C parameters,
     which start at zero. A query without a positive channel gives zero. Features and normalisers are
-    fp32 under any autocast. The paper also proposes a norm that changes from LayerNorm to BatchNorm
-    in training. That norm is not part of the attention.
+    fp32 under any autocast. The paper's norm, which changes from LayerNorm to BatchNorm, is
+    :class:`~mmlaplace.models.layers.PRepBN`.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.

@@ -6,6 +6,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ..layers import resize_map, softmax_attention
+from ..layers.build import build_token_norm
 from ..layers.pairs import check_pairs_fit
 from .base import QKVAttention
 
@@ -27,6 +28,8 @@ class SoftmaxAttention(QKVAttention):
             other maps. Default: False.
         num_prefix_tokens: Tokens before those of the map, such as a class token. Default: 0.
         attn_drop: Dropout rate of the attention weights. Default: 0.
+        sr_norm_cfg: Config of the norm after the spatial reduction, such as
+            ``dict(type='PRepBN', steps=300000)`` in SLAB's PVT. Default: ``dict(type='LN')``.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``; ``sr_ratio=8`` is the
             attention of PVT's first stage.
 
@@ -64,10 +67,13 @@ class SoftmaxAttention(QKVAttention):
         relative_bias: bool = False,
         num_prefix_tokens: int = 0,
         attn_drop: float = 0.0,
+        sr_norm_cfg: Optional[dict] = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         frame = self.frame
+        if sr_norm_cfg is not None and self.sr is not None:
+            self.sr.norm = build_token_norm(sr_norm_cfg, embed_dims)
         if num_prefix_tokens and (
             relative_bias or frame.rope or frame.lepe_kernel or frame.key_positions or self.sr
         ):

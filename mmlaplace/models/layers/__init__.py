@@ -10,6 +10,7 @@ from .linear_attention import elu_plus_one, linear_attention
 from .patch_embed import ConvPatchEmbed, OverlapPatchEmbed, PatchEmbed, PatchMerging
 from .pola_streams import pola_streams
 from .position import PositionEmbedding, RotaryEmbedding2D, resize_map
+from .rep_norm import PRepBN, RepBN
 from .rms_norm import RMSNorm
 from .signed_powers import signed_powers
 from .softmax_attention import softmax_attention
@@ -24,10 +25,12 @@ __all__ = [
     'LayerScale',
     'Linear',
     'OverlapPatchEmbed',
+    'PRepBN',
     'PatchEmbed',
     'PatchMerging',
     'PositionEmbedding',
     'RMSNorm',
+    'RepBN',
     'RotaryEmbedding2D',
     'TransformerBlock',
     'as_torch_linears',

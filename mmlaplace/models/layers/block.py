@@ -196,13 +196,18 @@ class TransformerBlock(Block):
 
 @contextmanager
 def _statistics_kept(module: nn.Module) -> Iterator[None]:
-    """A context in which BatchNorms do not update their running statistics again."""
+    """A context in which BatchNorms do not update their running statistics again.
+
+    Their counts of batches are those before the pass that is computed again, on which
+    :class:`PRepBN` depends.
+    """
     norms: List[Any] = [
         m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats
     ]
     before = [(norm, norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]
     for norm in norms:
         norm.momentum = 0.0
+        norm.num_batches_tracked -= int(norm.training)
     try:
         yield
     finally:

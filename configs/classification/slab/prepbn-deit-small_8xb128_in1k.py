@@ -1,0 +1,19 @@
+_base_ = [
+    '../_base_/models/image_classifier.py',
+    '../_base_/datasets/imagenet_bs128.py',
+    '../_base_/schedules/imagenet_bs1024_adamw_300e_swin.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='ViT',
+        arch='small',
+        norm_cfg=dict(type='PRepBN', steps=300000, eps=1e-6),
+        drop_path_rate=0.0,
+        out_indices=(0,),
+        out_type='cls_token',
+    ),
+    neck=None,  # the class token goes to the head
+    head=dict(in_channels=384),
+)

@@ -1,0 +1,19 @@
+_base_ = [
+    '../_base_/models/image_classifier.py',
+    '../_base_/datasets/imagenet_bs128.py',
+    '../_base_/schedules/imagenet_bs1024_adamw_300e_deit.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='PVT',
+        arch='medium',
+        attn_cfg=dict(sr_norm_cfg=dict(type='PRepBN', steps=300000, eps=1e-6)),
+        norm_cfg=dict(type='PRepBN', steps=300000, eps=1e-6),
+        drop_path_rate=0.3,
+        out_indices=(3,),
+    ),
+    head=dict(in_channels=512),
+)
+optim_wrapper = dict(clip_grad=dict(max_norm=1.0))
