@@ -45,7 +45,7 @@ BACKBONES = {  # by what stands in front of the size in the name of a config
     'inline-deit': 'ViT', 'inline-pvt': 'PVT', 'inline-swin': 'Swin',
     'agent-deit': 'ViT', 'agent-pvt': 'PVT', 'agent-swin': 'Swin',
     'swiftformer': 'SwiftFormer',
-    'mlla': 'MLLA', 'flatten-pvt': 'PVT', 'flatten-pvtv2': 'PVTv2', 'flatten-swin': 'Swin',
+    'mlla': 'MLLA', 'xcit': 'XCiTBackbone', 'flatten-pvt': 'PVT', 'flatten-pvtv2': 'PVTv2', 'flatten-swin': 'Swin',
 }  # fmt: skip
 # What is in a paper's figures, and how near ours must come. Parameters of layers are weights and
 # biases, so no positions; kernels are the products of the attention without the Newton iteration.
@@ -56,6 +56,7 @@ PUBLISHED = {
     'pvt': dict(layers=False, kernels=True, parameters=0.01, macs=0.06),
     'swin': dict(layers=False, kernels=True, parameters=0.02, macs=0.01),
     'mlla': dict(layers=False, kernels=True, parameters=0.03, macs=0.02),
+    'xcit': dict(layers=False, kernels=True),
     'ravlt': dict(layers=False, kernels=False, parameters=0.02, macs=0.025),
     'mavit': dict(layers=False, kernels=False, parameters=0.03, macs=0.025),
     'swiftformer': dict(layers=False, kernels=False),  # both of its heads are in the published
@@ -167,7 +168,7 @@ def test_optimizer_and_schedule_build(path):
     decayed = {id(p) for group in groups if group['weight_decay'] for p in group['params']}
     exempt = {id(p) for m in model.modules() if isinstance(m, NORMS) for p in m.parameters()}
     # What the authors do not decay either: of the positions only those of DeiT.
-    kept = ['bias', 'alpha', 'gamma', 'cls_token', 'relative_bias']
+    kept = ['bias', 'alpha', 'gamma', 'cls_token', 'relative_bias', 'temperature']
     if cfg.model.backbone.type in ('PolaFormerDeiT', 'ViT'):
         kept += ['map', 'cls_position']
     exempt |= {id(p) for n, p in model.named_parameters() if n.split('.')[-1] in kept}
@@ -359,9 +360,9 @@ def test_metafiles_and_configs_name_each_other():
     # The published sizes of SLAB.
     # The published sizes: LaplacianFormer, SOFT and SOFT++ with their ablations, PolaFormer, the
     # hosts PVT and PVTv2, Swin and DeiT, FLatten, Agent
-    # and InLine. MLLA has 3, RAVLT, MAViT and SwiftFormer 4.
+    # and InLine. MLLA has 3, XCiT 14, RAVLT, MAViT and SwiftFormer 4.
     published = [path for path in CLASSIFIERS if metadata()[path]['Published']]
-    assert len(published) == 11 + 5 + 22 + 9 + 10 + 6 + 3 + 6 + 14 + 10 + 3 + 4 + 4 + 4
+    assert len(published) == 11 + 5 + 22 + 9 + 10 + 6 + 3 + 6 + 14 + 10 + 3 + 4 + 4 + 4 + 14
     index = yaml.safe_load((ROOT / 'model-index.yml').read_text())['Import']
     assert sorted(index) == [str(path.relative_to(ROOT)) for path in METAFILES]
     named, collections = [], set()

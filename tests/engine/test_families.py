@@ -28,6 +28,7 @@ SMALL = {
         (224, 448),
     ),
     'deit_tiny': ('deit_tiny_patch16_224', dict(depth=2), dict(depths=(2,)), (64, 96)),
+    'xcit_tiny_12_p8': ('xcit_tiny_12_p8_224', dict(depth=2), dict(depths=(2,)), (64, 96)),
     'swiftformer_xs': (
         'swiftformer_xs', dict(layers=(2, 1, 1, 1)), dict(depths=(2, 1, 1, 1)), (64, 96)
     ),
@@ -44,6 +45,18 @@ def draw(model):
         elif value.is_floating_point():
             value.normal_(1.0 if name.endswith('weight') else 0.0, 0.3)
     return model.eval()
+
+
+class OfClassToken(torch.nn.Module):
+    """A linear of the class token that a backbone makes after its blocks."""
+
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone = backbone
+        self.head = torch.nn.ModuleDict(dict(fc=torch.nn.Linear(backbone.embed_dims[-1], 7)))
+
+    def forward(self, images):
+        return self.head['fc'](self.backbone(images)[0])
 
 
 def family_backbone(name, **options):
@@ -76,7 +89,10 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
         '--image-size', *size,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    ours = TimmClassifier(cls, num_classes=7, **backbone).eval()
+    if backbone.pop('out_type', None) is None:
+        ours = TimmClassifier(cls, num_classes=7, **backbone).eval()
+    else:
+        ours = OfClassToken(cls(out_type='cls_token', **backbone)).eval()
     load_weights(ours, tmp_path / 'ours.safetensors', min_matched=1)
     raw = cls(out_norms=False, **backbone).eval()
     load_weights(raw, tmp_path / 'ours.safetensors')
@@ -216,3 +232,25 @@ def test_a_classifier_with_a_neck_loads_whole_and_into_backbones_and_detectors(t
     assert set(load_weights(backbone, path).missing) == norms
     with pytest.raises(ValueError, match='in layers of this ModuleDict that have no such tensor'):
         load_weights(torch.nn.ModuleDict(dict(parts, neck=torch.nn.Identity())), path)
+
+
+@pytest.mark.parametrize(('patch_size', 'as_it_is'), [(16, 2), (8, 1)])
+def test_maps_of_four_blocks_of_xcit_get_the_strides_of_a_pyramid(patch_size, as_it_is, tmp_path):
+    arch = dict(embed_dims=(16,), depths=(4,), num_heads=(2,), ffn_ratios=(2,))
+    options = dict(type='XCiTBackbone', arch=arch, patch_size=patch_size)
+    classifier = draw(MODELS.build(dict(options, out_type='cls_token')))
+    torch.save(classifier.state_dict(), tmp_path / 'xcit.pth')
+    pyramid = MODELS.build(dict(options, pyramid_blocks=range(4))).eval()
+    load_weights(pyramid, tmp_path / 'xcit.pth')  # without class attention
+    images, outs = torch.randn(1, 3, 64, 96), []
+    classifier.stages[0]['blocks'][as_it_is].register_forward_hook(lambda *of: outs.append(of[2]))
+    maps, (token,) = pyramid(images), classifier(images)
+    assert [x.shape[1:] for x in maps] == [(16, 64 // s, 96 // s) for s in (4, 8, 16, 32)]
+    assert torch.equal(maps[as_it_is].flatten(2).mT, outs[0]) and token.shape == (1, 16)
+    sum(x.sum() for x in maps).backward()
+    assert all(p.grad is not None for p in pyramid.parameters())
+    for blocks in ((0, 1, 3), (0, 1, 2, 2), (1, 0, 2, 3)):
+        with pytest.raises(ValueError, match=r'the last of them 3, .* got \('):
+            MODELS.build(dict(options, pyramid_blocks=blocks))
+    with pytest.raises(ValueError, match=r'patch_size must be one of \(16, 8\), got 4'):
+        MODELS.build(dict(options, patch_size=4))

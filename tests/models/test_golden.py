@@ -43,6 +43,10 @@ FOUR_STAGES = dict(num_heads=(1,) * 4, ffn_ratios=(4,) * 4)
 FLATTEN = dict(type='FLattenAttention')
 AGENTS = (4, 4, 9, 4)
 GATED = dict(arch=dict(TINY, depths=(1, 1, 2, 1), ffn_ratios=(3.5,) * 4), out_norms=False)
+XCIT = dict(
+    type='XCiTBackbone', out_type='cls_token',
+    arch=dict(embed_dims=(24,), num_heads=(3,), depths=(2,), ffn_ratios=(4,)),
+)  # fmt: skip
 MODEL_CONFIGS = {
     'agent_deit_small': dict(
         type='ViT', patch_size=8, out_type='cls_token', img_size=64,
@@ -108,6 +112,8 @@ MODEL_CONFIGS = {
         type='PVT', with_cls_token=True, out_type='cls_token', arch=SOFT, img_size=64
     ),
     'ravlt_small': dict(type='RAVLT', **GATED),
+    'xcit_nano_small': dict(XCIT, norm_tokens=False),
+    'xcit_small': dict(XCIT, patch_size=8),
     'soft_model_small': dict(type='SOFT', out_type='cls_token', arch=SOFT),
     'pola_pvt_small': dict(type='PolaFormerPVT', arch=PVT),
     'swiftformer_small': dict(

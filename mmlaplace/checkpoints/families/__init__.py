@@ -13,7 +13,8 @@ from ..names import count_prefixes, first_names
 from . import (
     agent,
     flatten,
-    inline, mlla,
+    inline,
+    mlla,
     polaformer,
     pvt,
     ravlt,
@@ -22,6 +23,7 @@ from . import (
     swiftformer,
     swin,
     vit,
+    xcit,
 )
 from .family import Family
 
@@ -49,6 +51,7 @@ FAMILIES: Dict[str, Family] = {
     **mlla.FAMILIES,
     **ravlt.FAMILIES,
     **swiftformer.FAMILIES,
+    **xcit.FAMILIES,
 }
 BLOCK = re.compile(r'(?:.*\.)?stages\.(\d+)\.blocks\.(\d+)\.')
 PREFIX, NECK = 'backbone.', 'neck.'

@@ -18,6 +18,7 @@ from .mlla import MLLA
 from .ravlt import RAVLT, MAViT
 from .stage import Stage
 from .swiftformer import SwiftFormer
+from .xcit import XCiTBackbone
 
 __all__ = [
     'MLLA',
@@ -37,4 +38,5 @@ __all__ = [
     'SwiftFormer',
     'Swin',
     'ViT',
+    'XCiTBackbone',
 ]

@@ -102,7 +102,8 @@ def check_ranges(backbone: Any, frozen_stages: int, drop_path_rate: float, out_t
         raise ValueError(f'out_type must be one of {OUT_TYPES}, got {out_type!r}')
     if any(backbone.cls_tokens[:-1]):
         raise ValueError('only the last stage of a host can have a class token, got one before it')
-    having = tuple(i for i, count in enumerate(backbone.cls_tokens) if count)
+    layers = getattr(backbone, 'class_layers', False)  # of class attention after the blocks
+    having = tuple(i for i, count in enumerate(backbone.cls_tokens) if count or layers)
     if out_type == 'cls_token' and backbone.out_indices != having:
         raise ValueError(
             f"out_type='cls_token' needs out_indices={having}, the stages with a class token, got "

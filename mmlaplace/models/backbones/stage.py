@@ -25,7 +25,7 @@ class Stage:
             attention does not have are ignored.
         alternate: Options of ``attn`` in every second block.
         position: Arguments of :class:`PositionEmbedding`, which adds learned positions to the
-            tokens. None (default) adds none.
+            tokens, or of another class, its ``type``. None (default) adds none.
         cls_token: Whether a class token goes before the tokens. Needs ``position``. Only the last
             stage can have one. Default: False.
         embed_norm: Whether ``embed`` has a norm of tokens, and so takes the backbone's
@@ -116,9 +116,9 @@ class Stage:
         embed = self.embed(in_channels, embed_dims, **(norm if self.embed_norm else {}))
         stage['patch_embed'] = embed
         if self.position is not None:
-            stage['position'] = PositionEmbedding(
-                embed_dims, resolution, self.cls_token, drop_rate, **self.position
-            )
+            options = dict(self.position)
+            kind = options.pop('type', PositionEmbedding)
+            stage['position'] = kind(embed_dims, resolution, self.cls_token, drop_rate, **options)
         block = dict(self.block, norm_cfg=norm_cfg or self.norm)
         if act_cfg is not None:
             block['ffn_cfg'] = dict(block.get('ffn_cfg', {}), act_cfg=act_cfg)

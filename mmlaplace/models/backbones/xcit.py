@@ -1,0 +1,324 @@
+"""XCiT: cross-covariance attention, local patch interaction, and class attention at the end."""
+
+from functools import partial
+from math import pi
+from typing import Any, Collection, List, Optional, Sequence, Set, Tuple, Union
+
+import torch
+import torch.nn as nn
+from mmengine.model import BaseModule, ModuleList, Sequential
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from ..layers import LayerScale, TransformerBlock, map_to_tokens, memory_format_of, tokens_to_map
+from ..layers.build import build_token_norm
+from ..layers.class_attention import LAYER_NORM, ClassAttention
+from ..layers.feature_map import channels_last, shape_of_map
+from . import options
+from .base import PyramidBackbone
+from .hosts import VIT_ARCHS, arch
+from .stage import Stage
+
+PATCH_SIZES = (16, 8)
+WAVES = 16  # of a side
+BASE = 10000.0
+
+
+class XCiTStem(BaseModule):
+    """3 x 3 convolutions of stride 2 with BatchNorm, and GELU between them.
+
+    A side of S pixels becomes ⌈S / p⌉ tokens. Each convolution has twice the channels of the one
+    before.
+
+    Args:
+        in_channels: Channels of the image.
+        embed_dims: Channels C of the tokens.
+        patch_size: Side p of a patch, a power of 2. Default: 16.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.backbones.xcit import XCiTStem
+        >>> tokens, hw_shape = XCiTStem(3, 64)(torch.randn(1, 3, 60, 100))
+        >>> tokens.shape, hw_shape
+        (torch.Size([1, 28, 64]), (4, 7))
+    """
+
+    def __init__(self, in_channels: int, embed_dims: int, patch_size: int = 16) -> None:
+        super().__init__()
+        self.layers = Sequential()
+        halvings = patch_size.bit_length() - 1
+        for later in reversed(range(halvings)):
+            channels = embed_dims // 2**later
+            conv = nn.Conv2d(in_channels, channels, 3, stride=2, padding=1, bias=False)
+            self.layers.extend([conv, nn.BatchNorm2d(channels)])
+            if later:
+                self.layers.append(nn.GELU())
+            in_channels = channels
+
+    def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
+        """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
+        x = self.layers(channels_last(x))  # (B, C, H', W')
+        return map_to_tokens(x), shape_of_map(x)
+
+
+class FourierPositions(BaseModule):
+    r"""Add a 1 x 1 convolution of sines and cosines of the row and the column to each token.
+
+    Row i of H has the sines and cosines of :math:`2 \pi i \, 10000^{-j / 16} / H`, with i from 1
+    and j from 0 to 15. So has a column. No parameter depends on the size of the map. Waves are at
+    least fp32.
+
+    Args:
+        embed_dims: Channels C.
+        resolution, cls_token: As in :class:`PositionEmbedding`. They have no effect here.
+        drop_rate: Dropout rate of the sums. Default: 0.
+
+    Source: XCiT (arXiv 2106.09681).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.backbones.xcit import FourierPositions
+        >>> FourierPositions(64)(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    def __init__(
+        self, embed_dims: int, resolution: Any = None, cls_token: bool = False,
+        drop_rate: float = 0.0,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.projection = nn.Conv2d(4 * WAVES, embed_dims, 1)
+        self.drop = nn.Dropout(drop_rate)
+
+    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """``(B, N, C) -> (B, N, C)``."""
+        height, width = hw_shape
+        with no_autocast(x.device):
+            (like,) = upcast(x[:0])
+            rows = _waves(height, like)[:, None].expand(height, width, 2 * WAVES)
+            columns = _waves(width, like)[None].expand(height, width, 2 * WAVES)
+            waves = torch.cat([rows, columns], dim=-1).permute(2, 0, 1)[None]  # (1, 64, H, W)
+        waves = self.projection(waves.to(self.projection.weight.dtype))
+        return self.drop(x + map_to_tokens(waves).to(x.dtype))
+
+
+def _waves(count: int, like: Tensor) -> Tensor:
+    """Sine and cosine beside each other, for each wave of a side of tokens: ``(count, 32)``."""
+    options = dict(dtype=like.dtype, device=like.device)
+    positions = torch.arange(1, count + 1, **options) / (count + 1e-6) * (2 * pi)
+    periods = BASE ** (torch.arange(WAVES, **options) / WAVES)
+    angles = positions[:, None] / periods
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
+
+
+class LocalPatchInteraction(BaseModule):
+    """Two depthwise 3 x 3 convolutions of the map of the tokens, with GELU and BatchNorm between.
+
+    Args:
+        embed_dims: Channels C.
+
+    Source: XCiT (arXiv 2106.09681).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.backbones.xcit import LocalPatchInteraction
+        >>> LocalPatchInteraction(64)(torch.randn(1, 5 * 9, 64), hw_shape=(5, 9)).shape
+        torch.Size([1, 45, 64])
+    """
+
+    def __init__(self, embed_dims: int) -> None:
+        super().__init__()
+        first, last = (
+            nn.Conv2d(embed_dims, embed_dims, 3, padding=1, groups=embed_dims) for _ in range(2)
+        )
+        self.layers = Sequential(first, nn.GELU(), nn.BatchNorm2d(embed_dims), last)
+
+    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
+        return map_to_tokens(self.layers(tokens_to_map(x, hw_shape)))
+
+
+class XCABlock(TransformerBlock):
+    """A block with a :class:`LocalPatchInteraction` between the attention and the FFN.
+
+    Each of the three branches has a norm and a layer scale. Arguments are those of
+    :class:`TransformerBlock`, and ``layer_scale`` is 1 by default.
+
+    Source: XCiT (arXiv 2106.09681).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.backbones.xcit import XCABlock
+        >>> attn_cfg = dict(
+        ...     type='XCAttention', embed_dims=64, num_heads=2, input_resolution=(14, 14))
+        >>> XCABlock(64, attn_cfg)(torch.randn(1, 5 * 9, 64), hw_shape=(5, 9)).shape
+        torch.Size([1, 45, 64])
+    """
+
+    def __init__(
+        self, embed_dims: int, *args: Any, norm_cfg: Optional[dict] = None,
+        layer_scale: float = 1.0, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        norm_cfg = norm_cfg or LAYER_NORM
+        super().__init__(embed_dims, *args, norm_cfg=norm_cfg, layer_scale=layer_scale, **kwargs)
+        self.norm3 = build_token_norm(norm_cfg, embed_dims)
+        self.local = LocalPatchInteraction(embed_dims)
+        self.scale3 = LayerScale(embed_dims, layer_scale)
+
+    def branches(self) -> list:
+        attention, ffn = super().branches()
+        return [attention, (None, self.norm3, self.local, self.scale3), ffn]
+
+
+def rescalings(embed_dims: int, patch_size: int) -> ModuleList:
+    """What brings four maps of a patch size to the strides 4, 8, 16 and 32.
+
+    Transposed convolutions enlarge maps, and max pooling reduces them, as in the authors'
+    detectors.
+    """
+
+    def up() -> nn.Module:
+        return nn.ConvTranspose2d(embed_dims, embed_dims, 2, stride=2)
+
+    down = partial(nn.MaxPool2d, ceil_mode=True)
+    if patch_size == 8:
+        return ModuleList([up(), nn.Identity(), down(2), down(4)])
+    larger = Sequential(up(), nn.BatchNorm2d(embed_dims), nn.GELU(), up())
+    return ModuleList([larger, up(), nn.Identity(), down(2)])
+
+
+def xcit(patch_size: int = 16, layer_scale: float = 1.0) -> List[Stage]:
+    """XCiT: one stage of patches, Fourier positions, and blocks with local patch interaction.
+
+    Args:
+        patch_size: Side of a patch, in pixels: 16 or 8. Default: 16.
+        layer_scale: Value of the layer scales at the start. The authors take 1e-5 for the sizes of
+            24 blocks. Default: 1.
+
+    Raises:
+        ValueError: For another patch size.
+    """
+    if patch_size not in PATCH_SIZES:
+        raise ValueError(f'patch_size must be one of {PATCH_SIZES}, got {patch_size!r}')
+    return [
+        Stage(
+            partial(XCiTStem, patch_size=patch_size),
+            patch_size,
+            dict(type='XCAttention'),
+            position=dict(type=FourierPositions),
+            embed_norm=False,
+            out_norm=None,
+            block=dict(layer_scale=layer_scale),
+            block_class=XCABlock,
+        )
+    ]
+
+
+@MODELS.register_module()
+class XCiTBackbone(PyramidBackbone):
+    """XCiT: cross-covariance attention, in which channels attend to channels. One stage.
+
+    It has its name because mmpretrain has a backbone ``XCiT``. Convolutions embed patches of 16 or
+    8 pixels, and positions are sines of the row and column. Blocks are :class:`XCABlock`. Returned
+    maps have no norm, as in the authors' detectors. With ``out_type='cls_token'`` a class token
+    attends to the last map in two layers (:class:`ClassAttention`), which else are not built.
+    Arguments are those of :class:`PyramidBackbone`, ``patch_size``, ``layer_scale``, and
+
+    Args:
+        arch: As in :class:`PyramidBackbone`.
+        norm_tokens: Whether class attention norms all tokens, see :class:`ClassAttentionLayer`.
+            Default: all archs but ``n12``, as in the authors' code.
+        pyramid_blocks: Numbers of four blocks, the last of which is the last block. Their maps are
+            rescaled to the strides 4, 8, 16 and 32 for images whose sides 32 divides. The authors'
+            detectors take ``(3, 5, 7, 11)`` of 12 blocks and ``(7, 11, 15, 23)`` of 24. Default:
+            None, the map of the last block alone.
+
+    Raises:
+        ValueError: For other ``pyramid_blocks``, or with ``out_type='cls_token'``.
+
+    Source: XCiT (arXiv 2106.09681).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import XCiTBackbone
+        >>> images = torch.randn(1, 3, 64, 96)
+        >>> XCiTBackbone('micro', out_type='cls_token')(images)[0].shape
+        torch.Size([1, 128])
+        >>> maps = XCiTBackbone('micro', pyramid_blocks=(0, 1, 2, 3))(images)
+        >>> [tuple(x.shape) for x in maps]
+        [(1, 128, 16, 24), (1, 128, 8, 12), (1, 128, 4, 6), (1, 128, 2, 3)]
+    """
+
+    host = staticmethod(xcit)
+    class_layers = True
+    default_arch = 't12'
+    arch_zoo = {
+        'micro': VIT_ARCHS['micro'],
+        'n12': arch((128,), (12,), (4,)),
+        't12': arch((192,), (12,), (4,)),
+        't24': arch((192,), (24,), (4,)),
+        's12': arch((384,), (12,), (8,)),
+        's24': arch((384,), (24,), (8,)),
+        'm24': arch((512,), (24,), (8,)),
+        'l24': arch((768,), (24,), (16,)),
+    }
+
+    def __init__(
+        self,
+        arch: Union[str, dict, None] = None,
+        *args: Any,
+        norm_tokens: Optional[bool] = None,
+        pyramid_blocks: Optional[Sequence[int]] = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(arch, *args, **kwargs)
+        sizes = options.parse_arch(type(self), arch, 1)
+        dims, depth = sizes['embed_dims'][0], sizes['depths'][0]
+        if self.out_type == 'cls_token':
+            ffn = {k: kwargs[k] for k in ('norm_cfg', 'act_cfg', 'drop_rate') if k in kwargs}
+            self.norm0 = ClassAttention(
+                dims,
+                sizes['num_heads'][0],
+                sizes['ffn_ratios'][0],
+                layer_scale=kwargs.get('layer_scale', 1.0),
+                norm_tokens=arch != 'n12' if norm_tokens is None else norm_tokens,
+                **ffn,
+            )
+        self.pyramid_blocks, self.pyramid = None, None
+        if pyramid_blocks is not None:
+            self.pyramid_blocks = blocks = tuple(pyramid_blocks)
+            rising = sorted({*blocks, -1, depth - 1}) == [-1, *blocks]
+            if len(blocks) != 4 or not rising or self.out_type == 'cls_token':
+                raise ValueError(
+                    f'pyramid_blocks must be four blocks in rising order, the last of them '
+                    f"{depth - 1}, with out_type='featmap', got {blocks} with "
+                    f'out_type={self.out_type!r}'
+                )
+            self.pyramid = rescalings(dims, self.stage_strides[0])
+        self._freeze_stages()
+
+    def other_outputs(self, names: Collection[str]) -> Set[str]:
+        others = super().other_outputs(names)
+        if self.pyramid is not None and not any(name.startswith('pyramid.') for name in names):
+            others |= {f'pyramid.{name}' for name in self.pyramid.state_dict()}
+        return others
+
+    def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
+        """Images to the last map, to the class token, or to the maps of ``pyramid_blocks``."""
+        if self.pyramid is None:
+            return super().forward(x)
+        options.check_images(self, x)
+        memory_format, maps = memory_format_of(x), []
+        (stage,) = self.stages
+        x, hw_shape = stage['patch_embed'](x)
+        x = stage['position'](x, hw_shape)
+        for i, block in enumerate(stage['blocks']):
+            x = block(x, hw_shape)
+            if i in self.pyramid_blocks:
+                maps.append(tokens_to_map(x, hw_shape))
+        return tuple(
+            rescale(out).contiguous(memory_format=memory_format)
+            for rescale, out in zip(self.pyramid, maps)
+        )
