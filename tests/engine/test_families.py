@@ -21,6 +21,7 @@ TOLERANCE = 1e-5
 # By the family: the name in timm, its options, the arch here, and the image.
 SMALL = {
     'pvt_v2_b0': ('pvt_v2_b0', dict(depths=(1, 2, 1, 1)), dict(depths=(1, 2, 1, 1)), (64, 96)),
+    'pvt_v2_b2_li': ('pvt_v2_b2_li', dict(depths=(1,) * 4), dict(depths=(1,) * 4), (64, 320)),
     'swin_tiny': (
         'swin_tiny_patch4_window7_224',
         dict(embed_dim=32, depths=(2, 2, 2, 1), num_heads=(1, 2, 4, 8)),
@@ -74,7 +75,7 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
     from mmlaplace.timm import TimmClassifier
 
     theirs, options, arch, size = SMALL[name]
-    if name != 'pvt_v2_b0':  # which has no size of its own
+    if not name.startswith('pvt_v2'):  # which have no size of their own
         options = dict(options, img_size=size)
     model = draw(timm.create_model(theirs, num_classes=7, **options))
     backbone = dict(FAMILIES[name].backbone, img_size=size)

@@ -46,7 +46,7 @@ BAD = {
     'SkyformerAttention': dict(
         landmark_method='runs', bandwidth=0.0, num_landmarks=0, accumulation=0
     ),
-    'SoftmaxAttention': dict(sr_ratio=0, qkv='kv', lepe_filters='heads'),
+    'SoftmaxAttention': dict(sr_ratio=0, qkv='kv', lepe_filters='heads', pool_size=-7),
     'TaylorShiftAttention': dict(form='exact'),
     'WindowAttention': dict(window_size=0),
 }  # fmt: skip
@@ -72,6 +72,7 @@ def test_a_value_that_cannot_be_is_quoted(name, option, value):
     ('PolaAttention', dict(lepe_deformable=True, lepe_kernel=0), 'lepe_kernel=0'),
     ('SkyformerAttention', dict(accumulation=2), "landmark_method='random' or accumulation=1"),
     ('SoftmaxAttention', dict(sr_ratio=2, relative_bias=True), 'got sr_ratio=2'),
+    ('SoftmaxAttention', dict(sr_ratio=2, pool_size=7), 'pool_size=7 .* sr_ratio=2'),
     ('SoftmaxAttention', dict(sr_ratio=2, num_prefix_tokens=1), r'num_prefix_tokens=1 .* \(2\)'),
 ])  # fmt: skip
 def test_options_that_exclude_each_other_are_quoted(name, options, quoted):

@@ -84,4 +84,9 @@ FAMILIES = {
         )
         for size in ('b0', 'b1', 'b2', 'b3', 'b4', 'b5')
     },
+    'pvt_v2_b2_li': Family(
+        (PVTV2_AUTHORS, PVTV2_TIMM),
+        dict(type='PVTv2', arch='b2', stage_norms=True, linear_attention=True),
+        f'{DOWNLOADS}/pvt_v2_b2_li.pth',
+    ),
 }

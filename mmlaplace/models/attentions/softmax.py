@@ -5,7 +5,7 @@ import torch.nn as nn
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..layers import resize_map, softmax_attention
+from ..layers import PooledPatchEmbed, resize_map, softmax_attention
 from ..layers.build import build_token_norm
 from ..layers.pairs import check_pairs_fit
 from .base import QKVAttention
@@ -30,13 +30,16 @@ class SoftmaxAttention(QKVAttention):
         attn_drop: Dropout rate of the attention weights. Default: 0.
         sr_norm_cfg: Config of the norm after the spatial reduction, such as
             ``dict(type='PRepBN', steps=300000)`` in SLAB's PVT. Default: ``dict(type='LN')``.
+        pool_size: Side p of the map to which keys and values are pooled, before a 1 x 1
+            convolution, a LayerNorm and GELU. The time is linear in the tokens, as in PVTv2 of
+            linear time, which has 7. Default: 0, no pooling.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``; ``sr_ratio=8`` is the
             attention of PVT's first stage.
 
     Raises:
-        ValueError: If prefix tokens or a relative bias are combined with what needs queries and
-            keys to be one map without other tokens. In the forward, for a map whose relative bias
-            would need more than 4 GB.
+        ValueError: If prefix tokens, a pooled map or a relative bias are combined with what needs
+            queries and keys to be one map without other tokens. In the forward, for a map whose
+            relative bias would need more than 4 GB.
 
     Source: Attention Is All You Need (arXiv 1706.03762).
 
@@ -55,6 +58,7 @@ class SoftmaxAttention(QKVAttention):
         dict(qkv='qk', proj=False, lepe_kernel=3, lepe_filters='head'),
         dict(relative_bias=True),
         dict(sr_ratio=2),
+        dict(pool_size=3),
         dict(sr_ratio=2, gate=True, key_positions=True, lepe_kernel=3),
         dict(qkv='q_kv', rope=True, rope_form='pairs'),
     )
@@ -67,11 +71,23 @@ class SoftmaxAttention(QKVAttention):
         relative_bias: bool = False,
         num_prefix_tokens: int = 0,
         attn_drop: float = 0.0,
+        pool_size: int = 0,
         sr_norm_cfg: Optional[dict] = None,
         **kwargs: Any,
     ) -> None:
+        self.pool_size = pool_size
+        if pool_size:
+            kwargs.setdefault('qkv', 'q_kv')
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         frame = self.frame
+        if pool_size:
+            if frame.qkv != 'q_kv' or frame.rope or frame.key_positions or frame.sr_ratio > 1:
+                raise ValueError(
+                    f'pool_size={pool_size} makes keys and values of another map; leave out '
+                    f'qkv={frame.qkv!r}, rope={frame.rope}, key_positions={frame.key_positions} '
+                    f'and sr_ratio={frame.sr_ratio}, or set pool_size=0'
+                )
+            self.sr = PooledPatchEmbed(embed_dims, pool_size)
         if sr_norm_cfg is not None and self.sr is not None:
             self.sr.norm = build_token_norm(sr_norm_cfg, embed_dims)
         if num_prefix_tokens and (
@@ -97,6 +113,11 @@ class SoftmaxAttention(QKVAttention):
             height, width = self.input_resolution
             table = torch.zeros(1, num_heads, 2 * height - 1, 2 * width - 1)
             self.relative_bias = nn.Parameter(nn.init.trunc_normal_(table, std=0.02))
+
+    def kv_shape(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
+        if self.pool_size:
+            return self.pool_size, self.pool_size
+        return super().kv_shape(hw_shape)
 
     def mix(
         self,

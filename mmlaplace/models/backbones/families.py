@@ -149,7 +149,7 @@ class PVTv2(PyramidBackbone):
 
     Patch embeddings have kernel 7 and stride 4, then kernel 3 and stride 2. Attention is softmax on
     spatially reduced keys and values. Arguments are those of :class:`PyramidBackbone`, and
-    ``stage_norms``, which the authors' weights need.
+    ``stage_norms``, which the authors' weights need, and ``linear_attention``.
 
     Source: PVTv2 (arXiv 2106.13797).
 

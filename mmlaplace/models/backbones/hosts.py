@@ -107,22 +107,31 @@ def pvt(with_cls_token: bool = False) -> List[Stage]:
     return stages
 
 
-def pvt_v2(stage_norms: bool = False) -> List[Stage]:
+def pvt_v2(stage_norms: bool = False, linear_attention: bool = False) -> List[Stage]:
     """PVTv2: overlapping patch embeddings, no positions, a convolution in the FFN.
 
     Args:
         stage_norms: Whether each stage ends with a norm, whose output the next stage takes, as in
             the authors' code. The norms of patch embeddings then have its eps, 1e-5. Otherwise
             only the returned maps have a norm. Default: False.
+        linear_attention: Whether keys and values are pooled to 7 x 7 tokens in every stage, and
+            FFNs have a ReLU before the convolution, as in the authors' PVTv2 of linear time.
+            Default: False.
     """
     own: Dict[str, Any] = dict(end_norm=True, out_norm=None) if stage_norms else {}
     embed_norm = dict(norm_cfg=dict(type='LN', eps=1e-5)) if stage_norms else {}
+    ffn_cfg: Dict[str, Any] = dict(dwconv_kernel=3)
+    if linear_attention:
+        ffn_cfg['dwconv_act_cfg'] = dict(type='ReLU')
     return [
         Stage(
             partial(_overlapping(stride), **embed_norm),
             stride,
-            dict(type='SoftmaxAttention', sr_ratio=sr_ratio),
-            block=dict(ffn_cfg=dict(dwconv_kernel=3)),
+            dict(
+                type='SoftmaxAttention',
+                **(dict(pool_size=7) if linear_attention else dict(sr_ratio=sr_ratio)),
+            ),
+            block=dict(ffn_cfg=ffn_cfg),
             **own,
         )
         for stride, sr_ratio in zip(STRIDES, (8, 4, 2, 1))

@@ -7,7 +7,13 @@ from .ffn import FFN
 from .landmarks import Landmarks
 from .linear import Linear, as_torch_linears
 from .linear_attention import elu_plus_one, linear_attention
-from .patch_embed import ConvPatchEmbed, OverlapPatchEmbed, PatchEmbed, PatchMerging
+from .patch_embed import (
+    ConvPatchEmbed,
+    OverlapPatchEmbed,
+    PatchEmbed,
+    PatchMerging,
+    PooledPatchEmbed,
+)
 from .pola_streams import pola_streams
 from .position import PositionEmbedding, RotaryEmbedding2D, resize_map
 from .rep_norm import PRepBN, RepBN
@@ -28,6 +34,7 @@ __all__ = [
     'PRepBN',
     'PatchEmbed',
     'PatchMerging',
+    'PooledPatchEmbed',
     'PositionEmbedding',
     'RMSNorm',
     'RepBN',

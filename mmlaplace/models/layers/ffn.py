@@ -27,6 +27,8 @@ class FFN(BaseModule):
             PVTv2. 0 leaves it out. Default: 0.
         act_cfg: Config of the activation. ``dict(type='GELU', approximate='tanh')`` is the
             approximation of the default. Default: ``dict(type='GELU')``.
+        dwconv_act_cfg: Config of an activation before the convolution, such as
+            ``dict(type='ReLU')`` in the PVTv2 of linear time. Default: none.
         dwconv_residual: Whether the convolution comes after the activation and its dropout instead,
             and its output is added to its input, as in RAVLT. Default: False.
 
@@ -44,6 +46,7 @@ class FFN(BaseModule):
         drop_rate: float = 0.0,
         dwconv_kernel: int = 0,
         act_cfg: Optional[dict] = None,
+        dwconv_act_cfg: Optional[dict] = None,
         dwconv_residual: bool = False,
     ) -> None:
         super().__init__()
@@ -56,6 +59,7 @@ class FFN(BaseModule):
             nn.Dropout(drop_rate),
         )
         self.dwconv = DepthwiseConv(hidden, dwconv_kernel) if dwconv_kernel else None
+        self.dwconv_act = build_activation(dwconv_act_cfg) if dwconv_act_cfg else None
         self.dwconv_residual = dwconv_residual
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
@@ -75,7 +79,7 @@ class FFN(BaseModule):
                 return by_rows(partial(_two_linears, act), first.out_features, x, *weights)
         x = first(x)  # (B, N, C * ffn_ratio)
         if self.dwconv is not None and not self.dwconv_residual:
-            x = self.dwconv(x, hw_shape)
+            x = self.dwconv(x if self.dwconv_act is None else self.dwconv_act(x), hw_shape)
         x = dropout(act(x))
         if self.dwconv is not None and self.dwconv_residual:
             x = x + self.dwconv(x, hw_shape)

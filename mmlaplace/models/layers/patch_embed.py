@@ -181,3 +181,36 @@ class ConvPatchEmbed(BaseModule):
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
         x = self.layers(channels_last(x))  # (B, C, H', W')
         return map_to_tokens(x), shape_of_map(x)
+
+
+class PooledPatchEmbed(BaseModule):
+    """Adaptive average pooling to p x p tokens, a 1 x 1 convolution, a norm and GELU, as in PVTv2.
+
+    Args:
+        embed_dims: Channels C.
+        pool_size: Side p. A side with fewer tokens repeats some.
+        norm_cfg: Config of the norm. Default: ``dict(type='LN')``.
+
+    Raises:
+        ValueError: For a ``pool_size`` that is no positive integer.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import PooledPatchEmbed
+        >>> tokens, hw_shape = PooledPatchEmbed(64, pool_size=7)(torch.randn(1, 64, 30, 5))
+        >>> tokens.shape, hw_shape
+        (torch.Size([1, 49, 64]), (7, 7))
+    """
+
+    def __init__(self, embed_dims: int, pool_size: int, norm_cfg: Optional[dict] = None) -> None:
+        super().__init__()
+        if not isinstance(pool_size, int) or pool_size < 1:
+            raise ValueError(f'pool_size must be a positive integer, got {pool_size!r}')
+        self.projection = nn.Conv2d(embed_dims, embed_dims, 1)
+        self.norm = build_token_norm(norm_cfg or dict(type='LN'), embed_dims)
+        self.pool_size = pool_size
+
+    def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
+        """``(B, C, H, W) -> tokens (B, p * p, C), (p, p)``."""
+        x = self.projection(F.adaptive_avg_pool2d(channels_last(x), self.pool_size))
+        return F.gelu(self.norm(map_to_tokens(x))), (self.pool_size, self.pool_size)
