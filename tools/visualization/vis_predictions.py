@@ -31,7 +31,7 @@ from mmlaplace.model_zoo import build_model
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
-MIN_SCORE = 0.3  # of a box that is drawn
+MIN_SCORE = 0.5  # of a box that is drawn
 COUNT = {'mmpretrain': 24}  # images; of other toolboxes fewer, which are larger
 SIDE = 640  # pixels that the longer side of a drawn image has at least
 
@@ -68,6 +68,46 @@ def drawn(image: np.ndarray, sample, visualizer, classes) -> tuple:
         return np.asarray(Image.open(path).convert('RGB')), '', 'black'
 
 
+def name_boxes(axis, sample, classes) -> None:
+    """Write class and score above each box, larger than the toolbox does."""
+    found = sample.pred_instances
+    for box, label, score in zip(found.bboxes, found.labels, found.scores):
+        left, top = box[:2].tolist()
+        axis.text(
+            left, max(top, 0), f'{classes[label]} {score:.0%}', fontsize=8, color='white',
+            va='bottom', bbox=dict(facecolor='black', edgecolor='none', pad=1),
+        )  # fmt: skip
+
+
+def meta_with_colours(meta: dict) -> dict:
+    """What a data set says of its classes, with bright colours if it has those of others."""
+    classes = meta.get('classes') or ()
+    if len(meta.get('palette') or ()) == len(classes):
+        return meta
+    colours = plt.get_cmap('hsv')(np.arange(len(classes)) / len(classes))
+    return dict(meta, palette=[tuple(int(255 * part) for part in c[:3]) for c in colours])
+
+
+def arrange(pictures: list, columns: int, classes, heading: str) -> plt.Figure:
+    """A figure of all pictures, in rows."""
+    height, width = pictures[0][1].shape[:2]
+    rows = math.ceil(len(pictures) / columns)
+    cell = 12 / columns
+    figure, axes = plt.subplots(
+        rows, columns, figsize=(12, rows * (cell * height / width + 0.3) + 0.4),
+        layout='constrained', squeeze=False,
+    )  # fmt: skip
+    for axis in axes.flat:
+        axis.axis('off')
+    for axis, (sample, picture, title, colour) in zip(axes.flat, pictures):
+        axis.imshow(picture)
+        axis.set_title(title, fontsize=9, color=colour)
+        if 'pred_instances' in sample:
+            name_boxes(axis, sample, classes)
+    figure.suptitle(heading)
+    return figure
+
+
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_trained_model('classifier, detector or segmentor')
@@ -92,7 +132,7 @@ def main() -> None:
     model.to(args.device).eval()
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     visualizer = VISUALIZERS.build(dict(cfg.visualizer, vis_backends=None, name='predictions'))
-    visualizer.dataset_meta = dataset.metainfo
+    visualizer.dataset_meta = meta_with_colours(dataset.metainfo)
     classes = dataset.metainfo.get('classes')
     show = classified if scope == 'mmpretrain' else drawn
 
@@ -104,24 +144,13 @@ def main() -> None:
         image = enlarged(data, args.gamma)
         with torch.no_grad():
             (sample,) = model.test_step(pseudo_collate([data]))
-        pictures.append(show(image, sample.to('cpu'), visualizer, classes))
+        sample = sample.to('cpu')
+        pictures.append((sample, *show(image, sample, visualizer, classes)))
 
-    height, width = pictures[0][0].shape[:2]
     columns = min(8 if show is classified else 3, len(pictures))
-    rows = math.ceil(len(pictures) / columns)
-    cell = 12 / columns
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(12, rows * (cell * height / width + 0.3) + 0.4),
-        layout='constrained', squeeze=False,
-    )  # fmt: skip
-    for axis in axes.flat:
-        axis.axis('off')
-    for axis, (picture, title, colour) in zip(axes.flat, pictures):
-        axis.imshow(picture)
-        axis.set_title(title, fontsize=9, color=colour)
-    figure.suptitle(f'{Path(args.config).stem}: {len(pictures)} held-out images')
+    heading = f'{Path(args.config).stem}: {len(pictures)} held-out images'
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(args.out, dpi=110)
+    arrange(pictures, columns, classes, heading).savefig(args.out, dpi=110)
     print(f'wrote {args.out}')
 
 
