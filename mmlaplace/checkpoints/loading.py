@@ -226,8 +226,8 @@ def load_weights(
     the same shape. In the module's layers, the file may have no further tensors. These may differ:
 
     - ``out_indices``: Norms of stages may be missing, except that of the checkpoint's last stage.
-      Norms and stages that the backbone lacks are left out, and the class token, if it returns several
-      maps and has none.
+      Norms and stages that the backbone lacks are left out, and so is the class token, if the
+      backbone returns several maps and has none.
     - The image size: Position embeddings and similar tensors are resized.
     - The names: A checkpoint of a family that ``tools/model_converters/convert.py --list`` shows is
       converted from the names of its authors or of timm.
