@@ -165,14 +165,15 @@ def released(models: List[ModelInfo]) -> str:
         if model.task == 'classification' and weights(model).get('weights', '').startswith('[')
     ]
     rows = []
-    for model in sorted(found, key=lambda m: -m.metadata['Published']['Top 1 Accuracy']):
+    top1 = {model.name: model.metadata['Published'].get('Top 1 Accuracy', 0) for model in found}
+    for model in sorted(found, key=lambda m: -top1[m.name]):
         side = re.search(r'(\d+)px', model.name)
         speed = log['models'].get(model.name)
         rows.append([
             link(model, PAGE.parent), model.family,
             amount(model.metadata, 'Parameters', 'M', '.1f'),
             amount(model.metadata, 'MACs', 'G', '.1f'), side[1] if side else '224',
-            str(model.metadata['Published']['Top 1 Accuracy']),
+            str(top1[model.name] or '–'),
             f'{speed["images per second"]:.1f}' if speed else '–', weights(model)['weights'],
         ])  # fmt: skip
     machine = log.get('machine')

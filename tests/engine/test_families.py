@@ -30,8 +30,23 @@ SMALL = {
     ),
     'deit_tiny': ('deit_tiny_patch16_224', dict(depth=2), dict(depths=(2,)), (64, 96)),
     'xcit_tiny_12_p8': ('xcit_tiny_12_p8_224', dict(depth=2), dict(depths=(2,)), (64, 96)),
+    'efficientvit_b0': (
+        'efficientvit_b0',
+        dict(depths=(1, 2, 2, 1, 1)),
+        dict(depths=(1, 1, 1, 1)),
+        (64, 96),
+    ),
+    'efficientvit_l1': (
+        'efficientvit_l1',
+        dict(depths=(1,) * 5, widths=(8, 16, 32, 64, 128), head_widths=(32, 40)),
+        dict(depths=(1,) * 4, embed_dims=(16, 32, 64, 128), num_heads=(1, 1, 2, 4)),
+        (64, 96),
+    ),
     'swiftformer_xs': (
-        'swiftformer_xs', dict(layers=(2, 1, 1, 1)), dict(depths=(2, 1, 1, 1)), (64, 96)
+        'swiftformer_xs',
+        dict(layers=(2, 1, 1, 1)),
+        dict(depths=(2, 1, 1, 1)),
+        (64, 96),
     ),
 }
 
@@ -46,6 +61,18 @@ def draw(model):
         elif value.is_floating_point():
             value.normal_(1.0 if name.endswith('weight') else 0.0, 0.3)
     return model.eval()
+
+
+class WithNeck(torch.nn.Module):
+    """A backbone, a neck behind its last map, and a linear."""
+
+    def __init__(self, backbone, neck):
+        super().__init__()
+        self.backbone, self.neck = backbone, MODELS.build(neck)
+        self.head = torch.nn.ModuleDict(dict(fc=torch.nn.Linear(neck['out_channels'], 7)))
+
+    def forward(self, images):
+        return self.head['fc'](self.neck(self.backbone(images))[0])
 
 
 class OfClassToken(torch.nn.Module):
@@ -75,7 +102,7 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
     from mmlaplace.timm import TimmClassifier
 
     theirs, options, arch, size = SMALL[name]
-    if not name.startswith('pvt_v2'):  # which have no size of their own
+    if not name.startswith(('pvt_v2', 'efficientvit')):  # which have no size of their own
         options = dict(options, img_size=size)
     model = draw(timm.create_model(theirs, num_classes=7, **options))
     backbone = dict(FAMILIES[name].backbone, img_size=size)
@@ -94,6 +121,11 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
         ours = TimmClassifier(cls, num_classes=7, **backbone).eval()
     else:
         ours = OfClassToken(cls(out_type='cls_token', **backbone)).eval()
+    if neck := FAMILIES[name].neck:
+        backbone.update(attn_cfg=dict(eps=1e-5))  # in timm alone
+        if name == 'efficientvit_l1':
+            neck = dict(neck, in_channels=128, hidden_channels=32, out_channels=40)
+        ours = WithNeck(cls(**backbone), neck).eval()
     load_weights(ours, tmp_path / 'ours.safetensors', min_matched=1)
     raw = cls(out_norms=False, **backbone).eval()
     load_weights(raw, tmp_path / 'ours.safetensors')

@@ -85,6 +85,8 @@ def test_options_reach_the_attentions_by_one_rule(backbone, attn_cfg, names, exp
     (LAP, dict(type='LaplacianAttention', num_landmarks=4, pool_ratio=2), 'pool_ratio (2)'),
     (LAP, dict(per_stage=dict(num_landmarks=(4, 9, 16))), "attn_cfg.per_stage['num_landmarks']"),
     (LAP, [SOFTMAX] * 3, 'each of the 4 stages'),
+    ('EfficientViT', [SOFTMAX] * 4, 'for stage 0, which has no attention'),
+    ('EfficientViT', dict(per_stage=dict(scales=(None, (3,), (3,), (3,)))), '(3,) for stage 1'),
     (LAP, dict(type='LaplaceAttention'), "type='LaplaceAttention'"),
     ('PVT', dict(type='WindowAttention', attn_cfg=dict(type='PolaAttention', num_heads=7)),
      'num_heads=7'),

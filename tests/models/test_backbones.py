@@ -185,7 +185,7 @@ def test_drop_path_rises_to_its_rate_and_only_trains(name):
     (dict(drop_path_rate=1.0), 'got 1.0'),
     (dict(drop_path_rate=-0.1), 'got -0.1'),
     (dict(drop_path_rate=[0.0, 0.1]), r'got \[0.0, 0.1\]'),
-    (dict(arch=dict(num_heads=(3, 2, 5, 4))), r'\((16|48)\).*num_heads \([35]\)'),
+    (dict(arch=dict(num_heads=(3, 2, 5, 3))), r'\((16|48|64)\).*num_heads \([35]\)'),
     (dict(out_indices=(0, 4)), r'0 to {last}, .*got \(0, 4\)'),
     (dict(frozen_stages=5), 'frozen_stages must be -1 to {stages}, got 5'),
     (dict(attn_cfg=dict(per_stage=dict(init_cfg=[4] * 5))), r'one entry .*\[4, 4, 4, 4, 4\]'),
@@ -217,6 +217,10 @@ def test_images_that_are_too_small_or_no_batch_are_quoted(name):
 # Parameters of the backbone alone, with all norms, and heads. Published figures of whole models
 # are in docs/model_zoo.md, which tests/configs/test_configs.py compares.
 SIZES = {
+    'EfficientViT': {'b0': (682_608, (None, None, 4, 8)), 'b1': (4_643_936, (None, None, 8, 16)),
+        'b2': (14_977_008, (None, None, 6, 12)), 'b3': (38_997_440, (None, None, 8, 16))},
+    'EfficientViTLarge': {'l1': (38_037_280, (None, None, None, 16)),
+        'l2': (49_090_208, (None, None, None, 16))},
     'LaplacianFormer': {'micro': (679_437, (1, 2, 3, 4)), 'tiny': (11_548_416, (2, 4, 10, 16)),
         'small': (25_123_646, (2, 4, 11, 16)), 'medium': (45_939_154, (2, 4, 12, 16)),
         'large': (62_343_110, (2, 4, 12, 16)), 'huge': (77_883_501, (3, 6, 12, 20))},

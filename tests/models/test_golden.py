@@ -14,7 +14,6 @@ from mmlaplace.checkpoints.families.agent import windows as agent_windows
 from mmlaplace.checkpoints.families.flatten import linear_windows
 from mmlaplace.checkpoints.families.inline import windows as inline_windows
 from mmlaplace.checkpoints.families.slab import REPBN, prepbn
-from mmlaplace.models import ConvPoolingNeck
 
 GOLDEN = Path(__file__).resolve().parent.parent / 'data/golden'
 # A Newton iteration that is unrolled and one whose gradient is implicit agree as far as it has
@@ -71,6 +70,18 @@ MODEL_CONFIGS = {
         type='Swin', arch=TINY_SWIN, img_size=96,
         attn_cfg=linear_windows('FLattenAttention', 12, qkv='qkv'),
     ),
+    'efficientvit_b_small': dict(
+        type='EfficientViT', arch=dict(
+            embed_dims=(8, 12, 16, 24), depths=(1, 1, 1, 2), num_heads=(1, 1, 2, 3),
+            ffn_ratios=(4,) * 4,
+        ),
+    ),
+    'efficientvit_l_small': dict(
+        type='EfficientViTLarge', arch=dict(
+            embed_dims=(8, 8, 16, 16), depths=(1, 1, 1, 2), num_heads=(1, 1, 2, 2),
+            ffn_ratios=(4, 4, 4, 6),
+        ),
+    ),
     'inline_deit_small': dict(
         type='ViT', patch_size=8, out_type='cls_token', img_size=64,
         arch=dict(embed_dims=(24,), num_heads=(3,), depths=(2,), ffn_ratios=(4,)),
@@ -84,7 +95,6 @@ MODEL_CONFIGS = {
         type='Swin', arch=dict(TINY_SWIN, depths=(1, 1, 2, 1)), img_size=96,
         attn_cfg=inline_windows(24, 3, 1),
     ),
-    'mavit_small': dict(type='MAViT', **GATED),
     'mlla_small': dict(
         type='MLLA', img_size=64, arch=dict(
             embed_dims=(8, 16, 32, 64), num_heads=(1, 2, 2, 4), depths=(1, 1, 2, 1),
@@ -122,6 +132,14 @@ MODEL_CONFIGS = {
     ),
     'pola_swin_small': dict(type='PolaFormerSwin', arch=SWIN),
 }  # fmt: skip
+NECK = dict(type='ConvPoolingNeck', in_channels=32, out_channels=40)
+EFFICIENTVIT = dict(type='EfficientViTNeck', hidden_channels=32, out_channels=40)
+NECKS = {
+    'efficientvit_b_small': dict(EFFICIENTVIT, in_channels=24),
+    'efficientvit_l_small': dict(
+        EFFICIENTVIT, in_channels=16, eps=1e-7, act_cfg=dict(type='GELU', approximate='tanh')
+    ),
+}
 
 
 def read(name):
@@ -184,7 +202,7 @@ def test_converted_file_gives_the_authors_logits(name, tmp_path):
     images = golden['in:x'].float().requires_grad_()
     (features,) = backbone(images)
     if any(key.startswith('neck.') for key in head):
-        neck = ConvPoolingNeck(features.shape[1], len(head['neck.norm.bias'])).eval()
+        neck = MODELS.build(NECKS.get(name, NECK)).eval()
         load_weights(neck, tmp_path / 'ours.pth', prefix='neck')
         (features,) = neck((features,))
     features = features if features.dim() == 2 else features.mean((2, 3))

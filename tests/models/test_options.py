@@ -10,7 +10,8 @@ from test_attentions import build as build_attention
 from test_backbones import BACKBONES, build, small
 
 from mmlaplace.models import BaseAttention, QKVAttention
-from mmlaplace.models.layers import FFN, DropPath, TransformerBlock
+from mmlaplace.models.layers import DropPath, TransformerBlock
+from mmlaplace.models.layers.build import ACTIVATIONS
 
 LINEAR_STD = 0.02  # of INIT_CFG
 IMAGES = torch.randn(2, 3, 64, 96)
@@ -84,7 +85,8 @@ def test_norm_cfg_sets_every_norm_around_the_attentions(name):
 @pytest.mark.parametrize('name', BACKBONES)
 def test_act_cfg_sets_the_activation_of_every_ffn(name):
     other = build(name, act_cfg=dict(type='SiLU'))
-    found = [m.layers[1] for m in other.modules() if isinstance(m, FFN)]
+    ffns = [m for name, m in other.named_modules() if name.split('.')[-1] == 'ffn']
+    found = [m for ffn in ffns for m in ffn.modules() if type(m) in ACTIVATIONS.values()]
     assert found and {type(layer) for layer in found} == {nn.SiLU}
 
 
@@ -134,7 +136,7 @@ def test_drop_rate_reaches_every_ffn_and_position(name):
     backbone = build(name, drop_rate=0.25)
     blocks = [m for m in backbone.modules() if isinstance(m, TransformerBlock)]
     for block in blocks:
-        assert [m.p for m in block.ffn.layers if isinstance(m, nn.Dropout)] == [0.25, 0.25]
+        assert {m.p for m in block.ffn.modules() if isinstance(m, nn.Dropout)} == {0.25}
     positions = [stage['position'] for stage in backbone.stages if 'position' in stage]
     assert [position.drop.p for position in positions] == [0.25] * len(positions)
     assert not any(m.drop_prob for m in backbone.modules() if isinstance(m, DropPath))

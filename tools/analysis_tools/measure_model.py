@@ -75,7 +75,7 @@ def architecture(network: Network) -> Dict[str, List[int]]:
     return dict(
         embed_dims=list(backbone.embed_dims),
         depths=[len(stage) for stage in blocks],
-        num_heads=[stage[0].attn.num_heads for stage in blocks],
+        num_heads=[getattr(stage[-1].attn, 'num_heads', 0) for stage in blocks],
     )
 
 

@@ -12,6 +12,7 @@ from ..conversion import Names
 from ..names import count_prefixes, first_names
 from . import (
     agent,
+    efficientvit,
     flatten,
     inline,
     mlla,
@@ -51,6 +52,7 @@ FAMILIES: Dict[str, Family] = {
     **mlla.FAMILIES,
     **ravlt.FAMILIES,
     **swiftformer.FAMILIES,
+    **efficientvit.FAMILIES,
     **xcit.FAMILIES,
 }
 BLOCK = re.compile(r'(?:.*\.)?stages\.(\d+)\.blocks\.(\d+)\.')

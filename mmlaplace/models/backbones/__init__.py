@@ -1,6 +1,7 @@
 """Backbones: hosts as data, and the backbone families that use them."""
 
 from .base import PyramidBackbone
+from .efficientvit import EfficientViT, EfficientViTLarge
 from .families import (
     PVT,
     SOFT,
@@ -25,6 +26,8 @@ __all__ = [
     'PVT',
     'RAVLT',
     'SOFT',
+    'EfficientViT',
+    'EfficientViTLarge',
     'LaplacianFormer',
     'MAViT',
     'PVTv2',

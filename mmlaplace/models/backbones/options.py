@@ -195,6 +195,7 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
         return list(stages)
     if not isinstance(attn_cfg, dict):
         _check_count('attn_cfg, where it is no dict,', attn_cfg, stages)
+        _check_have_attention('attn_cfg', attn_cfg, stages)
         return [_changed(stage, {} if own is None else own) for stage, own in zip(stages, attn_cfg)]
     shared = dict(attn_cfg)
     per_stage = shared.pop('per_stage', None) or {}
@@ -206,6 +207,7 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
         )
     for name, values in per_stage.items():
         _check_count(f'attn_cfg.per_stage[{name!r}]', values, stages)
+        _check_have_attention(f'attn_cfg.per_stage[{name!r}]', values, stages)
     configs = [dict(shared) for _ in stages]
     if 'type' not in shared:
         classes = [attention_class(stage.attn['type']) for stage in stages]
@@ -228,6 +230,14 @@ def _check_count(what: str, values: Any, stages: Sequence[Any]) -> None:
         raise ValueError(
             f'{what} must have one entry for each of the {len(stages)} stages, got {values!r}'
         )
+
+
+def _check_have_attention(what: str, values: Any, stages: Sequence[Any]) -> None:
+    for i, (stage, value) in enumerate(zip(stages, values)):
+        if stage.attn_blocks == 0 and value is not None:
+            raise ValueError(
+                f'{what} has {value!r} for stage {i}, which has no attention; set None there'
+            )
 
 
 def _changed(stage: Any, given: dict) -> Any:

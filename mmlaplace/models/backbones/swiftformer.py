@@ -101,9 +101,8 @@ class SwiftFormerBlock(TransformerBlock):
         **kwargs: Any,
     ) -> None:
         norm_cfg = norm_cfg or BATCH_NORM
-        super().__init__(
-            embed_dims, *args, norm_cfg=norm_cfg, ffn_cfg=ffn_cfg, layer_scale=1e-5, **kwargs
-        )
+        kwargs.update(norm_cfg=norm_cfg, ffn_cfg=ffn_cfg, layer_scale=1e-5)
+        super().__init__(embed_dims, *args, **kwargs)
         self.norm1 = nn.Identity()
         self.local = SwiftFormerLocalBlock(
             embed_dims, ffn_ratio=1, norm_cfg=norm_cfg, ffn_cfg=ffn_cfg
