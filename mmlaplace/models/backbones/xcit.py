@@ -2,7 +2,7 @@
 
 from functools import partial
 from math import pi
-from typing import Any, Collection, List, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Collection, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -106,9 +106,9 @@ class FourierPositions(BaseModule):
 
 def _waves(count: int, like: Tensor) -> Tensor:
     """Sine and cosine beside each other, for each wave of a side of tokens: ``(count, 32)``."""
-    options = dict(dtype=like.dtype, device=like.device)
-    positions = torch.arange(1, count + 1, **options) / (count + 1e-6) * (2 * pi)
-    periods = BASE ** (torch.arange(WAVES, **options) / WAVES)
+    like_it: Dict[str, Any] = dict(dtype=like.dtype, device=like.device)
+    positions = torch.arange(1, count + 1, **like_it) / (count + 1e-6) * (2 * pi)
+    periods = BASE ** (torch.arange(WAVES, **like_it) / WAVES)
     angles = positions[:, None] / periods
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
 
@@ -157,12 +157,11 @@ class XCABlock(TransformerBlock):
         torch.Size([1, 45, 64])
     """
 
-    def __init__(
-        self, embed_dims: int, *args: Any, norm_cfg: Optional[dict] = None,
-        layer_scale: float = 1.0, **kwargs: Any,
-    ) -> None:  # fmt: skip
-        norm_cfg = norm_cfg or LAYER_NORM
-        super().__init__(embed_dims, *args, norm_cfg=norm_cfg, layer_scale=layer_scale, **kwargs)
+    def __init__(self, embed_dims: int, attn_cfg: dict, *args: Any, **kwargs: Any) -> None:
+        norm_cfg = kwargs.pop('norm_cfg', None) or LAYER_NORM
+        layer_scale = kwargs.pop('layer_scale', 1.0)
+        options = dict(kwargs, norm_cfg=norm_cfg, layer_scale=layer_scale)
+        super().__init__(embed_dims, attn_cfg, *args, **options)
         self.norm3 = build_token_norm(norm_cfg, embed_dims)
         self.local = LocalPatchInteraction(embed_dims)
         self.scale3 = LayerScale(embed_dims, layer_scale)
@@ -286,9 +285,9 @@ class XCiTBackbone(PyramidBackbone):
                 norm_tokens=arch != 'n12' if norm_tokens is None else norm_tokens,
                 **ffn,
             )
-        self.pyramid_blocks, self.pyramid = None, None
+        self.pyramid_blocks, self.pyramid = tuple(pyramid_blocks or ()), None
         if pyramid_blocks is not None:
-            self.pyramid_blocks = blocks = tuple(pyramid_blocks)
+            blocks = self.pyramid_blocks
             rising = sorted({*blocks, -1, depth - 1}) == [-1, *blocks]
             if len(blocks) != 4 or not rising or self.out_type == 'cls_token':
                 raise ValueError(

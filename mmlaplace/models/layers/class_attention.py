@@ -37,6 +37,13 @@ class ClassAttentionLayer(BaseModule):
         **ffn: Further arguments of :class:`FFN`.
 
     Source: CaiT (arXiv 2103.17239), XCiT (arXiv 2106.09681) for the tokens.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers.class_attention import ClassAttentionLayer
+        >>> layer = ClassAttentionLayer(64, 2, 4, layer_scale=1.0, norm_tokens=True)
+        >>> [tuple(x.shape) for x in layer(torch.randn(2, 1, 64), torch.randn(2, 45, 64))]
+        [(2, 1, 64), (2, 45, 64)]
     """
 
     def __init__(
@@ -77,8 +84,9 @@ class ClassAttention(BaseModule):
 
     Args:
         embed_dims: Channels C.
+        num_heads, ffn_ratio, layer_scale, norm_tokens: As in :class:`ClassAttentionLayer`.
         norm_cfg: Config of the norms. Default: ``dict(type='LN', eps=1e-6)``.
-        *args, **kwargs: Further arguments of :class:`ClassAttentionLayer`.
+        **ffn: Further arguments of :class:`FFN`.
 
     Examples:
         >>> import torch
@@ -89,14 +97,14 @@ class ClassAttention(BaseModule):
     """
 
     def __init__(
-        self, embed_dims: int, *args: Any, norm_cfg: Optional[dict] = None, **kwargs: Any
-    ) -> None:
+        self, embed_dims: int, num_heads: int, ffn_ratio: float, layer_scale: float,
+        norm_tokens: bool, norm_cfg: Optional[dict] = None, **ffn: Any,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dims))
         nn.init.trunc_normal_(self.cls_token, std=0.02)
-        self.layers = ModuleList(
-            ClassAttentionLayer(embed_dims, *args, norm_cfg=norm_cfg, **kwargs) for _ in range(2)
-        )
+        sizes = (embed_dims, num_heads, ffn_ratio, layer_scale, norm_tokens, norm_cfg)
+        self.layers = ModuleList(ClassAttentionLayer(*sizes, **ffn) for _ in range(2))
         self.norm = build_token_norm(norm_cfg or LAYER_NORM, embed_dims)
 
     def forward(self, x: Tensor) -> Tensor:
