@@ -6,12 +6,15 @@ import re
 import subprocess
 import sys
 import zipfile
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import ROOT
 
+from mmlaplace import check
 from mmlaplace._moved import MOVED
+from mmlaplace.ops import _native
 
 
 def run_python(code: str, cwd=ROOT, **env: str) -> subprocess.CompletedProcess:
@@ -116,6 +119,22 @@ def test_an_import_needs_little_and_says_what_is_wrong(code, warnings, status, s
     result = run_python(code, PYTHONWARNINGS=warnings)
     assert result.returncode == status, result.stderr
     assert all(words in result.stderr for words in said), result.stderr
+
+
+@pytest.mark.thorough
+@pytest.mark.wheel
+def test_one_wheel_serves_every_torch_that_there_is_an_environment_of(tmp_path):
+    cache = Path(os.environ.get('XDG_CACHE_HOME') or Path.home() / '.cache')
+    versions = sorted(path.parent.name for path in cache.glob('mmlaplace/torches/*/ready'))
+    if not versions or _native.build_info(check.loaded_library()).get('torch'):
+        pytest.skip('.dev_scripts/check_torches.sh makes environments, for torch 2.10 and later')
+    folder = ROOT / '.dev_scripts'
+    build = ['bash', folder / 'build_wheels.sh', tmp_path]
+    subprocess.run(build, check=True, env={**os.environ, 'WITH_CUDA': '0'})
+    (path,) = tmp_path.glob('*.whl')
+    assert re.fullmatch(r'mmlaplace-[\d.]+-py3-none-manylinux_2_28_\w+\.whl', path.name)
+    assert path.stat().st_size < 5e6
+    subprocess.run(['bash', folder / 'check_torches.sh', path, *versions], check=True)
 
 
 @pytest.mark.parametrize('old', MOVED)
