@@ -31,9 +31,20 @@ HOOK = dict(Config.fromfile(ROOT / 'configs' / MINI['mmpretrain']).default_hooks
 HOOK['max_keep_ckpts'] = 1
 
 
+@pytest.mark.thorough
+@pytest.mark.slow
+def test_a_kill_at_any_moment_of_saving_leaves_a_whole_checkpoint_to_resume_from(tmp_path):
+    result = run([sys.executable, TOY, tmp_path, json.dumps(HOOK), 'kill'])
+    assert (tmp_path / 'kills.json').is_file(), result.stderr[-3000:]
+    kills = json.loads((tmp_path / 'kills.json').read_text())
+    assert [kill for kill in kills if not kill['same_weights']] == []
+    assert len(kills) > 10  # in two epochs the last, the best, and the last again, and their names
+    assert not any(name.endswith('.partial') for kill in kills for name in kill['kept'])
+
+
 @pytest.mark.slow
 def test_a_full_disk_is_reported_and_leaves_the_last_checkpoint(tmp_path):
-    result = run([sys.executable, TOY, tmp_path, json.dumps(HOOK)])
+    result = run([sys.executable, TOY, tmp_path, json.dumps(HOOK), 'fill'])
     assert result.returncode == 1
     assert f'{tmp_path}/epoch_2.pth could not be saved, 0.5 MiB: File too large' in result.stderr
     assert '--resume' in result.stderr

@@ -1,16 +1,22 @@
-"""For test_faults.py: a run of mmengine's Runner whose disk is full from its second epoch on.
+"""For test_faults.py: runs of mmengine's Runner in a second, with a checkpoint hook of our configs.
 
-  python tests/tools/toy_run.py FOLDER HOOK
+  python tests/tools/toy_run.py FOLDER HOOK fill      the disk is full from the second epoch on
+  python tests/tools/toy_run.py FOLDER HOOK kill      killed in the middle of every change of a file
 
-HOOK is the checkpoint hook of our configs, a dict in JSON.
+HOOK is a dict in JSON. ``kill`` writes what is found after each kill into FOLDER/kills.json.
 """
 
+import builtins
 import json
+import os
 import resource
+import signal
 import sys
 from pathlib import Path
 
+import matplotlib.pyplot  # noqa: F401  (here, so that not every child imports it)
 import torch
+import torch._dynamo  # likewise
 from mmengine.evaluator import BaseMetric
 from mmengine.hooks import Hook
 from mmengine.model import BaseModel
@@ -55,7 +61,7 @@ class QuietRunner(Runner):
         """Without the versions of compilers, which take longer than the run."""
 
 
-def train(folder: Path, hook: dict) -> None:
+def train(folder: Path, hook: dict, resume: bool = False, **options) -> None:
     torch.manual_seed(0)
     loader = dict(
         dataset=[dict(inputs=torch.tensor([float(i)])) for i in range(4)],
@@ -64,12 +70,97 @@ def train(folder: Path, hook: dict) -> None:
     )  # fmt: skip
     QuietRunner(
         Toy(), str(folder), loader, loader, train_cfg=dict(by_epoch=True, max_epochs=EPOCHS),
-        val_cfg=dict(), val_evaluator=[Accuracy()], log_level='ERROR',
+        val_cfg=dict(), val_evaluator=[Accuracy()], resume=resume, log_level='ERROR',
         optim_wrapper=dict(optimizer=dict(type='Adam', lr=0.05)),
-        default_hooks=dict(checkpoint=hook), experiment_name='toy', custom_hooks=[FullDisk()],
+        default_hooks=dict(checkpoint=hook), experiment_name='toy', **options,
     ).train()  # fmt: skip
+
+
+def die_at(moment: int, folder: Path) -> None:
+    """Kill this process in the middle of its ``moment``-th change of a checkpoint's file."""
+    passed = 0
+
+    def pass_moment(path) -> None:
+        nonlocal passed
+        if str(path).startswith(str(folder)):
+            passed += 1
+            if passed == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    class HalfWritten:
+        """A file that is half written when its process dies."""
+
+        def __init__(self, file) -> None:
+            self.file = file
+
+        def __getattr__(self, name):
+            return getattr(self.file, name)
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *args) -> None:
+            self.file.close()
+
+        def write(self, content) -> None:
+            half = len(content) // 2
+            self.file.write(content[:half])
+            self.file.flush()
+            pass_moment(self.file.name)
+            self.file.write(content[half:])
+
+    def open_file(path, mode='r', *args, **kwargs):
+        file = plain_open(path, mode, *args, **kwargs)
+        if mode in ('w', 'wb') and ('.pth' in str(path) or 'last_checkpoint' in str(path)):
+            return HalfWritten(file)
+        return file
+
+    def after(function):
+        def then_pass(path, *args, **kwargs):
+            function(path, *args, **kwargs)
+            pass_moment(path)
+
+        return then_pass
+
+    plain_open, builtins.open = builtins.open, open_file
+    os.remove, os.replace = after(os.remove), after(os.replace)
+
+
+def in_child(function, *args) -> int:
+    """The exit status of a process that does it; minus the signal that ended it."""
+    child = os.fork()
+    if child == 0:
+        function(*args)
+        os._exit(0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def weights(folder: Path) -> dict:
+    return torch.load(folder / f'epoch_{EPOCHS}.pth', weights_only=False)['state_dict']
+
+
+def kill_everywhere(folder: Path, hook: dict) -> None:
+    """Kill a run at each moment in turn, resume it, and compare it to one that was not killed."""
+    in_child(train, folder / 'unbroken', hook)
+    expected = weights(folder / 'unbroken')
+    kills, moment, status = [], 0, -signal.SIGKILL
+    while status == -signal.SIGKILL:
+        moment += 1
+        run = folder / f'killed_{moment}'
+        status = in_child(lambda m, *run: (die_at(m, run[0]), train(*run)), moment, run, hook)
+        last = run / 'last_checkpoint'
+        named = last.read_text() if last.exists() else None
+        resumed = in_child(train, run, hook, True)
+        same = resumed == 0 and all(map(torch.equal, weights(run).values(), expected.values()))
+        kept = sorted(path.name for path in run.iterdir() if '.pth' in path.name)
+        kills.append(dict(last_checkpoint=named, resumed=resumed, same_weights=same, kept=kept))
+    (folder / 'kills.json').write_text(json.dumps(kills))
 
 
 if __name__ == '__main__':
     torch.set_num_threads(1)
-    train(Path(sys.argv[1]), json.loads(sys.argv[2]))
+    folder, hook, what = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+    if what == 'kill':
+        kill_everywhere(folder, hook)
+    else:
+        train(folder, hook, custom_hooks=[FullDisk()])
