@@ -8,6 +8,7 @@ Examples:
 """
 
 import sys
+import textwrap
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
@@ -37,29 +38,30 @@ class Use(NamedTuple):
     Attributes:
         name: Its name.
         columns: Titles of the columns that matter for it.
-        cost: The cost that matters for it.
+        costs: The costs that matter for it. The first decides.
         evidence: Links.
         images: Whether top-1 on textures counts too.
     """
 
     name: str
     columns: Tuple[str, ...]
-    cost: str
+    costs: Tuple[str, ...]
     evidence: str
     images: bool = False
 
 
 PROBES_LINK, TEXTURES_LINK = '[probes](#the-probes)', '[textures](attention_comparison.md)'
+AT_224, AT_1024 = ('ms 224²',), ('ms 1024²', 'MB 1024²')
 USES = (
-    Use('exact recall of single tokens', ('recall', 'noise'), 'ms 1024²', PROBES_LINK),
-    Use('small images', (), 'ms 224²', TEXTURES_LINK, images=True),
-    Use('detection at 1024²', ('one of many', 'count, 4x map'), 'ms 1024²',
+    Use('exact recall of single tokens', ('recall', 'noise'), AT_1024, PROBES_LINK),
+    Use('small images', (), AT_224, TEXTURES_LINK, images=True),
+    Use('detection at 1024²', ('one of many', 'count, 4x map'), AT_1024,
         f'{PROBES_LINK}, [larger maps](scale.md)'),
-    Use('dense prediction', ('recall', 'count, 4x map'), 'MB 1024²',
+    Use('dense prediction', ('recall', 'count, 4x map'), AT_1024,
         f'{PROBES_LINK}, [models](dense_prediction.md)'),
-    Use('sequences', ('recall', 'one of many'), 'ms 1024²',
+    Use('sequences', ('recall', 'one of many'), AT_1024,
         f'{PROBES_LINK}, [Long Range Arena](lra.md)'),
-    Use('mobile', ('one of many',), 'ms 224²',
+    Use('mobile', ('one of many',), AT_224,
         f'{PROBES_LINK}, {TEXTURES_LINK}, [export](deploy.md#every-attention)', images=True),
 )  # fmt: skip
 PAGE_TEXT = """\
@@ -101,6 +103,7 @@ was not run is never named.
 {probes}
 
 {training}
+
 {missing}
 
 ## Run it again
@@ -115,6 +118,10 @@ python .dev_scripts/make_which_attention.py
 
 def plain(header: List[str], rows: List[List[str]]) -> str:
     return markdown(header, rows).replace('---:', '---')
+
+
+def filled(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def percent(value: Optional[float]) -> str:
@@ -146,16 +153,16 @@ def advice(table: Table, costs: Dict[str, Dict[str, float]], textures: Dict[str,
         numbers = [titles.index(title) for title in use.columns]
         least = max(textures.values()) - SEEDS_DIFFER if use.images else 0
         able = {
-            name: costs[name][use.cost]
+            name: [costs[name][cost] for cost in use.costs]
             for name in table.rows
             if all((table.level(name, n) or 0) >= SOLVED for n in numbers)
             and (not use.images or textures.get(name, 0) >= least)
-            and use.cost in costs.get(name, {})
+            and set(use.costs) <= set(costs.get(name, {}))
         }
         cheapest = sorted(able, key=able.__getitem__)[:NAMED]
-        named = ', '.join(f'{name} ({able[name]:.0f})' for name in cheapest)
+        named = [f'{name} ({", ".join(f"{c:.0f}" for c in able[name])})' for name in cheapest]
         must = '; '.join([*use.columns, *['textures'] * use.images])
-        rows.append([use.name, must, use.cost, named or 'none', use.evidence])
+        rows.append([use.name, must, ', '.join(use.costs), ', '.join(named), use.evidence])
     return plain(['use', 'must solve', 'cost', 'take', 'evidence'], rows)
 
 
@@ -176,18 +183,23 @@ def prediction_section(table: Table, images: Dict[str, Dict[str, float]]) -> str
             if found.certain:
                 certain.append(f'{title} with {target} ({found.rho:.2f})'.replace('-', '−'))
         rows.append([title, *cells])
-    leave = f'{len(certain)} of {all_of} intervals leave out 0'
-    by_chance = f'By chance, {0.05 * all_of:.1f} would.'
+    which = ['; '.join(certain)]
+    leave = ': '.join([f'{len(certain)} of {all_of} intervals leave out 0', *filter(None, which)])
     if len(certain) <= max(2, 0.1 * all_of):
-        verdict = f'**No.** {leave}{": " + "; ".join(certain) if certain else ""}. {by_chance}'
+        verdict = 'No, as far as these figures tell.'
     else:
-        verdict = f'**A few do.** {leave}: {"; ".join(certain)}. {by_chance}'
-    return (
+        verdict = 'A few do.'
+    intro = (
         "Spearman's rank correlation over attentions, with a 95 % interval by bootstrap, and the "
-        'number of\nattentions. *Textures* are trained here; the others are [published top-1 on '
-        f'ImageNet](../configs/probes/published_top1.yml).\n\n{plain(["probe", *images], rows)}\n\n'
-        f'{verdict} A probe says what an attention can do, and not how accurate\nit is on images.'
+        'number of attentions. *Textures* were trained here. The others are [published top-1 on '
+        'ImageNet](../configs/probes/published_top1.yml).'
     )
+    end = (
+        f'**{verdict}** {leave}. By chance, {0.05 * all_of:.1f} would. With six to eleven '
+        'attentions, an interval says little. A probe tells what an attention can do, and not how '
+        'accurate it is on images.'
+    )
+    return f'{filled(intro)}\n\n{plain(["probe", *images], rows)}\n\n{filled(end)}'
 
 
 def probes_section(table: Table) -> str:
@@ -263,17 +275,22 @@ Recall by `LaplacianAttention`, in %. *16 pairs* are the runs of the picture, wi
 
 {table}
 {cut}
-**Pooled landmarks lose single tokens, and the kernel does not.** A landmark is the mean of the
-tokens of a cell. With 56 pairs, recall rises with the number of landmarks, and the kernel without
-landmarks recalls everything.
+{explanation}
 
 So where single tokens count, such as text in images or matching, give `LaplacianFormer` more
-landmarks, `attn_cfg=dict(num_landmarks=196)`, or take an attention that solves recall. With 196,
-all tokens of the third stage are landmarks at 224². In the last stage, 49 already are all. More
-landmarks cost time, and we have not measured on images whether they help. The defaults stay, as in
-the paper.
+landmarks, `attn_cfg=dict(num_landmarks=196)`, try `kernel='gaussian'`, or take an attention that
+solves recall. With 196, all tokens of the third stage are landmarks at 224². In the last stage, 49
+already are all. More landmarks cost time, and we have not measured on images whether they help. The
+defaults stay, as in the paper.
 
 {variants}"""
+EXPLANATION = """\
+**Pooling loses single tokens, and the kernel does not.** A landmark is the mean of the tokens of a
+cell. Recall rises with the number of landmarks, and the kernel without landmarks recalls
+everything. Drawn tokens are better landmarks than means: with 16, Skyformer recalls {drawn} %
+against {pooled} %. With 49 pooled landmarks, the Gaussian kernel recalls {gaussian} %. Other
+options, with 49 landmarks of the Laplacian kernel, recall next to nothing ({others} %)."""
+OTHERS = 'Laplacian, 49, '
 VARIANTS = """\
 **Heads, channels and larger maps.** The picture has 2 heads, 32 channels and 128 tokens. Each
 other column changes one of these, with one seed and one rate:
@@ -283,10 +300,26 @@ other column changes one of these, with one seed and one rate:
 
 def laplacian_section(found: Dict[str, Table]) -> str:
     """The explanation: landmarks, the kernel's options, heads and channels, size of the map."""
-    rows = landmark_rows(found)
+    rows = [row for row in landmark_rows(found) if not row[0].startswith((OTHERS, 'Skyformer'))]
     cut = any(row[-1].endswith('*') for row in rows)
     header = ['LaplacianAttention with', '16 pairs', '56 pairs']
+    table, others = found['landmarks'], []
+
+    def recall(name: str) -> str:
+        return percent(table.accuracy(name, 0)) if name in table.rows else MISSING
+
+    for name in table.rows:
+        if name.startswith(OTHERS):
+            others.append(f'{name.replace(OTHERS, "")}: {recall(name)}')
     return LAPLACIAN.format(
+        explanation=filled(
+            EXPLANATION.format(
+                drawn=recall('Skyformer, 16 drawn'),
+                pooled=recall('Skyformer, 16 pooled'),
+                gaussian=recall('Gaussian, 49 landmarks'),
+                others=', '.join(others),
+            )
+        ),
         table=markdown(header, rows),
         cut='\n\\* The run ended at two minutes of the processor.\n' if cut else '',
         variants=variants_table(found),
@@ -297,18 +330,20 @@ def missing_section(found: Dict[str, Table]) -> str:
     """The attentions and probes without results."""
     table, parts = found['attentions'], []
     for number, column in enumerate(table.columns):
-        names = [n for n in table.study.attentions if table.rows.get(n, [None] * 9)[number] is None]
+        names = [name for name, row in table.rows.items() if row[number] is None]
         if names and column.scale == '1':
-            which = '; '.join(names) if len(names) <= 3 else f'{len(names)} attentions'
+            which = ', '.join(names) if len(names) <= 3 else f'{len(names)} attentions'
             parts.append(f'{column.title}: {which}')
-    lines = [f'Not run: {". ".join(parts)}.'] if parts else []
+    lines = ['An attention without any run is not in the picture.']
+    if parts:
+        lines.append(f'Cells without a run: {"; ".join(parts)}.')
     slow = found['landmarks'].rows.get('Skyformer, 49 pooled', [None])[0]
     if slow is not None and slow.steps < table.study.schedule['steps']:
         lines.append(
             f'A run of Skyformer takes more than two minutes: its recall is of step '
             f'{slow.steps:.0f}.'
         )
-    return '\n'.join(lines)
+    return filled(' '.join(lines))
 
 
 def page(found: Dict[str, Table], costs: Dict[str, Dict[str, float]]) -> str:
