@@ -74,6 +74,7 @@ TESTS = {
     'mmlaplace/commands': ('test_docstrings.py', 'tools'),
     'mmlaplace/comparison': ('test_docstrings.py', 'tools'),
     'mmlaplace/deployment': ('test_docstrings.py', 'tools', 'ops'),
+    'mmlaplace/linearizing': ('test_docstrings.py', 'models/test_linearizing.py'),
     'mmlaplace/mini_datasets': ('test_docstrings.py', 'tools'),
     'mmlaplace/probes': ('test_docstrings.py', 'probes'),
     'mmlaplace/reproduction': ('test_docstrings.py', 'tools'),

@@ -43,7 +43,8 @@ NOT_HERE = {
     r'.*(demo/attention_explorer\.py|127\.0\.0\.1)': 'a server, which tests/demo starts',
     r'.*(--library|--backend native|build_onnxruntime_ops|time_onnx_ops)':
         "needs ONNX Runtime's headers",
-    r'.*(benchmark_backbone|compare_attentions|attention_training|make_lra_datasets\.py --tasks)':
+    r'.*(benchmark_backbone|compare_(attentions|linearized)|attention_training|linearize\.py'
+        r'|make_lra_datasets\.py --tasks)':
         'takes hours',
     r'.*(mutation_test|benchmark_ops)\.py': 'takes minutes to hours',
     r'bash tools/gpu_check': 'needs a GPU',
@@ -52,7 +53,8 @@ NOT_HERE = {
     r'.*(compare_inverse|probe_attentions|paper_figures\.py (?!softpp-1a))':
         'takes minutes, and tests/tools does it smaller',
     r'.*(--format aoti|dry_run\.py)': 'takes minutes, and tests/tools does it',
-    r'.*(textures|crowds|make_mini_datasets\.py$)': 'takes minutes, and tests/tools makes these',
+    r'.*(textures|crowds|fashion|make_mini_datasets\.py$)':
+        'takes minutes, and tests/tools makes these',
     r'.*elu_mini': 'needs two files of that page, of which tests/test_docs.py runs one',
     r'.*WandbVisBackend': 'needs an account',
 }  # fmt: skip

@@ -139,7 +139,8 @@ def test_fashion_is_a_study(fashion_files, tmp_path):
     assert parts == [('train', False), ('test', True)]
     result = run_script(
         ROOT / 'tools/analysis_tools/attention_training.py', 'LinearAttention',
-        '--study', 'fashion', '--epochs', 2, '--data-root', tmp_path / 'data', '--work-dir', tmp_path,
+        '--study', 'fashion', '--epochs', 2, '--data-root', tmp_path / 'data',
+        '--work-dir', tmp_path,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     found = json.loads((tmp_path / 'result.json').read_text())

@@ -1,0 +1,185 @@
+"""Put another attention into a backbone with softmax, and keep the weights that fit."""
+
+import copy
+from typing import Any, Dict, List, NamedTuple, Optional
+
+import torch
+import torch.nn as nn
+from torch import Tensor
+
+from ..models.attentions.base import QKVAttention
+from ..models.attentions.frame import QKV_FORMS
+from ..models.attentions.softmax import SoftmaxAttention
+from ..models.attentions.window import WindowAttention
+from ..models.backbones.options import attention_class
+
+
+class Kept(NamedTuple):
+    """What a new backbone took over from the old one.
+
+    Attributes:
+        share: Share of the new backbone's parameters that have the old values.
+        new: Names of the tensors that are new, or of which a part is.
+    """
+
+    share: float
+    new: List[str]
+
+
+def softmax_places(backbone: Any) -> Dict[str, int]:
+    """Names of the softmax attentions of a backbone, each with the number of its stage.
+
+    In Swin these are the attentions inside of the windows.
+
+    Raises:
+        ValueError: If there are none, or a stage has softmax in some of its blocks only.
+    """
+    places: Dict[str, int] = {}
+    for i, stage in enumerate(getattr(backbone, 'stages', ())):
+        found = {}
+        for j, block in enumerate(stage['blocks']):
+            name, attention = f'stages.{i}.blocks.{j}.attn', block.attn
+            if isinstance(attention, WindowAttention):
+                name, attention = f'{name}.attn', attention.attn
+            if type(attention) is SoftmaxAttention:
+                found[name] = i
+        if 0 < len(found) < len(stage['blocks']):
+            raise ValueError(
+                f'stage {i} of {type(backbone).__name__} has softmax in {len(found)} of its '
+                f'{len(stage["blocks"])} blocks; leave first_blocks out of its attn_cfg'
+            )
+        places.update(found)
+    if not places:
+        kinds = {type(m).__name__ for m in backbone.modules() if hasattr(m, 'check_token_map')}
+        raise ValueError(
+            f'{type(backbone).__name__} has no SoftmaxAttention to replace, only '
+            f'{", ".join(sorted(kinds)) or "no attention of mmlaplace"}; take a config with '
+            'softmax, such as one of ViT, PVTv2 or Swin'
+        )
+    return places
+
+
+def linear_config(cfg: dict, backbone: Any, attention: str, options: Optional[dict] = None) -> dict:
+    """The config of a backbone, with another attention wherever it has softmax.
+
+    Windows, other attentions and all sizes stay as they are.
+
+    Args:
+        cfg: Config of the backbone.
+        backbone: The backbone, built of it.
+        attention: Name of a registered attention.
+        options: Options of this attention. Default: none.
+
+    Raises:
+        ValueError: For an unknown attention, softmax itself, or as :func:`softmax_places`.
+
+    Examples:
+        >>> from mmengine.registry import MODELS
+        >>> from mmlaplace.linearizing import linear_config
+        >>> cfg = dict(type='PVTv2', arch='b0')
+        >>> linear_config(cfg, MODELS.build(cfg), 'FLattenAttention')['attn_cfg']
+        {'type': 'FLattenAttention'}
+    """
+    cls = attention_class(attention)
+    if cls is SoftmaxAttention or cls is WindowAttention:
+        raise ValueError(f'{attention} has softmax itself; choose a linear attention')
+    new = dict(type=attention, **(options or {}))
+    stages = set(softmax_places(backbone).values())
+    whole, changed = range(backbone.num_stages), []
+    for i, stage in enumerate(backbone.stages):
+        present = type(stage['blocks'][0].attn)
+        old = _of_stage(cfg.get('attn_cfg'), i, present)
+        if i not in stages:
+            changed.append(old)
+        elif present is WindowAttention:
+            changed.append(dict(old or {}, attn_cfg=_at(new, i)))
+        else:
+            changed.append(_at(new, i))
+    changed += [None] * (len(whole) - len(changed))  # stages that are not built
+    cfg = copy.deepcopy(dict(cfg))
+    cfg['attn_cfg'] = new if changed == [_at(new, i) for i in whole] else changed
+    return cfg
+
+
+def _of_stage(attn_cfg: Any, number: int, cls: Any) -> Optional[dict]:
+    """The part of an ``attn_cfg`` that changes one stage, whose attention is of a class."""
+    if attn_cfg is None or not isinstance(attn_cfg, dict):
+        return None if attn_cfg is None else copy.deepcopy(attn_cfg[number])
+    known = [*cls.known_options(), 'type', 'first_blocks']
+    return {name: v for name, v in _at(attn_cfg, number).items() if name in known} or None
+
+
+def _at(attn_cfg: dict, number: int) -> dict:
+    """A dict of options for one stage, with its values of ``per_stage``."""
+    found = {name: value for name, value in attn_cfg.items() if name != 'per_stage'}
+    for name, values in (attn_cfg.get('per_stage') or {}).items():
+        if number < len(values) and values[number] is not None:
+            found[name] = values[number]
+    return found
+
+
+@torch.no_grad()
+def keep_weights(new: nn.Module, old: nn.Module, places: Dict[str, int]) -> Kept:
+    """Copy all weights that fit into a new backbone.
+
+    Tensors of the same name and shape are copied. The linears of queries, keys and values are
+    copied part by part, also where the two attentions join them otherwise. A gate starts as 1.
+
+    Args:
+        new: The new backbone, with initial weights.
+        old: The old one.
+        places: Names of the attentions that differ, as :func:`softmax_places` gives them.
+    """
+    own, theirs = new.state_dict(), old.state_dict()
+    joined = {f'{place}.{name}.' for place in places for name in ('qkv', 'kv')}
+    kept = {name: torch.zeros_like(value, dtype=torch.bool) for name, value in own.items()}
+    for name, value in own.items():
+        apart = any(name.startswith(prefix) for prefix in joined)
+        if not apart and name in theirs and theirs[name].shape == value.shape:
+            value.copy_(theirs[name])
+            kept[name][...] = True
+    for place in places:
+        mine, source = new.get_submodule(place), old.get_submodule(place)
+        if isinstance(mine, QKVAttention) and isinstance(source, QKVAttention):
+            _copy_projections(place, mine, source, own, theirs, kept)
+    of_parameters = [kept[name] for name, _ in new.named_parameters()]
+    share = sum(int(one.sum()) for one in of_parameters) / sum(one.numel() for one in of_parameters)
+    return Kept(share, [name for name, one in kept.items() if not one.all()])
+
+
+def _copy_projections(
+    place: str,
+    mine: QKVAttention,
+    source: QKVAttention,
+    own: Dict[str, Tensor],
+    theirs: Dict[str, Tensor],
+    kept: Dict[str, Tensor],
+) -> None:
+    for kind in ('weight', 'bias'):
+        found = {part: theirs[f'{place}.{name}.{kind}'][rows]
+                 for part, (name, rows) in _rows(source).items()
+                 if f'{place}.{name}.{kind}' in theirs}  # fmt: skip
+        for part, (name, rows) in _rows(mine).items():
+            key = f'{place}.{name}.{kind}'
+            if key not in own:
+                continue
+            target = own[key][rows]
+            if part == 'gate' and f'{place}.{name}.bias' in own:
+                target.fill_(float(kind == 'bias'))
+            elif part in found and found[part].shape == target.shape:
+                target.copy_(found[part])
+                kept[key][rows] = True
+
+
+def _rows(attention: Any) -> Dict[str, tuple]:
+    """For queries, keys, values and gate: the name of the linear, and its rows."""
+    frame, dims = attention.frame, attention.dims
+    of_tokens, of_map = QKV_FORMS['q_kv' if frame.sr_ratio > 1 else frame.qkv]
+    sizes = dict(q=dims.key, k=dims.key, v=dims.value, gate=dims.value)
+    found = {}
+    for name, parts in (('qkv', [*of_tokens, *['gate'] * frame.gate]), ('kv', [*of_map])):
+        start = 0
+        for part in parts:
+            found[part] = (name, slice(start, start + sizes[part]))
+            start += sizes[part]
+    return found

@@ -1,0 +1,212 @@
+"""Another attention takes the place of softmax: weights are kept, and it learns the old maps."""
+
+import json
+from unittest import mock
+
+import pytest
+import torch
+from conftest import CLASSIFICATION, ROOT, quiet_init, run_script, toolbox_model
+from mmengine.config import Config
+from mmengine.registry import MODELS
+
+from mmlaplace import linearizing
+from mmlaplace.comparison import linearizing_report, linearizing_study
+from mmlaplace.linearizing import distilling
+
+SMALL = dict(embed_dims=[32], depths=[2], num_heads=[1], ffn_ratios=[2])
+HOSTS = {
+    'ViT': dict(type='ViT', arch=SMALL, patch_size=8, with_cls_token=False, img_size=64),
+    'PVTv2': dict(type='PVTv2', img_size=64, arch=dict(
+        embed_dims=(16, 32, 32, 64), depths=(1, 1, 2, 1), num_heads=(1, 1, 1, 2),
+        ffn_ratios=(2, 2, 2, 2))),
+    'Swin': dict(type='Swin', arch='micro', img_size=64),
+}  # fmt: skip
+
+
+def build(cfg, seed=0):
+    torch.manual_seed(seed)
+    backbone = MODELS.build(cfg)
+    quiet_init(backbone)
+    return backbone.eval()
+
+
+@pytest.mark.parametrize('host', HOSTS)
+@pytest.mark.parametrize('name', ['FLattenAttention', 'PolaAttention'])
+def test_all_weights_but_those_of_new_parts_are_kept(host, name):
+    old = build(HOSTS[host])
+    cfg = linearizing.linear_config(HOSTS[host], old, name, dict(lepe_kernel=3))
+    new, places = build(cfg, seed=1), linearizing.softmax_places(old)
+    kept = linearizing.keep_weights(new, old, places)
+    assert all(type(new.get_submodule(place)).__name__ == name for place in places)
+    assert all(any(key.startswith(place) for place in places) for key in kept.new)
+    assert 0.7 < kept.share < 1
+    parts = ('lepe', 'scale', 'key_positions', 'power', *['qkv'] * (name == 'PolaAttention'))
+    assert all(key.rsplit('.attn.', 1)[1].startswith(parts) for key in kept.new)
+    for one, other in zip(new.get_submodule('stages.0.patch_embed').parameters(),
+                          old.get_submodule('stages.0.patch_embed').parameters()):  # fmt: skip
+        assert torch.equal(one, other)
+
+
+def test_joined_linears_are_taken_apart_and_a_gate_starts_as_one():
+    old = build(HOSTS['ViT'])
+    places = linearizing.softmax_places(old)
+    images = torch.randn(2, 3, 64, 64)
+    for options in (dict(qkv='q_kv'), dict(gate=True), dict(qkv='q_kv', gate=True)):
+        new = build(dict(HOSTS['ViT'], attn_cfg=options), seed=1)
+        kept = linearizing.keep_weights(new, old, places)
+        assert (kept.share == 1) == ('gate' not in options)
+        torch.testing.assert_close(new(images)[0], old(images)[0])
+
+
+def test_stages_without_softmax_and_windows_stay_as_they_are():
+    windows = dict(window_size=4, attn_cfg=dict(type='SoftmaxAttention'))
+    cfg = dict(HOSTS['Swin'], attn_cfg=[windows, None, None, dict(type='XCAttention')])
+    new = linearizing.linear_config(cfg, build(cfg), 'LinearAttention')['attn_cfg']
+    linear = dict(attn_cfg=dict(type='LinearAttention'))
+    assert new == [dict(windows, **linear), linear, linear, dict(type='XCAttention')]
+    soft = dict(type='SOFT', arch='micro', attn_cfg=dict(num_landmarks=16), img_size=64,
+                with_cls_token=False)  # fmt: skip
+    new = linearizing.linear_config(soft, build(soft), 'LinearAttention')['attn_cfg']
+    assert new == [dict(num_landmarks=16)] * 3 + [dict(type='LinearAttention')]
+
+
+def test_what_cannot_be_replaced_is_refused():
+    vit, linear = HOSTS['ViT'], dict(HOSTS['ViT'], attn_cfg=dict(type='LinearAttention'))
+    mixed = dict(vit, attn_cfg=dict(type='LinearAttention', first_blocks=1))
+    for cfg, name, said in (
+        (linear, 'PolaAttention', 'no SoftmaxAttention to replace, only LinearAttention'),
+        (mixed, 'PolaAttention', 'softmax in 1 of its 2 blocks'),
+        (vit, 'FlatAttention', "type='FlatAttention', which is not registered"),
+        (vit, 'SoftmaxAttention', 'has softmax itself'),
+    ):
+        with pytest.raises(ValueError, match=said):
+            linearizing.linear_config(cfg, build(cfg), name)
+
+
+class Model(torch.nn.Module):
+    """A classifier in the form of mmpretrain's."""
+
+    def __init__(self, backbone):
+        super().__init__()
+        self.backbone, self.neck = backbone, lambda maps: maps[-1].mean((2, 3))
+        self.head = torch.nn.Linear(backbone.embed_dims[-1], 5)
+
+
+def pair(host, name='LinearAttention'):
+    old = Model(build(HOSTS[host]))
+    with torch.no_grad():  # a softmax of small logits is almost linear
+        for parameter in old.backbone.parameters():
+            parameter.mul_(8 if parameter.dim() == 2 else 1)
+    new = Model(build(linearizing.linear_config(HOSTS[host], old.backbone, name), seed=1))
+    places = linearizing.softmax_places(old.backbone)
+    linearizing.keep_weights(new.backbone, old.backbone, places)
+    new.head.load_state_dict(old.head.state_dict())
+    return new, old, places
+
+
+def noise(step):
+    generator = torch.Generator().manual_seed(step)
+    while True:
+        yield torch.randn(4, 3, 64, 64, generator=generator)
+
+
+@pytest.mark.parametrize('host', HOSTS)
+def test_the_losses_fall_and_only_what_is_trained_changes(host):
+    new, old, places = pair(host)
+    before = {k: v.clone() for k, v in new.state_dict().items()}
+    (images,) = (next(noise(99)),)
+    losses = []
+    for layer_steps, whole_steps in ((30, 0), (0, 30)):
+        for loss in (
+            linearizing.layer_loss(new.backbone, old.backbone, places, images),
+            linearizing.whole_loss(new, old, images),
+        ):
+            losses.append(loss.item())
+        schedule = linearizing.Schedule(layer_steps, whole_steps, lr=1e-3)
+        linearizing.distill(new, old, places, noise, schedule)
+        changed = {k for k, v in new.state_dict().items() if not torch.equal(v, before[k])}
+        in_places = {k for k in changed if any(f'.{p}.' in f'.{k}' for p in places)}
+        assert changed and (changed == in_places) == (whole_steps == 0)
+        assert not any(key.startswith('head') for key in changed)
+    assert losses[2] < losses[0]  # layer by layer
+    assert linearizing.whole_loss(new, old, images) < losses[3]
+
+
+def test_a_run_goes_on_from_its_state_which_other_settings_refuse(tmp_path, monkeypatch):
+    monkeypatch.setattr(distilling, 'EVERY', 2)
+    schedule, state = linearizing.Schedule(4, 4), tmp_path / 'a/state.pth'
+    new, old, places = pair('ViT')
+    whole = linearizing.distill(new, old, places, noise, schedule)
+    assert [len(made['losses']) for made in whole.values()] == [2, 2]
+    for killed_at in (2, 4):
+        new, old, places = pair('ViT')
+        writes = mock.Mock(side_effect=[*[mock.DEFAULT] * (killed_at - 1), KeyboardInterrupt],
+                           wraps=distilling.write_state)  # fmt: skip
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(distilling, 'write_state', writes)
+            linearizing.distill(new, old, places, noise, schedule, state, dict(a=1))
+        again, old, places = pair('ViT')
+        made = linearizing.distill(again, old, places, noise, schedule, state, dict(a=1))
+        assert made['layers']['losses'][0] == whole['layers']['losses'][0]
+        assert [len(one['losses']) for one in made.values()] == [2, 2]
+        state.unlink()
+    distilling.write_state(state, dict(settings=dict(a=1)))
+    with pytest.raises(ValueError, match='take another --work-dir'):
+        linearizing.distill(new, old, places, noise, schedule, state, dict(a=2))
+
+
+@pytest.fixture
+def classifier(noise_images, tmp_path):
+    """The config of a PVTv2 on images of noise, and its random weights."""
+    noise_images(tmp_path / 'data/train', 48, classes=10)
+    cfg = Config.fromfile(CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py')
+    cfg.model.backbone = dict(HOSTS['PVTv2'], img_size=48, out_indices=-1)
+    cfg.model.head.in_channels = 64
+    cfg.train_dataloader.update(num_workers=0, persistent_workers=False)
+    cfg.train_dataloader.dataset.data_root = str(tmp_path / 'data')
+    cfg.dump(tmp_path / 'softmax.py')
+    torch.save(toolbox_model(cfg).state_dict(), tmp_path / 'softmax.pth')
+    return tmp_path / 'softmax.py', tmp_path / 'softmax.pth'
+
+
+@pytest.mark.slow
+def test_the_tool_writes_a_model_that_loads_and_names_what_is_wrong(classifier, tmp_path):
+    def run(*options, checkpoint=classifier[1]):
+        return run_script(ROOT / 'tools/linearize.py', classifier[0], checkpoint,
+                          '--work-dir', tmp_path / 'out', *options)  # fmt: skip
+
+    few = ('--attention', 'FLattenAttention', '--layer-steps', 2, '--whole-steps', 2)
+    result = run(*few)
+    assert result.returncode == 0, result.stderr
+    cfg = Config.fromfile(tmp_path / 'out/linearized.py')
+    assert cfg.model.backbone.attn_cfg == dict(type='FLattenAttention')
+    weights = torch.load(tmp_path / 'out/linearized.pth', weights_only=True)['state_dict']
+    toolbox_model(cfg).load_state_dict(weights)
+    log = json.loads((tmp_path / 'out/linearized.json').read_text())
+    assert 0.8 < log['kept'] < 1 and log['whole']['losses']
+    assert 'is there already' in run(*few).stderr
+    (tmp_path / 'out/linearized.pth').unlink()
+    torch.save(dict(a=torch.ones(2)), tmp_path / 'other.pth')
+    for said, result in (
+        ('other.pth has no tensor of this', run(*few, checkpoint=tmp_path / 'other.pth')),
+        ("no option 'power'", run('--attention', 'LinearAttention', '--options', 'power=2')),
+        ('not registered', run('--attention', 'NoAttention')),
+    ):
+        assert result.returncode and said in result.stderr
+        assert result.stderr.strip().splitlines()[-1].startswith('linearize.py: error: ')
+
+
+@pytest.mark.training
+def test_the_study_has_five_accuracies_and_a_report(fashion_files, tmp_path):
+    fashion_files(tmp_path / 'data/fashion')
+    softmax = linearizing_study.contenders()['SoftmaxAttention']
+    old = toolbox_model(linearizing_study.study_cfg(softmax, tmp_path / 'data'))
+    torch.save(old.state_dict(), tmp_path / 'softmax.pth')
+    found = [
+        linearizing_study.run('PolaAttention', seed, 2, tmp_path / 'softmax.pth', tmp_path / 'data')
+        for seed in (0, 1)
+    ]
+    assert set(found[0]['top1']) == set(linearizing_study.COLUMNS)
+    assert min(found[0]['steps'].values()) > 0
+    text, picture = linearizing_report.write_report(found, tmp_path / 'report')
+    assert '| Pola |' in text.read_text() and picture.stat().st_size > 1000

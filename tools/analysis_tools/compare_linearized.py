@@ -1,0 +1,92 @@
+"""Compare linearized classifiers: softmax on Fashion-MNIST, with other attentions in its place.
+
+For each attention and seed it gives the accuracy after the swap, after a distillation, and of a
+training from scratch that takes as long. A finished run is not repeated. The softmax classifiers
+are those of compare_attentions.py, in its work directory.
+
+Examples:
+  python tools/dataset_converters/make_mini_datasets.py --tasks fashion
+  python tools/analysis_tools/compare_attentions.py --study fashion --no-cost \\
+      --attentions SoftmaxAttention
+  python tools/analysis_tools/compare_linearized.py                # ten attentions, seeds 0 1 2
+  python tools/analysis_tools/compare_linearized.py --attentions PolaAttention --minutes 60
+  # the table and the plot, of the runs of docs/linearize.md
+  python tools/analysis_tools/compare_linearized.py --report docs/logs/linearized.json
+"""
+
+import json
+import time
+from pathlib import Path
+
+import torch
+
+from mmlaplace.analysis.measuring import describe_machine
+from mmlaplace.commands.command_line import ToolParser, write_json
+from mmlaplace.comparison import linearizing_study as study
+from mmlaplace.comparison.attention_study import STUDIES, contenders, finished, read_result
+from mmlaplace.comparison.linearizing_report import write_report
+
+
+def teacher_of(seed: int, folder: Path) -> Path:
+    """The softmax classifier of a seed in the work directory of compare_attentions.py."""
+    epochs = STUDIES[study.STUDY].phases[-1].epochs
+    run = folder / study.HOST / study.STUDY / f'SoftmaxAttention_{seed}'
+    return run / study.STUDY / f'epoch_{epochs}.pth'
+
+
+def main() -> None:
+    parser = ToolParser(__doc__)
+    parser.add_argument('--attentions', nargs='+', metavar='NAME', default=study.ATTENTIONS,
+                        choices=list(contenders()), help='default: %(default)s')  # fmt: skip
+    parser.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2])
+    parser.add_argument('--epochs', type=float, default=2.0,
+                        help='of the training from scratch; default: %(default)s')  # fmt: skip
+    parser.add_argument('--minutes', type=float, default=float('inf'),
+                        help='start no run after so many minutes')  # fmt: skip
+    parser.add_argument('--data-root', type=Path, default=Path('data/mini'))
+    parser.add_argument('--classifiers', type=Path, default=Path('work_dirs/compare_attentions'))
+    parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/compare_linearized'))
+    parser.add_argument('--report', type=Path, metavar='JSON',
+                        help='write the table and the plot of a log, and run nothing')  # fmt: skip
+    args = parser.parse_args()
+    if not args.report:
+        run_all(parser, args)
+        args.report = args.work_dir / 'results.json'
+    results = json.loads(args.report.read_text())['results'] if args.report.exists() else []
+    if not results:
+        parser.error(f'{args.report} has no results; leave --report out to make them')
+    for path in write_report(results, args.work_dir):
+        print(f'wrote {path}')
+
+
+def run_all(parser: ToolParser, args) -> None:
+    """Run what is not done, and write all results into one file."""
+    until = time.time() + 60 * args.minutes
+    missing = [path for seed in args.seeds
+               if not (path := teacher_of(seed, args.classifiers)).is_file()]  # fmt: skip
+    if missing:
+        parser.error(
+            f'there is no {missing[0]}; train it with python tools/analysis_tools/'
+            f'compare_attentions.py --study {study.STUDY} --attentions SoftmaxAttention --no-cost'
+        )
+    torch.set_num_threads(1)
+    for seed in args.seeds:
+        for attention in args.attentions:
+            folder = args.work_dir / f'{attention}_{seed}'
+            try:
+                done = finished(folder, study.settings_of(attention, seed, args.epochs))
+            except ValueError as error:
+                parser.error(str(error))
+            if done or time.time() > until:
+                continue
+            teacher = teacher_of(seed, args.classifiers)
+            result = study.run(attention, seed, args.epochs, teacher, args.data_root)
+            write_json(folder / 'result.json', result)
+            print(f'{attention}, seed {seed}: {result["top1"]}', flush=True)
+    found = filter(None, map(read_result, sorted(args.work_dir.glob('*/result.json'))))
+    machine = describe_machine(torch.device('cpu'))
+    write_json(args.work_dir / 'results.json', dict(machine=machine, results=list(found)))
+
+
+if __name__ == '__main__':
+    main()
