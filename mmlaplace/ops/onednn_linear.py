@@ -86,13 +86,13 @@ class OneDNNLinear(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         x, weight = ctx.saved_tensors
-        of_x, of_weight, of_bias = ctx.needs_input_grad
+        of_x, of_weight, *of_bias = ctx.needs_input_grad  # two where there is no bias
         linear = torch.ops.mmlaplace._onednn_linear
         rows = grad.reshape(-1, grad.shape[-1])
         return (
             linear(grad, weight.T) if of_x else None,
             onednn_weight_grad(rows, x.reshape(-1, x.shape[-1]), linear) if of_weight else None,
-            rows.sum(0) if of_bias else None,
+            rows.sum(0) if any(of_bias) else None,
         )
 
 

@@ -109,8 +109,9 @@ def test_a_nan_pixel_spoils_its_image_alone(name, attn_cfg):
         clean, outs = backbone(images), backbone(spoilt)
     for before, after in zip(clean, outs):
         assert not before.isnan().any()
-        # Swin's windows are a part of the map in its first stages.
-        assert after[1].isnan().any() if name == 'Swin' else after[1].isnan().all()
+        # In first stages, windows and convolutions reach a part of the map.
+        local = name == 'Swin' or name.startswith('EfficientViT')
+        assert after[1].isnan().any() if local else after[1].isnan().all()
         # The same kernels on the same values; products of a batch may be cut into other blocks.
         torch.testing.assert_close(after[[0, 2]], before[[0, 2]], rtol=1e-5, atol=1e-5)
 
