@@ -18,6 +18,7 @@ from ..models import BaseAttention, WindowAttention
 
 BASE = files_root() / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
 SIZES = (224, 512, 1024, 2048)  # sides of the images for the measurement of time and memory
+FASHION_SIDE = 28  # of the images of Fashion-MNIST, which are enlarged to the side of a phase
 LANDMARKS = 16  # 64 x 64 pixels give 16 x 16 tokens in the first stage and 2 x 2 in the last
 
 
@@ -72,10 +73,10 @@ STUDIES = {
         flip=False,
     ),
     'fashion': Study(
-        (Phase('fashion', 28, 10, 9, 2e-3),),
-        {'28²': ('fashion', 'test')},
+        (Phase('fashion', 56, 10, 4, 2e-3),),
+        {'56²': ('fashion', 'test')},
         flip=True,
-        batch_size=128,
+        batch_size=64,
         dataset='FashionMNIST',
     ),
 }
@@ -164,16 +165,18 @@ def phase_cfg(host: str, attn_cfg: dict, phase: Phase, study: Study, data_root: 
     cfg.model.backbone = backbone_cfg(host, attn_cfg, phase.side)
     cfg.model.head.update(in_channels=HOSTS[host][1], num_classes=phase.classes)
     load, crop, pack = cfg.train_dataloader.dataset.pipeline
-    crop.crop_size = phase.side
+    crop.crop_size = FASHION_SIDE if study.dataset == 'FashionMNIST' else phase.side
     flips = [dict(type='RandomFlip', prob=0.5)] if study.flip else []
     cfg.train_dataloader.dataset.pipeline = [load, crop, *flips, pack]
     cfg.train_dataloader.batch_size = study.batch_size
     for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
         if study.dataset == 'FashionMNIST':
             # Grey images that need not be loaded. The model's normalisation repeats them for RGB.
+            *steps, pack = loader.dataset.pipeline[1:]
+            enlarge = [dict(type='Resize', scale=phase.side)] * (phase.side != FASHION_SIDE)
             loader.dataset = dict(
                 type=study.dataset, test_mode=loader is not cfg.train_dataloader, download=False,
-                pipeline=loader.dataset.pipeline[1:],
+                pipeline=[*steps, *enlarge, pack],
                 split='train' if loader is cfg.train_dataloader else 'test',
             )  # fmt: skip
         loader.dataset.data_root = str(data_root / phase.data)
