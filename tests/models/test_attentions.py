@@ -18,7 +18,10 @@ CASES += [dict(v, type=name) for name in ATTENTIONS for v in MODELS.get(name).va
 # The authors' normalisation of the output, whose statistics are those of all images.
 WITH_BATCH_NORM = ('LiteMLA',)
 # Products and softmax of these are in half precision, as PyTorch fuses them, or parts are layers.
-PARTS_IN_HALF = ('AgentAttention', 'LinformerAttention', 'SOFTAttention', 'SoftmaxAttention')
+PARTS_IN_HALF = (
+    'AgentAttention', 'CrossShapedAttention', 'LinformerAttention', 'SOFTAttention',
+    'SoftmaxAttention',
+)  # fmt: skip
 MAPS = [(7, 7), (5, 9), (1, 1), (1, 6), (13, 4)]
 
 

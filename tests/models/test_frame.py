@@ -68,7 +68,10 @@ def test_output_is_the_gated_sum_of_mix_and_local_branch_through_the_projection(
     (dict(qkv='kqv'), "got 'kqv'"), (dict(rope_form='full'), "got 'full'"),
     (dict(rope_on='values'), "got 'values'"), (dict(lepe_filters='each'), "got 'each'"),
     (dict(sr_ratio=0), 'got 0'), (dict(sr_ratio=2.0), 'got 2.0'), (dict(lepe_kernel=2), 'got 2'),
-    (dict(lepe_kernel=-1), 'got -1'), (dict(sr_ratio=2, qkv='qk'), "got qkv='qk'"),
+    (dict(lepe_kernel=-1), 'got -1'),
+    (dict(second_lepe_kernel=4), 'got 4'),
+    (dict(second_lepe_kernel=3, sr_ratio=2), 'got sr_ratio=2'),
+    (dict(sr_ratio=2, qkv='qk'), "got qkv='qk'"),
     (dict(sr_ratio=2, rope=True), 'got sr_ratio=2 and rope=True'),
     (dict(key_positions=True, qkv='shared_qk'), "got qkv='shared_qk'; set key_positions=False"),
 ])  # fmt: skip

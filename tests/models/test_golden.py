@@ -9,7 +9,8 @@ from conftest import ROOT, quiet_init, run_script
 from mmengine.registry import MODELS
 
 from mmlaplace.checkpoints import Names, load_weights
-from mmlaplace.checkpoints.families import polaformer, soft
+from mmlaplace.checkpoints.families import flatten, inline, polaformer, slab, soft
+from mmlaplace.checkpoints.families.agent import cswin_maps
 from mmlaplace.checkpoints.families.agent import windows as agent_windows
 from mmlaplace.checkpoints.families.flatten import linear_windows
 from mmlaplace.checkpoints.families.inline import windows as inline_windows
@@ -40,6 +41,9 @@ TINY_SWIN = dict(
 )
 FOUR_STAGES = dict(num_heads=(1,) * 4, ffn_ratios=(4,) * 4)
 FLATTEN = dict(type='FLattenAttention')
+CSWIN = dict(
+    embed_dims=(8, 16, 32, 64), num_heads=(2, 2, 4, 4), depths=(1, 1, 2, 1), ffn_ratios=(4,) * 4
+)
 AGENTS = (4, 4, 9, 4)
 GATED = dict(arch=dict(TINY, depths=(1, 1, 2, 1), ffn_ratios=(3.5,) * 4), out_norms=False)
 XCIT = dict(
@@ -100,6 +104,24 @@ MODEL_CONFIGS = {
             embed_dims=(8, 16, 32, 64), num_heads=(1, 2, 2, 4), depths=(1, 1, 2, 1),
             ffn_ratios=(2,) * 4,
         ),
+    ),
+    'cswin_small': dict(
+        type='CSWin', arch=CSWIN, stripe_widths=(1, 2, 2), img_size=64
+    ),
+    'agent_cswin_small': dict(
+        type='CSWin', arch=CSWIN, stripe_widths=(1, 2, 2), img_size=64, attn_cfg=cswin_maps((4, 4))
+    ),
+    **{
+        f'{name}_cswin_small': dict(
+            type='CSWin', arch=CSWIN, stripe_widths=(1, 2, 2), img_size=64, attn_cfg=attn_cfg
+        )
+        for name, attn_cfg in (
+            ('flatten', flatten.MAP_ATTENTION), ('inline', inline.MAP_ATTENTION)
+        )
+    },
+    'slab_cswin_small': dict(
+        type='CSWin', arch=CSWIN, stripe_widths=(1, 2, 2), img_size=64, attn_cfg=slab.SLAB_MAPS,
+        norm_cfg=prepbn(9, 1e-5),
     ),
     'prepbn_deit_small': dict(
         type='ViT', patch_size=8, out_type='cls_token', img_size=64, norm_cfg=REPBN,

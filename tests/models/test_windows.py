@@ -2,7 +2,9 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from conftest import doubles, make_attention
+from mmengine.registry import MODELS
 from test_backbones import build, small
 
 from mmlaplace.models import PolaFormerSwin, WindowAttention
@@ -95,6 +97,39 @@ def test_polaformer_swin_has_even_windows_where_it_is_linear():
     backbone = PolaFormerSwin(arch='micro', img_size=224)
     even = [stage['blocks'][0].attn.even_windows for stage in backbone.stages]
     assert even == [True, True, False, False]
+
+
+
+@pytest.mark.parametrize('hw_shape', [(4, 6), (5, 7)])
+def test_stripes_are_columns_and_rows_of_maps_with_zeros_on_both_sides(hw_shape):
+    sizes = dict(embed_dims=12, num_heads=3, input_resolution=(4, 6))
+    attention = MODELS.build(dict(type='CrossShapedAttention', stripe_width=2, **sizes)).double()
+    height, width = hw_shape
+    x = torch.randn(2, height * width, 12, dtype=torch.float64)
+    q, k, v = attention.qkv(x).unflatten(1, hw_shape).chunk(3, dim=-1)
+    weight, bias, outs = *attention.lepe.filters(), []
+    for turned, own in ((False, slice(0, 8)), (True, slice(8, 12))):  # two heads, then one
+        maps = [t[..., own].transpose(1, 2) if turned else t[..., own] for t in (q, k, v)]
+        odd = maps[0].shape[2] % 2  # then a column of zeros comes last
+        maps = [F.pad(t, (0, 0, 0, odd)) for t in maps]
+        out = torch.zeros_like(maps[0])
+        for i in range(0, maps[0].shape[2], 2):
+            queries, keys, values = (
+                t[:, :, i : i + 2].flatten(1, 2).unflatten(2, (-1, 4)).transpose(1, 2)
+                for t in maps
+            )
+            mixed = (queries @ keys.mT / 2).softmax(-1) @ values
+            stripe = maps[2][:, :, i : i + 2].permute(0, 3, 1, 2)
+            filters = weight[own].mT if turned else weight[own]
+            local = F.conv2d(stripe, filters, bias[own], padding=1, groups=len(filters))
+            mixed = mixed.transpose(1, 2).flatten(2).unflatten(1, (-1, 2))
+            out[:, :, i : i + 2] = mixed + local.permute(0, 2, 3, 1)
+        out = out[:, :, : out.shape[2] - odd]
+        outs.append(out.transpose(1, 2) if turned else out)
+    expected = attention.proj(torch.cat(outs, dim=-1).flatten(1, 2))
+    torch.testing.assert_close(attention(x, hw_shape), expected)
+    with pytest.raises(ValueError, match='got 0'):
+        MODELS.build(dict(type='CrossShapedAttention', stripe_width=0, **sizes))
 
 
 @pytest.mark.parametrize('name', ['Swin', 'PolaFormerSwin'])

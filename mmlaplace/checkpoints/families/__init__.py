@@ -12,6 +12,7 @@ from ..conversion import Names
 from ..names import count_prefixes, first_names
 from . import (
     agent,
+    cswin,
     efficientvit,
     flatten,
     inline,
@@ -42,6 +43,7 @@ __all__ = [
 FAMILIES: Dict[str, Family] = {
     **pvt.FAMILIES,
     **swin.FAMILIES,
+    **cswin.FAMILIES,
     **vit.FAMILIES,
     **soft.FAMILIES,
     **polaformer.FAMILIES,

@@ -5,6 +5,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from torch import Tensor
 
 from ..conversion import Names, Rows
+from . import cswin
 from .family import REDUCED, Family, first
 from .flatten import CLOUD
 from .pvt import pvt_rows
@@ -47,6 +48,10 @@ DEIT = Names(
     ),
     marks=(*MARKS, 'blocks.0.attn.ac_bias'),
 )  # fmt: skip
+CSWIN = Names(
+    cswin.cswin_rows({**AGENT, 'get_v.': 'lepe.conv.'}),
+    marks=(*cswin.MARKS, 'stage1.0.attns.0.an_bias'),
+)
 LANDMARKS = (9, 16, 49, 49)
 
 
@@ -79,6 +84,17 @@ def _deit(
     return dict(type='ViT', arch=arch, attn_cfg=attn_cfg, **options)
 
 
+def cswin_maps(agents: Sequence[int] = LANDMARKS[:2]) -> List[Optional[Dict[str, Any]]]:
+    """The ``attn_cfg`` of a CSWin with agents in its first two stages."""
+    return [dict(type='AgentAttention', qkv='qkv', num_landmarks=count) for count in agents] + [
+        None
+    ] * 2
+
+
+def _cswin(size: str, **options: Any) -> Dict[str, Any]:
+    return dict(type='CSWin', arch=cswin.arch(size), attn_cfg=cswin_maps(), **options)
+
+
 FAMILIES = {
     name: Family((table,), backbone, f'{CLOUD}/{digits}/?dl=1')
     for name, table, backbone, digits in (
@@ -91,6 +107,15 @@ FAMILIES = {
         ('agent_pvt_medium', PVT, _pvt('medium'), '4d00ecacf18b45f9b88c'),
         ('agent_pvt_medium_256', PVT, _pvt('medium', img_size=256), '654df734121643b19c52'),
         ('agent_pvt_large', PVT, _pvt('large'), '040cfe0cfbbe4762ad09'),
+        ('agent_cswin_tiny', CSWIN, _cswin('tiny'), '8c562a74441e46d5902b'),
+        ('agent_cswin_small', CSWIN, _cswin('small'), '30eb8af675bc4b7a8747'),
+        ('agent_cswin_base', CSWIN, _cswin('base'), 'c8035b0839b2410c8c9f'),
+        (
+            'agent_cswin_base_384',
+            CSWIN,
+            _cswin('base', stripe_widths=(1, 2, 12), img_size=384),
+            '1239be0df44b47719432',
+        ),
         (
             'agent_swin_base',
             SWIN,

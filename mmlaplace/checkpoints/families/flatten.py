@@ -3,6 +3,7 @@
 from typing import Any, List, Optional
 
 from ..conversion import Names, Rows, position_map
+from . import cswin
 from .family import REDUCED, Family, flat, square_map
 from .pvt import UNUSED_NORM, pvt_rows, pvt_v2_rows
 from .swin import WINDOWS, linear_window, swin_rows
@@ -32,6 +33,11 @@ SWIN = Names(
     + ('layers.0.blocks.0.attn.qkv.weight',),
 )
 
+CSWIN = Names(
+    cswin.cswin_rows({**FLATTEN, **cswin.SECOND}),
+    marks=(*cswin.MARKS, 'stage1.0.attns.0.scale', 'stage1.0.attns.0.positional_encoding'),
+)
+
 
 def linear_windows(kind: str, linear: int, softmax: Optional[int] = None, **options: Any) -> List:
     """The ``attn_cfg`` of a Swin that is linear in two stages, with sides of its windows."""
@@ -42,7 +48,15 @@ def linear_windows(kind: str, linear: int, softmax: Optional[int] = None, **opti
 
 PYRAMID_ATTENTION = dict(type='FLattenAttention')
 WINDOW_ATTENTION = linear_windows('FLattenAttention', 56, qkv='qkv')
+MAP_ATTENTION = cswin.linear_maps(
+    type='FLattenAttention', qkv='qkv', lepe_kernel=5, second_lepe_kernel=3
+)
 FAMILIES = {
+    'flatten_cswin_tiny': Family(
+        (CSWIN,),
+        dict(type='CSWin', arch=cswin.arch('tiny'), attn_cfg=MAP_ATTENTION),
+        f'{CLOUD}/48ba765ba8b0451d9d5a/?dl=1',
+    ),
     'flatten_pvt_tiny': Family(
         (PVT,),
         dict(type='PVT', arch='tiny', attn_cfg=PYRAMID_ATTENTION),

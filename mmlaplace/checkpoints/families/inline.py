@@ -3,6 +3,7 @@
 from typing import Any, Dict, List, Optional
 
 from ..conversion import Names, Rows
+from . import cswin
 from .family import REDUCED, Family
 from .flatten import CLOUD
 from .pvt import UNUSED_NORM, pvt_rows
@@ -19,6 +20,14 @@ SWIN = Names(
     marks=('layers.0.blocks.0.attn.residual.0.weight', 'layers.0.blocks.0.attn.qkv.weight'),
 )
 DEIT = Names(vit_rows(INLINE), marks=(*MARKS, 'blocks.0.attn.residual.0.weight'))
+
+CSWIN = Names(
+    cswin.cswin_rows({**INLINE, **cswin.SECOND}),
+    marks=(*cswin.MARKS, 'stage1.0.attns.0.residual.0.weight'),
+)
+MAP_ATTENTION = cswin.linear_maps(
+    type='InLineAttention', second_lepe_kernel=3, filters_from='residual'
+)
 
 
 def windows(side: int, stages: int, blocks: Optional[int] = None) -> List[Optional[dict]]:
@@ -55,6 +64,10 @@ def _swin(arch: str, *windows_of: Any, **options: Any) -> Dict[str, Any]:
     return dict(type='Swin', arch=arch, attn_cfg=windows(*windows_of), **options)
 
 
+def _cswin(size: str) -> Dict[str, Any]:
+    return dict(type='CSWin', arch=cswin.arch(size), attn_cfg=MAP_ATTENTION)
+
+
 FAMILIES = {
     name: Family((table,), backbone, f'{CLOUD}/{digits}/?dl=1')
     for name, table, backbone, digits in (
@@ -67,6 +80,10 @@ FAMILIES = {
         ('inline_pvt_large', PVT, _pvt(3, 8, 27, 3), 'efd91318ba964f01b288'),
         ('inline_swin_tiny', SWIN, _swin('tiny', 56, 3), '32810869fcc34410966b'),
         ('inline_swin_small', SWIN, _swin('small', 56, 2), 'e9657fd247c04c7cb1a1'),
+        # Their code has 20.6, 33.0 and 73.4 M parameters, and their README says 25, 43 and 96.
+        ('inline_cswin_tiny', CSWIN, _cswin('tiny'), '49fa2ecc543647c4b970'),
+        ('inline_cswin_small', CSWIN, _cswin('small'), '59f4e65f776f4052b93c'),
+        ('inline_cswin_base', CSWIN, _cswin('base'), '91e17121df284ae38521'),
         ('inline_swin_base', SWIN, _swin('base', 56, 3, 2), 'bf23564bb64c420aafe1'),
     )
 }

@@ -1,9 +1,10 @@
-"""SLAB on DeiT, PVT and Swin, and these hosts with its norm alone."""
+"""SLAB on DeiT, PVT, Swin and CSWin, and these hosts with its norm alone."""
 
 import re
 from typing import Any, Dict
 
 from ..conversion import Names, Rows, position_map
+from . import cswin
 from .family import ATTENTION, REDUCED, Family, square_map
 from .flatten import linear_windows
 from .pvt import pvt_rows
@@ -48,6 +49,15 @@ SWIN = Names(
     ),
     marks=('layers.0.blocks.0.attn.positional_encoding', 'layers.0.blocks.0.norm1.norm2.alpha'),
 )
+CSWIN = Names(
+    with_norms(cswin.cswin_rows({**SLAB, **cswin.SECOND, 'scale': None})),
+    marks=(
+        *cswin.MARKS,
+        'stage1_conv_embed.2.norm2.alpha',
+        'stage1.0.attns.0.positional_encoding',
+        'stage1.0.attns.0.scale',
+    ),
+)
 # With softmax, on DeiT tiny and Swin without the LayerNorm.
 SOFTMAX_DEIT, DEIT_REPBN = (
     Names(with_norms(vit_rows()), marks=(*MARKS, f'blocks.0.norm1.{norm}alpha'))
@@ -81,6 +91,13 @@ def _swin(arch: str) -> Dict[str, Any]:
     return dict(type='Swin', arch=arch, attn_cfg=SLAB_WINDOWS, norm_cfg=prepbn(60000, 1e-5))
 
 
+SLAB_MAPS = cswin.linear_maps(type='SLABAttention', lepe_kernel=5, second_lepe_kernel=3)
+SLAB_CSWIN = dict(
+    type='CSWin',
+    arch=cswin.arch('tiny'),
+    attn_cfg=SLAB_MAPS,
+    norm_cfg=prepbn(120000, 1e-5),
+)
 SLAB_PVT = dict(
     type='PVT',
     arch='tiny',
@@ -95,6 +112,7 @@ FAMILIES = {
         ('slab_pvt_tiny', PVT, SLAB_PVT, 'slab_pvt_tiny'),
         ('slab_swin_tiny', SWIN, _swin('tiny'), 'slab_swin_tiny'),
         ('slab_swin_small', SWIN, _swin('small'), 'slab_swin_small'),
+        ('slab_cswin_tiny', CSWIN, SLAB_CSWIN, 'slab_cswin_tiny'),
         (
             'prepbn_deit_tiny',
             DEIT_REPBN,

@@ -9,6 +9,7 @@ from .base import QKVAttention as QKVAttention
 from .based import BasedAttention as BasedAttention
 from .castling import CastlingAttention as CastlingAttention
 from .cosformer import CosformerAttention as CosformerAttention
+from .cross_shaped import CrossShapedAttention as CrossShapedAttention
 from .ecoformer import EcoFormerAttention as EcoFormerAttention
 from .efficient import EfficientLinearAttention as EfficientLinearAttention
 from .favit import FaViTAttention as FaViTAttention

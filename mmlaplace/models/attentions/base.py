@@ -199,6 +199,8 @@ class QKVAttention(BaseAttention):
             self.lepe = DepthwiseConv(
                 dims.value, own.lepe_kernel, num_heads, own.lepe_filters, own.lepe_bias
             )
+        kernel = own.second_lepe_kernel
+        self.second_lepe = DepthwiseConv(dims.value, kernel) if kernel else None
         self.proj = Linear(dims.value, dims.out) if own.proj else nn.Identity()
         self.proj_drop = nn.Dropout(own.proj_drop)
 
@@ -306,14 +308,23 @@ class QKVAttention(BaseAttention):
     def forward(
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
     ) -> Tensor:
+        return self.attend(x, hw_shape, mask, x)
+
+    def attend(
+        self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor], source: Tensor
+    ) -> Tensor:
+        """The forward, with other tokens ``source`` ``(B, N, C)`` for the local branch."""
         self.check_token_map(x, hw_shape, self.num_prefix_tokens)
         self.check_mask(mask)
         projected = self.project(x, hw_shape)  # q, gate: (B, N, C); k, v: (B, n, C)
         q, k, v = self.heads(projected, hw_shape)  # (B, heads, N or n, d)
         options = {} if mask is None else dict(mask=mask)
         out = self.merge_heads(self.mix(q, k, v, hw_shape, **options))  # (B, N, C)
-        local = self.local_branch(projected.v, x, hw_shape)
+        local = self.local_branch(projected.v, source, hw_shape)
         out = out if local is None else out + local
+        if self.second_lepe is not None:
+            v = projected.v[:, self.num_prefix_tokens :]
+            out = out + self.after_prefix(self.second_lepe(v, hw_shape))
         out = out if projected.gate is None else self.apply_gate(out, projected.gate)
         return self.project_out(out, projected)
 

@@ -43,6 +43,9 @@ class Frame:
             channel. ``'head'``: one for each head. ``'head_channel'``: one for each channel of a
             head, the same in all heads.
         lepe_bias: Whether these filters have a bias. Default: True.
+        second_lepe_kernel: Odd kernel size of a second convolution of V, one filter for each
+            channel with a bias, as FLatten, SLAB and InLine have on CSWin. It needs ``sr_ratio=1``.
+            Default: 0, none.
         proj: Whether the attention ends with a linear. Default: True.
         proj_drop: Dropout rate after this linear. Default: 0.
 
@@ -71,6 +74,7 @@ class Frame:
     lepe_kernel: int = 0
     lepe_filters: str = 'channel'
     lepe_bias: bool = True
+    second_lepe_kernel: int = 0
     proj: bool = True
     proj_drop: float = 0.0
 
@@ -89,9 +93,15 @@ class Frame:
                 raise ValueError(f'{field.name} must be True or False, got {value!r}')
         if not isinstance(self.sr_ratio, int) or self.sr_ratio < 1:
             raise ValueError(f'sr_ratio must be an integer of at least 1, got {self.sr_ratio!r}')
-        kernel = self.lepe_kernel
-        if not isinstance(kernel, int) or kernel < 0 or (kernel and kernel % 2 == 0):
-            raise ValueError(f'lepe_kernel must be odd, or 0 for none, got {kernel!r}')
+        for name in ('lepe_kernel', 'second_lepe_kernel'):
+            kernel = getattr(self, name)
+            if not isinstance(kernel, int) or kernel < 0 or (kernel and kernel % 2 == 0):
+                raise ValueError(f'{name} must be odd, or 0 for none, got {kernel!r}')
+        if self.sr_ratio > 1 and self.second_lepe_kernel:
+            raise ValueError(
+                f'second_lepe_kernel={self.second_lepe_kernel} needs queries and keys on one map, '
+                f'got sr_ratio={self.sr_ratio}; set one of them to its default'
+            )
         if self.sr_ratio > 1 and self.qkv in ('shared_qk', 'qk'):
             raise ValueError(
                 f'sr_ratio={self.sr_ratio} needs a linear layer for keys and values, got '

@@ -45,11 +45,15 @@ class InLineAttention(QKVAttention):
             which is exp(0.2 x).
         num_prefix_tokens: Tokens before those of the map, such as a class token. The convolution
             leaves them out. Default: 0.
+        filters_from: The tokens whose mean gives the filters. ``'input'`` (default): those of the
+            attention. ``'residual'``: those of the block before its norm, as on CSWin, whose blocks
+            pass them.
         **frame: Fields of :class:`Frame` that differ from ``Frame(lepe_kernel=3)``. Filters have
             no bias.
 
     Raises:
-        ValueError: For an unknown ``kernel``, or prefix tokens with positions of a map.
+        ValueError: For an unknown ``kernel`` or ``filters_from``, or prefix tokens with positions
+            of a map.
 
     Source: InLine attention (arXiv 2412.06590).
 
@@ -72,6 +76,7 @@ class InLineAttention(QKVAttention):
         input_resolution: Tuple[int, int],
         kernel: str = 'identity',
         num_prefix_tokens: int = 0,
+        filters_from: str = 'input',
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
@@ -84,6 +89,9 @@ class InLineAttention(QKVAttention):
         if kernel not in KERNELS:
             raise ValueError(f'kernel must be one of {tuple(KERNELS)}, got {kernel!r}')
         self.kernel = kernel
+        if filters_from not in ('input', 'residual'):
+            raise ValueError(f"filters_from must be 'input' or 'residual', got {filters_from!r}")
+        self.filters_from = filters_from
         if self.lepe is not None:
             filters = self.frame.lepe_kernel**2 * embed_dims
             self.lepe = nn.Sequential(
@@ -91,6 +99,16 @@ class InLineAttention(QKVAttention):
                 nn.GELU(),
                 nn.Conv1d(embed_dims, filters, 1, groups=num_heads),
             )
+
+    def forward(
+        self,
+        x: Tensor,
+        hw_shape: Tuple[int, int],
+        mask: Optional[Tensor] = None,
+        residual: Optional[Tensor] = None,
+    ) -> Tensor:
+        """Mix tokens ``(B, N, C)``, with filters of the mean of ``residual`` if it is given."""
+        return self.attend(x, hw_shape, mask, x if residual is None else residual)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):

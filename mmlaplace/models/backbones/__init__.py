@@ -1,6 +1,7 @@
 """Backbones: hosts as data, and the backbone families that use them."""
 
 from .base import PyramidBackbone
+from .cswin import CSWin
 from .efficientvit import EfficientViT, EfficientViTLarge
 from .families import (
     PVT,
@@ -22,6 +23,7 @@ from .swiftformer import SwiftFormer
 from .xcit import XCiTBackbone
 
 __all__ = [
+    'CSWin',
     'MLLA',
     'PVT',
     'RAVLT',

@@ -1,0 +1,18 @@
+_base_ = [
+    '../_base_/models/image_classifier.py',
+    '../_base_/datasets/imagenet_bs128_248.py',
+    '../_base_/schedules/imagenet_bs1024_adamw_300e_swin.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='CSWin',
+        arch='large',
+        drop_path_rate=0.2,
+        out_indices=(3,),
+    ),
+    head=dict(in_channels=1152),
+)
+optim_wrapper = dict(optimizer=dict(weight_decay=0.1), clip_grad=None)
+custom_hooks = [dict(type='EMAHook', momentum=1 - 0.99992, priority='ABOVE_NORMAL')]

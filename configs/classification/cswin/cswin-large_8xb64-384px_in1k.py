@@ -1,0 +1,20 @@
+_base_ = [
+    '../_base_/models/image_classifier.py',
+    '../_base_/datasets/imagenet_384_bs64.py',
+    '../_base_/schedules/imagenet_finetune_bs512_adamw_30e_swin.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='CSWin',
+        arch='large',
+        img_size=384,
+        stripe_widths=(1, 2, 12),
+        drop_path_rate=0.7,
+        out_indices=(3,),
+    ),
+    head=dict(in_channels=1152),
+)
+optim_wrapper = dict(optimizer=dict(lr=1e-5), clip_grad=None)
+custom_hooks = [dict(type='EMAHook', momentum=1 - 0.9998, priority='ABOVE_NORMAL')]

@@ -1,0 +1,130 @@
+from typing import Any, List, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from ..layers import (
+    join_windows,
+    map_to_tokens,
+    softmax_attention,
+    split_windows,
+    tokens_to_map,
+)
+from .base import QKVAttention
+from .frame import Frame
+
+Sides = Tuple[int, int]
+
+
+@MODELS.register_module()
+class CrossShapedAttention(QKVAttention):
+    r"""Softmax attention in stripes: half of the heads in columns, half in rows, as in CSWin.
+
+    .. math:: \mathrm{softmax}(Q K^T / \sqrt{d})\, V \text{ inside each stripe}
+
+    The first half of the heads has stripes of ``stripe_width`` columns and all rows, the second of
+    ``stripe_width`` rows and all columns. Of an odd number of heads, the first half has one more.
+    The depthwise convolution of V is computed inside stripes too, so it does not cross their
+    borders. If the stripes do not divide the map, queries, keys and values are zero-padded on both
+    sides. Time is :math:`O(N (H + W) s C)` for stripes of s tokens.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        stripe_width: Width s of a stripe, in tokens. A stripe that is wider than the map shrinks.
+            Default: 7.
+        **frame: Fields of :class:`Frame` that differ from ``Frame(lepe_kernel=3)``.
+
+    Raises:
+        ValueError: If ``stripe_width < 1``.
+
+    Source: CSWin Transformer (arXiv 2107.00652).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import CrossShapedAttention
+        >>> attention = CrossShapedAttention(64, 2, input_resolution=(14, 14), stripe_width=2)
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    frame = Frame(lepe_kernel=3)
+    fixed_options = ('sr_ratio',)
+    variants = (dict(stripe_width=2, lepe_filters='head_channel', rope=True),)
+
+    def __init__(
+        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
+        stripe_width: int = 7, **kwargs: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        if stripe_width < 1:
+            raise ValueError(f'stripe_width must be at least 1, got {stripe_width}')
+        self.stripe_width = stripe_width
+
+    def halves(self, hw_shape: Sides) -> List[Tuple[slice, Sides]]:
+        """The heads of each half, and the sides of its stripes."""
+        height, width = hw_shape
+        half = (self.num_heads + 1) // 2
+        columns = slice(0, half), (height, min(self.stripe_width, width))
+        rows = slice(half, self.num_heads), (min(self.stripe_width, height), width)
+        return [columns, rows] if self.num_heads > 1 else [columns]
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        outs = []
+        for heads, side in self.halves(hw_shape):
+            parts = []
+            for x in (q, k, v):  # (B, heads, N, d)
+                stripes = split_stripes(self.merge_heads(x[:, heads]), hw_shape, side)
+                parts.append(_split_heads(stripes, x.shape[3]))
+            mixed = join_stripes(self.merge_heads(softmax_attention(*parts)), hw_shape, side)
+            outs.append(_split_heads(mixed, v.shape[3]))
+        return torch.cat(outs, dim=1)
+
+    def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
+        """The convolution of V inside stripes."""
+        if self.lepe is None:
+            return None
+        lepe: Any = self.lepe
+        weight, bias = lepe.filters()
+        dims, outs = self.dims.value // self.num_heads, []
+        for heads, side in self.halves(hw_shape):
+            own = slice(heads.start * dims, heads.stop * dims)
+            maps = tokens_to_map(split_stripes(v[..., own], hw_shape, side), side)
+            maps = F.conv2d(
+                maps, weight[own], None if bias is None else bias[own],
+                padding=self.frame.lepe_kernel // 2, groups=maps.shape[1],
+            )  # fmt: skip
+            outs.append(join_stripes(map_to_tokens(maps), hw_shape, side))
+        return torch.cat(outs, dim=2)
+
+
+def _split_heads(x: Tensor, head_dims: int) -> Tensor:
+    """``(B, N, C) -> (B, heads, N, d)``."""
+    # Not by unflatten, after which the TorchScript exporter takes N for a constant.
+    return x.reshape(*x.shape[:2], x.shape[2] // head_dims, head_dims).transpose(1, 2)
+
+
+def padding(hw_shape: Sides, side: Sides) -> Tuple[List[int], Sides]:
+    """Zeros before columns, after columns, before rows and after rows, and the padded sides."""
+    down, right = (-size % length for size, length in zip(hw_shape, side))
+    pad = [right // 2, right - right // 2, down // 2, down - down // 2]
+    return pad, (hw_shape[0] + down, hw_shape[1] + right)
+
+
+def split_stripes(x: Tensor, hw_shape: Sides, side: Sides) -> Tensor:
+    """``(B, N, C) -> (B * stripes, h * w, C)`` of a map that is padded on both sides."""
+    pad, padded = padding(hw_shape, side)
+    if any(pad):
+        x = F.pad(x.view(x.shape[0], *hw_shape, x.shape[2]), (0, 0, *pad)).flatten(1, 2)
+    return split_windows(x, padded, side)
+
+
+def join_stripes(x: Tensor, hw_shape: Sides, side: Sides) -> Tensor:
+    """The inverse of :func:`split_stripes`."""
+    (left, _, top, _), padded = padding(hw_shape, side)
+    x = join_windows(x, padded, side)
+    if padded == tuple(hw_shape):
+        return x
+    maps = x.view(x.shape[0], *padded, x.shape[2])
+    return maps[:, top : top + hw_shape[0], left : left + hw_shape[1]].flatten(1, 2)
