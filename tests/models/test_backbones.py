@@ -153,8 +153,10 @@ def test_layer_depths_rise_from_stem_to_end(name):
     stem = [depth for n, (depth, _) in depths.items() if n.startswith('stages.0.patch_embed.')]
     assert set(stem) == {0}
     blocks = [len(stage['blocks']) for stage in backbone.stages]
-    of = {start: next(depth for n, (depth, _) in depths.items() if n.startswith(start))
-          for start in (f'stages.{last}.blocks.0.', *(f'norm{i}.' for i in range(last + 1)))}
+    of = {
+        start: next(depth for n, (depth, _) in depths.items() if n.startswith(start))
+        for start in (f'stages.{last}.blocks.0.', *(f'norm{i}.' for i in range(last + 1)))
+    }
     assert of[f'stages.{last}.blocks.0.'] == sum(blocks[:last]) + 1
     assert [of[f'norm{i}.'] for i in range(last)] == list(accumulate(blocks[:last]))
     assert of[f'norm{last}.'] == total - 1
@@ -227,11 +229,11 @@ SIZES = {
     'LaplacianFormer': {'micro': (679_437, (1, 2, 3, 4)), 'tiny': (11_548_416, (2, 4, 10, 16)),
         'small': (25_123_646, (2, 4, 11, 16)), 'medium': (45_939_154, (2, 4, 12, 16)),
         'large': (62_343_110, (2, 4, 12, 16)), 'huge': (77_883_501, (3, 6, 12, 20))},
+    'MLLA': {'micro': (784_496, (1, 2, 3, 4)), 'tiny': (23_880_096, (2, 4, 8, 16)),
+        'small': (42_502_944, (2, 4, 8, 16)), 'base': (95_216_304, (3, 6, 12, 24))},
     **dict.fromkeys(('MAViT', 'RAVLT'), {'micro': (753_152, (1, 2, 3, 4)),
         'tiny': (13_347_328, (1, 2, 4, 8)), 'small': (24_040_896, (1, 2, 5, 8)),
         'base': (46_691_296, (1, 2, 6, 8)), 'large': (93_561_760, (1, 2, 7, 10))}),
-    'MLLA': {'micro': (784_496, (1, 2, 3, 4)), 'tiny': (23_880_096, (2, 4, 8, 16)),
-        'small': (42_502_944, (2, 4, 8, 16)), 'base': (95_216_304, (3, 6, 12, 24))},
     'PolaFormerDeiT': {'tiny': (6_444_864, (3,))},
     'PolaFormerPVT': {'micro': (984_448, (1, 2, 3, 4)), 'tiny': (12_410_624, (1, 2, 5, 8)),
         'small': (22_643_200, (1, 2, 5, 8)), 'medium': (39_451_648, (1, 2, 5, 8)),

@@ -105,6 +105,7 @@ MODEL_CONFIGS = {
             ffn_ratios=(2,) * 4,
         ),
     ),
+    'mavit_small': dict(type='MAViT', **GATED),
     'cswin_small': dict(
         type='CSWin', arch=CSWIN, stripe_widths=(1, 2, 2), img_size=64
     ),
