@@ -18,7 +18,6 @@ from ..models import BaseAttention, WindowAttention
 
 BASE = files_root() / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
 SIZES = (224, 512, 1024, 2048)  # sides of the images for the measurement of time and memory
-FASHION_SIDE = 28  # of the images of Fashion-MNIST, which are enlarged to the side of a phase
 LANDMARKS = 16  # 64 x 64 pixels give 16 x 16 tokens in the first stage and 2 x 2 in the last
 
 
@@ -41,6 +40,7 @@ class Study(NamedTuple):
             follows the phase with this data set.
         flip: Whether training images are mirrored at random.
         batch_size: Images in a step. Default: 32.
+        shift: Pixels by which training images are shifted at most. Default: 3.
         dataset: Class of the data sets in mmpretrain. Default: folders of images.
     """
 
@@ -48,6 +48,7 @@ class Study(NamedTuple):
     columns: Dict[str, Tuple[str, str]]
     flip: bool
     batch_size: int = 32
+    shift: int = 3
     dataset: str = 'CustomDataset'
 
 
@@ -73,10 +74,11 @@ STUDIES = {
         flip=False,
     ),
     'fashion': Study(
-        (Phase('fashion', 56, 10, 4, 2e-3),),
-        {'56²': ('fashion', 'test')},
+        (Phase('fashion', 28, 10, 9, 2e-3),),
+        {'28²': ('fashion', 'test')},
         flip=True,
         batch_size=64,
+        shift=1,
         dataset='FashionMNIST',
     ),
 }
@@ -165,18 +167,17 @@ def phase_cfg(host: str, attn_cfg: dict, phase: Phase, study: Study, data_root: 
     cfg.model.backbone = backbone_cfg(host, attn_cfg, phase.side)
     cfg.model.head.update(in_channels=HOSTS[host][1], num_classes=phase.classes)
     load, crop, pack = cfg.train_dataloader.dataset.pipeline
-    crop.crop_size = FASHION_SIDE if study.dataset == 'FashionMNIST' else phase.side
+    crop.crop_size = phase.side
+    crop.padding = study.shift
     flips = [dict(type='RandomFlip', prob=0.5)] if study.flip else []
     cfg.train_dataloader.dataset.pipeline = [load, crop, *flips, pack]
     cfg.train_dataloader.batch_size = study.batch_size
     for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
         if study.dataset == 'FashionMNIST':
             # Grey images that need not be loaded. The model's normalisation repeats them for RGB.
-            *steps, pack = loader.dataset.pipeline[1:]
-            enlarge = [dict(type='Resize', scale=phase.side)] * (phase.side != FASHION_SIDE)
             loader.dataset = dict(
                 type=study.dataset, test_mode=loader is not cfg.train_dataloader, download=False,
-                pipeline=[*steps, *enlarge, pack],
+                pipeline=loader.dataset.pipeline[1:],
                 split='train' if loader is cfg.train_dataloader else 'test',
             )  # fmt: skip
         loader.dataset.data_root = str(data_root / phase.data)

@@ -144,7 +144,7 @@ def test_fashion_is_a_study(fashion_files, tmp_path):
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     found = json.loads((tmp_path / 'result.json').read_text())
-    assert list(found['top1']) == ['56²'] and len(found['matrices']) > 0
+    assert list(found['top1']) == ['28²'] and len(found['matrices']) > 0
 
 
 def compare(data, work_dir, *options):
