@@ -257,7 +257,7 @@ def variants_table(found: Dict[str, Table]) -> str:
     columns = {
         'picture': 'attentions', '1 head': 'heads_1', '4 heads': 'heads_4',
         '16 channels': 'channels_16', '64 channels': 'channels_64',
-        '512 tokens, 64 pairs': 'large', '2,048 tokens, 64 pairs': 'larger',
+        '512 tokens, 64 pairs, 800 steps': 'large', '2,048 tokens, 64 pairs, 800 steps': 'larger',
     }  # fmt: skip
     columns = {title: name for title, name in columns.items() if name in found}
     rows = []
@@ -271,7 +271,7 @@ def variants_table(found: Dict[str, Table]) -> str:
 
 LAPLACIAN = """\
 Recall by `LaplacianAttention`, in %. *16 pairs* are the runs of the picture, with 32 channels and
-400 steps. *56 pairs* are runs with 64 channels and 1,500 steps. One seed.
+400 steps, at the best rate that was run. *56 pairs* are runs with 64 channels and 1,500 steps.
 
 {table}
 {cut}
@@ -288,14 +288,23 @@ EXPLANATION = """\
 **Pooling loses single tokens, and the kernel does not.** A landmark is the mean of the tokens of a
 cell. Recall rises with the number of landmarks, and the kernel without landmarks recalls
 everything. Drawn tokens are better landmarks than means: with 16, Skyformer recalls {drawn} %
-against {pooled} %. With 49 pooled landmarks, the Gaussian kernel recalls {gaussian} %. Other
-options, with 49 landmarks of the Laplacian kernel, recall next to nothing ({others} %)."""
+against {pooled} %. With 49 pooled landmarks and the best of three rates, the Gaussian kernel
+recalls {gaussian} %, {gaussian_seeds}, and the Laplacian kernel {laplacian} %. At the first rate, other
+options of the latter recall next to nothing ({others} %). The Gaussian kernel fails in *noise* and
+*one of many*, as the Laplacian does."""
 OTHERS = 'Laplacian, 49, '
 VARIANTS = """\
 **Heads, channels and larger maps.** The picture has 2 heads, 32 channels and 128 tokens. Each
 other column changes one of these, with one seed and one rate:
 
 """
+
+
+def seeds_text(table: Table, name: str) -> str:
+    """The number of seeds behind the first cell of a row."""
+    found = table.rows[name][0] if name in table.rows else None
+    seeds = found.seeds if found else 0
+    return f'with {seeds} seed{"s" * (seeds != 1)}'
 
 
 def laplacian_section(found: Dict[str, Table]) -> str:
@@ -317,6 +326,8 @@ def laplacian_section(found: Dict[str, Table]) -> str:
                 drawn=recall('Skyformer, 16 drawn'),
                 pooled=recall('Skyformer, 16 pooled'),
                 gaussian=recall('Gaussian, 49 landmarks'),
+                gaussian_seeds=seeds_text(table, 'Gaussian, 49 landmarks'),
+                laplacian=recall('Laplacian, 49 landmarks (7 x 7)'),
                 others=', '.join(others),
             )
         ),
