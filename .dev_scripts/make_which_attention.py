@@ -29,6 +29,7 @@ LOG, COMPARED = DOCS / 'logs/probes.jsonl', DOCS / 'logs/compare_attentions.json
 SOLVED = 0.9  # of the way from a guess to a perfect answer
 NAMED = 4  # attentions for each use
 SEEDS_DIFFER = 6.0  # points of top-1 on textures, by docs/attention_comparison.md
+STRONG = 0.5  # a rank correlation
 WINDOWS = ('Neighborhood', 'Reformer')  # their windows and buckets are fixed at export
 
 
@@ -168,9 +169,11 @@ def advice(table: Table, costs: Dict[str, Dict[str, float]], textures: Dict[str,
 
 def prediction_section(table: Table, images: Dict[str, Dict[str, float]]) -> str:
     """Rank correlations of the probes with accuracies on images."""
-    rows, certain, all_of = [], [], 0
+    rows, certain, all_of, strongest = [], [], 0, 0.0
     for number, title in enumerate(titles_of(table)):
-        probe = {n: a for n in table.rows if (a := table.accuracy(n, number)) is not None}
+        levels = {name: table.level(name, number) for name in table.rows}
+        # Smaller differences are those between seeds, and near chance those of the test maps.
+        probe = {name: round(v, 1) for name, v in levels.items() if v is not None}
         cells = []
         for target, scores in images.items():
             found = correlate(probe, scores)
@@ -178,24 +181,25 @@ def prediction_section(table: Table, images: Dict[str, Dict[str, float]]) -> str
                 cells.append(MISSING)
                 continue
             all_of += 1
-            text = f'{found.rho:.2f} ({found.low:.2f} to {found.high:.2f}), {found.count}'
+            text = f'{found.rho:.2f} ({found.low:.2f} to {found.high:.2f}), {found.attentions}'
             cells.append(text.replace('-', '−'))
             if found.certain:
-                certain.append(f'{title} with {target} ({found.rho:.2f})'.replace('-', '−'))
+                rho = f'{found.rho:.2f}'.replace('-', '−')
+                certain.append(f'{title} with {target} ({rho})')
+                strongest = max(strongest, abs(found.rho))
         rows.append([title, *cells])
     which = ['; '.join(certain)]
     leave = ': '.join([f'{len(certain)} of {all_of} intervals leave out 0', *filter(None, which)])
-    if len(certain) <= max(2, 0.1 * all_of):
-        verdict = 'No, as far as these figures tell.'
-    else:
-        verdict = 'A few do.'
+    verdict = 'Some do.' if strongest >= STRONG else 'Hardly.' if certain else 'No.'
     intro = (
         "Spearman's rank correlation over attentions, with a 95 % interval by bootstrap, and the "
-        'number of attentions. *Textures* were trained here. The others are [published top-1 on '
+        'number of attentions. Accuracies of probes are in tenths, as smaller differences mean '
+        'nothing. *Textures* were trained here. The others are [published top-1 on '
         'ImageNet](../configs/probes/published_top1.yml).'
     )
     end = (
-        f'**{verdict}** {leave}. By chance, {0.05 * all_of:.1f} would. With six to eleven '
+        f'**{verdict}** {leave}. By chance, {0.05 * all_of:.1f} would. Where a correlation is '
+        'negative, attentions that solve the probe have the lower top-1. With six to eleven '
         'attentions, an interval says little. A probe tells what an attention can do, and not how '
         'accurate it is on images.'
     )
@@ -289,9 +293,9 @@ EXPLANATION = """\
 cell. Recall rises with the number of landmarks, and the kernel without landmarks recalls
 everything. Drawn tokens are better landmarks than means: with 16, Skyformer recalls {drawn} %
 against {pooled} %. With 49 pooled landmarks and the best of three rates, the Gaussian kernel
-recalls {gaussian} %, {gaussian_seeds}, and the Laplacian kernel {laplacian} %. At the first rate, other
-options of the latter recall next to nothing ({others} %). The Gaussian kernel fails in *noise* and
-*one of many*, as the Laplacian does."""
+recalls {gaussian} %, {gaussian_seeds}, and the Laplacian kernel {laplacian} %. At the first rate,
+other options of the latter recall next to nothing ({others} %), and the Gaussian kernel too fails
+in *noise* and *one of many*."""
 OTHERS = 'Laplacian, 49, '
 VARIANTS = """\
 **Heads, channels and larger maps.** The picture has 2 heads, 32 channels and 128 tokens. Each

@@ -23,13 +23,13 @@ class Correlation(NamedTuple):
     Attributes:
         rho: Spearman's coefficient.
         low, high: The ends of its interval.
-        count: Number of attentions.
+        attentions: Their number.
     """
 
     rho: float
     low: float
     high: float
-    count: int
+    attentions: int
 
     @property
     def certain(self) -> bool:
@@ -75,7 +75,7 @@ def correlate(
         level: Probability of the interval. Default: 0.95.
 
     Returns:
-        None for fewer than six attentions, or equal scores.
+        The correlation. None for fewer than six attentions, or equal scores.
     """
     names = [name for name in probe if name in images]
     if len(names) < FEWEST:
@@ -86,7 +86,8 @@ def correlate(
         return None
     drawn = np.random.default_rng(0).integers(len(names), size=(DRAWS, len(names)))
     tail = 50 * (1 - level)
-    low, high = np.nanpercentile(spearman(x[drawn], y[drawn]), [tail, 100 - tail])
+    # A draw of equal scores has no order, which predicts nothing.
+    low, high = np.percentile(np.nan_to_num(spearman(x[drawn], y[drawn])), [tail, 100 - tail])
     return Correlation(rho, float(low), float(high), len(names))
 
 

@@ -163,7 +163,7 @@ def test_rank_correlation_is_spearmans_and_its_interval_is_certain_only_where_ra
     other = dict(zip(names, [3, 1, 2, 5, 4, 8, 6, 7]))
     found = correlate(score, {**other, 'unknown': 1.0})
     assert found.rho == pytest.approx(0.826362, abs=1e-6)  # scipy.stats.spearmanr
-    assert found.count == 8 and found.low < found.rho < found.high
+    assert found.attentions == 8 and found.low < found.rho < found.high
     assert correlate(score, score).certain
     mixed = dict(zip(names, [4, 8, 1, 6, 2, 7, 3, 5]))
     assert not correlate(score, mixed).certain
