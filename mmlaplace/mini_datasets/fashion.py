@@ -7,7 +7,7 @@ import gzip
 import hashlib
 import zlib
 from pathlib import Path
-from typing import Dict, Tuple
+from typing import Dict, Optional, Tuple
 
 import numpy as np
 
@@ -71,19 +71,19 @@ def read_part(folder: Path, part: str) -> Tuple[np.ndarray, np.ndarray]:
     return images, labels
 
 
-def make_fashion(out: Path, seed: int, source: Path = PACKAGE) -> None:
+def make_fashion(out: Path, seed: int, source: Optional[Path] = None) -> None:
     """Copy the four files, unpacked, as mmpretrain's ``FashionMNIST`` reads them.
 
     Args:
         out: Folder of the data set.
         seed: It has no effect, as nothing is drawn.
-        source: Folder with the files, packed or unpacked.
+        source: Folder with the files, packed or unpacked. Default: that of Debian's package.
 
     Raises:
         FileNotFoundError, ValueError: As in :func:`read_file`.
     """
     for name in DIGESTS:
-        (out / name).write_bytes(read_file(source, name))
+        (out / name).write_bytes(read_file(source or PACKAGE, name))
 
 
 def sheet_fashion(out: Path) -> None:

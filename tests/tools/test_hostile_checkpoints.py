@@ -42,6 +42,7 @@ LOADERS = {
     'visualization/paper_figures.py': [
         'polaformer-5', '--model', PVT, 'FILE', 'Pola', '--images', 'a', '.', '--out', 'OUT/a.png'
     ],
+    'linearize.py': [LAPLACIAN, 'FILE', '--attention', 'FLattenAttention', '--work-dir', 'OUT'],
     'deployment/export.py': [LAPLACIAN, 'FILE', '--format', 'pt2', '--out', 'OUT/a.pt2'],
     # It takes the checkpoints that it finds in its work directory.
     'analysis_tools/attention_training.py': ['LaplacianAttention', '--work-dir', 'runs'],

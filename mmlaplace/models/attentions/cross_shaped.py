@@ -12,6 +12,7 @@ from ..layers import (
     split_windows,
     tokens_to_map,
 )
+from ..layers.linear import does_more
 from .base import QKVAttention
 from .frame import Frame
 
@@ -86,10 +87,14 @@ class CrossShapedAttention(QKVAttention):
         if self.lepe is None:
             return None
         lepe: Any = self.lepe
-        weight, bias = lepe.filters()
+        weight, bias = (None, None) if does_more(lepe) else lepe.filters()
         dims, outs = self.dims.value // self.num_heads, []
         for heads, side in self.halves(hw_shape):
             own = slice(heads.start * dims, heads.stop * dims)
+            if does_more(lepe):  # hooks see all channels
+                stripes = lepe(split_stripes(v, hw_shape, side), side)[..., own]
+                outs.append(join_stripes(stripes, hw_shape, side))
+                continue
             maps = tokens_to_map(split_stripes(v[..., own], hw_shape, side), side)
             maps = F.conv2d(
                 maps, weight[own], None if bias is None else bias[own],
