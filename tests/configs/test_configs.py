@@ -44,9 +44,9 @@ BACKBONES = {  # by what stands in front of the size in the name of a config
     'softpp': 'SOFTPlusPlus', 'pvt': 'PVT', 'pvtv2': 'PVTv2', 'swin': 'Swin', 'deit': 'ViT',
     'inline-deit': 'ViT', 'inline-pvt': 'PVT', 'inline-swin': 'Swin',
     'agent-deit': 'ViT', 'agent-pvt': 'PVT', 'agent-swin': 'Swin',
-    'ravlt': 'RAVLT', 'mavit': 'MAViT', 'swiftformer': 'SwiftFormer',
-    'efficientvit': 'EfficientViT',
-    'mlla': 'MLLA', 'xcit': 'XCiTBackbone', 'flatten-pvt': 'PVT', 'flatten-pvtv2': 'PVTv2', 'flatten-swin': 'Swin',
+    'ravlt': 'RAVLT', 'mavit': 'MAViT', 'swiftformer': 'SwiftFormer', 'mlla': 'MLLA',
+    'efficientvit': 'EfficientViT', 'xcit': 'XCiTBackbone', 'flatten-pvt': 'PVT',
+    'flatten-pvtv2': 'PVTv2', 'flatten-swin': 'Swin',
 }  # fmt: skip
 # What is in a paper's figures, and how near ours must come. Parameters of layers are weights and
 # biases, so no positions; kernels are the products of the attention without the Newton iteration.

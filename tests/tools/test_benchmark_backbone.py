@@ -118,6 +118,7 @@ def timm(monkeypatch):
     contenders.catalogue.cache_clear()
 
 
+@pytest.mark.slow
 def test_a_failure_is_named_in_its_row_and_costs_the_others_nothing(timm, run, monkeypatch, capsys):
     status, written = run(LITTLE, MICRO, '--sizes', '32', '64')
     failures = [row['failure'] for row in written['rows']]
