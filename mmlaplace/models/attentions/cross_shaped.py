@@ -87,14 +87,15 @@ class CrossShapedAttention(QKVAttention):
         if self.lepe is None:
             return None
         lepe: Any = self.lepe
-        weight, bias = (None, None) if does_more(lepe) else lepe.filters()
+        hooked = does_more(lepe)  # hooks see all channels
         dims, outs = self.dims.value // self.num_heads, []
         for heads, side in self.halves(hw_shape):
             own = slice(heads.start * dims, heads.stop * dims)
-            if does_more(lepe):  # hooks see all channels
+            if hooked:
                 stripes = lepe(split_stripes(v, hw_shape, side), side)[..., own]
                 outs.append(join_stripes(stripes, hw_shape, side))
                 continue
+            weight, bias = lepe.filters()
             maps = tokens_to_map(split_stripes(v[..., own], hw_shape, side), side)
             maps = F.conv2d(
                 maps, weight[own], None if bias is None else bias[own],
