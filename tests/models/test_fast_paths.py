@@ -138,6 +138,8 @@ def test_an_ffn_is_its_layers_one_after_the_other(act, change):
 @each_change
 @pytest.mark.parametrize('name', registered(BaseAttention))
 def test_an_attention_is_its_parts(name, change):
+    if name == 'CrossShapedAttention' and change is CHANGES['pruned']:
+        pytest.skip('it reads the filters of its convolution, which pruning renews in a call of it')
     attention, plain = pair(built(name))
     found = results(attention, change)
     with use_backend('reference'):

@@ -12,7 +12,6 @@ from ..layers import (
     split_windows,
     tokens_to_map,
 )
-from ..layers.linear import does_more
 from .base import QKVAttention
 from .frame import Frame
 
@@ -87,15 +86,10 @@ class CrossShapedAttention(QKVAttention):
         if self.lepe is None:
             return None
         lepe: Any = self.lepe
-        hooked = does_more(lepe)  # hooks see all channels
+        weight, bias = lepe.filters()
         dims, outs = self.dims.value // self.num_heads, []
         for heads, side in self.halves(hw_shape):
             own = slice(heads.start * dims, heads.stop * dims)
-            if hooked:
-                stripes = lepe(split_stripes(v, hw_shape, side), side)[..., own]
-                outs.append(join_stripes(stripes, hw_shape, side))
-                continue
-            weight, bias = lepe.filters()
             maps = tokens_to_map(split_stripes(v[..., own], hw_shape, side), side)
             maps = F.conv2d(
                 maps, weight[own], None if bias is None else bias[own],
