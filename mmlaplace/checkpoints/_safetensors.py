@@ -68,6 +68,11 @@ def write_weights(path: Path, weights: Mapping[str, Tensor], meta: Mapping[str, 
         file = BytesIO()
         torch.save(dict(state_dict=dict(weights), meta=dict(meta)), file)
         content = file.getvalue()
+    write_whole_bytes(path, content)
+
+
+def write_whole_bytes(path: Path, content: bytes) -> None:
+    """Write a file in one step, and its folder. No part of it is left if that fails."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(f'{path.name}.{os.getpid()}.part')
     try:

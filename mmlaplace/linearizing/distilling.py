@@ -1,10 +1,10 @@
 """Train the attentions of a backbone to give the maps of another one."""
 
 import math
-import os
 import time
 from contextlib import contextmanager
 from functools import partial
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional
 
@@ -12,6 +12,8 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
+
+from ..checkpoints._safetensors import write_whole_bytes
 
 WARM_UP = 0.1  # share of the steps
 EVERY = 50  # steps between two losses of the log, and two states on disk
@@ -264,10 +266,9 @@ def read_state(path: Optional[Path], settings: Optional[dict]) -> Dict[str, Any]
 
 def write_state(path: Path, content: Dict[str, Any]) -> None:
     """Write a state in one step, so that a killed run leaves a whole file."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f'{path.name}.part')
-    torch.save(content, beside)
-    os.replace(beside, path)
+    file = BytesIO()
+    torch.save(content, file)
+    write_whole_bytes(path, file.getvalue())
 
 
 def image_batches(model: Any, loader: Any) -> Callable[[int], Iterator[Tensor]]:

@@ -37,13 +37,6 @@ class Correlation(NamedTuple):
         return self.low > 0 or self.high < 0
 
 
-def ranks(values: np.ndarray) -> np.ndarray:
-    """Ranks from 0 along the last axis. Equal values share the mean of their ranks."""
-    below = (values[..., None, :] < values[..., :, None]).sum(-1)
-    equal = (values[..., None, :] == values[..., :, None]).sum(-1)
-    return below + (equal - 1) / 2
-
-
 def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     r"""Spearman's coefficient along the last axis, the Pearson correlation of the ranks.
 
@@ -55,7 +48,9 @@ def spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
         >>> round(float(spearman(np.array([1, 2, 3, 4]), np.array([10, 20, 40, 30]))), 3)
         0.8
     """
-    a, b = (ranks(np.asarray(values)) for values in (x, y))
+    from scipy.stats import rankdata
+
+    a, b = (rankdata(values, axis=-1) for values in (x, y))
     a, b = (r - r.mean(-1, keepdims=True) for r in (a, b))
     with np.errstate(invalid='ignore'):
         return (a * b).sum(-1) / np.sqrt((a * a).sum(-1) * (b * b).sum(-1))

@@ -8,7 +8,7 @@ from mmengine.model import BaseModule, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..layers import DropPath, TransformerBlock, map_to_tokens, tokens_to_map
+from ..layers import TransformerBlock, map_to_tokens, tokens_to_map
 from ..layers.block import Block
 from ..layers.build import build_activation, build_map_norm
 from ..layers.feature_map import channels_last, shape_of_map
@@ -221,10 +221,8 @@ class EfficientViTLocalBlock(Block):
         norm_cfg: Optional[dict] = None,
         ffn_cfg: Optional[dict] = None,
     ) -> None:
-        super().__init__()
+        super().__init__(drop_path_rate, with_cp)
         self.ffn = ConvFFN(embed_dims, ffn_ratio, drop_rate, norm_cfg=norm_cfg, **(ffn_cfg or {}))
-        self.drop_path = DropPath(drop_path_rate)
-        self.with_cp = with_cp
 
     def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         return x + self.drop_path(self.ffn(x, hw_shape))

@@ -11,7 +11,6 @@ from ..layers import (
     FFN,
     ConvPatchEmbed,
     DepthwiseConv,
-    DropPath,
     LayerScale,
     OverlapPatchEmbed,
     TransformerBlock,
@@ -62,13 +61,11 @@ class SwiftFormerLocalBlock(Block):
         norm_cfg: Optional[dict] = None,
         ffn_cfg: Optional[dict] = None,
     ) -> None:
-        super().__init__()
+        super().__init__(drop_path_rate, with_cp)
         self.conv = DepthwiseConv(embed_dims, 3)
         self.norm = build_token_norm(norm_cfg or BATCH_NORM, embed_dims)
         self.ffn = FFN(embed_dims, ffn_ratio, drop_rate, **(ffn_cfg or {}))
         self.scale = LayerScale(embed_dims, 1.0)
-        self.drop_path = DropPath(drop_path_rate)
-        self.with_cp = with_cp
 
     def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         out = self.ffn(self.norm(self.conv(x, hw_shape)), hw_shape)

@@ -88,12 +88,18 @@ class LayerScale(nn.Module):
 class Block(BaseModule):
     """A block of tokens that can compute its activations again in the backward pass.
 
-    A subclass has ``_forward(x, hw_shape)``, ``attn`` (None if it has no attention), ``drop_path``
-    and ``with_cp``.
+    A subclass has ``_forward(x, hw_shape)``, and ``attn`` (None if it has no attention).
+
+    Args:
+        drop_path_rate, with_cp, drop_path_per: As in :class:`TransformerBlock`.
     """
 
-    drop_path: DropPath
-    with_cp: bool
+    def __init__(
+        self, drop_path_rate: float = 0.0, with_cp: bool = False, drop_path_per: str = 'sample'
+    ) -> None:
+        super().__init__()
+        self.drop_path = DropPath(drop_path_rate, drop_path_per)
+        self.with_cp = with_cp
 
     def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         raise NotImplementedError
@@ -156,13 +162,12 @@ class TransformerBlock(Block):
         layer_scale: Optional[float] = None,
         cpe_kernels: Tuple[int, int] = (0, 0),
     ) -> None:
-        super().__init__()
+        super().__init__(drop_path_rate, with_cp, drop_path_per)
         norm_cfg = norm_cfg or dict(type='LN', eps=1e-6)
         self.norm1 = build_token_norm(norm_cfg, embed_dims)
         self.attn = MODELS.build(attn_cfg)
         self.norm2 = build_token_norm(norm_cfg, embed_dims)
         self.ffn = FFN(embed_dims, ffn_ratio, drop_rate, **(ffn_cfg or {}))
-        self.drop_path = DropPath(drop_path_rate, drop_path_per)
         # None leaves a part out.
         self.scale1, self.scale2 = (
             None if layer_scale is None else LayerScale(embed_dims, layer_scale) for _ in range(2)
@@ -170,7 +175,6 @@ class TransformerBlock(Block):
         self.cpe1, self.cpe2 = (
             DepthwiseConv(embed_dims, kernel) if kernel else None for kernel in cpe_kernels
         )
-        self.with_cp = with_cp
         self.norm_first = norm_first
 
     def branches(self) -> List[Tuple[Any, nn.Module, Callable, Any]]:
