@@ -1,0 +1,20 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance_ms.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='MLLA',
+        arch='tiny',
+        drop_path_rate=0.1,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://cloud.tsinghua.edu.cn/f/7a19712877cb4242889c/?dl=1',
+        ),
+    ),
+    neck=dict(in_channels=[64, 128, 256, 512]),
+)
+optim_wrapper = dict(optimizer=dict(weight_decay=0.05))
