@@ -1,0 +1,20 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='CSWin',
+        arch='base',
+        drop_path_rate=0.5,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://github.com/microsoft/CSWin-Transformer/releases/download/v0.1.0/cswin_base_224.pth',
+        ),
+    ),
+    neck=dict(in_channels=[96, 192, 384, 768]),
+)
+optim_wrapper = dict(optimizer=dict(weight_decay=0.05))

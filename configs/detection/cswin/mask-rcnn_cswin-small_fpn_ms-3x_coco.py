@@ -1,0 +1,20 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance_ms.py',
+    '../_base_/schedules/3x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='CSWin',
+        arch='small',
+        drop_path_rate=0.3,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://github.com/microsoft/CSWin-Transformer/releases/download/v0.1.0/cswin_small_224.pth',
+        ),
+    ),
+    neck=dict(in_channels=[64, 128, 256, 512]),
+)
+optim_wrapper = dict(optimizer=dict(weight_decay=0.05))

@@ -1,0 +1,21 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='SwiftFormer',
+        arch='l1',
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://huggingface.co/timm/swiftformer_l1.dist_in1k/resolve/main/model.safetensors',
+        ),
+    ),
+    neck=dict(in_channels=[48, 96, 192, 384]),
+)
+optim_wrapper = dict(optimizer=dict(lr=2e-4, weight_decay=1e-4))
+train_dataloader = dict(batch_size=4)
+auto_scale_lr = dict(base_batch_size=32)

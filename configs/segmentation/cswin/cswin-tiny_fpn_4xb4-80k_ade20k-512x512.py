@@ -1,0 +1,21 @@
+_base_ = [
+    '../_base_/models/semantic-fpn.py',
+    '../_base_/datasets/ade20k_512x512_aligned.py',
+    '../_base_/schedules/fpn_80k_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        type='CSWin',
+        arch='tiny',
+        drop_path_rate=0.3,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://github.com/microsoft/CSWin-Transformer/releases/download/v0.1.0/cswin_tiny_224.pth',
+        ),
+    ),
+    neck=dict(in_channels=[64, 128, 256, 512]),
+)
+train_dataloader = dict(batch_size=4)

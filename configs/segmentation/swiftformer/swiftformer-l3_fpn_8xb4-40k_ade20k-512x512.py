@@ -1,0 +1,20 @@
+_base_ = [
+    '../_base_/models/semantic-fpn.py',
+    '../_base_/datasets/ade20k_512x512_aligned.py',
+    '../_base_/schedules/fpn_40k_bs32_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        type='SwiftFormer',
+        arch='l3',
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://huggingface.co/timm/swiftformer_l3.dist_in1k/resolve/main/model.safetensors',
+        ),
+    ),
+    neck=dict(in_channels=[64, 128, 320, 512]),
+)
+train_dataloader = dict(batch_size=4)
