@@ -1,0 +1,23 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance_ms.py',
+    '../_base_/schedules/3x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='XCiTBackbone',
+        arch='s12',
+        patch_size=8,
+        pyramid_blocks=(3, 5, 7, 11),
+        drop_path_rate=0.05,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://dl.fbaipublicfiles.com/xcit/xcit_small_12_p8_384_dist.pth',
+        ),
+    ),
+    neck=dict(in_channels=[384, 384, 384, 384]),
+)
+optim_wrapper = dict(optimizer=dict(weight_decay=0.05))
+sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

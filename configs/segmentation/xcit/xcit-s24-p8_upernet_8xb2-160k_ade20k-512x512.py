@@ -1,0 +1,25 @@
+_base_ = [
+    '../_base_/models/upernet.py',
+    '../_base_/datasets/ade20k_512x512.py',
+    '../_base_/schedules/upernet_160k_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        type='XCiTBackbone',
+        arch='s24',
+        patch_size=8,
+        pyramid_blocks=(7, 11, 15, 23),
+        layer_scale=1e-5,
+        drop_path_rate=0.1,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://dl.fbaipublicfiles.com/xcit/xcit_small_24_p8_384_dist.pth',
+        ),
+    ),
+    decode_head=dict(in_channels=[384, 384, 384, 384], channels=384),
+    auxiliary_head=dict(in_channels=384),
+)
+sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

@@ -1,0 +1,23 @@
+_base_ = [
+    '../_base_/models/upernet.py',
+    '../_base_/datasets/ade20k_512x512.py',
+    '../_base_/schedules/upernet_160k_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        type='XCiTBackbone',
+        arch='t12',
+        patch_size=16,
+        pyramid_blocks=(3, 5, 7, 11),
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://dl.fbaipublicfiles.com/xcit/xcit_tiny_12_p16_384_dist.pth',
+        ),
+    ),
+    decode_head=dict(in_channels=[192, 192, 192, 192], channels=384),
+    auxiliary_head=dict(in_channels=192),
+)
+sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'
