@@ -3,7 +3,8 @@
 import json
 import os
 import re
-from dataclasses import replace
+from dataclasses import astuple, replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -226,6 +227,13 @@ def test_a_number_in_an_address_makes_no_list_of_that_length(explorer):
     assert page.numbered(2, 10**12) == [('0', 0), ('1', 1), (f'{10**12}', 10**12)]
     shown = page.Page(explorer, SMALL).opened(f'?attention=SoftmaxAttention&size=64&head={10**12}')
     assert f'has no head {10**12}' in ''.join(text for text in shown if isinstance(text, str))
+
+
+def test_a_click_moves_the_query_and_is_in_the_address(explorer):
+    page = pytest.importorskip('explorer.page', reason='no gradio', exc_type=ImportError)
+    event = SimpleNamespace(index=(0.25, 0.4))
+    *_, address = page.Page(explorer, SMALL).clicked(event, *astuple(SMALL))
+    assert View.from_address(address, SMALL) == replace(SMALL, x=0.25, y=0.4)
 
 
 def header(width, height) -> bytes:

@@ -6,12 +6,12 @@ import sys
 import attention_gallery
 import pytest
 import torch
-from conftest import ROOT, registered
+from conftest import ROOT
 from PIL import Image
 
 from mmlaplace.analysis.attention_rows import influence_map
 from mmlaplace.comparison.attention_study import contenders
-from mmlaplace.models import QKVAttention, SoftmaxAttention
+from mmlaplace.models import SoftmaxAttention
 
 
 @pytest.fixture
@@ -68,4 +68,3 @@ def test_the_published_gallery_is_whole_and_small():
     assert pictures == set((ROOT / 'docs/images/gallery').iterdir())
     assert sum(picture.stat().st_size for picture in pictures) < 1.5e6
     assert {name for name, _ in shown} <= set(contenders())
-    assert set(registered(QKVAttention)) <= set(contenders()) | {'WindowAttention'}

@@ -1,9 +1,9 @@
-"""The explorer's page in a real browser, and the server that it comes from."""
+"""The server that the explorer's page comes from, and what it answers."""
 
+import contextlib
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -11,7 +11,6 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from urllib.parse import parse_qs, urlparse
 
 import pytest
 from conftest import ROOT, run_script
@@ -37,14 +36,14 @@ def answer(address: str) -> bytes:
         return response.read()
 
 
-def wait_for(what, seconds=60):
-    """What a function gives, as soon as it is something."""
-    for _ in range(10 * seconds):
-        found = what()
-        if found:
-            return found
+def wait_until_it_answers(address: str, server: subprocess.Popen) -> None:
+    for _ in range(600):
+        assert server.poll() is None, server.stdout.read()
+        with contextlib.suppress(urllib.error.URLError):
+            answer(address)
+            return
         time.sleep(0.1)
-    raise AssertionError(f'not there after {seconds} s')
+    raise AssertionError('not there after 60 s')
 
 
 @pytest.fixture(scope='module')
@@ -62,92 +61,12 @@ def address():
         stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     found = f'http://127.0.0.1:{port}/'
-
-    def started():
-        assert server.poll() is None, server.stdout.read()
-        try:
-            return answer(found)
-        except urllib.error.URLError:
-            return None
-
     try:
-        wait_for(started)
+        wait_until_it_answers(found, server)
         yield found
     finally:
         server.send_signal(signal.SIGINT)
         server.wait(30)
-
-
-class Page:
-    """The page in a browser without a window."""
-
-    def __init__(self, address, downloads, program, driver):
-        from selenium import webdriver
-
-        options = webdriver.ChromeOptions()
-        options.binary_location = program
-        for argument in ('--headless=new', '--no-sandbox', '--disable-dev-shm-usage'):
-            options.add_argument(argument)
-        options.add_argument('--window-size=1300,1000')
-        options.add_experimental_option('prefs', {'download.default_directory': str(downloads)})
-        self.browser = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-        self.browser.get(address)
-        wait_for(lambda: len(self.shown()) == 4 and self.in_address('x') == ['0.5'])
-
-    def all_of(self, selector):
-        return self.browser.find_elements('css selector', selector)
-
-    def in_address(self, name):
-        return parse_qs(urlparse(self.browser.current_url).query).get(name)
-
-    def shown(self):
-        """Texts and pictures of the panels, read at once, as they are replaced together."""
-        return self.browser.execute_script(
-            "return [...document.querySelectorAll('#cards figure')].map("
-            "card => card.innerText + (card.querySelector('img') || {}).src)"
-        )
-
-
-@pytest.fixture
-def page(tmp_path, address):
-    pytest.importorskip('selenium.webdriver', reason='no selenium: pip install it')
-    programs = [shutil.which(name) for name in ('chromium', 'chromedriver')]
-    if None in programs:
-        pytest.skip('no chromium or chromedriver: apt-get install chromium-driver')
-    page = Page(address, tmp_path, *programs)
-    yield page
-    errors = [line for line in page.browser.get_log('browser') if line['level'] == 'SEVERE']
-    page.browser.quit()
-    assert not errors
-
-
-def test_a_click_in_a_browser_shows_rows_that_can_be_sent_and_saved(page, tmp_path):
-    from selenium.webdriver import ActionChains
-    from selenium.webdriver.common.keys import Keys
-
-    before, picture = page.shown(), page.all_of('#cards img.ask')[0]
-    assert all('random weights' in text for text in before[1:])
-    offset = round(-0.25 * picture.size['width'])
-    ActionChains(page.browser).move_to_element_with_offset(picture, offset, 0).click().perform()
-    wait_for(lambda: page.in_address('x') != ['0.5'])
-    after = page.shown()
-    assert all(one != other for one, other in zip(before, after))
-    assert float(page.in_address('x')[0]) == pytest.approx(0.25, abs=0.01)  # a pixel or two
-    page.browser.refresh()
-    wait_for(lambda: page.shown() == after)
-
-    y = page.in_address('y')
-    page.all_of('#cards img.ask')[1].send_keys(Keys.ARROW_DOWN)
-    wait_for(lambda: page.in_address('y') != y)
-    assert float(page.in_address('y')[0]) == pytest.approx(float(y[0]) + 1 / 32, abs=1e-3)
-    focused = page.browser.execute_script('return document.activeElement.alt')
-    assert focused == 'row of LaplacianAttention on laplacianformer'  # the picture is another
-
-    for format in ('png', 'svg'):
-        page.all_of(f'#save-{format}')[0].click()
-        wait_for((tmp_path / f'attention_rows.{format}').is_file)
-    assert Image.open(tmp_path / 'attention_rows.png').width > 500
-    assert b'<svg' in (tmp_path / 'attention_rows.svg').read_bytes()
 
 
 def test_pictures_have_addresses_of_their_own(address):
