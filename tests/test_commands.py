@@ -15,7 +15,7 @@ import torch
 from conftest import ROOT, quiet_init, run_script, toolbox_config, toolbox_model
 from PIL import Image
 from skimage import data
-from test_docs import DOCUMENTS, code_blocks
+from test_docs import DOCUMENTS, lines
 
 # The tutorials' models. The quick starts train the first two and, for segmentation, the third.
 TRAINED = {
@@ -59,19 +59,6 @@ NOT_HERE = {
     r'.*WandbVisBackend': 'needs an account',
 }  # fmt: skip
 THEIRS = {'soft_to_mmlaplace': 'soft_model_small', 'polaformer_to_mmlaplace': 'pola_pvt_small'}
-
-
-def lines(page) -> list:
-    """Each command of a page as one line, after the variables that the lines before it set."""
-    found, variables = [], ''
-    for block in code_blocks(page, 'bash'):
-        for line in block.replace('\\\n', ' ').splitlines():
-            line = line.split(' #')[0].strip()
-            if re.fullmatch(r'\w+=\S+', line):
-                variables += f'{line}; '
-            elif line and not line.startswith('#'):
-                found.append((variables, line))
-    return found
 
 
 def why_not(variables: str, line: str) -> str:

@@ -122,18 +122,23 @@ OTHERS = (
 )
 
 
-def commands(document: Path) -> list:
-    """Each command of the bash blocks as words, without comments and variables in front."""
-    found = []
-    for block in code_blocks(document, 'bash'):
+def lines(page) -> list:
+    """Each command of a page as one line, after the variables that the lines before it set."""
+    found, variables = [], ''
+    for block in code_blocks(page, 'bash'):
         for line in block.replace('\\\n', ' ').splitlines():
-            for command in re.split(r'&&|;', line.split(' #')[0]):
-                words = shlex.split(command, comments=True)
-                while words and re.match(r'\w+=', words[0]):
-                    words = words[1:]
-                if words:
-                    found.append(words)
+            line = line.split(' #')[0].strip()
+            if re.fullmatch(r'\w+=\S+', line):
+                variables += f'{line}; '
+            elif line and not line.startswith('#'):
+                found.append((variables, line))
     return found
+
+
+def commands(document: Path) -> list:
+    """Each command as words, without variables in front."""
+    parts = [part for _, line in lines(document) for part in re.split('&&|;', line)]
+    return [shlex.split(re.sub(r'^(\s*\w+=\S*)+ ', '', part)) for part in parts]
 
 
 @pytest.mark.parametrize('document', DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))

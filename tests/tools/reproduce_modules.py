@@ -2,14 +2,9 @@
 
 from conftest import load_tool
 
-from mmlaplace.reproduction import files, jobs, launching, paper_tables, report, running
+from mmlaplace.reproduction import jobs, launching, paper_tables, report, running  # noqa: F401
 
 tool = load_tool('tools/reproduce.py')
-
-__all__ = [
-    'files', 'jobs', 'launching', 'paper_tables', 'plan', 'report', 'running', 'settings', 'tool',
-    'trained',
-]  # fmt: skip
 
 
 def settings(tmp_path, **changes) -> launching.Settings:

@@ -177,30 +177,14 @@ def test_every_contender_of_blocks_is_a_row_or_has_a_reason(monkeypatch, tmp_pat
         assert f'not run: softmax, flash: {without["softmax, flash"]}' in printed
 
 
-# The soak.
-
-
-@pytest.fixture
-def run_soak(monkeypatch, tmp_path):
-    """The exit status of the tool and what it wrote; training stays in this process."""
-    monkeypatch.setattr(soak, 'in_a_new_process', soak.train)
-
-    def run(*families) -> tuple:
-        out, threads = tmp_path / 'soak.json', torch.get_num_threads()
-        command = ['soak', '--families', *families, *FEW, '--out', str(out), '--force']
-        monkeypatch.setattr(sys, 'argv', command)
-        try:
-            return soak.main(), json.loads(out.read_text())
-        finally:
-            torch.set_num_threads(threads)
-
-    return run
-
-
-def test_a_loss_that_is_not_finite_fails(run_soak, monkeypatch):
-    functional = torch.nn.functional
+def test_a_soak_whose_loss_is_not_finite_fails(monkeypatch, tmp_path):
+    functional, threads, out = nn.functional, torch.get_num_threads(), tmp_path / 'soak.json'
     right = functional.cross_entropy
     monkeypatch.setattr(functional, 'cross_entropy', lambda *args: right(*args) * torch.inf)
-    status, written = run_soak('LaplacianFormer')
-    assert status == 1
-    assert written['rows'][0]['failure'].startswith('step 1: loss inf, norm of the gradients ')
+    monkeypatch.setattr(soak, 'in_a_new_process', soak.train)
+    command = ['soak', '--families', 'LaplacianFormer', *FEW, '--out', str(out)]
+    monkeypatch.setattr(sys, 'argv', command)
+    assert soak.main() == 1
+    torch.set_num_threads(threads)
+    (row,) = json.loads(out.read_text())['rows']
+    assert row['failure'].startswith('step 1: loss inf, norm of the gradients ')

@@ -19,13 +19,7 @@ from mmlaplace.models import BaseAttention
 attention_cost = load_tool('tools/analysis_tools/attention_cost.py')
 compare_attentions = load_tool('tools/analysis_tools/compare_attentions.py')
 
-SIDE, FEW = 64, ('AdditiveAttention', 'SoftmaxAttention')
-
-
-def build(host, attn_cfg, side=SIDE):
-    backbone = MODELS.build(attention_study.backbone_cfg(host, attn_cfg, side))
-    quiet_init(backbone)
-    return backbone.eval()
+FEW = 'AdditiveAttention', 'SoftmaxAttention'
 
 
 def test_an_identity_and_uniform_weights_are_the_two_ends_of_every_statistic():
@@ -50,7 +44,9 @@ def test_negative_weights_and_row_sums_are_seen():
 
 
 def test_the_terms_of_a_block_are_those_of_its_sum():
-    backbone = build('laplacianformer', dict(type='SoftmaxAttention'))
+    cfg = attention_study.backbone_cfg('laplacianformer', dict(type='SoftmaxAttention'), 64)
+    backbone = MODELS.build(cfg).eval()
+    quiet_init(backbone)
     image, size = torch.randn(1, 3, 64, 64), attention_statistics.root_mean_square
     (first, *_) = attention_statistics.term_sizes(backbone, [image])
     mixed = next(mixed_by(backbone, BaseAttention, image))

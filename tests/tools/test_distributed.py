@@ -1,4 +1,4 @@
-"""Several processes or machines, and a run that is killed, give what one unbroken process gives."""
+"""Trainings in half precision, by several processes or machines, and of one that is killed."""
 
 import json
 import signal
@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CLASSIFICATION, ROOT
+from conftest import CLASSIFICATION, ROOT, needs_torch, toolbox_config, toolbox_model
 from mmengine.config import Config
+from mmengine.dataset import pseudo_collate
+from mmengine.registry import DATASETS, DefaultScope
 from processes import run, signal_all, start_machines, wait_until
 
 pytestmark = pytest.mark.training
@@ -103,3 +105,30 @@ def test_two_machines_have_the_losses_of_one_process_and_resume_where_one_died(
     assert not (work_dir / 'epoch_3.pth').exists()
     train_on_machines(path, '--resume')
     assert_same_weights(folder / 'two_machines', work_dir)
+
+
+@needs_torch(2, 3)  # loss scaling on a CPU
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_eighty_steps_of_mixed_precision_stay_finite(dtype, mini_data):
+    cfg = toolbox_config(MINI)
+    cfg.val_dataloader.dataset.data_root = str(mini_data / 'classification')
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        dataset = DATASETS.build(cfg.val_dataloader.dataset)
+    model, images = toolbox_model(cfg), [dataset[i] for i in range(0, len(dataset), 120)]
+    data = model.data_preprocessor(pseudo_collate(images), training=True)
+    optimizer, skipped = torch.optim.AdamW(model.parameters(), lr=1e-3), 0
+    scaler = torch.amp.GradScaler('cpu', enabled=dtype == torch.float16)
+    for _ in range(80):
+        optimizer.zero_grad()
+        with torch.autocast('cpu', dtype=dtype):
+            loss = model(**data, mode='loss')['loss']
+        assert loss.isfinite()
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        skipped += not all(p.grad.isfinite().all() for p in model.parameters())
+        scaler.step(optimizer)
+        scaler.update()
+        assert all(p.isfinite().all() for p in model.parameters())
+    # The scaler starts at 65,536 and halves it until no gradient overflows.
+    assert skipped <= (8 if dtype == torch.float16 else 0)
+    assert loss < 1  # 2.3 at the start; label smoothing leaves 0.5

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from functools import partial
 
 import pytest
 from conftest import ROOT, load_tool, run_script
@@ -35,22 +34,13 @@ def stand_ins(tmp_path_factory):
     return out
 
 
-def micro(tmp_path, config):
-    path = ROOT / 'configs' / config
-    model = dict(CONFIGS[config], backbone=dict(arch='micro'))
-    file = tmp_path / f'{path.stem}_micro.py'
-    file.write_text(f'_base_ = {str(path)!r}\nmodel = {model!r}\n')
-    return file
-
-
-dry_run = partial(run_script, TOOL)
-
-
 @pytest.mark.training
 @pytest.mark.parametrize('config', CONFIGS, ids=lambda config: config.split('/')[-1])
 def test_a_config_of_each_task_runs(stand_ins, tmp_path, config):
+    model, file = dict(CONFIGS[config], backbone=dict(arch='micro')), tmp_path / 'micro.py'
+    file.write_text(f'_base_ = {str(ROOT / "configs" / config)!r}\nmodel = {model!r}\n')
     options = ['--data-root', stand_ins, '--work-dir', tmp_path / 'runs']
-    result = dry_run(micro(tmp_path, config), *options)
+    result = run_script(TOOL, file, *options)
     assert result.returncode == 0, result.stdout + result.stderr
     (row,) = json.loads((tmp_path / 'runs/results.json').read_text()).values()
     assert row['passed'] and row['loss'] > 0 and row['metrics']

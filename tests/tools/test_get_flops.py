@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-from functools import partial
 
 import pytest
 import torch
@@ -120,23 +119,16 @@ def test_whole_models_have_the_published_counts():
     assert counted.macs == pytest.approx(237e9, rel=0.03)
 
 
-@pytest.fixture
-def measured(tmp_path):
-    """Run the tool; what it wrote."""
-
-    def measure(config, *options) -> dict:
-        result = run(config, *options, '--device', 'cpu', '--out', tmp_path / 'a.json', '--force')
+@pytest.mark.slow
+def test_images_and_sequences_are_counted_and_timed(tmp_path):
+    def measured(config, *options) -> dict:
+        tool, out = ROOT / 'tools/analysis_tools/measure_model.py', tmp_path / 'a.json'
+        result = run_script(tool, config, *options, '--device', 'cpu', '--out', out, '--force')
         assert result.returncode == 0, result.stderr
-        found = json.loads((tmp_path / 'a.json').read_text())
+        found = json.loads(out.read_text())
         assert json.loads(result.stdout[result.stdout.index('{') :]) == found
         return found
 
-    run = partial(run_script, ROOT / 'tools/analysis_tools/measure_model.py')
-    return measure
-
-
-@pytest.mark.slow
-def test_images_and_sequences_are_counted_and_timed(measured):
     speed = ('--speed', '--rounds', 1, '--batch-size', 2)
     found = measured(CLASSIFIER, *speed, '--cfg-options', 'model.backbone.attn_cfg.num_landmarks=4')
     assert found['embed_dims'] == [32, 64, 96, 128] and found['image_size'] == [48, 48]
@@ -177,9 +169,8 @@ def test_averaged_weights_take_as_much_as_the_weights(name, copies):
 
 @pytest.mark.slow
 def test_the_tool_of_memory_prints_and_writes(tmp_path):
-    run = partial(run_script, ROOT / 'tools/analysis_tools/estimate_memory.py')
-    out = tmp_path / 'memory.json'
-    result = run('softpp-tiny_8xb128', '--image-size', 64, 64, '--out', out)
+    tool, out = ROOT / 'tools/analysis_tools/estimate_memory.py', tmp_path / 'memory.json'
+    result = run_script(tool, 'softpp-tiny_8xb128', '--image-size', 64, 64, '--out', out)
     assert result.returncode == 0, result.stderr
     assert 'not measured on a GPU' in result.stdout
     (row,) = json.loads(out.read_text())['rows']

@@ -1,7 +1,5 @@
 """The papers' tables in configs/tables and what is reported of them: rows build and agree."""
 
-import copy
-import functools
 import json
 import warnings
 from unittest import mock
@@ -33,14 +31,23 @@ def each_table(*fast):
     return pytest.mark.parametrize('table', tables)
 
 
-@functools.cache
-def built(config: str, options: str) -> torch.nn.Module:
-    """The model of a config of a table, without memory."""
-    cfg = copy.deepcopy(LOADED[config, options])
-    cfg.model.backbone.pop('init_cfg', None)
-    cfg.model.pop('pretrained', None)
+BUILT = {}
+
+
+def built(spec) -> tuple:
+    """The config of a table, and its model without memory."""
+    key = (spec.config, repr(spec.options))
+    if key not in BUILT:
+        cfg = spec.load()
+        cfg.model.backbone.pop('init_cfg', None)
+        cfg.model.pop('pretrained', None)
+        BUILT[key] = cfg, without_memory(cfg, toolboxes='::' in spec.config)
+    return BUILT[key]
+
+
+def without_memory(cfg, toolboxes: bool) -> torch.nn.Module:
     # Backbones of the toolboxes ask tensors for values while they are built.
-    if '::' in config or MODELS.get(cfg.model.backbone.type) is None:
+    if toolboxes or MODELS.get(cfg.model.backbone.type) is None:
         # Random weights would take most of the time.
         left_alone = dict.fromkeys(('uniform_', 'normal_'), lambda tensor, *_, **__: tensor)
         with warnings.catch_warnings(), mock.patch.multiple(torch.Tensor, **left_alone):
@@ -48,15 +55,6 @@ def built(config: str, options: str) -> torch.nn.Module:
             return toolbox_model(cfg).to('meta')
     with torch.device('meta'):
         return toolbox_model(cfg)
-
-
-LOADED = {}
-
-
-def model_of(spec) -> torch.nn.Module:
-    key = (spec.config, repr(spec.options))
-    LOADED.setdefault(key, spec.load())
-    return built(*key)
 
 
 def logged(cfg) -> set:
@@ -114,8 +112,7 @@ def test_rows_build_and_name_scores_that_their_runs_write(table):
         for run in row.runs:
             scores = {paper_tables.METRICS[name].log for name in run.published} - {None}
             for spec in filter(None, map(run.spec, paper_tables.SCALES)):
-                model_of(spec)
-                cfg = LOADED[spec.config, repr(spec.options)]
+                cfg, _ = built(spec)
                 assert cfg.default_scope in PACKAGES
                 assert scores <= logged(cfg), f'{row.name}, {spec.config}'
 
@@ -130,7 +127,7 @@ def test_weights_of_another_row_fit(table):
             specs = source.runs[0].spec(scale), run.spec(scale)
             if None in specs:
                 continue
-            given, taken = (dict(model_of(s).backbone.named_parameters()) for s in specs)
+            given, taken = (dict(built(s)[1].backbone.named_parameters()) for s in specs)
             # A detector without the map of a stage has no norm for it.
             assert not [name for name in given if name not in taken], f'{row.name}, {scale}'
             # These are resized for other images and windows.

@@ -61,7 +61,7 @@ def test_a_wrong_call_of_a_shell_script_says_what_there_is(command, message):
 @pytest.mark.parametrize(('text', 'message'), [
     (None, 'there is no config .*config.py; check the path'),
     ('model = dict()', 'config.py has no default_scope'),
-    ("default_scope = 'mmother'", 'needs mmother, which is not installed'),
+    ("default_scope = 'mmother'", 'needs mmother, which is not installed.*setup_env.sh'),
 ])  # fmt: skip
 def test_train_and_test_say_what_is_missing(name, text, message, tmp_path, monkeypatch):
     config = tmp_path / 'config.py'
