@@ -12,30 +12,10 @@ from mmengine.runner.checkpoint import load_checkpoint
 from saved_weights import build, same, save, without
 
 from mmlaplace.engine import load_weights
-from mmlaplace.models import BaseAttention
 from mmlaplace.models.backbones.hosts import arch
 
-
-class TableAttention(BaseAttention):
-    """Adds a position table of the training resolution to its tokens."""
-
-    def __init__(self, embed_dims, num_heads, input_resolution, init_cfg=None):
-        super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
-        self.table = nn.Parameter(torch.randn(1, embed_dims, *input_resolution))
-        self.scale = nn.Parameter(torch.ones(embed_dims))
-
-    def resize_weight(self, name, value):
-        if name != 'table':
-            return value
-        return nn.functional.interpolate(value, self.table.shape[-2:], mode='bilinear')
-
-    def forward(self, x, hw_shape):
-        return x * self.scale + self.table.flatten(2).transpose(1, 2)
-
-
-@pytest.fixture(autouse=True)
-def _registered(monkeypatch):
-    monkeypatch.setitem(MODELS.module_dict, 'TableAttention', TableAttention)
+# Its matrix of gates has the resolution of training.
+SIZED = dict(type='PolaAttention', gate_form='matrix', key_positions=False)
 
 
 def by_init_cfg(file, **kwargs):
@@ -63,21 +43,19 @@ LOADERS = {
 
 @pytest.mark.parametrize('way', LOADERS)
 def test_the_shape_decides_on_every_way(tmp_path, way):
-    load, attn_cfg = LOADERS[way], dict(type='TableAttention')
-    trained = build(attn_cfg=attn_cfg)
+    trained = build(attn_cfg=SIZED)
     file = save(tmp_path / 'a.pth', trained.state_dict(), 'backbone.')
-    module = load(file, attn_cfg=attn_cfg, img_size=(64, 96))
-    table, expected = (m.stages[0]['blocks'][0].attn.table for m in (module, trained))
+    module = LOADERS[way](file, attn_cfg=SIZED, img_size=(64, 96))
+    gates, expected = (m.stages[0]['blocks'][0].attn.gate_matrix for m in (module, trained))
     resized = nn.functional.interpolate(expected, (16, 24), mode='bilinear')
-    torch.testing.assert_close(table, resized)
+    torch.testing.assert_close(gates, resized)
     torch.testing.assert_close(module.norm3.weight, trained.norm3.weight)
 
 
 def test_resized_names_are_reported(tmp_path):
-    attn_cfg = dict(type='TableAttention')
-    file = save(tmp_path / 'a.pth', build(attn_cfg=attn_cfg).state_dict())
-    report = load_weights(build(attn_cfg=attn_cfg, img_size=64), file)
-    assert report.resized == [n for n in report.matched if n.endswith('attn.table')]
+    file = save(tmp_path / 'a.pth', build(attn_cfg=SIZED).state_dict())
+    report = load_weights(build(attn_cfg=SIZED, img_size=64), file)
+    assert report.resized == [n for n in report.matched if n.endswith('attn.gate_matrix')]
     assert len(report.resized) == 5
 
 

@@ -1,8 +1,11 @@
-"""Weights in safetensors, on the Hugging Face hub and in timm work wherever a path works."""
+"""Weights of addresses, the Hugging Face hub and timm work where a path works, and are whole."""
 
+import hashlib
+import os
 import sys
 import threading
-from hashlib import sha256
+import time
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -10,7 +13,7 @@ import pytest
 import torch
 from conftest import ROOT, quiet_init, run_script
 from mmengine.runner import load_checkpoint
-from saved_weights import build, same
+from saved_weights import build, same, save
 from test_checkpoint_files import Call
 
 from mmlaplace.checkpoints import write_weights
@@ -18,13 +21,10 @@ from mmlaplace.commands.toolbox_scripts import check_checkpoints
 from mmlaplace.engine import UnsafeCheckpointError, read_dataset_meta, read_state_dict
 from mmlaplace.toolboxes import toolbox_script
 
-safetensors = pytest.importorskip('safetensors')
-constants = pytest.importorskip('huggingface_hub.constants')
-timm = pytest.importorskip('timm')
 META = dict(dataset_meta=dict(classes=['cat', 'dog'], palette=[(1, 2, 3), (4, 5, 6)]))
 
 
-class Hub(BaseHTTPRequestHandler):
+class Website(BaseHTTPRequestHandler):
     """The addresses of a hub, /OWNER/NAME/resolve/REVISION/FILE, and /FILE for other websites."""
 
     def do_GET(self):
@@ -35,28 +35,101 @@ class Hub(BaseHTTPRequestHandler):
         self.send_response(200 if content else 404)
         self.send_header('X-Error-Code', f'{missing if folder.is_dir() else "Repo"}NotFound')
         self.send_header('X-Repo-Commit', 40 * 'a')
-        self.send_header('ETag', f'"{sha256(content).hexdigest()}"')
+        self.send_header('ETag', f'"{hashlib.sha256(content).hexdigest()}"')
         self.send_header('Content-Length', str(len(content)))
         self.end_headers()
         if self.command == 'GET':
+            self.server.asked.append(self.path)
+            time.sleep(self.server.delay)
             self.wfile.write(content[: len(content) - self.server.cut])
 
     do_HEAD = do_GET
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch):
-    with ThreadingHTTPServer(('127.0.0.1', 0), Hub) as server:
+def website(tmp_path, monkeypatch):
+    """A folder on the loopback; a file comes ``delay`` seconds late and ``cut`` bytes short."""
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'torch_home'))
+    with ThreadingHTTPServer(('127.0.0.1', 0), Website) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        server.folder, server.cut = tmp_path / 'hub', 0
+        server.asked, server.cut, server.delay = [], 0, 0
         server.address = f'http://127.0.0.1:{server.server_port}'
-        monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'torch_home'))
-        monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path / 'cache'))
-        monkeypatch.setattr(constants, 'ENDPOINT', server.address)
-        template = server.address + '/{repo_id}/resolve/{revision}/{filename}'
-        monkeypatch.setattr(constants, 'HUGGINGFACE_CO_URL_TEMPLATE', template)
+        server.folder, server.cache = tmp_path / 'site', tmp_path / 'torch_home/hub/checkpoints'
+        server.folder.mkdir()
         yield server
         server.shutdown()
+
+
+@pytest.fixture
+def hub(website, tmp_path, monkeypatch):
+    """The website as the Hugging Face hub."""
+    constants = pytest.importorskip('huggingface_hub.constants')
+    pytest.importorskip('timm')  # which brings safetensors
+    monkeypatch.setattr(constants, 'HF_HUB_CACHE', str(tmp_path / 'cache'))
+    monkeypatch.setattr(constants, 'ENDPOINT', website.address)
+    template = website.address + '/{repo_id}/resolve/{revision}/{filename}'
+    monkeypatch.setattr(constants, 'HUGGINGFACE_CO_URL_TEMPLATE', template)
+    return website
+
+
+def kept(website):
+    """Names of the files in the cache."""
+    return sorted(f.name for f in website.cache.iterdir() if f.suffix != '.lock')
+
+
+def test_an_address_is_read_and_downloaded_once(website):
+    trained, other = build(), build()
+    (website.folder / 'other').mkdir()
+    save(website.folder / 'a.pth', trained.state_dict())
+    save(website.folder / 'other/a.pth', other.state_dict())
+    addresses = [f'{website.address}/{path}' for path in ('a.pth', 'other/a.pth')]
+    for _ in range(2):
+        assert same(trained, read_state_dict(addresses[0]))
+    assert website.asked == ['/a.pth']
+    with pytest.raises(FileNotFoundError, match=f'{website.address}/b.pth.*404.*check the path'):
+        read_state_dict(f'{website.address}/b.pth')
+    assert same(other, read_state_dict(addresses[1]))
+    # By the names that earlier versions gave, or all would be downloaded again.
+    digits = (hashlib.sha256(address.encode()).hexdigest()[:16] for address in addresses)
+    assert kept(website) == sorted(f'{start}_a.pth' for start in digits)
+
+
+def test_digits_of_an_address_are_checked(website):
+    file = website.folder / 'a.pth'
+    save(file, build().state_dict())
+    digits = hashlib.sha256(file.read_bytes()).hexdigest()
+    for name in (f'a-{digits[:8]}.pth', f'a-{digits}.pth', 'a-00000000.pth'):
+        os.link(file, website.folder / name)
+    for n in (8, 64):
+        read_state_dict(f'{website.address}/a-{digits[:n]}.pth?download=1')
+    wrong = f'{website.address}/a-00000000.pth'
+    with pytest.raises(ValueError, match=rf'{wrong} .*expected "00000000", got "{digits}"'):
+        read_state_dict(wrong)
+    assert kept(website) == sorted(f'a-{digits[:n]}.pth' for n in (8, 64))
+
+
+@pytest.mark.parametrize('hashed', [False, True], ids=['plain', 'hashed'])
+def test_a_broken_download_is_not_kept(website, hashed):
+    file = website.folder / 'a.pth'
+    torch.save(build().state_dict(), file)
+    if hashed:
+        digits = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
+        file = file.rename(website.folder / f'a-{digits}.pth')
+    address, website.cut = f'{website.address}/{file.name}', 100
+    with pytest.raises(ValueError, match=f'{address}.*download or copy it again'):
+        read_state_dict(address)
+    assert kept(website) == []
+    website.cut = 0
+    read_state_dict(address)
+    assert len(kept(website)) == 1
+
+
+def test_those_who_ask_at_once_download_once(website):
+    website.delay = 0.2  # so that both ask before one has the file
+    save(website.folder / 'a.pth', build().state_dict())
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(read_state_dict, [f'{website.address}/a.pth'] * 2))
+    assert website.asked == ['/a.pth']
 
 
 @pytest.mark.parametrize(('file', 'source'), [
@@ -73,14 +146,15 @@ def test_a_source_works_wherever_a_path_works(hub, monkeypatch, file, source):
     quiet_init(given)  # by load_weights
     checkpoint = load_checkpoint(started, source, map_location='cpu')  # as load_from does
     assert same(started, trained.state_dict()) and same(given, trained.state_dict())
-    monkeypatch.setattr(constants, 'HF_HUB_OFFLINE', True)  # from now on it is in the cache
+    # From now on it is in the cache.
+    monkeypatch.setattr('huggingface_hub.constants.HF_HUB_OFFLINE', True)
     assert read_dataset_meta(source) == META['dataset_meta'] == checkpoint['meta']['dataset_meta']
     with pytest.raises(FileNotFoundError, match='hf://o/m cannot be downloaded.*HF_HUB_OFFLINE'):
         read_state_dict('hf://o/m')
 
 
 def test_a_model_of_timm_is_read_by_its_name(hub):
-    weights = timm.create_model('test_resnet').state_dict()
+    weights = pytest.importorskip('timm').create_model('test_resnet').state_dict()
     write_weights(hub.folder / 'timm/test_resnet.r160_in1k/model.safetensors', weights, {})
     random = torch.get_rng_state()
     read = read_state_dict('timm://test_resnet')
@@ -117,22 +191,25 @@ def test_what_is_not_there_or_damaged_is_quoted(hub, source, message):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('start', ['{address}/o/n/', 'hf://o/n/'])
-def test_a_download_that_ends_early_is_not_kept(hub, start):
-    source = start.format(address=hub.address) + 'model.safetensors'
+def test_a_file_of_the_hub_that_ends_early_is_not_kept(hub):
+    source = 'hf://o/n/model.safetensors'
     write_weights(hub.folder / 'o/n/model.safetensors', build().state_dict(), {})
     hub.cut = 100
-    with pytest.raises((ValueError, FileNotFoundError), match=f'{source} cannot be'):
+    with pytest.raises(FileNotFoundError, match=f'{source} cannot be'):
         read_state_dict(source)
     hub.cut = 0
     assert read_state_dict(source)
 
 
-def test_a_converter_writes_safetensors_by_the_name(tmp_path):
+def test_a_converter_writes_safetensors_of_a_map_by_the_name(tmp_path):
+    safetensors = pytest.importorskip('safetensors')
     theirs, ours = str(tmp_path / 'theirs.pth'), str(tmp_path / 'new[/1]/ours.safetensors')
     names = ('cls_token', 'pos_embed', 'blocks.0.attn.qkv.weight', 'head.weight')
     torch.save({name: torch.ones(1, 5, 2) for name in names}, theirs)
-    result = run_script(ROOT / 'tools/model_converters/convert.py', theirs, '--out', ours)
+    tool = ROOT / 'tools/model_converters/convert.py'
+    result = run_script(tool, theirs, '--out', ours, '--image-size', 3, 4)
+    assert '4 positions are no map of an image of the sides (3, 4)' in result.stderr
+    result = run_script(tool, theirs, '--out', ours)
     assert 'new[/1]/ours.safetensors' in result.stdout.replace('\n', '')
     with safetensors.safe_open(ours, 'pt') as file:
         assert 'head.fc.weight' in file.keys() and theirs in str(file.metadata())  # noqa: SIM118
@@ -153,9 +230,9 @@ def test_weights_alone_are_not_resumed(hub, monkeypatch):
     ('package', 'source'),
     [('safetensors', '{}/a.safetensors'), ('huggingface_hub', 'hf://o/n'), ('timm', 'timm://vit')],
 )
-def test_a_missing_package_is_named(tmp_path, monkeypatch, package, source):
-    write_weights(tmp_path / 'a.safetensors', build().state_dict(), {})
+def test_a_missing_package_is_named(hub, monkeypatch, package, source):
+    write_weights(hub.folder / 'a.safetensors', build().state_dict(), {})
     monkeypatch.setitem(sys.modules, package, None)
-    source = source.format(tmp_path)
+    source = source.format(hub.folder)
     with pytest.raises(ImportError, match=f'{source}.*: pip install {package}$'):
         read_state_dict(source)

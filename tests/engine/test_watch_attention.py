@@ -6,14 +6,14 @@ from unittest import mock
 
 import pytest
 import torch
-from mmengine.model import BaseModel, MMDistributedDataParallel
+from mmengine.model import BaseModel
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 from saved_weights import build
 
 from mmlaplace.analysis.recording import steps_watched
 from mmlaplace.engine import RedrawFeaturesHook
-from mmlaplace.engine.watch_attention import largest_condition, look_at
+from mmlaplace.engine.watch_attention import look_at
 from mmlaplace.models import LaplacianAttention, PerformerAttention
 
 HOOK = 'WatchAttentionHook'
@@ -36,7 +36,8 @@ class Toy(BaseModel):
 def train(folder, model, **hook):
     """Four iterations of mmengine's Runner on noise, with the hook where it has options."""
     torch.manual_seed(1)
-    data = [dict(inputs=torch.randn(3, 32, 32), data_samples=None) for _ in range(8)]
+    # Of four batches: mmengine waits for two seconds before it begins with its data again.
+    data = [dict(inputs=torch.randn(3, 32, 32), data_samples=None) for _ in range(16)]
     sampler = dict(type='DefaultSampler', shuffle=True)
     with mock.patch.object(Runner, '_log_env'):  # which asks all compilers for their version
         runner = Runner(
@@ -94,6 +95,8 @@ def test_the_figures_are_those_of_the_formulas():
     attention.gamma.data.neg_()
     # It starts at the square root of the tokens, 8 x 8 in stage 1.
     assert look_at(backbone, image)['gamma'][1] == pytest.approx(8)
+    backbone.stages[0]['blocks'][0].norm1.weight.data.fill_(float('inf'))
+    assert str(look_at(backbone, image)['condition'][1]) == 'nan'
 
 
 @pytest.mark.parametrize(('attn_cfg', 'figures'), [
@@ -109,15 +112,6 @@ def test_what_an_attention_has_not_is_left_out(attn_cfg, figures):
     assert all(value > 0 for by_stage in found.values() for value in by_stage.values())
 
 
-def test_conditions_of_matrices_without_one():
-    singular = torch.ones(2, 2)
-    diagonal = torch.diag(torch.tensor([3.0, 1.0]))
-    assert largest_condition(torch.stack([torch.eye(2), diagonal]), 0) == pytest.approx(3)
-    assert largest_condition(singular, 0) > 1e15  # the inverse of fp64's rounding
-    assert largest_condition(singular, 0.5) == pytest.approx(5)
-    assert str(largest_condition(torch.full((2, 2), float('inf')), 0)) == 'nan'
-
-
 def test_frozen_stages_stay_in_eval_mode_after_a_look():
     model = Toy(frozen_stages=2).double().train()  # its images become fp64, too
     before = {name: part.training for name, part in model.named_modules()}
@@ -127,23 +121,16 @@ def test_frozen_stages_stay_in_eval_mode_after_a_look():
     assert {name: part.training for name, part in model.named_modules()} == before
 
 
-@pytest.mark.slow
-def test_the_first_process_watches_the_model_inside_of_ddp(tmp_path):
-    torch.distributed.init_process_group(
-        'gloo', init_method=f'file://{tmp_path}/rendezvous', rank=0, world_size=1
-    )
-    try:
-        hook, runner = HOOKS.build(dict(type=HOOK, interval=1)), mock.Mock(iter=0)
-        runner.model = MMDistributedDataParallel(Toy())
-        hook.before_train(runner)
-        batch = dict(inputs=[torch.randn(3, 32, 32)] * 3)
+def test_the_first_process_watches_the_model_inside_of_a_wrapper():
+    hook, runner = HOOKS.build(dict(type=HOOK, interval=1)), mock.Mock(iter=0)
+    runner.model = torch.nn.DataParallel(Toy())  # in which mmengine finds it as in DDP's
+    hook.before_train(runner)
+    batch = dict(inputs=[torch.randn(3, 32, 32)] * 3)
+    hook.after_train_iter(runner, 0, batch)
+    assert 'attention/gamma/stage4' in runner.visualizer.add_scalars.call_args[0][0]
+    with mock.patch('mmlaplace.engine.watch_attention.is_main_process', return_value=False):
         hook.after_train_iter(runner, 0, batch)
-        assert 'attention/gamma/stage4' in runner.visualizer.add_scalars.call_args[0][0]
-        with mock.patch('mmlaplace.engine.watch_attention.is_main_process', return_value=False):
-            hook.after_train_iter(runner, 0, batch)
-        assert runner.visualizer.add_scalars.call_count == 1
-    finally:
-        torch.distributed.destroy_process_group()
+    assert runner.visualizer.add_scalars.call_count == 1
 
 
 def test_options_models_and_batches_that_do_not_fit_are_refused():
