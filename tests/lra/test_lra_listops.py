@@ -39,21 +39,17 @@ def drawn(count: int, settings: ListOpsSettings, seed: int = 0) -> list:
 
 
 @pytest.mark.parametrize(('settings', 'count'), [(MINI, 2000), (ListOpsSettings(), 40)])
-def test_values_are_those_of_another_evaluator(settings, count):
-    found = set()
-    for tokens, value in drawn(count, settings):
+def test_expressions_are_distinct_and_their_values_those_of_another_evaluator(settings, count):
+    found, samples = set(), drawn(count, settings)
+    assert samples == drawn(count, settings) != drawn(count, settings, seed=1)
+    assert len({tokens for tokens, _ in samples}) == count
+    for tokens, value in samples:
         result, depth, counts = evaluate(tokens)
         assert result == value
         assert depth < settings.max_depth  # the last level has digits only
         assert settings.min_length < len(tokens) < settings.max_length
         found |= counts
     assert found == set(range(2, settings.max_args + 1))
-
-
-def test_expressions_are_distinct_and_those_of_the_seed():
-    one, same, other = drawn(3000, MINI, 1), drawn(3000, MINI, 1), drawn(3000, MINI, 2)
-    assert one == same and one != other
-    assert len({tokens for tokens, _ in one}) == 3000
 
 
 @pytest.mark.slow
