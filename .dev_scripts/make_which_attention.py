@@ -68,28 +68,30 @@ USES = (
 PAGE_TEXT = """\
 # Which attention should I take?
 
-For people who choose an attention. `python .dev_scripts/make_which_attention.py` writes this page
-from [the probes' log](logs/probes.jsonl) and [the log of costs](logs/compare_attentions.json).
+For people who choose an attention. [The table](#take-this-if) names one for each of six uses.
+`python .dev_scripts/make_which_attention.py` writes this page from [the probes'
+log](logs/probes.jsonl) and [the log of costs](logs/compare_attentions.json).
 
 ![Accuracy of each attention on each probe, its cost, and what it can](images/probes.png)
 
 A probe is a small task that asks one thing of an attention: blue solves it, red guesses, and – was
 not run. Costs are ms of a forward pass of one image and MB of a training pass, in
 `LaplacianFormer-micro` on one CPU thread; a darker cell costs more. Every attention takes maps of
-any size and [leaves for ONNX](deploy.md#every-attention). *Export: partly*: the size of its windows
-is fixed. *Any size: partly*: loading weights at another size resizes some of them. A mask hides
-tokens, such as padding.
+any size and [exports to ONNX](deploy.md#every-attention). *Export: partly*: the size of its windows
+is fixed. *Any size: partly*: some of its weights are resized if a model of another size loads them.
+A mask hides tokens, such as padding.
 
 ## Take this if
 
-Of the attentions that are at least 90 % of the way from a guess to a perfect answer, the cheapest
-by [the log](logs/compare_attentions.json), each with its cost. *Textures*: its top-1 is at most
+The table has the cheapest attentions by [the log](logs/compare_attentions.json), each with its
+cost. Each of them solves the probes: it is at least 90 % of the way from a guess to a perfect
+answer. *Textures*: its top-1 is at most
 {seeds_differ:.0f} points, the spread of seeds, below the best.
 
 {advice}
 
-The choice of probes for a use is ours. No model was trained on data of that use. An attention that
-was not run is never named.
+We chose the probes of each use, and trained no model on its data. The table leaves out attentions
+that we did not run.
 
 ## Does a probe predict images?
 
@@ -218,7 +220,7 @@ def probes_section(table: Table) -> str:
         levels = f'{100 * probe.chance:.0f}, {100 * probe.perfect:.0f}'
         name = table.columns[number].title
         rows.append([name, task, size, levels, f'`{probe.knob}`', probe.paper, seeds, rates])
-    header = ['probe', 'task', 'here', 'chance, perfect, %', 'knob', 'a claim of', 'seeds',
+    header = ['probe', 'task', 'here', 'chance, perfect, %', 'option', 'paper', 'seeds',
               'rates']  # fmt: skip
     return plain(header, rows)
 
@@ -232,9 +234,9 @@ def training_section(table: Table) -> str:
         f'of {study.schedule["batch_size"]} maps\nof 8 x 16 tokens. So a low accuracy can also '
         'mean that an attention learns slowly. Attentions have\ntheir default options. In *offset* '
         'they get rotary positions and a 3 x 3 convolution too, if they\nhave these options.\n\n'
-        '**How sure.** *Seeds* and *rates* are the numbers of seeds, and of learning rates of '
-        'cells that are\nnot solved, of which the best counts. The plan is 3 of each. Read a '
-        'difference between blue and\nred, and not one between neighbours.'
+        '**How sure.** *Seeds* counts the seeds. *Rates* counts the learning rates of the cells that '
+        'are not\nsolved; the best rate counts. The plan is 3 of each. Trust a difference between '
+        'blue and red, and\nnone between two similar colours.'
     )
 
 
@@ -274,8 +276,9 @@ def variants_table(found: Dict[str, Table]) -> str:
 
 
 LAPLACIAN = """\
-Recall by `LaplacianAttention`, in %. *16 pairs* are the runs of the picture, with 32 channels and
-400 steps, at the best rate that was run. *56 pairs* are runs with 64 channels and 1,500 steps.
+Recall of [pairs](#the-probes) by `LaplacianAttention`, in %. *16 pairs* are the runs of the
+picture, with 32 channels and 400 steps, at the best rate that was run. *56 pairs* are runs with 64
+channels and 1,500 steps.
 
 {table}
 {cut}
@@ -294,8 +297,8 @@ cell. Recall rises with the number of landmarks, and the kernel without landmark
 everything. Drawn tokens are better landmarks than means: with 16, Skyformer recalls {drawn} %
 against {pooled} %. With 49 pooled landmarks and the best of three rates, the Gaussian kernel
 recalls {gaussian} %, {gaussian_seeds}, and the Laplacian kernel {laplacian} %. At the first rate,
-other options of the latter recall next to nothing ({others} %), and the Gaussian kernel too fails
-in *noise* and *one of many*."""
+other options of the Laplacian kernel recall almost nothing ({others} %). The Gaussian kernel fails
+in *noise* and *one of many* too."""
 OTHERS = 'Laplacian, 49, '
 VARIANTS = """\
 **Heads, channels and larger maps.** The picture has 2 heads, 32 channels and 128 tokens. Each

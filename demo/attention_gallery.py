@@ -128,7 +128,7 @@ def page(drawn: List[Drawn], view: View, host: str, study: str, folder: str) -> 
     side = STUDIES[study].phases[-1].side
     share = f'{len(drawn) - untrained} of the {len(drawn)}' if untrained else f'All {len(drawn)}'
     trained = (
-        f'{share} attentions were trained on the study {study} of '
+        f'{share} attentions were trained on the {study} of '
         f'[the comparison](attention_comparison.md), at {side} × {side} pixels.'
     )
     if untrained:
@@ -138,19 +138,20 @@ def page(drawn: List[Drawn], view: View, host: str, study: str, folder: str) -> 
         shown = f'the photograph “{view.image}” of scikit-image'
     parts = [
         '# Gallery',
-        'Pictures for a first look at an attention: bright tokens have much weight in the '
-        '[exact row](maths.md#rows-of-the-matrices) of the query under the cross. They do not show '
-        'which attention is better. [The explorer](attention_explorer.md) shows other images.',
+        'For people who want to see where an attention looks. Bright tokens have much weight in '
+        'the exact row of the query under the cross. If an attention has several matrices, the '
+        'caption names [the matrix of the row](maths.md#rows-of-the-matrices). The pictures do not '
+        'show which attention is better. [The explorer](attention_explorer.md) shows other images.',
         f'{trained} The host is {host}, the image is {shown}, its longer side {view.size} '
         f'pixels, and the attention is that of the {last_block(view)} of stage {view.stage}, '
         f'head {view.head}. '
-        '*Near* is the share of absolute weights up to an eighth of the longer side away, *far* '
-        'that beyond three eighths. An entropy of 1 is uniform.',
+        '*Near* is the share of absolute weights within an eighth of the longer side, *far* that '
+        'beyond three eighths. With an entropy of 1 all weights are equal.',
         table(rows, folder),
         '## Attentions without a matrix',
-        'These have no row of weights. The picture has the norm of the derivative of the '
-        "query's output with respect to each token, on a logarithmic scale down to a "
-        'ten-thousandth of the highest.',
+        'These have no row of weights. The picture shows the norm of the derivative of the '
+        "query's output by each token, on a logarithmic scale down to a ten-thousandth of the "
+        'largest.',
         table(others, folder),
         MADE_BY,
     ]
