@@ -53,9 +53,14 @@ FAMILIES = {
         )
         for size, letter in dict(tiny='T', small='S', base='B', large='L').items()
     },
-    # Their authors name the folder alone.
+    # Their authors name the folder alone. Its history names two of the files.
     **{
-        f'mavit_{size}': _family('MAViT', size, projection, f'{HUB}/MAViT/tree/main')
-        for size, projection in dict(tiny=2048, small=2048, base=2048, large=2560).items()
+        f'mavit_{size}': _family('MAViT', size, projection, f'{HUB}/MAViT/{file}')
+        for size, projection, file in (
+            ('tiny', 2048, 'tree/main'),
+            ('small', 2048, 'resolve/main/MAViT_S.pth'),
+            ('base', 2048, 'tree/main'),
+            ('large', 2560, 'resolve/main/MAViT_L.pth'),
+        )
     },
 }
