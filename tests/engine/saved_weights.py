@@ -6,11 +6,10 @@ from mmengine.registry import MODELS
 ARCH = dict(
     embed_dims=(8, 16, 16, 32), depths=(1, 1, 2, 1), num_heads=(1, 1, 2, 2), ffn_ratios=(2,) * 4
 )
-CONFIG = dict(type='LaplacianFormer', arch=ARCH, img_size=32)
 
 
 def build(**kwargs):
-    return MODELS.build(dict(CONFIG, **kwargs))
+    return MODELS.build(dict(dict(type='LaplacianFormer', arch=ARCH, img_size=32), **kwargs))
 
 
 def same(module, weights) -> bool:

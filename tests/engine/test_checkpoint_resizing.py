@@ -9,10 +9,9 @@ import torch.nn as nn
 from conftest import quiet_init
 from mmengine.registry import MODELS
 from mmengine.runner.checkpoint import load_checkpoint
-from saved_weights import build, same, save, without
+from saved_weights import ARCH, build, same, save, without
 
 from mmlaplace.engine import load_weights
-from mmlaplace.models.backbones.hosts import arch
 
 # Its matrix of gates has the resolution of training.
 SIZED = dict(type='PolaAttention', gate_form='matrix', key_positions=False)
@@ -76,8 +75,7 @@ OLD = {'attn.qkv.': 'attn.query_gate.', 'attn.kv.': 'attn.key_value.', '.lepe.':
 
 def detector():
     """A model with a backbone of ours and a head of somebody else, with the old words."""
-    small = arch((16, 32, 48, 64), (1, 1, 2, 1), (1, 2, 3, 4), (2, 2, 2, 2))
-    backbone = dict(type='PolaFormerPVTv2', arch=small, img_size=64, attn_cfg=dict(sr_ratio=2))
+    backbone = dict(type='PolaFormerPVTv2', arch=ARCH, img_size=64, attn_cfg=dict(sr_ratio=2))
     attn = nn.ModuleDict(dict(local=nn.Linear(2, 2), reduction=nn.Linear(2, 2)))
     head = nn.ModuleDict(dict(attn=attn))
     return nn.ModuleDict(dict(backbone=MODELS.build(backbone), head=head))

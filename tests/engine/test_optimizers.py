@@ -9,9 +9,6 @@ from saved_weights import ARCH, build
 
 RATE, LR, DECAY = 0.5, 0.1, 0.02
 LAST = sum(ARCH['depths']) + 1  # the stem and the blocks are before it
-SMALL = dict(
-    embed_dims=(16, 32, 48, 64), depths=(1,) * 4, num_heads=(1, 2, 3, 4), ffn_ratios=(2,) * 4
-)
 SGD = dict(type='SGD', lr=LR, weight_decay=DECAY)
 NORMS = (nn.LayerNorm, nn.modules.batchnorm._NormBase, nn.GroupNorm)
 
@@ -142,7 +139,7 @@ EXACT = dict(type='KernelAttention', kernel='laplacian', normalization='whitened
     ('LaplacianFormer', {}, {'gamma'}, set()), ('LaplacianFormer', EXACT, {'gamma'}, set()),
 ])  # fmt: skip
 def test_the_decay_is_that_of_the_authors(name, attn_cfg, kept, decayed):
-    arch = {k: v[:1] for k, v in SMALL.items()} if name == 'PolaFormerDeiT' else SMALL
+    arch = {k: v[:1] for k, v in ARCH.items()} if name == 'PolaFormerDeiT' else ARCH
     model = nn.Sequential()
     model.backbone = MODELS.build(dict(type=name, arch=arch, img_size=64, attn_cfg=attn_cfg))
     found = undecayed(model)
@@ -153,7 +150,7 @@ def test_the_decay_is_that_of_the_authors(name, attn_cfg, kept, decayed):
 
 
 def test_multipliers_of_a_user_come_first():
-    model = MODELS.build(dict(type='LaplacianFormer', arch=SMALL))
+    model = MODELS.build(dict(type='LaplacianFormer', arch=ARCH))
     some = undecayed(model, bias_decay_mult=1.0)
     biases = {n for n in plain(model) if n.endswith('.bias')}
     assert some & biases == {n for n in biases if 'norm' in n}

@@ -15,7 +15,6 @@ from mmlaplace.probes.study import Runner, all_attentions, read_studies
 from mmlaplace.probes.tasks import UNASKED, build_probe
 
 TOOL = ROOT / 'tools/analysis_tools/probe_attentions.py'
-SHAPE = (8, 16)
 
 
 def drawn(name, size=16, seed=0, scale=1, **options):
