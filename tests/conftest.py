@@ -64,7 +64,7 @@ def pytest_collection_modifyitems(items):
         sampled = item.get_closest_marker('sampled')
         if sampled:
             if cases[item.function] % sampled.args[0]:
-                item.add_marker('slow')
+                item.add_marker('thorough' if cases[item.function] % 3 else 'slow')
             cases[item.function] += 1
         if 'mini_data' in item.fixturenames:  # which takes half a minute to make
             item.add_marker('slow')

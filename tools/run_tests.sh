@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Sets everything up and runs the test suite in two processes; arguments go to pytest.
 #
-#   bash tools/run_tests.sh            # all that a user would notice
-#   bash tools/run_tests.sh --all      # also sanitizers, and what repeats other tests in another way, as CI does
+#   bash tools/run_tests.sh            # all that a user would notice, each with some of the models
+#   bash tools/run_tests.sh --all      # also with the other models, in other ways and with sanitizers, as CI does
 #   bash tools/run_tests.sh --fast     # while working: none that builds, trains or is slow, in .venv as it is
 #   bash tools/run_tests.sh -k kernel  # some
 set -Eeuo pipefail

@@ -74,8 +74,9 @@ def each(paths):
         name = str(path.relative_to(CONFIGS).with_suffix(''))
         # Of several processes one has all tests of a config, as it keeps what it parsed and built.
         group = pytest.mark.xdist_group(name)
-        fast = LEAVES.index(path) % 12 == 0
-        return pytest.param(path, id=name, marks=group if fast else (group, pytest.mark.slow))
+        number = LEAVES.index(path)
+        when = pytest.mark.thorough if number % 3 else pytest.mark.slow if number % 12 else group
+        return pytest.param(path, id=name, marks=(group, when))
 
     return pytest.mark.parametrize('path', [case(path) for path in paths])
 

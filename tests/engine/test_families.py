@@ -131,6 +131,7 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
             assert_close(own, other)
 
 
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize('name', MANIFESTS)
 def test_every_released_checkpoint_converts_whole(name):
     for content in json.loads(gzip.decompress(MANIFESTS[name].read_bytes())).values():

@@ -55,6 +55,7 @@ def batch_of(cfg, samples=3) -> dict:
     return {key: [sample[key] for sample in packed] for key in packed[0]}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize('name', ALL)
 def test_one_training_step_changes_the_weights(name):
     cfg = parse(name)

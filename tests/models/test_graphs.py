@@ -43,13 +43,6 @@ def check_compiled(name, backend, stages=None):
         torch.testing.assert_close(a, b, atol=2e-3 * b.abs().max().item() + 1e-4 * largest, rtol=0)
 
 
-@needs_compile
-@pytest.mark.slow
-@pytest.mark.parametrize('name', BACKBONES)
-def test_trains_in_one_graph(name):
-    check_compiled(name, 'aot_eager')  # traces the backward too, without a minute of compiling
-
-
 # The ops that a family computes by outside of graphs, on a CPU with the compiled library.
 OF_FAMILY = dict(
     LaplacianFormer={'pooled_landmarks', 'nystrom_attention', 'cholesky_inverse'},
@@ -58,7 +51,19 @@ OF_FAMILY = dict(
 )
 
 
+@needs_compile
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    'name',
+    [pytest.param(name, marks=() if name in OF_FAMILY else pytest.mark.thorough)
+     for name in BACKBONES],
+)  # fmt: skip
+def test_trains_in_one_graph(name):
+    check_compiled(name, 'aot_eager')  # traces the backward too, without a minute of compiling
+
+
 @pytest.mark.skipif(not hasattr(torch.compiler, 'is_exporting'), reason='torch < 2.7')
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize('library', LIBRARIES)
 @pytest.mark.parametrize('name', OF_FAMILY)
 def test_one_graph_for_all_sizes_has_the_ops_of_the_eager_model(name, library, monkeypatch):

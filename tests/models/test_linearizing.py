@@ -110,6 +110,7 @@ def noise(step):
         yield torch.randn(4, 3, 64, 64, generator=generator)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize('host', HOSTS)
 def test_the_losses_fall_and_only_what_is_trained_changes(host):
     new, old, places = pair(host)

@@ -46,6 +46,7 @@ def largest(attention, side):
     return mode.numel
 
 
+@pytest.mark.sampled(3)
 @each(LINEAR)
 @pytest.mark.parametrize('resolution', [None, (7, 7)], ids=['of its map', 'of another map'])
 def test_tensors_of_linear_attentions_grow_as_the_tokens(cfg, resolution):

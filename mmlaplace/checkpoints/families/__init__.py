@@ -97,11 +97,11 @@ def _state_of(name: str) -> Tuple[Dict[str, torch.Size], Set[str]]:
     return {key: value.shape for key, value in state.items()}, resized
 
 
-def _depths_of(name: str) -> Tuple[int, ...]:
+def _depths_and_widths(name: str) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
     backbone = FAMILIES[name].backbone
     arch, cls = backbone['arch'], MODELS.get(backbone['type'])
     sizes = arch if isinstance(arch, dict) else cls.arch_zoo[arch] if cls else {}
-    return tuple(sizes.get('depths', ()))
+    return tuple(sizes.get('depths', ())), tuple(sizes.get('embed_dims', ()))
 
 
 def unfit(name: str, weights: Mapping[str, Tensor], resize: bool = True) -> str:
@@ -139,10 +139,19 @@ def unfit(name: str, weights: Mapping[str, Tensor], resize: bool = True) -> str:
 
 def fitting(weights: Mapping[str, Tensor]) -> List[str]:
     """The families that the weights of a classifier fit; exactly, or else after a resizing."""
-    depths: Dict[int, int] = {}
-    for found in filter(None, map(BLOCK.match, weights)):
-        depths[int(found[1])] = max(depths.get(int(found[1]), 0), int(found[2]) + 1)
-    near = [name for name in FAMILIES if tuple(depths.values()) == _depths_of(name)]
+    blocks: Dict[int, Set[int]] = {}
+    sides: Dict[int, Set[int]] = {}
+    for key, value in weights.items():
+        if found := BLOCK.match(key):
+            blocks.setdefault(int(found[1]), set()).add(int(found[2]))
+            sides.setdefault(int(found[1]), set()).update(value.shape)
+    near = []  # whose backbones are worth a comparison, which builds them
+    for name in FAMILIES:
+        depths, widths = _depths_and_widths(name)
+        if depths == tuple(map(len, blocks.values())) and all(
+            width in own for width, own in zip(widths, sides.values())
+        ):
+            near.append(name)
     for resize in (False, True):
         found_names = [name for name in near if not unfit(name, weights, resize)]
         if found_names:
