@@ -234,9 +234,9 @@ def training_section(table: Table) -> str:
         f'of {study.schedule["batch_size"]} maps\nof 8 x 16 tokens. So a low accuracy can also '
         'mean that an attention learns slowly. Attentions have\ntheir default options. In *offset* '
         'they get rotary positions and a 3 x 3 convolution too, if they\nhave these options.\n\n'
-        '**How sure.** *Seeds* counts the seeds. *Rates* counts the learning rates of the cells that '
-        'are not\nsolved; the best rate counts. The plan is 3 of each. Trust a difference between '
-        'blue and red, and\nnone between two similar colours.'
+        '**How sure.** *Seeds* counts the seeds. *Rates* counts the learning rates of the cells '
+        'that are not\nsolved; the best rate counts. The plan is 3 of each. Trust a difference '
+        'between blue and red, and\nnone between two similar colours.'
     )
 
 

@@ -35,6 +35,7 @@ def stand_ins(tmp_path_factory):
 
 
 @pytest.mark.training
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize('config', CONFIGS, ids=lambda config: config.split('/')[-1])
 def test_a_config_of_each_task_runs(stand_ins, tmp_path, config):
     model, file = dict(CONFIGS[config], backbone=dict(arch='micro')), tmp_path / 'micro.py'
