@@ -5,7 +5,7 @@ docs/images/model_zoo_speed.png. Each model is timed alone at 224 x 224 pixels, 
 with PVT-tiny, whose times show how even the machine was. Peers of other projects come last.
 
 Examples:
-  python .dev_scripts/time_model_zoo.py             # ten minutes, on an idle machine
+  python .dev_scripts/time_model_zoo.py             # twenty minutes, on an idle machine
   python .dev_scripts/time_model_zoo.py --draw      # only the picture
 """
 
@@ -84,9 +84,9 @@ def draw() -> None:
     result = json.loads(LOG.read_text())
     lines: Dict[str, List[Tuple[float, float]]] = {}
     for model in timed_models():
-        if model.name in result['models']:
+        top1 = model.metadata['Published'].get('Top 1 Accuracy')
+        if top1 is not None and model.name in result['models']:
             speed = result['models'][model.name]['images per second']
-            top1 = model.metadata['Published']['Top 1 Accuracy']
             lines.setdefault(model.name.rpartition('-')[0], []).append((speed, top1))
     others = [(found['images per second'], published()[name].top1)
               for name, found in result['peers'].items()]  # fmt: skip
@@ -110,6 +110,7 @@ def draw() -> None:
         xlabel=f'images a second, {machine["CPU"]}, {machine["threads"]} threads, {SIDE} x {SIDE}',
         ylabel='top-1 on ImageNet-1k, published (%)', xscale='log',
     )  # fmt: skip
+    axis.xaxis.set_major_formatter('{x:g}')
     axis.grid(alpha=0.3, which='both')
     figure.legend(loc='outside right upper')
     figure.savefig(PICTURE, dpi=100)
