@@ -54,6 +54,13 @@ def _seed():
     torch.manual_seed(0)
 
 
+def marks_of_case(number: int, every: int) -> list:
+    """Of many cases every so many is fast, every third slow, and the others are thorough."""
+    if number % every == 0:
+        return []
+    return [pytest.mark.thorough if number % 3 else pytest.mark.slow]
+
+
 LONG = ('sanitizer', 'build', 'training', 'docs', 'wheel')
 
 
@@ -63,8 +70,8 @@ def pytest_collection_modifyitems(items):
     for item in items:
         sampled = item.get_closest_marker('sampled')
         if sampled:
-            if cases[item.function] % sampled.args[0]:
-                item.add_marker('thorough' if cases[item.function] % 3 else 'slow')
+            for mark in marks_of_case(cases[item.function], *sampled.args):
+                item.add_marker(mark)
             cases[item.function] += 1
         if 'mini_data' in item.fixturenames:  # which takes half a minute to make
             item.add_marker('slow')

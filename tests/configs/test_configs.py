@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import ROOT, toolbox_config, toolbox_model
+from conftest import ROOT, marks_of_case, toolbox_config, toolbox_model
 from mmengine.config import Config
 from mmengine.dataset import Compose
 from mmengine.optim import build_optim_wrapper
@@ -74,9 +74,8 @@ def each(paths):
         name = str(path.relative_to(CONFIGS).with_suffix(''))
         # Of several processes one has all tests of a config, as it keeps what it parsed and built.
         group = pytest.mark.xdist_group(name)
-        number = LEAVES.index(path)
-        when = pytest.mark.thorough if number % 3 else pytest.mark.slow if number % 12 else group
-        return pytest.param(path, id=name, marks=(group, when))
+        marks = [group, *marks_of_case(LEAVES.index(path), 12)]
+        return pytest.param(path, id=name, marks=marks)
 
     return pytest.mark.parametrize('path', [case(path) for path in paths])
 

@@ -15,7 +15,10 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 
 HW = (4, 5)
 SMALL = (2, 3)
-OF_FUSED_SOFTMAX = [f'{n}Attention' for n in ('FaViT', 'Linformer', 'Nystromformer', 'Softmax')]
+OF_FUSED_SOFTMAX = {
+    f'{name}Attention'
+    for name in ('CrossShaped', 'FaViT', 'Linformer', 'Nystromformer', 'Softmax')
+}
 # The gradient of SOFT's iteration is that of an inverse, which it is not where W is singular. Codes
 # and buckets have steps. Performer's maximum is a constant, as in its authors' code. torch has no
 # second derivative of its sampling between pixels.
@@ -100,11 +103,15 @@ def assert_alike(found, wanted):
     torch.testing.assert_close(found, wanted, atol=2e-3 * scale, rtol=0)
 
 
+def needs_a_rule_for_vmap(attentions):
+    if attentions & OF_FUSED_SOFTMAX and not find_spec('torch.nn.attention'):
+        pytest.skip('before torch 2.3, fused softmax has no rule for vmap')
+
+
 @pytest.mark.sampled(4)
 @each(CASES)
 def test_attentions_of_single_images_and_of_stacked_weights(cfg):
-    if cfg['type'] in OF_FUSED_SOFTMAX and not find_spec('torch.nn.attention'):
-        pytest.skip('before torch 2.3, fused softmax has no rule for vmap')
+    needs_a_rule_for_vmap({cfg['type']})
     members = [moved(attention_of(cfg, embed_dims=16)) for _ in range(2)]
     model, images = members[0], torch.randn(3, 20, 16)
     found = vmap(lambda x: model(x[None], HW)[0], randomness='same')(images)
@@ -124,9 +131,7 @@ def test_attentions_of_single_images_and_of_stacked_weights(cfg):
 @pytest.mark.parametrize('name', BACKBONES)
 def test_backbones_of_single_images_and_their_gradients(name):
     model, images = moved(backbone_of(name)), torch.randn(2, 3, 40, 56)
-    kinds = {type(module).__name__ for module in model.modules()}
-    if kinds & set(OF_FUSED_SOFTMAX) and not find_spec('torch.nn.attention'):
-        pytest.skip('before torch 2.3, fused softmax has no rule for vmap')
+    needs_a_rule_for_vmap({type(module).__name__ for module in model.modules()})
 
     def loss(weights, image):
         outs = functional_call(model, (weights, dict(model.named_buffers())), (image[None],))
