@@ -4,12 +4,13 @@ import importlib
 import re
 from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
+from functools import cache
 from os import PathLike
 from pathlib import Path
 from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Union
 
+import mmengine
 import torch.nn as nn
-import yaml
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, DefaultScope
 
@@ -57,17 +58,21 @@ def files_root() -> Path:
 def read_index() -> List[Path]:
     """The metafiles that ``model-index.yml`` lists, relative to :func:`files_root`."""
     return [
-        Path(metafile)
-        for metafile in yaml.safe_load((files_root() / 'model-index.yml').read_text())['Import']
+        Path(metafile) for metafile in mmengine.load(files_root() / 'model-index.yml')['Import']
     ]
 
 
 def read_models() -> List[ModelInfo]:
     """All models of the metafiles that ``model-index.yml`` lists."""
-    root, models = files_root(), []
+    return list(_models(files_root()))
+
+
+@cache
+def _models(root: Path) -> List[ModelInfo]:
+    models = []
     for metafile in read_index():
         _, task, family, _ = metafile.parts
-        for entry in yaml.safe_load((root / metafile).read_text())['Models']:
+        for entry in mmengine.load(root / metafile)['Models']:
             config = root / entry['Config']
             models.append(ModelInfo(entry['Name'], task, family, config, entry['Metadata']))
     return models

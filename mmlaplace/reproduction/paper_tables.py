@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-import yaml
+import mmengine
 from mmengine.config import Config
 
 from mmlaplace.model_zoo import files_root
@@ -283,8 +283,7 @@ def read_table(name: str) -> Table:
     if name not in table_names():
         raise TableError(f'there is no table {name!r}; there are: {", ".join(table_names())}')
     path = tables_folder() / f'{name}.yml'
-    loader = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)  # the C loader is faster
-    return parse_table(name, yaml.load(path.read_text(), loader))
+    return parse_table(name, mmengine.load(path))
 
 
 def read_tables() -> List[Table]:
