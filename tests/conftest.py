@@ -54,11 +54,11 @@ def _seed():
     torch.manual_seed(0)
 
 
-def marks_of_case(number: int, every: int) -> list:
-    """Of many cases every so many is fast, every third slow, and the others are thorough."""
+def marks_of_case(number: int, every: int, slow: int = 3) -> list:
+    """Of many cases every so many is fast, every third or so slow, and the others are thorough."""
     if number % every == 0:
         return []
-    return [pytest.mark.thorough if number % 3 else pytest.mark.slow]
+    return [pytest.mark.thorough if number % slow else pytest.mark.slow]
 
 
 LONG = ('sanitizer', 'build', 'training', 'docs', 'wheel')

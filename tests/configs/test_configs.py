@@ -69,12 +69,12 @@ HEADS = ('head', 'bbox_head', 'rpn_head', 'decode_head', 'auxiliary_head')
 NORMS = (torch.nn.LayerNorm, torch.nn.GroupNorm, _BatchNorm)
 
 
-def each(paths):
+def each(paths, slow=3):
     def case(path):
         name = str(path.relative_to(CONFIGS).with_suffix(''))
         # Of several processes one has all tests of a config, as it keeps what it parsed and built.
         group = pytest.mark.xdist_group(name)
-        marks = [group, *marks_of_case(LEAVES.index(path), 12)]
+        marks = [group, *marks_of_case(LEAVES.index(path), 12, slow)]
         return pytest.param(path, id=name, marks=marks)
 
     return pytest.mark.parametrize('path', [case(path) for path in paths])
@@ -308,7 +308,7 @@ def metadata() -> dict:
 
 
 @pytest.mark.slow
-@each(CLASSIFIERS)
+@each(CLASSIFIERS, slow=7)
 def test_size_has_the_published_parameters_and_cost(path):
     figures, family = metadata()[path], PUBLISHED[path.parent.name]
     model = copy.deepcopy(build_model(path, most_blocks=100))

@@ -134,6 +134,7 @@ def test_a_package_of_aotinductor_runs_from_cpp(exported, tmp_path):
 
 @needs_export
 @pytest.mark.slow
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize('name', ['retinanet', 'semantic-fpn'])
 def test_detectors_and_segmentors_become_onnx_with_their_selection(name, exported, tmp_path):
     pytest.importorskip('onnxscript')
