@@ -124,10 +124,10 @@ def run(project: Path, program: str, script: str, *arguments, **variables) -> No
 
 def for_a_moment(command: list) -> list:
     """A command that trains for one step, or tests a few images."""
-    script, config = command[1:3]
+    script = command[1]
     if script not in ('tools/train.py', 'tools/test.py'):
         return command
-    steps = 'max_iters' if 'segmentation/' in config else 'max_epochs'
+    steps = 'max_iters' if 'segmentation/' in command[2] else 'max_epochs'
     training, test = [*ONE_STEP, f'train_cfg.{steps}=1'], ['test_dataloader.dataset.indices=8']
     options = [] if '--cfg-options' in command else ['--cfg-options']
     return [*command, *options, *(test if script == 'tools/test.py' else training)]

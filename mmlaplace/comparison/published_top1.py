@@ -7,9 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Dict, List, NamedTuple
 
-import yaml
-
-from mmlaplace.model_zoo import get_config, read_models
+from mmlaplace.model_zoo import get_config, read_models, read_yaml
 
 
 class Published(NamedTuple):
@@ -48,7 +46,7 @@ def published() -> Dict[str, Published]:
         name = f'{backbone.type.lower()}-{backbone.arch}'
         where = f'configs/classification/{model.family}/README.md'
         found[name] = Published(backbone.type, name, top1, 224, 'as published', where, True)
-    for family in yaml.safe_load(Path(__file__).with_suffix('.yml').read_text()):
+    for family in read_yaml(Path(__file__).with_suffix('.yml')):
         for model, row in family['models'].items():
             whence = (row['side'], family['recipe'], family['source'], False)
             for name in row['contenders']:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional
 
 import numpy as np
-import yaml
 
 from ..comparison.attention_report import short
-from ..model_zoo import files_root
+from ..model_zoo import files_root, read_yaml
 
 PUBLISHED = 'configs/probes/published_top1.yml'
 HOST = 'laplacianformer'  # of the trainings in the log
@@ -106,7 +105,7 @@ def trained_here(path: Path) -> Dict[str, Dict[str, float]]:
 
 def published() -> Dict[str, Dict[str, float]]:
     """Published top-1 on ImageNet-1k by host and attention."""
-    hosts = yaml.safe_load((files_root() / PUBLISHED).read_text())
+    hosts = read_yaml(files_root() / PUBLISHED)
     return {
         host: {name: top1 for paper in papers for name, top1 in paper['top1'].items()}
         for host, papers in hosts.items()

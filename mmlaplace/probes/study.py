@@ -6,10 +6,8 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-import yaml
-
 from ..comparison.attention_study import VARIANTS, contenders
-from ..model_zoo import files_root
+from ..model_zoo import files_root, read_yaml
 from .results import append_result, by_key, key_of, read_results
 from .tasks import build_probe
 from .training import Schedule, train_probe
@@ -51,7 +49,7 @@ def read_studies(path: Optional[Path] = None) -> Dict[str, Study]:
     Args:
         path: The YAML file. Default: None, the config of mmlaplace.
     """
-    content = yaml.safe_load((path or files_root() / CONFIG).read_text())
+    content = read_yaml(path or files_root() / CONFIG)
     return {
         name: Study(
             study['title'],

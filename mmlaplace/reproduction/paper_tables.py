@@ -7,10 +7,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-import mmengine
 from mmengine.config import Config
 
-from mmlaplace.model_zoo import files_root
+from mmlaplace.model_zoo import files_root, read_yaml
 from mmlaplace.toolboxes import toolbox_folder
 
 # Rows of the paper's methods, of the methods it compares with, and of options that no table has.
@@ -283,7 +282,7 @@ def read_table(name: str) -> Table:
     if name not in table_names():
         raise TableError(f'there is no table {name!r}; there are: {", ".join(table_names())}')
     path = tables_folder() / f'{name}.yml'
-    return parse_table(name, mmengine.load(path))
+    return parse_table(name, read_yaml(path))
 
 
 def read_tables() -> List[Table]:
