@@ -58,9 +58,10 @@ mmcv_ops_import() { "$python" -c 'from mmcv.ops import nms, RoIAlign' 2>/dev/nul
 # Whether our own ops are there. A library that is gone, or that is for another torch, machine or state of the
 # sources, gives another answer than the one that the last set-up wrote down.
 own_ops() {
-    "$python" -c 'from mmlaplace.check import library_problem
+    "$python" -c "import $1
+from mmlaplace.check import library_problem
 problem = library_problem()
-print(f"without compiled ops: {problem}" if problem else "with compiled ops")'
+print(f'without compiled ops: {problem}' if problem else 'with compiled ops')"
 }
 
 # Flags for C++ against torch that take a fourth of the default ones' time: no debug information, and under GCC torch's
@@ -105,7 +106,7 @@ is_there() {
     esac
 }
 if is_there; then
-    ops=$(own_ops 2>/dev/null || true)
+    ops=$(own_ops mmlaplace 2>/dev/null || true)
     if [ "$ops_before" = "${ops%%:*}" ]; then
         echo "== $venv is ready ($package_set set)"
         exit 0
@@ -137,6 +138,19 @@ wheels="${XDG_CACHE_HOME:-$HOME/.cache}/mmlaplace/wheels/$key"
 built() { ls "$wheels"/*.whl >/dev/null 2>&1; }
 # What is there stays, and what is built costs nothing.
 if built || mmcv_ops_import; then toolboxes=$all; fi
+# The set comes while mmcv and our ops are compiled: but for mmcv itself, and for setuptools, which compiles.
+rest=$(grep -vE '^(#|(onedl-)?mmcv==|setuptools)' "$requirements")
+if [ "$toolboxes" = "$all" ]; then
+    rest="$rest -r requirements/tests.txt"
+else
+    # Of what tests need, that which makes the mini data sets.
+    rest="$(grep -vE '^(onedl-)?mm(det|seg)' <<<"$rest") $(grep -E '^(pillow|scikit-image|scikit-learn)==' requirements/tests.txt)"
+fi
+# shellcheck disable=SC2086 # words
+"$python" -m pip --disable-pip-version-check install --quiet --no-build-isolation $rest &
+set_install=$!
+building=$(mktemp -d)
+trap 'rm -rf "$building"; kill $set_install 2>/dev/null || true' EXIT
 if [ "$toolboxes" != "$all" ]; then
     begin "install $mmcv without its compiled ops, which classification does not need" \
         'check the network, then run this again; or leave out --task classification, to build it with its ops'
@@ -146,8 +160,6 @@ if [ "$toolboxes" != "$all" ]; then
 elif ! built; then
     begin "build $mmcv with its compiled ops into $wheels (2 minutes on 2 cores with GCC)" \
         'install a C++17 compiler (Debian: apt-get install g++); if memory ran out, set MAX_JOBS=1; for a GPU build install the CUDA toolkit that matches torch and set CUDA_HOME'
-    building=$(mktemp -d)
-    trap 'rm -rf "$building"' EXIT
     # Headers of torch 2.14 need C++20, and mmcv's setup asks for C++17.
     if "$python" -c 'import sys, torch; sys.exit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14))'; then
         printf '#!/usr/bin/env bash\nexec %s "${@/#-std=c++17/-std=c++20}"\n' "${CXX:-c++}" >"$building/c++20"
@@ -167,29 +179,27 @@ begin 'install mmlaplace with its compiled ops (a minute on 2 cores; without a c
     'read the message above: install a C++17 compiler that works (Debian: apt-get install g++), or leave the ops out with MMLAPLACE_WITH_OPS=0'
 # A library that stays from before would hide that none could be compiled.
 rm -f mmlaplace/_C.abi3.so "mmlaplace/_C_torch$(sed -n 's/^torch==\([0-9]*\)\.\([0-9]*\).*/\1\2/p' "$requirements").so"
-# Without build isolation, where there is no torch; before the set, which may pin an old setuptools.
+# Without build isolation, where there is no torch.
 # setuptools warns at length that an editable package is a folder.
 MAX_JOBS="${MAX_JOBS:-$(nproc)}" PYTHONWARNINGS=ignore \
     pip install --quiet --no-deps --no-build-isolation --editable .
 
 begin "install the $package_set set" \
     'read the message of pip above; if packages of the other set are in this environment, remove the folder '"$venv"' and run this again'
+wait $set_install
+trap 'rm -rf "$building"' EXIT
 if [ "$toolboxes" = "$all" ]; then
     # By force, as this version may be there without ops.
     pip install --quiet --no-deps --force-reinstall "$wheels"/*.whl
-    pip install --quiet --no-build-isolation -r "$requirements" -r requirements/tests.txt
-
-    begin 'check the compiled ops of mmcv' \
-        "remove $wheels and $venv, and run this again: the wheel was built without its ops or for another torch"
-    "$python" -c 'from mmcv.ops import nms, RoIAlign; print("   mmcv.ops imports")'
-else
-    # Of what tests need, that which makes the mini data sets.
-    pip install --quiet --no-build-isolation $(grep -vE '^#|^(onedl-)?mm(det|seg)' "$requirements") \
-        $(grep -E '^(pillow|scikit-image|scikit-learn)==' requirements/tests.txt)
 fi
-begin 'check the installation' 'remove '"$venv"' and run this again'
-"$python" -c "import mmlaplace, $toolboxes; print('   mmlaplace', mmlaplace.__version__)"
-ops=$(own_ops)
+# shellcheck disable=SC2046 # words
+pip install --quiet $(grep -E '^((onedl-)?mmcv==|setuptools)' "$requirements")
+
+imports="mmlaplace, $toolboxes"
+if [ "$toolboxes" = "$all" ]; then imports="$imports, mmcv.ops"; fi
+begin "check that ${imports//,/ and} import" \
+    "remove $venv, and $wheels where mmcv was built without its ops or for another torch, and run this again"
+ops=$(own_ops "$imports")
 echo "   $ops"
 [ "$toolboxes" = "$all" ] || echo '   classification alone; for detection and segmentation run this without --task classification'
 echo "$state $toolboxes ${ops%%:*}" >"$venv/.mmlaplace-state"

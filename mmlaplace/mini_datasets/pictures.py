@@ -122,7 +122,8 @@ def draw(canvas: np.ndarray, instance: Instance, rng: np.random.Generator) -> No
 
 def save_image(canvas: np.ndarray, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(np.round(255 * canvas).astype(np.uint8)).save(path)
+    # Noise hardly becomes smaller: the default level takes 3 times as long for 5 % smaller files.
+    Image.fromarray(np.round(255 * canvas).astype(np.uint8)).save(path, compress_level=1)
 
 
 def make_classification(out: Path, seed: int) -> None:

@@ -10,6 +10,16 @@ from torch._subclasses.fake_tensor import FakeTensor
 from .precision import HALVES
 
 
+def constant_in_graphs(function: Callable) -> Callable:
+    """Make graphs of torch.compile take the result of one call, as a constant.
+
+    It is ``torch.compiler.assume_constant_result``, which imports all of dynamo. That took a fifth
+    of ``import mmlaplace``.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch's own does
+    return function
+
+
 def renamed_arguments(**new_names: str) -> Callable:
     """Make a function raise for old names of its arguments. The error gives the new names."""
 

@@ -8,7 +8,7 @@ from typing import Callable, Collection, Iterator, TypeVar
 
 import torch
 
-from ._checks import is_compiling, is_recording, is_transforming
+from ._checks import constant_in_graphs, is_compiling, is_recording, is_transforming
 
 BACKENDS = ('auto', 'native', 'reference')
 VARIABLE = 'MMLAPLACE_BACKEND'
@@ -166,7 +166,7 @@ def in_cpu_graph(tensor: torch.Tensor) -> bool:
     )
 
 
-@torch.compiler.assume_constant_result  # torch < 2.12 takes it for true in torch.compile
+@constant_in_graphs  # torch < 2.12 takes it for true in torch.compile
 def _torch_export() -> bool:
     # torch < 2.7 tells torch.export and torch.compile apart by nothing.
     return hasattr(torch.compiler, 'is_exporting') and torch.compiler.is_exporting()

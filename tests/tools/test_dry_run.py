@@ -11,16 +11,16 @@ from mmengine.config import Config
 TOOL = ROOT / 'tools/dry_run.py'
 # With the channels of the smallest backbone, and few in the heads.
 CONFIGS = {
+    'segmentation/polaformer/polaformer-pvt-tiny_fpn_8xb4-40k_ade20k-512x512.py': dict(
+        neck=dict(in_channels=[32, 64, 96, 128], out_channels=32),
+        decode_head=dict(in_channels=[32] * 4, channels=32),
+    ),
     'detection/laplacianformer/retinanet_laplacianformer-tiny_fpn_1x_coco.py': dict(
         neck=dict(in_channels=[64, 96, 128], out_channels=32),
         bbox_head=dict(in_channels=32, feat_channels=32),
     ),
     'classification/laplacianformer/laplacianformer-tiny_8xb128_in1k.py': dict(
         head=dict(in_channels=128)
-    ),
-    'segmentation/polaformer/polaformer-pvt-tiny_fpn_8xb4-40k_ade20k-512x512.py': dict(
-        neck=dict(in_channels=[32, 64, 96, 128], out_channels=32),
-        decode_head=dict(in_channels=[32] * 4, channels=32),
     ),
 }
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.modules import module as every_module
 
-from mmlaplace.ops._checks import has_values
+from mmlaplace.ops._checks import constant_in_graphs, has_values
 from mmlaplace.ops._native import graph_gradients
 from mmlaplace.ops.backend import in_cpu_graph
 from mmlaplace.ops.onednn_linear import has_onednn_linear, onednn_linear
@@ -29,7 +29,7 @@ HOOKS = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_p
 LARGE_BYTES = 16 << 20
 
 
-@torch.compiler.assume_constant_result  # a graph is made for one library
+@constant_in_graphs  # a graph is made for one library
 def linear_library() -> str:
     """Which library computes fp32 linears on this CPU, ``'blas'`` or ``'onednn'``.
 
