@@ -308,7 +308,7 @@ def metadata() -> dict:
 
 
 @pytest.mark.slow
-@each(CLASSIFIERS, slow=7)
+@each(CLASSIFIERS, slow=13)
 def test_size_has_the_published_parameters_and_cost(path):
     figures, family = metadata()[path], PUBLISHED[path.parent.name]
     model = copy.deepcopy(build_model(path, most_blocks=100))

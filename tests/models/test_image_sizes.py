@@ -56,6 +56,7 @@ def draw(shapes, width, divisor):
 
 
 @pytest.mark.slow
+@pytest.mark.sampled(3, 3)
 @pytest.mark.parametrize('name', MMDET)
 def test_maps_of_large_images_are_those_of_mmdets_module(name, tmp_path):
     kinds = pytest.importorskip('mmdet.models')

@@ -106,6 +106,7 @@ def test_configs_are_files_and_own_rows_have_a_twin(table):
                 assert source.covered and source.runs[0].full is not None, row.name
 
 
+@pytest.mark.sampled(9)
 @each_table('softpp_table_9')
 def test_rows_build_and_name_scores_that_their_runs_write(table):
     for row in paper_tables.read_table(table).rows:
