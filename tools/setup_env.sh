@@ -195,9 +195,9 @@ fi
 # shellcheck disable=SC2046 # words
 pip install --quiet $(grep -E '^((onedl-)?mmcv==|setuptools)' "$requirements")
 
-imports="mmlaplace, $toolboxes"
-if [ "$toolboxes" = "$all" ]; then imports="$imports, mmcv.ops"; fi
-begin "check that ${imports//,/ and} import" \
+imports="mmlaplace,$toolboxes"
+if [ "$toolboxes" = "$all" ]; then imports="$imports,mmcv.ops"; fi
+begin "check that these import: $imports" \
     "remove $venv, and $wheels where mmcv was built without its ops or for another torch, and run this again"
 ops=$(own_ops "$imports")
 echo "   $ops"
