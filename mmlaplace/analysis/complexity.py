@@ -95,6 +95,9 @@ if hasattr(aten, '_scaled_dot_product_flash_attention_for_cpu'):  # torch >= 2.2
     FLOP_FORMULAS[aten._scaled_dot_product_flash_attention_for_cpu] = (
         lambda query, key, value, *_, **__: 2 * _attention_macs(query, key, value)
     )
+else:  # whose counter does not look into cdist and matmul, as newer ones do
+    FLOP_FORMULAS[aten.cdist] = FLOP_FORMULAS[aten._cdist_forward]
+    FLOP_FORMULAS[aten.matmul] = lambda x, y, *_, out_shape, **__: (2 * _product(out_shape) * x[-1])
 
 for _name in ('laplacian_kernel', 'gaussian_kernel'):
     if _name in _native.AVAILABLE:

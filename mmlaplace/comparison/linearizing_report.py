@@ -8,6 +8,8 @@ import matplotlib
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
 
 from .attention_report import half_width, markdown, save, short
 from .linearizing_study import COLUMNS
@@ -46,9 +48,17 @@ def table(results: List[dict]) -> str:
 
 
 def plot(results: List[dict], path: Path) -> None:
-    """Plot the accuracies of each attention: means as dots, seeds as bars."""
+    """Plot the accuracies of each attention, and how they grow with the minutes of training."""
     found = grouped(results)
-    figure, axis = plt.subplots(figsize=(8, 1.4 + 0.35 * len(found)), layout='constrained')
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 2 + 0.3 * len(found)),
+                                         layout='constrained')  # fmt: skip
+    plot_accuracies(found, left)
+    plot_minutes(found, right)
+    save(figure, path)
+
+
+def plot_accuracies(found: Dict[str, List[dict]], axis: Axes) -> None:
+    """Means as dots, seeds as bars."""
     colors = dict(zip(COLUMNS, ('black', '#d62728', '#ff9896', '#1f77b4', '#7f7f7f')))
     for column, color in colors.items():
         for row, runs in enumerate(found.values()):
@@ -59,8 +69,22 @@ def plot(results: List[dict], path: Path) -> None:
     axis.set(xlabel='top-1 on the test images of Fashion-MNIST (%)')
     axis.invert_yaxis()
     axis.grid(alpha=0.3)
-    figure.legend(loc='outside lower center', ncols=len(COLUMNS), fontsize=8)
-    save(figure, path)
+    axis.legend(loc='upper center', bbox_to_anchor=(0.5, -0.14), ncols=3, fontsize=8)
+
+
+def plot_minutes(found: Dict[str, List[dict]], axis: Axes) -> None:
+    """Means over the seeds: solid for the distillation, dashed for the training from scratch."""
+    for number, (name, runs) in enumerate(found.items()):
+        for kind, style in (('distilled', '-'), ('scratch', '--')):
+            seconds, top1 = np.mean([run['points'][kind] for run in runs], axis=0).T
+            axis.plot(seconds / 60, top1, style, color=f'C{number}', marker='.',
+                      label=short(name) if kind == 'distilled' else None)  # fmt: skip
+    softmax = statistics.mean(run['top1']['softmax'] for runs in found.values() for run in runs)
+    axis.axhline(softmax, color='black', linewidth=0.8, label='softmax')
+    axis.set(xlabel='minutes of one thread', ylabel='top-1 (%)')
+    axis.set_title('solid: distilled, dashed: from scratch', fontsize=9)
+    axis.grid(alpha=0.3)
+    axis.legend(loc='upper center', bbox_to_anchor=(0.5, -0.14), ncols=4, fontsize=8)
 
 
 def write_report(results: List[dict], folder: Path) -> List[Path]:

@@ -1,10 +1,11 @@
 """One run of the study of linearized classifiers: swapped, distilled, and trained from scratch."""
 
 import copy
+import math
 import statistics
 import time
 from pathlib import Path
-from typing import Any, Callable, Dict, Iterator, List, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from mmengine.config import Config
@@ -89,7 +90,39 @@ def fresh(cfg: Config, seed: int) -> Any:
     return model
 
 
-def train(model: Any, loader: Any, steps: int, lr: float) -> dict:
+class Curve:
+    """The accuracy of a model while it trains, at each quarter of the steps.
+
+    Args:
+        model: The model.
+        loader: The test images.
+        steps: Steps of the training.
+        seconds: Of the trainings before this one. Default: 0.
+
+    Attributes:
+        points: Pairs of seconds of the processor, without those of the tests, and top-1 in %.
+        tests: Seconds of the tests.
+    """
+
+    def __init__(self, model: Any, loader: Any, steps: int, seconds: float = 0.0):
+        self.model, self.loader, self.before = model, loader, seconds
+        self.marks = [math.ceil(steps * quarter / 4) for quarter in (1, 2, 3, 4)]
+        self.points: List[Tuple[float, float]] = []
+        self.tests = 0.0
+
+    def __call__(self, state: dict) -> None:
+        """Test the model if it passed the next quarter. It is what ``save`` of ``fit`` is."""
+        if state['step'] < self.marks[len(self.points)]:
+            return
+        seconds, start = self.before + state['seconds'] - self.tests, time.process_time()
+        modes = [(module, module.training) for module in self.model.modules()]
+        self.points.append((round(seconds, 1), top1(self.model, self.loader)))
+        for module, training in modes:
+            module.training = training
+        self.tests += time.process_time() - start
+
+
+def train(model: Any, loader: Any, steps: int, lr: float, watch: Optional[Callable] = None) -> dict:
     """Train a classifier on labels by the loop of the distillation."""
     model.train()
     schedule = Schedule(lr=lr)
@@ -100,6 +133,7 @@ def train(model: Any, loader: Any, steps: int, lr: float) -> dict:
         labelled_batches(model, loader),
         steps,
         schedule,
+        save=watch,
     )
 
 
@@ -124,7 +158,8 @@ def run(attention: str, seed: int, epochs: float, checkpoint: Path, data_root: P
 
     Returns:
         ``settings``, ``top1`` with a value for each of ``COLUMNS``, the share of the weights that
-        was ``kept``, and ``steps`` and ``seconds`` of each training.
+        was ``kept``, ``steps`` and ``seconds`` of each training, and the ``points`` of a
+        :class:`Curve` for the distillation and the training from scratch.
     """
     phase, new_attn = STUDIES[STUDY].phases[-1], dict(contenders()[attention])
     old_cfg = study_cfg(contenders()['SoftmaxAttention'], data_root)
@@ -145,21 +180,33 @@ def run(attention: str, seed: int, epochs: float, checkpoint: Path, data_root: P
     )
     images = image_batches(old, loader)
 
-    def distilled(model: Any, layer_steps: int, whole_steps: int) -> Dict[str, dict]:
-        return distill(model, old, places, images, Schedule(layer_steps, whole_steps))
+    def distilled(model: Any, layer_steps: int, whole_steps: int, watch: Any = None) -> dict:
+        schedule = Schedule(layer_steps, whole_steps)
+        return distill(model, old, places, images, schedule, watch=watch)
 
     steps = round(epochs * len(loader))
     layer_steps, whole_steps = steps_of(steps, copy.deepcopy(new), copy.deepcopy(scratch), loader,
                                         distilled)  # fmt: skip
-    seconds = dict(layers=distilled(new, layer_steps, 0)['layers']['seconds'])
-    accuracy['layers'] = top1(new, test_loader)
-    seconds['whole'] = distilled(new, 0, whole_steps)['whole']['seconds']
-    accuracy['distilled'] = top1(new, test_loader)
-    seconds['scratch'] = train(scratch, loader, steps, phase.lr)['seconds']
-    accuracy['scratch'] = top1(scratch, test_loader)
+    layers = Curve(new, test_loader, layer_steps)
+    distilled(new, layer_steps, 0, layers)
+    whole = Curve(new, test_loader, whole_steps, layers.points[-1][0])
+    distilled(new, 0, whole_steps, whole)
+    labels = Curve(scratch, test_loader, steps)
+    train(scratch, loader, steps, phase.lr, labels)
+    accuracy.update(
+        layers=layers.points[-1][1], distilled=whole.points[-1][1], scratch=labels.points[-1][1]
+    )
     return dict(
         settings=settings_of(attention, seed, epochs), top1=accuracy, kept=round(kept.share, 4),
-        steps=dict(layers=layer_steps, whole=whole_steps, scratch=steps), seconds=seconds,
+        steps=dict(layers=layer_steps, whole=whole_steps, scratch=steps),
+        seconds=dict(
+            layers=layers.points[-1][0], whole=round(whole.points[-1][0] - whole.before, 1),
+            scratch=labels.points[-1][0],
+        ),
+        points=dict(
+            distilled=[(0.0, accuracy['swapped']), *layers.points, *whole.points],
+            scratch=labels.points,
+        ),
     )  # fmt: skip
 
 

@@ -58,8 +58,9 @@ class Deployable(nn.Module):
         self.register_buffer('mean', mean.expand(3, 1, 1).clone(), persistent=False)
         self.register_buffer('std', std.expand(3, 1, 1).clone(), persistent=False)
         # Images are loaded as BGR, so a model whose preprocessor does not turn them wants BGR.
-        turned = 'to_rgb' if hasattr(preprocessor, 'to_rgb') else '_channel_conversion'
-        self.rgb = getattr(preprocessor, turned)
+        # Its name in mmpretrain, in mmseg of the upstream set, and in the others.
+        names = ('to_rgb', 'channel_conversion', '_channel_conversion')
+        self.rgb = getattr(preprocessor, next(n for n in names if hasattr(preprocessor, n)))
         test_cfg: Any = getattr(preprocessor, 'test_cfg', None) or {}  # mmseg's
         self.multiple = test_cfg.get('size_divisor') or getattr(preprocessor, 'pad_size_divisor', 1)
 

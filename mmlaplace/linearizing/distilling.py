@@ -197,6 +197,7 @@ def distill(
     schedule: Schedule,
     state_file: Optional[Path] = None,
     settings: Optional[dict] = None,
+    watch: Optional[Callable[[Dict[str, Any]], None]] = None,
 ) -> Dict[str, dict]:
     """Train a new backbone to imitate an old one: layer by layer, then as a whole.
 
@@ -209,6 +210,7 @@ def distill(
         schedule: Steps and learning rate.
         state_file: File in which the state is kept, and from which a run goes on. Default: none.
         settings: What a state must have been made with. Default: none.
+        watch: Called with what ``save`` of :func:`fit` is given, as often. Default: none.
 
     Returns:
         For each phase the result of :func:`fit`.
@@ -237,6 +239,8 @@ def distill(
         state = kept.get('state') if kept.get('phase') == phase else None
 
         def save(state: dict, phase: str = phase) -> None:
+            if watch is not None:
+                watch(state)
             if state_file is not None:
                 write_state(
                     state_file, dict(settings=settings, phase=phase, done=done, state=state)

@@ -1,5 +1,6 @@
-"""Attentions, layers, backbones and necks; importing them registers them."""
+"""Attentions, layers, backbones, necks and a loss; importing them registers them."""
 
 from .attentions import *  # noqa: F403
 from .backbones import *  # noqa: F403
+from .losses import *  # noqa: F403
 from .necks import *  # noqa: F403

@@ -63,7 +63,8 @@ def train_probe(
     torch.manual_seed(seed)
     network = ProbeModel(probe, attn_cfg, **model)
     maps = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(network.parameters(), lr, weight_decay=0.01, fused=True)
+    fused = hasattr(torch, 'get_autocast_dtype')  # torch >= 2.4, which has it for a CPU
+    optimizer = torch.optim.AdamW(network.parameters(), lr, weight_decay=0.01, fused=fused)
     rates = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, lr, total_steps=schedule.steps, pct_start=0.1
     )

@@ -49,6 +49,7 @@ SMALL = {
         dict(depths=(2, 1, 1, 1)),
         (64, 96),
     ),
+    'mobilevitv2_050': ('mobilevitv2_050', dict(), dict(), (64, 128)),
 }
 
 
@@ -93,7 +94,7 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
     from mmlaplace.timm import TimmClassifier
 
     theirs, options, arch, size = SMALL[name]
-    if not name.startswith(('pvt_v2', 'efficientvit')):  # which have no size of their own
+    if not name.startswith(('pvt_v2', 'efficientvit', 'mobilevit')):  # which have no size of their own
         options = dict(options, img_size=size)
     model = draw(timm.create_model(theirs, num_classes=7, **options))
     backbone = dict(FAMILIES[name].backbone, img_size=size)

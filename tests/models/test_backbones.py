@@ -188,7 +188,7 @@ def test_drop_path_rises_to_its_rate_and_only_trains(name):
     (dict(drop_path_rate=1.0), 'got 1.0'),
     (dict(drop_path_rate=-0.1), 'got -0.1'),
     (dict(drop_path_rate=[0.0, 0.1]), r'got \[0.0, 0.1\]'),
-    (dict(arch=dict(num_heads=(3, 2, 5, 3))), r'\((16|48|64)\).*num_heads \([35]\)'),
+    (dict(arch=dict(num_heads=(3, 2, 5, 3))), r'\((16|24|48|64)\).*num_heads \([35]\)'),
     (dict(out_indices=(0, 4)), r'0 to {last}, .*got \(0, 4\)'),
     (dict(frozen_stages=5), 'frozen_stages must be -1 to {stages}, got 5'),
     (dict(attn_cfg=dict(per_stage=dict(init_cfg=[4] * 5))), r'one entry .*\[4, 4, 4, 4, 4\]'),

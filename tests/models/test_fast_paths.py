@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from conftest import registered
+from conftest import needs_torch, registered
 from mmengine.registry import MODELS
 from torch import nn
 from torch.distributed.fsdp import FullyShardedDataParallel
@@ -146,6 +146,7 @@ def test_an_attention_is_its_parts(name, change):
         assert_same(found, results(plain, change))
 
 
+@needs_torch(2, 3)  # FSDP on a CPU
 @pytest.mark.slow
 @pytest.mark.filterwarnings('ignore::FutureWarning')
 def test_a_sharded_ffn_has_all_of_its_gradients(tmp_path):

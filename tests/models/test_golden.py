@@ -153,6 +153,11 @@ MODEL_CONFIGS = {
         type='SwiftFormer',
         arch=dict(embed_dims=(8, 12, 16, 24), depths=(2, 1, 3, 1), **FOUR_STAGES),
     ),
+    'mobilevitv2_small': dict(
+        type='MobileViTv2',
+        arch=dict(embed_dims=(16, 32, 48, 64), depths=(1, 2, 4, 3), num_heads=(1,) * 4,
+                  ffn_ratios=(2,) * 4),
+    ),
     'pola_swin_small': dict(type='PolaFormerSwin', arch=SWIN),
 }  # fmt: skip
 NECK = dict(type='ConvPoolingNeck', in_channels=32, out_channels=40)

@@ -209,5 +209,9 @@ def test_the_study_has_five_accuracies_and_a_report(fashion_files, tmp_path):
     ]
     assert set(found[0]['top1']) == set(linearizing_study.COLUMNS)
     assert min(found[0]['steps'].values()) > 0
+    for kind in ('distilled', 'scratch'):
+        seconds, accuracies = zip(*found[0]['points'][kind])
+        assert list(seconds) == sorted(seconds) and accuracies[-1] == found[0]['top1'][kind]
+    assert found[0]['points']['distilled'][0] == (0.0, found[0]['top1']['swapped'])
     text, picture = linearizing_report.write_report(found, tmp_path / 'report')
     assert '| Pola |' in text.read_text() and picture.stat().st_size > 1000

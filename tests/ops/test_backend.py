@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, needs_torch
 from torch.utils.data import DataLoader, Dataset
 
 import mmlaplace
@@ -237,6 +237,7 @@ class Kernel(torch.nn.Module):
         return laplacian_kernel(q, k, 4.0)
 
 
+@needs_torch(2, 4)
 @pytest.mark.slow
 def test_graphs_are_compiled_again_for_another_backend():
     torch._dynamo.reset()
@@ -251,6 +252,7 @@ def test_graphs_are_compiled_again_for_another_backend():
     assert ['mmlaplace' in code for code in graphs] == [True, False]
 
 
+@needs_torch(2, 5)  # which has strict
 @pytest.mark.slow
 @pytest.mark.parametrize('strict', [False, True])
 def test_an_exported_graph_has_the_backend_of_its_export(strict):

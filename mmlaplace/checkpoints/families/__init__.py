@@ -17,6 +17,7 @@ from . import (
     flatten,
     inline,
     mlla,
+    mobilevitv2,
     polaformer,
     pvt,
     ravlt,
@@ -55,6 +56,7 @@ FAMILIES: Dict[str, Family] = {
     **ravlt.FAMILIES,
     **swiftformer.FAMILIES,
     **efficientvit.FAMILIES,
+    **mobilevitv2.FAMILIES,
     **xcit.FAMILIES,
 }
 BLOCK = re.compile(r'(?:.*\.)?stages\.(\d+)\.blocks\.(\d+)\.')

@@ -59,7 +59,7 @@ FAMILIES = {
         for size, projection, file in (
             ('tiny', 2048, 'tree/main'),
             ('small', 2048, 'resolve/main/MAViT_S.pth'),
-            ('base', 2048, 'tree/main'),
+            ('base', 2048, 'resolve/main/MAViT_B.pth'),
             ('large', 2560, 'resolve/main/MAViT_L.pth'),
         )
     },

@@ -17,6 +17,7 @@ from .families import (
     ViT,
 )
 from .mlla import MLLA
+from .mobilevitv2 import MobileViTv2
 from .ravlt import RAVLT, MAViT
 from .stage import Stage
 from .swiftformer import SwiftFormer
@@ -32,6 +33,7 @@ __all__ = [
     'EfficientViTLarge',
     'LaplacianFormer',
     'MAViT',
+    'MobileViTv2',
     'PVTv2',
     'PolaFormerDeiT',
     'PolaFormerPVT',

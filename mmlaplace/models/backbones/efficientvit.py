@@ -96,6 +96,9 @@ def _convolutions(
     return convs
 
 
+inverted_residual = partial(_convolutions, 'inverted')
+
+
 class EfficientViTEmbed(BaseModule):
     """Convolutions that halve a map: an MBConv or a fused one, without a residual connection.
 

@@ -32,6 +32,10 @@ class Stage:
             ``norm_cfg``. Default: True.
         norm: Config of the norms in the blocks. Default: ``dict(type='LN', eps=1e-6)``.
         out_norm: Config of the norm of the returned map. None adds no norm. Default: as ``norm``.
+        width: Channels of the tokens of the blocks, in units of the stage's. Default: 1.
+        end: Makes what gives the tokens behind the blocks the stage's channels again:
+            ``end(channels, embed_dims)`` is a module ``(B, N, channels) -> (B, N, C)``, which takes
+            the backbone's ``norm_cfg`` if that is given. Default: None, nothing.
         end_norm: Whether the stage ends with a norm of ``norm``, whose output the next stage takes
             too, as in the authors' PVTv2. Default: False.
         first_blocks: How many blocks have ``attn``. The others have the attention of ``later``.
@@ -64,6 +68,8 @@ class Stage:
     embed_norm: bool = True
     norm: dict = field(default_factory=lambda: dict(type='LN', eps=1e-6))
     out_norm: Optional[dict] = field(default_factory=lambda: dict(type='LN', eps=1e-6))
+    width: float = 1
+    end: Optional[Callable[..., nn.Module]] = None
     end_norm: bool = False
     first_blocks: Optional[int] = None
     later: Optional['Stage'] = None
@@ -109,28 +115,34 @@ class Stage:
         norm_cfg: Optional[dict],
         act_cfg: Optional[dict],
     ) -> ModuleDict:
-        """The modules ``patch_embed``, ``position`` and ``norm`` (if any), and ``blocks``."""
+        """The modules ``patch_embed``, ``position`` and ``norm`` (if any), and ``blocks``.
+
+        The ``norm`` is what ends the stage.
+        """
         # mmengine's containers, as init_weights goes down through no others.
         stage = ModuleDict()
         norm = {} if norm_cfg is None else dict(norm_cfg=norm_cfg)
         embed = self.embed(in_channels, embed_dims, **(norm if self.embed_norm else {}))
         stage['patch_embed'] = embed
+        channels = int(self.width * embed_dims)
         if self.position is not None:
             options = dict(self.position)
             kind = options.pop('type', PositionEmbedding)
-            stage['position'] = kind(embed_dims, resolution, self.cls_token, drop_rate, **options)
+            stage['position'] = kind(channels, resolution, self.cls_token, drop_rate, **options)
         block = dict(self.block, norm_cfg=norm_cfg or self.norm)
         if act_cfg is not None:
             block['ffn_cfg'] = dict(block.get('ffn_cfg', {}), act_cfg=act_cfg)
-        sizes = dict(embed_dims=embed_dims, num_heads=num_heads, input_resolution=resolution)
+        sizes = dict(embed_dims=channels, num_heads=num_heads, input_resolution=resolution)
         local = 0 if self.attn_blocks is None else len(drop_path_rates) - self.attn_blocks
         stage['blocks'] = ModuleList()
         for j, drop_path_rate in enumerate(drop_path_rates, -local):  # from 0 with attentions
             make: Any = self.block_class if j >= 0 else self.local_class
             attn_cfg = self.attn_cfg(max(j, 0), **sizes)
             stage['blocks'].append(
-                make(embed_dims, attn_cfg, ffn_ratio, drop_rate, drop_path_rate, with_cp, **block)
+                make(channels, attn_cfg, ffn_ratio, drop_rate, drop_path_rate, with_cp, **block)
             )
+        if self.end is not None:
+            stage['norm'] = self.end(channels, embed_dims, **norm)
         if self.end_norm:
             stage['norm'] = build_token_norm(norm_cfg or self.norm, embed_dims)
         return stage

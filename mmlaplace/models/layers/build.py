@@ -1,6 +1,6 @@
 """Norms and activations from OpenMMLab configs, without mmcv."""
 
-from typing import Dict
+from typing import Callable, Dict, Mapping
 
 import torch.nn as nn
 from mmengine.registry import MODELS
@@ -12,10 +12,11 @@ from .feature_map import map_to_tokens, tokens_to_map
 TOKEN_NORMS: Dict[str, type] = {'LN': nn.LayerNorm}
 if hasattr(nn, 'RMSNorm'):  # torch >= 2.4
     TOKEN_NORMS['RMSN'] = nn.RMSNorm
-MAP_NORMS: Dict[str, type] = {
+MAP_NORMS: Dict[str, Callable[..., nn.Module]] = {
     'BN': nn.BatchNorm2d,
     'BN2d': nn.BatchNorm2d,
     'SyncBN': nn.SyncBatchNorm,
+    'GN': lambda channels, num_groups=32, **options: nn.GroupNorm(num_groups, channels, **options),
 }
 ACTIVATIONS: Dict[str, type] = {
     'GELU': nn.GELU,
@@ -44,8 +45,8 @@ def build_token_norm(norm_cfg: dict, embed_dims: int) -> nn.Module:
     """A norm over the channels of tokens ``(B, N, C)``.
 
     Args:
-        norm_cfg: ``dict(type='LN', eps=1e-6)``, ``'RMSN'`` (torch >= 2.4), ``'BN'``, ``'SyncBN'``
-            or a registered class that takes C first. ``requires_grad=False`` freezes its
+        norm_cfg: ``dict(type='LN', eps=1e-6)``, ``'RMSN'`` (torch >= 2.4), ``'BN'``, ``'SyncBN'``,
+            ``'GN'`` or a registered class that takes C first. ``requires_grad=False`` freezes its
             parameters. Other keys are its arguments.
         embed_dims: Channels C.
 
@@ -58,7 +59,7 @@ def build_token_norm(norm_cfg: dict, embed_dims: int) -> nn.Module:
 
 
 def build_map_norm(norm_cfg: dict, channels: int) -> nn.Module:
-    """A norm over the channels of maps ``(B, C, H, W)``: ``'BN'``, ``'SyncBN'`` or a class.
+    """A norm over the channels of maps ``(B, C, H, W)``: ``'BN'``, ``'SyncBN'``, ``'GN'``, a class.
 
     Arguments and errors are those of :func:`build_token_norm`.
     """
@@ -75,13 +76,13 @@ def build_activation(act_cfg: dict) -> nn.Module:
     return cls(**options)
 
 
-def _build_norm(norm_cfg: dict, channels: int, known: Dict[str, type], of: str) -> nn.Module:
+def _build_norm(norm_cfg: dict, channels: int, known: Mapping[str, Callable], of: str) -> nn.Module:
     cls, options = _look_up('norm_cfg', norm_cfg, known, f'norm of {of}')
     requires_grad = options.pop('requires_grad', True)
     return cls(channels, **options).requires_grad_(requires_grad)
 
 
-def _look_up(name: str, cfg: dict, known: Dict[str, type], what: str) -> tuple:
+def _look_up(name: str, cfg: dict, known: Mapping[str, Callable], what: str) -> tuple:
     """The class that a config names, and the config's other keys."""
     if not isinstance(cfg, dict) or 'type' not in cfg:
         raise ValueError(f'{name} must be a dict with a type, such as {list(known)}, got {cfg!r}')

@@ -34,9 +34,9 @@ def softmax_attention(
     """
     with _kernels_for(attn_mask):
         out = F.scaled_dot_product_attention(q, k, v, attn_mask, **options)
-    if attn_mask is not None and attn_mask.is_floating_point() and not exporting():
-        if out.shape[0] == 0:  # of whose bias torch 2.14 has no gradient
-            out = out + 0 * attn_mask.sum()
+    no_images = not exporting() and out.shape[0] == 0
+    if no_images and attn_mask is not None and attn_mask.is_floating_point():
+        out = out + 0 * attn_mask.sum()  # torch 2.14 gives no gradient of no images
     # A fused kernel gives other strides than the operators that exporters take in its place. A copy
     # in the graph has the same strides after both, so that views of it stay views.
     return out.clone(memory_format=torch.contiguous_format) if exporting() else out

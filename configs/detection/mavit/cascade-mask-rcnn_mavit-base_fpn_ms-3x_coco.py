@@ -1,0 +1,22 @@
+_base_ = [
+    '../_base_/models/cascade-mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance_ms.py',
+    '../_base_/schedules/3x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='MAViT',
+        arch='base',
+        layer_scale=(1, 1, 1e-6, 1e-6),
+        drop_path_rate=0.4,
+        norm_eval=True,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://huggingface.co/aldjalkdf/MAViT/resolve/main/MAViT_B.pth',
+        ),
+    ),
+    neck=dict(in_channels=[96, 192, 384, 512]),
+)
+optim_wrapper = dict(optimizer=dict(weight_decay=0.05))

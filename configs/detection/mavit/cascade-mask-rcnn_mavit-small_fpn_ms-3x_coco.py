@@ -1,0 +1,21 @@
+_base_ = [
+    '../_base_/models/cascade-mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance_ms.py',
+    '../_base_/schedules/3x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='MAViT',
+        arch='small',
+        drop_path_rate=0.15,
+        norm_eval=True,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://huggingface.co/aldjalkdf/MAViT/resolve/main/MAViT_S.pth',
+        ),
+    ),
+    neck=dict(in_channels=[64, 128, 320, 512]),
+)
+optim_wrapper = dict(optimizer=dict(weight_decay=0.05))

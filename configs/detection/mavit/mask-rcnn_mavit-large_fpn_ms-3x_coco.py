@@ -1,0 +1,24 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance_ms.py',
+    '../_base_/schedules/3x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='MAViT',
+        arch='large',
+        layer_scale=1e-6,
+        drop_path_rate=0.55,
+        norm_eval=True,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://huggingface.co/aldjalkdf/MAViT/resolve/main/MAViT_L.pth',
+        ),
+    ),
+    neck=dict(in_channels=[96, 192, 448, 640]),
+)
+optim_wrapper = dict(optimizer=dict(lr=5e-5, weight_decay=0.05))
+train_dataloader = dict(batch_size=1)
+auto_scale_lr = dict(base_batch_size=8)

@@ -1,0 +1,17 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='MAViT',
+        arch='tiny',
+        drop_path_rate=0.1,
+        norm_eval=True,
+    ),
+    neck=dict(in_channels=[64, 128, 256, 512]),
+)
+optim_wrapper = dict(optimizer=dict(weight_decay=0.05))

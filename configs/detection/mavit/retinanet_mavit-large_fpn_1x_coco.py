@@ -1,0 +1,23 @@
+_base_ = [
+    '../_base_/models/retinanet_fpn.py',
+    '../_base_/datasets/coco_detection.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='MAViT',
+        arch='large',
+        layer_scale=1e-6,
+        drop_path_rate=0.55,
+        norm_eval=True,
+        out_indices=(1, 2, 3),
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://huggingface.co/aldjalkdf/MAViT/resolve/main/MAViT_L.pth',
+        ),
+    ),
+    neck=dict(in_channels=[192, 448, 640]),
+)
+optim_wrapper = dict(optimizer=dict(weight_decay=1e-4))

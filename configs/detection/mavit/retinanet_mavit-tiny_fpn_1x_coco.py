@@ -1,0 +1,18 @@
+_base_ = [
+    '../_base_/models/retinanet_fpn.py',
+    '../_base_/datasets/coco_detection.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='MAViT',
+        arch='tiny',
+        drop_path_rate=0.1,
+        norm_eval=True,
+        out_indices=(1, 2, 3),
+    ),
+    neck=dict(in_channels=[128, 256, 512]),
+)
+optim_wrapper = dict(optimizer=dict(weight_decay=1e-4))

@@ -1,0 +1,23 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance.py',
+    '../_base_/schedules/1x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='PVT',
+        arch='small',
+        attn_cfg=dict(sr_norm_cfg=dict(type='PRepBN', steps=150000, eps=1e-6)),
+        norm_cfg=dict(type='PRepBN', steps=150000, eps=1e-6),
+        drop_path_rate=0.1,
+        norm_eval=True,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://github.com/xinghaochen/SLAB/releases/download/ckpts/pvt_small_prepbn.pth',
+        ),
+    ),
+    neck=dict(in_channels=[64, 128, 320, 512]),
+)
+optim_wrapper = dict(optimizer=dict(lr=2e-4, weight_decay=1e-4))

@@ -1,0 +1,22 @@
+_base_ = [
+    '../_base_/models/semantic-fpn.py',
+    '../_base_/datasets/ade20k_512x512.py',
+    '../_base_/schedules/fpn_80k_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        type='MAViT',
+        arch='base',
+        layer_scale=(1, 1, 1e-6, 1e-6),
+        drop_path_rate=0.4,
+        norm_eval=True,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://huggingface.co/aldjalkdf/MAViT/resolve/main/MAViT_B.pth',
+        ),
+    ),
+    neck=dict(in_channels=[96, 192, 384, 512]),
+)

@@ -1,0 +1,17 @@
+_base_ = [
+    '../_base_/models/semantic-fpn.py',
+    '../_base_/datasets/ade20k_512x512.py',
+    '../_base_/schedules/fpn_80k_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    data_preprocessor=dict(size=_base_.crop_size),
+    backbone=dict(
+        type='MAViT',
+        arch='tiny',
+        drop_path_rate=0.1,
+        norm_eval=True,
+    ),
+    neck=dict(in_channels=[64, 128, 256, 512]),
+)
