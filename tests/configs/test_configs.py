@@ -39,8 +39,8 @@ BACKBONES = {  # by what stands in front of the size in the name of a config
     'polaformer-pvtv2': 'PolaFormerPVTv2', 'polaformer-swin': 'PolaFormerSwin',
     'polaformer-deit': 'PolaFormerDeiT', 'soft': 'SOFT', 'softpp': 'SOFTPlusPlus',
     'ravlt': 'RAVLT', 'mavit': 'MAViT', 'swiftformer': 'SwiftFormer', 'mlla': 'MLLA',
-    'efficientvit': 'EfficientViT', 'mobilevitv2': 'MobileViTv2', 'xcit': 'XCiTBackbone', 'cswin': 'CSWin', 'deit': 'ViT',
-    'vit': 'ViT', 'pvt': 'PVT', 'pvtv2': 'PVTv2', 'swin': 'Swin',
+    'efficientvit': 'EfficientViT', 'mobilevitv2': 'MobileViTv2', 'xcit': 'XCiTBackbone',
+    'cswin': 'CSWin', 'deit': 'ViT', 'vit': 'ViT', 'pvt': 'PVT', 'pvtv2': 'PVTv2', 'swin': 'Swin',
 }  # fmt: skip
 METHODS = 'flatten|agent|inline|slab|prepbn|softpp'  # which may stand in front of a host
 # What is in a paper's figures, and how near ours must come. Parameters of layers are weights and

@@ -94,7 +94,8 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
     from mmlaplace.timm import TimmClassifier
 
     theirs, options, arch, size = SMALL[name]
-    if not name.startswith(('pvt_v2', 'efficientvit', 'mobilevit')):  # which have no size of their own
+    any_size = ('pvt_v2', 'efficientvit', 'mobilevit')
+    if not name.startswith(any_size):
         options = dict(options, img_size=size)
     model = draw(timm.create_model(theirs, num_classes=7, **options))
     backbone = dict(FAMILIES[name].backbone, img_size=size)

@@ -50,7 +50,7 @@ def test_a_segmentor_with_one_channel_marks_what_is_above_its_threshold():
     cfg.model.backbone.init_cfg = None
     cfg.model.backbone.attn_cfg = dict(type='SoftmaxAttention')
     cfg.model.decode_head.update(num_classes=2, out_channels=1, threshold=0.3)
-    cfg.model.decode_head.loss_decode.use_sigmoid = True
+    cfg.model.decode_head.loss_decode = dict(type='CrossEntropyLoss', use_sigmoid=True)
     form, photo = deployable(toolbox_model(cfg).eval()), verification.photographs((96, 128))[0]
     last = form.model.decode_head.conv_seg
     with torch.no_grad():

@@ -88,8 +88,11 @@ class MobileViTv2Block(TransformerBlock):
         torch.Size([2, 45, 64])
     """
 
-    def __init__(self, *args: Any, norm_cfg: Optional[dict] = None, **kwargs: Any) -> None:
-        super().__init__(*args, norm_cfg=GROUP_NORM, **kwargs)
+    def __init__(
+        self, embed_dims: int, *args: Any, norm_cfg: Optional[dict] = None, **kwargs: Any
+    ) -> None:
+        kwargs.update(norm_cfg=GROUP_NORM)
+        super().__init__(embed_dims, *args, **kwargs)
 
 
 class MobileViTv2End(BaseModule):
