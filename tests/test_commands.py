@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, quiet_init, run_script, toolbox_config, toolbox_model
+from conftest import ROOT, needs_torch, quiet_init, run_script, toolbox_config, toolbox_model
 from PIL import Image
 from skimage import data
 from test_docs import DOCUMENTS, lines
@@ -178,7 +178,7 @@ def random_weights(project: Path, config: str) -> str:
     'page',
     [  # tests/tools has the tools of the other pages
         pytest.param(page, id=name, marks=() if re.match('README|docs/tutorials|docs/get', name)
-                     else pytest.mark.thorough)
+                     else [pytest.mark.thorough, *[needs_torch(2, 6)] * name.endswith('deploy.md')])
         for page in RUNNABLE for name in [str(page.relative_to(ROOT))]
     ],
 )  # fmt: skip
