@@ -126,14 +126,15 @@ class NystromformerAttention(QKVAttention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
+            shrink = (self.embed_dims // self.num_heads) ** -0.25
+            query, key = query * shrink, key * shrink
             some_queries, some_keys = (self.landmarks(x, hw_shape) for x in (query, key))
             if some_keys.shape[2] == key.shape[2]:
-                out = softmax_attention(query, key, value)
+                out = softmax_attention(query, key, value, scale=1.0)
             else:
-                shrink = (self.embed_dims // self.num_heads) ** -0.5
-                few = shrink * some_keys.transpose(-2, -1)  # (B, heads, d, m)
+                few = some_keys.transpose(-2, -1)  # (B, heads, d, m)
                 inverse = self.pseudo_invert((some_queries @ few).softmax(-1))
-                gathered = softmax_attention(some_queries, key, value)
+                gathered = softmax_attention(some_queries, key, value, scale=1.0)
                 out = (query @ few).softmax(-1) @ (inverse @ gathered)
             if self.conv is not None:
                 out = out + self.conv(value.to(self.conv.weight.dtype)).to(out.dtype)

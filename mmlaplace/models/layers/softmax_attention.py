@@ -32,6 +32,8 @@ def softmax_attention(
         >>> softmax_attention(q, k, v).shape
         torch.Size([1, 2, 30, 8])
     """
+    if 'scale' in options and exporting():  # which torch < 2.2 does not write to ONNX
+        q = q * (options.pop('scale') * q.shape[-1] ** 0.5)
     with _kernels_for(attn_mask):
         out = F.scaled_dot_product_attention(q, k, v, attn_mask, **options)
     no_images = not exporting() and out.shape[0] == 0
