@@ -94,7 +94,7 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
     from mmlaplace.timm import TimmClassifier
 
     theirs, options, arch, size = SMALL[name]
-    any_size = ('pvt_v2', 'efficientvit', 'mobilevit')
+    any_size = ('pvt_v2', 'efficientvit', 'mobilevit')  # which have no size of their own
     if not name.startswith(any_size):
         options = dict(options, img_size=size)
     model = draw(timm.create_model(theirs, num_classes=7, **options))

@@ -21,7 +21,6 @@ SMALL = dict(
     embed_dims=(16, 32, 48, 64), depths=(1, 1, 1, 1), num_heads=(1, 2, 3, 4), ffn_ratios=(2,) * 4
 )
 PAGES = ('README.md', 'docs/tutorials/own_config.md')
-# Detectors take a second each, and differ in nothing but the backbone.
 
 
 def example(toolbox: str) -> str:
@@ -98,7 +97,7 @@ def detections(*shapes):
     return dict(inputs=[image for s in shapes for image in images(1, *s)], data_samples=samples)
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(5)  # they take a second each, and differ in nothing but the backbone
 @pytest.mark.parametrize('backbone', BACKBONES)
 def test_mmdet_trains_a_detector(backbone):
     settings = {'neck.in_channels': [32, 48, 64]}

@@ -109,9 +109,7 @@ DOWNLOADS = (
 def _family(width: int, side: int) -> Family:
     """The family of a width in %, whose weights are for images of this side."""
     backbone: Dict[str, Any] = dict(type='MobileViTv2', arch=f'{width:03}', img_size=side)
-    number = f'{width / 100:.2f}'.rstrip('0')
-    number += '0' * number.endswith('.')
-    address = f'{DOWNLOADS}/{side}x{side}/mobilevitv2-{number}.pt'
+    address = f'{DOWNLOADS}/{side}x{side}/mobilevitv2-{width / 100}.pt'
     return Family((AUTHORS, TIMM), backbone, address)
 
 

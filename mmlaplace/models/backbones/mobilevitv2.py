@@ -12,11 +12,11 @@ from ..layers import Linear, TransformerBlock, map_to_tokens
 from ..layers.build import build_token_norm
 from ..layers.feature_map import channels_last, shape_of_map
 from .base import PyramidBackbone
-from .efficientvit import ConvLayer, EfficientViTLocalBlock, inverted_residual
+from .efficientvit import BATCH_NORM, ConvLayer, EfficientViTLocalBlock, inverted_residual
 from .hosts import STRIDES, arch
 from .stage import Stage
 
-BATCH_NORM, GROUP_NORM = dict(type='BN'), dict(type='GN', num_groups=1)
+GROUP_NORM = dict(type='GN', num_groups=1)
 SILU = dict(type='SiLU')
 
 

@@ -32,16 +32,18 @@ def softmax_attention(
         >>> softmax_attention(q, k, v).shape
         torch.Size([1, 2, 30, 8])
     """
-    if 'scale' in options and exporting():  # which torch < 2.2 does not write to ONNX
+    recorded = exporting()
+    if recorded and 'scale' in options:  # which torch < 2.2 does not write to ONNX
         q = q * (options.pop('scale') * q.shape[-1] ** 0.5)
     with _kernels_for(attn_mask):
         out = F.scaled_dot_product_attention(q, k, v, attn_mask, **options)
-    no_images = not exporting() and out.shape[0] == 0
-    if no_images and attn_mask is not None and attn_mask.is_floating_point():
+    if recorded:
+        # A fused kernel gives other strides than the operators that exporters take in its place. A
+        # copy in the graph has the same strides after both, so that views of it stay views.
+        return out.clone(memory_format=torch.contiguous_format)
+    if out.shape[0] == 0 and attn_mask is not None and attn_mask.is_floating_point():
         out = out + 0 * attn_mask.sum()  # torch 2.14 gives no gradient of no images
-    # A fused kernel gives other strides than the operators that exporters take in its place. A copy
-    # in the graph has the same strides after both, so that views of it stay views.
-    return out.clone(memory_format=torch.contiguous_format) if exporting() else out
+    return out
 
 
 def _kernels_for(bias: Optional[Tensor]) -> ContextManager:
