@@ -31,6 +31,11 @@ CHANGES = [
     # As the code that the tables come from.
     (r'^lra/.*_(softmax|kernelized)_as-', r'^(model\.backbone\.attn_cfg)\.type = .*',
      r'\g<0>\n\1.attn_drop = 0.1'),
+    # mmseg 1.2.2 stops at class weights where a pixel has no label.
+    (r'^segmentation/.*_mini', r'^(model\..*\.loss_decode\.type) = .*',
+     r"\1 = 'WeightedCrossEntropy'\nloss._delete_ = True\nloss.type = 'WeightedCrossEntropy'"),
+    (r'^segmentation/.*_mini', r'^class_weight = .*', r'loss.\g<0>'),
+    (r'^segmentation/.*_mini', r'^model\..*\.loss_decode\.use_sigmoid = .*', ''),
 ]  # fmt: skip
 
 
