@@ -34,7 +34,7 @@ CHANGES = [
     # mmseg 1.2.2 stops at class weights where a pixel has no label.
     (r'^segmentation/.*_mini', r'^(model\..*\.loss_decode\.type) = .*',
      r"\1 = 'WeightedCrossEntropy'\nloss._delete_ = True\nloss.type = 'WeightedCrossEntropy'"),
-    (r'^segmentation/.*_mini', r'^class_weight = .*', r'loss.\g<0>'),
+    (r'^segmentation/.*_mini', r'^(slim\.loss_decode\.)?(class_weight = .*)', r'loss.\2'),
     (r'^segmentation/.*_mini', r'^model\..*\.loss_decode\.use_sigmoid = .*', ''),
 ]  # fmt: skip
 

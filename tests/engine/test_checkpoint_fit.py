@@ -77,6 +77,10 @@ def test_norms_and_stages_of_other_outputs_may_differ(tmp_path):
     report = load_weights(build(out_indices=(1,)), whole)
     left_out = {name.split('.')[0] for name in report.unexpected}
     assert (report.missing, left_out) == ([], {'stages', 'norm0', 'norm2', 'norm3'})
+    detector = build(out_norms=dict(type='RepBN'))  # of another kind, which are new
+    report = load_weights(detector, whole)
+    assert set(report.missing) == set(without(detector.state_dict(), 'stages'))
+    assert set(report.unexpected) == set(without(build().state_dict(), 'stages'))
     # What only looks like it is refused: a checkpoint that ends with an earlier stage.
     file = save(tmp_path / 'b.pth', build(out_indices=(0, 1)).state_dict())
     with pytest.raises(ValueError, match=r'missing \d+ \(stages.2.patch_embed'):

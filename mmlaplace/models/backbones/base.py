@@ -42,7 +42,8 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
             Default: all.
         out_type: ``'featmap'`` (default) returns maps, without a class token. ``'cls_token'``
             returns the class token ``(B, C)`` of the last stage, for a classifier.
-        out_norms: Whether the returned maps get a LayerNorm. Default: the host's choice.
+        out_norms: Whether the returned maps get a norm, or its config, if it is not that of the
+            other norms. Default: the host's choice.
         norm_cfg: Config of every norm of tokens outside of the attentions, such as
             ``dict(type='LN', eps=1e-6)`` or a registered class. Default: the host's LayerNorms.
         act_cfg: Config of the activation in the FFNs, such as
@@ -78,7 +79,7 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
         in_channels: int = 3,
         out_indices: Union[int, Sequence[int], None] = None,
         out_type: str = 'featmap',
-        out_norms: Optional[bool] = None,
+        out_norms: Union[bool, dict, None] = None,
         norm_cfg: Optional[dict] = None,
         act_cfg: Optional[dict] = None,
         drop_rate: float = 0.0,
@@ -110,9 +111,10 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
             own = [sizes[key][i] for key in ('embed_dims', 'num_heads', 'ffn_ratios')]
             self.stages.append(stage.build(in_channels, *own, resolution, rates[i], *common))
             in_channels = self.embed_dims[i]
-        for i in self.out_indices if out_norms in (None, True) else ():
+        out_norm = out_norms if isinstance(out_norms, dict) else norm_cfg
+        for i in self.out_indices if out_norms is not False else ():
             if layout[i].out_norm is not None or out_norms:
-                config = norm_cfg or layout[i].out_norm or layout[i].norm
+                config = out_norm or layout[i].out_norm or layout[i].norm
                 self.add_module(f'norm{i}', build_token_norm(config, self.embed_dims[i]))
         self._freeze_stages()
 

@@ -63,7 +63,8 @@ class PyramidNames(Module):
         """Names that a checkpoint has or lacks because its model had other ``out_indices``.
 
         The class token of a classifier is among them, if this backbone has none and returns several
-        maps, as PVT's detectors do.
+        maps, as PVT's detectors do. So are norms of maps of another kind than the checkpoint's, as
+        in SLAB's detectors.
 
         Args:
             names: The names in the checkpoint, without the prefix of this backbone.
@@ -93,8 +94,8 @@ class PyramidNames(Module):
         has_norms = any(name.startswith(last_norm) for name in names)
         for i in range(self.num_stages):
             theirs = {name for name in names if name.startswith(f'norm{i}.')}
-            if not hasattr(self, f'norm{i}'):
-                other |= theirs
-            elif has_norms and not theirs:
-                other |= {f'norm{i}.{name}' for name in getattr(self, f'norm{i}').state_dict()}
+            norm = getattr(self, f'norm{i}', None)
+            ours = {f'norm{i}.{name}' for name in norm.state_dict()} if norm is not None else set()
+            if not ours or (has_norms and not ours & theirs):
+                other |= theirs | ours
         return other
