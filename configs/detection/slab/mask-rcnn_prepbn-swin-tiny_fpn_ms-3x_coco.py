@@ -1,0 +1,23 @@
+_base_ = [
+    '../_base_/models/mask-rcnn_fpn.py',
+    '../_base_/datasets/coco_instance_ms.py',
+    '../_base_/schedules/3x_bs16_adamw.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='Swin',
+        arch='tiny',
+        norm_cfg=dict(type='RepBN'),
+        out_norms=dict(type='LN', eps=1e-5),
+        drop_path_rate=0.2,
+        norm_eval=True,
+        init_cfg=dict(
+            type='Pretrained',
+            checkpoint='https://github.com/xinghaochen/SLAB/releases/download/ckpts/swin_tiny_prepbn.pth',
+        ),
+    ),
+    neck=dict(in_channels=[96, 192, 384, 768]),
+)
+optim_wrapper = dict(optimizer=dict(weight_decay=0.05))
