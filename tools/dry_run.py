@@ -1,8 +1,8 @@
-"""Run configs for two training iterations and one validation, on stand-in data.
+"""Run configs for a few training iterations and one validation, on stand-in data.
 
 A config runs as it is written: its model, pipelines, augmentation, optimiser, hooks and evaluators.
 The dry run changes the data (a few images in the layouts of ImageNet, COCO, ADE20K and Cityscapes),
-the number of iterations and the batch (two images). It downloads no weights, and loads images
+the number of iterations (two) and the batch (two images). It downloads no weights, and loads images
 without worker processes. A strategy for several GPUs (FSDP, DeepSpeed) is left out, and the table
 says so. Each config has a process of its own. A config that has passed is not repeated until it
 changes.
@@ -33,7 +33,7 @@ from mmlaplace.commands.script_runs import import_first, run_script
 
 ROOT = Path(__file__).resolve().parents[1]
 TASKS = ('classification', 'detection', 'segmentation')
-ITERATIONS, BATCH_SIZE = 2, 2
+BATCH_SIZE = 2
 
 
 def full_size_configs(task: str) -> List[Path]:
@@ -61,12 +61,12 @@ def without_thresholds(value: Any) -> Any:
     return value
 
 
-def shorten(cfg: Config, data: Path, work_dir: Path) -> Config:
+def shorten(cfg: Config, data: Path, work_dir: Path, iterations: int = 2) -> Config:
     """The config for a dry run. Everything that is not named here stays."""
     cfg = Config(on_stand_ins(cfg.to_dict(), data))
     cfg.train_cfg = dict(
-        type='IterBasedTrainLoop', max_iters=ITERATIONS, val_interval=ITERATIONS,
-    )  # fmt: skip
+        type='IterBasedTrainLoop', max_iters=iterations, val_interval=iterations
+    )
     loaders = (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader)
     for loader in loaders:
         loader.update(num_workers=0, persistent_workers=False)
@@ -90,14 +90,14 @@ def shorten(cfg: Config, data: Path, work_dir: Path) -> Config:
     return cfg
 
 
-def run_here(config: Path, data: Path, work_dir: Path) -> None:
+def run_here(config: Path, data: Path, work_dir: Path, iterations: int) -> None:
     """Train and validate in this process, and write what was seen."""
     from mmengine.model import revert_sync_batchnorm
     from mmengine.runner import Runner
 
     start = time.perf_counter()
     cfg = Config.fromfile(config)
-    runner = Runner.from_cfg(shorten(cfg, data, work_dir))
+    runner = Runner.from_cfg(shorten(cfg, data, work_dir, iterations))
     runner.model = revert_sync_batchnorm(runner.model)  # SyncBN needs several processes
     runner.train()
     scalars = runner.message_hub.log_scalars
@@ -115,6 +115,7 @@ def run_here(config: Path, data: Path, work_dir: Path) -> None:
         dict(
             seconds=time.perf_counter() - start,
             MB=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            iterations=iterations,
             loss=losses[0],
             metrics=metrics,
             left_out=cfg.strategy.type if 'strategy' in cfg else '',
@@ -133,13 +134,14 @@ def fingerprint(cfg: Config) -> str:
     return hashlib.sha256(cfg.pretty_text.encode()).hexdigest()[:16]
 
 
-def run(config: Path, mark: str, data: Path, work_dir: Path) -> dict:
+def run(config: Path, mark: str, data: Path, work_dir: Path, iterations: int) -> dict:
     """Run a config in a process of its own; what it found, or the end of its log."""
     folder = work_dir / config.stem
     row = dict(config=name_of(config), fingerprint=mark)
     passed = folder / 'passed.json'
     passed.unlink(missing_ok=True)
     arguments = [str(config), '--here', '--data-root', str(data), '--work-dir', str(folder)]
+    arguments += ['--iterations', str(iterations)]
     status, end = run_script(Path(__file__), arguments, folder / 'log.txt')
     if status == 0:
         return dict(row, passed=True, **json.loads(passed.read_text()))
@@ -167,10 +169,13 @@ def main() -> None:
     parser.add_argument('--tasks', nargs='+', choices=TASKS, default=[], help='all of these')
     parser.add_argument('--data-root', type=Path, default=Path('data/stand_in'))
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/dry_run'))
+    parser.add_argument('--iterations', type=int, default=2, help='of training (default: 2)')
     parser.add_argument('--here', action='store_true', help='one config, in this process')
     args = parser.parse_args()
     configs = [config.resolve() for config in args.configs]
     configs += [config for task in args.tasks for config in full_size_configs(task)]
+    if args.iterations < 1:
+        parser.error(f'--iterations must be at least 1, got {args.iterations}')
     if not configs:
         parser.error(f'name configs, or tasks of {TASKS} by --tasks')
     missing = [str(config) for config in configs if not config.is_file()]
@@ -183,7 +188,7 @@ def main() -> None:
             f'{args.data_root} makes it'
         )
     if args.here:
-        return run_here(configs[0], data, args.work_dir)
+        return run_here(configs[0], data, args.work_dir, args.iterations)
     results = args.work_dir / 'results.json'
     known = json.loads(results.read_text()) if results.is_file() else {}
     cfgs = [Config.fromfile(config) for config in configs]
@@ -193,7 +198,7 @@ def main() -> None:
     for config, cfg in track(list(zip(configs, cfgs)), 'configs'):
         old, mark = known.get(name_of(config)), fingerprint(cfg)
         if old is None or not old['passed'] or old['fingerprint'] != mark:
-            old = run(config, mark, data, args.work_dir)
+            old = run(config, mark, data, args.work_dir, args.iterations)
             known[old['config']] = old
             write_json(results, known)
         rows.append(old)
