@@ -64,9 +64,7 @@ def without_thresholds(value: Any) -> Any:
 def shorten(cfg: Config, data: Path, work_dir: Path, iterations: int = 2) -> Config:
     """The config for a dry run. Everything that is not named here stays."""
     cfg = Config(on_stand_ins(cfg.to_dict(), data))
-    cfg.train_cfg = dict(
-        type='IterBasedTrainLoop', max_iters=iterations, val_interval=iterations
-    )
+    cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=iterations, val_interval=iterations)
     loaders = (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader)
     for loader in loaders:
         loader.update(num_workers=0, persistent_workers=False)

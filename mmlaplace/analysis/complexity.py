@@ -97,7 +97,7 @@ if hasattr(aten, '_scaled_dot_product_flash_attention_for_cpu'):  # torch >= 2.2
     )
 else:  # whose counter does not look into cdist and matmul, as newer ones do
     FLOP_FORMULAS[aten.cdist] = FLOP_FORMULAS[aten._cdist_forward]
-    FLOP_FORMULAS[aten.matmul] = lambda x, y, *_, out_shape, **__: (2 * _product(out_shape) * x[-1])
+    FLOP_FORMULAS[aten.matmul] = lambda x, y, *_, out_shape, **__: 2 * _product(out_shape) * x[-1]
 
 for _name in ('laplacian_kernel', 'gaussian_kernel'):
     if _name in _native.AVAILABLE:
