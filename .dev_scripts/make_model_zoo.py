@@ -41,7 +41,8 @@ PROVEN = """\
 released file, by its names and shapes, converts with no tensor missing or left over. *Logits* and
 *gradient* are the largest errors of small classifiers with random weights against the authors' own
 code, relative to the largest value, and *timm* those against timm. *Dry runs* are full-size configs
-that trained and validated for two steps. The released weights themselves were not at hand.
+that trained for one or two steps and were validated. The released weights themselves were not at
+hand.
 """
 INTRODUCTION = """\
 # Model zoo

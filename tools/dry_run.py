@@ -2,14 +2,15 @@
 
 A config runs as it is written: its model, pipelines, augmentation, optimiser, hooks and evaluators.
 The dry run changes the data (a few images in the layouts of ImageNet, COCO, ADE20K and Cityscapes),
-the number of iterations (two) and the batch (two images). It downloads no weights, and loads images
-without worker processes. A strategy for several GPUs (FSDP, DeepSpeed) is left out, and the table
-says so. Each config has a process of its own. A config that has passed is not repeated until it
-changes.
+the number of iterations (two) and the batch (two images; UPerNet needs two). It downloads no
+weights, and loads images without worker processes. A strategy for several GPUs (FSDP, DeepSpeed) is
+left out, and the table says so. Each config has a process of its own. A config that has passed is
+not repeated until it changes.
 
 Examples:
   python tools/dry_run.py configs/detection/soft/retinanet_softpp-tiny_fpn_1x_coco.py
   python tools/dry_run.py --tasks segmentation
+  python tools/dry_run.py --tasks detection --iterations 1 --batch-size 1  # half the time
   python tools/dry_run.py --tasks classification detection segmentation      # hours on a CPU
 """
 
@@ -20,7 +21,7 @@ import resource
 import sys
 import time
 from pathlib import Path
-from typing import Any, List
+from typing import Any, Dict, List
 
 from mmengine.config import Config
 from rich import box
@@ -33,7 +34,6 @@ from mmlaplace.commands.script_runs import import_first, run_script
 
 ROOT = Path(__file__).resolve().parents[1]
 TASKS = ('classification', 'detection', 'segmentation')
-BATCH_SIZE = 2
 
 
 def full_size_configs(task: str) -> List[Path]:
@@ -61,14 +61,16 @@ def without_thresholds(value: Any) -> Any:
     return value
 
 
-def shorten(cfg: Config, data: Path, work_dir: Path, iterations: int = 2) -> Config:
+def shorten(
+    cfg: Config, data: Path, work_dir: Path, iterations: int = 2, batch_size: int = 2
+) -> Config:
     """The config for a dry run. Everything that is not named here stays."""
     cfg = Config(on_stand_ins(cfg.to_dict(), data))
     cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=iterations, val_interval=iterations)
     loaders = (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader)
     for loader in loaders:
         loader.update(num_workers=0, persistent_workers=False)
-        loader.batch_size = min(loader.batch_size, BATCH_SIZE)
+        loader.batch_size = min(loader.batch_size, batch_size)
         for unusual in ('prefetch_factor', 'pin_memory'):
             loader.pop(unusual, None)
     init_cfg = cfg.model.backbone.get('init_cfg')
@@ -88,14 +90,14 @@ def shorten(cfg: Config, data: Path, work_dir: Path, iterations: int = 2) -> Con
     return cfg
 
 
-def run_here(config: Path, data: Path, work_dir: Path, iterations: int) -> None:
+def run_here(config: Path, data: Path, work_dir: Path, length: Dict[str, int]) -> None:
     """Train and validate in this process, and write what was seen."""
     from mmengine.model import revert_sync_batchnorm
     from mmengine.runner import Runner
 
     start = time.perf_counter()
     cfg = Config.fromfile(config)
-    runner = Runner.from_cfg(shorten(cfg, data, work_dir, iterations))
+    runner = Runner.from_cfg(shorten(cfg, data, work_dir, **length))
     runner.model = revert_sync_batchnorm(runner.model)  # SyncBN needs several processes
     runner.train()
     scalars = runner.message_hub.log_scalars
@@ -113,7 +115,7 @@ def run_here(config: Path, data: Path, work_dir: Path, iterations: int) -> None:
         dict(
             seconds=time.perf_counter() - start,
             MB=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-            iterations=iterations,
+            **length,
             loss=losses[0],
             metrics=metrics,
             left_out=cfg.strategy.type if 'strategy' in cfg else '',
@@ -132,14 +134,15 @@ def fingerprint(cfg: Config) -> str:
     return hashlib.sha256(cfg.pretty_text.encode()).hexdigest()[:16]
 
 
-def run(config: Path, mark: str, data: Path, work_dir: Path, iterations: int) -> dict:
+def run(config: Path, mark: str, data: Path, work_dir: Path, length: Dict[str, int]) -> dict:
     """Run a config in a process of its own; what it found, or the end of its log."""
     folder = work_dir / config.stem
     row = dict(config=name_of(config), fingerprint=mark)
     passed = folder / 'passed.json'
     passed.unlink(missing_ok=True)
     arguments = [str(config), '--here', '--data-root', str(data), '--work-dir', str(folder)]
-    arguments += ['--iterations', str(iterations)]
+    for name, number in length.items():
+        arguments += [f'--{name.replace("_", "-")}', str(number)]
     status, end = run_script(Path(__file__), arguments, folder / 'log.txt')
     if status == 0:
         return dict(row, passed=True, **json.loads(passed.read_text()))
@@ -168,12 +171,15 @@ def main() -> None:
     parser.add_argument('--data-root', type=Path, default=Path('data/stand_in'))
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/dry_run'))
     parser.add_argument('--iterations', type=int, default=2, help='of training (default: 2)')
+    parser.add_argument('--batch-size', type=int, default=2, help='at most (default: 2)')
     parser.add_argument('--here', action='store_true', help='one config, in this process')
     args = parser.parse_args()
     configs = [config.resolve() for config in args.configs]
     configs += [config for task in args.tasks for config in full_size_configs(task)]
-    if args.iterations < 1:
-        parser.error(f'--iterations must be at least 1, got {args.iterations}')
+    length = dict(iterations=args.iterations, batch_size=args.batch_size)
+    for name, number in length.items():
+        if number < 1:
+            parser.error(f'--{name.replace("_", "-")} must be at least 1, got {number}')
     if not configs:
         parser.error(f'name configs, or tasks of {TASKS} by --tasks')
     missing = [str(config) for config in configs if not config.is_file()]
@@ -186,7 +192,7 @@ def main() -> None:
             f'{args.data_root} makes it'
         )
     if args.here:
-        return run_here(configs[0], data, args.work_dir, args.iterations)
+        return run_here(configs[0], data, args.work_dir, length)
     results = args.work_dir / 'results.json'
     known = json.loads(results.read_text()) if results.is_file() else {}
     cfgs = [Config.fromfile(config) for config in configs]
@@ -196,7 +202,7 @@ def main() -> None:
     for config, cfg in track(list(zip(configs, cfgs)), 'configs'):
         old, mark = known.get(name_of(config)), fingerprint(cfg)
         if old is None or not old['passed'] or old['fingerprint'] != mark:
-            old = run(config, mark, data, args.work_dir, args.iterations)
+            old = run(config, mark, data, args.work_dir, length)
             known[old['config']] = old
             write_json(results, known)
         rows.append(old)
