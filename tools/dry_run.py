@@ -73,6 +73,8 @@ def shorten(
         loader.batch_size = min(loader.batch_size, batch_size)
         for unusual in ('prefetch_factor', 'pin_memory'):
             loader.pop(unusual, None)
+    # Also where a config has one image a GPU: with SyncBN, other GPUs would add theirs.
+    cfg.train_dataloader.batch_size = batch_size
     init_cfg = cfg.model.backbone.get('init_cfg')
     if isinstance(init_cfg, dict) and str(init_cfg.get('checkpoint')).startswith('http'):
         cfg.model.backbone.init_cfg = None
@@ -171,7 +173,7 @@ def main() -> None:
     parser.add_argument('--data-root', type=Path, default=Path('data/stand_in'))
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/dry_run'))
     parser.add_argument('--iterations', type=int, default=2, help='of training (default: 2)')
-    parser.add_argument('--batch-size', type=int, default=2, help='at most (default: 2)')
+    parser.add_argument('--batch-size', type=int, default=2, help='of training (default: 2)')
     parser.add_argument('--here', action='store_true', help='one config, in this process')
     args = parser.parse_args()
     configs = [config.resolve() for config in args.configs]

@@ -61,5 +61,8 @@ def test_all_configs_are_found_and_keep_their_pipelines(tmp_path):
     assert short.optim_wrapper == cfg.optim_wrapper and short.train_cfg.max_iters == 2
     short = tool.shorten(cfg, tmp_path, tmp_path, iterations=1, batch_size=1)
     assert (short.train_cfg.max_iters, short.train_dataloader.batch_size) == (1, 1)
+    one_a_gpu = ROOT / 'configs/segmentation/mavit/mavit-large_upernet_8xb1-160k_ade20k-512x512.py'
+    short = tool.shorten(Config.fromfile(one_a_gpu), tmp_path, tmp_path)
+    assert short.train_dataloader.batch_size == 2
     path = ROOT / 'configs/detection/swin/mask-rcnn_swin-tiny_fpn_ms-1x_coco.py'
     assert tool.shorten(Config.fromfile(path), tmp_path, tmp_path).model.backbone.init_cfg is None
