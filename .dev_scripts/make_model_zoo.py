@@ -28,6 +28,7 @@ PAGE = ROOT / 'docs/model_zoo.md'
 SPEEDS = ROOT / 'docs/logs/model_zoo_cpu.json'
 PROOFS = ROOT / 'docs/logs/families.json'
 DRY_RUNS = ROOT / 'docs/logs/dry_run.json'
+FOLDERS = {'vit': ('deit',), 'ravlt': ('ravlt', 'mavit')}  # of configs, by the module of families
 RELEASED = """\
 ## Released weights
 
@@ -195,12 +196,13 @@ def proofs() -> str:
     ran = [row['config'].split('/') for row in json.loads(DRY_RUNS.read_text())]
     rows = []
     for module, found in json.loads(PROOFS.read_text()).items():
-        golden, folder = list(found['golden'].values()), {'vit': 'deit'}.get(module, module)
+        golden, folders = list(found['golden'].values()), FOLDERS.get(module, (module,))
         gradients = [errors[1] for errors in golden if len(errors) > 1]
         rows.append([
-            module, str(found['sizes']), str(found['whole'] or '–'), worst(e[0] for e in golden),
+            ', '.join(folders), str(found['sizes']), str(found['whole'] or '–'),
+            worst(e[0] for e in golden),
             worst(gradients), worst(found['timm'].values()),
-            str(sum(config[1] == folder for config in ran) or '–'),
+            str(sum(config[1] in folders for config in ran) or '–'),
         ])  # fmt: skip
     header = ['family', 'sizes', 'whole', 'logits', 'gradient', 'timm', 'dry runs']
     return f'{PROVEN}\n{markdown(header, rows)}'
