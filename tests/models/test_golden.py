@@ -148,6 +148,10 @@ MODEL_CONFIGS = {
     'xcit_nano_small': dict(XCIT, norm_tokens=False),
     'xcit_small': dict(XCIT, patch_size=8),
     'soft_model_small': dict(type='SOFT', out_type='cls_token', arch=SOFT),
+    'soft_norm_small': dict(
+        type='SOFT', out_type='cls_token', arch=SOFT, img_size=64,
+        attn_cfg=dict(soft.NORM, num_landmarks=None),
+    ),
     'pola_pvt_small': dict(type='PolaFormerPVT', arch=PVT),
     'swiftformer_small': dict(
         type='SwiftFormer',

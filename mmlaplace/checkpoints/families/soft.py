@@ -1,4 +1,7 @@
-"""SOFT and SOFT++, whose weights have the same names and shapes."""
+"""SOFT and SOFT++, whose weights have the same names.
+
+The authors' SOFT-Norm has the sizes of SOFT and the attention of SOFT++.
+"""
 
 from ..conversion import Names, Rows, position_map, within
 from .family import BLOCK, HEAD, Family
@@ -39,10 +42,19 @@ SOFT = Names(
     marks=('block1.0.att.mha.W_q.weight',),
 )
 
+SIZES = ('tiny', 'small', 'small-deep', 'medium', 'large', 'huge')
+NORM = dict(normalized=True, newton_start_per='batch')
+
 FAMILIES = {
     **{
         f'soft_{size}'.replace('-', '_'): Family((SOFT,), dict(type='SOFT', arch=size))
-        for size in ('tiny', 'small', 'small-deep', 'medium', 'large', 'huge')
+        for size in SIZES
+    },
+    **{
+        f'soft_norm_{size}'.replace('-', '_'): Family(
+            (SOFT,), dict(type='SOFT', arch=size, attn_cfg=NORM)
+        )
+        for size in SIZES
     },
     **{
         f'softpp_{size}': Family((SOFT,), dict(type='SOFTPlusPlus', arch=size))
