@@ -42,6 +42,7 @@ SOFT = Names(
     marks=('block1.0.att.mha.W_q.weight',),
 )
 
+# The authors' README counts the parameters of small, and their code builds small-deep.
 SIZES = ('tiny', 'small', 'small-deep', 'medium', 'large', 'huge')
 NORM = dict(normalized=True, newton_start_per='batch')
 
