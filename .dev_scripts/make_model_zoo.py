@@ -39,11 +39,11 @@ PROVEN = """\
 ## What is proven of each family
 
 `python .dev_scripts/prove_families.py` writes [the log](logs/families.json). *Whole*: sizes whose
-released file, by its names and shapes, converts with no tensor missing or left over. *Logits* and
-*gradient* are the largest errors of small classifiers with random weights against the authors' own
-code, relative to the largest value, and *timm* those against timm. *Dry runs* are full-size configs
-that trained for one or two steps and were validated. The released weights themselves were not at
-hand.
+checkpoint, by the names and shapes in the authors' code, converts with no tensor missing or left
+over. *Logits* and *gradient* are the largest errors of small classifiers with random weights
+against the authors' own code, relative to the largest value, and *timm* those against timm. *Dry
+runs* are full-size configs that trained for one or two steps and were validated. The released
+weights themselves were not at hand.
 """
 INTRODUCTION = """\
 # Model zoo

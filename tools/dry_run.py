@@ -10,7 +10,7 @@ not repeated until it changes.
 Examples:
   python tools/dry_run.py configs/detection/soft/retinanet_softpp-tiny_fpn_1x_coco.py
   python tools/dry_run.py --tasks segmentation
-  python tools/dry_run.py --tasks detection --iterations 1 --batch-size 1  # half the time
+  python tools/dry_run.py --tasks detection --iterations 1 --batch-size 1  # takes less time
   python tools/dry_run.py --tasks classification detection segmentation      # hours on a CPU
 """
 
@@ -67,14 +67,14 @@ def shorten(
     """The config for a dry run. Everything that is not named here stays."""
     cfg = Config(on_stand_ins(cfg.to_dict(), data))
     cfg.train_cfg = dict(type='IterBasedTrainLoop', max_iters=iterations, val_interval=iterations)
-    loaders = (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader)
-    for loader in loaders:
-        loader.update(num_workers=0, persistent_workers=False)
-        loader.batch_size = min(loader.batch_size, batch_size)
-        for unusual in ('prefetch_factor', 'pin_memory'):
-            loader.pop(unusual, None)
     # Also where a config has one image a GPU: with SyncBN, other GPUs would add theirs.
     cfg.train_dataloader.batch_size = batch_size
+    for loader in (cfg.val_dataloader, cfg.test_dataloader):
+        loader.batch_size = min(loader.batch_size, batch_size)
+    for loader in (cfg.train_dataloader, cfg.val_dataloader, cfg.test_dataloader):
+        loader.update(num_workers=0, persistent_workers=False)
+        for unusual in ('prefetch_factor', 'pin_memory'):
+            loader.pop(unusual, None)
     init_cfg = cfg.model.backbone.get('init_cfg')
     if isinstance(init_cfg, dict) and str(init_cfg.get('checkpoint')).startswith('http'):
         cfg.model.backbone.init_cfg = None
