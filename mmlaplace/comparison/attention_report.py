@@ -3,12 +3,14 @@
 import math
 import statistics
 from pathlib import Path
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, Iterator, List, Optional, Sequence, Tuple
 
 import matplotlib
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
+
+from .attention_study import ABLATIONS
 
 MATRIX_HEADERS = {
     'row_sum': 'row sum', 'row_sum_deviation': '± over rows', 'negative': 'negative',
@@ -44,9 +46,9 @@ def by_attention(results: List[dict]) -> Dict[str, List[dict]]:
     return dict(sorted(found.items(), key=lambda item: -mean_top1(item[1])))
 
 
-def mean_top1(runs: List[dict]) -> float:
-    """Mean top-1 in the first column, where the test images have the training size."""
-    return statistics.mean(next(iter(run['top1'].values())) for run in runs)
+def mean_top1(runs: List[dict], column: Optional[str] = None) -> float:
+    """Mean top-1 in a column. Default: the first, where test images have the training size."""
+    return statistics.mean(run['top1'][column or next(iter(run['top1']))] for run in runs)
 
 
 def accuracy_table(results: List[dict]) -> str:
@@ -87,6 +89,32 @@ def half_width(values: List[float]) -> float:
 
     error = statistics.stdev(values) / math.sqrt(len(values))
     return float(stdtrit(len(values) - 1, 0.975)) * error
+
+
+def ablation_table(results: List[dict], names: Sequence[str]) -> str:
+    """A table of what options do: the differences from the first name, with its seeds.
+
+    Args:
+        results: Results of one group.
+        names: The attention, and the same with other options.
+
+    Returns:
+        The table. It is empty if no name shares two seeds with the first.
+    """
+    found, apart = by_attention(results), differences(results, names[0])
+    columns = list(results[0]['top1'])
+    rows = [
+        [
+            name,
+            *(f'{mean_top1(found[name], column):.2f}' for column in columns),
+            f'{statistics.mean(apart[name]):+.2f}' if name in apart else '',
+            f'± {half_width(apart[name]):.2f}' if name in apart else '',
+            str(len(apart.get(name, found[name]))),
+        ]
+        for name in names if name in apart or (name == names[0] and apart)
+    ]  # fmt: skip
+    header = ['attention', *columns, 'difference', '95 % interval', 'seeds']
+    return markdown(header, rows) if len(rows) > 1 else ''
 
 
 def difference_table(results: List[dict]) -> str:
@@ -155,6 +183,12 @@ def left_out(costs: Dict[str, dict]) -> Iterator[str]:
 def sections(content: dict) -> Iterator[Tuple[str, str]]:
     """The title and the Markdown of each table."""
     for key, results in groups(content['results']).items():
+        for question, names in ABLATIONS.items():
+            if table := ablation_table(results, names):
+                yield f'{question}, seeds paired: {key}', table
+        results = with_defaults(results)
+        if not results:
+            continue
         yield f'top-1 in %, mean ± s (seeds): {key}', accuracy_table(results)
         if table := difference_table(results):
             yield f'points of top-1 beside softmax, seeds paired: {key}', table
@@ -168,6 +202,11 @@ def sections(content: dict) -> Iterator[Tuple[str, str]]:
         yield 'time in ms, batch 1, one thread', cost_table(costs, sizes, 'seconds', 1e3)
         yield 'peak memory of tensors in MB', cost_table(costs, sizes, 'MB', 1)
         yield 'not measured', '\n'.join(left_out(costs)) or 'nothing'
+
+
+def with_defaults(results: List[dict]) -> List[dict]:
+    """Results of attentions without options, which the tables of all attentions show."""
+    return [result for result in results if '=' not in result['settings']['attention']]
 
 
 def groups(results: List[dict]) -> Dict[str, List[dict]]:
@@ -277,7 +316,7 @@ def write_report(content: dict, folder: Path) -> List[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     tables.write_text(text)
     written = [tables]
-    for key, results in groups(content['results']).items():
+    for key, results in groups(with_defaults(content['results'])).items():
         name = key.replace(', ', '_').replace(' ', '-')
         written.append(folder / f'top1_{name}.png')
         plot_accuracy(results, key, written[-1])

@@ -8,6 +8,7 @@ import warnings
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
+import yaml
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from mmengine.utils import digit_version
@@ -31,13 +32,26 @@ class Phase(NamedTuple):
     lr: float
 
 
+class Column(NamedTuple):
+    """A test, which is a column of the table.
+
+    Attributes:
+        data: The data set. The test follows the phase with this data set.
+        folder: Its folder with the images. Fashion-MNIST has none.
+        side: Side to which the images are enlarged. Default: they stay as they are.
+    """
+
+    data: str
+    folder: str = ''
+    side: Optional[int] = None
+
+
 class Study(NamedTuple):
     """A sequence of trainings, and the tests after them.
 
     Attributes:
         phases: The trainings. Each starts from the weights of the one before.
-        columns: For each column of the table, the data set and its folder to test on. The test
-            follows the phase with this data set.
+        columns: The tests, by the titles of their columns.
         flip: Whether training images are mirrored at random.
         batch_size: Images in a step. Default: 32.
         shift: Pixels by which training images are shifted at most. Default: 3.
@@ -45,7 +59,7 @@ class Study(NamedTuple):
     """
 
     phases: Tuple[Phase, ...]
-    columns: Dict[str, Tuple[str, str]]
+    columns: Dict[str, Column]
     flip: bool
     batch_size: int = 32
     shift: int = 3
@@ -56,9 +70,9 @@ STUDIES = {
     'textures': Study(
         (Phase('textures', 64, 15, 4, 1.5e-3),),
         {
-            '64² (1×)': ('textures', 'val'),
-            '96² (1.5×)': ('textures', 'val_96'),
-            '128² (2×)': ('textures', 'val_128'),
+            '64² (1×)': Column('textures', 'val'),
+            '96² (1.5×)': Column('textures', 'val_96'),
+            '128² (2×)': Column('textures', 'val_128'),
         },
         flip=True,
     ),
@@ -66,16 +80,20 @@ STUDIES = {
     'digits': Study(
         (Phase('classification', 48, 10, 11, 1e-3), Phase('crowds', 48, 10, 6, 1e-3)),
         {
-            'single digits, 48²': ('classification', 'val'),
-            'crowds, 48² (1×)': ('crowds', 'val'),
-            'crowds, 72² (1.5×)': ('crowds', 'val_72'),
-            'crowds, 96² (2×)': ('crowds', 'val_96'),
+            'single digits, 48²': Column('classification', 'val'),
+            'crowds, 48² (1×)': Column('crowds', 'val'),
+            'crowds, 72² (1.5×)': Column('crowds', 'val_72'),
+            'crowds, 96² (2×)': Column('crowds', 'val_96'),
         },
         flip=False,
     ),
     'fashion': Study(
         (Phase('fashion', 28, 10, 9, 2e-3),),
-        {'28²': ('fashion', 'test')},
+        {
+            '28²': Column('fashion'),
+            '42² (1.5×)': Column('fashion', side=42),
+            '56² (2×)': Column('fashion', side=56),
+        },
         flip=True,
         batch_size=64,
         shift=1,
@@ -115,6 +133,29 @@ VARIANTS = {
     'KernelAttention, Laplacian': dict(type='KernelAttention', kernel='laplacian'),
     'PerformerAttention, ReLU': dict(type='PerformerAttention', features='relu'),
 }
+# What one option of an attention does. The first of each row is the one of the table.
+ABLATIONS: Dict[str, Tuple[str, ...]] = {
+    'bandwidth of the Laplacian kernel (4)': (
+        'LaplacianAttention', *(f'LaplacianAttention, bandwidth={x}' for x in (0.5, 1, 2, 8)),
+    ),
+    'kernel (Laplacian)': (
+        'LaplacianAttention', 'LaplacianAttention, kernel=gaussian', 'NystromformerAttention',
+    ),
+    'whitening (normalized)': (
+        'LaplacianAttention', *(f'LaplacianAttention, whitening={x}' for x in ('literal', 'none')),
+    ),
+    'landmarks (16)': (
+        'LaplacianAttention', *(f'LaplacianAttention, num_landmarks={x}' for x in (9, 25, 49, 100)),
+    ),
+    'SOFT (SOFT++, Newton, convolutions)': (
+        'SOFTAttention', 'SOFTAttention, normalized=false', 'SOFTAttention, solver=cholesky',
+        'SOFTAttention, landmark_method=pool', 'SOFTAttention, lepe_kernel=0',
+    ),
+    'PolaFormer (polarity, gate, learned powers)': (
+        'PolaAttention', 'PolaAttention, polarity=false', 'PolaAttention, gate=false',
+        'PolaAttention, power=1', 'PolaAttention, power=3',
+    ),
+}  # fmt: skip
 
 
 def contenders() -> Dict[str, dict]:
@@ -124,13 +165,40 @@ def contenders() -> Dict[str, dict]:
         for name, cls in MODELS.module_dict.items()
         if issubclass(cls, BaseAttention) and cls is not WindowAttention
     )
-    found = {name: dict(type=name) for name in registered}
-    found.update({name: dict(cfg) for name, cfg in VARIANTS.items()})
-    for cfg in found.values():
-        # The small maps have room for few landmarks only. All attentions get the same number.
-        if 'num_landmarks' in MODELS.get(cfg['type']).known_options():
-            cfg['num_landmarks'] = LANDMARKS
-    return dict(sorted(found.items()))
+    return {name: config_of(name) for name in sorted([*registered, *VARIANTS])}
+
+
+def config_of(name: str) -> dict:
+    """The config of an attention with the options that its name has.
+
+    Args:
+        name: A key of ``VARIANTS``, or the name of a registered attention, and options in YAML
+            after it, such as ``'PolaAttention, power=3, gate=false'``.
+
+    Raises:
+        ValueError: If there is no such attention or option.
+
+    Examples:
+        >>> from mmlaplace.comparison.attention_study import config_of
+        >>> config_of('LaplacianAttention, kernel=gaussian, bandwidth=2.0')
+        {'type': 'LaplacianAttention', 'kernel': 'gaussian', 'bandwidth': 2.0, 'num_landmarks': 16}
+    """
+    kind, *options = name.split(', ')
+    if name in VARIANTS:
+        cfg = dict(VARIANTS[name])
+    else:
+        pairs = [option.partition('=') for option in options]
+        cfg = dict(type=kind, **{option: yaml.safe_load(value) for option, _, value in pairs})
+    attention = MODELS.get(cfg['type'])
+    if not (isinstance(attention, type) and issubclass(attention, BaseAttention)):
+        raise ValueError(f'there is no attention {kind!r}; choose from {", ".join(contenders())}')
+    known = attention.known_options()
+    if unknown := [option for option in cfg if option not in ('type', *known)]:
+        raise ValueError(f'{kind} has no options {unknown} (of {name!r}); it has {known}')
+    # The small maps have room for few landmarks only. All attentions get the same number.
+    if 'num_landmarks' in known and 'pool_ratio' not in cfg:
+        cfg.setdefault('num_landmarks', LANDMARKS)
+    return cfg
 
 
 def without_local_branch(attn_cfg: dict) -> dict:
@@ -197,7 +265,7 @@ def settings_of(
     """The settings on which a result depends. They are stored with it.
 
     Args:
-        name: The attention, a key of :func:`contenders`.
+        name: The attention, as in :func:`config_of`.
         host: A key of ``HOSTS``.
         seed: Seed of the training.
         study: A key of ``STUDIES``.
@@ -205,9 +273,9 @@ def settings_of(
         epochs: Epochs of each phase, or 0 for those of the study.
 
     Raises:
-        ValueError: If the attention has no local branch that can be left out.
+        ValueError: If there is no such attention, or it has no local branch that can be left out.
     """
-    attn_cfg = contenders()[name]
+    attn_cfg = config_of(name)
     if not local_branch:
         attn_cfg = without_local_branch(attn_cfg)
     phases = STUDIES[study].phases

@@ -217,6 +217,15 @@ def test_images_that_are_too_small_or_no_batch_are_quoted(name):
         backbone(torch.randn(3, 64, 96))
 
 
+def test_small_images_take_smaller_strides():
+    backbone = build('LaplacianFormer', strides=(2, 2, 2, 2), img_size=28)
+    maps = backbone(torch.randn(1, 3, 28, 30))
+    assert [tuple(x.shape[2:]) for x in maps] == [(14, 15), (7, 8), (4, 4), (2, 2)]
+    for bad in ((2, 2, 2), (2, 2, 0, 2), 2):
+        with pytest.raises(ValueError, match=rf'4 positive .*{re.escape(repr(bad))}'):
+            build('LaplacianFormer', strides=bad)
+
+
 @pytest.mark.parametrize('name', BACKBONES)
 def test_sizes_have_their_parameters_and_heads(name):
     sizes = yaml.safe_load((ROOT / 'tests/data/backbone_sizes.yml').read_text())[name]

@@ -65,6 +65,18 @@ def test_every_registered_attention_is_compared():
     assert all('num_landmarks' not in cfg or cfg['num_landmarks'] == 16 for cfg in names.values())
 
 
+def test_a_name_has_the_options_of_an_attention():
+    asked = {name for names in attention_study.ABLATIONS.values() for name in names}
+    assert all(attention_study.config_of(name)['type'] == name.split(',')[0] for name in asked)
+    assert attention_study.config_of('PolaAttention, gate=false, power=3') == dict(
+        type='PolaAttention', gate=False, power=3
+    )
+    with pytest.raises(ValueError, match="no options \\['powers'\\] .*'power'"):
+        attention_study.config_of('PolaAttention, powers=3')
+    with pytest.raises(ValueError, match="no attention 'Pola'; choose from .*PolaAttention"):
+        attention_study.config_of('Pola')
+
+
 def test_a_result_of_other_settings_is_not_taken(tmp_path):
     settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', True, 3)
     assert not attention_study.finished(tmp_path, settings)
@@ -120,6 +132,14 @@ def test_differences_are_of_pairs_of_seeds():
     # Student's t for 97.5 % and two degrees of freedom is 4.303.
     assert attention_report.half_width([2.0, 3.0, 4.0]) == pytest.approx(4.303 / 3**0.5, rel=1e-3)
     assert '| XC | +3.00 | ± 2.48 | 3 |' in attention_report.difference_table(results)
+    for seed, top1 in enumerate((52.0, 54.0, 56.0)):
+        results.append(made_up('SoftmaxAttention, qkv_bias=false', seed, top1))
+    names = 'SoftmaxAttention', 'SoftmaxAttention, qkv_bias=false', 'SOFTAttention'
+    (*_, last) = attention_report.ablation_table(results, names).splitlines()
+    assert last == '| SoftmaxAttention, qkv_bias=false | 54.00 | 59.00 | +3.00 | ± 2.48 | 3 |'
+    assert 'qkv_bias' not in dict(attention_report.sections(dict(results=results, costs=[])))[
+        'top-1 in %, mean ± s (seeds): vit, textures'
+    ]
 
 
 @pytest.mark.training
@@ -140,7 +160,7 @@ def test_fashion_is_a_study(fashion_files, tmp_path):
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     found = json.loads((tmp_path / 'result.json').read_text())
-    assert list(found['top1']) == ['28²'] and len(found['matrices']) > 0
+    assert list(found['top1']) == ['28²', '42² (1.5×)', '56² (2×)'] and len(found['matrices']) > 0
 
 
 def compare(data, work_dir, *options):

@@ -17,7 +17,7 @@ from mmengine.registry import MODELS
 
 from mmlaplace.analysis.measuring import describe_machine, model_job, seconds_of, tensor_memory
 from mmlaplace.commands.command_line import ToolParser, write_json
-from mmlaplace.comparison.attention_study import HOSTS, SIZES, backbone_cfg, contenders
+from mmlaplace.comparison.attention_study import HOSTS, SIZES, backbone_cfg, config_of
 
 PASSES = ('forward', 'forward and backward')
 RUNS, BUDGET = 5, 3.0  # at most so many runs of a pass, and seconds for those after the first
@@ -64,7 +64,7 @@ def cost_of(
         memory_limit: Largest peak to try, in MB.
     """
     torch.manual_seed(0)
-    backbone = MODELS.build(backbone_cfg(host, contenders()[attention], min(sizes)))
+    backbone = MODELS.build(backbone_cfg(host, config_of(attention), min(sizes)))
     found = {}
     for name in PASSES:
         rows, left_out = [], {}
@@ -88,7 +88,7 @@ def cost_of(
 
 def main() -> None:
     parser = ToolParser(__doc__)
-    parser.add_argument('attention', choices=list(contenders()), metavar='ATTENTION')
+    parser.add_argument('attention', help='and its options: "PolaAttention, power=3"')
     parser.add_argument('--host', choices=list(HOSTS), default='laplacianformer')
     parser.add_argument('--sizes', nargs='+', type=int, default=list(SIZES))
     parser.add_argument(
@@ -97,6 +97,10 @@ def main() -> None:
     parser.add_argument('--memory', type=float, default=8000, help='in MB; %(default)s')
     parser.add_output('--out', default=Path('work_dirs/attention_cost.json'))
     args = parser.parse_args()
+    try:
+        config_of(args.attention)
+    except ValueError as error:
+        parser.error(str(error))
     cost = cost_of(args.attention, args.host, args.sizes, args.seconds, args.memory)
     settings = dict(attention=args.attention, host=args.host, sizes=args.sizes)
     write_json(args.out, dict(settings=settings, machine=describe_machine(CPU), cost=cost))

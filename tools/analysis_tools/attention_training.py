@@ -6,6 +6,7 @@ result.json at the end.
 Example:
   python tools/dataset_converters/make_mini_datasets.py --tasks textures
   python tools/analysis_tools/attention_training.py LaplacianAttention --seed 0
+  python tools/analysis_tools/attention_training.py "LaplacianAttention, bandwidth=2"
 """
 
 import json
@@ -26,9 +27,9 @@ from mmlaplace.commands.command_line import ToolParser, load_or_exit, write_json
 from mmlaplace.comparison.attention_study import (
     HOSTS,
     STUDIES,
+    Column,
     Phase,
     Study,
-    contenders,
     finished,
     phase_cfg,
     settings_of,
@@ -48,6 +49,19 @@ def train(cfg: Config, work_dir: Path) -> str:
     return str(checkpoint)
 
 
+def tested_cfg(cfg: Config, column: Column) -> Config:
+    """The config of a test of what another config trained."""
+    tested = Config(cfg.to_dict())
+    tested.resume = False
+    dataset = tested.test_dataloader.dataset
+    if column.folder:
+        dataset.data_prefix = column.folder
+    if column.side:
+        dataset.pipeline.insert(0, dict(type='Resize', scale=(column.side, column.side)))
+    tested.experiment_name = f'{column.data}_{column.side or column.folder or "test"}'
+    return tested
+
+
 def train_and_test(
     host: str, attn_cfg: dict, seed: int, study: Study, work_dir: Path, data_root: Path
 ) -> Tuple[Dict[str, float], Config, str]:
@@ -59,15 +73,12 @@ def train_and_test(
         cfg.load_from = checkpoint
         cfg.experiment_name = phase.data
         checkpoint = train(cfg, work_dir / phase.data)
-        for column, (data, folder) in study.columns.items():
-            if data == phase.data:
-                tested = Config(cfg.to_dict())
-                tested.update(load_from=checkpoint, resume=False)
-                tested.work_dir = str(work_dir / phase.data / folder)
-                if study.dataset == 'CustomDataset':
-                    tested.test_dataloader.dataset.data_prefix = folder
-                tested.experiment_name = f'{phase.data}_{folder}'
-                top1[column] = Runner.from_cfg(tested).test()['accuracy/top1']
+        for title, column in study.columns.items():
+            if column.data == phase.data:
+                tested = tested_cfg(cfg, column)
+                tested.load_from = checkpoint
+                tested.work_dir = str(work_dir / tested.experiment_name)
+                top1[title] = Runner.from_cfg(tested).test()['accuracy/top1']
     return top1, cfg, checkpoint
 
 
@@ -99,7 +110,7 @@ def look_into(cfg: Config, checkpoint: str, phase: Phase, data_root: Path) -> di
 
 def main() -> None:
     parser = ToolParser(__doc__)
-    parser.add_argument('attention', choices=list(contenders()), metavar='ATTENTION')
+    parser.add_argument('attention', help='and its options: "PolaAttention, power=3"')
     parser.add_argument('--host', choices=list(HOSTS), default='laplacianformer')
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--study', choices=list(STUDIES), default='textures')

@@ -20,6 +20,7 @@ Examples:
   python tools/analysis_tools/compare_attentions.py --hosts vit swin --seeds 0 --no-cost
   python tools/analysis_tools/compare_attentions.py --no-local-branch --seeds 0 --no-cost
   python tools/analysis_tools/compare_attentions.py --study fashion --no-cost --jobs 1
+  python tools/analysis_tools/compare_attentions.py --study fashion --ablations --seeds 0 1 2 3 4
   # continue from the runs of docs/attention_comparison.md
   python tools/analysis_tools/compare_attentions.py --known docs/logs/compare_attentions.json
 """
@@ -38,9 +39,11 @@ from mmlaplace.commands.command_line import ToolParser, write_json
 from mmlaplace.commands.script_runs import import_first, run_script
 from mmlaplace.comparison.attention_report import write_report
 from mmlaplace.comparison.attention_study import (
+    ABLATIONS,
     HOSTS,
     SIZES,
     STUDIES,
+    config_of,
     contenders,
     read_result,
     settings_of,
@@ -149,8 +152,12 @@ def but_sizes(settings: dict) -> dict:
 def main() -> None:
     parser = ToolParser(__doc__)
     names = list(contenders())
-    parser.add_argument('--attentions', nargs='+', metavar='NAME', default=names,
-                        help=f'default: all, which are {", ".join(names)}')  # fmt: skip
+    parser.add_argument('--attentions', nargs='+', metavar='NAME',
+                        help='with options after a comma, such as "PolaAttention, power=3"; '
+                        f'default: all, which are {", ".join(names)}')  # fmt: skip
+    parser.add_argument('--ablations', nargs='*', choices=list(ABLATIONS), metavar='QUESTION',
+                        help='compare options of one attention instead of all attentions; default: '
+                        f'all questions, which are {"; ".join(ABLATIONS)}')  # fmt: skip
     parser.add_argument('--hosts', nargs='+', choices=list(HOSTS), default=['laplacianformer'])
     parser.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2])
     parser.add_argument('--study', choices=list(STUDIES), default='textures')
@@ -166,9 +173,14 @@ def main() -> None:
     parser.add_argument('--data-root', type=Path, default=Path('data/mini'))
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/compare_attentions'))
     args = parser.parse_args()
-    unknown = [name for name in args.attentions if name not in names]
-    if unknown:
-        parser.error(f'there are no attentions {unknown}; choose from {names}')
+    if args.ablations is not None:
+        asked = [name for key in args.ablations or ABLATIONS for name in ABLATIONS[key]]
+        args.attentions = list(dict.fromkeys([*(args.attentions or []), *asked]))
+    args.attentions = args.attentions or names
+    try:
+        list(map(config_of, args.attentions))
+    except ValueError as error:
+        parser.error(str(error))
     missing = [p.data for p in STUDIES[args.study].phases if not (args.data_root / p.data).is_dir()]
     if missing:
         parser.error(
@@ -194,7 +206,7 @@ def main() -> None:
 
 def has_local_branch(name: str) -> bool:
     try:
-        return bool(without_local_branch(contenders()[name]))
+        return bool(without_local_branch(config_of(name)))
     except ValueError:
         return False
 

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch.nn as nn
 
@@ -72,17 +72,29 @@ def _beside_each_other(stride: int) -> partial:
     return partial(PatchEmbed, patch_size=stride)
 
 
-def laplacian_pyramid(overlapping_patches: bool = True) -> List[Stage]:
+def laplacian_pyramid(
+    overlapping_patches: bool = True, strides: Sequence[int] = STRIDES
+) -> List[Stage]:
     """LaplacianFormer: overlapping patches, rotary positions, a 3 x 3 convolution on V.
 
     Args:
-        overlapping_patches: Whether patches overlap. Otherwise they are PVT's: 4 x 4 pixels, then
-            2 x 2 tokens. Default: True.
+        overlapping_patches: Whether patches overlap: those of stride s then have the side 2 s - 1.
+            Otherwise they are PVT's, with the side s. Default: True.
+        strides: By how much each stage divides a side. Small images, such as those of CIFAR, want
+            ``(2, 2, 2, 2)``. Default: (4, 2, 2, 2).
+
+    Raises:
+        ValueError: If ``strides`` are not four positive integers.
     """
+    four = isinstance(strides, (list, tuple)) and len(strides) == len(STRIDES)
+    if not (four and all(isinstance(stride, int) and stride > 0 for stride in strides)):
+        raise ValueError(
+            f'strides must be {len(STRIDES)} positive integers, such as {STRIDES}, got {strides!r}'
+        )
     embed = _overlapping if overlapping_patches else _beside_each_other
     frame = dict(rope=True, lepe_kernel=3)
     attn = dict(type='LaplacianAttention')
-    return [Stage(embed(stride), stride, attn, frame) for stride in STRIDES]
+    return [Stage(embed(stride), stride, attn, frame) for stride in strides]
 
 
 def pvt(with_cls_token: bool = False) -> List[Stage]:
