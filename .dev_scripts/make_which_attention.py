@@ -8,10 +8,10 @@ Examples:
 """
 
 import sys
-import textwrap
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
+from laplacian_recall import filled, laplacian_section
 from mmengine.registry import MODELS
 
 from mmlaplace.commands.command_line import ToolParser
@@ -123,14 +123,6 @@ def plain(header: List[str], rows: List[List[str]]) -> str:
     return markdown(header, rows).replace('---:', '---')
 
 
-def filled(text: str) -> str:
-    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
-
-
-def percent(value: Optional[float]) -> str:
-    return MISSING if value is None else f'{100 * value:.0f}'
-
-
 def titles_of(table: Table) -> List[str]:
     return [column.title for column in table.columns]
 
@@ -238,110 +230,6 @@ def training_section(table: Table) -> str:
         'that are not\nsolved; the best rate counts. The plan is 3 of each. Trust a difference '
         'between blue and red, and\nnone between two similar colours.'
     )
-
-
-def landmark_rows(found: Dict[str, Table]) -> List[List[str]]:
-    """Recall by variants of LaplacianAttention: 16 pairs in short runs, 56 pairs in longer ones."""
-    short_run, long_run = found['landmarks'], found['recall']
-    last, rows = len(long_run.columns) - 1, []
-    for name in short_run.study.attentions:
-        cfg = short_run.study.attentions[name]
-        twin = next((n for n, c in long_run.study.attentions.items() if c == cfg), '')
-        run = long_run.rows[twin][last] if twin in long_run.rows else None
-        cut = run is not None and run.seconds >= long_run.study.schedule['seconds']
-        cells = [
-            percent(short_run.accuracy(name, 0)) if name in short_run.rows else MISSING,
-            MISSING if run is None else percent(long_run.accuracy(twin, last)) + '*' * cut,
-        ]
-        if cells != [MISSING] * 2:
-            rows.append([name, *cells])
-    return rows
-
-
-def variants_table(found: Dict[str, Table]) -> str:
-    """Recall over heads, channels and the size of the map. Columns without runs are left out."""
-    columns = {
-        'picture': 'attentions', '1 head': 'heads_1', '4 heads': 'heads_4',
-        '16 channels': 'channels_16', '64 channels': 'channels_64',
-        '512 tokens, 64 pairs, 800 steps': 'large', '2,048 tokens, 64 pairs, 800 steps': 'larger',
-    }  # fmt: skip
-    columns = {title: name for title, name in columns.items() if name in found}
-    rows = []
-    for name in read_studies()['large'].attentions:
-        tried = [found[of] for of in columns.values()]
-        cells = [percent(t.accuracy(name, 0)) if name in t.rows else MISSING for t in tried]
-        if any(cell != MISSING for cell in cells[1:]):
-            rows.append([name, *cells])
-    return VARIANTS + markdown(['recall, %', *columns], rows) if rows else ''
-
-
-LAPLACIAN = """\
-Recall of [pairs](#the-probes) by `LaplacianAttention`, in %. *16 pairs* are the runs of the
-picture, with 32 channels and 400 steps, at the best rate that was run. *56 pairs* are runs with 64
-channels and 1,500 steps.
-
-{table}
-{cut}
-{explanation}
-
-So where single tokens count, such as text in images or matching, give `LaplacianFormer` more
-landmarks, `attn_cfg=dict(num_landmarks=196)`, try `kernel='gaussian'`, or take an attention that
-solves recall. With 196, all tokens of the third stage are landmarks at 224². In the last stage, 49
-already are all. More landmarks cost time, and we have not measured on images whether they help. The
-defaults stay, as in the paper.
-
-{variants}"""
-EXPLANATION = """\
-**Pooling loses single tokens, and the kernel does not.** A landmark is the mean of the tokens of a
-cell. Recall rises with the number of landmarks, and the kernel without landmarks recalls
-everything. Drawn tokens are better landmarks than means: with 16, Skyformer recalls {drawn} %
-against {pooled} %. With 49 pooled landmarks and the best of three rates, the Gaussian kernel
-recalls {gaussian} %, {gaussian_seeds}, and the Laplacian kernel {laplacian} %. At the first rate,
-other options of the Laplacian kernel recall almost nothing ({others} %). The Gaussian kernel fails
-in *noise* and *one of many* too."""
-OTHERS = 'Laplacian, 49, '
-VARIANTS = """\
-**Heads, channels and larger maps.** The picture has 2 heads, 32 channels and 128 tokens. Each
-other column changes one of these, with one seed and one rate:
-
-"""
-
-
-def seeds_text(table: Table, name: str) -> str:
-    """The number of seeds behind the first cell of a row."""
-    found = table.rows[name][0] if name in table.rows else None
-    seeds = found.seeds if found else 0
-    return f'with {seeds} seed{"s" * (seeds != 1)}'
-
-
-def laplacian_section(found: Dict[str, Table]) -> str:
-    """The explanation: landmarks, the kernel's options, heads and channels, size of the map."""
-    rows = [row for row in landmark_rows(found) if not row[0].startswith((OTHERS, 'Skyformer'))]
-    cut = any(row[-1].endswith('*') for row in rows)
-    header = ['LaplacianAttention with', '16 pairs', '56 pairs']
-    table, others = found['landmarks'], []
-
-    def recall(name: str) -> str:
-        return percent(table.accuracy(name, 0)) if name in table.rows else MISSING
-
-    for name in table.rows:
-        if name.startswith(OTHERS):
-            others.append(f'{name.replace(OTHERS, "")}: {recall(name)}')
-    return LAPLACIAN.format(
-        explanation=filled(
-            EXPLANATION.format(
-                drawn=recall('Skyformer, 16 drawn'),
-                pooled=recall('Skyformer, 16 pooled'),
-                gaussian=recall('Gaussian, 49 landmarks'),
-                gaussian_seeds=seeds_text(table, 'Gaussian, 49 landmarks'),
-                laplacian=recall('Laplacian, 49 landmarks (7 x 7)'),
-                others=', '.join(others),
-            )
-        ),
-        table=markdown(header, rows),
-        cut='\n\\* The run ended at two minutes of the processor.\n' if cut else '',
-        variants=variants_table(found),
-    ).strip()
 
 
 def missing_section(found: Dict[str, Table]) -> str:

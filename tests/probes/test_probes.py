@@ -217,7 +217,8 @@ def test_a_wrong_call_is_one_sentence(words, message):
     assert result.returncode == 2 and message in result.stderr
 
 
-def test_the_page_is_in_step_with_the_log_and_names_what_solves():
+def test_the_page_is_in_step_with_the_log_and_names_what_solves(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / '.dev_scripts')
     tool = load_tool('.dev_scripts/make_which_attention.py')
     result = run_script(ROOT / '.dev_scripts/make_which_attention.py', '--check')
     assert result.returncode == 0, result.stderr
