@@ -48,7 +48,8 @@ def variants_table(found: Dict[str, Table]) -> str:
     }  # fmt: skip
     columns = {title: name for title, name in columns.items() if name in found}
     rows = []
-    for name in read_studies()['large'].attentions:
+    studies = read_studies()
+    for name in {**studies['heads_1'].attentions, **studies['large'].attentions}:
         tried = [found[of] for of in columns.values()]
         cells = [percent(t.accuracy(name, 0)) if name in t.rows else MISSING for t in tried]
         if any(cell != MISSING for cell in cells[1:]):
@@ -93,7 +94,8 @@ Laplacian kernel, by the norm of Ĝ − G over that of G
 OTHERS = 'Laplacian, 49, '
 VARIANTS = """\
 **Heads, channels and larger maps.** The picture has 2 heads, 32 channels and 128 tokens. Each
-other column changes one of these, with one seed and one rate:
+other column changes one of these, with one seed and one rate. A linear attention sums all pairs in
+a matrix of each head, so it recalls more with more channels a head. More channels help no landmarks.
 
 """
 
