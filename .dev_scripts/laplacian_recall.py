@@ -95,7 +95,7 @@ OTHERS = 'Laplacian, 49, '
 VARIANTS = """\
 **Heads, channels and larger maps.** The picture has 2 heads, 32 channels and 128 tokens. Each
 other column changes one of these, with one seed and one rate. A linear attention sums all pairs in
-a matrix of each head, so it recalls more with more channels a head. More channels help no landmarks.
+a matrix of each head, so it recalls more with more channels a head. Landmarks gain nothing by them.
 
 """
 

@@ -9,7 +9,7 @@ Examples:
 
 import sys
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Dict, List, NamedTuple, Tuple
 
 from laplacian_recall import filled, laplacian_section
 from mmengine.registry import MODELS

@@ -56,6 +56,7 @@ class Study(NamedTuple):
         batch_size: Images in a step. Default: 32.
         shift: Pixels by which training images are shifted at most. Default: 3.
         dataset: Class of the data sets in mmpretrain. Default: folders of images.
+        host: The host of its table, a key of ``HOSTS``. Default: ``'laplacianformer'``.
     """
 
     phases: Tuple[Phase, ...]
@@ -64,6 +65,7 @@ class Study(NamedTuple):
     batch_size: int = 32
     shift: int = 3
     dataset: str = 'CustomDataset'
+    host: str = 'laplacianformer'
 
 
 STUDIES = {
@@ -88,7 +90,7 @@ STUDIES = {
         flip=False,
     ),
     'fashion': Study(
-        (Phase('fashion', 28, 10, 9, 2e-3),),
+        (Phase('fashion', 28, 10, 2, 2e-3),),
         {
             '28²': Column('fashion'),
             '42² (1.5×)': Column('fashion', side=42),
@@ -98,6 +100,7 @@ STUDIES = {
         batch_size=64,
         shift=1,
         dataset='FashionMNIST',
+        host='small_images',
     ),
 }
 
@@ -114,6 +117,20 @@ def in_windows(attn_cfg: dict) -> List:
 # the attention's config.
 HOSTS: Dict[str, Tuple[Dict[str, Any], int, Callable[[dict], Any]]] = {
     'laplacianformer': (dict(type='LaplacianFormer', arch='micro'), 128, lambda cfg: cfg),
+    'small_images': (  # 28 x 28 pixels give 14 x 14 tokens in the first stage
+        dict(
+            type='LaplacianFormer',
+            arch=dict(
+                embed_dims=[16, 32, 64, 128],
+                depths=[1, 1, 2, 1],
+                num_heads=[1, 1, 2, 4],
+                ffn_ratios=[4, 4, 4, 4],
+            ),
+            strides=[2, 2, 2, 2],
+        ),
+        128,
+        lambda cfg: cfg,
+    ),
     'vit': (
         dict(
             type='ViT',
@@ -184,11 +201,10 @@ def config_of(name: str) -> dict:
         {'type': 'LaplacianAttention', 'kernel': 'gaussian', 'bandwidth': 2.0, 'num_landmarks': 16}
     """
     kind, *options = name.split(', ')
-    if name in VARIANTS:
-        cfg = dict(VARIANTS[name])
-    else:
+    cfg: Dict[str, Any] = dict(VARIANTS.get(name, dict(type=kind)))
+    if name not in VARIANTS:
         pairs = [option.partition('=') for option in options]
-        cfg = dict(type=kind, **{option: yaml.safe_load(value) for option, _, value in pairs})
+        cfg.update({option: yaml.safe_load(value) for option, _, value in pairs})
     attention = MODELS.get(cfg['type'])
     if not (isinstance(attention, type) and issubclass(attention, BaseAttention)):
         raise ValueError(f'there is no attention {kind!r}; choose from {", ".join(contenders())}')

@@ -32,6 +32,7 @@ ATTENTIONS = (
     'NystromformerAttention', 'XCAttention',
 )  # fmt: skip
 HOST, STUDY = 'laplacianformer', 'fashion'
+PHASE = STUDIES[STUDY].phases[-1]._replace(epochs=9)  # of the softmax classifiers
 LAYER_SHARE = 0.25  # of the time, for the first phase of the distillation
 TIMED_STEPS = 7
 COLUMNS = ('softmax', 'swapped', 'layers', 'distilled', 'scratch')
@@ -45,14 +46,12 @@ def settings_of(attention: str, seed: int, epochs: float) -> dict:
         seed: Seed of the softmax classifier and of the run.
         epochs: Length of the training from scratch. The distillation takes as long.
     """
-    phase = STUDIES[STUDY].phases[-1]
-    return dict(attention=attention, seed=seed, epochs=epochs, phase=phase._asdict())
+    return dict(attention=attention, seed=seed, epochs=epochs, phase=PHASE._asdict())
 
 
 def study_cfg(attn_cfg: dict, data_root: Path) -> Config:
     """The config of a classifier with an attention."""
-    study = STUDIES[STUDY]
-    return phase_cfg(HOST, attn_cfg, study.phases[-1], study, data_root)
+    return phase_cfg(HOST, attn_cfg, PHASE, STUDIES[STUDY], data_root)
 
 
 def top1(model: Any, loader: Any) -> float:
@@ -161,7 +160,7 @@ def run(attention: str, seed: int, epochs: float, checkpoint: Path, data_root: P
         was ``kept``, ``steps`` and ``seconds`` of each training, and the ``points`` of a
         :class:`Curve` for the distillation and the training from scratch.
     """
-    phase, new_attn = STUDIES[STUDY].phases[-1], dict(contenders()[attention])
+    new_attn = dict(contenders()[attention])
     old_cfg = study_cfg(contenders()['SoftmaxAttention'], data_root)
     old: Any = build_model(old_cfg)
     load_weights(old, checkpoint)
@@ -192,7 +191,7 @@ def run(attention: str, seed: int, epochs: float, checkpoint: Path, data_root: P
     whole = Curve(new, test_loader, whole_steps, layers.points[-1][0])
     distilled(new, 0, whole_steps, whole)
     labels = Curve(scratch, test_loader, steps)
-    train(scratch, loader, steps, phase.lr, labels)
+    train(scratch, loader, steps, PHASE.lr, labels)
     accuracy.update(
         layers=layers.points[-1][1], distilled=whole.points[-1][1], scratch=labels.points[-1][1]
     )

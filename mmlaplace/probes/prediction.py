@@ -8,10 +8,10 @@ from typing import Dict, List, NamedTuple, Optional
 import numpy as np
 
 from ..comparison.attention_report import short
+from ..comparison.attention_study import STUDIES
 from ..model_zoo import files_root, read_yaml
 
 PUBLISHED = 'configs/probes/published_top1.yml'
-HOST = 'laplacianformer'  # of the trainings in the log
 DRAWS = 2000
 FEWEST = 6  # attentions, for a correlation
 
@@ -86,7 +86,7 @@ def correlate(
 
 
 def trained_here(path: Path) -> Dict[str, Dict[str, float]]:
-    """Top-1 at the training size by study and attention, the mean over seeds.
+    """Top-1 at the training size by study and attention in its host, the mean over seeds.
 
     Args:
         path: The results.json of compare_attentions.py.
@@ -94,7 +94,7 @@ def trained_here(path: Path) -> Dict[str, Dict[str, float]]:
     runs: Dict[str, Dict[str, List[float]]] = {}
     for result in json.loads(path.read_text())['results']:
         settings, top1 = result['settings'], next(iter(result['top1'].values()))
-        if settings['host'] == HOST:
+        if settings['host'] == STUDIES[settings['study']].host:
             of_study = runs.setdefault(settings['study'], {})
             of_study.setdefault(short(settings['attention']), []).append(top1)
     return {

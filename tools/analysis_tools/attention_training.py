@@ -111,7 +111,7 @@ def look_into(cfg: Config, checkpoint: str, phase: Phase, data_root: Path) -> di
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument('attention', help='and its options: "PolaAttention, power=3"')
-    parser.add_argument('--host', choices=list(HOSTS), default='laplacianformer')
+    parser.add_argument('--host', choices=list(HOSTS), help="default: the study's")
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--study', choices=list(STUDIES), default='textures')
     parser.add_argument('--no-local-branch', action='store_true', help='leave the convolution out')
@@ -121,6 +121,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.epochs is not None and args.epochs < 2:  # the first warms the learning rate up
         parser.error(f'--epochs must be 2 or more, got {args.epochs}')
+    args.host = args.host or STUDIES[args.study].host
     try:
         settings = settings_of(
             args.attention, args.host, args.seed, args.study, not args.no_local_branch, args.epochs

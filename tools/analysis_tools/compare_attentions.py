@@ -158,7 +158,7 @@ def main() -> None:
     parser.add_argument('--ablations', nargs='*', choices=list(ABLATIONS), metavar='QUESTION',
                         help='compare options of one attention instead of all attentions; default: '
                         f'all questions, which are {"; ".join(ABLATIONS)}')  # fmt: skip
-    parser.add_argument('--hosts', nargs='+', choices=list(HOSTS), default=['laplacianformer'])
+    parser.add_argument('--hosts', nargs='+', choices=list(HOSTS), help="default: the study's")
     parser.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2])
     parser.add_argument('--study', choices=list(STUDIES), default='textures')
     parser.add_argument('--no-local-branch', action='store_true',
@@ -173,6 +173,7 @@ def main() -> None:
     parser.add_argument('--data-root', type=Path, default=Path('data/mini'))
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/compare_attentions'))
     args = parser.parse_args()
+    args.hosts = args.hosts or [STUDIES[args.study].host]
     if args.ablations is not None:
         asked = [name for key in args.ablations or ABLATIONS for name in ABLATIONS[key]]
         args.attentions = list(dict.fromkeys([*(args.attentions or []), *asked]))

@@ -7,7 +7,7 @@ are those of compare_attentions.py, in its work directory.
 Examples:
   python tools/dataset_converters/make_mini_datasets.py --tasks fashion
   python tools/analysis_tools/compare_attentions.py --study fashion --no-cost \\
-      --attentions SoftmaxAttention
+      --hosts laplacianformer --epochs 9 --attentions SoftmaxAttention
   python tools/analysis_tools/compare_linearized.py                # ten attentions, seeds 0 1 2
   python tools/analysis_tools/compare_linearized.py --attentions PolaAttention --minutes 60
   # the table and the plot, of the runs of docs/linearize.md
@@ -23,15 +23,14 @@ import torch
 from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.commands.command_line import ToolParser, write_json
 from mmlaplace.comparison import linearizing_study as study
-from mmlaplace.comparison.attention_study import STUDIES, contenders, finished, read_result
+from mmlaplace.comparison.attention_study import contenders, finished, read_result
 from mmlaplace.comparison.linearizing_report import write_report
 
 
 def teacher_of(seed: int, folder: Path) -> Path:
     """The softmax classifier of a seed in the work directory of compare_attentions.py."""
-    epochs = STUDIES[study.STUDY].phases[-1].epochs
     run = folder / study.HOST / study.STUDY / f'SoftmaxAttention_{seed}'
-    return run / study.STUDY / f'epoch_{epochs}.pth'
+    return run / study.STUDY / f'epoch_{study.PHASE.epochs}.pth'
 
 
 def main() -> None:
@@ -67,7 +66,8 @@ def run_all(parser: ToolParser, args) -> None:
     if missing:
         parser.error(
             f'there is no {missing[0]}; train it with python tools/analysis_tools/'
-            f'compare_attentions.py --study {study.STUDY} --attentions SoftmaxAttention --no-cost'
+            f'compare_attentions.py --study {study.STUDY} --hosts {study.HOST} '
+            f'--epochs {study.PHASE.epochs} --attentions SoftmaxAttention --no-cost'
         )
     torch.set_num_threads(1)
     for seed in args.seeds:
