@@ -32,8 +32,11 @@ FOLDERS = {'vit': ('deit',), 'ravlt': ('ravlt', 'mavit')}  # of configs, by the 
 RELEASED = """\
 ## Released weights
 
-All classifiers whose authors released weights, the best first. Top-1 is the authors', for the size
-of the image in *pixels*. Some were first trained on ImageNet-22k, which their READMEs say.
+Classifiers with a link to their authors' weights, the best first. Top-1 is the authors', for the
+size of the image in *pixels*. Some were first trained on ImageNet-22k, which their READMEs say.
+`convert.py --list` also has distilled weights and other sizes of images. The weights of
+[SOFT](https://github.com/fudan-zvg/SOFT) and [PolaFormer](https://github.com/ZacharyMeng/PolaFormer)
+are on their authors' pages.
 """
 PROVEN = """\
 ## What is proven of each family
@@ -58,8 +61,8 @@ here. The READMEs have the recipes, and [Train it yourself](train_it_yourself.md
 Classifiers are for ImageNet-1k. Parameters include the head of 1000 classes. Parameters *of layers*
 leave out positions and other bare tensors. The published ones of SOFT and PolaFormer fit these.
 MACs are those of convolutions and linears. MACs *with kernels* include the products of the
-attention. The published ones of SOFT fit these. `python tools/analysis_tools/get_flops.py` counts
-all of them. The LaplacianFormer paper's widths, depths and recipe were not at hand. Its sizes here
+attention, without the Newton iteration of SOFT. The published ones of SOFT fit these. `python
+tools/analysis_tools/get_flops.py` counts all of them, and the iteration too. The LaplacianFormer paper's widths, depths and recipe were not at hand. Its sizes here
 were chosen to match the published parameters and MACs, and they train by SOFT's recipe.
 
 What was measured here, on small data: [the scale of the whitened attention](scale.md),

@@ -90,8 +90,9 @@ answer. *Textures*: its top-1 is at most
 
 {advice}
 
-We chose the probes of each use, and trained no model on its data. The table leaves out attentions
-that we did not run.
+A `type` is the name and `Attention`, such as `SANAAttention`; `LiteMLA` is one as it is. We chose
+the probes of each use, and trained no model on its data. The table leaves out attentions that we
+did not run.
 
 ## Does a probe predict images?
 
@@ -141,6 +142,14 @@ def facts_of(attn_cfg: dict, name: str) -> Dict[str, float]:
     }
 
 
+def spelled(name: str, table: Table) -> str:
+    """The name of an attention with its options as a config has them."""
+    options = {k: v for k, v in table.study.attentions[name].items() if k != 'type'}
+    return ' with '.join(
+        [name.partition(',')[0], *(f'`{option}={value!r}`' for option, value in options.items())]
+    )
+
+
 def advice(table: Table, costs: Dict[str, Dict[str, float]], textures: Dict[str, float]) -> str:
     """For each use, the cheapest attentions that solve its probes."""
     titles, rows = titles_of(table), []
@@ -155,7 +164,10 @@ def advice(table: Table, costs: Dict[str, Dict[str, float]], textures: Dict[str,
             and set(use.costs) <= set(costs.get(name, {}))
         }
         cheapest = sorted(able, key=able.__getitem__)[:NAMED]
-        named = [f'{name} ({", ".join(f"{c:.0f}" for c in able[name])})' for name in cheapest]
+        named = [
+            f'{spelled(name, table)} ({", ".join(f"{c:.0f}" for c in able[name])})'
+            for name in cheapest
+        ]
         must = '; '.join([*use.columns, *['textures'] * use.images])
         rows.append([use.name, must, ', '.join(use.costs), ', '.join(named), use.evidence])
     return plain(['use', 'must solve', 'cost', 'take', 'evidence'], rows)

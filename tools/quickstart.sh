@@ -6,7 +6,7 @@
 #   bash tools/quickstart.sh --task segmentation    # UPerNet and Semantic FPN
 #   options: --work-dir DIR                         # default: work_dirs/quickstart
 #
-# The first run installs packages (minutes) and, for detection and segmentation, builds mmcv's ops (5 to 15
+# The first run installs packages (minutes) and, for detection and segmentation, builds mmcv's ops (2 to 15
 # minutes on 2 cores). After that, each model takes 4 to 8 minutes on 2 CPU cores. Detectors and segmentors
 # start from the classifier, which is trained first where it is missing. Training and testing are mmpretrain's, mmdet's and mmseg's own
 # tools/train.py and tools/test.py with configs of this project.

@@ -1,1 +1,1 @@
-"""Trained models as graphs for other programs: TorchScript, torch.export and ONNX."""
+"""Trained models as graphs for other programs: ONNX, torch.export and AOTInductor."""
