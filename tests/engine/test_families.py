@@ -32,10 +32,7 @@ SMALL = {
     'deit_tiny': ('deit_tiny_patch16_224', dict(depth=2), dict(depths=(2,)), (64, 96)),
     'xcit_tiny_12_p8': ('xcit_tiny_12_p8_224', dict(depth=2), dict(depths=(2,)), (64, 96)),
     'efficientvit_b0': (
-        'efficientvit_b0',
-        dict(depths=(1, 2, 2, 1, 1)),
-        dict(depths=(1, 1, 1, 1)),
-        (64, 96),
+        'efficientvit_b0', dict(depths=(1, 2, 2, 1, 1)), dict(depths=(1,) * 4), (64, 96)
     ),
     'efficientvit_l1': (
         'efficientvit_l1',
@@ -44,10 +41,7 @@ SMALL = {
         (64, 96),
     ),
     'swiftformer_xs': (
-        'swiftformer_xs',
-        dict(layers=(2, 1, 1, 1)),
-        dict(depths=(2, 1, 1, 1)),
-        (64, 96),
+        'swiftformer_xs', dict(layers=(2, 1, 1, 1)), dict(depths=(2, 1, 1, 1)), (64, 96)
     ),
     'mobilevitv2_050': ('mobilevitv2_050', dict(), dict(), (64, 128)),
 }

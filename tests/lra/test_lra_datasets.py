@@ -157,12 +157,9 @@ def official_pathfinder(root) -> None:
 
 
 OFFICIAL = {
-    'text': official_text,
-    'retrieval': official_retrieval,
-    'image': official_image,
-    'listops': official_listops,
-    'pathfinder': official_pathfinder,
-}
+    'text': official_text, 'retrieval': official_retrieval, 'image': official_image,
+    'listops': official_listops, 'pathfinder': official_pathfinder,
+}  # fmt: skip
 
 
 def convert(task, root):

@@ -76,9 +76,7 @@ def inline_kernel(value):
     return dict(kernel={'leakyrelu': 'leaky_relu'}.get(value, value))
 
 
-GATED = {
-    'qkvo.': ('qkv.', linear), 'lepe.': 'lepe.conv.', 'proj.': ('proj.', linear),
-}  # fmt: skip
+GATED = {'qkvo.': ('qkv.', linear), 'lepe.': 'lepe.conv.', 'proj.': ('proj.', linear)}
 AUTHORS = {
     'flatten': dict(
         type='FLattenAttention', settings={'in:kernel_size': 'lepe_kernel'}, names=FLATTEN,

@@ -106,9 +106,7 @@ MODEL_CONFIGS = {
         ),
     ),
     'mavit_small': dict(type='MAViT', **GATED),
-    'cswin_small': dict(
-        type='CSWin', arch=CSWIN, stripe_widths=(1, 2, 2), img_size=64
-    ),
+    'cswin_small': dict(type='CSWin', arch=CSWIN, stripe_widths=(1, 2, 2), img_size=64),
     'agent_cswin_small': dict(
         type='CSWin', arch=CSWIN, stripe_widths=(1, 2, 2), img_size=64, attn_cfg=cswin_maps((4, 4))
     ),
@@ -116,9 +114,7 @@ MODEL_CONFIGS = {
         f'{name}_cswin_small': dict(
             type='CSWin', arch=CSWIN, stripe_widths=(1, 2, 2), img_size=64, attn_cfg=attn_cfg
         )
-        for name, attn_cfg in (
-            ('flatten', flatten.MAP_ATTENTION), ('inline', inline.MAP_ATTENTION)
-        )
+        for name, attn_cfg in (('flatten', flatten.MAP_ATTENTION), ('inline', inline.MAP_ATTENTION))
     },
     'slab_cswin_small': dict(
         type='CSWin', arch=CSWIN, stripe_widths=(1, 2, 2), img_size=64, attn_cfg=slab.SLAB_MAPS,

@@ -30,9 +30,7 @@ MMDET = {
         dict(type='PVTv2', stage_norms=True),
         dict(type='PyramidVisionTransformerV2', num_layers=[2, 2, 2, 2]), 32, 4,
     ),
-    'swin_tiny': (
-        dict(type='Swin'), dict(type='SwinTransformer', num_heads=(3, 6, 12, 24)), 96, 8,
-    ),
+    'swin_tiny': (dict(type='Swin'), dict(type='SwinTransformer', num_heads=(3, 6, 12, 24)), 96, 8),
 }  # fmt: skip
 KINDS = [
     'agent_pvt_small', 'agent_swin_small', 'flatten_pvt_small', 'flatten_swin_small',

@@ -16,14 +16,10 @@ from mmlaplace.models.backbones.hosts import MICRO, arch  # noqa: E402
 
 # The smallest of each family.
 SMALL = {
-    'laplacianformer_micro': {},
-    'soft_micro': {},
-    'softplusplus_micro': {},
-    'polaformer_pvt_micro': {},
-    'polaformer_pvtv2_b0': dict(arch=MICRO),
-    'polaformer_swin_micro': {},
-    'polaformer_deit_tiny': dict(arch=arch((64,), (3,))),
-}
+    'laplacianformer_micro': {}, 'soft_micro': {}, 'softplusplus_micro': {},
+    'polaformer_pvt_micro': {}, 'polaformer_pvtv2_b0': dict(arch=MICRO),
+    'polaformer_swin_micro': {}, 'polaformer_deit_tiny': dict(arch=arch((64,), (3,))),
+}  # fmt: skip
 FAST = 'laplacianformer_micro'
 each = pytest.mark.parametrize('name', fast_with(SMALL, FAST))
 # A pyramid, one with a class token, and a host of one stage.

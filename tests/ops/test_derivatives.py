@@ -74,9 +74,7 @@ def pool(form, **cells):
 CASES = {
     'laplacian': (lambda q, k, backend: ops.laplacian_kernel(q, k, 1.7, backend=backend), tokens),
     'gaussian': (lambda q, k, backend: ops.gaussian_kernel(q, k, 1.7, backend=backend), tokens),
-    'newton': (
-        lambda m, backend: ops.newton_schulz_inverse(m, 30, 0.5, backend=backend), matrices
-    ),
+    'newton': (lambda m, backend: ops.newton_schulz_inverse(m, 30, 0.5, backend=backend), matrices),
     'newton, start': (newton_from_a_matrix, matrices),
     'newton, scale': (newton_from_a_scale, matrices),
     'cholesky': (lambda m, backend: ops.cholesky_inverse(m, 0.5, backend=backend), matrices),

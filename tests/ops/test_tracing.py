@@ -88,9 +88,7 @@ def all_ops(q, k):
 @pytest.mark.slow
 @needs_compile
 @pytest.mark.parametrize('device', DEVICES)
-@pytest.mark.parametrize(
-    'backend', ['auto', pytest.param('reference', marks=pytest.mark.thorough)]
-)
+@pytest.mark.parametrize('backend', ['auto', pytest.param('reference', marks=pytest.mark.thorough)])
 @pytest.mark.parametrize('dynamic', [None, True])  # sizes are symbols after a change, or at once
 def test_compile_in_one_graph_for_any_size(backend, device, dynamic):
     bandwidth = torch.nn.Parameter(torch.tensor([[[2.0]], [[3.0]], [[4.0]]], device=device))
