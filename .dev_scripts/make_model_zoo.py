@@ -61,9 +61,10 @@ here. The READMEs have the recipes, and [Train it yourself](train_it_yourself.md
 Classifiers are for ImageNet-1k. Parameters include the head of 1000 classes. Parameters *of layers*
 leave out positions and other bare tensors. The published ones of SOFT and PolaFormer fit these.
 MACs are those of convolutions and linears. MACs *with kernels* include the products of the
-attention, without the Newton iteration of SOFT. The published ones of SOFT fit these. `python
-tools/analysis_tools/get_flops.py` counts all of them, and the iteration too. The LaplacianFormer paper's widths, depths and recipe were not at hand. Its sizes here
-were chosen to match the published parameters and MACs, and they train by SOFT's recipe.
+attention, without the Newton iteration of SOFT. The published ones of SOFT fit these.
+`python tools/analysis_tools/get_flops.py` counts all of them, and the iteration too. The
+LaplacianFormer paper's widths, depths and recipe were not at hand. Its sizes here were chosen to
+match the published parameters and MACs, and they train by SOFT's recipe.
 
 What was measured here, on small data: [the scale of the whitened attention](scale.md),
 [Laplacian, Gaussian and softmax on the same host](attention_comparison.md),

@@ -150,25 +150,25 @@ VARIANTS = {
     'KernelAttention, Laplacian': dict(type='KernelAttention', kernel='laplacian'),
     'PerformerAttention, ReLU': dict(type='PerformerAttention', features='relu'),
 }
-# What one option of an attention does. The first of each row is the one of the table.
+# What options of an attention do. The first of each question has the defaults.
 ABLATIONS: Dict[str, Tuple[str, ...]] = {
-    'bandwidth of the Laplacian kernel (4)': (
+    'bandwidth': (
         'LaplacianAttention', *(f'LaplacianAttention, bandwidth={x}' for x in (0.5, 1, 2, 8)),
     ),
-    'kernel (Laplacian)': (
+    'kernel': (
         'LaplacianAttention', 'LaplacianAttention, kernel=gaussian', 'NystromformerAttention',
     ),
-    'whitening (normalized)': (
+    'whitening': (
         'LaplacianAttention', *(f'LaplacianAttention, whitening={x}' for x in ('literal', 'none')),
     ),
-    'landmarks (16)': (
+    'landmarks': (
         'LaplacianAttention', *(f'LaplacianAttention, num_landmarks={x}' for x in (9, 25, 49, 100)),
     ),
-    'SOFT (SOFT++, Newton, convolutions)': (
+    'soft': (
         'SOFTAttention', 'SOFTAttention, normalized=false', 'SOFTAttention, solver=cholesky',
         'SOFTAttention, landmark_method=pool', 'SOFTAttention, lepe_kernel=0',
     ),
-    'PolaFormer (polarity, gate, learned powers)': (
+    'polaformer': (
         'PolaAttention', 'PolaAttention, polarity=false', 'PolaAttention, gate=false',
         'PolaAttention, power=1', 'PolaAttention, power=3',
     ),

@@ -20,7 +20,7 @@ Examples:
   python tools/analysis_tools/compare_attentions.py --hosts vit swin --seeds 0 --no-cost
   python tools/analysis_tools/compare_attentions.py --no-local-branch --seeds 0 --no-cost
   python tools/analysis_tools/compare_attentions.py --study fashion --no-cost --jobs 1
-  python tools/analysis_tools/compare_attentions.py --study fashion --ablations --seeds 0 1 2 3 4
+  python tools/analysis_tools/compare_attentions.py --study fashion --no-cost --ablations --seeds 0 1 2 3 4
   # continue from the runs of docs/attention_comparison.md
   python tools/analysis_tools/compare_attentions.py --known docs/logs/compare_attentions.json
 """
@@ -157,7 +157,7 @@ def main() -> None:
                         f'default: all, which are {", ".join(names)}')  # fmt: skip
     parser.add_argument('--ablations', nargs='*', choices=list(ABLATIONS), metavar='QUESTION',
                         help='compare options of one attention instead of all attentions; default: '
-                        f'all questions, which are {"; ".join(ABLATIONS)}')  # fmt: skip
+                        f'all, which are {", ".join(ABLATIONS)}')  # fmt: skip
     parser.add_argument('--hosts', nargs='+', choices=list(HOSTS), help="default: the study's")
     parser.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2])
     parser.add_argument('--study', choices=list(STUDIES), default='textures')
