@@ -20,7 +20,8 @@ Examples:
   python tools/analysis_tools/compare_attentions.py --hosts vit swin --seeds 0 --no-cost
   python tools/analysis_tools/compare_attentions.py --no-local-branch --seeds 0 --no-cost
   python tools/analysis_tools/compare_attentions.py --study fashion --no-cost --jobs 1
-  python tools/analysis_tools/compare_attentions.py --study fashion --no-cost --ablations --seeds 0 1 2 3 4
+  python tools/analysis_tools/compare_attentions.py --study fashion --no-cost --ablations \\
+      --seeds 0 1 2 3 4
   # continue from the runs of docs/attention_comparison.md
   python tools/analysis_tools/compare_attentions.py --known docs/logs/compare_attentions.json
 """
