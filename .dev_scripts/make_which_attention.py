@@ -16,7 +16,7 @@ from mmengine.registry import MODELS
 
 from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.comparison.attention_report import markdown
-from mmlaplace.probes.prediction import FEWEST, correlate, published, trained_here
+from mmlaplace.probes.prediction import correlate, published, trained_here
 from mmlaplace.probes.report import MISSING, Table, behind, draw, read_costs, tables
 from mmlaplace.probes.results import read_results
 from mmlaplace.probes.study import read_studies
@@ -267,11 +267,10 @@ def missing_section(found: Dict[str, Table]) -> str:
 def page(found: Dict[str, Table], costs: Dict[str, Dict[str, float]]) -> str:
     """The whole page."""
     main, here = found['attentions'], trained_here(COMPARED)
-    enough = {study: scores for study, scores in here.items() if len(scores) >= FEWEST}
     return PAGE_TEXT.format(
         seeds_differ=SEEDS_DIFFER,
         advice=advice(main, costs, here['textures']),
-        prediction=prediction_section(main, {**enough, **published()}),
+        prediction=prediction_section(main, {**here, **published()}),
         laplacian=laplacian_section(found),
         probes=probes_section(main),
         training=training_section(main),

@@ -88,6 +88,8 @@ def correlate(
 def trained_here(path: Path) -> Dict[str, Dict[str, float]]:
     """Top-1 at the training size by study and attention in its host, the mean over seeds.
 
+    Studies with too few attentions for a correlation are left out.
+
     Args:
         path: The results.json of compare_attentions.py.
     """
@@ -100,6 +102,7 @@ def trained_here(path: Path) -> Dict[str, Dict[str, float]]:
     return {
         study: {name: statistics.mean(values) for name, values in found.items()}
         for study, found in runs.items()
+        if len(found) >= FEWEST
     }
 
 
