@@ -151,12 +151,13 @@ def test_fashion_is_a_study(fashion_files, tmp_path):
     ]
     assert parts == [('train', False), ('test', True)]
     result = run_script(
-        ROOT / 'tools/analysis_tools/attention_training.py', 'LinearAttention',
+        ROOT / 'tools/analysis_tools/attention_training.py', 'LinearAttention, eps=1.0e-5',
         '--study', 'fashion', '--epochs', 2, '--data-root', tmp_path / 'data',
         '--work-dir', tmp_path,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     found = json.loads((tmp_path / 'result.json').read_text())
+    assert found['settings']['attn_cfg'] == dict(type='LinearAttention', eps=1e-5)
     assert list(found['top1']) == ['28²', '42² (1.5×)', '56² (2×)'] and len(found['matrices']) > 0
 
 
