@@ -7,7 +7,7 @@ from typing import Dict, List, NamedTuple, Optional
 
 import numpy as np
 
-from ..comparison.attention_report import short
+from ..comparison.attention_report import short, with_defaults
 from ..comparison.attention_study import STUDIES
 from ..model_zoo import files_root, read_yaml
 
@@ -94,7 +94,7 @@ def trained_here(path: Path) -> Dict[str, Dict[str, float]]:
         path: The results.json of compare_attentions.py.
     """
     runs: Dict[str, Dict[str, List[float]]] = {}
-    for result in json.loads(path.read_text())['results']:
+    for result in with_defaults(json.loads(path.read_text())['results']):
         settings, top1 = result['settings'], next(iter(result['top1'].values()))
         if settings['host'] == STUDIES[settings['study']].host:
             of_study = runs.setdefault(settings['study'], {})
