@@ -1,13 +1,12 @@
 """Whether a probe predicts the accuracy on images: rank correlations with an interval."""
 
 import json
-import statistics
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional
+from typing import Dict, NamedTuple, Optional
 
 import numpy as np
 
-from ..comparison.attention_report import short, with_defaults
+from ..comparison.attention_report import by_attention, groups, mean_top1, short, with_defaults
 from ..comparison.attention_study import STUDIES
 from ..model_zoo import files_root, read_yaml
 
@@ -88,22 +87,19 @@ def correlate(
 def trained_here(path: Path) -> Dict[str, Dict[str, float]]:
     """Top-1 at the training size by study and attention in its host, the mean over seeds.
 
-    Studies with too few attentions for a correlation are left out.
+    Runs without the local branch are left out, and studies with too few attentions for a
+    correlation.
 
     Args:
         path: The results.json of compare_attentions.py.
     """
-    runs: Dict[str, Dict[str, List[float]]] = {}
-    for result in with_defaults(json.loads(path.read_text())['results']):
-        settings, top1 = result['settings'], next(iter(result['top1'].values()))
-        if settings['host'] == STUDIES[settings['study']].host:
-            of_study = runs.setdefault(settings['study'], {})
-            of_study.setdefault(short(settings['attention']), []).append(top1)
-    return {
-        study: {name: statistics.mean(values) for name, values in found.items()}
-        for study, found in runs.items()
-        if len(found) >= FEWEST
-    }
+    comparable = groups(with_defaults(json.loads(path.read_text())['results']))
+    found: Dict[str, Dict[str, float]] = {}
+    for study, settings in STUDIES.items():
+        runs = by_attention(comparable.get(f'{settings.host}, {study}', []))
+        if len(runs) >= FEWEST:
+            found[study] = {short(name): mean_top1(of_name) for name, of_name in runs.items()}
+    return found
 
 
 def published() -> Dict[str, Dict[str, float]]:

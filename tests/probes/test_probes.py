@@ -174,7 +174,7 @@ def test_scores_on_images_are_of_attentions_of_the_table():
     here = trained_here(ROOT / 'docs/logs/compare_attentions.json')
     for scores in (*here.values(), *published().values()):
         assert set(scores) <= set(all_attentions()) and len(scores) >= 6
-        assert all(20 < top1 < 90 for top1 in scores.values())
+        assert all(20 < top1 < 95 for top1 in scores.values())
 
 
 def test_an_attention_that_fails_is_told_and_the_others_go_on(tmp_path):

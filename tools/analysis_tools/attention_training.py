@@ -58,6 +58,8 @@ def tested_cfg(cfg: Config, column: Column) -> Config:
         dataset.data_prefix = column.folder
     if column.side:
         dataset.pipeline.insert(0, dict(type='Resize', scale=(column.side, column.side)))
+    if column.images:
+        dataset.update(indices=column.images, serialize_data=False)  # at most these, if fewer
     tested.experiment_name = f'{column.data}_{column.side or column.folder or "test"}'
     return tested
 
