@@ -291,7 +291,7 @@ def main() -> None:
     PAGE.write_text(text)
     table = found['attentions']
     facts = {name: facts_of(table.study.attentions[name], name) for name in table.rows}
-    draw(table, PICTURE, costs, facts)
+    draw(table, PICTURE, trained_here(COMPARED), costs, facts)
     print(f'wrote {PAGE.relative_to(ROOT)} and {PICTURE.relative_to(ROOT)}')
 
 

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import matplotlib
 
@@ -134,9 +134,30 @@ def read_costs(path: Path) -> Dict[str, Dict[str, float]]:
     return costs
 
 
+class Panel(NamedTuple):
+    """A part of a heat map, with a row for each attention.
+
+    Attributes:
+        title: What its figures are.
+        columns: Titles of its columns.
+        levels: Levels from 0 to 1, which give the colors.
+        texts: The texts of the cells.
+        colors: Name of the colors.
+        ends: The levels at the ends of the colors.
+    """
+
+    title: str
+    columns: List[str]
+    levels: List[List[Optional[float]]]
+    texts: List[List[str]]
+    colors: str
+    ends: Tuple[float, float]
+
+
 def draw(
     table: Table,
     path: Path,
+    images: Optional[Dict[str, Dict[str, float]]] = None,
     costs: Optional[Dict[str, Dict[str, float]]] = None,
     facts: Optional[Dict[str, Dict[str, float]]] = None,
 ) -> None:
@@ -145,66 +166,70 @@ def draw(
     Args:
         table: The table.
         path: The picture.
+        images: Top-1 in % by data set and attention. Default: None.
         costs: Costs by attention, as :func:`read_costs` gives them. Default: None.
         facts: By attention, the degree from 0 to 1 to which it has each ability. Default: None.
     """
-    names, count = list(table.rows), len(table.columns)
-    keys = [f'ms {side}²' for side in SIDES] + [f'MB {SIDES[-1]}²'] if costs else []
-    abilities = list(next(iter(facts.values()))) if facts else []
-    widths = [width for width in (count, len(keys), len(abilities)) if width]
+    names, count = list(table.rows), range(len(table.columns))
+    accuracies = [[table.accuracy(name, c) for c in count] for name in names]
+    levels = [[table.level(name, c) for c in count] for name in names]
+    titles = [column.title.replace(', ', '\n') for column in table.columns]
+    percent = [[MISSING if v is None else f'{100 * v:.0f}' for v in row] for row in accuracies]
+    panels = [Panel('probes, accuracy (%)', titles, levels, percent, 'RdYlBu', (-0.1, 1.1))]
+    if images:
+        top1 = [[scores.get(name) for scores in images.values()] for name in names]
+        texts = [[MISSING if v is None else f'{v:.1f}' for v in row] for row in top1]
+        ranks = by_column(ranks_of, top1)
+        panels.append(Panel('top-1 (%)', [*images], ranks, texts, 'Blues', (-0.1, 1.8)))
+    if costs:
+        keys = [f'ms {side}²' for side in SIDES] + [f'MB {SIDES[-1]}²']
+        values = [[costs.get(name, {}).get(key) for key in keys] for name in names]
+        texts = [[MISSING if v is None else f'{v:.0f}' for v in row] for row in values]
+        titles = [key.replace(' ', '\n') for key in keys]
+        panels.append(Panel('cost', titles, by_column(ranks_of, values), texts, 'Greys', (0.0, 2.5)))
+    if facts:
+        abilities = list(next(iter(facts.values())))
+        degrees = [[facts.get(name, {}).get(key) for key in abilities] for name in names]
+        texts = [[MISSING if v is None else MARKS[v] for v in row] for row in degrees]
+        titles = [ability.replace(' ', '\n') for ability in abilities]
+        panels.append(Panel('ability', titles, degrees, texts, 'Greens', (-0.1, 2.5)))
+    widths = [len(panel.columns) for panel in panels]
     figure, axes = plt.subplots(
-        1, len(widths), sharey=True, layout='constrained', squeeze=False,
+        1, len(panels), sharey=True, layout='constrained', squeeze=False,
         figsize=(3.0 + 0.72 * sum(widths), 1.6 + 0.215 * len(names)), width_ratios=widths,
     )  # fmt: skip
-    levels = [[table.level(name, c) for c in range(count)] for name in names]
-    texts = [[table.accuracy(name, c) for c in range(count)] for name in names]
-    shown = [[MISSING if v is None else f'{100 * v:.0f}' for v in row] for row in texts]
-    titles = [column.title.replace(', ', '\n') for column in table.columns]
-    paint(axes[0, 0], levels, shown, titles, 'RdYlBu', (-0.1, 1.1))
     axes[0, 0].set_yticks(range(len(names)), names, fontsize=8)
-    axes[0, 0].set_title('accuracy (%)', fontsize=9)
-    if keys:
-        values = [[(costs or {}).get(name, {}).get(key) for key in keys] for name in names]
-        ranks = list(zip(*(cheapness(list(column)) for column in zip(*values))))
-        shown = [[MISSING if v is None else f'{v:.0f}' for v in row] for row in values]
-        titles = [key.replace(' ', '\n') for key in keys]
-        paint(axes[0, 1], ranks, shown, titles, 'Greys_r', (-1.5, 1.0))
-        axes[0, 1].set_title('cost', fontsize=9)
-    if abilities:
-        degrees = [[(facts or {}).get(name, {}).get(key) for key in abilities] for name in names]
-        shown = [[MISSING if v is None else MARKS[v] for v in row] for row in degrees]
-        titles = [key.replace(' ', '\n') for key in abilities]
-        paint(axes[0, -1], degrees, shown, titles, 'Greens', (-0.1, 2.5))
+    for axis, panel in zip(axes[0], panels):
+        paint(axis, panel)
     save(figure, path)
 
 
-def cheapness(values: List[Optional[float]]) -> List[Optional[float]]:
-    """Ranks from 0, the most, to 1, the least. None stays None."""
-    order = sorted((value for value in values if value is not None), reverse=True)
+def by_column(function: Callable, rows: List[list]) -> List[list]:
+    """What a function makes of each column."""
+    return [list(row) for row in zip(*(function(list(column)) for column in zip(*rows)))]
+
+
+def ranks_of(values: List[Optional[float]]) -> List[Optional[float]]:
+    """Ranks from 0, the least, to 1, the most. None stays None."""
+    order = sorted(value for value in values if value is not None)
     top = max(len(order) - 1, 1)
     return [None if value is None else order.index(value) / top for value in values]
 
 
-def paint(
-    axis: plt.Axes,
-    levels: list,
-    shown: list,
-    titles: List[str],
-    colors: str,
-    ends: Tuple[float, float],
-) -> None:
-    """Paint levels from 0 to 1, with a text in each cell. The colors reach from end to end."""
-    grid = [[float('nan') if v is None else v for v in row] for row in levels]
-    cmap = plt.get_cmap(colors).copy()
+def paint(axis: plt.Axes, panel: Panel) -> None:
+    """Paint a panel, with a text in each cell."""
+    grid = [[float('nan') if v is None else v for v in row] for row in panel.levels]
+    cmap = plt.get_cmap(panel.colors).copy()
     cmap.set_bad('#eeeeee')
-    axis.imshow(grid, cmap=cmap, vmin=ends[0], vmax=ends[1], aspect='auto')
-    for y, row in enumerate(shown):
+    axis.imshow(grid, cmap=cmap, vmin=panel.ends[0], vmax=panel.ends[1], aspect='auto')
+    for y, row in enumerate(panel.texts):
         for x, text in enumerate(row):
             axis.text(x, y, text, ha='center', va='center', fontsize=7.5)
-    axis.set_xticks(range(len(titles)), titles, fontsize=8)
+    axis.set_xticks(range(len(panel.columns)), panel.columns, fontsize=8)
+    axis.set_title(panel.title, fontsize=9)
     axis.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
-    axis.set_xticks([x - 0.5 for x in range(1, len(titles))], minor=True)
-    axis.set_yticks([y - 0.5 for y in range(1, len(shown))], minor=True)
+    axis.set_xticks([x - 0.5 for x in range(1, len(panel.columns))], minor=True)
+    axis.set_yticks([y - 0.5 for y in range(1, len(panel.texts))], minor=True)
     axis.grid(which='minor', color='white', linewidth=1.2)
     axis.tick_params(which='minor', length=0)
     for spine in axis.spines.values():
