@@ -186,7 +186,9 @@ def draw(
         values = [[costs.get(name, {}).get(key) for key in keys] for name in names]
         texts = [[MISSING if v is None else f'{v:.0f}' for v in row] for row in values]
         titles = [key.replace(' ', '\n') for key in keys]
-        panels.append(Panel('cost', titles, by_column(ranks_of, values), texts, 'Greys', (0.0, 2.5)))
+        panels.append(
+            Panel('cost', titles, by_column(ranks_of, values), texts, 'Greys', (0.0, 2.5))
+        )
     if facts:
         abilities = list(next(iter(facts.values())))
         degrees = [[facts.get(name, {}).get(key) for key in abilities] for name in names]
