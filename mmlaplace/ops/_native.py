@@ -18,7 +18,7 @@ from mmengine.logging import print_log
 
 from ._checks import is_compiling
 from .backend import check_backend, current_backend, exporting_to_onnx, native_ops
-from .precision import fp32_under_autocast
+from .precision import fp32_under_autocast, outside_autocast
 
 
 def build_info(library: Path) -> Dict[str, str]:
@@ -134,10 +134,11 @@ def register(
         name: The op's name. Its tensors come first, and numbers after them.
         fake: Makes its empty outputs, for tracing and meta tensors, see
             ``torch.library.register_fake``.
-        autograd: Computes it and records its derivative, see :func:`below_autograd`. Such an op
-            also gets the autocast rule of :mod:`.precision`.
-        widen: Whether the op gets that rule. An op that reads fp16 and bf16 directly needs none.
-            Default: True.
+        autograd: Computes it and records its derivative, see :func:`below_autograd`.
+        widen: Whether an op with ``autograd`` gets its inputs in fp32 under autocast, see
+            :func:`~.precision.fp32_under_autocast`. An op that reads fp16 and bf16 directly needs
+            no such inputs. Default: True. Each op computes outside of autocast, as its kernel may
+            call torch's products.
     """
     op = find(name)
     if op is None:
@@ -146,12 +147,11 @@ def register(
         torch.library.register_fake(f'mmlaplace::{name}')(fake)
     else:  # torch < 2.4
         _LIBRARY.impl(name, fake, 'Meta')
-    if autograd is None:
-        return
-
-    _LIBRARY.impl(name, autograd, 'Autograd')
-    for device in ('CPU', 'CUDA') if widen else ():
-        _LIBRARY.impl(name, fp32_under_autocast(op), f'Autocast{device}')
+    if autograd is not None:
+        _LIBRARY.impl(name, autograd, 'Autograd')
+    rule = fp32_under_autocast if widen and autograd is not None else outside_autocast
+    for device in ('CPU', 'CUDA'):
+        _LIBRARY.impl(name, rule(op), f'Autocast{device}')
 
 
 _DEFINITIONS = torch.library.Library('mmlaplace', 'FRAGMENT')  # what it holds goes with it
@@ -180,16 +180,18 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 
 
 class Function(torch.autograd.Function):
-    """torch's Function with a quicker ``apply``, as torch's own takes longer than a small kernel.
+    """torch's Function with a quicker ``apply``, whose backward computes outside of autocast.
 
-    torch's ``apply`` inspects the signature of ``forward`` at each call, for default arguments. The
-    functions here have none.
+    torch's own ``apply`` takes longer than a small kernel: it inspects the signature of ``forward``
+    at each call, for default arguments. The functions here have none. A user may call backward
+    under autocast, where torch's products would compute gradients in half precision.
     """
 
     bound_apply: Callable[..., Any]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        cls.backward = staticmethod(outside_autocast(cls.backward))  # type: ignore[method-assign]
         # Bound here, for torch.compile. It traces ``apply`` where a backward runs outside of its
         # graphs, and a super() of such a class is an internal error there. A method of C++ breaks
         # the graph.

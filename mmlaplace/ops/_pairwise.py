@@ -167,9 +167,14 @@ def sum_over_channels(q: Tensor, k: Tensor, of_difference: Callable[[Tensor], Te
     return total.transpose(-2, -1)
 
 
-def check_bandwidth(metric: Metric, bandwidth: Union[float, Tensor], q: Tensor) -> None:
-    """Raise unless bandwidth is a number in range or a floating tensor for (B, heads, 1, 1)."""
-    op = metric.name
+def check_bandwidth(
+    metric: Metric, bandwidth: Union[float, Tensor], q: Tensor, op: Optional[str] = None
+) -> None:
+    """Raise unless bandwidth is a number in range or a floating tensor for (B, heads, 1, 1).
+
+    ``op`` is the name in the error. Default: that of the metric.
+    """
+    op = op or metric.name
     if isinstance(bandwidth, Tensor):
         _checks.check_floating(op, 'bandwidth', bandwidth)
         whole = (*q.shape[:2], 1, 1)

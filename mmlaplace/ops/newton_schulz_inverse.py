@@ -16,7 +16,7 @@ from ._inverse import (
     register,
 )
 from .inverse_residual import inverse_residual
-from .precision import fp32_under_autocast, upcast, wide_dtype
+from .precision import fp32_under_autocast, wide_dtype
 
 
 def newton_schulz_inverse_reference(
@@ -116,14 +116,14 @@ def newton_schulz_inverse(
     """
     op = 'newton_schulz_inverse'
     check_inputs(op, mat, ridge)
-    if num_iters < 1:
-        raise ValueError(f'{op}: num_iters must be at least 1, got {num_iters}')
+    if not isinstance(num_iters, int) or num_iters < 1:
+        raise ValueError(f'{op}: num_iters must be an integer of at least 1, got {num_iters!r}')
     if start is not None:
         backend = _check_start(start, start_scale, mat, backend)
     reference = newton_schulz_inverse_reference
     compute = _native.select(op, reference, mat.device, backend)
     iterate = functools.partial(_iterate, compute, num_iters, float(ridge), start is not None)
-    constants = () if start is None else (upcast(start.detach())[0],)
+    constants = () if start is None else (start.detach().to(wide_dtype(mat)),)
     if start_scale is not None:
         constants = (_scale_of_each(start_scale, mat),)
     inverse = Inversion(iterate, compiled=compute is not reference)(mat, *constants)
@@ -151,6 +151,7 @@ def _check_start(
     op = 'newton_schulz_inverse'
     if start_scale is not None:
         raise ValueError(f'{op}: start and start_scale are two starts; give one of them')
+    _checks.check_floating(op, 'start', start)
     if start.shape != mat.shape:
         raise ValueError(
             f'{op}: start must be shaped like mat, {tuple(mat.shape)}, got {tuple(start.shape)}'

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import _checks, _native
 from ._inverse import batch_in_front, identity_like
-from .precision import upcast, wide_dtype
+from .precision import fp32_under_autocast, upcast, wide_dtype
 
 # An eigenvalue l of W with alpha l^2 = 2 is mapped to 0 by the first step, and never comes back.
 # From 2 - 1e-3 it takes fifteen steps, and from there on rounding in fp32 does not count.
@@ -19,6 +19,8 @@ def newton_start_scale_reference(
 ) -> Tensor:
     """The specification of :func:`newton_start_scale` in plain PyTorch."""
     (mat,) = upcast(mat)
+    if not _checks.is_recording() and mat.numel() == 0:  # without a largest value
+        return mat.new_empty(mat.shape[:-2])
 
     def largest(values: Tensor) -> Tensor:
         # The ONNX exporter knows no amax of all axes.
@@ -65,6 +67,7 @@ class StartScale(_native.Function):
         return torch.stack(each), 0
 
 
+@fp32_under_autocast
 def newton_start_scale(
     mat: Tensor, factor: float, *, halve: bool, per_batch: bool, backend: str = 'auto'
 ) -> Tensor:

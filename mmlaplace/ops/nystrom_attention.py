@@ -213,11 +213,11 @@ def nystrom_attention(
         raise ValueError(f'{OP}: rotary_form must be one of {ROPE_FORMS}, got {rotary_form!r}')
     q, k, v = _one_dtype(q, k, v)
     _check(q, k, v, landmarks, inverse, rotary)
-    check_bandwidth(METRICS[kernel], bandwidth, q)
     if isinstance(bandwidth, Tensor):
         raise TypeError(
             f'{OP}: bandwidth must be a number, got a tensor; divide q, k and landmarks'
         )
+    check_bandwidth(METRICS[kernel], bandwidth, q, OP)
     if whitening_eps is not None:
         _checks.check_positive(OP, 'whitening_eps', whitening_eps)
     compute = _native.select(OP, nystrom_attention_reference, q.device, backend)

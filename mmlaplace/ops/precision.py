@@ -2,7 +2,7 @@
 
 import functools
 from contextlib import nullcontext
-from typing import Callable, ContextManager, Tuple
+from typing import Any, Callable, ContextManager, Tuple
 
 import torch
 from torch import Tensor
@@ -47,15 +47,13 @@ def autocast_dtype(device: torch.device) -> torch.dtype:
     )
 
 
-def fp32_under_autocast(function: Callable) -> Callable:
-    """The autocast rule of the ops: under autocast, inputs of fp16 or bf16 become fp32.
+def outside_autocast(function: Callable, change: Callable = lambda value: value) -> Callable:
+    """The function with autocast off, on the device of the first tensor that it gets.
 
-    The result is then fp32 too. So tensors of mixed dtypes fit, as in torch's own products. Without
-    autocast the result has the dtype of the input: the op accumulates in fp32 and rounds once.
+    Args:
+        function: The function.
+        change: Changes each argument, but only where autocast is on. Default: no change.
     """
-
-    def widen(value):
-        return upcast(value)[0] if isinstance(value, Tensor) else value
 
     @functools.wraps(function)
     def under_any_autocast(*args, **kwargs):
@@ -64,7 +62,20 @@ def fp32_under_autocast(function: Callable) -> Callable:
         if device is None or not autocasting(device):
             return function(*args, **kwargs)
         with no_autocast(device):
-            kwargs = {name: widen(value) for name, value in kwargs.items()}
-            return function(*map(widen, args), **kwargs)
+            kwargs = {name: change(value) for name, value in kwargs.items()}
+            return function(*map(change, args), **kwargs)
 
     return under_any_autocast
+
+
+def fp32_under_autocast(function: Callable) -> Callable:
+    """The autocast rule of the ops: under autocast, inputs of fp16 or bf16 become fp32.
+
+    The result is then fp32 too. So tensors of mixed dtypes fit, as in torch's own products. Without
+    autocast the result has the dtype of the input: the op accumulates in fp32 and rounds once.
+    """
+
+    def widen(value: Any) -> Any:
+        return upcast(value)[0] if isinstance(value, Tensor) else value
+
+    return outside_autocast(function, widen)

@@ -170,6 +170,7 @@ def test_pretrained_comes_last_and_once_and_is_logged(tmp_path):
     (dict(type='Pretrained', checkpoint='a.pth', strict=True), r"unknown: \['strict'\]"),
     (dict(type='Pretrained', prefix='backbone.'), 'has a checkpoint and the keys.*min_matched'),
     ([dict(type='Pretrained', checkpoint='nowhere.pth')], 'nowhere.pth'),
+    ('nowhere.pth', "must be a dict .* got 'nowhere.pth'"),
 ])  # fmt: skip
 def test_a_wrong_pretrained_is_quoted_each_time(init_cfg, message):
     module = build(init_cfg=init_cfg)

@@ -252,5 +252,7 @@ def test_maps_of_four_blocks_of_xcit_get_the_strides_of_a_pyramid(patch_size, as
     for blocks in ((0, 1, 3), (0, 1, 2, 2), (1, 0, 2, 3)):
         with pytest.raises(ValueError, match=r'the last of them 3, .* got \('):
             MODELS.build(dict(options, pyramid_blocks=blocks))
+    with pytest.raises(ValueError, match='out_norms=True'):
+        MODELS.build(dict(options, pyramid_blocks=range(4), out_norms=True))
     with pytest.raises(ValueError, match=r'patch_size must be one of \(16, 8\), got 4'):
         MODELS.build(dict(options, patch_size=4))

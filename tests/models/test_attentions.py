@@ -101,10 +101,12 @@ def test_rows_and_columns_are_not_confused(cfg):
 def test_autocast_stays_close_to_fp32(cfg, dtype):
     needs_a_cpu_of(dtype)
     attention = build(cfg)
-    x = torch.randn(2, 49, 64)
+    x = torch.randn(2, 49, 64, requires_grad=True)
     exact = attention(x, (7, 7))
     with torch.autocast('cpu', dtype=dtype):
         out = attention(x, (7, 7))
+        out.float().sum().backward()  # torch discourages it here, and loops do it
+    assert x.grad.isfinite().all()
     # Linears round their inputs and outputs to the half: a few roundings of values of size |exact|.
     assert (out.float() - exact).abs().max() <= 8 * torch.finfo(dtype).eps * exact.abs().max()
 

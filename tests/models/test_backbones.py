@@ -6,11 +6,12 @@ from operator import mul
 
 import pytest
 import torch
+import torch.nn as nn
 import yaml
 from conftest import ROOT, quiet_init, registered
 from mmengine.registry import MODELS
 
-from mmlaplace.models import PyramidBackbone
+from mmlaplace.models import CSWin, PVTv2, PyramidBackbone
 from mmlaplace.models.layers import TransformerBlock
 
 BACKBONES = registered(PyramidBackbone)
@@ -185,6 +186,8 @@ def test_drop_path_rises_to_its_rate_and_only_trains(name):
     (dict(arch=dict(depths=(1, 1))), r"arch\['depths'\].*\(1, 1\)"),
     (dict(arch=dict(ffn_ratios=2)), r"arch\['ffn_ratios'\].*got 2"),
     (dict(arch=dict(depths=(0, 1, 1, 1))), r'positive.*\(0[,)]'),
+    (dict(img_size=0), 'img_size must be a positive .* got 0'),
+    (dict(out_norms='BN'), r"out_norms must be .*dict\(type='BN'\), got 'BN'"),
     (dict(drop_path_rate=1.0), 'got 1.0'),
     (dict(drop_path_rate=-0.1), 'got -0.1'),
     (dict(drop_path_rate=[0.0, 0.1]), r'got \[0.0, 0.1\]'),
@@ -203,6 +206,19 @@ def test_bad_options_are_quoted(name, kwargs, message):
         kwargs = dict(arch=dict(small(name), **changes))
     with pytest.raises(ValueError, match=message):
         build(name, **kwargs)
+
+
+@pytest.mark.parametrize('name', BACKBONES)
+def test_the_dropout_rate_reaches_every_ffn(name):
+    dropouts = [m for n, m in build(name, drop_rate=0.1).named_modules() if '.ffn.' in n]
+    assert {module.p for module in dropouts if isinstance(module, nn.Dropout)} == {0.1}
+
+
+def test_four_widths_of_stripes_are_refused_and_a_stem_has_no_norm_of_its_stage():
+    with pytest.raises(ValueError, match=r'three widths, .*got \(1, 2, 7, 7\)'):
+        CSWin('micro', stripe_widths=(1, 2, 7, 7))  # as in the authors' configs
+    trained = PVTv2('b0', stage_norms=True, frozen_stages=0).stages[0]['norm'].parameters()
+    assert all(parameter.requires_grad for parameter in trained)
 
 
 @pytest.mark.parametrize('name', BACKBONES)

@@ -48,7 +48,8 @@ BAD = {
     ),
     'SoftmaxAttention': dict(sr_ratio=0, qkv='kv', lepe_filters='heads', pool_size=-7),
     'TaylorShiftAttention': dict(form='exact'),
-    'WindowAttention': dict(window_size=0),
+    'CrossShapedAttention': dict(stripe_width=1.5),
+    'WindowAttention': dict(window_size=7.5),
 }  # fmt: skip
 
 
@@ -73,6 +74,9 @@ def test_a_value_that_cannot_be_is_quoted(name, option, value):
     ('SkyformerAttention', dict(accumulation=2), "landmark_method='random' or accumulation=1"),
     ('SoftmaxAttention', dict(sr_ratio=2, relative_bias=True), 'got sr_ratio=2'),
     ('SoftmaxAttention', dict(sr_ratio=2, pool_size=7), 'pool_size=7 .* sr_ratio=2'),
+    ('SoftmaxAttention', dict(pool_size=3, second_lepe_kernel=3), 'second_lepe_kernel=3'),
+    ('SoftmaxAttention', dict(pool_size=3, relative_bias=True), 'relative_bias=True'),
+    ('SoftmaxAttention', dict(pool_size=3, num_prefix_tokens=1), r'pool_size=0 \(3\)'),
     ('SoftmaxAttention', dict(sr_ratio=2, num_prefix_tokens=1), r'num_prefix_tokens=1 .* \(2\)'),
 ])  # fmt: skip
 def test_options_that_exclude_each_other_are_quoted(name, options, quoted):

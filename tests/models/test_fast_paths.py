@@ -85,8 +85,18 @@ def partly_frozen(model):
     return parameters(model)
 
 
+def wrapped(model):
+    """Linears in modules without a weight of their own, as those of adapters."""
+    for part in [*model.modules()]:
+        for name, child in [*part.named_children()]:
+            if isinstance(child, nn.Linear):
+                setattr(part, name, nn.Sequential(child))
+    return parameters(model)
+
+
 CHANGES = {
     'unchanged': parameters,
+    'wrapped': wrapped,
     'tensors': tensors,
     'dropout of its own mode': in_modes_of_their_own,
     'pruned': each_part(lambda part: prune.l1_unstructured(part, 'weight', 0.5)),

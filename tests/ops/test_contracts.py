@@ -112,6 +112,16 @@ def test_under_autocast_ops_read_halves_or_widen_them(name, backend, device):
     torch.testing.assert_close(out, function(*(tensor.float() for tensor in tensors.values())))
 
 
+@names
+def test_a_backward_under_autocast_computes_in_fp32(name, device):
+    tensors, options = example(name, torch.float32, device)
+    function = functools.partial(OPS[name], backend='native', **options)
+    upstream = torch.randn_like(function(**tensors))
+    expected = results(function, tensors, upstream)
+    with torch.autocast(device, dtype=torch.bfloat16):
+        assert all(map(torch.equal, results(function, tensors, upstream), expected))
+
+
 def memory(backend, function, tensors, with_gradients=True):
     """Bytes of tensors that a call holds at most."""
 

@@ -226,6 +226,13 @@ def test_a_nan_reaches_the_matrices_that_share_the_scale(per_batch, backend):
     scale = newton_start_scale(mat, 2.0, halve=True, per_batch=per_batch, backend=backend)
     assert scale.isnan().sum() == (12 if per_batch else 1)
     assert scale[1, 2].isnan()
+    mat = 0.97 * torch.eye(300).expand(1, 300, 300)  # in bf16, 1 / 1.999 is a half
+    with torch.autocast('cpu', dtype=torch.bfloat16):
+        scale = newton_start_scale(mat, 2.0, halve=True, per_batch=per_batch, backend=backend)
+    torch.testing.assert_close(scale, torch.full((1,), 1 / 0.97**2))
+    assert newton_start_scale(
+        mat[:0], 2.0, halve=True, per_batch=per_batch, backend=backend
+    ).shape == (0,)
 
 
 @pytest.mark.parametrize('per_batch', [False, True])

@@ -8,6 +8,7 @@ from torch import Tensor
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import Linear
+from ..layers.checks import check_counts
 from ..layers.unit_vectors import unit_vectors
 from .base import BaseAttention
 
@@ -64,9 +65,7 @@ class AdditiveAttention(BaseAttention):
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
         out_dims = embed_dims if out_dims is None else out_dims
-        for name, value in (('expansion', expansion), ('out_dims', out_dims)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f'{name} must be an integer of at least 1, got {value!r}')
+        check_counts(expansion=expansion, out_dims=out_dims)
         channels = expansion * out_dims
         self.query = Linear(embed_dims, channels)
         self.key = Linear(embed_dims, channels)

@@ -12,6 +12,7 @@ from ..layers import (
     split_windows,
     tokens_to_map,
 )
+from ..layers.checks import check_counts
 from .base import QKVAttention
 from .frame import Frame
 
@@ -58,8 +59,7 @@ class CrossShapedAttention(QKVAttention):
         stripe_width: int = 7, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
-        if stripe_width < 1:
-            raise ValueError(f'stripe_width must be at least 1, got {stripe_width}')
+        check_counts(stripe_width=stripe_width)
         self.stripe_width = stripe_width
 
     def halves(self, hw_shape: Sides) -> List[Tuple[slice, Sides]]:

@@ -8,6 +8,7 @@ from torch import Tensor
 from mmlaplace.ops.backend import exporting
 from mmlaplace.ops.precision import no_autocast, upcast
 
+from ..layers.checks import check_counts
 from ..layers.unit_vectors import unit_vectors
 from .base import Projected, QKVAttention
 from .frame import Frame
@@ -86,9 +87,7 @@ class EcoFormerAttention(QKVAttention):
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         if offset not in OFFSETS:
             raise ValueError(f'offset must be one of {OFFSETS}, got {offset!r}')
-        for name, count in (('num_bits', num_bits), ('num_anchors', num_anchors)):
-            if not isinstance(count, int) or count < 1:
-                raise ValueError(f'{name} must be an integer of at least 1, got {count!r}')
+        check_counts(num_bits=num_bits, num_anchors=num_anchors)
         self.num_bits, self.offset = num_bits, offset
         anchors = unit_vectors(torch.randn(num_heads, num_anchors, self.head_dims))
         self.anchors = nn.Parameter(anchors)
@@ -98,7 +97,7 @@ class EcoFormerAttention(QKVAttention):
 
     def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:
         with no_autocast(x.device):
-            return super().project(x.to(self.qkv.weight.dtype), hw_shape)
+            return super().project(x.to(self.anchors.dtype), hw_shape)
 
     def codes(self, x: Tensor) -> Tensor:
         """Signs ``(B, heads, N, b)`` of queries ``(B, heads, N, d)`` of at least fp32."""

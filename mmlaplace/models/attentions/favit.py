@@ -8,6 +8,7 @@ from torch import Tensor
 from mmlaplace.ops.backend import ceil_div
 
 from ..layers import DepthwiseConv, Linear, PatchEmbed, softmax_attention, tokens_to_map
+from ..layers.checks import check_counts
 from .base import BaseAttention
 
 AVERAGES = ('places', 'runs')
@@ -70,8 +71,7 @@ class FaViTAttention(BaseAttention):
         super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
         if average not in AVERAGES:
             raise ValueError(f'average must be one of {AVERAGES}, got {average!r}')
-        if not isinstance(sr_ratio, int) or sr_ratio < 1:
-            raise ValueError(f'sr_ratio must be an integer of at least 1, got {sr_ratio!r}')
+        check_counts(sr_ratio=sr_ratio)
         self.average = average
         self.steps = (1,) if sr_ratio == 1 else (1, sr_ratio)
         dims = 7 * self.head_dims // (8 * len(self.steps))  # of a head of a part

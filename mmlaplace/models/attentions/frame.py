@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 
+from ..layers.checks import check_counts
 from ..layers.depthwise import FILTERS_PER
 from ..layers.position import ROPE_FORMS
 
@@ -91,8 +92,7 @@ class Frame:
             value = getattr(self, field.name)
             if isinstance(field.default, bool) and not isinstance(value, bool):
                 raise ValueError(f'{field.name} must be True or False, got {value!r}')
-        if not isinstance(self.sr_ratio, int) or self.sr_ratio < 1:
-            raise ValueError(f'sr_ratio must be an integer of at least 1, got {self.sr_ratio!r}')
+        check_counts(sr_ratio=self.sr_ratio)
         for name in ('lepe_kernel', 'second_lepe_kernel'):
             kernel = getattr(self, name)
             if not isinstance(kernel, int) or kernel < 0 or (kernel and kernel % 2 == 0):

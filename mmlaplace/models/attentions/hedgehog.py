@@ -8,6 +8,7 @@ from torch import Tensor
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import linear_attention
+from ..layers.checks import check_counts
 from .base import QKVAttention
 
 FORMS = ('per_sign', 'joint')
@@ -98,8 +99,7 @@ class HedgehogAttention(QKVAttention):
             raise ValueError(f'form must be one of {FORMS}, got {form!r}')
         dims = self.head_dims
         feature_dims = dims if feature_dims is None else feature_dims
-        if not isinstance(feature_dims, int) or feature_dims < 1:
-            raise ValueError(f'feature_dims must be an integer of at least 1, got {feature_dims!r}')
+        check_counts(feature_dims=feature_dims)
         if (form == 'joint' or skip_connection) and feature_dims != dims:
             raise ValueError(
                 f"form='joint' and skip_connection=True need feature_dims={dims}, the head "

@@ -15,6 +15,7 @@ from mmlaplace.ops import (
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import Landmarks
+from ..layers.checks import check_counts
 from ..layers.solvers import conjugate_gradient_inverse
 from .base import QKVAttention
 from .frame import Frame
@@ -130,8 +131,7 @@ class LaplacianAttention(QKVAttention):
         bandwidth = default_bandwidth(self.head_dims) if bandwidth is None else bandwidth
         if not 0 < bandwidth < float('inf'):
             raise ValueError(f'bandwidth must be positive and finite, got {bandwidth}')
-        if num_iters < 1:
-            raise ValueError(f'num_iters must be at least 1, got {num_iters}')
+        check_counts(num_iters=num_iters)
         if ridge < 0 or whitening_eps <= 0:
             raise ValueError(
                 f'ridge ({ridge}) must not be negative, whitening_eps ({whitening_eps}) positive'

@@ -6,6 +6,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ..layers import Linear, resize_map, softmax_attention
+from ..layers.checks import check_counts
 from .base import Dims, Projected, QKVAttention
 
 
@@ -76,10 +77,7 @@ class LinformerAttention(QKVAttention):
         inner = None if head_dims is None else num_heads * head_dims
         dims = None if inner is None else Dims(inner, inner, embed_dims)
         super().__init__(embed_dims, num_heads, input_resolution, dims=dims, **kwargs)
-        if not isinstance(num_landmarks, int) or num_landmarks < 1:
-            raise ValueError(
-                f'num_landmarks must be an integer of at least 1, got {num_landmarks!r}'
-            )
+        check_counts(num_landmarks=num_landmarks)
         for name, value in (('share_kv', share_kv), ('one_kv_head', one_kv_head)):
             if value and (self.frame.qkv != 'qkv' or self.frame.gate):
                 raise ValueError(

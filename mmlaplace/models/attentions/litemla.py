@@ -11,6 +11,7 @@ from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import Linear, linear_attention, map_to_tokens, tokens_to_map
 from ..layers.build import build_map_norm
+from ..layers.checks import check_counts
 from .base import BaseAttention
 
 
@@ -87,10 +88,7 @@ class LiteMLA(BaseAttention):
         super().__init__(embed_dims, dividing, input_resolution, init_cfg)
         out_dims = embed_dims if out_dims is None else out_dims
         head_dims = self.head_dims if head_dims is None else head_dims
-        sizes = dict(num_heads=num_heads, head_dims=head_dims, out_dims=out_dims)
-        for name, value in sizes.items():
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f'{name} must be an integer of at least 1, got {value!r}')
+        check_counts(num_heads=num_heads, head_dims=head_dims, out_dims=out_dims)
         self.num_heads, self.head_dims = num_heads, head_dims
         if not all(isinstance(size, int) and size > 0 and size % 2 for size in scales):
             raise ValueError(f'scales must be odd and positive, got {tuple(scales)}')

@@ -11,6 +11,7 @@ from mmlaplace.ops.backend import ceil_div
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import RMSNorm
+from ..layers.checks import check_counts
 from .base import Projected, QKVAttention
 from .frame import Frame
 
@@ -87,8 +88,7 @@ class MHLAAttention(QKVAttention):
             raise ValueError(f'transform must be one of {tuple(STARTS)}, got {transform!r}')
         if normalizer not in NORMALIZERS:
             raise ValueError(f'normalizer must be one of {NORMALIZERS}, got {normalizer!r}')
-        if not isinstance(grid, int) or grid < 1:
-            raise ValueError(f'grid must be an integer of at least 1, got {grid!r}')
+        check_counts(grid=grid)
         if not exp_sigma > 0:
             raise ValueError(f'exp_sigma must be positive, got {exp_sigma!r}')
         self.grid, self.normalizer = grid, normalizer

@@ -9,6 +9,7 @@ from mmlaplace.ops.backend import ceil_div
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import softmax_attention
+from ..layers.checks import check_counts
 from .base import QKVAttention
 
 BACKENDS = ('auto', 'natten', 'reference')
@@ -126,10 +127,9 @@ class NeighborhoodAttention(QKVAttention):
         **kwargs: Any,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        check_counts(kernel_size=kernel_size, dilation=dilation)
         if kernel_size < 3 or kernel_size % 2 == 0:
             raise ValueError(f'kernel_size must be odd and at least 3, got {kernel_size}')
-        if dilation < 1:
-            raise ValueError(f'dilation must be at least 1, got {dilation}')
         if backend not in BACKENDS:
             raise ValueError(f'backend must be one of {BACKENDS}, got {backend!r}')
         if backend == 'natten' and find_spec('natten') is None:

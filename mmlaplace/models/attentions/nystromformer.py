@@ -7,6 +7,7 @@ from torch import Tensor
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import Landmarks, softmax_attention
+from ..layers.checks import check_counts
 from ..layers.pseudo_inverse import check_iteration, pseudo_inverse
 from ..layers.token_conv import TokenConv
 from .base import Dims, Projected, QKVAttention
@@ -94,10 +95,7 @@ class NystromformerAttention(QKVAttention):
         if landmark_method not in METHODS:
             raise ValueError(f'landmark_method must be one of {METHODS}, got {landmark_method!r}')
         check_iteration(num_iters, newton_start_per)
-        if not isinstance(num_landmarks, int) or num_landmarks < 1:
-            raise ValueError(
-                f'num_landmarks must be an integer of at least 1, got {num_landmarks!r}'
-            )
+        check_counts(num_landmarks=num_landmarks)
         self.num_landmarks = num_landmarks
         self.pool = Landmarks(num_landmarks) if landmark_method == 'pool' else None
         self.num_iters = num_iters

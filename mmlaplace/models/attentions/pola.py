@@ -41,7 +41,7 @@ class PolaAttention(QKVAttention):
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
-        alpha: The largest power minus 1. Default: 4.
+        alpha: The largest learned power minus 1. Default: 4.
         power: A fixed power p for all channels, instead of learned powers. 1 applies no power.
             Default: None, learned.
         polarity: Whether same-signed and opposite-signed pairs are kept apart, as above. Default:
@@ -57,8 +57,8 @@ class PolaAttention(QKVAttention):
 
     Raises:
         ValueError: If ``alpha`` or ``power`` is not positive and finite, for an unknown
-            ``gate_form`` or ``gate_init``, or for options of a gate or convolution that is turned
-            off.
+            ``gate_form`` or ``gate_init``, and for ``gate_form='matrix'`` or
+            ``lepe_deformable=True`` where the gate or the convolution is turned off.
 
     Source: PolaFormer (arXiv 2501.15061).
 

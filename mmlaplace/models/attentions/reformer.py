@@ -11,6 +11,7 @@ from mmlaplace.ops.backend import ceil_div, exporting
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import softmax_attention
+from ..layers.checks import check_counts
 from ..layers.pairs import check_pairs_fit
 from ..layers.unit_vectors import unit_vectors
 from .base import QKVAttention
@@ -95,9 +96,7 @@ class ReformerAttention(QKVAttention):
         **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
-        for name, value in (('bucket_size', bucket_size), ('num_hashes', num_hashes)):
-            if not isinstance(value, int) or value < 1:
-                raise ValueError(f'{name} must be an integer of at least 1, got {value!r}')
+        check_counts(bucket_size=bucket_size, num_hashes=num_hashes)
         if form not in FORMS:
             raise ValueError(f'form must be one of {FORMS}, got {form!r}')
         self.bucket_size = bucket_size

@@ -8,6 +8,7 @@ from torch import Tensor
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import Linear
+from ..layers.checks import check_counts
 from .base import BaseAttention
 
 
@@ -59,8 +60,7 @@ class SeparableAttention(BaseAttention):
         init_cfg: Union[dict, List[dict], None] = None,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
-        if not isinstance(patch_size, int) or patch_size < 1:
-            raise ValueError(f'patch_size must be an integer of at least 1, got {patch_size!r}')
+        check_counts(patch_size=patch_size)
         self.patch_size = patch_size
         self.qkv = Linear(embed_dims, 1 + 2 * embed_dims)
         self.proj = Linear(embed_dims, embed_dims)

@@ -10,6 +10,7 @@ from mmlaplace.ops._inverse import add_ridge
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import Landmarks
+from ..layers.checks import check_counts
 from ..layers.pseudo_inverse import check_iteration, pseudo_inverse
 from .base import QKVAttention
 
@@ -100,12 +101,7 @@ class SkyformerAttention(QKVAttention):
                 f'bandwidth ({bandwidth}) must be positive and finite, ridge ({ridge}) finite and '
                 'not negative'
             )
-        if not isinstance(num_landmarks, int) or num_landmarks < 1:
-            raise ValueError(
-                f'num_landmarks must be an integer of at least 1, got {num_landmarks!r}'
-            )
-        if not isinstance(accumulation, int) or accumulation < 1:
-            raise ValueError(f'accumulation must be an integer of at least 1, got {accumulation!r}')
+        check_counts(num_landmarks=num_landmarks, accumulation=accumulation)
         if accumulation > 1 and landmark_method == 'pool':
             raise ValueError(
                 f'accumulation={accumulation} draws several sets of landmarks, which would be '

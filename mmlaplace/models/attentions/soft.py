@@ -18,6 +18,7 @@ from mmlaplace.ops.newton_start_scale import newton_start_scale
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import Landmarks
+from ..layers.checks import check_counts
 from ..layers.solvers import svd_inverse
 from .base import QKVAttention
 from .frame import Frame
@@ -132,16 +133,13 @@ class SOFTAttention(QKVAttention):
         if ridge is None:
             # Equal landmarks make W singular, which Cholesky's factors cannot be of.
             ridge = RIDGES[normalized and solver != 'cholesky']
-        if num_iters < 1 or not 0 <= ridge < math.inf:
-            raise ValueError(
-                f'num_iters ({num_iters}) must be at least 1, ridge ({ridge}) finite and not '
-                'negative'
-            )
+        check_counts(num_iters=num_iters)
+        if not 0 <= ridge < math.inf:
+            raise ValueError(f'ridge must be finite and not negative, got {ridge}')
         if landmark_method == 'conv' and pool_ratio is None:
             num_landmarks = 49 if num_landmarks is None else num_landmarks
-            # Landmarks refuses numbers below 1.
-            side = max(num_landmarks, 1) ** 0.5
-            pool_ratio = max(int(min(self.input_resolution) / side), 1)
+            check_counts(num_landmarks=num_landmarks)
+            pool_ratio = max(int(min(self.input_resolution) / num_landmarks**0.5), 1)
         self.normalized = normalized
         self.newton_start_per = newton_start_per
         self.num_iters = num_iters

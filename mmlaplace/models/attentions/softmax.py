@@ -81,11 +81,14 @@ class SoftmaxAttention(QKVAttention):
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         frame = self.frame
         if pool_size:
-            if frame.qkv != 'q_kv' or frame.rope or frame.key_positions or frame.sr_ratio > 1:
+            one_map = frame.rope or frame.key_positions or relative_bias or frame.second_lepe_kernel
+            if frame.qkv != 'q_kv' or frame.sr_ratio > 1 or one_map:
                 raise ValueError(
                     f'pool_size={pool_size} makes keys and values of another map; leave out '
-                    f'qkv={frame.qkv!r}, rope={frame.rope}, key_positions={frame.key_positions} '
-                    f'and sr_ratio={frame.sr_ratio}, or set pool_size=0'
+                    f'qkv={frame.qkv!r}, rope={frame.rope}, key_positions={frame.key_positions}, '
+                    f'relative_bias={relative_bias}, '
+                    f'second_lepe_kernel={frame.second_lepe_kernel} and sr_ratio={frame.sr_ratio}, '
+                    'or set pool_size=0'
                 )
             self.sr = PooledPatchEmbed(embed_dims, pool_size)
         if sr_norm_cfg is not None and self.sr is not None:
@@ -97,8 +100,8 @@ class SoftmaxAttention(QKVAttention):
                 f'num_prefix_tokens={num_prefix_tokens} have no place on a map; set '
                 f'relative_bias=False (got {relative_bias}), rope=False ({frame.rope}), '
                 f'lepe_kernel=0 ({frame.lepe_kernel}), key_positions=False '
-                f'({frame.key_positions}) and '
-                f'sr_ratio=1 ({frame.sr_ratio})'
+                f'({frame.key_positions}), sr_ratio=1 ({frame.sr_ratio}) and '
+                f'pool_size=0 ({pool_size})'
             )
         if relative_bias and self.sr:
             raise ValueError(

@@ -6,6 +6,7 @@ from torch import Tensor
 from mmlaplace.ops.backend import ceil_div
 
 from ..layers import join_windows, shifted_window_mask, split_windows
+from ..layers.checks import check_counts
 from .base import BaseAttention
 
 
@@ -68,8 +69,7 @@ class WindowAttention(BaseAttention):
         init_cfg: Union[dict, List[dict], None] = None,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
-        if window_size < 1:
-            raise ValueError(f'window_size must be at least 1, got {window_size}')
+        check_counts(window_size=window_size)
         self.window_size = window_size
         self.shifted = shifted
         self.even_windows = even_windows

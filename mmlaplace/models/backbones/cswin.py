@@ -44,7 +44,15 @@ def cswin(stripe_widths: Sequence[int] = (1, 2, 7)) -> List[Stage]:
     Args:
         stripe_widths: Widths of the stripes in the first three stages, in tokens. Default:
             (1, 2, 7); (1, 2, 12) are those of the authors at 384 x 384.
+
+    Raises:
+        ValueError: For another number of widths. The last stage has none.
     """
+    if not isinstance(stripe_widths, (list, tuple)) or len(stripe_widths) != 3:
+        raise ValueError(
+            'stripe_widths must be three widths, such as (1, 2, 7), as the last stage has softmax '
+            f'on the whole map, got {stripe_widths!r}'
+        )
     norm = dict(type='LN', eps=1e-5)
     merge = partial(OverlapPatchEmbed, kernel_size=3, stride=2, norm_cfg=norm)
     attns = [dict(type='CrossShapedAttention', stripe_width=width) for width in stripe_widths]

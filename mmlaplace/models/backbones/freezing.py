@@ -16,7 +16,8 @@ class Freezing(nn.Module):
     def _freeze_stages(self) -> None:
         frozen = []
         if self.frozen_stages >= 0:
-            frozen += [stem for name, stem in self.stages[0].items() if name != 'blocks']
+            stem = self.stages[0]
+            frozen += [stem[name] for name in ('patch_embed', 'position') if name in stem]
         for i, stage in enumerate(self.stages[: max(self.frozen_stages, 0)]):
             frozen.append(stage)
             if hasattr(self, f'norm{i}'):

@@ -105,10 +105,29 @@ def check_ranges(backbone: Any, frozen_stages: int, drop_path_rate: float, out_t
     layers = getattr(backbone, 'class_layers', False)  # of class attention after the blocks
     having = tuple(i for i, count in enumerate(backbone.cls_tokens) if count or layers)
     if out_type == 'cls_token' and backbone.out_indices != having:
+        needs = f'needs out_indices={having}, the stages with a class token'
+        if not having:
+            needs = f'needs a class token, which this {type(backbone).__name__} does not have'
         raise ValueError(
-            f"out_type='cls_token' needs out_indices={having}, the stages with a class token, got "
-            f'out_indices={backbone.out_indices}; SOFT and ViT have one with with_cls_token=True. '
-            "For dense heads, set out_type='featmap'"
+            f"out_type='cls_token' {needs}, got out_indices={backbone.out_indices}; hosts such as "
+            'ViT, SOFT and PVT have a class token with with_cls_token=True. For dense heads and '
+            "global pooling, set out_type='featmap'"
+        )
+
+
+def check_kinds(img_size: Any, out_norms: Any) -> None:
+    """Raise a ValueError for another kind of value than a pyramid takes."""
+    sides = (img_size, img_size) if isinstance(img_size, int) else img_size
+    pair = isinstance(sides, (list, tuple)) and len(sides) == 2
+    if not pair or not all(isinstance(side, int) and side > 0 for side in sides):
+        raise ValueError(
+            'img_size must be a positive number of pixels, or two for height and width, got '
+            f'{img_size!r}'
+        )
+    if not (out_norms is None or isinstance(out_norms, (bool, dict))):
+        raise ValueError(
+            "out_norms must be True, False, None or a config such as dict(type='BN'), got "
+            f'{out_norms!r}'
         )
 
 

@@ -92,6 +92,9 @@ class SwiftFormerBlock(TransformerBlock):
     def __init__(
         self,
         embed_dims: int,
+        attn_cfg: dict,
+        ffn_ratio: float = 4.0,
+        drop_rate: float = 0.0,
         *args: Any,
         norm_cfg: Optional[dict] = None,
         ffn_cfg: Optional[dict] = None,
@@ -99,10 +102,10 @@ class SwiftFormerBlock(TransformerBlock):
     ) -> None:
         norm_cfg = norm_cfg or BATCH_NORM
         kwargs.update(norm_cfg=norm_cfg, ffn_cfg=ffn_cfg, layer_scale=1e-5)
-        super().__init__(embed_dims, *args, **kwargs)
+        super().__init__(embed_dims, attn_cfg, ffn_ratio, drop_rate, *args, **kwargs)
         self.norm1 = nn.Identity()
         self.local = SwiftFormerLocalBlock(
-            embed_dims, ffn_ratio=1, norm_cfg=norm_cfg, ffn_cfg=ffn_cfg
+            embed_dims, ffn_ratio=1, drop_rate=drop_rate, norm_cfg=norm_cfg, ffn_cfg=ffn_cfg
         )
 
     def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:

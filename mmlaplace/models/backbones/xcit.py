@@ -235,7 +235,7 @@ class XCiTBackbone(PyramidBackbone):
             None, the map of the last block alone.
 
     Raises:
-        ValueError: For other ``pyramid_blocks``, or with ``out_type='cls_token'``.
+        ValueError: For other ``pyramid_blocks``, or with ``out_type='cls_token'`` or ``out_norms``.
 
     Source: XCiT (arXiv 2106.09681).
 
@@ -285,15 +285,17 @@ class XCiTBackbone(PyramidBackbone):
                 norm_tokens=arch != 'n12' if norm_tokens is None else norm_tokens,
                 **ffn,
             )
-        self.pyramid_blocks, self.pyramid = tuple(pyramid_blocks or ()), None
+        self.pyramid_blocks, self.pyramid = (), None
         if pyramid_blocks is not None:
-            blocks = self.pyramid_blocks
+            is_list = isinstance(pyramid_blocks, (list, tuple, range))
+            self.pyramid_blocks = blocks = tuple(pyramid_blocks) if is_list else ()
             rising = sorted({*blocks, -1, depth - 1}) == [-1, *blocks]
-            if len(blocks) != 4 or not rising or self.out_type == 'cls_token':
+            if len(blocks) != 4 or not rising or hasattr(self, 'norm0'):
                 raise ValueError(
                     f'pyramid_blocks must be four blocks in rising order, the last of them '
-                    f"{depth - 1}, with out_type='featmap', got {blocks} with "
-                    f'out_type={self.out_type!r}'
+                    f"{depth - 1}, with out_type='featmap' and no out_norms, got "
+                    f'{pyramid_blocks} with out_type={self.out_type!r} and '
+                    f'out_norms={kwargs.get("out_norms")}'
                 )
             self.pyramid = rescalings(dims, self.stage_strides[0])
         self._freeze_stages()

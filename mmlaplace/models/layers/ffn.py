@@ -65,8 +65,8 @@ class FFN(BaseModule):
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
         first, act, dropout, second, last = self.layers
-        weights = (first.weight, first.bias, second.weight, second.bias)
-        if x.device.type == 'cpu' and x.numel() > 0 and self._is_plain():
+        if x.device.type == 'cpu' and x.numel() > 0 and self._is_plain(x.shape[-1]):
+            weights = (first.weight, first.bias, second.weight, second.bias)
             same_dtype = first.weight.dtype == x.dtype
             if same_dtype and fits(act) and in_cpu_graph(x) and not autocasting(x.device):
                 return torch.ops.mmlaplace._gelu_ffn(act.approximate, x, *weights)
@@ -85,8 +85,8 @@ class FFN(BaseModule):
             x = x + self.dwconv(x, hw_shape)
         return last(second(x))
 
-    def _is_plain(self) -> bool:
-        """Whether the FFN computes only its two linears and its activation.
+    def _is_plain(self, channels: int) -> bool:
+        """Whether the FFN computes only its two linears of ``channels`` and its activation.
 
         Then it may compute in blocks of rows, and compute parts again in the backward pass.
         Otherwise it computes layer by layer. This is so for layers that users replaced,
@@ -94,10 +94,11 @@ class FFN(BaseModule):
         numbers.
         """
         first, act, dropout, second, last = self.layers
+        if self.dwconv is not None or not all(type(one) is Linear for one in (first, second)):
+            return False
         weights = (first.weight, first.bias, second.weight, second.bias)
         return (
-            self.dwconv is None
-            and all(type(layer) is Linear for layer in (first, second))
+            channels == first.in_features
             and are_plain(*weights, dtype=first.weight.dtype)
             and type(act) in ACTIVATIONS.values()
             and all(type(layer) is nn.Dropout for layer in (dropout, last))

@@ -10,6 +10,7 @@ from mmlaplace.ops import pooled_landmarks
 from mmlaplace.ops._checks import is_recording
 from mmlaplace.ops.backend import at_most
 
+from .checks import check_counts
 from .feature_map import map_to_tokens, tokens_to_map
 from .position import RotaryEmbedding2D
 from .shared_conv import SharedConv2d
@@ -65,9 +66,8 @@ class Landmarks(nn.Module):
             raise ValueError(f'landmark_method must be one of {METHODS}, got {method!r}')
         if num_landmarks is None and pool_ratio is None:
             num_landmarks = 49
-        for name, value in (('num_landmarks', num_landmarks), ('pool_ratio', pool_ratio)):
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f'{name} must be an integer of at least 1, got {value!r}')
+        given = dict(num_landmarks=num_landmarks, pool_ratio=pool_ratio)
+        check_counts(**{name: value for name, value in given.items() if value is not None})
         if method != 'conv' and num_landmarks is not None and pool_ratio is not None:
             raise ValueError(
                 f'give num_landmarks ({num_landmarks}) or pool_ratio ({pool_ratio}), not both, for '

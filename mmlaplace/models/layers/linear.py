@@ -98,7 +98,8 @@ def bf16_inference(x: Tensor) -> bool:
     """Whether a CPU computes on ``x`` in bf16, by autocast or as x is, and without gradients."""
     if x.device.type != 'cpu' or torch.is_grad_enabled() or forward_ad._current_level >= 0:
         return False
-    half = autocast_dtype(x.device) if autocasting(x.device) else x.dtype
+    casts = autocasting(x.device) and x.dtype != torch.float64  # which autocast leaves alone
+    half = autocast_dtype(x.device) if casts else x.dtype
     plain = has_values(x) and not is_watched()
     return half == torch.bfloat16 and plain and has_onednn_linear(half)
 
@@ -163,7 +164,8 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         weights = (self.weight,) if self.bias is None else (self.weight, self.bias)
         on_cpu = x.device.type == 'cpu' and x.numel() > 0
-        if on_cpu and are_plain(*weights, dtype=self.weight.dtype):
+        fits = on_cpu and x.shape[-1] == self.in_features  # or else torch's error names the shapes
+        if fits and are_plain(*weights, dtype=self.weight.dtype):
             if self.weight.dtype == torch.float32:
                 if in_graph(x):
                     return torch.ops.mmlaplace._onednn_linear(x, *weights)

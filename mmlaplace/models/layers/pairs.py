@@ -30,6 +30,7 @@ def check_pairs_fit(attention: object, q: Tensor, k: Tensor, matrices: Tuple[int
             f'{type(attention).__name__} has a weight for each pair of tokens: {batch} '
             f'image{"s" * (batch > 1)} x {heads} heads x {queries} queries x {k.shape[2]} keys are '
             f'{one / 1e9:.1f} GB, and with {count} such matrices at a time {count * one / 1e9:.1f} '
-            f'GB, more than {MOST_BYTES / 1e9:.0f} GB; take smaller images or batches, sr_ratio, '
-            f'or an attention that is linear in the tokens, or raise {__name__}.MOST_BYTES'
+            f'GB, more than {MOST_BYTES / 1e9:.0f} GB; take smaller images or batches, '
+            'an attention that is linear in the tokens or, where the attention has it, sr_ratio, '
+            f'or raise {__name__}.MOST_BYTES'
         )

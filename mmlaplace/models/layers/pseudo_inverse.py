@@ -2,6 +2,8 @@ from torch import Tensor
 
 from mmlaplace.ops._inverse import identity_like
 
+from .checks import check_counts
+
 STARTS = ('matrix', 'batch')
 
 
@@ -41,5 +43,4 @@ def check_iteration(num_iters: int, newton_start_per: str) -> None:
     """Raise a ValueError for options that :func:`pseudo_inverse` does not take."""
     if newton_start_per not in STARTS:
         raise ValueError(f'newton_start_per must be one of {STARTS}, got {newton_start_per!r}')
-    if not isinstance(num_iters, int) or num_iters < 1:
-        raise ValueError(f'num_iters must be an integer of at least 1, got {num_iters!r}')
+    check_counts(num_iters=num_iters)
