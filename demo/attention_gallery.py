@@ -26,7 +26,7 @@ from rich.progress import track
 
 from mmlaplace.analysis.attention_rows import influence_map
 from mmlaplace.analysis.recording import PHOTOS, normalized
-from mmlaplace.commands.command_line import ToolParser
+from mmlaplace.commands.command_line import ToolParser, positive
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH, COLUMNS, PALETTE = 192, 4, 200  # pixels, pictures side by side, colours of a PNG
@@ -174,7 +174,7 @@ def main() -> None:
                         help=f'or one of {", ".join(PHOTOS)}; default: %(default)s')  # fmt: skip
     parser.add_argument('--point', nargs=2, type=float, default=(0.5, 0.2), metavar=('X', 'Y'),
                         help='the query, as shares of width and height; %(default)s')  # fmt: skip
-    parser.add_argument('--size', type=int, choices=SIZES, default=128,
+    parser.add_argument('--size', type=positive, choices=SIZES, default=128,
                         help='longer side of the image, pixels; default: %(default)s')  # fmt: skip
     parser.add_argument('--stage', type=int, default=0, help='from 0; default: %(default)s')
     parser.add_argument('--block', type=int, default=LAST, help='of the stage; default: the last')

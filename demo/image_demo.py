@@ -38,7 +38,7 @@ from mmengine.registry import DATASETS
 from PIL import Image
 from rich.progress import Progress
 
-from mmlaplace.commands.command_line import ToolParser, load_or_exit, write_json
+from mmlaplace.commands.command_line import ToolParser, load_or_exit, positive, write_json
 from mmlaplace.engine import read_dataset_meta
 from mmlaplace.toolboxes import PACKAGES, require_toolbox
 
@@ -73,7 +73,7 @@ def parse_args():
     parser.add_trained_model('classifier, detector or segmentor')
     parser.add_argument('--out-dir', type=Path, default=Path('outputs'), help='default: outputs')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
-    parser.add_argument('--batch-size', type=int, default=1, help='images at a time; default: 1')
+    parser.add_argument('--batch-size', type=positive, default=1, help='images at once; default: 1')
     parser.add_argument('--show', action='store_true', help='also in a window')
     parser.add_argument(
         '--wait-time', type=float, default=0, help='seconds a window stays; 0: until a key'
@@ -82,7 +82,7 @@ def parse_args():
     parser.add_argument('--no-save-pred', action='store_true', help='write no JSON')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={})
     group = parser.add_argument_group('classification')
-    group.add_argument('--resize', type=int, help='shorter side of the picture, in pixels')
+    group.add_argument('--resize', type=positive, help='shorter side of the picture, in pixels')
     group = parser.add_argument_group('detection')
     group.add_argument('--pred-score-thr', type=float, help='of what is drawn; default: 0.3')
     group.add_argument('--palette', choices=('coco', 'voc', 'citys', 'random'), help='colours')

@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from mmlaplace.commands.command_line import ToolParser, write_json
+from mmlaplace.commands.command_line import ToolParser, positive, read_json, write_json
 from mmlaplace.commands.script_runs import import_first, run_script
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -172,16 +172,13 @@ def main() -> None:
     parser.add_argument('--tasks', nargs='+', choices=TASKS, default=[], help='all of these')
     parser.add_argument('--data-root', type=Path, default=Path('data/stand_in'))
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/dry_run'))
-    parser.add_argument('--iterations', type=int, default=2, help='of training (default: 2)')
-    parser.add_argument('--batch-size', type=int, default=2, help='of training (default: 2)')
+    parser.add_argument('--iterations', type=positive, default=2, help='of training (default: 2)')
+    parser.add_argument('--batch-size', type=positive, default=2, help='of training (default: 2)')
     parser.add_argument('--here', action='store_true', help='one config, in this process')
     args = parser.parse_args()
     configs = [config.resolve() for config in args.configs]
     configs += [config for task in args.tasks for config in full_size_configs(task)]
     length = dict(iterations=args.iterations, batch_size=args.batch_size)
-    for name, number in length.items():
-        if number < 1:
-            parser.error(f'--{name.replace("_", "-")} must be at least 1, got {number}')
     if not configs:
         parser.error(f'name configs, or tasks of {TASKS} by --tasks')
     missing = [str(config) for config in configs if not config.is_file()]
@@ -196,7 +193,7 @@ def main() -> None:
     if args.here:
         return run_here(configs[0], data, args.work_dir, length)
     results = args.work_dir / 'results.json'
-    known = json.loads(results.read_text()) if results.is_file() else {}
+    known = read_json(results) if results.is_file() else {}
     cfgs = [Config.fromfile(config) for config in configs]
     toolboxes = {cfg.default_scope for cfg in cfgs if cfg.get('default_scope')}
     import_first(*(f'{toolbox}.models' for toolbox in sorted(toolboxes)), 'mmlaplace.models')

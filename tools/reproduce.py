@@ -32,7 +32,7 @@ from rich import box
 from rich import table as rich_table
 from rich.console import Console
 
-from mmlaplace.commands.command_line import ToolParser, write_whole
+from mmlaplace.commands.command_line import ToolParser, positive, write_whole
 from mmlaplace.reproduction.jobs import Training, plan_measurements, plan_run
 from mmlaplace.reproduction.launching import LAUNCHERS, Job, Settings, this_machine, versions
 from mmlaplace.reproduction.paper_tables import (
@@ -219,9 +219,9 @@ def parse_args(parser: ToolParser):
     parser.add_argument('--scale', choices=SCALES, default='full', help='default: %(default)s')
     parser.add_argument('--seeds', nargs='+', type=int, default=[0], help='default: 0')
     parser.add_argument('--launcher', choices=LAUNCHERS, default='none', help='of one run')
-    parser.add_argument('--gpus', type=int, default=1, help='of one run at most; default: 1')
+    parser.add_argument('--gpus', type=positive, default=1, help='of one run at most; default: 1')
     parser.add_argument('--partition', default='', help='of Slurm')
-    parser.add_argument('--jobs', type=int, help='at once; default: as GPUs allow, on a CPU 1')
+    parser.add_argument('--jobs', type=positive, help='at once; default: as GPUs allow, on a CPU 1')
     parser.add_argument('--resume', action='store_true', help='go on with runs that are there')
     parser.add_argument('--dry-run', action='store_true', help='print what would be done')
     parser.add_argument(

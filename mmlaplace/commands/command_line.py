@@ -8,11 +8,21 @@ import sys
 from pathlib import Path
 from typing import Any, Iterable, List, Optional
 
+import torch
 import torch.nn as nn
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
 from ..checkpoints import UnsafeCheckpointError, load_weights
+
+FOLDERS = ('out_dir', 'work_dir')  # arguments of tools that write several files
+
+
+def positive(text: str) -> int:
+    """An integer of at least 1, for ``type=`` of an argument."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'must be an integer of at least 1, got {text}')
+    return int(text)
 
 
 class ToolParser(argparse.ArgumentParser):
@@ -42,15 +52,31 @@ class ToolParser(argparse.ArgumentParser):
     def parse_args(self, args: Optional[Iterable[str]] = None, namespace: Any = None) -> Any:
         """Parse the arguments. The tool ends with an error if an output file already exists.
 
-        With ``--force`` it may exist. A folder is an error in any case.
+        With ``--force`` it may exist. A folder is an error in any case, and so are a place that
+        cannot be written and a GPU that is not there.
         """
         parsed = super().parse_args(args, namespace)
+        if str(getattr(parsed, 'device', '')).startswith('cuda') and not torch.cuda.is_available():
+            self.error(f'--device {parsed.device}: torch finds no GPU; take --device cpu')
+        for name in FOLDERS:
+            if isinstance(getattr(parsed, name, None), Path):
+                self.check_place(getattr(parsed, name) / 'file')
         for path in (getattr(parsed, name) for name in self.outputs):
             if path is not None and path.is_dir():
                 self.error(f'{path} is a folder; name a file in it')
             if path is not None and path.exists() and not parsed.force:
                 self.error(f'{path} is there already; --force replaces it')
+            if path is not None:
+                self.check_place(path)
         return parsed
+
+    def check_place(self, path: Path) -> None:
+        """End with an error if a file cannot be written here, before any work is done."""
+        above = next(folder for folder in path.absolute().parents if folder.exists())
+        if not above.is_dir():
+            self.error(f'{path} cannot be written, as {above} is a file; name another place')
+        if not os.access(above, os.W_OK):
+            self.error(f'{path} cannot be written, as {above} may not be; name another place')
 
 
 def without_hint(error: ValueError) -> str:
@@ -66,6 +92,17 @@ def read_config(path: str) -> Config:
     if not os.path.isfile(path):
         sys.exit(f'{Path(sys.argv[0]).name}: error: there is no config {path}; check the path')
     return Config.fromfile(path)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file. The tool ends with an error if there is none, or it is cut off."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        sys.exit(
+            f'{Path(sys.argv[0]).name}: error: {path} cannot be read as JSON ({error}); check the '
+            'path, or make the file again'
+        )
 
 
 def load_or_exit(model: nn.Module, checkpoint: str, **kwargs: Any) -> None:

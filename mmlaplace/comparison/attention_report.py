@@ -10,7 +10,7 @@ import matplotlib
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
-from .attention_study import ABLATIONS
+from .attention_study import ABLATIONS, STUDIES
 
 MATRIX_HEADERS = {
     'row_sum': 'row sum', 'row_sum_deviation': '± over rows', 'negative': 'negative',
@@ -210,12 +210,19 @@ def with_defaults(results: List[dict]) -> List[dict]:
 
 
 def groups(results: List[dict]) -> Dict[str, List[dict]]:
-    """Group results that one can compare: the same host, study and use of the local branch."""
+    """Group results that one can compare: the same host, study, epochs and use of the local branch.
+
+    The key names epochs that are not those of the study.
+    """
     found: Dict[str, List[dict]] = {}
     for result in results:
         settings = result['settings']
-        off = settings['attn_cfg'].get('lepe_kernel') == 0
+        named = 'lepe_kernel' in settings['attention']  # then it is an option to be compared
+        off = settings['attn_cfg'].get('lepe_kernel') == 0 and not named
         key = f'{settings["host"]}, {settings["study"]}' + ', local branch off' * off
+        epochs = [phase['epochs'] for phase in settings['phases']]
+        if epochs != [phase.epochs for phase in STUDIES[settings['study']].phases]:
+            key += f', {" and ".join(map(str, epochs))} epochs'
         found.setdefault(key, []).append(result)
     return found
 

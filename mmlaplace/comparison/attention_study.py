@@ -206,7 +206,10 @@ def config_of(name: str) -> dict:
     cfg: Dict[str, Any] = dict(VARIANTS.get(name, dict(type=kind)))
     if name not in VARIANTS:
         pairs = [option.partition('=') for option in options]
-        cfg.update({option: yaml.safe_load(value) for option, _, value in pairs})
+        try:
+            cfg.update({option: yaml.safe_load(value) for option, _, value in pairs})
+        except yaml.YAMLError as error:
+            raise ValueError(f'the options of {name!r} are no YAML: {error}') from None
     attention = MODELS.get(cfg['type'])
     if not (isinstance(attention, type) and issubclass(attention, BaseAttention)):
         raise ValueError(f'there is no attention {kind!r}; choose from {", ".join(contenders())}')

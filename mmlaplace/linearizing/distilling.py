@@ -255,14 +255,21 @@ def read_state(path: Optional[Path], settings: Optional[dict]) -> Dict[str, Any]
     """The state of an interrupted run, or an empty one.
 
     Raises:
-        ValueError: If it was made with other settings.
+        ValueError: If it was made with other settings, or cannot be read.
     """
     if path is None or not path.is_file():
         return {}
-    kept = torch.load(path, weights_only=True)
-    if kept['settings'] != settings:
+    try:
+        kept = torch.load(path, weights_only=True)
+        made_with = kept['settings']
+    except Exception as error:  # an unpickler may raise anything
         raise ValueError(
-            f'{path} is of a run with {kept["settings"]}, but now the settings are {settings}; '
+            f'{path} cannot be read as the state of a run ({type(error).__name__}: {error}); '
+            'remove it to start again'
+        ) from error
+    if made_with != settings:
+        raise ValueError(
+            f'{path} is of a run with {made_with}, but now the settings are {settings}; '
             'take another --work-dir, or remove that file'
         )
     return kept

@@ -16,7 +16,7 @@ import torch
 from mmengine.registry import MODELS
 
 from mmlaplace.analysis.measuring import describe_machine, model_job, seconds_of, tensor_memory
-from mmlaplace.commands.command_line import ToolParser, write_json
+from mmlaplace.commands.command_line import ToolParser, positive, write_json
 from mmlaplace.comparison.attention_study import HOSTS, SIZES, backbone_cfg, config_of
 
 PASSES = ('forward', 'forward and backward')
@@ -90,7 +90,7 @@ def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument('attention', help='and its options: "PolaAttention, power=3"')
     parser.add_argument('--host', choices=list(HOSTS), default='laplacianformer')
-    parser.add_argument('--sizes', nargs='+', type=int, default=list(SIZES))
+    parser.add_argument('--sizes', nargs='+', type=positive, default=list(SIZES))
     parser.add_argument(
         '--seconds', type=float, default=40, help='longest pass to try; %(default)s'
     )

@@ -4,10 +4,9 @@ Example:
   python tools/analysis_tools/attention_report.py work_dirs/compare_attentions/results.json
 """
 
-import json
 from pathlib import Path
 
-from mmlaplace.commands.command_line import ToolParser
+from mmlaplace.commands.command_line import ToolParser, read_json
 from mmlaplace.comparison.attention_report import write_report
 
 
@@ -16,7 +15,7 @@ def main() -> None:
     parser.add_argument('results', type=Path, help='results.json of compare_attentions.py')
     parser.add_argument('--out', type=Path, help='folder; default: that of the results')
     args = parser.parse_args()
-    content = json.loads(args.results.read_text())
+    content = read_json(args.results)
     for path in write_report(content, args.out or args.results.parent):
         print(f'wrote {path}')
 

@@ -43,7 +43,8 @@ def train(cfg: Config, work_dir: Path) -> str:
     checkpoint = work_dir / f'epoch_{cfg.train_cfg.max_epochs}.pth'
     cfg.work_dir = str(work_dir)
     if not checkpoint.is_file():
-        cfg.resume = (work_dir / 'last_checkpoint').is_file()
+        if (work_dir / 'last_checkpoint').is_file():
+            cfg.resume, cfg.load_from = True, None  # or it would resume from the phase before
         Runner.from_cfg(cfg).train()
     load_or_exit(build_model(cfg), str(checkpoint), min_matched=1)  # the Runner would run its code
     return str(checkpoint)

@@ -36,7 +36,7 @@ import torch
 from rich.progress import Progress
 
 from mmlaplace.analysis.measuring import describe_machine
-from mmlaplace.commands.command_line import ToolParser, write_json
+from mmlaplace.commands.command_line import ToolParser, positive, read_json, write_json
 from mmlaplace.commands.script_runs import import_first, run_script
 from mmlaplace.comparison.attention_report import write_report
 from mmlaplace.comparison.attention_study import (
@@ -166,19 +166,22 @@ def main() -> None:
                         help='without the convolution on V, where there is one')  # fmt: skip
     parser.add_argument('--epochs', type=int, help="2 or more; default: the study's")
     parser.add_argument('--no-cost', action='store_true', help='leave time and memory out')
-    parser.add_argument('--sizes', nargs='+', type=int, default=list(SIZES),
+    parser.add_argument('--sizes', nargs='+', type=positive, default=list(SIZES),
                         help='of images for time and memory; %(default)s')  # fmt: skip
     parser.add_argument('--known', type=Path, metavar='JSON',
                         help='results.json of a comparison, which is not repeated')  # fmt: skip
-    parser.add_argument('--jobs', type=int, default=2, help='trainings at once; default: 2')
+    parser.add_argument('--jobs', type=positive, default=2, help='trainings at once; default: 2')
     parser.add_argument('--data-root', type=Path, default=Path('data/mini'))
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/compare_attentions'))
     args = parser.parse_args()
-    args.hosts = args.hosts or [STUDIES[args.study].host]
+    if args.epochs is not None and args.epochs < 2:  # the first warms the learning rate up
+        parser.error(f'--epochs must be 2 or more, got {args.epochs}')
+    args.hosts = list(dict.fromkeys(args.hosts or [STUDIES[args.study].host]))
+    args.seeds = list(dict.fromkeys(args.seeds))
     if args.ablations is not None:
         asked = [name for key in args.ablations or ABLATIONS for name in ABLATIONS[key]]
-        args.attentions = list(dict.fromkeys([*(args.attentions or []), *asked]))
-    args.attentions = args.attentions or names
+        args.attentions = [*(args.attentions or []), *asked]
+    args.attentions = list(dict.fromkeys(args.attentions or names))
     try:
         list(map(config_of, args.attentions))
     except ValueError as error:
@@ -191,7 +194,7 @@ def main() -> None:
         )
     if args.no_local_branch:
         args.attentions = [name for name in args.attentions if has_local_branch(name)]
-    known = json.loads(args.known.read_text()) if args.known else dict(results=[], costs=[])
+    known = read_json(args.known) if args.known else dict(results=[], costs=[])
     done = [made['settings'] for made in (*known['results'], *known['costs'])]
     failures = run_all([job for job in training_jobs(args) if job.settings not in done], args.jobs)
     if not args.no_cost:

@@ -27,7 +27,7 @@ from rich.progress import track
 from rich.table import Table
 
 from mmlaplace.analysis.recording import Mixed, mixed_by, photographs
-from mmlaplace.commands.command_line import ToolParser, build_backbone, write_json
+from mmlaplace.commands.command_line import ToolParser, build_backbone, positive, write_json
 from mmlaplace.models import SOFTAttention
 from mmlaplace.models.layers import Landmarks
 from mmlaplace.ops import gaussian_kernel
@@ -102,8 +102,8 @@ def draw(results: Dict[str, dict], path: Path) -> None:
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_trained_model('model with the backbone SOFT')
-    parser.add_argument('--landmarks', nargs='+', type=int, default=[49, 100, 196, 400, 784])
-    parser.add_argument('--size', nargs=2, type=int, default=[448, 448], help='height, width')
+    parser.add_argument('--landmarks', nargs='+', type=positive, default=[49, 100, 196, 400, 784])
+    parser.add_argument('--size', nargs=2, type=positive, default=[448, 448], help='height, width')
     parser.add_output('--out', default=Path('work_dirs/soft_norms.json'))
     parser.add_output('--picture', default=Path('work_dirs/soft_norms.png'))
     args = parser.parse_args()
@@ -112,18 +112,24 @@ def main() -> None:
         'random weights': build_backbone(args.config),
         'trained': build_backbone(args.config, args.checkpoint),
     }
+    args.landmarks = sorted(set(args.landmarks))
     images = photographs(tuple(args.size))
     results = {
         name: measure(backbone, images, args.landmarks, name)
         for name, backbone in backbones.items()
     }
 
+    if not any(results.values()):
+        parser.error(f'maps of images of {args.size} have no room for {args.landmarks} landmarks')
     table = Table('weights', 'form', *(f'm = {m}' for m in args.landmarks), 'exponent')
     for name, forms in results.items():
         for form, rows in forms.items():
-            logs = np.log([[row['landmarks'], row['mean']] for row in rows])
-            exponent = np.polyfit(*logs.T, 1)[0]
-            table.add_row(name, form, *(f'{row["mean"]:.3g}' for row in rows), f'{exponent:.2f}')
+            means = {row['landmarks']: row['mean'] for row in rows}
+            cells = [f'{means[m]:.3g}' if m in means else '-' for m in args.landmarks]
+            exponent = '-'  # of a line, which needs two points
+            if len(means) > 1:
+                exponent = f'{np.polyfit(*np.log([*means.items()]).T, 1)[0]:.2f}'
+            table.add_row(name, form, *cells, exponent)
     Console(width=120).print(table)
     draw(results, args.picture)
     write_json(args.out, dict(size=args.size, config=args.config, norms=results))

@@ -14,14 +14,13 @@ Examples:
   python tools/analysis_tools/compare_linearized.py --report docs/logs/linearized.json
 """
 
-import json
 import time
 from pathlib import Path
 
 import torch
 
 from mmlaplace.analysis.measuring import describe_machine
-from mmlaplace.commands.command_line import ToolParser, write_json
+from mmlaplace.commands.command_line import ToolParser, read_json, write_json
 from mmlaplace.comparison import linearizing_study as study
 from mmlaplace.comparison.attention_study import contenders, finished, read_result
 from mmlaplace.comparison.linearizing_report import write_report
@@ -51,7 +50,7 @@ def main() -> None:
     if not args.report:
         run_all(parser, args)
         args.report = args.work_dir / 'results.json'
-    results = json.loads(args.report.read_text())['results'] if args.report.exists() else []
+    results = read_json(args.report)['results'] if args.report.exists() else []
     if not results:
         parser.error(f'{args.report} has no results; leave --report out to make them')
     for path in write_report(results, args.work_dir):

@@ -25,7 +25,7 @@ from rich.progress import track
 from rich.table import Table
 
 from mmlaplace import get_model, list_models
-from mmlaplace.commands.command_line import ToolParser, write_json
+from mmlaplace.commands.command_line import ToolParser, positive, write_json
 from mmlaplace.model_zoo import get_config
 from mmlaplace.models.layers import TransformerBlock
 
@@ -87,9 +87,9 @@ def estimate(name: str, batch: Optional[int], image_size: Optional[Tuple[int, in
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument('names', nargs='+', help='of configs, parts of them, or patterns with *')
-    parser.add_argument('--batch', type=int, help="images on a GPU; default: the config's")
+    parser.add_argument('--batch', type=positive, help="images on a GPU; default: the config's")
     parser.add_argument(
-        '--image-size', nargs=2, type=int, metavar=('H', 'W'),
+        '--image-size', nargs=2, type=positive, metavar=('H', 'W'),
         help="default: the backbone's img_size, which a classifier's images have",
     )  # fmt: skip
     parser.add_output('--out', help='write the bytes into this .json')

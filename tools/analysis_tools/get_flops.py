@@ -133,7 +133,10 @@ def main() -> None:
         table.add_column(column, justify='left' if column == 'model' else 'right', no_wrap=True)
     for config in track(chosen_configs(parser, args, models), 'counting', transient=True):
         known = zoo.get(config) or zoo.get(str(Path(config).resolve()))
-        table.add_row(*figures(config, known, shape, args.attn_cfg))
+        try:
+            table.add_row(*figures(config, known, shape, args.attn_cfg))
+        except (TypeError, ValueError) as error:  # of an option or a size that a model refuses
+            parser.error(f'{config}: {error}')
     Console(width=160).print(table)
 
 

@@ -42,7 +42,13 @@ from mmlaplace.analysis.measuring import (
 )
 from mmlaplace.analysis.networks import Network, image_size, network_of
 from mmlaplace.analysis.recording import photographs
-from mmlaplace.commands.command_line import ToolParser, load_or_exit, read_config, write_json
+from mmlaplace.commands.command_line import (
+    ToolParser,
+    load_or_exit,
+    positive,
+    read_config,
+    write_json,
+)
 from mmlaplace.models import PyramidBackbone
 
 
@@ -104,11 +110,11 @@ def speed(network: nn.Module, inputs: Tensor, device: torch.device, rounds: int)
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument('config')
-    parser.add_argument('--image-size', nargs=2, type=int, metavar=('H', 'W'), help='to count at')
-    parser.add_argument('--length', type=int, help="of sequences; default: the model's longest")
+    parser.add_argument('--image-size', nargs=2, type=positive, metavar=('H', 'W'))
+    parser.add_argument('--length', type=positive, help='of sequences; default: the longest')
     parser.add_argument('--speed', action='store_true', help='time it too, and tell memory')
-    parser.add_argument('--batch-size', type=int, help="default: the config's for training")
-    parser.add_argument('--rounds', type=int, default=5, help='default: %(default)s')
+    parser.add_argument('--batch-size', type=positive, help="default: the config's for training")
+    parser.add_argument('--rounds', type=positive, default=5, help='default: %(default)s')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     parser.add_argument('--attention-term', action='store_true', help='tell its size too')
     parser.add_argument('--checkpoint', help='weights, for --attention-term')
@@ -117,11 +123,17 @@ def main() -> None:
     args = parser.parse_args()
     cfg = read_config(args.config)
     cfg.merge_from_dict(args.cfg_options)
+    if args.checkpoint and not args.attention_term:
+        parser.error('--checkpoint is for --attention-term, as the other figures need no weights')
+    if args.length is not None and not is_of_sequences(cfg):
+        parser.error(f'--length {args.length} needs a model of sequences; take --image-size')
+    if args.image_size is not None and is_of_sequences(cfg):
+        parser.error(f'--image-size {args.image_size} needs a model of images; take --length')
     if args.attention_term and is_of_sequences(cfg):
         parser.error('--attention-term needs a model of images, and this config is of sequences')
     if is_of_sequences(cfg):
         rows, longest = sequences_size(cfg)
-        size = (rows, args.length or longest)
+        size = (rows, longest if args.length is None else args.length)
         shape = dict(sequences=rows, length=size[1])
     else:
         size = tuple(args.image_size) if args.image_size else image_size(cfg)

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 from mmlaplace.commands.command_line import ToolParser
-from mmlaplace.probes.study import QUICK, Runner, chosen, label, read_studies
+from mmlaplace.probes.study import QUICK, Runner, Study, chosen, label, read_studies
 from mmlaplace.probes.tasks import PROBES, build_probe
 
 
@@ -61,9 +61,13 @@ def main() -> None:
     parser.add_argument('--report', type=Path, metavar='FOLDER',
                         help='write tables and pictures of FILE, and run nothing')  # fmt: skip
     args = parser.parse_args()
+    parser.check_place(args.out)
+    if min(args.rates or [1]) <= 0:
+        parser.error(f'--rates must be positive, got {args.rates}')
     if args.list:
         show_list(studies)
         return
+    studies = {name: asked(study, args) for name, study in studies.items()}
     if args.report:
         report(parser, args, studies)
         return
@@ -71,10 +75,6 @@ def main() -> None:
         study = chosen(studies[args.study], args.tasks, args.attentions)
     except ValueError as error:
         parser.error(str(error))
-    if args.rates:
-        study = study._replace(rates=args.rates)
-    if args.quick:
-        study = study._replace(schedule={**study.schedule, **QUICK}, rates=study.rates[:1])
     torch.set_num_threads(1)
     runner = Runner(study, args.out, lambda line: print(line, flush=True))
     runner.run(args.seeds, time.time() + 60 * args.minutes)
@@ -83,14 +83,27 @@ def main() -> None:
         sys.exit(f'{parser.prog}: error: {len(runner.failures)} runs failed, see above')
 
 
+def asked(study: Study, args) -> Study:
+    """A study with the rates and the schedule that the user asks for."""
+    study = study._replace(rates=args.rates or study.rates)
+    if args.quick:
+        return study._replace(schedule={**study.schedule, **QUICK}, rates=study.rates[:1])
+    return study
+
+
 def report(parser: ToolParser, args, studies: dict) -> None:
     """Write the tables and the heat maps of a file of results."""
-    from mmlaplace.probes.report import write_report
+    from mmlaplace.probes.report import tables, write_report
     from mmlaplace.probes.results import read_results
 
     results = read_results(args.out)
     if not results:
         parser.error(f'{args.out} has no results; run the command without --report first')
+    if not tables(results, studies):
+        parser.error(
+            f'{args.out} has {len(results)} results, none of the rates and schedule of a study; '
+            'give --rates and --quick as in its runs'
+        )
     for path in write_report(results, studies, args.report):
         print(f'wrote {path}')
 

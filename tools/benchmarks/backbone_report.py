@@ -6,10 +6,9 @@ Examples:
       --base mmpretrain:ResNet-50 --plot-top1 work_dirs/top1.png --force
 """
 
-import json
 from pathlib import Path
 
-from mmlaplace.commands.command_line import ToolParser
+from mmlaplace.commands.command_line import ToolParser, read_json
 from mmlaplace.comparison.backbone_report import (
     add_report_options,
     check_report_options,
@@ -24,7 +23,7 @@ def main() -> None:
     parser.add_argument('--markdown', action='store_true', help='print the tables as Markdown')
     add_report_options(parser)
     args = parser.parse_args()
-    result = json.loads(args.result.read_text())
+    result = read_json(args.result)
     if 'contenders' not in result:
         parser.error(
             f'{args.result} is of another tool or an older version; measure again with '

@@ -52,7 +52,7 @@ from mmlaplace.analysis.measuring import (
     process_memory,
     tensor_memory,
 )
-from mmlaplace.commands.command_line import ToolParser, write_json
+from mmlaplace.commands.command_line import ToolParser, positive, write_json
 from mmlaplace.comparison.backbone_contenders import SOURCES, Builder, catalogue, find
 from mmlaplace.comparison.backbone_report import (
     add_report_options,
@@ -197,9 +197,9 @@ def parse_args() -> argparse.Namespace:
     )  # fmt: skip
     parser.add_argument('--modes', nargs='+', choices=MODES, default=['eager'])
     parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu')
-    parser.add_argument('--threads', type=int, help='on the CPU; default: as torch chooses')
+    parser.add_argument('--threads', type=positive, help='on the CPU; default: as torch chooses')
     parser.add_argument('--train', action='store_true', help='forward and backward')
-    parser.add_argument('--rounds', type=int, default=10, help='default: %(default)s')
+    parser.add_argument('--rounds', type=positive, default=10, help='default: %(default)s')
     parser.add_argument(
         '--limit', type=float, default=30.0,
         help='seconds for the runs of a contender at a size, of which there are at least 3; one '
@@ -211,8 +211,6 @@ def parse_args() -> argparse.Namespace:
     if args.list is not None:
         print_list(args.list)
         parser.exit()
-    if args.device == 'cuda' and not torch.cuda.is_available():
-        parser.error('--device cuda: torch finds no GPU; take --device cpu')
     if args.rounds < 1 or (args.threads or 1) < 1:
         parser.error(f'--rounds ({args.rounds}) and --threads ({args.threads}) must be at least 1')
     names = [n for given in args.contenders for n in (peers() if given == 'peers' else [given])]

@@ -35,7 +35,7 @@ from rich.table import Table
 from torch import Tensor
 
 from mmlaplace.analysis.measuring import describe_machine, interleave, tensor_memory
-from mmlaplace.commands.command_line import ToolParser, write_json
+from mmlaplace.commands.command_line import ToolParser, positive, write_json
 from mmlaplace.models.layers import TransformerBlock
 
 SHAPES = ((128, 56, 64), (8, 56, 64), (128, 28, 128), (1, 128, 64), (1, 256, 64))
@@ -208,11 +208,9 @@ def main() -> None:
         '--shapes', type=read_shape, nargs='+', default=SHAPES, metavar='IMAGES,SIDE,CHANNELS',
         help='default: ' + ' '.join(','.join(map(str, shape)) for shape in SHAPES),
     )  # fmt: skip
-    parser.add_argument('--rounds', type=int, default=30, help='default: %(default)s')
+    parser.add_argument('--rounds', type=positive, default=30, help='default: %(default)s')
     parser.add_output('--out', default=Path('work_dirs/benchmark_blocks.json'))
     args = parser.parse_args()
-    if args.device == 'cuda' and not torch.cuda.is_available():
-        parser.error('--device cuda: torch finds no GPU; take --device cpu')
     if args.rounds < 1:
         parser.error(f'--rounds must be at least 1, got {args.rounds}')
     device, dtype = torch.device(args.device), getattr(torch, args.dtype)

@@ -50,7 +50,7 @@ from mmlaplace.analysis.measuring import (
     seconds_of,
     tensor_memory,
 )
-from mmlaplace.commands.command_line import ToolParser, write_json
+from mmlaplace.commands.command_line import ToolParser, positive, write_json
 from mmlaplace.comparison.op_contenders import (
     INVERSE_SHAPES,
     KERNEL_SHAPES,
@@ -272,8 +272,8 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
     parser.add_argument('--ops', choices=('kernels', 'inverse', 'all'), default='all')
     parser.add_argument('--device', choices=('cpu', 'cuda'), default='cpu')
     parser.add_argument('--dtype', choices=dtypes, default='float32')
-    parser.add_argument('--rounds', type=int, default=30, help='default: %(default)s')
-    parser.add_argument('--threads', type=int, help='on the CPU; default: as torch chooses')
+    parser.add_argument('--rounds', type=positive, default=30, help='default: %(default)s')
+    parser.add_argument('--threads', type=positive, help='on the CPU; default: as torch chooses')
     parser.add_argument('--train-step', action='store_true', help='time LaplacianFormer-tiny too')
     parser.add_output('--plot', help='draw the Laplacian over N, into this .png')
     parser.add_output('--out', default=Path('work_dirs/benchmark_ops.json'))
@@ -281,8 +281,6 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
     args = parser.parse_args()
     if args.plot is not None and missing('matplotlib'):
         parser.error(f'--plot: {missing("matplotlib")}')
-    if args.device == 'cuda' and not torch.cuda.is_available():
-        parser.error('--device cuda: torch finds no GPU; take --device cpu')
     if args.rounds < 1 or (args.threads or 1) < 1:
         parser.error(f'--rounds ({args.rounds}) and --threads ({args.threads}) must be at least 1')
     return args

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mmlaplace.analysis.measuring import describe_machine
-from mmlaplace.commands.command_line import ToolParser, write_json
+from mmlaplace.commands.command_line import ToolParser, positive, write_json
 from mmlaplace.models import PyramidBackbone
 
 IMAGES, CLASSES = 64, 10
@@ -157,10 +157,10 @@ def print_table(rows: list, settle: int) -> None:
 def main() -> int:
     parser = ToolParser(__doc__)
     parser.add_argument('--families', nargs='+', choices=families(), default=families())
-    parser.add_argument('--steps', type=int, default=500, help='default: %(default)s')
+    parser.add_argument('--steps', type=positive, default=500, help='default: %(default)s')
     parser.add_argument('--settle', type=int, default=100, help='default: %(default)s')
-    parser.add_argument('--batch', type=int, default=8, help='default: %(default)s')
-    parser.add_argument('--side', type=int, default=64, help='pixels; default: %(default)s')
+    parser.add_argument('--batch', type=positive, default=8, help='default: %(default)s')
+    parser.add_argument('--side', type=positive, default=64, help='pixels; default: %(default)s')
     parser.add_argument('--tolerance', type=float, default=2.0, help='percent; default: 2')
     parser.add_output('--out', default=Path('work_dirs/soak.json'))
     args = parser.parse_args()

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Callable, Dict, Iterator, List, NamedTuple, Tuple
 
 import numpy as np
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from rich.progress import track
 
 from mmlaplace.commands.command_line import ToolParser
@@ -109,6 +109,18 @@ def pathfinder_files(source: Path) -> Iterator[Tuple[Path, int]]:
                 yield source / folder / name, int(label)
 
 
+def read_picture(path: Path) -> np.ndarray:
+    """The grey values of a picture, in a row.
+
+    Raises:
+        ValueError: If it is cut off or no picture. The message names it.
+    """
+    try:
+        return np.asarray(Image.open(path).convert('L')).reshape(-1)
+    except OSError as error:
+        raise ValueError(f'{path} cannot be read: {error}') from error
+
+
 def convert_pathfinder(source: Path, out: Path) -> None:
     """80, 10 and 10 % of the pictures in a fixed random order, as none is official."""
     source = source / 'pathfinder32/curv_contour_length_14'
@@ -117,7 +129,7 @@ def convert_pathfinder(source: Path, out: Path) -> None:
     cuts = [len(files) * tenths // 10 for tenths in (0, 8, 9, 10)]
     for split, start, stop in zip(('train', 'val', 'test'), cuts, cuts[1:]):
         chosen = [files[i] for i in track(order[start:stop], f'pathfinder {split}')]
-        pixels = [np.asarray(Image.open(path).convert('L')).reshape(-1) for path, _ in chosen]
+        pixels = [read_picture(path) for path, _ in chosen]
         write_split(out / split, pixels, [label for _, label in chosen])
 
 
@@ -188,7 +200,7 @@ def main() -> None:
         made = make_folder(args.out / args.task, record, args.force, partial(task.convert, source))
     except FileExistsError as error:
         parser.error(str(error))
-    except (ValueError, FileNotFoundError, UnidentifiedImageError) as error:
+    except (ValueError, OSError) as error:
         parser.error(
             f'{source} cannot be converted ({type(error).__name__}: {error}); if files are '
             f'incomplete, unpack {task.archive[0]} again'

@@ -25,7 +25,7 @@ from typing import Dict, List
 import numpy as np
 from rich.progress import track
 
-from mmlaplace.commands.command_line import ToolParser
+from mmlaplace.commands.command_line import ToolParser, positive
 from mmlaplace.lra.listops import ListOpsSettings, expressions
 from mmlaplace.lra.pathfinder import AUTHORS_CONTRASTS, LEVELS, PathfinderSettings, make_picture
 from mmlaplace.lra.storage import make_folder, write_split
@@ -107,15 +107,16 @@ def main() -> None:
     parser.add_argument('--size', choices=('full', 'mini'), default='full')
     parser.add_argument('--out', type=Path, default=Path('data/lra'), help='default: %(default)s')
     parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
-    parser.add_argument('--workers', type=int, default=1, help='processes that draw pictures')
+    parser.add_argument('--workers', type=positive, default=1, help='processes that draw pictures')
     parser.add_argument(
         '--contrasts', choices=('equal', 'authors'), default='equal',
         help="brightness of Pathfinder's bars: equal, or as in the authors' generator, where "
         'distractors are brighter than paths',
     )  # fmt: skip
     parser.add_argument(
-        '--count', type=int, metavar='N', help='N training samples, and N / 10 of the other splits'
-    )
+        '--count', type=positive, metavar='N',
+        help='N training samples, and N / 10 of the other splits',
+    )  # fmt: skip
     parser.add_argument('--force', action='store_true', help='replace data made otherwise')
     args = parser.parse_args()
     if args.workers < 1 or (args.count is not None and args.count < 10):

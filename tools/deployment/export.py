@@ -35,7 +35,13 @@ from mmengine.config import DictAction
 
 from mmlaplace.analysis.measuring import describe_machine, interleave
 from mmlaplace.analysis.networks import image_size
-from mmlaplace.commands.command_line import ToolParser, load_or_exit, read_config, write_json
+from mmlaplace.commands.command_line import (
+    ToolParser,
+    load_or_exit,
+    positive,
+    read_config,
+    write_json,
+)
 from mmlaplace.deployment import exporting, verification
 from mmlaplace.deployment.deployable import Deployable, NotDeployableError, deployable
 from mmlaplace.model_zoo import build_model
@@ -53,10 +59,10 @@ def parse_arguments() -> Tuple[ToolParser, argparse.Namespace]:
         '--out', help='default: work_dirs/deploy/CONFIG with the suffix of the format'
     )
     parser.add_argument(
-        '--image-size', nargs=2, type=int, metavar=('H', 'W'),
+        '--image-size', nargs=2, type=positive, metavar=('H', 'W'),
         help='of the images, or with --dynamic of an example; default: as in the config',
     )  # fmt: skip
-    parser.add_argument('--batch-size', type=int, default=1, help='default: %(default)s')
+    parser.add_argument('--batch-size', type=positive, default=1, help='default: %(default)s')
     parser.add_argument(
         '--dynamic', action='store_true',
         help='images of any number and size; of a model with windows, of any number',
@@ -70,7 +76,7 @@ def parse_arguments() -> Tuple[ToolParser, argparse.Namespace]:
         '--verify', action='store_true', help="compare with the toolbox's predictions for photos"
     )
     parser.add_argument('--benchmark', action='store_true', help='time it beside eager PyTorch')
-    parser.add_argument('--rounds', type=int, default=20, help='of --benchmark; default: 20')
+    parser.add_argument('--rounds', type=positive, default=20, help='of --benchmark; default: 20')
     parser.add_argument(
         '--providers', nargs='+', default=['CPUExecutionProvider'],
         help='of ONNX Runtime, to verify and to time by; default: CPUExecutionProvider',

@@ -23,7 +23,7 @@ from mmengine.registry import DATASETS, DefaultScope
 from torch import Tensor
 
 from mmlaplace.analysis.measuring import describe_machine, interleave
-from mmlaplace.commands.command_line import ToolParser, read_config, write_json
+from mmlaplace.commands.command_line import ToolParser, positive, read_config, write_json
 from mmlaplace.deployment import exporting
 
 
@@ -99,10 +99,10 @@ def main() -> None:
     parser.add_argument('model', type=Path, help='of export.py --format onnx')
     parser.add_argument('config', help='of the same classifier, for its data')
     parser.add_output('--out', required=True, help='the int8 file')
-    parser.add_argument('--calibration', type=int, default=64, help='images; default: 64')
+    parser.add_argument('--calibration', type=positive, default=64, help='images; default: 64')
     parser.add_argument('--test', type=int, default=0, help='images; default: all')
     parser.add_argument('--max-loss', type=float, default=1.0, help='of top-1, in points')
-    parser.add_argument('--rounds', type=int, default=20, help='default: %(default)s')
+    parser.add_argument('--rounds', type=positive, default=20, help='default: %(default)s')
     parser.add_output('--report', help='write what is printed here too, as JSON')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={})
     args = parser.parse_args()

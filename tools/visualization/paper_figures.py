@@ -20,7 +20,6 @@ Examples:
       --out again.png                                                   # draw it again
 """
 
-import json
 import sys
 from pathlib import Path
 from typing import Callable, Dict, NamedTuple
@@ -28,7 +27,7 @@ from typing import Callable, Dict, NamedTuple
 import torch
 
 from mmlaplace.analysis.measuring import describe_machine
-from mmlaplace.commands.command_line import ToolParser, write_json
+from mmlaplace.commands.command_line import ToolParser, positive, read_json, write_json
 from mmlaplace.reproduction.figure_drawings import (
     draw_eigenvalues,
     draw_gates,
@@ -91,13 +90,13 @@ def parse_args(parser: ToolParser):
         '--images', nargs=2, action='append', default=[], metavar=('NAME', 'FOLDER'),
         help='to look at, several times for softpp-5; default: photographs of scikit-image',
     )  # fmt: skip
-    parser.add_argument('--count', type=int, default=100, help='images of a folder; %(default)s')
-    parser.add_argument('--size', nargs=2, type=int, metavar=('H', 'W'), help='of the images')
+    parser.add_argument('--count', type=positive, default=100, help='of a folder; %(default)s')
+    parser.add_argument('--size', nargs=2, type=positive, metavar=('H', 'W'), help='of the images')
     parser.add_argument('--rows', nargs='+', help='softpp-3, polaformer-4: of the table, to time')
-    parser.add_argument('--batch-size', type=int, default=1, help='to time; %(default)s')
-    parser.add_argument('--rounds', type=int, default=3, help='to time; %(default)s')
+    parser.add_argument('--batch-size', type=positive, default=1, help='to time; %(default)s')
+    parser.add_argument('--rounds', type=positive, default=3, help='to time; %(default)s')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
-    parser.add_argument('--depth', type=int, default=12, help='softpp-1b: layers; %(default)s')
+    parser.add_argument('--depth', type=positive, default=12, help='softpp-1b: layers; %(default)s')
     parser.add_argument(
         '--multiples',
         nargs='+',
@@ -108,7 +107,7 @@ def parse_args(parser: ToolParser):
     parser.add_argument(
         '--memory', type=float, default=16, help='softpp-1b: GB not to be exceeded; %(default)s'
     )
-    parser.add_argument('--landmarks', type=int, default=1024, help='softpp-6a; %(default)s')
+    parser.add_argument('--landmarks', type=positive, default=1024, help='softpp-6a; %(default)s')
     parser.add_argument('--numbers', type=Path, help='JSON of an earlier call, to draw again')
     parser.add_output('--out', default=None, help='.png; default: work_dirs/NAME.png')
     return parser.parse_args()
@@ -126,7 +125,7 @@ def main() -> None:
     if out.suffix != '.png':
         parser.error(f'--out must end in .png, got {out}')
     if args.numbers is not None:
-        found = json.loads(args.numbers.read_text())
+        found = read_json(args.numbers)
         if found['figure'] != args.name:
             parser.error(
                 f'{args.numbers} has the numbers of {found["figure"]}, not of {args.name}; give '

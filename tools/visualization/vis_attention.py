@@ -34,7 +34,7 @@ from torch import Tensor
 
 from mmlaplace.analysis.attention_rows import attention_map, check_rows, matrices_of
 from mmlaplace.analysis.recording import Mixed, mixed_by, normalized, rgb
-from mmlaplace.commands.command_line import ToolParser, build_backbone
+from mmlaplace.commands.command_line import ToolParser, build_backbone, positive
 from mmlaplace.models import BaseAttention
 
 matplotlib.use('Agg')
@@ -143,7 +143,7 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
                         help='of LaplacianAttention; default: %(default)s')  # fmt: skip
     parser.add_argument('--stream', choices=('same', 'opposite', 'both'), default='both',
                         help='of PolaAttention; default: %(default)s')  # fmt: skip
-    parser.add_argument('--size', nargs=2, type=int, metavar=('H', 'W'),
+    parser.add_argument('--size', nargs=2, type=positive, metavar=('H', 'W'),
                         help="to resize the image to; default: the image's own")  # fmt: skip
     parser.add_output('--out', default=Path('work_dirs/attention.png'))
     args = parser.parse_args()

@@ -39,7 +39,7 @@ from mmengine.registry import DATASETS, DefaultScope
 from rich.progress import track
 from torch import Tensor
 
-from mmlaplace.commands.command_line import ToolParser, load_or_exit, read_config
+from mmlaplace.commands.command_line import ToolParser, load_or_exit, positive, read_config
 from mmlaplace.model_zoo import build_model
 from mmlaplace.models.layers import tokens_to_map
 
@@ -208,7 +208,7 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
         'test set of its config',
     )  # fmt: skip
     parser.add_argument('--images', nargs='+', default=[], help=argparse.SUPPRESS)  # of 0.1
-    parser.add_argument('--count', type=int, default=6, help='of these; default: %(default)s')
+    parser.add_argument('--count', type=positive, default=6, help='of these; default: %(default)s')
     parser.add_argument('--seed', type=int, default=0, help='that draws them; default: %(default)s')
     parser.add_argument('--method', choices=METHODS, default='GradCAM', help='default: %(default)s')
     parser.add_argument(
@@ -238,6 +238,9 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
             f'{parser.prog}: instead of --images, give IMG ... before CONFIG CHECKPOINT now\n'
         )
     args.images = images + args.images
+    for path in args.images:
+        if '://' not in path and not Path(path).is_file():
+            parser.error(f'there is no image {path}; check the path')
     return args
 
 

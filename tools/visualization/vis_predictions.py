@@ -25,7 +25,7 @@ from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, VISUALIZERS
 from PIL import Image
 
-from mmlaplace.commands.command_line import ToolParser, load_or_exit, read_config
+from mmlaplace.commands.command_line import ToolParser, load_or_exit, positive, read_config
 from mmlaplace.model_zoo import build_model
 
 matplotlib.use('Agg')
@@ -112,7 +112,7 @@ def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_trained_model('classifier, detector or segmentor')
     parser.add_output('--out', default=Path('predictions.png'))
-    parser.add_argument('--count', type=int, help='default: 24 of a classifier, else 6')
+    parser.add_argument('--count', type=positive, help='default: 24 of a classifier, else 6')
     parser.add_argument(
         '--gamma', type=float, default=1, help='below 1 it lightens what is drawn; default: 1'
     )

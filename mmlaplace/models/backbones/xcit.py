@@ -285,7 +285,8 @@ class XCiTBackbone(PyramidBackbone):
                 norm_tokens=arch != 'n12' if norm_tokens is None else norm_tokens,
                 **ffn,
             )
-        self.pyramid_blocks, self.pyramid = (), None
+        self.pyramid_blocks: Tuple[int, ...] = ()
+        self.pyramid = None
         if pyramid_blocks is not None:
             is_list = isinstance(pyramid_blocks, (list, tuple, range))
             self.pyramid_blocks = blocks = tuple(pyramid_blocks) if is_list else ()
