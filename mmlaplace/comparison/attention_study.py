@@ -209,7 +209,7 @@ def config_of(name: str) -> dict:
         try:
             cfg.update({option: yaml.safe_load(value) for option, _, value in pairs})
         except yaml.YAMLError as error:
-            raise ValueError(f'the options of {name!r} are no YAML: {error}') from None
+            raise ValueError(f'options of {name!r} are no YAML, as power=3 is') from error
     attention = MODELS.get(cfg['type'])
     if not (isinstance(attention, type) and issubclass(attention, BaseAttention)):
         raise ValueError(f'there is no attention {kind!r}; choose from {", ".join(contenders())}')

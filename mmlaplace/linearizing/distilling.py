@@ -264,8 +264,8 @@ def read_state(path: Optional[Path], settings: Optional[dict]) -> Dict[str, Any]
         made_with = kept['settings']
     except Exception as error:  # an unpickler may raise anything
         raise ValueError(
-            f'{path} cannot be read as the state of a run ({type(error).__name__}: {error}); '
-            'remove it to start again'
+            f'{path} cannot be read as the state of a run ({type(error).__name__}); remove it to '
+            'start again'
         ) from error
     if made_with != settings:
         raise ValueError(

@@ -2,7 +2,7 @@
 
 import functools
 from contextlib import nullcontext
-from typing import Any, Callable, ContextManager, Tuple
+from typing import Any, Callable, ContextManager, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -47,12 +47,12 @@ def autocast_dtype(device: torch.device) -> torch.dtype:
     )
 
 
-def outside_autocast(function: Callable, change: Callable = lambda value: value) -> Callable:
+def outside_autocast(function: Callable, change: Optional[Callable] = None) -> Callable:
     """The function with autocast off, on the device of the first tensor that it gets.
 
     Args:
         function: The function.
-        change: Changes each argument, but only where autocast is on. Default: no change.
+        change: Changes each argument where autocast is on. Default: None, no change.
     """
 
     @functools.wraps(function)
@@ -62,8 +62,10 @@ def outside_autocast(function: Callable, change: Callable = lambda value: value)
         if device is None or not autocasting(device):
             return function(*args, **kwargs)
         with no_autocast(device):
-            kwargs = {name: change(value) for name, value in kwargs.items()}
-            return function(*map(change, args), **kwargs)
+            if change is not None:
+                args = tuple(map(change, args))
+                kwargs = {name: change(value) for name, value in kwargs.items()}
+            return function(*args, **kwargs)
 
     return under_any_autocast
 

@@ -154,6 +154,9 @@ def test_a_run_goes_on_from_its_state_which_other_settings_refuse(tmp_path, monk
     distilling.write_state(state, dict(settings=dict(a=1)))
     with pytest.raises(ValueError, match='take another --work-dir'):
         linearizing.distill(new, old, places, noise, schedule, state, dict(a=2))
+    state.write_bytes(b'cut off')
+    with pytest.raises(ValueError, match='cannot be read .* remove it to start again'):
+        linearizing.distill(new, old, places, noise, schedule, state, dict(a=2))
 
 
 @pytest.fixture

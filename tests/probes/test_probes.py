@@ -211,6 +211,7 @@ def test_the_command_runs_lists_and_reports(tmp_path):
     (['--attentions', 'Nothing*'], "no attention of the study matches 'Nothing*'"),
     (['--tasks', 'order'], "has no probe 'order'; its probes are"),
     (['--report', 'folder', '--out', 'missing.jsonl'], 'missing.jsonl has no results; run'),
+    (['--report', 'folder', '--out', ROOT / 'docs/logs/probes.jsonl', '--rates', '9'], 'none of'),
 ])  # fmt: skip
 def test_a_wrong_call_is_one_sentence(words, message):
     result = run_script(TOOL, *words)

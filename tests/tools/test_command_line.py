@@ -40,6 +40,27 @@ def test_a_file_that_is_there_is_kept_unless_forced_and_a_folder_always(tmp_path
     with pytest.raises(SystemExit, match='2'):
         parser().parse_args(['config.py', 'a.pth', '--out', str(tmp_path), '--force'])
     assert f'{tmp_path} is a folder' in capsys.readouterr().err
+    with pytest.raises(SystemExit, match='2'):
+        parser().parse_args(['config.py', 'a.pth', '--out', str(kept / 'in/it.json')])
+    assert f'as {kept} is a file' in capsys.readouterr().err
+
+
+def test_numbers_files_and_devices_that_cannot_be_end_the_tool_with_a_message(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: False)
+    tool = ToolParser('What it does.')
+    tool.add_argument('--jobs', type=command_line.positive)
+    tool.add_argument('--device')
+    assert tool.parse_args(['--jobs', '3', '--device', 'cpu']).jobs == 3
+    for words, said in (('--jobs 0', 'at least 1, got 0'), ('--device cuda', 'no GPU')):
+        with pytest.raises(SystemExit, match='2'):
+            tool.parse_args(words.split())
+        assert said in capsys.readouterr().err
+    (tmp_path / 'cut.json').write_text('{"a": ')
+    for path in (tmp_path / 'cut.json', tmp_path / 'none.json'):
+        with pytest.raises(SystemExit, match=f'{path} cannot be read as JSON'):
+            command_line.read_json(path)
 
 
 def test_json_makes_its_folder_and_leaves_the_file_where_it_cannot_be_written(

@@ -2,6 +2,7 @@
 
 import json
 import math
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from mmlaplace.comparison import attention_report, attention_study
 from mmlaplace.models import BaseAttention
 
 attention_cost = load_tool('tools/analysis_tools/attention_cost.py')
+attention_training = load_tool('tools/analysis_tools/attention_training.py')
 compare_attentions = load_tool('tools/analysis_tools/compare_attentions.py')
 
 FEW = 'AdditiveAttention', 'SoftmaxAttention'
@@ -95,9 +97,10 @@ def test_a_part_of_a_result_is_run_again_and_left_out_of_tables(tmp_path):
     assert found['results'] == []
 
 
-def made_up(name, seed, top1, host='vit'):
+def made_up(name, seed, top1, epochs=4, **options):
     matrix = dict.fromkeys(attention_statistics.Statistics._fields, 0.25)
-    settings = dict(attention=name, attn_cfg=dict(type=name), host=host, seed=seed)
+    settings = dict(attention=name, attn_cfg=dict(type=name, **options), host='vit', seed=seed,
+                    phases=[dict(epochs=epochs)])  # fmt: skip
     return dict(
         settings=dict(settings, study='textures'),
         top1={'64²': top1, '128²': top1 + 5}, seconds=60, parameters=200_000, macs=15_000_000,
@@ -137,6 +140,25 @@ def test_differences_are_of_pairs_of_seeds():
     assert last == f'| {names[1]} | 54.00 | 59.00 | +3.00 | ± 2.48 | 3 |'
     found = dict(attention_report.sections(dict(results=results, costs=[])))
     assert names[1] not in found['top-1 in %, mean ± s (seeds): vit, textures']
+    longer = made_up('XCAttention', 0, 9.0, epochs=9)
+    off, option = (
+        made_up(name, 0, 9.0, lepe_kernel=0)
+        for name in ('SOFTAttention', 'SOFTAttention, lepe_kernel=0')
+    )
+    apart = attention_report.groups([results[0], longer, off, option])
+    assert list(apart) == [
+        'vit, textures', 'vit, textures, 9 epochs', 'vit, textures, local branch off'
+    ]
+    assert apart['vit, textures'] == [results[0], option]
+
+
+def test_an_interrupted_phase_goes_on_with_its_own_checkpoint(tmp_path, monkeypatch):
+    (tmp_path / 'last_checkpoint').touch()
+    for name in ('Runner', 'load_or_exit', 'build_model'):
+        monkeypatch.setattr(attention_training, name, mock.Mock())
+    cfg = Config(dict(train_cfg=dict(max_epochs=6), load_from='the_phase_before.pth'))
+    attention_training.train(cfg, tmp_path)
+    assert cfg.resume and cfg.load_from is None
 
 
 @pytest.mark.training
