@@ -106,8 +106,6 @@ def check_args(parser: ToolParser, args) -> None:
         value = getattr(args, name)
         if value is not None and not low <= value <= high:
             parser.error(f'--{name.replace("_", "-")} {value} is outside of {low} to {high}')
-    if args.out_dir.exists() and not args.out_dir.is_dir():
-        parser.error(f'--out-dir {args.out_dir} is a file; name a folder')
     try:
         args.cfg = Config.fromfile(args.config)
         args.cfg.merge_from_dict(args.cfg_options)

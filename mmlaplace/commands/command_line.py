@@ -59,8 +59,11 @@ class ToolParser(argparse.ArgumentParser):
         if str(getattr(parsed, 'device', '')).startswith('cuda') and not torch.cuda.is_available():
             self.error(f'--device {parsed.device}: torch finds no GPU; take --device cpu')
         for name in FOLDERS:
-            if isinstance(getattr(parsed, name, None), Path):
-                self.check_place(getattr(parsed, name) / 'file')
+            folder = getattr(parsed, name, None)
+            if isinstance(folder, Path) and folder.is_file():
+                self.error(f'--{name.replace("_", "-")} {folder} is a file; name a folder')
+            if isinstance(folder, Path):
+                self.check_place(folder)
         for path in (getattr(parsed, name) for name in self.outputs):
             if path is not None and path.is_dir():
                 self.error(f'{path} is a folder; name a file in it')
@@ -71,8 +74,9 @@ class ToolParser(argparse.ArgumentParser):
         return parsed
 
     def check_place(self, path: Path) -> None:
-        """End with an error if a file cannot be written here, before any work is done."""
-        above = next(folder for folder in path.absolute().parents if folder.exists())
+        """End with an error if a file or folder cannot be written, before any work is done."""
+        folders = [path] if path.is_dir() else path.absolute().parents
+        above = next(folder for folder in folders if folder.exists())
         if not above.is_dir():
             self.error(f'{path} cannot be written, as {above} is a file; name another place')
         if not os.access(above, os.W_OK):

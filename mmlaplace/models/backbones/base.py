@@ -106,7 +106,6 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
         common = (drop_rate, with_cp, norm_cfg, act_cfg)
         rates, resolution = options.drop_path_rates(drop_path_rate, self.depths), self.img_size
         self.stages = ModuleList()
-        # Stages after the last output would have no gradient, so they are not built.
         for i, stage in enumerate(layout[: max(self.out_indices) + 1]):
             resolution = tuple(-(-side // stage.stride) for side in resolution)
             own = [sizes[key][i] for key in ('embed_dims', 'num_heads', 'ffn_ratios')]
