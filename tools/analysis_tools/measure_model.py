@@ -133,7 +133,7 @@ def main() -> None:
         parser.error('--attention-term needs a model of images, and this config is of sequences')
     if is_of_sequences(cfg):
         rows, longest = sequences_size(cfg)
-        size = (rows, longest if args.length is None else args.length)
+        size = (rows, args.length or longest)
         shape = dict(sequences=rows, length=size[1])
     else:
         size = tuple(args.image_size) if args.image_size else image_size(cfg)
