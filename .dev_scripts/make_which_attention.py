@@ -76,7 +76,8 @@ log](logs/probes.jsonl) and [the log of costs](logs/compare_attentions.json).
 ![Accuracy of each attention on each probe, its cost, and what it can](images/probes.png)
 
 A probe is a small task that asks one thing of an attention: blue solves it, red guesses, and – was
-not run. Costs are ms of a forward pass of one image and MB of a training pass, in
+not run. Top-1 is that of small models [trained here](attention_comparison.md); darker is higher.
+Costs are ms of a forward pass of one image and MB of a training pass, in
 `LaplacianFormer-micro` on one CPU thread; a darker cell costs more. Every attention takes maps of
 any size and [exports to ONNX](deploy.md#every-attention). *Export: partly*: the size of its windows
 is fixed. *Any size: partly*: some of its weights are resized if a model of another size loads them.
