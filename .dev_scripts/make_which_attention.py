@@ -178,7 +178,8 @@ def advice(
             for name in cheapest
         ]
         must = '; '.join([*use.columns, *(SEEDS_DIFFER if use.images else ())])
-        rows.append([use.name, must, ', '.join(use.costs), ', '.join(named) or 'none', use.evidence])
+        take = ', '.join(named) or 'none'
+        rows.append([use.name, must, ', '.join(use.costs), take, use.evidence])
     return plain(['use', 'must solve', 'cost', 'take', 'evidence'], rows)
 
 
