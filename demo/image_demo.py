@@ -50,9 +50,7 @@ OPTIONS = {
     'mmdet': dict(pred_score_thr=0.3, palette=None),
     'mmseg': dict(opacity=0.5, with_labels=False),
 }
-LIMITS = dict(
-    batch_size=(1, inf), wait_time=(0, inf), resize=(1, inf), pred_score_thr=(0, 1), opacity=(0, 1)
-)
+LIMITS = dict(wait_time=(0, inf), pred_score_thr=(0, 1), opacity=(0, 1))
 MANY = 8  # class names on the terminal
 ADDRESSES = ('http://', 'https://', 'file://')
 PATIENCE = 30  # seconds without an answer from an address

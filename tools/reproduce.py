@@ -269,8 +269,6 @@ def check_args(parser: ToolParser, args: argparse.Namespace) -> List[str]:
         parser.error('name a table; --list prints all tables')
     if args.launcher == 'slurm' and not args.partition:
         parser.error('--launcher slurm needs --partition')
-    if args.gpus < 1 or (args.jobs is not None and args.jobs < 1):
-        parser.error(f'--gpus ({args.gpus}) and --jobs ({args.jobs}) must be at least 1')
     if args.out is not None and (args.out.suffix != '.json' or args.out.is_dir()):
         parser.error(
             f'--out {args.out}: name a file that ends with .json; files with .md and .png are '

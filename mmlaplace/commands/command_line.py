@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Iterable, List, Optional
 
@@ -18,11 +19,14 @@ from ..checkpoints import UnsafeCheckpointError, load_weights
 FOLDERS = ('out_dir', 'work_dir')  # arguments of tools that write several files
 
 
-def positive(text: str) -> int:
-    """An integer of at least 1, for ``type=`` of an argument."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f'must be an integer of at least 1, got {text}')
+def at_least(least: int, text: str) -> int:
+    """An integer, for ``type=`` of an argument, with the least value filled in."""
+    if not text.isdecimal() or int(text) < least:
+        raise argparse.ArgumentTypeError(f'must be an integer of at least {least}, got {text}')
     return int(text)
+
+
+positive = partial(at_least, 1)
 
 
 class ToolParser(argparse.ArgumentParser):
@@ -60,17 +64,16 @@ class ToolParser(argparse.ArgumentParser):
             self.error(f'--device {parsed.device}: torch finds no GPU; take --device cpu')
         for name in FOLDERS:
             folder = getattr(parsed, name, None)
-            if isinstance(folder, Path) and folder.is_file():
-                self.error(f'--{name.replace("_", "-")} {folder} is a file; name a folder')
             if isinstance(folder, Path):
+                if folder.is_file():
+                    self.error(f'--{name.replace("_", "-")} {folder} is a file; name a folder')
                 self.check_place(folder)
-        for path in (getattr(parsed, name) for name in self.outputs):
-            if path is not None and path.is_dir():
+        for path in filter(None, (getattr(parsed, name) for name in self.outputs)):
+            if path.is_dir():
                 self.error(f'{path} is a folder; name a file in it')
-            if path is not None and path.exists() and not parsed.force:
+            if path.exists() and not parsed.force:
                 self.error(f'{path} is there already; --force replaces it')
-            if path is not None:
-                self.check_place(path)
+            self.check_place(path)
         return parsed
 
     def check_place(self, path: Path) -> None:

@@ -174,25 +174,22 @@ def draw(
     accuracies = [[table.accuracy(name, c) for c in count] for name in names]
     levels = [[table.level(name, c) for c in count] for name in names]
     titles = [column.title.replace(', ', '\n') for column in table.columns]
-    percent = [[MISSING if v is None else f'{100 * v:.0f}' for v in row] for row in accuracies]
+    percent = shown(accuracies, lambda accuracy: f'{100 * accuracy:.0f}')
     panels = [Panel('probes, accuracy (%)', titles, levels, percent, 'RdYlBu', (-0.1, 1.1))]
     if images:
         top1 = [[scores.get(name) for scores in images.values()] for name in names]
-        texts = [[MISSING if v is None else f'{v:.1f}' for v in row] for row in top1]
-        ranks = by_column(ranks_of, top1)
+        texts, ranks = shown(top1, '{:.1f}'.format), by_column(ranks_of, top1)
         panels.append(Panel('top-1 (%)', [*images], ranks, texts, 'Blues', (-0.1, 1.8)))
     if costs:
         keys = [f'ms {side}²' for side in SIDES] + [f'MB {SIDES[-1]}²']
         values = [[costs.get(name, {}).get(key) for key in keys] for name in names]
-        texts = [[MISSING if v is None else f'{v:.0f}' for v in row] for row in values]
+        texts, ranks = shown(values, '{:.0f}'.format), by_column(ranks_of, values)
         titles = [key.replace(' ', '\n') for key in keys]
-        panels.append(
-            Panel('cost', titles, by_column(ranks_of, values), texts, 'Greys', (0.0, 2.5))
-        )
+        panels.append(Panel('cost', titles, ranks, texts, 'Greys', (0.0, 2.5)))
     if facts:
         abilities = list(next(iter(facts.values())))
         degrees = [[facts.get(name, {}).get(key) for key in abilities] for name in names]
-        texts = [[MISSING if v is None else MARKS[v] for v in row] for row in degrees]
+        texts = shown(degrees, MARKS.__getitem__)
         titles = [ability.replace(' ', '\n') for ability in abilities]
         panels.append(Panel('ability', titles, degrees, texts, 'Greens', (-0.1, 2.5)))
     widths = [len(panel.columns) for panel in panels]
@@ -204,6 +201,11 @@ def draw(
     for axis, panel in zip(axes[0], panels):
         paint(axis, panel)
     save(figure, path)
+
+
+def shown(values: List[list], text_of_one: Callable) -> List[List[str]]:
+    """The texts of values. None is missing."""
+    return [[MISSING if v is None else text_of_one(v) for v in row] for row in values]
 
 
 def by_column(function: Callable, rows: List[list]) -> List[list]:

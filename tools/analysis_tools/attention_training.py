@@ -12,6 +12,7 @@ Example:
 import json
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Dict, List, Tuple
 
@@ -23,7 +24,7 @@ from PIL import Image
 from mmlaplace.analysis.attention_statistics import statistics_by_stage, term_sizes
 from mmlaplace.analysis.complexity import count_complexity
 from mmlaplace.analysis.recording import normalized
-from mmlaplace.commands.command_line import ToolParser, load_or_exit, write_json
+from mmlaplace.commands.command_line import ToolParser, at_least, load_or_exit, write_json
 from mmlaplace.comparison.attention_study import (
     HOSTS,
     STUDIES,
@@ -118,12 +119,11 @@ def main() -> None:
     parser.add_argument('--seed', type=int, default=0)
     parser.add_argument('--study', choices=list(STUDIES), default='textures')
     parser.add_argument('--no-local-branch', action='store_true', help='leave the convolution out')
-    parser.add_argument('--epochs', type=int, help="2 or more; default: the study's")
+    parser.add_argument('--epochs', type=partial(at_least, 2),  # the first warms the rate up
+                        help="2 or more; default: the study's")  # fmt: skip
     parser.add_argument('--data-root', type=Path, default=Path('data/mini'))
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/attention_training'))
     args = parser.parse_args()
-    if args.epochs is not None and args.epochs < 2:  # the first warms the learning rate up
-        parser.error(f'--epochs must be 2 or more, got {args.epochs}')
     args.host = args.host or STUDIES[args.study].host
     try:
         settings = settings_of(

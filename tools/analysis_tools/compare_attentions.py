@@ -29,6 +29,7 @@ Examples:
 import json
 import sys
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import List, NamedTuple
 
@@ -36,7 +37,7 @@ import torch
 from rich.progress import Progress
 
 from mmlaplace.analysis.measuring import describe_machine
-from mmlaplace.commands.command_line import ToolParser, positive, read_json, write_json
+from mmlaplace.commands.command_line import ToolParser, at_least, positive, read_json, write_json
 from mmlaplace.commands.script_runs import import_first, run_script
 from mmlaplace.comparison.attention_report import write_report
 from mmlaplace.comparison.attention_study import (
@@ -164,7 +165,8 @@ def main() -> None:
     parser.add_argument('--study', choices=list(STUDIES), default='textures')
     parser.add_argument('--no-local-branch', action='store_true',
                         help='without the convolution on V, where there is one')  # fmt: skip
-    parser.add_argument('--epochs', type=int, help="2 or more; default: the study's")
+    parser.add_argument('--epochs', type=partial(at_least, 2),  # the first warms the rate up
+                        help="2 or more; default: the study's")  # fmt: skip
     parser.add_argument('--no-cost', action='store_true', help='leave time and memory out')
     parser.add_argument('--sizes', nargs='+', type=positive, default=list(SIZES),
                         help='of images for time and memory; %(default)s')  # fmt: skip
@@ -174,8 +176,6 @@ def main() -> None:
     parser.add_argument('--data-root', type=Path, default=Path('data/mini'))
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/compare_attentions'))
     args = parser.parse_args()
-    if args.epochs is not None and args.epochs < 2:  # the first warms the learning rate up
-        parser.error(f'--epochs must be 2 or more, got {args.epochs}')
     args.hosts = list(dict.fromkeys(args.hosts or [STUDIES[args.study].host]))
     args.seeds = list(dict.fromkeys(args.seeds))
     if args.ablations is not None:

@@ -211,8 +211,6 @@ def parse_args() -> argparse.Namespace:
     if args.list is not None:
         print_list(args.list)
         parser.exit()
-    if args.rounds < 1 or (args.threads or 1) < 1:
-        parser.error(f'--rounds ({args.rounds}) and --threads ({args.threads}) must be at least 1')
     names = [n for given in args.contenders for n in (peers() if given == 'peers' else [given])]
     args.contenders, args.modes = list(dict.fromkeys(names)), list(dict.fromkeys(args.modes))
     check_report_options(parser, args, args.contenders)

@@ -281,8 +281,6 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
     args = parser.parse_args()
     if args.plot is not None and missing('matplotlib'):
         parser.error(f'--plot: {missing("matplotlib")}')
-    if args.rounds < 1 or (args.threads or 1) < 1:
-        parser.error(f'--rounds ({args.rounds}) and --threads ({args.threads}) must be at least 1')
     return args
 
 

@@ -119,10 +119,8 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument('--force', action='store_true', help='replace data made otherwise')
     args = parser.parse_args()
-    if args.workers < 1 or (args.count is not None and args.count < 10):
-        parser.error(
-            f'--workers ({args.workers}) must be at least 1, --count ({args.count}) at least 10'
-        )
+    if args.count is not None and args.count < 10:
+        parser.error(f'--count must be at least 10, got {args.count}')
     if args.seed < 0:
         parser.error(f'--seed must be at least 0, got {args.seed}')
     for task in args.tasks:
