@@ -1,6 +1,7 @@
 """Measure the time and memory of jobs, and describe the machine."""
 
 import ctypes
+import os
 import platform
 import random
 import time
@@ -14,6 +15,8 @@ from torch import Tensor
 from ..ops import _native
 
 BUDGET = 3.0  # seconds for each job
+# Variables that change how the C library gives memory, and with it how often pages are cleared.
+MEMORY_SETTINGS = ('GLIBC_TUNABLES', 'LD_PRELOAD')
 
 
 def model_job(
@@ -155,6 +158,7 @@ def process_memory(job: Callable) -> Optional[int]:
 
 
 def describe_machine(device: torch.device) -> Dict[str, str]:
+    """What figures depend on: processor, threads, torch, and what the user set for memory."""
     info = Path('/proc/cpuinfo')
     lines = info.read_text().splitlines() if info.is_file() else []
     names = [line.split(':')[1].strip() for line in lines if line.startswith('model name')]
@@ -165,6 +169,7 @@ def describe_machine(device: torch.device) -> Dict[str, str]:
         'torch': torch.__version__,
         'native library': _native.WHY_MISSING or 'loaded',
     }
+    machine.update({name: os.environ[name] for name in MEMORY_SETTINGS if os.environ.get(name)})
     if device.type == 'cuda':
         machine['GPU'] = torch.cuda.get_device_name()
     return machine

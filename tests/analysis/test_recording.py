@@ -119,3 +119,11 @@ def test_a_pass_of_a_model_has_gradients_to_train_alone(dtype):
     assert not made.requires_grad
     assert model_job(model, x, train=True, dtype=dtype)() == ()
     assert model.weight.grad.dtype == torch.float32
+
+
+def test_a_machine_is_described_with_what_the_user_set_for_memory(monkeypatch):
+    monkeypatch.setenv('GLIBC_TUNABLES', 'glibc.malloc.trim_threshold=1')
+    monkeypatch.delenv('LD_PRELOAD', raising=False)
+    machine = measuring.describe_machine(CPU)
+    assert machine['GLIBC_TUNABLES'] == 'glibc.malloc.trim_threshold=1'
+    assert 'LD_PRELOAD' not in machine
