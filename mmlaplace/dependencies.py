@@ -22,9 +22,11 @@ def installed_distributions(import_name: str) -> dict:
     found = {}
     for distribution in TESTED[import_name]:
         try:
-            found[distribution] = version(distribution)
+            here = version(distribution)
         except PackageNotFoundError:
             continue
+        if here is not None:  # as of a folder that an interrupted removal left
+            found[distribution] = here
     return found
 
 
@@ -52,14 +54,17 @@ def require_mmengine() -> None:
 def tested_instead(import_name: str, distribution: str, here: str) -> Optional[str]:
     """The range of tested versions, such as ``2.1.2 to 2.14.1``, or None if ``here`` is in it.
 
-    The comparison takes the major and minor version only.
+    The comparison takes the major and minor version only. What is no version is not in the range.
     """
-    from packaging.version import Version
+    from packaging.version import InvalidVersion, Version
 
     oldest, newest = TESTED[import_name][distribution]
-    before, now, after = (Version(text).release[:2] for text in (oldest, here, newest))
-    if before <= now <= after:
-        return None
+    before, after = (Version(text).release[:2] for text in (oldest, newest))
+    try:
+        if before <= Version(here).release[:2] <= after:
+            return None
+    except InvalidVersion:
+        pass  # the caller shows it beside the range
     return oldest if oldest == newest else f'{oldest} to {newest}'
 
 

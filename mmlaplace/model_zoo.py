@@ -205,7 +205,8 @@ def get_model(
     """
     checkpoint = _checkpoint(name, pretrained)
     cfg = get_config(name)
-    cfg.model.backbone = ConfigDict(dict(cfg.model.backbone, init_cfg=None, **backbone_options))
+    cfg.model.backbone = ConfigDict(cfg.model.backbone, init_cfg=None)
+    cfg.model.backbone.update(backbone_options)
     if backbone_only:
         model = MODELS.build(cfg.model.backbone)
     else:
@@ -233,8 +234,8 @@ def create_backbone(
             ``attn_cfg``, ``drop_path_rate`` or ``img_size``.
 
     Raises:
-        ValueError: If there is no such name, if the weights do not fit, or for
-            ``pretrained=True``.
+        ValueError: If there is no such name, if the weights do not fit, for ``pretrained=True``,
+            and for an ``init_cfg`` beside ``pretrained``.
         TypeError: If the backbone has no such option.
 
     Examples:
@@ -258,6 +259,11 @@ def create_backbone(
         for setting in ('out_indices', 'out_type', 'drop_path_rate'):
             options.pop(setting, None)
     if checkpoint is not None:
+        if 'init_cfg' in backbone_options:
+            raise ValueError(
+                f'pretrained={pretrained!r} becomes the init_cfg of the backbone, and an init_cfg '
+                'is given too; leave one of them out'
+            )
         options['init_cfg'] = dict(type='Pretrained', checkpoint=checkpoint)
     backbone = MODELS.build({**options, **backbone_options})
     initialise(backbone)

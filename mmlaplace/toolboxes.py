@@ -47,6 +47,12 @@ TOOLBOXES: Dict[str, Toolbox] = {
 PACKAGES = tuple(toolbox.package for toolbox in TOOLBOXES.values())
 
 
+def is_there(import_name: str) -> bool:
+    """Whether a package is installed. A folder without ``__init__.py`` does not count."""
+    spec = find_spec(import_name)
+    return spec is not None and spec.origin is not None
+
+
 def require_toolbox(scope: str) -> None:
     """Raise an error if a toolbox, or the part of mmcv that it needs, is not installed.
 
@@ -54,14 +60,14 @@ def require_toolbox(scope: str) -> None:
         ModuleNotFoundError: If the toolbox is not installed.
         ImportError: If the toolbox needs mmcv's compiled ops, and mmcv has none.
     """
-    if find_spec(scope) is None:
+    if not is_there(scope):
         raise ModuleNotFoundError(
             f'this needs {scope}, which is not installed; run bash tools/setup_env.sh in a clone '
             'of mmlaplace, which installs the toolboxes',
             name=scope,
         )
     needs_mmcv_ops = {toolbox.package for toolbox in TOOLBOXES.values() if toolbox.needs_mmcv_ops}
-    if scope in needs_mmcv_ops and (find_spec('mmcv') is None or find_spec('mmcv._ext') is None):
+    if scope in needs_mmcv_ops and not (is_there('mmcv') and is_there('mmcv._ext')):
         raise ImportError(
             f'{scope} needs mmcv with its compiled ops, which are not installed; run bash '
             'tools/setup_env.sh in a clone of mmlaplace, which builds them'

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import ROOT, registered
 
-from mmlaplace import check, dependencies, ops
+from mmlaplace import check, dependencies, ops, toolboxes
 from mmlaplace.check import library, packages
 from mmlaplace.check import report as check_report
 from mmlaplace.dependencies import TESTED, installed_distributions
@@ -130,6 +130,13 @@ def test_an_op_that_computes_wrongly_or_raises(monkeypatch, factor, found):
     assert found in finding.found and AGAIN in finding.fix
 
 
+def test_what_an_interrupted_removal_left_and_odd_versions_are_no_error(monkeypatch):
+    monkeypatch.setattr(dependencies, 'version', lambda name: None)
+    assert installed_distributions('mmcv') == {}
+    assert dependencies.tested_instead('mmcv', 'mmcv', '2.1-local_build') == '2.1.0'
+    assert dependencies.tested_instead('mmcv', 'mmcv', '2.1.5') is None
+
+
 @pytest.mark.parametrize(('hidden', 'problems', 'check', 'name', 'found', 'fix'), [
     (['mmcv._ext'], ['mmcv._ext'], 'ops of mmcv', 'mmcv._ext', 'mmpretrain works', '-*.whl'),
     (['mmcv._ext', 'mmdet', 'mmseg'], [], 'ops of mmcv', 'mmcv._ext',
@@ -149,9 +156,9 @@ def test_missing_packages(monkeypatch, report, hidden, problems, check, name, fo
             raise PackageNotFoundError(distribution)
         return version(distribution)
 
-    spec = packages.find_spec
+    spec = toolboxes.find_spec
     monkeypatch.setattr(packages, 'import_module', import_unless_hidden)
-    monkeypatch.setattr(packages, 'find_spec', lambda n: None if n in hidden else spec(n))
+    monkeypatch.setattr(toolboxes, 'find_spec', lambda n: None if n in hidden else spec(n))
     monkeypatch.setattr(dependencies, 'version', version_unless_hidden)
     status, findings, found_problems = report()
     assert (status, sorted(found_problems)) == (bool(problems), sorted(problems))

@@ -143,6 +143,8 @@ def test_whole_models_come_from_their_toolbox(name, toolbox, kind):
      "no published weights of 'softpp-tiny'"),
     (lambda: mmlaplace.create_backbone('softpp-tiny', heads=2), TypeError,
      "no option 'heads'; its options are arch,"),
+    (lambda: mmlaplace.create_backbone('softpp-tiny', pretrained='a.pth', init_cfg=None),
+     ValueError, "pretrained='a.pth' becomes the init_cfg .* leave one of them out"),
     (lambda: get_config('softpp-tiny'), ValueError, "'softpp-tiny'; similar .*softpp-tiny_8xb128"),
     (lambda: mmlaplace.get_model(B0, pretrained=True, backbone_only=True), ValueError,
      f"no published weights of '{B0}' yet"),

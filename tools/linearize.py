@@ -98,9 +98,9 @@ def main() -> None:
     )  # fmt: skip
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         loader = Runner.build_dataloader(cfg.train_dataloader, seed=args.seed)
-    batches = image_batches(old, loader)
     state = args.work_dir / 'state.pth'
     try:
+        batches = image_batches(old, loader)
         done = distill(new.to(args.device), old.to(args.device), places, batches, schedule, state,
                        settings)  # fmt: skip
     except (ValueError, FloatingPointError) as error:

@@ -2,7 +2,6 @@
 
 import platform
 from importlib import import_module
-from importlib.util import find_spec
 from typing import List
 
 import torch
@@ -10,7 +9,7 @@ from mmengine.registry import MODELS
 from packaging.version import Version
 
 from ..dependencies import TESTED, installed_distributions, tested_instead
-from ..toolboxes import PACKAGES, TOOLBOXES
+from ..toolboxes import PACKAGES, TOOLBOXES, is_there
 from ..version import __version__
 from .finding import Finding, describe
 from .fixes import PIP, TESTED_SET, complete_set_up, fix_import, gpu_arches, install, is_fork
@@ -91,12 +90,6 @@ def absent(import_name: str) -> Finding:
         commands = install('mmcv', import_name)
     fix = complete_set_up() or commands
     return Finding(import_name, 'problem' if needed else 'note', 'not installed', fix)
-
-
-def is_there(import_name: str) -> bool:
-    """Whether a package is installed. A folder without ``__init__.py`` does not count."""
-    spec = find_spec(import_name)
-    return spec is not None and spec.origin is not None
 
 
 def check_mmcv_ops() -> List[Finding]:

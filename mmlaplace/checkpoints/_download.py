@@ -3,23 +3,41 @@
 import re
 import sys
 from hashlib import sha256
+from os import PathLike
+from os.path import expanduser
 from pathlib import Path
+from typing import Union
 from urllib.parse import urlparse
 
 import torch
 from filelock import FileLock
+from mmengine.fileio import get_file_backend
 
 from ._plain_load import load_plain
+
+DATE = r'(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])'
+
+
+def check_scheme(checkpoint: Union[str, PathLike]) -> None:
+    """Raise an error if mmengine has no backend for the beginning of an address."""
+    try:
+        get_file_backend(expanduser(checkpoint))
+    except KeyError as error:
+        raise ValueError(
+            f'{checkpoint} begins with {error.args[0]!r}, which mmengine.fileio does not open; '
+            'give a path, or an address that begins with https://, hf:// or timm://'
+        ) from None
 
 
 def download_once(address: str) -> Path:
     """The copy of an http(s) address in the cache of torch.hub, downloaded if it is not there.
 
     A name may end with 8 or more hexadecimal digits of the file's SHA-256, as in
-    ``NAME-0123abcd.pth``. Then the copy is ``torch.hub.get_dir()/checkpoints/NAME``, and the digits
-    are checked. Many files share a name such as ``epoch_12.pth``, so without such digits the copy's
-    name begins with digits of the address's hash. If several processes ask at once, one downloads
-    and the others wait. A file gets its name when it is whole.
+    ``NAME-0123abcd.pth``. A date such as 20240101 is none. Then the copy is
+    ``torch.hub.get_dir()/checkpoints/NAME``, and the digits are checked. Many files share a name
+    such as ``epoch_12.pth``, so without such digits the copy's name begins with digits of the
+    address's hash. If several processes ask at once, one downloads and the others wait. A file gets
+    its name when it is whole.
 
     Raises:
         OSError: If it cannot be downloaded or written.
@@ -27,7 +45,7 @@ def download_once(address: str) -> Path:
         Exception: As :func:`load_plain`, if its name has no SHA-256 and it cannot be read.
     """
     name = Path(urlparse(address).path).name
-    digits = re.search(r'-([0-9a-f]{8,64})\.[^.]+$', name)
+    digits = re.search(rf'-(?!{DATE}\.)([0-9a-f]{{8,64}})\.[^.]+$', name)
     if digits is None:
         name = f'{sha256(address.encode()).hexdigest()[:16]}_{name}'
     path = Path(torch.hub.get_dir(), 'checkpoints', name)

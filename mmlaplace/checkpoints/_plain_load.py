@@ -31,6 +31,9 @@ class _Ignored:
     def __setitem__(self, key: Any, value: Any) -> None:
         pass
 
+    def extend(self, values: Any) -> None:
+        pass
+
 
 class _Rebuild:
     """A function that a pickle may call. The pickle cannot set its attributes."""
@@ -62,11 +65,15 @@ for _modules, _names in {
     'set slice long xrange',  # as pickle names int and range in torch.save's protocol 2
     '_codecs': 'encode',
     'argparse': 'Namespace',
+    'collections': 'Counter deque',  # milestones of a MultiStepLR
+    'datetime': 'date datetime time timedelta timezone',
     'mmengine.config.config': 'ConfigDict',  # in the meta data of a data set
     'mmengine.logging.history_buffer': 'HistoryBuffer',
+    'mmengine.optim.scheduler.param_scheduler': 'OneCycleParamScheduler',
     'numpy': 'dtype ndarray',
     'numpy.core.multiarray numpy._core.multiarray': '_reconstruct scalar',
     'numpy.core.numeric numpy._core.numeric': '_frombuffer',
+    'pathlib pathlib._local': 'PosixPath WindowsPath',
     'torch': f'Size device {_DTYPES}',
     'yacs.config': 'CfgNode',  # Swin's training script writes one, and so PolaFormer's
 }.items():

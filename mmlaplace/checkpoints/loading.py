@@ -13,11 +13,11 @@ from mmengine.logging import print_log
 from torch import Tensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ._download import download_once
+from ._download import check_scheme, download_once
 from ._hubs import HUB, TIMM, file_from_hub, weights_of_timm
 from ._plain_load import UnsafeCheckpointError, load_plain
 from .families import fitting_sentence, in_our_names
-from .names import count_prefixes, first_names, plain_names, rename_old_tensors
+from .names import find_prefix, first_names, plain_names, rename_old_tensors
 
 # Where the weights lie. The first that is found is taken. mmengine's 'state_dict' comes first: it
 # holds the averaged weights, if an EMAHook ran.
@@ -54,10 +54,13 @@ def _read(checkpoint: Union[str, PathLike], map_location: Any) -> Any:
         weights = weights_of_timm(str(checkpoint), read_state_dict)
         return {name: value.to(map_location or 'cpu') for name, value in weights.items()}
     from_hub = file_from_hub(str(checkpoint)) if str(checkpoint).startswith(HUB) else None
+    from_web = str(checkpoint).startswith(('http://', 'https://'))
+    if not (from_hub or from_web):
+        check_scheme(checkpoint)
     try:
         if from_hub is not None:
             content = load_plain(from_hub, map_location)
-        elif str(checkpoint).startswith(('http://', 'https://')):
+        elif from_web:
             content = load_plain(download_once(str(checkpoint)), map_location)
         else:
             with get_local_path(expanduser(checkpoint)) as path:
@@ -65,8 +68,9 @@ def _read(checkpoint: Union[str, PathLike], map_location: Any) -> Any:
     except UnsafeCheckpointError as error:
         raise UnsafeCheckpointError(
             f'{checkpoint} {error}, which could run code; only tensors and plain data are read. '
-            'If you trust its source, save its weights alone: torch.save(dict(state_dict='
-            "torch.load(old, weights_only=False)['state_dict']), new)"
+            'If you trust its source, save its weights alone: old = torch.load(path, '
+            "weights_only=False), then torch.save(dict(state_dict=old['state_dict']), new), with "
+            'the name that the weights have in old'
         ) from error
     except OSError as error:
         raise FileNotFoundError(
@@ -267,7 +271,7 @@ def load_weights(
     theirs = {k: theirs[raw] for k, raw in plain_names(theirs).items()}
     theirs = in_our_names(theirs, own, checkpoint)
     rename_old_tensors(theirs, own)
-    prefix, found, alike = _find_prefix(theirs, own, prefix, f'this {kind}', checkpoint)
+    prefix, found, alike = find_prefix(theirs, own, prefix, f'this {kind}', checkpoint)
     theirs = {k[len(prefix) :]: v for k, v in theirs.items() if k.startswith(prefix)}
     report = LoadReport(
         prefix,
@@ -311,45 +315,17 @@ def load_weights(
     return report
 
 
-def _find_prefix(
-    theirs: Dict[str, Tensor],
-    own: Dict[str, Tensor],
-    prefix: Optional[str],
-    what: str,
-    checkpoint: Union[str, PathLike],
-) -> Tuple[str, List[Tuple[str, int]], List[str]]:
-    """The prefix of a module in a file, those with most tensors, and others that match equally.
-
-    Raises:
-        ValueError: If no tensor of the file is one of the module, or none under this prefix.
-    """
-    counts = count_prefixes(theirs, own)
-    if not counts:
-        raise ValueError(
-            f'{checkpoint} has no tensor of {what}: its names are {first_names(list(theirs))}, '
-            f'those expected {first_names(list(own))}'
-        )
-    found = counts.most_common(4)
-    alike: List[str] = []
-    if prefix is None:
-        prefix, best = found[0]
-        alike = [other for other, count in found[1:] if count == best]
-    elif prefix:
-        (prefix,) = plain_names([prefix if prefix.endswith('.') else f'{prefix}.'])
-    if prefix not in counts:
-        raise ValueError(
-            f'prefix {prefix!r} matches no tensor of {what} in {checkpoint}; prefixes that '
-            f'do (with the number of tensors): {dict(found)}'
-        )
-    return prefix, found, alike
-
-
 def _other_arch(shapes: Dict[str, Tuple[tuple, tuple]], kind: str) -> str:
     """A sentence on tensors whose shapes in the file and in the module differ, if there are any."""
     other = [name for name, (given, own) in shapes.items() if given != own]
     if not other:
         return ''
     given, own = shapes[other[0]]
+    if all(name.startswith('head.') for name in other):
+        return (
+            f'its head has {given[0]} classes, and that of this {kind} {own[0]}; build the model '
+            f'with {given[0]}, or load its backbone alone, load_weights(model.backbone, …)'
+        )
     return (
         f'this checkpoint is for another arch: its {other[0]} has shape {given}, that of this '
         f'{kind} {own}; in all, {first_names(other)} differ'

@@ -2,7 +2,8 @@
 
 import re
 from collections import Counter
-from typing import Collection, Dict, Iterable, List
+from os import PathLike
+from typing import Collection, Dict, Iterable, List, Optional, Tuple, Union
 
 from torch import Tensor
 
@@ -61,3 +62,36 @@ def rename_old_tensors(state_dict: Dict[str, Tensor], own: Collection[str]) -> N
             new = re.sub(old, now, new)
         if new != name and new not in state_dict and known(new) and not known(name):
             state_dict[new] = state_dict.pop(name)
+
+
+def find_prefix(
+    theirs: Dict[str, Tensor],
+    own: Dict[str, Tensor],
+    prefix: Optional[str],
+    what: str,
+    checkpoint: Union[str, PathLike],
+) -> Tuple[str, List[Tuple[str, int]], List[str]]:
+    """The prefix of a module in a file, those with most tensors, and others that match equally.
+
+    Raises:
+        ValueError: If no tensor of the file is one of the module, or none under this prefix.
+    """
+    counts = count_prefixes(theirs, own)
+    if not counts:
+        raise ValueError(
+            f'{checkpoint} has no tensor of {what}: its names are {first_names(list(theirs))}, '
+            f'those expected {first_names(list(own))}'
+        )
+    found = counts.most_common(4)
+    alike: List[str] = []
+    if prefix is None:
+        prefix, best = found[0]
+        alike = [other for other, count in found[1:] if count == best]
+    elif prefix:
+        (prefix,) = plain_names([prefix if prefix.endswith('.') else f'{prefix}.'])
+    if prefix not in counts:
+        raise ValueError(
+            f'prefix {prefix!r} matches no tensor of {what} in {checkpoint}; prefixes that '
+            f'do (with the number of tensors): {dict(found)}'
+        )
+    return prefix, found, alike

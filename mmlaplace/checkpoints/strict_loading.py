@@ -39,12 +39,13 @@ class StrictLoading(_Mixed):
             ValueError: For another key, no checkpoint, or one that does not fit.
         """
         init_cfgs = [self.init_cfg] if isinstance(self.init_cfg, dict) else self.init_cfg or []
-        if not all(isinstance(cfg, dict) for cfg in init_cfgs):  # of a path, each is a letter
+        # Of a path, each is a letter.
+        if not all(isinstance(cfg, dict) and 'type' in cfg for cfg in init_cfgs):
             raise ValueError(
                 "init_cfg must be a dict such as dict(type='Pretrained', checkpoint=...), or a "
                 f'list of these, got {self.init_cfg!r}'
             )
-        pretrained = [cfg for cfg in init_cfgs if cfg['type'] in ('Pretrained', PretrainedInit)]
+        pretrained = [cfg for cfg in init_cfgs if cfg.get('type') in ('Pretrained', PretrainedInit)]
         if self.is_init or not pretrained:
             super().init_weights()
             return

@@ -12,7 +12,7 @@ from ..checkpoints import FAMILIES, Converted, Names, UnsafeCheckpointError, rea
 from ..checkpoints import write_weights as write
 from ..checkpoints.families import describe, fitting, recognise, unfit
 from ..checkpoints.names import plain_names
-from .command_line import ToolParser
+from .command_line import ToolParser, positive
 
 
 def parser_for(doc: str) -> ToolParser:
@@ -29,7 +29,7 @@ def parser_for(doc: str) -> ToolParser:
     parser.add_argument(
         '--image-size',
         nargs=2,
-        type=int,
+        type=positive,
         default=(1, 1),
         metavar=('H', 'W'),
         help="the training images' size, if they were not square",
@@ -103,11 +103,13 @@ def run(
         if out is None and not families:
             raise ValueError('it has the size of no family; give a file by --out')
         out = out or Path(f'{families[0]}.pth')
+        if out.is_dir():
+            raise ValueError(f'{out} is a folder; give a file by --out')
         if out.exists() and not args.force:
             raise ValueError(f'{out} is there already; --force replaces it')
         meta = dict(converted_from=args.source, family=families[0] if families else '')
         write(out, converted.weights, meta)
-    except (ValueError, FileNotFoundError, ImportError, UnsafeCheckpointError) as error:
+    except (ValueError, OSError, ImportError, UnsafeCheckpointError) as error:
         message = str(error)
         parser.error(message if args.source in message else f'{args.source}: {message}')
     table = Table('theirs', 'ours', 'shape')

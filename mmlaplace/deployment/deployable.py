@@ -52,6 +52,11 @@ class Deployable(nn.Module):
         self.details = {}
         self.has_windows = any(isinstance(part, WindowAttention) for part in model.modules())
         preprocessor: Any = model.data_preprocessor
+        if not hasattr(preprocessor, '_enable_normalize'):
+            raise NotDeployableError(
+                f'{type(preprocessor).__name__} does not prepare images; only models of images are '
+                'deployed'
+            )
         mean, std = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
         if preprocessor._enable_normalize:
             mean, std = preprocessor.mean, preprocessor.std
@@ -372,4 +377,6 @@ def unknown_options(model: nn.Module) -> List[str]:
             found.append(f'a shared head in {name}')
         if getattr(part, 'pool_mode', 'avg') != 'avg':
             found.append(f'pool_mode={part.pool_mode!r} in {name}')
+        if not getattr(getattr(part, 'bbox_coder', None), 'clip_border', True):
+            found.append(f'clip_border=False in {name}')
     return found

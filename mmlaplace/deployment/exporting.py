@@ -116,14 +116,21 @@ def _choices(form: Deployable, size: Tuple[int, int], batch: int, dynamic: bool)
     for multiple in (1, STRIDE) if form.multiple == 1 else (form.multiple,):
         sides = {axis: _side(name, multiple) for axis, name in ((2, 'height'), (3, 'width'))}
         # Different sides, as equal ones would be taken for one.
-        rows, columns = (-(-side // multiple) * multiple for side in size)
+        least = least_side(multiple)
+        rows, columns = (max(-(-side // multiple) * multiple, least) for side in size)
         columns += (rows == columns) * max(multiple, STRIDE)
         yield {**batches, **sides}, (torch.zeros(example, 3, rows, columns),)
 
 
+def least_side(multiple: int) -> int:
+    """The least side of images for a dynamic file whose sides are multiples of a number."""
+    # Of 32 pixels the last map would be 1, which is a case of its own.
+    return STRIDE + 1 if multiple == 1 else 2 * multiple
+
+
 def _side(name: str, multiple: int) -> Any:
-    if multiple == 1:  # of 32 pixels the last map would be 1, which is a case of its own
-        return torch.export.Dim(name, min=STRIDE + 1, max=LARGEST)
+    if multiple == 1:
+        return torch.export.Dim(name, min=least_side(1), max=LARGEST)
     return multiple * torch.export.Dim(f'{name}_{multiple}', min=2, max=LARGEST // multiple)
 
 
@@ -197,6 +204,7 @@ def open_onnx(
 
     Raises:
         FileNotFoundError: If the file calls mmlaplace's operators and their library is missing.
+        ValueError: If the file is damaged, or was not made by ``export.py``.
     """
     require_packages('onnxruntime')
     import onnxruntime
@@ -213,8 +221,12 @@ def open_onnx(
     except Exception as error:  # it has classes of its own
         missing = onnx_ops.why_missing(error)
         if not missing:
-            raise
+            raise ValueError(f'{path} cannot be read as ONNX ({error}); export it again') from error
         raise FileNotFoundError(f'{path}: {missing}') from error
+    if KEY not in session.get_modelmeta().custom_metadata_map:
+        raise ValueError(
+            f'{path} was not made by export.py, as it does not say for what task it is'
+        )
 
     def run(images: Tensor) -> Tuple[Tensor, ...]:
         found = session.run(None, {'images': images.numpy()})
@@ -253,7 +265,13 @@ def open_exported(path: Path, **options: Any) -> Tuple[Callable, dict]:
     Args:
         path: The file. Its name ends with one of ``SUFFIXES``.
         **options: Arguments of :func:`open_onnx`.
+
+    Raises:
+        FileNotFoundError: If it is not there, or as in :func:`open_onnx`.
+        ValueError: If its name has another ending, or as in :func:`open_onnx`.
     """
+    if not path.is_file():
+        raise FileNotFoundError(f'there is no file {path}; export.py makes it')
     suffixes = sorted(SUFFIXES.items(), key=lambda item: -len(item[1]))
     kind = next((kind for kind, suffix in suffixes if path.name.endswith(suffix)), None)
     if kind is None:

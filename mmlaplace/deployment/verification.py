@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmlaplace.analysis.recording import PHOTOS, photograph, rgb_array
 from mmlaplace.deployment.deployable import Deployable
+from mmlaplace.deployment.exporting import least_side
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -31,7 +32,9 @@ def pixels(photo: 'Image.Image', size: Tuple[int, int]) -> Tensor:
 
 def sizes_to_verify(size: Tuple[int, int], multiple: int, dynamic: bool) -> List[Tuple[int, int]]:
     """Sizes to verify: the size of the file, and for a dynamic file a higher and a wider one."""
-    height, width = size
+    least = least_side(multiple) if dynamic else 1
+    height, width = (max(side, least) for side in size)
+    size = height, width
     sizes = [size, (height + height // 2, width), (height, width + width // 4 + 5)]
     return [
         (-(-high // multiple) * multiple, -(-wide // multiple) * multiple)

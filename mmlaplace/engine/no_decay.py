@@ -1,10 +1,20 @@
 """Weight decay for the parameters that should decay, in every toolbox."""
 
+import inspect
 from typing import List, Optional, Union
 
 import torch.nn as nn
 from mmengine.optim import DefaultOptimWrapperConstructor
-from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS
+from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIMIZERS
+
+
+def default_decay(optimizer_cfg: dict) -> float:
+    """The weight decay of an optimizer whose config gives none."""
+    kind = optimizer_cfg.get('type')
+    cls = kind if isinstance(kind, type) else OPTIMIZERS.get(str(kind))
+    known = inspect.signature(cls).parameters if cls is not None else {}
+    default = known['weight_decay'].default if 'weight_decay' in known else 0.0
+    return default if isinstance(default, (int, float)) else 0.0
 
 
 @OPTIM_WRAPPER_CONSTRUCTORS.register_module()
@@ -22,14 +32,20 @@ class NoDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
 
     Args:
         optim_wrapper_cfg: Config of the optimizer wrapper.
+            An optimizer without ``weight_decay`` has the default of its class.
         paramwise_cfg: As in mmengine's default constructor. ``norm_decay_mult`` and
-            ``bias_decay_mult`` are 0 unless they are given. Default: none.
+            ``bias_decay_mult`` are 0 unless they are given. The ``decay_mult`` of ``custom_keys``
+            has no effect on parameters that modules name. Default: none.
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: Optional[dict] = None) -> None:
         paramwise_cfg = dict(paramwise_cfg or {})
+        optimizer = dict(optim_wrapper_cfg.get('optimizer') or {})
+        if optimizer.get('weight_decay') is None and (decay := default_decay(optimizer)):
+            optimizer['weight_decay'] = decay
+            optim_wrapper_cfg = dict(optim_wrapper_cfg, optimizer=optimizer)
         # Without a decay there is nothing to multiply, and mmengine refuses the multipliers.
-        if (optim_wrapper_cfg.get('optimizer') or {}).get('weight_decay') is not None:
+        if optimizer.get('weight_decay') is not None:
             paramwise_cfg = dict(dict(norm_decay_mult=0.0, bias_decay_mult=0.0), **paramwise_cfg)
         super().__init__(optim_wrapper_cfg, paramwise_cfg)
 

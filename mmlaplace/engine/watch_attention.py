@@ -56,7 +56,8 @@ class WatchAttentionHook(Hook):
 
     Args:
         interval: Training iterations between two looks. Default: 100.
-        images: Number of images of the batch for the pass. Default: 2.
+        images: Number of images of the batch for the pass. Those of another size than the first
+            are left out. Default: 2.
 
     Raises:
         ValueError: If ``interval`` or ``images`` is below 1.
@@ -114,7 +115,14 @@ class WatchAttentionHook(Hook):
                 'WatchAttentionHook expects batches dict(inputs=…, data_samples=…), got '
                 f'{type(data_batch).__name__}; take it out of custom_hooks'
             )
-        few = {k: v[: self.images] for k, v in data_batch.items() if v is not None}
+        images = data_batch['inputs'][: self.images]
+        # Models are tested on images of one size.
+        kept = [i for i, image in enumerate(images) if image.shape == images[0].shape]
+        few: Dict[str, Any] = {
+            k: [v[i] for i in kept] for k, v in data_batch.items() if v is not None
+        }
+        if isinstance(images, Tensor):
+            few['inputs'] = images
         inputs = model.data_preprocessor(few, False)['inputs']
         inputs = torch.stack(inputs) if isinstance(inputs, list) else inputs
         dtype = next(model.backbone.parameters()).dtype

@@ -5,12 +5,14 @@ import time
 from contextlib import contextmanager
 from functools import partial
 from io import BytesIO
+from itertools import islice
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Optional
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from mmengine.dataset import InfiniteSampler
 from torch import Tensor
 
 from ..checkpoints._safetensors import write_whole_bytes
@@ -260,7 +262,7 @@ def read_state(path: Optional[Path], settings: Optional[dict]) -> Dict[str, Any]
     if path is None or not path.is_file():
         return {}
     try:
-        kept = torch.load(path, weights_only=True)
+        kept = torch.load(path, map_location='cpu', weights_only=True)
         made_with = kept['settings']
     except Exception as error:  # an unpickler may raise anything
         raise ValueError(
@@ -288,14 +290,30 @@ def image_batches(model: Any, loader: Any) -> Callable[[int], Iterator[Tensor]]:
     Args:
         model: A model with a ``data_preprocessor``.
         loader: The data loader, whose passes are shuffled anew.
-    """
 
-    def batches(step: int) -> Iterator[Tensor]:
+    Raises:
+        ValueError: If the loader has no batch.
+    """
+    if len(loader) == 0:
+        raise ValueError(
+            f'the {len(loader.dataset)} images of the train_dataloader make no whole batch; lower '
+            'its batch_size, or set drop_last=False'
+        )
+
+    def passes(step: int) -> Iterator[Any]:
         while True:
             if hasattr(loader.sampler, 'set_epoch'):
                 loader.sampler.set_epoch(step)
             for data in loader:
                 step += 1
-                yield model.data_preprocessor(data, True)['inputs']
+                yield data
+
+    # InfiniteSampler can be iterated only once, so all calls share its iterator.
+    endless = passes(0) if isinstance(loader.sampler, InfiniteSampler) else None
+
+    def batches(step: int) -> Iterator[Tensor]:
+        following = passes(step) if endless is None else islice(endless, step, None)
+        for data in following:
+            yield model.data_preprocessor(data, True)['inputs']
 
     return batches

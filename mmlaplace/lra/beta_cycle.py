@@ -29,14 +29,14 @@ class BetaCycleHook(Hook):
         if not 0 < pct_start < 1 or not 0 <= lowest <= highest < 1:
             raise ValueError(
                 f'pct_start ({pct_start}) must be between 0 and 1, and lowest ({lowest}) must be '
-                f'at least 0 and at most highest ({highest}), which must be at most 1'
+                f'at least 0 and at most highest ({highest}), which must be below 1'
             )
         self.pct_start = pct_start
         self.highest = highest
         self.lowest = lowest
 
     def beta(self, step: int, steps: int) -> float:
-        """The value of :math:`\beta_1` in iteration ``step`` of ``steps``, from 0."""
+        r"""The value of :math:`\beta_1` in iteration ``step`` of ``steps``, from 0."""
         turn, last = self.pct_start * steps - 1, steps - 1
         share = step / turn if step <= turn and turn > 0 else (last - step) / (last - turn)
         return self.highest + min(max(share, 0.0), 1.0) * (self.lowest - self.highest)
@@ -44,7 +44,7 @@ class BetaCycleHook(Hook):
     def before_train_iter(
         self, runner: Any, batch_idx: int, data_batch: Optional[dict] = None
     ) -> None:
-        """Set :math:`\beta_1` in every group of parameters."""
+        r"""Set :math:`\beta_1` in every group of parameters."""
         value = self.beta(runner.iter, runner.max_iters)
         for group in runner.optim_wrapper.param_groups:
             group['betas'] = (value, group['betas'][1])

@@ -21,7 +21,7 @@ class LengthBatchSampler(BatchSampler):
         width: How many successive lengths share batches: 1 to ``width``, and so on. Default: 1.
 
     Raises:
-        ValueError: If ``width`` is below 1.
+        ValueError: If ``width`` is below 1, or the data set has no such method.
 
     Examples:
         >>> from mmlaplace.lra import LengthBatchSampler
@@ -41,6 +41,11 @@ class LengthBatchSampler(BatchSampler):
         self, sampler: Sampler, batch_size: int, drop_last: bool = False, width: int = 1
     ) -> None:
         super().__init__(sampler, batch_size, drop_last)
+        if not hasattr(self.sampler.dataset, 'length'):
+            raise ValueError(
+                f'the data set of {type(sampler).__name__} must have a method length(index), and '
+                f'{type(self.sampler.dataset).__name__} has none'
+            )
         if width < 1:
             raise ValueError(f'width must be at least 1, got {width}')
         self.width = width

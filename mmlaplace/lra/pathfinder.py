@@ -99,7 +99,7 @@ class Plane:
         self.cells = FINE * s.side
         self.counts = np.ones((self.cells, self.cells), np.int16)
         edge = FINE * s.padding
-        self.counts[edge:-edge, edge:-edge] = 0
+        self.counts[edge : self.cells - edge, edge : self.cells - edge] = 0
         # A bar's cells and those nearer to it than the gap are within a square around its middle.
         self.reach = s.gap + s.thickness
         around = np.arange(-(extent := math.ceil(FINE * (self.reach + s.length / 2))), extent + 1)

@@ -1,6 +1,7 @@
 """Studies: attentions x probes x learning rates x seeds, of which finished runs are kept."""
 
 import fnmatch
+import math
 import statistics
 import time
 from pathlib import Path
@@ -205,7 +206,10 @@ def best_of(
     ]
     return max(
         runs,
-        key=lambda run: (trained_accuracy(run), -(run['loss'] or 0)),
+        key=lambda run: (
+            trained_accuracy(run),
+            -(math.inf if run['loss'] is None else run['loss']),
+        ),
         default=None,
     )
 

@@ -93,9 +93,10 @@ def _create(name: str, backbone: Any, pretrained: bool, **kwargs: Any) -> nn.Mod
     )
     if pretrained and not (source.has_weights or source.state_dict):
         raise ValueError(
-            f'pretrained=True: there are no published weights of {name!r} yet. Add your own '
-            "checkpoint, pretrained_cfg_overlay=dict(file='work_dirs/…/epoch_300.pth'), or set "
-            'pretrained=False for random weights'
+            f'pretrained=True: there are no published weights of {name!r} yet. Set '
+            'pretrained=False, and load a checkpoint of your training by mmlaplace.engine.'
+            "load_weights(model, 'work_dirs/…/epoch_300.pth'). A file of weights alone can be "
+            "given here, pretrained_cfg_overlay=dict(file='weights.pth')"
         )
     stages = len(backbone.host())
     features = dict(feature_cls='getter', out_indices=tuple(range(stages)) if stages > 1 else 3)

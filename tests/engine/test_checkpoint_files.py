@@ -7,7 +7,8 @@ import pickle
 import sys
 import tarfile
 import types
-from collections import defaultdict
+from collections import defaultdict, deque
+from datetime import date
 from functools import partial
 
 import numpy as np
@@ -15,6 +16,7 @@ import pytest
 import torch
 import torch.nn as nn
 from mmengine.logging import HistoryBuffer
+from mmengine.registry import PARAM_SCHEDULERS
 from saved_weights import build, same, save
 
 from mmlaplace.engine import UnsafeCheckpointError, load_weights, read_dataset_meta, read_state_dict
@@ -103,6 +105,26 @@ def test_what_is_no_checkpoint_is_quoted(tmp_path, write, error, message):
     write(tmp_path / 'a.pth', build().state_dict())
     with pytest.raises(error, match=rf'a\.pth.*{message}'):
         read_state_dict(tmp_path / 'a.pth')
+
+
+@pytest.mark.parametrize('options', [
+    dict(type='MultiStepLR', milestones=[8, 11]), dict(type='CosineAnnealingLR', T_max=3),
+    dict(type='OneCycleLR', eta_max=0.1, total_steps=3), dict(type='PolyLR'),
+    dict(type='LinearLR', start_factor=0.1), dict(type='ReduceOnPlateauLR', monitor='loss'),
+], ids=lambda options: options['type'])  # fmt: skip
+def test_a_run_with_any_schedule_is_read(tmp_path, options):
+    model = build()
+    options = dict(options, optimizer=torch.optim.SGD(model.parameters(), 0.1))
+    scheduler = PARAM_SCHEDULERS.build(options)
+    beside = dict(param_schedulers=[scheduler.state_dict()], at=date(2026, 1, 1), last=deque([1]),
+                  out=tmp_path)  # fmt: skip
+    assert same(model, read_state_dict(save(tmp_path / 'a.pth', model.state_dict(), **beside)))
+
+
+@pytest.mark.parametrize('address', ['gs://bucket/a.pth', 'file:///a.pth'])
+def test_an_address_that_nothing_opens_is_quoted(address):
+    with pytest.raises(ValueError, match=f"{address} begins with '.*https://, hf:// or timm://"):
+        read_state_dict(address)
 
 
 @pytest.mark.parametrize(('meta', 'expected'), [

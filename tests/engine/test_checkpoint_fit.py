@@ -21,7 +21,8 @@ def half(weights):
 
 def net(**kwargs):
     """A model whose first part is loaded before the backbone can refuse its own."""
-    return nn.ModuleDict(dict(stem=nn.Linear(2, 2), backbone=build(**kwargs)))
+    stem, head = nn.Linear(2, 2), nn.Linear(2, 3)
+    return nn.ModuleDict(dict(stem=stem, backbone=build(**kwargs), head=head))
 
 
 def also(name, value):
@@ -29,8 +30,8 @@ def also(name, value):
 
 
 @pytest.mark.parametrize(('change', 'kwargs', 'message'), [
-    (half, {}, r'only 67 of the 101 tensors.*missing 34 \(backbone.st.*min_matched=0.66 takes'),
-    (half, dict(min_matched=0.7), 'only 67 of the 101 tensors'),
+    (half, {}, r'only 69 of the 103 tensors.*missing 34 \(backbone.st.*min_matched=0.66 takes'),
+    (half, dict(min_matched=0.7), 'only 69 of the 103 tensors'),
     (lambda w: without(w, 'backbone.norm3.bias'), {}, r'missing 1 \(backbone.norm3.bias\)'),
     (lambda w: without(w, 'backbone.norm'), {}, r'missing 8 \(backbone.norm0.weight'),
     (also(f'{BLOCK}.attn.gate.weight', torch.zeros(1)), {},
@@ -38,12 +39,14 @@ def also(name, value):
     (also(f'{BLOCK}.norm1.bias', torch.tensor([0.0] * 7 + [torch.nan])),
      dict(min_matched=0.1), rf'in 1 \({BLOCK}.norm1.bias\)'),
     (also('stem.bias', torch.tensor([0.0, -torch.inf])), {}, r'in 1 \(stem.bias\)'),
-    (dict, dict(prefix='neck.'), r"'neck.' matches no tensor.*\{'model.': 101"),
+    (dict, dict(prefix='neck.'), r"'neck.' matches no tensor.*\{'model.': 103"),
     (dict, dict(min_matched=95), 'between 0 and 1, got 95'),
     (lambda w: {**w, **{f'copy.{k}': v for k, v in w.items()}}, {},
-     r"several prefixes alike.*\{'model.': 101, 'model.copy.': 101"),
+     r"several prefixes alike.*\{'model.': 103, 'model.copy.': 103"),
     (lambda w: {'other.net': torch.zeros(1)}, {}, 'no tensor.*model.other.net.*stem.weight'),
     (also('backbone.norm3.bias', torch.zeros(5)), {}, r'norm3.bias .* \(5,\)'),
+    (lambda w: {**w, 'head.weight': torch.zeros(5, 2), 'head.bias': torch.zeros(5)}, {},
+     r'head has 5 classes, and that of this ModuleDict 3; .*load_weights\(model.backbone'),
 ])  # fmt: skip
 def test_a_checkpoint_that_does_not_fit_changes_nothing(tmp_path, change, kwargs, message):
     file = save(tmp_path / 'a.pth', change(net().state_dict()), 'model.')

@@ -155,5 +155,10 @@ def test_multipliers_of_a_user_come_first():
     biases = {n for n in plain(model) if n.endswith('.bias')}
     assert some & biases == {n for n in biases if 'norm' in n}
     assert any(n.endswith('.gamma') for n in some)
+    # An optimizer decays by its own default, too.
+    for layers in (True, False):
+        decays = settings(model, 'weight_decay', layers, dict(type='AdamW', lr=LR))
+        assert {name for name, decay in decays.items() if not decay} == undecayed(model)
+        assert set(decays.values()) == {0.0, 0.01}
     without_decay = dict(type='SGD', lr=LR)
     assert undecayed(model, optimizer=without_decay) == {n for n, _ in model.named_parameters()}

@@ -75,6 +75,14 @@ def test_training_is_the_same_with_it_and_each_stage_is_logged_every_interval(tm
         assert all(0 < line[f'attention/share/stage{stage}'] < 1 for stage in STAGES)
 
 
+def test_images_of_other_sizes_than_the_first_are_left_out():
+    hook = HOOKS.build(dict(type=HOOK, images=3))
+    images = [torch.randn(3, side, 32) for side in (32, 48, 32, 32)]
+    batch = dict(inputs=images, data_samples=[None] * 4)
+    found = hook._inputs(Toy(), batch)
+    assert torch.equal(found, torch.stack([images[0], images[2]]))
+
+
 def test_the_figures_are_those_of_the_formulas():
     backbone = build(attn_cfg=dict(type='LaplacianAttention', num_landmarks=4)).eval()
     attention = backbone.stages[0]['blocks'][0].attn

@@ -90,6 +90,8 @@ def test_a_width_puts_neighbouring_lengths_together(dataset):
     assert all({group} in groups for group in range(3))
     with pytest.raises(ValueError, match='width must .*got 0'):
         batches(dataset, width=0)
+    with pytest.raises(ValueError, match='must have a method length.*list has none'):
+        batches([1, 2])
 
 
 def test_padding_does_not_count_and_of_two_sequences_the_longer_does(tmp_path):

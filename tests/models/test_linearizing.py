@@ -1,5 +1,6 @@
 """Another attention takes the place of softmax: weights are kept, and it learns the old maps."""
 
+import itertools
 import json
 from unittest import mock
 
@@ -7,7 +8,9 @@ import pytest
 import torch
 from conftest import CLASSIFICATION, ROOT, quiet_init, run_script, toolbox_model
 from mmengine.config import Config
+from mmengine.dataset import InfiniteSampler
 from mmengine.registry import MODELS
+from torch.utils.data import DataLoader
 
 from mmlaplace import linearizing
 from mmlaplace.comparison import linearizing_report, linearizing_study
@@ -131,6 +134,32 @@ def test_the_losses_fall_and_only_what_is_trained_changes(host):
         assert not any(key.startswith('head') for key in changed)
     assert losses[2] < losses[0]  # layer by layer
     assert linearizing.whole_loss(new, old, images) < losses[3]
+
+
+class Normalised:
+    """The images of a batch as they are."""
+
+    @staticmethod
+    def data_preprocessor(data, training):
+        return dict(inputs=data)
+
+
+def test_batches_go_on_after_those_that_were_seen_and_none_is_an_error():
+    data = torch.arange(20)
+
+    def batches_of():
+        loader = DataLoader(data, 3, sampler=InfiniteSampler(data, seed=1))
+        return distilling.image_batches(Normalised, loader)
+
+    def taken(batches, count):
+        return [batch.tolist() for batch in itertools.islice(batches, count)]
+
+    of = batches_of()
+    whole = taken(of(0), 9)
+    assert taken(batches_of()(5), 4) == whole[5:]
+    assert len(taken(of(0), 4)) == 4  # a second phase goes on
+    with pytest.raises(ValueError, match='the 20 images .* no whole batch; lower its batch_size'):
+        distilling.image_batches(Normalised, DataLoader(data, 32, drop_last=True))
 
 
 def test_a_run_goes_on_from_its_state_which_other_settings_refuse(tmp_path, monkeypatch):

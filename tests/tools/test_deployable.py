@@ -71,6 +71,9 @@ def test_what_no_exported_form_has_is_refused_with_the_reason():
     model.roi_head.bbox_roi_extractor.roi_layers[0].pool_mode = 'max'
     refused(model, "pool_mode='max' in roi_head.bbox_roi_extractor.roi_layers.0")
     model.roi_head.bbox_roi_extractor.roi_layers[0].pool_mode = 'avg'
+    model.roi_head.bbox_head.bbox_coder.clip_border = False
+    refused(model, 'clip_border=False in roi_head.bbox_head')
+    model.roi_head.bbox_head.bbox_coder.clip_border = True
     model.test_cfg.rcnn.nms.max_num = 3
     refused(model, "'max_num': 3.* cannot be exported; keep only the options .*'iou_threshold'")
     model.test_cfg.rcnn.nms = dict(type='soft_nms', iou_threshold=0.5)

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import subprocess
 
 import numpy as np
@@ -209,3 +210,28 @@ def test_a_difference_that_is_no_number_is_beyond_every_tolerance(half):
     assert not verification.too_much(fine, half)
     for name in fine:
         assert list(verification.too_much(dict(fine, **{name: float('nan')}), half)) == [name]
+    largest = load_tool('tools/deployment/export.py').largest
+    assert all(math.isnan(largest(row)) for row in ([math.nan, 1.0], [1.0, math.nan, 2.0]))
+    assert largest([1.0, 3.0, 2.0]) == 3.0
+
+
+@needs_export
+def test_small_images_are_captured_and_verified_at_sizes_that_a_dynamic_file_takes():
+    form = deployable(build('polaformer-pvt')).requires_grad_(False)
+    with use_backend('reference'):
+        exporting.capture(form, (28, 32), 1, True)
+    for size in verification.sizes_to_verify((28, 32), 1, True):
+        assert min(size) > 32
+    assert verification.sizes_to_verify((28, 32), 1, False) == [(28, 32)]
+
+
+@pytest.mark.parametrize(('name', 'message'), [
+    ('none.onnx', 'there is no file .*export.py makes it'), ('a.bin', 'must end with one of'),
+    ('cut.onnx', 'cannot be read as ONNX'),
+])  # fmt: skip
+def test_what_is_no_exported_file_is_one_sentence(tmp_path, name, message):
+    pytest.importorskip('onnxruntime')
+    (tmp_path / 'a.bin').write_bytes(b'abc')
+    (tmp_path / 'cut.onnx').write_bytes(b'abc')
+    with pytest.raises((FileNotFoundError, ValueError), match=message):
+        exporting.open_exported(tmp_path / name)

@@ -23,11 +23,12 @@ Examples:
 import argparse
 import copy
 import json
+import math
 import statistics
 import sys
 import time
 from pathlib import Path
-from typing import Callable, List, Tuple
+from typing import Callable, Iterable, List, Tuple
 
 import torch
 import torch.nn as nn
@@ -130,14 +131,19 @@ def verify(
             outputs = dict(zip(about['outputs'], (out[:1] for out in run(photo))))
             rows.append(verification.differences(form, expected, outputs))
         combined = {
-            name: (sum if name in ('expected', 'missing') else max)(
+            name: (sum if name in ('expected', 'missing') else largest)(
                 row[name] for row in rows if name in row
             )
-            for name in rows[0]
+            for name in dict.fromkeys(name for row in rows for name in row)
         }
         beyond = verification.too_much(combined, about['precision'] == 'fp16')
         found.append(dict(size=list(size), **combined, beyond_tolerance=list(beyond)))
     return found
+
+
+def largest(values: Iterable[float]) -> float:
+    """The largest value, or NaN if there is one."""
+    return max(values, key=lambda value: (math.isnan(value), value))
 
 
 def benchmark(

@@ -36,7 +36,8 @@ def images_of(cfg: Config, split: str, count: int) -> Iterator[Tuple[Tensor, int
     dataset_cfg['pipeline'] = cfg.test_dataloader.dataset.pipeline
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         dataset = DATASETS.build(dataset_cfg)
-    for index in range(0, len(dataset), max(1, len(dataset) // count) if count else 1):
+    count = min(count, len(dataset)) if count else len(dataset)
+    for index in (len(dataset) * place // count for place in range(count)):
         data = dataset[index]
         image = data['inputs'].flip(0).float()  # loaded as BGR
         yield image[None].contiguous(), int(data['data_samples'].gt_label)
@@ -110,10 +111,15 @@ def main() -> None:
         exporting.require_packages('onnx', 'onnxruntime')
     except ImportError as error:
         parser.error(str(error))
+    if args.out.suffix != '.onnx':
+        parser.error(f'--out must end with .onnx, got {args.out}')
     cfg = read_config(args.config)
     cfg.merge_from_dict(args.cfg_options)
     import_module(f'{cfg.default_scope}.utils').register_all_modules(init_default_scope=False)
-    before, about = exporting.open_exported(args.model)
+    try:
+        before, about = exporting.open_exported(args.model)
+    except (FileNotFoundError, ValueError) as error:
+        parser.error(str(error))
     if about['task'] != 'classification' or about['precision'] != 'fp32':
         parser.error(
             f'the model must be a classifier in fp32, but {args.model} is for {about["task"]} in '

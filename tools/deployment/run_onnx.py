@@ -87,7 +87,7 @@ def open_session(parser: argparse.ArgumentParser, args: argparse.Namespace):
         return onnxruntime.InferenceSession(str(args.model), options, providers=args.providers)
     except Exception as error:  # classes of onnxruntime's own
         if 'mmlaplace:' not in str(error):
-            raise
+            parser.error(f'{args.model} cannot be opened ({error}); export it again')
         parser.error(
             f'{args.model} was exported with --backend native: give --library, which '
             f'tools/deployment/build_onnxruntime_ops.py makes ({error})'
@@ -133,7 +133,10 @@ def main() -> None:
     parser.add_argument('--out', type=Path, help='folder for label maps and masks')
     args = parser.parse_args()
     session = open_session(parser, args)
-    about = json.loads(session.get_modelmeta().custom_metadata_map['mmlaplace'])
+    written = session.get_modelmeta().custom_metadata_map
+    if 'mmlaplace' not in written:
+        parser.error(f'{args.model} was not made by export.py')
+    about = json.loads(written['mmlaplace'])
     if about['batch'] not in (None, 1):
         parser.error(
             f'{args.model} was exported for {about["batch"]} images at a time; export it for one'
