@@ -321,7 +321,7 @@ def _other_arch(shapes: Dict[str, Tuple[tuple, tuple]], kind: str) -> str:
     if not other:
         return ''
     given, own = shapes[other[0]]
-    if all(name.startswith('head.') for name in other):
+    if given[0] != own[0] and all(name.startswith('head.') for name in other):
         return (
             f'its head has {given[0]} classes, and that of this {kind} {own[0]}; build the model '
             f'with {given[0]}, or load its backbone alone, load_weights(model.backbone, …)'
