@@ -205,8 +205,8 @@ def get_model(
     """
     checkpoint = _checkpoint(name, pretrained)
     cfg = get_config(name)
-    cfg.model.backbone = ConfigDict(cfg.model.backbone, init_cfg=None)
-    cfg.model.backbone.update(backbone_options)
+    options = {**cfg.model.backbone, 'init_cfg': None, **backbone_options}
+    cfg.model.backbone = ConfigDict(options)
     if backbone_only:
         model = MODELS.build(cfg.model.backbone)
     else:

@@ -26,7 +26,7 @@ def check_scheme(checkpoint: Union[str, PathLike]) -> None:
         raise ValueError(
             f'{checkpoint} begins with {error.args[0]!r}, which mmengine.fileio does not open; '
             'give a path, or an address that begins with https://, hf:// or timm://'
-        ) from None
+        ) from error
 
 
 def download_once(address: str) -> Path:

@@ -45,7 +45,7 @@ class StrictLoading(_Mixed):
                 "init_cfg must be a dict such as dict(type='Pretrained', checkpoint=...), or a "
                 f'list of these, got {self.init_cfg!r}'
             )
-        pretrained = [cfg for cfg in init_cfgs if cfg.get('type') in ('Pretrained', PretrainedInit)]
+        pretrained = [cfg for cfg in init_cfgs if cfg['type'] in ('Pretrained', PretrainedInit)]
         if self.is_init or not pretrained:
             super().init_weights()
             return

@@ -118,11 +118,11 @@ class WatchAttentionHook(Hook):
         images = data_batch['inputs'][: self.images]
         # Models are tested on images of one size.
         kept = [i for i, image in enumerate(images) if image.shape == images[0].shape]
-        few: Dict[str, Any] = {
-            k: [v[i] for i in kept] for k, v in data_batch.items() if v is not None
+        few = {
+            k: v[kept] if isinstance(v, Tensor) else [v[i] for i in kept]
+            for k, v in data_batch.items()
+            if v is not None
         }
-        if isinstance(images, Tensor):
-            few['inputs'] = images
         inputs = model.data_preprocessor(few, False)['inputs']
         inputs = torch.stack(inputs) if isinstance(inputs, list) else inputs
         dtype = next(model.backbone.parameters()).dtype
