@@ -91,6 +91,45 @@ def half_width(values: List[float]) -> float:
     return float(stdtrit(len(values) - 1, 0.975)) * error
 
 
+def deviation_of_seeds(results: List[dict]) -> Tuple[float, int]:
+    """Standard deviation of top-1 over seeds, pooled over attentions, and its degrees of freedom.
+
+    Two or three seeds of one attention hardly tell its deviation. Those of all attentions do, if
+    seeds matter alike for each. Without two seeds of any, it is NaN.
+    """
+    runs = [[mean_top1([run]) for run in one] for one in by_attention(results).values()]
+    free = sum(len(one) - 1 for one in runs)
+    squares = sum((len(one) - 1) * statistics.variance(one) for one in runs if len(one) > 1)
+    return (math.sqrt(squares / free) if free else math.nan), free
+
+
+def least_difference(deviation: float, free: int, seeds: int) -> float:
+    """The half width of the 95 % interval of the difference of two means of so many seeds.
+
+    Args:
+        deviation: Standard deviation over seeds.
+        free: Its degrees of freedom.
+        seeds: Number of seeds of each attention.
+    """
+    from scipy.special import stdtrit
+
+    return float(stdtrit(free, 0.975)) * deviation * math.sqrt(2 / seeds)
+
+
+def seeds_text(results: List[dict]) -> str:
+    """What differences these trainings can show. It is empty if no attention has two seeds."""
+    deviation, free = deviation_of_seeds(results)
+    if not free:
+        return ''
+    seen = ', '.join(
+        f'{least_difference(deviation, free, seeds):.2f} with {seeds}' for seeds in (1, 2, 3, 5)
+    )
+    return (
+        f'The deviation over seeds is {deviation:.2f} points, pooled over attentions, with {free} '
+        f'degrees of freedom. A difference of two attentions shows from {seen} seeds of each (95 %).'
+    )
+
+
 def ablation_table(results: List[dict], names: Sequence[str]) -> str:
     """A table of what options do: the differences from the first name, with its seeds.
 
@@ -190,6 +229,8 @@ def sections(content: dict) -> Iterator[Tuple[str, str]]:
         if not results:
             continue
         yield f'top-1 in %, mean ± s (seeds): {key}', accuracy_table(results)
+        if text := seeds_text(results):
+            yield f'what differences show: {key}', text
         if table := difference_table(results):
             yield f'points of top-1 beside softmax, seeds paired: {key}', table
         stages = sorted({m['stage'] for result in results for m in result['matrices']})

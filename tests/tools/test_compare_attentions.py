@@ -152,6 +152,21 @@ def test_differences_are_of_pairs_of_seeds():
     assert apart['vit, textures'] == [results[0], option]
 
 
+def test_seeds_of_all_attentions_tell_which_differences_show():
+    results = [made_up('SoftmaxAttention', seed, 50.0 + 2 * seed) for seed in (0, 1)]
+    results += [made_up('XCAttention', seed, 60.0 + seed) for seed in (0, 1, 2)]
+    results.append(made_up('PolaAttention', 0, 10.0))  # one seed tells no deviation
+    # Variances 2 and 1 with one and two degrees of freedom: (2 + 2 * 1) / 3.
+    deviation, free = attention_report.deviation_of_seeds(results)
+    assert (deviation, free) == (pytest.approx((4 / 3) ** 0.5), 3)
+    # Student's t for 97.5 % and three degrees of freedom is 3.182.
+    two = attention_report.least_difference(deviation, free, seeds=2)
+    assert two == pytest.approx(3.182 * (4 / 3) ** 0.5, rel=1e-3)
+    text = dict(attention_report.sections(dict(results=results, costs=[])))
+    assert f'{two:.2f} with 2' in text['what differences show: vit, textures']
+    assert attention_report.seeds_text(results[-1:]) == ''
+
+
 def test_an_interrupted_phase_goes_on_with_its_own_checkpoint(tmp_path, monkeypatch):
     (tmp_path / 'last_checkpoint').touch()
     for name in ('Runner', 'load_or_exit', 'build_model'):
