@@ -1,4 +1,4 @@
-"""The section of docs/which_attention.md on LaplacianFormer: recall by landmarks and kernels."""
+"""The section of docs/probes.md on LaplacianFormer: recall by landmarks and kernels."""
 
 import textwrap
 from typing import Dict, List, Optional

@@ -1,10 +1,12 @@
-"""Write docs/which_attention.md and its picture from the logs of the probes and of the comparison.
+"""Write docs/which_attention.md, docs/probes.md and their picture from the logs.
+
+The logs are those of the probes and of the comparison of attentions.
 
 Its advice is computed: of the attentions that solve the probes of a use, it names the cheapest.
 
 Examples:
   python .dev_scripts/make_which_attention.py
-  python .dev_scripts/make_which_attention.py --check   # exit status 1 if the page is not in step
+  python .dev_scripts/make_which_attention.py --check   # exit status 1 if a page is not in step
 """
 
 import sys
@@ -24,7 +26,8 @@ from mmlaplace.probes.tasks import PROBES, build_probe
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / 'docs'
-PAGE, PICTURE = DOCS / 'which_attention.md', DOCS / 'images/probes.png'
+PAGE, PROBES_PAGE = DOCS / 'which_attention.md', DOCS / 'probes.md'
+PICTURE = DOCS / 'images/probes.png'
 LOG, COMPARED = DOCS / 'logs/probes.jsonl', DOCS / 'logs/compare_attentions.json'
 SOLVED = 0.9  # of the way from a guess to a perfect answer
 NAMED = 4  # attentions for each use
@@ -52,7 +55,7 @@ class Use(NamedTuple):
     images: bool = False
 
 
-PROBES_LINK, IMAGES_LINK = '[probes](#the-probes)', '[images](attention_comparison.md)'
+PROBES_LINK, IMAGES_LINK = '[probes](probes.md)', '[images](attention_comparison.md)'
 AT_224, AT_1024 = ('ms 224²',), ('ms 1024²', 'MB 1024²')
 USES = (
     Use('exact recall of single tokens', ('recall', 'noise'), AT_1024, PROBES_LINK),
@@ -96,21 +99,33 @@ A `type` is the name and `Attention`, such as `SANAAttention`; `LiteMLA` is one 
 the probes of each use, and trained no model on its data. The table leaves out attentions that we
 did not run.
 
-## Does a probe predict images?
+## What else the probes say
 
-{prediction}
+- **Do they predict accuracy on images? {verdict}** [Rank
+  correlations](probes.md#does-a-probe-predict-images).
+- **`LaplacianFormer` with its 49 landmarks does not recall single tokens.** More landmarks or the
+  Gaussian kernel do. [Why, and what to
+  change](probes.md#what-the-probes-mean-for-laplacianformer).
+"""
+PROBES_TEXT = """\
+# The probes
 
-## What this means for LaplacianFormer
-
-{laplacian}
-
-## The probes
+For people who want to know what stands behind [the heat map](which_attention.md).
+`python .dev_scripts/make_which_attention.py` writes this page from [the log](logs/probes.jsonl).
 
 {probes}
 
 {training}
 
 {missing}
+
+## Does a probe predict images?
+
+{prediction}
+
+## What the probes mean for LaplacianFormer
+
+{laplacian}
 
 ## Run it again
 
@@ -183,8 +198,8 @@ def advice(
     return plain(['use', 'must solve', 'cost', 'take', 'evidence'], rows)
 
 
-def prediction_section(table: Table, images: Dict[str, Dict[str, float]]) -> str:
-    """Rank correlations of the probes with accuracies on images."""
+def prediction_section(table: Table, images: Dict[str, Dict[str, float]]) -> Tuple[str, str]:
+    """The verdict in a word, and rank correlations of the probes with accuracies on images."""
     rows, certain, all_of, strongest = [], [], 0, 0.0
     for number, title in enumerate(titles_of(table)):
         levels = {name: table.level(name, number) for name in table.rows}
@@ -219,7 +234,7 @@ def prediction_section(table: Table, images: Dict[str, Dict[str, float]]) -> str
         'attentions, an interval says little. A probe tells what an attention can do, and not how '
         'accurate it is on images.'
     )
-    return f'{filled(intro)}\n\n{plain(["probe", *images], rows)}\n\n{filled(end)}'
+    return verdict, f'{filled(intro)}\n\n{plain(["probe", *images], rows)}\n\n{filled(end)}'
 
 
 def probes_section(table: Table) -> str:
@@ -280,40 +295,49 @@ def on_images() -> Dict[str, Dict[str, float]]:
     return {'textures': here['textures'], 'Fashion-MNIST': here['fashion']}
 
 
-def page(
+def pages(
     found: Dict[str, Table],
     costs: Dict[str, Dict[str, float]],
     here: Dict[str, Dict[str, float]],
-) -> str:
-    """The whole page, with the accuracies of models that were trained here."""
+) -> Dict[Path, str]:
+    """Both pages whole, with the accuracies of models that were trained here."""
     main = found['attentions']
-    return PAGE_TEXT.format(
-        seeds_differ=' and '.join(f'{points:.0f}' for points in SEEDS_DIFFER.values()),
-        advice=advice(main, costs, here),
-        prediction=prediction_section(main, {**here, **published()}),
-        laplacian=laplacian_section(found),
-        probes=probes_section(main),
-        training=training_section(main),
-        missing=missing_section(found),
-    )
+    verdict, prediction = prediction_section(main, {**here, **published()})
+    return {
+        PAGE: PAGE_TEXT.format(
+            seeds_differ=' and '.join(f'{points:g}' for points in SEEDS_DIFFER.values()),
+            advice=advice(main, costs, here),
+            verdict=verdict,
+        ),
+        PROBES_PAGE: PROBES_TEXT.format(
+            probes=probes_section(main),
+            training=training_section(main),
+            missing=missing_section(found),
+            prediction=prediction,
+            laplacian=laplacian_section(found),
+        ),
+    }
 
 
 def main() -> None:
     parser = ToolParser(__doc__)
-    parser.add_argument('--check', action='store_true', help='only say whether it is in step')
+    parser.add_argument('--check', action='store_true', help='only say whether they are in step')
     args = parser.parse_args()
     found, costs = tables(read_results(LOG), read_studies()), read_costs(COMPARED)
     here = on_images()
-    text = page(found, costs, here)
+    texts = pages(found, costs, here)
     if args.check:
-        if not (PAGE.is_file() and PAGE.read_text() == text):
-            sys.exit(f'{PAGE.name} is not in step; run python .dev_scripts/{Path(__file__).name}')
+        late = [path.name for path, text in texts.items()
+                if not (path.is_file() and path.read_text() == text)]  # fmt: skip
+        if late:
+            sys.exit(f'{late} are not in step; run python .dev_scripts/{Path(__file__).name}')
         return
-    PAGE.write_text(text)
+    for path, text in texts.items():
+        path.write_text(text)
     table = found['attentions']
     facts = {name: facts_of(table.study.attentions[name], name) for name in table.rows}
     draw(table, PICTURE, here, costs, facts)
-    print(f'wrote {PAGE.relative_to(ROOT)} and {PICTURE.relative_to(ROOT)}')
+    print(f'wrote {PAGE.name}, {PROBES_PAGE.name} and {PICTURE.name} in {DOCS.name}')
 
 
 if __name__ == '__main__':

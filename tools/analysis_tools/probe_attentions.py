@@ -9,7 +9,7 @@ Examples:
   python tools/analysis_tools/probe_attentions.py --study recall
   python tools/analysis_tools/probe_attentions.py --quick --attentions Softmax Hydra  # to try it
   python tools/analysis_tools/probe_attentions.py --seeds 0 1 2          # all, which takes hours
-  # the table and the heat map, of the runs of docs/which_attention.md
+  # the table and the heat map, of the runs of docs/probes.md
   python tools/analysis_tools/probe_attentions.py --out docs/logs/probes.jsonl --report work_dirs
 """
 
