@@ -32,7 +32,7 @@ LEAVES = sorted(
 )
 METAFILES = sorted(CONFIGS.rglob('metafile.yml'))
 # Mini configs and other ways to train the same model are no models of the zoo.
-ZOO = [path for path in LEAVES if not re.search('_mini|-(fsdp|deepspeed)_', path.stem)]
+ZOO = [path for path in LEAVES if not re.search('_mini$|-(fsdp|deepspeed)_', path.stem)]
 CLASSIFIERS = [path for path in ZOO if path.relative_to(CONFIGS).parts[0] == 'classification']
 BACKBONES = {  # by what stands in front of the size in the name of a config
     'laplacianformer': 'LaplacianFormer', 'polaformer-pvt': 'PolaFormerPVT',
