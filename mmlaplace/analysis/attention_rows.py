@@ -7,7 +7,7 @@ N where that of the attention is.
 
 import math
 from functools import partial
-from typing import Dict, NamedTuple, Sequence, Tuple
+from typing import Dict, List, NamedTuple, Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from ..models import (
     WindowAttention,
 )
 from ..models.layers import join_windows, split_windows
+from ..ops.precision import upcast
 from .recording import Mixed
 
 # Distances between query and key, in units of the map's longer side: 2 and 6 of 16 tokens.
@@ -90,12 +91,25 @@ def nystrom_row(mixed: Mixed, query: int, head: int, window: int = 0) -> Tensor:
 
     ``Ĝ = k(Q, L) (k(L, L) + ridge I)^-1 k(L, K)`` with landmarks L.
     """
-    attention = mixed.attention
+    attention, hw_shape = mixed.attention, mixed.hw_shape
     kernel = partial(attention.kernel_fn, bandwidth=attention.bandwidth)
-    landmarks = attention.landmarks(mixed.k, mixed.hw_shape)
+    landmarks = attention.landmarks(mixed.k, hw_shape, attention.rotary)
+    q, k = upcast(mixed.q, mixed.k)
+    if attention.rotary is not None:  # LaplacianAttention turns queries and keys as it mixes
+        q, k = attention.rotary(q, hw_shape), attention.rotary(k, hw_shape)
     inverse = attention.invert(kernel(landmarks, landmarks))
-    row = kernel(mixed.q[:, :, query : query + 1], landmarks) @ inverse
-    return (row @ kernel(landmarks, mixed.k))[window, head, 0]
+    row = kernel(q[:, :, query : query + 1], landmarks) @ inverse
+    return (row @ kernel(landmarks, k))[window, head, 0]
+
+
+def cells_of_keys(mixed: Mixed) -> List[Tensor]:
+    """For each row, and for each column, of the tokens that of their key on the map of keys."""
+    attention, ratio = mixed.attention, mixed.attention.frame.sr_ratio
+    few = attention.kv_shape(mixed.hw_shape)
+    if ratio > 1:
+        return [torch.arange(side) // ratio for side in mixed.hw_shape]
+    # Means over cells: all have the same number of tokens, or one more.
+    return [torch.arange(side) * keys // side for side, keys in zip(mixed.hw_shape, few)]
 
 
 def attention_map(
@@ -118,7 +132,7 @@ def attention_map(
     Raises:
         ValueError: If the attention has no matrix of tokens by tokens.
     """
-    attention, (height, width) = mixed.attention, mixed.hw_shape
+    attention = mixed.attention
     query, window, tokens = place[0] * mixed.map_shape[1] + place[1], 0, None
     if isinstance(mixed.outer, WindowAttention):
         layout = (mixed.map_shape, *mixed.outer.window_and_shift(mixed.map_shape))
@@ -131,9 +145,8 @@ def attention_map(
         row = nystrom_row(mixed, query, head, window)
     else:
         row = attention_row(mixed, prefix + query, head, channel, window)[prefix:]
-    keys = row.view(attention.kv_shape((height, width)))
-    ratio = attention.frame.sr_ratio
-    weights = keys.repeat_interleave(ratio, 0).repeat_interleave(ratio, 1)[:height, :width]
+    down, across = cells_of_keys(mixed)
+    weights = row.view(attention.kv_shape(mixed.hw_shape))[down][:, across]
     if tokens is None:
         return weights
     maps = torch.full(tokens.shape, math.nan, dtype=weights.dtype)
@@ -154,8 +167,14 @@ def matrices_of(attention: BaseAttention) -> Dict[str, dict]:
 
 def row_statistics(mixed: Mixed, weights: Tensor, place: Tuple[int, int]) -> RowStatistics:
     """Statistics of the row ``weights`` that :func:`attention_map` returns for ``place``."""
-    ratio = mixed.attention.frame.sr_ratio  # a key of a reduced map stands for several tokens
-    keys = weights[::ratio, ::ratio].double()
+    # A key of a reduced map stands for several tokens, of which one counts.
+    if isinstance(mixed.outer, WindowAttention):
+        down, across = (slice(None, None, mixed.attention.frame.sr_ratio),) * 2
+    else:
+        down, across = (
+            torch.searchsorted(cells, cells.unique()) for cells in cells_of_keys(mixed)
+        )
+    keys = weights[down][:, across].double()
     scale = torch.tensor(mixed.map_shape).double() / max(mixed.map_shape)
     query = places(mixed.map_shape)[place[0] * mixed.map_shape[1] + place[1]]
     distance = ((places(keys.shape) - query) * scale).norm(dim=-1)

@@ -1,7 +1,7 @@
 """Statistics of the attention matrices of a backbone, and the size of its attention terms."""
 
 import math
-from typing import Any, Dict, List, NamedTuple, Sequence, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import torch
 import torch.nn as nn
@@ -53,7 +53,10 @@ class Statistics(NamedTuple):
 
 
 def statistics_of(
-    matrix: Tensor, query_shape: Tuple[int, int], key_shape: Tuple[int, int]
+    matrix: Tensor,
+    query_shape: Tuple[int, int],
+    key_shape: Tuple[int, int],
+    longest: Optional[int] = None,
 ) -> Statistics:
     """The statistics of matrices ``(..., N, n)`` for the N queries and n keys of two maps.
 
@@ -61,14 +64,15 @@ def statistics_of(
         matrix: The matrices. All axes before the last two count as heads.
         query_shape: Height and width of the map of queries. Their product is N.
         key_shape: Height and width of the map of keys. Their product is n.
+        longest: The longer side of the whole map, if the queries are a window of it. Default: that
+            of ``query_shape``.
     """
     matrix = matrix.double().flatten(0, -3)
     total = matrix.abs().sum(-1, keepdim=True)
     # A query that no key answers has a row of zeros, without shares. It counts as uniform.
     uniform = torch.full_like(matrix, 1 / matrix.shape[-1])
     shares = torch.where(total > 0, matrix.abs() / total, uniform)
-    longest = max(query_shape)
-    scale = torch.tensor(query_shape).double() / longest
+    scale = torch.tensor(query_shape).double() / (longest or max(query_shape))
     distance = torch.cdist(places(query_shape) * scale, places(key_shape) * scale)
     sums = matrix.sum(-1)
     values = torch.linalg.svdvals(matrix)
@@ -109,8 +113,9 @@ def statistics_by_stage(backbone: nn.Module, images: List[Tensor]) -> List[Dict[
 
     Returns:
         A dict for each stage: ``stage`` counts from 1, ``tokens`` is the number of tokens, and the
-        other keys are those of :class:`Statistics`. Stages with a single token, with a class token
-        or without a matrix of tokens by tokens are left out.
+        other keys are those of :class:`Statistics`. In windows, they are of the first window.
+        Stages with a single token, with a class token or without a matrix of tokens by tokens are
+        left out.
     """
     by_stage: Dict[int, list] = {}
     tokens = {}
@@ -122,9 +127,9 @@ def statistics_by_stage(backbone: nn.Module, images: List[Tensor]) -> List[Dict[
                 continue
             shapes = mixed.hw_shape, attention.kv_shape(mixed.hw_shape)
             matrices = [attention_matrix(mixed, channel) for channel in channels_of(attention)]
-            found = statistics_of(torch.stack(matrices), *shapes)
+            found = statistics_of(torch.stack(matrices), *shapes, max(mixed.map_shape))
             by_stage.setdefault(mixed.stage, []).append(found)
-            tokens[mixed.stage] = math.prod(mixed.hw_shape)
+            tokens[mixed.stage] = math.prod(mixed.map_shape)
     return [
         dict(
             stage=stage + 1,

@@ -133,6 +133,8 @@ def seeds_text(results: List[dict]) -> str:
 def ablation_table(results: List[dict], names: Sequence[str]) -> str:
     """A table of what options do: the differences from the first name, with its seeds.
 
+    Of each name, seeds that the first does not have are left out.
+
     Args:
         results: Results of one group.
         names: The attention, and the same with other options.
@@ -141,11 +143,16 @@ def ablation_table(results: List[dict], names: Sequence[str]) -> str:
         The table. It is empty if no name shares two seeds with the first.
     """
     found, apart = by_attention(results), differences(results, names[0])
+    seeds = {run['settings']['seed'] for run in found.get(names[0], ())}
+    paired = {
+        name: [run for run in runs if run['settings']['seed'] in seeds]
+        for name, runs in found.items()
+    }
     columns = list(results[0]['top1'])
     rows = [
         [
             name,
-            *(f'{mean_top1(found[name], column):.2f}' for column in columns),
+            *(f'{mean_top1(paired[name], column):.2f}' for column in columns),
             f'{statistics.mean(apart[name]):+.2f}' if name in apart else '',
             f'± {half_width(apart[name]):.2f}' if name in apart else '',
             str(len(apart.get(name, found[name]))),
@@ -237,12 +244,21 @@ def sections(content: dict) -> Iterator[Tuple[str, str]]:
         if stages:
             title = f'matrices of stage {stages[0]}, first seed: {key}'
             yield title, matrix_table(results, stages[0])
-    costs = {made['settings']['attention']: made['cost'] for made in content['costs']}
-    if costs:
-        sizes = sorted({side for made in content['costs'] for side in made['settings']['sizes']})
-        yield 'time in ms, batch 1, one thread', cost_table(costs, sizes, 'seconds', 1e3)
-        yield 'peak memory of tensors in MB', cost_table(costs, sizes, 'MB', 1)
-        yield 'not measured', '\n'.join(left_out(costs)) or 'nothing'
+    for host, costs in costs_by_host(content['costs']).items():
+        rows = (row for cost in costs.values() for of_pass in cost.values()
+                for row in of_pass['rows'])  # fmt: skip
+        sizes = sorted({row['side'] for row in rows})
+        yield f'time in ms, batch 1, one thread: {host}', cost_table(costs, sizes, 'seconds', 1e3)
+        yield f'peak memory of tensors in MB: {host}', cost_table(costs, sizes, 'MB', 1)
+        yield f'not measured: {host}', '\n'.join(left_out(costs)) or 'nothing'
+
+
+def costs_by_host(made: List[dict]) -> Dict[str, Dict[str, dict]]:
+    """What was measured, by host and attention."""
+    found: Dict[str, Dict[str, dict]] = {}
+    for one in made:
+        found.setdefault(one['settings']['host'], {})[one['settings']['attention']] = one['cost']
+    return found
 
 
 def with_defaults(results: List[dict]) -> List[dict]:
@@ -371,7 +387,7 @@ def write_report(content: dict, folder: Path) -> List[Path]:
         if any(result['matrices'] for result in results):
             written.append(folder / f'distances_{name}.png')
             plot_distances(results, f'{key}: weights of the first stage', written[-1])
-    if content['costs']:
-        written.append(folder / 'cost.png')
-        plot_cost({m['settings']['attention']: m['cost'] for m in content['costs']}, written[-1])
+    for host, costs in costs_by_host(content['costs']).items():
+        written.append(folder / f'cost_{host}.png')
+        plot_cost(costs, written[-1])
     return written

@@ -14,6 +14,7 @@ from mmengine.registry import MODELS
 from mmengine.utils import digit_version
 from mmengine.utils.dl_utils import TORCH_VERSION
 
+from ..commands.command_line import write_json
 from ..model_zoo import files_root
 from ..models import BaseAttention, WindowAttention
 
@@ -324,6 +325,32 @@ def read_result(path: Path) -> Optional[dict]:
     return None
 
 
+def missing_data(study: str, data_root: Path) -> str:
+    """A sentence with the command that makes the missing data of a study, or ``''``."""
+    missing = [phase.data for phase in STUDIES[study].phases
+               if not (data_root / phase.data).is_dir()]  # fmt: skip
+    if not missing:
+        return ''
+    return (
+        f'{data_root} has no {missing}; make them with python tools/dataset_converters/'
+        f'make_mini_datasets.py --out {data_root} --tasks {" ".join(missing)}'
+    )
+
+
+def begin(work_dir: Path, settings: dict) -> None:
+    """Write the settings of a training into its folder, so that no other one goes on with it.
+
+    Raises:
+        ValueError: If a training with other settings began in the folder.
+    """
+    written = work_dir / 'settings.json'
+    begun = read_result(written)
+    if begun is None:
+        write_json(written, dict(settings=settings))
+    else:
+        _check_settings(written, begun, settings)
+
+
 def finished(work_dir: Path, settings: dict) -> bool:
     """Whether a folder has a result with these settings.
 
@@ -334,10 +361,13 @@ def finished(work_dir: Path, settings: dict) -> bool:
     result = read_result(written)
     if result is None:
         return False
-    found = result['settings']
-    if found != settings:
-        raise ValueError(
-            f'{written} was made with {found}, but the settings now are {settings}; take another '
-            '--work-dir, or remove the folder of that file'
-        )
+    _check_settings(written, result, settings)
     return True
+
+
+def _check_settings(path: Path, made: dict, settings: dict) -> None:
+    if made['settings'] != settings:
+        raise ValueError(
+            f'{path} was made with {made["settings"]}, but the settings now are {settings}; take '
+            'another --work-dir, or remove the folder of that file'
+        )

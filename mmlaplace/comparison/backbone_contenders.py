@@ -143,8 +143,11 @@ def sizes_of(cls: type) -> Dict[str, Dict[str, Any]]:
     zoo = getattr(cls, 'arch_zoo', getattr(cls, 'arch_settings', None))
     for argument in ('arch', 'depth'):
         if argument in arguments and isinstance(zoo, dict):
-            # mmpretrain has two names for a size, such as 't' and 'tiny'. The last one is kept.
-            names = {id(size): name for name, size in zoo.items()}.values()
+            # mmpretrain has two names for a size, such as 't' and 'tiny', with one dict. The last
+            # one is kept. Tuples of other sizes can be one object.
+            names = {
+                id(size) if isinstance(size, dict) else name: name for name, size in zoo.items()
+            }.values()
             return {str(name): {argument: name} for name in names}
     return {'': {}}
 

@@ -116,14 +116,17 @@ def text_of(table: Table) -> str:
     return markdown(['attention', *(column.title for column in table.columns)], rows)
 
 
-def read_costs(path: Path) -> Dict[str, Dict[str, float]]:
+def read_costs(path: Path, host: str = 'laplacianformer') -> Dict[str, Dict[str, float]]:
     """Time of a forward pass in ms by the side of the image, and MB of training at the largest.
 
     Args:
         path: The results.json of compare_attentions.py.
+        host: The host in which they were measured. Default: 'laplacianformer'.
     """
     costs = {}
     for made in json.loads(path.read_text())['costs']:
+        if made['settings']['host'] != host:
+            continue
         name = made['settings']['attention'].replace('Attention', '')
         forward = {row['side']: row for row in made['cost']['forward']['rows']}
         both = {row['side']: row for row in made['cost']['forward and backward']['rows']}

@@ -74,6 +74,12 @@ def test_every_backbone_of_ours_with_an_arch_is_a_contender():
         assert type(model) is cls and model.out_indices == (model.num_stages - 1,)
 
 
+def test_sizes_with_equal_tuples_are_sizes_of_their_own():
+    pytest.importorskip('mmpretrain')
+    known = contenders.find('mmpretrain:EfficientNet-b0'), contenders.find('mmpretrain:EfficientNet-es')
+    assert len({sum(p.numel() for p in build(False).parameters()) for build in known}) == 2
+
+
 @pytest.mark.parametrize('name', [
     'mmpretrain:SwinTransformer-tiny', 'mmdet:PyramidVisionTransformerV2-b0',
     'mmseg:MixVisionTransformer',

@@ -16,6 +16,7 @@ from mmlaplace.analysis import attention_statistics
 from mmlaplace.analysis.recording import mixed_by
 from mmlaplace.comparison import attention_report, attention_study
 from mmlaplace.models import BaseAttention
+from mmlaplace.probes.report import read_costs
 
 attention_cost = load_tool('tools/analysis_tools/attention_cost.py')
 attention_training = load_tool('tools/analysis_tools/attention_training.py')
@@ -78,6 +79,34 @@ def test_a_name_has_the_options_of_an_attention():
         attention_study.config_of('Pola')
 
 
+def test_a_training_goes_on_with_its_own_settings_alone(tmp_path):
+    first, other = (
+        attention_study.settings_of('XCAttention', 'vit', seed, 'textures', True, 3)
+        for seed in (0, 1)
+    )
+    for _ in range(2):  # it began, and begins again after it was killed
+        attention_study.begin(tmp_path, first)
+    with pytest.raises(ValueError, match='take another --work-dir'):
+        attention_study.begin(tmp_path, other)
+    assert 'make_mini_datasets.py' in attention_study.missing_data('textures', tmp_path)
+
+
+def test_costs_of_hosts_stand_in_tables_of_their_own(tmp_path):
+    def cost(host, seconds):
+        row = dict(side=224, seconds=seconds, MB=3.0)
+        found = dict(rows=[row], left_out={}, exponent=math.nan)
+        settings = dict(attention='LinearAttention', host=host, sizes=[224])
+        return dict(settings=settings, cost={'forward': found, 'forward and backward': found})
+
+    content = dict(results=[], costs=[cost('laplacianformer', 0.01), cost('vit', 0.5)])
+    tables = dict(attention_report.sections(content))
+    assert '| Linear | 10 |' in tables['time in ms, batch 1, one thread: laplacianformer']
+    assert '| Linear | 500 |' in tables['time in ms, batch 1, one thread: vit']
+    path = tmp_path / 'results.json'
+    path.write_text(json.dumps(content))
+    assert read_costs(path)['Linear']['ms 224²'] == pytest.approx(10)
+
+
 def test_a_result_of_other_settings_is_not_taken(tmp_path):
     settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', True, 3)
     assert not attention_study.finished(tmp_path, settings)
@@ -113,7 +142,7 @@ def test_tables_have_means_all_seeds_and_what_is_missing(tmp_path):
     results = [made_up('SoftmaxAttention', seed, 50.0 + seed) for seed in (1, 0, 2)]
     row = dict(side=224, seconds=0.01, MB=3.0)
     cost = dict(rows=[row], left_out={'512': 'no memory'}, exponent=math.nan)
-    settings = dict(attention='SoftmaxAttention', sizes=[224, 512])
+    settings = dict(attention='SoftmaxAttention', host='vit', sizes=[224, 512])
     costs = [dict(settings=settings, cost={'forward': cost, 'forward and backward': cost})]
     content = dict(results=[*results, made_up('XCAttention', 0, 60.0)], costs=costs)
     written = attention_report.write_report(content, tmp_path)
@@ -138,6 +167,9 @@ def test_differences_are_of_pairs_of_seeds():
     results += [made_up(names[1], seed, 52.0 + 2 * seed) for seed in (0, 1, 2)]
     (*_, last) = attention_report.ablation_table(results, names).splitlines()
     assert last == f'| {names[1]} | 54.00 | 59.00 | +3.00 | ± 2.48 | 3 |'
+    # A seed that the first name does not have counts in no column.
+    further = made_up(names[1], 3, 0.0)
+    assert attention_report.ablation_table([*results, further], names).endswith(last)
     found = dict(attention_report.sections(dict(results=results, costs=[])))
     assert names[1] not in found['top-1 in %, mean ± s (seeds): vit, textures']
     longer = made_up('XCAttention', 0, 9.0, epochs=9)

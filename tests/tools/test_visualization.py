@@ -13,7 +13,8 @@ from mmengine.registry import MODELS
 from PIL import Image
 from torch import Tensor
 
-from mmlaplace.analysis.attention_rows import attention_map, attention_row
+from mmlaplace.analysis.attention_rows import attention_map, attention_row, row_statistics
+from mmlaplace.analysis.attention_statistics import statistics_by_stage
 from mmlaplace.analysis.recording import Mixed, mixed_by
 from mmlaplace.models import BaseAttention, QKVAttention
 from mmlaplace.models.layers import TransformerBlock
@@ -113,14 +114,49 @@ def test_maps_leave_the_class_token_out_and_spread_reduced_keys():
     assert (row.shape, found.shape) == ((3 * 4,), (HEIGHT, WIDTH))
     assert found[4, 6] == row[2 * 4 + 3]
     assert found[2, 5] == found[3, 4] == row[1 * 4 + 2]
+    mixed = mixed_from(OneBlock(dict(PLAIN_SOFTMAX, pool_size=3)))  # cells of 2 or 1 by 3 or 2
+    found = attention_map(mixed, (2, 3), head=1)
+    row = attention_row(mixed, 2 * WIDTH + 3, head=1)
+    assert (row.shape, found.shape) == ((3 * 3,), (HEIGHT, WIDTH))
+    assert found[0, 0] == found[1, 2] == row[0] and found[4, 6] == row[8]
+    seen = row_statistics(mixed, found, (2, 3))
+    assert seen.near + seen.middle + seen.far == pytest.approx(1)
+    shares = row.abs() / row.abs().sum()
+    entropy = -(shares * shares.log()).sum().item() / np.log(9)
+    assert seen.entropy == pytest.approx(entropy)
+
+
+def test_distances_in_windows_are_shares_of_the_whole_map():
+    """No key of a window is far away on a map of many windows."""
+    backbone = MODELS.build(dict(type='Swin', arch='micro', img_size=224)).eval()
+    first = statistics_by_stage(backbone, [torch.randn(1, 3, 224, 224)])[0]
+    assert (first['tokens'], first['far']) == (56 * 56, 0)
 
 
 def test_nystrom_rows_are_the_kernel_where_all_keys_are_landmarks():
     mixed = mixed_from(OneBlock(dict(type='LaplacianAttention', num_landmarks=49, ridge=0.0)))
     found = attention_map(mixed, (2, 3), head=1, matrix='nystrom')
-    kernel = laplacian_kernel(mixed.q, mixed.k, mixed.attention.bandwidth)
+    turned = (mixed.attention.rotary(x, mixed.hw_shape) for x in (mixed.q, mixed.k))
+    kernel = laplacian_kernel(*turned, mixed.attention.bandwidth)
     exact = kernel[0, 1, 2 * WIDTH + 3]
     torch.testing.assert_close(found.flatten(), exact)
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
+def test_nystrom_rows_are_those_that_attention_without_whitening_applies(dtype):
+    """With rotary positions too, which the attention turns queries and keys by as it mixes."""
+    cfg = dict(type='LaplacianAttention', num_landmarks=4, whitening='none', rope=True)
+    backbone = OneBlock(cfg)
+    mixed = mixed_from(backbone)
+    applied, row = (
+        attention_map(mixed, (2, 3), 1, matrix=matrix) for matrix in ('whitened', 'nystrom')
+    )
+    gamma = mixed.attention.gamma.flatten()[1]
+    torch.testing.assert_close(applied, row * gamma / (HEIGHT * WIDTH))
+    low = mixed._replace(**{name: getattr(mixed, name).to(dtype) for name in 'qkv'})
+    found = attention_map(low, (2, 3), 1, matrix='nystrom')
+    # Queries and keys in bf16 have 8 bits.
+    torch.testing.assert_close(found.double(), row, rtol=0.1, atol=0.02)
 
 
 def draw(tool, monkeypatch, *arguments) -> plt.Figure:
@@ -156,6 +192,24 @@ def test_vis_attention_has_a_panel_for_each_query_and_matrix(tmp_path, monkeypat
     with pytest.raises(SystemExit, match='2'):
         draw(vis_attention, monkeypatch, *command, '--force', '--points', '257', '10')
     assert '--points 257 10: outside of the image' in capsys.readouterr().err
+
+
+def test_a_stage_without_queries_and_keys_is_one_sentence(tmp_path, monkeypatch, capsys):
+    Image.new('RGB', (64, 64)).save(tmp_path / 'black.png')
+    config = CONFIGS / 'classification/efficientvit/efficientvit-b0_8xb128_in1k.py'
+    with pytest.raises(SystemExit, match='2'):
+        draw(vis_attention, monkeypatch, tmp_path / 'black.png', config, '--stage', 2)
+    assert '--stage 2: that block of' in capsys.readouterr().err
+
+
+def test_heat_of_class_attention_is_that_of_the_last_map():
+    """XCiT's class attention gives a class token alone."""
+    model = MODELS.build(dict(
+        type='mmpretrain.ImageClassifier',
+        backbone=dict(type='XCiTBackbone', arch='micro', out_type='cls_token', img_size=64),
+    ))  # fmt: skip
+    layer = vis_cam.find_layer(None, model, '0')
+    assert layer is model.backbone.stages[0]['blocks'][-1]
 
 
 def with_random_weights(config, mini_data, folder) -> list:

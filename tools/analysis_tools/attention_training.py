@@ -31,7 +31,9 @@ from mmlaplace.comparison.attention_study import (
     Column,
     Phase,
     Study,
+    begin,
     finished,
+    missing_data,
     phase_cfg,
     settings_of,
 )
@@ -132,6 +134,9 @@ def main() -> None:
         if finished(args.work_dir, settings):
             print(f'{args.work_dir / "result.json"} is there already')
             return
+        if missing := missing_data(args.study, args.data_root):
+            parser.error(missing)
+        begin(args.work_dir, settings)
     except ValueError as error:
         sys.exit(f'{parser.prog}: error: {error}')
     study = STUDIES[args.study]._replace(phases=[Phase(**phase) for phase in settings['phases']])

@@ -47,6 +47,7 @@ from mmlaplace.comparison.attention_study import (
     STUDIES,
     config_of,
     contenders,
+    missing_data,
     read_result,
     settings_of,
     without_local_branch,
@@ -186,12 +187,8 @@ def main() -> None:
         list(map(config_of, args.attentions))
     except ValueError as error:
         parser.error(str(error))
-    missing = [p.data for p in STUDIES[args.study].phases if not (args.data_root / p.data).is_dir()]
-    if missing:
-        parser.error(
-            f'{args.data_root} has no {missing}; make them with python tools/dataset_converters/'
-            f'make_mini_datasets.py --out {args.data_root} --tasks {" ".join(missing)}'
-        )
+    if missing := missing_data(args.study, args.data_root):
+        parser.error(missing)
     if args.no_local_branch:
         args.attentions = [name for name in args.attentions if has_local_branch(name)]
     known = read_json(args.known) if args.known else dict(results=[], costs=[])

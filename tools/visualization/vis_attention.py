@@ -2,7 +2,7 @@
 
 Attentions mix values linearly, out = A v, though most never hold the N x N matrix A. A row of it is
 the gradient of one mixed value with respect to the values, which is exact, and linear in N too.
-All attentions of mmlaplace have one:
+Attentions that mix channels, or have no queries and keys, have no such matrix. Of others:
 
   LaplacianAttention  the whitened matrix Z, or with --matrix nystrom the kernel matrix G^ below it
   SOFTAttention       C W^+ C^T
@@ -68,11 +68,17 @@ def find(parser: argparse.ArgumentParser, args, config: str, backbone, image: Te
     if not -depth <= args.block < depth:
         parser.error(f'--block {args.block}: that stage of {config} has blocks 0 to {depth - 1}')
     chosen = (args.stage, args.block % depth)
-    (mixed,) = (
+    found = [
         mixed
         for mixed in mixed_by(backbone, BaseAttention, image)
         if (mixed.stage, mixed.block) == chosen
-    )
+    ]
+    if not found:
+        parser.error(
+            f'--stage {args.stage}: that block of {config} has no attention with queries, keys and '
+            'values, so there is no map of weights to draw; choose another stage or model'
+        )
+    mixed = found[0]
     try:
         check_rows(mixed.attention)
     except ValueError as error:

@@ -42,6 +42,7 @@ from torch import Tensor
 from mmlaplace.commands.command_line import ToolParser, load_or_exit, positive, read_config
 from mmlaplace.model_zoo import build_model
 from mmlaplace.models.layers import tokens_to_map
+from mmlaplace.models.layers.class_attention import ClassAttention
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
@@ -51,6 +52,10 @@ METHODS = (
     'GradCAM', 'GradCAMPlusPlus', 'HiResCAM', 'LayerCAM', 'XGradCAM', 'EigenGradCAM', 'EigenCAM'
 )  # fmt: skip
 MIN_SCORE = 0.3  # of a detection that counts
+
+
+class LayerError(ValueError):
+    """A layer whose output is no map."""
 
 
 def classified(model: nn.Module, inputs: Tensor, samples: list, num_classes: int) -> tuple:
@@ -112,7 +117,7 @@ class Scores(nn.Module):
             height, width = (-(-side // stride) for side in self.size)
             if x.shape[1] - height * width in (0, 1):
                 return tokens_to_map(x[:, -height * width :], (height, width))
-        raise ValueError(
+        raise LayerError(
             f'a target layer must return a map or its tokens, got {tuple(x.shape)}; choose another '
             'by --target-layers'
         )
@@ -135,7 +140,8 @@ def find_layer(parser: argparse.ArgumentParser, model: nn.Module, name: str) -> 
     last = backbone.stages[stage]['blocks'][-1]
     if getattr(backbone, 'out_type', None) == 'cls_token' and backbone.cls_tokens[stage]:
         return last.norm1  # behind it, the score depends on the class token alone
-    return getattr(backbone, f'norm{stage}', last)
+    end = getattr(backbone, f'norm{stage}', last)
+    return last if isinstance(end, ClassAttention) else end  # which gives a class token alone
 
 
 def load_images(cfg: Config, images: Optional[List[str]], count: int, seed: int) -> List[dict]:
@@ -298,7 +304,10 @@ def main() -> None:
     for data in track(images, 'images'):
         batch = model.data_preprocessor(pseudo_collate([data]), False)
         scores.samples = batch['data_samples']
-        (heat,) = cam(batch['inputs'].requires_grad_(), [target])
+        try:
+            (heat,) = cam(batch['inputs'].requires_grad_(), [target])
+        except LayerError as error:
+            parser.error(str(error))
         category = chosen(cam.outputs[0])
         pixels = data['inputs'].permute(1, 2, 0).numpy()[..., ::-1] / np.float32(255)  # was BGR
         pixels **= args.gamma
