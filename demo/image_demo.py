@@ -137,11 +137,6 @@ def check_args(parser: ToolParser, args) -> None:
             f'--out-dir {args.out_dir}: results there would replace images of {args.inputs}; name '
             'another folder'
         )
-    try:
-        torch.empty(1, device=args.device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        parser.error(f'--device {args.device} does not work here ({reason}); try --device cpu')
     if args.show and not has_screen():
         parser.error('--show needs a screen, and there is none; see the results in --out-dir')
 

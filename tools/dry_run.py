@@ -5,7 +5,7 @@ The dry run changes the data (a few images in the layouts of ImageNet, COCO, ADE
 the number of iterations (two) and the batch (two images; UPerNet needs two). It downloads no
 weights, and loads images without worker processes. A strategy for several GPUs (FSDP, DeepSpeed) is
 left out, and the table says so. Each config has a process of its own. A config that has passed is
-not repeated until it changes.
+not repeated until it changes, or other --iterations or another --batch-size is asked for.
 
 Examples:
   python tools/dry_run.py configs/detection/soft/retinanet_softpp-tiny_fpn_1x_coco.py
@@ -29,7 +29,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from mmlaplace.commands.command_line import ToolParser, positive, read_json, write_json
+from mmlaplace.commands.command_line import (
+    ToolParser,
+    positive,
+    read_config,
+    read_json,
+    write_json,
+)
 from mmlaplace.commands.script_runs import import_first, run_script
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,13 +50,17 @@ def full_size_configs(task: str) -> List[Path]:
 
 
 def on_stand_ins(value: Any, data: Path) -> Any:
-    """A config's values with every path in data/ moved to the stand-in data."""
+    """A config's values with each path in data/ moved to the stand-in data, if its folder is there.
+
+    So a config of the user's own data, or of mini data, runs on these.
+    """
     if isinstance(value, dict):
         return {key: on_stand_ins(inner, data) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return type(value)(on_stand_ins(inner, data) for inner in value)
     if isinstance(value, str) and value.startswith('data/'):
-        return f'{data}/{value[len("data/") :]}'
+        inner = value[len('data/') :]
+        return f'{data}/{inner}' if (data / inner.split('/')[0]).is_dir() else value
     return value
 
 
@@ -194,13 +204,14 @@ def main() -> None:
         return run_here(configs[0], data, args.work_dir, length)
     results = args.work_dir / 'results.json'
     known = read_json(results) if results.is_file() else {}
-    cfgs = [Config.fromfile(config) for config in configs]
+    cfgs = [read_config(str(config)) for config in configs]
     toolboxes = {cfg.default_scope for cfg in cfgs if cfg.get('default_scope')}
     import_first(*(f'{toolbox}.models' for toolbox in sorted(toolboxes)), 'mmlaplace.models')
     rows = []
     for config, cfg in track(list(zip(configs, cfgs)), 'configs'):
         old, mark = known.get(name_of(config)), fingerprint(cfg)
-        if old is None or not old['passed'] or old['fingerprint'] != mark:
+        asked = dict(passed=True, fingerprint=mark, **length)
+        if old is None or asked != {name: old.get(name) for name in asked}:
             old = run(config, mark, data, args.work_dir, length)
             known[old['config']] = old
             write_json(results, known)

@@ -171,9 +171,7 @@ def row_statistics(mixed: Mixed, weights: Tensor, place: Tuple[int, int]) -> Row
     if isinstance(mixed.outer, WindowAttention):
         down, across = (slice(None, None, mixed.attention.frame.sr_ratio),) * 2
     else:
-        down, across = (
-            torch.searchsorted(cells, cells.unique()) for cells in cells_of_keys(mixed)
-        )
+        down, across = (torch.searchsorted(cells, cells.unique()) for cells in cells_of_keys(mixed))
     keys = weights[down][:, across].double()
     scale = torch.tensor(mixed.map_shape).double() / max(mixed.map_shape)
     query = places(mixed.map_shape)[place[0] * mixed.map_shape[1] + place[1]]

@@ -57,11 +57,19 @@ class ToolParser(argparse.ArgumentParser):
         """Parse the arguments. The tool ends with an error if an output file already exists.
 
         With ``--force`` it may exist. A folder is an error in any case, and so are a place that
-        cannot be written and a GPU that is not there.
+        cannot be written and a device that is not there.
         """
         parsed = super().parse_args(args, namespace)
         if str(getattr(parsed, 'device', '')).startswith('cuda') and not torch.cuda.is_available():
             self.error(f'--device {parsed.device}: torch finds no GPU; take --device cpu')
+        if getattr(parsed, 'device', None):
+            try:
+                torch.empty(1, device=parsed.device)
+            except (RuntimeError, AssertionError) as error:
+                reason = str(error).splitlines()[0]
+                self.error(
+                    f'--device {parsed.device} does not work here ({reason}); try --device cpu'
+                )
         for name in FOLDERS:
             folder = getattr(parsed, name, None)
             if isinstance(folder, Path):
@@ -95,10 +103,17 @@ def without_hint(error: ValueError) -> str:
 
 
 def read_config(path: str) -> Config:
-    """Read a config. The tool ends with an error if there is no such file."""
+    """Read a config. The tool ends with an error if there is no such file, or it is no config."""
+    tool = Path(sys.argv[0]).name
     if not os.path.isfile(path):
-        sys.exit(f'{Path(sys.argv[0]).name}: error: there is no config {path}; check the path')
-    return Config.fromfile(path)
+        sys.exit(f'{tool}: error: there is no config {path}; check the path')
+    try:
+        return Config.fromfile(path)
+    except Exception as error:  # a config in Python can raise any
+        sys.exit(
+            f'{tool}: error: {path} cannot be read as a config ({type(error).__name__}: {error}); '
+            'mend it, or name another one'
+        )
 
 
 def read_json(path: Path) -> Any:
@@ -124,7 +139,13 @@ def load_or_exit(model: nn.Module, checkpoint: str, **kwargs: Any) -> None:
 
 def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:
     """Build the backbone of a config in eval mode. Without a checkpoint its weights are random."""
-    backbone = MODELS.build(dict(read_config(config).model.backbone, init_cfg=None)).eval()
+    found = read_config(config).get('model', {}).get('backbone')
+    if found is None:
+        sys.exit(
+            f'{Path(sys.argv[0]).name}: error: {config} has no model with a backbone; name a '
+            'whole config, and no base'
+        )
+    backbone = MODELS.build(dict(found, init_cfg=None)).eval()
     if checkpoint is not None:
         load_or_exit(backbone, checkpoint)
     return backbone

@@ -48,6 +48,8 @@ def check_checkpoints(script: Path) -> None:
                 f'them: --cfg-options load_from={checkpoint}'
             )
         checked = safe or os.path.isfile(os.path.expanduser(checkpoint))  # mmengine expands ~ too
+        if not (safe or '://' in checkpoint or os.path.exists(os.path.expanduser(checkpoint))):
+            sys.exit(f'there is no checkpoint {checkpoint}; check the path')
         if checked:
             try:
                 read_state_dict(checkpoint)
@@ -82,7 +84,12 @@ def run_toolbox_script(name: str, usage: str) -> None:
     scope = read_config(configs[0]).get('default_scope')
     if scope is None:
         sys.exit(f'{configs[0]} has no default_scope; set it to one of {PACKAGES}')
-    script = toolbox_script(scope, name)
+    if scope not in PACKAGES:
+        sys.exit(f'{configs[0]} has the default_scope {scope!r}; set it to one of {PACKAGES}')
+    try:
+        script = toolbox_script(scope, name)
+    except ImportError as error:  # with the command that installs what is missing
+        sys.exit(str(error))
     sys.argv[0] = str(script)
     check_checkpoints(script)
     runpy.run_path(str(script), run_name='__main__')

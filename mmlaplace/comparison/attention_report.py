@@ -126,7 +126,7 @@ def seeds_text(results: List[dict]) -> str:
     )
     return (
         f'The deviation over seeds is {deviation:.2f} points, pooled over attentions, with {free} '
-        f'degrees of freedom. A difference of two attentions shows from {seen} seeds of each (95 %).'
+        f'degrees of freedom. Two attentions differ for sure (95 %) from {seen} seeds of each.'
     )
 
 

@@ -345,10 +345,10 @@ def begin(work_dir: Path, settings: dict) -> None:
     """
     written = work_dir / 'settings.json'
     begun = read_result(written)
-    if begun is None:
-        write_json(written, dict(settings=settings))
-    else:
+    if begun is not None:
         _check_settings(written, begun, settings)
+    elif not any(work_dir.glob('*/*.pth')):  # older trainings wrote no settings
+        write_json(written, dict(settings=settings))
 
 
 def finished(work_dir: Path, settings: dict) -> bool:

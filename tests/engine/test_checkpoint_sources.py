@@ -216,6 +216,9 @@ def test_weights_alone_are_not_resumed(hub, monkeypatch):
     config = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
     monkeypatch.setattr(sys, 'argv', ['', str(config), '--cfg-options', 'load_from=hf://o/n'])
     check_checkpoints(script)
+    monkeypatch.setattr(sys, 'argv', ['', str(config), '--cfg-options', 'load_from=no/file.pth'])
+    with pytest.raises(SystemExit, match='there is no checkpoint no/file.pth; check the path'):
+        check_checkpoints(script)
     monkeypatch.setattr(sys, 'argv', ['', str(config), '--resume', 'hf://o/n'])
     with pytest.raises(SystemExit, match='hf://o/n has weights alone.*load_from=hf://o/n'):
         check_checkpoints(script)

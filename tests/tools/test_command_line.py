@@ -15,7 +15,7 @@ from conftest import ROOT
 
 from mmlaplace import toolboxes
 from mmlaplace.commands import command_line
-from mmlaplace.commands.command_line import ToolParser, load_or_exit, write_json
+from mmlaplace.commands.command_line import ToolParser, build_backbone, load_or_exit, write_json
 from mmlaplace.dependencies import TESTED
 from mmlaplace.model_zoo import read_models
 from mmlaplace.toolboxes import TOOLBOXES, require_toolbox, toolbox_script
@@ -53,7 +53,10 @@ def test_numbers_files_and_devices_that_cannot_be_end_the_tool_with_a_message(
     tool.add_argument('--jobs', type=command_line.positive)
     tool.add_argument('--device')
     assert tool.parse_args(['--jobs', '3', '--device', 'cpu']).jobs == 3
-    for words, said in (('--jobs 0', 'at least 1, got 0'), ('--device cuda', 'no GPU')):
+    for words, said in (
+        ('--jobs 0', 'at least 1, got 0'), ('--device cuda', 'no GPU'),
+        ('--device gpu', '--device gpu does not work here'),
+    ):  # fmt: skip
         with pytest.raises(SystemExit, match='2'):
             tool.parse_args(words.split())
         assert said in capsys.readouterr().err
@@ -104,6 +107,13 @@ if __name__ == '__main__':
         print('19\\n' * 20)
         raise RuntimeError('it broke')
 """
+
+
+def test_a_base_has_no_backbone_to_build(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['tool.py'])
+    base = ROOT / 'configs/classification/_base_/default_runtime.py'
+    with pytest.raises(SystemExit, match='has no model with a backbone; name a whole config'):
+        build_backbone(str(base))
 
 
 def test_scripts_have_their_arguments_imports_and_logs(tmp_path):

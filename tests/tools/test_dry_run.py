@@ -47,6 +47,32 @@ def test_a_config_of_each_task_runs(stand_ins, tmp_path, config):
     assert row['passed'] and row['loss'] > 0 and row['metrics']
 
 
+def test_data_without_a_stand_in_stay_where_they_are(tmp_path):
+    tool = load_tool('tools/dry_run.py')
+    (tmp_path / 'coco').mkdir()
+    given = dict(train=['data/coco/train', 'data/mine/train'], other='data/coco')
+    moved = dict(train=[f'{tmp_path}/coco/train', 'data/mine/train'], other=f'{tmp_path}/coco')
+    assert tool.on_stand_ins(given, tmp_path) == moved
+
+
+def test_a_run_is_repeated_if_it_is_to_have_another_batch(stand_ins, tmp_path, monkeypatch):
+    tool, seen = load_tool('tools/dry_run.py'), []
+
+    def run(config, mark, data, work_dir, length):
+        seen.append(length['batch_size'])
+        row = dict(config=tool.name_of(config), fingerprint=mark, passed=True, **length)
+        return dict(row, seconds=1, MB=1, loss=1, metrics={})
+
+    monkeypatch.setattr(tool, 'run', run)
+    monkeypatch.setattr(tool, 'import_first', lambda *names: None)
+    for batch in (2, 2, 4):
+        words = [ROOT / 'configs' / [*CONFIGS][0], '--data-root', stand_ins, '--batch-size', batch]
+        words += ['--work-dir', tmp_path]
+        monkeypatch.setattr('sys.argv', ['dry_run.py', *map(str, words)])
+        tool.main()
+    assert seen == [2, 4]
+
+
 def test_all_configs_are_found_and_keep_their_pipelines(tmp_path):
     tool = load_tool('tools/dry_run.py')
     found = {path for task in tool.TASKS for path in tool.full_size_configs(task)}

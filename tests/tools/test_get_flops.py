@@ -14,6 +14,7 @@ from mmlaplace import get_model
 from mmlaplace.analysis import measuring
 from mmlaplace.analysis.complexity import count_complexity, mmengine_flop_handles
 from mmlaplace.analysis.networks import Network
+from mmlaplace.model_zoo import read_models
 from mmlaplace.models import BaseAttention, LaplacianAttention
 from mmlaplace.ops import use_backend
 
@@ -105,6 +106,17 @@ CONFIGS = ROOT / 'configs'
 CLASSIFIER = CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
 estimate_memory = load_tool('tools/analysis_tools/estimate_memory.py')
 NAME, SIDE = 'polaformer-pvtv2-b0_8xb128_in1k', (128, 128)
+
+
+def test_necks_count_and_sequences_are_refused():
+    """A classifier with a neck counts as the model zoo says."""
+    tool = load_tool('tools/analysis_tools/get_flops.py')
+    name = 'efficientvit-b0_8xb128_in1k'
+    (known,) = (model for model in read_models() if model.name == name)
+    row = tool.figures(name, known, None, {})
+    assert row[1] == f'{known.metadata["Parameters"] / 1e6:.2f} M' == '3.41 M'
+    with pytest.raises(ValueError, match=r'measure_model\.py counts it'):
+        tool.figures(str(CONFIGS / 'lra/text/text_pola.py'), None, None, {})
 
 
 @pytest.mark.slow

@@ -12,7 +12,7 @@ import sys
 import pytest
 from conftest import ROOT, run_script
 
-from mmlaplace import check
+from mmlaplace import check, toolboxes
 from mmlaplace.check import fixes
 from mmlaplace.ops._sources import source_state
 
@@ -61,15 +61,24 @@ def test_a_wrong_call_of_a_shell_script_says_what_there_is(command, message):
 @pytest.mark.parametrize(('text', 'message'), [
     (None, 'there is no config .*config.py; check the path'),
     ('model = dict()', 'config.py has no default_scope'),
-    ("default_scope = 'mmother'", 'needs mmother, which is not installed.*setup_env.sh'),
+    ('model = dict(', r'config.py cannot be read as a config \(SyntaxError: '),
+    ("default_scope = 'mmother'", "config.py has the default_scope 'mmother'; set it to one of"),
 ])  # fmt: skip
 def test_train_and_test_say_what_is_missing(name, text, message, tmp_path, monkeypatch):
     config = tmp_path / 'config.py'
     if text:
         config.write_text(text)
     monkeypatch.setattr(sys, 'argv', [name, str(config)])
-    with pytest.raises((SystemExit, ModuleNotFoundError), match=message):
+    with pytest.raises(SystemExit, match=message):
         runpy.run_path(str(ROOT / 'tools' / name), run_name='__main__')
+
+
+def test_a_toolbox_that_is_not_installed_is_named_with_the_command(tmp_path, monkeypatch):
+    (tmp_path / 'config.py').write_text("default_scope = 'mmdet'")
+    monkeypatch.setattr(toolboxes, 'find_spec', lambda name: None)
+    monkeypatch.setattr(sys, 'argv', ['train.py', str(tmp_path / 'config.py')])
+    with pytest.raises(SystemExit, match='needs mmdet, which is not installed.*setup_env.sh'):
+        runpy.run_path(str(ROOT / 'tools/train.py'), run_name='__main__')
 
 
 def test_a_failed_step_names_itself_and_the_fix(tmp_path):

@@ -72,7 +72,7 @@ def cost_of(
         rows, left_out = [], {}
         train = name != 'forward'
         backbone.train(train)
-        for side in sorted(sizes):
+        for side in sorted(set(sizes)):
             if rows and expected(rows, 'seconds', side) > seconds_limit:
                 left_out[side] = f'expected to take more than {seconds_limit:g} s'
             elif rows and expected(rows, 'MB', side) > memory_limit:

@@ -26,13 +26,13 @@ from rich.table import Table
 
 from mmlaplace import get_model
 from mmlaplace.analysis.complexity import count_complexity
-from mmlaplace.analysis.networks import image_size, network_of
+from mmlaplace.analysis.networks import Network, image_size, network_of
 from mmlaplace.commands.command_line import ToolParser, read_config
-from mmlaplace.model_zoo import ModelInfo, read_models
+from mmlaplace.model_zoo import ModelInfo, get_config, read_models
 
 
 class Classifier(nn.Module):
-    """A backbone with its pooling and a head of 1000 classes, as papers count."""
+    """A backbone with mean pooling and a head of 1000 classes, which needs no toolbox."""
 
     def __init__(self, backbone: nn.Module) -> None:
         super().__init__()
@@ -50,11 +50,20 @@ def figures(
     """A row of the table; ``known`` is the entry of the model zoo, if the config has one."""
     options = dict(attn_cfg=attn_cfg) if attn_cfg else {}
     if known is not None and known.task == 'classification':
-        backbone = get_model(known.name, backbone_only=True, **options)
+        neck = get_config(known.name).model.get('neck')
+        if neck is None or neck.type == 'GlobalAveragePooling':
+            backbone = get_model(known.name, backbone_only=True, **options)
+            network = Classifier(backbone).to('meta')  # shapes are enough to count
+        else:
+            network = Network(get_model(known.name, **options)).eval()
+            backbone = network.model.backbone
         side = backbone.img_size
-        network = Classifier(backbone).to('meta')  # shapes are enough to count
     else:
         cfg = read_config(config)
+        if cfg.model.get('backbone', {}).get('type') == 'SequenceEncoder':
+            raise ValueError(
+                'a model of sequences; tools/analysis_tools/measure_model.py counts it'
+            )
         cfg.merge_from_dict({f'model.backbone.attn_cfg.{k}': v for k, v in attn_cfg.items()})
         network, side = network_of(cfg), image_size(cfg)
     counted = count_complexity(network, (3, *(shape or side)))
