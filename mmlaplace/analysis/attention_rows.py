@@ -169,10 +169,11 @@ def row_statistics(mixed: Mixed, weights: Tensor, place: Tuple[int, int]) -> Row
     """Statistics of the row ``weights`` that :func:`attention_map` returns for ``place``."""
     # A key of a reduced map stands for several tokens, of which one counts.
     if isinstance(mixed.outer, WindowAttention):
-        down, across = (slice(None, None, mixed.attention.frame.sr_ratio),) * 2
+        ratio = mixed.attention.frame.sr_ratio
+        keys = weights[::ratio, ::ratio].double()
     else:
         down, across = (torch.searchsorted(cells, cells.unique()) for cells in cells_of_keys(mixed))
-    keys = weights[down][:, across].double()
+        keys = weights[down][:, across].double()
     scale = torch.tensor(mixed.map_shape).double() / max(mixed.map_shape)
     query = places(mixed.map_shape)[place[0] * mixed.map_shape[1] + place[1]]
     distance = ((places(keys.shape) - query) * scale).norm(dim=-1)
