@@ -7,7 +7,7 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, Iterable, List, Optional
+from typing import Any, Iterable, List, NoReturn, Optional
 
 import torch
 import torch.nn as nn
@@ -102,16 +102,20 @@ def without_hint(error: ValueError) -> str:
     return re.split('(?:;|, or,) if that is meant', str(error))[0]
 
 
+def end_tool(message: str) -> NoReturn:
+    """End the tool with its name and an error message."""
+    sys.exit(f'{Path(sys.argv[0]).name}: error: {message}')
+
+
 def read_config(path: str) -> Config:
     """Read a config. The tool ends with an error if there is no such file, or it is no config."""
-    tool = Path(sys.argv[0]).name
     if not os.path.isfile(path):
-        sys.exit(f'{tool}: error: there is no config {path}; check the path')
+        end_tool(f'there is no config {path}; check the path')
     try:
         return Config.fromfile(path)
     except Exception as error:  # a config in Python can raise any
-        sys.exit(
-            f'{tool}: error: {path} cannot be read as a config ({type(error).__name__}: {error}); '
+        end_tool(
+            f'{path} cannot be read as a config ({type(error).__name__}: {error}); '
             'mend it, or name another one'
         )
 
@@ -121,10 +125,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
-        sys.exit(
-            f'{Path(sys.argv[0]).name}: error: {path} cannot be read as JSON ({error}); check the '
-            'path, or make the file again'
-        )
+        end_tool(f'{path} cannot be read as JSON ({error}); check the path, or make the file again')
 
 
 def load_or_exit(model: nn.Module, checkpoint: str, **kwargs: Any) -> None:
@@ -132,19 +133,16 @@ def load_or_exit(model: nn.Module, checkpoint: str, **kwargs: Any) -> None:
     try:
         load_weights(model, checkpoint, **kwargs)
     except (UnsafeCheckpointError, FileNotFoundError, ImportError) as error:
-        sys.exit(f'{Path(sys.argv[0]).name}: error: {error}')
+        end_tool(str(error))
     except ValueError as error:
-        sys.exit(f'{Path(sys.argv[0]).name}: error: {without_hint(error)}')
+        end_tool(without_hint(error))
 
 
 def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:
     """Build the backbone of a config in eval mode. Without a checkpoint its weights are random."""
     found = read_config(config).get('model', {}).get('backbone')
     if found is None:
-        sys.exit(
-            f'{Path(sys.argv[0]).name}: error: {config} has no model with a backbone; name a '
-            'whole config, and no base'
-        )
+        end_tool(f'{config} has no model with a backbone; name a whole config, and no base')
     backbone = MODELS.build(dict(found, init_cfg=None)).eval()
     if checkpoint is not None:
         load_or_exit(backbone, checkpoint)
