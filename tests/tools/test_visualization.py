@@ -204,10 +204,11 @@ def test_a_stage_without_queries_and_keys_is_one_sentence(tmp_path, monkeypatch,
 
 def test_heat_of_class_attention_is_that_of_the_last_map():
     """XCiT's class attention gives a class token alone."""
-    model = MODELS.build(dict(
-        type='mmpretrain.ImageClassifier',
-        backbone=dict(type='XCiTBackbone', arch='micro', out_type='cls_token', img_size=64),
-    ))  # fmt: skip
+    backbone = dict(type='XCiTBackbone', arch='micro', out_type='cls_token', img_size=64)
+    model = toolbox_model(Config(dict(
+        default_scope='mmpretrain',
+        model=dict(type='ImageClassifier', backbone=backbone),
+    )))  # fmt: skip
     layer = vis_cam.find_layer(None, model, '0')
     assert layer is model.backbone.stages[0]['blocks'][-1]
 
