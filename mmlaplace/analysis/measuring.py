@@ -30,7 +30,8 @@ def model_job(
     Args:
         model: The model.
         image: Its input, such as ``(B, 3, H, W)``.
-        train: Whether the pass has a backward pass too, with the gradients of all weights.
+        train: Whether the pass has a backward pass too, with the gradients of all weights. It frees
+            them at its end.
         dtype: Type of autocast in the forward pass. Default: None, no autocast.
 
     Returns:
@@ -46,9 +47,9 @@ def model_job(
             return outputs()
 
     def forward_backward() -> Tuple[Tensor, ...]:
-        model.zero_grad(set_to_none=True)
         loss: Any = sum(out.mean() for out in outputs())
         loss.backward()
+        model.zero_grad(set_to_none=True)  # or the next pass would begin with these gradients
         return ()
 
     return forward_backward if train else forward

@@ -120,12 +120,22 @@ def read_config(path: str) -> Config:
         )
 
 
-def read_json(path: Path) -> Any:
-    """Read a JSON file. The tool ends with an error if there is none, or it is cut off."""
+def read_json(path: Path, *keys: str) -> Any:
+    """Read a JSON file.
+
+    The tool ends with an error if there is none, if it is cut off, or if it has not all ``keys``.
+    """
     try:
-        return json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         end_tool(f'{path} cannot be read as JSON ({error}); check the path, or make the file again')
+    missing = [key for key in keys if not isinstance(content, dict) or key not in content]
+    if missing:
+        end_tool(
+            f'{path} has no {missing}, so it is of another tool or an older version; --help says '
+            'which file it must be'
+        )
+    return content
 
 
 def load_or_exit(model: nn.Module, checkpoint: str, **kwargs: Any) -> None:

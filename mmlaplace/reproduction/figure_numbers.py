@@ -130,7 +130,6 @@ def memory(args: Namespace) -> dict:
             if line and line[-1]['MB'] * growth > args.memory * 1e3:
                 break  # memory may grow with the square of the tokens
             x = torch.randn(1, tokens, DIMS, device=device)
-            layers.zero_grad(set_to_none=True)  # or the pass would begin with those of the last
             with fused_softmax(name != 'Transformer, matrices kept'):
                 bytes_held = tensor_memory(model_job(layers, x, train=True), device)
             assert bytes_held is not None  # as a training pass returns no tensor

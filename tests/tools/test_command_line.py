@@ -64,6 +64,10 @@ def test_numbers_files_and_devices_that_cannot_be_end_the_tool_with_a_message(
     for path in (tmp_path / 'cut.json', tmp_path / 'none.json'):
         with pytest.raises(SystemExit, match=f'{path} cannot be read as JSON'):
             command_line.read_json(path)
+    for content in ('{"costs": []}', '["results"]', '3'):
+        (tmp_path / 'other.json').write_text(content)
+        with pytest.raises(SystemExit, match=r"has no \['results'.*of another tool"):
+            command_line.read_json(tmp_path / 'other.json', 'results')
 
 
 def test_json_makes_its_folder_and_leaves_the_file_where_it_cannot_be_written(

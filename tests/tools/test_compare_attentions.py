@@ -208,6 +208,14 @@ def test_an_interrupted_phase_goes_on_with_its_own_checkpoint(tmp_path, monkeypa
     assert cfg.resume and cfg.load_from is None
 
 
+def test_an_option_that_the_attention_refuses_is_one_sentence(tmp_path, monkeypatch):
+    arguments = ['LaplacianAttention, bandwidth=-2', '--work-dir', str(tmp_path)]
+    monkeypatch.setattr('sys.argv', ['attention_training.py', *arguments])
+    with pytest.raises(SystemExit, match='error: bandwidth must be positive and finite, got -2'):
+        attention_training.main()
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.training
 def test_fashion_is_a_study(fashion_files, tmp_path):
     fashion_files(tmp_path / 'data/fashion')

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Callable, Dict, List, Tuple
 
 import torch
-import torch.nn as nn
 from mmengine.registry import MODELS
 
 from mmlaplace.analysis.measuring import describe_machine, model_job, seconds_of, tensor_memory
@@ -25,12 +24,11 @@ RUNS, BUDGET = 5, 3.0  # at most so many runs of a pass, and seconds for those a
 CPU = torch.device('cpu')
 
 
-def measure(job: Callable, backbone: nn.Module) -> Tuple[float, float]:
+def measure(job: Callable) -> Tuple[float, float]:
     """Median seconds, and the peak of the tensors in MB, with the gradients of the weights."""
     first = seconds_of(job, CPU)  # it warms up, and counts only where there is time for no other
     runs = min(RUNS, int(BUDGET / first))
     seconds = statistics.median([seconds_of(job, CPU) for _ in range(runs)] or [first])
-    backbone.zero_grad(set_to_none=True)  # or the pass would begin with the gradients of another
     return seconds, tensor_memory(job, CPU) / 2**20
 
 
@@ -80,7 +78,7 @@ def cost_of(
             else:
                 try:
                     job = model_job(backbone, torch.randn(1, 3, side, side), train)
-                    seconds, megabytes = measure(job, backbone)
+                    seconds, megabytes = measure(job)
                     rows.append(dict(side=side, seconds=seconds, MB=megabytes))
                 except (RuntimeError, ValueError) as error:  # as an N x N attention says it
                     left_out[side] = str(error).splitlines()[0]

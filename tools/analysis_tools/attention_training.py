@@ -18,6 +18,7 @@ from typing import Dict, List, Tuple
 
 import torch
 from mmengine.config import Config
+from mmengine.registry import MODELS
 from mmengine.runner import Runner
 from PIL import Image
 
@@ -31,6 +32,7 @@ from mmlaplace.comparison.attention_study import (
     Column,
     Phase,
     Study,
+    backbone_cfg,
     begin,
     finished,
     missing_data,
@@ -131,6 +133,8 @@ def main() -> None:
         settings = settings_of(
             args.attention, args.host, args.seed, args.study, not args.no_local_branch, args.epochs
         )
+        first = settings['phases'][0]
+        MODELS.build(backbone_cfg(args.host, settings['attn_cfg'], first['side']))  # checks options
         if finished(args.work_dir, settings):
             print(f'{args.work_dir / "result.json"} is there already')
             return

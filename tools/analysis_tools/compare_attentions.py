@@ -191,7 +191,9 @@ def main() -> None:
         parser.error(missing)
     if args.no_local_branch:
         args.attentions = [name for name in args.attentions if has_local_branch(name)]
-    known = read_json(args.known) if args.known else dict(results=[], costs=[])
+    known = dict(results=[], costs=[])
+    if args.known:
+        known = read_json(args.known, *known)
     done = [made['settings'] for made in (*known['results'], *known['costs'])]
     failures = run_all([job for job in training_jobs(args) if job.settings not in done], args.jobs)
     if not args.no_cost:

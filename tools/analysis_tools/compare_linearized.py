@@ -50,7 +50,7 @@ def main() -> None:
     if not args.report:
         run_all(parser, args)
         args.report = args.work_dir / 'results.json'
-    results = read_json(args.report)['results'] if args.report.exists() else []
+    results = read_json(args.report, 'results')['results'] if args.report.exists() else []
     if not results:
         parser.error(f'{args.report} has no results; leave --report out to make them')
     for path in write_report(results, args.work_dir):

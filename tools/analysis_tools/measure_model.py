@@ -103,7 +103,6 @@ def speed(network: nn.Module, inputs: Tensor, device: torch.device, rounds: int)
         seconds = interleave({mode: jobs[mode]}, rounds, device)[mode]
         found[f'{mode}_samples_per_second'] = len(inputs) / statistics.median(seconds)
         seconds_of(jobs[mode], device)
-        network.zero_grad(set_to_none=True)  # or it would begin with the gradients of another pass
         found[f'{mode}_bytes'] = tensor_memory(jobs[mode], device)
     return dict(found, batch_size=len(inputs))
 

@@ -19,16 +19,11 @@ from mmlaplace.comparison.backbone_report import (
 
 def main() -> None:
     parser = ToolParser(__doc__)
-    parser.add_argument('result', type=Path, help='the JSON')
+    parser.add_argument('result', type=Path, help='JSON of benchmark_backbone.py')
     parser.add_argument('--markdown', action='store_true', help='print the tables as Markdown')
     add_report_options(parser)
     args = parser.parse_args()
-    result = read_json(args.result)
-    if 'contenders' not in result:
-        parser.error(
-            f'{args.result} is of another tool or an older version; measure again with '
-            'benchmark_backbone.py'
-        )
+    result = read_json(args.result, 'contenders')
     args.base = args.base or result['base']
     check_report_options(parser, args, result['contenders'])
     print_tables(result, args.base, args.markdown)

@@ -109,17 +109,10 @@ def build(builder: Builder, train: bool, device: torch.device) -> nn.Module:
 
 
 def step_of(model: nn.Module, images: Tensor, train: bool, mode: str) -> Callable:
-    """A pass of a model in a mode, which leaves no gradients behind."""
+    """A pass of a model in a mode."""
     compiled, dtype = MODES[mode]
     run = torch.compile(model, dynamic=False) if compiled else model
-    job = model_job(run, images, train, dtype)
-
-    def step() -> Tuple[Tensor, ...]:
-        made = job()
-        model.zero_grad(set_to_none=True)
-        return made
-
-    return step
+    return model_job(run, images, train, dtype)
 
 
 def measure(models: Dict[str, nn.Module], args: argparse.Namespace, device: torch.device) -> list:

@@ -125,7 +125,7 @@ def main() -> None:
     if out.suffix != '.png':
         parser.error(f'--out must end in .png, got {out}')
     if args.numbers is not None:
-        found = read_json(args.numbers)
+        found = read_json(args.numbers, 'figure')
         if found['figure'] != args.name:
             parser.error(
                 f'{args.numbers} has the numbers of {found["figure"]}, not of {args.name}; give '
