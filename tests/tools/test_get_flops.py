@@ -119,6 +119,18 @@ def test_necks_count_and_sequences_are_refused():
         tool.figures(str(CONFIGS / 'lra/text/text_pola.py'), None, None, {})
 
 
+def test_options_change_the_attention_of_the_config():
+    tool = load_tool('tools/analysis_tools/get_flops.py')
+    cfg = Config.fromfile(CLASSIFIER)
+    before = dict(cfg.model.backbone.attn_cfg)
+    options = tool.change_attention(cfg, dict(kernel='gaussian'))
+    assert options == dict(attn_cfg={**before, 'kernel': 'gaussian'})
+    for name in ('soft-tiny-exact_32xb32_in1k', 'mask-rcnn_agent-swin-tiny_fpn_ms-1x_coco'):
+        (known,) = (model for model in read_models() if model.name == name)
+        with pytest.raises(ValueError, match='one for each stage'):
+            tool.figures(name, known, None, dict(num_landmarks=4))
+
+
 @pytest.mark.slow
 def test_whole_models_have_the_published_counts():
     path = CONFIGS / 'segmentation/soft/softpp-small_upernet_8xb2-160k_ade20k-512x512.py'

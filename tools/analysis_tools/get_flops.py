@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import List, Optional, Tuple
 
 import torch.nn as nn
-from mmengine.config import DictAction
+from mmengine.config import Config, DictAction
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -44,13 +44,30 @@ class Classifier(nn.Module):
         return self.head(features if features.dim() == 2 else features.mean((2, 3)))
 
 
+def change_attention(cfg: Config, options: dict) -> dict:
+    """Change options of the attention in a config; the options of the backbone that changed.
+
+    Raises:
+        ValueError: If the config has an attention for each stage.
+    """
+    if not options:
+        return {}
+    if isinstance(cfg.model.get('backbone', {}).get('attn_cfg'), (list, tuple)):
+        raise ValueError(
+            'its attn_cfg is a list with one for each stage, and --attn-cfg changes one of all '
+            'stages; write a config with another list'
+        )
+    cfg.merge_from_dict({f'model.backbone.attn_cfg.{key}': options[key] for key in options})
+    return dict(attn_cfg=cfg.model.backbone.attn_cfg)
+
+
 def figures(
     config: str, known: Optional[ModelInfo], shape: Optional[Tuple[int, int]], attn_cfg: dict
 ) -> tuple:
     """A row of the table; ``known`` is the entry of the model zoo, if the config has one."""
-    options = dict(attn_cfg=attn_cfg) if attn_cfg else {}
+    cfg = read_config(config) if known is None else get_config(known.name)
     if known is not None and known.task == 'classification':
-        neck = get_config(known.name).model.get('neck')
+        options, neck = change_attention(cfg, attn_cfg), cfg.model.get('neck')
         if neck is None or neck.type == 'GlobalAveragePooling':
             backbone = get_model(known.name, backbone_only=True, **options)
             network = Classifier(backbone).to('meta')  # shapes are enough to count
@@ -59,12 +76,11 @@ def figures(
             backbone = network.model.backbone
         side = backbone.img_size
     else:
-        cfg = read_config(config)
         if cfg.model.get('backbone', {}).get('type') == 'SequenceEncoder':
             raise ValueError(
                 'a model of sequences; tools/analysis_tools/measure_model.py counts it'
             )
-        cfg.merge_from_dict({f'model.backbone.attn_cfg.{k}': v for k, v in attn_cfg.items()})
+        change_attention(cfg, attn_cfg)
         network, side = network_of(cfg), image_size(cfg)
     counted = count_complexity(network, (3, *(shape or side)))
     in_layers = sum(
@@ -125,7 +141,7 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument(
         '--attn-cfg', nargs='+', action=DictAction, default={}, metavar='KEY=VALUE',
-        help="change options of the family's attention",
+        help="change options of the config's attention",
     )  # fmt: skip
     args = parser.parse_args()
     if args.shape and (len(args.shape) > 2 or min(args.shape) < 1):
