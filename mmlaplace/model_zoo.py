@@ -121,11 +121,13 @@ def find_models(
     for name, value, known in (('task', task, TOOLBOXES), ('family', family, families)):
         if value is not None and value not in known:
             raise ValueError(f'{name} must be one of {tuple(known)}, got {value!r}')
+    given = [exclude_filters] if isinstance(exclude_filters, str) else exclude_filters
+    excluded = [pattern for pattern in given if pattern]  # timm's default '' excludes nothing
     found = [
         model
         for model in models
         if _matches(model.name, pattern)
-        and not _matches(model.name, exclude_filters)
+        and not _matches(model.name, excluded)
         and task in (None, model.task)
         and family in (None, model.family)
     ]

@@ -109,6 +109,7 @@ def test_lists_are_filtered_blind_to_case_and_by_several_patterns():
     assert len(soft) == 12 and 'polaformer-pvt-tiny_8xb128_in1k' in pola
     assert mmlaplace.list_models(['softpp-*_in1k', 'PolaFormer-PVT-*_in1k']) == sorted(soft + pola)
     assert mmlaplace.list_models([]) == []
+    assert mmlaplace.list_models('tiny', exclude_filters='') == tiny  # the default of timm
     small = mmlaplace.list_models('Tiny', exclude_filters=('retinaNet*', '*_ade20k-*'))
     assert small == [n for n in tiny if not n.startswith('retinanet') and '_ade20k-' not in n]
     assert mmlaplace.list_models(exclude_filters='*') == []

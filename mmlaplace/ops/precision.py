@@ -22,14 +22,26 @@ def wide_dtype(tensor: Tensor) -> torch.dtype:
 
 def no_autocast(device: torch.device) -> ContextManager:
     """A context in which autocast is off for ``device``."""
-    if device.type == 'meta':  # meta tensors have no autocast to leave
+    if not has_autocast(device):
         return nullcontext()
     return torch.autocast(device.type, enabled=False)
 
 
+def has_autocast(device: torch.device) -> bool:
+    """Whether torch has autocast for ``device``.
+
+    The ``meta`` device has none, nor has ``mps`` in older versions of torch.
+    """
+    if device.type in ('cpu', 'cuda', 'meta'):
+        return device.type != 'meta'
+    if hasattr(torch.amp, 'is_autocast_available'):  # torch >= 2.4
+        return torch.amp.is_autocast_available(device.type)
+    return device.type in ('xpu', 'hpu', 'ipu', 'xla')
+
+
 def autocasting(device: torch.device) -> bool:
     """Whether autocast is on for ``device``."""
-    if device.type == 'meta':
+    if not has_autocast(device):
         return False
     if hasattr(torch.amp, 'is_autocast_available'):  # torch >= 2.4 asks by device
         return torch.is_autocast_enabled(device.type)

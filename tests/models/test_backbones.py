@@ -9,9 +9,11 @@ import torch
 import torch.nn as nn
 import yaml
 from conftest import ROOT, quiet_init, registered
+from mmcv.cnn import fuse_conv_bn
 from mmengine.registry import MODELS
 
 from mmlaplace.models import CSWin, PVTv2, PyramidBackbone
+from mmlaplace.models.backbones.cswin import CSWinBlock
 from mmlaplace.models.layers import TransformerBlock
 
 BACKBONES = registered(PyramidBackbone)
@@ -212,6 +214,33 @@ def test_bad_options_are_quoted(name, kwargs, message):
 def test_the_dropout_rate_reaches_every_ffn(name):
     dropouts = [m for n, m in build(name, drop_rate=0.1).named_modules() if '.ffn.' in n]
     assert {module.p for module in dropouts if isinstance(module, nn.Dropout)} == {0.1}
+
+
+def test_a_block_of_cswin_has_all_branches_of_blocks():
+    """Also around an attention that reads the tokens before the norm."""
+    attn_cfg = dict(type='InLineAttention', embed_dims=16, num_heads=2, input_resolution=(4, 4),
+                    filters_from='residual')  # fmt: skip
+    block = CSWinBlock(16, attn_cfg, layer_scale=0.5, cpe_kernels=(3, 3))
+    quiet_init(block)
+    block(torch.randn(2, 16, 16), hw_shape=(4, 4)).square().sum().backward()
+    assert all(weight.grad is not None for weight in block.parameters())
+
+
+def test_fusing_convolutions_and_batch_norms_changes_no_map():
+    """mmcv merges a BatchNorm into the convolution that is registered before it."""
+    backbone = build('XCiTBackbone', norm_cfg=dict(type='BN'))
+    for module in backbone.modules():
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            nn.init.normal_(module.running_mean)
+            nn.init.uniform_(module.running_var, 0.5, 2.0)
+            nn.init.normal_(module.bias)
+    images = torch.randn(1, 3, 64, 64)
+    with torch.no_grad():
+        expected = backbone.eval()(images)
+        fused = fuse_conv_bn(backbone)(images)
+    for ours, theirs in zip(fused, expected):
+        # The BatchNorm's scale is multiplied into rounded weights.
+        torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=1e-4)
 
 
 def test_four_widths_of_stripes_are_refused_and_a_stem_has_no_norm_of_its_stage():

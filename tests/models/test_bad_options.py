@@ -64,13 +64,18 @@ def test_a_value_that_cannot_be_is_quoted(name, option, value):
 
 @pytest.mark.parametrize(('name', 'options', 'quoted'), [
     ('EfficientLinearAttention', dict(value_dims=8, qkv='qk'), "qkv='qk' .* 16 .* have 8"),
-    ('FaViTAttention', dict(num_heads=8), 'got 2'),
+    ('FaViTAttention', dict(num_heads=8), 'at least 3 channels, got 2'),
+    ('FaViTAttention', dict(num_heads=16, sr_ratio=1), 'at least 2 channels, got 1'),
     ('HedgehogAttention', dict(feature_dims=4, skip_connection=True), 'got 4'),
     ('LinformerAttention', dict(share_kv=True, gate=True), 'gate=True'),
     ('LiteMLA', dict(head_dims=4, num_heads=0), 'num_heads .* got 0'),
     ('NystromformerAttention', dict(out_dims=9), r'\(9\).*num_heads \(2\)'),
     ('PolaAttention', dict(gate_form='matrix', gate=False), "'matrix' .* gate=False"),
     ('PolaAttention', dict(lepe_deformable=True, lepe_kernel=0), 'lepe_kernel=0'),
+    ('PolaAttention', dict(power=3, alpha=2.0), 'alpha=2.0 .* power=3'),
+    ('PolaAttention', dict(gate_init='zeros'), "'zeros' .* gate_form='linear'"),
+    ('LaplacianAttention', dict(ridge=None), r'ridge \(None\)'),
+    ('LiteMLA', dict(scales=5), 'got 5'),
     ('SkyformerAttention', dict(accumulation=2), "landmark_method='random' or accumulation=1"),
     ('SoftmaxAttention', dict(sr_ratio=2, relative_bias=True), 'got sr_ratio=2'),
     ('SoftmaxAttention', dict(sr_ratio=2, pool_size=7), 'pool_size=7 .* sr_ratio=2'),
@@ -82,6 +87,14 @@ def test_a_value_that_cannot_be_is_quoted(name, option, value):
 def test_options_that_exclude_each_other_are_quoted(name, options, quoted):
     with pytest.raises(ValueError, match=quoted):
         make_attention(name, **options)
+
+
+def test_filters_of_the_residual_want_a_host_that_gives_it():
+    attention = make_attention('InLineAttention', filters_from='residual')
+    x = doubles(1, 16, 16)
+    with pytest.raises(ValueError, match="filters_from='input' on other hosts"):
+        attention(x, (4, 4))
+    assert attention(x, (4, 4), residual=x).shape == x.shape
 
 
 # Of these the output is no weighted sum of values, so they have no rows to look at.
@@ -103,4 +116,9 @@ def test_sana_has_no_bias_of_queries_and_keys_have_none_along_tokens():
 
 def test_heads_of_one_channel_have_a_random_feature():
     attention = make_attention('PerformerAttention', embed_dims=2)
+    assert attention(doubles(1, 16, 2), (4, 4)).isfinite().all()
+
+
+def test_heads_of_one_channel_have_one_of_polas_streams():
+    attention = make_attention('PolaAttention', embed_dims=2)
     assert attention(doubles(1, 16, 2), (4, 4)).isfinite().all()

@@ -29,6 +29,14 @@ from mmlaplace.ops.laplacian_kernel import laplacian_kernel_reference
 Q, K = torch.randn(1, 2, 5, 4), torch.randn(1, 2, 3, 4)
 
 
+@pytest.mark.parametrize('name', ['meta', 'vulkan', 'cpu'])
+def test_a_device_without_autocast_has_none_to_leave(name):
+    device = torch.device(name)
+    assert not precision.autocasting(device)
+    with precision.no_autocast(device):
+        assert not precision.autocasting(device)
+
+
 @pytest.fixture
 def fresh(monkeypatch):
     """The loader as in a new process, with its log lines."""

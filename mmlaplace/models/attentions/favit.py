@@ -77,7 +77,8 @@ class FaViTAttention(BaseAttention):
         dims = 7 * self.head_dims // (8 * len(self.steps))  # of a head of a part
         if dims < 1:
             raise ValueError(
-                f'heads need at least 3 channels, got {self.head_dims}; take fewer heads'
+                f'heads need at least {len(self.steps) + 1} channels, got {self.head_dims}; take '
+                'fewer heads'
             )
         part, local = dims * num_heads, dims * num_heads * len(self.steps)
         self.first = first = embed_dims - local

@@ -108,6 +108,11 @@ class InLineAttention(QKVAttention):
         residual: Optional[Tensor] = None,
     ) -> Tensor:
         """Mix tokens ``(B, N, C)``, with filters of the mean of ``residual`` if it is given."""
+        if residual is None and self.filters_from == 'residual':
+            raise ValueError(
+                "filters_from='residual' needs the tokens before the norm, which the blocks of "
+                "CSWin alone give; set filters_from='input' on other hosts"
+            )
         return self.attend(x, hw_shape, mask, x if residual is None else residual)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:

@@ -132,7 +132,7 @@ class LaplacianAttention(QKVAttention):
         if not 0 < bandwidth < float('inf'):
             raise ValueError(f'bandwidth must be positive and finite, got {bandwidth}')
         check_counts(num_iters=num_iters)
-        if ridge < 0 or whitening_eps <= 0:
+        if ridge is None or ridge < 0 or whitening_eps <= 0:
             raise ValueError(
                 f'ridge ({ridge}) must not be negative, whitening_eps ({whitening_eps}) positive'
             )

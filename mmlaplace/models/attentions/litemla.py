@@ -90,8 +90,10 @@ class LiteMLA(BaseAttention):
         head_dims = self.head_dims if head_dims is None else head_dims
         check_counts(num_heads=num_heads, head_dims=head_dims, out_dims=out_dims)
         self.num_heads, self.head_dims = num_heads, head_dims
-        if not all(isinstance(size, int) and size > 0 and size % 2 for size in scales):
-            raise ValueError(f'scales must be odd and positive, got {tuple(scales)}')
+        if not isinstance(scales, (list, tuple)) or not all(
+            isinstance(size, int) and size > 0 and size % 2 for size in scales
+        ):
+            raise ValueError(f'scales must be odd and positive, such as (5,), got {scales!r}')
         self.eps = eps
         inner = num_heads * head_dims
         channels = 3 * inner

@@ -13,6 +13,7 @@ from ..layers.deformable import DeformableConv
 from .base import Projected, QKVAttention
 from .frame import Frame
 
+ALPHA = 4.0  # the largest learned power minus 1
 GATE_FORMS = ('linear', 'matrix')
 GATE_INITS = ('kaiming_uniform', 'zeros', 'normal', 'uniform', 'ones')  # of torch.nn.init
 
@@ -57,7 +58,8 @@ class PolaAttention(QKVAttention):
 
     Raises:
         ValueError: If ``alpha`` or ``power`` is not positive and finite, for an unknown
-            ``gate_form`` or ``gate_init``, and for ``gate_form='matrix'`` or
+            ``gate_form`` or ``gate_init``, and for options without an effect: ``alpha`` with a
+            ``power``, ``gate_init`` with ``gate_form='linear'``, and ``gate_form='matrix'`` or
             ``lepe_deformable=True`` where the gate or the convolution is turned off.
 
     Source: PolaFormer (arXiv 2501.15061).
@@ -86,7 +88,7 @@ class PolaAttention(QKVAttention):
         embed_dims: int,
         num_heads: int,
         input_resolution: Tuple[int, int],
-        alpha: float = 4.0,
+        alpha: float = ALPHA,
         power: Optional[float] = None,
         polarity: bool = True,
         gate_form: str = 'linear',
@@ -103,6 +105,13 @@ class PolaAttention(QKVAttention):
         for name, number in (('alpha', alpha), ('power', 1.0 if power is None else power)):
             if not 0 < number < float('inf'):
                 raise ValueError(f'{name} must be positive and finite, got {number}')
+        if power is not None and alpha != ALPHA:
+            raise ValueError(f'alpha={alpha} has no effect with power={power}; leave one out')
+        if gate_form == 'linear' and gate_init != GATE_INITS[0]:
+            raise ValueError(
+                f"gate_init={gate_init!r} has no effect with gate_form='linear'; set "
+                "gate_form='matrix', or leave it out"
+            )
         if gate_form == 'matrix':
             if not kwargs.get('gate', True):
                 raise ValueError("gate_form='matrix' has no effect with gate=False; leave one out")
@@ -173,7 +182,9 @@ class PolaAttention(QKVAttention):
                 query = signed_powers(query, *exponents)
                 return linear_attention(query[..., :dims], key[..., :dims], v, self.eps)
             # key: (B, heads, n, 2d)
-            same, opposite = (key.transpose(-2, -1) @ value / key.shape[2]).chunk(2, dim=-1)
+            summed = key.transpose(-2, -1) @ value / key.shape[2]
+            half = (dims + 1) // 2  # chunk would give one part of one channel
+            same, opposite = summed[..., :half], summed[..., half:]
             mean_key = key.mean(dim=2).unsqueeze(-1)  # (B, heads, 2d, 1)
             # Rows of opposite signs change places here, as these matrices are small.
             sums = torch.cat([same, opposite.roll(dims, dims=-2)], dim=-1)  # (B, heads, 2d, d)

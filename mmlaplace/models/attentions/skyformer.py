@@ -11,6 +11,7 @@ from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import Landmarks
 from ..layers.checks import check_counts
+from ..layers.landmarks import spread_numbers
 from ..layers.pseudo_inverse import check_iteration, pseudo_inverse
 from .base import QKVAttention
 
@@ -117,13 +118,16 @@ class SkyformerAttention(QKVAttention):
 
     def draw(self, images: int, queries: int, keys: int) -> Tensor:
         """Indices of a sets of landmarks in the queries and then the keys, ``(images, 2 a m)``."""
-        rows, generator = images, None
-        if not self.training:
-            rows, generator = 1, torch.Generator().manual_seed(0)
-        shape = (rows, self.accumulation * self.num_landmarks)
-        of_queries = torch.randint(queries, shape, generator=generator, device='cpu')
-        of_keys = torch.randint(keys, shape, generator=generator, device='cpu')
-        return torch.cat([of_queries, of_keys + queries], dim=1).expand(images, -1)
+        count = self.accumulation * self.num_landmarks
+        if self.training:
+            of_queries = torch.randint(queries, (images, count), device='cpu')
+            of_keys = torch.randint(keys, (images, count), device='cpu')
+        else:
+            of_queries, of_keys = (
+                (part * tokens).long().expand(images, -1)
+                for part, tokens in zip(spread_numbers(2 * count).chunk(2), (queries, keys))
+            )
+        return torch.cat([of_queries, of_keys + queries], dim=1)
 
     def landmarks(self, q: Tensor, k: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """Landmarks of queries and of keys, in a sets, ``(B, heads, 2 a m, d)``."""

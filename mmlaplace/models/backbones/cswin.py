@@ -1,7 +1,7 @@
 """CSWin: its host and its sizes."""
 
 from functools import partial
-from typing import Any, List, Sequence, Tuple
+from typing import Any, Callable, List, Sequence, Tuple
 
 from mmengine.registry import MODELS
 from torch import Tensor
@@ -31,11 +31,12 @@ class Stem(OverlapPatchEmbed):
 class CSWinBlock(TransformerBlock):
     """A pre-norm block that gives its input to an attention with ``filters_from='residual'``."""
 
-    def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        from_residual = getattr(self.attn, 'filters_from', None) == 'residual'
-        residual = dict(residual=x) if from_residual else {}
-        x = x + self.drop_path(self.attn(self.norm1(x), hw_shape, **residual))
-        return x + self.drop_path(self.ffn(self.norm2(x), hw_shape))
+    def output_of(
+        self, branch: Callable, normed: Tensor, x: Tensor, hw_shape: Tuple[int, int]
+    ) -> Tensor:
+        if getattr(branch, 'filters_from', None) == 'residual':
+            return branch(normed, hw_shape, residual=x)
+        return super().output_of(branch, normed, x, hw_shape)
 
 
 def cswin(stripe_widths: Sequence[int] = (1, 2, 7)) -> List[Stage]:

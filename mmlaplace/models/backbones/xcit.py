@@ -6,7 +6,7 @@ from typing import Any, Collection, Dict, List, Optional, Sequence, Set, Tuple, 
 
 import torch
 import torch.nn as nn
-from mmengine.model import BaseModule, ModuleList, Sequential
+from mmengine.model import BaseModule, ModuleDict, ModuleList, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
@@ -133,11 +133,17 @@ class LocalPatchInteraction(BaseModule):
         first, last = (
             nn.Conv2d(embed_dims, embed_dims, 3, padding=1, groups=embed_dims) for _ in range(2)
         )
-        self.layers = Sequential(first, nn.GELU(), nn.BatchNorm2d(embed_dims), last)
+        # By name, and the BatchNorm first: fuse_conv_bn would merge it into a convolution that is
+        # registered before it, across the GELU.
+        norm = nn.BatchNorm2d(embed_dims)
+        self.layers = ModuleDict({'2': norm, '0': first, '1': nn.GELU(), '3': last})
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
-        return map_to_tokens(self.layers(tokens_to_map(x, hw_shape)))
+        maps = tokens_to_map(x, hw_shape)
+        for name in ('0', '1', '2', '3'):
+            maps = self.layers[name](maps)
+        return map_to_tokens(maps)
 
 
 class XCABlock(TransformerBlock):

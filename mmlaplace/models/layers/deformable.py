@@ -50,7 +50,7 @@ class DeformableConv(DepthwiseConv):
         weight, bias = self.filters()
         with no_autocast(x.device):
             maps, shifts, weight = upcast(maps, shifts, weight)
-            rows, columns = (shifts + self.taps(hw_shape).to(shifts)).unbind(2)  # (B, k^2, N)
+            rows, columns = (shifts + self.taps(hw_shape, x.device)).unbind(2)  # (B, k^2, N)
             # The middles of the outer tokens lie half a token inside of -1 and 1.
             height, width = hw_shape
             grid = torch.stack([(2 * columns + 1) / width, (2 * rows + 1) / height], dim=-1) - 1
@@ -64,10 +64,10 @@ class DeformableConv(DepthwiseConv):
                 out = out + upcast(bias)[0]
         return out.to(x.dtype)
 
-    def taps(self, hw_shape: Tuple[int, int]) -> Tensor:
+    def taps(self, hw_shape: Tuple[int, int], device: torch.device) -> Tensor:
         """Rows and columns that each token samples without shifts, ``(k^2, 2, N)``."""
         size = self.conv.kernel_size[0]
-        near = torch.arange(size) - size // 2
-        rows, columns = (near[:, None] + torch.arange(side) for side in hw_shape)
+        near = torch.arange(size, device=device) - size // 2
+        rows, columns = (near[:, None] + torch.arange(side, device=device) for side in hw_shape)
         both = torch.broadcast_tensors(rows[:, None, :, None], columns[None, :, None])
         return torch.stack(both, dim=2).flatten(3).flatten(0, 1)

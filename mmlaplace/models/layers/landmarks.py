@@ -16,6 +16,16 @@ from .position import RotaryEmbedding2D
 from .shared_conv import SharedConv2d
 
 METHODS = ('pool', 'conv', 'random', 'first')
+GOLDEN = (1 + math.sqrt(5)) / 2
+
+
+def spread_numbers(count: int) -> Tensor:
+    """Numbers ``(count,)`` in [0, 1), always the same, in fp64.
+
+    They are multiples of the golden ratio without their integers, which are spread more evenly than
+    random numbers. Graphs keep them. They would refuse a ``torch.Generator``, or draw anew.
+    """
+    return torch.arange(count, dtype=torch.float64, device='cpu') * GOLDEN % 1
 
 
 class Landmarks(nn.Module):
@@ -34,9 +44,9 @@ class Landmarks(nn.Module):
             ``pool_ratio``. Without ``num_landmarks``, m = ⌊H/r⌋⌊W/r⌋, and a map smaller than r is
             zero-padded. With ``num_landmarks``, a map whose sides are not √m r is first pooled to
             that size. ``'random'`` takes tokens at the same random places in every image and head.
-            In training, every forward pass draws new places. In eval mode they are always the same.
-            ``'first'`` takes the first tokens. For both, the number of tokens is m, or ⌈N / r²⌉,
-            along a line ⌈N / r⌉.
+            In training, every forward pass draws new places. In eval mode they are always the same,
+            one in each of m runs of tokens. ``'first'`` takes the first tokens. For both, the
+            number of tokens is m, or ⌈N / r²⌉, along a line ⌈N / r⌉.
         head_dims: Channels d of a head, which ``'conv'`` needs.
         exact: Whether ``'pool'`` repeats tokens of shorter sides, so that there are always √m x √m
             landmarks. Attentions with a parameter for each landmark need it. Default: False.
@@ -166,6 +176,9 @@ class Landmarks(nn.Module):
         if self.method == 'first':
             return x[:, :, :wanted]
         # On the CPU, whatever the default device is: all devices then draw the same.
-        generator = None if self.training else torch.Generator('cpu').manual_seed(0)
-        drawn = torch.randperm(tokens, generator=generator, device='cpu')[:wanted]
+        if self.training:
+            drawn = torch.randperm(tokens, device='cpu')[:wanted]
+        else:  # one of each of ``wanted`` runs of tokens
+            ends = torch.arange(wanted + 1, device='cpu') * tokens // wanted
+            drawn = ends[:-1] + (spread_numbers(wanted) * ends.diff()).long()
         return x[:, :, drawn.to(x.device)]

@@ -18,7 +18,7 @@ from mmlaplace.ops._checks import constant_in_graphs, has_values
 from mmlaplace.ops._native import graph_gradients
 from mmlaplace.ops.backend import in_cpu_graph
 from mmlaplace.ops.onednn_linear import has_onednn_linear, onednn_linear
-from mmlaplace.ops.precision import autocast_dtype, autocasting
+from mmlaplace.ops.precision import autocast_dtype, autocasting, outside_autocast
 
 LIBRARIES = ('blas', 'onednn')
 # Bytes of a block of rows, for each thread. A block fits into the second-level cache of a core.
@@ -223,6 +223,7 @@ class _InBlocks(torch.autograd.Function):
         return _rows_in_blocks(function, size, x, *weights)
 
     @staticmethod
+    @outside_autocast  # as the forward was
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
         x, *weights = ctx.saved_tensors
         of_x, *of_weights = needed = ctx.needs_input_grad[2:]
