@@ -7,6 +7,7 @@
 #   bash tools/run_tests.sh -k kernel  # some
 set -Eeuo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
+case "${1:-}" in -h | --help) sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' tools/run_tests.sh; exit 0 ;; esac
 marks='not (thorough or sanitizer)' fast=''
 case "${1:-}" in
     --all) shift; marks='' ;;

@@ -12,11 +12,12 @@ from torch import distributed
 from ..checkpoints import UnsafeCheckpointError, is_read_safely, read_state_dict
 from ..toolboxes import PACKAGES, toolbox_script
 from .command_line import read_config
+from .data_folders import missing_folder
 
 CONFIG_SUFFIXES = ('.py', '.json', '.yaml', '.yml')
 
 
-def check_checkpoints(script: Path) -> None:
+def check_checkpoints(script: Path) -> Config:
     """Check the checkpoints that a toolbox's train.py or test.py will load.
 
     These scripts load checkpoints with mmengine, which runs any code in them. Therefore
@@ -27,6 +28,9 @@ def check_checkpoints(script: Path) -> None:
 
     Args:
         script: Path of the toolbox's script. Its own parser reads ``sys.argv``.
+
+    Returns:
+        The config, with the changes of the command line.
     """
     from mmengine.runner import find_latest_checkpoint  # a slow import that only scripts need
 
@@ -65,6 +69,7 @@ def check_checkpoints(script: Path) -> None:
                 f'warning: mmengine loads {checkpoint}, and only logs weights that do not fit'
                 + ('\n' if checked else '. It runs any code in the file, which was not checked\n')
             )
+    return cfg
 
 
 def run_toolbox_script(name: str, usage: str) -> None:
@@ -91,8 +96,14 @@ def run_toolbox_script(name: str, usage: str) -> None:
     except ImportError as error:  # with the command that installs what is missing
         sys.exit(str(error))
     sys.argv[0] = str(script)
-    check_checkpoints(script)
-    runpy.run_path(str(script), run_name='__main__')
+    cfg = check_checkpoints(script)
+    try:
+        runpy.run_path(str(script), run_name='__main__')
+    except FileNotFoundError as error:
+        missing = [missing_folder(cfg, split) for split in ('train', 'val', 'test')]
+        if not any(missing):
+            raise
+        sys.exit(f'{error}\n' + '\n'.join(dict.fromkeys(filter(None, missing))))
     end_process_groups()
 
 

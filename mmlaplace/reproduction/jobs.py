@@ -11,6 +11,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 
 from mmlaplace.commands.command_line import write_whole
+from mmlaplace.commands.data_folders import missing_folder
 from mmlaplace.lra import SequenceEncoder
 from mmlaplace.models import SOFTAttention
 
@@ -20,8 +21,6 @@ from .paper_tables import IMAGES, METRICS, Run, Spec, TableError, Weights, find_
 
 TOOLS = Path(__file__).resolve().parents[2] / 'tools'
 MEASURE = str(TOOLS / 'analysis_tools/measure_model.py')
-# Tasks of Long Range Arena whose data this project generates.
-GENERATED = ('listops', 'pathfinder')
 # GPUs x images on each, in the name of a config: fcn_r50-d8_4xb2-80k_cityscapes-512x1024.py.
 NAMED_BATCH = re.compile(r'_(\d+)xb(\d+)[-_]')
 
@@ -102,13 +101,7 @@ class Training(Job):
 
     def missing_data(self) -> str:
         """The missing data folder and the command that makes it, or ``''``."""
-        dataset = (self.cfg.get('test_dataloader') or {}).get('dataset') or {}
-        while 'dataset' in dataset:
-            dataset = dataset['dataset']
-        root = dataset.get('data_root') or ''
-        if not root or '://' in root or Path(root).is_dir():
-            return ''
-        return f'{root} is missing; {_maker_of(root)}'
+        return missing_folder(self.cfg, 'test')
 
     def commands(self) -> List[List[str]]:
         test = self.test_command('CHECKPOINT')
@@ -235,19 +228,6 @@ def _state_of(file: Optional[Path]) -> str:
     if file is None or not file.is_file():
         return str(file or '')
     return f'{file} {file.stat().st_size} {file.stat().st_mtime_ns}'
-
-
-def _maker_of(folder: str) -> str:
-    """The text that says how to make a data folder."""
-    if folder.startswith('data/mini'):
-        return 'python tools/dataset_converters/make_mini_datasets.py makes it'
-    if not folder.startswith('data/lra'):
-        return 'docs/train_it_yourself.md tells which files go there'
-    task = Path(folder).name.removesuffix('_mini')
-    if task not in GENERATED:
-        return f'python tools/dataset_converters/convert_lra.py {task} makes it'
-    size = ' --size mini' if folder.endswith('_mini') else ''
-    return f'python tools/dataset_converters/make_lra_datasets.py --tasks {task}{size} makes it'
 
 
 class Measurement(Job):

@@ -11,9 +11,11 @@ import sys
 
 import pytest
 from conftest import ROOT, run_script
+from mmengine.config import Config
 
 from mmlaplace import check, toolboxes
 from mmlaplace.check import fixes
+from mmlaplace.commands import toolbox_scripts
 from mmlaplace.ops._sources import source_state
 
 FOLDERS = (ROOT / 'tools', ROOT / '.dev_scripts')
@@ -71,6 +73,25 @@ def test_train_and_test_say_what_is_missing(name, text, message, tmp_path, monke
     monkeypatch.setattr(sys, 'argv', [name, str(config)])
     with pytest.raises(SystemExit, match=message):
         runpy.run_path(str(ROOT / 'tools' / name), run_name='__main__')
+
+
+def test_a_missing_folder_of_data_is_named_and_other_missing_files_are_not(tmp_path, monkeypatch):
+    config = tmp_path / 'config.py'
+    (tmp_path / 'train.py').write_text("open('data/imagenet/train/a.jpg')")
+    monkeypatch.setattr(toolbox_scripts, 'toolbox_script', lambda *_: tmp_path / 'train.py')
+    monkeypatch.setattr(toolbox_scripts, 'check_checkpoints', lambda _: Config.fromfile(config))
+    monkeypatch.setattr(sys, 'argv', ['train.py', str(config)])
+    for root, raised, message in (
+        ('data/imagenet', SystemExit, 'data/imagenet is missing; docs/train_it_yourself.md tells'),
+        ('data/mini', SystemExit, 'data/mini is missing; .*make_mini_datasets.py makes it'),
+        (str(tmp_path), FileNotFoundError, 'a.jpg'),
+    ):
+        dataset = dict(type='RepeatDataset', dataset=dict(data_root=root))
+        loader = dict(dataset=dataset)
+        config.write_text(f"default_scope = 'mmpretrain'\ntrain_dataloader = {loader}\n")
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(raised, match=message):
+            toolbox_scripts.run_toolbox_script('train.py', '')
 
 
 def test_a_toolbox_that_is_not_installed_is_named_with_the_command(tmp_path, monkeypatch):

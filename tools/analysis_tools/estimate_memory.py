@@ -7,8 +7,9 @@
   with_cp      the same with model.backbone.with_cp=True: blocks keep their inputs alone, and the
                largest block is computed again in the backward pass
 
-The estimate leaves out neck and heads, temporaries, DistributedDataParallel's buckets (gradients
-once more), the CUDA context, workspaces and fragmentation. No figure of it was measured on a GPU.
+The estimate is for layers and compiled ops as a GPU has them. A CPU's own FFNs keep less. It leaves
+out neck and heads, temporaries, DistributedDataParallel's buckets (gradients once more), the CUDA
+context, workspaces and fragmentation. No figure of it was measured on a GPU.
 
 Examples:
   python tools/analysis_tools/estimate_memory.py laplacianformer-tiny_8xb128_in1k 'softpp-*_in1k'
@@ -23,11 +24,22 @@ import torch.nn as nn
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmlaplace import get_model, list_models
 from mmlaplace.commands.command_line import ToolParser, positive, write_json
 from mmlaplace.model_zoo import get_config
 from mmlaplace.models.layers import TransformerBlock
+
+
+class LayerByLayer(TorchDispatchMode):
+    """A context in which FFNs and linears of a CPU run layer by layer, as on a GPU.
+
+    They would compute in blocks and keep less, but not where a mode watches each op.
+    """
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
 
 
 def kept_bytes(backbone: nn.Module, images: torch.Tensor) -> Tuple[int, int]:
@@ -53,7 +65,7 @@ def kept_bytes(backbone: nn.Module, images: torch.Tensor) -> Tuple[int, int]:
                 module.register_forward_pre_hook(lambda *_: before.append(total())),
                 module.register_forward_hook(lambda *_: blocks.append(total() - before.pop())),
             ]
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: None):
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: None), LayerByLayer():
         backbone(images)
     for handle in handles:
         handle.remove()

@@ -114,9 +114,10 @@ def chosen_configs(
         if Path(config).suffix or config in everything:
             chosen.append(config)
         else:  # the spelling of version 0.1
-            sys.stderr.write(
-                f'{parser.prog}: {config} is only a part of a name; write --match {config}\n'
-            )
+            if any(config in name for name in zoo):
+                sys.stderr.write(
+                    f'{parser.prog}: {config} is only a part of a name; write --match {config}\n'
+                )
             parts.append(config)
     if parts or not args.configs:
         matched = [name for name in zoo if not parts or any(part in name for part in parts)]

@@ -80,6 +80,8 @@ def open_session(parser: argparse.ArgumentParser, args: argparse.Namespace):
         )
     if not args.model.is_file():
         parser.error(f'there is no file {args.model}; export.py makes it')
+    if args.library and not args.library.is_file():
+        parser.error(f'there is no library {args.library}; build_onnxruntime_ops.py makes it')
     options = onnxruntime.SessionOptions()
     try:
         if args.library:

@@ -70,6 +70,10 @@ class BaseAttention(KnownOptions, BaseModule):
         self.embed_dims = embed_dims
         self.num_heads = num_heads
         self.head_dims = embed_dims // num_heads
+        if not isinstance(input_resolution, (list, tuple)) or len(input_resolution) != 2:
+            raise ValueError(
+                f'input_resolution must be (H, W), such as (14, 14), got {input_resolution!r}'
+            )
         height, width = input_resolution
         self.input_resolution = height, width
 

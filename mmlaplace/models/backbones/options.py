@@ -212,6 +212,8 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
     """
     if attn_cfg is None:
         return list(stages)
+    if isinstance(attn_cfg, str):
+        raise ValueError(f'attn_cfg must be a dict or a list; write dict(type={attn_cfg!r})')
     if not isinstance(attn_cfg, dict):
         _check_count('attn_cfg, where it is no dict,', attn_cfg, stages)
         _check_have_attention('attn_cfg', attn_cfg, stages)
