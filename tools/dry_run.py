@@ -17,6 +17,7 @@ Examples:
 import hashlib
 import json
 import math
+import re
 import resource
 import sys
 import time
@@ -43,10 +44,10 @@ TASKS = ('classification', 'detection', 'segmentation')
 
 
 def full_size_configs(task: str) -> List[Path]:
-    """All configs of a task but the bases and the mini ones."""
+    """All configs of a task but the bases and those of small data."""
     folders = [path for path in (ROOT / 'configs' / task).iterdir() if path.name != '_base_']
     files = sorted(path for folder in folders for path in folder.glob('*.py'))
-    return [path for path in files if 'mini' not in path.stem]
+    return [path for path in files if not re.search('mini|fashion', path.stem)]
 
 
 def on_stand_ins(value: Any, data: Path) -> Any:
