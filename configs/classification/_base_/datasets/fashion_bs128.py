@@ -1,5 +1,5 @@
-# Fashion-MNIST: 60,000 + 10,000 images. tools/dataset_converters/make_mini_datasets.py --tasks fashion
-# takes the files of Debian's package; mmpretrain downloads what is missing.
+# Fashion-MNIST, 60,000 + 10,000 images. tools/dataset_converters/make_mini_datasets.py --tasks
+# fashion takes the files of Debian's package; mmpretrain downloads what is missing.
 dataset_type = 'FashionMNIST'
 data_root = 'data/mini/fashion'
 data_preprocessor = dict(
