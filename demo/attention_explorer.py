@@ -56,9 +56,6 @@ def main() -> None:
     except ImportError as error:
         sys.exit(f'{parser.prog}: error: {missing_package("gradio", "demo", error)}')
     check_free(parser, args.host, args.port)
-    for option, folder in (('--quick-start', args.quick_start), ('--compared', args.compared)):
-        if folder != parser.get_default(option[2:].replace('-', '_')) and not folder.is_dir():
-            parser.error(f'{option}: there is no folder {folder}; check the path')
     sources = {}
     for model in args.model:
         if len(model) > 3:
