@@ -133,11 +133,11 @@ def main() -> None:
         settings = settings_of(
             args.attention, args.host, args.seed, args.study, not args.no_local_branch, args.epochs
         )
-        first = settings['phases'][0]
-        MODELS.build(backbone_cfg(args.host, settings['attn_cfg'], first['side']))  # checks options
         if finished(args.work_dir, settings):
             print(f'{args.work_dir / "result.json"} is there already')
             return
+        first = settings['phases'][0]
+        MODELS.build(backbone_cfg(args.host, settings['attn_cfg'], first['side']))  # checks options
         if missing := missing_data(args.study, args.data_root):
             parser.error(missing)
         begin(args.work_dir, settings)
