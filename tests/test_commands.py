@@ -89,9 +89,6 @@ def quick_starts(tmp_path_factory, mini_data):
     photo = Image.fromarray(data.astronaut()).resize((160, 128))
     for name in ('PHOTO', 'photo.jpg', 'cat.jpg', 'street.jpg', 'photos/one.jpg', 'photos/two.png'):
         photo.save(project / name, 'JPEG')
-    for name in ('model.onnx', 'classifier.onnx'):  # that the page's first command writes
-        exported = f'work_dirs/deploy/{Path(TRAINED["classify"][0]).name}.onnx'
-        (project / name).symlink_to(exported)
     for name, (_, checkpoint) in TRAINED.items():
         work_dir = project / 'work_dirs' / name
         page = RUNNABLE[ROOT / f'docs/tutorials/{name}.md']

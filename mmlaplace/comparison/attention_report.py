@@ -3,7 +3,7 @@
 import math
 import statistics
 from pathlib import Path
-from typing import Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Dict, Iterator, List, Sequence, Tuple
 
 import matplotlib
 
@@ -11,17 +11,20 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 from .attention_study import ABLATIONS, STUDIES
+from .seed_differences import (
+    by_attention,
+    differences,
+    half_width,
+    mean_top1,
+    seeds_text,
+    short,
+)
 
 MATRIX_HEADERS = {
     'row_sum': 'row sum', 'row_sum_deviation': '± over rows', 'negative': 'negative',
     'entropy': 'entropy', 'sharpness': 'largest', 'rank': 'rank', 'row_distance': 'rows apart',
     'near': 'near', 'middle': 'middle', 'far': 'far',
 }  # fmt: skip
-
-
-def short(name: str) -> str:
-    """The name of an attention in a table, without the suffix ``Attention``."""
-    return name.replace('Attention', '')
 
 
 def markdown(header: List[str], rows: List[List[str]]) -> str:
@@ -38,19 +41,6 @@ def spread(values: List[float]) -> str:
     return f'{mean} ± {statistics.stdev(values):.1f} ({single})'
 
 
-def by_attention(results: List[dict]) -> Dict[str, List[dict]]:
-    """Group results by attention, the most accurate attention first, each sorted by seed."""
-    found: Dict[str, List[dict]] = {}
-    for result in sorted(results, key=lambda result: result['settings']['seed']):
-        found.setdefault(result['settings']['attention'], []).append(result)
-    return dict(sorted(found.items(), key=lambda item: -mean_top1(item[1])))
-
-
-def mean_top1(runs: List[dict], column: Optional[str] = None) -> float:
-    """Mean top-1 in a column. Default: the first, where test images have the training size."""
-    return statistics.mean(run['top1'][column or next(iter(run['top1']))] for run in runs)
-
-
 def accuracy_table(results: List[dict]) -> str:
     found = by_attention(results)
     columns = list(results[0]['top1'])
@@ -65,69 +55,6 @@ def accuracy_table(results: List[dict]) -> str:
         for name, runs in found.items()
     ]
     return markdown(['attention', *columns, 'K params', 'M MACs', 's a run'], rows)
-
-
-def differences(results: List[dict], base: str = 'SoftmaxAttention') -> Dict[str, List[float]]:
-    """By attention, the differences of its top-1 from that of ``base``, one for each shared seed.
-
-    Attentions that share fewer than two seeds with ``base`` are left out.
-    """
-    found = by_attention(results)
-    top1 = {
-        name: {run['settings']['seed']: next(iter(run['top1'].values())) for run in runs}
-        for name, runs in found.items()
-    }
-    own = top1.get(base, {})
-    pairs = {name: [one[seed] - own[seed] for seed in one if seed in own]
-             for name, one in top1.items() if name != base}  # fmt: skip
-    return {name: values for name, values in pairs.items() if len(values) > 1}
-
-
-def half_width(values: List[float]) -> float:
-    """Half the width of the 95 % interval of a mean, by Student's t."""
-    from scipy.special import stdtrit
-
-    error = statistics.stdev(values) / math.sqrt(len(values))
-    return float(stdtrit(len(values) - 1, 0.975)) * error
-
-
-def deviation_of_seeds(results: List[dict]) -> Tuple[float, int]:
-    """Standard deviation of top-1 over seeds, pooled over attentions, and its degrees of freedom.
-
-    Two or three seeds of one attention hardly tell its deviation. Those of all attentions do, if
-    seeds matter alike for each. Without two seeds of any, it is NaN.
-    """
-    runs = [[mean_top1([run]) for run in one] for one in by_attention(results).values()]
-    free = sum(len(one) - 1 for one in runs)
-    squares = sum((len(one) - 1) * statistics.variance(one) for one in runs if len(one) > 1)
-    return (math.sqrt(squares / free) if free else math.nan), free
-
-
-def least_difference(deviation: float, free: int, seeds: int) -> float:
-    """The half width of the 95 % interval of the difference of two means of so many seeds.
-
-    Args:
-        deviation: Standard deviation over seeds.
-        free: Its degrees of freedom.
-        seeds: Number of seeds of each attention.
-    """
-    from scipy.special import stdtrit
-
-    return float(stdtrit(free, 0.975)) * deviation * math.sqrt(2 / seeds)
-
-
-def seeds_text(results: List[dict]) -> str:
-    """What differences these trainings can show. It is empty if no attention has two seeds."""
-    deviation, free = deviation_of_seeds(results)
-    if not free:
-        return ''
-    seen = ', '.join(
-        f'{least_difference(deviation, free, seeds):.2f} with {seeds}' for seeds in (1, 2, 3, 5)
-    )
-    return (
-        f'The deviation over seeds is {deviation:.2f} points, pooled over attentions, with {free} '
-        f'degrees of freedom. Two attentions differ for sure (95 %) from {seen} seeds of each.'
-    )
 
 
 def ablation_table(results: List[dict], names: Sequence[str]) -> str:
@@ -232,12 +159,12 @@ def sections(content: dict) -> Iterator[Tuple[str, str]]:
         for question, names in ABLATIONS.items():
             if table := ablation_table(results, names):
                 yield f'{question}, seeds paired: {key}', table
+        if text := seeds_text(results):
+            yield f'what differences show: {key}', text
         results = with_defaults(results)
         if not results:
             continue
         yield f'top-1 in %, mean ± s (seeds): {key}', accuracy_table(results)
-        if text := seeds_text(results):
-            yield f'what differences show: {key}', text
         if table := difference_table(results):
             yield f'points of top-1 beside softmax, seeds paired: {key}', table
         stages = sorted({m['stage'] for result in results for m in result['matrices']})

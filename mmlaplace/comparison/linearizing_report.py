@@ -11,8 +11,9 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
-from .attention_report import half_width, markdown, save, short
+from .attention_report import markdown, save
 from .linearizing_study import COLUMNS
+from .seed_differences import half_width, short
 
 TITLES = dict(
     softmax='softmax', swapped='swapped', layers='layer by layer', distilled='distilled',

@@ -6,8 +6,9 @@ from typing import Dict, NamedTuple, Optional
 
 import numpy as np
 
-from ..comparison.attention_report import by_attention, groups, mean_top1, short, with_defaults
+from ..comparison.attention_report import groups, with_defaults
 from ..comparison.attention_study import STUDIES
+from ..comparison.seed_differences import by_attention, mean_top1, short
 from ..model_zoo import files_root, read_yaml
 
 PUBLISHED = 'configs/probes/published_top1.yml'

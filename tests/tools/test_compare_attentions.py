@@ -14,7 +14,7 @@ from PIL import Image
 
 from mmlaplace.analysis import attention_statistics
 from mmlaplace.analysis.recording import mixed_by
-from mmlaplace.comparison import attention_report, attention_study
+from mmlaplace.comparison import attention_report, attention_study, seed_differences
 from mmlaplace.models import BaseAttention
 from mmlaplace.probes.report import read_costs
 
@@ -159,9 +159,9 @@ def test_differences_are_of_pairs_of_seeds():
     results = [made_up('SoftmaxAttention', seed, 50.0 + seed) for seed in (0, 1, 2, 7)]
     results += [made_up('XCAttention', seed, 52.0 + 2 * seed) for seed in (0, 1, 2, 3)]
     results.append(made_up('PolaAttention', 0, 60.0))  # a single pair has no interval
-    assert attention_report.differences(results) == {'XCAttention': [2.0, 3.0, 4.0]}
+    assert seed_differences.differences(results) == {'XCAttention': [2.0, 3.0, 4.0]}
     # Student's t for 97.5 % and two degrees of freedom is 4.303.
-    assert attention_report.half_width([2.0, 3.0, 4.0]) == pytest.approx(4.303 / 3**0.5, rel=1e-3)
+    assert seed_differences.half_width([2.0, 3.0, 4.0]) == pytest.approx(4.303 / 3**0.5, rel=1e-3)
     assert '| XC | +3.00 | ± 2.48 | 3 |' in attention_report.difference_table(results)
     names = 'SoftmaxAttention', 'SoftmaxAttention, qkv_bias=false', 'SOFTAttention'
     results += [made_up(names[1], seed, 52.0 + 2 * seed) for seed in (0, 1, 2)]
@@ -188,15 +188,27 @@ def test_seeds_of_all_attentions_tell_which_differences_show():
     results = [made_up('SoftmaxAttention', seed, 50.0 + 2 * seed) for seed in (0, 1)]
     results += [made_up('XCAttention', seed, 60.0 + seed) for seed in (0, 1, 2)]
     results.append(made_up('PolaAttention', 0, 10.0))  # one seed tells no deviation
-    # Variances 2 and 1 with one and two degrees of freedom: (2 + 2 * 1) / 3.
-    deviation, free = attention_report.deviation_of_seeds(results)
-    assert (deviation, free) == (pytest.approx((4 / 3) ** 0.5), 3)
-    # Student's t for 97.5 % and three degrees of freedom is 3.182.
-    two = attention_report.least_difference(deviation, free, seeds=2)
-    assert two == pytest.approx(3.182 * (4 / 3) ** 0.5, rel=1e-3)
+    # Seed 1 adds 1.5 to both. It leaves 0.25 of each of four runs: six runs less three
+    # attentions and two differences of seeds are one degree of freedom.
+    deviation, free = seed_differences.deviation_of_seeds(results)
+    assert (deviation, free) == (pytest.approx((4 * 0.25**2) ** 0.5), 1)
+    # Student's t for 97.5 % and one degree of freedom is 12.706.
+    two = seed_differences.least_difference(deviation, free, seeds=2)
+    assert two == pytest.approx(12.706 * 0.5, rel=1e-3)
     text = dict(attention_report.sections(dict(results=results, costs=[])))
     assert f'{two:.2f} with 2' in text['what differences show: vit, textures']
-    assert attention_report.seeds_text(results[-1:]) == ''
+    assert seed_differences.seeds_text(results[-1:]) == ''
+
+
+def test_what_a_seed_adds_to_all_attentions_hides_no_difference():
+    names = 'SoftmaxAttention', 'XCAttention', 'PolaAttention'
+    results = [made_up(name, seed, 50.0 + 4 * seed) for name in names for seed in (0, 1, 2)]
+    deviation, free = seed_differences.deviation_of_seeds(results)
+    assert (deviation, free) == (pytest.approx(0, abs=1e-12), 4)  # rounding of fp64
+    results += [made_up('LiteMLA', seed, 50.0 + 20 * seed) for seed in (0, 1, 2)]
+    text = seed_differences.seeds_text(results)
+    (*_, without) = text.split('Without LiteMLA, ')
+    assert without.startswith('whose seeds differ most, seeds have a deviation of 0.00 points')
 
 
 def test_an_interrupted_phase_goes_on_with_its_own_checkpoint(tmp_path, monkeypatch):
