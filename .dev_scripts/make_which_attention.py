@@ -19,7 +19,16 @@ from mmengine.registry import MODELS
 from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.comparison.attention_report import markdown
 from mmlaplace.probes.prediction import correlate, published, trained_here
-from mmlaplace.probes.report import MISSING, Table, behind, draw, read_costs, tables
+from mmlaplace.probes.report import (
+    MISSING,
+    NAMES,
+    Table,
+    behind,
+    draw,
+    largest,
+    read_costs,
+    tables,
+)
 from mmlaplace.probes.results import read_results
 from mmlaplace.probes.study import read_studies
 from mmlaplace.probes.tasks import PROBES, build_probe
@@ -118,6 +127,10 @@ For people who want to know what stands behind [the heat map](which_attention.md
 {training}
 
 {missing}
+
+## The largest task
+
+{largest}
 
 ## Does a probe predict images?
 
@@ -269,6 +282,26 @@ def training_section(table: Table) -> str:
     )
 
 
+def largest_section(table: Table) -> str:
+    """The attentions by the largest task of a type that they reach."""
+    rows = []
+    for kind, unit in (('recall', 'pairs'), ('one_of_many', 'candidates')):
+        reached = largest(table, kind)
+        least, *_ = (column.probe[unit] for column in table.columns if column.probe['type'] == kind)
+        for value in sorted({value or 0 for value in reached.values()}, reverse=True):
+            names = [name for name in reached if (reached[name] or 0) == value]
+            size = f'{value} {unit}' if value else f'fewer than {least} {unit}'
+            rows.append([f'{NAMES[kind]}, {size}', '; '.join(names)])
+    rates = sorted({behind(table, number)[1] for number in range(len(table.columns))} - {MISSING})
+    intro = (
+        'The most pairs, or candidates, of which an attention answers 0.9 right. A larger task was '
+        f'tried after all smaller ones. There is one seed, and of cells that are not solved '
+        f'{" or ".join(rates)} of the rates, of which the best counts. Missing attentions were not '
+        'run to their end.'
+    )
+    return f'{filled(intro)}\n\n{plain(["largest task", "attentions"], rows)}'
+
+
 def missing_section(found: Dict[str, Table]) -> str:
     """The attentions and probes without results."""
     table, parts = found['attentions'], []
@@ -313,6 +346,7 @@ def pages(
             probes=probes_section(main),
             training=training_section(main),
             missing=missing_section(found),
+            largest=largest_section(found['largest']),
             prediction=prediction,
             laplacian=laplacian_section(found),
         ),

@@ -11,7 +11,7 @@ import matplotlib.pyplot as plt
 
 from ..comparison.attention_report import markdown, save
 from .results import by_key
-from .study import SOLVED, Cell, Study, cell, label
+from .study import REACHED, SOLVED, Cell, Study, cell, label
 from .tasks import build_probe
 
 MISSING = '–'
@@ -135,6 +135,36 @@ def read_costs(path: Path, host: str = 'laplacianformer') -> Dict[str, Dict[str,
             **{f'MB {side}²': both[side]['MB'] for side in SIDES[-1:] if side in both},
         }
     return costs
+
+
+def largest(table: Table, name: str) -> Dict[str, Optional[int]]:
+    """By attention, the largest option of a probe with an accuracy of 0.9.
+
+    Attentions of which the next larger one was not run yet are left out.
+
+    Args:
+        table: The table of a study that has the probe with several options, the easiest first.
+        name: The probe.
+
+    Returns:
+        The value of the option that makes the probe harder. None if none has 0.9.
+    """
+    columns = [n for n, column in enumerate(table.columns) if column.probe['type'] == name]
+    knob = build_probe(table.columns[columns[0]].probe).knob
+    found: Dict[str, Optional[int]] = {}
+    for attention in table.rows:
+        reached = None
+        for number in columns:
+            accuracy = table.accuracy(attention, number)
+            if accuracy is None:
+                break
+            if accuracy < REACHED:
+                found[attention] = reached
+                break
+            reached = table.columns[number].probe[knob]
+        else:
+            found[attention] = reached
+    return found
 
 
 class Panel(NamedTuple):

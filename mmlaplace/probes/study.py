@@ -15,6 +15,7 @@ from .training import Schedule, train_probe
 
 CONFIG = 'configs/probes/probes.yml'
 SOLVED = 0.99  # no further learning rate is tried
+REACHED = 0.9  # the accuracy from which a harder probe is tried, and the largest is reported
 QUICK = dict(steps=20)
 
 
@@ -28,6 +29,8 @@ class Study(NamedTuple):
         rates: Learning rates, of which an attention has the best.
         schedule: Arguments of :class:`Schedule`.
         model: Arguments of :class:`ProbeModel`.
+        while_reached: Whether an attention gets a probe only after it has reached an accuracy of
+            0.9 in all earlier ones of this type. Default: False.
     """
 
     title: str
@@ -36,6 +39,7 @@ class Study(NamedTuple):
     rates: List[float]
     schedule: dict
     model: dict
+    while_reached: bool = False
 
 
 def all_attentions() -> Dict[str, dict]:
@@ -59,6 +63,7 @@ def read_studies(path: Optional[Path] = None) -> Dict[str, Study]:
             study.get('rates', content['rates']),
             {**content['schedule'], **study.get('schedule', {})},
             {**content['model'], **study.get('model', {})},
+            study.get('while_reached', False),
         )
         for name, study in content['studies'].items()
     }
@@ -167,18 +172,28 @@ class Runner:
         study, first = self.study, seeds[0]
         for probe in study.probes:
             for attention in study.attentions:
-                yield attention, probe, study.rates[0], first
+                if self.is_due(attention, probe, first):
+                    yield attention, probe, study.rates[0], first
         for probe in study.probes:
-            for lr in study.rates[1:]:
+            for lr in study.rates if study.while_reached else study.rates[1:]:
                 for attention in study.attentions:
                     best = self.best(attention, probe, first)
-                    if best is None or trained_accuracy(best) < SOLVED:
+                    solved = best is not None and trained_accuracy(best) >= SOLVED
+                    if not solved and self.is_due(attention, probe, first):
                         yield attention, probe, lr, first
             for seed in seeds[1:]:
                 for attention in study.attentions:
                     best = self.best(attention, probe, first)
                     if best is not None:
                         yield attention, probe, best['settings']['lr'], seed
+
+    def is_due(self, attention: str, probe: dict, seed: int) -> bool:
+        """Whether an attention has reached what a study asks for before this probe."""
+        if not self.study.while_reached:
+            return True
+        before = self.study.probes[: self.study.probes.index(probe)]
+        easier = [self.best(attention, p, seed) for p in before if p['type'] == probe['type']]
+        return all(b is not None and trained_accuracy(b) >= REACHED for b in easier)
 
     def best(self, attention: str, probe: dict, seed: int) -> Optional[dict]:
         return best_of(self.results(), self.study, attention, probe, seed)

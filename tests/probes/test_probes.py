@@ -9,9 +9,9 @@ from conftest import ROOT, load_tool, run_script
 
 from mmlaplace.probes import PROBES, Schedule, train_probe
 from mmlaplace.probes.prediction import correlate, published, trained_here
-from mmlaplace.probes.report import table_of
+from mmlaplace.probes.report import largest, table_of
 from mmlaplace.probes.results import append_result, read_results
-from mmlaplace.probes.study import Runner, all_attentions, read_studies
+from mmlaplace.probes.study import Runner, all_attentions, read_studies, settings_of
 from mmlaplace.probes.tasks import UNASKED, build_probe
 
 TOOL = ROOT / 'tools/analysis_tools/probe_attentions.py'
@@ -154,6 +154,36 @@ def test_all_cells_come_before_further_rates_and_a_probe_is_finished_before_the_
     assert plan == [(n, first) for n in (3, 3, 4, 4)] + [
         (n, lr) for n in (3, 4) for lr in others for _ in range(2)
     ]
+
+
+def test_a_larger_task_follows_one_that_is_reached_and_the_largest_is_reported(tmp_path):
+    probes = [dict(type='recall', pairs=n, hw_shape=[4, 4]) for n in (2, 4, 8)]
+    study = a_study(while_reached=True)._replace(probes=probes, rates=[4e-3, 8e-3])
+    path = tmp_path / 'probes.jsonl'
+    runner = Runner(study, path, print)
+
+    def asked():
+        return [(name, probe['pairs'], lr) for name, probe, lr, _ in runner.planned([0])]
+
+    def add(name, probe, lr, accuracy):
+        result = dict(accuracy={'1': accuracy}, loss=1.0, steps=2, seconds=1.0)
+        append_result(path, dict(settings=settings_of(study, name, probe, lr, 0), **result))
+
+    assert {pairs for _, pairs, _ in asked()} == {2}  # nothing is reached yet
+    add('Softmax', probes[0], 4e-3, 1.0)
+    add('Hydra', probes[0], 4e-3, 0.5)
+    assert {(name, pairs) for name, pairs, _ in asked()} == {
+        ('Softmax', 2), ('Softmax', 4), ('Hydra', 2),
+    }  # fmt: skip
+    add('Softmax', probes[1], 4e-3, 0.5)
+    add('Softmax', probes[1], 8e-3, 0.92)  # the better rate opens the next task
+    assert ('Softmax', 8, 4e-3) in asked() and ('Softmax', 8, 8e-3) in asked()
+    table = table_of(read_results(path), study)
+    assert largest(table, 'recall') == dict(Hydra=None)  # of softmax, 8 pairs were not run
+    add('Softmax', probes[2], 4e-3, 0.2)
+    assert largest(table_of(read_results(path), study), 'recall') == dict(Softmax=4, Hydra=None)
+    add('Softmax', probes[2], 8e-3, 0.9)
+    assert largest(table_of(read_results(path), study), 'recall')['Softmax'] == 8
 
 
 def test_rank_correlation_is_spearmans_and_its_interval_is_certain_only_where_ranks_agree():
