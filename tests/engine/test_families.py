@@ -220,6 +220,14 @@ def test_a_number_of_first_blocks_below_one_is_quoted():
         MODELS.build(dict(type='ViT', arch='tiny', attn_cfg=attn_cfg))
 
 
+@pytest.mark.parametrize('several', [False, True])
+def test_first_blocks_with_nothing_to_get_are_quoted(several):
+    given = dict(first_blocks=2)
+    attn_cfg = [None, given, None, None] if several else given
+    with pytest.raises(ValueError, match="{'first_blocks': 2} alone, which changes nothing"):
+        MODELS.build(dict(type='LaplacianFormer', arch='tiny', attn_cfg=attn_cfg))
+
+
 def test_a_classifier_with_a_neck_loads_into_backbones_and_detectors(tmp_path):
     backbone, path = RAVLT(ARCH), tmp_path / 'classifier.pth'
     neck, head = ConvPoolingNeck(32, 40), torch.nn.ModuleDict(dict(fc=torch.nn.Linear(40, 10)))

@@ -198,8 +198,8 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
 
     Raises:
         TypeError: For an option that no attention here has.
-        ValueError: For another number of entries than stages, options that the host sets, or
-            fields of a frame that have no effect.
+        ValueError: For another number of entries than stages, options that the host sets,
+            ``first_blocks`` without anything else, or fields of a frame that have no effect.
 
     Examples:
         >>> from mmlaplace.models.backbones import hosts
@@ -214,6 +214,12 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
         return list(stages)
     if isinstance(attn_cfg, str):
         raise ValueError(f'attn_cfg must be a dict or a list; write dict(type={attn_cfg!r})')
+    for given in attn_cfg if isinstance(attn_cfg, (list, tuple)) else [attn_cfg]:
+        if isinstance(given, dict) and list(given) == [FIRST_BLOCKS]:
+            raise ValueError(
+                f'attn_cfg has {given!r} alone, which changes nothing; add the type or the options '
+                'that the first blocks get'
+            )
     if not isinstance(attn_cfg, dict):
         _check_count('attn_cfg, where it is no dict,', attn_cfg, stages)
         _check_have_attention('attn_cfg', attn_cfg, stages)
