@@ -105,7 +105,7 @@ def native_extension() -> dict:
         say(f'no compiled ops: {problem}. To have them, install g++ or set CXX')
         return {}
 
-    with_cuda = force_cuda or torch.cuda.is_available()
+    with_cuda = force_cuda or (os.environ.get('FORCE_CUDA') != '0' and torch.cuda.is_available())
     nvcc = Path(cpp_extension.CUDA_HOME or '/') / 'bin' / 'nvcc'
     missing = missing_for_cuda(torch, nvcc)
     if with_cuda and missing:
@@ -124,6 +124,13 @@ def missing_for_cuda(torch, nvcc: Path) -> str:
         return (
             f'there is no nvcc: install the CUDA {torch.version.cuda} toolkit and set CUDA_HOME '
             f'(now {os.environ.get("CUDA_HOME")!r})'
+        )
+    said = subprocess.run([str(nvcc), '--version'], capture_output=True, text=True).stdout
+    release = re.search(r'release (\d+)\.', said)
+    if release and release[1] != torch.version.cuda.split('.')[0]:
+        return (
+            f'{nvcc} is of CUDA {release[1]}, and torch {torch.__version__} is of another: '
+            f'install the CUDA {torch.version.cuda} toolkit and set CUDA_HOME'
         )
     return ''
 

@@ -10,17 +10,17 @@ set -Eeuo pipefail
 called_from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-out=build/docs/html
+out=build/docs/html given=
 usage() { sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "${BASH_SOURCE[0]}"; }
 while [ $# -gt 0 ]; do
     case "$1" in
-        --out) out="${2:?--out needs a folder}"; shift 2 ;;
+        --out) out="${2:?--out needs a folder}" given=1; shift 2 ;;
         -h | --help) usage; exit 0 ;;
         *) echo "build_docs: unknown option '$1' (see --help)" >&2; exit 2 ;;
     esac
 done
 # A folder given from outside is relative to where the command was called.
-case "$out" in build/docs/html | /*) ;; *) out="$called_from/$out" ;; esac
+case "$out" in /*) ;; *) [ -z "$given" ] || out="$called_from/$out" ;; esac
 python="${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}"
 if ! "$python" -c 'import sphinx, myst_parser, furo' 2>/dev/null; then
     echo "build_docs: $python has no Sphinx; to fix it: $python -m pip install -r requirements/docs.txt" >&2

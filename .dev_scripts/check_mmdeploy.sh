@@ -5,10 +5,12 @@
 #   bash .dev_scripts/check_mmdeploy.sh                      # environment: .venv-mmdeploy
 #   bash .dev_scripts/check_mmdeploy.sh --venv FOLDER FILE…  # another one, and other configs
 set -Eeuo pipefail
+called_from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv="$PWD/.venv-mmdeploy"
 if [ "${1:-}" = --venv ]; then
     venv="${2:?--venv needs a folder}"
+    case "$venv" in /*) ;; *) venv="$called_from/$venv" ;; esac
     shift 2
 fi
 bash tools/setup_env.sh --set openmmlab --venv "$venv"

@@ -9,6 +9,7 @@ Example:
 """
 
 import math
+import os
 from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
@@ -195,10 +196,7 @@ def main() -> None:
     args.pictures.mkdir(parents=True, exist_ok=True)
     for one in drawn:
         save(images.get(image), one, view, args.pictures / one.file)
-    try:
-        folder = args.pictures.relative_to(args.out.parent).as_posix()
-    except ValueError:
-        folder = args.pictures.as_posix()
+    folder = Path(os.path.relpath(args.pictures, args.out.parent)).as_posix()
     args.out.parent.mkdir(parents=True, exist_ok=True)
     args.out.write_text(page(drawn, view, args.host, args.study, folder))
     print(f'wrote {args.out} and {len(drawn)} pictures in {args.pictures}')

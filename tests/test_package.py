@@ -100,6 +100,27 @@ def test_the_build_says_what_it_compiles_or_why_not(env, status, said):
         assert 'CUDA only with a visible GPU or FORCE_CUDA=1' in result.stderr
 
 
+@pytest.mark.parametrize(('release', 'gpu', 'asked', 'said'), [
+    ('12.4', True, None, 'ops for the CPU alone: .*nvcc is of CUDA 12, and torch'),
+    ('12.4', False, '1', 'FORCE_CUDA=1, but .*nvcc is of CUDA 12, and torch'),
+    ('13.0', True, '0', 'sources, CPU; CUDA only with'),  # not asked for
+])  # fmt: skip
+def test_an_nvcc_of_another_cuda_leaves_the_ops_for_the_cpu(release, gpu, asked, said, tmp_path):
+    nvcc = tmp_path / 'bin/nvcc'
+    nvcc.parent.mkdir()
+    nvcc.write_text(f'#!/bin/sh\necho "Cuda compilation tools, release {release}, V{release}.1"\n')
+    nvcc.chmod(0o755)
+    code = (
+        'import runpy, sys, torch\n'
+        f'torch.cuda.is_available, torch.version.cuda = lambda: {gpu}, "13.0"\n'
+        'sys.argv = ["setup.py", "--version"]; runpy.run_path("setup.py", run_name="__main__")'
+    )
+    env = dict(CUDA_HOME=str(tmp_path), **(dict(FORCE_CUDA=asked) if asked else {}))
+    result = run_python(code, cwd=ROOT, **env)
+    assert bool(result.returncode) == (asked == '1')
+    assert re.search(said, result.stderr, re.DOTALL), result.stderr
+
+
 HEAVY = ['mmcv', 'mmdet', 'mmseg', 'mmpretrain', 'torchvision', 'sklearn', 'skimage', 'timm',
          'transformers']  # fmt: skip
 

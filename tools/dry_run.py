@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 from typing import Any, Dict, List
 
+from filelock import FileLock
 from mmengine.config import Config
 from rich import box
 from rich.console import Console
@@ -214,8 +215,12 @@ def main() -> None:
         asked = dict(passed=True, fingerprint=mark, **length)
         if old is None or asked != {name: old.get(name) for name in asked}:
             old = run(config, mark, data, args.work_dir, length)
-            known[old['config']] = old
-            write_json(results, known)
+            with FileLock(results.with_suffix('.lock')):  # another call may write rows meanwhile
+                known = {
+                    **(read_json(results) if results.is_file() else known),
+                    name_of(config): old,
+                }
+                write_json(results, known)
         rows.append(old)
     print_table(rows)
     failed = [row for row in rows if not row['passed']]

@@ -11,9 +11,10 @@
 # (default: .venv/bin/python, else python3). A mmlaplace/_C*.so that has CUDA kernels already is used
 # as it is. Each step's log is in OUT; a step that fails does not keep the next from running.
 set -Eeuo pipefail
+called_from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 case "${1:-}" in -h | --help) sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
-out="${1:-work_dirs/gpu_check}"
+case "${1:-}" in '') out=work_dirs/gpu_check ;; /*) out="$1" ;; *) out="$called_from/$1" ;; esac
 python="${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}"
 mkdir -p "$out"
 failed=()

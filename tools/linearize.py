@@ -105,6 +105,7 @@ def main() -> None:
                        settings)  # fmt: skip
     except (ValueError, FloatingPointError) as error:
         parser.error(str(error))
+    args.work_dir.mkdir(parents=True, exist_ok=True)  # also without any step
     new_cfg.dump(args.work_dir / 'linearized.py')
     write_json(args.work_dir / 'linearized.json', dict(settings=settings, kept=kept.share, **done))
     write_weights(out, new.cpu().state_dict(), dict(linearized_from=args.checkpoint))

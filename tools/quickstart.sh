@@ -14,13 +14,13 @@ set -Eeuo pipefail
 called_from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-work_dir=work_dirs/quickstart
+work_dir=work_dirs/quickstart given=
 task=classification
 usage() { sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "${BASH_SOURCE[0]}"; }
 while [ $# -gt 0 ]; do
     case "$1" in
         --task) task="${2:?--task needs a name: classification, detection or segmentation}"; shift 2 ;;
-        --work-dir) work_dir="${2:?--work-dir needs a folder}"; shift 2 ;;
+        --work-dir) work_dir="${2:?--work-dir needs a folder}" given=1; shift 2 ;;
         -h | --help) usage; exit 0 ;;
         *) echo "quickstart: unknown option '$1' (see --help)" >&2; exit 2 ;;
     esac
@@ -29,7 +29,10 @@ case "$task" in
     classification | detection | segmentation) ;;
     *) echo "quickstart: no task '$task'; there are: classification detection segmentation" >&2; exit 2 ;;
 esac
-case "$work_dir" in work_dirs/quickstart | /*) ;; *) work_dir="$called_from/$work_dir" ;; esac
+case "$work_dir" in /*) ;; *) [ -z "$given" ] || work_dir="$called_from/$work_dir" ;; esac
+case "$work_dir" in  # mmengine's --cfg-options splits at these
+    *[[:space:],]*) echo "quickstart: --work-dir $work_dir has a space or a comma; name another folder" >&2; exit 2 ;;
+esac
 
 bash tools/setup_env.sh --task "$task"
 python=.venv/bin/python
@@ -78,7 +81,7 @@ if [ "$task" = classification ] || [ ! -f "$work_dir/last_checkpoint" ] ||
 fi
 if [ "$task" != classification ]; then
     "$python" tools/dataset_converters/make_mini_datasets.py --tasks "$task"
-    from=(--cfg-options "model.backbone.init_cfg.checkpoint=$(cat "$work_dir/last_checkpoint")")
+    from=(--cfg-options "model.backbone.init_cfg.checkpoint=$work_dir/$(basename "$(cat "$work_dir/last_checkpoint")")")
 fi
 case "$task" in
     detection)

@@ -17,14 +17,14 @@ called_from=$PWD
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 package_set=onedl
-venv=.venv
+venv=.venv given=
 all=mmpretrain,mmdet,mmseg
 toolboxes=$all
 usage() { sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "${BASH_SOURCE[0]}"; }
 while [ $# -gt 0 ]; do
     case "$1" in
         --set) package_set="${2:?--set needs a name: onedl or openmmlab}"; shift 2 ;;
-        --venv) venv="${2:?--venv needs a folder}"; shift 2 ;;
+        --venv) venv="${2:?--venv needs a folder}" given=1; shift 2 ;;
         --task)
             case "${2:?--task needs a name: classification, detection or segmentation}" in
                 classification) toolboxes=mmpretrain ;;
@@ -37,7 +37,8 @@ while [ $# -gt 0 ]; do
     esac
 done
 # A folder given from outside is relative to where the command was called.
-case "$venv" in .venv | /*) ;; *) venv="$called_from/$venv" ;; esac
+case "$venv" in /*) ;; *) [ -z "$given" ] || venv="$called_from/$venv" ;; esac
+case "${PYTHON:-}" in ./* | ../*) PYTHON="$called_from/$PYTHON" ;; esac
 requirements="requirements/$package_set.txt"
 if [ ! -f "$requirements" ]; then
     echo "setup_env: no package set '$package_set'; there are:" requirements/{onedl,openmmlab}.txt >&2

@@ -65,7 +65,13 @@ def tensors_of(made: Any) -> Tuple[Tensor, ...]:
 def seconds_of(
     job: Callable, device: torch.device, clock: Callable[[], float] = time.perf_counter
 ) -> float:
-    """Seconds of one run of a job, on a CPU by ``clock``, on a GPU by CUDA events."""
+    """Seconds of one run of a job, on a CPU by ``clock``, on a GPU by CUDA events.
+
+    Raises:
+        ValueError: For a device of another type.
+    """
+    if device.type not in ('cpu', 'cuda'):
+        raise ValueError(f"device must be 'cpu' or 'cuda' to be timed, got {str(device)!r}")
     if device.type == 'cpu':
         began = clock()
         _kept = job()  # freed only after the clock has stopped

@@ -97,4 +97,6 @@ def image_size(cfg: Config) -> Tuple[int, int]:
             (step[key] for step in reversed(pipeline) for key in ('crop_size', 'scale')
              if key in step), 224,
         )  # fmt: skip
+        if not isinstance(side, int):
+            side = tuple(side)[::-1]  # the transforms have width and height
     return (side, side) if isinstance(side, int) else tuple(side)

@@ -70,6 +70,9 @@ class ToolParser(argparse.ArgumentParser):
                 self.error(
                     f'--device {parsed.device} does not work here ({reason}); try --device cpu'
                 )
+            device = torch.device(parsed.device)
+            if device.type == 'cuda' and device.index is not None:
+                torch.cuda.set_device(device)  # clocks and counters of memory ask the current one
         for name in FOLDERS:
             folder = getattr(parsed, name, None)
             if isinstance(folder, Path):

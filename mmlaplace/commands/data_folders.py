@@ -34,7 +34,8 @@ def missing_folder(cfg: Config, split: str) -> str:
 def _maker_of(folder: str) -> str:
     """The text that says how to make a data folder."""
     if folder.startswith('data/mini'):
-        return 'python tools/dataset_converters/make_mini_datasets.py makes it'
+        task = f' --tasks {Path(folder).name}' if folder.strip('/') != 'data/mini' else ''
+        return f'python tools/dataset_converters/make_mini_datasets.py{task} makes it'
     if not folder.startswith('data/lra'):
         return 'docs/train_it_yourself.md tells which files go there'
     task = Path(folder).name.removesuffix('_mini')

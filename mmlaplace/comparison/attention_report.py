@@ -50,7 +50,7 @@ def accuracy_table(results: List[dict]) -> str:
             *(spread([run['top1'][column] for run in runs]) for column in columns),
             f'{runs[0]["parameters"] / 1e3:.0f}',
             f'{runs[0]["macs"] / 1e6:.1f}',
-            f'{statistics.median(run["seconds"] for run in runs):.0f}',
+            median_seconds(runs),
         ]
         for name, runs in found.items()
     ]
@@ -88,6 +88,12 @@ def ablation_table(results: List[dict], names: Sequence[str]) -> str:
     ]  # fmt: skip
     header = ['attention', *columns, 'difference', '95 % interval', 'seeds']
     return markdown(header, rows) if len(rows) > 1 else ''
+
+
+def median_seconds(runs: List[dict]) -> str:
+    """The median over runs. Those that were interrupted and resumed have no time."""
+    known = [run['seconds'] for run in runs if run['seconds'] is not None]
+    return f'{statistics.median(known):.0f}' if known else '-'
 
 
 def difference_table(results: List[dict]) -> str:

@@ -337,8 +337,11 @@ def missing_data(study: str, data_root: Path) -> str:
     )
 
 
-def begin(work_dir: Path, settings: dict) -> None:
+def begin(work_dir: Path, settings: dict) -> bool:
     """Write the settings of a training into its folder, so that no other one goes on with it.
+
+    Returns:
+        Whether the training had begun there before.
 
     Raises:
         ValueError: If a training with other settings began in the folder.
@@ -347,8 +350,11 @@ def begin(work_dir: Path, settings: dict) -> None:
     begun = read_result(written)
     if begun is not None:
         _check_settings(written, begun, settings)
-    elif not any(work_dir.glob('*/*.pth')):  # older trainings wrote no settings
-        write_json(written, dict(settings=settings))
+        return True
+    if any(work_dir.glob('*/*.pth')):  # older trainings wrote no settings
+        return True
+    write_json(written, dict(settings=settings))
+    return False
 
 
 def finished(work_dir: Path, settings: dict) -> bool:

@@ -3,12 +3,12 @@
 import argparse
 import importlib.util
 import math
-import statistics
 import sys
 from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
+import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -47,7 +47,7 @@ def exponents(rows: List[dict]) -> Dict[str, Dict[str, float]]:
         if len(line) > 1 and len({row['batch'] for row in line}) == 1:
             x = [math.log(row['side'] ** 2) for row in line]
             y = [math.log(row['median ms']) for row in line]
-            found.setdefault(name, {})[mode] = statistics.linear_regression(x, y).slope
+            found.setdefault(name, {})[mode] = float(np.polyfit(x, y, 1)[0])
     return found
 
 

@@ -51,9 +51,9 @@ class Inversion(NamedTuple):
 
     def gradient(self, grad: Tensor, inverse: Tensor) -> Tensor:
         """``-X^T G X^T``, the gradient of the matrix that X inverts."""
-        compute = _native.find('_newton_schulz_inverse_backward')
-        if compute is not None and not torch.is_grad_enabled():
-            gradient = compute(grad, inverse)  # on a GPU always in full fp32
+        name = '_newton_schulz_inverse_backward'
+        if _native.computes(name, grad.device.type) and not torch.is_grad_enabled():
+            gradient = _native.compiled(name)(grad, inverse)  # on a GPU always in full fp32
         else:
             transposed = inverse.transpose(-2, -1)
             gradient = -(transposed @ grad @ transposed)

@@ -88,8 +88,9 @@ def load_library(folder: Path) -> Optional[str]:
     return None
 
 
+FOLDER = Path(__file__).resolve().parent.parent
 # Found once, at import, because a graph that torch.compile traces cannot look for files.
-WHY_MISSING = load_library(Path(__file__).resolve().parent.parent)
+WHY_MISSING = load_library(FOLDER)
 
 
 def available() -> Dict[str, frozenset]:
@@ -215,7 +216,43 @@ def why_not(name: str, device_type: str) -> Optional[str]:
         return f'the compiled library has no op {name!r}'
     if device_type != 'meta' and device_type not in AVAILABLE[name]:
         return f'the compiled library was built without {name!r} for {device_type}'
-    return None
+    return why_not_on_this_gpu() if device_type == 'cuda' else None
+
+
+def why_not_on_this_gpu() -> Optional[str]:
+    """Why the library's code for GPUs does not run on the current one, or None if it does."""
+    return _why_not_on_gpu(torch.cuda.current_device())
+
+
+# Graphs cannot ask for it. torch.compiler.assume_constant_result sets this too, but imports all of
+# torch._dynamo for it.
+why_not_on_this_gpu._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _why_not_on_gpu(index: int) -> Optional[str]:
+    (info, *_) = filter(
+        lambda info: serves(info, torch.__version__), map(build_info, sorted(FOLDER.glob('_C*.so')))
+    )
+    return why_not_for(info, torch.cuda.get_device_capability(index))
+
+
+def why_not_for(info: Dict[str, str], capability: Tuple[int, int]) -> Optional[str]:
+    """Why a library with this build information has no code for a GPU, or None if it has.
+
+    Code for 8.0 runs on 8.6 too, but not on 7.5. For later GPUs the library has PTX, which the
+    driver compiles.
+    """
+    arches = [(int(arch) // 100, int(arch) // 10 % 10) for arch in
+              re.findall(r'\d+', info.get('arches', ''))]  # fmt: skip
+    fits = any(major == capability[0] and minor <= capability[1] for major, minor in arches)
+    if fits or not arches or capability > max(arches):
+        return None
+    known = ', '.join(f'{major}.{minor}' for major, minor in arches)
+    return (
+        f'the compiled library is for GPUs of compute capability {known}, and this one has '
+        f'{capability[0]}.{capability[1]}'
+    )
 
 
 def computes(name: str, device_type: str) -> bool:

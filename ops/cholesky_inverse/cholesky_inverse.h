@@ -41,7 +41,8 @@ inline Tensor by_factor(const Tensor& mats, double ridge) {
   const Tensor failed = info.ne(0).logical_or(finite.logical_not());
   const Tensor root = linalg_solve_triangular(factor, identity, /*upper=*/false);
   return linalg_solve_triangular(factor.transpose(-2, -1), root, /*upper=*/true)
-      .masked_fill_(failed.view({-1, 1, 1}), std::numeric_limits<double>::quiet_NaN());
+      .masked_fill_(failed.view({-1, 1, 1}), std::numeric_limits<double>::quiet_NaN())
+      .contiguous();  // as compiled graphs expect; LAPACK's results are transposed
 }
 
 }  // namespace cholesky

@@ -101,7 +101,7 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor& grad, const Tensor& x,
     MMLAPLACE_FOR_CPU(power_gradient_rows(block));
   });
   const Tensor of_both = sums.sum({1, 2});
-  return {of_x, of_both[0], of_both[1]};
+  return {of_x, of_both[0].clone(), of_both[1].clone()};  // results of an op share no memory
 }
 
 }  // namespace

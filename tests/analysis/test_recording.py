@@ -85,6 +85,8 @@ def test_the_memory_of_tensors_is_exact_and_leaves_out_what_is_returned():
         return (made,)
 
     assert tensor_memory(job, CPU) == MEGABYTE
+    with pytest.raises(ValueError, match="must be 'cpu' or 'cuda' to be timed, got 'mps'"):
+        measuring.seconds_of(job, torch.device('mps'))
     assert tensor_memory(lambda: (torch.zeros(MEGABYTE),), CPU) == 0
     made = measuring.tensors_of([(torch.zeros(3), [torch.zeros(2, dtype=torch.float64)])])
     assert bytes_of(made) == 28

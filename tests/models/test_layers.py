@@ -174,6 +174,12 @@ def test_an_ffn_is_its_formula(dwconv_kernel, residual):
     torch.testing.assert_close(ffn(x, (3, 4)), expected)
 
 
+def test_gradients_of_an_ffn_are_contiguous_as_compiled_graphs_expect():
+    tokens = torch.randn(1, 16, 10).transpose(1, 2).requires_grad_()  # of a flattened map
+    (grad,) = torch.autograd.grad(FFN(16, 4)(tokens, (2, 5)).sum(), tokens)
+    assert grad.is_contiguous()
+
+
 @pytest.mark.parametrize('with_cp', [False, True])
 def test_a_norm_goes_from_layer_norm_to_batch_norm_and_tokens(with_cp):
     norm_cfg = dict(type='PRepBN', steps=4, warmup=2)

@@ -2,11 +2,13 @@
 
 import itertools
 import json
+from argparse import Namespace
+from pathlib import Path
 from unittest import mock
 
 import pytest
 import torch
-from conftest import CLASSIFICATION, ROOT, quiet_init, run_script, toolbox_model
+from conftest import CLASSIFICATION, ROOT, load_tool, quiet_init, run_script, toolbox_model
 from mmengine.config import Config
 from mmengine.dataset import InfiniteSampler
 from mmengine.registry import MODELS
@@ -227,6 +229,35 @@ def test_the_tool_writes_a_model_that_loads_and_names_what_is_wrong(classifier, 
     ):
         assert result.returncode and said in result.stderr
         assert result.stderr.strip().splitlines()[-1].startswith('linearize.py: error: ')
+
+
+def test_a_short_training_has_a_point_for_each_quarter_too(monkeypatch):
+    monkeypatch.setattr(linearizing_study, 'top1', mock.Mock(side_effect=range(99)))
+    for steps in (3, 148, 152, 400):
+        curve = linearizing_study.Curve(torch.nn.Identity(), None, steps)
+        for step in (*range(50, steps, 50), steps):  # where the loop saves
+            curve(dict(step=step, seconds=float(step)))
+        seconds = [point[0] for point in curve.points]
+        assert len(seconds) == 4 and seconds == sorted(seconds)
+
+
+def test_an_attention_that_fails_leaves_the_others_their_results(tmp_path, monkeypatch):
+    tool = load_tool('tools/analysis_tools/compare_linearized.py')
+
+    def run(attention, *_):
+        if attention == 'PolaAttention':
+            raise FloatingPointError('the loss is nan')
+        return dict(settings=dict(attention=attention), top1={})
+
+    monkeypatch.setattr(linearizing_study, 'run', run)
+    monkeypatch.setattr(tool, 'teacher_of', lambda *_: Path(__file__))
+    names = ['LinearAttention', 'PolaAttention', 'XCAttention']
+    args = Namespace(minutes=1, seeds=[0], attentions=names, work_dir=tmp_path, epochs=2,
+                     classifiers=tmp_path, data_root=tmp_path)  # fmt: skip
+    (failure,) = tool.run_all(None, args)
+    assert failure == 'PolaAttention, seed 0: FloatingPointError: the loss is nan'
+    found = json.loads((tmp_path / 'results.json').read_text())['results']
+    assert [one['settings']['attention'] for one in found] == names[::2]
 
 
 @pytest.mark.training

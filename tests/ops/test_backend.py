@@ -1,6 +1,7 @@
 """Who computes, by context and by environment, and which autocast is left for it."""
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -103,6 +104,27 @@ def test_the_library_of_this_torch_is_chosen(tmp_path):
 ])  # fmt: skip
 def test_a_library_of_the_stable_abi_serves_later_versions_of_torch_too(info, served):
     assert {version: _native.serves(info, version) for version in served} == served
+
+
+@pytest.mark.parametrize(('arches', 'fits', 'not_for'), [
+    ('800,900,1000', [(8, 0), (8, 6), (9, 0), (10, 3), (12, 0)], [(7, 5), (7, 0)]),
+    ('750', [(7, 5), (8, 0)], [(7, 0)]),
+    ('', [(5, 0)], []),  # of a library that does not say
+])  # fmt: skip
+def test_a_gpu_without_code_in_the_library_gets_the_reference(arches, fits, not_for):
+    info = dict(arches=arches) if arches else {}
+    assert [_native.why_not_for(info, gpu) for gpu in fits] == [None] * len(fits)
+    for gpu in not_for:
+        known, own = f'{int(arches.split(",")[0]) / 100:.1f}', '.'.join(map(str, gpu))
+        assert re.search(f'{known}.*and this one has {own}', _native.why_not_for(info, gpu))
+
+
+def test_gpus_are_asked_for_code_and_cpus_are_not(monkeypatch):
+    monkeypatch.setattr(_native, 'AVAILABLE', {'laplacian_kernel': frozenset({'cpu', 'cuda'})})
+    monkeypatch.setattr(_native, 'WHY_MISSING', None)
+    monkeypatch.setattr(_native, 'why_not_on_this_gpu', lambda: 'it is old')
+    assert _native.why_not('laplacian_kernel', 'cpu') is None
+    assert _native.why_not('laplacian_kernel', 'cuda') == 'it is old'
 
 
 def test_an_op_or_device_that_the_library_lacks(monkeypatch):

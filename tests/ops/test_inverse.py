@@ -12,6 +12,7 @@ from mmlaplace.ops import (
     inverse_residual,
     laplacian_kernel,
     newton_schulz_inverse,
+    use_backend,
 )
 from mmlaplace.ops.newton_start_scale import newton_start_scale
 
@@ -136,6 +137,20 @@ def test_cholesky_inverts_the_mean_of_both_triangles(backend):
     skewed = skewed.detach()
     product = newton_schulz_inverse(skewed, 40) @ (skewed + 1e-2 * torch.eye(9))
     torch.testing.assert_close(product, torch.eye(9, dtype=torch.float64).expand_as(product))
+
+
+def test_the_reference_calls_no_compiled_op_in_its_backward_either():
+    called = []
+
+    class Watched(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            called.append(op.namespace)
+            return op(*args, **(kwargs or {}))
+
+    mat = torch.eye(5, requires_grad=True)
+    with use_backend('reference'), Watched():
+        newton_schulz_inverse(mat, num_iters=20).sum().backward()
+    assert set(called) == {'aten'}
 
 
 def test_a_residual_above_the_limit_raises_and_names_the_fix():

@@ -56,6 +56,28 @@ def test_opcheck(name, dtype, device):
     torch.library.opcheck(op, ARGUMENTS[name](device=device, dtype=dtype), **tolerances)
 
 
+# Beyond 256 on a CPU and 64 on a GPU, Cholesky's inverses are LAPACK's.
+@needs_compile
+@pytest.mark.parametrize('device', DEVICES)
+@pytest.mark.parametrize('size', [7, 65, 257])
+@pytest.mark.parametrize('name', ['cholesky_inverse', 'newton_schulz_inverse'])
+def test_inverses_of_any_size_have_the_strides_that_graphs_expect(name, size, device):
+    op = getattr(torch.ops.mmlaplace, name).default
+    mat = torch.eye(size, device=device).expand(2, size, size)
+    arguments = (20, 1e-2) if name == 'newton_schulz_inverse' else (1e-2,)
+    expected = op(mat.to('meta'), *arguments)
+    assert op(mat, *arguments).stride() == expected.stride()
+
+
+@needs_compile
+def test_opcheck_of_the_gradients_of_powers():
+    x, power, shift = points(2, 2, 11, 4), points(2, 1, 4), points(2, 1, 4)
+    grad = points(2, 2, 11, 8, requires_grad=False)
+    backward = torch.ops.mmlaplace._signed_powers_backward.default
+    inputs = (grad, *(tensor.detach().abs() for tensor in (x, power, shift)))
+    torch.library.opcheck(backward, inputs)
+
+
 @needs_compile
 @pytest.mark.parametrize('device', DEVICES)
 @pytest.mark.parametrize(

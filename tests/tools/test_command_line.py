@@ -70,6 +70,20 @@ def test_numbers_files_and_devices_that_cannot_be_end_the_tool_with_a_message(
             command_line.read_json(tmp_path / 'other.json', 'results')
 
 
+def test_a_gpu_with_a_number_is_the_one_that_is_measured(monkeypatch):
+    chosen = mock.Mock()
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: True)
+    monkeypatch.setattr(torch.cuda, 'set_device', chosen)
+    monkeypatch.setattr(torch, 'empty', lambda *_, **__: None)
+    tool = ToolParser('What it does.')
+    tool.add_argument('--device')
+    for device in ('cpu', 'cuda'):
+        tool.parse_args(['--device', device])
+    chosen.assert_not_called()
+    tool.parse_args(['--device', 'cuda:1'])
+    chosen.assert_called_once_with(torch.device('cuda:1'))
+
+
 def test_json_makes_its_folder_and_leaves_the_file_where_it_cannot_be_written(
     tmp_path, monkeypatch
 ):

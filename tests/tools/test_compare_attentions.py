@@ -2,12 +2,15 @@
 
 import json
 import math
+import threading
+import time
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, load_tool, quiet_init, registered, run_script
+from filelock import FileLock
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from PIL import Image
@@ -220,12 +223,56 @@ def test_an_interrupted_phase_goes_on_with_its_own_checkpoint(tmp_path, monkeypa
     assert cfg.resume and cfg.load_from is None
 
 
-def test_an_option_that_the_attention_refuses_is_one_sentence(tmp_path, monkeypatch):
-    arguments = ['LaplacianAttention, bandwidth=-2', '--work-dir', str(tmp_path)]
+@pytest.mark.parametrize(('option', 'message'), [
+    ('bandwidth=-2', 'error: bandwidth must be positive and finite, got -2'),
+    ('bandwidth=wide', "error: 'LaplacianAttention, bandwidth=wide' has a value of a wrong type"),
+])  # fmt: skip
+def test_an_option_that_the_attention_refuses_is_one_sentence(
+    option, message, tmp_path, monkeypatch
+):
+    arguments = [f'LaplacianAttention, {option}', '--work-dir', str(tmp_path)]
     monkeypatch.setattr('sys.argv', ['attention_training.py', *arguments])
-    with pytest.raises(SystemExit, match='error: bandwidth must be positive and finite, got -2'):
+    with pytest.raises(SystemExit, match=message):
         attention_training.main()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_training_that_another_call_left_behind_is_waited_for(tmp_path, monkeypatch, capsys):
+    train, words = mock.Mock(), ['XCAttention', '--host', 'vit', '--work-dir', str(tmp_path)]
+    monkeypatch.setattr(attention_training, 'train_all', train)
+    monkeypatch.setattr(attention_training, 'missing_data', lambda *_: '')
+    monkeypatch.setattr('sys.argv', ['attention_training.py', *words])
+    settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', True, None)
+    with FileLock(tmp_path / 'lock'):
+        call = threading.Thread(target=attention_training.main)
+        call.start()
+        call.join(0.5)
+        assert call.is_alive()
+        (tmp_path / 'result.json').write_text(json.dumps(dict(settings=settings)))
+    call.join(60)
+    train.assert_not_called()
+    assert 'is there now, by another call' in capsys.readouterr().out
+
+
+def test_no_training_starts_after_a_keyboard_interrupt(monkeypatch):
+    started = []
+
+    def run(job):
+        started.append(job)
+        time.sleep(0.05)  # while the tool learns of the interrupt
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare_attentions, 'run', run)
+    monkeypatch.setattr(compare_attentions, 'import_first', lambda *_: None)
+    with pytest.raises(KeyboardInterrupt):
+        compare_attentions.run_all([f'job {number}' for number in range(20)], at_once=2)
+    assert len(started) < 20
+
+
+def test_a_run_that_was_resumed_has_no_time():
+    runs = [dict(made_up('XCAttention', seed, 60.0), seconds=s) for seed, s in ((0, None), (1, 90))]
+    assert '| 90 |' in attention_report.accuracy_table(runs)
+    assert '| - |' in attention_report.accuracy_table(runs[:1])
 
 
 @pytest.mark.training

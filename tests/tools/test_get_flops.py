@@ -13,7 +13,7 @@ from mmengine.registry import MODELS
 from mmlaplace import get_model
 from mmlaplace.analysis import measuring
 from mmlaplace.analysis.complexity import count_complexity, mmengine_flop_handles
-from mmlaplace.analysis.networks import Network
+from mmlaplace.analysis.networks import Network, image_size
 from mmlaplace.model_zoo import read_models
 from mmlaplace.models import BaseAttention, LaplacianAttention
 from mmlaplace.ops import use_backend
@@ -192,6 +192,24 @@ def test_averaged_weights_take_as_much_as_the_weights(name, copies):
     backbone = get_model(name, backbone_only=True)
     weights = measuring.bytes_of(tuple(backbone.parameters()))
     assert estimate_memory.estimate(name, 2, (64, 64))['states'] == copies * weights
+
+
+@pytest.mark.parametrize(('step', 'size'), [
+    (dict(type='Resize', scale=(96, 48)), (48, 96)),  # transforms have width and height
+    (dict(type='CenterCrop', crop_size=(96, 48)), (48, 96)),
+    (dict(type='CenterCrop', crop_size=224), (224, 224)),
+])  # fmt: skip
+def test_the_size_of_a_test_image_is_its_height_and_width(step, size):
+    loader = dict(dataset=dict(pipeline=[dict(type='LoadImageFromFile'), step]))
+    model = dict(backbone=dict(type='LaplacianFormer'))
+    cfg = Config(dict(model=model, test_dataloader=loader, default_scope='mmpretrain'))
+    assert image_size(cfg) == size
+
+
+def test_a_model_that_is_not_there_is_named_also_beside_others():
+    tool = ROOT / 'tools/analysis_tools/estimate_memory.py'
+    result = run_script(tool, 'softpp-tiny_8xb128', 'no_such_model')
+    assert result.returncode == 2 and "matches 'no_such_model'" in result.stderr
 
 
 @pytest.mark.slow

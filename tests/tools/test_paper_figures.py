@@ -62,6 +62,14 @@ def test_memory_over_tokens_is_quadratic_with_matrices_and_linear_without():
     assert all(ratio < 2.2 for ratio in growth.values())
 
 
+def test_numbers_that_are_there_are_kept(tmp_path, monkeypatch):
+    numbers = tmp_path / 'figure.json'
+    numbers.write_text('mine')
+    result = run_script(TOOL, 'softpp-1a', '--out', numbers.with_suffix('.png'))
+    assert result.returncode == 2 and f'{numbers} is there already; --force' in result.stderr
+    assert numbers.read_text() == 'mine'
+
+
 @pytest.mark.slow
 def test_figures_of_published_points_are_drawn(tmp_path):
     (tmp_path / 'result.json').write_text('{"scores": {"accuracy/top1": 50.0}}')

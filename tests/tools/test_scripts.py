@@ -84,6 +84,7 @@ def test_a_missing_folder_of_data_is_named_and_other_missing_files_are_not(tmp_p
     for root, raised, message in (
         ('data/imagenet', SystemExit, 'data/imagenet is missing; docs/train_it_yourself.md tells'),
         ('data/mini', SystemExit, 'data/mini is missing; .*make_mini_datasets.py makes it'),
+        ('data/mini/fashion', SystemExit, 'make_mini_datasets.py --tasks fashion makes it'),
         (str(tmp_path), FileNotFoundError, 'a.jpg'),
     ):
         dataset = dict(type='RepeatDataset', dataset=dict(data_root=root))

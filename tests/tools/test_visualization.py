@@ -1,6 +1,7 @@
 """Rows of attention matrices are exact; both tools draw what they are asked for, or say why not."""
 
 import sys
+from unittest import mock
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -249,6 +250,17 @@ def test_vis_cam_heats_every_image(config, arguments, mini_data, tmp_path, monke
     if config == RETINANET:
         assert figure.axes[1].patches
     assert min(Image.open(tmp_path / 'cam.png').size) > 200
+
+
+def test_vis_predictions_takes_grey_images_and_classes_without_names():
+    tool = load_tool('tools/visualization/vis_predictions.py')
+    sample = mock.Mock()
+    data = dict(inputs=torch.full((1, 28, 28), 200, dtype=torch.uint8), data_samples=sample)
+    image = tool.enlarged(data, gamma=1.0)
+    assert image.shape == (644, 644, 3) and (image == 200).all()
+    sample.gt_label, sample.pred_label = torch.tensor([3]), torch.tensor([5])
+    sample.pred_score = torch.tensor([0.1, 0.9])
+    assert tool.classified(image, sample, None, None)[1] == '5 (90%)\ntrue: 3'
 
 
 @pytest.mark.sampled(3)

@@ -12,6 +12,7 @@ import statistics
 from pathlib import Path
 from typing import Callable, Dict, List, Tuple
 
+import numpy as np
 import torch
 from mmengine.registry import MODELS
 
@@ -49,7 +50,7 @@ def exponent(rows: List[dict]) -> float:
     if len(rows) < 2:
         return math.nan
     x, y = zip(*((2 * math.log(row['side']), math.log(row['seconds'])) for row in rows))
-    return statistics.linear_regression(x, y).slope
+    return float(np.polyfit(x, y, 1)[0])
 
 
 def cost_of(

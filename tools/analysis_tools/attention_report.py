@@ -15,6 +15,8 @@ def main() -> None:
     parser.add_argument('results', type=Path, help='results.json of compare_attentions.py')
     parser.add_argument('--out', type=Path, help='folder; default: that of the results')
     args = parser.parse_args()
+    if args.out and args.out.is_file():
+        parser.error(f'--out {args.out} is a file; name a folder')
     content = read_json(args.results, 'results', 'costs')
     for path in write_report(content, args.out or args.results.parent):
         print(f'wrote {path}')

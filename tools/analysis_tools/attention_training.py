@@ -12,11 +12,13 @@ Example:
 import json
 import sys
 import time
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
 from typing import Dict, List, Tuple
 
 import torch
+from filelock import FileLock
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
@@ -140,9 +142,21 @@ def main() -> None:
         MODELS.build(backbone_cfg(args.host, settings['attn_cfg'], first['side']))  # checks options
         if missing := missing_data(args.study, args.data_root):
             parser.error(missing)
-        begin(args.work_dir, settings)
+        resumed = begin(args.work_dir, settings)
+    except TypeError as error:
+        sys.exit(f'{parser.prog}: error: {args.attention!r} has a value of a wrong type: {error}')
     except ValueError as error:
         sys.exit(f'{parser.prog}: error: {error}')
+    # A training goes on after the call that started it was killed. Another call waits for it.
+    with FileLock(args.work_dir / 'lock'):
+        if finished(args.work_dir, settings):
+            print(f'{args.work_dir / "result.json"} is there now, by another call')
+        else:
+            train_all(args, settings, resumed)
+
+
+def train_all(args: Namespace, settings: dict, resumed: bool) -> None:
+    """Train all phases, test, and write the result. A training that is resumed has no time."""
     study = STUDIES[args.study]._replace(phases=[Phase(**phase) for phase in settings['phases']])
     start = time.perf_counter()
     top1, cfg, checkpoint = train_and_test(
@@ -150,7 +164,7 @@ def main() -> None:
     )
     seconds = time.perf_counter() - start
     seen = look_into(cfg, checkpoint, study.phases[-1], args.data_root)
-    result = dict(settings=settings, top1=top1, seconds=seconds, **seen)
+    result = dict(settings=settings, top1=top1, seconds=None if resumed else seconds, **seen)
     write_json(args.work_dir / 'result.json', result)
     print(json.dumps(top1, ensure_ascii=False))
 

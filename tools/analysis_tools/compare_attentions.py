@@ -126,11 +126,15 @@ def run_all(jobs: List[Job], at_once: int) -> List[str]:
     import_first('mmpretrain.models', 'mmlaplace.models')
     with Progress() as progress, ThreadPoolExecutor(at_once) as pool:
         task = progress.add_task('runs', total=len(jobs))
-        for future in as_completed([pool.submit(run, job) for job in jobs]):
-            progress.advance(task)
-            if future.result():
-                failures.append(future.result())
-                progress.console.print(failures[-1], markup=False, soft_wrap=True)
+        try:
+            for future in as_completed([pool.submit(run, job) for job in jobs]):
+                progress.advance(task)
+                if future.result():
+                    failures.append(future.result())
+                    progress.console.print(failures[-1], markup=False, soft_wrap=True)
+        except BaseException:  # such as Ctrl+C, after which the pool would start all that waits
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
     return failures
 
 

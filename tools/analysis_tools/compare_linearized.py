@@ -14,8 +14,11 @@ Examples:
   python tools/analysis_tools/compare_linearized.py --report docs/logs/linearized.json
 """
 
+import sys
 import time
+from argparse import Namespace
 from pathlib import Path
+from typing import List
 
 import torch
 
@@ -35,7 +38,8 @@ def teacher_of(seed: int, folder: Path) -> Path:
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument('--attentions', nargs='+', metavar='NAME', default=study.ATTENTIONS,
-                        choices=list(contenders()), help='default: %(default)s')  # fmt: skip
+                        choices=[name for name in contenders() if name != 'SoftmaxAttention'],
+                        help='default: %(default)s')  # fmt: skip
     parser.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2])
     parser.add_argument('--epochs', type=float, default=2.0,
                         help='of the training from scratch; default: %(default)s')  # fmt: skip
@@ -47,18 +51,22 @@ def main() -> None:
     parser.add_argument('--report', type=Path, metavar='JSON',
                         help='write the table and the plot of a log, and run nothing')  # fmt: skip
     args = parser.parse_args()
+    failures = []
     if not args.report:
-        run_all(parser, args)
+        failures = run_all(parser, args)
         args.report = args.work_dir / 'results.json'
     results = read_json(args.report, 'results')['results'] if args.report.exists() else []
     if not results:
-        parser.error(f'{args.report} has no results; leave --report out to make them')
+        failed = f'{len(failures)} runs failed, see above, and ' if failures else ''
+        parser.error(f'{failed}{args.report} has no results; leave --report out to make them')
     for path in write_report(results, args.work_dir):
         print(f'wrote {path}')
+    if failures:
+        sys.exit(f'{parser.prog}: error: {len(failures)} runs failed, see above')
 
 
-def run_all(parser: ToolParser, args) -> None:
-    """Run what is not done, and write all results into one file."""
+def run_all(parser: ToolParser, args: Namespace) -> List[str]:
+    """Run what is not done, and write all results into one file; the failures."""
     until = time.time() + 60 * args.minutes
     missing = [path for seed in args.seeds
                if not (path := teacher_of(seed, args.classifiers)).is_file()]  # fmt: skip
@@ -69,6 +77,7 @@ def run_all(parser: ToolParser, args) -> None:
             f'--epochs {study.PHASE.epochs} --attentions SoftmaxAttention --no-cost'
         )
     torch.set_num_threads(1)
+    failures = []
     for seed in args.seeds:
         for attention in args.attentions:
             folder = args.work_dir / f'{attention}_{seed}'
@@ -79,12 +88,18 @@ def run_all(parser: ToolParser, args) -> None:
             if done or time.time() > until:
                 continue
             teacher = teacher_of(seed, args.classifiers)
-            result = study.run(attention, seed, args.epochs, teacher, args.data_root)
+            try:
+                result = study.run(attention, seed, args.epochs, teacher, args.data_root)
+            except Exception as error:  # of one attention: it is told, and the others go on
+                failures.append(f'{attention}, seed {seed}: {type(error).__name__}: {error}')
+                print(failures[-1], flush=True)
+                continue
             write_json(folder / 'result.json', result)
             print(f'{attention}, seed {seed}: {result["top1"]}', flush=True)
     found = filter(None, map(read_result, sorted(args.work_dir.glob('*/result.json'))))
     machine = describe_machine(torch.device('cpu'))
     write_json(args.work_dir / 'results.json', dict(machine=machine, results=list(found)))
+    return failures
 
 
 if __name__ == '__main__':

@@ -106,9 +106,13 @@ def main() -> None:
     )  # fmt: skip
     parser.add_output('--out', help='write the bytes into this .json')
     args = parser.parse_args()
-    names = [name for pattern in args.names for name in list_models(pattern)]
-    if not names:
-        parser.error(f'no model of the metafiles matches {args.names}; docs/model_zoo.md lists all')
+    found = {pattern: list_models(pattern) for pattern in args.names}
+    for pattern in args.names:
+        if not found[pattern]:
+            parser.error(
+                f'no model of the metafiles matches {pattern!r}; docs/model_zoo.md lists all'
+            )
+    names = list(dict.fromkeys(name for pattern in args.names for name in found[pattern]))
 
     torch.manual_seed(0)
     rows = [estimate(name, args.batch, args.image_size) for name in track(names, transient=True)]

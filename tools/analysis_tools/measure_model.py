@@ -24,6 +24,8 @@ Examples:
 
 import json
 import statistics
+import sys
+from contextlib import redirect_stdout
 from typing import Any, Dict, List, Tuple
 
 import torch
@@ -140,7 +142,8 @@ def main() -> None:
         shape = dict(image_size=list(size))
     device = torch.device(args.device)
     batch = args.batch_size or cfg.train_dataloader.batch_size
-    network = network_of(cfg)
+    with redirect_stdout(sys.stderr):  # what toolboxes print is no JSON
+        network = network_of(cfg)
     found = dict(config=args.config, **shape, **architecture(network))
     if args.attention_term:
         if args.checkpoint:

@@ -61,6 +61,8 @@ def main() -> None:
     parser.add_argument('--report', type=Path, metavar='FOLDER',
                         help='write tables and pictures of FILE, and run nothing')  # fmt: skip
     args = parser.parse_args()
+    if args.out.is_dir():
+        parser.error(f'{args.out} is a folder; name a file in it')
     parser.check_place(args.out)
     if min(args.rates or [1]) <= 0:
         parser.error(f'--rates must be positive, got {args.rates}')
@@ -87,7 +89,8 @@ def asked(study: Study, args) -> Study:
     """A study with the rates and the schedule that the user asks for."""
     study = study._replace(rates=args.rates or study.rates)
     if args.quick:
-        return study._replace(schedule={**study.schedule, **QUICK}, rates=study.rates[:1])
+        rates = args.rates or study.rates[:1]
+        return study._replace(schedule={**study.schedule, **QUICK}, rates=rates)
     return study
 
 

@@ -152,12 +152,13 @@ def measure(
             for name, model in models.items()
         }
         seconds = interleave(jobs, rounds, device)
-        first = statistics.median(next(iter(seconds.values())))
+        base = seconds.get(next(iter(CONTENDERS[kind])))  # None where it did not run
         for name, times in seconds.items():
             rows.append({
                 'kind': kind, 'shape': shape, 'pass': name_of_pass, 'contender': name,
                 'median ms': 1e3 * statistics.median(times), 'min ms': 1e3 * min(times),
-                'runs': len(times), 'ratio': statistics.median(times) / first,
+                'runs': len(times),
+                'ratio': statistics.median(times) / statistics.median(base) if base else None,
                 'MB': to_megabytes(tensor_memory(jobs[name], device)),
             })  # fmt: skip
     return rows, why_not
@@ -175,9 +176,10 @@ def print_table(kind: str, shape: Shape, rows: List[dict], why_not: Dict[str, st
         table.add_column(name, justify='left' if name in ('pass', 'contender') else 'right')
     for row in rows:
         memory = '-' if row['MB'] is None else f'{row["MB"]:.1f}'
+        ratio = '-' if row['ratio'] is None else f'{row["ratio"]:.2f}'
         table.add_row(
             row['pass'], row['contender'], f'{row["median ms"]:.3f}', f'{row["min ms"]:.3f}',
-            str(row['runs']), f'{row["ratio"]:.2f}', memory,
+            str(row['runs']), ratio, memory,
         )  # fmt: skip
     Console(width=120).print(table)
     for name, reason in why_not.items():

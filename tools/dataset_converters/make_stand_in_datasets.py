@@ -53,7 +53,8 @@ def make_imagenet(out: Path, scenes: Path) -> None:
 
 
 def make_coco(out: Path, scenes: Path) -> None:
-    from mmdet.datasets import CocoDataset
+    # As in mmdet, which classifiers do not need.
+    from torchvision.models.detection import RetinaNet_ResNet50_FPN_Weights as Weights
 
     (out / 'annotations').mkdir(parents=True)
     for split in ('train', 'val'):
@@ -62,7 +63,8 @@ def make_coco(out: Path, scenes: Path) -> None:
             source = scenes / split / image['file_name']
             image['file_name'] = f'{source.stem}.jpg'
             as_jpeg(source, out / f'{split}2017' / image['file_name'])
-        names = CocoDataset.METAINFO['classes']
+        known = Weights.COCO_V1.meta['categories']
+        names = [name for name in known if name not in ('__background__', 'N/A')]
         content['categories'] = [dict(id=i, name=name) for i, name in enumerate(names)]
         name = f'instances_{split}2017.json'
         (out / 'annotations' / name).write_text(json.dumps(content))

@@ -124,6 +124,10 @@ def main() -> None:
     out = args.out or Path(f'work_dirs/{args.name}.png')
     if out.suffix != '.png':
         parser.error(f'--out must end in .png, got {out}')
+    written = [out] if args.numbers else [out, out.with_suffix('.json')]
+    for path in written:
+        if path.exists() and not args.force:
+            parser.error(f'{path} is there already; --force replaces it')
     if args.numbers is not None:
         found = read_json(args.numbers, 'figure')
         if found['figure'] != args.name:
@@ -141,7 +145,7 @@ def main() -> None:
         write_json(out.with_suffix('.json'), found)
     out.parent.mkdir(parents=True, exist_ok=True)
     figure.draw(found).savefig(out, dpi=120)
-    print('wrote', out, '' if args.numbers else out.with_suffix('.json'))
+    print('wrote', *written)
 
 
 if __name__ == '__main__':

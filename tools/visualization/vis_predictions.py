@@ -38,7 +38,8 @@ SIDE = 640  # pixels that the longer side of a drawn image has at least
 
 def enlarged(data: dict, gamma: float) -> np.ndarray:
     """The RGB image to draw on, at a size that its data sample asks predictions for."""
-    pixels = data['inputs'].permute(1, 2, 0).numpy()[..., ::-1]  # as loaded, BGR
+    pixels = data['inputs'].expand(3, -1, -1)  # also of a grey image
+    pixels = pixels.permute(1, 2, 0).numpy()[..., ::-1]  # as loaded, BGR
     pixels = np.round(255 * (pixels / 255) ** gamma).astype(np.uint8)
     times = math.ceil(SIDE / max(pixels.shape[:2]))
     height, width = (times * side for side in pixels.shape[:2])
@@ -51,7 +52,8 @@ def enlarged(data: dict, gamma: float) -> np.ndarray:
 def classified(image: np.ndarray, sample, visualizer, classes) -> tuple:
     """The image, and predicted and true class above it."""
     truth, predicted = sample.gt_label.item(), sample.pred_label.item()
-    title = f'{classes[predicted]} ({sample.pred_score.max():.0%})\ntrue: {classes[truth]}'
+    named = [classes[label] if classes else label for label in (predicted, truth)]
+    title = f'{named[0]} ({sample.pred_score.max():.0%})\ntrue: {named[1]}'
     return image, title, 'darkgreen' if truth == predicted else 'crimson'
 
 
@@ -73,8 +75,9 @@ def name_boxes(axis, sample, classes) -> None:
     found = sample.pred_instances
     for box, label, score in zip(found.bboxes, found.labels, found.scores):
         left, top = box[:2].tolist()
+        named = classes[label] if classes else int(label)
         axis.text(
-            left, max(top, 0), f'{classes[label]} {score:.0%}', fontsize=8, color='white',
+            left, max(top, 0), f'{named} {score:.0%}', fontsize=8, color='white',
             va='bottom', bbox=dict(facecolor='black', edgecolor='none', pad=1),
         )  # fmt: skip
 

@@ -91,7 +91,7 @@ def _backward(
 ) -> Tuple[Optional[Tensor], ...]:  # fmt: skip
     """The gradients of x and of both weights and biases, of those that are needed."""
     needs_x, needs_first, needs_first_bias, needs_second, needs_bias = needs
-    of_x = torch.empty_like(x) if needs_x else None
+    of_x = x.new_empty(x.shape) if needs_x else None  # contiguous, as compiled graphs expect
     of_first = torch.zeros_like(first) if needs_first else None
     of_second = torch.zeros_like(second) if needs_second else None
     of_first_bias = torch.zeros_like(first_bias)
