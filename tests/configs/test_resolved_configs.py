@@ -28,6 +28,14 @@ LEAVES = {
 # replaced in their lines of the form `key = value`, and by what: one line, or several. An empty
 # line is dropped.
 CHANGES = [
+    # Statistics of BatchNorm are averaged as weights are.
+    (r'^classification/(laplacianformer|soft)/.*_in1k', r'^(custom_hooks\.0)\.momentum = .*',
+     r'\g<0>\n\1.update_buffers = True'),
+    # The end of the schedule is scaled with the rate.
+    (r'^classification/polaformer/.*_in1k', r'^(param_scheduler\.1\.eta_min) = 2e-05$',
+     r'\1_ratio = 0.02'),
+    (r'^classification/polaformer/.*_in1k', r'^(param_scheduler\.1\.eta_min) = (1e-05|2e-07)$',
+     r'\1_ratio = 0.01'),
     # As the code that the tables come from.
     (r'^lra/.*_(softmax|kernelized)_as-', r'^(model\.backbone\.attn_cfg)\.type = .*',
      r'\g<0>\n\1.attn_drop = 0.1'),

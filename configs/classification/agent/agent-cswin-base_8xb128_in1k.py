@@ -1,7 +1,7 @@
 _base_ = [
     '../_base_/models/image_classifier.py',
     '../_base_/datasets/imagenet_bs128_square.py',
-    '../_base_/schedules/imagenet_bs1024_adamw_300e_swin.py',
+    '../_base_/schedules/imagenet_bs1024_adamw_300e_cswin.py',
     '../_base_/default_runtime.py',
 ]
 
@@ -21,5 +21,5 @@ model = dict(
     ),
     head=dict(in_channels=768),
 )
-optim_wrapper = dict(optimizer=dict(weight_decay=0.1), clip_grad=None)
-custom_hooks = [dict(type='EMAHook', momentum=1 - 0.99992, priority='ABOVE_NORMAL')]
+optim_wrapper = dict(optimizer=dict(weight_decay=0.1))
+custom_hooks = [dict(type='EMAHook', momentum=1 - 0.99984, priority='ABOVE_NORMAL')]

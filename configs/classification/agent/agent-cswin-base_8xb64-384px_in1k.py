@@ -1,7 +1,7 @@
 _base_ = [
     '../_base_/models/image_classifier.py',
-    '../_base_/datasets/imagenet_384_bs64.py',
-    '../_base_/schedules/imagenet_finetune_bs512_adamw_30e_swin.py',
+    '../_base_/datasets/imagenet_384_bs64_square.py',
+    '../_base_/schedules/imagenet_finetune_bs512_adamw_20e_cswin.py',
     '../_base_/default_runtime.py',
 ]
 
@@ -23,5 +23,7 @@ model = dict(
     ),
     head=dict(in_channels=768),
 )
-optim_wrapper = dict(optimizer=dict(lr=1e-5), clip_grad=None)
-custom_hooks = [dict(type='EMAHook', momentum=1 - 0.9998, priority='ABOVE_NORMAL')]
+optim_wrapper = dict(optimizer=dict(lr=5e-6))
+
+# The weights of the run at 224 pixels go here, or by --cfg-options load_from=FILE.
+load_from = None

@@ -1,7 +1,7 @@
 _base_ = [
     '../_base_/models/image_classifier.py',
     '../_base_/datasets/imagenet_bs128_square.py',
-    '../_base_/schedules/imagenet_bs1024_adamw_300e_deit.py',
+    '../_base_/schedules/imagenet_bs1024_adamw_300e_flatten.py',
     '../_base_/default_runtime.py',
 ]
 

@@ -1,7 +1,7 @@
 _base_ = [
     '../_base_/models/image_classifier.py',
-    '../_base_/datasets/imagenet_384_bs64.py',
-    '../_base_/schedules/imagenet_finetune_bs512_adamw_30e_swin.py',
+    '../_base_/datasets/imagenet_384_bs64_crop.py',
+    '../_base_/schedules/imagenet_finetune_bs512_adamw_20e_cswin.py',
     '../_base_/default_runtime.py',
 ]
 
@@ -15,6 +15,8 @@ model = dict(
         out_indices=(3,),
     ),
     head=dict(in_channels=768),
+    train_cfg=dict(augments=[dict(type='Mixup', alpha=0.1), dict(type='CutMix', alpha=0.1)]),
 )
-optim_wrapper = dict(optimizer=dict(lr=1e-5), clip_grad=None)
-custom_hooks = [dict(type='EMAHook', momentum=1 - 0.9998, priority='ABOVE_NORMAL')]
+
+# The weights of the run at 224 pixels go here, or by --cfg-options load_from=FILE.
+load_from = None

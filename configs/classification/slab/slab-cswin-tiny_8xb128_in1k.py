@@ -1,7 +1,7 @@
 _base_ = [
     '../_base_/models/image_classifier.py',
     '../_base_/datasets/imagenet_bs128.py',
-    '../_base_/schedules/imagenet_bs1024_adamw_300e_swin.py',
+    '../_base_/schedules/imagenet_bs1024_adamw_300e_cswin.py',
     '../_base_/default_runtime.py',
 ]
 
@@ -15,11 +15,9 @@ model = dict(
             ffn_ratios=(4, 4, 4, 4),
         ),
         attn_cfg=[dict(type='SLABAttention', lepe_kernel=5, second_lepe_kernel=3)] * 2 + [None] * 2,
-        norm_cfg=dict(type='PRepBN', steps=120000, eps=1e-5),
+        norm_cfg=dict(type='PRepBN', steps=240000, eps=1e-5),
         drop_path_rate=0.1,
         out_indices=(3,),
     ),
     head=dict(in_channels=512),
 )
-optim_wrapper = dict(clip_grad=None)
-custom_hooks = [dict(type='EMAHook', momentum=1 - 0.99992, priority='ABOVE_NORMAL')]

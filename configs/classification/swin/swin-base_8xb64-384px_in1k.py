@@ -16,3 +16,6 @@ model = dict(
     ),
     head=dict(in_channels=1024),
 )
+
+# The weights of the run at 224 pixels go here, or by --cfg-options load_from=FILE.
+load_from = None

@@ -18,6 +18,4 @@ model = dict(
     ),
     neck=dict(in_channels=[128, 320, 512]),
 )
-optim_wrapper = dict(optimizer=dict(lr=1e-4 / 1.4, weight_decay=1e-4))
-train_dataloader = dict(batch_size=1)
-auto_scale_lr = dict(base_batch_size=8)
+optim_wrapper = dict(optimizer=dict(lr=1e-4, weight_decay=1e-4))

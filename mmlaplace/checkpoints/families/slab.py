@@ -96,7 +96,7 @@ SLAB_CSWIN = dict(
     type='CSWin',
     arch=cswin.arch('tiny'),
     attn_cfg=SLAB_MAPS,
-    norm_cfg=prepbn(120000, 1e-5),
+    norm_cfg=prepbn(240000, 1e-5),
 )
 SLAB_PVT = dict(
     type='PVT',

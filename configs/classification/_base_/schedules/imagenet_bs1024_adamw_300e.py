@@ -1,4 +1,5 @@
-# SOFT's recipe for ImageNet: 300 epochs of AdamW, linear warm-up over 10, cosine to 5e-5.
+# SOFT's recipe for ImageNet: 300 epochs of AdamW, linear warm-up over 10, cosine to 5e-5,
+# which SOFT's code has for any rate and number of images.
 _base_ = '../../../_base_/no_decay.py'
 
 max_epochs = 300
@@ -21,6 +22,9 @@ train_cfg = dict(by_epoch=True, max_epochs=max_epochs, val_interval=5)
 val_cfg = dict()
 test_cfg = dict()
 
-custom_hooks = [dict(type='EMAHook', momentum=1 - 0.99996, priority='ABOVE_NORMAL')]
+# Statistics of BatchNorm are averaged too, as in the authors' code.
+custom_hooks = [
+    dict(type='EMAHook', momentum=1 - 0.99996, update_buffers=True, priority='ABOVE_NORMAL'),
+]
 # 8 GPUs x 128 images
 auto_scale_lr = dict(base_batch_size=1024)

@@ -1,5 +1,5 @@
-# DeiT's recipe for ImageNet, and PVT's: 300 epochs, warm-up over 5, cosine to 2e-5 (1e-5 for 512
-# images).
+# DeiT's recipe for ImageNet, and PVT's, RAVLT's and MAViT's: 300 epochs, warm-up over 5, cosine to
+# 1e-5, which their code has for any number of images.
 _base_ = '../../../_base_/no_decay.py'
 
 max_epochs = 300
@@ -13,7 +13,7 @@ param_scheduler = [
         convert_to_iter_based=True,
     ),
     dict(
-        type='CosineAnnealingLR', eta_min=2e-5, by_epoch=True, begin=warmup_epochs,
+        type='CosineAnnealingLR', eta_min=1e-5, by_epoch=True, begin=warmup_epochs,
         end=max_epochs,
     ),
 ]  # fmt: skip

@@ -23,6 +23,9 @@ train_cfg = dict(by_epoch=True, max_epochs=max_epochs, val_interval=5)
 val_cfg = dict()
 test_cfg = dict()
 
-custom_hooks = [dict(type='EMAHook', momentum=5e-4, priority='ABOVE_NORMAL')]
+# Statistics of BatchNorm are averaged too, as in the authors' code.
+custom_hooks = [
+    dict(type='EMAHook', momentum=5e-4, update_buffers=True, priority='ABOVE_NORMAL'),
+]
 # 8 GPUs x 128 images
 auto_scale_lr = dict(base_batch_size=1024)

@@ -1,4 +1,4 @@
-# Swin's recipe for ImageNet: 300 epochs, warm-up over 20, cosine to 1e-5 (5e-6 for 512 images),
+# Swin's recipe for ImageNet: 300 epochs, warm-up over 20, cosine to a hundredth of the rate,
 # gradients of up to 5.
 _base_ = '../../../_base_/no_decay.py'
 
@@ -14,7 +14,7 @@ param_scheduler = [
         convert_to_iter_based=True,
     ),
     dict(
-        type='CosineAnnealingLR', eta_min=1e-5, by_epoch=True, begin=warmup_epochs,
+        type='CosineAnnealingLR', eta_min_ratio=0.01, by_epoch=True, begin=warmup_epochs,
         end=max_epochs,
     ),
 ]  # fmt: skip

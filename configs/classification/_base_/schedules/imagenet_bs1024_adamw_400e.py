@@ -1,5 +1,5 @@
 # PolaFormer's recipe for ImageNet on PVT, PVTv2 and DeiT: the paper's 400 epochs, with warm-up over
-# 20, and what its code has on PVT: cosine to 2e-5 (1e-5 for 512 images), no clipping of gradients
+# 20, and what its code has on PVT: cosine to a fiftieth of the rate, no clipping of gradients
 # for the small sizes, no averaged weights.
 _base_ = '../../../_base_/no_decay.py'
 
@@ -14,7 +14,7 @@ param_scheduler = [
         convert_to_iter_based=True,
     ),
     dict(
-        type='CosineAnnealingLR', eta_min=2e-5, by_epoch=True, begin=warmup_epochs,
+        type='CosineAnnealingLR', eta_min_ratio=0.02, by_epoch=True, begin=warmup_epochs,
         end=max_epochs,
     ),
 ]  # fmt: skip

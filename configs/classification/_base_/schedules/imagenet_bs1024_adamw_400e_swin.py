@@ -1,5 +1,5 @@
 # PolaFormer's recipe for ImageNet on Swin: as imagenet_bs1024_adamw_400e.py, but as its code has it
-# on Swin: cosine to 1e-5, and gradients of up to 5.
+# on Swin: cosine to a hundredth of the rate, and gradients of up to 5.
 _base_ = '../../../_base_/no_decay.py'
 
 max_epochs = 400
@@ -14,7 +14,7 @@ param_scheduler = [
         convert_to_iter_based=True,
     ),
     dict(
-        type='CosineAnnealingLR', eta_min=1e-5, by_epoch=True, begin=warmup_epochs,
+        type='CosineAnnealingLR', eta_min_ratio=0.01, by_epoch=True, begin=warmup_epochs,
         end=max_epochs,
     ),
 ]  # fmt: skip

@@ -1,5 +1,6 @@
 # SwiftFormer's recipe for ImageNet: 300 epochs, warm-up over 5, cosine to 1e-5. Its authors clip
-# gradients adaptively, for which mmengine has no option.
+# gradients adaptively, for which mmengine has no option. They also average weights, but test the last
+# ones.
 _base_ = '../../../_base_/no_decay.py'
 
 max_epochs = 300
@@ -21,6 +22,5 @@ train_cfg = dict(by_epoch=True, max_epochs=max_epochs, val_interval=5)
 val_cfg = dict()
 test_cfg = dict()
 
-custom_hooks = [dict(type='EMAHook', momentum=1 - 0.99996, priority='ABOVE_NORMAL')]
 # 16 GPUs x 128 images
 auto_scale_lr = dict(base_batch_size=2048)

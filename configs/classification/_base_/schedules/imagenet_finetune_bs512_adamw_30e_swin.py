@@ -14,7 +14,7 @@ param_scheduler = [
         convert_to_iter_based=True,
     ),
     dict(
-        type='CosineAnnealingLR', eta_min=2e-7, by_epoch=True, begin=warmup_epochs,
+        type='CosineAnnealingLR', eta_min_ratio=0.01, by_epoch=True, begin=warmup_epochs,
         end=max_epochs, convert_to_iter_based=True,
     ),
 ]  # fmt: skip
