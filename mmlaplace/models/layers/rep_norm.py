@@ -60,8 +60,7 @@ class PRepBN(RepBN):
     keep it. What resets that count makes the norm a LayerNorm again, as
     ``torch.optim.swa_utils.update_bn`` does. With ``norm_eval=True`` of a backbone no forward
     counts, so train without it until :math:`\lambda` is 1. In eval mode the norm is :class:`RepBN`
-    at any time. ``norm_cfg=dict(type='PRepBN', steps=300000)`` gives it to a backbone. An averaged model
-    needs ``EMAHook(update_buffers=False)``, as mmengine averages no whole numbers, such as the count.
+    at any time. ``norm_cfg=dict(type='PRepBN', steps=300000)`` gives it to a backbone.
 
     Args:
         embed_dims: Channels C.
