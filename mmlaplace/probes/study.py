@@ -230,10 +230,12 @@ def best_of(
 
 
 class Cell(NamedTuple):
-    """A cell of a table: the mean over seeds, of the best learning rate.
+    """A cell of a table: the median over seeds, of the best learning rate.
+
+    A run learns a task or does not, and the mean of both would be neither.
 
     Attributes:
-        accuracy: Mean accuracy by the scale of the test map.
+        accuracy: Median accuracy by the scale of the test map.
         seeds: Number of seeds.
         rates: Number of learning rates that the first seed has.
         steps: Mean steps until the probe was solved, or of the schedule.
@@ -260,7 +262,7 @@ def cell(found: Dict[str, dict], study: Study, attention: str, probe: dict) -> O
 
     runs = [run for seed in seeds if (run := has(seed, lr)) is not None]
     return Cell(
-        {s: statistics.mean(run['accuracy'][s] for run in runs) for s in best['accuracy']},
+        {s: statistics.median(run['accuracy'][s] for run in runs) for s in best['accuracy']},
         len(runs),
         sum(has(first, rate) is not None for rate in study.rates),
         statistics.mean(run['steps'] for run in runs),
