@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 from conftest import ROOT, load_tool, quiet_init, registered, run_script
-from filelock import FileLock
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from PIL import Image
@@ -243,7 +242,7 @@ def test_a_training_that_another_call_left_behind_is_waited_for(tmp_path, monkey
     monkeypatch.setattr(attention_training, 'missing_data', lambda *_: '')
     monkeypatch.setattr('sys.argv', ['attention_training.py', *words])
     settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', True, None)
-    with FileLock(tmp_path / 'lock'):
+    with attention_training.locked(tmp_path):
         call = threading.Thread(target=attention_training.main)
         call.start()
         call.join(0.5)

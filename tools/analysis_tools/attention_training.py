@@ -9,16 +9,18 @@ Example:
   python tools/analysis_tools/attention_training.py "LaplacianAttention, bandwidth=2"
 """
 
+import fcntl
 import json
+import os
 import sys
 import time
 from argparse import Namespace
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Dict, List, Tuple
+from typing import Dict, Iterator, List, Tuple
 
 import torch
-from filelock import FileLock
 from mmengine.config import Config
 from mmengine.registry import MODELS
 from mmengine.runner import Runner
@@ -148,11 +150,22 @@ def main() -> None:
     except ValueError as error:
         sys.exit(f'{parser.prog}: error: {error}')
     # A training goes on after the call that started it was killed. Another call waits for it.
-    with FileLock(args.work_dir / 'lock'):
+    with locked(args.work_dir):
         if finished(args.work_dir, settings):
             print(f'{args.work_dir / "result.json"} is there now, by another call')
         else:
             train_all(args, settings, resumed)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold a lock on a folder. It leaves no file, and ends with the process."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def train_all(args: Namespace, settings: dict, resumed: bool) -> None:
