@@ -277,9 +277,9 @@ def training_section(table: Table) -> str:
         'mean that an attention learns slowly. Attentions have\ntheir default options. In *offset* '
         'they get rotary positions and a 3 x 3 convolution too, if they\nhave these options.\n\n'
         '**How sure.** *Seeds* counts the seeds. *Rates* counts the learning rates of the cells '
-        'that are not\nsolved; the best rate of the first seed counts. The plan is 3 of each. A run '
-        'learns a task or does\nnot, so a cell is the median of its seeds. Trust a difference between '
-        'blue and red, and none between\ntwo similar colours.'
+        'that are not\nsolved; the best rate of the first seed counts. The plan is 3 of each. A '
+        'run learns a task or does\nnot, so a cell is the median of its seeds. Trust a difference '
+        'between blue and red, and none between\ntwo similar colours.'
     )
 
 

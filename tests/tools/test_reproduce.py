@@ -35,7 +35,7 @@ def _without_waiting(monkeypatch):
     ('softpp', "no table 'softpp'; there are: .*softpp_table_1"),
     ('softpp_table_9 49', "no row '49'; its rows are: landmarks-36, landmarks-49"),
     ('softpp_table_9', 'landmarks-36: its batch size and learning rate are for 8 processes'),
-    ('softpp_table_9 landmarks-49 --scale mini', 'make_mini_datasets.py --tasks classification makes it'),
+    ('softpp_table_9 landmarks-49 --scale mini', '_datasets.py --tasks classification makes it'),
     ('softpp_table_9 --report --out report.md', r'--out report\.md: .*\.json'),
 ])  # fmt: skip
 def test_bad_input_is_quoted(arguments, message, tmp_path, monkeypatch, capsys):
