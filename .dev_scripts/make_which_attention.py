@@ -293,12 +293,12 @@ def largest_section(table: Table) -> str:
             names = [name for name in reached if (reached[name] or 0) == value]
             size = f'{value} {unit}' if value else f'fewer than {least} {unit}'
             rows.append([f'{NAMES[kind]}, {size}', '; '.join(names)])
-    rates = sorted({behind(table, number)[1] for number in range(len(table.columns))} - {MISSING})
+    rates = {behind(table, number)[1] for number in range(len(table.columns))} - {MISSING}
+    of_rates = 'the best of three rates' if rates == {'3'} else 'mostly one rate'
     intro = (
         'The most pairs, or candidates, of which an attention answers 0.9 right. A larger task was '
-        f'tried after all smaller ones. There is one seed, and of cells that are not solved '
-        f'{" or ".join(rates)} of the rates, of which the best counts. Missing attentions were not '
-        'run to their end.'
+        f'tried after all smaller ones, with one seed and {of_rates}. Missing attentions were not run '
+        'to their end. A task with fewer pairs teaches fewer answers a step.'
     )
     return f'{filled(intro)}\n\n{plain(["largest task", "attentions"], rows)}'
 
