@@ -297,8 +297,8 @@ def largest_section(table: Table) -> str:
     of_rates = 'the best of three rates' if rates == {'3'} else 'mostly one rate'
     intro = (
         'The most pairs, or candidates, of which an attention answers 0.9 right. A larger task was '
-        f'tried after all smaller ones, with one seed and {of_rates}. Missing attentions were not run '
-        'to their end. A task with fewer pairs teaches fewer answers a step.'
+        f'tried after all smaller ones, with one seed and {of_rates}. Missing attentions were not '
+        'run to their end. A task with fewer pairs teaches fewer answers a step.'
     )
     return f'{filled(intro)}\n\n{plain(["largest task", "attentions"], rows)}'
 
