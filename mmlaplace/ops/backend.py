@@ -82,12 +82,15 @@ def use_backend(name: str) -> Iterator[None]:
         tensor([[[[0.3679]]]])
     """
     check_backend(name)
-    before = current_backend()
+    before = getattr(_CHOSEN, 'backend', None)
     _CHOSEN.backend = name
     try:
         yield
     finally:
-        _CHOSEN.backend = before
+        if before is None:
+            del _CHOSEN.backend  # or graphs, which know that it was not there, are compiled again
+        else:
+            _CHOSEN.backend = before
 
 
 @contextlib.contextmanager
