@@ -80,12 +80,16 @@ class ToolParser(argparse.ArgumentParser):
                     self.error(f'--{name.replace("_", "-")} {folder} is a file; name a folder')
                 self.check_place(folder)
         for path in filter(None, (getattr(parsed, name) for name in self.outputs)):
-            if path.is_dir():
-                self.error(f'{path} is a folder; name a file in it')
-            if path.exists() and not parsed.force:
-                self.error(f'{path} is there already; --force replaces it')
-            self.check_place(path)
+            self.check_output(path, parsed.force)
         return parsed
+
+    def check_output(self, path: Path, force: bool) -> None:
+        """End with an error if an output file is there and not to be replaced, or cannot be."""
+        if path.is_dir():
+            self.error(f'{path} is a folder; name a file in it')
+        if path.exists() and not force:
+            self.error(f'{path} is there already; --force replaces it')
+        self.check_place(path)
 
     def check_place(self, path: Path) -> None:
         """End with an error if a file or folder cannot be written, before any work is done."""

@@ -126,8 +126,7 @@ def main() -> None:
         parser.error(f'--out must end in .png, got {out}')
     written = [out] if args.numbers else [out, out.with_suffix('.json')]
     for path in written:
-        if path.exists() and not args.force:
-            parser.error(f'{path} is there already; --force replaces it')
+        parser.check_output(path, args.force)
     if args.numbers is not None:
         found = read_json(args.numbers, 'figure')
         if found['figure'] != args.name:
