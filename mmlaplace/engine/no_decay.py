@@ -6,6 +6,10 @@ from typing import List, Optional, Union
 import torch.nn as nn
 from mmengine.optim import DefaultOptimWrapperConstructor
 from mmengine.registry import OPTIM_WRAPPER_CONSTRUCTORS, OPTIMIZERS
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
+
+NORMS = (_BatchNorm, _InstanceNorm, nn.GroupNorm, nn.LayerNorm)  # the norms of mmengine's rules
 
 
 def default_decay(optimizer_cfg: dict) -> float:
@@ -34,8 +38,10 @@ class NoDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         optim_wrapper_cfg: Config of the optimizer wrapper.
             An optimizer without ``weight_decay`` has the default of its class.
         paramwise_cfg: As in mmengine's default constructor. ``norm_decay_mult`` and
-            ``bias_decay_mult`` are 0 unless they are given. The ``decay_mult`` of ``custom_keys``
-            has no effect on parameters that modules name. Default: none.
+            ``bias_decay_mult`` are 0 unless they are given. They apply to the parameters of
+            ``custom_keys`` without a ``decay_mult`` too, so a key may change a rate alone. The
+            ``decay_mult`` of ``custom_keys`` has no effect on parameters that modules name.
+            Default: none.
     """
 
     def __init__(self, optim_wrapper_cfg: dict, paramwise_cfg: Optional[dict] = None) -> None:
@@ -59,6 +65,7 @@ class NoDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         """Add mmengine's groups, one per parameter, of a module and all inside of it."""
         first = len(params)
         super().add_params(params, module, prefix=prefix, is_dcn_module=is_dcn_module)
+        self._decay_as_others(params[first:], module, bool(is_dcn_module))
         no_weight_decay = getattr(module, 'no_weight_decay', None)
         if no_weight_decay is None:
             return
@@ -67,3 +74,25 @@ class NoDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
         for group in params[first:]:
             if id(group['params'][0]) in exempt:
                 group['weight_decay'] = 0.0
+
+    def _decay_as_others(self, groups: List[dict], module: nn.Module, is_dcn_module: bool) -> None:
+        """Give the module's own parameters of custom keys the decay of its kind.
+
+        mmengine leaves all other rules out where a key matches, and keeps the key's options in the
+        group.
+        """
+        if self.base_wd is None:
+            return
+        own = {id(param): name for name, param in module.named_parameters(recurse=False)}
+        for group in groups:
+            name = own.get(id(group['params'][0]))
+            if name is None or 'decay_mult' in group:
+                continue
+            if isinstance(module, NORMS):
+                factor = self.paramwise_cfg['norm_decay_mult']
+            elif name == 'bias' and not is_dcn_module:
+                factor = self.paramwise_cfg['bias_decay_mult']
+            else:
+                continue
+            if factor is not None:
+                group['weight_decay'] = self.base_wd * factor

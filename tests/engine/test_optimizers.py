@@ -155,6 +155,12 @@ def test_multipliers_of_a_user_come_first():
     biases = {n for n in plain(model) if n.endswith('.bias')}
     assert some & biases == {n for n in biases if 'norm' in n}
     assert any(n.endswith('.gamma') for n in some)
+    # A key that changes rates alone leaves the decay as it is.
+    rates = dict(stages=dict(lr_mult=0.1))
+    assert undecayed(model, custom_keys=rates) == undecayed(model)
+    assert set(settings(model, layers=False, custom_keys=rates).values()) == {LR, 0.1 * LR}
+    given = undecayed(model, custom_keys=dict(bias=dict(decay_mult=1.0)))
+    assert not any(n.endswith('.bias') for n in given)
     # An optimizer decays by its own default, too.
     for layers in (True, False):
         decays = settings(model, 'weight_decay', layers, dict(type='AdamW', lr=LR))
