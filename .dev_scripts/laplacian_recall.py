@@ -1,66 +1,66 @@
 """The section of docs/probes.md on LaplacianFormer: recall by landmarks and kernels."""
 
-import textwrap
-from typing import Dict, List, Optional
+from typing import Dict, List
 
 import torch
+from probe_sections import accuracy, filled, percent
 
 from mmlaplace.comparison.attention_report import markdown
 from mmlaplace.models.attentions.laplacian import KERNELS
 from mmlaplace.models.layers import Landmarks
 from mmlaplace.ops import cholesky_inverse
-from mmlaplace.probes.report import MISSING, Table
-from mmlaplace.probes.study import read_studies
+from mmlaplace.probes.report import MISSING, STAR, Table
 
 
-def filled(text: str) -> str:
-    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+def recall_of(table: Table, attn_cfg: dict) -> str:
+    """Recall in % in the last column of a table, by the config of the attention."""
+    names = (name for name, cfg in table.study.attentions.items() if same(cfg, attn_cfg))
+    return accuracy(table, next(names, ''), len(table.columns) - 1)
 
 
-def percent(value: Optional[float]) -> str:
-    return MISSING if value is None else f'{100 * value:.0f}'
+def same(cfg: dict, other: dict) -> bool:
+    """Whether two configs are equal, given that 49 landmarks are the default."""
+    default = dict(num_landmarks=49)
+    return {**default, **cfg} == {**default, **other}
 
 
 def landmark_rows(found: Dict[str, Table]) -> List[List[str]]:
-    """Recall by variants of LaplacianAttention: 16 pairs in short runs, 56 pairs in longer ones."""
-    short_run, long_run = found['landmarks'], found['recall']
-    last, rows = len(long_run.columns) - 1, []
-    for name in short_run.study.attentions:
-        cfg = short_run.study.attentions[name]
-        twin = next((n for n, c in long_run.study.attentions.items() if c == cfg), '')
-        run = long_run.rows[twin][last] if twin in long_run.rows else None
-        cut = run is not None and run.seconds >= long_run.study.schedule['seconds']
-        cells = [
-            percent(short_run.accuracy(name, 0)) if name in short_run.rows else MISSING,
-            MISSING if run is None else percent(long_run.accuracy(twin, last)) + '*' * cut,
-        ]
-        if cells != [MISSING] * 2:
-            rows.append([name, *cells])
+    """Recall by the number of landmarks: in the picture's runs, and in two longer schedules."""
+    longer = (found['landmarks_56'], found['options'], found['recall'])
+    rows = []
+    for name, cfg in found['landmarks'].study.attentions.items():
+        if name.startswith((OTHERS, 'Skyformer')) or ', all tokens, ' in name:
+            continue
+        middle, *longest = (recall_of(table, cfg) for table in longer)
+        last = next((cell for cell in longest if cell != MISSING), MISSING)
+        rows.append([name, accuracy(found['landmarks'], name, 0), middle, last])
     return rows
 
 
 def variants_table(found: Dict[str, Table]) -> str:
-    """Recall over heads, channels and the size of the map. Columns without runs are left out."""
+    """Recall over heads and channels."""
     columns = {
         'picture': 'attentions', '1 head': 'heads_1', '4 heads': 'heads_4',
         '16 channels': 'channels_16', '64 channels': 'channels_64',
-        '512 tokens, 64 pairs, 800 steps': 'large', '2,048 tokens, 64 pairs, 800 steps': 'larger',
     }  # fmt: skip
-    columns = {title: name for title, name in columns.items() if name in found}
-    rows = []
-    studies = read_studies()
-    for name in {**studies['heads_1'].attentions, **studies['large'].attentions}:
-        tried = [found[of] for of in columns.values()]
-        cells = [percent(t.accuracy(name, 0)) if name in t.rows else MISSING for t in tried]
-        if any(cell != MISSING for cell in cells[1:]):
-            rows.append([name, *cells])
-    return VARIANTS + markdown(['recall, %', *columns], rows) if rows else ''
+    rows = [
+        [name, *(accuracy(found[study], name, 0) for study in columns.values())]
+        for name in found['heads_1'].study.attentions
+    ]
+    longer = accuracy(found['recall'], 'Laplacian', 0)
+    return f'{filled(VARIANTS.format(longer=longer))}\n\n{markdown(["recall, %", *columns], rows)}'
+
+
+def options_table(table: Table) -> str:
+    """Recall by options of LaplacianAttention."""
+    rows = [[name, accuracy(table, name, 0)] for name in table.rows]
+    return markdown(['LaplacianAttention with', '56 pairs, 1,500 steps'], rows)
 
 
 LAPLACIAN = """\
 Recall of [pairs](#the-probes) by `LaplacianAttention`, in %. *16 pairs* are the runs of the
-picture, with 32 channels and 400 steps, at the best rate that was run. *56 pairs* are runs with 64
-channels and 1,500 steps.
+picture. *56 pairs, 800 steps* have 32 channels too. *56 pairs, 1,500 steps* have 64 channels. One
+seed and one rate stand behind the last two columns.
 
 {table}
 {cut}
@@ -68,22 +68,29 @@ channels and 1,500 steps.
 
 {sharpness}
 
-So where single tokens count, such as text in images or matching, give `LaplacianFormer` more
-landmarks, `attn_cfg=dict(num_landmarks=196)`, try `kernel='gaussian'`, or take an attention that
-solves recall. With 196, all tokens of the third stage are landmarks at 224². In the last stage, 49
-already are all. More landmarks cost time. Small images do not need them: 9 to 100 have [the same
-top-1 on Fashion-MNIST](attention_comparison.md#options-of-laplacianattention). The defaults stay,
-as in the paper.
+{options}
+
+{advice}
 
 {variants}"""
 EXPLANATION = """\
 **The Laplacian kernel is too sharp for few landmarks.** A landmark is the mean of the tokens of a
-cell. Recall rises with the number of landmarks, and the kernel without landmarks recalls
-everything. With 49 landmarks and the best of three rates, the Gaussian kernel recalls {gaussian} %,
-{gaussian_seeds}, and the Laplacian kernel {laplacian} %. At the first rate, other options of the
-Laplacian kernel recall almost nothing ({others} %). The Gaussian kernel fails in *noise* and *one
+cell. The kernel without landmarks recalls everything, and so do landmarks of all tokens. With 49
+landmarks, {laplacian} % of 16 pairs are right after 400 steps. That is also slow learning: in 1,500
+steps with 64 channels, {laplacian_longer} % of 56 pairs are. With the best of three rates,
+the Gaussian kernel recalls {gaussian} % of 16 pairs, {gaussian_seeds}. It fails in *noise* and *one
 of many* too. Drawn tokens are better landmarks than means: with 16, Skyformer recalls {drawn} %
-against {pooled} %."""
+against {pooled} %, with one seed."""
+OPTIONS = """\
+**Options.** After 400 steps all of them recall almost nothing, so they are compared after 1,500
+steps with 64 channels, with one seed:"""
+ADVICE = """\
+So where single tokens count, such as text in images or matching, make all tokens of a stage
+landmarks, `attn_cfg=dict(num_landmarks=196)` for the third stage at 224², try `kernel='gaussian'`,
+or take an attention that solves recall. In the last stage, 49 already are all. More landmarks cost
+time. Small images do not need them: 9 to 100 have [the same top-1 on
+Fashion-MNIST](attention_comparison.md#options-of-laplacianattention). The defaults stay, as in the
+paper."""
 SHARPNESS = """\
 Landmarks stand for the tokens: they give a kernel Ĝ instead of G. The Laplacian has a cusp at each
 token, and a mean is none of the tokens. The Gaussian is smooth. So for random tokens on a map of 8
@@ -94,11 +101,10 @@ Laplacian kernel, by the norm of Ĝ − G over that of G
 ([table](dense_prediction.md#how-many-landmarks))."""
 OTHERS = 'Laplacian, 49, '
 VARIANTS = """\
-**Heads, channels and larger maps.** The picture has 2 heads, 32 channels and 128 tokens. Each
-other column changes one of these, with one seed and one rate. A linear attention sums all pairs in
-a matrix of each head, so it recalls more with more channels a head. Landmarks gain nothing by them.
-
-"""
+**Heads and channels.** The picture has 2 heads and 32 channels. Each other column changes one of
+these, with one seed and one rate. A linear attention sums all pairs in a matrix of each head, so it
+recalls more with more channels a head. The Laplacian gains by more channels only in more steps: in
+1,500, it recalls {longer} % of 16 pairs."""
 
 
 def missing_share(kernel: str, bandwidth: float, landmarks: int, deviation: float) -> float:
@@ -136,30 +142,24 @@ def seeds_text(table: Table, name: str) -> str:
 
 
 def laplacian_section(found: Dict[str, Table]) -> str:
-    """The explanation: landmarks, the kernel's options, heads and channels, size of the map."""
-    rows = [row for row in landmark_rows(found) if not row[0].startswith((OTHERS, 'Skyformer'))]
-    cut = any(row[-1].endswith('*') for row in rows)
-    header = ['LaplacianAttention with', '16 pairs', '56 pairs']
-    table, others = found['landmarks'], []
-
-    def recall(name: str) -> str:
-        return percent(table.accuracy(name, 0)) if name in table.rows else MISSING
-
-    for name in table.rows:
-        if name.startswith(OTHERS):
-            others.append(f'{name.replace(OTHERS, "")}: {recall(name)}')
+    """The explanation: landmarks, the kernel's options, heads and channels."""
+    rows = landmark_rows(found)
+    cut = any(row[-1].endswith(STAR) for row in rows)
+    header = ['LaplacianAttention with', '16 pairs', '56 pairs, 800 steps', '56 pairs, 1,500 steps']
+    table = found['landmarks']
+    explanation = EXPLANATION.format(
+        drawn=accuracy(table, 'Skyformer, 16 drawn', 0),
+        pooled=accuracy(table, 'Skyformer, 16 pooled', 0),
+        gaussian=accuracy(table, 'Gaussian, 49 landmarks', 0),
+        gaussian_seeds=seeds_text(table, 'Gaussian, 49 landmarks'),
+        laplacian=accuracy(table, 'Laplacian, 49 landmarks (7 x 7)', 0),
+        laplacian_longer=accuracy(found['options'], 'the default: 49 landmarks', 0),
+    )
     return LAPLACIAN.format(
-        explanation=filled(
-            EXPLANATION.format(
-                drawn=recall('Skyformer, 16 drawn'),
-                pooled=recall('Skyformer, 16 pooled'),
-                gaussian=recall('Gaussian, 49 landmarks'),
-                gaussian_seeds=seeds_text(table, 'Gaussian, 49 landmarks'),
-                laplacian=recall('Laplacian, 49 landmarks (7 x 7)'),
-                others=', '.join(others),
-            )
-        ),
+        explanation=filled(explanation),
         sharpness=f'{filled(SHARPNESS)}\n\n{sharpness_table()}',
+        options=f'{filled(OPTIONS)}\n\n{options_table(found["options"])}',
+        advice=filled(ADVICE),
         table=markdown(header, rows),
         cut='\n\\* The run ended at two minutes of the processor.\n' if cut else '',
         variants=variants_table(found),

@@ -13,25 +13,33 @@ import sys
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Tuple
 
-from laplacian_recall import filled, laplacian_section
+from laplacian_recall import laplacian_section
 from mmengine.registry import MODELS
+from probe_sections import (
+    filled,
+    larger_section,
+    largest_section,
+    missing_section,
+    percent,
+    pilot_section,
+    plain,
+    probes_section,
+    titles_of,
+    training_section,
+)
 
 from mmlaplace.commands.command_line import ToolParser
-from mmlaplace.comparison.attention_report import markdown
-from mmlaplace.probes.prediction import correlate, published, trained_here
+from mmlaplace.probes.prediction import TrainedHere, correlate, published, trained_here
 from mmlaplace.probes.report import (
     MISSING,
-    NAMES,
     Table,
-    behind,
+    behind_the_best,
     draw,
-    largest,
     read_costs,
     tables,
 )
 from mmlaplace.probes.results import read_results
 from mmlaplace.probes.study import read_studies
-from mmlaplace.probes.tasks import PROBES, build_probe
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / 'docs'
@@ -40,9 +48,9 @@ PICTURE = DOCS / 'images/probes.png'
 LOG, COMPARED = DOCS / 'logs/probes.jsonl', DOCS / 'logs/compare_attentions.json'
 SOLVED = 0.9  # of the way from a guess to a perfect answer
 NAMED = 4  # attentions for each use
-# Points of top-1 by which means of three seeds may differ, by docs/attention_comparison.md.
-SEEDS_DIFFER = {'textures': 8.1, 'Fashion-MNIST': 0.6}
+IMAGES = {'textures': 'textures', 'fashion': 'Fashion-MNIST'}  # names of studies on the page
 STRONG = 0.5  # a rank correlation
+UNSURE = '†'  # not with each seed
 WINDOWS = ('Neighborhood', 'Reformer')  # their windows and buckets are fixed at export
 
 
@@ -55,6 +63,7 @@ class Use(NamedTuple):
         costs: The costs that matter for it. The first decides.
         evidence: Links.
         images: Whether top-1 on images counts too.
+        export: Whether it must export to ONNX with windows of any size.
     """
 
     name: str
@@ -62,6 +71,7 @@ class Use(NamedTuple):
     costs: Tuple[str, ...]
     evidence: str
     images: bool = False
+    export: bool = False
 
 
 PROBES_LINK, IMAGES_LINK = '[probes](probes.md)', '[images](attention_comparison.md)'
@@ -69,40 +79,43 @@ AT_224, AT_1024 = ('ms 224²',), ('ms 1024²', 'MB 1024²')
 USES = (
     Use('exact recall of single tokens', ('recall', 'noise'), AT_1024, PROBES_LINK),
     Use('small images', (), AT_224, IMAGES_LINK, images=True),
-    Use('detection at 1024²', ('one of many', 'count, 4x map'), AT_1024,
-        f'{PROBES_LINK}, [larger maps](scale.md)'),
-    Use('dense prediction', ('recall', 'count, 4x map'), AT_1024,
-        f'{PROBES_LINK}, [models](dense_prediction.md)'),
+    Use('detection at 1024²', ('one of many', 'count, 4x map'), AT_1024, PROBES_LINK),
+    Use('dense prediction', ('recall', 'count, 4x map'), AT_1024, PROBES_LINK),
     Use('sequences', ('recall', 'one of many'), AT_1024,
-        f'{PROBES_LINK}, [Long Range Arena](lra.md)'),
-    Use('mobile', ('one of many',), AT_224,
-        f'{PROBES_LINK}, {IMAGES_LINK}, [export](deploy.md#every-attention)', images=True),
+        f'{PROBES_LINK}; others on [Long Range Arena](lra.md)'),
+    Use('mobile', (), AT_224, f'{IMAGES_LINK}, [export](deploy.md#every-attention)', images=True,
+        export=True),
 )  # fmt: skip
 PAGE_TEXT = """\
 # Which attention should I take?
 
-For people who choose an attention. [The table](#take-this-if) names one for each of six uses.
+For people who choose an attention. [The table](#take-this-if) names some for each of six uses.
 `python .dev_scripts/make_which_attention.py` writes this page from [the probes'
 log](logs/probes.jsonl) and [the log of costs](logs/compare_attentions.json).
 
 ![Accuracy of each attention on each probe, its cost, and what it can](images/probes.png)
 
-A probe is a small task that asks one thing of an attention: blue solves it, red guesses, and – was
-not run. Top-1 is that of small models [trained here](attention_comparison.md); darker is higher.
-Costs are ms of a forward pass of one image and MB of a training pass, in
-`LaplacianFormer-micro` on one CPU thread; a darker cell costs more. Every attention takes maps of
-any size and [exports to ONNX](deploy.md#every-attention). *Export: partly*: the size of its windows
-is fixed. *Any size: partly*: some of its weights are resized if a model of another size loads them.
-A mask hides tokens, such as padding.
+A probe is a small task that asks one thing of an attention: blue solves it, red guesses, – was not
+run, and seeds of cells with a star disagree. Top-1 is the mean of three small models [trained
+here](attention_comparison.md) with 16 landmarks; darker is closer to the best, by the points that
+seeds differ. Costs are ms of a forward pass of one image and MB of a training pass, in
+`LaplacianFormer-micro` on one CPU thread; a darker cell costs more. Probes and costs have each
+attention's default options, such as 49 landmarks. Every attention takes maps of any size and
+[exports to ONNX](deploy.md#every-attention). *Export: partly*: the size of its windows is fixed.
+*Any size: partly*: some of its weights are resized if a model of another size loads them. A mask
+hides tokens, such as padding.
 
 ## Take this if
 
 The table has the cheapest attentions by [the log](logs/compare_attentions.json), each with its
-cost. Each of them solves the probes: it is at least 90 % of the way from a guess to a perfect
-answer. *Textures* and *Fashion-MNIST*: its top-1 is at most {seeds_differ} points below the best.
-Three seeds of one attention may differ from three others by as much.
+cost. Each of them solves the probes: the median of its seeds is at least 90 % of the way from a
+guess to a perfect answer. With † not every seed is, and these come last. *Textures* and
+*Fashion-MNIST*: its top-1 is at most {seeds_differ} points below the best. Three seeds of one
+attention may differ from three others by as much.
 
 {advice}
+
+{limits}
 
 A `type` is the name and `Attention`, such as `SANAAttention`; `LiteMLA` is one as it is. We chose
 the probes of each use, and trained no model on its data. The table leaves out attentions that we
@@ -112,8 +125,8 @@ did not run.
 
 - **Do they predict accuracy on images? {verdict}** [Rank
   correlations](probes.md#does-a-probe-predict-images).
-- **`LaplacianFormer` with its 49 landmarks does not recall single tokens.** More landmarks or the
-  Gaussian kernel do. [Why, and what to
+- **`LaplacianFormer` with its 49 landmarks hardly recalls single tokens**, and learns it slowly.
+  All tokens as landmarks or the Gaussian kernel do. [Why, and what to
   change](probes.md#what-the-probes-mean-for-laplacianformer).
 """
 PROBES_TEXT = """\
@@ -132,6 +145,10 @@ For people who want to know what stands behind [the heat map](which_attention.md
 
 {largest}
 
+## Larger maps, near and far, and more tokens
+
+{larger}
+
 ## Does a probe predict images?
 
 {prediction}
@@ -139,6 +156,10 @@ For people who want to know what stands behind [the heat map](which_attention.md
 ## What the probes mean for LaplacianFormer
 
 {laplacian}
+
+## The pilot
+
+{pilot}
 
 ## Run it again
 
@@ -148,14 +169,6 @@ python tools/analysis_tools/probe_attentions.py --out docs/logs/probes.jsonl --s
 python .dev_scripts/make_which_attention.py
 ```
 """
-
-
-def plain(header: List[str], rows: List[List[str]]) -> str:
-    return markdown(header, rows).replace('---:', '---')
-
-
-def titles_of(table: Table) -> List[str]:
-    return [column.title for column in table.columns]
 
 
 def facts_of(attn_cfg: dict, name: str) -> Dict[str, float]:
@@ -181,16 +194,18 @@ def spelled(name: str, table: Table) -> str:
 
 
 def advice(
-    table: Table, costs: Dict[str, Dict[str, float]], images: Dict[str, Dict[str, float]]
+    table: Table,
+    costs: Dict[str, Dict[str, float]],
+    images: Dict[str, TrainedHere],
+    facts: Dict[str, Dict[str, float]],
 ) -> str:
-    """For each use, the cheapest attentions that solve its probes."""
+    """For each use, the cheapest attentions that solve its probes, first those with each seed."""
     titles, rows = titles_of(table), []
     seen = {  # the attentions that are as good as the best, but for what seeds do
         name
         for name in table.rows
-        if all(images[of].get(name, 0) >= max(images[of].values()) - points
-               for of, points in SEEDS_DIFFER.items())
-    }  # fmt: skip
+        if all((behind_the_best(made, name) or 0) <= 1 for made in images.values())
+    }
     for use in USES:
         numbers = [titles.index(title) for title in use.columns]
         able = {
@@ -198,17 +213,38 @@ def advice(
             for name in table.rows
             if all((table.level(name, n) or 0) >= SOLVED for n in numbers)
             and (not use.images or name in seen)
+            and (not use.export or facts[name]['export'] == 1)
             and set(use.costs) <= set(costs.get(name, {}))
         }
-        cheapest = sorted(able, key=able.__getitem__)[:NAMED]
+        unsure = {
+            name
+            for name in able
+            if not all(table.solved_by_all(name, n, SOLVED) for n in numbers)
+        }
+        cheapest = sorted(able, key=lambda name: (name in unsure, able[name]))[:NAMED]
         named = [
-            f'{spelled(name, table)} ({", ".join(f"{c:.0f}" for c in able[name])})'
+            f'{spelled(name, table)}{UNSURE * (name in unsure)} '
+            f'({", ".join(f"{c:.0f}" for c in able[name])})'
             for name in cheapest
         ]
-        must = '; '.join([*use.columns, *(SEEDS_DIFFER if use.images else ())])
+        must = '; '.join(
+            [*use.columns, *(images if use.images else ()), *['export'] * use.export]
+        )
         take = ', '.join(named) or 'none'
         rows.append([use.name, must, ', '.join(use.costs), take, use.evidence])
     return plain(['use', 'must solve', 'cost', 'take', 'evidence'], rows)
+
+
+def limits_section(found: Dict[str, Table]) -> str:
+    """What the advised attentions recall on a larger map."""
+    table = found['large']
+    recalls = {name: table.accuracy(name, 0) or 0 for name in table.rows}
+    said = ', '.join(f'{name} {percent(recall)} %' for name, recall in recalls.items())
+    return filled(
+        '**Recall has a limit.** The probes store 16 pairs on 128 tokens. A sum of fixed size, as '
+        'linear attentions have it, holds so many pairs and no more. With [64 pairs on 512 '
+        f'tokens](probes.md#larger-maps-near-and-far-and-more-tokens), after 800 steps: {said}.'
+    )
 
 
 def prediction_section(table: Table, images: Dict[str, Dict[str, float]]) -> Tuple[str, str]:
@@ -216,8 +252,7 @@ def prediction_section(table: Table, images: Dict[str, Dict[str, float]]) -> Tup
     rows, certain, all_of, strongest = [], [], 0, 0.0
     for number, title in enumerate(titles_of(table)):
         levels = {name: table.level(name, number) for name in table.rows}
-        # Smaller differences are those between seeds, and near chance those of the test maps.
-        probe = {name: round(v, 1) for name, v in levels.items() if v is not None}
+        probe = {name: level for name, level in levels.items() if level is not None}
         cells = []
         for target, scores in images.items():
             found = correlate(probe, scores)
@@ -234,15 +269,17 @@ def prediction_section(table: Table, images: Dict[str, Dict[str, float]]) -> Tup
         rows.append([title, *cells])
     which = ['; '.join(certain)]
     leave = ': '.join([f'{len(certain)} of {all_of} intervals leave out 0', *filter(None, which)])
-    verdict = 'Some do.' if strongest >= STRONG else 'Hardly.' if certain else 'No.'
+    by_chance = 0.05 * all_of
+    verdict = 'Some do.' if strongest >= STRONG else 'Hardly.'
+    if len(certain) <= by_chance:
+        verdict = 'No.'
     intro = (
         "Spearman's rank correlation over attentions, with a 95 % interval by bootstrap, and the "
-        'number of attentions. Accuracies of probes are in tenths, as smaller differences mean '
-        'nothing. *Textures* and *Fashion-MNIST* were trained here. The others are [published '
-        'top-1 on ImageNet](../configs/probes/published_top1.yml).'
+        'number of attentions. *Textures* and *Fashion-MNIST* were trained here. The others are '
+        '[published top-1 on ImageNet](../configs/probes/published_top1.yml).'
     )
     end = (
-        f'**{verdict}** {leave}. By chance, {0.05 * all_of:.1f} would. Where a correlation is '
+        f'**{verdict}** {leave}. By chance, {by_chance:.1f} would. Where a correlation is '
         'negative, attentions that solve the probe have the lower top-1. With six to eleven '
         'attentions, an interval says little. A probe tells what an attention can do, and not how '
         'accurate it is on images.'
@@ -250,106 +287,46 @@ def prediction_section(table: Table, images: Dict[str, Dict[str, float]]) -> Tup
     return verdict, f'{filled(intro)}\n\n{plain(["probe", *images], rows)}\n\n{filled(end)}'
 
 
-def probes_section(table: Table) -> str:
-    """A row for each probe, with its task, chance and paper."""
-    rows = []
-    first = {column.probe['type']: n for n, column in reversed(list(enumerate(table.columns)))}
-    for number in sorted(first.values()):
-        seen = table.columns[number].probe
-        task = ' '.join((PROBES.get(seen['type']).__doc__ or '').split('\n\n')[0].split())
-        size = ', '.join(f'{name} {value}' for name, value in seen.items() if name != 'type')
-        probe, (seeds, rates) = build_probe(seen), behind(table, number)
-        levels = f'{100 * probe.chance:.0f}, {100 * probe.perfect:.0f}'
-        name = table.columns[number].title
-        rows.append([name, task, size, levels, f'`{probe.knob}`', probe.paper, seeds, rates])
-    header = ['probe', 'task', 'here', 'chance, perfect, %', 'option', 'paper', 'seeds',
-              'rates']  # fmt: skip
-    return plain(header, rows)
-
-
-def training_section(table: Table) -> str:
-    """How the models were trained, and how sure the figures are."""
-    study = table.study
-    return (
-        f'A model has {study.model["depth"]} blocks with {study.model["embed_dims"]} channels and '
-        f'{study.model["num_heads"]} heads, and learns for at most {study.schedule["steps"]} steps '
-        f'of {study.schedule["batch_size"]} maps\nof 8 x 16 tokens. So a low accuracy can also '
-        'mean that an attention learns slowly. Attentions have\ntheir default options. In *offset* '
-        'they get rotary positions and a 3 x 3 convolution too, if they\nhave these options.\n\n'
-        '**How sure.** *Seeds* counts the seeds. *Rates* counts the learning rates of the cells '
-        'that are not\nsolved; the best rate of the first seed counts. The plan is 3 of each. A '
-        'run learns a task or does\nnot, so a cell is the median of its seeds. Trust a difference '
-        'between blue and red, and none between\ntwo similar colours.'
-    )
-
-
-def largest_section(table: Table) -> str:
-    """The attentions by the largest task of a type that they reach."""
-    rows = []
-    for kind, unit in (('recall', 'pairs'), ('one_of_many', 'candidates')):
-        reached = largest(table, kind)
-        least, *_ = (column.probe[unit] for column in table.columns if column.probe['type'] == kind)
-        for value in sorted({value or 0 for value in reached.values()}, reverse=True):
-            names = [name for name in reached if (reached[name] or 0) == value]
-            size = f'{value} {unit}' if value else f'fewer than {least} {unit}'
-            rows.append([f'{NAMES[kind]}, {size}', '; '.join(names)])
-    rates = {behind(table, number)[1] for number in range(len(table.columns))} - {MISSING}
-    of_rates = 'the best of three rates' if rates == {'3'} else 'mostly one rate'
-    intro = (
-        'The most pairs, or candidates, of which an attention answers 0.9 right. A larger task was '
-        f'tried after all smaller ones, with one seed and {of_rates}. Missing attentions were not '
-        'run to their end. A task with fewer pairs teaches fewer answers a step.'
-    )
-    return f'{filled(intro)}\n\n{plain(["largest task", "attentions"], rows)}'
-
-
-def missing_section(found: Dict[str, Table]) -> str:
-    """The attentions and probes without results."""
-    table, parts = found['attentions'], []
-    for number, column in enumerate(table.columns):
-        names = [name for name, row in table.rows.items() if row[number] is None]
-        if names and column.scale == '1':
-            which = ', '.join(names) if len(names) <= 3 else f'{len(names)} attentions'
-            parts.append(f'{column.title}: {which}')
-    lines = ['An attention without any run is not in the picture.']
-    if parts:
-        lines.append(f'Cells without a run: {"; ".join(parts)}.')
-    slow = found['landmarks'].rows.get('Skyformer, 49 pooled', [None])[0]
-    if slow is not None and slow.steps < table.study.schedule['steps']:
-        lines.append(
-            f'A run of Skyformer takes more than two minutes: its recall is of step '
-            f'{slow.steps:.0f}.'
-        )
-    return filled(' '.join(lines))
-
-
-def on_images() -> Dict[str, Dict[str, float]]:
-    """Top-1 of models that were trained here, by data set and attention."""
+def on_images() -> Dict[str, TrainedHere]:
+    """Accuracies of models that were trained here, by data set."""
     here = trained_here(COMPARED)
-    return {'textures': here['textures'], 'Fashion-MNIST': here['fashion']}
+    return {title: here[study] for study, title in IMAGES.items()}
 
 
 def pages(
-    found: Dict[str, Table],
+    results: List[dict],
     costs: Dict[str, Dict[str, float]],
-    here: Dict[str, Dict[str, float]],
+    here: Dict[str, TrainedHere],
+    facts: Dict[str, Dict[str, float]],
 ) -> Dict[Path, str]:
-    """Both pages whole, with the accuracies of models that were trained here."""
+    """Both pages whole.
+
+    Args:
+        results: Runs of probes.
+        costs: By attention.
+        here: Accuracies of models that were trained here, by data set.
+        facts: Degrees of abilities by attention.
+    """
+    found = tables(results, read_studies())
     main = found['attentions']
-    verdict, prediction = prediction_section(main, {**here, **published()})
+    top1 = {title: made.top1 for title, made in here.items()}
+    verdict, prediction = prediction_section(main, {**top1, **published()})
     return {
         PAGE: PAGE_TEXT.format(
-            seeds_differ=' and '.join(f'{points:g}' for points in SEEDS_DIFFER.values()),
-            advice=advice(main, costs, here),
+            seeds_differ=' and '.join(f'{made.seeds_differ:.1f}' for made in here.values()),
+            advice=advice(main, costs, here, facts),
+            limits=limits_section(found),
             verdict=verdict,
         ),
         PROBES_PAGE: PROBES_TEXT.format(
             probes=probes_section(main),
-            training=training_section(main),
+            training=training_section(results, main),
             missing=missing_section(found),
             largest=largest_section(found['largest']),
+            larger=larger_section(found),
             prediction=prediction,
             laplacian=laplacian_section(found),
+            pilot=pilot_section(found['recall']),
         ),
     }
 
@@ -358,9 +335,10 @@ def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument('--check', action='store_true', help='only say whether they are in step')
     args = parser.parse_args()
-    found, costs = tables(read_results(LOG), read_studies()), read_costs(COMPARED)
-    here = on_images()
-    texts = pages(found, costs, here)
+    results, costs, here = read_results(LOG), read_costs(COMPARED), on_images()
+    table = tables(results, read_studies())['attentions']
+    facts = {name: facts_of(cfg, name) for name, cfg in table.study.attentions.items()}
+    texts = pages(results, costs, here, facts)
     if args.check:
         late = [path.name for path, text in texts.items()
                 if not (path.is_file() and path.read_text() == text)]  # fmt: skip
@@ -369,8 +347,6 @@ def main() -> None:
         return
     for path, text in texts.items():
         path.write_text(text)
-    table = found['attentions']
-    facts = {name: facts_of(table.study.attentions[name], name) for name in table.rows}
     draw(table, PICTURE, here, costs, facts)
     print(f'wrote {PAGE.name}, {PROBES_PAGE.name} and {PICTURE.name} in {DOCS.name}')
 

@@ -6,7 +6,7 @@ It trains each attention in the same host, on the mini data sets.
 import json
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
 import yaml
 from mmengine.config import Config
@@ -15,6 +15,7 @@ from mmengine.utils import digit_version
 from mmengine.utils.dl_utils import TORCH_VERSION
 
 from ..commands.command_line import write_json
+from ..mini_datasets.fashion import DIGESTS as FASHION_FILES
 from ..model_zoo import files_root
 from ..models import BaseAttention, WindowAttention
 
@@ -187,12 +188,14 @@ def contenders() -> Dict[str, dict]:
     return {name: config_of(name) for name in sorted([*registered, *VARIANTS])}
 
 
-def config_of(name: str) -> dict:
+def config_of(name: str, landmarks: Optional[int] = LANDMARKS) -> dict:
     """The config of an attention with the options that its name has.
 
     Args:
         name: A key of ``VARIANTS``, or the name of a registered attention, and options in YAML
             after it, such as ``'PolaAttention, power=3, gate=false'``.
+        landmarks: Landmarks of attentions that have them. Default: 16, as the small maps have room
+            for few only. None: each attention's own default.
 
     Raises:
         ValueError: If there is no such attention or option.
@@ -216,9 +219,8 @@ def config_of(name: str) -> dict:
     known = attention.known_options()
     if unknown := [option for option in cfg if option not in ('type', *known)]:
         raise ValueError(f'{kind} has no options {unknown} (of {name!r}); it has {known}')
-    # The small maps have room for few landmarks only. All attentions get the same number.
-    if 'num_landmarks' in known and 'pool_ratio' not in cfg:
-        cfg.setdefault('num_landmarks', LANDMARKS)
+    if landmarks is not None and 'num_landmarks' in known and 'pool_ratio' not in cfg:
+        cfg.setdefault('num_landmarks', landmarks)
     return cfg
 
 
@@ -308,6 +310,18 @@ def settings_of(
     )  # fmt: skip
 
 
+def cost_settings(name: str, host: str, sizes: Sequence[int]) -> dict:
+    """The settings on which the cost of a host with an attention depends.
+
+    Args:
+        name: The attention, as in :func:`config_of`. It has its own default of landmarks.
+        host: A key of ``HOSTS``.
+        sizes: Sides of the images, in pixels.
+    """
+    attn_cfg = config_of(name, landmarks=None)
+    return dict(attention=name, attn_cfg=attn_cfg, host=host, sizes=list(sizes))
+
+
 def read_result(path: Path) -> Optional[dict]:
     """Read a result. It is None if there is no file, or an incomplete one, with a warning.
 
@@ -325,10 +339,19 @@ def read_result(path: Path) -> Optional[dict]:
     return None
 
 
+def has_fashion(folder: Path) -> bool:
+    """Whether a folder has the four files of Fashion-MNIST, packed or not."""
+    return all(list(folder.glob(f'{name}*')) for name in FASHION_FILES)
+
+
+def has_files(folder: Path) -> bool:
+    return folder.is_dir() and any(folder.iterdir())
+
+
 def missing_data(study: str, data_root: Path) -> str:
     """A sentence with the command that makes the missing data of a study, or ``''``."""
-    missing = [phase.data for phase in STUDIES[study].phases
-               if not (data_root / phase.data).is_dir()]  # fmt: skip
+    has = has_fashion if STUDIES[study].dataset == 'FashionMNIST' else has_files
+    missing = [phase.data for phase in STUDIES[study].phases if not has(data_root / phase.data)]
     if not missing:
         return ''
     return (

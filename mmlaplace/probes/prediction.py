@@ -8,12 +8,19 @@ import numpy as np
 
 from ..comparison.attention_report import groups, with_defaults
 from ..comparison.attention_study import STUDIES
-from ..comparison.seed_differences import by_attention, mean_top1, short
+from ..comparison.seed_differences import (
+    by_attention,
+    deviation_of_seeds,
+    least_difference,
+    mean_top1,
+    short,
+)
 from ..model_zoo import files_root, read_yaml
 
 PUBLISHED = 'configs/probes/published_top1.yml'
 DRAWS = 2000
 FEWEST = 6  # attentions, for a correlation
+SEEDS = (0, 1, 2)  # that all attentions have
 
 
 class Correlation(NamedTuple):
@@ -85,21 +92,40 @@ def correlate(
     return Correlation(rho, float(low), float(high), len(names))
 
 
-def trained_here(path: Path) -> Dict[str, Dict[str, float]]:
-    """Top-1 at the training size by study and attention in its host, the mean over seeds.
+class TrainedHere(NamedTuple):
+    """Accuracies of models that were trained here.
 
-    Runs without the local branch are left out, and studies with too few attentions for a
-    correlation.
+    Attributes:
+        top1: Mean top-1 in % over the seeds 0, 1 and 2 by attention, at the training size.
+        seeds_differ: Points from which two means of three seeds differ for sure (95 %).
+    """
+
+    top1: Dict[str, float]
+    seeds_differ: float
+
+
+def trained_here(path: Path) -> Dict[str, TrainedHere]:
+    """The accuracies of each study in its host.
+
+    Runs without the local branch and with further options are left out, and studies with too few
+    attentions for a correlation.
 
     Args:
         path: The results.json of compare_attentions.py.
     """
     comparable = groups(with_defaults(json.loads(path.read_text())['results']))
-    found: Dict[str, Dict[str, float]] = {}
+    found = {}
     for study, settings in STUDIES.items():
-        runs = by_attention(comparable.get(f'{settings.host}, {study}', []))
+        results = [
+            made
+            for made in comparable.get(f'{settings.host}, {study}', [])
+            if made['settings']['seed'] in SEEDS and '=' not in made['settings']['attention']
+        ]
+        runs = by_attention(results)
         if len(runs) >= FEWEST:
-            found[study] = {short(name): mean_top1(of_name) for name, of_name in runs.items()}
+            top1 = {short(name): mean_top1(of_name) for name, of_name in runs.items()}
+            differ = least_difference(*deviation_of_seeds(results), len(SEEDS))
+            found[study] = TrainedHere(top1, differ)
     return found
 
 

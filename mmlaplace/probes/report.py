@@ -10,11 +10,14 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 from ..comparison.attention_report import markdown, save
+from .prediction import TrainedHere
 from .results import by_key
 from .study import REACHED, SOLVED, Cell, Study, cell, label
 from .tasks import build_probe
 
 MISSING = '–'
+STAR = '*'  # seeds of the cell disagree
+DISAGREE = 0.5  # of accuracies
 MARKS = {0.0: 'no', 0.5: 'partly', 1.0: 'yes'}  # of degrees
 SIDES = (224, 512, 1024)  # of the images of the costs
 NAMES = {
@@ -63,12 +66,30 @@ class Table(NamedTuple):
         accuracy, chance = self.accuracy(attention, column), self.columns[column].chance
         return None if accuracy is None else max(0.0, (accuracy - chance) / (1 - chance))
 
+    def seeds_disagree(self, attention: str, column: int) -> bool:
+        """Whether seeds of a cell differ by more than half of what there is."""
+        found = self.rows[attention][column]
+        if found is None:
+            return False
+        least, most = found.ends[self.columns[column].scale]
+        return most - least > DISAGREE
+
+    def solved_by_all(self, attention: str, column: int, level: float) -> bool:
+        """Whether each seed reaches a level."""
+        found, chance = self.rows[attention][column], self.columns[column].chance
+        if found is None:
+            return False
+        return (found.ends[self.columns[column].scale][0] - chance) / (1 - chance) >= level
+
     def mean(self, attention: str) -> float:
-        """Mean level of an attention in the columns that all have, or else in its own."""
+        """Mean level of an attention in the columns that it has."""
         numbers = range(len(self.columns))
-        full = [n for n in numbers if all(row[n] is not None for row in self.rows.values())]
-        known = [self.level(attention, n) for n in full or numbers if self.rows[attention][n]]
+        known = [self.level(attention, n) for n in numbers if self.rows[attention][n]]
         return sum(level or 0 for level in known) / len(known) if known else 0.0
+
+    def place(self, attention: str) -> Tuple[int, float]:
+        """The place in the order of rows: those with all columns first, then the best."""
+        return sum(cell is None for cell in self.rows[attention]), -self.mean(attention)
 
 
 def columns_of(study: Study) -> List[Column]:
@@ -100,7 +121,7 @@ def table_of(results: List[dict], study: Study, ordered: bool = True) -> Table:
     table = Table(study, columns, {name: row for name, row in rows.items() if any(row)})
     if not ordered:
         return table
-    names = sorted(table.rows, key=table.mean, reverse=True)
+    names = sorted(table.rows, key=table.place)
     return table._replace(rows={name: table.rows[name] for name in names})
 
 
@@ -190,7 +211,7 @@ class Panel(NamedTuple):
 def draw(
     table: Table,
     path: Path,
-    images: Optional[Dict[str, Dict[str, float]]] = None,
+    images: Optional[Dict[str, TrainedHere]] = None,
     costs: Optional[Dict[str, Dict[str, float]]] = None,
     facts: Optional[Dict[str, Dict[str, float]]] = None,
 ) -> None:
@@ -199,7 +220,8 @@ def draw(
     Args:
         table: The table.
         path: The picture.
-        images: Top-1 in % by data set and attention. Default: None.
+        images: Accuracies by data set. The less an attention differs from the best, by the
+            points from which seeds differ, the darker it is. Default: None.
         costs: Costs by attention, as :func:`read_costs` gives them. Default: None.
         facts: By attention, the degree from 0 to 1 to which it has each ability. Default: None.
     """
@@ -207,12 +229,16 @@ def draw(
     accuracies = [[table.accuracy(name, c) for c in count] for name in names]
     levels = [[table.level(name, c) for c in count] for name in names]
     titles = [column.title.replace(', ', '\n') for column in table.columns]
-    percent = shown(accuracies, lambda accuracy: f'{100 * accuracy:.0f}')
+    percent = [
+        [text + STAR * table.seeds_disagree(name, c) for c, text in zip(count, row)]
+        for name, row in zip(names, shown(accuracies, lambda accuracy: f'{100 * accuracy:.0f}'))
+    ]
     panels = [Panel('probes, accuracy (%)', titles, levels, percent, 'RdYlBu', (-0.1, 1.1))]
     if images:
-        top1 = [[scores.get(name) for scores in images.values()] for name in names]
-        texts, ranks = shown(top1, '{:.1f}'.format), by_column(ranks_of, top1)
-        panels.append(Panel('top-1 (%)', [*images], ranks, texts, 'Blues', (-0.1, 1.8)))
+        top1 = [[made.top1.get(name) for made in images.values()] for name in names]
+        behind_best = [[behind_the_best(made, name) for made in images.values()] for name in names]
+        texts = shown(top1, '{:.1f}'.format)
+        panels.append(Panel('top-1 (%)', [*images], behind_best, texts, 'Blues_r', (-2.5, 3.2)))
     if costs:
         keys = [f'ms {side}²' for side in SIDES] + [f'MB {SIDES[-1]}²']
         values = [[costs.get(name, {}).get(key) for key in keys] for name in names]
@@ -234,6 +260,13 @@ def draw(
     for axis, panel in zip(axes[0], panels):
         paint(axis, panel)
     save(figure, path)
+
+
+def behind_the_best(made: TrainedHere, name: str) -> Optional[float]:
+    """How far top-1 is below the best, in points from which seeds differ. None without a run."""
+    if name not in made.top1:
+        return None
+    return (max(made.top1.values()) - made.top1[name]) / made.seeds_differ
 
 
 def shown(values: List[list], text_of_one: Callable) -> List[List[str]]:
@@ -276,7 +309,12 @@ def paint(axis: plt.Axes, panel: Panel) -> None:
 def tables(results: List[dict], studies: Dict[str, Study]) -> Dict[str, Table]:
     """The tables of all studies that have results. Studies of chosen rows keep their order."""
     found = {
-        name: table_of(results, study, ordered=name == 'attentions')
+        name: table_of(
+            # The first seed alone decides what comes next, so it alone stands in the table.
+            [made for made in results if not (study.while_reached and made['settings']['seed'])],
+            study,
+            ordered=name == 'attentions',
+        )
         for name, study in studies.items()
     }
     return {name: table for name, table in found.items() if table.rows}

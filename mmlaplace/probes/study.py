@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
-from ..comparison.attention_study import VARIANTS, contenders
+from ..comparison.attention_study import config_of, contenders
 from ..model_zoo import files_root, read_yaml
 from .results import append_result, by_key, key_of, read_results
 from .tasks import build_probe
@@ -44,8 +44,7 @@ class Study(NamedTuple):
 
 def all_attentions() -> Dict[str, dict]:
     """Registered attentions and variants by their names in tables, with their own defaults."""
-    found = {name: VARIANTS.get(name, dict(type=name)) for name in contenders()}
-    return {name.replace('Attention', ''): dict(cfg) for name, cfg in found.items()}
+    return {name.replace('Attention', ''): config_of(name, landmarks=None) for name in contenders()}
 
 
 def read_studies(path: Optional[Path] = None) -> Dict[str, Study]:
@@ -143,6 +142,7 @@ class Runner:
             seeds: The seeds.
             until: No run starts after this time, in seconds as by ``time.time``. Default: inf.
         """
+        self.study = self.study._replace(probes=self.buildable())
         for attention, probe, lr, seed in self.planned(seeds):
             if time.time() > until:
                 self.tell('the time is up; call the command again, and it goes on from here')
@@ -163,6 +163,19 @@ class Runner:
             append_result(self.path, dict(settings=settings, **found))
             accuracy = ', '.join(f'{value:.3f}' for value in found['accuracy'].values())
             self.tell(f'{name}: {accuracy} after {found["steps"]} steps, {found["seconds"]:.0f} s')
+
+    def buildable(self) -> List[dict]:
+        """The probes of the study but those that cannot be built, each of which is told once."""
+        found = []
+        for probe in self.study.probes:
+            try:
+                build_probe(probe)
+            except (TypeError, ValueError) as error:
+                self.failures.append(f'{label(probe)}: {error}'.split('\n')[0])
+                self.tell(self.failures[-1])
+            else:
+                found.append(probe)
+        return found
 
     def planned(self, seeds: Sequence[int]) -> Iterator[tuple]:
         """Attention, probe, rate and seed of each run, after a look at the results so far.
@@ -236,6 +249,7 @@ class Cell(NamedTuple):
 
     Attributes:
         accuracy: Median accuracy by the scale of the test map.
+        ends: The least and the largest accuracy of a seed by the scale of the test map.
         seeds: Number of seeds.
         rates: Number of learning rates that the first seed has.
         steps: Mean steps until the probe was solved, or of the schedule.
@@ -243,6 +257,7 @@ class Cell(NamedTuple):
     """
 
     accuracy: Dict[str, float]
+    ends: Dict[str, Tuple[float, float]]
     seeds: int
     rates: int
     steps: float
@@ -261,8 +276,10 @@ def cell(found: Dict[str, dict], study: Study, attention: str, probe: dict) -> O
         return found.get(key_of(settings_of(study, attention, probe, rate, seed)))
 
     runs = [run for seed in seeds if (run := has(seed, lr)) is not None]
+    found_at = {scale: [run['accuracy'][scale] for run in runs] for scale in best['accuracy']}
     return Cell(
-        {s: statistics.median(run['accuracy'][s] for run in runs) for s in best['accuracy']},
+        {scale: statistics.median(values) for scale, values in found_at.items()},
+        {scale: (min(values), max(values)) for scale, values in found_at.items()},
         len(runs),
         sum(has(first, rate) is not None for rate in study.rates),
         statistics.mean(run['steps'] for run in runs),

@@ -1,7 +1,7 @@
 """The tasks. A new one is a class with a method that draws a batch."""
 
 import math
-from typing import NamedTuple, Tuple
+from typing import NamedTuple, Sequence, Tuple
 
 import torch
 from mmengine.registry import Registry
@@ -305,15 +305,24 @@ class Count(Probe):
 
     Args:
         values: n. Default: 16.
+        scales: The test maps have so many times the tokens. Default: (1, 4).
         hw_shape: As in :class:`Probe`.
     """
 
     paper = 'LaplacianFormer, 2604.20368'
     knob = 'values'
-    scales = (1, 4)
 
-    def __init__(self, values: int = 16, hw_shape: Tuple[int, int] = (8, 16)) -> None:
+    def __init__(
+        self,
+        values: int = 16,
+        scales: Sequence[int] = (1, 4),
+        hw_shape: Tuple[int, int] = (8, 16),
+    ) -> None:
         super().__init__(hw_shape, values)
+        self.scales = tuple(scales)
+        made = [scale for scale in self.scales if scale in (1, 2, 4, 16, 64)]
+        if 1 not in made or len(made) < len(self.scales):
+            raise ValueError(f'scales must be 1 and some of 2, 4, 16 and 64, got {scales!r}')
         # Shares lie in the middle half of their class, so that a token more or less is no error.
         self.needs(4 * values, f'{values} shares, which differ by four tokens,')
 

@@ -14,7 +14,8 @@ from .model import ProbeModel
 from .tasks import UNASKED, Batch, Probe
 
 TEST_SEED = 1 << 20  # far from the seeds of training
-TEST_TOKENS = 1 << 15  # of all maps of a test
+TEST_MAPS = 256  # at each scale
+TEST_TOKENS = 1 << 13  # of a batch
 SOLVED = 0.998  # a run ends when this share of the answers of the last 30 batches is right
 WINDOW = 30
 
@@ -106,9 +107,9 @@ def test(network: nn.Module, probe: Probe, scale: int = 1) -> float:
     network.eval()
     maps = torch.Generator().manual_seed(TEST_SEED)
     height, width = probe.hw_shape
-    size = max(TEST_TOKENS // (4 * height * width * scale), 1)
+    size = min(max(TEST_TOKENS // (height * width * scale), 1), TEST_MAPS)
     right = []
-    for _ in range(4):
+    for _ in range(0, TEST_MAPS, size):
         batch = probe.batch(size, maps, scale)
         right.append(network(batch).argmax(1) == asked(batch))
     network.train()

@@ -90,7 +90,19 @@ def test_a_training_goes_on_with_its_own_settings_alone(tmp_path):
         attention_study.begin(tmp_path, first)
     with pytest.raises(ValueError, match='take another --work-dir'):
         attention_study.begin(tmp_path, other)
-    assert 'make_mini_datasets.py' in attention_study.missing_data('textures', tmp_path)
+    for study in ('textures', 'fashion'):
+        (tmp_path / study).mkdir()  # an empty folder has no data either
+        assert 'make_mini_datasets.py' in attention_study.missing_data(study, tmp_path)
+    for name in attention_study.FASHION_FILES:
+        (tmp_path / 'fashion' / f'{name}.gz').touch()
+    assert not attention_study.missing_data('fashion', tmp_path)
+
+
+def test_costs_have_the_defaults_of_attentions_and_trainings_few_landmarks():
+    settings = attention_study.cost_settings('LaplacianAttention, Gaussian', 'vit', (224,))
+    assert settings['attn_cfg'] == dict(type='LaplacianAttention', kernel='gaussian')
+    few = attention_study.config_of('LaplacianAttention, Gaussian')
+    assert few == dict(settings['attn_cfg'], num_landmarks=16)
 
 
 def test_costs_of_hosts_stand_in_tables_of_their_own(tmp_path):

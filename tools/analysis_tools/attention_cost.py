@@ -18,7 +18,13 @@ from mmengine.registry import MODELS
 
 from mmlaplace.analysis.measuring import describe_machine, model_job, seconds_of, tensor_memory
 from mmlaplace.commands.command_line import ToolParser, positive, write_json
-from mmlaplace.comparison.attention_study import HOSTS, SIZES, backbone_cfg, config_of
+from mmlaplace.comparison.attention_study import (
+    HOSTS,
+    SIZES,
+    backbone_cfg,
+    config_of,
+    cost_settings,
+)
 
 PASSES = ('forward', 'forward and backward')
 RUNS, BUDGET = 5, 3.0  # at most so many runs of a pass, and seconds for those after the first
@@ -59,13 +65,13 @@ def cost_of(
     """For each pass: rows of the sizes, what was left out and why, and the exponent.
 
     Args:
-        attention, host: Names in the comparison.
+        attention, host: Names in the comparison. The attention has its own default options.
         sizes: Sides of the images, in pixels.
         seconds_limit: Longest pass to try.
         memory_limit: Largest peak to try, in MB.
     """
     torch.manual_seed(0)
-    backbone = MODELS.build(backbone_cfg(host, config_of(attention), min(sizes)))
+    backbone = MODELS.build(backbone_cfg(host, config_of(attention, landmarks=None), min(sizes)))
     found = {}
     for name in PASSES:
         rows, left_out = [], {}
@@ -103,7 +109,7 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     cost = cost_of(args.attention, args.host, args.sizes, args.seconds, args.memory)
-    settings = dict(attention=args.attention, host=args.host, sizes=args.sizes)
+    settings = cost_settings(args.attention, args.host, args.sizes)
     write_json(args.out, dict(settings=settings, machine=describe_machine(CPU), cost=cost))
 
 

@@ -47,6 +47,7 @@ from mmlaplace.comparison.attention_study import (
     STUDIES,
     config_of,
     contenders,
+    cost_settings,
     missing_data,
     read_result,
     settings_of,
@@ -97,7 +98,7 @@ def cost_jobs(args) -> List[Job]:
             'attention_cost.py', name, '--host', args.hosts[0], '--out', str(result),
             '--force', '--sizes', *map(str, args.sizes),
         ]  # fmt: skip
-        settings = dict(attention=name, host=args.hosts[0], sizes=args.sizes)
+        settings = cost_settings(name, args.hosts[0], args.sizes)
         jobs.append(Job(f'{name}, cost', command, result, settings))
     return jobs
 

@@ -6,6 +6,7 @@ rates. A run that is finished is not repeated. If the command is stopped, the ne
 Examples:
   python tools/analysis_tools/probe_attentions.py --list
   python tools/analysis_tools/probe_attentions.py --tasks recall --attentions Softmax 'Pola*'
+  python tools/analysis_tools/probe_attentions.py --tasks recall --options pairs=32  # harder
   python tools/analysis_tools/probe_attentions.py --study recall
   python tools/analysis_tools/probe_attentions.py --quick --attentions Softmax Hydra  # to try it
   python tools/analysis_tools/probe_attentions.py --seeds 0 1 2          # all, which takes hours
@@ -18,6 +19,7 @@ import time
 from pathlib import Path
 
 import torch
+from mmengine.config import DictAction
 
 from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.probes.study import QUICK, Runner, Study, chosen, label, read_studies
@@ -48,6 +50,8 @@ def main() -> None:
     parser.add_argument('--study', choices=list(studies), default='attentions')
     parser.add_argument('--tasks', nargs='+', default=[], metavar='PROBE',
                         help='default: all of the study')  # fmt: skip
+    parser.add_argument('--options', nargs='+', action=DictAction, metavar='KEY=VALUE',
+                        help='options of the probes, such as pairs=32 for a harder one')  # fmt: skip
     parser.add_argument('--attentions', nargs='+', default=[], metavar='NAME',
                         help="names or patterns, such as 'Pola*'; default: all")  # fmt: skip
     parser.add_argument('--seeds', nargs='+', type=int, default=[0])
@@ -70,17 +74,20 @@ def main() -> None:
         show_list(studies)
         return
     studies = {name: asked(study, args) for name, study in studies.items()}
-    if args.report:
-        report(parser, args, studies)
-        return
     try:
         study = chosen(studies[args.study], args.tasks, args.attentions)
     except ValueError as error:
         parser.error(str(error))
+    if args.options:
+        study = study._replace(probes=[{**probe, **args.options} for probe in study.probes])
+    if args.report:
+        report(parser, args, {args.study: study} if args.options else studies)
+        return
     torch.set_num_threads(1)
     runner = Runner(study, args.out, lambda line: print(line, flush=True))
     runner.run(args.seeds, time.time() + 60 * args.minutes)
-    print(f'results are in {args.out}')
+    if args.out.exists():
+        print(f'results are in {args.out}')
     if runner.failures:
         sys.exit(f'{parser.prog}: error: {len(runner.failures)} runs failed, see above')
 
@@ -99,6 +106,9 @@ def report(parser: ToolParser, args, studies: dict) -> None:
     from mmlaplace.probes.report import tables, write_report
     from mmlaplace.probes.results import read_results
 
+    if args.report.exists() and not args.report.is_dir():
+        parser.error(f'{args.report} is a file; name a folder')
+    parser.check_place(args.report)
     results = read_results(args.out)
     if not results:
         parser.error(f'{args.out} has no results; run the command without --report first')

@@ -1,0 +1,218 @@
+"""The sections of docs/probes.md on the probes, and on harder and larger ones."""
+
+import textwrap
+from typing import Dict, List, Optional
+
+import numpy as np
+
+from mmlaplace.comparison.attention_report import markdown
+from mmlaplace.probes.prediction import spearman
+from mmlaplace.probes.report import MISSING, NAMES, STAR, Table, behind, largest
+from mmlaplace.probes.study import SOLVED
+from mmlaplace.probes.tasks import PROBES, build_probe
+
+
+def filled(text: str) -> str:
+    return textwrap.fill(text, 100, break_long_words=False, break_on_hyphens=False)
+
+
+def percent(value: Optional[float]) -> str:
+    return MISSING if value is None else f'{100 * value:.0f}'
+
+
+def plain(header: List[str], rows: List[List[str]]) -> str:
+    return markdown(header, rows).replace('---:', '---')
+
+
+def titles_of(table: Table) -> List[str]:
+    return [column.title for column in table.columns]
+
+
+def accuracy(table: Table, name: str, column: int) -> str:
+    """An accuracy in %, with a star if the time of the run was up."""
+    if name not in table.rows:
+        return MISSING
+    found = table.rows[name][column]
+    cut = found is not None and found.seconds >= table.study.schedule['seconds']
+    return percent(table.accuracy(name, column)) + STAR * cut
+
+
+def probes_section(table: Table) -> str:
+    """A row for each probe, with its task, chance and paper."""
+    rows = []
+    first = {column.probe['type']: n for n, column in reversed(list(enumerate(table.columns)))}
+    for number in sorted(first.values()):
+        seen = table.columns[number].probe
+        task = ' '.join((PROBES.get(seen['type']).__doc__ or '').split('\n\n')[0].split())
+        size = ', '.join(f'{name} {value}' for name, value in seen.items() if name != 'type')
+        probe, (seeds, rates) = build_probe(seen), behind(table, number)
+        levels = f'{100 * probe.chance:.0f}, {100 * probe.perfect:.0f}'
+        name = table.columns[number].title
+        rows.append([name, task, size, levels, f'`{probe.knob}`', probe.paper, seeds, rates])
+    header = ['probe', 'task', 'here', 'chance, perfect, %', 'option', 'paper', 'seeds',
+              'rates']  # fmt: skip
+    return plain(header, rows)
+
+
+def of_largest_rate(results: List[dict], table: Table) -> str:
+    """How many cells with all rates, and not solved, are best with the largest one."""
+    study = table.study
+    runs: Dict[str, Dict[float, dict]] = {}
+    for made in results:
+        settings = made['settings']
+        of_study = (settings['schedule'], settings['model']) == (study.schedule, study.model)
+        if of_study and settings['seed'] == 0 and settings['probe'] in study.probes:
+            of_cell = runs.setdefault(f'{settings["probe"]} {settings["attn_cfg"]}', {})
+            of_cell[settings['lr']] = made
+    best = [
+        max(of_cell, key=lambda lr, runs=of_cell: runs[lr]['accuracy']['1'])
+        for of_cell in runs.values()
+        if set(of_cell) == set(study.rates)
+        and max(made['accuracy']['1'] for made in of_cell.values()) < SOLVED
+    ]
+    return f'{best.count(max(study.rates))} of {len(best)}'
+
+
+TRAINING = """\
+A model has {depth} blocks with {embed_dims} channels and {num_heads} heads, and learns for at most
+{steps} steps of {batch_size} maps of 8 x 16 tokens. So a low accuracy can also mean that an
+attention learns slowly. Attentions have their default options, such as 49 landmarks. In *offset*
+they get rotary positions and a 3 x 3 convolution too, if they have these options. It is tested on
+256 maps. At four times the tokens, most runs were tested on 64, so *count* may be wrong by 4 points
+there."""
+SURE = """\
+**How sure.** *Seeds* counts the seeds. *Rates* counts the learning rates of the cells that are not
+solved; the best rate of the first seed counts. The plan is 3 of each. In {largest_rate} cells with
+three, the largest rate is the best, so a larger one may be better still. A run learns a task or
+does not, so a cell is the median of its seeds. A star marks cells whose seeds differ by more than
+50 points. Trust a difference between blue and red without a star, and none between two similar
+colours. *Magnitude* asks an attention to recall first: over attentions, its rank correlation with
+*recall* is {with_recall:.2f}. So a low accuracy in both says nothing about injectivity."""
+
+
+def training_section(results: List[dict], table: Table) -> str:
+    """How the models were trained, and how sure the figures are."""
+    titles = titles_of(table)
+    recall, magnitude = titles.index('recall'), titles.index('magnitude')
+    both = [
+        (table.level(name, recall), table.level(name, magnitude))
+        for name, row in table.rows.items()
+        if row[recall] and row[magnitude]
+    ]
+    sure = SURE.format(
+        largest_rate=of_largest_rate(results, table),
+        with_recall=float(spearman(*map(np.array, zip(*both)))),
+    )
+    training = TRAINING.format(**table.study.model, **table.study.schedule)
+    return f'{filled(training)}\n\n{filled(sure)}'
+
+
+def largest_section(table: Table) -> str:
+    """The attentions by the largest task of a type that they reach."""
+    rows = []
+    for kind, unit in (('recall', 'pairs'), ('one_of_many', 'candidates')):
+        reached = largest(table, kind)
+        least, *_ = (column.probe[unit] for column in table.columns if column.probe['type'] == kind)
+        for value in sorted({value or 0 for value in reached.values()}, reverse=True):
+            names = [name for name in reached if (reached[name] or 0) == value]
+            size = f'{value} {unit}' if value else f'fewer than {least} {unit}'
+            rows.append([f'{NAMES[kind]}, {size}', '; '.join(names)])
+    intro = (
+        'The most pairs, or candidates, of which an attention answers 0.9 right. A larger task was '
+        'tried after all smaller ones. All have seed 0. Tasks of the picture have the best of its '
+        'rates, and the others mostly one rate. Missing attentions were not run to their end. A '
+        'task with fewer pairs teaches fewer answers a step.'
+    )
+    return f'{filled(intro)}\n\n{plain(["largest task", "attentions"], rows)}'
+
+
+TOKENS = {
+    '128 tokens, 16 pairs': 'attentions',
+    '512 tokens, 16 pairs': 'tokens_512',
+    '512 tokens, 64 pairs': 'large',
+    '2,048 tokens, 64 pairs': 'larger',
+}
+LARGER = """\
+Recall, in %, with seed 0 and one rate but for the first column, which is that of the picture. Maps
+with 64 pairs are learnt in 800 steps of 8."""
+OFFSET = """\
+Offset to the next token and far away, with what a host gives and without: rotary positions, and a
+3 x 3 convolution of the values."""
+COUNT = 'Count on test maps of more tokens than those of training:'
+
+
+def larger_section(found: Dict[str, Table]) -> str:
+    """Recall on larger maps, offset with and without positions, and count on more tokens."""
+    rows = []
+    for name in found['large'].study.attentions:
+        cells = [accuracy(found[study], name, 0) if study in found else MISSING
+                 for study in TOKENS.values()]  # fmt: skip
+        rows.append([name, *cells])
+    parts = [filled(LARGER), markdown(['recall, %', *TOKENS], rows)]
+    if any(cell.endswith(STAR) for row in rows for cell in row[1:]):
+        parts.append('\\* The run ended at two minutes of the processor.')
+    offsets = ['next', 'next, without', '3 down, 4 right', '3 down, 4 right, without']
+    for study, text, titles, chosen in (
+        ('offset', OFFSET, offsets, '1'),
+        ('count', COUNT, ['as in training', '2x', '4x', '16x'], ''),
+    ):
+        table = found.get(study)
+        if table is None:
+            continue
+        numbers = [n for n, c in enumerate(table.columns) if c.scale == (chosen or c.scale)]
+        rows = [[name, *(accuracy(table, name, n) for n in numbers)] for name in table.rows]
+        parts += [filled(text), markdown([f'{study}, %', *titles], rows)]
+    if 'noise' in found:
+        levels = [found['noise'].accuracy(name, 0) for name in found['noise'].rows]
+        parts.append(filled(
+            f'*Noise* with 8 pairs among 96 others is beyond all {len(levels)} attentions that '
+            f'were run, in 400 steps: the best answers {percent(max(levels))} %.'
+        ))  # fmt: skip
+    return '\n\n'.join(parts)
+
+
+def missing_section(found: Dict[str, Table]) -> str:
+    """The attentions and probes without results."""
+    table, parts = found['attentions'], []
+    for number, column in enumerate(table.columns):
+        names = [name for name, row in table.rows.items() if row[number] is None]
+        if names and column.scale == '1':
+            which = ', '.join(names) if len(names) <= 3 else f'{len(names)} attentions'
+            parts.append(f'{column.title}: {which}')
+    lines = ['An attention without any run is not in the picture.']
+    if parts:
+        lines.append(f'Cells without a run: {"; ".join(parts)}.')
+    slow = found['landmarks'].rows.get('Skyformer, 49 pooled', [None])[0]
+    if slow is not None and slow.steps < table.study.schedule['steps']:
+        lines.append(
+            f'A run of Skyformer takes more than two minutes: its recall is of step '
+            f'{slow.steps:.0f}.'
+        )
+    return filled(' '.join(lines))
+
+
+# A script of before the tool: recall of 16 and 56 pairs, with 64 channels, two heads, 1,500 steps.
+PILOT = {
+    'Softmax': (1.000, 1.000), 'Pola': (1.000, 1.000), 'Linear': (1.000, 0.997),
+    'LiteMLA': (None, 0.966), 'Laplacian': (0.544, 0.685), 'Laplacian, 16 landmarks': (None, 0.456),
+    'Laplacian, 80 landmarks': (None, 0.879), 'RALA': (None, 0.559), 'Hydra': (None, 0.059),
+    'SOFT': (0.027, None),
+}  # fmt: skip
+CLOSE = 0.05
+
+
+def pilot_section(table: Table) -> str:
+    """The table of the pilot, repeated by the tool."""
+    rows, apart = [], []
+    for name, before in PILOT.items():
+        now = [table.accuracy(name, column) for column in range(len(before))]
+        rows.append([name, *(percent(v) for pair in zip(before, now) for v in pair)])
+        if any(a is not None and b is not None and abs(a - b) > CLOSE for a, b in zip(before, now)):
+            apart.append(name)
+    intro = (
+        'A script of before the tool had the accuracies of *pilot*, in %: 64 channels, two heads, '
+        '1,500 steps, one seed. The tool repeats all but those of '
+        f'{"; ".join(apart)} within {100 * CLOSE:.0f} points, with other draws of weights and maps.'
+    )
+    header = ['recall, %', '16 pairs, pilot', '16 pairs', '56 pairs, pilot', '56 pairs']
+    return f'{filled(intro)}\n\n{markdown(header, rows)}'
