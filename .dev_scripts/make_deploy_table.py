@@ -107,7 +107,7 @@ def measure(row: Row, folder: str, rounds: int) -> None:
     ]  # fmt: skip
     result = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT)
     if result.returncode and 'differs from PyTorch' not in result.stderr:
-        lines = result.stderr.strip().splitlines()
+        lines = result.stderr.strip().splitlines() or [f'status {result.returncode}']
         log.write_text(json.dumps(dict(refused=lines[-1]), indent=2) + '\n')
     elif log.is_file():
         report = json.loads(log.read_text())

@@ -192,10 +192,10 @@ def show(results: Dict[str, dict]) -> float:
     counts: Dict[str, Counter] = defaultdict(Counter)
     survivors = []
     for result in results.values():
-        if ' '.join(result['before'].split()) not in ' '.join(
-            (ROOT / result['file']).read_text().split()
-        ):
-            continue  # of a line that has changed since
+        file = ROOT / result['file']
+        now = file.read_text() if file.is_file() else ''
+        if ' '.join(result['before'].split()) not in ' '.join(now.split()):
+            continue  # of a line that has changed since, or a file that has moved
         outcome = result['outcome']
         if outcome == 'survived':
             outcome = 'equivalent' if result['key'] in harmless else 'survived'

@@ -46,9 +46,12 @@ class Recorder:
 
         return assert_close
 
+    def pytest_runtest_setup(self, item: Any) -> None:
+        self.errors = []  # those of a test that failed are not the next one's
+
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.when == 'call' and report.passed:
-            self.passed[report.nodeid], self.errors = self.errors, []
+            self.passed[report.nodeid] = self.errors
 
 
 def names_of(module: str) -> Dict[str, Any]:
@@ -60,7 +63,9 @@ def main() -> None:
     ToolParser(__doc__).parse_args()
     os.chdir(ROOT)
     recorder = Recorder()
-    pytest.main(['-q', '-n', '0', '-p', 'no:cacheprovider', *TESTS.values()], plugins=[recorder])
+    options = ['-q', '-n', '0', '-p', 'no:cacheprovider']
+    if pytest.main([*options, *TESTS.values()], plugins=[recorder]):
+        sys.exit('some tests failed, see above; nothing was written')
     passed: Dict[str, Dict[str, List[float]]] = {kind: {} for kind in TESTS}
     for node, errors in recorder.passed.items():
         test, _, name = node.rstrip(']').partition('[')

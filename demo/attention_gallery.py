@@ -10,6 +10,7 @@ Example:
 
 import math
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
@@ -20,7 +21,7 @@ import torch
 from explorer.images import Images, fitted
 from explorer.models import ATTENTIONS, HOSTS, RANDOM, STUDIES, Models, Source, compared
 from explorer.pictures import heated, with_cross
-from explorer.rows import Explorer, Panel, block_of, colour_limits, inner, last_block
+from explorer.rows import Explorer, Panel, block_of, colour_limits, last_block
 from explorer.view import LAST, SIZES, View
 from PIL import Image
 from rich.progress import track
@@ -71,7 +72,8 @@ def influence(explorer: Explorer, source: Source, view: View, panel: Panel) -> P
     backbone, seen = explorer.models.backbone(source), {}
     _, block = block_of(backbone, view, needs_rows=False)
     image = explorer.images.get(view.image)
-    hook = inner(block).register_forward_pre_hook(lambda module, inputs: seen.update(at=inputs[:2]))
+    # Of the whole block, as windows would be parts of the map.
+    hook = block.attn.register_forward_pre_hook(lambda module, inputs: seen.update(at=inputs[:2]))
     try:
         with torch.no_grad():
             backbone(normalized(image, fitted(image, view.size)))
@@ -79,7 +81,7 @@ def influence(explorer: Explorer, source: Source, view: View, panel: Panel) -> P
         hook.remove()
     x, (height, width) = seen['at']
     place = (int(view.y * height), int(view.x * width))
-    norms = influence_map(inner(block), x, (height, width), place)
+    norms = influence_map(block.attn, x, (height, width), place)
     # The query's own token would leave the others in the dark.
     logarithms = norms.clamp(min=LEAST * norms.max().item()).log10()
     stride = math.prod(backbone.stage_strides[: view.stage + 1])
@@ -127,13 +129,15 @@ def page(drawn: List[Drawn], view: View, host: str, study: str, folder: str) -> 
     others = [one for one in drawn if one.panel.statistics is None]
     untrained = sum(one.panel.weights_are == RANDOM for one in drawn)
     side = STUDIES[study].phases[-1].side
-    share = f'{len(drawn) - untrained} of the {len(drawn)}' if untrained else f'All {len(drawn)}'
+    kinds, forms = Counter(one.name.split(', ')[0] for one in drawn), ''
+    if several := sum(count > 1 for count in kinds.values()):
+        forms = f', {several} of them in other forms too,'
     trained = (
-        f'{share} attentions were trained on the {study} of '
+        f'The {len(kinds)} attentions{forms} were trained on the {study} of '
         f'[the comparison](attention_comparison.md), at {side} × {side} pixels.'
     )
     if untrained:
-        trained += f' The other {untrained} have random weights, as their captions say.'
+        trained += f' {untrained} have random weights instead, as their captions say.'
     shown = 'a file'
     if view.image in PHOTOS:
         shown = f'the photograph “{view.image}” of scikit-image'

@@ -269,7 +269,8 @@ def predict(inferencer, photos: List[Photo]) -> List[Tuple[Photo, Union[list, Va
 def told(error: Exception, photo: Photo) -> ValueError:
     """Why an image has no prediction. What is no fault of the image is raised."""
     if isinstance(error, ValueError):
-        return error
+        named = photo.said in str(error)
+        return error if named else ValueError(f'{photo.said}: {error}')
     if 'memory' not in str(error):
         raise error
     return ValueError(

@@ -174,12 +174,22 @@ def build(source: Source) -> nn.Module:
     """The backbone of a source, in eval mode. Random weights are the same each time.
 
     Raises:
-        ValueError: For a checkpoint that does not fit; says what to do.
+        ValueError: For a model of another project or without stages, and a checkpoint that does not
+            fit; says what to do.
     """
     checkpoint = source.checkpoint
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        built = MODELS.build(source.backbone).eval()
+        try:
+            built = MODELS.build(source.backbone).eval()
+        except KeyError as error:  # of the registry, in many words
+            reason = str(error).splitlines()[0]
+            raise ValueError(f'{source.title} is no model of this project ({reason})') from error
+    if not hasattr(built, 'stages'):
+        raise ValueError(
+            f'{source.title} is a {type(built).__name__}, which has no stages; choose a backbone '
+            'of this project'
+        )
     if checkpoint is None:
         return built
     try:

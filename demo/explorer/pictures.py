@@ -98,12 +98,13 @@ def exported(
     for axis, panel, limits in zip(axes[1:], panels, colour_limits(panels, view.scale)):
         matrix = f', matrix {panel.matrix}' if panel.matrix else ''
         axis.set_title(
-            fill(panel.title, 32) + '\n' + fill(panel.weights_are + matrix, 36), fontsize=7
-        )
+            fill(panel.title, 32) + '\n' + fill(panel.weights_are + matrix, 36), fontsize=7,
+            parse_math=False,
+        )  # fmt: skip
         if panel.weights is None:
             note = fill(panel.message[:400], 36)
             axis.text(0.5, 0.5, note, fontsize=6, ha='center', va='center', in_layout=False,
-                      transform=axis.transAxes)  # fmt: skip
+                      parse_math=False, transform=axis.transAxes)  # fmt: skip
             continue
         axis.imshow(
             heated(image, panel, limits, shape), extent=(0, width, height, 0),

@@ -60,8 +60,8 @@ class Offered(NamedTuple):
     matrices: Tuple[str, ...] = ()
 
 
-def inner(block: nn.Module) -> BaseAttention:
-    """The attention of a block, inside of windows where it has them."""
+def inner(block: nn.Module) -> Optional[BaseAttention]:
+    """The attention of a block, inside of windows where it has them. None without one."""
     attention = block.attn
     return attention.attn if isinstance(attention, WindowAttention) else attention
 
@@ -87,6 +87,12 @@ def block_of(backbone: nn.Module, view: View, needs_rows: bool = True) -> Tuple[
         )
     number = view.block % len(blocks)
     attention = inner(blocks[number])
+    if attention is None:
+        having = [str(n) for n, block in enumerate(blocks) if inner(block) is not None]
+        instead = f'block {" or ".join(having)}' if having else 'another stage'
+        raise ValueError(
+            f'block {number} of stage {view.stage} has no attention; choose {instead}'
+        )
     if needs_rows:
         check_rows(attention)
     if view.head >= attention.num_heads:
@@ -147,9 +153,11 @@ class Explorer:
                 continue  # its panel says why
             blocks = stages[min(view.stage, len(stages) - 1)]['blocks']
             attention = inner(blocks[view.block % len(blocks)])
-            if attention.mixes_tokens and len(matrices_of(attention)) > 1:
+            heads = 1 if attention is None else attention.num_heads
+            mixes = attention is not None and attention.mixes_tokens
+            if mixes and len(matrices_of(attention)) > 1:
                 matrices.update(dict.fromkeys(matrices_of(attention)))
-            here = (len(stages), len(blocks), attention.num_heads)
+            here = (len(stages), len(blocks), heads)
             offered = Offered(*map(max, zip(offered[:3], here)), tuple(matrices))
         return offered
 

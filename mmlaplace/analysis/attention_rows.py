@@ -19,7 +19,7 @@ from ..models import (
     SOFTAttention,
     WindowAttention,
 )
-from ..models.layers import join_windows, split_windows
+from ..models.layers import split_windows
 from ..ops.precision import upcast
 from .recording import Mixed
 
@@ -103,13 +103,46 @@ def nystrom_row(mixed: Mixed, query: int, head: int, window: int = 0) -> Tensor:
 
 
 def cells_of_keys(mixed: Mixed) -> List[Tensor]:
-    """For each row, and for each column, of the tokens that of their key on the map of keys."""
+    """For each row, and for each column, of the tokens that of their cell.
+
+    A cell has the tokens of a key. Where there are fewer tokens than keys, as after pooling of a
+    small map, it has one token, and several keys.
+    """
     attention, ratio = mixed.attention, mixed.attention.frame.sr_ratio
     few = attention.kv_shape(mixed.hw_shape)
     if ratio > 1:
         return [torch.arange(side) // ratio for side in mixed.hw_shape]
     # Means over cells: all have the same number of tokens, or one more.
-    return [torch.arange(side) * keys // side for side, keys in zip(mixed.hw_shape, few)]
+    return [torch.arange(side) * min(n, side) // side for side, n in zip(mixed.hw_shape, few)]
+
+
+def on_tokens(mixed: Mixed, row: Tensor) -> Tensor:
+    """A row of weights on the map of tokens, where each key fills its cell. Keys of one add up."""
+    found = row.view(mixed.attention.kv_shape(mixed.hw_shape))
+    for axis, (cells, side) in enumerate(zip(cells_of_keys(mixed), mixed.hw_shape)):
+        keys = found.shape[axis]
+        if keys > side:
+            shape = [side if axis == n else size for n, size in enumerate(found.shape)]
+            places_of = torch.arange(keys) * side // keys
+            found = found.new_zeros(shape).index_add(axis, places_of, found)
+        else:
+            found = found.index_select(axis, cells)
+    return found
+
+
+def tokens_beside(mixed: Mixed, place: Tuple[int, int]) -> Tuple[Tensor, int]:
+    """The windows ``(n, tokens)`` and the number of that of a query at ``place``.
+
+    They have the numbers of their tokens, from 0, and -1 for padding. Without windows, the map is
+    one.
+    """
+    numbers = torch.arange(math.prod(mixed.map_shape))
+    if not isinstance(mixed.outer, WindowAttention):
+        return numbers[None], 0
+    layout = (mixed.map_shape, *mixed.outer.window_and_shift(mixed.map_shape))
+    windows = split_windows(1 + numbers[None, :, None], *layout)[..., 0] - 1
+    query = place[0] * mixed.map_shape[1] + place[1]
+    return windows, int((windows == query).nonzero()[0, 0])
 
 
 def attention_map(
@@ -133,25 +166,18 @@ def attention_map(
         ValueError: If the attention has no matrix of tokens by tokens.
     """
     attention = mixed.attention
-    query, window, tokens = place[0] * mixed.map_shape[1] + place[1], 0, None
-    if isinstance(mixed.outer, WindowAttention):
-        layout = (mixed.map_shape, *mixed.outer.window_and_shift(mixed.map_shape))
-        # The number of the token at each place of the windows, from 1. Padding has 0.
-        tokens = 1 + torch.arange(math.prod(mixed.map_shape))
-        tokens = split_windows(tokens[None, :, None], *layout)[..., 0]
-        window, query = (tokens == 1 + query).nonzero()[0].tolist()
+    windows, window = tokens_beside(mixed, place)
+    tokens = windows[window]
+    query = int((tokens == place[0] * mixed.map_shape[1] + place[1]).nonzero()[0, 0])
     prefix = getattr(attention, 'num_prefix_tokens', 0)
     if matrix == 'nystrom' and isinstance(attention, LaplacianAttention):
         row = nystrom_row(mixed, query, head, window)
     else:
         row = attention_row(mixed, prefix + query, head, channel, window)[prefix:]
-    down, across = cells_of_keys(mixed)
-    weights = row.view(attention.kv_shape(mixed.hw_shape))[down][:, across]
-    if tokens is None:
-        return weights
-    maps = torch.full(tokens.shape, math.nan, dtype=weights.dtype)
-    maps[window] = weights.flatten()
-    return join_windows(maps[..., None], *layout).view(mixed.map_shape)
+    weights, there = on_tokens(mixed, row).flatten(), tokens >= 0
+    found = weights.new_full((math.prod(mixed.map_shape),), math.nan)
+    found[tokens[there]] = weights[there]
+    return found.view(mixed.map_shape)
 
 
 def matrices_of(attention: BaseAttention) -> Dict[str, dict]:
@@ -167,19 +193,19 @@ def matrices_of(attention: BaseAttention) -> Dict[str, dict]:
 
 def row_statistics(mixed: Mixed, weights: Tensor, place: Tuple[int, int]) -> RowStatistics:
     """Statistics of the row ``weights`` that :func:`attention_map` returns for ``place``."""
-    # A key of a reduced map stands for several tokens, of which one counts.
-    if isinstance(mixed.outer, WindowAttention):
-        ratio = mixed.attention.frame.sr_ratio
-        keys = weights[::ratio, ::ratio].double()
-    else:
-        down, across = (torch.searchsorted(cells, cells.unique()) for cells in cells_of_keys(mixed))
-        keys = weights[down][:, across].double()
+    windows, window = tokens_beside(mixed, place)
+    tokens = windows[window]
+    down, across = cells_of_keys(mixed)
+    cells = (down[:, None] * (int(across.max()) + 1) + across).flatten()
+    tokens, cells = tokens[tokens >= 0], cells[tokens >= 0]
+    _, cells = cells.unique(return_inverse=True)
+    # A cell of several tokens counts once, at its centre.
     scale = torch.tensor(mixed.map_shape).double() / max(mixed.map_shape)
-    query = places(mixed.map_shape)[place[0] * mixed.map_shape[1] + place[1]]
-    distance = ((places(keys.shape) - query) * scale).norm(dim=-1)
-    row = keys.flatten()
-    inside = row.isfinite()  # the keys in the query's window
-    row, distance = row[inside], distance[inside]
+    seen = torch.cat([weights.double().view(-1, 1), places(mixed.map_shape) * scale], 1)
+    sums = torch.zeros(int(cells.max()) + 1, 3, dtype=torch.double)
+    means = sums.index_add(0, cells, seen[tokens]) / cells.bincount()[:, None]
+    query = seen[place[0] * mixed.map_shape[1] + place[1], 1:]
+    row, distance = means[:, 0], (means[:, 1:] - query).norm(dim=-1)
     total = row.abs().sum()
     # A query that no key answers has a row of zeros, without shares. It counts as uniform.
     shares = row.abs() / total if total > 0 else torch.full_like(row, 1 / len(row))
@@ -203,18 +229,19 @@ def influence_map(
 
     Args:
         attention: The attention of a block.
-        x: The input of the attention, ``(1, N, C)``.
+        x: The input of the attention, ``(1, N, C)``, with prefix tokens if it has them.
         hw_shape: Height and width of the map.
-        place: Row and column of the query.
+        place: Row and column of the query. Prefix tokens do not count.
 
     Returns:
         The norms ``(H, W)``.
     """
+    prefix = getattr(attention, 'num_prefix_tokens', 0)
     with torch.enable_grad():
         x = x.detach().requires_grad_()
-        out = attention(x, hw_shape)[0, place[0] * hw_shape[1] + place[1]]
+        out = attention(x, hw_shape)[0, prefix + place[0] * hw_shape[1] + place[1]]
         square = x.new_zeros(x.shape[1])
         for channel in out:
             (gradient,) = torch.autograd.grad(channel, x, retain_graph=True)
             square += gradient[0].square().sum(-1)
-    return square.sqrt().view(hw_shape)
+    return square[prefix:].sqrt().view(hw_shape)

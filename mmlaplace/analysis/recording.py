@@ -56,13 +56,24 @@ class Mixed(NamedTuple):
 
 
 def rgb(photo: 'Image.Image') -> 'Image.Image':
-    """A photograph as the toolboxes load it: upright, in RGB with 8 bits."""
+    """A photograph as the toolboxes load it: upright, in RGB with 8 bits.
+
+    Raises:
+        ValueError: For pixels that are no whole numbers of 8 or 16 bits.
+    """
     from PIL import Image, ImageOps
 
     photo = ImageOps.exif_transpose(photo)
-    if photo.mode.startswith('I'):  # grey with 16 bits, where Pillow would clip values at 255
-        grey = np.asarray(photo) >> 8
-        photo = Image.fromarray(grey.clip(0, 255).astype(np.uint8))
+    if photo.mode.startswith(('I', 'F')):  # grey, where Pillow would clip values at 255
+        grey = np.asarray(photo)
+        if photo.mode == 'F' or grey.min() < 0 or grey.max() > 65535:
+            raise ValueError(
+                f'the image has values from {grey.min():g} to {grey.max():g} ({photo.mode!r} of '
+                'Pillow); save it with 8 or 16 bits'
+            )
+        if photo.mode != 'I' or grey.max() > 255:  # 16 bits
+            grey = grey >> 8
+        photo = Image.fromarray(grey.astype(np.uint8))
     return photo.convert('RGB')
 
 

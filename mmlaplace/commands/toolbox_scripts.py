@@ -5,6 +5,7 @@ import os
 import runpy
 import sys
 from pathlib import Path
+from typing import List, Sequence
 
 from mmengine.config import Config
 from torch import distributed
@@ -15,6 +16,8 @@ from .command_line import read_config
 from .data_folders import missing_folder
 
 CONFIG_SUFFIXES = ('.py', '.json', '.yaml', '.yml')
+# Options of the toolboxes' scripts whose value is a file or folder.
+WITH_FILE = ('--out', '--work-dir', '--show-dir', '--dump', '--resume')
 
 
 def check_checkpoints(script: Path) -> Config:
@@ -72,6 +75,21 @@ def check_checkpoints(script: Path) -> Config:
     return cfg
 
 
+def config_arguments(arguments: Sequence[str]) -> List[str]:
+    """The arguments that may be the config: files of its kinds, and no values of options."""
+    found, option = [], ''
+    for argument in arguments:
+        if argument.startswith('--'):
+            option = argument
+        elif option == '--cfg-options' and '=' in argument:
+            continue
+        else:
+            if argument.endswith(CONFIG_SUFFIXES) and option not in WITH_FILE:
+                found.append(argument)
+            option = ''
+    return found
+
+
 def run_toolbox_script(name: str, usage: str) -> None:
     """Run a script of the toolbox that is the ``default_scope`` of the config in ``sys.argv``.
 
@@ -81,7 +99,7 @@ def run_toolbox_script(name: str, usage: str) -> None:
         name: The script, such as ``'train.py'``.
         usage: Text that is printed if there is no config among the arguments.
     """
-    configs = [argument for argument in sys.argv[1:] if argument.endswith(CONFIG_SUFFIXES)]
+    configs = config_arguments(sys.argv[1:])
     if not configs:
         wanted = {'-h', '--help'} & set(sys.argv[1:])
         (sys.stdout if wanted else sys.stderr).write(usage)

@@ -3,6 +3,7 @@
 import sys
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from conftest import CLASSIFICATION
@@ -10,7 +11,15 @@ from PIL import Image
 
 from mmlaplace.analysis import measuring
 from mmlaplace.analysis.measuring import bytes_of, model_job, process_memory, tensor_memory
-from mmlaplace.analysis.recording import MEAN, STD, mixed_by, normalized, photographs, steps_watched
+from mmlaplace.analysis.recording import (
+    MEAN,
+    STD,
+    mixed_by,
+    normalized,
+    photographs,
+    rgb,
+    steps_watched,
+)
 from mmlaplace.commands.command_line import build_backbone
 from mmlaplace.models import LaplacianAttention
 
@@ -46,6 +55,15 @@ def test_recordings_inside_of_recordings_and_methods_of_ones_own_come_back(micro
     assert len(seen) == len(found) and len(calls) == 1
     assert vars(attention)['mix'] is own
     assert sum('mix' in vars(mixed.attention) for mixed in found) == 1
+
+
+def test_grey_photographs_keep_their_range_or_are_refused():
+    values = np.array([[0, 100], [200, 252]])
+    for pixels in (values.astype(np.int32), (values << 8).astype(np.uint16)):
+        assert np.array(rgb(Image.fromarray(pixels)))[..., 0].tolist() == values.tolist()
+    for wrong in (values.astype(np.float32) / 255, (values << 16).astype(np.int32)):
+        with pytest.raises(ValueError, match='save it with 8 or 16 bits'):
+            rgb(Image.fromarray(wrong))
 
 
 def test_photographs_are_of_the_size_asked_for_and_normalised():

@@ -96,6 +96,22 @@ def test_every_attention_has_a_row_or_a_sentence(name, explorer):
         assert panel.weights is None and 'no map of weights to draw' in panel.message
 
 
+def test_blocks_without_attention_and_models_without_stages_are_told(explorer, tmp_path):
+    b3 = ROOT / 'configs/classification/efficientvit/efficientvit-b3_8xb128_in1k.py'
+    explorer.models.sources['b3'] = from_config(str(b3), None, 'b3')
+    view = replace(SMALL, attention=(), trained=('b3',), stage=1)
+    (panel,) = explorer.panels(view)
+    assert 'has no attention; choose another stage' in panel.message
+    assert explorer.offered(view).stages == 4
+    other = tmp_path / 'resnet.py'
+    other.write_text("model = dict(backbone=dict(type='ResNet', depth=18))")
+    text = ROOT / 'configs/lra/pathfinder/pathfinder_mini_pola.py'
+    for config, message in ((other, 'is no model of this project'), (text, 'has no stages')):
+        explorer.models.sources['other'] = from_config(str(config), None, 'other')
+        (panel,) = explorer.panels(replace(view, trained=('other',)))
+        assert message in panel.message and explorer.offered(replace(view, trained=('other',)))
+
+
 def test_statistics_of_rows_are_those_of_the_comparison():
     """Means over all queries and heads, of reduced keys as well."""
     cfg = backbone_cfg('laplacianformer', dict(type='SoftmaxAttention', sr_ratio=2, rope=False), 64)

@@ -61,6 +61,14 @@ def test_the_influence_of_tokens_is_the_norm_of_the_derivative():
     torch.testing.assert_close(found, expected)
 
 
+def test_prefix_tokens_have_no_place_on_the_influence_map(run, tmp_path):
+    attention = SoftmaxAttention(16, 2, (3, 4), num_prefix_tokens=1)
+    found = influence_map(attention, torch.randn(1, 13, 16), (3, 4), (0, 0))
+    assert found.shape == (3, 4)
+    run('--attentions', 'XCAttention', '--host', 'swin')  # in windows, of which the map has several
+    assert '**XCAttention**' in (tmp_path / 'docs/gallery.md').read_text()
+
+
 def test_the_published_gallery_is_whole_and_small():
     page = (ROOT / 'docs/gallery.md').read_text()
     shown = set(re.findall(r'!\[([^]]*)]\((images/gallery/[^)]*)\)', page))

@@ -215,16 +215,18 @@ def test_without_out_the_file_has_the_name_of_the_family(b0, tmp_path, monkeypat
 
 
 def test_a_number_of_first_blocks_below_one_is_quoted():
-    attn_cfg = dict(type='InLineAttention', first_blocks=0)
-    with pytest.raises(ValueError, match='first_blocks must be a positive number.*got 0'):
-        MODELS.build(dict(type='ViT', arch='tiny', attn_cfg=attn_cfg))
+    for count in (0, True):
+        attn_cfg = dict(type='InLineAttention', first_blocks=count)
+        with pytest.raises(ValueError, match=f'first_blocks must be a positive .*got {count}'):
+            MODELS.build(dict(type='ViT', arch='tiny', attn_cfg=attn_cfg))
 
 
-@pytest.mark.parametrize('several', [False, True])
-def test_first_blocks_with_nothing_to_get_are_quoted(several):
-    given = dict(first_blocks=2)
-    attn_cfg = [None, given, None, None] if several else given
-    with pytest.raises(ValueError, match="{'first_blocks': 2} alone, which changes nothing"):
+@pytest.mark.parametrize('attn_cfg', [
+    dict(first_blocks=2), [None, dict(first_blocks=2), None, None],
+    dict(per_stage=dict(first_blocks=(2, 2, 2, 2))),
+])  # fmt: skip
+def test_first_blocks_with_nothing_to_get_are_quoted(attn_cfg):
+    with pytest.raises(ValueError, match='first_blocks.* alone, which changes nothing'):
         MODELS.build(dict(type='LaplacianFormer', arch='tiny', attn_cfg=attn_cfg))
 
 

@@ -20,6 +20,7 @@ from mmlaplace.models.layers import (
     position,
     resize_map,
 )  # fmt: skip
+from mmlaplace.models.layers.build import build_token_norm
 from mmlaplace.models.layers.solvers import conjugate_gradient_inverse, svd_inverse
 from mmlaplace.models.layers.unit_vectors import unit_vectors
 
@@ -178,6 +179,24 @@ def test_gradients_of_an_ffn_are_contiguous_as_compiled_graphs_expect():
     tokens = torch.randn(1, 16, 10).transpose(1, 2).requires_grad_()  # of a flattened map
     (grad,) = torch.autograd.grad(FFN(16, 4)(tokens, (2, 5)).sum(), tokens)
     assert grad.is_contiguous()
+
+
+def test_norms_of_maps_by_other_names_are_no_norms_of_tokens():
+    for kind in (torch.nn.InstanceNorm1d, torch.nn.BatchNorm1d):
+        with pytest.raises(ValueError, match=r"a norm of maps, for tokens; take one of \['LN'"):
+            build_token_norm(dict(type=kind), 8)
+
+
+def test_two_passes_before_a_backward_have_the_gradients_of_their_own_counts():
+    found = []
+    for with_cp in (False, True):
+        torch.manual_seed(0)
+        norm_cfg = dict(type='PRepBN', steps=3)
+        block = TransformerBlock(8, SOFTMAX, norm_cfg=norm_cfg, with_cp=with_cp).double()
+        inputs = torch.randn(2, 2, 12, 8).double()
+        sum(block(x, (3, 4)).square().sum() for x in inputs).backward()
+        found.append([parameter.grad for parameter in block.parameters()])
+    torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize('with_cp', [False, True])

@@ -31,6 +31,14 @@ def run(*command, **env) -> subprocess.CompletedProcess:
     )
 
 
+def test_the_config_is_no_value_of_an_option():
+    for line in (
+        '--cfg-options a.file=x.json --out r.json c.py w.pth --show-dir d',
+        '--amp c.py --cfg-options a=b.py b=c.yml',
+    ):
+        assert toolbox_scripts.config_arguments(line.split()) == ['c.py']
+
+
 @pytest.mark.parametrize('tool', PYTHON_TOOLS, ids=lambda p: p.name)
 def test_help_has_an_example(tool):
     result = run_script(tool, '--help')

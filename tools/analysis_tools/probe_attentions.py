@@ -50,8 +50,10 @@ def main() -> None:
     parser.add_argument('--study', choices=list(studies), default='attentions')
     parser.add_argument('--tasks', nargs='+', default=[], metavar='PROBE',
                         help='default: all of the study')  # fmt: skip
-    parser.add_argument('--options', nargs='+', action=DictAction, metavar='KEY=VALUE',
-                        help='options of the probes, such as pairs=32 for a harder one')  # fmt: skip
+    parser.add_argument(
+        '--options', nargs='+', action=DictAction, metavar='KEY=VALUE',
+        help='options of the probes, such as pairs=32 for a harder one',
+    )  # fmt: skip
     parser.add_argument('--attentions', nargs='+', default=[], metavar='NAME',
                         help="names or patterns, such as 'Pola*'; default: all")  # fmt: skip
     parser.add_argument('--seeds', nargs='+', type=int, default=[0])

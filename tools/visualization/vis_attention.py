@@ -120,7 +120,7 @@ def draw(
                 path_effects=[effects.withStroke(linewidth=4, foreground='black')],
             )  # fmt: skip
     for axis, text in zip(axes[0], ['queries', *(column.title for column in columns)]):
-        axis.set_title(text, fontsize=9)
+        axis.set_title(text, fontsize=9, parse_math=False)  # a file's name may have dollars
     figure.colorbar(heat, ax=axes, label='weight, scaled in each panel', pad=0.01, aspect=30)
     figure.suptitle(title, fontsize=11)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -190,6 +190,8 @@ def main() -> None:
         image = rgb(Image.open(args.image))
     except OSError as error:
         parser.error(f'{args.image} cannot be read as an image ({error}); check the path')
+    except (ValueError, Image.DecompressionBombError) as error:
+        parser.error(f'{args.image}: {error}')
     height, width = args.size or image.size[::-1]
     points = read_points(parser, args.points or [(0.5, 0.5)], image, width, height)
     image = image.resize((width, height), Image.Resampling.BICUBIC)

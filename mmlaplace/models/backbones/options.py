@@ -249,6 +249,11 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
         ]
     for i, config in enumerate(configs):
         config.update({name: own[i] for name, own in per_stage.items() if own[i] is not None})
+    if all(set(config) == {FIRST_BLOCKS} for config in configs):
+        raise ValueError(
+            f'per_stage has {FIRST_BLOCKS!r} alone, which changes nothing; add the type or the '
+            'options that the first blocks get'
+        )
     return [_changed(stage, config) for stage, config in zip(stages, configs)]
 
 
@@ -276,7 +281,7 @@ def _changed(stage: Any, given: dict) -> Any:
         )
     if FIRST_BLOCKS in given:
         count = given[FIRST_BLOCKS]
-        if not isinstance(count, int) or count < 1:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ValueError(f'{FIRST_BLOCKS} must be a positive number of blocks, got {count!r}')
         rest = {name: value for name, value in given.items() if name != FIRST_BLOCKS}
         return replace(_changed(stage, rest), first_blocks=count, later=stage)

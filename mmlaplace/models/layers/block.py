@@ -111,7 +111,7 @@ class Block(BaseModule):
                 return checkpoint.checkpoint(self._forward, x, hw_shape, use_reentrant=False)
             return checkpoint.checkpoint(
                 with_current_backend(self._forward), x, hw_shape, use_reentrant=False,
-                context_fn=lambda: (nullcontext(), _statistics_kept(self)),
+                context_fn=lambda: (nullcontext(), _statistics_kept(_counted(self))),
             )  # fmt: skip
         return self._forward(x, hw_shape)
 
@@ -207,20 +207,26 @@ class TransformerBlock(Block):
         return x
 
 
+def _counted(module: nn.Module) -> List[Tuple[Any, Tensor]]:
+    """The BatchNorms with running statistics, and a copy of their counts of batches."""
+    return [
+        (norm, norm.num_batches_tracked.clone())
+        for norm in module.modules()
+        if isinstance(norm, _BatchNorm) and norm.num_batches_tracked is not None
+    ]
+
+
 @contextmanager
-def _statistics_kept(module: nn.Module) -> Iterator[None]:
+def _statistics_kept(counted: List[Tuple[Any, Tensor]]) -> Iterator[None]:
     """A context in which BatchNorms do not update their running statistics again.
 
-    Their counts of batches are those before the pass that is computed again, on which
-    :class:`PRepBN` depends.
+    Their counts of batches, on which :class:`PRepBN` depends, are those given: of before the pass
+    that is computed again, after which other passes may have come.
     """
-    norms: List[Any] = [
-        m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats
-    ]
-    before = [(norm, norm.momentum, norm.num_batches_tracked.clone()) for norm in norms]
-    for norm in norms:
+    before = [(norm, norm.momentum, norm.num_batches_tracked.clone()) for norm, _ in counted]
+    for norm, count in counted:
         norm.momentum = 0.0
-        norm.num_batches_tracked -= int(norm.training)
+        norm.num_batches_tracked.copy_(count)
     try:
         yield
     finally:

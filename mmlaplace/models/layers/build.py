@@ -5,6 +5,8 @@ from typing import Callable, Dict, Mapping
 import torch.nn as nn
 from mmengine.registry import MODELS
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from .feature_map import map_to_tokens, tokens_to_map
 
@@ -18,6 +20,7 @@ MAP_NORMS: Dict[str, Callable[..., nn.Module]] = {
     'SyncBN': nn.SyncBatchNorm,
     'GN': lambda channels, num_groups=32, **options: nn.GroupNorm(num_groups, channels, **options),
 }
+NORMS_OF_MAPS = (_BatchNorm, _InstanceNorm, nn.GroupNorm)
 ACTIVATIONS: Dict[str, type] = {
     'GELU': nn.GELU,
     'ReLU': nn.ReLU,
@@ -55,7 +58,13 @@ def build_token_norm(norm_cfg: dict, embed_dims: int) -> nn.Module:
     """
     if isinstance(norm_cfg, dict) and norm_cfg.get('type') in tuple(MAP_NORMS):
         return MapNorm(build_map_norm(norm_cfg, embed_dims))
-    return _build_norm(norm_cfg, embed_dims, TOKEN_NORMS, 'tokens')
+    norm = _build_norm(norm_cfg, embed_dims, {**TOKEN_NORMS, **MAP_NORMS}, 'tokens')
+    if isinstance(norm, NORMS_OF_MAPS):  # they would take tokens for a map, or channels for rows
+        raise ValueError(
+            f'norm_cfg has type {norm_cfg["type"]!r}, a norm of maps, for tokens; take one of '
+            f'{[*TOKEN_NORMS, *MAP_NORMS]}'
+        )
+    return norm
 
 
 def build_map_norm(norm_cfg: dict, channels: int) -> nn.Module:
