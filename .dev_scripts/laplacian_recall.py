@@ -82,15 +82,21 @@ the Gaussian kernel recalls {gaussian} % of 16 pairs, {gaussian_seeds}. It fails
 of many* too. Drawn tokens are better landmarks than means: with 16, Skyformer recalls {drawn} %
 against {pooled} %, with one seed."""
 OPTIONS = """\
-**Options.** After 400 steps all of them recall almost nothing, so they are compared after 1,500
-steps with 64 channels, with one seed:"""
+**Whitening and λ decide.** After 400 steps, 49 landmarks recall almost nothing with any option. So
+options are compared after 1,500 steps with 64 channels, with one seed:"""
+FINDINGS = """\
+Without whitening, {none} % are right instead of {default} %, with the literal scale {literal} %,
+and with λ = 1 {lambda_1} %. λ from 2 to 8, the ridge and the solver matter little. So the defaults
+are right here. Whitening matters with more landmarks too: with all tokens as landmarks, 16 pairs
+and 400 steps, {all_none} % are right without it, {all_literal} % with the literal scale and
+{all_default} % with the default."""
 ADVICE = """\
-So where single tokens count, such as text in images or matching, make all tokens of a stage
-landmarks, `attn_cfg=dict(num_landmarks=196)` for the third stage at 224², try `kernel='gaussian'`,
-or take an attention that solves recall. In the last stage, 49 already are all. More landmarks cost
-time. Small images do not need them: 9 to 100 have [the same top-1 on
-Fashion-MNIST](attention_comparison.md#options-of-laplacianattention). The defaults stay, as in the
-paper."""
+So where single tokens count, such as text in images or matching, give `LaplacianFormer` more
+landmarks, `attn_cfg=dict(num_landmarks=196)`, try `kernel='gaussian'`, or take an attention that
+solves recall. With 196, all tokens of the third stage are landmarks at 224². In the last stage, 49
+already are all. More landmarks cost time. Small images do not need them: 9 to 100 have [the same
+top-1 on Fashion-MNIST](attention_comparison.md#options-of-laplacianattention). The defaults stay,
+as in the paper."""
 SHARPNESS = """\
 Landmarks stand for the tokens: they give a kernel Ĝ instead of G. The Laplacian has a cusp at each
 token, and a mean is none of the tokens. The Gaussian is smooth. So for random tokens on a map of 8
@@ -146,19 +152,28 @@ def laplacian_section(found: Dict[str, Table]) -> str:
     rows = landmark_rows(found)
     cut = any(row[-1].endswith(STAR) for row in rows)
     header = ['LaplacianAttention with', '16 pairs', '56 pairs, 800 steps', '56 pairs, 1,500 steps']
-    table = found['landmarks']
+    table, options = found['landmarks'], found['options']
     explanation = EXPLANATION.format(
         drawn=accuracy(table, 'Skyformer, 16 drawn', 0),
         pooled=accuracy(table, 'Skyformer, 16 pooled', 0),
         gaussian=accuracy(table, 'Gaussian, 49 landmarks', 0),
         gaussian_seeds=seeds_text(table, 'Gaussian, 49 landmarks'),
         laplacian=accuracy(table, 'Laplacian, 49 landmarks (7 x 7)', 0),
-        laplacian_longer=accuracy(found['options'], 'the default: 49 landmarks', 0),
+        laplacian_longer=accuracy(options, 'the default: 49 landmarks', 0),
+    )
+    findings = FINDINGS.format(
+        default=accuracy(options, 'the default: 49 landmarks', 0),
+        none=accuracy(options, 'no whitening', 0),
+        literal=accuracy(options, 'literal scale', 0),
+        lambda_1=accuracy(options, 'λ = 1', 0),
+        all_none=accuracy(table, 'Laplacian, all tokens, no whitening', 0),
+        all_literal=accuracy(table, 'Laplacian, all tokens, literal scale', 0),
+        all_default=accuracy(table, 'Laplacian, all 128 tokens', 0),
     )
     return LAPLACIAN.format(
         explanation=filled(explanation),
         sharpness=f'{filled(SHARPNESS)}\n\n{sharpness_table()}',
-        options=f'{filled(OPTIONS)}\n\n{options_table(found["options"])}',
+        options=f'{filled(OPTIONS)}\n\n{options_table(options)}\n\n{filled(findings)}',
         advice=filled(ADVICE),
         table=markdown(header, rows),
         cut='\n\\* The run ended at two minutes of the processor.\n' if cut else '',

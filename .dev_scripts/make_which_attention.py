@@ -1,5 +1,7 @@
 """Write docs/which_attention.md, docs/probes.md and their picture from the logs.
 
+A section of docs/attention_comparison.md is made, too.
+
 The logs are those of the probes and of the comparison of attentions.
 
 Its advice is computed: of the attentions that solve the probes of a use, it names the cheapest.
@@ -13,6 +15,7 @@ import sys
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Tuple
 
+from fashion_options import fashion_section, with_section
 from laplacian_recall import laplacian_section
 from mmengine.registry import MODELS
 from probe_sections import (
@@ -44,6 +47,7 @@ from mmlaplace.probes.study import read_studies
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / 'docs'
 PAGE, PROBES_PAGE = DOCS / 'which_attention.md', DOCS / 'probes.md'
+COMPARISON = DOCS / 'attention_comparison.md'  # of which this writes one section
 PICTURE = DOCS / 'images/probes.png'
 LOG, COMPARED = DOCS / 'logs/probes.jsonl', DOCS / 'logs/compare_attentions.json'
 SOLVED = 0.9  # of the way from a guess to a perfect answer
@@ -126,7 +130,7 @@ did not run.
 - **Do they predict accuracy on images? {verdict}** [Rank
   correlations](probes.md#does-a-probe-predict-images).
 - **`LaplacianFormer` with its 49 landmarks hardly recalls single tokens**, and learns it slowly.
-  All tokens as landmarks or the Gaussian kernel do. [Why, and what to
+  More landmarks or the Gaussian kernel do. [Why, and what to
   change](probes.md#what-the-probes-mean-for-laplacianformer).
 """
 PROBES_TEXT = """\
@@ -328,6 +332,7 @@ def pages(
             laplacian=laplacian_section(found),
             pilot=pilot_section(found['recall']),
         ),
+        COMPARISON: with_section(COMPARISON, fashion_section(COMPARED)),
     }
 
 
@@ -348,7 +353,7 @@ def main() -> None:
     for path, text in texts.items():
         path.write_text(text)
     draw(table, PICTURE, here, costs, facts)
-    print(f'wrote {PAGE.name}, {PROBES_PAGE.name} and {PICTURE.name} in {DOCS.name}')
+    print(f'wrote {", ".join(path.name for path in [*texts, PICTURE])} in {DOCS.name}')
 
 
 if __name__ == '__main__':

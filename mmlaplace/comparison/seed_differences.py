@@ -82,15 +82,20 @@ def least_difference(deviation: float, free: int, seeds: int) -> float:
     return float(stdtrit(free, 0.975)) * deviation * math.sqrt(2 / seeds)
 
 
+def least_stable(results: List[dict]) -> str:
+    """The attention whose seeds differ most, or ``''`` where none has two."""
+    alone = {name: [mean_top1([run]) for run in runs]
+             for name, runs in by_attention(results).items() if len(runs) > 1}  # fmt: skip
+    return max(alone, key=lambda name: statistics.stdev(alone[name]), default='')
+
+
 def seeds_text(results: List[dict]) -> str:
     """What differences these trainings can show: with all attentions, and without the least stable.
 
     It is empty if the deviation over seeds is not known.
     """
-    alone = {name: [mean_top1([run]) for run in runs]
-             for name, runs in by_attention(results).items() if len(runs) > 1}  # fmt: skip
     sentences = []
-    for without in ('', max(alone, key=lambda name: statistics.stdev(alone[name]), default='')):
+    for without in ('', least_stable(results)):
         kept = [run for run in results if run['settings']['attention'] != without]
         deviation, free = deviation_of_seeds(kept)
         if not free:
