@@ -39,7 +39,9 @@ def spelled(name: str) -> str:
 
 
 def signed(value: float, digits: int = 1) -> str:
-    return f'{value:+.{digits}f}'.replace('-', '−')
+    # Without the sign of what rounds to 0.
+    text = f'{value:+.{digits}f}'
+    return f'{0:.{digits}f}' if float(text) == 0 else text.replace('-', '−')
 
 
 def options_table(
