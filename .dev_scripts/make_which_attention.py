@@ -246,13 +246,13 @@ def limits_section(found: Dict[str, Table]) -> str:
         table = found[study]
         recalls = {name: table.accuracy(name, 0) or 0 for name in table.rows}
         best_first = sorted(recalls, key=recalls.__getitem__, reverse=True)
-        return ', '.join(f'{name} {percent(recalls[name])}' for name in best_first)
+        return '; '.join(f'{name} {percent(recalls[name])}' for name in best_first)
 
     return filled(
         '**Recall has a limit.** The probes store 16 pairs on 128 tokens. With 16 pairs on [512 '
         'tokens](probes.md#larger-maps-near-and-far-and-more-tokens), with one seed, this % of the '
-        f'answers is right: {listed("tokens_512")}. With 64 pairs: {listed("large")}. A sum of fixed '
-        'size, as linear attentions have it, holds so many pairs and no more.'
+        f'answers is right: {listed("tokens_512")}. With 64 pairs: {listed("large")}. A sum of '
+        'fixed size, as linear attentions have it, holds so many pairs and no more.'
     )
 
 

@@ -339,19 +339,14 @@ def read_result(path: Path) -> Optional[dict]:
     return None
 
 
-def has_fashion(folder: Path) -> bool:
-    """Whether a folder has the four files of Fashion-MNIST, packed or not."""
-    return all(list(folder.glob(f'{name}*')) for name in FASHION_FILES)
-
-
-def has_files(folder: Path) -> bool:
-    return folder.is_dir() and any(folder.iterdir())
-
-
 def missing_data(study: str, data_root: Path) -> str:
     """A sentence with the command that makes the missing data of a study, or ``''``."""
-    has = has_fashion if STUDIES[study].dataset == 'FashionMNIST' else has_files
-    missing = [phase.data for phase in STUDIES[study].phases if not has(data_root / phase.data)]
+    files = FASHION_FILES if STUDIES[study].dataset == 'FashionMNIST' else ('',)  # or any file
+    missing = [
+        phase.data
+        for phase in STUDIES[study].phases
+        if not all(list((data_root / phase.data).glob(f'{name}*')) for name in files)
+    ]
     if not missing:
         return ''
     return (
