@@ -4,7 +4,7 @@ import json
 import statistics
 from itertools import combinations
 from pathlib import Path
-from typing import Dict, List
+from typing import Dict, List, Tuple
 
 from probe_sections import filled
 
@@ -46,11 +46,15 @@ def signed(value: float, digits: int = 1) -> str:
 
 def options_table(
     runs: Dict[str, List[dict]], names: List[str], deviation: float, free: int
-) -> str:
-    """Options beside the first of them, with an interval by all attentions and one by their own."""
+) -> Tuple[str, Dict[str, int]]:
+    """Options beside the first of them, with an interval by all attentions and one by their own.
+
+    Returns:
+        The table, and by option how many of the two intervals leave out 0.
+    """
     top1 = {name: {run['settings']['seed']: mean_top1([run]) for run in runs[name]}
             for name in names if name in runs}  # fmt: skip
-    base, rows = top1[names[0]], []
+    base, rows, certain = top1[names[0]], [], {}
     for name, values in top1.items():
         seeds = ', '.join(f'{value:.1f}' for value in values.values())
         pairs = [values[seed] - base[seed] for seed in values if seed in base]
@@ -58,10 +62,12 @@ def options_table(
             rows.append([f'{short(name)}, the defaults', seeds, '', '', ''])
             continue
         intervals = (least_difference(deviation, free, len(pairs)), half_width(pairs))
+        difference = statistics.mean(pairs)
+        certain[name] = sum(abs(difference) > width for width in intervals)
         widths = [f'± {width:.1f}' for width in intervals]
-        rows.append([spelled(name), seeds, signed(statistics.mean(pairs)), *widths])
+        rows.append([spelled(name), seeds, signed(difference), *widths])
     header = ['', 'top-1 by seed', 'difference', 'by all', 'alone']
-    return markdown(header, rows).replace('---:', '---')
+    return markdown(header, rows).replace('---:', '---'), certain
 
 
 def fashion_section(path: Path) -> str:
@@ -105,8 +111,24 @@ def fashion_section(path: Path) -> str:
         known = asked.setdefault(names[0], [names[0]])
         known += [name for name in names if name not in known]
     tables = {name: options_table(runs, names, deviation, free) for name, names in asked.items()}
-    parts += [f'### Options of {name}\n\n{table}' for name, table in tables.items()]
-    parts[1] = filled(parts[1])
+    certain: Dict[str, int] = {}
+    for name, (table, found) in tables.items():
+        parts.append(f'### Options of {name}\n\n{table}')
+        certain.update(found)
+
+    def listed(intervals: int) -> str:
+        names = [name for name, count in certain.items() if count == intervals]
+        kinds = [short(name.partition(', ')[0]) for name in names]
+        return ', '.join(
+            spelled(name) if kind == spelled(name) else f'{spelled(name)} of {kind}'
+            for kind, name in zip(kinds, names)
+        )
+
+    parts.append(
+        f'Of {len(certain)} options, both intervals leave out 0 for {listed(2)}. One of them does '
+        f'for {listed(1)}. By chance, {0.05 * len(certain):.0f} of each kind would.'
+    )
+    parts[1], parts[-1] = filled(parts[1]), filled(parts[-1])
     return '\n\n'.join([START, *parts, END])
 
 
