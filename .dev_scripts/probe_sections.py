@@ -133,8 +133,8 @@ TOKENS = {
     '2,048 tokens, 64 pairs': 'larger',
 }
 LARGER = """\
-Recall, in %, with seed 0 and one rate but for the first column, which is that of the picture. Maps
-with 64 pairs are learnt in 800 steps of 8."""
+Recall, in %, with seed 0 and mostly one rate but for the first column, which is that of the
+picture. Maps with 64 pairs are learnt in 800 steps of 8."""
 OFFSET = """\
 Offset to the next token and far away, with what a host gives and without: rotary positions, and a
 3 x 3 convolution of the values."""
