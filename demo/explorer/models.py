@@ -181,7 +181,7 @@ def build(source: Source) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         try:
-            built = MODELS.build(source.backbone).eval()
+            built = MODELS.build(source.backbone)
         except KeyError as error:  # of the registry, in many words
             reason = str(error).splitlines()[0]
             raise ValueError(f'{source.title} is no model of this project ({reason})') from error
@@ -190,6 +190,7 @@ def build(source: Source) -> nn.Module:
             f'{source.title} is a {type(built).__name__}, which has no stages; choose a backbone '
             'of this project'
         )
+    built.eval()  # which returns nothing in some toolboxes
     if checkpoint is None:
         return built
     try:

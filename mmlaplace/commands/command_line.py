@@ -161,12 +161,13 @@ def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:
     if found is None:
         end_tool(f'{config} has no model with a backbone; name a whole config, and no base')
     try:
-        backbone = MODELS.build(dict(found, init_cfg=None)).eval()
+        backbone = MODELS.build(dict(found, init_cfg=None))
     except KeyError as error:  # of the registry, in many words
         end_tool(f'{config} has a backbone of type {found.get("type")!r}, which is none of '
                  f'mmlaplace ({str(error).splitlines()[0]})')  # fmt: skip
     if not hasattr(backbone, 'stages'):
         end_tool(f'{config} has a {type(backbone).__name__}, which has no stages of maps')
+    backbone.eval()  # which returns nothing in some toolboxes
     if checkpoint is not None:
         load_or_exit(backbone, checkpoint)
     return backbone

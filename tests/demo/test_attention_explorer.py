@@ -103,8 +103,8 @@ def test_blocks_without_attention_and_models_without_stages_are_told(explorer, t
     (panel,) = explorer.panels(view)
     assert 'has no attention; choose another stage' in panel.message
     assert explorer.offered(view).stages == 4
-    other = tmp_path / 'resnet.py'
-    other.write_text("model = dict(backbone=dict(type='ResNet', depth=18))")
+    other = tmp_path / 'other.py'
+    other.write_text("model = dict(backbone=dict(type='NoBackboneOfThisName'))")
     text = ROOT / 'configs/lra/pathfinder/pathfinder_mini_pola.py'
     for config, message in ((other, 'is no model of this project'), (text, 'has no stages')):
         explorer.models.sources['other'] = from_config(str(config), None, 'other')

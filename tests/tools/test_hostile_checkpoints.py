@@ -93,7 +93,7 @@ def run(tmp_path, monkeypatch, capsys):
         for place, epoch in (('runs/textures', 4), ('resumed', 11)):
             Path(place).mkdir(parents=True)
             Path(place, f'epoch_{epoch}.pth').symlink_to(paths['FILE'])
-        Path('data/mini/textures').mkdir(parents=True)
+        Path('data/mini/textures/train').mkdir(parents=True)
         Path('resumed/last_checkpoint').write_text(str(Path('resumed/epoch_11.pth').resolve()))
         before = set(tmp_path.rglob('*'))
         with pytest.raises(BaseException) as raised:
