@@ -174,17 +174,11 @@ def largest(table: Table, name: str) -> Dict[str, Optional[int]]:
     knob = build_probe(table.columns[columns[0]].probe).knob
     found: Dict[str, Optional[int]] = {}
     for attention in table.rows:
-        reached = None
-        for number in columns:
-            accuracy = table.accuracy(attention, number)
-            if accuracy is None:
-                break
-            if accuracy < REACHED:
-                found[attention] = reached
-                break
-            reached = table.columns[number].probe[knob]
-        else:
-            found[attention] = reached
+        tried = {table.columns[n].probe[knob]: table.accuracy(attention, n) for n in columns}
+        known = {value: accuracy for value, accuracy in tried.items() if accuracy is not None}
+        reached = [value for value, accuracy in known.items() if accuracy >= REACHED]
+        if len(known) == len(tried) or len(reached) < len(known):  # one was too hard, or none
+            found[attention] = max(reached, default=None)
     return found
 
 
