@@ -177,7 +177,8 @@ def largest(table: Table, name: str) -> Dict[str, Optional[int]]:
         tried = {table.columns[n].probe[knob]: table.accuracy(attention, n) for n in columns}
         known = {value: accuracy for value, accuracy in tried.items() if accuracy is not None}
         reached = [value for value, accuracy in known.items() if accuracy >= REACHED]
-        if len(known) == len(tried) or len(reached) < len(known):  # one was too hard, or none
+        ended = len(known) == len(tried) or len(reached) < len(known)  # or one was too hard
+        if ended and next(iter(tried)) in known:
             found[attention] = max(reached, default=None)
     return found
 
