@@ -6,9 +6,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Dict, List, Tuple
 
-from probe_sections import filled
+from probe_sections import filled, plain
 
-from mmlaplace.comparison.attention_report import groups, markdown
+from mmlaplace.comparison.attention_report import groups
 from mmlaplace.comparison.attention_study import ABLATIONS
 from mmlaplace.comparison.seed_differences import (
     by_attention,
@@ -38,10 +38,10 @@ def spelled(name: str) -> str:
     return f'`{key}={text}`'
 
 
-def signed(value: float, digits: int = 1) -> str:
-    # Without the sign of what rounds to 0.
-    text = f'{value:+.{digits}f}'
-    return f'{0:.{digits}f}' if float(text) == 0 else text.replace('-', '−')
+def signed(value: float) -> str:
+    """A difference with its sign, which what rounds to 0 has not."""
+    text = f'{value:+.1f}'
+    return '0.0' if float(text) == 0 else text.replace('-', '−')
 
 
 def options_table(
@@ -67,7 +67,7 @@ def options_table(
         widths = [f'± {width:.1f}' for width in intervals]
         rows.append([spelled(name), seeds, signed(difference), *widths])
     header = ['', 'top-1 by seed', 'difference', 'by all', 'alone']
-    return markdown(header, rows).replace('---:', '---'), certain
+    return plain(header, rows), certain
 
 
 def fashion_section(path: Path) -> str:
@@ -97,7 +97,7 @@ def fashion_section(path: Path) -> str:
         ['the last', ', '.join(in_order[-5:])],
     ]
     parts = [
-        markdown(['', 'top-1 at 28², means over seeds 0, 1, 2'], ends).replace('---:', '---'),
+        plain(['', 'top-1 at 28², means over seeds 0, 1, 2'], ends),
         f'Of {len(means)} attentions and variants with three seeds, {short(without)} has the seeds '
         f'that differ most. Without it, what is left of seeds has a deviation of {deviation:.2f} '
         f'points, with {free} degrees of freedom. Two attentions with three seeds differ for sure '

@@ -208,7 +208,7 @@ def advice(
     seen = {  # the attentions that are as good as the best, but for what seeds do
         name
         for name in table.rows
-        if all((behind_the_best(made, name) or 0) <= 1 for made in images.values())
+        if all(name in made.top1 and behind_the_best(made, name) <= 1 for made in images.values())
     }
     for use in USES:
         numbers = [titles.index(title) for title in use.columns]

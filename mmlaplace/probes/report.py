@@ -41,6 +41,10 @@ class Column(NamedTuple):
     scale: str
     chance: float
 
+    def level(self, accuracy: float) -> float:
+        """An accuracy on a scale from 0, a guess, to 1."""
+        return max(0.0, (accuracy - self.chance) / (1 - self.chance))
+
 
 class Table(NamedTuple):
     """The accuracies of a study, the best attention first.
@@ -63,8 +67,8 @@ class Table(NamedTuple):
 
     def level(self, attention: str, column: int) -> Optional[float]:
         """The accuracy on a scale from 0, a guess, to 1. None where no run is finished."""
-        accuracy, chance = self.accuracy(attention, column), self.columns[column].chance
-        return None if accuracy is None else max(0.0, (accuracy - chance) / (1 - chance))
+        accuracy = self.accuracy(attention, column)
+        return None if accuracy is None else self.columns[column].level(accuracy)
 
     def seeds_disagree(self, attention: str, column: int) -> bool:
         """Whether seeds of a cell differ by more than half of what there is."""
@@ -76,10 +80,8 @@ class Table(NamedTuple):
 
     def solved_by_all(self, attention: str, column: int, level: float) -> bool:
         """Whether each seed reaches a level."""
-        found, chance = self.rows[attention][column], self.columns[column].chance
-        if found is None:
-            return False
-        return (found.ends[self.columns[column].scale][0] - chance) / (1 - chance) >= level
+        found, of = self.rows[attention][column], self.columns[column]
+        return found is not None and of.level(found.ends[of.scale][0]) >= level
 
     def mean(self, attention: str) -> float:
         """Mean level of an attention in the columns that it has."""
