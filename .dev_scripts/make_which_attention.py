@@ -335,7 +335,7 @@ def pages(
             larger=larger_section(found),
             prediction=prediction,
             laplacian=laplacian_section(found),
-            pilot=pilot_section(found['recall']),
+            pilot=pilot_section(found),
         ),
         COMPARISON: with_section(COMPARISON, fashion_section(COMPARED)),
     }

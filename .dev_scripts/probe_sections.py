@@ -1,7 +1,7 @@
 """The sections of docs/probes.md on the probes, and on harder and larger ones."""
 
 import textwrap
-from typing import Dict, List, Optional
+from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 
@@ -54,8 +54,8 @@ def probes_section(table: Table) -> str:
     return plain(header, rows)
 
 
-def of_largest_rate(results: List[dict], table: Table) -> str:
-    """How many cells with all rates, and not solved, are best with the largest one."""
+def rates_text(results: List[dict], table: Table) -> str:
+    """How many cells with all rates, and not solved, gain by the largest one."""
     study = table.study
     runs: Dict[str, Dict[float, dict]] = {}
     for made in results:
@@ -64,15 +64,30 @@ def of_largest_rate(results: List[dict], table: Table) -> str:
         if of_study and settings['seed'] == 0 and settings['probe'] in study.probes:
             of_cell = runs.setdefault(f'{settings["probe"]} {settings["attn_cfg"]}', {})
             of_cell[settings['lr']] = made
-    best = [
-        max(of_cell, key=lambda lr, runs=of_cell: runs[lr]['accuracy']['1'])
-        for of_cell in runs.values()
-        if set(of_cell) == set(study.rates)
-        and max(made['accuracy']['1'] for made in of_cell.values()) < SOLVED
-    ]
-    return f'{best.count(max(study.rates))} of {len(best)}'
+    rate, gains, further = max(study.rates), [], []
+    for of_cell in runs.values():
+        found = {lr: made['accuracy']['1'] for lr, made in of_cell.items()}
+        smaller = [found[lr] for lr in study.rates if lr != rate and lr in found]
+        if not set(study.rates) <= set(found) or max(*smaller, found[rate]) >= SOLVED:
+            continue
+        gains.append(found[rate] - max(smaller))
+        if gains[-1] > CLEAR and 2 * rate in found:
+            further.append(found[2 * rate] - found[rate])
+    clear = sum(gain > CLEAR for gain in gains)
+    text = RATES.format(best=sum(gain > 0 for gain in gains), cells=len(gains), rate=rate,
+                        clear=clear, points=100 * CLEAR)  # fmt: skip
+    if not further:
+        return text
+    return f'{text} {TWICE.format(tried=len(further), most=100 * max(further))}'
 
 
+CLEAR = 0.1  # gain of an accuracy
+RATES = """\
+In {best} of {cells} cells with all rates, the largest one, {rate}, is the best, and in {clear} by
+more than {points:.0f} points."""
+TWICE = """\
+Twice that rate was tried in {tried} of these. It gains {most:.0f} points at most, so a still larger
+rate would change little."""
 TRAINING = """\
 A model has {depth} blocks with {embed_dims} channels and {num_heads} heads, and learns for at most
 {steps} steps of {batch_size} maps of 8 x 16 tokens. So a low accuracy can also mean that an
@@ -82,10 +97,9 @@ they get rotary positions and a 3 x 3 convolution too, if they have these option
 there."""
 SURE = """\
 **How sure.** *Seeds* counts the seeds. *Rates* counts the learning rates of the cells that are not
-solved; the best rate of the first seed counts. The plan is 3 of each. In {largest_rate} cells with
-three, the largest rate is the best, so a larger one may be better still. A run learns a task or
-does not, so a cell is the median of its seeds. A star marks cells whose seeds differ by more than
-50 points. Trust a difference between blue and red without a star, and none between two similar
+solved; the best rate of the first seed counts. The plan is 3 seeds and 4 rates. {rates} A run
+learns a task or does not, so a cell is the median of its seeds. A star marks cells whose seeds
+differ by more than 50 points. Trust a difference between blue and red without a star, and none between two similar
 colours. *Magnitude* asks an attention to recall first: over attentions, its rank correlation with
 *recall* is {with_recall:.2f}. So a low accuracy in both says nothing about injectivity."""
 
@@ -100,7 +114,7 @@ def training_section(results: List[dict], table: Table) -> str:
         if row[recall] and row[magnitude]
     ]
     sure = SURE.format(
-        largest_rate=of_largest_rate(results, table),
+        rates=rates_text(results, table),
         with_recall=float(spearman(*map(np.array, zip(*both)))),
     )
     training = TRAINING.format(**table.study.model, **table.study.schedule)
@@ -120,7 +134,7 @@ def largest_section(table: Table) -> str:
     intro = (
         'The most pairs, or candidates, of which an attention answers 0.9 right. A larger task was '
         'tried after all smaller ones. All have seed 0. Tasks of the picture have the best of its '
-        'rates, and the others mostly one rate. Missing attentions were not run to their end. A '
+        'rates, and the others mostly one. Missing attentions were not run to their end. A '
         'task with fewer pairs teaches fewer answers a step.'
     )
     return f'{filled(intro)}\n\n{plain(["largest task", "attentions"], rows)}'
@@ -133,11 +147,11 @@ TOKENS = {
     '2,048 tokens, 64 pairs': 'larger',
 }
 LARGER = """\
-Recall, in %, with seed 0 and mostly one rate but for the first column, which is that of the
-picture. Maps with 64 pairs are learnt in 800 steps of 8."""
+Recall, in %. The first column is that of the picture. The others have seed 0 and
+one or two learning rates, of which the better counts. Maps with 64 pairs are learnt in 800 steps of 8."""
 OFFSET = """\
 Offset to the next token and far away, with what a host gives and without: rotary positions, and a
-3 x 3 convolution of the values."""
+3 x 3 convolution of the values. It has seed 0 and the better of two rates."""
 COUNT = 'Count on test maps of more tokens than those of training:'
 
 
@@ -201,18 +215,45 @@ PILOT = {
 CLOSE = 0.05
 
 
-def pilot_section(table: Table) -> str:
-    """The table of the pilot, repeated by the tool."""
+# 200 pairs on 512 tokens, with 1,200 steps.
+PILOT_512 = {'Softmax': (1.000,), 'Linear': (0.207,), 'Pola': (0.088,), 'MLLA': (0.017,)}
+PILOT_TEXT = """\
+A script of before the tool had the accuracies of *pilot*, in %: 64 channels, two heads, 1,500
+steps, one seed. The tool draws other weights and maps. It has the same within {points:.0f} points
+{but}. Where several seeds were run, the tool's figure is their median, with the least and the
+largest in brackets."""
+PILOT_LARGER = 'With 200 pairs on 512 tokens and 1,200 steps:'
+
+
+def with_ends(table: Table, name: str, column: int) -> str:
+    """An accuracy in %, with those of the worst and the best seed if there are several."""
+    text, found = accuracy(table, name, column), table.rows.get(name, [None] * (column + 1))[column]
+    if found is None or found.seeds == 1:
+        return text
+    return f'{text} ({" to ".join(map(percent, found.ends["1"]))})'
+
+
+def repeated(pilot: Dict[str, tuple], table: Table) -> Tuple[List[List[str]], List[str]]:
+    """Rows of a table of the pilot beside the tool, and the names whose accuracies differ."""
     rows, apart = [], []
-    for name, before in PILOT.items():
+    for name, before in pilot.items():
         now = [table.accuracy(name, column) for column in range(len(before))]
-        rows.append([name, *(percent(v) for pair in zip(before, now) for v in pair)])
+        texts = [with_ends(table, name, column) for column in range(len(before))]
+        rows.append([name, *(text for a, b in zip(before, texts) for text in (percent(a), b))])
         if any(a is not None and b is not None and abs(a - b) > CLOSE for a, b in zip(before, now)):
             apart.append(name)
-    intro = (
-        'A script of before the tool had the accuracies of *pilot*, in %: 64 channels, two heads, '
-        '1,500 steps, one seed. The tool repeats all but those of '
-        f'{"; ".join(apart)} within {100 * CLOSE:.0f} points, with other draws of weights and maps.'
-    )
+    return rows, apart
+
+
+def pilot_section(found: Dict[str, Table]) -> str:
+    """The tables of the pilot, repeated by the tool."""
+    rows, apart = repeated(PILOT, found['recall'])
+    but = f'but for {"; ".join(apart)}' if apart else 'everywhere'
     header = ['recall, %', '16 pairs, pilot', '16 pairs', '56 pairs, pilot', '56 pairs']
-    return f'{filled(intro)}\n\n{markdown(header, rows)}'
+    parts = [filled(PILOT_TEXT.format(points=100 * CLOSE, but=but)), markdown(header, rows)]
+    if 'pilot_512' in found:
+        known = {name: v for name, v in PILOT_512.items() if name in found['pilot_512'].rows}
+        rows, _ = repeated(known, found['pilot_512'])
+        header = ['recall, %', '200 pairs, pilot', '200 pairs']
+        parts += [PILOT_LARGER, markdown(header, rows)]
+    return '\n\n'.join(parts)

@@ -18,6 +18,8 @@ from .tasks import build_probe
 MISSING = '–'
 STAR = '*'  # seeds of the cell disagree
 DISAGREE = 0.5  # of accuracies
+LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue, ITU-R BT.709
+DARK = 0.45  # of white; darker cells have white texts
 MARKS = {0.0: 'no', 0.5: 'partly', 1.0: 'yes'}  # of degrees
 SIDES = (224, 512, 1024)  # of the images of the costs
 NAMES = {
@@ -288,10 +290,12 @@ def paint(axis: plt.Axes, panel: Panel) -> None:
     grid = [[float('nan') if v is None else v for v in row] for row in panel.levels]
     cmap = plt.get_cmap(panel.colors).copy()
     cmap.set_bad('#eeeeee')
-    axis.imshow(grid, cmap=cmap, vmin=panel.ends[0], vmax=panel.ends[1], aspect='auto')
+    image = axis.imshow(grid, cmap=cmap, vmin=panel.ends[0], vmax=panel.ends[1], aspect='auto')
+    dark = image.to_rgba(image.get_array())[..., :3] @ LUMINANCE < DARK
     for y, row in enumerate(panel.texts):
         for x, text in enumerate(row):
-            axis.text(x, y, text, ha='center', va='center', fontsize=7.5)
+            color = 'white' if dark[y, x] else 'black'
+            axis.text(x, y, text, ha='center', va='center', fontsize=7.5, color=color)
     axis.set_xticks(range(len(panel.columns)), panel.columns, fontsize=8)
     axis.set_title(panel.title, fontsize=9)
     axis.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)

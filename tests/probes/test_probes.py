@@ -118,17 +118,17 @@ def ran(study, path, seeds=(0,)):
 
 def test_a_finished_run_is_not_repeated_and_a_cut_off_one_is(tmp_path):
     path = tmp_path / 'made/probes.jsonl'
-    assert len(ran(a_study(), path)[0]) == 6  # two attentions, three rates
+    assert len(ran(a_study(), path)[0]) == 8  # two attentions, four rates
     assert len(ran(a_study(), path, (0, 1))[0]) == 2  # at the best rate
     whole = path.read_text()
     path.write_text(whole[:-40])  # as a full disk leaves it
-    with pytest.warns(UserWarning, match='line 8 of .* is not complete'):
+    with pytest.warns(UserWarning, match='line 10 of .* is not complete'):
         assert len(ran(a_study(), path, (0, 1))[0]) == 1
-    with pytest.warns(UserWarning, match='line 8'):
+    with pytest.warns(UserWarning, match='line 10'):
         assert sorted(whole.splitlines())[0] in path.read_text()
         table = table_of(read_results(path), a_study())
     assert {cells[0].seeds for cells in table.rows.values()} == {2}
-    assert {cells[0].rates for cells in table.rows.values()} == {3}
+    assert {cells[0].rates for cells in table.rows.values()} == {4}
 
 
 def test_the_best_rate_counts_and_a_solved_probe_needs_no_other(tmp_path):
@@ -140,7 +140,7 @@ def test_the_best_rate_counts_and_a_solved_probe_needs_no_other(tmp_path):
     for lr, accuracy in zip(study.rates, (0.5, 1.0)):
         result = dict(accuracy={'1': accuracy}, loss=1.0, steps=2, seconds=1.0)
         append_result(path, dict(settings=dict(settings, lr=lr), **result))
-    assert len(ran(study, path)[0]) == 3  # of Hydra alone
+    assert len(ran(study, path)[0]) == 4  # of Hydra alone
     table = table_of(read_results(path), study)
     assert next(iter(table.rows)) == 'Softmax' and table.accuracy('Softmax', 0) == 1
 
@@ -270,8 +270,8 @@ def test_the_page_is_in_step_with_the_log():
     assert result.returncode == 0, result.stderr
 
 
-def made_up(study, name, probe, accuracy, seed=0):
-    settings = settings_of(study, name, probe, study.rates[0], seed)
+def made_up(study, name, probe, accuracy, seed=0, rate=0):
+    settings = settings_of(study, name, probe, study.rates[rate], seed)
     return dict(
         settings=settings, key=key_of(settings), accuracy={'1': accuracy, '4': accuracy}, loss=1.0,
         steps=2, seconds=1.0,
@@ -312,6 +312,32 @@ def test_the_advice_names_the_cheapest_that_solve_those_with_each_seed_first(mon
     assert rows['sequences'] == 'Pola (3, 1), Softmax (9, 1), Linear† (2, 1)'
     assert rows['small images'] == 'Hydra (1), Linear (2), Softmax (9)'
     assert rows['mobile'] == 'Linear (2), Softmax (9)'
+
+
+def test_the_page_says_where_the_largest_rate_gains_and_how_seeds_differ(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / '.dev_scripts')
+    sections = load_tool('.dev_scripts/probe_sections.py')
+    study = read_studies()['attentions']
+    by_rate = dict(
+        Hydra=(0.2, 0.3, 0.4, 0.8), Linear=(0.2, 0.5, 0.5, 0.55), Pola=(0.2, 0.6, 0.1, 0.1),
+        Softmax=(1.0,), SOFT=(0.1, 0.1),  # solved at once, and not run with all rates
+    )  # fmt: skip
+    probe = study.probes[0]
+    results = [
+        made_up(study, name, probe, accuracy, rate=rate)
+        for name, accuracies in by_rate.items()
+        for rate, accuracy in enumerate(accuracies)
+    ]
+    results += [made_up(study, 'Pola', probe, value, seed, 1) for seed, value in ((1, 0.5), (2, 0.9))]
+    table = table_of(results, study)
+    text = ' '.join(sections.rates_text(results, table).split())
+    assert 'In 2 of 3 cells' in text and text.endswith('in 1 by more than 10 points.')
+    twice = study._replace(rates=[2 * max(study.rates)])
+    results.append(made_up(twice, 'Hydra', probe, 0.84))
+    text = ' '.join(sections.rates_text(results, table).split())
+    assert 'tried in 1 of these. It gains 4 points at most' in text
+    cells = [sections.with_ends(table, name, 0) for name in ('Pola', 'Hydra', 'Linformer')]
+    assert cells == ['60 (50 to 90)', '80', '–']
 
 
 def test_attentions_without_all_columns_stand_last_and_the_first_seed_alone_decides_the_largest():

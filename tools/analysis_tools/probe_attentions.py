@@ -1,6 +1,6 @@
 """Probe attentions: train each on small tasks that ask one thing of an attention.
 
-A run takes seconds on one thread, and needs no data. Each attention has the best of three learning
+A run takes seconds on one thread, and needs no data. Each attention has the best of four learning
 rates. A run that is finished is not repeated. If the command is stopped, the next call goes on.
 
 Examples:
