@@ -11,6 +11,7 @@
 
 #include "../common/cpu/arrays.h"
 #include "../common/cpu/rotation.h"
+#include "../common/cpu/subnormals.h"
 #include "../common/metrics.h"
 #include "nystrom_attention_sizes.h"
 
@@ -179,6 +180,7 @@ void for_tiles(int64_t part, int64_t parts, int64_t tokens, const F& f) {
 template <class Scratch, class P, class F>
 void for_all(const P& problem, int64_t parts, const F& f) {
   host::parallel_for(problem.batch_heads * parts, 1, [&](int64_t begin, int64_t end) {
+    const SubnormalsAsZeros zeros_here;
     Scratch scratch(problem);
     for (int64_t i = begin; i < end; ++i) f(i / parts, i % parts, scratch);
   });

@@ -1,10 +1,14 @@
 """The two kernels: scikit-learn's values, coinciding points, NaN, autocast and bandwidths."""
 
+import math
+import platform
+
 import pytest
 import torch
 from sklearn.metrics import pairwise
 
 from mmlaplace.ops import gaussian_kernel, laplacian_kernel
+from mmlaplace.ops.bias_gelu import has_bias_gelu
 
 # Each op with scikit-learn's function of (x, y, bandwidth).
 OPS = {
@@ -48,6 +52,18 @@ def test_values_are_those_of_scikit_learns_formula(name, op, shape, device):
         expected = torch.from_numpy(OPS[name][1](x.numpy(), y.numpy(), 1.7))
         # scikit-learn expands the Gaussian's square, which costs it some digits of fp64.
         torch.testing.assert_close(out, expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.skipif(platform.machine() not in ('x86_64', 'AMD64'), reason='x86 alone is slow')
+@pytest.mark.skipif(not has_bias_gelu(), reason='the compiled library is missing')
+def test_tiny_kernels_are_zeros_on_a_cpu_and_the_callers_tiny_numbers_stay(name):
+    q, k = torch.zeros(1, 1, 1, 1), torch.tensor([[[[1.0], [88.0], [200.0]]]])
+    if name == 'gaussian_kernel':
+        k = (2 * k).sqrt()  # the exponents are those of the Laplacian
+    assert math.exp(-88.0) < torch.finfo(torch.float32).tiny  # subnormal, and a slow number
+    out = OPS[name][0](q, k, 1.0).flatten()
+    assert out[0] > 0.3 and out[1:].tolist() == [0, 0]
+    assert (torch.full((9,), 1e-39) * 1.0).min() > 0
 
 
 def test_gradient_at_coinciding_points_is_zero(op, device):

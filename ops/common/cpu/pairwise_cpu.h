@@ -16,6 +16,7 @@
 #include "../metrics.h"
 #include "../pairwise.h"
 #include "arrays.h"
+#include "subnormals.h"
 
 namespace mmlaplace {
 
@@ -66,6 +67,7 @@ Tensor pairwise_forward(const Tensor& q, const Tensor& k, double bandwidth) {
     using T = Wide<scalar_t>;
     const int64_t padded = round_up(sizes.keys, vector_bytes() / sizeof(T));
     host::parallel_for(sizes.batch_heads() * blocks, 16, [&](int64_t begin, int64_t end) {
+      const SubnormalsAsZeros zeros_here;
       // The loops also run over the padding, which must hold numbers.
       std::vector<T> panels(padded * sizes.dims), packed(kBlock * sizes.dims),
           distances(kBlock * padded);
@@ -111,6 +113,7 @@ std::tuple<Tensor, Tensor> pairwise_backward(const Tensor& grad, const Tensor& q
     // Each chunk of queries has its own sums for the keys, which are added in order below.
     Tensor partial = empty({chunks, sizes.batch_heads(), sizes.keys, sizes.dims}, q, type_of<T>());
     host::parallel_for(sizes.batch_heads() * chunks, 1, [&](int64_t begin, int64_t end) {
+      const SubnormalsAsZeros zeros_here;
       std::vector<T> keys(padded_keys * padded), key_sums(padded_keys * padded),
           weights(kBlock * padded_keys);
       std::vector<T> packed(kBlock * padded), query_sums(kBlock * padded);
