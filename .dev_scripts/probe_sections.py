@@ -99,9 +99,10 @@ SURE = """\
 **How sure.** *Seeds* counts the seeds. *Rates* counts the learning rates of the cells that are not
 solved; the best rate of the first seed counts. The plan is 3 seeds and 4 rates. {rates} A run
 learns a task or does not, so a cell is the median of its seeds. A star marks cells whose seeds
-differ by more than 50 points. Trust a difference between blue and red without a star, and none between two similar
-colours. *Magnitude* asks an attention to recall first: over attentions, its rank correlation with
-*recall* is {with_recall:.2f}. So a low accuracy in both says nothing about injectivity."""
+differ by more than 50 points. Trust a difference between blue and red without a star, and none
+between two similar colours. *Magnitude* asks an attention to recall first: over attentions, its
+rank correlation with *recall* is {with_recall:.2f}. So a low accuracy in both says nothing about
+injectivity."""
 
 
 def training_section(results: List[dict], table: Table) -> str:
@@ -147,8 +148,8 @@ TOKENS = {
     '2,048 tokens, 64 pairs': 'larger',
 }
 LARGER = """\
-Recall, in %. The first column is that of the picture. The others have seed 0 and
-one or two learning rates, of which the better counts. Maps with 64 pairs are learnt in 800 steps of 8."""
+Recall, in %. The first column is that of the picture. The others have seed 0 and one or two
+learning rates, of which the better counts. Maps with 64 pairs are learnt in 800 steps of 8."""
 OFFSET = """\
 Offset to the next token and far away, with what a host gives and without: rotary positions, and a
 3 x 3 convolution of the values. It has seed 0 and the better of two rates."""

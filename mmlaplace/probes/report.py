@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import matplotlib
+import numpy as np
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
@@ -290,8 +291,9 @@ def paint(axis: plt.Axes, panel: Panel) -> None:
     grid = [[float('nan') if v is None else v for v in row] for row in panel.levels]
     cmap = plt.get_cmap(panel.colors).copy()
     cmap.set_bad('#eeeeee')
-    image = axis.imshow(grid, cmap=cmap, vmin=panel.ends[0], vmax=panel.ends[1], aspect='auto')
-    dark = image.to_rgba(image.get_array())[..., :3] @ LUMINANCE < DARK
+    colors = cmap(plt.Normalize(*panel.ends)(np.array(grid)))  # (rows, columns, RGBA)
+    axis.imshow(colors, aspect='auto')
+    dark = colors[..., :3] @ LUMINANCE < DARK
     for y, row in enumerate(panel.texts):
         for x, text in enumerate(row):
             color = 'white' if dark[y, x] else 'black'

@@ -328,7 +328,8 @@ def test_the_page_says_where_the_largest_rate_gains_and_how_seeds_differ(monkeyp
         for name, accuracies in by_rate.items()
         for rate, accuracy in enumerate(accuracies)
     ]
-    results += [made_up(study, 'Pola', probe, value, seed, 1) for seed, value in ((1, 0.5), (2, 0.9))]
+    for seed, value in ((1, 0.5), (2, 0.9)):
+        results.append(made_up(study, 'Pola', probe, value, seed, 1))
     table = table_of(results, study)
     text = ' '.join(sections.rates_text(results, table).split())
     assert 'In 2 of 3 cells' in text and text.endswith('in 1 by more than 10 points.')
