@@ -251,8 +251,9 @@ def limits_section(found: Dict[str, Table]) -> str:
     return filled(
         '**Recall has a limit.** The probes store 16 pairs on 128 tokens. With 16 pairs on [512 '
         'tokens](probes.md#larger-maps-near-and-far-and-more-tokens), with one seed, this % of the '
-        f'answers is right: {listed("tokens_512")}. With 64 pairs: {listed("large")}. A sum of '
-        'fixed size, as linear attentions have it, holds so many pairs and no more.'
+        f'answers is right: {listed("tokens_512")}. With 64 pairs: {listed("large")}. Longer '
+        'training may raise these. But a sum of fixed size, as linear attentions have it, holds '
+        'only so many pairs.'
     )
 
 

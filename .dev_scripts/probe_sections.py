@@ -8,7 +8,8 @@ import numpy as np
 from mmlaplace.comparison.attention_report import markdown
 from mmlaplace.probes.prediction import spearman
 from mmlaplace.probes.report import MISSING, NAMES, STAR, Table, behind, largest
-from mmlaplace.probes.study import SOLVED
+from mmlaplace.probes.results import by_key, key_of
+from mmlaplace.probes.study import REACHED, SOLVED, settings_of
 from mmlaplace.probes.tasks import PROBES, build_probe
 
 
@@ -56,29 +57,27 @@ def probes_section(table: Table) -> str:
 
 def rates_text(results: List[dict], table: Table) -> str:
     """How many cells with all rates, and not solved, gain by the largest one."""
-    study = table.study
-    runs: Dict[str, Dict[float, dict]] = {}
-    for made in results:
-        settings = made['settings']
-        of_study = (settings['schedule'], settings['model']) == (study.schedule, study.model)
-        if of_study and settings['seed'] == 0 and settings['probe'] in study.probes:
-            of_cell = runs.setdefault(f'{settings["probe"]} {settings["attn_cfg"]}', {})
-            of_cell[settings['lr']] = made
-    rate, gains, further = max(study.rates), [], []
-    for of_cell in runs.values():
-        found = {lr: made['accuracy']['1'] for lr, made in of_cell.items()}
-        smaller = [found[lr] for lr in study.rates if lr != rate and lr in found]
-        if not set(study.rates) <= set(found) or max(*smaller, found[rate]) >= SOLVED:
-            continue
-        gains.append(found[rate] - max(smaller))
-        if gains[-1] > CLEAR and 2 * rate in found:
-            further.append(found[2 * rate] - found[rate])
+    study, found = table.study, by_key(results)
+    rate, gains, twice = max(study.rates), [], {}
+    for probe in study.probes:
+        for name in study.attentions:
+            keys = {lr: key_of(settings_of(study, name, probe, lr, 0))
+                    for lr in (*study.rates, 2 * rate)}  # fmt: skip
+            by_rate = {lr: found[key]['accuracy']['1'] for lr, key in keys.items() if key in found}
+            known = [by_rate[lr] for lr in study.rates if lr in by_rate]
+            if len(known) < len(study.rates) or max(known) >= SOLVED:
+                continue
+            gains.append(by_rate[rate] - max(by_rate[lr] for lr in study.rates if lr != rate))
+            if gains[-1] > CLEAR and 2 * rate in by_rate:
+                twice[f'{name} in *{NAMES[probe["type"]]}*'] = by_rate[2 * rate] - by_rate[rate]
     clear = sum(gain > CLEAR for gain in gains)
     text = RATES.format(best=sum(gain > 0 for gain in gains), cells=len(gains), rate=rate,
                         clear=clear, points=100 * CLEAR)  # fmt: skip
-    if not further:
+    better = [where for where, gain in twice.items() if gain > CLEAR]
+    if not twice:
         return text
-    return f'{text} {TWICE.format(tried=len(further), most=100 * max(further))}'
+    gain = f'only with {"; ".join(better)}' if better else 'nowhere'
+    return f'{text} {TWICE.format(tried=len(twice), gain=gain)}'
 
 
 CLEAR = 0.1  # gain of an accuracy
@@ -86,15 +85,13 @@ RATES = """\
 In {best} of {cells} cells with all rates, the largest one, {rate}, is the best, and in {clear} by
 more than {points:.0f} points."""
 TWICE = """\
-Twice that rate was tried in {tried} of these. It gains {most:.0f} points at most, so a still larger
-rate would change little."""
+Twice that rate was tried in {tried} of these. It gains as much again {gain}."""
 TRAINING = """\
 A model has {depth} blocks with {embed_dims} channels and {num_heads} heads, and learns for at most
 {steps} steps of {batch_size} maps of 8 x 16 tokens. So a low accuracy can also mean that an
 attention learns slowly. Attentions have their default options, such as 49 landmarks. In *offset*
-they get rotary positions and a 3 x 3 convolution too, if they have these options. It is tested on
-256 maps. At four times the tokens, most runs were tested on 64, so *count* may be wrong by 4 points
-there."""
+they get rotary positions and a 3 x 3 convolution too, if they have these options. A test has 256
+maps. At four times the tokens some runs had 64, of *count* those that answer 98 % or more."""
 SURE = """\
 **How sure.** *Seeds* counts the seeds. *Rates* counts the learning rates of the cells that are not
 solved; the best rate of the first seed counts. The plan is 3 seeds and 4 rates. {rates} A run
@@ -178,10 +175,14 @@ def larger_section(found: Dict[str, Table]) -> str:
         rows = [[name, *(accuracy(table, name, n) for n in numbers)] for name in table.rows]
         parts += [filled(text), markdown([f'{study}, %', *titles], rows)]
     if 'noise' in found:
-        levels = [found['noise'].accuracy(name, 0) for name in found['noise'].rows]
+        table = found['noise']
+        answers = {name: table.accuracy(name, 0) or 0.0 for name in table.rows}
+        able = [name for name in answers if answers[name] >= REACHED]
+        others = max(answer for answer in answers.values() if answer < REACHED)
         parts.append(filled(
-            f'*Noise* with 8 pairs among 96 others is beyond all {len(levels)} attentions that '
-            f'were run, in 400 steps: the best answers {percent(max(levels))} %.'
+            f'*Noise* with 8 pairs among 96 others is solved by {"; ".join(able) or "none"}, of '
+            f'{len(answers)} attentions that were run, most with one rate. The best of the others '
+            f'answers {percent(others)} %.'
         ))  # fmt: skip
     return '\n\n'.join(parts)
 
