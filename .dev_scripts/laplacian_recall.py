@@ -92,13 +92,13 @@ OPTIONS = """\
 are compared after 1,500 steps with 64 channels, with the better of two rates. Most have one seed.
 Where three were run, the figure is their median, with the least and the largest in brackets:"""
 FINDINGS = """\
-The larger λ, the more is recalled: {lambda_1} % with λ = 1, {lambda_2} % with 2, {default} % with
-4, the default, {lambda_8} % with 8 and {lambda_16} % with 16. Without whitening, {none} % are right,
-and with the literal scale {literal} %. Seeds of the default differ by {spread:.0f} points, so a
-smaller difference in this table may be one of seeds. Where all tokens are landmarks, whitening
-matters less: {all_none} % of 16 pairs are right without it, {all_literal} % with the literal scale
-and {all_default} % with the default, in 400 steps. But without it only the largest rate learns
-that."""
+A larger λ recalls more: {lambda_1} % with λ = 1, {lambda_2} % with 2, {default} % with 4, the
+default, {lambda_8} % with 8 and {lambda_16} % with 16. Each of the seeds 0, 1 and 2 recalls less
+without whitening, {none} %, and with the literal scale, {literal} %, than with the default. Seeds
+of the default differ by {spread:.0f} points, so smaller differences from figures of one seed say
+nothing. Where all tokens are landmarks, whitening matters less: {all_none} % of 16 pairs are right
+without it, {all_literal} % with the literal scale and {all_default} % with the default, in 400
+steps. But without it only the largest rate learns that."""
 ADVICE = """\
 So where single tokens count, such as text in images or matching, give `LaplacianFormer` more
 landmarks, `attn_cfg=dict(num_landmarks=196)`, try `kernel='gaussian'` or `bandwidth=8`, or take an
