@@ -50,7 +50,7 @@ def variants_table(found: Dict[str, Table]) -> str:
         '1 head, 64 channels': 'head_64',
     }  # fmt: skip
     rows = [
-        [name, *(accuracy(found[study], name, 0) for study in columns.values() if study in found)]
+        [name, *(accuracy(found[study], name, 0) for study in columns.values())]
         for name in found['heads_1'].study.attentions
     ]
     longer = in_percent(found['recall'], 'Laplacian', 0)
