@@ -132,7 +132,7 @@ def largest_section(table: Table) -> str:
     intro = (
         'The most pairs, or candidates, of which an attention answers 0.9 right. A larger task was '
         'tried after all smaller ones. All have seed 0. Tasks of the picture have the best of its '
-        'rates, and the others mostly one. Missing attentions were not run to their end. A '
+        'rates, and the others one or two. Missing attentions were not run to their end. A '
         'task with fewer pairs teaches fewer answers a step.'
     )
     return f'{filled(intro)}\n\n{plain(["largest task", "attentions"], rows)}'
