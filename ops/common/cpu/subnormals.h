@@ -1,8 +1,8 @@
 // Subnormal numbers, those below 2^-126 in fp32 and 2^-1022 in fp64, as zeros.
 //
 // Kernels of far tokens are such numbers, and operations with them are slow on x86 processors. They
-// made the backward pass of a trained model's nystrom_attention take 4 times as long (torch 2.11, an
-// Intel Xeon with AVX-512, a bandwidth of 1).
+// made the backward pass of a trained model's nystrom_attention take 4 times as long (torch 2.11,
+// an Intel Xeon with AVX-512, a bandwidth of 1).
 #pragma once
 
 #if defined(__x86_64__)
