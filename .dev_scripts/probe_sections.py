@@ -229,10 +229,11 @@ PILOT_LARGER = 'With 200 pairs on 512 tokens and 1,200 steps:'
 
 def with_ends(table: Table, name: str, column: int) -> str:
     """An accuracy in %, with those of the worst and the best seed if there are several."""
-    text, found = accuracy(table, name, column), table.rows.get(name, [None] * (column + 1))[column]
-    if found is None or found.seeds == 1:
+    text = accuracy(table, name, column)
+    if text == MISSING or table.rows[name][column].seeds == 1:
         return text
-    return f'{text} ({" to ".join(map(percent, found.ends["1"]))})'
+    ends = table.rows[name][column].ends[table.columns[column].scale]
+    return f'{text} ({" to ".join(map(percent, ends))})'
 
 
 def repeated(pilot: Dict[str, tuple], table: Table) -> Tuple[List[List[str]], List[str]]:

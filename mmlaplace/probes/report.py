@@ -73,13 +73,17 @@ class Table(NamedTuple):
         accuracy = self.accuracy(attention, column)
         return None if accuracy is None else self.columns[column].level(accuracy)
 
-    def seeds_disagree(self, attention: str, column: int) -> bool:
-        """Whether seeds of a cell differ by more than half of what there is."""
+    def spread(self, attention: str, column: int) -> float:
+        """How far the accuracies of the seeds of a cell are apart. 0 where no run is finished."""
         found = self.rows[attention][column]
         if found is None:
-            return False
+            return 0.0
         least, most = found.ends[self.columns[column].scale]
-        return most - least > DISAGREE
+        return most - least
+
+    def seeds_disagree(self, attention: str, column: int) -> bool:
+        """Whether seeds of a cell differ by more than half of what there is."""
+        return self.spread(attention, column) > DISAGREE
 
     def solved_by_all(self, attention: str, column: int, level: float) -> bool:
         """Whether each seed reaches a level."""
