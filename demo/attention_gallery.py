@@ -137,7 +137,7 @@ def page(drawn: List[Drawn], view: View, host: str, study: str, folder: str) -> 
         f'[the comparison](attention_comparison.md), at {side} × {side} pixels.'
     )
     if untrained:
-        trained += f' {untrained} have random weights instead, as their captions say.'
+        trained += f' But {untrained} of them got random weights, as their captions say.'
     shown = 'a file'
     if view.image in PHOTOS:
         shown = f'the photograph “{view.image}” of scikit-image'
