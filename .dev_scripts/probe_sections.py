@@ -93,13 +93,14 @@ attention learns slowly. Attentions have their default options, such as 49 landm
 they get rotary positions and a 3 x 3 convolution too, if they have these options. A test has 256
 maps. At four times the tokens some runs had 64, of *count* those that answer 98 % or more."""
 SURE = """\
-**How sure.** *Seeds* counts the seeds. *Rates* counts the learning rates of the cells that are not
-solved; the best rate of the first seed counts. The plan is 3 seeds and 4 rates. {rates} A run
-learns a task or does not, so a cell is the median of its seeds. A star marks cells whose seeds
-differ by more than 50 points. Trust a difference between blue and red without a star, and none
-between two similar colours. *Magnitude* asks an attention to recall first: over attentions, its
-rank correlation with *recall* is {with_recall:.2f}. So a low accuracy in both says nothing about
-injectivity."""
+**How sure.** *Seeds* counts the seeds, and *rates* the learning rates of the cells that are not
+solved. The plan is 3 seeds and 4 rates. A run learns a task or does not, so a cell is the median of
+its seeds. The best rate of the first seed gets the other seeds. Where its seeds differ by more than
+50 points, the other rates get them too, and the best median counts. {rates} A star marks cells
+whose seeds differ by more than 50 points. Trust a difference between blue and red without a star,
+and none between two similar colours. *Magnitude* asks an attention to recall first: over
+attentions, its rank correlation with *recall* is {with_recall:.2f}. So a low accuracy in both says
+nothing about injectivity."""
 
 
 def training_section(results: List[dict], table: Table) -> str:

@@ -13,12 +13,11 @@ import matplotlib.pyplot as plt
 from ..comparison.attention_report import markdown, save
 from .prediction import TrainedHere
 from .results import by_key
-from .study import REACHED, SOLVED, Cell, Study, cell, label
+from .study import DISAGREE, REACHED, SOLVED, Cell, Study, cell, label
 from .tasks import build_probe
 
 MISSING = '–'
 STAR = '*'  # seeds of the cell disagree
-DISAGREE = 0.5  # of accuracies
 LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue, ITU-R BT.709
 DARK = 0.45  # of white; darker cells have white texts
 MARKS = {0.0: 'no', 0.5: 'partly', 1.0: 'yes'}  # of degrees

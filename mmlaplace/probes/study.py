@@ -16,6 +16,7 @@ from .training import Schedule, train_probe
 CONFIG = 'configs/probes/probes.yml'
 SOLVED = 0.99  # no further learning rate is tried
 REACHED = 0.9  # the accuracy from which a harder probe is tried, and the largest is reported
+DISAGREE = 0.5  # of accuracies: if seeds differ by more, one of them cannot choose the rate
 QUICK = dict(steps=20)
 
 
@@ -138,6 +139,8 @@ class Runner:
     def run(self, seeds: Sequence[int], until: float = float('inf')) -> None:
         """Run all learning rates with the first seed, then the best rate with the others.
 
+        Where the seeds of the best rate disagree, the other rates get all seeds too.
+
         Args:
             seeds: The seeds.
             until: No run starts after this time, in seconds as by ``time.time``. Default: inf.
@@ -199,6 +202,10 @@ class Runner:
                     best = self.best(attention, probe, first)
                     if best is not None:
                         yield attention, probe, best['settings']['lr'], seed
+            for attention in study.attentions if len(seeds) > 1 else ():
+                if self.seeds_disagree(attention, probe, first):
+                    for lr in study.rates:
+                        yield from ((attention, probe, lr, seed) for seed in seeds)
 
     def is_due(self, attention: str, probe: dict, seed: int) -> bool:
         """Whether an attention has reached what a study asks for before this probe."""
@@ -210,6 +217,16 @@ class Runner:
 
     def best(self, attention: str, probe: dict, seed: int) -> Optional[dict]:
         return best_of(self.results(), self.study, attention, probe, seed)
+
+    def seeds_disagree(self, attention: str, probe: dict, seed: int) -> bool:
+        """Whether a task is learnt or not by the seed, with the best rate of one of them."""
+        best = self.best(attention, probe, seed)
+        if best is None:
+            return False
+        lr = best['settings']['lr']
+        runs = by_seed(self.results(), self.study, attention, probe, lr).values()
+        accuracies = [trained_accuracy(run) for run in runs]
+        return max(accuracies) - min(accuracies) > DISAGREE
 
 
 def label(probe: dict) -> str:
@@ -232,20 +249,29 @@ def best_of(
         for lr in study.rates
         if (key := key_of(settings_of(study, attention, probe, lr, seed))) in found
     ]
-    return max(
-        runs,
-        key=lambda run: (
-            trained_accuracy(run),
-            -(math.inf if run['loss'] is None else run['loss']),
-        ),
-        default=None,
-    )
+    return max(runs, key=lambda run: merit([run]), default=None)
+
+
+def merit(runs: Sequence[dict]) -> Tuple[float, float]:
+    """What a larger one of is better: the median accuracy of runs, and then their loss."""
+    losses = [math.inf if run['loss'] is None else run['loss'] for run in runs]
+    return statistics.median(map(trained_accuracy, runs)), -statistics.median(losses)
+
+
+def by_seed(
+    found: Dict[str, dict], study: Study, attention: str, probe: dict, lr: float
+) -> Dict[int, dict]:
+    """The results of an attention, a probe and a learning rate, by their seeds."""
+    seeds = sorted({result['settings']['seed'] for result in found.values()})
+    keys = {seed: key_of(settings_of(study, attention, probe, lr, seed)) for seed in seeds}
+    return {seed: found[key] for seed, key in keys.items() if key in found}
 
 
 class Cell(NamedTuple):
     """A cell of a table: the median over seeds, of the best learning rate.
 
-    A run learns a task or does not, and the mean of both would be neither.
+    A run learns a task or does not, and the mean of both would be neither. The best rate is that of
+    the first seed, or another with the same seeds and a larger median.
 
     Attributes:
         accuracy: Median accuracy by the scale of the test map.
@@ -266,22 +292,19 @@ class Cell(NamedTuple):
 
 def cell(found: Dict[str, dict], study: Study, attention: str, probe: dict) -> Optional[Cell]:
     """The cell of an attention and a probe. None if no run is finished."""
-    seeds = sorted({result['settings']['seed'] for result in found.values()})
-    best = next(filter(None, (best_of(found, study, attention, probe, s) for s in seeds)), None)
-    if best is None:
+    made = {lr: by_seed(found, study, attention, probe, lr) for lr in study.rates}
+    first = min((seed for runs in made.values() for seed in runs), default=None)
+    if first is None:
         return None
-    lr, first = best['settings']['lr'], best['settings']['seed']
-
-    def has(seed: int, rate: float) -> Optional[dict]:
-        return found.get(key_of(settings_of(study, attention, probe, rate, seed)))
-
-    runs = [run for seed in seeds if (run := has(seed, lr)) is not None]
-    found_at = {scale: [run['accuracy'][scale] for run in runs] for scale in best['accuracy']}
+    best = max((runs for runs in made.values() if first in runs), key=lambda r: merit([r[first]]))
+    equal = [[r[seed] for seed in best] for r in made.values() if best.keys() <= r.keys()]
+    runs = max(equal, key=merit)
+    found_at = {scale: [run['accuracy'][scale] for run in runs] for scale in runs[0]['accuracy']}
     return Cell(
         {scale: statistics.median(values) for scale, values in found_at.items()},
         {scale: (min(values), max(values)) for scale, values in found_at.items()},
         len(runs),
-        sum(has(first, rate) is not None for rate in study.rates),
+        sum(first in by_rate for by_rate in made.values()),
         statistics.mean(run['steps'] for run in runs),
         statistics.mean(run['seconds'] for run in runs),
     )

@@ -145,6 +145,34 @@ def test_the_best_rate_counts_and_a_solved_probe_needs_no_other(tmp_path):
     assert next(iter(table.rows)) == 'Softmax' and table.accuracy('Softmax', 0) == 1
 
 
+def test_where_seeds_disagree_all_rates_get_all_seeds_and_the_best_median_counts(tmp_path):
+    study, path = a_study()._replace(rates=[4e-3, 8e-3]), tmp_path / 'probes.jsonl'
+    runner, probe = Runner(study, path, print), study.probes[0]
+
+    def add(name, lr, **accuracies):
+        for seed, accuracy in enumerate(accuracies.values()):
+            result = dict(accuracy={'1': accuracy}, loss=1.0, steps=2, seconds=1.0)
+            settings = settings_of(study, name, probe, lr, seed)
+            append_result(path, dict(settings=settings, **result))
+
+    def asked():
+        done = runner.results()
+        return {(name, lr, seed) for name, probe, lr, seed in runner.planned([0, 1, 2])
+                if key_of(settings_of(study, name, probe, lr, seed)) not in done}  # fmt: skip
+
+    def accuracy(name):
+        return table_of(read_results(path), study).accuracy(name, 0)
+
+    add('Softmax', 4e-3, first=0.6)
+    add('Softmax', 8e-3, first=0.9, second=0.2, third=0.3)
+    add('Hydra', 4e-3, first=0.2)
+    add('Hydra', 8e-3, first=0.3, second=0.2, third=0.1)
+    assert asked() == {('Softmax', 4e-3, 1), ('Softmax', 4e-3, 2)}  # seeds of Hydra agree
+    assert accuracy('Softmax') == 0.3  # of equal seeds only
+    add('Softmax', 4e-3, first=0.6, second=0.7, third=0.5)
+    assert not asked() and accuracy('Softmax') == 0.6 and accuracy('Hydra') == 0.2
+
+
 def test_all_cells_come_before_further_rates_and_a_probe_is_finished_before_the_next(tmp_path):
     probes = [dict(type='recall', pairs=n, hw_shape=[4, 4]) for n in (3, 4)]
     runner = Runner(a_study()._replace(probes=probes), tmp_path / 'none.jsonl', print)
