@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "../common/cpu/subnormals.h"
 #include "../common/strided.h"
 
 namespace mmlaplace {
@@ -29,6 +30,7 @@ void invert_small(const T* mats, int64_t count, int64_t m, double ridge, T* out)
   const int64_t rows = ceil_div(m, kRows) * kRows, stride = ceil_div(m, lanes) * lanes;
   const int64_t grain = 1 + 200'000 / (m * m * m);  // at least about ten microseconds
   host::parallel_for(count, grain, [&](int64_t begin, int64_t end) {
+    const SubnormalsAsZeros zeros_here;
     std::vector<T> memory((rows + 2 * kBlock) * stride + kRows);
     T *const matrix = memory.data(), *const panel = matrix + rows * stride;
     for (int64_t index = begin; index < end; ++index) {

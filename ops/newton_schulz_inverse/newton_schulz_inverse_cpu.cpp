@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "../common/cpu/subnormals.h"
 #include "../common/strided.h"
 #include "newton_schulz_inverse.h"
 
@@ -43,6 +44,7 @@ Tensor invert_small(const Tensor& mats, int64_t num_iters, double ridge, const T
   const Padded<T> padded(mats.size(-1));
   const int64_t m = padded.m, stride = padded.stride, size = padded.size;
   host::parallel_for(mats.size(0), 1, [&](int64_t begin, int64_t end) {
+    const SubnormalsAsZeros zeros_here;
     std::vector<T> memory(4 * size);
     T* const ridged = memory.data();
     T* const buffers[] = {ridged + size, ridged + 2 * size, ridged + 3 * size};
@@ -78,6 +80,7 @@ Tensor start_limits(const Tensor& mats, bool halve) {
   Tensor limits = empty({2, mats.size(0)}, mats);
   const Padded<T> padded(mats.size(-1));
   host::parallel_for(mats.size(0), 1, [&](int64_t begin, int64_t end) {
+    const SubnormalsAsZeros zeros_here;
     std::vector<T> memory(2 * padded.size + padded.stride);
     for (int64_t index = begin; index < end; ++index) {
       padded.copy_in(mats.data_ptr<T>() + index * padded.m * padded.m, memory.data());

@@ -1,6 +1,7 @@
 """Newton–Schulz and Cholesky inverses: truth, residual, conditioning, and SOFT's start."""
 
 import functools
+import platform
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from mmlaplace.ops import (
     newton_schulz_inverse,
     use_backend,
 )
+from mmlaplace.ops.bias_gelu import has_bias_gelu
 from mmlaplace.ops.newton_start_scale import newton_start_scale
 
 
@@ -46,6 +48,16 @@ def test_inverts(inverse, size):
     identity = torch.eye(size, dtype=torch.float64)
     product = inverse(mat, 1e-2) @ (mat + 1e-2 * identity)
     torch.testing.assert_close(product, identity.expand_as(product), atol=1e-10, rtol=0)
+
+
+@pytest.mark.skipif(platform.machine() not in ('x86_64', 'AMD64'), reason='x86 alone is slow')
+@pytest.mark.skipif(not has_bias_gelu(), reason='the compiled library is missing')
+@pytest.mark.parametrize('name', list(FUNCTIONS))
+def test_inverses_of_far_landmarks_have_zeros_where_numbers_would_be_slow(name):
+    identity = torch.eye(8)
+    inverse = FUNCTIONS[name](identity + 1e-39, ridge=0.0, backend='native')
+    torch.testing.assert_close(inverse, identity)
+    assert not inverse[identity == 0].any()
 
 
 def test_residual_shows_what_too_few_steps_leave():

@@ -1,6 +1,7 @@
 from torch import Tensor
 
 from mmlaplace.ops._inverse import identity_like
+from mmlaplace.ops.subnormals import without_tiny_of
 
 from .checks import check_counts
 
@@ -27,15 +28,18 @@ def pseudo_inverse(mat: Tensor, num_iters: int, start_per: str = 'matrix') -> Te
     Returns:
         ``(..., m, m)``.
     """
+    without_tiny = without_tiny_of(mat)  # of landmarks far apart
+    mat = without_tiny(mat)
     columns = mat.sum(-2)
     # The ONNX exporter knows no amax of all axes.
     of_batch = start_per == 'batch'
     largest = columns.flatten().amax(0) if of_batch else columns.amax(-1)[..., None, None]
-    inverse, identity = mat.transpose(-2, -1) / largest, identity_like(mat)
+    inverse, identity = without_tiny(mat.transpose(-2, -1) / largest), identity_like(mat)
     for _ in range(num_iters):
-        product = mat @ inverse
-        factor = 15 * identity - product @ (7 * identity - product)
-        inverse = 0.25 * inverse @ (13 * identity - product @ factor)
+        product = without_tiny(mat @ inverse)
+        square = without_tiny(product @ (7 * identity - product))
+        cube = without_tiny(product @ (15 * identity - square))
+        inverse = without_tiny(0.25 * inverse @ (13 * identity - cube))
     return inverse
 
 
