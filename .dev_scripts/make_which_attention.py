@@ -52,6 +52,7 @@ PICTURE = DOCS / 'images/probes.png'
 LOG, COMPARED = DOCS / 'logs/probes.jsonl', DOCS / 'logs/compare_attentions.json'
 SOLVED = 0.9  # of the way from a guess to a perfect answer
 NAMED = 4  # attentions for each use
+FEW = 0.1  # of the answers
 IMAGES = {'textures': 'textures', 'fashion': 'Fashion-MNIST'}  # names of studies on the page
 STRONG = 0.5  # a rank correlation
 UNSURE = '†'  # not with each seed
@@ -246,14 +247,17 @@ def limits_section(found: Dict[str, Table]) -> str:
         table = found[study]
         recalls = {name: table.accuracy(name, 0) or 0 for name in table.rows}
         best_first = sorted(recalls, key=recalls.__getitem__, reverse=True)
-        return '; '.join(f'{name} {percent(recalls[name])}' for name in best_first)
+        able = [f'{name} {percent(recalls[name])}' for name in best_first if recalls[name] >= FEW]
+        others = max((recall for recall in recalls.values() if recall < FEW), default=None)
+        return '; '.join([*able, *([f'others at most {percent(others)}'] * (others is not None))])
 
     return filled(
         '**Recall has a limit.** The probes store 16 pairs on 128 tokens. With 16 pairs on [512 '
-        'tokens](probes.md#larger-maps-near-and-far-and-more-tokens), with one seed, this % of the '
-        f'answers is right: {listed("tokens_512")}. With 64 pairs: {listed("large")}. Longer '
-        'training may raise these. But a sum of fixed size, as linear attentions have it, holds '
-        'only so many pairs.'
+        'tokens](probes.md#larger-maps-near-and-far-and-more-tokens), with one seed, '
+        f'{len(found["large"].rows)} attentions have this % of the answers right: '
+        f'{listed("tokens_512")}. With 64 pairs: {listed("large")}. With 64 on 2,048 tokens, in '
+        f'runs of two minutes at most: {listed("larger")}. Longer training may raise these. But a '
+        'sum of fixed size, as linear attentions have it, holds only so many pairs.'
     )
 
 
