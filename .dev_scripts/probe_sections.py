@@ -150,7 +150,8 @@ Recall, in %. The first column is that of the picture. The others have seed 0 an
 learning rates, of which the better counts. Maps with 64 pairs are learnt in 800 steps of 8."""
 OFFSET = """\
 Offset to the next token and far away, with what a host gives and without: rotary positions, and a
-3 x 3 convolution of the values. It has seed 0 and the better of two rates."""
+3 x 3 convolution of the values. It has the better of two rates, and seed 0. Far away, with what a
+host gives, it has the seeds of the picture."""
 COUNT = 'Count on test maps of more tokens than those of training:'
 
 

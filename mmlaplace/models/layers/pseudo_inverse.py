@@ -20,7 +20,7 @@ def pseudo_inverse(mat: Tensor, num_iters: int, start_per: str = 'matrix') -> Te
     regularised inverse. The gradient passes through all steps and c.
 
     Args:
-        mat: A ``(..., m, m)``, at least fp32.
+        mat: A ``(..., m, m)``, at least fp32. What is below 1.1e-19 counts as zero on a CPU.
         num_iters: Steps.
         start_per: ``'matrix'`` (default): each matrix has its own c. ``'batch'``: all matrices
             share one c.
