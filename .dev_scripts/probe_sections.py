@@ -122,9 +122,11 @@ def training_section(results: List[dict], table: Table) -> str:
 
 def largest_section(table: Table) -> str:
     """The attentions by the largest task of a type that they reach."""
-    rows = []
+    rows, missing = [], ''
     for kind, unit in (('recall', 'pairs'), ('one_of_many', 'candidates')):
         reached = largest(table, kind)
+        if len(reached) < len(table.rows):
+            missing = 'Missing attentions were not run to their end. '
         least, *_ = (column.probe[unit] for column in table.columns if column.probe['type'] == kind)
         for value in sorted({value or 0 for value in reached.values()}, reverse=True):
             names = [name for name in reached if (reached[name] or 0) == value]
@@ -133,8 +135,8 @@ def largest_section(table: Table) -> str:
     intro = (
         'The most pairs, or candidates, of which an attention answers 0.9 right. A larger task was '
         'tried after all smaller ones. All have seed 0. Tasks of the picture have the best of its '
-        'rates, and the others one or two. Missing attentions were not run to their end. A '
-        'task with fewer pairs teaches fewer answers a step.'
+        'rates, and the others one to three. '
+        f'{missing}A task with fewer pairs teaches fewer answers a step.'
     )
     return f'{filled(intro)}\n\n{plain(["largest task", "attentions"], rows)}'
 

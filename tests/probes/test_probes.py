@@ -116,6 +116,14 @@ def ran(study, path, seeds=(0,)):
     return lines, runner.failures
 
 
+def add(path, study, name, probe, lr, *accuracies):
+    """Runs with these accuracies, one for each seed from 0 on."""
+    for seed, accuracy in enumerate(accuracies):
+        result = dict(accuracy={'1': accuracy}, loss=1.0, steps=2, seconds=1.0)
+        settings = settings_of(study, name, probe, lr, seed)
+        append_result(path, dict(settings=settings, **result))
+
+
 def test_a_finished_run_is_not_repeated_and_a_cut_off_one_is(tmp_path):
     path = tmp_path / 'made/probes.jsonl'
     assert len(ran(a_study(), path)[0]) == 8  # two attentions, four rates
@@ -133,13 +141,8 @@ def test_a_finished_run_is_not_repeated_and_a_cut_off_one_is(tmp_path):
 
 def test_the_best_rate_counts_and_a_solved_probe_needs_no_other(tmp_path):
     path, study = tmp_path / 'probes.jsonl', a_study()
-    settings = dict(
-        probe=study.probes[0], attn_cfg=study.attentions['Softmax'], seed=0,
-        schedule=study.schedule, model=study.model,
-    )  # fmt: skip
     for lr, accuracy in zip(study.rates, (0.5, 1.0)):
-        result = dict(accuracy={'1': accuracy}, loss=1.0, steps=2, seconds=1.0)
-        append_result(path, dict(settings=dict(settings, lr=lr), **result))
+        add(path, study, 'Softmax', study.probes[0], lr, accuracy)
     assert len(ran(study, path)[0]) == 4  # of Hydra alone
     table = table_of(read_results(path), study)
     assert next(iter(table.rows)) == 'Softmax' and table.accuracy('Softmax', 0) == 1
@@ -149,12 +152,6 @@ def test_where_seeds_disagree_all_rates_get_all_seeds_and_the_best_median_counts
     study, path = a_study()._replace(rates=[4e-3, 8e-3]), tmp_path / 'probes.jsonl'
     runner, probe = Runner(study, path, print), study.probes[0]
 
-    def add(name, lr, **accuracies):
-        for seed, accuracy in enumerate(accuracies.values()):
-            result = dict(accuracy={'1': accuracy}, loss=1.0, steps=2, seconds=1.0)
-            settings = settings_of(study, name, probe, lr, seed)
-            append_result(path, dict(settings=settings, **result))
-
     def asked():
         done = runner.results()
         return {(name, lr, seed) for name, probe, lr, seed in runner.planned([0, 1, 2])
@@ -163,13 +160,13 @@ def test_where_seeds_disagree_all_rates_get_all_seeds_and_the_best_median_counts
     def accuracy(name):
         return table_of(read_results(path), study).accuracy(name, 0)
 
-    add('Softmax', 4e-3, first=0.6)
-    add('Softmax', 8e-3, first=0.9, second=0.2, third=0.3)
-    add('Hydra', 4e-3, first=0.2)
-    add('Hydra', 8e-3, first=0.3, second=0.2, third=0.1)
+    add(path, study, 'Softmax', probe, 4e-3, 0.6)
+    add(path, study, 'Softmax', probe, 8e-3, 0.9, 0.2, 0.3)
+    add(path, study, 'Hydra', probe, 4e-3, 0.2)
+    add(path, study, 'Hydra', probe, 8e-3, 0.3, 0.2, 0.1)
     assert asked() == {('Softmax', 4e-3, 1), ('Softmax', 4e-3, 2)}  # seeds of Hydra agree
     assert accuracy('Softmax') == 0.3  # of equal seeds only
-    add('Softmax', 4e-3, first=0.6, second=0.7, third=0.5)
+    add(path, study, 'Softmax', probe, 4e-3, 0.6, 0.7, 0.5)
     assert not asked() and accuracy('Softmax') == 0.6 and accuracy('Hydra') == 0.2
 
 
@@ -192,24 +189,20 @@ def test_a_larger_task_follows_one_that_is_reached_and_the_largest_is_reported(t
     def asked():
         return [(name, probe['pairs'], lr) for name, probe, lr, _ in runner.planned([0])]
 
-    def add(name, probe, lr, accuracy):
-        result = dict(accuracy={'1': accuracy}, loss=1.0, steps=2, seconds=1.0)
-        append_result(path, dict(settings=settings_of(study, name, probe, lr, 0), **result))
-
     assert {pairs for _, pairs, _ in asked()} == {2}  # nothing is reached yet
-    add('Softmax', probes[0], 4e-3, 1.0)
-    add('Hydra', probes[0], 4e-3, 0.5)
+    add(path, study, 'Softmax', probes[0], 4e-3, 1.0)
+    add(path, study, 'Hydra', probes[0], 4e-3, 0.5)
     assert {(name, pairs) for name, pairs, _ in asked()} == {
         ('Softmax', 2), ('Softmax', 4), ('Hydra', 2),
     }  # fmt: skip
-    add('Softmax', probes[1], 4e-3, 0.5)
-    add('Softmax', probes[1], 8e-3, 0.92)  # the better rate opens the next task
+    add(path, study, 'Softmax', probes[1], 4e-3, 0.5)
+    add(path, study, 'Softmax', probes[1], 8e-3, 0.92)  # the better rate opens the next task
     assert ('Softmax', 8, 4e-3) in asked() and ('Softmax', 8, 8e-3) in asked()
     table = table_of(read_results(path), study)
     assert largest(table, 'recall') == dict(Hydra=None)  # of softmax, 8 pairs were not run
-    add('Softmax', probes[2], 4e-3, 0.2)
+    add(path, study, 'Softmax', probes[2], 4e-3, 0.2)
     assert largest(table_of(read_results(path), study), 'recall') == dict(Softmax=4, Hydra=None)
-    add('Softmax', probes[2], 8e-3, 0.9)
+    add(path, study, 'Softmax', probes[2], 8e-3, 0.9)
     assert largest(table_of(read_results(path), study), 'recall')['Softmax'] == 8
 
 
