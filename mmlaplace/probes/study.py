@@ -202,8 +202,8 @@ class Runner:
                     best = self.best(attention, probe, first)
                     if best is not None:
                         yield attention, probe, best['settings']['lr'], seed
-            for attention in study.attentions if len(seeds) > 1 else ():
-                if self.seeds_disagree(attention, probe, first):
+            for attention in study.attentions:
+                if self.seeds_disagree(attention, probe, seeds):
                     for lr in study.rates:
                         yield from ((attention, probe, lr, seed) for seed in seeds)
 
@@ -218,14 +218,14 @@ class Runner:
     def best(self, attention: str, probe: dict, seed: int) -> Optional[dict]:
         return best_of(self.results(), self.study, attention, probe, seed)
 
-    def seeds_disagree(self, attention: str, probe: dict, seed: int) -> bool:
-        """Whether a task is learnt or not by the seed, with the best rate of one of them."""
-        best = self.best(attention, probe, seed)
+    def seeds_disagree(self, attention: str, probe: dict, seeds: Sequence[int]) -> bool:
+        """Whether a task is learnt or not by the seed, with the best rate of the first of them."""
+        best = self.best(attention, probe, seeds[0])
         if best is None:
             return False
         lr = best['settings']['lr']
-        runs = by_seed(self.results(), self.study, attention, probe, lr).values()
-        accuracies = [trained_accuracy(run) for run in runs]
+        runs = by_seed(self.results(), self.study, attention, probe, lr, seeds)
+        accuracies = [trained_accuracy(run) for run in runs.values()]
         return max(accuracies) - min(accuracies) > DISAGREE
 
 
@@ -259,10 +259,14 @@ def merit(runs: Sequence[dict]) -> Tuple[float, float]:
 
 
 def by_seed(
-    found: Dict[str, dict], study: Study, attention: str, probe: dict, lr: float
+    found: Dict[str, dict],
+    study: Study,
+    attention: str,
+    probe: dict,
+    lr: float,
+    seeds: Sequence[int],
 ) -> Dict[int, dict]:
-    """The results of an attention, a probe and a learning rate, by their seeds."""
-    seeds = sorted({result['settings']['seed'] for result in found.values()})
+    """The results of an attention, a probe and a learning rate, by those seeds that were run."""
     keys = {seed: key_of(settings_of(study, attention, probe, lr, seed)) for seed in seeds}
     return {seed: found[key] for seed, key in keys.items() if key in found}
 
@@ -292,12 +296,13 @@ class Cell(NamedTuple):
 
 def cell(found: Dict[str, dict], study: Study, attention: str, probe: dict) -> Optional[Cell]:
     """The cell of an attention and a probe. None if no run is finished."""
-    made = {lr: by_seed(found, study, attention, probe, lr) for lr in study.rates}
-    first = min((seed for runs in made.values() for seed in runs), default=None)
-    if first is None:
+    seeds = sorted({result['settings']['seed'] for result in found.values()})
+    best = next(filter(None, (best_of(found, study, attention, probe, s) for s in seeds)), None)
+    if best is None:
         return None
-    best = max((runs for runs in made.values() if first in runs), key=lambda r: merit([r[first]]))
-    equal = [[r[seed] for seed in best] for r in made.values() if best.keys() <= r.keys()]
+    made = {lr: by_seed(found, study, attention, probe, lr, seeds) for lr in study.rates}
+    lr, first = best['settings']['lr'], best['settings']['seed']
+    equal = [[r[s] for s in made[lr]] for r in made.values() if made[lr].keys() <= r.keys()]
     runs = max(equal, key=merit)
     found_at = {scale: [run['accuracy'][scale] for run in runs] for scale in runs[0]['accuracy']}
     return Cell(

@@ -1,11 +1,10 @@
 """Newton–Schulz and Cholesky inverses: truth, residual, conditioning, and SOFT's start."""
 
 import functools
-import platform
 
 import pytest
 import torch
-from conftest import NO_GPU
+from conftest import NO_GPU, ON_X86
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmlaplace.ops import (
@@ -15,7 +14,6 @@ from mmlaplace.ops import (
     newton_schulz_inverse,
     use_backend,
 )
-from mmlaplace.ops.bias_gelu import has_bias_gelu
 from mmlaplace.ops.newton_start_scale import newton_start_scale
 
 
@@ -50,8 +48,7 @@ def test_inverts(inverse, size):
     torch.testing.assert_close(product, identity.expand_as(product), atol=1e-10, rtol=0)
 
 
-@pytest.mark.skipif(platform.machine() not in ('x86_64', 'AMD64'), reason='x86 alone is slow')
-@pytest.mark.skipif(not has_bias_gelu(), reason='the compiled library is missing')
+@ON_X86
 @pytest.mark.parametrize('name', list(FUNCTIONS))
 def test_inverses_of_far_landmarks_have_zeros_where_numbers_would_be_slow(name):
     identity = torch.eye(8)

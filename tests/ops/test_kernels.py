@@ -1,14 +1,13 @@
 """The two kernels: scikit-learn's values, coinciding points, NaN, autocast and bandwidths."""
 
 import math
-import platform
 
 import pytest
 import torch
+from conftest import ON_X86
 from sklearn.metrics import pairwise
 
 from mmlaplace.ops import gaussian_kernel, laplacian_kernel
-from mmlaplace.ops.bias_gelu import has_bias_gelu
 
 # Each op with scikit-learn's function of (x, y, bandwidth).
 OPS = {
@@ -54,8 +53,7 @@ def test_values_are_those_of_scikit_learns_formula(name, op, shape, device):
         torch.testing.assert_close(out, expected, atol=1e-10, rtol=0)
 
 
-@pytest.mark.skipif(platform.machine() not in ('x86_64', 'AMD64'), reason='x86 alone is slow')
-@pytest.mark.skipif(not has_bias_gelu(), reason='the compiled library is missing')
+@ON_X86
 def test_tiny_kernels_are_zeros_on_a_cpu_and_the_callers_tiny_numbers_stay(name):
     q, k = torch.zeros(1, 1, 1, 1), torch.tensor([[[[1.0], [88.0], [200.0]]]])
     if name == 'gaussian_kernel':
