@@ -169,6 +169,13 @@ def test_commands_name_scripts_options_and_configs_that_exist(document):
                 assert (ROOT / word).exists(), words
 
 
+def test_the_readme_begins_with_the_commands_to_try_and_to_test():
+    first_screen = README.read_text().splitlines()[:20]
+    starts = [line.split(' #')[0].strip() for line in first_screen]
+    at = starts.index('bash tools/quickstart.sh')
+    assert starts[at + 1] == 'bash tools/run_tests.sh'
+
+
 def test_the_readmes_first_lines_print_what_it_shows():
     code, shown = code_blocks(README, 'python')[0], code_blocks(README, 'text')[0]
     assert len([line for line in code.splitlines() if line]) == 6

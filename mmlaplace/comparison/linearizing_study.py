@@ -185,7 +185,7 @@ def run(attention: str, seed: int, epochs: float, checkpoint: Path, data_root: P
         schedule = Schedule(layer_steps, whole_steps)
         return distill(model, old, places, images, schedule, watch=watch)
 
-    steps = round(epochs * len(loader))
+    steps = max(1, round(epochs * len(loader)))
     layer_steps, whole_steps = steps_of(steps, copy.deepcopy(new), copy.deepcopy(scratch), loader,
                                         distilled)  # fmt: skip
     layers = Curve(new, test_loader, layer_steps)
@@ -214,7 +214,10 @@ def run(attention: str, seed: int, epochs: float, checkpoint: Path, data_root: P
 def steps_of(
     steps: int, new: Any, scratch: Any, loader: Any, distilled: Callable[..., Any]
 ) -> Tuple[int, int]:
-    """Steps of both phases of the distillation that take as long as a training from scratch."""
+    """Steps of both phases of the distillation that take as long as a training from scratch.
+
+    Each phase has one step at least, however long a step takes on a busy machine.
+    """
     layer, whole, labels = seconds_a_step([
         lambda n: distilled(new, n, 0),
         lambda n: distilled(new, 0, n),
@@ -222,4 +225,4 @@ def steps_of(
     ])  # fmt: skip
     time_limit = steps * labels
     first = round(LAYER_SHARE * time_limit / layer)
-    return first, round((1 - LAYER_SHARE) * time_limit / whole)
+    return max(1, first), max(1, round((1 - LAYER_SHARE) * time_limit / whole))

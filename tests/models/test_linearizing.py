@@ -241,6 +241,15 @@ def test_a_short_training_has_a_point_for_each_quarter_too(monkeypatch):
         assert len(seconds) == 4 and seconds == sorted(seconds)
 
 
+@pytest.mark.parametrize('seconds', [(9.0, 9.0, 0.1), (0.1, 9.0, 0.1), (1.0, 1.0, 1.0)])
+def test_each_phase_of_a_distillation_has_a_step_on_a_slow_machine(monkeypatch, seconds):
+    monkeypatch.setattr(linearizing_study, 'seconds_a_step', lambda trainings: seconds)
+    assert min(linearizing_study.steps_of(2, None, None, None, None)) >= 1
+    assert linearizing_study.steps_of(100, None, None, None, None) == (
+        max(1, round(25 * seconds[2] / seconds[0])), max(1, round(75 * seconds[2] / seconds[1]))
+    )  # fmt: skip
+
+
 def test_an_attention_that_fails_leaves_the_others_their_results(tmp_path, monkeypatch):
     tool = load_tool('tools/analysis_tools/compare_linearized.py')
 

@@ -51,6 +51,8 @@ def main() -> None:
     parser.add_argument('--report', type=Path, metavar='JSON',
                         help='write the table and the plot of a log, and run nothing')  # fmt: skip
     args = parser.parse_args()
+    if not 0 < args.epochs < float('inf'):
+        parser.error(f'--epochs must be more than 0, got {args.epochs:g}')
     failures = []
     if not args.report:
         failures = run_all(parser, args)
