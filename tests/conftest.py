@@ -55,6 +55,23 @@ def _seed():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def full_disk():
+    """A context in which nothing can be written to any file, as by a limit of zero bytes."""
+
+    @contextlib.contextmanager
+    def limited():
+        resource = pytest.importorskip('resource')
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limited()
+
+
 def marks_of_case(number: int, every: int, slow: int = 3) -> list:
     """Of many cases every so many is fast, every third or so slow, and the others are thorough."""
     if number % every == 0:

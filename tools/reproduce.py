@@ -32,7 +32,7 @@ from rich import box
 from rich import table as rich_table
 from rich.console import Console
 
-from mmlaplace.commands.command_line import ToolParser, positive, write_whole
+from mmlaplace.commands.command_line import ToolParser, positive
 from mmlaplace.reproduction.jobs import Training, plan_measurements, plan_run
 from mmlaplace.reproduction.launching import LAUNCHERS, Job, Settings, this_machine, versions
 from mmlaplace.reproduction.paper_tables import (
@@ -55,6 +55,7 @@ from mmlaplace.reproduction.report import (
     run_report,
 )
 from mmlaplace.reproduction.running import run_all
+from mmlaplace.writing import write_whole
 
 
 class Plan:

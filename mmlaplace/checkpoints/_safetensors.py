@@ -1,13 +1,14 @@
 """Files of safetensors: tensors, and texts beside them. They hold no code."""
 
 import json
-import os
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Dict, Mapping
 
 import torch
 from torch import Tensor
+
+from ..writing import write_whole
 
 META = 'mmengine_meta'  # the text that holds mmengine's meta as JSON
 
@@ -68,15 +69,4 @@ def write_weights(path: Path, weights: Mapping[str, Tensor], meta: Mapping[str, 
         file = BytesIO()
         torch.save(dict(state_dict=dict(weights), meta=dict(meta)), file)
         content = file.getvalue()
-    write_whole_bytes(path, content)
-
-
-def write_whole_bytes(path: Path, content: bytes) -> None:
-    """Write a file in one step, and its folder. No part of it is left if that fails."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(f'{path.name}.{os.getpid()}.part')
-    try:
-        beside.write_bytes(content)
-        os.replace(beside, path)
-    finally:
-        beside.unlink(missing_ok=True)
+    write_whole(path, content)

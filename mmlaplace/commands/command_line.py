@@ -15,6 +15,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 
 from ..checkpoints import UnsafeCheckpointError, load_weights
+from ..writing import write_whole
 
 FOLDERS = ('out_dir', 'work_dir')  # arguments of tools that write several files
 
@@ -173,14 +174,6 @@ def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:
     return backbone
 
 
-def write_whole(path: Path, text: str) -> None:
-    """Write a file in one step. If the process is killed, no partial file is left in its place."""
-    beside = path.with_name(f'{path.name}.{os.getpid()}.part')
-    beside.write_text(text)
-    os.replace(beside, path)
-
-
 def write_json(path: Path, content: dict) -> None:
-    """Write a JSON file as :func:`write_whole` does. Its folder is made if it is missing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    """Write a JSON file as :func:`write_whole` does."""
     write_whole(path, json.dumps(content, indent=2) + '\n')

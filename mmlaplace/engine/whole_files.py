@@ -1,10 +1,8 @@
 """Whole files: checkpoints that survive a kill or a full disk, errors that name an image."""
 
 import os
-from contextlib import suppress
 from io import BytesIO
 from os import PathLike
-from pathlib import Path
 from typing import Any, Callable, Dict, List, Tuple, Union
 
 from mmengine.dist import is_main_process
@@ -12,6 +10,8 @@ from mmengine.fileio import LocalBackend, get, register_backend
 from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
+
+from ..writing import remove_partial, write_whole
 
 
 @register_backend('whole')
@@ -29,22 +29,14 @@ class WholeFileBackend(LocalBackend):
         Raises:
             OSError: If writing failed, as on a full disk. No part of the new file is left.
         """
-        partial = f'{filepath}.partial'
         try:
-            os.makedirs(os.path.dirname(partial) or '.', exist_ok=True)
-            with open(partial, 'wb') as file:
-                file.write(obj)
-                file.flush()
-                os.fsync(file.fileno())  # a new name must not reach the disk before its bytes
-            os.replace(partial, filepath)
+            write_whole(filepath, obj)
         except OSError as error:
-            with suppress(OSError):  # the first error is the one to report
-                os.remove(partial)
             raise OSError(
                 error.errno,
-                f'{filepath} could not be saved, {len(obj) / 2**20:.1f} MiB: {error.strerror}. '
-                'Earlier files are intact. Free space on that disk, or fix the error, and then '
-                'continue with --resume',
+                f'{filepath} could not be saved, {len(obj) / 2**20:.1f} MiB: '
+                f'{os.strerror(error.errno)}. Earlier files are intact. Free space on that disk, '
+                'or fix the error, and then continue with --resume',
             ) from error
 
     def get(self, filepath: Union[str, PathLike]) -> bytes:
@@ -106,8 +98,7 @@ class AtomicCheckpointHook(CheckpointHook):
         if self.file_client_args is None and isinstance(self.file_backend, LocalBackend):
             self.backend_args = dict(backend='whole')
             if is_main_process():
-                for left in Path(self.out_dir).glob('*.pth.partial'):  # by a run that was killed
-                    left.unlink()
+                remove_partial(self.out_dir, '*.pth')
 
     def _save_checkpoint_with_step(self, runner: Runner, step: int, meta: Dict) -> None:
         """Do the same as mmengine's method, in another order."""

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from mmengine.dataset import InfiniteSampler
 from torch import Tensor
 
-from ..checkpoints._safetensors import write_whole_bytes
+from ..writing import write_whole
 
 WARM_UP = 0.1  # share of the steps
 EVERY = 50  # steps between two losses of the log, and two states on disk
@@ -281,7 +281,7 @@ def write_state(path: Path, content: Dict[str, Any]) -> None:
     """Write a state in one step, so that a killed run leaves a whole file."""
     file = BytesIO()
     torch.save(content, file)
-    write_whole_bytes(path, file.getvalue())
+    write_whole(path, file.getvalue())
 
 
 def image_batches(model: Any, loader: Any) -> Callable[[int], Iterator[Tensor]]:

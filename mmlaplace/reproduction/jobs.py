@@ -10,10 +10,10 @@ import torch
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
-from mmlaplace.commands.command_line import write_whole
 from mmlaplace.commands.data_folders import missing_folder
 from mmlaplace.lra import SequenceEncoder
 from mmlaplace.models import SOFTAttention
+from mmlaplace.writing import write_whole
 
 from .files import config_text
 from .launching import Job, JobFailed, Settings

@@ -2,8 +2,10 @@
 
 import json
 import logging
+import os
 import shutil
 import sys
+import time
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -42,12 +44,11 @@ def test_a_kill_at_any_moment_of_saving_leaves_a_whole_checkpoint_to_resume_from
     assert not any(name.endswith('.partial') for kill in kills for name in kill['kept'])
 
 
-@pytest.mark.skipif(not Path('/dev/full').exists(), reason='no /dev/full here')
-def test_a_file_that_does_not_fit_keeps_what_it_replaces(tmp_path):
+def test_a_file_that_does_not_fit_keeps_what_it_replaces(tmp_path, full_disk):
     path = tmp_path / 'epoch_1.pth'
     path.write_bytes(b'whole')
-    (tmp_path / 'epoch_1.pth.partial').symlink_to('/dev/full')
-    with pytest.raises(OSError, match='epoch_1.pth could not be saved, 0.0 MiB: No .* --resume'):
+    message = 'epoch_1.pth could not be saved, 0.0 MiB: File too large.* --resume'
+    with full_disk, pytest.raises(OSError, match=message):
         WholeFileBackend().put(b'new', path)
     assert list(tmp_path.iterdir()) == [path] and path.read_bytes() == b'whole'
     fileio.put(b'new', path, backend_args=dict(backend='whole'))  # by its name in configs
@@ -73,13 +74,18 @@ def names(folder) -> list:
     return sorted(path.name for path in folder.iterdir() if path.name != 'last_checkpoint')
 
 
-def test_what_a_killed_run_left_half_written_goes(tmp_path):
-    (tmp_path / 'epoch_3.pth.partial').touch()
+def test_what_a_killed_run_left_half_written_goes_but_not_of_a_running_one(tmp_path):
+    for name, age in (('killed', 3700), ('running', 0)):
+        file = tmp_path / f'epoch_3.pth.{name}.partial/epoch_3.pth'
+        file.parent.mkdir()
+        file.touch()
+        for path in (file, file.parent):
+            os.utime(path, (time.time() - age,) * 2)
     (tmp_path / 'epoch_2.pth').touch()
     hook = AtomicCheckpointHook()
     hook.before_train(runner_of(tmp_path)[1])
     assert hook.backend_args == dict(backend='whole')
-    assert names(tmp_path) == ['epoch_2.pth']
+    assert names(tmp_path) == ['epoch_2.pth', 'epoch_3.pth.running.partial']
 
 
 def test_the_best_so_far_is_removed_when_the_new_best_is_whole(tmp_path):

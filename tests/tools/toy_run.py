@@ -138,6 +138,10 @@ def kill_everywhere(folder: Path, hook: dict) -> None:
         status = in_child(lambda m, *run: (die_at(m, run[0]), train(*run)), moment, run, hook)
         last = run / 'last_checkpoint'
         named = last.read_text() if last.exists() else None
+        for left in run.glob('*.partial'):
+            os.utime(left, (0, 0))  # as if the kill was long ago
+            for file in left.iterdir():
+                os.utime(file, (0, 0))
         resumed = in_child(train, run, hook, True)
         same = resumed == 0 and all(map(torch.equal, weights(run).values(), expected.values()))
         kept = sorted(path.name for path in run.iterdir() if '.pth' in path.name)

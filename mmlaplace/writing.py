@@ -1,0 +1,90 @@
+"""Write files whole or not at all. All files of this project are written by these functions."""
+
+import os
+import shutil
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Iterator, Union
+
+PARTIAL = '.partial'
+
+
+@contextmanager
+def whole_file(path: Union[str, os.PathLike]) -> Iterator[Path]:
+    """A context that gives a temporary path, whose file gets the name ``path`` at the end.
+
+    The temporary path has the same file name, in a new folder beside ``path``. So any library can
+    write to it, also one that goes by the suffix, and other processes may write the same file at
+    the same time. Who reads ``path`` sees a whole file at any moment: the old one, or the new one.
+    If the block raises an error, the old file stays, and nothing else is left. A process that is
+    killed leaves a folder ``NAME.*.partial``.
+
+    Args:
+        path: The file. Its folder is made if it is missing. A link stays, and the file that it
+            leads to is written. A device, such as ``/dev/stdout``, is written to itself.
+
+    Raises:
+        OSError: If the file cannot be written, as on a full disk. The message names ``path``.
+
+    Examples:
+        >>> import json, os, tempfile
+        >>> from mmlaplace.writing import whole_file
+        >>> folder = tempfile.mkdtemp()
+        >>> with whole_file(f'{folder}/a.json') as temporary:
+        ...     _ = temporary.write_text(json.dumps([1, 2]))
+        >>> os.listdir(folder)
+        ['a.json']
+    """
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        yield target
+        return
+    beside = ''
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        start = f'{target.name[:40]}.'  # a name has at most 255 bytes
+        with TemporaryDirectory(PARTIAL, start, target.parent) as beside:
+            temporary = Path(beside, target.name)
+            yield temporary
+            if target.exists():
+                shutil.copymode(target, temporary)
+            with open(temporary, 'rb+') as file:
+                os.fsync(file.fileno())  # a new name must not reach the disk before its bytes
+            os.replace(temporary, target)
+    except OSError as error:
+        of_another_file = error.filename and not str(error.filename).startswith(beside)
+        if error.errno is None or of_another_file:
+            raise
+        raise OSError(
+            error.errno,
+            f'{path} cannot be written: {os.strerror(error.errno)}. A file that was there is as '
+            'before; free space on that disk, or name another place',
+        ) from error
+
+
+def write_whole(path: Union[str, os.PathLike], content: Union[str, bytes]) -> None:
+    """Write a file as :func:`whole_file` does. Text is written in UTF-8.
+
+    Raises:
+        OSError: If the file cannot be written.
+    """
+    with whole_file(path) as temporary, open(temporary, 'wb') as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+
+
+def remove_partial(folder: Union[str, os.PathLike], names: str) -> None:
+    """Remove the temporary folders that killed processes left, which :func:`whole_file` made.
+
+    One that was written to in the last hour may be of a running process, and stays.
+
+    Args:
+        folder: The folder of the files.
+        names: Pattern of the files' names, such as ``'*.pth'``.
+    """
+    for left in Path(folder).glob(f'{names}.*{PARTIAL}'):
+        with suppress(FileNotFoundError):  # its process has just finished
+            written = max(path.stat().st_mtime for path in (left, *left.iterdir()))
+            if written < time.time() - 3600:
+                shutil.rmtree(left)

@@ -1,0 +1,98 @@
+"""Files are whole at any moment, with two writers, on a full disk, and after a kill."""
+
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from conftest import ROOT
+
+from mmlaplace.writing import whole_file, write_whole
+
+PROCESSES = multiprocessing.get_context('fork')  # which have imported torch already
+
+
+def write_often(path, letter):
+    for length in range(60):
+        write_whole(path, letter * (2**20 + length))
+
+
+def write_half(path):
+    with whole_file(path) as temporary:
+        temporary.write_text('ne')
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_two_writers_of_a_file_leave_it_whole_for_a_reader(tmp_path):
+    path = tmp_path / 'a.json'
+    write_whole(path, 'A')
+    writers = [PROCESSES.Process(target=write_often, args=(path, letter)) for letter in 'AB']
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        found = path.read_bytes()
+        assert len(set(found)) == 1  # not half A and half B, or empty
+        assert len(found) == 1 or len(found) >= 2**20
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize('write', [
+    lambda path: path.write_bytes(b'new'),
+    lambda path: np.save(path, np.zeros(9)),  # by its own open, and by the suffix
+    lambda path: 1 / 0,
+])  # fmt: skip
+def test_a_full_disk_or_an_error_keeps_the_old_file_and_leaves_nothing(tmp_path, full_disk, write):
+    path = tmp_path / 'a.npy'
+    path.write_bytes(b'old')
+    message = 'a.npy cannot be written: File too large|division'
+    expected = pytest.raises((OSError, ZeroDivisionError), match=message)
+    with full_disk, expected, whole_file(path) as temporary:
+        write(temporary)
+    assert path.read_bytes() == b'old' and list(tmp_path.iterdir()) == [path]
+
+
+def test_a_killed_writer_leaves_the_old_file(tmp_path):
+    path = tmp_path / 'a.json'
+    path.write_text('old')
+    killed = PROCESSES.Process(target=write_half, args=(path,))
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL and path.read_text() == 'old'
+    (left,) = set(tmp_path.iterdir()) - {path}
+    assert left.name.startswith('a.json.') and left.suffix == '.partial'
+    assert list(tmp_path.glob('*.json')) == [path]  # who lists the files sees no other
+    write_whole(path, 'new')
+    assert path.read_text() == 'new'
+
+
+def test_a_link_a_mode_a_device_and_a_long_name_are_kept(tmp_path):
+    path, link = tmp_path / 'a.txt', tmp_path / 'link.txt'
+    path.touch(mode=0o640)
+    link.symlink_to('a.txt')
+    write_whole(link, 'é')
+    assert link.is_symlink() and path.read_bytes() == 'é'.encode()
+    assert path.stat().st_mode & 0o777 == 0o640
+    write_whole(os.devnull, 'a')
+    assert not Path(os.devnull).is_file()
+    longest = tmp_path / 'new folder' / ('é' * 127)
+    write_whole(longest, json.dumps(1))
+    assert longest.read_text() == '1'
+
+
+def test_an_error_of_another_file_stays_as_it_is(tmp_path):
+    expected = pytest.raises(FileNotFoundError, match='photo.png')
+    with expected as raised, whole_file(tmp_path / 'a.txt'):
+        (tmp_path / 'photo.png').read_bytes()
+    assert raised.value.filename == str(tmp_path / 'photo.png')
+
+
+def test_a_place_that_cannot_be_is_named(tmp_path):
+    (tmp_path / 'file').touch()
+    with pytest.raises(OSError, match='file/a.txt cannot be written: .*name another place'):
+        write_whole(tmp_path / 'file/a.txt', '')
+    with pytest.raises(IsADirectoryError):
+        write_whole(ROOT, '')
