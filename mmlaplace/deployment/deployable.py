@@ -28,9 +28,15 @@ class NotDeployableError(ValueError):
 class Deployable(nn.Module):
     """A model from RGB pixels ``(B, 3, H, W)``, 0 to 255, to tensors named in ``outputs``.
 
+    A model of grey images takes ``(B, 1, H, W)``.
+
     Attributes:
+        inputs: Names of the tensors that it takes.
         outputs: Names of the tensors that it returns.
-        multiple: Sides of images must be multiples of it: pad right and below, by ``mean``.
+        channels: Channels of the images, 3 or 1.
+        multiple: The model's preprocessor pads images right and below to multiples of it.
+        least_size: Height and width to which it pads at least, or None.
+        pad_value: The value by which it pads, after the normalisation.
         max_batch: Images in a batch, or None if there may be any number.
         details: Further facts for a user of the outputs, such as the threshold of masks.
         has_windows: Whether attention is in windows. How many there are depends on the size of the
@@ -38,9 +44,13 @@ class Deployable(nn.Module):
     """
 
     task: str
+    inputs: Tuple[str, ...] = ('images',)
     outputs: Tuple[str, ...]
+    channels: int
     max_batch: Optional[int] = None
     multiple: int
+    least_size: Optional[Tuple[int, int]]
+    pad_value: float
     details: Dict[str, Any]
     model: Any
     mean: Tensor
@@ -57,29 +67,52 @@ class Deployable(nn.Module):
                 f'{type(preprocessor).__name__} does not prepare images; only models of images are '
                 'deployed'
             )
-        mean, std = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
+        stem = next(part for part in model.modules() if isinstance(part, nn.Conv2d))
+        self.channels = stem.in_channels
+        if self.channels not in (1, 3):
+            raise NotDeployableError(
+                f'the backbone has in_channels={self.channels}; only models of RGB or grey images '
+                'are deployed'
+            )
+        mean, std = torch.zeros(1, 1, 1), torch.ones(1, 1, 1)
         if preprocessor._enable_normalize:
             mean, std = preprocessor.mean, preprocessor.std
-        self.register_buffer('mean', mean.expand(3, 1, 1).clone(), persistent=False)
-        self.register_buffer('std', std.expand(3, 1, 1).clone(), persistent=False)
-        # Images are loaded as BGR, so a model whose preprocessor does not turn them wants BGR.
-        # Its name in mmpretrain, in mmseg of the upstream set, and in the others.
+        # Images are loaded as BGR, and a preprocessor that does not turn them normalises BGR. Its
+        # name in mmpretrain, in mmseg of the upstream set, and in the others.
         names = ('to_rgb', 'channel_conversion', '_channel_conversion')
         self.rgb = getattr(preprocessor, next(n for n in names if hasattr(preprocessor, n)))
-        test_cfg: Any = getattr(preprocessor, 'test_cfg', None) or {}  # mmseg's
-        self.multiple = test_cfg.get('size_divisor') or getattr(preprocessor, 'pad_size_divisor', 1)
+        for name, values in (('mean', mean), ('std', std)):
+            values = values.expand(self.channels, 1, 1).float()
+            values = values if self.rgb else values.flip(0)  # of RGB pixels
+            self.register_buffer(name, values.clone(), persistent=False)
+        self.set_padding(preprocessor)
 
-    def forward(self, images: Tensor) -> Tuple[Tensor, ...]:
+    def set_padding(self, preprocessor: Any) -> None:
+        """Read how a preprocessor pads the images of a test."""
+        if hasattr(preprocessor, 'seg_pad_val'):  # mmseg's, which in a test pads only by test_cfg
+            options = preprocessor.test_cfg or {}
+            self.multiple, size = options.get('size_divisor') or 1, options.get('size')
+            self.least_size = None if size is None else (int(size[0]), int(size[1]))
+            value = preprocessor.pad_val
+        else:
+            self.multiple, self.least_size = preprocessor.pad_size_divisor or 1, None
+            value = preprocessor.pad_value
+        if not isinstance(value, (int, float)):
+            raise NotDeployableError(
+                f'the data_preprocessor pads by {value!r}; only a number can be exported'
+            )
+        self.pad_value = float(value)
+
+    def maps(self, images: Tensor) -> Tuple[Tensor, ...]:
+        """The maps of backbone and neck."""
         images = (images - self.mean) / self.std
-        if not self.rgb:
-            images = images.flip(1)
-        dtype = next(self.model.parameters()).dtype
-        height, width = images.shape[2:]
-        return self.predict(self.model.extract_feat(images.to(dtype)), (height, width))
+        images = images if self.rgb else images.flip(1)
+        return self.model.extract_feat(images.to(next(self.model.parameters()).dtype))
 
-    def predict(self, maps: Tuple[Tensor, ...], size: Tuple[int, int]) -> Tuple[Tensor, ...]:
-        """The outputs, from the maps of backbone and neck and the size of the images."""
-        raise NotImplementedError
+    def given(self, images: Tensor) -> Tuple[Tensor, ...]:
+        """All inputs for images without padding."""
+        sizes = torch.tensor([images.shape[2:]], dtype=torch.float32)
+        return (images, sizes)[: len(self.inputs)]
 
 
 class Classifier(Deployable):
@@ -87,8 +120,8 @@ class Classifier(Deployable):
 
     task, outputs = 'classification', ('scores',)
 
-    def predict(self, maps: Tuple[Tensor, ...], size: Tuple[int, int]) -> Tuple[Tensor, ...]:
-        return (self.model.head(maps).float().softmax(-1),)
+    def forward(self, images: Tensor) -> Tuple[Tensor, ...]:
+        return (self.model.head(self.maps(images)).float().softmax(-1),)
 
 
 class Segmentor(Deployable):
@@ -100,9 +133,21 @@ class Segmentor(Deployable):
 
     task, outputs = 'segmentation', ('labels', 'logits')
 
-    def predict(self, maps: Tuple[Tensor, ...], size: Tuple[int, int]) -> Tuple[Tensor, ...]:
+    def __init__(self, model: Any) -> None:
+        super().__init__(model)
+        head, test_cfg = model.decode_head, model.test_cfg
+        self.details.update(align_corners=bool(head.align_corners))
+        if head.out_channels == 1:
+            self.details['threshold'] = float(head.threshold)
+        if test_cfg.get('mode', 'whole') == 'slide':
+            self.details['slide'] = {
+                name: [int(side) for side in test_cfg[name]] for name in ('crop_size', 'stride')
+            }
+
+    def forward(self, images: Tensor) -> Tuple[Tensor, ...]:
         head = self.model.decode_head
-        logits = head(maps).float()
+        logits = head(self.maps(images)).float()
+        size = images.shape[2:]
         resized = F.interpolate(logits, size, mode='bilinear', align_corners=head.align_corners)
         if logits.shape[1] == 1:
             return (resized[:, 0].sigmoid() > head.threshold).long(), logits
@@ -113,16 +158,18 @@ class OneStageDetector(Deployable):
     """``boxes (1, n, 4)``, ``scores (1, n)`` and ``labels (1, n)``, the highest scores first.
 
     Boxes are ``x1, y1, x2, y2`` in pixels. n is ``test_cfg.max_per_img``. Where fewer are found,
-    the last scores are 0, with labels -1.
+    the last scores are 0, with labels -1. A second input, ``image_sizes (1, 2)`` in fp32, has
+    height and width without the padding, where boxes end, as in mmdet.
     """
 
-    task, max_batch = 'detection', 1
+    task, max_batch, inputs = 'detection', 1, ('images', 'image_sizes')
     outputs: Tuple[str, ...] = ('boxes', 'scores', 'labels')
 
-    def predict(self, maps: Tuple[Tensor, ...], size: Tuple[int, int]) -> Tuple[Tensor, ...]:
+    def forward(self, images: Tensor, image_sizes: Tensor) -> Tuple[Tensor, ...]:
         head = self.model.bbox_head
         config = head.test_cfg
-        boxes, scores, labels, _ = dense_candidates(head, maps, size, config)
+        limits = limits_of(image_sizes)
+        boxes, scores, labels, _ = dense_candidates(head, self.maps(images), limits, config)
         found = pick(boxes, scores, labels, config, config.get('score_thr', 0.0))
         return tuple(tensor[None] for tensor in found)
 
@@ -140,10 +187,10 @@ class TwoStageDetector(OneStageDetector):
             self.outputs = (*self.outputs, 'masks')
             self.details['mask_threshold'] = model.test_cfg.rcnn.mask_thr_binary
 
-    def predict(self, maps: Tuple[Tensor, ...], size: Tuple[int, int]) -> Tuple[Tensor, ...]:
-        model, roi_head = self.model, self.model.roi_head
-        config, head = model.test_cfg.rpn, roi_head.bbox_head
-        boxes, scores, _, levels = dense_candidates(model.rpn_head, maps, size, config)
+    def forward(self, images: Tensor, image_sizes: Tensor) -> Tuple[Tensor, ...]:
+        model, roi_head, maps = self.model, self.model.roi_head, self.maps(images)
+        config, head, limits = model.test_cfg.rpn, roi_head.bbox_head, limits_of(image_sizes)
+        boxes, scores, _, levels = dense_candidates(model.rpn_head, maps, limits, config)
         regions, objectness, _ = pick(boxes, scores, levels, config)
 
         logits, deltas = head(region_features(roi_head.bbox_roi_extractor, maps, regions))
@@ -152,7 +199,7 @@ class TwoStageDetector(OneStageDetector):
         boxes = head.bbox_coder.decode(
             regions.repeat_interleave(classes, dim=0), deltas.float().reshape(-1, 4), max_shape=None
         )
-        boxes = clipped(boxes, size).reshape(-1, classes, 4).expand(-1, head.num_classes, 4)
+        boxes = clipped(boxes, limits).reshape(-1, classes, 4).expand(-1, head.num_classes, 4)
         labels = torch.arange(head.num_classes, device=boxes.device).expand(len(regions), -1)
         config = model.test_cfg.rcnn
         found: Tuple[Tensor, ...] = pick(
@@ -168,7 +215,7 @@ class TwoStageDetector(OneStageDetector):
 
 
 def dense_candidates(
-    head: Any, maps: Sequence[Tensor], size: Tuple[int, int], config: Any
+    head: Any, maps: Sequence[Tensor], limits: Tensor, config: Any
 ) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     """The ``nms_pre`` boxes with the highest scores of each level, with classes and levels.
 
@@ -189,16 +236,18 @@ def dense_candidates(
         place = order // classes
         deltas = deltas[0].float().permute(1, 2, 0).reshape(-1, 4)[place]
         boxes = head.bbox_coder.decode(prior[place], deltas, max_shape=None)
-        found.append((clipped(boxes, size), scores, order % classes, torch.full_like(order, index)))
+        found.append((clipped(boxes, limits), scores, order % classes, torch.full_like(order, index)))
     boxes, scores, labels, levels = (torch.cat(parts) for parts in zip(*found))
     return boxes, scores, labels, levels
 
 
-def clipped(boxes: Tensor, size: Tuple[int, int]) -> Tensor:
+def limits_of(sizes: Tensor) -> Tensor:
+    """The largest ``x1, y1, x2, y2`` of boxes, from ``(1, 2)`` with height and width."""
+    return sizes[0].flip(0).repeat(2)
+
+
+def clipped(boxes: Tensor, limits: Tensor) -> Tensor:
     """Boxes cut off at the border of the image."""
-    # Tensors, as a clamp by numbers that are not known yet is not translated to ONNX.
-    height, width = (torch.full((), side, dtype=boxes.dtype, device=boxes.device) for side in size)
-    limits = torch.stack((width, height, width, height))
     return torch.minimum(boxes.clamp(min=0), limits)
 
 

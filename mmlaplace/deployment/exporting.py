@@ -3,6 +3,7 @@
 import contextlib
 import json
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 from typing import Any, Callable, ContextManager, Dict, Iterator, Optional, Sequence, Tuple
 
@@ -17,7 +18,9 @@ from .deployable import Deployable, NotDeployableError
 SUFFIXES = {'onnx': '.onnx', 'pt2': '.pt2', 'aoti': '.aoti.pt2'}
 NEEDED = {'onnx': ('onnx', 'onnxscript'), 'pt2': (), 'aoti': ()}
 OPSET = 18
-STRIDE = 32  # of the last maps; sides of images are its multiples where any side is too much
+STRIDE = 32  # of the last maps
+MULTIPLES = (1, 16, STRIDE)  # of sides in a dynamic file: the first that works
+DEFERRED = 'prefer_deferred_runtime_asserts_over_guards'  # an option of torch.export
 LARGEST = 4096  # side, in pixels, and number of images in a batch
 KEY = 'mmlaplace'  # what the file says of itself is found under it
 
@@ -32,18 +35,39 @@ def require_packages(*names: str) -> None:
 
 
 def describe(
-    form: Deployable, size: Tuple[int, int], program: torch.export.ExportedProgram, **more: Any
-) -> Dict[str, object]:
-    """Facts for a user of the file. They are written into the file."""
+    form: Deployable,
+    size: Tuple[int, int],
+    program: torch.export.ExportedProgram,
+    pipeline: Dict[str, Any],
+    **more: Any,
+) -> Dict[str, Any]:
+    """Facts for a user of the file. They are written into the file.
+
+    Args:
+        form: The model.
+        size: Height and width of its example.
+        program: Its graph.
+        pipeline: How images are prepared, see
+            :func:`~mmlaplace.deployment.toolbox_pipeline.described_pipeline`.
+        **more: Further facts.
+    """
     shape = next(node.meta['val'].shape for node in program.graph.nodes if node.target == 'images')
     fixed = all(isinstance(side, int) for side in shape[2:])
+    multiple = form.multiple if fixed else _multiple(shape[3])
+    # What the preprocessor pads is mean + value * std of the pixels that it normalises.
+    padding = (form.mean + form.pad_value * form.std).flatten().tolist()
     return dict(
         task=form.task,
+        inputs=list(form.inputs),
         outputs=list(form.outputs),
         batch=shape[0] if isinstance(shape[0], int) else None,
         size=list(size) if fixed else None,
-        multiple=form.multiple if fixed or form.multiple > 1 else _multiple(shape[3]),
-        mean=[round(value, 3) for value in form.mean.flatten().tolist()],
+        multiple=multiple,
+        least=1 if fixed else least_side(multiple),
+        mean=form.mean.flatten().tolist(),
+        std=form.std.flatten().tolist(),
+        pad=dict(multiple=form.multiple, size=form.least_size, value=padding),
+        **pipeline,
         **form.details,
         **more,
     )
@@ -55,7 +79,11 @@ def _multiple(side: Any) -> int:
 
 
 def capture(
-    form: Deployable, size: Tuple[int, int], batch: int = 1, dynamic: bool = False
+    form: Deployable,
+    size: Tuple[int, int],
+    batch: int = 1,
+    dynamic: bool = False,
+    tell: Callable[[str], Any] = lambda sentence: None,
 ) -> torch.export.ExportedProgram:
     """The graph of a model.
 
@@ -64,8 +92,11 @@ def capture(
         size: Height and width of the images; with ``dynamic`` an example.
         batch: Number of images. Default: 1.
         dynamic: Whether the number and the size of images may differ. The sides may then be any
-            above 32, or, where the model does not allow for that, multiples of 32. With windows the
-            size is fixed, and the number of images may differ. Default: False.
+            above 32, or, where the model does not allow for that, multiples of 16 or 32 that
+            ``size`` is one of. With windows the size is fixed, and the number of images may differ.
+            Default: False.
+        tell: Called with a sentence before each of the attempts, which take up to minutes. Default:
+            none.
 
     Raises:
         NotDeployableError: If the model cannot be captured. The message says why.
@@ -86,10 +117,16 @@ def capture(
             'take the next larger ones, to which images are padded'
         )
     reasons = []
-    for shapes, example in _choices(form, size, batch, dynamic):
+    # The exporter cannot prove that 4 rows of a map are fewer than its pixels. It leaves such a
+    # question to the run, with which a graph for sides of any length is possible. From torch 2.9 on.
+    options = {} if DEFERRED not in signature(torch.export.export).parameters else {DEFERRED: True}
+    for what, shapes, example in _choices(form, size, batch, dynamic):
+        tell(f'exporting for {what}')
         try:
             with torch.no_grad():
-                return torch.export.export(form, example, dynamic_shapes=(shapes,), strict=False)
+                return torch.export.export(
+                    form, example, dynamic_shapes=shapes, strict=False, **options
+                )
         except Exception as error:  # the exporter raises errors of many classes
             reasons.append(f'{type(error).__name__}: {_first_lines(error)}')
     hint = '; try it without --dynamic' if dynamic else ''
@@ -99,39 +136,51 @@ def capture(
 
 
 def _choices(form: Deployable, size: Tuple[int, int], batch: int, dynamic: bool) -> Iterator[tuple]:
-    """Ranges of shapes, the widest first, each with images that are none of its special cases."""
+    """Ranges of shapes in words and numbers, the widest first, each with inputs as an example."""
     if not dynamic:
-        yield None, (torch.zeros(batch, 3, *size),)
+        example = form.given(torch.zeros(batch, form.channels, *size))
+        yield f'{batch} x {size[0]} x {size[1]}', None, example
         return
     batches = {} if form.max_batch else {0: torch.export.Dim('batch', min=1, max=LARGEST)}
     example = 1 if form.max_batch else max(batch, 2)
+    others = (None,) * (len(form.inputs) - 1)
     if form.has_windows:
         if form.max_batch:
             raise NotDeployableError(
                 '--dynamic has no effect for a detector with windows, which takes one image of a '
                 'fixed size; export it once for each --image-size, without --dynamic'
             )
-        yield batches, (torch.zeros(example, 3, *size),)
+        images = torch.zeros(example, form.channels, *size)
+        yield f'any number of {size[0]} x {size[1]}', (batches, *others), form.given(images)
         return
-    for multiple in (1, STRIDE) if form.multiple == 1 else (form.multiple,):
+    # The graph must take images of the size, and all that the preprocessor pads.
+    multiples = {form.multiple} | {
+        multiple
+        for multiple in MULTIPLES
+        if multiple % form.multiple == 0 and not any(side % multiple for side in size)
+    }
+    for multiple in sorted(multiples):
         sides = {axis: _side(name, multiple) for axis, name in ((2, 'height'), (3, 'width'))}
         # Different sides, as equal ones would be taken for one.
         least = least_side(multiple)
         rows, columns = (max(-(-side // multiple) * multiple, least) for side in size)
         columns += (rows == columns) * max(multiple, STRIDE)
-        yield {**batches, **sides}, (torch.zeros(example, 3, rows, columns),)
+        images = torch.zeros(example, form.channels, rows, columns)
+        what = 'sides of any length' if multiple == 1 else f'sides that are multiples of {multiple}'
+        yield what, ({**batches, **sides}, *others), form.given(images)
 
 
 def least_side(multiple: int) -> int:
     """The least side of images for a dynamic file whose sides are multiples of a number."""
     # Of 32 pixels the last map would be 1, which is a case of its own.
-    return STRIDE + 1 if multiple == 1 else 2 * multiple
+    return (STRIDE // multiple + 1) * multiple
 
 
 def _side(name: str, multiple: int) -> Any:
+    least, most = least_side(multiple) // multiple, LARGEST // multiple
     if multiple == 1:
-        return torch.export.Dim(name, min=least_side(1), max=LARGEST)
-    return multiple * torch.export.Dim(f'{name}_{multiple}', min=2, max=LARGEST // multiple)
+        return torch.export.Dim(name, min=least, max=most)
+    return multiple * torch.export.Dim(f'{name}_{multiple}', min=least, max=most)
 
 
 def _first_lines(error: Exception, count: int = 3) -> str:
@@ -159,7 +208,7 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, about: dict) -
         translations.update(onnx_ops.translations())
     # It names what it does not translate, and the versions of onnxscript.
     exported = torch.onnx.export(
-        program, (), input_names=['images'], output_names=about['outputs'], opset_version=OPSET,
+        program, (), input_names=about['inputs'], output_names=about['outputs'], opset_version=OPSET,
         custom_translation_table=translations, dynamo=True, verbose=False, optimize=False,
     )  # fmt: skip
     assert exported is not None  # by the exporter of torch.export, which dynamo=True asks for
@@ -228,8 +277,10 @@ def open_onnx(
             f'{path} was not made by export.py, as it does not say for what task it is'
         )
 
-    def run(images: Tensor) -> Tuple[Tensor, ...]:
-        found = session.run(None, {'images': images.numpy()})
+    names = [value.name for value in session.get_inputs()]
+
+    def run(*inputs: Tensor) -> Tuple[Tensor, ...]:
+        found = session.run(None, dict(zip(names, (value.numpy() for value in inputs))))
         return tuple(map(torch.from_numpy, found))
 
     return run, json.loads(session.get_modelmeta().custom_metadata_map[KEY])
@@ -250,8 +301,8 @@ def open_aoti(path: Path) -> Tuple[Callable, dict]:
 
 def _no_grad(run: Callable) -> Callable:
     @torch.no_grad()
-    def tensors(images: Tensor) -> Tuple[Tensor, ...]:
-        return tuple(run(images))
+    def tensors(*inputs: Tensor) -> Tuple[Tensor, ...]:
+        return tuple(run(*inputs))
 
     return tensors
 
@@ -260,7 +311,7 @@ OPENERS = {'onnx': open_onnx, 'pt2': open_pt2, 'aoti': open_aoti}
 
 
 def open_exported(path: Path, **options: Any) -> Tuple[Callable, dict]:
-    """A function that runs a file, from images to tuples of tensors, and the file's metadata.
+    """A function that runs a file, from its inputs to tuples of tensors, and the file's metadata.
 
     Args:
         path: The file. Its name ends with one of ``SUFFIXES``.

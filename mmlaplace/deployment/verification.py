@@ -1,15 +1,27 @@
-"""Compare exported models with the predictions of the toolboxes, on photographs."""
+"""Compare exported models with the predictions of the toolboxes, on photographs.
 
-from typing import TYPE_CHECKING, Any, Dict, List, Tuple
+First the graph: images of given sizes, as tensors. Then the way of a user: image files, which the
+toolbox's inferencer and the deployed command read, prepare and predict for.
+"""
 
+import copy
+import json
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Callable, Dict, Iterable, List, Tuple
+
+import numpy as np
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
+from mmengine.config import Config
+from mmengine.registry import DefaultScope
 from torch import Tensor
 
-from mmlaplace.analysis.recording import PHOTOS, photograph, rgb_array
-from mmlaplace.deployment.deployable import Deployable
-from mmlaplace.deployment.exporting import least_side
+from ..analysis.recording import PHOTOS, photograph, rgb_array
+from . import image_pipeline
+from .deployable import Deployable
+from .exporting import least_side
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -127,22 +139,12 @@ def _of_instances(
     index = index[same]
     result['scores'] = _largest(expected['scores'][same] - found['scores'][index])
     if 'masks' in expected:
-        height, width = expected['masks'].shape[1:]
-        ours = paste(found['masks'][index], found['boxes'][index], (height, width))
-        ours = ours >= form.model.test_cfg.rcnn.mask_thr_binary
-        result['masks'] = (ours != expected['masks'][same]).float().mean().item()
+        image = expected['masks'].shape[1:]
+        pairs = zip(found['masks'][index].numpy(), found['boxes'][index].numpy())
+        ours = [torch.from_numpy(image_pipeline.pasted(*pair, image)) for pair in pairs]
+        binary = torch.stack(ours) >= form.model.test_cfg.rcnn.mask_thr_binary
+        result['masks'] = (binary != expected['masks'][same]).float().mean().item()
     return result
-
-
-def paste(masks: Tensor, boxes: Tensor, size: Tuple[int, int]) -> Tensor:
-    """Masks ``(n, h, w)`` of boxes in images ``(n, H, W)``, resized bilinearly."""
-    left, top, right, bottom = boxes[:, :, None].unbind(1)
-    rows, columns = (torch.arange(side).to(boxes) + 0.5 for side in size)
-    y = (rows - top) / (bottom - top) * 2 - 1  # -1 and 1 are the borders of the box
-    x = (columns - left) / (right - left) * 2 - 1
-    shape = (len(boxes), *size)
-    grid = torch.stack((x[:, None].expand(shape), y[:, :, None].expand(shape)), -1)
-    return F.grid_sample(masks[:, None], grid, align_corners=False)[:, 0]
 
 
 def too_much(found: Dict[str, float], half: bool) -> Dict[str, float]:
@@ -157,3 +159,145 @@ def too_much(found: Dict[str, float], half: bool) -> Dict[str, float]:
     if found.get('missing', 0) > found.get('expected', 0) * (0.1 if half else 0):
         beyond['missing'] = found['missing']
     return beyond
+
+
+def inferencer_of(cfg: Config, model: nn.Module) -> Any:
+    """The toolbox's own inferencer of images, for a model that is built."""
+    cfg = copy.deepcopy(cfg)
+    if cfg.default_scope == 'mmpretrain':
+        from mmpretrain import ImageClassificationInferencer
+
+        whole: Any = model
+        whole._config = cfg
+        return ImageClassificationInferencer(whole, device='cpu')
+    apis = import_module(f'{cfg.default_scope}.apis')
+    base = apis.DetInferencer if cfg.default_scope == 'mmdet' else apis.MMSegInferencer
+
+    class OfModel(base):
+        def _init_model(self, cfg: Any, weights: Any, device: str = 'cpu') -> nn.Module:
+            whole: Any = model
+            whole.dataset_meta = getattr(model, 'dataset_meta', None) or dict(classes=())
+            return whole
+
+    return OfModel(cfg, device='cpu')
+
+
+def toolbox_predictions(cfg: Config, model: nn.Module, paths: Iterable[Path]) -> List[dict]:
+    """The predictions of the toolbox's inferencer for image files.
+
+    Returns:
+        For each image arrays as :func:`image_pipeline.predict` gives them.
+    """
+    found = []
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        inferencer = inferencer_of(cfg, model.eval())
+    for path in paths:
+        with DefaultScope.overwrite_default_scope(cfg.default_scope):
+            (data,) = inferencer.preprocess([str(path)], batch_size=1)
+            if not isinstance(data, dict):  # mmdet's, with the paths beside it
+                _, data = data
+            (sample,) = inferencer.forward(data)
+        if cfg.default_scope == 'mmpretrain':
+            one = dict(scores=sample.pred_score)
+        elif cfg.default_scope == 'mmseg':
+            one = dict(labels=sample.pred_sem_seg.data[0])
+        else:
+            instances = sample.pred_instances
+            one = dict(boxes=instances.bboxes, scores=instances.scores, labels=instances.labels)
+            if 'masks' in instances:
+                one['masks'] = instances.masks
+        found.append({name: np.asarray(value) for name, value in one.items()})
+    return found
+
+
+def photograph_files(folder: Path, about: dict) -> List[Path]:
+    """Photographs as files that a deployed file takes: as they are, or of the size that it takes.
+
+    Raises:
+        ValueError: If it takes no photograph, whatever its size.
+    """
+    from PIL import Image
+
+    paths = []
+    for name in PHOTOS:
+        photo, path = photograph(name), folder / f'{name}.png'
+        fixed = about['size'] or photo.size[::-1]
+        sizes = [photo.size, fixed[::-1], *((wide, high) for high, wide in _inside(fixed))]
+        for size in sizes:
+            photo.resize(size, Image.Resampling.BICUBIC).save(path)
+            try:
+                image_pipeline.prepare(image_pipeline.read_image(path, about['color']), about)
+                break
+            except ValueError as error:
+                reason = error
+        else:
+            raise ValueError(f'the file takes no photograph of any size: {reason}')
+        paths.append(path)
+    return paths
+
+
+def _inside(size: Tuple[int, int]) -> List[Tuple[int, int]]:
+    """Sizes a little smaller in one direction, as padding goes up to a multiple of 32."""
+    height, width = size
+    return [(height, width - step) for step in range(1, 32)] + [
+        (height - step, width) for step in range(1, 32)
+    ]
+
+
+def in_process(run: Callable, about: dict, paths: Iterable[Path]) -> List[dict]:
+    """The predictions of a file that Python runs, for image files."""
+
+    def run_arrays(*inputs: np.ndarray) -> Tuple[np.ndarray, ...]:
+        return tuple(value.numpy() for value in run(*map(torch.from_numpy, inputs)))
+
+    return [
+        image_pipeline.predict(run_arrays, image_pipeline.read_image(path, about['color']), about)[0]
+        for path in paths
+    ]
+
+
+def read_predictions(folder: Path, name: str) -> Dict[str, np.ndarray]:
+    """The predictions for an image that ``run_onnx.py --out`` wrote."""
+    written, picture = folder / f'{name}.json', folder / f'{name}.png'
+    found = json.loads(written.read_text()) if written.exists() else {}
+    found = {key: np.array(value) for key, value in found.items()}
+    if picture.exists():
+        found['labels'] = _image_array(picture)
+    elif 'boxes' in found:
+        found['boxes'] = found['boxes'].reshape(-1, 4)
+        masks = [folder / f'{name}_{index}.png' for index in range(len(found['boxes']))]
+        if masks and masks[0].exists():
+            found['masks'] = np.stack([_image_array(mask) > 0 for mask in masks])
+    return found
+
+
+def _image_array(path: Path) -> np.ndarray:
+    from PIL import Image
+
+    return np.asarray(Image.open(path))
+
+
+def prediction_differences(
+    task: str, expected: Dict[str, np.ndarray], found: Dict[str, np.ndarray]
+) -> Dict[str, float]:
+    """Differences of the predictions for an image, named as by :func:`differences`."""
+    if task == 'classification':
+        return dict(scores=float(np.abs(expected['scores'] - found['scores']).max()))
+    if task == 'segmentation':
+        return dict(labels=float((expected['labels'] != found['labels']).mean()))
+    apart = np.abs(expected['boxes'][:, None] - found['boxes'][None]).max(-1, initial=0)
+    apart[expected['labels'][:, None] != found['labels'][None]] = np.inf
+    nearest = apart.min(1, initial=np.inf)
+    same = nearest <= 1
+    result = dict(expected=len(same), missing=int((~same).sum()))
+    if not same.any():
+        return result
+    index = apart[same].argmin(1)
+    result.update(
+        boxes=float(nearest[same].max()),
+        scores=float(np.abs(expected['scores'][same] - found['scores'][index]).max()),
+    )
+    if 'masks' in expected and 'masks' in found:
+        unlike = expected['masks'][same].astype(bool) != found['masks'][index].astype(bool)
+        result['masks'] = float(unlike.mean())
+    return result

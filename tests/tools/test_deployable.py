@@ -1,12 +1,15 @@
 """The forms of exported models predict what the toolboxes do; run_onnx.py replaces no image."""
 
 import json
+import shutil
+import subprocess
+import sys
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, load_tool, run_script, toolbox_model
+from conftest import ROOT, run_script, toolbox_model
 from exported_models import build, config
 from mmengine.config import Config
 from PIL import Image
@@ -20,7 +23,7 @@ def compare(form, size=(96, 128)) -> dict:
     photo = verification.photographs(size)[0]
     with torch.no_grad():
         expected = verification.predicted(form.model, form.task, photo)
-        found = verification.differences(form, expected, dict(zip(form.outputs, form(photo))))
+        found = verification.differences(form, expected, dict(zip(form.outputs, form(*form.given(photo)))))
     assert not verification.too_much(found, half=False), found
     return found
 
@@ -93,13 +96,15 @@ def segmentor(tmp_path):
     pytest.importorskip('onnxruntime')
     helper, kinds = onnx.helper, onnx.TensorProto
     images = helper.make_tensor_value_info('images', kinds.FLOAT, [1, 3, None, None])
-    labels = helper.make_tensor_value_info('labels', kinds.INT64, None)
-    node = helper.make_node('ArgMax', ['images'], ['labels'], axis=1, keepdims=0)
-    graph = helper.make_graph([node], 'graph', [images], [labels])
+    logits = helper.make_tensor_value_info('logits', kinds.FLOAT, None)
+    node = helper.make_node('Identity', ['images'], ['logits'])
+    graph = helper.make_graph([node], 'graph', [images], [logits])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid('', 18)], ir_version=9)
-    about = dict(task='segmentation', outputs=['labels'], batch=1, size=None, multiple=1)
+    about = dict(task='segmentation', outputs=['logits'], batch=1, size=None, multiple=1,
+                 align_corners=False, pipeline=[], color='color',
+                 pad=dict(multiple=1, size=None, value=[0, 0, 0]))  # fmt: skip
     entry = model.metadata_props.add()
-    entry.key, entry.value = 'mmlaplace', json.dumps(dict(about, mean=[0, 0, 0]))
+    entry.key, entry.value = 'mmlaplace', json.dumps(about)
     onnx.save(model, tmp_path / 'segmentor.onnx')
     return tmp_path / 'segmentor.onnx'
 
@@ -139,8 +144,26 @@ def test_a_photo_of_a_phone_is_seen_upright(segmentor, tmp_path):
     assert np.array_equal(np.asarray(Image.open(tmp_path / 'labels/phone.png')), loaded)
 
 
-def test_grey_of_sixteen_bits_is_not_white(tmp_path):
-    levels = np.arange(256, dtype=np.uint16).reshape(16, 16)
-    Image.fromarray(257 * levels).save(tmp_path / 'deep.png')
-    image = load_tool('tools/deployment/run_onnx.py').read_image(tmp_path / 'deep.png')
-    assert np.array_equal(np.asarray(image)[..., 0], levels)
+def test_a_copy_of_two_files_runs_without_the_project_and_without_torch(segmentor, tmp_path):
+    for name in ('tools/deployment/run_onnx.py', 'mmlaplace/deployment/image_pipeline.py'):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / 'torch.py').write_text('raise ImportError("no torch here")')
+    paint(tmp_path / 'x.png', 2)
+    result = subprocess.run(
+        [sys.executable, tmp_path / 'run_onnx.py', segmentor, tmp_path / 'x.png'],
+        capture_output=True, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == f'{tmp_path}/x.png: 32 x 32\n  class 2: 100.0% of the pixels\n'
+
+
+def test_a_file_that_does_not_say_how_images_are_prepared_is_refused(segmentor, tmp_path):
+    onnx = pytest.importorskip('onnx')
+    model = onnx.load(segmentor)
+    about = json.loads(model.metadata_props[0].value)
+    del about['pipeline']
+    model.metadata_props[0].value = json.dumps(about)
+    onnx.save(model, segmentor)
+    paint(tmp_path / 'x.png', 2)
+    result = run(segmentor, tmp_path / 'x.png')
+    assert result.returncode == 2 and 'does not say how its images are prepared' in result.stderr

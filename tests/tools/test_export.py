@@ -1,5 +1,6 @@
 """Exported models: what their files compute, what is refused, and the examples that run them."""
 
+import argparse
 import functools
 import json
 import math
@@ -11,14 +12,18 @@ import torch
 import torch.nn.functional as F
 from conftest import ROOT, load_tool, run_script
 from exported_models import build, config
+from mmengine.config import Config
 from PIL import Image
 
 from mmlaplace.deployment import exporting, verification
 from mmlaplace.deployment.deployable import deployable
+from mmlaplace.deployment.toolbox_pipeline import described_pipeline
 from mmlaplace.ops import gaussian_kernel, laplacian_kernel, use_backend
 
 FOLDER = ROOT / 'tools/deployment'
 TOOL, RUN, QUANTIZE = (FOLDER / f'{name}.py' for name in ('export', 'run_onnx', 'quantize'))
+# Of an image of 90 x 120 the test pipeline of the detectors makes 192 x 256.
+SIZES = dict(classification=(48, 48), segmentation=(96, 128), detection=(192, 256))
 needs_export = pytest.mark.skipif(
     not hasattr(torch.export, 'Dim'), reason='this torch has no torch.export with sizes'
 )
@@ -34,7 +39,7 @@ def exported(tmp_path_factory):
     def captured(name: str):
         model = build(name)
         form = deployable(model).requires_grad_(False)
-        size = (48, 48) if form.task == 'classification' else (96, 128)
+        size = SIZES[form.task]
         with use_backend('reference'):
             return model, form, size, exporting.capture(form, size)
 
@@ -42,7 +47,8 @@ def exported(tmp_path_factory):
     def write(name: str, kind: str):
         pytest.importorskip({'onnx': 'onnxruntime'}.get(kind, 'torch'))
         model, form, size, program = captured(name)
-        about = exporting.describe(form, size, program, precision='fp32')
+        pipeline = described_pipeline(Config.fromfile(config(name)))
+        about = exporting.describe(form, size, program, pipeline, precision='fp32')
         path = folder / f'{name}{exporting.SUFFIXES[kind]}'
         exporting.WRITERS[kind](program, path, about)
         run, about = exporting.open_exported(path)
@@ -82,7 +88,7 @@ def test_distances_sums_and_gelu_leave_in_forms_that_runtimes_are_fast_at(tmp_pa
         program = torch.export.export(parts, (images,), dynamic_shapes=dict(images=sizes))
     assert sum('cdist' in str(node.target) for node in program.graph.nodes) == 2
     path, names = tmp_path / 'parts.onnx', [f'out_{i}' for i in range(6)]
-    exporting.write_onnx(program, path, dict(outputs=names))
+    exporting.write_onnx(program, path, dict(inputs=['images'], outputs=names))
     run, _ = exporting.open_exported(path)
     for given in (images, torch.rand(2, 3, 11, 10)):
         for found, expected in zip(run(given), parts(given)):
@@ -120,9 +126,11 @@ def test_a_package_of_aotinductor_runs_from_cpp(exported, tmp_path):
          f'-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}'],
         check=True,
     )  # fmt: skip
-    photo = verification.photographs((48, 48))[0]
-    image = tmp_path / 'photo.ppm'
-    Image.fromarray(photo[0].permute(1, 2, 0).byte().numpy()).save(image)
+    photo = verification.photographs((48, 48))[0].byte().float()
+    given, image = tmp_path / 'photo.png', tmp_path / 'photo.ppm'
+    Image.fromarray(photo[0].permute(1, 2, 0).byte().numpy()).save(given)
+    result = run_script(FOLDER / 'prepare_image.py', path, given, image)
+    assert result.returncode == 0, result.stderr
     said = subprocess.run([program, path, image], capture_output=True, text=True)
     assert said.returncode == 0, said.stderr
     run, _ = exporting.open_exported(path)
@@ -138,16 +146,27 @@ def test_a_package_of_aotinductor_runs_from_cpp(exported, tmp_path):
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize('name', ['retinanet', 'semantic-fpn'])
 def test_detectors_and_segmentors_become_onnx_with_their_selection(name, exported, tmp_path):
+    """And run_onnx.py predicts with them what the toolbox's inferencer does."""
     pytest.importorskip('onnxscript')
     path = exported(name, 'onnx')
     image = tmp_path / 'photo.png'
-    pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), np.uint8)
+    size = (120, 160) if name == 'retinanet' else (90, 120)  # which is padded to 96 x 128
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), np.uint8)
     Image.fromarray(pixels).save(image)
     result = run_script(RUN, path, image, '--out', tmp_path / 'out')
     assert result.returncode == 0, result.stderr
-    assert 'photo.png: 96 x 128\n  class ' in result.stdout
+    seen = '192 x 256' if name == 'retinanet' else '90 x 120'
+    assert f'photo.png: {seen}\n  class ' in result.stdout
     sizes = [Image.open(picture).size for picture in (tmp_path / 'out').glob('*.png')]
-    assert sizes == [(128, 96)] * (name != 'retinanet')
+    assert sizes == [size[::-1]] * (name != 'retinanet')
+    (expected,) = verification.toolbox_predictions(
+        Config.fromfile(config(name)), build(name), [image]
+    )
+    found = verification.read_predictions(tmp_path / 'out', 'photo')
+    differences = verification.prediction_differences(
+        'detection' if name == 'retinanet' else 'segmentation', expected, found
+    )
+    assert not verification.too_much(differences, half=False), differences
 
 
 @needs_export
@@ -164,6 +183,7 @@ def test_the_tool_writes_verifies_and_times_a_file_for_one_size(tmp_path):
     assert result.returncode == 0, result.stdout + result.stderr
     report = json.loads((tmp_path / 'report.json').read_text())
     assert report['differences'][0]['size'] == [48, 48]
+    assert report['deployed']['images'] == 3 and not report['deployed']['beyond_tolerance']
     assert report['milliseconds'][0]['runtime'] > 0
     assert report['about']['precision'] == 'fp16' and report['about']['batch'] == 1
     # Half of the weights, and a graph without notes of where it was made.
@@ -174,7 +194,9 @@ def test_the_tool_writes_verifies_and_times_a_file_for_one_size(tmp_path):
     Image.new('RGB', (60, 40), (200, 100, 50)).save(image)
     result = run_script(RUN, out, image, '--image-size', 64, 64)
     assert result.returncode == 2
-    assert 'only images of 48 x 48, got --image-size 64 64' in result.stderr
+    assert 'makes 64 x 64 pixels of an image of 40 x 60, and this file takes only 48 x 48' in (
+        result.stderr
+    )
 
 
 @needs_export
@@ -202,6 +224,61 @@ def test_int8_takes_less_room_and_keeps_products_of_activations(exported, noise_
     # Random weights scaled up; eight bits of each activation leave the classes in much the same
     # order.
     assert (run(photo)[0] - plain(photo)[0]).abs().max() < 0.3
+
+
+@needs_export
+@pytest.mark.slow
+def test_an_image_for_another_program_is_prepared_as_the_file_says(exported, tmp_path):
+    path, given = exported('polaformer-pvt', 'pt2'), tmp_path / 'photo.png'
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 48, 3), np.uint8)
+    Image.fromarray(pixels).save(given)
+    prepare = functools.partial(run_script, FOLDER / 'prepare_image.py', path)
+    result = prepare(given, tmp_path / 'photo.ppm')
+    assert result.returncode == 0, result.stderr
+    assert np.array_equal(np.asarray(Image.open(tmp_path / 'photo.ppm')), pixels)
+    Image.fromarray(pixels[:40]).save(given)
+    for arguments, message in (
+        ((given, tmp_path / 'a.ppm'), 'takes only 48 x 48'),
+        ((given, given), 'is an input; name another file'),
+        ((tmp_path / 'none.png', tmp_path / 'a.ppm'), 'there is no file'),
+    ):
+        result = prepare(*arguments)
+        assert result.returncode == 2 and message in result.stderr
+    result = run_script(FOLDER / 'prepare_image.py', given, given, tmp_path / 'a.ppm')
+    assert result.returncode == 2 and 'was not made by export.py' in result.stderr
+
+
+def test_a_quantised_file_does_not_replace_its_model(tmp_path):
+    pytest.importorskip('onnxruntime')
+    (tmp_path / 'model.onnx').write_bytes(b'abc')
+    result = run_script(
+        QUANTIZE, tmp_path / 'model.onnx', config('polaformer-pvt'),
+        '--out', tmp_path / 'model.onnx', '--force',
+    )  # fmt: skip
+    assert result.returncode == 2 and 'is the model itself' in result.stderr
+    assert (tmp_path / 'model.onnx').read_bytes() == b'abc'
+
+
+@needs_export
+def test_an_export_that_fails_leaves_the_file_that_was_there(tmp_path, monkeypatch):
+    tool, out = load_tool('tools/deployment/export.py'), tmp_path / 'model.pt2'
+    out.write_bytes(b'before')
+
+    def broken(program, path, about):
+        path.write_bytes(b'half')
+        raise RuntimeError('no space')
+
+    monkeypatch.setitem(exporting.WRITERS, 'pt2', broken)
+    monkeypatch.setattr(exporting, 'capture', lambda *_: None)
+    monkeypatch.setattr(exporting, 'describe', lambda *_, **__: {})
+    arguments = argparse.Namespace(
+        fp16=False, format='pt2', backend='reference', batch_size=1, dynamic=False, out=out,
+        config='a.py',
+    )  # fmt: skip
+    with pytest.raises(RuntimeError, match='no space'):
+        tool.export(None, Config.fromfile(config('polaformer-pvt')), arguments, (48, 48))
+    assert [path.name for path in tmp_path.iterdir()] == ['model.pt2']
+    assert out.read_bytes() == b'before'
 
 
 @pytest.mark.parametrize('half', [False, True])

@@ -10,6 +10,7 @@ from onnx_files import assert_alike
 
 from mmlaplace.deployment import exporting, onnx_ops
 from mmlaplace.deployment.deployable import deployable
+from mmlaplace.deployment.toolbox_pipeline import described_pipeline
 from mmlaplace.ops.cholesky_inverse import cholesky_inverse_reference
 from mmlaplace.ops.gaussian_kernel import gaussian_kernel_reference
 from mmlaplace.ops.laplacian_kernel import laplacian_kernel_reference
@@ -139,7 +140,9 @@ def test_a_whole_classifier_calls_them(library, tmp_path, monkeypatch):
     form, path = deployable(model).requires_grad_(False), tmp_path / 'model.onnx'
     with exporting.backend_of('onnx', 'native'):
         program = exporting.capture(form, (48, 48))
-    about = exporting.describe(form, (48, 48), program, precision='fp32', backend='native')
+    about = exporting.describe(
+        form, (48, 48), program, described_pipeline(cfg), precision='fp32', backend='native'
+    )
     exporting.write_onnx(program, path, about)
     ours = {node.op_type for node in onnx.load(path).graph.node if node.domain == 'mmlaplace'}
     assert ours == {'CholeskyInverse', 'NystromAttention'}

@@ -1,6 +1,7 @@
 """Export a trained classifier, detector or segmentor to run without this project.
 
-The file takes RGB pixels 'images' (B, 3, H, W), fp32, 0 to 255: it normalises them itself. It gives
+The file takes RGB pixels 'images' (B, 3, H, W), fp32, 0 to 255: it normalises them itself. A
+detector's also takes 'image_sizes' (1, 2), fp32: height and width without the padding. It gives
 
   of a classifier   scores (B, classes), probabilities
   of a segmentor    labels (B, H, W), and logits (B, classes, h, w) of the smaller map of the head
@@ -11,8 +12,10 @@ Formats are 'onnx' (standard operators of opset 18), 'pt2' (torch.export, to be 
 and 'aoti' (AOTInductor: compiled for this kind of machine, to be loaded by Python or C++). All have
 standard operators by default. With --backend native, pt2 and aoti call the compiled ops of
 mmlaplace, and only run where mmlaplace is imported; onnx calls two operators, whose library
-build_onnxruntime_ops.py makes. The metadata of the file has its sizes and names, under
-'mmlaplace'. docs/deploy.md lists the checks that were made.
+build_onnxruntime_ops.py makes. The metadata of the file, under 'mmlaplace', has its sizes and
+names, and the steps of the config's test pipeline, by which run_onnx.py prepares images. With
+--image-size the file of a classifier or segmentor resizes images to that size instead.
+docs/deploy.md lists the checks that were made.
 
 Examples:
   python tools/deployment/export.py CONFIG CHECKPOINT --format onnx --dynamic --verify
@@ -25,14 +28,16 @@ import copy
 import json
 import math
 import statistics
+import subprocess
 import sys
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Callable, Iterable, List, Tuple
 
 import torch
 import torch.nn as nn
-from mmengine.config import DictAction
+from mmengine.config import Config, DictAction
 
 from mmlaplace.analysis.measuring import describe_machine, interleave
 from mmlaplace.analysis.networks import image_size
@@ -45,9 +50,13 @@ from mmlaplace.commands.command_line import (
 )
 from mmlaplace.deployment import exporting, verification
 from mmlaplace.deployment.deployable import Deployable, NotDeployableError, deployable
+from mmlaplace.deployment.onnx_ops import LIBRARY
+from mmlaplace.deployment.toolbox_pipeline import described_pipeline, sizes_made, with_resize
 from mmlaplace.model_zoo import build_model
+from mmlaplace.writing import whole_file
 
 Size = Tuple[int, int]
+MANY = 1000  # masks that the deployed command writes to be compared
 
 
 def parse_arguments() -> Tuple[ToolParser, argparse.Namespace]:
@@ -61,7 +70,7 @@ def parse_arguments() -> Tuple[ToolParser, argparse.Namespace]:
     )
     parser.add_argument(
         '--image-size', nargs=2, type=positive, metavar=('H', 'W'),
-        help='of the images, or with --dynamic of an example; default: as in the config',
+        help='of the images, or with --dynamic of an example; default: as the test pipeline makes',
     )  # fmt: skip
     parser.add_argument('--batch-size', type=positive, default=1, help='default: %(default)s')
     parser.add_argument(
@@ -74,7 +83,8 @@ def parse_arguments() -> Tuple[ToolParser, argparse.Namespace]:
         help="operators of the attentions: PyTorch's (default) or the compiled ones of mmlaplace",
     )  # fmt: skip
     parser.add_argument(
-        '--verify', action='store_true', help="compare with the toolbox's predictions for photos"
+        '--verify', action='store_true',
+        help="compare graph and deployed command with the toolbox's predictions for photos",
     )
     parser.add_argument('--benchmark', action='store_true', help='time it beside eager PyTorch')
     parser.add_argument('--rounds', type=positive, default=20, help='of --benchmark; default: 20')
@@ -100,20 +110,49 @@ def parse_arguments() -> Tuple[ToolParser, argparse.Namespace]:
     return parser, args
 
 
-def export(form: Deployable, args: argparse.Namespace, size: Size) -> dict:
+def planned_size(cfg: Config, form: Deployable, args: argparse.Namespace) -> Tuple[Config, Size]:
+    """The config whose test pipeline the file has, and the size of the images of its graph.
+
+    Raises:
+        NotDeployableError: If there is no size that the pipeline makes.
+    """
+    made = sizes_made(described_pipeline(cfg)['pipeline'])
+    divisor = form.multiple
+    made = {tuple(-(-side // divisor) * divisor for side in size) for size in made}
+    size = tuple(args.image_size) if args.image_size else None
+    if size is None:
+        return cfg, made.pop() if len(made) == 1 else image_size(cfg)
+    # A detector's images are padded to the size of the file.
+    if not args.dynamic and form.task != 'detection' and made != {size} and 'slide' not in form.details:
+        print(
+            f'The file will resize images to {size[0]} x {size[1]}, in the place of the steps of '
+            'the test pipeline.', file=sys.stderr,
+        )  # fmt: skip
+        cfg = with_resize(cfg, size)
+    return cfg, size
+
+
+def export(form: Deployable, cfg: Config, args: argparse.Namespace, size: Size) -> dict:
     """Write the file; returns what it says of itself."""
+    pipeline = described_pipeline(cfg)
     if args.fp16:
         form = copy.deepcopy(form)
         form.model.half()
     with exporting.backend_of(args.format, args.backend):
-        program = exporting.capture(form, size, args.batch_size, args.dynamic)
+        program = exporting.capture(form, size, args.batch_size, args.dynamic, tell)
     about = exporting.describe(
-        form, size, program, config=Path(args.config).stem, format=args.format,
+        form, size, program, pipeline, config=Path(args.config).stem, format=args.format,
         precision='fp16' if args.fp16 else 'fp32', backend=args.backend,
     )  # fmt: skip
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    exporting.WRITERS[args.format](program, args.out, about)
+    tell(f'writing {args.out}')
+    with whole_file(args.out) as temporary:
+        exporting.WRITERS[args.format](program, temporary, about)
     return about
+
+
+def tell(sentence: str) -> None:
+    """Say on stderr what is done, which takes up to minutes. Stdout is for the report."""
+    print(f'{sentence} …', file=sys.stderr, flush=True)
 
 
 def verify(
@@ -128,17 +167,65 @@ def verify(
         rows = []
         for photo in photos:
             expected = verification.predicted(model, form.task, photo[:1])
-            outputs = dict(zip(about['outputs'], (out[:1] for out in run(photo))))
+            found_in_file = run(*form.given(photo))
+            outputs = dict(zip(about['outputs'], (out[:1] for out in found_in_file)))
             rows.append(verification.differences(form, expected, outputs))
-        combined = {
-            name: (sum if name in ('expected', 'missing') else largest)(
-                row[name] for row in rows if name in row
-            )
-            for name in dict.fromkeys(name for row in rows for name in row)
-        }
-        beyond = verification.too_much(combined, about['precision'] == 'fp16')
-        found.append(dict(size=list(size), **combined, beyond_tolerance=list(beyond)))
+        found.append(dict(size=list(size), **judged(rows, about)))
     return found
+
+
+def judged(rows: List[dict], about: dict) -> dict:
+    """The largest differences of several images, and which are beyond their tolerance."""
+    combined = {
+        name: (sum if name in ('expected', 'missing') else largest)(
+            row[name] for row in rows if name in row
+        )
+        for name in dict.fromkeys(name for row in rows for name in row)
+    }
+    beyond = verification.too_much(combined, about['precision'] == 'fp16')
+    return dict(combined, beyond_tolerance=list(beyond))
+
+
+def verify_deployed(
+    cfg: Config, model: nn.Module, run: Callable, about: dict, args: argparse.Namespace
+) -> dict:
+    """Differences of the deployed command from the toolbox's inferencer, for photographs as files.
+
+    The command of an ONNX file is run_onnx.py, in a process of its own. Other files run here.
+    """
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        paths = verification.photograph_files(folder, about)
+        expected = verification.toolbox_predictions(cfg, model, paths)
+        if args.format == 'onnx' and about['batch'] in (None, 1):
+            found = commanded(args, folder, paths)
+        else:
+            found = verification.in_process(batched(run, about), about, paths)
+    pairs = zip(expected, found)
+    rows = [verification.prediction_differences(about['task'], *pair) for pair in pairs]
+    return dict(images=len(paths), **judged(rows, about))
+
+
+def batched(run: Callable, about: dict) -> Callable:
+    """A function of one image for a file that takes a fixed number of them."""
+    return lambda images, *more: run(images.expand(about['batch'] or 1, -1, -1, -1).contiguous(), *more)
+
+
+def commanded(args: argparse.Namespace, folder: Path, paths: List[Path]) -> List[dict]:
+    """The predictions that run_onnx.py writes.
+
+    Raises:
+        RuntimeError: If it fails; has what it says.
+    """
+    command = [sys.executable, str(Path(__file__).with_name('run_onnx.py')), str(args.out),
+               *map(str, paths), '--out', str(folder / 'out'), '--top', str(MANY),
+               '--providers', *args.providers]  # fmt: skip
+    if args.backend == 'native':
+        command += ['--library', str(LIBRARY)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode:
+        raise RuntimeError(f'{" ".join(command)} failed: {result.stderr.strip()}')
+    return [verification.read_predictions(folder / 'out', path.stem) for path in paths]
 
 
 def largest(values: Iterable[float]) -> float:
@@ -154,7 +241,8 @@ def benchmark(
     for size in sizes:
         images = verification.photographs(size)[0].expand(batch, -1, -1, -1).contiguous()
         jobs = dict(
-            pytorch=torch.no_grad()(lambda x=images: form(x)), runtime=lambda x=images: run(x)
+            pytorch=torch.no_grad()(lambda x=form.given(images): form(*x)),
+            runtime=lambda x=form.given(images): run(*x),
         )
         seconds = interleave(jobs, rounds, images.device)
         times = {name: 1e3 * statistics.median(of) for name, of in seconds.items()}
@@ -169,7 +257,6 @@ def main() -> None:
     cfg = read_config(args.config)
     cfg.merge_from_dict(args.cfg_options)
     cfg.model.backbone.init_cfg = None
-    size = tuple(args.image_size) if args.image_size else image_size(cfg)
     try:
         exporting.require_packages(*exporting.NEEDED[args.format])
         if args.format == 'onnx' and (args.verify or args.benchmark):
@@ -177,8 +264,9 @@ def main() -> None:
         model = build_model(cfg)
         load_or_exit(model, args.checkpoint, min_matched=1)
         form = deployable(model).eval().requires_grad_(False)
+        cfg, size = planned_size(cfg, form, args)
         start = time.perf_counter()
-        about = export(form, args, size)
+        about = export(form, cfg, args, size)
     except (ImportError, NotDeployableError) as error:
         parser.error(str(error))
     report = dict(
@@ -193,7 +281,12 @@ def main() -> None:
             parser.error(str(error))
         sizes = verification.sizes_to_verify(size, about['multiple'], about['size'] is None)
         if args.verify:
+            tell("comparing with the toolbox's predictions")
             report['differences'] = verify(model, form, run, about, sizes)
+            try:
+                report['deployed'] = verify_deployed(cfg, model, run, about, args)
+            except (RuntimeError, ValueError) as error:
+                parser.error(f'{args.out} was written and cannot be verified: {error}')
         if args.benchmark:
             batch = about['batch'] or args.batch_size
             report['milliseconds'] = benchmark(form, run, batch, sizes, args.rounds)
@@ -206,6 +299,11 @@ def main() -> None:
         sys.exit(
             f'{args.out} differs from PyTorch at {beyond[0]["size"]} in '
             f'{", ".join(beyond[0]["beyond_tolerance"])}: see above'
+        )
+    if report.get('deployed', {}).get('beyond_tolerance'):
+        sys.exit(
+            f'{args.out}: the deployed predictions differ from those of the toolbox in '
+            f'{", ".join(report["deployed"]["beyond_tolerance"])}: see above'
         )
 
 

@@ -24,11 +24,12 @@ from torch import Tensor
 
 from mmlaplace.analysis.measuring import describe_machine, interleave
 from mmlaplace.commands.command_line import ToolParser, positive, read_config, write_json
-from mmlaplace.deployment import exporting
+from mmlaplace.deployment import exporting, image_pipeline
+from mmlaplace.writing import whole_file
 
 
-def images_of(cfg: Config, split: str, count: int) -> Iterator[Tuple[Tensor, int]]:
-    """Evenly spread images of a config's data as RGB pixels ``(1, 3, H, W)``, with their labels.
+def images_of(cfg: Config, about: dict, split: str, count: int) -> Iterator[Tuple[Tensor, int]]:
+    """Evenly spread images of a config's data as the file takes them, with their labels.
 
     All go through the pipeline for testing, so without augmentation.
     """
@@ -39,8 +40,10 @@ def images_of(cfg: Config, split: str, count: int) -> Iterator[Tuple[Tensor, int
     count = min(count, len(dataset)) if count else len(dataset)
     for index in (len(dataset) * place // count for place in range(count)):
         data = dataset[index]
-        image = data['inputs'].flip(0).float()  # loaded as BGR
-        yield image[None].contiguous(), int(data['data_samples'].gt_label)
+        pixels = data['inputs'].flip(0).permute(1, 2, 0).float().numpy()  # loaded as BGR
+        pixels = image_pipeline.padded(pixels, about, pixels.shape[:2])
+        image = torch.from_numpy(pixels).permute(2, 0, 1)[None].contiguous()
+        yield image, int(data['data_samples'].gt_label)
 
 
 def products_of_activations(path: Path) -> List[str]:
@@ -77,16 +80,17 @@ def quantize(source: Path, out: Path, images: List[Tensor]) -> None:
             return None if image is None else dict(images=image.numpy())
 
     with TemporaryDirectory() as folder:
-        prepared = Path(folder, 'prepared.onnx')
+        prepared, quantized = Path(folder, 'prepared.onnx'), Path(folder, 'quantized.onnx')
         quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
         quantization.quantize_static(
-            str(prepared), str(out), Images(), op_types_to_quantize=['Conv', 'MatMul', 'Gemm'],
+            str(prepared), str(quantized), Images(), op_types_to_quantize=['Conv', 'MatMul', 'Gemm'],
             nodes_to_exclude=products_of_activations(prepared), per_channel=True,
         )  # fmt: skip
-    model = onnx.load(str(out))
+        model = onnx.load(str(quantized))
     del model.metadata_props[:]
     model.metadata_props.extend(onnx.load(str(source), load_external_data=False).metadata_props)
-    onnx.save(model, str(out))
+    with whole_file(out) as temporary:
+        onnx.save(model, str(temporary))
 
 
 def top1(run: Callable, images: List[Tuple[Tensor, int]]) -> float:
@@ -113,6 +117,8 @@ def main() -> None:
         parser.error(str(error))
     if args.out.suffix != '.onnx':
         parser.error(f'--out must end with .onnx, got {args.out}')
+    if args.out.resolve() == args.model.resolve():
+        parser.error(f'--out {args.out} is the model itself; name another file')
     cfg = read_config(args.config)
     cfg.merge_from_dict(args.cfg_options)
     import_module(f'{cfg.default_scope}.utils').register_all_modules(init_default_scope=False)
@@ -130,10 +136,13 @@ def main() -> None:
             f'{args.model} calls operators of mmlaplace, which ONNX Runtime cannot '
             'quantise; export it with --backend reference'
         )
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    quantize(args.model, args.out, [i for i, _ in images_of(cfg, 'train', args.calibration)])
+    try:
+        calibration = [image for image, _ in images_of(cfg, about, 'train', args.calibration)]
+        images = list(images_of(cfg, about, 'test', args.test))
+    except ValueError as error:
+        parser.error(str(error))
+    quantize(args.model, args.out, calibration)
     after, _ = exporting.open_exported(args.out)
-    images = list(images_of(cfg, 'test', args.test))
     files, runs = dict(fp32=args.model, int8=args.out), dict(fp32=before, int8=after)
     jobs = {name: partial(run, images[0][0]) for name, run in runs.items()}
     seconds = interleave(jobs, args.rounds, torch.device('cpu'))

@@ -1,73 +1,30 @@
-"""Run an ONNX file of export.py on images. It needs onnxruntime, numpy and pillow, and no PyTorch.
+"""Run an ONNX file of export.py on images. It prepares them as the toolbox's test pipeline does.
 
-Prints the classes or the boxes of each image. With --out, the label map of a segmentor or the masks
-of a detector are saved as PNG files.
+It needs onnxruntime, numpy and opencv-python, and Pillow where the pipeline resizes by it, but no
+PyTorch. On another machine it needs image_pipeline.py of mmlaplace/deployment beside it.
+
+Prints the classes or the boxes of each image, in its own pixels. With --out there is a JSON file
+for each image, with all scores or boxes, and the label map of a segmentor or the masks of a
+detector as PNG files, each of the size of the image.
 
 Examples:
   python tools/deployment/run_onnx.py classifier.onnx cat.jpg
-  python tools/deployment/run_onnx.py detector.onnx street.jpg --image-size 800 1280 --out masks/
+  python tools/deployment/run_onnx.py detector.onnx street.jpg --out predictions/
   python tools/deployment/run_onnx.py native.onnx cat.jpg --library onnxruntime_ops.so
 """
 
 import argparse
 import json
+import sys
 from pathlib import Path
-from typing import Dict, Tuple
+from typing import Dict
 
 import numpy as np
-from PIL import Image, ImageOps
 
-SHORTEST = 224  # side that an image is resized to where the file takes any size
+# The module alone, as its package needs torch. A copy beside this file comes first.
+sys.path.append(str(Path(__file__).resolve().parent / '../../mmlaplace/deployment'))
+import image_pipeline  # noqa: E402
 
-
-def target_size(about: dict, wanted, image: Image.Image) -> tuple:
-    """Height and width that an image is resized to.
-
-    Raises:
-        ValueError: If the file does not take the size that is wanted; says which it takes.
-    """
-    if about['size'] is not None:
-        if wanted is not None and list(wanted) != about['size']:
-            raise ValueError(
-                f'this file takes only images of {about["size"][0]} x {about["size"][1]}, got '
-                f'--image-size {wanted[0]} {wanted[1]}; leave it out, or export with --dynamic'
-            )
-        return tuple(about['size'])
-    if wanted is not None:
-        return tuple(wanted)
-    scale = SHORTEST / min(image.size)
-    return tuple(round(side * scale) for side in image.size[::-1])
-
-
-def read_image(path: Path) -> Image.Image:
-    """An image as the toolboxes load it: upright, as RGB of 8 bits.
-
-    Raises:
-        OSError: If it cannot be read.
-    """
-    image = ImageOps.exif_transpose(Image.open(path))
-    if image.mode.startswith('I'):  # 16 bits of grey, of which Pillow cuts all above 255
-        image = Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
-    return image.convert('RGB')
-
-
-def to_pixels(image: Image.Image, size: tuple, about: dict) -> np.ndarray:
-    """Pixels ``(1, 3, H, W)``, padded right and below to the sides that the file takes."""
-    pixels = np.asarray(image.resize(size[::-1]), np.float32)
-    margins = [(0, -side % about['multiple']) for side in size]
-    mean = np.array(about['mean'], np.float32)  # of which the file makes 0
-    padded = np.pad(pixels - mean, (*margins, (0, 0))) + mean
-    return padded.transpose(2, 0, 1)[None]
-
-
-def paste(mask: np.ndarray, box: np.ndarray, size: tuple, threshold: float) -> np.ndarray:
-    """The mask of a box as an image of 0 and 255."""
-    left, top, right, bottom = (round(float(side)) for side in box)
-    canvas = Image.new('L', size[::-1])
-    if right > left and bottom > top:
-        shape = Image.fromarray(mask).resize((right - left, bottom - top), Image.BILINEAR)
-        canvas.paste(Image.fromarray(np.uint8(255 * (np.asarray(shape) >= threshold))), (left, top))
-    return np.asarray(canvas)
 
 
 def open_session(parser: argparse.ArgumentParser, args: argparse.Namespace):
@@ -96,28 +53,69 @@ def open_session(parser: argparse.ArgumentParser, args: argparse.Namespace):
         )
 
 
-def told(found: Dict[str, np.ndarray], about: dict, size: Tuple[int, int], top: int) -> dict:
-    """Print the outputs for one image; the pictures to write, by the end of their name."""
-    pictures = {}
+def facts_of(parser: argparse.ArgumentParser, model: Path, session) -> dict:
+    """The file's metadata."""
+    written = session.get_modelmeta().custom_metadata_map
+    if 'mmlaplace' not in written:
+        parser.error(f'{model} was not made by export.py')
+    about = json.loads(written['mmlaplace'])
+    if 'pipeline' not in about:
+        parser.error(f'{model} does not say how its images are prepared; export it again')
+    if about['batch'] not in (None, 1):
+        parser.error(
+            f'{model} was exported for {about["batch"]} images at a time; export it for one'
+        )
+    return about
+
+
+def tell(found: Dict[str, np.ndarray], about: dict, top: int) -> None:
+    """Print the predictions for an image."""
     if about['task'] == 'classification':
         for label in found['scores'].argsort()[::-1][:top]:
             print(f'  class {label}: {found["scores"][label]:.1%}')
     elif about['task'] == 'segmentation':
-        labels = found['labels'][: size[0], : size[1]]
-        pictures[''] = labels.astype(np.uint8 if labels.max() < 256 else np.uint16)
-        for label, count in zip(*np.unique(labels, return_counts=True)):
-            print(f'  class {label}: {count / labels.size:.1%} of the pixels')
+        for label, count in zip(*np.unique(found['labels'], return_counts=True)):
+            print(f'  class {label}: {count / found["labels"].size:.1%} of the pixels')
     else:
-        for index in range(min(top, int((found['scores'] > 0).sum()))):
-            box = found['boxes'][index]
-            print(
-                f'  class {found["labels"][index]}: {found["scores"][index]:.1%} at '
-                + ' '.join(f'{side:.1f}' for side in box)
+        for label, score, box in zip(found['labels'][:top], found['scores'], found['boxes']):
+            print(f'  class {label}: {score:.1%} at ' + ' '.join(f'{side:.1f}' for side in box))
+
+
+def pictures_of(found: Dict[str, np.ndarray], about: dict, top: int) -> Dict[str, np.ndarray]:
+    """Label map or masks to write, by the end of their names."""
+    if about['task'] == 'segmentation':
+        labels = found['labels']
+        return {'': labels.astype(np.uint8 if labels.max() < 256 else np.uint16)}
+    masks = found.get('masks', ())[:top]
+    return {f'_{index}': 255 * mask for index, mask in enumerate(masks)}
+
+
+def write(path: Path, pictures: dict, found: dict, out: Path, taken: set) -> None:
+    """Write the predictions for an image.
+
+    Raises:
+        ValueError: If a file would replace an image or another result.
+    """
+    import cv2
+
+    files = {out / f'{path.stem}{name}.png': picture for name, picture in pictures.items()}
+    numbers = {name: value.tolist() for name, value in found.items() if value.ndim < 3}
+    if 'labels' in numbers and found['labels'].ndim == 2:
+        del numbers['labels']  # of pixels, which are in the picture
+    if numbers:
+        files[out / f'{path.stem}.json'] = numbers
+    for place in files:
+        if place.resolve() in taken:
+            raise ValueError(
+                f'{place} is already one of the images or results; name another --out'
             )
-            if 'masks' in found:
-                threshold = about.get('mask_threshold', 0.5)
-                pictures[f'_{index}'] = paste(found['masks'][index], box, size, threshold)
-    return pictures
+        taken.add(place.resolve())
+    out.mkdir(parents=True, exist_ok=True)
+    for place, content in files.items():
+        if isinstance(content, dict):
+            place.write_text(json.dumps(content))
+        else:
+            place.write_bytes(cv2.imencode('.png', content)[1].tobytes())
 
 
 def main() -> None:
@@ -126,43 +124,37 @@ def main() -> None:
     )
     parser.add_argument('model', type=Path, help='of export.py --format onnx')
     parser.add_argument('images', nargs='+', type=Path)
-    parser.add_argument('--image-size', nargs=2, type=int, metavar=('H', 'W'))
-    parser.add_argument('--top', type=int, default=5, help='classes or boxes; default: 5')
+    parser.add_argument(
+        '--image-size', nargs=2, type=int, metavar=('H', 'W'),
+        help='resize images to it, instead of as the test pipeline of the config',
+    )  # fmt: skip
+    parser.add_argument('--top', type=int, default=5, help='classes, boxes or masks; default: 5')
     parser.add_argument('--providers', nargs='+', default=['CPUExecutionProvider'])
     parser.add_argument(
         '--library', type=Path, help='of build_onnxruntime_ops.py, for files of --backend native'
     )
-    parser.add_argument('--out', type=Path, help='folder for label maps and masks')
+    parser.add_argument('--out', type=Path, help='folder for JSON files, label maps and masks')
     args = parser.parse_args()
     session = open_session(parser, args)
-    written = session.get_modelmeta().custom_metadata_map
-    if 'mmlaplace' not in written:
-        parser.error(f'{args.model} was not made by export.py')
-    about = json.loads(written['mmlaplace'])
-    if about['batch'] not in (None, 1):
-        parser.error(
-            f'{args.model} was exported for {about["batch"]} images at a time; export it for one'
-        )
+    about = facts_of(parser, args.model, session)
+    about = image_pipeline.of_size(about, args.image_size)
+    names = [value.name for value in session.get_inputs()]
     taken = {path.resolve() for path in args.images}
     for path in args.images:
         try:
-            image = read_image(path)
-            size = target_size(about, args.image_size, image)
+            image = image_pipeline.read_image(path, about['color'])
         except OSError as error:
             parser.error(f'{path} cannot be read as an image ({error}); check the path')
+        try:
+            found, ready = image_pipeline.predict(
+                lambda *inputs: session.run(None, dict(zip(names, inputs))), image, about
+            )
+            print(f'{path}: {ready.size[0]} x {ready.size[1]}')
+            tell(found, about, args.top)
+            if args.out:
+                write(path, pictures_of(found, about, args.top), found, args.out, taken)
         except ValueError as error:
-            parser.error(str(error))
-        found = session.run(None, {'images': to_pixels(image, size, about)})
-        found = {name: value[0] for name, value in zip(about['outputs'], found)}
-        print(f'{path}: {size[0]} x {size[1]}')
-        pictures = told(found, about, size, args.top)
-        for name, picture in pictures.items() if args.out else ():
-            place = args.out / f'{path.stem}{name}.png'
-            if place.resolve() in taken:
-                parser.error(f'{place} is already one of the images or results; name another --out')
-            taken.add(place.resolve())
-            args.out.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(picture).save(place)
+            parser.error(f'{path}: {error}')
 
 
 if __name__ == '__main__':

@@ -1,0 +1,422 @@
+"""The pixels that an exported file takes, and its predictions in the coordinates of the image.
+
+Both are as the toolboxes make them from the config that was exported. The file's metadata say how:
+
+  pipeline   the steps of the config's test pipeline that change the image, by their names and
+             options in mmcv, mmpretrain, mmdet and mmseg
+  color      how the image is read: 'color' or 'grayscale'
+  pad        the multiple or the size to which the model's preprocessor pads, and the value
+
+This file needs numpy and OpenCV, and Pillow for pipelines that resize by it. It needs neither torch
+nor mmlaplace: a copy beside run_onnx.py is enough on another machine.
+"""
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+Size = Tuple[int, int]  # height and width
+Run = Callable[..., Tuple[np.ndarray, ...]]
+
+READERS = {'color': 'IMREAD_COLOR', 'grayscale': 'IMREAD_GRAYSCALE'}
+CV2 = {
+    'nearest': 'INTER_NEAREST', 'bilinear': 'INTER_LINEAR', 'bicubic': 'INTER_CUBIC',
+    'area': 'INTER_AREA', 'lanczos': 'INTER_LANCZOS4',
+}  # fmt: skip
+PILLOW = ('nearest', 'bilinear', 'bicubic', 'box', 'lanczos', 'hamming')
+
+
+class Prepared(NamedTuple):
+    """An image as a file takes it.
+
+    Attributes:
+        pixels: ``(1, C, H, W)`` in fp32, RGB or grey, from 0 to 255.
+        size: Height and width without the padding right and below.
+        scale: Width and height of the resized image over those of the image.
+        original: Height and width of the image.
+    """
+
+    pixels: np.ndarray
+    size: Size
+    scale: Tuple[float, float]
+    original: Size
+
+
+def read_image(path: Path, color: str = 'color') -> np.ndarray:
+    """An image as the toolboxes load it: upright, 8 bits, ``(H, W, 3)`` as BGR or ``(H, W)``.
+
+    Raises:
+        OSError: If it cannot be read.
+    """
+    import cv2
+
+    content = np.fromfile(path, np.uint8)
+    try:
+        image = cv2.imdecode(content, getattr(cv2, READERS[color])) if content.size else None
+    except cv2.error as error:  # of an image with too many pixels, among others
+        raise OSError(f'OpenCV cannot read it: {error}') from error
+    if image is None:
+        raise OSError('OpenCV does not know the format, or the file is cut off')
+    return image
+
+
+def resized(image: np.ndarray, size: Size, interpolation: str, backend: str) -> np.ndarray:
+    """An image of another size, by OpenCV or Pillow.
+
+    Raises:
+        ValueError: For a size without pixels.
+    """
+    if min(size) < 1:
+        raise ValueError(
+            f'the test pipeline makes {size[0]} x {size[1]} pixels of an image of '
+            f'{image.shape[0]} x {image.shape[1]}; take one that is less narrow'
+        )
+    if backend == 'pillow':
+        from PIL import Image
+
+        filters = Image.Resampling[interpolation.upper()]
+        return np.asarray(Image.fromarray(image).resize(size[::-1], filters))
+    import cv2
+
+    return cv2.resize(image, size[::-1], interpolation=getattr(cv2, CV2[interpolation]))
+
+
+def resize(image: np.ndarray, scale: Size, keep_ratio: bool, **how: str) -> np.ndarray:
+    """To a width and height, or as large as the longer and the shorter side allow."""
+    height, width = image.shape[:2]
+    if not keep_ratio:
+        return resized(image, (scale[1], scale[0]), **how)
+    factor = min(max(scale) / max(height, width), min(scale) / min(height, width))
+    return resize_by(image, (factor, factor), **how)
+
+
+def resize_by(image: np.ndarray, factor: Tuple[float, float], **how: str) -> np.ndarray:
+    """By a factor of the width and one of the height."""
+    height, width = image.shape[:2]
+    size = int(height * float(factor[1]) + 0.5), int(width * float(factor[0]) + 0.5)
+    return resized(image, size, **how)
+
+
+def resize_edge(image: np.ndarray, scale: int, edge: str, **how: str) -> np.ndarray:
+    """One side to a length, and the other in proportion."""
+    height, width = image.shape[:2]
+    by_width = dict(short=width < height, long=width > height, width=True, height=False)[edge]
+    if by_width:
+        return resized(image, (int(scale * height / width), scale), **how)
+    return resized(image, (scale, int(scale * width / height)), **how)
+
+
+def resize_to_multiple(image: np.ndarray, size_divisor: int, **how: str) -> np.ndarray:
+    """Both sides to the next multiples."""
+    height, width = (-(-side // size_divisor) * size_divisor for side in image.shape[:2])
+    return resized(image, (height, width), **how)
+
+
+def center_crop(image: np.ndarray, crop_size: Size, pad: Optional[dict]) -> np.ndarray:
+    """The middle of an image, of a width and height; with ``pad`` a small image is padded first."""
+    width, height = crop_size
+    if pad is not None and (image.shape[0] < height or image.shape[1] < width):
+        larger = max(width, image.shape[1]), max(height, image.shape[0])
+        image = pad_image(image, **{**pad, 'size': larger, 'size_divisor': None, 'square': False})
+    high, wide = image.shape[:2]
+    top, left = (max(0, int(round((have - wanted) / 2.0)))
+                 for have, wanted in ((high, height), (wide, width)))  # fmt: skip
+    return image[top : top + height, left : left + width]
+
+
+def efficientnet_crop(
+    image: np.ndarray, crop_size: int, crop_padding: int, **how: str
+) -> np.ndarray:
+    """The middle square, as large a share as the crop is of itself with its padding, resized."""
+    height, width = image.shape[:2]
+    side = crop_size / (crop_size + crop_padding) * min(height, width)
+    top, left = (max(0, int(round((have - side) / 2.0))) for have in (height, width))
+    bottom, right = (min(int(at + side - 1), have - 1) + 1
+                     for at, have in ((top, height), (left, width)))  # fmt: skip
+    return resized(image[top:bottom, left:right], (crop_size, crop_size), **how)
+
+
+def pad_image(
+    image: np.ndarray,
+    size: Optional[Size],
+    size_divisor: Optional[int],
+    square: bool,
+    value: Any,
+    mode: str,
+) -> np.ndarray:
+    """Right and below, to a width and height, a square or the next multiples.
+
+    Raises:
+        ValueError: If the image is larger than the size, as in mmcv.
+    """
+    height, width = image.shape[:2]
+    if square:
+        height = width = max(height, width)
+    if size is not None:
+        width, height = size
+        if height < image.shape[0] or width < image.shape[1]:
+            raise ValueError(
+                f'the test pipeline pads to {height} x {width}, and the image has '
+                f'{image.shape[0]} x {image.shape[1]} at this step'
+            )
+    elif size_divisor:
+        height, width = (-(-side // size_divisor) * size_divisor for side in (height, width))
+    margins = [(0, height - image.shape[0]), (0, width - image.shape[1])]
+    if mode != 'constant':
+        return np.pad(image, margins + [(0, 0)] * (image.ndim - 2), mode=mode)  # type: ignore
+    padded = np.empty((height, width, *image.shape[2:]), image.dtype)
+    padded[...] = value
+    padded[: image.shape[0], : image.shape[1]] = image
+    return padded
+
+
+STEPS: Dict[str, Callable] = {
+    'Resize': resize,
+    'ResizeBy': resize_by,
+    'ResizeEdge': resize_edge,
+    'ResizeToMultiple': resize_to_multiple,
+    'CenterCrop': center_crop,
+    'EfficientNetCenterCrop': efficientnet_crop,
+    'Pad': pad_image,
+}
+SCALES = ('Resize', 'ResizeBy', 'ResizeEdge')  # of which a detector's boxes are undone
+
+
+def carried_out(image: np.ndarray, pipeline: List[dict]) -> Tuple[np.ndarray, Tuple[float, float]]:
+    """An image after the steps, and the factors by which the last one resized width and height."""
+    scale = 1.0, 1.0
+    for step in pipeline:
+        before = image.shape[:2]
+        options = {name: value for name, value in step.items() if name != 'type'}
+        if options.pop('to_float32', False):
+            image = image.astype(np.float32)
+        image = STEPS[step['type']](image, **options)
+        if step['type'] in SCALES:
+            scale = image.shape[1] / before[1], image.shape[0] / before[0]
+    return image, scale
+
+
+def of_size(about: dict, size: Optional[Size]) -> dict:
+    """The metadata with a pipeline that resizes images to a size, by the same interpolation.
+
+    Without a size they are as before.
+    """
+    if size is None:
+        return about
+    how = dict(interpolation='bilinear', backend='cv2')
+    for step in about['pipeline']:
+        how.update({name: step[name] for name in how if name in step})
+    step = dict(type='Resize', scale=[size[1], size[0]], keep_ratio=False, **how)
+    return dict(about, pipeline=[step])
+
+
+def prepare(image: np.ndarray, about: dict) -> Prepared:
+    """An image as a file takes it.
+
+    Args:
+        image: As :func:`read_image` gives it.
+        about: The file's metadata.
+
+    Raises:
+        ValueError: If the pipeline gives a size that the file does not take; says what to do.
+    """
+    original = image.shape[:2]
+    image, scale = carried_out(image, about['pipeline'])
+    pixels = image[..., None] if image.ndim == 2 else image[..., ::-1]
+    size = pixels.shape[:2]
+    pixels = padded(pixels.astype(np.float32), about, original)
+    return Prepared(np.ascontiguousarray(pixels.transpose(2, 0, 1)[None]), size, scale, original)
+
+
+def padded(pixels: np.ndarray, about: dict, original: Size) -> np.ndarray:
+    """Pixels ``(H, W, C)``, padded right and below as the model's preprocessor pads."""
+    pad, size = about['pad'], pixels.shape[:2]
+    sides = [-(-side // pad['multiple']) * pad['multiple'] for side in size]
+    if pad['size'] is not None:
+        sides = [max(side, least) for side, least in zip(sides, pad['size'])]
+    fixed = None if 'slide' in about else about['size']
+    if about['task'] == 'detection' and fixed is not None:
+        # mmdet pads the images of a batch to the largest of them.
+        sides = [max(side, least) for side, least in zip(sides, fixed)]
+    check_size(sides, about, original)
+    out = np.empty((*sides, pixels.shape[2]), np.float32)
+    out[...] = np.array(pad['value'], np.float32)
+    out[: size[0], : size[1]] = pixels
+    return out
+
+
+def check_size(sides: List[int], about: dict, original: Size) -> None:
+    """Raise a ValueError unless a file takes images of these sides."""
+    made = (
+        f'the test pipeline makes {sides[0]} x {sides[1]} pixels of an image of {original[0]} x '
+        f'{original[1]}'
+    )
+    if 'slide' in about:  # windows are checked as they are cut
+        return
+    if about['size'] is not None:
+        if list(sides) != list(about['size']):
+            raise ValueError(
+                f'{made}, and this file takes only {about["size"][0]} x {about["size"][1]}; take '
+                'an image whose sides are in that proportion, or export with --dynamic or with '
+                'another --image-size'
+            )
+        return
+    multiple, least = about['multiple'], about.get('least', 1)
+    if any(side % multiple for side in sides) or min(sides) < least:
+        raise ValueError(
+            f'{made}, and this file takes sides of at least {least}'
+            + (f' that are multiples of {multiple}' if multiple > 1 else '')
+            + '; export it for that --image-size, without --dynamic'
+        )
+
+
+def predict(run: Run, image: np.ndarray, about: dict) -> Tuple[Dict[str, np.ndarray], Prepared]:
+    """The predictions of a file for an image, as the toolbox's inferencer gives them.
+
+    Args:
+        run: Runs the file: from ``images (1, C, H, W)``, and of a detector ``image_sizes (1, 2)``,
+            to its outputs.
+        image: As :func:`read_image` gives it.
+        about: The file's metadata.
+
+    Returns:
+        A dict and the :class:`Prepared` image. The dict has ``scores (classes,)`` of a classifier;
+        ``labels (H, W)`` of a segmentor; ``boxes (n, 4)``, ``scores (n,)`` and ``labels (n,)`` of a
+        detector, and with a mask head ``masks (n, H, W)`` of zeros and ones. H and W are of the
+        image.
+    """
+    ready = prepare(image, about)
+    if 'slide' in about:
+        return dict(labels=by_windows(run, ready, about)), ready
+    sizes = (np.array([ready.size], np.float32),) if about['task'] == 'detection' else ()
+    found = dict(zip(about['outputs'], (value[0] for value in run(ready.pixels, *sizes))))
+    if about['task'] == 'segmentation':
+        return dict(labels=label_map(found['logits'], ready, about)), ready
+    if about['task'] == 'detection':
+        return instances(found, ready, about), ready
+    return found, ready
+
+
+def label_map(logits: np.ndarray, ready: Prepared, about: dict) -> np.ndarray:
+    """Labels of the image's pixels, of logits ``(classes, h, w)`` of the padded image.
+
+    As in mmseg, logits are resized to the padded image, cut, and resized to the image.
+    """
+    align, (height, width) = about['align_corners'], ready.size
+
+    def whole(values: np.ndarray) -> np.ndarray:
+        values = interpolated(values, ready.pixels.shape[2:], align)  # type: ignore[arg-type]
+        return interpolated(values[:height, :width], ready.original, align)
+
+    if len(logits) == 1:
+        return (sigmoid(whole(logits[0])) > about['threshold']).astype(np.int64)
+    # Class by class, as all of them at the size of a photograph would take gigabytes.
+    best, labels = whole(logits[0]), np.zeros(ready.original, np.int64)
+    for label, values in enumerate(logits[1:], 1):
+        values = whole(values)
+        higher = values > best
+        best[higher], labels[higher] = values[higher], label
+    return labels
+
+
+def by_windows(run: Run, ready: Prepared, about: dict) -> np.ndarray:
+    """Labels of the image's pixels, of the mean logits of windows that overlap, as in mmseg."""
+    (high, wide), strides = about['slide']['crop_size'], about['slide']['stride']
+    height, width = ready.pixels.shape[2:]
+    if about['size'] is not None and (height < high or width < wide):
+        raise ValueError(
+            f'the test pipeline makes {height} x {width} pixels, and this file takes windows of '
+            f'{high} x {wide}; take a larger image'
+        )
+    rows, columns = (
+        max(side - window + stride - 1, 0) // stride + 1
+        for side, window, stride in zip((height, width), (high, wide), strides)
+    )
+    total, count = np.float32(0), np.zeros((height, width), np.float32)
+    for row in range(rows):
+        for column in range(columns):
+            bottom = min(row * strides[0] + high, height)
+            right = min(column * strides[1] + wide, width)
+            place = np.s_[max(bottom - high, 0) : bottom, max(right - wide, 0) : right]
+            window = np.ascontiguousarray(ready.pixels[(..., *place)])
+            logits = dict(zip(about['outputs'], run(window)))['logits'][0]
+            if not count.any():
+                total = np.zeros((len(logits), height, width), np.float32)
+            size = window.shape[2:]
+            for one, values in zip(total, logits):
+                one[place] += interpolated(values, size, about['align_corners'])  # type: ignore
+            count[place] += 1
+    # The logits of the whole padded image, which need no resizing to its size.
+    return label_map(total / count, ready, about)
+
+
+def interpolated(values: np.ndarray, size: Size, align_corners: bool) -> np.ndarray:
+    """A map ``(h, w)``, resized bilinearly, as ``torch.nn.functional.interpolate`` does."""
+    if values.shape == tuple(size):
+        return values
+    (top, bottom, down), (left, right, across) = (
+        taps(old, new, align_corners) for old, new in zip(values.shape, size)
+    )
+    rows = values[top] * (1 - down)[:, None] + values[bottom] * down[:, None]
+    return rows[:, left] * (1 - across) + rows[:, right] * across
+
+
+def taps(old: int, new: int, align_corners: bool) -> Tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """For each new place the two old ones beside it, and the weight of the second."""
+    if align_corners:
+        places = np.arange(new) * ((old - 1) / max(new - 1, 1))
+    else:
+        places = ((np.arange(new) + 0.5) * (old / new) - 0.5).clip(0)
+    first = np.minimum(places.astype(np.int64), old - 1)
+    return first, np.minimum(first + 1, old - 1), (places - first).astype(np.float32)
+
+
+def sigmoid(values: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-values))
+
+
+def instances(found: Dict[str, np.ndarray], ready: Prepared, about: dict) -> Dict[str, np.ndarray]:
+    """The detections of an image, without the empty places, in its pixels."""
+    real = found['scores'] > 0
+    found = {name: value[real] for name, value in found.items()}
+    found['boxes'] = found['boxes'] / np.tile(np.array(ready.scale, np.float32), 2)
+    if 'masks' in found:
+        masks = [
+            pasted(mask, box, ready.original) >= about['mask_threshold']
+            for mask, box in zip(found['masks'], found['boxes'])
+        ]
+        found['masks'] = np.array(masks, np.uint8).reshape(-1, *ready.original)
+    return found
+
+
+def pasted(mask: np.ndarray, box: np.ndarray, size: Size) -> np.ndarray:
+    """The mask ``(h, w)`` of a box in an image ``(H, W)``, resized bilinearly, and 0 around it."""
+    left, top, right, bottom = box
+    rows = np.maximum(0, 1 - np.abs(inside(mask.shape[0], size[0], top, bottom)))
+    columns = np.maximum(0, 1 - np.abs(inside(mask.shape[1], size[1], left, right)))
+    return rows @ mask @ columns.T
+
+
+def inside(cells: int, pixels: int, start: float, stop: float) -> np.ndarray:
+    """How far pixels are from the cells of a box, in cells, ``(pixels, cells)``."""
+    places = (np.arange(pixels, dtype=np.float32) + 0.5 - start) / (stop - start) * cells - 0.5
+    return places[:, None] - np.arange(cells, dtype=np.float32)
+
+
+def metadata_of(path: Path) -> dict:
+    """The metadata of a ``pt2`` or ``aoti`` file, which is a zip archive. It is not loaded.
+
+    Raises:
+        ValueError: If it has none; says what to do.
+    """
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if name.endswith('extra/mmlaplace'):
+                    return json.loads(archive.read(name))
+                if name.endswith('.json') and b'"mmlaplace"' in (content := archive.read(name)):
+                    return json.loads(json.loads(content)['mmlaplace'])
+    raise ValueError(f'{path} was not made by export.py --format pt2 or aoti; export it again')

@@ -1,0 +1,183 @@
+"""The test pipeline of a config, as steps that :mod:`~mmlaplace.deployment.image_pipeline` has."""
+
+import copy
+from typing import Any, Callable, Dict, List, Optional, Set
+
+import numpy as np
+from mmengine.config import Config
+from mmengine.registry import TRANSFORMS, DefaultScope
+
+from .deployable import NotDeployableError
+from .image_pipeline import CV2, PILLOW, READERS, STEPS, Size, carried_out
+
+TOOLBOXES = ('mmcv', 'mmpretrain', 'mmdet', 'mmseg')
+# They load annotations, or pack what there is.
+WITHOUT_EFFECT = ('LoadAnnotations', 'PackInputs', 'PackDetInputs', 'PackSegInputs')
+LOADER = 'LoadImageFromFile'
+# Photographs of all kinds: wide, high, square and small.
+EXAMPLES = ((480, 640), (640, 480), (512, 512), (300, 1000), (1000, 300), (97, 131), (40, 40))
+
+
+def test_pipeline_of(cfg: Config) -> List[dict]:
+    """The list of transforms by which the toolboxes' inferencers prepare an image.
+
+    Raises:
+        NotDeployableError: If the config has none.
+    """
+    dataset = cfg.get('test_dataloader', {}).get('dataset', {})
+    if not dataset.get('pipeline'):
+        raise NotDeployableError(
+            'the config has no test_dataloader.dataset.pipeline, by which images are prepared; '
+            'export with the whole config of the training'
+        )
+    return dataset['pipeline']
+
+
+def described_pipeline(cfg: Config) -> Dict[str, Any]:
+    """The test pipeline of a config, for the metadata of a file.
+
+    Returns:
+        ``pipeline``, the steps that change the image, and ``color``, how it is read.
+
+    Raises:
+        NotDeployableError: For a transform or an option that the file's user cannot carry out. The
+            message names it.
+    """
+    steps: List[dict] = []
+    color, as_float = 'color', False
+    for number, written in enumerate(test_pipeline_of(cfg)):
+        with DefaultScope.overwrite_default_scope(cfg.default_scope):
+            transform = TRANSFORMS.build(copy.deepcopy(written))
+        name = type(transform).__name__
+        if name == LOADER and number == 0:
+            color, as_float = _loaded(transform), transform.to_float32
+        elif name not in WITHOUT_EFFECT:
+            if type(transform).__module__.split('.')[0] not in TOOLBOXES or name not in DESCRIBED:
+                raise _refused(transform, f'only {", ".join(DESCRIBED)} can')
+            steps.append(DESCRIBED[name](transform))
+            if as_float and steps[-1].get('backend') == 'pillow':
+                raise _refused(transform, 'set to_float32=False in LoadImageFromFile, as Pillow '
+                               'resizes whole numbers')  # fmt: skip
+    if as_float and steps:
+        steps[0]['to_float32'] = True
+    return dict(pipeline=steps, color=color)
+
+
+def _loaded(transform: Any) -> str:
+    """How images are read."""
+    if transform.imdecode_backend != 'cv2' or transform.color_type not in READERS:
+        raise _refused(
+            transform, f"imdecode_backend must be 'cv2', and color_type one of {tuple(READERS)}"
+        )
+    return transform.color_type
+
+
+def _refused(transform: Any, reason: str) -> NotDeployableError:
+    return NotDeployableError(
+        f'the test pipeline has {transform}, which a deployed file cannot carry out: {reason}; '
+        'change test_dataloader.dataset.pipeline in the config'
+    )
+
+
+def _how(transform: Any, backend: Optional[str] = None) -> Dict[str, str]:
+    """Interpolation and library of a transform that resizes."""
+    backend = backend or transform.backend
+    interpolation = transform.interpolation or 'bilinear'
+    known = dict(cv2=tuple(CV2), pillow=PILLOW).get(backend)
+    if known is None or interpolation not in known:
+        raise _refused(transform, f"interpolation with backend 'cv2' must be one of {tuple(CV2)}, "
+                       f"and with 'pillow' one of {PILLOW}")  # fmt: skip
+    return dict(interpolation=interpolation, backend=backend)
+
+
+def _resize(transform: Any) -> dict:
+    if transform.scale is not None:
+        scale = [int(side) for side in transform.scale]
+        keep = bool(transform.keep_ratio)
+        return dict(type='Resize', scale=scale, keep_ratio=keep, **_how(transform))
+    if transform.keep_ratio:
+        raise _refused(transform, 'scale_factor goes with keep_ratio=False')
+    factor = [float(one) for one in transform.scale_factor]
+    return dict(type='ResizeBy', factor=factor, **_how(transform))
+
+
+def _resize_edge(transform: Any) -> dict:
+    return dict(
+        type='ResizeEdge', scale=int(transform.scale), edge=transform.edge, **_how(transform)
+    )
+
+
+def _resize_to_multiple(transform: Any) -> dict:
+    divisor = int(transform.size_divisor)
+    return dict(type='ResizeToMultiple', size_divisor=divisor, **_how(transform, 'cv2'))
+
+
+def _center_crop(transform: Any) -> dict:
+    pad = None
+    if transform.auto_pad:
+        # The size is that of the crop.
+        pad = _pad(TRANSFORMS.build({**transform.pad_cfg, 'size': (1, 1), 'size_divisor': None}))
+        del pad['type']
+    return dict(type='CenterCrop', crop_size=[int(side) for side in transform.crop_size], pad=pad)
+
+
+def _efficientnet_crop(transform: Any) -> dict:
+    return dict(
+        type='EfficientNetCenterCrop', crop_size=transform.crop_size,
+        crop_padding=transform.crop_padding, **_how(transform),
+    )  # fmt: skip
+
+
+def _pad(transform: Any) -> dict:
+    value = transform.pad_val.get('img', 0)
+    value = list(value) if isinstance(value, (tuple, list)) else value
+    size = None if transform.size is None else [int(side) for side in transform.size]
+    return dict(
+        type='Pad', size=size, size_divisor=transform.size_divisor,
+        square=bool(transform.pad_to_square), value=value, mode=transform.padding_mode,
+    )  # fmt: skip
+
+
+# By the name of the transform in mmcv, mmpretrain, mmdet and mmseg.
+DESCRIBED: Dict[str, Callable[[Any], dict]] = {
+    'Resize': _resize,
+    'ResizeEdge': _resize_edge,
+    'ResizeToMultiple': _resize_to_multiple,
+    'CenterCrop': _center_crop,
+    'EfficientNetCenterCrop': _efficientnet_crop,
+    'Pad': _pad,
+}
+assert set(DESCRIBED) <= set(STEPS)
+
+
+def sizes_made(pipeline: List[dict]) -> Set[Size]:
+    """The sizes that a pipeline makes of photographs of several sizes, without those it refuses."""
+    made = set()
+    for size in EXAMPLES:
+        try:
+            image, _ = carried_out(np.zeros((*size, 3), np.uint8), pipeline)
+        except ValueError:  # a step that pads to less
+            continue
+        made.add(image.shape[:2])
+    return made
+
+
+def with_resize(cfg: Config, size: Size) -> Config:
+    """The config with a test pipeline that resizes images to a size and does no more.
+
+    The interpolation is that of the pipeline's own resizing.
+    """
+    cfg, (height, width) = copy.deepcopy(cfg), size
+    kept, how = [], {}
+    for written in test_pipeline_of(cfg):
+        name = written['type'] if isinstance(written['type'], str) else written['type'].__name__
+        if name in DESCRIBED:
+            how.update({key: written[key] for key in ('interpolation', 'backend') if key in written})
+        else:
+            kept.append(written)
+    resize = dict(type='Resize', scale=(width, height), keep_ratio=False, **how)
+    after_loading = sum(1 for written in kept[:1] if LOADER in str(written['type']))
+    kept.insert(after_loading, resize)
+    dataset = cfg.test_dataloader.dataset
+    dataset.pipeline = kept
+    return cfg

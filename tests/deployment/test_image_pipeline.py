@@ -1,0 +1,336 @@
+"""A deployed file sees the pixels that the toolbox's test pipeline and preprocessor make."""
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from conftest import toolbox_model
+from exported_models import build, config
+from mmengine.config import Config
+from mmengine.dataset import Compose
+from mmengine.registry import MODELS, TRANSFORMS, DefaultScope
+from PIL import Image
+
+from mmlaplace.deployment import image_pipeline, verification
+from mmlaplace.deployment.deployable import NotDeployableError, deployable
+from mmlaplace.deployment.exporting import describe
+from mmlaplace.deployment.toolbox_pipeline import described_pipeline, sizes_made, with_resize
+
+LOAD = dict(type='LoadImageFromFile')
+IMAGENET = dict(mean=[123.675, 116.28, 103.53], std=[58.395, 57.12, 57.375])
+CAFFE = dict(mean=[103.53, 116.28, 123.675], std=[1.0, 1.0, 1.0])
+PILLOW = dict(backend='pillow', interpolation='bicubic')
+CLASSIFY, DETECT, SEGMENT = (
+    lambda **options: dict(type='ClsDataPreprocessor', **options),
+    lambda **options: dict(type='DetDataPreprocessor', **options),
+    lambda **options: dict(type='SegDataPreProcessor', **options),
+)
+# By name: the toolbox, the steps, and the preprocessor.
+CASES = {
+    'short-edge-and-crop': (
+        'mmpretrain', [dict(type='ResizeEdge', scale=64, edge='short', **PILLOW),
+                       dict(type='CenterCrop', crop_size=56)],
+        CLASSIFY(**IMAGENET, to_rgb=True)),
+    'fixed-opencv': (
+        'mmpretrain', [dict(type='Resize', scale=(50, 40))], CLASSIFY(**CAFFE, to_rgb=False)),
+    'crop-then-resize': (
+        'mmpretrain', [dict(type='CenterCrop', crop_size=60, auto_pad=True,
+                            pad_cfg=dict(type='Pad', pad_val=dict(img=(3, 7, 11)))),
+                       dict(type='Resize', scale=48, interpolation='lanczos')],
+        CLASSIFY(mean=[0, 0, 0], std=[255, 255, 255], to_rgb=True)),
+    'efficientnet': (
+        'mmpretrain', [dict(type='EfficientNetCenterCrop', crop_size=48, crop_padding=16)],
+        CLASSIFY(**IMAGENET, to_rgb=True, pad_size_divisor=32, pad_value=1.5)),
+    'long-edge-and-square': (
+        'mmpretrain', [dict(type='ResizeEdge', scale=64, edge='long', interpolation='area'),
+                       dict(type='Pad', pad_to_square=True, pad_val=dict(img=(9, 99, 199)))],
+        CLASSIFY(**IMAGENET, to_rgb=True)),
+    'as-it-is': ('mmpretrain', [], CLASSIFY(**IMAGENET, to_rgb=True)),
+    'keep-ratio': (
+        'mmdet', [dict(type='Resize', scale=(133, 80), keep_ratio=True)],
+        DETECT(**IMAGENET, bgr_to_rgb=True, pad_size_divisor=32)),
+    'keep-ratio-then-pad-bgr': (
+        'mmdet', [dict(type='Resize', scale=(96, 64), keep_ratio=True, **PILLOW),
+                  dict(type='Pad', size_divisor=16, pad_val=dict(img=(114, 114, 114)))],
+        DETECT(**CAFFE, bgr_to_rgb=False, pad_size_divisor=64, pad_value=2)),
+    'factor': (
+        'mmdet', [dict(type='Resize', scale_factor=(0.5, 0.7))],
+        DETECT(pad_size_divisor=1)),
+    'multiple': (
+        'mmseg', [dict(type='Resize', scale=(204, 51), keep_ratio=True),
+                  dict(type='ResizeToMultiple', size_divisor=32)],
+        SEGMENT(**IMAGENET, bgr_to_rgb=True, size=(64, 64))),
+    'divisor-in-the-test-alone': (
+        'mmseg', [dict(type='Pad', size_divisor=8, padding_mode='reflect')],
+        SEGMENT(**IMAGENET, bgr_to_rgb=True, size=(64, 64), pad_val=0.5,
+                test_cfg=dict(size_divisor=32))),
+    'no-divisor-in-the-test': (
+        'mmseg', [], SEGMENT(**IMAGENET, bgr_to_rgb=True, size_divisor=32)),
+    'at-least': (
+        'mmseg', [dict(type='Resize', scale=(64, 64), keep_ratio=True)],
+        SEGMENT(**IMAGENET, bgr_to_rgb=True, size=(64, 64), test_cfg=dict(size=(80, 96)))),
+}  # fmt: skip
+PACKS = dict(mmpretrain='PackInputs', mmdet='PackDetInputs', mmseg='PackSegInputs')
+SIZES = ((28, 28), (48, 48), (90, 120), (131, 97), (224, 224), (384, 200))
+
+
+def photo(size=(90, 120), channels=3, depth=8) -> np.ndarray:
+    """Smooth colours with noise, as resizing by other rules would change both."""
+    height, width = size
+    rows, columns = np.mgrid[:height, :width]
+    waves = [np.sin(rows / (5 + i)) + np.cos(columns / (9 - i)) for i in range(channels)]
+    noise = np.random.default_rng(0).normal(0, 0.3, (height, width, channels))
+    values = (np.stack(waves, -1) + noise + 2.5) / 5
+    return (values.clip(0, 1) * (2**depth - 1)).astype(f'uint{depth}').squeeze()
+
+
+def case_config(name: str) -> Config:
+    scope, steps, _ = CASES[name]
+    pipeline = [LOAD, *steps, dict(type='LoadAnnotations'), dict(type=PACKS[scope])]
+    if scope == 'mmpretrain':
+        pipeline.pop(-2)
+    return Config(dict(
+        default_scope=scope, test_dataloader=dict(dataset=dict(type='any', pipeline=pipeline))
+    ))  # fmt: skip
+
+
+def toolbox_input(name: str, path) -> torch.Tensor:
+    """What the model gets: by the toolbox's own transforms and preprocessor."""
+    scope, steps, preprocessor = CASES[name]
+    meta = dict(PACKS={}, mmdet=dict(meta_keys=()), mmseg=dict(meta_keys=())).get(scope, {})
+    with DefaultScope.overwrite_default_scope(scope):
+        pipeline = Compose([TRANSFORMS.build(step) for step in
+                            [LOAD, *steps, dict(type=PACKS[scope], **meta)]])  # fmt: skip
+        data = pipeline(dict(img_path=str(path)))
+        batch = dict(inputs=[data['inputs']], data_samples=[data['data_samples']])
+        return MODELS.build(preprocessor)(batch, False)['inputs']
+
+
+def facts(name: str) -> tuple:
+    """The form of a small classifier with the preprocessor of a case, and its metadata."""
+    scope, _, preprocessor = CASES[name]
+    model = build('polaformer-pvt')
+    with DefaultScope.overwrite_default_scope(scope):
+        model.data_preprocessor = MODELS.build(preprocessor)
+    form = deployable(model)
+    program = FakeProgram()
+    return form, describe(form, (96, 96), program, described_pipeline(case_config(name)))
+
+
+class FakeProgram:
+    """What :func:`describe` asks of a graph for images of any size."""
+
+    def __init__(self) -> None:
+        side = type('Side', (), dict(node=type('Node', (), dict(expr=self))))
+        shape = (None, 3, side, side)
+        node = type('Node', (), dict(target='images', meta=dict(val=type('V', (), dict(shape=shape)))))
+        self.graph = type('Graph', (), dict(nodes=[node]))
+
+    @staticmethod
+    def as_coeff_Mul():
+        return (1,)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def toolboxes():
+    for name in PACKS:
+        pytest.importorskip(f'{name}.utils').register_all_modules(init_default_scope=False)
+
+
+def normalised(form, ready) -> torch.Tensor:
+    images = (torch.from_numpy(ready.pixels) - form.mean) / form.std
+    return images if form.rgb else images.flip(1)
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_a_file_gets_the_pixels_of_the_test_pipeline(name, tmp_path):
+    form, about = facts(name)
+    about['least'] = 1
+    for size in SIZES:
+        path = tmp_path / 'photo.png'
+        Image.fromarray(photo(size)).save(path)
+        expected = toolbox_input(name, path)
+        ready = image_pipeline.prepare(image_pipeline.read_image(path, about['color']), about)
+        # One division and subtraction in fp32 of numbers up to 255 / std.
+        torch.testing.assert_close(normalised(form, ready), expected, atol=1e-4, rtol=1e-6)
+
+
+def jpeg(pixels: np.ndarray, **options) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, 'JPEG', **options)
+    return file.getvalue()
+
+
+def png(pixels: np.ndarray) -> bytes:
+    import cv2
+
+    return cv2.imencode('.png', pixels)[1].tobytes()
+
+
+def turned() -> Image.Exif:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    return exif
+
+
+FILES = {
+    'grey': lambda: png(photo(channels=1)),
+    'rgba': lambda: png(photo(channels=4)),
+    'grey16': lambda: png(photo(channels=1, depth=16)),
+    'rgb16': lambda: png(photo(depth=16)),
+    'turned': lambda: jpeg(photo(), exif=turned(), quality=90),
+    'grey-jpeg': lambda: jpeg(photo(channels=1)),
+}
+
+
+@pytest.mark.parametrize('kind', FILES)
+def test_files_of_all_kinds_are_read_as_the_toolbox_reads_them(kind, tmp_path):
+    path = tmp_path / 'image.bin'
+    path.write_bytes(FILES[kind]())
+    form, about = facts('as-it-is')
+    ready = image_pipeline.prepare(image_pipeline.read_image(path), dict(about, least=1))
+    assert ready.size == ((120, 90) if kind == 'turned' else (90, 120))
+    torch.testing.assert_close(
+        normalised(form, ready), toolbox_input('as-it-is', path), atol=1e-4, rtol=1e-6
+    )
+
+
+@pytest.mark.parametrize('content', [b'', b'GIF89a', png(photo())[:200]])
+def test_a_file_that_is_no_whole_image_is_an_error_of_reading(content, tmp_path):
+    path = tmp_path / 'image.png'
+    path.write_bytes(content)
+    try:
+        image = image_pipeline.read_image(path)
+    except OSError as error:
+        assert 'OpenCV' in str(error)
+    else:  # OpenCV fills up what is missing of a PNG, as for the toolbox
+        assert content.startswith(b'\x89PNG') and image.shape == (90, 120, 3)
+
+
+REFUSED = {
+    'Normalize': dict(type='Normalize', mean=[0.0] * 3, std=[1.0] * 3),
+    'RandomFlip': dict(type='RandomFlip', prob=0.5),
+    'RandomGrayscale': dict(type='RandomGrayscale'),
+    'scale_factor': dict(type='Resize', scale_factor=0.5, keep_ratio=True),
+    'interpolation': dict(type='Resize', scale=8, backend='pillow', interpolation='area'),
+    'ResizeShortestEdge': dict(type='mmdet.ResizeShortestEdge', scale=8, max_size=9),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_a_step_that_a_file_cannot_carry_out_is_refused_by_name(name):
+    cfg = case_config('as-it-is')
+    cfg.test_dataloader.dataset.pipeline.insert(1, REFUSED[name])
+    with pytest.raises(NotDeployableError, match=f'(?s)the test pipeline has .*{name}'):
+        described_pipeline(cfg)
+
+
+@pytest.mark.parametrize('load', [
+    dict(imdecode_backend='pillow'), dict(color_type='unchanged'),
+])  # fmt: skip
+def test_another_way_to_read_images_is_refused_by_name(load):
+    cfg = case_config('as-it-is')
+    cfg.test_dataloader.dataset.pipeline[0] = dict(LOAD, **load)
+    with pytest.raises(NotDeployableError, match='LoadImageFromFile.*imdecode_backend must be'):
+        described_pipeline(cfg)
+
+
+def test_a_config_without_a_test_pipeline_is_refused():
+    with pytest.raises(NotDeployableError, match='no test_dataloader.dataset.pipeline'):
+        described_pipeline(Config(dict(default_scope='mmpretrain')))
+
+
+def test_a_size_that_a_file_does_not_take_is_one_sentence():
+    _, about = facts('as-it-is')
+    image = photo((90, 120))
+    for change, match in (
+        (dict(size=[48, 48]), '90 x 120 pixels of an image of 90 x 120, and this file takes only'),
+        (dict(multiple=32), 'sides of at least 33 that are multiples of 32'),
+        (dict(least=100), 'sides of at least 100'),
+    ):
+        with pytest.raises(ValueError, match=match):
+            image_pipeline.prepare(image, dict(about, **change))
+    _, about = facts('keep-ratio')
+    with pytest.raises(ValueError, match='0 x 133 pixels .* take one that is less narrow'):
+        image_pipeline.prepare(photo((2, 999)), about)
+
+
+def test_an_image_size_takes_the_place_of_the_steps():
+    cfg = with_resize(case_config('short-edge-and-crop'), (40, 56))
+    described = described_pipeline(cfg)
+    assert described['pipeline'] == [dict(type='Resize', scale=[56, 40], keep_ratio=False, **PILLOW)]
+    assert sizes_made(described['pipeline']) == {(40, 56)}
+    assert cfg.test_dataloader.dataset.pipeline[0] == LOAD
+    _, about = facts('short-edge-and-crop')
+    assert image_pipeline.of_size(about, (40, 56))['pipeline'] == described['pipeline']
+    assert image_pipeline.of_size(about, None) is about
+
+
+def predicted_alike(name, cfg, model, tmp_path, **change) -> None:
+    """The toolbox's inferencer and our way of a file predict the same for photographs."""
+    form = deployable(model).requires_grad_(False)
+    about = describe(form, (96, 96), FakeProgram(), described_pipeline(cfg), precision='fp32')
+    about.update(multiple=form.multiple, least=1, **change)
+    paths = []
+    for number, size in enumerate(((90, 120), (120, 90), (100, 100))):
+        paths.append(tmp_path / f'{number}.png')
+        Image.fromarray(photo(size)).save(paths[-1])
+
+    def run(*inputs):
+        with torch.no_grad():
+            return form(*inputs)
+
+    expected = verification.toolbox_predictions(cfg, model, paths)
+    for pair in zip(expected, verification.in_process(run, about, paths)):
+        found = verification.prediction_differences(form.task, *pair)
+        assert found.get('expected', 1) > 0 and not verification.too_much(found, False), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['polaformer-pvt', 'retinanet', 'mask-rcnn', 'upernet'])
+def test_predictions_are_those_of_the_toolboxs_inferencer(name, tmp_path):
+    predicted_alike(name, Config.fromfile(config(name)), build(name), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('align_corners', [False, True])
+def test_a_segmentor_that_slides_predicts_as_mmseg_does(align_corners, tmp_path):
+    cfg = Config.fromfile(config('semantic-fpn'))
+    cfg.test_dataloader.dataset.pipeline.insert(
+        1, dict(type='Resize', scale=(200, 150), keep_ratio=True)
+    )
+    model = build('semantic-fpn')
+    model.align_corners = model.decode_head.align_corners = align_corners
+    model.test_cfg = Config(dict(mode='slide', crop_size=(64, 96), stride=(40, 64)))
+    predicted_alike('semantic-fpn', cfg, model, tmp_path)
+
+
+@pytest.mark.slow
+def test_a_classifier_of_bgr_images_gets_bgr():
+    model = build('polaformer-pvt')
+    with DefaultScope.overwrite_default_scope('mmpretrain'):
+        model.data_preprocessor = MODELS.build(CLASSIFY(**CAFFE, to_rgb=False))
+    form, bgr = deployable(model), torch.from_numpy(photo((48, 48))).permute(2, 0, 1).float()
+    with torch.no_grad():
+        (found,) = form(bgr.flip(0)[None])
+        expected = verification.predicted(model, 'classification', bgr.flip(0)[None])['scores']
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.slow
+def test_a_model_of_grey_images_takes_one_channel(tmp_path):
+    cfg = Config.fromfile(config('polaformer-pvt'))
+    cfg.model.backbone.update(in_channels=1, init_cfg=None)
+    cfg.model.data_preprocessor = dict(mean=[100.0], std=[50.0], to_rgb=False)
+    cfg.data_preprocessor = dict(mean=[100.0], std=[50.0], to_rgb=False)
+    cfg.test_dataloader.dataset.pipeline[0] = dict(LOAD, color_type='grayscale')
+    model = toolbox_model(cfg).eval()
+    form = deployable(model).requires_grad_(False)
+    about = describe(form, (96, 96), FakeProgram(), described_pipeline(cfg))
+    assert form.channels == 1 and about['mean'] == [100.0]
+    path = tmp_path / 'grey.png'
+    path.write_bytes(png(photo(channels=1)))
+    ready = image_pipeline.prepare(image_pipeline.read_image(path, about['color']), about)
+    assert ready.pixels.shape == (1, 1, 90, 120)
+    assert form(torch.from_numpy(ready.pixels))[0].shape[1] == model.head.fc.out_features

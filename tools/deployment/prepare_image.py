@@ -1,0 +1,52 @@
+"""Prepare an image for a program in C++, as the test pipeline of the exported model does.
+
+Writes the RGB pixels that a pt2 or aoti file takes as a PPM file (P6), which
+tools/deployment/aoti_classify.cpp and most libraries read. It needs numpy and opencv-python, and
+Pillow where the pipeline resizes by it, but no PyTorch.
+
+Examples:
+  python tools/deployment/prepare_image.py classifier.aoti.pt2 cat.jpg cat.ppm
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+
+# The module alone, as its package needs torch. A copy beside this file comes first.
+sys.path.append(str(Path(__file__).resolve().parent / '../../mmlaplace/deployment'))
+import image_pipeline  # noqa: E402
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('model', type=Path, help='of export.py --format aoti or pt2')
+    parser.add_argument('image', type=Path)
+    parser.add_argument('out', type=Path, help='the PPM file')
+    args = parser.parse_args()
+    for path, maker in ((args.model, 'export.py makes it'), (args.image, 'check the path')):
+        if not path.is_file():
+            parser.error(f'there is no file {path}; {maker}')
+    if args.out.resolve() in (args.model.resolve(), args.image.resolve()):
+        parser.error(f'{args.out} is an input; name another file')
+    try:
+        about = image_pipeline.metadata_of(args.model)
+        image = image_pipeline.read_image(args.image, about['color'])
+        pixels = image_pipeline.prepare(image, about).pixels[0].transpose(1, 2, 0)
+    except (OSError, ValueError) as error:
+        parser.error(str(error) if str(args.model) in str(error) else f'{args.image}: {error}')
+    if pixels.shape[2] != 3 or (pixels != np.rint(pixels)).any():
+        parser.error(
+            f'the pixels for {args.model} are grey, or padded by {about["pad"]["value"]}, which a '
+            'PPM file cannot hold; let your program pad them'
+        )
+    height, width = pixels.shape[:2]
+    args.out.write_bytes(b'P6\n%d %d\n255\n' % (width, height) + pixels.astype(np.uint8).tobytes())
+    print(f'{args.out}: {height} x {width}')
+
+
+if __name__ == '__main__':
+    main()
