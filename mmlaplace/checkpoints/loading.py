@@ -5,7 +5,7 @@ import math
 from os import PathLike
 from os.path import expanduser
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple, Union
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import torch.nn as nn
 from mmengine.fileio import get_local_path
@@ -217,12 +217,18 @@ def _may_differ(module: nn.Module, own: Iterable[str], theirs: Iterable[str]) ->
     return names
 
 
+def _is_in(name: str, parts: Sequence[str]) -> bool:
+    """Whether a tensor is one of these parts, or inside of one."""
+    return any(name == part or name.startswith(f'{part}.') for part in parts)
+
+
 def load_weights(
     module: nn.Module,
     checkpoint: Union[str, PathLike],
     prefix: Optional[str] = None,
     min_matched: Optional[float] = None,
     map_location: Any = 'cpu',
+    skip: Sequence[str] = (),
 ) -> LoadReport:
     """Load a module from its own checkpoint or that of a whole model, and log a line about it.
 
@@ -247,12 +253,16 @@ def load_weights(
         min_matched: Share of the module's parameters and persistent buffers, 0 to 1, that the
             file must have. With 1, none may be missing. With less than 1, any may be missing up to
             that share, and the file may have others. Default: None, the rule above.
+        skip: Parts of the module that keep their values, by their names in it. ``('norm3',)`` of a
+            backbone leaves the norm of the last map new, as many authors' detectors do. Otherwise
+            it is the last norm of the classifier. The report leaves them out.
+            Default: ().
 
     Raises:
         FileNotFoundError, UnsafeCheckpointError: As in :func:`read_state_dict`.
         ValueError: As there. Also if nothing matches, several prefixes match equally well, too
             little matches, a value is NaN or infinite, a tensor has another shape and no
-            ``resize_weight``, or the module is on the meta device.
+            ``resize_weight``, the module is on the meta device, or ``skip`` names no part of it.
     """
     if min_matched is not None and not 0 <= min_matched <= 1:
         raise ValueError(f'min_matched must be between 0 and 1, got {min_matched}')
@@ -266,7 +276,13 @@ def load_weights(
             "loaded; call its to_empty(device='cpu') first"
         )
     raw_names = plain_names(state)
-    own = {k: state[raw] for k, raw in raw_names.items()}
+    others = [part for part in skip if not any(_is_in(k, [part]) for k in raw_names)]
+    if isinstance(skip, str) or others:
+        raise ValueError(
+            f"skip must be a list of parts of this {kind}, such as ['norm3'], got {skip!r}; its "
+            f'parts are {[name for name, _ in module.named_children()]}'
+        )
+    own = {k: state[raw] for k, raw in raw_names.items() if not _is_in(k, skip)}
     theirs = read_state_dict(checkpoint, map_location)
     theirs = {k: theirs[raw] for k, raw in plain_names(theirs).items()}
     theirs = in_our_names(theirs, own, checkpoint)
@@ -277,7 +293,7 @@ def load_weights(
         prefix,
         matched=[k for k in own if k in theirs],
         missing=[k for k in own if k not in theirs],
-        unexpected=[k for k in theirs if k not in own],
+        unexpected=[k for k in theirs if k not in own and not _is_in(k, skip)],
         resized=[k for k in own if k in theirs and theirs[k].shape != own[k].shape],
     )
     floats = [k for k in report.matched if theirs[k].is_floating_point()]
@@ -297,7 +313,7 @@ def load_weights(
             f'prefix= one of (with the number of tensors) {dict(found)}'
         )
     given = theirs  # before it is resized
-    theirs = {raw_names.get(k, k): v for k, v in theirs.items()}
+    theirs = {raw_names.get(k, k): v for k, v in theirs.items() if not _is_in(k, skip)}
     try:
         _load_or_restore(module, own, theirs)
     except Exception as error:

@@ -8,7 +8,7 @@ from mmengine.model import ModuleDict, PretrainedInit, update_init_info
 from .loading import load_weights, resize_weights
 from .names import rename_old_tensors
 
-PRETRAINED_KEYS = ('checkpoint', 'prefix', 'map_location', 'min_matched')
+PRETRAINED_KEYS = ('checkpoint', 'prefix', 'map_location', 'min_matched', 'skip')
 
 
 if TYPE_CHECKING:  # it is mixed into modules of mmengine
@@ -32,8 +32,8 @@ class StrictLoading(_Mixed):
     def init_weights(self) -> None:
         """As in mmengine, but ``type='Pretrained'`` in ``init_cfg`` loads by :func:`load_weights`.
 
-        Its keys are ``checkpoint``, ``prefix``, ``map_location`` and ``min_matched``, with the
-        meaning they have there. It is applied after all other entries.
+        Its keys are ``checkpoint``, ``prefix``, ``map_location``, ``min_matched`` and ``skip``.
+        They have the meaning they have there. It is applied after all other entries.
 
         Raises:
             ValueError: For another key, no checkpoint, or one that does not fit.
