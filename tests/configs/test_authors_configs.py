@@ -2,15 +2,44 @@
 
 import gzip
 import json
+import re
 
 import pytest
 import torch
 from conftest import ROOT, toolbox_model
 from mmengine.registry import MODELS
-from test_configs import CONFIGS, DENSE, load, metadata
+from test_configs import CLASSIFIERS, CONFIGS, DENSE, load, metadata
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from mmlaplace.checkpoints import FAMILIES
 from mmlaplace.checkpoints.families import recognise
+
+
+@pytest.mark.parametrize(('models', 'shorter_side', 'crop'), [
+    ('efficientvit/*-b[01]_8xb128_in1k', 236, 224),  # 0.95 of it, by the authors' commands
+    ('efficientvit/*-b1*256px*', 270, 256), ('efficientvit/*-b1*288px*', 304, 288),
+    ('efficientvit/*-[bl][23]_8xb128_in1k', 224, 224), ('efficientvit/*-l1_*', 224, 224),
+    ('efficientvit/*-[bl][23]_*256px*', 256, 256), ('efficientvit/*-[bl][23]_*288px*', 288, 288),
+    ('efficientvit/*-l2_*320px*', 320, 320), ('efficientvit/*-l2_*384px*', 384, 384),
+    ('xcit/*8xb128_in1k', 224, 224), ('xcit/*384px*', 384, 384),
+    ('mobilevitv2/*256px*', 288, 256), ('mobilevitv2/*384px*', 384, 384),
+])  # fmt: skip
+def test_classifiers_are_tested_on_the_authors_crop(models, shorter_side, crop):
+    paths = [path for path in CLASSIFIERS if path.match(f'{models}.py')]
+    assert paths
+    for path in paths:
+        _, resize, centre, _ = load(path).test_dataloader.dataset.pipeline
+        assert (resize.type, resize.scale, resize.edge) == ('ResizeEdge', shorter_side, 'short')
+        assert (resize.backend, resize.interpolation) == ('pillow', 'bicubic')
+        assert (centre.type, centre.crop_size) == ('CenterCrop', crop)
+
+
+def test_weights_of_the_list_have_a_config_of_their_size():
+    used = {metadata()[path].get('Family') for path in CLASSIFIERS}
+    # Those that are distilled at 224 pixels fit the configs of the others. SOFT and PolaFormer have
+    # configs for their papers' tables, which name no weights.
+    other = r'xcit_\w+_224_dist|(soft|softpp|polaformer)_\w+'
+    assert [name for name in FAMILIES if name not in used and not re.fullmatch(other, name)] == []
 
 
 def test_heads_of_xcits_segmentors_have_the_authors_width():
