@@ -47,10 +47,10 @@ class NoDecayOptimWrapperConstructor(DefaultOptimWrapperConstructor):
             ``bias_decay_mult`` are 0 unless they are given. They apply to the parameters of
             ``custom_keys`` too, and are multiplied by the key's ``decay_mult``. So a key such as
             ``'backbone': dict(lr_mult=0.1, decay_mult=1.0)``, which Mask2Former's configs have,
-            gives no decay to norms and biases. A key that names them does: one that ends in the
-            name of the norm or of the parameter, such as ``'norm'``, ``'backbone.norm'`` or
-            ``'bias'``. The ``decay_mult`` of ``custom_keys`` has no effect on parameters that
-            modules name. Default: none.
+            gives no decay to norms and biases. The ``decay_mult`` of a key that names them holds
+            alone, such as that of ``'norm'``, ``'backbone.norm'`` or ``'bias'``: the match ends
+            in the norm's own name or in the parameter's. The ``decay_mult`` of ``custom_keys`` has
+            no effect on parameters that modules name. Default: none.
 
     Examples:
         >>> import torch
