@@ -56,8 +56,8 @@ def channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
-# A step of a symbolic trace, which has no strides. While torch.fx traces, it replaces the name in this
-# module, so callers look it up here.
+# A step of a symbolic trace, which has no strides. While torch.fx traces, it replaces the name in
+# this module, so callers look it up here.
 @torch.fx.wrap
 def memory_format_of(x: Tensor) -> torch.memory_format:
     """``torch.channels_last`` for maps ``(B, C, H, W)`` in that order, else contiguous.
