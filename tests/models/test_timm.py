@@ -139,6 +139,11 @@ def test_features_are_the_maps_of_the_backbone(name, model, images):
     assert not [n for n, p in features.named_parameters() if p.grad is None]
 
 
+def test_a_model_for_torchscript_is_refused_with_what_works():
+    with pytest.raises(ValueError, match=r'scriptable=True cannot be had.*torch\.export'):
+        create(FAST, scriptable=True)
+
+
 @each_kind
 def test_features_can_come_from_a_graph(name, images):
     """Tokens ``(B, N, C)`` of the blocks, as timm's graphs of its vision transformers give."""
