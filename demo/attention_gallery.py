@@ -29,6 +29,7 @@ from rich.progress import track
 from mmlaplace.analysis.attention_rows import influence_map
 from mmlaplace.analysis.recording import PHOTOS, normalized
 from mmlaplace.commands.command_line import ToolParser, positive
+from mmlaplace.writing import whole_file, write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
 WIDTH, COLUMNS, PALETTE = 192, 4, 200  # pixels, pictures side by side, colours of a PNG
@@ -96,7 +97,8 @@ def save(image: Image.Image, drawn: Drawn, view: View, path: Path) -> None:
     picture = picture.resize((WIDTH, WIDTH * picture.height // picture.width), Image.Resampling.BOX)
     # The few brightest keys and the cross keep their colours, which the usual method would merge.
     picture = picture.quantize(PALETTE, Image.Quantize.MAXCOVERAGE, kmeans=2)
-    picture.save(path, optimize=True)
+    with whole_file(path) as temporary:
+        picture.save(temporary, optimize=True)
 
 
 def caption(drawn: Drawn) -> str:
@@ -197,12 +199,10 @@ def main() -> None:
         drawn = gallery(explorer, args.attentions, args.host, args.study, view)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
-    args.pictures.mkdir(parents=True, exist_ok=True)
     for one in drawn:
         save(images.get(image), one, view, args.pictures / one.file)
     folder = Path(os.path.relpath(args.pictures, args.out.parent)).as_posix()
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    args.out.write_text(page(drawn, view, args.host, args.study, folder))
+    write_whole(args.out, page(drawn, view, args.host, args.study, folder))
     print(f'wrote {args.out} and {len(drawn)} pictures in {args.pictures}')
 
 

@@ -41,6 +41,7 @@ from rich.progress import Progress
 from mmlaplace.commands.command_line import ToolParser, load_or_exit, positive, write_json
 from mmlaplace.engine import read_dataset_meta
 from mmlaplace.toolboxes import PACKAGES, require_toolbox
+from mmlaplace.writing import whole_file
 
 # What mmdet takes from a folder.
 SUFFIXES = {'.jpg', '.jpeg', '.png', '.ppm', '.bmp', '.pgm', '.tif', '.tiff', '.webp'}
@@ -338,12 +339,13 @@ def write(inferencer, photo: Photo, samples: list, args) -> str:
     if not args.no_save_pred:
         write_json(preds / f'{photo.name}.json', dict(image=photo.said, **result))
         if labels is not None:
-            Image.fromarray(labels).save(preds / f'{photo.name}.png')
+            with whole_file(preds / f'{photo.name}.png') as temporary:
+                Image.fromarray(labels).save(temporary)
     if args.show or not args.no_save_vis:
         picture = draw(inferencer, photo, samples, args)
     if not args.no_save_vis:
-        vis.mkdir(parents=True, exist_ok=True)
-        picture.save(vis / f'{photo.name}.png')
+        with whole_file(vis / f'{photo.name}.png') as temporary:
+            picture.save(temporary)
     return f'{photo.said}: {said}'
 
 

@@ -33,6 +33,7 @@ from mmlaplace.linearizing import (
     softmax_places,
 )
 from mmlaplace.model_zoo import build_model
+from mmlaplace.writing import whole_file
 
 
 def parse_arguments():
@@ -105,8 +106,8 @@ def main() -> None:
                        settings)  # fmt: skip
     except (ValueError, FloatingPointError) as error:
         parser.error(str(error))
-    args.work_dir.mkdir(parents=True, exist_ok=True)  # also without any step
-    new_cfg.dump(args.work_dir / 'linearized.py')
+    with whole_file(args.work_dir / 'linearized.py') as temporary:
+        new_cfg.dump(temporary)
     write_json(args.work_dir / 'linearized.json', dict(settings=settings, kept=kept.share, **done))
     write_weights(out, new.cpu().state_dict(), dict(linearized_from=args.checkpoint))
     state.unlink(missing_ok=True)

@@ -292,7 +292,6 @@ def check_args(parser: ToolParser, args: argparse.Namespace) -> List[str]:
 
 def write_report(report: dict, out: Path) -> None:
     """Print the report, and write it as JSON, as Markdown and, if it has curves, as a picture."""
-    out.parent.mkdir(parents=True, exist_ok=True)
     write_whole(out, json.dumps(report, indent=2, ensure_ascii=False) + '\n')
     text = markdown(report, out.parent)
     write_whole(out.with_suffix('.md'), text)

@@ -10,6 +10,7 @@ import matplotlib
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
+from ..writing import whole_file, write_whole
 from .attention_study import ABLATIONS, STUDIES
 from .seed_differences import (
     by_attention,
@@ -301,8 +302,8 @@ def plot_cost(costs: Dict[str, dict], path: Path) -> None:
 
 
 def save(figure: plt.Figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=110)
     plt.close(figure)
 
 
@@ -310,8 +311,7 @@ def write_report(content: dict, folder: Path) -> List[Path]:
     """Write tables.md and the plots into a folder, and return their paths."""
     text = '\n\n'.join(f'## {title}\n\n{table}' for title, table in sections(content)) + '\n'
     tables = folder / 'tables.md'
-    folder.mkdir(parents=True, exist_ok=True)
-    tables.write_text(text)
+    write_whole(tables, text)
     written = [tables]
     for key, results in groups(with_defaults(content['results'])).items():
         name = key.replace(', ', '_').replace(' ', '-')

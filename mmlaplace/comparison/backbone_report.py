@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mmlaplace.commands.command_line import ToolParser
+from mmlaplace.writing import whole_file
 
 from .published_top1 import peers, published
 
@@ -132,8 +133,8 @@ def new_figure(panels: int, height: float, width: float = 6) -> tuple:
 
 
 def save(figure: 'Figure', path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=110)
 
 
 def plot(result: dict, path: Path) -> None:

@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 
+from ..writing import write_whole
 from .attention_report import markdown, save
 from .linearizing_study import COLUMNS
 from .seed_differences import half_width, short
@@ -90,8 +91,7 @@ def plot_minutes(found: Dict[str, List[dict]], axis: Axes) -> None:
 
 def write_report(results: List[dict], folder: Path) -> List[Path]:
     """Write linearized.md and linearized.png into a folder, and return their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
     written = [folder / 'linearized.md', folder / 'linearized.png']
-    written[0].write_text(table(results) + '\n')
+    write_whole(written[0], table(results) + '\n')
     plot(results, written[1])
     return written

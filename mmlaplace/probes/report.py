@@ -11,6 +11,7 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 from ..comparison.attention_report import markdown, save
+from ..writing import write_whole
 from .prediction import TrainedHere
 from .results import by_key
 from .study import DISAGREE, REACHED, SOLVED, Cell, Study, cell, label
@@ -342,12 +343,9 @@ def span(numbers: List[int]) -> str:
 
 def write_report(results: List[dict], studies: Dict[str, Study], folder: Path) -> List[Path]:
     """Write probes.md and a heat map for each study into a folder, and return their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
     found, written = tables(results, studies), [folder / 'probes.md']
-    written[0].write_text(
-        '\n\n'.join(f'## {table.study.title}\n\n{text_of(table)}' for table in found.values())
-        + '\n'
-    )
+    texts = (f'## {table.study.title}\n\n{text_of(table)}' for table in found.values())
+    write_whole(written[0], '\n\n'.join(texts) + '\n')
     for name, table in found.items():
         written.append(folder / f'probes_{name}.png')
         draw(table, written[-1])

@@ -11,6 +11,8 @@ import matplotlib
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
+from mmlaplace.writing import whole_file
+
 from .paper_tables import METRICS, Row, Run, Table
 
 Outcome = Union[dict, str]  # the result of a job, or the text of its failure
@@ -302,7 +304,8 @@ def plot(report: dict, path: Path) -> bool:
         if full:
             right.sharex(left)
     figure.suptitle(f'{report["paper"]}, {report["place"]}: {report["title"]}')
-    figure.savefig(path, dpi=120)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=120)
     plt.close(figure)
     return True
 

@@ -31,6 +31,7 @@ from mmlaplace.commands.command_line import ToolParser, build_backbone, positive
 from mmlaplace.models import SOFTAttention
 from mmlaplace.models.layers import Landmarks
 from mmlaplace.ops import gaussian_kernel
+from mmlaplace.writing import whole_file
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
@@ -95,8 +96,8 @@ def draw(results: Dict[str, dict], path: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0].set_ylabel('spectral norm, mean')
     axes[0].legend()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=120)
 
 
 def main() -> None:

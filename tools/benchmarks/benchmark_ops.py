@@ -66,6 +66,7 @@ from mmlaplace.comparison.op_contenders import (
     missing,
 )
 from mmlaplace.ops import _native, inverse_residual
+from mmlaplace.writing import whole_file
 
 REPEATED_BYTES = 2**22  # of results that stay in a cache
 PEAK_RUN = {'cpu': 2**30, 'cuda': 2**35}  # differences that take some milliseconds
@@ -236,8 +237,8 @@ def plot(rows: List[Row], title: str, path: Path) -> None:
     axis.set(xlabel='number of queries N', ylabel='forward, median time (ms)', title=title)
     axis.grid(alpha=0.3, which='both')
     figure.legend(loc='outside right upper')
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=120)
 
 
 def print_table(case: Case, rows: List[dict]) -> None:

@@ -29,6 +29,7 @@ from mmlaplace.commands.command_line import ToolParser, positive
 from mmlaplace.lra.listops import ListOpsSettings, expressions
 from mmlaplace.lra.pathfinder import AUTHORS_CONTRASTS, LEVELS, PathfinderSettings, make_picture
 from mmlaplace.lra.storage import make_folder, write_split
+from mmlaplace.writing import whole_file
 
 VERSION = 1  # raise it when other samples come out
 PART = 500  # pictures that are drawn from one seed, and kept when a run is cut short
@@ -68,13 +69,10 @@ def make_part(folder: Path, seed: List[int], settings: PathfinderSettings, numbe
         return
     rng = np.random.default_rng([*seed, number])
     pictures = [make_picture(rng, settings) for _ in range(PART)]
-    unfinished = path.with_suffix(f'.{number}.npz')
-    np.savez_compressed(
-        unfinished,
-        pixels=np.stack([picture.pixels for picture in pictures]),
-        labels=np.array([picture.label for picture in pictures]),
-    )
-    unfinished.rename(path)
+    pixels = np.stack([picture.pixels for picture in pictures])
+    labels = np.array([picture.label for picture in pictures])
+    with whole_file(path) as temporary:
+        np.savez_compressed(temporary, pixels=pixels, labels=labels)
 
 
 def make_pathfinder(

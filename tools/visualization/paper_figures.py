@@ -48,6 +48,7 @@ from mmlaplace.reproduction.figure_numbers import (
     speed,
     speed_and_macs,
 )
+from mmlaplace.writing import whole_file
 
 
 class Figure(NamedTuple):
@@ -142,8 +143,8 @@ def main() -> None:
         except ValueError as error:
             sys.exit(f'{parser.prog}: error: {error}')
         write_json(out.with_suffix('.json'), found)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    figure.draw(found).savefig(out, dpi=120)
+    with whole_file(out) as temporary:
+        figure.draw(found).savefig(temporary, dpi=120)
     print('wrote', *written)
 
 

@@ -36,6 +36,7 @@ from mmlaplace.analysis.attention_rows import attention_map, check_rows, matrice
 from mmlaplace.analysis.recording import Mixed, mixed_by, normalized, rgb
 from mmlaplace.commands.command_line import ToolParser, build_backbone, positive
 from mmlaplace.models import BaseAttention
+from mmlaplace.writing import whole_file
 
 matplotlib.use('Agg')
 import matplotlib.patheffects as effects
@@ -123,8 +124,8 @@ def draw(
         axis.set_title(text, fontsize=9, parse_math=False)  # a file's name may have dollars
     figure.colorbar(heat, ax=axes, label='weight, scaled in each panel', pad=0.01, aspect=30)
     figure.suptitle(title, fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=100)
 
 
 def parse_args(parser: ToolParser) -> argparse.Namespace:

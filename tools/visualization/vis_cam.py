@@ -43,6 +43,7 @@ from mmlaplace.commands.command_line import ToolParser, load_or_exit, positive, 
 from mmlaplace.model_zoo import build_model
 from mmlaplace.models.layers import tokens_to_map
 from mmlaplace.models.layers.class_attention import ClassAttention
+from mmlaplace.writing import whole_file
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
@@ -202,8 +203,8 @@ def draw(pictures: List[Picture], title: str, path: Path) -> None:
         right.set_title(picture.title, fontsize=9)
         outline(right, picture.found, picture.category)
     figure.suptitle(title, fontsize=11)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=100)
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=100)
 
 
 def parse_args(parser: ToolParser) -> argparse.Namespace:

@@ -27,6 +27,7 @@ from PIL import Image
 
 from mmlaplace.commands.command_line import ToolParser, load_or_exit, positive, read_config
 from mmlaplace.model_zoo import build_model
+from mmlaplace.writing import whole_file
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
@@ -152,8 +153,8 @@ def main() -> None:
 
     columns = min(8 if show is classified else 3, len(pictures))
     heading = f'{Path(args.config).stem}: {len(pictures)} held-out images'
-    args.out.parent.mkdir(parents=True, exist_ok=True)
-    arrange(pictures, columns, classes, heading).savefig(args.out, dpi=110)
+    with whole_file(args.out) as temporary:
+        arrange(pictures, columns, classes, heading).savefig(temporary, dpi=110)
     print(f'wrote {args.out}')
 
 
