@@ -225,9 +225,9 @@ def build_commands(cpp_extension, extension, native: dict) -> dict:
             # A source of its own, so that a change of one does not compile the others again.
             text = BUILD_INFO.format(native['source_state'](ROOT / 'ops'))
             source = Path(self.build_temp) / 'build_info_sources.cpp'
-            if not source.is_file() or source.read_text() != text:
+            if not source.is_file() or source.read_text(encoding='utf-8') != text:
                 source.parent.mkdir(parents=True, exist_ok=True)
-                source.write_text(text)
+                source.write_text(text, encoding='utf-8')
             extension.sources.append(str(source))
             super().build_extensions()
 

@@ -41,7 +41,7 @@ from rich.progress import Progress
 from mmlaplace.commands.command_line import ToolParser, load_or_exit, positive, write_json
 from mmlaplace.engine import read_dataset_meta
 from mmlaplace.toolboxes import PACKAGES, require_toolbox
-from mmlaplace.writing import whole_file
+from mmlaplace.writing import whole_file, write_whole
 
 # What mmdet takes from a folder.
 SUFFIXES = {'.jpg', '.jpeg', '.png', '.ppm', '.bmp', '.pgm', '.tif', '.tiff', '.webp'}
@@ -216,7 +216,7 @@ def downloaded(address: str, folder: Path) -> Photo:
         end(f'{address} cannot be opened ({error}); check the address')
     suffix = Path(name).suffix.lower()
     path = folder / f'image{suffix if suffix in SUFFIXES else ""}'
-    path.write_bytes(content)
+    write_whole(path, content)
     return Photo(address, file_name(Path(name).stem), path)
 
 

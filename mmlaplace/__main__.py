@@ -11,10 +11,12 @@ from typing import Optional, Sequence
 
 from . import check
 from .commands import model_list
+from .writing import print_in_any_locale
 
 
 def main(arguments: Optional[Sequence[str]] = None) -> int:
     """Run a command of the command line, and return its exit status."""
+    print_in_any_locale()
     parser = argparse.ArgumentParser(
         prog='python -m mmlaplace',
         description=__doc__,

@@ -58,7 +58,7 @@ def files_root() -> Path:
 def read_yaml(path: Path) -> Any:
     """Read a YAML file by the safe loader, in C where PyYAML has it, which is six times faster."""
     loader = getattr(yaml, 'CSafeLoader', yaml.SafeLoader)
-    return yaml.load(path.read_text(), loader)
+    return yaml.load(path.read_text(encoding='utf-8'), loader)
 
 
 def read_index() -> List[Path]:

@@ -1,7 +1,9 @@
-"""Write files whole or not at all. All files of this project are written by these functions."""
+"""Write files whole or not at all, and print with any encoding."""
 
+import io
 import os
 import shutil
+import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -88,3 +90,13 @@ def remove_partial(folder: Union[str, os.PathLike], names: str) -> None:
             written = max(path.stat().st_mtime for path in (left, *left.iterdir()))
             if written < time.time() - 3600:
                 shutil.rmtree(left)
+
+
+def print_in_any_locale() -> None:
+    """Let stdout and stderr print a ``?`` for a letter that their encoding lacks.
+
+    Otherwise a program ends with a UnicodeEncodeError, where the locale has ASCII or Latin-1.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors='replace')

@@ -1,15 +1,22 @@
-"""Files are whole at any moment, with two writers, on a full disk, and after a kill."""
+"""Files are whole at any moment, and any locale will do."""
 
+import ast
+import io
 import json
 import multiprocessing
 import os
+import re
+import runpy
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import ROOT
 
+from mmlaplace.__main__ import main
+from mmlaplace.commands.toolbox_scripts import run_toolbox_script
 from mmlaplace.writing import whole_file, write_whole
 
 PROCESSES = multiprocessing.get_context('fork')  # which have imported torch already
@@ -96,3 +103,65 @@ def test_a_place_that_cannot_be_is_named(tmp_path):
         write_whole(tmp_path / 'file/a.txt', '')
     with pytest.raises(IsADirectoryError):
         write_whole(ROOT, '')
+
+
+def python_files() -> list:
+    folders = ('mmlaplace', 'tools', 'demo')
+    return [path for folder in folders for path in (ROOT / folder).rglob('*.py')]
+
+
+# Folders of data sets get their names when they are whole: see mmlaplace/lra/storage.py.
+IN_WHOLE_FOLDERS = ('storage', 'fashion', 'pictures', 'sheets', 'make_stand_in_datasets')
+WRITERS = re.compile('write_text|write_bytes|save|savefig|savez.*|imwrite|to_csv|dump')
+# What a tool makes in a folder of its own, a buffer in memory, a lock, a log, and the kernel.
+NO_FILES = re.compile(r"\btemporary\b|\bfile[,)]|'lock'|open\(log|/proc/")
+
+
+def writes(call: ast.Call) -> bool:
+    """Whether a call opens a file for writing, or has the name of a method that writes one."""
+    if isinstance(call.func, ast.Attribute):
+        return WRITERS.fullmatch(call.func.attr) is not None
+    return bool(re.match(r"open\(.*, '[wx]b?'", ast.unparse(call)))
+
+
+def test_all_files_are_written_by_one_function():
+    """Calls that write a file write to the ``temporary`` path of :func:`whole_file`."""
+    for path in python_files():
+        # Functions of the deployment take a path, which is a temporary one.
+        if path.stem in IN_WHOLE_FOLDERS or path.stem == 'writing' or 'deployment' in path.parts:
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
+            if isinstance(node, ast.Call) and writes(node):
+                text = ast.unparse(node)
+                assert NO_FILES.search(text), f'{path}: {text}'
+
+
+def test_files_are_read_as_utf_8_in_any_locale():
+    for path in python_files():
+        text = path.read_text(encoding='utf-8')
+        assert not re.search(r'\.read_text\((?!encoding=)', text), path
+
+
+@pytest.mark.parametrize('encoding', ['ascii', 'latin-1'])
+@pytest.mark.parametrize(
+    'command',
+    [
+        lambda: main(['list', 'polaformer-swin*']),
+        lambda: runpy.run_path(str(ROOT / 'tools/reproduce.py'), run_name='__main__'),
+    ],
+    ids=['list', 'tool'],
+)
+def test_a_command_prints_a_letter_that_the_encoding_lacks(command, encoding, monkeypatch):
+    out = io.TextIOWrapper(io.BytesIO(), encoding)
+    monkeypatch.setattr(sys, 'stdout', out)
+    monkeypatch.setattr(sys, 'argv', ['reproduce.py', '--list'])
+    command()
+    out.flush()
+    assert b'?' in out.buffer.getvalue()
+
+
+def test_without_docstrings_the_usage_is_a_line(monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['train.py'])
+    with pytest.raises(SystemExit):
+        run_toolbox_script('train.py', None)  # as python -OO has it
+    assert capsys.readouterr().err.startswith('usage: train.py CONFIG')

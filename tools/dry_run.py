@@ -159,7 +159,7 @@ def run(config: Path, mark: str, data: Path, work_dir: Path, length: Dict[str, i
         arguments += [f'--{name.replace("_", "-")}', str(number)]
     status, end = run_script(Path(__file__), arguments, folder / 'log.txt')
     if status == 0:
-        return dict(row, passed=True, **json.loads(passed.read_text()))
+        return dict(row, passed=True, **json.loads(passed.read_bytes()))
     return dict(row, passed=False, status=status, end=end)
 
 

@@ -65,7 +65,8 @@ def quick_start(folder: Path) -> Dict[str, Source]:
     last = folder / 'last_checkpoint'
     if not last.is_file():
         return {}
-    source = from_config(str(BASE), str(folder / Path(last.read_text().strip()).name), '')
+    name = Path(last.read_text(encoding='utf-8').strip()).name
+    source = from_config(str(BASE), str(folder / name), '')
     return {QUICK_START: source._replace(weights='trained by the quick start')}
 
 

@@ -151,7 +151,7 @@ def process_memory(job: Callable) -> Optional[int]:
     """
 
     def status(key: str) -> int:
-        lines = Path('/proc/self/status').read_text().splitlines()
+        lines = Path('/proc/self/status').read_text(encoding='utf-8').splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(key)) * 1024
 
     try:
@@ -167,7 +167,7 @@ def process_memory(job: Callable) -> Optional[int]:
 def describe_machine(device: torch.device) -> Dict[str, str]:
     """What figures depend on: processor, threads, torch, and what the user set for memory."""
     info = Path('/proc/cpuinfo')
-    lines = info.read_text().splitlines() if info.is_file() else []
+    lines = info.read_text(encoding='utf-8').splitlines() if info.is_file() else []
     names = [line.split(':')[1].strip() for line in lines if line.startswith('model name')]
     machine = {
         'CPU': names[0] if names else platform.processor() or platform.machine(),

@@ -79,9 +79,9 @@ def complete_set_up() -> Optional[str]:
     """
     environment, script = Path(sys.prefix), PACKAGE.parent / 'tools/setup_env.sh'
     state = environment / '.mmlaplace-state'
-    if not (script.is_file() and state.is_file() and ' mmpretrain ' in state.read_text()):
+    if not (script.is_file() and state.is_file() and b' mmpretrain ' in state.read_bytes()):
         return None
-    package_set = (environment / '.mmlaplace-set').read_text().strip()
+    package_set = (environment / '.mmlaplace-set').read_text(encoding='utf-8').strip()
     return f'bash {shlex.quote(str(script))} --set {package_set} --venv {shlex.quote(sys.prefix)}'
 
 

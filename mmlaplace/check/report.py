@@ -24,6 +24,7 @@ from rich.text import Text
 
 from ..dependencies import TESTED, installed_distributions
 from ..version import __version__
+from ..writing import print_in_any_locale
 from .finding import Finding, describe
 from .fixes import TESTED_SET
 from .library import check_library, check_ops
@@ -86,6 +87,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     Returns:
         The exit status, 0, or 1 if there is a problem.
     """
+    print_in_any_locale()
     parser = argparse.ArgumentParser(
         prog='python -m mmlaplace.check',
         description=__doc__,

@@ -15,7 +15,7 @@ from mmengine.config import Config
 from mmengine.registry import MODELS
 
 from ..checkpoints import UnsafeCheckpointError, load_weights
-from ..writing import write_whole
+from ..writing import print_in_any_locale, write_whole
 
 FOLDERS = ('out_dir', 'work_dir')  # arguments of tools that write several files
 
@@ -34,10 +34,11 @@ class ToolParser(argparse.ArgumentParser):
     """A parser that shows the tool's docstring as help, and protects existing output files.
 
     Args:
-        doc: ``__doc__`` of the tool, with an example.
+        doc: ``__doc__`` of the tool, with an example. It is None under ``python -OO``.
     """
 
-    def __init__(self, doc: str) -> None:
+    def __init__(self, doc: Optional[str]) -> None:
+        print_in_any_locale()
         super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
         self.outputs: List[str] = []
 

@@ -15,7 +15,7 @@ from ..checkpoints.names import plain_names
 from .command_line import ToolParser, positive
 
 
-def parser_for(doc: str) -> ToolParser:
+def parser_for(doc: Optional[str]) -> ToolParser:
     """A parser with the arguments that all converters have. ``doc`` is the tool's docstring."""
     parser = ToolParser(doc)
     parser.add_argument(

@@ -44,15 +44,16 @@ def run_script(
     process = PROCESSES.Process(target=_run, args=(str(script), arguments, str(log), threads))
     process.start()
     process.join()
-    return process.exitcode, '\n'.join(log.read_text(errors='replace').splitlines()[-LINES:])
+    lines = log.read_text(encoding='utf-8', errors='replace').splitlines()
+    return process.exitcode, '\n'.join(lines[-LINES:])
 
 
 def _run(script: str, arguments: List[str], log: str, threads: Optional[int]) -> None:
-    with open(log, 'w') as file:
+    with open(log, 'wb') as file:
         stream: Any  # a TextIO, whose type has no reconfigure
         for stream in (sys.stdout, sys.stderr):
             os.dup2(file.fileno(), stream.fileno())
-            stream.reconfigure(line_buffering=True)
+            stream.reconfigure(encoding='utf-8', line_buffering=True)
     if threads:
         os.environ['OMP_NUM_THREADS'] = str(threads)
         torch.set_num_threads(threads)

@@ -5,13 +5,14 @@ import os
 import runpy
 import sys
 from pathlib import Path
-from typing import List, Sequence
+from typing import List, Optional, Sequence
 
 from mmengine.config import Config
 from torch import distributed
 
 from ..checkpoints import UnsafeCheckpointError, is_read_safely, read_state_dict
 from ..toolboxes import PACKAGES, toolbox_script
+from ..writing import print_in_any_locale
 from .command_line import read_config
 from .data_folders import missing_folder
 
@@ -90,19 +91,23 @@ def config_arguments(arguments: Sequence[str]) -> List[str]:
     return found
 
 
-def run_toolbox_script(name: str, usage: str) -> None:
+def run_toolbox_script(name: str, usage: Optional[str]) -> None:
     """Run a script of the toolbox that is the ``default_scope`` of the config in ``sys.argv``.
 
     The script gets the command line unchanged.
 
     Args:
         name: The script, such as ``'train.py'``.
-        usage: Text that is printed if there is no config among the arguments.
+        usage: Text that is printed if there is no config among the arguments. Under ``python -OO``
+            a docstring is None, and then a line is printed.
     """
+    print_in_any_locale()
     configs = config_arguments(sys.argv[1:])
     if not configs:
         wanted = {'-h', '--help'} & set(sys.argv[1:])
-        (sys.stdout if wanted else sys.stderr).write(usage)
+        (sys.stdout if wanted else sys.stderr).write(
+            usage or f'usage: {name} CONFIG; with a config, --help lists the options\n'
+        )
         sys.exit(0 if wanted else 2)
     scope = read_config(configs[0]).get('default_scope')
     if scope is None:

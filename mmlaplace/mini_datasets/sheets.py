@@ -62,7 +62,7 @@ def sheet_textures(out: Path) -> None:
 
 def sheet_detection(out: Path) -> None:
     title = 'detection: boxes, masks and classes, training above and held-out below'
-    contents = [json.loads((out / f'annotations/{s}.json').read_text()) for s in SPLITS]
+    contents = [json.loads((out / f'annotations/{s}.json').read_bytes()) for s in SPLITS]
     shown = [(s, c, image) for s, c in zip(SPLITS, contents) for image in c['images'][:8]]
     with sheet(out / SHEET, title, 4, 4, (3.2, 2.4)) as axes:
         for axis, (split, content, image) in zip(axes, shown):

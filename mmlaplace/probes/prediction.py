@@ -113,7 +113,7 @@ def trained_here(path: Path) -> Dict[str, TrainedHere]:
     Args:
         path: The results.json of compare_attentions.py.
     """
-    comparable = groups(with_defaults(json.loads(path.read_text())['results']))
+    comparable = groups(with_defaults(json.loads(path.read_bytes())['results']))
     found = {}
     for study, settings in STUDIES.items():
         results = [

@@ -154,7 +154,7 @@ def read_costs(path: Path, host: str = 'laplacianformer') -> Dict[str, Dict[str,
         host: The host in which they were measured. Default: 'laplacianformer'.
     """
     costs = {}
-    for made in json.loads(path.read_text())['costs']:
+    for made in json.loads(path.read_bytes())['costs']:
         if made['settings']['host'] != host:
             continue
         name = made['settings']['attention'].replace('Attention', '')

@@ -16,7 +16,8 @@ def read_results(path: Path) -> List[dict]:
     if not path.exists():
         return []
     found = []
-    for number, line in enumerate(path.read_text(errors='replace').splitlines(), 1):
+    lines = path.read_text(encoding='utf-8', errors='replace').splitlines()
+    for number, line in enumerate(lines, 1):
         try:
             result = json.loads(line)
             found.append(dict(result, key=key_of(result['settings'])))

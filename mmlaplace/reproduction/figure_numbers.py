@@ -66,7 +66,7 @@ def published(table: str, *columns: str) -> List[dict]:
 
 def last_top1(path: Path) -> float:
     """The last top-1 in a result file, or in a training log with a JSON object in each line."""
-    text = path.read_text()
+    text = path.read_text(encoding='utf-8')
     try:
         contents = [json.loads(text)]
     except json.JSONDecodeError:

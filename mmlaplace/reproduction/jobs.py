@@ -144,7 +144,7 @@ class Training(Job):
             JobFailed: If the best one is to be tested, and the training has kept none.
         """
         if self.checkpoint == 'last':
-            return (self.folder / 'train/last_checkpoint').read_text().strip()
+            return (self.folder / 'train/last_checkpoint').read_text(encoding='utf-8').strip()
         kept = (self.folder / 'train').glob('best_*.pth')
         best = sorted(kept, key=lambda path: path.stat().st_mtime)
         if not best:
@@ -191,7 +191,7 @@ class Training(Job):
                 self.state = 'trains'
                 self.call(self.train_command(), 'train.log', lock)
                 write_whole(trained, self.trained_checkpoint())
-            checkpoint = trained.read_text()
+            checkpoint = trained.read_text(encoding='utf-8')
         assert checkpoint is not None  # a job without a training has weights
         self.state = 'tests'
         self.call(self.test_command(checkpoint), 'test.log', lock)
@@ -202,19 +202,19 @@ class Training(Job):
             )
         found = dict(
             label=self.label, seed=self.seed, config_hash=self.key, checkpoint=checkpoint,
-            log=str(logs[-1]), scores=json.loads(logs[-1].read_text()),
+            log=str(logs[-1]), scores=json.loads(logs[-1].read_bytes()),
         )  # fmt: skip
         if self.has_term():
             self.state = 'is looked into'
             self.call(self.term_command(checkpoint), 'terms.log', lock)
-            terms = (self.folder / 'terms.json').read_text()
+            terms = (self.folder / 'terms.json').read_text(encoding='utf-8')
             found['attention_terms'] = json.loads(terms)['attention_terms']
         return found
 
     def watch(self) -> None:
         logs = sorted((self.folder / 'train').glob('*/vis_data/scalars.json'))
         if self.state.startswith('trains') and logs:
-            lines = logs[-1].read_text().splitlines()
+            lines = logs[-1].read_text(encoding='utf-8').splitlines()
             last = json.loads(lines[-1]) if lines and lines[-1].endswith('}') else {}
             loop = self.cfg.get('train_cfg') or {}
             for name, most in (('epoch', loop.get('max_epochs')), ('iter', loop.get('max_iters'))):
@@ -263,7 +263,7 @@ class Measurement(Job):
         write_whole(self.folder / 'config.py', config_text(self.cfg))
         self.state = 'is measured'
         self.call(self.commands()[0], 'measure.log', lock)
-        return json.loads((self.folder / 'measured.json').read_text())
+        return json.loads((self.folder / 'measured.json').read_bytes())
 
 
 PLACEHOLDER = re.compile(r'\{(config|checkpoint|result):([^}]+)\}')

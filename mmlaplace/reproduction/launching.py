@@ -128,7 +128,7 @@ class Job:
     def result(self) -> Optional[dict]:
         """The result of a finished job, or None."""
         path = self.folder / 'result.json'
-        return json.loads(path.read_text()) if path.is_file() else None
+        return json.loads(path.read_bytes()) if path.is_file() else None
 
     def run(self) -> dict:
         """Run the job, resume it, or read its result if it is finished. Returns the result.
@@ -213,7 +213,7 @@ class Job:
                 process.wait()
                 raise
         if process.returncode:
-            end = '\n'.join(path.read_text(errors='replace').splitlines()[-TAIL:])
+            end = '\n'.join(path.read_text(encoding='utf-8', errors='replace').splitlines()[-TAIL:])
             raise JobFailed(
                 f'{" ".join(command)} ended with status {process.returncode}; the end of {path}:\n'
                 f'{end}'

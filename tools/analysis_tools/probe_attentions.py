@@ -31,7 +31,7 @@ def show_list(studies: dict) -> None:
     print('probes:')
     for name, kind in PROBES.module_dict.items():
         probe = build_probe(dict(type=name))
-        task = ' '.join(kind.__doc__.split('\n\n')[0].split())
+        task = ' '.join((kind.__doc__ or '').split('\n\n')[0].split())
         print(f'  {name}: {task}')
         print(
             f'    chance {probe.chance:.3f}, perfect {probe.perfect:g}, harder with '

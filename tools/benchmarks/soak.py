@@ -62,7 +62,7 @@ def resident_size() -> Optional[Dict[str, float]]:
     gc.collect()
     try:
         ctypes.CDLL('libc.so.6').malloc_trim(0)
-        text = Path('/proc/self/status').read_text()
+        text = Path('/proc/self/status').read_text(encoding='utf-8')
     except (OSError, AttributeError):
         return None
     fields = dict(line.split(':', 1) for line in text.splitlines())

@@ -94,7 +94,8 @@ def convert_image(source: Path, out: Path) -> None:
 
 def convert_listops(source: Path, out: Path) -> None:
     for split in ('train', 'val', 'test'):
-        lines = (source / f'listops-1000/basic_{split}.tsv').read_text().splitlines()[1:]
+        table = source / f'listops-1000/basic_{split}.tsv'
+        lines = table.read_text(encoding='utf-8').splitlines()[1:]
         pairs = [line.split('\t') for line in track(lines, f'listops {split}')]
         write_split(out / split, [tokenize(text) for text, _ in pairs], [int(v) for _, v in pairs])
 
@@ -103,7 +104,7 @@ def pathfinder_files(source: Path) -> Iterator[Tuple[Path, int]]:
     """Pictures and labels, batch by batch. One of the official files is empty and left out."""
     files = (source / 'metadata').glob(f'{SEEN}.npy')
     for metadata in sorted(files, key=lambda path: int(path.stem)):
-        for line in metadata.read_text().splitlines():  # text, in spite of its name
+        for line in metadata.read_text(encoding='utf-8').splitlines():  # text, in spite of its name
             folder, name, _, label = line.split()[:4]
             if (source / folder / name).stat().st_size:
                 yield source / folder / name, int(label)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Callable, Dict
 
 import numpy as np
+from filelock import FileLock
 from PIL import Image
 
 from mmlaplace.commands.command_line import ToolParser
@@ -58,7 +59,7 @@ def make_coco(out: Path, scenes: Path) -> None:
 
     (out / 'annotations').mkdir(parents=True)
     for split in ('train', 'val'):
-        content = json.loads((scenes / f'annotations/{split}.json').read_text())
+        content = json.loads((scenes / f'annotations/{split}.json').read_bytes())
         for image in content['images']:
             source = scenes / split / image['file_name']
             image['file_name'] = f'{source.stem}.jpg'
@@ -100,17 +101,19 @@ MAKERS: Dict[str, tuple] = {
 
 def make_all(out: Path) -> None:
     """Make what is not there. A folder gets its name when it is whole."""
+    out.mkdir(parents=True, exist_ok=True)
     for name, (convert, make, task) in MAKERS.items():
-        if (out / name).exists():
-            continue
-        scenes, partial = out / f'{name}.scenes', out / f'{name}.partial'
-        for folder in (scenes, partial):
-            shutil.rmtree(folder, ignore_errors=True)
-        make_scenes(make, task, scenes)
-        convert(partial, scenes)
-        shutil.rmtree(scenes)
-        partial.rename(out / name)
-        print(f'wrote {out / name}')
+        with FileLock(out / f'.{name}.lock'):  # a second call waits
+            if (out / name).exists():
+                continue
+            scenes, partial = out / f'{name}.scenes', out / f'{name}.partial'
+            for folder in (scenes, partial):
+                shutil.rmtree(folder, ignore_errors=True)
+            make_scenes(make, task, scenes)
+            convert(partial, scenes)
+            shutil.rmtree(scenes)
+            partial.rename(out / name)
+            print(f'wrote {out / name}')
 
 
 def main() -> None:

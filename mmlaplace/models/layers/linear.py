@@ -58,7 +58,7 @@ def _library(chosen: Optional[str]) -> str:
 def _vendor() -> str:
     """The vendor that the CPU reports; empty if it is unknown."""
     info = Path('/proc/cpuinfo')
-    text = info.read_text() if info.exists() else platform.processor()
+    text = info.read_text(encoding='utf-8') if info.exists() else platform.processor()
     return 'AuthenticAMD' if 'AuthenticAMD' in text else ''
 
 
