@@ -22,7 +22,7 @@ from mmengine.config import Config, DictAction
 from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 
-from mmlaplace.checkpoints import write_weights
+from mmlaplace.checkpoints import UnsafeCheckpointError, write_weights
 from mmlaplace.commands.command_line import ToolParser, load_or_exit, read_config, write_json
 from mmlaplace.linearizing import (
     Schedule,
@@ -82,7 +82,10 @@ def main() -> None:
         new = build_model(new_cfg)
     except (TypeError, ValueError) as error:
         parser.error(str(error))
-    new.init_weights()
+    try:
+        new.init_weights()
+    except UnsafeCheckpointError as error:  # of an init_cfg
+        parser.error(str(error))
     new.load_state_dict(
         {k: v for k, v in old.state_dict().items() if not k.startswith('backbone.')}, strict=False
     )

@@ -5,7 +5,7 @@ from ._safetensors import write_weights
 from .conversion import Converted, Names, position_map
 from .families import FAMILIES, Family
 from .loading import LoadReport, load_weights, read_dataset_meta, read_state_dict
-from .mmengine_loader import is_read_safely
+from .mmengine_loader import is_read_safely, refuse_code
 from .strict_loading import StrictLoading
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     'position_map',
     'read_dataset_meta',
     'read_state_dict',
+    'refuse_code',
     'write_weights',
 ]

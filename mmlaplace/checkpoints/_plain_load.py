@@ -8,7 +8,7 @@ import pickle
 import tarfile
 from collections import OrderedDict, defaultdict
 from os import PathLike
-from typing import Any, BinaryIO, Dict, Union
+from typing import Any, BinaryIO, Dict, Type, Union
 
 import torch
 
@@ -81,24 +81,33 @@ for _modules, _names in {
         _ALLOWED.update({(_module, _name): _Ignored for _name in _names.split()})
 
 
-class _Unpickler(pickle.Unpickler):
+class Unpickler(pickle.Unpickler):
+    """Gives the objects of a dict for the names in a pickle."""
+
+    allowed = _ALLOWED
+
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ALLOWED:
+        if (module, name) not in self.allowed:
             raise UnsafeCheckpointError(f'asks for {module}.{name}')
-        return _ALLOWED[module, name]
+        return self.allowed[module, name]
 
 
-class _PicklePlainData:
+class PicklePlainData:
     """The part of the pickle module that torch.load uses; nothing is imported by name."""
 
-    Unpickler = _Unpickler
+    Unpickler = Unpickler
 
-    @staticmethod
-    def load(file: Any, **kwargs: Any) -> Any:
-        return _Unpickler(file, **kwargs).load()
+    @classmethod
+    def load(cls, file: Any, **kwargs: Any) -> Any:
+        """As ``pickle.load``."""
+        return cls.Unpickler(file, **kwargs).load()
 
 
-def load_plain(path: Union[str, PathLike], map_location: Any) -> Any:
+def load_plain(
+    path: Union[str, PathLike],
+    map_location: Any,
+    pickle_module: Type[PicklePlainData] = PicklePlainData,
+) -> Any:
     """``torch.load`` with an empty object for everything but tensors and containers.
 
     A file of safetensors, which is known by its first bytes, gives ``state_dict`` and ``meta``.
@@ -113,12 +122,12 @@ def load_plain(path: Union[str, PathLike], map_location: Any) -> Any:
             return read_safetensors(path, map_location)
         file.seek(0)
         try:
-            return _load_opened(file, map_location)
+            return _load_opened(file, map_location, pickle_module)
         except OSError as error:  # a seek by what a broken file says
             raise ValueError(f'{type(error).__name__}: {error}') from error
 
 
-def _load_opened(file: BinaryIO, map_location: Any) -> Any:
+def _load_opened(file: BinaryIO, map_location: Any, pickle_module: Type[PicklePlainData]) -> Any:
     is_zip = file.read(4) == b'PK\x03\x04'
     file.seek(0)
     # torch.load would hand these formats to others than our unpickler.
@@ -128,5 +137,5 @@ def _load_opened(file: BinaryIO, map_location: Any) -> Any:
         raise UnsafeCheckpointError('is a tar archive')
     file.seek(0)
     return torch.load(
-        file, map_location, pickle_module=_PicklePlainData, weights_only=False, mmap=False
+        file, map_location, pickle_module=pickle_module, weights_only=False, mmap=False
     )

@@ -5,7 +5,19 @@ import math
 from os import PathLike
 from os.path import expanduser
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Union,
+)
 
 import torch.nn as nn
 from mmengine.fileio import get_local_path
@@ -16,6 +28,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ._download import check_scheme, download_once
 from ._hubs import HUB, TIMM, file_from_hub, weights_of_timm
 from ._plain_load import UnsafeCheckpointError, load_plain
+from ._run_load import load_run
 from .families import fitting_sentence, in_our_names
 from .names import find_prefix, first_names, plain_names, rename_old_tensors
 
@@ -46,7 +59,11 @@ class LoadReport(NamedTuple):
     resized: List[str]
 
 
-def _read(checkpoint: Union[str, PathLike], map_location: Any) -> Any:
+def _read(
+    checkpoint: Union[str, PathLike],
+    map_location: Any,
+    load: Callable[[Any, Any], Any] = load_plain,
+) -> Any:
     """All plain data of a checkpoint. It raises the errors of :func:`read_state_dict`."""
     if not isinstance(checkpoint, (str, PathLike)) or not str(checkpoint):
         raise ValueError(f'a checkpoint is given by its path or address, got {checkpoint!r}')
@@ -59,12 +76,12 @@ def _read(checkpoint: Union[str, PathLike], map_location: Any) -> Any:
         check_scheme(checkpoint)
     try:
         if from_hub is not None:
-            content = load_plain(from_hub, map_location)
+            content = load(from_hub, map_location)
         elif from_web:
-            content = load_plain(download_once(str(checkpoint)), map_location)
+            content = load(download_once(str(checkpoint)), map_location)
         else:
             with get_local_path(expanduser(checkpoint)) as path:
-                content = load_plain(path, map_location)
+                content = load(path, map_location)
     except UnsafeCheckpointError as error:
         raise UnsafeCheckpointError(
             f'{checkpoint} {error}, which could run code; only tensors and plain data are read. '
@@ -157,6 +174,11 @@ def read_for_mmengine(checkpoint: str, map_location: Any = 'cpu') -> Dict[str, A
     content = _read(checkpoint, map_location)
     meta = dict(dataset_meta=_dataset_meta_in(content))
     return dict(state_dict=_weights_in(content, checkpoint), meta=meta)
+
+
+def read_run(checkpoint: str, map_location: Any = None) -> Any:
+    """All of a checkpoint that mmengine needs, also to resume. It raises the same errors."""
+    return _read(checkpoint, map_location, load_run)
 
 
 def _dataset_meta_in(content: Any) -> Dict[str, list]:

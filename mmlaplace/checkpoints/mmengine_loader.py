@@ -4,12 +4,17 @@ import re
 from typing import Any, Dict
 
 from mmengine.runner import CheckpointLoader
+from mmengine.runner import checkpoint as mmengine_checkpoints
 
 from ._hubs import HUB, TIMM
-from .loading import read_for_mmengine
+from .loading import read_for_mmengine, read_run
 
 # mmengine matches these at the beginning of a path or address.
 SOURCES = (HUB, TIMM, r'https?://.*\.safetensors', r'.*\.safetensors$')
+# mmengine's own. It turns names such as torchvision://NAME to addresses, and then they are checked.
+THEIR_SOURCES = (
+    '', 'http://', 'https://', r'(\S+\:)?s3://', r'(\S+\:)?petrel://', 'pavi://'
+)  # fmt: skip
 
 
 def is_read_safely(checkpoint: str) -> bool:
@@ -28,3 +33,24 @@ def load_from_mmlaplace(filename: str, map_location: Any = None) -> Dict[str, An
         Exception: As :func:`read_state_dict`.
     """
     return read_for_mmengine(filename, map_location)
+
+
+def refuse_code() -> None:
+    """From now on, let mmengine load every checkpoint in this process without running its code.
+
+    That is each one in ``load_from``, ``resume`` and every ``init_cfg`` of a config, and those of
+    teachers. All our command line tools call this function at their start. A file with code raises
+    an :class:`UnsafeCheckpointError`, which tells how to save its weights alone. A run of mmengine
+    can be resumed. A folder, as FSDP and DeepSpeed write it, is not covered.
+    """
+    CheckpointLoader.register_scheme(THEIR_SOURCES, load_from_checked_file, force=True)
+    mmengine_checkpoints.load_from_http = load_from_checked_file  # for names that give an address
+
+
+def load_from_checked_file(filename: str, map_location: Any = None, **kwargs: Any) -> Any:
+    """As mmengine's own loaders, without running code.
+
+    Raises:
+        Exception: As :func:`read_state_dict`.
+    """
+    return read_run(filename, map_location)

@@ -14,7 +14,7 @@ import torch.nn as nn
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
-from ..checkpoints import UnsafeCheckpointError, load_weights
+from ..checkpoints import UnsafeCheckpointError, load_weights, refuse_code
 from ..writing import print_in_any_locale, write_whole
 
 FOLDERS = ('out_dir', 'work_dir')  # arguments of tools that write several files
@@ -39,6 +39,7 @@ class ToolParser(argparse.ArgumentParser):
 
     def __init__(self, doc: Optional[str]) -> None:
         print_in_any_locale()
+        refuse_code()
         super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
         self.outputs: List[str] = []
 

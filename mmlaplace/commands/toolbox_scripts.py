@@ -10,7 +10,7 @@ from typing import List, Optional, Sequence
 from mmengine.config import Config
 from torch import distributed
 
-from ..checkpoints import UnsafeCheckpointError, is_read_safely, read_state_dict
+from ..checkpoints import UnsafeCheckpointError, is_read_safely, read_state_dict, refuse_code
 from ..toolboxes import PACKAGES, toolbox_script
 from ..writing import print_in_any_locale
 from .command_line import read_config
@@ -24,11 +24,11 @@ WITH_FILE = ('--out', '--work-dir', '--show-dir', '--dump', '--resume')
 def check_checkpoints(script: Path) -> Config:
     """Check the checkpoints that a toolbox's train.py or test.py will load.
 
-    These scripts load checkpoints with mmengine, which runs any code in them. Therefore
-    :func:`read_state_dict` reads each file first. If it refuses a file, the tool ends with an
-    error. It cannot check other addresses than those that :func:`is_read_safely` knows, nor the
-    folders that some strategies write. mmengine only logs weights whose names or shapes do not fit
-    the model. A warning on stderr tells the user about both.
+    :func:`read_state_dict` reads each file first, so that the tool ends with an error before it
+    builds anything. Later all files are loaded by :func:`refuse_code`, whichever option of the
+    config has their names. The folders that some strategies write cannot be checked. mmengine only
+    logs weights whose names or shapes do not fit the model. A warning on stderr tells the user
+    about both.
 
     Args:
         script: Path of the toolbox's script. Its own parser reads ``sys.argv``.
@@ -64,16 +64,22 @@ def check_checkpoints(script: Path) -> Config:
             except (UnsafeCheckpointError, ValueError, OSError, ImportError) as error:
                 if safe:
                     sys.exit(str(error))
-                sys.exit(
-                    f'{error}\nmmengine would load it and run any code in it. If it must be '
-                    f"loaded, and you trust its source, call the toolbox's own script: {script}"
-                )
+                sys.exit(f'{error}\n{run_by_toolbox(script)}')
         if os.environ.get('RANK', os.environ.get('SLURM_PROCID', '0')) == '0':
+            folder = os.path.isdir(os.path.expanduser(checkpoint))
             sys.stderr.write(
                 f'warning: mmengine loads {checkpoint}, and only logs weights that do not fit'
-                + ('\n' if checked else '. It runs any code in the file, which was not checked\n')
+                + ('. It runs any code in the files of a folder\n' if folder else '\n')
             )
     return cfg
+
+
+def run_by_toolbox(script: Path) -> str:
+    """A sentence on the way out, for a file that was refused."""
+    return (
+        "If it must be loaded as it is, and you trust its source, call the toolbox's own script, "
+        f'which runs its code: {script}'
+    )
 
 
 def config_arguments(arguments: Sequence[str]) -> List[str]:
@@ -102,6 +108,7 @@ def run_toolbox_script(name: str, usage: Optional[str]) -> None:
             a docstring is None, and then a line is printed.
     """
     print_in_any_locale()
+    refuse_code()
     configs = config_arguments(sys.argv[1:])
     if not configs:
         wanted = {'-h', '--help'} & set(sys.argv[1:])
@@ -122,6 +129,8 @@ def run_toolbox_script(name: str, usage: Optional[str]) -> None:
     cfg = check_checkpoints(script)
     try:
         runpy.run_path(str(script), run_name='__main__')
+    except UnsafeCheckpointError as error:
+        sys.exit(f'{error}\n{run_by_toolbox(script)}')
     except FileNotFoundError as error:
         missing = [missing_folder(cfg, split) for split in ('train', 'val', 'test')]
         if not any(missing):
