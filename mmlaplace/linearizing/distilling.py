@@ -1,5 +1,6 @@
 """Train the attentions of a backbone to give the maps of another one."""
 
+import hashlib
 import math
 import time
 from contextlib import contextmanager
@@ -211,17 +212,19 @@ def distill(
         batches: Gives the images ``(B, C, H, W)`` for the backbones from a step on, without an end.
         schedule: Steps and learning rate.
         state_file: File in which the state is kept, and from which a run goes on. Default: none.
-        settings: What a state must have been made with. Default: none.
+        settings: What a state must have been made with, beside the weights of ``old``. Default:
+            none.
         watch: Called with what ``save`` of :func:`fit` is given, as often. Default: none.
 
     Returns:
         For each phase the result of :func:`fit`.
 
     Raises:
-        ValueError: If ``state_file`` was made with other settings.
+        ValueError: If ``state_file`` was made with other settings, or from another old model.
     """
     places = list(places)
     old.eval().requires_grad_(False)
+    settings = dict(settings or {}, weights_sha256=weights_sha256(old))
     kept = read_state(state_file, settings)
     done: Dict[str, dict] = dict(kept.get('done', {}))
     phases = (
@@ -253,6 +256,15 @@ def distill(
     return done
 
 
+def weights_sha256(module: nn.Module) -> str:
+    """The SHA-256 of all names and values in the state dict of a module."""
+    content = hashlib.sha256()
+    for name, value in module.state_dict().items():
+        content.update(f'{name} {value.dtype} {tuple(value.shape)}'.encode())
+        content.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy())
+    return content.hexdigest()
+
+
 def read_state(path: Optional[Path], settings: Optional[dict]) -> Dict[str, Any]:
     """The state of an interrupted run, or an empty one.
 
@@ -271,8 +283,9 @@ def read_state(path: Optional[Path], settings: Optional[dict]) -> Dict[str, Any]
         ) from error
     if made_with != settings:
         raise ValueError(
-            f'{path} is of a run with {made_with}, but now the settings are {settings}; '
-            'take another --work-dir, or remove that file'
+            f'{path} is of a run with {made_with}, but now the settings are {settings}, where '
+            'weights_sha256 is of the model to linearize; take another --work-dir, or remove that '
+            'file'
         )
     return kept
 

@@ -182,9 +182,15 @@ def test_a_run_goes_on_from_its_state_which_other_settings_refuse(tmp_path, monk
         assert made['layers']['losses'][0] == whole['layers']['losses'][0]
         assert [len(one['losses']) for one in made.values()] == [2, 2]
         state.unlink()
-    distilling.write_state(state, dict(settings=dict(a=1)))
-    with pytest.raises(ValueError, match='take another --work-dir'):
-        linearizing.distill(new, old, places, noise, schedule, state, dict(a=2))
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(
+            linearizing.distilling, 'whole_loss', mock.Mock(side_effect=KeyboardInterrupt)
+        )
+        linearizing.distill(new, old, places, noise, schedule, state, dict(a=1))
+    for changed in (dict(a=2), dict(a=1)):
+        with pytest.raises(ValueError, match='take another --work-dir'):
+            linearizing.distill(new, old, places, noise, schedule, state, changed)
+        next(old.parameters()).add_(1)  # a teacher that was trained on, under the same name
     state.write_bytes(b'cut off')
     with pytest.raises(ValueError, match='cannot be read .* remove it to start again'):
         linearizing.distill(new, old, places, noise, schedule, state, dict(a=2))
