@@ -15,8 +15,6 @@ from mmengine.fileio import get_file_backend
 
 from ._plain_load import load_plain
 
-DATE = r'(?:19|20)\d\d(?:0[1-9]|1[0-2])(?:0[1-9]|[12]\d|3[01])'
-
 
 def check_scheme(checkpoint: Union[str, PathLike]) -> None:
     """Raise an error if mmengine has no backend for the beginning of an address."""
@@ -33,11 +31,12 @@ def download_once(address: str) -> Path:
     """The copy of an http(s) address in the cache of torch.hub, downloaded if it is not there.
 
     A name may end with 8 or more hexadecimal digits of the file's SHA-256, as in
-    ``NAME-0123abcd.pth``. A date such as 20240101 is none. Then the copy is
-    ``torch.hub.get_dir()/checkpoints/NAME``, and the digits are checked. Many files share a name
-    such as ``epoch_12.pth``, so without such digits the copy's name begins with digits of the
+    ``NAME-0123abcd.pth``. At least one is a letter, as 20240101 is a date, and 10000000 a number of
+    steps. Then the copy is ``torch.hub.get_dir()/checkpoints/NAME``. The digits are checked
+    whenever it is used, and a copy that they do not fit is downloaded again. Many files share a
+    name such as ``epoch_12.pth``, so without such digits the copy's name begins with digits of the
     address's hash. If several processes ask at once, one downloads and the others wait. A file gets
-    its name when it is whole.
+    its name when it is whole. A whole copy is used where the cache cannot be written.
 
     Raises:
         OSError: If it cannot be downloaded or written.
@@ -45,21 +44,46 @@ def download_once(address: str) -> Path:
         Exception: As :func:`load_plain`, if its name has no SHA-256 and it cannot be read.
     """
     name = Path(urlparse(address).path).name
-    digits = re.search(rf'-(?!{DATE}\.)([0-9a-f]{{8,64}})\.[^.]+$', name)
-    if digits is None:
+    found = re.search(r'-(?=\d*[a-f])([0-9a-f]{8,64})\.[^.]+$', name)
+    digits = found[1] if found else ''
+    if not digits:
         name = f'{sha256(address.encode()).hexdigest()[:16]}_{name}'
     path = Path(torch.hub.get_dir(), 'checkpoints', name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(f'{path}.lock'):
-        if not path.is_file():
-            part = Path(f'{path}.part')
-            try:
-                torch.hub.download_url_to_file(
-                    address, str(part), digits and digits[1], progress=sys.stderr.isatty()
-                )
-                if digits is None:
-                    load_plain(part, 'cpu')  # a connection that ends early is no error by itself
-                part.replace(path)
-            finally:
-                part.unlink(missing_ok=True)
+    if _is_whole(path, digits):
+        return path
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f'{path}.lock'):
+            if not _is_whole(path, digits):
+                _download(address, path, digits)
+    except PermissionError as error:
+        raise PermissionError(
+            error.errno,
+            f'{path.parent} may not be written, and has no whole copy; set TORCH_HOME to a folder '
+            'of yours',
+        ) from error
     return path
+
+
+def _download(address: str, path: Path, digits: str) -> None:
+    part = Path(f'{path}.part')
+    try:
+        torch.hub.download_url_to_file(
+            address, str(part), digits or None, progress=sys.stderr.isatty()
+        )
+        if not digits:
+            load_plain(part, 'cpu')  # a connection that ends early is no error by itself
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _is_whole(path: Path, digits: str) -> bool:
+    """Whether a file is there, and has a SHA-256 that begins with these digits."""
+    if not path.is_file():
+        return False
+    content = sha256()
+    with open(path, 'rb') as file:
+        while digits and (chunk := file.read(2**24)):
+            content.update(chunk)
+    return not digits or content.hexdigest().startswith(digits)

@@ -70,15 +70,18 @@ def _read(
     if str(checkpoint).startswith(TIMM):
         weights = weights_of_timm(str(checkpoint), read_state_dict)
         return {name: value.to(map_location or 'cpu') for name, value in weights.items()}
-    from_hub = file_from_hub(str(checkpoint)) if str(checkpoint).startswith(HUB) else None
+    cached: Union[str, Path, None] = None  # the copy of a file from the web
+    from_hub = str(checkpoint).startswith(HUB)
     from_web = str(checkpoint).startswith(('http://', 'https://'))
     if not (from_hub or from_web):
         check_scheme(checkpoint)
+    if from_hub:
+        cached = file_from_hub(str(checkpoint))
     try:
-        if from_hub is not None:
-            content = load(from_hub, map_location)
-        elif from_web:
-            content = load(download_once(str(checkpoint)), map_location)
+        if from_web:
+            cached = download_once(str(checkpoint))
+        if cached:
+            content = load(cached, map_location)
         else:
             with get_local_path(expanduser(checkpoint)) as path:
                 content = load(path, map_location)
@@ -96,7 +99,7 @@ def _read(
     except ImportError as error:
         raise ImportError(f'{checkpoint}: {error}') from error
     except Exception as error:  # a broken pickle can raise anything
-        copy = f', after you delete {Path(from_hub).resolve()}' if from_hub else ''
+        copy = f', after you delete {Path(cached).resolve()}' if cached else ''
         raise ValueError(
             f'{checkpoint} cannot be read as a checkpoint ({type(error).__name__}: {error}); if it '
             'is cut off or is something else, such as an error page, download or copy it again'
@@ -113,7 +116,8 @@ def read_state_dict(
     Args:
         checkpoint: Local path, or an address that mmengine.fileio opens, or one that begins with
             ``https://``. Such a file is downloaded once, into the cache of torch.hub. SHA-256
-            digits at the end of its name, as in ``NAME-0123abcd.pth``, are checked. The file is one
+            digits at the end of its name, as in ``NAME-0123abcd.pth``, are checked, also those of a
+            copy in the cache. The file is one
             of safetensors, or it holds a state dict, or a dict with one under ``state_dict``,
             ``model``, ``module``, ``state_dict_ema``, ``model_ema``, ``ema_state_dict`` or ``ema``.
             The first of these is taken. ``hf://OWNER/NAME``, ``hf://OWNER/NAME@REVISION`` and

@@ -8,6 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -94,33 +95,75 @@ def test_an_address_is_read_and_downloaded_once(website):
     assert kept(website) == sorted(f'{start}_a.pth' for start in digits)
 
 
+def with_digits(website) -> str:
+    """The address of a file with digits of its content, at least one of which is a letter."""
+    file, trained = website.folder / 'a.pth', build()
+    while True:
+        torch.nn.init.normal_(next(trained.parameters()))
+        torch.save(trained.state_dict(), file)
+        digits = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
+        if not digits.isdecimal():
+            return f'{website.address}/{file.rename(website.folder / f"a-{digits}.pth").name}'
+
+
 def test_digits_of_an_address_are_checked(website):
-    file = website.folder / 'a.pth'
-    save(file, build().state_dict())
+    file = website.folder / Path(with_digits(website)).name
     digits = hashlib.sha256(file.read_bytes()).hexdigest()
-    for name in (f'a-{digits[:8]}.pth', f'a-{digits}.pth', 'a-00000000.pth'):
+    for name in (f'a-{digits}.pth', 'a-deadbeef.pth'):
         os.link(file, website.folder / name)
     for n in (8, 64):
         read_state_dict(f'{website.address}/a-{digits[:n]}.pth?download=1')
-    wrong = f'{website.address}/a-00000000.pth'
-    with pytest.raises(ValueError, match=rf'{wrong} .*expected "00000000", got "{digits}"'):
+    wrong = f'{website.address}/a-deadbeef.pth'
+    with pytest.raises(ValueError, match=rf'{wrong} .*expected "deadbeef", got "{digits}"'):
         read_state_dict(wrong)
     assert kept(website) == sorted(f'a-{digits[:n]}.pth' for n in (8, 64))
 
 
-def test_a_date_in_an_address_is_no_digits(website):
-    save(website.folder / 'a-20240131.pth', build().state_dict())
-    read_state_dict(f'{website.address}/a-20240131.pth')
+@pytest.mark.parametrize('number', ['20240131', '10000000'])
+def test_a_date_or_a_number_of_steps_in_an_address_is_no_digits(website, number):
+    save(website.folder / f'a-{number}.pth', build().state_dict())
+    read_state_dict(f'{website.address}/a-{number}.pth')
+
+
+@pytest.mark.parametrize('damage', [lambda content: content[:-100], lambda content: b'other'])
+def test_a_copy_that_its_digits_do_not_fit_is_downloaded_again(website, damage):
+    address = with_digits(website)
+    read = read_state_dict(address)
+    (name,) = kept(website)
+    (website.cache / name).write_bytes(damage((website.cache / name).read_bytes()))
+    again = read_state_dict(address)
+    assert all(torch.equal(again[key], read[key]) for key in read) and len(website.asked) == 2
+
+
+def test_a_cut_off_copy_without_digits_is_named(website):
+    save(website.folder / 'a.pth', build().state_dict())
+    address = f'{website.address}/a.pth'
+    read_state_dict(address)
+    (name,) = kept(website)
+    copy = website.cache / name
+    copy.write_bytes(copy.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=f'{address} .* copy it again, after you delete {copy}'):
+        read_state_dict(address)
+    copy.unlink()
+    read_state_dict(address)
+
+
+def test_a_cache_that_may_not_be_written_is_read(website, monkeypatch):
+    save(website.folder / 'a.pth', build().state_dict())
+    read_state_dict(f'{website.address}/a.pth')
+    refused = mock.Mock(side_effect=PermissionError(13, 'Permission denied'))
+    monkeypatch.setattr('mmlaplace.checkpoints._download.FileLock', refused)
+    read_state_dict(f'{website.address}/a.pth')
+    message = f'b.pth cannot be opened .*{website.cache} may not be written.*TORCH_HOME'
+    with pytest.raises(FileNotFoundError, match=message):
+        read_state_dict(f'{website.address}/b.pth')
 
 
 @pytest.mark.parametrize('hashed', [False, True], ids=['plain', 'hashed'])
 def test_a_broken_download_is_not_kept(website, hashed):
-    file = website.folder / 'a.pth'
-    torch.save(build().state_dict(), file)
-    if hashed:
-        digits = hashlib.sha256(file.read_bytes()).hexdigest()[:8]
-        file = file.rename(website.folder / f'a-{digits}.pth')
-    address, website.cut = f'{website.address}/{file.name}', 100
+    save(website.folder / 'a.pth', build().state_dict())
+    address = with_digits(website) if hashed else f'{website.address}/a.pth'
+    website.cut = 100
     with pytest.raises(ValueError, match=f'{address}.*download or copy it again'):
         read_state_dict(address)
     assert kept(website) == []
