@@ -44,6 +44,7 @@ from mmlaplace.toolboxes import PACKAGES, require_toolbox
 from mmlaplace.writing import whole_file, write_whole
 
 # What mmdet takes from a folder.
+FORMATS = ('BMP', 'JPEG', 'JPEG2000', 'PNG', 'PPM', 'TIFF', 'WEBP')  # EPS starts Ghostscript
 SUFFIXES = {'.jpg', '.jpeg', '.png', '.ppm', '.bmp', '.pgm', '.tif', '.tiff', '.webp'}
 # Options of one toolbox alone, with their defaults.
 OPTIONS = {
@@ -237,7 +238,7 @@ def check_image(photo: Photo) -> None:
     import mmcv
 
     try:
-        with Image.open(photo.path) as image:
+        with Image.open(photo.path, formats=FORMATS) as image:
             image.load()
         if mmcv.imfrombytes(photo.path.read_bytes()) is None:
             raise ValueError('OpenCV does not read this format')

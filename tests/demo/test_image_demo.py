@@ -103,6 +103,16 @@ def test_a_folder_of_images_is_classified_but_for_what_is_no_image(demo, photos,
     assert Image.open(out / 'vis/a.png.png').size == SIZE[::-1]
 
 
+def test_no_image_starts_ghostscript(demo, photos, monkeypatch):
+    started = mock.Mock(side_effect=OSError)
+    monkeypatch.setattr('PIL.EpsImagePlugin.Ghostscript', started)
+    for path in photos.iterdir():
+        Image.new('RGB', SIZE).save(path, 'EPS')
+    said, status = demo(photos, 'mmpretrain')
+    assert 'a.png cannot be read as an image' in said and status
+    assert not started.called
+
+
 def test_an_image_by_its_address_and_options_of_classification(demo, photos, tmp_path):
     address, options = (photos / 'a.png').as_uri(), ('--resize', 80, '--no-save-pred')
     said, status = demo(address, 'mmpretrain', *options, '--out-dir', 'elsewhere/here')

@@ -237,3 +237,23 @@ def test_official_files_that_were_cut_off_get_a_sentence(tmp_path, task):
     assert said.returncode == 2, said.stderr
     assert re.search(r'cannot be converted \(.*; if .* unpack .*gz again', said.stderr)
     assert not (tmp_path / 'lra' / task).exists()
+
+
+def as_eps(path) -> None:
+    Image.new('L', (32, 32)).save(path, 'EPS')  # Pillow would start Ghostscript
+
+
+@pytest.mark.parametrize(('change', 'message'), [
+    (as_eps, 'sample_1.png cannot be read'),
+    (lambda path: Image.new('L', (40, 8)).save(path), 'sample_1.png has 40 x 8 pixels, .* 32 x 32'),
+    (lambda path: path.parents[2].joinpath('metadata/2.npy').write_text('.. ../../a.png 0 0'),
+     r'2.npy has the picture \.\./\.\./\.\./a.png, out of'),
+    (lambda path: path.parents[2].joinpath('metadata/2.npy').write_text('/etc passwd 0 0'),
+     '2.npy has the picture /etc/passwd, out of'),
+])  # fmt: skip
+def test_a_picture_of_another_kind_or_place_is_named(tmp_path, change, message):
+    official_pathfinder(tmp_path)
+    change(tmp_path / PATHFINDER / 'imgs/2/sample_1.png')
+    said = convert('pathfinder', tmp_path)
+    assert said.returncode == 2 and re.search(message, said.stderr), said.stderr
+    assert not (tmp_path / 'lra/pathfinder').exists()

@@ -32,6 +32,7 @@ VERSION = 1  # raise it when other samples come out
 OFFICIAL = Path('data/lra_official')
 SEEN = '[!.]*'  # macOS puts a hidden file of its own beside each on some disks
 MOST_CHARACTERS = 10_000  # of a paper, as the official reader takes them
+SIDE = 32  # pixels of Pathfinder's pictures
 GREY = np.array([0.2989, 0.5870, 0.1140], np.float32)
 RELEASE = 'lra_release.gz', 'https://storage.googleapis.com/long-range-arena/lra_release.gz'
 IMDB = 'aclImdb_v1.tar.gz', 'https://ai.stanford.edu/~amaas/data/sentiment/'
@@ -101,24 +102,37 @@ def convert_listops(source: Path, out: Path) -> None:
 
 
 def pathfinder_files(source: Path) -> Iterator[Tuple[Path, int]]:
-    """Pictures and labels, batch by batch. One of the official files is empty and left out."""
+    """Pictures and labels, batch by batch. One of the official files is empty and left out.
+
+    Raises:
+        ValueError: If a name leads out of the folder.
+    """
     files = (source / 'metadata').glob(f'{SEEN}.npy')
     for metadata in sorted(files, key=lambda path: int(path.stem)):
         for line in metadata.read_text(encoding='utf-8').splitlines():  # text, in spite of its name
             folder, name, _, label = line.split()[:4]
-            if (source / folder / name).stat().st_size:
-                yield source / folder / name, int(label)
+            path = source / folder / name
+            if '..' in path.parts or source not in path.parents:
+                raise ValueError(f'{metadata} has the picture {folder}/{name}, out of {source}')
+            if path.stat().st_size:
+                yield path, int(label)
 
 
 def read_picture(path: Path) -> np.ndarray:
     """The grey values of a picture, in a row.
 
     Raises:
-        ValueError: If it is cut off or no picture. The message names it.
+        ValueError: If it is cut off, no PNG or of another size. The message names it.
     """
     try:
-        return np.asarray(Image.open(path).convert('L')).reshape(-1)
-    except OSError as error:
+        with Image.open(path, formats=('PNG',)) as picture:  # other formats may start programs
+            if picture.size != (SIDE, SIDE):
+                raise ValueError(
+                    f'{path} has {picture.width} x {picture.height} pixels, but those of the task '
+                    f'have {SIDE} x {SIDE}'
+                )
+            return np.asarray(picture.convert('L')).reshape(-1)
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
         raise ValueError(f'{path} cannot be read: {error}') from error
 
 
