@@ -93,10 +93,9 @@ def remove_partial(folder: Union[str, os.PathLike], names: str) -> None:
 
 
 def print_in_any_locale() -> None:
-    """Let stdout and stderr print a ``?`` for a letter that their encoding lacks.
+    """Let stdout print a ``?`` for a letter that its encoding lacks, as ASCII or Latin-1 do.
 
-    Otherwise a program ends with a UnicodeEncodeError, where the locale has ASCII or Latin-1.
+    Otherwise the program ends with a UnicodeEncodeError. Stderr escapes such letters by itself.
     """
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors='replace')
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors='replace')

@@ -5,19 +5,7 @@ import math
 from os import PathLike
 from os.path import expanduser
 from pathlib import Path
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    Union,
-)
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
 
 import torch.nn as nn
 from mmengine.fileio import get_local_path
@@ -28,7 +16,6 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ._download import check_scheme, download_once
 from ._hubs import HUB, TIMM, file_from_hub, weights_of_timm
 from ._plain_load import UnsafeCheckpointError, load_plain
-from ._run_load import load_run
 from .families import fitting_sentence, in_our_names
 from .names import find_prefix, first_names, plain_names, rename_old_tensors
 
@@ -59,12 +46,8 @@ class LoadReport(NamedTuple):
     resized: List[str]
 
 
-def _read(
-    checkpoint: Union[str, PathLike],
-    map_location: Any,
-    load: Callable[[Any, Any], Any] = load_plain,
-) -> Any:
-    """All plain data of a checkpoint. It raises the errors of :func:`read_state_dict`."""
+def read(checkpoint: Union[str, PathLike], map_location: Any, load: Any = load_plain) -> Any:
+    """What ``load`` gives for a checkpoint. It raises the errors of :func:`read_state_dict`."""
     if not isinstance(checkpoint, (str, PathLike)) or not str(checkpoint):
         raise ValueError(f'a checkpoint is given by its path or address, got {checkpoint!r}')
     if str(checkpoint).startswith(TIMM):
@@ -137,7 +120,7 @@ def read_state_dict(
         ValueError: If the file is cut off, is no checkpoint, has no weights, or has another
             SHA-256. Also if ``checkpoint`` is neither a path nor an address.
     """
-    return _weights_in(_read(checkpoint, map_location), checkpoint, key)
+    return _weights_in(read(checkpoint, map_location), checkpoint, key)
 
 
 def _weights_in(content: Any, checkpoint: Any, key: Optional[str] = None) -> Dict[str, Tensor]:
@@ -170,19 +153,14 @@ def read_dataset_meta(checkpoint: Union[str, PathLike]) -> Dict[str, list]:
     Raises:
         FileNotFoundError, UnsafeCheckpointError, ValueError: As in :func:`read_state_dict`.
     """
-    return _dataset_meta_in(_read(checkpoint, 'cpu'))
+    return _dataset_meta_in(read(checkpoint, 'cpu'))
 
 
 def read_for_mmengine(checkpoint: str, map_location: Any = 'cpu') -> Dict[str, Any]:
     """The weights, and the classes and colours beside them, in a dict as mmengine writes it."""
-    content = _read(checkpoint, map_location)
+    content = read(checkpoint, map_location)
     meta = dict(dataset_meta=_dataset_meta_in(content))
     return dict(state_dict=_weights_in(content, checkpoint), meta=meta)
-
-
-def read_run(checkpoint: str, map_location: Any = None) -> Any:
-    """All of a checkpoint that mmengine needs, also to resume. It raises the same errors."""
-    return _read(checkpoint, map_location, load_run)
 
 
 def _dataset_meta_in(content: Any) -> Dict[str, list]:

@@ -7,7 +7,8 @@ from mmengine.runner import CheckpointLoader
 from mmengine.runner import checkpoint as mmengine_checkpoints
 
 from ._hubs import HUB, TIMM
-from .loading import read_for_mmengine, read_run
+from ._run_load import load_run
+from .loading import read, read_for_mmengine
 
 # mmengine matches these at the beginning of a path or address.
 SOURCES = (HUB, TIMM, r'https?://.*\.safetensors', r'.*\.safetensors$')
@@ -41,7 +42,7 @@ def refuse_code() -> None:
     That is each one in ``load_from``, ``resume`` and every ``init_cfg`` of a config, and those of
     teachers. All our command line tools call this function at their start. A file with code raises
     an :class:`UnsafeCheckpointError`, which tells how to save its weights alone. A run of mmengine
-    can be resumed. A folder, as FSDP and DeepSpeed write it, is not covered.
+    can be resumed, if it is not one of sharded FSDP. DeepSpeed's folders are not covered.
     """
     CheckpointLoader.register_scheme(THEIR_SOURCES, load_from_checked_file, force=True)
     mmengine_checkpoints.load_from_http = load_from_checked_file  # for names that give an address
@@ -53,4 +54,4 @@ def load_from_checked_file(filename: str, map_location: Any = None, **kwargs: An
     Raises:
         Exception: As :func:`read_state_dict`.
     """
-    return read_run(filename, map_location)
+    return read(filename, map_location, load_run)

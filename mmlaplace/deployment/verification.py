@@ -264,7 +264,7 @@ def in_process(run: Callable, about: dict, paths: Iterable[Path]) -> List[dict]:
 def read_predictions(folder: Path, name: str) -> Dict[str, np.ndarray]:
     """The predictions for an image that ``run_onnx.py --out`` wrote."""
     written, picture = folder / f'{name}.json', folder / f'{name}.png'
-    found = json.loads(written.read_text()) if written.exists() else {}
+    found = json.loads(written.read_text(encoding='utf-8')) if written.exists() else {}
     found = {key: np.array(value) for key, value in found.items()}
     if picture.exists():
         found['labels'] = _image_array(picture)

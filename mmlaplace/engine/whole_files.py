@@ -1,5 +1,6 @@
 """Whole files: checkpoints that survive a kill or a full disk, errors that name an image."""
 
+import errno
 import os
 from io import BytesIO
 from os import PathLike
@@ -32,11 +33,12 @@ class WholeFileBackend(LocalBackend):
         try:
             write_whole(filepath, obj)
         except OSError as error:
+            reason = os.strerror(error.errno or errno.EIO)
             raise OSError(
                 error.errno,
-                f'{filepath} could not be saved, {len(obj) / 2**20:.1f} MiB: '
-                f'{os.strerror(error.errno)}. Earlier files are intact. Free space on that disk, '
-                'or fix the error, and then continue with --resume',
+                f'{filepath} could not be saved, {len(obj) / 2**20:.1f} MiB: {reason}. Earlier '
+                'files are intact. Free space on that disk, or fix the error, and then continue '
+                'with --resume',
             ) from error
 
     def get(self, filepath: Union[str, PathLike]) -> bytes:

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -83,6 +84,16 @@ def test_each_tool_begins_with_it(start, their_loaders, tmp_path, monkeypatch):
         start()
     with pytest.raises(UnsafeCheckpointError):
         load_checkpoint(nn.Linear(2, 2), str(tmp_path / 'file.pth'))
+
+
+def test_no_tool_begins_otherwise():
+    for path in (path for folder in ('tools', 'demo') for path in (ROOT / folder).rglob('*.py')):
+        text = path.read_text(encoding='utf-8')
+        if path.name == 'build_onnxruntime_ops.py':
+            continue  # a compiler's
+        # Programs for other machines import nothing of ours.
+        if "'__main__'" in text and re.search('^(from|import) mmlaplace', text, re.MULTILINE):
+            assert re.search(r'\b(ToolParser|parser_for|run_toolbox_script)\(', text), path
 
 
 def same(a, b) -> bool:
