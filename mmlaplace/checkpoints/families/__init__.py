@@ -2,7 +2,7 @@
 
 import re
 from functools import cache
-from typing import Any, Collection, Dict, List, Mapping, Optional, Set, Tuple
+from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 import torch
 from mmengine.registry import MODELS
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..conversion import Names
 from ..names import count_prefixes, first_names
+from ..resizing import other_windows
 from . import (
     agent,
     cswin,
@@ -67,11 +68,11 @@ def recognise(names: Collection[str]) -> Optional[Names]:
     """The table of the authors' names that a checkpoint has, or None.
 
     Of the tables whose marks are all there, it is the one with the fewest unknown names, and of
-    several such tables the one with the most marks.
+    several such tables the one with the most marks. A ``module.`` before the names does not count.
     """
+    names = {name.removeprefix('module.') for name in names}
     tables = {id(table): table for family in FAMILIES.values() for table in family.names}
-    there = set(names)
-    found = [table for table in tables.values() if there.issuperset(table.marks)]
+    found = [table for table in tables.values() if names.issuperset(table.marks)]
     best = lambda table: (len(table.unknown(names)), -len(table.marks))  # noqa: E731
     return min(found, key=best, default=None)
 
@@ -82,9 +83,16 @@ def describe(name: str) -> str:
     return f'{name}, dict({options})'
 
 
+class _State(NamedTuple):
+    """A family's backbone, shapes in it and the neck, and names whose shape follows the images."""
+
+    backbone: torch.nn.Module
+    shapes: Dict[str, torch.Size]
+    resized: Set[str]
+
+
 @cache
-def _state_of(name: str) -> Tuple[Dict[str, torch.Size], Set[str]]:
-    """Shapes in a family's backbone and neck, and the names whose shape follows the image size."""
+def _state_of(name: str) -> _State:
     neck = FAMILIES[name].neck
     with torch.device('meta'):
         backbone = MODELS.build(dict(FAMILIES[name].backbone, out_indices=-1))
@@ -96,7 +104,7 @@ def _state_of(name: str) -> Tuple[Dict[str, torch.Size], Set[str]]:
         for own, _ in part.named_parameters(recurse=False)
     }
     state = {**backbone.state_dict(), **{NECK + key: value for key, value in behind.items()}}
-    return {key: value.shape for key, value in state.items()}, resized
+    return _State(backbone, {key: value.shape for key, value in state.items()}, resized)
 
 
 def _depths_and_widths(name: str) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
@@ -114,8 +122,9 @@ def unfit(name: str, weights: Mapping[str, Tensor], resize: bool = True) -> str:
         weights: By the names of mmlaplace, with those of the backbone after ``backbone.``. If none
             is of a neck, the family's neck does not count.
         resize: Whether tensors that depend on the image size may have another size. Default: True.
+            Tables of other windows may not.
     """
-    own, resized = _state_of(name)
+    backbone, own, resized = _state_of(name)
     given = {
         k.removeprefix(PREFIX): v.shape for k, v in weights.items() if k.startswith((PREFIX, NECK))
     }
@@ -131,7 +140,7 @@ def unfit(name: str, weights: Mapping[str, Tensor], resize: bool = True) -> str:
         and not (resize and key in resized and given[key][:2] == shape[:2])
     ]
     if not missing and not unexpected and not other:
-        return ''
+        return other_windows(backbone, given)
     return (
         f'missing {first_names(missing)}, unexpected {first_names(unexpected)}, of another shape '
         + (first_names(other) + f', as {tuple(given[other[0]])} for {tuple(own[other[0]])}'

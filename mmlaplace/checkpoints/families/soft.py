@@ -40,6 +40,7 @@ SOFT = Names(
         **HEAD,
     },
     marks=('block1.0.att.mha.W_q.weight',),
+    averaged=True,
 )
 
 # The authors' README counts the parameters of small, and their code builds small-deep.

@@ -1,4 +1,4 @@
-from typing import List, Optional, Tuple, Union
+from typing import List, Optional, Sequence, Tuple, Union
 
 from mmengine.registry import MODELS
 from torch import Tensor
@@ -98,6 +98,23 @@ class WindowAttention(BaseAttention):
         height, width = (ceil_div(size, ceil_div(size, longest)) for size in hw_shape)
         down, right = (self.shifted and size > longest for size in hw_shape)
         return (height, width), (height // 2 if down else 0, width // 2 if right else 0)
+
+    def window_tables(self) -> List[str]:
+        """Names of the parameters with a value for each place or offset in a window.
+
+        With ``even_windows`` there are none, as the side of a window follows from the map.
+        """
+        side = max(self.window_and_shift(self.input_resolution)[0])
+        return [] if self.even_windows else [
+            f'attn.{name}'
+            for name, table in self.attn.named_parameters(recurse=False)
+            if table.dim() == 4 and self.side_of_table(name, table.shape) == side
+        ]  # fmt: skip
+
+    def side_of_table(self, name: str, shape: Sequence[int]) -> int:
+        """The side of the windows, in tokens, that a table of this shape is for."""
+        longest = max(shape[2:])
+        return (longest + 1) // 2 if name.endswith('relative_bias') else longest
 
     def forward(
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
