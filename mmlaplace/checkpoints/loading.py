@@ -15,7 +15,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ._download import check_scheme, download_once
 from ._hubs import HUB, TIMM, file_from_hub, weights_of_timm
 from ._plain_load import UnsafeCheckpointError, load_plain
-from .families import fitting_sentence, in_our_names, recognise
+from .families import fitting_sentence, in_our_names, other_options, recognise
 from .fit import LoadReport, check_names, check_plain, check_stored, check_values, other_arch
 from .names import find_prefix, first_names, plain_names, rename_old_tensors
 from .resizing import fit_channels, resize_weights
@@ -261,7 +261,9 @@ def load_weights(
     own = {k: state[raw] for k, raw in raw_names.items()}
     read = read_weights(checkpoint, map_location, key)
     theirs = {k: read.tensors[raw] for k, raw in plain_names(read.tensors).items()}
-    theirs = in_our_names(theirs, own, checkpoint)
+    as_read, theirs = theirs, in_our_names(theirs, own, checkpoint)
+    if theirs is not as_read and (reason := other_options(module, theirs, checkpoint)):
+        raise ValueError(f'{checkpoint} does not fit: {reason}')
     rename_old_tensors(theirs, own)
     prefix, alike = find_prefix(theirs, own, prefix, f'this {kind}', checkpoint)
     theirs = {k[len(prefix) :]: v for k, v in theirs.items() if k.startswith(prefix)}

@@ -2,7 +2,8 @@
 
 import re
 from functools import cache
-from typing import Any, Collection, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+from pathlib import Path
+from typing import Any, Collection, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
 
 import torch
 from mmengine.registry import MODELS
@@ -34,10 +35,13 @@ from .family import Family
 __all__ = [
     'FAMILIES',
     'Family',
+    'are_ours',
+    'by_file_name',
     'describe',
     'fitting',
     'fitting_sentence',
     'in_our_names',
+    'other_options',
     'recognise',
     'unfit',
 ]
@@ -61,6 +65,7 @@ FAMILIES: Dict[str, Family] = {
     **xcit.FAMILIES,
 }
 BLOCK = re.compile(r'(?:.*\.)?stages\.(\d+)\.blocks\.(\d+)\.')
+OURS = re.compile(r'(?:.*\.)?stages\.\d+\.(patch_embed|blocks)\.')
 PREFIX, NECK = 'backbone.', 'neck.'
 
 
@@ -168,6 +173,85 @@ def fitting(weights: Mapping[str, Tensor]) -> List[str]:
         if found_names:
             return found_names
     return []
+
+
+def are_ours(names: Iterable[str]) -> bool:
+    """Whether names are those of a backbone or a classifier of mmlaplace."""
+    found = {match[1] for name in names if (match := OURS.match(name))}
+    return found == {'patch_embed', 'blocks'}
+
+
+def by_file_name(names: Sequence[str], checkpoint: Any) -> List[str]:
+    """Those of several families that fit which the name of the file tells, or all if it does not.
+
+    It tells a family if it has all words and numbers of the family's name, or of the name of its
+    released file, and more of them than of any other family.
+
+    Args:
+        names: The families.
+        checkpoint: Path or address of the file.
+
+    Examples:
+        >>> from mmlaplace.checkpoints.families import by_file_name
+        >>> by_file_name(['cswin_large', 'cswin_large_384'], 'cswin_large_384.pth')
+        ['cswin_large_384']
+        >>> by_file_name(['cswin_large', 'cswin_large_384'], 'best.pth')
+        ['cswin_large', 'cswin_large_384']
+    """
+    if released := [name for name in names if FAMILIES[name].weights == str(checkpoint)]:
+        return released
+    words = _words(str(checkpoint))
+    counts = {}
+    for name in names:
+        own = (_words(name), _words(FAMILIES[name].weights))
+        counts[name] = max((len(each) for each in own if each and each <= words), default=0)
+    most = max(counts.values(), default=0)
+    found = [name for name, count in counts.items() if count == most]
+    return found if most and len(found) == 1 else list(names)
+
+
+def _words(path: str) -> Set[str]:
+    """Words and numbers of a file's name, on the Hugging Face hub of the whole address."""
+    last = path if path.startswith('hf://') else Path(path).name
+    return set(re.findall(r'[a-z]+|\d+', re.sub(r'\.(pth|pt|bin|safetensors)$', '', last.lower())))
+
+
+def other_options(module: torch.nn.Module, weights: Mapping[str, Tensor], checkpoint: Any) -> str:
+    """Why a file is for a backbone of other options, by its name, or nothing.
+
+    It can be said of families with the same names and shapes, such as CSWin for 224 and for 384
+    pixels, whose stripes are wider.
+
+    Args:
+        module: A backbone, or a model with one.
+        weights: The classifier in the file, converted.
+        checkpoint: Path or address of the file.
+    """
+    fit = fitting(weights)
+    named = by_file_name(fit, checkpoint)
+    if len(fit) == 1 or len(named) != 1:
+        return ''
+    wanted, *others = (_options_of(_state_of(name).backbone) for name in (*named, *fit))
+    for part in module.modules():
+        own = _options_of(part) if hasattr(part, 'other_outputs') else {}
+        for key, value in wanted.items():
+            if any(other.get(key) != value for other in others) and own.get(key, value) != value:
+                return (
+                    f'by its name it is {describe(named[0])}, where {key[0]} has {key[1]}={value}, '
+                    f'and this {type(part).__name__} has {own[key]}; build it with these options, '
+                    'or to load it as it is, convert it by tools/model_converters/convert.py'
+                )
+    return ''
+
+
+def _options_of(backbone: torch.nn.Module) -> Dict[Tuple[str, str], Any]:
+    """The values of a backbone's parts that its tensors do not show, but those of image sizes."""
+    return {
+        (path, name): value
+        for path, part in backbone.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, (bool, int, float, str))
+    }
 
 
 def fitting_sentence(weights: Mapping[str, Tensor]) -> str:
