@@ -4,8 +4,9 @@ import logging
 from os import PathLike
 from os.path import expanduser
 from pathlib import Path
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
 
+import torch
 import torch.nn as nn
 from mmengine.fileio import get_local_path
 from mmengine.logging import print_log
@@ -16,7 +17,7 @@ from ._download import check_scheme, download_once
 from ._hubs import HUB, TIMM, file_from_hub, weights_of_timm
 from ._plain_load import UnsafeCheckpointError, load_plain
 from .families import fitting_sentence, in_our_names, other_options, recognise
-from .fit import LoadReport, check_names, check_plain, check_stored, check_values, other_arch
+from .fit import LoadReport, check_names, check_stored, check_values, other_arch
 from .names import find_prefix, first_names, plain_names, rename_old_tensors
 from .resizing import fit_channels, resize_weights
 
@@ -24,6 +25,7 @@ from .resizing import fit_channels, resize_weights
 # holds the averaged weights, if an EMAHook ran.
 AVERAGED = ('state_dict_ema', 'model_ema', 'ema_state_dict', 'ema')
 CONTAINERS = ('state_dict', 'model', 'module', *AVERAGED)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 class Weights(NamedTuple):
@@ -98,10 +100,10 @@ def read_state_dict(
             digits at the end of its name, as in ``NAME-0123abcd.pth``, are checked. The file is one
             of safetensors, or it holds a state dict, or a dict with one under ``state_dict``,
             ``model``, ``module``, ``state_dict_ema``, ``model_ema``, ``ema_state_dict`` or ``ema``.
-            The first of these is taken, but of a file with the names of SOFT or CSWin the averaged
-            weights, by which their authors evaluate. ``hf://OWNER/NAME``, ``hf://OWNER/NAME@REVISION`` and
-            ``hf://OWNER/NAME/FILE`` are on the Hugging Face hub. ``timm://NAME`` is the state dict
-            of timm's pretrained model.
+            The first of these is taken. Where a file has the names of SOFT or CSWin, it is the
+            first with averaged weights, as their authors evaluate these. ``hf://OWNER/NAME``,
+            ``hf://OWNER/NAME@REVISION`` and ``hf://OWNER/NAME/FILE`` are on the Hugging Face hub.
+            ``timm://NAME`` is the state dict of timm's pretrained model.
         map_location: As in ``torch.load``, for safetensors and timm a device. Default: 'cpu'.
         key: Name of the state dict in the file. Default: None, by the rule above.
 
@@ -270,7 +272,6 @@ def load_weights(
     given = theirs  # before it is resized
     try:
         for name in own.keys() & theirs.keys():
-            check_plain(name, theirs[name])
             if theirs[name].shape != own[name].shape:
                 check_stored(name, theirs[name])
         report = LoadReport(
@@ -281,6 +282,8 @@ def load_weights(
             resized=[k for k in own if k in theirs and theirs[k].shape != own[k].shape],
         )
         check_names(module, own, theirs, report, min_matched)
+        # PyTorch computes little in floats of 8 bits.
+        theirs = {k: v.float() if v.dtype in FLOAT8 else v for k, v in theirs.items()}
         check_values(own, theirs, report.matched)
         theirs = fit_channels(own, theirs, adapt_input_conv)
         theirs = {raw_names.get(k, k): v for k, v in theirs.items()}
@@ -303,8 +306,8 @@ def load_weights(
         raise ValueError(f'{checkpoint} does not fit: {error}') from error
     print_log(
         f'{kind} from {checkpoint}{read.source()}, prefix {prefix!r}: matched '
-        f'{len(report.matched)} of {len(own)} tensors, missing {first_names(report.missing)}, unexpected '
-        f'{first_names(report.unexpected)}, resized {first_names(report.resized)}',
+        f'{len(report.matched)} of {len(own)} tensors, missing {first_names(report.missing)}, '
+        f'unexpected {first_names(report.unexpected)}, resized {first_names(report.resized)}',
         logger='current',
         level=logging.WARNING if report.missing else logging.INFO,
     )

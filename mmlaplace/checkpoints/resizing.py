@@ -38,14 +38,12 @@ def resize_weights(
             tensors.update(part.named_buffers(recurse=False))
             for name, own in tensors.items():
                 key = f'{prefix}{path}.{name}' if path else f'{prefix}{name}'
-                given = state_dict.get(key, own)
+                given = state_dict[key] if key in state_dict else own
                 if given.shape != own.shape and given.dim() == own.dim():
                     state_dict[key] = part.resize_weight(name, given)
 
 
-def other_windows(
-    module: nn.Module, shapes: Mapping[str, Sequence[int]], prefix: str = ''
-) -> str:
+def other_windows(module: nn.Module, shapes: Mapping[str, Sequence[int]], prefix: str = '') -> str:
     """Why the tables of a checkpoint are for other windows than the module's, or nothing.
 
     The side of a window is part of the architecture. Only on a map that is shorter, a window

@@ -163,7 +163,7 @@ def list_families() -> str:
     """The families by their names, with the backbones that they fit and the places of weights."""
     width = max(map(len, FAMILIES))
     lines = (
-        f'{name:{width}}  {describe(name).partition(", ")[2]}  {family.weights}'.rstrip()
+        f'{name:{width}}  {describe(name).partition(", ")[2]}  {family.place}'
         for name, family in FAMILIES.items()
     )
     return '\n'.join(lines)
