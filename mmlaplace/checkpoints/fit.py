@@ -121,8 +121,8 @@ def other_arch(shapes: Dict[str, Tuple[tuple, tuple]], kind: str) -> str:
         return ''
     given, own = shapes[other[0]]
     shown = f'its {other[0]} has shape {given}, that of this {kind} {own}'
-    if all(name.startswith('head.') for name in other) and given[:1] != own[:1]:
-        classes = given[0] if given else 1
+    if all(name.startswith('head.') for name in other) and given and own and given[0] != own[0]:
+        classes = given[0]
         return (
             f'its head has {classes} classes, and that of this {kind} {own[0]}; build the model '
             f'with num_classes={classes}, or load its backbone alone, '

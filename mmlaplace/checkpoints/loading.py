@@ -207,7 +207,6 @@ def load_weights(
     min_matched: Optional[float] = None,
     map_location: Any = 'cpu',
     key: Optional[str] = None,
-    resize_windows: bool = False,
     adapt_input_conv: bool = False,
 ) -> LoadReport:
     """Load a module from its own checkpoint or that of a whole model, and log a line about it.
@@ -219,7 +218,8 @@ def load_weights(
       Norms and stages that the backbone lacks are left out, and so is the class token, if the
       backbone returns several maps and has none.
     - The image size: Position embeddings and similar tensors are resized. Tables of windows are
-      resized only where a window shrinks to a small map.
+      resized only where a window shrinks to a small map, or if the module is built with
+      ``resize_windows``.
     - The names: A checkpoint of a family that ``tools/model_converters/convert.py --list`` shows is
       converted from the names of its authors or of timm.
     - The model: A classifier's checkpoint, with ``backbone`` and ``head``, loads into a detector or
@@ -234,9 +234,6 @@ def load_weights(
         min_matched: Share of the module's parameters and persistent buffers, 0 to 1, that the
             file must have. With 1, none may be missing. With less than 1, any may be missing up to
             that share, and the file may have others. Default: None, the rule above.
-        resize_windows: Whether tables of other windows are resized, to train further with larger
-            windows, as Swin's authors do at 384 x 384 pixels. Before this training, the outputs
-            are others. Default: False.
         adapt_input_conv: Whether weights for images of other channels are adapted, as in timm. For
             one channel, the weights of the channels are summed. For n channels, the c channels are
             repeated in turn until there are n, and multiplied by c / n. Default: False.
@@ -287,7 +284,7 @@ def load_weights(
         check_values(own, theirs, report.matched)
         theirs = fit_channels(own, theirs, adapt_input_conv)
         theirs = {raw_names.get(k, k): v for k, v in theirs.items()}
-        resize_weights(module, theirs, windows=resize_windows)
+        resize_weights(module, theirs)
         shapes = {
             k: (tuple(theirs[raw_names[k]].shape), tuple(own[k].shape)) for k in report.resized
         }

@@ -12,9 +12,7 @@ STAGE = re.compile(r'(?:.*\.)?stages\.(\d+)\.')
 FIRST_LAYERS = re.compile(r'(?:.*\.)?stages\.0\.patch_embed\.')
 
 
-def resize_weights(
-    module: nn.Module, state_dict: Dict[str, Tensor], prefix: str = '', windows: bool = False
-) -> None:
+def resize_weights(module: nn.Module, state_dict: Dict[str, Tensor], prefix: str = '') -> None:
     """Resize tensors to the module's shapes, in place, where its parts have a method for it.
 
     A part with a tensor whose shape depends on the image size has ``resize_weight(name, value)``.
@@ -23,14 +21,12 @@ def resize_weights(
         module: The module.
         state_dict: The tensors.
         prefix: What comes before the module's names in ``state_dict``. Default: ''.
-        windows: Whether tables of other windows are resized too. Default: False.
 
     Raises:
-        ValueError: If tables are those of other windows, unless ``windows``.
+        ValueError: If tables are those of other windows, as :func:`other_windows` says.
     """
-    if not windows and (
-        reason := other_windows(module, {k: v.shape for k, v in state_dict.items()}, prefix)
-    ):
+    reason = other_windows(module, {k: v.shape for k, v in state_dict.items()}, prefix)
+    if reason:
         raise ValueError(reason)
     for path, part in module.named_modules():
         if hasattr(part, 'resize_weight'):
@@ -79,9 +75,8 @@ def other_windows(module: nn.Module, shapes: Mapping[str, Sequence[int]], prefix
         option = f'attn_cfg=dict(per_stage=dict(window_size={theirs}))'
     return (
         f'its tables are of windows of {_sides(theirs)} tokens a side, and those of this '
-        f'{type(module).__name__} of {_sides(ours)}; build it with {option}, or resize the tables '
-        "by resize_windows=True in load_weights, or in init_cfg=dict(type='Pretrained', …), to "
-        'train further with other windows'
+        f'{type(module).__name__} of {_sides(ours)}; build it with {option}; or to train further '
+        'with other windows, build it with resize_windows=True, which resizes the tables'
     )
 
 

@@ -81,11 +81,11 @@ def test_tables_of_other_windows_are_refused_on_every_way(tmp_path, way):
         LOADERS[way](file, build=swin)
 
 
-def test_tables_of_other_windows_are_resized_by_choice(tmp_path):
+@pytest.mark.parametrize('way', LOADERS)
+def test_tables_of_other_windows_are_resized_by_choice(tmp_path, way):
     trained = swin(window_size=14)
-    file = save(tmp_path / 'a.pth', trained.state_dict())
-    module = swin(init_cfg=dict(type='Pretrained', checkpoint=file, resize_windows=True))
-    quiet_init(module)
+    file = save(tmp_path / 'a.pth', trained.state_dict(), 'backbone.')
+    module = LOADERS[way](file, build=swin, resize_windows=True)
     table, own = (m.stages[0]['blocks'][0].attn.attn.relative_bias for m in (trained, module))
     resized = nn.functional.interpolate(table, (13, 13), mode='bicubic')
     torch.testing.assert_close(own, resized)

@@ -257,7 +257,7 @@ def other_options(module: torch.nn.Module, weights: Mapping[str, Tensor], checkp
 
 
 def _options_of(backbone: torch.nn.Module) -> Dict[Tuple[str, str], Any]:
-    """The values of a backbone's parts that its tensors do not show, but those of image sizes."""
+    """The values of a backbone's parts that its tensors do not show. Sizes of maps are tuples."""
     return {
         (path, name): value
         for path, part in backbone.named_modules()

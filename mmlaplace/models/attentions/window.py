@@ -36,6 +36,9 @@ class WindowAttention(BaseAttention):
             does not depend on the side of a window, such as a linear one. A relative bias would be
             resized. Default: False, as in Swin. :class:`PolaFormerSwin` sets it where it has
             :class:`PolaAttention`.
+        resize_windows: Whether a checkpoint's tables of other windows are resized, to train further
+            with larger windows, as Swin's authors do at 384 x 384 pixels. Before this training, the
+            outputs are wrong. Default: False, such a checkpoint is refused.
 
     Raises:
         ValueError: If ``window_size < 1``.
@@ -66,6 +69,7 @@ class WindowAttention(BaseAttention):
         shifted: bool = False,
         attn_cfg: Optional[dict] = None,
         even_windows: bool = False,
+        resize_windows: bool = False,
         init_cfg: Union[dict, List[dict], None] = None,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
@@ -73,6 +77,7 @@ class WindowAttention(BaseAttention):
         self.window_size = window_size
         self.shifted = shifted
         self.even_windows = even_windows
+        self.resize_windows = resize_windows
         sides, _ = self.window_and_shift(self.input_resolution)
         inner = attn_cfg or {}
         if 'type' not in inner:
@@ -100,16 +105,19 @@ class WindowAttention(BaseAttention):
         return (height, width), (height // 2 if down else 0, width // 2 if right else 0)
 
     def window_tables(self) -> List[str]:
-        """Names of the parameters with a value for each place or offset in a window.
+        """Names of the parameters that a checkpoint must have for the same windows.
 
-        With ``even_windows`` there are none, as the side of a window follows from the map.
+        They have a value for each place or offset in a window. With ``even_windows`` there are
+        none, as the side of a window follows from the map, and none with ``resize_windows``.
         """
+        if self.even_windows or self.resize_windows:
+            return []
         side = max(self.window_and_shift(self.input_resolution)[0])
-        return [] if self.even_windows else [
+        return [
             f'attn.{name}'
             for name, table in self.attn.named_parameters(recurse=False)
             if table.dim() == 4 and self.side_of_table(name, table.shape) == side
-        ]  # fmt: skip
+        ]
 
     def side_of_table(self, name: str, shape: Sequence[int]) -> int:
         """The side of the windows, in tokens, that a table of this shape is for."""
