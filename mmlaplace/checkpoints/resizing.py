@@ -34,9 +34,10 @@ def resize_weights(module: nn.Module, state_dict: Dict[str, Tensor], prefix: str
             tensors.update(part.named_buffers(recurse=False))
             for name, own in tensors.items():
                 key = f'{prefix}{path}.{name}' if path else f'{prefix}{name}'
-                given = state_dict[key] if key in state_dict else own
-                if given.shape != own.shape and given.dim() == own.dim():
-                    state_dict[key] = part.resize_weight(name, given)
+                given = state_dict.get(key)
+                if given is None or given.shape == own.shape or given.dim() != own.dim():
+                    continue
+                state_dict[key] = part.resize_weight(name, given)
 
 
 def other_windows(module: nn.Module, shapes: Mapping[str, Sequence[int]], prefix: str = '') -> str:
