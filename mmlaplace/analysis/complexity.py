@@ -176,6 +176,10 @@ def mmengine_flop_handles() -> dict:
         return [value.type().sizes() for value in values if value.type().kind() == 'TensorType']
 
     return {
+        # mmengine counts no matrices of the second factor that the first has not.
+        'aten::matmul': lambda inputs, outputs: (
+            _product(shapes(outputs)[0]) * shapes(inputs)[0][-1]
+        ),
         'aten::cdist': lambda inputs, outputs: _cdist_macs(*shapes(inputs)[:2]),
         'mmlaplace::laplacian_kernel': lambda inputs, outputs: _cdist_macs(*shapes(inputs)[:2]),
         'mmlaplace::gaussian_kernel': lambda inputs, outputs: _cdist_macs(*shapes(inputs)[:2]),

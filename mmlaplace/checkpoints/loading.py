@@ -4,7 +4,7 @@ import logging
 from os import PathLike
 from os.path import expanduser
 from pathlib import Path
-from typing import Any, Dict, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -200,12 +200,18 @@ def _unwrapped(module: Any) -> nn.Module:
             return module
 
 
+def _is_in(name: str, parts: Sequence[str]) -> bool:
+    """Whether a tensor is one of these parts, or inside of one."""
+    return any(name == part or name.startswith(f'{part}.') for part in parts)
+
+
 def load_weights(
     module: nn.Module,
     checkpoint: Union[str, PathLike],
     prefix: Optional[str] = None,
     min_matched: Optional[float] = None,
     map_location: Any = 'cpu',
+    skip: Sequence[str] = (),
     key: Optional[str] = None,
     adapt_input_conv: bool = False,
 ) -> LoadReport:
@@ -234,6 +240,10 @@ def load_weights(
         min_matched: Share of the module's parameters and persistent buffers, 0 to 1, that the
             file must have. With 1, none may be missing. With less than 1, any may be missing up to
             that share, and the file may have others. Default: None, the rule above.
+        skip: Parts of the module that keep their values, by their names in it. ``('norm3',)`` of a
+            backbone leaves the norm of the last map new, as many authors' detectors do. Otherwise
+            it is the last norm of the classifier. The report leaves them out.
+            Default: ().
         adapt_input_conv: Whether weights for images of other channels are adapted, as in timm. For
             one channel, the weights of the channels are summed. For n channels, the c channels are
             repeated in turn until there are n, and multiplied by c / n. Default: False.
@@ -243,7 +253,7 @@ def load_weights(
         ValueError: As there. Also if nothing matches, several prefixes match equally well, too
             little matches, a value is NaN or infinite, also in the module's dtype, values are
             integers where the module has floating point, a tensor has another shape and no
-            ``resize_weight``, or the module is on the meta device.
+            ``resize_weight``, the module is on the meta device, or ``skip`` names no part of it.
     """
     if min_matched is not None and not 0 <= min_matched <= 1:
         raise ValueError(f'min_matched must be between 0 and 1, got {min_matched}')
@@ -257,7 +267,13 @@ def load_weights(
             "loaded; call its to_empty(device='cpu') first"
         )
     raw_names = plain_names(state)
-    own = {k: state[raw] for k, raw in raw_names.items()}
+    others = [part for part in skip if not any(_is_in(k, [part]) for k in raw_names)]
+    if isinstance(skip, str) or others:
+        raise ValueError(
+            f"skip must be a list of parts of this {kind}, such as ['norm3'], got {skip!r}; its "
+            f'parts are {[name for name, _ in module.named_children()]}'
+        )
+    own = {k: state[raw] for k, raw in raw_names.items() if not _is_in(k, skip)}
     read = read_weights(checkpoint, map_location, key)
     theirs = {k: read.tensors[raw] for k, raw in plain_names(read.tensors).items()}
     as_read, theirs = theirs, in_our_names(theirs, own, checkpoint)
@@ -275,7 +291,7 @@ def load_weights(
             prefix,
             matched=[k for k in own if k in theirs],
             missing=[k for k in own if k not in theirs],
-            unexpected=[k for k in theirs if k not in own],
+            unexpected=[k for k in theirs if k not in own and not _is_in(k, skip)],
             resized=[k for k in own if k in theirs and theirs[k].shape != own[k].shape],
         )
         check_names(module, own, theirs, report, min_matched)
@@ -283,7 +299,7 @@ def load_weights(
         theirs = {k: v.float() if v.dtype in FLOAT8 else v for k, v in theirs.items()}
         check_values(own, theirs, report.matched)
         theirs = fit_channels(own, theirs, adapt_input_conv)
-        theirs = {raw_names.get(k, k): v for k, v in theirs.items()}
+        theirs = {raw_names.get(k, k): v for k, v in theirs.items() if not _is_in(k, skip)}
         resize_weights(module, theirs)
         shapes = {
             k: (tuple(theirs[raw_names[k]].shape), tuple(own[k].shape)) for k in report.resized

@@ -41,10 +41,12 @@ OLD_NAMES = {
     r'\bffn\.(_orig_mod\.)?local\.': r'ffn.\1dwconv.',
     r'\bposition\.(_orig_mod\.)?class_(token|position)$': r'position.\1cls_\2',
 }
+# Tensors that the authors' files and older ones lack, by those with the same value.
+COPIED_NAMES = {r'\bbn\.num_batches_tracked$': 'forwards'}
 
 
 def rename_old_tensors(state_dict: Dict[str, Tensor], own: Collection[str]) -> None:
-    """Rename tensors of version 0.1 to their current names, in place.
+    """Rename tensors of version 0.1 to their current names, in place, and copy what is new.
 
     Args:
         state_dict: The state dict of a checkpoint, under any prefix.
@@ -62,6 +64,11 @@ def rename_old_tensors(state_dict: Dict[str, Tensor], own: Collection[str]) -> N
             new = re.sub(old, now, new)
         if new != name and new not in state_dict and known(new) and not known(name):
             state_dict[new] = state_dict.pop(name)
+    for name, value in list(state_dict.items()):
+        for old, now in COPIED_NAMES.items():
+            new = re.sub(old, now, name)
+            if new not in state_dict and known(new):
+                state_dict[new] = value.float()  # a count, as one that can be averaged
 
 
 def find_prefix(

@@ -10,7 +10,7 @@ from .names import rename_old_tensors
 from .resizing import resize_weights
 
 PRETRAINED_KEYS = (
-    'checkpoint', 'prefix', 'min_matched', 'map_location', 'key', 'adapt_input_conv'
+    'checkpoint', 'prefix', 'min_matched', 'map_location', 'skip', 'key', 'adapt_input_conv'
 )  # fmt: skip
 
 

@@ -83,7 +83,7 @@ def capture(
     size: Tuple[int, int],
     batch: int = 1,
     dynamic: bool = False,
-    tell: Callable[[str], Any] = lambda sentence: None,
+    tell: Optional[Callable[[str], Any]] = None,
 ) -> torch.export.ExportedProgram:
     """The graph of a model.
 
@@ -96,7 +96,7 @@ def capture(
             ``size`` is one of. With windows the size is fixed, and the number of images may differ.
             Default: False.
         tell: Called with a sentence before each of the attempts, which take up to minutes. Default:
-            none.
+            None.
 
     Raises:
         NotDeployableError: If the model cannot be captured. The message says why.
@@ -117,11 +117,13 @@ def capture(
             'take the next larger ones, to which images are padded'
         )
     reasons = []
-    # The exporter cannot prove that 4 rows of a map are fewer than its pixels. It leaves such a
-    # question to the run, with which a graph for sides of any length is possible. From torch 2.9 on.
-    options = {} if DEFERRED not in signature(torch.export.export).parameters else {DEFERRED: True}
+    # The exporter cannot prove for sides of any length that 4 rows of a map are fewer than all.
+    # With this option, of torch 2.9 and later, it leaves such questions to the run.
+    known = signature(torch.export.export).parameters
+    options: Dict[str, Any] = {DEFERRED: True} if DEFERRED in known else {}
     for what, shapes, example in _choices(form, size, batch, dynamic):
-        tell(f'exporting for {what}')
+        if tell is not None:
+            tell(f'exporting for {what}')
         try:
             with torch.no_grad():
                 return torch.export.export(
@@ -138,8 +140,8 @@ def capture(
 def _choices(form: Deployable, size: Tuple[int, int], batch: int, dynamic: bool) -> Iterator[tuple]:
     """Ranges of shapes in words and numbers, the widest first, each with inputs as an example."""
     if not dynamic:
-        example = form.given(torch.zeros(batch, form.channels, *size))
-        yield f'{batch} x {size[0]} x {size[1]}', None, example
+        images = torch.zeros(batch, form.channels, *size)
+        yield f'{batch} x {size[0]} x {size[1]}', None, form.given(images)
         return
     batches = {} if form.max_batch else {0: torch.export.Dim('batch', min=1, max=LARGEST)}
     example = 1 if form.max_batch else max(batch, 2)
@@ -208,8 +210,9 @@ def write_onnx(program: torch.export.ExportedProgram, path: Path, about: dict) -
         translations.update(onnx_ops.translations())
     # It names what it does not translate, and the versions of onnxscript.
     exported = torch.onnx.export(
-        program, (), input_names=about['inputs'], output_names=about['outputs'], opset_version=OPSET,
-        custom_translation_table=translations, dynamo=True, verbose=False, optimize=False,
+        program, (), input_names=about['inputs'], output_names=about['outputs'],
+        opset_version=OPSET, custom_translation_table=translations, dynamo=True, verbose=False,
+        optimize=False,
     )  # fmt: skip
     assert exported is not None  # by the exporter of torch.export, which dynamo=True asks for
     # The exporter's own optimisation has these and a search for patterns, whose time is quadratic

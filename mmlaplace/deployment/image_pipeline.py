@@ -11,8 +11,6 @@ This file needs numpy and OpenCV, and Pillow for pipelines that resize by it. It
 nor mmlaplace: a copy beside run_onnx.py is enough on another machine.
 """
 
-import json
-import zipfile
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
@@ -140,13 +138,9 @@ def efficientnet_crop(
 
 
 def pad_image(
-    image: np.ndarray,
-    size: Optional[Size],
-    size_divisor: Optional[int],
-    square: bool,
-    value: Any,
+    image: np.ndarray, size: Optional[Size], size_divisor: Optional[int], square: bool, value: Any,
     mode: str,
-) -> np.ndarray:
+) -> np.ndarray:  # fmt: skip
     """Right and below, to a width and height, a square or the next multiples.
 
     Raises:
@@ -209,8 +203,7 @@ def of_size(about: dict, size: Optional[Size]) -> dict:
     how = dict(interpolation='bilinear', backend='cv2')
     for step in about['pipeline']:
         how.update({name: step[name] for name in how if name in step})
-    step = dict(type='Resize', scale=[size[1], size[0]], keep_ratio=False, **how)
-    return dict(about, pipeline=[step])
+    return dict(about, pipeline=[dict(type='Resize', scale=size[::-1], keep_ratio=False, **how)])
 
 
 def prepare(image: np.ndarray, about: dict) -> Prepared:
@@ -223,10 +216,10 @@ def prepare(image: np.ndarray, about: dict) -> Prepared:
     Raises:
         ValueError: If the pipeline gives a size that the file does not take; says what to do.
     """
-    original = image.shape[:2]
+    original = image.shape[0], image.shape[1]
     image, scale = carried_out(image, about['pipeline'])
     pixels = image[..., None] if image.ndim == 2 else image[..., ::-1]
-    size = pixels.shape[:2]
+    size = pixels.shape[0], pixels.shape[1]
     pixels = padded(pixels.astype(np.float32), about, original)
     return Prepared(np.ascontiguousarray(pixels.transpose(2, 0, 1)[None]), size, scale, original)
 
@@ -250,12 +243,10 @@ def padded(pixels: np.ndarray, about: dict, original: Size) -> np.ndarray:
 
 def check_size(sides: List[int], about: dict, original: Size) -> None:
     """Raise a ValueError unless a file takes images of these sides."""
-    made = (
-        f'the test pipeline makes {sides[0]} x {sides[1]} pixels of an image of {original[0]} x '
-        f'{original[1]}'
-    )
     if 'slide' in about:  # windows are checked as they are cut
         return
+    of = f'an image of {original[0]} x {original[1]}'
+    made = f'the test pipeline makes {sides[0]} x {sides[1]} pixels of {of}'
     if about['size'] is not None:
         if list(sides) != list(about['size']):
             raise ValueError(
@@ -306,13 +297,15 @@ def label_map(logits: np.ndarray, ready: Prepared, about: dict) -> np.ndarray:
     As in mmseg, logits are resized to the padded image, cut, and resized to the image.
     """
     align, (height, width) = about['align_corners'], ready.size
+    high, wide = ready.pixels.shape[2:]
 
     def whole(values: np.ndarray) -> np.ndarray:
-        values = interpolated(values, ready.pixels.shape[2:], align)  # type: ignore[arg-type]
+        values = interpolated(values, (high, wide), align)
         return interpolated(values[:height, :width], ready.original, align)
 
     if len(logits) == 1:
-        return (sigmoid(whole(logits[0])) > about['threshold']).astype(np.int64)
+        probabilities = 1 / (1 + np.exp(-whole(logits[0])))
+        return (probabilities > about['threshold']).astype(np.int64)
     # Class by class, as all of them at the size of a photograph would take gigabytes.
     best, labels = whole(logits[0]), np.zeros(ready.original, np.int64)
     for label, values in enumerate(logits[1:], 1):
@@ -335,19 +328,21 @@ def by_windows(run: Run, ready: Prepared, about: dict) -> np.ndarray:
         max(side - window + stride - 1, 0) // stride + 1
         for side, window, stride in zip((height, width), (high, wide), strides)
     )
-    total, count = np.float32(0), np.zeros((height, width), np.float32)
+    total: np.ndarray = np.zeros((0, 0, 0), np.float32)
+    count = np.zeros((height, width), np.float32)
     for row in range(rows):
         for column in range(columns):
             bottom = min(row * strides[0] + high, height)
             right = min(column * strides[1] + wide, width)
-            place = np.s_[max(bottom - high, 0) : bottom, max(right - wide, 0) : right]
-            window = np.ascontiguousarray(ready.pixels[(..., *place)])
+            top, left = max(bottom - high, 0), max(right - wide, 0)
+            place = np.s_[top:bottom, left:right]
+            window = np.ascontiguousarray(ready.pixels[:, :, top:bottom, left:right])
             logits = dict(zip(about['outputs'], run(window)))['logits'][0]
             if not count.any():
                 total = np.zeros((len(logits), height, width), np.float32)
-            size = window.shape[2:]
+            size = bottom - top, right - left
             for one, values in zip(total, logits):
-                one[place] += interpolated(values, size, about['align_corners'])  # type: ignore
+                one[place] += interpolated(values, size, about['align_corners'])
             count[place] += 1
     # The logits of the whole padded image, which need no resizing to its size.
     return label_map(total / count, ready, about)
@@ -372,10 +367,6 @@ def taps(old: int, new: int, align_corners: bool) -> Tuple[np.ndarray, np.ndarra
         places = ((np.arange(new) + 0.5) * (old / new) - 0.5).clip(0)
     first = np.minimum(places.astype(np.int64), old - 1)
     return first, np.minimum(first + 1, old - 1), (places - first).astype(np.float32)
-
-
-def sigmoid(values: np.ndarray) -> np.ndarray:
-    return 1 / (1 + np.exp(-values))
 
 
 def instances(found: Dict[str, np.ndarray], ready: Prepared, about: dict) -> Dict[str, np.ndarray]:
@@ -404,19 +395,3 @@ def inside(cells: int, pixels: int, start: float, stop: float) -> np.ndarray:
     """How far pixels are from the cells of a box, in cells, ``(pixels, cells)``."""
     places = (np.arange(pixels, dtype=np.float32) + 0.5 - start) / (stop - start) * cells - 0.5
     return places[:, None] - np.arange(cells, dtype=np.float32)
-
-
-def metadata_of(path: Path) -> dict:
-    """The metadata of a ``pt2`` or ``aoti`` file, which is a zip archive. It is not loaded.
-
-    Raises:
-        ValueError: If it has none; says what to do.
-    """
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            for name in archive.namelist():
-                if name.endswith('extra/mmlaplace'):
-                    return json.loads(archive.read(name))
-                if name.endswith('.json') and b'"mmlaplace"' in (content := archive.read(name)):
-                    return json.loads(json.loads(content)['mmlaplace'])
-    raise ValueError(f'{path} was not made by export.py --format pt2 or aoti; export it again')

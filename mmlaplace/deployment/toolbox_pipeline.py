@@ -172,7 +172,9 @@ def with_resize(cfg: Config, size: Size) -> Config:
     for written in test_pipeline_of(cfg):
         name = written['type'] if isinstance(written['type'], str) else written['type'].__name__
         if name in DESCRIBED:
-            how.update({key: written[key] for key in ('interpolation', 'backend') if key in written})
+            how.update(
+                {key: written[key] for key in ('interpolation', 'backend') if key in written}
+            )
         else:
             kept.append(written)
     resize = dict(type='Resize', scale=(width, height), keep_ratio=False, **how)

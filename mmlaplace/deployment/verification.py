@@ -32,9 +32,12 @@ TOLERANCES = {'scores': 1e-4, 'logits': 1e-4, 'boxes': 0.05, 'labels': 1e-3, 'ma
 HALF = 100  # as much more for fp16: 2^-11 against 2^-24, less what sums have of it in fp32
 
 
-def photographs(size: Tuple[int, int]) -> List[Tensor]:
-    """Photographs of scikit-image as RGB pixels ``(1, 3, H, W)``, 0 to 255."""
-    return [pixels(photograph(name), size) for name in PHOTOS]
+def photographs(size: Tuple[int, int], channels: int = 3) -> List[Tensor]:
+    """Photographs of scikit-image as RGB or grey pixels ``(1, channels, H, W)``, 0 to 255."""
+    photos = [photograph(name) for name in PHOTOS]
+    if channels == 1:
+        photos = [photo.convert('L') for photo in photos]
+    return [pixels(photo, size)[:, :channels] for photo in photos]
 
 
 def pixels(photo: 'Image.Image', size: Tuple[int, int]) -> Tensor:
@@ -139,7 +142,7 @@ def _of_instances(
     index = index[same]
     result['scores'] = _largest(expected['scores'][same] - found['scores'][index])
     if 'masks' in expected:
-        image = expected['masks'].shape[1:]
+        image = (expected['masks'].shape[1], expected['masks'].shape[2])
         pairs = zip(found['masks'][index].numpy(), found['boxes'][index].numpy())
         ours = [torch.from_numpy(image_pipeline.pasted(*pair, image)) for pair in pairs]
         binary = torch.stack(ours) >= form.model.test_cfg.rcnn.mask_thr_binary
@@ -171,7 +174,7 @@ def inferencer_of(cfg: Config, model: nn.Module) -> Any:
         whole._config = cfg
         return ImageClassificationInferencer(whole, device='cpu')
     apis = import_module(f'{cfg.default_scope}.apis')
-    base = apis.DetInferencer if cfg.default_scope == 'mmdet' else apis.MMSegInferencer
+    base: Any = apis.DetInferencer if cfg.default_scope == 'mmdet' else apis.MMSegInferencer
 
     class OfModel(base):
         def _init_model(self, cfg: Any, weights: Any, device: str = 'cpu') -> nn.Module:
@@ -251,7 +254,9 @@ def in_process(run: Callable, about: dict, paths: Iterable[Path]) -> List[dict]:
         return tuple(value.numpy() for value in run(*map(torch.from_numpy, inputs)))
 
     return [
-        image_pipeline.predict(run_arrays, image_pipeline.read_image(path, about['color']), about)[0]
+        image_pipeline.predict(run_arrays, image_pipeline.read_image(path, about['color']), about)[
+            0
+        ]
         for path in paths
     ]
 
@@ -289,7 +294,7 @@ def prediction_differences(
     apart[expected['labels'][:, None] != found['labels'][None]] = np.inf
     nearest = apart.min(1, initial=np.inf)
     same = nearest <= 1
-    result = dict(expected=len(same), missing=int((~same).sum()))
+    result: Dict[str, float] = dict(expected=len(same), missing=int((~same).sum()))
     if not same.any():
         return result
     index = apart[same].argmin(1)

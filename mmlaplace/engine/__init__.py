@@ -10,7 +10,7 @@ from ..checkpoints import (
 )
 from .layer_decay import LayerDecayOptimWrapperConstructor
 from .no_decay import NoDecayOptimWrapperConstructor
-from .redraw_features import RedrawFeaturesHook
+from .redraw_features import RedrawFeaturesHook, copy_features
 from .watch_attention import WatchAttentionHook
 from .whole_files import AtomicCheckpointHook, WholeFileBackend
 
@@ -24,6 +24,7 @@ __all__ = [
     'UnsafeCheckpointError',
     'WatchAttentionHook',
     'WholeFileBackend',
+    'copy_features',
     'load_weights',
     'read_dataset_meta',
     'read_state_dict',

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..models.backbones.options import check_images
 from ..models.initialising import initialise
-from ..models.layers import map_to_tokens, memory_format_of, tokens_to_map
+from ..models.layers import feature_map, map_to_tokens, tokens_to_map
 
 # Options of a backbone that the model sets itself.
 SET_BY_THE_MODEL = ('in_channels', 'out_indices', 'out_type')
@@ -217,7 +217,7 @@ class TimmClassifier(nn.Module):
             raise ValueError(f"output_fmt must be 'NCHW', got {output_fmt!r}")
         wanted, last = feature_take_indices(len(self._taps), indices)
         places = {self._taps[index] for index in wanted}
-        memory_format, features = memory_format_of(x), []
+        memory_format, features = feature_map.memory_format_of(x), []
         for place, tokens, hw_shape in self._blocks(x):
             stage = place[0]
             if place in places:
@@ -283,17 +283,24 @@ class TimmClassifier(nn.Module):
         Raises:
             ValueError: For a map that is to be classified without a pool.
         """
-        if not self.global_pool and self.num_classes and x.dim() == 4:
-            raise ValueError(
-                "a classifier of maps needs a pool, got global_pool=''; call "
-                f"reset_classifier({self.num_classes}, 'avg')"
-            )
-        if self.global_pool:
-            x = map_to_tokens(x) if x.dim() == 4 else x
-            x = global_pool_nlc(x, self.global_pool, self.num_prefix_tokens)
+        x = _pooled(x, self.global_pool, self.num_prefix_tokens, self.num_classes)
         x = self.head['drop'](x)
         return x if pre_logits else self.head['fc'](x)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images ``(B, in_chans, H, W)`` to ``(B, num_classes)``."""
         return self.forward_head(self.forward_features(x))
+
+
+@torch.fx.wrap  # a step of a symbolic trace, which has no shapes
+def _pooled(x: Tensor, pool: str, num_prefix_tokens: int, num_classes: int) -> Tensor:
+    """A map or tokens after the pool, or as they are without one."""
+    if not pool:
+        if num_classes and x.dim() == 4:
+            raise ValueError(
+                "a classifier of maps needs a pool, got global_pool=''; call "
+                f"reset_classifier({num_classes}, 'avg')"
+            )
+        return x
+    x = map_to_tokens(x) if x.dim() == 4 else x
+    return global_pool_nlc(x, pool, num_prefix_tokens)

@@ -55,7 +55,7 @@ PUBLISHED = {
     'mavit': dict(layers=False, kernels=False, parameters=0.03, macs=0.025),
     'mlla': dict(layers=False, kernels=True, parameters=0.03, macs=0.02),
     'xcit': dict(layers=False, kernels=True),
-    'efficientvit': dict(layers=False, kernels=True, parameters=0.02, macs=0.02),
+    'efficientvit': dict(layers=False, kernels=True, parameters=0.02, macs=0.045),  # 11.5 as 11
     'mobilevitv2': dict(layers=False, kernels=False),
     'swiftformer': dict(layers=False, kernels=False),  # both of its heads are in the published
     'slab': dict(layers=False, kernels=True),

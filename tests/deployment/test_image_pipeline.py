@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 import torch
-from conftest import toolbox_model
+from conftest import ROOT, toolbox_model
 from exported_models import build, config
 from mmengine.config import Config
 from mmengine.dataset import Compose
@@ -124,7 +124,9 @@ class FakeProgram:
     def __init__(self) -> None:
         side = type('Side', (), dict(node=type('Node', (), dict(expr=self))))
         shape = (None, 3, side, side)
-        node = type('Node', (), dict(target='images', meta=dict(val=type('V', (), dict(shape=shape)))))
+        node = type(
+            'Node', (), dict(target='images', meta=dict(val=type('V', (), dict(shape=shape))))
+        )
         self.graph = type('Graph', (), dict(nodes=[node]))
 
     @staticmethod
@@ -259,11 +261,14 @@ def test_a_size_that_a_file_does_not_take_is_one_sentence():
 def test_an_image_size_takes_the_place_of_the_steps():
     cfg = with_resize(case_config('short-edge-and-crop'), (40, 56))
     described = described_pipeline(cfg)
-    assert described['pipeline'] == [dict(type='Resize', scale=[56, 40], keep_ratio=False, **PILLOW)]
+    assert described['pipeline'] == [
+        dict(type='Resize', scale=[56, 40], keep_ratio=False, **PILLOW)
+    ]
     assert sizes_made(described['pipeline']) == {(40, 56)}
     assert cfg.test_dataloader.dataset.pipeline[0] == LOAD
     _, about = facts('short-edge-and-crop')
-    assert image_pipeline.of_size(about, (40, 56))['pipeline'] == described['pipeline']
+    (step,) = image_pipeline.of_size(about, [40, 56])['pipeline']
+    assert [step] == described['pipeline']
     assert image_pipeline.of_size(about, None) is about
 
 
@@ -334,3 +339,16 @@ def test_a_model_of_grey_images_takes_one_channel(tmp_path):
     ready = image_pipeline.prepare(image_pipeline.read_image(path, about['color']), about)
     assert ready.pixels.shape == (1, 1, 90, 120)
     assert form(torch.from_numpy(ready.pixels))[0].shape[1] == model.head.fc.out_features
+
+
+@pytest.mark.thorough
+def test_the_test_pipelines_of_all_configs_can_be_carried_out():
+    for task in ('classification', 'detection', 'segmentation'):
+        for path in sorted((ROOT / 'configs' / task).glob('*/*.py')):
+            if path.parent.name == '_base_':
+                continue
+            cfg = Config.fromfile(path)
+            made = sizes_made(described_pipeline(cfg)['pipeline'])
+            assert made, path
+            if path.stem.endswith('_in1k'):
+                assert len(made) == 1 and len(set(made.pop())) == 1, path

@@ -49,6 +49,8 @@ def also(name, value):
     (also('stem.weight', torch.ones(1).expand(10**5, 10**5)), {},
      r'shape \(100000, 100000\), and the file only 1 values'),
     (dict, dict(min_matched=95), 'between 0 and 1, got 95'),
+    (dict, dict(skip=['stem', 'norm9']), r"got \['stem', 'norm9'\]; .*\['stem', 'backbone'\]"),
+    (dict, dict(skip='stem'), "must be a list .* got 'stem'"),
     (lambda w: {**w, **{f'copy.{k}': v for k, v in w.items()}}, {},
      r"several prefixes alike.*\{'model.': 101, 'model.copy.': 101\}"),
     (lambda w: {'other.net': torch.zeros(1)}, {}, 'no tensor.*model.other.net.*stem.weight'),
@@ -153,6 +155,24 @@ def test_min_matched_lowers_the_bound_and_the_log_names_the_rest(tmp_path):
     assert report.unexpected == ['extra']
     assert torch.equal(module.stages[2]['blocks'][0].norm1.weight, untouched)
     assert f'missing {len(report.missing)} (stages.2.patch_embed' in log.read_text()
+
+
+def test_skipped_parts_keep_their_values(tmp_path):
+    """As the norms of a detector whose authors do not load that of the classifier."""
+    weights = {name: value + 1 for name, value in build(out_indices=-1).state_dict().items()}
+    weights['norm3.gate'] = torch.zeros(1)  # which the module does not have
+    init_cfg = dict(type='Pretrained', checkpoint=save(tmp_path / 'a.pth', weights))
+    backbone = build(init_cfg=dict(init_cfg, skip=['norm3', 'stages.0.blocks.0.norm1.bias']))
+    quiet_init(backbone)
+    for norm in (backbone.norm0, backbone.norm3):
+        assert norm.weight.eq(1).all()
+        assert norm.bias.eq(0).all()
+    norm = backbone.stages[0]['blocks'][0].norm1
+    assert norm.bias.eq(0).all()
+    assert torch.equal(norm.weight, weights['stages.0.blocks.0.norm1.weight'])
+    report = load_weights(backbone, init_cfg['checkpoint'], skip=['norm3'])
+    assert 'norm3.weight' not in report.matched + report.missing
+    assert report.unexpected == []
 
 
 def test_norms_and_stages_of_other_outputs_may_differ(tmp_path):

@@ -176,6 +176,26 @@ def test_a_backbone_loads_the_authors_file_by_its_init_cfg(b0):
     assert len(set(map(backbone.get_layer_depth, norms))) == 1
 
 
+def test_positions_that_may_be_of_two_aspects_are_refused_until_the_file_says_which(tmp_path):
+    manifest = json.loads(gzip.decompress(MANIFESTS['deit_tiny'].read_bytes()))
+    shapes = next(iter(manifest.values()))['shapes']
+    weights = {key: torch.randn(shape) for key, shape in shapes.items()}
+    weights['pos_embed'] = torch.randn(1, 1 + 144, 192)  # 12 x 12, or 24 x 6
+    torch.save(dict(model=weights), tmp_path / 'theirs.pth')
+    model = family_backbone('deit_tiny', img_size=(384, 96))
+    before = model.stages[0]['position'].map.clone()
+    message = r'map of 12 x 12 if its images were square, and of 24 x 6 .* --image-size'
+    with pytest.raises(ValueError, match=message):
+        load_weights(model, tmp_path / 'theirs.pth')
+    assert torch.equal(model.stages[0]['position'].map, before)
+    load_weights(family_backbone('deit_tiny', img_size=192), tmp_path / 'theirs.pth')
+    ours = convert(weights, 'deit_tiny', (384, 96))[0].weights
+    torch.save(dict(state_dict=ours), tmp_path / 'ours.pth')
+    load_weights(model, tmp_path / 'ours.pth')
+    places = model.stages[0]['position'].map.flatten(2).transpose(1, 2)
+    assert torch.equal(places, weights['pos_embed'][:, 1:])
+
+
 def test_a_module_of_another_family_is_told_which_one_fits(b0):
     message = rf'does not fit: .*; it fits {describe("pvt_v2_b0")}'.replace('(', r'\(')
     for other in (family_backbone('pvt_v2_b1'), MODELS.build(dict(type='PVTv2', arch='b0'))):

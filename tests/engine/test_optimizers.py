@@ -1,5 +1,7 @@
 """Learning rates by depth, and which parameters weight decay acts on."""
 
+from unittest import mock
+
 import pytest
 import torch
 import torch.nn as nn
@@ -168,3 +170,51 @@ def test_multipliers_of_a_user_come_first():
         assert set(decays.values()) == {0.0, 0.01}
     without_decay = dict(type='SGD', lr=LR)
     assert undecayed(model, optimizer=without_decay) == {n for n, _ in model.named_parameters()}
+
+
+MASK2FORMER = {  # as its config for Swin has them, of whose blocks it names the first alone
+    'backbone': dict(lr_mult=0.1, decay_mult=1.0),
+    'backbone.stages.0.blocks.0.norm': dict(lr_mult=0.1, decay_mult=0.0),
+    'head': dict(lr_mult=1.0, decay_mult=0.5),
+}
+
+
+@pytest.mark.parametrize('layers', [False, True])
+def test_a_key_for_a_whole_backbone_gives_norms_and_biases_no_decay(layers):
+    model = Classifier()
+    decays = settings(model, 'weight_decay', layers, custom_keys=MASK2FORMER)
+    assert {name for name in decays if not decays[name]} == undecayed(model)
+    assert decays['head.weight'] == DECAY / 2 and decays['head.bias'] == 0
+    if not layers:
+        rates = settings(model, layers=False, custom_keys=MASK2FORMER)
+        assert rates['backbone.norm3.weight'] == 0.1 * LR and rates['head.bias'] == LR
+    # Multipliers of kinds and keys act together.
+    some = settings(model, 'weight_decay', layers, custom_keys=MASK2FORMER, bias_decay_mult=0.5)
+    assert some['head.bias'] == DECAY / 4 and some['backbone.norm3.bias'] == 0
+
+
+@pytest.mark.parametrize(('key', 'decayed'), [
+    ('norm', {'weight', 'bias'}), ('backbone.norm3', {'weight', 'bias'}),
+    ('backbone.norm3.bias', {'bias'}), ('bias', {'bias'}), ('backbone', set()),
+])  # fmt: skip
+def test_a_key_that_names_a_norm_or_a_bias_comes_first(key, decayed):
+    decays = settings(Classifier(), 'weight_decay', False, custom_keys={key: dict(decay_mult=1.0)})
+    assert {kind for kind in ('weight', 'bias') if decays[f'backbone.norm3.{kind}']} == decayed
+
+
+def test_root_mean_square_norms_do_not_decay():
+    attention = dict(type='SANAAttention', embed_dims=16, num_heads=2, input_resolution=(4, 4))
+    model = nn.ModuleList([MODELS.build(dict(attention, qk_norm=True))])
+    if hasattr(nn, 'RMSNorm'):
+        model.append(nn.RMSNorm(4))
+    norms = {n for n, m in model.named_modules() if type(m).__name__ == 'RMSNorm'}
+    assert len(norms) == 2 + hasattr(nn, 'RMSNorm')
+    assert {f'{name}.weight' for name in norms} <= undecayed(model)
+
+
+def test_the_log_has_the_decay_that_acts():
+    model = nn.ModuleDict(dict(backbone=nn.Sequential(nn.Linear(2, 2))))
+    with mock.patch('mmlaplace.engine.no_decay.print_log') as log:
+        settings(model, layers=False, custom_keys=MASK2FORMER)
+    lines = [call.args[0] for call in log.call_args_list]
+    assert lines == ['paramwise_options -- backbone.0.bias:weight_decay=0.0']

@@ -155,7 +155,7 @@ def test_options_models_and_batches_that_do_not_fit_are_refused():
 def test_features_are_drawn_again_after_so_many_iterations():
     model = torch.nn.Sequential(PerformerAttention(32, 2, (7, 7)), torch.nn.Linear(2, 2))
     hook = HOOKS.build(dict(type='RedrawFeaturesHook', interval=3))
-    runner, seen = SimpleNamespace(model=model, iter=0), []
+    runner, seen = SimpleNamespace(model=model, iter=0, hooks=[]), []
     for runner.iter in range(7):
         seen.append(model[0].projection_matrix.clone())
         hook.after_train_iter(runner, runner.iter)
@@ -171,7 +171,7 @@ def draw(rank, store):
     torch.manual_seed(rank)
     model = torch.nn.Sequential(PerformerAttention(32, 2, (7, 7)))
     hook = RedrawFeaturesHook(interval=1)
-    hook.after_train_iter(SimpleNamespace(model=model, iter=0), 0)
+    hook.after_train_iter(SimpleNamespace(model=model, iter=0, hooks=[]), 0)
     drawn = [None, None]
     torch.distributed.all_gather_object(drawn, model[0].projection_matrix)
     assert torch.equal(*drawn)

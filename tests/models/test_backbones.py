@@ -285,3 +285,18 @@ def test_sizes_have_their_parameters_and_heads(name):
             for found in blocks
         ]
         assert [sum(p.numel() for p in backbone.parameters()), heads] == expected, arch
+
+
+@pytest.mark.parametrize(
+    ('name', 'options', 'expected'),
+    [('SOFT', {}, 1), ('SOFT', dict(out_indices=(0, 1)), 0), ('LaplacianFormer', {}, 0)],
+)
+def test_tools_of_mmpretrain_learn_how_many_tokens_are_before_the_map(name, options, expected):
+    backbone, shapes = build(name, **options), []
+    backbone.stages[-1]['blocks'][-1].register_forward_hook(
+        lambda block, inputs, out: shapes.append((out.shape[1], inputs[1]))
+    )
+    backbone(torch.randn(1, 3, 64, 96))
+    ((tokens, (height, width)),) = shapes
+    # mmpretrain's vis_cam.py --vit-like takes 1 where a backbone does not say.
+    assert backbone.num_extra_tokens == tokens - height * width == expected

@@ -139,6 +139,24 @@ def test_features_are_the_maps_of_the_backbone(name, model, images):
     assert not [n for n, p in features.named_parameters() if p.grad is None]
 
 
+def test_a_model_for_torchscript_is_refused_with_what_works():
+    with pytest.raises(ValueError, match=r'scriptable=True cannot be had.*torch\.export'):
+        create(FAST, scriptable=True)
+
+
+@each_kind
+def test_features_can_come_from_a_graph(name, images):
+    """Tokens ``(B, N, C)`` of the blocks, as timm's graphs of its vision transformers give."""
+    pytest.importorskip('torchvision')
+    graph = create(name, features_only=True, feature_cls='fx', num_classes=3).eval()
+    features = create(name, features_only=True, num_classes=3, out_indices=None).eval()
+    weights = {f'model.{k}': v for k, v in graph.graph_module.state_dict().items()}
+    assert not features.load_state_dict(weights, strict=False).unexpected_keys
+    for tokens, expected in zip(graph(images), features(images)):
+        expected = expected.flatten(2).transpose(1, 2)
+        torch.testing.assert_close(tokens[:, -expected.shape[1] :], expected, **SAME)
+
+
 @each_kind
 def test_a_pruned_model_computes_the_features_that_are_left(name, model, images):
     for index in (0, 1, 2):

@@ -1,13 +1,17 @@
 """Windows of a map: slices, derivatives, Swin's masks, and windows that divide a map evenly."""
 
+import gzip
+import json
+
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import doubles, make_attention
+from conftest import ROOT, doubles, make_attention
 from mmengine.registry import MODELS
 from test_backbones import build, small
 
-from mmlaplace.models import PolaFormerSwin, WindowAttention
+from mmlaplace.checkpoints.families import recognise
+from mmlaplace.models import PolaFormerSwin, Swin, WindowAttention
 from mmlaplace.models.layers import join_windows, split_windows
 
 
@@ -54,6 +58,26 @@ def test_windows_are_those_of_swin(hw_shape, shifted):
     )
     x = doubles(2, hw_shape[0] * hw_shape[1], 16)
     torch.testing.assert_close(ours(x, hw_shape), theirs(x, hw_shape), atol=1e-10, rtol=1e-10)
+
+
+@pytest.mark.parametrize('pixels', [(224, 192), (100, 260)])
+def test_maps_of_small_images_are_those_of_mmdets_swin(pixels):
+    """From the same weights; the last maps have 7 x 6 and 4 x 9 tokens."""
+    swin = pytest.importorskip('mmdet.models.backbones.swin')
+    manifest = gzip.decompress((ROOT / 'tests/data/manifests/swin_tiny.json.gz').read_bytes())
+    shapes = json.loads(manifest)['authors']['shapes']
+    weights = {k: 0.05 * torch.randn(shapes[k]) for k in shapes if 'index' not in k}
+    ours, theirs = Swin(arch='tiny', pad_small_maps=True), swin.SwinTransformer(drop_path_rate=0.0)
+    converted = recognise(weights).convert(weights).weights
+    for model, state in (ours, converted), (theirs, swin.swin_converter(weights)):
+        model.load_state_dict({k.removeprefix('backbone.'): v for k, v in state.items()}, False)
+    ours.norm3.reset_parameters()  # those of the maps are new in mmdet
+    for model in (ours, theirs):
+        model.double().eval()
+    x = doubles(1, 3, *pixels)
+    with torch.no_grad():
+        for own, other in zip(ours(x), theirs(x)):
+            torch.testing.assert_close(own, other, atol=1e-10, rtol=1e-10)
 
 
 @pytest.mark.parametrize('window_size', [1, 4, 7, 56])

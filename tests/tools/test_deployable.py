@@ -23,7 +23,9 @@ def compare(form, size=(96, 128)) -> dict:
     photo = verification.photographs(size)[0]
     with torch.no_grad():
         expected = verification.predicted(form.model, form.task, photo)
-        found = verification.differences(form, expected, dict(zip(form.outputs, form(*form.given(photo)))))
+        found = verification.differences(
+            form, expected, dict(zip(form.outputs, form(*form.given(photo))))
+        )
     assert not verification.too_much(found, half=False), found
     return found
 

@@ -201,6 +201,29 @@ def test_the_tool_writes_verifies_and_times_a_file_for_one_size(tmp_path):
 
 @needs_export
 @pytest.mark.slow
+def test_forty_images_have_the_classes_of_the_toolbox(exported, tmp_path):
+    pytest.importorskip('onnxscript')
+    path, images = exported('polaformer-pvt', 'onnx'), []
+    for number in range(40):
+        pixels = np.random.default_rng(number).integers(0, 256, (6, 6, 3), np.uint8)
+        images.append(tmp_path / f'{number}.png')
+        Image.fromarray(pixels).resize((48, 48), Image.Resampling.BICUBIC).save(images[-1])
+    result = run_script(RUN, path, *images, '--out', tmp_path / 'out')
+    assert result.returncode == 0, result.stderr
+    expected = verification.toolbox_predictions(
+        Config.fromfile(config('polaformer-pvt')), build('polaformer-pvt'), images
+    )
+    classes = set()
+    for image, wanted in zip(images, expected):
+        scores = verification.read_predictions(tmp_path / 'out', image.stem)['scores']
+        classes.add(int(scores.argmax()))
+        assert scores.argmax() == wanted['scores'].argmax()
+        assert np.abs(scores - wanted['scores']).max() < 1e-4  # fp32, products in another order
+    assert len(classes) > 1
+
+
+@needs_export
+@pytest.mark.slow
 def test_int8_takes_less_room_and_keeps_products_of_activations(exported, noise_images, tmp_path):
     pytest.importorskip('onnxruntime')
     onnx = pytest.importorskip('onnx')

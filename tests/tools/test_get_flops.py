@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from conftest import ROOT, load_tool, registered, run_script, toolbox_model
+from conftest import ROOT, fast_with, load_tool, registered, run_script, toolbox_model
 from mmengine.analysis import FlopAnalyzer
 from mmengine.config import Config
 from mmengine.registry import MODELS
@@ -15,8 +15,10 @@ from mmlaplace.analysis import measuring
 from mmlaplace.analysis.complexity import count_complexity, mmengine_flop_handles
 from mmlaplace.analysis.networks import Network, image_size
 from mmlaplace.model_zoo import read_models
-from mmlaplace.models import BaseAttention, LaplacianAttention
+from mmlaplace.models import BaseAttention, LaplacianAttention, PyramidBackbone
+from mmlaplace.models.layers import as_torch_linears
 from mmlaplace.ops import use_backend
+from mmlaplace.toolboxes import toolbox_script
 
 
 class OnMap(torch.nn.Module):
@@ -67,16 +69,78 @@ def test_every_part_keeps_its_mode_also_after_an_error(width):
     assert [module.training for module in model.modules()] == [True, False, True]
 
 
-def test_mmengine_counts_the_same():
-    backbone = MODELS.build(dict(type='LaplacianFormer', arch='micro', img_size=64)).eval()
-    analyzer = FlopAnalyzer(backbone, torch.zeros(1, 3, 64, 64))
+# A few FLOPs an element. They are no multiply-accumulates for us.
+NO_PRODUCTS = {'batch_norm', 'group_norm', 'layer_norm', 'adaptive_avg_pool2d',
+               'upsample_bilinear2d', 'upsample_nearest2d'}  # fmt: skip
+
+
+def check_against_mmengine(model, shape):
+    """Both counters count the same products: by dispatch, and in the graph of a trace."""
+    analyzer = FlopAnalyzer(model.eval(), torch.zeros(1, *shape))
     analyzer.unsupported_ops_warnings(False).uncalled_modules_warnings(False)
+    analyzer.tracer_warnings('none')
     by_operator = analyzer.set_op_handle(**mmengine_flop_handles()).by_operator()
-    # Norms and poolings, a few FLOPs an element, are no multiply-accumulates for us.
-    products = ('conv', 'linear', 'matmul', 'cdist', 'laplacian_kernel', 'cholesky_inverse',
-                'nystrom_attention')  # fmt: skip
-    total = sum(by_operator[name] for name in products if name in by_operator)
-    assert count_complexity(backbone, (3, 64, 64)).macs == pytest.approx(total, rel=1e-3)
+    total = sum(count for name, count in by_operator.items() if name not in NO_PRODUCTS)
+    assert count_complexity(model, shape).macs == pytest.approx(total, rel=1e-3)
+
+
+BACKBONES = registered(PyramidBackbone)
+
+
+@pytest.mark.parametrize('name', fast_with(BACKBONES, 'LaplacianFormer', 'SOFT', 'Swin'))
+def test_mmengine_counts_the_same(name):
+    zoo = MODELS.get(name).arch_zoo
+    smallest = min(zoo, key=lambda arch: sum(zoo[arch]['depths']) * max(zoo[arch]['embed_dims']))
+    backbone = MODELS.build(dict(type=name, arch=smallest, img_size=64))
+    check_against_mmengine(backbone, (3, 64, 64))
+
+
+# A trace takes the form for maps of any size, and convolves with computed filters tap by tap.
+IN_A_TRACE = dict(
+    InLineAttention=dict(lepe_kernel=0),
+    BasedAttention=dict(form='linear'),
+    TaylorShiftAttention=dict(form='linear'),
+    ReformerAttention=dict(form='chunks'),
+)
+
+
+@pytest.mark.parametrize('name', registered(BaseAttention))
+def test_mmengine_counts_the_same_of_an_attention(name):
+    cfg = dict(type=name, embed_dims=32, num_heads=2, input_resolution=(16, 16))
+    attention = MODELS.build(dict(cfg, **IN_A_TRACE.get(name, {})))
+    check_against_mmengine(OnMap(attention), (32, 16, 16))
+
+
+# Not SOFT: heads share the filters of its landmarks, which counts as one head where types decide.
+@pytest.mark.parametrize('name', ['LaplacianFormer', 'PVT', 'RAVLT', 'Swin', 'ViT'])
+def test_counters_by_types_see_all_layers_as_torch_linears(name):
+    """As thop and ptflops count: by hooks on layers whose type is exactly torch's."""
+    zoo, counts = MODELS.get(name).arch_zoo, []
+    backbone = MODELS.build(dict(type=name, arch=next(iter(zoo)), img_size=64))
+    for layer in as_torch_linears(backbone).modules():
+        if type(layer) in (torch.nn.Linear, torch.nn.Conv2d):
+            macs = layer.weight[0].numel()  # of an output value
+            layer.register_forward_hook(lambda m, i, out, n=macs: counts.append(n * out.numel()))
+    counted = count_complexity(backbone, (3, 64, 64))
+    assert sum(counts) == counted.weight_macs
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize(('toolbox', 'config', 'options'), [
+    ('mmpretrain', 'classification/{}_1xb32_mini.py', ('--shape', '64')),
+    ('mmseg', 'segmentation/{}_fpn_1xb16_mini.py', ('--shape', '64', '64')),
+    ('mmdet', 'detection/retinanet_{}_fpn_mini.py', ('--num-images', '1')),
+])  # fmt: skip
+def test_the_scripts_of_the_toolboxes_run(toolbox, config, options, mini_data):
+    folder, name = config.split('/')
+    config = CONFIGS / folder / 'laplacianformer' / name.format('laplacianformer-micro')
+    script = toolbox_script(toolbox, 'analysis_tools/get_flops.py')
+    if toolbox == 'mmdet':
+        options += ('--cfg-options', f'val_dataloader.dataset.data_root={mini_data}/detection/')
+    result = run_script(script, config, *options)
+    assert result.returncode == 0, result.stderr
+    assert 'Flops: ' in result.stdout and 'Params: ' in result.stdout
 
 
 @pytest.mark.slow

@@ -35,6 +35,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Callable, Iterable, List, Tuple
 
+import numpy as np
 import torch
 import torch.nn as nn
 from mmengine.config import Config, DictAction
@@ -48,7 +49,7 @@ from mmlaplace.commands.command_line import (
     read_config,
     write_json,
 )
-from mmlaplace.deployment import exporting, verification
+from mmlaplace.deployment import exporting, image_pipeline, verification
 from mmlaplace.deployment.deployable import Deployable, NotDeployableError, deployable
 from mmlaplace.deployment.onnx_ops import LIBRARY
 from mmlaplace.deployment.toolbox_pipeline import described_pipeline, sizes_made, with_resize
@@ -83,7 +84,8 @@ def parse_arguments() -> Tuple[ToolParser, argparse.Namespace]:
         help="operators of the attentions: PyTorch's (default) or the compiled ones of mmlaplace",
     )  # fmt: skip
     parser.add_argument(
-        '--verify', action='store_true',
+        '--verify',
+        action='store_true',
         help="compare graph and deployed command with the toolbox's predictions for photos",
     )
     parser.add_argument('--benchmark', action='store_true', help='time it beside eager PyTorch')
@@ -123,7 +125,12 @@ def planned_size(cfg: Config, form: Deployable, args: argparse.Namespace) -> Tup
     if size is None:
         return cfg, made.pop() if len(made) == 1 else image_size(cfg)
     # A detector's images are padded to the size of the file.
-    if not args.dynamic and form.task != 'detection' and made != {size} and 'slide' not in form.details:
+    if (
+        not args.dynamic
+        and form.task != 'detection'
+        and made != {size}
+        and 'slide' not in form.details
+    ):
         print(
             f'The file will resize images to {size[0]} x {size[1]}, in the place of the steps of '
             'the test pipeline.', file=sys.stderr,
@@ -150,6 +157,15 @@ def export(form: Deployable, cfg: Config, args: argparse.Namespace, size: Size) 
     return about
 
 
+def warn_of_sizes(about: dict) -> None:
+    """Say on stderr if the file does not take some of the sizes that its pipeline makes."""
+    image = np.zeros((480, 640) + (3,) * (about['color'] == 'color'), np.uint8)
+    try:
+        image_pipeline.prepare(image, about)
+    except ValueError as error:
+        print(f'The file does not take every image: {error}.', file=sys.stderr)
+
+
 def tell(sentence: str) -> None:
     """Say on stderr what is done, which takes up to minutes. Stdout is for the report."""
     print(f'{sentence} …', file=sys.stderr, flush=True)
@@ -161,7 +177,7 @@ def verify(
     """Differences from the toolbox's predictions for each photograph, the largest at each size."""
     found = []
     for size in sizes:
-        photos = verification.photographs(size)
+        photos = verification.photographs(size, form.channels)
         if about['batch'] not in (None, 1):  # a static file of a larger batch: the same image
             photos = [photo.expand(about['batch'], -1, -1, -1).contiguous() for photo in photos]
         rows = []
@@ -208,7 +224,9 @@ def verify_deployed(
 
 def batched(run: Callable, about: dict) -> Callable:
     """A function of one image for a file that takes a fixed number of them."""
-    return lambda images, *more: run(images.expand(about['batch'] or 1, -1, -1, -1).contiguous(), *more)
+    return lambda images, *more: run(
+        images.expand(about['batch'] or 1, -1, -1, -1).contiguous(), *more
+    )
 
 
 def commanded(args: argparse.Namespace, folder: Path, paths: List[Path]) -> List[dict]:
@@ -239,12 +257,12 @@ def benchmark(
     """Milliseconds in eager PyTorch, with the compiled ops, and in the runtime, by turns."""
     found = []
     for size in sizes:
-        images = verification.photographs(size)[0].expand(batch, -1, -1, -1).contiguous()
+        photo = verification.photographs(size, form.channels)[0]
+        inputs = form.given(photo.expand(batch, -1, -1, -1).contiguous())
         jobs = dict(
-            pytorch=torch.no_grad()(lambda x=form.given(images): form(*x)),
-            runtime=lambda x=form.given(images): run(*x),
+            pytorch=torch.no_grad()(lambda x=inputs: form(*x)), runtime=lambda x=inputs: run(*x)
         )
-        seconds = interleave(jobs, rounds, images.device)
+        seconds = interleave(jobs, rounds, photo.device)
         times = {name: 1e3 * statistics.median(of) for name, of in seconds.items()}
         best = {f'{name}_best': 1e3 * min(of) for name, of in seconds.items()}
         row = dict(times, **best, ratio=times['runtime'] / times['pytorch'])
@@ -267,6 +285,7 @@ def main() -> None:
         cfg, size = planned_size(cfg, form, args)
         start = time.perf_counter()
         about = export(form, cfg, args, size)
+        warn_of_sizes(about)
     except (ImportError, NotDeployableError) as error:
         parser.error(str(error))
     report = dict(

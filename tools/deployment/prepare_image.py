@@ -9,14 +9,32 @@ Examples:
 """
 
 import argparse
+import json
 import sys
+import zipfile
 from pathlib import Path
 
 import numpy as np
 
 # The module alone, as its package needs torch. A copy beside this file comes first.
 sys.path.append(str(Path(__file__).resolve().parent / '../../mmlaplace/deployment'))
-import image_pipeline  # noqa: E402
+import image_pipeline
+
+
+def metadata_of(path: Path) -> dict:
+    """The metadata of a ``pt2`` or ``aoti`` file, which is a zip archive. It is not loaded.
+
+    Raises:
+        ValueError: If it has none; says what to do.
+    """
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if name.endswith('extra/mmlaplace'):
+                    return json.loads(archive.read(name))
+                if name.endswith('.json') and b'"mmlaplace"' in (content := archive.read(name)):
+                    return json.loads(json.loads(content)['mmlaplace'])
+    raise ValueError(f'{path} was not made by export.py --format pt2 or aoti; export it again')
 
 
 def main() -> None:
@@ -33,7 +51,7 @@ def main() -> None:
     if args.out.resolve() in (args.model.resolve(), args.image.resolve()):
         parser.error(f'{args.out} is an input; name another file')
     try:
-        about = image_pipeline.metadata_of(args.model)
+        about = metadata_of(args.model)
         image = image_pipeline.read_image(args.image, about['color'])
         pixels = image_pipeline.prepare(image, about).pixels[0].transpose(1, 2, 0)
     except (OSError, ValueError) as error:

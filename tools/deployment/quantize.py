@@ -83,7 +83,8 @@ def quantize(source: Path, out: Path, images: List[Tensor]) -> None:
         prepared, quantized = Path(folder, 'prepared.onnx'), Path(folder, 'quantized.onnx')
         quant_pre_process(str(source), str(prepared), skip_symbolic_shape=True)
         quantization.quantize_static(
-            str(prepared), str(quantized), Images(), op_types_to_quantize=['Conv', 'MatMul', 'Gemm'],
+            str(prepared), str(quantized), Images(),
+            op_types_to_quantize=['Conv', 'MatMul', 'Gemm'],
             nodes_to_exclude=products_of_activations(prepared), per_channel=True,
         )  # fmt: skip
         model = onnx.load(str(quantized))

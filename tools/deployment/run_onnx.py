@@ -23,8 +23,7 @@ import numpy as np
 
 # The module alone, as its package needs torch. A copy beside this file comes first.
 sys.path.append(str(Path(__file__).resolve().parent / '../../mmlaplace/deployment'))
-import image_pipeline  # noqa: E402
-
+import image_pipeline
 
 
 def open_session(parser: argparse.ArgumentParser, args: argparse.Namespace):
@@ -106,9 +105,7 @@ def write(path: Path, pictures: dict, found: dict, out: Path, taken: set) -> Non
         files[out / f'{path.stem}.json'] = numbers
     for place in files:
         if place.resolve() in taken:
-            raise ValueError(
-                f'{place} is already one of the images or results; name another --out'
-            )
+            raise ValueError(f'{place} is already one of the images or results; name another --out')
         taken.add(place.resolve())
     out.mkdir(parents=True, exist_ok=True)
     for place, content in files.items():

@@ -1,6 +1,6 @@
 _base_ = [
     '../_base_/models/image_classifier.py',
-    '../_base_/datasets/imagenet_bs128_236.py',
+    '../_base_/datasets/imagenet_bs128_full_no_erasing.py',
     '../_base_/schedules/imagenet_bs1024_adamw_300e_efficientvit.py',
     '../_base_/default_runtime.py',
 ]

@@ -9,6 +9,7 @@ model = dict(
     backbone=dict(
         type='Swin',
         arch='base',
+        pad_small_maps=True,
         # One window for all of the map.
         attn_cfg=[
             dict(
@@ -25,6 +26,7 @@ model = dict(
         drop_path_rate=0.4,
         init_cfg=dict(
             type='Pretrained',
+            skip=['norm3'],
             checkpoint='https://cloud.tsinghua.edu.cn/f/4fcd2d0114bb490483c3/?dl=1',
         ),
     ),
@@ -32,8 +34,7 @@ model = dict(
 )
 optim_wrapper = dict(
     optimizer=dict(weight_decay=0.05),
-    # The biases of agents do not decay.
-    paramwise_cfg=dict(
+    paramwise_cfg=dict(  # the biases of agents do not decay
         custom_keys={'.gather_': dict(decay_mult=0), '.spread_': dict(decay_mult=0)}
     ),
 )

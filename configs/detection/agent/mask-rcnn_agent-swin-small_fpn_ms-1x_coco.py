@@ -9,6 +9,7 @@ model = dict(
     backbone=dict(
         type='Swin',
         arch='small',
+        pad_small_maps=True,
         # One window for all of the map.
         attn_cfg=[
             dict(
@@ -24,6 +25,7 @@ model = dict(
         drop_path_rate=0.1,
         init_cfg=dict(
             type='Pretrained',
+            skip=['norm3'],
             checkpoint='https://cloud.tsinghua.edu.cn/f/f607172c9fea4d6e99bb/?dl=1',
         ),
     ),

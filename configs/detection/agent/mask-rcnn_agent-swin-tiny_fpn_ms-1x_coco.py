@@ -9,6 +9,7 @@ model = dict(
     backbone=dict(
         type='Swin',
         arch='tiny',
+        pad_small_maps=True,
         # One window for all of the map.
         attn_cfg=[
             dict(
@@ -24,6 +25,7 @@ model = dict(
         drop_path_rate=0.1,
         init_cfg=dict(
             type='Pretrained',
+            skip=['norm3'],
             checkpoint='https://cloud.tsinghua.edu.cn/f/a2ddc1190c224f768a41/?dl=1',
         ),
     ),

@@ -12,6 +12,7 @@ model = dict(
         drop_path_rate=0.3,
         init_cfg=dict(
             type='Pretrained',
+            skip=['norm3'],
             checkpoint='https://github.com/microsoft/CSWin-Transformer/releases/download/v0.1.0/cswin_small_224.pth',
         ),
     ),

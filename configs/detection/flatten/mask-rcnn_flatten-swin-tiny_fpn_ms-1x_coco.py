@@ -9,6 +9,7 @@ model = dict(
     backbone=dict(
         type='Swin',
         arch='tiny',
+        pad_small_maps=True,
         attn_cfg=[
             dict(
                 window_size=56, even_windows=True, attn_cfg=dict(type='FLattenAttention', qkv='qkv')
@@ -19,6 +20,7 @@ model = dict(
         drop_path_rate=0.1,
         init_cfg=dict(
             type='Pretrained',
+            skip=['norm3'],
             checkpoint='https://cloud.tsinghua.edu.cn/f/e1518e76703e4e57a7f2/?dl=1',
         ),
     ),

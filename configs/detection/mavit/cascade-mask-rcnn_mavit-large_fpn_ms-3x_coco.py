@@ -11,7 +11,6 @@ model = dict(
         arch='large',
         layer_scale=1e-6,
         drop_path_rate=0.55,
-        norm_eval=True,
         init_cfg=dict(
             type='Pretrained',
             checkpoint='https://huggingface.co/aldjalkdf/MAViT/resolve/main/MAViT_L.pth',
@@ -22,3 +21,4 @@ model = dict(
 optim_wrapper = dict(optimizer=dict(lr=5e-5, weight_decay=0.05))
 train_dataloader = dict(batch_size=1)
 auto_scale_lr = dict(base_batch_size=8)
+sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

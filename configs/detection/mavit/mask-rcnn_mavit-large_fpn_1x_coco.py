@@ -11,7 +11,6 @@ model = dict(
         arch='large',
         layer_scale=1e-6,
         drop_path_rate=0.55,
-        norm_eval=True,
         init_cfg=dict(
             type='Pretrained',
             checkpoint='https://huggingface.co/aldjalkdf/MAViT/resolve/main/MAViT_L.pth',
@@ -20,3 +19,4 @@ model = dict(
     neck=dict(in_channels=[96, 192, 448, 640]),
 )
 optim_wrapper = dict(optimizer=dict(weight_decay=0.05))
+sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

@@ -10,8 +10,8 @@ model = dict(
         type='MAViT',
         arch='tiny',
         drop_path_rate=0.1,
-        norm_eval=True,
     ),
     neck=dict(in_channels=[64, 128, 256, 512]),
 )
 optim_wrapper = dict(optimizer=dict(weight_decay=0.05))
+sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

@@ -10,9 +10,9 @@ model = dict(
         type='MAViT',
         arch='tiny',
         drop_path_rate=0.1,
-        norm_eval=True,
         out_indices=(1, 2, 3),
     ),
     neck=dict(in_channels=[128, 256, 512]),
 )
 optim_wrapper = dict(optimizer=dict(weight_decay=1e-4))
+sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

@@ -12,6 +12,7 @@ model = dict(
         drop_path_rate=0.1,
         init_cfg=dict(
             type='Pretrained',
+            skip=['norm3'],
             checkpoint='https://cloud.tsinghua.edu.cn/f/91c85c5a1061496d8796/?dl=1',
         ),
     ),

@@ -12,6 +12,7 @@ model = dict(
         drop_path_rate=0.3,
         init_cfg=dict(
             type='Pretrained',
+            skip=['norm3'],
             checkpoint='https://cloud.tsinghua.edu.cn/f/0e5d0b1409d540aaa80c/?dl=1',
         ),
     ),

@@ -12,6 +12,7 @@ model = dict(
         drop_path_rate=0.3,
         init_cfg=dict(
             type='Pretrained',
+            skip=['norm3'],
             checkpoint='https://cloud.tsinghua.edu.cn/f/7a19712877cb4242889c/?dl=1',
         ),
     ),

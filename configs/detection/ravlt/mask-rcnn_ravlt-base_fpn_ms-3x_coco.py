@@ -11,7 +11,6 @@ model = dict(
         arch='base',
         layer_scale=(1, 1, 1e-6, 1e-6),
         drop_path_rate=0.4,
-        norm_eval=True,
         init_cfg=dict(
             type='Pretrained',
             checkpoint='https://huggingface.co/aldjalkdf/RAVLT/resolve/main/RAVLT_B.pth',
@@ -20,3 +19,4 @@ model = dict(
     neck=dict(in_channels=[96, 192, 384, 512]),
 )
 optim_wrapper = dict(optimizer=dict(weight_decay=0.05))
+sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

@@ -11,7 +11,6 @@ model = dict(
         arch='large',
         layer_scale=1e-6,
         drop_path_rate=0.55,
-        norm_eval=True,
         out_indices=(1, 2, 3),
         init_cfg=dict(
             type='Pretrained',
@@ -21,3 +20,4 @@ model = dict(
     neck=dict(in_channels=[192, 448, 640]),
 )
 optim_wrapper = dict(optimizer=dict(weight_decay=1e-4))
+sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

@@ -10,7 +10,6 @@ model = dict(
         type='RAVLT',
         arch='small',
         drop_path_rate=0.15,
-        norm_eval=True,
         out_indices=(1, 2, 3),
         init_cfg=dict(
             type='Pretrained',
@@ -20,3 +19,4 @@ model = dict(
     neck=dict(in_channels=[128, 320, 512]),
 )
 optim_wrapper = dict(optimizer=dict(weight_decay=1e-4))
+sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

@@ -9,6 +9,7 @@ model = dict(
     backbone=dict(
         type='Swin',
         arch='tiny',
+        pad_small_maps=True,
         norm_cfg=dict(type='RepBN'),
         out_norms=dict(type='LN', eps=1e-5),
         drop_path_rate=0.2,

@@ -9,6 +9,7 @@ model = dict(
     backbone=dict(
         type='Swin',
         arch='tiny',
+        pad_small_maps=True,
         attn_cfg=[
             dict(window_size=56, attn_cfg=dict(type='SLABAttention')),
             dict(window_size=28, attn_cfg=dict(type='SLABAttention')),

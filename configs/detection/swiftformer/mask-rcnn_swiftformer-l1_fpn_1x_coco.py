@@ -11,6 +11,7 @@ model = dict(
         arch='l1',
         init_cfg=dict(
             type='Pretrained',
+            skip=['norm3'],
             checkpoint='https://huggingface.co/timm/swiftformer_l1.dist_in1k/resolve/main/model.safetensors',
         ),
     ),

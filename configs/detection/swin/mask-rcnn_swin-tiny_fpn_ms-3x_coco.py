@@ -9,9 +9,11 @@ model = dict(
     backbone=dict(
         type='Swin',
         arch='tiny',
+        pad_small_maps=True,
         drop_path_rate=0.2,
         init_cfg=dict(
             type='Pretrained',
+            skip=['norm3'],
             checkpoint='https://github.com/SwinTransformer/storage/releases/download/v1.0.0/swin_tiny_patch4_window7_224.pth',
         ),
     ),

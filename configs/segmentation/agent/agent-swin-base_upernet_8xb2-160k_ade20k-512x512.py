@@ -10,6 +10,7 @@ model = dict(
     backbone=dict(
         type='Swin',
         arch='base',
+        pad_small_maps=True,
         # One window for all of the map.
         attn_cfg=[
             dict(
@@ -26,6 +27,7 @@ model = dict(
         drop_path_rate=0.5,
         init_cfg=dict(
             type='Pretrained',
+            skip=['norm3'],
             checkpoint='https://cloud.tsinghua.edu.cn/f/4fcd2d0114bb490483c3/?dl=1',
         ),
     ),

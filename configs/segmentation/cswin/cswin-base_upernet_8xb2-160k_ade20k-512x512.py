@@ -13,6 +13,7 @@ model = dict(
         drop_path_rate=0.6,
         init_cfg=dict(
             type='Pretrained',
+            skip=['norm3'],
             checkpoint='https://github.com/microsoft/CSWin-Transformer/releases/download/v0.1.0/cswin_base_224.pth',
         ),
     ),

@@ -10,6 +10,7 @@ model = dict(
     backbone=dict(
         type='Swin',
         arch='small',
+        pad_small_maps=True,
         attn_cfg=[
             dict(
                 window_size=56, even_windows=True, attn_cfg=dict(type='FLattenAttention', qkv='qkv')
@@ -20,6 +21,7 @@ model = dict(
         drop_path_rate=0.3,
         init_cfg=dict(
             type='Pretrained',
+            skip=['norm3'],
             checkpoint='https://cloud.tsinghua.edu.cn/f/94188e52af354bf4a88b/?dl=1',
         ),
     ),

@@ -10,6 +10,7 @@ model = dict(
     backbone=dict(
         type='Swin',
         arch='tiny',
+        pad_small_maps=True,
         attn_cfg=[
             dict(
                 window_size=56, even_windows=True, attn_cfg=dict(type='FLattenAttention', qkv='qkv')
@@ -20,6 +21,7 @@ model = dict(
         drop_path_rate=0.3,
         init_cfg=dict(
             type='Pretrained',
+            skip=['norm3'],
             checkpoint='https://cloud.tsinghua.edu.cn/f/e1518e76703e4e57a7f2/?dl=1',
         ),
     ),

@@ -10,12 +10,14 @@ model = dict(
     backbone=dict(
         type='Swin',
         arch='tiny',
+        pad_small_maps=True,
         attn_cfg=[dict(window_size=56, even_windows=True, attn_cfg=dict(type='InLineAttention'))]
         * 3
         + [None],
         drop_path_rate=0.3,
         init_cfg=dict(
             type='Pretrained',
+            skip=['norm3'],
             checkpoint='https://cloud.tsinghua.edu.cn/f/32810869fcc34410966b/?dl=1',
         ),
     ),

@@ -12,7 +12,6 @@ model = dict(
         arch='large',
         layer_scale=1e-6,
         drop_path_rate=0.55,
-        norm_eval=True,
         init_cfg=dict(
             type='Pretrained',
             checkpoint='https://huggingface.co/aldjalkdf/MAViT/resolve/main/MAViT_L.pth',
@@ -23,3 +22,4 @@ model = dict(
 )
 train_dataloader = dict(batch_size=1)
 auto_scale_lr = dict(base_batch_size=8)
+sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

@@ -11,7 +11,6 @@ model = dict(
         type='MAViT',
         arch='small',
         drop_path_rate=0.15,
-        norm_eval=True,
         init_cfg=dict(
             type='Pretrained',
             checkpoint='https://huggingface.co/aldjalkdf/MAViT/resolve/main/MAViT_S.pth',
@@ -19,3 +18,4 @@ model = dict(
     ),
     neck=dict(in_channels=[64, 128, 320, 512]),
 )
+sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

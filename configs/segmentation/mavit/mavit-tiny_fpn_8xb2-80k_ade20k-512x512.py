@@ -11,7 +11,7 @@ model = dict(
         type='MAViT',
         arch='tiny',
         drop_path_rate=0.1,
-        norm_eval=True,
     ),
     neck=dict(in_channels=[64, 128, 256, 512]),
 )
+sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

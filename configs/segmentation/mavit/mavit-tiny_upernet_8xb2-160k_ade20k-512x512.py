@@ -11,8 +11,8 @@ model = dict(
         type='MAViT',
         arch='tiny',
         drop_path_rate=0.1,
-        norm_eval=True,
     ),
     decode_head=dict(in_channels=[64, 128, 256, 512]),
     auxiliary_head=dict(in_channels=256),
 )
+sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

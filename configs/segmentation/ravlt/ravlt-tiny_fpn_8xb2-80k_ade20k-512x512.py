@@ -11,7 +11,6 @@ model = dict(
         type='RAVLT',
         arch='tiny',
         drop_path_rate=0.1,
-        norm_eval=True,
         init_cfg=dict(
             type='Pretrained',
             checkpoint='https://huggingface.co/aldjalkdf/RAVLT/resolve/main/RAVLT_T.pth',
@@ -19,3 +18,4 @@ model = dict(
     ),
     neck=dict(in_channels=[64, 128, 256, 512]),
 )
+sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

@@ -18,7 +18,7 @@ model = dict(
             checkpoint='https://dl.fbaipublicfiles.com/xcit/xcit_small_12_p16_384_dist.pth',
         ),
     ),
-    decode_head=dict(in_channels=[384, 384, 384, 384], channels=384),
+    decode_head=dict(in_channels=[384, 384, 384, 384]),
     auxiliary_head=dict(in_channels=384),
 )
 sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

@@ -17,7 +17,7 @@ model = dict(
             checkpoint='https://dl.fbaipublicfiles.com/xcit/xcit_tiny_12_p8_384_dist.pth',
         ),
     ),
-    decode_head=dict(in_channels=[192, 192, 192, 192], channels=384),
+    decode_head=dict(in_channels=[192, 192, 192, 192]),
     auxiliary_head=dict(in_channels=192),
 )
 sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

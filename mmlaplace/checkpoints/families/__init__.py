@@ -277,18 +277,19 @@ def fitting_sentence(weights: Mapping[str, Tensor]) -> str:
 
 
 def in_our_names(
-    theirs: Dict[str, Tensor], own: Collection[str], checkpoint: Any
+    theirs: Dict[str, Tensor], own: Mapping[str, Tensor], checkpoint: Any
 ) -> Dict[str, Tensor]:
     """The tensors of a checkpoint by the names of mmlaplace, converted if these are the authors'.
 
     Args:
         theirs: The tensors.
-        own: The names in the module that they are for. If most of these are in the checkpoint,
-            nothing is converted.
+        own: The tensors of the module that they are for. If most of their names are in the
+            checkpoint, nothing is converted.
         checkpoint: Its path or address, for errors.
 
     Raises:
-        ValueError: If the names are the authors', and a tensor has no place.
+        ValueError: If the names are the authors', and a tensor has no place, or as many positions
+            as the module's map of another aspect.
     """
     plain = {name.removeprefix('module.'): value for name, value in theirs.items()}
     table = recognise(plain)
@@ -296,6 +297,22 @@ def in_our_names(
     if table is None or (found and 2 * found[0][1] > len(own)):
         return theirs
     try:
-        return table.convert(plain).weights
+        weights = table.convert(plain).weights
+        _check_aspects(weights, own)
     except ValueError as error:
         raise ValueError(f'{checkpoint} cannot be converted: {error}') from error
+    return weights
+
+
+def _check_aspects(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError where a square map was made of positions that may be another map's."""
+    for name, value in weights.items():
+        given, wanted = value.shape, own.get(name, own.get(name.removeprefix(PREFIX), value)).shape
+        if len(given) == len(wanted) == 4 and given[:2] == wanted[:2] and given != wanted:
+            sides, others = (f'{height} x {width}' for _, _, height, width in (given, wanted))
+            if given.numel() == wanted.numel():
+                raise ValueError(
+                    f'the positions of {name} are a map of {sides} if its images were square, and '
+                    f'of {others} if they had the aspect of this model; say which, in pixels, to '
+                    'tools/model_converters/convert.py by --image-size, and load the new file'
+                )

@@ -1,7 +1,9 @@
 """SLAB on DeiT, PVT, Swin and CSWin, and these hosts with its norm alone."""
 
 import re
-from typing import Any, Dict
+from typing import Any, Dict, Tuple
+
+from torch import Tensor
 
 from ..conversion import Names, Rows, position_map
 from . import cswin
@@ -12,6 +14,14 @@ from .swin import TABLE, WINDOWS, swin_rows
 from .vit import MARKS, vit_rows
 
 DOWNLOADS = 'https://github.com/xinghaochen/SLAB/releases/download/ckpts'
+
+
+def unchanged(value: Tensor, image_size: Tuple[int, int]) -> Tensor:
+    return value
+
+
+def as_float(value: Tensor, image_size: Tuple[int, int]) -> Tensor:
+    return value.float()
 
 
 def with_norms(rows: Rows) -> Rows:
@@ -25,7 +35,14 @@ def with_norms(rows: Rows) -> Rows:
         **rows,
         **{f'{start}norm1.': f'{target}layer_norm.' for start, target in norms.items()},
         **{f'{start}norm2.': target for start, target in norms.items()},
-        # The BatchNorm counts batches too.
+        # The batches that the BatchNorm counts are the forwards, which the counters count down.
+        **{
+            f'{start}norm2.bn.num_batches_tracked': [
+                (f'{target}bn.num_batches_tracked', unchanged),
+                (f'{target}forwards', as_float),
+            ]
+            for start, target in norms.items()
+        },
         **{f'{start}{name}': None for start in norms for name in ('warm', 'iter', 'total_step')},
     }
 

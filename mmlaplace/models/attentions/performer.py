@@ -1,4 +1,5 @@
 import math
+import warnings
 from typing import Any, Optional, Tuple
 
 import torch
@@ -6,6 +7,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from mmlaplace.ops._checks import has_values
 from mmlaplace.ops.precision import no_autocast, upcast, wide_dtype
 
 from ..layers import linear_attention
@@ -31,8 +33,9 @@ class PerformerAttention(QKVAttention):
     tokens of the head. Time is :math:`O(N m d)` per head. The features have no parameters. W is a
     buffer in the state dict, and all heads share it. It changes only when :meth:`redraw` is called.
     The authors redraw it every 1000 training steps. In a config,
-    :class:`~mmlaplace.engine.RedrawFeaturesHook` does this. Features and normalisers are fp32 under
-    any autocast.
+    :class:`~mmlaplace.engine.RedrawFeaturesHook` does this, and gives an averaged model the same W.
+    An average of draws is no draw: they cancel out. With such a W, :meth:`train` and ``eval`` warn.
+    Features and normalisers are fp32 under any autocast.
 
     The larger the map or the queries and keys, the more features of keys are at the floor
     :math:`\epsilon`. Attention then becomes average pooling. At 784 tokens of unit variance, 97 %
@@ -96,7 +99,11 @@ class PerformerAttention(QKVAttention):
 
     @torch.no_grad()
     def redraw(self) -> None:
-        """Draw another W. In distributed training, broadcast the buffer after it."""
+        """Draw another W.
+
+        In distributed training, broadcast the buffer after it. A copy of the model that has an
+        average of its weights needs the same W, see :func:`mmlaplace.engine.copy_features`.
+        """
         matrix = self.projection_matrix
         rows, dims = matrix.shape
         # LAPACK knows no halves, whatever the default dtype is.
@@ -105,6 +112,21 @@ class PerformerAttention(QKVAttention):
         orthogonal = torch.linalg.qr(normal)[0].mT.flatten(0, 1)[:rows]
         norms = torch.randn(rows, dims, **wide).norm(dim=1, keepdim=True)
         matrix.copy_(orthogonal * (dims**0.5 if self.equal_norms else norms))
+
+    def train(self, mode: bool = True) -> 'PerformerAttention':
+        """Set the mode, and warn if W is an average of several draws."""
+        matrix = self.projection_matrix
+        if has_values(matrix):
+            square = upcast(matrix)[0].square().mean().item()
+            # The mean square of a draw is 1, with this standard deviation at most.
+            if square < 1 - 5 * (2 / matrix.numel()) ** 0.5:
+                warnings.warn(
+                    'projection_matrix of PerformerAttention is no draw of random features: its '
+                    f'mean square is {square:.2g} and not 1, as in an average of several draws; '
+                    "copy the trained model's by mmlaplace.engine.copy_features(model, averaged)",
+                    stacklevel=2,
+                )
+        return super().train(mode)
 
     def _features(self, x: Tensor, largest_over: Tuple[int, ...]) -> Tensor:
         """``(B, heads, N, d)`` to ``(B, heads, N, m)``."""

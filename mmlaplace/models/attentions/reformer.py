@@ -58,8 +58,11 @@ class ReformerAttention(QKVAttention):
     fp32 under any autocast.
 
     Which tokens meet is random, and a small change of a query can change it. So the output in half
-    precision is not close to that in fp32. In training, every forward pass draws new rounds. In
-    eval mode the rounds are always the same, while the authors' code draws new ones there too.
+    precision is not close to that in fp32. In training, every forward pass draws new rounds from
+    PyTorch's global generator of the CPU, as dropout draws. So a training that is resumed draws
+    other rounds than one without a break, because mmengine's checkpoints hold no state of random
+    generators. Nothing that is learned belongs to a draw. In eval mode the rounds are always the
+    same, while the authors' code draws new ones there too.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.

@@ -16,9 +16,10 @@ class WindowAttention(BaseAttention):
 
     A map whose sides are no multiples of the window gets zeros at the bottom and the right. If a
     side of the map is not longer than the window, the window shrinks to the shortest side. Without
-    ``even_windows``, nothing is then shifted. Shifted windows hold tokens of opposite borders. An
-    attention that accepts a mask keeps these apart. Linear attentions mix them, as PolaFormer's and
-    FLatten's do.
+    ``even_windows``, nothing is then shifted. So do Swin's classifiers. With ``pad_small_maps``,
+    such a map is padded and shifted as any other, as in Swin's detectors. Shifted windows hold
+    tokens of opposite borders. An attention that accepts a mask keeps these apart. Linear
+    attentions mix them, as PolaFormer's and FLatten's do.
 
     Large windows can need much padding: windows of 56 pad 128 rows to 168. With ``even_windows``, a
     side of S tokens has the fewest windows that are not longer than ``window_size``, ⌈S /
@@ -39,6 +40,8 @@ class WindowAttention(BaseAttention):
         resize_windows: Whether a checkpoint's tables of other windows are resized, to train further
             with larger windows, as Swin's authors do at 384 x 384 pixels. Before this training, the
             outputs are wrong. Default: False, such a checkpoint is refused.
+        pad_small_maps: Whether the window keeps its side on a map that is not longer. With
+            ``even_windows`` it shrinks all the same. Default: False.
 
     Raises:
         ValueError: If ``window_size < 1``.
@@ -58,6 +61,7 @@ class WindowAttention(BaseAttention):
         dict(window_size=3, shifted=True),
         dict(window_size=2, shifted=True, attn_cfg=dict(type='PolaAttention')),
         dict(window_size=4, shifted=True, even_windows=True, attn_cfg=dict(type='PolaAttention')),
+        dict(window_size=9, shifted=True, pad_small_maps=True),
     )
 
     def __init__(
@@ -70,6 +74,7 @@ class WindowAttention(BaseAttention):
         attn_cfg: Optional[dict] = None,
         even_windows: bool = False,
         resize_windows: bool = False,
+        pad_small_maps: bool = False,
         init_cfg: Union[dict, List[dict], None] = None,
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
@@ -78,6 +83,7 @@ class WindowAttention(BaseAttention):
         self.shifted = shifted
         self.even_windows = even_windows
         self.resize_windows = resize_windows
+        self.pad_small_maps = pad_small_maps
         sides, _ = self.window_and_shift(self.input_resolution)
         inner = attn_cfg or {}
         if 'type' not in inner:
@@ -97,8 +103,10 @@ class WindowAttention(BaseAttention):
         """Sides of the windows on a map ``(H, W)``, and how far they are shifted, in tokens."""
         longest = self.window_size
         if not self.even_windows:
-            side = min(longest, *hw_shape)
-            shift = side // 2 if self.shifted and min(hw_shape) > longest else 0
+            shrinks = not self.pad_small_maps
+            side = min(longest, *hw_shape) if shrinks else longest
+            fits = shrinks and min(hw_shape) <= longest  # one window
+            shift = side // 2 if self.shifted and not fits else 0
             return (side, side), (shift, shift)
         height, width = (ceil_div(size, ceil_div(size, longest)) for size in hw_shape)
         down, right = (self.shifted and size > longest for size in hw_shape)

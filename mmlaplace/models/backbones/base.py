@@ -4,7 +4,7 @@ from mmengine.model import BaseModule, ModuleList
 from torch import Tensor
 
 from ...checkpoints.strict_loading import StrictLoading
-from ..layers import memory_format_of, tokens_to_map
+from ..layers import feature_map, tokens_to_map
 from ..layers.build import build_token_norm
 from . import options
 from .freezing import Freezing
@@ -128,7 +128,7 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
                 stride.
         """
         options.check_images(self, x)
-        memory_format, outs = memory_format_of(x), []
+        memory_format, outs = feature_map.memory_format_of(x), []
         for i, stage in enumerate(self.stages):
             x, hw_shape = stage['patch_embed'](x)  # (B, N, C), (H, W)
             if 'position' in stage:

@@ -171,8 +171,10 @@ class Swin(PyramidBackbone):
     """Swin: attention in windows of 7 x 7 tokens, shifted in every second block.
 
     Patches have 4 x 4 pixels, and each later stage merges 2 x 2 tokens. Blocks are pre-norm, with
-    :class:`WindowAttention`. Arguments are those of :class:`PyramidBackbone`, and ``window_size``.
-    The attention in the windows has a config of its own, ``attn_cfg=dict(attn_cfg=...)``.
+    :class:`WindowAttention`. The attention in the windows has a config of its own,
+    ``attn_cfg=dict(attn_cfg=...)``. Arguments are those of :class:`PyramidBackbone`,
+    ``window_size``, and ``pad_small_maps=True`` for a detector or segmentor as the authors'. It
+    matters for images below 256 pixels, whose last map has at most 7 tokens a side.
 
     Source: Swin Transformer (arXiv 2103.14030).
 

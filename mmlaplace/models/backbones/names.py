@@ -18,6 +18,11 @@ class PyramidNames(Module):
     cls_tokens: Sequence[int]
     stages: Any
 
+    @property
+    def num_extra_tokens(self) -> int:
+        """How many tokens precede those of the last map, as mmpretrain's ``vis_cam.py`` asks."""
+        return self.cls_tokens[max(self.out_indices)]
+
     def no_weight_decay(self) -> Set[str]:
         """Names of the parameters without weight decay, besides norms and biases.
 

@@ -7,6 +7,9 @@ from typing import Any, Dict, List, Sequence, Tuple, Union, get_args, get_origin
 
 from mmengine.registry import MODELS
 from torch import Tensor
+from torch.fx import Proxy
+
+from .tracing import record_layers
 
 ARCH_KEYS = ('embed_dims', 'depths', 'num_heads', 'ffn_ratios')
 OUT_TYPES = ('featmap', 'cls_token')
@@ -132,7 +135,13 @@ def check_kinds(img_size: Any, out_norms: Any) -> None:
 
 
 def check_images(backbone: Any, x: Tensor) -> None:
-    """Raise a ValueError unless ``x`` is ``(B, C, H, W)`` with sides of at least a stride."""
+    """Raise a ValueError unless ``x`` is ``(B, C, H, W)`` with sides of at least a stride.
+
+    Where torch.fx traces the backbone, ``x`` has no shape, and the trace is prepared instead.
+    """
+    if isinstance(x, Proxy):
+        record_layers(backbone, x.tracer)
+        return
     first = backbone.stage_strides[0]
     if x.dim() != 4 or min(x.shape[-2:]) < first:
         raise ValueError(

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
-from ..layers import LayerScale, TransformerBlock, map_to_tokens, memory_format_of, tokens_to_map
+from ..layers import LayerScale, TransformerBlock, feature_map, map_to_tokens, tokens_to_map
 from ..layers.build import build_token_norm
 from ..layers.class_attention import LAYER_NORM, ClassAttention
 from ..layers.feature_map import channels_last, shape_of_map
@@ -318,7 +318,7 @@ class XCiTBackbone(PyramidBackbone):
         if self.pyramid is None:
             return super().forward(x)
         options.check_images(self, x)
-        memory_format, maps = memory_format_of(x), []
+        memory_format, maps = feature_map.memory_format_of(x), []
         (stage,) = self.stages
         x, hw_shape = stage['patch_embed'](x)
         x = stage['position'](x, hw_shape)

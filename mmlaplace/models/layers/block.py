@@ -16,6 +16,7 @@ from mmlaplace.ops.backend import with_current_backend
 from .build import build_token_norm
 from .depthwise import DepthwiseConv
 from .ffn import FFN
+from .rep_norm import PRepBN
 
 DROP_PATH_PER = ('sample', 'element')
 
@@ -111,7 +112,7 @@ class Block(BaseModule):
                 return checkpoint.checkpoint(self._forward, x, hw_shape, use_reentrant=False)
             return checkpoint.checkpoint(
                 with_current_backend(self._forward), x, hw_shape, use_reentrant=False,
-                context_fn=lambda: (nullcontext(), _statistics_kept(_counted(self))),
+                context_fn=lambda: (nullcontext(), _statistics_kept(self, _counts(self))),
             )  # fmt: skip
         return self._forward(x, hw_shape)
 
@@ -207,29 +208,33 @@ class TransformerBlock(Block):
         return x
 
 
-def _counted(module: nn.Module) -> List[Tuple[Any, Tensor]]:
-    """The BatchNorms with running statistics, and a copy of their counts of batches."""
-    return [
-        (norm, norm.num_batches_tracked.clone())
-        for norm in module.modules()
-        if isinstance(norm, _BatchNorm) and norm.num_batches_tracked is not None
+def _counts(module: nn.Module) -> List[Tuple[Tensor, Tensor]]:
+    """The counts of forwards in BatchNorms and :class:`PRepBN`, each with a copy of it."""
+    counts = [
+        part.forwards if isinstance(part, PRepBN) else part.num_batches_tracked
+        for part in module.modules()
+        if isinstance(part, (_BatchNorm, PRepBN))
     ]
+    return [(count, count.clone()) for count in counts if count is not None]
 
 
 @contextmanager
-def _statistics_kept(counted: List[Tuple[Any, Tensor]]) -> Iterator[None]:
+def _statistics_kept(module: nn.Module, before: List[Tuple[Tensor, Tensor]]) -> Iterator[None]:
     """A context in which BatchNorms do not update their running statistics again.
 
-    Their counts of batches, on which :class:`PRepBN` depends, are those given: of before the pass
-    that is computed again, after which other passes may have come.
+    Counts, on which :class:`PRepBN` depends, are those given: of before the pass that is computed
+    again, after which other passes may have come.
     """
-    before = [(norm, norm.momentum, norm.num_batches_tracked.clone()) for norm, _ in counted]
-    for norm, count in counted:
+    momenta = [(part, part.momentum) for part in module.modules() if isinstance(part, _BatchNorm)]
+    now = _counts(module)
+    for norm, _ in momenta:
         norm.momentum = 0.0
-        norm.num_batches_tracked.copy_(count)
+    for count, value in before:
+        count.copy_(value)
     try:
         yield
     finally:
-        for norm, momentum, count in before:
+        for norm, momentum in momenta:
             norm.momentum = momentum
-            norm.num_batches_tracked.copy_(count)
+        for count, value in now:
+            count.copy_(value)

@@ -17,7 +17,8 @@ def tokens_to_map(x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
     """
     # By permute, as transpose and then view give a batch of 1 strides that convolutions do not take
     # for channels-last. They would copy the map.
-    return x.view(x.shape[0], *hw_shape, x.shape[2]).permute(0, 3, 1, 2)
+    height, width = hw_shape
+    return x.view(x.shape[0], height, width, x.shape[2]).permute(0, 3, 1, 2)
 
 
 def map_to_tokens(x: Tensor) -> Tensor:
@@ -55,6 +56,9 @@ def channels_last(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=torch.channels_last)
 
 
+# A step of a symbolic trace, which has no strides. While torch.fx traces, it replaces the name in
+# this module, so callers look it up here.
+@torch.fx.wrap
 def memory_format_of(x: Tensor) -> torch.memory_format:
     """``torch.channels_last`` for maps ``(B, C, H, W)`` in that order, else contiguous.
 

@@ -22,8 +22,13 @@ def _kept_table(
     form: str,
     dtype: torch.dtype,
     device: torch.device,
+    stream: Optional[torch.cuda.Stream],
 ) -> Tensor:
-    """The table of a map size, computed once for all blocks. The latest sizes are cached."""
+    """The table of a map size, computed once for all blocks. The latest sizes are cached.
+
+    Another stream of a GPU gets a table of its own. It would read a shared one before it is
+    computed, or after it left the cache and its memory was given away.
+    """
     with torch.inference_mode(False), torch.no_grad():  # it may serve in training later
         like = torch.empty(0, dtype=dtype, device=device)
         return rotary_table(*hw_shape, pairs, theta, form, like)
@@ -75,7 +80,10 @@ class RotaryEmbedding2D(nn.Module):
         # A graph must not keep a tensor of another one, nor one that is replaced in the cache.
         if not has_values(x) or is_capturing(x):
             return rotary_table(*hw_shape, self.pairs, self.theta, self.form, like)
-        return _kept_table(tuple(hw_shape), self.pairs, self.theta, self.form, like.dtype, x.device)
+        stream = torch.cuda.current_stream(x.device) if x.is_cuda else None
+        return _kept_table(
+            tuple(hw_shape), self.pairs, self.theta, self.form, like.dtype, x.device, stream
+        )
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """Turn ``(B, heads, N, d)``, ``N = H * W``; same shape and dtype."""

@@ -1,11 +1,13 @@
 """Norms of tokens that end as a BatchNorm, as in SLAB."""
 
-from typing import Any, Set
+from typing import Any, Callable, Set
 
 import torch
 import torch.nn as nn
 from mmengine.registry import MODELS
 from torch import Tensor
+
+from mmlaplace.ops.precision import HALVES
 
 
 @MODELS.register_module()
@@ -56,11 +58,15 @@ class PRepBN(RepBN):
     .. math:: (1 - \lambda) \, \mathrm{LN}(x) + \lambda \, \mathrm{RepBN}(x)
 
     In training, :math:`\lambda` is 0 for ``warmup`` forwards and then rises linearly to 1 in
-    ``steps`` forwards. The BatchNorm's count of batches is the number of forwards, so checkpoints
-    keep it. What resets that count makes the norm a LayerNorm again, as
-    ``torch.optim.swa_utils.update_bn`` does. With ``norm_eval=True`` of a backbone no forward
-    counts, so train without it until :math:`\lambda` is 1. In eval mode the norm is :class:`RepBN`
-    at any time. ``norm_cfg=dict(type='PRepBN', steps=300000)`` gives it to a backbone.
+    ``steps`` forwards. In eval mode the norm is :class:`RepBN` at any time. In training it is
+    :class:`RepBN` while its BatchNorm is in eval mode, as with ``norm_eval=True`` of a backbone.
+    Such forwards do not count. ``norm_cfg=dict(type='PRepBN', steps=300000)`` gives the norm to a
+    backbone.
+
+    The buffer ``forwards`` counts the forwards in training, and is in the state dict. An average of
+    models has the average of their counts. The count is fp32 in a model of halves too. New
+    statistics for the BatchNorm, as by ``torch.optim.swa_utils.update_bn``, do not reset it. If a
+    file has no count, the BatchNorm's ``num_batches_tracked`` is taken.
 
     Args:
         embed_dims: Channels C.
@@ -82,6 +88,8 @@ class PRepBN(RepBN):
         True
     """
 
+    forwards: Tensor
+
     def __init__(self, embed_dims: int, steps: int, warmup: int = 0, eps: float = 1e-6) -> None:
         super().__init__(embed_dims)
         if steps < 1 or warmup < 0:
@@ -90,15 +98,28 @@ class PRepBN(RepBN):
             )
         self.steps, self.warmup = steps, warmup
         self.layer_norm = nn.LayerNorm(embed_dims, eps=eps)
+        # No integer, because averages of models leave integers out, or round them.
+        self.register_buffer('forwards', torch.zeros((), dtype=torch.float32))
 
     def forward(self, x: Tensor) -> Tensor:
         """``(B, N, C) -> (B, N, C)``."""
         if not self.training:
             return super().forward(x)
         x = x.to(self.bn.weight.dtype)
-        # Before the BatchNorm counts this batch.
-        progress = (self.bn.num_batches_tracked - self.warmup) / self.steps
-        return torch.lerp(self.layer_norm(x), super().forward(x), progress.clamp(0, 1).to(x.dtype))
+        share = torch.ones_like(self.forwards)
+        if self.bn.training:
+            share = ((self.forwards - self.warmup) / self.steps).clamp(0, 1)
+            self.forwards.add_(1)
+        # With a share of 1 the LayerNorm has a gradient, of zeros, for which DDP waits.
+        return torch.lerp(self.layer_norm(x), super().forward(x), share.to(x.dtype))
+
+    def _apply(self, fn: Callable, *args: Any, **kwargs: Any) -> 'PRepBN':
+        """Change the module as PyTorch does, but keep the count out of halves, which end early."""
+        forwards = self.forwards
+        super()._apply(fn, *args, **kwargs)
+        if self.forwards.dtype in HALVES:
+            self.forwards = forwards.to(self.forwards.device)
+        return self
 
     def extra_repr(self) -> str:
         return f'steps={self.steps}, warmup={self.warmup}'

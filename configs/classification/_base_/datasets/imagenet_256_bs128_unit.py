@@ -1,4 +1,6 @@
-# Trained at 256 pixels, and tested on 256 of 288. Pixels are divided by 255, without a mean.
+# Trained at 256 pixels, and tested on 256 of 288. Pixels are divided by 255, without a mean. They
+# are RGB: from version 0.2 on, which has MobileViTv2, CVNets reads images by
+# `Image.open(inp_data).convert("RGB")` (data/datasets/dataset_base.py).
 _base_ = './imagenet_bs128.py'
 
 backend_args = dict(backend='whole')  # errors of reading name the file

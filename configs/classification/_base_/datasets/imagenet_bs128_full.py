@@ -1,4 +1,4 @@
-# Tested on the full crop, as XCiT's code does: all of the shorter side.
+# Tested on the full crop, as XCiT's and EfficientViT's code does: all of the shorter side.
 _base_ = './imagenet_bs128.py'
 
 backend_args = dict(backend='whole')  # errors of reading name the file

@@ -1,9 +1,9 @@
-# As imagenet_bs128_236.py, with parts of a fifth of the training images erased.
-_base_ = './imagenet_bs128_236.py'
+# As imagenet_bs128_full.py, but parts of a fifth of the training images are erased.
+_base_ = './imagenet_bs128_full.py'
 
 data_preprocessor = _base_.data_preprocessor
 train_pipeline = [
-    *_base_.train_pipeline[:-1],
+    *_base_.train_pipeline[:-2],
     dict(
         type='RandomErasing',
         erase_prob=0.2,

@@ -1,0 +1,264 @@
+"""Averages of models, and training that is resumed: no tensor changes its meaning by them."""
+
+import warnings
+from types import SimpleNamespace
+from unittest import mock
+
+import pytest
+import torch
+from conftest import registered
+from mmengine.model import BaseModel
+from mmengine.registry import HOOKS, MODELS
+from mmengine.runner import Runner
+from saved_weights import ARCH
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
+
+from mmlaplace.engine import RedrawFeaturesHook, copy_features, load_weights
+from mmlaplace.models import BaseAttention, PerformerAttention
+from mmlaplace.models.layers import PRepBN, TransformerBlock
+from mmlaplace.models.layers.build import MAP_NORMS, TOKEN_NORMS
+
+KEPT = 0.75  # of an average, at each update
+AVERAGES = {
+    'mmengine, EMA': lambda model, buffers: MODELS.build(dict(
+        type='ExponentialMovingAverage', momentum=1 - KEPT, model=model, update_buffers=buffers)),
+    'mmengine, SWA': lambda model, buffers: MODELS.build(dict(
+        type='StochasticWeightAverage', model=model, update_buffers=buffers)),
+    'torch, EMA': lambda model, buffers: AveragedModel(
+        model, multi_avg_fn=get_ema_multi_avg_fn(KEPT), use_buffers=buffers),
+    'torch, SWA': lambda model, buffers: AveragedModel(model, use_buffers=buffers),
+}  # fmt: skip
+each_average = pytest.mark.parametrize('kind', AVERAGES)
+with_buffers = pytest.mark.parametrize('buffers', [False, True])
+# In an average: the mean of means and variances; a count that nothing reads; the mean of forwards;
+# the last draw.
+KNOWN = {'running_mean', 'running_var', 'num_batches_tracked', 'forwards', 'projection_matrix'}
+
+
+def attentions():
+    for name in registered(BaseAttention):
+        for options in ({}, *MODELS.get(name).variants):
+            yield f'{name}-{options}' if options else name, dict(options, type=name)
+
+
+def blocks():
+    for name in (*TOKEN_NORMS, *MAP_NORMS, 'RepBN', 'PRepBN'):
+        if name != 'SyncBN':  # it needs a GPU
+            yield name, dict(type=name, **(dict(steps=3) if name == 'PRepBN' else {}))
+
+
+SIZES = dict(embed_dims=32, num_heads=2, input_resolution=(4, 4))
+PARTS = {
+    **{name: lambda cfg=cfg: MODELS.build(dict(cfg, **SIZES)) for name, cfg in attentions()},
+    **{name: lambda cfg=cfg: TransformerBlock(
+        32, dict(type='SoftmaxAttention', **SIZES), norm_cfg=cfg) for name, cfg in blocks()},
+}  # fmt: skip
+
+
+@pytest.mark.sampled(6)
+@pytest.mark.parametrize('part', PARTS)
+@torch.no_grad()
+def test_an_average_of_equal_models_computes_as_the_model(part):
+    model, x = PARTS[part]().train(), torch.randn(2, 16, 32)
+    named = {name.rpartition('.')[2] for name, _ in model.named_buffers()}
+    assert named <= KNOWN, 'decide what the average of this buffer is'
+    for make in AVERAGES.values():
+        for buffers in (False, True):
+            model.train()(x, (4, 4))  # gives statistics
+            average = make(model, buffers)
+            for _ in range(3):
+                average.update_parameters(model)
+            for training in (True, False):
+                outs = []
+                for one in (model, average):
+                    torch.manual_seed(1)  # some draw
+                    outs.append(one.train(training)(x, (4, 4)))
+                # The weights are the same. Kernels may differ, as an average takes no gradients.
+                torch.testing.assert_close(*outs)
+
+
+# ---- PRepBN, whose forwards say how much of a LayerNorm it is
+
+
+def forwards_of(kind, buffers, counts) -> float:
+    """The average of counts, of which the first is copied."""
+    if not buffers:
+        return counts[-1]
+    if 'SWA' in kind:
+        return sum(counts) / len(counts)
+    mean = counts[0]
+    for count in counts[1:]:
+        mean = KEPT * mean + (1 - KEPT) * count
+    return mean
+
+
+@each_average
+@with_buffers
+def test_an_averaged_norm_has_the_average_age_of_the_models(kind, buffers):
+    model, x = PRepBN(8, steps=10), torch.randn(2, 5, 8)
+    average = AVERAGES[kind](model, buffers)
+    for _ in range(6):
+        model(x)
+        average.update_parameters(model)
+    norm = average.module
+    expected = forwards_of(kind, buffers, range(1, 7))
+    assert norm.forwards.item() == pytest.approx(expected, rel=1e-6)  # roundings in fp32
+    layer_norm, batch_norm = norm.layer_norm(x), norm.bn(x.flatten(0, 1)).view_as(x) + x
+    mixed = torch.lerp(layer_norm, batch_norm, expected / 10)
+    torch.testing.assert_close(norm.train()(x), mixed)
+    for _ in range(40):
+        model.train()(x)
+        average.update_parameters(model)
+    out, batch_norm = average.module(x), norm.bn(x.flatten(0, 1)).view_as(x) + x
+    torch.testing.assert_close(out, batch_norm)  # it has passed the steps, as the model has
+
+
+def test_new_statistics_of_an_average_are_those_of_the_trained_norm():
+    model = torch.nn.Sequential(PRepBN(8, steps=2), torch.nn.Linear(8, 8), PRepBN(8, steps=2))
+    data = [torch.randn(3, 5, 8) for _ in range(4)]
+    with torch.no_grad():
+        for norm in (model[0], model[2]):  # unlike each other, so that they cannot be confused
+            norm.layer_norm.weight.fill_(7.0)
+            norm.forwards.fill_(5.0)
+        average = AveragedModel(model)
+        average.update_parameters(model)
+        update_bn(data, average)
+        first = average.module[0]
+        means = [average.module[1](first.bn(x.flatten(0, 1)) + x.flatten(0, 1)).mean(0)
+                 for x in data]  # fmt: skip
+    # The sums of one batch in two orders.
+    torch.testing.assert_close(average.module[2].bn.running_mean, torch.stack(means).mean(0))
+
+
+# ---- Performer, whose weights get used to the draw
+
+
+def rms(matrix) -> float:
+    return matrix.square().mean().sqrt().item()
+
+
+@each_average
+@with_buffers
+def test_an_average_has_the_last_random_features(kind, buffers):
+    model = torch.nn.Sequential(PerformerAttention(32, 2, (7, 7)), torch.nn.Linear(32, 32))
+    average = AVERAGES[kind](model, buffers)
+    runner = SimpleNamespace(model=model, iter=0, hooks=[SimpleNamespace(ema_model=average)])
+    hook = RedrawFeaturesHook(interval=1)
+    for _ in range(4):  # whichever of both hooks comes first
+        hook.after_train_iter(runner, 0)
+        average.update_parameters(model)
+        hook.after_train_iter(runner, 0)
+        drawn = average.module[0].projection_matrix
+        assert torch.equal(drawn, model[0].projection_matrix)
+    x = torch.randn(2, 49, 32)
+    for own, other in zip(model.parameters(), average.module.parameters()):
+        other.data.copy_(own)
+    assert torch.equal(model[0](x, (7, 7)), average.module[0](x, (7, 7)))
+
+
+def test_an_average_of_draws_is_told_what_to_do():
+    model = PerformerAttention(32, 2, (7, 7))
+    average = AVERAGES['torch, SWA'](model, True)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        average.update_parameters(model)
+        average.update_parameters(model)
+        average.eval()
+        for _ in range(20):
+            model.redraw()
+            model.bfloat16().eval()
+        model.float()
+    average.update_parameters(model)
+    with pytest.warns(UserWarning, match=r'mean square is 0\.\d+ and not 1.*copy_features\(model'):
+        average.eval()
+    copy_features(model, average.module)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        average.eval()
+
+
+def test_a_teacher_has_the_features_of_its_student_and_frozen_weights_keep_their_own():
+    class Pair(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.student, self.teacher = (
+                torch.nn.ModuleList(PerformerAttention(32, 2, (7, 7)) for _ in range(2))
+                for _ in range(2)
+            )
+
+    model = Pair()
+    model.student[0].requires_grad_(False)
+    model.teacher.requires_grad_(False)
+    runner = SimpleNamespace(model=torch.nn.DataParallel(model), iter=0, hooks=[])
+    before = [part.projection_matrix.clone() for part in model.student]
+    hook = HOOKS.build(dict(type='RedrawFeaturesHook', interval=1))
+    hook.before_train(runner)
+    for drawn in (False, True):
+        if drawn:
+            hook.after_train_iter(runner, 0)
+        for part, other in zip(model.student, model.teacher):
+            assert torch.equal(part.projection_matrix, other.projection_matrix)
+        same = [torch.equal(a, b.projection_matrix) for a, b in zip(before, model.student)]
+        assert same == [True, not drawn]
+
+
+# ---- a whole training
+
+
+class Toy(BaseModel):
+    def __init__(self) -> None:
+        super().__init__(dict(type='ImgDataPreprocessor'))
+        performer = dict(type='PerformerAttention')
+        self.backbone = MODELS.build(dict(
+            type='PVT', arch=ARCH, img_size=32, attn_cfg=performer,
+            norm_cfg=dict(type='PRepBN', steps=4)))  # fmt: skip
+
+    def forward(self, inputs, data_samples=None, mode='tensor'):
+        return dict(loss=self.backbone(inputs)[-1].square().mean())
+
+
+def train(folder, iterations, buffers, resume=None):
+    """The runner after so many iterations on noise, with a file for each."""
+    data = [dict(inputs=torch.randn(3, 32, 32), data_samples=None) for _ in range(8)]
+    loader = dict(dataset=data, batch_size=2, num_workers=0, sampler=dict(type='DefaultSampler'))
+    with mock.patch.object(Runner, '_log_env'):  # which asks all compilers for their version
+        runner = Runner(
+            Toy(), str(folder), loader, train_cfg=dict(by_epoch=False, max_iters=iterations),
+            optim_wrapper=dict(optimizer=dict(type='SGD', lr=1e-3)),
+            default_hooks=dict(checkpoint=dict(type='CheckpointHook', interval=1, by_epoch=False)),
+            custom_hooks=[
+                dict(type='RedrawFeaturesHook', interval=1),
+                dict(type='EMAHook', momentum=0.25, update_buffers=buffers),
+            ],
+            log_processor=dict(by_epoch=False), log_level='ERROR', randomness=dict(seed=0),
+            experiment_name=folder.name, load_from=resume, resume=resume is not None,
+        )  # fmt: skip
+    runner.train()
+    return runner
+
+
+def saved_tensors(path, where, name) -> list:
+    return [v for k, v in torch.load(path, weights_only=False)[where].items() if k.endswith(name)]
+
+
+@with_buffers
+def test_a_training_with_averages_goes_on_after_a_break(tmp_path, buffers):
+    train(tmp_path / 'one', 2, buffers)
+    resumed = train(tmp_path / 'other', 4, buffers, resume=str(tmp_path / 'one/iter_2.pth'))
+    trained = {m.forwards.item() for m in resumed.model.modules() if isinstance(m, PRepBN)}
+    assert trained == {4}
+    path = tmp_path / 'other/iter_4.pth'
+    expected = forwards_of('EMA', buffers, (1, 2, 3, 4))
+    for count in saved_tensors(path, 'state_dict', '.forwards'):  # which are the averages
+        assert count.item() == pytest.approx(expected, rel=1e-6)
+    assert {v.item() for v in saved_tensors(path, 'ema_state_dict', '.forwards')} == {4}
+    pairs = zip(*(saved_tensors(path, where, 'projection_matrix')
+                  for where in ('state_dict', 'ema_state_dict')))  # fmt: skip
+    assert all(torch.equal(*pair) for pair in pairs)
+    # What is saved computes as the average did.
+    model, images = Toy(), torch.randn(1, 3, 32, 32)
+    load_weights(model, path, min_matched=1)
+    (hook,) = (hook for hook in resumed.hooks if hasattr(hook, 'ema_model'))
+    with torch.no_grad():
+        averaged = hook.ema_model.module.eval().backbone(images)
+        assert all(map(torch.equal, model.eval().backbone(images), averaged))

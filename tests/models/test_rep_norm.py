@@ -1,0 +1,106 @@
+"""Norms of SLAB, which change from LayerNorm to BatchNorm: what their count of forwards means."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import doubles
+from mmengine.registry import MODELS
+from mmengine.runner import load_checkpoint
+
+from mmlaplace.engine import load_weights
+from mmlaplace.models.layers import PRepBN, TransformerBlock
+
+SOFTMAX = dict(type='SoftmaxAttention', embed_dims=8, num_heads=2, input_resolution=(3, 4))
+ARCH = dict(
+    embed_dims=(8, 16, 16, 32), depths=(1,) * 4, num_heads=(1, 1, 2, 2), ffn_ratios=(2,) * 4
+)
+
+
+def pvt(steps, **options):
+    norm_cfg = dict(type='PRepBN', steps=steps)
+    return MODELS.build(dict(type='PVT', arch=ARCH, img_size=64, norm_cfg=norm_cfg, **options))
+
+
+def test_two_passes_before_a_backward_have_the_gradients_of_their_own_counts():
+    found = []
+    for with_cp in (False, True):
+        torch.manual_seed(0)
+        norm_cfg = dict(type='PRepBN', steps=3)
+        block = TransformerBlock(8, SOFTMAX, norm_cfg=norm_cfg, with_cp=with_cp).double()
+        inputs = torch.randn(2, 2, 12, 8).double()
+        sum(block(x, (3, 4)).square().sum() for x in inputs).backward()
+        found.append([parameter.grad for parameter in block.parameters()])
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize('with_cp', [False, True])
+def test_a_norm_goes_from_layer_norm_to_batch_norm_and_tokens(with_cp):
+    norm_cfg = dict(type='PRepBN', steps=4, warmup=2)
+    block = TransformerBlock(8, SOFTMAX, norm_cfg=norm_cfg, with_cp=with_cp).double()
+    norm, x = block.norm1, doubles(3, 12, 8).requires_grad_()
+    torch.nn.init.constant_(norm.alpha, 0.5)
+    got = []
+    norm.register_forward_hook(lambda module, inputs, out: got.append(out))
+    both = [F.batch_norm(x.flatten(0, 1), None, None, training=True).view_as(x) + x / 2,
+            F.layer_norm(x, (8,), eps=1e-6)]  # fmt: skip
+    for share in (0, 0, 0, 0.25, 0.5, 0.75, 1, 1):
+        block(x, (3, 4)).sum().backward()
+        for out in got:  # once, or again in the backward pass
+            torch.testing.assert_close(out, share * both[0] + (1 - share) * both[1])
+        got.clear()
+    assert norm.bn.num_batches_tracked == 8
+    norm.eval()
+    mean, variance = norm.bn.running_mean, norm.bn.running_var
+    expected = (x - mean) / (variance + 1e-5).sqrt() + x / 2
+    torch.testing.assert_close(norm(x), expected)
+    with pytest.raises(ValueError, match='got 0 and -1'):
+        PRepBN(8, steps=0, warmup=-1)
+
+
+@pytest.mark.parametrize('count', [0, 1, 375000])
+def test_a_norm_with_frozen_statistics_trains_as_it_is_tested(count):
+    model = pvt(300000, norm_eval=True)
+    for norm in model.modules():
+        if isinstance(norm, PRepBN):
+            norm.forwards.fill_(count)
+            torch.nn.init.constant_(norm.layer_norm.weight, 2.0)
+            norm.bn.running_var.uniform_(0.5, 2)
+    images = torch.randn(2, 3, 64, 64)
+    outs = model.train()(images)
+    for out, expected in zip(outs, model.eval()(images)):
+        torch.testing.assert_close(out, expected)
+    sum(out.square().sum() for out in outs).backward()
+    # DistributedDataParallel waits for one of each.
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert {norm.forwards.item() for norm in model.modules() if isinstance(norm, PRepBN)} == {count}
+
+
+@pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16])
+def test_a_norm_of_halves_counts_on(dtype):
+    # Where bf16 ends at 256, and fp16 at 2048.
+    norm = PRepBN(8, steps=300000)
+    norm.forwards.fill_(70001)
+    norm = copy.deepcopy(norm).to(dtype)
+    assert norm.bn.weight.dtype == dtype
+    norm(torch.randn(2, 5, 8, dtype=dtype))
+    assert norm.forwards.item() == 70002
+
+
+def test_files_without_the_count_have_that_of_the_batch_norm(tmp_path):
+    old = pvt(9).state_dict()
+    old = {name: value for name, value in old.items() if not name.endswith('.forwards')}
+    for name, value in old.items():
+        if name.endswith('num_batches_tracked'):
+            value.fill_(7)
+    whole = {f'backbone.{name}': value for name, value in old.items()}
+    torch.save(dict(state_dict=whole), tmp_path / 'old.pth')
+    models = [torch.nn.ModuleDict(dict(backbone=pvt(9))) for _ in range(4)]
+    load_weights(models[0], tmp_path / 'old.pth', min_matched=1)
+    load_weights(models[1]['backbone'], tmp_path / 'old.pth', min_matched=1)
+    load_checkpoint(models[2], str(tmp_path / 'old.pth'), strict=True)
+    models[3].load_state_dict(whole)
+    for model in models:
+        counts = {m.forwards.item() for m in model.modules() if isinstance(m, PRepBN)}
+        assert counts == {7}
