@@ -34,9 +34,11 @@ RELEASED = """\
 
 Classifiers with a link to their authors' weights, the best first. Top-1 is the authors', for the
 size of the image in *pixels*. Some were first trained on ImageNet-22k, which their READMEs say.
-`convert.py --list` also has distilled weights and other sizes of images. The weights of
-[SOFT](https://github.com/fudan-zvg/SOFT) and [PolaFormer](https://github.com/ZacharyMeng/PolaFormer)
-are on their authors' pages.
+`convert.py --list` also has distilled weights and other sizes of images, and says which weights are
+not released. Of [SOFT](https://github.com/fudan-zvg/SOFT#main-results), the authors link to tiny,
+and with SOFT++'s inverse to all sizes but huge. Of
+[PolaFormer](https://huggingface.co/ZachMeng/PolaFormer/tree/main), they list PVT tiny and small,
+and Swin. Weights of SOFT++ and of PolaFormer on larger PVTs are not released.
 """
 PROVEN = """\
 ## What is proven of each family
@@ -82,12 +84,14 @@ def table_row(model: ModelInfo, folder: Path) -> Dict[str, str]:
 
 
 def weights(model: ModelInfo) -> Dict[str, str]:
-    """The family of the authors' weights, with a link to them."""
+    """The family of the authors' weights, with a link to them or to their page."""
     if 'Family' not in model.metadata:
         return {}
     name = model.metadata['Family']
-    address = FAMILIES[name].weights
-    return {'weights': f'[{name}]({address})' if address else name}
+    family = FAMILIES[name]
+    if family.weights:
+        return {'weights': f'[{name}]({family.weights})'}
+    return {'weights': f'{name}, on [a page]({family.page})' if family.page else name}
 
 
 def parameters_and_macs(model: ModelInfo) -> Dict[str, str]:
@@ -168,7 +172,7 @@ def released(models: List[ModelInfo]) -> str:
     found = [
         model
         for model in models
-        if model.task == 'classification' and weights(model).get('weights', '').startswith('[')
+        if model.task == 'classification' and '](' in weights(model).get('weights', '')
     ]
     rows = []
     top1 = {model.name: model.metadata['Published'].get('Top 1 Accuracy', 0) for model in found}

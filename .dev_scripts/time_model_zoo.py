@@ -36,7 +36,8 @@ def timed_models() -> List[ModelInfo]:
         model
         for model in read_models()
         if model.task == 'classification'
-        and getattr(FAMILIES.get(model.metadata.get('Family', '')), 'weights', '')
+        and (family := FAMILIES.get(model.metadata.get('Family', '')))
+        and (family.weights or family.page)
         and 'px' not in model.name
     ]
 

@@ -4,7 +4,8 @@ from ._plain_load import UnsafeCheckpointError
 from ._safetensors import write_weights
 from .conversion import Converted, Names, position_map
 from .families import FAMILIES, Family
-from .loading import LoadReport, load_weights, read_dataset_meta, read_state_dict
+from .fit import LoadReport
+from .loading import load_weights, read_dataset_meta, read_state_dict
 from .mmengine_loader import is_read_safely, refuse_code
 from .strict_loading import StrictLoading
 

@@ -6,6 +6,8 @@ from typing import Callable, Collection, Dict, List, Mapping, NamedTuple, Option
 import torch
 from torch import Tensor
 
+from .fit import check_stored
+
 # A function of a tensor of the authors, and of the height and width of the training images.
 Change = Callable[[Tensor, Tuple[int, int]], Tensor]
 # Where tensors go: a name, a name and a change, several of these, or None for an unused tensor.
@@ -37,6 +39,8 @@ class Names:
         marks: Names of tensors that every checkpoint with these names has, and no other kind.
             Default: ().
         means: Starts of names here whose tensors are not concatenated, but averaged. Default: ().
+        averaged: Whether the authors evaluate the averaged weights of a file that has others too.
+            Default: False.
 
     Examples:
         >>> import torch
@@ -47,9 +51,13 @@ class Names:
     """
 
     def __init__(
-        self, rows: Rows, marks: Tuple[str, ...] = (), means: Tuple[str, ...] = ()
+        self,
+        rows: Rows,
+        marks: Tuple[str, ...] = (),
+        means: Tuple[str, ...] = (),
+        averaged: bool = False,
     ) -> None:
-        self.marks, self.means = marks, means
+        self.marks, self.means, self.averaged = marks, means, averaged
         longest_first = sorted(rows, key=lambda start: -len(NUMBER.sub('', start)))
         order = {start: row for row, start in enumerate(rows)}
         self._rows = [(_pattern(start), order[start], rows[start]) for start in longest_first]
@@ -96,7 +104,8 @@ class Names:
             prefix: Prefix of the names in a backbone. Default: 'backbone.', as in a classifier.
 
         Raises:
-            ValueError: If a tensor is in no row. The message names it.
+            ValueError: If a tensor is in no row, or is larger than its values. The message names
+                it.
         """
         unknown = self.unknown(theirs)
         if unknown:
@@ -110,6 +119,7 @@ class Names:
             outside = move.ours.startswith(('neck.', 'head.'))
             ours = move.ours if outside else prefix + move.ours
             value = theirs[move.theirs]
+            check_stored(move.theirs, value)
             changed = value if move.change is None else move.change(value, image_size)
             parts.setdefault(ours, []).append(changed)
             first = report[move.theirs]

@@ -1,12 +1,12 @@
 """Load checkpoints: run no code of a file, and report every tensor that does not fit."""
 
 import logging
-import math
 from os import PathLike
 from os.path import expanduser
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Union
+from typing import Any, Dict, NamedTuple, Optional, Sequence, Tuple, Union
 
+import torch
 import torch.nn as nn
 from mmengine.fileio import get_local_path
 from mmengine.logging import print_log
@@ -16,34 +16,35 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ._download import check_scheme, download_once
 from ._hubs import HUB, TIMM, file_from_hub, weights_of_timm
 from ._plain_load import UnsafeCheckpointError, load_plain
-from .families import fitting_sentence, in_our_names
+from .families import fitting_sentence, in_our_names, other_options, recognise
+from .fit import LoadReport, check_names, check_stored, check_values, other_arch
 from .names import find_prefix, first_names, plain_names, rename_old_tensors
+from .resizing import fit_channels, resize_weights
 
 # Where the weights lie. The first that is found is taken. mmengine's 'state_dict' comes first: it
 # holds the averaged weights, if an EMAHook ran.
-CONTAINERS = (
-    'state_dict', 'model', 'module', 'state_dict_ema', 'model_ema', 'ema_state_dict', 'ema'
-)  # fmt: skip
+AVERAGED = ('state_dict_ema', 'model_ema', 'ema_state_dict', 'ema')
+CONTAINERS = ('state_dict', 'model', 'module', *AVERAGED)
+FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
-class LoadReport(NamedTuple):
-    """How the tensors of a file and of a module matched, by the names in the module.
-
-    The names are without the prefixes that DistributedDataParallel and torch.compile add.
+class Weights(NamedTuple):
+    """The weights of a checkpoint.
 
     Attributes:
-        prefix: What comes before the module's names in the file, such as ``'backbone.'``.
-        matched: Parameters and persistent buffers that were loaded.
-        missing: Those that the file lacks. They keep the module's values.
-        unexpected: Tensors that the file has under the prefix and the module lacks.
-        resized: Those of ``matched`` that were resized to the module's own shape.
+        tensors: By their names in the file.
+        key: Name of their state dict in the file, or nothing if it is the file itself.
+        others: Names of the file's other state dicts.
     """
 
-    prefix: str
-    matched: List[str]
-    missing: List[str]
-    unexpected: List[str]
-    resized: List[str]
+    tensors: Dict[str, Tensor]
+    key: str
+    others: Tuple[str, ...]
+
+    def source(self) -> str:
+        """Which state dict of the file it is, for messages, if there are several."""
+        others = ' and '.join(map(repr, self.others))
+        return f' ({self.key!r} of it, and not {others})' if others else ''
 
 
 def read(checkpoint: Union[str, PathLike], map_location: Any, load: Any = load_plain) -> Any:
@@ -103,11 +104,12 @@ def read_state_dict(
             copy in the cache. The file is one
             of safetensors, or it holds a state dict, or a dict with one under ``state_dict``,
             ``model``, ``module``, ``state_dict_ema``, ``model_ema``, ``ema_state_dict`` or ``ema``.
-            The first of these is taken. ``hf://OWNER/NAME``, ``hf://OWNER/NAME@REVISION`` and
-            ``hf://OWNER/NAME/FILE`` are on the Hugging Face hub. ``timm://NAME`` is the state dict
-            of timm's pretrained model.
+            The first of these is taken. Where a file has the names of SOFT or CSWin, it is the
+            first with averaged weights, as their authors evaluate these. ``hf://OWNER/NAME``,
+            ``hf://OWNER/NAME@REVISION`` and ``hf://OWNER/NAME/FILE`` are on the Hugging Face hub.
+            ``timm://NAME`` is the state dict of timm's pretrained model.
         map_location: As in ``torch.load``, for safetensors and timm a device. Default: 'cpu'.
-        key: Name of the state dict in the file. Default: None, the first of the names above.
+        key: Name of the state dict in the file. Default: None, by the rule above.
 
     Returns:
         Tensors by their names in the file, detached. Other values are left out.
@@ -120,23 +122,38 @@ def read_state_dict(
         ValueError: If the file is cut off, is no checkpoint, has no weights, or has another
             SHA-256. Also if ``checkpoint`` is neither a path nor an address.
     """
+    return read_weights(checkpoint, map_location, key).tensors
+
+
+def read_weights(
+    checkpoint: Union[str, PathLike], map_location: Any = 'cpu', key: Optional[str] = None
+) -> Weights:
+    """As :func:`read_state_dict`, with the names of the file's state dicts."""
     return _weights_in(read(checkpoint, map_location), checkpoint, key)
 
 
-def _weights_in(content: Any, checkpoint: Any, key: Optional[str] = None) -> Dict[str, Tensor]:
+def _tensors_in(weights: Any) -> Dict[str, Tensor]:
+    named = weights.items() if isinstance(weights, dict) else ()
+    return {k: v.detach() for k, v in named if isinstance(k, str) and isinstance(v, Tensor)}
+
+
+def _weights_in(content: Any, checkpoint: Any, key: Optional[str] = None) -> Weights:
     whole = content if isinstance(content, dict) else {}
-    places = [whole.get(name) for name in CONTAINERS] + [whole] if key is None else [whole.get(key)]
-    for weights in places:
-        if isinstance(weights, dict):
-            named = {k: v for k, v in weights.items() if isinstance(k, str)}
-            tensors = {k: v.detach() for k, v in named.items() if isinstance(v, Tensor)}
-            if tensors:
-                return tensors
-    expected = f'one of {CONTAINERS}' if key is None else repr(key)
-    raise ValueError(
-        f'{checkpoint} has no weights: expected a dict of tensors, or one under {expected}, got '
-        f'{list(whole) if whole else type(content).__name__}'
-    )
+    names = CONTAINERS if key is None else (key, *CONTAINERS)
+    found = {name: _tensors_in(whole.get(name)) for name in names}
+    found = {name: tensors for name, tensors in found.items() if tensors}
+    if key is None and not found and (tensors := _tensors_in(whole)):
+        return Weights(tensors, '', ())
+    if not found or key not in (None, *found):
+        expected = f'one of {CONTAINERS}' if key is None else repr(key)
+        raise ValueError(
+            f'{checkpoint} has no weights: expected a dict of tensors, or one under {expected}, '
+            f'got {list(whole) if whole else type(content).__name__}'
+        )
+    name = next(iter(found))
+    if key is None and (table := recognise(plain_names(found[name]))) and table.averaged:
+        name = next((other for other in found if other in AVERAGED), name)
+    return Weights(found[name], name, tuple(other for other in found if other != name))
 
 
 def read_dataset_meta(checkpoint: Union[str, PathLike]) -> Dict[str, list]:
@@ -160,7 +177,7 @@ def read_for_mmengine(checkpoint: str, map_location: Any = 'cpu') -> Dict[str, A
     """The weights, and the classes and colours beside them, in a dict as mmengine writes it."""
     content = read(checkpoint, map_location)
     meta = dict(dataset_meta=_dataset_meta_in(content))
-    return dict(state_dict=_weights_in(content, checkpoint), meta=meta)
+    return dict(state_dict=_weights_in(content, checkpoint).tensors, meta=meta)
 
 
 def _dataset_meta_in(content: Any) -> Dict[str, list]:
@@ -187,40 +204,6 @@ def _unwrapped(module: Any) -> nn.Module:
             return module
 
 
-def resize_weights(module: nn.Module, state_dict: Dict[str, Tensor], prefix: str = '') -> None:
-    """Resize tensors to the module's shapes, in place, where its parts have a method for it.
-
-    A part with a tensor whose shape depends on the image size has ``resize_weight(name, value)``.
-    """
-    for path, part in module.named_modules():
-        if hasattr(part, 'resize_weight'):
-            tensors = dict(part.named_parameters(recurse=False))
-            tensors.update(part.named_buffers(recurse=False))
-            for name, own in tensors.items():
-                key = f'{prefix}{path}.{name}' if path else f'{prefix}{name}'
-                if key in state_dict and state_dict[key].shape != own.shape:
-                    state_dict[key] = part.resize_weight(name, state_dict[key])
-
-
-def _may_differ(module: nn.Module, own: Iterable[str], theirs: Iterable[str]) -> Set[str]:
-    """Names that may be missing or unexpected, because the checkpoint is for another task.
-
-    For a backbone, :meth:`PyramidBackbone.other_outputs` gives these names. If a classifier's
-    checkpoint is loaded into a detector or segmentor, all names outside the backbone are included.
-    """
-    names: Set[str] = set()
-    for path, part in module.named_modules():
-        if hasattr(part, 'other_outputs'):
-            (prefix,) = plain_names([f'{path}.' if path else ''])
-            inside = [name[len(prefix) :] for name in theirs if name.startswith(prefix)]
-            names.update(prefix + name for name in part.other_outputs(inside))
-    parts, their_parts = ({name.split('.')[0] for name in n} for n in (own, theirs))
-    classifier = their_parts - {'neck'} == {'backbone', 'head'}
-    if classifier and 'backbone' in parts and 'head' not in parts:
-        names.update(name for name in (*own, *theirs) if not name.startswith('backbone.'))
-    return names
-
-
 def _is_in(name: str, parts: Sequence[str]) -> bool:
     """Whether a tensor is one of these parts, or inside of one."""
     return any(name == part or name.startswith(f'{part}.') for part in parts)
@@ -233,6 +216,8 @@ def load_weights(
     min_matched: Optional[float] = None,
     map_location: Any = 'cpu',
     skip: Sequence[str] = (),
+    key: Optional[str] = None,
+    adapt_input_conv: bool = False,
 ) -> LoadReport:
     """Load a module from its own checkpoint or that of a whole model, and log a line about it.
 
@@ -242,7 +227,9 @@ def load_weights(
     - ``out_indices``: Norms of stages may be missing, except that of the checkpoint's last stage.
       Norms and stages that the backbone lacks are left out, and so is the class token, if the
       backbone returns several maps and has none.
-    - The image size: Position embeddings and similar tensors are resized.
+    - The image size: Position embeddings and similar tensors are resized. Tables of windows are
+      resized only where a window shrinks to a small map, or if the module is built with
+      ``resize_windows``.
     - The names: A checkpoint of a family that ``tools/model_converters/convert.py --list`` shows is
       converted from the names of its authors or of timm.
     - The model: A classifier's checkpoint, with ``backbone`` and ``head``, loads into a detector or
@@ -251,7 +238,7 @@ def load_weights(
     Args:
         module: A backbone or a whole model, also wrapped by DistributedDataParallel, DataParallel
             or torch.compile. If this function raises, the module is unchanged.
-        checkpoint, map_location: As in :func:`read_state_dict`.
+        checkpoint, map_location, key: As in :func:`read_state_dict`.
         prefix: What comes before the module's names in the file, such as ``'backbone.'``. Default:
             the one under which most of them are found.
         min_matched: Share of the module's parameters and persistent buffers, 0 to 1, that the
@@ -261,11 +248,15 @@ def load_weights(
             backbone leaves the norm of the last map new, as many authors' detectors do. Otherwise
             it is the last norm of the classifier. The report leaves them out.
             Default: ().
+        adapt_input_conv: Whether weights for images of other channels are adapted, as in timm. For
+            one channel, the weights of the channels are summed. For n channels, the c channels are
+            repeated in turn until there are n, and multiplied by c / n. Default: False.
 
     Raises:
         FileNotFoundError, UnsafeCheckpointError: As in :func:`read_state_dict`.
         ValueError: As there. Also if nothing matches, several prefixes match equally well, too
-            little matches, a value is NaN or infinite, a tensor has another shape and no
+            little matches, a value is NaN or infinite, also in the module's dtype, values are
+            integers where the module has floating point, a tensor has another shape and no
             ``resize_weight``, the module is on the meta device, or ``skip`` names no part of it.
     """
     if min_matched is not None and not 0 <= min_matched <= 1:
@@ -287,107 +278,65 @@ def load_weights(
             f'parts are {[name for name, _ in module.named_children()]}'
         )
     own = {k: state[raw] for k, raw in raw_names.items() if not _is_in(k, skip)}
-    theirs = read_state_dict(checkpoint, map_location)
-    theirs = {k: theirs[raw] for k, raw in plain_names(theirs).items()}
-    theirs = in_our_names(theirs, own, checkpoint)
+    read = read_weights(checkpoint, map_location, key)
+    theirs = {k: read.tensors[raw] for k, raw in plain_names(read.tensors).items()}
+    as_read, theirs = theirs, in_our_names(theirs, own, checkpoint)
+    if theirs is not as_read and (reason := other_options(module, theirs, checkpoint)):
+        raise ValueError(f'{checkpoint} does not fit: {reason}')
     rename_old_tensors(theirs, own)
-    prefix, found, alike = find_prefix(theirs, own, prefix, f'this {kind}', checkpoint)
+    prefix, alike = find_prefix(theirs, own, prefix, f'this {kind}', checkpoint)
     theirs = {k[len(prefix) :]: v for k, v in theirs.items() if k.startswith(prefix)}
-    report = LoadReport(
-        prefix,
-        matched=[k for k in own if k in theirs],
-        missing=[k for k in own if k not in theirs],
-        unexpected=[k for k in theirs if k not in own and not _is_in(k, skip)],
-        resized=[k for k in own if k in theirs and theirs[k].shape != own[k].shape],
-    )
-    floats = [k for k in report.matched if theirs[k].is_floating_point()]
-    broken = [k for k in floats if not theirs[k].isfinite().all()]
-    if broken:
-        raise ValueError(
-            f'{checkpoint} does not fit: NaN or infinite values in {first_names(broken)}; take a '
-            'checkpoint from before them'
-        )
+    given = theirs  # before it is resized
     try:
-        _check_names(module, own, theirs, report, min_matched)
+        for name in own.keys() & theirs.keys():
+            if theirs[name].shape != own[name].shape:
+                check_stored(name, theirs[name])
+        report = LoadReport(
+            prefix,
+            matched=[k for k in own if k in theirs],
+            missing=[k for k in own if k not in theirs],
+            unexpected=[k for k in theirs if k not in own and not _is_in(k, skip)],
+            resized=[k for k in own if k in theirs and theirs[k].shape != own[k].shape],
+        )
+        check_names(module, own, theirs, report, min_matched)
+        # PyTorch computes little in floats of 8 bits.
+        theirs = {k: v.float() if v.dtype in FLOAT8 else v for k, v in theirs.items()}
+        check_values(own, theirs, report.matched)
+        theirs = fit_channels(own, theirs, adapt_input_conv)
+        theirs = {raw_names.get(k, k): v for k, v in theirs.items() if not _is_in(k, skip)}
+        resize_weights(module, theirs)
+        shapes = {
+            k: (tuple(theirs[raw_names[k]].shape), tuple(own[k].shape)) for k in report.resized
+        }
+        if reason := other_arch(shapes, kind):
+            raise ValueError(reason)
     except ValueError as error:
-        raise ValueError(f'{checkpoint} does not fit: {error}{fitting_sentence(theirs)}') from None
+        raise ValueError(f'{checkpoint} does not fit: {error}{fitting_sentence(given)}') from None
     if alike:
         raise ValueError(
             f'{checkpoint} has weights of this {kind} under several prefixes alike; choose by '
-            f'prefix= one of (with the number of tensors) {dict(found)}'
+            f'prefix= one of (with the number of tensors) {alike}'
         )
-    given = theirs  # before it is resized
-    theirs = {raw_names.get(k, k): v for k, v in theirs.items() if not _is_in(k, skip)}
     try:
         _load_or_restore(module, own, theirs)
     except Exception as error:
-        shapes = {k: (tuple(theirs[raw_names[k]].shape), tuple(own[k].shape)) for k in own
-                  if k in report.resized}  # fmt: skip
-        reason = _other_arch(shapes, kind) or error
-        raise ValueError(f'{checkpoint} does not fit: {reason}{fitting_sentence(given)}') from error
+        raise ValueError(f'{checkpoint} does not fit: {error}') from error
     print_log(
-        f'{kind} from {checkpoint}, prefix {prefix!r}: matched {len(report.matched)} of '
-        f'{len(own)} tensors, missing {first_names(report.missing)}, unexpected '
-        f'{first_names(report.unexpected)}, resized {first_names(report.resized)}',
+        f'{kind} from {checkpoint}{read.source()}, prefix {prefix!r}: matched '
+        f'{len(report.matched)} of {len(own)} tensors, missing {first_names(report.missing)}, '
+        f'unexpected {first_names(report.unexpected)}, resized {first_names(report.resized)}',
         logger='current',
         level=logging.WARNING if report.missing else logging.INFO,
     )
     return report
 
 
-def _other_arch(shapes: Dict[str, Tuple[tuple, tuple]], kind: str) -> str:
-    """A sentence on tensors whose shapes in the file and in the module differ, if there are any."""
-    other = [name for name, (given, own) in shapes.items() if given != own]
-    if not other:
-        return ''
-    given, own = shapes[other[0]]
-    if given[0] != own[0] and all(name.startswith('head.') for name in other):
-        return (
-            f'its head has {given[0]} classes, and that of this {kind} {own[0]}; build the model '
-            f'with {given[0]}, or load its backbone alone, load_weights(model.backbone, …)'
-        )
-    return (
-        f'this checkpoint is for another arch: its {other[0]} has shape {given}, that of this '
-        f'{kind} {own}; in all, {first_names(other)} differ'
-    )
-
-
 def _load_or_restore(module: nn.Module, own: Dict[str, Tensor], theirs: Dict[str, Tensor]) -> None:
-    """Load, and resize tensors that depend on the image size. On an error, restore the module."""
+    """Load, and on an error restore the module."""
     before = {k: v.clone() for k, v in own.items()}
     try:
-        resize_weights(module, theirs)
         module.load_state_dict(theirs, strict=False)
     except Exception:
         for k, value in own.items():  # these share the memory of the module
             value.copy_(before[k])
         raise
-
-
-def _check_names(
-    module: nn.Module,
-    own: Dict[str, Tensor],
-    theirs: Dict[str, Tensor],
-    report: LoadReport,
-    min_matched: Optional[float],
-) -> None:
-    """Raise a ValueError for names that :func:`load_weights` refuses before it loads."""
-    kind = type(module).__name__
-    allowed = _may_differ(module, own, theirs)
-    share = len(report.matched) / len(own)
-    hint = f'if that is meant, min_matched={math.floor(100 * min(share, 0.99)) / 100} takes it'
-    missing = [k for k in report.missing if min_matched == 1 or k not in allowed]
-    enough = not missing if min_matched in (None, 1) else share >= min_matched
-    if not enough:
-        raise ValueError(
-            f'only {len(report.matched)} of the {len(own)} tensors of this {kind} are there '
-            f'under prefix {report.prefix!r}, missing {first_names(missing)}, unexpected '
-            f'{first_names(report.unexpected)}; {hint}'
-        )
-    parts = {name for name, _ in module.named_children()}
-    unexpected = [k for k in report.unexpected if k.split('.')[0] in parts and k not in allowed]
-    if unexpected and min_matched in (None, 1):
-        raise ValueError(
-            f'it has {first_names(unexpected)} in layers of this {kind} that have no such tensor; '
-            f'build it with the options of the checkpoint, or, {hint}'
-        )

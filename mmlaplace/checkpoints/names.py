@@ -68,7 +68,7 @@ def rename_old_tensors(state_dict: Dict[str, Tensor], own: Collection[str]) -> N
         for old, now in COPIED_NAMES.items():
             new = re.sub(old, now, name)
             if new not in state_dict and known(new):
-                state_dict[new] = value
+                state_dict[new] = value.float()  # a count, as one that can be averaged
 
 
 def find_prefix(
@@ -77,8 +77,8 @@ def find_prefix(
     prefix: Optional[str],
     what: str,
     checkpoint: Union[str, PathLike],
-) -> Tuple[str, List[Tuple[str, int]], List[str]]:
-    """The prefix of a module in a file, those with most tensors, and others that match equally.
+) -> Tuple[str, Dict[str, int]]:
+    """The prefix of a module in a file, and if several match equally, the tensors of each.
 
     Raises:
         ValueError: If no tensor of the file is one of the module, or none under this prefix.
@@ -89,16 +89,16 @@ def find_prefix(
             f'{checkpoint} has no tensor of {what}: its names are {first_names(list(theirs))}, '
             f'those expected {first_names(list(own))}'
         )
-    found = counts.most_common(4)
-    alike: List[str] = []
+    (first, best), *_ = counts.most_common(1)
+    alike: Dict[str, int] = {}
     if prefix is None:
-        prefix, best = found[0]
-        alike = [other for other, count in found[1:] if count == best]
+        prefix = first
+        alike = {other: count for other, count in counts.items() if count == best}
     elif prefix:
         (prefix,) = plain_names([prefix if prefix.endswith('.') else f'{prefix}.'])
     if prefix not in counts:
         raise ValueError(
             f'prefix {prefix!r} matches no tensor of {what} in {checkpoint}; prefixes that '
-            f'do (with the number of tensors): {dict(found)}'
+            f'do (with the number of tensors): {dict(counts.most_common(4))}'
         )
-    return prefix, found, alike
+    return prefix, alike if len(alike) > 1 else {}

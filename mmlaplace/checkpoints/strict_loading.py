@@ -5,10 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from mmengine.model import ModuleDict, PretrainedInit, update_init_info
 
-from .loading import load_weights, resize_weights
+from .loading import load_weights
 from .names import rename_old_tensors
+from .resizing import resize_weights
 
-PRETRAINED_KEYS = ('checkpoint', 'prefix', 'map_location', 'min_matched', 'skip')
+PRETRAINED_KEYS = (
+    'checkpoint', 'prefix', 'min_matched', 'map_location', 'skip', 'key', 'adapt_input_conv'
+)  # fmt: skip
 
 
 if TYPE_CHECKING:  # it is mixed into modules of mmengine
@@ -32,8 +35,7 @@ class StrictLoading(_Mixed):
     def init_weights(self) -> None:
         """As in mmengine, but ``type='Pretrained'`` in ``init_cfg`` loads by :func:`load_weights`.
 
-        Its keys are ``checkpoint``, ``prefix``, ``map_location``, ``min_matched`` and ``skip``.
-        They have the meaning they have there. It is applied after all other entries.
+        Its further keys are the arguments of that function. It is applied after all other entries.
 
         Raises:
             ValueError: For another key, no checkpoint, or one that does not fit.
@@ -82,6 +84,9 @@ class StrictLoading(_Mixed):
 
         A module that owns a tensor of such a shape defines ``resize_weight(name, value)``. PyTorch
         raises an error for a tensor that does not fit. mmengine may only log it.
+
+        Raises:
+            ValueError: For tables of other windows.
         """
         rename_old_tensors(state_dict, {prefix + name for name in self.state_dict()})
         resize_weights(self, state_dict, prefix)

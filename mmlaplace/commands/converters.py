@@ -8,9 +8,10 @@ from typing import Collection, Dict, List, Mapping, Optional, Tuple
 
 from torch import Tensor
 
-from ..checkpoints import FAMILIES, Converted, Names, UnsafeCheckpointError, read_state_dict
+from ..checkpoints import FAMILIES, Converted, Names, UnsafeCheckpointError
 from ..checkpoints import write_weights as write
-from ..checkpoints.families import describe, fitting, recognise, unfit
+from ..checkpoints.families import are_ours, by_file_name, describe, fitting, recognise, unfit
+from ..checkpoints.loading import read_weights
 from ..checkpoints.names import plain_names
 from .command_line import ToolParser, positive
 
@@ -24,7 +25,13 @@ def parser_for(doc: Optional[str]) -> ToolParser:
     parser.add_argument(
         '--key',
         help="where in the file the weights lie, such as 'model_ema'; default: the first found of "
-        'state_dict, model, module, state_dict_ema, model_ema, ema_state_dict and ema',
+        'state_dict, model, module, state_dict_ema, model_ema, ema_state_dict and ema, but of SOFT '
+        'and CSWin the averaged weights, which their authors evaluate',
+    )
+    parser.add_argument(
+        '--family',
+        help='one of convert.py --list; default: found by names and shapes, and if several fit, by '
+        'the name of the file',
     )
     parser.add_argument(
         '--image-size',
@@ -60,6 +67,11 @@ def convert(
             family or none. The message names the tensors, and the family that the weights fit.
     """
     table: Optional[Names] = recognise(theirs)
+    if table is None and are_ours(theirs):
+        raise ValueError(
+            'its names are those of mmlaplace already, so there is nothing to convert; load it as '
+            'it is'
+        )
     if table is None:
         raise ValueError(
             f'its names are {list(theirs)[:3]} …, those of no family; --list shows the families'
@@ -90,9 +102,13 @@ def run(
     from rich.console import Console
     from rich.table import Table
 
-    family: Optional[str] = getattr(args, 'family', None)
+    family: Optional[str] = args.family
+    if family is not None and family not in FAMILIES:
+        near = ', '.join(near_families(family))
+        parser.error(f'there is no family {family!r}; similar names are {near}; see --list')
     try:
-        theirs = read_state_dict(args.source, key=args.key)
+        read = read_weights(args.source, key=args.key)
+        theirs = read.tensors
         theirs = {k.removeprefix('module.'): theirs[raw] for k, raw in plain_names(theirs).items()}
         if only is not None and recognise(theirs) not in only:
             raise ValueError(
@@ -100,6 +116,12 @@ def run(
                 'convert.py, which knows all families'
             )
         converted, families = convert(theirs, family, tuple(args.image_size))
+        families = by_file_name(families, args.source)
+        if len(families) > 1:
+            raise ValueError(
+                f'it fits {" or ".join(map(describe, families))} alike, and its name does not tell '
+                'which; choose by --family'
+            )
         if out is None and not families:
             raise ValueError('it has the size of no family; give a file by --out')
         out = out or Path(f'{families[0]}.pth')
@@ -127,7 +149,13 @@ def run(
         f'{len(converted.weights)}. Depths: {tuple(depths.values())}. Written to {out}',
         markup=False,  # a path may have brackets
     )
-    fits = ' or '.join(map(describe, families)) or 'a model of another size than the families'
+    if read.others:
+        others = ', '.join(read.others)
+        console.print(
+            f'These are the weights of {read.key!r}. The file also has {others}; --key chooses.',
+            markup=False,
+        )
+    fits = describe(families[0]) if families else 'a model of another size than the families'
     console.print(f'It fits {fits}.', markup=False)
 
 
@@ -135,7 +163,7 @@ def list_families() -> str:
     """The families by their names, with the backbones that they fit and the places of weights."""
     width = max(map(len, FAMILIES))
     lines = (
-        f'{name:{width}}  {describe(name).partition(", ")[2]}  {family.weights}'.rstrip()
+        f'{name:{width}}  {describe(name).partition(", ")[2]}  {family.place}'
         for name, family in FAMILIES.items()
     )
     return '\n'.join(lines)

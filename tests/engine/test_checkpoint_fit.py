@@ -1,6 +1,7 @@
 """Weights are refused where they do not fit, found in wrappers, and come last by ``init_cfg``."""
 
 import logging
+import re
 
 import pytest
 import torch
@@ -39,11 +40,19 @@ def also(name, value):
      dict(min_matched=0.1), rf'in 1 \({BLOCK}.norm1.bias\)'),
     (also('stem.bias', torch.tensor([0.0, -torch.inf])), {}, r'in 1 \(stem.bias\)'),
     (dict, dict(prefix='neck.'), r"'neck.' matches no tensor.*\{'model.': 101"),
+    (also(f'{BLOCK}.attn.qkv.weight', torch.zeros(24, 8, dtype=torch.int8)), {},
+     rf'its {BLOCK}.attn.qkv.weight has values of torch.int8, and the module holds torch.float32'),
+    (also('stem.weight', torch.ones(2, 2) > 0), {}, 'stem.weight has values of torch.bool'),
+    (also('stem.weight', torch.ones(2, 2) + 1j), {}, 'stem.weight has values of torch.complex64'),
+    (also('stem.weight', torch.tensor(3.0)), {}, r'its stem.weight has shape \(\), .*\(2, 2\)'),
+    # A file of a kilobyte names 40 GB.
+    (also('stem.weight', torch.ones(1).expand(10**5, 10**5)), {},
+     r'shape \(100000, 100000\), and the file only 1 values'),
     (dict, dict(min_matched=95), 'between 0 and 1, got 95'),
     (dict, dict(skip=['stem', 'norm9']), r"got \['stem', 'norm9'\]; .*\['stem', 'backbone'\]"),
     (dict, dict(skip='stem'), "must be a list .* got 'stem'"),
     (lambda w: {**w, **{f'copy.{k}': v for k, v in w.items()}}, {},
-     r"several prefixes alike.*\{'model.': 101, 'model.copy.': 101"),
+     r"several prefixes alike.*\{'model.': 101, 'model.copy.': 101\}"),
     (lambda w: {'other.net': torch.zeros(1)}, {}, 'no tensor.*model.other.net.*stem.weight'),
     (also('backbone.norm3.bias', torch.zeros(5)), {}, r'norm3.bias .* \(5,\)'),
 ])  # fmt: skip
@@ -63,6 +72,75 @@ def test_other_classes_are_told_from_another_arch(tmp_path):
     file = save(tmp_path / 'a.pth', classifier(5).state_dict())
     with pytest.raises(ValueError, match=r'head has 5 classes, .*ModuleDict 3; .*model.backbone'):
         load_weights(classifier(3), file)
+
+
+def test_values_that_the_dtype_of_the_module_cannot_hold_are_refused(tmp_path):
+    weights = {**build().state_dict(), 'norm0.weight': torch.full((8,), 1e6)}
+    file, module = save(tmp_path / 'a.pth', weights), build().half()
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    with pytest.raises(ValueError, match=r'norm0.weight\), up to 1e\+06, .* for torch.float16'):
+        load_weights(module, file)
+    assert same(module, before)
+    load_weights(module.bfloat16(), file)
+    assert module.norm0.weight[0] == torch.tensor(1e6).bfloat16()
+
+
+@pytest.mark.parametrize('dtype', [torch.float64, torch.float16, torch.float8_e4m3fn])
+def test_other_precisions_of_floating_point_are_cast(tmp_path, dtype):
+    files = pytest.importorskip('safetensors.torch', reason='no safetensors')
+    weights = build(img_size=64).state_dict()
+    weights = {k: v.to(dtype) if v.is_floating_point() else v for k, v in weights.items()}
+    files.save_file(weights, file := tmp_path / 'a.safetensors')
+    module = build()
+    load_weights(module, file)
+    assert same(module, {k: v.to(module.state_dict()[k].dtype) for k, v in weights.items()})
+
+
+def attention(kind, **options):
+    return dict(attn_cfg=dict(type=kind, **options))
+
+
+OPTIONS = {
+    'num_landmarks': [attention('SOFTAttention', num_landmarks=n) for n in (4, 16)],
+    'num_features': [attention('PerformerAttention', num_features=n) for n in (8, 16)],
+    'sr_ratio': [dict(type='PVT', attn_cfg=dict(sr_ratio=n)) for n in (2, 4)],
+    'grid': [attention('MHLAAttention', grid=n) for n in (2, 4)],
+    'num_anchors or num_bits': [attention('EcoFormerAttention', num_anchors=n) for n in (9, 16)],
+    'lepe_kernel or second_lepe_kernel': [
+        attention('SLABAttention', lepe_kernel=n) for n in (3, 5)
+    ],
+}
+
+
+@pytest.mark.parametrize('option', OPTIONS)
+def test_the_option_that_a_shape_follows_is_named(tmp_path, option):
+    theirs, ours = (build(**options, img_size=64) for options in OPTIONS[option])
+    file = save(tmp_path / 'a.pth', theirs.state_dict())
+    with pytest.raises(ValueError, match=f'build the model with the {option} that the checkpoint'):
+        load_weights(ours, file)
+
+
+def test_other_heads_of_a_detector_are_told_from_another_arch(tmp_path):
+    def detector(classes):
+        head = nn.ModuleDict(dict(fc_cls=nn.Linear(2, classes)))
+        return nn.ModuleDict(dict(backbone=build(), roi_head=nn.ModuleDict(dict(bbox_head=head))))
+
+    file = save(tmp_path / 'a.pth', detector(81).state_dict())
+    with pytest.raises(ValueError, match=r'heads are others: .*\(81, 2\).*num_classes.*backbone'):
+        load_weights(detector(11), file)
+
+
+def test_no_share_is_proposed_that_would_load_nothing_of_the_backbone(tmp_path):
+    """As of a detector in another project's names, whose heads alone have those of mmdet."""
+    weights = {
+        re.sub(r'^backbone\.[a-z]+', 'backbone.layers', name): value
+        for name, value in model_of('neck', 'bbox_head').state_dict().items()
+    }
+    file = save(tmp_path / 'a.pth', weights)
+    with pytest.raises(ValueError, match=r'nothing of the \d+ tensors of its backbone is') as error:
+        load_weights(model_of('neck', 'bbox_head'), file)
+    assert 'min_matched' not in str(error.value)
+    assert 'backbone.layers.0' in str(error.value)
 
 
 def test_min_matched_lowers_the_bound_and_the_log_names_the_rest(tmp_path):

@@ -17,14 +17,14 @@ from mmlaplace.engine import load_weights
 SIZED = dict(type='PolaAttention', gate_form='matrix', key_positions=False)
 
 
-def by_init_cfg(file, **kwargs):
+def by_init_cfg(file, build=build, **kwargs):
     module = build(init_cfg=dict(type='Pretrained', checkpoint=file), **kwargs)
     quiet_init(module)
     return module
 
 
 def by(load):
-    def build_and_load(file, **kwargs):
+    def build_and_load(file, build=build, **kwargs):
         module = nn.ModuleDict(dict(backbone=build(**kwargs)))
         load(module, file)
         return module['backbone']
@@ -67,6 +67,94 @@ def test_errors_are_collected_as_torch_does():
         with pytest.raises(RuntimeError) as error:
             module.load_state_dict(weights, strict=strict)
         assert [bool(re.search(p, str(error.value))) for p in patterns] == [True, strict, strict]
+
+
+def swin(**options):
+    return MODELS.build(dict(dict(type='Swin', arch='micro', out_indices=-1), **options))
+
+
+@pytest.mark.parametrize('way', LOADERS)
+def test_tables_of_other_windows_are_refused_on_every_way(tmp_path, way):
+    file = save(tmp_path / 'a.pth', swin(window_size=14).state_dict(), 'backbone.')
+
+    with pytest.raises(ValueError, match=r'windows of 14, 14, 14, 7 .* of 7; .* window_size=14'):
+        LOADERS[way](file, build=swin)
+
+
+@pytest.mark.parametrize('way', LOADERS)
+def test_tables_of_other_windows_are_resized_by_choice(tmp_path, way):
+    trained = swin(window_size=14)
+    file = save(tmp_path / 'a.pth', trained.state_dict(), 'backbone.')
+    module = LOADERS[way](file, build=swin, resize_windows=True)
+    table, own = (m.stages[0]['blocks'][0].attn.attn.relative_bias for m in (trained, module))
+    resized = nn.functional.interpolate(table, (13, 13), mode='bicubic')
+    torch.testing.assert_close(own, resized)
+
+
+@pytest.mark.parametrize(('theirs', 'ours'), [(64, 224), (224, 64), (96, 128), (70, 91)])
+def test_windows_on_small_maps_are_those_of_the_image_size(tmp_path, theirs, ours):
+    trained, module = swin(img_size=theirs).eval(), swin(img_size=ours).eval()
+    load_weights(module, save(tmp_path / 'a.pth', trained.state_dict()))
+    images = torch.randn(1, 3, max(theirs, ours), max(theirs, ours))
+    if ours >= theirs:  # a table that was made smaller is not that of large maps again
+        torch.testing.assert_close(module(images)[0], trained(images)[0])
+
+
+def in_windows(side):
+    """Another attention in windows, which has a position for each place of a window."""
+    inner = dict(type='PolaAttention', key_positions=True)
+    return dict(attn_cfg=dict(window_size=side, attn_cfg=inner))
+
+
+@pytest.mark.parametrize(('theirs', 'ours', 'message'), [
+    (dict(window_size=8), {}, 'window_size=8'),
+    (dict(), dict(window_size=12, img_size=384), 'windows of 7 tokens .* 12; .*window_size=7'),
+    # Swin-S3's, of which no map is small.
+    (dict(attn_cfg=dict(per_stage=dict(window_size=(7, 7, 14, 7)))), {},
+     r'attn_cfg=dict\(per_stage=dict\(window_size=\(7, 7, 14, 7\)\)\)'),
+    (in_windows(4), in_windows(7), 'window_size=4'),
+])  # fmt: skip
+def test_the_windows_of_the_checkpoint_are_named(tmp_path, theirs, ours, message):
+    file = save(tmp_path / 'a.pth', swin(**theirs).state_dict())
+    module = swin(**ours)
+    before = {k: v.clone() for k, v in module.state_dict().items()}
+    with pytest.raises(ValueError, match=message):
+        load_weights(module, file)
+    assert same(module, before)
+
+
+@pytest.mark.parametrize('options', [
+    dict(type='LaplacianFormer', arch=ARCH), dict(type='SOFT', arch=ARCH),
+    dict(type='RAVLT', arch=ARCH), dict(type='EfficientViT', arch='b0'),
+    dict(type='MobileViTv2', arch='050'), dict(type='XCiTBackbone', arch='n12'),
+], ids=lambda options: options['type'])  # fmt: skip
+def test_the_first_convolution_is_adapted_to_other_channels_by_choice(tmp_path, options):
+    trained = MODELS.build(options).eval()
+    file = save(tmp_path / 'a.pth', trained.state_dict(), 'backbone.')
+    images = torch.rand(1, 1, 64, 64)
+    for channels in (1, 2, 4):
+        module = MODELS.build(dict(options, in_channels=channels)).eval()
+        message = f'images of 3 channels, .*in_channels={channels}; build it with in_channels=3'
+        with pytest.raises(ValueError, match=message):
+            load_weights(module, file)
+        load_weights(module, file, adapt_input_conv=True)
+        if channels == 1:  # a grey image gives what it gives as a picture of three equal channels
+            first, own = (m.stages[0]['patch_embed'] for m in (trained, module))
+            tokens, _ = first(images.expand(-1, 3, -1, -1))
+            # Sums of fp32 in another order, of up to six convolutions and norms.
+            torch.testing.assert_close(own(images)[0], tokens, rtol=1e-4, atol=1e-5)
+
+
+def test_channels_are_adapted_as_in_timm(tmp_path):
+    models = pytest.importorskip('timm.models', reason='no timm: pip install "mmlaplace[timm]"')
+    trained = swin()
+    file = save(tmp_path / 'a.pth', trained.state_dict())
+    weight = trained.stages[0]['patch_embed'].projection.weight
+    for channels in (1, 2, 4, 7):
+        module = swin(in_channels=channels)
+        load_weights(module, file, adapt_input_conv=True)
+        own = module.stages[0]['patch_embed'].projection.weight
+        torch.testing.assert_close(own, models.adapt_input_conv(channels, weight.detach()))
 
 
 OLD = {'attn.qkv.': 'attn.query_gate.', 'attn.kv.': 'attn.key_value.', '.lepe.': '.local.',

@@ -32,7 +32,10 @@ SMALL = {
     'deit_tiny': ('deit_tiny_patch16_224', dict(depth=2), dict(depths=(2,)), (64, 96)),
     'xcit_tiny_12_p8': ('xcit_tiny_12_p8_224', dict(depth=2), dict(depths=(2,)), (64, 96)),
     'efficientvit_b0': (
-        'efficientvit_b0', dict(depths=(1, 2, 2, 1, 1)), dict(depths=(1,) * 4), (64, 96)
+        'efficientvit_b0',
+        dict(depths=(1, 2, 2, 1, 1)),
+        dict(depths=(1,) * 4),
+        (64, 96),
     ),
     'efficientvit_l1': (
         'efficientvit_l1',
@@ -41,7 +44,10 @@ SMALL = {
         (64, 96),
     ),
     'swiftformer_xs': (
-        'swiftformer_xs', dict(layers=(2, 1, 1, 1)), dict(depths=(2, 1, 1, 1)), (64, 96)
+        'swiftformer_xs',
+        dict(layers=(2, 1, 1, 1)),
+        dict(depths=(2, 1, 1, 1)),
+        (64, 96),
     ),
     'mobilevitv2_050': ('mobilevitv2_050', dict(), dict(), (64, 128)),
 }
@@ -77,9 +83,9 @@ def family_backbone(name, **options):
     return MODELS.build(dict(FAMILIES[name].backbone, **options)).eval()
 
 
-def assert_close(ours, theirs):
+def assert_close(ours, theirs, tolerance=TOLERANCE):
     assert ours.shape == theirs.shape
-    assert (ours - theirs).abs().max() <= TOLERANCE * theirs.abs().max()
+    assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
 
 
 @pytest.mark.parametrize('name', SMALL)
@@ -102,7 +108,7 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
     torch.save({where: state, 'epoch': 299}, tmp_path / 'theirs.pth')
     result = run_script(
         TOOL, tmp_path / 'theirs.pth', '--out', tmp_path / 'ours.safetensors',
-        '--image-size', *size,
+        '--image-size', *size, *(['--family', name] if name == 'mobilevitv2_050' else []),
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     if backbone.pop('out_type', None) is None:

@@ -2,7 +2,8 @@
 
 The result is a classifier's checkpoint. It loads into mmpretrain's ImageClassifier, and into a
 backbone alone, also by init_cfg=dict(type='Pretrained', checkpoint=…). The family is the size of a
-model, such as pvt_v2_b0. Without it, the tool finds the family by the names and shapes.
+model, such as pvt_v2_b0. Without it, the tool finds the family by the names and shapes. If several
+families have the same names and shapes, the name of the file tells, or the tool asks for --family.
 
 Examples:
   python tools/model_converters/convert.py --list
@@ -12,13 +13,11 @@ Examples:
 
 import sys
 
-from mmlaplace.checkpoints import FAMILIES
-from mmlaplace.commands.converters import list_families, near_families, parser_for, run
+from mmlaplace.commands.converters import list_families, parser_for, run
 
 if __name__ == '__main__':
     parser = parser_for(__doc__)
     parser.add_argument('--list', action='store_true', help='print the families, and end')
-    parser.add_argument('--family', help='one of --list; default: found by names and shapes')
     parser.add_output(
         '--out', help='the file to write, one of safetensors if .safetensors ends it; default: '
         'FAMILY.pth',
@@ -27,7 +26,4 @@ if __name__ == '__main__':
         print(list_families())
         sys.exit()
     args = parser.parse_args()
-    if args.family is not None and args.family not in FAMILIES:
-        near = ', '.join(near_families(args.family))
-        parser.error(f'there is no family {args.family!r}; similar names are {near}; see --list')
     run(parser, args, args.out)

@@ -1,7 +1,7 @@
 """Convert a checkpoint of SOFT as its authors release it, as convert.py does.
 
 Example:
-  python tools/model_converters/soft_to_mmlaplace.py SOFT.pth checkpoints/soft-tiny.pth
+  python tools/model_converters/soft_to_mmlaplace.py SOFT_Tiny.pth checkpoints/soft-tiny.pth
 """
 
 from mmlaplace.checkpoints.families import soft

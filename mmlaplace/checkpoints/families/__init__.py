@@ -2,7 +2,20 @@
 
 import re
 from functools import cache
-from typing import Any, Collection, Dict, List, Mapping, Optional, Set, Tuple
+from pathlib import Path
+from typing import (
+    Any,
+    Collection,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
 
 import torch
 from mmengine.registry import MODELS
@@ -10,6 +23,7 @@ from torch import Tensor
 
 from ..conversion import Names
 from ..names import count_prefixes, first_names
+from ..resizing import other_windows
 from . import (
     agent,
     cswin,
@@ -33,10 +47,13 @@ from .family import Family
 __all__ = [
     'FAMILIES',
     'Family',
+    'are_ours',
+    'by_file_name',
     'describe',
     'fitting',
     'fitting_sentence',
     'in_our_names',
+    'other_options',
     'recognise',
     'unfit',
 ]
@@ -60,6 +77,7 @@ FAMILIES: Dict[str, Family] = {
     **xcit.FAMILIES,
 }
 BLOCK = re.compile(r'(?:.*\.)?stages\.(\d+)\.blocks\.(\d+)\.')
+OURS = re.compile(r'(?:.*\.)?stages\.\d+\.(patch_embed|blocks)\.')
 PREFIX, NECK = 'backbone.', 'neck.'
 
 
@@ -67,11 +85,11 @@ def recognise(names: Collection[str]) -> Optional[Names]:
     """The table of the authors' names that a checkpoint has, or None.
 
     Of the tables whose marks are all there, it is the one with the fewest unknown names, and of
-    several such tables the one with the most marks.
+    several such tables the one with the most marks. A ``module.`` before the names does not count.
     """
+    names = {name.removeprefix('module.') for name in names}
     tables = {id(table): table for family in FAMILIES.values() for table in family.names}
-    there = set(names)
-    found = [table for table in tables.values() if there.issuperset(table.marks)]
+    found = [table for table in tables.values() if names.issuperset(table.marks)]
     best = lambda table: (len(table.unknown(names)), -len(table.marks))  # noqa: E731
     return min(found, key=best, default=None)
 
@@ -82,9 +100,16 @@ def describe(name: str) -> str:
     return f'{name}, dict({options})'
 
 
+class _State(NamedTuple):
+    """A family's backbone, shapes in it and the neck, and names whose shape follows the images."""
+
+    backbone: torch.nn.Module
+    shapes: Dict[str, torch.Size]
+    resized: Set[str]
+
+
 @cache
-def _state_of(name: str) -> Tuple[Dict[str, torch.Size], Set[str]]:
-    """Shapes in a family's backbone and neck, and the names whose shape follows the image size."""
+def _state_of(name: str) -> _State:
     neck = FAMILIES[name].neck
     with torch.device('meta'):
         backbone = MODELS.build(dict(FAMILIES[name].backbone, out_indices=-1))
@@ -96,7 +121,7 @@ def _state_of(name: str) -> Tuple[Dict[str, torch.Size], Set[str]]:
         for own, _ in part.named_parameters(recurse=False)
     }
     state = {**backbone.state_dict(), **{NECK + key: value for key, value in behind.items()}}
-    return {key: value.shape for key, value in state.items()}, resized
+    return _State(backbone, {key: value.shape for key, value in state.items()}, resized)
 
 
 def _depths_and_widths(name: str) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
@@ -114,8 +139,9 @@ def unfit(name: str, weights: Mapping[str, Tensor], resize: bool = True) -> str:
         weights: By the names of mmlaplace, with those of the backbone after ``backbone.``. If none
             is of a neck, the family's neck does not count.
         resize: Whether tensors that depend on the image size may have another size. Default: True.
+            Tables of other windows may not.
     """
-    own, resized = _state_of(name)
+    backbone, own, resized = _state_of(name)
     given = {
         k.removeprefix(PREFIX): v.shape for k, v in weights.items() if k.startswith((PREFIX, NECK))
     }
@@ -131,7 +157,7 @@ def unfit(name: str, weights: Mapping[str, Tensor], resize: bool = True) -> str:
         and not (resize and key in resized and given[key][:2] == shape[:2])
     ]
     if not missing and not unexpected and not other:
-        return ''
+        return other_windows(backbone, given)
     return (
         f'missing {first_names(missing)}, unexpected {first_names(unexpected)}, of another shape '
         + (first_names(other) + f', as {tuple(given[other[0]])} for {tuple(own[other[0]])}'
@@ -159,6 +185,85 @@ def fitting(weights: Mapping[str, Tensor]) -> List[str]:
         if found_names:
             return found_names
     return []
+
+
+def are_ours(names: Iterable[str]) -> bool:
+    """Whether names are those of a backbone or a classifier of mmlaplace."""
+    found = {match[1] for name in names if (match := OURS.match(name))}
+    return found == {'patch_embed', 'blocks'}
+
+
+def by_file_name(names: Sequence[str], checkpoint: Any) -> List[str]:
+    """Those of several families that fit which the name of the file tells, or all if it does not.
+
+    It tells a family if it has all words and numbers of the family's name, or of the name of its
+    released file, and more of them than of any other family.
+
+    Args:
+        names: The families.
+        checkpoint: Path or address of the file.
+
+    Examples:
+        >>> from mmlaplace.checkpoints.families import by_file_name
+        >>> by_file_name(['cswin_large', 'cswin_large_384'], 'cswin_large_384.pth')
+        ['cswin_large_384']
+        >>> by_file_name(['cswin_large', 'cswin_large_384'], 'best.pth')
+        ['cswin_large', 'cswin_large_384']
+    """
+    if released := [name for name in names if FAMILIES[name].weights == str(checkpoint)]:
+        return released
+    words = _words(str(checkpoint))
+    counts = {}
+    for name in names:
+        own = (_words(name), _words(FAMILIES[name].weights))
+        counts[name] = max((len(each) for each in own if each and each <= words), default=0)
+    most = max(counts.values(), default=0)
+    found = [name for name, count in counts.items() if count == most]
+    return found if most and len(found) == 1 else list(names)
+
+
+def _words(path: str) -> Set[str]:
+    """Words and numbers of a file's name, on the Hugging Face hub of the whole address."""
+    last = path if path.startswith('hf://') else Path(path).name
+    return set(re.findall(r'[a-z]+|\d+', re.sub(r'\.(pth|pt|bin|safetensors)$', '', last.lower())))
+
+
+def other_options(module: torch.nn.Module, weights: Mapping[str, Tensor], checkpoint: Any) -> str:
+    """Why a file is for a backbone of other options, by its name, or nothing.
+
+    It can be said of families with the same names and shapes, such as CSWin for 224 and for 384
+    pixels, whose stripes are wider.
+
+    Args:
+        module: A backbone, or a model with one.
+        weights: The classifier in the file, converted.
+        checkpoint: Path or address of the file.
+    """
+    fit = fitting(weights)
+    named = by_file_name(fit, checkpoint)
+    if len(fit) == 1 or len(named) != 1:
+        return ''
+    wanted, *others = (_options_of(_state_of(name).backbone) for name in (*named, *fit))
+    for part in module.modules():
+        own = _options_of(part) if hasattr(part, 'other_outputs') else {}
+        for key, value in wanted.items():
+            if any(other.get(key) != value for other in others) and own.get(key, value) != value:
+                return (
+                    f'by its name it is {describe(named[0])}, where {key[0]} has {key[1]}={value}, '
+                    f'and this {type(part).__name__} has {own[key]}; build it with these options, '
+                    'or to load it as it is, convert it by tools/model_converters/convert.py'
+                )
+    return ''
+
+
+def _options_of(backbone: torch.nn.Module) -> Dict[Tuple[str, str], Any]:
+    """The values of a backbone's parts that its tensors do not show. Sizes of maps are tuples."""
+    return {
+        (path, name): value
+        for path, part in backbone.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, (bool, int, float, str))
+    }
 
 
 def fitting_sentence(weights: Mapping[str, Tensor]) -> str:

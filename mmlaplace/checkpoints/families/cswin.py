@@ -48,7 +48,7 @@ def arch(size: str) -> Dict[str, tuple]:
 # With SLAB, FLatten and InLine, V has a convolution besides their own.
 SECOND = {'get_v.': 'second_lepe.conv.'}
 MARKS = ('stage1_conv_embed.0.weight', 'stage1.0.attns.0.get_v.weight')
-CSWIN = Names(cswin_rows(), MARKS)
+CSWIN = Names(cswin_rows(), MARKS, averaged=True)
 FAMILIES = {
     **{
         f'cswin_{size}': Family(

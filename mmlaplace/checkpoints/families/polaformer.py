@@ -47,13 +47,20 @@ SWIN = Names(
     marks=('layers.0.blocks.0.attn.power', 'layers.0.blocks.0.attn.qkvg.weight'),
 )
 
+PAGE = 'https://huggingface.co/ZachMeng/PolaFormer/tree/main'
 FAMILIES = {
     **{
-        f'polaformer_pvt_{size}': Family((PVT,), dict(type='PolaFormerPVT', arch=size))
+        f'polaformer_pvt_{size}': Family(
+            (PVT,),
+            dict(type='PolaFormerPVT', arch=size),
+            page=PAGE if size in ('tiny', 'small') else '',  # those that their README lists
+        )
         for size in ('tiny', 'small', 'medium', 'large')
     },
     **{
-        f'polaformer_swin_{size}': Family((SWIN,), dict(type='PolaFormerSwin', arch=size))
+        f'polaformer_swin_{size}': Family(
+            (SWIN,), dict(type='PolaFormerSwin', arch=size), page=PAGE
+        )
         for size in ('tiny', 'small', 'base')
     },
 }

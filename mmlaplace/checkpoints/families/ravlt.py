@@ -38,11 +38,11 @@ NAMES = Names(
 )
 
 
-def _family(kind: str, size: str, projection: int, weights: str) -> Family:
+def _family(kind: str, size: str, projection: int, weights: str = '', page: str = '') -> Family:
     backbone: Dict[str, Any] = dict(type=kind, arch=size, out_norms=False)
     dims = 640 if size == 'large' else 512
     neck = dict(type='ConvPoolingNeck', in_channels=dims, out_channels=projection)
-    return Family((NAMES,), backbone, weights, neck)
+    return Family((NAMES,), backbone, weights, neck, page)
 
 
 HUB = 'https://huggingface.co/aldjalkdf'
@@ -54,13 +54,15 @@ FAMILIES = {
         for size, letter in dict(tiny='T', small='S', base='B', large='L').items()
     },
     # Their authors name the folder alone. Its history names two of the files.
+    'mavit_tiny': _family('MAViT', 'tiny', 2048, page=f'{HUB}/MAViT/tree/main'),
     **{
-        f'mavit_{size}': _family('MAViT', size, projection, f'{HUB}/MAViT/{file}')
-        for size, projection, file in (
-            ('tiny', 2048, 'tree/main'),
-            ('small', 2048, 'resolve/main/MAViT_S.pth'),
-            ('base', 2048, 'resolve/main/MAViT_B.pth'),
-            ('large', 2560, 'resolve/main/MAViT_L.pth'),
+        f'mavit_{size}': _family(
+            'MAViT', size, projection, f'{HUB}/MAViT/resolve/main/MAViT_{letter}.pth'
+        )
+        for size, projection, letter in (
+            ('small', 2048, 'S'),
+            ('base', 2048, 'B'),
+            ('large', 2560, 'L'),
         )
     },
 }

@@ -40,20 +40,29 @@ SOFT = Names(
         **HEAD,
     },
     marks=('block1.0.att.mha.W_q.weight',),
+    averaged=True,
 )
 
 # The authors' README counts the parameters of small, and their code builds small-deep.
 SIZES = ('tiny', 'small', 'small-deep', 'medium', 'large', 'huge')
 NORM = dict(normalized=True, newton_start_per='batch')
 
+PAGE = 'https://github.com/fudan-zvg/SOFT#main-results'
+# Sizes with a link on that page. Of SOFT++ it has none.
+LINKED, LINKED_NORM = ('tiny',), ('tiny', 'small-deep', 'medium', 'large')
+
 FAMILIES = {
     **{
-        f'soft_{size}'.replace('-', '_'): Family((SOFT,), dict(type='SOFT', arch=size))
+        f'soft_{size}'.replace('-', '_'): Family(
+            (SOFT,), dict(type='SOFT', arch=size), page=PAGE * (size in LINKED)
+        )
         for size in SIZES
     },
     **{
         f'soft_norm_{size}'.replace('-', '_'): Family(
-            (SOFT,), dict(type='SOFT', arch=size, attn_cfg=NORM)
+            (SOFT,),
+            dict(type='SOFT', arch=size, attn_cfg=NORM),
+            page=PAGE * (size in LINKED_NORM),
         )
         for size in SIZES
     },

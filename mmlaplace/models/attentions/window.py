@@ -1,4 +1,4 @@
-from typing import List, Optional, Tuple, Union
+from typing import List, Optional, Sequence, Tuple, Union
 
 from mmengine.registry import MODELS
 from torch import Tensor
@@ -37,6 +37,9 @@ class WindowAttention(BaseAttention):
             does not depend on the side of a window, such as a linear one. A relative bias would be
             resized. Default: False, as in Swin. :class:`PolaFormerSwin` sets it where it has
             :class:`PolaAttention`.
+        resize_windows: Whether a checkpoint's tables of other windows are resized, to train further
+            with larger windows, as Swin's authors do at 384 x 384 pixels. Before this training, the
+            outputs are wrong. Default: False, such a checkpoint is refused.
         pad_small_maps: Whether the window keeps its side on a map that is not longer. With
             ``even_windows`` it shrinks all the same. Default: False.
 
@@ -70,6 +73,7 @@ class WindowAttention(BaseAttention):
         shifted: bool = False,
         attn_cfg: Optional[dict] = None,
         even_windows: bool = False,
+        resize_windows: bool = False,
         pad_small_maps: bool = False,
         init_cfg: Union[dict, List[dict], None] = None,
     ) -> None:
@@ -78,6 +82,7 @@ class WindowAttention(BaseAttention):
         self.window_size = window_size
         self.shifted = shifted
         self.even_windows = even_windows
+        self.resize_windows = resize_windows
         self.pad_small_maps = pad_small_maps
         sides, _ = self.window_and_shift(self.input_resolution)
         inner = attn_cfg or {}
@@ -106,6 +111,26 @@ class WindowAttention(BaseAttention):
         height, width = (ceil_div(size, ceil_div(size, longest)) for size in hw_shape)
         down, right = (self.shifted and size > longest for size in hw_shape)
         return (height, width), (height // 2 if down else 0, width // 2 if right else 0)
+
+    def window_tables(self) -> List[str]:
+        """Names of the parameters that a checkpoint must have for the same windows.
+
+        They have a value for each place or offset in a window. With ``even_windows`` there are
+        none, as the side of a window follows from the map, and none with ``resize_windows``.
+        """
+        if self.even_windows or self.resize_windows:
+            return []
+        side = max(self.window_and_shift(self.input_resolution)[0])
+        return [
+            f'attn.{name}'
+            for name, table in self.attn.named_parameters(recurse=False)
+            if table.dim() == 4 and self.side_of_table(name, table.shape) == side
+        ]
+
+    def side_of_table(self, name: str, shape: Sequence[int]) -> int:
+        """The side of the windows, in tokens, that a table of this shape is for."""
+        longest = max(shape[2:])
+        return (longest + 1) // 2 if name.endswith('relative_bias') else longest
 
     def forward(
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None

@@ -150,11 +150,15 @@ def pvt_v2(stage_norms: bool = False, linear_attention: bool = False) -> List[St
     ]
 
 
-def swin(window_size: int = 7, pad_small_maps: bool = False) -> List[Stage]:
+def swin(
+    window_size: int = 7, pad_small_maps: bool = False, resize_windows: bool = False
+) -> List[Stage]:
     """Swin: patches that are merged 2 x 2, attention in windows, shifted in every second block.
 
     Args:
         window_size: Side of a window, in tokens. Default: 7.
+        resize_windows: Whether tables of other windows in a checkpoint are resized, as in
+            :class:`WindowAttention`. Default: False.
         pad_small_maps: Whether maps that are not longer than a window are padded and shifted, as in
             the authors' detectors. Otherwise the window shrinks, as in their classifiers.
             Default: False.
@@ -166,6 +170,8 @@ def swin(window_size: int = 7, pad_small_maps: bool = False) -> List[Stage]:
     )
     if pad_small_maps:
         attn['pad_small_maps'] = True
+    if resize_windows:
+        attn['resize_windows'] = True
     norm = dict(type='LN', eps=1e-5)
     embeds: List[Callable[..., nn.Module]] = [
         partial(PatchEmbed, patch_size=4), *[PatchMerging] * 3
