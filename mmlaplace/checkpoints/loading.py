@@ -308,9 +308,10 @@ def load_weights(
     except ValueError as error:
         raise ValueError(f'{checkpoint} does not fit: {error}{fitting_sentence(theirs)}') from None
     if alike:
+        equal = {name: count for name, count in found if name in (prefix, *alike)}
         raise ValueError(
             f'{checkpoint} has weights of this {kind} under several prefixes alike; choose by '
-            f'prefix= one of (with the number of tensors) {dict(found)}'
+            f'prefix= one of (with the number of tensors) {equal}'
         )
     given = theirs  # before it is resized
     theirs = {raw_names.get(k, k): v for k, v in theirs.items() if not _is_in(k, skip)}

@@ -12,7 +12,7 @@ from torch import distributed
 
 from ..checkpoints import UnsafeCheckpointError, is_read_safely, read_state_dict
 from ..toolboxes import PACKAGES, toolbox_script
-from .command_line import read_config
+from .command_line import check_backbone, end_tool, read_config
 from .data_folders import missing_folder
 
 CONFIG_SUFFIXES = ('.py', '.json', '.yaml', '.yml')
@@ -101,9 +101,14 @@ def run_toolbox_script(name: str, usage: str) -> None:
     """
     configs = config_arguments(sys.argv[1:])
     if not configs:
-        wanted = {'-h', '--help'} & set(sys.argv[1:])
-        (sys.stdout if wanted else sys.stderr).write(usage)
-        sys.exit(0 if wanted else 2)
+        if {'-h', '--help'} & set(sys.argv[1:]):
+            sys.stdout.write(usage)
+            sys.exit()
+        given = ' '.join(sys.argv[1:]) or 'nothing'
+        end_tool(
+            f'name a config, a file that ends with {", ".join(CONFIG_SUFFIXES)}; got {given}. '
+            '--help shows examples'
+        )
     scope = read_config(configs[0]).get('default_scope')
     if scope is None:
         sys.exit(f'{configs[0]} has no default_scope; set it to one of {PACKAGES}')
@@ -115,6 +120,7 @@ def run_toolbox_script(name: str, usage: str) -> None:
         sys.exit(str(error))
     sys.argv[0] = str(script)
     cfg = check_checkpoints(script)
+    check_backbone(cfg, configs[0])
     try:
         runpy.run_path(str(script), run_name='__main__')
     except FileNotFoundError as error:
