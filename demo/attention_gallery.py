@@ -53,7 +53,7 @@ def gallery(explorer: Explorer, names: List[str], host: str, study: str, view: V
         if key.startswith(f'{source.title}, {study}, '):  # its local branch is not left out
             trained.setdefault(source.title, key)  # the first seed
     drawn = []
-    for name in track(names, 'attentions'):
+    for name in track(names, 'attentions', transient=True):
         key = trained.get(f'{name} on {host}')
         alone = replace(view, trained=(key,)) if key else replace(view, attention=(name,))
         panel, *_ = explorer.panels(replace(alone, host=(host,)))
@@ -181,7 +181,7 @@ def main() -> None:
                         help=f'or one of {", ".join(PHOTOS)}; default: %(default)s')  # fmt: skip
     parser.add_argument('--point', nargs=2, type=float, default=(0.5, 0.2), metavar=('X', 'Y'),
                         help='the query, as shares of width and height; %(default)s')  # fmt: skip
-    parser.add_argument('--size', type=positive, choices=SIZES, default=128,
+    parser.add_argument('--image-size', type=positive, choices=SIZES, default=128,
                         help='longer side of the image, pixels; default: %(default)s')  # fmt: skip
     parser.add_argument('--stage', type=int, default=0, help='from 0; default: %(default)s')
     parser.add_argument('--block', type=int, default=LAST, help='of the stage; default: the last')
@@ -194,7 +194,8 @@ def main() -> None:
     try:
         if image not in PHOTOS:
             image = images.add(Path(image), Path(image).name)
-        view = View(image, args.size, *args.point, (), (), (), args.stage, args.block, args.head)
+        place = (args.stage, args.block, args.head)
+        view = View(image, args.image_size, *args.point, (), (), (), *place)
         explorer = Explorer(images, Models(compared(args.compared)))
         drawn = gallery(explorer, args.attentions, args.host, args.study, view)
     except (ValueError, FileNotFoundError) as error:

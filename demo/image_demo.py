@@ -38,7 +38,13 @@ from mmengine.registry import DATASETS
 from PIL import Image
 from rich.progress import Progress
 
-from mmlaplace.commands.command_line import ToolParser, load_or_exit, positive, write_json
+from mmlaplace.commands.command_line import (
+    ToolParser,
+    check_backbone,
+    load_or_exit,
+    positive,
+    write_json,
+)
 from mmlaplace.engine import read_dataset_meta
 from mmlaplace.toolboxes import PACKAGES, require_toolbox
 from mmlaplace.writing import whole_file, write_whole
@@ -174,6 +180,7 @@ def build_inferencer(args):
     except ImportError as error:
         end(error)
     import_module(f'{scope}.utils').register_all_modules()
+    check_backbone(cfg, args.config)
     load = partial(load_or_exit, checkpoint=args.checkpoint, min_matched=1)
     if scope == 'mmpretrain':
         from mmpretrain import ImageClassificationInferencer, get_model

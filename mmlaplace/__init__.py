@@ -15,7 +15,9 @@ warn_untested_versions()
 # After the check that names a missing mmengine.
 from . import checkpoints, engine, lra, mmpretrain_hub, models, ops  # noqa: E402
 from .model_zoo import create_backbone, get_model, list_models  # noqa: E402
+from .toolboxes import find_configs_of_forks  # noqa: E402
 
+find_configs_of_forks()
 mmpretrain_hub.register_on_import()
 
 __all__ = [

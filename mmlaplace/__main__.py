@@ -2,6 +2,7 @@
 
 Examples:
   python -m mmlaplace list '*pola*' --task detection
+  python -m mmlaplace config laplacianformer-tiny_8xb128_in1k > base.py
   python -m mmlaplace check
 """
 
@@ -10,7 +11,7 @@ import sys
 from typing import Optional, Sequence
 
 from . import check
-from .commands import model_list
+from .commands import model_config, model_list
 from .writing import print_in_any_locale
 
 
@@ -24,6 +25,7 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     )
     commands = parser.add_subparsers(metavar='COMMAND', required=True)
     model_list.add_arguments(commands.add_parser('list', help='list the models'))
+    model_config.add_arguments(commands.add_parser('config', help='print a config in full'))
     installation = commands.add_parser('check', help='check the installation')
     installation.add_argument('--json', action='store_true', help='the report as JSON')
     installation.set_defaults(run=lambda args: check.main(['--json'] if args.json else []))

@@ -1,4 +1,4 @@
-"""The model zoo: list the configs of mmlaplace, and build models from them by name."""
+"""The model zoo: list the models and backbones of mmlaplace, and build them by name."""
 
 import importlib
 import re
@@ -15,26 +15,56 @@ from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, DefaultScope
 
 from .checkpoints import load_weights
+from .models import backbones
 from .models.initialising import initialise
+from .models.known_options import did_you_mean
 from .toolboxes import TOOLBOXES, require_toolbox
+
+TASKS = (*TOOLBOXES, 'backbone')
+# How the names of a class's backbones begin, before the name of the arch.
+PREFIXES: Dict[str, Any] = {
+    'CSWin': 'cswin',
+    'EfficientViT': 'efficientvit',
+    'EfficientViTLarge': 'efficientvit',
+    'LaplacianFormer': 'laplacianformer',
+    'MAViT': 'mavit',
+    'MLLA': 'mlla',
+    'MobileViTv2': 'mobilevitv2',
+    'PVT': 'pvt',
+    'PVTv2': 'pvtv2',
+    'PolaFormerDeiT': 'polaformer-deit',
+    'PolaFormerPVT': 'polaformer-pvt',
+    'PolaFormerPVTv2': 'polaformer-pvtv2',
+    'PolaFormerSwin': 'polaformer-swin',
+    'RAVLT': 'ravlt',
+    'SOFT': 'soft',
+    'SOFTPlusPlus': 'softpp',
+    'SwiftFormer': 'swiftformer',
+    'Swin': 'swin',
+    'ViT': 'deit',
+    'XCiTBackbone': 'xcit',
+}
 
 
 class ModelInfo(NamedTuple):
-    """One entry of a metafile.
+    """One entry of a metafile, or a backbone.
 
     Attributes:
-        name: Name of the config, without ``.py``.
-        task: ``'classification'``, ``'detection'`` or ``'segmentation'``.
+        name: Name of the config, without ``.py``, or of the backbone.
+        task: ``'classification'``, ``'detection'``, ``'segmentation'`` or ``'backbone'``.
         family: The folder of the config, such as ``'laplacianformer'``.
-        config: The config file.
-        metadata: The ``Metadata`` of the entry: parameters, MACs and published scores.
+        config: The config file. None of a backbone that no classifier of the metafiles has.
+        metadata: The ``Metadata`` of the entry: parameters, MACs and published scores. Empty for a
+            backbone.
+        arch: Class and arch of a backbone without a config, as a dict. Otherwise None.
     """
 
     name: str
     task: str
     family: str
-    config: Path
+    config: Optional[Path]
     metadata: Dict[str, Any]
+    arch: Optional[Dict[str, str]] = None
 
 
 def files_root() -> Path:
@@ -82,19 +112,49 @@ def _models(root: Path) -> List[ModelInfo]:
     return models
 
 
+def read_backbones() -> List[ModelInfo]:
+    """All backbones: those of the classifiers, and archs that no classifier has, such as micro.
+
+    The name is the part of a classifier's name before its first ``_``, or the family and the arch:
+    ``'softpp-tiny'``, ``'laplacianformer-micro'``. timm has the same names with ``_`` for ``-``.
+    """
+    return list(_backbones(files_root()))
+
+
+@cache
+def _backbones(root: Path) -> List[ModelInfo]:
+    found: Dict[str, ModelInfo] = {}
+    for model in _models(root):
+        name = model.name.partition('_')[0]
+        if model.task == 'classification' and name not in found:
+            found[name] = ModelInfo(name, 'backbone', model.family, model.config, {})
+    for kind, prefix in PREFIXES.items():
+        family = next(known.family for known in found.values() if known.name.startswith(prefix))
+        for arch in getattr(backbones, kind).arch_zoo:
+            name = f'{prefix}-{arch}'
+            # XCiT's classifiers name the patch too: xcit-t12-p16.
+            if not any(f'{known}-'.startswith(f'{name}-') for known in found):
+                options = dict(type=kind, arch=arch)
+                found[name] = ModelInfo(name, 'backbone', family, None, {}, options)
+    return list(found.values())
+
+
 def list_models(
     pattern: Union[str, Sequence[str]] = '*',
     task: Optional[str] = None,
     family: Optional[str] = None,
     exclude_filters: Union[str, Sequence[str]] = (),
 ) -> List[str]:
-    """List the names of the models, sorted as by timm: by their letters, and numbers by value.
+    """List the names of models and backbones, sorted as by timm: by letters, and numbers by value.
+
+    :func:`get_model` and :func:`create_backbone` build each of them.
 
     Args:
         pattern: A pattern, or several. The name must match one of them. ``*``, ``?`` and ``[…]``
             work as in file names. A pattern without any of these matches if it is a part of the
             name. Case does not matter. Default: '*', all models.
-        task: ``'classification'``, ``'detection'`` or ``'segmentation'``. Default: None, all tasks.
+        task: ``'classification'``, ``'detection'``, ``'segmentation'`` or ``'backbone'``. Default:
+            None, all of them.
         family: The folder of the configs, such as ``'soft'``. Default: None, all families.
         exclude_filters: A pattern, or several. Names that match one are left out. Default: ().
 
@@ -105,6 +165,8 @@ def list_models(
         >>> from mmlaplace import list_models
         >>> list_models('tiny', task='classification', family='laplacianformer')
         ['laplacianformer-tiny_8xb128_in1k']
+        >>> list_models('softpp-[mt]*', task='backbone')
+        ['softpp-medium', 'softpp-medium-nonorm', 'softpp-micro', 'softpp-tiny']
     """
     return [model.name for model in find_models(pattern, task, family, exclude_filters)]
 
@@ -116,11 +178,12 @@ def find_models(
     exclude_filters: Union[str, Sequence[str]] = (),
 ) -> List[ModelInfo]:
     """As :func:`list_models`, with all that the metafiles say of the models."""
-    models = read_models()
+    models = read_models() + read_backbones()
     families = sorted({model.family for model in models})
-    for name, value, known in (('task', task, TOOLBOXES), ('family', family, families)):
+    for name, value, known in (('task', task, TASKS), ('family', family, families)):
         if value is not None and value not in known:
-            raise ValueError(f'{name} must be one of {tuple(known)}, got {value!r}')
+            hint = did_you_mean(value, known)
+            raise ValueError(f'{name} must be one of {tuple(known)}, got {value!r}{hint}')
     given = [exclude_filters] if isinstance(exclude_filters, str) else exclude_filters
     excluded = [pattern for pattern in given if pattern]  # timm's default '' excludes nothing
     found = [
@@ -159,7 +222,7 @@ def near_names(name: str, names: Sequence[str]) -> List[str]:
 
 
 def get_config(name: str) -> Config:
-    """Load the config of a model by its name, one of :func:`list_models`.
+    """Load the config of a model by its name, one of :func:`list_models` that is no backbone's.
 
     Raises:
         ValueError: If there is no such model. The message lists similar names.
@@ -179,12 +242,12 @@ def get_model(
     backbone_only: bool = False,
     **backbone_options: Any,
 ) -> nn.Module:
-    """Build a model by name: a classifier, detector or segmentor, or its backbone alone.
+    """Build a model by name: a classifier, detector or segmentor, or a backbone alone.
 
     ``mmpretrain.get_model`` builds the classifiers. Therefore mmpretrain's inferencers accept them.
 
     Args:
-        name: One of :func:`list_models`.
+        name: One of :func:`list_models`. For a backbone's, see :func:`create_backbone`.
         pretrained: Path or address of a checkpoint of the model, which :func:`load_weights` loads.
             Detectors, segmentors and ``backbone_only`` also accept a classifier's checkpoint. True
             raises an error, because no weights are published yet. Default: None, random weights,
@@ -205,6 +268,8 @@ def get_model(
         >>> type(backbone).__name__
         'LaplacianFormer'
     """
+    if name not in {model.name for model in read_models()}:
+        return create_backbone(name, pretrained, **backbone_options)
     checkpoint = _checkpoint(name, pretrained)
     cfg = get_config(name)
     options = {**cfg.model.backbone, 'init_cfg': None, **backbone_options}
@@ -218,6 +283,28 @@ def get_model(
     return model
 
 
+def options_of(name: str) -> Dict[str, Any]:
+    """The ``type`` and the options by which :func:`create_backbone` builds a backbone.
+
+    Raises:
+        ValueError: If there is no such name. The message lists similar names.
+    """
+    known = {model.name: model for model in read_backbones() + read_models()}
+    if name not in known:
+        near = near_names(name, list(known))
+        raise ValueError(
+            f'there is no model or backbone {name!r}; similar names are {near}, all are in '
+            'list_models()'
+        )
+    model = known[name]
+    options: Dict[str, Any] = dict(model.arch or Config.fromfile(model.config).model.backbone)
+    options['init_cfg'] = None
+    if model.task == 'backbone':  # of the classifier's settings, only those of the network itself
+        for setting in ('out_indices', 'out_type', 'drop_path_rate'):
+            options.pop(setting, None)
+    return options
+
+
 def create_backbone(
     name: str,
     pretrained: Union[str, PathLike, bool, None] = None,
@@ -226,9 +313,9 @@ def create_backbone(
     """Create a backbone by name, with initialised or pretrained weights. It needs no toolbox.
 
     Args:
-        name: A name of :func:`list_models` gives the backbone of that config. The part of a
-            classifier's name before its first ``_``, such as ``'softpp-tiny'``, gives that backbone
-            with the maps of all stages and without stochastic depth.
+        name: One of ``list_models(task='backbone')``, such as ``'softpp-tiny'``, gives the backbone
+            with the maps of all stages and without stochastic depth. The name of a model gives the
+            backbone of its config.
         pretrained: Path or address of a checkpoint, of a backbone or of a whole model. It becomes
             the backbone's ``init_cfg``, and is loaded at once. Default: None, random weights, as
             with False.
@@ -248,18 +335,7 @@ def create_backbone(
         [(1, 64, 8, 12), (1, 256, 2, 3)]
     """
     checkpoint = _checkpoint(name, pretrained)
-    configs: Dict[str, Path] = {}
-    for model in read_models():
-        configs[model.name] = model.config
-        if model.task == 'classification':
-            configs.setdefault(model.name.partition('_')[0], model.config)
-    if name not in configs:
-        near = near_names(name, list(configs))
-        raise ValueError(f'there is no backbone {name!r}; similar names are {near}')
-    options = dict(Config.fromfile(configs[name]).model.backbone, init_cfg=None)
-    if '_' not in name:  # of the classifier's settings, only those of the network itself
-        for setting in ('out_indices', 'out_type', 'drop_path_rate'):
-            options.pop(setting, None)
+    options = options_of(name)
     if checkpoint is not None:
         if 'init_cfg' in backbone_options:
             raise ValueError(

@@ -42,7 +42,7 @@ def report(capsys):
 def test_all_is_fine_in_an_environment_of_set_up(tmp_path):
     result = subprocess.run(
         [sys.executable, '-m', 'mmlaplace.check', '--json'], cwd=tmp_path,
-        capture_output=True, text=True, timeout=120,
+        capture_output=True, text=True,
     )  # fmt: skip
     assert result.returncode == 0, result.stdout + result.stderr
     content = json.loads(result.stdout)

@@ -7,13 +7,17 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import ROOT, load_tool
+from conftest import ROOT, load_tool, registered
+from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
 import mmlaplace
 from mmlaplace import check, mmpretrain_hub
 from mmlaplace.__main__ import main
-from mmlaplace.model_zoo import files_root, get_config
+from mmlaplace.commands.command_line import read_config
+from mmlaplace.comparison.backbone_contenders import catalogue
+from mmlaplace.model_zoo import PREFIXES, files_root, get_config
+from mmlaplace.models import LaplacianFormer, PyramidBackbone
 
 B0 = 'polaformer-pvtv2-b0_8xb128_in1k'
 LAPLACIAN_RETINANET = 'retinanet_laplacianformer-tiny_fpn_1x_coco'
@@ -22,7 +26,7 @@ SEMANTIC_FPN = 'laplacianformer-tiny_fpn_8xb4-40k_ade20k-512x512'
 
 def test_the_table_has_the_counts_the_published_score_and_the_path(capsys, monkeypatch):
     monkeypatch.chdir(ROOT)
-    assert main(['list', '*former-PVTv2-b[0]*', 'retinanet_polaformer-pvt-tiny*']) == 0
+    assert main(['list', '*former-PVTv2-b[0]_*', 'retinanet_polaformer-pvt-tiny*']) == 0
     header, b0, retinanet = (line.split() for line in capsys.readouterr().out.splitlines())
     assert 'published score' in ' '.join(header)
     path = f'configs/classification/polaformer/{B0}.py'
@@ -40,8 +44,8 @@ def test_the_json_has_every_model_of_the_task(capsys):
 
 
 @pytest.mark.parametrize(('words', 'near'), [
-    (['polr*'], 'polaformer-pvt-tiny_8xb128_in1k'),
-    (['soft*', 'lapacian'], 'laplacianformer-tiny_8xb128_in1k'),
+    (['polr*'], 'polaformer-pvt-tiny'),
+    (['soft*', 'lapacian', '--task', 'backbone'], 'laplacianformer-tiny'),
     (['soft-*', '--task', 'detection'], 'retinanet_softpp-tiny_fpn_1x_coco'),
 ])  # fmt: skip
 def test_a_pattern_without_a_match_is_quoted_with_near_names(words, near, capsys):
@@ -71,6 +75,49 @@ def test_a_backbone_is_created_by_its_name_or_that_of_a_config():
     assert type(soft.stages[0]['blocks'][0].attn).__name__ == 'SoftmaxAttention'
     last = mmlaplace.create_backbone(B0, img_size=64)
     assert (last.out_indices, last.img_size) == ((3,), (64, 64))
+
+
+def test_every_function_knows_the_names_of_all_backbones():
+    """Also those that no config has; timm's have another hyphen."""
+    names = mmlaplace.list_models(task='backbone')
+    assert {'laplacianformer-micro', 'laplacianformer-tiny', 'agent-swin-tiny'} <= set(names)
+    assert set(names) <= set(mmlaplace.list_models()) and set(names) == set(catalogue(''))
+    model = mmlaplace.get_model('laplacianformer-micro', img_size=64)
+    assert type(model) is LaplacianFormer and model.embed_dims == (32, 64, 96, 128)
+    assert {PREFIXES[name] for name in registered(PyramidBackbone)} == set(PREFIXES.values())
+    pytest.importorskip('timm')
+    from mmlaplace.timm import MODELS
+
+    assert {name.replace('_', '-') for name in MODELS} <= set(names)
+
+
+def test_a_config_is_printed_from_which_another_inherits(tmp_path, capsys):
+    """Outside of a clone too: with all that it inherits."""
+    assert main(['config', B0]) == 0
+    (tmp_path / 'base.py').write_text(capsys.readouterr().out)
+    (tmp_path / 'mine.py').write_text(
+        "_base_ = 'base.py'\nmodel = dict(head=dict(num_classes=2))\n"
+    )
+    mine = Config.fromfile(tmp_path / 'mine.py')
+    expected = get_config(B0)
+    expected.model.head.num_classes = 2
+    assert mine.to_dict() == expected.to_dict()
+    assert main(['config', 'laplacian']) == 1
+    assert 'similar names are' in capsys.readouterr().err
+
+
+def test_a_base_of_ours_by_a_scope_is_refused_with_what_to_type(tmp_path):
+    config = tmp_path / 'mine.py'
+    config.write_text(f"_base_ = 'mmlaplace::classification/polaformer/{B0}.py'\n")
+    with pytest.raises(SystemExit, match='python -m mmlaplace config NAME > base.py'):
+        read_config(str(config))
+
+
+def test_configs_of_mmseg_are_found_in_the_fork_too(tmp_path):
+    pytest.importorskip('mmseg')
+    config = tmp_path / 'mine.py'
+    config.write_text("_base_ = 'mmseg::sem_fpn/fpn_r50_4xb4-160k_ade20k-512x512.py'\n")
+    assert read_config(str(config)).default_scope == 'mmseg'
 
 
 def test_a_backbone_keeps_its_checkpoint_when_a_runner_initialises_it(tmp_path):

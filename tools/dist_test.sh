@@ -8,8 +8,13 @@
 # On one machine a free port is found; PORT=… names one. PYTHON=… names the interpreter (default: python).
 set -Eeuo pipefail
 case "${1:-}" in -h | --help) sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
-config="${1:?dist_test: name a config (see --help)}"
-checkpoint="${2:?dist_test: name a checkpoint (see --help)}"
-gpus="${3:?dist_test: say how many GPUs this machine has (see --help)}"
+if [ $# -lt 3 ]; then
+    echo "dist_test: name a config, a checkpoint and the number of GPUs of this machine, such as" \
+        "bash tools/dist_test.sh CONFIG CHECKPOINT 8; got '$*' (see --help)" >&2
+    exit 2
+fi
+config="$1"
+checkpoint="$2"
+gpus="$3"
 tools="$(dirname "${BASH_SOURCE[0]}")"
 exec bash "$tools/torchrun.sh" "$gpus" "$tools/test.py" "$config" "$checkpoint" --launcher pytorch "${@:4}"

@@ -1,11 +1,12 @@
 """Run configs for a few training iterations and one validation, on stand-in data.
 
 A config runs as it is written: its model, pipelines, augmentation, optimiser, hooks and evaluators.
-The dry run changes the data (a few images in the layouts of ImageNet, COCO, ADE20K and Cityscapes),
-the number of iterations (two) and the batch (two images; UPerNet needs two). It downloads no
-weights, and loads images without worker processes. A strategy for several GPUs (FSDP, DeepSpeed) is
-left out, and the table says so. Each config has a process of its own. A config that has passed is
-not repeated until it changes, or other --iterations or another --batch-size is asked for.
+The dry run changes the data (a few images in the layouts of ImageNet, COCO, ADE20K and Cityscapes;
+other data, such as your own, stay), the number of iterations (two) and the batch (two images;
+UPerNet needs two). It downloads no weights, and loads images without worker processes. A strategy
+for several GPUs (FSDP, DeepSpeed) is left out, and the table says so. Each config has a process of
+its own. A config that has passed is not repeated until it changes, or other --iterations or another
+--batch-size is asked for.
 
 Examples:
   python tools/dry_run.py configs/detection/soft/retinanet_softpp-tiny_fpn_1x_coco.py
@@ -42,6 +43,7 @@ from mmlaplace.commands.script_runs import import_first, run_script
 
 ROOT = Path(__file__).resolve().parents[1]
 TASKS = ('classification', 'detection', 'segmentation')
+LAYOUTS = ('imagenet', 'coco', 'ade', 'cityscapes')  # in data/, of make_stand_in_datasets.py
 
 
 def full_size_configs(task: str) -> List[Path]:
@@ -64,6 +66,12 @@ def on_stand_ins(value: Any, data: Path) -> Any:
         inner = value[len('data/') :]
         return f'{data}/{inner}' if (data / inner.split('/')[0]).is_dir() else value
     return value
+
+
+def needs_stand_ins(cfg: Config) -> bool:
+    """Whether a config reads data for which there are stand-ins. The user's own data need none."""
+    read = {name: value for name, value in cfg.to_dict().items() if isinstance(value, dict)}
+    return re.search(rf"'data/({'|'.join(LAYOUTS)})\b", repr(read)) is not None
 
 
 def without_thresholds(value: Any) -> Any:
@@ -197,7 +205,8 @@ def main() -> None:
     if missing:
         parser.error(f'there are no files {missing}')
     data = args.data_root.resolve()
-    if not data.is_dir():
+    cfgs = [read_config(str(config)) for config in configs]
+    if not data.is_dir() and any(map(needs_stand_ins, cfgs)):
         parser.error(
             f'{data} is missing; python tools/dataset_converters/make_stand_in_datasets.py --out '
             f'{args.data_root} makes it'
@@ -206,15 +215,15 @@ def main() -> None:
         return run_here(configs[0], data, args.work_dir, length)
     results = args.work_dir / 'results.json'
     known = read_json(results) if results.is_file() else {}
-    cfgs = [read_config(str(config)) for config in configs]
     toolboxes = {cfg.default_scope for cfg in cfgs if cfg.get('default_scope')}
     import_first(*(f'{toolbox}.models' for toolbox in sorted(toolboxes)), 'mmlaplace.models')
     rows = []
-    for config, cfg in track(list(zip(configs, cfgs)), 'configs'):
+    for config, cfg in track(list(zip(configs, cfgs)), 'configs', transient=True):
         old, mark = known.get(name_of(config)), fingerprint(cfg)
         asked = dict(passed=True, fingerprint=mark, **length)
         if old is None or asked != {name: old.get(name) for name in asked}:
             old = run(config, mark, data, args.work_dir, length)
+            print(f'{name_of(config)}: {"passed" if old["passed"] else "failed"}', flush=True)
             with FileLock(results.with_suffix('.lock')):  # another call may write rows meanwhile
                 known = {
                     **(read_json(results) if results.is_file() else known),

@@ -23,7 +23,13 @@ from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 
 from mmlaplace.checkpoints import UnsafeCheckpointError, write_weights
-from mmlaplace.commands.command_line import ToolParser, load_or_exit, read_config, write_json
+from mmlaplace.commands.command_line import (
+    ToolParser,
+    check_backbone,
+    load_or_exit,
+    read_config,
+    write_json,
+)
 from mmlaplace.linearizing import (
     Schedule,
     distill,
@@ -72,6 +78,7 @@ def main() -> None:
         parser.error(f'{out} is there already; remove it, or take another --work-dir')
     cfg = read_config(args.config)
     torch.manual_seed(args.seed)
+    check_backbone(cfg, args.config)
     old = build_model(cfg)
     load_or_exit(old, args.checkpoint)
     new_cfg = Config(cfg.to_dict())

@@ -40,6 +40,7 @@ from mmlaplace.reproduction.paper_tables import (
     SCALES,
     Row,
     Run,
+    Spec,
     Table,
     TableError,
     find_row,
@@ -175,7 +176,7 @@ def list_rows(table: Table, console: Console) -> None:
         for run in row.runs:
             values = {name: value for name, value in run.published.items() if value is not None}
             published = ', '.join(f'{name} {value}' for name, value in values.items())
-            config = row.reason or (run.full.config if run.full else run.tool[0])
+            config = row.reason or (described(run.full) if run.full else run.tool[0])
             name = f'{row.name}, {run.name}' if run.name else row.name
             shown.add_row(name, row.kind, published, config, 'yes' if run.mini or run.tool else '')
     console.print(table.title, f'({table.paper}, {table.place})', table.note, markup=False)
@@ -183,6 +184,12 @@ def list_rows(table: Table, console: Console) -> None:
     for row in table.rows:
         if row.note:
             console.print(f'{row.name}: {row.note}', markup=False)
+
+
+def described(spec: Spec) -> str:
+    """A config with the options in which it differs, by which rows of one config are told apart."""
+    changed = (f'{key.removeprefix("model.")}={value}' for key, value in spec.options.items())
+    return ' '.join([spec.config, *changed])
 
 
 def dry_run(plan: Plan) -> Iterator[str]:
@@ -301,8 +308,10 @@ def write_report(report: dict, out: Path) -> None:
 
 
 def main() -> None:
-    parser, console = ToolParser(__doc__), Console()
+    parser = ToolParser(__doc__)
     args = parse_args(parser)
+    # A file or another program gets each row on one line.
+    console = Console(width=None if not args.list or sys.stdout.isatty() else 1000)
     if args.list and args.table is None:
         return print(coverage_page()) if args.markdown else list_tables(console)
     devices = check_args(parser, args)

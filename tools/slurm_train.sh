@@ -9,10 +9,12 @@
 # runs in one job need. PYTHON=… names the interpreter (default: python).
 set -Eeuo pipefail
 case "${1:-}" in -h | --help) sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
-partition="${1:?slurm_train: name a partition (see --help)}"
-job="${2:?slurm_train: name the job (see --help)}"
-config="${3:?slurm_train: name a config (see --help)}"
-work_dir="${4:?slurm_train: name a work folder (see --help)}"
+if [ $# -lt 4 ]; then
+    echo "slurm_train: name a partition, the job, a config and a work folder, such as" \
+        "bash tools/slurm_train.sh gpu JOB CONFIG work_dirs/JOB; got '$*' (see --help)" >&2
+    exit 2
+fi
+partition="$1" job="$2" config="$3" work_dir="$4"
 gpus="${GPUS:-8}"
 per_node="${GPUS_PER_NODE:-8}"
 [ "$gpus" -ge "$per_node" ] || per_node="$gpus"

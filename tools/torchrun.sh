@@ -8,7 +8,14 @@
 # PYTHON=… names the interpreter (default: python).
 set -Eeuo pipefail
 case "${1:-}" in -h | --help) sed -n '2,/^set /{s/^# \{0,1\}//;/^set /!p}' "${BASH_SOURCE[0]}"; exit 0 ;; esac
-processes="${1:?torchrun: say how many processes (see --help)}"
+processes="${1:-}"
+case "$processes" in
+    gpu | cpu | auto) ;;
+    '' | *[!0-9]* | 0)
+        echo "torchrun: the number of processes must be a positive number, got '$processes' (see --help)" >&2
+        exit 2
+        ;;
+esac
 shift
 nodes="${NNODES:-1}"
 if [ "$nodes" != 1 ]; then

@@ -110,7 +110,8 @@ def interleave(
     turns = {}
     for name, job in jobs.items():
         job()
-        turns[name] = min(rounds, max(3, int(budget / timer(job, device))))
+        once = max(timer(job, device), 1e-9)  # a coarse clock can read zero
+        turns[name] = min(rounds, max(3, int(budget / once)))
     seconds: Dict[Hashable, List[float]] = {name: [] for name in jobs}
     order = random.Random(0)
     for index in range(rounds):

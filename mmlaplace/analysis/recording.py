@@ -8,6 +8,7 @@ from typing import (
     Callable,
     Iterator,
     List,
+    Mapping,
     NamedTuple,
     Sequence,
     Tuple,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 PHOTOS = ('astronaut', 'cat', 'coffee')
 MEAN, STD = (123.675, 116.28, 103.53), (58.395, 57.12, 57.375)
+IMAGENET = dict(mean=MEAN, std=STD, to_rgb=True)
 
 
 class Mixed(NamedTuple):
@@ -85,10 +87,28 @@ def rgb_array(photo: 'Image.Image', size: Tuple[int, int]) -> np.ndarray:
     return np.array(photo, np.float32)
 
 
-def normalized(photo: 'Image.Image', size: Tuple[int, int]) -> Tensor:
-    """A photograph, resized to (H, W) and normalised for the backbones, ``(1, 3, H, W)``."""
-    pixels = (rgb_array(photo, size) - MEAN) / np.asarray(STD)
-    return torch.from_numpy(pixels).float().permute(2, 0, 1).unsqueeze(0)
+def normalized(
+    photo: 'Image.Image', size: Tuple[int, int], preprocessor: Mapping[str, Any] = IMAGENET
+) -> Tensor:
+    """A photograph as a backbone gets it, resized to (H, W) and normalised, ``(1, C, H, W)``.
+
+    Args:
+        photo: The photograph.
+        size: Height and width.
+        preprocessor: The ``data_preprocessor`` of the model's config, of which ``mean``, ``std``
+            and ``to_rgb`` count (``bgr_to_rgb`` in mmdet and mmseg). As in the toolboxes, the
+            channels are BGR without the last. A single mean asks for a grey image. Default:
+            ImageNet's, of RGB.
+    """
+    mean, std = preprocessor.get('mean'), preprocessor.get('std')
+    pixels = rgb_array(photo, size)
+    if not any(preprocessor.get(name) for name in ('to_rgb', 'bgr_to_rgb', 'rgb_to_bgr')):
+        pixels = pixels[..., ::-1]
+    if mean is not None and std is not None:
+        if len(mean) == 1:
+            pixels = rgb_array(rgb(photo).convert('L'), size)[..., :1]
+        pixels = (pixels - mean) / np.asarray(std)
+    return torch.from_numpy(pixels.copy()).float().permute(2, 0, 1).unsqueeze(0)
 
 
 def photograph(name: str) -> 'Image.Image':
@@ -99,9 +119,9 @@ def photograph(name: str) -> 'Image.Image':
     return Image.fromarray(getattr(data, name)())
 
 
-def photographs(size: Tuple[int, int]) -> List[Tensor]:
-    """The normalised photographs ``PHOTOS`` of scikit-image, each ``(1, 3, H, W)``."""
-    return [normalized(photograph(name), size) for name in PHOTOS]
+def photographs(size: Tuple[int, int], preprocessor: Mapping[str, Any] = IMAGENET) -> List[Tensor]:
+    """The photographs ``PHOTOS`` of scikit-image as :func:`normalized` makes them."""
+    return [normalized(photograph(name), size, preprocessor) for name in PHOTOS]
 
 
 def mixed_by(backbone: Any, kind: Type[nn.Module], image: Tensor) -> Iterator[Mixed]:

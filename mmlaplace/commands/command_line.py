@@ -7,14 +7,16 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, Iterable, List, NoReturn, Optional
+from typing import Any, Iterable, List, Mapping, NoReturn, Optional
 
 import torch
 import torch.nn as nn
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
+from ..analysis.recording import IMAGENET
 from ..checkpoints import UnsafeCheckpointError, load_weights, refuse_code
+from ..models.known_options import KnownOptions
 from ..writing import print_in_any_locale, write_whole
 
 FOLDERS = ('out_dir', 'work_dir')  # arguments of tools that write several files
@@ -124,10 +126,13 @@ def read_config(path: str) -> Config:
     try:
         return Config.fromfile(path)
     except Exception as error:  # a config in Python can raise any
-        end_tool(
-            f'{path} cannot be read as a config ({type(error).__name__}: {error}); '
-            'mend it, or name another one'
-        )
+        mend = 'mend it, or name another one'
+        if 'load mmlaplace config' in str(error):  # for _base_ = 'mmlaplace::…'
+            mend = (
+                'write its base to a file beside it, python -m mmlaplace config NAME > base.py, '
+                "and set _base_ = 'base.py'"
+            )
+        end_tool(f'{path} cannot be read as a config ({type(error).__name__}: {error}); {mend}')
 
 
 def read_json(path: Path, *keys: str) -> Any:
@@ -158,9 +163,28 @@ def load_or_exit(model: nn.Module, checkpoint: str, **kwargs: Any) -> None:
         end_tool(without_hint(error))
 
 
+def check_backbone(cfg: Config, path: str) -> None:
+    """End the tool with one sentence if a backbone of ours refuses its options.
+
+    A tool calls it before the work begins, whose log would come between. Nothing is computed.
+    """
+    options = dict(cfg.get('model', {}).get('backbone') or {}, init_cfg=None)
+    kind = options.get('type')
+    cls = MODELS.get(kind) if isinstance(kind, str) else kind
+    if not (isinstance(cls, type) and issubclass(cls, KnownOptions)):
+        return
+    try:
+        with torch.device('meta'):
+            MODELS.build(options)
+    except (TypeError, ValueError) as error:
+        end_tool(f'{path}: {error}')
+
+
 def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:
     """Build the backbone of a config in eval mode. Without a checkpoint its weights are random."""
-    found = read_config(config).get('model', {}).get('backbone')
+    cfg = read_config(config)
+    check_backbone(cfg, config)
+    found = cfg.get('model', {}).get('backbone')
     if found is None:
         end_tool(f'{config} has no model with a backbone; name a whole config, and no base')
     try:
@@ -174,6 +198,15 @@ def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:
     if checkpoint is not None:
         load_or_exit(backbone, checkpoint)
     return backbone
+
+
+def preprocessor_of(config: str) -> Mapping[str, Any]:
+    """The ``data_preprocessor`` of a config, for :func:`~mmlaplace.analysis.recording.normalized`.
+
+    A config without one, such as one of a backbone alone, gets ImageNet's.
+    """
+    cfg = read_config(config)
+    return cfg.get('model', {}).get('data_preprocessor') or cfg.get('data_preprocessor') or IMAGENET
 
 
 def write_json(path: Path, content: dict) -> None:

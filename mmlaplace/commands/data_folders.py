@@ -1,11 +1,14 @@
 """Say which folder of data a config misses, and what makes it."""
 
+import re
 from pathlib import Path
 
 from mmengine.config import Config
 
 # Tasks of Long Range Arena whose data this project generates.
 GENERATED = ('listops', 'pathfinder')
+# Data sets that are downloaded.
+PUBLIC = ('data/imagenet', 'data/coco', 'data/ade', 'data/cityscapes')
 
 
 def missing_folder(cfg: Config, split: str) -> str:
@@ -20,7 +23,7 @@ def missing_folder(cfg: Config, split: str) -> str:
         >>> from mmlaplace.commands.data_folders import missing_folder
         >>> dataset = dict(type='CustomDataset', data_root='data/of_nobody')
         >>> missing_folder(Config(dict(test_dataloader=dict(dataset=dataset))), 'test')
-        'data/of_nobody is missing; docs/train_it_yourself.md tells which files go there'
+        'data/of_nobody is missing; check data_root; docs/tutorials/own_config.md shows its layout'
     """
     dataset = (cfg.get(f'{split}_dataloader') or {}).get('dataset') or {}
     while 'dataset' in dataset:
@@ -33,11 +36,15 @@ def missing_folder(cfg: Config, split: str) -> str:
 
 def _maker_of(folder: str) -> str:
     """The text that says how to make a data folder."""
-    if folder.startswith('data/mini'):
-        task = f' --tasks {Path(folder).name}' if folder.strip('/') != 'data/mini' else ''
-        return f'python tools/dataset_converters/make_mini_datasets.py{task} makes it'
-    if not folder.startswith('data/lra'):
+    mini = re.fullmatch(r'(.*/)?data/mini(?:/(\w+))?', Path(folder).as_posix())
+    if mini:  # also by a whole path
+        options = f' --tasks {mini[2]}' if mini[2] else ''
+        options += f' --out {mini[1]}data/mini' if mini[1] else ''
+        return f'python tools/dataset_converters/make_mini_datasets.py{options} makes it'
+    if folder.startswith(PUBLIC):
         return 'docs/train_it_yourself.md tells which files go there'
+    if not folder.startswith('data/lra'):
+        return 'check data_root; docs/tutorials/own_config.md shows its layout'
     task = Path(folder).name.removesuffix('_mini')
     if task not in GENERATED:
         return f'python tools/dataset_converters/convert_lra.py {task} makes it'

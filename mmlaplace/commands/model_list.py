@@ -10,7 +10,7 @@ from typing import Any, Dict
 from rich.console import Console
 from rich.table import Table
 
-from ..model_zoo import ModelInfo, find_models, list_models, near_names
+from ..model_zoo import TASKS, ModelInfo, find_models, list_models, near_names
 from ..toolboxes import TOOLBOXES
 
 COLUMNS = ('name', 'task', 'params (M)', 'MACs (G)', 'published score', 'config')
@@ -19,8 +19,8 @@ COLUMNS = ('name', 'task', 'params (M)', 'MACs (G)', 'published score', 'config'
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command, and the function that runs it."""
     parser.description = (
-        'List the models. Parameters and MACs are counted on our models, – where they are not '
-        'counted. Scores are those that the papers published.'
+        'List the models and backbones. Parameters and MACs are counted on our models, – where '
+        'they are not counted. Scores are those that the papers published.'
     )
     parser.add_argument(
         'patterns',
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='PATTERN',
         help="of names, such as 'pola*', or a part of a name; default: all models",
     )
-    parser.add_argument('--task', choices=list(TOOLBOXES), help='models of this task alone')
+    parser.add_argument('--task', choices=TASKS, help='models of this task alone')
     parser.add_argument('--json', action='store_true', help='the list as JSON')
     parser.set_defaults(run=run)
 
@@ -52,18 +52,15 @@ def run(args: argparse.Namespace) -> int:
 
 def entry(model: ModelInfo) -> Dict[str, Any]:
     """A model as an entry of the JSON list. Counts and scores that are not known are None."""
-    published = model.metadata['Published']
+    published = model.metadata.get('Published', {})
+    metrics = TOOLBOXES[model.task].metrics if model.task in TOOLBOXES else ()
     return dict(
         name=model.name,
         task=model.task,
         parameters=model.metadata.get('Parameters'),
         macs=model.metadata.get('MACs'),
-        published={
-            metric: published[metric]
-            for metric in TOOLBOXES[model.task].metrics
-            if metric in published
-        },
-        config=str(model.config.resolve()),
+        published={metric: published[metric] for metric in metrics if metric in published},
+        config=str(model.config.resolve()) if model.config else None,
     )
 
 
@@ -81,7 +78,7 @@ def show(rows: list) -> None:
             row['task'],
             *('–' if count is None else f'{count / unit:.2f}' for count, unit in counts),
             scores or '–',
-            path_from_here(row['config']),
+            path_from_here(row['config']) if row['config'] else '–',
         )
     Console(width=1000, highlight=False).print(table)
 

@@ -13,7 +13,7 @@ from torch import distributed
 from ..checkpoints import UnsafeCheckpointError, is_read_safely, read_state_dict, refuse_code
 from ..toolboxes import PACKAGES, toolbox_script
 from ..writing import print_in_any_locale
-from .command_line import read_config
+from .command_line import check_backbone, end_tool, read_config
 from .data_folders import missing_folder
 
 CONFIG_SUFFIXES = ('.py', '.json', '.yaml', '.yml')
@@ -111,11 +111,16 @@ def run_toolbox_script(name: str, usage: Optional[str]) -> None:
     refuse_code()
     configs = config_arguments(sys.argv[1:])
     if not configs:
-        wanted = {'-h', '--help'} & set(sys.argv[1:])
-        (sys.stdout if wanted else sys.stderr).write(
-            usage or f'usage: {name} CONFIG; with a config, --help lists the options\n'
+        if {'-h', '--help'} & set(sys.argv[1:]):
+            sys.stdout.write(
+                usage or f'usage: {name} CONFIG; with a config, --help lists the options\n'
+            )
+            sys.exit()
+        given = ' '.join(sys.argv[1:]) or 'nothing'
+        end_tool(
+            f'name a config, a file that ends with {", ".join(CONFIG_SUFFIXES)}; got {given}. '
+            '--help shows examples'
         )
-        sys.exit(0 if wanted else 2)
     scope = read_config(configs[0]).get('default_scope')
     if scope is None:
         sys.exit(f'{configs[0]} has no default_scope; set it to one of {PACKAGES}')
@@ -127,6 +132,7 @@ def run_toolbox_script(name: str, usage: Optional[str]) -> None:
         sys.exit(str(error))
     sys.argv[0] = str(script)
     cfg = check_checkpoints(script)
+    check_backbone(cfg, configs[0])
     try:
         runpy.run_path(str(script), run_name='__main__')
     except UnsafeCheckpointError as error:

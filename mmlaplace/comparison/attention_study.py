@@ -18,6 +18,7 @@ from ..commands.command_line import write_json
 from ..mini_datasets.fashion import DIGESTS as FASHION_FILES
 from ..model_zoo import files_root
 from ..models import BaseAttention, WindowAttention
+from ..models.known_options import did_you_mean
 
 BASE = files_root() / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
 SIZES = (224, 512, 1024, 2048)  # sides of the images for the measurement of time and memory
@@ -215,7 +216,9 @@ def config_of(name: str, landmarks: Optional[int] = LANDMARKS) -> dict:
             raise ValueError(f'options of {name!r} are no YAML, as power=3 is') from error
     attention = MODELS.get(cfg['type'])
     if not (isinstance(attention, type) and issubclass(attention, BaseAttention)):
-        raise ValueError(f'there is no attention {kind!r}; choose from {", ".join(contenders())}')
+        hint = did_you_mean(kind, contenders())
+        names = ', '.join(contenders())
+        raise ValueError(f'there is no attention {kind!r}{hint}; choose from {names}')
     known = attention.known_options()
     if unknown := [option for option in cfg if option not in ('type', *known)]:
         raise ValueError(f'{kind} has no options {unknown} (of {name!r}); it has {known}')

@@ -2,8 +2,9 @@
 
 Backbones of mmlaplace and of toolboxes return their last map only. The forms of a name:
 
-laplacianformer-tiny                       of mmlaplace: CLASS-ARCH in lower case
-laplacianformer-tiny+SoftmaxAttention      of mmlaplace, with another attention in every stage
+laplacianformer-tiny                       of mmlaplace: a name of create_backbone
+laplacianformer-tiny+SoftmaxAttention      the same with another attention in every stage, and
+                                           without a class token
 mmpretrain:ConvNeXt-tiny                   of a toolbox: CLASS-ARCH or CLASS-DEPTH
 mmpretrain:ResNet-50
 mmdet:PyramidVisionTransformerV2-b1
@@ -25,7 +26,9 @@ from mmengine.config import Config
 from mmengine.model import BaseModule, revert_sync_batchnorm
 from mmengine.registry import MODELS, DefaultScope
 
-from mmlaplace.models import BaseAttention, PyramidBackbone
+from mmlaplace.model_zoo import create_backbone, options_of, read_backbones
+from mmlaplace.models import BaseAttention
+from mmlaplace.models.known_options import did_you_mean
 from mmlaplace.toolboxes import PACKAGES, require_toolbox
 
 # A function that builds a backbone. Its argument ``train`` selects training or inference.
@@ -86,8 +89,8 @@ def find(name: str) -> Builder:
     )
     if source or attention not in attentions:
         raise ValueError(
-            f'{name!r}: a backbone of mmlaplace must stand before +, and an attention after it; '
-            f'the attentions are {", ".join(attentions)}'
+            f'{name!r}: a backbone of mmlaplace must stand before +, and an attention after it'
+            f'{did_you_mean(attention, attentions)}; the attentions are {", ".join(attentions)}'
         )
     return partial(known[plain], attn_cfg=dict(type=attention))
 
@@ -111,26 +114,21 @@ def catalogue(source: str) -> Dict[str, Builder]:
                 name=error.name,
             ) from error
         return {f'timm:{name}': partial(of_timm, name) for name in timm.list_models()}
-    title: Callable[[str], str]
     if not source:
-        classes, prefix, title = MODELS.module_dict, '', str.lower
-    else:
-        require_toolbox(source)
-        importlib.import_module(f'{source}.models')  # registers its backbones
-        classes = importlib.import_module(f'{source}.registry').MODELS.module_dict
-        prefix, title = f'{source}:', str
+        return {model.name: partial(of_mmlaplace, model.name) for model in read_backbones()}
+    require_toolbox(source)
+    importlib.import_module(f'{source}.models')  # registers its backbones
+    classes = importlib.import_module(f'{source}.registry').MODELS.module_dict
     found: Dict[str, Builder] = {}
     for cls in filter(partial(belongs, source=source), classes.values()):
         for size, options in sizes_of(cls).items():
-            name = prefix + title(cls.__name__) + (f'-{size}' if size else '')
+            name = f'{source}:{cls.__name__}' + (f'-{size}' if size else '')
             found[name] = partial(of_class, cls, **options)
     return found
 
 
 def belongs(cls: type, source: str) -> bool:
-    """Whether a registered class is a backbone that the source itself defines."""
-    if not source:
-        return inspect.isclass(cls) and issubclass(cls, PyramidBackbone)
+    """Whether a registered class is a backbone that the toolbox itself defines."""
     own = cls.__module__.startswith(f'{source}.models.backbones.')
     return own and inspect.isclass(cls) and issubclass(cls, BaseModule)
 
@@ -164,15 +162,21 @@ def arguments_of(cls: type) -> Dict[str, Any]:
     return found
 
 
+def of_mmlaplace(name: str, train: bool, **options: Any) -> nn.Module:
+    """Build a backbone of mmlaplace that returns its last map only, without stochastic depth."""
+    known = MODELS.get(options_of(name)['type']).known_options()
+    if 'attn_cfg' in options and 'with_cls_token' in known:
+        options['with_cls_token'] = False  # most attentions have no place for it
+    return create_backbone(name, out_indices=-1, **options)
+
+
 def of_class(cls: type, train: bool, **options: Any) -> nn.Module:
     """Build a backbone that returns its last map only, without stochastic depth.
 
     For inference, branches are merged where the class has ``switch_to_deploy``.
     """
     arguments = arguments_of(cls)
-    if issubclass(cls, PyramidBackbone):
-        options['out_indices'] = -1
-    elif isinstance(arguments.get('out_indices'), (list, tuple)):
+    if isinstance(arguments.get('out_indices'), (list, tuple)):
         options['out_indices'] = (max(arguments['out_indices']),)
     if 'drop_path_rate' in arguments:
         options['drop_path_rate'] = 0.0

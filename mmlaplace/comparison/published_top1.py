@@ -43,7 +43,7 @@ def published() -> Dict[str, Published]:
         backbone = get_config(model.name).model.backbone
         if 'img_size' in backbone or 'attn_cfg' in backbone:  # a variant of an arch
             continue
-        name = f'{backbone.type.lower()}-{backbone.arch}'
+        name = model.name.partition('_')[0]
         where = f'configs/classification/{model.family}/README.md'
         found[name] = Published(backbone.type, name, top1, 224, 'as published', where, True)
     for family in read_yaml(Path(__file__).with_suffix('.yml')):

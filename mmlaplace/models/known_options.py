@@ -5,6 +5,19 @@ from difflib import get_close_matches
 from typing import Any, Collection, Dict, Iterable, List, Tuple
 
 
+def did_you_mean(name: Any, known: Iterable[str]) -> str:
+    """A hint at the name most like a given one, or ``''`` if none is. Case does not matter.
+
+    Examples:
+        >>> from mmlaplace.models.known_options import did_you_mean
+        >>> did_you_mean('SoftmaxAtention', ['XCAttention', 'SoftmaxAttention'])
+        " (did you mean 'SoftmaxAttention'?)"
+    """
+    by_lower = {each.lower(): each for each in known}
+    near = get_close_matches(str(name).lower(), by_lower, n=1)
+    return f' (did you mean {by_lower[near[0]]!r}?)' if near else ''
+
+
 class KnownOptions:
     """A base whose subclasses refuse unknown keyword arguments by their own name.
 

@@ -9,6 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from ..comparison.attention_study import config_of, contenders
 from ..model_zoo import files_root, read_yaml
+from ..models.known_options import did_you_mean
 from .results import append_result, by_key, key_of, read_results
 from .tasks import build_probe
 from .training import Schedule, train_probe
@@ -84,11 +85,17 @@ def chosen(study: Study, tasks: Sequence[str] = (), attentions: Sequence[str] = 
     had = [probe['type'] for probe in study.probes]
     for task in tasks:
         if task not in had:
-            raise ValueError(f'the study has no probe {task!r}; its probes are {sorted(set(had))}')
+            raise ValueError(
+                f'the study has no probe {task!r}{did_you_mean(task, had)}; its probes are '
+                f'{sorted(set(had))}'
+            )
     names = list(study.attentions)
     for pattern in attentions:
         if not any(matches(name, pattern) for name in names):
-            raise ValueError(f'no attention of the study matches {pattern!r}; it has {names}')
+            raise ValueError(
+                f'no attention of the study matches {pattern!r}{did_you_mean(pattern, names)}; it '
+                f'has {names}'
+            )
     rows = {
         name: cfg
         for name, cfg in study.attentions.items()
@@ -143,11 +150,11 @@ class Runner:
 
         Args:
             seeds: The seeds.
-            until: No run starts after this time, in seconds as by ``time.time``. Default: inf.
+            until: No run starts after this time, in seconds as by ``time.monotonic``. Default: inf.
         """
         self.study = self.study._replace(probes=self.buildable())
         for attention, probe, lr, seed in self.planned(seeds):
-            if time.time() > until:
+            if time.monotonic() > until:
                 self.tell('the time is up; call the command again, and it goes on from here')
                 return
             settings = settings_of(self.study, attention, probe, lr, seed)

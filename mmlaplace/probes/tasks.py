@@ -7,6 +7,8 @@ import torch
 from mmengine.registry import Registry
 from torch import Tensor
 
+from ..models.known_options import did_you_mean
+
 PROBES = Registry('probe')
 UNASKED = -100  # the class that cross entropy ignores
 
@@ -350,5 +352,8 @@ def build_probe(probe: dict) -> Probe:
     options = dict(probe)
     name = options.pop('type', None)
     if name not in PROBES.module_dict:
-        raise ValueError(f'there is no probe {name!r}; choose from {list(PROBES.module_dict)}')
+        known = list(PROBES.module_dict)
+        raise ValueError(
+            f'there is no probe {name!r}{did_you_mean(name, known)}; choose from {known}'
+        )
     return PROBES.get(name)(**options)

@@ -19,7 +19,7 @@ from mmlaplace.analysis.attention_rows import attention_row
 from mmlaplace.analysis.measuring import model_job, seconds_of, tensor_memory
 from mmlaplace.analysis.networks import image_size, network_of
 from mmlaplace.analysis.recording import Mixed, mixed_by, normalized, photographs, steps_watched
-from mmlaplace.commands.command_line import build_backbone
+from mmlaplace.commands.command_line import build_backbone, preprocessor_of
 from mmlaplace.models import BaseAttention, PolaAttention, SOFTAttention
 from mmlaplace.models.layers import Landmarks, TransformerBlock
 from mmlaplace.ops import gaussian_kernel, newton_schulz_inverse
@@ -121,7 +121,7 @@ def fused_softmax(allowed: bool) -> Iterator[None]:
 def memory(args: Namespace) -> dict:
     """SOFT++ Figure 1b: peak memory of torch in MB, in a training pass of one sequence."""
     device, lines = torch.device(args.device), {}
-    for name, cfg in track(ATTENTIONS.items(), 'attentions'):
+    for name, cfg in track(ATTENTIONS.items(), 'attentions', transient=True):
         layers = Layers(cfg, args.depth).to(device).train()
         line: List[Dict[str, float]] = []
         for multiple in sorted(args.multiples):
@@ -150,7 +150,7 @@ def passed(job: Callable, device: torch.device) -> float:
 def timed(chosen: List[Row], args: Namespace) -> Dict[str, dict]:
     """Seconds per image of a forward pass of each row's full-size network, the best of rounds."""
     device, jobs = torch.device(args.device), {}
-    for row in track(chosen, 'models'):
+    for row in track(chosen, 'models', transient=True):
         spec = row.runs[0].full
         assert spec is not None, f'{row.label} has no config of its full size'
         cfg = spec.load()
@@ -201,24 +201,27 @@ def speed_and_macs(args: Namespace) -> dict:
     return with_seconds('polaformer_table_5', hosts, ('MACs', 'top-1'), args)
 
 
-def images_of(args: Namespace, size: Tuple[int, int]) -> Dict[str, List[Tensor]]:
+def images_of(
+    args: Namespace, size: Tuple[int, int], config: Optional[str] = None
+) -> Dict[str, List[Tensor]]:
     """Images ``(1, 3, H, W)`` by the name of the data set, evenly spread over its folder.
 
-    Without ``args.images`` they are photographs of scikit-image.
+    Without ``args.images`` they are photographs of scikit-image. They are normalised as ``config``
+    asks, by default the first of ``args.model``.
 
     Raises:
         ValueError: If a folder has no images.
     """
-    size = tuple(args.size or size)
+    size, preprocessor = tuple(args.image_size or size), preprocessor_of(config or args.model[0][0])
     if not args.images:
-        return {'photographs': photographs(size)}
+        return {'photographs': photographs(size, preprocessor)}
     found = {}
     for name, folder in args.images:
         paths = sorted(p for p in Path(folder).rglob('*') if p.suffix.lower() in SUFFIXES)
         if not paths:
             raise ValueError(f'{folder} has no images; they must end with {", ".join(SUFFIXES)}')
         paths = paths[:: max(1, len(paths) // args.count)][: args.count]
-        found[name] = [normalized(Image.open(path), size) for path in paths]
+        found[name] = [normalized(Image.open(path), size, preprocessor) for path in paths]
     return found
 
 
@@ -284,7 +287,7 @@ def newton(args: Namespace) -> dict:
     sets: Dict[str, Dict[str, Any]] = {}
     for name, images in images_of(args, default_size(args)).items():
         by_stage: Dict[int, List[Tensor]] = {}
-        for image in track(images, name):
+        for image in track(images, name, transient=True):
             for mixed in mixed_by(backbone, SOFTAttention, image):
                 found = residuals(mixed.attention, landmark_kernel(mixed))
                 by_stage.setdefault(mixed.stage + 1, []).append(found)
@@ -316,7 +319,7 @@ def eigenvalues(args: Namespace) -> dict:
     if not stages:
         raise ValueError(
             f'no stage has {args.landmarks} tokens at {tuple(image.shape[2:])} pixels; raise '
-            '--size or lower --landmarks'
+            '--image-size or lower --landmarks'
         )
     return dict(model=name_of(args.model[0]), image=name, stages=stages)
 
@@ -368,9 +371,9 @@ def rows(args: Namespace) -> dict:
     models = {}
     for config, checkpoint, label in args.model:
         backbone = build_backbone(config, checkpoint)
-        ((_, images),) = list(images_of(args, default_size(args)).items())[:1]
+        ((_, images),) = list(images_of(args, default_size(args), config).items())[:1]
         blocks: Dict[str, List[Tensor]] = {}
-        for image in track(images[:3], label):
+        for image in track(images[:3], label, transient=True):
             for mixed in mixed_by(backbone, BaseAttention, image):
                 tokens = mixed.q.shape[2]
                 places = torch.linspace(0, tokens - 1, min(tokens, QUERIES)).long().tolist()

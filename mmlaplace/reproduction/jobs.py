@@ -146,7 +146,8 @@ class Training(Job):
         if self.checkpoint == 'last':
             return (self.folder / 'train/last_checkpoint').read_text(encoding='utf-8').strip()
         kept = (self.folder / 'train').glob('best_*.pth')
-        best = sorted(kept, key=lambda path: path.stat().st_mtime)
+        # By the epoch or iteration that ends a name; times of files are lost in a copy.
+        best = sorted(kept, key=lambda path: list(map(int, re.findall(r'\d+', path.stem)[-1:])))
         if not best:
             raise JobFailed(
                 f'there is no best_*.pth in {self.folder / "train"} to test; set '

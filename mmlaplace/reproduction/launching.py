@@ -142,10 +142,10 @@ class Job:
             fcntl.flock(lock, fcntl.LOCK_EX)
             found = self.result()
             if found is None:
-                started = time.time()
+                started = time.monotonic()
                 where = dict(machine=self.place(), versions=versions())
                 found = {**where, **self.work(lock.fileno())}
-                found['seconds'] = round(time.time() - started, 1)  # of this call
+                found['seconds'] = round(time.monotonic() - started, 1)  # of this call
                 write_json(self.folder / 'result.json', found)
         return found
 

@@ -10,6 +10,7 @@ from typing import Any, Collection, Dict, List, Mapping, Optional, Sequence, Tup
 from mmengine.config import Config
 
 from mmlaplace.model_zoo import files_root, read_yaml
+from mmlaplace.models.known_options import did_you_mean
 from mmlaplace.toolboxes import toolbox_folder
 
 # Rows of the paper's methods, of the methods it compares with, and of options that no table has.
@@ -257,8 +258,11 @@ class Table:
         for row in self.rows:
             if row.name == name:
                 return row
-        names = ', '.join(row.name for row in self.rows)
-        raise TableError(f'{self.name} has no row {name!r}; its rows are: {names}')
+        names = [row.name for row in self.rows]
+        raise TableError(
+            f'{self.name} has no row {name!r}{did_you_mean(name, names)}; its rows are: '
+            f'{", ".join(names)}'
+        )
 
 
 def tables_folder() -> Path:
@@ -279,8 +283,11 @@ def read_table(name: str) -> Table:
     Raises:
         TableError: If there is no such table, or its file is wrong.
     """
-    if name not in table_names():
-        raise TableError(f'there is no table {name!r}; there are: {", ".join(table_names())}')
+    names = table_names()
+    if name not in names:
+        raise TableError(
+            f'there is no table {name!r}{did_you_mean(name, names)}; there are: {", ".join(names)}'
+        )
     path = tables_folder() / f'{name}.yml'
     return parse_table(name, read_yaml(path))
 

@@ -107,6 +107,8 @@ def show(
         if future.running():
             if key not in lines:
                 lines[key] = progress.add_task('', total=None)
+                line = f'{job.label}: started in {job.folder}'  # also where no bar is drawn
+                progress.console.print(line, markup=False, soft_wrap=True)
             progress.update(lines[key], description=f'{job.label}: {job.state}')
         elif future.done() and lines.get(key, key) is not None:
             if key in lines:

@@ -58,11 +58,12 @@ class Family(NamedTuple):
     crop_mode: str = 'center'
 
 
-# By what the names of the models begin with. Images are resized for tests as in configs/.
+# By what the names of the models begin with, as in model_zoo.PREFIXES. Images are resized for tests
+# as in configs/.
 FAMILIES = {
     'laplacianformer': Family(LaplacianFormer, '2604.20368'),
     'soft': Family(SOFT, '2110.11945', first_conv='layers.0', crop_pct=0.9),
-    'softplusplus': Family(SOFTPlusPlus, '2207.03341', first_conv='layers.0'),
+    'softpp': Family(SOFTPlusPlus, '2207.03341', first_conv='layers.0'),
     'polaformer_pvt': Family(PolaFormerPVT, '2501.15061', crop_mode='squash'),
     'polaformer_pvtv2': Family(PolaFormerPVTv2, '2501.15061', crop_mode='squash'),
     'polaformer_swin': Family(PolaFormerSwin, '2501.15061', crop_mode='squash'),

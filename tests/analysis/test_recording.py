@@ -67,10 +67,19 @@ def test_grey_photographs_keep_their_range_or_are_refused():
 
 
 def test_photographs_are_of_the_size_asked_for_and_normalised():
-    white = normalized(Image.new('RGB', (30, 20), 'white'), (8, 16))
+    white_photo = Image.new('RGB', (30, 20), 'white')
+    white = normalized(white_photo, (8, 16))
     assert white.shape == (1, 3, 8, 16)
     expected = (255 - torch.tensor(MEAN)) / torch.tensor(STD)
     torch.testing.assert_close(white[0, :, 3, 3], expected)
+    # As MobileViTv2's, in BGR, and of a grey image.
+    red = Image.new('RGB', (4, 4), (255, 0, 51))
+    unit = normalized(red, (4, 4), dict(mean=[0.0] * 3, std=[255.0] * 3, bgr_to_rgb=True))
+    bgr = normalized(red, (4, 4), dict(mean=[10.0, 20.0, 30.0], std=[1.0] * 3, to_rgb=False))
+    grey = normalized(white_photo, (4, 4), dict(mean=[127.5], std=[127.5]))
+    torch.testing.assert_close(unit[0, :, 0, 0], torch.tensor([1.0, 0.0, 0.2]))
+    torch.testing.assert_close(bgr[0, :, 0, 0], torch.tensor([41.0, -20.0, 225.0]))
+    assert grey.shape == (1, 1, 4, 4) and (grey == 1).all()
     pytest.importorskip('skimage')
     assert [photo.shape for photo in photographs((32, 48))] == [(1, 3, 32, 48)] * 3
 

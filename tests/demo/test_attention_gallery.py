@@ -20,7 +20,7 @@ def run(tmp_path, monkeypatch):
         Image.linear_gradient('L').resize((64, 64)).save(tmp_path / 'photo.png')
         monkeypatch.chdir(tmp_path)
         command = ['attention_gallery.py', '--image', 'photo.png', '--compared', 'nowhere']
-        command += ['--size', '64', '--pictures', 'docs/pictures', '--out', 'docs/gallery.md']
+        command += ['--image-size', '64', '--pictures', 'docs/pictures', '--out', 'docs/gallery.md']
         monkeypatch.setattr(sys, 'argv', [*command, *arguments])
         attention_gallery.main()
 

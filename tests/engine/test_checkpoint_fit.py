@@ -52,7 +52,7 @@ def also(name, value):
     (dict, dict(skip=['stem', 'norm9']), r"got \['stem', 'norm9'\]; .*\['stem', 'backbone'\]"),
     (dict, dict(skip='stem'), "must be a list .* got 'stem'"),
     (lambda w: {**w, **{f'copy.{k}': v for k, v in w.items()}}, {},
-     r"several prefixes alike.*\{'model.': 101, 'model.copy.': 101\}"),
+     r"several prefixes alike.*\{'model.': 101, 'model.copy.': 101\}$"),
     (lambda w: {'other.net': torch.zeros(1)}, {}, 'no tensor.*model.other.net.*stem.weight'),
     (also('backbone.norm3.bias', torch.zeros(5)), {}, r'norm3.bias .* \(5,\)'),
 ])  # fmt: skip

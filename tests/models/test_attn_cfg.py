@@ -88,6 +88,7 @@ def test_options_reach_the_attentions_by_one_rule(backbone, attn_cfg, names, exp
     ('EfficientViT', [SOFTMAX] * 4, 'for stage 0, which has no attention'),
     ('EfficientViT', dict(per_stage=dict(scales=(None, (3,), (3,), (3,)))), '(3,) for stage 1'),
     (LAP, dict(type='LaplaceAttention'), "type='LaplaceAttention'"),
+    (LAP, dict(type='SoftmaxAtention'), "not registered (did you mean 'SoftmaxAttention'?)"),
     ('PVT', dict(type='WindowAttention', attn_cfg=dict(type='PolaAttention', num_heads=7)),
      'num_heads=7'),
     ('SOFT', dict(relative_bias=True, per_stage=dict(type=['SoftmaxAttention'] * 4)), 'a list'),
@@ -149,7 +150,7 @@ def test_an_attention_of_ones_own_needs_no_base_of_ours():
     assert backbone.stages[0]['blocks'][0].attn.gain == 2
     assert backbone(images)[-1].isfinite().all()
     assert build('Swin', attn_cfg=dict(attn_cfg=dict(type=MeanOfTokens)))(images)
-    with pytest.raises(TypeError, match="MeanOfTokens has no option 'gian'; its options are emb"):
+    with pytest.raises(TypeError, match="MeanOfTokens has no option 'gian' .did you mean 'gain'"):
         build('LaplacianFormer', attn_cfg=dict(type=MeanOfTokens, gian=2.0))
 
 

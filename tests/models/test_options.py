@@ -95,8 +95,12 @@ def test_act_cfg_sets_the_activation_of_every_ffn(name):
     (dict(out_indices=(1, 1)), r'write \(1,\)'), (dict(out_indices=(3, -1)), r'is \(3, 3\)'),
     (dict(out_indices=-5), 'got -5'), (dict(out_indices=('1',)), r"got \('1',\)"),
     (dict(norm_cfg=dict(type='Norm')), "'Norm', which is no norm of tokens"),
+    (dict(norm_cfg=dict(type='RMSNN')), r"no norm of tokens \(did you mean 'RMSN'\?\)"),
+    (dict(arch='tinny'), r"no arch 'tinny' \(did you mean 'tiny'\?\)"),
+    *((dict(in_channels=channels), f'in_channels must be a positive .* got {channels}')
+      for channels in (0, -3, 1.5, True)),
     (dict(norm_cfg=dict(eps=1e-6)), r"got \{'eps': 1e-06\}"), (dict(norm_cfg='LN'), "got 'LN'"),
-    (dict(act_cfg=dict(type='Swash')), "'Swash', which is no activation"),
+    (dict(act_cfg=dict(type='Swash')), "'Swash', which is no activation .did you mean 'HSwish'"),
 ])  # fmt: skip
 def test_options_that_cannot_be_are_quoted(options, quoted):
     with pytest.raises(ValueError, match=quoted):

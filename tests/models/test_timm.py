@@ -16,7 +16,7 @@ from mmlaplace.models.backbones.hosts import MICRO, arch  # noqa: E402
 
 # The smallest of each family.
 SMALL = {
-    'laplacianformer_micro': {}, 'soft_micro': {}, 'softplusplus_micro': {},
+    'laplacianformer_micro': {}, 'soft_micro': {}, 'softpp_micro': {},
     'polaformer_pvt_micro': {}, 'polaformer_pvtv2_b0': dict(arch=MICRO),
     'polaformer_swin_micro': {}, 'polaformer_deit_tiny': dict(arch=arch((64,), (3,))),
 }  # fmt: skip
@@ -24,9 +24,9 @@ FAST = 'laplacianformer_micro'
 each = pytest.mark.parametrize('name', fast_with(SMALL, FAST))
 # A pyramid, one with a class token, and a host of one stage.
 each_kind = pytest.mark.parametrize(
-    'name', fast_with([FAST, 'softplusplus_micro', 'polaformer_deit_tiny'], FAST)
+    'name', fast_with([FAST, 'softpp_micro', 'polaformer_deit_tiny'], FAST)
 )
-WITH_TOKEN = ('soft_micro', 'softplusplus_micro')
+WITH_TOKEN = ('soft_micro', 'softpp_micro')
 # Sums in another order: of a mean over tokens, or of a batch of another size. Values are about 1.
 CLOSE = dict(rtol=1e-4, atol=1e-5)
 SAME = dict(rtol=0, atol=0)
@@ -175,7 +175,7 @@ def test_a_pruned_model_computes_the_features_that_are_left(name, model, images)
         assert pruned(images).shape == (2, 3)
 
 
-@pytest.mark.parametrize('name', ['softplusplus_micro'])
+@pytest.mark.parametrize('name', ['softpp_micro'])
 def test_pools_take_the_class_token_or_the_others(model, images):
     model = copy.deepcopy(model)
     features = model.forward_features(images)

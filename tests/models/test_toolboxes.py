@@ -10,6 +10,7 @@ import pytest
 import torch
 from conftest import ROOT, quiet_init, registered, toolbox_config, toolbox_model
 from mmengine.config import Config
+from mmengine.model import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, DefaultScope
 
@@ -64,7 +65,8 @@ def trained(toolbox, backbone, settings, data):
     models, config = build(toolbox, backbone)
     config.merge_from_dict({f'model.{key}': value for key, value in settings.items()})
     with DefaultScope.overwrite_default_scope(toolbox):
-        return train_step(models.build(config.model), data())
+        # SyncBN needs several processes; a Runner replaces it too.
+        return train_step(revert_sync_batchnorm(models.build(config.model)), data())
 
 
 @pytest.mark.sampled(3)

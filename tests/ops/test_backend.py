@@ -221,13 +221,13 @@ def test_every_thread_has_its_own():
         seen.append(chosen())
         with use_backend('native'):
             entered.set()
-            leave.wait(10)
+            leave.wait(600)
             seen.append(current_backend())
 
     with use_backend('reference'):
         thread = threading.Thread(target=other)
         thread.start()
-        entered.wait(10)
+        entered.wait(600)
         assert chosen() == 'reference'
         leave.set()
         thread.join()

@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 from conftest import ROOT
 
+PATIENCE = 3600  # seconds, far beyond what a busy machine needs: only a hang takes longer
+
 
 def environment(**variables) -> dict:
     paths = [str(ROOT / 'tests/tools'), str(ROOT), os.environ.get('PYTHONPATH', '')]
@@ -39,7 +41,7 @@ def signal_all(machine: psutil.Popen, number: int) -> None:
 
 def wait_until(done, alive: list) -> None:
     """Wait for ``done()`` while all processes live."""
-    deadline = time.monotonic() + 600
+    deadline = time.monotonic() + PATIENCE
     while not done():
         assert all(process.poll() is None for process in alive)
         assert time.monotonic() < deadline
@@ -47,5 +49,5 @@ def wait_until(done, alive: list) -> None:
 
 
 def run(command: list, **options) -> subprocess.CompletedProcess:
-    options = dict(dict(env=environment(), timeout=600), **options)
+    options = dict(dict(env=environment(), timeout=PATIENCE), **options)
     return subprocess.run(list(map(str, command)), capture_output=True, text=True, **options)

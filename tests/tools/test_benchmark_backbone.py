@@ -13,7 +13,8 @@ from PIL import Image
 from torch import nn
 
 from mmlaplace.comparison import backbone_contenders as contenders
-from mmlaplace.models import PyramidBackbone
+from mmlaplace.model_zoo import PREFIXES, read_backbones
+from mmlaplace.models import LaplacianAttention, PyramidBackbone
 
 MICRO, LITTLE = 'laplacianformer-micro', 'timm:little_net'
 tool = load_tool('tools/benchmarks/benchmark_backbone.py')
@@ -66,12 +67,20 @@ def test_the_tool_writes_json_and_plots_and_keeps_what_is_there(run, tmp_path, m
 
 
 def test_every_backbone_of_ours_with_an_arch_is_a_contender():
-    known = contenders.catalogue('')
+    known = list(contenders.catalogue(''))
+    assert known == [model.name for model in read_backbones()]
     for family in registered(PyramidBackbone):
         cls = MODELS.get(family)
-        assert {f'{family.lower()}-{arch}' for arch in cls.arch_zoo} <= set(known)
-        model = contenders.find(f'{family.lower()}-{next(iter(cls.arch_zoo))}')(False)
+        names = [f'{PREFIXES[family]}-{arch}' for arch in cls.arch_zoo]
+        # XCiT's go on with the size of the patch.
+        found = [
+            [name for name in known if f'{name}-'.startswith(f'{wanted}-')] for wanted in names
+        ]
+        assert all(found)
+        model = contenders.find(found[0][0])(False)
         assert type(model) is cls and model.out_indices == (model.num_stages - 1,)
+    linear = contenders.find('deit-micro+LaplacianAttention')(False)  # without its class token
+    assert type(linear.stages[0]['blocks'][0].attn) is LaplacianAttention
 
 
 def test_sizes_with_equal_tuples_are_sizes_of_their_own():
@@ -144,7 +153,7 @@ def test_a_failure_is_named_in_its_row_and_costs_the_others_nothing(timm, run, m
 
 blocks = load_tool('tools/benchmarks/benchmark_blocks.py')
 soak = load_tool('tools/benchmarks/soak.py')
-FEW = ('--steps', '3', '--settle', '1', '--batch', '2', '--side', '32')
+FEW = ('--steps', '3', '--settle', '1', '--batch', '2', '--image-size', '32')
 
 
 @pytest.mark.slow

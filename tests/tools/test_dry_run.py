@@ -56,6 +56,33 @@ def test_data_without_a_stand_in_stay_where_they_are(tmp_path):
     assert tool.on_stand_ins(given, tmp_path) == moved
 
 
+def test_only_a_config_with_their_data_asks_for_stand_ins(tmp_path, capsys, monkeypatch):
+    """A config of the user's own data runs on these."""
+    tool, ran = load_tool('tools/dry_run.py'), []
+    passed = dict(passed=True, seconds=1, MB=1, loss=1, metrics={})
+
+    def run(config, *args):
+        ran.append(config.stem)
+        return dict(config=config.stem, **passed)
+
+    monkeypatch.setattr(tool, 'run', run)
+    monkeypatch.setattr(tool, 'import_first', lambda *names: None)
+    base = str(ROOT / 'configs' / [*CONFIGS][2])
+    own = dict(dataset=dict(data_root='data/my_cats'))
+    loaders = ''.join(f'{split}_dataloader = {own}\n' for split in ('train', 'val', 'test'))
+    for name, text in dict(imagenet='', mine=loaders).items():
+        (tmp_path / f'{name}.py').write_text(f'_base_ = {base!r}\n{text}')
+        words = [tmp_path / f'{name}.py', '--data-root', tmp_path / 'none', '--work-dir', tmp_path]
+        monkeypatch.setattr('sys.argv', ['dry_run.py', *map(str, words)])
+        if name == 'mine':
+            tool.main()
+        else:
+            with pytest.raises(SystemExit):
+                tool.main()
+            assert 'make_stand_in_datasets.py' in capsys.readouterr().err
+    assert ran == ['mine']
+
+
 def test_a_run_is_repeated_if_it_is_to_have_another_batch(stand_ins, tmp_path, monkeypatch):
     tool, seen = load_tool('tools/dry_run.py'), []
 

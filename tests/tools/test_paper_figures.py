@@ -84,7 +84,7 @@ def test_figures_of_published_points_are_drawn(tmp_path):
 
 @pytest.mark.slow
 def test_figures_of_a_soft_model_are_drawn(weights, tmp_path):
-    model = ('--model', SOFTPP, weights[SOFTPP], 'SOFT++', '--size', '64', '64')
+    model = ('--model', SOFTPP, weights[SOFTPP], 'SOFT++', '--image-size', '64', '64')
     (stages,) = (found['stages'] for found in draw('softpp-5', tmp_path, *model)['sets'].values())
     assert [stage['stage'] for stage in stages] == [1, 2, 3]
     assert all(s['low'][k] <= s['mean'][k] <= s['high'][k] for s in stages for k in (0, 20))

@@ -1,6 +1,7 @@
 """The papers' tables in configs/tables and what is reported of them: rows build and agree."""
 
 import json
+import sys
 import warnings
 from unittest import mock
 
@@ -71,6 +72,15 @@ def logged(cfg) -> set:
                 suffixes = ('', '_50', '_75', '_s', '_m', '_l')
                 keys |= {f'coco/{metric}_mAP{suffix}' for suffix in suffixes}
     return keys
+
+
+def test_a_listed_row_is_one_line_with_its_config_and_its_options(monkeypatch, capsys):
+    monkeypatch.setattr(sys, 'argv', ['reproduce.py', '--list', 'laplacianformer_bandwidth'])
+    tool.main()
+    rows = [line for line in capsys.readouterr().out.splitlines() if ' own ' in line]
+    assert len(rows) == 5 and all('laplacianformer-tiny_8xb128_in1k.py' in row for row in rows)
+    assert ' backbone.attn_cfg.bandwidth=0.5 ' in rows[0]
+    assert len({row.split('.py')[1] for row in rows}) == 5
 
 
 def test_all_rows_of_the_papers_own_methods_are_there_and_produced():

@@ -32,7 +32,7 @@ def _without_waiting(monkeypatch):
 
 
 @pytest.mark.parametrize(('arguments', 'message'), [
-    ('softpp', "no table 'softpp'; there are: .*softpp_table_1"),
+    ('softpp_tabel_1', r"softpp_tabel_1' \(did you mean 'softpp_table_1'\?\); there are: .*softpp"),
     ('softpp_table_9 49', "no row '49'; its rows are: landmarks-36, landmarks-49"),
     ('softpp_table_9', 'landmarks-36: its batch size and learning rate are for 8 processes'),
     ('softpp_table_9 landmarks-49 --scale mini', '_datasets.py --tasks classification makes it'),
@@ -110,9 +110,11 @@ def test_the_best_checkpoint_is_tested_where_a_table_says_so(tmp_path):
     job = trained_in('polaformer_a4/zeros')
     with pytest.raises(jobs.JobFailed, match='no best_'):
         job.trained_checkpoint()
-    best = job.folder / 'train/best_accuracy_top1_iter_200.pth'
-    best.write_text('')
-    assert job.trained_checkpoint() == str(best)
+    best = job.folder / 'train/best_accuracy_top1_iter_1000.pth'
+    for hour, path in enumerate((best, best.with_name('best_accuracy_top1_iter_200.pth'))):
+        path.write_text('')
+        os.utime(path, (3600 * hour, 3600 * hour))  # a copy of a folder may have any times
+        assert job.trained_checkpoint() == str(best)
     assert trained_in(NAMED).trained_checkpoint() == 'iter_500.pth'
 
 

@@ -58,13 +58,16 @@ def test_shell_scripts_parse_stop_at_errors_and_have_an_example(tool):
 
 @pytest.mark.parametrize(('command', 'message'), [
     *((f'{name}.sh', f'{name}: name a') for name in ('dist_train', 'dist_test', 'slurm_train')),
+    ('dist_test.sh c.py', "got 'c.py'"),
+    ('dist_train.sh c.py two', "must be a positive number, got 'two'"),
     ('quickstart.sh --task tracking', "no task 'tracking'; there are: classification detec"),
     ('setup_env.sh --set nightly', "no package set 'nightly'"),
 ])  # fmt: skip
 def test_a_wrong_call_of_a_shell_script_says_what_there_is(command, message):
     name, *arguments = command.split()
     result = run('bash', ROOT / 'tools' / name, *arguments)
-    assert result.returncode != 0 and message in result.stderr
+    assert result.returncode == 2 and result.stderr.count('\n') == 1
+    assert message in result.stderr and 'line' not in result.stderr
 
 
 @pytest.mark.parametrize('name', ['train.py', 'test.py'])
@@ -83,6 +86,24 @@ def test_train_and_test_say_what_is_missing(name, text, message, tmp_path, monke
         runpy.run_path(str(ROOT / 'tools' / name), run_name='__main__')
 
 
+def test_a_call_without_a_config_names_what_it_got(monkeypatch):
+    monkeypatch.setattr(sys, 'argv', ['train.py', 'README.md', '--amp'])
+    with pytest.raises(SystemExit, match='name a config.*got README.md --amp. --help shows'):
+        runpy.run_path(str(ROOT / 'tools/train.py'), run_name='__main__')
+
+
+def test_a_wrong_option_of_the_backbone_ends_a_run_before_it_logs(tmp_path, monkeypatch, capfd):
+    """In one sentence, and not after the log of the whole config."""
+    pytest.importorskip('mmpretrain')
+    config = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
+    wrong = 'model.backbone.attn_cfg.num_landmark=9'
+    monkeypatch.setattr(sys, 'argv', ['train.py', str(config), '--cfg-options', wrong])
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="no option 'num_landmark' .did you mean 'num_landmarks'"):
+        runpy.run_path(str(ROOT / 'tools/train.py'), run_name='__main__')
+    assert capfd.readouterr().out == '' and not list(tmp_path.iterdir())
+
+
 def test_a_missing_folder_of_data_is_named_and_other_missing_files_are_not(tmp_path, monkeypatch):
     config = tmp_path / 'config.py'
     (tmp_path / 'train.py').write_text("open('data/imagenet/train/a.jpg')")
@@ -92,6 +113,9 @@ def test_a_missing_folder_of_data_is_named_and_other_missing_files_are_not(tmp_p
     for root, raised, message in (
         ('data/imagenet', SystemExit, 'data/imagenet is missing; docs/train_it_yourself.md tells'),
         ('data/mini', SystemExit, 'data/mini is missing; .*make_mini_datasets.py makes it'),
+        ('/srv/data/mini/fashion/', SystemExit, '--tasks fashion --out /srv/data/mini makes it'),
+        ('data/mini-imagenet', SystemExit, 'imagenet is missing; check data_root;'),
+        ('data/mine', SystemExit, 'data/mine is missing; check data_root; .*own_config.md shows'),
         ('data/mini/fashion', SystemExit, 'make_mini_datasets.py --tasks fashion makes it'),
         (str(tmp_path), FileNotFoundError, 'a.jpg'),
     ):

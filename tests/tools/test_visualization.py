@@ -215,6 +215,44 @@ def test_vis_attention_has_a_panel_for_each_query_and_matrix(tmp_path, monkeypat
     assert '--points 257 10: outside of the image' in capsys.readouterr().err
 
 
+def test_vis_attention_shows_a_model_what_its_preprocessor_makes(tmp_path, monkeypatch):
+    """The row of a white image is that of the pixels 1, as MobileViTv2's config scales them."""
+    Image.new('RGB', (64, 64), 'white').save(tmp_path / 'white.png')
+    unit = dict(mean=[0.0] * 3, std=[255.0] * 3)
+    text = f'_base_ = {str(LAPLACIAN)!r}\ndata_preprocessor = {unit}\n'
+    (tmp_path / 'unit.py').write_text(text)
+    seen, mixed_by_tool = [], vis_attention.mixed_by
+
+    def watched(backbone, kind, image):
+        seen.append(image)
+        return mixed_by_tool(backbone, kind, image)
+
+    monkeypatch.setattr(vis_attention, 'mixed_by', watched)
+    figure = draw(
+        vis_attention, monkeypatch, tmp_path / 'white.png', tmp_path / 'unit.py',
+        '--out', tmp_path / 'rows.png',
+    )  # fmt: skip
+    assert (seen[0] == 1).all() and seen[0].shape == (1, 3, 64, 64)
+    assert 'stage 1' in figure.get_suptitle()  # stage 2 has 4 x 4 places
+    assert figure.axes[1].images[-1].get_array().shape == (8, 8)
+
+
+def inside(figure, text) -> bool:
+    """Whether a text is in the picture from its left to its right end."""
+    box = text.get_window_extent(figure.canvas.get_renderer())
+    return box.x0 >= 0 and box.x1 <= figure.bbox.width
+
+
+def test_titles_fit_into_the_picture(tmp_path):
+    name = 'laplacianformer-medium_upernet_4xb2-40k_cityscapes-768x768: GradCAM at stage 3'
+    pixels = np.zeros((48, 48, 3), np.uint8)
+    title = 'class great white shark, white shark, man-eater, man-eating shark'
+    plt.close('all')
+    vis_cam.draw([vis_cam.Picture(pixels, pixels, 0, None, title)], name, tmp_path / 'cam.png')
+    figure = plt.gcf()
+    assert inside(figure, figure._suptitle) and inside(figure, figure.axes[1].title)
+
+
 def test_a_stage_without_queries_and_keys_is_one_sentence(tmp_path, monkeypatch, capsys):
     Image.new('RGB', (64, 64)).save(tmp_path / 'black.png')
     config = CONFIGS / 'classification/efficientvit/efficientvit-b0_8xb128_in1k.py'

@@ -27,7 +27,13 @@ from rich.progress import track
 from rich.table import Table
 
 from mmlaplace.analysis.recording import Mixed, mixed_by, photographs
-from mmlaplace.commands.command_line import ToolParser, build_backbone, positive, write_json
+from mmlaplace.commands.command_line import (
+    ToolParser,
+    build_backbone,
+    positive,
+    preprocessor_of,
+    write_json,
+)
 from mmlaplace.models import SOFTAttention
 from mmlaplace.models.layers import Landmarks
 from mmlaplace.ops import gaussian_kernel
@@ -61,7 +67,7 @@ def norms(mixed: Mixed, num_landmarks: int) -> Dict[str, List[float]]:
 def measure(backbone, images: list, numbers: List[int], name: str) -> Dict[str, List[dict]]:
     """Mean and largest norm for each number of landmarks, by form."""
     values: Dict[str, Dict[int, list]] = {}
-    for image in track(images, name):
+    for image in track(images, name, transient=True):
         for mixed in mixed_by(backbone, SOFTAttention, image):
             for m in numbers:
                 if min(mixed.hw_shape) ** 2 >= m:
@@ -104,7 +110,10 @@ def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_trained_model('model with the backbone SOFT')
     parser.add_argument('--landmarks', nargs='+', type=positive, default=[49, 100, 196, 400, 784])
-    parser.add_argument('--size', nargs=2, type=positive, default=[448, 448], help='height, width')
+    parser.add_argument(
+        '--image-size', nargs=2, type=positive, default=[448, 448], metavar=('H', 'W'),
+        help='of the photographs; default: 448 448',
+    )  # fmt: skip
     parser.add_output('--out', default=Path('work_dirs/soft_norms.json'))
     parser.add_output('--picture', default=Path('work_dirs/soft_norms.png'))
     args = parser.parse_args()
@@ -114,14 +123,16 @@ def main() -> None:
         'trained': build_backbone(args.config, args.checkpoint),
     }
     args.landmarks = sorted(set(args.landmarks))
-    images = photographs(tuple(args.size))
+    images = photographs(tuple(args.image_size), preprocessor_of(args.config))
     results = {
         name: measure(backbone, images, args.landmarks, name)
         for name, backbone in backbones.items()
     }
 
     if not any(results.values()):
-        parser.error(f'maps of images of {args.size} have no room for {args.landmarks} landmarks')
+        parser.error(
+            f'maps of images of {args.image_size} have no room for {args.landmarks} landmarks'
+        )
     table = Table('weights', 'form', *(f'm = {m}' for m in args.landmarks), 'exponent')
     for name, forms in results.items():
         for form, rows in forms.items():
@@ -133,7 +144,7 @@ def main() -> None:
             table.add_row(name, form, *cells, exponent)
     Console(width=120).print(table)
     draw(results, args.picture)
-    write_json(args.out, dict(size=args.size, config=args.config, norms=results))
+    write_json(args.out, dict(size=args.image_size, config=args.config, norms=results))
     print('wrote', args.out, 'and', args.picture)
 
 

@@ -69,7 +69,7 @@ def main() -> None:
 
 def run_all(parser: ToolParser, args: Namespace) -> List[str]:
     """Run what is not done, and write all results into one file; the failures."""
-    until = time.time() + 60 * args.minutes
+    until = time.monotonic() + 60 * args.minutes
     missing = [path for seed in args.seeds
                if not (path := teacher_of(seed, args.classifiers)).is_file()]  # fmt: skip
     if missing:
@@ -87,7 +87,7 @@ def run_all(parser: ToolParser, args: Namespace) -> List[str]:
                 done = finished(folder, study.settings_of(attention, seed, args.epochs))
             except ValueError as error:
                 parser.error(str(error))
-            if done or time.time() > until:
+            if done or time.monotonic() > until:
                 continue
             teacher = teacher_of(seed, args.classifiers)
             try:

@@ -26,10 +26,11 @@ from rich.progress import track
 from rich.table import Table
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mmlaplace import get_model, list_models
+from mmlaplace import get_model
 from mmlaplace.commands.command_line import ToolParser, positive, write_json
-from mmlaplace.model_zoo import get_config
+from mmlaplace.model_zoo import find_models, get_config
 from mmlaplace.models.layers import TransformerBlock
+from mmlaplace.toolboxes import TOOLBOXES
 
 
 class LayerByLayer(TorchDispatchMode):
@@ -106,7 +107,10 @@ def main() -> None:
     )  # fmt: skip
     parser.add_output('--out', help='write the bytes into this .json')
     args = parser.parse_args()
-    found = {pattern: list_models(pattern) for pattern in args.names}
+    found = {
+        pattern: [model.name for model in find_models(pattern) if model.task in TOOLBOXES]
+        for pattern in args.names
+    }
     for pattern in args.names:
         if not found[pattern]:
             parser.error(

@@ -7,8 +7,8 @@ as position embeddings, which profilers that count by layers do not see. Classif
 project's configs have a head of 1000 classes, as papers count.
 
 Examples:
-  python tools/analysis_tools/get_flops.py CONFIG --shape 224
-  python tools/analysis_tools/get_flops.py laplacianformer-tiny_8xb128_in1k --shape 800 1333
+  python tools/analysis_tools/get_flops.py CONFIG --image-size 224
+  python tools/analysis_tools/get_flops.py laplacianformer-tiny_8xb128_in1k --image-size 800 1333
   python tools/analysis_tools/get_flops.py --match laplacianformer --attn-cfg num_landmarks=100
   python tools/analysis_tools/get_flops.py   # every classifier of this project
 """
@@ -137,7 +137,7 @@ def main() -> None:
         help="classifiers of the model zoo with this in their name; without CONFIG's, all",
     )  # fmt: skip
     parser.add_argument(
-        '--shape', '--image-size', nargs='+', type=int, metavar='SIDE',
+        '--image-size', '--shape', nargs='+', type=int, metavar='SIDE',
         help="height and width, or one side of a square; default: the config's",
     )  # fmt: skip
     parser.add_argument(
@@ -145,11 +145,11 @@ def main() -> None:
         help="change options of the config's attention",
     )  # fmt: skip
     args = parser.parse_args()
-    if args.shape and (len(args.shape) > 2 or min(args.shape) < 1):
-        parser.error(
-            f'--shape must be one or two sides of at least 1, got {" ".join(map(str, args.shape))}'
-        )
-    shape = tuple(args.shape * 2)[:2] if args.shape else None
+    sides = args.image_size
+    if sides and (len(sides) > 2 or min(sides) < 1):
+        given = ' '.join(map(str, sides))
+        parser.error(f'--image-size must be one or two sides of at least 1, got {given}')
+    shape = tuple(sides * 2)[:2] if sides else None
     zoo, models = {}, read_models()
     for model in models:
         zoo[model.name] = zoo[str(model.config.resolve())] = model

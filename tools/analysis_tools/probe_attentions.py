@@ -87,7 +87,7 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     runner = Runner(study, args.out, lambda line: print(line, flush=True))
-    runner.run(args.seeds, time.time() + 60 * args.minutes)
+    runner.run(args.seeds, time.monotonic() + 60 * args.minutes)
     if args.out.exists():
         print(f'results are in {args.out}')
     if runner.failures:

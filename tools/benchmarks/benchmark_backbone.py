@@ -26,8 +26,8 @@ Examples:
   python tools/benchmarks/benchmark_backbone.py --plot work_dirs/backbone.png
   python tools/benchmarks/benchmark_backbone.py laplacianformer-tiny mmpretrain:ResNet-50 \\
       mmdet:PyramidVisionTransformer-tiny --sizes 224x8 512 1024 --modes eager compiled bf16
-  python tools/benchmarks/benchmark_backbone.py laplacianformer-tiny soft-tiny polaformerpvt-tiny \\
-      peers --sizes 224x8 256x8 --plot-top1 work_dirs/top1.png
+  python tools/benchmarks/benchmark_backbone.py laplacianformer-tiny soft-tiny \\
+      polaformer-pvt-tiny peers --sizes 224x8 256x8 --plot-top1 work_dirs/top1.png
   python tools/benchmarks/benchmark_backbone.py --list 'mmpretrain:*Swin*'
 
 backbone_report.py prints the tables of the JSON again, also as Markdown, and draws the plots.
@@ -137,7 +137,7 @@ def measure(models: Dict[str, nn.Module], args: argparse.Namespace, device: torc
                 else:
                     row = dict(contender=name, mode=mode, side=side, batch=batch)
                     rows.append(dict(row, failure=f'sat out: needed {too_slow[1]:.0f} s before'))
-        for job in track(jobs.values(), f'{side}x{batch}, warm-up'):
+        for job in track(jobs.values(), f'{side}x{batch}, warm-up', transient=True):
             job()
         alive = {key: job for key, job in jobs.items() if not job.failure}
         seconds = interleave(alive, args.rounds, device, args.limit)

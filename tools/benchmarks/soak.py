@@ -160,7 +160,9 @@ def main() -> int:
     parser.add_argument('--steps', type=positive, default=500, help='default: %(default)s')
     parser.add_argument('--settle', type=int, default=100, help='default: %(default)s')
     parser.add_argument('--batch', type=positive, default=8, help='default: %(default)s')
-    parser.add_argument('--side', type=positive, default=64, help='pixels; default: %(default)s')
+    parser.add_argument(
+        '--image-size', type=positive, default=64, help='pixels of a side; default: %(default)s'
+    )
     parser.add_argument('--tolerance', type=float, default=2.0, help='percent; default: 2')
     parser.add_output('--out', default=Path('work_dirs/soak.json'))
     args = parser.parse_args()
@@ -170,14 +172,14 @@ def main() -> int:
         parser.error(f'--batch must be at most {IMAGES}, the number of images, got {args.batch}')
     rows = []
     for family in args.families:
-        row = in_a_new_process(family, args.steps, args.settle, args.batch, args.side)
+        row = in_a_new_process(family, args.steps, args.settle, args.batch, args.image_size)
         row['growth %'] = grown = growth(row)
         if not row['failure'] and grown is not None and max(grown.values()) > args.tolerance:
             row['failure'] = 'memory grew by {all:.1f} % (own {own:.1f} %)'.format(**grown)
         rows.append(row)
         print(f'{family}: {row["failure"] or "ok"}', file=sys.stderr, flush=True)
     print_table(rows, args.settle)
-    settings = {name: getattr(args, name) for name in ('steps', 'settle', 'batch', 'side')}
+    settings = {name: getattr(args, name) for name in ('steps', 'settle', 'batch', 'image_size')}
     machine = dict(describe_machine(torch.device('cpu')), threads='1')
     write_json(args.out, dict(machine=machine, **settings, rows=rows))
     print('wrote', args.out)

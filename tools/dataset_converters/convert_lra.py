@@ -52,7 +52,7 @@ def convert_text(source: Path, out: Path) -> None:
             for path in sorted((source / split / folder).glob(f'{SEEN}.txt'))
         ]
         order = np.random.default_rng(number).permutation(len(files))
-        chosen = [files[i] for i in track(order, f'text {split}')]
+        chosen = [files[i] for i in track(order, f'text {split}', transient=True)]
         sequences = [np.frombuffer(path.read_bytes(), np.uint8) for path, _ in chosen]
         write_split(out / split, sequences, [label for _, label in chosen])
 
@@ -64,7 +64,7 @@ def convert_retrieval(source: Path, out: Path) -> None:
         labels, rows = [], []
         file = source / f'tsv_data/new_aan_pairs.{official}.tsv'
         with file.open(encoding='utf-8', newline='\n') as lines:  # a \r of a paper ends no line
-            for line in track(lines, f'retrieval {split}', total=None):
+            for line in track(lines, f'retrieval {split}', total=None, transient=True):
                 label, _, _, one, two = line.rstrip('\r\n').split('\t')
                 pair = [text[:MOST_CHARACTERS] for text in (one, two)]
                 rows.append([numbers.setdefault(text, len(numbers)) for text in pair])
@@ -97,7 +97,7 @@ def convert_listops(source: Path, out: Path) -> None:
     for split in ('train', 'val', 'test'):
         table = source / f'listops-1000/basic_{split}.tsv'
         lines = table.read_text(encoding='utf-8').splitlines()[1:]
-        pairs = [line.split('\t') for line in track(lines, f'listops {split}')]
+        pairs = [line.split('\t') for line in track(lines, f'listops {split}', transient=True)]
         write_split(out / split, [tokenize(text) for text, _ in pairs], [int(v) for _, v in pairs])
 
 
@@ -143,7 +143,7 @@ def convert_pathfinder(source: Path, out: Path) -> None:
     order = np.random.default_rng(0).permutation(len(files))
     cuts = [len(files) * tenths // 10 for tenths in (0, 8, 9, 10)]
     for split, start, stop in zip(('train', 'val', 'test'), cuts, cuts[1:]):
-        chosen = [files[i] for i in track(order[start:stop], f'pathfinder {split}')]
+        chosen = [files[i] for i in track(order[start:stop], f'pathfinder {split}', transient=True)]
         pixels = [read_picture(path) for path, _ in chosen]
         write_split(out / split, pixels, [label for _, label in chosen])
 

@@ -92,7 +92,9 @@ def parse_args(parser: ToolParser):
         help='to look at, several times for softpp-5; default: photographs of scikit-image',
     )  # fmt: skip
     parser.add_argument('--count', type=positive, default=100, help='of a folder; %(default)s')
-    parser.add_argument('--size', nargs=2, type=positive, metavar=('H', 'W'), help='of the images')
+    parser.add_argument(
+        '--image-size', nargs=2, type=positive, metavar=('H', 'W'), help='of the images'
+    )
     parser.add_argument('--rows', nargs='+', help='softpp-3, polaformer-4: of the table, to time')
     parser.add_argument('--batch-size', type=positive, default=1, help='to time; %(default)s')
     parser.add_argument('--rounds', type=positive, default=3, help='to time; %(default)s')

@@ -16,13 +16,16 @@ stands for.
 
 Examples:
   python tools/visualization/vis_attention.py IMG CONFIG CHECKPOINT --stage 2 --points 0.3 0.6
-  python tools/visualization/vis_attention.py IMG CONFIG1 CHECKPOINT1 --size 224 224 \\
+  python tools/visualization/vis_attention.py IMG CONFIG1 CHECKPOINT1 --image-size 224 224 \\
       --points 0.3 0.6 --points 0.5 0.5 --model CONFIG2 CHECKPOINT2 softmax --model CONFIG3
 """
 
 import argparse
 import math
+from itertools import accumulate
+from operator import mul
 from pathlib import Path
+from textwrap import fill
 from typing import Dict, List, NamedTuple
 
 import matplotlib
@@ -34,13 +37,20 @@ from torch import Tensor
 
 from mmlaplace.analysis.attention_rows import attention_map, check_rows, matrices_of
 from mmlaplace.analysis.recording import Mixed, mixed_by, normalized, rgb
-from mmlaplace.commands.command_line import ToolParser, build_backbone, positive
+from mmlaplace.commands.command_line import (
+    ToolParser,
+    build_backbone,
+    positive,
+    preprocessor_of,
+)
 from mmlaplace.models import BaseAttention
 from mmlaplace.writing import whole_file
 
 matplotlib.use('Agg')
 import matplotlib.patheffects as effects
 import matplotlib.pyplot as plt
+
+PLACES = 8  # that the side of a map has at least, where no other is asked for: fewer show blocks
 
 
 class Column(NamedTuple):
@@ -88,6 +98,13 @@ def find(parser: argparse.ArgumentParser, args, config: str, backbone, image: Te
     if not 0 <= args.head < heads:
         parser.error(f'--head {args.head}: that stage of {config} has heads 0 to {heads - 1}')
     return mixed
+
+
+def default_stage(backbone, height: int, width: int) -> int:
+    """The last of the first three stages whose map of an image is no mosaic of a few blocks."""
+    strides = accumulate(backbone.stage_strides[:3], mul)
+    sides = [math.ceil(min(height, width) / stride) for stride in strides]
+    return max((stage for stage, side in enumerate(sides) if side >= PLACES), default=0)
 
 
 def draw(
@@ -143,14 +160,18 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
         help='a query, again for each: shares of width and height, or pixels where above 1; '
         'default: the middle',
     )  # fmt: skip
-    parser.add_argument('--stage', type=int, default=2, help='from 0; default: %(default)s')
+    parser.add_argument(
+        '--stage', type=int,
+        help=f'from 0; default: the last of the first three whose map has {PLACES} x {PLACES} '
+        'places, else 0',
+    )  # fmt: skip
     parser.add_argument('--block', type=int, default=-1, help='of the stage; default: the last')
     parser.add_argument('--head', type=int, default=0, help='from 0; default: %(default)s')
     parser.add_argument('--matrix', choices=('whitened', 'nystrom'), default='whitened',
                         help='of LaplacianAttention; default: %(default)s')  # fmt: skip
     parser.add_argument('--stream', choices=('same', 'opposite', 'both'), default='both',
                         help='of PolaAttention; default: %(default)s')  # fmt: skip
-    parser.add_argument('--size', nargs=2, type=positive, metavar=('H', 'W'),
+    parser.add_argument('--image-size', nargs=2, type=positive, metavar=('H', 'W'),
                         help="to resize the image to; default: the image's own")  # fmt: skip
     parser.add_output('--out', default=Path('work_dirs/attention.png'))
     args = parser.parse_args()
@@ -193,16 +214,19 @@ def main() -> None:
         parser.error(f'{args.image} cannot be read as an image ({error}); check the path')
     except (ValueError, Image.DecompressionBombError) as error:
         parser.error(f'{args.image}: {error}')
-    height, width = args.size or image.size[::-1]
+    height, width = args.image_size or image.size[::-1]
     points = read_points(parser, args.points or [(0.5, 0.5)], image, width, height)
     image = image.resize((width, height), Image.Resampling.BICUBIC)
 
     torch.manual_seed(0)
     columns = []
-    for config, *rest in track(args.models, 'models'):
+    for config, *rest in track(args.models, 'models', transient=True):
         checkpoint, name = (*rest, None, None)[:2]
         backbone = build_backbone(config, checkpoint)
-        mixed = find(parser, args, config, backbone, normalized(image, (height, width)))
+        if args.stage is None:
+            args.stage = default_stage(backbone, height, width)
+        pixels = normalized(image, (height, width), preprocessor_of(config))
+        mixed = find(parser, args, config, backbone, pixels)
         stride = math.prod(backbone.stage_strides[: args.stage + 1])
         drawn = matrices_drawn(mixed.attention, args.matrix, args.stream)
         for matrix, options in drawn.items():
@@ -211,7 +235,8 @@ def main() -> None:
                 for x, y in points
             ]
             weights = '' if checkpoint else '\nrandom weights'
-            columns.append(Column(f'{name or Path(config).stem}\n{matrix}{weights}', maps, stride))
+            model = fill(name or Path(config).stem, 34)  # letters that fit above a panel
+            columns.append(Column(f'{model}\n{matrix}{weights}', maps, stride))
     block = 'last block' if args.block == -1 else f'block {args.block}'
     title = f'Attention from +, stage {args.stage}, {block}, head {args.head}'
     draw(image, points, columns, title, args.out)

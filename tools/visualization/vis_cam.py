@@ -25,6 +25,7 @@ import sys
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
+from textwrap import fill
 from typing import Any, List, NamedTuple, Optional, Tuple
 from unittest import mock
 
@@ -39,7 +40,13 @@ from mmengine.registry import DATASETS, DefaultScope
 from rich.progress import track
 from torch import Tensor
 
-from mmlaplace.commands.command_line import ToolParser, load_or_exit, positive, read_config
+from mmlaplace.commands.command_line import (
+    ToolParser,
+    check_backbone,
+    load_or_exit,
+    positive,
+    read_config,
+)
 from mmlaplace.model_zoo import build_model
 from mmlaplace.models.layers import tokens_to_map
 from mmlaplace.models.layers.class_attention import ClassAttention
@@ -200,9 +207,9 @@ def draw(pictures: List[Picture], title: str, path: Path) -> None:
     for picture, (left, right) in zip(pictures, axes.reshape(-1, 2)):
         left.imshow(picture.pixels)
         right.imshow(picture.heated)
-        right.set_title(picture.title, fontsize=9)
+        right.set_title(fill(picture.title, 28), fontsize=9)  # letters that fit above it
         outline(right, picture.found, picture.category)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(fill(title, 40 * pairs), fontsize=11)  # letters that fit into the width
     with whole_file(path) as temporary:
         figure.savefig(temporary, dpi=100)
 
@@ -257,6 +264,7 @@ def prepared(args: argparse.Namespace) -> Tuple[Config, nn.Module]:
     cfg.merge_from_dict(args.cfg_options)
     if cfg.model.backbone.get('with_cp'):
         cfg.model.backbone.with_cp = False  # layers would run, and be recorded, twice
+    check_backbone(cfg, args.config)
     model = build_model(cfg)
     load_or_exit(model, args.checkpoint, min_matched=1)
     return cfg, model.to(args.device).eval()
@@ -302,7 +310,7 @@ def main() -> None:
         reshape_transform=scores.to_map,
     )
     pictures = []
-    for data in track(images, 'images'):
+    for data in track(images, 'images', transient=True):
         batch = model.data_preprocessor(pseudo_collate([data]), False)
         scores.samples = batch['data_samples']
         try:

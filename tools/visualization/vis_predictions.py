@@ -16,6 +16,7 @@ import random
 from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from textwrap import fill
 
 import matplotlib
 import numpy as np
@@ -25,7 +26,13 @@ from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, VISUALIZERS
 from PIL import Image
 
-from mmlaplace.commands.command_line import ToolParser, load_or_exit, positive, read_config
+from mmlaplace.commands.command_line import (
+    ToolParser,
+    check_backbone,
+    load_or_exit,
+    positive,
+    read_config,
+)
 from mmlaplace.model_zoo import build_model
 from mmlaplace.writing import whole_file
 
@@ -105,7 +112,8 @@ def arrange(pictures: list, columns: int, classes, heading: str) -> plt.Figure:
         axis.axis('off')
     for axis, (sample, picture, title, colour) in zip(axes.flat, pictures):
         axis.imshow(picture)
-        axis.set_title(title, fontsize=9, color=colour)
+        wrapped = '\n'.join(fill(line, round(13 * cell)) for line in title.splitlines())
+        axis.set_title(wrapped, fontsize=9, color=colour)
         if 'pred_instances' in sample:
             name_boxes(axis, sample, classes)
     figure.suptitle(heading)
@@ -131,6 +139,7 @@ def main() -> None:
     cfg.merge_from_dict(args.cfg_options)
     scope = cfg.default_scope
     import_module(f'{scope}.utils').register_all_modules()
+    check_backbone(cfg, args.config)
     model = build_model(cfg)
     load_or_exit(model, args.checkpoint, min_matched=1)
     model.to(args.device).eval()

@@ -62,7 +62,7 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
         TypeError: For an unknown option. The message names the known options.
         ValueError: For an unknown or incomplete arch, a value with another number of entries than
             stages, or ``out_indices``, ``out_type``, ``frozen_stages``, ``drop_path_rate``,
-            ``img_size`` or ``out_norms`` out of range.
+            ``img_size``, ``in_channels`` or ``out_norms`` out of range.
     """
 
     host: Callable[..., List[Stage]]  # a function, without self
@@ -100,7 +100,7 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
         self.out_indices = options.parse_out_indices(out_indices, self.num_stages)
         self.cls_tokens = tuple(int(stage.cls_token) for stage in layout)  # how many in each
         options.check_ranges(self, frozen_stages, drop_path_rate, out_type)
-        options.check_kinds(img_size, out_norms)
+        options.check_kinds(img_size, in_channels, out_norms)
         self.out_type, self.frozen_stages, self.norm_eval = out_type, frozen_stages, norm_eval
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
         common = (drop_rate, with_cp, norm_cfg, act_cfg)

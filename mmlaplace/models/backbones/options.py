@@ -9,6 +9,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 from torch.fx import Proxy
 
+from ..known_options import did_you_mean
 from .tracing import record_layers
 
 ARCH_KEYS = ('embed_dims', 'depths', 'num_heads', 'ffn_ratios')
@@ -34,7 +35,7 @@ def parse_arch(backbone: Any, arch: Union[str, dict, None], num_stages: int) -> 
     if isinstance(sizes, str):
         if sizes not in backbone.arch_zoo:
             now = backbone.renamed_archs.get(sizes)
-            hint = f'; it is now {now}' if now else ''
+            hint = f'; it is now {now}' if now else did_you_mean(sizes, backbone.arch_zoo)
             raise ValueError(
                 f'{backbone.__name__} has no arch {sizes!r}{hint}; give one of '
                 f'{list(backbone.arch_zoo)}, or a dict with the keys {ARCH_KEYS}'
@@ -118,8 +119,12 @@ def check_ranges(backbone: Any, frozen_stages: int, drop_path_rate: float, out_t
         )
 
 
-def check_kinds(img_size: Any, out_norms: Any) -> None:
+def check_kinds(img_size: Any, in_channels: Any, out_norms: Any) -> None:
     """Raise a ValueError for another kind of value than a pyramid takes."""
+    if isinstance(in_channels, bool) or not isinstance(in_channels, int) or in_channels < 1:
+        raise ValueError(
+            f'in_channels must be a positive number, 3 for colour images, got {in_channels!r}'
+        )
     sides = (img_size, img_size) if isinstance(img_size, int) else img_size
     pair = isinstance(sides, (list, tuple)) and len(sides) == 2
     if not pair or not all(isinstance(side, int) and side > 0 for side in sides):
@@ -166,8 +171,8 @@ def attention_class(kind: Union[str, type]) -> Any:
         ours = {name for name, c in MODELS.module_dict.items() if hasattr(c, 'check_token_map')}
         known = sorted(ours | {name for name in MODELS.module_dict if name.endswith('Attention')})
         raise ValueError(
-            f'attn_cfg has type={kind!r}, which is not registered; registered are {known}. Import '
-            'the file of your own attention by custom_imports'
+            f'attn_cfg has type={kind!r}, which is not registered{did_you_mean(kind, known)}; '
+            f'registered are {known}. Import the file of your own attention by custom_imports'
         )
     return cls
 
@@ -324,8 +329,8 @@ def _check_options(cls: Any, options: dict) -> None:
     if unknown:
         known = [name for name in inspect.signature(cls.__init__).parameters if name != 'self']
         raise TypeError(
-            f'{cls.__name__} has no option {", ".join(map(repr, unknown))}; its options are '
-            f'{", ".join(known)}'
+            f'{cls.__name__} has no option {", ".join(map(repr, unknown))}'
+            f'{did_you_mean(unknown[0], known)}; its options are {", ".join(known)}'
         )
     for name, value in options.items():
         if isinstance(value, (list, tuple)) and _is_single(cls, name):

@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
+from ..known_options import did_you_mean
 from .feature_map import map_to_tokens, tokens_to_map
 
 # OpenMMLab's names, which are in the registry only where mmcv is imported.
@@ -102,7 +103,8 @@ def _look_up(name: str, cfg: dict, known: Mapping[str, Callable], what: str) -> 
         cls = MODELS.get(kind)
     if cls is None:
         raise ValueError(
-            f'{name} has type {kind!r}, which is no {what}; take one of {list(known)} or a class '
+            f'{name} has type {kind!r}, which is no {what}{did_you_mean(kind, known)}; take one of '
+            f'{list(known)} or a class '
             'registered in mmengine.registry.MODELS'
         )
     return cls, options
