@@ -144,6 +144,7 @@ def register(
     op = find(name)
     if op is None:
         return
+    fake = _of_one_device(name, fake)
     if hasattr(torch.library, 'register_fake'):
         torch.library.register_fake(f'mmlaplace::{name}')(fake)
     else:  # torch < 2.4
@@ -153,6 +154,27 @@ def register(
     rule = fp32_under_autocast if widen and autograd is not None else outside_autocast
     for device in ('CPU', 'CUDA'):
         _LIBRARY.impl(name, rule(op), f'Autocast{device}')
+
+
+def _of_one_device(name: str, fake: Callable) -> Callable:
+    """``fake``, which raises if some tensors are meta and others are not.
+
+    torch calls it if any of them is meta. Its outputs are made on the device of one tensor, and on
+    a CPU they would be memory without values.
+    """
+
+    @functools.wraps(fake)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        given = (*args, *kwargs.values())
+        devices = {value.device for value in given if isinstance(value, torch.Tensor)}
+        if len(devices) > 1:
+            raise RuntimeError(
+                f'{name}: tensors are on several devices, {sorted(map(str, devices))}; move them '
+                'to one, and give those on meta their values first'
+            )
+        return fake(*args, **kwargs)
+
+    return checked
 
 
 _DEFINITIONS = torch.library.Library('mmlaplace', 'FRAGMENT')  # what it holds goes with it
@@ -171,6 +193,7 @@ def define(
     """
     name = schema.partition('(')[0]
     _DEFINITIONS.define(schema)
+    fake = _of_one_device(name, fake)
     for key, function in (('CPU', compute), ('Meta', fake), ('Autograd', autograd)):
         if function is not None:
             _DEFINITIONS.impl(name, function, key)

@@ -23,11 +23,11 @@ def bias_gelu(x: Tensor, bias: Tensor, approximate: str, out: Tensor) -> None:
 
     Args:
         x: Hidden tokens ``(rows, C)``, contiguous fp32 on a CPU.
-        bias: ``(C,)``.
+        bias: ``(C,)``, of any stride.
         approximate: ``'none'`` or ``'tanh'``, as in ``torch.nn.GELU``.
         out: A tensor like ``x``. It may be ``x`` itself.
     """
-    _native.compiled(OP)(x, bias, approximate == 'tanh', out)
+    _native.compiled(OP)(x, bias.contiguous(), approximate == 'tanh', out)
 
 
 def bias_gelu_backward(
@@ -37,4 +37,5 @@ def bias_gelu_backward(
 
     ``out`` gets the result of :func:`bias_gelu` again. It may be ``x`` itself.
     """
-    return _native.compiled(f'{OP}_backward')(grad, x, bias, approximate == 'tanh', out)
+    backward = _native.compiled(f'{OP}_backward')
+    return backward(grad, x, bias.contiguous(), approximate == 'tanh', out)

@@ -32,8 +32,21 @@ def onednn_linear(x: Tensor, weight: Tensor, bias: Optional[Tensor] = None) -> T
     """``x @ weight.T + bias`` of tokens ``(..., C)``. Autograd does not record it.
 
     Tensors may have any strides.
+
+    Args:
+        x: Tokens in fp32 or bf16.
+        weight: ``(out, C)``, in the dtype of x.
+        bias: ``(out,)``, in the dtype of x. Default: none.
     """
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')
+    return _linear_pointwise(x, weight, bias, 'none', '')
+
+
+def _linear_pointwise(
+    x: Tensor, weight: Tensor, bias: Optional[Tensor], function: str, algorithm: str
+) -> Tensor:
+    if bias is not None and not bias.is_contiguous():
+        bias = bias.contiguous()  # torch gives oneDNN its address alone, without its strides
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, function, [], algorithm)
 
 
 def onednn_gelu_ffn(
@@ -48,19 +61,16 @@ def onednn_gelu_ffn(
         first, first_bias: Weight ``(hidden, C)`` and bias of the first linear, in the dtype of x.
         second, second_bias: Weight and bias of the second linear.
     """
-    rows, size, out = x.reshape(-1, x.shape[-1]), block_rows(x, first), None
-    if len(rows) > size:  # in oneDNN's own order, once for all blocks
-        reorder = torch.ops.mkldnn._reorder_linear_weight
-        first, second = reorder(first, size), reorder(second, size)
-    for start in range(0, len(rows), size):
-        part = rows[start : start + size]
-        part = torch.ops.mkldnn._linear_pointwise(part, first, first_bias, 'gelu', [], approximate)
-        part = onednn_linear(part, second, second_bias)
-        if len(rows) <= size:
-            return part.view(*x.shape[:-1], -1)
-        out = rows.new_empty(len(rows), len(second_bias)) if out is None else out
-        out[start : start + size] = part
-    assert out is not None, 'there is at least one token'
+    rows, size = x.reshape(-1, x.shape[-1]), block_rows(x, first)
+    if len(rows) <= size:
+        hidden = _linear_pointwise(rows, first, first_bias, 'gelu', approximate)
+        return onednn_linear(hidden, second, second_bias).view(*x.shape[:-1], len(second_bias))
+    reorder = torch.ops.mkldnn._reorder_linear_weight  # for oneDNN, once for all blocks
+    first, second = reorder(first, size), reorder(second, size)
+    out = rows.new_empty(len(rows), len(second_bias))
+    for part, to in zip(rows.split(size), out.split(size)):
+        hidden = _linear_pointwise(part, first, first_bias, 'gelu', approximate)
+        to.copy_(onednn_linear(hidden, second, second_bias))
     return out.view(*x.shape[:-1], -1)
 
 

@@ -22,6 +22,7 @@ namespace cholesky {
 inline void check(const Tensor& mat) {
   MMLAPLACE_CHECK(mat.dim() >= 2 && mat.size(-1) == mat.size(-2) && mat.size(-1) > 0,
                   "cholesky_inverse: mat must be (..., m, m), got shape ", mat.sizes());
+  check_floating("cholesky_inverse", "mat", mat);
 }
 
 // The matrices (..., m, m) as contiguous fp32 or fp64 (batch, m, m).

@@ -7,13 +7,13 @@
 
 namespace mmlaplace {
 
-inline void check_rotary(const char* op, const OptionalTensor& rotary, int64_t dims,
-                         int64_t tokens) {
+inline void check_rotary(const char* op, const OptionalTensor& rotary, const Tensor& tokens) {
   if (!rotary.has_value()) return;
+  const int64_t count = tokens.size(2), dims = tokens.size(3);
   MMLAPLACE_CHECK(rotary->dim() == 3 && rotary->size(0) == 2 && 2 * rotary->size(1) <= dims &&
-                      rotary->size(2) == tokens,
-                  op, ": rotary must be (2, pairs, N) with 2 * pairs <= ", dims,
-                  " and N = ", tokens, ", got ", rotary->sizes());
+                      rotary->size(2) == count && rotary->device() == tokens.device(),
+                  op, ": rotary must be (2, pairs, N) with 2 * pairs <= ", dims, " and N = ", count,
+                  " on ", tokens.device(), ", got ", rotary->sizes(), " on ", rotary->device());
 }
 
 // Contiguous, in the type of the sums.

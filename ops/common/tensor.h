@@ -40,6 +40,12 @@ inline ScalarType wide(ScalarType type) {
   return type == ScalarType::Half || type == ScalarType::BFloat16 ? ScalarType::Float : type;
 }
 
+inline void check_floating(const char* op, const char* name, const Tensor& tensor) {
+  const ScalarType type = wide(tensor.scalar_type());
+  MMLAPLACE_CHECK(type == ScalarType::Float || type == ScalarType::Double, op, ": ", name,
+                  " must be fp16, bf16, fp32 or fp64, got ", tensor.scalar_type());
+}
+
 }  // namespace mmlaplace
 
 // Calls a function without parameters, for which `scalar_t` is the C++ type of a ScalarType.

@@ -1,11 +1,15 @@
 // Schemas of newton_schulz_inverse, (mat + ridge I)^-1, its gradient, and a start of SOFT.
-#include "../common/tensor.h"
+#include "newton_schulz_inverse.h"
 
 namespace mmlaplace {
 namespace {
 
 // dX = -X dP X. This holds for the inverse X however it was computed.
 Tensor backward(const Tensor& grad, const Tensor& inverse) {
+  newton_schulz::check(inverse);
+  MMLAPLACE_CHECK(grad.sizes() == inverse.sizes() && grad.scalar_type() == inverse.scalar_type(),
+                  "newton_schulz_inverse: the gradient must be ", inverse.scalar_type(), " ",
+                  inverse.sizes(), ", got ", grad.scalar_type(), " ", grad.sizes());
   NoTF32Guard no_tf32;
   const int64_t m = inverse.size(-1);
   const Tensor transposed = inverse.reshape({-1, m, m}).transpose(1, 2);

@@ -18,6 +18,7 @@ namespace newton_schulz {
 inline void check(const Tensor& mat) {
   MMLAPLACE_CHECK(mat.dim() >= 2 && mat.size(-1) == mat.size(-2) && mat.size(-1) > 0,
                   "newton_schulz_inverse: mat must be (..., m, m), got shape ", mat.sizes());
+  check_floating("newton_schulz_inverse", "mat", mat);
 }
 
 inline void check(const Tensor& mat, int64_t num_iters, const OptionalTensor& start_scale) {

@@ -37,17 +37,38 @@ inline Sizes check(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
   MMLAPLACE_CHECK(k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(), op,
                   ": q, k and v must share their dtype, got ", q.scalar_type(), ", ",
                   k.scalar_type(), " and ", v.scalar_type());
-  MMLAPLACE_CHECK(scale.dim() == 2 && scale.size(0) == sizes.batch && scale.size(1) == sizes.heads,
-                  op, ": scale must be (B, heads), got ", scale.sizes());
+  MMLAPLACE_CHECK(scale.dim() == 2 && scale.size(0) == sizes.batch &&
+                      scale.size(1) == sizes.heads && scale.device() == q.device(),
+                  op, ": scale must be (B, heads) on ", q.device(), ", got ", scale.sizes(), " on ",
+                  scale.device());
+  check_floating(op, "landmarks", landmarks);
+  check_floating(op, "inverse", inverse);
+  check_floating(op, "scale", scale);
   MMLAPLACE_CHECK(!rotary.has_value() || sizes.queries == sizes.keys, op,
                   ": rotary needs as many queries as keys, got ", sizes.queries, " and ",
                   sizes.keys);
   return sizes;
 }
 
-inline void check_gradient(const Tensor& grad, const Tensor& q) {
-  MMLAPLACE_CHECK(grad.sizes() == q.sizes() && grad.scalar_type() == q.scalar_type(),
-                  "nystrom_attention: the gradient ", grad.sizes(), " must be like q ", q.sizes());
+// What the backward gets besides: the gradient of the result, and what the forward returned.
+inline void check_gradient(const Sizes& sizes, const Tensor& grad, const Tensor& q,
+                           const Tensor& mean, const Tensor& covariance, const Tensor& mixed,
+                           double whitening) {
+  const char* op = "nystrom_attention";
+  MMLAPLACE_CHECK(grad.sizes() == q.sizes() && grad.scalar_type() == q.scalar_type(), op,
+                  ": the gradient ", grad.sizes(), " must be like q ", q.sizes());
+  const auto [batch, heads, queries, keys, marks, dims] = sizes;
+  const int64_t moments = whitening >= 0 ? marks : 0;
+  MMLAPLACE_CHECK(mean.sizes().equals({batch, heads, moments}) &&
+                      covariance.sizes().equals({batch, heads, moments, moments}) &&
+                      mixed.sizes().equals({batch, heads, marks, dims}),
+                  op, ": mean ", mean.sizes(), ", covariance ", covariance.sizes(), " and mixed ",
+                  mixed.sizes(), " are not those of the forward");
+  for (const Tensor& kept : {mean, covariance, mixed}) {
+    MMLAPLACE_CHECK(kept.scalar_type() == wide(q.scalar_type()) && kept.device() == q.device(), op,
+                    ": mean, covariance and mixed must be ", wide(q.scalar_type()), " on ",
+                    q.device(), ", got ", kept.scalar_type(), " on ", kept.device());
+  }
 }
 
 // Calls f with the metric of that name.

@@ -39,7 +39,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward(const Tensor& q, const Tensor
                                                    double bandwidth, double whitening,
                                                    bool adjacent) {
   const nystrom::Sizes sizes = nystrom::check(q, k, v, landmarks, inverse, scale, rotary);
-  check_rotary("nystrom_attention", rotary, sizes.dims, sizes.queries);
+  check_rotary("nystrom_attention", rotary, q);
   std::tuple<Tensor, Tensor, Tensor, Tensor> results;
   MMLAPLACE_DISPATCH(q.scalar_type(), "nystrom_attention", [&] {
     using T = Wide<scalar_t>;
@@ -74,8 +74,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     const Tensor& covariance, const Tensor& mixed, StringView kernel, double bandwidth,
     double whitening, bool adjacent) {
   const nystrom::Sizes sizes = nystrom::check(q, k, v, landmarks, inverse, scale, rotary);
-  check_rotary("nystrom_attention", rotary, sizes.dims, sizes.queries);
-  nystrom::check_gradient(grad, q);
+  check_rotary("nystrom_attention", rotary, q);
+  nystrom::check_gradient(sizes, grad, q, mean, covariance, mixed, whitening);
   std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> results;
   MMLAPLACE_DISPATCH(q.scalar_type(), "nystrom_attention", [&] {
     using T = Wide<scalar_t>;

@@ -301,7 +301,7 @@ void with_passes(const Device& device, const Sizes& sizes, ScalarType type, cons
 inline Sizes check_for_gpu(const Tensor& q, const Tensor& k, const Tensor& v,
                            const Inputs& inputs) {
   const Sizes sizes = check(q, k, v, inputs.landmarks, inputs.inverse, inputs.scale, inputs.rotary);
-  check_rotary("nystrom_attention", inputs.rotary, sizes.dims, sizes.queries);
+  check_rotary("nystrom_attention", inputs.rotary, q);
   // The kernels count the values of a matrix in 32 bits.
   MMLAPLACE_CHECK(
       sizes.marks <= 32768 && sizes.dims <= 32768,
@@ -341,7 +341,7 @@ Gradients Attention<Device, Metric>::backward(const Tensor& grad, const Tensor& 
                                               const Tensor& mean, const Tensor& covariance,
                                               const Tensor& mixed) {
   const Sizes sizes = check_for_gpu(q, k, v, inputs);
-  check_gradient(grad, q);
+  check_gradient(sizes, grad, q, mean, covariance, mixed, inputs.whitening);
   const Device gpu(q);
   Gradients gradients;
   with_passes<Metric>(gpu, sizes, q.scalar_type(), inputs, device::Rows::key_gradients,

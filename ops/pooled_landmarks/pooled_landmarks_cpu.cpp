@@ -122,11 +122,11 @@ Tensor forward(const Tensor& k, const OptionalTensor& rotary, bool adjacent, int
 
 Tensor backward(const Tensor& grad, const Tensor& k, const OptionalTensor& rotary, bool adjacent,
                 int64_t height, int64_t width, int64_t rows, int64_t columns, int64_t ratio) {
-  Tensor out = empty({k.size(0), k.size(2), k.size(1), k.size(3)}, k);
+  const Map map = map_of(k, rotary, height, width, rows, columns, ratio);
+  check_gradient(grad, map);
+  const Tensor out = empty({k.size(0), k.size(2), map.heads, map.dims}, k);
   MMLAPLACE_DISPATCH(k.scalar_type(), "pooled_landmarks", [&] {
     using T = Wide<scalar_t>;
-    const Map map = map_of(k, rotary, height, width, rows, columns, ratio);
-    check_gradient(grad, map);
     const Tensor table = wide<T>(rotary);
     spread<T, scalar_t>(map, wide<T>(grad), rotation_of<T>(table, adjacent),
                         out.data_ptr<scalar_t>());

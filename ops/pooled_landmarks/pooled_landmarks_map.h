@@ -23,7 +23,7 @@ inline Map map_of(const Tensor& k, const OptionalTensor& rotary, int64_t height,
   MMLAPLACE_CHECK(rows >= 1 && columns >= 1 && ratio >= 0, op, ": needs at least one cell, got ",
                   rows, " x ", columns, " and ratio ", ratio);
   if (ratio > 0) rows = ceil_div(height, ratio), columns = ceil_div(width, ratio);
-  check_rotary(op, rotary, k.size(3), k.size(2));
+  check_rotary(op, rotary, k);
   return {k.size(0) * k.size(1),  k.size(1), k.size(3), height, width, {height, rows, ratio},
           {width, columns, ratio}};
 }
@@ -33,6 +33,7 @@ inline void check_gradient(const Tensor& grad, const Map& map) {
                       grad.size(2) == map.cells() && grad.size(3) == map.dims,
                   "pooled_landmarks: the gradient must be (B, heads, ", map.cells(), ", ", map.dims,
                   "), got ", grad.sizes());
+  check_floating("pooled_landmarks", "the gradient", grad);
 }
 
 }  // namespace mmlaplace

@@ -16,6 +16,7 @@ GOOD = {
     ops.gaussian_kernel: dict(q=Q, k=Q, bandwidth=1.0),
     ops.newton_schulz_inverse: dict(mat=EYE, ridge=0.1),
     ops.cholesky_inverse: dict(mat=EYE, ridge=0.1),
+    ops.inverse_residual: dict(mat=EYE, inverse=EYE, ridge=0.1),
     ops.nystrom_attention: dict(
         q=Q, k=Q, v=Q, landmarks=Q[:, :, :3], inverse=torch.ones(1, 2, 3, 3), bandwidth=4.0
     ),
@@ -51,6 +52,12 @@ NEWTON = [
     (dict(start_scale=torch.ones(4)), ValueError, r'broadcast to \(\), .* got shape \(4,\)'),
     (dict(start_scale=0.1, start=EYE), ValueError, 'two starts'),
     (dict(start=EYE, backend='native'), RuntimeError, 'takes no start; use start_scale'),
+]
+RESIDUAL = [
+    *INVERSES,
+    (dict(ridge=float('nan')), ValueError, 'got nan'),
+    (dict(inverse=EYE[:2]), ValueError, r'inverse .*\(3, 3\), got \(2, 3\)'),
+    (dict(inverse=EYE.int()), TypeError, 'inverse .*got torch.int32'),
 ]
 ROTARY = [
     (dict(rotary_form='whole'), ValueError, "'half', 'pairs'.*got 'whole'"),
@@ -88,6 +95,7 @@ CASES = [
     *((op, *case) for op in (ops.laplacian_kernel, ops.gaussian_kernel) for case in KERNELS),
     *((op, *case) for op in (ops.newton_schulz_inverse, ops.cholesky_inverse) for case in INVERSES),
     *((ops.newton_schulz_inverse, *case) for case in NEWTON),
+    *((ops.inverse_residual, *case) for case in RESIDUAL),
     *((op, *case) for op in (ops.nystrom_attention, ops.pooled_landmarks) for case in ROTARY),
     *((ops.nystrom_attention, *case) for case in ATTENTION),
     *((ops.pooled_landmarks, *case) for case in POOLING),
@@ -105,6 +113,16 @@ ATTEND = dict(
     q=Q, k=Q, v=Q, landmarks=Q[:, :, :3], inverse=torch.ones(1, 2, 3, 3), scale=torch.ones(1, 2),
     rotary=None, kernel='laplacian', bandwidth=4.0, whitening=-1.0, adjacent=False,
 )  # fmt: skip
+
+
+def attention_backward(**changed):
+    """The compiled gradients of attention without whitening, of which a few inputs are changed."""
+    mean, covariance, mixed = torch.ones(1, 2, 0), torch.ones(1, 2, 0, 0), Q[:, :, :3]
+    inputs = dict(ATTEND, grad=Q, mean=mean, covariance=covariance, mixed=mixed)
+    with torch.no_grad():
+        return OPS._nystrom_attention_backward(**dict(inputs, **changed))
+
+
 X, POWER = torch.zeros(1, 1, 2, 3), torch.ones(1, 1, 3)
 COMPILED = [
     (lambda: OPS.laplacian_kernel(Q[0, 0], Q, 1.0), r'\[6, 4\]'),
@@ -113,10 +131,22 @@ COMPILED = [
     (lambda: OPS.newton_schulz_inverse(EYE.expand(4, 3, 3), 3, 0.0, torch.ones(3)),
      r'start_scale .*\[4\].*got \[3\]'),
     (lambda: OPS.nystrom_attention(**dict(ATTEND, v=Q[..., :3])), r'v \[1, 2, 6, 3\].*q \[1, 2, 6'),
+    (lambda: OPS.newton_schulz_inverse(EYE.int(), 3, 0.1), 'mat must be fp16.* got Int'),
+    (lambda: OPS.cholesky_inverse(EYE.int(), 0.1), 'mat must be fp16.* got Int'),
+    (lambda: OPS._newton_start_scale(EYE.int(), 1.8, True, False), 'mat must be fp16.* got Int'),
+    (lambda: OPS._newton_schulz_inverse_backward(EYE, EYE[:0]), r'must be .*got shape \[0, 3\]'),
+    (lambda: OPS._newton_schulz_inverse_backward(EYE.double(), EYE), 'Float .*got Double'),
     (lambda: OPS.nystrom_attention(**dict(ATTEND, scale=ONE)), r'scale .*got \[1\]'),
+    (lambda: OPS.nystrom_attention(**dict(ATTEND, inverse=ATTEND['inverse'].int())),
+     'inverse must be fp16.* got Int'),
+    (lambda: attention_backward(mean=torch.ones(1, 2, 3)), r'mean \[1, 2, 3\].* not those of'),
+    (lambda: attention_backward(mixed=Q[:, :, :3].double()), 'mixed must be Float.*got Double'),
     (lambda: OPS.nystrom_attention(**dict(ATTEND, rotary=torch.ones(2, 3, 6))), '2 . pairs <= 4'),
     (lambda: OPS.pooled_landmarks(Q, None, False, 2, 4, 1, 1, 0), r'2 \* 4, got \[1, 2, 6, 4\]'),
     (lambda: OPS.pooled_landmarks(Q, None, False, 2, 3, 0, 1, 0), 'got 0 x 1 and ratio 0'),
+    (lambda: OPS._pooled_landmarks_backward(Q, ONE, None, False, 2, 3, 1, 1, 0), r'got \[1\]'),
+    (lambda: OPS._pooled_landmarks_backward(Q.int()[:, :, :1], Q, None, False, 2, 3, 1, 1, 0),
+     'gradient must be fp16.* got Int'),
     (lambda: bias_gelu(X[0, 0].t(), torch.zeros(2), 'none', X), 'x must be contiguous'),
     (lambda: bias_gelu(X[0, 0], torch.zeros(2), 'none', X), r'bias .*\[3\], got .* \[2\]'),
     (lambda: signed_powers(X, POWER[..., :2], POWER), r'power .*\[1, 1, 2\]'),
@@ -129,3 +159,21 @@ COMPILED = [
 def test_compiled_code_quotes_the_bad_value(call, quoted):
     with pytest.raises(RuntimeError, match=quoted):
         call()
+
+
+# Each call, whose tensors but one are on a CPU. Its outputs would be memory without values.
+@pytest.mark.parametrize('name', ['laplacian_kernel', 'nystrom_attention', '_gelu_ffn'])
+def test_tensors_on_several_devices_are_refused(name):
+    arguments = {
+        'laplacian_kernel': dict(q=Q, k=Q, bandwidth=1.0),
+        'nystrom_attention': ATTEND,
+        '_gelu_ffn': dict(
+            approximate='none', x=Q, first=torch.ones(8, 4), first_bias=torch.ones(8),
+            second=torch.ones(4, 8), second_bias=torch.ones(4),
+        ),
+    }[name]  # fmt: skip
+    for key, value in arguments.items():
+        if isinstance(value, torch.Tensor):
+            moved = dict(arguments, **{key: value.to('meta')})
+            with pytest.raises(RuntimeError, match=rf"{name}: .*\['cpu', 'meta'\]"):
+                getattr(OPS, name)(**moved)

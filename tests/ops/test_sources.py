@@ -100,7 +100,7 @@ def test_cpu_ops_pass_under_address_and_undefined_behaviour_sanitizers(tmp_path)
         [sys.executable, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', '-x',
          '--rootdir', tmp_path / 'site',
          *(tmp_path / f'site/tests/ops/test_{name}.py'
-           for name in ('contracts', 'kernels', 'inverse', 'nystrom_attention',
+           for name in ('contracts', 'layouts', 'kernels', 'inverse', 'nystrom_attention',
                         'pooled_landmarks', 'fused')),
          '-m', 'not slow',
          '-k', '(native-cpu or fused) and not threads and not thousand'],

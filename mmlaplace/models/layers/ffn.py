@@ -13,7 +13,16 @@ from mmlaplace.ops.precision import autocasting
 from .build import ACTIVATIONS, build_activation
 from .depthwise import DepthwiseConv
 from .gelu_ffn import fits, gelu_ffn
-from .linear import Linear, are_plain, bf16_inference, by_rows, does_more, in_blocks, linear
+from .linear import (
+    Linear,
+    are_fp32,
+    are_plain,
+    bf16_inference,
+    by_rows,
+    does_more,
+    in_blocks,
+    linear,
+)
 
 
 class FFN(BaseModule):
@@ -65,18 +74,18 @@ class FFN(BaseModule):
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
         first, act, dropout, second, last = self.layers
-        if x.device.type == 'cpu' and x.numel() > 0 and self._is_plain(x.shape[-1]):
+        if self._is_plain(x):
             weights = (first.weight, first.bias, second.weight, second.bias)
-            same_dtype = first.weight.dtype == x.dtype
-            if same_dtype and fits(act) and in_cpu_graph(x) and not autocasting(x.device):
+            fp32 = are_fp32(*weights)
+            if fp32 and fits(act) and in_cpu_graph(x) and not autocasting(x.device):
                 return torch.ops.mmlaplace._gelu_ffn(act.approximate, x, *weights)
-            if type(act) is nn.GELU and bf16_inference(x):
+            if type(act) is nn.GELU and bf16_inference(x, *weights):
                 halves = (tensor.bfloat16() for tensor in (x, *weights))
                 return onednn_gelu_ffn(act.approximate, *halves)
-            if same_dtype and in_blocks(x):
+            if fp32 and in_blocks(x):
                 if fits(act):
                     return gelu_ffn(x, act.approximate, *weights)
-                return by_rows(partial(_two_linears, act), first.out_features, x, *weights)
+                return by_rows(partial(_two_linears, act), len(first.weight), x, *weights)
         x = first(x)  # (B, N, C * ffn_ratio)
         if self.dwconv is not None and not self.dwconv_residual:
             x = self.dwconv(x if self.dwconv_act is None else self.dwconv_act(x), hw_shape)
@@ -85,8 +94,8 @@ class FFN(BaseModule):
             x = x + self.dwconv(x, hw_shape)
         return last(second(x))
 
-    def _is_plain(self, channels: int) -> bool:
-        """Whether the FFN computes only its two linears of ``channels`` and its activation.
+    def _is_plain(self, x: Tensor) -> bool:
+        """Whether the FFN computes only its two linears of plain tensors and its activation.
 
         Then it may compute in blocks of rows, and compute parts again in the backward pass.
         Otherwise it computes layer by layer. This is so for layers that users replaced,
@@ -96,10 +105,8 @@ class FFN(BaseModule):
         first, act, dropout, second, last = self.layers
         if self.dwconv is not None or not all(type(one) is Linear for one in (first, second)):
             return False
-        weights = (first.weight, first.bias, second.weight, second.bias)
         return (
-            channels == first.in_features
-            and are_plain(*weights, dtype=first.weight.dtype)
+            are_plain(x, first.weight, first.bias, second.weight, second.bias)
             and type(act) in ACTIVATIONS.values()
             and all(type(layer) is nn.Dropout for layer in (dropout, last))
             and not any(layer.training and layer.p > 0 for layer in (dropout, last))

@@ -40,7 +40,7 @@ def gelu_ffn(x: Tensor, approximate: str, *weights: Tensor) -> Tensor:
     return out.view(*x.shape[:-1], -1)
 
 
-class GeluFFN(torch.autograd.Function):
+class GeluFFN(_native.Function):
     """``linear(gelu(linear(x)))`` of rows ``(rows, C)``."""
 
     @staticmethod
@@ -91,10 +91,11 @@ def _backward(
 ) -> Tuple[Optional[Tensor], ...]:  # fmt: skip
     """The gradients of x and of both weights and biases, of those that are needed."""
     needs_x, needs_first, needs_first_bias, needs_second, needs_bias = needs
-    of_x = x.new_empty(x.shape) if needs_x else None  # contiguous, as compiled graphs expect
-    of_first = torch.zeros_like(first) if needs_first else None
-    of_second = torch.zeros_like(second) if needs_second else None
-    of_first_bias = torch.zeros_like(first_bias)
+    # All are contiguous, as compiled graphs expect.
+    of_x = x.new_empty(x.shape) if needs_x else None
+    of_first = first.new_zeros(first.shape) if needs_first else None
+    of_second = second.new_zeros(second.shape) if needs_second else None
+    of_first_bias = first_bias.new_zeros(first_bias.shape)
     buffers = None
     for rows in _blocks(x, first):
         part, part_grad = x[rows], grad[rows]
@@ -174,7 +175,7 @@ def _forward(
 
 def _on_rows(approximate: str, x: Tensor, *weights: Tensor) -> Tensor:
     out = _forward(approximate, None, x.reshape(-1, x.shape[-1]), *weights)
-    return out.view(*x.shape[:-1], -1)
+    return out.view(*x.shape[:-1], out.shape[-1])  # also of no rows
 
 
 def _backward_on_rows(

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn.modules import module as every_module
 
-from mmlaplace.ops._checks import constant_in_graphs, has_values
+from mmlaplace.ops._checks import constant_in_graphs, has_values, is_compiling
 from mmlaplace.ops._native import graph_gradients
 from mmlaplace.ops.backend import in_cpu_graph
 from mmlaplace.ops.onednn_linear import has_onednn_linear, onednn_linear
@@ -25,6 +25,8 @@ LIBRARIES = ('blas', 'onednn')
 BLOCK_BYTES = 1 << 20
 # Kinds of hooks that a single module, or all modules together, may have.
 HOOKS = ('_forward_hooks', '_forward_pre_hooks', '_backward_hooks', '_backward_pre_hooks')
+# Other classes of tensors may support few functions.
+PLAIN_TYPES = (Tensor, nn.Parameter)
 # Above this size, allocators request new memory from the system, and its first access is slow.
 LARGE_BYTES = 16 << 20
 
@@ -71,14 +73,13 @@ def is_watched() -> bool:
 
 
 def in_blocks(x: Tensor) -> bool:
-    """Whether blocks of rows may be computed separately.
+    """Whether blocks of rows of a plain tensor may be computed separately.
 
-    This needs an fp32 tensor with values on a CPU, without autocast or forward-mode derivatives,
-    which nobody watches.
+    This needs an fp32 tensor with values, without autocast or forward-mode derivatives, which
+    nobody watches.
     """
     return (
-        x.device.type == 'cpu'
-        and x.dtype == torch.float32
+        x.dtype == torch.float32
         and has_values(x)
         and not is_watched()
         and not autocasting(x.device)
@@ -94,14 +95,25 @@ def in_graph(x: Tensor) -> bool:
     return in_cpu_graph(x) and not autocasting(x.device) and linear_library() == 'onednn'
 
 
-def bf16_inference(x: Tensor) -> bool:
-    """Whether a CPU computes on ``x`` in bf16, by autocast or as x is, and without gradients."""
-    if x.device.type != 'cpu' or torch.is_grad_enabled() or forward_ad._current_level >= 0:
+def bf16_inference(x: Tensor, *weights: Tensor) -> bool:
+    """Whether a CPU computes on plain tensors in bf16, without gradients.
+
+    It does so where autocast casts them all to bf16, or all are bf16. In other cases of mixed
+    dtypes, torch's linear raises an error.
+    """
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         return False
-    casts = autocasting(x.device) and x.dtype != torch.float64  # which autocast leaves alone
-    half = autocast_dtype(x.device) if casts else x.dtype
-    plain = has_values(x) and not is_watched()
-    return half == torch.bfloat16 and plain and has_onednn_linear(half)
+    casts = autocasting(x.device)
+    if casts and autocast_dtype(x.device) != torch.bfloat16:
+        return False
+    # Autocast leaves other dtypes alone.
+    dtypes = (torch.bfloat16, torch.float32, torch.float16) if casts else (torch.bfloat16,)
+    return (
+        all(tensor.dtype in dtypes for tensor in (x, *weights))
+        and has_values(x)
+        and not is_watched()
+        and has_onednn_linear(torch.bfloat16)
+    )
 
 
 def block_rows(channels: int) -> int:
@@ -109,16 +121,40 @@ def block_rows(channels: int) -> int:
     return max(BLOCK_BYTES // (4 * channels), 64) * torch.get_num_threads()
 
 
-def are_plain(*weights: Optional[Tensor], dtype: torch.dtype = torch.float32) -> bool:
-    """Whether weights are plain tensors of ``dtype``. A tensor subclass may support few functions.
+def are_plain(x: Tensor, *weights: Any) -> bool:
+    """Whether tokens and weights are plain tensors on a CPU, for linears one after the other.
 
-    Quantised weights and those of sharded models are subclasses. A weight may be a tensor that is
-    no parameter, such as a part of a flattened one.
+    Quantised weights and those of sharded models are of other classes. A weight may be a tensor
+    that is no parameter, such as a part of a flattened one. Sparse and nested tensors are not
+    plain. Shapes must fit without broadcasting, as oneDNN reads as many values as it expects.
+
+    Args:
+        x: Tokens ``(..., C)``, of which there is at least one.
+        *weights: Weight ``(out, in)`` and bias ``(out,)`` of each linear. A None is not plain.
     """
-    return all(
-        weight is not None and type(weight) in (Tensor, nn.Parameter) and weight.dtype == dtype
-        for weight in weights
-    )
+    compiling = is_compiling()
+    for tensor in (x, *weights):
+        if type(tensor) not in PLAIN_TYPES or tensor.device.type != 'cpu':
+            return False
+        # torch.compile of torch < 2.3 cannot ask for these.
+        if not compiling and (tensor.layout != torch.strided or tensor.is_nested):
+            return False
+    if x.dim() == 0 or x.numel() == 0:
+        return False
+    channels = x.shape[-1:]
+    for index, weight in enumerate(weights):
+        if index % 2 == 0:
+            if weight.shape[1:] != channels or weight.numel() == 0:
+                return False
+            channels = weight.shape[:1]
+        elif weight.shape != channels:
+            return False
+    return True
+
+
+def are_fp32(*weights: Tensor) -> bool:
+    """Whether all weights are fp32."""
+    return all(weight.dtype == torch.float32 for weight in weights)
 
 
 def records(*tensors: Optional[Tensor]) -> bool:
@@ -163,17 +199,15 @@ class Linear(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         weights = (self.weight,) if self.bias is None else (self.weight, self.bias)
-        on_cpu = x.device.type == 'cpu' and x.numel() > 0
-        fits = on_cpu and x.shape[-1] == self.in_features  # or else torch's error names the shapes
-        if fits and are_plain(*weights, dtype=self.weight.dtype):
-            if self.weight.dtype == torch.float32:
+        if are_plain(x, *weights):
+            if are_fp32(*weights):
                 if in_graph(x):
                     return torch.ops.mmlaplace._onednn_linear(x, *weights)
                 if in_blocks(x):
                     return linear(x, self.weight, self.bias)
-            if bf16_inference(x):
+            if bf16_inference(x, *weights):
                 return onednn_linear(*(tensor.bfloat16() for tensor in (x, *weights)))
-        return super().forward(x)
+        return super().forward(x)  # its errors name the shapes and dtypes
 
 
 def linear(x: Tensor, weight: Tensor, bias: Optional[Tensor]) -> Tensor:

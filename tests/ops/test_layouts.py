@@ -1,0 +1,255 @@
+"""Every op takes each of its tensors in any layout, and gives what it gives for contiguous ones."""
+
+import functools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import NO_GPU
+from test_contracts import KERNELS, OPS, example
+
+from mmlaplace import ops
+from mmlaplace.models.layers import gelu_ffn as ffns
+from mmlaplace.models.layers import linear, pola_streams, signed_powers
+from mmlaplace.ops import _native
+from mmlaplace.ops import signed_powers as native_powers
+from mmlaplace.ops.bias_gelu import bias_gelu, bias_gelu_backward
+from mmlaplace.ops.newton_start_scale import newton_start_scale
+from mmlaplace.ops.onednn_linear import has_onednn_linear, onednn_gelu_ffn, onednn_linear
+
+FAR = 1e30  # beside the values of a tensor: a sum with one of these is seen
+
+
+def first_of_two(x):
+    return torch.stack([x, torch.full_like(x, FAR)], -1)[..., 0]
+
+
+def axes_reversed(x):
+    order = tuple(reversed(range(x.dim())))
+    return x.permute(order).contiguous().permute(order)
+
+
+# Functions of a tensor. A result may have other values, but has its shape.
+LAYOUTS = {
+    'every second value': first_of_two,
+    'every second row': lambda x: torch.stack([torch.full_like(x, FAR), x], 1).flatten(0, 1)[1::2],
+    'the last axes exchanged': lambda x: first_of_two(x) if x.dim() < 2 else x.mT.contiguous().mT,
+    'all axes reversed': axes_reversed,
+    'a part of a larger tensor': lambda x: F.pad(x, (1, 2), value=FAR)[..., 1:-2],
+    'one row for all': lambda x: x[:1].expand_as(x),
+    'one value for all': lambda x: x.flatten()[0].expand_as(x),
+    'a lazy minus': lambda x: torch._neg_view(-x),
+}
+
+
+def results(function, tensors, arranged):
+    """The outputs, and the gradients of those tensors that have one."""
+    leaves = {name: tensor.detach().requires_grad_() for name, tensor in tensors.items()}
+    outs = function(**{name: arranged(name, leaf) for name, leaf in leaves.items()})
+    outs = outs if isinstance(outs, tuple) else (outs,)
+    found, differentiable = [out.detach() for out in outs], [o for o in outs if o.requires_grad]
+    if differentiable:
+        upstream = [arranged('gradient', out.detach().sin()) for out in differentiable]
+        wanted = [*leaves.values()]
+        found += torch.autograd.grad(differentiable, wanted, upstream, allow_unused=True)
+    return found
+
+
+def assert_any_layout(function, tensors, dtype=torch.float32):
+    # Products of torch sum by the strides. Halves round once more.
+    close = dict(rtol=1e-4, atol=1e-4) if dtype == torch.float32 else dict(rtol=2e-2, atol=2e-2)
+    for layout, arrange in LAYOUTS.items():
+        for chosen in (*tensors, 'gradient', None):  # each alone, and then all
+
+            def arranged(name, tensor, contiguous, chosen=chosen, arrange=arrange):
+                tensor = arrange(tensor) if chosen in (name, None) else tensor
+                return tensor.contiguous().resolve_neg() if contiguous else tensor
+
+            found, expected = (
+                results(function, tensors, functools.partial(arranged, contiguous=contiguous))
+                for contiguous in (False, True)
+            )
+            message = f'{chosen or "all"} as {layout}: %s'
+            for one, other in zip(found, expected, strict=True):
+                assert (one is None) == (other is None)
+                if one is not None:
+                    torch.testing.assert_close(one, other, **close, msg=message.__mod__)
+
+
+def randoms(**shapes):
+    return {name: torch.randn(shape) for name, shape in shapes.items()}
+
+
+def public(name, dtype, device):
+    tensors, options = example(name, dtype, device)
+    if name in KERNELS:
+        tensors['bandwidth'] = options.pop('bandwidth') + torch.rand(2, 3, 1, 1, device=device)
+    if name == 'newton_schulz_inverse':
+        tensors['start_scale'] = torch.full((2, 3), 0.01, device=device) + torch.rand(1) / 99
+    for option in ('rotary', 'scale'):
+        if isinstance(options.get(option), torch.Tensor):
+            tensors[option] = options.pop(option).to(device, dtype)
+    return functools.partial(OPS[name], **options), tensors
+
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize('name', OPS)
+def test_public_ops(name, dtype, backend, device):
+    function, tensors = public(name, dtype, device)
+    assert_any_layout(functools.partial(function, backend=backend), tensors, dtype)
+
+
+def test_start_scales_and_residuals(backend, device):
+    _, tensors = public('cholesky_inverse', torch.float32, device)
+    scale = functools.partial(
+        newton_start_scale, factor=1.8, halve=True, per_batch=False, backend=backend
+    )
+    assert_any_layout(scale, tensors)
+    tensors['inverse'] = torch.randn_like(tensors['mat'])
+    assert_any_layout(functools.partial(ops.inverse_residual, ridge=0.1), tensors)
+
+
+# The compiled gradients, as graphs call them, of one output and its inputs.
+@pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=NO_GPU)])
+@pytest.mark.parametrize('name', [*KERNELS, 'newton_schulz_inverse', 'pooled_landmarks'])
+def test_fused_gradients(name, device):
+    backward = getattr(torch.ops.mmlaplace, f'_{name}_backward')
+    shape = (2, 3, 7, 5)
+    shapes = dict(grad=(2, 3, 7, 4), q=shape, k=(2, 3, 4, 5), out=(2, 3, 7, 4))
+    constants = dict(bandwidth=2.0)
+    if name == 'newton_schulz_inverse':
+        shapes, constants = dict(grad=(2, 3, 5, 5), inverse=(2, 3, 5, 5)), {}
+    elif name == 'pooled_landmarks':
+        shapes = dict(grad=(2, 3, 2, 4), k=(2, 3, 6, 4), rotary=(2, 2, 6))
+        constants = dict(adjacent=False, height=2, width=3, rows=1, columns=2, ratio=0)
+    tensors = {key: tensor.to(device) for key, tensor in randoms(**shapes).items()}
+
+    def call(**tensors):
+        with torch.no_grad():
+            return backward(*tensors.values(), *constants.values())
+
+    assert_any_layout(call, tensors)
+
+
+def powers():
+    """Arguments of PolaFormer's features, all positive."""
+    heads = {name: 0.8 + torch.rand(3, 1, 5) for name in ('power', 'scale')}
+    return {'x': 0.1 + torch.rand(2, 3, 9, 5), **heads}
+
+
+def test_fused_powers_and_streams():
+    assert_any_layout(signed_powers, powers())
+    q, power, scale = powers().values()
+    sums, means = torch.rand(2, 3, 10, 5), torch.rand(2, 3, 10, 2)
+    streams = functools.partial(pola_streams, eps=1e-6)
+    assert_any_layout(streams, dict(q=q, power=power, scale=scale, sums=sums, means=means))
+
+    def gradients(grad, **tensors):
+        with torch.no_grad():
+            return native_powers.signed_powers_backward(grad, *tensors.values())
+
+    assert_any_layout(gradients, dict(grad=torch.randn(2, 3, 9, 10), **powers()))
+
+
+FFN = dict(first=(8, 6), first_bias=(8,), second=(4, 8), second_bias=(4,))
+needs_onednn = pytest.mark.skipif(
+    not has_onednn_linear(torch.float32), reason='torch has no oneDNN'
+)
+
+
+def ffn(x, approximate='none', **weights):
+    return ffns.gelu_ffn(x, approximate, *weights.values())
+
+
+def ffn_of_graphs(x, **weights):
+    return torch.ops.mmlaplace._gelu_ffn('none', x, *weights.values())
+
+
+def ffn_gradients(grad, **tensors):
+    *inputs, _ = tensors.values()  # all but the last bias
+    with torch.no_grad():
+        return torch.ops.mmlaplace._gelu_ffn_backward('tanh', grad, *inputs)
+
+
+@needs_onednn
+@pytest.mark.parametrize('blocks', [1, 1 << 20], ids=['in blocks', 'at once'])
+def test_fused_linears_of_onednn(monkeypatch, blocks):
+    monkeypatch.setattr('mmlaplace.ops.onednn_linear.BLOCK_BYTES', blocks)
+    tensors = randoms(x=(3, 70, 6), weight=(4, 6), bias=(4,))
+    for one in (torch.ops.mmlaplace._onednn_linear, torch.no_grad()(onednn_linear)):
+        assert_any_layout(lambda x, weight, bias, one=one: one(x, weight, bias), tensors)
+    whole = torch.no_grad()(lambda **tensors: onednn_gelu_ffn('none', *tensors.values()))
+    assert_any_layout(whole, randoms(x=(3, 70, 6), **FFN))
+
+
+@needs_onednn
+@pytest.mark.parametrize('large', [0, 1 << 40], ids=['computed again', 'kept'])
+@pytest.mark.parametrize('library', linear.LIBRARIES)
+def test_fused_ffn(monkeypatch, library, large):
+    monkeypatch.setenv('MMLAPLACE_LINEAR', library)
+    monkeypatch.setattr(linear, 'LARGE_BYTES', large)
+    monkeypatch.setattr(linear, 'BLOCK_BYTES', 1)  # 64 rows
+    tensors = randoms(x=(3, 70, 6), **FFN)
+    flat = dict(tensors, x=tensors['x'].flatten(0, 1))
+    assert_any_layout(ffn, tensors)
+    assert_any_layout(torch.no_grad()(ffn), flat)
+    assert_any_layout(ffn_of_graphs, tensors)
+    assert_any_layout(ffn_gradients, dict(grad=torch.randn(210, 4), **flat))
+
+
+def test_fused_bias():
+    tensors = randoms(x=(7, 5), bias=(5,), grad=(7, 5))
+
+    def both(x, bias, grad):
+        out, x, grad = (tensor.detach().contiguous().clone() for tensor in (x, x, grad))
+        bias_gelu(x, bias, 'none', out)
+        of_bias = bias_gelu_backward(grad, x, bias, 'none', out)
+        return out, grad, of_bias
+
+    assert_any_layout(torch.no_grad()(both), tensors)
+
+
+def test_fused_ops_of_nothing():
+    empty = {name: tensor[..., :0, :] for name, tensor in powers().items() if name == 'x'}
+    others = {name: tensor for name, tensor in powers().items() if name != 'x'}
+    assert signed_powers(**empty, **others).shape == (2, 3, 0, 10)
+    none, weights = torch.randn(0, 6), [torch.randn(shape) for shape in FFN.values()]
+    assert ffn_of_graphs(none, **dict(zip(FFN, weights))).shape == (0, 4)
+    assert torch.ops.mmlaplace._onednn_linear(none, *weights[:2]).shape == (0, 8)
+    of_x, *of_weights = ffn_gradients(torch.randn(0, 4), x=none, **dict(zip(FFN, weights)))
+    assert of_x.shape == (0, 6) and not any(grad.any() for grad in of_weights)
+
+
+def strides_of(op, arguments, device):
+    arguments = (a.to(device) if isinstance(a, torch.Tensor) else a for a in arguments)
+    outs = op(*arguments)
+    return [out.stride() for out in (outs if isinstance(outs, tuple) else (outs,))]
+
+
+def test_graphs_expect_the_strides_that_fused_ops_give():
+    tensors = randoms(x=(3, 70, 6), **FFN)
+    tensors = {name: axes_reversed(first_of_two(tensor)) for name, tensor in tensors.items()}
+    grad = axes_reversed(torch.randn(3, 70, 4))
+    x, *others = (axes_reversed(tensor) for tensor in powers().values())
+    sums, of_features = (axes_reversed(torch.rand(2, 3, *shape)) for shape in ((10, 7), (9, 10)))
+    calls = {
+        '_onednn_linear': (tensors['x'], tensors['first'], tensors['first_bias']),
+        '_gelu_ffn': ('none', *tensors.values()),
+        '_gelu_ffn_backward': ('none', grad, *[*tensors.values()][:-1]),
+        '_signed_powers': (x, *others),
+        '_signed_powers_backward': (of_features, x, *others),
+        '_pola_streams': (x, *others, sums, 1e-6),
+    }
+    for name, arguments in calls.items():
+        op = getattr(torch.ops.mmlaplace, name).default
+        assert strides_of(op, arguments, 'cpu') == strides_of(op, arguments, 'meta'), name
+
+
+@pytest.mark.skipif(_native.WHY_MISSING is not None, reason='the compiled library is missing')
+def test_all_ops_that_exist_are_tested_here():
+    tested = {
+        *OPS, *(f'_{name}_backward' for name in OPS if name != 'cholesky_inverse'),
+        '_newton_start_scale', '_signed_powers', '_signed_powers_backward', '_pola_streams',
+        '_bias_gelu', '_bias_gelu_backward',
+    }  # fmt: skip
+    assert set(_native.AVAILABLE) == tested
