@@ -77,7 +77,7 @@ def influence(explorer: Explorer, source: Source, view: View, panel: Panel) -> P
     hook = block.attn.register_forward_pre_hook(lambda module, inputs: seen.update(at=inputs[:2]))
     try:
         with torch.no_grad():
-            backbone(normalized(image, fitted(image, view.size)))
+            backbone(normalized(image, fitted(image, view.size), source.preprocessor))
     finally:
         hook.remove()
     x, (height, width) = seen['at']

@@ -6,14 +6,15 @@ import warnings
 from collections import OrderedDict
 from pathlib import Path
 from threading import Lock
-from typing import Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, Mapping, NamedTuple, Optional, Tuple, Union
 
 import torch
 import torch.nn as nn
 from mmengine.config import Config
 from mmengine.registry import MODELS
 
-from mmlaplace.commands.command_line import without_hint
+from mmlaplace.analysis.recording import IMAGENET
+from mmlaplace.commands.command_line import preprocessor_of, without_hint
 from mmlaplace.comparison.attention_study import BASE, HOSTS, STUDIES, backbone_cfg, contenders
 from mmlaplace.engine import UnsafeCheckpointError, load_weights, read_state_dict
 
@@ -32,12 +33,14 @@ class Source(NamedTuple):
         backbone: Config of the backbone.
         checkpoint: Its weights. Random ones if None.
         weights: What the weights are, in words.
+        preprocessor: How images are normalised, as in a config. Default: ImageNet's.
     """
 
     title: str
     backbone: dict
     checkpoint: Union[Path, str, None] = None
     weights: str = RANDOM
+    preprocessor: Mapping[str, Any] = IMAGENET
 
 
 def untrained(attention: str, host: str, side: int = SIDE) -> Source:
@@ -57,7 +60,7 @@ def from_config(config: str, checkpoint: Optional[str], name: Optional[str]) -> 
     title = name or Path(config).stem
     backbone = dict(Config.fromfile(config).model.backbone, init_cfg=None)
     weights = RANDOM if checkpoint is None else f'weights of {Path(checkpoint).name}'
-    return Source(title, backbone, checkpoint, weights)
+    return Source(title, backbone, checkpoint, weights, preprocessor_of(config))
 
 
 def quick_start(folder: Path) -> Dict[str, Source]:

@@ -193,7 +193,8 @@ class Explorer:
         """What every block mixed of the image, by stage and block."""
         key = (repr(source), view.image, shape)
         if key not in self.recorded:
-            found = mixed_by(backbone, BaseAttention, normalized(image, shape))
+            pixels = normalized(image, shape, source.preprocessor)
+            found = mixed_by(backbone, BaseAttention, pixels)
             self.recorded[key] = {(mixed.stage, mixed.block): mixed for mixed in found}
         self.recorded.move_to_end(key)
         while len(self.recorded) > MOST_RECORDED:

@@ -112,6 +112,19 @@ def test_blocks_without_attention_and_models_without_stages_are_told(explorer, t
         assert message in panel.message and explorer.offered(replace(view, trained=('other',)))
 
 
+def test_a_model_sees_images_as_its_config_normalises_them(explorer, tmp_path):
+    config = tmp_path / 'bgr.py'
+    preprocessor = dict(mean=[0, 0, 0], std=[255, 255, 255], to_rgb=False)
+    config.write_text(f"_base_ = '{LAPLACIAN}'\ndata_preprocessor = {preprocessor}\n")
+    explorer.models.sources['bgr'] = source = from_config(str(config), None, 'bgr')
+    assert source.preprocessor['mean'] == [0, 0, 0]
+    (panel,) = explorer.panels(replace(SMALL, attention=(), trained=('bgr',)))
+    image = normalized(explorer.images.get('astronaut'), (64, 64), preprocessor)
+    seen = explorer._mixed(source, explorer.models.backbone(source), SMALL, None, (64, 64))
+    expected = [*mixed_by(explorer.models.backbone(source), BaseAttention, image)]
+    assert torch.equal(seen[0, 0].q, expected[0].q) and panel.weights is not None
+
+
 def test_statistics_of_rows_are_those_of_the_comparison():
     """Means over all queries and heads, of reduced keys as well."""
     cfg = backbone_cfg('laplacianformer', dict(type='SoftmaxAttention', sr_ratio=2, rope=False), 64)
