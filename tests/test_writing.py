@@ -161,7 +161,7 @@ def test_a_command_prints_a_letter_that_the_encoding_lacks(command, encoding, mo
 
 
 def test_without_docstrings_the_usage_is_a_line(monkeypatch, capsys):
-    monkeypatch.setattr(sys, 'argv', ['train.py'])
+    monkeypatch.setattr(sys, 'argv', ['train.py', '--help'])
     with pytest.raises(SystemExit):
         run_toolbox_script('train.py', None)  # as python -OO has it
-    assert capsys.readouterr().err.startswith('usage: train.py CONFIG')
+    assert capsys.readouterr().out.startswith('usage: train.py CONFIG')
