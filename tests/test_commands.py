@@ -52,7 +52,7 @@ NOT_HERE = {
     r'.*(configs/lra/|make_lra_datasets)': 'takes minutes, and tests/lra does it with less data',
     r'.*(compare_inverse|probe_attentions|paper_figures\.py (?!softpp-1a))':
         'takes minutes, and tests/tools does it smaller',
-    r'.*(--format aoti|dry_run\.py)': 'takes minutes, and tests/tools does it',
+    r'.*(--format aoti|prepare_image\.py|dry_run\.py)': 'takes minutes, and tests/tools does it',
     r'.*(textures|crowds|fashion|make_mini_datasets\.py$)':
         'takes minutes, and tests/tools makes these',
     r'.*elu_mini': 'needs two files of that page, of which tests/test_docs.py runs one',
