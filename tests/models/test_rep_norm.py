@@ -104,3 +104,12 @@ def test_files_without_the_count_have_that_of_the_batch_norm(tmp_path):
     for model in models:
         counts = {m.forwards.item() for m in model.modules() if isinstance(m, PRepBN)}
         assert counts == {7}
+
+
+def test_norm_alone_takes_the_count_of_its_batch_norm_from_an_older_file():
+    norm, other = PRepBN(8, steps=10), torch.nn.Sequential(PRepBN(8, steps=10))
+    norm.train()(torch.randn(2, 3, 8))
+    older = norm.state_dict()
+    del older['forwards']
+    other.load_state_dict({f'0.{name}': value for name, value in older.items()})
+    assert other[0].forwards == 1

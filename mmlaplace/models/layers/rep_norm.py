@@ -121,5 +121,14 @@ class PRepBN(RepBN):
             self.forwards = forwards.to(self.forwards.device)
         return self
 
+    def _load_from_state_dict(
+        self, state_dict: dict, prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        """Load as PyTorch does, and take the count of the BatchNorm where a file has no other."""
+        count = state_dict.get(f'{prefix}bn.num_batches_tracked')
+        if count is not None:
+            state_dict.setdefault(f'{prefix}forwards', count.float())
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
     def extra_repr(self) -> str:
         return f'steps={self.steps}, warmup={self.warmup}'
