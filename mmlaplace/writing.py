@@ -46,8 +46,7 @@ def whole_file(path: Union[str, os.PathLike]) -> Iterator[Path]:
     beside = ''
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        start = f'{target.name[:40]}.'  # a name has at most 255 bytes
-        with TemporaryDirectory(PARTIAL, start, target.parent) as beside:
+        with TemporaryDirectory(PARTIAL, _start(target.name), target.parent) as beside:
             temporary = Path(beside, target.name)
             yield temporary
             if target.exists():
@@ -64,6 +63,11 @@ def whole_file(path: Union[str, os.PathLike]) -> Iterator[Path]:
             f'{path} cannot be written: {os.strerror(error.errno)}. A file that was there is as '
             'before; free space on that disk, or name another place',
         ) from error
+
+
+def _start(name: str) -> str:
+    """How the temporary folder of a file begins. A long name is cut, at most 255 bytes fit."""
+    return f'{name[:40]}.'
 
 
 def write_whole(path: Union[str, os.PathLike], content: Union[str, bytes]) -> None:
@@ -85,10 +89,14 @@ def remove_partial(folder: Union[str, os.PathLike], names: str) -> None:
         folder: The folder of the files.
         names: Pattern of the files' names, such as ``'*.pth'``.
     """
-    for left in Path(folder).glob(f'{names}.*{PARTIAL}'):
+    for left in Path(folder).glob(f'*{PARTIAL}'):
+        if not left.is_dir():  # some programs that copy files name these so
+            continue
         with suppress(FileNotFoundError):  # its process has just finished
-            written = max(path.stat().st_mtime for path in (left, *left.iterdir()))
-            if written < time.time() - 3600:
+            inside = list(left.iterdir())
+            cut = any(p.match(names) and left.name.startswith(_start(p.name)) for p in inside)
+            written = max(path.stat().st_mtime for path in (left, *inside))
+            if (cut or left.match(f'{names}.*{PARTIAL}')) and written < time.time() - 3600:
                 shutil.rmtree(left)
 
 

@@ -17,7 +17,7 @@ from conftest import ROOT
 
 from mmlaplace.__main__ import main
 from mmlaplace.commands.toolbox_scripts import run_toolbox_script
-from mmlaplace.writing import whole_file, write_whole
+from mmlaplace.writing import remove_partial, whole_file, write_whole
 
 PROCESSES = multiprocessing.get_context('fork')  # which have imported torch already
 
@@ -165,3 +165,18 @@ def test_without_docstrings_the_usage_is_a_line(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run_toolbox_script('train.py', None)  # as python -OO has it
     assert capsys.readouterr().out.startswith('usage: train.py CONFIG')
+
+
+def test_folders_of_killed_writers_go_for_long_names_and_files_of_others_stay(tmp_path):
+    long = 'best_single-label_precision_epoch_100.pth'  # longer than the start of its folder's name
+    left = tmp_path / f'{long[:40]}.a1b2c3d4.partial'
+    own = tmp_path / 'copies.partial'
+    for folder in (left, own):
+        folder.mkdir()
+        (folder / long).touch()
+        os.utime(folder / long, (0, 0))
+        os.utime(folder, (0, 0))
+    (tmp_path / 'epoch_1.pth.a1b2c3d4.partial').touch()  # rclone names unfinished copies so
+    remove_partial(tmp_path, '*.pth')
+    assert not left.exists()
+    assert sorted(os.listdir(tmp_path)) == ['copies.partial', 'epoch_1.pth.a1b2c3d4.partial']
