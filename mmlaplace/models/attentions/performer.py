@@ -123,7 +123,8 @@ class PerformerAttention(QKVAttention):
                 warnings.warn(
                     'projection_matrix of PerformerAttention is no draw of random features: its '
                     f'mean square is {square:.2g} and not 1, as in an average of several draws; '
-                    "copy the trained model's by mmlaplace.engine.copy_features(model, averaged)",
+                    "copy the trained model's by "
+                    'mmlaplace.engine.copy_features(model, averaged.module)',
                     stacklevel=2,
                 )
         return super().train(mode)
