@@ -1,0 +1,54 @@
+"""What cannot be deployed or run is refused in a sentence, without a traceback."""
+
+import json
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from conftest import load_tool
+from PIL import Image
+
+from mmlaplace.deployment import image_pipeline
+from mmlaplace.deployment.deployable import NotDeployableError
+from mmlaplace.deployment.toolbox_pipeline import check_channels
+
+ABOUT = dict(
+    task='classification', outputs=['scores'], batch=None, size=None, multiple=1, least=1,
+    color='color', pipeline=[], pad=dict(multiple=1, size=None, value=[0.0] * 3),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(('channels', 'color', 'wanted'), [
+    (1, 'color', 'grayscale'), (3, 'grayscale', 'color'),
+])  # fmt: skip
+def test_images_without_the_channels_of_the_model_are_refused(channels, color, wanted):
+    with pytest.raises(NotDeployableError, match=f'in_channels={channels}.*{wanted!r} there'):
+        check_channels(channels, color)
+    check_channels(channels, wanted)
+
+
+@pytest.mark.parametrize(('written', 'match'), [
+    (None, 'not made by export.py'), ('{"task": "classification"}', 'export it again'),
+])  # fmt: skip
+def test_a_file_without_its_pipeline_is_one_sentence(written, match):
+    with pytest.raises(ValueError, match=f'old.onnx .*{match}'):
+        image_pipeline.facts(written, 'old.onnx')
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, capsys):
+    tool = load_tool('tools/deployment/run_onnx.py')
+    session = SimpleNamespace(
+        get_modelmeta=lambda: SimpleNamespace(custom_metadata_map=dict(mmlaplace=json.dumps(ABOUT))),
+        get_inputs=lambda: [SimpleNamespace(name='images')],
+        run=lambda names, inputs: [np.array([[0.25, 0.75]], np.float32)],
+    )
+    monkeypatch.setattr(tool, 'open_session', lambda *_: session)
+    image, out = tmp_path / 'a cat é.png', tmp_path / 'a file'
+    Image.new('RGB', (40, 50)).save(image)
+    out.write_text('kept')
+    monkeypatch.setattr(sys, 'argv', ['run_onnx.py', 'm.onnx', str(image), '--out', str(out)])
+    with pytest.raises(SystemExit):
+        tool.main()
+    assert '--out' in (told := capsys.readouterr().err) and 'name another folder' in told
+    assert out.read_text() == 'kept'
