@@ -21,14 +21,8 @@ Size = Tuple[int, int]  # height and width
 Run = Callable[..., Tuple[np.ndarray, ...]]
 
 READERS = {'color': 'IMREAD_COLOR', 'grayscale': 'IMREAD_GRAYSCALE'}
-CV2 = {
-    'nearest': 'INTER_NEAREST', 'bilinear': 'INTER_LINEAR', 'bicubic': 'INTER_CUBIC',
-    'area': 'INTER_AREA', 'lanczos': 'INTER_LANCZOS4',
-}  # fmt: skip
-BORDERS = {
-    'constant': 'BORDER_CONSTANT', 'edge': 'BORDER_REPLICATE', 'reflect': 'BORDER_REFLECT_101',
-    'symmetric': 'BORDER_REFLECT',
-}  # fmt: skip
+CV2 = dict(nearest='NEAREST', bilinear='LINEAR', bicubic='CUBIC', area='AREA', lanczos='LANCZOS4')
+BORDERS = dict(constant='CONSTANT', edge='REPLICATE', reflect='REFLECT_101', symmetric='REFLECT')
 PILLOW = ('nearest', 'bilinear', 'bicubic', 'box', 'lanczos', 'hamming')
 
 
@@ -84,7 +78,7 @@ def resized(image: np.ndarray, size: Size, interpolation: str, backend: str) -> 
         return np.asarray(Image.fromarray(image).resize(size[::-1], filters))
     import cv2
 
-    return cv2.resize(image, size[::-1], interpolation=getattr(cv2, CV2[interpolation]))
+    return cv2.resize(image, size[::-1], interpolation=getattr(cv2, f'INTER_{CV2[interpolation]}'))
 
 
 def resize(image: np.ndarray, scale: Size, keep_ratio: bool, **how: str) -> np.ndarray:
@@ -165,10 +159,10 @@ def pad_image(
         height, width = (-(-side // size_divisor) * size_divisor for side in (height, width))
     import cv2
 
-    below, right = height - image.shape[0], width - image.shape[1]
     if isinstance(value, int) and image.ndim == 3:
         value = (value,) * image.shape[2]  # of a float, OpenCV takes 0 for the other channels
-    return cv2.copyMakeBorder(image, 0, below, 0, right, getattr(cv2, BORDERS[mode]), value=value)
+    margins = 0, height - image.shape[0], 0, width - image.shape[1]
+    return cv2.copyMakeBorder(image, *margins, getattr(cv2, f'BORDER_{BORDERS[mode]}'), value=value)
 
 
 STEPS: Dict[str, Callable] = {
@@ -198,16 +192,11 @@ def carried_out(image: np.ndarray, pipeline: List[dict]) -> Tuple[np.ndarray, Tu
 
 
 def facts(written: Optional[str], path: Path) -> dict:
-    """The metadata of a file, from the JSON in it.
-
-    Raises:
-        ValueError: If there is none, or of an older export; says what to do.
-    """
-    if not written:
-        raise ValueError(f'{path} was not made by export.py; export it')
-    about = json.loads(written)
+    """The metadata of a file from the JSON in it, or a ValueError that says what to do."""
+    about = json.loads(written or '{}')
     if 'pipeline' not in about:
-        raise ValueError(f'{path} does not say how its images are prepared; export it again')
+        how = 'does not say how its images are prepared' if about else 'was not made by export.py'
+        raise ValueError(f'{path} {how}; export it again')
     return about
 
 
@@ -265,8 +254,7 @@ def check_size(sides: List[int], about: dict, original: Size) -> None:
     if 'slide' in about:  # all windows have the same size
         sides = [min(pair) for pair in zip(sides, about['slide']['crop_size'])]
         maker = 'test_cfg cuts windows of'
-    of = f'an image of {original[0]} x {original[1]}'
-    made = f'{maker} {sides[0]} x {sides[1]} pixels of {of}'
+    made = f'{maker} {sides[0]} x {sides[1]} pixels of an image of {original[0]} x {original[1]}'
     if about['size'] is not None:
         if list(sides) != list(about['size']):
             raise ValueError(

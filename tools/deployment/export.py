@@ -200,7 +200,7 @@ def verify(
 def judged(rows: List[dict], about: dict) -> dict:
     """The largest differences of several images, and which are beyond their tolerance."""
     combined = {
-        name: (sum if name in ('expected', 'missing') else largest)(
+        name: (sum if name in ('expected', 'missing', 'extra') else largest)(
             row[name] for row in rows if name in row
         )
         for name in dict.fromkeys(name for row in rows for name in row)
