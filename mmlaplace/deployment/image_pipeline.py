@@ -11,6 +11,7 @@ This file needs numpy and OpenCV, and Pillow for pipelines that resize by it. It
 nor mmlaplace: a copy beside run_onnx.py is enough on another machine.
 """
 
+import json
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
@@ -20,10 +21,8 @@ Size = Tuple[int, int]  # height and width
 Run = Callable[..., Tuple[np.ndarray, ...]]
 
 READERS = {'color': 'IMREAD_COLOR', 'grayscale': 'IMREAD_GRAYSCALE'}
-CV2 = {
-    'nearest': 'INTER_NEAREST', 'bilinear': 'INTER_LINEAR', 'bicubic': 'INTER_CUBIC',
-    'area': 'INTER_AREA', 'lanczos': 'INTER_LANCZOS4',
-}  # fmt: skip
+CV2 = dict(nearest='NEAREST', bilinear='LINEAR', bicubic='CUBIC', area='AREA', lanczos='LANCZOS4')
+BORDERS = dict(constant='CONSTANT', edge='REPLICATE', reflect='REFLECT_101', symmetric='REFLECT')
 PILLOW = ('nearest', 'bilinear', 'bicubic', 'box', 'lanczos', 'hamming')
 
 
@@ -79,7 +78,7 @@ def resized(image: np.ndarray, size: Size, interpolation: str, backend: str) -> 
         return np.asarray(Image.fromarray(image).resize(size[::-1], filters))
     import cv2
 
-    return cv2.resize(image, size[::-1], interpolation=getattr(cv2, CV2[interpolation]))
+    return cv2.resize(image, size[::-1], interpolation=getattr(cv2, f'INTER_{CV2[interpolation]}'))
 
 
 def resize(image: np.ndarray, scale: Size, keep_ratio: bool, **how: str) -> np.ndarray:
@@ -158,13 +157,12 @@ def pad_image(
             )
     elif size_divisor:
         height, width = (-(-side // size_divisor) * size_divisor for side in (height, width))
-    margins = [(0, height - image.shape[0]), (0, width - image.shape[1])]
-    if mode != 'constant':
-        return np.pad(image, margins + [(0, 0)] * (image.ndim - 2), mode=mode)  # type: ignore
-    padded = np.empty((height, width, *image.shape[2:]), image.dtype)
-    padded[...] = value
-    padded[: image.shape[0], : image.shape[1]] = image
-    return padded
+    import cv2
+
+    if isinstance(value, int) and image.ndim == 3:
+        value = (value,) * image.shape[2]  # of a float, OpenCV takes 0 for the other channels
+    margins = 0, height - image.shape[0], 0, width - image.shape[1]
+    return cv2.copyMakeBorder(image, *margins, getattr(cv2, f'BORDER_{BORDERS[mode]}'), value=value)
 
 
 STEPS: Dict[str, Callable] = {
@@ -191,6 +189,15 @@ def carried_out(image: np.ndarray, pipeline: List[dict]) -> Tuple[np.ndarray, Tu
         if step['type'] in SCALES:
             scale = image.shape[1] / before[1], image.shape[0] / before[0]
     return image, scale
+
+
+def facts(written: Optional[str], path: Path) -> dict:
+    """The metadata of a file from the JSON in it, or a ValueError that says what to do."""
+    about = json.loads(written or '{}')
+    if 'pipeline' not in about:
+        how = 'does not say how its images are prepared' if about else 'was not made by export.py'
+        raise ValueError(f'{path} {how}; export it again')
+    return about
 
 
 def of_size(about: dict, size: Optional[Size]) -> dict:
@@ -243,10 +250,11 @@ def padded(pixels: np.ndarray, about: dict, original: Size) -> np.ndarray:
 
 def check_size(sides: List[int], about: dict, original: Size) -> None:
     """Raise a ValueError unless a file takes images of these sides."""
-    if 'slide' in about:  # windows are checked as they are cut
-        return
-    of = f'an image of {original[0]} x {original[1]}'
-    made = f'the test pipeline makes {sides[0]} x {sides[1]} pixels of {of}'
+    maker = 'the test pipeline makes'
+    if 'slide' in about:  # all windows have the same size
+        sides = [min(pair) for pair in zip(sides, about['slide']['crop_size'])]
+        maker = 'test_cfg cuts windows of'
+    made = f'{maker} {sides[0]} x {sides[1]} pixels of an image of {original[0]} x {original[1]}'
     if about['size'] is not None:
         if list(sides) != list(about['size']):
             raise ValueError(
@@ -319,11 +327,6 @@ def by_windows(run: Run, ready: Prepared, about: dict) -> np.ndarray:
     """Labels of the image's pixels, of the mean logits of windows that overlap, as in mmseg."""
     (high, wide), strides = about['slide']['crop_size'], about['slide']['stride']
     height, width = ready.pixels.shape[2:]
-    if about['size'] is not None and (height < high or width < wide):
-        raise ValueError(
-            f'the test pipeline makes {height} x {width} pixels, and this file takes windows of '
-            f'{high} x {wide}; take a larger image'
-        )
     rows, columns = (
         max(side - window + stride - 1, 0) // stride + 1
         for side, window, stride in zip((height, width), (high, wide), strides)

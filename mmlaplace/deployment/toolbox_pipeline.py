@@ -8,7 +8,7 @@ from mmengine.config import Config
 from mmengine.registry import TRANSFORMS, DefaultScope
 
 from .deployable import NotDeployableError
-from .image_pipeline import CV2, PILLOW, READERS, STEPS, Size, carried_out
+from .image_pipeline import CV2, PILLOW, READERS, STEPS, Size, carried_out, of_size
 
 TOOLBOXES = ('mmcv', 'mmpretrain', 'mmdet', 'mmseg')
 # They load annotations, or pack what there is.
@@ -31,6 +31,21 @@ def test_pipeline_of(cfg: Config) -> List[dict]:
             'export with the whole config of the training'
         )
     return dataset['pipeline']
+
+
+def check_channels(channels: int, color: str) -> None:
+    """Raise a NotDeployableError unless images have the channels of a model.
+
+    Args:
+        channels: Of the model's first convolution.
+        color: How images are read, of :func:`described_pipeline`.
+    """
+    wanted = 'grayscale' if channels == 1 else 'color'
+    if color != wanted:
+        raise NotDeployableError(
+            f'the backbone has in_channels={channels}, and LoadImageFromFile of the test pipeline '
+            f'has color_type={color!r}; set color_type={wanted!r} there'
+        )
 
 
 def described_pipeline(cfg: Config) -> Dict[str, Any]:
@@ -167,17 +182,12 @@ def with_resize(cfg: Config, size: Size) -> Config:
 
     The interpolation is that of the pipeline's own resizing.
     """
-    cfg, (height, width) = copy.deepcopy(cfg), size
-    kept, how = [], {}
+    (resize,) = of_size(described_pipeline(cfg), size)['pipeline']
+    cfg, kept = copy.deepcopy(cfg), []
     for written in test_pipeline_of(cfg):
         name = written['type'] if isinstance(written['type'], str) else written['type'].__name__
-        if name in DESCRIBED:
-            how.update(
-                {key: written[key] for key in ('interpolation', 'backend') if key in written}
-            )
-        else:
+        if name.split('.')[-1] not in DESCRIBED:  # it may begin with its toolbox
             kept.append(written)
-    resize = dict(type='Resize', scale=(width, height), keep_ratio=False, **how)
     after_loading = sum(1 for written in kept[:1] if LOADER in str(written['type']))
     kept.insert(after_loading, resize)
     dataset = cfg.test_dataloader.dataset

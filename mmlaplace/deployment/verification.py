@@ -102,8 +102,8 @@ def differences(
     Returns:
         Largest differences of ``scores``, of ``logits`` as a share of the largest logit, and of
         ``boxes`` in pixels. Shares of pixels that differ, of ``labels`` and of ``masks``. Of a
-        detector how many are ``expected`` and how many of these are ``missing``: the file has no
-        box of their label at most a pixel away.
+        detector how many are ``expected``, how many of these are ``missing``, as the file has no
+        box of their label at most a pixel away, and how many are ``extra``, only in the file.
     """
     if form.task == 'classification':
         return dict(scores=_largest(expected['scores'] - found['scores']))
@@ -135,7 +135,10 @@ def _of_instances(
         apart.min(1) if apart.shape[1] else (apart.new_full(apart.shape[:1], torch.inf), None)
     )
     same = nearest <= 1
-    result = dict(expected=len(same), missing=int((~same).sum()), boxes=_largest(nearest[same]))
+    result = dict(
+        expected=len(same), missing=int((~same).sum()), extra=int((~(apart <= 1).any(0)).sum()),
+        boxes=_largest(nearest[same]),
+    )  # fmt: skip
     if not same.any():
         return dict(result, scores=0.0)
     assert index is not None  # there are boxes, as some are near
@@ -159,8 +162,9 @@ def too_much(found: Dict[str, float], half: bool) -> Dict[str, float]:
         # NaN is beyond, too.
         if name in TOLERANCES and not value <= TOLERANCES[name] * factor
     }
-    if found.get('missing', 0) > found.get('expected', 0) * (0.1 if half else 0):
-        beyond['missing'] = found['missing']
+    for name in ('missing', 'extra'):
+        if found.get(name, 0) > found.get('expected', 0) * (0.1 if half else 0):
+            beyond[name] = found[name]
     return beyond
 
 
@@ -294,7 +298,9 @@ def prediction_differences(
     apart[expected['labels'][:, None] != found['labels'][None]] = np.inf
     nearest = apart.min(1, initial=np.inf)
     same = nearest <= 1
-    result: Dict[str, float] = dict(expected=len(same), missing=int((~same).sum()))
+    result: Dict[str, float] = dict(
+        expected=len(same), missing=int((~same).sum()), extra=int((~(apart <= 1).any(0)).sum())
+    )
     if not same.any():
         return result
     index = apart[same].argmin(1)

@@ -46,6 +46,12 @@ CASES = {
         'mmpretrain', [dict(type='ResizeEdge', scale=64, edge='long', interpolation='area'),
                        dict(type='Pad', pad_to_square=True, pad_val=dict(img=(9, 99, 199)))],
         CLASSIFY(**IMAGENET, to_rgb=True)),
+    'pad-by-a-fraction': (
+        'mmdet', [dict(type='Pad', size_divisor=32, pad_val=dict(img=(123.675, 116.28, 103.53)))],
+        DETECT(**IMAGENET, bgr_to_rgb=True)),
+    'pad-by-a-float': (
+        'mmdet', [dict(type='Pad', size_divisor=32, pad_val=dict(img=114.0))],
+        DETECT(**IMAGENET, bgr_to_rgb=True)),
     'as-it-is': ('mmpretrain', [], CLASSIFY(**IMAGENET, to_rgb=True)),
     'keep-ratio': (
         'mmdet', [dict(type='Resize', scale=(133, 80), keep_ratio=True)],
@@ -270,6 +276,30 @@ def test_an_image_size_takes_the_place_of_the_steps():
     (step,) = image_pipeline.of_size(about, [40, 56])['pipeline']
     assert [step] == described['pipeline']
     assert image_pipeline.of_size(about, None) is about
+
+
+@pytest.mark.parametrize('step', [
+    dict(type='mmpretrain.ResizeEdge', scale=64, interpolation='bicubic'),
+    dict(type='EfficientNetCenterCrop', crop_size=48),  # bicubic by default
+])  # fmt: skip
+def test_an_image_size_takes_the_place_of_steps_however_they_are_written(step):
+    cfg = case_config('as-it-is')
+    cfg.test_dataloader.dataset.pipeline.insert(1, step)
+    (resize,) = described_pipeline(with_resize(cfg, (40, 56)))['pipeline']
+    assert resize['scale'] == [56, 40] and resize['interpolation'] == 'bicubic'
+
+
+def test_windows_that_a_file_does_not_take_are_one_sentence():
+    _, about = facts('as-it-is')
+    about['slide'] = dict(crop_size=[64, 96], stride=[40, 64])
+    image_pipeline.prepare(photo((90, 120)), dict(about, size=[64, 96]))
+    for change, match in (
+        (dict(size=[128, 128]), 'windows of 64 x 96 pixels .* takes only 128 x 128'),
+        (dict(least=65), 'sides of at least 65'),
+        (dict(multiple=64), 'multiples of 64'),
+    ):
+        with pytest.raises(ValueError, match=match):
+            image_pipeline.prepare(photo((90, 120)), dict(about, **change))
 
 
 def predicted_alike(name, cfg, model, tmp_path, **change) -> None:

@@ -52,7 +52,12 @@ from mmlaplace.commands.command_line import (
 from mmlaplace.deployment import exporting, image_pipeline, verification
 from mmlaplace.deployment.deployable import Deployable, NotDeployableError, deployable
 from mmlaplace.deployment.onnx_ops import LIBRARY
-from mmlaplace.deployment.toolbox_pipeline import described_pipeline, sizes_made, with_resize
+from mmlaplace.deployment.toolbox_pipeline import (
+    check_channels,
+    described_pipeline,
+    sizes_made,
+    with_resize,
+)
 from mmlaplace.model_zoo import build_model
 from mmlaplace.writing import whole_file
 
@@ -118,7 +123,9 @@ def planned_size(cfg: Config, form: Deployable, args: argparse.Namespace) -> Tup
     Raises:
         NotDeployableError: If there is no size that the pipeline makes.
     """
-    made = sizes_made(described_pipeline(cfg)['pipeline'])
+    described = described_pipeline(cfg)
+    check_channels(form.channels, described['color'])
+    made = sizes_made(described['pipeline'])
     divisor = form.multiple
     made = {tuple(-(-side // divisor) * divisor for side in size) for size in made}
     size = tuple(args.image_size) if args.image_size else None
@@ -193,7 +200,7 @@ def verify(
 def judged(rows: List[dict], about: dict) -> dict:
     """The largest differences of several images, and which are beyond their tolerance."""
     combined = {
-        name: (sum if name in ('expected', 'missing') else largest)(
+        name: (sum if name in ('expected', 'missing', 'extra') else largest)(
             row[name] for row in rows if name in row
         )
         for name in dict.fromkeys(name for row in rows for name in row)

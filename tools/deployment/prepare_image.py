@@ -31,9 +31,9 @@ def metadata_of(path: Path) -> dict:
         with zipfile.ZipFile(path) as archive:
             for name in archive.namelist():
                 if name.endswith('extra/mmlaplace'):
-                    return json.loads(archive.read(name))
+                    return image_pipeline.facts(archive.read(name).decode(), path)
                 if name.endswith('.json') and b'"mmlaplace"' in (content := archive.read(name)):
-                    return json.loads(json.loads(content)['mmlaplace'])
+                    return image_pipeline.facts(json.loads(content)['mmlaplace'], path)
     raise ValueError(f'{path} was not made by export.py --format pt2 or aoti; export it again')
 
 

@@ -125,6 +125,7 @@ def main() -> None:
     import_module(f'{cfg.default_scope}.utils').register_all_modules(init_default_scope=False)
     try:
         before, about = exporting.open_exported(args.model)
+        image_pipeline.facts(json.dumps(about), args.model)
     except (FileNotFoundError, ValueError) as error:
         parser.error(str(error))
     if about['task'] != 'classification' or about['precision'] != 'fp32':

@@ -55,11 +55,10 @@ def open_session(parser: argparse.ArgumentParser, args: argparse.Namespace):
 def facts_of(parser: argparse.ArgumentParser, model: Path, session) -> dict:
     """The file's metadata."""
     written = session.get_modelmeta().custom_metadata_map
-    if 'mmlaplace' not in written:
-        parser.error(f'{model} was not made by export.py')
-    about = json.loads(written['mmlaplace'])
-    if 'pipeline' not in about:
-        parser.error(f'{model} does not say how its images are prepared; export it again')
+    try:
+        about = image_pipeline.facts(written.get('mmlaplace'), model)
+    except ValueError as error:
+        parser.error(str(error))
     if about['batch'] not in (None, 1):
         parser.error(
             f'{model} was exported for {about["batch"]} images at a time; export it for one'
@@ -150,6 +149,8 @@ def main() -> None:
             tell(found, about, args.top)
             if args.out:
                 write(path, pictures_of(found, about, args.top), found, args.out, taken)
+        except OSError as error:
+            parser.error(f'--out {args.out} cannot be written ({error}); name another folder')
         except ValueError as error:
             parser.error(f'{path}: {error}')
 
