@@ -16,7 +16,7 @@ from PIL import Image
 
 from mmlaplace.deployment import verification
 from mmlaplace.deployment.deployable import NotDeployableError, deployable
-from mmlaplace.deployment.detections import region_features
+from mmlaplace.deployment.detections import pick, region_features
 
 
 def compare(form, size=(96, 128)) -> dict:
@@ -49,6 +49,14 @@ def test_a_detector_may_have_a_mask_of_each_class_and_one_suppression_for_all():
     torch.manual_seed(0)
     form = deployable(toolbox_model(cfg).eval().requires_grad_(False))
     assert compare(form)['expected'] > 5
+
+
+def test_suppression_for_all_classes_leaves_one_of_two_boxes_at_a_place():
+    boxes, scores = torch.tensor([[0.0, 0.0, 9.0, 9.0]] * 2), torch.tensor([0.9, 0.8])
+    for class_agnostic, expected in ((False, 2), (True, 1)):
+        nms = dict(iou_threshold=0.5, class_agnostic=class_agnostic)
+        found = pick(boxes, scores, torch.tensor([0, 1]), Config(dict(max_per_img=3, nms=nms)))
+        assert int((found[1] > 0).sum()) == expected
 
 
 @pytest.mark.slow
