@@ -71,13 +71,14 @@ TESTS = {
     'mmlaplace/timm': ('test_docstrings.py', 'models/test_timm.py'),
     'mmlaplace/analysis': ('test_docstrings.py', 'analysis', 'tools'),
     'mmlaplace/checkpoints': ('test_docstrings.py', 'engine', 'models/test_options.py'),
-    'mmlaplace/commands': ('test_docstrings.py', 'tools'),
+    'mmlaplace/commands': ('test_docstrings.py', 'test_model_list.py', 'test_commands.py', 'tools'),
     'mmlaplace/comparison': ('test_docstrings.py', 'tools'),
-    'mmlaplace/deployment': ('test_docstrings.py', 'tools', 'ops'),
+    'mmlaplace/deployment': ('test_docstrings.py', 'deployment', 'tools', 'ops'),
     'mmlaplace/linearizing': ('test_docstrings.py', 'models/test_linearizing.py'),
     'mmlaplace/mini_datasets': ('test_docstrings.py', 'tools'),
     'mmlaplace/probes': ('test_docstrings.py', 'probes'),
     'mmlaplace/reproduction': ('test_docstrings.py', 'tools'),
+    'mmlaplace/writing.py': ('test_docstrings.py', 'test_writing.py', 'engine', 'tools'),
     'tools': ('tools', 'lra', 'analysis'),
 }
 # What takes long and sees nothing that others of these do not: compilation and large images.
@@ -128,7 +129,7 @@ def nearest_tests(file: str) -> List[str]:
     mentions = Counter(
         {
             relative(path): len(re.findall(rf'\b(?:{names})\b', path.read_text()))
-            for path in (ROOT / 'tests').glob('*/test_*.py')
+            for path in (ROOT / 'tests').rglob('test_*.py')
         }
     )
     return [path for path, count in mentions.most_common(3) if count]

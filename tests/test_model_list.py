@@ -1,6 +1,7 @@
 """Models by name and in lists: of Python, of ``python -m mmlaplace list``, of mmpretrain's hub."""
 
 import json
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ import mmlaplace
 from mmlaplace import check, mmpretrain_hub
 from mmlaplace.__main__ import main
 from mmlaplace.commands.command_line import read_config
+from mmlaplace.commands.model_list import path_from_here
 from mmlaplace.comparison.backbone_contenders import catalogue
 from mmlaplace.model_zoo import PREFIXES, files_root, get_config
 from mmlaplace.models import LaplacianFormer, PyramidBackbone
@@ -66,6 +68,15 @@ def test_the_help_names_the_commands_and_check_is_one(capsys, monkeypatch):
 def test_numbers_in_names_are_sorted_by_value():
     names = mmlaplace.list_models('laplacianformer-small_8xb*_in1k')
     assert [name.split('_')[1][:5] for name in names] == ['8xb64', '8xb12']
+
+
+def test_paths_are_short_inside_of_the_working_directory_and_whole_outside(tmp_path, monkeypatch):
+    inside, outside = tmp_path / 'here/a/b.py', tmp_path / 'there/b.py'
+    inside.parent.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / 'here')
+    assert path_from_here(str(inside)) == os.path.join('a', 'b.py')
+    assert path_from_here(str(outside)) == str(outside)
+
 
 
 def test_a_backbone_is_created_by_its_name_or_that_of_a_config():

@@ -44,7 +44,8 @@ CASES = {
         CLASSIFY(**IMAGENET, to_rgb=True, pad_size_divisor=32, pad_value=1.5)),
     'long-edge-and-square': (
         'mmpretrain', [dict(type='ResizeEdge', scale=64, edge='long', interpolation='area'),
-                       dict(type='Pad', pad_to_square=True, pad_val=dict(img=(9, 99, 199)))],
+                       dict(type='Pad', pad_to_square=True, size_divisor=48,
+                            pad_val=dict(img=(9, 99, 199)))],
         CLASSIFY(**IMAGENET, to_rgb=True)),
     'pad-by-a-fraction': (
         'mmdet', [dict(type='Pad', size_divisor=32, pad_val=dict(img=(123.675, 116.28, 103.53)))],
@@ -162,6 +163,24 @@ def test_a_file_gets_the_pixels_of_the_test_pipeline(name, tmp_path):
         ready = image_pipeline.prepare(image_pipeline.read_image(path, about['color']), about)
         # One division and subtraction in fp32 of numbers up to 255 / std.
         torch.testing.assert_close(normalised(form, ready), expected, atol=1e-4, rtol=1e-6)
+
+
+def test_images_are_resized_in_floating_point_where_the_config_loads_them_so(tmp_path, monkeypatch):
+    monkeypatch.setitem(LOAD, 'to_float32', True)
+    test_a_file_gets_the_pixels_of_the_test_pipeline('fixed-opencv', tmp_path)
+
+
+def test_boxes_are_undone_by_the_last_resizing_as_in_mmdet(tmp_path):
+    steps = [dict(type='Resize', scale=(60, 60)), dict(type='Resize', scale=(90, 30))]
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        pack = dict(type='PackDetInputs', meta_keys=('scale_factor',))
+        pipeline = Compose([TRANSFORMS.build(step) for step in [LOAD, *steps, pack]])
+    path = tmp_path / 'photo.png'
+    path.write_bytes(png(photo()))
+    expected = pipeline(dict(img_path=str(path)))['data_samples'].scale_factor
+    how = dict(keep_ratio=False, interpolation='bilinear', backend='cv2')
+    steps = [dict(step, **how) for step in steps]
+    assert image_pipeline.carried_out(photo(), steps)[1] == expected == (1.5, 0.5)
 
 
 def jpeg(pixels: np.ndarray, **options) -> bytes:

@@ -171,6 +171,8 @@ def test_an_average_of_draws_is_told_what_to_do():
     average.update_parameters(model)
     with pytest.warns(UserWarning, match=r'is 0.* and not 1.*copy_features\(model, averaged\.module'):
         average.eval()
+    with pytest.warns(UserWarning, match='copy_features'):  # training goes on from it
+        average.train()
     copy_features(model, average.module)
     with warnings.catch_warnings():
         warnings.simplefilter('error')

@@ -175,6 +175,13 @@ def test_skipped_parts_keep_their_values(tmp_path):
     assert report.unexpected == []
 
 
+def test_a_skipped_part_takes_none_of_a_longer_name_with_it(tmp_path):
+    model = torch.nn.ModuleDict(dict(norm=torch.nn.Linear(2, 2), norm2=torch.nn.Linear(2, 2)))
+    weights = {name: value + 1 for name, value in model.state_dict().items()}
+    report = load_weights(model, save(tmp_path / 'a.pth', weights), skip=['norm'])
+    assert report.matched == ['norm2.weight', 'norm2.bias']
+
+
 def test_norms_and_stages_of_other_outputs_may_differ(tmp_path):
     classifier = build(out_indices=(3,)).state_dict()
     report = load_weights(build(), save(tmp_path / 'a.pth', classifier, 'backbone.'))

@@ -70,6 +70,9 @@ def test_the_tool_asks_for_the_family_or_takes_it_from_the_name(tmp_path, monkey
         assert 'It fits soft_norm_tiny, dict(' in output
         weights = read_state_dict('soft_norm_tiny.pth')
         assert {float(value.mean()) for value in weights.values()} == {2.0}
+    asked = ('--family', 'soft_norm_tiny', '--key', 'state_dict', '--out', 'key.pth')
+    assert run_script(TOOL, file, *asked).returncode == 0
+    assert {float(v.mean()) for v in read_state_dict('key.pth').values()} == {1.0}
     ours = run_script(TOOL, 'soft_norm_tiny.pth', '--out', 'again.pth')
     assert ours.returncode == 2 and 'are those of mmlaplace already' in ours.stderr
 

@@ -9,6 +9,8 @@ from mmengine.optim import build_optim_wrapper
 from mmengine.registry import MODELS, DefaultScope
 from saved_weights import ARCH, build
 
+from mmlaplace.engine.no_decay import NoDecayOptimWrapperConstructor
+
 RATE, LR, DECAY = 0.5, 0.1, 0.02
 LAST = sum(ARCH['depths']) + 1  # the stem and the blocks are before it
 SGD = dict(type='SGD', lr=LR, weight_decay=DECAY)
@@ -218,3 +220,23 @@ def test_the_log_has_the_decay_that_acts():
         settings(model, layers=False, custom_keys=MASK2FORMER)
     lines = [call.args[0] for call in log.call_args_list]
     assert lines == ['paramwise_options -- backbone.0.bias:weight_decay=0.0']
+
+
+def test_an_optimizer_given_as_a_class_decays_by_its_default():
+    assert undecayed(nn.Linear(2, 2), optimizer=dict(type=torch.optim.AdamW, lr=LR)) == {'bias'}
+    decays = settings(nn.Linear(2, 2), 'weight_decay', False, dict(type=torch.optim.AdamW, lr=LR))
+    assert decays['weight'] == 0.01  # of torch
+
+
+def test_the_longest_of_several_custom_keys_counts():
+    model = nn.ModuleDict(dict(backbone=nn.ModuleDict(dict(norm=nn.LayerNorm(2)))))
+    keys = {'backbone': dict(decay_mult=1.0), 'backbone.norm': dict(decay_mult=0.5)}
+    decays = settings(model, 'weight_decay', False, custom_keys=keys)
+    assert set(decays.values()) == {0.5 * DECAY}  # a key for norms holds alone
+
+
+def test_biases_of_the_offsets_of_deformable_convolutions_decay_as_in_mmengine():
+    constructor = NoDecayOptimWrapperConstructor(dict(type='OptimWrapper', optimizer=SGD))
+    groups = []
+    constructor.add_params(groups, nn.Conv2d(1, 1, 1), is_dcn_module=True)
+    assert [group.get('weight_decay', DECAY) for group in groups] == [DECAY, DECAY]

@@ -230,3 +230,8 @@ def test_both_forms_of_reformer_are_one_function(tokens, bucket_size, num_hashes
         check(one, other)
     cheaper = outs[tokens > 2 * bucket_size * num_hashes]
     assert torch.equal(auto.mix(q, q, v, (1, tokens)), cheaper)
+
+
+@pytest.mark.parametrize(('features', 'floor'), [('softmax', 1e-4), ('relu', 1e-3)])
+def test_the_floor_of_performers_features_is_that_of_the_authors(features, floor):
+    assert build('PerformerAttention', features=features).eps == floor

@@ -134,6 +134,23 @@ def test_a_base_has_no_backbone_to_build(tmp_path, monkeypatch):
         build_backbone(str(base))
 
 
+@pytest.mark.parametrize('hint', ['; if that is meant, …', '; build it …, or, if that is meant, …'])
+def test_hints_at_arguments_of_python_code_are_left_out(hint):
+    shown = command_line.without_hint(ValueError(f'it does not fit{hint}'))
+    assert shown == 'it does not fit' + ('; build it …' if 'build' in hint else '')
+
+
+def test_pixels_are_normalised_as_the_config_does_inside_or_outside_of_its_model(tmp_path):
+    config, own = tmp_path / 'config.py', dict(mean=[1.0], std=[2.0])
+    for text, expected in (
+        (f'model = dict(data_preprocessor={own})', own),
+        (f'data_preprocessor = {own}', own),
+        ('model = dict()', command_line.IMAGENET),
+    ):
+        config.write_text(text)
+        assert command_line.preprocessor_of(str(config)) == expected
+
+
 def test_scripts_have_their_arguments_imports_and_logs(tmp_path):
     for name, text in (('script', SCRIPT), ('caller', CALLER)):
         (tmp_path / f'{name}.py').write_text(text)

@@ -16,6 +16,7 @@ from PIL import Image
 
 from mmlaplace.deployment import verification
 from mmlaplace.deployment.deployable import NotDeployableError, deployable
+from mmlaplace.deployment.detections import pick, region_features
 
 
 def compare(form, size=(96, 128)) -> dict:
@@ -36,6 +37,48 @@ def test_the_form_that_is_exported_predicts_what_the_toolbox_does(name):
     form = deployable(build(name))
     found = compare(form, (48, 48) if form.task == 'classification' else (96, 128))
     assert form.task != 'detection' or found['expected'] > 5
+
+
+@pytest.mark.slow
+def test_a_detector_may_have_a_mask_of_each_class_and_one_suppression_for_all():
+    cfg = Config.fromfile(config('mask-rcnn'))
+    cfg.model.backbone.init_cfg = None
+    cfg.model.backbone.attn_cfg = dict(type='SoftmaxAttention')
+    cfg.model.roi_head.mask_head.class_agnostic = False
+    cfg.model.test_cfg.rcnn.nms.class_agnostic = True
+    torch.manual_seed(0)
+    form = deployable(toolbox_model(cfg).eval().requires_grad_(False))
+    assert compare(form)['expected'] > 5
+
+
+def test_suppression_for_all_classes_leaves_one_of_two_boxes_at_a_place():
+    boxes, scores = torch.tensor([[0.0, 0.0, 9.0, 9.0]] * 2), torch.tensor([0.9, 0.8])
+    for class_agnostic, expected in ((False, 2), (True, 1)):
+        nms = dict(iou_threshold=0.5, class_agnostic=class_agnostic)
+        found = pick(boxes, scores, torch.tensor([0, 1]), Config(dict(max_per_img=3, nms=nms)))
+        assert int((found[1] > 0).sum()) == expected
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_the_largest_regions_have_the_last_map_of_the_extractor():
+    extractor = build('mask-rcnn').roi_head.bbox_roi_extractor
+    strides = [*extractor.featmap_strides, 2 * extractor.featmap_strides[-1]]
+    maps = [torch.randn(1, extractor.out_channels, 1024 // s, 1024 // s) for s in strides]
+    boxes = torch.tensor([[3.0, 5.0, 33.0, 40.0], [10.0, 10.0, 1000.0, 1000.0]])
+    expected = extractor(maps[:-1], torch.nn.functional.pad(boxes, (1, 0)))
+    # Sums of some bilinear samples of unit variance in fp32, in another order.
+    found = region_features(extractor, maps, boxes)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+
+
+def test_a_detection_that_is_missing_or_has_another_label_is_told():
+    found = dict(boxes=np.ones((10, 4)), scores=np.ones(10), labels=np.zeros(10, int))
+    expected = dict(found, labels=np.array([0] * 9 + [1]))
+    differences = verification.prediction_differences('detection', expected, found)
+    assert differences == dict(expected=10, missing=1, boxes=0, scores=0)
+    assert verification.too_much(differences, half=False) == dict(missing=1)
+    assert verification.too_much(differences, half=True) == {}
 
 
 @pytest.mark.slow

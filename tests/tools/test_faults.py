@@ -79,8 +79,8 @@ def test_what_a_killed_run_left_half_written_goes_but_not_of_a_running_one(tmp_p
         file = tmp_path / f'epoch_3.pth.{name}.partial/epoch_3.pth'
         file.parent.mkdir()
         file.touch()
-        for path in (file, file.parent):
-            os.utime(path, (time.time() - age,) * 2)
+        os.utime(file, (time.time() - age,) * 2)
+        os.utime(file.parent, (time.time() - 3700,) * 2)  # of when its file was made
     (tmp_path / 'epoch_2.pth').touch()
     hook = AtomicCheckpointHook()
     hook.before_train(runner_of(tmp_path)[1])

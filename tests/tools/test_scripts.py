@@ -35,6 +35,7 @@ def test_the_config_is_no_value_of_an_option():
     for line in (
         '--cfg-options a.file=x.json --out r.json c.py w.pth --show-dir d',
         '--amp c.py --cfg-options a=b.py b=c.yml',
+        '--cfg-options a=b.py c.py',
     ):
         assert toolbox_scripts.config_arguments(line.split()) == ['c.py']
 
