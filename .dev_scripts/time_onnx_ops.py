@@ -49,9 +49,7 @@ class Attention(nn.Module):
 def write(module: nn.Module, tokens: Tensor, backend: str, path: Path) -> None:
     with exporting.backend_of('onnx', backend), torch.no_grad():
         program = torch.export.export(module, (tokens,), strict=False)
-    exporting.write_onnx(
-        program, path, dict(inputs=['images'], outputs=['out'], backend=backend)
-    )
+    exporting.write_onnx(program, path, dict(inputs=['images'], outputs=['out'], backend=backend))
 
 
 def times(jobs: dict, rounds: int) -> dict:

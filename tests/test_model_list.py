@@ -78,7 +78,6 @@ def test_paths_are_short_inside_of_the_working_directory_and_whole_outside(tmp_p
     assert path_from_here(str(outside)) == str(outside)
 
 
-
 def test_a_backbone_is_created_by_its_name_or_that_of_a_config():
     soft = mmlaplace.create_backbone('soft-tiny-norm', attn_cfg=dict(type='SoftmaxAttention'))
     maps = soft(torch.zeros(1, 3, 64, 64))

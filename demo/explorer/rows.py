@@ -90,9 +90,7 @@ def block_of(backbone: nn.Module, view: View, needs_rows: bool = True) -> Tuple[
     if attention is None:
         having = [str(n) for n, block in enumerate(blocks) if inner(block) is not None]
         instead = f'block {" or ".join(having)}' if having else 'another stage'
-        raise ValueError(
-            f'block {number} of stage {view.stage} has no attention; choose {instead}'
-        )
+        raise ValueError(f'block {number} of stage {view.stage} has no attention; choose {instead}')
     if needs_rows:
         check_rows(attention)
     if view.head >= attention.num_heads:

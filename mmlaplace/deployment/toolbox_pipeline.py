@@ -69,6 +69,13 @@ def described_pipeline(cfg: Config) -> Dict[str, Any]:
         elif name not in WITHOUT_EFFECT:
             if type(transform).__module__.split('.')[0] not in TOOLBOXES or name not in DESCRIBED:
                 raise _refused(transform, f'only {", ".join(DESCRIBED)} can')
+            # mmseg then resizes logits to the size from before, which the sample still names.
+            if (
+                cfg.default_scope == 'mmseg'
+                and name == 'Resize'
+                and {'Pad', 'CenterCrop'} & {step['type'] for step in steps}
+            ):
+                raise _refused(transform, 'in mmseg Resize must precede Pad and CenterCrop')
             steps.append(DESCRIBED[name](transform))
             if as_float and steps[-1].get('backend') == 'pillow':
                 raise _refused(transform, 'set to_float32=False in LoadImageFromFile, as Pillow '

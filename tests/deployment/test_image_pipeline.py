@@ -13,7 +13,7 @@ from mmengine.registry import MODELS, TRANSFORMS, DefaultScope
 from PIL import Image
 
 from mmlaplace.deployment import image_pipeline, verification
-from mmlaplace.deployment.deployable import NotDeployableError, deployable
+from mmlaplace.deployment.deployable import deployable
 from mmlaplace.deployment.exporting import describe
 from mmlaplace.deployment.toolbox_pipeline import described_pipeline, sizes_made, with_resize
 
@@ -233,39 +233,6 @@ def test_a_file_that_is_no_whole_image_is_an_error_of_reading(content, tmp_path)
         assert 'OpenCV' in str(error)
     else:  # OpenCV fills up what is missing of a PNG, as for the toolbox
         assert content.startswith(b'\x89PNG') and image.shape == (90, 120, 3)
-
-
-REFUSED = {
-    'Normalize': dict(type='Normalize', mean=[0.0] * 3, std=[1.0] * 3),
-    'RandomFlip': dict(type='RandomFlip', prob=0.5),
-    'RandomGrayscale': dict(type='RandomGrayscale'),
-    'scale_factor': dict(type='Resize', scale_factor=0.5, keep_ratio=True),
-    'interpolation': dict(type='Resize', scale=8, backend='pillow', interpolation='area'),
-    'ResizeShortestEdge': dict(type='mmdet.ResizeShortestEdge', scale=8, max_size=9),
-}
-
-
-@pytest.mark.parametrize('name', REFUSED)
-def test_a_step_that_a_file_cannot_carry_out_is_refused_by_name(name):
-    cfg = case_config('as-it-is')
-    cfg.test_dataloader.dataset.pipeline.insert(1, REFUSED[name])
-    with pytest.raises(NotDeployableError, match=f'(?s)the test pipeline has .*{name}'):
-        described_pipeline(cfg)
-
-
-@pytest.mark.parametrize('load', [
-    dict(imdecode_backend='pillow'), dict(color_type='unchanged'),
-])  # fmt: skip
-def test_another_way_to_read_images_is_refused_by_name(load):
-    cfg = case_config('as-it-is')
-    cfg.test_dataloader.dataset.pipeline[0] = dict(LOAD, **load)
-    with pytest.raises(NotDeployableError, match='LoadImageFromFile.*imdecode_backend must be'):
-        described_pipeline(cfg)
-
-
-def test_a_config_without_a_test_pipeline_is_refused():
-    with pytest.raises(NotDeployableError, match='no test_dataloader.dataset.pipeline'):
-        described_pipeline(Config(dict(default_scope='mmpretrain')))
 
 
 def test_a_size_that_a_file_does_not_take_is_one_sentence():

@@ -8,11 +8,13 @@ import numpy as np
 import pytest
 import torch
 from conftest import load_tool
+from mmengine.config import Config
 from PIL import Image
+from test_image_pipeline import LOAD, case_config, toolboxes  # noqa: F401 (registers)
 
 from mmlaplace.deployment import image_pipeline, verification
 from mmlaplace.deployment.deployable import NotDeployableError
-from mmlaplace.deployment.toolbox_pipeline import check_channels
+from mmlaplace.deployment.toolbox_pipeline import check_channels, described_pipeline
 
 ABOUT = dict(
     task='classification', outputs=['scores'], batch=None, size=None, multiple=1, least=1,
@@ -71,3 +73,47 @@ def test_a_detection_that_the_toolbox_does_not_have_is_beyond_tolerance(number):
     ]
     for row in rows:
         assert verification.too_much(row, False) == (dict(extra=2) if number == 1 else {})
+
+
+REFUSED = {
+    'Normalize': dict(type='Normalize', mean=[0.0] * 3, std=[1.0] * 3),
+    'RandomFlip': dict(type='RandomFlip', prob=0.5),
+    'RandomGrayscale': dict(type='RandomGrayscale'),
+    'scale_factor': dict(type='Resize', scale_factor=0.5, keep_ratio=True),
+    'interpolation': dict(type='Resize', scale=8, backend='pillow', interpolation='area'),
+    'ResizeShortestEdge': dict(type='mmdet.ResizeShortestEdge', scale=8, max_size=9),
+}
+
+
+@pytest.mark.parametrize('name', REFUSED)
+def test_a_step_that_a_file_cannot_carry_out_is_refused_by_name(name):
+    cfg = case_config('as-it-is')
+    cfg.test_dataloader.dataset.pipeline.insert(1, REFUSED[name])
+    with pytest.raises(NotDeployableError, match=f'(?s)the test pipeline has .*{name}'):
+        described_pipeline(cfg)
+
+
+def test_mmsegs_resize_after_a_pad_is_refused():
+    """There mmseg gives logits the size from before the resizing."""
+    cfg = case_config('no-divisor-in-the-test')
+    pad, resize = dict(type='Pad', size_divisor=8), dict(type='Resize', scale=(32, 32))
+    cfg.test_dataloader.dataset.pipeline[1:1] = [resize, pad]
+    assert len(described_pipeline(cfg)['pipeline']) == 2
+    cfg.test_dataloader.dataset.pipeline[1:3] = [pad, resize]
+    with pytest.raises(NotDeployableError, match='Resize must precede Pad and CenterCrop'):
+        described_pipeline(cfg)
+
+
+@pytest.mark.parametrize('load', [
+    dict(imdecode_backend='pillow'), dict(color_type='unchanged'),
+])  # fmt: skip
+def test_another_way_to_read_images_is_refused_by_name(load):
+    cfg = case_config('as-it-is')
+    cfg.test_dataloader.dataset.pipeline[0] = dict(LOAD, **load)
+    with pytest.raises(NotDeployableError, match='LoadImageFromFile.*imdecode_backend must be'):
+        described_pipeline(cfg)
+
+
+def test_a_config_without_a_test_pipeline_is_refused():
+    with pytest.raises(NotDeployableError, match='no test_dataloader.dataset.pipeline'):
+        described_pipeline(Config(dict(default_scope='mmpretrain')))

@@ -169,7 +169,9 @@ def test_an_average_of_draws_is_told_what_to_do():
             model.bfloat16().eval()
         model.float()
     average.update_parameters(model)
-    with pytest.warns(UserWarning, match=r'is 0.* and not 1.*copy_features\(model, averaged\.module'):
+    with pytest.warns(
+        UserWarning, match=r'is 0.* and not 1.*copy_features\(model, averaged\.module'
+    ):
         average.eval()
     with pytest.warns(UserWarning, match='copy_features'):  # training goes on from it
         average.train()

@@ -123,7 +123,6 @@ def test_polaformer_swin_has_even_windows_where_it_is_linear():
     assert even == [True, True, False, False]
 
 
-
 @pytest.mark.parametrize('hw_shape', [(4, 6), (5, 7)])
 def test_stripes_are_columns_and_rows_of_maps_with_zeros_on_both_sides(hw_shape):
     sizes = dict(embed_dims=12, num_heads=3, input_resolution=(4, 6))
@@ -139,8 +138,7 @@ def test_stripes_are_columns_and_rows_of_maps_with_zeros_on_both_sides(hw_shape)
         out = torch.zeros_like(maps[0])
         for i in range(0, maps[0].shape[2], 2):
             queries, keys, values = (
-                t[:, :, i : i + 2].flatten(1, 2).unflatten(2, (-1, 4)).transpose(1, 2)
-                for t in maps
+                t[:, :, i : i + 2].flatten(1, 2).unflatten(2, (-1, 4)).transpose(1, 2) for t in maps
             )
             mixed = (queries @ keys.mT / 2).softmax(-1) @ values
             stripe = maps[2][:, :, i : i + 2].permute(0, 3, 1, 2)
