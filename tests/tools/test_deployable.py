@@ -76,7 +76,7 @@ def test_a_detection_that_is_missing_or_has_another_label_is_told():
     found = dict(boxes=np.ones((10, 4)), scores=np.ones(10), labels=np.zeros(10, int))
     expected = dict(found, labels=np.array([0] * 9 + [1]))
     differences = verification.prediction_differences('detection', expected, found)
-    assert differences == dict(expected=10, missing=1, boxes=0, scores=0)
+    assert differences == dict(expected=10, missing=1, extra=0, boxes=0, scores=0)
     assert verification.too_much(differences, half=False) == dict(missing=1)
     assert verification.too_much(differences, half=True) == {}
 
