@@ -127,30 +127,14 @@ def _largest(values: Tensor) -> float:
 def _of_instances(
     form: Deployable, expected: Dict[str, Tensor], found: Dict[str, Tensor]
 ) -> Dict[str, float]:
-    real = found['scores'][0] > 0
-    found = {name: values[0][real] for name, values in found.items()}
-    apart = (expected['boxes'][:, None] - found['boxes'][None]).abs().amax(-1)
-    apart = apart.masked_fill(expected['labels'][:, None] != found['labels'][None], torch.inf)
-    nearest, index = (
-        apart.min(1) if apart.shape[1] else (apart.new_full(apart.shape[:1], torch.inf), None)
+    height, width = expected['masks'].shape[1:] if 'masks' in expected else (0, 0)
+    ready = image_pipeline.Prepared(
+        np.empty(0), (height, width), scale=(1.0, 1.0), original=(height, width)
     )
-    same = nearest <= 1
-    result = dict(
-        expected=len(same), missing=int((~same).sum()), extra=int((~(apart <= 1).any(0)).sum()),
-        boxes=_largest(nearest[same]),
-    )  # fmt: skip
-    if not same.any():
-        return dict(result, scores=0.0)
-    assert index is not None  # there are boxes, as some are near
-    index = index[same]
-    result['scores'] = _largest(expected['scores'][same] - found['scores'][index])
-    if 'masks' in expected:
-        image = (expected['masks'].shape[1], expected['masks'].shape[2])
-        pairs = zip(found['masks'][index].numpy(), found['boxes'][index].numpy())
-        ours = [torch.from_numpy(image_pipeline.pasted(*pair, image)) for pair in pairs]
-        binary = torch.stack(ours) >= form.model.test_cfg.rcnn.mask_thr_binary
-        result['masks'] = (binary != expected['masks'][same]).float().mean().item()
-    return result
+    arrays = {name: value[0].numpy() for name, value in found.items()}
+    ours = image_pipeline.instances(arrays, ready, form.details)
+    wanted = {name: value.numpy() for name, value in expected.items()}
+    return prediction_differences('detection', wanted, ours)
 
 
 def too_much(found: Dict[str, float], half: bool) -> Dict[str, float]:
@@ -195,15 +179,15 @@ def toolbox_predictions(cfg: Config, model: nn.Module, paths: Iterable[Path]) ->
     Returns:
         For each image arrays as :func:`image_pipeline.predict` gives them.
     """
-    found = []
+    samples, found = [], []
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         inferencer = inferencer_of(cfg, model.eval())
-    for path in paths:
-        with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        for path in paths:
             (data,) = inferencer.preprocess([str(path)], batch_size=1)
             if not isinstance(data, dict):  # mmdet's, with the paths beside it
                 _, data = data
-            (sample,) = inferencer.forward(data)
+            samples += inferencer.forward(data)
+    for sample in samples:
         if cfg.default_scope == 'mmpretrain':
             one = dict(scores=sample.pred_score)
         elif cfg.default_scope == 'mmseg':
@@ -257,12 +241,8 @@ def in_process(run: Callable, about: dict, paths: Iterable[Path]) -> List[dict]:
     def run_arrays(*inputs: np.ndarray) -> Tuple[np.ndarray, ...]:
         return tuple(value.numpy() for value in run(*map(torch.from_numpy, inputs)))
 
-    return [
-        image_pipeline.predict(run_arrays, image_pipeline.read_image(path, about['color']), about)[
-            0
-        ]
-        for path in paths
-    ]
+    images = (image_pipeline.read_image(path, about['color']) for path in paths)
+    return [image_pipeline.predict(run_arrays, image, about)[0] for image in images]
 
 
 def read_predictions(folder: Path, name: str) -> Dict[str, np.ndarray]:
@@ -302,7 +282,7 @@ def prediction_differences(
         expected=len(same), missing=int((~same).sum()), extra=int((~(apart <= 1).any(0)).sum())
     )
     if not same.any():
-        return result
+        return dict(result, boxes=0.0, scores=0.0)
     index = apart[same].argmin(1)
     result.update(
         boxes=float(nearest[same].max()),

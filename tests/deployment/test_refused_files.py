@@ -66,7 +66,7 @@ def test_a_detection_that_the_toolbox_does_not_have_is_beyond_tolerance(number):
     rows = [
         verification.prediction_differences('detection', expected, found),
         verification.differences(
-            SimpleNamespace(task='detection'),
+            SimpleNamespace(task='detection', details={}),
             {name: torch.from_numpy(value) for name, value in expected.items()},
             {name: torch.from_numpy(value)[None] for name, value in found.items()},
         ),

@@ -121,7 +121,7 @@ def planned_size(cfg: Config, form: Deployable, args: argparse.Namespace) -> Tup
     """The config whose test pipeline the file has, and the size of the images of its graph.
 
     Raises:
-        NotDeployableError: If there is no size that the pipeline makes.
+        NotDeployableError: If the pipeline cannot be carried out, or gives other channels.
     """
     described = described_pipeline(cfg)
     check_channels(form.channels, described['color'])
