@@ -8,9 +8,9 @@ from typing import Dict, List, Tuple
 
 from probe_sections import filled, plain
 
-from mmlaplace.comparison.attention_report import groups
-from mmlaplace.comparison.attention_study import ABLATIONS
-from mmlaplace.comparison.seed_differences import (
+from mmlaplace.lab.comparison.attention_report import groups
+from mmlaplace.lab.comparison.attention_study import ABLATIONS
+from mmlaplace.lab.comparison.seed_differences import (
     by_attention,
     deviation_of_seeds,
     half_width,
@@ -19,7 +19,7 @@ from mmlaplace.comparison.seed_differences import (
     mean_top1,
     short,
 )
-from mmlaplace.probes.prediction import SEEDS
+from mmlaplace.lab.probes.prediction import SEEDS
 
 STUDY = 'small_images, fashion'
 START, END = '<!-- made by .dev_scripts/make_which_attention.py -->', '<!-- made until here -->'
@@ -104,7 +104,7 @@ def fashion_section(path: Path) -> str:
         f'(95 %) from {least:.2f} points, as {sum(pair > least for pair in pairs)} of {len(pairs)} '
         f'pairs do; by chance, {0.05 * len(pairs):.0f} would. {len(above)} are above softmax for '
         f'sure, by {min(means[n] - softmax for n in above):.1f} to '
-        f'{max(means[n] - softmax for n in above):.1f} points.'
+        f'{max(means[n] - softmax for n in above):.1f} points.',
     ]
     asked: Dict[str, List[str]] = {}
     for names in ABLATIONS.values():

@@ -5,11 +5,11 @@ from typing import Dict, List
 import torch
 from probe_sections import accuracy, filled, percent, with_ends
 
-from mmlaplace.comparison.attention_report import markdown
+from mmlaplace.lab.comparison.attention_report import markdown
+from mmlaplace.lab.probes.report import MISSING, STAR, Table
 from mmlaplace.models.attentions.laplacian import KERNELS
 from mmlaplace.models.layers import Landmarks
 from mmlaplace.ops import cholesky_inverse
-from mmlaplace.probes.report import MISSING, STAR, Table
 
 
 def recall_of(table: Table, attn_cfg: dict) -> str:

@@ -32,8 +32,8 @@ from probe_sections import (
 )
 
 from mmlaplace.commands.command_line import ToolParser
-from mmlaplace.probes.prediction import TrainedHere, correlate, published, trained_here
-from mmlaplace.probes.report import (
+from mmlaplace.lab.probes.prediction import TrainedHere, correlate, published, trained_here
+from mmlaplace.lab.probes.report import (
     MISSING,
     Table,
     behind_the_best,
@@ -41,8 +41,8 @@ from mmlaplace.probes.report import (
     read_costs,
     tables,
 )
-from mmlaplace.probes.results import read_results
-from mmlaplace.probes.study import read_studies
+from mmlaplace.lab.probes.results import read_results
+from mmlaplace.lab.probes.study import read_studies
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / 'docs'
@@ -222,9 +222,7 @@ def advice(
             and set(use.costs) <= set(costs.get(name, {}))
         }
         unsure = {
-            name
-            for name in able
-            if not all(table.solved_by_all(name, n, SOLVED) for n in numbers)
+            name for name in able if not all(table.solved_by_all(name, n, SOLVED) for n in numbers)
         }
         cheapest = sorted(able, key=lambda name: (name in unsure, able[name]))[:NAMED]
         named = [
@@ -232,9 +230,7 @@ def advice(
             f'({", ".join(f"{c:.0f}" for c in able[name])})'
             for name in cheapest
         ]
-        must = '; '.join(
-            [*use.columns, *(images if use.images else ()), *['export'] * use.export]
-        )
+        must = '; '.join([*use.columns, *(images if use.images else ()), *['export'] * use.export])
         take = ', '.join(named) or 'none'
         rows.append([use.name, must, ', '.join(use.costs), take, use.evidence])
     return plain(['use', 'must solve', 'cost', 'take', 'evidence'], rows)

@@ -5,12 +5,12 @@ from typing import Dict, List, Optional, Tuple
 
 import numpy as np
 
-from mmlaplace.comparison.attention_report import markdown
-from mmlaplace.probes.prediction import spearman
-from mmlaplace.probes.report import MISSING, NAMES, STAR, Table, behind, largest
-from mmlaplace.probes.results import by_key, key_of
-from mmlaplace.probes.study import REACHED, SOLVED, settings_of
-from mmlaplace.probes.tasks import PROBES, build_probe
+from mmlaplace.lab.comparison.attention_report import markdown
+from mmlaplace.lab.probes.prediction import spearman
+from mmlaplace.lab.probes.report import MISSING, NAMES, STAR, Table, behind, largest
+from mmlaplace.lab.probes.results import by_key, key_of
+from mmlaplace.lab.probes.study import REACHED, SOLVED, settings_of
+from mmlaplace.lab.probes.tasks import PROBES, build_probe
 
 
 def filled(text: str) -> str:

@@ -28,7 +28,7 @@ import torch
 
 from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.commands.command_line import ToolParser, positive, read_json, write_json
-from mmlaplace.reproduction.figure_drawings import (
+from mmlaplace.lab.reproduction.figure_drawings import (
     draw_eigenvalues,
     draw_gates,
     draw_memory,
@@ -38,7 +38,7 @@ from mmlaplace.reproduction.figure_drawings import (
     draw_speed,
     draw_speed_and_macs,
 )
-from mmlaplace.reproduction.figure_numbers import (
+from mmlaplace.lab.reproduction.figure_numbers import (
     eigenvalues,
     gates,
     memory,
