@@ -335,32 +335,26 @@ def test_the_advice_names_the_cheapest_that_solve_those_with_each_seed_first(mon
     assert rows['mobile'] == 'Linear (2), Softmax (9)'
 
 
-def test_the_page_says_where_the_largest_rate_gains_and_how_seeds_differ(monkeypatch):
+def test_a_cell_of_several_seeds_has_their_ends(monkeypatch):
     monkeypatch.syspath_prepend(ROOT / '.dev_scripts')
-    sections = load_tool('.dev_scripts/probe_sections.py')
-    study = read_studies()['attentions']
-    by_rate = dict(
-        Hydra=(0.2, 0.3, 0.4, 0.8), Linear=(0.2, 0.5, 0.5, 0.55), Pola=(0.2, 0.6, 0.1, 0.1),
-        Softmax=(1.0,), SOFT=(0.1, 0.1),  # solved at once, and not run with all rates
-    )  # fmt: skip
-    probe = study.probes[0]
-    results = [
-        made_up(study, name, probe, accuracy, rate=rate)
-        for name, accuracies in by_rate.items()
-        for rate, accuracy in enumerate(accuracies)
-    ]
-    for seed, value in ((1, 0.5), (2, 0.9)):
-        results.append(made_up(study, 'Pola', probe, value, seed, 1))
-    table = table_of(results, study)
-    text = ' '.join(sections.rates_text(results, table).split())
-    assert 'In 2 of 3 cells' in text and text.endswith('in 1 by more than 10 points.')
-    twice = study._replace(rates=[2 * max(study.rates)])
-    for accuracy, where in ((0.84, 'nowhere'), (0.95, 'only with Hydra in *recall*')):
-        more = [*results, made_up(twice, 'Hydra', probe, accuracy)]
-        text = ' '.join(sections.rates_text(more, table).split())
-        assert text.endswith(f'tried in 1 of these. It gains as much again {where}.')
-    cells = [sections.with_ends(table, name, 0) for name in ('Pola', 'Hydra', 'Linformer')]
+    page = load_tool('.dev_scripts/probe_tables.py')
+    _, table = made_table({'Pola': (0.6, 0.5, 0.9), 'Hydra': (0.8,)})
+    cells = [page.with_ends(table, name, 0) for name in ('Pola', 'Hydra', 'Linformer')]
     assert cells == ['60 (50 to 90)', '80', '–']
+
+
+@pytest.mark.parametrize('text', ['<!-- table: a -->\nold\n', 'old <!-- end of table -->'])
+def test_a_table_without_both_comments_is_refused(text):
+    marked = load_tool('.dev_scripts/marked_tables.py')
+    with pytest.raises(ValueError, match='put both around a table'):
+        marked.with_tables(text, 'table', str)
+
+
+def test_a_table_is_made_anew_and_the_sentences_stay():
+    marked = load_tool('.dev_scripts/marked_tables.py')
+    page = 'One.\n<!-- table: {0} -->\n\n{1}\n\n<!-- end of table -->\nTwo.\n'
+    old, new = (page.format('a', of) for of in ('old', 'A'))
+    assert marked.with_tables(old * 2, 'table', str.upper) == new * 2
 
 
 def test_attentions_without_all_columns_stand_last_and_the_first_seed_alone_decides_the_largest():
