@@ -5,12 +5,8 @@ import statistics
 from pathlib import Path
 from typing import Dict, Iterator, List, Sequence, Tuple
 
-import matplotlib
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
-
-from ...writing import whole_file, write_whole
+from ...writing import write_whole
+from ..figures import new_figure, save
 from .attention_study import ABLATIONS, STUDIES
 from .seed_differences import (
     by_attention,
@@ -222,7 +218,7 @@ def plot_accuracy(results: List[dict], title: str, path: Path) -> None:
     """Plot top-1 of each attention in the first and last test column: every seed, and the mean."""
     found = by_attention(results)
     names, columns = list(found), list(results[0]['top1'])
-    figure, axis = plt.subplots(figsize=(2.5 + 0.22 * len(names), 4.5), layout='constrained')
+    figure, axis = new_figure(1, 1, (2.5 + 0.22 * len(names), 4.5))
     for column, color in ((columns[0], 'tab:blue'), (columns[-1], 'tab:orange')):
         values = [[run['top1'][column] for run in found[name]] for name in names]
         means = [statistics.mean(one) for one in values]
@@ -249,7 +245,7 @@ def plot_distances(results: List[dict], title: str, path: Path) -> None:
                 statistics.mean(m[key] for m in found) for key in ('near', 'middle', 'far')
             ]
     names = sorted(rows, key=lambda name: rows[name][0])
-    figure, axis = plt.subplots(figsize=(7, 1.2 + 0.22 * len(names)), layout='constrained')
+    figure, axis = new_figure(1, 1, (7, 1.2 + 0.22 * len(names)))
     start = [0.0] * len(names)
     for part, (label, color) in enumerate(
         (('near: 2 tokens', '#1b4f72'), ('middle: 6 tokens', '#5dade2'), ('far', '#d6dbdf'))
@@ -268,6 +264,8 @@ def plot_cost(costs: Dict[str, dict], path: Path) -> None:
 
     The fastest attention is at the top.
     """
+    from matplotlib import colormaps
+
     found = {
         name: {row['side']: row for row in cost['forward']['rows']} for name, cost in costs.items()
     }
@@ -279,10 +277,8 @@ def plot_cost(costs: Dict[str, dict], path: Path) -> None:
         return -largest, found[name][largest]['seconds'] if largest else 0.0
 
     names = sorted(found, key=slowness, reverse=True)
-    figure, axes = plt.subplots(
-        1, 2, figsize=(10, 1.6 + 0.2 * len(names)), sharey=True, layout='constrained'
-    )
-    colors = plt.get_cmap('viridis_r')
+    figure, axes = new_figure(1, 2, (10, 1.6 + 0.2 * len(names)), sharey=True)
+    colors = colormaps['viridis_r']
     for axis, key, scale in zip(axes, ('seconds', 'MB'), (1e3, 1)):
         for index, side in enumerate(sides):
             points = [
@@ -299,12 +295,6 @@ def plot_cost(costs: Dict[str, dict], path: Path) -> None:
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc='outside lower center', ncols=len(sides), fontsize=8)
     save(figure, path)
-
-
-def save(figure: plt.Figure, path: Path) -> None:
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, dpi=110)
-    plt.close(figure)
 
 
 def write_report(content: dict, folder: Path) -> List[Path]:

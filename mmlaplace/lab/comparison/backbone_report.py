@@ -13,14 +13,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mmlaplace.commands.command_line import ToolParser
-from mmlaplace.writing import whole_file
-
+from ...commands.command_line import ToolParser
+from ..figures import new_figure, save
 from .published_top1 import peers, published
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 LINES = ('-', '--', ':', '-.')  # a line style for each mode
 MARKERS = 'os^Dv<>PX*hpd8'  # a marker for each family or contender
@@ -123,27 +121,13 @@ def where(result: dict) -> str:
     return machine.get('GPU') or f'{machine["CPU"]}, {machine["threads"]} threads'
 
 
-def new_figure(panels: int, height: float, width: float = 6) -> tuple:
-    import matplotlib
-
-    matplotlib.use('Agg')
-    import matplotlib.pyplot as plt
-
-    return plt.subplots(1, panels, figsize=(width * panels, height), layout='constrained')
-
-
-def save(figure: 'Figure', path: Path) -> None:
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, dpi=110)
-
-
 def plot(result: dict, path: Path) -> None:
     """Plot time and memory over the side of the image."""
-    rows = measured(result)
-    lines = len(result['contenders']) * len(result['modes'])
-    figure, axes = new_figure(2, 4.5 + 0.12 * lines)
     from matplotlib import colormaps
 
+    rows = measured(result)
+    lines = len(result['contenders']) * len(result['modes'])
+    figure, axes = new_figure(1, 2, (12, 4.5 + 0.12 * lines))
     # Typed Any, as only listed colormaps have ``colors``.
     colormap: Any = colormaps['tab10' if len(result['contenders']) <= 10 else 'tab20']
     for axis, key, label in zip(axes, ('ms per image', 'MB'), ('ms an image', 'peak memory (MB)')):
@@ -193,8 +177,8 @@ def top1_points(result: dict, mode: str) -> Dict[str, Tuple[float, int]]:
 def plot_top1(result: dict, path: Path) -> None:
     """Plot published top-1 over measured images a second. Better models are up and to the right."""
     modes = result['modes']
-    figure, axes = new_figure(len(modes), 7, width=9)
-    for axis, mode in zip([axes] if len(modes) == 1 else axes, modes):
+    figure, axes = new_figure(1, len(modes), (9 * len(modes), 7), squeeze=False)
+    for axis, mode in zip(axes[0], modes):
         points = top1_points(result, mode)
         draw_families(axis, {name: speed for name, (speed, _) in points.items()})
         batches = sorted({batch for _, batch in points.values()})

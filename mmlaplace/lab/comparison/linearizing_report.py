@@ -2,19 +2,18 @@
 
 import statistics
 from pathlib import Path
-from typing import Dict, List
+from typing import TYPE_CHECKING, Dict, List
 
-import matplotlib
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
 import numpy as np
-from matplotlib.axes import Axes
 
 from ...writing import write_whole
-from .attention_report import markdown, save
+from ..figures import new_figure, save
+from .attention_report import markdown
 from .linearizing_study import COLUMNS
 from .seed_differences import half_width, short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 TITLES = dict(
     softmax='softmax', swapped='swapped', layers='layer by layer', distilled='distilled',
@@ -52,14 +51,13 @@ def table(results: List[dict]) -> str:
 def plot(results: List[dict], path: Path) -> None:
     """Plot the accuracies of each attention, and how they grow with the minutes of training."""
     found = grouped(results)
-    figure, (left, right) = plt.subplots(1, 2, figsize=(12, 2 + 0.3 * len(found)),
-                                         layout='constrained')  # fmt: skip
+    figure, (left, right) = new_figure(1, 2, (12, 2 + 0.3 * len(found)))
     plot_accuracies(found, left)
     plot_minutes(found, right)
     save(figure, path)
 
 
-def plot_accuracies(found: Dict[str, List[dict]], axis: Axes) -> None:
+def plot_accuracies(found: Dict[str, List[dict]], axis: 'Axes') -> None:
     """Means as dots, seeds as bars."""
     colors = dict(zip(COLUMNS, ('black', '#d62728', '#ff9896', '#1f77b4', '#7f7f7f')))
     for column, color in colors.items():
@@ -74,7 +72,7 @@ def plot_accuracies(found: Dict[str, List[dict]], axis: Axes) -> None:
     axis.legend(loc='upper center', bbox_to_anchor=(0.5, -0.14), ncols=3, fontsize=8)
 
 
-def plot_minutes(found: Dict[str, List[dict]], axis: Axes) -> None:
+def plot_minutes(found: Dict[str, List[dict]], axis: 'Axes') -> None:
     """Means over the seeds: solid for the distillation, dashed for the training from scratch."""
     for number, (name, runs) in enumerate(found.items()):
         for kind, style in (('distilled', '-'), ('scratch', '--')):

@@ -3,17 +3,21 @@
 import json
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Iterator, Tuple
+from typing import TYPE_CHECKING, Iterator, Tuple
 
-import matplotlib
 import numpy as np
 from PIL import Image
 
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
+from ..figures import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 CLASSES = tuple(str(digit) for digit in range(10))
-PALETTE = [tuple(int(255 * c) for c in plt.get_cmap('tab10')(i)[:3]) for i in range(10)]
+PALETTE = (
+    (31, 119, 180), (255, 127, 14), (44, 160, 44), (214, 39, 40), (148, 103, 189), (140, 86, 75),
+    (227, 119, 194), (127, 127, 127), (188, 189, 34), (23, 190, 207),
+)  # fmt: skip
 SPLITS = ('train', 'val')
 SHEET = 'contact_sheet.png'
 
@@ -21,17 +25,14 @@ SHEET = 'contact_sheet.png'
 @contextmanager
 def sheet(
     path: Path, title: str, rows: int, columns: int, cell: Tuple[float, float]
-) -> Iterator[Iterator[plt.Axes]]:
+) -> Iterator[Iterator['Axes']]:
     """A context that gives the axes of a figure of rows x columns images, and then saves it."""
-    figure, axes = plt.subplots(
-        rows, columns, figsize=(columns * cell[0], rows * cell[1] + 0.6), layout='constrained'
-    )
+    figure, axes = new_figure(rows, columns, (columns * cell[0], rows * cell[1] + 0.6))
     figure.suptitle(title)
     for axis in axes.flat:
         axis.axis('off')
     yield iter(axes.flat)
     figure.savefig(path, dpi=100)
-    plt.close(figure)
 
 
 def sheet_classification(out: Path) -> None:
@@ -72,7 +73,9 @@ def sheet_detection(out: Path) -> None:
                     draw_annotation(axis, annotation)
 
 
-def draw_annotation(axis: plt.Axes, annotation: dict) -> None:
+def draw_annotation(axis: 'Axes', annotation: dict) -> None:
+    from matplotlib.patches import Rectangle
+
     colour = np.array(PALETTE[annotation['category_id']]) / 255
     height, width = annotation['segmentation']['size']
     counts = annotation['segmentation']['counts']
@@ -80,7 +83,7 @@ def draw_annotation(axis: plt.Axes, annotation: dict) -> None:
     axis.imshow(np.dstack([np.broadcast_to(colour, (height, width, 3)), 0.6 * mask]))
     left, top, width, height = annotation['bbox']
     corner = (left - 0.5, top - 0.5)  # matplotlib has pixel centres at integers
-    axis.add_patch(plt.Rectangle(corner, width, height, fill=False, edgecolor=colour))
+    axis.add_patch(Rectangle(corner, width, height, fill=False, edgecolor=colour))
     label = CLASSES[annotation['category_id']]
     axis.text(left, top - 2, label, color='white', fontsize=8, bbox=dict(facecolor=colour, pad=1))
 

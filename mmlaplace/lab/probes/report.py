@@ -2,20 +2,20 @@
 
 import json
 from pathlib import Path
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple
+from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Tuple
 
-import matplotlib
 import numpy as np
 
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
-
 from ...writing import write_whole
-from ..comparison.attention_report import markdown, save
+from ..comparison.attention_report import markdown
+from ..figures import new_figure, save
 from .prediction import TrainedHere
 from .results import by_key
 from .study import DISAGREE, REACHED, SOLVED, Cell, Study, cell, label
 from .tasks import build_probe
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MISSING = '–'
 STAR = '*'  # seeds of the cell disagree
@@ -256,10 +256,8 @@ def draw(
         titles = [ability.replace(' ', '\n') for ability in abilities]
         panels.append(Panel('ability', titles, degrees, texts, 'Greens', (-0.1, 2.5)))
     widths = [len(panel.columns) for panel in panels]
-    figure, axes = plt.subplots(
-        1, len(panels), sharey=True, layout='constrained', squeeze=False,
-        figsize=(3.0 + 0.72 * sum(widths), 1.6 + 0.215 * len(names)), width_ratios=widths,
-    )  # fmt: skip
+    size = 3.0 + 0.72 * sum(widths), 1.6 + 0.215 * len(names)
+    figure, axes = new_figure(1, len(panels), size, sharey=True, squeeze=False, width_ratios=widths)
     axes[0, 0].set_yticks(range(len(names)), names, fontsize=8)
     for axis, panel in zip(axes[0], panels):
         paint(axis, panel)
@@ -290,12 +288,15 @@ def ranks_of(values: List[Optional[float]]) -> List[Optional[float]]:
     return [None if value is None else order.index(value) / top for value in values]
 
 
-def paint(axis: plt.Axes, panel: Panel) -> None:
+def paint(axis: 'Axes', panel: Panel) -> None:
     """Paint a panel, with a text in each cell."""
+    from matplotlib import colormaps
+    from matplotlib.colors import Normalize
+
     grid = [[float('nan') if v is None else v for v in row] for row in panel.levels]
-    cmap = plt.get_cmap(panel.colors).copy()
+    cmap = colormaps[panel.colors]  # a copy
     cmap.set_bad('#eeeeee')
-    colors = cmap(plt.Normalize(*panel.ends)(np.array(grid)))  # (rows, columns, RGBA)
+    colors = cmap(Normalize(*panel.ends)(np.array(grid)))  # (rows, columns, RGBA)
     axis.imshow(colors, aspect='auto')
     dark = colors[..., :3] @ LUMINANCE < DARK
     for y, row in enumerate(panel.texts):

@@ -1,12 +1,14 @@
 """Draw the papers' figures in one style, from the numbers of figure_numbers.py."""
 
-from typing import Any, List, Sequence, Tuple
+from typing import TYPE_CHECKING, Any, List, Sequence, Tuple
 
-import matplotlib
 import numpy as np
 
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
+from ..figures import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MARKERS = 'os^Dv<>P*X'
 NOTE = 'published, not reproduced here'
@@ -14,18 +16,16 @@ NOTE = 'published, not reproduced here'
 
 def new(
     panels: int = 1, width: float = 5.5, height: float = 4.2, **options: Any
-) -> Tuple[plt.Figure, List[plt.Axes]]:
+) -> Tuple['Figure', List['Axes']]:
     """A new figure with panels side by side."""
-    figure, axes = plt.subplots(
-        1, panels, figsize=(width * panels, height), squeeze=False, layout='constrained', **options
-    )
+    figure, axes = new_figure(1, panels, (width * panels, height), squeeze=False, **options)
     for axis in axes[0]:
         axis.grid(alpha=0.3)
     return figure, list(axes[0])
 
 
 def scatter(
-    axis: plt.Axes, points: List[dict], x: str, y: str = 'top-1', styled: Sequence[dict] = ()
+    axis: 'Axes', points: List[dict], x: str, y: str = 'top-1', styled: Sequence[dict] = ()
 ) -> None:
     """Draw a line through each family, in colour for the paper's own and in grey for the others.
 
@@ -46,7 +46,7 @@ def scatter(
     axis.margins(x=0.1, y=0.08)
 
 
-def name_families(axis: plt.Axes, points: List[dict], x: str, y: str = 'top-1') -> None:
+def name_families(axis: 'Axes', points: List[dict], x: str, y: str = 'top-1') -> None:
     """Write the name of each family beside its largest model.
 
     The name is to the left for the paper's own families, and to the right for the others.
@@ -60,7 +60,7 @@ def name_families(axis: plt.Axes, points: List[dict], x: str, y: str = 'top-1') 
         )  # fmt: skip
 
 
-def legend_below(figure: plt.Figure, axis: plt.Axes, columns: int) -> None:
+def legend_below(figure: 'Figure', axis: 'Axes', columns: int) -> None:
     figure.legend(
         *axis.get_legend_handles_labels(), loc='outside lower center', ncols=columns, fontsize=7
     )
@@ -72,7 +72,7 @@ def where(found: dict) -> str:
     return machine.get('GPU') or f'{machine["CPU"]}, {threads}'
 
 
-def draw_parameters(found: dict) -> plt.Figure:
+def draw_parameters(found: dict) -> 'Figure':
     twins = found['twins']
     figure, axes = new(2 if twins else 1)
     scatter(axes[0], found['published'], 'parameters')
@@ -92,7 +92,7 @@ def draw_parameters(found: dict) -> plt.Figure:
     return figure
 
 
-def draw_memory(found: dict) -> plt.Figure:
+def draw_memory(found: dict) -> 'Figure':
     figure, axes = new(2, 5)
     for index, (name, line) in enumerate(found['lines'].items()):
         softmax, own = name.startswith('Transformer'), name == 'SOFT'
@@ -114,7 +114,7 @@ def draw_memory(found: dict) -> plt.Figure:
     return figure
 
 
-def draw_speed(found: dict) -> plt.Figure:
+def draw_speed(found: dict) -> 'Figure':
     figure, (axis,) = new(1, 7)
     points = [dict(p, speed=1 / p['seconds']) for p in found['points'] if 'seconds' in p]
     scatter(axis, points, 'speed')
@@ -133,7 +133,7 @@ def draw_speed(found: dict) -> plt.Figure:
     return figure
 
 
-def draw_speed_and_macs(found: dict) -> plt.Figure:
+def draw_speed_and_macs(found: dict) -> 'Figure':
     figure, (left, right) = new(2, 5.5, 5)
     scatter(left, found['points'], 'MACs')
     left.set(xlabel='MACs (G)', ylabel='top-1 on ImageNet (%)', title=NOTE, xscale='log')
@@ -150,7 +150,7 @@ def draw_speed_and_macs(found: dict) -> plt.Figure:
     return figure
 
 
-def draw_newton(found: dict) -> plt.Figure:
+def draw_newton(found: dict) -> 'Figure':
     figure, axes = new(len(found['sets']), 4.2, sharey=True)
     for axis, (name, content) in zip(axes, found['sets'].items()):
         for index, line in enumerate(content['stages']):
@@ -164,7 +164,7 @@ def draw_newton(found: dict) -> plt.Figure:
     return figure
 
 
-def draw_eigenvalues(found: dict) -> plt.Figure:
+def draw_eigenvalues(found: dict) -> 'Figure':
     figure, (left, right) = new(2, 5)
     for index, stage in enumerate(found['stages']):
         label = f'stage {stage["stage"]}'
@@ -180,13 +180,12 @@ def draw_eigenvalues(found: dict) -> plt.Figure:
     return figure
 
 
-def draw_gates(found: dict) -> plt.Figure:
+def draw_gates(found: dict) -> 'Figure':
     blocks = found['blocks']
     chosen = sorted({0, len(blocks) // 2, len(blocks) - 1})
-    figure, grid = plt.subplots(
-        1, 3 * len(chosen), figsize=(3.4 * len(chosen), 4.2), layout='constrained',
-        width_ratios=[1, 1, 0.18] * len(chosen),
-    )  # fmt: skip
+    figure, grid = new_figure(
+        1, 3 * len(chosen), (3.4 * len(chosen), 4.2), width_ratios=[1, 1, 0.18] * len(chosen)
+    )
     for position, index in enumerate(chosen):
         block = blocks[index]
         panels = [np.array(block['same']), np.array(block['opposite'])]
@@ -202,7 +201,7 @@ def draw_gates(found: dict) -> plt.Figure:
     return figure
 
 
-def draw_rows(found: dict) -> plt.Figure:
+def draw_rows(found: dict) -> 'Figure':
     figure, (left, right) = new(2, 5.5)
     width = 0.8 / len(found['models'])
     for index, (label, blocks) in enumerate(found['models'].items()):

@@ -6,13 +6,7 @@ import statistics
 from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
-import matplotlib
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
-
-from mmlaplace.writing import whole_file
-
+from ..figures import new_figure, save
 from .paper_tables import METRICS, Row, Run, Table
 
 Outcome = Union[dict, str]  # the result of a job, or the text of its failure
@@ -281,10 +275,9 @@ def plot(report: dict, path: Path) -> bool:
     if not scores:
         return False
     heights = [1 + 0.3 * len(rows) for rows in scores.values()]
-    figure, grid = plt.subplots(
-        len(scores), 2, figsize=(10, sum(heights)), squeeze=False, layout='constrained',
-        height_ratios=heights,
-    )  # fmt: skip
+    figure, grid = new_figure(
+        len(scores), 2, (10, sum(heights)), squeeze=False, height_ratios=heights
+    )
     full = report['scale'] == 'full'
     for (name, rows), (left, right) in zip(scores.items(), grid):
         places = range(len(rows))
@@ -304,9 +297,7 @@ def plot(report: dict, path: Path) -> bool:
         if full:
             right.sharex(left)
     figure.suptitle(f'{report["paper"]}, {report["place"]}: {report["title"]}')
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, dpi=120)
-    plt.close(figure)
+    save(figure, path, dpi=120)
     return True
 
 
