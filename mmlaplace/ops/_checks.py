@@ -9,6 +9,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .precision import HALVES
 
+# Whether torch.compile or torch.export is tracing. torch 2.1 has it elsewhere, and it takes seconds
+# to import that in later versions.
+is_compiling: Callable[[], bool] = getattr(
+    torch.compiler, 'is_compiling', lambda: torch._dynamo.is_compiling()
+)
+
 
 def constant_in_graphs(function: Callable) -> Callable:
     """Make graphs of torch.compile take the result of one call, as a constant.
@@ -36,6 +42,18 @@ def renamed_arguments(**new_names: str) -> Callable:
         return by_new_names
 
     return decorate
+
+
+def _is_transforming_in_torch_2_1() -> bool:
+    return not is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+# Whether a transform of torch.func, such as ``vmap``, is active. torch 2.1 cannot ask in a graph.
+is_transforming: Callable[[], bool] = (
+    torch._C._are_functorch_transforms_active
+    if hasattr(torch.compiler, 'is_compiling')
+    else _is_transforming_in_torch_2_1
+)
 
 
 def check_query_key(op: str, query: Tensor, key: Tensor) -> None:
@@ -119,13 +137,6 @@ def has_values(tensor: Tensor) -> bool:
     )
 
 
-def is_transforming() -> bool:
-    """Whether a transform of torch.func, such as ``vmap``, is active."""
-    if is_compiling() and not hasattr(torch.compiler, 'is_compiling'):
-        return False  # torch 2.1 cannot ask it in a graph
-    return torch._C._are_functorch_transforms_active()
-
-
 def is_capturing(tensor: Tensor) -> bool:
     """Whether a CUDA graph is captured. Tensors that it reads must live as long as the graph."""
     return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
@@ -134,10 +145,3 @@ def is_capturing(tensor: Tensor) -> bool:
 def is_recording() -> bool:
     """Whether torch.compile, torch.export or torch.jit.trace is recording a graph."""
     return is_compiling() or torch.jit.is_tracing()
-
-
-def is_compiling() -> bool:
-    """Whether torch.compile or torch.export is tracing."""
-    if hasattr(torch.compiler, 'is_compiling'):
-        return torch.compiler.is_compiling()
-    return torch._dynamo.is_compiling()  # torch 2.1; elsewhere it takes seconds to import

@@ -8,7 +8,7 @@ from mmengine.model import BaseModule, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..layers import DepthwiseConv, Linear, TransformerBlock, map_to_tokens
+from ..layers import DepthwiseConv, TransformerBlock, map_to_tokens
 from ..layers.feature_map import channels_last, shape_of_map
 from ..layers.patch_embed import pad_to_multiple
 from .base import PyramidBackbone
@@ -118,10 +118,10 @@ class MLLABlock(TransformerBlock):
 
     def __init__(self, embed_dims: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(embed_dims, *args, **kwargs)
-        self.in_proj = Linear(embed_dims, embed_dims)
-        self.gate = Linear(embed_dims, embed_dims)
+        self.in_proj = nn.Linear(embed_dims, embed_dims)
+        self.gate = nn.Linear(embed_dims, embed_dims)
         self.conv = DepthwiseConv(embed_dims, 3)
-        self.out_proj = Linear(embed_dims, embed_dims)
+        self.out_proj = nn.Linear(embed_dims, embed_dims)
 
     def branches(self) -> list:
         (cpe, norm, _, scale), ffn = super().branches()

@@ -8,7 +8,7 @@ from mmengine.model import BaseModule, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..layers import Linear, TransformerBlock, map_to_tokens
+from ..layers import TransformerBlock, map_to_tokens
 from ..layers.build import build_token_norm
 from ..layers.feature_map import channels_last, shape_of_map
 from .base import PyramidBackbone
@@ -64,7 +64,7 @@ class MobileViTv2Embed(BaseModule):
         self.proj: nn.Module = nn.Identity()
         if local:
             self.local = ConvLayer(embed_dims, embed_dims, 3, groups=embed_dims, **layers)
-            self.proj = Linear(embed_dims, embed_dims // 2, bias=False)
+            self.proj = nn.Linear(embed_dims, embed_dims // 2, bias=False)
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C or C/2), (H', W')`` with ``N = H' * W'``."""
@@ -116,7 +116,7 @@ class MobileViTv2End(BaseModule):
     def __init__(self, in_channels: int, embed_dims: int, norm_cfg: Optional[dict] = None) -> None:
         super().__init__()
         self.norm1 = build_token_norm(GROUP_NORM, in_channels)
-        self.proj = Linear(in_channels, embed_dims, bias=False)
+        self.proj = nn.Linear(in_channels, embed_dims, bias=False)
         self.norm2 = build_token_norm(norm_cfg or BATCH_NORM, embed_dims)
 
     def forward(self, x: Tensor) -> Tensor:

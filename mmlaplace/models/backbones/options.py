@@ -6,11 +6,8 @@ from dataclasses import replace
 from typing import Any, Dict, List, Sequence, Tuple, Union, get_args, get_origin
 
 from mmengine.registry import MODELS
-from torch import Tensor
-from torch.fx import Proxy
 
 from ..known_options import did_you_mean
-from .tracing import record_layers
 
 ARCH_KEYS = ('embed_dims', 'depths', 'num_heads', 'ffn_ratios')
 OUT_TYPES = ('featmap', 'cls_token')
@@ -136,22 +133,6 @@ def check_kinds(img_size: Any, in_channels: Any, out_norms: Any) -> None:
         raise ValueError(
             "out_norms must be True, False, None or a config such as dict(type='BN'), got "
             f'{out_norms!r}'
-        )
-
-
-def check_images(backbone: Any, x: Tensor) -> None:
-    """Raise a ValueError unless ``x`` is ``(B, C, H, W)`` with sides of at least a stride.
-
-    Where torch.fx traces the backbone, ``x`` has no shape, and the trace is prepared instead.
-    """
-    if isinstance(x, Proxy):
-        record_layers(backbone, x.tracer)
-        return
-    first = backbone.stage_strides[0]
-    if x.dim() != 4 or min(x.shape[-2:]) < first:
-        raise ValueError(
-            f'{type(backbone).__name__} needs images (B, C, H, W) of at least {first} x {first} '
-            f'pixels, got shape {tuple(x.shape)}'
         )
 
 

@@ -14,7 +14,7 @@ from mmlaplace.ops._checks import is_compiling
 from mmlaplace.ops.backend import with_current_backend
 
 from .build import build_token_norm
-from .depthwise import DepthwiseConv
+from .feature_map import DepthwiseConv
 from .ffn import FFN
 from .rep_norm import PRepBN
 

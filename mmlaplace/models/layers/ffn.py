@@ -1,28 +1,19 @@
-from functools import partial
 from typing import Optional, Tuple
 
 import torch
 import torch.nn as nn
 from mmengine.model import BaseModule, Sequential
 from torch import Tensor
+from torch.nn.modules import module as every_module
 
-from mmlaplace.ops.backend import in_cpu_graph
-from mmlaplace.ops.onednn_linear import onednn_gelu_ffn
-from mmlaplace.ops.precision import autocasting
+from mmlaplace.ops._checks import is_compiling
+from mmlaplace.ops.gelu_ffn import gelu_ffn
 
-from .build import ACTIVATIONS, build_activation
-from .depthwise import DepthwiseConv
-from .gelu_ffn import fits, gelu_ffn
-from .linear import (
-    Linear,
-    are_fp32,
-    are_plain,
-    bf16_inference,
-    by_rows,
-    does_more,
-    in_blocks,
-    linear,
-)
+from .build import build_activation
+from .feature_map import DepthwiseConv
+
+PLAIN = (Tensor, nn.Parameter)
+LAYERS = (nn.Linear, nn.GELU, nn.Dropout, nn.Linear, nn.Dropout)
 
 
 class FFN(BaseModule):
@@ -61,10 +52,10 @@ class FFN(BaseModule):
         super().__init__()
         hidden = int(embed_dims * ffn_ratio)
         self.layers = Sequential(
-            Linear(embed_dims, hidden),
+            nn.Linear(embed_dims, hidden),
             build_activation(act_cfg or dict(type='GELU')),
             nn.Dropout(drop_rate),
-            Linear(hidden, embed_dims),
+            nn.Linear(hidden, embed_dims),
             nn.Dropout(drop_rate),
         )
         self.dwconv = DepthwiseConv(hidden, dwconv_kernel) if dwconv_kernel else None
@@ -73,19 +64,11 @@ class FFN(BaseModule):
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
-        first, act, dropout, second, last = self.layers
-        if self._is_plain(x):
-            weights = (first.weight, first.bias, second.weight, second.bias)
-            fp32 = are_fp32(*weights)
-            if fp32 and fits(act) and in_cpu_graph(x) and not autocasting(x.device):
-                return torch.ops.mmlaplace._gelu_ffn(act.approximate, x, *weights)
-            if type(act) is nn.GELU and bf16_inference(x, *weights):
-                halves = (tensor.bfloat16() for tensor in (x, *weights))
-                return onednn_gelu_ffn(act.approximate, *halves)
-            if fp32 and in_blocks(x):
-                if fits(act):
-                    return gelu_ffn(x, act.approximate, *weights)
-                return by_rows(partial(_two_linears, act), len(first.weight), x, *weights)
+        first, act, dropout, second, last = self.layers._modules.values()
+        if self.dwconv is None and self.is_one_op(x):
+            return gelu_ffn(
+                x, first.weight, first.bias, second.weight, second.bias, act.approximate
+            )
         x = first(x)  # (B, N, C * ffn_ratio)
         if self.dwconv is not None and not self.dwconv_residual:
             x = self.dwconv(x if self.dwconv_act is None else self.dwconv_act(x), hw_shape)
@@ -94,26 +77,23 @@ class FFN(BaseModule):
             x = x + self.dwconv(x, hw_shape)
         return last(second(x))
 
-    def _is_plain(self, x: Tensor) -> bool:
-        """Whether the FFN computes only its two linears of plain tensors and its activation.
+    def is_one_op(self, x: Tensor) -> bool:
+        """Whether the layers compute nothing else than the op does.
 
-        Then it may compute in blocks of rows, and compute parts again in the backward pass.
-        Otherwise it computes layer by layer. This is so for layers that users replaced,
-        parametrised or hooked, for active dropout, and for an activation with weights or random
-        numbers.
+        A user may have replaced, parametrised or hooked them. Other classes of tensors, such as
+        those of quantised and of sharded weights, know few functions. Graphs have torch's own
+        layers, as other compilers and runtimes read them.
         """
-        first, act, dropout, second, last = self.layers
-        if self.dwconv is not None or not all(type(one) is Linear for one in (first, second)):
+        if is_compiling() or torch.jit.is_tracing() or every_module._has_any_global_hook():
             return False
-        return (
-            are_plain(x, first.weight, first.bias, second.weight, second.bias)
-            and type(act) in ACTIVATIONS.values()
-            and all(type(layer) is nn.Dropout for layer in (dropout, last))
-            and not any(layer.training and layer.p > 0 for layer in (dropout, last))
-            and not does_more(self.layers)
-        )
-
-
-def _two_linears(act: nn.Module, x: Tensor, *weights: Tensor) -> Tensor:
-    """``linear(act(linear(x)))``; the weights are the weight and bias of each."""
-    return linear(act(linear(x, *weights[:2])), *weights[2:])
+        for layer, kind in zip(self.layers._modules.values(), LAYERS):
+            if (
+                type(layer) is not kind
+                or 'forward' in layer.__dict__
+                or layer._forward_hooks or layer._forward_pre_hooks
+                or layer._backward_hooks or layer._backward_pre_hooks
+                or (kind is nn.Dropout and layer.training and layer.p > 0)
+                or (kind is nn.Linear and type(layer.weight) not in PLAIN)
+            ):  # fmt: skip
+                return False
+        return type(x) in PLAIN
