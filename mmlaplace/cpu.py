@@ -22,8 +22,8 @@ def optimize(
 
     Each ``torch.nn.Linear`` becomes a :class:`PackedLinear`. Each :class:`FFN` of two linears and
     GELU computes in blocks that stay in the cache. Nothing else changes. The results differ by
-    rounding. The packed layers have no ``weight``: they cannot train, load weights, move to a GPU or
-    be exported. So load the weights first, and call this last.
+    rounding. The packed layers have no ``weight``: they cannot train, load weights, be saved, move
+    to a GPU or be exported. So load the weights first, and call this last.
 
     Args:
         model: A model on the CPU, such as a backbone, or a detector of mmdet. It is put into eval
@@ -36,7 +36,7 @@ def optimize(
         The model with packed layers.
 
     Raises:
-        ValueError: For another dtype, or a weight that is on another device, or neither fp32 nor bf16.
+        ValueError: For another dtype, or a weight that is not on the CPU, or neither fp32 nor bf16.
         RuntimeError: If this torch or CPU has no linears of oneDNN for the dtype.
 
     Examples:
@@ -109,7 +109,13 @@ class Packed(nn.Module):
             )
         return self
 
-    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def __deepcopy__(self, memo: dict) -> 'Packed':
+        return self  # nothing of it ever changes
+
+    def __getstate__(self) -> dict:  # of pickle
+        return self._save_to_state_dict()
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> Any:
         raise RuntimeError(f'{type(self).__name__} has no weights to save: {PURPOSE}; save the '
                            'model from before')  # fmt: skip
 
