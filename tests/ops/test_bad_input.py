@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmlaplace import ops
-from mmlaplace.ops.bias_gelu import bias_gelu, has_bias_gelu
+from mmlaplace.ops import _native
 from mmlaplace.ops.pola_streams import pola_streams
 from mmlaplace.ops.signed_powers import signed_powers
 
@@ -147,14 +147,12 @@ COMPILED = [
     (lambda: OPS._pooled_landmarks_backward(Q, ONE, None, False, 2, 3, 1, 1, 0), r'got \[1\]'),
     (lambda: OPS._pooled_landmarks_backward(Q.int()[:, :, :1], Q, None, False, 2, 3, 1, 1, 0),
      'gradient must be fp16.* got Int'),
-    (lambda: bias_gelu(X[0, 0].t(), torch.zeros(2), 'none', X), 'x must be contiguous'),
-    (lambda: bias_gelu(X[0, 0], torch.zeros(2), 'none', X), r'bias .*\[3\], got .* \[2\]'),
     (lambda: signed_powers(X, POWER[..., :2], POWER), r'power .*\[1, 1, 2\]'),
     (lambda: pola_streams(X, POWER, POWER, X, 1e-6), r'sums .*\[1, 1, 6, 5\], got .* 3\]'),
 ]  # fmt: skip
 
 
-@pytest.mark.skipif(not has_bias_gelu(), reason='the compiled library is missing')
+@pytest.mark.skipif(_native.WHY_MISSING is not None, reason='the compiled library is missing')
 @pytest.mark.parametrize(('call', 'quoted'), COMPILED)
 def test_compiled_code_quotes_the_bad_value(call, quoted):
     with pytest.raises(RuntimeError, match=quoted):
@@ -162,15 +160,11 @@ def test_compiled_code_quotes_the_bad_value(call, quoted):
 
 
 # Each call, whose tensors but one are on a CPU. Its outputs would be memory without values.
-@pytest.mark.parametrize('name', ['laplacian_kernel', 'nystrom_attention', '_gelu_ffn'])
+@pytest.mark.parametrize('name', ['laplacian_kernel', 'nystrom_attention'])
 def test_tensors_on_several_devices_are_refused(name):
     arguments = {
         'laplacian_kernel': dict(q=Q, k=Q, bandwidth=1.0),
         'nystrom_attention': ATTEND,
-        '_gelu_ffn': dict(
-            approximate='none', x=Q, first=torch.ones(8, 4), first_bias=torch.ones(8),
-            second=torch.ones(4, 8), second_bias=torch.ones(4),
-        ),
     }[name]  # fmt: skip
     for key, value in arguments.items():
         if isinstance(value, torch.Tensor):

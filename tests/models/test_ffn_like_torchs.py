@@ -1,4 +1,4 @@
-"""Linears and FFNs compute and refuse what torch's own layers compute and refuse."""
+"""An FFN computes and refuses what torch's own layers compute and refuse."""
 
 import contextlib
 import copy
@@ -10,14 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mmlaplace.models.layers import FFN, Linear, linear
+from mmlaplace.models.layers import FFN
+from mmlaplace.ops import gelu_ffn
 
 C, HIDDEN = 12, 24
-
-
-@pytest.fixture(params=linear.LIBRARIES, autouse=True)
-def library(request, monkeypatch):
-    monkeypatch.setenv('MMLAPLACE_LINEAR', request.param)
 
 
 class PlainFFN(nn.Module):
@@ -32,20 +28,6 @@ class PlainFFN(nn.Module):
         return F.linear(act(F.linear(x, first.weight, first.bias)), second.weight, second.bias)
 
 
-class PlainLinear(PlainFFN):
-    def forward(self, x):
-        return F.linear(x, self.layers.weight, self.layers.bias)
-
-
-def linear_pair(change):
-    ours = Linear(C, HIDDEN)
-    change(ours)
-    plain = PlainFFN.__new__(PlainLinear)
-    nn.Module.__init__(plain)
-    plain.layers = ours
-    return ours, plain
-
-
 def ffn_pair(change, which=0, act='GELU'):
     ffn = FFN(C, HIDDEN / C, act_cfg=dict(type=act))
     change(ffn.layers[which])
@@ -53,7 +35,6 @@ def ffn_pair(change, which=0, act='GELU'):
 
 
 PAIRS = {
-    'linear': linear_pair,
     'first of an FFN': ffn_pair,
     'second of an FFN': lambda change: ffn_pair(change, which=3),
     'second of an FFN with ReLU': lambda change: ffn_pair(change, which=3, act='ReLU'),
@@ -134,7 +115,7 @@ def test_any_input(pair, make):
 
 def test_nested_inputs():
     x = torch.nested.nested_tensor([normal(3, C), normal(2, C)])
-    ours, plain = linear_pair(unchanged)
+    ours, plain = ffn_pair(unchanged)
     with torch.no_grad():
         for found, expected in zip(ours(x).unbind(), plain(x).unbind(), strict=True):
             torch.testing.assert_close(found, expected)
@@ -210,7 +191,7 @@ def test_a_change_of_weights_holds_for_the_next_forward():
 @pytest.mark.parametrize('act', ['GELU', 'SiLU'])
 @pytest.mark.parametrize('kept', [0, 1 << 40], ids=['computed again', 'kept'])
 def test_a_backward_under_autocast_is_as_close_as_torchs_own(monkeypatch, act, kept):
-    monkeypatch.setattr(linear, 'LARGE_BYTES', kept)
+    monkeypatch.setattr(gelu_ffn, 'LARGE_BYTES', kept)
     ours, plain = ffn_pair(unchanged, act=act)
     exact = copy.deepcopy(plain).double()
     upstream, x = normal(1, 500, C), normal(1, 500, C)
