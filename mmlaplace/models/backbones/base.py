@@ -69,7 +69,6 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
     arch_zoo: Dict[str, dict] = {}
     default_arch = 'tiny'
     default_attn_cfg: Union[dict, Sequence, None] = None
-    renamed_archs: Dict[str, str] = {}
 
     def __init__(
         self,

@@ -24,7 +24,7 @@ def parse_arch(backbone: Any, arch: Union[str, dict, None], num_stages: int) -> 
     """An arch by its name in a zoo, or as a dict, with one entry for each stage in each value.
 
     Args:
-        backbone: Class with ``arch_zoo``, ``default_arch`` and ``renamed_archs``.
+        backbone: Class with ``arch_zoo`` and ``default_arch``.
         arch: The user's value, or None for the default.
         num_stages: Number of the host's stages.
 
@@ -34,8 +34,7 @@ def parse_arch(backbone: Any, arch: Union[str, dict, None], num_stages: int) -> 
     sizes: Any = backbone.default_arch if arch is None else arch
     if isinstance(sizes, str):
         if sizes not in backbone.arch_zoo:
-            now = backbone.renamed_archs.get(sizes)
-            hint = f'; it is now {now}' if now else did_you_mean(sizes, backbone.arch_zoo)
+            hint = did_you_mean(sizes, backbone.arch_zoo)
             raise ValueError(
                 f'{backbone.__name__} has no arch {sizes!r}{hint}; give one of '
                 f'{list(backbone.arch_zoo)}, or a dict with the keys {ARCH_KEYS}'
