@@ -11,9 +11,9 @@ from timm.layers import global_pool_nlc, is_scriptable
 from timm.models._features import feature_take_indices
 from torch import Tensor
 
-from ..models.backbones.options import check_images
 from ..models.initialising import initialise
 from ..models.layers import feature_map, map_to_tokens, tokens_to_map
+from ..models.pyramid.options import check_images
 
 # Options of a backbone that the model sets itself.
 SET_BY_THE_MODEL = ('in_channels', 'out_indices', 'out_type')

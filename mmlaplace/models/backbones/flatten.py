@@ -2,9 +2,11 @@
 
 from typing import Any, List, Optional
 
-from ..conversion import Names, Rows, position_map
+from ...checkpoints.conversion import Names, Rows, position_map
+from ...checkpoints.published import PublishedModel
+from ...checkpoints.rows import REDUCED, flat, square_map
+from ..pyramid import Family
 from . import cswin
-from .family import REDUCED, Family, flat, square_map
 from .pvt import UNUSED_NORM, pvt_rows, pvt_v2_rows
 from .swin import WINDOWS, linear_window, swin_rows
 
@@ -51,24 +53,24 @@ WINDOW_ATTENTION = linear_windows('FLattenAttention', 56, qkv='qkv')
 MAP_ATTENTION = cswin.linear_maps(
     type='FLattenAttention', qkv='qkv', lepe_kernel=5, second_lepe_kernel=3
 )
-FAMILIES = {
-    'flatten_cswin_tiny': Family(
+PUBLISHED = {
+    'flatten_cswin_tiny': PublishedModel(
         (CSWIN,),
-        dict(type='CSWin', arch=cswin.arch('tiny'), attn_cfg=MAP_ATTENTION),
+        dict(type='CSWin', arch=cswin.linear_arch('tiny'), attn_cfg=MAP_ATTENTION),
         f'{CLOUD}/48ba765ba8b0451d9d5a/?dl=1',
     ),
-    'flatten_pvt_tiny': Family(
+    'flatten_pvt_tiny': PublishedModel(
         (PVT,),
         dict(type='PVT', arch='tiny', attn_cfg=PYRAMID_ATTENTION),
         f'{CLOUD}/3ab1d773f19d45648690/?dl=1',
     ),
-    'flatten_pvt_v2_b0': Family(
+    'flatten_pvt_v2_b0': PublishedModel(
         (PVTV2,),
         dict(type='PVTv2', arch='b0', stage_norms=True, attn_cfg=PYRAMID_ATTENTION),
         f'{CLOUD}/5d1f01532b104da28e7b/?dl=1',
     ),
     **{
-        f'flatten_swin_{size}': Family(
+        f'flatten_swin_{size}': PublishedModel(
             (SWIN,),
             dict(type='Swin', arch=size, attn_cfg=WINDOW_ATTENTION),
             f'{CLOUD}/{digits}/?dl=1',
@@ -77,7 +79,7 @@ FAMILIES = {
             tiny='e1518e76703e4e57a7f2', small='94188e52af354bf4a88b', base='7a9e5186bad04e7fb3a9'
         ).items()
     },
-    'flatten_swin_base_384': Family(
+    'flatten_swin_base_384': PublishedModel(
         (SWIN,),
         dict(
             type='Swin',
@@ -88,3 +90,4 @@ FAMILIES = {
         f'{CLOUD}/0d0330cf2e5249f1abb6/?dl=1',
     ),
 }
+FAMILY = Family(published=PUBLISHED)

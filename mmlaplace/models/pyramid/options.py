@@ -215,12 +215,12 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
             ``first_blocks`` without anything else, or fields of a frame that have no effect.
 
     Examples:
-        >>> from mmlaplace.models.backbones import hosts
-        >>> from mmlaplace.models.backbones.options import with_attention
-        >>> stages = with_attention(hosts.pvt(), dict(per_stage=dict(sr_ratio=(4, 2, 1, 1))))
+        >>> from mmlaplace.models.backbones.pvt import pvt
+        >>> from mmlaplace.models.pyramid.options import with_attention
+        >>> stages = with_attention(pvt(), dict(per_stage=dict(sr_ratio=(4, 2, 1, 1))))
         >>> [stage.attn['sr_ratio'] for stage in stages]
         [4, 2, 1, 1]
-        >>> with_attention(hosts.pvt(), dict(type='XCAttention'))[0].attn
+        >>> with_attention(pvt(), dict(type='XCAttention'))[0].attn
         {'type': 'XCAttention'}
     """
     if attn_cfg is None:

@@ -1,35 +1,10 @@
-"""A family: names of parameters, a backbone, and the place of the weights."""
+"""Rows of names, and changes of tensors, that several papers share."""
 
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Tuple
 
 from torch import Tensor
 
-from ..conversion import Names, Rows, position_map
-
-
-class Family(NamedTuple):
-    """One size of a family of classifiers, with the place of its weights, if they are released.
-
-    Attributes:
-        names: Tables of names, as the authors and timm have them.
-        backbone: Config of the backbone that the weights fit, with its ``type`` and ``arch``.
-        weights: Address of the file of weights, if it is known.
-        neck: Config of the classifier's neck, if it has weights.
-        page: Address of a web page with the weights, if that of the file is not known. With
-            neither, the authors have released none.
-    """
-
-    names: Tuple[Names, ...]
-    backbone: Dict[str, Any]
-    weights: str = ''
-    neck: Optional[Dict[str, Any]] = None
-    page: str = ''
-
-    @property
-    def place(self) -> str:
-        """Where the weights are, for lists."""
-        return self.weights or (f'on {self.page}' if self.page else 'not released')
-
+from .conversion import Rows, position_map
 
 HEAD: Rows = {'head.': 'head.fc.'}
 # A block but its attention.

@@ -2,13 +2,15 @@
 
 from typing import Any, Dict, List, Optional
 
-from ..conversion import Names, Rows
+from ...checkpoints.conversion import Names, Rows
+from ...checkpoints.published import PublishedModel
+from ...checkpoints.rows import REDUCED
+from ..pyramid import Family
 from . import cswin
-from .family import REDUCED, Family
+from .deit import MARKS, vit_rows
 from .flatten import CLOUD
 from .pvt import UNUSED_NORM, pvt_rows
 from .swin import WINDOWS, linear_window, swin_rows
-from .vit import MARKS, vit_rows
 
 INLINE: Rows = {**REDUCED, 'qkv.': 'qkv.', 'residual.': 'lepe.'}
 PVT = Names(
@@ -65,11 +67,11 @@ def _swin(arch: str, *windows_of: Any, **options: Any) -> Dict[str, Any]:
 
 
 def _cswin(size: str) -> Dict[str, Any]:
-    return dict(type='CSWin', arch=cswin.arch(size), attn_cfg=MAP_ATTENTION)
+    return dict(type='CSWin', arch=cswin.linear_arch(size), attn_cfg=MAP_ATTENTION)
 
 
-FAMILIES = {
-    name: Family((table,), backbone, f'{CLOUD}/{digits}/?dl=1')
+PUBLISHED = {
+    name: PublishedModel((table,), backbone, f'{CLOUD}/{digits}/?dl=1')
     for name, table, backbone, digits in (
         ('inline_deit_tiny', DEIT, _deit(192, 6, 224), '1d6b8191ad6d4114b291'),
         ('inline_deit_small', DEIT, _deit(320, 10, 288), '2f3898b07e9247f3beb3'),
@@ -87,3 +89,4 @@ FAMILIES = {
         ('inline_swin_base', SWIN, _swin('base', 56, 3, 2), 'bf23564bb64c420aafe1'),
     )
 }
+FAMILY = Family(published=PUBLISHED)

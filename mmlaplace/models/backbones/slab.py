@@ -5,13 +5,15 @@ from typing import Any, Dict, Tuple
 
 from torch import Tensor
 
-from ..conversion import Names, Rows, position_map
+from ...checkpoints.conversion import Names, Rows, position_map
+from ...checkpoints.published import PublishedModel
+from ...checkpoints.rows import ATTENTION, REDUCED, square_map
+from ..pyramid import Family
 from . import cswin
-from .family import ATTENTION, REDUCED, Family, square_map
+from .deit import MARKS, vit_rows
 from .flatten import linear_windows
 from .pvt import pvt_rows
 from .swin import TABLE, WINDOWS, swin_rows
-from .vit import MARKS, vit_rows
 
 DOWNLOADS = 'https://github.com/xinghaochen/SLAB/releases/download/ckpts'
 
@@ -111,7 +113,7 @@ def _swin(arch: str) -> Dict[str, Any]:
 SLAB_MAPS = cswin.linear_maps(type='SLABAttention', lepe_kernel=5, second_lepe_kernel=3)
 SLAB_CSWIN = dict(
     type='CSWin',
-    arch=cswin.arch('tiny'),
+    arch=cswin.linear_arch('tiny'),
     attn_cfg=SLAB_MAPS,
     norm_cfg=prepbn(240000, 1e-5),
 )
@@ -121,8 +123,8 @@ SLAB_PVT = dict(
     attn_cfg=dict(type='SLABAttention', qkv='q_kv'),
     norm_cfg=prepbn(300000),
 )
-FAMILIES = {
-    name: Family((table,), backbone, f'{DOWNLOADS}/{file}.pth')
+PUBLISHED = {
+    name: PublishedModel((table,), backbone, f'{DOWNLOADS}/{file}.pth')
     for name, table, backbone, file in (
         ('slab_deit_tiny', DEIT, _deit('tiny'), 'slab_deit_tiny'),
         ('slab_deit_small', DEIT, _deit('small'), 'slab_deit_small'),
@@ -154,3 +156,4 @@ FAMILIES = {
         ),
     )
 }
+FAMILY = Family(published=PUBLISHED)

@@ -10,8 +10,8 @@ from conftest import ROOT, run_script
 from mmengine.registry import MODELS
 from saved_weights import ARCH
 
-from mmlaplace.checkpoints import FAMILIES, load_weights
-from mmlaplace.checkpoints.families import describe
+from mmlaplace.checkpoints import PUBLISHED, load_weights
+from mmlaplace.checkpoints.published import describe
 from mmlaplace.commands.converters import convert
 from mmlaplace.models import RAVLT, ConvPoolingNeck
 
@@ -19,7 +19,7 @@ TOOL = ROOT / 'tools/model_converters/convert.py'
 MANIFESTS = {p.name.partition('.')[0]: p for p in (ROOT / 'tests/data/manifests').glob('*.json.gz')}
 # Two orders of the same fp32 sums.
 TOLERANCE = 1e-5
-# By the family: the name in timm, its options, the arch here, and the image.
+# By the published name: the name in timm, its options, the arch here, and the image.
 SMALL = {
     'pvt_v2_b0': ('pvt_v2_b0', dict(depths=(1, 2, 1, 1)), dict(depths=(1, 2, 1, 1)), (64, 96)),
     'pvt_v2_b2_li': ('pvt_v2_b2_li', dict(depths=(1,) * 4), dict(depths=(1,) * 4), (64, 320)),
@@ -79,8 +79,8 @@ class Classifier(torch.nn.Module):
         return self.head['fc'](self.neck(self.backbone(images))[0])
 
 
-def family_backbone(name, **options):
-    return MODELS.build(dict(FAMILIES[name].backbone, **options)).eval()
+def published_backbone(name, **options):
+    return MODELS.build(dict(PUBLISHED[name].backbone, **options)).eval()
 
 
 def assert_close(ours, theirs, tolerance=TOLERANCE):
@@ -98,7 +98,7 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
     if not name.startswith(any_size):
         options = dict(options, img_size=size)
     model = draw(timm.create_model(theirs, num_classes=7, **options))
-    backbone = dict(FAMILIES[name].backbone, img_size=size)
+    backbone = dict(PUBLISHED[name].backbone, img_size=size)
     cls = MODELS.get(backbone.pop('type'))
     backbone['arch'] = dict(cls.arch_zoo[backbone['arch']], **arch)
     # As a training script leaves it: averaged weights of several GPUs, beside the rest. Names are
@@ -108,14 +108,14 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
     torch.save({where: state, 'epoch': 299}, tmp_path / 'theirs.pth')
     result = run_script(
         TOOL, tmp_path / 'theirs.pth', '--out', tmp_path / 'ours.safetensors',
-        '--image-size', *size, *(['--family', name] if name == 'mobilevitv2_050' else []),
+        '--image-size', *size, *(['--model', name] if name == 'mobilevitv2_050' else []),
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     if backbone.pop('out_type', None) is None:
         ours = TimmClassifier(cls, num_classes=7, **backbone).eval()
     else:
         ours = Classifier(cls(out_type='cls_token', **backbone)).eval()
-    if neck := FAMILIES[name].neck:
+    if neck := PUBLISHED[name].neck:
         backbone.update(attn_cfg=dict(eps=1e-5))  # in timm alone
         if name == 'efficientvit_l1':
             neck = dict(neck, in_channels=128, hidden_channels=32, out_channels=40)
@@ -139,8 +139,8 @@ def test_every_released_checkpoint_converts_whole(name):
     for content in json.loads(gzip.decompress(MANIFESTS[name].read_bytes())).values():
         with torch.device('meta'):
             theirs = {key: torch.empty(shape) for key, shape in content['shapes'].items()}
-        ours, families = convert(theirs, family=None)
-        assert name in families
+        ours, models = convert(theirs, model=None)
+        assert name in models
         assert convert(theirs, name)[1] == [name]
         said = {row[0]: set(row[1].split(' and ')) for row in ours.report}
         assert said.keys() == theirs.keys()
@@ -149,9 +149,9 @@ def test_every_released_checkpoint_converts_whole(name):
         assert counted == pytest.approx(content['parameters'], rel=1e-3)
 
 
-def test_every_family_of_the_tables_has_its_backbone_and_is_listed():
+def test_every_published_model_has_its_backbone_and_is_listed():
     listed = run_script(TOOL, '--list').stdout.splitlines()
-    assert [line.split()[0] for line in listed] == list(FAMILIES)
+    assert [line.split()[0] for line in listed] == list(PUBLISHED)
     assert "pvt_v2_b0  dict(type='PVTv2', arch='b0'" in ' '.join(listed).replace('   ', '')
 
 
@@ -167,7 +167,7 @@ def b0(tmp_path_factory):
 
 def test_a_backbone_loads_the_authors_file_by_its_init_cfg(b0):
     init_cfg = dict(type='Pretrained', checkpoint=str(b0))
-    backbone = family_backbone('pvt_v2_b0', init_cfg=init_cfg)
+    backbone = published_backbone('pvt_v2_b0', init_cfg=init_cfg)
     backbone.init_weights()
     theirs = torch.load(b0)['model']['block2.1.mlp.fc1.weight']
     assert torch.equal(backbone.stages[1]['blocks'][1].ffn.layers[0].weight, theirs)
@@ -182,13 +182,13 @@ def test_positions_that_may_be_of_two_aspects_are_refused_until_the_file_says_wh
     weights = {key: torch.randn(shape) for key, shape in shapes.items()}
     weights['pos_embed'] = torch.randn(1, 1 + 144, 192)  # 12 x 12, or 24 x 6
     torch.save(dict(model=weights), tmp_path / 'theirs.pth')
-    model = family_backbone('deit_tiny', img_size=(384, 96))
+    model = published_backbone('deit_tiny', img_size=(384, 96))
     before = model.stages[0]['position'].map.clone()
     message = r'map of 12 x 12 if its images were square, and of 24 x 6 .* --image-size'
     with pytest.raises(ValueError, match=message):
         load_weights(model, tmp_path / 'theirs.pth')
     assert torch.equal(model.stages[0]['position'].map, before)
-    load_weights(family_backbone('deit_tiny', img_size=192), tmp_path / 'theirs.pth')
+    load_weights(published_backbone('deit_tiny', img_size=192), tmp_path / 'theirs.pth')
     ours = convert(weights, 'deit_tiny', (384, 96))[0].weights
     torch.save(dict(state_dict=ours), tmp_path / 'ours.pth')
     load_weights(model, tmp_path / 'ours.pth')
@@ -196,9 +196,9 @@ def test_positions_that_may_be_of_two_aspects_are_refused_until_the_file_says_wh
     assert torch.equal(places, weights['pos_embed'][:, 1:])
 
 
-def test_a_module_of_another_family_is_told_which_one_fits(b0):
+def test_a_module_of_another_model_is_told_which_one_fits(b0):
     message = rf'does not fit: .*; it fits {describe("pvt_v2_b0")}'.replace('(', r'\(')
-    for other in (family_backbone('pvt_v2_b1'), MODELS.build(dict(type='PVTv2', arch='b0'))):
+    for other in (published_backbone('pvt_v2_b1'), MODELS.build(dict(type='PVTv2', arch='b0'))):
         with pytest.raises(ValueError, match=message.replace(')', r'\)')):
             load_weights(other, b0)
 
@@ -210,32 +210,32 @@ def test_a_module_with_the_authors_names_is_loaded_as_it_is(b0):
 
 
 @pytest.mark.parametrize(
-    ('change', 'family', 'message'),
+    ('change', 'model', 'message'),
     [
         ({}, 'pvt_v2_b1', r'does not fit pvt_v2_b1.* as \(32, 3, 7, 7\) .*; it fits pvt_v2_b0'),
-        ({}, 'pvt_v2_c0', "no family 'pvt_v2_c0'; similar names are pvt_v2_"),
+        ({}, 'pvt_v2_c0', "no published model 'pvt_v2_c0'; similar names are pvt_v2_"),
         ({'block1.0.gate': torch.ones(1)}, None, r"have no place in our model: \['block1.0.gate'"),
         ({'norm4.bias': None}, 'pvt_v2_b0', r'missing 1 \(stages.3.norm.bias\), unexpected 0'),
-        ({'norm1.weight': None}, None, 'those of no family.*--list'),
-        ({'norm4.bias': None}, None, 'has the size of no family; give a file by --out'),
+        ({'norm1.weight': None}, None, 'those of no published model.*--list'),
+        ({'norm4.bias': None}, None, 'has the size of no published model; give a file by --out'),
     ],
 )  # fmt: skip
 def test_what_cannot_be_converted_is_named_and_not_written(
-    b0, change, family, message, tmp_path, monkeypatch
+    b0, change, model, message, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
     weights = {k: v for k, v in {**torch.load(b0)['model'], **change}.items() if v is not None}
     torch.save(weights, 'theirs.pth')
-    result = run_script(TOOL, 'theirs.pth', *(['--family', family] if family else []))
+    result = run_script(TOOL, 'theirs.pth', *(['--model', model] if model else []))
     assert result.returncode == 2
     assert re.search(message, result.stderr)
     assert [path.name for path in tmp_path.iterdir()] == ['theirs.pth']
 
 
-def test_without_out_the_file_has_the_name_of_the_family(b0, tmp_path, monkeypatch):
+def test_without_out_the_file_has_the_name_of_the_model(b0, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert run_script(TOOL, b0).returncode == 0
-    load_weights(build_b0 := family_backbone('pvt_v2_b0'), 'pvt_v2_b0.pth')
+    load_weights(build_b0 := published_backbone('pvt_v2_b0'), 'pvt_v2_b0.pth')
     assert build_b0.stages[0]['norm'].weight.std() > 0.1
     assert 'is there already; --force' in run_script(TOOL, b0).stderr
 

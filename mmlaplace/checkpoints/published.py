@@ -1,4 +1,4 @@
-"""Families of released weights: names of their parameters, and the backbones that they fit."""
+"""Published classifiers: names of their parameters, and the backbones that they fit."""
 
 import re
 from functools import cache
@@ -21,61 +21,37 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..conversion import Names
-from ..names import count_prefixes, first_names
-from ..resizing import other_windows
-from . import (
-    agent,
-    cswin,
-    efficientvit,
-    flatten,
-    inline,
-    mlla,
-    mobilevitv2,
-    polaformer,
-    pvt,
-    ravlt,
-    slab,
-    soft,
-    swiftformer,
-    swin,
-    vit,
-    xcit,
-)
-from .family import Family
+from .conversion import Names
+from .names import count_prefixes, first_names
+from .resizing import other_windows
 
-__all__ = [
-    'FAMILIES',
-    'Family',
-    'are_ours',
-    'by_file_name',
-    'describe',
-    'fitting',
-    'fitting_sentence',
-    'in_our_names',
-    'other_options',
-    'recognise',
-    'unfit',
-]
 
-FAMILIES: Dict[str, Family] = {
-    **pvt.FAMILIES,
-    **swin.FAMILIES,
-    **cswin.FAMILIES,
-    **vit.FAMILIES,
-    **soft.FAMILIES,
-    **polaformer.FAMILIES,
-    **flatten.FAMILIES,
-    **agent.FAMILIES,
-    **inline.FAMILIES,
-    **slab.FAMILIES,
-    **mlla.FAMILIES,
-    **ravlt.FAMILIES,
-    **swiftformer.FAMILIES,
-    **efficientvit.FAMILIES,
-    **mobilevitv2.FAMILIES,
-    **xcit.FAMILIES,
-}
+class PublishedModel(NamedTuple):
+    """A classifier as its authors published it: names, a backbone, and the place of the weights.
+
+    Attributes:
+        names: Tables of names, as the authors and timm have them.
+        backbone: Config of the backbone that the weights fit, with its ``type`` and ``arch``.
+        weights: Address of the file of weights, if it is known.
+        neck: Config of the classifier's neck, if it has weights.
+        page: Address of a web page with the weights, if that of the file is not known. With
+            neither, the authors have released none.
+    """
+
+    names: Tuple[Names, ...]
+    backbone: Dict[str, Any]
+    weights: str = ''
+    neck: Optional[Dict[str, Any]] = None
+    page: str = ''
+
+    @property
+    def place(self) -> str:
+        """Where the weights are, for lists."""
+        return self.weights or (f'on {self.page}' if self.page else 'not released')
+
+
+# By name. The files of papers in ``models/backbones/`` add to it.
+PUBLISHED: Dict[str, PublishedModel] = {}
 BLOCK = re.compile(r'(?:.*\.)?stages\.(\d+)\.blocks\.(\d+)\.')
 OURS = re.compile(r'(?:.*\.)?stages\.\d+\.(patch_embed|blocks)\.')
 PREFIX, NECK = 'backbone.', 'neck.'
@@ -88,20 +64,20 @@ def recognise(names: Collection[str]) -> Optional[Names]:
     several such tables the one with the most marks. A ``module.`` before the names does not count.
     """
     names = {name.removeprefix('module.') for name in names}
-    tables = {id(table): table for family in FAMILIES.values() for table in family.names}
+    tables = {id(table): table for model in PUBLISHED.values() for table in model.names}
     found = [table for table in tables.values() if names.issuperset(table.marks)]
     best = lambda table: (len(table.unknown(names)), -len(table.marks))  # noqa: E731
     return min(found, key=best, default=None)
 
 
 def describe(name: str) -> str:
-    """A family by its name and its backbone."""
-    options = ', '.join(f'{key}={value!r}' for key, value in FAMILIES[name].backbone.items())
+    """A published model by its name and its backbone."""
+    options = ', '.join(f'{key}={value!r}' for key, value in PUBLISHED[name].backbone.items())
     return f'{name}, dict({options})'
 
 
 class _State(NamedTuple):
-    """A family's backbone, shapes in it and the neck, and names whose shape follows the images."""
+    """A model's backbone, shapes in it and the neck, and names whose shape follows the images."""
 
     backbone: torch.nn.Module
     shapes: Dict[str, torch.Size]
@@ -110,9 +86,9 @@ class _State(NamedTuple):
 
 @cache
 def _state_of(name: str) -> _State:
-    neck = FAMILIES[name].neck
+    neck = PUBLISHED[name].neck
     with torch.device('meta'):
-        backbone = MODELS.build(dict(FAMILIES[name].backbone, out_indices=-1))
+        backbone = MODELS.build(dict(PUBLISHED[name].backbone, out_indices=-1))
         behind = MODELS.build(neck).state_dict() if neck else {}
     resized = {
         f'{path}.{own}'
@@ -125,19 +101,19 @@ def _state_of(name: str) -> _State:
 
 
 def _depths_and_widths(name: str) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
-    backbone = FAMILIES[name].backbone
+    backbone = PUBLISHED[name].backbone
     arch, cls = backbone['arch'], MODELS.get(backbone['type'])
     sizes = arch if isinstance(arch, dict) else cls.arch_zoo[arch] if cls else {}
     return tuple(sizes.get('depths', ())), tuple(sizes.get('embed_dims', ()))
 
 
 def unfit(name: str, weights: Mapping[str, Tensor], resize: bool = True) -> str:
-    """Why the weights of a classifier do not fit a family, or nothing if they fit.
+    """Why the weights of a classifier do not fit a model, or nothing if they fit.
 
     Args:
-        name: Name of the family.
+        name: Name of the published model.
         weights: By the names of mmlaplace, with those of the backbone after ``backbone.``. If none
-            is of a neck, the family's neck does not count.
+            is of a neck, the model's neck does not count.
         resize: Whether tensors that depend on the image size may have another size. Default: True.
             Tables of other windows may not.
     """
@@ -166,7 +142,7 @@ def unfit(name: str, weights: Mapping[str, Tensor], resize: bool = True) -> str:
 
 
 def fitting(weights: Mapping[str, Tensor]) -> List[str]:
-    """The families that the weights of a classifier fit; exactly, or else after a resizing."""
+    """The models that the weights of a classifier fit; exactly, or else after a resizing."""
     blocks: Dict[int, Set[int]] = {}
     sides: Dict[int, Set[int]] = {}
     for key, value in weights.items():
@@ -174,7 +150,7 @@ def fitting(weights: Mapping[str, Tensor]) -> List[str]:
             blocks.setdefault(int(found[1]), set()).add(int(found[2]))
             sides.setdefault(int(found[1]), set()).update(value.shape)
     near = []  # whose backbones are worth a comparison, which builds them
-    for name in FAMILIES:
+    for name in PUBLISHED:
         depths, widths = _depths_and_widths(name)
         if depths == tuple(map(len, blocks.values())) and all(
             width in own for width, own in zip(widths, sides.values())
@@ -194,28 +170,28 @@ def are_ours(names: Iterable[str]) -> bool:
 
 
 def by_file_name(names: Sequence[str], checkpoint: Any) -> List[str]:
-    """Those of several families that fit which the name of the file tells, or all if it does not.
+    """Those of several models that fit which the name of the file tells, or all if it does not.
 
-    It tells a family if it has all words and numbers of the family's name, or of the name of its
-    released file, and more of them than of any other family.
+    It tells a model if it has all words and numbers of the model's name, or of the name of its
+    released file, and more of them than of any other model.
 
     Args:
-        names: The families.
+        names: The models.
         checkpoint: Path or address of the file.
 
     Examples:
-        >>> from mmlaplace.checkpoints.families import by_file_name
+        >>> from mmlaplace.checkpoints.published import by_file_name
         >>> by_file_name(['cswin_large', 'cswin_large_384'], 'cswin_large_384.pth')
         ['cswin_large_384']
         >>> by_file_name(['cswin_large', 'cswin_large_384'], 'best.pth')
         ['cswin_large', 'cswin_large_384']
     """
-    if released := [name for name in names if FAMILIES[name].weights == str(checkpoint)]:
+    if released := [name for name in names if PUBLISHED[name].weights == str(checkpoint)]:
         return released
     words = _words(str(checkpoint))
     counts = {}
     for name in names:
-        own = (_words(name), _words(FAMILIES[name].weights))
+        own = (_words(name), _words(PUBLISHED[name].weights))
         counts[name] = max((len(each) for each in own if each and each <= words), default=0)
     most = max(counts.values(), default=0)
     found = [name for name, count in counts.items() if count == most]
@@ -231,7 +207,7 @@ def _words(path: str) -> Set[str]:
 def other_options(module: torch.nn.Module, weights: Mapping[str, Tensor], checkpoint: Any) -> str:
     """Why a file is for a backbone of other options, by its name, or nothing.
 
-    It can be said of families with the same names and shapes, such as CSWin for 224 and for 384
+    It can be said of models with the same names and shapes, such as CSWin for 224 and for 384
     pixels, whose stripes are wider.
 
     Args:
@@ -267,7 +243,7 @@ def _options_of(backbone: torch.nn.Module) -> Dict[Tuple[str, str], Any]:
 
 
 def fitting_sentence(weights: Mapping[str, Tensor]) -> str:
-    """The end of a message on weights, of a backbone or a classifier: the families that they fit.
+    """The end of a message on weights, of a backbone or a classifier: the models that they fit.
 
     It is empty if there is none.
     """

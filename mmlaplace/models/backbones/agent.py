@@ -4,13 +4,15 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from torch import Tensor
 
-from ..conversion import Names, Rows
+from ...checkpoints.conversion import Names, Rows
+from ...checkpoints.published import PublishedModel
+from ...checkpoints.rows import REDUCED, first
+from ..pyramid import Family
 from . import cswin
-from .family import REDUCED, Family, first
+from .deit import MARKS, vit_rows
 from .flatten import CLOUD
 from .pvt import pvt_rows
 from .swin import WINDOWS, linear_window, swin_rows
-from .vit import MARKS, vit_rows
 
 
 def per_agent(value: Tensor, image_size: Tuple[int, int]) -> Tensor:
@@ -92,11 +94,11 @@ def cswin_maps(agents: Sequence[int] = LANDMARKS[:2]) -> List[Optional[Dict[str,
 
 
 def _cswin(size: str, **options: Any) -> Dict[str, Any]:
-    return dict(type='CSWin', arch=cswin.arch(size), attn_cfg=cswin_maps(), **options)
+    return dict(type='CSWin', arch=cswin.linear_arch(size), attn_cfg=cswin_maps(), **options)
 
 
-FAMILIES = {
-    name: Family((table,), backbone, f'{CLOUD}/{digits}/?dl=1')
+PUBLISHED = {
+    name: PublishedModel((table,), backbone, f'{CLOUD}/{digits}/?dl=1')
     for name, table, backbone, digits in (
         ('agent_deit_tiny', DEIT, _deit('tiny'), '57e0904221824ee7b7af'),
         ('agent_deit_small', DEIT, _deit('small'), 'fdd43304372541db8ea7'),
@@ -148,3 +150,4 @@ FAMILIES = {
         ),
     )
 }
+FAMILY = Family(published=PUBLISHED)
