@@ -166,6 +166,7 @@ def pad_image(
 
 
 STEPS: Dict[str, Callable] = {
+    'ToFloat32': lambda image: image.astype(np.float32),
     'Resize': resize,
     'ResizeBy': resize_by,
     'ResizeEdge': resize_edge,
@@ -183,8 +184,6 @@ def carried_out(image: np.ndarray, pipeline: List[dict]) -> Tuple[np.ndarray, Tu
     for step in pipeline:
         before = image.shape[:2]
         options = {name: value for name, value in step.items() if name != 'type'}
-        if options.pop('to_float32', False):
-            image = image.astype(np.float32)
         image = STEPS[step['type']](image, **options)
         if step['type'] in SCALES:
             scale = image.shape[1] / before[1], image.shape[0] / before[0]
@@ -210,7 +209,9 @@ def of_size(about: dict, size: Optional[Size]) -> dict:
     how = dict(interpolation='bilinear', backend='cv2')
     for step in about['pipeline']:
         how.update({name: step[name] for name in how if name in step})
-    return dict(about, pipeline=[dict(type='Resize', scale=size[::-1], keep_ratio=False, **how)])
+    resize = dict(type='Resize', scale=size[::-1], keep_ratio=False, **how)
+    loading = [step for step in about['pipeline'] if step['type'] == 'ToFloat32']
+    return dict(about, pipeline=[*loading, resize])
 
 
 def prepare(image: np.ndarray, about: dict) -> Prepared:

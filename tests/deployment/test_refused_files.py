@@ -1,6 +1,7 @@
 """What cannot be deployed or run is refused in a sentence, without a traceback."""
 
 import json
+import math
 import sys
 from types import SimpleNamespace
 
@@ -90,6 +91,32 @@ def test_a_step_that_a_file_cannot_carry_out_is_refused_by_name(name):
     cfg = case_config('as-it-is')
     cfg.test_dataloader.dataset.pipeline.insert(1, REFUSED[name])
     with pytest.raises(NotDeployableError, match=f'(?s)the test pipeline has .*{name}'):
+        described_pipeline(cfg)
+
+
+@pytest.mark.parametrize('side', [math.inf, math.nan, 0, -48, 48.5])
+@pytest.mark.parametrize('step', [
+    lambda side: dict(type='Resize', scale=(64, side), keep_ratio=True),
+    lambda side: dict(type='Resize', scale=(side, side)),
+    lambda side: dict(type='mmpretrain.ResizeEdge', scale=side),
+    lambda side: dict(type='mmseg.ResizeToMultiple', size_divisor=side),
+    lambda side: dict(type='Pad', size=(side, 64)),
+    lambda side: dict(type='Pad', size_divisor=side),
+], ids=['ratio', 'Resize', 'ResizeEdge', 'ResizeToMultiple', 'Pad', 'divisor'])  # fmt: skip
+def test_a_size_that_is_no_number_of_pixels_is_refused_with_its_value(step, side):
+    cfg = case_config('as-it-is')
+    cfg.test_dataloader.dataset.pipeline.insert(1, written := step(side))
+    name = written['type'].split('.')[-1]
+    match = f'(?s)test pipeline has {name}.*{side}.* must be of whole numbers above 0'
+    with pytest.raises(NotDeployableError, match=match):
+        described_pipeline(cfg)
+
+
+@pytest.mark.parametrize('factor', [math.inf, math.nan, 0.0, -0.5])
+def test_a_factor_that_leaves_no_image_is_refused_with_its_value(factor):
+    cfg = case_config('as-it-is')
+    cfg.test_dataloader.dataset.pipeline.insert(1, dict(type='Resize', scale_factor=factor))
+    with pytest.raises(NotDeployableError, match=f'scale_factor=.*{factor}.* must be above 0'):
         described_pipeline(cfg)
 
 
