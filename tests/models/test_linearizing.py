@@ -15,7 +15,7 @@ from mmengine.registry import MODELS
 from torch.utils.data import DataLoader
 
 from mmlaplace import linearizing
-from mmlaplace.comparison import linearizing_report, linearizing_study
+from mmlaplace.lab.comparison import linearizing_report, linearizing_study
 from mmlaplace.linearizing import distilling
 
 SMALL = dict(embed_dims=[32], depths=[2], num_heads=[1], ffn_ratios=[2])

@@ -30,7 +30,7 @@ from mmlaplace.analysis.attention_statistics import statistics_by_stage, term_si
 from mmlaplace.analysis.complexity import count_complexity
 from mmlaplace.analysis.recording import normalized
 from mmlaplace.commands.command_line import ToolParser, at_least, load_or_exit, write_json
-from mmlaplace.comparison.attention_study import (
+from mmlaplace.lab.comparison.attention_study import (
     HOSTS,
     STUDIES,
     Column,
@@ -43,7 +43,7 @@ from mmlaplace.comparison.attention_study import (
     phase_cfg,
     settings_of,
 )
-from mmlaplace.mini_datasets import fashion
+from mmlaplace.lab.mini_datasets import fashion
 from mmlaplace.model_zoo import build_model
 
 

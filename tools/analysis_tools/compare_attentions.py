@@ -39,8 +39,8 @@ from rich.progress import Progress
 from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.commands.command_line import ToolParser, at_least, positive, read_json, write_json
 from mmlaplace.commands.script_runs import import_first, run_script
-from mmlaplace.comparison.attention_report import write_report
-from mmlaplace.comparison.attention_study import (
+from mmlaplace.lab.comparison.attention_report import write_report
+from mmlaplace.lab.comparison.attention_study import (
     ABLATIONS,
     HOSTS,
     SIZES,

@@ -24,9 +24,9 @@ import torch
 
 from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.commands.command_line import ToolParser, read_json, write_json
-from mmlaplace.comparison import linearizing_study as study
-from mmlaplace.comparison.attention_study import contenders, finished, read_result
-from mmlaplace.comparison.linearizing_report import write_report
+from mmlaplace.lab.comparison import linearizing_study as study
+from mmlaplace.lab.comparison.attention_study import contenders, finished, read_result
+from mmlaplace.lab.comparison.linearizing_report import write_report
 
 
 def teacher_of(seed: int, folder: Path) -> Path:

@@ -53,8 +53,8 @@ from mmlaplace.analysis.measuring import (
     tensor_memory,
 )
 from mmlaplace.commands.command_line import ToolParser, positive, write_json
-from mmlaplace.comparison.backbone_contenders import SOURCES, Builder, catalogue, find
-from mmlaplace.comparison.backbone_report import (
+from mmlaplace.lab.comparison.backbone_contenders import SOURCES, Builder, catalogue, find
+from mmlaplace.lab.comparison.backbone_report import (
     add_report_options,
     check_report_options,
     draw,
@@ -63,7 +63,7 @@ from mmlaplace.comparison.backbone_report import (
     print_tables,
     short,
 )
-from mmlaplace.comparison.published_top1 import peers
+from mmlaplace.lab.comparison.published_top1 import peers
 
 CONTENDERS = ('laplacianformer-tiny', 'laplacianformer-tiny+SoftmaxAttention')
 SIZES = tuple((side, 1) for side in (224, 384, 512, 768, 1024, 1280, 1536))

@@ -155,11 +155,6 @@ class QKVAttention(BaseAttention):
     rotates_features = False
     turns_in_mix = False
     num_prefix_tokens = 0
-    renamed_options = dict(
-        share_qk="qkv='shared_qk'",
-        dw_kernel_size='lepe_kernel',
-        dw_cfg='lepe_filters and lepe_bias',
-    )
 
     def __init__(
         self,

@@ -92,9 +92,6 @@ class LaplacianAttention(QKVAttention):
     frame = Frame(rope=True, lepe_kernel=3)
     turns_in_mix = True
     fixed_options = ('sr_ratio',)
-    renamed_options = dict(
-        landmarks='num_landmarks', kernel_scale='bandwidth', scale_form='whitening'
-    )
     variants = (
         dict(qkv='shared_qk'),
         dict(pool_ratio=2, kernel='gaussian'),
