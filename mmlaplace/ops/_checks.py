@@ -1,6 +1,5 @@
 """Checks of the inputs that all ops share."""
 
-import functools
 from typing import Callable, Sequence
 
 import torch
@@ -18,24 +17,6 @@ def constant_in_graphs(function: Callable) -> Callable:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch's own does
     return function
-
-
-def renamed_arguments(**new_names: str) -> Callable:
-    """Make a function raise for old names of its arguments. The error gives the new names."""
-
-    def decorate(function: Callable) -> Callable:
-        @functools.wraps(function)
-        def by_new_names(*args, **kwargs):
-            for old, new in new_names.items():
-                if old in kwargs:
-                    raise TypeError(
-                        f'{function.__name__} has no argument {old!r} (did you mean {new!r}?)'
-                    )
-            return function(*args, **kwargs)
-
-        return by_new_names
-
-    return decorate
 
 
 def check_query_key(op: str, query: Tensor, key: Tensor) -> None:

@@ -3,7 +3,6 @@ from typing import Union
 import torch
 from torch import Tensor
 
-from ._checks import renamed_arguments
 from ._pairwise import Metric, pairwise_kernel, sum_over_channels
 from .backend import exporting_to_onnx
 from .precision import fp32_under_autocast, upcast
@@ -21,7 +20,6 @@ def gaussian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
     return torch.exp(squared * (-0.5 / bandwidth / bandwidth)).to(q.dtype)
 
 
-@renamed_arguments(scale='bandwidth')
 @fp32_under_autocast
 def gaussian_kernel(
     q: Tensor, k: Tensor, bandwidth: Union[float, Tensor], *, backend: str = 'auto'

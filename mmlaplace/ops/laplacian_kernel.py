@@ -4,7 +4,6 @@ from typing import Union
 import torch
 from torch import Tensor
 
-from ._checks import renamed_arguments
 from ._pairwise import Metric, pairwise_kernel, sum_over_channels
 from .backend import exporting_to_onnx
 from .precision import fp32_under_autocast, upcast
@@ -20,7 +19,6 @@ def laplacian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor
     return torch.exp(distance / -bandwidth).to(q.dtype)
 
 
-@renamed_arguments(scale='bandwidth')
 @fp32_under_autocast
 def laplacian_kernel(
     q: Tensor, k: Tensor, bandwidth: Union[float, Tensor], *, backend: str = 'auto'
