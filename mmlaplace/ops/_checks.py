@@ -8,6 +8,14 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .precision import HALVES
 
+if hasattr(torch.compiler, 'is_compiling'):
+    is_compiling = torch.compiler.is_compiling  # Whether torch.compile or torch.export is tracing.
+else:
+
+    def is_compiling() -> bool:
+        """As above, in torch 2.1. In newer ones it takes seconds to import."""
+        return torch._dynamo.is_compiling()
+
 
 def constant_in_graphs(function: Callable) -> Callable:
     """Make graphs of torch.compile take the result of one call, as a constant.
@@ -56,6 +64,15 @@ def check_floating(op: str, name: str, tensor: Tensor) -> None:
         )
 
 
+def check_like(op: str, name: str, tensor: Tensor, like: Tensor) -> None:
+    """Raise unless it has the shape and the dtype of ``like``."""
+    if tensor.shape != like.shape or tensor.dtype != like.dtype:
+        raise ValueError(
+            f'{op}: {name} must be {tuple(like.shape)} of {like.dtype}, got {tuple(tensor.shape)} '
+            f'of {tensor.dtype}'
+        )
+
+
 def check_positive(op: str, name: str, value: float) -> None:
     """Raise unless ``0 < value < inf``."""
     if not 0 < value < float('inf'):
@@ -96,7 +113,11 @@ def check_finite(op: str, name: str, tensor: Tensor) -> None:
 def has_values(tensor: Tensor) -> bool:
     """Whether values can be read. They cannot in meta and fake tensors, graphs and torch.func."""
     return not (
-        tensor.is_meta or isinstance(tensor, FakeTensor) or is_recording() or is_transforming()
+        tensor.is_meta
+        or isinstance(tensor, FakeTensor)
+        or is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
     )
 
 
@@ -115,10 +136,3 @@ def is_capturing(tensor: Tensor) -> bool:
 def is_recording() -> bool:
     """Whether torch.compile, torch.export or torch.jit.trace is recording a graph."""
     return is_compiling() or torch.jit.is_tracing()
-
-
-def is_compiling() -> bool:
-    """Whether torch.compile or torch.export is tracing."""
-    if hasattr(torch.compiler, 'is_compiling'):
-        return torch.compiler.is_compiling()
-    return torch._dynamo.is_compiling()  # torch 2.1; elsewhere it takes seconds to import

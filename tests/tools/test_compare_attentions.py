@@ -193,7 +193,9 @@ def test_differences_are_of_pairs_of_seeds():
     )
     apart = attention_report.groups([results[0], longer, off, option])
     assert list(apart) == [
-        'vit, textures', 'vit, textures, 9 epochs', 'vit, textures, local branch off'
+        'vit, textures',
+        'vit, textures, 9 epochs',
+        'vit, textures, local branch off',
     ]
     assert apart['vit, textures'] == [results[0], option]
 
