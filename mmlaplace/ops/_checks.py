@@ -74,6 +74,15 @@ def check_floating(op: str, name: str, tensor: Tensor) -> None:
         )
 
 
+def check_like(op: str, name: str, tensor: Tensor, like: Tensor) -> None:
+    """Raise unless it has the shape and the dtype of ``like``."""
+    if tensor.shape != like.shape or tensor.dtype != like.dtype:
+        raise ValueError(
+            f'{op}: {name} must be {tuple(like.shape)} of {like.dtype}, got {tuple(tensor.shape)} '
+            f'of {tensor.dtype}'
+        )
+
+
 def check_positive(op: str, name: str, value: float) -> None:
     """Raise unless ``0 < value < inf``."""
     if not 0 < value < float('inf'):
@@ -114,7 +123,11 @@ def check_finite(op: str, name: str, tensor: Tensor) -> None:
 def has_values(tensor: Tensor) -> bool:
     """Whether values can be read. They cannot in meta and fake tensors, graphs and torch.func."""
     return not (
-        tensor.is_meta or isinstance(tensor, FakeTensor) or is_recording() or is_transforming()
+        tensor.is_meta
+        or isinstance(tensor, FakeTensor)
+        or is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
     )
 
 

@@ -1,8 +1,8 @@
 """The precision rules of the ops: kernels, inverses and normalisers never run in half precision."""
 
 import functools
-from contextlib import nullcontext
-from typing import Any, Callable, ContextManager, Optional, Tuple
+from contextlib import contextmanager, nullcontext
+from typing import Any, Callable, ContextManager, Iterator, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -57,6 +57,30 @@ def autocast_dtype(device: torch.device) -> torch.dtype:
     return (
         torch.get_autocast_cpu_dtype() if device.type == 'cpu' else torch.get_autocast_gpu_dtype()
     )
+
+
+@contextmanager
+def full_fp32(device: torch.device) -> Iterator[None]:
+    """A context in which products in fp32 on a GPU never use TF32.
+
+    Its ten bits of mantissa are not enough for an inverse. The setting is that of the process.
+    """
+    if device.type != 'cuda':
+        yield
+        return
+    settings = torch.backends.cuda.matmul
+    # The first is there from torch 2.9 on, where the second raises after a use of the first.
+    name, full = (
+        ('fp32_precision', 'ieee')
+        if hasattr(torch._C, '_set_fp32_precision_setter')
+        else ('allow_tf32', False)
+    )
+    before = getattr(settings, name)
+    setattr(settings, name, full)
+    try:
+        yield
+    finally:
+        setattr(settings, name, before)
 
 
 def outside_autocast(function: Callable, change: Optional[Callable] = None) -> Callable:

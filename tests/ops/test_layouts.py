@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import NO_GPU
-from test_contracts import KERNELS, OPS, example
+from test_contracts import KERNELS, OPS, READS_HALVES, example
 
 from mmlaplace import ops
 from mmlaplace.models.layers import pola_streams, signed_powers
@@ -109,17 +109,15 @@ def test_start_scales_and_residuals(backend, device):
 
 # The compiled gradients, as graphs call them, of one output and its inputs.
 @pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=NO_GPU)])
-@pytest.mark.parametrize('name', [*KERNELS, 'newton_schulz_inverse', 'pooled_landmarks'])
+@pytest.mark.parametrize('name', [*KERNELS, 'pooled_landmarks'])
 def test_fused_gradients(name, device):
     backward = getattr(torch.ops.mmlaplace, f'_{name}_backward')
     shape = (2, 3, 7, 5)
     shapes = dict(grad=(2, 3, 7, 4), q=shape, k=(2, 3, 4, 5), out=(2, 3, 7, 4))
     constants = dict(bandwidth=2.0)
-    if name == 'newton_schulz_inverse':
-        shapes, constants = dict(grad=(2, 3, 5, 5), inverse=(2, 3, 5, 5)), {}
-    elif name == 'pooled_landmarks':
+    if name == 'pooled_landmarks':
         shapes = dict(grad=(2, 3, 2, 4), k=(2, 3, 6, 4), rotary=(2, 2, 6))
-        constants = dict(adjacent=False, height=2, width=3, rows=1, columns=2, ratio=0)
+        constants = dict(form='half', height=2, width=3, rows=1, columns=2, ratio=None)
     tensors = {key: tensor.to(device) for key, tensor in randoms(**shapes).items()}
 
     def call(**tensors):
@@ -201,7 +199,7 @@ def test_graphs_expect_the_strides_that_fused_ops_give():
 @pytest.mark.skipif(_native.WHY_MISSING is not None, reason='the compiled library is missing')
 def test_all_ops_that_exist_are_tested_here():
     tested = {
-        *OPS, *(f'_{name}_backward' for name in OPS if name != 'cholesky_inverse'),
+        *OPS, *(f'_{name}_backward' for name in (*KERNELS, *READS_HALVES)),
         '_newton_start_scale', '_signed_powers', '_signed_powers_backward', '_pola_streams',
     }  # fmt: skip
     assert set(_native.AVAILABLE) == tested
