@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mmlaplace import ops
+from mmlaplace.ops import _native
 from mmlaplace.ops.pola_streams import pola_streams
 from mmlaplace.ops.signed_powers import signed_powers
 
