@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .models.layers.ffn import FFN
+from .models.layers.block import FFN
 from .ops.gelu_ffn import block_rows, has_onednn, in_blocks, in_order, onednn_linear
 
 DTYPES = (torch.float32, torch.bfloat16)

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ._native import Function, below_autograd, graph_gradients
+from ._native import Function, any_requires_grad, below_autograd, graph_gradients
 from .precision import autocast_dtype
 
 # Bytes of hidden tokens in a block, for each thread. A block stays in the second-level cache.
@@ -44,10 +44,8 @@ def has_onednn(dtype: torch.dtype) -> bool:
     return dtype == torch.float32
 
 
-def onednn_linear(
-    x: Tensor, weight: Tensor, bias: Bias = None, function: str = 'none', algorithm: str = ''
-) -> Tensor:
-    """``function(x @ weight.T + bias)`` of tokens ``(..., C)``. Autograd does not record it.
+def onednn_linear(x: Tensor, weight: Tensor, bias: Bias = None) -> Tensor:
+    """``x @ weight.T + bias`` of tokens ``(..., C)``. Autograd does not record it.
 
     Tensors may have any strides. All are fp32, or all bf16.
 
@@ -55,12 +53,10 @@ def onednn_linear(
         x: Tokens.
         weight: ``(out, C)``, or such a weight in oneDNN's own order.
         bias: ``(out,)``. Default: none.
-        function: ``'none'`` (default) or ``'gelu'``.
-        algorithm: Of GELU, ``'none'`` or ``'tanh'``.
     """
     if bias is not None and not bias.is_contiguous():
         bias = bias.contiguous()  # torch gives oneDNN its address alone, without its strides
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, function, [], algorithm)
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, 'none', [], '')
 
 
 def block_rows(x: Tensor, hidden: int) -> int:
@@ -112,13 +108,15 @@ def in_blocks(
     second_bias: Tensor, approximate: str,
 ) -> Tensor:  # fmt: skip
     """The op of rows ``(rows, C)``, for ``step`` rows at a time."""
+    linear = torch.ops.mkldnn._linear_pointwise
+    first_bias, second_bias = first_bias.contiguous(), second_bias.contiguous()  # see above
     if len(rows) <= step:
-        hidden = onednn_linear(rows, first, first_bias, 'gelu', approximate)
-        return onednn_linear(hidden, second, second_bias)
+        hidden = linear(rows, first, first_bias, 'gelu', [], approximate)
+        return linear(hidden, second, second_bias, 'none', [], '')
     out = rows.new_empty(len(rows), len(second_bias))
     for part, to in zip(rows.split(step), out.split(step)):
-        hidden = onednn_linear(part, first, first_bias, 'gelu', approximate)
-        to.copy_(onednn_linear(hidden, second, second_bias))
+        hidden = linear(part, first, first_bias, 'gelu', [], approximate)
+        to.copy_(linear(hidden, second, second_bias, 'none', [], ''))
     return out
 
 
@@ -131,10 +129,8 @@ def differentiable(x: Tensor, *weights_and_form: Any) -> Tensor:
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
     )
-    if not looked_into and not (
-        torch.is_grad_enabled()
-        and any(tensor is not None and tensor.requires_grad for tensor in (x, *weights))
-    ):
+    recorded = torch.is_grad_enabled() and any_requires_grad(x, *weights)
+    if not looked_into and not recorded:
         with below_autograd():
             return compute(x, *weights, approximate)
     if looked_into or x.dtype != torch.float32 or not fits(x, *weights):

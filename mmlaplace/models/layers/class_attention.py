@@ -7,9 +7,8 @@ import torch.nn as nn
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor
 
-from .block import LayerScale
+from .block import FFN, LayerScale
 from .build import build_token_norm
-from .ffn import FFN
 from .softmax_attention import softmax_attention
 
 LAYER_NORM = dict(type='LN', eps=1e-6)
