@@ -26,7 +26,7 @@ from .backend import (
     exporting_to_onnx,
     native_ops,
 )
-from .precision import outside_autocast, upcast
+from .precision import outside_autocast, widened
 
 
 def build_info(library: Path) -> Dict[str, str]:
@@ -165,19 +165,13 @@ def register(
         _LIBRARY.impl(name, rule, f'Autocast{device}')
 
 
-def _any_requires_grad(*inputs: Any) -> bool:
-    return any(isinstance(value, torch.Tensor) and value.requires_grad for value in inputs)
-
-
-# torch's own is there from 2.4 on.
-any_requires_grad = getattr(torch._C, '_any_requires_grad', _any_requires_grad)
-
-
 def _where_recorded(op: Callable, autograd: Callable) -> Callable:
     """``autograd``, where a derivative may be wanted, and else the op's kernel alone."""
 
     def compute(*inputs: Any) -> Any:
-        recorded = torch.is_grad_enabled() and any_requires_grad(*inputs)
+        recorded = torch.is_grad_enabled() and any(
+            isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
+        )
         if recorded or forward_ad._current_level >= 0 or is_transforming():
             return autograd(*inputs)
         with below_autograd():
@@ -192,12 +186,7 @@ def _without_autocast(op: Callable, device: str, widen: bool) -> Callable:
 
     def compute(*inputs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(autocast):
-            if widen:
-                inputs = tuple(
-                    upcast(value)[0] if isinstance(value, torch.Tensor) else value
-                    for value in inputs
-                )
-            return op(*inputs)
+            return op(*(map(widened, inputs) if widen else inputs))
 
     return compute
 
@@ -253,7 +242,7 @@ below_autograd = torch._C._AutoDispatchBelowAutograd
 REFUSALS = (RuntimeError, TypeError, AttributeError)
 
 
-def at_once(op: Optional[Callable], *inputs: Any) -> Any:
+def at_once(op: Any, *inputs: Any) -> Any:
     """``op(*inputs)``, the short way of a public function with ``backend='auto'``, in no graph.
 
     torch's dispatcher chooses the kernel, the rule of autocast and whether autograd records, and
@@ -268,7 +257,6 @@ def at_once(op: Optional[Callable], *inputs: Any) -> Any:
         or torch._C._are_functorch_transforms_active()
     ):
         raise RuntimeError('the long way decides')
-    assert op is not None
     # A dual tensor has a derivative without a graph.
     if torch.is_grad_enabled() or forward_ad._current_level >= 0:
         return op(*inputs)

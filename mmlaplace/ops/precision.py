@@ -112,8 +112,9 @@ def fp32_under_autocast(function: Callable) -> Callable:
     The result is then fp32 too. So tensors of mixed dtypes fit, as in torch's own products. Without
     autocast the result has the dtype of the input: the op accumulates in fp32 and rounds once.
     """
+    return outside_autocast(function, widened)
 
-    def widen(value: Any) -> Any:
-        return upcast(value)[0] if isinstance(value, Tensor) else value
 
-    return outside_autocast(function, widen)
+def widened(value: Any) -> Any:
+    """A tensor of fp16 or bf16 in fp32, and anything else as it is."""
+    return upcast(value)[0] if isinstance(value, Tensor) else value
