@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ._native import Function, any_requires_grad, below_autograd, graph_gradients
+from ._native import Function, below_autograd, graph_gradients
 from .precision import autocast_dtype
 
 # Bytes of hidden tokens in a block, for each thread. A block stays in the second-level cache.
@@ -129,7 +129,8 @@ def differentiable(x: Tensor, *weights_and_form: Any) -> Tensor:
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
     )
-    recorded = torch.is_grad_enabled() and any_requires_grad(x, *weights)
+    tensors = [tensor for tensor in (x, *weights) if tensor is not None]
+    recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     if not looked_into and not recorded:
         with below_autograd():
             return compute(x, *weights, approximate)
