@@ -48,7 +48,6 @@ from mmlaplace.lab.reproduction.paper_tables import (
     read_tables,
 )
 from mmlaplace.lab.reproduction.report import (
-    Outcome,
     markdown,
     new_report,
     plot,
@@ -56,6 +55,7 @@ from mmlaplace.lab.reproduction.report import (
     run_report,
 )
 from mmlaplace.lab.reproduction.running import run_all
+from mmlaplace.lab.runner import Outcome
 from mmlaplace.writing import write_whole
 
 

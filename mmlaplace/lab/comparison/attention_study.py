@@ -372,8 +372,6 @@ def begin(work_dir: Path, settings: dict) -> bool:
     if begun is not None:
         _check_settings(written, begun, settings)
         return True
-    if any(work_dir.glob('*/*.pth')):  # older trainings wrote no settings
-        return True
     write_json(written, dict(settings=settings))
     return False
 

@@ -23,7 +23,8 @@ from ...linearizing import (
     softmax_places,
 )
 from ...model_zoo import build_model
-from .attention_study import STUDIES, contenders, phase_cfg
+from ..runner import FolderJob
+from .attention_study import STUDIES, contenders, finished, phase_cfg, read_result
 
 # With rotary positions and a convolution of V where they have them, as the host has.
 ATTENTIONS = (
@@ -209,6 +210,40 @@ def run(attention: str, seed: int, epochs: float, checkpoint: Path, data_root: P
             scratch=labels.points,
         ),
     )  # fmt: skip
+
+
+class Linearizing(FolderJob):
+    """A run of an attention and a seed, as a job.
+
+    Args:
+        attention, seed, epochs, checkpoint, data_root: As in :func:`run`.
+        work_dir: Folder with a folder for each run.
+    """
+
+    def __init__(
+        self, attention: str, seed: int, epochs: float, checkpoint: Path, data_root: Path,
+        work_dir: Path,
+    ) -> None:  # fmt: skip
+        super().__init__(f'{attention}, seed {seed}')
+        self.arguments = attention, seed, epochs, checkpoint, data_root
+        self.settings = settings_of(attention, seed, epochs)
+        self.place = work_dir / f'{attention}_{seed}'
+
+    @property
+    def folder(self) -> Path:
+        return self.place
+
+    def result(self) -> Optional[dict]:
+        """The result of a finished run, or None.
+
+        Raises:
+            ValueError: If the folder has a result with other settings.
+        """
+        done = finished(self.place, self.settings)
+        return read_result(self.place / 'result.json') if done else None
+
+    def work(self, lock: int) -> dict:
+        return run(*self.arguments)
 
 
 def steps_of(

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 from ...model_zoo import files_root, read_yaml
 from ...models.known_options import did_you_mean
 from ..comparison.attention_study import config_of, contenders
+from ..runner import Job, Outcome, run_all
 from .results import append_result, by_key, key_of, read_results
 from .tasks import build_probe
 from .training import Schedule, train_probe
@@ -153,26 +154,27 @@ class Runner:
             until: No run starts after this time, in seconds as by ``time.monotonic``. Default: inf.
         """
         self.study = self.study._replace(probes=self.buildable())
+        run_all(self.jobs(seeds, until), ended=self.ended)
+
+    def jobs(self, seeds: Sequence[int], until: float) -> Iterator['Training']:
         for attention, probe, lr, seed in self.planned(seeds):
             if time.monotonic() > until:
                 self.tell('the time is up; call the command again, and it goes on from here')
                 return
-            settings = settings_of(self.study, attention, probe, lr, seed)
-            name = f'{attention}, {label(probe)}, rate {lr:g}, seed {seed}'
-            if key_of(settings) in self.results():
-                continue
-            try:
-                found = train_probe(
-                    build_probe(probe), settings['attn_cfg'], lr, seed,
-                    Schedule(**self.study.schedule), **self.study.model,
-                )  # fmt: skip
-            except Exception as error:  # of one attention: it is told, and the others go on
-                self.failures.append(f'{name}: {type(error).__name__}: {error}'.split('\n')[0])
-                self.tell(self.failures[-1])
-                continue
-            append_result(self.path, dict(settings=settings, **found))
-            accuracy = ', '.join(f'{value:.3f}' for value in found['accuracy'].values())
-            self.tell(f'{name}: {accuracy} after {found["steps"]} steps, {found["seconds"]:.0f} s')
+            yield Training(self, attention, probe, lr, seed)
+
+    def ended(self, job: 'Training', outcome: Outcome) -> None:
+        """Tell what a run has found, or why it failed."""
+        if isinstance(outcome, str):
+            self.failed(f'{job.label}: {outcome}')
+        else:
+            accuracy = ', '.join(f'{value:.3f}' for value in outcome['accuracy'].values())
+            steps, seconds = outcome['steps'], outcome['seconds']
+            self.tell(f'{job.label}: {accuracy} after {steps} steps, {seconds:.0f} s')
+
+    def failed(self, text: str) -> None:
+        self.failures.append(text.split('\n')[0])
+        self.tell(self.failures[-1])
 
     def buildable(self) -> List[dict]:
         """The probes of the study but those that cannot be built, each of which is told once."""
@@ -181,8 +183,7 @@ class Runner:
             try:
                 build_probe(probe)
             except (TypeError, ValueError) as error:
-                self.failures.append(f'{label(probe)}: {error}'.split('\n')[0])
-                self.tell(self.failures[-1])
+                self.failed(f'{label(probe)}: {error}')
             else:
                 found.append(probe)
         return found
@@ -234,6 +235,28 @@ class Runner:
         runs = by_seed(self.results(), self.study, attention, probe, lr, seeds)
         accuracies = [trained_accuracy(run) for run in runs.values()]
         return max(accuracies) - min(accuracies) > DISAGREE
+
+
+class Training(Job):
+    """A run of a study: an attention, a probe, a learning rate and a seed."""
+
+    def __init__(self, runner: Runner, attention: str, probe: dict, lr: float, seed: int) -> None:
+        super().__init__(f'{attention}, {label(probe)}, rate {lr:g}, seed {seed}')
+        self.runner = runner
+        self.settings = settings_of(runner.study, attention, probe, lr, seed)
+
+    def result(self) -> Optional[dict]:
+        return self.runner.results().get(key_of(self.settings))
+
+    def run(self) -> dict:
+        settings = self.settings
+        found = train_probe(
+            build_probe(settings['probe']), settings['attn_cfg'], settings['lr'], settings['seed'],
+            Schedule(**settings['schedule']), **settings['model'],
+        )  # fmt: skip
+        result = dict(settings=settings, **found)
+        append_result(self.runner.path, result)
+        return result
 
 
 def label(probe: dict) -> str:

@@ -4,7 +4,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Any, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from mmengine.config import Config
@@ -15,8 +15,9 @@ from mmlaplace.models import SOFTAttention
 from mmlaplace.writing import write_whole
 
 from ..lra import SequenceEncoder
+from ..runner import JobFailed
 from .files import config_text
-from .launching import Job, JobFailed, Settings
+from .launching import Job, Settings
 from .paper_tables import IMAGES, METRICS, Run, Spec, TableError, Weights, find_row, merge
 
 TOOLS = Path(__file__).resolve().parents[3] / 'tools'
@@ -175,7 +176,7 @@ class Training(Job):
             given.append(found['checkpoint'])
         return next((str(path) for path in given if path is not None), None)
 
-    def work(self, lock: int) -> dict:
+    def carry_out(self, lock: int) -> dict:
         missing = self.missing_data()
         if missing:
             raise JobFailed(missing)
@@ -260,7 +261,7 @@ class Measurement(Job):
         command += ['--out', str(self.folder / 'measured.json'), '--force']
         return [self.on_one_gpu(command)]
 
-    def work(self, lock: int) -> dict:
+    def carry_out(self, lock: int) -> dict:
         write_whole(self.folder / 'config.py', config_text(self.cfg))
         self.state = 'is measured'
         self.call(self.commands()[0], 'measure.log', lock)
@@ -274,7 +275,7 @@ class Drawing(Job):
     """Draw a figure with a tool of this project, from the trained models of rows."""
 
     kind = 'figures'
-    needs: Mapping[str, Training]
+    needs: Dict[str, Training]  # type: ignore[assignment]
 
     def __init__(
         self, row: str, run: Run, settings: Settings, needs: Mapping[str, Training]
@@ -301,7 +302,7 @@ class Drawing(Job):
         images = sorted(Path('data/mini/detection/val').glob('*'))
         return str(images[0]) if images else 'IMAGE'
 
-    def work(self, lock: int) -> dict:
+    def carry_out(self, lock: int) -> dict:
         if '{image}' in self.tool and not Path(self.image()).is_file():
             raise JobFailed(
                 'there is no image in data/mini/detection/val to draw on; '

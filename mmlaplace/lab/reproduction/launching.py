@@ -1,14 +1,10 @@
 """Run the commands of a job once, in the job's folder and under a launcher.
 
 The name of the folder has a hash of everything that determines the result. Therefore rows with the
-same config share a run, and a changed config gets a new run. The job writes ``result.json`` last,
-and in one step. The processes of a job hold a lock on its folder, also after the tool was killed. A
-second call waits for this lock.
+same config share a run, and a changed config gets a new run.
 """
 
-import fcntl
 import hashlib
-import json
 import os
 import re
 import subprocess
@@ -17,14 +13,15 @@ import time
 from dataclasses import dataclass, field
 from importlib.metadata import distributions, version
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any, Dict, List, Mapping
 
 import torch
 
 import mmlaplace
 from mmlaplace.analysis.measuring import describe_machine
-from mmlaplace.commands.command_line import write_json
 from mmlaplace.toolboxes import TOOLBOXES
+
+from ..runner import FolderJob, JobFailed
 
 TAIL = 25  # lines of the log in the message of a failure
 LOOK = 0.5  # seconds between two checks of a command
@@ -46,10 +43,6 @@ def versions() -> Dict[str, str]:
 def this_machine() -> Dict[str, str]:
     """The CPU, threads and GPU of this machine, as :func:`describe_machine` gives them."""
     return describe_machine(torch.device('cuda' if torch.cuda.is_available() else 'cpu'))
-
-
-class JobFailed(RuntimeError):
-    """A job failed. If a command failed, the message has the end of its log."""
 
 
 @dataclass(frozen=True)
@@ -77,27 +70,24 @@ class Settings:
     threads: int = 1
 
 
-@dataclass(eq=False)
-class Job:
-    """A piece of work with its own folder.
+class Job(FolderJob):
+    """A job that runs commands.
 
-    Attributes:
+    Args:
         label: Name in messages.
         settings: The settings of the call.
         identity: Text of everything that determines the result.
-        needs: Jobs whose results it uses, by their rows.
-        state: Its present step, for the display.
-        devices: GPUs for it, as in ``CUDA_VISIBLE_DEVICES``, such as ``'0,1'``, or None for all.
+        needs: Jobs whose results it uses, by their rows. Default: none.
     """
 
-    label: str
-    settings: Settings
-    identity: str
-    needs: Mapping[str, 'Job'] = field(default_factory=dict)
-    state: str = 'waits'
-    devices: Optional[str] = None
-
     kind = 'job'
+
+    def __init__(
+        self, label: str, settings: Settings, identity: str, needs: Mapping[str, 'Job'] = {}
+    ) -> None:
+        super().__init__(label)
+        self.settings, self.identity = settings, identity
+        self.needs: Dict[str, Job] = dict(needs)
 
     @property
     def key(self) -> str:
@@ -111,13 +101,7 @@ class Job:
         return 1
 
     @property
-    def alone(self) -> bool:
-        """Whether no other job of the call may run at the same time."""
-        return False
-
-    @property
     def folder(self) -> Path:
-        """The folder with all files of the job."""
         return self.settings.work_dir / self.kind / f'{self.stem}_{self.key}'
 
     @property
@@ -125,35 +109,18 @@ class Job:
         """The readable part of the folder's name."""
         return re.sub(r'[^\w.]+', '-', self.label)
 
-    def result(self) -> Optional[dict]:
-        """The result of a finished job, or None."""
-        path = self.folder / 'result.json'
-        return json.loads(path.read_bytes()) if path.is_file() else None
-
-    def run(self) -> dict:
-        """Run the job, resume it, or read its result if it is finished. Returns the result.
-
-        Raises:
-            JobFailed: If a command fails.
-        """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        with open(self.folder / 'lock', 'w') as lock:
-            self.state = 'waits for another process'
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            found = self.result()
-            if found is None:
-                started = time.monotonic()
-                where = dict(machine=self.place(), versions=versions())
-                found = {**where, **self.work(lock.fileno())}
-                found['seconds'] = round(time.monotonic() - started, 1)  # of this call
-                write_json(self.folder / 'result.json', found)
+    def work(self, lock: int) -> dict:
+        started = time.monotonic()
+        where = dict(machine=self.place(), versions=versions())
+        found = {**where, **self.carry_out(lock)}
+        found['seconds'] = round(time.monotonic() - started, 1)  # of this call
         return found
 
-    def work(self, lock: int) -> dict:
-        """Do the work, and return the result.
+    def carry_out(self, lock: int) -> dict:
+        """Run the commands, and return their result.
 
         Args:
-            lock: File descriptor of the folder's lock, which the started processes inherit.
+            lock: File descriptor of the folder's lock, which the commands inherit.
         """
         raise NotImplementedError
 

@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, Dict, List, Mapping, Optional, Sequence, Tuple, Union
 
 from ..figures import new_figure, save
+from ..runner import Outcome
 from .paper_tables import METRICS, Row, Run, Table
-
-Outcome = Union[dict, str]  # the result of a job, or the text of its failure
 
 
 def run_report(

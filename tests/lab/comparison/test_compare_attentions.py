@@ -3,7 +3,6 @@
 import json
 import math
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import numpy as np
@@ -134,8 +133,7 @@ def test_a_part_of_a_result_is_run_again_and_left_out_of_tables(tmp_path):
     half, whole = tmp_path / 'result.json', made_up('XCAttention', 0, 60.0)
     half.write_text('{"settings": {"atten')
     with pytest.warns(UserWarning, match=r'result\.json is not complete'):
-        job = compare_attentions.Job('a', [], half, whole['settings'])
-        assert not compare_attentions.is_done(job)
+        assert compare_attentions.Script('a', [], half, whole['settings']).result() is None
         found = compare_attentions.collect(tmp_path, dict(results=[], costs=[]))
     assert found['results'] == []
 
@@ -265,29 +263,6 @@ def test_a_training_that_another_call_left_behind_is_waited_for(tmp_path, monkey
     call.join(600)
     train.assert_not_called()
     assert 'is there now, by another call' in capsys.readouterr().out
-
-
-def test_no_training_starts_after_a_keyboard_interrupt(monkeypatch):
-    started, told = [], threading.Event()
-
-    class Pool(ThreadPoolExecutor):
-        def shutdown(self, wait=True, *, cancel_futures=False):
-            super().shutdown(wait=False, cancel_futures=cancel_futures)
-            told.set()
-            super().shutdown(wait)
-
-    def run(job):
-        started.append(job)
-        if len(started) > 1:
-            told.wait()  # until the tool has learned of the interrupt
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(compare_attentions, 'ThreadPoolExecutor', Pool)
-    monkeypatch.setattr(compare_attentions, 'run', run)
-    monkeypatch.setattr(compare_attentions, 'import_first', lambda *_: None)
-    with pytest.raises(KeyboardInterrupt):
-        compare_attentions.run_all([f'job {number}' for number in range(20)], at_once=2)
-    assert len(started) <= 3  # the first, and those that two threads took meanwhile
 
 
 def test_a_run_that_was_resumed_has_no_time():

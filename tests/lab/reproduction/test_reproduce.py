@@ -27,7 +27,6 @@ SLURM = dict(launcher='slurm', partition='gpu')
 
 @pytest.fixture(autouse=True)
 def _without_waiting(monkeypatch):
-    monkeypatch.setattr(running, 'LOOK', 0.01)
     monkeypatch.setattr(launching, 'LOOK', 0.01)
 
 
@@ -192,7 +191,7 @@ class Command(jobs.Job):
     def commands(self):
         return [[sys.executable, '-c', self.identity]]
 
-    def work(self, lock):
+    def carry_out(self, lock):
         self.call(self.commands()[0], 'command.log', lock)
         return dict(done=True)
 
