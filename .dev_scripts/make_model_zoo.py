@@ -21,7 +21,7 @@ from typing import Dict, Iterable, List
 
 from marked_tables import markdown_table, with_tables
 
-from mmlaplace.checkpoints import FAMILIES
+from mmlaplace.checkpoints import PUBLISHED
 from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.model_zoo import ModelInfo, files_root, read_models
 from mmlaplace.toolboxes import TOOLBOXES
@@ -31,7 +31,6 @@ PAGE = ROOT / 'docs/model_zoo.md'
 SPEEDS = ROOT / 'docs/logs/model_zoo_cpu.json'
 PROOFS = ROOT / 'docs/logs/families.json'
 DRY_RUNS = ROOT / 'docs/logs/dry_run.json'
-FOLDERS = {'vit': ('deit',), 'ravlt': ('ravlt', 'mavit')}  # of configs, by the module of families
 HEADING_OR_MARK = re.compile(r'^#+ (.+)|<!-- models: (\S+) -->', re.MULTILINE)
 
 
@@ -42,14 +41,14 @@ def table_row(model: ModelInfo, folder: Path) -> Dict[str, str]:
 
 
 def weights(model: ModelInfo) -> Dict[str, str]:
-    """The family of the authors' weights, with a link to them or to their page."""
-    if 'Family' not in model.metadata:
+    """The name of the authors' weights, with a link to them or to their page."""
+    if 'Published as' not in model.metadata:
         return {}
-    name = model.metadata['Family']
-    family = FAMILIES[name]
-    if family.weights:
-        return {'weights': f'[{name}]({family.weights})'}
-    return {'weights': f'{name}, on [a page]({family.page})' if family.page else name}
+    name = model.metadata['Published as']
+    published = PUBLISHED[name]
+    if published.weights:
+        return {'weights': f'[{name}]({published.weights})'}
+    return {'weights': f'{name}, on [a page]({published.page})' if published.page else name}
 
 
 def parameters_and_macs(model: ModelInfo) -> Dict[str, str]:
@@ -131,17 +130,17 @@ def released(models: List[ModelInfo]) -> str:
 
 
 def proofs() -> str:
-    """What is proven of each family of released weights."""
+    """What is proven of the weights of each family."""
     ran = [row['config'].split('/') for row in json.loads(DRY_RUNS.read_text())]
     rows = []
-    for module, found in json.loads(PROOFS.read_text()).items():
-        golden, folders = list(found['golden'].values()), FOLDERS.get(module, (module,))
+    for family, found in json.loads(PROOFS.read_text()).items():
+        golden = list(found['golden'].values())
         gradients = [errors[1] for errors in golden if len(errors) > 1]
         rows.append([
-            ', '.join(folders), str(found['sizes']), str(found['whole'] or '–'),
+            family, str(found['sizes']), str(found['whole'] or '–'),
             worst(e[0] for e in golden),
             worst(gradients), worst(found['timm'].values()),
-            str(sum(config[1] in folders for config in ran) or '–'),
+            str(sum(config[1] == family for config in ran) or '–'),
         ])  # fmt: skip
     header = ['family', 'sizes', 'whole', 'logits', 'gradient', 'timm', 'dry runs']
     return markdown_table(header, rows)

@@ -21,8 +21,7 @@ from mmengine.registry import MODELS
 
 from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.models import BaseAttention, Frame, PyramidBackbone, QKVAttention
-from mmlaplace.models.backbones import hosts
-from mmlaplace.models.backbones.options import with_attention
+from mmlaplace.models.pyramid.options import ARCH_KEYS, with_attention
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / 'docs/options.md'
@@ -123,7 +122,7 @@ def size_rows(backbones: List[type]) -> Iterable[List[str]]:
         names = ', '.join(f'`{cls.__name__}`' for cls in group)
         for name, arch in group[0].arch_zoo.items():
             default = ' (default)' if name == group[0].default_arch else ''
-            values = (', '.join(map(str, arch[key])) for key in hosts.MICRO)
+            values = (', '.join(map(str, arch[key])) for key in ARCH_KEYS)
             yield [names, f'`{name}`{default}', *values]
 
 
@@ -157,7 +156,7 @@ def tables() -> Dict[str, str]:
         own.append(options_table(cls) or 'It has no options beside those of its frame.')
     return dict(
         backbones=markdown_table(heads, map(backbone_row, backbones)),
-        sizes=markdown_table(['backbones', 'arch', *hosts.MICRO], size_rows(backbones)),
+        sizes=markdown_table(['backbones', 'arch', *ARCH_KEYS], size_rows(backbones)),
         common='\n\n'.join(common),
         frames=markdown_table(['attention', 'declared', 'fixed'], map(frame_row, framed)),
         fields=markdown_table(['field', 'default', 'meaning'], rows),

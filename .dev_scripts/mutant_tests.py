@@ -81,6 +81,7 @@ TESTS = {
     'mmlaplace/writing.py': ('test_docstrings.py', 'test_writing.py', 'engine', 'tools'),
     'tools': ('tools', 'lab', 'analysis'),
 }
+TESTS['mmlaplace/models/pyramid'] = TESTS['mmlaplace/models/backbones']
 # What takes long and sees nothing that others of these do not: compilation and large images.
 LEFT_OUT = 'not compile and not 1333'
 MARKERS = 'not (build or sanitizer or wheel or docs or training or slow)'

@@ -17,7 +17,7 @@ from typing import Any, Dict, List, Tuple
 import torch
 
 from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
-from mmlaplace.checkpoints import FAMILIES
+from mmlaplace.checkpoints import PUBLISHED
 from mmlaplace.commands.command_line import ToolParser, write_json
 from mmlaplace.lab.comparison.backbone_contenders import find
 from mmlaplace.lab.comparison.backbone_report import MARKERS
@@ -37,8 +37,8 @@ def timed_models() -> List[ModelInfo]:
         model
         for model in read_models()
         if model.task == 'classification'
-        and (family := FAMILIES.get(model.metadata.get('Family', '')))
-        and (family.weights or family.page)
+        and (published := PUBLISHED.get(model.metadata.get('Published as', '')))
+        and (published.weights or published.page)
         and 'px' not in model.name
     ]
 

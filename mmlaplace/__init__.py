@@ -5,7 +5,6 @@ find them there: put ``custom_imports = dict(imports=['mmlaplace'])`` in a confi
 ``type='LaplacianFormer'`` works.
 """
 
-from . import _moved  # noqa: F401
 from .dependencies import require_mmengine, warn_untested_versions
 from .version import __version__
 

@@ -8,9 +8,9 @@ from mmengine.model import BaseModule, ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ...models.backbones.options import attention_class, takes
 from ...models.layers.block import TransformerBlock
 from ...models.layers.build import build_token_norm
+from ...models.pyramid.options import attention_class, takes
 
 PADDINGS = ('cut', 'mask', 'keep')
 POOLS = ('mean', 'padded_mean')

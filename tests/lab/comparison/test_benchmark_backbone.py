@@ -1,5 +1,6 @@
 """The benchmarks take any backbone, lose none for another's failure, and write what they print."""
 
+import itertools
 import json
 import re
 import sys
@@ -7,14 +8,13 @@ import types
 
 import pytest
 import torch
-from conftest import ROOT, load_tool, registered, run_script
-from mmengine.registry import MODELS
+from conftest import ROOT, load_tool, run_script
 from PIL import Image
 from torch import nn
 
 from mmlaplace.lab.comparison import backbone_contenders as contenders
-from mmlaplace.model_zoo import PREFIXES, read_backbones
-from mmlaplace.models import LaplacianAttention, PyramidBackbone
+from mmlaplace.model_zoo import read_backbones
+from mmlaplace.models import FAMILIES, LaplacianAttention
 
 MICRO, LITTLE = 'laplacianformer-micro', 'timm:little_net'
 tool = load_tool('tools/benchmarks/benchmark_backbone.py')
@@ -69,9 +69,9 @@ def test_the_tool_writes_json_and_plots_and_keeps_what_is_there(run, tmp_path, m
 def test_every_backbone_of_ours_with_an_arch_is_a_contender():
     known = list(contenders.catalogue(''))
     assert known == [model.name for model in read_backbones()]
-    for family in registered(PyramidBackbone):
-        cls = MODELS.get(family)
-        names = [f'{PREFIXES[family]}-{arch}' for arch in cls.arch_zoo]
+    backbones = (family.backbones.items() for family in FAMILIES.values())
+    for cls, start in itertools.chain(*backbones):
+        names = [f'{start}-{arch}' for arch in cls.arch_zoo]
         # XCiT's go on with the size of the patch.
         found = [
             [name for name in known if f'{name}-'.startswith(f'{wanted}-')] for wanted in names
