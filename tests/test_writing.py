@@ -118,7 +118,7 @@ def python_files() -> list:
     return [path for folder in folders for path in (ROOT / folder).rglob('*.py')]
 
 
-# Folders of data sets get their names when they are whole: see mmlaplace/lra/storage.py.
+# Folders of data sets get their names when they are whole: see mmlaplace/lab/lra/storage.py.
 IN_WHOLE_FOLDERS = ('storage', 'fashion', 'pictures', 'sheets', 'make_stand_in_datasets')
 WRITERS = re.compile('write_text|write_bytes|save|savefig|savez.*|imwrite|to_csv|dump')
 # What a tool makes in a folder of its own, a buffer in memory, a lock, a log, and the kernel.

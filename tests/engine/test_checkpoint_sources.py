@@ -91,7 +91,7 @@ def test_an_address_is_read_and_downloaded_once(website):
     with pytest.raises(FileNotFoundError, match=f'{website.address}/b.pth.*404.*check the path'):
         read_state_dict(f'{website.address}/b.pth')
     assert same(other, read_state_dict(addresses[1]))
-    # By the names that earlier versions gave, or all would be downloaded again.
+    # The names stay as they are, or a new version would download all files again.
     digits = (hashlib.sha256(address.encode()).hexdigest()[:16] for address in addresses)
     assert kept(website) == sorted(f'{start}_a.pth' for start in digits)
 
