@@ -8,13 +8,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from .precision import HALVES
 
-if hasattr(torch.compiler, 'is_compiling'):
-    is_compiling = torch.compiler.is_compiling  # Whether torch.compile or torch.export is tracing.
-else:
-
-    def is_compiling() -> bool:
-        """As above, in torch 2.1. In newer ones it takes seconds to import."""
-        return torch._dynamo.is_compiling()
+# Whether torch.compile or torch.export is tracing. torch 2.1 has it elsewhere, and it takes seconds
+# to import that in later versions.
+is_compiling: Callable[[], bool] = getattr(
+    torch.compiler, 'is_compiling', lambda: torch._dynamo.is_compiling()
+)
 
 
 def constant_in_graphs(function: Callable) -> Callable:
@@ -25,6 +23,18 @@ def constant_in_graphs(function: Callable) -> Callable:
     """
     function._dynamo_marked_constant = True  # type: ignore[attr-defined]  # as torch's own does
     return function
+
+
+def _is_transforming_in_torch_2_1() -> bool:
+    return not is_compiling() and torch._C._are_functorch_transforms_active()
+
+
+# Whether a transform of torch.func, such as ``vmap``, is active. torch 2.1 cannot ask in a graph.
+is_transforming: Callable[[], bool] = (
+    torch._C._are_functorch_transforms_active
+    if hasattr(torch.compiler, 'is_compiling')
+    else _is_transforming_in_torch_2_1
+)
 
 
 def check_query_key(op: str, query: Tensor, key: Tensor) -> None:
@@ -119,13 +129,6 @@ def has_values(tensor: Tensor) -> bool:
         or torch.jit.is_tracing()
         or torch._C._are_functorch_transforms_active()
     )
-
-
-def is_transforming() -> bool:
-    """Whether a transform of torch.func, such as ``vmap``, is active."""
-    if is_compiling() and not hasattr(torch.compiler, 'is_compiling'):
-        return False  # torch 2.1 cannot ask it in a graph
-    return torch._C._are_functorch_transforms_active()
 
 
 def is_capturing(tensor: Tensor) -> bool:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _native
-from .backend import current_backend, exporting_to_onnx
+from .backend import current_backend, exporting, exporting_to_onnx
 from .precision import full_fp32, upcast
 
 
@@ -42,7 +42,8 @@ class Inversion(NamedTuple):
         """X in graphs of torch.compile. It has only the first derivative."""
         (wide,) = upcast(mat)
         inverse = self.compute(wide.detach(), *constants)
-        if torch.is_grad_enabled() and wide.requires_grad:
+        # The inputs of an exported graph may get gradients later.
+        if torch.is_grad_enabled() and (wide.requires_grad or exporting()):
             # Adds a zero whose derivative is that of the inverse.
             change = wide - wide.detach()
             change = mean_of_triangles(change) if self.of_mean else change

@@ -9,12 +9,12 @@ from conftest import ROOT, quiet_init, run_script
 from mmengine.registry import MODELS
 
 from mmlaplace.checkpoints import Names, load_weights
-from mmlaplace.checkpoints.families import flatten, inline, polaformer, slab, soft
-from mmlaplace.checkpoints.families.agent import cswin_maps
-from mmlaplace.checkpoints.families.agent import windows as agent_windows
-from mmlaplace.checkpoints.families.flatten import linear_windows
-from mmlaplace.checkpoints.families.inline import windows as inline_windows
-from mmlaplace.checkpoints.families.slab import REPBN, prepbn
+from mmlaplace.models.backbones import flatten, inline, polaformer, slab, soft
+from mmlaplace.models.backbones.agent import cswin_maps
+from mmlaplace.models.backbones.agent import windows as agent_windows
+from mmlaplace.models.backbones.flatten import linear_windows
+from mmlaplace.models.backbones.inline import windows as inline_windows
+from mmlaplace.models.backbones.slab import REPBN, prepbn
 
 GOLDEN = Path(__file__).resolve().parent.parent / 'data/golden'
 # A Newton iteration that is unrolled and one whose gradient is implicit agree as far as it has
@@ -203,21 +203,14 @@ def test_attention_gives_the_authors_output_and_gradient(name):
     assert_close(x.grad, golden['out:grad_x'], gradient_tolerance)
 
 
-def run_tool(name, source, out):
-    tools = ROOT / 'tools/model_converters'
-    for start, tool in (('soft', 'soft_to_mmlaplace.py'), ('pola', 'polaformer_to_mmlaplace.py')):
-        if name.startswith(start):
-            return run_script(tools / tool, source, out)
-    return run_script(tools / 'convert.py', source, '--out', out)
-
-
 @pytest.mark.parametrize('name', MODEL_CONFIGS)
 def test_converted_file_gives_the_authors_logits(name, tmp_path):
     golden, weights = read(name)
     # As their training scripts write it: under a name, from several GPUs, with the rest of the run.
     theirs = {f'module.{key}': value for key, value in weights.items()}
     torch.save(dict(model=theirs, epoch=299, config='…'), tmp_path / 'theirs.pth')
-    result = run_tool(name, tmp_path / 'theirs.pth', tmp_path / 'ours.pth')
+    converter = ROOT / 'tools/model_converters/convert.py'
+    result = run_script(converter, tmp_path / 'theirs.pth', '--out', tmp_path / 'ours.pth')
     assert result.returncode == 0, result.stderr
     assert f'{len(weights)} tensors of theirs' in result.stdout
 

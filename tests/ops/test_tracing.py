@@ -168,6 +168,22 @@ def test_export_keeps_the_ops():
     torch.testing.assert_close(program.module()(longer, k), Module()(longer, k))
 
 
+@needs_torch(2, 6)
+@pytest.mark.parametrize('backend', ['auto', 'reference'])
+def test_an_exported_graph_has_the_gradients_of_the_ops(backend):
+    class Module(torch.nn.Module):
+        def forward(self, q, k):
+            return all_ops(q, k)
+
+    q, k = points(2, 3, 12, 8, requires_grad=False), points(2, 3, 5, 8, requires_grad=False)
+    with ops.use_backend(backend):
+        exported = torch.export.export(Module(), (q, k)).module()
+        inputs = q.requires_grad_(), k.requires_grad_()  # they did not when the graph was made
+        grads, truth = (torch.autograd.grad(f(*inputs).square().sum(), inputs)
+                        for f in (exported, all_ops))  # fmt: skip
+    torch.testing.assert_close(grads, truth, rtol=1e-4, atol=1e-4)  # sums in another order
+
+
 # The other two read halves as such, and so have no rule of autocast.
 @pytest.mark.parametrize('device', DEVICES)
 @pytest.mark.parametrize('name', ['laplacian_kernel', 'gaussian_kernel', 'newton_schulz_inverse'])
