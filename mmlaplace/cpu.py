@@ -16,7 +16,7 @@ ROWS = 1024
 
 
 def optimize(
-    model: nn.Module, dtype: torch.dtype = torch.float32, inplace: bool = False
+    model: nn.Module, dtype: Optional[torch.dtype] = None, inplace: bool = False
 ) -> nn.Module:
     """A model for inference on a CPU, whose linear layers have their weights in oneDNN's order.
 
@@ -28,7 +28,7 @@ def optimize(
     Args:
         model: A model on the CPU, such as a backbone, or a detector of mmdet. It is put into eval
             mode.
-        dtype: Of the linear layers: ``torch.float32`` (default) or ``torch.bfloat16``. For bf16,
+        dtype: Of the linear layers, ``torch.float32`` or ``torch.bfloat16``. Default: None, torch.float32. For bf16,
             call the model under ``torch.autocast('cpu', torch.bfloat16)``.
         inplace: Whether the model itself changes. Otherwise it is copied first. Default: False.
 
@@ -49,6 +49,7 @@ def optimize(
         >>> type(backbone.stages[0].blocks[0].attn.proj).__name__
         'PackedLinear'
     """
+    dtype = dtype or torch.float32
     if dtype not in DTYPES:
         raise ValueError(f'optimize: dtype must be one of {DTYPES}, got {dtype}')
     for name, parameter in model.named_parameters():

@@ -23,7 +23,7 @@ from .rep_norm import PRepBN
 
 DROP_PATH_PER = ('sample', 'element')
 PLAIN = (Tensor, nn.Parameter)
-FFN_LAYERS = (nn.Linear, nn.GELU, nn.Dropout, nn.Linear, nn.Dropout)
+FFN_LAYERS: Tuple[Any, ...] = (nn.Linear, nn.GELU, nn.Dropout, nn.Linear, nn.Dropout)
 
 
 class DropPath(nn.Module):
