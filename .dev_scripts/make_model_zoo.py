@@ -15,10 +15,13 @@ import os
 import re
 import sys
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Dict, Iterable, List
 
-from mmlaplace.checkpoints import FAMILIES
+from marked_tables import with_tables
+
+from mmlaplace.checkpoints import PUBLISHED
 from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.model_zoo import ModelInfo, files_root, read_models
 from mmlaplace.toolboxes import TOOLBOXES
@@ -28,7 +31,6 @@ PAGE = ROOT / 'docs/model_zoo.md'
 SPEEDS = ROOT / 'docs/logs/model_zoo_cpu.json'
 PROOFS = ROOT / 'docs/logs/families.json'
 DRY_RUNS = ROOT / 'docs/logs/dry_run.json'
-FOLDERS = {'vit': ('deit',), 'ravlt': ('ravlt', 'mavit')}  # of configs, by the module of families
 RELEASED = """\
 ## Released weights
 
@@ -57,7 +59,7 @@ All models of the metafiles. `python .dev_scripts/make_model_zoo.py` writes this
 in the READMEs from them. *Published* are the papers' figures, – where there is none. *Reproduced*
 are this project's, linked to their logs. No model was run at full size, so there are no pretrained
 weights of our own. *Weights* are the authors'. They
-[convert](faq.md#converting-the-authors-checkpoints) by the family that is named, and are not tested
+[convert](faq.md#converting-the-authors-checkpoints) as the model that is named, and are not tested
 here. The READMEs have the recipes, and [Train it yourself](train_it_yourself.md) the commands.
 
 Classifiers are for ImageNet-1k. Parameters include the head of 1000 classes. Parameters *of layers*
@@ -73,7 +75,6 @@ What was measured here, on small data: [the scale of the whitened attention](sca
 [what SOFT++ says of norms and PolaFormer of entropy](soft_and_polaformer.md), and
 [small detectors and segmentors](dense_prediction.md).
 """
-MARKED = re.compile(r'(<!-- models: (\S+) -->\n).*?(<!-- end of models -->)', re.DOTALL)
 HEADING_OR_MARK = re.compile(r'^#+ (.+)|<!-- models: (\S+) -->', re.MULTILINE)
 
 
@@ -84,14 +85,14 @@ def table_row(model: ModelInfo, folder: Path) -> Dict[str, str]:
 
 
 def weights(model: ModelInfo) -> Dict[str, str]:
-    """The family of the authors' weights, with a link to them or to their page."""
-    if 'Family' not in model.metadata:
+    """The name of the authors' weights, with a link to them or to their page."""
+    if 'Published as' not in model.metadata:
         return {}
-    name = model.metadata['Family']
-    family = FAMILIES[name]
-    if family.weights:
-        return {'weights': f'[{name}]({family.weights})'}
-    return {'weights': f'{name}, on [a page]({family.page})' if family.page else name}
+    name = model.metadata['Published as']
+    published = PUBLISHED[name]
+    if published.weights:
+        return {'weights': f'[{name}]({published.weights})'}
+    return {'weights': f'{name}, on [a page]({published.page})' if published.page else name}
 
 
 def parameters_and_macs(model: ModelInfo) -> Dict[str, str]:
@@ -135,7 +136,7 @@ def scores(model: ModelInfo, folder: Path) -> Dict[str, str]:
     return row
 
 
-def table(models: List[ModelInfo], pattern: str, folder: Path) -> str:
+def table(models: List[ModelInfo], folder: Path, pattern: str) -> str:
     """The models whose path in configs/ matches, for a file in this folder."""
     rows = [
         table_row(model, folder)
@@ -148,16 +149,6 @@ def table(models: List[ModelInfo], pattern: str, folder: Path) -> str:
     lines = [header, ['---'] * len(header)]
     lines += [[row.get(title, '–') for title in header] for row in rows]
     return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
-
-
-def with_tables(models: List[ModelInfo], readme: Path) -> str:
-    """The text of a README, its tables made anew."""
-
-    def made_anew(found: re.Match) -> str:
-        start, pattern, end = found.groups()
-        return f'{start}\n{table(models, pattern, readme.parent)}\n\n{end}'
-
-    return MARKED.sub(made_anew, readme.read_text())
 
 
 def markdown(header: List[str], rows: List[List[str]]) -> str:
@@ -200,17 +191,17 @@ def released(models: List[ModelInfo]) -> str:
 
 
 def proofs() -> str:
-    """What is proven of each family of released weights."""
+    """What is proven of the weights of each family."""
     ran = [row['config'].split('/') for row in json.loads(DRY_RUNS.read_text())]
     rows = []
-    for module, found in json.loads(PROOFS.read_text()).items():
-        golden, folders = list(found['golden'].values()), FOLDERS.get(module, (module,))
+    for family, found in json.loads(PROOFS.read_text()).items():
+        golden = list(found['golden'].values())
         gradients = [errors[1] for errors in golden if len(errors) > 1]
         rows.append([
-            ', '.join(folders), str(found['sizes']), str(found['whole'] or '–'),
+            family, str(found['sizes']), str(found['whole'] or '–'),
             worst(e[0] for e in golden),
             worst(gradients), worst(found['timm'].values()),
-            str(sum(config[1] in folders for config in ran) or '–'),
+            str(sum(config[1] == family for config in ran) or '–'),
         ])  # fmt: skip
     header = ['family', 'sizes', 'whole', 'logits', 'gradient', 'timm', 'dry runs']
     return f'{PROVEN}\n{markdown(header, rows)}'
@@ -232,7 +223,7 @@ def page(models: List[ModelInfo]) -> str:
             parts.append(f'### [{above}]({os.path.relpath(readme, PAGE.parent)})\n')
             for heading, pattern in further:
                 if pattern:
-                    parts.append(f'{above}:\n\n{table(models, pattern, PAGE.parent)}\n')
+                    parts.append(f'{above}:\n\n{table(models, PAGE.parent, pattern)}\n')
                 above = heading
     return '\n'.join(parts)
 
@@ -243,7 +234,10 @@ def main() -> None:
     args = parser.parse_args()
     readmes = [ROOT / 'README.md', *sorted(ROOT.glob('configs/*/*/README.md'))]
     models = read_models()
-    wanted = {path: with_tables(models, path) for path in readmes}
+    wanted = {
+        path: with_tables(path.read_text(), 'models', partial(table, models, path.parent))
+        for path in readmes
+    }
     wanted[PAGE] = page(models)
     stale = [
         path for path, text in wanted.items() if not path.is_file() or path.read_text() != text

@@ -20,8 +20,7 @@ from mmengine.registry import MODELS
 
 from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.models import BaseAttention, Frame, PyramidBackbone, QKVAttention
-from mmlaplace.models.backbones import hosts
-from mmlaplace.models.backbones.options import with_attention
+from mmlaplace.models.pyramid.options import ARCH_KEYS, with_attention
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / 'docs/options.md'
@@ -161,7 +160,7 @@ def size_rows(backbones: List[type]) -> Iterable[List[str]]:
         names = ', '.join(f'`{cls.__name__}`' for cls in group)
         for name, arch in group[0].arch_zoo.items():
             default = ' (default)' if name == group[0].default_arch else ''
-            values = (', '.join(map(str, arch[key])) for key in hosts.MICRO)
+            values = (', '.join(map(str, arch[key])) for key in ARCH_KEYS)
             yield [names, f'`{name}`{default}', *values]
 
 
@@ -182,7 +181,7 @@ def page() -> str:
     framed = [cls for cls in attentions if issubclass(cls, QKVAttention)]
     parts = [INTRODUCTION, BACKBONES]
     parts.append(table(['backbone', 'host', 'attentions', 'papers'], map(backbone_row, backbones)))
-    parts += [SIZES, table(['backbones', 'arch', *hosts.MICRO], size_rows(backbones))]
+    parts += [SIZES, table(['backbones', 'arch', *ARCH_KEYS], size_rows(backbones))]
     parts += [COMMON, options_table(PyramidBackbone)]
     for host in dict.fromkeys(map(host_of, backbones)):
         if options_table(host):

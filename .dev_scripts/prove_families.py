@@ -1,4 +1,4 @@
-"""Write docs/logs/families.json: what the tests prove of each family of released weights.
+"""Write docs/logs/families.json: what the tests prove of the weights of each family.
 
 It runs the tests of manifests, golden files and timm, and keeps the errors that they compare. Then
 make_model_zoo.py makes the table.
@@ -7,23 +7,22 @@ Examples:
   python .dev_scripts/prove_families.py
 """
 
-import importlib
 import os
-import pkgutil
 import sys
 from pathlib import Path
 from typing import Any, Callable, Dict, List
 
 import pytest
 
-from mmlaplace.checkpoints import families
+from mmlaplace.checkpoints.published import recognise
 from mmlaplace.commands.command_line import ToolParser, write_json
+from mmlaplace.models import FAMILIES
 
 ROOT = Path(__file__).resolve().parent.parent
 LOG = ROOT / 'docs/logs/families.json'
 TESTS = {
-    'whole': 'tests/engine/test_families.py::test_every_released_checkpoint_converts_whole',
-    'timm': 'tests/engine/test_families.py::test_weights_of_timm_give_its_maps_and_logits',
+    'whole': 'tests/engine/test_published.py::test_every_released_checkpoint_converts_whole',
+    'timm': 'tests/engine/test_published.py::test_weights_of_timm_give_its_maps_and_logits',
     'golden': 'tests/models/test_golden.py::test_converted_file_gives_the_authors_logits',
 }
 
@@ -54,11 +53,6 @@ class Recorder:
             self.passed[report.nodeid] = self.errors
 
 
-def names_of(module: str) -> Dict[str, Any]:
-    """The families of a module, by name."""
-    return importlib.import_module(f'{families.__name__}.{module}').FAMILIES
-
-
 def main() -> None:
     ToolParser(__doc__).parse_args()
     os.chdir(ROOT)
@@ -72,13 +66,12 @@ def main() -> None:
         kind = next(kind for kind, each in TESTS.items() if each.endswith(test.rpartition('::')[2]))
         passed[kind][name] = [float(f'{error:.1e}') for error in errors]
     read = sys.modules['test_golden'].read
-    tables = {name: families.recognise(read(name)[1]) for name in passed['golden']}
+    tables = {name: recognise(read(name)[1]) for name in passed['golden']}
     rows = {}
-    for module in sorted(each.name for each in pkgutil.iter_modules(families.__path__)):
-        own = names_of(module) if module != 'family' else {}
+    for family, (_, own, _) in FAMILIES.items():
         if own:
-            its_tables = {id(table) for family in own.values() for table in family.names}
-            rows[module] = dict(
+            its_tables = {id(table) for model in own.values() for table in model.names}
+            rows[family] = dict(
                 sizes=len(own),
                 whole=sum(name in own for name in passed['whole']),
                 golden={n: passed['golden'][n] for n, t in tables.items() if id(t) in its_tables},

@@ -17,11 +17,11 @@ from typing import Any, Dict, List, Tuple
 import torch
 
 from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
-from mmlaplace.checkpoints import FAMILIES
+from mmlaplace.checkpoints import PUBLISHED
 from mmlaplace.commands.command_line import ToolParser, write_json
-from mmlaplace.comparison.backbone_contenders import find
-from mmlaplace.comparison.backbone_report import MARKERS
-from mmlaplace.comparison.published_top1 import peers, published
+from mmlaplace.lab.comparison.backbone_contenders import find
+from mmlaplace.lab.comparison.backbone_report import MARKERS
+from mmlaplace.lab.comparison.published_top1 import peers, published
 from mmlaplace.model_zoo import ModelInfo, read_models
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,8 +36,8 @@ def timed_models() -> List[ModelInfo]:
         model
         for model in read_models()
         if model.task == 'classification'
-        and (family := FAMILIES.get(model.metadata.get('Family', '')))
-        and (family.weights or family.page)
+        and (published := PUBLISHED.get(model.metadata.get('Published as', '')))
+        and (published.weights or published.page)
         and 'px' not in model.name
     ]
 

@@ -15,35 +15,12 @@ from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, DefaultScope
 
 from .checkpoints import load_weights
-from .models import backbones
+from .models import FAMILIES
 from .models.initialising import initialise
 from .models.known_options import did_you_mean
 from .toolboxes import TOOLBOXES, require_toolbox
 
 TASKS = (*TOOLBOXES, 'backbone')
-# How the names of a class's backbones begin, before the name of the arch.
-PREFIXES: Dict[str, Any] = {
-    'CSWin': 'cswin',
-    'EfficientViT': 'efficientvit',
-    'EfficientViTLarge': 'efficientvit',
-    'LaplacianFormer': 'laplacianformer',
-    'MAViT': 'mavit',
-    'MLLA': 'mlla',
-    'MobileViTv2': 'mobilevitv2',
-    'PVT': 'pvt',
-    'PVTv2': 'pvtv2',
-    'PolaFormerDeiT': 'polaformer-deit',
-    'PolaFormerPVT': 'polaformer-pvt',
-    'PolaFormerPVTv2': 'polaformer-pvtv2',
-    'PolaFormerSwin': 'polaformer-swin',
-    'RAVLT': 'ravlt',
-    'SOFT': 'soft',
-    'SOFTPlusPlus': 'softpp',
-    'SwiftFormer': 'swiftformer',
-    'Swin': 'swin',
-    'ViT': 'deit',
-    'XCiTBackbone': 'xcit',
-}
 
 
 class ModelInfo(NamedTuple):
@@ -128,14 +105,14 @@ def _backbones(root: Path) -> List[ModelInfo]:
         name = model.name.partition('_')[0]
         if model.task == 'classification' and name not in found:
             found[name] = ModelInfo(name, 'backbone', model.family, model.config, {})
-    for kind, prefix in PREFIXES.items():
-        family = next(known.family for known in found.values() if known.name.startswith(prefix))
-        for arch in getattr(backbones, kind).arch_zoo:
-            name = f'{prefix}-{arch}'
-            # XCiT's classifiers name the patch too: xcit-t12-p16.
-            if not any(f'{known}-'.startswith(f'{name}-') for known in found):
-                options = dict(type=kind, arch=arch)
-                found[name] = ModelInfo(name, 'backbone', family, None, {}, options)
+    for name, family in FAMILIES.items():
+        for cls, start in family.backbones.items():
+            for arch in cls.arch_zoo:
+                model = f'{start}-{arch}'
+                # XCiT's classifiers name the patch too: xcit-t12-p16.
+                if not any(f'{known}-'.startswith(f'{model}-') for known in found):
+                    options = dict(type=cls.__name__, arch=arch)
+                    found[model] = ModelInfo(model, 'backbone', name, None, {}, options)
     return list(found.values())
 
 

@@ -48,9 +48,9 @@ NOT_HERE = {
     r'.*(mutation_test|benchmark_ops)\.py': 'takes minutes to hours',
     r'bash tools/gpu_check': 'needs a GPU',
     r'.*reproduce\.py(?!.*(--list|--dry-run))': 'takes hours',
-    r'.*(configs/lra/|make_lra_datasets)': 'takes minutes, and tests/lra does it with less data',
+    r'.*(configs/lra/|make_lra_datasets)': 'takes minutes; tests/lab/lra does it with less data',
     r'.*(compare_inverse|probe_attentions|paper_figures\.py (?!softpp-1a))':
-        'takes minutes, and tests/tools does it smaller',
+        'takes minutes, and tests/lab does it smaller',
     r'.*(--format aoti|prepare_image\.py|dry_run\.py)': 'takes minutes, and tests/tools does it',
     r'.*(textures|crowds|fashion|make_mini_datasets\.py$)':
         'takes minutes, and tests/tools makes these',

@@ -60,16 +60,19 @@ def test_relative_links_exist_in_the_repository(path):
 
 
 @pytest.mark.slow
-def test_the_attention_of_the_tutorial_runs(tmp_path):
-    attention, *rest = code_blocks(ROOT / 'docs/tutorials/add_attention.md', 'python')
+@pytest.mark.parametrize(('page', 'shape'), [
+    ('add_attention', '(1, 128, 8, 11)'), ('add_family', '(1, 64, 8, 13)'),
+])  # fmt: skip
+def test_the_file_of_a_tutorial_runs(page, shape, tmp_path):
+    file, *rest = code_blocks(ROOT / f'docs/tutorials/{page}.md', 'python')
     # The file that a reader saves, and what is typed after importing it.
-    (tmp_path / 'elu_attention.py').write_text(attention)
+    (tmp_path / 'elu_attention.py').write_text(file)
     script = '\n'.join(['from elu_attention import *', *rest])
     result = subprocess.run(
         [sys.executable, '-c', script], cwd=tmp_path, capture_output=True, text=True
     )
     assert result.returncode == 0, result.stderr
-    assert '(1, 128, 8, 11)' in result.stdout
+    assert shape in result.stdout
 
 
 @pytest.mark.slow

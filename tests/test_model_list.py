@@ -17,9 +17,9 @@ from mmlaplace import check, mmpretrain_hub
 from mmlaplace.__main__ import main
 from mmlaplace.commands.command_line import read_config
 from mmlaplace.commands.model_list import path_from_here
-from mmlaplace.comparison.backbone_contenders import catalogue
-from mmlaplace.model_zoo import PREFIXES, files_root, get_config
-from mmlaplace.models import LaplacianFormer, PyramidBackbone
+from mmlaplace.lab.comparison.backbone_contenders import catalogue
+from mmlaplace.model_zoo import files_root, get_config, read_models
+from mmlaplace.models import FAMILIES, LaplacianFormer, PyramidBackbone
 
 B0 = 'polaformer-pvtv2-b0_8xb128_in1k'
 LAPLACIAN_RETINANET = 'retinanet_laplacianformer-tiny_fpn_1x_coco'
@@ -94,11 +94,21 @@ def test_every_function_knows_the_names_of_all_backbones():
     assert set(names) <= set(mmlaplace.list_models()) and set(names) == set(catalogue(''))
     model = mmlaplace.get_model('laplacianformer-micro', img_size=64)
     assert type(model) is LaplacianFormer and model.embed_dims == (32, 64, 96, 128)
-    assert {PREFIXES[name] for name in registered(PyramidBackbone)} == set(PREFIXES.values())
+    named = {cls.__name__ for family in FAMILIES.values() for cls in family.backbones}
+    assert named == set(registered(PyramidBackbone))
     pytest.importorskip('timm')
     from mmlaplace.timm import MODELS
 
     assert {name.replace('_', '-') for name in MODELS} <= set(names)
+
+
+def test_a_family_is_a_file_with_a_folder_of_configs():
+    """Its classifiers are in that folder, and so are the published ones that have a config."""
+    folders = {path.name for path in (ROOT / 'configs/classification').iterdir()} - {'_base_'}
+    assert set(FAMILIES) == folders
+    for model in read_models():
+        name = model.metadata.get('Published as')
+        assert name is None or name in FAMILIES[model.family].published, model.name
 
 
 def test_a_config_is_printed_from_which_another_inherits(tmp_path, capsys):
@@ -227,5 +237,6 @@ def test_files_are_found_or_named(monkeypatch, tmp_path):
 
 def test_all_files_are_in_step(monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['make_model_zoo.py', '--check'])
+    monkeypatch.syspath_prepend(ROOT / '.dev_scripts')
     load_tool('.dev_scripts/make_model_zoo.py').main()
     assert 'in step' in capsys.readouterr().out

@@ -3,18 +3,18 @@
 from ._plain_load import UnsafeCheckpointError
 from ._safetensors import write_weights
 from .conversion import Converted, Names, position_map
-from .families import FAMILIES, Family
 from .fit import LoadReport
 from .loading import load_weights, read_dataset_meta, read_state_dict
 from .mmengine_loader import is_read_safely, refuse_code
+from .published import PUBLISHED, PublishedModel
 from .strict_loading import StrictLoading
 
 __all__ = [
-    'FAMILIES',
+    'PUBLISHED',
     'Converted',
-    'Family',
     'LoadReport',
     'Names',
+    'PublishedModel',
     'StrictLoading',
     'UnsafeCheckpointError',
     'is_read_safely',

@@ -16,9 +16,9 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ._download import check_scheme, download_once
 from ._hubs import HUB, TIMM, file_from_hub, weights_of_timm
 from ._plain_load import UnsafeCheckpointError, load_plain
-from .families import fitting_sentence, in_our_names, other_options, recognise
 from .fit import LoadReport, check_names, check_stored, check_values, other_arch
 from .names import find_prefix, first_names, plain_names
+from .published import fitting_sentence, in_our_names, other_options, recognise
 from .resizing import fit_channels, resize_weights
 
 # Where the weights lie. The first that is found is taken. mmengine's 'state_dict' comes first: it
@@ -230,7 +230,7 @@ def load_weights(
     - The image size: Position embeddings and similar tensors are resized. Tables of windows are
       resized only where a window shrinks to a small map, or if the module is built with
       ``resize_windows``.
-    - The names: A checkpoint of a family that ``tools/model_converters/convert.py --list`` shows is
+    - The names: A checkpoint of a model that ``tools/model_converters/convert.py --list`` shows is
       converted from the names of its authors or of timm.
     - The model: A classifier's checkpoint, with ``backbone`` and ``head``, loads into a detector or
       segmentor. Everything but the backbone may then be missing.

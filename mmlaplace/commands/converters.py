@@ -8,11 +8,11 @@ from typing import Dict, List, Mapping, Optional, Tuple
 
 from torch import Tensor
 
-from ..checkpoints import FAMILIES, Converted, Names, UnsafeCheckpointError
+from ..checkpoints import PUBLISHED, Converted, Names, UnsafeCheckpointError
 from ..checkpoints import write_weights as write
-from ..checkpoints.families import are_ours, by_file_name, describe, fitting, recognise, unfit
 from ..checkpoints.loading import read_weights
 from ..checkpoints.names import plain_names
+from ..checkpoints.published import are_ours, by_file_name, describe, fitting, recognise, unfit
 from .command_line import ToolParser, positive
 
 
@@ -29,7 +29,7 @@ def parser_for(doc: Optional[str]) -> ToolParser:
         'and CSWin the averaged weights, which their authors evaluate',
     )
     parser.add_argument(
-        '--family',
+        '--model',
         help='one of convert.py --list; default: found by names and shapes, and if several fit, by '
         'the name of the file',
     )
@@ -44,27 +44,27 @@ def parser_for(doc: Optional[str]) -> ToolParser:
     return parser
 
 
-def near_families(name: str) -> List[str]:
-    """Names of families that are like a name."""
-    return get_close_matches(name, FAMILIES, cutoff=0.4) or list(FAMILIES)
+def near_models(name: str) -> List[str]:
+    """Names of published models that are like a name."""
+    return get_close_matches(name, PUBLISHED, cutoff=0.4) or list(PUBLISHED)
 
 
 def convert(
-    theirs: Mapping[str, Tensor], family: Optional[str], image_size: Tuple[int, int] = (1, 1)
+    theirs: Mapping[str, Tensor], model: Optional[str], image_size: Tuple[int, int] = (1, 1)
 ) -> Tuple[Converted, List[str]]:
-    """Convert a classifier, and check that it fits a family.
+    """Convert a classifier, and check that it fits a published model.
 
     Args:
         theirs: The authors' tensors.
-        family: A name in ``FAMILIES``. None finds the families that it fits.
+        model: A name in ``PUBLISHED``. None finds the models that it fits.
         image_size: Height and width of the training images. Default: (1, 1).
 
     Returns:
-        The converted weights, and the families that they fit, of which there may be several.
+        The converted weights, and the models that they fit, of which there may be several.
 
     Raises:
-        ValueError: If the names are of no family, a tensor has no place, or the weights fit another
-            family or none. The message names the tensors, and the family that the weights fit.
+        ValueError: If the names are of no published model, a tensor has no place, or the weights
+            fit another model or none. The message names the tensors, and the model that fits.
     """
     table: Optional[Names] = recognise(theirs)
     if table is None and are_ours(theirs):
@@ -74,15 +74,15 @@ def convert(
         )
     if table is None:
         raise ValueError(
-            f'its names are {list(theirs)[:3]} …, those of no family; --list shows the families'
+            f'its names are {list(theirs)[:3]} …, those of no published model; see --list'
         )
     converted = table.convert(theirs, image_size)
     fit = fitting(converted.weights)
-    if family is not None and unfit(family, converted.weights):
+    if model is not None and unfit(model, converted.weights):
         other = f'; it fits {" or ".join(map(describe, fit))}' if fit else ''
-        reason = unfit(family, converted.weights)
-        raise ValueError(f'it does not fit {describe(family)}: {reason}{other}')
-    return converted, [family] if family is not None else fit
+        reason = unfit(model, converted.weights)
+        raise ValueError(f'it does not fit {describe(model)}: {reason}{other}')
+    return converted, [model] if model is not None else fit
 
 
 def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None:
@@ -91,34 +91,34 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
     Args:
         parser: The parser of :func:`parser_for`, for errors.
         args: The arguments that it parsed.
-        out: The file to write. Default: ``FAMILY.pth`` in the current folder.
+        out: The file to write. Default: ``MODEL.pth`` in the current folder.
     """
     from rich.console import Console
     from rich.table import Table
 
-    family: Optional[str] = args.family
-    if family is not None and family not in FAMILIES:
-        near = ', '.join(near_families(family))
-        parser.error(f'there is no family {family!r}; similar names are {near}; see --list')
+    model: Optional[str] = args.model
+    if model is not None and model not in PUBLISHED:
+        near = ', '.join(near_models(model))
+        parser.error(f'there is no published model {model!r}; similar names are {near}; see --list')
     try:
         read = read_weights(args.source, key=args.key)
         theirs = read.tensors
         theirs = {k.removeprefix('module.'): theirs[raw] for k, raw in plain_names(theirs).items()}
-        converted, families = convert(theirs, family, tuple(args.image_size))
-        families = by_file_name(families, args.source)
-        if len(families) > 1:
+        converted, models = convert(theirs, model, tuple(args.image_size))
+        models = by_file_name(models, args.source)
+        if len(models) > 1:
             raise ValueError(
-                f'it fits {" or ".join(map(describe, families))} alike, and its name does not tell '
-                'which; choose by --family'
+                f'it fits {" or ".join(map(describe, models))} alike, and its name does not tell '
+                'which; choose by --model'
             )
-        if out is None and not families:
-            raise ValueError('it has the size of no family; give a file by --out')
-        out = out or Path(f'{families[0]}.pth')
+        if out is None and not models:
+            raise ValueError('it has the size of no published model; give a file by --out')
+        out = out or Path(f'{models[0]}.pth')
         if out.is_dir():
             raise ValueError(f'{out} is a folder; give a file by --out')
         if out.exists() and not args.force:
             raise ValueError(f'{out} is there already; --force replaces it')
-        meta = dict(converted_from=args.source, family=families[0] if families else '')
+        meta = dict(converted_from=args.source, model=models[0] if models else '')
         write(out, converted.weights, meta)
     except (ValueError, OSError, ImportError, UnsafeCheckpointError) as error:
         message = str(error)
@@ -144,15 +144,15 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
             f'These are the weights of {read.key!r}. The file also has {others}; --key chooses.',
             markup=False,
         )
-    fits = describe(families[0]) if families else 'a model of another size than the families'
+    fits = describe(models[0]) if models else 'a model of another size than those of --list'
     console.print(f'It fits {fits}.', markup=False)
 
 
-def list_families() -> str:
-    """The families by their names, with the backbones that they fit and the places of weights."""
-    width = max(map(len, FAMILIES))
+def list_published() -> str:
+    """The published models by name, with the backbones that they fit and the places of weights."""
+    width = max(map(len, PUBLISHED))
     lines = (
-        f'{name:{width}}  {describe(name).partition(", ")[2]}  {family.place}'
-        for name, family in FAMILIES.items()
+        f'{name:{width}}  {describe(name).partition(", ")[2]}  {model.place}'
+        for name, model in PUBLISHED.items()
     )
     return '\n'.join(lines)

@@ -11,7 +11,7 @@ from ..models.attentions.base import QKVAttention
 from ..models.attentions.frame import QKV_FORMS
 from ..models.attentions.softmax import SoftmaxAttention
 from ..models.attentions.window import WindowAttention
-from ..models.backbones.options import attention_class
+from ..models.pyramid.options import attention_class
 
 
 class Kept(NamedTuple):

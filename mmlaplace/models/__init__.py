@@ -4,3 +4,6 @@ from .attentions import *  # noqa: F403
 from .backbones import *  # noqa: F403
 from .losses import *  # noqa: F403
 from .necks import *  # noqa: F403
+from .pyramid import Family as Family
+from .pyramid import PyramidBackbone as PyramidBackbone
+from .pyramid import Stage as Stage

@@ -1,15 +1,15 @@
 """The backbones as models of timm: ``import mmlaplace.timm`` registers them there.
 
-``timm.create_model('laplacianformer_tiny')`` then works, and so does every other size of the
-families. ``import mmlaplace`` alone neither needs timm nor imports it.
+``timm.create_model('laplacianformer_tiny')`` then works, and so does every other size.
+``import mmlaplace`` alone neither needs timm nor imports it.
 
-A family is a row of ``FAMILIES``, and each of its archs is a model. The plain hosts PVT, PVTv2,
-Swin and ViT are left out, as timm has models of these names.
+Each arch of a backbone for which the :class:`Family` has settings of timm is a model. The plain
+hosts PVT, PVTv2, Swin and ViT have none, as timm has models of these names.
 """
 
 import sys
 import warnings
-from typing import Any, Dict, NamedTuple
+from typing import Any, Dict
 
 import torch.nn as nn
 
@@ -29,62 +29,24 @@ try:
 except ImportError as error:
     raise missing_package('timm 1.0.31 or later', 'timm', error) from error
 
-from ..models.backbones import (
-    SOFT,
-    LaplacianFormer,
-    PolaFormerDeiT,
-    PolaFormerPVT,
-    PolaFormerPVTv2,
-    PolaFormerSwin,
-    SOFTPlusPlus,
-)
+from ..models import FAMILIES
 
 
-class Family(NamedTuple):
-    """Settings of a backbone family for timm.
-
-    Attributes:
-        backbone: The class. Each name in its ``arch_zoo`` is a model.
-        paper: Number of its paper at arXiv.
-        first_conv: The convolution that sees the image, inside of the first patch embedding.
-        crop_pct: Share of the resized image's side that the test crop keeps.
-        crop_mode: ``'center'`` keeps the image's shape. ``'squash'`` makes it a square.
-    """
-
-    backbone: Any
-    paper: str
-    first_conv: str = 'projection'
-    crop_pct: float = 0.875
-    crop_mode: str = 'center'
-
-
-# By what the names of the models begin with, as in model_zoo.PREFIXES. Images are resized for tests
-# as in configs/.
-FAMILIES = {
-    'laplacianformer': Family(LaplacianFormer, '2604.20368'),
-    'soft': Family(SOFT, '2110.11945', first_conv='layers.0', crop_pct=0.9),
-    'softpp': Family(SOFTPlusPlus, '2207.03341', first_conv='layers.0'),
-    'polaformer_pvt': Family(PolaFormerPVT, '2501.15061', crop_mode='squash'),
-    'polaformer_pvtv2': Family(PolaFormerPVTv2, '2501.15061', crop_mode='squash'),
-    'polaformer_swin': Family(PolaFormerSwin, '2501.15061', crop_mode='squash'),
-    'polaformer_deit': Family(PolaFormerDeiT, '2501.15061', crop_mode='squash'),
-}
-
-
-def _default_cfg(family: Family) -> Dict[str, Any]:
+def _default_cfg(backbone: Any, settings: Dict[str, Any]) -> Dict[str, Any]:
     """The default config of a model in timm, known before the model is built."""
-    stages = family.backbone.host()
+    stages = backbone.host()
     side = 224
     for stage in stages:
         side = -(-side // stage.stride)
-    return dict(
-        pool_size=None if stages[-1].cls_token else (side, side),
-        crop_pct=family.crop_pct,
-        crop_mode=family.crop_mode,
-        first_conv=f'backbone.stages.0.patch_embed.{family.first_conv}',
-        classifier='head.fc',
-        paper_ids=f'arXiv:{family.paper}',
-    )
+    first_conv = settings.get('first_conv', 'projection')
+    return {
+        'crop_pct': 0.875,
+        'crop_mode': 'center',
+        **settings,
+        'pool_size': None if stages[-1].cls_token else (side, side),
+        'first_conv': f'backbone.stages.0.patch_embed.{first_conv}',
+        'classifier': 'head.fc',
+    }
 
 
 def _create(name: str, backbone: Any, pretrained: bool, **kwargs: Any) -> nn.Module:
@@ -120,14 +82,17 @@ def _register(name: str, backbone: type, arch: str) -> None:
     setattr(sys.modules[__name__], name, register_model(create))
 
 
-__all__ = ['FAMILIES', 'MODELS', 'Family', 'TimmClassifier']
+__all__ = ['MODELS', 'TimmClassifier']
+# By the name of the model: its class, its arch and its family's settings.
 MODELS = {
-    f'{prefix}_{arch}'.replace('-', '_'): (family, arch)
-    for prefix, family in FAMILIES.items()
-    for arch in family.backbone.arch_zoo
+    f'{start}_{arch}'.replace('-', '_'): (backbone, arch, family.timm[start])
+    for family in FAMILIES.values()
+    for backbone, start in family.backbones.items()
+    if start in family.timm
+    for arch in backbone.arch_zoo
 }
 default_cfgs = generate_default_cfgs(  # where timm's register_model looks
-    {name: _default_cfg(family) for name, (family, _) in MODELS.items()}
+    {name: _default_cfg(backbone, settings) for name, (backbone, _, settings) in MODELS.items()}
 )
-for _name, (_family, _arch) in MODELS.items():
-    _register(_name, _family.backbone, _arch)
+for _name, (_backbone, _arch, _) in MODELS.items():
+    _register(_name, _backbone, _arch)

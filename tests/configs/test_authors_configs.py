@@ -11,8 +11,8 @@ from mmengine.registry import MODELS
 from test_configs import CLASSIFIERS, CONFIGS, DENSE, load, metadata
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from mmlaplace.checkpoints import FAMILIES
-from mmlaplace.checkpoints.families import recognise
+from mmlaplace.checkpoints import PUBLISHED
+from mmlaplace.checkpoints.published import recognise
 
 
 @pytest.mark.parametrize(('models', 'shorter_side', 'crop'), [
@@ -35,11 +35,11 @@ def test_classifiers_are_tested_on_the_authors_crop(models, shorter_side, crop):
 
 
 def test_weights_of_the_list_have_a_config_of_their_size():
-    used = {metadata()[path].get('Family') for path in CLASSIFIERS}
+    used = {metadata()[path].get('Published as') for path in CLASSIFIERS}
     # Those that are distilled at 224 pixels fit the configs of the others. SOFT and PolaFormer have
     # configs for their papers' tables, which name no weights.
     other = r'xcit_\w+_224_dist|(soft|softpp|polaformer)_\w+'
-    assert [name for name in FAMILIES if name not in used and not re.fullmatch(other, name)] == []
+    assert [name for name in PUBLISHED if name not in used and not re.fullmatch(other, name)] == []
 
 
 def test_heads_of_xcits_segmentors_have_the_authors_width():
@@ -66,7 +66,7 @@ def test_norms_of_the_maps_are_not_that_of_the_classifier():
     # In the authors' detectors and segmentors it has no place, and all norms of maps are new.
     seen = set()
     for path in DENSE:
-        name, backbone = metadata()[path].get('Family'), load(path).model.backbone
+        name, backbone = metadata()[path].get('Published as'), load(path).model.backbone
         init_cfg = backbone.pop('init_cfg', None)
         case = (name, str(backbone.get('out_norms')), str(init_cfg))
         manifest = ROOT / f'tests/data/manifests/{str(name).removesuffix("_384_dist")}.json.gz'

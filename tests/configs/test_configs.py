@@ -21,12 +21,11 @@ from mmengine.registry import DATASETS, MODELS, PARAM_SCHEDULERS, DefaultScope
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmlaplace.analysis.complexity import count_complexity
-from mmlaplace.checkpoints import FAMILIES
-from mmlaplace.checkpoints.families import recognise
+from mmlaplace.checkpoints import published
 from mmlaplace.models.attentions.soft import SOFTAttention
 
 CONFIGS = ROOT / 'configs'
-# Those of sequences have no backbone of images; tests/lra has theirs.
+# Those of sequences have no backbone of images; tests/lab/lra has theirs.
 LEAVES = sorted(
     p for p in CONFIGS.rglob('*.py') if not {'_base_', 'lra'} & set(p.relative_to(ROOT).parts)
 )
@@ -344,7 +343,8 @@ DENSE = [path for path in ZOO if path not in CLASSIFIERS]
 def test_imagenet_weights_of_the_authors_fit_detectors_and_segmentors():
     found = set()
     for path in DENSE:
-        name = metadata()[path].get('Family', '').removesuffix('_384_dist')  # the same shapes
+        # Weights of 384 pixels have the same shapes.
+        name = metadata()[path].get('Published as', '').removesuffix('_384_dist')
         if not name or name in found:
             continue
         found.add(name)
@@ -354,7 +354,7 @@ def test_imagenet_weights_of_the_authors_fit_detectors_and_segmentors():
             shapes = json.loads(manifest)['authors']['shapes']
             theirs = {key: torch.empty(shape) for key, shape in shapes.items()}
             own = MODELS.build(dict(backbone, init_cfg=None))
-        table = recognise(theirs)
+        table = published.recognise(theirs)
         given = {k.removeprefix('backbone.'): v for k, v in table.convert(theirs).weights.items()}
         differ = {k for k in set(given) ^ set(own.state_dict()) if k[:5] not in ('head.', 'neck.')}
         assert differ <= own.other_outputs(given)
@@ -391,10 +391,10 @@ def test_metafiles_name_the_size_of_the_config_and_weights_that_fit_it(path):
     said, model = metadata()[path], load(path).model
     arch = re.sub(r'-\d+px$', '', said['Arch'])
     assert arch == model.backbone.arch or isinstance(model.backbone.arch, dict)
-    if 'Family' in said:
-        family = FAMILIES[said['Family']]
+    if 'Published as' in said:
+        authors = published.PUBLISHED[said['Published as']]
         if path in CLASSIFIERS:
-            assert {key: model.backbone.get(key) for key in family.backbone} == family.backbone
-            assert family.neck in (None, model.neck)
+            assert {key: model.backbone.get(key) for key in authors.backbone} == authors.backbone
+            assert authors.neck in (None, model.neck)
         else:
-            assert model.backbone.init_cfg.checkpoint == family.weights
+            assert model.backbone.init_cfg.checkpoint == authors.weights

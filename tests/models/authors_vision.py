@@ -4,10 +4,10 @@ import torch
 import torch.nn.functional as F
 from authors_classic import linear
 
-from mmlaplace.checkpoints.families.agent import AGENT
-from mmlaplace.checkpoints.families.flatten import FLATTEN
-from mmlaplace.checkpoints.families.inline import INLINE
 from mmlaplace.models import MHLAAttention
+from mmlaplace.models.backbones.agent import AGENT
+from mmlaplace.models.backbones.flatten import FLATTEN
+from mmlaplace.models.backbones.inline import INLINE
 
 
 def first(value, hw_shape):

@@ -9,7 +9,7 @@ from mmengine.registry import MODELS
 from test_backbones import BACKBONES, build, small
 
 from mmlaplace.models import BaseAttention, QKVAttention, SOFTAttention
-from mmlaplace.models.backbones.hosts import arch
+from mmlaplace.models.pyramid import arch
 
 FOUR = arch((16, 32, 48, 64), (1, 1, 2, 1), (1, 2, 3, 4), (2, 2, 2, 2))
 SOFTMAX = dict(type='SoftmaxAttention')

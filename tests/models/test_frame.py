@@ -7,8 +7,8 @@ import torch.nn as nn
 from mmengine.registry import MODELS, Registry
 
 from mmlaplace.models import Frame, PyramidBackbone, QKVAttention, Stage
-from mmlaplace.models.backbones.hosts import arch
 from mmlaplace.models.layers import PatchEmbed
+from mmlaplace.models.pyramid import arch
 
 SIZES = dict(embed_dims=16, num_heads=2, input_resolution=(4, 6))
 

@@ -9,12 +9,12 @@ from conftest import ROOT, quiet_init, run_script
 from mmengine.registry import MODELS
 
 from mmlaplace.checkpoints import Names, load_weights
-from mmlaplace.checkpoints.families import flatten, inline, polaformer, slab, soft
-from mmlaplace.checkpoints.families.agent import cswin_maps
-from mmlaplace.checkpoints.families.agent import windows as agent_windows
-from mmlaplace.checkpoints.families.flatten import linear_windows
-from mmlaplace.checkpoints.families.inline import windows as inline_windows
-from mmlaplace.checkpoints.families.slab import REPBN, prepbn
+from mmlaplace.models.backbones import flatten, inline, polaformer, slab, soft
+from mmlaplace.models.backbones.agent import cswin_maps
+from mmlaplace.models.backbones.agent import windows as agent_windows
+from mmlaplace.models.backbones.flatten import linear_windows
+from mmlaplace.models.backbones.inline import windows as inline_windows
+from mmlaplace.models.backbones.slab import REPBN, prepbn
 
 GOLDEN = Path(__file__).resolve().parent.parent / 'data/golden'
 # A Newton iteration that is unrolled and one whose gradient is implicit agree as far as it has

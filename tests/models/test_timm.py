@@ -12,7 +12,8 @@ from timm.optim import create_optimizer_v2  # noqa: E402
 
 import mmlaplace.timm  # noqa: E402  (registers)
 from mmlaplace.model_zoo import get_config  # noqa: E402
-from mmlaplace.models.backbones.hosts import MICRO, arch  # noqa: E402
+from mmlaplace.models import FAMILIES  # noqa: E402
+from mmlaplace.models.pyramid import MICRO, arch  # noqa: E402
 
 # The smallest of each family.
 SMALL = {
@@ -58,7 +59,10 @@ def images():
 
 def test_every_arch_of_every_family_is_a_model():
     assert len(mmlaplace.timm.MODELS) == sum(
-        len(family.backbone.arch_zoo) for family in mmlaplace.timm.FAMILIES.values()
+        len(cls.arch_zoo)
+        for family in FAMILIES.values()
+        for cls, start in family.backbones.items()
+        if start in family.timm
     )
     assert set(mmlaplace.timm.MODELS) <= set(timm.list_models(module='timm'))
     assert {'laplacianformer_huge', 'soft_small_deep'} <= set(mmlaplace.timm.MODELS)
@@ -128,9 +132,9 @@ def test_features_are_the_maps_of_the_backbone(name, model, images):
     assert [m.shape for m in maps] == [
         (2, c, 64 // r, 96 // r) for c, r in zip(channels, reduction)
     ]
-    family, size = mmlaplace.timm.MODELS[name]
+    cls, size, _ = mmlaplace.timm.MODELS[name]
     options = dict(dict(arch=size), **SMALL[name], img_size=64, out_norms=False)
-    backbone = family.backbone(**options).eval()
+    backbone = cls(**options).eval()
     backbone.load_state_dict(features.model.backbone.state_dict())
     for ours, expected in zip(maps[-1:] if single else maps, backbone(images)):
         torch.testing.assert_close(ours, expected, **SAME)

@@ -10,7 +10,7 @@ from conftest import ROOT, doubles, make_attention
 from mmengine.registry import MODELS
 from test_backbones import build, small
 
-from mmlaplace.checkpoints.families import recognise
+from mmlaplace.checkpoints.published import recognise
 from mmlaplace.models import PolaFormerSwin, Swin, WindowAttention
 from mmlaplace.models.layers import join_windows, split_windows
 

@@ -1,30 +1,29 @@
-"""Backbones: hosts as data, and the backbone families that use them."""
+"""Backbones, one paper per file with its :class:`Family`. A line below exports each class."""
 
-from .base import PyramidBackbone
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import Dict
+
+from ...checkpoints.published import PUBLISHED
+from ..pyramid import Family
 from .cswin import CSWin
+from .deit import ViT
 from .efficientvit import EfficientViT, EfficientViTLarge
-from .families import (
-    PVT,
-    SOFT,
-    LaplacianFormer,
-    PolaFormerDeiT,
-    PolaFormerPVT,
-    PolaFormerPVTv2,
-    PolaFormerSwin,
-    PVTv2,
-    SOFTPlusPlus,
-    Swin,
-    ViT,
-)
+from .laplacianformer import LaplacianFormer
+from .mavit import MAViT
 from .mlla import MLLA
 from .mobilevitv2 import MobileViTv2
-from .ravlt import RAVLT, MAViT
-from .stage import Stage
+from .polaformer import PolaFormerDeiT, PolaFormerPVT, PolaFormerPVTv2, PolaFormerSwin
+from .pvt import PVT, PVTv2
+from .ravlt import RAVLT
+from .soft import SOFT, SOFTPlusPlus
 from .swiftformer import SwiftFormer
+from .swin import Swin
 from .xcit import XCiTBackbone
 
 __all__ = [
     'CSWin',
+    'FAMILIES',
     'MLLA',
     'PVT',
     'RAVLT',
@@ -39,11 +38,16 @@ __all__ = [
     'PolaFormerPVT',
     'PolaFormerPVTv2',
     'PolaFormerSwin',
-    'PyramidBackbone',
     'SOFTPlusPlus',
-    'Stage',
     'SwiftFormer',
     'Swin',
     'ViT',
     'XCiTBackbone',
 ]
+
+FAMILIES: Dict[str, Family] = {
+    module.name: import_module(f'.{module.name}', __name__).FAMILY
+    for module in iter_modules(__path__)
+}
+for family in FAMILIES.values():
+    PUBLISHED.update(family.published)

@@ -1,102 +1,21 @@
 """EfficientViT: two or three stages of convolutions, then multi-scale linear attention."""
 
 from functools import partial
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch.nn as nn
-from mmengine.model import BaseModule, Sequential
+from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..layers import TransformerBlock, map_to_tokens, tokens_to_map
+from ...checkpoints.conversion import Names, Rows, Target, within
+from ...checkpoints.published import PublishedModel
+from ...checkpoints.rows import linear
+from ..layers import TransformerBlock, map_to_tokens
 from ..layers.block import Block
-from ..layers.build import build_activation, build_map_norm
+from ..layers.conv_layers import BATCH_NORM, H_SWISH, ConvFFN, ConvLayer, convolutions
 from ..layers.feature_map import channels_last, shape_of_map
-from .base import PyramidBackbone
-from .hosts import STRIDES, arch
-from .stage import Stage
-
-BATCH_NORM = dict(type='BN')
-H_SWISH = dict(type='HSwish')
-
-
-class ConvLayer(BaseModule):
-    """A convolution that keeps the size or divides it, a norm and an activation.
-
-    Args:
-        in_channels: Channels of the input.
-        out_channels: Channels of the output.
-        kernel_size: Odd side of the kernel. Default: 1.
-        stride: Downsampling rate. Default: 1.
-        groups: Groups of channels. Default: 1.
-        norm_cfg: Config of the norm. Default: None, none, and the convolution has a bias.
-        act_cfg: Config of the activation. Default: None, none.
-
-    Examples:
-        >>> import torch
-        >>> from mmlaplace.models.backbones.efficientvit import ConvLayer
-        >>> ConvLayer(3, 8, 3, stride=2, norm_cfg=dict(type='BN'))(torch.randn(1, 3, 7, 9)).shape
-        torch.Size([1, 8, 4, 5])
-    """
-
-    def __init__(
-        self,
-        in_channels: int,
-        out_channels: int,
-        kernel_size: int = 1,
-        stride: int = 1,
-        groups: int = 1,
-        norm_cfg: Optional[dict] = None,
-        act_cfg: Optional[dict] = None,
-    ) -> None:
-        super().__init__()
-        options: Dict[str, Any] = dict(stride=stride, padding=kernel_size // 2, groups=groups)
-        bias = norm_cfg is None
-        self.conv = nn.Conv2d(in_channels, out_channels, kernel_size, bias=bias, **options)
-        self.norm = None if norm_cfg is None else build_map_norm(norm_cfg, out_channels)
-        self.act = None if act_cfg is None else build_activation(act_cfg)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """``(B, C_in, H, W) -> (B, C_out, ⌈H / stride⌉, ⌈W / stride⌉)``."""
-        x = self.conv(x)
-        x = x if self.norm is None else self.norm(x)
-        return x if self.act is None else self.act(x)
-
-
-def _convolutions(
-    kind: str,
-    inputs: int,
-    outputs: int,
-    ratio: float,
-    norm_cfg: dict,
-    act_cfg: dict,
-    stride: int = 1,
-) -> Sequential:
-    """The convolutions of a block, of which all but the last have an activation.
-
-    The kinds are ``'depthwise'``, ``'plain'``, ``'inverted'`` (MBConv), ``'fused'`` (fused MBConv)
-    and ``'inverted_one_norm'``, in which only the last has a norm.
-    """
-    hidden = round(inputs * ratio)
-    one_norm = kind == 'inverted_one_norm'
-    inverted = ((hidden, 1, 1, 1), (hidden, 3, stride, hidden), (outputs, 1, 1, 1))
-    layers = {  # channels, kernel, stride, groups
-        'depthwise': ((inputs, 3, stride, inputs), (outputs, 1, 1, 1)),
-        'plain': ((inputs, 3, stride, 1), (outputs, 3, 1, 1)),
-        'fused': ((hidden, 3, stride, 1), (outputs, 1, 1, 1)),
-        'inverted': inverted,
-        'inverted_one_norm': inverted,
-    }[kind]
-    convs = Sequential()
-    for i, (channels, kernel, step, groups) in enumerate(layers):
-        last = i + 1 == len(layers)
-        norm, act = norm_cfg if last or not one_norm else None, None if last else act_cfg
-        convs.append(ConvLayer(inputs, channels, kernel, step, groups, norm, act))
-        inputs = channels
-    return convs
-
-
-inverted_residual = partial(_convolutions, 'inverted')
+from ..pyramid import STRIDES, Family, PyramidBackbone, Stage, arch
 
 
 class EfficientViTEmbed(BaseModule):
@@ -138,9 +57,9 @@ class EfficientViTEmbed(BaseModule):
         if stem is not None:
             dims = embed_dims // 2
             self.stem = ConvLayer(in_channels, dims, 3, 2, norm_cfg=norm, act_cfg=act)
-            self.residual = _convolutions(stem, dims, dims, 1, norm, act)
+            self.residual = convolutions(stem, dims, dims, 1, norm, act)
             in_channels = dims
-        self.layers = _convolutions(kind, in_channels, embed_dims, ratio, norm, act, stride=2)
+        self.layers = convolutions(kind, in_channels, embed_dims, ratio, norm, act, stride=2)
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
@@ -149,44 +68,6 @@ class EfficientViTEmbed(BaseModule):
             x = x + self.residual(x)
         x = self.layers(x)  # (B, C, H', W')
         return map_to_tokens(x), shape_of_map(x)
-
-
-class ConvFFN(BaseModule):
-    """The convolutions of an MBConv or a fused MBConv in the place of an FFN.
-
-    Args:
-        embed_dims: Channels C.
-        ffn_ratio: Hidden channels in units of C.
-        drop_rate: Dropout rate of the output. Default: 0.
-        kind: ``'inverted'`` (MBConv), ``'inverted_one_norm'``, whose last convolution alone has a
-            norm, or ``'fused'`` (fused MBConv). Default: 'inverted_one_norm'.
-        norm_cfg: Config of the norms. Default: ``dict(type='BN')``.
-        act_cfg: Config of the activations. Default: ``dict(type='HSwish')``.
-
-    Examples:
-        >>> import torch
-        >>> from mmlaplace.models.backbones.efficientvit import ConvFFN
-        >>> ConvFFN(64, 4)(torch.randn(1, 5 * 9, 64), (5, 9)).shape
-        torch.Size([1, 45, 64])
-    """
-
-    def __init__(
-        self,
-        embed_dims: int,
-        ffn_ratio: float,
-        drop_rate: float = 0.0,
-        kind: str = 'inverted_one_norm',
-        norm_cfg: Optional[dict] = None,
-        act_cfg: Optional[dict] = None,
-    ) -> None:
-        super().__init__()
-        norm, act = norm_cfg or BATCH_NORM, act_cfg or H_SWISH
-        self.layers = _convolutions(kind, embed_dims, embed_dims, ffn_ratio, norm, act)
-        self.dropout = nn.Dropout(drop_rate)
-
-    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
-        return self.dropout(map_to_tokens(self.layers(tokens_to_map(x, hw_shape))))
 
 
 class EfficientViTLocalBlock(Block):
@@ -351,3 +232,127 @@ class EfficientViTLarge(EfficientViT):
         'l1': arch((64, 128, 256, 512), (1, 1, 6, 6), ffn_ratios=(4, 4, 4, 6)),
         'l2': arch((64, 128, 256, 512), (2, 2, 8, 8), ffn_ratios=(4, 4, 4, 6)),
     }
+
+
+MBCONV = ('inverted_conv', 'depth_conv', 'point_conv')
+LAYERS: Dict[str, Sequence[str]] = {  # the names of a block's convolutions, in their order
+    'inverted': MBCONV,
+    'fused': ('spatial_conv', 'point_conv'),
+    'depthwise': ('depth_conv', 'point_conv'),
+    'plain': ('conv1', 'conv2'),
+}
+LITEMLA: Rows = {
+    'qkv.conv.': ('qkv.', linear),
+    'aggreg.': 'aggregations.',
+    'proj.conv.': ('proj.', linear),
+    'proj.norm.': 'norm.',
+}
+BLOCK: Rows = {
+    **within('attn.', 'context_module.main.', LITEMLA),
+    **{f'local_module.main.{name}.': f'ffn.layers.{i}.' for i, name in enumerate(MBCONV)},
+}
+
+
+def _layers(ours: str, theirs: str, kind: str) -> Dict[str, Target]:
+    return {f'{theirs}main.{name}.': f'{ours}{i}.' for i, name in enumerate(LAYERS[kind])}
+
+
+def _rows(
+    stem: str, residual: str, stages: Sequence[str], kinds: Sequence[str], attentions: int
+) -> Dict[str, Target]:
+    """The rows of a backbone.
+
+    Args:
+        stem: Start of the names of the first convolution.
+        residual: Start of the names of the residual convolutions of the stem.
+        stages: Starts of the names of the blocks of each stage, the first of which halves the map.
+        kinds: Of the convolutions of the stem, and of each stage.
+        attentions: How many of the last stages have attentions.
+    """
+    first = 'stages.0.patch_embed.'
+    rows = {stem: f'{first}stem.', **_layers(f'{first}residual.', residual, kinds[0])}
+    for i, (theirs, kind) in enumerate(zip(stages, kinds[1:])):
+        rows.update(_layers(f'stages.{i}.patch_embed.layers.', f'{theirs}0.', kind))
+        block = f'stages.{i}.blocks.{{j-1}}.'
+        if i < len(stages) - attentions:
+            rows.update(_layers(f'{block}ffn.layers.', f'{theirs}{{j}}.', kind))
+        else:
+            rows.update(within(block, f'{theirs}{{j}}.', BLOCK))
+    return rows
+
+
+def _authors(large: bool, kinds: Sequence[str]) -> Names:
+    start = 'backbone.stages.0.op_list' if large else 'backbone.input_stem.op_list'
+    stages = [f'backbone.stages.{i + large}.op_list.' for i in range(4)]
+    rows = _rows(f'{start}.0.', f'{start}.1.', stages, kinds, 1 if large else 2)
+    head: Rows = {
+        'head.op_list.0.conv.': 'neck.projection.',
+        'head.op_list.0.norm.': 'neck.norm.',
+        'head.op_list.2.linear.': 'neck.linear.',
+        'head.op_list.2.norm.': 'neck.linear_norm.',
+        'head.op_list.3.linear.': 'head.fc.',
+    }
+    mark = f'{stages[3]}1.context_module.main.qkv.conv.weight'
+    return Names({**rows, **head}, marks=(f'{start}.0.conv.weight', mark))
+
+
+def _timm(large: bool, kinds: Sequence[str]) -> Names:
+    stages = [f'stages.{i}.blocks.' for i in range(4)]
+    rows = _rows('stem.in_conv.', 'stem.res0.', stages, kinds, 1 if large else 2)
+    head: Rows = {
+        'head.in_conv.conv.': 'neck.projection.',
+        'head.in_conv.norm.': 'neck.norm.',
+        'head.classifier.0.': 'neck.linear.',
+        'head.classifier.1.': 'neck.linear_norm.',
+        'head.classifier.4.': 'head.fc.',
+    }
+    mark = f'stem.res0.main.{LAYERS[kinds[0]][0]}.conv.weight'
+    return Names(
+        {**rows, **head}, marks=(mark, 'stages.3.blocks.1.context_module.main.qkv.conv.weight')
+    )
+
+
+SMALL = ('depthwise', *('inverted',) * 4)
+LARGE = ('plain', 'fused', 'fused', 'inverted', 'inverted')
+NAMES = {large: (_authors(large, kinds), _timm(large, kinds))
+         for large, kinds in ((False, SMALL), (True, LARGE))}  # fmt: skip
+
+
+HUB = 'https://huggingface.co'
+SIZES: Dict[str, Tuple[int, int, int, Tuple[int, ...]]] = {
+    # channels of the last map, of the neck, of the head, and sides of the images
+    'b0': (128, 1024, 1280, (224,)),
+    'b1': (256, 1536, 1600, (224, 256, 288)),
+    'b2': (384, 2304, 2560, (224, 256, 288)),
+    'b3': (512, 2304, 2560, (224, 256, 288)),
+    'l1': (512, 3072, 3200, (224,)),
+    'l2': (512, 3072, 3200, (224, 256, 288, 320, 384)),
+}
+
+
+def _published(size: str, side: int) -> PublishedModel:
+    """The classifier of a size, whose weights are for images of this side."""
+    large = size.startswith('l')
+    backbone: Dict[str, Any] = dict(
+        type='EfficientViTLarge' if large else 'EfficientViT', arch=size
+    )
+    if side != 224:
+        backbone.update(img_size=side)
+    dims, hidden, out, _ = SIZES[size]
+    neck: Dict[str, Any] = dict(
+        type='EfficientViTNeck', in_channels=dims, hidden_channels=hidden, out_channels=out
+    )
+    if large:
+        neck.update(eps=1e-7, act_cfg=dict(type='GELU', approximate='tanh'))
+    weights = f'{HUB}/han-cai/efficientvit-cls/resolve/main/efficientvit_{size}_r{side}.pt'
+    if size == 'b0':  # which the authors' page does not have
+        weights = f'{HUB}/timm/efficientvit_b0.r224_in1k/resolve/main/model.safetensors'
+    return PublishedModel(NAMES[large], backbone, weights, neck)
+
+
+PUBLISHED = {
+    f'efficientvit_{size}' + (f'_{side}' if side != 224 else ''): _published(size, side)
+    for size, (*_, sides) in SIZES.items()
+    for side in sides
+}
+FAMILY = Family({EfficientViT: 'efficientvit', EfficientViTLarge: 'efficientvit'}, PUBLISHED)

@@ -8,12 +8,14 @@ from mmengine.model import BaseModule, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..layers import DepthwiseConv, Linear, TransformerBlock, map_to_tokens
+from ...checkpoints.conversion import Names, Rows, within
+from ...checkpoints.published import PublishedModel
+from ...checkpoints.rows import BLOCK, HEAD
+from ..layers import DepthwiseConv, TransformerBlock, map_to_tokens
 from ..layers.feature_map import channels_last, shape_of_map
 from ..layers.patch_embed import pad_to_multiple
-from .base import PyramidBackbone
-from .hosts import MICRO, STRIDES, arch
-from .stage import Stage
+from ..pyramid import MICRO, STRIDES, Family, PyramidBackbone, Stage, arch
+from .flatten import CLOUD
 
 
 def _with_norm(inputs: int, outputs: int, kernel: int, stride: int = 1) -> List[nn.Module]:
@@ -118,10 +120,10 @@ class MLLABlock(TransformerBlock):
 
     def __init__(self, embed_dims: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(embed_dims, *args, **kwargs)
-        self.in_proj = Linear(embed_dims, embed_dims)
-        self.gate = Linear(embed_dims, embed_dims)
+        self.in_proj = nn.Linear(embed_dims, embed_dims)
+        self.gate = nn.Linear(embed_dims, embed_dims)
         self.conv = DepthwiseConv(embed_dims, 3)
-        self.out_proj = Linear(embed_dims, embed_dims)
+        self.out_proj = nn.Linear(embed_dims, embed_dims)
 
     def branches(self) -> list:
         (cpe, norm, _, scale), ffn = super().branches()
@@ -177,3 +179,50 @@ class MLLA(PyramidBackbone):
         'small': arch((64, 128, 256, 512), (3, 6, 21, 6)),
         'base': arch((96, 192, 384, 768), (3, 6, 21, 6)),
     }
+
+
+CONVOLUTION: Rows = {'conv.': '0.', 'norm.': '1.'}
+AFTER_RELU: Rows = {'conv.': '3.', 'norm.': '4.'}
+STEM: Rows = {
+    **within('first.', 'conv1.', CONVOLUTION),
+    **within('residual.', 'conv2.0.', CONVOLUTION),
+    **within('residual.', 'conv2.1.', AFTER_RELU),
+    **within('last.', 'conv3.0.', CONVOLUTION),
+    **within('last.', 'conv3.1.', AFTER_RELU),
+}
+MLLA_BLOCK: Rows = {
+    **BLOCK,
+    'cpe1.': 'cpe1.conv.',
+    'cpe2.': 'cpe2.conv.',
+    'in_proj.': 'in_proj.',
+    'act_proj.': 'gate.',
+    'dwc.': 'conv.conv.',
+    'out_proj.': 'out_proj.',
+    'attn.qk.': 'attn.qkv.',
+    'attn.lepe.': 'attn.lepe.conv.',
+    'attn.rope.rotations': None,
+}
+NAMES = Names(
+    {
+        **within('stages.0.patch_embed.', 'patch_embed.', STEM),
+        # In the authors' code, it belongs to the stage before it.
+        **within(
+            'stages.{i+1}.patch_embed.layers.',
+            'layers.{i}.downsample.conv.',
+            {'0.conv.': '0.', '1.conv.': '2.', '2.conv.': '4.', '2.norm.': '5.'},
+        ),
+        **within('stages.{i}.blocks.{j}.', 'layers.{i}.blocks.{j}.', MLLA_BLOCK),
+        'norm.': 'norm3.',
+        **HEAD,
+    },
+    marks=('layers.0.blocks.0.attn.qk.weight', 'layers.0.blocks.0.act_proj.weight'),
+)
+PUBLISHED = {
+    f'mlla_{size}': PublishedModel(
+        (NAMES,), dict(type='MLLA', arch=size), f'{CLOUD}/{digits}/?dl=1'
+    )
+    for size, digits in dict(
+        tiny='7a19712877cb4242889c', small='0e5d0b1409d540aaa80c', base='91c85c5a1061496d8796'
+    ).items()
+}
+FAMILY = Family({MLLA: 'mlla'}, PUBLISHED)

@@ -1,14 +1,15 @@
-"""RAVLT and MAViT, which share a pyramid with convolutions, gates and rotary positions."""
+"""RAVLT, a pyramid with convolutions, gates and rotary positions."""
 
 from functools import partial
 from typing import Any, Collection, Dict, List, Optional, Sequence, Set, Tuple, Union
 
 from mmengine.registry import MODELS
 
+from ...checkpoints.conversion import Names, Rows, within
+from ...checkpoints.published import PublishedModel
+from ...checkpoints.rows import flat, linear
 from ..layers import ConvPatchEmbed
-from .base import PyramidBackbone
-from .hosts import MICRO, STRIDES, arch
-from .stage import Stage
+from ..pyramid import MICRO, STRIDES, Family, PyramidBackbone, Stage, arch
 
 _arch = partial(arch, ffn_ratios=(3.5,) * 4)
 
@@ -107,18 +108,52 @@ class RAVLT(PyramidBackbone):
         return other
 
 
-@MODELS.register_module()
-class MAViT(RAVLT):
-    """MAViT: :class:`RAVLT` with magnitude-aware linear attention in its first two stages.
+ATTENTION: Rows = {
+    'qkvo.': ('qkv.', linear), 'lepe.': 'lepe.conv.', 'proj.': ('proj.', linear)
+}  # fmt: skip
+BLOCK: Rows = {
+    'pos.': 'cpe1.conv.',
+    'norm1.norm.': 'norm1.',
+    **within('attn.', 'attn.', ATTENTION),
+    'gamma_1': ('scale1.weight', flat),
+    'norm2.norm.': 'norm2.',
+    'ffn.fc1.': ('ffn.layers.0.', linear),
+    'ffn.dwconv.': 'ffn.dwconv.conv.',
+    'ffn.fc2.': ('ffn.layers.3.', linear),
+    'gamma_2': ('scale2.weight', flat),
+}
+NAMES = Names(
+    {
+        'patch_embed.proj.': 'stages.0.patch_embed.layers.',
+        # In the authors' code, the embedding of a stage belongs to the stage before it.
+        **within(
+            'stages.{i+1}.patch_embed.layers.',
+            'layers.{i}.downsample.',
+            {'reduction.': '0.', 'norm.': '1.'},
+        ),
+        **within('stages.{i}.blocks.{j}.', 'layers.{i}.blocks.{j}.', BLOCK),
+        'layers.{i}.RoPE.angle': None,
+        'proj.': 'neck.projection.',
+        'norm.': 'neck.norm.',
+        'head.': ('head.fc.', linear),
+    },
+    marks=('layers.0.blocks.0.attn.qkvo.weight', 'layers.0.blocks.0.gamma_1', 'proj.weight'),
+)
 
-    Source: MALA (arXiv 2507.00698).
 
-    Examples:
-        >>> import torch
-        >>> from mmlaplace.models import MAViT
-        >>> backbone = MAViT(arch='micro', out_indices=-1)
-        >>> backbone(torch.randn(1, 3, 64, 96))[0].shape
-        torch.Size([1, 128, 2, 3])
-    """
+def published(
+    kind: str, size: str, projection: int, weights: str = '', page: str = ''
+) -> PublishedModel:
+    """The classifier of a size, with so many channels before its head."""
+    backbone: Dict[str, Any] = dict(type=kind, arch=size, out_norms=False)
+    dims = 640 if size == 'large' else 512
+    neck = dict(type='ConvPoolingNeck', in_channels=dims, out_channels=projection)
+    return PublishedModel((NAMES,), backbone, weights, neck, page)
 
-    default_attn_cfg = [dict(type='MALAAttention')] * 2 + [None] * 2
+
+HUB = 'https://huggingface.co/aldjalkdf'
+PUBLISHED = {
+    f'ravlt_{size}': published('RAVLT', size, 1024, f'{HUB}/RAVLT/resolve/main/RAVLT_{letter}.pth')
+    for size, letter in dict(tiny='T', small='S', base='B', large='L').items()
+}
+FAMILY = Family({RAVLT: 'ravlt'}, PUBLISHED)

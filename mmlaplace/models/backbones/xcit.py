@@ -12,18 +12,17 @@ from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
+from ...checkpoints.conversion import Names, Rows, within
+from ...checkpoints.published import PublishedModel
+from ...checkpoints.rows import BLOCK, HEAD
 from ..layers import LayerScale, TransformerBlock, feature_map, map_to_tokens, tokens_to_map
 from ..layers.build import build_token_norm
 from ..layers.class_attention import LAYER_NORM, ClassAttention
 from ..layers.feature_map import channels_last, shape_of_map
-from . import options
-from .base import PyramidBackbone
-from .hosts import VIT_ARCHS, arch
-from .stage import Stage
+from ..pyramid import Family, PyramidBackbone, Stage, arch, options
 
 PATCH_SIZES = (16, 8)
 WAVES = 16  # of a side
-BASE = 10000.0
 
 
 class XCiTStem(BaseModule):
@@ -108,7 +107,7 @@ def _waves(count: int, like: Tensor) -> Tensor:
     """Sine and cosine beside each other, for each wave of a side of tokens: ``(count, 32)``."""
     like_it: Dict[str, Any] = dict(dtype=like.dtype, device=like.device)
     positions = torch.arange(1, count + 1, **like_it) / (count + 1e-6) * (2 * pi)
-    periods = BASE ** (torch.arange(WAVES, **like_it) / WAVES)
+    periods = 1e4 ** (torch.arange(WAVES, **like_it) / WAVES)
     angles = positions[:, None] / periods
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
 
@@ -260,7 +259,7 @@ class XCiTBackbone(PyramidBackbone):
     class_layers = True
     default_arch = 't12'
     arch_zoo = {
-        'micro': VIT_ARCHS['micro'],
+        'micro': arch((128,), (4,)),
         'n12': arch((128,), (12,), (4,)),
         't12': arch((192,), (12,), (4,)),
         't24': arch((192,), (24,), (4,)),
@@ -317,7 +316,7 @@ class XCiTBackbone(PyramidBackbone):
         """Images to the last map, to the class token, or to the maps of ``pyramid_blocks``."""
         if self.pyramid is None:
             return super().forward(x)
-        options.check_images(self, x)
+        self.check_images(x)
         memory_format, maps = feature_map.memory_format_of(x), []
         (stage,) = self.stages
         x, hw_shape = stage['patch_embed'](x)
@@ -330,3 +329,72 @@ class XCiTBackbone(PyramidBackbone):
             rescale(out).contiguous(memory_format=memory_format)
             for rescale, out in zip(self.pyramid, maps)
         )
+
+
+def query(value: Tensor, image_size: Tuple[int, int]) -> Tensor:
+    """q of the rows of q, k and v."""
+    return value.chunk(3)[0]
+
+
+def key_and_value(value: Tensor, image_size: Tuple[int, int]) -> Tensor:
+    """k and v of the rows of q, k and v."""
+    return value[len(value) // 3 :]
+
+
+SCALED: Rows = {**BLOCK, 'gamma1': 'scale1.weight', 'gamma2': 'scale2.weight'}
+XCA_BLOCK: Rows = {
+    **SCALED,
+    'norm3.': 'norm3.',
+    'gamma3': 'scale3.weight',
+    'attn.': 'attn.',
+    'local_mp.conv1.': 'local.layers.0.',
+    'local_mp.bn.': 'local.layers.2.',
+    'local_mp.conv2.': 'local.layers.3.',
+}
+CLASS_LAYER: Rows = {
+    **SCALED,
+    **{
+        f'attn.qkv.{kind}': [(f'q.{kind}', query), (f'kv.{kind}', key_and_value)]
+        for kind in ('weight', 'bias')
+    },
+    # timm has three linears.
+    'attn.q.': 'q.',
+    'attn.k.': 'kv.',
+    'attn.v.': 'kv.',
+    'attn.proj.': 'proj.',
+}
+# Convolution, BatchNorm and GELU by turns.
+STEM: Rows = {f'{2 * i}.{j}.': f'{3 * i + j}.' for i in range(4) for j in range(2)}
+NAMES = Names(
+    {
+        **within('stages.0.patch_embed.layers.', 'patch_embed.proj.', STEM),
+        'pos_embeder.token_projection.': 'stages.0.position.projection.',
+        'pos_embed.token_projection.': 'stages.0.position.projection.',  # timm
+        **within('stages.0.blocks.{i}.', 'blocks.{i}.', XCA_BLOCK),
+        'cls_token': 'norm0.cls_token',
+        **within('norm0.layers.{i}.', 'cls_attn_blocks.{i}.', CLASS_LAYER),
+        'norm.': 'norm0.norm.',
+        **HEAD,
+    },
+    marks=('blocks.0.local_mp.conv1.weight', 'cls_attn_blocks.0.norm1.weight'),
+)
+
+
+def _published(name: str, patch: int, kind: str) -> PublishedModel:
+    size, depth = name.split('_')
+    backbone: Dict[str, Any] = dict(
+        type='XCiTBackbone', arch=size[0] + depth, patch_size=patch, out_type='cls_token'
+    )
+    backbone.update(dict(img_size=384) if kind.startswith('384') else {})
+    address = f'https://dl.fbaipublicfiles.com/xcit/xcit_{name}_p{patch}_{kind}.pth'
+    return PublishedModel((NAMES,), backbone, address)
+
+
+# By the authors' names. Those with dist are distilled, which changes no name.
+PUBLISHED = {
+    f'xcit_{name}_p{patch}_{kind}'.removesuffix('_224'): _published(name, patch, kind)
+    for patch in (16, 8)
+    for name in ('nano_12', 'tiny_12', 'tiny_24', 'small_12', 'small_24', 'medium_24', 'large_24')
+    for kind in ('224', '224_dist', '384_dist')
+}
+FAMILY = Family({XCiTBackbone: 'xcit'}, PUBLISHED)

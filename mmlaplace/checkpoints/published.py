@@ -1,0 +1,294 @@
+"""Published classifiers: names of their parameters, and the backbones that they fit."""
+
+import re
+from functools import cache
+from pathlib import Path
+from typing import (
+    Any,
+    Collection,
+    Dict,
+    Iterable,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+)
+
+import torch
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from .conversion import Names
+from .names import count_prefixes, first_names
+from .resizing import other_windows
+
+
+class PublishedModel(NamedTuple):
+    """A classifier as its authors published it: names, a backbone, and the place of the weights.
+
+    Attributes:
+        names: Tables of names, as the authors and timm have them.
+        backbone: Config of the backbone that the weights fit, with its ``type`` and ``arch``.
+        weights: Address of the file of weights, if it is known.
+        neck: Config of the classifier's neck, if it has weights.
+        page: Address of a web page with the weights, if that of the file is not known. With
+            neither, the authors have released none.
+    """
+
+    names: Tuple[Names, ...]
+    backbone: Dict[str, Any]
+    weights: str = ''
+    neck: Optional[Dict[str, Any]] = None
+    page: str = ''
+
+    @property
+    def place(self) -> str:
+        """Where the weights are, for lists."""
+        return self.weights or (f'on {self.page}' if self.page else 'not released')
+
+
+# By name. The files of papers in ``models/backbones/`` add to it.
+PUBLISHED: Dict[str, PublishedModel] = {}
+BLOCK = re.compile(r'(?:.*\.)?stages\.(\d+)\.blocks\.(\d+)\.')
+OURS = re.compile(r'(?:.*\.)?stages\.\d+\.(patch_embed|blocks)\.')
+PREFIX, NECK = 'backbone.', 'neck.'
+
+
+def recognise(names: Collection[str]) -> Optional[Names]:
+    """The table of the authors' names that a checkpoint has, or None.
+
+    Of the tables whose marks are all there, it is the one with the fewest unknown names, and of
+    several such tables the one with the most marks. A ``module.`` before the names does not count.
+    """
+    names = {name.removeprefix('module.') for name in names}
+    tables = {id(table): table for model in PUBLISHED.values() for table in model.names}
+    found = [table for table in tables.values() if names.issuperset(table.marks)]
+    best = lambda table: (len(table.unknown(names)), -len(table.marks))  # noqa: E731
+    return min(found, key=best, default=None)
+
+
+def describe(name: str) -> str:
+    """A published model by its name and its backbone."""
+    options = ', '.join(f'{key}={value!r}' for key, value in PUBLISHED[name].backbone.items())
+    return f'{name}, dict({options})'
+
+
+class _State(NamedTuple):
+    """A model's backbone, shapes in it and the neck, and names whose shape follows the images."""
+
+    backbone: torch.nn.Module
+    shapes: Dict[str, torch.Size]
+    resized: Set[str]
+
+
+@cache
+def _state_of(name: str) -> _State:
+    neck = PUBLISHED[name].neck
+    with torch.device('meta'):
+        backbone = MODELS.build(dict(PUBLISHED[name].backbone, out_indices=-1))
+        behind = MODELS.build(neck).state_dict() if neck else {}
+    resized = {
+        f'{path}.{own}'
+        for path, part in backbone.named_modules()
+        if hasattr(part, 'resize_weight')
+        for own, _ in part.named_parameters(recurse=False)
+    }
+    state = {**backbone.state_dict(), **{NECK + key: value for key, value in behind.items()}}
+    return _State(backbone, {key: value.shape for key, value in state.items()}, resized)
+
+
+def _depths_and_widths(name: str) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
+    backbone = PUBLISHED[name].backbone
+    arch, cls = backbone['arch'], MODELS.get(backbone['type'])
+    sizes = arch if isinstance(arch, dict) else cls.arch_zoo[arch] if cls else {}
+    return tuple(sizes.get('depths', ())), tuple(sizes.get('embed_dims', ()))
+
+
+def unfit(name: str, weights: Mapping[str, Tensor], resize: bool = True) -> str:
+    """Why the weights of a classifier do not fit a model, or nothing if they fit.
+
+    Args:
+        name: Name of the published model.
+        weights: By the names of mmlaplace, with those of the backbone after ``backbone.``. If none
+            is of a neck, the model's neck does not count.
+        resize: Whether tensors that depend on the image size may have another size. Default: True.
+            Tables of other windows may not.
+    """
+    backbone, own, resized = _state_of(name)
+    given = {
+        k.removeprefix(PREFIX): v.shape for k, v in weights.items() if k.startswith((PREFIX, NECK))
+    }
+    if not any(k.startswith(NECK) for k in given):
+        own = {key: shape for key, shape in own.items() if not key.startswith(NECK)}
+    missing = [key for key in own if key not in given]
+    unexpected = [key for key in given if key not in own]
+    other = [
+        key
+        for key, shape in own.items()
+        if key in given
+        and given[key] != shape
+        and not (resize and key in resized and given[key][:2] == shape[:2])
+    ]
+    if not missing and not unexpected and not other:
+        return other_windows(backbone, given)
+    return (
+        f'missing {first_names(missing)}, unexpected {first_names(unexpected)}, of another shape '
+        + (first_names(other) + f', as {tuple(given[other[0]])} for {tuple(own[other[0]])}'
+           if other else '0')
+    )  # fmt: skip
+
+
+def fitting(weights: Mapping[str, Tensor]) -> List[str]:
+    """The models that the weights of a classifier fit; exactly, or else after a resizing."""
+    blocks: Dict[int, Set[int]] = {}
+    sides: Dict[int, Set[int]] = {}
+    for key, value in weights.items():
+        if found := BLOCK.match(key):
+            blocks.setdefault(int(found[1]), set()).add(int(found[2]))
+            sides.setdefault(int(found[1]), set()).update(value.shape)
+    near = []  # whose backbones are worth a comparison, which builds them
+    for name in PUBLISHED:
+        depths, widths = _depths_and_widths(name)
+        if depths == tuple(map(len, blocks.values())) and all(
+            width in own for width, own in zip(widths, sides.values())
+        ):
+            near.append(name)
+    for resize in (False, True):
+        found_names = [name for name in near if not unfit(name, weights, resize)]
+        if found_names:
+            return found_names
+    return []
+
+
+def are_ours(names: Iterable[str]) -> bool:
+    """Whether names are those of a backbone or a classifier of mmlaplace."""
+    found = {match[1] for name in names if (match := OURS.match(name))}
+    return found == {'patch_embed', 'blocks'}
+
+
+def by_file_name(names: Sequence[str], checkpoint: Any) -> List[str]:
+    """Those of several models that fit which the name of the file tells, or all if it does not.
+
+    It tells a model if it has all words and numbers of the model's name, or of the name of its
+    released file, and more of them than of any other model.
+
+    Args:
+        names: The models.
+        checkpoint: Path or address of the file.
+
+    Examples:
+        >>> from mmlaplace.checkpoints.published import by_file_name
+        >>> by_file_name(['cswin_large', 'cswin_large_384'], 'cswin_large_384.pth')
+        ['cswin_large_384']
+        >>> by_file_name(['cswin_large', 'cswin_large_384'], 'best.pth')
+        ['cswin_large', 'cswin_large_384']
+    """
+    if released := [name for name in names if PUBLISHED[name].weights == str(checkpoint)]:
+        return released
+    words = _words(str(checkpoint))
+    counts = {}
+    for name in names:
+        own = (_words(name), _words(PUBLISHED[name].weights))
+        counts[name] = max((len(each) for each in own if each and each <= words), default=0)
+    most = max(counts.values(), default=0)
+    found = [name for name, count in counts.items() if count == most]
+    return found if most and len(found) == 1 else list(names)
+
+
+def _words(path: str) -> Set[str]:
+    """Words and numbers of a file's name, on the Hugging Face hub of the whole address."""
+    last = path if path.startswith('hf://') else Path(path).name
+    return set(re.findall(r'[a-z]+|\d+', re.sub(r'\.(pth|pt|bin|safetensors)$', '', last.lower())))
+
+
+def other_options(module: torch.nn.Module, weights: Mapping[str, Tensor], checkpoint: Any) -> str:
+    """Why a file is for a backbone of other options, by its name, or nothing.
+
+    It can be said of models with the same names and shapes, such as CSWin for 224 and for 384
+    pixels, whose stripes are wider.
+
+    Args:
+        module: A backbone, or a model with one.
+        weights: The classifier in the file, converted.
+        checkpoint: Path or address of the file.
+    """
+    fit = fitting(weights)
+    named = by_file_name(fit, checkpoint)
+    if len(fit) == 1 or len(named) != 1:
+        return ''
+    wanted, *others = (_options_of(_state_of(name).backbone) for name in (*named, *fit))
+    for part in module.modules():
+        own = _options_of(part) if hasattr(part, 'other_outputs') else {}
+        for key, value in wanted.items():
+            if any(other.get(key) != value for other in others) and own.get(key, value) != value:
+                return (
+                    f'by its name it is {describe(named[0])}, where {key[0]} has {key[1]}={value}, '
+                    f'and this {type(part).__name__} has {own[key]}; build it with these options, '
+                    'or to load it as it is, convert it by tools/model_converters/convert.py'
+                )
+    return ''
+
+
+def _options_of(backbone: torch.nn.Module) -> Dict[Tuple[str, str], Any]:
+    """The values of a backbone's parts that its tensors do not show. Sizes of maps are tuples."""
+    return {
+        (path, name): value
+        for path, part in backbone.named_modules()
+        for name, value in vars(part).items()
+        if isinstance(value, (bool, int, float, str))
+    }
+
+
+def fitting_sentence(weights: Mapping[str, Tensor]) -> str:
+    """The end of a message on weights, of a backbone or a classifier: the models that they fit.
+
+    It is empty if there is none.
+    """
+    whole = any(name.startswith(PREFIX) for name in weights)
+    fit = fitting(weights if whole else {PREFIX + k: v for k, v in weights.items()})
+    return f'; it fits {" or ".join(map(describe, fit))}' if fit else ''
+
+
+def in_our_names(
+    theirs: Dict[str, Tensor], own: Mapping[str, Tensor], checkpoint: Any
+) -> Dict[str, Tensor]:
+    """The tensors of a checkpoint by the names of mmlaplace, converted if these are the authors'.
+
+    Args:
+        theirs: The tensors.
+        own: The tensors of the module that they are for. If most of their names are in the
+            checkpoint, nothing is converted.
+        checkpoint: Its path or address, for errors.
+
+    Raises:
+        ValueError: If the names are the authors', and a tensor has no place, or as many positions
+            as the module's map of another aspect.
+    """
+    plain = {name.removeprefix('module.'): value for name, value in theirs.items()}
+    table = recognise(plain)
+    found = count_prefixes(theirs, own).most_common(1)
+    if table is None or (found and 2 * found[0][1] > len(own)):
+        return theirs
+    try:
+        weights = table.convert(plain).weights
+        _check_aspects(weights, own)
+    except ValueError as error:
+        raise ValueError(f'{checkpoint} cannot be converted: {error}') from error
+    return weights
+
+
+def _check_aspects(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError where a square map was made of positions that may be another map's."""
+    for name, value in weights.items():
+        given, wanted = value.shape, own.get(name, own.get(name.removeprefix(PREFIX), value)).shape
+        if len(given) == len(wanted) == 4 and given[:2] == wanted[:2] and given != wanted:
+            sides, others = (f'{height} x {width}' for _, _, height, width in (given, wanted))
+            if given.numel() == wanted.numel():
+                raise ValueError(
+                    f'the positions of {name} are a map of {sides} if its images were square, and '
+                    f'of {others} if they had the aspect of this model; say which, in pixels, to '
+                    'tools/model_converters/convert.py by --image-size, and load the new file'
+                )

@@ -1,0 +1,153 @@
+"""Agent Attention on DeiT, PVT and Swin."""
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+from torch import Tensor
+
+from ...checkpoints.conversion import Names, Rows
+from ...checkpoints.published import PublishedModel
+from ...checkpoints.rows import REDUCED, first
+from ..pyramid import Family
+from . import cswin
+from .deit import MARKS, vit_rows
+from .flatten import CLOUD
+from .pvt import pvt_rows
+from .swin import WINDOWS, linear_window, swin_rows
+
+
+def per_agent(value: Tensor, image_size: Tuple[int, int]) -> Tensor:
+    """``(1, heads, H, 1, a)`` to ``(heads, a, H, 1)``, and the same for columns."""
+    return value[0].permute(0, 3, 1, 2)
+
+
+def of_prefix(value: Tensor, image_size: Tuple[int, int]) -> Tensor:
+    """``(1, heads, 1, a)`` to ``(heads, a, 1)``."""
+    return value[0].transpose(1, 2)
+
+
+AGENT: Rows = {
+    **REDUCED,
+    'dwc.': 'lepe.conv.',
+    'an_bias': 'gather_map',
+    'na_bias': 'spread_map',
+    'ah_bias': ('gather_rows', first),
+    'aw_bias': ('gather_columns', first),
+    'ha_bias': ('spread_rows', per_agent),
+    'wa_bias': ('spread_columns', per_agent),
+}
+PVT = Names(
+    pvt_rows(AGENT),
+    marks=('block1.0.attn.an_bias', 'block1.0.attn.q.weight', 'pos_embed1'),
+)
+SWIN = Names(
+    swin_rows('{i+1}', {**AGENT, **WINDOWS}),
+    marks=('layers.0.blocks.0.attn.an_bias', 'layers.0.blocks.0.attn.qkv.weight'),
+)
+DEIT = Names(
+    vit_rows(
+        {**AGENT, 'qkv.': 'qkv.', 'ac_bias': ('gather_prefix', first),
+         'ca_bias': ('spread_prefix', of_prefix)}
+    ),
+    marks=(*MARKS, 'blocks.0.attn.ac_bias'),
+)  # fmt: skip
+CSWIN = Names(
+    cswin.cswin_rows({**AGENT, 'get_v.': 'lepe.conv.'}),
+    marks=(*cswin.MARKS, 'stage1.0.attns.0.an_bias'),
+)
+LANDMARKS = (9, 16, 49, 49)
+
+
+def windows(side: int, agents: Sequence[int], softmax: int = 7) -> List[Dict[str, Any]]:
+    """The ``attn_cfg`` of a Swin with agents in its first stages, in windows of ``side``."""
+    return [
+        linear_window(side, type='AgentAttention', qkv='qkv', num_landmarks=landmarks)
+        for landmarks in agents
+    ] + [dict(window_size=softmax)] * (4 - len(agents))
+
+
+def mixed(side: int, softmax: int = 7) -> List[Optional[Dict[str, Any]]]:
+    """As :func:`windows`, with agents in two stages and in two blocks of the third."""
+    first, second, third = windows(side, LANDMARKS[:3], softmax)[:3]
+    return [first, second, dict(third, first_blocks=2), None]
+
+
+MIXED, MIXED_384 = mixed(56), mixed(96, 12)
+
+
+def _pvt(arch: str, **options: Any) -> Dict[str, Any]:
+    attn_cfg = dict(type='AgentAttention', per_stage=dict(num_landmarks=LANDMARKS))
+    return dict(type='PVT', arch=arch, attn_cfg=attn_cfg, **options)
+
+
+def _deit(
+    arch: str, agents: int = 49, attention: Optional[dict] = None, **options: Any
+) -> Dict[str, Any]:
+    attn_cfg = dict(type='AgentAttention', qkv='qkv', num_landmarks=agents, **attention or {})
+    return dict(type='ViT', arch=arch, attn_cfg=attn_cfg, **options)
+
+
+def cswin_maps(agents: Sequence[int] = LANDMARKS[:2]) -> List[Optional[Dict[str, Any]]]:
+    """The ``attn_cfg`` of a CSWin with agents in its first two stages."""
+    return [dict(type='AgentAttention', qkv='qkv', num_landmarks=count) for count in agents] + [
+        None
+    ] * 2
+
+
+def _cswin(size: str, **options: Any) -> Dict[str, Any]:
+    return dict(type='CSWin', arch=cswin.linear_arch(size), attn_cfg=cswin_maps(), **options)
+
+
+PUBLISHED = {
+    name: PublishedModel((table,), backbone, f'{CLOUD}/{digits}/?dl=1')
+    for name, table, backbone, digits in (
+        ('agent_deit_tiny', DEIT, _deit('tiny'), '57e0904221824ee7b7af'),
+        ('agent_deit_small', DEIT, _deit('small'), 'fdd43304372541db8ea7'),
+        ('agent_deit_small_448', DEIT, _deit('small', img_size=448), 'a228f86241c445f1969b'),
+        ('agent_deit_base', DEIT, _deit('base', 81, dict(first_blocks=4)), '5115f15fdd7e4ab58fbc'),
+        ('agent_pvt_tiny', PVT, _pvt('tiny'), '13fdf0e0a7c5498c934f'),
+        ('agent_pvt_small', PVT, _pvt('small'), '36b8be9a8863456685a3'),
+        ('agent_pvt_medium', PVT, _pvt('medium'), '4d00ecacf18b45f9b88c'),
+        ('agent_pvt_medium_256', PVT, _pvt('medium', img_size=256), '654df734121643b19c52'),
+        ('agent_pvt_large', PVT, _pvt('large'), '040cfe0cfbbe4762ad09'),
+        ('agent_cswin_tiny', CSWIN, _cswin('tiny'), '8c562a74441e46d5902b'),
+        ('agent_cswin_small', CSWIN, _cswin('small'), '30eb8af675bc4b7a8747'),
+        ('agent_cswin_base', CSWIN, _cswin('base'), 'c8035b0839b2410c8c9f'),
+        (
+            'agent_cswin_base_384',
+            CSWIN,
+            _cswin('base', stripe_widths=(1, 2, 12), img_size=384),
+            '1239be0df44b47719432',
+        ),
+        (
+            'agent_swin_base',
+            SWIN,
+            dict(type='Swin', arch='base', attn_cfg=MIXED),
+            '4fcd2d0114bb490483c3',
+        ),
+        (
+            'agent_swin_base_384',
+            SWIN,
+            dict(type='Swin', arch='base', img_size=384, window_size=12, attn_cfg=MIXED_384),
+            'bb84ee9058954706a557',
+        ),
+        (
+            'agent_swin_tiny',
+            SWIN,
+            dict(type='Swin', arch='tiny', attn_cfg=windows(56, LANDMARKS[:3])),
+            'a2ddc1190c224f768a41',
+        ),
+        (
+            'agent_swin_small',
+            SWIN,
+            dict(type='Swin', arch='small', attn_cfg=windows(56, LANDMARKS[:2])),
+            'f607172c9fea4d6e99bb',
+        ),
+        (
+            'agent_swin_small_288',
+            SWIN,
+            dict(type='Swin', arch='small', img_size=288, attn_cfg=windows(72, LANDMARKS[:2], 9)),
+            '09760394e93b4046a25e',
+        ),
+    )
+}
+FAMILY = Family(published=PUBLISHED)

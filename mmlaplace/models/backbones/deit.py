@@ -1,0 +1,95 @@
+"""ViT and DeiT, which have the same names."""
+
+from functools import partial
+from typing import List
+
+from mmengine.registry import MODELS
+
+from ...checkpoints.conversion import Names, Rows, within
+from ...checkpoints.published import PublishedModel
+from ...checkpoints.rows import ATTENTION, BLOCK, HEAD, class_position, map_positions
+from ..layers import PatchEmbed
+from ..pyramid import Family, PyramidBackbone, Stage, arch
+
+
+def vit(patch_size: int = 16, with_cls_token: bool = True, norm_first: bool = True) -> List[Stage]:
+    """ViT and DeiT: one stage of patches, with learned positions and a class token.
+
+    Args:
+        patch_size: Side of a patch, in pixels. Default: 16.
+        with_cls_token: Whether there is a class token. Default: True.
+        norm_first: Whether blocks are pre-norm. SOFT's are post-norm. Default: True.
+    """
+    return [
+        Stage(
+            partial(PatchEmbed, patch_size=patch_size, norm=False),
+            patch_size,
+            dict(type='SoftmaxAttention'),
+            position=dict(decay=False),
+            cls_token=with_cls_token,
+            embed_norm=False,
+            block=dict(norm_first=norm_first),
+        )
+    ]
+
+
+@MODELS.register_module()
+class ViT(PyramidBackbone):
+    """ViT and DeiT: one stage of stride 16, with a class token.
+
+    Patches have a side of 16 pixels. Learned positions are resized to the input. Blocks are
+    pre-norm. Arguments are those of :class:`PyramidBackbone`, ``patch_size`` and
+    ``with_cls_token``. Attentions that take no class token need ``with_cls_token=False``. Each
+    value of an arch given as a dict has one entry.
+
+    Source: ViT (arXiv 2010.11929), DeiT (arXiv 2012.12877). The sizes are DeiT's.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import ViT
+        >>> arch = dict(embed_dims=[64], depths=[2], num_heads=[2], ffn_ratios=[4])
+        >>> ViT(arch, out_type='cls_token')(torch.randn(1, 3, 64, 96))[0].shape
+        torch.Size([1, 64])
+        >>> xca = ViT(arch, attn_cfg=dict(type='XCAttention'), with_cls_token=False)
+        >>> xca(torch.randn(1, 3, 64, 96))[0].shape
+        torch.Size([1, 64, 4, 6])
+    """
+
+    host = staticmethod(vit)
+    arch_zoo = {
+        'micro': arch((128,), (4,)),
+        'tiny': arch((192,), (12,), (3,)),
+        'small': arch((384,), (12,), (6,)),
+        'base': arch((768,), (12,), (12,)),
+    }
+
+
+def vit_rows(attention: Rows = ATTENTION) -> Rows:
+    """The rows of a ViT with a class token, and with an attention."""
+    block = {**BLOCK, **within('attn.', 'attn.', attention)}
+    return {
+        'patch_embed.proj.': 'stages.0.patch_embed.projection.',
+        'cls_token': 'stages.0.position.cls_token',
+        'pos_embed': [
+            ('stages.0.position.cls_position', class_position),
+            ('stages.0.position.map', map_positions),
+        ],
+        **within('stages.0.blocks.{i}.', 'blocks.{i}.', block),
+        'norm.': 'norm0.',
+        **HEAD,
+    }
+
+
+MARKS = ('cls_token', 'pos_embed', 'blocks.0.attn.qkv.weight')
+VIT_NAMES = Names(vit_rows(), MARKS)
+
+DOWNLOADS = 'https://dl.fbaipublicfiles.com/deit'
+PUBLISHED = {
+    f'deit_{size}': PublishedModel(
+        (VIT_NAMES,),
+        dict(type='ViT', arch=size),
+        f'{DOWNLOADS}/deit_{size}_patch16_224-{digits}.pth',
+    )
+    for size, digits in dict(tiny='a1311bcf', small='cd65a155', base='b5f2ef4d').items()
+}
+FAMILY = Family({ViT: 'deit'}, PUBLISHED)

@@ -1,0 +1,93 @@
+"""FLatten Transformer on PVT, PVTv2 and Swin."""
+
+from typing import Any, List, Optional
+
+from ...checkpoints.conversion import Names, Rows, position_map
+from ...checkpoints.published import PublishedModel
+from ...checkpoints.rows import REDUCED, flat, square_map
+from ..pyramid import Family
+from . import cswin
+from .pvt import UNUSED_NORM, pvt_rows, pvt_v2_rows
+from .swin import WINDOWS, linear_window, swin_rows
+
+CLOUD = 'https://cloud.tsinghua.edu.cn/f'
+FLATTEN: Rows = {
+    **REDUCED,
+    'dwc.': 'lepe.conv.',
+    'scale': ('scale', flat),
+    'positional_encoding': ('key_positions', position_map),
+}
+FLATTEN_WINDOWS: Rows = {
+    **FLATTEN, **WINDOWS, 'positional_encoding': ('key_positions', square_map)
+}  # fmt: skip
+MARKS = ('block1.0.attn.positional_encoding', 'block1.0.attn.scale', 'block1.0.attn.dwc.weight')
+PVT = Names(
+    {**pvt_rows(FLATTEN), **UNUSED_NORM},
+    marks=(*MARKS, 'pos_embed1', 'block1.0.attn.q.weight'),
+)
+PVTV2 = Names(
+    pvt_v2_rows(FLATTEN),
+    marks=(*MARKS, 'norm1.weight', 'block1.0.attn.q.weight'),
+)
+SWIN = Names(
+    swin_rows('{i+1}', FLATTEN_WINDOWS),
+    marks=tuple(mark.replace('block1.', 'layers.0.blocks.') for mark in MARKS)
+    + ('layers.0.blocks.0.attn.qkv.weight',),
+)
+
+CSWIN = Names(
+    cswin.cswin_rows({**FLATTEN, **cswin.SECOND}),
+    marks=(*cswin.MARKS, 'stage1.0.attns.0.scale', 'stage1.0.attns.0.positional_encoding'),
+)
+
+
+def linear_windows(kind: str, linear: int, softmax: Optional[int] = None, **options: Any) -> List:
+    """The ``attn_cfg`` of a Swin that is linear in two stages, with sides of its windows."""
+    return [linear_window(linear, type=kind, **options)] * 2 + [
+        dict(window_size=softmax) if softmax else None
+    ] * 2
+
+
+PYRAMID_ATTENTION = dict(type='FLattenAttention')
+WINDOW_ATTENTION = linear_windows('FLattenAttention', 56, qkv='qkv')
+MAP_ATTENTION = cswin.linear_maps(
+    type='FLattenAttention', qkv='qkv', lepe_kernel=5, second_lepe_kernel=3
+)
+PUBLISHED = {
+    'flatten_cswin_tiny': PublishedModel(
+        (CSWIN,),
+        dict(type='CSWin', arch=cswin.linear_arch('tiny'), attn_cfg=MAP_ATTENTION),
+        f'{CLOUD}/48ba765ba8b0451d9d5a/?dl=1',
+    ),
+    'flatten_pvt_tiny': PublishedModel(
+        (PVT,),
+        dict(type='PVT', arch='tiny', attn_cfg=PYRAMID_ATTENTION),
+        f'{CLOUD}/3ab1d773f19d45648690/?dl=1',
+    ),
+    'flatten_pvt_v2_b0': PublishedModel(
+        (PVTV2,),
+        dict(type='PVTv2', arch='b0', stage_norms=True, attn_cfg=PYRAMID_ATTENTION),
+        f'{CLOUD}/5d1f01532b104da28e7b/?dl=1',
+    ),
+    **{
+        f'flatten_swin_{size}': PublishedModel(
+            (SWIN,),
+            dict(type='Swin', arch=size, attn_cfg=WINDOW_ATTENTION),
+            f'{CLOUD}/{digits}/?dl=1',
+        )
+        for size, digits in dict(
+            tiny='e1518e76703e4e57a7f2', small='94188e52af354bf4a88b', base='7a9e5186bad04e7fb3a9'
+        ).items()
+    },
+    'flatten_swin_base_384': PublishedModel(
+        (SWIN,),
+        dict(
+            type='Swin',
+            arch='base',
+            img_size=384,
+            attn_cfg=linear_windows('FLattenAttention', 96, 12, qkv='qkv'),
+        ),
+        f'{CLOUD}/0d0330cf2e5249f1abb6/?dl=1',
+    ),
+}
+FAMILY = Family(published=PUBLISHED)

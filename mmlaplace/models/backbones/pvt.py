@@ -1,0 +1,229 @@
+"""PVT and PVTv2."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any, Dict, List, Optional
+
+from mmengine.registry import MODELS
+
+from ...checkpoints.conversion import Names, Rows, position_map, within
+from ...checkpoints.published import PublishedModel
+from ...checkpoints.rows import BLOCK, HEAD, REDUCED, class_position, map_positions
+from ..layers import OverlapPatchEmbed, PatchEmbed
+from ..pyramid import MICRO, STRIDES, Family, PyramidBackbone, Stage, arch
+
+
+def overlapping_patches(stride: int) -> partial:
+    """Kernel 7 for stride 4, kernel 3 for stride 2."""
+    return partial(OverlapPatchEmbed, kernel_size=2 * stride - 1, stride=stride)
+
+
+def patches(stride: int) -> partial:
+    """Patches of PVT, which do not overlap."""
+    return partial(PatchEmbed, patch_size=stride)
+
+
+def pvt(with_cls_token: bool = False) -> List[Stage]:
+    """PVT: patches, learned positions, softmax on reduced keys, maps without a norm.
+
+    Args:
+        with_cls_token: Whether the last stage has a class token, and a norm after it, as the
+            authors' classifiers have. Default: False.
+    """
+    stages = [
+        Stage(
+            patches(stride),
+            stride,
+            dict(type='SoftmaxAttention', sr_ratio=sr_ratio),
+            position={},
+            out_norm=None,
+        )
+        for stride, sr_ratio in zip(STRIDES, (8, 4, 2, 1))
+    ]
+    if with_cls_token:
+        stages[-1] = replace(stages[-1], cls_token=True, out_norm=stages[-1].norm)
+    return stages
+
+
+def pvt_v2(stage_norms: bool = False, linear_attention: bool = False) -> List[Stage]:
+    """PVTv2: overlapping patch embeddings, no positions, a convolution in the FFN.
+
+    Args:
+        stage_norms: Whether each stage ends with a norm, whose output the next stage takes, as in
+            the authors' code. The norms of patch embeddings then have its eps, 1e-5. Otherwise
+            only the returned maps have a norm. Default: False.
+        linear_attention: Whether keys and values are pooled to 7 x 7 tokens in every stage, and
+            FFNs have a ReLU before the convolution, as in the authors' PVTv2 of linear time.
+            Default: False.
+    """
+    own: Dict[str, Any] = dict(end_norm=True, out_norm=None) if stage_norms else {}
+    embed_norm = dict(norm_cfg=dict(type='LN', eps=1e-5)) if stage_norms else {}
+    ffn_cfg: Dict[str, Any] = dict(dwconv_kernel=3)
+    if linear_attention:
+        ffn_cfg['dwconv_act_cfg'] = dict(type='ReLU')
+    return [
+        Stage(
+            partial(overlapping_patches(stride), **embed_norm),
+            stride,
+            dict(
+                type='SoftmaxAttention',
+                **(dict(pool_size=7) if linear_attention else dict(sr_ratio=sr_ratio)),
+            ),
+            block=dict(ffn_cfg=ffn_cfg),
+            **own,
+        )
+        for stride, sr_ratio in zip(STRIDES, (8, 4, 2, 1))
+    ]
+
+
+_arch = partial(arch, num_heads=(1, 2, 5, 8), ffn_ratios=(8, 8, 4, 4))
+
+
+@MODELS.register_module()
+class PVT(PyramidBackbone):
+    """PVT: patches, learned positions, and softmax attention on spatially reduced keys and values.
+
+    Patches have a side of 4 pixels, then of 2 tokens. Learned positions come before each stage and
+    are resized to the input. Blocks are pre-norm. Returned maps have no norm, as in the authors'
+    detectors. ``attn_cfg=dict(type='FLattenAttention')`` gives FLatten-PVT. Arguments are those of
+    :class:`PyramidBackbone`, and ``with_cls_token``: the authors' classifiers have a class token,
+    the others here average the last map.
+
+    Source: PVT (arXiv 2102.12122).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import PVT
+        >>> backbone = PVT(arch='micro', attn_cfg=dict(type='FLattenAttention'), out_indices=-1)
+        >>> backbone(torch.randn(1, 3, 64, 96))[0].shape
+        torch.Size([1, 128, 2, 3])
+    """
+
+    host = staticmethod(pvt)
+    arch_zoo = {
+        'micro': MICRO,
+        'tiny': _arch((64, 128, 320, 512), (2, 2, 2, 2)),
+        'small': _arch((64, 128, 320, 512), (3, 4, 6, 3)),
+        'medium': _arch((64, 128, 320, 512), (3, 4, 18, 3)),
+        'large': _arch((64, 128, 320, 512), (3, 8, 27, 3)),
+    }
+
+
+@MODELS.register_module()
+class PVTv2(PyramidBackbone):
+    """PVTv2: overlapping patch embeddings, no positions, a depthwise convolution in the FFN.
+
+    Patch embeddings have kernel 7 and stride 4, then kernel 3 and stride 2. Attention is softmax on
+    spatially reduced keys and values. Arguments are those of :class:`PyramidBackbone`, and
+    ``stage_norms``, which the authors' weights need, and ``linear_attention``.
+
+    Source: PVTv2 (arXiv 2106.13797).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import PVTv2
+        >>> maps = PVTv2(arch='b0')(torch.randn(1, 3, 64, 96))
+        >>> [tuple(x.shape) for x in maps]
+        [(1, 32, 16, 24), (1, 64, 8, 12), (1, 160, 4, 6), (1, 256, 2, 3)]
+    """
+
+    host = staticmethod(pvt_v2)
+    arch_zoo = {
+        'b0': _arch((32, 64, 160, 256), (2, 2, 2, 2)),
+        'b1': _arch((64, 128, 320, 512), (2, 2, 2, 2)),
+        'b2': _arch((64, 128, 320, 512), (3, 4, 6, 3)),
+        'b3': _arch((64, 128, 320, 512), (3, 4, 18, 3)),
+        'b4': _arch((64, 128, 320, 512), (3, 8, 27, 3)),
+        'b5': _arch((64, 128, 320, 512), (3, 6, 40, 3), ffn_ratios=(4, 4, 4, 4)),
+    }
+    default_arch = 'b1'
+
+
+DOWNLOADS = 'https://github.com/whai362/PVT/releases/download/v2'
+# The authors number stages from 1.
+EMBEDS: Rows = within(
+    'stages.{i-1}.patch_embed.', 'patch_embed{i}.', {'proj.': 'projection.', 'norm.': 'norm.'}
+)
+CONVOLUTION: Rows = {'mlp.dwconv.dwconv.': 'ffn.dwconv.conv.'}  # of PVTv2's FFN
+
+
+def blocks(theirs: str, ours: str, attention: Rows, more: Optional[Rows] = None) -> Rows:
+    """The rows of blocks with an attention, and of further parts of a block."""
+    return within(ours, theirs, {**BLOCK, **within('attn.', 'attn.', attention), **(more or {})})
+
+
+def pvt_rows(attention: Rows = REDUCED) -> Rows:
+    """The rows of a PVT without a class token, and with an attention."""
+    return {
+        **EMBEDS,
+        'pos_embed{i}': ('stages.{i-1}.position.map', position_map),
+        **blocks('block{i}.{j}.', 'stages.{i-1}.blocks.{j}.', attention),
+        **HEAD,
+    }
+
+
+def pvt_v2_rows(attention: Rows = REDUCED) -> Rows:
+    """The rows of a PVTv2 in its authors' code, with an attention."""
+    return {
+        **EMBEDS,
+        **blocks('block{i}.{j}.', 'stages.{i-1}.blocks.{j}.', attention, CONVOLUTION),
+        'norm{i}.': 'stages.{i-1}.norm.',
+        **HEAD,
+    }
+
+
+UNUSED_NORM: Rows = {'norm.': None}  # some authors' forwards do not use it
+CLASS_TOKEN: Rows = {
+    'pos_embed4': [
+        ('stages.3.position.cls_position', class_position),
+        ('stages.3.position.map', map_positions),
+    ],
+    'cls_token': 'stages.3.position.cls_token',
+    'norm.': 'norm3.',
+}
+PVT_NAMES = Names(
+    {**pvt_rows(), **CLASS_TOKEN},
+    marks=('cls_token', 'pos_embed1', 'block1.0.attn.q.weight', 'block1.0.mlp.fc1.weight'),
+)
+PVTV2_NAMES = Names(
+    pvt_v2_rows(),
+    marks=('block1.0.attn.q.weight', 'block1.0.mlp.dwconv.dwconv.weight', 'norm1.weight'),
+)
+PVTV2_TIMM_NAMES = Names(
+    {
+        'patch_embed.proj.': 'stages.0.patch_embed.projection.',
+        'patch_embed.norm.': 'stages.0.patch_embed.norm.',
+        'stages.{i}.downsample.proj.': 'stages.{i}.patch_embed.projection.',
+        'stages.{i}.downsample.norm.': 'stages.{i}.patch_embed.norm.',
+        **blocks('stages.{i}.blocks.{j}.', 'stages.{i}.blocks.{j}.', REDUCED,
+                 {'mlp.dwconv.': 'ffn.dwconv.conv.'}),
+        'stages.{i}.norm.': 'stages.{i}.norm.',
+        **HEAD,
+    },
+    marks=('stages.0.blocks.0.attn.q.weight', 'stages.0.blocks.0.mlp.dwconv.weight'),
+)  # fmt: skip
+
+PUBLISHED = {
+    **{
+        f'pvt_{size}': PublishedModel(
+            (PVT_NAMES,),
+            dict(type='PVT', arch=size, with_cls_token=True),
+            f'{DOWNLOADS}/pvt_{size}.pth',
+        )
+        for size in ('tiny', 'small', 'medium', 'large')
+    },
+    **{
+        f'pvt_v2_{size}': PublishedModel(
+            (PVTV2_NAMES, PVTV2_TIMM_NAMES),
+            dict(type='PVTv2', arch=size, stage_norms=True),
+            f'{DOWNLOADS}/pvt_v2_{size}.pth',
+        )
+        for size in ('b0', 'b1', 'b2', 'b3', 'b4', 'b5')
+    },
+    'pvt_v2_b2_li': PublishedModel(
+        (PVTV2_NAMES, PVTV2_TIMM_NAMES),
+        dict(type='PVTv2', arch='b2', stage_norms=True, linear_attention=True),
+        f'{DOWNLOADS}/pvt_v2_b2_li.pth',
+    ),
+}
+FAMILY = Family({PVT: 'pvt', PVTv2: 'pvtv2'}, PUBLISHED)

@@ -1,0 +1,133 @@
+"""Swin."""
+
+from functools import partial
+from typing import Any, Callable, Dict, List
+
+import torch.nn as nn
+from mmengine.registry import MODELS
+
+from ...checkpoints.conversion import Names, Rows, Target, within
+from ...checkpoints.published import PublishedModel
+from ...checkpoints.rows import ATTENTION, BLOCK, offset_map
+from ..layers import PatchEmbed, PatchMerging
+from ..pyramid import STRIDES, Family, PyramidBackbone, Stage, arch
+
+
+def swin(
+    window_size: int = 7, pad_small_maps: bool = False, resize_windows: bool = False
+) -> List[Stage]:
+    """Swin: patches that are merged 2 x 2, attention in windows, shifted in every second block.
+
+    Args:
+        window_size: Side of a window, in tokens. Default: 7.
+        resize_windows: Whether tables of other windows in a checkpoint are resized, as in
+            :class:`WindowAttention`. Default: False.
+        pad_small_maps: Whether maps that are not longer than a window are padded and shifted, as in
+            the authors' detectors. Otherwise the window shrinks, as in their classifiers.
+            Default: False.
+    """
+    attn = dict(
+        type='WindowAttention',
+        window_size=window_size,
+        attn_cfg=dict(type='SoftmaxAttention', relative_bias=True),
+    )
+    if pad_small_maps:
+        attn['pad_small_maps'] = True
+    if resize_windows:
+        attn['resize_windows'] = True
+    norm = dict(type='LN', eps=1e-5)
+    embeds: List[Callable[..., nn.Module]] = [
+        partial(PatchEmbed, patch_size=4), *[PatchMerging] * 3
+    ]  # fmt: skip
+    return [
+        Stage(embed, stride, attn, alternate=dict(shifted=True), norm=norm, out_norm=norm)
+        for embed, stride in zip(embeds, STRIDES)
+    ]
+
+
+@MODELS.register_module()
+class Swin(PyramidBackbone):
+    """Swin: attention in windows of 7 x 7 tokens, shifted in every second block.
+
+    Patches have 4 x 4 pixels, and each later stage merges 2 x 2 tokens. Blocks are pre-norm, with
+    :class:`WindowAttention`. The attention in the windows has a config of its own,
+    ``attn_cfg=dict(attn_cfg=...)``. Arguments are those of :class:`PyramidBackbone`,
+    ``window_size``, and ``pad_small_maps=True`` for a detector or segmentor as the authors'. It
+    matters for images below 256 pixels, whose last map has at most 7 tokens a side.
+
+    Source: Swin Transformer (arXiv 2103.14030).
+
+    Examples:
+        A linear attention in the first two stages, on the whole map of a 224 x 224 image:
+
+        >>> import torch
+        >>> from mmlaplace.models import Swin
+        >>> linear = dict(
+        ...     window_size=56, even_windows=True, attn_cfg=dict(type='FLattenAttention'))
+        >>> maps = Swin(arch='micro', attn_cfg=[linear] * 2 + [None] * 2)(torch.randn(1, 3, 64, 96))
+        >>> [tuple(x.shape) for x in maps]
+        [(1, 32, 16, 24), (1, 64, 8, 12), (1, 128, 4, 6), (1, 256, 2, 3)]
+    """
+
+    host = staticmethod(swin)
+    arch_zoo = {
+        'micro': arch((32, 64, 128, 256), (1, 1, 2, 1)),
+        'tiny': arch((96, 192, 384, 768), (2, 2, 6, 2)),
+        'small': arch((96, 192, 384, 768), (2, 2, 18, 2)),
+        'base': arch((128, 256, 512, 1024), (2, 2, 18, 2)),
+        'large': arch((192, 384, 768, 1536), (2, 2, 18, 2)),
+    }
+
+
+WINDOWS: Rows = {
+    **ATTENTION,
+    'relative_position_bias_table': ('relative_bias', offset_map),
+    'relative_position_index': None,
+}
+
+
+def swin_rows(merging: str, attention: Rows = WINDOWS) -> Dict[str, Target]:
+    """The rows of a Swin, whose stage ``{i}`` has the merging of the stage ``merging`` here."""
+    merged = {'downsample.norm.': 'norm.', 'downsample.reduction.': 'reduction.'}
+    block = {**BLOCK, **within('attn.attn.', 'attn.', attention), 'attn_mask': None}
+    return {
+        'patch_embed.proj.': 'stages.0.patch_embed.projection.',
+        'patch_embed.norm.': 'stages.0.patch_embed.norm.',
+        **within(f'stages.{merging}.patch_embed.', 'layers.{i}.', merged),
+        **within('stages.{i}.blocks.{j}.', 'layers.{i}.blocks.{j}.', block),
+        'norm.': 'norm3.',
+        'head.': 'head.fc.',
+        'head.fc.': 'head.fc.',
+    }
+
+
+def linear_window(side: int, **attn_cfg: Any) -> Dict[str, Any]:
+    """The ``attn_cfg`` of a stage of Swin with another attention in windows of ``side`` tokens."""
+    return dict(window_size=side, even_windows=True, attn_cfg=attn_cfg)
+
+
+TABLE = 'layers.0.blocks.0.attn.relative_position_bias_table'
+# In the authors' code, a merging belongs to the stage before it.
+SWIN_NAMES = Names(swin_rows('{i+1}'), marks=(TABLE, 'layers.0.downsample.reduction.weight'))
+SWIN_TIMM_NAMES = Names(swin_rows('{i}'), marks=(TABLE, 'layers.3.downsample.reduction.weight'))
+
+DOWNLOADS = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0'
+PUBLISHED = {
+    f'swin_{size}': PublishedModel(
+        (SWIN_NAMES, SWIN_TIMM_NAMES),
+        dict(type='Swin', arch=size),
+        f'{DOWNLOADS}/swin_{size}_patch4_window7_224{data}.pth',
+    )
+    for size, data in dict(tiny='', small='', base='', large='_22kto1k').items()
+}
+PUBLISHED.update(
+    {
+        f'swin_{size}_384': PublishedModel(
+            (SWIN_NAMES, SWIN_TIMM_NAMES),
+            dict(type='Swin', arch=size, window_size=12, img_size=384),
+            f'{DOWNLOADS}/swin_{size}_patch4_window12_384{data}.pth',
+        )
+        for size, data in dict(base='', large='_22kto1k').items()
+    }
+)
+FAMILY = Family({Swin: 'swin'}, PUBLISHED)

@@ -1,0 +1,33 @@
+"""A family: the backbones and the published classifiers of a paper."""
+
+from typing import Any, Dict, Mapping, NamedTuple
+
+from ...checkpoints.published import PublishedModel
+
+
+class Family(NamedTuple):
+    """All that is here of a paper. The last lines of its file in ``models/backbones/`` make it.
+
+    Its name is that of the file, and of its folders in ``configs/``.
+
+    Attributes:
+        backbones: Classes of backbones, each with the start of the names of its models. Before an
+            arch it is the name of a backbone: ``{PVTv2: 'pvtv2'}`` has ``'pvtv2-b0'``. Default:
+            none, for a paper of an attention alone.
+        published: The authors' classifiers by name, with their names of parameters. Default: none.
+        timm: By such a start, what timm is to know of these models, as in its default configs:
+            ``paper_ids``, ``crop_pct`` (default: 0.875), ``crop_mode`` (default: ``'center'``),
+            and ``first_conv``, inside of the first patch embedding (default: ``'projection'``).
+            Default: none. They are no models of timm then.
+
+    Examples:
+        >>> from mmlaplace.models import FAMILIES
+        >>> {cls.__name__: start for cls, start in FAMILIES['pvt'].backbones.items()}
+        {'PVT': 'pvt', 'PVTv2': 'pvtv2'}
+        >>> FAMILIES['pvt'].published['pvt_v2_b0'].backbone
+        {'type': 'PVTv2', 'arch': 'b0', 'stage_norms': True}
+    """
+
+    backbones: Mapping[Any, str] = {}
+    published: Mapping[str, PublishedModel] = {}
+    timm: Mapping[str, Dict[str, Any]] = {}

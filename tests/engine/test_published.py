@@ -1,0 +1,294 @@
+"""Released weights convert on the way, whole, and give the outputs that they have in timm."""
+
+import gzip
+import json
+import re
+
+import pytest
+import torch
+from conftest import ROOT, run_script
+from mmengine.registry import MODELS
+from saved_weights import ARCH
+
+from mmlaplace.checkpoints import PUBLISHED, load_weights
+from mmlaplace.checkpoints.published import describe
+from mmlaplace.commands.converters import convert
+from mmlaplace.models import RAVLT, ConvPoolingNeck
+
+TOOL = ROOT / 'tools/model_converters/convert.py'
+MANIFESTS = {p.name.partition('.')[0]: p for p in (ROOT / 'tests/data/manifests').glob('*.json.gz')}
+# Two orders of the same fp32 sums.
+TOLERANCE = 1e-5
+# By the published name: the name in timm, its options, the arch here, and the image.
+SMALL = {
+    'pvt_v2_b0': ('pvt_v2_b0', dict(depths=(1, 2, 1, 1)), dict(depths=(1, 2, 1, 1)), (64, 96)),
+    'pvt_v2_b2_li': ('pvt_v2_b2_li', dict(depths=(1,) * 4), dict(depths=(1,) * 4), (64, 320)),
+    'swin_tiny': (
+        'swin_tiny_patch4_window7_224',
+        dict(embed_dim=32, depths=(2, 2, 2, 1), num_heads=(1, 2, 4, 8)),
+        dict(embed_dims=(32, 64, 128, 256), depths=(2, 2, 2, 1), num_heads=(1, 2, 4, 8)),
+        (224, 448),
+    ),
+    'deit_tiny': ('deit_tiny_patch16_224', dict(depth=2), dict(depths=(2,)), (64, 96)),
+    'xcit_tiny_12_p8': ('xcit_tiny_12_p8_224', dict(depth=2), dict(depths=(2,)), (64, 96)),
+    'efficientvit_b0': (
+        'efficientvit_b0',
+        dict(depths=(1, 2, 2, 1, 1)),
+        dict(depths=(1,) * 4),
+        (64, 96),
+    ),
+    'efficientvit_l1': (
+        'efficientvit_l1',
+        dict(depths=(1,) * 5, widths=(8, 16, 32, 64, 128), head_widths=(32, 40)),
+        dict(depths=(1,) * 4, embed_dims=(16, 32, 64, 128), num_heads=(1, 1, 2, 4)),
+        (64, 96),
+    ),
+    'swiftformer_xs': (
+        'swiftformer_xs',
+        dict(layers=(2, 1, 1, 1)),
+        dict(depths=(2, 1, 1, 1)),
+        (64, 96),
+    ),
+    'mobilevitv2_050': ('mobilevitv2_050', dict(), dict(), (64, 128)),
+}
+
+
+def draw(model):
+    """Random weights none of which is near 0 or 1 by their initialisation."""
+    for name, value in model.state_dict().items():
+        if value.dim() > 1 and not any(word in name for word in ('pos_embed', 'token', 'table')):
+            value.normal_(std=value[0].numel() ** -0.5)
+        elif name.endswith('running_var'):
+            value.uniform_(0.5, 1.5)
+        elif value.is_floating_point():
+            value.normal_(1.0 if name.endswith('weight') else 0.0, 0.3)
+    return model.eval()
+
+
+class Classifier(torch.nn.Module):
+    """A backbone that makes a class token, or one with a neck behind its last map; and a linear."""
+
+    def __init__(self, backbone, neck=None):
+        super().__init__()
+        self.backbone = backbone
+        self.neck = MODELS.build(neck) if neck else torch.nn.Identity()
+        channels = neck['out_channels'] if neck else backbone.embed_dims[-1]
+        self.head = torch.nn.ModuleDict(dict(fc=torch.nn.Linear(channels, 7)))
+
+    def forward(self, images):
+        return self.head['fc'](self.neck(self.backbone(images))[0])
+
+
+def published_backbone(name, **options):
+    return MODELS.build(dict(PUBLISHED[name].backbone, **options)).eval()
+
+
+def assert_close(ours, theirs, tolerance=TOLERANCE):
+    assert ours.shape == theirs.shape
+    assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
+
+
+@pytest.mark.parametrize('name', SMALL)
+def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
+    timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
+    from mmlaplace.timm import TimmClassifier
+
+    theirs, options, arch, size = SMALL[name]
+    any_size = ('pvt_v2', 'efficientvit', 'mobilevit')  # which have no size of their own
+    if not name.startswith(any_size):
+        options = dict(options, img_size=size)
+    model = draw(timm.create_model(theirs, num_classes=7, **options))
+    backbone = dict(PUBLISHED[name].backbone, img_size=size)
+    cls = MODELS.get(backbone.pop('type'))
+    backbone['arch'] = dict(cls.arch_zoo[backbone['arch']], **arch)
+    # As a training script leaves it: averaged weights of several GPUs, beside the rest. Names are
+    # in the order of safetensors.
+    state = {f'module.{key}': value for key, value in sorted(model.state_dict().items())}
+    where = 'ema' if name == 'deit_tiny' else 'model_ema'
+    torch.save({where: state, 'epoch': 299}, tmp_path / 'theirs.pth')
+    result = run_script(
+        TOOL, tmp_path / 'theirs.pth', '--out', tmp_path / 'ours.safetensors',
+        '--image-size', *size, *(['--model', name] if name == 'mobilevitv2_050' else []),
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    if backbone.pop('out_type', None) is None:
+        ours = TimmClassifier(cls, num_classes=7, **backbone).eval()
+    else:
+        ours = Classifier(cls(out_type='cls_token', **backbone)).eval()
+    if neck := PUBLISHED[name].neck:
+        backbone.update(attn_cfg=dict(eps=1e-5))  # in timm alone
+        if name == 'efficientvit_l1':
+            neck = dict(neck, in_channels=128, hidden_channels=32, out_channels=40)
+        ours = Classifier(cls(**backbone), neck).eval()
+    load_weights(ours, tmp_path / 'ours.safetensors', min_matched=1)
+    raw = cls(out_norms=False, **backbone).eval()
+    load_weights(raw, tmp_path / 'ours.safetensors')
+    images = torch.randn(2, 3, *size)
+    with torch.no_grad():
+        assert_close(ours(images), model(images))
+        maps = raw(images)
+        for own, other in zip(maps, model.forward_intermediates(
+            images, indices=len(maps), intermediates_only=True
+        )):  # fmt: skip
+            assert_close(own, other)
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize('name', MANIFESTS)
+def test_every_released_checkpoint_converts_whole(name):
+    for content in json.loads(gzip.decompress(MANIFESTS[name].read_bytes())).values():
+        with torch.device('meta'):
+            theirs = {key: torch.empty(shape) for key, shape in content['shapes'].items()}
+        ours, models = convert(theirs, model=None)
+        assert name in models
+        assert convert(theirs, name)[1] == [name]
+        said = {row[0]: set(row[1].split(' and ')) for row in ours.report}
+        assert said.keys() == theirs.keys()
+        assert set().union(*said.values()) - {'dropped'} == ours.weights.keys()
+        counted = sum(v.numel() for k, v in ours.weights.items() if 'running_' not in k)
+        assert counted == pytest.approx(content['parameters'], rel=1e-3)
+
+
+def test_every_published_model_has_its_backbone_and_is_listed():
+    listed = run_script(TOOL, '--list').stdout.splitlines()
+    assert [line.split()[0] for line in listed] == list(PUBLISHED)
+    assert "pvt_v2_b0  dict(type='PVTv2', arch='b0'" in ' '.join(listed).replace('   ', '')
+
+
+@pytest.fixture(scope='module')
+def b0(tmp_path_factory):
+    """Random weights by the names of the authors or of timm."""
+    path = tmp_path_factory.mktemp('b0') / 'b0.pth'
+    manifest = json.loads(gzip.decompress(MANIFESTS['pvt_v2_b0'].read_bytes()))
+    shapes = next(iter(manifest.values()))['shapes']
+    torch.save(dict(model={key: torch.randn(shape) for key, shape in shapes.items()}), path)
+    return path
+
+
+def test_a_backbone_loads_the_authors_file_by_its_init_cfg(b0):
+    init_cfg = dict(type='Pretrained', checkpoint=str(b0))
+    backbone = published_backbone('pvt_v2_b0', init_cfg=init_cfg)
+    backbone.init_weights()
+    theirs = torch.load(b0)['model']['block2.1.mlp.fc1.weight']
+    assert torch.equal(backbone.stages[1]['blocks'][1].ffn.layers[0].weight, theirs)
+    # The norm of a stage belongs to its last block.
+    norms = 'stages.0.norm.weight', 'stages.0.blocks.1.norm1.weight'
+    assert len(set(map(backbone.get_layer_depth, norms))) == 1
+
+
+def test_positions_that_may_be_of_two_aspects_are_refused_until_the_file_says_which(tmp_path):
+    manifest = json.loads(gzip.decompress(MANIFESTS['deit_tiny'].read_bytes()))
+    shapes = next(iter(manifest.values()))['shapes']
+    weights = {key: torch.randn(shape) for key, shape in shapes.items()}
+    weights['pos_embed'] = torch.randn(1, 1 + 144, 192)  # 12 x 12, or 24 x 6
+    torch.save(dict(model=weights), tmp_path / 'theirs.pth')
+    model = published_backbone('deit_tiny', img_size=(384, 96))
+    before = model.stages[0]['position'].map.clone()
+    message = r'map of 12 x 12 if its images were square, and of 24 x 6 .* --image-size'
+    with pytest.raises(ValueError, match=message):
+        load_weights(model, tmp_path / 'theirs.pth')
+    assert torch.equal(model.stages[0]['position'].map, before)
+    load_weights(published_backbone('deit_tiny', img_size=192), tmp_path / 'theirs.pth')
+    ours = convert(weights, 'deit_tiny', (384, 96))[0].weights
+    torch.save(dict(state_dict=ours), tmp_path / 'ours.pth')
+    load_weights(model, tmp_path / 'ours.pth')
+    places = model.stages[0]['position'].map.flatten(2).transpose(1, 2)
+    assert torch.equal(places, weights['pos_embed'][:, 1:])
+
+
+def test_a_module_of_another_model_is_told_which_one_fits(b0):
+    message = rf'does not fit: .*; it fits {describe("pvt_v2_b0")}'.replace('(', r'\(')
+    for other in (published_backbone('pvt_v2_b1'), MODELS.build(dict(type='PVTv2', arch='b0'))):
+        with pytest.raises(ValueError, match=message.replace(')', r'\)')):
+            load_weights(other, b0)
+
+
+def test_a_module_with_the_authors_names_is_loaded_as_it_is(b0):
+    module = torch.nn.ModuleDict({'norm1': torch.nn.LayerNorm(32)})
+    load_weights(module, b0, prefix='')
+    assert torch.equal(module['norm1'].weight, torch.load(b0)['model']['norm1.weight'])
+
+
+@pytest.mark.parametrize(
+    ('change', 'model', 'message'),
+    [
+        ({}, 'pvt_v2_b1', r'does not fit pvt_v2_b1.* as \(32, 3, 7, 7\) .*; it fits pvt_v2_b0'),
+        ({}, 'pvt_v2_c0', "no published model 'pvt_v2_c0'; similar names are pvt_v2_"),
+        ({'block1.0.gate': torch.ones(1)}, None, r"have no place in our model: \['block1.0.gate'"),
+        ({'norm4.bias': None}, 'pvt_v2_b0', r'missing 1 \(stages.3.norm.bias\), unexpected 0'),
+        ({'norm1.weight': None}, None, 'those of no published model.*--list'),
+        ({'norm4.bias': None}, None, 'has the size of no published model; give a file by --out'),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_converted_is_named_and_not_written(
+    b0, change, model, message, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    weights = {k: v for k, v in {**torch.load(b0)['model'], **change}.items() if v is not None}
+    torch.save(weights, 'theirs.pth')
+    result = run_script(TOOL, 'theirs.pth', *(['--model', model] if model else []))
+    assert result.returncode == 2
+    assert re.search(message, result.stderr)
+    assert [path.name for path in tmp_path.iterdir()] == ['theirs.pth']
+
+
+def test_without_out_the_file_has_the_name_of_the_model(b0, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert run_script(TOOL, b0).returncode == 0
+    load_weights(build_b0 := published_backbone('pvt_v2_b0'), 'pvt_v2_b0.pth')
+    assert build_b0.stages[0]['norm'].weight.std() > 0.1
+    assert 'is there already; --force' in run_script(TOOL, b0).stderr
+
+
+def test_a_number_of_first_blocks_below_one_is_quoted():
+    for count in (0, True):
+        attn_cfg = dict(type='InLineAttention', first_blocks=count)
+        with pytest.raises(ValueError, match=f'first_blocks must be a positive .*got {count}'):
+            MODELS.build(dict(type='ViT', arch='tiny', attn_cfg=attn_cfg))
+
+
+@pytest.mark.parametrize('attn_cfg', [
+    dict(first_blocks=2), [None, dict(first_blocks=2), None, None],
+    dict(per_stage=dict(first_blocks=(2, 2, 2, 2))),
+])  # fmt: skip
+def test_first_blocks_with_nothing_to_get_are_quoted(attn_cfg):
+    with pytest.raises(ValueError, match='first_blocks.* alone, which changes nothing'):
+        MODELS.build(dict(type='LaplacianFormer', arch='tiny', attn_cfg=attn_cfg))
+
+
+def test_a_classifier_with_a_neck_loads_into_backbones_and_detectors(tmp_path):
+    backbone, path = RAVLT(ARCH), tmp_path / 'classifier.pth'
+    neck, head = ConvPoolingNeck(32, 40), torch.nn.ModuleDict(dict(fc=torch.nn.Linear(40, 10)))
+    parts = dict(backbone=RAVLT(ARCH, out_norms=False, out_indices=-1), neck=neck, head=head)
+    torch.save(torch.nn.ModuleDict(parts).state_dict(), path)
+    detector = torch.nn.ModuleDict(dict(backbone=backbone, neck=head, rpn_head=head))
+    missing = set(load_weights(detector, path).missing)
+    norms = {f'norm{i}.{name}' for i in range(4) for name in ('weight', 'bias')}
+    assert missing >= {f'backbone.{name}' for name in norms} and len(missing) == 8 + 4
+    assert set(load_weights(backbone, path).missing) == norms
+    with pytest.raises(ValueError, match='in layers of this ModuleDict that have no such tensor'):
+        load_weights(torch.nn.ModuleDict(dict(parts, neck=torch.nn.Identity())), path)
+
+
+@pytest.mark.parametrize(('patch_size', 'as_it_is'), [(16, 2), (8, 1)])
+def test_maps_of_four_blocks_of_xcit_get_the_strides_of_a_pyramid(patch_size, as_it_is, tmp_path):
+    arch = dict(embed_dims=(16,), depths=(4,), num_heads=(2,), ffn_ratios=(2,))
+    options = dict(type='XCiTBackbone', arch=arch, patch_size=patch_size)
+    classifier = draw(MODELS.build(dict(options, out_type='cls_token')))
+    torch.save(classifier.state_dict(), tmp_path / 'xcit.pth')
+    pyramid = MODELS.build(dict(options, pyramid_blocks=range(4))).eval()
+    load_weights(pyramid, tmp_path / 'xcit.pth')  # without class attention
+    images, outs = torch.randn(1, 3, 64, 96), []
+    classifier.stages[0]['blocks'][as_it_is].register_forward_hook(lambda *of: outs.append(of[2]))
+    maps, (token,) = pyramid(images), classifier(images)
+    assert [x.shape[1:] for x in maps] == [(16, 64 // s, 96 // s) for s in (4, 8, 16, 32)]
+    assert torch.equal(maps[as_it_is].flatten(2).mT, outs[0]) and token.shape == (1, 16)
+    sum(x.sum() for x in maps).backward()
+    assert all(p.grad is not None for p in pyramid.parameters())
+    for blocks in ((0, 1, 3), (0, 1, 2, 2), (1, 0, 2, 3)):
+        with pytest.raises(ValueError, match=r'the last of them 3, .* got \('):
+            MODELS.build(dict(options, pyramid_blocks=blocks))
+    with pytest.raises(ValueError, match='out_norms=True'):
+        MODELS.build(dict(options, pyramid_blocks=range(4), out_norms=True))
+    with pytest.raises(ValueError, match=r'patch_size must be one of \(16, 8\), got 4'):
+        MODELS.build(dict(options, patch_size=4))

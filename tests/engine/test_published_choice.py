@@ -1,0 +1,188 @@
+"""The model of a file is the right one, or a question. So is the state dict in it."""
+
+import gzip
+import json
+import re
+
+import pytest
+import torch
+from conftest import run_script
+from mmengine.logging import MMLogger
+from mmengine.registry import MODELS
+from test_published import MANIFESTS, TOOL, Classifier, assert_close, draw
+
+from mmlaplace.checkpoints import PUBLISHED, load_weights, read_state_dict
+from mmlaplace.checkpoints.published import by_file_name, fitting, recognise
+
+XCIT = ['xcit_small_12_p16', 'xcit_small_12_p16_224_dist', 'xcit_small_12_p16_384_dist']
+CSWIN = ['cswin_large', 'cswin_large_384']
+SOFT = ['soft_medium', 'soft_norm_medium']
+MOBILE = ['mobilevitv2_100', 'mobilevitv2_100_384']
+EFFICIENT = ['efficientvit_b1', 'efficientvit_b1_256', 'efficientvit_b1_288']
+
+
+@pytest.mark.parametrize(('models', 'file', 'expected'), [
+    (CSWIN, 'cswin_large_224.pth', 0), (CSWIN, '/224/CSWin_Large_384.pth', 1),
+    (CSWIN, 'cswin_large.pth', 0), (CSWIN, '/cswin_large_384/best.pth', None),
+    (XCIT, 'xcit_small_12_p16_224.pth', 0), (XCIT, 'xcit_small_12_p16_224_dist.pth', 1),
+    (XCIT, 'timm://xcit_small_12_p16_384.fb_dist_in1k', 2),
+    (XCIT, 'hf://timm/xcit_small_12_p16_224.fb_dist_in1k/model.safetensors', 1),
+    (SOFT, 'SOFT_Medium.pth', 0), (SOFT, 'SOFT_Medium_norm.pth', 1), (SOFT, 'medium.pth', None),
+    (EFFICIENT, 'efficientvit_b1_r224.pt', 0), (EFFICIENT, 'efficientvit_b1_r288.pt', 2),
+    (EFFICIENT, 'efficientvit_b1_r320.pt', 0),
+    (MOBILE, 'mobilevitv2-1.0.pt', None), (MOBILE, 'timm://mobilevitv2_100', 0),
+    (MOBILE, PUBLISHED['mobilevitv2_100_384'].weights, 1),
+])  # fmt: skip
+def test_the_name_of_a_file_tells_models_of_the_same_shapes_apart(models, file, expected):
+    told = models if expected is None else [models[expected]]
+    assert by_file_name(models, file) == told
+
+
+def small_file(path, model, **containers):
+    """The names and shapes of a model's file in state dicts, each of one value."""
+    manifest = json.loads(gzip.decompress(MANIFESTS[model].read_bytes()))
+    shapes = next(iter(manifest.values()))['shapes']
+    torch.save(
+        {
+            key: {name: torch.full(shape, float(value)) for name, shape in shapes.items()}
+            for key, value in containers.items()
+        },
+        path,
+    )
+    return path
+
+
+def test_the_tool_asks_for_the_model_or_takes_it_from_the_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    file = small_file(tmp_path / 'best.pth', 'soft_tiny', state_dict=1, state_dict_ema=2)
+    asked = run_script(TOOL, file)
+    assert asked.returncode == 2 and list(tmp_path.iterdir()) == [file]
+    assert re.search(r'fits soft_tiny, .* or soft_norm_tiny, .*choose by --model', asked.stderr)
+    for name, options in (
+        ('SOFT_Tiny_norm.pth', []),
+        ('other.pth', ['--model', 'soft_norm_tiny']),
+    ):
+        file = file.rename(tmp_path / name)
+        result = run_script(TOOL, file, *options, '--force')
+        assert result.returncode == 0, result.stderr
+        output = ' '.join(result.stdout.split())
+        assert "of 'state_dict_ema'. The file also has state_dict; --key chooses" in output
+        assert 'It fits soft_norm_tiny, dict(' in output
+        weights = read_state_dict('soft_norm_tiny.pth')
+        assert {float(value.mean()) for value in weights.values()} == {2.0}
+    asked = ('--model', 'soft_norm_tiny', '--key', 'state_dict', '--out', 'key.pth')
+    assert run_script(TOOL, file, *asked).returncode == 0
+    assert {float(v.mean()) for v in read_state_dict('key.pth').values()} == {1.0}
+    ours = run_script(TOOL, 'soft_norm_tiny.pth', '--out', 'again.pth')
+    assert ours.returncode == 2 and 'are those of mmlaplace already' in ours.stderr
+
+
+def test_averaged_weights_are_taken_where_the_authors_evaluate_them(tmp_path):
+    for model, expected in (('cswin_tiny', 2), ('mlla_tiny', 1)):
+        file = small_file(tmp_path / f'{model}.pth', model, model=1, model_ema=2)
+        weights = read_state_dict(file)
+        assert {float(value.mean()) for value in weights.values()} == {expected}
+        key = 'model' if expected == 2 else 'model_ema'
+        assert float(read_state_dict(file, key=key)['norm.bias'][0]) == 3 - expected
+        module, log = MODELS.build(PUBLISHED[model].backbone), tmp_path / f'{model}.log'
+        MMLogger.get_instance(log.name, log_file=str(log), log_level='INFO')
+        load_weights(module, file, key=key)
+        assert float(module.norm3.bias[0]) == 3 - expected
+        other = 'model_ema' if key == 'model' else 'model'
+        assert f"('{key}' of it, and not '{other}')" in log.read_text()
+
+
+def test_a_module_of_another_models_options_is_told_so_by_the_name_of_the_file(tmp_path):
+    file = small_file(tmp_path / 'SOFT_Tiny_norm.pth', 'soft_norm_tiny', state_dict=1)
+    backbone = MODELS.build(PUBLISHED['soft_tiny'].backbone)
+    message = 'by its name it is soft_norm_tiny, .* has normalized=True, and this SOFT has False'
+    with pytest.raises(ValueError, match=message):
+        load_weights(torch.nn.ModuleDict(dict(backbone=backbone)), file, min_matched=0.5)
+    load_weights(MODELS.build(PUBLISHED['soft_norm_tiny'].backbone), file)
+    load_weights(backbone, file.rename(tmp_path / 'mine.pth'))
+    # The size of the images may be another.
+    file = small_file(tmp_path / 'xcit_nano_12_p16_384_dist.pth', 'xcit_nano_12_p16', model=1)
+    load_weights(MODELS.build(PUBLISHED['xcit_nano_12_p16'].backbone), file)
+
+
+class Pooled(Classifier):
+    """A classifier by the mean of the last map."""
+
+    def forward(self, images):
+        return self.head['fc'](self.backbone(images)[0].mean((2, 3)))
+
+
+def classifier_of(name, side):
+    """The classifier that a model's weights are for."""
+    options = dict(PUBLISHED[name].backbone, out_indices=-1, img_size=side)
+    backbone = MODELS.build(options)
+    if backbone.cls_tokens[-1] or options.get('out_type'):
+        return Classifier(MODELS.build(dict(options, out_type='cls_token')))
+    neck = PUBLISHED[name].neck
+    return Classifier(backbone, neck) if neck else Pooled(backbone)
+
+
+def timms_logits_or_a_sentence(timm, name, file):
+    """The models that weights of timm fit, of which one gives timm's logits, or why none does."""
+    with torch.device('meta'):
+        state = timm.create_model(name, num_classes=7).state_dict()
+    table = recognise(state)
+    if table is None:
+        return 'those of no model'
+    try:
+        fit = fitting(table.convert(state).weights)
+    except ValueError as error:
+        return str(error)
+    if not fit:
+        return 'the size of no model'
+    theirs = draw(timm.create_model(name, num_classes=7))
+    (model,) = by_file_name(fit, f'timm://{name}.{theirs.pretrained_cfg["tag"]}')
+    channels, *size = theirs.pretrained_cfg['input_size']
+    ours = classifier_of(model, tuple(size)).eval()
+    torch.save(theirs.state_dict(), file)
+    load_weights(ours, file, min_matched=1)
+    images = torch.randn(1, channels, *size)
+    with torch.inference_mode():
+        assert_close(ours(images), theirs(images), 1e-4)  # ours of EfficientViT has another eps
+    return model
+
+
+@pytest.mark.parametrize(('name', 'expected'), [
+    ('pvt_v2_b0', 'pvt_v2_b0'), ('mobilevitv2_050', 'mobilevitv2_050'),
+    ('efficientvit_b0', 'efficientvit_b0'), ('xcit_nano_12_p16_384', 'xcit_nano_12_p16_384_dist'),
+    ('swin_s3_tiny_224', 'the size of no model'),  # windows of 14 in the third stage
+    ('deit_tiny_distilled_patch16_224', "no place in our model: ['dist_token', "),
+    ('deit3_small_patch16_224', "no place in our model: ['blocks.0.ls1.gamma', "),
+    ('vit_small_patch32_224', 'the size of no model'), ('resnet18', 'those of no model'),
+])  # fmt: skip
+def test_weights_of_timm_give_its_logits_or_are_refused(name, expected, tmp_path):
+    timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
+    assert expected in timms_logits_or_a_sentence(timm, name, tmp_path / 'theirs.pth')
+
+
+def test_windows_of_timms_swin_s3_are_named(tmp_path):
+    timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
+    file = tmp_path / 'swin_s3_tiny_224.pth'
+    torch.save(timm.create_model('swin_s3_tiny_224').state_dict(), file)
+    with pytest.raises(ValueError, match=r'windows of 7, 7, 14, 7 tokens a side, .* of 7; build'):
+        load_weights(MODELS.build(dict(type='Swin', arch='tiny')), file)
+    result = run_script(TOOL, file, '--model', 'swin_tiny', '--out', tmp_path / 'ours.pth')
+    assert result.returncode == 2
+    assert re.search(r'does not fit swin_tiny.*windows of 7, 7, 14, 7', result.stderr)
+
+
+@pytest.mark.thorough
+@pytest.mark.slow
+@pytest.mark.parametrize('start', [
+    'beit', 'cait', 'deit', 'efficient', 'eva', 'flexi', 'mobilevit', 'pit', 'pvt', 'swift', 'swin',
+    'tnt', 'twins', 'vit', 'xcit',
+])  # fmt: skip
+def test_all_models_of_timm_give_its_logits_or_are_refused(start, tmp_path):
+    timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
+    names = timm.list_models(f'{start}*')
+    assert names
+    for name in names:
+        with torch.device('meta'):
+            parameters = sum(p.numel() for p in timm.create_model(name).parameters())
+        if parameters < 1e8:  # of a kind, the larger ones have the same names
+            assert timms_logits_or_a_sentence(timm, name, tmp_path / 'theirs.pth')
