@@ -28,8 +28,8 @@ def optimize(
     Args:
         model: A model on the CPU, such as a backbone, or a detector of mmdet. It is put into eval
             mode.
-        dtype: Of the linear layers, ``torch.float32`` or ``torch.bfloat16``. Default: None, torch.float32. For bf16,
-            call the model under ``torch.autocast('cpu', torch.bfloat16)``.
+        dtype: Of the linear layers, ``torch.float32`` or ``torch.bfloat16``. For bf16, call the
+            model under ``torch.autocast('cpu', torch.bfloat16)``. Default: None, torch.float32.
         inplace: Whether the model itself changes. Otherwise it is copied first. Default: False.
 
     Returns:
