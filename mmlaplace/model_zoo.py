@@ -105,14 +105,13 @@ def _backbones(root: Path) -> List[ModelInfo]:
         name = model.name.partition('_')[0]
         if model.task == 'classification' and name not in found:
             found[name] = ModelInfo(name, 'backbone', model.family, model.config, {})
-    for name, family in FAMILIES.items():
+    for folder, family in FAMILIES.items():
         for cls, start in family.backbones.items():
             for arch in cls.arch_zoo:
-                model = f'{start}-{arch}'
+                name, options = f'{start}-{arch}', dict(type=cls.__name__, arch=arch)
                 # XCiT's classifiers name the patch too: xcit-t12-p16.
-                if not any(f'{known}-'.startswith(f'{model}-') for known in found):
-                    options = dict(type=cls.__name__, arch=arch)
-                    found[model] = ModelInfo(model, 'backbone', name, None, {}, options)
+                if not any(f'{known}-'.startswith(f'{name}-') for known in found):
+                    found[name] = ModelInfo(name, 'backbone', folder, None, {}, options)
     return list(found.values())
 
 
