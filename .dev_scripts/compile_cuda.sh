@@ -33,7 +33,7 @@ native = sorted(name for name in torch._C._dispatch_get_all_op_names() if name.s
 for_cpus = {
     f'mmlaplace::{name}'
     for name in (
-        '_bias_gelu', '_bias_gelu_backward', '_signed_powers', '_signed_powers_backward',
+        '_signed_powers', '_signed_powers_backward',
         '_pola_streams',
     )
 }

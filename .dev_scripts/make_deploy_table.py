@@ -18,6 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import List, NamedTuple
 
 import torch
+from marked_tables import with_tables
 from mmengine.config import Config
 
 from mmlaplace.commands.command_line import ToolParser
@@ -25,7 +26,6 @@ from mmlaplace.model_zoo import build_model
 
 ROOT = Path(__file__).resolve().parent.parent
 LOGS, PAGE = ROOT / 'docs/logs/deploy', ROOT / 'docs/deploy.md'
-BEGIN, END = '<!-- made by .dev_scripts/make_deploy_table.py -->\n', '<!-- end of the table -->\n'
 # Scaled up, as random ones find all classes alike. A detector's would give scores that round to 1.
 HEADS = ('conv_seg', 'head.fc')
 
@@ -145,9 +145,8 @@ def write_table() -> None:
     heads = ['model', 'task', 'format', 'sizes', 'as PyTorch', 'largest difference',
              'PyTorch, ms', 'runtime, ms', 'ratio']  # fmt: skip
     lines = [heads, ['---'] * len(heads), *map(cells, ROWS)]
-    table = ''.join(f'| {" | ".join(line)} |\n' for line in lines)
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    PAGE.write_text(f'{before}{BEGIN}\n{table}\n{END}{rest.partition(END)[2]}')
+    table = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+    PAGE.write_text(with_tables(PAGE.read_text(), 'table', lambda name: table))
 
 
 def main() -> None:

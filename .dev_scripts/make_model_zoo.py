@@ -15,8 +15,11 @@ import os
 import re
 import sys
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Dict, Iterable, List
+
+from marked_tables import with_tables
 
 from mmlaplace.checkpoints import PUBLISHED
 from mmlaplace.commands.command_line import ToolParser
@@ -72,7 +75,6 @@ What was measured here, on small data: [the scale of the whitened attention](sca
 [what SOFT++ says of norms and PolaFormer of entropy](soft_and_polaformer.md), and
 [small detectors and segmentors](dense_prediction.md).
 """
-MARKED = re.compile(r'(<!-- models: (\S+) -->\n).*?(<!-- end of models -->)', re.DOTALL)
 HEADING_OR_MARK = re.compile(r'^#+ (.+)|<!-- models: (\S+) -->', re.MULTILINE)
 
 
@@ -134,7 +136,7 @@ def scores(model: ModelInfo, folder: Path) -> Dict[str, str]:
     return row
 
 
-def table(models: List[ModelInfo], pattern: str, folder: Path) -> str:
+def table(models: List[ModelInfo], folder: Path, pattern: str) -> str:
     """The models whose path in configs/ matches, for a file in this folder."""
     rows = [
         table_row(model, folder)
@@ -147,16 +149,6 @@ def table(models: List[ModelInfo], pattern: str, folder: Path) -> str:
     lines = [header, ['---'] * len(header)]
     lines += [[row.get(title, '–') for title in header] for row in rows]
     return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
-
-
-def with_tables(models: List[ModelInfo], readme: Path) -> str:
-    """The text of a README, its tables made anew."""
-
-    def made_anew(found: re.Match) -> str:
-        start, pattern, end = found.groups()
-        return f'{start}\n{table(models, pattern, readme.parent)}\n\n{end}'
-
-    return MARKED.sub(made_anew, readme.read_text())
 
 
 def markdown(header: List[str], rows: List[List[str]]) -> str:
@@ -231,7 +223,7 @@ def page(models: List[ModelInfo]) -> str:
             parts.append(f'### [{above}]({os.path.relpath(readme, PAGE.parent)})\n')
             for heading, pattern in further:
                 if pattern:
-                    parts.append(f'{above}:\n\n{table(models, pattern, PAGE.parent)}\n')
+                    parts.append(f'{above}:\n\n{table(models, PAGE.parent, pattern)}\n')
                 above = heading
     return '\n'.join(parts)
 
@@ -242,7 +234,10 @@ def main() -> None:
     args = parser.parse_args()
     readmes = [ROOT / 'README.md', *sorted(ROOT.glob('configs/*/*/README.md'))]
     models = read_models()
-    wanted = {path: with_tables(models, path) for path in readmes}
+    wanted = {
+        path: with_tables(path.read_text(), 'models', partial(table, models, path.parent))
+        for path in readmes
+    }
     wanted[PAGE] = page(models)
     stale = [
         path for path, text in wanted.items() if not path.is_file() or path.read_text() != text

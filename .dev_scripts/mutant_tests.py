@@ -67,19 +67,19 @@ TESTS = {
         'engine/test_checkpoint_fit.py',
         'engine/test_checkpoint_resizing.py',
     ),
-    'mmlaplace/lra': ('test_docstrings.py', 'lra'),
+    'mmlaplace/lab/lra': ('test_docstrings.py', 'lab/lra'),
     'mmlaplace/timm': ('test_docstrings.py', 'models/test_timm.py'),
     'mmlaplace/analysis': ('test_docstrings.py', 'analysis', 'tools'),
     'mmlaplace/checkpoints': ('test_docstrings.py', 'engine', 'models/test_options.py'),
     'mmlaplace/commands': ('test_docstrings.py', 'test_model_list.py', 'test_commands.py', 'tools'),
-    'mmlaplace/comparison': ('test_docstrings.py', 'tools'),
+    'mmlaplace/lab/comparison': ('test_docstrings.py', 'lab/comparison'),
     'mmlaplace/deployment': ('test_docstrings.py', 'deployment', 'tools', 'ops'),
     'mmlaplace/linearizing': ('test_docstrings.py', 'models/test_linearizing.py'),
-    'mmlaplace/mini_datasets': ('test_docstrings.py', 'tools'),
-    'mmlaplace/probes': ('test_docstrings.py', 'probes'),
-    'mmlaplace/reproduction': ('test_docstrings.py', 'tools'),
+    'mmlaplace/lab/mini_datasets': ('test_docstrings.py', 'lab/mini_datasets'),
+    'mmlaplace/lab/probes': ('test_docstrings.py', 'lab/probes'),
+    'mmlaplace/lab/reproduction': ('test_docstrings.py', 'lab/reproduction'),
     'mmlaplace/writing.py': ('test_docstrings.py', 'test_writing.py', 'engine', 'tools'),
-    'tools': ('tools', 'lra', 'analysis'),
+    'tools': ('tools', 'lab', 'analysis'),
 }
 TESTS['mmlaplace/models/pyramid'] = TESTS['mmlaplace/models/backbones']
 # What takes long and sees nothing that others of these do not: compilation and large images.
@@ -104,7 +104,7 @@ def rounds_of(mutant: Mutant) -> List[Tuple[List[str], str]]:
     if not mutant.means:
         # The first three alone before the others, which take seconds to collect.
         return [(tests[:3], MARKERS), (tests[3:], MARKERS)]
-    quick = ('mmlaplace/models', 'mmlaplace/ops', 'mmlaplace/lra')
+    quick = ('mmlaplace/models', 'mmlaplace/ops', 'mmlaplace/lab/lra')
     near = nearest_tests(mutant.file)
     if mutant.file.startswith('mmlaplace/models'):
         tests = [*tests, 'tests/models', 'tests/engine']

@@ -45,6 +45,7 @@ from mmlaplace.commands.command_line import (
     positive,
     write_json,
 )
+from mmlaplace.cpu import optimize
 from mmlaplace.engine import read_dataset_meta
 from mmlaplace.toolboxes import PACKAGES, require_toolbox
 from mmlaplace.writing import whole_file, write_whole
@@ -79,6 +80,10 @@ def parse_args():
     parser.add_trained_model('classifier, detector or segmentor')
     parser.add_argument('--out-dir', type=Path, default=Path('outputs'), help='default: outputs')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
+    parser.add_argument(
+        '--optimize', action='store_true',
+        help='pack the weights for a CPU (mmlaplace.cpu.optimize)',
+    )  # fmt: skip
     parser.add_argument('--batch-size', type=positive, default=1, help='images at once; default: 1')
     parser.add_argument('--show', action='store_true', help='also in a window')
     parser.add_argument(
@@ -108,6 +113,8 @@ def check_args(parser: ToolParser, args) -> None:
     for path, kind in ((args.config, 'config'), (args.inputs, 'image or folder')):
         if not (remote and path == args.inputs) and not os.path.exists(path):
             parser.error(f'there is no {kind} {path}; check the path')
+    if args.optimize and args.device != 'cpu':
+        parser.error(f'--optimize is for a CPU, and --device is {args.device}; add --device cpu')
     for name, (low, high) in LIMITS.items():
         value = getattr(args, name)
         if value is not None and not low <= value <= high:
@@ -363,6 +370,8 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         photos = photos_of(args, Path(folder))
         inferencer = build_inferencer(args)
+        if args.optimize:
+            optimize(inferencer.model, inplace=True)
         with Progress(transient=True) as progress:
             task = progress.add_task('Inference', total=len(photos))
             for start in range(0, len(photos), args.batch_size):

@@ -5,7 +5,6 @@ find them there: put ``custom_imports = dict(imports=['mmlaplace'])`` in a confi
 ``type='LaplacianFormer'`` works.
 """
 
-from . import _moved  # noqa: F401
 from .dependencies import require_mmengine, warn_untested_versions
 from .version import __version__
 
@@ -13,7 +12,8 @@ require_mmengine()
 warn_untested_versions()
 
 # After the check that names a missing mmengine.
-from . import checkpoints, engine, lra, mmpretrain_hub, models, ops  # noqa: E402
+from . import checkpoints, engine, mmpretrain_hub, models, ops  # noqa: E402
+from .lab import lra  # noqa: E402, F401
 from .model_zoo import create_backbone, get_model, list_models  # noqa: E402
 from .toolboxes import find_configs_of_forks  # noqa: E402
 
@@ -27,7 +27,6 @@ __all__ = [
     'engine',
     'get_model',
     'list_models',
-    'lra',
     'models',
     'ops',
 ]

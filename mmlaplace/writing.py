@@ -1,5 +1,6 @@
 """Write files whole or not at all, and print with any encoding."""
 
+import errno
 import io
 import os
 import shutil
@@ -39,12 +40,12 @@ def whole_file(path: Union[str, os.PathLike]) -> Iterator[Path]:
         >>> os.listdir(folder)
         ['a.json']
     """
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_file():
-        yield target
-        return
     beside = ''
     try:
+        target = Path(os.path.realpath(path))
+        if target.exists() and not target.is_file():
+            yield target
+            return
         target.parent.mkdir(parents=True, exist_ok=True)
         with TemporaryDirectory(PARTIAL, _start(target.name), target.parent) as beside:
             temporary = Path(beside, target.name)
@@ -58,10 +59,11 @@ def whole_file(path: Union[str, os.PathLike]) -> Iterator[Path]:
         of_another_file = error.filename and not str(error.filename).startswith(beside)
         if error.errno is None or of_another_file:
             raise
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
         raise OSError(
             error.errno,
             f'{path} cannot be written: {os.strerror(error.errno)}. A file that was there is as '
-            'before; free space on that disk, or name another place',
+            f'before; {"free space on that disk, or " * full}name another place',
         ) from error
 
 

@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from conftest import ROOT, needs_torch, quiet_init, run_script, toolbox_config, toolbox_model
@@ -49,9 +48,9 @@ NOT_HERE = {
     r'.*(mutation_test|benchmark_ops)\.py': 'takes minutes to hours',
     r'bash tools/gpu_check': 'needs a GPU',
     r'.*reproduce\.py(?!.*(--list|--dry-run))': 'takes hours',
-    r'.*(configs/lra/|make_lra_datasets)': 'takes minutes, and tests/lra does it with less data',
+    r'.*(configs/lra/|make_lra_datasets)': 'takes minutes; tests/lab/lra does it with less data',
     r'.*(compare_inverse|probe_attentions|paper_figures\.py (?!softpp-1a))':
-        'takes minutes, and tests/tools does it smaller',
+        'takes minutes, and tests/lab does it smaller',
     r'.*(--format aoti|prepare_image\.py|dry_run\.py)': 'takes minutes, and tests/tools does it',
     r'.*(textures|crowds|fashion|make_mini_datasets\.py$)':
         'takes minutes, and tests/tools makes these',
@@ -60,7 +59,6 @@ NOT_HERE = {
     r'python -m mmlaplace config ': 'tests/test_model_list.py runs it',
     r'python -m mmlaplace.check$': 'tests/test_check.py runs it',
 }  # fmt: skip
-THEIRS = {'soft_to_mmlaplace': 'soft_model_small', 'polaformer_to_mmlaplace': 'pola_pvt_small'}
 
 
 def why_not(variables: str, line: str) -> str:
@@ -142,12 +140,6 @@ def words_of(project: Path, variables: str, line: str) -> list:
 def with_own_files(project: Path, words: list) -> list:
     """The commands that a user types in place of one with capitals."""
     script = Path(words[1]).stem
-    if script in THEIRS:
-        with np.load(ROOT / f'tests/data/golden/{THEIRS[script]}.npz') as golden:
-            weights = {k: torch.from_numpy(golden[k]) for k in golden.files if k[:6] == 'param:'}
-        model = {key[6:]: value for key, value in weights.items()}
-        torch.save(dict(model=model), project / 'theirs.pth')
-        return [[*words[:2], 'theirs.pth', '--force', *words[3:]]]
     named = next((word for word in words if word.startswith('configs/')), None)
     if named is not None and 'CHECKPOINT' in words:
         return [[random_weights(project, named) if w == 'CHECKPOINT' else w for w in words]]

@@ -17,7 +17,7 @@ from mmlaplace import check, mmpretrain_hub
 from mmlaplace.__main__ import main
 from mmlaplace.commands.command_line import read_config
 from mmlaplace.commands.model_list import path_from_here
-from mmlaplace.comparison.backbone_contenders import catalogue
+from mmlaplace.lab.comparison.backbone_contenders import catalogue
 from mmlaplace.model_zoo import files_root, get_config, read_models
 from mmlaplace.models import FAMILIES, LaplacianFormer, PyramidBackbone
 
@@ -237,5 +237,6 @@ def test_files_are_found_or_named(monkeypatch, tmp_path):
 
 def test_all_files_are_in_step(monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['make_model_zoo.py', '--check'])
+    monkeypatch.syspath_prepend(ROOT / '.dev_scripts')
     load_tool('.dev_scripts/make_model_zoo.py').main()
     assert 'in step' in capsys.readouterr().out

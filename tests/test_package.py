@@ -1,6 +1,5 @@
-"""Installation: what a wheel holds, what an import needs, old paths that still work."""
+"""Installation: what a wheel holds, what an import needs."""
 
-import importlib
 import os
 import re
 import subprocess
@@ -13,7 +12,6 @@ import torch
 from conftest import ROOT
 
 from mmlaplace import check
-from mmlaplace._moved import MOVED
 from mmlaplace.ops import _native
 
 
@@ -156,19 +154,3 @@ def test_one_wheel_serves_every_torch_that_there_is_an_environment_of(tmp_path):
     assert re.fullmatch(r'mmlaplace-[\d.]+-py3-none-manylinux_2_28_\w+\.whl', path.name)
     assert path.stat().st_size < 5e6
     subprocess.run(['bash', folder / 'check_torches.sh', path, *versions], check=True)
-
-
-@pytest.mark.parametrize('old', MOVED)
-def test_an_old_path_gives_the_module_of_today_and_names_it(old):
-    sys.modules.pop(old, None)
-    with pytest.warns(DeprecationWarning, match=f'{MOVED[old]} now') as caught:
-        module = importlib.import_module(old)
-    assert caught
-    new = importlib.import_module(MOVED[old])
-    for name, value in vars(new).items():
-        assert name.startswith('__') or getattr(module, name) is value
-
-
-def test_another_name_in_the_old_package_is_not_found():
-    with pytest.raises(ModuleNotFoundError, match='mmlaplace.utils.nothing'):
-        importlib.import_module('mmlaplace.utils.nothing')

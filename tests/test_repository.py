@@ -8,7 +8,7 @@ import sys
 
 import pytest
 import yaml
-from conftest import ROOT
+from conftest import ROOT, load_tool
 
 from mmlaplace.version import __version__
 
@@ -78,3 +78,10 @@ def test_mypy_finds_no_error(tmp_path):
     command = [sys.executable, '-m', 'mypy', '--cache-dir', str(tmp_path)]
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stdout[-5000:] + result.stderr
+
+
+@pytest.mark.thorough
+def test_the_mutants_written_by_hand_change_code_that_is_there():
+    found = load_tool('.dev_scripts/mutants.py').written_by_hand()
+    stale = [means for means, mutant in found.items() if mutant is None]
+    assert not stale, 'bring them up to date in .dev_scripts/meaning_mutants.yml'

@@ -7,7 +7,7 @@ import pytest
 from conftest import ROOT
 
 PAGE = (ROOT / 'CONTRIBUTING.md').read_text()
-ROOMS = re.findall(r'^\| `mmlaplace/([\w.]+)/?` \|', PAGE, re.MULTILINE)  # the topmost first
+ROOMS = re.findall(r'^\| `mmlaplace/([\w./]+)` \|', PAGE, re.MULTILINE)  # the topmost first
 PACKAGE = ROOT / 'mmlaplace'
 
 
@@ -19,17 +19,24 @@ def imported(file) -> set:
         if isinstance(node, ast.ImportFrom) and node.level:
             base = place[: len(place) - node.level + 1]
             names = node.module.split('.') if node.module else []
-            path = [*base, *names]
-            found |= {path[0]} if path else {alias.name for alias in node.names}
+            found |= rooms([*base, *names], node)
         elif isinstance(node, ast.ImportFrom) and (node.module or '').startswith('mmlaplace.'):
-            found.add(node.module.split('.')[1])
+            found |= rooms(node.module.split('.')[1:], node)
     return {name if (PACKAGE / name).is_dir() else f'{name}.py' for name in found}
 
 
+def rooms(path: list, node: ast.ImportFrom) -> set:
+    """The rooms of what ``from path import names`` imports; those of the studies are in ``lab``."""
+    paths = [[*path, alias.name] for alias in node.names]
+    return {'/'.join(path[:2]) if path[0] == 'lab' else path[0] for path in paths}
+
+
 def test_every_room_is_in_the_table():
-    folders = {path.parent.name for path in PACKAGE.glob('*/__init__.py')}
-    files = {path.name for path in PACKAGE.glob('*.py')} - {'__init__.py', '_moved.py'}
-    assert set(ROOMS) == folders | files
+    found = [*PACKAGE.glob('*/__init__.py'), *PACKAGE.glob('lab/*/__init__.py')]
+    folders = {str(path.parent.relative_to(PACKAGE)) for path in found} - {'lab'}
+    files = {str(path.relative_to(PACKAGE)) for path in PACKAGE.glob('lab/*.py')}
+    files |= {path.name for path in PACKAGE.glob('*.py')} - {'__init__.py'}
+    assert set(ROOMS) == folders | files - {'lab/__init__.py'}
 
 
 @pytest.mark.parametrize('room', ROOMS)

@@ -33,9 +33,9 @@ from rich import table as rich_table
 from rich.console import Console
 
 from mmlaplace.commands.command_line import ToolParser, positive
-from mmlaplace.reproduction.jobs import Training, plan_measurements, plan_run
-from mmlaplace.reproduction.launching import LAUNCHERS, Job, Settings, this_machine, versions
-from mmlaplace.reproduction.paper_tables import (
+from mmlaplace.lab.reproduction.jobs import Training, plan_measurements, plan_run
+from mmlaplace.lab.reproduction.launching import LAUNCHERS, Job, Settings, this_machine, versions
+from mmlaplace.lab.reproduction.paper_tables import (
     KINDS,
     SCALES,
     Row,
@@ -47,15 +47,15 @@ from mmlaplace.reproduction.paper_tables import (
     read_table,
     read_tables,
 )
-from mmlaplace.reproduction.report import (
-    Outcome,
+from mmlaplace.lab.reproduction.report import (
     markdown,
     new_report,
     plot,
     row_report,
     run_report,
 )
-from mmlaplace.reproduction.running import run_all
+from mmlaplace.lab.reproduction.running import run_all
+from mmlaplace.lab.runner import Outcome
 from mmlaplace.writing import write_whole
 
 

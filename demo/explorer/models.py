@@ -15,8 +15,8 @@ from mmengine.registry import MODELS
 
 from mmlaplace.analysis.recording import IMAGENET
 from mmlaplace.commands.command_line import preprocessor_of, without_hint
-from mmlaplace.comparison.attention_study import BASE, HOSTS, STUDIES, backbone_cfg, contenders
 from mmlaplace.engine import UnsafeCheckpointError, load_weights, read_state_dict
+from mmlaplace.lab.comparison.attention_study import BASE, HOSTS, STUDIES, backbone_cfg, contenders
 
 ATTENTIONS = contenders()
 QUICK_START = 'quick start'

@@ -73,12 +73,12 @@ def _start_scale_macs(mat: Sequence[int], halve: bool) -> int:
 
 
 def _nystrom_macs(
-    query: Sequence[int], key: Sequence[int], landmarks: Sequence[int], whitening: float
+    query: Sequence[int], key: Sequence[int], landmarks: Sequence[int], eps: Optional[float]
 ) -> int:
     batch_heads, (marks, dims) = _product(query[:2]), landmarks[-2:]
     tokens = query[-2] + key[-2]
     macs = tokens * marks * dims + marks * marks * dims  # the two kernels
-    if whitening >= 0:  # half of each symmetric product, and P^T Cov P
+    if eps is not None:  # whitening: half of each symmetric product, and P^T Cov P
         macs += tokens * marks * dims + tokens * marks * (marks + 1) // 2 + 2 * marks**3
     else:  # SOFT: the keys are the queries, and papers count one kernel
         macs += query[-2] * marks * dims
@@ -107,9 +107,9 @@ for _name in ('laplacian_kernel', 'gaussian_kernel'):
 if 'nystrom_attention' in _native.AVAILABLE:
 
     def _nystrom_flops(
-        q, k, v, landmarks, inverse, scale, rotary, kernel, bandwidth, whitening, *_, **__
+        q, k, v, landmarks, inverse, scale, rotary, kernel, bandwidth, whitening_eps, *_, **__
     ):
-        return 2 * _nystrom_macs(q, k, landmarks, whitening)
+        return 2 * _nystrom_macs(q, k, landmarks, whitening_eps)
 
     FLOP_FORMULAS[torch.ops.mmlaplace.nystrom_attention] = _nystrom_flops
 if '_pola_streams' in _native.AVAILABLE:

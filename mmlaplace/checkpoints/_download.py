@@ -2,6 +2,7 @@
 
 import re
 import sys
+from errno import EACCES, EPERM, EROFS
 from hashlib import sha256
 from os import PathLike
 from os.path import expanduser
@@ -56,8 +57,10 @@ def download_once(address: str) -> Path:
         with FileLock(f'{path}.lock'):
             if not _is_whole(path, digits):
                 _download(address, path, digits)
-    except PermissionError as error:
-        raise PermissionError(
+    except OSError as error:
+        if error.errno not in (EACCES, EPERM, EROFS):
+            raise
+        raise OSError(
             error.errno,
             f'{path.parent} may not be written, and has no whole copy; set TORCH_HOME to a folder '
             'of yours',

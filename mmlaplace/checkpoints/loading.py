@@ -17,7 +17,7 @@ from ._download import check_scheme, download_once
 from ._hubs import HUB, TIMM, file_from_hub, weights_of_timm
 from ._plain_load import UnsafeCheckpointError, load_plain
 from .fit import LoadReport, check_names, check_stored, check_values, other_arch
-from .names import find_prefix, first_names, plain_names, rename_old_tensors
+from .names import find_prefix, first_names, plain_names
 from .published import fitting_sentence, in_our_names, other_options, recognise
 from .resizing import fit_channels, resize_weights
 
@@ -283,7 +283,6 @@ def load_weights(
     as_read, theirs = theirs, in_our_names(theirs, own, checkpoint)
     if theirs is not as_read and (reason := other_options(module, theirs, checkpoint)):
         raise ValueError(f'{checkpoint} does not fit: {reason}')
-    rename_old_tensors(theirs, own)
     prefix, alike = find_prefix(theirs, own, prefix, f'this {kind}', checkpoint)
     theirs = {k[len(prefix) :]: v for k, v in theirs.items() if k.startswith(prefix)}
     given = theirs  # before it is resized

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 from mmengine.model import ModuleDict, PretrainedInit, update_init_info
 
 from .loading import load_weights
-from .names import rename_old_tensors
 from .resizing import resize_weights
 
 PRETRAINED_KEYS = (
@@ -25,8 +24,7 @@ class StrictLoading(_Mixed):
 
     ``init_cfg=dict(type='Pretrained', checkpoint='CLASSIFIER.pth')`` loads by
     :func:`mmlaplace.engine.load_weights`, which refuses a checkpoint that does not fit. However
-    weights are loaded, tensors whose shape depends on the image size are resized, and old names are
-    changed to the current ones.
+    weights are loaded, tensors whose shape depends on the image size are resized.
     """
 
     init_cfg: Any  # mmengine gives these two no type
@@ -88,6 +86,5 @@ class StrictLoading(_Mixed):
         Raises:
             ValueError: For tables of other windows.
         """
-        rename_old_tensors(state_dict, {prefix + name for name in self.state_dict()})
         resize_weights(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

@@ -4,7 +4,7 @@ import re
 from argparse import Namespace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Collection, Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 from torch import Tensor
 
@@ -85,19 +85,13 @@ def convert(
     return converted, [model] if model is not None else fit
 
 
-def run(
-    parser: ToolParser,
-    args: Namespace,
-    out: Optional[Path] = None,
-    only: Optional[Collection[Names]] = None,
-) -> None:
+def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None:
     """Read the authors' checkpoint, convert it, print the names of all tensors, and write it.
 
     Args:
         parser: The parser of :func:`parser_for`, for errors.
         args: The arguments that it parsed.
         out: The file to write. Default: ``MODEL.pth`` in the current folder.
-        only: The tables of names that the tool takes. Default: all.
     """
     from rich.console import Console
     from rich.table import Table
@@ -110,11 +104,6 @@ def run(
         read = read_weights(args.source, key=args.key)
         theirs = read.tensors
         theirs = {k.removeprefix('module.'): theirs[raw] for k, raw in plain_names(theirs).items()}
-        if only is not None and recognise(theirs) not in only:
-            raise ValueError(
-                f'its names are {list(theirs)[:3]} …, which this tool does not know; run '
-                'convert.py, which knows all models'
-            )
         converted, models = convert(theirs, model, tuple(args.image_size))
         models = by_file_name(models, args.source)
         if len(models) > 1:

@@ -224,7 +224,7 @@ class PoolByProducts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows, columns = (
-            pooling_matrix(side, cells, 0, x) for side, cells in zip(x.shape[2:], self.cells)
+            pooling_matrix(side, cells, None, x) for side, cells in zip(x.shape[2:], self.cells)
         )
         return rows @ x @ columns.transpose(0, 1)
 

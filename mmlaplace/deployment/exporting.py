@@ -243,6 +243,23 @@ def write_aoti(program: torch.export.ExportedProgram, path: Path, about: dict) -
 WRITERS = {'onnx': write_onnx, 'pt2': write_pt2, 'aoti': write_aoti}
 
 
+def check_providers(providers: Sequence[str]) -> None:
+    """Raise a ValueError for an execution provider that this ONNX Runtime does not have.
+
+    ONNX Runtime itself would take the CPU in its place.
+    """
+    require_packages('onnxruntime')
+    import onnxruntime
+
+    available = onnxruntime.get_available_providers()
+    missing = [name for name in providers if name not in available]
+    if missing:
+        raise ValueError(
+            f'ONNX Runtime has no provider {", ".join(missing)} here, but {", ".join(available)}; '
+            'take one of them, or install a build of ONNX Runtime with that provider'
+        )
+
+
 def open_onnx(
     path: Path, providers: Sequence[str] = ('CPUExecutionProvider',), threads: Optional[int] = None
 ) -> Tuple[Callable, dict]:
@@ -256,9 +273,10 @@ def open_onnx(
 
     Raises:
         FileNotFoundError: If the file calls mmlaplace's operators and their library is missing.
-        ValueError: If the file is damaged, or was not made by ``export.py``.
+        ValueError: If the file is damaged, or was not made by ``export.py``, or if a provider is
+            missing or cannot start.
     """
-    require_packages('onnxruntime')
+    check_providers(providers)
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -275,6 +293,8 @@ def open_onnx(
         if not missing:
             raise ValueError(f'{path} cannot be read as ONNX ({error}); export it again') from error
         raise FileNotFoundError(f'{path}: {missing}') from error
+    if fallen := [name for name in providers if name not in session.get_providers()]:
+        raise ValueError(f'the provider {", ".join(fallen)} cannot start here; take another one')
     if KEY not in session.get_modelmeta().custom_metadata_map:
         raise ValueError(
             f'{path} was not made by export.py, as it does not say for what task it is'

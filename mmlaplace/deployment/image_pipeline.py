@@ -1,6 +1,6 @@
 """The pixels that an exported file takes, and its predictions in the coordinates of the image.
 
-Both are as the toolboxes make them from the config that was exported. The file's metadata say how:
+Both are as in the toolbox, by the config that was exported. The file's metadata say how:
 
   pipeline   the steps of the config's test pipeline that change the image, by their names and
              options in mmcv, mmpretrain, mmdet and mmseg
@@ -12,6 +12,7 @@ nor mmlaplace: a copy beside run_onnx.py is enough on another machine.
 """
 
 import json
+import os
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Tuple
 
@@ -27,19 +28,12 @@ PILLOW = ('nearest', 'bilinear', 'bicubic', 'box', 'lanczos', 'hamming')
 
 
 class Prepared(NamedTuple):
-    """An image as a file takes it.
+    """An image as a file takes it."""
 
-    Attributes:
-        pixels: ``(1, C, H, W)`` in fp32, RGB or grey, from 0 to 255.
-        size: Height and width without the padding right and below.
-        scale: Width and height of the resized image over those of the image.
-        original: Height and width of the image.
-    """
-
-    pixels: np.ndarray
-    size: Size
-    scale: Tuple[float, float]
-    original: Size
+    pixels: np.ndarray  # (1, C, H, W) in fp32, RGB or grey, from 0 to 255
+    size: Size  # without the padding right and below
+    scale: Tuple[float, float]  # of the resizing: of the width and of the height
+    original: Size  # of the image
 
 
 def read_image(path: Path, color: str = 'color') -> np.ndarray:
@@ -58,6 +52,16 @@ def read_image(path: Path, color: str = 'color') -> np.ndarray:
     if image is None:
         raise OSError('OpenCV does not know the format, or the file is cut off')
     return image
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file, which gets its name when it is whole."""
+    partial = path.with_name(f'{os.getpid()}.partial')
+    try:
+        partial.write_bytes(content)
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def resized(image: np.ndarray, size: Size, interpolation: str, backend: str) -> np.ndarray:
@@ -166,6 +170,7 @@ def pad_image(
 
 
 STEPS: Dict[str, Callable] = {
+    'ToFloat32': lambda image: image.astype(np.float32),
     'Resize': resize,
     'ResizeBy': resize_by,
     'ResizeEdge': resize_edge,
@@ -181,11 +186,8 @@ def carried_out(image: np.ndarray, pipeline: List[dict]) -> Tuple[np.ndarray, Tu
     """An image after the steps, and the factors by which the last one resized width and height."""
     scale = 1.0, 1.0
     for step in pipeline:
-        before = image.shape[:2]
-        options = {name: value for name, value in step.items() if name != 'type'}
-        if options.pop('to_float32', False):
-            image = image.astype(np.float32)
-        image = STEPS[step['type']](image, **options)
+        before, options = image.shape[:2], dict(step)
+        image = STEPS[options.pop('type')](image, **options)
         if step['type'] in SCALES:
             scale = image.shape[1] / before[1], image.shape[0] / before[0]
     return image, scale
@@ -201,16 +203,15 @@ def facts(written: Optional[str], path: Path) -> dict:
 
 
 def of_size(about: dict, size: Optional[Size]) -> dict:
-    """The metadata with a pipeline that resizes images to a size, by the same interpolation.
-
-    Without a size they are as before.
-    """
+    """The metadata with a pipeline that resizes to a size if there is one, as it interpolates."""
     if size is None:
         return about
     how = dict(interpolation='bilinear', backend='cv2')
     for step in about['pipeline']:
         how.update({name: step[name] for name in how if name in step})
-    return dict(about, pipeline=[dict(type='Resize', scale=size[::-1], keep_ratio=False, **how)])
+    resize = dict(type='Resize', scale=size[::-1], keep_ratio=False, **how)
+    loading = [step for step in about['pipeline'] if step['type'] == 'ToFloat32']
+    return dict(about, pipeline=[*loading, resize])
 
 
 def prepare(image: np.ndarray, about: dict) -> Prepared:
@@ -282,10 +283,9 @@ def predict(run: Run, image: np.ndarray, about: dict) -> Tuple[Dict[str, np.ndar
         about: The file's metadata.
 
     Returns:
-        A dict and the :class:`Prepared` image. The dict has ``scores (classes,)`` of a classifier;
-        ``labels (H, W)`` of a segmentor; ``boxes (n, 4)``, ``scores (n,)`` and ``labels (n,)`` of a
-        detector, and with a mask head ``masks (n, H, W)`` of zeros and ones. H and W are of the
-        image.
+        The :class:`Prepared` image, and a dict before it: ``scores (classes,)`` of a classifier,
+        ``labels (H, W)`` of a segmentor, ``boxes (n, 4)``, ``scores (n,)`` and ``labels (n,)`` of a
+        detector, and its ``masks (n, H, W)`` of zeros and ones. H and W are of the image.
     """
     ready = prepare(image, about)
     if 'slide' in about:

@@ -59,12 +59,14 @@ def translations() -> Dict[Callable, Callable]:
     inverse = _operator('CholeskyInverse', ('mat',), dict(ridge='FLOAT'))
 
     def nystrom_attention(
-        q, k, v, landmarks, matrix, scale, rotary, kernel, bandwidth, whitening, adjacent
+        q, k, v, landmarks, matrix, scale, rotary, kernel, bandwidth, whitening_eps, rotary_form
     ):
         q, k, v = (op.Transpose(tokens, perm=[0, 2, 1, 3]) for tokens in (q, k, v))
         out = attention(
             q, k, v, landmarks, matrix, scale, rotary,
-            kernel=kernel, bandwidth=bandwidth, whitening=whitening, adjacent=int(adjacent),
+            kernel=kernel, bandwidth=bandwidth,
+            whitening=-1.0 if whitening_eps is None else whitening_eps,
+            adjacent=int(rotary_form == 'pairs'),
         )  # fmt: skip
         # Three more are for a backward; nothing in a file reads them.
         unused = (ir.Value(name=None) for _ in range(3))

@@ -1,6 +1,7 @@
 """The test pipeline of a config, as steps that :mod:`~mmlaplace.deployment.image_pipeline` has."""
 
 import copy
+import math
 from typing import Any, Callable, Dict, List, Optional, Set
 
 import numpy as np
@@ -66,6 +67,7 @@ def described_pipeline(cfg: Config) -> Dict[str, Any]:
         name = type(transform).__name__
         if name == LOADER and number == 0:
             color, as_float = _loaded(transform), transform.to_float32
+            steps += [dict(type='ToFloat32')] * as_float
         elif name not in WITHOUT_EFFECT:
             if type(transform).__module__.split('.')[0] not in TOOLBOXES or name not in DESCRIBED:
                 raise _refused(transform, f'only {", ".join(DESCRIBED)} can')
@@ -80,8 +82,6 @@ def described_pipeline(cfg: Config) -> Dict[str, Any]:
             if as_float and steps[-1].get('backend') == 'pillow':
                 raise _refused(transform, 'set to_float32=False in LoadImageFromFile, as Pillow '
                                'resizes whole numbers')  # fmt: skip
-    if as_float and steps:
-        steps[0]['to_float32'] = True
     return dict(pipeline=steps, color=color)
 
 
@@ -112,25 +112,37 @@ def _how(transform: Any, backend: Optional[str] = None) -> Dict[str, str]:
     return dict(interpolation=interpolation, backend=backend)
 
 
+def _pixels(transform: Any, name: str) -> Any:
+    """An option of one or several numbers of pixels, as integers."""
+    written = getattr(transform, name)
+    sides = list(written) if isinstance(written, (tuple, list)) else [written]
+    # Also of a float, as toolboxes resize to 100.5 or to infinity if they keep the ratio.
+    if not all(isinstance(side, (int, float)) and side > 0 and side % 1 == 0 for side in sides):
+        raise _refused(transform, f'{name}={written!r} must be of whole numbers above 0')
+    sides = [int(side) for side in sides]
+    return sides if isinstance(written, (tuple, list)) else sides[0]
+
+
 def _resize(transform: Any) -> dict:
     if transform.scale is not None:
-        scale = [int(side) for side in transform.scale]
         keep = bool(transform.keep_ratio)
+        scale = _pixels(transform, 'scale')
         return dict(type='Resize', scale=scale, keep_ratio=keep, **_how(transform))
     if transform.keep_ratio:
         raise _refused(transform, 'scale_factor goes with keep_ratio=False')
     factor = [float(one) for one in transform.scale_factor]
+    if not all(0 < one < math.inf for one in factor):
+        raise _refused(transform, f'scale_factor={transform.scale_factor} must be above 0')
     return dict(type='ResizeBy', factor=factor, **_how(transform))
 
 
 def _resize_edge(transform: Any) -> dict:
-    return dict(
-        type='ResizeEdge', scale=int(transform.scale), edge=transform.edge, **_how(transform)
-    )
+    scale = _pixels(transform, 'scale')
+    return dict(type='ResizeEdge', scale=scale, edge=transform.edge, **_how(transform))
 
 
 def _resize_to_multiple(transform: Any) -> dict:
-    divisor = int(transform.size_divisor)
+    divisor = _pixels(transform, 'size_divisor')
     return dict(type='ResizeToMultiple', size_divisor=divisor, **_how(transform, 'cv2'))
 
 
@@ -140,12 +152,12 @@ def _center_crop(transform: Any) -> dict:
         # The size is that of the crop.
         pad = _pad(TRANSFORMS.build({**transform.pad_cfg, 'size': (1, 1), 'size_divisor': None}))
         del pad['type']
-    return dict(type='CenterCrop', crop_size=[int(side) for side in transform.crop_size], pad=pad)
+    return dict(type='CenterCrop', crop_size=_pixels(transform, 'crop_size'), pad=pad)
 
 
 def _efficientnet_crop(transform: Any) -> dict:
     return dict(
-        type='EfficientNetCenterCrop', crop_size=transform.crop_size,
+        type='EfficientNetCenterCrop', crop_size=_pixels(transform, 'crop_size'),
         crop_padding=transform.crop_padding, **_how(transform),
     )  # fmt: skip
 
@@ -153,9 +165,12 @@ def _efficientnet_crop(transform: Any) -> dict:
 def _pad(transform: Any) -> dict:
     value = transform.pad_val.get('img', 0)
     value = list(value) if isinstance(value, (tuple, list)) else value
-    size = None if transform.size is None else [int(side) for side in transform.size]
+    size, divisor = (
+        None if getattr(transform, name) is None else _pixels(transform, name)
+        for name in ('size', 'size_divisor')
+    )
     return dict(
-        type='Pad', size=size, size_divisor=transform.size_divisor,
+        type='Pad', size=size, size_divisor=divisor,
         square=bool(transform.pad_to_square), value=value, mode=transform.padding_mode,
     )  # fmt: skip
 
@@ -189,7 +204,7 @@ def with_resize(cfg: Config, size: Size) -> Config:
 
     The interpolation is that of the pipeline's own resizing.
     """
-    (resize,) = of_size(described_pipeline(cfg), size)['pipeline']
+    *_, resize = of_size(described_pipeline(cfg), size)['pipeline']
     cfg, kept = copy.deepcopy(cfg), []
     for written in test_pipeline_of(cfg):
         name = written['type'] if isinstance(written['type'], str) else written['type'].__name__

@@ -249,14 +249,14 @@ def read_predictions(folder: Path, name: str) -> Dict[str, np.ndarray]:
     """The predictions for an image that ``run_onnx.py --out`` wrote."""
     written, picture = folder / f'{name}.json', folder / f'{name}.png'
     found = json.loads(written.read_text(encoding='utf-8')) if written.exists() else {}
+    masks = [_image_array(folder / mask) > 0 for mask in found.pop('masks', ())]
     found = {key: np.array(value) for key, value in found.items()}
     if picture.exists():
         found['labels'] = _image_array(picture)
     elif 'boxes' in found:
         found['boxes'] = found['boxes'].reshape(-1, 4)
-        masks = [folder / f'{name}_{index}.png' for index in range(len(found['boxes']))]
-        if masks and masks[0].exists():
-            found['masks'] = np.stack([_image_array(mask) > 0 for mask in masks])
+        if masks:
+            found['masks'] = np.stack(masks)
     return found
 
 

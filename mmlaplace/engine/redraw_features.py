@@ -53,7 +53,8 @@ class RedrawFeaturesHook(Hook):
     its features, which its weights are used to.
 
     The averaged model of an ``EMAHook`` gets the same features, and so does the ``teacher`` of a
-    model with a ``student``, as in mmdet. This is done when training starts, too.
+    ``student`` that mmdet's ``MeanTeacherHook`` averages. This is done when training starts, too.
+    A teacher that was trained before, as in distillation, keeps its features.
 
     Args:
         interval: Training iterations between two draws. Default: 1000, as the authors of Performer
@@ -96,5 +97,5 @@ def _copies(runner: Runner) -> Iterator[Tuple[nn.Module, nn.Module]]:
     for hook in runner.hooks:
         if hasattr(hook, 'ema_model'):
             yield model, hook.ema_model.module
-    if hasattr(model, 'student') and hasattr(model, 'teacher'):
-        yield model.student, model.teacher
+        if hasattr(hook, 'momentum_update'):  # mmdet's MeanTeacherHook
+            yield model.student, model.teacher

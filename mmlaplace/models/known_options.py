@@ -2,7 +2,7 @@
 
 import inspect
 from difflib import get_close_matches
-from typing import Any, Collection, Dict, Iterable, List, Tuple
+from typing import Any, Collection, Iterable, List, Tuple
 
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:
@@ -29,17 +29,14 @@ class KnownOptions:
             Subclasses add their own to those of their bases.
         further_options: Options that the ``**kwargs`` of a constructor take beside those of its
             bases.
-        renamed_options: Names that an option had before, each with the name it has now. Subclasses
-            add their own to those of their bases.
 
     Raises:
-        TypeError: On construction with an unknown option. The message names the class, its options,
-            those nearest to the given name, and the new name of a renamed option.
+        TypeError: On construction with an unknown option. The message names the class, its options
+            and those nearest to the given name.
     """
 
     fixed_options: Tuple[str, ...] = ()
     further_options: Tuple[str, ...] = ()
-    renamed_options: Dict[str, str] = {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> 'KnownOptions':
         cls.check_options(kwargs)
@@ -52,14 +49,11 @@ class KnownOptions:
         unknown = [name for name in names if name not in known]
         if not unknown:
             return
-        renamed = {k: v for base in cls.__mro__[::-1] for k, v in _renamed_by(base).items()}
-        hints = [f'{name!r} is now {renamed[name]}' for name in unknown if name in renamed]
         near = {match for name in unknown for match in get_close_matches(name, known, n=1)}
-        if near and not hints:
-            hints = [f'did you mean {" and ".join(map(repr, sorted(near)))}?']
+        hint = f' (did you mean {" and ".join(map(repr, sorted(near)))}?)' if near else ''
         raise TypeError(
             f'{cls.__name__} has no option {", ".join(map(repr, unknown))}'
-            f'{" (" + "; ".join(hints) + ")" if hints else ""}; its options are {", ".join(known)}'
+            f'{hint}; its options are {", ".join(known)}'
         )
 
     @classmethod
@@ -79,7 +73,3 @@ class KnownOptions:
         fixed = {name for base in cls.__mro__ for name in vars(base).get('fixed_options', ())}
         hidden = {'self', *fixed}
         return [name for name in dict.fromkeys(names) if name not in hidden]
-
-
-def _renamed_by(cls: type) -> Dict[str, str]:
-    return vars(cls).get('renamed_options', {})

@@ -1,6 +1,5 @@
 """Checks of the inputs that all ops share."""
 
-import functools
 from typing import Callable, Sequence
 
 import torch
@@ -8,6 +7,12 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
 from .precision import HALVES
+
+# Whether torch.compile or torch.export is tracing. torch 2.1 has it elsewhere, and it takes seconds
+# to import that in later versions.
+is_compiling: Callable[[], bool] = getattr(
+    torch.compiler, 'is_compiling', lambda: torch._dynamo.is_compiling()
+)
 
 
 def constant_in_graphs(function: Callable) -> Callable:
@@ -20,22 +25,16 @@ def constant_in_graphs(function: Callable) -> Callable:
     return function
 
 
-def renamed_arguments(**new_names: str) -> Callable:
-    """Make a function raise for old names of its arguments. The error gives the new names."""
+def _is_transforming_in_torch_2_1() -> bool:
+    return not is_compiling() and torch._C._are_functorch_transforms_active()
 
-    def decorate(function: Callable) -> Callable:
-        @functools.wraps(function)
-        def by_new_names(*args, **kwargs):
-            for old, new in new_names.items():
-                if old in kwargs:
-                    raise TypeError(
-                        f'{function.__name__} has no argument {old!r} (did you mean {new!r}?)'
-                    )
-            return function(*args, **kwargs)
 
-        return by_new_names
-
-    return decorate
+# Whether a transform of torch.func, such as ``vmap``, is active. torch 2.1 cannot ask in a graph.
+is_transforming: Callable[[], bool] = (
+    torch._C._are_functorch_transforms_active
+    if hasattr(torch.compiler, 'is_compiling')
+    else _is_transforming_in_torch_2_1
+)
 
 
 def check_query_key(op: str, query: Tensor, key: Tensor) -> None:
@@ -72,6 +71,15 @@ def check_floating(op: str, name: str, tensor: Tensor) -> None:
     if tensor.dtype not in (torch.float64, torch.float32, *HALVES):
         raise TypeError(
             f'{op}: {name} must be float64, float32, float16 or bfloat16, got {tensor.dtype}'
+        )
+
+
+def check_like(op: str, name: str, tensor: Tensor, like: Tensor) -> None:
+    """Raise unless it has the shape and the dtype of ``like``."""
+    if tensor.shape != like.shape or tensor.dtype != like.dtype:
+        raise ValueError(
+            f'{op}: {name} must be {tuple(like.shape)} of {like.dtype}, got {tuple(tensor.shape)} '
+            f'of {tensor.dtype}'
         )
 
 
@@ -115,15 +123,12 @@ def check_finite(op: str, name: str, tensor: Tensor) -> None:
 def has_values(tensor: Tensor) -> bool:
     """Whether values can be read. They cannot in meta and fake tensors, graphs and torch.func."""
     return not (
-        tensor.is_meta or isinstance(tensor, FakeTensor) or is_recording() or is_transforming()
+        tensor.is_meta
+        or isinstance(tensor, FakeTensor)
+        or is_compiling()
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
     )
-
-
-def is_transforming() -> bool:
-    """Whether a transform of torch.func, such as ``vmap``, is active."""
-    if is_compiling() and not hasattr(torch.compiler, 'is_compiling'):
-        return False  # torch 2.1 cannot ask it in a graph
-    return torch._C._are_functorch_transforms_active()
 
 
 def is_capturing(tensor: Tensor) -> bool:
@@ -134,10 +139,3 @@ def is_capturing(tensor: Tensor) -> bool:
 def is_recording() -> bool:
     """Whether torch.compile, torch.export or torch.jit.trace is recording a graph."""
     return is_compiling() or torch.jit.is_tracing()
-
-
-def is_compiling() -> bool:
-    """Whether torch.compile or torch.export is tracing."""
-    if hasattr(torch.compiler, 'is_compiling'):
-        return torch.compiler.is_compiling()
-    return torch._dynamo.is_compiling()  # torch 2.1; elsewhere it takes seconds to import

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from . import _checks, _native
-from .backend import exporting_to_onnx
-from .precision import upcast
+from .backend import current_backend, exporting, exporting_to_onnx
+from .precision import full_fp32, upcast
 
 
 class Inversion(NamedTuple):
@@ -42,7 +42,8 @@ class Inversion(NamedTuple):
         """X in graphs of torch.compile. It has only the first derivative."""
         (wide,) = upcast(mat)
         inverse = self.compute(wide.detach(), *constants)
-        if torch.is_grad_enabled() and wide.requires_grad:
+        # The inputs of an exported graph may get gradients later.
+        if torch.is_grad_enabled() and (wide.requires_grad or exporting()):
             # Adds a zero whose derivative is that of the inverse.
             change = wide - wide.detach()
             change = mean_of_triangles(change) if self.of_mean else change
@@ -51,11 +52,8 @@ class Inversion(NamedTuple):
 
     def gradient(self, grad: Tensor, inverse: Tensor) -> Tensor:
         """``-X^T G X^T``, the gradient of the matrix that X inverts."""
-        name = '_newton_schulz_inverse_backward'
-        if _native.computes(name, grad.device.type) and not torch.is_grad_enabled():
-            gradient = _native.compiled(name)(grad, inverse)  # on a GPU always in full fp32
-        else:
-            transposed = inverse.transpose(-2, -1)
+        transposed = inverse.transpose(-2, -1)
+        with full_fp32(grad.device):
             gradient = -(transposed @ grad @ transposed)
         return mean_of_triangles(gradient) if self.of_mean else gradient
 
@@ -69,7 +67,7 @@ class Inverse(_native.Function):
 
     @staticmethod
     def forward(inversion: Inversion, mat: Tensor, *constants: Tensor) -> Tensor:
-        with _native.below_autograd():
+        with _native.below_autograd(), full_fp32(mat.device):
             return inversion.compute(mat, *constants)
 
     @staticmethod
@@ -85,6 +83,24 @@ class Inverse(_native.Function):
     @staticmethod
     def vmap(info: Any, in_dims: tuple, inversion: Inversion, *mats: Tensor) -> Tuple[Tensor, int]:
         return Inverse.apply(inversion, *batch_in_front(info.batch_size, in_dims[1:], *mats)), 0
+
+
+def most_rows(mat: Tensor) -> int:
+    """The rows of the largest matrix that the compiled inverses take on every device like its own.
+
+    For larger ones LAPACK, BLAS and cuSOLVER are faster, as the references call them. Some GPUs
+    have room for more: the ops say so.
+    """
+    if mat.device.type == 'cpu':
+        return 256
+    return 32 if mat.dtype == torch.float64 else 64
+
+
+def select(name: str, reference: Callable, mat: Tensor, backend: str) -> Callable:
+    """As :func:`._native.select`, with the reference for matrices that are too large for the op."""
+    compute = _native.select(name, reference, mat.device, backend)
+    asked = current_backend() if backend == 'auto' else backend
+    return reference if asked != 'native' and mat.shape[-1] > most_rows(mat) else compute
 
 
 def batch_in_front(size: int, in_dims: tuple, *tensors: Tensor) -> list:
@@ -130,6 +146,15 @@ def check_inputs(op: str, mat: Tensor, ridge: float) -> None:
     _checks.check_square(op, mat)
     if not 0 <= ridge < float('inf'):
         raise ValueError(f'{op}: ridge must be finite and not negative, got {ridge}')
+
+
+def check_rows(op: str, mat: Tensor) -> None:
+    """Raise if the matrices of a CPU are too large for a compiled op."""
+    if mat.device.type == 'cpu' and mat.shape[-1] > most_rows(mat):
+        raise ValueError(
+            f'{op}: on a CPU mat can have at most {most_rows(mat)} rows, got {mat.shape[-1]}; '
+            "backend='reference' has no limit"
+        )
 
 
 def raise_unless_finite(inverse: Tensor, op: str, mat: Tensor, ridge: float) -> None:

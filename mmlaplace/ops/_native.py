@@ -14,11 +14,19 @@ from typing import Any, Callable, Dict, Optional, Sequence, Tuple
 
 import torch
 import torch._functorch.utils
+import torch.autograd.forward_ad as forward_ad
 from mmengine.logging import print_log
 
-from ._checks import is_compiling
-from .backend import check_backend, current_backend, exporting_to_onnx, native_ops
-from .precision import fp32_under_autocast, outside_autocast
+from ._checks import is_compiling, is_transforming
+from .backend import (
+    _CHOSEN,
+    _DEFAULT,
+    check_backend,
+    current_backend,
+    exporting_to_onnx,
+    native_ops,
+)
+from .precision import outside_autocast, widened
 
 
 def build_info(library: Path) -> Dict[str, str]:
@@ -135,11 +143,12 @@ def register(
         name: The op's name. Its tensors come first, and numbers after them.
         fake: Makes its empty outputs, for tracing and meta tensors, see
             ``torch.library.register_fake``.
-        autograd: Computes it and records its derivative, see :func:`below_autograd`.
+        autograd: Computes it and records its derivative, see :func:`below_autograd`. It is not
+            called where nothing is recorded.
         widen: Whether an op with ``autograd`` gets its inputs in fp32 under autocast, see
             :func:`~.precision.fp32_under_autocast`. An op that reads fp16 and bf16 directly needs
-            no such inputs. Default: True. Each op computes outside of autocast, as its kernel may
-            call torch's products.
+            no such inputs. Default: True. Each op computes outside of autocast, as its derivative
+            may call torch's products.
     """
     op = find(name)
     if op is None:
@@ -150,10 +159,36 @@ def register(
     else:  # torch < 2.4
         _LIBRARY.impl(name, fake, 'Meta')
     if autograd is not None:
-        _LIBRARY.impl(name, autograd, 'Autograd')
-    rule = fp32_under_autocast if widen and autograd is not None else outside_autocast
+        _LIBRARY.impl(name, _where_recorded(op, autograd), 'Autograd')
     for device in ('CPU', 'CUDA'):
-        _LIBRARY.impl(name, rule(op), f'Autocast{device}')
+        rule = _without_autocast(op, device, widen and autograd is not None)
+        _LIBRARY.impl(name, rule, f'Autocast{device}')
+
+
+def _where_recorded(op: Callable, autograd: Callable) -> Callable:
+    """``autograd``, where a derivative may be wanted, and else the op's kernel alone."""
+
+    def compute(*inputs: Any) -> Any:
+        recorded = torch.is_grad_enabled() and any(
+            isinstance(value, torch.Tensor) and value.requires_grad for value in inputs
+        )
+        if recorded or forward_ad._current_level >= 0 or is_transforming():
+            return autograd(*inputs)
+        with below_autograd():
+            return op(*inputs)
+
+    return compute
+
+
+def _without_autocast(op: Callable, device: str, widen: bool) -> Callable:
+    """The op's rule under autocast on ``'CPU'`` or ``'CUDA'``, see :func:`register`."""
+    autocast = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, f'Autocast{device}'))
+
+    def compute(*inputs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(autocast):
+            return op(*(map(widened, inputs) if widen else inputs))
+
+    return compute
 
 
 def _of_one_device(name: str, fake: Callable) -> Callable:
@@ -201,6 +236,32 @@ def define(
 
 # A context in which an op is its kernel alone; registered derivatives compute in it.
 below_autograd = torch._C._AutoDispatchBelowAutograd
+
+
+# An op refuses its inputs by the first, torch those that do not fit its schema by the others.
+REFUSALS = (RuntimeError, TypeError, AttributeError)
+
+
+def at_once(op: Any, *inputs: Any) -> Any:
+    """``op(*inputs)``, the short way of a public function with ``backend='auto'``, in no graph.
+
+    torch's dispatcher chooses the kernel, the rule of autocast and whether autograd records, and
+    the op checks its inputs. After one of :data:`REFUSALS` the public function goes the long way:
+    checks that quote the values by their names, and then another kernel or the reference. If
+    nothing is wrong there, the op raises its own error again.
+    """
+    if (
+        WHY_MISSING is not None
+        or getattr(_CHOSEN, 'backend', _DEFAULT) != 'auto'  # as current_backend(), without a call
+        or torch.jit.is_tracing()
+        or torch._C._are_functorch_transforms_active()
+    ):
+        raise RuntimeError('the long way decides')
+    # A dual tensor has a derivative without a graph.
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        return op(*inputs)
+    with below_autograd():
+        return op(*inputs)
 
 
 class Function(torch.autograd.Function):

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _native
-from .precision import upcast
+from .precision import fp32_under_autocast, upcast
 
 
 class Metric(NamedTuple):
@@ -34,9 +34,13 @@ class Metric(NamedTuple):
         """Register shapes, derivatives and autocast of the compiled op, if there is one."""
         op = _native.find(self.name)
         if op is not None:
-            _native.register(self.name, _fake, lambda *args: Kernel.apply(*args, self, op))
-            gradient = f'_{self.name}_backward'
-            _native.register(gradient, _fake_gradient, lambda *a: Gradient.apply(*a, self, op))
+            fake = functools.partial(_fake, self)
+            _native.register(self.name, fake, lambda *args: Kernel.apply(*args, self, op))
+            gradient, of_gradient = (
+                f'_{self.name}_backward',
+                functools.partial(_fake_gradient, self),
+            )
+            _native.register(gradient, of_gradient, lambda *a: Gradient.apply(*a, self, op))
 
     def gradient(self, compute: Callable, *args: Any) -> Tuple[Tensor, Tensor]:
         """The gradients of q and k, by the backend that computed the kernel."""
@@ -130,10 +134,11 @@ class Gradient(_native.Function):
         return tuple(grad.unflatten(0, (info.batch_size, -1)) for grad in grads), (0, 0)
 
 
+@fp32_under_autocast
 def pairwise_kernel(
     metric: Metric, q: Tensor, k: Tensor, bandwidth: Union[float, Tensor], backend: str
 ) -> Tensor:
-    """The common part of the public functions, see :func:`mmlaplace.ops.laplacian_kernel`."""
+    """The long way of the public functions, see :func:`mmlaplace.ops.laplacian_kernel`."""
     _checks.check_query_key(metric.name, q, k)
     check_bandwidth(metric, bandwidth, q)
     compute = _native.select(metric.name, metric.reference, q.device, backend)
@@ -206,11 +211,16 @@ def _batches_in_front(size: int, in_dims: tuple, *tensors: Tensor) -> list:
     return [tensor.flatten(0, 1) for tensor in moved]
 
 
-def _fake(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
+def _fake(metric: Metric, q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
+    _checks.check_query_key(metric.name, q, k)
+    check_bandwidth(metric, bandwidth, q)
     return q.new_empty((*q.shape[:3], k.shape[2]))
 
 
 def _fake_gradient(
-    grad: Tensor, q: Tensor, k: Tensor, out: Tensor, bandwidth: float
+    metric: Metric, grad: Tensor, q: Tensor, k: Tensor, out: Tensor, bandwidth: float
 ) -> Tuple[Tensor, Tensor]:
+    like = _fake(metric, q, k, bandwidth)
+    _checks.check_like(metric.name, 'the gradient', grad, like)
+    _checks.check_like(metric.name, 'out', out, like)
     return q.new_empty(q.shape), k.new_empty(k.shape)

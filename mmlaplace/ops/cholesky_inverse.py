@@ -6,14 +6,17 @@ import torch
 from torch import Tensor
 
 from . import _native
+from ._checks import is_compiling
 from ._inverse import (
     Inversion,
     add_ridge,
     check_inputs,
+    check_rows,
     identity_like,
     mean_of_triangles,
     raise_unless_finite,
     register,
+    select,
 )
 from .backend import exporting
 from .precision import fp32_under_autocast, upcast
@@ -64,7 +67,6 @@ def inverse_by_products(ridged: Tensor, smallest: float) -> Tensor:
     return inverse
 
 
-@fp32_under_autocast
 def cholesky_inverse(
     mat: Tensor, ridge: float = 1e-2, *, check: bool = True, backend: str = 'auto'
 ) -> Tensor:
@@ -75,8 +77,8 @@ def cholesky_inverse(
     The reference computes Cholesky's factor L and solves twice. The compiled op makes the same
     elimination by Gauss–Jordan steps without pivoting, in place and in registers. Its pivots are
     the squares of the diagonal of L, so both fail for the same matrices. It is faster, and closer
-    where landmarks are nearly the same. Beyond m = 256 on a CPU and m = 64 on a GPU, the op uses
-    the factor L instead.
+    where landmarks are nearly the same. For m > 256 on a CPU and m > 64 on a GPU, the reference
+    computes, as LAPACK and cuSOLVER are faster.
 
     Graphs for a runtime have neither. There the reference is a Newton–Schulz iteration, which needs
     only products, with the rounding errors of such an iteration. It gives no NaN for a matrix that
@@ -111,17 +113,34 @@ def cholesky_inverse(
         tensor([[ 0.6667, -0.3333],
                 [-0.3333,  0.6667]])
     """
-    check_inputs('cholesky_inverse', mat, ridge)
-    compute = _native.select('cholesky_inverse', cholesky_inverse_reference, mat.device, backend)
-    compiled = compute is not cholesky_inverse_reference
-    compute = functools.partial(compute, ridge=float(ridge))
-    inverse = Inversion(compute, of_mean=True, compiled=compiled)(mat)
+    inverse = None
+    if backend == 'auto' and not is_compiling():
+        try:
+            inverse = _native.at_once(_OP, mat, ridge)
+        except _native.REFUSALS:
+            inverse = None
+    if inverse is None:
+        inverse = _checked_inverse(mat, ridge, backend)
     if check:
         raise_unless_finite(inverse, 'cholesky_inverse', mat, ridge)
     return inverse
 
 
+_OP = _native.find('cholesky_inverse')
+
+
+@fp32_under_autocast
+def _checked_inverse(mat: Tensor, ridge: float, backend: str) -> Tensor:
+    check_inputs('cholesky_inverse', mat, ridge)
+    compute = select('cholesky_inverse', cholesky_inverse_reference, mat, backend)
+    compiled = compute is not cholesky_inverse_reference
+    compute = functools.partial(compute, ridge=float(ridge))
+    return Inversion(compute, of_mean=True, compiled=compiled)(mat)
+
+
 def _fake(mat: Tensor, ridge: float) -> Tensor:
+    check_inputs('cholesky_inverse', mat, ridge)
+    check_rows('cholesky_inverse', mat)
     return mat.new_empty(mat.shape)
 
 

@@ -3,10 +3,11 @@ from typing import Union
 import torch
 from torch import Tensor
 
-from ._checks import renamed_arguments
+from . import _native
+from ._checks import is_compiling
 from ._pairwise import Metric, pairwise_kernel, sum_over_channels
 from .backend import exporting_to_onnx
-from .precision import fp32_under_autocast, upcast
+from .precision import upcast
 
 
 def gaussian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
@@ -21,8 +22,6 @@ def gaussian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
     return torch.exp(squared * (-0.5 / bandwidth / bandwidth)).to(q.dtype)
 
 
-@renamed_arguments(scale='bandwidth')
-@fp32_under_autocast
 def gaussian_kernel(
     q: Tensor, k: Tensor, bandwidth: Union[float, Tensor], *, backend: str = 'auto'
 ) -> Tensor:
@@ -66,9 +65,16 @@ def gaussian_kernel(
                   [0.3679, 0.3679],
                   [0.3679, 0.3679]]]])
     """
+    # Of an op, a tensor or a bool would be a number too.
+    if backend == 'auto' and not is_compiling() and type(bandwidth) in (float, int):
+        try:
+            return _native.at_once(_OP, q, k, bandwidth)
+        except _native.REFUSALS:
+            pass
     return pairwise_kernel(GAUSSIAN, q, k, bandwidth, backend)
 
 
+_OP = _native.find('gaussian_kernel')
 GAUSSIAN = Metric(
     name='gaussian_kernel',
     reference=gaussian_kernel_reference,

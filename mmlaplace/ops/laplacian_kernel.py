@@ -4,10 +4,11 @@ from typing import Union
 import torch
 from torch import Tensor
 
-from ._checks import renamed_arguments
+from . import _native
+from ._checks import is_compiling
 from ._pairwise import Metric, pairwise_kernel, sum_over_channels
 from .backend import exporting_to_onnx
-from .precision import fp32_under_autocast, upcast
+from .precision import upcast
 
 
 def laplacian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor:
@@ -20,8 +21,6 @@ def laplacian_kernel_reference(q: Tensor, k: Tensor, bandwidth: float) -> Tensor
     return torch.exp(distance / -bandwidth).to(q.dtype)
 
 
-@renamed_arguments(scale='bandwidth')
-@fp32_under_autocast
 def laplacian_kernel(
     q: Tensor, k: Tensor, bandwidth: Union[float, Tensor], *, backend: str = 'auto'
 ) -> Tensor:
@@ -65,9 +64,16 @@ def laplacian_kernel(
                   [0.6065, 0.6065],
                   [0.6065, 0.6065]]]])
     """
+    # Of an op, a tensor or a bool would be a number too.
+    if backend == 'auto' and not is_compiling() and type(bandwidth) in (float, int):
+        try:
+            return _native.at_once(_OP, q, k, bandwidth)
+        except _native.REFUSALS:
+            pass
     return pairwise_kernel(LAPLACIAN, q, k, bandwidth, backend)
 
 
+_OP = _native.find('laplacian_kernel')
 LAPLACIAN = Metric(
     name='laplacian_kernel',
     reference=laplacian_kernel_reference,

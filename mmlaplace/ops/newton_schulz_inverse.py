@@ -1,7 +1,7 @@
 """The Newton–Schulz inverse of ridged symmetric positive definite matrices."""
 
 import functools
-from typing import Callable, Optional, Tuple, Union
+from typing import Any, Callable, Optional, Union
 
 import torch
 from torch import Tensor
@@ -11,9 +11,11 @@ from ._inverse import (
     Inversion,
     add_ridge,
     check_inputs,
+    check_rows,
     identity_like,
     raise_unless_finite,
     register,
+    select,
 )
 from .inverse_residual import inverse_residual
 from .precision import fp32_under_autocast, wide_dtype
@@ -41,7 +43,6 @@ def newton_schulz_inverse_reference(
     return inverse.to(mat.dtype)
 
 
-@fp32_under_autocast
 def newton_schulz_inverse(
     mat: Tensor,
     num_iters: int = 20,
@@ -53,7 +54,7 @@ def newton_schulz_inverse(
     max_residual: Optional[float] = None,
     check: bool = True,
     backend: str = 'auto',
-) -> Union[Tensor, Tuple[Tensor, Tensor]]:
+) -> Any:
     r"""Inverse of ridged symmetric positive definite matrices by Newton–Schulz iteration.
 
     .. math:: P = W + \varepsilon I, \quad X_0 = I / \lVert P \rVert_\infty, \quad
@@ -68,8 +69,9 @@ def newton_schulz_inverse(
 
     With enough steps for its condition number :math:`\kappa`, the residual of a matrix is at most
     :math:`\epsilon (m + \kappa)`, with the machine epsilon of fp32, or of fp64 for fp64. The
-    compiled op stops earlier for matrices that need fewer steps. A matrix with a NaN or an infinity
-    has an inverse of NaN and changes no other of its batch.
+    compiled op stops earlier for matrices that need fewer steps. For m > 256 on a CPU and m > 128
+    on a GPU, the reference computes. A matrix with a NaN or an infinity has an inverse of NaN and
+    changes no other of its batch.
 
     With a ``start_scale`` :math:`\alpha` the iteration starts at :math:`X_0 = \alpha P`, as SOFT's
     does. For :math:`0 < \alpha < 2 / \lVert P \rVert_2^2` it then tends to the pseudo-inverse of a
@@ -115,18 +117,14 @@ def newton_schulz_inverse(
                 [-0.3333,  0.6667]])
     """
     op = 'newton_schulz_inverse'
-    check_inputs(op, mat, ridge)
-    if not isinstance(num_iters, int) or num_iters < 1:
-        raise ValueError(f'{op}: num_iters must be an integer of at least 1, got {num_iters!r}')
-    if start is not None:
-        backend = _check_start(start, start_scale, mat, backend)
-    reference = newton_schulz_inverse_reference
-    compute = _native.select(op, reference, mat.device, backend)
-    iterate = functools.partial(_iterate, compute, num_iters, float(ridge), start is not None)
-    constants = () if start is None else (start.detach().to(wide_dtype(mat)),)
-    if start_scale is not None:
-        constants = (_scale_of_each(start_scale, mat),)
-    inverse = Inversion(iterate, compiled=compute is not reference)(mat, *constants)
+    inverse = None
+    if backend == 'auto' and start is None and not _checks.is_compiling():
+        try:
+            inverse = _native.at_once(_OP, mat, num_iters, ridge, start_scale)
+        except _native.REFUSALS:
+            inverse = None
+    if inverse is None:
+        inverse = _checked_inverse(mat, num_iters, ridge, start_scale, start, backend)
     if check:
         raise_unless_finite(inverse, op, mat, ridge)
     if not return_residual and max_residual is None:
@@ -135,6 +133,36 @@ def newton_schulz_inverse(
     if max_residual is not None:
         _check_residual(op, mat, residual, num_iters, max_residual)
     return (inverse, residual) if return_residual else inverse
+
+
+_OP = _native.find('newton_schulz_inverse')
+
+
+@fp32_under_autocast
+def _checked_inverse(
+    mat: Tensor,
+    num_iters: int,
+    ridge: float,
+    start_scale: Optional[Union[float, Tensor]],
+    start: Optional[Tensor],
+    backend: str,
+) -> Tensor:
+    op, reference = 'newton_schulz_inverse', newton_schulz_inverse_reference
+    _check(op, mat, num_iters, ridge)
+    if start is not None:
+        backend = _check_start(start, start_scale, mat, backend)
+    compute = select(op, reference, mat, backend)
+    iterate = functools.partial(_iterate, compute, num_iters, float(ridge), start is not None)
+    constants = () if start is None else (start.detach().to(wide_dtype(mat)),)
+    if start_scale is not None:
+        constants = (_scale_of_each(start_scale, mat),)
+    return Inversion(iterate, compiled=compute is not reference)(mat, *constants)
+
+
+def _check(op: str, mat: Tensor, num_iters: int, ridge: float) -> None:
+    check_inputs(op, mat, ridge)
+    if not isinstance(num_iters, int) or num_iters < 1:
+        raise ValueError(f'{op}: num_iters must be an integer of at least 1, got {num_iters!r}')
 
 
 def _iterate(
@@ -194,12 +222,17 @@ def _check_residual(
 def _fake(
     mat: Tensor, num_iters: int, ridge: float, start_scale: Optional[Tensor] = None
 ) -> Tensor:
+    op = 'newton_schulz_inverse'
+    _check(op, mat, num_iters, ridge)
+    check_rows(op, mat)
+    if start_scale is not None:
+        _checks.check_floating(op, 'start_scale', start_scale)
+        if start_scale.shape != mat.shape[:-2]:
+            raise ValueError(
+                f'{op}: start_scale must be {tuple(mat.shape[:-2])}, one for each matrix, got '
+                f'{tuple(start_scale.shape)}'
+            )
     return mat.new_empty(mat.shape)
 
 
-def _fake_gradient(grad: Tensor, inverse: Tensor) -> Tensor:
-    return inverse.new_empty(inverse.shape)
-
-
 register('newton_schulz_inverse', _fake, of_mean=False)
-_native.register('_newton_schulz_inverse_backward', _fake_gradient)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import _checks, _native
-from ._inverse import batch_in_front, identity_like
+from ._inverse import batch_in_front, check_rows, identity_like, select
 from .precision import fp32_under_autocast, upcast, wide_dtype
 
 # An eigenvalue l of W with alpha l^2 = 2 is mapped to 0 by the first step, and never comes back.
@@ -67,7 +67,6 @@ class StartScale(_native.Function):
         return torch.stack(each), 0
 
 
-@fp32_under_autocast
 def newton_start_scale(
     mat: Tensor, factor: float, *, halve: bool, per_batch: bool, backend: str = 'auto'
 ) -> Tensor:
@@ -92,20 +91,44 @@ def newton_start_scale(
         ``(...)`` of at least fp32, without a gradient. It is NaN for a matrix with a NaN, and for
         all matrices that share its :math:`\alpha`.
 
+    Raises:
+        TypeError: If ``mat`` is no floating tensor.
+        ValueError: If it is not square, or for a factor that is not positive and finite.
+
     Source: SOFT (arXiv 2110.11945) and SOFT++ (arXiv 2207.03341), the authors' code.
     """
-    _checks.check_square('newton_start_scale', mat)
-    compute = _native.select(
-        '_newton_start_scale', newton_start_scale_reference, mat.device, backend
-    )
+    if backend == 'auto' and not _checks.is_compiling():
+        try:
+            return _native.at_once(_OP, mat, factor, halve, per_batch)
+        except _native.REFUSALS:
+            pass
+    return _checked_scale(mat, factor, halve, per_batch, backend)
+
+
+_OP = _native.find('_newton_start_scale')
+
+
+@fp32_under_autocast
+def _checked_scale(
+    mat: Tensor, factor: float, halve: bool, per_batch: bool, backend: str
+) -> Tensor:
+    _check(mat, factor)
+    compute = select('_newton_start_scale', newton_start_scale_reference, mat, backend)
     arguments = (mat.detach(), float(factor), halve, per_batch)
     if _checks.is_recording():
         return compute(*arguments)
     return StartScale.apply(compute, *arguments)
 
 
+def _check(mat: Tensor, factor: float) -> None:
+    _checks.check_square('newton_start_scale', mat)
+    _checks.check_positive('newton_start_scale', 'factor', factor)
+
+
 def _fake(mat: Tensor, factor: float, halve: bool, per_batch: bool) -> Tensor:
+    _check(mat, factor)
+    check_rows('newton_start_scale', mat)
     return mat.new_empty(mat.shape[:-2], dtype=wide_dtype(mat))
 
 
-_native.register('_newton_start_scale', _fake)
+_native.register('_newton_start_scale', _fake, lambda *args: StartScale.apply(_OP, *args))

@@ -9,8 +9,8 @@ from . import _checks, _native
 from ._pairwise import check_bandwidth, pairwise_kernel
 from .gaussian_kernel import GAUSSIAN
 from .laplacian_kernel import LAPLACIAN
-from .precision import no_autocast, upcast, wide_dtype
-from .rotary import ROPE_FORMS, check_table, turn
+from .precision import HALVES, no_autocast, upcast, wide_dtype
+from .rotary import check_form, check_table, turn
 
 METRICS = {'laplacian': LAPLACIAN, 'gaussian': GAUSSIAN}
 OP = 'nystrom_attention'
@@ -26,32 +26,31 @@ def nystrom_attention_reference(
     rotary: Optional[Tensor],
     kernel: str,
     bandwidth: float,
-    whitening: float,
-    adjacent: bool,
+    whitening_eps: Optional[float],
+    rotary_form: str,
     backend: str = 'reference',
 ) -> Tensor:
     """The specification of :func:`nystrom_attention` in plain PyTorch.
 
-    It stores the N x m kernels. ``whitening`` is ``whitening_eps``, or negative for none.
+    It stores the N x m kernels. ``scale`` is ``(B, heads)``.
     """
     query, key, value, landmarks, inverse, scale = upcast(q, k, v, landmarks, inverse, scale)
     if rotary is not None:
-        form = 'pairs' if adjacent else 'half'
-        query, key = turn(query, rotary, form), turn(key, rotary, form)
+        query, key = turn(query, rotary, rotary_form), turn(key, rotary, rotary_form)
     landmarks, inverse = landmarks.to(query.dtype), inverse.to(query.dtype)
     scale = scale.to(query.dtype)[..., None, None]
     of_query, of_key = (
         pairwise_kernel(METRICS[kernel], tokens, landmarks, bandwidth, backend)
         for tokens in (query, key)
     )  # (B, heads, N, m) and (B, heads, n, m)
-    if whitening < 0:
+    if whitening_eps is None:
         return (scale * (of_query @ (inverse @ (of_key.transpose(-2, -1) @ value)))).to(v.dtype)
     weights = inverse @ of_key.transpose(-2, -1)  # (B, heads, m, n)
     centered = of_query - of_query.mean(-2, keepdim=True)
     covariance = centered.transpose(-2, -1) @ centered / query.shape[-2]  # (B, heads, m, m)
     # A quadratic form of a covariance; only rounding can bring it below zero.
     variance = (weights * (covariance @ weights)).sum(-2).clamp(min=0)  # (B, heads, n)
-    whitened = value * (variance + whitening).rsqrt().unsqueeze(-1)
+    whitened = value * (variance + whitening_eps).rsqrt().unsqueeze(-1)
     mixed = scale * (centered @ (weights @ whitened))  # (B, heads, N, d)
     return (mixed + value.mean(-2, keepdim=True)).to(v.dtype)
 
@@ -207,12 +206,58 @@ def nystrom_attention(
         >>> nystrom_attention(q, k, v, landmarks, inverse, 4.0, whitening_eps=1e-5).shape
         torch.Size([1, 2, 100, 8])
     """
-    if kernel not in METRICS:
-        raise ValueError(f'{OP}: kernel must be one of {tuple(METRICS)}, got {kernel!r}')
-    if rotary_form not in ROPE_FORMS:
-        raise ValueError(f'{OP}: rotary_form must be one of {ROPE_FORMS}, got {rotary_form!r}')
+    # Of an op, a tensor or a bool would be a number too.
+    if backend == 'auto' and not _checks.is_compiling() and type(bandwidth) in (float, int):
+        try:
+            of_heads = q.new_ones(q.shape[:2])
+            if scale is not None:
+                wide = scale.float() if scale.dtype in HALVES else scale
+                of_heads = wide.expand(*q.shape[:2], 1, 1).flatten(1)
+            return _native.at_once(
+                _OP, q, k, v, landmarks, inverse, of_heads, rotary, kernel, bandwidth,
+                whitening_eps, rotary_form,
+            )[0]  # fmt: skip
+        except _native.REFUSALS:
+            pass
+    return _checked_attention(
+        q, k, v, landmarks, inverse, scale, rotary, kernel, bandwidth, whitening_eps, rotary_form,
+        backend,
+    )  # fmt: skip
+
+
+_OP = _native.find(OP)
+
+
+def _checked_attention(
+    q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, inverse: Tensor, scale: Optional[Tensor],
+    rotary: Optional[Tensor], kernel: str, bandwidth: float, whitening_eps: Optional[float],
+    rotary_form: str, backend: str,
+) -> Tensor:  # fmt: skip
+    _check_names(kernel, rotary_form)
     q, k, v = _one_dtype(q, k, v)
     _check(q, k, v, landmarks, inverse, rotary)
+    _check_numbers(q, kernel, bandwidth, whitening_eps)
+    compute = _native.select(OP, nystrom_attention_reference, q.device, backend)
+    with no_autocast(q.device):
+        scale = _scale_of_heads(torch.ones((), device=q.device) if scale is None else scale, q)
+        eps = None if whitening_eps is None else float(whitening_eps)
+        constants = (kernel, float(bandwidth), eps, rotary_form)
+        inputs = (q, k, v, landmarks, inverse, scale, rotary, *constants)
+        if compute is nystrom_attention_reference:
+            return compute(*inputs)
+        # Graphs take ops, whose derivative is their own.
+        return (compute if _checks.is_recording() else Attention.apply)(*inputs)[0]
+
+
+def _check_names(kernel: str, rotary_form: str) -> None:
+    if kernel not in METRICS:
+        raise ValueError(f'{OP}: kernel must be one of {tuple(METRICS)}, got {kernel!r}')
+    check_form(OP, rotary_form)
+
+
+def _check_numbers(
+    q: Tensor, kernel: str, bandwidth: float, whitening_eps: Optional[float]
+) -> None:
     if isinstance(bandwidth, Tensor):
         raise TypeError(
             f'{OP}: bandwidth must be a number, got a tensor; divide q, k and landmarks'
@@ -220,16 +265,6 @@ def nystrom_attention(
     check_bandwidth(METRICS[kernel], bandwidth, q, OP)
     if whitening_eps is not None:
         _checks.check_positive(OP, 'whitening_eps', whitening_eps)
-    compute = _native.select(OP, nystrom_attention_reference, q.device, backend)
-    with no_autocast(q.device):
-        scale = _scale_of_heads(torch.ones((), device=q.device) if scale is None else scale, q)
-        whitening = -1.0 if whitening_eps is None else float(whitening_eps)
-        constants = (kernel, float(bandwidth), whitening, rotary_form == 'pairs')
-        inputs = (q, k, v, landmarks, inverse, scale, rotary, *constants)
-        if compute is nystrom_attention_reference:
-            return compute(*inputs)
-        # Graphs take ops, whose derivative is their own.
-        return (compute if _checks.is_recording() else Attention.apply)(*inputs)[0]
 
 
 def _one_dtype(*tensors: Tensor) -> Tuple[Tensor, ...]:
@@ -282,11 +317,19 @@ def _scale_of_heads(scale: Tensor, q: Tensor) -> Tensor:
 
 def _fake(
     q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, inverse: Tensor, scale: Tensor,
-    rotary: Optional[Tensor], kernel: str, bandwidth: float, whitening: float, adjacent: bool,
+    rotary: Optional[Tensor], kernel: str, bandwidth: float, whitening_eps: Optional[float],
+    rotary_form: str,
 ) -> Tuple[Tensor, ...]:  # fmt: skip
+    _check_names(kernel, rotary_form)
+    _check(q, k, v, landmarks, inverse, rotary)
+    _check_numbers(q, kernel, bandwidth, whitening_eps)
+    _checks.check_like(OP, 'v', v, k)
     batch, heads, tokens, dims = q.shape
+    _checks.check_floating(OP, 'scale', scale)
+    if scale.shape != (batch, heads):
+        raise ValueError(f'{OP}: scale must be {(batch, heads)}, got {tuple(scale.shape)}')
     marks = landmarks.shape[2]
-    moments = 0 if whitening < 0 else marks
+    moments = 0 if whitening_eps is None else marks
     wide = wide_dtype(q)
     return (
         _by_head(q, tokens),
@@ -298,8 +341,13 @@ def _fake(
 
 def _fake_gradient(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, landmarks: Tensor, inverse: Tensor,
-    scale: Tensor, *_: Any,
+    scale: Tensor, rotary: Optional[Tensor], mean: Tensor, covariance: Tensor, mixed: Tensor,
+    *constants: Any,
 ) -> Tuple[Tensor, ...]:  # fmt: skip
+    outs = _fake(q, k, v, landmarks, inverse, scale, rotary, *constants)
+    kept = dict(mean=mean, covariance=covariance, mixed=mixed)
+    for (name, tensor), like in zip([('the gradient', grad), *kept.items()], outs):
+        _checks.check_like(OP, name, tensor, like)
     return (
         _by_head(q, q.shape[2]),
         _by_head(q, k.shape[2]),

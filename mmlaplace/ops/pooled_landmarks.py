@@ -9,7 +9,7 @@ from torch import Tensor
 from . import _checks, _native
 from .backend import ceil_div, exporting
 from .precision import no_autocast, upcast, wide_dtype
-from .rotary import ROPE_FORMS, check_table, turn
+from .rotary import check_form, check_table, turn
 
 OP = 'pooled_landmarks'
 
@@ -17,21 +17,21 @@ OP = 'pooled_landmarks'
 def pooled_landmarks_reference(
     k: Tensor,
     rotary: Optional[Tensor],
-    adjacent: bool,
+    rotary_form: str,
     height: int,
     width: int,
-    rows: int,
-    columns: int,
-    ratio: int,
+    rows: Optional[int],
+    columns: Optional[int],
+    ratio: Optional[int],
 ) -> Tensor:
     """The specification of :func:`pooled_landmarks` in plain PyTorch."""
     (tokens,) = upcast(k)
     if rotary is not None:
-        tokens = turn(tokens, rotary, 'pairs' if adjacent else 'half')
+        tokens = turn(tokens, rotary, rotary_form)
     if exporting():  # pooling of dynamic sizes is in no runtime, and products are
         return _pooled_by_products(tokens, height, width, rows, columns, ratio)
     maps = tokens.flatten(0, 1).transpose(1, 2).unflatten(2, (height, width))  # (B heads, d, H, W)
-    if ratio:
+    if ratio is not None:
         maps = F.avg_pool2d(maps, ratio, ceil_mode=True, count_include_pad=False)
     else:
         maps = F.adaptive_avg_pool2d(maps, (rows, columns))
@@ -39,7 +39,12 @@ def pooled_landmarks_reference(
 
 
 def _pooled_by_products(
-    tokens: Tensor, height: int, width: int, rows: int, columns: int, ratio: int
+    tokens: Tensor,
+    height: int,
+    width: int,
+    rows: Optional[int],
+    columns: Optional[int],
+    ratio: Optional[int],
 ) -> Tensor:
     """Means of rows and then of columns, as products with two matrices."""
     of_rows = pooling_matrix(height, rows, ratio, tokens)  # (r, H)
@@ -50,20 +55,21 @@ def _pooled_by_products(
     return pooled.flatten(2, 3)
 
 
-def pooling_matrix(size: int, cells: int, ratio: int, like: Tensor) -> Tensor:
+def pooling_matrix(size: int, cells: Optional[int], ratio: Optional[int], like: Tensor) -> Tensor:
     """The weights by which ``size`` tokens become means of cells, ``(cells, size)``.
 
     Args:
         size: Tokens of a side.
-        cells: Cells of adaptive average pooling, without a ratio.
-        ratio: Tokens of a cell, of which the last may be cut, or 0.
+        cells: Cells of adaptive average pooling, or None.
+        ratio: Tokens of a cell, of which the last may be cut, or None.
         like: A tensor with the dtype and device of the weights.
     """
     place = torch.arange(size, device=like.device)
-    if ratio:
+    if ratio is not None:
         first = torch.arange(ceil_div(size, ratio), device=like.device) * ratio
         stop = (first + ratio).clamp(max=size)
     else:
+        assert cells is not None
         cell = torch.arange(cells, device=like.device)
         first, stop = cell * size // cells, ceil_div((cell + 1) * size, cells)
     first, stop = first[:, None], stop[:, None]
@@ -167,6 +173,32 @@ def pooled_landmarks(
         >>> pooled_landmarks(torch.randn(1, 2, 20 * 30, 8), (20, 30), cells=(7, 7)).shape
         torch.Size([1, 2, 49, 8])
     """
+    if backend == 'auto' and not _checks.is_compiling():
+        try:
+            sides = (None, None) if cells is None else cells
+            return _native.at_once(_OP, k, rotary, rotary_form, *hw_shape, *sides, ratio)
+        except _native.REFUSALS:
+            pass
+    _check(k, hw_shape, cells, ratio, rotary, rotary_form)
+    sides = (None, None) if cells is None else cells
+    compute = _native.select(OP, pooled_landmarks_reference, k.device, backend)
+    if compute is not pooled_landmarks_reference and not _checks.is_recording():
+        compute = Pool.apply
+    with no_autocast(k.device):
+        return compute(k, rotary, rotary_form, *hw_shape, *sides, ratio)
+
+
+_OP = _native.find(OP)
+
+
+def _check(
+    k: Tensor,
+    hw_shape: Tuple[int, int],
+    cells: Optional[Tuple[int, int]],
+    ratio: Optional[int],
+    rotary: Optional[Tensor],
+    rotary_form: str,
+) -> None:
     _checks.check_floating(OP, 'k', k)
     height, width = hw_shape
     if min(height, width) < 1:
@@ -182,28 +214,30 @@ def pooled_landmarks(
     # One by one, as a minimum of dynamic sizes would be a condition of the graph.
     if any(number < 1 for number in (rows, columns)) or (ratio is not None and ratio < 1):
         raise ValueError(f'{OP}: cells ({cells}) and ratio ({ratio}) must be positive')
-    if rotary_form not in ROPE_FORMS:
-        raise ValueError(f'{OP}: rotary_form must be one of {ROPE_FORMS}, got {rotary_form!r}')
+    check_form(OP, rotary_form)
     if rotary is not None:
         check_table(OP, rotary, k)
-    compute = _native.select(OP, pooled_landmarks_reference, k.device, backend)
-    if compute is not pooled_landmarks_reference and not _checks.is_recording():
-        compute = Pool.apply
-    with no_autocast(k.device):
-        return compute(k, rotary, rotary_form == 'pairs', height, width, rows, columns, ratio or 0)
 
 
 def _fake(
-    k: Tensor, rotary: Optional[Tensor], adjacent: bool, height: int, width: int, rows: int,
-    columns: int, ratio: int,
+    k: Tensor, rotary: Optional[Tensor], rotary_form: str, height: int, width: int,
+    rows: Optional[int], columns: Optional[int], ratio: Optional[int],
 ) -> Tensor:  # fmt: skip
-    if ratio:
-        rows, columns = -(-height // ratio), -(-width // ratio)
+    if (rows is None) != (columns is None):
+        raise ValueError(f'{OP}: give rows ({rows}) and columns ({columns}) of cells, or neither')
+    cells = None if rows is None or columns is None else (rows, columns)
+    _check(k, (height, width), cells, ratio, rotary, rotary_form)
+    if ratio is not None:
+        cells = (-(-height // ratio), -(-width // ratio))
+    assert cells is not None
     wide = wide_dtype(k)
-    return k.new_empty((*k.shape[:2], rows * columns, k.shape[3]), dtype=wide)
+    return k.new_empty((*k.shape[:2], cells[0] * cells[1], k.shape[3]), dtype=wide)
 
 
-def _fake_gradient(grad: Tensor, k: Tensor, *_: Any) -> Tensor:
+def _fake_gradient(grad: Tensor, k: Tensor, *constants: Any) -> Tensor:
+    _checks.check_floating(OP, 'the gradient', grad)
+    like = _fake(k, *constants)
+    _checks.check_like(OP, 'the gradient', grad.to(like.dtype), like)
     batch, heads, tokens, dims = k.shape
     return k.new_empty((batch, tokens, heads, dims)).transpose(1, 2)
 

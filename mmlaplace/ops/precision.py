@@ -1,8 +1,8 @@
 """The precision rules of the ops: kernels, inverses and normalisers never run in half precision."""
 
 import functools
-from contextlib import nullcontext
-from typing import Any, Callable, ContextManager, Optional, Tuple
+from contextlib import contextmanager, nullcontext
+from typing import Any, Callable, ContextManager, Iterator, Optional, Tuple
 
 import torch
 from torch import Tensor
@@ -59,6 +59,30 @@ def autocast_dtype(device: torch.device) -> torch.dtype:
     )
 
 
+@contextmanager
+def full_fp32(device: torch.device) -> Iterator[None]:
+    """A context in which products in fp32 on a GPU never use TF32.
+
+    Its ten bits of mantissa are not enough for an inverse. The setting is that of the process.
+    """
+    if device.type != 'cuda':
+        yield
+        return
+    settings = torch.backends.cuda.matmul
+    # The first is there from torch 2.9 on, where the second raises after a use of the first.
+    name, full = (
+        ('fp32_precision', 'ieee')
+        if hasattr(torch._C, '_set_fp32_precision_setter')
+        else ('allow_tf32', False)
+    )
+    before = getattr(settings, name)
+    setattr(settings, name, full)
+    try:
+        yield
+    finally:
+        setattr(settings, name, before)
+
+
 def outside_autocast(function: Callable, change: Optional[Callable] = None) -> Callable:
     """The function with autocast off, on the device of the first tensor that it gets.
 
@@ -88,8 +112,9 @@ def fp32_under_autocast(function: Callable) -> Callable:
     The result is then fp32 too. So tensors of mixed dtypes fit, as in torch's own products. Without
     autocast the result has the dtype of the input: the op accumulates in fp32 and rounds once.
     """
+    return outside_autocast(function, widened)
 
-    def widen(value: Any) -> Any:
-        return upcast(value)[0] if isinstance(value, Tensor) else value
 
-    return outside_autocast(function, widen)
+def widened(value: Any) -> Any:
+    """A tensor of fp16 or bf16 in fp32, and anything else as it is."""
+    return upcast(value)[0] if isinstance(value, Tensor) else value

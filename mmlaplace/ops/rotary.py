@@ -37,6 +37,12 @@ def rotary_table(
     return torch.stack([angles.cos(), angles.sin()])
 
 
+def check_form(op: str, form: str) -> None:
+    """Raise unless ``form`` is one of ``ROPE_FORMS``."""
+    if form not in ROPE_FORMS:
+        raise ValueError(f'{op}: rotary_form must be one of {ROPE_FORMS}, got {form!r}')
+
+
 def check_table(op: str, table: Tensor, tokens: Tensor) -> None:
     """Raise unless ``table`` is a :func:`rotary_table` for ``tokens`` ``(B, heads, N, d)``."""
     _checks.check_floating(op, 'rotary', table)

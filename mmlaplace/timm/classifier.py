@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..models.initialising import initialise
 from ..models.layers import feature_map, map_to_tokens, tokens_to_map
-from ..models.pyramid.options import check_images
 
 # Options of a backbone that the model sets itself.
 SET_BY_THE_MODEL = ('in_channels', 'out_indices', 'out_type')
@@ -165,7 +164,7 @@ class TimmClassifier(nn.Module):
 
     def _blocks(self, x: Tensor) -> Iterator[Tuple[Tuple[int, int], Tensor, Tuple[int, int]]]:
         """After each block: its place, the tokens ``(B, N, C)`` or ``(B, 1 + N, C)``, (H, W)."""
-        check_images(self.backbone, x)
+        self.backbone.check_images(x)
         for i, stage in enumerate(self.backbone.stages):
             x, hw_shape = stage['patch_embed'](x)
             if 'position' in stage:

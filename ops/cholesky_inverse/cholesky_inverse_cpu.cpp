@@ -17,12 +17,12 @@ Tensor invert_small(const Tensor& mats, double ridge) {
 }
 
 Tensor forward(const Tensor& mat, double ridge) {
-  cholesky::check(mat);
+  cholesky::check(mat, ridge);
+  check_rows("cholesky_inverse", mat.size(-1), kLargest, "CPU");
   if (mat.numel() == 0) return empty(mat.sizes(), mat);
-  const Tensor mats = cholesky::flatten(mat);
-  const Tensor out = mats.size(-1) > kLargest                   ? cholesky::by_factor(mats, ridge)
-                     : mats.scalar_type() == ScalarType::Double ? invert_small<double>(mats, ridge)
-                                                                : invert_small<float>(mats, ridge);
+  const Tensor mats = flat_matrices(mat);
+  const Tensor out = mats.scalar_type() == ScalarType::Double ? invert_small<double>(mats, ridge)
+                                                              : invert_small<float>(mats, ridge);
   return out.view(mat.sizes()).to(mat.scalar_type());
 }
 

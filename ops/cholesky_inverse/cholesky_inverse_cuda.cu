@@ -13,21 +13,21 @@ template <class T>
 Tensor invert(const Tensor& mats, double ridge) {
   Tensor out = empty(mats.sizes(), mats);
   const int64_t m = mats.size(-1);
-  const bool done = cuda::with_small_layout(m, [&](auto, auto tile) {
+  cuda::with_small_layout("cholesky_inverse", m, [&](auto, auto tile) {
     constexpr int Tile = decltype(tile)::value;
-    return cuda::launch(device::cholesky_inverse_kernel<Tile, T>, mats, device::kCholeskyThreads,
-                        device::cholesky_bytes<Tile, T>(), mats.data_ptr<T>(), out.data_ptr<T>(),
-                        static_cast<int>(m), static_cast<T>(ridge),
-                        std::numeric_limits<T>::infinity(), std::numeric_limits<T>::quiet_NaN());
+    cuda::launch("cholesky_inverse", device::cholesky_inverse_kernel<Tile, T>, mats,
+                 device::kCholeskyThreads, device::cholesky_bytes<Tile, T>(), mats.data_ptr<T>(),
+                 out.data_ptr<T>(), static_cast<int>(m), static_cast<T>(ridge),
+                 std::numeric_limits<T>::infinity(), std::numeric_limits<T>::quiet_NaN());
   });
-  return done ? out : cholesky::by_factor(mats, ridge);
+  return out;
 }
 
 Tensor forward(const Tensor& mat, double ridge) {
-  cholesky::check(mat);
+  cholesky::check(mat, ridge);
   const cuda::Guard guard(mat);
   if (mat.numel() == 0) return empty(mat.sizes(), mat);
-  const Tensor mats = cholesky::flatten(mat);
+  const Tensor mats = flat_matrices(mat);
   const Tensor out = mats.scalar_type() == ScalarType::Double ? invert<double>(mats, ridge)
                                                               : invert<float>(mats, ridge);
   return out.view(mat.sizes()).to(mat.scalar_type());

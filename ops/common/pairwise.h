@@ -5,6 +5,7 @@
 
 #include "tensor.h"
 
+#include "metrics.h"
 #include "strided.h"
 
 namespace mmlaplace {
@@ -14,12 +15,21 @@ struct PairwiseSizes {
   int64_t batch_heads() const { return batch * heads; }
 };
 
+template <class Metric>
+void check_bandwidth(const char* op, double bandwidth) {
+  check_positive(op, "bandwidth", bandwidth);
+  MMLAPLACE_CHECK(bandwidth >= Metric::smallest(), op, ": bandwidth must be at least ",
+                  Metric::smallest(), ", below which the exponent is infinite in fp32, got ",
+                  bandwidth);
+}
+
 inline PairwiseSizes check_pairwise(const char* op, const Tensor& q, const Tensor& k) {
   MMLAPLACE_CHECK(q.dim() == 4 && k.dim() == 4, op,
                   ": q and k must be (B, heads, N, d), got shapes ", q.sizes(), " and ", k.sizes());
   MMLAPLACE_CHECK(q.size(0) == k.size(0) && q.size(1) == k.size(1) && q.size(3) == k.size(3), op,
                   ": q ", q.sizes(), " and k ", k.sizes(),
                   " must agree in every axis but the third");
+  check_floating(op, "q", q);
   MMLAPLACE_CHECK(q.scalar_type() == k.scalar_type() && q.device() == k.device(), op, ": q (",
                   q.scalar_type(), ", ", q.device(), ") and k (", k.scalar_type(), ", ", k.device(),
                   ") must share dtype and device");
@@ -35,9 +45,11 @@ inline PairwiseSizes check_pairwise_backward(const char* op, const Tensor& grad,
                     ": grad and out must be (B, heads, N, M) of q ", q.sizes(), " and k ",
                     k.sizes(), ", got ", grad.sizes(), " and ", out.sizes());
   }
-  MMLAPLACE_CHECK(grad.scalar_type() == q.scalar_type() && out.scalar_type() == q.scalar_type(), op,
-                  ": grad (", grad.scalar_type(), ") and out (", out.scalar_type(),
-                  ") must have the dtype of q, ", q.scalar_type());
+  for (const Tensor& tensor : {grad, out}) {
+    MMLAPLACE_CHECK(tensor.scalar_type() == q.scalar_type() && tensor.device() == q.device(), op,
+                    ": grad and out must be ", q.scalar_type(), " on ", q.device(),
+                    " as q is, got ", tensor.scalar_type(), " on ", tensor.device());
+  }
   return sizes;
 }
 

@@ -14,6 +14,14 @@ inline void check_rotary(const char* op, const OptionalTensor& rotary, const Ten
                       rotary->size(2) == count && rotary->device() == tokens.device(),
                   op, ": rotary must be (2, pairs, N) with 2 * pairs <= ", dims, " and N = ", count,
                   " on ", tokens.device(), ", got ", rotary->sizes(), " on ", rotary->device());
+  check_floating(op, "rotary", *rotary);
+}
+
+// Whether pairs are channels 2 c and 2 c + 1, or else c and c + pairs.
+inline bool is_adjacent(const char* op, StringView form) {
+  MMLAPLACE_CHECK(form == "half" || form == "pairs", op,
+                  ": rotary_form must be half or pairs, got ", form);
+  return form == "pairs";
 }
 
 // Contiguous, in the type of the sums.

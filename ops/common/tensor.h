@@ -46,6 +46,16 @@ inline void check_floating(const char* op, const char* name, const Tensor& tenso
                   " must be fp16, bf16, fp32 or fp64, got ", tensor.scalar_type());
 }
 
+// NaN is out of range too.
+inline void check_positive(const char* op, const char* name, double value) {
+  MMLAPLACE_CHECK(value > 0 && value < std::numeric_limits<double>::infinity(), op, ": ", name,
+                  " must be positive and finite, got ", value);
+}
+inline void check_not_negative(const char* op, const char* name, double value) {
+  MMLAPLACE_CHECK(value >= 0 && value < std::numeric_limits<double>::infinity(), op, ": ", name,
+                  " must be finite and not negative, got ", value);
+}
+
 }  // namespace mmlaplace
 
 // Calls a function without parameters, for which `scalar_t` is the C++ type of a ScalarType.

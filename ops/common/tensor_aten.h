@@ -18,7 +18,8 @@ using IntArrayRef = at::IntArrayRef;
 using StringView = c10::string_view;
 // c10::optional before torch 2.3, std::optional since then.
 using OptionalTensor = decltype(std::declval<c10::IValue&>().toOptional<at::Tensor>());
-using NoTF32Guard = at::NoTF32Guard;
+using OptionalDouble = decltype(std::declval<c10::IValue&>().toOptional<double>());
+using OptionalInt = decltype(std::declval<c10::IValue&>().toOptional<int64_t>());
 
 inline Tensor empty(IntArrayRef sizes, const Tensor& like, ScalarType type) {
   return at::empty(sizes, like.options().dtype(type));
@@ -32,18 +33,6 @@ inline Tensor zeros(IntArrayRef sizes, const Tensor& like, ScalarType type) {
 inline Tensor zeros(IntArrayRef sizes, const Tensor& like) {
   return at::zeros(sizes, like.options());
 }
-inline Tensor full(IntArrayRef sizes, double value, const Tensor& like) {
-  return at::full(sizes, value, like.options());
-}
-inline Tensor eye(int64_t size, const Tensor& like) { return at::eye(size, like.options()); }
-using at::baddbmm;
-using at::bmm;
-using at::linalg_cholesky_ex;
-using at::linalg_solve_triangular;
-using at::matmul;
-using at::maximum;
-inline bool all_true(const Tensor& tensor) { return tensor.all().item<bool>(); }
-inline Tensor mean_of(const Tensor& a, const Tensor& b) { return at::lerp(a, b, 0.5); }
 
 namespace host {
 

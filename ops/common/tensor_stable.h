@@ -10,16 +10,9 @@
 #endif
 
 #include <torch/csrc/inductor/aoti_torch/generated/c_shim_aten.h>
-#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cpu.h>
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
-#ifdef MMLAPLACE_WITH_CUDA
-#include <torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h>
-#define MMLAPLACE_CUDA_BADDBMM aoti_torch_cuda_baddbmm_out
-#else
-#define MMLAPLACE_CUDA_BADDBMM aoti_torch_cpu_baddbmm_out
-#endif
 #include <torch/headeronly/core/ScalarType.h>
 #include <torch/headeronly/util/BFloat16.h>
 #include <torch/headeronly/util/Half.h>
@@ -84,6 +77,7 @@ struct Device {
   bool operator==(const Device& other) const { return type == other.type && index == other.index; }
   friend std::ostream& operator<<(std::ostream& out, const Device& device) {
     if (device.type == aoti_torch_device_type_cpu()) return out << "cpu";
+    if (device.type < 0) return out << "no device";
     return out << "cuda:" << device.index;
   }
 };
@@ -123,13 +117,13 @@ class Tensor {
     return torch::stable::detail::to<ScalarType>(torch::stable::detail::from(dtype_));
   }
   Device device() const {
+    if (!defined()) return {-1, -1};
     Device device{};
     check_status(aoti_torch_get_device_type(handle(), &device.type), "device_type");
     check_status(aoti_torch_get_device_index(handle(), &device.index), "device_index");
     return device;
   }
   int32_t get_device() const { return device().index; }
-  bool is_cuda() const { return device().type == aoti_torch_device_type_cuda(); }
   bool is_contiguous() const {
     bool contiguous = false;
     check_status(aoti_torch_is_contiguous(handle(), &contiguous), "is_contiguous");
@@ -153,25 +147,11 @@ class Tensor {
   Tensor operator[](int64_t index) const;
   Tensor squeeze(int64_t axis) const;
   Tensor unsqueeze(int64_t axis) const;
-  Tensor diagonal(int64_t offset, int64_t first, int64_t second) const;
   Tensor sum(IntArrayRef axes) const;
   Tensor sum(int64_t axis) const;
   Tensor amax(int64_t axis, bool keepdim = false) const;
-  Tensor abs() const;
-  Tensor square() const;
-  Tensor isfinite() const;
-  Tensor logical_not() const;
-  Tensor logical_or(const Tensor& other) const;
-  Tensor logical_and(const Tensor& other) const;
-  Tensor le(double other) const;
-  Tensor lt(double other) const;
-  Tensor gt(const Tensor& other) const;
-  Tensor ne(double other) const;
-  Tensor masked_fill_(const Tensor& mask, double value) const;
   Tensor zero_() const;
   Tensor copy_(const Tensor& source) const;
-  Tensor mul_(const Tensor& other) const;
-  Tensor mul_(double other) const;
 
  private:
   std::shared_ptr<AtenTensorOpaque> handle_;
@@ -182,6 +162,8 @@ class Tensor {
 };
 
 using OptionalTensor = std::optional<Tensor>;
+using OptionalDouble = std::optional<double>;
+using OptionalInt = std::optional<int64_t>;
 
 // Values as libtorch passes them.
 inline StableIValue boxed(const Tensor& tensor) {
@@ -265,16 +247,11 @@ struct Kernel<function> {
 };
 
 // Calls an operation of PyTorch by its name. It takes all arguments of its schema.
-template <size_t results = 1, class... Arguments>
-auto call(const char* name, const char* overload, const Arguments&... arguments) {
+template <class... Arguments>
+Tensor call(const char* name, const char* overload, const Arguments&... arguments) {
   StableIValue stack[] = {boxed(arguments)...};
-  static_assert(sizeof...(Arguments) >= results, "the results take the place of the arguments");
   check_status(torch_call_dispatcher(name, overload, stack, TORCH_ABI_VERSION), name);
-  if constexpr (results == 1) {
-    return Unboxed<Tensor>::from(stack[0]);
-  } else {
-    return std::make_tuple(Unboxed<Tensor>::from(stack[0]), Unboxed<Tensor>::from(stack[1]));
-  }
+  return Unboxed<Tensor>::from(stack[0]);
 }
 
 inline std::vector<int64_t> contiguous_strides(IntArrayRef sizes) {
@@ -308,19 +285,18 @@ inline Tensor zeros(IntArrayRef sizes, const Tensor& like, ScalarType type) {
 inline Tensor zeros(IntArrayRef sizes, const Tensor& like) {
   return zeros(sizes, like, like.scalar_type());
 }
-inline Tensor full(IntArrayRef sizes, double value, const Tensor& like) {
+// A tensor without axes, for operations whose schemas take tensors.
+inline Tensor number(double value, const Tensor& like) {
   const Device device = like.device();
   int32_t type =
       torch::stable::detail::to<int32_t>(torch::stable::detail::from(like.scalar_type()));
   int32_t device_type = device.type;
   AtenTensorHandle handle = nullptr;
-  check_status(aoti_torch_aten_full(sizes.data(), static_cast<int64_t>(sizes.size()), value, &type,
-                                    nullptr, &device_type, device.index, nullptr, &handle),
+  check_status(aoti_torch_aten_full(nullptr, 0, value, &type, nullptr, &device_type, device.index,
+                                    nullptr, &handle),
                "full");
   return Tensor(handle);
 }
-// A number as a tensor without axes, for operations whose schemas take tensors.
-inline Tensor number(double value, const Tensor& like) { return full({}, value, like); }
 
 inline Tensor Tensor::to(ScalarType type) const {
   if (type == scalar_type()) return *this;
@@ -372,9 +348,6 @@ inline Tensor Tensor::squeeze(int64_t axis) const {
 inline Tensor Tensor::unsqueeze(int64_t axis) const {
   return call("aten::unsqueeze", "", *this, axis);
 }
-inline Tensor Tensor::diagonal(int64_t offset, int64_t first, int64_t second) const {
-  return call("aten::diagonal", "", *this, offset, first, second);
-}
 inline Tensor Tensor::sum(IntArrayRef axes) const {
   return call("aten::sum", "dim_IntList", *this,
               std::make_optional<IntArrayRef::Base>(static_cast<const IntArrayRef::Base&>(axes)),
@@ -384,31 +357,6 @@ inline Tensor Tensor::sum(int64_t axis) const { return sum(IntArrayRef{axis}); }
 inline Tensor Tensor::amax(int64_t axis, bool keepdim) const {
   return call("aten::amax", "", *this, IntArrayRef{axis}, keepdim);
 }
-inline Tensor Tensor::abs() const { return call("aten::abs", "", *this); }
-inline Tensor Tensor::square() const { return call("aten::square", "", *this); }
-inline Tensor Tensor::isfinite() const { return call("aten::isfinite", "", *this); }
-inline Tensor Tensor::logical_not() const { return call("aten::logical_not", "", *this); }
-inline Tensor Tensor::logical_or(const Tensor& other) const {
-  return call("aten::logical_or", "", *this, other);
-}
-inline Tensor Tensor::logical_and(const Tensor& other) const {
-  return call("aten::logical_and", "", *this, other);
-}
-inline Tensor Tensor::le(double other) const {
-  return call("aten::le", "Tensor", *this, number(other, *this));
-}
-inline Tensor Tensor::lt(double other) const {
-  return call("aten::lt", "Tensor", *this, number(other, *this));
-}
-inline Tensor Tensor::gt(const Tensor& other) const {
-  return call("aten::gt", "Tensor", *this, other);
-}
-inline Tensor Tensor::ne(double other) const {
-  return call("aten::ne", "Tensor", *this, number(other, *this));
-}
-inline Tensor Tensor::masked_fill_(const Tensor& mask, double value) const {
-  return call("aten::masked_fill_", "Tensor", *this, mask, number(value, *this));
-}
 inline Tensor Tensor::zero_() const {
   check_status(aoti_torch_zero_(handle()), "zero_");
   return *this;
@@ -416,85 +364,17 @@ inline Tensor Tensor::zero_() const {
 inline Tensor Tensor::copy_(const Tensor& source) const {
   return call("aten::copy_", "", *this, source, false);
 }
-inline Tensor Tensor::mul_(const Tensor& other) const {
-  return call("aten::mul_", "Tensor", *this, other);
-}
-inline Tensor Tensor::mul_(double other) const { return mul_(number(other, *this)); }
 
 inline Tensor operator*(const Tensor& a, const Tensor& b) {
   return call("aten::mul", "Tensor", a, b);
 }
 inline Tensor operator*(const Tensor& a, double b) { return a * number(b, a); }
-inline Tensor operator*(double a, const Tensor& b) { return number(a, b) * b; }
-inline Tensor operator/(const Tensor& a, const Tensor& b) {
-  return call("aten::div", "Tensor", a, b);
-}
-inline Tensor operator/(const Tensor& a, double b) { return a / number(b, a); }
-inline Tensor operator-(const Tensor& a) { return call("aten::neg", "", a); }
-inline Tensor operator-(const Tensor& a, const Tensor& b) {
-  AtenTensorHandle handle = nullptr;
-  check_status(aoti_torch_aten_subtract_Tensor(a.handle(), b.handle(), 1, &handle), "subtract");
-  return Tensor(handle);
-}
 inline Tensor operator+(const Tensor& a, const Tensor& b) {
   AtenTensorHandle handle = nullptr;
   // a - (-1) b: subtraction is the one of the two among the C functions.
   check_status(aoti_torch_aten_subtract_Tensor(a.handle(), b.handle(), -1, &handle), "add");
   return Tensor(handle);
 }
-
-inline Tensor bmm(const Tensor& a, const Tensor& b) { return call("aten::bmm", "", a, b); }
-inline Tensor matmul(const Tensor& a, const Tensor& b) { return call("aten::matmul", "", a, b); }
-inline Tensor maximum(const Tensor& a, const Tensor& b) { return call("aten::maximum", "", a, b); }
-inline Tensor mean_of(const Tensor& a, const Tensor& b) {
-  return call("aten::lerp", "Tensor", a, b, number(0.5, a));
-}
-inline std::tuple<Tensor, Tensor> linalg_cholesky_ex(const Tensor& a) {
-  return call<2>("aten::linalg_cholesky_ex", "", a, false, false);
-}
-inline Tensor linalg_solve_triangular(const Tensor& a, const Tensor& b, bool upper) {
-  return call("aten::linalg_solve_triangular", "", a, b, upper, true, false);
-}
-inline Tensor eye(int64_t size, const Tensor& like) {
-  const Tensor identity = zeros({size, size}, like);
-  identity.diagonal(0, 0, 1).copy_(number(1, like));
-  return identity;
-}
-// Of a tensor of truths. The host waits for a GPU here.
-inline bool all_true(const Tensor& tensor) {
-  bool all = false;
-  const Tensor result = call("aten::all", "", tensor);
-  check_status(aoti_torch_item_bool(result.handle(), &all), "item");
-  return all;
-}
-// beta c + alpha a b
-inline Tensor baddbmm(const Tensor& c, const Tensor& a, const Tensor& b, double beta = 1,
-                      double alpha = 1) {
-  const Tensor out = empty({a.size(0), a.size(1), b.size(2)}, a);
-  const auto compute = a.is_cuda() ? MMLAPLACE_CUDA_BADDBMM : aoti_torch_cpu_baddbmm_out;
-  check_status(compute(out.handle(), c.handle(), a.handle(), b.handle(), beta, alpha), "baddbmm");
-  return out;
-}
-
-// Products in full fp32 on a GPU, whatever the user allows elsewhere, as long as this exists. The
-// stable ABI has no such switch. So this is ATen's guard by its name, where libtorch has it.
-extern "C" {
-__attribute__((weak)) void _ZN2at11NoTF32GuardC1Ev(void*);
-__attribute__((weak)) void _ZN2at11NoTF32GuardD1Ev(void*);
-}
-class NoTF32Guard {
- public:
-  NoTF32Guard() {
-    if (_ZN2at11NoTF32GuardC1Ev != nullptr) _ZN2at11NoTF32GuardC1Ev(state_);
-  }
-  ~NoTF32Guard() {
-    if (_ZN2at11NoTF32GuardD1Ev != nullptr) _ZN2at11NoTF32GuardD1Ev(state_);
-  }
-  NoTF32Guard(const NoTF32Guard&) = delete;
-
- private:
-  alignas(16) char state_[64] = {};  // more than the bool of ATen's
-};
 
 namespace host {
 

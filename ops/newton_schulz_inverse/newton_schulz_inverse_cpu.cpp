@@ -64,14 +64,14 @@ Tensor invert_small(const Tensor& mats, int64_t num_iters, double ridge, const T
 
 Tensor forward(const Tensor& mat, int64_t num_iters, double ridge,
                const OptionalTensor& start_scale) {
-  newton_schulz::check(mat, num_iters, start_scale);
+  newton_schulz::check(mat, num_iters, ridge, start_scale);
+  check_rows("newton_schulz_inverse", mat.size(-1), kLargest, "CPU");
   if (mat.numel() == 0) return empty(mat.sizes(), mat);
-  const Tensor mats = newton_schulz::flatten(mat);
-  const Tensor scales = newton_schulz::flatten_scales(start_scale, mats);
-  Tensor out = mats.size(-1) > kLargest ? newton_schulz::by_matmul(mats, num_iters, ridge, scales)
-               : mats.scalar_type() == ScalarType::Double
-                   ? invert_small<double>(mats, num_iters, ridge, scales)
-                   : invert_small<float>(mats, num_iters, ridge, scales);
+  const Tensor mats = flat_matrices(mat);
+  const Tensor scales = newton_schulz::flat_scales(start_scale, mats);
+  const Tensor out = mats.scalar_type() == ScalarType::Double
+                         ? invert_small<double>(mats, num_iters, ridge, scales)
+                         : invert_small<float>(mats, num_iters, ridge, scales);
   return out.view(mat.sizes()).to(mat.scalar_type());
 }
 
@@ -106,15 +106,14 @@ Tensor scales_of(Tensor limits, int64_t count, double factor, bool per_batch) {
 }
 
 Tensor start_scale(const Tensor& mat, double factor, bool halve, bool per_batch) {
-  newton_schulz::check(mat);
-  const Tensor mats = newton_schulz::flatten(mat);
+  newton_schulz::check_start(mat, factor);
+  check_rows("newton_start_scale", mat.size(-1), kLargest, "CPU");
+  const Tensor mats = flat_matrices(mat);
   const auto shape = mat.sizes().slice(0, mat.dim() - 2);
   if (mat.numel() == 0) return empty(shape, mats);
   const bool is_double = mats.scalar_type() == ScalarType::Double;
-  const Tensor limits = mats.size(-1) > kLargest
-                            ? newton_schulz::start_limits_by_matmul(mats, halve)
-                        : is_double ? start_limits<double>(mats, halve)
-                                    : start_limits<float>(mats, halve);
+  const Tensor limits =
+      is_double ? start_limits<double>(mats, halve) : start_limits<float>(mats, halve);
   const Tensor scales = is_double ? scales_of<double>(limits, mats.size(0), factor, per_batch)
                                   : scales_of<float>(limits, mats.size(0), factor, per_batch);
   return scales.view(shape);

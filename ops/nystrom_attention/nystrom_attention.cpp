@@ -1,19 +1,21 @@
 // Schema of nystrom_attention: attention through landmarks, see nystrom_attention.h.
 //
 // `kernel` is "laplacian" or "gaussian". `rotary` (2, pairs, N) has the cosines and sines by which
-// pairs of channels of q and k turn first: channels c and c + pairs, or, if `adjacent`, 2 c and
-// 2 c + 1. `whitening` is eps, or negative for none. Besides the result there is what the backward
+// pairs of channels of q and k turn first: with the form "half" channels c and c + pairs, with
+// "pairs" 2 c and 2 c + 1. `scale` is (B, heads). Besides the result there is what the backward
 // needs: the mean (B, heads, m) and covariance (B, heads, m, m) of C and sum_j r_j b_j v_j^T.
 #include "../common/tensor.h"
 
 MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace, library) {
   library.def(
       "nystrom_attention(Tensor q, Tensor k, Tensor v, Tensor landmarks, Tensor inverse, Tensor "
-      "scale, Tensor? rotary, str kernel, float bandwidth, float whitening, bool adjacent) -> "
+      "scale, Tensor? rotary, str kernel, float bandwidth, float? whitening_eps, str rotary_form) "
+      "-> "
       "(Tensor, Tensor, Tensor, Tensor)");
   library.def(
       "_nystrom_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor landmarks, "
       "Tensor inverse, Tensor scale, Tensor? rotary, Tensor mean, Tensor covariance, Tensor mixed, "
-      "str kernel, float bandwidth, float whitening, bool adjacent) -> (Tensor, Tensor, Tensor, "
+      "str kernel, float bandwidth, float? whitening_eps, str rotary_form) -> (Tensor, Tensor, "
+      "Tensor, "
       "Tensor, Tensor, Tensor)");
 }

@@ -12,6 +12,7 @@
 
 #include "../common/metrics.h"
 #include "../common/pairwise.h"
+#include "../common/rotary.h"
 #include "nystrom_attention_sizes.h"
 
 namespace mmlaplace {
@@ -34,6 +35,7 @@ inline Sizes check(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
                       inverse.size(2) == sizes.marks && inverse.size(3) == sizes.marks,
                   op, ": k ", k.sizes(), ", v ", v.sizes(), ", landmarks ", landmarks.sizes(),
                   " and inverse ", inverse.sizes(), " do not fit q ", q.sizes());
+  check_floating(op, "q", q);
   MMLAPLACE_CHECK(k.scalar_type() == q.scalar_type() && v.scalar_type() == q.scalar_type(), op,
                   ": q, k and v must share their dtype, got ", q.scalar_type(), ", ",
                   k.scalar_type(), " and ", v.scalar_type());
@@ -44,10 +46,18 @@ inline Sizes check(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
   check_floating(op, "landmarks", landmarks);
   check_floating(op, "inverse", inverse);
   check_floating(op, "scale", scale);
+  check_rotary(op, rotary, q);
   MMLAPLACE_CHECK(!rotary.has_value() || sizes.queries == sizes.keys, op,
                   ": rotary needs as many queries as keys, got ", sizes.queries, " and ",
                   sizes.keys);
   return sizes;
+}
+
+// The eps of whitening, or -1 for none.
+inline double whitening_of(const OptionalDouble& eps) {
+  if (!eps.has_value()) return -1;
+  check_positive("nystrom_attention", "whitening_eps", *eps);
+  return *eps;
 }
 
 // What the backward gets besides: the gradient of the result, and what the forward returned.
@@ -55,8 +65,9 @@ inline void check_gradient(const Sizes& sizes, const Tensor& grad, const Tensor&
                            const Tensor& mean, const Tensor& covariance, const Tensor& mixed,
                            double whitening) {
   const char* op = "nystrom_attention";
-  MMLAPLACE_CHECK(grad.sizes() == q.sizes() && grad.scalar_type() == q.scalar_type(), op,
-                  ": the gradient ", grad.sizes(), " must be like q ", q.sizes());
+  MMLAPLACE_CHECK(grad.sizes() == q.sizes() && grad.scalar_type() == q.scalar_type() &&
+                      grad.device() == q.device(),
+                  op, ": the gradient ", grad.sizes(), " must be like q ", q.sizes());
   const auto [batch, heads, queries, keys, marks, dims] = sizes;
   const int64_t moments = whitening >= 0 ? marks : 0;
   MMLAPLACE_CHECK(mean.sizes().equals({batch, heads, moments}) &&
@@ -71,14 +82,16 @@ inline void check_gradient(const Sizes& sizes, const Tensor& grad, const Tensor&
   }
 }
 
-// Calls f with the metric of that name.
+// Calls f with the metric of that name, for which the bandwidth must be in range.
 template <class F>
-void with_metric(StringView name, const F& f) {
+void with_metric(StringView name, double bandwidth, const F& f) {
+  const char* op = "nystrom_attention";
   if (name == "laplacian") {
+    check_bandwidth<Laplacian>(op, bandwidth);
     f(Laplacian{});
   } else {
-    MMLAPLACE_CHECK(name == "gaussian",
-                    "nystrom_attention: kernel must be laplacian or gaussian, got ", name);
+    MMLAPLACE_CHECK(name == "gaussian", op, ": kernel must be laplacian or gaussian, got ", name);
+    check_bandwidth<Gaussian>(op, bandwidth);
     f(Gaussian{});
   }
 }

@@ -2,7 +2,6 @@
 
 #include <tuple>
 
-#include "../common/rotary.h"
 #include "nystrom_attention.h"
 #include "nystrom_attention_backward.h"
 #include "nystrom_attention_forward.h"
@@ -36,14 +35,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> forward(const Tensor& q, const Tensor
                                                    const Tensor& v, const Tensor& landmarks,
                                                    const Tensor& inverse, const Tensor& scale,
                                                    const OptionalTensor& rotary, StringView kernel,
-                                                   double bandwidth, double whitening,
-                                                   bool adjacent) {
+                                                   double bandwidth, OptionalDouble whitening_eps,
+                                                   StringView form) {
   const nystrom::Sizes sizes = nystrom::check(q, k, v, landmarks, inverse, scale, rotary);
-  check_rotary("nystrom_attention", rotary, q);
+  const double whitening = nystrom::whitening_of(whitening_eps);
+  const bool adjacent = is_adjacent("nystrom_attention", form);
   std::tuple<Tensor, Tensor, Tensor, Tensor> results;
   MMLAPLACE_DISPATCH(q.scalar_type(), "nystrom_attention", [&] {
     using T = Wide<scalar_t>;
-    with_metric(kernel, [&](auto metric) {
+    with_metric(kernel, bandwidth, [&](auto metric) {
       using Metric = decltype(metric);
       const Call<Metric, T, scalar_t> call(sizes, q, k, v, landmarks, inverse, scale, rotary,
                                            bandwidth, whitening, adjacent);
@@ -72,14 +72,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
     const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& landmarks,
     const Tensor& inverse, const Tensor& scale, const OptionalTensor& rotary, const Tensor& mean,
     const Tensor& covariance, const Tensor& mixed, StringView kernel, double bandwidth,
-    double whitening, bool adjacent) {
+    OptionalDouble whitening_eps, StringView form) {
   const nystrom::Sizes sizes = nystrom::check(q, k, v, landmarks, inverse, scale, rotary);
-  check_rotary("nystrom_attention", rotary, q);
+  const double whitening = nystrom::whitening_of(whitening_eps);
+  const bool adjacent = is_adjacent("nystrom_attention", form);
   nystrom::check_gradient(sizes, grad, q, mean, covariance, mixed, whitening);
   std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> results;
   MMLAPLACE_DISPATCH(q.scalar_type(), "nystrom_attention", [&] {
     using T = Wide<scalar_t>;
-    with_metric(kernel, [&](auto metric) {
+    with_metric(kernel, bandwidth, [&](auto metric) {
       using Metric = decltype(metric);
       const Call<Metric, T, scalar_t> call(sizes, q, k, v, landmarks, inverse, scale, rotary,
                                            bandwidth, whitening, adjacent);

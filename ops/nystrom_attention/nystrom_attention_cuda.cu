@@ -15,10 +15,17 @@ using cuda::Gpu;
 
 nystrom::Results forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& landmarks,
                          const Tensor& inverse, const Tensor& scale, const OptionalTensor& rotary,
-                         StringView kernel, double bandwidth, double whitening, bool adjacent) {
-  const nystrom::Inputs inputs{landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent};
+                         StringView kernel, double bandwidth, OptionalDouble whitening_eps,
+                         StringView form) {
+  const nystrom::Inputs inputs{landmarks,
+                               inverse,
+                               scale,
+                               rotary,
+                               bandwidth,
+                               nystrom::whitening_of(whitening_eps),
+                               is_adjacent("nystrom_attention", form)};
   nystrom::Results results;
-  nystrom::with_metric(kernel, [&](auto metric) {
+  nystrom::with_metric(kernel, bandwidth, [&](auto metric) {
     results = nystrom::Attention<Gpu, decltype(metric)>::forward(q, k, v, inputs);
   });
   return results;
@@ -28,10 +35,16 @@ nystrom::Gradients backward(const Tensor& grad, const Tensor& q, const Tensor& k
                             const Tensor& landmarks, const Tensor& inverse, const Tensor& scale,
                             const OptionalTensor& rotary, const Tensor& mean,
                             const Tensor& covariance, const Tensor& mixed, StringView kernel,
-                            double bandwidth, double whitening, bool adjacent) {
-  const nystrom::Inputs inputs{landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent};
+                            double bandwidth, OptionalDouble whitening_eps, StringView form) {
+  const nystrom::Inputs inputs{landmarks,
+                               inverse,
+                               scale,
+                               rotary,
+                               bandwidth,
+                               nystrom::whitening_of(whitening_eps),
+                               is_adjacent("nystrom_attention", form)};
   nystrom::Gradients gradients;
-  nystrom::with_metric(kernel, [&](auto metric) {
+  nystrom::with_metric(kernel, bandwidth, [&](auto metric) {
     gradients = nystrom::Attention<Gpu, decltype(metric)>::backward(grad, q, k, v, inputs, mean,
                                                                     covariance, mixed);
   });

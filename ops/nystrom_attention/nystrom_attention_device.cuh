@@ -407,6 +407,30 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(3))
   });
 }
 
+// Matrices (batch, rows, columns) with any strides.
+template <class T>
+struct Matrices {
+  const T* values;
+  int64_t batch, row, column;
+};
+
+// out = factor a b, (batch, rows, columns), of which a thread has one value. The matrices are those
+// of landmarks and channels, and so small.
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    product_kernel(Matrices<T> a, Matrices<T> b, T factor, T* out, int64_t size, int64_t rows,
+                   int64_t columns, int64_t terms) {
+  const int64_t index = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (index >= size) return;
+  const int64_t batch = index / (rows * columns), row = index / columns % rows;
+  const T* left = a.values + batch * a.batch + row * a.row;
+  const T* right = b.values + batch * b.batch + index % columns * b.column;
+  T sum = 0;
+#pragma unroll 4
+  for (int64_t i = 0; i < terms; ++i) sum += left[i * a.column] * right[i * b.row];
+  out[index] = factor * sum;
+}
+
 }  // namespace device
 }  // namespace nystrom
 }  // namespace mmlaplace

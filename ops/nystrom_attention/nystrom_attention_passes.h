@@ -1,5 +1,5 @@
 // The host code of nystrom_attention on a GPU: the passes over tokens of nystrom_attention_device,
-// and between them products of small matrices by ATen.
+// and between them products of small matrices.
 //
 // `Device` launches the kernels, see common/cuda/launch.h. There is no other CUDA here, so that
 // tests can run this on a CPU. Matrices are padded as in token_tiles.cuh, and (batch_heads, ., .).
@@ -13,7 +13,6 @@
 #include <tuple>
 #include <type_traits>
 
-#include "../common/rotary.h"
 #include "nystrom_attention.h"
 #include "nystrom_attention_device.cuh"
 
@@ -61,15 +60,14 @@ class Passes {
         table_(wide<T>(inputs.rotary)) {}
 
   Results forward(const Tensor& q, const Tensor& k, const Tensor& v) const {
-    const NoTF32Guard no_tf32;  // ten bits of mantissa are not enough for an inverse
     Tensor mean, covariance, form;
     if (whitened_) {
       std::tie(mean, covariance) = moments(q);
       form = whitener(covariance);
     }
     const auto [mixed, values] = mix(k, v, {}, form);
-    const Tensor result = bmm(inverse_, mixed).mul_(scale_);
-    const Tensor start = whitened_ ? values / static_cast<double>(sizes_.keys) : Tensor();
+    const Tensor result = product(inverse_, mixed) * scale_;
+    const Tensor start = whitened_ ? values * (1.0 / sizes_.keys) : Tensor();
     const Tensor out = tokens_like(q);
     const Parts parts = parts_of(sizes_.queries);
     launch(device::output_kernel<Metric, Tokens, S, T>, parts, device::Rows::kernel, pass(q, parts),
@@ -90,7 +88,6 @@ class Passes {
   Gradients backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
                      const Tensor& mean_of, const Tensor& covariance_of,
                      const Tensor& mixed_of) const {
-    const NoTF32Guard no_tf32;
     const double queries = static_cast<double>(sizes_.queries);
     const Tensor mixed = padded(mixed_of, m_, d_);
     Tensor mean, covariance, form, mean_grad, dmean, dcovariance;
@@ -102,14 +99,14 @@ class Passes {
     // With H = P G, G = sum_j r_j b_j v_j^T, D = sum_i (c_i - mean) g_i^T:
     //   ds = <D, H>,  dH = s D,  dP = dH G^T,  dG = P^T dH,  dmean = -s H sum_i g_i.
     const auto [products, grads] = mix(q, grad, mean, {});
-    const Tensor unscaled = bmm(inverse_, mixed);
+    const Tensor unscaled = product(inverse_, mixed);
     const Tensor dscale = (products * unscaled).sum(IntArrayRef{1, 2});
     const Tensor result = unscaled * scale_, dresult = products * scale_;
-    Tensor dinverse = bmm(dresult, mixed.transpose(1, 2));
-    const Tensor dmixed = bmm(inverse_.transpose(1, 2), dresult);
+    Tensor dinverse = product(dresult, mixed.transpose(1, 2));
+    const Tensor dmixed = product(inverse_.transpose(1, 2), dresult);
     if (whitened_) {
-      mean_grad = grads / static_cast<double>(sizes_.keys);
-      dmean = bmm(result, grads.unsqueeze(2)).mul_(-1 / queries);
+      mean_grad = grads * (1.0 / sizes_.keys);
+      dmean = product(result, grads.unsqueeze(2), -1 / queries);
     }
 
     const Tensor dk = tokens_like(k), dv = tokens_like(v), dq = tokens_like(q);
@@ -123,9 +120,9 @@ class Passes {
            dk.template data_ptr<S>(), dv.template data_ptr<S>(), key_sums.template data_ptr<T>());
     const Tensor by_keys = key_sums.sum(1);
     if (whitened_) {  // with dM = sum_j dvar_j b_j b_j^T: dCov = P dM P^T, dP += 2 Cov P dM
-      const Tensor half = bmm(inverse_, piece(by_keys, m_ * d_, m_, m_));
-      dinverse = baddbmm(dinverse, covariance, half, 1, 2);
-      dcovariance = bmm(half, inverse_.transpose(1, 2)).mul_(2 / queries);
+      const Tensor half = product(inverse_, piece(by_keys, m_ * d_, m_, m_));
+      dinverse = dinverse + product(covariance, half, 2);
+      dcovariance = product(half, inverse_.transpose(1, 2), 2 / queries);
     }
 
     const Tensor result_transposed = result.transpose(1, 2).contiguous();
@@ -245,6 +242,22 @@ class Passes {
                    arguments...);
   }
 
+  // factor * a b. By a kernel of our own, as cuBLAS may use TF32, whose ten bits of mantissa are
+  // not enough for an inverse.
+  Tensor product(const Tensor& a, const Tensor& b, double factor = 1) const {
+    const Tensor out = empty({heads_, a.size(1), b.size(2)}, a);
+    if (out.numel() == 0) return out;
+    const auto matrices = [](const Tensor& tensor) {
+      return device::Matrices<T>{pointer(tensor), tensor.stride(0), tensor.stride(1),
+                                 tensor.stride(2)};
+    };
+    device_.launch("nystrom_attention", device::product_kernel<T>,
+                   ceil_div(out.numel(), token_tiles::kThreads), token_tiles::kThreads, 0,
+                   matrices(a), matrices(b), static_cast<T>(factor), pointer(out), out.numel(),
+                   a.size(1), b.size(2), a.size(2));
+    return out;
+  }
+
   // The mean (batch_heads, m) and the covariance of the kernel over the queries.
   std::tuple<Tensor, Tensor> moments(const Tensor& q) const {
     const Tensor shift = empty({heads_, m_}, marks_);
@@ -259,13 +272,13 @@ class Passes {
     const double share = 1 / static_cast<double>(sizes_.queries);
     const Tensor apart = total.narrow(1, 0, m_) * share;  // the mean less the shift
     const Tensor covariance =
-        baddbmm(piece(total, m_, m_, m_), apart.unsqueeze(2), apart.unsqueeze(1), share, -1);
+        piece(total, m_, m_, m_) * share + product(apart.unsqueeze(2), apart.unsqueeze(1), -1);
     return {shift + apart, covariance};
   }
 
   // P^T Cov P
   Tensor whitener(const Tensor& covariance) const {
-    return bmm(inverse_.transpose(1, 2), bmm(covariance, inverse_));
+    return product(inverse_.transpose(1, 2), product(covariance, inverse_));
   }
 
   // The sums over tokens of r_j (b_j - shift) v_j^T, (batch_heads, m, d), and of v_j,
@@ -301,7 +314,6 @@ void with_passes(const Device& device, const Sizes& sizes, ScalarType type, cons
 inline Sizes check_for_gpu(const Tensor& q, const Tensor& k, const Tensor& v,
                            const Inputs& inputs) {
   const Sizes sizes = check(q, k, v, inputs.landmarks, inputs.inverse, inputs.scale, inputs.rotary);
-  check_rotary("nystrom_attention", inputs.rotary, q);
   // The kernels count the values of a matrix in 32 bits.
   MMLAPLACE_CHECK(
       sizes.marks <= 32768 && sizes.dims <= 32768,

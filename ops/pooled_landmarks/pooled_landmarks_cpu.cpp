@@ -107,12 +107,13 @@ void spread(const Map& map, const Tensor& grad, const Rotation<T>& rotation, S* 
   });
 }
 
-Tensor forward(const Tensor& k, const OptionalTensor& rotary, bool adjacent, int64_t height,
-               int64_t width, int64_t rows, int64_t columns, int64_t ratio) {
+Tensor forward(const Tensor& k, const OptionalTensor& rotary, StringView form, int64_t height,
+               int64_t width, OptionalInt rows, OptionalInt columns, OptionalInt ratio) {
+  const bool adjacent = is_adjacent("pooled_landmarks", form);
+  const Map map = map_of(k, rotary, height, width, rows, columns, ratio);
   Tensor out;
   MMLAPLACE_DISPATCH(k.scalar_type(), "pooled_landmarks", [&] {
     using T = Wide<scalar_t>;
-    const Map map = map_of(k, rotary, height, width, rows, columns, ratio);
     out = empty({k.size(0), k.size(1), map.cells(), map.dims}, k, type_of<T>());
     const Tensor table = wide<T>(rotary);
     pool<T, scalar_t>(map, k, rotation_of<T>(table, adjacent), out.data_ptr<T>());
@@ -120,10 +121,12 @@ Tensor forward(const Tensor& k, const OptionalTensor& rotary, bool adjacent, int
   return out;
 }
 
-Tensor backward(const Tensor& grad, const Tensor& k, const OptionalTensor& rotary, bool adjacent,
-                int64_t height, int64_t width, int64_t rows, int64_t columns, int64_t ratio) {
+Tensor backward(const Tensor& grad, const Tensor& k, const OptionalTensor& rotary, StringView form,
+                int64_t height, int64_t width, OptionalInt rows, OptionalInt columns,
+                OptionalInt ratio) {
+  const bool adjacent = is_adjacent("pooled_landmarks", form);
   const Map map = map_of(k, rotary, height, width, rows, columns, ratio);
-  check_gradient(grad, map);
+  check_gradient(grad, k, map);
   const Tensor out = empty({k.size(0), k.size(2), map.heads, map.dims}, k);
   MMLAPLACE_DISPATCH(k.scalar_type(), "pooled_landmarks", [&] {
     using T = Wide<scalar_t>;

@@ -5,7 +5,6 @@
 #include "../common/tensor.h"
 
 #include <cstdint>
-#include <limits>
 
 #include "../common/pairwise.h"
 #include "pooled_landmarks_device.cuh"
@@ -15,9 +14,6 @@ namespace mmlaplace {
 namespace pooled {
 
 inline device::MapOfTokens map_for_gpu(const Map& map) {
-  MMLAPLACE_CHECK(map.cells() <= std::numeric_limits<int32_t>::max(),
-                  "pooled_landmarks: on a GPU there can be at most 2^31 - 1 cells, got ",
-                  map.cells());
   return {map.heads, map.width, map.rows, map.columns, static_cast<int>(map.dims)};
 }
 
@@ -33,8 +29,9 @@ device::Turns<T> turns(const Tensor& angles, bool adjacent) {
 }
 
 template <class Device>
-Tensor forward(const Tensor& k, const OptionalTensor& rotary, bool adjacent, int64_t height,
-               int64_t width, int64_t rows, int64_t columns, int64_t ratio) {
+Tensor forward(const Tensor& k, const OptionalTensor& rotary, StringView form, int64_t height,
+               int64_t width, OptionalInt rows, OptionalInt columns, OptionalInt ratio) {
+  const bool adjacent = is_adjacent("pooled_landmarks", form);
   const Map map = map_of(k, rotary, height, width, rows, columns, ratio);
   const Device gpu(k);
   Tensor out;
@@ -52,10 +49,12 @@ Tensor forward(const Tensor& k, const OptionalTensor& rotary, bool adjacent, int
 }
 
 template <class Device>
-Tensor backward(const Tensor& grad, const Tensor& k, const OptionalTensor& rotary, bool adjacent,
-                int64_t height, int64_t width, int64_t rows, int64_t columns, int64_t ratio) {
+Tensor backward(const Tensor& grad, const Tensor& k, const OptionalTensor& rotary, StringView form,
+                int64_t height, int64_t width, OptionalInt rows, OptionalInt columns,
+                OptionalInt ratio) {
+  const bool adjacent = is_adjacent("pooled_landmarks", form);
   const Map map = map_of(k, rotary, height, width, rows, columns, ratio);
-  check_gradient(grad, map);
+  check_gradient(grad, k, map);
   const Device gpu(k);
   Tensor out = empty({k.size(0), k.size(2), map.heads, map.dims}, k);
   if (out.numel() == 0) return out.transpose(1, 2);

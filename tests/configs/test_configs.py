@@ -25,7 +25,7 @@ from mmlaplace.checkpoints import published
 from mmlaplace.models.attentions.soft import SOFTAttention
 
 CONFIGS = ROOT / 'configs'
-# Those of sequences have no backbone of images; tests/lra has theirs.
+# Those of sequences have no backbone of images; tests/lab/lra has theirs.
 LEAVES = sorted(
     p for p in CONFIGS.rglob('*.py') if not {'_base_', 'lra'} & set(p.relative_to(ROOT).parts)
 )

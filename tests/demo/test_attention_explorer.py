@@ -22,7 +22,7 @@ from PIL import Image
 from mmlaplace.analysis.attention_rows import row_statistics
 from mmlaplace.analysis.attention_statistics import statistics_of
 from mmlaplace.analysis.recording import attention_matrix, mixed_by, normalized
-from mmlaplace.comparison.attention_study import backbone_cfg, contenders
+from mmlaplace.lab.comparison.attention_study import backbone_cfg, contenders
 from mmlaplace.models import BaseAttention
 
 LAPLACIAN = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'

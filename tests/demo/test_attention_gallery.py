@@ -10,7 +10,7 @@ from conftest import ROOT
 from PIL import Image
 
 from mmlaplace.analysis.attention_rows import influence_map
-from mmlaplace.comparison.attention_study import contenders
+from mmlaplace.lab.comparison.attention_study import contenders
 from mmlaplace.models import SoftmaxAttention
 
 

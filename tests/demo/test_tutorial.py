@@ -3,7 +3,7 @@
 import pytest
 from conftest import ROOT, load_tool
 
-from mmlaplace.mini_datasets import pictures
+from mmlaplace.lab.mini_datasets import pictures
 
 nbformat = pytest.importorskip('nbformat')
 

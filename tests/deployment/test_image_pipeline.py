@@ -170,6 +170,25 @@ def test_images_are_resized_in_floating_point_where_the_config_loads_them_so(tmp
     test_a_file_gets_the_pixels_of_the_test_pipeline('fixed-opencv', tmp_path)
 
 
+@pytest.mark.parametrize('name', ['as-it-is', 'fixed-opencv'])
+def test_an_image_size_is_made_in_floating_point_where_the_config_loads_so(
+    name, tmp_path, monkeypatch
+):
+    monkeypatch.setitem(LOAD, 'to_float32', True)
+    form, about = facts(name)
+    path = tmp_path / 'photo.png'
+    path.write_bytes(png(photo()))
+    about = image_pipeline.of_size(dict(about, least=1), [40, 56])
+    ready = image_pipeline.prepare(image_pipeline.read_image(path), about)
+    scope, _, preprocessor = CASES[name]
+    resize = dict(type='Resize', scale=(56, 40))
+    monkeypatch.setitem(CASES, name, (scope, [resize], preprocessor))
+    torch.testing.assert_close(
+        normalised(form, ready), toolbox_input(name, path), atol=1e-4, rtol=1e-6
+    )
+    assert (ready.pixels % 1).any()
+
+
 def test_boxes_are_undone_by_the_last_resizing_as_in_mmdet(tmp_path):
     steps = [dict(type='Resize', scale=(60, 60)), dict(type='Resize', scale=(90, 30))]
     with DefaultScope.overwrite_default_scope('mmdet'):

@@ -1,7 +1,11 @@
 """What cannot be deployed or run is refused in a sentence, without a traceback."""
 
+import errno
 import json
+import math
+import re
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,6 +26,9 @@ ABOUT = dict(
 )  # fmt: skip
 
 
+SCORES = (np.array([[0.25, 0.75]], np.float32),)
+
+
 @pytest.mark.parametrize(('channels', 'color', 'wanted'), [
     (1, 'color', 'grayscale'), (3, 'grayscale', 'color'),
 ])  # fmt: skip
@@ -39,23 +46,125 @@ def test_a_file_without_its_pipeline_is_one_sentence(written, match):
         image_pipeline.facts(written, 'old.onnx')
 
 
-def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def run_onnx(tmp_path, monkeypatch):
+    """Runs the command with an image, for a model of these facts and outputs."""
     tool = load_tool('tools/deployment/run_onnx.py')
-    facts = dict(mmlaplace=json.dumps(ABOUT))
-    session = SimpleNamespace(
-        get_modelmeta=lambda: SimpleNamespace(custom_metadata_map=facts),
-        get_inputs=lambda: [SimpleNamespace(name='images')],
-        run=lambda names, inputs: [np.array([[0.25, 0.75]], np.float32)],
-    )
-    monkeypatch.setattr(tool, 'open_session', lambda *_: session)
-    image, out = tmp_path / 'a cat é.png', tmp_path / 'a file'
+    image = tmp_path / 'a cat é.png'
     Image.new('RGB', (40, 50)).save(image)
-    out.write_text('kept')
-    monkeypatch.setattr(sys, 'argv', ['run_onnx.py', 'm.onnx', str(image), '--out', str(out)])
-    with pytest.raises(SystemExit):
+
+    def run(*arguments, found=SCORES, **facts):
+        session = SimpleNamespace(
+            get_modelmeta=lambda: SimpleNamespace(
+                custom_metadata_map=dict(mmlaplace=json.dumps(dict(ABOUT, **facts)))
+            ),
+            get_inputs=lambda: [SimpleNamespace(name='images'), SimpleNamespace(name='sizes')],
+            run=lambda names, inputs: found() if callable(found) else found,
+        )
+        monkeypatch.setattr(tool, 'open_session', lambda *_: session)
+        arguments = ['m.onnx', image, *arguments]
+        monkeypatch.setattr(sys, 'argv', ['run_onnx.py', *map(str, arguments)])
         tool.main()
+
+    return run
+
+
+def test_a_folder_that_cannot_be_written_is_one_sentence(run_onnx, tmp_path, capsys):
+    out = tmp_path / 'a file'
+    out.write_text('kept')
+    with pytest.raises(SystemExit):
+        run_onnx('--out', out)
     assert '--out' in (told := capsys.readouterr().err) and 'name another folder' in told
     assert out.read_text() == 'kept'
+
+
+DETECTOR = dict(
+    task='detection', outputs=['boxes', 'scores', 'labels', 'masks'], mask_threshold=0.5
+)  # fmt: skip
+
+
+def found_objects(count: int, scores: float) -> tuple:
+    boxes = np.tile(np.array([5.0, 5, 30, 30], np.float32), (1, count, 1))
+    masks = np.ones((1, count, 28, 28), np.float32)
+    scores = np.full((1, count), scores, np.float32)
+    return boxes, scores, np.zeros((1, count), np.int64), masks
+
+
+def test_results_of_an_earlier_run_stay_without_force_and_go_with_it(run_onnx, tmp_path, capsys):
+    out = tmp_path / 'out'
+    run_onnx('--out', out, found=found_objects(3, 0.5), **DETECTOR)
+    masks = [out / f'a cat é_{index}.png' for index in range(3)]
+    numbers = out / 'a cat é.json'
+    assert sorted(out.iterdir()) == sorted([numbers, *masks])
+    (foreign := out / 'a cat é_9.png').write_bytes(b'a photo')
+    before = numbers.read_bytes()
+    with pytest.raises(SystemExit):
+        run_onnx('--out', out, found=found_objects(1, 0.9), **DETECTOR)
+    assert f'{numbers} is there already; --force replaces it' in capsys.readouterr().err
+    assert numbers.read_bytes() == before and masks[2].exists()
+    run_onnx('--out', out, '--force', found=found_objects(1, 0.9), **DETECTOR)
+    assert sorted(out.iterdir()) == sorted([numbers, masks[0], foreign])
+    assert verification.read_predictions(out, 'a cat é')['masks'].shape == (1, 50, 40)
+    assert json.loads(numbers.read_text())['scores'] == pytest.approx([0.9])
+
+
+def test_a_result_is_written_whole_or_not_at_all(run_onnx, tmp_path, monkeypatch, capsys):
+    out = tmp_path / 'out'
+    run_onnx('--out', out)
+    before = (out / 'a cat é.json').read_bytes()
+
+    def full(path, content):
+        with open(path, 'wb') as file:
+            file.write(content[:3])
+        raise OSError(errno.ENOSPC, 'No space left on device')
+
+    monkeypatch.setattr(Path, 'write_bytes', full)
+    with pytest.raises(SystemExit):
+        run_onnx('--out', out, '--force', found=(np.array([[0.5, 0.5]], np.float32),))
+    assert 'No space left on device' in capsys.readouterr().err
+    assert [path.name for path in out.iterdir()] == ['a cat é.json']
+    assert (out / 'a cat é.json').read_bytes() == before
+
+
+def test_what_onnx_runtime_cannot_run_is_one_sentence(run_onnx, capsys):
+    def broken():
+        raise RuntimeError('[ONNXRuntimeError] : 1 : FAIL : Non-zero status code')
+
+    with pytest.raises(SystemExit):
+        run_onnx(found=broken)
+    told = capsys.readouterr().err.splitlines()[-1]
+    assert 'cannot run m.onnx for 50 x 40 pixels by CPUExecutionProvider' in told
+    assert 'Non-zero status code' in told and 'export it with --image-size 50 40' in told
+
+
+@pytest.mark.parametrize(('given', 'match'), [
+    (['--providers', 'CUDA', 'CPUExecutionProvider'], '--providers CUDA: .* CPUExecutionProvider'),
+    (['--library', '{}'], '--library .* cannot be loaded .*build_onnxruntime_ops.py'),
+    ([], 'cannot be opened .*; export it again'),
+    (['--image-size', '0', '48'], 'argument --image-size: must be an integer .*, got 0'),
+    (['--top', '-1'], 'argument --top: must be an integer .*, got -1'),
+])  # fmt: skip
+def test_what_onnx_runtime_cannot_open_is_one_sentence(given, match, tmp_path, monkeypatch, capsys):
+    pytest.importorskip('onnxruntime')
+    tool = load_tool('tools/deployment/run_onnx.py')
+    model = tmp_path / 'cut.onnx'
+    model.write_bytes(b'abc')
+    given = [argument.format(model) for argument in given]
+    monkeypatch.setattr(sys, 'argv', ['run_onnx.py', str(model), 'cat.png', *given])
+    with pytest.raises(SystemExit):
+        tool.main()
+    out, told = capsys.readouterr()
+    assert re.search(match, told.splitlines()[-1]) and not out
+
+
+def test_a_provider_that_is_not_there_is_refused_before_the_export(monkeypatch, capsys):
+    pytest.importorskip('onnxruntime')
+    tool = load_tool('tools/deployment/export.py')
+    arguments = ['export.py', 'c.py', 'w.pth', '--verify', '--providers', 'CUDA', '--out', 'n.onnx']
+    monkeypatch.setattr(sys, 'argv', arguments)
+    with pytest.raises(SystemExit):
+        tool.parse_arguments()
+    assert re.search('no provider CUDA here, but .*CPUExecutionProvider', capsys.readouterr().err)
 
 
 @pytest.mark.parametrize('number', [1, 3])
@@ -90,6 +199,32 @@ def test_a_step_that_a_file_cannot_carry_out_is_refused_by_name(name):
     cfg = case_config('as-it-is')
     cfg.test_dataloader.dataset.pipeline.insert(1, REFUSED[name])
     with pytest.raises(NotDeployableError, match=f'(?s)the test pipeline has .*{name}'):
+        described_pipeline(cfg)
+
+
+@pytest.mark.parametrize('side', [math.inf, math.nan, 0, -48, 48.5])
+@pytest.mark.parametrize('step', [
+    lambda side: dict(type='Resize', scale=(64, side), keep_ratio=True),
+    lambda side: dict(type='Resize', scale=(side, side)),
+    lambda side: dict(type='mmpretrain.ResizeEdge', scale=side),
+    lambda side: dict(type='mmseg.ResizeToMultiple', size_divisor=side),
+    lambda side: dict(type='Pad', size=(side, 64)),
+    lambda side: dict(type='Pad', size_divisor=side),
+], ids=['ratio', 'Resize', 'ResizeEdge', 'ResizeToMultiple', 'Pad', 'divisor'])  # fmt: skip
+def test_a_size_that_is_no_number_of_pixels_is_refused_with_its_value(step, side):
+    cfg = case_config('as-it-is')
+    cfg.test_dataloader.dataset.pipeline.insert(1, written := step(side))
+    name = written['type'].split('.')[-1]
+    match = f'(?s)test pipeline has {name}.*{side}.* must be of whole numbers above 0'
+    with pytest.raises(NotDeployableError, match=match):
+        described_pipeline(cfg)
+
+
+@pytest.mark.parametrize('factor', [math.inf, math.nan, 0.0, -0.5])
+def test_a_factor_that_leaves_no_image_is_refused_with_its_value(factor):
+    cfg = case_config('as-it-is')
+    cfg.test_dataloader.dataset.pipeline.insert(1, dict(type='Resize', scale_factor=factor))
+    with pytest.raises(NotDeployableError, match=f'scale_factor=.*{factor}.* must be above 0'):
         described_pipeline(cfg)
 
 

@@ -181,7 +181,10 @@ def test_an_average_of_draws_is_told_what_to_do():
         average.eval()
 
 
-def test_a_teacher_has_the_features_of_its_student_and_frozen_weights_keep_their_own():
+@pytest.mark.parametrize('averaged', [True, False])
+def test_a_mean_teacher_has_the_features_of_its_student_and_frozen_weights_keep_their_own(averaged):
+    hooks = [pytest.importorskip('mmdet.engine.hooks').MeanTeacherHook()] * averaged
+
     class Pair(torch.nn.Module):
         def __init__(self):
             super().__init__()
@@ -189,19 +192,23 @@ def test_a_teacher_has_the_features_of_its_student_and_frozen_weights_keep_their
                 torch.nn.ModuleList(PerformerAttention(32, 2, (7, 7)) for _ in range(2))
                 for _ in range(2)
             )
+            if not averaged:  # a network of its own, as mmrazor distils from
+                self.teacher = torch.nn.ModuleList([PerformerAttention(64, 2, (7, 7))])
 
     model = Pair()
     model.student[0].requires_grad_(False)
     model.teacher.requires_grad_(False)
-    runner = SimpleNamespace(model=torch.nn.DataParallel(model), iter=0, hooks=[])
+    runner = SimpleNamespace(model=torch.nn.DataParallel(model), iter=0, hooks=hooks)
     before = [part.projection_matrix.clone() for part in model.student]
+    of_teacher = model.teacher[0].projection_matrix.clone()
     hook = HOOKS.build(dict(type='RedrawFeaturesHook', interval=1))
     hook.before_train(runner)
     for drawn in (False, True):
         if drawn:
             hook.after_train_iter(runner, 0)
-        for part, other in zip(model.student, model.teacher):
+        for part, other in zip(model.student, model.teacher if averaged else ()):
             assert torch.equal(part.projection_matrix, other.projection_matrix)
+        assert averaged or torch.equal(model.teacher[0].projection_matrix, of_teacher)
         same = [torch.equal(a, b.projection_matrix) for a, b in zip(before, model.student)]
         assert same == [True, not drawn]
 

@@ -1,4 +1,4 @@
-"""Weights of another resolution, and those under old names, load on every way; others do not."""
+"""Weights of another resolution load on every way; others do not."""
 
 import re
 from functools import partial
@@ -155,29 +155,3 @@ def test_channels_are_adapted_as_in_timm(tmp_path):
         load_weights(module, file, adapt_input_conv=True)
         own = module.stages[0]['patch_embed'].projection.weight
         torch.testing.assert_close(own, models.adapt_input_conv(channels, weight.detach()))
-
-
-OLD = {'attn.qkv.': 'attn.query_gate.', 'attn.kv.': 'attn.key_value.', '.lepe.': '.local.',
-       '.dwconv.': '.local.', '.sr.': '.reduction.'}  # fmt: skip
-
-
-def detector():
-    """A model with a backbone of ours and a head of somebody else, with the old words."""
-    backbone = dict(type='PolaFormerPVTv2', arch=ARCH, img_size=64, attn_cfg=dict(sr_ratio=2))
-    attn = nn.ModuleDict(dict(local=nn.Linear(2, 2), reduction=nn.Linear(2, 2)))
-    head = nn.ModuleDict(dict(attn=attn))
-    return nn.ModuleDict(dict(backbone=MODELS.build(backbone), head=head))
-
-
-def test_names_of_version_0_1_load_and_the_same_words_of_others_are_left_alone(tmp_path):
-    trained, old = detector().state_dict(), {}
-    for name, value in trained.items():
-        for now, before in OLD.items():
-            name = name.replace(now, before) if name.startswith('backbone.') else name
-        old[name] = value
-    assert len(set(old) - set(trained)) > 20 and 'head.attn.local.weight' in old
-    file = save(tmp_path / 'old.pth', old, 'module.')
-    for load in (lambda model: model.load_state_dict(dict(old)), lambda m: load_weights(m, file)):
-        model = detector()
-        load(model)
-        assert same(model, trained)

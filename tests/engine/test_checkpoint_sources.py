@@ -1,5 +1,6 @@
 """Weights of addresses, the Hugging Face hub and timm work where a path works, and are whole."""
 
+import errno
 import hashlib
 import os
 import sys
@@ -90,7 +91,7 @@ def test_an_address_is_read_and_downloaded_once(website):
     with pytest.raises(FileNotFoundError, match=f'{website.address}/b.pth.*404.*check the path'):
         read_state_dict(f'{website.address}/b.pth')
     assert same(other, read_state_dict(addresses[1]))
-    # By the names that earlier versions gave, or all would be downloaded again.
+    # The names stay as they are, or a new version would download all files again.
     digits = (hashlib.sha256(address.encode()).hexdigest()[:16] for address in addresses)
     assert kept(website) == sorted(f'{start}_a.pth' for start in digits)
 
@@ -148,10 +149,11 @@ def test_a_cut_off_copy_without_digits_is_named(website):
     read_state_dict(address)
 
 
-def test_a_cache_that_may_not_be_written_is_read(website, monkeypatch):
+@pytest.mark.parametrize('reason', [errno.EACCES, errno.EROFS])
+def test_a_cache_that_may_not_be_written_is_read(website, monkeypatch, reason):
     save(website.folder / 'a.pth', build().state_dict())
     read_state_dict(f'{website.address}/a.pth')
-    refused = mock.Mock(side_effect=PermissionError(13, 'Permission denied'))
+    refused = mock.Mock(side_effect=OSError(reason, os.strerror(reason)))
     monkeypatch.setattr('mmlaplace.checkpoints._download.FileLock', refused)
     read_state_dict(f'{website.address}/a.pth')
     message = f'b.pth cannot be opened .*{website.cache} may not be written.*TORCH_HOME'

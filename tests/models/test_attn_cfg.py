@@ -109,8 +109,6 @@ def test_values_that_would_be_lost_are_quoted(backbone, attn_cfg, quoted):
     (LAP, dict(landmark=4), "LaplacianAttention .* 'landmark' .did you mean 'num_landmarks'"),
     ('Swin', dict(qkv_bias=False), "WindowAttention has no option 'qkv_bias'"),
     ('Swin', dict(attn_cfg=dict(alpha=3)), "SoftmaxAttention has no option 'alpha'"),
-    # A name of 0.1.
-    (LAP, dict(landmarks=49), "'landmarks' is now num_landmarks"),
 ])  # fmt: skip
 def test_options_that_there_are_not_are_named(backbone, attn_cfg, quoted):
     with pytest.raises(TypeError, match=quoted):

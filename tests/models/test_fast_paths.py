@@ -1,7 +1,6 @@
-"""Layers that compute faster on a CPU do what their plain parts do, however a user changes these.
+"""An FFN and attentions do what their plain parts do, however a user changes these.
 
-The plain parts are torch's own linears, which an FFN calls one after the other, and the PyTorch
-references of the ops.
+The plain parts are an FFN's layers, one after the other, and the PyTorch references of the ops.
 """
 
 import copy
@@ -17,8 +16,8 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.utils import prune
 
 from mmlaplace.models import BaseAttention
-from mmlaplace.models.layers import FFN, Linear, as_torch_linears, linear
-from mmlaplace.ops import onednn_linear, use_backend
+from mmlaplace.models.layers import FFN
+from mmlaplace.ops import gelu_ffn, use_backend
 
 HW = (12, 13)
 # Relative to the largest value. Inverses of matrices of landmarks make the differences larger.
@@ -28,14 +27,8 @@ OF_LARGEST = 1e-3
 @pytest.fixture(autouse=True)
 def _small_blocks(monkeypatch):
     """Blocks of 64 rows, whatever the channels, and FFNs compute again in their backward."""
-    monkeypatch.setattr(linear, 'BLOCK_BYTES', 1)
-    monkeypatch.setattr(onednn_linear, 'BLOCK_BYTES', 1)
-    monkeypatch.setattr(linear, 'LARGE_BYTES', 0)
-
-
-@pytest.fixture(params=linear.LIBRARIES, autouse=True)
-def library(request, monkeypatch):
-    monkeypatch.setenv('MMLAPLACE_LINEAR', request.param)
+    monkeypatch.setattr(gelu_ffn, 'BLOCK_BYTES', 1)
+    monkeypatch.setattr(gelu_ffn, 'LARGE_BYTES', 0)
 
 
 def weighted(model):
@@ -145,8 +138,12 @@ def built(name):
 
 
 def pair(model):
-    """A model, and one of its plain parts with the same weights."""
-    return model, as_torch_linears(copy.deepcopy(model))
+    """A model, and one with the same weights whose FFNs compute layer by layer."""
+    plain = copy.deepcopy(model)
+    for part in plain.modules():
+        if isinstance(part, FFN):
+            part.is_one_op = lambda x: False
+    return model, plain
 
 
 @each_change
@@ -198,25 +195,6 @@ def gradients(function, x, weights, create_graph=False):
     return torch.autograd.grad(out.square().sum(), [x, *weights], create_graph=create_graph)
 
 
-@pytest.mark.parametrize('shape', [(3, 301, 16), (1, 1, 16), (0, 5, 16)])
-@pytest.mark.parametrize('bias', [True, False])
-def test_a_linear_is_torchs(shape, bias):
-    ours, x = Linear(16, 24, bias=bias), torch.randn(shape, requires_grad=True)
-    torchs = nn.Linear(16, 24, bias=bias)
-    torchs.load_state_dict(ours.state_dict())
-    # Sums of 16 products of order 1 in fp32.
-    torch.testing.assert_close(ours(x), torchs(x), atol=1e-5, rtol=1e-5)
-    for a, b in zip(*(gradients(layer, x, layer.parameters()) for layer in (ours, torchs))):
-        # Sums of up to 903 products of order 10.
-        torch.testing.assert_close(a, b, atol=1e-3, rtol=1e-4)
-
-
-@pytest.mark.parametrize('dtype', [torch.float64, torch.bfloat16])
-def test_other_dtypes_are_torchs_own(dtype):
-    ours, x = Linear(16, 24).to(dtype), torch.randn(700, 16, dtype=dtype)
-    assert torch.equal(ours(x), F.linear(x, ours.weight, ours.bias))
-
-
 @pytest.mark.parametrize('form', ['none', 'tanh'])
 @pytest.mark.parametrize('by', ['autocast', 'weights'])
 def test_inference_in_bf16_is_that_of_fp32(monkeypatch, form, by):
@@ -233,19 +211,13 @@ def test_inference_in_bf16_is_that_of_fp32(monkeypatch, form, by):
     torch.testing.assert_close(out.float(), expected, atol=0.03, rtol=0.02)
 
 
-def test_an_unknown_library_is_refused_by_its_name(monkeypatch):
-    monkeypatch.setenv('MMLAPLACE_LINEAR', 'mkl')
-    with pytest.raises(ValueError, match="MMLAPLACE_LINEAR must be one of .*, got 'mkl'"):
-        Linear(16, 24)(torch.randn(2, 16))
-
-
 @pytest.mark.parametrize('large', [0, 1 << 40], ids=['computed again', 'kept'])
 @pytest.mark.parametrize('form', ['none', 'tanh'])
 @pytest.mark.parametrize('backend', ['auto', 'reference'])
 def test_an_ffn_in_blocks_has_the_plain_ones_values_and_gradients(
     monkeypatch, large, form, backend
 ):
-    monkeypatch.setattr(linear, 'LARGE_BYTES', large)
+    monkeypatch.setattr(gelu_ffn, 'LARGE_BYTES', large)
     ffn = FFN(16, 4, act_cfg=dict(type='GELU', approximate=form))
     x = torch.randn(2, 600, 16, requires_grad=True)
     with torch.no_grad(), use_backend(backend):
@@ -260,7 +232,7 @@ def test_an_ffn_in_blocks_has_the_plain_ones_values_and_gradients(
 
 @pytest.mark.parametrize('times', [1, 2], ids=['once', 'twice by the same weights'])
 def test_second_derivatives_of_an_ffn_in_blocks(monkeypatch, times):
-    monkeypatch.setattr(linear, 'LARGE_BYTES', 0)
+    monkeypatch.setattr(gelu_ffn, 'LARGE_BYTES', 0)
     ffn, x = FFN(8, 2), torch.randn(1, 200, 8, requires_grad=True)
     weights = [ffn.layers[0].weight, ffn.layers[3].weight]
 
@@ -280,7 +252,7 @@ def test_second_derivatives_of_an_ffn_in_blocks(monkeypatch, times):
 def test_training_keeps_no_hidden_map_where_that_is_large(monkeypatch):
     kept = {}
     for large in (0, 1 << 40):
-        monkeypatch.setattr(linear, 'LARGE_BYTES', large)
+        monkeypatch.setattr(gelu_ffn, 'LARGE_BYTES', large)
         ffn, x = FFN(8, 4), torch.randn(1, 400, 8, requires_grad=True)
         sizes = []
         with torch.autograd.graph.saved_tensors_hooks(

@@ -203,21 +203,14 @@ def test_attention_gives_the_authors_output_and_gradient(name):
     assert_close(x.grad, golden['out:grad_x'], gradient_tolerance)
 
 
-def run_tool(name, source, out):
-    tools = ROOT / 'tools/model_converters'
-    for start, tool in (('soft', 'soft_to_mmlaplace.py'), ('pola', 'polaformer_to_mmlaplace.py')):
-        if name.startswith(start):
-            return run_script(tools / tool, source, out)
-    return run_script(tools / 'convert.py', source, '--out', out)
-
-
 @pytest.mark.parametrize('name', MODEL_CONFIGS)
 def test_converted_file_gives_the_authors_logits(name, tmp_path):
     golden, weights = read(name)
     # As their training scripts write it: under a name, from several GPUs, with the rest of the run.
     theirs = {f'module.{key}': value for key, value in weights.items()}
     torch.save(dict(model=theirs, epoch=299, config='…'), tmp_path / 'theirs.pth')
-    result = run_tool(name, tmp_path / 'theirs.pth', tmp_path / 'ours.pth')
+    converter = ROOT / 'tools/model_converters/convert.py'
+    result = run_script(converter, tmp_path / 'theirs.pth', '--out', tmp_path / 'ours.pth')
     assert result.returncode == 0, result.stderr
     assert f'{len(weights)} tensors of theirs' in result.stdout
 

@@ -68,3 +68,20 @@ def test_a_backbone_leaves_as_it_is(name, way):
     assert len(outs) == len(expected)
     for out, wanted in zip(outs, expected):
         assert (out - wanted).abs().max() <= TOLERANCE * wanted.abs().max()
+
+
+@pytest.mark.skipif(VERSION < (2, 6), reason='torch.export then gives graphs without gradients')
+def test_an_exported_attention_has_the_gradients_of_its_signs():
+    cfg = dict(type='EcoFormerAttention', embed_dims=32, num_heads=2, input_resolution=(4, 4))
+    attention, x = MODELS.build(cfg), torch.randn(2, 16, 32)
+    exported = torch.export.export(attention, (x, (4, 4))).module()
+    x.requires_grad_()  # it did not when the graph was made
+    found = []
+    for function in (attention, exported):
+        weights = dict(function.named_parameters())
+        out = function(x, (4, 4))
+        grads = torch.autograd.grad(out.square().sum(), [x, *weights.values()])
+        found.append(dict(zip(['x', *weights], grads), out=out))
+    assert all(value.any() for value in found[0].values())
+    # Sums in another order; some weights cancel out in most of the gradient.
+    torch.testing.assert_close(found[1], found[0], atol=1e-5, rtol=1e-3)

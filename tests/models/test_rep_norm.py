@@ -7,9 +7,7 @@ import torch
 import torch.nn.functional as F
 from conftest import doubles
 from mmengine.registry import MODELS
-from mmengine.runner import load_checkpoint
 
-from mmlaplace.engine import load_weights
 from mmlaplace.models.layers import PRepBN, TransformerBlock
 
 SOFTMAX = dict(type='SoftmaxAttention', embed_dims=8, num_heads=2, input_resolution=(3, 4))
@@ -86,30 +84,3 @@ def test_a_norm_of_halves_counts_on(dtype):
     assert norm.bn.weight.dtype == dtype
     norm(torch.randn(2, 5, 8, dtype=dtype))
     assert norm.forwards.item() == 70002
-
-
-def test_files_without_the_count_have_that_of_the_batch_norm(tmp_path):
-    old = pvt(9).state_dict()
-    old = {name: value for name, value in old.items() if not name.endswith('.forwards')}
-    for name, value in old.items():
-        if name.endswith('num_batches_tracked'):
-            value.fill_(7)
-    whole = {f'backbone.{name}': value for name, value in old.items()}
-    torch.save(dict(state_dict=whole), tmp_path / 'old.pth')
-    models = [torch.nn.ModuleDict(dict(backbone=pvt(9))) for _ in range(4)]
-    load_weights(models[0], tmp_path / 'old.pth', min_matched=1)
-    load_weights(models[1]['backbone'], tmp_path / 'old.pth', min_matched=1)
-    load_checkpoint(models[2], str(tmp_path / 'old.pth'), strict=True)
-    models[3].load_state_dict(whole)
-    for model in models:
-        counts = {m.forwards.item() for m in model.modules() if isinstance(m, PRepBN)}
-        assert counts == {7}
-
-
-def test_norm_alone_takes_the_count_of_its_batch_norm_from_an_older_file():
-    norm, other = PRepBN(8, steps=10), torch.nn.Sequential(PRepBN(8, steps=10))
-    norm.train()(torch.randn(2, 3, 8))
-    older = norm.state_dict()
-    del older['forwards']
-    other.load_state_dict({f'0.{name}': value for name, value in older.items()})
-    assert other[0].forwards == 1

@@ -1,4 +1,4 @@
-"""Each backbone computes what version 0.1 computed, from the weights that 0.1 would have saved."""
+"""Each backbone computes what was recorded, from weights of the recorded names."""
 
 import json
 import zlib
@@ -11,7 +11,7 @@ from mmengine.registry import MODELS
 
 import mmlaplace  # noqa: F401
 
-DATA = np.load(Path(__file__).parent.parent / 'data' / 'backbones_0.1.npz')
+DATA = np.load(Path(__file__).parent.parent / 'data' / 'backbones.npz')
 SIZES = ((64, 64), (80, 52))  # that of the training images, and one that is odd somewhere
 FOUR = dict(
     embed_dims=(32, 64, 96, 128), depths=(1, 2, 2, 1), num_heads=(1, 2, 3, 4),
@@ -21,7 +21,6 @@ ONE = dict(embed_dims=(48,), depths=(2,), num_heads=(3,), ffn_ratios=(2,))
 
 
 LAP, SOFTPP = dict(type='LaplacianFormer'), dict(type='SOFTPlusPlus')
-# What 0.1 called otherwise is written as today.
 CASES = {
     'laplacian': LAP,
     'laplacian_pool_ratio': dict(LAP, attn_cfg=dict(per_stage=dict(pool_ratio=(8, 4, 2, 1)))),
@@ -48,7 +47,7 @@ CASES = {
 }  # fmt: skip
 
 
-def weights_of_0_1(names_and_shapes):
+def made_up_weights(names_and_shapes):
     """Values that depend on nothing but their names."""
     weights = {}
     for name, shape in names_and_shapes:
@@ -67,10 +66,9 @@ def weights_of_0_1(names_and_shapes):
 
 
 @pytest.mark.parametrize('case', CASES)
-def test_weights_of_0_1_give_its_outputs(case):
+def test_the_same_weights_give_the_recorded_outputs(case):
     model = MODELS.build(dict(dict(arch=FOUR, img_size=64), **CASES[case])).double().eval()
-    weights = weights_of_0_1(json.loads(str(DATA[f'{case}/names'])))
-    model.load_state_dict(weights)
+    model.load_state_dict(made_up_weights(json.loads(str(DATA[f'{case}/names']))))
     for size in SIZES:
         chance = np.random.default_rng(1)
         with torch.no_grad():

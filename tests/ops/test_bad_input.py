@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmlaplace import ops
-from mmlaplace.ops.bias_gelu import bias_gelu, has_bias_gelu
+from mmlaplace.ops import _native
 from mmlaplace.ops.pola_streams import pola_streams
 from mmlaplace.ops.signed_powers import signed_powers
 
@@ -111,66 +111,171 @@ def test_the_bad_value_is_quoted(op, change, error, quoted):
 OPS = torch.ops.mmlaplace
 ATTEND = dict(
     q=Q, k=Q, v=Q, landmarks=Q[:, :, :3], inverse=torch.ones(1, 2, 3, 3), scale=torch.ones(1, 2),
-    rotary=None, kernel='laplacian', bandwidth=4.0, whitening=-1.0, adjacent=False,
+    rotary=None, kernel='laplacian', bandwidth=4.0, whitening_eps=None, rotary_form='half',
 )  # fmt: skip
+# Arguments of each compiled op. REFUSED has the changes of them that it refuses.
+SMALL = dict(mat=EYE, ridge=0.1)
+NEWTON_OP = dict(mat=EYE.expand(4, 3, 3), num_iters=3, ridge=0.1, start_scale=torch.ones(4))
+POOL = dict(k=Q, rotary=None, rotary_form='half', height=2, width=3, rows=1, columns=2, ratio=None)
+CALLS = {
+    'laplacian_kernel': dict(q=Q, k=Q, bandwidth=1.0),
+    'gaussian_kernel': dict(q=Q, k=Q, bandwidth=1.0),
+    '_laplacian_kernel_backward': dict(
+        grad=Q @ Q.mT, q=Q, k=Q, out=Q @ Q.mT, bandwidth=1.0
+    ),
+    '_gaussian_kernel_backward': dict(grad=Q @ Q.mT, q=Q, k=Q, out=Q @ Q.mT, bandwidth=1.0),
+    'cholesky_inverse': SMALL,
+    'newton_schulz_inverse': NEWTON_OP,
+    '_newton_start_scale': dict(mat=EYE, factor=1.8, halve=True, per_batch=False),
+    'nystrom_attention': ATTEND,
+    '_nystrom_attention_backward': dict(
+        ATTEND, grad=Q, mean=torch.ones(1, 2, 0), covariance=torch.ones(1, 2, 0, 0),
+        mixed=Q[:, :, :3],
+    ),
+    'pooled_landmarks': POOL,
+    '_pooled_landmarks_backward': dict(POOL, grad=Q[:, :, :2]),
+}  # fmt: skip
+NAN, INF, HUGE = float('nan'), float('inf'), 1 << 62
+OUT_OF_RANGE = [0.0, -0.0, -1.0, -1e-300, NAN, INF, -INF]  # of a positive number
+BANDWIDTHS = [dict(bandwidth=value) for value in (*OUT_OF_RANGE, 1e-39)]
+RIDGES = [dict(ridge=value) for value in (-0.5, -1e-300, NAN, INF)]
+TABLES = [
+    dict(rotary_form='whole'), dict(rotary_form=''), dict(rotary=TABLE.int()),
+    dict(rotary=TABLE[:, 0]), dict(rotary=TABLE[..., :5]), dict(rotary=torch.ones(2, 3, 6)),
+]  # fmt: skip
+TOKENS = [dict(q=Q[0]), dict(k=Q[:, :1]), dict(k=Q[..., :3]), dict(k=Q.double())]
+EMPTY = Q[:0].int()
+MATRICES = [dict(mat=EYE.int()), dict(mat=ONE), dict(mat=EYE[:2]), dict(mat=torch.ones(2, 0, 0))]
+HUGE_MAT = dict(mat=torch.eye(257))
+TOO_LARGE = {  # for a CPU, but maybe not for another device that meta stands for
+    'cholesky_inverse': HUGE_MAT,
+    'newton_schulz_inverse': dict(HUGE_MAT, start_scale=None),
+    '_newton_start_scale': HUGE_MAT,
+    'pooled_landmarks': dict(rows=HUGE, columns=4),
+    '_pooled_landmarks_backward': dict(rows=HUGE, columns=4),
+}
+ATTENTION_OP = [
+    *TOKENS, *BANDWIDTHS, *TABLES, dict(kernel='cauchy'), dict(kernel='Laplacian'),
+    *(dict(whitening_eps=value) for value in OUT_OF_RANGE),
+    dict(kernel='gaussian', bandwidth=1e-20),
+    dict(q=Q.int(), k=Q.int(), v=Q.int()), dict(v=Q[:, :, :5]), dict(v=Q.double()),
+    dict(landmarks=ONE), dict(landmarks=Q[:, :, :3].int()), dict(inverse=Q),
+    dict(inverse=torch.ones(1, 2, 3, 3).int()), dict(scale=ONE), dict(scale=torch.ones(1, 2).int()),
+    dict(k=Q[:, :, :5], v=Q[:, :, :5], rotary=TABLE),
+]  # fmt: skip
+POOLING_OP = [
+    *TABLES, dict(k=Q.int()), dict(k=Q[0]), dict(height=3), dict(height=-2, width=-3),
+    dict(height=0), dict(width=0), dict(height=HUGE, width=HUGE), dict(rows=0), dict(columns=0),
+    dict(rows=-1, columns=-2), dict(ratio=2), dict(rows=None),
+    dict(columns=None), dict(rows=None, columns=None), dict(rows=None, columns=None, ratio=0),
+    dict(rows=None, columns=None, ratio=-1),
+]  # fmt: skip
+REFUSED = {
+    'laplacian_kernel': [*TOKENS, *BANDWIDTHS, dict(q=Q.int(), k=Q.int()), dict(q=EMPTY, k=EMPTY)],
+    'gaussian_kernel': [*TOKENS, *BANDWIDTHS, dict(bandwidth=1e-20)],
+    '_laplacian_kernel_backward': [*TOKENS, *BANDWIDTHS, dict(grad=Q), dict(out=Q.double())],
+    '_gaussian_kernel_backward': [*TOKENS, *BANDWIDTHS, dict(out=Q)],
+    'cholesky_inverse': [*MATRICES, *RIDGES],
+    'newton_schulz_inverse': [
+        *MATRICES, *RIDGES, *(dict(num_iters=value) for value in (0, -3, -HUGE)),
+        dict(start_scale=torch.ones(3)), dict(start_scale=torch.ones(4).int()),
+    ],
+    '_newton_start_scale': [*MATRICES, *(dict(factor=value) for value in OUT_OF_RANGE)],
+    'nystrom_attention': ATTENTION_OP,
+    '_nystrom_attention_backward': [
+        *ATTENTION_OP, dict(mean=torch.ones(1, 2, 3)), dict(mixed=Q[:, :, :3].double()),
+        dict(grad=Q.double()), dict(grad=Q[:, :, :5]), dict(whitening_eps=1.0),
+    ],
+    'pooled_landmarks': POOLING_OP,
+    '_pooled_landmarks_backward': [
+        *POOLING_OP, dict(grad=ONE), dict(grad=Q[:, :, :2].int()), dict(grad=Q),
+    ],
+}  # fmt: skip
+compiled = pytest.mark.skipif(
+    _native.WHY_MISSING is not None, reason='the compiled library is missing'
+)
 
 
-def attention_backward(**changed):
-    """The compiled gradients of attention without whitening, of which a few inputs are changed."""
-    mean, covariance, mixed = torch.ones(1, 2, 0), torch.ones(1, 2, 0, 0), Q[:, :, :3]
-    inputs = dict(ATTEND, grad=Q, mean=mean, covariance=covariance, mixed=mixed)
+def call(name, change=None, device='cpu'):
+    """Call an op by the names of its arguments, of which some are changed, on a device."""
+    arguments = dict(CALLS[name], **(change or {}))
+    moved = {
+        key: value.to(device) if isinstance(value, torch.Tensor) else value
+        for key, value in arguments.items()
+    }
     with torch.no_grad():
-        return OPS._nystrom_attention_backward(**dict(inputs, **changed))
+        return getattr(OPS, name)(**moved)
+
+
+@compiled
+@pytest.mark.parametrize('device', ['cpu', 'meta'])
+@pytest.mark.parametrize('name', CALLS)
+def test_compiled_ops_refuse_each_bad_value(name, device):
+    """Those of a CPU by C++, and those of meta, which graphs are traced with, by Python."""
+    call(name, device=device)
+    too_large = [TOO_LARGE[name]] if device == 'cpu' and name in TOO_LARGE else []
+    error = RuntimeError if device == 'cpu' else (RuntimeError, ValueError, TypeError)
+    for change in REFUSED[name] + too_large:
+        with pytest.raises(error) as refused:
+            call(name, change, device)
+        assert name.strip('_').removesuffix('_backward') in str(refused.value), change
+
+
+@compiled
+def test_compiled_ops_refuse_what_is_no_tensor_or_undefined():
+    for name, arguments in CALLS.items():
+        for key, value in arguments.items():
+            if isinstance(value, torch.Tensor) and key != 'start_scale':  # which may be None
+                for other in (None, [1.0], 'q'):
+                    with pytest.raises((RuntimeError, TypeError)):
+                        call(name, {key: other})
 
 
 X, POWER = torch.zeros(1, 1, 2, 3), torch.ones(1, 1, 3)
-COMPILED = [
-    (lambda: OPS.laplacian_kernel(Q[0, 0], Q, 1.0), r'\[6, 4\]'),
-    (lambda: OPS.laplacian_kernel(Q, Q.double(), 1.0), 'Double'),
-    (lambda: OPS.newton_schulz_inverse(torch.ones(2, 3), 3, 0.1), r'\[2, 3\]'),
-    (lambda: OPS.newton_schulz_inverse(EYE.expand(4, 3, 3), 3, 0.0, torch.ones(3)),
+QUOTED = [
+    (lambda: call('laplacian_kernel', dict(q=Q[0, 0])), r'\[6, 4\]'),
+    (lambda: call('laplacian_kernel', dict(bandwidth=-1.0)), 'bandwidth .*got -1$'),
+    (lambda: call('gaussian_kernel', dict(bandwidth=1e-20)), 'bandwidth .*got 1e-20'),
+    (lambda: call('laplacian_kernel', dict(k=Q.double())), 'Double'),
+    (lambda: call('newton_schulz_inverse', dict(mat=EYE[:2])), r'\[2, 3\]'),
+    (lambda: call('newton_schulz_inverse', dict(num_iters=0)), 'num_iters .*got 0'),
+    (lambda: call('newton_schulz_inverse', dict(start_scale=torch.ones(3))),
      r'start_scale .*\[4\].*got \[3\]'),
-    (lambda: OPS.nystrom_attention(**dict(ATTEND, v=Q[..., :3])), r'v \[1, 2, 6, 3\].*q \[1, 2, 6'),
-    (lambda: OPS.newton_schulz_inverse(EYE.int(), 3, 0.1), 'mat must be fp16.* got Int'),
-    (lambda: OPS.cholesky_inverse(EYE.int(), 0.1), 'mat must be fp16.* got Int'),
-    (lambda: OPS._newton_start_scale(EYE.int(), 1.8, True, False), 'mat must be fp16.* got Int'),
-    (lambda: OPS._newton_schulz_inverse_backward(EYE, EYE[:0]), r'must be .*got shape \[0, 3\]'),
-    (lambda: OPS._newton_schulz_inverse_backward(EYE.double(), EYE), 'Float .*got Double'),
-    (lambda: OPS.nystrom_attention(**dict(ATTEND, scale=ONE)), r'scale .*got \[1\]'),
-    (lambda: OPS.nystrom_attention(**dict(ATTEND, inverse=ATTEND['inverse'].int())),
-     'inverse must be fp16.* got Int'),
-    (lambda: attention_backward(mean=torch.ones(1, 2, 3)), r'mean \[1, 2, 3\].* not those of'),
-    (lambda: attention_backward(mixed=Q[:, :, :3].double()), 'mixed must be Float.*got Double'),
-    (lambda: OPS.nystrom_attention(**dict(ATTEND, rotary=torch.ones(2, 3, 6))), '2 . pairs <= 4'),
-    (lambda: OPS.pooled_landmarks(Q, None, False, 2, 4, 1, 1, 0), r'2 \* 4, got \[1, 2, 6, 4\]'),
-    (lambda: OPS.pooled_landmarks(Q, None, False, 2, 3, 0, 1, 0), 'got 0 x 1 and ratio 0'),
-    (lambda: OPS._pooled_landmarks_backward(Q, ONE, None, False, 2, 3, 1, 1, 0), r'got \[1\]'),
-    (lambda: OPS._pooled_landmarks_backward(Q.int()[:, :, :1], Q, None, False, 2, 3, 1, 1, 0),
-     'gradient must be fp16.* got Int'),
-    (lambda: bias_gelu(X[0, 0].t(), torch.zeros(2), 'none', X), 'x must be contiguous'),
-    (lambda: bias_gelu(X[0, 0], torch.zeros(2), 'none', X), r'bias .*\[3\], got .* \[2\]'),
+    (lambda: call('cholesky_inverse', dict(mat=EYE.int())), 'mat must be fp16.* got Int'),
+    (lambda: call('cholesky_inverse', dict(ridge=-0.5)), 'ridge .*got -0.5'),
+    (lambda: call('cholesky_inverse', dict(mat=torch.eye(257))), "256 rows, got 257; .*'refer"),
+    (lambda: call('_newton_start_scale', dict(factor=NAN)), 'factor .*got nan'),
+    (lambda: call('nystrom_attention', dict(v=Q[..., :3])), r'v \[1, 2, 6, 3\].*q \[1, 2, 6'),
+    (lambda: call('nystrom_attention', dict(scale=ONE)), r'scale .*got \[1\]'),
+    (lambda: call('nystrom_attention', dict(kernel='cauchy')), 'kernel .*got cauchy'),
+    (lambda: call('nystrom_attention', dict(rotary_form='whole')), 'rotary_form .*got whole'),
+    (lambda: call('nystrom_attention', dict(whitening_eps=-1.0)), 'whitening_eps .*got -1$'),
+    (lambda: call('nystrom_attention', dict(rotary=torch.ones(2, 3, 6))), '2 . pairs <= 4'),
+    (lambda: call('_nystrom_attention_backward', dict(mean=torch.ones(1, 2, 3))),
+     r'mean \[1, 2, 3\].* not those of'),
+    (lambda: call('_nystrom_attention_backward', dict(mixed=Q[:, :, :3].double())),
+     'mixed must be Float.*got Double'),
+    (lambda: call('pooled_landmarks', dict(width=4)), r'2 \* 4, got \[1, 2, 6, 4\]'),
+    (lambda: call('pooled_landmarks', dict(rows=0)), 'got 0 x 2'),
+    (lambda: call('_pooled_landmarks_backward', dict(grad=ONE)), r'got \[1\]'),
     (lambda: signed_powers(X, POWER[..., :2], POWER), r'power .*\[1, 1, 2\]'),
     (lambda: pola_streams(X, POWER, POWER, X, 1e-6), r'sums .*\[1, 1, 6, 5\], got .* 3\]'),
 ]  # fmt: skip
 
 
-@pytest.mark.skipif(not has_bias_gelu(), reason='the compiled library is missing')
-@pytest.mark.parametrize(('call', 'quoted'), COMPILED)
+@compiled
+@pytest.mark.parametrize(('call', 'quoted'), QUOTED)
 def test_compiled_code_quotes_the_bad_value(call, quoted):
     with pytest.raises(RuntimeError, match=quoted):
         call()
 
 
 # Each call, whose tensors but one are on a CPU. Its outputs would be memory without values.
-@pytest.mark.parametrize('name', ['laplacian_kernel', 'nystrom_attention', '_gelu_ffn'])
+@pytest.mark.parametrize('name', ['laplacian_kernel', 'nystrom_attention'])
 def test_tensors_on_several_devices_are_refused(name):
     arguments = {
         'laplacian_kernel': dict(q=Q, k=Q, bandwidth=1.0),
         'nystrom_attention': ATTEND,
-        '_gelu_ffn': dict(
-            approximate='none', x=Q, first=torch.ones(8, 4), first_bias=torch.ones(8),
-            second=torch.ones(4, 8), second_bias=torch.ones(4),
-        ),
     }[name]  # fmt: skip
     for key, value in arguments.items():
         if isinstance(value, torch.Tensor):

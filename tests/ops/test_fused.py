@@ -1,4 +1,4 @@
-"""Parts of models in one pass: bias and GELU, PolaFormer's powers, and its queries."""
+"""Parts of models in one pass: PolaFormer's powers, and its queries."""
 
 import functools
 
@@ -7,61 +7,14 @@ import torch
 
 from mmlaplace.models.layers import pola_streams
 from mmlaplace.models.layers.signed_powers import SignedPowers
-from mmlaplace.ops.bias_gelu import (
-    bias_gelu,
-    bias_gelu_backward,
-    bias_gelu_reference,
-    has_bias_gelu,
-)
+from mmlaplace.ops import _native
 from mmlaplace.ops.pola_streams import fits as streams_fit
 from mmlaplace.ops.signed_powers import signed_powers, signed_powers_backward
 
-pytestmark = pytest.mark.skipif(not has_bias_gelu(), reason='the compiled library is missing')
-forms = pytest.mark.parametrize('approximate', ['none', 'tanh'])
+pytestmark = pytest.mark.skipif(
+    _native.WHY_MISSING is not None, reason='the compiled library is missing'
+)
 streams = functools.partial(pola_streams, eps=1e-6)
-
-
-def hidden(rows, channels):
-    """Hidden tokens of which some are far out, on both sides."""
-    return torch.linspace(-8, 8, rows * channels).view(channels, rows).t().contiguous()
-
-
-def gelu(x, bias, grad, approximate, in_place=False):
-    """The result, and the gradients of x and of the bias."""
-    x, of_x = x.clone(), grad.clone()
-    first, again = (x.clone(), x) if in_place else (torch.empty_like(x), torch.empty_like(x))
-    bias_gelu(first if in_place else x, bias, approximate, first)
-    of_bias = bias_gelu_backward(of_x, x, bias, approximate, again)
-    assert torch.equal(again, first)
-    return first, of_x, of_bias
-
-
-# Whole vectors, parts of one, and more rows than a thread takes at once.
-@pytest.mark.parametrize('shape', [(1, 1), (5, 7), (9, 16), (33, 45), (600, 64)])
-@forms
-def test_gelu_of_the_sum(shape, approximate):
-    arguments = x, bias, grad = hidden(*shape), torch.randn(shape[1]), torch.randn(shape)
-    wide = [tensor.double().requires_grad_() for tensor in (x, bias)]
-    truth = bias_gelu_reference(*wide, approximate)
-    truth = [truth.detach(), *torch.autograd.grad(truth, wide, grad.double())]
-    found = gelu(*arguments, approximate)
-    # Values up to 12, right to 1e-7 of them; times gradients up to 5; and sums of up to 600 of
-    # these, of which many cancel.
-    for result, right, atol, rtol in zip(found, truth, (1e-6, 5e-6, 1e-4), (2e-7, 2e-7, 1e-6)):
-        torch.testing.assert_close(result.double(), right, atol=atol, rtol=rtol)
-    assert all(map(torch.equal, gelu(*arguments, approximate, in_place=True), found))
-
-
-@forms
-def test_gelu_of_far_values_and_nan(approximate):
-    x = torch.tensor([[-1e30, -40.0, 40.0, 1e30, float('inf'), float('nan')]])
-    out = torch.empty_like(x)
-    bias_gelu(x, torch.zeros(6), approximate, out)
-    expected = torch.tensor([[0, 0, 40, 1e30, float('inf'), float('nan')]])
-    torch.testing.assert_close(out, expected, atol=0, rtol=0, equal_nan=True)
-    of_x = torch.ones(1, 4)
-    bias_gelu_backward(of_x, x[:, 1:5].contiguous(), torch.zeros(4), approximate, torch.empty(1, 4))
-    assert of_x[0, :2].tolist() == [0, 1]
 
 
 def features(batch, heads, tokens, dims):

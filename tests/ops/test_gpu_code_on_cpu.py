@@ -53,13 +53,21 @@ def assert_near(got, wanted, dtype, name):
 
 
 ATTENTIONS = {
-    # name: ((B, heads, N, n, m, d), pairs, adjacent, kernel, whitening, dtype, shared memory)
-    'small tiles': ((2, 1, 70, 70, 9, 6), 2, False, 'laplacian', 1e-2, torch.float64, PLENTY),
-    'no whitening': ((1, 2, 40, 50, 5, 4), 0, False, 'gaussian', -1.0, torch.float64, PLENTY),
-    'global memory': ((1, 1, 40, 40, 9, 6), 3, True, 'gaussian', 1e-2, torch.float64, 0),
-    'large tiles': ((1, 1, 70, 70, 49, 32), 16, False, 'laplacian', 1e-2, torch.float32, PLENTY),
-    'halves': ((1, 1, 70, 70, 9, 8), 2, True, 'laplacian', 1e-2, torch.bfloat16, PLENTY),
-    'halves, little memory': ((1, 1, 40, 40, 9, 8), 2, True, 'laplacian', 1e-2, torch.bfloat16, 0),
+    # name: ((B, heads, N, n, m, d), pairs, form, kernel, whitening_eps, dtype, shared memory)
+    'small tiles': ((2, 1, 70, 70, 9, 6), 2, 'half', 'laplacian', 1e-2, torch.float64, PLENTY),
+    'no whitening': ((1, 2, 40, 50, 5, 4), 0, 'half', 'gaussian', None, torch.float64, PLENTY),
+    'global memory': ((1, 1, 40, 40, 9, 6), 3, 'pairs', 'gaussian', 1e-2, torch.float64, 0),
+    'large tiles': ((1, 1, 70, 70, 49, 32), 16, 'half', 'laplacian', 1e-2, torch.float32, PLENTY),
+    'halves': ((1, 1, 70, 70, 9, 8), 2, 'pairs', 'laplacian', 1e-2, torch.bfloat16, PLENTY),
+    'halves, little memory': (
+        (1, 1, 40, 40, 9, 8),
+        2,
+        'pairs',
+        'laplacian',
+        1e-2,
+        torch.bfloat16,
+        0,
+    ),
 }
 
 
@@ -86,10 +94,10 @@ def attend(ops, inputs, table, constants, grad=None):
 
 @pytest.mark.parametrize('case', ATTENTIONS)
 def test_attention_for_gpus_has_the_values_and_gradients_of_the_reference(ops, case):
-    sizes, pairs, adjacent, kernel, whitening, dtype, shared_memory = ATTENTIONS[case]
+    sizes, pairs, form, kernel, whitening_eps, dtype, shared_memory = ATTENTIONS[case]
     ops.set_shared_memory(shared_memory)
     inputs, table = attention_inputs(sizes, pairs, dtype)
-    constants, grad = (kernel, 3.0, whitening, adjacent), torch.randn_like(inputs[0])
+    constants, grad = (kernel, 3.0, whitening_eps, form), torch.randn_like(inputs[0])
     out, kept, gradients = attend(ops, inputs, table, constants, grad)
     again, kept_again, gradients_again = attend(ops, inputs, table, constants, grad)
     pairs_of_runs = zip((out, *kept, *gradients), (again, *kept_again, *gradients_again))
@@ -106,34 +114,34 @@ def test_attention_for_gpus_has_the_values_and_gradients_of_the_reference(ops, c
         assert_near(got, right, dtype, name)
 
 
-@pytest.mark.parametrize(('sizes', 'whitening'), [
+@pytest.mark.parametrize(('sizes', 'whitening_eps'), [
     ((1, 1, 5, 5, 3, 4), 1e-30),  # whose power -3/2 is infinite in fp32
     ((0, 2, 5, 5, 3, 4), 1e-2), ((1, 2, 0, 5, 3, 4), 1e-2), ((1, 2, 5, 5, 0, 4), 1e-2),
 ])  # fmt: skip
-def test_empty_inputs_and_a_tiny_whitening_leave_no_nan(ops, sizes, whitening):
+def test_empty_inputs_and_a_tiny_whitening_leave_no_nan(ops, sizes, whitening_eps):
     ops.set_shared_memory(PLENTY)
     inputs, _ = attention_inputs(sizes, 0, torch.float32)
-    out, kept, grads = attend(ops, inputs, None, ('laplacian', 3.0, whitening, False))
+    out, kept, grads = attend(ops, inputs, None, ('laplacian', 3.0, whitening_eps, 'half'))
     assert out.shape == inputs[0].shape
     assert [grad.shape for grad in grads] == [tensor.shape for tensor in inputs]
     assert all(tensor.isfinite().all() for tensor in (out, *grads))
 
 
 POOLS = {
-    # name: ((B, heads, H, W, d), pairs, adjacent, (rows, columns, ratio), dtype)
-    'adaptive': ((2, 2, 9, 7, 6), 3, False, (3, 2, 0), torch.float64),
-    'squares': ((1, 1, 7, 9, 8), 2, True, (1, 1, 4), torch.float32),
-    'halves': ((1, 2, 14, 14, 32), 16, False, (7, 7, 0), torch.bfloat16),
+    # name: ((B, heads, H, W, d), pairs, form, (rows, columns, ratio), dtype)
+    'adaptive': ((2, 2, 9, 7, 6), 3, 'half', (3, 2, None), torch.float64),
+    'squares': ((1, 1, 7, 9, 8), 2, 'pairs', (None, None, 4), torch.float32),
+    'halves': ((1, 2, 14, 14, 32), 16, 'half', (7, 7, None), torch.bfloat16),
 }
 
 
 @pytest.mark.parametrize('case', POOLS)
 def test_pooling_for_gpus_has_the_values_and_gradients_of_the_reference(ops, case):
-    (batch, heads, height, width, dims), pairs, adjacent, cells, dtype = POOLS[case]
+    (batch, heads, height, width, dims), pairs, form, cells, dtype = POOLS[case]
     table = rotary(pairs, height * width)
     k = torch.randn(batch, height * width, heads, dims, dtype=torch.float64)
     k = k.transpose(1, 2).to(dtype)
-    constants = (table, adjacent, height, width, *cells)
+    constants = (table, form, height, width, *cells)
     out = ops.pooled_landmarks(k, *constants)
     grad = torch.randn_like(out)
     dk = ops._pooled_landmarks_backward(grad, k, *constants)

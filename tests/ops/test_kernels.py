@@ -131,8 +131,3 @@ def test_bandwidths_down_to_the_smallest_are_right_and_smaller_ones_quoted(name,
         assert all(grad.isfinite().all() for grad in grads)
     with pytest.raises(ValueError, match=rf'at least {SMALLEST[name]}.*fp32, got 1e-39'):
         op(q, q, 1e-39)
-
-
-def test_the_old_name_of_the_bandwidth_is_answered_by_the_new_one(name):
-    with pytest.raises(TypeError, match=f"{name} has no argument 'scale'.*'bandwidth'"):
-        OPS[name][0](*tokens(2, 2, 2), scale=4.0)

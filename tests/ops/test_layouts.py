@@ -6,16 +6,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import NO_GPU
-from test_contracts import KERNELS, OPS, example
+from test_contracts import KERNELS, OPS, READS_HALVES, example
 
 from mmlaplace import ops
-from mmlaplace.models.layers import gelu_ffn as ffns
-from mmlaplace.models.layers import linear, pola_streams, signed_powers
+from mmlaplace.models.layers import pola_streams, signed_powers
 from mmlaplace.ops import _native
 from mmlaplace.ops import signed_powers as native_powers
-from mmlaplace.ops.bias_gelu import bias_gelu, bias_gelu_backward
+from mmlaplace.ops.gelu_ffn import gelu_ffn, has_onednn, onednn_linear
 from mmlaplace.ops.newton_start_scale import newton_start_scale
-from mmlaplace.ops.onednn_linear import has_onednn_linear, onednn_gelu_ffn, onednn_linear
 
 FAR = 1e30  # beside the values of a tensor: a sum with one of these is seen
 
@@ -111,17 +109,15 @@ def test_start_scales_and_residuals(backend, device):
 
 # The compiled gradients, as graphs call them, of one output and its inputs.
 @pytest.mark.parametrize('device', ['cpu', pytest.param('cuda', marks=NO_GPU)])
-@pytest.mark.parametrize('name', [*KERNELS, 'newton_schulz_inverse', 'pooled_landmarks'])
+@pytest.mark.parametrize('name', [*KERNELS, 'pooled_landmarks'])
 def test_fused_gradients(name, device):
     backward = getattr(torch.ops.mmlaplace, f'_{name}_backward')
     shape = (2, 3, 7, 5)
     shapes = dict(grad=(2, 3, 7, 4), q=shape, k=(2, 3, 4, 5), out=(2, 3, 7, 4))
     constants = dict(bandwidth=2.0)
-    if name == 'newton_schulz_inverse':
-        shapes, constants = dict(grad=(2, 3, 5, 5), inverse=(2, 3, 5, 5)), {}
-    elif name == 'pooled_landmarks':
+    if name == 'pooled_landmarks':
         shapes = dict(grad=(2, 3, 2, 4), k=(2, 3, 6, 4), rotary=(2, 2, 6))
-        constants = dict(adjacent=False, height=2, width=3, rows=1, columns=2, ratio=0)
+        constants = dict(form='half', height=2, width=3, rows=1, columns=2, ratio=None)
     tensors = {key: tensor.to(device) for key, tensor in randoms(**shapes).items()}
 
     def call(**tensors):
@@ -152,61 +148,21 @@ def test_fused_powers_and_streams():
 
 
 FFN = dict(first=(8, 6), first_bias=(8,), second=(4, 8), second_bias=(4,))
-needs_onednn = pytest.mark.skipif(
-    not has_onednn_linear(torch.float32), reason='torch has no oneDNN'
-)
+def ffn(x, approximate='tanh', **weights):
+    return gelu_ffn(x, *weights.values(), approximate)
 
 
-def ffn(x, approximate='none', **weights):
-    return ffns.gelu_ffn(x, approximate, *weights.values())
-
-
-def ffn_of_graphs(x, **weights):
-    return torch.ops.mmlaplace._gelu_ffn('none', x, *weights.values())
-
-
-def ffn_gradients(grad, **tensors):
-    *inputs, _ = tensors.values()  # all but the last bias
-    with torch.no_grad():
-        return torch.ops.mmlaplace._gelu_ffn_backward('tanh', grad, *inputs)
-
-
-@needs_onednn
+@pytest.mark.skipif(not has_onednn(torch.float32), reason='torch has no oneDNN')
 @pytest.mark.parametrize('blocks', [1, 1 << 20], ids=['in blocks', 'at once'])
-def test_fused_linears_of_onednn(monkeypatch, blocks):
-    monkeypatch.setattr('mmlaplace.ops.onednn_linear.BLOCK_BYTES', blocks)
-    tensors = randoms(x=(3, 70, 6), weight=(4, 6), bias=(4,))
-    for one in (torch.ops.mmlaplace._onednn_linear, torch.no_grad()(onednn_linear)):
-        assert_any_layout(lambda x, weight, bias, one=one: one(x, weight, bias), tensors)
-    whole = torch.no_grad()(lambda **tensors: onednn_gelu_ffn('none', *tensors.values()))
-    assert_any_layout(whole, randoms(x=(3, 70, 6), **FFN))
-
-
-@needs_onednn
 @pytest.mark.parametrize('large', [0, 1 << 40], ids=['computed again', 'kept'])
-@pytest.mark.parametrize('library', linear.LIBRARIES)
-def test_fused_ffn(monkeypatch, library, large):
-    monkeypatch.setenv('MMLAPLACE_LINEAR', library)
-    monkeypatch.setattr(linear, 'LARGE_BYTES', large)
-    monkeypatch.setattr(linear, 'BLOCK_BYTES', 1)  # 64 rows
+def test_fused_ffn(monkeypatch, blocks, large):
+    monkeypatch.setattr('mmlaplace.ops.gelu_ffn.BLOCK_BYTES', blocks)  # 64 rows at least
+    monkeypatch.setattr('mmlaplace.ops.gelu_ffn.LARGE_BYTES', large)
     tensors = randoms(x=(3, 70, 6), **FFN)
-    flat = dict(tensors, x=tensors['x'].flatten(0, 1))
     assert_any_layout(ffn, tensors)
-    assert_any_layout(torch.no_grad()(ffn), flat)
-    assert_any_layout(ffn_of_graphs, tensors)
-    assert_any_layout(ffn_gradients, dict(grad=torch.randn(210, 4), **flat))
-
-
-def test_fused_bias():
-    tensors = randoms(x=(7, 5), bias=(5,), grad=(7, 5))
-
-    def both(x, bias, grad):
-        out, x, grad = (tensor.detach().contiguous().clone() for tensor in (x, x, grad))
-        bias_gelu(x, bias, 'none', out)
-        of_bias = bias_gelu_backward(grad, x, bias, 'none', out)
-        return out, grad, of_bias
-
-    assert_any_layout(torch.no_grad()(both), tensors)
+    assert_any_layout(torch.no_grad()(ffn), tensors)
+    linear = torch.no_grad()(lambda x, weight, bias: onednn_linear(x, weight, bias))
+    assert_any_layout(linear, randoms(x=(3, 70, 6), weight=(4, 6), bias=(4,)))
 
 
 def test_fused_ops_of_nothing():
@@ -214,10 +170,11 @@ def test_fused_ops_of_nothing():
     others = {name: tensor for name, tensor in powers().items() if name != 'x'}
     assert signed_powers(**empty, **others).shape == (2, 3, 0, 10)
     none, weights = torch.randn(0, 6), [torch.randn(shape) for shape in FFN.values()]
-    assert ffn_of_graphs(none, **dict(zip(FFN, weights))).shape == (0, 4)
-    assert torch.ops.mmlaplace._onednn_linear(none, *weights[:2]).shape == (0, 8)
-    of_x, *of_weights = ffn_gradients(torch.randn(0, 4), x=none, **dict(zip(FFN, weights)))
-    assert of_x.shape == (0, 6) and not any(grad.any() for grad in of_weights)
+    none, *weights = (tensor.requires_grad_() for tensor in (none, *weights))
+    out = gelu_ffn(none, *weights, 'none')
+    of_x, *of_weights = torch.autograd.grad(out.sum(), [none, *weights])
+    assert out.shape == (0, 4) and of_x.shape == (0, 6)
+    assert not any(grad.any() for grad in of_weights)
 
 
 def strides_of(op, arguments, device):
@@ -227,15 +184,9 @@ def strides_of(op, arguments, device):
 
 
 def test_graphs_expect_the_strides_that_fused_ops_give():
-    tensors = randoms(x=(3, 70, 6), **FFN)
-    tensors = {name: axes_reversed(first_of_two(tensor)) for name, tensor in tensors.items()}
-    grad = axes_reversed(torch.randn(3, 70, 4))
     x, *others = (axes_reversed(tensor) for tensor in powers().values())
     sums, of_features = (axes_reversed(torch.rand(2, 3, *shape)) for shape in ((10, 7), (9, 10)))
     calls = {
-        '_onednn_linear': (tensors['x'], tensors['first'], tensors['first_bias']),
-        '_gelu_ffn': ('none', *tensors.values()),
-        '_gelu_ffn_backward': ('none', grad, *[*tensors.values()][:-1]),
         '_signed_powers': (x, *others),
         '_signed_powers_backward': (of_features, x, *others),
         '_pola_streams': (x, *others, sums, 1e-6),
@@ -248,8 +199,7 @@ def test_graphs_expect_the_strides_that_fused_ops_give():
 @pytest.mark.skipif(_native.WHY_MISSING is not None, reason='the compiled library is missing')
 def test_all_ops_that_exist_are_tested_here():
     tested = {
-        *OPS, *(f'_{name}_backward' for name in OPS if name != 'cholesky_inverse'),
+        *OPS, *(f'_{name}_backward' for name in (*KERNELS, *READS_HALVES)),
         '_newton_start_scale', '_signed_powers', '_signed_powers_backward', '_pola_streams',
-        '_bias_gelu', '_bias_gelu_backward',
     }  # fmt: skip
     assert set(_native.AVAILABLE) == tested

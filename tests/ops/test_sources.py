@@ -10,6 +10,7 @@ import clang_format
 import pytest
 from conftest import ROOT
 
+from mmlaplace.check.library import loaded_library
 from mmlaplace.ops import _native
 from mmlaplace.ops._sources import SUFFIXES, library_sources
 
@@ -48,6 +49,21 @@ def test_the_library_has_the_sources_of_ops_but_benchmarks_and_onnx_runtime():
     assert 'common/cpu/cpu_dispatch.h' in names and 'common/cuda/build_info_cuda.cu' in names
     assert not [name for name in names if name.startswith(('benchmarks/', 'onnxruntime/'))]
     assert not [name for name in _native.AVAILABLE if 'peak' in name]
+
+
+@pytest.mark.skipif(shutil.which('nm') is None, reason='no nm')
+@pytest.mark.skipif(_native.WHY_MISSING is not None, reason='the compiled library is missing')
+def test_a_library_of_the_stable_abi_needs_no_class_of_torch():
+    library = loaded_library()
+    if 'torch_from' not in _native.build_info(library):
+        pytest.skip('it is for one torch before 2.10, by its C++ classes')
+    lines = subprocess.run(
+        ['nm', '-D', '--undefined-only', library], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    names = [line.split()[-1] for line in lines]
+    assert any(name.startswith('aoti_torch_') for name in names)
+    # C++ writes the namespaces at, c10 and torch into a name with their lengths.
+    assert not [name for name in names if re.match(r'_Z\w*?(2at|3c10|5torch)\d', name)]
 
 
 def run(command, **environment):

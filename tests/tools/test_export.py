@@ -263,6 +263,7 @@ def test_an_image_for_another_program_is_prepared_as_the_file_says(exported, tmp
     for arguments, message in (
         ((given, tmp_path / 'a.ppm'), 'takes only 48 x 48'),
         ((given, given), 'is an input; name another file'),
+        ((given, tmp_path / 'photo.ppm'), 'is there already; --force replaces it'),
         ((tmp_path / 'none.png', tmp_path / 'a.ppm'), 'there is no file'),
     ):
         result = prepare(*arguments)

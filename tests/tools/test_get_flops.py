@@ -16,7 +16,6 @@ from mmlaplace.analysis.complexity import count_complexity, mmengine_flop_handle
 from mmlaplace.analysis.networks import Network, image_size
 from mmlaplace.model_zoo import read_models
 from mmlaplace.models import BaseAttention, LaplacianAttention, PyramidBackbone
-from mmlaplace.models.layers import as_torch_linears
 from mmlaplace.ops import use_backend
 from mmlaplace.toolboxes import toolbox_script
 
@@ -113,11 +112,11 @@ def test_mmengine_counts_the_same_of_an_attention(name):
 
 # Not SOFT: heads share the filters of its landmarks, which counts as one head where types decide.
 @pytest.mark.parametrize('name', ['LaplacianFormer', 'PVT', 'RAVLT', 'Swin', 'ViT'])
-def test_counters_by_types_see_all_layers_as_torch_linears(name):
+def test_counters_by_types_see_all_layers(name):
     """As thop and ptflops count: by hooks on layers whose type is exactly torch's."""
     zoo, counts = MODELS.get(name).arch_zoo, []
     backbone = MODELS.build(dict(type=name, arch=next(iter(zoo)), img_size=64))
-    for layer in as_torch_linears(backbone).modules():
+    for layer in backbone.modules():
         if type(layer) in (torch.nn.Linear, torch.nn.Conv2d):
             macs = layer.weight[0].numel()  # of an output value
             layer.register_forward_hook(lambda m, i, out, n=macs: counts.append(n * out.numel()))

@@ -47,8 +47,6 @@ LOADERS = {
     # It takes the checkpoints that it finds in its work directory.
     'analysis_tools/attention_training.py': ['LaplacianAttention', '--work-dir', 'runs'],
     'model_converters/convert.py': ['FILE', '--out', 'OUT/a.pth'],
-    'model_converters/soft_to_mmlaplace.py': ['FILE', 'OUT/a.pth'],
-    'model_converters/polaformer_to_mmlaplace.py': ['FILE', 'OUT/a.pth'],
 }  # fmt: skip
 # These hand over to the toolboxes, which load whatever fits.
 HANDING_OVER = {

@@ -110,7 +110,8 @@ def test_the_attention_is_that_of_the_reference_at_any_size(
         inputs = problem(*sizes, kernel, rotary=rotary)
         expected = nystrom_attention_reference(
             **dict(dict(rotary=None), **inputs), kernel=kernel, bandwidth=4.0,
-            whitening=whitening, adjacent=adjacent,
+            whitening_eps=whitening if whitening > 0 else None,
+            rotary_form='pairs' if adjacent else 'half',
         )  # fmt: skip
         # The kernels of the compiled op, whose sums are in another order.
         found = session(content)(**as_tokens(inputs))

@@ -284,7 +284,7 @@ def with_random_weights(config, mini_data, folder) -> list:
     'config, arguments',
     [
         (LAPLACIAN, ()),
-        (SWIN, ('--method', 'EigenCAM', '--target-layers', 2, '--category', 3)),
+        (SWIN, ('--method', 'EigenCAM', '--target-layers', 2, '--target-category', 3)),
         (RETINANET, ('--method', 'LayerCAM', '--target-layers', 2, 'neck.fpn_convs.0')),
         (FPN, ('--method', 'LayerCAM', '--target-layers', 1)),
     ],

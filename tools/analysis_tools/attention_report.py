@@ -7,7 +7,7 @@ Example:
 from pathlib import Path
 
 from mmlaplace.commands.command_line import ToolParser, read_json
-from mmlaplace.comparison.attention_report import write_report
+from mmlaplace.lab.comparison.attention_report import write_report
 
 
 def main() -> None:

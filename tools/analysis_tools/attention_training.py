@@ -9,16 +9,13 @@ Example:
   python tools/analysis_tools/attention_training.py "LaplacianAttention, bandwidth=2"
 """
 
-import fcntl
 import json
-import os
 import sys
 import time
 from argparse import Namespace
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Dict, Iterator, List, Tuple
+from typing import Dict, List, Tuple
 
 import torch
 from mmengine.config import Config
@@ -30,7 +27,7 @@ from mmlaplace.analysis.attention_statistics import statistics_by_stage, term_si
 from mmlaplace.analysis.complexity import count_complexity
 from mmlaplace.analysis.recording import normalized
 from mmlaplace.commands.command_line import ToolParser, at_least, load_or_exit, write_json
-from mmlaplace.comparison.attention_study import (
+from mmlaplace.lab.comparison.attention_study import (
     HOSTS,
     STUDIES,
     Column,
@@ -43,7 +40,8 @@ from mmlaplace.comparison.attention_study import (
     phase_cfg,
     settings_of,
 )
-from mmlaplace.mini_datasets import fashion
+from mmlaplace.lab.mini_datasets import fashion
+from mmlaplace.lab.runner import locked
 from mmlaplace.model_zoo import build_model
 
 
@@ -155,17 +153,6 @@ def main() -> None:
             print(f'{args.work_dir / "result.json"} is there now, by another call')
         else:
             train_all(args, settings, resumed)
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold a lock on a folder. It leaves no file, and ends with the process."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def train_all(args: Namespace, settings: dict, resumed: bool) -> None:

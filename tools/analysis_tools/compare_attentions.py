@@ -28,10 +28,9 @@ Examples:
 
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
 from pathlib import Path
-from typing import List, NamedTuple
+from typing import List, Optional
 
 import torch
 from rich.progress import Progress
@@ -39,8 +38,8 @@ from rich.progress import Progress
 from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.commands.command_line import ToolParser, at_least, positive, read_json, write_json
 from mmlaplace.commands.script_runs import import_first, run_script
-from mmlaplace.comparison.attention_report import write_report
-from mmlaplace.comparison.attention_study import (
+from mmlaplace.lab.comparison.attention_report import write_report
+from mmlaplace.lab.comparison.attention_study import (
     ABLATIONS,
     HOSTS,
     SIZES,
@@ -53,20 +52,40 @@ from mmlaplace.comparison.attention_study import (
     settings_of,
     without_local_branch,
 )
+from mmlaplace.lab.runner import Job, JobFailed, Outcome, run_all
 
 TOOLS = Path(__file__).resolve().parent
 
 
-class Job(NamedTuple):
-    """A command, the file that it writes at its end, and the settings that are in that file."""
+class Script(Job):
+    """A script that writes a file at its end.
 
-    name: str
-    command: List[str]
-    result: Path
-    settings: dict
+    Args:
+        label: Name in messages.
+        command: The script and its arguments.
+        path: The file, whose ``settings`` must be those.
+        settings: The settings on which the result depends.
+    """
+
+    def __init__(self, label: str, command: List[str], path: Path, settings: dict) -> None:
+        super().__init__(label)
+        self.command, self.path, self.settings = command, path, settings
+
+    def result(self) -> Optional[dict]:
+        found = read_result(self.path)
+        return found if found is not None and found['settings'] == self.settings else None
+
+    def run(self) -> dict:
+        """Run the script in a process with one thread, its log beside the result."""
+        script, *arguments = self.command
+        log = self.path.with_name(f'{self.path.stem}.log')
+        status, end = run_script(TOOLS / script, arguments, log, threads=1)
+        if status:
+            raise JobFailed(f'{self.label} ended with status {status}; the end of {log}:\n{end}')
+        return json.loads(self.path.read_bytes())
 
 
-def training_jobs(args) -> List[Job]:
+def training_jobs(args) -> List[Script]:
     """A run for each host, seed and attention, in this order."""
     off = '_no-local-branch' if args.no_local_branch else ''
     jobs = []
@@ -84,13 +103,12 @@ def training_jobs(args) -> List[Job]:
                 settings = settings_of(
                     name, host, seed, args.study, not args.no_local_branch, args.epochs
                 )
-                jobs.append(
-                    Job(f'{name}, {host}, seed {seed}', command, folder / 'result.json', settings)
-                )
+                label = f'{name}, {host}, seed {seed}'
+                jobs.append(Script(label, command, folder / 'result.json', settings))
     return jobs
 
 
-def cost_jobs(args) -> List[Job]:
+def cost_jobs(args) -> List[Script]:
     jobs = []
     for name in args.attentions:
         result = args.work_dir / args.hosts[0] / 'cost' / f'{folder_of(name)}.json'
@@ -99,7 +117,7 @@ def cost_jobs(args) -> List[Job]:
             '--force', '--sizes', *map(str, args.sizes),
         ]  # fmt: skip
         settings = cost_settings(name, args.hosts[0], args.sizes)
-        jobs.append(Job(f'{name}, cost', command, result, settings))
+        jobs.append(Script(f'{name}, cost', command, result, settings))
     return jobs
 
 
@@ -107,35 +125,20 @@ def folder_of(name: str) -> str:
     return name.replace(', ', '-')
 
 
-def run(job: Job) -> str:
-    """Run a job in a process with one thread, its log beside the result; why it failed, or ''."""
-    script, *arguments = job.command
-    log = job.result.with_name(f'{job.result.stem}.log')
-    status, end = run_script(TOOLS / script, arguments, log, threads=1)
-    return f'{job.name} ended with status {status}; the end of {log}:\n{end}' if status else ''
-
-
-def is_done(job: Job) -> bool:
-    """Whether the file of a job is there, of the same settings."""
-    result = read_result(job.result)
-    return result is not None and result['settings'] == job.settings
-
-
-def run_all(jobs: List[Job], at_once: int) -> List[str]:
+def run_and_show(jobs: List[Script], at_once: int) -> List[str]:
     """Run what is not done, so many at once; the failures, which do not stop the others."""
-    failures = []
-    import_first('mmpretrain.models', 'mmlaplace.models')
-    with Progress() as progress, ThreadPoolExecutor(at_once) as pool:
-        task = progress.add_task('runs', total=len(jobs))
-        try:
-            for future in as_completed([pool.submit(run, job) for job in jobs]):
-                progress.advance(task)
-                if future.result():
-                    failures.append(future.result())
-                    progress.console.print(failures[-1], markup=False, soft_wrap=True)
-        except BaseException:  # such as Ctrl+C, after which the pool would start all that waits
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    failures: List[str] = []
+    with Progress() as progress:
+        finished = sum(job.result() is not None for job in jobs)
+        task = progress.add_task('runs', total=len(jobs), completed=finished)
+
+        def ended(job: Script, outcome: Outcome) -> None:
+            progress.advance(task)
+            if isinstance(outcome, str):
+                failures.append(outcome)
+                progress.console.print(outcome, markup=False, soft_wrap=True)
+
+        run_all(jobs, at_once, ended=ended)
     return failures
 
 
@@ -200,10 +203,12 @@ def main() -> None:
     if args.known:
         known = read_json(args.known, *known)
     done = [made['settings'] for made in (*known['results'], *known['costs'])]
-    failures = run_all([job for job in training_jobs(args) if job.settings not in done], args.jobs)
+    import_first('mmpretrain.models', 'mmlaplace.models')
+    jobs = [job for job in training_jobs(args) if job.settings not in done]
+    failures = run_and_show(jobs, args.jobs)
     if not args.no_cost:
-        costs = [job for job in cost_jobs(args) if job.settings not in done]
-        failures += run_all([job for job in costs if not is_done(job)], 1)
+        jobs = [job for job in cost_jobs(args) if job.settings not in done]
+        failures += run_and_show(jobs, 1)
     content = collect(args.work_dir, known)
     write_json(args.work_dir / 'results.json', content)
     print(f'wrote {args.work_dir / "results.json"}')

@@ -17,6 +17,7 @@ Examples:
 import sys
 import time
 from argparse import Namespace
+from itertools import takewhile
 from pathlib import Path
 from typing import List
 
@@ -24,9 +25,11 @@ import torch
 
 from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.commands.command_line import ToolParser, read_json, write_json
-from mmlaplace.comparison import linearizing_study as study
-from mmlaplace.comparison.attention_study import contenders, finished, read_result
-from mmlaplace.comparison.linearizing_report import write_report
+from mmlaplace.lab.comparison import linearizing_study as study
+from mmlaplace.lab.comparison.attention_study import contenders, read_result
+from mmlaplace.lab.comparison.linearizing_report import write_report
+from mmlaplace.lab.runner import Outcome
+from mmlaplace.lab.runner import run_all as run_jobs
 
 
 def teacher_of(seed: int, folder: Path) -> Path:
@@ -80,24 +83,20 @@ def run_all(parser: ToolParser, args: Namespace) -> List[str]:
         )
     torch.set_num_threads(1)
     failures = []
-    for seed in args.seeds:
-        for attention in args.attentions:
-            folder = args.work_dir / f'{attention}_{seed}'
-            try:
-                done = finished(folder, study.settings_of(attention, seed, args.epochs))
-            except ValueError as error:
-                parser.error(str(error))
-            if done or time.monotonic() > until:
-                continue
-            teacher = teacher_of(seed, args.classifiers)
-            try:
-                result = study.run(attention, seed, args.epochs, teacher, args.data_root)
-            except Exception as error:  # of one attention: it is told, and the others go on
-                failures.append(f'{attention}, seed {seed}: {type(error).__name__}: {error}')
-                print(failures[-1], flush=True)
-                continue
-            write_json(folder / 'result.json', result)
-            print(f'{attention}, seed {seed}: {result["top1"]}', flush=True)
+
+    def ended(job: study.Linearizing, outcome: Outcome) -> None:
+        text = outcome if isinstance(outcome, str) else outcome['top1']
+        print(f'{job.label}: {text}', flush=True)
+        if isinstance(outcome, str):
+            failures.append(f'{job.label}: {outcome}')
+
+    jobs = (
+        study.Linearizing(attention, seed, args.epochs, teacher_of(seed, args.classifiers),
+                          args.data_root, args.work_dir)
+        for seed in args.seeds
+        for attention in args.attentions
+    )  # fmt: skip
+    run_jobs(takewhile(lambda job: time.monotonic() <= until, jobs), ended=ended)
     found = filter(None, map(read_result, sorted(args.work_dir.glob('*/result.json'))))
     machine = describe_machine(torch.device('cpu'))
     write_json(args.work_dir / 'results.json', dict(machine=machine, results=list(found)))

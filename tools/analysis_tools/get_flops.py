@@ -14,7 +14,6 @@ Examples:
 """
 
 import argparse
-import sys
 from pathlib import Path
 from typing import List, Optional, Tuple
 
@@ -107,24 +106,13 @@ def chosen_configs(
     parser: ToolParser, args: argparse.Namespace, models: List[ModelInfo]
 ) -> List[str]:
     """Paths of configs and names of the model zoo."""
+    if args.configs and not args.match:
+        return args.configs
     zoo = [model.name for model in models if model.task == 'classification']
-    everything = {model.name for model in models}
-    chosen, parts = [], list(args.match)
-    for config in args.configs:
-        if Path(config).suffix or config in everything:
-            chosen.append(config)
-        else:  # the spelling of version 0.1
-            if any(config in name for name in zoo):
-                sys.stderr.write(
-                    f'{parser.prog}: {config} is only a part of a name; write --match {config}\n'
-                )
-            parts.append(config)
-    if parts or not args.configs:
-        matched = [name for name in zoo if not parts or any(part in name for part in parts)]
-        if not matched:
-            parser.error(f'no classifier has one of {parts} in its name; see docs/model_zoo.md')
-        chosen += matched
-    return chosen
+    matched = [name for name in zoo if not args.match or any(part in name for part in args.match)]
+    if not matched:
+        parser.error(f'no classifier has one of {args.match} in its name; see docs/model_zoo.md')
+    return args.configs + matched
 
 
 def main() -> None:

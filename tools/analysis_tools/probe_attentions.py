@@ -22,8 +22,8 @@ import torch
 from mmengine.config import DictAction
 
 from mmlaplace.commands.command_line import ToolParser
-from mmlaplace.probes.study import QUICK, Runner, Study, chosen, label, read_studies
-from mmlaplace.probes.tasks import PROBES, build_probe
+from mmlaplace.lab.probes.study import QUICK, Runner, Study, chosen, label, read_studies
+from mmlaplace.lab.probes.tasks import PROBES, build_probe
 
 
 def show_list(studies: dict) -> None:
@@ -105,8 +105,8 @@ def asked(study: Study, args) -> Study:
 
 def report(parser: ToolParser, args, studies: dict) -> None:
     """Write the tables and the heat maps of a file of results."""
-    from mmlaplace.probes.report import tables, write_report
-    from mmlaplace.probes.results import read_results
+    from mmlaplace.lab.probes.report import tables, write_report
+    from mmlaplace.lab.probes.results import read_results
 
     if args.report.exists() and not args.report.is_dir():
         parser.error(f'{args.report} is a file; name a folder')

@@ -9,7 +9,7 @@ Examples:
 from pathlib import Path
 
 from mmlaplace.commands.command_line import ToolParser, read_json
-from mmlaplace.comparison.backbone_report import (
+from mmlaplace.lab.comparison.backbone_report import (
     add_report_options,
     check_report_options,
     draw,

@@ -17,6 +17,7 @@ is named with the reason, and the others continue.
 
   eager     as the toolboxes run it
   compiled  by torch.compile, with inductor
+  optimized with weights that are packed for a CPU, by mmlaplace.cpu.optimize
   bf16      under autocast to bfloat16; compiled-bf16 is both
   exponent  of time in the number of pixels, where all sizes have the same batch: 1 is linear
   MB        the peak of memory beyond weights and images, gradients included: of the process on a
@@ -53,8 +54,9 @@ from mmlaplace.analysis.measuring import (
     tensor_memory,
 )
 from mmlaplace.commands.command_line import ToolParser, positive, write_json
-from mmlaplace.comparison.backbone_contenders import SOURCES, Builder, catalogue, find
-from mmlaplace.comparison.backbone_report import (
+from mmlaplace.cpu import optimize
+from mmlaplace.lab.comparison.backbone_contenders import SOURCES, Builder, catalogue, find
+from mmlaplace.lab.comparison.backbone_report import (
     add_report_options,
     check_report_options,
     draw,
@@ -63,16 +65,18 @@ from mmlaplace.comparison.backbone_report import (
     print_tables,
     short,
 )
-from mmlaplace.comparison.published_top1 import peers
+from mmlaplace.lab.comparison.published_top1 import peers
 
 CONTENDERS = ('laplacianformer-tiny', 'laplacianformer-tiny+SoftmaxAttention')
 SIZES = tuple((side, 1) for side in (224, 384, 512, 768, 1024, 1280, 1536))
-# By name, whether compiled, and the dtype of autocast.
-MODES: Dict[str, Tuple[bool, Optional[torch.dtype]]] = {
-    'eager': (False, None),
-    'compiled': (True, None),
-    'bf16': (False, torch.bfloat16),
-    'compiled-bf16': (True, torch.bfloat16),
+# By name, how a model is changed, and the dtype of autocast.
+MODES: Dict[str, Tuple[str, Optional[torch.dtype]]] = {
+    'eager': ('', None),
+    'compiled': ('compiled', None),
+    'optimized': ('optimized', None),
+    'bf16': ('', torch.bfloat16),
+    'compiled-bf16': ('compiled', torch.bfloat16),
+    'optimized-bf16': ('optimized', torch.bfloat16),
 }
 
 
@@ -110,15 +114,18 @@ def build(builder: Builder, train: bool, device: torch.device) -> nn.Module:
 
 def step_of(model: nn.Module, images: Tensor, train: bool, mode: str) -> Callable:
     """A pass of a model in a mode."""
-    compiled, dtype = MODES[mode]
-    run = torch.compile(model, dynamic=False) if compiled else model
-    return model_job(run, images, train, dtype)
+    change, dtype = MODES[mode]
+    if change == 'compiled':
+        model = torch.compile(model, dynamic=False)
+    elif change == 'optimized':
+        model = optimize(model, dtype or torch.float32)
+    return model_job(model, images, train, dtype)
 
 
 def measure(models: Dict[str, nn.Module], args: argparse.Namespace, device: torch.device) -> list:
     """A row for each size, contender and mode."""
     rows, slow = [], {}
-    compiles = any(MODES[mode][0] for mode in args.modes)
+    compiles = any(MODES[mode][0] == 'compiled' for mode in args.modes)
     if compiles:
         from torch._dynamo import config
 
@@ -207,6 +214,9 @@ def parse_args() -> argparse.Namespace:
     names = [n for given in args.contenders for n in (peers() if given == 'peers' else [given])]
     args.contenders, args.modes = list(dict.fromkeys(names)), list(dict.fromkeys(args.modes))
     check_report_options(parser, args, args.contenders)
+    optimized = [mode for mode in args.modes if MODES[mode][0] == 'optimized']
+    if optimized and (args.train or args.device != 'cpu'):
+        parser.error(f'--modes {optimized[0]} is for inference on a CPU')
     args.builders, args.failures = {}, {}
     for name in args.contenders:
         try:

@@ -25,8 +25,8 @@ from PIL import Image
 from rich.progress import track
 
 from mmlaplace.commands.command_line import ToolParser
-from mmlaplace.lra.listops import tokenize
-from mmlaplace.lra.storage import make_folder, write_split
+from mmlaplace.lab.lra.listops import tokenize
+from mmlaplace.lab.lra.storage import make_folder, write_split
 
 VERSION = 1  # raise it when other samples come out
 OFFICIAL = Path('data/lra_official')

@@ -26,9 +26,9 @@ import numpy as np
 from rich.progress import track
 
 from mmlaplace.commands.command_line import ToolParser, positive
-from mmlaplace.lra.listops import ListOpsSettings, expressions
-from mmlaplace.lra.pathfinder import AUTHORS_CONTRASTS, LEVELS, PathfinderSettings, make_picture
-from mmlaplace.lra.storage import make_folder, write_split
+from mmlaplace.lab.lra.listops import ListOpsSettings, expressions
+from mmlaplace.lab.lra.pathfinder import AUTHORS_CONTRASTS, LEVELS, PathfinderSettings, make_picture
+from mmlaplace.lab.lra.storage import make_folder, write_split
 from mmlaplace.writing import whole_file
 
 VERSION = 1  # raise it when other samples come out

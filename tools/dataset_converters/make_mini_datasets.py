@@ -31,8 +31,8 @@ from functools import partial
 from pathlib import Path
 
 from mmlaplace.commands.command_line import ToolParser
-from mmlaplace.lra.storage import make_folder
-from mmlaplace.mini_datasets import fashion, pictures
+from mmlaplace.lab.lra.storage import make_folder
+from mmlaplace.lab.mini_datasets import fashion, pictures
 
 
 def main() -> None:

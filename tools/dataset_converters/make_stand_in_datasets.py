@@ -23,7 +23,7 @@ from filelock import FileLock
 from PIL import Image
 
 from mmlaplace.commands.command_line import ToolParser
-from mmlaplace.mini_datasets.pictures import SCENES, make_detection, make_segmentation
+from mmlaplace.lab.mini_datasets.pictures import SCENES, make_detection, make_segmentation
 
 IMAGES = 2  # of each split
 SHAPE = (256, 384)  # pixels; the lowest photographs have 300

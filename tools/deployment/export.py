@@ -114,6 +114,11 @@ def parse_arguments() -> Tuple[ToolParser, argparse.Namespace]:
             '--backend native cannot be used with --fp16, because the operators for ONNX Runtime '
             'are in fp32 only'
         )
+    if args.format == 'onnx' and (args.verify or args.benchmark):
+        try:
+            exporting.check_providers(args.providers)
+        except (ImportError, ValueError) as error:
+            parser.error(str(error))
     return parser, args
 
 
@@ -284,8 +289,6 @@ def main() -> None:
     cfg.model.backbone.init_cfg = None
     try:
         exporting.require_packages(*exporting.NEEDED[args.format])
-        if args.format == 'onnx' and (args.verify or args.benchmark):
-            exporting.require_packages('onnxruntime')
         model = build_model(cfg)
         load_or_exit(model, args.checkpoint, min_matched=1)
         form = deployable(model).eval().requires_grad_(False)
@@ -303,7 +306,7 @@ def main() -> None:
         options = dict(providers=args.providers) if args.format == 'onnx' else {}
         try:
             run, about = exporting.open_exported(args.out, **options)
-        except FileNotFoundError as error:
+        except (FileNotFoundError, ValueError) as error:
             parser.error(str(error))
         sizes = verification.sizes_to_verify(size, about['multiple'], about['size'] is None)
         if args.verify:

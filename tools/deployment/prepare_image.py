@@ -44,12 +44,15 @@ def main() -> None:
     parser.add_argument('model', type=Path, help='of export.py --format aoti or pt2')
     parser.add_argument('image', type=Path)
     parser.add_argument('out', type=Path, help='the PPM file')
+    parser.add_argument('--force', action='store_true', help='replace a file that is there')
     args = parser.parse_args()
     for path, maker in ((args.model, 'export.py makes it'), (args.image, 'check the path')):
         if not path.is_file():
             parser.error(f'there is no file {path}; {maker}')
     if args.out.resolve() in (args.model.resolve(), args.image.resolve()):
         parser.error(f'{args.out} is an input; name another file')
+    if args.out.exists() and not args.force:
+        parser.error(f'{args.out} is there already; --force replaces it')
     try:
         about = metadata_of(args.model)
         image = image_pipeline.read_image(args.image, about['color'])
@@ -62,7 +65,11 @@ def main() -> None:
             'PPM file cannot hold; let your program pad them'
         )
     height, width = pixels.shape[:2]
-    args.out.write_bytes(b'P6\n%d %d\n255\n' % (width, height) + pixels.astype(np.uint8).tobytes())
+    content = b'P6\n%d %d\n255\n' % (width, height) + pixels.astype(np.uint8).tobytes()
+    try:
+        image_pipeline.write_whole(args.out, content)
+    except OSError as error:
+        parser.error(f'{args.out} cannot be written ({error}); name another place')
     print(f'{args.out}: {height} x {width}')
 
 

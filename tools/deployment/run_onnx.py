@@ -5,7 +5,7 @@ PyTorch. On another machine it needs image_pipeline.py of mmlaplace/deployment b
 
 Prints the classes or the boxes of each image, in its own pixels. With --out there is a JSON file
 for each image, with all scores or boxes, and the label map of a segmentor or the masks of a
-detector as PNG files, each of the size of the image.
+detector as PNG files, each of the size of the image. The JSON file has the names of the masks.
 
 Examples:
   python tools/deployment/run_onnx.py classifier.onnx cat.jpg
@@ -15,15 +15,23 @@ Examples:
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
-from typing import Dict
+from typing import Callable, Dict, Set
 
 import numpy as np
 
 # The module alone, as its package needs torch. A copy beside this file comes first.
 sys.path.append(str(Path(__file__).resolve().parent / '../../mmlaplace/deployment'))
 import image_pipeline
+
+
+def positive(text: str) -> int:
+    """A number of an argument."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f'must be an integer of at least 1, got {text}')
+    return int(text)
 
 
 def open_session(parser: argparse.ArgumentParser, args: argparse.Namespace):
@@ -38,18 +46,37 @@ def open_session(parser: argparse.ArgumentParser, args: argparse.Namespace):
         parser.error(f'there is no file {args.model}; export.py makes it')
     if args.library and not args.library.is_file():
         parser.error(f'there is no library {args.library}; build_onnxruntime_ops.py makes it')
+    # It would take the CPU in the place of one that is missing.
+    available = onnxruntime.get_available_providers()
+    if missing := [name for name in args.providers if name not in available]:
+        parser.error(
+            f'--providers {" ".join(missing)}: this ONNX Runtime has {", ".join(available)}; take '
+            'one of them, or install a build of ONNX Runtime with that provider'
+        )
     options = onnxruntime.SessionOptions()
     try:
         if args.library:
-            options.register_custom_ops_library(str(args.library))
-        return onnxruntime.InferenceSession(str(args.model), options, providers=args.providers)
+            options.register_custom_ops_library(str(args.library.resolve()))
     except Exception as error:  # classes of onnxruntime's own
+        parser.error(
+            f'--library {args.library} cannot be loaded ({error}); build it again by '
+            'build_onnxruntime_ops.py'
+        )
+    try:
+        session = onnxruntime.InferenceSession(str(args.model), options, providers=args.providers)
+    except Exception as error:
         if 'mmlaplace:' not in str(error):
             parser.error(f'{args.model} cannot be opened ({error}); export it again')
         parser.error(
             f'{args.model} was exported with --backend native: give --library, which '
             f'tools/deployment/build_onnxruntime_ops.py makes ({error})'
         )
+    if missing := [name for name in args.providers if name not in session.get_providers()]:
+        parser.error(
+            f'--providers {" ".join(missing)} cannot start here, as ONNX Runtime says above; take '
+            '--providers CPUExecutionProvider'
+        )
+    return session
 
 
 def facts_of(parser: argparse.ArgumentParser, model: Path, session) -> dict:
@@ -64,6 +91,24 @@ def facts_of(parser: argparse.ArgumentParser, model: Path, session) -> dict:
             f'{model} was exported for {about["batch"]} images at a time; export it for one'
         )
     return about
+
+
+def run_of(session, args: argparse.Namespace) -> Callable:
+    """A function that runs the model. It raises a ValueError where onnxruntime cannot run it."""
+    names = [value.name for value in session.get_inputs()]
+
+    def run(images: np.ndarray, *more: np.ndarray) -> list:
+        try:
+            return session.run(None, dict(zip(names, (images, *more))))
+        except Exception as error:  # classes of onnxruntime's own
+            height, width = images.shape[2:]
+            raise ValueError(
+                f'ONNX Runtime cannot run {args.model} for {height} x {width} pixels by '
+                f'{" ".join(args.providers)} ({error}); export it with --image-size {height} '
+                f'{width}, or try other --providers'
+            ) from error
+
+    return run
 
 
 def tell(found: Dict[str, np.ndarray], about: dict, top: int) -> None:
@@ -88,30 +133,62 @@ def pictures_of(found: Dict[str, np.ndarray], about: dict, top: int) -> Dict[str
     return {f'_{index}': 255 * mask for index, mask in enumerate(masks)}
 
 
-def write(path: Path, pictures: dict, found: dict, out: Path, taken: set) -> None:
-    """Write the predictions for an image.
+def check_out(args: argparse.Namespace, about: dict, taken: set) -> None:
+    """Note in ``taken`` the file that each image has in any case.
 
     Raises:
-        ValueError: If a file would replace an image or another result.
+        ValueError: If it would replace an image or another result, or without --force a file.
+    """
+    suffix = '.png' if about['task'] == 'segmentation' else '.json'
+    for path in args.images:
+        note(args.out / f'{path.stem}{suffix}', args.force, taken)
+
+
+def note(place: Path, force: bool, taken: set) -> None:
+    """Note a file in ``taken``, or raise a ValueError as :func:`check_out` does."""
+    if place.resolve() in taken:
+        raise ValueError(f'{place} is already one of the images or results; name another --out')
+    if place.exists() and not force:
+        raise ValueError(f'{place} is there already; --force replaces it')
+    taken.add(place.resolve())
+
+
+def write(path: Path, pictures: dict, found: dict, args: argparse.Namespace, taken: set) -> None:
+    """Write the predictions for an image, and remove masks of an earlier run.
+
+    Raises:
+        ValueError: As :func:`check_out`, for a mask.
     """
     import cv2
 
-    files = {out / f'{path.stem}{name}.png': picture for name, picture in pictures.items()}
+    pictures = {f'{path.stem}{name}.png': picture for name, picture in pictures.items()}
     numbers = {name: value.tolist() for name, value in found.items() if value.ndim < 3}
     if 'labels' in numbers and found['labels'].ndim == 2:
         del numbers['labels']  # of pixels, which are in the picture
+    if 'masks' in found:
+        numbers['masks'] = list(pictures)
+        for name in pictures:
+            note(args.out / name, args.force, taken)
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name, picture in pictures.items():
+        content = cv2.imencode('.png', picture)[1].tobytes()
+        image_pipeline.write_whole(args.out / name, content)
     if numbers:
-        files[out / f'{path.stem}.json'] = numbers
-    for place in files:
-        if place.resolve() in taken:
-            raise ValueError(f'{place} is already one of the images or results; name another --out')
-        taken.add(place.resolve())
-    out.mkdir(parents=True, exist_ok=True)
-    for place, content in files.items():
-        if isinstance(content, dict):
-            place.write_text(json.dumps(content))
-        else:
-            place.write_bytes(cv2.imencode('.png', content)[1].tobytes())
+        place = args.out / f'{path.stem}.json'
+        earlier = masks_of(place)
+        image_pipeline.write_whole(place, json.dumps(numbers).encode())
+        for mask in earlier - {place.with_name(name) for name in pictures}:
+            mask.unlink(missing_ok=True)
+
+
+def masks_of(place: Path) -> Set[Path]:
+    """The masks that an earlier run wrote, by its JSON file."""
+    try:
+        names = json.loads(place.read_bytes())['masks']
+    except (OSError, ValueError, TypeError, KeyError):  # none, or of another program
+        return set()
+    own = re.compile(re.escape(place.stem) + r'_\d+\.png')
+    return {place.with_name(name) for name in names if own.fullmatch(str(name))}
 
 
 def main() -> None:
@@ -121,34 +198,39 @@ def main() -> None:
     parser.add_argument('model', type=Path, help='of export.py --format onnx')
     parser.add_argument('images', nargs='+', type=Path)
     parser.add_argument(
-        '--image-size', nargs=2, type=int, metavar=('H', 'W'),
+        '--image-size', nargs=2, type=positive, metavar=('H', 'W'),
         help='resize images to it, instead of as the test pipeline of the config',
     )  # fmt: skip
-    parser.add_argument('--top', type=int, default=5, help='classes, boxes or masks; default: 5')
+    parser.add_argument(
+        '--top', type=positive, default=5, help='classes, boxes or masks; default: 5'
+    )
     parser.add_argument('--providers', nargs='+', default=['CPUExecutionProvider'])
     parser.add_argument(
         '--library', type=Path, help='of build_onnxruntime_ops.py, for files of --backend native'
     )
     parser.add_argument('--out', type=Path, help='folder for JSON files, label maps and masks')
+    parser.add_argument('--force', action='store_true', help='replace results that are in --out')
     args = parser.parse_args()
     session = open_session(parser, args)
     about = facts_of(parser, args.model, session)
     about = image_pipeline.of_size(about, args.image_size)
-    names = [value.name for value in session.get_inputs()]
     taken = {path.resolve() for path in args.images}
+    if args.out:
+        try:
+            check_out(args, about, taken)
+        except ValueError as error:
+            parser.error(str(error))
     for path in args.images:
         try:
             image = image_pipeline.read_image(path, about['color'])
         except OSError as error:
             parser.error(f'{path} cannot be read as an image ({error}); check the path')
         try:
-            found, ready = image_pipeline.predict(
-                lambda *inputs: session.run(None, dict(zip(names, inputs))), image, about
-            )
+            found, ready = image_pipeline.predict(run_of(session, args), image, about)
             print(f'{path}: {ready.size[0]} x {ready.size[1]}')
             tell(found, about, args.top)
             if args.out:
-                write(path, pictures_of(found, about, args.top), found, args.out, taken)
+                write(path, pictures_of(found, about, args.top), found, args, taken)
         except OSError as error:
             parser.error(f'--out {args.out} cannot be written ({error}); name another folder')
         except ValueError as error:

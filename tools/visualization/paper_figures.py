@@ -28,7 +28,8 @@ import torch
 
 from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.commands.command_line import ToolParser, positive, read_json, write_json
-from mmlaplace.reproduction.figure_drawings import (
+from mmlaplace.lab.figures import save
+from mmlaplace.lab.reproduction.figure_drawings import (
     draw_eigenvalues,
     draw_gates,
     draw_memory,
@@ -38,7 +39,7 @@ from mmlaplace.reproduction.figure_drawings import (
     draw_speed,
     draw_speed_and_macs,
 )
-from mmlaplace.reproduction.figure_numbers import (
+from mmlaplace.lab.reproduction.figure_numbers import (
     eigenvalues,
     gates,
     memory,
@@ -48,7 +49,6 @@ from mmlaplace.reproduction.figure_numbers import (
     speed,
     speed_and_macs,
 )
-from mmlaplace.writing import whole_file
 
 
 class Figure(NamedTuple):
@@ -145,8 +145,7 @@ def main() -> None:
         except ValueError as error:
             sys.exit(f'{parser.prog}: error: {error}')
         write_json(out.with_suffix('.json'), found)
-    with whole_file(out) as temporary:
-        figure.draw(found).savefig(temporary, dpi=120)
+    save(figure.draw(found), out, dpi=120)
     print('wrote', *written)
 
 

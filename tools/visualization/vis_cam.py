@@ -21,7 +21,6 @@ Examples:
 import argparse
 import math
 import random
-import sys
 from itertools import accumulate
 from operator import mul
 from pathlib import Path
@@ -221,7 +220,6 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
         help='images, and a trained classifier, detector or segmentor; without images some of the '
         'test set of its config',
     )  # fmt: skip
-    parser.add_argument('--images', nargs='+', default=[], help=argparse.SUPPRESS)  # of 0.1
     parser.add_argument('--count', type=positive, default=6, help='of these; default: %(default)s')
     parser.add_argument('--seed', type=int, default=0, help='that draws them; default: %(default)s')
     parser.add_argument('--method', choices=METHODS, default='GradCAM', help='default: %(default)s')
@@ -229,7 +227,7 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
         '--target-layers', nargs='+', metavar='LAYER', help='default: the last stage'
     )
     parser.add_argument(
-        '--target-category', '--category', type=int, dest='category',
+        '--target-category', type=int, dest='category',
         help='index of the class; default: the highest score in each image',
     )  # fmt: skip
     parser.add_argument(
@@ -246,12 +244,7 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
         )
     if args.gamma <= 0:
         parser.error(f'--gamma must be positive, got {args.gamma}')
-    *images, args.config, args.checkpoint = args.paths
-    if args.images:
-        sys.stderr.write(
-            f'{parser.prog}: instead of --images, give IMG ... before CONFIG CHECKPOINT now\n'
-        )
-    args.images = images + args.images
+    *args.images, args.config, args.checkpoint = args.paths
     for path in args.images:
         if '://' not in path and not Path(path).is_file():
             parser.error(f'there is no image {path}; check the path')

@@ -1,18 +1,6 @@
-_base_ = [
-    '../_base_/models/image_classifier.py',
-    '../_base_/datasets/imagenet_bs128_236.py',
-    '../_base_/schedules/imagenet_bs1024_adamw_300e_efficientvit.py',
-    '../_base_/default_runtime.py',
-]
+_base_ = './efficientvit-b1_8xb128_in1k.py'
 
-model = dict(
-    backbone=dict(
-        type='EfficientViT', arch='b1', img_size=288, drop_path_rate=0.05, out_indices=(3,)
-    ),
-    neck=dict(type='EfficientViTNeck', in_channels=256, hidden_channels=1536, out_channels=1600),
-    head=dict(in_channels=1600),
-    train_cfg=dict(augments=[dict(type='Mixup', alpha=0.1), dict(type='CutMix', alpha=0.1)]),
-)
+model = dict(backbone=dict(img_size=288))
 
 # Images of 288 pixels, tested on 288 of 304.
 train_pipeline = [

@@ -1,26 +1,6 @@
-_base_ = [
-    '../_base_/models/image_classifier.py',
-    '../_base_/datasets/imagenet_bs128_full_erasing.py',
-    '../_base_/schedules/imagenet_bs1024_adamw_300e_efficientvit.py',
-    '../_base_/default_runtime.py',
-]
+_base_ = './efficientvit-l2_8xb128_in1k.py'
 
-model = dict(
-    backbone=dict(
-        type='EfficientViTLarge', arch='l2', img_size=320, drop_path_rate=0.1, out_indices=(3,)
-    ),
-    neck=dict(
-        type='EfficientViTNeck',
-        in_channels=512,
-        hidden_channels=3072,
-        out_channels=3200,
-        eps=1e-7,
-        act_cfg=dict(type='GELU', approximate='tanh'),
-    ),
-    head=dict(in_channels=3200),
-    train_cfg=dict(augments=[dict(type='Mixup', alpha=0.4), dict(type='CutMix', alpha=0.4)]),
-)
-optim_wrapper = dict(optimizer=dict(lr=1.2e-3))
+model = dict(backbone=dict(img_size=320))
 
 # Images of 320 pixels.
 train_pipeline = [

@@ -12,6 +12,7 @@ model = dict(
 )
 
 # SOFT's code lowers the rate from medium to huge: 3.5e-4, 3.3e-4, 2.7e-4, for 1024 images a step.
-# Gradients are clipped too. mmengine clips those of each GPU's part of the weights by their own norm.
+# Gradients are clipped too. mmengine clips those of each GPU's part of the weights by their own
+# norm.
 optim_wrapper = dict(optimizer=dict(lr=2.7e-4))
 custom_hooks = []  # averaged weights would be a whole copy of the model

@@ -1,23 +1,6 @@
-_base_ = [
-    '../_base_/models/image_classifier.py',
-    '../_base_/datasets/imagenet_bs128.py',
-    '../_base_/schedules/imagenet_bs1024_adamw_300e.py',
-    '../_base_/default_runtime.py',
-]
+_base_ = './softpp-small_8xb128_in1k.py'
 
-model = dict(
-    backbone=dict(
-        type='SOFTPlusPlus',
-        arch='small',
-        drop_path_rate=0.1,
-        drop_path_per='element',
-        attn_cfg=dict(num_landmarks=None),
-        out_indices=(3,),
-        out_type='cls_token',
-    ),
-    neck=None,  # the class token goes to the head
-    head=dict(in_channels=768),
-)
+model = dict(backbone=dict(attn_cfg=dict(num_landmarks=None)))
 
 # Trained at 224 pixels and tested at 384. The number of landmarks grows with the image.
 test_pipeline = [

@@ -1,5 +1,5 @@
 _base_ = [
-    '../_base_/models/cascade-mask-rcnn_fpn.py',
+    '../_base_/models/cascade-mask-rcnn_agent-swin.py',
     '../_base_/datasets/coco_instance_ms.py',
     '../_base_/schedules/3x_bs16_adamw.py',
     '../_base_/default_runtime.py',
@@ -7,28 +7,14 @@ _base_ = [
 
 model = dict(
     backbone=dict(
-        type='Swin',
         arch='base',
-        pad_small_maps=True,
-        # One window for all of the map.
         attn_cfg=[
-            dict(
-                window_size=10**6,
-                even_windows=True,
-                attn_cfg=dict(
-                    type='AgentAttention', qkv='qkv', num_landmarks=agents, agent_shape=(side, side)
-                ),
-                **blocks,
-            )
-            for agents, side, blocks in ((9, 9, {}), (16, 12, {}), (49, 14, dict(first_blocks=2)))
-        ]
-        + [None],
+            *_base_.model.backbone.attn_cfg[:2],
+            dict(_base_.model.backbone.attn_cfg[2], first_blocks=2),
+            None,
+        ],
         drop_path_rate=0.4,
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://cloud.tsinghua.edu.cn/f/4fcd2d0114bb490483c3/?dl=1',
-        ),
+        init_cfg=dict(checkpoint='https://cloud.tsinghua.edu.cn/f/4fcd2d0114bb490483c3/?dl=1'),
     ),
     neck=dict(in_channels=[128, 256, 512, 1024]),
 )

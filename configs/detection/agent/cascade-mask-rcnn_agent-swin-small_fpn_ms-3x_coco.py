@@ -1,5 +1,5 @@
 _base_ = [
-    '../_base_/models/cascade-mask-rcnn_fpn.py',
+    '../_base_/models/cascade-mask-rcnn_agent-swin.py',
     '../_base_/datasets/coco_instance_ms.py',
     '../_base_/schedules/3x_bs16_adamw.py',
     '../_base_/default_runtime.py',
@@ -7,34 +7,14 @@ _base_ = [
 
 model = dict(
     backbone=dict(
-        type='Swin',
         arch='small',
-        pad_small_maps=True,
-        # One window for all of the map.
-        attn_cfg=[
-            dict(
-                window_size=10**6,
-                even_windows=True,
-                attn_cfg=dict(
-                    type='AgentAttention', qkv='qkv', num_landmarks=agents, agent_shape=(side, side)
-                ),
-            )
-            for agents, side in ((9, 9), (16, 12))
-        ]
-        + [None] * 2,
-        drop_path_rate=0.1,
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://cloud.tsinghua.edu.cn/f/f607172c9fea4d6e99bb/?dl=1',
-        ),
+        attn_cfg=[*_base_.model.backbone.attn_cfg[:2], None, None],
+        init_cfg=dict(checkpoint='https://cloud.tsinghua.edu.cn/f/f607172c9fea4d6e99bb/?dl=1'),
     ),
-    neck=dict(in_channels=[96, 192, 384, 768]),
 )
 optim_wrapper = dict(
     optimizer=dict(weight_decay=0.05),
-    # The biases of agents do not decay.
-    paramwise_cfg=dict(
+    paramwise_cfg=dict(  # the biases of agents do not decay
         custom_keys={'.gather_': dict(decay_mult=0), '.spread_': dict(decay_mult=0)}
     ),
 )

@@ -1,5 +1,5 @@
 _base_ = [
-    '../_base_/models/upernet.py',
+    '../_base_/models/upernet_agent-swin.py',
     '../_base_/datasets/ade20k_512x512.py',
     '../_base_/schedules/upernet_160k_bs16_adamw.py',
     '../_base_/default_runtime.py',
@@ -8,30 +8,10 @@ _base_ = [
 model = dict(
     data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(
-        type='Swin',
         arch='small',
-        pad_small_maps=True,
-        # One window for all of the map.
-        attn_cfg=[
-            dict(
-                window_size=10**6,
-                even_windows=True,
-                attn_cfg=dict(
-                    type='AgentAttention', qkv='qkv', num_landmarks=agents, agent_shape=(side, side)
-                ),
-            )
-            for agents, side in ((9, 9), (16, 12))
-        ]
-        + [None] * 2,
-        drop_path_rate=0.3,
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://cloud.tsinghua.edu.cn/f/f607172c9fea4d6e99bb/?dl=1',
-        ),
+        attn_cfg=[*_base_.model.backbone.attn_cfg[:2], None, None],
+        init_cfg=dict(checkpoint='https://cloud.tsinghua.edu.cn/f/f607172c9fea4d6e99bb/?dl=1'),
     ),
-    decode_head=dict(in_channels=[96, 192, 384, 768]),
-    auxiliary_head=dict(in_channels=384),
 )
 # The biases of agents do not decay.
 optim_wrapper = dict(

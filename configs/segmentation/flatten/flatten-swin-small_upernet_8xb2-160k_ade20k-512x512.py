@@ -1,30 +1,8 @@
-_base_ = [
-    '../_base_/models/upernet.py',
-    '../_base_/datasets/ade20k_512x512.py',
-    '../_base_/schedules/upernet_160k_bs16_adamw.py',
-    '../_base_/default_runtime.py',
-]
+_base_ = './flatten-swin-tiny_upernet_8xb2-160k_ade20k-512x512.py'
 
 model = dict(
-    data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(
-        type='Swin',
         arch='small',
-        pad_small_maps=True,
-        attn_cfg=[
-            dict(
-                window_size=56, even_windows=True, attn_cfg=dict(type='FLattenAttention', qkv='qkv')
-            )
-        ]
-        * 2
-        + [None] * 2,
-        drop_path_rate=0.3,
-        init_cfg=dict(
-            type='Pretrained',
-            skip=['norm3'],
-            checkpoint='https://cloud.tsinghua.edu.cn/f/94188e52af354bf4a88b/?dl=1',
-        ),
-    ),
-    decode_head=dict(in_channels=[96, 192, 384, 768]),
-    auxiliary_head=dict(in_channels=384),
+        init_cfg=dict(checkpoint='https://cloud.tsinghua.edu.cn/f/94188e52af354bf4a88b/?dl=1'),
+    )
 )

@@ -1,24 +1,10 @@
-_base_ = [
-    '../_base_/models/semantic-fpn.py',
-    '../_base_/datasets/ade20k_512x512.py',
-    '../_base_/schedules/upernet_80k_bs16_adamw.py',
-    '../_base_/default_runtime.py',
-]
+_base_ = './xcit-s12-p16_fpn_8xb2-80k_ade20k-512x512.py'
 
 model = dict(
-    data_preprocessor=dict(size=_base_.crop_size),
     backbone=dict(
-        type='XCiTBackbone',
-        arch='s12',
         patch_size=8,
-        pyramid_blocks=(3, 5, 7, 11),
-        drop_path_rate=0.05,
         init_cfg=dict(
-            type='Pretrained',
             checkpoint='https://dl.fbaipublicfiles.com/xcit/xcit_small_12_p8_384_dist.pth',
         ),
-    ),
-    neck=dict(in_channels=[384, 384, 384, 384], out_channels=384),
-    decode_head=dict(in_channels=[384, 384, 384, 384]),
+    )
 )
-sync_bn = 'torch'  # BatchNorms of all GPUs together, as the authors'

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
-from ..layers import Linear
 from ..layers.checks import check_counts
 from ..layers.unit_vectors import unit_vectors
 from .base import BaseAttention
@@ -67,11 +66,11 @@ class AdditiveAttention(BaseAttention):
         out_dims = embed_dims if out_dims is None else out_dims
         check_counts(expansion=expansion, out_dims=out_dims)
         channels = expansion * out_dims
-        self.query = Linear(embed_dims, channels)
-        self.key = Linear(embed_dims, channels)
+        self.query = nn.Linear(embed_dims, channels)
+        self.key = nn.Linear(embed_dims, channels)
         self.score = nn.Parameter(torch.randn(channels, 1))
-        self.mixed_proj = Linear(channels, channels)
-        self.proj = Linear(channels, out_dims)
+        self.mixed_proj = nn.Linear(channels, channels)
+        self.proj = nn.Linear(channels, out_dims)
 
     def forward(
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None

@@ -13,7 +13,6 @@ from mmlaplace.ops.backend import ceil_div
 from ..known_options import KnownOptions
 from ..layers import (
     DepthwiseConv,
-    Linear,
     PatchEmbed,
     RotaryEmbedding2D,
     map_to_tokens,
@@ -156,11 +155,6 @@ class QKVAttention(BaseAttention):
     rotates_features = False
     turns_in_mix = False
     num_prefix_tokens = 0
-    renamed_options = dict(
-        share_qk="qkv='shared_qk'",
-        dw_kernel_size='lepe_kernel',
-        dw_cfg='lepe_filters and lepe_bias',
-    )
 
     def __init__(
         self,
@@ -188,8 +182,8 @@ class QKVAttention(BaseAttention):
         of_tokens, of_map = QKV_FORMS[form]
         channels = dict(q=dims.key, k=dims.key, v=dims.value)
         self.parts = [channels[part] for part in of_tokens] + [dims.value] * own.gate
-        self.qkv = Linear(embed_dims, sum(self.parts), own.qkv_bias)
-        self.kv = Linear(embed_dims, dims.key + dims.value, own.qkv_bias) if of_map else None
+        self.qkv = nn.Linear(embed_dims, sum(self.parts), own.qkv_bias)
+        self.kv = nn.Linear(embed_dims, dims.key + dims.value, own.qkv_bias) if of_map else None
         self.sr = PatchEmbed(embed_dims, embed_dims, own.sr_ratio) if own.sr_ratio > 1 else None
         self.key_positions = None
         if own.key_positions:
@@ -205,7 +199,7 @@ class QKVAttention(BaseAttention):
             )
         kernel = own.second_lepe_kernel
         self.second_lepe = DepthwiseConv(dims.value, kernel) if kernel else None
-        self.proj = Linear(dims.value, dims.out) if own.proj else nn.Identity()
+        self.proj = nn.Linear(dims.value, dims.out) if own.proj else nn.Identity()
         self.proj_drop = nn.Dropout(own.proj_drop)
 
     def check_dims(self, num_heads: int) -> None:
@@ -319,7 +313,8 @@ class QKVAttention(BaseAttention):
     ) -> Tensor:
         """The forward, with other tokens ``source`` ``(B, N, C)`` for the local branch."""
         self.check_token_map(x, hw_shape, self.num_prefix_tokens)
-        self.check_mask(mask)
+        if mask is not None:
+            self.check_mask(mask)
         projected = self.project(x, hw_shape)  # q, gate: (B, N, C); k, v: (B, n, C)
         q, k, v = self.heads(projected, hw_shape)  # (B, heads, N or n, d)
         options = {} if mask is None else dict(mask=mask)

@@ -108,7 +108,12 @@ class EcoFormerAttention(QKVAttention):
         distances = squares - 2 * x @ anchors.transpose(-2, -1)  # (B, heads, N, m)
         kernel = (-distances / (2 * distances.mean((-2, -1), keepdim=True))).exp()
         projected = (kernel - means) @ directions.transpose(-2, -1)
-        return projected.sign() if exporting() else _Sign.apply(projected)
+        if not exporting():
+            return _Sign.apply(projected)
+        if not torch.is_grad_enabled():
+            return projected.sign()
+        inside = projected.clamp(-1, 1)  # a graph keeps no gradient but those of its operators
+        return projected.sign() + (inside - inside.detach())
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):

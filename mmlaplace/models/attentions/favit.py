@@ -1,13 +1,14 @@
 from typing import List, Optional, Tuple, Union
 
 import torch
+import torch.nn as nn
 from mmengine.model import ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from mmlaplace.ops.backend import ceil_div
 
-from ..layers import DepthwiseConv, Linear, PatchEmbed, softmax_attention, tokens_to_map
+from ..layers import DepthwiseConv, PatchEmbed, softmax_attention, tokens_to_map
 from ..layers.checks import check_counts
 from .base import BaseAttention
 
@@ -82,16 +83,16 @@ class FaViTAttention(BaseAttention):
             )
         part, local = dims * num_heads, dims * num_heads * len(self.steps)
         self.first = first = embed_dims - local
-        self.q = Linear(embed_dims, embed_dims)
+        self.q = nn.Linear(embed_dims, embed_dims)
         self.sr = PatchEmbed(first, first, sr_ratio)
-        self.kv = Linear(first, 2 * first)
+        self.kv = nn.Linear(first, 2 * first)
         self.lepe = DepthwiseConv(first)
         self.near = DepthwiseConv(local)
-        self.around = Linear(local, local)
-        self.window_in = ModuleList(Linear(dims, dims) for _ in self.steps)
-        self.window_kv = ModuleList(Linear(dims, 2 * dims) for _ in self.steps)
+        self.around = nn.Linear(local, local)
+        self.window_in = ModuleList(nn.Linear(dims, dims) for _ in self.steps)
+        self.window_kv = ModuleList(nn.Linear(dims, 2 * dims) for _ in self.steps)
         self.window_lepe = ModuleList(DepthwiseConv(part) for _ in self.steps)
-        self.proj = Linear(embed_dims, embed_dims)
+        self.proj = nn.Linear(embed_dims, embed_dims)
 
     def averages(self, x: Tensor, hw_shape: Tuple[int, int], step: int) -> Tensor:
         """The averages ``(B, heads, 49, d)`` of windows of tokens ``(B, N, heads * d)``."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, fields
 
 from ..layers.checks import check_counts
-from ..layers.depthwise import FILTERS_PER
+from ..layers.feature_map import FILTERS_PER
 from ..layers.position import ROPE_FORMS
 
 # Projections that the linear of all tokens makes, and those that a linear of the key map makes.

@@ -12,7 +12,6 @@ from mmlaplace.ops import (
     newton_schulz_inverse,
     nystrom_attention,
 )
-from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import Landmarks
 from ..layers.checks import check_counts
@@ -93,9 +92,6 @@ class LaplacianAttention(QKVAttention):
     frame = Frame(rope=True, lepe_kernel=3)
     turns_in_mix = True
     fixed_options = ('sr_ratio',)
-    renamed_options = dict(
-        landmarks='num_landmarks', kernel_scale='bandwidth', scale_form='whitening'
-    )
     variants = (
         dict(qkv='shared_qk'),
         dict(pool_ratio=2, kernel='gaussian'),
@@ -169,11 +165,10 @@ class LaplacianAttention(QKVAttention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         landmarks = self.landmarks(k, hw_shape, self.rotary)  # (B, heads, m, d), at least fp32
-        with no_autocast(v.device):
-            inverse = self.invert(self.kernel_fn(landmarks, landmarks, self.bandwidth))
-            scale = None
-            if self.gamma is not None:
-                scale = upcast(self.gamma)[0][:, None, None] / v.shape[-2]
+        inverse = self.invert(self.kernel_fn(landmarks, landmarks, self.bandwidth))
+        scale = None
+        if self.gamma is not None:
+            scale = self.gamma.to(landmarks.dtype)[:, None, None] / v.shape[-2]
         options: Dict[str, Any] = {}
         if self.whitening != 'none':
             options.update(whitening_eps=self.whitening_eps)

@@ -5,7 +5,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..layers import DepthwiseConv, Linear, map_to_tokens, tokens_to_map
+from ..layers import DepthwiseConv, map_to_tokens, tokens_to_map
 from .base import BaseAttention
 
 
@@ -50,11 +50,11 @@ class LargeKernelAttention(BaseAttention):
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
         self.shortcut = shortcut
-        self.value = Linear(embed_dims, embed_dims)
+        self.value = nn.Linear(embed_dims, embed_dims)
         self.near = DepthwiseConv(embed_dims, 5)
         self.far = nn.Conv2d(embed_dims, embed_dims, 7, padding=9, dilation=3, groups=embed_dims)
-        self.weight = Linear(embed_dims, embed_dims)
-        self.proj = Linear(embed_dims, embed_dims)
+        self.weight = nn.Linear(embed_dims, embed_dims)
+        self.proj = nn.Linear(embed_dims, embed_dims)
 
     def forward(
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None

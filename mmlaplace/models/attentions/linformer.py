@@ -5,7 +5,7 @@ import torch.nn as nn
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ..layers import Linear, resize_map, softmax_attention
+from ..layers import resize_map, softmax_attention
 from ..layers.checks import check_counts
 from .base import Dims, Projected, QKVAttention
 
@@ -99,7 +99,7 @@ class LinformerAttention(QKVAttention):
         if share_kv or one_kv_head:
             of_keys = self.head_dims if one_kv_head else self.dims.key
             self.parts = [self.dims.key, of_keys] if share_kv else [self.dims.key, of_keys, of_keys]
-            self.qkv = Linear(embed_dims, sum(self.parts), self.frame.qkv_bias)
+            self.qkv = nn.Linear(embed_dims, sum(self.parts), self.frame.qkv_bias)
 
     def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:
         if not self.share_kv and not self.one_kv_head:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
-from ..layers import Linear, linear_attention, map_to_tokens, tokens_to_map
+from ..layers import linear_attention, map_to_tokens, tokens_to_map
 from ..layers.build import build_map_norm
 from ..layers.checks import check_counts
 from .base import BaseAttention
@@ -97,7 +97,7 @@ class LiteMLA(BaseAttention):
         self.eps = eps
         inner = num_heads * head_dims
         channels = 3 * inner
-        self.qkv = Linear(embed_dims, channels, qkv_bias)
+        self.qkv = nn.Linear(embed_dims, channels, qkv_bias)
         self.qkv_norm = build_map_norm(qkv_norm_cfg, channels) if qkv_norm_cfg else None
         self.aggregations = ModuleList()
         for size in scales:
@@ -105,7 +105,7 @@ class LiteMLA(BaseAttention):
             around = nn.Conv2d(channels, channels, size, **options)
             of_heads = nn.Conv2d(channels, channels, 1, groups=3 * num_heads, bias=qkv_bias)
             self.aggregations.append(Sequential(around, of_heads))
-        self.proj = Linear((1 + len(scales)) * inner, out_dims, bias=proj_bias)
+        self.proj = nn.Linear((1 + len(scales)) * inner, out_dims, bias=proj_bias)
         self.norm = build_map_norm(norm_cfg or dict(type='BN'), out_dims)
 
     def forward(

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
-from ..layers import Linear
 from .base import BaseAttention
 
 LAYOUTS = ('parallel', 'sequential')
@@ -71,16 +70,17 @@ class PolarizedAttention(BaseAttention):
             raise ValueError(f'softmax_over must be one of {SOFTMAXES}, got {softmax_over!r}')
         self.layout, self.softmax_over = layout, softmax_over
         half, eighth = max(embed_dims // 2, 1), max(embed_dims // 8, 1)
-        self.score = Linear(embed_dims, 1, bias=False)
-        self.value = Linear(embed_dims, half, bias=False)
+        self.score = nn.Linear(embed_dims, 1, bias=False)
+        self.value = nn.Linear(embed_dims, half, bias=False)
         if layout == 'parallel':
-            self.up: nn.Module = Linear(half, embed_dims, bias=False)
+            self.up: nn.Module = nn.Linear(half, embed_dims, bias=False)
         else:
             self.up = nn.Sequential(
-                Linear(half, eighth), nn.LayerNorm(eighth), nn.ReLU(), Linear(eighth, embed_dims)
-            )
-        self.mean = Linear(embed_dims, half, bias=False)
-        self.token = Linear(embed_dims, half, bias=False)
+                nn.Linear(half, eighth), nn.LayerNorm(eighth), nn.ReLU(),
+                nn.Linear(eighth, embed_dims),
+            )  # fmt: skip
+        self.mean = nn.Linear(embed_dims, half, bias=False)
+        self.token = nn.Linear(embed_dims, half, bias=False)
 
     def channel_gate(self, x: Tensor) -> Tensor:
         """``(B, N, C) -> (B, 1, C)``."""

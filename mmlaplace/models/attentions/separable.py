@@ -1,13 +1,13 @@
 from typing import List, Optional, Tuple, Union
 
 import torch
+import torch.nn as nn
 import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
-from ..layers import Linear
 from ..layers.checks import check_counts
 from .base import BaseAttention
 
@@ -62,8 +62,8 @@ class SeparableAttention(BaseAttention):
         super().__init__(embed_dims, num_heads, input_resolution, init_cfg)
         check_counts(patch_size=patch_size)
         self.patch_size = patch_size
-        self.qkv = Linear(embed_dims, 1 + 2 * embed_dims)
-        self.proj = Linear(embed_dims, embed_dims)
+        self.qkv = nn.Linear(embed_dims, 1 + 2 * embed_dims)
+        self.proj = nn.Linear(embed_dims, embed_dims)
 
     def places(self, hw_shape: Tuple[int, int], device: torch.device) -> Tensor:
         """Which tokens lie at each place of a patch, booleans ``(N, places)``."""

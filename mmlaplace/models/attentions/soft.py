@@ -97,9 +97,6 @@ class SOFTAttention(QKVAttention):
 
     frame = Frame(qkv='shared_qk', lepe_kernel=3, lepe_filters='head', lepe_bias=False)
     fixed_options = ('sr_ratio', 'key_positions', 'rope', 'rope_form', 'rope_on')
-    renamed_options = dict(
-        sampling='landmark_method', landmarks='num_landmarks', step_size='newton_start_per'
-    )
     variants = (
         dict(normalized=False, pool_ratio=2),
         dict(landmark_method='pool', num_landmarks=4),

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...checkpoints.conversion import Names, Rows, within
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import BLOCK, HEAD
-from ..layers import DepthwiseConv, Linear, TransformerBlock, map_to_tokens
+from ..layers import DepthwiseConv, TransformerBlock, map_to_tokens
 from ..layers.feature_map import channels_last, shape_of_map
 from ..layers.patch_embed import pad_to_multiple
 from ..pyramid import MICRO, STRIDES, Family, PyramidBackbone, Stage, arch
@@ -120,10 +120,10 @@ class MLLABlock(TransformerBlock):
 
     def __init__(self, embed_dims: int, *args: Any, **kwargs: Any) -> None:
         super().__init__(embed_dims, *args, **kwargs)
-        self.in_proj = Linear(embed_dims, embed_dims)
-        self.gate = Linear(embed_dims, embed_dims)
+        self.in_proj = nn.Linear(embed_dims, embed_dims)
+        self.gate = nn.Linear(embed_dims, embed_dims)
         self.conv = DepthwiseConv(embed_dims, 3)
-        self.out_proj = Linear(embed_dims, embed_dims)
+        self.out_proj = nn.Linear(embed_dims, embed_dims)
 
     def branches(self) -> list:
         (cpe, norm, _, scale), ffn = super().branches()

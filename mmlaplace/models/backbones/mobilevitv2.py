@@ -11,7 +11,7 @@ from torch import Tensor
 from ...checkpoints.conversion import Names, Rows, Target, within
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import linear
-from ..layers import Linear, TransformerBlock, map_to_tokens
+from ..layers import TransformerBlock, map_to_tokens
 from ..layers.build import build_token_norm
 from ..layers.conv_layers import BATCH_NORM, ConvLayer, inverted_residual
 from ..layers.feature_map import channels_last, shape_of_map
@@ -66,7 +66,7 @@ class MobileViTv2Embed(BaseModule):
         self.proj: nn.Module = nn.Identity()
         if local:
             self.local = ConvLayer(embed_dims, embed_dims, 3, groups=embed_dims, **layers)
-            self.proj = Linear(embed_dims, embed_dims // 2, bias=False)
+            self.proj = nn.Linear(embed_dims, embed_dims // 2, bias=False)
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C or C/2), (H', W')`` with ``N = H' * W'``."""
@@ -103,7 +103,7 @@ class MobileViTv2End(BaseModule):
     def __init__(self, embed_dims: int, norm_cfg: Optional[dict] = None) -> None:
         super().__init__()
         self.norm1 = build_token_norm(GROUP_NORM, embed_dims // 2)
-        self.proj = Linear(embed_dims // 2, embed_dims, bias=False)
+        self.proj = nn.Linear(embed_dims // 2, embed_dims, bias=False)
         self.norm2 = build_token_norm(norm_cfg or BATCH_NORM, embed_dims)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -108,7 +108,6 @@ class SOFTPlusPlus(PyramidBackbone):
     """
 
     host = staticmethod(soft_pyramid)
-    renamed_options = dict(class_token='with_cls_token')
     arch_zoo = {
         'micro': MICRO,
         'tiny': arch((64, 128, 320, 512), (1, 2, 3, 2)),
@@ -145,10 +144,6 @@ class SOFT(SOFTPlusPlus):
         'medium': arch((64, 128, 288, 512), (1, 3, 29, 5)),
         'large': arch((64, 128, 320, 512), (1, 3, 40, 5)),
         'huge': arch((64, 128, 352, 512), (1, 5, 49, 5)),
-    }
-    renamed_archs = {
-        f'softpp-{size}': f"type='SOFTPlusPlus', arch='{size}'"
-        for size in ('small', 'medium', 'large')
     }
 
 

@@ -316,7 +316,7 @@ class XCiTBackbone(PyramidBackbone):
         """Images to the last map, to the class token, or to the maps of ``pyramid_blocks``."""
         if self.pyramid is None:
             return super().forward(x)
-        options.check_images(self, x)
+        self.check_images(x)
         memory_format, maps = feature_map.memory_format_of(x), []
         (stage,) = self.stages
         x, hw_shape = stage['patch_embed'](x)

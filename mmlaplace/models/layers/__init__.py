@@ -1,11 +1,8 @@
 """The parts around the attentions."""
 
-from .block import DropPath, LayerScale, TransformerBlock
-from .depthwise import DepthwiseConv
-from .feature_map import map_to_tokens, memory_format_of, tokens_to_map
-from .ffn import FFN
+from .block import FFN, DropPath, LayerScale, TransformerBlock
+from .feature_map import DepthwiseConv, map_to_tokens, memory_format_of, tokens_to_map
 from .landmarks import Landmarks
-from .linear import Linear, as_torch_linears
 from .linear_attention import elu_plus_one, linear_attention
 from .patch_embed import (
     ConvPatchEmbed,
@@ -29,7 +26,6 @@ __all__ = [
     'DropPath',
     'Landmarks',
     'LayerScale',
-    'Linear',
     'OverlapPatchEmbed',
     'PRepBN',
     'PatchEmbed',
@@ -40,7 +36,6 @@ __all__ = [
     'RepBN',
     'RotaryEmbedding2D',
     'TransformerBlock',
-    'as_torch_linears',
     'elu_plus_one',
     'join_windows',
     'linear_attention',

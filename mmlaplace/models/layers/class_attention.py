@@ -7,10 +7,8 @@ import torch.nn as nn
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor
 
-from .block import LayerScale
+from .block import FFN, LayerScale
 from .build import build_token_norm
-from .ffn import FFN
-from .linear import Linear
 from .softmax_attention import softmax_attention
 
 LAYER_NORM = dict(type='LN', eps=1e-6)
@@ -53,9 +51,9 @@ class ClassAttentionLayer(BaseModule):
         super().__init__()
         self.num_heads, self.norm_tokens = num_heads, norm_tokens
         self.norm1 = build_token_norm(norm_cfg or LAYER_NORM, embed_dims)
-        self.q = Linear(embed_dims, embed_dims)
-        self.kv = Linear(embed_dims, 2 * embed_dims)
-        self.proj = Linear(embed_dims, embed_dims)
+        self.q = nn.Linear(embed_dims, embed_dims)
+        self.kv = nn.Linear(embed_dims, 2 * embed_dims)
+        self.proj = nn.Linear(embed_dims, embed_dims)
         self.scale1 = LayerScale(embed_dims, layer_scale)
         self.norm2 = build_token_norm(norm_cfg or LAYER_NORM, embed_dims)
         self.ffn = FFN(embed_dims, ffn_ratio, **ffn)

@@ -7,8 +7,7 @@ from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
-from .depthwise import DepthwiseConv
-from .feature_map import tokens_to_map
+from .feature_map import DepthwiseConv, tokens_to_map
 
 
 class DeformableConv(DepthwiseConv):

@@ -133,6 +133,8 @@ class Landmarks(nn.Module):
             rows, columns = (1 if side == 1 else self.num_landmarks for side in hw_shape)
         if self.exact:
             return rows, columns
+        if isinstance(height, int) and isinstance(width, int):
+            return min(rows, height), min(columns, width)
         return at_most(rows, height), at_most(columns, width)
 
     def _pooled(

@@ -11,7 +11,8 @@ from .feature_map import channels_last, map_to_tokens, shape_of_map
 
 def pad_to_multiple(x: Tensor, multiple: int) -> Tensor:
     """Add zeros at the bottom and the right of maps, so that ``multiple`` divides their sides."""
-    bottom, right = (-side % multiple for side in x.shape[2:])
+    height, width = x.shape[2:]
+    bottom, right = -height % multiple, -width % multiple
     # A graph for dynamic sizes always pads. Elsewhere that would be a copy.
     known = isinstance(bottom, int) and isinstance(right, int)
     return x if known and not (bottom or right) else F.pad(x, (0, right, 0, bottom))

@@ -7,8 +7,8 @@ import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from mmlaplace.ops._checks import has_values, is_capturing
-from mmlaplace.ops.precision import no_autocast, upcast
+from mmlaplace.ops._checks import is_capturing, is_compiling, is_transforming
+from mmlaplace.ops.precision import no_autocast, upcast, wide_dtype
 from mmlaplace.ops.rotary import ROPE_FORMS, rotary_table, turn
 
 from .feature_map import map_to_tokens
@@ -76,13 +76,15 @@ class RotaryEmbedding2D(nn.Module):
         """
         if self.pairs == 0:
             return None
-        (like,) = upcast(x[:0])
-        # A graph must not keep a tensor of another one, nor one that is replaced in the cache.
-        if not has_values(x) or is_capturing(x):
-            return rotary_table(*hw_shape, self.pairs, self.theta, self.form, like)
         stream = torch.cuda.current_stream(x.device) if x.is_cuda else None
+        # A graph must not keep a tensor of another one, nor one that is replaced in the cache.
+        in_graph = is_compiling() or torch.jit.is_tracing() or is_transforming()
+        if in_graph or x.is_meta or type(x) is not Tensor or (stream and is_capturing(x)):
+            like = x.new_empty(0, dtype=wide_dtype(x))
+            return rotary_table(*hw_shape, self.pairs, self.theta, self.form, like)
+        dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         return _kept_table(
-            tuple(hw_shape), self.pairs, self.theta, self.form, like.dtype, x.device, stream
+            tuple(hw_shape), self.pairs, self.theta, self.form, dtype, x.device, stream
         )
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:

@@ -65,8 +65,7 @@ class PRepBN(RepBN):
 
     The buffer ``forwards`` counts the forwards in training, and is in the state dict. An average of
     models has the average of their counts. The count is fp32 in a model of halves too. New
-    statistics for the BatchNorm, as by ``torch.optim.swa_utils.update_bn``, do not reset it. If a
-    file has no count, the BatchNorm's ``num_batches_tracked`` is taken.
+    statistics for the BatchNorm, as by ``torch.optim.swa_utils.update_bn``, do not reset it.
 
     Args:
         embed_dims: Channels C.
@@ -120,15 +119,6 @@ class PRepBN(RepBN):
         if self.forwards.dtype in HALVES:
             self.forwards = forwards.to(self.forwards.device)
         return self
-
-    def _load_from_state_dict(
-        self, state_dict: dict, prefix: str, *args: Any, **kwargs: Any
-    ) -> None:
-        """Load as PyTorch does, and take the count of the BatchNorm where a file has no other."""
-        count = state_dict.get(f'{prefix}bn.num_batches_tracked')
-        if count is not None:
-            state_dict.setdefault(f'{prefix}forwards', count.float())
-        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
 
     def extra_repr(self) -> str:
         return f'steps={self.steps}, warmup={self.warmup}'

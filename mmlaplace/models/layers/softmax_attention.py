@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmlaplace.ops import exporting
-from mmlaplace.ops._checks import is_transforming
+from mmlaplace.ops._checks import is_compiling, is_transforming
 
 
 def softmax_attention(
@@ -32,11 +32,14 @@ def softmax_attention(
         >>> softmax_attention(q, k, v).shape
         torch.Size([1, 2, 30, 8])
     """
-    recorded = exporting()
+    recorded = (is_compiling() or torch.jit.is_tracing()) and exporting()
     if recorded and 'scale' in options:  # which torch < 2.2 does not write to ONNX
         q = q * (options.pop('scale') * q.shape[-1] ** 0.5)
-    with _kernels_for(attn_mask):
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask, **options)
+    if attn_mask is None:
+        out = F.scaled_dot_product_attention(q, k, v, **options)
+    else:
+        with _kernels_for(attn_mask):
+            out = F.scaled_dot_product_attention(q, k, v, attn_mask, **options)
     if recorded:
         # A fused kernel gives other strides than the operators that exporters take in its place. A
         # copy in the graph has the same strides after both, so that views of it stay views.
@@ -46,14 +49,15 @@ def softmax_attention(
     return out
 
 
-def _kernels_for(bias: Optional[Tensor]) -> ContextManager:
+def _kernels_for(bias: Tensor) -> ContextManager:
     """The kernels that PyTorch may take.
 
     In transforms of torch.func, PyTorch does not see that a bias needs a gradient. On a CPU it then
     takes a kernel without this gradient.
     """
-    learns = bias is not None and bias.is_floating_point()
-    if not (learns and is_transforming() and find_spec('torch.nn.attention')):  # torch >= 2.3
+    if not (
+        bias.is_floating_point() and is_transforming() and find_spec('torch.nn.attention')
+    ):  # torch >= 2.3
         return nullcontext()
     from torch.nn.attention import SDPBackend, sdpa_kernel
 

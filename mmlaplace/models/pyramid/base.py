@@ -2,6 +2,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from mmengine.model import BaseModule, ModuleList
 from torch import Tensor
+from torch.fx import Proxy
 
 from ...checkpoints.strict_loading import StrictLoading
 from ..layers import feature_map, tokens_to_map
@@ -11,6 +12,7 @@ from .freezing import Freezing
 from .host_options import HostOptions
 from .names import PyramidNames
 from .stage import Stage
+from .tracing import record_layers
 
 INIT_CFG = [
     dict(type='TruncNormal', layer='Linear', std=0.02, bias=0.0),
@@ -69,7 +71,6 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
     arch_zoo: Dict[str, dict] = {}
     default_arch = 'tiny'
     default_attn_cfg: Union[dict, Sequence, None] = None
-    renamed_archs: Dict[str, str] = {}
 
     def __init__(
         self,
@@ -118,6 +119,21 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
                 self.add_module(f'norm{i}', build_token_norm(config, self.embed_dims[i]))
         self._freeze_stages()
 
+    def check_images(self, x: Tensor) -> None:
+        """Raise a ValueError unless ``x`` is ``(B, C, H, W)`` with sides of at least a stride.
+
+        Where torch.fx traces the backbone, ``x`` has no shape, and the trace is prepared instead.
+        """
+        if isinstance(x, Proxy):
+            record_layers(self, x.tracer)
+            return
+        first = self.stage_strides[0]
+        if x.dim() != 4 or min(x.shape[-2:]) < first:
+            raise ValueError(
+                f'{type(self).__name__} needs images (B, C, H, W) of at least {first} x {first} '
+                f'pixels, got shape {tuple(x.shape)}'
+            )
+
     def forward(self, x: Tensor) -> Tuple[Tensor, ...]:
         """Images ``(B, in_channels, H, W)`` to the maps ``(B, C_i, ⌈H/s_i⌉, ⌈W/s_i⌉)``.
 
@@ -127,7 +143,7 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
             ValueError: If ``x`` does not have four axes, or has a side shorter than the first
                 stride.
         """
-        options.check_images(self, x)
+        self.check_images(x)
         memory_format, outs = feature_map.memory_format_of(x), []
         for i, stage in enumerate(self.stages):
             x, hw_shape = stage['patch_embed'](x)  # (B, N, C), (H, W)

@@ -6,11 +6,8 @@ from dataclasses import replace
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union, get_args, get_origin
 
 from mmengine.registry import MODELS
-from torch import Tensor
-from torch.fx import Proxy
 
 from ..known_options import did_you_mean
-from .tracing import record_layers
 
 ARCH_KEYS = ('embed_dims', 'depths', 'num_heads', 'ffn_ratios')
 OUT_TYPES = ('featmap', 'cls_token')
@@ -24,7 +21,7 @@ def parse_arch(backbone: Any, arch: Union[str, dict, None], num_stages: int) -> 
     """An arch by its name in a zoo, or as a dict, with one entry for each stage in each value.
 
     Args:
-        backbone: Class with ``arch_zoo``, ``default_arch`` and ``renamed_archs``.
+        backbone: Class with ``arch_zoo`` and ``default_arch``.
         arch: The user's value, or None for the default.
         num_stages: Number of the host's stages.
 
@@ -34,8 +31,7 @@ def parse_arch(backbone: Any, arch: Union[str, dict, None], num_stages: int) -> 
     sizes: Any = backbone.default_arch if arch is None else arch
     if isinstance(sizes, str):
         if sizes not in backbone.arch_zoo:
-            now = backbone.renamed_archs.get(sizes)
-            hint = f'; it is now {now}' if now else did_you_mean(sizes, backbone.arch_zoo)
+            hint = did_you_mean(sizes, backbone.arch_zoo)
             raise ValueError(
                 f'{backbone.__name__} has no arch {sizes!r}{hint}; give one of '
                 f'{list(backbone.arch_zoo)}, or a dict with the keys {ARCH_KEYS}'
@@ -136,22 +132,6 @@ def check_kinds(img_size: Any, in_channels: Any, out_norms: Any) -> None:
         raise ValueError(
             "out_norms must be True, False, None or a config such as dict(type='BN'), got "
             f'{out_norms!r}'
-        )
-
-
-def check_images(backbone: Any, x: Tensor) -> None:
-    """Raise a ValueError unless ``x`` is ``(B, C, H, W)`` with sides of at least a stride.
-
-    Where torch.fx traces the backbone, ``x`` has no shape, and the trace is prepared instead.
-    """
-    if isinstance(x, Proxy):
-        record_layers(backbone, x.tracer)
-        return
-    first = backbone.stage_strides[0]
-    if x.dim() != 4 or min(x.shape[-2:]) < first:
-        raise ValueError(
-            f'{type(backbone).__name__} needs images (B, C, H, W) of at least {first} x {first} '
-            f'pixels, got shape {tuple(x.shape)}'
         )
 
 

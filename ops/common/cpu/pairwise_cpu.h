@@ -60,6 +60,7 @@ namespace cpu {
 template <class Metric>
 Tensor pairwise_forward(const Tensor& q, const Tensor& k, double bandwidth) {
   const PairwiseSizes sizes = check_pairwise(Metric::name, q, k);
+  check_bandwidth<Metric>(Metric::name, bandwidth);
   Tensor out = empty({sizes.batch, sizes.heads, sizes.queries, sizes.keys}, q);
   if (out.numel() == 0) return out;
   const int64_t blocks = ceil_div(sizes.queries, kBlock);
@@ -100,6 +101,7 @@ template <class Metric>
 std::tuple<Tensor, Tensor> pairwise_backward(const Tensor& grad, const Tensor& q, const Tensor& k,
                                              const Tensor& out, double bandwidth) {
   const PairwiseSizes sizes = check_pairwise_backward(Metric::backward_name, grad, q, k, out);
+  check_bandwidth<Metric>(Metric::backward_name, bandwidth);
   Tensor query_grad = empty(q.sizes(), q);
   if (out.numel() == 0 || sizes.dims == 0) {
     return {query_grad.zero_(), zeros(k.sizes(), k)};

@@ -75,6 +75,7 @@ void forward_in_tiles(const PairwiseSizes& sizes, const Tensor& q, const Tensor&
 template <class Metric>
 Tensor pairwise_forward(const Tensor& q, const Tensor& k, double bandwidth) {
   const PairwiseSizes sizes = check_pairwise(Metric::name, q, k);
+  check_bandwidth<Metric>(Metric::name, bandwidth);
   const cuda::Guard guard(q);
   Tensor out = empty({sizes.batch, sizes.heads, sizes.queries, sizes.keys}, q);
   if (out.numel() == 0) return out;
@@ -111,6 +112,7 @@ template <class Metric>
 std::tuple<Tensor, Tensor> pairwise_backward(const Tensor& grad, const Tensor& q, const Tensor& k,
                                              const Tensor& out, double bandwidth) {
   const PairwiseSizes sizes = check_pairwise_backward(Metric::backward_name, grad, q, k, out);
+  check_bandwidth<Metric>(Metric::backward_name, bandwidth);
   const cuda::Guard guard(q);
   Tensor query_grad = empty(q.sizes(), q);
   if (out.numel() == 0 || sizes.dims == 0) {

@@ -33,9 +33,11 @@ struct Cpu {
 nystrom::Results attention(const Tensor& q, const Tensor& k, const Tensor& v,
                            const Tensor& landmarks, const Tensor& inverse, const Tensor& scale,
                            const OptionalTensor& rotary, StringView kernel, double bandwidth,
-                           double whitening, bool adjacent) {
+                           OptionalDouble whitening_eps, StringView form) {
+  const double whitening = nystrom::whitening_of(whitening_eps);
+  const bool adjacent = is_adjacent("nystrom_attention", form);
   nystrom::Results results;
-  nystrom::with_metric(kernel, [&](auto metric) {
+  nystrom::with_metric(kernel, bandwidth, [&](auto metric) {
     results = nystrom::Attention<Cpu, decltype(metric)>::forward(
         q, k, v, {landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent});
   });
@@ -47,10 +49,12 @@ nystrom::Gradients attention_backward(const Tensor& grad, const Tensor& q, const
                                       const Tensor& inverse, const Tensor& scale,
                                       const OptionalTensor& rotary, const Tensor& mean,
                                       const Tensor& covariance, const Tensor& mixed,
-                                      StringView kernel, double bandwidth, double whitening,
-                                      bool adjacent) {
+                                      StringView kernel, double bandwidth,
+                                      OptionalDouble whitening_eps, StringView form) {
+  const double whitening = nystrom::whitening_of(whitening_eps);
+  const bool adjacent = is_adjacent("nystrom_attention", form);
   nystrom::Gradients gradients;
-  nystrom::with_metric(kernel, [&](auto metric) {
+  nystrom::with_metric(kernel, bandwidth, [&](auto metric) {
     gradients = nystrom::Attention<Cpu, decltype(metric)>::backward(
         grad, q, k, v, {landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent}, mean,
         covariance, mixed);
@@ -67,19 +71,21 @@ MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace_gpu_on_cpu, library) {
   library.def("set_shared_memory(int bytes) -> ()");
   library.def(
       "nystrom_attention(Tensor q, Tensor k, Tensor v, Tensor landmarks, Tensor inverse, Tensor "
-      "scale, Tensor? rotary, str kernel, float bandwidth, float whitening, bool adjacent) -> "
+      "scale, Tensor? rotary, str kernel, float bandwidth, float? whitening_eps, str rotary_form) "
+      "-> "
       "(Tensor, Tensor, Tensor, Tensor)");
   library.def(
       "_nystrom_attention_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor landmarks, "
       "Tensor inverse, Tensor scale, Tensor? rotary, Tensor mean, Tensor covariance, Tensor mixed, "
-      "str kernel, float bandwidth, float whitening, bool adjacent) -> (Tensor, Tensor, Tensor, "
+      "str kernel, float bandwidth, float? whitening_eps, str rotary_form) -> (Tensor, Tensor, "
+      "Tensor, "
       "Tensor, Tensor, Tensor)");
   library.def(
-      "pooled_landmarks(Tensor k, Tensor? rotary, bool adjacent, int height, int width, int rows, "
-      "int columns, int ratio) -> Tensor");
+      "pooled_landmarks(Tensor k, Tensor? rotary, str rotary_form, int height, int width, int? "
+      "rows, int? columns, int? ratio) -> Tensor");
   library.def(
-      "_pooled_landmarks_backward(Tensor grad, Tensor k, Tensor? rotary, bool adjacent, int "
-      "height, int width, int rows, int columns, int ratio) -> Tensor");
+      "_pooled_landmarks_backward(Tensor grad, Tensor k, Tensor? rotary, str rotary_form, int "
+      "height, int width, int? rows, int? columns, int? ratio) -> Tensor");
 }
 
 MMLAPLACE_LIBRARY_IMPL(mmlaplace_gpu_on_cpu, CompositeExplicitAutograd, library) {

@@ -1,5 +1,5 @@
-# FLatten's, Agent's, InLine's and SLAB's recipe for ImageNet on CSWin: 300 epochs, warm-up over 20, cosine
-# to a fiftieth of the rate.
+# FLatten's, Agent's, InLine's and SLAB's recipe for ImageNet on CSWin: 300 epochs, warm-up over 20,
+# cosine to a fiftieth of the rate.
 _base_ = '../../../_base_/no_decay.py'
 
 max_epochs = 300

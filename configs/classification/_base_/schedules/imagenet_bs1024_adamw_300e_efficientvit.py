@@ -1,5 +1,5 @@
-# EfficientViT's recipe for ImageNet, for 1024 images: 300 epochs after a warm-up over 20, cosine to 0,
-# gradients of up to 2.
+# EfficientViT's recipe for ImageNet, for 1024 images: 300 epochs after a warm-up over 20, cosine to
+# 0, gradients of up to 2.
 _base_ = '../../../_base_/no_decay.py'
 
 max_epochs = 320

@@ -1,6 +1,6 @@
-# MobileViTv2's recipe for ImageNet, for 1024 images: 300 epochs, warm-up over 20,000 iterations, cosine to a tenth,
-# gradients of up to 10. The rate and the decay are those of the width 2.0. Smaller widths have larger rates and less
-# decay.
+# MobileViTv2's recipe for ImageNet, for 1024 images: 300 epochs, warm-up over 20,000 iterations,
+# cosine to a tenth, gradients of up to 10. The rate and the decay are those of the width 2.0.
+# Smaller widths have larger rates and less decay.
 _base_ = '../../../_base_/no_decay.py'
 
 max_epochs = 300

@@ -1,6 +1,6 @@
 # SwiftFormer's recipe for ImageNet: 300 epochs, warm-up over 5, cosine to 1e-5. Its authors clip
-# gradients adaptively, for which mmengine has no option. They also average weights, but test the last
-# ones.
+# gradients adaptively, for which mmengine has no option. They also average weights, but test the
+# last ones.
 _base_ = '../../../_base_/no_decay.py'
 
 max_epochs = 300

@@ -1,5 +1,6 @@
-# CSWin's and Agent's recipe for fine-tuning CSWin at 384 x 384: 20 epochs of cosine to a tenth of the
-# rate, without warm-up, and averaged weights. Their 10 further epochs at the lowest rate are left out.
+# CSWin's and Agent's recipe for fine-tuning CSWin at 384 x 384: 20 epochs of cosine to a tenth of
+# the rate, without warm-up, and averaged weights. Their 10 further epochs at the lowest rate are
+# left out.
 _base_ = '../../../_base_/no_decay.py'
 
 max_epochs = 20

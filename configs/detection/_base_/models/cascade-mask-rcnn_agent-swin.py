@@ -1,0 +1,29 @@
+# Cascade Mask R-CNN on Agent-Swin-Tiny.
+_base_ = './cascade-mask-rcnn_fpn.py'
+
+model = dict(
+    backbone=dict(
+        type='Swin',
+        arch='tiny',
+        pad_small_maps=True,
+        # One window for all of the map.
+        attn_cfg=[
+            dict(
+                window_size=10**6,
+                even_windows=True,
+                attn_cfg=dict(
+                    type='AgentAttention', qkv='qkv', num_landmarks=agents, agent_shape=(side, side)
+                ),
+            )
+            for agents, side in ((9, 9), (16, 12), (49, 14))
+        ]
+        + [None],
+        drop_path_rate=0.1,
+        init_cfg=dict(
+            type='Pretrained',
+            skip=['norm3'],
+            checkpoint='https://cloud.tsinghua.edu.cn/f/a2ddc1190c224f768a41/?dl=1',
+        ),
+    ),
+    neck=dict(in_channels=[96, 192, 384, 768]),
+)

@@ -1,0 +1,95 @@
+"""The table and the plot of the study of linearized classifiers."""
+
+import statistics
+from pathlib import Path
+from typing import TYPE_CHECKING, Dict, List
+
+import numpy as np
+
+from ...writing import write_whole
+from ..figures import new_figure, save
+from .attention_report import markdown
+from .linearizing_study import COLUMNS
+from .seed_differences import half_width, short
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TITLES = dict(
+    softmax='softmax', swapped='swapped', layers='layer by layer', distilled='distilled',
+    scratch='from scratch',
+)  # fmt: skip
+
+
+def grouped(results: List[dict]) -> Dict[str, List[dict]]:
+    """Runs by attention, the most accurate after the distillation first, each sorted by seed."""
+    found: Dict[str, List[dict]] = {}
+    for result in sorted(results, key=lambda result: result['settings']['seed']):
+        found.setdefault(result['settings']['attention'], []).append(result)
+    return dict(sorted(found.items(), key=lambda item: -mean(item[1], 'distilled')))
+
+
+def mean(runs: List[dict], column: str) -> float:
+    return statistics.mean(run['top1'][column] for run in runs)
+
+
+def table(results: List[dict]) -> str:
+    """Means over the seeds, and the advantage of the distillation with its 95 % interval."""
+    rows = []
+    for name, runs in grouped(results).items():
+        gains = [run['top1']['distilled'] - run['top1']['scratch'] for run in runs]
+        interval = f' ± {half_width(gains):.2f}' if len(gains) > 1 else ''
+        rows.append([
+            short(name), *(f'{mean(runs, column):.2f}' for column in COLUMNS),
+            f'{statistics.mean(gains):+.2f}{interval}',
+            f'{100 * runs[0]["kept"]:.1f}', str(len(runs)),
+        ])  # fmt: skip
+    header = ['attention', *TITLES.values(), 'distilled − from scratch', 'kept, %', 'seeds']
+    return markdown(header, rows)
+
+
+def plot(results: List[dict], path: Path) -> None:
+    """Plot the accuracies of each attention, and how they grow with the minutes of training."""
+    found = grouped(results)
+    figure, (left, right) = new_figure(1, 2, (12, 2 + 0.3 * len(found)))
+    plot_accuracies(found, left)
+    plot_minutes(found, right)
+    save(figure, path)
+
+
+def plot_accuracies(found: Dict[str, List[dict]], axis: 'Axes') -> None:
+    """Means as dots, seeds as bars."""
+    colors = dict(zip(COLUMNS, ('black', '#d62728', '#ff9896', '#1f77b4', '#7f7f7f')))
+    for column, color in colors.items():
+        for row, runs in enumerate(found.values()):
+            axis.plot(mean(runs, column), row, 'o', color=color, label=TITLES[column] * (row == 0))
+            values = [run['top1'][column] for run in runs]
+            axis.plot(values, [row] * len(values), '|', color=color, alpha=0.6)
+    axis.set_yticks(range(len(found)), [short(name) for name in found], fontsize=8)
+    axis.set(xlabel='top-1 on the test images of Fashion-MNIST (%)')
+    axis.invert_yaxis()
+    axis.grid(alpha=0.3)
+    axis.legend(loc='upper center', bbox_to_anchor=(0.5, -0.14), ncols=3, fontsize=8)
+
+
+def plot_minutes(found: Dict[str, List[dict]], axis: 'Axes') -> None:
+    """Means over the seeds: solid for the distillation, dashed for the training from scratch."""
+    for number, (name, runs) in enumerate(found.items()):
+        for kind, style in (('distilled', '-'), ('scratch', '--')):
+            seconds, top1 = np.mean([run['points'][kind] for run in runs], axis=0).T
+            axis.plot(seconds / 60, top1, style, color=f'C{number}', marker='.',
+                      label=short(name) if kind == 'distilled' else None)  # fmt: skip
+    softmax = statistics.mean(run['top1']['softmax'] for runs in found.values() for run in runs)
+    axis.axhline(softmax, color='black', linewidth=0.8, label='softmax')
+    axis.set(xlabel='minutes of one thread', ylabel='top-1 (%)')
+    axis.set_title('solid: distilled, dashed: from scratch', fontsize=9)
+    axis.grid(alpha=0.3)
+    axis.legend(loc='upper center', bbox_to_anchor=(0.5, -0.14), ncols=4, fontsize=8)
+
+
+def write_report(results: List[dict], folder: Path) -> List[Path]:
+    """Write linearized.md and linearized.png into a folder, and return their paths."""
+    written = [folder / 'linearized.md', folder / 'linearized.png']
+    write_whole(written[0], table(results) + '\n')
+    plot(results, written[1])
+    return written

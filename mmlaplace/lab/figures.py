@@ -1,0 +1,32 @@
+"""New figures, and files of them. matplotlib is imported with the first figure."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Tuple
+
+from ..writing import whole_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def new_figure(
+    rows: int, columns: int, size: Tuple[float, float], **options: Any
+) -> Tuple['Figure', Any]:
+    """A figure that belongs to no window, and its axes.
+
+    Args:
+        rows: Number of rows of axes.
+        columns: Number of columns of axes.
+        size: Width and height in inches.
+        options: Further arguments of ``matplotlib.figure.Figure.subplots``.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(size, layout='constrained')
+    return figure, figure.subplots(rows, columns, **options)
+
+
+def save(figure: 'Figure', path: Path, dpi: int = 110) -> None:
+    """Write a figure whole, or not at all. The end of ``path`` names the format."""
+    with whole_file(path) as temporary:
+        figure.savefig(temporary, dpi=dpi)

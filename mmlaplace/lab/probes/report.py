@@ -1,0 +1,353 @@
+"""Tables and heat maps of the results of probes."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from ...writing import write_whole
+from ..comparison.attention_report import markdown
+from ..figures import new_figure, save
+from .prediction import TrainedHere
+from .results import by_key
+from .study import DISAGREE, REACHED, SOLVED, Cell, Study, cell, label
+from .tasks import build_probe
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+MISSING = '–'
+STAR = '*'  # seeds of the cell disagree
+LUMINANCE = (0.2126, 0.7152, 0.0722)  # of red, green and blue, ITU-R BT.709
+DARK = 0.45  # of white; darker cells have white texts
+MARKS = {0.0: 'no', 0.5: 'partly', 1.0: 'yes'}  # of degrees
+SIDES = (224, 512, 1024)  # of the images of the costs
+NAMES = {
+    'recall': 'recall', 'one_of_many': 'one of many', 'noise': 'noise', 'offset': 'offset',
+    'count': 'count', 'magnitude': 'magnitude',
+}  # fmt: skip
+
+
+class Column(NamedTuple):
+    """A column of a table: a probe, tested on maps of a scale.
+
+    Attributes:
+        title: Its title.
+        probe: The probe, as the config has it.
+        scale: The scale of the test map.
+        chance: Accuracy of a guess.
+    """
+
+    title: str
+    probe: dict
+    scale: str
+    chance: float
+
+    def level(self, accuracy: float) -> float:
+        """An accuracy on a scale from 0, a guess, to 1."""
+        return max(0.0, (accuracy - self.chance) / (1 - self.chance))
+
+
+class Table(NamedTuple):
+    """The accuracies of a study, the best attention first.
+
+    Attributes:
+        study: The study.
+        columns: The columns.
+        rows: The cells of each attention, in the order of the columns. None where no run is
+            finished.
+    """
+
+    study: Study
+    columns: List[Column]
+    rows: Dict[str, List[Optional[Cell]]]
+
+    def accuracy(self, attention: str, column: int) -> Optional[float]:
+        """The accuracy of an attention in a column. None where no run is finished."""
+        found = self.rows[attention][column]
+        return None if found is None else found.accuracy[self.columns[column].scale]
+
+    def level(self, attention: str, column: int) -> Optional[float]:
+        """The accuracy on a scale from 0, a guess, to 1. None where no run is finished."""
+        accuracy = self.accuracy(attention, column)
+        return None if accuracy is None else self.columns[column].level(accuracy)
+
+    def spread(self, attention: str, column: int) -> float:
+        """How far the accuracies of the seeds of a cell are apart. 0 where no run is finished."""
+        found = self.rows[attention][column]
+        if found is None:
+            return 0.0
+        least, most = found.ends[self.columns[column].scale]
+        return most - least
+
+    def seeds_disagree(self, attention: str, column: int) -> bool:
+        """Whether seeds of a cell differ by more than half of what there is."""
+        return self.spread(attention, column) > DISAGREE
+
+    def solved_by_all(self, attention: str, column: int, level: float) -> bool:
+        """Whether each seed reaches a level."""
+        found, of = self.rows[attention][column], self.columns[column]
+        return found is not None and of.level(found.ends[of.scale][0]) >= level
+
+    def mean(self, attention: str) -> float:
+        """Mean level of an attention in the columns that it has."""
+        numbers = range(len(self.columns))
+        known = [self.level(attention, n) for n in numbers if self.rows[attention][n]]
+        return sum(level or 0 for level in known) / len(known) if known else 0.0
+
+    def place(self, attention: str) -> Tuple[int, float]:
+        """The place in the order of rows: those with all columns first, then the best."""
+        return sum(cell is None for cell in self.rows[attention]), -self.mean(attention)
+
+
+def columns_of(study: Study) -> List[Column]:
+    """The columns of a study: each probe on each scale of its test maps."""
+    several = len({probe['type'] for probe in study.probes}) < len(study.probes)
+    found = []
+    for probe in study.probes:
+        task = build_probe(probe)
+        for scale in task.scales:
+            title = label(probe) if several else NAMES.get(probe['type'], probe['type'])
+            title += f', {scale}x map' * (scale > 1)
+            found.append(Column(title, probe, str(scale), task.chance))
+    return found
+
+
+def table_of(results: List[dict], study: Study, ordered: bool = True) -> Table:
+    """The table of a study. Attentions without a finished run are left out.
+
+    Args:
+        results: The results.
+        study: The study.
+        ordered: Whether the best attention comes first. Default: True.
+    """
+    columns, found = columns_of(study), by_key(results)
+    rows = {
+        name: [cell(found, study, name, column.probe) for column in columns]
+        for name in study.attentions
+    }
+    table = Table(study, columns, {name: row for name, row in rows.items() if any(row)})
+    if not ordered:
+        return table
+    names = sorted(table.rows, key=table.place)
+    return table._replace(rows={name: table.rows[name] for name in names})
+
+
+def text_of(table: Table) -> str:
+    """The table in Markdown, with the steps until a probe was solved."""
+    rows = []
+    for name, cells in table.rows.items():
+        row = [name]
+        for number, found in enumerate(cells):
+            accuracy = table.accuracy(name, number)
+            row.append(MISSING if accuracy is None or found is None else f'{accuracy:.3f}')
+        rows.append(row)
+    return markdown(['attention', *(column.title for column in table.columns)], rows)
+
+
+def read_costs(path: Path, host: str = 'laplacianformer') -> Dict[str, Dict[str, float]]:
+    """Time of a forward pass in ms by the side of the image, and MB of training at the largest.
+
+    Args:
+        path: The results.json of compare_attentions.py.
+        host: The host in which they were measured. Default: 'laplacianformer'.
+    """
+    costs = {}
+    for made in json.loads(path.read_bytes())['costs']:
+        if made['settings']['host'] != host:
+            continue
+        name = made['settings']['attention'].replace('Attention', '')
+        forward = {row['side']: row for row in made['cost']['forward']['rows']}
+        both = {row['side']: row for row in made['cost']['forward and backward']['rows']}
+        costs[name] = {
+            **{f'ms {side}²': forward[side]['seconds'] * 1e3 for side in SIDES if side in forward},
+            **{f'MB {side}²': both[side]['MB'] for side in SIDES[-1:] if side in both},
+        }
+    return costs
+
+
+def largest(table: Table, name: str) -> Dict[str, Optional[int]]:
+    """By attention, the largest option of a probe with an accuracy of 0.9.
+
+    Attentions of which the next larger one was not run yet are left out.
+
+    Args:
+        table: The table of a study that has the probe with several options, the easiest first.
+        name: The probe.
+
+    Returns:
+        The value of the option that makes the probe harder. None if none has 0.9.
+    """
+    columns = [n for n, column in enumerate(table.columns) if column.probe['type'] == name]
+    knob = build_probe(table.columns[columns[0]].probe).knob
+    found: Dict[str, Optional[int]] = {}
+    for attention in table.rows:
+        tried = {table.columns[n].probe[knob]: table.accuracy(attention, n) for n in columns}
+        known = {value: accuracy for value, accuracy in tried.items() if accuracy is not None}
+        reached = [value for value, accuracy in known.items() if accuracy >= REACHED]
+        ended = len(known) == len(tried) or len(reached) < len(known)  # or one was too hard
+        if ended and next(iter(tried)) in known:
+            found[attention] = max(reached, default=None)
+    return found
+
+
+class Panel(NamedTuple):
+    """A part of a heat map, with a row for each attention.
+
+    Attributes:
+        title: What its figures are.
+        columns: Titles of its columns.
+        levels: Levels from 0 to 1, which give the colors.
+        texts: The texts of the cells.
+        colors: Name of the colors.
+        ends: The levels at the ends of the colors.
+    """
+
+    title: str
+    columns: List[str]
+    levels: List[List[Optional[float]]]
+    texts: List[List[str]]
+    colors: str
+    ends: Tuple[float, float]
+
+
+def draw(
+    table: Table,
+    path: Path,
+    images: Optional[Dict[str, TrainedHere]] = None,
+    costs: Optional[Dict[str, Dict[str, float]]] = None,
+    facts: Optional[Dict[str, Dict[str, float]]] = None,
+) -> None:
+    """Draw the heat map of a table, with what is given beside it.
+
+    Args:
+        table: The table.
+        path: The picture.
+        images: Accuracies by data set. The less an attention differs from the best, by the
+            points from which seeds differ, the darker it is. Default: None.
+        costs: Costs by attention, as :func:`read_costs` gives them. Default: None.
+        facts: By attention, the degree from 0 to 1 to which it has each ability. Default: None.
+    """
+    names, count = list(table.rows), range(len(table.columns))
+    accuracies = [[table.accuracy(name, c) for c in count] for name in names]
+    levels = [[table.level(name, c) for c in count] for name in names]
+    titles = [column.title.replace(', ', '\n') for column in table.columns]
+    percent = [
+        [text + STAR * table.seeds_disagree(name, c) for c, text in zip(count, row)]
+        for name, row in zip(names, shown(accuracies, lambda accuracy: f'{100 * accuracy:.0f}'))
+    ]
+    panels = [Panel('probes, accuracy (%)', titles, levels, percent, 'RdYlBu', (-0.1, 1.1))]
+    if images:
+        top1 = [[made.top1.get(name) for made in images.values()] for name in names]
+        behind_best = [[behind_the_best(made, name) for made in images.values()] for name in names]
+        texts = shown(top1, '{:.1f}'.format)
+        panels.append(Panel('top-1 (%)', [*images], behind_best, texts, 'Blues_r', (-2.5, 3.2)))
+    if costs:
+        keys = [f'ms {side}²' for side in SIDES] + [f'MB {SIDES[-1]}²']
+        values = [[costs.get(name, {}).get(key) for key in keys] for name in names]
+        texts, ranks = shown(values, '{:.0f}'.format), by_column(ranks_of, values)
+        titles = [key.replace(' ', '\n') for key in keys]
+        panels.append(Panel('cost', titles, ranks, texts, 'Greys', (0.0, 2.5)))
+    if facts:
+        abilities = list(next(iter(facts.values())))
+        degrees = [[facts.get(name, {}).get(key) for key in abilities] for name in names]
+        texts = shown(degrees, MARKS.__getitem__)
+        titles = [ability.replace(' ', '\n') for ability in abilities]
+        panels.append(Panel('ability', titles, degrees, texts, 'Greens', (-0.1, 2.5)))
+    widths = [len(panel.columns) for panel in panels]
+    size = 3.0 + 0.72 * sum(widths), 1.6 + 0.215 * len(names)
+    figure, axes = new_figure(1, len(panels), size, sharey=True, squeeze=False, width_ratios=widths)
+    axes[0, 0].set_yticks(range(len(names)), names, fontsize=8)
+    for axis, panel in zip(axes[0], panels):
+        paint(axis, panel)
+    save(figure, path)
+
+
+def behind_the_best(made: TrainedHere, name: str) -> Optional[float]:
+    """How far top-1 is below the best, in points from which seeds differ. None without a run."""
+    if name not in made.top1:
+        return None
+    return (max(made.top1.values()) - made.top1[name]) / made.seeds_differ
+
+
+def shown(values: List[list], text_of_one: Callable) -> List[List[str]]:
+    """The texts of values. None is missing."""
+    return [[MISSING if v is None else text_of_one(v) for v in row] for row in values]
+
+
+def by_column(function: Callable, rows: List[list]) -> List[list]:
+    """What a function makes of each column."""
+    return [list(row) for row in zip(*(function(list(column)) for column in zip(*rows)))]
+
+
+def ranks_of(values: List[Optional[float]]) -> List[Optional[float]]:
+    """Ranks from 0, the least, to 1, the most. None stays None."""
+    order = sorted(value for value in values if value is not None)
+    top = max(len(order) - 1, 1)
+    return [None if value is None else order.index(value) / top for value in values]
+
+
+def paint(axis: 'Axes', panel: Panel) -> None:
+    """Paint a panel, with a text in each cell."""
+    from matplotlib import colormaps
+    from matplotlib.colors import Normalize
+
+    grid = [[float('nan') if v is None else v for v in row] for row in panel.levels]
+    cmap = colormaps[panel.colors]  # a copy
+    cmap.set_bad('#eeeeee')
+    colors = cmap(Normalize(*panel.ends)(np.array(grid)))  # (rows, columns, RGBA)
+    axis.imshow(colors, aspect='auto')
+    dark = colors[..., :3] @ LUMINANCE < DARK
+    for y, row in enumerate(panel.texts):
+        for x, text in enumerate(row):
+            color = 'white' if dark[y, x] else 'black'
+            axis.text(x, y, text, ha='center', va='center', fontsize=7.5, color=color)
+    axis.set_xticks(range(len(panel.columns)), panel.columns, fontsize=8)
+    axis.set_title(panel.title, fontsize=9)
+    axis.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
+    axis.set_xticks([x - 0.5 for x in range(1, len(panel.columns))], minor=True)
+    axis.set_yticks([y - 0.5 for y in range(1, len(panel.texts))], minor=True)
+    axis.grid(which='minor', color='white', linewidth=1.2)
+    axis.tick_params(which='minor', length=0)
+    for spine in axis.spines.values():
+        spine.set_visible(False)
+
+
+def tables(results: List[dict], studies: Dict[str, Study]) -> Dict[str, Table]:
+    """The tables of all studies that have results. Studies of chosen rows keep their order."""
+    found = {
+        name: table_of(
+            # The first seed alone decides what comes next, so it alone stands in the table.
+            [made for made in results if not (study.while_reached and made['settings']['seed'])],
+            study,
+            ordered=name == 'attentions',
+        )
+        for name, study in studies.items()
+    }
+    return {name: table for name, table in found.items() if table.rows}
+
+
+def behind(table: Table, column: int) -> Tuple[str, str]:
+    """Numbers of seeds, and of learning rates of cells that are not solved, as text."""
+    cells = [row[column] for row in table.rows.values()]
+    seeds = [found.seeds for found in cells if found is not None]
+    rates = [found.rates for found in cells if found is not None and found.accuracy['1'] < SOLVED]
+    return span(seeds), span(rates)
+
+
+def span(numbers: List[int]) -> str:
+    """The least and the largest number."""
+    ends = sorted({min(numbers), max(numbers)}) if numbers else []
+    return ' to '.join(map(str, ends)) or MISSING
+
+
+def write_report(results: List[dict], studies: Dict[str, Study], folder: Path) -> List[Path]:
+    """Write probes.md and a heat map for each study into a folder, and return their paths."""
+    found, written = tables(results, studies), [folder / 'probes.md']
+    texts = (f'## {table.study.title}\n\n{text_of(table)}' for table in found.values())
+    write_whole(written[0], '\n\n'.join(texts) + '\n')
+    for name, table in found.items():
+        written.append(folder / f'probes_{name}.png')
+        draw(table, written[-1])
+    return written

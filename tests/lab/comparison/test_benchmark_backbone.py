@@ -1,0 +1,207 @@
+"""The benchmarks take any backbone, lose none for another's failure, and write what they print."""
+
+import itertools
+import json
+import re
+import sys
+import types
+
+import pytest
+import torch
+from conftest import ROOT, load_tool, run_script
+from PIL import Image
+from torch import nn
+
+from mmlaplace.lab.comparison import backbone_contenders as contenders
+from mmlaplace.model_zoo import read_backbones
+from mmlaplace.models import FAMILIES, LaplacianAttention
+
+MICRO, LITTLE = 'laplacianformer-micro', 'timm:little_net'
+tool = load_tool('tools/benchmarks/benchmark_backbone.py')
+report_tool = load_tool('tools/benchmarks/backbone_report.py')
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Runs the tool in this process for one tiny round; returns its status and what it wrote."""
+    out = tmp_path / 'backbone.json'
+    # Which gives all freed memory of this process back first: seconds.
+    monkeypatch.setattr(tool, 'process_memory', lambda job: 2**20)
+    monkeypatch.setenv('COLUMNS', '250')  # so that no cell is wrapped
+
+    def run(*arguments, force=('--force',)):
+        options = ['--rounds', '1', '--out', str(out), *force]
+        monkeypatch.setattr(sys, 'argv', ['benchmark_backbone.py', *map(str, arguments), *options])
+        status = tool.main()
+        return status, json.loads(out.read_text())
+
+    return run
+
+
+@pytest.mark.slow
+def test_the_tool_writes_json_and_plots_and_keeps_what_is_there(run, tmp_path, monkeypatch, capsys):
+    names = [MICRO, f'{MICRO}+SoftmaxAttention', f'{MICRO}+PolaAttention']
+    plots = tmp_path / 'a.png', tmp_path / 'top1.png'
+    command = [*names, '--sizes', '32x2', '64x2', '--train', '--threads', 1, '--base', names[1],
+               '--plot', plots[0], '--plot-top1', plots[1]]  # fmt: skip
+    status, written = run(*command)
+    rows = written['rows']
+    assert status == 0 and set(written['exponents']) == set(names)
+    found = [(row['contender'], row['side']) for row in rows]
+    assert found == [(name, side) for side in (32, 64) for name in names]
+    for row in rows:
+        assert row['median ms'] > 0 and row['ms per image'] == row['median ms'] / 2
+        assert row['MB'] == 1
+        assert row['images per second'] * row['ms per image'] == pytest.approx(1000)
+    assert all(min(Image.open(plot).size) > 300 for plot in plots)
+    printed = capsys.readouterr().out
+    line = next(line for line in printed.splitlines() if names[1] in line and '│' in line)
+    assert ' 1.00 ' in line
+    with pytest.raises(SystemExit, match='2'):
+        run(*command, force=())
+    assert '--force replaces it' in capsys.readouterr().err
+    monkeypatch.setattr(sys, 'argv', ['backbone_report.py', str(tmp_path / 'backbone.json'),
+                                      '--markdown', '--base', MICRO])  # fmt: skip
+    report_tool.main()
+    assert f'| {MICRO} ' in capsys.readouterr().out
+
+
+def test_every_backbone_of_ours_with_an_arch_is_a_contender():
+    known = list(contenders.catalogue(''))
+    assert known == [model.name for model in read_backbones()]
+    backbones = (family.backbones.items() for family in FAMILIES.values())
+    for cls, start in itertools.chain(*backbones):
+        names = [f'{start}-{arch}' for arch in cls.arch_zoo]
+        # XCiT's go on with the size of the patch.
+        found = [
+            [name for name in known if f'{name}-'.startswith(f'{wanted}-')] for wanted in names
+        ]
+        assert all(found)
+        model = contenders.find(found[0][0])(False)
+        assert type(model) is cls and model.out_indices == (model.num_stages - 1,)
+    linear = contenders.find('deit-micro+LaplacianAttention')(False)  # without its class token
+    assert type(linear.stages[0]['blocks'][0].attn) is LaplacianAttention
+
+
+def test_sizes_with_equal_tuples_are_sizes_of_their_own():
+    pytest.importorskip('mmpretrain')
+    models = [contenders.find(f'mmpretrain:EfficientNet-{size}')(False) for size in ('b0', 'es')]
+    assert len({sum(p.numel() for p in model.parameters()) for model in models}) == 2
+
+
+@pytest.mark.parametrize('name', [
+    'mmpretrain:SwinTransformer-tiny', 'mmdet:PyramidVisionTransformerV2-b0',
+    'mmseg:MixVisionTransformer',
+])  # fmt: skip
+def test_the_backbones_of_a_toolbox_are_its_own(name):
+    toolbox = name.partition(':')[0]
+    pytest.importorskip(toolbox)
+    model = contenders.find(name)(False)
+    model.eval()
+    assert type(model).__module__.startswith(f'{toolbox}.models.backbones.')
+    with torch.no_grad():
+        assert model(torch.randn(1, 3, 224, 224))[-1].shape[0] == 1  # Swin takes no less
+
+
+@pytest.mark.parametrize(('words', 'message'), [
+    (['laplacianformer-tyni'], 'Similar names are .*laplacianformer-tiny.*--list'),
+    # mmpretrain's registry finds our Swin, as the root is its parent.
+    (['mmpretrain:Swin-tiny'], 'no such backbone'),
+    (['--sizes', '224x'], "'224x': give SIDExBATCH"),
+])  # fmt: skip
+def test_a_mistyped_word_stops_the_tool_before_it_measures(words, message, run, capsys):
+    with pytest.raises(SystemExit, match='2'):
+        run(MICRO, *words)
+    assert re.search(message, ' '.join(capsys.readouterr().err.split()))
+
+
+class Hungry(nn.Conv2d):
+    def forward(self, x):
+        if x.size(-1) > 32:
+            raise torch.cuda.OutOfMemoryError('out of memory')
+        return super().forward(x)
+
+
+@pytest.fixture
+def timm(monkeypatch):
+    """A timm with one model; None where it is not installed."""
+    module, utils = types.ModuleType('timm'), types.ModuleType('timm.utils')
+    module.list_models = lambda: ['little_net']
+    module.create_model = lambda name, **_: Hungry(3, 4, 3)
+    utils.reparameterize_model = lambda model: model
+    monkeypatch.setitem(sys.modules, 'timm', module)
+    monkeypatch.setitem(sys.modules, 'timm.utils', utils)
+    contenders.catalogue.cache_clear()
+    yield module
+    contenders.catalogue.cache_clear()
+
+
+@pytest.mark.slow
+def test_a_failure_is_named_in_its_row_and_costs_the_others_nothing(timm, run, monkeypatch, capsys):
+    status, written = run(LITTLE, MICRO, '--sizes', '32', '64')
+    failures = [row['failure'] for row in written['rows']]
+    assert status == 0 and 'out of memory' in failures[2] and failures.count('') == 3
+    assert 'out of memory' in capsys.readouterr().out
+    timm.create_model = lambda name, **_: nn.Linear(-1, 2)  # cannot be built
+    status, written = run(MICRO, LITTLE, '--sizes', '32')
+    assert status == 0 and written['failures'][LITTLE].startswith('RuntimeError: ')
+    monkeypatch.setitem(sys.modules, 'timm', None)  # its import fails
+    contenders.catalogue.cache_clear()
+    status, written = run(LITTLE, '--sizes', '32')  # alone, so nothing is measured
+    assert status == 1 and 'pip install timm' in written['failures'][LITTLE]
+
+
+blocks = load_tool('tools/benchmarks/benchmark_blocks.py')
+soak = load_tool('tools/benchmarks/soak.py')
+FEW = ('--steps', '3', '--settle', '1', '--batch', '2', '--image-size', '32')
+
+
+@pytest.mark.slow
+def test_benchmark_ops(tmp_path):
+    out, plot = tmp_path / 'ops.json', tmp_path / 'ops.png'
+
+    tool, threads = ROOT / 'tools/benchmarks/benchmark_ops.py', torch.get_num_threads()
+    options = ['--threads', 1, '--out', out, '--plot', plot, '--train-step']
+    result = run_script(tool, '--quick', *options)
+    torch.set_num_threads(threads)
+    assert result.returncode == 0, result.stderr
+    written = json.loads(out.read_text())
+    rows = [row for row in written['rows'] if row['contender'] == 'native']
+    ops = {'laplacian_kernel', 'gaussian_kernel', 'newton_schulz_inverse'}
+    assert {row['op'] for row in rows} == ops
+    assert {row['pass'] for row in rows} == {'forward', '+ backward'}
+    assert all(row['median ms'] > 0 and row['runs'] >= 3 for row in rows)
+    assert written['peak G diff/s'] > 0 and written['train step']['reference / native'] > 0
+    assert min(Image.open(plot).size) > 300
+
+
+@pytest.mark.slow
+def test_every_contender_of_blocks_is_a_row_or_has_a_reason(monkeypatch, tmp_path, capsys):
+    out = tmp_path / 'blocks.json'
+    options = ['--shapes', '1,8,32', '--rounds', '1', '--out', str(out)]
+    monkeypatch.setattr(sys, 'argv', ['benchmark_blocks.py', *options])
+    blocks.main()
+    written, printed = json.loads(out.read_text()), capsys.readouterr().out
+    for kind, without in zip(blocks.CONTENDERS, written['not run']):
+        rows = [row for row in written['rows'] if row['kind'] == kind]
+        for name_of_pass in blocks.PASSES:
+            names = [row['contender'] for row in rows if row['pass'] == name_of_pass]
+            assert set(names) | set(without) - {'kind', 'shape'} == set(blocks.CONTENDERS[kind])
+            assert names[0] == 'LaplacianAttention'
+        assert all(row['median ms'] >= row['min ms'] > 0 and row['runs'] == 1 for row in rows)
+        assert [row['ratio'] for row in rows if row['contender'] == names[0]] == [1, 1]
+        assert all(row['MB'] > 0 for row in rows)
+        assert f'not run: softmax, flash: {without["softmax, flash"]}' in printed
+
+
+def test_a_soak_whose_loss_is_not_finite_fails(monkeypatch, tmp_path):
+    functional, threads, out = nn.functional, torch.get_num_threads(), tmp_path / 'soak.json'
+    right = functional.cross_entropy
+    monkeypatch.setattr(functional, 'cross_entropy', lambda *args: right(*args) * torch.inf)
+    monkeypatch.setattr(soak, 'in_a_new_process', soak.train)
+    command = ['soak', '--families', 'LaplacianFormer', *FEW, '--out', str(out)]
+    monkeypatch.setattr(sys, 'argv', command)
+    assert soak.main() == 1
+    torch.set_num_threads(threads)
+    (row,) = json.loads(out.read_text())['rows']
+    assert row['failure'].startswith('step 1: loss inf, norm of the gradients ')

@@ -1,0 +1,346 @@
+"""The comparison of attentions trains, goes on, measures and tabulates."""
+
+import json
+import math
+import threading
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, load_tool, quiet_init, registered, run_script
+from mmengine.config import Config
+from mmengine.registry import MODELS
+from PIL import Image
+
+from mmlaplace.analysis import attention_statistics
+from mmlaplace.analysis.recording import mixed_by
+from mmlaplace.lab.comparison import attention_report, attention_study, seed_differences
+from mmlaplace.lab.probes.report import read_costs
+from mmlaplace.models import BaseAttention
+
+attention_cost = load_tool('tools/analysis_tools/attention_cost.py')
+attention_training = load_tool('tools/analysis_tools/attention_training.py')
+compare_attentions = load_tool('tools/analysis_tools/compare_attentions.py')
+
+FEW = 'AdditiveAttention', 'SoftmaxAttention'
+
+
+def test_an_identity_and_uniform_weights_are_the_two_ends_of_every_statistic():
+    shape = (16, 16)
+    alone = attention_statistics.statistics_of(torch.eye(256)[None], shape, shape)
+    assert (alone.entropy, alone.sharpness, alone.rank, alone.near) == (0, 1, 1, 1)
+    assert alone.row_distance == pytest.approx(1)
+    same = attention_statistics.statistics_of(torch.ones(1, 256, 256) / 256, shape, shape)
+    assert same.entropy == pytest.approx(1) and same.rank == 1 / 256
+    # Sums of 256 shares in fp64 leave 1e-16 each.
+    assert same.row_distance == pytest.approx(0, abs=1e-12)
+    assert same.near + same.middle + same.far == pytest.approx(1)
+
+
+def test_negative_weights_and_row_sums_are_seen():
+    rows = torch.tensor([[2.0, -1.0, 0.0], [0.0, 0.0, 0.0], [1.0, 1.0, 2.0]])
+    found = attention_statistics.statistics_of(rows[None], (1, 3), (1, 3))
+    assert found.row_sum == pytest.approx(5 / 3)
+    assert found.row_sum_deviation == pytest.approx(np.std([1, 0, 4]))
+    assert found.negative == pytest.approx(1 / 9)  # a third of one row in three
+    assert all(math.isfinite(value) for value in found)  # despite a row of zeros
+
+
+def test_the_terms_of_a_block_are_those_of_its_sum():
+    cfg = attention_study.backbone_cfg('laplacianformer', dict(type='SoftmaxAttention'), 64)
+    backbone = MODELS.build(cfg).eval()
+    quiet_init(backbone)
+    image, size = torch.randn(1, 3, 64, 64), attention_statistics.root_mean_square
+    (first, *_) = attention_statistics.term_sizes(backbone, [image])
+    mixed = next(mixed_by(backbone, BaseAttention, image))
+    with torch.no_grad():
+        local = mixed.attention.lepe(mixed.attention.merge_heads(mixed.v), mixed.hw_shape)
+    assert first['attention'] == 'stages.0.blocks.0.attn'
+    assert first['local'] == pytest.approx(size(local), rel=1e-5)
+    assert first['values'] == pytest.approx(size(mixed.v), rel=1e-5)
+    # Weights that sum to one make no value larger than the largest.
+    assert 0 < first['mixed'] <= mixed.v.abs().max()
+
+
+def test_every_registered_attention_is_compared():
+    names = attention_study.contenders()
+    assert set(registered(BaseAttention)) - {'WindowAttention'} <= set(names)
+    assert all('num_landmarks' not in cfg or cfg['num_landmarks'] == 16 for cfg in names.values())
+
+
+def test_a_name_has_the_options_of_an_attention():
+    asked = {name for names in attention_study.ABLATIONS.values() for name in names}
+    assert all(attention_study.config_of(name)['type'] == name.split(',')[0] for name in asked)
+    cfg = attention_study.config_of('PolaAttention, gate=false, power=3')
+    assert cfg == dict(type='PolaAttention', gate=False, power=3)
+    with pytest.raises(ValueError, match="no options \\['powers'\\] .*'power'"):
+        attention_study.config_of('PolaAttention, powers=3')
+    with pytest.raises(ValueError, match="no attention 'Pola'; choose from .*PolaAttention"):
+        attention_study.config_of('Pola')
+
+
+def test_a_training_goes_on_with_its_own_settings_alone(tmp_path):
+    first, other = (
+        attention_study.settings_of('XCAttention', 'vit', seed, 'textures', True, 3)
+        for seed in (0, 1)
+    )
+    for _ in range(2):  # it began, and begins again after it was killed
+        attention_study.begin(tmp_path, first)
+    with pytest.raises(ValueError, match='take another --work-dir'):
+        attention_study.begin(tmp_path, other)
+    for study in ('textures', 'fashion'):
+        (tmp_path / study).mkdir()  # an empty folder has no data either
+        assert 'make_mini_datasets.py' in attention_study.missing_data(study, tmp_path)
+    for name in attention_study.FASHION_FILES:
+        (tmp_path / 'fashion' / f'{name}.gz').touch()
+    assert not attention_study.missing_data('fashion', tmp_path)
+
+
+def test_costs_have_the_defaults_of_attentions_and_trainings_few_landmarks():
+    settings = attention_study.cost_settings('LaplacianAttention, Gaussian', 'vit', (224,))
+    assert settings['attn_cfg'] == dict(type='LaplacianAttention', kernel='gaussian')
+    few = attention_study.config_of('LaplacianAttention, Gaussian')
+    assert few == dict(settings['attn_cfg'], num_landmarks=16)
+
+
+def test_costs_of_hosts_stand_in_tables_of_their_own(tmp_path):
+    def cost(host, seconds):
+        row = dict(side=224, seconds=seconds, MB=3.0)
+        found = dict(rows=[row], left_out={}, exponent=math.nan)
+        settings = dict(attention='LinearAttention', host=host, sizes=[224])
+        return dict(settings=settings, cost={'forward': found, 'forward and backward': found})
+
+    content = dict(results=[], costs=[cost('laplacianformer', 0.01), cost('vit', 0.5)])
+    tables = dict(attention_report.sections(content))
+    assert '| Linear | 10 |' in tables['time in ms, batch 1, one thread: laplacianformer']
+    assert '| Linear | 500 |' in tables['time in ms, batch 1, one thread: vit']
+    path = tmp_path / 'results.json'
+    path.write_text(json.dumps(content))
+    assert read_costs(path)['Linear']['ms 224²'] == pytest.approx(10)
+
+
+def test_a_result_of_other_settings_is_not_taken(tmp_path):
+    settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', True, 3)
+    assert not attention_study.finished(tmp_path, settings)
+    (tmp_path / 'result.json').write_text(json.dumps(dict(settings=settings)))
+    assert attention_study.finished(tmp_path, settings)
+    with pytest.raises(ValueError, match='take another --work-dir'):
+        attention_study.finished(tmp_path, dict(settings, seed=1))
+
+
+def test_a_part_of_a_result_is_run_again_and_left_out_of_tables(tmp_path):
+    half, whole = tmp_path / 'result.json', made_up('XCAttention', 0, 60.0)
+    half.write_text('{"settings": {"atten')
+    with pytest.warns(UserWarning, match=r'result\.json is not complete'):
+        assert compare_attentions.Script('a', [], half, whole['settings']).result() is None
+        found = compare_attentions.collect(tmp_path, dict(results=[], costs=[]))
+    assert found['results'] == []
+
+
+def made_up(name, seed, top1, epochs=4, **options):
+    matrix = dict.fromkeys(attention_statistics.Statistics._fields, 0.25)
+    settings = dict(attention=name, attn_cfg=dict(type=name, **options), host='vit', seed=seed,
+                    phases=[dict(epochs=epochs)])  # fmt: skip
+    return dict(
+        settings=dict(settings, study='textures'),
+        top1={'64²': top1, '128²': top1 + 5}, seconds=60, parameters=200_000, macs=15_000_000,
+        matrices=[dict(matrix, stage=1, tokens=256)] if name == 'SoftmaxAttention' else [],
+        terms=[dict(attention='a', mixed=0.1, local=0.2)],
+    )  # fmt: skip
+
+
+def test_tables_have_means_all_seeds_and_what_is_missing(tmp_path):
+    results = [made_up('SoftmaxAttention', seed, 50.0 + seed) for seed in (1, 0, 2)]
+    row = dict(side=224, seconds=0.01, MB=3.0)
+    cost = dict(rows=[row], left_out={'512': 'no memory'}, exponent=math.nan)
+    settings = dict(attention='SoftmaxAttention', host='vit', sizes=[224, 512])
+    costs = [dict(settings=settings, cost={'forward': cost, 'forward and backward': cost})]
+    content = dict(results=[*results, made_up('XCAttention', 0, 60.0)], costs=costs)
+    written = attention_report.write_report(content, tmp_path)
+    text = (tmp_path / 'tables.md').read_text()
+    lines = [line for line in text.splitlines() if line.startswith('| ')]
+    assert lines[2].startswith('| XC | 60.0 | 65.0 | 200 | 15.0 |')  # the most accurate first
+    assert lines[3].startswith('| Softmax | 51.0 ± 1.0 (50.0, 51.0, 52.0) | 56.0 ± 1.0 ')
+    assert 'Softmax, forward, 512²: no memory' in text
+    pictures = [path for path in written if path.suffix == '.png']
+    assert len(pictures) == 3 and all(min(Image.open(path).size) > 100 for path in pictures)
+
+
+def test_differences_are_of_pairs_of_seeds():
+    results = [made_up('SoftmaxAttention', seed, 50.0 + seed) for seed in (0, 1, 2, 7)]
+    results += [made_up('XCAttention', seed, 52.0 + 2 * seed) for seed in (0, 1, 2, 3)]
+    results.append(made_up('PolaAttention', 0, 60.0))  # a single pair has no interval
+    assert seed_differences.differences(results) == {'XCAttention': [2.0, 3.0, 4.0]}
+    # Student's t for 97.5 % and two degrees of freedom is 4.303.
+    assert seed_differences.half_width([2.0, 3.0, 4.0]) == pytest.approx(4.303 / 3**0.5, rel=1e-3)
+    assert '| XC | +3.00 | ± 2.48 | 3 |' in attention_report.difference_table(results)
+    names = 'SoftmaxAttention', 'SoftmaxAttention, qkv_bias=false', 'SOFTAttention'
+    results += [made_up(names[1], seed, 52.0 + 2 * seed) for seed in (0, 1, 2)]
+    (*_, last) = attention_report.ablation_table(results, names).splitlines()
+    assert last == f'| {names[1]} | 54.00 | 59.00 | +3.00 | ± 2.48 | 3 |'
+    # A seed that the first name does not have counts in no column.
+    further = made_up(names[1], 3, 0.0)
+    assert attention_report.ablation_table([*results, further], names).endswith(last)
+    found = dict(attention_report.sections(dict(results=results, costs=[])))
+    assert names[1] not in found['top-1 in %, mean ± s (seeds): vit, textures']
+    longer = made_up('XCAttention', 0, 9.0, epochs=9)
+    off, option = (
+        made_up(name, 0, 9.0, lepe_kernel=0)
+        for name in ('SOFTAttention', 'SOFTAttention, lepe_kernel=0')
+    )
+    apart = attention_report.groups([results[0], longer, off, option])
+    assert list(apart) == [
+        'vit, textures',
+        'vit, textures, 9 epochs',
+        'vit, textures, local branch off',
+    ]
+    assert apart['vit, textures'] == [results[0], option]
+
+
+def test_seeds_of_all_attentions_tell_which_differences_show():
+    results = [made_up('SoftmaxAttention', seed, 50.0 + 2 * seed) for seed in (0, 1)]
+    results += [made_up('XCAttention', seed, 60.0 + seed) for seed in (0, 1, 2)]
+    results.append(made_up('PolaAttention', 0, 10.0))  # one seed tells no deviation
+    # Seed 1 adds 1.5 to both. It leaves 0.25 of each of four runs: six runs less three
+    # attentions and two differences of seeds are one degree of freedom.
+    deviation, free = seed_differences.deviation_of_seeds(results)
+    assert (deviation, free) == (pytest.approx((4 * 0.25**2) ** 0.5), 1)
+    # Student's t for 97.5 % and one degree of freedom is 12.706.
+    two = seed_differences.least_difference(deviation, free, seeds=2)
+    assert two == pytest.approx(12.706 * 0.5, rel=1e-3)
+    text = dict(attention_report.sections(dict(results=results, costs=[])))
+    assert f'{two:.2f} with 2' in text['what differences show: vit, textures']
+    assert seed_differences.seeds_text(results[-1:]) == ''
+
+
+def test_what_a_seed_adds_to_all_attentions_hides_no_difference():
+    names = 'SoftmaxAttention', 'XCAttention', 'PolaAttention'
+    results = [made_up(name, seed, 50.0 + 4 * seed) for name in names for seed in (0, 1, 2)]
+    deviation, free = seed_differences.deviation_of_seeds(results)
+    assert (deviation, free) == (pytest.approx(0, abs=1e-12), 4)  # rounding of fp64
+    results += [made_up('LiteMLA', seed, 50.0 + 20 * seed) for seed in (0, 1, 2)]
+    text = seed_differences.seeds_text(results)
+    (*_, without) = text.split('Without LiteMLA, ')
+    assert without.startswith('whose seeds differ most, seeds have a deviation of 0.00 points')
+
+
+def test_an_interrupted_phase_goes_on_with_its_own_checkpoint(tmp_path, monkeypatch):
+    (tmp_path / 'last_checkpoint').touch()
+    for name in ('Runner', 'load_or_exit', 'build_model'):
+        monkeypatch.setattr(attention_training, name, mock.Mock())
+    cfg = Config(dict(train_cfg=dict(max_epochs=6), load_from='the_phase_before.pth'))
+    attention_training.train(cfg, tmp_path)
+    assert cfg.resume and cfg.load_from is None
+
+
+@pytest.mark.parametrize(('option', 'message'), [
+    ('bandwidth=-2', 'error: bandwidth must be positive and finite, got -2'),
+    ('bandwidth=wide', "error: 'LaplacianAttention, bandwidth=wide' has a value of a wrong type"),
+])  # fmt: skip
+def test_an_option_that_the_attention_refuses_is_one_sentence(
+    option, message, tmp_path, monkeypatch
+):
+    arguments = [f'LaplacianAttention, {option}', '--work-dir', str(tmp_path)]
+    monkeypatch.setattr('sys.argv', ['attention_training.py', *arguments])
+    with pytest.raises(SystemExit, match=message):
+        attention_training.main()
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_training_that_another_call_left_behind_is_waited_for(tmp_path, monkeypatch, capsys):
+    train, words = mock.Mock(), ['XCAttention', '--host', 'vit', '--work-dir', str(tmp_path)]
+    monkeypatch.setattr(attention_training, 'train_all', train)
+    monkeypatch.setattr(attention_training, 'missing_data', lambda *_: '')
+    monkeypatch.setattr('sys.argv', ['attention_training.py', *words])
+    settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', True, None)
+    with attention_training.locked(tmp_path):
+        call = threading.Thread(target=attention_training.main)
+        call.start()
+        call.join(0.5)
+        assert call.is_alive()
+        (tmp_path / 'result.json').write_text(json.dumps(dict(settings=settings)))
+    call.join(600)
+    train.assert_not_called()
+    assert 'is there now, by another call' in capsys.readouterr().out
+
+
+def test_a_run_that_was_resumed_has_no_time():
+    runs = [dict(made_up('XCAttention', seed, 60.0), seconds=s) for seed, s in ((0, None), (1, 90))]
+    assert '| 90 |' in attention_report.accuracy_table(runs)
+    assert '| - |' in attention_report.accuracy_table(runs[:1])
+
+
+@pytest.mark.training
+def test_fashion_is_a_study(fashion_files, tmp_path):
+    fashion_files(tmp_path / 'data/fashion')
+    cfg = attention_study.phase_cfg(
+        'vit', dict(type='LinearAttention'), attention_study.STUDIES['fashion'].phases[0],
+        attention_study.STUDIES['fashion'], tmp_path / 'data',
+    )  # fmt: skip
+    parts = [
+        (d.dataset.split, d.dataset.test_mode) for d in (cfg.train_dataloader, cfg.test_dataloader)
+    ]
+    assert parts == [('train', False), ('test', True)]
+    result = run_script(
+        ROOT / 'tools/analysis_tools/attention_training.py', 'LinearAttention, eps=1.0e-5',
+        '--study', 'fashion', '--epochs', 2, '--data-root', tmp_path / 'data',
+        '--work-dir', tmp_path,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    found = json.loads((tmp_path / 'result.json').read_text())
+    assert found['settings']['attn_cfg'] == dict(type='LinearAttention', eps=1e-5)
+    assert list(found['top1']) == ['28²', '42² (1.5×)', '56² (2×)'] and len(found['matrices']) > 0
+
+
+def compare(data, work_dir, *options):
+    tool = ROOT / 'tools/analysis_tools/compare_attentions.py'
+    return run_script(tool, '--data-root', data, '--work-dir', work_dir, '--epochs', 2, *options)
+
+
+@pytest.mark.thorough
+@pytest.mark.training
+def test_a_comparison_goes_on_where_it_was_and_reports_what_fails(noise_images, tmp_path):
+    sides = dict(train=64, val=64, val_96=96, val_128=128)
+    for folder, side in sides.items():
+        noise_images(tmp_path / 'few/textures' / folder, side, classes=15)
+    options = ['--attentions', *FEW, '--seeds', 0, '--sizes', 64, 96]
+    # A result that something else has written stands for any run that fails.
+    bad = tmp_path / 'laplacianformer/textures' / f'{FEW[0]}_0'
+    bad.mkdir(parents=True)
+    (bad / 'result.json').write_text(json.dumps(made_up(FEW[0], 0, 50.0)))
+    result = compare(tmp_path / 'few', tmp_path, *options, '--no-cost')
+    assert result.returncode == 1
+    assert 'take another --work-dir' in result.stdout and '1 runs failed' in result.stderr
+    done = tmp_path / 'laplacianformer/textures' / f'{FEW[1]}_0/result.json'
+    first, begun = done.read_text(), done.stat().st_mtime
+
+    (bad / 'result.json').unlink()
+    result = compare(tmp_path / 'few', tmp_path, *options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert done.read_text() == first and done.stat().st_mtime == begun  # not run again
+    content = json.loads((tmp_path / 'results.json').read_text())
+    assert [run['settings']['attention'] for run in content['results']] == list(FEW)
+    assert [len(run['matrices']) > 0 for run in content['results']] == [False, True]
+    assert all(len(made['cost']['forward']['rows']) == 2 for made in content['costs'])
+    assert (tmp_path / 'tables.md').is_file()
+
+    # Somebody else who has this file repeats nothing.
+    known = ['--known', tmp_path / 'results.json']
+    result = compare(tmp_path / 'few', tmp_path / 'other', *options, *known)
+    assert result.returncode == 0 and not list((tmp_path / 'other').rglob('result.json'))
+
+
+@pytest.mark.slow
+def test_the_study_of_inverses_writes_figures_and_a_picture(tmp_path):
+    config = ROOT / 'configs/classification/soft/softpp-micro_1xb32_mini.py'
+    backbone = MODELS.build(Config.fromfile(config).model.backbone)
+    torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
+    out, picture = tmp_path / 'figures.json', tmp_path / 'picture.png'
+    result = run_script(
+        ROOT / 'tools/analysis_tools/compare_inverse_norms.py', config, tmp_path / 'weights.pth',
+        '--landmarks', '4', '16', '--image-size', '96', '96', '--out', out, '--picture', picture,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr
+    assert min(Image.open(picture).size) > 300
+    assert json.loads(out.read_text())['norms']['trained']

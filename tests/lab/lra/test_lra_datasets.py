@@ -1,0 +1,259 @@
+"""Data: the tools write files that the datasets read, go on where they were, and report errors."""
+
+import functools
+import itertools
+import re
+
+import numpy as np
+import pytest
+from conftest import ROOT, load_tool, run_script
+from PIL import Image
+
+from mmlaplace.lab.lra import LRAListOps, LRAPixels, LRAText
+from mmlaplace.lab.lra.listops import END
+from mmlaplace.lab.lra.storage import make_folder, read_split, write_split
+
+MAKE = ROOT / 'tools/dataset_converters/make_lra_datasets.py'
+CONVERT = ROOT / 'tools/dataset_converters/convert_lra.py'
+
+
+def made(out, *arguments):
+    return run_script(MAKE, '--size', 'mini', '--count', 40, '--out', out, *arguments)
+
+
+def write(path, text) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+
+def content(folder) -> dict:
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob('*.npy')}
+
+
+def test_listops_is_made_once_and_replaced_only_by_force(tmp_path):
+    first = made(tmp_path, '--tasks', 'listops')
+    assert first.returncode == 0, first.stderr
+    splits = {s: LRAListOps(str(tmp_path / 'listops_mini'), s) for s in ('train', 'val', 'test')}
+    assert {split: len(data) for split, data in splits.items()} == dict(train=40, val=4, test=4)
+    assert len({sample['img'].tobytes() for data in splits.values() for sample in data}) == 48
+    before = content(tmp_path)
+    assert 'is there already' in made(tmp_path, '--tasks', 'listops').stdout
+    other = made(tmp_path, '--tasks', 'listops', '--seed', 1)
+    assert other.returncode == 2 and 'made with other settings' in other.stderr
+    assert content(tmp_path) == before
+    assert made(tmp_path, '--tasks', 'listops', '--seed', 1, '--force').returncode == 0
+    assert content(tmp_path) != before
+
+
+def test_pathfinder_that_was_cut_short_goes_on(monkeypatch, tmp_path):
+    tool = load_tool('tools/dataset_converters/make_lra_datasets.py')
+    monkeypatch.setattr(tool, 'PART', 3)
+    counts, settings = dict(train=7, val=2, test=2), tool.MINI_PATHFINDER
+
+    def make(folder, workers):
+        arguments = dict(seed=0, settings=settings, counts=counts, workers=workers)
+        fill = functools.partial(tool.make_pathfinder, **arguments)
+        make_folder(folder, dict(seed=0), False, fill)
+
+    make(tmp_path / 'whole', workers=2)
+    parts = tmp_path / 'cut.partial/train.parts'
+    write(parts.parent / 'made_by.json', '{"seed": 0}')
+    parts.mkdir()
+    tool.make_part(parts, [0, 0], settings, 0)
+    tool.make_part(parts, [1, 0], settings, 2)  # of another seed, as it would be drawn again
+    make(tmp_path / 'cut', workers=1)
+    assert not parts.exists() and not list((tmp_path / 'cut').glob('*.parts'))
+    whole, cut = (LRAPixels(str(tmp_path / name), 'train') for name in ('whole', 'cut'))
+    assert len(cut) == 7 and cut[0]['img'].shape == (1, 256)
+    same = [np.array_equal(one['img'], other['img']) for one, other in zip(whole, cut)]
+    assert same == [True] * 6 + [False]
+
+
+@pytest.fixture
+def written(tmp_path):
+    sequences = [np.array([0, 7, END, 255]), np.array([3, END])]
+    write_split(tmp_path / 'train', sequences, [1, 0], np.array([[0, 1], [1, 1]]))
+    write_split(tmp_path / 'val', sequences, [1, 0])
+    return str(tmp_path)
+
+
+def test_files_are_mapped_and_a_pair_is_padded_to_the_longer(written, tmp_path):
+    assert isinstance(read_split(tmp_path / 'val').tokens, np.memmap)
+    sample = LRAText(written, 'train')[0]
+    assert sample['img'].tolist() == [[1, 8, END + 1, 256], [4, END + 1, 0, 0]]
+    assert (sample['gt_label'], sample['img'].dtype) == (1, np.int64)
+    held_out = LRAText(written, 'val', indices=-1)
+    assert [sample['img'].tolist() for sample in held_out] == [[[4, END + 1]]]
+
+
+@pytest.mark.parametrize(('cls', 'options', 'expected'), [
+    (LRAText, dict(max_length=2), [1, 8]), (LRAListOps, {}, [0, 7, END, 255]),
+    (LRAListOps, dict(brackets=False, max_length=3), [0, 7, 255]),  # of the others
+    (LRAPixels, {}, [1, 8, END + 1, 256]),
+    (LRAPixels, dict(black_is_padding=True), [0, 7, END, 255]),
+])  # fmt: skip
+def test_ids_are_those_of_the_option(written, cls, options, expected):
+    assert cls(written, 'val', **options)[0]['img'].tolist() == [expected]
+
+
+@pytest.mark.parametrize(('name', 'command'), [
+    ('listops_mini', '--size mini --tasks listops makes it'),
+    ('pathfinder', 'make_lra_datasets.py --tasks pathfinder makes it'),
+    ('text', 'convert_lra.py text SOURCE makes it from the official files'),
+])  # fmt: skip
+def test_data_that_are_not_there_say_what_makes_them(tmp_path, name, command):
+    with pytest.raises(FileNotFoundError, match=f'{name}/test .*; .*{command}'):
+        LRAText(str(tmp_path / name), 'test')
+
+
+def test_wrong_options_are_quoted(written):
+    with pytest.raises(ValueError, match="split must be one of .*, got 'dev'"):
+        LRAText(written, 'dev')
+    with pytest.raises(ValueError, match='max_length must be at least 1, got 0'):
+        LRAText(written, 'val', max_length=0)
+
+
+RELEASE = 'lra_release/lra_release'
+PATHFINDER = f'{RELEASE}/pathfinder32/curv_contour_length_14'
+
+
+def official_text(root) -> None:
+    for split, label, i in itertools.product(('train', 'test'), ('pos', 'neg'), range(3)):
+        write(root / f'aclImdb/{split}/{label}/{i}.txt', f'{label} é{i}')
+
+
+def official_retrieval(root) -> None:
+    for split in ('train', 'eval', 'test'):
+        # A carriage return in a paper ends no line.
+        lines = [f'1.0\ta\tb\t{split}\rone\ttwo', '0.0\tb\tc\ttwo\t' + 'x' * 10_001]
+        write(root / f'{RELEASE}/tsv_data/new_aan_pairs.{split}.tsv', '\r\n'.join(lines))
+
+
+def official_image(root) -> None:
+    red = np.repeat(np.array([255, 0, 0], np.uint8), 1024)
+    for number in range(1, 7):
+        name = f'data_batch_{number}' if number < 6 else 'test_batch'
+        records = [np.concatenate([[np.uint8(number)], red]) for _ in range(4)]
+        write(root / f'cifar-10-batches-bin/{name}.bin', np.concatenate(records).tobytes())
+
+
+def official_listops(root) -> None:
+    for split in ('train', 'val', 'test'):
+        text = 'Source\tTarget\n( ( ( [MAX 2 ) 9 ) ] )\t9\n'
+        write(root / f'{RELEASE}/listops-1000/basic_{split}.tsv', text)
+
+
+def official_pathfinder(root) -> None:
+    folder = root / PATHFINDER
+    for batch in (10, 2):
+        lines = [f'imgs/{batch} sample_{i}.png {i} {i % 2} 1.0 14' for i in range(5)]
+        write(folder / f'metadata/{batch}.npy', '\n'.join(lines))
+        (folder / f'imgs/{batch}').mkdir(parents=True)
+        for i in range(5):
+            picture = Image.fromarray(np.full((32, 32), 10 * i + batch, np.uint8))
+            picture.save(folder / f'imgs/{batch}/sample_{i}.png')
+    # As one of the official files is.
+    (folder / 'imgs/2/sample_4.png').write_bytes(b'')
+
+
+OFFICIAL = {
+    'text': official_text, 'retrieval': official_retrieval, 'image': official_image,
+    'listops': official_listops, 'pathfinder': official_pathfinder,
+}  # fmt: skip
+
+
+def convert(task, root):
+    return run_script(CONVERT, task, root, '--out', root / 'lra')
+
+
+def converted(task, root):
+    OFFICIAL[task](root)
+    said = convert(task, root)
+    assert said.returncode == 0, said.stderr
+    return str(root / 'lra' / task)
+
+
+def test_reviews_are_shuffled_and_labelled(tmp_path):
+    # macOS puts hidden files there when an archive is unpacked on a disk of another system.
+    write(tmp_path / 'aclImdb/train/pos/._0_9.txt', b'\0\5\26\7')
+    data = LRAText(converted('text', tmp_path), 'train')
+    found = [(bytes(np.uint8(s['img'][0] - 1)).decode(), s['gt_label']) for s in data]
+    reviews = itertools.product(('pos', 'neg'), range(3))
+    assert sorted(found) == sorted((f'{k} é{i}', int(k == 'pos')) for k, i in reviews)
+    assert [label for _, label in found] != sorted(label for _, label in found)
+
+
+def test_papers_are_stored_once_by_split_and_cut_at_ten_thousand_characters(tmp_path):
+    folder = converted('retrieval', tmp_path)
+    for split, official in (('train', 'train'), ('val', 'eval'), ('test', 'test')):
+        stored = read_split(tmp_path / 'lra/retrieval' / split)
+        assert stored.rows.tolist() == [[0, 1], [1, 2]] and stored.labels.tolist() == [1, 0]
+        papers = [bytes(stored.sequence(i)).decode() for i in range(2)]
+        assert papers == [f'{official}\rone', 'two']
+    assert LRAText(folder, 'val')[1]['img'].shape == (2, 10_000)
+
+
+def test_pictures_become_grey_and_the_last_tenth_is_held_out(tmp_path):
+    folder = converted('image', tmp_path)
+    train, val, test = (
+        LRAPixels(folder, s, black_is_padding=True) for s in ('train', 'val', 'test')
+    )
+    assert [len(train), len(val), len(test)] == [18, 2, 4]
+    # 0.2989 * 255.5 = 76.4, of which TensorFlow drops the fraction.
+    assert set(train[0]['img'].ravel()) == {76} and train[0]['img'].shape == (1, 1024)
+    assert (train[0]['gt_label'], val[0]['gt_label'], test[0]['gt_label']) == (1, 5, 6)
+
+
+def test_official_listops_and_pathfinder_are_read(tmp_path):
+    sample = LRAListOps(converted('listops', tmp_path), 'test')[0]
+    assert sample['img'].tolist() == [[12, 3, 10, 15]] and sample['gt_label'] == 9
+    folder = converted('pathfinder', tmp_path)
+    splits = [LRAPixels(folder, split) for split in ('train', 'val', 'test')]
+    assert len(splits[0]) == 7
+    # Grey levels are 10 i + batch, with a label of i modulo 2. The empty file is left out.
+    pictures = [(int(s['img'][0, 0]) - 1, s['gt_label']) for data in splits for s in data]
+    expected = itertools.product((2, 10), range(5))
+    assert sorted(pictures) == sorted((10 * i + b, i % 2) for b, i in expected if (b, i) != (2, 4))
+
+
+def test_missing_official_files_are_named_with_their_source(tmp_path):
+    official_image(tmp_path)
+    (tmp_path / 'cifar-10-batches-bin/data_batch_4.bin').unlink()
+    said = convert('image', tmp_path)
+    assert said.returncode == 1
+    assert re.search(r'data_batch_4\.bin.*cifar-10-binary\.tar\.gz from https://', said.stderr)
+    assert not (tmp_path / 'lra').exists()
+
+
+@pytest.mark.parametrize('task', OFFICIAL)
+def test_official_files_that_were_cut_off_get_a_sentence(tmp_path, task):
+    OFFICIAL[task](tmp_path)
+    for path in tmp_path.rglob('*'):
+        if path.is_file() and task == 'text':
+            path.unlink()  # of folders that are there
+        elif path.is_file():
+            path.write_bytes(path.read_bytes()[: -10_010 if task == 'retrieval' else -9])
+    said = convert(task, tmp_path)
+    assert said.returncode == 2, said.stderr
+    assert re.search(r'cannot be converted \(.*; if .* unpack .*gz again', said.stderr)
+    assert not (tmp_path / 'lra' / task).exists()
+
+
+def as_eps(path) -> None:
+    Image.new('L', (32, 32)).save(path, 'EPS')  # Pillow would start Ghostscript
+
+
+@pytest.mark.parametrize(('change', 'message'), [
+    (as_eps, 'sample_1.png cannot be read'),
+    (lambda path: Image.new('L', (40, 8)).save(path), 'sample_1.png has 40 x 8 pixels, .* 32 x 32'),
+    (lambda path: path.parents[2].joinpath('metadata/2.npy').write_text('.. ../../a.png 0 0'),
+     r'2.npy has the picture \.\./\.\./\.\./a.png, out of'),
+    (lambda path: path.parents[2].joinpath('metadata/2.npy').write_text('/etc passwd 0 0'),
+     '2.npy has the picture /etc/passwd, out of'),
+])  # fmt: skip
+def test_a_picture_of_another_kind_or_place_is_named(tmp_path, change, message):
+    official_pathfinder(tmp_path)
+    change(tmp_path / PATHFINDER / 'imgs/2/sample_1.png')
+    said = convert('pathfinder', tmp_path)
+    assert said.returncode == 2 and re.search(message, said.stderr), said.stderr
+    assert not (tmp_path / 'lra/pathfinder').exists()

@@ -1,0 +1,68 @@
+"""Pathfinder: the label is what the picture shows."""
+
+import numpy as np
+
+from mmlaplace.lab.lra.pathfinder import LEVELS, PathfinderSettings, make_picture
+
+MINI = PathfinderSettings(
+    side=16, bars=3, length=3.0, thickness=1.0, margin=0.0, gap=2.5, seed_distance=6.0,
+    distractors=0,
+)  # fmt: skip
+# Solid paths so far apart that pixels of two of them never touch.
+SOLID = MINI._replace(side=48, bars=6, length=4.0, gap=6.0, seed_distance=14.0, seed_window=10.0)
+
+
+def pictures(count: int, settings: PathfinderSettings) -> list:
+    rng = np.random.default_rng(0)
+    return [make_picture(rng, settings) for _ in range(count)]
+
+
+def connected(lit: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """The lit pixels that are reached from one, also diagonally."""
+    found, edge = np.zeros_like(lit), [tuple(start)]
+    while edge:
+        row, column = edge.pop()
+        inside = 0 <= row < len(lit) and 0 <= column < len(lit)
+        if inside and lit[row, column] and not found[row, column]:
+            found[row, column] = True
+            edge += [(row + i, column + j) for i in (-1, 0, 1) for j in (-1, 0, 1)]
+    return found
+
+
+def ends(settings: PathfinderSettings, path: list) -> np.ndarray:
+    return np.stack([path[0].at(settings.margin), path[-1].at(settings.margin + settings.length)])
+
+
+def test_the_label_is_whether_the_discs_are_connected():
+    for picture in pictures(12, SOLID):
+        lit = picture.pixels > 100
+        one, other = np.minimum(picture.discs.astype(int), SOLID.side - 1)
+        assert lit[tuple(one)] and lit[tuple(other)]
+        assert connected(lit, one)[tuple(other)] == bool(picture.label)
+
+
+def test_paths_end_at_discs_and_have_their_bars_with_gaps_between():
+    settings = LEVELS['easy']
+    for picture in pictures(2, settings):
+        assert [len(path) for path in picture.paths] == [settings.bars] * 2
+        assert all(len(path) == settings.distractor_bars for path in picture.distractors)
+        assert len(picture.distractors) <= settings.distractors
+        points = np.concatenate([ends(settings, path) for path in picture.paths])
+        for disc in picture.discs:
+            assert np.hypot(*(points - disc).T).min() < 1e-9
+        for path in picture.paths:
+            for bar, after in zip(path, path[1:]):
+                gap = after.at(settings.margin) - bar.at(settings.margin + settings.length)
+                # Straight on it is two margins. A turn brings the bars nearer.
+                assert np.hypot(*gap) <= 2 * settings.margin + 1e-9
+                turn = (after.angle - bar.angle + np.pi) % (2 * np.pi) - np.pi
+                assert abs(turn) < np.pi / 2
+
+
+def test_pictures_have_balanced_labels_and_the_whole_range():
+    drawn = pictures(60, MINI)
+    pixels = np.stack([picture.pixels for picture in drawn])
+    # Four standard errors of a fair coin thrown 60 times.
+    assert abs(np.mean([picture.label for picture in drawn]) - 0.5) < 0.26
+    assert pixels.shape == (60, 16, 16) and pixels.dtype == np.uint8
+    assert all(p.min() == 0 and p.max() == 255 for p in pixels)

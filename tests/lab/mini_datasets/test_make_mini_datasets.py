@@ -1,0 +1,123 @@
+"""The mini data sets hold what their labels say, and are the same every time."""
+
+import gzip
+import hashlib
+from functools import partial
+
+import numpy as np
+import pytest
+from conftest import ROOT, run_script
+from PIL import Image
+
+from mmlaplace.lab.mini_datasets import fashion, pictures
+
+make = partial(run_script, ROOT / 'tools/dataset_converters/make_mini_datasets.py')
+
+
+def content(folder) -> dict:
+    """All files but the sheet, a plot into which matplotlib writes its version."""
+    files = [p for p in folder.rglob('*') if p.name not in ('contact_sheet.png', 'made_by.json')]
+    return {path.relative_to(folder): path.read_bytes() for path in files if path.is_file()}
+
+
+@pytest.mark.slow
+def test_same_seed_same_data_which_is_kept_and_foreign_data_is_refused(mini_data, tmp_path):
+    again, foreign = (tmp_path / name for name in ('again', 'segmentation'))
+    assert make('--tasks', 'segmentation', '--out', again).returncode == 0
+    assert content(again / 'segmentation') == content(mini_data / 'segmentation')
+    result = make('--tasks', 'segmentation', '--out', mini_data)
+    assert result.returncode == 0 and 'is there already' in result.stdout
+    foreign.mkdir()
+    (foreign / 'mine.txt').write_text('keep')
+    result = make('--tasks', 'segmentation', '--out', tmp_path)
+    assert result.returncode != 0 and '--force' in result.stderr
+    assert (foreign / 'mine.txt').read_text() == 'keep'
+
+
+@pytest.mark.slow
+def test_wider_views_of_textures_show_the_same_places(tmp_path):
+    assert make('--tasks', 'textures', '--out', tmp_path).returncode == 0
+    folder = tmp_path / 'textures'
+    assert np.asarray(Image.open(folder / 'contact_sheet.png')).std() > 20
+    for side in (96, 128):
+        for path in sorted((folder / 'val').glob('*/0007.png')):
+            wide = np.asarray(Image.open(folder / f'val_{side}' / path.parent.name / path.name))
+            edge = (side - 64) // 2
+            middle = wide[edge : edge + 64, edge : edge + 64]
+            assert np.array_equal(middle, np.asarray(Image.open(path)))
+    train = {path.read_bytes() for path in (folder / 'train').glob('*/*.png')}
+    assert not train & {path.read_bytes() for path in (folder / 'val').glob('*/*.png')}
+
+
+def test_no_handwriting_is_in_training_and_validation():
+    train, val = (pictures.Source(split, seed=0) for split in ('train', 'val'))
+    assert len(train.glyphs) + len(val.glyphs) == 1797  # all of scikit-learn's digits
+    assert not {g.tobytes() for g in train.glyphs} & {g.tobytes() for g in val.glyphs}
+
+
+def test_detection_boxes_fit_their_masks_and_images(mini_data):
+    coco_module = pytest.importorskip('pycocotools.coco')
+    root = mini_data / 'detection'
+    for split in ('train', 'val'):
+        coco = coco_module.COCO(str(root / f'annotations/{split}.json'))
+        for image in coco.dataset['images'][:20]:
+            with Image.open(root / split / image['file_name']) as picture:
+                assert picture.size == (image['width'], image['height'])
+                gray = np.asarray(picture.convert('L'), dtype=float)
+            annotations, union = coco.loadAnns(coco.getAnnIds(image['id'])), np.zeros(gray.shape)
+            assert 2 <= len(annotations) <= 5
+            for annotation in annotations:
+                mask = coco.annToMask(annotation)
+                rows, columns = np.nonzero(mask)
+                left, top, width, height = annotation['bbox']
+                assert all(isinstance(value, int) for value in annotation['bbox'])
+                assert (left, top) == (columns.min(), rows.min())
+                assert (left + width, top + height) == (columns.max() + 1, rows.max() + 1)
+                assert annotation['area'] == mask.sum()
+                union += mask
+            assert union.max() == 1
+            # Bright digits on dimmed photographs.
+            assert gray[union == 1].mean() > 1.5 * gray[union == 0].mean()
+
+
+def test_segmentation_labels_are_where_the_digits_are(mini_data):
+    root, seen = mini_data / 'segmentation', set()
+    for folder, count in (('training', 600), ('validation', 150)):
+        images = sorted((root / 'images' / folder).iterdir())
+        assert len(images) == count
+        for path in images[:30]:
+            labels = np.asarray(Image.open(root / 'annotations' / folder / path.name))
+            gray = np.asarray(Image.open(path).convert('L'), dtype=float)
+            assert labels.shape == gray.shape == (128, 128)
+            seen |= set(np.unique(labels).tolist())
+            assert gray[labels > 1].mean() > 1.5 * gray[labels == 1].mean()
+    assert seen == set(range(12))
+
+
+def test_fashion_is_taken_packed_or_not_and_what_is_missing_or_broken_is_named(
+    fashion_files, tmp_path, monkeypatch
+):
+    source = fashion_files(tmp_path / 'source')
+    digests = {n: hashlib.sha256((source / n).read_bytes()).hexdigest() for n in fashion.DIGESTS}
+    monkeypatch.setattr(fashion, 'DIGESTS', digests)
+    options = ('--tasks', 'fashion', '--fashion-files', source, '--out', tmp_path, '--force')
+    (tmp_path / 'elsewhere').mkdir()
+    (tmp_path / 'elsewhere/mine.txt').touch()
+    (tmp_path / 'fashion').symlink_to('elsewhere')  # as on a larger disk
+    packed = source / f'{fashion.TEST_IMAGES}.gz'
+    content = (source / fashion.TEST_IMAGES).read_bytes()
+    (source / fashion.TEST_IMAGES).unlink()
+    result = make(*options)
+    assert result.returncode and 'apt-get install dataset-fashion-mnist' in result.stderr
+    for wrong, said in ((gzip.compress(content)[:-9], 'cannot be unpacked'),
+                        (gzip.compress(content + b'0'), 'has the SHA-256')):  # fmt: skip
+        packed.write_bytes(wrong)
+        result = make(*options)
+        assert result.returncode and said in result.stderr and 'get it again' in result.stderr
+    assert (tmp_path / 'fashion/mine.txt').exists()  # until the new is whole
+    packed.write_bytes(gzip.compress(content))
+    assert make(*options).returncode == 0
+    images, labels = fashion.read_part(tmp_path / 'fashion', 't10k')
+    assert images.shape == (40, 28, 28) and labels.tolist() == [*range(10)] * 4
+    assert (tmp_path / 'fashion/contact_sheet.png').is_file()
+    assert (tmp_path / 'elsewhere/mine.txt').exists()

@@ -1,0 +1,105 @@
+"""tools/visualization/paper_figures.py: numbers that agree with the theory, and their pictures."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from conftest import ROOT, run_script
+from mmengine.config import Config
+from mmengine.registry import MODELS
+from PIL import Image
+
+from mmlaplace.lab.reproduction import figure_numbers as numbers
+from mmlaplace.models import SOFTAttention
+from mmlaplace.ops import gaussian_kernel
+
+TOOL = ROOT / 'tools/visualization/paper_figures.py'
+SOFTPP = ROOT / 'configs/classification/soft/softpp-micro_1xb32_mini.py'
+POLA = ROOT / 'configs/classification/polaformer/polaformer-pvt-micro_1xb32_mini.py'
+
+
+def draw(name, folder, *arguments) -> dict:
+    """The numbers of a figure, which is drawn twice: as it is made, and from its numbers."""
+    picture = folder / f'{name}.png'
+    result = run_script(TOOL, name, '--out', picture, '--device', 'cpu', *arguments)
+    assert result.returncode == 0, result.stderr
+    again = folder / 'again.png'
+    run_script(TOOL, name, '--out', again, '--force', '--numbers', picture.with_suffix('.json'))
+    assert picture.stat().st_size > 5000 and again.read_bytes() == picture.read_bytes()
+    return json.loads(picture.with_suffix('.json').read_text())
+
+
+@pytest.fixture(scope='module')
+def weights(tmp_path_factory):
+    """Random weights of both models."""
+    folder, found = tmp_path_factory.mktemp('weights'), {}
+    for config in (SOFTPP, POLA):
+        torch.manual_seed(0)
+        backbone = MODELS.build(Config.fromfile(config).model.backbone)
+        found[config] = folder / f'{config.stem}.pth'
+        torch.save(backbone.state_dict(), found[config])
+    return found
+
+
+@pytest.mark.parametrize('normalized', [False, True])
+def test_residuals_fall_to_nothing_for_a_matrix_that_is_well_conditioned(normalized):
+    attention = SOFTAttention(32, 1, (14, 14), pool_ratio=2, normalized=normalized)
+    kernel = gaussian_kernel(*[0.2 * torch.randn(1, 1, 49, 32)] * 2, 1.0)  # entries of about 0.3
+    found = numbers.residuals(attention, kernel)
+    assert found.shape == (1, numbers.STEPS + 1)
+    assert (found[:, 1:8] < found[:, :7]).all()  # it falls while it is far from its end
+    assert found[0, -1] < 1e-5  # rounding in fp32, with a condition number of some tens
+
+
+@pytest.mark.slow
+def test_memory_over_tokens_is_quadratic_with_matrices_and_linear_without():
+    args = SimpleNamespace(depth=1, multiples=[1, 2], memory=16, device='cpu')
+    lines = numbers.memory(args)['lines']
+    assert list(lines) == list(numbers.ATTENTIONS)
+    growth = {name: line[1]['MB'] / line[0]['MB'] for name, line in lines.items()}
+    assert growth.pop('Transformer, matrices kept') > 3
+    assert all(ratio < 2.2 for ratio in growth.values())
+
+
+def test_numbers_that_are_there_are_kept(tmp_path, monkeypatch):
+    numbers = tmp_path / 'figure.json'
+    numbers.write_text('mine')
+    result = run_script(TOOL, 'softpp-1a', '--out', numbers.with_suffix('.png'))
+    assert result.returncode == 2 and f'{numbers} is there already; --force' in result.stderr
+    assert numbers.read_text() == 'mine'
+
+
+@pytest.mark.slow
+def test_figures_of_published_points_are_drawn(tmp_path):
+    (tmp_path / 'result.json').write_text('{"scores": {"accuracy/top1": 50.0}}')
+    run = ('--run', SOFTPP, tmp_path / 'result.json', 'SOFT++ micro')
+    found = draw('softpp-1a', tmp_path, *run)
+    assert found['twins'][0]['top-1'] == 50.0 and 0.1 < found['twins'][0]['parameters'] < 5
+    rows = ('--rows', 'pvtv2-b0', 'pvtv2-b0-mobiatt')
+    found = draw('polaformer-4', tmp_path, '--rounds', '1', *rows)
+    assert found['left_out'] == ['PVTv2-b0-MobiAtt']
+    assert [point['name'] for point in found['points'] if 'seconds' in point] == ['pvtv2-b0']
+
+
+@pytest.mark.slow
+def test_figures_of_a_soft_model_are_drawn(weights, tmp_path):
+    model = ('--model', SOFTPP, weights[SOFTPP], 'SOFT++', '--image-size', '64', '64')
+    (stages,) = (found['stages'] for found in draw('softpp-5', tmp_path, *model)['sets'].values())
+    assert [stage['stage'] for stage in stages] == [1, 2, 3]
+    assert all(s['low'][k] <= s['mean'][k] <= s['high'][k] for s in stages for k in (0, 20))
+    found = draw('softpp-6a', tmp_path, *model, '--landmarks', '64')
+    values = found['stages'][0]['values']
+    # The trace of a Gaussian kernel is the number of landmarks.
+    assert sum(values) == pytest.approx(64, rel=1e-4) and values == sorted(values, reverse=True)
+
+
+@pytest.mark.slow
+def test_figures_of_a_pola_model_are_drawn(weights, tmp_path):
+    model = ('--model', POLA, weights[POLA], 'PolaFormer')
+    found = draw('polaformer-3', tmp_path, *model)
+    assert not found['matrix'] and all(-1 <= b['correlation'] <= 1 for b in found['blocks'])
+    Image.new('RGB', (48, 48), 'teal').save(tmp_path / 'one.png')
+    other = ('--model', SOFTPP, weights[SOFTPP], 'SOFT++', '--images', 'one', tmp_path)
+    blocks = draw('polaformer-5', tmp_path, *model, *other)['models']['PolaFormer']
+    assert all(0 <= block['entropy'] <= 1.001 for block in blocks.values())

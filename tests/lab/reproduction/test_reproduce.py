@@ -1,0 +1,253 @@
+"""tools/reproduce.py: plans, input from outside, the order of jobs, failures, a killed call."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT, fast_with, run_script
+from processes import wait_until
+from reproduce_modules import jobs, launching, paper_tables, plan, running, settings, tool
+from rich.console import Console
+
+TOOL = ROOT / 'tools/reproduce.py'
+LIMITED = (  # so few images that an epoch takes a second
+    'train_dataloader.dataset.indices=64', 'val_dataloader.dataset.indices=32',
+    'test_dataloader.dataset.indices=32', 'train_dataloader.num_workers=0',
+    'train_dataloader.persistent_workers=False', 'train_cfg.max_epochs=4',
+)  # fmt: skip
+# Of the table with the fastest names; the classifier that softpp_table_6 and others start from.
+NAMED, SMALL = 'softpp_table_9/landmarks-49', 'softpp_table_3/softpp-small'
+SLURM = dict(launcher='slurm', partition='gpu')
+
+
+@pytest.fixture(autouse=True)
+def _without_waiting(monkeypatch):
+    monkeypatch.setattr(launching, 'LOOK', 0.01)
+
+
+@pytest.mark.parametrize(('arguments', 'message'), [
+    ('softpp_tabel_1', r"softpp_tabel_1' \(did you mean 'softpp_table_1'\?\); there are: .*softpp"),
+    ('softpp_table_9 49', "no row '49'; its rows are: landmarks-36, landmarks-49"),
+    ('softpp_table_9', 'landmarks-36: its batch size and learning rate are for 8 processes'),
+    ('softpp_table_9 landmarks-49 --scale mini', '_datasets.py --tasks classification makes it'),
+    ('softpp_table_9 --report --out report.md', r'--out report\.md: .*\.json'),
+])  # fmt: skip
+def test_bad_input_is_quoted(arguments, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, 'argv', ['reproduce.py', *arguments.split()])
+    with pytest.raises(SystemExit, match='2'):
+        tool.main()
+    assert re.search(message, ' '.join(capsys.readouterr().err.split()))
+
+
+@pytest.mark.parametrize('name', fast_with(paper_tables.table_names(), 'laplacianformer_bandwidth'))
+def test_dry_run_says_what_each_row_would_do(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for scale in paper_tables.SCALES:
+        result = run_script(TOOL, name, '--scale', scale, '--dry-run')
+        assert result.returncode == 0, result.stderr
+        for row in paper_tables.read_table(name).rows:
+            if not row.covered or any(run.spec(scale) for run in row.runs):
+                assert row.name in result.stdout or scale == 'mini'
+        assert not list(tmp_path.iterdir())
+
+
+def test_rows_with_the_same_config_share_a_run_and_changes_of_it_do_not(tmp_path):
+    same = 'softpp_table_2/softpp', 'softpp_table_11/softpp-overlapped'
+    made = plan(tmp_path, *same, seeds=(0, 1))
+    runs = {key for _, runs in made.rows for _, keys, _ in runs for key in keys.values()}
+    assert len(runs) == 2  # of two seeds
+    changed = plan(tmp_path, same[0], options={'optim_wrapper.optimizer.lr': 2e-3})
+    assert not runs & set(changed.jobs)
+
+
+def test_the_classifier_of_a_detector_comes_first_and_hands_on_its_weights(tmp_path):
+    name, source = 'laplacianformer_coco/retinanet-tiny', 'laplacianformer_imagenet/tiny'
+    classifier, detector = list(plan(tmp_path, name).jobs.values())[:2]
+    assert classifier.label == source and detector.needs == {source: classifier}
+    classifier.folder.mkdir(parents=True)
+    (classifier.folder / 'result.json').write_text('{"checkpoint": "epoch_11.pth"}')
+    assert detector.source() == 'epoch_11.pth'
+    (detector,) = plan(tmp_path, name, weights={source: Path('mine.pth')}).trainings
+    assert detector.source() == 'mine.pth' and not detector.needs
+
+
+def test_given_weights_of_a_row_are_tested_and_not_trained(tmp_path):
+    (row,) = plan(tmp_path, SMALL, weights={SMALL: Path('mine.pth')}).trainings
+    assert len(row.commands()) == 1 and row.source() == 'mine.pth'
+    larger = plan(tmp_path, 'softpp_table_6/softpp-384', weights={SMALL: Path('mine.pth')})
+    at_224, at_384 = larger.trainings
+    assert at_224.source() == 'mine.pth' and not at_224.trains and not at_384.trains
+
+
+def test_a_batch_that_does_not_fit_the_learning_rate_is_refused(tmp_path):
+    name = 'softpp_table_3/softpp-tiny'
+
+    def wrong(launcher='pytorch', **changes):
+        made = plan(tmp_path, name, scale='full', launcher=launcher, **changes)
+        return [job.wrong_batch() for job in made.trainings]
+
+    assert 'are for 8 processes, but it has 1' in wrong('none')[0]
+    assert wrong(gpus=8) == ['']
+    assert wrong(gpus=2, options={'optim_wrapper.accumulative_counts': 4}) == ['']
+    assert wrong('none', options={'auto_scale_lr.enable': True}) == ['']
+    assert wrong('none', weights={name: Path('mine.pth')}) == ['']  # no training
+
+
+def test_the_best_checkpoint_is_tested_where_a_table_says_so(tmp_path):
+    def trained_in(name):
+        (job,) = plan(tmp_path, name).trainings
+        (job.folder / 'train').mkdir(parents=True)
+        (job.folder / 'train/last_checkpoint').write_text('iter_500.pth')
+        return job
+
+    job = trained_in('polaformer_a4/zeros')
+    with pytest.raises(jobs.JobFailed, match='no best_'):
+        job.trained_checkpoint()
+    best = job.folder / 'train/best_accuracy_top1_iter_1000.pth'
+    for hour, path in enumerate((best, best.with_name('best_accuracy_top1_iter_200.pth'))):
+        path.write_text('')
+        os.utime(path, (3600 * hour, 3600 * hour))  # a copy of a folder may have any times
+        assert job.trained_checkpoint() == str(best)
+    assert trained_in(NAMED).trained_checkpoint() == 'iter_500.pth'
+
+
+def test_launchers_start_the_scripts_of_this_project(tmp_path):
+    def commands(**changes):
+        made = plan(tmp_path, NAMED, scale='full', **changes)
+        return next(iter(made.jobs.values())).commands()
+
+    train, test = commands()
+    assert train[1].endswith('tools/train.py') and test[1].endswith('tools/test.py')
+    train, test = commands(launcher='pytorch', gpus=4)
+    assert train[1].endswith('dist_train.sh') and train[3] == '4'
+    assert test[1].endswith('dist_test.sh') and test[4] == '4'
+    train, test = commands(gpus=8, **SLURM)
+    assert train[1].endswith('slurm_train.sh') and train[2] == 'gpu'
+    assert test[:3] == ['srun', '--partition', 'gpu']
+
+
+def test_missing_data_stops_only_the_runs_that_need_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made = plan(tmp_path, 'polaformer_table_4/polaformer-alpha-3', scale='full')
+    data = {job.missing_data().partition(' ')[0]: job for job in made.trainings}
+    (folder,) = (folder for folder in data if 'listops' in folder)
+    made_by = '--tasks listops makes it'
+    assert made_by in data[folder].missing_data() and folder in tool.why_not_now(made)
+    for other in data.keys() - {folder}:
+        (tmp_path / other).mkdir(parents=True)
+    assert tool.why_not_now(made) == ''
+    with pytest.raises(jobs.JobFailed, match=f'{folder} is missing; .*{made_by}'):
+        data[folder].run()
+
+
+def call(cwd, *arguments) -> subprocess.Popen:
+    command = [sys.executable, TOOL, 'softpp_table_6', 'softpp-224', 'softpp-384', *arguments]
+    return subprocess.Popen(
+        [*map(str, command), '--scale', 'mini', '--cfg-options', *LIMITED], cwd=cwd, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+    )  # fmt: skip
+
+
+@pytest.mark.thorough
+@pytest.mark.training
+def test_a_killed_call_goes_on_where_it_was_and_reports(mini_data, tmp_path):
+    (tmp_path / 'data').mkdir()
+    (tmp_path / 'data/mini').symlink_to(mini_data)
+    first, runs = call(tmp_path), tmp_path / 'work_dirs/reproduce/runs'
+    wait_until(lambda: list(runs.glob('*/train/epoch_2.pth')), [first])
+    os.killpg(first.pid, signal.SIGKILL)
+    first.communicate()
+    refused = call(tmp_path)
+    said = ' '.join(refused.communicate()[0].split())
+    assert refused.returncode == 2 and 'is there already; --resume continues it' in said
+    second = call(tmp_path, '--resume')
+    output = second.communicate()[0]
+    assert second.returncode == 0, output[-3000:]
+    _, after = sorted(runs.glob('*/train/*/vis_data/scalars.json'))
+    epochs = [json.loads(line).get('epoch') for line in after.read_text().splitlines()]
+    # The last epoch of the killed run may have been cut off, and none before it is repeated.
+    assert min(epoch for epoch in epochs if epoch is not None) >= 2
+    content = json.loads((runs.parent / 'softpp_table_6-mini.json').read_text())
+    assert [row['name'] for row in content['rows']] == ['softpp-224', 'softpp-384']
+    for row in content['rows']:
+        (run,) = row['runs']
+        assert 0 <= run['metrics']['top-1']['mean'] <= 100
+        assert Path(tmp_path / run['logs']['0']).is_file()
+    assert '| SOFT++ 384² | own | top-1, % | 82.6 |' in output
+    assert (runs.parent / 'softpp_table_6-mini.png').is_file()
+
+
+class Command(jobs.Job):
+    """A job that runs Python code."""
+
+    kind = 'commands'
+
+    def commands(self):
+        return [[sys.executable, '-c', self.identity]]
+
+    def carry_out(self, lock):
+        self.call(self.commands()[0], 'command.log', lock)
+        return dict(done=True)
+
+
+def run(*made, slots=2) -> dict:
+    """How each of the jobs ended, by its label."""
+    whole = tool.Plan([], [0], settings(Path()))
+    for job in made:
+        whole.add(job)
+    outcomes = running.run_all(whole.jobs, slots, [], Console(quiet=True))
+    return {whole.jobs[key].label: outcome for key, outcome in outcomes.items()}
+
+
+def test_a_failure_has_the_end_of_its_log_and_stops_only_what_needs_it(tmp_path):
+    here = settings(tmp_path)
+    code = "print('first'); [print(i) for i in range(40)]; raise SystemExit('the reason')"
+    bad = Command('bad', here, code)
+    found = run(
+        bad, Command('after', here, 'pass', {'bad': bad}), Command('good', here, 'print(1)')
+    )
+    assert found['good']['done'] is True
+    assert found['bad'].startswith(f'{sys.executable} -c') and 'status 1' in found['bad']
+    assert found['bad'].endswith('the reason') and '\nfirst\n' not in found['bad']
+    assert found['after'] == 'it needs bad, which failed'
+
+
+class Alone(Command):
+    alone = True
+
+
+def test_what_must_be_alone_has_nothing_beside_it(tmp_path):
+    order = tmp_path / 'order'
+    code = f"""
+import time
+def say(what):
+    with open({str(order)!r}, 'a') as file:
+        file.write(what + ' ')
+say('begin-{{0}}')
+time.sleep(0.3)
+say('end-{{0}}')
+"""
+
+    def job(kind, name):
+        return kind(name, settings(tmp_path), code.format(name))
+
+    run(job(Alone, 'm1'), job(Command, 'first'), job(Alone, 'm2'), job(Command, 'second'))
+    said = order.read_text().split()
+    for name in ('m1', 'm2'):
+        assert said.index(f'end-{name}') == said.index(f'begin-{name}') + 1
+    assert len(set(said)) == 8
+
+
+def test_what_is_finished_is_not_repeated_and_what_failed_is(tmp_path):
+    marks = tmp_path / 'marks'
+    code = f"open({str(marks)!r}, 'a').write('x')"
+    for name, what in (('a', code), ('b', code + '; raise SystemExit(1)')):
+        for _ in range(2):
+            run(Command(name, settings(tmp_path), what))
+    assert marks.read_text() == 'xxx'

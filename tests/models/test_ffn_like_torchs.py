@@ -1,0 +1,219 @@
+"""An FFN computes and refuses what torch's own layers compute and refuse."""
+
+import contextlib
+import copy
+import itertools
+import pickle
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from mmlaplace.models.layers import FFN
+from mmlaplace.ops import gelu_ffn
+
+C, HIDDEN = 12, 24
+
+
+class PlainFFN(nn.Module):
+    """torch's own functions of the layers of an FFN."""
+
+    def __init__(self, ffn):
+        super().__init__()
+        self.layers = ffn.layers
+
+    def forward(self, x):
+        first, act, _, second, _ = self.layers
+        return F.linear(act(F.linear(x, first.weight, first.bias)), second.weight, second.bias)
+
+
+def ffn_pair(change, which=0, act='GELU'):
+    ffn = FFN(C, HIDDEN / C, act_cfg=dict(type=act))
+    change(ffn.layers[which])
+    return lambda x: ffn(x, (7, 1)), PlainFFN(ffn)
+
+
+PAIRS = {
+    'first of an FFN': ffn_pair,
+    'second of an FFN': lambda change: ffn_pair(change, which=3),
+    'second of an FFN with ReLU': lambda change: ffn_pair(change, which=3, act='ReLU'),
+}
+MODES = {
+    'training': (torch.enable_grad,),
+    'no gradients': (torch.no_grad,),
+    'inference': (torch.inference_mode,),
+    'training under autocast': (torch.enable_grad, torch.bfloat16),
+    'bf16 autocast': (torch.no_grad, torch.bfloat16),
+    'fp16 autocast': (torch.no_grad, torch.float16),
+}
+
+
+def outcome(function, x, mode, dtype=None):
+    with mode(), torch.autocast('cpu', dtype) if dtype else contextlib.nullcontext():
+        try:
+            return function(x)
+        except Exception as error:  # which of them is what the tests compare
+            return error
+
+
+def assert_alike(ours, plain, x):
+    for name, mode in MODES.items():
+        found, expected = (outcome(function, x, *mode) for function in (ours, plain))
+        if isinstance(expected, Exception):
+            assert type(found) is type(expected), f'{name}: {found!r}, but torch {expected!r}'
+            continue
+        assert not isinstance(found, Exception), f'{name}: {found!r}'
+        assert found.requires_grad == expected.requires_grad, name
+        # Two products of order 1 in another order; bf16 and fp16 round inputs and hidden values.
+        close = 1e-4 if expected.dtype in (torch.float32, torch.float64) else 0.05
+        message = f'{name}: %s'.__mod__
+        torch.testing.assert_close(
+            found, expected, rtol=close, atol=close, equal_nan=True, msg=message
+        )
+
+
+def unchanged(layer):
+    pass
+
+
+def normal(*shape):
+    return torch.randn(*shape)
+
+
+INPUTS = {
+    'no axis': lambda: torch.tensor(1.0),
+    'one axis': lambda: normal(C),
+    'five axes': lambda: normal(2, 1, 3, 1, C),
+    'no rows': lambda: normal(2, 0, C),
+    'no channels': lambda: normal(3, 0),
+    'too many channels': lambda: normal(3, C + 1),
+    'one channel': lambda: normal(3, 1),
+    'NaN': lambda: torch.full((3, C), float('nan')),
+    **{
+        str(dtype): lambda dtype=dtype: torch.ones(3, C, dtype=dtype)
+        for dtype in (torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.bool)
+    },
+    'complex': lambda: torch.ones(3, C, dtype=torch.complex64),
+    'meta': lambda: normal(3, C).to('meta'),
+    'sparse': lambda: normal(3, C).to_sparse(),
+    'sparse by rows': lambda: normal(3, C).to_sparse_csr(),
+    'strides': lambda: normal(C, 5, 3).permute(2, 1, 0)[:, ::2],
+    'expanded': lambda: normal(1, 1, C).expand(2, 7, C),
+    'a lazy minus': lambda: torch._neg_view(normal(3, C)),
+    'a leaf': lambda: normal(3, C).requires_grad_(),
+}
+
+
+@pytest.mark.filterwarnings('ignore:Sparse CSR tensor support is in beta')
+@pytest.mark.parametrize('pair', PAIRS.values(), ids=PAIRS)
+@pytest.mark.parametrize('make', INPUTS.values(), ids=INPUTS)
+def test_any_input(pair, make):
+    ours, plain = pair(unchanged)
+    assert_alike(ours, plain, make())
+
+
+def test_nested_inputs():
+    x = torch.nested.nested_tensor([normal(3, C), normal(2, C)])
+    ours, plain = ffn_pair(unchanged)
+    with torch.no_grad():
+        for found, expected in zip(ours(x).unbind(), plain(x).unbind(), strict=True):
+            torch.testing.assert_close(found, expected)
+
+
+def setting(**of_sizes):
+    """A change of a layer: its parameters become ``of_sizes(out, in)``."""
+
+    def change(layer):
+        for name, make in of_sizes.items():
+            value = make(*layer.weight.shape)
+            setattr(layer, name, value if value is None else nn.Parameter(value))
+
+    return change
+
+
+CHANGES = {
+    'bf16': lambda layer: layer.bfloat16(),
+    'fp64': lambda layer: layer.double(),
+    'meta': lambda layer: layer.to('meta'),
+    'bias on meta': setting(bias=lambda out, _: normal(out).to('meta')),
+    'bf16 bias': setting(bias=lambda out, _: normal(out).bfloat16()),
+    'no bias': setting(bias=lambda *_: None),
+    'one bias for all': setting(bias=lambda *_: normal(1)),
+    'a number as bias': setting(bias=lambda *_: torch.tensor(1.0)),
+    'bias with two axes': setting(bias=lambda out, _: normal(1, out)),
+    'too short a bias': setting(bias=lambda out, _: normal(out - 1)),
+    'too long a bias': setting(bias=lambda out, _: normal(out + 1)),
+    'every second bias': setting(bias=lambda out, _: normal(2 * out)[::2]),
+    'expanded bias': setting(bias=lambda out, _: normal(1).expand(out)),
+    'too wide a weight': setting(weight=lambda out, channels: normal(out, channels + 3)),
+    'too narrow a weight': setting(weight=lambda out, channels: normal(out, channels - 3)),
+    'weight with one axis': setting(weight=lambda _, channels: normal(channels)),
+    'weight with three axes': setting(weight=lambda *sizes: normal(1, *sizes)),
+    'transposed weight': setting(weight=lambda *sizes: normal(*sizes[::-1]).t()),
+    'expanded weight': setting(weight=lambda *sizes: normal(1, sizes[1]).expand(sizes)),
+    'no rows': setting(weight=lambda _, channels: normal(0, channels), bias=lambda *_: normal(0)),
+    'only the bias trains': lambda layer: layer.weight.requires_grad_(False),
+    'frozen': lambda layer: layer.requires_grad_(False),
+}
+
+
+@pytest.mark.parametrize('pair', PAIRS.values(), ids=PAIRS)
+@pytest.mark.parametrize('change', CHANGES.values(), ids=CHANGES)
+def test_any_weights(pair, change):
+    ours, plain = pair(change)
+    assert_alike(ours, plain, normal(2, 7, C))
+    assert_alike(ours, plain, normal(7, C).bfloat16())
+
+
+def test_a_change_of_weights_holds_for_the_next_forward():
+    ffn, x = FFN(C, 2).eval(), normal(1, 7, C)
+    plain, other = PlainFFN(ffn), FFN(C, 2)
+    changes = [
+        lambda: ffn.layers[0].bias.data.fill_(0.5),
+        lambda: ffn.load_state_dict(other.state_dict()),
+        lambda: ffn.load_state_dict(copy.deepcopy(other.state_dict()), assign=True),
+        lambda: setattr(ffn.layers[3], 'weight', nn.Parameter(normal(C, 2 * C))),
+        lambda: setattr(ffn.layers[0], 'weight', ffn.layers[3].weight.t()),  # tied
+        lambda: ffn.double(),
+        lambda: ffn.float(),
+    ]
+    for change in changes[:4] + changes[5:]:
+        with torch.no_grad():
+            ffn(x.to(ffn.layers[0].weight.dtype), (7, 1))
+            change()
+            x = x.to(ffn.layers[0].weight.dtype)
+            torch.testing.assert_close(ffn(x, (7, 1)), plain(x), rtol=1e-5, atol=1e-5)
+    for copied in (copy.deepcopy(ffn), pickle.loads(pickle.dumps(ffn))):
+        assert torch.equal(copied(x, (7, 1)), ffn(x, (7, 1)))
+
+
+@pytest.mark.parametrize('act', ['GELU', 'SiLU'])
+@pytest.mark.parametrize('kept', [0, 1 << 40], ids=['computed again', 'kept'])
+def test_a_backward_under_autocast_is_as_close_as_torchs_own(monkeypatch, act, kept):
+    monkeypatch.setattr(gelu_ffn, 'LARGE_BYTES', kept)
+    ours, plain = ffn_pair(unchanged, act=act)
+    exact = copy.deepcopy(plain).double()
+    upstream, x = normal(1, 500, C), normal(1, 500, C)
+
+    def derivatives(function, module, dtype, first, second):
+        leaf = x.to(dtype).requires_grad_()
+        inputs = [leaf, *(layer.weight for layer in (module.layers[0], module.layers[3]))]
+        out = function(leaf)
+        with torch.autocast('cpu', torch.bfloat16, enabled=first):
+            grads = torch.autograd.grad(out, inputs, upstream.to(dtype), create_graph=True)
+        with torch.autocast('cpu', torch.bfloat16, enabled=second):
+            return *grads, *torch.autograd.grad(sum(g.square().sum() for g in grads), inputs)
+
+    truth = derivatives(exact, exact, torch.float64, False, False)
+    for autocasts in itertools.product((False, True), repeat=2):
+        found, torchs = (
+            derivatives(function, plain, torch.float32, *autocasts) for function in (ours, plain)
+        )
+        for one, other, right in zip(found, torchs, truth):
+            error, allowed = ((grad - right).abs().max() for grad in (one, other))
+            # Beside bf16's, fp32's own errors of sums over 500 tokens.
+            assert error <= 2 * allowed + 1e-4 * right.abs().max(), autocasts
+    if act == 'GELU':  # whose first derivatives are fp32 under any autocast
+        for one, right in zip(derivatives(ours, plain, torch.float32, True, False)[:3], truth):
+            assert (one - right).abs().max() <= 1e-5 * right.abs().max()

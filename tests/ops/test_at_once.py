@@ -1,0 +1,197 @@
+"""The short way of the public ops: the compiled op at once, and the long way where it refuses."""
+
+import functools
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import needs_torch
+from test_contracts import OPS, example, results
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import mmlaplace
+from mmlaplace.ops import (
+    _native,
+    cholesky_inverse,
+    laplacian_kernel,
+    newton_schulz_inverse,
+    nystrom_attention,
+)
+from mmlaplace.ops.newton_start_scale import newton_start_scale
+from mmlaplace.ops.precision import full_fp32
+
+pytestmark = pytest.mark.skipif(
+    _native.WHY_MISSING is not None, reason='the compiled library is missing'
+)
+names = pytest.mark.parametrize('name', OPS)
+INVERSES = {
+    'cholesky_inverse': cholesky_inverse,
+    'newton_schulz_inverse': newton_schulz_inverse,
+    'newton_start_scale': functools.partial(
+        newton_start_scale, factor=1.8, halve=True, per_batch=False
+    ),
+}
+inverses = pytest.mark.parametrize('name', INVERSES)
+
+
+def calls(function):
+    """How many functions of the package a call passes."""
+    folder, seen = str(Path(mmlaplace.__file__).parent), []
+
+    def profile(frame, event, _):
+        if event == 'call' and frame.f_code.co_filename.startswith(folder):
+            seen.append(frame.f_code.co_name)
+
+    sys.setprofile(profile)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+@names
+@pytest.mark.parametrize('context', [torch.no_grad, torch.inference_mode])
+def test_where_nothing_is_recorded_an_op_is_two_functions(name, context):
+    tensors, options = example(name, torch.float32)
+    options.update(dict(check=False) if name.endswith('inverse') else {})
+    with context():
+        assert calls(lambda: OPS[name](**tensors, **options)) == [name, 'at_once']
+
+
+@names
+def test_the_short_way_has_the_values_and_derivatives_of_the_long_one(name):
+    tensors, options = example(name)
+    leaves = [tensor.requires_grad_() for tensor in tensors.values()]
+
+    def derivatives(backend):
+        out = OPS[name](**tensors, **options, backend=backend)
+        first = torch.autograd.grad(out.sin().sum(), leaves, create_graph=True)
+        second = torch.autograd.grad(sum(value.sin().sum() for value in first), leaves)
+        return (out, *first, *second)
+
+    for short, long in zip(derivatives('auto'), derivatives('native')):
+        torch.testing.assert_close(short, long, rtol=0, atol=0)
+
+
+@names
+def test_vmap_has_the_results_of_each_call(name):
+    tensors, options = example(name)
+    function = functools.partial(OPS[name], **options)
+    pairs = {key: torch.stack([tensor, 2 * tensor]) for key, tensor in tensors.items()}
+    each = [function(**{key: pair[i] for key, pair in pairs.items()}) for i in range(2)]
+    together = torch.func.vmap(lambda tensors: function(**tensors))(pairs)
+    torch.testing.assert_close(together, torch.stack(each))
+
+
+@names
+@pytest.mark.parametrize('context', [torch.no_grad, torch.enable_grad])
+def test_no_derivative_in_forward_mode_is_left_out_silently(name, context):
+    tensors, options = example(name)
+    with context(), forward_ad.dual_level(), pytest.raises(NotImplementedError, match='jvp'):
+        duals = {
+            key: forward_ad.make_dual(value, torch.ones_like(value))
+            for key, value in tensors.items()
+        }
+        OPS[name](**duals, **options)
+
+
+def test_a_number_that_fits_no_op_raises_the_ops_own_error():
+    with pytest.raises(RuntimeError, match='(?i)overflow|newton_schulz_inverse'):
+        newton_schulz_inverse(torch.eye(3), 1 << 70)
+
+
+def test_what_is_right_in_another_form_than_the_ops_is_computed():
+    q = torch.randn(1, 2, 6, 4)
+    marks, inverse = q[:, :, :3], torch.eye(3).expand(1, 2, 3, 3)
+    mixed = nystrom_attention(q, q.bfloat16(), q, marks, inverse, 4.0)
+    expected = nystrom_attention(q, q.bfloat16().float(), q, marks, inverse, 4.0)
+    assert torch.equal(mixed, expected)
+    bandwidth = torch.tensor(4.0, requires_grad=True)
+    assert laplacian_kernel(q, q, bandwidth).requires_grad
+
+
+class Called(TorchDispatchMode):
+    """The namespaces of the operators that are called."""
+
+    def __enter__(self):
+        self.namespaces = set()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.namespaces.add(function.namespace)
+        return function(*args, **(kwargs or {}))
+
+
+def large(size=257):
+    points = torch.randn(2, 1, size, 32, dtype=torch.float64)
+    return laplacian_kernel(points, points, 4.0)[:, 0]
+
+
+@inverses
+def test_large_matrices_take_the_reference(name):
+    mat, function = large(), INVERSES[name]
+    reference = functools.partial(function, backend='reference')
+    with Called() as called:
+        out = function(mat)
+    assert 'aten' in called.namespaces
+    assert torch.equal(out, reference(mat))
+    with pytest.raises(RuntimeError, match=f'{name}: .*at most 256 rows, got 257'):
+        function(mat, backend='native')
+    torch.testing.assert_close(torch.func.vmap(function)(mat), out)
+    if name != 'newton_start_scale':
+        found, expected = (
+            results(one, dict(mat=mat), torch.ones_like(out)) for one in (function, reference)
+        )
+        assert all(map(torch.equal, found, expected))
+
+
+class Inverse(torch.nn.Module):
+    def __init__(self, name):
+        super().__init__()
+        self.function = INVERSES[name]
+
+    def forward(self, mat):
+        return self.function(mat)
+
+
+@needs_torch(2, 5)
+@inverses
+@pytest.mark.parametrize('size', [256, 257])
+def test_a_graph_holds_the_reference_for_large_matrices_alone(name, size):
+    mat, module = large(size), Inverse(name)
+    program = torch.export.export(module, (mat,), strict=False)
+    assert ('mmlaplace' in program.graph_module.code) == (size == 256)
+    torch.testing.assert_close(program.module()(mat), module(mat))
+
+
+@pytest.mark.slow
+@needs_torch(2, 5)
+@pytest.mark.parametrize('name', ['cholesky_inverse', 'newton_schulz_inverse'])
+def test_large_matrices_compile_in_one_graph(name):
+    mat, function = large(), INVERSES[name]
+    compiled = torch.compile(function, fullgraph=True, backend='aot_eager')
+    found, expected = (
+        results(one, dict(mat=mat), torch.ones_like(mat)) for one in (compiled, function)
+    )
+    torch.testing.assert_close(found, expected)
+
+
+def test_full_fp32_leaves_tf32_as_it_was():
+    settings = torch.backends.cuda.matmul
+    name, allowed = ('fp32_precision', 'tf32')
+    if not hasattr(torch._C, '_set_fp32_precision_setter'):
+        name, allowed = 'allow_tf32', True
+    before = getattr(settings, name)
+    setattr(settings, name, allowed)
+    try:
+        with pytest.raises(ZeroDivisionError), full_fp32(torch.device('cuda')):
+            assert getattr(settings, name) in ('ieee', False)
+            raise ZeroDivisionError
+        assert getattr(settings, name) == allowed
+        with full_fp32(torch.device('cpu')):
+            assert getattr(settings, name) == allowed
+    finally:
+        setattr(settings, name, before)

@@ -1,0 +1,125 @@
+"""Models whose weights are packed for inference on a CPU."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from conftest import registered
+from mmengine.registry import MODELS
+from torch import nn
+
+import mmlaplace.cpu
+from mmlaplace.cpu import PackedLinear, optimize
+from mmlaplace.models import LaplacianFormer, PyramidBackbone
+from mmlaplace.models.layers import FFN
+from mmlaplace.ops.gelu_ffn import has_onednn
+
+pytestmark = pytest.mark.skipif(not has_onednn(torch.float32), reason='torch has no oneDNN')
+IMAGES = (2, 3, 64, 96)
+
+
+def built(name):
+    zoo = MODELS.get(name).arch_zoo
+    return MODELS.build(dict(type=name, arch='micro' if 'micro' in zoo else next(iter(zoo)))).eval()
+
+
+def kinds(model):
+    return {type(part) for part in model.modules()}
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize('name', registered(PyramidBackbone))
+def test_a_backbone_gives_the_same_maps(name):
+    model, images = built(name), torch.randn(IMAGES)
+    packed = optimize(model)
+    assert nn.Linear not in kinds(packed) and nn.Linear in kinds(model)
+    with torch.inference_mode():
+        for found, expected in zip(packed(images), model(images), strict=True):
+            # The same sums of fp32 in another order, through all layers.
+            close = 1e-3 * expected.abs().max()
+            torch.testing.assert_close(found, expected, rtol=0, atol=float(close))
+
+
+@pytest.mark.skipif(not has_onednn(torch.bfloat16), reason='this CPU has no bf16')
+def test_in_bf16_it_gives_what_autocast_gives():
+    model, images = built('LaplacianFormer'), torch.randn(IMAGES)
+    packed = optimize(model, torch.bfloat16)
+    with torch.inference_mode(), torch.autocast('cpu', torch.bfloat16):
+        for found, expected in zip(packed(images), model(images), strict=True):
+            # Of 8 bits, through all layers.
+            close = 0.05 * expected.abs().max()
+            torch.testing.assert_close(found, expected, rtol=0, atol=float(close))
+
+
+@pytest.mark.parametrize('rows', [0, 1, 700, 5000])
+def test_any_number_of_tokens(rows):
+    for layer, arguments in ((nn.Linear(16, 40), ()), (FFN(16, 4), ((rows, 1),))):
+        packed = optimize(nn.ModuleList([layer]))[0]
+        x = torch.randn(1, rows, 16)
+        with torch.inference_mode():
+            # Sums of up to 64 products of order 1.
+            torch.testing.assert_close(
+                packed(x, *arguments), layer(x, *arguments), rtol=1e-5, atol=1e-5
+            )
+
+
+def test_layers_with_hooks_and_of_other_classes_stay():
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    hooked = nn.Linear(4, 4)
+    hooked.register_forward_hook(lambda module, inputs, out: -out)
+    model = nn.Sequential(nn.Linear(4, 4), hooked, Doubled(4, 4))
+    packed, x = optimize(model), torch.randn(3, 4)
+    assert [type(part) for part in packed] == [PackedLinear, nn.Linear, Doubled]
+    with torch.inference_mode():
+        torch.testing.assert_close(packed(x), model(x), rtol=1e-5, atol=1e-5)  # of 4 products
+
+
+def test_the_model_itself_changes_where_that_is_asked_for():
+    model = nn.Sequential(nn.Linear(4, 4))
+    assert optimize(model, inplace=True) is model and type(model[0]) is PackedLinear
+
+
+def test_a_copy_gives_the_same():
+    packed, x = optimize(nn.Sequential(nn.Linear(4, 5))), torch.randn(2, 4)
+    with torch.inference_mode():
+        assert torch.equal(copy.deepcopy(packed)(x), packed(x))
+
+
+@pytest.mark.parametrize(('act', 'quoted'), [
+    (lambda model: model.half(), 'float32 on the CPU, and it cannot become torch.float16'),
+    (lambda model: model.to('meta'), 'cannot become torch.float32 on meta'),
+    (lambda model: model.state_dict(), 'no weights to save'),
+    (pickle.dumps, 'no weights to save'),
+    (lambda model: model.load_state_dict({'0.weight': torch.ones(5, 4)}), 'load them before'),
+    (lambda model: model(torch.randn(2, 4, requires_grad=True)), 'has no gradients'),
+])  # fmt: skip
+def test_what_packed_weights_cannot_do_is_said(act, quoted):
+    with pytest.raises(RuntimeError, match=quoted):
+        act(optimize(nn.Sequential(nn.Linear(4, 5))))
+
+
+@pytest.mark.parametrize(('make', 'dtype', 'quoted'), [
+    (lambda: nn.Linear(2, 2), torch.float16, 'dtype must be one of .*got torch.float16'),
+    (lambda: nn.Linear(2, 2).double(), torch.float32, 'weight is torch.float64 on cpu'),
+    (lambda: nn.Linear(2, 2).to('meta'), torch.float32, 'weight is torch.float32 on meta'),
+])  # fmt: skip
+def test_models_that_cannot_be_packed_are_refused(make, dtype, quoted):
+    with pytest.raises(ValueError, match=quoted):
+        optimize(make(), dtype)
+
+
+def test_tokens_of_another_width_are_refused():
+    packed = optimize(nn.ModuleList([nn.Linear(16, 4), FFN(16, 2)]))
+    for layer, arguments in zip(packed, ((), ((3, 1),))):
+        with pytest.raises(ValueError, match=r'tokens \(..., 16\), got shape \(3, 15\)'):
+            layer(torch.randn(3, 15), *arguments)
+
+
+def test_a_cpu_without_it_is_told(monkeypatch):
+    monkeypatch.setattr(mmlaplace.cpu, 'has_onednn', lambda dtype: False)
+    with pytest.raises(RuntimeError, match='has no oneDNN for torch.float32'):
+        optimize(LaplacianFormer('micro'))
