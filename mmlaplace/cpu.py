@@ -165,8 +165,8 @@ class PackedFFN(Packed):
         super().__init__(dtype)
         first, act, _, second, _ = ffn.layers
         self.in_features, self.hidden = first.in_features, first.out_features
-        self.out_features, self.approximate = second.out_features, act.approximate
-        self.first, self.second = self.pack(first), self.pack(second)
+        self.out_features = second.out_features
+        self.weights: Any = (*self.pack(first), *self.pack(second), act.approximate)
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         if x.shape[-1:] != (self.in_features,):
@@ -176,5 +176,5 @@ class PackedFFN(Packed):
         rows = self.inputs(x).reshape(-1, self.in_features)
         if len(rows):
             step = block_rows(rows, self.hidden)
-            rows = in_blocks(rows, step, *self.first, *self.second, self.approximate)
+            rows = in_blocks(rows, step, *self.weights)
         return rows.view(*x.shape[:-1], self.out_features)

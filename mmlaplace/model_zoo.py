@@ -105,13 +105,14 @@ def _backbones(root: Path) -> List[ModelInfo]:
         name = model.name.partition('_')[0]
         if model.task == 'classification' and name not in found:
             found[name] = ModelInfo(name, 'backbone', model.family, model.config, {})
-    for folder, family in FAMILIES.items():
+    for name, family in FAMILIES.items():
         for cls, start in family.backbones.items():
             for arch in cls.arch_zoo:
-                name, options = f'{start}-{arch}', dict(type=cls.__name__, arch=arch)
+                full = f'{start}-{arch}'
                 # XCiT's classifiers name the patch too: xcit-t12-p16.
-                if not any(f'{known}-'.startswith(f'{name}-') for known in found):
-                    found[name] = ModelInfo(name, 'backbone', folder, None, {}, options)
+                if not any(f'{known}-'.startswith(f'{full}-') for known in found):
+                    options = dict(type=cls.__name__, arch=arch)
+                    found[full] = ModelInfo(full, 'backbone', name, None, {}, options)
     return list(found.values())
 
 
