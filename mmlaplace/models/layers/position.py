@@ -79,7 +79,7 @@ class RotaryEmbedding2D(nn.Module):
         stream = torch.cuda.current_stream(x.device) if x.is_cuda else None
         # A graph must not keep a tensor of another one, nor one that is replaced in the cache.
         in_graph = is_compiling() or torch.jit.is_tracing() or is_transforming()
-        captured = torch.cuda.is_current_stream_capturing()
+        captured = x.is_cuda and torch.cuda.is_current_stream_capturing()
         if in_graph or captured or x.is_meta or type(x) is not Tensor:
             like = x.new_empty(0, dtype=wide_dtype(x))
             return rotary_table(*hw_shape, self.pairs, self.theta, self.form, like)
