@@ -139,7 +139,7 @@ def run_all(
     at_once: int = 1,
     devices: Sequence[str] = (),
     started: Optional[Callable[[AnyJob], Any]] = None,
-    ended: Callable[[AnyJob, Outcome], Any] = lambda job, outcome: None,
+    ended: Optional[Callable[[AnyJob, Outcome], Any]] = None,
 ) -> Dict[AnyJob, Outcome]:
     """Run jobs that are not finished.
 
@@ -196,14 +196,16 @@ def run_all(
                 else:
                     outcomes[job] = outcome
                     if isinstance(outcome, str):
-                        ended(job, outcome)
+                        if ended is not None:
+                            ended(job, outcome)
             if not running:
                 return outcomes
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 job = running.pop(future)
                 free.append(job.devices)
                 outcomes[job] = future.result()
-                ended(job, outcomes[job])
+                if ended is not None:
+                    ended(job, outcomes[job])
 
 
 def _tried(function: Callable[[], Any]) -> Any:
