@@ -24,9 +24,8 @@ LEAVES = {
     if '_base_' not in path.parts
 }
 
-# What is said in another way than in the record. Regular expressions: which configs, what is
-# replaced in their lines of the form `key = value`, and by what: one line, or several. An empty
-# line is dropped.
+# Wanted changes since the record, each with three parts: a pattern of configs' names, a pattern of
+# lines `key = value`, and the line or lines that replace a match. An empty line is dropped.
 CHANGES = [
     # Statistics of BatchNorm are averaged as weights are.
     (r'^classification/(laplacianformer|soft)/.*_in1k', r'^(custom_hooks\.0)\.momentum = .*',

@@ -233,7 +233,7 @@ def test_converted_file_gives_the_authors_logits(name, tmp_path):
     converter = ROOT / 'tools/model_converters/convert.py'
     result = run_script(converter, tmp_path / 'theirs.pth', '--out', tmp_path / 'ours.pth')
     assert result.returncode == 0, result.stderr
-    assert f'{len(weights)} tensors of theirs' in result.stdout
+    assert f'{len(weights)} tensors of the file' in result.stdout
 
     last = dict(out_indices=-1, init_cfg=dict(
         type='Pretrained', checkpoint=str(tmp_path / 'ours.pth'), min_matched=1.0

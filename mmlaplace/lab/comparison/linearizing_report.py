@@ -22,7 +22,7 @@ TITLES = dict(
 
 
 def grouped(results: List[dict]) -> Dict[str, List[dict]]:
-    """Runs by attention, the most accurate after the distillation first, each sorted by seed."""
+    """Runs by attention, sorted by seed. The best attention after the distillation is first."""
     found: Dict[str, List[dict]] = {}
     for result in sorted(results, key=lambda result: result['settings']['seed']):
         found.setdefault(result['settings']['attention'], []).append(result)
