@@ -5,7 +5,7 @@ import statistics
 from pathlib import Path
 from typing import Dict, List
 
-from probe_tables import plain
+from marked_tables import markdown_table
 
 from mmlaplace.lab.comparison.attention_report import groups
 from mmlaplace.lab.comparison.attention_study import ABLATIONS
@@ -58,7 +58,7 @@ def options_table(
         widths = (least_difference(deviation, free, len(pairs)), half_width(pairs))
         difference = signed(statistics.mean(pairs))
         rows.append([spelled(name), seeds, difference, *(f'± {width:.1f}' for width in widths)])
-    return plain(['', 'top-1 by seed', 'difference', 'by all', 'alone'], rows)
+    return markdown_table(['', 'top-1 by seed', 'difference', 'by all', 'alone'], rows)
 
 
 def ends_table(runs: Dict[str, List[dict]]) -> str:
@@ -73,7 +73,7 @@ def ends_table(runs: Dict[str, List[dict]]) -> str:
         ['softmax', f'{means["SoftmaxAttention"]:.1f}'],
         ['the last', ', '.join(in_order[-5:])],
     ]
-    return plain(['', 'top-1 at 28², means over seeds 0, 1, 2'], rows)
+    return markdown_table(['', 'top-1 at 28², means over seeds 0, 1, 2'], rows)
 
 
 def fashion_tables(path: Path) -> Dict[str, str]:

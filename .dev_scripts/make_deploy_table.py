@@ -18,7 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import List, NamedTuple
 
 import torch
-from marked_tables import with_tables
+from marked_tables import markdown_table, with_tables
 from mmengine.config import Config
 
 from mmlaplace.commands.command_line import ToolParser
@@ -144,8 +144,7 @@ def cells(row: Row) -> List[str]:
 def write_table() -> None:
     heads = ['model', 'task', 'format', 'sizes', 'as PyTorch', 'largest difference',
              'PyTorch, ms', 'runtime, ms', 'ratio']  # fmt: skip
-    lines = [heads, ['---'] * len(heads), *map(cells, ROWS)]
-    table = '\n'.join(f'| {" | ".join(line)} |' for line in lines)
+    table = markdown_table(heads, map(cells, ROWS))
     PAGE.write_text(with_tables(PAGE.read_text(), 'table', lambda name: table))
 
 

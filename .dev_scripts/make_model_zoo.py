@@ -1,4 +1,4 @@
-"""Write docs/model_zoo.md and the tables of models in the READMEs, from the metafiles.
+"""Write the tables of models in docs/model_zoo.md and in the READMEs, from the metafiles.
 
 A README has its tables between two comments, the first with a pattern of paths in configs/:
   <!-- models: classification/soft/softpp-* -->
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Dict, Iterable, List
 
-from marked_tables import with_tables
+from marked_tables import markdown_table, with_tables
 
 from mmlaplace.checkpoints import PUBLISHED
 from mmlaplace.commands.command_line import ToolParser
@@ -31,50 +31,6 @@ PAGE = ROOT / 'docs/model_zoo.md'
 SPEEDS = ROOT / 'docs/logs/model_zoo_cpu.json'
 PROOFS = ROOT / 'docs/logs/families.json'
 DRY_RUNS = ROOT / 'docs/logs/dry_run.json'
-RELEASED = """\
-## Released weights
-
-Classifiers with a link to their authors' weights, the best first. Top-1 is the authors', for the
-size of the image in *pixels*. Some were first trained on ImageNet-22k, which their READMEs say.
-`convert.py --list` also has distilled weights and other sizes of images, and says which weights are
-not released. Of [SOFT](https://github.com/fudan-zvg/SOFT#main-results), the authors link to tiny,
-and with SOFT++'s inverse to all sizes but huge. Of
-[PolaFormer](https://huggingface.co/ZachMeng/PolaFormer/tree/main), they list PVT tiny and small,
-and Swin. Weights of SOFT++ and of PolaFormer on larger PVTs are not released.
-"""
-PROVEN = """\
-## What is proven of each family
-
-`python .dev_scripts/prove_families.py` writes [the log](logs/families.json). *Whole*: sizes whose
-checkpoint, by the names and shapes in the authors' code, converts with no tensor missing or left
-over. *Logits* and *gradient* are the largest errors of small classifiers with random weights
-against the authors' own code, relative to the largest value, and *timm* those against timm. *Dry
-runs* are full-size configs that trained for one or two steps and were validated. The released
-weights themselves were not at hand.
-"""
-INTRODUCTION = """\
-# Model zoo
-
-All models of the metafiles. `python .dev_scripts/make_model_zoo.py` writes this page and the tables
-in the READMEs from them. *Published* are the papers' figures, – where there is none. *Reproduced*
-are this project's, linked to their logs. No model was run at full size, so there are no pretrained
-weights of our own. *Weights* are the authors'. They
-[convert](faq.md#converting-the-authors-checkpoints) as the model that is named, and are not tested
-here. The READMEs have the recipes, and [Train it yourself](train_it_yourself.md) the commands.
-
-Classifiers are for ImageNet-1k. Parameters include the head of 1000 classes. Parameters *of layers*
-leave out positions and other bare tensors. The published ones of SOFT and PolaFormer fit these.
-MACs are those of convolutions and linears. MACs *with kernels* include the products of the
-attention, without the Newton iteration of SOFT. The published ones of SOFT fit these.
-`python tools/analysis_tools/get_flops.py` counts all of them, and the iteration too. The
-LaplacianFormer paper's widths, depths and recipe were not at hand. Its sizes here were chosen to
-match the published parameters and MACs, and they train by SOFT's recipe.
-
-What was measured here, on small data: [the scale of the whitened attention](scale.md),
-[Laplacian, Gaussian and softmax on the same host](attention_comparison.md),
-[what SOFT++ says of norms and PolaFormer of entropy](soft_and_polaformer.md), and
-[small detectors and segmentors](dense_prediction.md).
-"""
 HEADING_OR_MARK = re.compile(r'^#+ (.+)|<!-- models: (\S+) -->', re.MULTILINE)
 
 
@@ -146,15 +102,7 @@ def table(models: List[ModelInfo], folder: Path, pattern: str) -> str:
     if not rows:
         sys.exit(f'no model of the metafiles matches {pattern!r}')
     header = list(dict.fromkeys(title for row in rows for title in row))
-    lines = [header, ['---'] * len(header)]
-    lines += [[row.get(title, '–') for title in header] for row in rows]
-    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
-
-
-def markdown(header: List[str], rows: List[List[str]]) -> str:
-    """A table in Markdown."""
-    lines = [header, ['---'] * len(header), *rows]
-    return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
+    return markdown_table(header, [[row.get(title, '–') for title in header] for row in rows])
 
 
 def released(models: List[ModelInfo]) -> str:
@@ -177,17 +125,8 @@ def released(models: List[ModelInfo]) -> str:
             str(top1[model.name] or '–'),
             f'{speed["images per second"]:.1f}' if speed else '–', weights(model)['weights'],
         ])  # fmt: skip
-    machine = log.get('machine')
     header = ['config', 'family', 'params', 'MACs', 'pixels', 'top-1', 'images/s', 'weights']
-    measured = (
-        f'Images a second are those of the backbone on {machine["threads"]} threads of an '
-        f'{machine["CPU"]} with torch {machine["torch"]}, at 224 x 224 pixels and batch 8\n'
-        f'([log]({os.path.relpath(SPEEDS, PAGE.parent)})).\n\n'
-        '![Top-1 over speed, a line for each family](images/model_zoo_speed.png)\n'
-        if machine
-        else '`python .dev_scripts/time_model_zoo.py` measures images a second.\n'
-    )
-    return f'{RELEASED}{measured}\n{markdown(header, rows)}'
+    return markdown_table(header, rows)
 
 
 def proofs() -> str:
@@ -204,7 +143,7 @@ def proofs() -> str:
             str(sum(config[1] == family for config in ran) or '–'),
         ])  # fmt: skip
     header = ['family', 'sizes', 'whole', 'logits', 'gradient', 'timm', 'dry runs']
-    return f'{PROVEN}\n{markdown(header, rows)}'
+    return markdown_table(header, rows)
 
 
 def worst(errors: Iterable[float]) -> str:
@@ -213,9 +152,9 @@ def worst(errors: Iterable[float]) -> str:
     return '–' if largest is None else f'{largest:.0e}'
 
 
-def page(models: List[ModelInfo]) -> str:
+def all_models(models: List[ModelInfo]) -> str:
     """All tables of the READMEs in configs/, below the headings they have there."""
-    parts = [INTRODUCTION, released(models), proofs()]
+    parts = []
     for task in TOOLBOXES:
         parts.append(f'## {task.capitalize()}\n')
         for readme in sorted((ROOT / 'configs' / task).glob('*/README.md')):
@@ -225,7 +164,7 @@ def page(models: List[ModelInfo]) -> str:
                 if pattern:
                     parts.append(f'{above}:\n\n{table(models, PAGE.parent, pattern)}\n')
                 above = heading
-    return '\n'.join(parts)
+    return '\n'.join(parts).strip()
 
 
 def main() -> None:
@@ -238,10 +177,9 @@ def main() -> None:
         path: with_tables(path.read_text(), 'models', partial(table, models, path.parent))
         for path in readmes
     }
-    wanted[PAGE] = page(models)
-    stale = [
-        path for path, text in wanted.items() if not path.is_file() or path.read_text() != text
-    ]
+    tables = dict(released=released(models), proven=proofs(), models=all_models(models))
+    wanted[PAGE] = with_tables(PAGE.read_text(), 'table', tables.__getitem__)
+    stale = [path for path, text in wanted.items() if path.read_text() != text]
     names = ', '.join(str(path.relative_to(ROOT)) for path in stale)
     if args.check and stale:
         sys.exit(

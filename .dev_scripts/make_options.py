@@ -1,7 +1,7 @@
-"""Write docs/options.md, the options of every backbone and attention, from their docstrings.
+"""Write the tables of docs/options.md, the options of every backbone and attention.
 
-Nothing on that page is written by hand. A new attention or backbone is on it once it is registered
-and this was run.
+They come from docstrings. A new attention or backbone is on the page once it is registered and this
+was run.
 
 Examples:
   python .dev_scripts/make_options.py
@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List
 
+from marked_tables import markdown_table, with_tables
 from mmengine.registry import MODELS
 
 from mmlaplace.commands.command_line import ToolParser
@@ -24,40 +25,6 @@ from mmlaplace.models.pyramid.options import ARCH_KEYS, with_attention
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / 'docs/options.md'
-INTRODUCTION = """\
-# Options
-
-`python .dev_scripts/make_options.py` writes this page from docstrings and signatures. How a config
-gives the options of an attention: [your own config](tutorials/own_config.md#another-attention).
-"""
-BACKBONES = """\
-## Backbones
-
-A backbone is a host with sizes, and what it changes in the host's attentions. *Attentions* are
-those of the stages, from the first to the last; x4 stands for four stages.
-"""
-SIZES = """\
-### Sizes
-
-Names for `arch`. A dict with the same four keys is a size too.
-"""
-COMMON = """\
-### Options of every backbone
-"""
-ATTENTIONS = """\
-## Attentions
-
-Every attention runs on every host. The backbone sets `embed_dims`, `num_heads`,
-`input_resolution` and `num_prefix_tokens`. A class token needs `SoftmaxAttention`,
-`SOFTAttention`, `AgentAttention` or `InLineAttention`. With another attention in its stage, set
-`with_cls_token=False`.
-
-### Frames
-
-A frame is what stands around the mixing rule of an attention. *Declared* is what a class changes in
-the defaults. A host may change fields for all of its attentions. A config may change every field,
-except those under *fixed*.
-"""
 SECTION = r'^{}:\n(.*?)(?=^(?:Args|Attributes|Returns|Raises|Source|Examples):|^\S|\Z)'
 
 
@@ -88,18 +55,13 @@ def shown(name: str, options: Dict[str, Any]) -> str:
     return name + (f'({", ".join(f"{k}={v!r}" for k, v in options.items())})' if options else '')
 
 
-def table(header: List[str], rows: Iterable[List[str]]) -> str:
-    lines = [header, ['---'] * len(header), *rows]
-    return '\n'.join(f'| {" | ".join(line)} |' for line in lines) + '\n'
-
-
 def options_table(documented: Any) -> str:
     """The arguments whose meaning the docstring tells itself; empty where there is none."""
     texts, rows = told(documented), []
     for name, parameter in inspect.signature(documented).parameters.items():
         if name in texts and not re.match(r'As in `\w+`\.', texts[name]):
             rows.append(option_row(name, texts[name], parameter.default))
-    return table(['option', 'default', 'meaning'], rows) if rows else ''
+    return markdown_table(['option', 'default', 'meaning'], rows) if rows else ''
 
 
 def option_row(name: str, text: str, default: Any) -> List[str]:
@@ -139,7 +101,7 @@ def backbone_row(cls: type) -> List[str]:
     changed = cls.host.keywords if isinstance(cls.host, partial) else {}
     stages = with_attention(cls.host(), cls.default_attn_cfg)
     names = [
-        'none' if stage.attn_blocks == 0 else f'`{attention_of(stage.attn)}`' for stage in stages
+        f'`{attention_of(stage.attn)}`' if stage.attn else 'none' for stage in stages
     ]
     counts = {name: names.count(name) for name in names}
     attentions = ', '.join(f'{k} x{n}' if n > 1 else k for k, n in counts.items())
@@ -174,36 +136,40 @@ def frame_row(cls: type) -> List[str]:
     return [f'`{cls.__name__}`', f'`{shown("Frame", declared) if declared else "Frame()"}`', fixed]
 
 
-def page() -> str:
-    """The whole page."""
+def tables() -> Dict[str, str]:
+    """The tables by their names in the page."""
     backbones = [cls for cls in registered(PyramidBackbone) if cls is not PyramidBackbone]
     attentions = registered(BaseAttention)
     framed = [cls for cls in attentions if issubclass(cls, QKVAttention)]
-    parts = [INTRODUCTION, BACKBONES]
-    parts.append(table(['backbone', 'host', 'attentions', 'papers'], map(backbone_row, backbones)))
-    parts += [SIZES, table(['backbones', 'arch', *ARCH_KEYS], size_rows(backbones))]
-    parts += [COMMON, options_table(PyramidBackbone)]
+    texts = told(Frame, 'Attributes')
+    rows = [option_row(field.name, texts[field.name], field.default) for field in fields(Frame)]
+    heads = ['backbone', 'host', 'attentions', 'papers']
+    common = [options_table(PyramidBackbone)]
     for host in dict.fromkeys(map(host_of, backbones)):
         if options_table(host):
             users = [cls.__name__ for cls in backbones if host_of(cls) is host]
-            parts += [f'### Options of {", ".join(users)}\n', options_table(host)]
-    parts += [ATTENTIONS, table(['attention', 'declared', 'fixed'], map(frame_row, framed))]
-    texts = told(Frame, 'Attributes')
-    rows = [option_row(field.name, texts[field.name], field.default) for field in fields(Frame)]
-    parts.append(table(['field', 'default', 'meaning'], rows))
+            common += [f'### Options of {", ".join(users)}', options_table(host)]
+    own = []
     for cls in attentions:
-        parts.append(f'### {cls.__name__}\n')
-        parts.append(f'{markdown(inspect.getdoc(cls).partition(chr(10) * 2)[0])} {papers(cls)}\n')
-        parts.append(options_table(cls) or 'It has no options beside those of its frame.\n')
-    return '\n'.join(parts)
+        own.append(f'### {cls.__name__}')
+        own.append(f'{markdown(inspect.getdoc(cls).partition(chr(10) * 2)[0])} {papers(cls)}')
+        own.append(options_table(cls) or 'It has no options beside those of its frame.')
+    return dict(
+        backbones=markdown_table(heads, map(backbone_row, backbones)),
+        sizes=markdown_table(['backbones', 'arch', *ARCH_KEYS], size_rows(backbones)),
+        common='\n\n'.join(common),
+        frames=markdown_table(['attention', 'declared', 'fixed'], map(frame_row, framed)),
+        fields=markdown_table(['field', 'default', 'meaning'], rows),
+        attentions='\n\n'.join(own),
+    )
 
 
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument('--check', action='store_true', help='only say whether it is in step')
     args = parser.parse_args()
-    text = page()
-    in_step = PAGE.is_file() and PAGE.read_text() == text
+    text = with_tables(PAGE.read_text(), 'table', tables().__getitem__)
+    in_step = PAGE.read_text() == text
     if args.check and not in_step:
         sys.exit(f'{PAGE.name} is not in step; run python .dev_scripts/make_options.py')
     if not in_step:

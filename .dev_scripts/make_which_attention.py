@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
 from fashion_options import fashion_tables
-from marked_tables import with_tables
+from marked_tables import markdown_table, with_tables
 from mmengine.registry import MODELS
-from probe_tables import plain, probe_tables
+from probe_tables import probe_tables
 
 from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.lab.probes.prediction import (
@@ -141,7 +141,7 @@ def advice(
         must = '; '.join([*use.columns, *(images if use.images else ()), *['export'] * use.export])
         take = ', '.join(named) or 'none'
         rows.append([use.name, must, ', '.join(use.costs), take, use.evidence])
-    return plain(['use', 'must solve', 'cost', 'take', 'evidence'], rows)
+    return markdown_table(['use', 'must solve', 'cost', 'take', 'evidence'], rows)
 
 
 def correlations(table: Table, images: Dict[str, Dict[str, float]]) -> str:
@@ -152,7 +152,7 @@ def correlations(table: Table, images: Dict[str, Dict[str, float]]) -> str:
         probe = {name: level for name, level in levels.items() if level is not None}
         found = [correlate(probe, scores) for scores in images.values()]
         rows.append([title, *map(shown, found)])
-    return plain(['probe', *images], rows)
+    return markdown_table(['probe', *images], rows)
 
 
 def shown(found: Optional[Correlation]) -> str:

@@ -1,7 +1,13 @@
 """Tables between two comments of a page that a person writes."""
 
 import re
-from typing import Callable
+from typing import Callable, Iterable, List
+
+
+def markdown_table(header: List[str], rows: Iterable[List[str]]) -> str:
+    """A table in Markdown."""
+    lines = [header, ['---'] * len(header), *rows]
+    return '\n'.join(f'| {" | ".join(line)} |' for line in lines)
 
 
 def with_tables(text: str, kind: str, table: Callable[[str], str]) -> str:

@@ -3,6 +3,7 @@
 from typing import Dict, List, Optional
 
 import torch
+from marked_tables import markdown_table
 
 from mmlaplace.lab.comparison.attention_report import markdown
 from mmlaplace.lab.probes.report import MISSING, NAMES, STAR, Table, behind, largest
@@ -54,11 +55,6 @@ def percent(value: Optional[float]) -> str:
     return MISSING if value is None else f'{100 * value:.0f}'
 
 
-def plain(header: List[str], rows: List[List[str]]) -> str:
-    """A table of texts, all on the left."""
-    return markdown(header, rows).replace('---:', '---')
-
-
 def accuracy(table: Table, name: str, column: int) -> str:
     """An accuracy in %, with a star if the time of the run was up."""
     if name not in table.rows:
@@ -91,7 +87,7 @@ def probes_table(table: Table) -> str:
         rows.append([name, task, size, levels, f'`{probe.knob}`', probe.paper, seeds, rates])
     header = ['probe', 'task', 'here', 'chance, perfect, %', 'option', 'paper', 'seeds',
               'rates']  # fmt: skip
-    return plain(header, rows)
+    return markdown_table(header, rows)
 
 
 def largest_table(table: Table) -> str:
@@ -104,7 +100,7 @@ def largest_table(table: Table) -> str:
             names = [name for name in reached if (reached[name] or 0) == value]
             size = f'{value} {unit}' if value else f'fewer than {least} {unit}'
             rows.append([f'{NAMES[kind]}, {size}', '; '.join(names)])
-    return plain(['largest task', 'attentions'], rows)
+    return markdown_table(['largest task', 'attentions'], rows)
 
 
 def studies_table(found: Dict[str, Table], studies: Dict[str, str], rows_of: str) -> str:

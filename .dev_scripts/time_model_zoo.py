@@ -22,6 +22,7 @@ from mmlaplace.commands.command_line import ToolParser, write_json
 from mmlaplace.lab.comparison.backbone_contenders import find
 from mmlaplace.lab.comparison.backbone_report import MARKERS
 from mmlaplace.lab.comparison.published_top1 import peers, published
+from mmlaplace.lab.figures import new_figure, save
 from mmlaplace.model_zoo import ModelInfo, read_models
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -77,11 +78,6 @@ def measure() -> None:
 
 def draw() -> None:
     """A line for each family, through its sizes, coloured if one is the best at its speed."""
-    import matplotlib
-
-    matplotlib.use('Agg')
-    import matplotlib.pyplot as plt
-
     result = json.loads(LOG.read_text())
     lines: Dict[str, List[Tuple[float, float]]] = {}
     for model in timed_models():
@@ -95,7 +91,7 @@ def draw() -> None:
     for point in sorted(sum(lines.values(), others), reverse=True):
         if not front or point[1] > front[-1][1]:
             front.append(point)
-    figure, axis = plt.subplots(figsize=(9, 5), layout='constrained')
+    figure, axis = new_figure(1, 1, (9, 5))
     axis.step(*zip(*front), where='pre', color='C2', lw=8, alpha=0.2, label='best at its speed')
     coloured = iter(range(100))
     for family, points in sorted(lines.items(), key=lambda item: -max(p[1] for p in item[1])):
@@ -114,7 +110,7 @@ def draw() -> None:
     axis.xaxis.set_major_formatter('{x:g}')
     axis.grid(alpha=0.3, which='both')
     figure.legend(loc='outside right upper')
-    figure.savefig(PICTURE, dpi=100)
+    save(figure, PICTURE, dpi=100)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ ROWS = 1024
 
 
 def optimize(
-    model: nn.Module, dtype: torch.dtype = torch.float32, inplace: bool = False
+    model: nn.Module, dtype: Optional[torch.dtype] = None, inplace: bool = False
 ) -> nn.Module:
     """A model for inference on a CPU, whose linear layers have their weights in oneDNN's order.
 
@@ -28,8 +28,8 @@ def optimize(
     Args:
         model: A model on the CPU, such as a backbone, or a detector of mmdet. It is put into eval
             mode.
-        dtype: Of the linear layers: ``torch.float32`` (default) or ``torch.bfloat16``. For bf16,
-            call the model under ``torch.autocast('cpu', torch.bfloat16)``.
+        dtype: Of the linear layers, ``torch.float32`` or ``torch.bfloat16``. For bf16, call the
+            model under ``torch.autocast('cpu', torch.bfloat16)``. Default: None, torch.float32.
         inplace: Whether the model itself changes. Otherwise it is copied first. Default: False.
 
     Returns:
@@ -49,6 +49,7 @@ def optimize(
         >>> type(backbone.stages[0].blocks[0].attn.proj).__name__
         'PackedLinear'
     """
+    dtype = dtype or torch.float32
     if dtype not in DTYPES:
         raise ValueError(f'optimize: dtype must be one of {DTYPES}, got {dtype}')
     for name, parameter in model.named_parameters():
@@ -165,8 +166,8 @@ class PackedFFN(Packed):
         super().__init__(dtype)
         first, act, _, second, _ = ffn.layers
         self.in_features, self.hidden = first.in_features, first.out_features
-        self.out_features, self.approximate = second.out_features, act.approximate
-        self.first, self.second = self.pack(first), self.pack(second)
+        self.out_features = second.out_features
+        self.weights: Any = (*self.pack(first), *self.pack(second), act.approximate)
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         if x.shape[-1:] != (self.in_features,):
@@ -176,5 +177,5 @@ class PackedFFN(Packed):
         rows = self.inputs(x).reshape(-1, self.in_features)
         if len(rows):
             step = block_rows(rows, self.hidden)
-            rows = in_blocks(rows, step, *self.first, *self.second, self.approximate)
+            rows = in_blocks(rows, step, *self.weights)
         return rows.view(*x.shape[:-1], self.out_features)

@@ -108,11 +108,11 @@ def _backbones(root: Path) -> List[ModelInfo]:
     for name, family in FAMILIES.items():
         for cls, start in family.backbones.items():
             for arch in cls.arch_zoo:
-                model = f'{start}-{arch}'
+                full = f'{start}-{arch}'
                 # XCiT's classifiers name the patch too: xcit-t12-p16.
-                if not any(f'{known}-'.startswith(f'{model}-') for known in found):
+                if not any(f'{known}-'.startswith(f'{full}-') for known in found):
                     options = dict(type=cls.__name__, arch=arch)
-                    found[model] = ModelInfo(model, 'backbone', name, None, {}, options)
+                    found[full] = ModelInfo(full, 'backbone', name, None, {}, options)
     return list(found.values())
 
 

@@ -40,7 +40,7 @@ NOT_HERE = {
     r'.*(MMDETECTION|example\.org)': 'needs the network',
     r'.*convert\.py (?!--list)': "needs the authors' weights, which tests/engine imitates",
     r'.*(demo/attention_explorer\.py|127\.0\.0\.1)': 'a server, which tests/demo starts',
-    r'.*(--library|--backend native|build_onnxruntime_ops|time_onnx_ops)':
+    r'.*(--library|--backend native|build_onnxruntime_ops)':
         "needs ONNX Runtime's headers",
     r'.*(benchmark_backbone|compare_(attentions|linearized)|attention_training|linearize\.py'
         r'|make_lra_datasets\.py --tasks)':

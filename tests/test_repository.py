@@ -59,7 +59,7 @@ def test_the_citation_is_valid_and_has_the_version():
 MOST_LINES = 400
 # What has a stricter limit of its own.
 LIMITS = {
-    'mmlaplace/models/pyramid/base.py': 150,
+    'mmlaplace/models/pyramid/base.py': 170,
     **{f'mmlaplace/models/attentions/{name}.py': 90 for name in ('agent', 'flatten', 'xca')},
 }
 

@@ -76,7 +76,7 @@ def main() -> None:
     out = args.work_dir / 'linearized.pth'
     if out.exists():
         parser.error(f'{out} is there already; remove it, or take another --work-dir')
-    cfg = read_config(args.config)
+    cfg = read_config(args.config, 'default_scope', 'model.backbone', 'train_dataloader')
     torch.manual_seed(args.seed)
     check_backbone(cfg, args.config)
     old = build_model(cfg)

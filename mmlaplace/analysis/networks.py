@@ -89,10 +89,11 @@ def image_size(cfg: Config) -> Tuple[int, int]:
     side = cfg.model.backbone.get('img_size')
     if side is None:
         side = (cfg.model.get('data_preprocessor') or {}).get('size')
-    if side is None and cfg.default_scope == 'mmdet':
+    if side is None and cfg.get('default_scope') == 'mmdet':
         return COCO_SIZE
     if side is None:
-        pipeline = cfg.test_dataloader.dataset.pipeline
+        dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
+        pipeline = dataset.get('pipeline', [])
         side = next(
             (step[key] for step in reversed(pipeline) for key in ('crop_size', 'scale')
              if key in step), 224,

@@ -119,12 +119,16 @@ def end_tool(message: str) -> NoReturn:
     sys.exit(f'{Path(sys.argv[0]).name}: error: {message}')
 
 
-def read_config(path: str) -> Config:
-    """Read a config. The tool ends with an error if there is no such file, or it is no config."""
+def read_config(path: str, *keys: str, options: Optional[dict] = None) -> Config:
+    """Read a config, and change its options.
+
+    The tool ends with an error if there is no such file, if it is no config, or if it lacks one of
+    ``keys``, such as ``'model.backbone'``.
+    """
     if not os.path.isfile(path):
         end_tool(f'there is no config {path}; check the path')
     try:
-        return Config.fromfile(path)
+        cfg = Config.fromfile(path)
     except Exception as error:  # a config in Python can raise any
         mend = 'mend it, or name another one'
         if 'load mmlaplace config' in str(error):  # for _base_ = 'mmlaplace::…'
@@ -133,6 +137,14 @@ def read_config(path: str) -> Config:
                 "and set _base_ = 'base.py'"
             )
         end_tool(f'{path} cannot be read as a config ({type(error).__name__}: {error}); {mend}')
+    cfg.merge_from_dict(options or {})
+    for key in keys:
+        found = cfg
+        for part in key.split('.'):
+            found = found.get(part) if isinstance(found, (Config, dict)) else None
+        if found is None:
+            end_tool(f'{path} has no {key}; name a whole config, and no base')
+    return cfg
 
 
 def read_json(path: Path, *keys: str) -> Any:
@@ -182,11 +194,9 @@ def check_backbone(cfg: Config, path: str) -> None:
 
 def build_backbone(config: str, checkpoint: Optional[str] = None) -> nn.Module:
     """Build the backbone of a config in eval mode. Without a checkpoint its weights are random."""
-    cfg = read_config(config)
+    cfg = read_config(config, 'model.backbone')
     check_backbone(cfg, config)
-    found = cfg.get('model', {}).get('backbone')
-    if found is None:
-        end_tool(f'{config} has no model with a backbone; name a whole config, and no base')
+    found = cfg.model.backbone
     try:
         backbone = MODELS.build(dict(found, init_cfg=None))
     except KeyError as error:  # of the registry, in many words

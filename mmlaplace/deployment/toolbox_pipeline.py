@@ -25,7 +25,7 @@ def test_pipeline_of(cfg: Config) -> List[dict]:
     Raises:
         NotDeployableError: If the config has none.
     """
-    dataset = cfg.get('test_dataloader', {}).get('dataset', {})
+    dataset = (cfg.get('test_dataloader') or {}).get('dataset') or {}
     if not dataset.get('pipeline'):
         raise NotDeployableError(
             'the config has no test_dataloader.dataset.pipeline, by which images are prepared; '

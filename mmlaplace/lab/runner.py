@@ -138,7 +138,7 @@ def run_all(
     jobs: Iterable[AnyJob],
     at_once: int = 1,
     devices: Sequence[str] = (),
-    started: Callable[[AnyJob], Any] = lambda job: None,
+    started: Optional[Callable[[AnyJob], Any]] = None,
     ended: Callable[[AnyJob, Outcome], Any] = lambda job, outcome: None,
 ) -> Dict[AnyJob, Outcome]:
     """Run jobs that are not finished.
@@ -190,7 +190,8 @@ def run_all(
                 outcome = _tried(partial(known, job))
                 if outcome is None:
                     job.devices = free.pop(0)
-                    started(job)
+                    if started is not None:
+                        started(job)
                     running[pool.submit(_tried, job.run)] = job
                 else:
                     outcomes[job] = outcome

@@ -131,11 +131,6 @@ def has_values(tensor: Tensor) -> bool:
     )
 
 
-def is_capturing(tensor: Tensor) -> bool:
-    """Whether a CUDA graph is captured. Tensors that it reads must live as long as the graph."""
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-
-
 def is_recording() -> bool:
     """Whether torch.compile, torch.export or torch.jit.trace is recording a graph."""
     return is_compiling() or torch.jit.is_tracing()

@@ -92,7 +92,7 @@ def most_rows(mat: Tensor) -> int:
     have room for more: the ops say so.
     """
     if mat.device.type == 'cpu':
-        return 256
+        return 512
     return 32 if mat.dtype == torch.float64 else 64
 
 

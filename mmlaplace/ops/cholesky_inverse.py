@@ -77,7 +77,7 @@ def cholesky_inverse(
     The reference computes Cholesky's factor L and solves twice. The compiled op makes the same
     elimination by Gauss–Jordan steps without pivoting, in place and in registers. Its pivots are
     the squares of the diagonal of L, so both fail for the same matrices. It is faster, and closer
-    where landmarks are nearly the same. For m > 256 on a CPU and m > 64 on a GPU, the reference
+    where landmarks are nearly the same. For m > 512 on a CPU and m > 64 on a GPU, the reference
     computes, as LAPACK and cuSOLVER are faster.
 
     Graphs for a runtime have neither. There the reference is a Newton–Schulz iteration, which needs

@@ -89,12 +89,15 @@ def compute(
     x: Tensor, first: Tensor, first_bias: Bias, second: Tensor, second_bias: Bias, approximate: str
 ) -> Tensor:
     """The op on a CPU, of which nothing is recorded."""
-    if not fits(x, first, first_bias, second, second_bias):
+    fit = fits(x, first, first_bias, second, second_bias)
+    if first_bias is None or second_bias is None or not fit:
         return gelu_ffn_reference(x, first, first_bias, second, second_bias, approximate)
     rows, step = x.reshape(-1, x.shape[-1]), block_rows(x, len(first))
     if len(rows) > step:  # oneDNN orders the weights once for all blocks
         first, second = in_order(first, step), in_order(second, step)
-    out = in_blocks(rows, step, first, first_bias, second, second_bias, approximate)
+    # torch gives oneDNN the address of a bias alone, without its stride.
+    biases = first_bias.contiguous(), second_bias.contiguous()
+    out = in_blocks(rows, step, first, biases[0], second, biases[1], approximate)
     return out.view(*x.shape[:-1], -1)
 
 
@@ -109,7 +112,6 @@ def in_blocks(
 ) -> Tensor:  # fmt: skip
     """The op of rows ``(rows, C)``, for ``step`` rows at a time."""
     linear = torch.ops.mkldnn._linear_pointwise
-    first_bias, second_bias = first_bias.contiguous(), second_bias.contiguous()  # see above
     if len(rows) <= step:
         hidden = linear(rows, first, first_bias, 'gelu', [], approximate)
         return linear(hidden, second, second_bias, 'none', [], '')
@@ -120,9 +122,11 @@ def in_blocks(
     return out
 
 
-def differentiable(x: Tensor, *weights_and_form: Any) -> Tensor:
+def differentiable(
+    x: Tensor, first: Tensor, first_bias: Bias, second: Tensor, second_bias: Bias, approximate: str
+) -> Tensor:
     """The op above autograd."""
-    *weights, approximate = weights_and_form
+    weights = first, first_bias, second, second_bias
     # These look inside of an op. torch's own functions have what they look for.
     looked_into = (
         torch._C._len_torch_dispatch_stack() > 0
@@ -163,17 +167,19 @@ class GeluFFN(Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
-        *inputs, hidden = ctx.saved_tensors
+        x, first, first_bias, second, second_bias, hidden = ctx.saved_tensors
         needs = ctx.needs_input_grad[:5]
         if torch.is_grad_enabled():  # second derivatives need a graph
             formula = functools.partial(gelu_ffn_reference, approximate=ctx.approximate)
+            inputs = x, first, first_bias, second, second_bias
             return *graph_gradients(formula, needs, grad, *inputs), None
-        return *gradients(grad, *inputs, hidden, ctx.approximate, needs), None
+        grads = gradients(grad, x, first, first_bias, second, hidden, ctx.approximate, needs)
+        return *grads, None
 
 
 def gradients(
     grad: Tensor, x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor,
-    second_bias: Tensor, hidden: Optional[Tensor], approximate: str, needs: Sequence[bool],
+    hidden: Optional[Tensor], approximate: str, needs: Sequence[bool],
 ) -> Tuple[Optional[Tensor], ...]:  # fmt: skip
     """The gradients of x and of the weights and biases, of those that are needed."""
     needs_x, needs_first, needs_first_bias, needs_second, needs_second_bias = needs

@@ -69,7 +69,7 @@ def newton_schulz_inverse(
 
     With enough steps for its condition number :math:`\kappa`, the residual of a matrix is at most
     :math:`\epsilon (m + \kappa)`, with the machine epsilon of fp32, or of fp64 for fp64. The
-    compiled op stops earlier for matrices that need fewer steps. For m > 256 on a CPU and m > 128
+    compiled op stops earlier for matrices that need fewer steps. For m > 512 on a CPU and m > 128
     on a GPU, the reference computes. A matrix with a NaN or an infinity has an inverse of NaN and
     changes no other of its batch.
 

@@ -6,9 +6,6 @@
 namespace mmlaplace {
 namespace {
 
-// For larger matrices LAPACK is faster.
-constexpr int64_t kLargest = 256;
-
 template <class T>
 Tensor invert_small(const Tensor& mats, double ridge) {
   Tensor out = empty(mats.sizes(), mats);
@@ -18,7 +15,7 @@ Tensor invert_small(const Tensor& mats, double ridge) {
 
 Tensor forward(const Tensor& mat, double ridge) {
   cholesky::check(mat, ridge);
-  check_rows("cholesky_inverse", mat.size(-1), kLargest, "CPU");
+  check_rows("cholesky_inverse", mat.size(-1), kMostRowsOnCpu, "CPU");
   if (mat.numel() == 0) return empty(mat.sizes(), mat);
   const Tensor mats = flat_matrices(mat);
   const Tensor out = mats.scalar_type() == ScalarType::Double ? invert_small<double>(mats, ridge)

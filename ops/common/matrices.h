@@ -18,6 +18,9 @@ inline void check_rows(const char* op, int64_t rows, int64_t most, const char* d
                   " rows, got ", rows, "; backend='reference' has no limit");
 }
 
+// Up to here the kernels for a CPU are at least about as fast as BLAS and LAPACK.
+constexpr int64_t kMostRowsOnCpu = 512;
+
 // As contiguous fp32 or fp64 (batch, m, m).
 inline Tensor flat_matrices(const Tensor& mat) {
   const int64_t m = mat.size(-1);

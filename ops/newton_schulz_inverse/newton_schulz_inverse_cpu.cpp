@@ -11,8 +11,6 @@ namespace mmlaplace {
 
 // Rows of a product whose sums are in registers at once.
 constexpr int64_t kRows = 4;
-// Four matrices of floats of this size are a megabyte. For larger ones BLAS is faster.
-constexpr int64_t kLargest = 256;
 
 }  // namespace mmlaplace
 
@@ -65,7 +63,7 @@ Tensor invert_small(const Tensor& mats, int64_t num_iters, double ridge, const T
 Tensor forward(const Tensor& mat, int64_t num_iters, double ridge,
                const OptionalTensor& start_scale) {
   newton_schulz::check(mat, num_iters, ridge, start_scale);
-  check_rows("newton_schulz_inverse", mat.size(-1), kLargest, "CPU");
+  check_rows("newton_schulz_inverse", mat.size(-1), kMostRowsOnCpu, "CPU");
   if (mat.numel() == 0) return empty(mat.sizes(), mat);
   const Tensor mats = flat_matrices(mat);
   const Tensor scales = newton_schulz::flat_scales(start_scale, mats);
@@ -107,7 +105,7 @@ Tensor scales_of(Tensor limits, int64_t count, double factor, bool per_batch) {
 
 Tensor start_scale(const Tensor& mat, double factor, bool halve, bool per_batch) {
   newton_schulz::check_start(mat, factor);
-  check_rows("newton_start_scale", mat.size(-1), kLargest, "CPU");
+  check_rows("newton_start_scale", mat.size(-1), kMostRowsOnCpu, "CPU");
   const Tensor mats = flat_matrices(mat);
   const auto shape = mat.sizes().slice(0, mat.dim() - 2);
   if (mat.numel() == 0) return empty(shape, mats);

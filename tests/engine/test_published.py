@@ -240,22 +240,6 @@ def test_without_out_the_file_has_the_name_of_the_model(b0, tmp_path, monkeypatc
     assert 'is there already; --force' in run_script(TOOL, b0).stderr
 
 
-def test_a_number_of_first_blocks_below_one_is_quoted():
-    for count in (0, True):
-        attn_cfg = dict(type='InLineAttention', first_blocks=count)
-        with pytest.raises(ValueError, match=f'first_blocks must be a positive .*got {count}'):
-            MODELS.build(dict(type='ViT', arch='tiny', attn_cfg=attn_cfg))
-
-
-@pytest.mark.parametrize('attn_cfg', [
-    dict(first_blocks=2), [None, dict(first_blocks=2), None, None],
-    dict(per_stage=dict(first_blocks=(2, 2, 2, 2))),
-])  # fmt: skip
-def test_first_blocks_with_nothing_to_get_are_quoted(attn_cfg):
-    with pytest.raises(ValueError, match='first_blocks.* alone, which changes nothing'):
-        MODELS.build(dict(type='LaplacianFormer', arch='tiny', attn_cfg=attn_cfg))
-
-
 def test_a_classifier_with_a_neck_loads_into_backbones_and_detectors(tmp_path):
     backbone, path = RAVLT(ARCH), tmp_path / 'classifier.pth'
     neck, head = ConvPoolingNeck(32, 40), torch.nn.ModuleDict(dict(fc=torch.nn.Linear(40, 10)))

@@ -38,9 +38,9 @@ def test_the_name_of_a_file_tells_models_of_the_same_shapes_apart(models, file, 
     assert by_file_name(models, file) == told
 
 
-def small_file(path, model, **containers):
+def small_file(path, released, **containers):
     """The names and shapes of a model's file in state dicts, each of one value."""
-    manifest = json.loads(gzip.decompress(MANIFESTS[model].read_bytes()))
+    manifest = json.loads(gzip.decompress(MANIFESTS[released].read_bytes()))
     shapes = next(iter(manifest.values()))['shapes']
     torch.save(
         {

@@ -165,3 +165,34 @@ def test_a_constructor_that_hands_nothing_on_takes_nothing_of_the_frame():
     assert not {'rope', 'sr_ratio', 'gate'} & set(fixed)
     backbone = build('LaplacianFormer', attn_cfg=dict(type=Own))
     assert backbone.stages[0]['blocks'][0].attn.lepe is None
+
+
+def test_a_number_of_first_blocks_below_one_is_quoted():
+    for count in (0, True):
+        attn_cfg = dict(type='InLineAttention', first_blocks=count)
+        with pytest.raises(ValueError, match=f'first_blocks must be a positive .*got {count}'):
+            MODELS.build(dict(type='ViT', arch='tiny', attn_cfg=attn_cfg))
+
+
+@pytest.mark.parametrize('attn_cfg', [
+    dict(first_blocks=2), [None, dict(first_blocks=2), None, None],
+    dict(per_stage=dict(first_blocks=(2, 2, 2, 2))),
+])  # fmt: skip
+def test_first_blocks_with_nothing_to_get_are_quoted(attn_cfg):
+    with pytest.raises(ValueError, match='first_blocks.* alone, which changes nothing'):
+        MODELS.build(dict(type='LaplacianFormer', arch='tiny', attn_cfg=attn_cfg))
+
+
+def test_first_blocks_inside_of_an_attention_around_another_are_quoted():
+    inside = dict(attn_cfg=dict(type='PolaAttention', first_blocks=2))
+    with pytest.raises(ValueError, match='first_blocks=2 has no effect in the attn_cfg of'):
+        MODELS.build(dict(type='Swin', arch='micro', attn_cfg=inside))
+
+
+def test_only_blocks_with_an_attention_count_as_first_blocks():
+    """SwiftFormer has one in the last block of a stage alone."""
+    softmax = dict(type='SoftmaxAttention', first_blocks=1)
+    stages = MODELS.build(dict(type='SwiftFormer', arch='xs', attn_cfg=softmax)).stages
+    for stage in stages:
+        *local, last = (type(block.attn).__name__ for block in stage['blocks'])
+        assert last == 'SoftmaxAttention' and set(local) == {'NoneType'}

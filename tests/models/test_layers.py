@@ -18,7 +18,7 @@ from mmlaplace.models.layers import (
     position,
     resize_map,
 )  # fmt: skip
-from mmlaplace.models.layers.build import build_token_norm
+from mmlaplace.models.layers.build import build_map_norm, build_token_norm
 from mmlaplace.models.layers.pseudo_inverse import pseudo_inverse
 from mmlaplace.models.layers.solvers import conjugate_gradient_inverse, svd_inverse
 from mmlaplace.models.layers.unit_vectors import unit_vectors
@@ -66,15 +66,16 @@ def test_tables_of_inference_mode_serve_in_training():
     assert attention.qkv.weight.grad.isfinite().all()
 
 
-def test_a_captured_cuda_graph_makes_its_own_table(monkeypatch):
+@NO_GPU
+def test_a_captured_cuda_graph_makes_its_own_table():
     # The cache forgets the one of another size, whose memory a later replay would read.
-    rotary, x = RotaryEmbedding2D(16), torch.randn(1, 2, 15, 16)
+    rotary, x = RotaryEmbedding2D(16).cuda(), torch.randn(1, 2, 15, 16).cuda()
     kept = rotary.table(x, (3, 5))
-    monkeypatch.setattr(position, 'is_capturing', lambda tensor: True)
-    own = rotary.table(x, (3, 5))
+    with torch.cuda.graph(graph := torch.cuda.CUDAGraph()):
+        own = rotary.table(x, (3, 5))
+    graph.replay()
     assert own is not kept and torch.equal(own, kept)
-    monkeypatch.undo()
-    assert rotary.table(x, (3, 5)) is kept and not position.is_capturing(x)
+    assert rotary.table(x, (3, 5)) is kept
 
 
 @NO_GPU
@@ -202,6 +203,16 @@ def test_norms_of_maps_by_other_names_are_no_norms_of_tokens():
     for kind in (torch.nn.InstanceNorm1d, torch.nn.BatchNorm1d):
         with pytest.raises(ValueError, match=r"a norm of maps, for tokens; take one of \['LN'"):
             build_token_norm(dict(type=kind), 8)
+
+
+@pytest.mark.parametrize('options', [
+    dict(type='RepBN'), dict(type='PRepBN', steps=3), dict(type=RMSNorm),
+    dict(type=torch.nn.LayerNorm),
+], ids=lambda options: str(options['type']))  # fmt: skip
+def test_norms_of_tokens_are_refused_for_maps(options):
+    """They would norm the columns of a map that has as many as channels."""
+    with pytest.raises(ValueError, match=r"a norm of tokens, for maps; take one of \['BN'"):
+        build_map_norm(options, 8)
 
 
 # ---- inverses that papers compare with the Newton iteration

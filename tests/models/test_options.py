@@ -10,7 +10,8 @@ from test_attentions import build as build_attention
 from test_backbones import BACKBONES, build, small
 
 from mmlaplace.models import BaseAttention, QKVAttention
-from mmlaplace.models.layers import DropPath, TransformerBlock
+from mmlaplace.models.layers import DropPath
+from mmlaplace.models.layers.block import Block
 from mmlaplace.models.layers.build import ACTIVATIONS
 
 LINEAR_STD = 0.02  # of INIT_CFG
@@ -138,7 +139,7 @@ def test_norm_eval_keeps_the_statistics_of_batch_norms(norm_eval):
 @pytest.mark.parametrize('name', BACKBONES)
 def test_drop_rate_reaches_every_ffn_and_position(name):
     backbone = build(name, drop_rate=0.25)
-    blocks = [m for m in backbone.modules() if isinstance(m, TransformerBlock)]
+    blocks = [m for m in backbone.modules() if isinstance(m, Block)]
     for block in blocks:
         assert {m.p for m in block.ffn.modules() if isinstance(m, nn.Dropout)} == {0.25}
     positions = [stage['position'] for stage in backbone.stages if 'position' in stage]

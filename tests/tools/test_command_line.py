@@ -11,7 +11,8 @@ from unittest import mock
 
 import pytest
 import torch
-from conftest import ROOT
+from conftest import ROOT, run_script
+from mmengine.config import Config
 
 from mmlaplace import toolboxes
 from mmlaplace.commands import command_line
@@ -130,8 +131,42 @@ if __name__ == '__main__':
 def test_a_base_has_no_backbone_to_build(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, 'argv', ['tool.py'])
     base = ROOT / 'configs/classification/_base_/default_runtime.py'
-    with pytest.raises(SystemExit, match='has no model with a backbone; name a whole config'):
+    with pytest.raises(SystemExit, match='has no model.backbone; name a whole config, and no base'):
         build_backbone(str(base))
+
+
+MICRO = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
+WEIGHTS = ('none.pth',)
+
+
+@pytest.mark.parametrize(('tool', 'arguments', 'missing'), [
+    ('analysis_tools/get_flops.py', (), 'model'),
+    ('analysis_tools/measure_model.py', (), 'model.backbone'),
+    ('deployment/export.py', WEIGHTS, 'default_scope'),
+    ('linearize.py', (*WEIGHTS, '--attention', 'FLattenAttention'), 'train_dataloader'),
+    ('visualization/vis_predictions.py', WEIGHTS, 'visualizer'),
+    ('visualization/vis_predictions.py', WEIGHTS, 'test_dataloader.dataset'),
+    ('visualization/vis_cam.py', WEIGHTS, 'default_scope'),
+])  # fmt: skip
+def test_a_config_that_lacks_what_a_tool_reads_is_one_sentence(tool, arguments, missing, tmp_path):
+    cfg = Config.fromfile(MICRO).to_dict()
+    folder, _, key = missing.rpartition('.')
+    del (cfg[folder] if folder else cfg)[key]
+    config = tmp_path / 'a.py'
+    Config(cfg).dump(config)
+    result = run_script(ROOT / 'tools' / tool, config, *arguments)
+    assert result.returncode, result.stdout
+    assert result.stderr.splitlines()[-1].endswith(
+        f'{config} has no {"model.backbone" if missing == "model" else missing}; name a whole '
+        'config, and no base'
+    )
+
+
+def test_a_size_that_a_model_refuses_is_one_sentence():
+    result = run_script(ROOT / 'tools/analysis_tools/measure_model.py', MICRO, '--image-size', 1, 1)
+    assert result.returncode == 2
+    told = result.stderr.splitlines()[-1]
+    assert str(MICRO) in told and 'at least 4 x 4 pixels, got shape (1, 3, 1, 1)' in told
 
 
 @pytest.mark.parametrize('hint', ['; if that is meant, …', '; build it …, or, if that is meant, …'])

@@ -22,6 +22,8 @@ Examples:
   python tools/analysis_tools/compare_attentions.py --study fashion --no-cost --jobs 1
   python tools/analysis_tools/compare_attentions.py --study fashion --no-cost --ablations \\
       --seeds 0 1 2 3 4
+  # the tables and plots of a log
+  python tools/analysis_tools/compare_attentions.py --report docs/logs/compare_attentions.json
   # continue from the runs of docs/attention_comparison.md
   python tools/analysis_tools/compare_attentions.py --known docs/logs/compare_attentions.json
 """
@@ -181,10 +183,15 @@ def main() -> None:
                         help='of images for time and memory; %(default)s')  # fmt: skip
     parser.add_argument('--known', type=Path, metavar='JSON',
                         help='results.json of a comparison, which is not repeated')  # fmt: skip
+    parser.add_argument('--report', type=Path, metavar='JSON',
+                        help='write tables and plots of a log, and run nothing')  # fmt: skip
     parser.add_argument('--jobs', type=positive, default=2, help='trainings at once; default: 2')
     parser.add_argument('--data-root', type=Path, default=Path('data/mini'))
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/compare_attentions'))
     args = parser.parse_args()
+    if args.report:
+        write_tables(read_json(args.report, 'results', 'costs'), args.work_dir)
+        return
     args.hosts = list(dict.fromkeys(args.hosts or [STUDIES[args.study].host]))
     args.seeds = list(dict.fromkeys(args.seeds))
     if args.ablations is not None:
@@ -212,10 +219,15 @@ def main() -> None:
     content = collect(args.work_dir, known)
     write_json(args.work_dir / 'results.json', content)
     print(f'wrote {args.work_dir / "results.json"}')
-    for path in write_report(content, args.work_dir) if content['results'] else ():
-        print(f'wrote {path}')
+    if content['results']:
+        write_tables(content, args.work_dir)
     if failures:
         sys.exit(f'{parser.prog}: error: {len(failures)} runs failed, see above')
+
+
+def write_tables(content: dict, folder: Path) -> None:
+    for path in write_report(content, folder):
+        print(f'wrote {path}')
 
 
 def has_local_branch(name: str) -> bool:

@@ -19,7 +19,6 @@ from copy import copy
 from pathlib import Path
 from typing import Dict, List
 
-import matplotlib
 import numpy as np
 import torch
 from rich.console import Console
@@ -34,13 +33,10 @@ from mmlaplace.commands.command_line import (
     preprocessor_of,
     write_json,
 )
+from mmlaplace.lab.figures import new_figure, save
 from mmlaplace.models import SOFTAttention
 from mmlaplace.models.layers import Landmarks
 from mmlaplace.ops import gaussian_kernel
-from mmlaplace.writing import whole_file
-
-matplotlib.use('Agg')
-import matplotlib.pyplot as plt
 
 FORMS = {'without': False, 'with': True}
 
@@ -83,7 +79,7 @@ def measure(backbone, images: list, numbers: List[int], name: str) -> Dict[str, 
 
 
 def draw(results: Dict[str, dict], path: Path) -> None:
-    figure, axes = plt.subplots(1, len(results), figsize=(10, 4), sharey=True, layout='constrained')
+    figure, axes = new_figure(1, len(results), (10, 4), sharey=True)
     for axis, (name, forms) in zip(axes, results.items()):
         for form, rows in forms.items():
             color = 'tab:orange' if form.startswith('with,') else 'tab:blue'
@@ -102,8 +98,7 @@ def draw(results: Dict[str, dict], path: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0].set_ylabel('spectral norm, mean')
     axes[0].legend()
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, dpi=120)
+    save(figure, path, dpi=120)
 
 
 def main() -> None:

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mmlaplace import get_model
 from mmlaplace.commands.command_line import ToolParser, positive, write_json
 from mmlaplace.model_zoo import find_models, get_config
-from mmlaplace.models.layers import TransformerBlock
+from mmlaplace.models.layers.block import Block
 from mmlaplace.toolboxes import TOOLBOXES
 
 
@@ -61,7 +61,7 @@ def kept_bytes(backbone: nn.Module, images: torch.Tensor) -> Tuple[int, int]:
 
     handles = []
     for module in backbone.modules():
-        if isinstance(module, TransformerBlock):
+        if isinstance(module, Block):
             handles += [
                 module.register_forward_pre_hook(lambda *_: before.append(total())),
                 module.register_forward_hook(lambda *_: blocks.append(total() - before.pop())),

@@ -64,7 +64,7 @@ def figures(
     config: str, known: Optional[ModelInfo], shape: Optional[Tuple[int, int]], attn_cfg: dict
 ) -> tuple:
     """A row of the table; ``known`` is the entry of the model zoo, if the config has one."""
-    cfg = read_config(config) if known is None else get_config(known.name)
+    cfg = read_config(config, 'model.backbone') if known is None else get_config(known.name)
     if known is not None and known.task == 'classification':
         options, neck = change_attention(cfg, attn_cfg), cfg.model.get('neck')
         if neck is None or neck.type == 'GlobalAveragePooling':
@@ -75,7 +75,7 @@ def figures(
             backbone = network.model.backbone
         side = backbone.img_size
     else:
-        if cfg.model.get('backbone', {}).get('type') == 'SequenceEncoder':
+        if cfg.model.backbone.get('type') == 'SequenceEncoder':
             raise ValueError(
                 'a model of sequences; tools/analysis_tools/measure_model.py counts it'
             )

@@ -123,8 +123,7 @@ def main() -> None:
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={})
     parser.add_output('--out', help='also write it here')
     args = parser.parse_args()
-    cfg = read_config(args.config)
-    cfg.merge_from_dict(args.cfg_options)
+    cfg = read_config(args.config, 'model.backbone', options=args.cfg_options)
     if args.checkpoint and not args.attention_term:
         parser.error('--checkpoint is for --attention-term, as the other figures need no weights')
     if args.length is not None and not is_of_sequences(cfg):
@@ -141,7 +140,7 @@ def main() -> None:
         size = tuple(args.image_size) if args.image_size else image_size(cfg)
         shape = dict(image_size=list(size))
     device = torch.device(args.device)
-    batch = args.batch_size or cfg.train_dataloader.batch_size
+    batch = args.batch_size or cfg.get('train_dataloader', {}).get('batch_size', 1)
     with redirect_stdout(sys.stderr):  # what toolboxes print is no JSON
         network = network_of(cfg)
     found = dict(config=args.config, **shape, **architecture(network))
@@ -149,10 +148,13 @@ def main() -> None:
         if args.checkpoint:
             load_or_exit(network.model, args.checkpoint)
         found['attention_terms'] = term_sizes(network.model.backbone, photographs(size))
-    if args.speed:
-        found.update(speed(network, inputs_of(cfg, size, batch, device), device, args.rounds))
-    sample = inputs_of(cfg, size, 1, next(network.parameters()).device)
-    found.update(counts(network.eval(), sample), machine=describe_machine(device))
+    try:
+        if args.speed:
+            found.update(speed(network, inputs_of(cfg, size, batch, device), device, args.rounds))
+        sample = inputs_of(cfg, size, 1, next(network.parameters()).device)
+        found.update(counts(network.eval(), sample), machine=describe_machine(device))
+    except ValueError as error:  # of a size that the model refuses
+        parser.error(f'{args.config}: {error}')
     print(json.dumps(found, indent=2))
     if args.out:
         write_json(args.out, found)

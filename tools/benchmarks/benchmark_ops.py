@@ -65,8 +65,8 @@ from mmlaplace.lab.comparison.op_contenders import (
     kernel_case,
     missing,
 )
+from mmlaplace.lab.figures import new_figure, save
 from mmlaplace.ops import _native, inverse_residual
-from mmlaplace.writing import whole_file
 
 REPEATED_BYTES = 2**22  # of results that stay in a cache
 PEAK_RUN = {'cpu': 2**30, 'cuda': 2**35}  # differences that take some milliseconds
@@ -221,12 +221,7 @@ def time_train_step(device: torch.device, rounds: int, quick: bool) -> dict:
 
 def plot(rows: List[Row], title: str, path: Path) -> None:
     """Draw the median time over N."""
-    import matplotlib
-
-    matplotlib.use('Agg')
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots(figsize=(9, 5), layout='constrained')
+    figure, axis = new_figure(1, 1, (9, 5))
     for name, marker in zip(dict.fromkeys(row['contender'] for _, _, row in rows), 'os^Dvx*'):
         line = [(case.shape[1], row['median ms']) for case, c, row in rows if c.name == name]
         style = dict(lw=3, color='black', zorder=3) if name == 'native' else dict(ls='--')
@@ -237,8 +232,7 @@ def plot(rows: List[Row], title: str, path: Path) -> None:
     axis.set(xlabel='number of queries N', ylabel='forward, median time (ms)', title=title)
     axis.grid(alpha=0.3, which='both')
     figure.legend(loc='outside right upper')
-    with whole_file(path) as temporary:
-        figure.savefig(temporary, dpi=120)
+    save(figure, path, dpi=120)
 
 
 def print_table(case: Case, rows: List[dict]) -> None:

@@ -18,8 +18,6 @@ images show other digits on other parts of the photographs than the training ima
                   28 x 28 pixels (only on demand: for comparing attentions). Its four files are
                   those of the Debian package dataset-fashion-mnist, or of --fashion-files
 
-Each data set has a contact sheet, contact_sheet.png, to check its labels by eye.
-
 Example:
   python tools/dataset_converters/make_mini_datasets.py      # the three tasks, into data/mini
   python tools/dataset_converters/make_mini_datasets.py --tasks classification --seed 1 \\
@@ -56,7 +54,7 @@ def main() -> None:
         except (FileExistsError, FileNotFoundError, ValueError) as error:
             parser.error(str(error))
         if made:
-            print(f'wrote {folder}; look at {folder / "contact_sheet.png"}')
+            print(f'wrote {folder}')
         else:
             print(f'{folder} is there already')
 

@@ -284,8 +284,7 @@ def benchmark(
 
 def main() -> None:
     parser, args = parse_arguments()
-    cfg = read_config(args.config)
-    cfg.merge_from_dict(args.cfg_options)
+    cfg = read_config(args.config, 'default_scope', 'model.backbone', options=args.cfg_options)
     cfg.model.backbone.init_cfg = None
     try:
         exporting.require_packages(*exporting.NEEDED[args.format])

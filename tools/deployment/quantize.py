@@ -120,8 +120,10 @@ def main() -> None:
         parser.error(f'--out must end with .onnx, got {args.out}')
     if args.out.resolve() == args.model.resolve():
         parser.error(f'--out {args.out} is the model itself; name another file')
-    cfg = read_config(args.config)
-    cfg.merge_from_dict(args.cfg_options)
+    cfg = read_config(
+        args.config, 'default_scope', 'train_dataloader.dataset', 'test_dataloader.dataset',
+        options=args.cfg_options,
+    )  # fmt: skip
     import_module(f'{cfg.default_scope}.utils').register_all_modules(init_default_scope=False)
     try:
         before, about = exporting.open_exported(args.model)

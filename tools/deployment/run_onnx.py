@@ -18,7 +18,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Callable, Dict, Set
+from typing import Callable, Dict, List
 
 import numpy as np
 
@@ -177,18 +177,19 @@ def write(path: Path, pictures: dict, found: dict, args: argparse.Namespace, tak
         place = args.out / f'{path.stem}.json'
         earlier = masks_of(place)
         image_pipeline.write_whole(place, json.dumps(numbers).encode())
-        for mask in earlier - {place.with_name(name) for name in pictures}:
-            mask.unlink(missing_ok=True)
+        for mask in earlier:
+            if mask.resolve() not in taken:
+                mask.unlink(missing_ok=True)
 
 
-def masks_of(place: Path) -> Set[Path]:
+def masks_of(place: Path) -> List[Path]:
     """The masks that an earlier run wrote, by its JSON file."""
+    own = re.compile(re.escape(place.stem) + r'_\d+\.png')
     try:
         names = json.loads(place.read_bytes())['masks']
+        return [place.with_name(name) for name in names if own.fullmatch(name)]
     except (OSError, ValueError, TypeError, KeyError):  # none, or of another program
-        return set()
-    own = re.compile(re.escape(place.stem) + r'_\d+\.png')
-    return {place.with_name(name) for name in names if own.fullmatch(str(name))}
+        return []
 
 
 def main() -> None:

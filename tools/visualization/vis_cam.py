@@ -253,8 +253,10 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
 
 def prepared(args: argparse.Namespace) -> Tuple[Config, nn.Module]:
     """The config, and its model with the weights, in eval mode."""
-    cfg = read_config(args.config)
-    cfg.merge_from_dict(args.cfg_options)
+    cfg = read_config(
+        args.config, 'default_scope', 'model.backbone', 'test_dataloader.dataset',
+        options=args.cfg_options,
+    )  # fmt: skip
     if cfg.model.backbone.get('with_cp'):
         cfg.model.backbone.with_cp = False  # layers would run, and be recorded, twice
     check_backbone(cfg, args.config)
@@ -274,7 +276,10 @@ def main() -> None:
 
     cfg, model = prepared(args)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        images = load_images(cfg, args.images, args.count, args.seed)
+        try:
+            images = load_images(cfg, args.images, args.count, args.seed)
+        except OSError as error:
+            parser.error(str(error))
         classes = class_names(cfg)
 
     def chosen(scores: Tensor) -> int:

@@ -135,8 +135,10 @@ def main() -> None:
     if args.gamma <= 0:
         parser.error(f'--gamma must be positive, got {args.gamma}')
 
-    cfg = read_config(args.config)
-    cfg.merge_from_dict(args.cfg_options)
+    cfg = read_config(
+        args.config, 'default_scope', 'model.backbone', 'test_dataloader.dataset', 'visualizer',
+        options=args.cfg_options,
+    )  # fmt: skip
     scope = cfg.default_scope
     import_module(f'{scope}.utils').register_all_modules()
     check_backbone(cfg, args.config)

@@ -10,7 +10,7 @@ from ...writing import write_whole
 from ..figures import new_figure, save
 from .attention_report import markdown
 from .linearizing_study import COLUMNS
-from .seed_differences import half_width, short
+from .seed_differences import by_attention, half_width, mean_top1, short
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -21,26 +21,14 @@ TITLES = dict(
 )  # fmt: skip
 
 
-def grouped(results: List[dict]) -> Dict[str, List[dict]]:
-    """Runs by attention, sorted by seed. The best attention after the distillation is first."""
-    found: Dict[str, List[dict]] = {}
-    for result in sorted(results, key=lambda result: result['settings']['seed']):
-        found.setdefault(result['settings']['attention'], []).append(result)
-    return dict(sorted(found.items(), key=lambda item: -mean(item[1], 'distilled')))
-
-
-def mean(runs: List[dict], column: str) -> float:
-    return statistics.mean(run['top1'][column] for run in runs)
-
-
 def table(results: List[dict]) -> str:
     """Means over the seeds, and the advantage of the distillation with its 95 % interval."""
     rows = []
-    for name, runs in grouped(results).items():
+    for name, runs in by_attention(results, 'distilled').items():
         gains = [run['top1']['distilled'] - run['top1']['scratch'] for run in runs]
         interval = f' ± {half_width(gains):.2f}' if len(gains) > 1 else ''
         rows.append([
-            short(name), *(f'{mean(runs, column):.2f}' for column in COLUMNS),
+            short(name), *(f'{mean_top1(runs, column):.2f}' for column in COLUMNS),
             f'{statistics.mean(gains):+.2f}{interval}',
             f'{100 * runs[0]["kept"]:.1f}', str(len(runs)),
         ])  # fmt: skip
@@ -50,7 +38,7 @@ def table(results: List[dict]) -> str:
 
 def plot(results: List[dict], path: Path) -> None:
     """Plot the accuracies of each attention, and how they grow with the minutes of training."""
-    found = grouped(results)
+    found = by_attention(results, 'distilled')
     figure, (left, right) = new_figure(1, 2, (12, 2 + 0.3 * len(found)))
     plot_accuracies(found, left)
     plot_minutes(found, right)
@@ -62,7 +50,9 @@ def plot_accuracies(found: Dict[str, List[dict]], axis: 'Axes') -> None:
     colors = dict(zip(COLUMNS, ('black', '#d62728', '#ff9896', '#1f77b4', '#7f7f7f')))
     for column, color in colors.items():
         for row, runs in enumerate(found.values()):
-            axis.plot(mean(runs, column), row, 'o', color=color, label=TITLES[column] * (row == 0))
+            axis.plot(
+                mean_top1(runs, column), row, 'o', color=color, label=TITLES[column] * (row == 0)
+            )
             values = [run['top1'][column] for run in runs]
             axis.plot(values, [row] * len(values), '|', color=color, alpha=0.6)
     axis.set_yticks(range(len(found)), [short(name) for name in found], fontsize=8)

@@ -11,14 +11,8 @@ from typing import Dict, Optional, Tuple
 
 import numpy as np
 
-from .sheets import SHEET, sheet
-
 PACKAGE = Path('/usr/share/datasets/fashion-mnist')  # where Debian's package has the files
 TEST_IMAGES = 't10k-images-idx3-ubyte'
-CLASSES = (
-    'T-shirt/top', 'Trouser', 'Pullover', 'Dress', 'Coat', 'Sandal', 'Shirt', 'Sneaker', 'Bag',
-    'Ankle boot',
-)  # fmt: skip
 # SHA-256 of the unpacked files. The packed ones differ from place to place.
 DIGESTS: Dict[str, str] = {
     'train-images-idx3-ubyte': 'c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888',
@@ -84,15 +78,3 @@ def make_fashion(out: Path, seed: int, source: Optional[Path] = None) -> None:
     """
     for name in DIGESTS:
         (out / name).write_bytes(read_file(source or PACKAGE, name))
-
-
-def sheet_fashion(out: Path) -> None:
-    """Draw two images of each class from either part."""
-    with sheet(out / SHEET, 'fashion: part / class', 4, 10, (1.1, 1.3)) as axes:
-        for part in ('train', 't10k'):
-            images, labels = read_part(out, part)
-            for row in range(2):
-                for label, name in enumerate(CLASSES):
-                    axis = next(axes)
-                    axis.imshow(images[np.flatnonzero(labels == label)[row]], cmap='gray')
-                    axis.set_title(f'{part} / {name}', fontsize=6)

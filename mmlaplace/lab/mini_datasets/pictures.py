@@ -13,16 +13,10 @@ import numpy as np
 from PIL import Image
 from rich.progress import track
 
-from .fashion import make_fashion, sheet_fashion
-from .sheets import (
-    CLASSES,
-    SPLITS,
-    sheet_classification,
-    sheet_detection,
-    sheet_segmentation,
-    sheet_textures,
-)
+from .fashion import make_fashion
 
+CLASSES = tuple(str(digit) for digit in range(10))
+SPLITS = ('train', 'val')
 PHOTOS = (
     'astronaut', 'brick', 'camera', 'cat', 'coffee', 'coins', 'grass', 'gravel',
     'hubble_deep_field', 'rocket',
@@ -293,13 +287,13 @@ def make_segmentation(out: Path, seed: int) -> None:
             Image.fromarray(labels).save(path)
 
 
-MAKERS: Dict[str, Tuple[Callable[..., None], Callable[[Path], None]]] = {
-    'classification': (make_classification, sheet_classification),
-    'crowds': (make_crowds, sheet_classification),
-    'textures': (make_textures, sheet_textures),
-    'detection': (make_detection, sheet_detection),
-    'segmentation': (make_segmentation, sheet_segmentation),
-    'fashion': (make_fashion, sheet_fashion),
+MAKERS: Dict[str, Callable[..., None]] = {
+    'classification': make_classification,
+    'crowds': make_crowds,
+    'textures': make_textures,
+    'detection': make_detection,
+    'segmentation': make_segmentation,
+    'fashion': make_fashion,
 }
 
 
@@ -320,6 +314,4 @@ def fill(folder: Path, task: str, seed: int, **options: Any) -> None:
     for left in folder.iterdir():
         if left.is_dir():
             shutil.rmtree(left)
-    make, draw_sheet = MAKERS[task]
-    make(folder, seed, **options)
-    draw_sheet(folder)
+    MAKERS[task](folder, seed, **options)

@@ -1,6 +1,7 @@
 """The jobs of a row: a training with its test, a measurement, or a drawing."""
 
 import json
+import pprint
 import re
 import sys
 from pathlib import Path
@@ -16,7 +17,6 @@ from mmlaplace.writing import write_whole
 
 from ..lra import SequenceEncoder
 from ..runner import JobFailed
-from .files import config_text
 from .launching import Job, Settings
 from .paper_tables import IMAGES, METRICS, Run, Spec, TableError, Weights, find_row, merge
 
@@ -223,6 +223,14 @@ class Training(Job):
                 if most and (name in last or 'step' in last):
                     self.state = f'trains, {name} {last.get(name, last.get("step"))} of {most}'
                     return
+
+
+def config_text(cfg: Config) -> str:
+    """The text of a config file with all options and no base. It leaves out ``work_dir``."""
+    content = {key: value for key, value in cfg.to_dict().items() if key != 'work_dir'}
+    texts = (f'{key} = {pprint.pformat(value, width=100, sort_dicts=False)}\n'
+             for key, value in content.items())  # fmt: skip
+    return ''.join(texts)
 
 
 def _state_of(file: Optional[Path]) -> str:

@@ -13,7 +13,7 @@ import time
 from dataclasses import dataclass, field
 from importlib.metadata import distributions, version
 from pathlib import Path
-from typing import Any, Dict, List, Mapping
+from typing import Any, Dict, List, Mapping, Optional
 
 import torch
 
@@ -77,17 +77,21 @@ class Job(FolderJob):
         label: Name in messages.
         settings: The settings of the call.
         identity: Text of everything that determines the result.
-        needs: Jobs whose results it uses, by their rows. Default: none.
+        needs: Jobs whose results it uses, by their rows. Default: None, none.
     """
 
     kind = 'job'
 
     def __init__(
-        self, label: str, settings: Settings, identity: str, needs: Mapping[str, 'Job'] = {}
+        self,
+        label: str,
+        settings: Settings,
+        identity: str,
+        needs: Optional[Mapping[str, 'Job']] = None,
     ) -> None:
         super().__init__(label)
         self.settings, self.identity = settings, identity
-        self.needs: Dict[str, Job] = dict(needs)
+        self.needs: Dict[str, Job] = dict(needs or {})
 
     @property
     def key(self) -> str:

@@ -67,7 +67,7 @@ def cswin(stripe_widths: Sequence[int] = (1, 2, 7)) -> List[Stage]:
             dict(lepe_kernel=3),
             norm=norm,
             out_norm=norm,
-            block_class=CSWinBlock,
+            block=dict(type=CSWinBlock),
         )
         for embed, stride, attn in zip((partial(Stem, norm_cfg=norm), *[merge] * 3), STRIDES, attns)
     ]

@@ -25,8 +25,7 @@ def vit(patch_size: int = 16, with_cls_token: bool = True, norm_first: bool = Tr
             partial(PatchEmbed, patch_size=patch_size, norm=False),
             patch_size,
             dict(type='SoftmaxAttention'),
-            position=dict(decay=False),
-            cls_token=with_cls_token,
+            position=dict(cls_token=with_cls_token, decay=False),
             embed_norm=False,
             block=dict(norm_first=norm_first),
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...checkpoints.conversion import Names, Rows, Target, within
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import linear
-from ..layers import TransformerBlock, map_to_tokens
+from ..layers import map_to_tokens
 from ..layers.block import Block
 from ..layers.conv_layers import BATCH_NORM, H_SWISH, ConvFFN, ConvLayer, convolutions
 from ..layers.feature_map import channels_last, shape_of_map
@@ -75,7 +75,6 @@ class EfficientViTLocalBlock(Block):
 
     Args:
         embed_dims: Channels C.
-        attn_cfg: Not used. Default: None.
         ffn_ratio: Hidden channels in units of C. Default: 4.
         drop_rate: Dropout rate of the output of the convolutions. Default: 0.
         drop_path_rate: Stochastic depth rate. Default: 0.
@@ -97,7 +96,6 @@ class EfficientViTLocalBlock(Block):
     def __init__(
         self,
         embed_dims: int,
-        attn_cfg: Optional[dict] = None,
         ffn_ratio: float = 4.0,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
@@ -112,10 +110,14 @@ class EfficientViTLocalBlock(Block):
         return x + self.drop_path(self.ffn(x, hw_shape))
 
 
-class EfficientViTBlock(TransformerBlock):
+class EfficientViTBlock(Block):
     """``x + attention(x)``, then ``x + ffn(x)`` with a :class:`ConvFFN`, without norms before.
 
-    Arguments are those of :class:`TransformerBlock`. ``norm_cfg`` is for the convolutions.
+    Args:
+        embed_dims: Channels C.
+        attn_cfg: Complete config of a registered attention.
+        ffn_ratio, drop_rate, drop_path_rate, with_cp, norm_cfg, ffn_cfg: As in
+            :class:`EfficientViTLocalBlock`.
 
     Source: EfficientViT (arXiv 2205.14756).
 
@@ -133,14 +135,18 @@ class EfficientViTBlock(TransformerBlock):
         attn_cfg: dict,
         ffn_ratio: float = 4.0,
         drop_rate: float = 0.0,
-        *args: Any,
+        drop_path_rate: float = 0.0,
+        with_cp: bool = False,
         norm_cfg: Optional[dict] = None,
         ffn_cfg: Optional[dict] = None,
-        **kwargs: Any,
     ) -> None:
-        kwargs.update(norm_cfg=dict(type=nn.Identity))
-        super().__init__(embed_dims, attn_cfg, ffn_ratio, drop_rate, *args, **kwargs)
+        super().__init__(drop_path_rate, with_cp)
+        self.attn = MODELS.build(attn_cfg)
         self.ffn = ConvFFN(embed_dims, ffn_ratio, drop_rate, norm_cfg=norm_cfg, **(ffn_cfg or {}))
+
+    def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        x = x + self.drop_path(self.attn(x, hw_shape))
+        return x + self.drop_path(self.ffn(x, hw_shape))
 
 
 def efficientvit(large: bool = False) -> List[Stage]:
@@ -165,13 +171,13 @@ def efficientvit(large: bool = False) -> List[Stage]:
             Stage(
                 partial(EfficientViTEmbed, ratio=ratio, stem=stem, norm_cfg=norm, **own),
                 STRIDES[i],
-                dict(type='LiteMLA', norm_cfg=norm),
+                dict(type='LiteMLA', norm_cfg=norm) if with_attention[i] else None,
                 norm=norm,
                 out_norm=None,
-                block=dict(ffn_cfg=own),
-                block_class=EfficientViTBlock,
-                attn_blocks=None if with_attention[i] else 0,
-                local_class=EfficientViTLocalBlock,
+                block=dict(
+                    type=EfficientViTBlock if with_attention[i] else EfficientViTLocalBlock,
+                    ffn_cfg=own,
+                ),
             )
         )
     return stages

@@ -146,8 +146,7 @@ def mlla() -> List[Stage]:
             embed_norm=False,
             norm=norm,
             out_norm=norm,
-            block=dict(cpe_kernels=(3, 3)),
-            block_class=MLLABlock,
+            block=dict(type=MLLABlock, cpe_kernels=(3, 3)),
         )
         for stride in STRIDES
     ]

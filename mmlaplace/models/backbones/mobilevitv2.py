@@ -74,35 +74,20 @@ class MobileViTv2Embed(BaseModule):
         return self.proj(map_to_tokens(x)), shape_of_map(x)
 
 
-class MobileViTv2Block(TransformerBlock):
-    """A :class:`TransformerBlock` whose norms have the statistics of all channels and tokens.
+def half_width_block(embed_dims: int, attn_cfg: dict, norm_cfg: dict, **block: Any) -> nn.Module:
+    """A block of half the stage's channels, whose norms are GroupNorms of one group.
 
-    Arguments are those of :class:`TransformerBlock`. ``norm_cfg`` has no effect.
-
-    Source: MobileViTv2 (arXiv 2206.02680).
-
-    Examples:
-        >>> import torch
-        >>> from mmlaplace.models.backbones.mobilevitv2 import MobileViTv2Block
-        >>> attn_cfg = dict(
-        ...     type='SeparableAttention', embed_dims=64, num_heads=2, input_resolution=(14, 14))
-        >>> MobileViTv2Block(64, attn_cfg)(torch.randn(2, 5 * 9, 64), hw_shape=(5, 9)).shape
-        torch.Size([2, 45, 64])
+    ``norm_cfg``, which the stage gives to every block, is for the BatchNorms around the blocks.
     """
-
-    def __init__(
-        self, embed_dims: int, *args: Any, norm_cfg: Optional[dict] = None, **kwargs: Any
-    ) -> None:
-        kwargs.update(norm_cfg=GROUP_NORM)
-        super().__init__(embed_dims, *args, **kwargs)
+    half = embed_dims // 2
+    return TransformerBlock(half, dict(attn_cfg, embed_dims=half), norm_cfg=GROUP_NORM, **block)
 
 
 class MobileViTv2End(BaseModule):
     """A norm of half the channels, a linear to all of them, and a norm: ``norm(W norm(x))``.
 
     Args:
-        in_channels: Channels of the blocks, C/2.
-        embed_dims: Channels C of the stage.
+        embed_dims: Channels C of the stage. The blocks have C/2.
         norm_cfg: Config of the last norm. The first is a GroupNorm of one group. Default:
             ``dict(type='BN')``.
 
@@ -111,14 +96,14 @@ class MobileViTv2End(BaseModule):
     Examples:
         >>> import torch
         >>> from mmlaplace.models.backbones.mobilevitv2 import MobileViTv2End
-        >>> MobileViTv2End(16, 32)(torch.randn(1, 5 * 9, 16)).shape
+        >>> MobileViTv2End(32)(torch.randn(1, 5 * 9, 16)).shape
         torch.Size([1, 45, 32])
     """
 
-    def __init__(self, in_channels: int, embed_dims: int, norm_cfg: Optional[dict] = None) -> None:
+    def __init__(self, embed_dims: int, norm_cfg: Optional[dict] = None) -> None:
         super().__init__()
-        self.norm1 = build_token_norm(GROUP_NORM, in_channels)
-        self.proj = nn.Linear(in_channels, embed_dims, bias=False)
+        self.norm1 = build_token_norm(GROUP_NORM, embed_dims // 2)
+        self.proj = nn.Linear(embed_dims // 2, embed_dims, bias=False)
         self.norm2 = build_token_norm(norm_cfg or BATCH_NORM, embed_dims)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -136,12 +121,10 @@ def mobilevitv2() -> List[Stage]:
     local = Stage(
         partial(MobileViTv2Embed, stem=True),
         first,
-        dict(type='SeparableAttention'),
+        None,
         norm=BATCH_NORM,
         out_norm=None,
-        block=dict(ffn_cfg=dict(kind='inverted', act_cfg=SILU)),
-        attn_blocks=0,
-        local_class=EfficientViTLocalBlock,
+        block=dict(type=EfficientViTLocalBlock, ffn_cfg=dict(kind='inverted', act_cfg=SILU)),
     )
     return [
         local,
@@ -152,9 +135,7 @@ def mobilevitv2() -> List[Stage]:
                 dict(type='SeparableAttention', patch_size=2),
                 norm=BATCH_NORM,
                 out_norm=None,
-                block=dict(ffn_cfg=dict(act_cfg=SILU)),
-                block_class=MobileViTv2Block,
-                width=0.5,
+                block=dict(type=half_width_block, ffn_cfg=dict(act_cfg=SILU)),
                 end=MobileViTv2End,
             )
             for stride in others

@@ -4,12 +4,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Dict, List, Optional
 
+import torch.nn as nn
 from mmengine.registry import MODELS
 
 from ...checkpoints.conversion import Names, Rows, position_map, within
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import BLOCK, HEAD, REDUCED, class_position, map_positions
 from ..layers import OverlapPatchEmbed, PatchEmbed
+from ..layers.build import build_token_norm
 from ..pyramid import MICRO, STRIDES, Family, PyramidBackbone, Stage, arch
 
 
@@ -41,8 +43,13 @@ def pvt(with_cls_token: bool = False) -> List[Stage]:
         for stride, sr_ratio in zip(STRIDES, (8, 4, 2, 1))
     ]
     if with_cls_token:
-        stages[-1] = replace(stages[-1], cls_token=True, out_norm=stages[-1].norm)
+        last = stages[-1]
+        stages[-1] = replace(last, position=dict(cls_token=True), out_norm=last.norm)
     return stages
+
+
+def _stage_norm(embed_dims: int, norm_cfg: Optional[dict] = None) -> nn.Module:
+    return build_token_norm(norm_cfg or dict(type='LN', eps=1e-6), embed_dims)
 
 
 def pvt_v2(stage_norms: bool = False, linear_attention: bool = False) -> List[Stage]:
@@ -56,7 +63,7 @@ def pvt_v2(stage_norms: bool = False, linear_attention: bool = False) -> List[St
             FFNs have a ReLU before the convolution, as in the authors' PVTv2 of linear time.
             Default: False.
     """
-    own: Dict[str, Any] = dict(end_norm=True, out_norm=None) if stage_norms else {}
+    own: Dict[str, Any] = dict(end=_stage_norm, out_norm=None) if stage_norms else {}
     embed_norm = dict(norm_cfg=dict(type='LN', eps=1e-5)) if stage_norms else {}
     ffn_cfg: Dict[str, Any] = dict(dwconv_kernel=3)
     if linear_attention:

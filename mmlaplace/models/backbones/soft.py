@@ -74,8 +74,7 @@ def soft_pyramid(
         down,
         STRIDES[-1],
         dict(type='SoftmaxAttention'),
-        position={},
-        cls_token=with_cls_token,
+        position=dict(cls_token=with_cls_token),
         embed_norm=not overlapping_patches,
     )
     return [*first, last]

@@ -3,7 +3,6 @@
 from functools import partial
 from typing import Any, Dict, List, Optional, Tuple
 
-import torch.nn as nn
 from mmengine.registry import MODELS
 from torch import Tensor
 
@@ -16,7 +15,6 @@ from ..layers import (
     DepthwiseConv,
     LayerScale,
     OverlapPatchEmbed,
-    TransformerBlock,
 )
 from ..layers.block import Block
 from ..layers.build import build_token_norm
@@ -32,7 +30,6 @@ class SwiftFormerLocalBlock(Block):
 
     Args:
         embed_dims: Channels C.
-        attn_cfg: Not used. Default: None.
         ffn_ratio: Hidden channels of the FFN in units of C. Default: 4.
         drop_rate: Dropout rate in the FFN. Default: 0.
         drop_path_rate: Stochastic depth rate. Default: 0.
@@ -54,7 +51,6 @@ class SwiftFormerLocalBlock(Block):
     def __init__(
         self,
         embed_dims: int,
-        attn_cfg: Optional[dict] = None,
         ffn_ratio: float = 4.0,
         drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
@@ -73,11 +69,16 @@ class SwiftFormerLocalBlock(Block):
         return x + self.drop_path(self.scale(out))
 
 
-class SwiftFormerBlock(TransformerBlock):
+class SwiftFormerBlock(Block):
     """A local block whose FFN does not widen, then attention without a norm, then an FFN.
 
-    A :class:`LayerScale` of 1e-5 is on the branches of the attention and of the last FFN. Arguments
-    are those of :class:`TransformerBlock`.
+    A :class:`LayerScale` of 1e-5 is on the branches of the attention and of the last FFN.
+
+    Args:
+        embed_dims: Channels C.
+        attn_cfg: Complete config of a registered attention.
+        ffn_ratio, drop_rate, drop_path_rate, with_cp, norm_cfg, ffn_cfg: As in
+            :class:`SwiftFormerLocalBlock`.
 
     Source: SwiftFormer (arXiv 2303.15446).
 
@@ -96,21 +97,35 @@ class SwiftFormerBlock(TransformerBlock):
         attn_cfg: dict,
         ffn_ratio: float = 4.0,
         drop_rate: float = 0.0,
-        *args: Any,
+        drop_path_rate: float = 0.0,
+        with_cp: bool = False,
         norm_cfg: Optional[dict] = None,
         ffn_cfg: Optional[dict] = None,
-        **kwargs: Any,
     ) -> None:
-        norm_cfg = norm_cfg or BATCH_NORM
-        kwargs.update(norm_cfg=norm_cfg, ffn_cfg=ffn_cfg, layer_scale=1e-5)
-        super().__init__(embed_dims, attn_cfg, ffn_ratio, drop_rate, *args, **kwargs)
-        self.norm1 = nn.Identity()
+        super().__init__(drop_path_rate, with_cp)
+        self.attn = MODELS.build(attn_cfg)
+        self.norm2 = build_token_norm(norm_cfg or BATCH_NORM, embed_dims)
+        self.ffn = FFN(embed_dims, ffn_ratio, drop_rate, **(ffn_cfg or {}))
+        self.scale1, self.scale2 = (LayerScale(embed_dims, 1e-5) for _ in range(2))
         self.local = SwiftFormerLocalBlock(
             embed_dims, ffn_ratio=1, drop_rate=drop_rate, norm_cfg=norm_cfg, ffn_cfg=ffn_cfg
         )
 
     def _forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        return super()._forward(self.local(x, hw_shape), hw_shape)
+        x = self.local(x, hw_shape)
+        x = x + self.drop_path(self.scale1(self.attn(x, hw_shape)))
+        return x + self.drop_path(self.scale2(self.ffn(self.norm2(x), hw_shape)))
+
+
+def _block(embed_dims: int, attn_cfg: Optional[dict] = None, **block: Any) -> Block:
+    if attn_cfg is None:
+        return SwiftFormerLocalBlock(embed_dims, **block)
+    return SwiftFormerBlock(embed_dims, attn_cfg, **block)
+
+
+def in_the_last_block(attn: dict, depth: int) -> List[Optional[dict]]:
+    """An attention in the last block alone."""
+    return [None] * (depth - 1) + [attn]
 
 
 def _stem(in_channels: int, embed_dims: int, norm_cfg: Optional[dict] = None) -> ConvPatchEmbed:
@@ -127,9 +142,8 @@ def swiftformer() -> List[Stage]:
             dict(type='AdditiveAttention'),
             norm=BATCH_NORM,
             out_norm=BATCH_NORM,
-            block_class=SwiftFormerBlock,
-            attn_blocks=1,
-            local_class=SwiftFormerLocalBlock,
+            attn_in_blocks=in_the_last_block,
+            block=dict(type=_block),
         )
         for stride in STRIDES
     ]

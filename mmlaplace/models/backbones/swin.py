@@ -1,7 +1,7 @@
 """Swin."""
 
 from functools import partial
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable, Dict, List, Optional
 
 import torch.nn as nn
 from mmengine.registry import MODELS
@@ -9,8 +9,18 @@ from mmengine.registry import MODELS
 from ...checkpoints.conversion import Names, Rows, Target, within
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import ATTENTION, BLOCK, offset_map
+from ..attentions.window import WindowAttention
 from ..layers import PatchEmbed, PatchMerging
 from ..pyramid import STRIDES, Family, PyramidBackbone, Stage, arch
+from ..pyramid.options import attention_class
+from ..pyramid.stage import in_every_block
+
+
+def shifted_by_turns(attn: dict, depth: int) -> List[Optional[dict]]:
+    """Windows are shifted in every second block, unless the config says otherwise."""
+    if attention_class(attn['type']) is not WindowAttention or 'shifted' in attn:
+        return in_every_block(attn, depth)
+    return [dict(attn, shifted=True) if j % 2 else attn for j in range(depth)]
 
 
 def swin(
@@ -40,7 +50,7 @@ def swin(
         partial(PatchEmbed, patch_size=4), *[PatchMerging] * 3
     ]  # fmt: skip
     return [
-        Stage(embed, stride, attn, alternate=dict(shifted=True), norm=norm, out_norm=norm)
+        Stage(embed, stride, attn, attn_in_blocks=shifted_by_turns, norm=norm, out_norm=norm)
         for embed, stride in zip(embeds, STRIDES)
     ]
 

@@ -71,7 +71,6 @@ class FourierPositions(BaseModule):
 
     Args:
         embed_dims: Channels C.
-        resolution, cls_token: As in :class:`PositionEmbedding`. They have no effect here.
         drop_rate: Dropout rate of the sums. Default: 0.
 
     Source: XCiT (arXiv 2106.09681).
@@ -83,10 +82,7 @@ class FourierPositions(BaseModule):
         torch.Size([1, 170, 64])
     """
 
-    def __init__(
-        self, embed_dims: int, resolution: Any = None, cls_token: bool = False,
-        drop_rate: float = 0.0,
-    ) -> None:  # fmt: skip
+    def __init__(self, embed_dims: int, drop_rate: float = 0.0) -> None:
         super().__init__()
         self.projection = nn.Conv2d(4 * WAVES, embed_dims, 1)
         self.drop = nn.Dropout(drop_rate)
@@ -101,6 +97,10 @@ class FourierPositions(BaseModule):
             waves = torch.cat([rows, columns], dim=-1).permute(2, 0, 1)[None]  # (1, 64, H, W)
         waves = self.projection(waves.to(self.projection.weight.dtype))
         return self.drop(x + map_to_tokens(waves).to(x.dtype))
+
+
+def _positions(embed_dims: int, resolution: tuple, drop_rate: float) -> FourierPositions:
+    return FourierPositions(embed_dims, drop_rate)
 
 
 def _waves(count: int, like: Tensor) -> Tensor:
@@ -211,11 +211,10 @@ def xcit(patch_size: int = 16, layer_scale: float = 1.0) -> List[Stage]:
             partial(XCiTStem, patch_size=patch_size),
             patch_size,
             dict(type='XCAttention'),
-            position=dict(type=FourierPositions),
+            position=dict(type=_positions),
             embed_norm=False,
             out_norm=None,
-            block=dict(layer_scale=layer_scale),
-            block_class=XCABlock,
+            block=dict(type=XCABlock, layer_scale=layer_scale),
         )
     ]
 
@@ -282,6 +281,7 @@ class XCiTBackbone(PyramidBackbone):
         dims, depth = sizes['embed_dims'][0], sizes['depths'][0]
         if self.out_type == 'cls_token':
             ffn = {k: kwargs[k] for k in ('norm_cfg', 'act_cfg', 'drop_rate') if k in kwargs}
+            # In every pyramid and in checkpoints, what the returned tokens pass is norm0.
             self.norm0 = ClassAttention(
                 dims,
                 sizes['num_heads'][0],
@@ -296,7 +296,7 @@ class XCiTBackbone(PyramidBackbone):
             is_list = isinstance(pyramid_blocks, (list, tuple, range))
             self.pyramid_blocks = blocks = tuple(pyramid_blocks) if is_list else ()
             rising = sorted({*blocks, -1, depth - 1}) == [-1, *blocks]
-            if len(blocks) != 4 or not rising or hasattr(self, 'norm0'):
+            if len(blocks) != 4 or not rising or getattr(self, 'norm0', None) is not None:
                 raise ValueError(
                     f'pyramid_blocks must be four blocks in rising order, the last of them '
                     f"{depth - 1}, with out_type='featmap' and no out_norms, got "

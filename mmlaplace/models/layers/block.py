@@ -23,7 +23,7 @@ from .rep_norm import PRepBN
 
 DROP_PATH_PER = ('sample', 'element')
 PLAIN = (Tensor, nn.Parameter)
-FFN_LAYERS = (nn.Linear, nn.GELU, nn.Dropout, nn.Linear, nn.Dropout)
+FFN_LAYERS: Tuple[Any, ...] = (nn.Linear, nn.GELU, nn.Dropout, nn.Linear, nn.Dropout)
 
 
 class DropPath(nn.Module):
@@ -161,7 +161,8 @@ class FFN(BaseModule):
         """
         if is_compiling() or torch.jit.is_tracing() or every_module._has_any_global_hook():
             return False
-        for layer, kind in zip(self.layers._modules.values(), FFN_LAYERS):
+        layers: Any = self.layers._modules.values()
+        for layer, kind in zip(layers, FFN_LAYERS):
             if (
                 type(layer) is not kind
                 or 'forward' in layer.__dict__

@@ -10,6 +10,8 @@ from torch.nn.modules.instancenorm import _InstanceNorm
 
 from ..known_options import did_you_mean
 from .feature_map import map_to_tokens, tokens_to_map
+from .rep_norm import RepBN
+from .rms_norm import RMSNorm
 
 # OpenMMLab's names, which are in the registry only where mmcv is imported.
 TOKEN_NORMS: Dict[str, type] = {'LN': nn.LayerNorm}
@@ -73,7 +75,14 @@ def build_map_norm(norm_cfg: dict, channels: int) -> nn.Module:
 
     Arguments and errors are those of :func:`build_token_norm`.
     """
-    return _build_norm(norm_cfg, channels, MAP_NORMS, 'maps')
+    norm = _build_norm(norm_cfg, channels, MAP_NORMS, 'maps')
+    # By the type, as LayerNorms of maps are subclasses of PyTorch's.
+    if isinstance(norm, (RepBN, RMSNorm)) or type(norm) in TOKEN_NORMS.values():
+        raise ValueError(
+            f'norm_cfg has type {norm_cfg["type"]!r}, a norm of tokens, for maps; take one of '
+            f'{list(MAP_NORMS)}'
+        )
+    return norm
 
 
 def build_activation(act_cfg: dict) -> nn.Module:

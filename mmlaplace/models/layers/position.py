@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor
 
-from mmlaplace.ops._checks import is_capturing, is_compiling, is_transforming
+from mmlaplace.ops._checks import is_compiling, is_transforming
 from mmlaplace.ops.precision import no_autocast, upcast, wide_dtype
 from mmlaplace.ops.rotary import ROPE_FORMS, rotary_table, turn
 
@@ -79,7 +79,8 @@ class RotaryEmbedding2D(nn.Module):
         stream = torch.cuda.current_stream(x.device) if x.is_cuda else None
         # A graph must not keep a tensor of another one, nor one that is replaced in the cache.
         in_graph = is_compiling() or torch.jit.is_tracing() or is_transforming()
-        if in_graph or x.is_meta or type(x) is not Tensor or (stream and is_capturing(x)):
+        captured = x.is_cuda and torch.cuda.is_current_stream_capturing()
+        if in_graph or captured or x.is_meta or type(x) is not Tensor:
             like = x.new_empty(0, dtype=wide_dtype(x))
             return rotary_table(*hw_shape, self.pairs, self.theta, self.form, like)
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32

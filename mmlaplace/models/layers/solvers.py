@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from mmlaplace.ops._inverse import Inversion, add_ridge, check_inputs, identity_like
-from mmlaplace.ops.precision import upcast
+from mmlaplace.ops.precision import outside_autocast, upcast
 
 
+@outside_autocast
 def svd_inverse(mat: Tensor, ridge: float = 0.0) -> Tensor:
     r"""The Moore–Penrose inverse of symmetric matrices, by singular value decomposition.
 
@@ -45,6 +46,7 @@ def svd_inverse(mat: Tensor, ridge: float = 0.0) -> Tensor:
     return inverse.where(finite, torch.full_like(inverse, float('nan')))
 
 
+@outside_autocast
 def conjugate_gradient_inverse(mat: Tensor, num_iters: int = 20, ridge: float = 1e-2) -> Tensor:
     r"""Inverse of ridged symmetric positive definite matrices by conjugate gradients.
 

@@ -3,7 +3,7 @@
 import inspect
 import types
 from dataclasses import replace
-from typing import Any, Dict, List, Sequence, Tuple, Union, get_args, get_origin
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union, get_args, get_origin
 
 from mmengine.registry import MODELS
 
@@ -165,12 +165,11 @@ def takes(cls: Any, name: str) -> bool:
     return name in parameters or any(p.kind == p.VAR_KEYWORD for p in parameters.values())
 
 
-def with_frame(stage: Any) -> dict:
-    """The attention of a stage, with those options of the host's frame that the attention has."""
-    cls = attention_class(stage.attn['type'])
+def with_frame(attn: dict, frame: dict) -> dict:
+    """The config of an attention, with those options of a host's frame that the attention has."""
+    cls = attention_class(attn['type'])
     known = cls.known_options() if hasattr(cls, 'known_options') else ()
-    frame = {name: value for name, value in stage.frame.items() if name in known}
-    return dict(frame, **stage.attn)
+    return {**{name: value for name, value in frame.items() if name in known}, **attn}
 
 
 def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None]) -> List[Any]:
@@ -231,14 +230,15 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
         _check_have_attention(f'attn_cfg.per_stage[{name!r}]', values, stages)
     configs = [dict(shared) for _ in stages]
     if 'type' not in shared:
-        classes = [attention_class(stage.attn['type']) for stage in stages]
+        classes = [attention_class(stage.attn['type']) if stage.attn else None for stage in stages]
+        having = [cls for cls in classes if cls is not None]
         for name in set(shared) - {FIRST_BLOCKS}:
-            if not any(takes(cls, name) for cls in classes):
-                for cls in classes:
+            if not any(takes(cls, name) for cls in having):
+                for cls in having:
                     _check_options(cls, {name: shared[name]})
         # An option of some stages, such as landmarks beside a softmax stage, is not for the others.
         configs = [
-            {k: value for k, value in config.items() if k == FIRST_BLOCKS or takes(cls, k)}
+            {k: v for k, v in config.items() if k == FIRST_BLOCKS or (cls and takes(cls, k))}
             for cls, config in zip(classes, configs)
         ]
     for i, config in enumerate(configs):
@@ -260,7 +260,7 @@ def _check_count(what: str, values: Any, stages: Sequence[Any]) -> None:
 
 def _check_have_attention(what: str, values: Any, stages: Sequence[Any]) -> None:
     for i, (stage, value) in enumerate(zip(stages, values)):
-        if stage.attn_blocks == 0 and value is not None:
+        if stage.attn is None and value is not None:
             raise ValueError(
                 f'{what} has {value!r} for stage {i}, which has no attention; set None there'
             )
@@ -273,12 +273,15 @@ def _changed(stage: Any, given: dict) -> Any:
             "the config of an attention must be a dict, such as dict(type='PolaAttention'), got "
             f'{given!r}'
         )
+    if stage.attn is None:
+        return stage
     if FIRST_BLOCKS in given:
         count = given[FIRST_BLOCKS]
         if isinstance(count, bool) or not isinstance(count, int) or count < 1:
             raise ValueError(f'{FIRST_BLOCKS} must be a positive number of blocks, got {count!r}')
         rest = {name: value for name, value in given.items() if name != FIRST_BLOCKS}
-        return replace(_changed(stage, rest), first_blocks=count, later=stage)
+        changed = _changed(stage, rest)
+        return replace(changed, attn_in_blocks=_in_first_blocks(changed, stage, count))
     present = attention_class(stage.attn['type'])
     cls = attention_class(given.get('type', present))
     options = {name: value for name, value in given.items() if name != 'type'}
@@ -287,12 +290,28 @@ def _changed(stage: Any, given: dict) -> Any:
     default = getattr(cls, 'default_attn_cfg', None)
     if default is not None:  # an attention around another one
         inside = stage.attn.get('attn_cfg') if cls is present else None
-        inner = replace(stage, attn=inside or default, alternate={})
-        attn['attn_cfg'] = with_frame(_changed(inner, given.get('attn_cfg') or {}))
-    alternate = {name: value for name, value in stage.alternate.items() if name not in given}
-    changed = replace(stage, attn=attn, alternate=alternate if cls is present else {})
+        own = given.get('attn_cfg') or {}
+        if FIRST_BLOCKS in own:
+            raise ValueError(
+                f'{FIRST_BLOCKS}={own[FIRST_BLOCKS]!r} has no effect in the attn_cfg of a '
+                f'{cls.__name__}; write it beside that attn_cfg'
+            )
+        inner = _changed(replace(stage, attn=inside or default), own)
+        attn['attn_cfg'] = with_frame(inner.attn, stage.frame)
+    changed = replace(stage, attn=attn)
     _check_effect(changed, cls, options)
     return changed
+
+
+def _in_first_blocks(changed: Any, stage: Any, count: int) -> Callable[[dict, int], List]:
+    """As ``attn_in_blocks``: of the blocks with attentions, the first are those of ``changed``."""
+
+    def attn_in_blocks(attn: dict, depth: int) -> List[Optional[dict]]:
+        first, later = changed.attn_in_blocks(attn, depth), stage.attn_in_blocks(stage.attn, depth)
+        having = [j for j in range(depth) if first[j] is not None]
+        return [later[j] if j in having[count:] else first[j] for j in range(depth)]
+
+    return attn_in_blocks
 
 
 def _check_options(cls: Any, options: dict) -> None:

@@ -1,15 +1,19 @@
 """A stage of a pyramid, as data."""
 
 from dataclasses import dataclass, field, fields
-from typing import Any, Callable, Dict, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch.nn as nn
 from mmengine.model import ModuleDict, ModuleList
 
 from ..attentions.frame import Frame
 from ..layers import PositionEmbedding, TransformerBlock
-from ..layers.build import build_token_norm
 from .options import attention_class, takes, with_frame
+
+
+def in_every_block(attn: dict, depth: int) -> List[Optional[dict]]:
+    """One attention in all blocks."""
+    return [attn] * depth
 
 
 @dataclass(frozen=True)
@@ -20,33 +24,29 @@ class Stage:
         embed: Makes the tokens: ``embed(in_channels, embed_dims)`` is a module
             ``(B, C_in, H, W) -> (B, N, C), (H', W')``.
         stride: Factor by which ``embed`` reduces each side.
-        attn: Config of the attention.
+        attn: Config of the attention, or None for a stage without attentions.
         frame: Fields of :class:`Frame` that the host changes for any attention. Fields that the
             attention does not have are ignored.
-        alternate: Options of ``attn`` in every second block.
+        attn_in_blocks: The attention of each block: ``attn_in_blocks(attn, depth)`` is a list of
+            ``depth`` configs, with None for a block without an attention. Default: ``attn`` in
+            all.
+        block: Arguments of the blocks, and their ``type``. It is called with the arguments of
+            :class:`TransformerBlock` by name, without ``attn_cfg`` where there is no attention.
+            Default: :class:`TransformerBlock` without further arguments.
         position: Arguments of :class:`PositionEmbedding`, which adds learned positions to the
-            tokens, or of another class, its ``type``. None (default) adds none.
-        cls_token: Whether a class token goes before the tokens. Needs ``position``. Only the last
-            stage can have one. Default: False.
+            tokens, and a class token with ``cls_token=True``, which only the last stage can have.
+            Another ``type`` is called with the channels, the sides of the map and ``drop_rate``.
+            None (default) adds none.
         embed_norm: Whether ``embed`` has a norm of tokens, and so takes the backbone's
             ``norm_cfg``. Default: True.
         norm: Config of the norms in the blocks. Default: ``dict(type='LN', eps=1e-6)``.
         out_norm: Config of the norm of the returned map. None adds no norm. Default: as ``norm``.
-        width: Channels of the tokens of the blocks, in units of the stage's. Default: 1.
-        end: Makes what gives the tokens behind the blocks the stage's channels again:
-            ``end(channels, embed_dims)`` is a module ``(B, N, channels) -> (B, N, C)``, which takes
-            the backbone's ``norm_cfg`` if that is given. Default: None, nothing.
-        end_norm: Whether the stage ends with a norm of ``norm``, whose output the next stage takes
-            too, as in the authors' PVTv2. Default: False.
-        first_blocks: How many blocks have ``attn``. The others have the attention of ``later``.
-            Default: all.
-        later: A stage, whose attention the other blocks have. Default: None.
-        block: Further arguments of ``block_class``. Default: none.
-        block_class: The block, which takes the arguments of :class:`TransformerBlock` and is called
-            like it, ``block(x, hw_shape)``. Default: :class:`TransformerBlock`.
-        attn_blocks: How many of the last blocks are of ``block_class`` and have an attention. Those
-            before are of ``local_class``. 0 is a stage without attentions. Default: None, all.
-        local_class: The block without an attention, which takes the same arguments. Default: None.
+        end: What the tokens pass behind the blocks: ``end(embed_dims)`` is a module
+            ``(B, N, C') -> (B, N, C)``. It takes the backbone's ``norm_cfg`` if that is given. The
+            next stage takes its output too. Default: None, nothing.
+
+    Raises:
+        ValueError: For an unknown field in ``frame``, or for ``norm_cfg`` in ``block``.
 
     Examples:
         >>> from functools import partial
@@ -60,47 +60,47 @@ class Stage:
 
     embed: Callable[..., nn.Module]
     stride: int
-    attn: dict
+    attn: Optional[dict]
     frame: dict = field(default_factory=dict)
-    alternate: dict = field(default_factory=dict)
+    attn_in_blocks: Callable[[dict, int], List[Optional[dict]]] = in_every_block
+    block: Dict[str, Any] = field(default_factory=dict)
     position: Optional[dict] = None
-    cls_token: bool = False
     embed_norm: bool = True
     norm: dict = field(default_factory=lambda: dict(type='LN', eps=1e-6))
     out_norm: Optional[dict] = field(default_factory=lambda: dict(type='LN', eps=1e-6))
-    width: float = 1
     end: Optional[Callable[..., nn.Module]] = None
-    end_norm: bool = False
-    first_blocks: Optional[int] = None
-    later: Optional['Stage'] = None
-    block: Dict[str, Any] = field(default_factory=dict)
-    block_class: Callable[..., nn.Module] = TransformerBlock
-    attn_blocks: Optional[int] = None
-    local_class: Optional[Callable[..., nn.Module]] = None
 
     def __post_init__(self) -> None:
         known = [field.name for field in fields(Frame)]
         unknown = set(self.frame) - set(known)
         if unknown:
             raise ValueError(f'a frame has no field {sorted(unknown)}; its fields are {known}')
-        if self.cls_token and self.position is None:
-            raise ValueError('a class token needs position embeddings; set position=dict(...)')
         if 'norm_cfg' in self.block:
             raise ValueError(f'give norm={self.block["norm_cfg"]!r} to the stage, not to its block')
 
-    def attn_cfg(self, block: int, **sizes: Any) -> dict:
-        """The complete config of the attention in a block: the host's frame, then the stage's."""
-        if self.first_blocks is not None and self.later and block >= self.first_blocks:
-            return self.later.attn_cfg(block, **sizes)
+    @property
+    def cls_token(self) -> bool:
+        """Whether there is a class token."""
+        return bool(self.position and self.position.get('cls_token'))
+
+    def attn_cfgs(self, depth: int, **sizes: Any) -> List[Optional[dict]]:
+        """The complete configs of the attentions in the blocks: the host's frame, then ``attn``."""
+        if self.attn is None:
+            return [None] * depth
         prefix = dict(num_prefix_tokens=1) if self.cls_token else {}
-        if prefix and not takes(attention_class(self.attn['type']), 'num_prefix_tokens'):
-            raise ValueError(
-                f'the class token needs an attention that takes num_prefix_tokens, such as '
-                f'SoftmaxAttention, got {self.attn["type"]!r}; set with_cls_token=False, or keep '
-                "the host's attention in this stage by a None in a list of configs"
-            )
-        alternate = self.alternate if block % 2 else {}
-        return dict(with_frame(self), **{**alternate, **prefix, **sizes})
+        found: List[Optional[dict]] = []
+        for attn in self.attn_in_blocks(self.attn, depth):
+            if attn is None:
+                found.append(None)
+                continue
+            if prefix and not takes(attention_class(attn['type']), 'num_prefix_tokens'):
+                raise ValueError(
+                    f'the class token needs an attention that takes num_prefix_tokens, such as '
+                    f'SoftmaxAttention, got {attn["type"]!r}; set with_cls_token=False, or keep '
+                    "the host's attention in this stage by a None in a list of configs"
+                )
+            found.append({**with_frame(attn, self.frame), **prefix, **sizes})
+        return found
 
     def build(
         self,
@@ -117,32 +117,29 @@ class Stage:
     ) -> ModuleDict:
         """The modules ``patch_embed``, ``position`` and ``norm`` (if any), and ``blocks``.
 
-        The ``norm`` is what ends the stage.
+        The ``norm`` is the stage's ``end``.
         """
         # mmengine's containers, as init_weights goes down through no others.
         stage = ModuleDict()
         norm = {} if norm_cfg is None else dict(norm_cfg=norm_cfg)
         embed = self.embed(in_channels, embed_dims, **(norm if self.embed_norm else {}))
         stage['patch_embed'] = embed
-        channels = int(self.width * embed_dims)
         if self.position is not None:
             options = dict(self.position)
             kind = options.pop('type', PositionEmbedding)
-            stage['position'] = kind(channels, resolution, self.cls_token, drop_rate, **options)
-        block = dict(self.block, norm_cfg=norm_cfg or self.norm)
+            stage['position'] = kind(embed_dims, resolution, drop_rate=drop_rate, **options)
+        block = dict(
+            self.block, ffn_ratio=ffn_ratio, drop_rate=drop_rate, with_cp=with_cp,
+            norm_cfg=norm_cfg or self.norm,
+        )  # fmt: skip
+        make: Any = block.pop('type', TransformerBlock)
         if act_cfg is not None:
             block['ffn_cfg'] = dict(block.get('ffn_cfg', {}), act_cfg=act_cfg)
-        sizes = dict(embed_dims=channels, num_heads=num_heads, input_resolution=resolution)
-        local = 0 if self.attn_blocks is None else len(drop_path_rates) - self.attn_blocks
+        sizes = dict(embed_dims=embed_dims, num_heads=num_heads, input_resolution=resolution)
         stage['blocks'] = ModuleList()
-        for j, drop_path_rate in enumerate(drop_path_rates, -local):  # from 0 with attentions
-            make: Any = self.block_class if j >= 0 else self.local_class
-            attn_cfg = self.attn_cfg(max(j, 0), **sizes)
-            stage['blocks'].append(
-                make(channels, attn_cfg, ffn_ratio, drop_rate, drop_path_rate, with_cp, **block)
-            )
+        for attn_cfg, rate in zip(self.attn_cfgs(len(drop_path_rates), **sizes), drop_path_rates):
+            own = {} if attn_cfg is None else dict(attn_cfg=attn_cfg)
+            stage['blocks'].append(make(embed_dims, drop_path_rate=rate, **own, **block))
         if self.end is not None:
-            stage['norm'] = self.end(channels, embed_dims, **norm)
-        if self.end_norm:
-            stage['norm'] = build_token_norm(norm_cfg or self.norm, embed_dims)
+            stage['norm'] = self.end(embed_dims, **norm)
         return stage
