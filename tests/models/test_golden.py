@@ -145,8 +145,7 @@ MODEL_CONFIGS = {
         attn_cfg=dict(num_landmarks=None),
     ),
     'soft_norm_small': dict(
-        type='SOFT', out_type='cls_token', img_size=64,
-        arch=dict(TINY, embed_dims=(16, 32, 48, 64), depths=(1, 1, 2, 1)),
+        type='SOFT', out_type='cls_token', arch=dict(TINY, depths=(1, 1, 2, 1)), img_size=64,
         attn_cfg=dict(soft.NORM, num_landmarks=None),
     ),
     'pola_pvt_small': dict(
