@@ -358,7 +358,9 @@ def _build(cfg: Config) -> nn.Module:
     try:
         require_toolbox(scope)
     except ImportError as error:
-        raise ImportError(f'{error}. With backbone_only=True it is not needed') from error
+        raise ImportError(
+            f'{error}; install that package, or set backbone_only=True, which does not need it'
+        ) from error
     if scope == 'mmpretrain':
         return importlib.import_module(scope).get_model(cfg, pretrained=False)
     return build_model(cfg)

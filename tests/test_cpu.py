@@ -47,7 +47,7 @@ def test_in_bf16_it_gives_what_autocast_gives():
     packed = optimize(model, torch.bfloat16)
     with torch.inference_mode(), torch.autocast('cpu', torch.bfloat16):
         for found, expected in zip(packed(images), model(images), strict=True):
-            # Of 8 bits, through all layers.
+            # The tolerance: bf16 has 8 bits, and errors pass through all layers.
             close = 0.05 * expected.abs().max()
             torch.testing.assert_close(found, expected, rtol=0, atol=float(close))
 

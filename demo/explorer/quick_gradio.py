@@ -7,14 +7,14 @@ find_file = inspect.getfile
 
 
 def no_file(found) -> str:
-    """As ``inspect.getfile``, but gradio's classes have none."""
+    """``inspect.getfile``, except that it finds no file for gradio's classes."""
     if isinstance(found, type) and found.__module__.startswith('gradio.'):
         raise OSError(f'the file of {found.__name__} is not looked for')
     return find_file(found)
 
 
-# A file with the types of its events is written for each class that has a file. This takes 40 % of
-# the import.
+# While gradio is imported, it writes a file of event types beside each class whose file it finds.
+# This takes 40 % of the import.
 with mock.patch('inspect.getfile', no_file):
     import gradio
 

@@ -14,7 +14,7 @@ META = 'mmengine_meta'  # the text that holds mmengine's meta as JSON
 
 
 def is_safetensors(head: bytes) -> bool:
-    """Whether a file with these first nine bytes is one: a length of 64 bits, and then JSON."""
+    """Whether a file that begins so is one of safetensors: a 64-bit length, then JSON."""
     return head[4:9] == b'\0\0\0\0{'
 
 

@@ -279,34 +279,31 @@ def load_weights(
         )
     own = {k: state[raw] for k, raw in raw_names.items() if not _is_in(k, skip)}
     read = read_weights(checkpoint, map_location, key)
-    theirs = {k: read.tensors[raw] for k, raw in plain_names(read.tensors).items()}
-    as_read, theirs = theirs, in_our_names(theirs, own, checkpoint)
-    if theirs is not as_read and (reason := other_options(module, theirs, checkpoint)):
+    tensors = {k: read.tensors[raw] for k, raw in plain_names(read.tensors).items()}
+    named = in_our_names(tensors, own, checkpoint)
+    if named is not tensors and (reason := other_options(module, named, checkpoint)):
         raise ValueError(f'{checkpoint} does not fit: {reason}')
-    prefix, alike = find_prefix(theirs, own, prefix, f'this {kind}', checkpoint)
-    theirs = {k[len(prefix) :]: v for k, v in theirs.items() if k.startswith(prefix)}
-    given = theirs  # before it is resized
+    prefix, alike = find_prefix(named, own, prefix, f'this {kind}', checkpoint)
+    given = {k[len(prefix) :]: v for k, v in named.items() if k.startswith(prefix)}
     try:
-        for name in own.keys() & theirs.keys():
-            if theirs[name].shape != own[name].shape:
-                check_stored(name, theirs[name])
+        for name in own.keys() & given.keys():
+            if given[name].shape != own[name].shape:
+                check_stored(name, given[name])
         report = LoadReport(
             prefix,
-            matched=[k for k in own if k in theirs],
-            missing=[k for k in own if k not in theirs],
-            unexpected=[k for k in theirs if k not in own and not _is_in(k, skip)],
-            resized=[k for k in own if k in theirs and theirs[k].shape != own[k].shape],
+            matched=[k for k in own if k in given],
+            missing=[k for k in own if k not in given],
+            unexpected=[k for k in given if k not in own and not _is_in(k, skip)],
+            resized=[k for k in own if k in given and given[k].shape != own[k].shape],
         )
-        check_names(module, own, theirs, report, min_matched)
+        check_names(module, own, given, report, min_matched)
         # PyTorch computes little in floats of 8 bits.
-        theirs = {k: v.float() if v.dtype in FLOAT8 else v for k, v in theirs.items()}
-        check_values(own, theirs, report.matched)
-        theirs = fit_channels(own, theirs, adapt_input_conv)
-        theirs = {raw_names.get(k, k): v for k, v in theirs.items() if not _is_in(k, skip)}
-        resize_weights(module, theirs)
-        shapes = {
-            k: (tuple(theirs[raw_names[k]].shape), tuple(own[k].shape)) for k in report.resized
-        }
+        values = {k: v.float() if v.dtype in FLOAT8 else v for k, v in given.items()}
+        check_values(own, values, report.matched)
+        values = fit_channels(own, values, adapt_input_conv)
+        new = {raw_names.get(k, k): v for k, v in values.items() if not _is_in(k, skip)}
+        resize_weights(module, new)
+        shapes = {k: (tuple(new[raw_names[k]].shape), tuple(own[k].shape)) for k in report.resized}
         if reason := other_arch(shapes, kind):
             raise ValueError(reason)
     except ValueError as error:
@@ -317,7 +314,7 @@ def load_weights(
             f'prefix= one of (with the number of tensors) {alike}'
         )
     try:
-        _load_or_restore(module, own, theirs)
+        _load_or_restore(module, own, new)
     except Exception as error:
         raise ValueError(f'{checkpoint} does not fit: {error}') from error
     print_log(
@@ -330,11 +327,11 @@ def load_weights(
     return report
 
 
-def _load_or_restore(module: nn.Module, own: Dict[str, Tensor], theirs: Dict[str, Tensor]) -> None:
+def _load_or_restore(module: nn.Module, own: Dict[str, Tensor], new: Dict[str, Tensor]) -> None:
     """Load, and on an error restore the module."""
     before = {k: v.clone() for k, v in own.items()}
     try:
-        module.load_state_dict(theirs, strict=False)
+        module.load_state_dict(new, strict=False)
     except Exception:
         for k, value in own.items():  # these share the memory of the module
             value.copy_(before[k])

@@ -4,6 +4,7 @@ import math
 import re
 from typing import Dict, Mapping, Sequence
 
+import torch
 import torch.nn as nn
 from torch import Tensor
 
@@ -37,7 +38,9 @@ def resize_weights(module: nn.Module, state_dict: Dict[str, Tensor], prefix: str
                 given = state_dict.get(key)
                 if given is None or given.shape == own.shape or given.dim() != own.dim():
                     continue
-                state_dict[key] = part.resize_weight(name, given)
+                # A file of halves may fill a module in fp32. In halves the result would be rounded.
+                wide = given.to(torch.promote_types(given.dtype, own.dtype))
+                state_dict[key] = part.resize_weight(name, wide)
 
 
 def other_windows(module: nn.Module, shapes: Mapping[str, Sequence[int]], prefix: str = '') -> str:

@@ -50,12 +50,12 @@ def near_models(name: str) -> List[str]:
 
 
 def convert(
-    theirs: Mapping[str, Tensor], model: Optional[str], image_size: Tuple[int, int] = (1, 1)
+    tensors: Mapping[str, Tensor], model: Optional[str], image_size: Tuple[int, int] = (1, 1)
 ) -> Tuple[Converted, List[str]]:
     """Convert a classifier, and check that it fits a published model.
 
     Args:
-        theirs: The authors' tensors.
+        tensors: The authors' tensors.
         model: A name in ``PUBLISHED``. None finds the models that it fits.
         image_size: Height and width of the training images. Default: (1, 1).
 
@@ -66,17 +66,17 @@ def convert(
         ValueError: If the names are of no published model, a tensor has no place, or the weights
             fit another model or none. The message names the tensors, and the model that fits.
     """
-    table: Optional[Names] = recognise(theirs)
-    if table is None and are_ours(theirs):
+    table: Optional[Names] = recognise(tensors)
+    if table is None and are_ours(tensors):
         raise ValueError(
             'its names are those of mmlaplace already, so there is nothing to convert; load it as '
             'it is'
         )
     if table is None:
         raise ValueError(
-            f'its names are {list(theirs)[:3]} …, those of no published model; see --list'
+            f'its names are {list(tensors)[:3]} …, those of no published model; see --list'
         )
-    converted = table.convert(theirs, image_size)
+    converted = table.convert(tensors, image_size)
     fit = fitting(converted.weights)
     if model is not None and unfit(model, converted.weights):
         other = f'; it fits {" or ".join(map(describe, fit))}' if fit else ''
@@ -102,9 +102,10 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
         parser.error(f'there is no published model {model!r}; similar names are {near}; see --list')
     try:
         read = read_weights(args.source, key=args.key)
-        theirs = read.tensors
-        theirs = {k.removeprefix('module.'): theirs[raw] for k, raw in plain_names(theirs).items()}
-        converted, models = convert(theirs, model, tuple(args.image_size))
+        tensors = read.tensors
+        plain = plain_names(tensors)
+        tensors = {k.removeprefix('module.'): tensors[raw] for k, raw in plain.items()}
+        converted, models = convert(tensors, model, tuple(args.image_size))
         models = by_file_name(models, args.source)
         if len(models) > 1:
             raise ValueError(
@@ -123,7 +124,7 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
     except (ValueError, OSError, ImportError, UnsafeCheckpointError) as error:
         message = str(error)
         parser.error(message if args.source in message else f'{args.source}: {message}')
-    table = Table('theirs', 'ours', 'shape')
+    table = Table("the authors' name", 'name here', 'shape')
     for name, target, shape in converted.report:
         table.add_row(name, target, ' x '.join(map(str, shape)) or 'scalar')
     console = Console()
@@ -134,7 +135,7 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
             depths[int(found[1])] = max(depths.get(int(found[1]), 0), int(found[2]) + 1)
     dropped = sum(target == 'dropped' for _, target, _ in converted.report)
     console.print(
-        f'{len(converted.report)} tensors of theirs, {dropped} of them dropped, became '
+        f'{len(converted.report)} tensors of the file, {dropped} of them dropped, became '
         f'{len(converted.weights)}. Depths: {tuple(depths.values())}. Written to {out}',
         markup=False,  # a path may have brackets
     )

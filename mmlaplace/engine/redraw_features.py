@@ -92,7 +92,7 @@ class RedrawFeaturesHook(Hook):
 
 
 def _copies(runner: Runner) -> Iterator[Tuple[nn.Module, nn.Module]]:
-    """The models that train, each with one that has an average of its weights."""
+    """Pairs of a model in training and its averaged copy."""
     model: Any = runner.model.module if is_model_wrapper(runner.model) else runner.model
     for hook in runner.hooks:
         if hasattr(hook, 'ema_model'):

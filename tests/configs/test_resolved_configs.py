@@ -24,27 +24,9 @@ LEAVES = {
     if '_base_' not in path.parts
 }
 
-# What is said in another way than in the record. Regular expressions: which configs, what is
-# replaced in their lines of the form `key = value`, and by what: one line, or several. An empty
-# line is dropped.
-CHANGES = [
-    # Statistics of BatchNorm are averaged as weights are.
-    (r'^classification/(laplacianformer|soft)/.*_in1k', r'^(custom_hooks\.0)\.momentum = .*',
-     r'\g<0>\n\1.update_buffers = True'),
-    # The end of the schedule is scaled with the rate.
-    (r'^classification/polaformer/.*_in1k', r'^(param_scheduler\.1\.eta_min) = 2e-05$',
-     r'\1_ratio = 0.02'),
-    (r'^classification/polaformer/.*_in1k', r'^(param_scheduler\.1\.eta_min) = (1e-05|2e-07)$',
-     r'\1_ratio = 0.01'),
-    # As the code that the tables come from.
-    (r'^lra/.*_(softmax|kernelized)_as-', r'^(model\.backbone\.attn_cfg)\.type = .*',
-     r'\g<0>\n\1.attn_drop = 0.1'),
-    # mmseg 1.2.2 stops at class weights where a pixel has no label.
-    (r'^segmentation/.*_mini', r'^(model\..*\.loss_decode\.type) = .*',
-     r"\1 = 'WeightedCrossEntropy'\nloss._delete_ = True\nloss.type = 'WeightedCrossEntropy'"),
-    (r'^segmentation/.*_mini', r'^(slim\.loss_decode\.)?(class_weight = .*)', r'loss.\2'),
-    (r'^segmentation/.*_mini', r'^model\..*\.loss_decode\.use_sigmoid = .*', ''),
-]  # fmt: skip
+# Wanted changes since the record, each with three parts: a pattern of configs' names, a pattern of
+# lines `key = value`, and the line or lines that replace a match. An empty line is dropped.
+CHANGES: list = []
 
 
 def flatten(value, key: str = '') -> dict:

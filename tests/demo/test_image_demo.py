@@ -48,14 +48,14 @@ def weights(tmp_path_factory):
 
 @pytest.fixture
 def photos(tmp_path):
-    """Two images of one name, something that is no image, and something that is not meant."""
+    """A folder with two images of one name, a damaged image, and a text file."""
     folder = tmp_path / 'photos'
     folder.mkdir()
     rng = np.random.default_rng(0)
     for name in ('a.png', 'a.jpg'):
         Image.fromarray(rng.integers(0, 256, (*SIZE, 3), dtype=np.uint8)).save(folder / name)
     (folder / 'broken.jpg').write_bytes((folder / 'a.jpg').read_bytes()[:900])
-    (folder / 'notes.txt').write_text('no image, and not to be tried')
+    (folder / 'notes.txt').write_text('not an image')
     return folder
 
 

@@ -51,6 +51,16 @@ def test_the_shape_decides_on_every_way(tmp_path, way):
     torch.testing.assert_close(module.norm3.weight, trained.norm3.weight)
 
 
+@pytest.mark.parametrize('way', LOADERS)
+def test_weights_of_halves_are_resized_in_the_precision_of_the_module(tmp_path, way):
+    trained = build(attn_cfg=SIZED).half()
+    file = save(tmp_path / 'a.pth', trained.state_dict(), 'backbone.')
+    module = LOADERS[way](file, attn_cfg=SIZED, img_size=(64, 96))
+    gates, given = (m.stages[0]['blocks'][0].attn.gate_matrix for m in (module, trained))
+    resized = nn.functional.interpolate(given.float(), (16, 24), mode='bilinear')
+    torch.testing.assert_close(gates, resized)
+
+
 def test_resized_names_are_reported(tmp_path):
     file = save(tmp_path / 'a.pth', build(attn_cfg=SIZED).state_dict())
     report = load_weights(build(attn_cfg=SIZED, img_size=64), file)

@@ -101,8 +101,8 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
     backbone = dict(PUBLISHED[name].backbone, img_size=size)
     cls = MODELS.get(backbone.pop('type'))
     backbone['arch'] = dict(cls.arch_zoo[backbone['arch']], **arch)
-    # As a training script leaves it: averaged weights of several GPUs, beside the rest. Names are
-    # in the order of safetensors.
+    # A file as a training script writes it: the averaged weights, with DDP's prefix, beside others.
+    # Names are in the order of safetensors.
     state = {f'module.{key}': value for key, value in sorted(model.state_dict().items())}
     where = 'ema' if name == 'deit_tiny' else 'model_ema'
     torch.save({where: state, 'epoch': 299}, tmp_path / 'theirs.pth')

@@ -26,11 +26,12 @@ AUTHORS = {**CLASSIC, **VISION}
 FILES = {path.stem: path for path in sorted((GOLDEN / 'attentions').glob('*.npz'))}
 # Two orders of the same fp32 sums.
 FORWARD, GRADIENT = 1e-5, 1e-4
-# Names that theirs have for heads, settings of any file, and parameters around the mixing rule.
+# The authors' names of the number of heads, settings that every file may have, and parameters
+# outside of the mixing rule.
 HEADS = ('in:num_heads', 'in:heads', 'in:head_count', 'in:num_head')
 COMMON = ('in:H', 'in:W', 'in:grad_y', *HEADS)
 AROUND = ('qkv.', 'kv.', 'proj.', 'lepe.', 'key_positions')
-# All of their code has the spatial reduction under these names.
+# In the code of all authors, the spatial reduction has these names.
 REDUCTION = {'sr.': 'sr.projection.', 'norm.': 'sr.norm.'}
 
 
@@ -39,7 +40,7 @@ def longest_start(name, starts):
 
 
 def inputs_of(golden):
-    """What theirs is called with. Only these have an axis of images, tokens and channels."""
+    """The inputs of the authors' module: tensors with axes of images, tokens and channels."""
     names = [name for name in ('x', 'q', 'k', 'qk', 'v') if f'in:{name}' in golden]
     values = {name: golden[f'in:{name}'] for name in names}  # Linformer's k is a number
     return {k: torch.from_numpy(v).requires_grad_() for k, v in values.items() if v.ndim >= 3}

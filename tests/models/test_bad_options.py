@@ -98,7 +98,7 @@ def test_filters_of_the_residual_want_a_host_that_gives_it():
     assert attention(x, (4, 4), residual=x).shape == x.shape
 
 
-# Of these the output is no weighted sum of values, so they have no rows to look at.
+# The output of these attentions is no weighted sum of values, so they have no rows to draw.
 NO_ROWS = {
     'AdditiveAttention', 'CastlingAttention', 'FaViTAttention', 'LargeKernelAttention', 'LiteMLA',
     'PolarizedAttention', 'SeparableAttention', 'XCAttention',

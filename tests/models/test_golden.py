@@ -145,8 +145,7 @@ MODEL_CONFIGS = {
         attn_cfg=dict(num_landmarks=None),
     ),
     'soft_norm_small': dict(
-        type='SOFT', out_type='cls_token', img_size=64,
-        arch=dict(TINY, embed_dims=(16, 32, 48, 64), depths=(1, 1, 2, 1)),
+        type='SOFT', out_type='cls_token', arch=dict(TINY, depths=(1, 1, 2, 1)), img_size=64,
         attn_cfg=dict(soft.NORM, num_landmarks=None),
     ),
     'pola_pvt_small': dict(
@@ -233,7 +232,7 @@ def test_converted_file_gives_the_authors_logits(name, tmp_path):
     converter = ROOT / 'tools/model_converters/convert.py'
     result = run_script(converter, tmp_path / 'theirs.pth', '--out', tmp_path / 'ours.pth')
     assert result.returncode == 0, result.stderr
-    assert f'{len(weights)} tensors of theirs' in result.stdout
+    assert f'{len(weights)} tensors of the file' in result.stdout
 
     last = dict(out_indices=-1, init_cfg=dict(
         type='Pretrained', checkpoint=str(tmp_path / 'ours.pth'), min_matched=1.0

@@ -89,7 +89,7 @@ def test_even_windows_are_as_few_and_add_less_than_a_row_each(window_size):
         assert side <= window_size
         assert count == -(-size // window_size)  # no more windows than without
         assert count * side - size < count
-        assert other == 9 if window_size >= 9 else other < 9  # height and width apart
+        assert other == 9 if window_size >= 9 else other < 9  # each axis has its own side
         assert shift == (side // 2 if count > 1 else 0)
         assert side == window_size or size % window_size
 

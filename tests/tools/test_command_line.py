@@ -1,4 +1,4 @@
-"""What the commands share keeps files, names what is wrong, runs scripts, knows the toolboxes."""
+"""Shared parts of commands: output files, error messages, scripts, toolboxes."""
 
 import json
 import os

@@ -45,7 +45,7 @@ SIDE = 640  # pixels that the longer side of a drawn image has at least
 
 
 def enlarged(data: dict, gamma: float) -> np.ndarray:
-    """The RGB image to draw on, at a size that its data sample asks predictions for."""
+    """The RGB image to draw on, in the size of its predictions."""
     pixels = data['inputs'].expand(3, -1, -1)  # also of a grey image
     pixels = pixels.permute(1, 2, 0).numpy()[..., ::-1]  # as loaded, BGR
     pixels = np.round(255 * (pixels / 255) ** gamma).astype(np.uint8)

@@ -168,9 +168,9 @@ def read_costs(path: Path, host: str = 'laplacianformer') -> Dict[str, Dict[str,
 
 
 def largest(table: Table, name: str) -> Dict[str, Optional[int]]:
-    """By attention, the largest option of a probe with an accuracy of 0.9.
+    """The largest setting of a probe that each attention solves with an accuracy of 0.9.
 
-    Attentions of which the next larger one was not run yet are left out.
+    An attention is left out while its next larger setting has not been run.
 
     Args:
         table: The table of a study that has the probe with several options, the easiest first.

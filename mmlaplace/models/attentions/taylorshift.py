@@ -72,7 +72,7 @@ class TaylorShiftAttention(QKVAttention):
             query, key, value = upcast(q, k, v)
             query, key = (unit_vectors(x) for x in (query, key))
             query = query * self.temperature.to(query.dtype)
-            # The least weight is a half, so nothing keeps the sum from zero.
+            # Each weight is at least a half, so the sum cannot be zero and needs no epsilon.
             out = taylor_attention(self, query, key, value, eps=0.0)
             if self.output_normalized:
                 out = out * (k.shape[2] / self.head_dims) ** 0.5

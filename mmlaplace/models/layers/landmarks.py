@@ -85,8 +85,8 @@ class Landmarks(nn.Module):
             )
         if method == 'conv' and (pool_ratio is None or head_dims is None):
             raise ValueError(
-                f"landmarks by 'conv' need pool_ratio (got {pool_ratio}) and head_dims "
-                f'({head_dims})'
+                f"landmarks by 'conv' need pool_ratio and head_dims, got "
+                f'pool_ratio={pool_ratio!r} and head_dims={head_dims!r}'
             )
         if exact and (method != 'pool' or num_landmarks is None):
             raise ValueError(

@@ -95,9 +95,9 @@ struct Range {
   int count;
 };
 
-// Calls f(t, c) for the squares of 4 tokens x 4 channels of a tile. A warp has 8 neighbouring
-// quads of tokens, to write whole rows of banks, and the channels that are adjacent in global
-// memory.
+// Calls f(token, channel) for each square of 4 tokens x 4 channels of a tile. A warp takes 8
+// neighbouring squares along the tokens, so that its writes fill all banks of shared memory. Its
+// channels are neighbours in global memory, so that its reads are joined.
 template <int Tokens, class F>
 MMLAPLACE_INLINE void for_squares(int dims, const F& f) {
   constexpr int kNear = Tokens < 32 ? Tokens / 4 : 8;
