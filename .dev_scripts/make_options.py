@@ -100,9 +100,7 @@ def host_of(cls: type) -> Callable:
 def backbone_row(cls: type) -> List[str]:
     changed = cls.host.keywords if isinstance(cls.host, partial) else {}
     stages = with_attention(cls.host(), cls.default_attn_cfg)
-    names = [
-        f'`{attention_of(stage.attn)}`' if stage.attn else 'none' for stage in stages
-    ]
+    names = [f'`{attention_of(stage.attn)}`' if stage.attn else 'none' for stage in stages]
     counts = {name: names.count(name) for name in names}
     attentions = ', '.join(f'{k} x{n}' if n > 1 else k for k, n in counts.items())
     return [

@@ -195,9 +195,8 @@ def run_all(
                     running[pool.submit(_tried, job.run)] = job
                 else:
                     outcomes[job] = outcome
-                    if isinstance(outcome, str):
-                        if ended is not None:
-                            ended(job, outcome)
+                    if isinstance(outcome, str) and ended is not None:
+                        ended(job, outcome)
             if not running:
                 return outcomes
             for future in wait(running, return_when=FIRST_COMPLETED).done:

@@ -148,6 +148,8 @@ def test_fused_powers_and_streams():
 
 
 FFN = dict(first=(8, 6), first_bias=(8,), second=(4, 8), second_bias=(4,))
+
+
 def ffn(x, approximate='tanh', **weights):
     return gelu_ffn(x, *weights.values(), approximate)
 

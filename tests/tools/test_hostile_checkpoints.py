@@ -13,6 +13,7 @@ from conftest import ROOT, fast_with, toolbox_config, toolbox_model
 from PIL import Image
 
 from mmlaplace.commands.toolbox_scripts import check_checkpoints
+from mmlaplace.lab.comparison.attention_study import STUDIES, begin, settings_of
 from mmlaplace.toolboxes import toolbox_script
 
 TOOLS = ROOT / 'tools'
@@ -91,6 +92,9 @@ def run(tmp_path, monkeypatch, capsys):
         for place, epoch in (('runs/textures', 4), ('resumed', 11)):
             Path(place).mkdir(parents=True)
             Path(place, f'epoch_{epoch}.pth').symlink_to(paths['FILE'])
+        host = STUDIES['textures'].host  # of a training that was stopped
+        begin(Path('runs'), settings_of('LaplacianAttention', host, 0, 'textures', True, None))
+        Path('runs/lock').touch()
         Path('data/mini/textures/train').mkdir(parents=True)
         Path('resumed/last_checkpoint').write_text(str(Path('resumed/epoch_11.pth').resolve()))
         before = set(tmp_path.rglob('*'))
