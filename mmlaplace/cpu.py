@@ -13,6 +13,8 @@ from .ops.gelu_ffn import block_rows, has_onednn, in_blocks, in_order, onednn_li
 DTYPES = (torch.float32, torch.bfloat16)
 # oneDNN orders a weight for this many rows of tokens. The order is right for any number.
 ROWS = 1024
+# A weight of fewer channels stays as it is: oneDNN orders it quickly, and by the rows of each call.
+CHANNELS = 64
 
 
 def optimize(
@@ -89,7 +91,8 @@ class Packed(nn.Module):
     def pack(self, linear: nn.Linear) -> Tuple[Tensor, Optional[Tensor]]:
         """The weight and the bias of a linear layer."""
         bias = None if linear.bias is None else linear.bias.detach().to(self.dtype, copy=True)
-        return in_order(linear.weight.detach().to(self.dtype), ROWS), bias
+        weight = linear.weight.detach().to(self.dtype, copy=True)
+        return weight if weight.shape[1] < CHANNELS else in_order(weight, ROWS), bias
 
     def inputs(self, x: Tensor) -> Tensor:
         """Tokens in the dtype of the weights."""
