@@ -216,20 +216,26 @@ _DEFINITIONS = torch.library.Library('mmlaplace', 'FRAGMENT')  # what it holds g
 
 
 def define(
-    schema: str, compute: Callable, fake: Callable, autograd: Optional[Callable] = None
+    schema: str,
+    compute: Callable,
+    fake: Callable,
+    autograd: Optional[Callable] = None,
+    **others: Callable,
 ) -> None:
-    """Define an op of Python for fp32 on a CPU, which graphs of torch.compile hold as one node.
+    """Define an op of Python for a CPU, which graphs of torch.compile hold as one node.
 
     Args:
         schema: Its name, arguments and results, such as ``'_twice(Tensor x) -> Tensor'``.
         compute: Computes it.
         fake: Makes its empty outputs, as for :func:`register`.
         autograd: Computes it and records its derivative. Default: none.
+        **others: What computes it for further dispatch keys of torch, such as ``AutocastCPU``.
     """
     name = schema.partition('(')[0]
     _DEFINITIONS.define(schema)
     fake = _of_one_device(name, fake)
-    for key, function in (('CPU', compute), ('Meta', fake), ('Autograd', autograd)):
+    kernels = dict(CPU=compute, Meta=fake, Autograd=autograd, **others)
+    for key, function in kernels.items():
         if function is not None:
             _DEFINITIONS.impl(name, function, key)
 

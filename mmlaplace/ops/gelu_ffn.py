@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from . import _native
 from ._native import Function, below_autograd, graph_gradients
 from .precision import autocast_dtype
 
@@ -127,8 +128,9 @@ def differentiable(
 ) -> Tensor:
     """The op above autograd."""
     weights = first, first_bias, second, second_bias
+    in_graph = type(x) not in PLAIN
     # These look inside of an op. torch's own functions have what they look for.
-    looked_into = (
+    looked_into = not in_graph and (
         torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
         or forward_ad._current_level >= 0
@@ -137,10 +139,10 @@ def differentiable(
     recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     if not looked_into and not recorded:
         with below_autograd():
-            return compute(x, *weights, approximate)
+            return gelu_ffn(x, *weights, approximate)
     if looked_into or x.dtype != torch.float32 or not fits(x, *weights):
         return gelu_ffn_reference(x, *weights, approximate)
-    return GeluFFN.apply(x, *weights, approximate)
+    return (GraphFFN if in_graph else GeluFFN).apply(x, *weights, approximate)
 
 
 class GeluFFN(Function):
@@ -175,6 +177,30 @@ class GeluFFN(Function):
             return *graph_gradients(formula, needs, grad, *inputs), None
         grads = gradients(grad, x, first, first_bias, second, hidden, ctx.approximate, needs)
         return *grads, None
+
+
+class GraphFFN(Function):
+    """Training in a graph of torch.compile, which has only the first derivatives."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
+        *tensors, ctx.approximate = inputs
+        ctx.save_for_backward(*tensors[:4])
+        with below_autograd():
+            return gelu_ffn(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tuple[Optional[Tensor], ...]:
+        compute_grads = torch.ops.mmlaplace._gelu_ffn_backward
+        return *compute_grads(grad, *ctx.saved_tensors, ctx.approximate), None
+
+
+def all_gradients(
+    grad: Tensor, x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, approximate: str
+) -> Tuple[Tensor, ...]:
+    """The gradients of all tensors, for graphs."""
+    grads: Any = gradients(grad, x, first, first_bias, second, None, approximate, [True] * 5)
+    return grads
 
 
 def gradients(
@@ -236,15 +262,27 @@ def in_half(x: Tensor, *weights_and_form: Any) -> Tensor:
         return torch.ops.mmlaplace._gelu_ffn(*cast, approximate)
 
 
+def _fake(x: Tensor, first: Tensor, first_bias: Bias, second: Tensor, *_: Any) -> Tensor:
+    return x.new_empty(*x.shape[:-1], len(second))
+
+
+def _fake_gradients(
+    grad: Tensor, x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, approximate: str
+) -> Tuple[Tensor, ...]:
+    like = (x, first, first_bias, second, second[:, 0])  # the last bias is as long
+    return tuple(tensor.new_empty(tensor.shape) for tensor in like)
+
+
+PLAIN = (Tensor, torch.nn.Parameter)
 AUTOCAST_FROM = (torch.float32, torch.bfloat16, torch.float16)  # autocast leaves fp64 alone
-_LIBRARY = torch.library.Library('mmlaplace', 'FRAGMENT')  # the op goes with it
-_LIBRARY.define(SCHEMA)
-for _key, _function in (
-    ('CompositeImplicitAutograd', gelu_ffn_reference),  # any other device or kind of tensor
-    ('CPU', compute),
-    ('AutogradCPU', differentiable),
-    ('AutocastCPU', in_half),
-    ('FuncTorchBatched', gelu_ffn_reference),
-):
-    _LIBRARY.impl(OP, _function, _key)
+_native.define(
+    SCHEMA, compute, _fake, differentiable,
+    AutocastCPU=in_half, FuncTorchBatched=gelu_ffn_reference,
+)  # fmt: skip
+_native.define(
+    f'{OP}_backward(Tensor grad, Tensor x, Tensor first, Tensor first_bias, Tensor second, '
+    'str approximate) -> (Tensor, Tensor, Tensor, Tensor, Tensor)',
+    all_gradients,
+    _fake_gradients,
+)
 gelu_ffn = torch.ops.mmlaplace._gelu_ffn.default

@@ -81,7 +81,7 @@ def test_one_graph_for_all_sizes_has_the_ops_of_the_eager_model(name):
             torch.testing.assert_close(compiled(images), backbone(images), atol=1e-4, rtol=1e-3)
     (graph,) = graphs
     found = {op.__name__.split('.')[0] for op in graph if 'mmlaplace' in str(op)}
-    assert found >= OF_FAMILY[name]  # and torch's own linears, which compilers know
+    assert found >= OF_FAMILY[name] | {'_gelu_ffn'}
 
 
 @pytest.mark.thorough

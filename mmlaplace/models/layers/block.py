@@ -14,8 +14,9 @@ from torch.nn.modules import module as every_module
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmlaplace.ops._checks import is_compiling
-from mmlaplace.ops.backend import with_current_backend
+from mmlaplace.ops.backend import in_cpu_graph, with_current_backend
 from mmlaplace.ops.gelu_ffn import gelu_ffn
+from mmlaplace.ops.precision import autocasting
 
 from .build import build_activation, build_token_norm
 from .feature_map import DepthwiseConv
@@ -156,10 +157,16 @@ class FFN(BaseModule):
         """Whether the layers compute nothing else than the op does.
 
         A user may have replaced, parametrised or hooked them. Other classes of tensors, such as
-        those of quantised and of sharded weights, know few functions. Graphs have torch's own
-        layers, as other compilers and runtimes read them.
+        those of quantised and of sharded weights, know few functions. Exported graphs have torch's
+        own layers, as other runtimes read them. So do those under autocast, and what counts the
+        operations of layers.
         """
-        if is_compiling() or torch.jit.is_tracing() or every_module._has_any_global_hook():
+        if is_compiling():
+            if not in_cpu_graph(x) or autocasting(x.device):
+                return False
+        elif torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0:
+            return False
+        if every_module._has_any_global_hook():
             return False
         layers: Any = self.layers._modules.values()
         for layer, kind in zip(layers, FFN_LAYERS):
@@ -172,7 +179,7 @@ class FFN(BaseModule):
                 or (kind is nn.Linear and type(layer.weight) not in PLAIN)
             ):  # fmt: skip
                 return False
-        return type(x) in PLAIN
+        return type(x) in PLAIN and x.is_cpu and x.layout == torch.strided and not x.is_nested
 
 
 class Block(BaseModule):
