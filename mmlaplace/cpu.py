@@ -8,6 +8,7 @@ import torch.nn as nn
 from torch import Tensor
 
 from .models.layers.block import FFN
+from .ops.backend import exporting
 from .ops.gelu_ffn import block_rows, has_onednn, in_blocks, in_order, onednn_linear
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -25,7 +26,8 @@ def optimize(
     Each ``torch.nn.Linear`` becomes a :class:`PackedLinear`. Each :class:`FFN` of two linears and
     GELU computes in blocks that stay in the cache. Nothing else changes. The results differ by
     rounding. The packed layers have no ``weight``: they cannot train, load weights, be saved, move
-    to a GPU or be exported. So load the weights first, and call this last.
+    to a GPU or be exported. Graphs of torch.compile break at them. So load the weights first, and
+    call this last.
 
     Args:
         model: A model on the CPU, such as a backbone, or a detector of mmdet. It is put into eval
@@ -87,6 +89,8 @@ class Packed(nn.Module):
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
         self.dtype = dtype
+        # Weights in oneDNN's order cannot be in graphs of torch.compile, which break here.
+        self.forward = torch.compiler.disable(self.forward)
 
     def pack(self, linear: nn.Linear) -> Tuple[Tensor, Optional[Tensor]]:
         """The weight and the bias of a linear layer."""
@@ -96,6 +100,10 @@ class Packed(nn.Module):
 
     def inputs(self, x: Tensor) -> Tensor:
         """Tokens in the dtype of the weights."""
+        if exporting():
+            raise RuntimeError(
+                f'{type(self).__name__} cannot be exported: {PURPOSE}; export the model from before'
+            )
         if torch.is_grad_enabled() and x.requires_grad:
             raise RuntimeError(
                 f'{type(self).__name__} has no gradients: {PURPOSE}; call it in '

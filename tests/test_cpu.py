@@ -83,6 +83,17 @@ def test_the_model_itself_changes_where_that_is_asked_for():
     assert optimize(model, inplace=True) is model and type(model[0]) is PackedLinear
 
 
+@pytest.mark.slow
+def test_a_graph_breaks_at_packed_layers():
+    model, x = (
+        optimize(nn.Sequential(nn.Linear(4, 8), nn.GELU(), nn.Linear(8, 5))),
+        torch.randn(2, 4),
+    )
+    with torch.no_grad():
+        # The same products; GELU by the same formula in other code.
+        torch.testing.assert_close(torch.compile(model)(x), model(x), rtol=1e-5, atol=1e-5)
+
+
 def test_a_copy_gives_the_same():
     packed, x = optimize(nn.Sequential(nn.Linear(4, 5))), torch.randn(2, 4)
     with torch.inference_mode():
@@ -96,6 +107,8 @@ def test_a_copy_gives_the_same():
     (pickle.dumps, 'no weights to save'),
     (lambda model: model.load_state_dict({'0.weight': torch.ones(5, 4)}), 'load them before'),
     (lambda model: model(torch.randn(2, 4, requires_grad=True)), 'has no gradients'),
+    (lambda model: torch.export.export(model, (torch.randn(2, 4),)), 'cannot be exported'),
+    (lambda model: torch.jit.trace(model, torch.randn(2, 4)), 'cannot be exported'),
 ])  # fmt: skip
 def test_what_packed_weights_cannot_do_is_said(act, quoted):
     with pytest.raises(RuntimeError, match=quoted):
