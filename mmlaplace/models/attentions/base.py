@@ -153,7 +153,7 @@ class QKVAttention(BaseAttention):
     frame = Frame()
     further_options = tuple(field.name for field in fields(Frame))
     rotates_features = False
-    turns_in_mix = False
+    rotates_in_mix = False
     num_prefix_tokens = 0
 
     def __init__(
@@ -249,10 +249,11 @@ class QKVAttention(BaseAttention):
     def heads(self, projected: Projected, hw_shape: Tuple[int, int]) -> Tuple[Tensor, ...]:
         """Queries, keys and values by head, ``(B, heads, N or n, d)``, with rotary positions.
 
-        With ``turns_in_mix``, the mixing rule applies ``self.rotary`` to queries and keys instead.
+        With ``rotates_in_mix``, the mixing rule applies ``self.rotary`` to queries and keys
+        instead.
         """
-        turns = self.frame.rope_on == 'query_key' and not self.turns_in_mix
-        rotary = self.rotary if turns else None
+        rotates = self.frame.rope_on == 'query_key' and not self.rotates_in_mix
+        rotary = self.rotary if rotates else None
         q = self.split_heads(projected.q)
         v = self.split_heads(projected.v, self.dims.value // self.num_heads)
         q = q if rotary is None else rotary(q, hw_shape)

@@ -90,7 +90,7 @@ class LaplacianAttention(QKVAttention):
     """
 
     frame = Frame(rope=True, lepe_kernel=3)
-    turns_in_mix = True
+    rotates_in_mix = True
     fixed_options = ('sr_ratio',)
     variants = (
         dict(qkv='shared_qk'),
