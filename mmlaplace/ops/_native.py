@@ -215,29 +215,20 @@ def _of_one_device(name: str, fake: Callable) -> Callable:
 _DEFINITIONS = torch.library.Library('mmlaplace', 'FRAGMENT')  # what it holds goes with it
 
 
-def define(
-    schema: str,
-    compute: Callable,
-    fake: Callable,
-    autograd: Optional[Callable] = None,
-    **others: Callable,
-) -> None:
+def define(schema: str, compute: Callable, fake: Callable, **others: Callable) -> None:
     """Define an op of Python for a CPU, which graphs of torch.compile hold as one node.
 
     Args:
         schema: Its name, arguments and results, such as ``'_twice(Tensor x) -> Tensor'``.
         compute: Computes it.
         fake: Makes its empty outputs, as for :func:`register`.
-        autograd: Computes it and records its derivative. Default: none.
-        **others: What computes it for further dispatch keys of torch, such as ``AutocastCPU``.
+        **others: What computes it for further dispatch keys of torch, such as ``Autograd``.
     """
     name = schema.partition('(')[0]
     _DEFINITIONS.define(schema)
     fake = _of_one_device(name, fake)
-    kernels = dict(CPU=compute, Meta=fake, Autograd=autograd, **others)
-    for key, function in kernels.items():
-        if function is not None:
-            _DEFINITIONS.impl(name, function, key)
+    for key, function in dict(CPU=compute, Meta=fake, **others).items():
+        _DEFINITIONS.impl(name, function, key)
 
 
 # A context in which an op is its kernel alone; registered derivatives compute in it.

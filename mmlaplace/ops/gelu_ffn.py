@@ -276,8 +276,8 @@ def _fake_gradients(
 PLAIN = (Tensor, torch.nn.Parameter)
 AUTOCAST_FROM = (torch.float32, torch.bfloat16, torch.float16)  # autocast leaves fp64 alone
 _native.define(
-    SCHEMA, compute, _fake, differentiable,
-    AutocastCPU=in_half, FuncTorchBatched=gelu_ffn_reference,
+    SCHEMA, compute, _fake,
+    Autograd=differentiable, AutocastCPU=in_half, FuncTorchBatched=gelu_ffn_reference,
 )  # fmt: skip
 _native.define(
     f'{OP}_backward(Tensor grad, Tensor x, Tensor first, Tensor first_bias, Tensor second, '
