@@ -5,6 +5,7 @@ import torch
 from conftest import NO_GPU, doubles
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from mmlaplace.models import LaplacianAttention
 from mmlaplace.models.layers import (
@@ -64,6 +65,13 @@ def test_tables_of_inference_mode_serve_in_training():
         attention(x, (3, 5))
     attention(x, (3, 5)).sum().backward()
     assert attention.qkv.weight.grad.isfinite().all()
+
+
+def test_a_graph_for_a_gpu_makes_its_table_without_one():
+    rotary = RotaryEmbedding2D(16)
+    with FakeTensorMode():
+        x = torch.empty(1, 2, 15, 16, device='cuda')
+        assert rotary.table(x, (3, 5)).shape == (2, 8, 15)
 
 
 @NO_GPU

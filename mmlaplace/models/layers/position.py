@@ -76,13 +76,13 @@ class RotaryEmbedding2D(nn.Module):
         """
         if self.pairs == 0:
             return None
-        stream = torch.cuda.current_stream(x.device) if x.is_cuda else None
         # A graph must not keep a tensor of another one, nor one that is replaced in the cache.
         in_graph = is_compiling() or torch.jit.is_tracing() or is_transforming()
-        captured = x.is_cuda and torch.cuda.is_current_stream_capturing()
-        if in_graph or captured or x.is_meta or type(x) is not Tensor:
+        no_values = in_graph or x.is_meta or type(x) is not Tensor
+        if no_values or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
             like = x.new_empty(0, dtype=wide_dtype(x))
             return rotary_table(*hw_shape, self.pairs, self.theta, self.form, like)
+        stream = torch.cuda.current_stream(x.device) if x.is_cuda else None
         dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
         return _kept_table(
             tuple(hw_shape), self.pairs, self.theta, self.form, dtype, x.device, stream
