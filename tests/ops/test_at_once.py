@@ -1,17 +1,14 @@
 """The short way of the public ops: the compiled op at once, and the long way where it refuses."""
 
 import functools
-import sys
-from pathlib import Path
 
 import pytest
 import torch
-from conftest import needs_torch
+from conftest import calls_of, needs_torch
 from test_contracts import OPS, example, results
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import mmlaplace
 from mmlaplace.ops import (
     _native,
     cholesky_inverse,
@@ -37,19 +34,8 @@ inverses = pytest.mark.parametrize('name', INVERSES)
 
 
 def calls(function):
-    """How many functions of the package a call passes."""
-    folder, seen = str(Path(mmlaplace.__file__).parent), []
-
-    def profile(frame, event, _):
-        if event == 'call' and frame.f_code.co_filename.startswith(folder):
-            seen.append(frame.f_code.co_name)
-
-    sys.setprofile(profile)
-    try:
-        function()
-    finally:
-        sys.setprofile(None)
-    return seen
+    """The names of our functions that a call passes."""
+    return [code.co_name for code in calls_of(function)]
 
 
 @names
