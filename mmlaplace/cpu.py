@@ -7,7 +7,7 @@ import torch
 import torch.nn as nn
 from torch import Tensor
 
-from .models.layers.block import FFN
+from .models.layers.block import FFN, are_untouched
 from .ops.backend import exporting
 from .ops.gelu_ffn import block_rows, has_onednn, in_blocks, in_order, onednn_linear
 
@@ -64,31 +64,31 @@ def optimize(
             )
     if not has_onednn(dtype):
         raise RuntimeError(f'optimize: torch {torch.__version__} has no oneDNN for {dtype} here')
-    model = (model if inplace else copy.deepcopy(model)).eval()
-    _pack(model, dtype)
-    return model
+    return _packed((model if inplace else copy.deepcopy(model)).eval(), dtype)
 
 
-def _pack(module: nn.Module, dtype: torch.dtype) -> None:
+def _packed(module: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The module with packed layers, or the packed layer in its place."""
+    if type(module) is FFN and module.dwconv is None and module.is_one_op(torch.empty(0)):
+        return PackedFFN(module, dtype)
+    if type(module) is nn.Linear and are_untouched([module]):
+        return PackedLinear(module, dtype)
     for name, part in module.named_children():
-        if type(part) is FFN and part.dwconv is None and part.is_one_op(torch.empty(0)):
-            setattr(module, name, PackedFFN(part, dtype))
-        elif type(part) is nn.Linear and not (part._forward_hooks or part._forward_pre_hooks):
-            setattr(module, name, PackedLinear(part, dtype))
-        else:
-            _pack(part, dtype)
+        setattr(module, name, _packed(part, dtype))
+    return module
 
 
 class Packed(nn.Module):
     """A layer for inference that has its weights in oneDNN's order, and no parameters.
 
     Args:
+        in_features: Channels of the tokens.
         dtype: In which it computes.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, in_features: int, dtype: torch.dtype) -> None:
         super().__init__()
-        self.dtype = dtype
+        self.in_features, self.dtype = in_features, dtype
         # Weights in oneDNN's order cannot be in graphs of torch.compile, which break here.
         self.forward = torch.compiler.disable(self.forward)
 
@@ -100,6 +100,11 @@ class Packed(nn.Module):
 
     def inputs(self, x: Tensor) -> Tensor:
         """Tokens in the dtype of the weights."""
+        if x.shape[-1:] != (self.in_features,):
+            raise ValueError(
+                f'{type(self).__name__} takes tokens (..., {self.in_features}), got shape '
+                f'{tuple(x.shape)}'
+            )
         if exporting():
             raise RuntimeError(
                 f'{type(self).__name__} cannot be exported: {PURPOSE}; export the model from before'
@@ -148,18 +153,15 @@ class PackedLinear(Packed):
     """
 
     def __init__(self, linear: nn.Linear, dtype: torch.dtype) -> None:
-        super().__init__(dtype)
-        self.in_features, self.out_features = linear.in_features, linear.out_features
+        super().__init__(linear.in_features, dtype)
+        self.out_features = linear.out_features
         self.packed, self.bias = self.pack(linear)
 
     def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1:] != (self.in_features,):
-            raise ValueError(
-                f'PackedLinear takes tokens (..., {self.in_features}), got shape {tuple(x.shape)}'
-            )
+        x = self.inputs(x)
         if x.numel() == 0:
-            return x.new_empty(*x.shape[:-1], self.out_features, dtype=self.dtype)
-        return onednn_linear(self.inputs(x), self.packed, self.bias)
+            return x.new_empty(*x.shape[:-1], self.out_features)
+        return onednn_linear(x, self.packed, self.bias)
 
     def extra_repr(self) -> str:
         return f'{self.in_features}, {self.out_features}, dtype={self.dtype}'
@@ -174,17 +176,12 @@ class PackedFFN(Packed):
     """
 
     def __init__(self, ffn: FFN, dtype: torch.dtype) -> None:
-        super().__init__(dtype)
         first, act, _, second, _ = ffn.layers
-        self.in_features, self.hidden = first.in_features, first.out_features
-        self.out_features = second.out_features
+        super().__init__(first.in_features, dtype)
+        self.hidden, self.out_features = first.out_features, second.out_features
         self.weights: Any = (*self.pack(first), *self.pack(second), act.approximate)
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        if x.shape[-1:] != (self.in_features,):
-            raise ValueError(
-                f'PackedFFN takes tokens (..., {self.in_features}), got shape {tuple(x.shape)}'
-            )
         rows = self.inputs(x).reshape(-1, self.in_features)
         if len(rows):
             step = block_rows(rows, self.hidden)

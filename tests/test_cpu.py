@@ -10,7 +10,7 @@ from mmengine.registry import MODELS
 from torch import nn
 
 import mmlaplace.cpu
-from mmlaplace.cpu import PackedLinear, optimize
+from mmlaplace.cpu import Packed, PackedLinear, optimize
 from mmlaplace.models import LaplacianFormer, PyramidBackbone
 from mmlaplace.models.layers import FFN
 from mmlaplace.ops.gelu_ffn import has_onednn
@@ -55,7 +55,8 @@ def test_in_bf16_it_gives_what_autocast_gives():
 @pytest.mark.parametrize('rows', [0, 1, 700, 5000])
 def test_any_number_of_tokens(rows):
     for layer, arguments in ((nn.Linear(16, 40), ()), (FFN(16, 4), ((rows, 1),))):
-        packed = optimize(nn.ModuleList([layer]))[0]
+        packed = optimize(layer)
+        assert isinstance(packed, Packed)
         x = torch.randn(1, rows, 16)
         with torch.inference_mode():
             # Sums of up to 64 products of order 1.
@@ -71,9 +72,11 @@ def test_layers_with_hooks_and_of_other_classes_stay():
 
     hooked = nn.Linear(4, 4)
     hooked.register_forward_hook(lambda module, inputs, out: -out)
-    model = nn.Sequential(nn.Linear(4, 4), hooked, Doubled(4, 4))
+    patched = nn.Linear(4, 4)
+    patched.forward = lambda x: 3 * x
+    model = nn.Sequential(nn.Linear(4, 4), hooked, Doubled(4, 4), patched)
     packed, x = optimize(model), torch.randn(3, 4)
-    assert [type(part) for part in packed] == [PackedLinear, nn.Linear, Doubled]
+    assert [type(part) for part in packed] == [PackedLinear, nn.Linear, Doubled, nn.Linear]
     with torch.inference_mode():
         torch.testing.assert_close(packed(x), model(x), rtol=1e-5, atol=1e-5)  # of 4 products
 

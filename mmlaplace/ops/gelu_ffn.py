@@ -131,9 +131,7 @@ def differentiable(
     in_graph = type(x) not in PLAIN
     # These look inside of an op. torch's own functions have what they look for.
     looked_into = not in_graph and (
-        torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._are_functorch_transforms_active()
-        or forward_ad._current_level >= 0
+        torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
     )
     tensors = [tensor for tensor in (x, *weights) if tensor is not None]
     recorded = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)

@@ -1,7 +1,7 @@
 """Blocks of tokens and their parts: FFN, stochastic depth, layer scale."""
 
 from contextlib import contextmanager, nullcontext
-from typing import Any, Callable, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Iterable, Iterator, List, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from mmlaplace.ops._checks import is_compiling
 from mmlaplace.ops.backend import in_cpu_graph, with_current_backend
-from mmlaplace.ops.gelu_ffn import gelu_ffn
+from mmlaplace.ops.gelu_ffn import PLAIN, gelu_ffn
 from mmlaplace.ops.precision import autocasting
 
 from .build import build_activation, build_token_norm
@@ -23,7 +23,6 @@ from .feature_map import DepthwiseConv
 from .rep_norm import PRepBN
 
 DROP_PATH_PER = ('sample', 'element')
-PLAIN = (Tensor, nn.Parameter)
 FFN_LAYERS: Tuple[Any, ...] = (nn.Linear, nn.GELU, nn.Dropout, nn.Linear, nn.Dropout)
 
 
@@ -90,6 +89,19 @@ class LayerScale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.weight
+
+
+def are_untouched(layers: Iterable[nn.Module]) -> bool:
+    """Whether no layer has a hook, or another forward than its class."""
+    if every_module._has_any_global_hook():
+        return False
+    for layer in layers:
+        hooked = layer._forward_hooks or layer._forward_pre_hooks
+        if hooked or layer._backward_hooks or layer._backward_pre_hooks:
+            return False
+        if 'forward' in layer.__dict__:
+            return False
+    return True
 
 
 class FFN(BaseModule):
@@ -166,15 +178,12 @@ class FFN(BaseModule):
                 return False
         elif torch.jit.is_tracing() or torch._C._len_torch_dispatch_stack() > 0:
             return False
-        if every_module._has_any_global_hook():
-            return False
         layers: Any = self.layers._modules.values()
+        if not are_untouched(layers):
+            return False
         for layer, kind in zip(layers, FFN_LAYERS):
             if (
                 type(layer) is not kind
-                or 'forward' in layer.__dict__
-                or layer._forward_hooks or layer._forward_pre_hooks
-                or layer._backward_hooks or layer._backward_pre_hooks
                 or (kind is nn.Dropout and layer.training and layer.p > 0)
                 or (kind is nn.Linear and type(layer.weight) not in PLAIN)
             ):  # fmt: skip
