@@ -55,7 +55,8 @@ class ToolParser(argparse.ArgumentParser):
         """Add the arguments ``config`` and ``checkpoint``."""
         self.add_argument('config', help=f'of a trained {kind}')
         self.add_argument(
-            'checkpoint', help='its weights: a path, an address, hf://OWNER/NAME or timm://NAME'
+            'checkpoint',
+            help='its weights: a path, an address, hf://OWNER/NAME, timm://NAME or mmlaplace://NAME',
         )
 
     def parse_args(self, args: Optional[Iterable[str]] = None, namespace: Any = None) -> Any:

@@ -4,7 +4,7 @@ import re
 from argparse import Namespace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Dict, List, Mapping, Optional, Sequence, Tuple
 
 from torch import Tensor
 
@@ -12,7 +12,16 @@ from ..checkpoints import PUBLISHED, Converted, NameTable, UnsafeCheckpointError
 from ..checkpoints import write_weights as write
 from ..checkpoints.loading import read_weights
 from ..checkpoints.names import plain_names
-from ..checkpoints.published import are_own, by_file_name, describe, fitting, recognise, unfit
+from ..checkpoints.published import (
+    are_own,
+    by_file_name,
+    describe,
+    fitting,
+    recognise,
+    unfit,
+)
+from ..checkpoints.released import is_released, released_name, released_place
+from ..model_zoo import matches
 from .command_line import ToolParser, positive
 
 
@@ -20,7 +29,9 @@ def parser_for(doc: Optional[str]) -> ToolParser:
     """A parser with the arguments that all converters have. ``doc`` is the tool's docstring."""
     parser = ToolParser(doc)
     parser.add_argument(
-        'source', help="the authors' checkpoint: a path, an address, hf://OWNER/NAME or timm://NAME"
+        'source',
+        help="the authors' checkpoint: a path, an address, hf://OWNER/NAME, timm://NAME "
+        'or mmlaplace://NAME',
     )
     parser.add_argument(
         '--key',
@@ -101,6 +112,9 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
         near = ', '.join(near_models(model))
         parser.error(f'there is no published model {model!r}; similar names are {near}; see --list')
     try:
+        if is_released(args.source):
+            model = model or released_name(args.source)
+            args.source = released_place(args.source)
         read = read_weights(args.source, key=args.key)
         tensors = read.tensors
         plain = plain_names(tensors)
@@ -149,11 +163,16 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
     console.print(f'It fits {fits}.', markup=False)
 
 
-def list_published() -> str:
-    """The published models by name, with the backbones that they fit and the places of weights."""
-    width = max(map(len, PUBLISHED))
-    lines = (
-        f'{name:{width}}  {describe(name).partition(", ")[2]}  {model.place}'
-        for name, model in PUBLISHED.items()
+def list_published(patterns: Sequence[str] = ('*',)) -> str:
+    """The published models by name, with the backbones that they fit and the places of weights.
+
+    Args:
+        patterns: As in :func:`mmlaplace.list_models`, with ``_`` or ``-``. Default: all.
+    """
+    wanted = [pattern.replace('-', '_') for pattern in patterns]
+    names = [name for name in PUBLISHED if matches(name, wanted)]
+    width = max(map(len, names), default=0)
+    return '\n'.join(
+        f'{name:{width}}  {describe(name).partition(", ")[2]}  {PUBLISHED[name].place}'
+        for name in names
     )
-    return '\n'.join(lines)
