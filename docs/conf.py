@@ -95,8 +95,24 @@ def from_site_root(text: str, folder: Path) -> str:
     return IMAGE.sub(lambda match: f'![{match["text"]}](/../{resolved(match["path"])})', text)
 
 
+def navigation(questions: str) -> str:
+    """A hidden table of contents of each section of index.md, with the pages that it links to."""
+    trees = []
+    for section in questions.split('\n## ')[1:]:
+        links = [match['path'] for match in LINK.finditer(section)]
+        pages = [page_of(link[3:])[1:] if link.startswith('../') else link for link in links]
+        caption, tree = section.split('\n', 1)[0], '\n'.join(pages)
+        trees.append(f'```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{tree}\n```')
+    return '\n\n'.join(trees)
+
+
 def page_read(app, docname: str, content: list) -> None:
-    content[0] = from_site_root(content[0], (ROOT / 'docs' / docname).parent)
+    text = from_site_root(content[0], (ROOT / 'docs' / docname).parent)
+    if docname == 'index':  # the site begins with the README
+        readme = from_site_root((ROOT / 'README.md').read_text(), ROOT)
+        sections = text.replace('\n## ', '\n### ').replace('# ', '## ', 1)
+        text = '\n\n'.join([readme, sections, navigation(content[0])])
+    content[0] = text
 
 
 def include_read(app, relative_path: Path, parent: str, content: list) -> None:
