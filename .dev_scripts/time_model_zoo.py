@@ -19,7 +19,7 @@ import torch
 from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
 from mmlaplace.checkpoints import PUBLISHED
 from mmlaplace.commands.command_line import ToolParser, write_json
-from mmlaplace.lab.comparison.backbone_contenders import find
+from mmlaplace.lab.comparison.backbone_candidates import find
 from mmlaplace.lab.comparison.backbone_report import MARKERS
 from mmlaplace.lab.comparison.published_top1 import peers, published
 from mmlaplace.lab.figures import new_figure, save

@@ -55,7 +55,7 @@ from mmlaplace.analysis.measuring import (
 )
 from mmlaplace.commands.command_line import ToolParser, positive, write_json
 from mmlaplace.cpu import optimize
-from mmlaplace.lab.comparison.backbone_contenders import SOURCES, Builder, catalogue, find
+from mmlaplace.lab.comparison.backbone_candidates import SOURCES, Builder, catalogue, find
 from mmlaplace.lab.comparison.backbone_report import (
     add_report_options,
     check_report_options,

@@ -16,7 +16,7 @@ Sample of the output, on two cores:
 
 x native is the ratio of medians to the compiled op of mmlaplace. Memory is in percent of the
 result. docs/benchmarks.md describes how each column is measured. The contenders are listed in
-mmlaplace/lab/comparison/op_contenders.py.
+mmlaplace/lab/comparison/op_candidates.py.
 """
 
 import argparse
@@ -51,7 +51,7 @@ from mmlaplace.analysis.measuring import (
     tensor_memory,
 )
 from mmlaplace.commands.command_line import ToolParser, positive, write_json
-from mmlaplace.lab.comparison.op_contenders import (
+from mmlaplace.lab.comparison.op_candidates import (
     INVERSE_SHAPES,
     KERNEL_SHAPES,
     KERNELS,

@@ -12,7 +12,7 @@ from conftest import ROOT, load_tool, run_script
 from PIL import Image
 from torch import nn
 
-from mmlaplace.lab.comparison import backbone_contenders as contenders
+from mmlaplace.lab.comparison import backbone_candidates as contenders
 from mmlaplace.model_zoo import read_backbones
 from mmlaplace.models import FAMILIES, LaplacianAttention
 
