@@ -44,7 +44,7 @@ def timed_models() -> List[ModelInfo]:
 
 
 def seconds(name: str, base: Any, images: torch.Tensor) -> Dict[str, float]:
-    """Images a second of a contender, and of the base beside it."""
+    """Images a second of a candidate, and of the base beside it."""
     torch.manual_seed(0)
     model = find(name)(train=False)
     model.eval()  # mmpretrain's return None
