@@ -259,8 +259,8 @@ BLOCK: Rows = {
 }
 
 
-def _layers(ours: str, theirs: str, kind: str) -> Dict[str, Target]:
-    return {f'{theirs}main.{name}.': f'{ours}{i}.' for i, name in enumerate(LAYERS[kind])}
+def _layers(target: str, source: str, kind: str) -> Dict[str, Target]:
+    return {f'{source}main.{name}.': f'{target}{i}.' for i, name in enumerate(LAYERS[kind])}
 
 
 def _rows(
@@ -277,13 +277,13 @@ def _rows(
     """
     first = 'stages.0.patch_embed.'
     rows = {stem: f'{first}stem.', **_layers(f'{first}residual.', residual, kinds[0])}
-    for i, (theirs, kind) in enumerate(zip(stages, kinds[1:])):
-        rows.update(_layers(f'stages.{i}.patch_embed.layers.', f'{theirs}0.', kind))
+    for i, (source, kind) in enumerate(zip(stages, kinds[1:])):
+        rows.update(_layers(f'stages.{i}.patch_embed.layers.', f'{source}0.', kind))
         block = f'stages.{i}.blocks.{{j-1}}.'
         if i < len(stages) - attentions:
-            rows.update(_layers(f'{block}ffn.layers.', f'{theirs}{{j}}.', kind))
+            rows.update(_layers(f'{block}ffn.layers.', f'{source}{{j}}.', kind))
         else:
-            rows.update(within(block, f'{theirs}{{j}}.', BLOCK))
+            rows.update(within(block, f'{source}{{j}}.', BLOCK))
     return rows
 
 

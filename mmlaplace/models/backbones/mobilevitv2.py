@@ -203,11 +203,11 @@ AUTHORS_BLOCK: Dict[str, Target] = {
 DEPTHS = (2, 4, 3)  # of the stages with attentions
 
 
-def _inverted(ours: str, theirs: str, names: Sequence[str], conv: Rows) -> Dict[str, Target]:
+def _inverted(target: str, source: str, names: Sequence[str], conv: Rows) -> Dict[str, Target]:
     """The rows of an inverted residual, whose three convolutions have these names."""
     rows: Dict[str, Target] = {}
     for i, name in enumerate(names):
-        rows.update(within(f'{ours}{i}.', f'{theirs}{name}.', conv))
+        rows.update(within(f'{target}{i}.', f'{source}{name}.', conv))
     return rows
 
 
@@ -241,26 +241,26 @@ AUTHORS_ROWS = _rows(
     AUTHORS_CONV,
 )  # fmt: skip
 for i, depth in enumerate(DEPTHS, 1):
-    ours = f'stages.{i}.'
+    stage = f'stages.{i}.'
     timm, authors = f'stages.{i + 1}.1.', f'layer_{i + 2}.1.'
     TIMM_ROWS.update(
         {
-            **within(f'{ours}patch_embed.local.', f'{timm}conv_kxk.', TIMM_CONV),
-            f'{timm}conv_1x1.': (f'{ours}patch_embed.proj.', linear),
-            **within(f'{ours}blocks.{{j}}.', f'{timm}transformer.{{j}}.', TIMM_BLOCK),
-            f'{timm}norm.': f'{ours}norm.norm1.norm.',
-            f'{timm}conv_proj.conv.': (f'{ours}norm.proj.', linear),
-            f'{timm}conv_proj.bn.': f'{ours}norm.norm2.norm.',
+            **within(f'{stage}patch_embed.local.', f'{timm}conv_kxk.', TIMM_CONV),
+            f'{timm}conv_1x1.': (f'{stage}patch_embed.proj.', linear),
+            **within(f'{stage}blocks.{{j}}.', f'{timm}transformer.{{j}}.', TIMM_BLOCK),
+            f'{timm}norm.': f'{stage}norm.norm1.norm.',
+            f'{timm}conv_proj.conv.': (f'{stage}norm.proj.', linear),
+            f'{timm}conv_proj.bn.': f'{stage}norm.norm2.norm.',
         }
     )
     AUTHORS_ROWS.update(
         {
-            **within(f'{ours}patch_embed.local.', f'{authors}local_rep.0.', AUTHORS_CONV),
-            f'{authors}local_rep.1.block.conv.': (f'{ours}patch_embed.proj.', linear),
-            **within(f'{ours}blocks.{{j}}.', f'{authors}global_rep.{{j}}.', AUTHORS_BLOCK),
-            f'{authors}global_rep.{depth}.': f'{ours}norm.norm1.norm.',
-            f'{authors}conv_proj.block.conv.': (f'{ours}norm.proj.', linear),
-            f'{authors}conv_proj.block.norm.': f'{ours}norm.norm2.norm.',
+            **within(f'{stage}patch_embed.local.', f'{authors}local_rep.0.', AUTHORS_CONV),
+            f'{authors}local_rep.1.block.conv.': (f'{stage}patch_embed.proj.', linear),
+            **within(f'{stage}blocks.{{j}}.', f'{authors}global_rep.{{j}}.', AUTHORS_BLOCK),
+            f'{authors}global_rep.{depth}.': f'{stage}norm.norm1.norm.',
+            f'{authors}conv_proj.block.conv.': (f'{stage}norm.proj.', linear),
+            f'{authors}conv_proj.block.norm.': f'{stage}norm.norm2.norm.',
         }
     )
 TIMM = Names(
