@@ -202,9 +202,8 @@ def test_commands_name_scripts_options_and_configs_that_exist(document):
                 assert (ROOT / word).exists(), words
 
 
-def test_the_readme_begins_with_the_commands_to_try_and_to_test():
-    first_screen = README.read_text().splitlines()[:20]
-    starts = [line.split(' #')[0].strip() for line in first_screen]
+def test_the_readme_has_the_commands_to_try_and_to_test():
+    starts = [line.split(' #')[0].strip() for line in README.read_text().splitlines()]
     at = starts.index('bash tools/quickstart.sh')
     assert starts[at + 1] == 'bash tools/run_tests.sh'
 
