@@ -85,7 +85,7 @@ def name_boxes(axis, sample, classes) -> None:
         left, top = box[:2].tolist()
         named = classes[label] if classes else int(label)
         axis.text(
-            left, max(top, 0), f'{named} {score:.0%}', fontsize=8, color='white',
+            left, max(top, 0), f'{named} {score:.0%}', fontsize=11, color='white',
             va='bottom', bbox=dict(facecolor='black', edgecolor='none', pad=1),
         )  # fmt: skip
 
@@ -148,6 +148,8 @@ def main() -> None:
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     visualizer = VISUALIZERS.build(dict(cfg.visualizer, vis_backends=None, name='predictions'))
     visualizer.dataset_meta = meta_with_colours(dataset.metainfo)
+    if scope == 'mmdet':
+        visualizer.draw_texts = lambda *args, **options: None  # name_boxes writes larger names
     classes = dataset.metainfo.get('classes')
     show = classified if scope == 'mmpretrain' else drawn
 
