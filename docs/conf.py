@@ -56,9 +56,9 @@ LINK = re.compile(
 IMAGE = re.compile(r'!\[(?P<text>[^\]]*)\]\((?!\w+:)(?P<path>[^)\s]*)\)')
 PAGES = {
     'README.md': 'index.md',
-    'CONTRIBUTING.md': 'contributing.md',
+    'CONTRIBUTING.md': 'developers/contributing.md',
     'CHANGELOG.md': 'changelog.md',
-    'ops/README.md': 'native_ops.md',
+    'ops/README.md': 'developers/native_ops.md',
 }
 
 

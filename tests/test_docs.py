@@ -61,10 +61,10 @@ def test_relative_links_exist_in_the_repository(path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('page', 'shape'), [
-    ('add_attention', '(1, 128, 8, 11)'), ('add_family', '(1, 64, 8, 13)'),
+    ('tutorials/add_attention', '(1, 128, 8, 11)'), ('developers/add_family', '(1, 64, 8, 13)'),
 ])  # fmt: skip
 def test_the_file_of_a_tutorial_runs(page, shape, tmp_path):
-    file, *rest = code_blocks(ROOT / f'docs/tutorials/{page}.md', 'python')
+    file, *rest = code_blocks(ROOT / f'docs/{page}.md', 'python')
     # The file that a reader saves, and what is typed after importing it.
     (tmp_path / 'elu_attention.py').write_text(file)
     script = '\n'.join(['from elu_attention import *', *rest])

@@ -23,9 +23,9 @@ def main() -> None:
     parser.add_argument('--markdown', action='store_true', help='print the tables as Markdown')
     add_report_options(parser)
     args = parser.parse_args()
-    result = read_json(args.result, 'contenders')
+    result = read_json(args.result, 'candidates')
     args.base = args.base or result['base']
-    check_report_options(parser, args, result['contenders'])
+    check_report_options(parser, args, result['candidates'])
     print_tables(result, args.base, args.markdown)
     draw(result, args.plot, args.plot_top1)
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LINES = ('-', '--', ':', '-.')  # a line style for each mode
-MARKERS = 'os^Dv<>PX*hpd8'  # a marker for each family or contender
+MARKERS = 'os^Dv<>PX*hpd8'  # a marker for each family or candidate
 
 
 def size_name(row: dict) -> str:
@@ -34,14 +34,14 @@ def measured(result: dict) -> List[dict]:
 
 
 def exponents(rows: List[dict]) -> Dict[str, Dict[str, float]]:
-    """Fit the exponent of time over pixels by least squares, for each contender and mode.
+    """Fit the exponent of time over pixels by least squares, for each candidate and mode.
 
-    A contender needs at least two sizes with the same batch size.
+    A candidate needs at least two sizes with the same batch size.
     """
     lines: Dict[Tuple[str, str], List[dict]] = {}
     found: Dict[str, Dict[str, float]] = {}
     for row in rows:
-        lines.setdefault((row['contender'], row['mode']), []).append(row)
+        lines.setdefault((row['candidate'], row['mode']), []).append(row)
     for (name, mode), line in lines.items():
         if len(line) > 1 and len({row['batch'] for row in line}) == 1:
             x = [math.log(row['side'] ** 2) for row in line]
@@ -51,11 +51,11 @@ def exponents(rows: List[dict]) -> Dict[str, Dict[str, float]]:
 
 
 def tables(result: dict, base: str, style: box.Box) -> Iterator[Tuple[str, Table]]:
-    """A title and a table for each size, with a row per contender and columns for each mode."""
+    """A title and a table for each size, with a row per candidate and columns for each mode."""
     modes, step = result['modes'], 'forward and backward' if result['train'] else 'forward'
     for side, batch in result['sizes']:
         rows = {
-            (row['contender'], row['mode']): row
+            (row['candidate'], row['mode']): row
             for row in result['rows']
             if (row['side'], row['batch']) == (side, batch)
         }
@@ -72,7 +72,7 @@ def tables(result: dict, base: str, style: box.Box) -> Iterator[Tuple[str, Table
         failed = any(row['failure'] for row in rows.values()) or result['failures']
         if failed:
             table.add_column('not measured')
-        for name in result['contenders']:
+        for name in result['candidates']:
             model, paper = result['models'].get(name), published().get(name)
             cells = [name, '-' if model is None else f'{model["parameters"] / 1e6:.1f}']
             cells.append(f'{paper.top1:.1f}' if paper and paper.side == side else '-')
@@ -126,17 +126,17 @@ def plot(result: dict, path: Path) -> None:
     from matplotlib import colormaps
 
     rows = measured(result)
-    lines = len(result['contenders']) * len(result['modes'])
+    lines = len(result['candidates']) * len(result['modes'])
     figure, axes = new_figure(1, 2, (12, 4.5 + 0.12 * lines))
     # Typed Any, as only listed colormaps have ``colors``.
-    colormap: Any = colormaps['tab10' if len(result['contenders']) <= 10 else 'tab20']
+    colormap: Any = colormaps['tab10' if len(result['candidates']) <= 10 else 'tab20']
     for axis, key, label in zip(axes, ('ms per image', 'MB'), ('ms an image', 'peak memory (MB)')):
-        for index, (name, marker) in enumerate(zip(result['contenders'], cycle(MARKERS))):
+        for index, (name, marker) in enumerate(zip(result['candidates'], cycle(MARKERS))):
             for mode, style in zip(result['modes'], cycle(LINES)):
                 line = sorted(
                     (row['side'], row[key])
                     for row in rows
-                    if (row['contender'], row['mode']) == (name, mode) and row[key]
+                    if (row['candidate'], row['mode']) == (name, mode) and row[key]
                 )
                 slope = result['exponents'].get(name, {}).get(mode)
                 note = '' if slope is None or key == 'MB' else f', time ~ pixels^{slope:.2f}'
@@ -159,16 +159,16 @@ def plot(result: dict, path: Path) -> None:
 
 
 def top1_points(result: dict, mode: str) -> Dict[str, Tuple[float, int]]:
-    """The speed in images a second and its batch size, for each contender with a published top-1.
+    """The speed in images a second and its batch size, for each candidate with a published top-1.
 
     The speed is that at the image size of the published top-1, for the fastest batch size.
     """
     found: Dict[str, Tuple[float, int]] = {}
     for row in measured(result):
-        paper = published().get(row['contender'])
+        paper = published().get(row['candidate'])
         if row['mode'] == mode and paper is not None and paper.side == row['side']:
-            found[row['contender']] = max(
-                found.get(row['contender'], (0.0, 0)),
+            found[row['candidate']] = max(
+                found.get(row['candidate'], (0.0, 0)),
                 (row['images per second'], row['batch']),
             )
     return found
@@ -241,7 +241,7 @@ def draw_families(axis: 'Axes', speeds: Dict[str, float]) -> None:
 
 
 def is_twin(name: str) -> bool:
-    """Whether a contender is mmlaplace's version of another project's model."""
+    """Whether a candidate is mmlaplace's version of another project's model."""
     return not published()[name].ours and ':' not in name
 
 
@@ -284,7 +284,7 @@ def not_measured(result: dict) -> List[str]:
 def add_report_options(parser: ToolParser) -> None:
     """Add the arguments of the report. The benchmark and the report share them."""
     parser.add_argument(
-        '--base', metavar='CONTENDER', help='what the others are compared with; default: the first'
+        '--base', metavar='CANDIDATE', help='what the others are compared with; default: the first'
     )
     parser.add_output('--plot', help='draw time and memory over the size, into this .png')
     parser.add_output(
@@ -293,7 +293,7 @@ def add_report_options(parser: ToolParser) -> None:
 
 
 def check_report_options(parser: ToolParser, args: argparse.Namespace, names: List[str]) -> None:
-    """End the tool before any measurement if a contender or matplotlib is missing."""
+    """End the tool before any measurement if a candidate or matplotlib is missing."""
     args.base = args.base or names[0]
     if args.base not in names:
         parser.error(f'--base must be one of {", ".join(names)}, got {args.base}')
