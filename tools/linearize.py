@@ -30,7 +30,7 @@ from mmlaplace.commands.command_line import (
     read_config,
     write_json,
 )
-from mmlaplace.commands.model_list import path_from_here
+from mmlaplace.commands.terminal import command
 from mmlaplace.linearizing import (
     Schedule,
     distill,
@@ -126,8 +126,8 @@ def main() -> None:
         f'{made["losses"][-1]:.3g} ({phase})' for phase, made in done.items() if made['losses']
     )
     print(f'last losses: {", ".join(losses)}; wrote {out}')
-    test = path_from_here(str(Path(__file__).resolve().with_name('test.py')))
-    print(f'Next:\n  python {shlex.join([test, str(args.work_dir / "linearized.py"), str(out)])}')
+    model = shlex.join([str(args.work_dir / 'linearized.py'), str(out)])
+    print(command(Path(__file__).absolute().with_name('test.py'), model))
 
 
 if __name__ == '__main__':

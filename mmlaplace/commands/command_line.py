@@ -96,7 +96,7 @@ class ToolParser(argparse.ArgumentParser):
             if path is None:
                 continue
             if suffixes and path.suffix.lower() not in suffixes:
-                self.error(f'{path} must end with {", ".join(suffixes)}')
+                self.error(f'{path} must end with one of {", ".join(suffixes)}')
             self.check_output(path, parsed.force)
         return parsed
 

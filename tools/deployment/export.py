@@ -50,7 +50,7 @@ from mmlaplace.commands.command_line import (
     read_config,
     write_json,
 )
-from mmlaplace.commands.model_list import path_from_here
+from mmlaplace.commands.terminal import command
 from mmlaplace.deployment import exporting, image_pipeline, verification
 from mmlaplace.deployment.deployable import Deployable, NotDeployableError, deployable
 from mmlaplace.deployment.onnx_ops import LIBRARY
@@ -340,8 +340,8 @@ def main() -> None:
     alike = ', which predicts as the toolbox does' if args.verify else ''
     print(f'wrote {args.out} ({report["megabytes"]} MB){alike}', file=sys.stderr)
     if args.format == 'onnx':
-        script = path_from_here(str(Path(__file__).with_name('run_onnx.py').resolve()))
-        print(f'Next:\n  python {shlex.join([script, str(args.out), "IMAGE"])}', file=sys.stderr)
+        script = Path(__file__).absolute().with_name('run_onnx.py')
+        print(command(script, f'{shlex.quote(str(args.out))} IMAGE'), file=sys.stderr)
 
 
 if __name__ == '__main__':
