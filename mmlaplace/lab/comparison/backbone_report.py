@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ...commands.command_line import ToolParser
+from ...commands.command_line import PICTURES, ToolParser
 from ..figures import new_figure, save
 from .published_top1 import peers, published
 
@@ -302,9 +302,9 @@ def add_report_options(parser: ToolParser) -> None:
     parser.add_argument(
         '--base', metavar='CANDIDATE', help='what the others are compared with; default: the first'
     )
-    parser.add_output('--plot', help='draw time and memory over the size, into this .png')
+    parser.add_output('--plot', suffixes=PICTURES, help='draw time and memory over the size')
     parser.add_output(
-        '--plot-top1', help='draw published top-1 over measured speed, into this .png'
+        '--plot-top1', suffixes=PICTURES, help='draw published top-1 over measured speed'
     )
 
 
