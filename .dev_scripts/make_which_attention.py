@@ -1,9 +1,9 @@
 """Write the tables of docs/which_attention.md, probes.md and attention_comparison.md from the logs.
 
-The heat map of docs/which_attention.md is drawn, too. The logs are those of the probes and of the
-comparison of attentions. A person writes the sentences of the pages, and reads them again after a
-table has changed. The advice is a table: of the attentions that solve the probes of a use, it names
-the cheapest.
+The heat map of docs/which_attention.md and the small one of the README are drawn, too. The logs are
+those of the probes and of the comparison of attentions. A person writes the sentences of the pages,
+and reads them again after a table has changed. The advice is a table: of the attentions that solve
+the probes of a use, it names the cheapest.
 
 Examples:
   python .dev_scripts/make_which_attention.py
@@ -41,7 +41,11 @@ from mmlaplace.lab.probes.study import read_studies
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / 'docs'
 PAGES = [DOCS / name for name in ('which_attention.md', 'probes.md', 'attention_comparison.md')]
-PICTURE = DOCS / 'images/probes.png'
+PICTURE, SMALL_PICTURE = DOCS / 'images/probes.png', DOCS / 'images/probes_small.png'
+# In the small picture: the reference, the project's three papers, and attentions of backbones whose
+# weights are released; probes whose names say what they ask, and the cost at two sizes.
+EIGHT = ('Softmax', 'Laplacian', 'SOFT', 'Pola', 'Agent', 'FLatten', 'MLLA', 'MALA')
+FEW = ('recall', 'one of many', 'offset', 'count, 4x map')
 LOG, COMPARED = DOCS / 'logs/probes.jsonl', DOCS / 'logs/compare_attentions.json'
 SOLVED = 0.9  # of the way from a guess to a perfect answer
 NAMED = 4  # attentions for each use
@@ -173,6 +177,19 @@ def on_images() -> Dict[str, TrainedHere]:
     return {title: here[study] for study, title in IMAGES.items()}
 
 
+def draw_small(
+    table: Table, images: Dict[str, TrainedHere], costs: Dict[str, Dict[str, float]]
+) -> None:
+    """Draw a few attentions and columns of the heat map."""
+    numbers = [titles_of(table).index(title) for title in FEW]
+    rows = {
+        name: [cells[n] for n in numbers] for name, cells in table.rows.items() if name in EIGHT
+    }
+    few = table._replace(columns=[table.columns[n] for n in numbers], rows=rows)
+    times = {name: {key: costs[name][key] for key in (*AT_224, AT_1024[0])} for name in rows}
+    draw(few, SMALL_PICTURE, images, times)
+
+
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument('--check', action='store_true', help='only say whether they are in step')
@@ -197,7 +214,9 @@ def main() -> None:
     for path, text in texts.items():
         path.write_text(text)
     draw(main_table, PICTURE, here, costs, facts)
-    print(f'wrote the tables of {", ".join(path.name for path in PAGES)} and {PICTURE.name}')
+    draw_small(main_table, here, costs)
+    pages = ', '.join(path.name for path in PAGES)
+    print(f'wrote the tables of {pages}, {PICTURE.name} and {SMALL_PICTURE.name}')
     if late:
         print(f'tables of {late} have changed; read the sentences beside them again')
 

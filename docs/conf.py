@@ -1,7 +1,10 @@
 """How Sphinx builds the site: bash .dev_scripts/build_docs.sh. Nothing here needs a network."""
 
+import csv
 import re
+from html import escape
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from docutils import nodes
 
@@ -95,6 +98,23 @@ def from_site_root(text: str, folder: Path) -> str:
     return IMAGE.sub(lambda match: f'![{match["text"]}](/../{resolved(match["path"])})', text)
 
 
+def table_of_all_models() -> str:
+    """model_zoo.csv as HTML, in which model_zoo.js lets readers search and sort."""
+    header, *rows = csv.reader((ROOT / 'docs/model_zoo.csv').read_text().splitlines())
+
+    def cell(text: str) -> str:
+        site = urlsplit(text).hostname
+        return f'<a href="{escape(text)}">{site}</a>' if site else escape(text)
+
+    head = ''.join(f'<th>{title}</th>' for title in header)
+    body = ''.join(f'<tr>{"".join(f"<td>{cell(text)}</td>" for text in row)}</tr>' for row in rows)
+    return (
+        f'<table id="all-models-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        '<script src="_static/datatables-3.1.5.min.js"></script>'
+        '<script src="_static/model_zoo.js"></script>'
+    )
+
+
 def navigation(questions: str) -> str:
     """A hidden table of contents of each section of index.md, with the pages that it links to."""
     trees = []
@@ -107,6 +127,7 @@ def navigation(questions: str) -> str:
 
 
 def page_read(app, docname: str, content: list) -> None:
+    content[0] = content[0].replace('<!-- all models -->', table_of_all_models())
     text = from_site_root(content[0], (ROOT / 'docs' / docname).parent)
     if docname == 'index':  # the site begins with the README
         readme = from_site_root((ROOT / 'README.md').read_text(), ROOT)

@@ -112,7 +112,7 @@ def parse_args(parser: ToolParser):
     )
     parser.add_argument('--landmarks', type=positive, default=1024, help='softpp-6a; %(default)s')
     parser.add_argument('--numbers', type=Path, help='JSON of an earlier call, to draw again')
-    parser.add_output('--out', default=None, help='.png; default: work_dirs/NAME.png')
+    parser.add_output('--out', suffixes=('.png',), help='.png; default: work_dirs/NAME.png')
     return parser.parse_args()
 
 
@@ -125,8 +125,6 @@ def main() -> None:
         needed = dict(none='no --model', one='one --model', some='at least one --model')
         parser.error(f'{args.name} takes {needed[figure.models]}, got {len(args.model)}')
     out = args.out or Path(f'work_dirs/{args.name}.png')
-    if out.suffix != '.png':
-        parser.error(f'--out must end in .png, got {out}')
     written = [out] if args.numbers else [out, out.with_suffix('.json')]
     for path in written:
         parser.check_output(path, args.force)

@@ -25,8 +25,10 @@ from mmengine.config import DictAction
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, VISUALIZERS
 from PIL import Image
+from rich.progress import track
 
 from mmlaplace.commands.command_line import (
+    PICTURES,
     ToolParser,
     check_backbone,
     load_or_exit,
@@ -85,7 +87,7 @@ def name_boxes(axis, sample, classes) -> None:
         left, top = box[:2].tolist()
         named = classes[label] if classes else int(label)
         axis.text(
-            left, max(top, 0), f'{named} {score:.0%}', fontsize=8, color='white',
+            left, max(top, 0), f'{named} {score:.0%}', fontsize=11, color='white',
             va='bottom', bbox=dict(facecolor='black', edgecolor='none', pad=1),
         )  # fmt: skip
 
@@ -123,7 +125,7 @@ def arrange(pictures: list, columns: int, classes, heading: str) -> plt.Figure:
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_trained_model('classifier, detector or segmentor')
-    parser.add_output('--out', default=Path('predictions.png'))
+    parser.add_output('--out', suffixes=PICTURES, default=Path('predictions.png'))
     parser.add_argument('--count', type=positive, help='default: 24 of a classifier, else 6')
     parser.add_argument(
         '--gamma', type=float, default=1, help='below 1 it lightens what is drawn; default: 1'
@@ -148,13 +150,15 @@ def main() -> None:
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     visualizer = VISUALIZERS.build(dict(cfg.visualizer, vis_backends=None, name='predictions'))
     visualizer.dataset_meta = meta_with_colours(dataset.metainfo)
+    if scope == 'mmdet':
+        visualizer.draw_texts = lambda *args, **options: None  # name_boxes writes larger names
     classes = dataset.metainfo.get('classes')
     show = classified if scope == 'mmpretrain' else drawn
 
     pictures = []
     count = min(args.count or COUNT.get(scope, 6), len(dataset))
     shown = random.Random(args.seed).sample(range(len(dataset)), count)
-    for index in shown:
+    for index in track(shown, 'images', transient=True):
         data = dataset[index]
         image = enlarged(data, args.gamma)
         with torch.no_grad():

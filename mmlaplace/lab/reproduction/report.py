@@ -154,8 +154,8 @@ def markdown(report: dict, folder: Path) -> str:
         lines += [report['note'], '']
     if report['scale'] == 'mini':
         lines += [
-            'Scores, speeds and memory are those of small copies on small data. They say nothing of '
-            'the published figures, which are beside them for their order alone. Parameters and '
+            'Scores, speeds and memory are those of small copies on small data. They say nothing '
+            'of the published figures, which are beside them for their order alone. Parameters and '
             'MACs are those of the full-size models.', '',
         ]  # fmt: skip
     header = ('row', 'kind', 'metric', 'published', 'reproduced', 'difference', 'log', 'config')
