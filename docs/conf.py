@@ -59,6 +59,9 @@ LINK = re.compile(
 IMAGE = re.compile(r'!\[(?P<text>[^\]]*)\]\((?!\w+:)(?P<path>[^)\s]*)\)')
 PAGES = {
     'README.md': 'index.md',
+    'configs/classification': 'configs/classification.md',
+    'configs/detection': 'configs/detection.md',
+    'configs/segmentation': 'configs/segmentation.md',
     'CONTRIBUTING.md': 'developers/contributing.md',
     'CHANGELOG.md': 'changelog.md',
     'ops/README.md': 'developers/native_ops.md',
@@ -66,7 +69,7 @@ PAGES = {
 
 
 def page_of(readme: str) -> str:
-    """The page that includes a Markdown file of the repository, with the place on it."""
+    """The page that includes a Markdown file or a folder of configs, with the place on it."""
     if readme in PAGES:
         return f'/{PAGES[readme]}'
     task = re.fullmatch(r'configs/(\w+)/\w+/README\.md', readme)
@@ -85,10 +88,12 @@ def from_site_root(text: str, folder: Path) -> str:
 
     def link(match: re.Match) -> str:
         path, anchor = resolved(match['path']), match['anchor'] or ''
-        if (ROOT / path).is_dir():
-            return match['text']
         target = f'/../{path}'
-        if path.endswith('.md') and not path.startswith('docs/') and (ROOT / path).is_file():
+        if path in PAGES:
+            target = page_of(path)
+        elif (ROOT / path).is_dir():
+            return match['text']
+        elif path.endswith('.md') and not path.startswith('docs/') and (ROOT / path).is_file():
             target = page_of(path)
         target = target.partition('#')[0] + anchor if anchor else target
         return f'[{match["text"]}]({target})'

@@ -51,7 +51,7 @@ def anchors(markdown):
 
 def words(page: Path) -> int:
     """As wc counts them, without generated tables, code, formulas, addresses, and signs alone."""
-    unread = re.compile(r'```.*?```|\$\$.*?\$\$|\]\([^)]*\)', re.DOTALL)
+    unread = re.compile(r'```.*?```|\$\$.*?\$\$|\$[^$]+\$|\]\([^)]*\)', re.DOTALL)
     text = unread.sub('', GENERATED.sub('', page.read_text()))
     return sum(any(map(str.isalnum, word)) for word in text.split())
 
