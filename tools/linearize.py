@@ -81,7 +81,6 @@ def main() -> None:
     torch.manual_seed(args.seed)
     check_backbone(cfg, args.config)
     old = build_model(cfg)
-    load_or_exit(old, args.checkpoint)
     new_cfg = Config(cfg.to_dict())
     try:
         new_cfg.model.backbone = linear_config(
@@ -90,6 +89,7 @@ def main() -> None:
         new = build_model(new_cfg)
     except (TypeError, ValueError) as error:
         parser.error(str(error))
+    load_or_exit(old, args.checkpoint)
     try:
         new.init_weights()
     except UnsafeCheckpointError as error:  # of an init_cfg

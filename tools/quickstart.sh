@@ -50,7 +50,7 @@ run() {
     echo "== draw predictions"
     "$python" tools/visualization/vis_predictions.py "$config" "$checkpoint" --gamma 0.5 \
         --out "$folder/predictions.png" --force  # the photographs are dimmed
-    weights+=("$checkpoint")
+    weights+=("${checkpoint#"$PWD"/}")
     pictures+=("$folder/predictions.png")
     measured=$("$python" - "$folder/test" $expected <<'PYTHON'
 import json
@@ -101,9 +101,8 @@ printf 'Weights:  %s\n' "${weights[@]}"
 printf 'Look at:  %s\n' "${pictures[@]}"
 if [ "$task" = classification ]; then
     cat <<EOF
-Predict the digit on an image, export the model, train it under softmax attention, or go on with detectors:
-  $python demo/image_demo.py data/mini/classification/val/7 $classifier ${weights[0]}
-  $python tools/deployment/export.py $classifier ${weights[0]} --verify
+Predict the digit on an image, train the same model under softmax attention, or go on with detectors:
+  $python demo/image_demo.py data/mini/classification/val/7/0001_0.png $classifier ${weights[0]}
   $python tools/train.py configs/classification/laplacianformer/laplacianformer-micro-softmax_1xb32_mini.py
   bash tools/quickstart.sh --task detection
 EOF

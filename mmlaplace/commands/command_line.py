@@ -48,6 +48,11 @@ class ToolParser(argparse.ArgumentParser):
         super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
         self.outputs: Dict[str, Tuple[str, ...]] = {}
 
+    def error(self, message: str) -> NoReturn:
+        """End with the error alone. The usage of a tool with many options would bury it."""
+        of_argparse = message.startswith(('argument ', 'the following ', 'unrecognized '))
+        self.exit(2, f'{self.prog}: error: {message}{"; see --help" if of_argparse else ""}\n')
+
     def add_output(self, *names: str, suffixes: Tuple[str, ...] = (), **kwargs: Any) -> None:
         """Add an argument for an output file. The first one also adds ``--force``.
 

@@ -88,8 +88,12 @@ def last_words(script: str, tools: Path, config: str, cfg: Config) -> None:
     checkpoint = (best or last) if trained else cfg.load_from
     if checkpoint is not None:  # None of a training that keeps none
         checkpoint = path_from_here(checkpoint)
-        best_score = f'best, {hub.get_info("best_score"):.4g}: ' if trained and best else ''
-        lines[-1] += f' Checkpoint: {best_score}{checkpoint}'
+        kind = (
+            f'Best checkpoint ({hub.get_info("best_score"):.4g})'
+            if trained and best
+            else 'Checkpoint'
+        )
+        lines[-1] += f' {kind}: {checkpoint}'
         if '--cfg-options' in sys.argv:
             config = os.path.join(cfg.work_dir, os.path.basename(config))  # as mmengine dumped it
         model = shlex.join([config, checkpoint])

@@ -76,7 +76,7 @@ def test_a_training_ends_with_its_scores_and_the_next_commands(hub, monkeypatch,
     hub.update_info('best_ckpt', str(tmp_path / 'best.pth'))
     hub.update_info('best_score', 98.1)
     _, said, *commands = words(capsys, 'train', CFG)
-    assert said.endswith('97.35. Checkpoint: best, 98.1: best.pth')
+    assert said.endswith('97.35. Best checkpoint (98.1): best.pth')
     assert [line.split(' ', 2)[2] for line in commands] == [
         'tools/test.py c.py best.pth',
         'demo/image_demo.py IMAGE c.py best.pth',
