@@ -183,12 +183,12 @@ def data_row(model: ModelInfo) -> Dict[str, object]:
         'task': model.task,
         'family': model.family,
         'data': coco_or_imagenet or said['Training Data'],
+        'published': found.get(metric, ''),
+        'metric': metric.replace('Top 1 Accuracy', 'top-1'),
+        'mask AP': found.get('mask AP', '') if further else '',
         'params (M)': f'{said["Parameters"] / 1e6:.1f}' if 'Parameters' in said else '',
         'MACs (G)': f'{said["MACs"] / 1e9:.1f}' if 'MACs' in said else '',
         'pixels': pixels(model),
-        'metric': metric.replace('Top 1 Accuracy', 'top-1'),
-        'published': found.get(metric, ''),
-        'mask AP': found.get('mask AP', '') if further else '',
         'images/s': speed(model),
         'weights': published and (published.weights or published.page) or '',
         'checked': checked(model),
@@ -222,12 +222,13 @@ def classifiers(models: List[ModelInfo]) -> str:
     rows = []
     for family, model in sorted(best.items(), key=lambda item: -top1(item[1])):
         rows.append([
-            link(model, PAGE.parent), f'{min(sizes[family]):.0f} to {max(sizes[family]):.0f} M',
+            link(model, PAGE.parent), score(model, 'Top 1 Accuracy'),
             amount(model.metadata, 'Parameters', 'M', '.1f'),
-            amount(model.metadata, 'MACs', 'G', '.1f'), score(model, 'Top 1 Accuracy'),
-            speed(model) or '–', weights(model).get('weights', 'none'), checked(model) or '–',
+            amount(model.metadata, 'MACs', 'G', '.1f'), speed(model) or '–',
+            weights(model).get('weights', 'none'), checked(model) or '–',
+            f'{min(sizes[family]):.0f}–{max(sizes[family]):.0f} M',
         ])  # fmt: skip
-    header = ['config', 'sizes', 'params', 'MACs', 'top-1', 'images/s', 'weights', 'checked']
+    header = ['config', 'top-1', 'params', 'MACs', 'images/s', 'weights', 'checked', 'sizes']
     return with_footnote(markdown_table(header, rows))
 
 

@@ -132,7 +132,7 @@ def plot(result: dict, path: Path) -> None:
     for row in sorted(rows, key=lambda row: row['side']):
         lines.setdefault((row['candidate'], row['mode']), []).append(row)
     slowest = sorted(lines, key=lambda key: lines[key][-1]['ms per image'], reverse=True)
-    figure, axes = new_figure(1, 2, (9, 4.2 + 0.09 * len(lines)))
+    figure, axes = new_figure(1, 2, (8, 4 + 0.09 * len(lines)))
     # Typed Any, as only listed colormaps have ``colors``.
     colormap: Any = colormaps['tab10' if len(result['candidates']) <= 10 else 'tab20']
     titles = ('time of an image (ms)', 'peak memory (MB)')
