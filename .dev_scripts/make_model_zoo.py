@@ -109,7 +109,9 @@ def amount(figures: dict, name: str, unit: str, digits: str) -> str:
 def score(model: ModelInfo, name: str) -> str:
     """A published score, – where there is none."""
     value = model.metadata['Published'].get(name)
-    return '–' if value is None else f'{value}{MARK if model.family == FITTED else ""}'
+    if value is None:
+        return '–'
+    return f'{value} {MARK}' if model.family == FITTED else str(value)
 
 
 def scores(model: ModelInfo, folder: Path) -> Dict[str, str]:

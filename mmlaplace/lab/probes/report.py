@@ -258,7 +258,7 @@ def draw(
         texts = shown(degrees, MARKS.__getitem__)
         panels.append(Panel('ability', abilities, degrees, texts, 'Greens', (-0.1, 2.5)))
     widths = [len(panel.columns) for panel in panels]
-    size = 1.3 + 0.57 * sum(widths), 0.75 + 0.215 * len(names)
+    size = max(5.0, 1.3 + 0.57 * sum(widths)), 1.0 + 0.215 * len(names)
     figure, axes = new_figure(1, len(panels), size, sharey=True, squeeze=False, width_ratios=widths)
     axes[0, 0].set_yticks(range(len(names)), names, fontsize=8)
     for axis, panel in zip(axes[0], panels):
