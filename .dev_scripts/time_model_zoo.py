@@ -19,7 +19,7 @@ import torch
 from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
 from mmlaplace.checkpoints import PUBLISHED
 from mmlaplace.commands.command_line import ToolParser, write_json
-from mmlaplace.lab.comparison.backbone_contenders import find
+from mmlaplace.lab.comparison.backbone_candidates import find
 from mmlaplace.lab.comparison.backbone_report import MARKERS
 from mmlaplace.lab.comparison.published_top1 import peers, published
 from mmlaplace.lab.figures import new_figure, save
@@ -44,7 +44,7 @@ def timed_models() -> List[ModelInfo]:
 
 
 def seconds(name: str, base: Any, images: torch.Tensor) -> Dict[str, float]:
-    """Images a second of a contender, and of the base beside it."""
+    """Images a second of a candidate, and of the base beside it."""
     torch.manual_seed(0)
     model = find(name)(train=False)
     model.eval()  # mmpretrain's return None

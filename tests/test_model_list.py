@@ -18,7 +18,7 @@ from mmlaplace import check, mmpretrain_hub
 from mmlaplace.__main__ import main
 from mmlaplace.commands.command_line import read_config
 from mmlaplace.commands.model_list import path_from_here
-from mmlaplace.lab.comparison.backbone_contenders import catalogue
+from mmlaplace.lab.comparison.backbone_candidates import catalogue
 from mmlaplace.model_zoo import files_root, get_config, read_models
 from mmlaplace.models import FAMILIES, LaplacianFormer, PyramidBackbone
 

@@ -24,19 +24,19 @@ def main() -> None:
     parser.add_argument('result', type=Path, help='JSON of benchmark_backbone.py')
     parser.add_argument('--markdown', action='store_true', help='print the tables as Markdown')
     parser.add_argument(
-        '--only', nargs='+', metavar='CONTENDER', help='of them; default: all that were measured'
+        '--only', nargs='+', metavar='CANDIDATE', help='of them; default: all that were measured'
     )
     add_report_options(parser)
     args = parser.parse_args()
-    result = read_json(args.result, 'contenders')
+    result = read_json(args.result, 'candidates')
     for name in args.only or ():
-        if name not in result['contenders']:
-            parser.error(f'--only {name}: {args.result} has {", ".join(result["contenders"])}')
+        if name not in result['candidates']:
+            parser.error(f'--only {name}: {args.result} has {", ".join(result["candidates"])}')
     if args.only:
-        result['contenders'] = args.only
-        result['rows'] = [row for row in result['rows'] if row['contender'] in args.only]
+        result['candidates'] = args.only
+        result['rows'] = [row for row in result['rows'] if row['candidate'] in args.only]
     args.base = args.base or next(iter(args.only or [result['base']]))
-    check_report_options(parser, args, result['contenders'])
+    check_report_options(parser, args, result['candidates'])
     print_tables(result, args.base, args.markdown)
     draw(result, args.plot, args.plot_top1)
 

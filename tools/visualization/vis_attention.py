@@ -38,6 +38,7 @@ from torch import Tensor
 from mmlaplace.analysis.attention_rows import attention_map, check_rows, matrices_of
 from mmlaplace.analysis.recording import Mixed, mixed_by, normalized, rgb
 from mmlaplace.commands.command_line import (
+    PICTURES,
     ToolParser,
     build_backbone,
     positive,
@@ -61,13 +62,13 @@ class Column(NamedTuple):
     stride: int
 
 
-def matrices_drawn(attention: BaseAttention, matrix: str, stream: str) -> Dict[str, dict]:
+def matrices_drawn(attention: BaseAttention, matrix: str) -> Dict[str, dict]:
     """Those of the attention's matrices that were asked for, as :func:`matrices_of` has them."""
-    other = {'Z': 'nystrom', 'Ĝ': 'whitened', 'same signs': 'opposite', 'opposite signs': 'same'}
+    other = {'Z': 'nystrom', 'Ĝ': 'whitened'}
     return {
         name: options
         for name, options in matrices_of(attention).items()
-        if other.get(name) not in (matrix, stream)
+        if other.get(name) != matrix
     }
 
 
@@ -169,11 +170,9 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
     parser.add_argument('--head', type=int, default=0, help='from 0; default: %(default)s')
     parser.add_argument('--matrix', choices=('whitened', 'nystrom'), default='whitened',
                         help='of LaplacianAttention; default: %(default)s')  # fmt: skip
-    parser.add_argument('--stream', choices=('same', 'opposite', 'both'), default='both',
-                        help='of PolaAttention; default: %(default)s')  # fmt: skip
     parser.add_argument('--image-size', nargs=2, type=positive, metavar=('H', 'W'),
                         help="to resize the image to; default: the image's own")  # fmt: skip
-    parser.add_output('--out', default=Path('work_dirs/attention.png'))
+    parser.add_output('--out', suffixes=PICTURES, default=Path('work_dirs/attention.png'))
     args = parser.parse_args()
     first = [path for path in (args.config, args.checkpoint) if path]
     args.models = [first, *args.model] if first else args.model
@@ -228,7 +227,7 @@ def main() -> None:
         pixels = normalized(image, (height, width), preprocessor_of(config))
         mixed = find(parser, args, config, backbone, pixels)
         stride = math.prod(backbone.stage_strides[: args.stage + 1])
-        drawn = matrices_drawn(mixed.attention, args.matrix, args.stream)
+        drawn = matrices_drawn(mixed.attention, args.matrix)
         for matrix, options in drawn.items():
             maps = [
                 attention_map(mixed, (int(y / stride), int(x / stride)), args.head, **options)

@@ -25,8 +25,10 @@ from mmengine.config import DictAction
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, VISUALIZERS
 from PIL import Image
+from rich.progress import track
 
 from mmlaplace.commands.command_line import (
+    PICTURES,
     ToolParser,
     check_backbone,
     load_or_exit,
@@ -124,7 +126,7 @@ def arrange(pictures: list, columns: int, classes, heading: str) -> plt.Figure:
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_trained_model('classifier, detector or segmentor')
-    parser.add_output('--out', default=Path('predictions.png'))
+    parser.add_output('--out', suffixes=PICTURES, default=Path('predictions.png'))
     parser.add_argument('--count', type=positive, help='default: 24 of a classifier, else 6')
     parser.add_argument(
         '--gamma', type=float, default=1, help='below 1 it lightens what is drawn; default: 1'
@@ -157,7 +159,7 @@ def main() -> None:
     pictures = []
     count = min(args.count or COUNT.get(scope, 6), len(dataset))
     shown = random.Random(args.seed).sample(range(len(dataset)), count)
-    for index in shown:
+    for index in track(shown, 'images', transient=True):
         data = dataset[index]
         image = enlarged(data, args.gamma)
         with torch.no_grad():

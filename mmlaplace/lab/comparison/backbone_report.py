@@ -12,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ...commands.command_line import ToolParser
+from ...commands.command_line import PICTURES, ToolParser
 from ..figures import new_figure, save
 from .published_top1 import peers, published
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 LINES = ('-', '--', ':', '-.')  # a line style for each mode
-MARKERS = 'os^Dv<>PX*hpd8'  # a marker for each family or contender
+MARKERS = 'os^Dv<>PX*hpd8'  # a marker for each family or candidate
 
 
 def size_name(row: dict) -> str:
@@ -33,14 +33,14 @@ def measured(result: dict) -> List[dict]:
 
 
 def exponents(rows: List[dict]) -> Dict[str, Dict[str, float]]:
-    """Fit the exponent of time over pixels by least squares, for each contender and mode.
+    """Fit the exponent of time over pixels by least squares, for each candidate and mode.
 
-    A contender needs at least two sizes with the same batch size.
+    A candidate needs at least two sizes with the same batch size.
     """
     lines: Dict[Tuple[str, str], List[dict]] = {}
     found: Dict[str, Dict[str, float]] = {}
     for row in rows:
-        lines.setdefault((row['contender'], row['mode']), []).append(row)
+        lines.setdefault((row['candidate'], row['mode']), []).append(row)
     for (name, mode), line in lines.items():
         if len(line) > 1 and len({row['batch'] for row in line}) == 1:
             x = [math.log(row['side'] ** 2) for row in line]
@@ -50,11 +50,11 @@ def exponents(rows: List[dict]) -> Dict[str, Dict[str, float]]:
 
 
 def tables(result: dict, base: str, style: box.Box) -> Iterator[Tuple[str, Table]]:
-    """A title and a table for each size, with a row per contender and columns for each mode."""
+    """A title and a table for each size, with a row per candidate and columns for each mode."""
     modes, step = result['modes'], 'forward and backward' if result['train'] else 'forward'
     for side, batch in result['sizes']:
         rows = {
-            (row['contender'], row['mode']): row
+            (row['candidate'], row['mode']): row
             for row in result['rows']
             if (row['side'], row['batch']) == (side, batch)
         }
@@ -71,7 +71,7 @@ def tables(result: dict, base: str, style: box.Box) -> Iterator[Tuple[str, Table
         failed = any(row['failure'] for row in rows.values()) or result['failures']
         if failed:
             table.add_column('not measured')
-        for name in result['contenders']:
+        for name in result['candidates']:
             model, paper = result['models'].get(name), published().get(name)
             cells = [name, '-' if model is None else f'{model["parameters"] / 1e6:.1f}']
             cells.append(f'{paper.top1:.1f}' if paper and paper.side == side else '-')
@@ -130,15 +130,15 @@ def plot(result: dict, path: Path) -> None:
     rows = measured(result)
     lines: Dict[Tuple[str, str], List[dict]] = {}
     for row in sorted(rows, key=lambda row: row['side']):
-        lines.setdefault((row['contender'], row['mode']), []).append(row)
+        lines.setdefault((row['candidate'], row['mode']), []).append(row)
     slowest = sorted(lines, key=lambda key: lines[key][-1]['ms per image'], reverse=True)
     figure, axes = new_figure(1, 2, (8, 4 + 0.09 * len(lines)))
     # Typed Any, as only listed colormaps have ``colors``.
-    colormap: Any = colormaps['tab10' if len(result['contenders']) <= 10 else 'tab20']
+    colormap: Any = colormaps['tab10' if len(result['candidates']) <= 10 else 'tab20']
     titles = ('time of an image (ms)', 'peak memory (MB)')
     for axis, key, title in zip(axes, ('ms per image', 'MB'), titles):
         for name, mode in slowest:
-            index = result['contenders'].index(name)
+            index = result['candidates'].index(name)
             label = f'{title_of(name)}, {result["models"][name]["parameters"] / 1e6:.0f} M'
             batch = max(rows, key=lambda row: row['side'])['batch']
             points = [
@@ -166,25 +166,25 @@ def plot(result: dict, path: Path) -> None:
     save(figure, path, dpi=130)
 
 
-def title_of(contender: str) -> str:
-    """The name of a contender, of another project's model as published."""
-    package, colon, name = contender.partition(':')
+def title_of(candidate: str) -> str:
+    """The name of a candidate, of another project's model as published."""
+    package, colon, name = candidate.partition(':')
     if not colon:
-        return contender
-    return f'{published()[contender].model if contender in published() else name} of {package}'
+        return candidate
+    return f'{published()[candidate].model if candidate in published() else name} of {package}'
 
 
 def top1_points(result: dict, mode: str) -> Dict[str, Tuple[float, int]]:
-    """The speed in images a second and its batch size, for each contender with a published top-1.
+    """The speed in images a second and its batch size, for each candidate with a published top-1.
 
     The speed is that at the image size of the published top-1, for the fastest batch size.
     """
     found: Dict[str, Tuple[float, int]] = {}
     for row in measured(result):
-        paper = published().get(row['contender'])
+        paper = published().get(row['candidate'])
         if row['mode'] == mode and paper is not None and paper.side == row['side']:
-            found[row['contender']] = max(
-                found.get(row['contender'], (0.0, 0)),
+            found[row['candidate']] = max(
+                found.get(row['candidate'], (0.0, 0)),
                 (row['images per second'], row['batch']),
             )
     return found
@@ -257,7 +257,7 @@ def draw_families(axis: 'Axes', speeds: Dict[str, float]) -> None:
 
 
 def is_twin(name: str) -> bool:
-    """Whether a contender is mmlaplace's version of another project's model."""
+    """Whether a candidate is mmlaplace's version of another project's model."""
     return not published()[name].ours and ':' not in name
 
 
@@ -300,16 +300,16 @@ def not_measured(result: dict) -> List[str]:
 def add_report_options(parser: ToolParser) -> None:
     """Add the arguments of the report. The benchmark and the report share them."""
     parser.add_argument(
-        '--base', metavar='CONTENDER', help='what the others are compared with; default: the first'
+        '--base', metavar='CANDIDATE', help='what the others are compared with; default: the first'
     )
-    parser.add_output('--plot', help='draw time and memory over the size, into this .png')
+    parser.add_output('--plot', suffixes=PICTURES, help='draw time and memory over the size')
     parser.add_output(
-        '--plot-top1', help='draw published top-1 over measured speed, into this .png'
+        '--plot-top1', suffixes=PICTURES, help='draw published top-1 over measured speed'
     )
 
 
 def check_report_options(parser: ToolParser, args: argparse.Namespace, names: List[str]) -> None:
-    """End the tool before any measurement if a contender or matplotlib is missing."""
+    """End the tool before any measurement if a candidate or matplotlib is missing."""
     args.base = args.base or names[0]
     if args.base not in names:
         parser.error(f'--base must be one of {", ".join(names)}, got {args.base}')
