@@ -91,7 +91,7 @@ def draw() -> None:
     for point in sorted(sum(lines.values(), others), reverse=True):
         if not front or point[1] > front[-1][1]:
             front.append(point)
-    figure, axis = new_figure(1, 1, (9, 5))
+    figure, axis = new_figure(1, 1, (8, 6))
     axis.step(*zip(*front), where='pre', color='C2', lw=8, alpha=0.2, label='best at its speed')
     coloured = iter(range(100))
     for family, points in sorted(lines.items(), key=lambda item: -max(p[1] for p in item[1])):
@@ -109,8 +109,8 @@ def draw() -> None:
     )  # fmt: skip
     axis.xaxis.set_major_formatter('{x:g}')
     axis.grid(alpha=0.3, which='both')
-    figure.legend(loc='outside right upper')
-    save(figure, PICTURE, dpi=100)
+    figure.legend(loc='outside lower center', ncols=3)
+    save(figure, PICTURE, dpi=120)
 
 
 def main() -> None:

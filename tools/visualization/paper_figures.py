@@ -1,6 +1,6 @@
 """Draw the papers' figures from computations here, and write their numbers beside the picture.
 
-  softpp-1a     top-1 over parameters: published, and of twins that were trained (--run)
+  softpp-1a     top-1 over parameters: published, and of small copies that were trained (--run)
   softpp-1b     memory of a training pass over tokens, by attention
   softpp-3      published top-1 over images a second, which are measured here
   softpp-5      how the Newton iteration converges on the landmark kernels of a model (--model)
@@ -85,7 +85,7 @@ def parse_args(parser: ToolParser):
     )  # fmt: skip
     parser.add_argument(
         '--run', nargs=3, action='append', default=[], metavar=('CONFIG', 'RESULT', 'LABEL'),
-        help='softpp-1a: a trained twin, and its result or training log (JSON)',
+        help='softpp-1a: a trained small copy, and its result or training log (JSON)',
     )  # fmt: skip
     parser.add_argument(
         '--images', nargs=2, action='append', default=[], metavar=('NAME', 'FOLDER'),

@@ -114,10 +114,10 @@ def draw(
     """Image and weights, a row for each point (x, y)."""
     width, height = image.size
     lines = 1 + max(column.title.count('\n') for column in columns)
-    rows_height = (2.3 * height / width + 0.3) * len(points)
+    rows_height = (2.3 * height / width + 0.35) * len(points)
     figure, axes = plt.subplots(
         len(points), 1 + len(columns), squeeze=False, layout='constrained',
-        figsize=(2.4 * len(columns) + 3.2, rows_height + 0.4 + 0.17 * lines),
+        figsize=(2.4 * len(columns) + 3.2, rows_height + 0.5 + 0.2 * lines),
     )  # fmt: skip
     pale = 0.4 + 0.6 * np.asarray(image.convert('L')) / 255
     for i, (x, y) in enumerate(points):
@@ -131,7 +131,7 @@ def draw(
                 (weights - low) / max(high - low, np.finfo(weights.dtype).tiny),
                 cmap='inferno', alpha=0.75, vmin=0, vmax=1, extent=(0, across, down, 0),
             )  # fmt: skip
-            axis.set_xlabel(f'{low:.2g} to {high:.2g}', fontsize=8)
+            axis.set_xlabel(f'{low:.2g} to {high:.2g}', fontsize=11)
         for axis in axes[i]:
             axis.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
             axis.plot(
@@ -139,9 +139,9 @@ def draw(
                 path_effects=[effects.withStroke(linewidth=4, foreground='black')],
             )  # fmt: skip
     for axis, text in zip(axes[0], ['queries', *(column.title for column in columns)]):
-        axis.set_title(text, fontsize=9, parse_math=False)  # a file's name may have dollars
+        axis.set_title(text, fontsize=11, parse_math=False)  # a file's name may have dollars
     figure.colorbar(heat, ax=axes, label='weight, scaled in each panel', pad=0.01, aspect=30)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(fill(title, 16 * (1 + len(columns))), fontsize=12)
     with whole_file(path) as temporary:
         figure.savefig(temporary, dpi=100)
 
@@ -234,7 +234,7 @@ def main() -> None:
                 for x, y in points
             ]
             weights = '' if checkpoint else '\nrandom weights'
-            model = fill(name or Path(config).stem, 34)  # letters that fit above a panel
+            model = fill(name or Path(config).stem, 26)  # letters that fit above a panel
             columns.append(Column(f'{model}\n{matrix}{weights}', maps, stride))
     block = 'last block' if args.block == -1 else f'block {args.block}'
     title = f'Attention from +, stage {args.stage}, {block}, head {args.head}'
