@@ -1,6 +1,7 @@
 """The command line of the tools that convert the authors' checkpoints."""
 
 import re
+import sys
 from argparse import Namespace
 from difflib import get_close_matches
 from pathlib import Path
@@ -100,6 +101,7 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
     if model is not None and model not in PUBLISHED:
         near = ', '.join(near_models(model))
         parser.error(f'there is no published model {model!r}; similar names are {near}; see --list')
+    sys.stderr.write(f'reading and converting {args.source} …\n')  # a large file takes a while
     try:
         read = read_weights(args.source, key=args.key)
         tensors = read.tensors
@@ -147,6 +149,8 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
         )
     fits = describe(models[0]) if models else 'a model of another size than those of --list'
     console.print(f'It fits {fits}.', markup=False)
+    option = f"init_cfg=dict(type='Pretrained', checkpoint={str(out)!r})"
+    console.print(f'Next, in the backbone of a config: {option}', markup=False, soft_wrap=True)
 
 
 def list_published() -> str:
