@@ -1,6 +1,6 @@
 """Memory that a training step keeps, counted on a CPU as a GPU would keep it."""
 
-from typing import Any, Callable, Tuple
+from typing import Any, Callable, Dict, List, Tuple
 
 import torch
 import torch.nn as nn
@@ -29,7 +29,9 @@ def kept_bytes(model: nn.Module, forward: Callable[[], Any]) -> Tuple[int, int]:
     weights = {
         tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *model.buffers())
     }
-    storages, before, blocks = {}, [], []
+    storages: Dict[int, torch.UntypedStorage] = {}
+    before: List[int] = []
+    blocks: List[int] = []
 
     def total() -> int:
         return sum(storage.nbytes() for storage in storages.values())
@@ -39,6 +41,9 @@ def kept_bytes(model: nn.Module, forward: Callable[[], Any]) -> Tuple[int, int]:
         if storage.data_ptr() not in weights:
             storages[storage.data_ptr()] = storage  # held, or its address might come again
 
+    def no_backward(packed: None) -> torch.Tensor:
+        raise RuntimeError('there is no backward pass, which would need what was not kept')
+
     handles = []
     for module in model.modules():
         if isinstance(module, Block):
@@ -46,7 +51,7 @@ def kept_bytes(model: nn.Module, forward: Callable[[], Any]) -> Tuple[int, int]:
                 module.register_forward_pre_hook(lambda *_: before.append(total())),
                 module.register_forward_hook(lambda *_: blocks.append(total() - before.pop())),
             ]
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: None), LayerByLayer():
+    with torch.autograd.graph.saved_tensors_hooks(pack, no_backward), LayerByLayer():
         forward()
     for handle in handles:
         handle.remove()

@@ -6,7 +6,6 @@ from typing import Any, Dict, List, Tuple
 
 import numpy as np
 import torch
-import torch.nn as nn
 from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 from mmengine.optim import build_optim_wrapper
@@ -47,7 +46,7 @@ def train_and_predict(cfg: Config, shape: Tuple[int, int], count: int) -> Dict[s
     return dict(parameters=parameters, loss=float(losses['loss']))
 
 
-def _take_any_size(preprocessor: nn.Module, shape: Tuple[int, int]) -> None:
+def _take_any_size(preprocessor: Any, shape: Tuple[int, int]) -> None:
     """Let images be smaller than the config's crops, to which they would be padded."""
     if getattr(preprocessor, 'size', None) is not None:  # mmseg
         preprocessor.size = shape

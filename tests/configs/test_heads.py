@@ -4,6 +4,7 @@ import pytest
 import torch
 from conftest import ROOT
 from mmengine.config import Config
+from test_docs import code_blocks
 
 from mmlaplace.commands.random_images import train_and_predict
 from mmlaplace.model_zoo import build_model
@@ -44,3 +45,21 @@ def test_a_head_is_built_for_each_backbone(path, backbone, monkeypatch):
 def test_a_head_trains_for_a_step_and_predicts(path, monkeypatch):
     cfg = load(path, 'laplacianformer-micro', monkeypatch)
     assert train_and_predict(cfg, (192, 256), 2)['loss'] > 0
+
+
+@pytest.mark.parametrize('page', ['classify', 'detect', 'segment'])
+def test_the_config_of_a_tutorial_starts_a_model_of_its_classes_from_released_weights(
+    page, tmp_path
+):
+    pytest.importorskip('mmdet')
+    pytest.importorskip('mmseg')
+    config = tmp_path / 'mine.py'
+    config.write_text(code_blocks(ROOT / f'docs/tutorials/{page}.md', 'python')[0])
+    cfg = Config.fromfile(config)
+    assert cfg.model.backbone.init_cfg.checkpoint == 'mmlaplace://ravlt-tiny'
+    assert len(config.read_text().splitlines()) <= 40
+    with torch.device('meta'):
+        model = build_model(cfg)
+    assert 2 in {getattr(module, 'num_classes', None) for module in model.modules()}
+    roots = [cfg[f'{part}_dataloader'].dataset.data_root for part in ('train', 'val', 'test')]
+    assert {root.rstrip('/') for root in roots} == {'data/mine'}
