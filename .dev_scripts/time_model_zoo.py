@@ -19,7 +19,7 @@ import torch
 from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
 from mmlaplace.checkpoints import PUBLISHED
 from mmlaplace.commands.command_line import ToolParser, write_json
-from mmlaplace.lab.comparison.backbone_contenders import find
+from mmlaplace.lab.comparison.backbone_candidates import find
 from mmlaplace.lab.comparison.backbone_report import MARKERS
 from mmlaplace.lab.comparison.published_top1 import peers, published
 from mmlaplace.lab.figures import new_figure, save
@@ -44,7 +44,7 @@ def timed_models() -> List[ModelInfo]:
 
 
 def seconds(name: str, base: Any, images: torch.Tensor) -> Dict[str, float]:
-    """Images a second of a contender, and of the base beside it."""
+    """Images a second of a candidate, and of the base beside it."""
     torch.manual_seed(0)
     model = find(name)(train=False)
     model.eval()  # mmpretrain's return None
@@ -91,7 +91,7 @@ def draw() -> None:
     for point in sorted(sum(lines.values(), others), reverse=True):
         if not front or point[1] > front[-1][1]:
             front.append(point)
-    figure, axis = new_figure(1, 1, (9, 5))
+    figure, axis = new_figure(1, 1, (8, 6))
     axis.step(*zip(*front), where='pre', color='C2', lw=8, alpha=0.2, label='best at its speed')
     coloured = iter(range(100))
     for family, points in sorted(lines.items(), key=lambda item: -max(p[1] for p in item[1])):
@@ -109,8 +109,8 @@ def draw() -> None:
     )  # fmt: skip
     axis.xaxis.set_major_formatter('{x:g}')
     axis.grid(alpha=0.3, which='both')
-    figure.legend(loc='outside right upper')
-    save(figure, PICTURE, dpi=100)
+    figure.legend(loc='outside lower center', ncols=3)
+    save(figure, PICTURE, dpi=120)
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Models by name and in lists: of Python, of ``python -m mmlaplace list``, of mmpretrain's hub."""
 
+import csv
 import json
 import os
 import subprocess
@@ -16,7 +17,7 @@ import mmlaplace
 from mmlaplace import check, mmpretrain_hub
 from mmlaplace.__main__ import main
 from mmlaplace.commands.model_list import path_from_here
-from mmlaplace.lab.comparison.backbone_contenders import catalogue
+from mmlaplace.lab.comparison.backbone_candidates import catalogue
 from mmlaplace.model_zoo import files_root, get_config, read_models
 from mmlaplace.models import FAMILIES, LaplacianFormer, PyramidBackbone
 
@@ -225,3 +226,20 @@ def test_all_files_are_in_step(monkeypatch, capsys):
     monkeypatch.syspath_prepend(ROOT / '.dev_scripts')
     load_tool('.dev_scripts/make_model_zoo.py').main()
     assert 'in step' in capsys.readouterr().out
+
+
+def test_the_list_of_all_models_says_what_the_metafiles_do():
+    with (ROOT / 'docs/model_zoo.csv').open() as file:
+        rows = {row['name']: row for row in csv.DictReader(file)}
+    models = {model.name: model for model in read_models()}
+    assert list(rows) == list(models)
+    for name, row in rows.items():
+        published = models[name].metadata['Published']
+        assert (ROOT / row['config']).is_file()
+        assert row['published'] in map(str, published.values()) or not row['published']
+        # What was checked is the conversion of weights that one can get.
+        assert bool(row['weights']) == bool(row['checked']), name
+        fitted = row['family'] == 'laplacianformer' and row['published'] != ''
+        assert fitted == ('fitted' in row['note'])
+    assert rows['xcit-s12-p16_8xb64-384px_in1k']['pixels'] == '384'
+    assert rows['mask-rcnn_ravlt-tiny_fpn_1x_coco']['mask AP'] == '42.7'

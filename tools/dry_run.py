@@ -244,6 +244,7 @@ def main() -> None:
         old, mark = known.get(name_of(config)), fingerprint(cfg)
         asked = dict(passed=True, fingerprint=mark, **length)
         if old is None or asked != {name: old.get(name) for name in asked}:
+            print(f'{name_of(config)}: runs', flush=True)
             old = run(config, mark, data, args.work_dir, length)
             print(f'{name_of(config)}: {"passed" if old["passed"] else "failed"}', flush=True)
             with FileLock(results.with_suffix('.lock')):  # another call may write rows meanwhile
@@ -259,6 +260,7 @@ def main() -> None:
         print(f'\n{row["config"]}:\n{row["end"]}')
     if failed:
         sys.exit(f'{parser.prog}: error: {len(failed)} of {len(rows)} configs failed')
+    print(f'{len(rows)} of {len(rows)} configs passed; {results} has their losses and scores')
 
 
 if __name__ == '__main__':

@@ -16,9 +16,9 @@ from mmengine.registry import MODELS
 from mmlaplace.analysis.recording import IMAGENET
 from mmlaplace.commands.command_line import preprocessor_of, without_hint
 from mmlaplace.engine import UnsafeCheckpointError, load_weights, read_state_dict
-from mmlaplace.lab.comparison.attention_study import BASE, HOSTS, STUDIES, backbone_cfg, contenders
+from mmlaplace.lab.comparison.attention_study import BASE, HOSTS, STUDIES, backbone_cfg, candidates
 
-ATTENTIONS = contenders()
+ATTENTIONS = candidates()
 QUICK_START = 'quick start'
 RANDOM = 'random weights'
 SIDE = 224  # of the images that models with random weights are built for

@@ -18,7 +18,7 @@ from ._hubs import HUB, TIMM, file_from_hub, weights_of_timm
 from ._plain_load import UnsafeCheckpointError, load_plain
 from .fit import LoadReport, check_names, check_stored, check_values, other_arch
 from .names import find_prefix, first_names, plain_names
-from .published import fitting_sentence, in_our_names, other_options, recognise
+from .published import fitting_sentence, in_own_names, other_options, recognise
 from .resizing import fit_channels, resize_weights
 
 # Where the weights lie. The first that is found is taken. mmengine's 'state_dict' comes first: it
@@ -280,7 +280,7 @@ def load_weights(
     own = {k: state[raw] for k, raw in raw_names.items() if not _is_in(k, skip)}
     read = read_weights(checkpoint, map_location, key)
     tensors = {k: read.tensors[raw] for k, raw in plain_names(read.tensors).items()}
-    named = in_our_names(tensors, own, checkpoint)
+    named = in_own_names(tensors, own, checkpoint)
     if named is not tensors and (reason := other_options(module, named, checkpoint)):
         raise ValueError(f'{checkpoint} does not fit: {reason}')
     prefix, alike = find_prefix(named, own, prefix, f'this {kind}', checkpoint)

@@ -8,11 +8,11 @@ from typing import Dict, List, Mapping, Optional, Tuple
 
 from torch import Tensor
 
-from ..checkpoints import PUBLISHED, Converted, Names, UnsafeCheckpointError
+from ..checkpoints import PUBLISHED, Converted, NameTable, UnsafeCheckpointError
 from ..checkpoints import write_weights as write
 from ..checkpoints.loading import read_weights
 from ..checkpoints.names import plain_names
-from ..checkpoints.published import are_ours, by_file_name, describe, fitting, recognise, unfit
+from ..checkpoints.published import are_own, by_file_name, describe, fitting, recognise, unfit
 from .command_line import ToolParser, positive
 
 
@@ -66,8 +66,8 @@ def convert(
         ValueError: If the names are of no published model, a tensor has no place, or the weights
             fit another model or none. The message names the tensors, and the model that fits.
     """
-    table: Optional[Names] = recognise(tensors)
-    if table is None and are_ours(tensors):
+    table: Optional[NameTable] = recognise(tensors)
+    if table is None and are_own(tensors):
         raise ValueError(
             'its names are those of mmlaplace already, so there is nothing to convert; load it as '
             'it is'

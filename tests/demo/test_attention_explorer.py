@@ -22,7 +22,7 @@ from PIL import Image
 from mmlaplace.analysis.attention_rows import row_statistics
 from mmlaplace.analysis.attention_statistics import statistics_of
 from mmlaplace.analysis.recording import attention_matrix, mixed_by, normalized
-from mmlaplace.lab.comparison.attention_study import backbone_cfg, contenders
+from mmlaplace.lab.comparison.attention_study import backbone_cfg, candidates
 from mmlaplace.models import BaseAttention
 
 LAPLACIAN = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
@@ -82,11 +82,11 @@ def test_rows_are_those_of_the_matrix(explorer):
         np.testing.assert_allclose(panel.weights, expected[head], rtol=1e-4, atol=1e-7)
 
 
-@pytest.mark.parametrize('name', fast_with(contenders(), 'SOFTAttention', 'XCAttention'))
+@pytest.mark.parametrize('name', fast_with(candidates(), 'SOFTAttention', 'XCAttention'))
 def test_every_attention_has_a_row_or_a_sentence(name, explorer):
     (panel,) = explorer.panels(replace(SMALL, attention=(name,)))
     assert panel.weights_are == 'random weights'
-    if MODELS.get(contenders()[name]['type']).mixes_tokens:
+    if MODELS.get(candidates()[name]['type']).mixes_tokens:
         assert panel.weights.shape == (16, 16)
         found = panel.statistics
         # Shares add to one but for rounding of fp64; entropy of 256 keys is at most one.
@@ -157,7 +157,7 @@ def test_matrices_are_chosen_where_there_are_several(explorer):
     (dict(attention=('Softmax',)), "no attention 'Softmax'; choose one of Additive"),
     (dict(host=('resnet',)), "no host 'resnet'; choose one of laplacianformer"),
     (dict(host=()), 'host'), (dict(attention=()), 'nothing to draw'),
-    (dict(attention=tuple(contenders())), 'choose 12 or fewer'),
+    (dict(attention=tuple(candidates())), 'choose 12 or fewer'),
 ])  # fmt: skip
 def test_what_the_server_lacks_is_told(chosen, told, explorer):
     with pytest.raises(ValueError, match=told):
@@ -184,7 +184,7 @@ def finished_run(folder, name='LaplacianAttention'):
     run = folder / f'laplacianformer/textures/{name}_0'
     (run / 'textures').mkdir(parents=True)
     settings = dict(
-        attention=name, attn_cfg=contenders()[name], seed=0, host='laplacianformer',
+        attention=name, attn_cfg=candidates()[name], seed=0, host='laplacianformer',
         study='textures', phases=[dict(data='textures', side=64, epochs=4)],
     )  # fmt: skip
     (run / 'result.json').write_text(json.dumps(dict(settings=settings)))

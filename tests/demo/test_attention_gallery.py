@@ -10,7 +10,7 @@ from conftest import ROOT
 from PIL import Image
 
 from mmlaplace.analysis.attention_rows import influence_map
-from mmlaplace.lab.comparison.attention_study import contenders
+from mmlaplace.lab.comparison.attention_study import candidates
 from mmlaplace.models import SoftmaxAttention
 
 
@@ -75,4 +75,4 @@ def test_the_published_gallery_is_whole_and_small():
     pictures = {ROOT / 'docs' / path for _, path in shown}
     assert pictures == set((ROOT / 'docs/images/gallery').iterdir())
     assert sum(picture.stat().st_size for picture in pictures) < 1.5e6
-    assert {name for name, _ in shown} <= set(contenders())
+    assert {name for name, _ in shown} <= set(candidates())

@@ -128,8 +128,8 @@ def test_counters_by_types_see_all_layers(name):
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(('toolbox', 'config', 'options'), [
-    ('mmpretrain', 'classification/{}_1xb32_mini.py', ('--shape', '64')),
-    ('mmseg', 'segmentation/{}_fpn_1xb16_mini.py', ('--shape', '64', '64')),
+    ('mmpretrain', 'classification/{}_1xb32_mini.py', ('--image-size', '64')),
+    ('mmseg', 'segmentation/{}_fpn_1xb16_mini.py', ('--image-size', '64', '64')),
     ('mmdet', 'detection/retinanet_{}_fpn_mini.py', ('--num-images', '1')),
 ])  # fmt: skip
 def test_the_scripts_of_the_toolboxes_run(toolbox, config, options, mini_data):
@@ -160,7 +160,7 @@ def test_the_tool_prints_ours_beside_the_published():
         assert figure in row
     (row,) = [line for line in printed if 'softpp-tiny' in line]
     assert '13.07 M' in row and '13.0 M' in row
-    larger = rows('--match', 'laplacianformer-tiny', '--shape', 448, '--attn-cfg',
+    larger = rows('--match', 'laplacianformer-tiny', '--image-size', 448, '--attn-cfg',
                   'num_landmarks=4')  # fmt: skip
     (row,) = [line for line in larger if 'laplacianformer-tiny' in line]
     assert '8.23 G' in row and '2.10 G' not in row

@@ -46,8 +46,8 @@ from mmlaplace.lab.comparison.attention_study import (
     HOSTS,
     SIZES,
     STUDIES,
+    candidates,
     config_of,
-    contenders,
     cost_settings,
     missing_data,
     read_result,
@@ -164,7 +164,7 @@ def but_sizes(settings: dict) -> dict:
 
 def main() -> None:
     parser = ToolParser(__doc__)
-    names = list(contenders())
+    names = list(candidates())
     parser.add_argument('--attentions', nargs='+', metavar='NAME',
                         help='with options after a comma, such as "PolaAttention, power=3"; '
                         f'default: all, which are {", ".join(names)}')  # fmt: skip

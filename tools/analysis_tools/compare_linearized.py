@@ -26,7 +26,7 @@ import torch
 from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.commands.command_line import ToolParser, read_json, write_json
 from mmlaplace.lab.comparison import linearizing_study as study
-from mmlaplace.lab.comparison.attention_study import contenders, read_result
+from mmlaplace.lab.comparison.attention_study import candidates, read_result
 from mmlaplace.lab.comparison.linearizing_report import write_report
 from mmlaplace.lab.runner import Outcome
 from mmlaplace.lab.runner import run_all as run_jobs
@@ -41,7 +41,7 @@ def teacher_of(seed: int, folder: Path) -> Path:
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument('--attentions', nargs='+', metavar='NAME', default=study.ATTENTIONS,
-                        choices=[name for name in contenders() if name != 'SoftmaxAttention'],
+                        choices=[name for name in candidates() if name != 'SoftmaxAttention'],
                         help='default: %(default)s')  # fmt: skip
     parser.add_argument('--seeds', nargs='+', type=int, default=[0, 1, 2])
     parser.add_argument('--epochs', type=float, default=2.0,

@@ -1,7 +1,7 @@
 """Measure time and memory of backbones: of mmlaplace, of a toolbox, of timm, or of a config.
 
-Contenders are named as --list prints them. 'peers' stands for all models of other projects whose
-published top-1 is known. Each contender computes its last map, without neck and head, with random
+Candidates are named as --list prints them. 'peers' stands for all models of other projects whose
+published top-1 is known. Each candidate computes its last map, without neck and head, with random
 weights. Models of timm compute the pooled vector. A config's backbone stays as the config has it.
 
   laplacianformer-tiny                       a backbone of mmlaplace
@@ -10,9 +10,9 @@ weights. Models of timm compute the pooled vector. A config's backbone stays as 
   timm:efficientvit_b1                       a model of timm, where timm is installed
   my_config.py                               the backbone of a config
 
-For each size, given as SIDE or SIDExBATCH, all contenders take turns in all modes, in shuffled
+For each size, given as SIDE or SIDExBATCH, all candidates take turns in all modes, in shuffled
 rounds after a warm-up, without gradients (--train: forward and backward, in training mode). A
-contender that needed more than --limit seconds for a run skips larger sizes. A contender that fails
+candidate that needed more than 30 seconds for a run skips larger sizes. A candidate that fails
 is named with the reason, and the others continue.
 
   eager     as the toolboxes run it
@@ -55,7 +55,7 @@ from mmlaplace.analysis.measuring import (
 )
 from mmlaplace.commands.command_line import ToolParser, positive, write_json
 from mmlaplace.cpu import optimize
-from mmlaplace.lab.comparison.backbone_contenders import SOURCES, Builder, catalogue, find
+from mmlaplace.lab.comparison.backbone_candidates import SOURCES, Builder, catalogue, find
 from mmlaplace.lab.comparison.backbone_report import (
     add_report_options,
     check_report_options,
@@ -67,7 +67,8 @@ from mmlaplace.lab.comparison.backbone_report import (
 )
 from mmlaplace.lab.comparison.published_top1 import peers
 
-CONTENDERS = ('laplacianformer-tiny', 'laplacianformer-tiny+SoftmaxAttention')
+CANDIDATES = ('laplacianformer-tiny', 'laplacianformer-tiny+SoftmaxAttention')
+LIMIT = 30.0  # seconds for the runs of a candidate at a size, of which there are at least 3
 SIZES = tuple((side, 1) for side in (224, 384, 512, 768, 1024, 1280, 1536))
 # By name, how a model is changed, and the dtype of autocast.
 MODES: Dict[str, Tuple[str, Optional[torch.dtype]]] = {
@@ -123,13 +124,13 @@ def step_of(model: nn.Module, images: Tensor, train: bool, mode: str) -> Callabl
 
 
 def measure(models: Dict[str, nn.Module], args: argparse.Namespace, device: torch.device) -> list:
-    """A row for each size, contender and mode."""
+    """A row for each size, candidate and mode."""
     rows, slow = [], {}
     compiles = any(MODES[mode][0] == 'compiled' for mode in args.modes)
     if compiles:
         from torch._dynamo import config
 
-        # Contenders share the code of their classes. Past the limit torch would run them eagerly.
+        # Candidates share the code of their classes. Past the limit torch would run them eagerly.
         config.cache_size_limit = max(8, 2 * len(models) * len(args.modes))
     for side, batch in args.sizes:
         if compiles:
@@ -142,16 +143,16 @@ def measure(models: Dict[str, nn.Module], args: argparse.Namespace, device: torc
                 if too_slow is None or images.numel() < too_slow[0]:
                     jobs[name, mode] = Attempt(step_of(model, images, args.train, mode))
                 else:
-                    row = dict(contender=name, mode=mode, side=side, batch=batch)
+                    row = dict(candidate=name, mode=mode, side=side, batch=batch)
                     rows.append(dict(row, failure=f'sat out: needed {too_slow[1]:.0f} s before'))
         for job in track(jobs.values(), f'{side}x{batch}, warm-up', transient=True):
             job()
         alive = {key: job for key, job in jobs.items() if not job.failure}
-        seconds = interleave(alive, args.rounds, device, args.limit)
+        seconds = interleave(alive, args.rounds, device, LIMIT)
         for (name, mode), job in jobs.items():
             row = row_of(job, seconds.get((name, mode), []), batch, device)
-            rows.append(dict(contender=name, mode=mode, side=side, batch=batch, **row))
-            if not job.failure and row['median ms'] > 1e3 * args.limit:
+            rows.append(dict(candidate=name, mode=mode, side=side, batch=batch, **row))
+            if not job.failure and row['median ms'] > 1e3 * LIMIT:
                 slow[name, mode] = images.numel(), row['median ms'] / 1e3
     return rows
 
@@ -173,23 +174,30 @@ def row_of(job: Attempt, seconds: List[float], batch: int, device: torch.device)
 
 
 def print_list(pattern: str) -> None:
-    for source in SOURCES:
+    """The names that match, or without a pattern those of mmlaplace, and how to see others."""
+    for source in SOURCES if pattern else ['']:
         try:
-            names = [name for name in catalogue(source) if fnmatchcase(name, pattern)]
+            names = [name for name in catalogue(source) if fnmatchcase(name, pattern or '*')]
         except ImportError as error:
             print(f'{source}: {error}', file=sys.stderr)
         else:
             print(*names, sep='\n', end='\n' if names else '')
+    if not pattern:
+        print(f'Of {", ".join(SOURCES[1:])} by a pattern, such as --list "timm:*swin*"')
 
 
 def parse_args() -> argparse.Namespace:
     parser = ToolParser(__doc__)
     parser.add_argument(
-        'contenders', nargs='*', default=list(CONTENDERS), metavar='CONTENDER',
-        help=f'default: {" ".join(CONTENDERS)}',
+        'candidates', nargs='*', default=list(CANDIDATES), metavar='CANDIDATE',
+        help=f'default: {" ".join(CANDIDATES)}',
     )  # fmt: skip
     parser.add_argument(
-        '--list', nargs='?', const='*', metavar='PATTERN', help='print the names, and stop'
+        '--list',
+        nargs='?',
+        const='',
+        metavar='PATTERN',
+        help="print the names that match, or mmlaplace's, and stop",
     )
     parser.add_argument(
         '--sizes', nargs='+', type=parse_size, default=list(SIZES), metavar='SIDExBATCH',
@@ -200,25 +208,20 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--threads', type=positive, help='on the CPU; default: as torch chooses')
     parser.add_argument('--train', action='store_true', help='forward and backward')
     parser.add_argument('--rounds', type=positive, default=10, help='default: %(default)s')
-    parser.add_argument(
-        '--limit', type=float, default=30.0,
-        help='seconds for the runs of a contender at a size, of which there are at least 3; one '
-        'that needs more for a single run sits out of larger sizes; default: %(default)s',
-    )  # fmt: skip
     add_report_options(parser)
     parser.add_output('--out', default=Path('work_dirs/benchmark_backbone.json'))
     args = parser.parse_args()
     if args.list is not None:
         print_list(args.list)
         parser.exit()
-    names = [n for given in args.contenders for n in (peers() if given == 'peers' else [given])]
-    args.contenders, args.modes = list(dict.fromkeys(names)), list(dict.fromkeys(args.modes))
-    check_report_options(parser, args, args.contenders)
+    names = [n for given in args.candidates for n in (peers() if given == 'peers' else [given])]
+    args.candidates, args.modes = list(dict.fromkeys(names)), list(dict.fromkeys(args.modes))
+    check_report_options(parser, args, args.candidates)
     optimized = [mode for mode in args.modes if MODES[mode][0] == 'optimized']
     if optimized and (args.train or args.device != 'cpu'):
         parser.error(f'--modes {optimized[0]} is for inference on a CPU')
     args.builders, args.failures = {}, {}
-    for name in args.contenders:
+    for name in args.candidates:
         try:
             args.builders[name] = find(name)
         except ValueError as error:
@@ -246,7 +249,7 @@ def main() -> int:
     rows = measure(models, args, device)
     result = dict(
         machine=machine, train=args.train, rounds=args.rounds, base=args.base, sizes=args.sizes,
-        modes=args.modes, contenders=args.contenders, failures=failures,
+        modes=args.modes, candidates=args.candidates, failures=failures,
         models={
             name: {
                 'class': f'{type(model).__module__}.{type(model).__qualname__}',

@@ -73,7 +73,7 @@ def swin_block(shape: Shape) -> nn.Module:
 
 
 # The first of each kind is what the others are compared with.
-CONTENDERS = {
+CANDIDATES = {
     'attention': {
         'LaplacianAttention': partial(our_attention, 'LaplacianAttention'),
         'SOFTAttention': partial(our_attention, 'SOFTAttention'),
@@ -128,11 +128,11 @@ def flash_alone() -> ContextManager:
 def measure(
     kind: str, shape: Shape, device: torch.device, dtype: torch.dtype, rounds: int
 ) -> Tuple[List[dict], Dict[str, str]]:
-    """The rows of one kind at one shape, and why contenders are missing."""
+    """The rows of one kind at one shape, and why candidates are missing."""
     batch, side, dims = shape
     tokens = torch.randn(batch, side * side, dims, device=device)
     models, why_not = {}, {}
-    for name, build in CONTENDERS[kind].items():
+    for name, build in CANDIDATES[kind].items():
         flash = name == 'softmax, flash'
         if flash and (device.type != 'cuda' or dtype == torch.float32):
             why_not[name] = 'runs on CUDA in half precision alone'
@@ -152,10 +152,10 @@ def measure(
             for name, model in models.items()
         }
         seconds = interleave(jobs, rounds, device)
-        base = seconds.get(next(iter(CONTENDERS[kind])))  # None where it did not run
+        base = seconds.get(next(iter(CANDIDATES[kind])))  # None where it did not run
         for name, times in seconds.items():
             rows.append({
-                'kind': kind, 'shape': shape, 'pass': name_of_pass, 'contender': name,
+                'kind': kind, 'shape': shape, 'pass': name_of_pass, 'candidate': name,
                 'median ms': 1e3 * statistics.median(times), 'min ms': 1e3 * min(times),
                 'runs': len(times),
                 'ratio': statistics.median(times) / statistics.median(base) if base else None,
@@ -172,13 +172,13 @@ def print_table(kind: str, shape: Shape, rows: List[dict], why_not: Dict[str, st
     batch, side, dims = shape
     title = f'{kind}, {batch} x {side} x {side} tokens of {dims} channels'
     table = Table(title=title, title_justify='left')
-    for name in ('pass', 'contender', 'median ms', 'min ms', 'runs', 'ratio', 'MB'):
-        table.add_column(name, justify='left' if name in ('pass', 'contender') else 'right')
+    for name in ('pass', 'candidate', 'median ms', 'min ms', 'runs', 'ratio', 'MB'):
+        table.add_column(name, justify='left' if name in ('pass', 'candidate') else 'right')
     for row in rows:
         memory = '-' if row['MB'] is None else f'{row["MB"]:.1f}'
         ratio = '-' if row['ratio'] is None else f'{row["ratio"]:.2f}'
         table.add_row(
-            row['pass'], row['contender'], f'{row["median ms"]:.3f}', f'{row["min ms"]:.3f}',
+            row['pass'], row['candidate'], f'{row["median ms"]:.3f}', f'{row["min ms"]:.3f}',
             str(row['runs']), ratio, memory,
         )  # fmt: skip
     Console(width=120).print(table)
@@ -219,7 +219,7 @@ def main() -> None:
     torch.manual_seed(0)
     result = {'machine': machine, 'dtype': args.dtype, 'rows': [], 'not run': []}
     for shape in args.shapes:
-        for kind in CONTENDERS:
+        for kind in CANDIDATES:
             rows, why_not = measure(kind, shape, device, dtype, args.rounds)
             print_table(kind, shape, rows, why_not)
             result['rows'] += rows

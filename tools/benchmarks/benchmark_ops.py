@@ -8,15 +8,15 @@ Examples:
 
 Sample of the output, on two cores:
   laplacian_kernel, (B*heads, N, M, d) = (16, 3136, 49, 32), torch.float32
-   pass        contender           median ms  min ms  runs  x native  G diff/s  tensors %  process %
+   pass        candidate           median ms  min ms  runs  x native  G diff/s  tensors %  process %
    forward     native                  4.335   3.303    30      1.00     18.15        0.0        0.2
    forward     exp(-cdist / scale)    30.549  22.854    30      7.05      2.57      100.0      100.0
    + backward  native                 10.616   9.180    30      1.00      7.41        4.1        4.4
    + backward  exp(-cdist / scale)    99.985  77.962    30      9.42      0.79      400.0      599.9
 
 x native is the ratio of medians to the compiled op of mmlaplace. Memory is in percent of the
-result. docs/benchmarks.md describes how each column is measured. The contenders are listed in
-mmlaplace/lab/comparison/op_contenders.py.
+result. docs/benchmarks.md describes how each column is measured. The candidates are listed in
+mmlaplace/lab/comparison/op_candidates.py.
 """
 
 import argparse
@@ -50,8 +50,8 @@ from mmlaplace.analysis.measuring import (
     seconds_of,
     tensor_memory,
 )
-from mmlaplace.commands.command_line import ToolParser, positive, write_json
-from mmlaplace.lab.comparison.op_contenders import (
+from mmlaplace.commands.command_line import PICTURES, ToolParser, positive, write_json
+from mmlaplace.lab.comparison.op_candidates import (
     INVERSE_SHAPES,
     KERNEL_SHAPES,
     KERNELS,
@@ -59,8 +59,8 @@ from mmlaplace.lab.comparison.op_contenders import (
     QUICK_KERNEL_SHAPES,
     RIDGE,
     SWEEP_SHAPES,
+    Candidate,
     Case,
-    Contender,
     inverse_case,
     kernel_case,
     missing,
@@ -71,22 +71,22 @@ from mmlaplace.ops import _native, inverse_residual
 REPEATED_BYTES = 2**22  # of results that stay in a cache
 PEAK_RUN = {'cpu': 2**30, 'cuda': 2**35}  # differences that take some milliseconds
 COLUMNS = (
-    ('pass', ''), ('contender', ''), ('median ms', '.3f'), ('min ms', '.3f'), ('runs', 'd'),
+    ('pass', ''), ('candidate', ''), ('median ms', '.3f'), ('min ms', '.3f'), ('runs', 'd'),
     ('x native', '.2f'), ('G diff/s', '.2f'), ('residual', '.1e'), ('tensors %', '.1f'),
     ('process %', '.1f'),
 )  # fmt: skip
 
 
 # A table's row under the names of COLUMNS, and what it was measured of.
-Row = Tuple[Case, Contender, Dict[str, object]]
+Row = Tuple[Case, Candidate, Dict[str, object]]
 
 
-def make_job(contender: Contender, inputs: Tuple[Tensor, ...], backward: bool) -> Callable:
+def make_job(candidate: Candidate, inputs: Tuple[Tensor, ...], backward: bool) -> Callable:
     """What is timed; it returns a tuple of all that the caller gets."""
 
     def forward() -> tuple:
         with torch.no_grad():
-            return (contender.forward(*inputs),)
+            return (candidate.forward(*inputs),)
 
     if not backward:
         return forward
@@ -95,7 +95,7 @@ def make_job(contender: Contender, inputs: Tuple[Tensor, ...], backward: bool) -
     grad = torch.randn_like(forward()[0])
 
     def forward_backward() -> tuple:
-        out = contender.forward(*leaves)
+        out = candidate.forward(*leaves)
         return (out.detach(), *torch.autograd.grad(out, leaves, grad))
 
     return forward_backward
@@ -115,14 +115,14 @@ def load_peak(device_type: str) -> Optional[Callable]:
 
 
 def time_case(case: Case, backward: bool, rounds: int) -> Tuple[List[Row], float]:
-    """A row per contender that can run, and the peak of differences per second (0 if unknown)."""
+    """A row per candidate that can run, and the peak of differences per second (0 if unknown)."""
     device, is_kernel = case.inputs[0].device, case.op in KERNELS
-    contenders = [
-        contender
-        for contender in case.contenders
-        if contender.why_not is None and (contender.differentiable or not backward)
+    candidates = [
+        candidate
+        for candidate in case.candidates
+        if candidate.why_not is None and (candidate.differentiable or not backward)
     ]
-    jobs = {contender.name: make_job(contender, case.inputs, backward) for contender in contenders}
+    jobs = {candidate.name: make_job(candidate, case.inputs, backward) for candidate in candidates}
     per_step, loop = 0, load_peak(device.type) if is_kernel and not backward else None
     if loop is not None:
         like = torch.zeros(1, device=device)
@@ -131,30 +131,30 @@ def time_case(case: Case, backward: bool, rounds: int) -> Tuple[List[Row], float
         jobs['peak'] = lambda: loop(like, steps)
     seconds = interleave(jobs, rounds, device)
     rows = []
-    for contender in contenders:
-        times = seconds[contender.name]
+    for candidate in candidates:
+        times = seconds[candidate.name]
         median = statistics.median(times)
-        row = {'pass': '+ backward' if backward else 'forward', 'contender': contender.name}
+        row = {'pass': '+ backward' if backward else 'forward', 'candidate': candidate.name}
         row.update({'median ms': 1e3 * median, 'min ms': 1e3 * min(times), 'runs': len(times)})
         if 'native' in seconds:
             row['x native'] = median / statistics.median(seconds['native'])
         if is_kernel:
             row['G diff/s'] = math.prod(case.shape) / median / 1e9
-            if contender.name == 'native' and not backward:
-                row['repeated G diff/s'] = repeated_rate(case, contender, 10 * rounds) / 1e9
+            if candidate.name == 'native' and not backward:
+                row['repeated G diff/s'] = repeated_rate(case, candidate, 10 * rounds) / 1e9
         else:
             with torch.no_grad():
-                inverse = contender.forward(*case.inputs)
+                inverse = candidate.forward(*case.inputs)
             row['residual'] = inverse_residual(*case.inputs, inverse, RIDGE).max().item()
-        rows.append((case, contender, row))
+        rows.append((case, candidate, row))
     return rows, per_step * steps / min(seconds['peak']) if per_step else 0.0
 
 
-def repeated_rate(case: Case, contender: Contender, calls: int) -> float:
+def repeated_rate(case: Case, candidate: Candidate, calls: int) -> float:
     """Differences per second of forward calls one right after the other, on some of the queries."""
     q, k = case.inputs
     queries = min(q.size(2), max(1, REPEATED_BYTES * q.size(2) // case.result_bytes))
-    job = make_job(contender, (q[:, :, :queries].contiguous(), k), backward=False)
+    job = make_job(candidate, (q[:, :, :queries].contiguous(), k), backward=False)
     times = [seconds_of(job, q.device) for _ in range(3 + calls)][3:]
     return math.prod(case.shape) * queries / q.size(2) / statistics.median(times)
 
@@ -168,8 +168,8 @@ def copy_bandwidth(device: torch.device) -> float:
 
 def add_bounds(rows: List[Row], peak: float, bandwidth: float) -> None:
     """How near the native forward kernels come to what the machine can do (0 if unknown)."""
-    for case, contender, row in rows:
-        if case.op not in KERNELS or contender.name != 'native' or row['pass'] != 'forward':
+    for case, candidate, row in rows:
+        if case.op not in KERNELS or candidate.name != 'native' or row['pass'] != 'forward':
             continue
         bounds_ms = {}
         if peak:
@@ -184,8 +184,8 @@ def add_bounds(rows: List[Row], peak: float, bandwidth: float) -> None:
 
 def add_memory(rows: List[Row], device: torch.device) -> None:
     """Memory, in percent of the result."""
-    for case, contender, row in rows:
-        job = make_job(contender, case.inputs, row['pass'] != 'forward')
+    for case, candidate, row in rows:
+        job = make_job(candidate, case.inputs, row['pass'] != 'forward')
         job()
         memory = {'tensors %': tensor_memory(job, device)}
         if device.type == 'cpu':
@@ -222,7 +222,7 @@ def time_train_step(device: torch.device, rounds: int, quick: bool) -> dict:
 def plot(rows: List[Row], title: str, path: Path) -> None:
     """Draw the median time over N."""
     figure, axis = new_figure(1, 1, (9, 5))
-    for name, marker in zip(dict.fromkeys(row['contender'] for _, _, row in rows), 'os^Dvx*'):
+    for name, marker in zip(dict.fromkeys(row['candidate'] for _, _, row in rows), 'os^Dvx*'):
         line = [(case.shape[1], row['median ms']) for case, c, row in rows if c.name == name]
         style = dict(lw=3, color='black', zorder=3) if name == 'native' else dict(ls='--')
         axis.loglog(*zip(*line), marker=marker, label=name, **style)
@@ -253,11 +253,11 @@ def print_table(case: Case, rows: List[dict]) -> None:
 
 
 def reasons_of(case: Case) -> Dict[str, str]:
-    """Why contenders are missing in the table."""
+    """Why candidates are missing in the table."""
     return {
-        contender.name: contender.why_not or 'has no gradient, forward only'
-        for contender in case.contenders
-        if contender.why_not or not contender.differentiable
+        candidate.name: candidate.why_not or 'has no gradient, forward only'
+        for candidate in case.candidates
+        if candidate.why_not or not candidate.differentiable
     }
 
 
@@ -270,7 +270,7 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
     parser.add_argument('--rounds', type=positive, default=30, help='default: %(default)s')
     parser.add_argument('--threads', type=positive, help='on the CPU; default: as torch chooses')
     parser.add_argument('--train-step', action='store_true', help='time LaplacianFormer-tiny too')
-    parser.add_output('--plot', help='draw the Laplacian over N, into this .png')
+    parser.add_output('--plot', suffixes=PICTURES, help='draw the Laplacian over N')
     parser.add_output('--out', default=Path('work_dirs/benchmark_ops.json'))
     parser.add_argument('--quick', action='store_true', help='tiny shapes, 3 rounds: only a test')
     args = parser.parse_args()

@@ -1,1 +1,1 @@
-"""Compare attentions, backbones and ops: lists of contenders, tables and plots of results."""
+"""Compare attentions, backbones and ops: lists of candidates, tables and plots of results."""

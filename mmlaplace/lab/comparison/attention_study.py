@@ -148,7 +148,7 @@ HOSTS: Dict[str, Tuple[Dict[str, Any], int, Callable[[dict], Any]]] = {
     ),
     'swin': (dict(type='Swin', arch='micro'), 256, in_windows),
 }
-# Further contenders: registered attentions with other options.
+# Further candidates: registered attentions with other options.
 VARIANTS = {
     'LaplacianAttention, Gaussian': dict(type='LaplacianAttention', kernel='gaussian'),
     'LaplacianAttention, literal': dict(type='LaplacianAttention', whitening='literal'),
@@ -179,7 +179,7 @@ ABLATIONS: Dict[str, Tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def contenders() -> Dict[str, dict]:
+def candidates() -> Dict[str, dict]:
     """Configs of all registered attentions and of the variants, by their names in the table."""
     registered = sorted(
         name
@@ -216,8 +216,8 @@ def config_of(name: str, landmarks: Optional[int] = LANDMARKS) -> dict:
             raise ValueError(f'options of {name!r} are no YAML, as power=3 is') from error
     attention = MODELS.get(cfg['type'])
     if not (isinstance(attention, type) and issubclass(attention, BaseAttention)):
-        hint = did_you_mean(kind, contenders())
-        names = ', '.join(contenders())
+        hint = did_you_mean(kind, candidates())
+        names = ', '.join(candidates())
         raise ValueError(f'there is no attention {kind!r}{hint}; choose from {names}')
     known = attention.known_options()
     if unknown := [option for option in cfg if option not in ('type', *known)]:

@@ -24,7 +24,7 @@ from ...linearizing import (
 )
 from ...model_zoo import build_model
 from ..runner import FolderJob
-from .attention_study import STUDIES, contenders, finished, phase_cfg, read_result
+from .attention_study import STUDIES, candidates, finished, phase_cfg, read_result
 
 # With rotary positions and a convolution of V where they have them, as the host has.
 ATTENTIONS = (
@@ -43,7 +43,7 @@ def settings_of(attention: str, seed: int, epochs: float) -> dict:
     """The settings on which a result depends.
 
     Args:
-        attention: A key of :func:`contenders`.
+        attention: A key of :func:`candidates`.
         seed: Seed of the softmax classifier and of the run.
         epochs: Length of the training from scratch. The distillation takes as long.
     """
@@ -163,8 +163,8 @@ def run(attention: str, seed: int, epochs: float, checkpoint: Path, data_root: P
         was ``kept``, ``steps`` and ``seconds`` of each training, and the ``points`` of a
         :class:`Curve` for the distillation and the training from scratch.
     """
-    new_attn = dict(contenders()[attention])
-    old_cfg = study_cfg(contenders()['SoftmaxAttention'], data_root)
+    new_attn = dict(candidates()[attention])
+    old_cfg = study_cfg(candidates()['SoftmaxAttention'], data_root)
     old: Any = build_model(old_cfg)
     load_weights(old, checkpoint)
     new_cfg = Config(old_cfg.to_dict())

@@ -1,4 +1,4 @@
-"""Published top-1 on ImageNet-1k for each contender.
+"""Published top-1 on ImageNet-1k for each candidate.
 
 That of mmlaplace's models is in the metafiles. That of other projects is in published_top1.yml.
 """
@@ -11,7 +11,7 @@ from mmlaplace.model_zoo import get_config, read_models, read_yaml
 
 
 class Published(NamedTuple):
-    """The published result of a contender.
+    """The published result of a candidate.
 
     Attributes:
         family: Family of the model, such as ``'Swin'``.
@@ -34,7 +34,7 @@ class Published(NamedTuple):
 
 @cache
 def published() -> Dict[str, Published]:
-    """Published results by the name of the contender. Several contenders can be one network."""
+    """Published results by the name of the candidate. Several candidates can be one network."""
     found = {}
     for model in read_models():
         top1 = model.metadata.get('Published', {}).get('Top 1 Accuracy')
@@ -49,13 +49,13 @@ def published() -> Dict[str, Published]:
     for family in read_yaml(Path(__file__).with_suffix('.yml')):
         for model, row in family['models'].items():
             whence = (row['side'], family['recipe'], family['source'], False)
-            for name in row['contenders']:
+            for name in row['candidates']:
                 found[name] = Published(family['family'], model, row['top1'], *whence)
     return found
 
 
 def peers() -> List[str]:
-    """The name of one contender for each model of another project."""
+    """The name of one candidate for each model of another project."""
     first: Dict[str, str] = {}
     for name, each in published().items():
         if not each.ours:

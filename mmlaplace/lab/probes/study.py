@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from ...model_zoo import files_root, read_yaml
 from ...models.known_options import did_you_mean
-from ..comparison.attention_study import config_of, contenders
+from ..comparison.attention_study import candidates, config_of
 from ..runner import Job, Outcome, run_all
 from .results import append_result, by_key, key_of, read_results
 from .tasks import build_probe
@@ -47,7 +47,7 @@ class Study(NamedTuple):
 
 def all_attentions() -> Dict[str, dict]:
     """Registered attentions and variants by their names in tables, with their own defaults."""
-    return {name.replace('Attention', ''): config_of(name, landmarks=None) for name in contenders()}
+    return {name.replace('Attention', ''): config_of(name, landmarks=None) for name in candidates()}
 
 
 def read_studies(path: Optional[Path] = None) -> Dict[str, Study]:

@@ -84,7 +84,9 @@ def draw_parameters(found: dict) -> 'Figure':
         )  # fmt: skip
     if twins:
         axes[1].set(
-            xlabel='parameters (M)', ylabel='top-1 of digits (%)', title='small twins, trained here'
+            xlabel='parameters (M)',
+            ylabel='top-1 of digits (%)',
+            title='small copies, trained here',
         )
         axes[1].legend(fontsize=8)
         axes[1].margins(0.2)

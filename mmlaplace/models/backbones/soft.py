@@ -8,7 +8,7 @@ from typing import List, Optional
 
 from mmengine.registry import MODELS
 
-from ...checkpoints.conversion import Names, Rows, position_map, within
+from ...checkpoints.conversion import NameTable, Rows, position_map, within
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import BLOCK, HEAD
 from ..layers import ConvPatchEmbed
@@ -156,7 +156,7 @@ ATTENTION: Rows = {
     'ff.': 'proj.',
 }
 SOFTMAX: Rows = {'q.': 'qkv.', 'kv.': 'kv.', 'proj.': 'proj.'}
-SOFT_NAMES = Names(
+SOFT_NAMES = NameTable(
     {
         'patch_embed{i}.proj.{j}.': 'stages.{i-1}.patch_embed.layers.{j}.',
         'pos_embed{i}': ('stages.{i-1}.position.map', position_map),
@@ -179,7 +179,7 @@ SOFT_NAMES = Names(
         **CLASS_TOKEN,
         **HEAD,
     },
-    marks=('block1.0.att.mha.W_q.weight',),
+    identifying=('block1.0.att.mha.W_q.weight',),
     averaged=True,
 )
 

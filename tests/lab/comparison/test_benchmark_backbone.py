@@ -12,7 +12,7 @@ from conftest import ROOT, load_tool, run_script
 from PIL import Image
 from torch import nn
 
-from mmlaplace.lab.comparison import backbone_contenders as contenders
+from mmlaplace.lab.comparison import backbone_candidates as candidates
 from mmlaplace.model_zoo import read_backbones
 from mmlaplace.models import FAMILIES, LaplacianAttention
 
@@ -47,7 +47,7 @@ def test_the_tool_writes_json_and_plots_and_keeps_what_is_there(run, tmp_path, m
     status, written = run(*command)
     rows = written['rows']
     assert status == 0 and set(written['exponents']) == set(names)
-    found = [(row['contender'], row['side']) for row in rows]
+    found = [(row['candidate'], row['side']) for row in rows]
     assert found == [(name, side) for side in (32, 64) for name in names]
     for row in rows:
         assert row['median ms'] > 0 and row['ms per image'] == row['median ms'] / 2
@@ -66,8 +66,8 @@ def test_the_tool_writes_json_and_plots_and_keeps_what_is_there(run, tmp_path, m
     assert f'| {MICRO} ' in capsys.readouterr().out
 
 
-def test_every_backbone_of_ours_with_an_arch_is_a_contender():
-    known = list(contenders.catalogue(''))
+def test_every_backbone_of_ours_with_an_arch_is_a_candidate():
+    known = list(candidates.catalogue(''))
     assert known == [model.name for model in read_backbones()]
     backbones = (family.backbones.items() for family in FAMILIES.values())
     for cls, start in itertools.chain(*backbones):
@@ -77,15 +77,15 @@ def test_every_backbone_of_ours_with_an_arch_is_a_contender():
             [name for name in known if f'{name}-'.startswith(f'{wanted}-')] for wanted in names
         ]
         assert all(found)
-        model = contenders.find(found[0][0])(False)
+        model = candidates.find(found[0][0])(False)
         assert type(model) is cls and model.out_indices == (model.num_stages - 1,)
-    linear = contenders.find('deit-micro+LaplacianAttention')(False)  # without its class token
+    linear = candidates.find('deit-micro+LaplacianAttention')(False)  # without its class token
     assert type(linear.stages[0]['blocks'][0].attn) is LaplacianAttention
 
 
 def test_sizes_with_equal_tuples_are_sizes_of_their_own():
     pytest.importorskip('mmpretrain')
-    models = [contenders.find(f'mmpretrain:EfficientNet-{size}')(False) for size in ('b0', 'es')]
+    models = [candidates.find(f'mmpretrain:EfficientNet-{size}')(False) for size in ('b0', 'es')]
     assert len({sum(p.numel() for p in model.parameters()) for model in models}) == 2
 
 
@@ -96,7 +96,7 @@ def test_sizes_with_equal_tuples_are_sizes_of_their_own():
 def test_the_backbones_of_a_toolbox_are_its_own(name):
     toolbox = name.partition(':')[0]
     pytest.importorskip(toolbox)
-    model = contenders.find(name)(False)
+    model = candidates.find(name)(False)
     model.eval()
     assert type(model).__module__.startswith(f'{toolbox}.models.backbones.')
     with torch.no_grad():
@@ -131,9 +131,9 @@ def timm(monkeypatch):
     utils.reparameterize_model = lambda model: model
     monkeypatch.setitem(sys.modules, 'timm', module)
     monkeypatch.setitem(sys.modules, 'timm.utils', utils)
-    contenders.catalogue.cache_clear()
+    candidates.catalogue.cache_clear()
     yield module
-    contenders.catalogue.cache_clear()
+    candidates.catalogue.cache_clear()
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_a_failure_is_named_in_its_row_and_costs_the_others_nothing(timm, run, m
     status, written = run(MICRO, LITTLE, '--sizes', '32')
     assert status == 0 and written['failures'][LITTLE].startswith('RuntimeError: ')
     monkeypatch.setitem(sys.modules, 'timm', None)  # its import fails
-    contenders.catalogue.cache_clear()
+    candidates.catalogue.cache_clear()
     status, written = run(LITTLE, '--sizes', '32')  # alone, so nothing is measured
     assert status == 1 and 'pip install timm' in written['failures'][LITTLE]
 
@@ -166,7 +166,7 @@ def test_benchmark_ops(tmp_path):
     torch.set_num_threads(threads)
     assert result.returncode == 0, result.stderr
     written = json.loads(out.read_text())
-    rows = [row for row in written['rows'] if row['contender'] == 'native']
+    rows = [row for row in written['rows'] if row['candidate'] == 'native']
     ops = {'laplacian_kernel', 'gaussian_kernel', 'newton_schulz_inverse'}
     assert {row['op'] for row in rows} == ops
     assert {row['pass'] for row in rows} == {'forward', '+ backward'}
@@ -176,20 +176,20 @@ def test_benchmark_ops(tmp_path):
 
 
 @pytest.mark.slow
-def test_every_contender_of_blocks_is_a_row_or_has_a_reason(monkeypatch, tmp_path, capsys):
+def test_every_candidate_of_blocks_is_a_row_or_has_a_reason(monkeypatch, tmp_path, capsys):
     out = tmp_path / 'blocks.json'
     options = ['--shapes', '1,8,32', '--rounds', '1', '--out', str(out)]
     monkeypatch.setattr(sys, 'argv', ['benchmark_blocks.py', *options])
     blocks.main()
     written, printed = json.loads(out.read_text()), capsys.readouterr().out
-    for kind, without in zip(blocks.CONTENDERS, written['not run']):
+    for kind, without in zip(blocks.CANDIDATES, written['not run']):
         rows = [row for row in written['rows'] if row['kind'] == kind]
         for name_of_pass in blocks.PASSES:
-            names = [row['contender'] for row in rows if row['pass'] == name_of_pass]
-            assert set(names) | set(without) - {'kind', 'shape'} == set(blocks.CONTENDERS[kind])
+            names = [row['candidate'] for row in rows if row['pass'] == name_of_pass]
+            assert set(names) | set(without) - {'kind', 'shape'} == set(blocks.CANDIDATES[kind])
             assert names[0] == 'LaplacianAttention'
         assert all(row['median ms'] >= row['min ms'] > 0 and row['runs'] == 1 for row in rows)
-        assert [row['ratio'] for row in rows if row['contender'] == names[0]] == [1, 1]
+        assert [row['ratio'] for row in rows if row['candidate'] == names[0]] == [1, 1]
         assert all(row['MB'] > 0 for row in rows)
         assert f'not run: softmax, flash: {without["softmax, flash"]}' in printed
 

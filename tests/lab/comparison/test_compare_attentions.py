@@ -64,7 +64,7 @@ def test_the_terms_of_a_block_are_those_of_its_sum():
 
 
 def test_every_registered_attention_is_compared():
-    names = attention_study.contenders()
+    names = attention_study.candidates()
     assert set(registered(BaseAttention)) - {'WindowAttention'} <= set(names)
     assert all('num_landmarks' not in cfg or cfg['num_landmarks'] == 16 for cfg in names.values())
 

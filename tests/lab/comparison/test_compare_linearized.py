@@ -53,7 +53,7 @@ def test_an_attention_that_fails_leaves_the_others_their_results(tmp_path, monke
 @pytest.mark.training
 def test_the_study_has_five_accuracies_and_a_report(fashion_files, tmp_path):
     fashion_files(tmp_path / 'data/fashion')
-    softmax = linearizing_study.contenders()['SoftmaxAttention']
+    softmax = linearizing_study.candidates()['SoftmaxAttention']
     old = toolbox_model(linearizing_study.study_cfg(softmax, tmp_path / 'data'))
     torch.save(old.state_dict(), tmp_path / 'softmax.pth')
     found = [

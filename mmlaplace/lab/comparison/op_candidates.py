@@ -29,7 +29,7 @@ RIDGE = 1e-2
 
 
 @dataclass
-class Contender:
+class Candidate:
     """An implementation of a case."""
 
     name: str
@@ -46,7 +46,7 @@ class Case:
     shape: Tuple[int, ...]
     inputs: Tuple[Tensor, ...]
     result_bytes: int
-    contenders: List[Contender]
+    candidates: List[Candidate]
     note: str = ''
 
     @property
@@ -72,20 +72,20 @@ def kernel_case(op: str, shape: tuple, device: torch.device, dtype: torch.dtype)
     halves = f'takes no {dtype}' if dtype in (torch.float16, torch.bfloat16) else None
     sklearn = halves or (missing('sklearn') if on_cpu else 'runs on CPUs only')
     native = _native.why_not(op, device.type)
-    contenders = [
-        Contender('native', partial(kernel, bandwidth=scale, backend='native'), native),
-        Contender('reference', partial(kernel, bandwidth=scale, backend='reference')),
-        Contender('scikit-learn', partial(by_sklearn, op, scale), sklearn, differentiable=False),
-        Contender('KeOps, with values', partial(by_keops, op, scale), halves or missing('pykeops')),
-        Contender('q @ k.T, a lower bound', lambda q, k: q @ k.transpose(-2, -1)),
+    candidates = [
+        Candidate('native', partial(kernel, bandwidth=scale, backend='native'), native),
+        Candidate('reference', partial(kernel, bandwidth=scale, backend='reference')),
+        Candidate('scikit-learn', partial(by_sklearn, op, scale), sklearn, differentiable=False),
+        Candidate('KeOps, with values', partial(by_keops, op, scale), halves or missing('pykeops')),
+        Candidate('q @ k.T, a lower bound', lambda q, k: q @ k.transpose(-2, -1)),
     ]
     if op == 'laplacian_kernel':
         by_cdist = lambda q, k: torch.exp(-torch.cdist(q, k, p=1) / scale)  # noqa: E731
-        contenders.insert(2, Contender('exp(-cdist / scale)', by_cdist, halves))
+        candidates.insert(2, Candidate('exp(-cdist / scale)', by_cdist, halves))
     if not on_cpu:
         attention = torch.nn.functional.scaled_dot_product_attention
-        contenders.append(Contender('softmax attention', lambda q, k: attention(q, k, k)))
-    return Case(op, shape, (q, k), batch_heads * queries * keys * q.element_size(), contenders)
+        candidates.append(Candidate('softmax attention', lambda q, k: attention(q, k, k)))
+    return Case(op, shape, (q, k), batch_heads * queries * keys * q.element_size(), candidates)
 
 
 def missing(module: str) -> Optional[str]:
@@ -139,13 +139,13 @@ def inverse_case(shape: tuple, device: torch.device, dtype: torch.dtype) -> Case
     ridge = RIDGE * torch.eye(size, device=device, dtype=dtype)
     newton_schulz = partial(newton_schulz_inverse, num_iters=20, ridge=RIDGE)
     native = _native.why_not('newton_schulz_inverse', device.type)
-    contenders = [
-        Contender('native', partial(newton_schulz, backend='native'), native),
-        Contender('reference', partial(newton_schulz, backend='reference')),
-        Contender('cholesky_inverse', partial(cholesky_inverse, ridge=RIDGE)),
-        Contender('linalg.inv', lambda m: torch.linalg.inv(m + ridge), lu_failure(mat + ridge)),
+    candidates = [
+        Candidate('native', partial(newton_schulz, backend='native'), native),
+        Candidate('reference', partial(newton_schulz, backend='reference')),
+        Candidate('cholesky_inverse', partial(cholesky_inverse, ridge=RIDGE)),
+        Candidate('linalg.inv', lambda m: torch.linalg.inv(m + ridge), lu_failure(mat + ridge)),
     ]
-    return Case('newton_schulz_inverse', shape, (mat,), bytes_of((mat,)), contenders, note)
+    return Case('newton_schulz_inverse', shape, (mat,), bytes_of((mat,)), candidates, note)
 
 
 def lu_failure(mat: Tensor) -> Optional[str]:
