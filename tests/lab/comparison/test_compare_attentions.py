@@ -81,7 +81,9 @@ def test_a_name_has_the_options_of_an_attention():
     assert cfg == dict(type='PolaAttention', gate=False, power=3)
     with pytest.raises(ValueError, match="no options \\['powers'\\] .*'power'"):
         attention_study.config_of('PolaAttention, powers=3')
-    with pytest.raises(ValueError, match="no attention 'PolarAttention' .did you mean 'PolaAttention'"):
+    with pytest.raises(
+        ValueError, match="no attention 'PolarAttention' .did you mean 'PolaAttention'"
+    ):
         attention_study.config_of('PolarAttention')
 
 
