@@ -41,7 +41,7 @@ class Page(NamedTuple):
         own_frames: Whether each attention has the frame of its paper.
         machine: The machine, in words.
         command: The command.
-        configs: Names of the configs beside the page.
+        configs: The configs, which are in a folder beside the page.
     """
 
     candidates: List[Candidate]
@@ -52,7 +52,7 @@ class Page(NamedTuple):
     own_frames: bool
     machine: str
     command: str
-    configs: List[str]
+    configs: List[Path]
 
 
 def write_page(page: Page, folder: Path) -> List[Path]:
@@ -115,10 +115,11 @@ def sections(page: Page) -> Iterator[str]:
         'Nothing of them has been trained.'
     )
     rows = [
-        [f'[{name}](configs/{name})', recipe.where] for name, recipe in zip(page.configs, RECIPES)
+        [f'[{path.name}](configs/{path.name})', recipe.where]
+        for path, recipe in zip(page.configs, RECIPES)
     ]
-    yield markdown(['config', 'the attention is'], rows)
-    yield f'```bash\npython tools/train.py configs/{page.configs[0]}\n```'
+    yield words(['config', 'the attention is'], rows)
+    yield f'```bash\npython tools/train.py {page.configs[0]}\n```'
 
 
 def glance(page: Page) -> str:
@@ -180,7 +181,13 @@ def frame_section(page: Page) -> Iterator[str]:
         else:
             kept = ', '.join(f'`{field}`' for field in one.kept) or 'nothing'
         rows.append([one.label, changed or 'nothing', kept])
-    yield markdown(['attention', 'changed from its own', 'keeps of its own'], rows)
+    yield words(['attention', 'changed from its own', 'keeps of its own'], rows)
+
+
+def words(header: List[str], rows: List[List[str]]) -> str:
+    """A table of words, which are aligned at the left."""
+    cells = [[cell.replace('|', '\\|') for cell in row] for row in rows]
+    return markdown(header, cells).replace('---:', '---')
 
 
 def contract_table(findings: List[Finding]) -> str:
@@ -191,8 +198,7 @@ def contract_table(findings: List[Finding]) -> str:
          ' '.join(filter(None, [finding.text, finding.line and f'`{finding.line}`']))]
         for finding in findings
     ]  # fmt: skip
-    return markdown(['point', 'asks', 'result', 'seen'], [[c.replace('|', '\\|') for c in r]
-                                                          for r in rows])  # fmt: skip
+    return words(['point', 'asks', 'result', 'seen'], rows)
 
 
 def task_section(page: Page) -> Iterator[str]:
@@ -229,6 +235,12 @@ def cost_section(page: Page) -> Iterator[str]:
     yield cost_table(costs, list(page.plan.sizes), 'seconds', 1e3)
     yield 'Memory in MB:'
     yield cost_table(costs, list(page.plan.sizes), 'MB', 1)
+    for label, share in page.found.shares.items():
+        if share < 0.8:
+            yield (
+                f'**Trust no time of {label}**: this program had {100 * share:.0f} % of a core, as '
+                'the machine was busy with others.'
+            )
     if lines := list(left_out(costs)):
         yield '\n'.join(f'- {line.removeprefix("- ")}' for line in lines)
 

@@ -9,29 +9,38 @@ from ..figures import new_figure, save
 from ..probes.report import Table, draw
 from .plan import BACKBONES
 
-YOURS = '#c0392b'
+YOURS = 'black'
 
 
 def draw_tasks(table: Table, path: Path) -> None:
     """The accuracies of small tasks, as a heat map."""
-    draw(table, path)
+    draw(table, path, title='small tasks, accuracy (%)')
 
 
 def draw_costs(costs: Dict[str, dict], yours: str, path: Path) -> None:
     """Time of a forward pass, and memory of a training pass, over the side of the image."""
+    from matplotlib import colormaps
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    others = colormaps['Dark2']
     figure, axes = new_figure(1, 2, (9, 3.8))
     passes = (('forward', 'seconds', 1e3, 'ms, one image, forward'),
               ('forward and backward', 'MB', 1, 'MB of tensors, one image, training'))  # fmt: skip
     sides = sorted({row['side'] for cost in costs.values() for row in cost['forward']['rows']})
     for axis, (name, key, scale, title) in zip(axes, passes):
-        for label, cost in costs.items():
+        for number, (label, cost) in enumerate(costs.items()):
             rows = cost[name]['rows']
-            style = dict(color=YOURS, linewidth=2.5, zorder=3) if label == yours else {}
+            style = (
+                dict(color=YOURS, linewidth=3) if label == yours else dict(color=others(number % 8))
+            )
             axis.plot([r['side'] for r in rows], [r[key] * scale for r in rows], 'o-',
                       label=label, **style)  # fmt: skip
         axis.set(xscale='log', yscale='log', title=title)
-        axis.set_xticks(sides, [f'{side}²' for side in sides])
-        axis.minorticks_off()
+        axis.set_xticks(sides, [f'{side}²' for side in sides], minor=False)
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f'{value:g}'))
+        axis.yaxis.set_minor_locator(NullLocator())
         axis.grid(alpha=0.3)
     figure.legend(*axes[0].get_legend_handles_labels(), loc='outside right center')
     save(figure, path)

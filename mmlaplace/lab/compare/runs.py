@@ -59,24 +59,29 @@ class Found(NamedTuple):
     Attributes:
         tasks: The table of small tasks.
         costs: Time and memory by label, as ``attention_cost.py`` gives them.
+        shares: By label, the time of the processor by that of the clock while it was measured.
         images: By backbone, the results of the trainings, whose attentions are labels.
         missing: How many runs of the plan have no result, by part.
     """
 
     tasks: Table
     costs: Dict[str, dict]
+    shares: Dict[str, float]
     images: Dict[str, List[dict]]
     missing: Dict[str, int]
 
 
 def found(candidates: Sequence[Candidate], plan: Plan, folder: Path, data_root: Path) -> Found:
     """Read the results of a plan."""
-    costs, images, missing = {}, {}, {}
+    costs: Dict[str, dict] = {}
+    shares: Dict[str, float] = {}
+    images: Dict[str, List[dict]] = {}
+    missing: Dict[str, int] = {}
     jobs = cost_jobs(candidates, plan, folder)
     for one, job in zip(candidates, jobs):
         result = job.result()
         if result is not None:
-            costs[one.label] = result['cost']
+            costs[one.label], shares[one.label] = result['cost'], result['share']
     missing['time and memory'] = len(jobs) - len(costs)
     labels = {one.name: one.label for one in candidates}
     trainings = training_jobs(candidates, plan, folder, data_root)
@@ -89,6 +94,14 @@ def found(candidates: Sequence[Candidate], plan: Plan, folder: Path, data_root: 
     missing['training on images'] = len(trainings) - sum(map(len, images.values()))
     study = plan.study(candidates)
     tasks = table_of(read_results(folder / TASKS), study, ordered=False)
-    cells = [cell for row in tasks.rows.values() for cell in row if cell is not None]
-    missing['small tasks'] = len(study.attentions) * len(study.probes) - len(cells)
-    return Found(tasks, costs, images, missing)
+    # Tasks that no attention has learnt yet are no columns.
+    run = [n for n in range(len(tasks.columns)) if any(row[n] for row in tasks.rows.values())]
+    tasks = tasks._replace(
+        columns=[tasks.columns[n] for n in run],
+        rows={label: [row[n] for n in run] for label, row in tasks.rows.items()},
+    )
+    probes = [column.probe['type'] for column in tasks.columns]
+    done = {(label, probe) for label, row in tasks.rows.items()
+            for probe, cell in zip(probes, row) if cell is not None}  # fmt: skip
+    missing['small tasks'] = len(study.attentions) * len(study.probes) - len(done)
+    return Found(tasks, costs, shares, images, missing)

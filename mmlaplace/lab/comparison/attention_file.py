@@ -47,8 +47,9 @@ def find_attention(name: str) -> type:
                 return known[given]
         if name.endswith('.py'):
             raise ValueError(f'{name} names a file without a class; write {name}:MyAttention')
+        near = did_you_mean(name, [*known, *(full.removesuffix('Attention') for full in known)])
         raise ValueError(
-            f'there is no attention {name!r}{did_you_mean(name, known)}; choose from '
+            f'there is no attention {name!r}{near}; choose from '
             f'{", ".join(known)}, or name a class of your own as my_attention.py:MyAttention'
         )
     before = dict(MODELS.module_dict)

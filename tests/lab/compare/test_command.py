@@ -59,8 +59,8 @@ MIX = '    def mix(self, q, k, v, hw_shape):\n        return v\n'
     ('', 'a.py', r'a file without a class; write a\.py:MyAttention'),
     ('', 'b.py:Mine', r"there is no file .*b\.py.*check the path"),
     ('', 'no.module:Mine', 'there is no module no.module; put its folder into PYTHONPATH'),
-    ('', 'Softmaxx', r"there is no attention 'Softmaxx' \(did you mean 'SoftmaxAttention'\?\)"),
-    ('', 'elu_attention.py:EluAttention --with Sotf', r"'Sotf' \(did you mean 'SOFTAttention'\?"),
+    ('', 'Softmaxx', r"there is no attention 'Softmaxx' \(did you mean 'Softmax'\?\)"),
+    ('', 'elu_attention.py:EluAttention --with Sotf', r"'Sotf' \(did you mean 'SOFT'\?"),
     ('', 'elu_attention.py:EluAttention --with SOFT,x=1', 'there is no attention'),
     ('', 'SOFT --with SOFT', '--with names no attention but yours'),
 ])  # fmt: skip
