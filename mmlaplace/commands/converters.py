@@ -4,7 +4,7 @@ import re
 from argparse import Namespace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Sequence, Tuple
+from typing import Dict, List, Mapping, Optional, Tuple
 
 from torch import Tensor
 
@@ -21,7 +21,6 @@ from ..checkpoints.published import (
     unfit,
 )
 from ..checkpoints.released import is_released, released_name, released_place
-from ..model_zoo import matches
 from .command_line import ToolParser, positive
 
 
@@ -161,18 +160,3 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
         )
     fits = describe(models[0]) if models else 'a model of another size than those of --list'
     console.print(f'It fits {fits}.', markup=False)
-
-
-def list_published(patterns: Sequence[str] = ('*',)) -> str:
-    """The published models by name, with the backbones that they fit and the places of weights.
-
-    Args:
-        patterns: As in :func:`mmlaplace.list_models`, with ``_`` or ``-``. Default: all.
-    """
-    wanted = [pattern.replace('-', '_') for pattern in patterns]
-    names = [name for name in PUBLISHED if matches(name, wanted)]
-    width = max(map(len, names), default=0)
-    return '\n'.join(
-        f'{name:{width}}  {describe(name).partition(", ")[2]}  {PUBLISHED[name].place}'
-        for name in names
-    )

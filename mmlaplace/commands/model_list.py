@@ -5,15 +5,15 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
 from ..checkpoints import PUBLISHED
-from ..model_zoo import TASKS, ModelInfo, find_models, list_models, near_names
+from ..checkpoints.published import describe
+from ..model_zoo import TASKS, ModelInfo, find_models, list_models, matches, near_names
 from ..toolboxes import TOOLBOXES
-from .converters import list_published
 
 COLUMNS = ('name', 'task', 'params (M)', 'MACs (G)', 'published score', 'config')
 
@@ -71,6 +71,21 @@ def show_weights(args: argparse.Namespace) -> int:
             return 1
     sys.stdout.write(list_published(args.patterns) + '\n')
     return 0
+
+
+def list_published(patterns: Sequence[str] = ('*',)) -> str:
+    """The published models by name, with the backbones that they fit and the places of weights.
+
+    Args:
+        patterns: As in :func:`mmlaplace.list_models`, with ``_`` or ``-``. Default: all.
+    """
+    wanted = [pattern.replace('-', '_') for pattern in patterns]
+    names = [name for name in PUBLISHED if matches(name, wanted)]
+    width = max(map(len, names), default=0)
+    return '\n'.join(
+        f'{name:{width}}  {describe(name).partition(", ")[2]}  {PUBLISHED[name].place}'
+        for name in names
+    )
 
 
 def entry(model: ModelInfo) -> Dict[str, Any]:

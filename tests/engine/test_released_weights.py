@@ -346,3 +346,18 @@ def test_the_ways_of_the_page_load(downloaded):
     assert len(ways) == 3
     for block in ways:
         exec(block, {})
+
+
+@pytest.mark.slow
+def test_the_weights_of_timm_on_the_page_fit(monkeypatch):
+    timm = timm_with_models()
+    blocks = code_blocks(ROOT / 'docs/released_weights.md', 'python')
+    (lines,) = (block.splitlines() for block in blocks if 'timm://' in block)
+
+    def random_weights(address, read):
+        return timm.create_model(address.partition('://')[2]).state_dict()
+
+    monkeypatch.setattr('mmlaplace.checkpoints.loading.weights_of_timm', random_weights)
+    assert len(lines) == 3
+    for line in lines:
+        exec(line, dict(mmlaplace=mmlaplace))
