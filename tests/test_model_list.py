@@ -17,7 +17,6 @@ import mmlaplace
 from mmlaplace import check, mmpretrain_hub
 from mmlaplace.__main__ import main
 from mmlaplace.checkpoints import PUBLISHED
-from mmlaplace.commands.command_line import read_config
 from mmlaplace.commands.model_list import path_from_here
 from mmlaplace.lab.comparison.backbone_candidates import catalogue
 from mmlaplace.model_zoo import files_root, get_config, read_models
@@ -133,20 +132,6 @@ def test_a_config_is_printed_from_which_another_inherits(tmp_path, capsys):
     assert mine.to_dict() == expected.to_dict()
     assert main(['config', 'laplacian']) == 1
     assert 'similar names are' in capsys.readouterr().err
-
-
-def test_a_base_of_ours_by_a_scope_is_refused_with_what_to_type(tmp_path):
-    config = tmp_path / 'mine.py'
-    config.write_text(f"_base_ = 'mmlaplace::classification/polaformer/{B0}.py'\n")
-    with pytest.raises(SystemExit, match='python -m mmlaplace config NAME > base.py'):
-        read_config(str(config))
-
-
-def test_configs_of_mmseg_are_found_in_the_fork_too(tmp_path):
-    pytest.importorskip('mmseg')
-    config = tmp_path / 'mine.py'
-    config.write_text("_base_ = 'mmseg::sem_fpn/fpn_r50_4xb4-160k_ade20k-512x512.py'\n")
-    assert read_config(str(config)).default_scope == 'mmseg'
 
 
 def test_a_backbone_keeps_its_checkpoint_when_a_runner_initialises_it(tmp_path):

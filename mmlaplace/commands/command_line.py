@@ -154,13 +154,8 @@ def read_config(path: str, *keys: str, options: Optional[dict] = None) -> Config
     try:
         cfg = Config.fromfile(path)
     except Exception as error:  # a config in Python can raise any
-        mend = 'mend it, or name another one'
-        if 'load mmlaplace config' in str(error):  # for _base_ = 'mmlaplace::…'
-            mend = (
-                'write its base to a file beside it, python -m mmlaplace config NAME > base.py, '
-                "and set _base_ = 'base.py'"
-            )
-        end_tool(f'{path} cannot be read as a config ({type(error).__name__}: {error}); {mend}')
+        reason = f'{type(error).__name__}: {error}'
+        end_tool(f'{path} cannot be read as a config ({reason}); mend it, or name another one')
     cfg.merge_from_dict(options or {})
     for key in keys:
         found = cfg

@@ -1,6 +1,7 @@
 """The command line of the tools that convert the authors' checkpoints."""
 
 import re
+import sys
 from argparse import Namespace
 from difflib import get_close_matches
 from pathlib import Path
@@ -110,6 +111,7 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
     if model is not None and model not in PUBLISHED:
         near = ', '.join(near_models(model))
         parser.error(f'there is no published model {model!r}; similar names are {near}; see --list')
+    sys.stderr.write(f'reading and converting {args.source} …\n')  # a large file takes a while
     try:
         if is_released(args.source):
             model = model or released_name(args.source)
@@ -160,3 +162,5 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
         )
     fits = describe(models[0]) if models else 'a model of another size than those of --list'
     console.print(f'It fits {fits}.', markup=False)
+    option = f"init_cfg=dict(type='Pretrained', checkpoint={str(out)!r})"
+    console.print(f'Next, in the backbone of a config: {option}', markup=False, soft_wrap=True)

@@ -56,6 +56,8 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(rows, indent=2) + '\n')
     else:
         show(rows)
+        if args.patterns == ['*']:
+            sys.stderr.write(f'{len(rows)} models; a part of a name or --task shows fewer\n')
     return 0
 
 
