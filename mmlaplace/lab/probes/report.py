@@ -219,6 +219,7 @@ def draw(
     images: Optional[Dict[str, TrainedHere]] = None,
     costs: Optional[Dict[str, Dict[str, float]]] = None,
     facts: Optional[Dict[str, Dict[str, float]]] = None,
+    title: str = 'small tasks, accuracy (%)',
 ) -> None:
     """Draw the heat map of a table, with what is given beside it.
 
@@ -229,6 +230,7 @@ def draw(
             points from which seeds differ, the darker it is. Default: None.
         costs: Costs by attention, as :func:`read_costs` gives them. Default: None.
         facts: By attention, the degree from 0 to 1 to which it has each ability. Default: None.
+        title: Title of the accuracies. Default: ``'small tasks, accuracy (%)'``.
     """
     names, count = list(table.rows), range(len(table.columns))
     accuracies = [[table.accuracy(name, c) for c in count] for name in names]
@@ -238,7 +240,7 @@ def draw(
         [text + STAR * table.seeds_disagree(name, c) for c, text in zip(count, row)]
         for name, row in zip(names, shown(accuracies, lambda accuracy: f'{100 * accuracy:.0f}'))
     ]
-    panels = [Panel('small tasks, accuracy (%)', titles, levels, percent, 'RdYlBu', (-0.1, 1.1))]
+    panels = [Panel(title, titles, levels, percent, 'RdYlBu', (-0.1, 1.1))]
     if images:
         top1 = [[made.top1.get(name) for made in images.values()] for name in names]
         behind_best = [[behind_the_best(made, name) for made in images.values()] for name in names]
