@@ -37,6 +37,8 @@ ONEDL = ('Could not import OneDL', 'Could not import OneDL. Skipping OneDL datas
 WARNINGS = (
     # torch's for each data loader on a CPU. The configs pin memory for GPUs.
     "'pin_memory' argument is set as true but no accelerator is found",
+    # torch's about its own exporter.
+    '`isinstance(treespec, LeafSpec)` is deprecated, use',
     # onedl-mmdetection's at each import, for FasterCocoMetric alone.
     'faster_coco_eval is not installed, metrics will not be computed',
 )

@@ -165,7 +165,7 @@ def export(form: Deployable, cfg: Config, args: argparse.Namespace, size: Size) 
         form, size, program, pipeline, config=Path(args.config).stem, format=args.format,
         precision='fp16' if args.fp16 else 'fp32', backend=args.backend,
     )  # fmt: skip
-    tell(f'writing {args.out}')
+    tell(f'converting the graph to {args.format} and writing {args.out}')
     with whole_file(args.out) as temporary:
         exporting.WRITERS[args.format](program, temporary, about)
     return about
