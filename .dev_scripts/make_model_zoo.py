@@ -43,7 +43,7 @@ FOOTNOTE = (
     f"{MARK} The score is that of the authors' model. The paper's widths and depths were not at "
     'hand, so the sizes here are fitted to its published parameters and MACs.'
 )
-MEDIUM = (15e6, 30e6)  # parameters of the models on the page, with Swin-T and ResNet-50 among them
+MEDIUM = (12e6, 30e6)  # parameters of the models on the page, with Swin-T and ResNet-50 among them
 DETECTORS = {
     'RetinaNet, 1x': 'retinanet_*-1x_*', 'Mask R-CNN, 1x': 'mask-rcnn_*-1x_*',
     'Mask R-CNN, 3x': 'mask-rcnn_*-3x_*', 'Cascade Mask R-CNN, 3x': 'cascade-mask-rcnn_*-3x_*',
@@ -109,7 +109,9 @@ def amount(figures: dict, name: str, unit: str, digits: str) -> str:
 def score(model: ModelInfo, name: str) -> str:
     """A published score, – where there is none."""
     value = model.metadata['Published'].get(name)
-    return '–' if value is None else f'{value}{MARK if model.family == FITTED else ""}'
+    if value is None:
+        return '–'
+    return f'{value} {MARK}' if model.family == FITTED else str(value)
 
 
 def scores(model: ModelInfo, folder: Path) -> Dict[str, str]:

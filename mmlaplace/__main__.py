@@ -4,6 +4,7 @@ Examples:
   python -m mmlaplace list '*pola*' --task detection
   python -m mmlaplace config laplacianformer-tiny_8xb128_in1k > base.py
   python -m mmlaplace check
+  python -m mmlaplace compare my_attention.py:MyAttention --with SOFT Pola Softmax
 """
 
 import argparse
@@ -35,7 +36,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
     installation = commands.add_parser('check', help='check the installation')
     installation.add_argument('--json', action='store_true', help='the report as JSON')
     installation.set_defaults(run=lambda args: check.main(['--json'] if args.json else []))
-    args = parser.parse_args(arguments)
+    comparison = commands.add_parser('compare', help='compare an attention of yours with others')
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ['compare']:  # which imports the studies, matplotlib and torch's compiler
+        from .lab.compare import command
+
+        command.add_arguments(comparison)
+    args = parser.parse_args(given)
     return args.run(args)
 
 

@@ -33,6 +33,7 @@ from rich import table as rich_table
 from rich.console import Console
 
 from mmlaplace.commands.command_line import ToolParser, positive
+from mmlaplace.lab.reproduction import gpu_hours
 from mmlaplace.lab.reproduction.jobs import Training, plan_measurements, plan_run
 from mmlaplace.lab.reproduction.launching import LAUNCHERS, Job, Settings, this_machine, versions
 from mmlaplace.lab.reproduction.paper_tables import (
@@ -168,7 +169,9 @@ def _count_cells(counts: List[int]) -> List[str]:
 
 def list_rows(table: Table, console: Console) -> None:
     """Print the rows of a table, with their configs."""
-    shown = rich_table.Table('row', 'kind', 'published', 'config', 'mini', box=box.SIMPLE)
+    shown = rich_table.Table(
+        'row', 'kind', 'published', 'GPU hours', 'config', 'mini', box=box.SIMPLE
+    )
     for column in shown.columns:
         column.overflow = 'fold'  # a name cut short is of no use
     for row in table.rows:
@@ -177,12 +180,23 @@ def list_rows(table: Table, console: Console) -> None:
             published = ', '.join(f'{name} {value}' for name, value in values.items())
             config = row.reason or (described(run.full) if run.full else run.tool[0])
             name = f'{row.name}, {run.name}' if run.name else row.name
-            shown.add_row(name, row.kind, published, config, 'yes' if run.mini or run.tool else '')
+            mini = 'yes' if run.mini or run.tool else ''
+            shown.add_row(name, row.kind, published, hours(row, run), config, mini)
     console.print(table.title, f'({table.paper}, {table.place})', table.note, markup=False)
     console.print(shown)
+    console.print(gpu_hours.NOTE, markup=False)
     for row in table.rows:
         if row.note:
             console.print(f'{row.name}: {row.note}', markup=False)
+
+
+def hours(row: Row, run: Run) -> str:
+    """Estimated GPU hours of a run, as text."""
+    try:
+        found = gpu_hours.gpu_hours(run) if row.covered else None
+    except ImportError:  # a baseline of a toolbox that is not installed
+        found = None
+    return '–' if found is None else f'≈ {found:.2g}' if found < 10 else f'≈ {found:.0f}'
 
 
 def described(spec: Spec) -> str:

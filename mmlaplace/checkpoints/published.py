@@ -187,7 +187,8 @@ def by_file_name(names: Sequence[str], checkpoint: Any) -> List[str]:
         >>> by_file_name(['cswin_large', 'cswin_large_384'], 'best.pth')
         ['cswin_large', 'cswin_large_384']
     """
-    if released := [name for name in names if PUBLISHED[name].weights == str(checkpoint)]:
+    given = (str(checkpoint), str(checkpoint).rpartition('://')[2])  # mmlaplace://NAME
+    if released := [name for name in names if {name, PUBLISHED[name].weights} & {*given}]:
         return released
     words = _words(str(checkpoint))
     counts = {}

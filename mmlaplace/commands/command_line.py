@@ -69,7 +69,8 @@ class ToolParser(argparse.ArgumentParser):
         """Add the arguments ``config`` and ``checkpoint``."""
         self.add_argument('config', help=f'of a trained {kind}')
         self.add_argument(
-            'checkpoint', help='its weights: a path, an address, hf://OWNER/NAME or timm://NAME'
+            'checkpoint',
+            help='its weights: a path, an address, hf://OWNER/NAME, timm://NAME or mmlaplace://NAME',
         )
 
     def parse_args(self, args: Optional[Iterable[str]] = None, namespace: Any = None) -> Any:
@@ -153,13 +154,8 @@ def read_config(path: str, *keys: str, options: Optional[dict] = None) -> Config
     try:
         cfg = Config.fromfile(path)
     except Exception as error:  # a config in Python can raise any
-        mend = 'mend it, or name another one'
-        if 'load mmlaplace config' in str(error):  # for _base_ = 'mmlaplace::…'
-            mend = (
-                'write its base to a file beside it, python -m mmlaplace config NAME > base.py, '
-                "and set _base_ = 'base.py'"
-            )
-        end_tool(f'{path} cannot be read as a config ({type(error).__name__}: {error}); {mend}')
+        reason = f'{type(error).__name__}: {error}'
+        end_tool(f'{path} cannot be read as a config ({reason}); mend it, or name another one')
     cfg.merge_from_dict(options or {})
     for key in keys:
         found = cfg

@@ -13,7 +13,15 @@ from ..checkpoints import PUBLISHED, Converted, NameTable, UnsafeCheckpointError
 from ..checkpoints import write_weights as write
 from ..checkpoints.loading import read_weights
 from ..checkpoints.names import plain_names
-from ..checkpoints.published import are_own, by_file_name, describe, fitting, recognise, unfit
+from ..checkpoints.published import (
+    are_own,
+    by_file_name,
+    describe,
+    fitting,
+    recognise,
+    unfit,
+)
+from ..checkpoints.released import is_released, released_name, released_place
 from .command_line import ToolParser, positive
 
 
@@ -21,7 +29,9 @@ def parser_for(doc: Optional[str]) -> ToolParser:
     """A parser with the arguments that all converters have. ``doc`` is the tool's docstring."""
     parser = ToolParser(doc)
     parser.add_argument(
-        'source', help="the authors' checkpoint: a path, an address, hf://OWNER/NAME or timm://NAME"
+        'source',
+        help="the authors' checkpoint: a path, an address, hf://OWNER/NAME, timm://NAME "
+        'or mmlaplace://NAME',
     )
     parser.add_argument(
         '--key',
@@ -103,6 +113,9 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
         parser.error(f'there is no published model {model!r}; similar names are {near}; see --list')
     sys.stderr.write(f'reading and converting {args.source} …\n')  # a large file takes a while
     try:
+        if is_released(args.source):
+            model = model or released_name(args.source)
+            args.source = released_place(args.source)
         read = read_weights(args.source, key=args.key)
         tensors = read.tensors
         plain = plain_names(tensors)
@@ -151,13 +164,3 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
     console.print(f'It fits {fits}.', markup=False)
     option = f"init_cfg=dict(type='Pretrained', checkpoint={str(out)!r})"
     console.print(f'Next, in the backbone of a config: {option}', markup=False, soft_wrap=True)
-
-
-def list_published() -> str:
-    """The published models by name, with the backbones that they fit and the places of weights."""
-    width = max(map(len, PUBLISHED))
-    lines = (
-        f'{name:{width}}  {describe(name).partition(", ")[2]}  {model.place}'
-        for name, model in PUBLISHED.items()
-    )
-    return '\n'.join(lines)

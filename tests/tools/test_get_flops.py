@@ -14,6 +14,7 @@ from mmlaplace import get_model
 from mmlaplace.analysis import measuring
 from mmlaplace.analysis.complexity import count_complexity, mmengine_flop_handles
 from mmlaplace.analysis.networks import Network, image_size
+from mmlaplace.analysis.training_memory import LayerByLayer
 from mmlaplace.model_zoo import read_models
 from mmlaplace.models import BaseAttention, LaplacianAttention, PyramidBackbone
 from mmlaplace.ops import use_backend
@@ -244,7 +245,7 @@ def test_estimate_is_near_the_peak_of_a_training_step(name, with_cp):
     gradients = measuring.bytes_of(tuple(backbone.parameters()))
     estimated = row['activations with_cp' if with_cp else 'activations'] + gradients
     # Temporaries are not in the estimate; they count for more where little else is kept.
-    with estimate_memory.LayerByLayer():
+    with LayerByLayer():
         held = measuring.tensor_memory(step, torch.device('cpu')) + measuring.bytes_of((images,))
     assert estimated == pytest.approx(held, rel=0.25 if with_cp else 0.1)
 

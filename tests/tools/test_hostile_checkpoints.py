@@ -13,7 +13,8 @@ from conftest import ROOT, fast_with, toolbox_config, toolbox_model
 from PIL import Image
 
 from mmlaplace.commands.toolbox_scripts import check_checkpoints
-from mmlaplace.lab.comparison.attention_study import STUDIES, begin, settings_of
+from mmlaplace.lab.comparison.attention_jobs import begin
+from mmlaplace.lab.comparison.attention_study import STUDIES, settings_of
 from mmlaplace.toolboxes import toolbox_script
 
 TOOLS = ROOT / 'tools'

@@ -9,6 +9,7 @@ Example:
 
 import math
 import statistics
+import time
 from pathlib import Path
 from typing import Callable, Dict, List, Tuple
 
@@ -103,9 +104,12 @@ def main() -> None:
         config_of(args.attention)
     except ValueError as error:
         parser.error(str(error))
+    clocks = time.process_time(), time.perf_counter()
     cost = cost_of(args.attention, args.host, args.sizes, args.memory)
+    share = (time.process_time() - clocks[0]) / (time.perf_counter() - clocks[1])
     settings = cost_settings(args.attention, args.host, args.sizes)
-    write_json(args.out, dict(settings=settings, machine=describe_machine(CPU), cost=cost))
+    about = dict(machine=describe_machine(CPU), share=share)  # less than 1 on a busy machine
+    write_json(args.out, dict(settings=settings, **about, cost=cost))
 
 
 if __name__ == '__main__':

@@ -27,6 +27,7 @@ from mmlaplace.analysis.attention_statistics import statistics_by_stage, term_si
 from mmlaplace.analysis.complexity import count_complexity
 from mmlaplace.analysis.recording import normalized
 from mmlaplace.commands.command_line import ToolParser, at_least, load_or_exit, write_json
+from mmlaplace.lab.comparison.attention_jobs import begin, finished
 from mmlaplace.lab.comparison.attention_study import (
     HOSTS,
     STUDIES,
@@ -34,8 +35,6 @@ from mmlaplace.lab.comparison.attention_study import (
     Phase,
     Study,
     backbone_cfg,
-    begin,
-    finished,
     missing_data,
     phase_cfg,
     settings_of,

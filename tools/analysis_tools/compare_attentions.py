@@ -32,14 +32,15 @@ import json
 import sys
 from functools import partial
 from pathlib import Path
-from typing import List, Optional
+from typing import List
 
 import torch
 from rich.progress import Progress
 
 from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.commands.command_line import ToolParser, at_least, positive, read_json, write_json
-from mmlaplace.commands.script_runs import import_first, run_script
+from mmlaplace.commands.script_runs import import_first
+from mmlaplace.lab.comparison.attention_jobs import Script, read_result
 from mmlaplace.lab.comparison.attention_report import write_report
 from mmlaplace.lab.comparison.attention_study import (
     ABLATIONS,
@@ -50,41 +51,10 @@ from mmlaplace.lab.comparison.attention_study import (
     config_of,
     cost_settings,
     missing_data,
-    read_result,
     settings_of,
     without_local_branch,
 )
-from mmlaplace.lab.runner import Job, JobFailed, Outcome, run_all
-
-TOOLS = Path(__file__).resolve().parent
-
-
-class Script(Job):
-    """A script that writes a file at its end.
-
-    Args:
-        label: Name in messages.
-        command: The script and its arguments.
-        path: The file, whose ``settings`` must be those.
-        settings: The settings on which the result depends.
-    """
-
-    def __init__(self, label: str, command: List[str], path: Path, settings: dict) -> None:
-        super().__init__(label)
-        self.command, self.path, self.settings = command, path, settings
-
-    def result(self) -> Optional[dict]:
-        found = read_result(self.path)
-        return found if found is not None and found['settings'] == self.settings else None
-
-    def run(self) -> dict:
-        """Run the script in a process with one thread, its log beside the result."""
-        script, *arguments = self.command
-        log = self.path.with_name(f'{self.path.stem}.log')
-        status, end = run_script(TOOLS / script, arguments, log, threads=1)
-        if status:
-            raise JobFailed(f'{self.label} ended with status {status}; the end of {log}:\n{end}')
-        return json.loads(self.path.read_bytes())
+from mmlaplace.lab.runner import Outcome, run_all
 
 
 def training_jobs(args) -> List[Script]:

@@ -277,7 +277,7 @@ def plot_cost(costs: Dict[str, dict], path: Path) -> None:
         return -largest, found[name][largest]['seconds'] if largest else 0.0
 
     names = sorted(found, key=slowness, reverse=True)
-    figure, axes = new_figure(1, 2, (10, 1.6 + 0.2 * len(names)), sharey=True)
+    figure, axes = new_figure(1, 2, (8, 1.6 + 0.2 * len(names)), sharey=True)
     colors = colormaps['viridis_r']
     for axis, key, scale in zip(axes, ('seconds', 'MB'), (1e3, 1)):
         for index, side in enumerate(sides):

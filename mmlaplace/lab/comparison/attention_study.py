@@ -3,8 +3,6 @@
 It trains each attention in the same host, on the mini data sets.
 """
 
-import json
-import warnings
 from pathlib import Path
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -14,11 +12,9 @@ from mmengine.registry import MODELS
 from mmengine.utils import digit_version
 from mmengine.utils.dl_utils import TORCH_VERSION
 
-from ...commands.command_line import write_json
 from ...model_zoo import files_root
-from ...models import BaseAttention, WindowAttention
-from ...models.known_options import did_you_mean
 from ..mini_datasets.fashion import DIGESTS as FASHION_FILES
+from .attention_file import find_attention, registered_attentions
 
 BASE = files_root() / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
 SIZES = (224, 512, 1024, 2048)  # sides of the images for the measurement of time and memory
@@ -147,6 +143,7 @@ HOSTS: Dict[str, Tuple[Dict[str, Any], int, Callable[[dict], Any]]] = {
         lambda cfg: cfg,
     ),
     'swin': (dict(type='Swin', arch='micro'), 256, in_windows),
+    'pvt': (dict(type='PVT', arch='micro'), 128, lambda cfg: cfg),
 }
 # Further candidates: registered attentions with other options.
 VARIANTS = {
@@ -181,20 +178,15 @@ ABLATIONS: Dict[str, Tuple[str, ...]] = {
 
 def candidates() -> Dict[str, dict]:
     """Configs of all registered attentions and of the variants, by their names in the table."""
-    registered = sorted(
-        name
-        for name, cls in MODELS.module_dict.items()
-        if issubclass(cls, BaseAttention) and cls is not WindowAttention
-    )
-    return {name: config_of(name) for name in sorted([*registered, *VARIANTS])}
+    return {name: config_of(name) for name in sorted([*registered_attentions(), *VARIANTS])}
 
 
 def config_of(name: str, landmarks: Optional[int] = LANDMARKS) -> dict:
     """The config of an attention with the options that its name has.
 
     Args:
-        name: A key of ``VARIANTS``, or the name of a registered attention, and options in YAML
-            after it, such as ``'PolaAttention, power=3, gate=false'``.
+        name: A key of ``VARIANTS``, or an attention as in :func:`find_attention`, and options in
+            YAML after it, such as ``'PolaAttention, power=3, gate=false'``.
         landmarks: Landmarks of attentions that have them. Default: 16, as the small maps have room
             for few only. None: each attention's own default.
 
@@ -214,11 +206,8 @@ def config_of(name: str, landmarks: Optional[int] = LANDMARKS) -> dict:
             cfg.update({option: yaml.safe_load(value) for option, _, value in pairs})
         except yaml.YAMLError as error:
             raise ValueError(f'options of {name!r} are no YAML, as power=3 is') from error
-    attention = MODELS.get(cfg['type'])
-    if not (isinstance(attention, type) and issubclass(attention, BaseAttention)):
-        hint = did_you_mean(kind, candidates())
-        names = ', '.join(candidates())
-        raise ValueError(f'there is no attention {kind!r}{hint}; choose from {names}')
+    attention: Any = find_attention(cfg['type'])
+    cfg['type'] = attention.__name__
     known = attention.known_options()
     if unknown := [option for option in cfg if option not in ('type', *known)]:
         raise ValueError(f'{kind} has no options {unknown} (of {name!r}); it has {known}')
@@ -325,23 +314,6 @@ def cost_settings(name: str, host: str, sizes: Sequence[int]) -> dict:
     return dict(attention=name, attn_cfg=attn_cfg, host=host, sizes=list(sizes))
 
 
-def read_result(path: Path) -> Optional[dict]:
-    """Read a result. It is None if there is no file, or an incomplete one, with a warning.
-
-    A run writes its result in one step. A file can be incomplete after an interrupted copy.
-    """
-    try:
-        found = json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        found = error
-    if isinstance(found, dict) and 'settings' in found:
-        return found
-    warnings.warn(f'{path} is not complete and is left out; run it again', stacklevel=2)
-    return None
-
-
 def missing_data(study: str, data_root: Path) -> str:
     """A sentence with the command that makes the missing data of a study, or ``''``."""
     files = FASHION_FILES if STUDIES[study].dataset == 'FashionMNIST' else ('',)  # or any file
@@ -356,43 +328,3 @@ def missing_data(study: str, data_root: Path) -> str:
         f'{data_root} has no {missing}; make them with python tools/dataset_converters/'
         f'make_mini_datasets.py --out {data_root} --tasks {" ".join(missing)}'
     )
-
-
-def begin(work_dir: Path, settings: dict) -> bool:
-    """Write the settings of a training into its folder, so that no other one goes on with it.
-
-    Returns:
-        Whether the training had begun there before.
-
-    Raises:
-        ValueError: If a training with other settings began in the folder.
-    """
-    written = work_dir / 'settings.json'
-    begun = read_result(written)
-    if begun is not None:
-        _check_settings(written, begun, settings)
-        return True
-    write_json(written, dict(settings=settings))
-    return False
-
-
-def finished(work_dir: Path, settings: dict) -> bool:
-    """Whether a folder has a result with these settings.
-
-    Raises:
-        ValueError: If the folder has a result with other settings.
-    """
-    written = work_dir / 'result.json'
-    result = read_result(written)
-    if result is None:
-        return False
-    _check_settings(written, result, settings)
-    return True
-
-
-def _check_settings(path: Path, made: dict, settings: dict) -> None:
-    if made['settings'] != settings:
-        raise ValueError(
-            f'{path} was made with {made["settings"]}, but the settings now are {settings}; take '
-            'another --work-dir, or remove the folder of that file'
-        )

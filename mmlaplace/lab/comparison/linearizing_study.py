@@ -24,7 +24,8 @@ from ...linearizing import (
 )
 from ...model_zoo import build_model
 from ..runner import FolderJob
-from .attention_study import STUDIES, candidates, finished, phase_cfg, read_result
+from .attention_jobs import finished, read_result
+from .attention_study import STUDIES, candidates, phase_cfg
 
 # With rotary positions and a convolution of V where they have them, as the host has.
 ATTENTIONS = (

@@ -219,6 +219,7 @@ def draw(
     images: Optional[Dict[str, TrainedHere]] = None,
     costs: Optional[Dict[str, Dict[str, float]]] = None,
     facts: Optional[Dict[str, Dict[str, float]]] = None,
+    title: str = 'small tasks, accuracy (%)',
 ) -> None:
     """Draw the heat map of a table, with what is given beside it.
 
@@ -229,6 +230,7 @@ def draw(
             points from which seeds differ, the darker it is. Default: None.
         costs: Costs by attention, as :func:`read_costs` gives them. Default: None.
         facts: By attention, the degree from 0 to 1 to which it has each ability. Default: None.
+        title: Title of the accuracies. Default: ``'small tasks, accuracy (%)'``.
     """
     names, count = list(table.rows), range(len(table.columns))
     accuracies = [[table.accuracy(name, c) for c in count] for name in names]
@@ -238,7 +240,7 @@ def draw(
         [text + STAR * table.seeds_disagree(name, c) for c, text in zip(count, row)]
         for name, row in zip(names, shown(accuracies, lambda accuracy: f'{100 * accuracy:.0f}'))
     ]
-    panels = [Panel('small tasks, accuracy (%)', titles, levels, percent, 'RdYlBu', (-0.1, 1.1))]
+    panels = [Panel(title, titles, levels, percent, 'RdYlBu', (-0.1, 1.1))]
     if images:
         top1 = [[made.top1.get(name) for made in images.values()] for name in names]
         behind_best = [[behind_the_best(made, name) for made in images.values()] for name in names]
@@ -258,7 +260,8 @@ def draw(
         texts = shown(degrees, MARKS.__getitem__)
         panels.append(Panel('ability', abilities, degrees, texts, 'Greens', (-0.1, 2.5)))
     widths = [len(panel.columns) for panel in panels]
-    size = 1.3 + 0.57 * sum(widths), 0.75 + 0.215 * len(names)
+    lines = 1 + max(title.count('\n') for panel in panels for title in map(folded, panel.columns))
+    size = max(4.0, 1.3 + 0.57 * sum(widths)), 0.5 + 0.14 * lines + 0.215 * len(names)
     figure, axes = new_figure(1, len(panels), size, sharey=True, squeeze=False, width_ratios=widths)
     axes[0, 0].set_yticks(range(len(names)), names, fontsize=8)
     for axis, panel in zip(axes[0], panels):
@@ -276,6 +279,11 @@ def behind_the_best(made: TrainedHere, name: str) -> Optional[float]:
 def shown(values: List[list], text_of_one: Callable) -> List[List[str]]:
     """The texts of values. None is missing."""
     return [[MISSING if v is None else text_of_one(v) for v in row] for row in values]
+
+
+def folded(title: str) -> str:
+    """A title in lines that fit above a cell: of six letters, or of one word."""
+    return '\n'.join(fill(part, 6, break_long_words=False) for part in title.split(', '))
 
 
 def by_column(function: Callable, rows: List[list]) -> List[list]:
@@ -305,9 +313,7 @@ def paint(axis: 'Axes', panel: Panel) -> None:
         for x, text in enumerate(row):
             color = 'white' if dark[y, x] else 'black'
             axis.text(x, y, text, ha='center', va='center', fontsize=7.5, color=color)
-    words = [title.split(', ') for title in panel.columns]
-    # Six letters fit above a cell, and so do single words.
-    titles = ['\n'.join(fill(part, 6, break_long_words=False) for part in parts) for parts in words]
+    titles = list(map(folded, panel.columns))
     axis.set_xticks(range(len(titles)), titles, fontsize=8)
     axis.set_title(panel.title, fontsize=9)
     axis.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)

@@ -1,6 +1,6 @@
 from abc import abstractmethod
 from dataclasses import fields, replace
-from typing import Any, List, NamedTuple, Optional, Tuple, Union
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Union
 
 import torch
 import torch.nn as nn
@@ -44,6 +44,9 @@ class BaseAttention(KnownOptions, BaseModule):
             values. An attention map can show these weights.
         variants: Options under which the class computes by another path. The contract tests run
             each of them.
+        not_promised: Points of the contract, which ``python -m mmlaplace compare`` checks, that
+            the class does not promise, each with the reason: ``dict(linear='each query reads each
+            key')``.
 
     Raises:
         TypeError: For an unknown option. The message names the known options.
@@ -53,6 +56,7 @@ class BaseAttention(KnownOptions, BaseModule):
     accepts_mask = False
     mixes_tokens = True
     variants: Tuple[dict, ...] = ()
+    not_promised: Dict[str, str] = {}
 
     def __init__(
         self,

@@ -78,6 +78,7 @@ class EcoFormerAttention(QKVAttention):
 
     frame = Frame(qkv='shared_qk')
     fixed_options = ('qkv', 'sr_ratio', 'key_positions')
+    not_promised = dict(gradients='signs have the gradient of their argument')
     variants = (dict(offset='own', num_bits=8), dict(rope=True, lepe_kernel=3))
 
     def __init__(

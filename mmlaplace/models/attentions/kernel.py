@@ -67,6 +67,7 @@ class KernelAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
+    not_promised = dict(linear='each query reads each key')
     variants = (
         dict(kernel='laplacian', normalization='whitened', rope=True),
         dict(normalization='rows', sr_ratio=2),

@@ -97,6 +97,9 @@ class SOFTAttention(QKVAttention):
 
     frame = Frame(qkv='shared_qk', lepe_kernel=3, lepe_filters='head', lepe_bias=False)
     fixed_options = ('sr_ratio', 'key_positions', 'rope', 'rope_form', 'rope_on')
+    not_promised = dict(
+        gradients='they are those of an inverse, and where W is singular the iteration is none'
+    )
     variants = (
         dict(normalized=False, pool_ratio=2),
         dict(landmark_method='pool', num_landmarks=4),

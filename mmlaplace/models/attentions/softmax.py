@@ -52,6 +52,7 @@ class SoftmaxAttention(QKVAttention):
     """
 
     accepts_mask = True
+    not_promised = dict(linear='each query reads each key')
     variants = (
         dict(rope=True, lepe_kernel=3),
         dict(qkv='shared_qk', rope=True),

@@ -150,4 +150,12 @@ PUBLISHED = {
         ),
     )
 }
-FAMILY = Family(published=PUBLISHED)
+FAMILY = Family(
+    published=PUBLISHED,
+    timm=dict(
+        # As agent_transformer/data/build.py: a square of ⌊S / 0.875⌋, of Swin above 224 one of S.
+        agent=dict(paper_ids='arXiv:2312.08874', crop_mode='squash'),
+        agent_swin_small_288=dict(crop_pct=1.0),
+        agent_swin_base_384=dict(crop_pct=1.0),
+    ),
+)

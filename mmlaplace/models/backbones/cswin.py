@@ -163,4 +163,12 @@ PUBLISHED = {
         for size in ('base', 'large')
     },
 }
-FAMILY = Family({CSWin: 'cswin'}, PUBLISHED)
+FAMILY = Family(
+    {CSWin: 'cswin'},
+    PUBLISHED,
+    timm=dict(  # as the default_cfgs of models/cswin.py
+        cswin=dict(paper_ids='arXiv:2107.00652', crop_pct=0.9, license='mit'),
+        cswin_base_384=dict(crop_pct=1.0),
+        cswin_large_384=dict(crop_pct=1.0),
+    ),
+)

@@ -98,4 +98,11 @@ PUBLISHED = {
         f'{CLOUD}/0d0330cf2e5249f1abb6/?dl=1',
     ),
 }
-FAMILY = Family(published=PUBLISHED)
+FAMILY = Family(
+    published=PUBLISHED,
+    timm=dict(
+        # As data/build.py: a square of ⌊S / 0.875⌋, at 384 one of S.
+        flatten=dict(paper_ids='arXiv:2308.00442', crop_mode='squash'),
+        flatten_swin_base_384=dict(crop_pct=1.0),
+    ),
+)

@@ -89,4 +89,9 @@ PUBLISHED = {
         ('inline_swin_base', SWIN, _swin('base', 56, 3, 2), 'bf23564bb64c420aafe1'),
     )
 }
-FAMILY = Family(published=PUBLISHED)
+FAMILY = Family(
+    published=PUBLISHED,
+    timm=dict(  # as data/build.py: a square of ⌊S / 0.875⌋
+        inline=dict(paper_ids='arXiv:2412.06590', crop_mode='squash')
+    ),
+)

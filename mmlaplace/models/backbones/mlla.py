@@ -224,4 +224,9 @@ PUBLISHED = {
         tiny='7a19712877cb4242889c', small='0e5d0b1409d540aaa80c', base='91c85c5a1061496d8796'
     ).items()
 }
-FAMILY = Family({MLLA: 'mlla'}, PUBLISHED)
+FAMILY = Family(
+    {MLLA: 'mlla'},
+    PUBLISHED,
+    # Evaluated as data/build.py does: the centre of the shorter side, by timm's defaults.
+    timm=dict(mlla=dict(paper_ids='arXiv:2405.16605', first_conv='first.0', license='mit')),
+)

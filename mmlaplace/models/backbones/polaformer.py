@@ -170,8 +170,5 @@ FAMILY = Family(
         PolaFormerDeiT: 'polaformer-deit',
     },
     PUBLISHED,
-    timm=dict.fromkeys(
-        [f'polaformer-{host}' for host in ('pvt', 'pvtv2', 'swin', 'deit')],
-        dict(paper_ids='arXiv:2501.15061', crop_mode='squash'),
-    ),
+    timm=dict(polaformer=dict(paper_ids='arXiv:2501.15061', crop_mode='squash', license='mit')),
 )

@@ -233,4 +233,12 @@ PUBLISHED = {
         f'{DOWNLOADS}/pvt_v2_b2_li.pth',
     ),
 }
-FAMILY = Family({PVT: 'pvt', PVTv2: 'pvtv2'}, PUBLISHED)
+FAMILY = Family(
+    {PVT: 'pvt', PVTv2: 'pvtv2'},
+    PUBLISHED,
+    # timm has PVTv2, and not PVT. Evaluated as classification/datasets.py does: the centre.
+    timm=dict.fromkeys(
+        [f'pvt_{size}' for size in ('tiny', 'small', 'medium', 'large')],
+        dict(paper_ids='arXiv:2102.12122', license='apache-2.0'),
+    ),
+)

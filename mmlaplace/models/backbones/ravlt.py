@@ -156,4 +156,9 @@ PUBLISHED = {
     f'ravlt_{size}': published('RAVLT', size, 1024, f'{HUB}/RAVLT/resolve/main/RAVLT_{letter}.pth')
     for size, letter in dict(tiny='T', small='S', base='B', large='L').items()
 }
-FAMILY = Family({RAVLT: 'ravlt'}, PUBLISHED)
+FAMILY = Family(
+    {RAVLT: 'ravlt'},
+    PUBLISHED,
+    # Evaluated as classfication/datasets.py does: the centre, by timm's defaults.
+    timm=dict(ravlt=dict(paper_ids='arXiv:2411.07635', first_conv='layers.0')),
+)

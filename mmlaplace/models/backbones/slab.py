@@ -161,4 +161,8 @@ PUBLISHED = {
         ),
     )
 }
-FAMILY = Family(published=PUBLISHED)
+FAMILY = Family(
+    published=PUBLISHED,
+    # Evaluated as classification/data/build.py does: the centre, by timm's defaults.
+    timm=dict.fromkeys(('slab', 'prepbn'), dict(paper_ids='arXiv:2405.11582')),
+)

@@ -15,7 +15,12 @@ from PIL import Image
 
 from mmlaplace.analysis import attention_statistics
 from mmlaplace.analysis.recording import mixed_by
-from mmlaplace.lab.comparison import attention_report, attention_study, seed_differences
+from mmlaplace.lab.comparison import (
+    attention_jobs,
+    attention_report,
+    attention_study,
+    seed_differences,
+)
 from mmlaplace.lab.probes.report import read_costs
 from mmlaplace.models import BaseAttention
 
@@ -76,8 +81,10 @@ def test_a_name_has_the_options_of_an_attention():
     assert cfg == dict(type='PolaAttention', gate=False, power=3)
     with pytest.raises(ValueError, match="no options \\['powers'\\] .*'power'"):
         attention_study.config_of('PolaAttention, powers=3')
-    with pytest.raises(ValueError, match="no attention 'Pola'; choose from .*PolaAttention"):
-        attention_study.config_of('Pola')
+    with pytest.raises(
+        ValueError, match="no attention 'PolarAttention' .did you mean 'PolaAttention'"
+    ):
+        attention_study.config_of('PolarAttention')
 
 
 def test_a_training_goes_on_with_its_own_settings_alone(tmp_path):
@@ -86,9 +93,9 @@ def test_a_training_goes_on_with_its_own_settings_alone(tmp_path):
         for seed in (0, 1)
     )
     for _ in range(2):  # it began, and begins again after it was killed
-        attention_study.begin(tmp_path, first)
+        attention_jobs.begin(tmp_path, first)
     with pytest.raises(ValueError, match='take another --work-dir'):
-        attention_study.begin(tmp_path, other)
+        attention_jobs.begin(tmp_path, other)
     for study in ('textures', 'fashion'):
         (tmp_path / study).mkdir()  # an empty folder has no data either
         assert 'make_mini_datasets.py' in attention_study.missing_data(study, tmp_path)
@@ -122,11 +129,11 @@ def test_costs_of_hosts_stand_in_tables_of_their_own(tmp_path):
 
 def test_a_result_of_other_settings_is_not_taken(tmp_path):
     settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', True, 3)
-    assert not attention_study.finished(tmp_path, settings)
+    assert not attention_jobs.finished(tmp_path, settings)
     (tmp_path / 'result.json').write_text(json.dumps(dict(settings=settings)))
-    assert attention_study.finished(tmp_path, settings)
+    assert attention_jobs.finished(tmp_path, settings)
     with pytest.raises(ValueError, match='take another --work-dir'):
-        attention_study.finished(tmp_path, dict(settings, seed=1))
+        attention_jobs.finished(tmp_path, dict(settings, seed=1))
 
 
 def test_a_part_of_a_result_is_run_again_and_left_out_of_tables(tmp_path):

@@ -13,6 +13,7 @@ from mmengine.registry import MODELS
 from reproduce_modules import paper_tables, plan, report, tool, trained
 
 from mmlaplace.commands.toolbox_scripts import PACKAGES
+from mmlaplace.lab.reproduction.gpu_hours import gpu_hours
 
 TABLES = paper_tables.read_tables()
 RUNS = [(table, row, run) for table in TABLES for row in table.rows for run in row.runs]
@@ -77,10 +78,24 @@ def logged(cfg) -> set:
 def test_a_listed_row_is_one_line_with_its_config_and_its_options(monkeypatch, capsys):
     monkeypatch.setattr(sys, 'argv', ['reproduce.py', '--list', 'laplacianformer_bandwidth'])
     tool.main()
-    rows = [line for line in capsys.readouterr().out.splitlines() if ' own ' in line]
+    printed = capsys.readouterr().out
+    rows = [line for line in printed.splitlines() if ' own ' in line]
+    assert 'estimated, not measured' in printed
     assert len(rows) == 5 and all('laplacianformer-tiny_8xb128_in1k.py' in row for row in rows)
     assert ' backbone.attn_cfg.bandwidth=0.5 ' in rows[0]
     assert len({row.split('.py')[1] for row in rows}) == 5
+
+
+def test_gpu_hours_follow_from_macs_images_and_epochs():
+    table = paper_tables.read_table('laplacianformer_imagenet')
+    (run,) = table.row('tiny').runs
+    # 2.1 G MACs, 1,281,167 images, 300 epochs, at a tenth of 312 TFLOPS.
+    assert gpu_hours(run) == pytest.approx(6 * 2.1e9 * 1_281_167 * 300 / 31.2e12 / 3600)
+    detector = paper_tables.read_table('laplacianformer_coco').rows[0].runs[0]
+    # Its backbone has 2.1 G MACs at 224 x 224, by the metafile.
+    of_backbone = 6 * 2.1e9 * 800 * 1216 / 224**2 * 117_266 * 12 / 31.2e12 / 3600
+    assert gpu_hours(detector) == pytest.approx(of_backbone, rel=0.1)
+    assert gpu_hours(paper_tables.read_table('softpp_figures').rows[0].runs[0]) is None
 
 
 def test_all_rows_of_the_papers_own_methods_are_there_and_produced():

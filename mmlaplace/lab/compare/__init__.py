@@ -1,0 +1,1 @@
+"""A user's attention beside others: ``python -m mmlaplace compare``."""

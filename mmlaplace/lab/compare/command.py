@@ -1,0 +1,293 @@
+"""``python -m mmlaplace compare``: a user's attention beside others."""
+
+import argparse
+import hashlib
+import inspect
+import json
+import shlex
+import shutil
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Sequence, Tuple
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ...analysis.measuring import describe_machine
+from ...commands.command_line import positive, write_json
+from ...commands.script_runs import import_first
+from ...toolboxes import require_toolbox
+from ..comparison.attention_file import find_attention
+from ..comparison.attention_study import config_of
+from ..lra.storage import make_folder
+from ..mini_datasets import pictures as data
+from ..probes.study import Runner
+from ..runner import Job, Outcome, run_all
+from .configs import write_configs
+from .contract import FAILED, NOT_CHECKED, NOT_PROMISED, Finding, check_contract
+from .frames import Candidate, candidate
+from .page import Page, write_page
+from .plan import Estimate, Plan, cores, fitting, minutes
+from .points import POINTS
+from .runs import TASKS, cost_jobs, found, training_jobs
+
+OTHERS = ('Softmax', 'Linear', 'Pola', 'Laplacian')
+MARKS = {FAILED: 'FAILED', NOT_CHECKED: '  ?', NOT_PROMISED: '  –'}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command, and the function that runs it."""
+    parser.description = (
+        'Compare an attention of yours with others: first its contract (sizes, batches, half '
+        'precision, gradients, export, growth), then small tasks, time and memory, and trainings '
+        'on small images in Swin, DeiT and PVT. It ends in one page, and configs for ImageNet and '
+        'COCO. A second call continues the first.'
+    )
+    parser.add_argument(
+        'attention',
+        metavar='FILE.py:CLASS',
+        help='or package.module:CLASS, or the name of a registered attention',
+    )
+    parser.add_argument(
+        '--with',
+        nargs='+',
+        dest='others',
+        default=list(OTHERS),
+        metavar='NAME',
+        help='attentions beside it, such as SOFT or "Pola, gate=false"; default: '
+        f'{" ".join(OTHERS)}',
+    )
+    parser.add_argument(
+        '--contract',
+        action='store_true',
+        help='check the contract alone, which takes seconds; the exit status is 1 if a point fails',
+    )
+    parser.add_argument(
+        '--own-frames',
+        action='store_true',
+        help='each attention with the layers of its paper around it, instead of '
+        'the same layers for all',
+    )
+    parser.add_argument(
+        '--budget',
+        type=positive,
+        metavar='MINUTES',
+        help='fewer seeds, sizes and steps, as fit into so many minutes',
+    )
+    parser.add_argument(
+        '--jobs',
+        type=positive,
+        default=cores(),
+        help='trainings at once, of a thread each; default: %(default)s',
+    )
+    parser.add_argument('--out', type=Path, help='default: work_dirs/compare/CLASS')
+    parser.add_argument(
+        '--force',
+        action='store_true',
+        help='start again where there are results of another attention',
+    )
+    parser.add_argument(
+        '--data-root',
+        type=Path,
+        default=Path('data/mini'),
+        help='of the small images, which are made if missing; %(default)s',
+    )
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command. The exit status is 1 if a point or a run fails, and 2 for bad input."""
+    start, console = time.monotonic(), Console(highlight=False, soft_wrap=True)
+    torch.set_num_threads(1)
+    try:
+        candidates = chosen([args.attention, *args.others], args.own_frames)
+        args.out = args.out or Path('work_dirs/compare') / candidates[0].cfg['type']
+        settings = settings_of(candidates[0], args)
+        if not args.contract:
+            require_toolbox('mmpretrain')
+            check_place(args.out, settings, args.force)
+    except (ValueError, ImportError) as error:
+        return bad_input(str(error))
+    findings = show_contract(args.attention, console)
+    failed = [finding.point for finding in findings if finding.state == FAILED]
+    if args.contract:
+        return 1 if failed else 0
+    if {'build', 'any size'} & set(failed):
+        return bad_input('it does not run in every backbone; mend the points above', status=1)
+    try:
+        plan, left_out, seconds = make_plan(candidates, args, start, console)
+        make_data(plan, args.data_root, console)
+    except (ValueError, ImportError, FileExistsError) as error:
+        return bad_input(str(error))
+    if args.force:
+        shutil.rmtree(args.out / 'runs', ignore_errors=True)
+    write_json(args.out / 'settings.json', settings)
+    failures = run_plan(candidates, plan, seconds, args, start, console)
+    source = args.attention.rpartition(':')[0]
+    cls = find_attention(args.attention.split(', ')[0])
+    configs = write_configs(cls, candidates[0].cfg, source, args.out / 'configs')
+    machine = describe_machine(torch.device('cpu'))
+    page = Page(
+        candidates, findings, plan, left_out,
+        found(candidates, plan, args.out / 'runs', args.data_root), args.own_frames,
+        f'{machine["CPU"]}, torch {machine["torch"]}', command_line(args),
+        configs,
+    )  # fmt: skip
+    for path in write_page(page, args.out):
+        console.print(f'wrote {path}')
+    console.print(f'wrote {len(configs)} configs for ImageNet and COCO into {configs[0].parent}')
+    console.print(f'open {args.out / "page.html"}; it took {minutes(time.monotonic() - start)}')
+    for text in failures:
+        sys.stderr.write(f'{text}\n')
+    return 1 if failed or failures else 0
+
+
+def bad_input(text: str, status: int = 2) -> int:
+    sys.stderr.write(f'python -m mmlaplace compare: error: {text}\n')
+    return status
+
+
+def command_line(args: argparse.Namespace) -> str:
+    """The command with what decides its results."""
+    words = ['python', '-m', 'mmlaplace', 'compare', args.attention, '--with', *args.others]
+    words += ['--own-frames'] * args.own_frames
+    words += ['--budget', str(args.budget)] if args.budget else []
+    return shlex.join(words)
+
+
+def chosen(names: Sequence[str], own_frames: bool) -> List[Candidate]:
+    """The attentions, each once.
+
+    Raises:
+        ValueError: For an unknown name, or where no other attention is left.
+    """
+    found = {one.label: one for one in reversed([candidate(n, own_frames) for n in names])}
+    if len(found) < 2:
+        raise ValueError('--with names no attention but yours; name another, such as Softmax')
+    return list(reversed(found.values()))
+
+
+def settings_of(one: Candidate, args: argparse.Namespace) -> dict:
+    """On which attention the results depend. A changed file makes another one."""
+    file = inspect.getsourcefile(find_attention(args.attention.split(', ')[0]))
+    digest = hashlib.sha256(Path(str(file)).read_bytes()).hexdigest()
+    return dict(attention=one.label, own_frames=args.own_frames, source=digest)
+
+
+def check_place(out: Path, settings: dict, force: bool) -> None:
+    """Refuse a folder with other results.
+
+    Raises:
+        ValueError: If there are other files, or results of another attention without ``--force``.
+    """
+    written = out / 'settings.json'
+    if not out.exists():
+        return
+    if not out.is_dir():
+        raise ValueError(f'{out} is a file; name another place by --out')
+    if not written.is_file():
+        if any(out.iterdir()):
+            raise ValueError(f'{out} has files of something else; name another place by --out')
+        return
+    if json.loads(written.read_bytes()) != settings and not force:
+        raise ValueError(
+            f'{out} has results of another attention, or of this one before its file changed; '
+            '--force starts again there, and --out names another place'
+        )
+
+
+def show_contract(name: str, console: Console) -> List[Finding]:
+    """Check the contract of an attention with its own frame, and print a line for each point."""
+    options = config_of(name, landmarks=None)
+    cls = find_attention(options.pop('type'))
+    console.print(f'contract of {cls.__name__}')
+    findings = []
+    for finding in check_contract(cls, options):
+        findings.append(finding)
+        mark = MARKS.get(finding.state, '  ✓')
+        text = finding.text or POINTS[finding.point].asks
+        console.print(f'{mark:>7}  {finding.point:<11} {text}', markup=False)
+        if finding.line:
+            console.print(f'{"":21}{finding.line}', markup=False)
+    failed = sum(finding.state == FAILED for finding in findings)
+    seconds = sum(finding.seconds for finding in findings)
+    console.print(f'{failed} of {len(POINTS)} points failed, after {minutes(seconds)}')
+    return findings
+
+
+def make_plan(
+    candidates: List[Candidate], args: argparse.Namespace, start: float, console: Console
+) -> Tuple[Plan, List[str], Dict[str, float]]:
+    """The plan, what it leaves out, and its seconds by part, which are printed."""
+    with console.status('measuring one step of each attention') as status:
+        estimate = Estimate(
+            candidates, lambda label: status.update(f'measuring one step of {label}'), args.jobs
+        )
+    limit = float('inf')
+    if args.budget:
+        limit = 60 * args.budget - (time.monotonic() - start)
+    plan, left_out = fitting(limit, estimate)
+    seconds = estimate(plan)
+    parts = ', '.join(f'{part} {minutes(of)}' for part, of in seconds.items() if of)
+    console.print(f'it takes about {minutes(sum(seconds.values()))}: {parts}')
+    for text in left_out:
+        console.print(f'  left out: {text}')
+    return plan, left_out, seconds
+
+
+def make_data(plan: Plan, root: Path, console: Console) -> None:
+    """Make the small images, if they are missing."""
+    if not plan.backbones:
+        return
+    make = partial(data.fill, task='textures', seed=0)
+    if make_folder(root / 'textures', data.settings(0), False, make):
+        console.print(f'wrote {root / "textures"}')
+
+
+def run_plan(
+    candidates: List[Candidate], plan: Plan, seconds: Dict[str, float], args: argparse.Namespace,
+    start: float, console: Console,
+) -> List[str]:  # fmt: skip
+    """Run what is not finished, within the budget; the failures, which do not stop others."""
+    failures: List[str] = []
+    until = start + 60 * args.budget if args.budget else float('inf')
+    columns = TextColumn('{task.description}'), BarColumn(), MofNCompleteColumn()
+    folder = args.out / 'runs'
+    import_first('mmpretrain.models', 'mmlaplace.models')
+    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+
+        def run_part(part: str, jobs: Sequence[Job], at_once: int) -> None:
+            task = progress.add_task(part, total=len(jobs))
+
+            def in_time() -> Iterator[Any]:
+                for job in jobs:
+                    if job.result() is None and time.monotonic() > until:
+                        return
+                    if job.result() is not None:
+                        progress.advance(task)
+                    yield job
+
+            def ended(job: Job, outcome: Outcome) -> None:
+                progress.advance(task)
+                if isinstance(outcome, str):
+                    failures.append(f'{job.label}: {outcome}')
+
+            run_all(in_time(), at_once, ended=ended)
+
+        run_part('time and memory', cost_jobs(candidates, plan, folder), 1)
+        study = plan.study(candidates)
+        runs = len(study.attentions) * len(study.probes) * (len(plan.rates) + plan.seeds - 1)
+        task = progress.add_task('small tasks', total=runs)
+        tasks = Runner(study, folder / TASKS, lambda line: progress.advance(task))
+        # Where a busy machine takes longer than estimated, the trainings keep their share of time.
+        both = [seconds[part] for part in ('small tasks', 'training on images')]
+        now = time.monotonic()
+        tasks.run(range(plan.seeds), now + (until - now) * both[0] / sum(both))
+        progress.update(task, completed=runs)
+        failures.extend(tasks.failures)
+        jobs = training_jobs(candidates, plan, folder, args.data_root)
+        run_part('training on images', jobs, args.jobs)
+    return failures

@@ -1,0 +1,297 @@
+"""The page of a comparison, in Markdown and HTML."""
+
+import base64
+import html
+import re
+import statistics
+from pathlib import Path
+from typing import Iterator, List, NamedTuple
+
+from ...writing import write_whole
+from ..comparison.attention_report import cost_table, left_out, markdown, spread
+from ..comparison.seed_differences import by_attention, differences, half_width
+from ..probes.report import text_of
+from ..probes.study import REACHED
+from ..probes.tasks import PROBES
+from .configs import RECIPES
+from .contract import FAILED, Finding
+from .frames import Candidate
+from .pictures import draw_costs, draw_images, draw_tasks
+from .plan import BACKBONES, Plan
+from .points import POINTS
+from .runs import Found
+
+STYLE = (
+    'body{font:16px/1.5 system-ui,sans-serif;max-width:60em;margin:2em auto;padding:0 1em;'
+    'color:#222}table{border-collapse:collapse;display:block;overflow-x:auto;margin:1em 0}'
+    'th,td{border:1px solid #ccc;padding:.25em .6em;text-align:left}th{background:#f3f3f3}'
+    'img{max-width:100%}code{background:#f3f3f3;padding:0 .2em}'
+)
+
+
+class Page(NamedTuple):
+    """What a page is written from.
+
+    Attributes:
+        candidates: The attentions. The first is the user's.
+        findings: The contract of the user's attention.
+        plan: The plan.
+        left_out: What the budget left out.
+        found: What the runs have found.
+        own_frames: Whether each attention has the frame of its paper.
+        machine: The machine, in words.
+        command: The command.
+        configs: The configs, which are in a folder beside the page.
+    """
+
+    candidates: List[Candidate]
+    findings: List[Finding]
+    plan: Plan
+    left_out: List[str]
+    found: Found
+    own_frames: bool
+    machine: str
+    command: str
+    configs: List[Path]
+
+
+def write_page(page: Page, folder: Path) -> List[Path]:
+    """Write README.md, page.html and the pictures, and return their paths."""
+    yours, pictures = page.candidates[0].label, []
+    if page.found.tasks.rows:
+        draw_tasks(page.found.tasks, folder / 'tasks.png')
+        pictures.append(folder / 'tasks.png')
+    if page.found.costs:
+        draw_costs(page.found.costs, yours, folder / 'costs.png')
+        pictures.append(folder / 'costs.png')
+    if page.found.images:
+        draw_images(page.found.images, yours, folder / 'images.png')
+        pictures.append(folder / 'images.png')
+    text = '\n\n'.join(sections(page)) + '\n'
+    write_whole(folder / 'README.md', text)
+    write_whole(folder / 'page.html', to_html(text, folder))
+    return [folder / 'README.md', folder / 'page.html', *pictures]
+
+
+def to_html(text: str, folder: Path) -> str:
+    """A page of HTML that has its pictures inside."""
+    from markdown_it import MarkdownIt  # of rich
+
+    body = MarkdownIt('commonmark').enable('table').render(text)
+
+    def inside(match: 're.Match') -> str:
+        data = base64.b64encode((folder / match[1]).read_bytes()).decode()
+        return f'src="data:image/png;base64,{data}"'
+
+    body = re.sub(r'src="([\w.]+\.png)"', inside, body)
+    title = html.escape(text.splitlines()[0].lstrip('# '))
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
+        '<meta name="viewport" content="width=device-width">'
+        f'<style>{STYLE}</style></head>\n<body>\n{body}</body></html>\n'
+    )
+
+
+def sections(page: Page) -> Iterator[str]:
+    """The parts of the page."""
+    yours, *others = (one.label for one in page.candidates)
+    yield f'# {yours} beside {", ".join(others)}'
+    yield f'`{page.command}`\n\n{page.machine}'
+    yield '## At a glance'
+    yield glance(page)
+    yield '## The layers around the attention'
+    yield from frame_section(page)
+    yield f'## Contract of {yours}'
+    yield contract_table(page.findings)
+    yield from task_section(page)
+    yield from cost_section(page)
+    yield from image_section(page)
+    if absent := left_out_lines(page):
+        yield '## Left out'
+        yield '\n'.join(f'- {line}' for line in absent)
+    yield '## Train it at full size'
+    yield (
+        f'The configs have {page.candidates[0].cfg["type"]} with the options of this comparison. '
+        'Nothing of them has been trained.'
+    )
+    rows = [
+        [f'[{path.name}](configs/{path.name})', recipe.where]
+        for path, recipe in zip(page.configs, RECIPES)
+    ]
+    yield words(['config', 'the attention is'], rows)
+    yield f'```bash\npython tools/train.py {page.configs[0]}\n```'
+
+
+def glance(page: Page) -> str:
+    """A table with a row for each attention, and how to read it."""
+    plan, found = page.plan, page.found
+    reached = max((row['side'] for cost in found.costs.values()
+                   for row in cost['forward']['rows']), default=0)  # fmt: skip
+    header = ['attention', f'small tasks solved, of {len(found.tasks.columns)}']
+    header += [f'ms at {reached}²', f'MB of training at {reached}²']
+    header += [f'top-1 in {BACKBONES[host]}' for host in found.images]
+    rows = []
+    for number, one in enumerate(page.candidates):
+        cells = [f'**{one.label}**' if number == 0 else one.label, '–']
+        if one.label in found.tasks.rows:
+            solved = sum(found.tasks.solved_by_all(one.label, n, REACHED)
+                         for n in range(len(found.tasks.columns)))  # fmt: skip
+            cells[1] = str(solved)
+        for key, name, scale in (
+            ('seconds', 'forward', 1e3), ('MB', 'forward and backward', 1)
+        ):  # fmt: skip
+            cost = found.costs.get(one.label, {}).get(name, dict(rows=[]))
+            value = [row[key] * scale for row in cost['rows'] if row['side'] == reached]
+            cells.append(f'{value[0]:.0f}' if value else '–')
+        for results in found.images.values():
+            runs = by_attention(results).get(one.label, [])
+            column = next(iter(results[0]['top1']))
+            mean = statistics.mean(run['top1'][column] for run in runs) if runs else None
+            cells.append('–' if mean is None else f'{mean:.1f}')
+        rows.append(cells)
+    seeds = f'{plan.seeds} seeds' if plan.seeds > 1 else 'one seed'
+    return markdown(header, rows) + (
+        f'\n\nSmall tasks and trainings have {seeds}. A task is solved if each seed reaches '
+        f'{100 * REACHED:.0f} % of the way from a guess to a perfect answer. Small models on small '
+        'images do not predict accuracy on ImageNet. – is not measured.'
+    )
+
+
+def frame_section(page: Page) -> Iterator[str]:
+    """Which layers are around the attentions, and why."""
+    if page.own_frames:
+        yield (
+            '`--own-frames`: each attention has the layers of its paper around it, such as a gate, '
+            'a convolution or rotary positions. So a difference between two rows may come from '
+            'these layers, and not from the attention.'
+        )
+        return
+    yield (
+        'All attentions have the same layers around them, so that a difference between two rows '
+        'comes from the attention: linears for queries, keys and values, a 3 × 3 depthwise '
+        'convolution of the values as the only position, no gate, no rotary positions, and a last '
+        'linear. The backbone around them is the same too. `--own-frames` gives each attention the '
+        'layers of its paper instead.'
+    )
+    rows = []
+    for one in page.candidates:
+        changed = ', '.join(f'`{field}={value!r}`' for field, value in one.changed.items())
+        if len(one.kept) > 8:
+            kept = 'all: it is built from layers of its own, so compare it with care'
+        else:
+            kept = ', '.join(f'`{field}`' for field in one.kept) or 'nothing'
+        rows.append([one.label, changed or 'nothing', kept])
+    yield words(['attention', 'changed from its own', 'keeps of its own'], rows)
+
+
+def words(header: List[str], rows: List[List[str]]) -> str:
+    """A table of words, which are aligned at the left."""
+    cells = [[cell.replace('|', '\\|') for cell in row] for row in rows]
+    return markdown(header, cells).replace('---:', '---')
+
+
+def contract_table(findings: List[Finding]) -> str:
+    """A table with a row for each point."""
+    rows = [
+        [finding.point, POINTS[finding.point].asks,
+         f'**{finding.state}**' if finding.state == FAILED else finding.state,
+         ' '.join(filter(None, [finding.text, finding.line and f'`{finding.line}`']))]
+        for finding in findings
+    ]  # fmt: skip
+    return words(['point', 'asks', 'result', 'seen'], rows)
+
+
+def task_section(page: Page) -> Iterator[str]:
+    """The small tasks."""
+    table = page.found.tasks
+    if not table.rows:
+        return
+    yield '## Small tasks'
+    yield (
+        'A model of two blocks with 32 channels learns each task on maps of 8 × 16 tokens, for at '
+        f'most {page.plan.steps} steps. A task that is not solved may be learnt by '
+        'longer training. A star marks seeds that disagree.'
+    )
+    said = {name: ' '.join((PROBES.get(name).__doc__ or '').split('\n\n')[0].split())
+            for name in page.plan.tasks}  # fmt: skip
+    yield '\n'.join(f'- **{name.replace("_", " ")}**: {task}' for name, task in said.items())
+    yield '![Accuracy of each attention in each task](tasks.png)'
+    yield text_of(table)
+
+
+def cost_section(page: Page) -> Iterator[str]:
+    """Time and memory."""
+    costs = page.found.costs
+    if not costs:
+        return
+    yield '## Time and memory'
+    yield (
+        'One image in PVT-micro, on one thread. Each attention sees the whole map. Memory is the '
+        'peak of the tensors. Differences of a tenth mean little. The exponent is that of the time '
+        'over the number of pixels.'
+    )
+    yield '![Time and memory over the size of the image](costs.png)'
+    yield 'Time in ms:'
+    yield cost_table(costs, list(page.plan.sizes), 'seconds', 1e3)
+    yield 'Memory in MB:'
+    yield cost_table(costs, list(page.plan.sizes), 'MB', 1)
+    for label, share in page.found.shares.items():
+        if share < 0.8:
+            yield (
+                f'**Trust no time of {label}**: this program had {100 * share:.0f} % of a core, as '
+                'the machine was busy with others.'
+            )
+    if lines := list(left_out(costs)):
+        yield '\n'.join(f'- {line.removeprefix("- ")}' for line in lines)
+
+
+def image_section(page: Page) -> Iterator[str]:
+    """The trainings on images."""
+    if not page.found.images:
+        return
+    yours = page.candidates[0].label
+    yield '## Small images'
+    yield (
+        f'{page.plan.epochs} epochs on 3,600 patches of fifteen photographs, 64 × 64 pixels. The '
+        'class is the photograph. The test has 900 patches of other parts of the photographs, in '
+        'three sizes. Attentions with landmarks have 16. In Swin, the attention is in the first '
+        'two stages.'
+    )
+    yield '![Top-1 of each attention in each backbone; a dot is a seed](images.png)'
+    for host, results in page.found.images.items():
+        yield f'### In {BACKBONES[host]}'
+        yield image_table(results, yours)
+    if page.plan.seeds > 1:
+        yield (
+            f'*Difference* is that of the first column from {yours}, over pairs of equal seeds, '
+            'with its 95 % interval. An interval with 0 shows no difference.'
+        )
+    else:
+        yield 'With one seed, ten points can be chance.'
+
+
+def image_table(results: List[dict], yours: str) -> str:
+    """Top-1 by attention, with the differences from the user's."""
+    columns, apart = list(results[0]['top1']), differences(results, yours)
+    rows = []
+    for label, runs in by_attention(results).items():
+        cells = [f'**{label}**' if label == yours else label]
+        cells += [spread([run['top1'][column] for run in runs]) for column in columns]
+        difference = apart.get(label)
+        cells.append(
+            '' if difference is None
+            else f'{statistics.mean(difference):+.1f} ± {half_width(difference):.1f}'
+        )  # fmt: skip
+        cells += [f'{runs[0]["parameters"] / 1e3:.0f}', f'{runs[0]["macs"] / 1e6:.0f}']
+        rows.append(cells)
+    return markdown(['attention', *columns, 'difference', 'K params', 'M MACs'], rows)
+
+
+def left_out_lines(page: Page) -> List[str]:
+    """What the budget left out, and which runs have no result."""
+    lines = [f'By `--budget`: {text}' for text in page.left_out]
+    lines += [
+        f'{part}: {count} runs have no result; the same command continues with them'
+        for part, count in page.found.missing.items() if count
+    ]  # fmt: skip
+    return lines

@@ -1,0 +1,106 @@
+"""The runs of a comparison, and what they have found."""
+
+from pathlib import Path
+from typing import Dict, List, NamedTuple, Sequence
+
+from ..comparison.attention_jobs import Script
+from ..comparison.attention_study import cost_settings, settings_of
+from ..probes.report import Table, table_of
+from ..probes.results import read_results
+from .frames import Candidate
+from .plan import Plan
+
+COST_HOST = 'pvt'  # whose attentions see the whole map
+TASKS, COSTS, IMAGES = 'tasks.jsonl', 'costs', 'images'
+
+
+def _file(one: Candidate) -> str:
+    return one.label.replace(', ', '-')
+
+
+def cost_jobs(candidates: Sequence[Candidate], plan: Plan, folder: Path) -> List[Script]:
+    """Time and memory of each attention."""
+    jobs = []
+    for one in candidates:
+        path = folder / COSTS / f'{_file(one)}.json'
+        command = [
+            'attention_cost.py', one.name, '--host', COST_HOST, '--out', str(path), '--force',
+            '--sizes', *map(str, plan.sizes),
+        ]  # fmt: skip
+        settings = cost_settings(one.name, COST_HOST, plan.sizes)
+        jobs.append(Script(f'{one.label}, time and memory', command, path, settings))
+    return jobs
+
+
+def training_jobs(
+    candidates: Sequence[Candidate], plan: Plan, folder: Path, data_root: Path
+) -> List[Script]:
+    """The trainings on images. All attentions have a seed before the next one begins."""
+    jobs = []
+    for seed in range(plan.seeds):
+        for host in plan.backbones:
+            for one in candidates:
+                place = folder / IMAGES / f'{host}-{plan.epochs}-epochs' / f'{_file(one)}_{seed}'
+                command = [
+                    'attention_training.py', one.name, '--host', host, '--seed', str(seed),
+                    '--epochs', str(plan.epochs), '--data-root', str(data_root),
+                    '--work-dir', str(place),
+                ]  # fmt: skip
+                settings = settings_of(one.name, host, seed, 'textures', True, plan.epochs)
+                label = f'{one.label} in {host}, seed {seed}'
+                jobs.append(Script(label, command, place / 'result.json', settings))
+    return jobs
+
+
+class Found(NamedTuple):
+    """What a comparison has found so far.
+
+    Attributes:
+        tasks: The table of small tasks.
+        costs: Time and memory by label, as ``attention_cost.py`` gives them.
+        shares: By label, the time of the processor by that of the clock while it was measured.
+        images: By backbone, the results of the trainings, whose attentions are labels.
+        missing: How many runs of the plan have no result, by part.
+    """
+
+    tasks: Table
+    costs: Dict[str, dict]
+    shares: Dict[str, float]
+    images: Dict[str, List[dict]]
+    missing: Dict[str, int]
+
+
+def found(candidates: Sequence[Candidate], plan: Plan, folder: Path, data_root: Path) -> Found:
+    """Read the results of a plan."""
+    costs: Dict[str, dict] = {}
+    shares: Dict[str, float] = {}
+    images: Dict[str, List[dict]] = {}
+    missing: Dict[str, int] = {}
+    jobs = cost_jobs(candidates, plan, folder)
+    for one, job in zip(candidates, jobs):
+        result = job.result()
+        if result is not None:
+            costs[one.label], shares[one.label] = result['cost'], result['share']
+    missing['time and memory'] = len(jobs) - len(costs)
+    labels = {one.name: one.label for one in candidates}
+    trainings = training_jobs(candidates, plan, folder, data_root)
+    for job in trainings:
+        result = job.result()
+        if result is not None:
+            settings = dict(result['settings'], attention=labels[job.settings['attention']])
+            host = settings['host']
+            images.setdefault(host, []).append(dict(result, settings=settings))
+    missing['training on images'] = len(trainings) - sum(map(len, images.values()))
+    study = plan.study(candidates)
+    tasks = table_of(read_results(folder / TASKS), study, ordered=False)
+    # Tasks that no attention has learnt yet are no columns.
+    run = [n for n in range(len(tasks.columns)) if any(row[n] for row in tasks.rows.values())]
+    tasks = tasks._replace(
+        columns=[tasks.columns[n] for n in run],
+        rows={label: [row[n] for n in run] for label, row in tasks.rows.items()},
+    )
+    probes = [column.probe['type'] for column in tasks.columns]
+    done = {(label, probe) for label, row in tasks.rows.items()
+            for probe, cell in zip(probes, row) if cell is not None}  # fmt: skip
+    missing['small tasks'] = len(study.attentions) * len(study.probes) - len(done)
+    return Found(tasks, costs, shares, images, missing)

@@ -1,0 +1,181 @@
+"""``python -m mmlaplace compare``: bad input, plans, frames, configs, the page, and a short run."""
+
+import importlib
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT, registered
+from mmengine.registry import MODELS
+
+from mmlaplace.__main__ import main
+from mmlaplace.lab.compare import command
+from mmlaplace.lab.compare.configs import RECIPES
+from mmlaplace.lab.compare.frames import SHARED, candidate
+from mmlaplace.lab.compare.plan import CUTS, Plan, fitting
+from mmlaplace.models import BaseAttention
+
+FILE = (ROOT / 'docs/tutorials/add_attention.md').read_text()
+ELU = re.search(r'```python\n(.*?)```', FILE, re.DOTALL)[1]
+OURS = [name for name in registered(BaseAttention) if name != 'WindowAttention']
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path, monkeypatch):
+    """A folder with the tutorial's file, whose class is forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / 'elu_attention.py').write_text(ELU)
+    modules, classes = set(sys.modules), dict(MODELS.module_dict)
+    yield
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], '__file__', '')).startswith(str(tmp_path)):
+            del sys.modules[name]
+    MODELS.module_dict.clear()
+    MODELS.module_dict.update(classes)
+    importlib.invalidate_caches()
+
+
+def files(folder):
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob('*') if path.is_file())
+
+
+HEAD = 'from mmlaplace.models import QKVAttention\n'
+MIX = '    def mix(self, q, k, v, hw_shape):\n        return v\n'
+
+
+@pytest.mark.parametrize(('content', 'words', 'sentence'), [
+    ('', 'a.py:Mine', r"a\.py has no class 'Mine'; its classes are \[\]"),
+    ('class Min: pass', 'a.py:Mine', r"no class 'Mine' \(did you mean 'Min'\?\)"),
+    ('class Mine: pass', 'a.py:Mine', r'no attention: derive it from mmlaplace\.models\.QKVAtt'),
+    (HEAD + 'class Mine(QKVAttention): pass', 'a.py:Mine', 'Mine of a.py has no method mix; write'),
+    ('x = (\n', 'a.py:Mine', r"a\.py:1 cannot be imported \(SyntaxError: '\(' was never closed\)"),
+    ('\nimport no_such\n', 'a.py:Mine', r"a\.py:2 cannot be imported \(ModuleNotFoundError"),
+    (HEAD + f'class SOFTAttention(QKVAttention):\n{MIX}', 'a.py:SOFTAttention',
+     'another one of this name is registered; rename your class'),
+    (HEAD + 'from mmengine.registry import MODELS\n@MODELS.register_module()\n'
+     f'class SOFTAttention(QKVAttention):\n{MIX}', 'a.py:SOFTAttention', 'rename your class'),
+    ('', 'a.py', r'a file without a class; write a\.py:MyAttention'),
+    ('', 'b.py:Mine', r"there is no file .*b\.py.*check the path"),
+    ('', 'no.module:Mine', 'there is no module no.module; put its folder into PYTHONPATH'),
+    ('', 'Softmaxx', r"there is no attention 'Softmaxx' \(did you mean 'Softmax'\?\)"),
+    ('', 'elu_attention.py:EluAttention --with Sotf', r"'Sotf' \(did you mean 'SOFT'\?"),
+    ('', 'elu_attention.py:EluAttention --with SOFT,x=1', 'there is no attention'),
+    ('', 'SOFT --with SOFT', '--with names no attention but yours'),
+])  # fmt: skip
+def test_bad_input_ends_in_a_sentence_and_writes_nothing(
+    content, words, sentence, tmp_path, capsys
+):
+    (tmp_path / 'a.py').write_text(content)
+    before, classes = files(tmp_path), dict(MODELS.module_dict)
+    assert main(['compare', *words.split()]) == 2
+    error = capsys.readouterr().err
+    assert re.search(sentence, error) and len(error.strip().splitlines()) == 1
+    assert [f for f in files(tmp_path) if '__pycache__' not in f] == before
+    if 'with' not in words:
+        assert MODELS.module_dict == classes
+
+
+def test_a_constructor_that_needs_more_fails_and_says_where(tmp_path, capsys):
+    (tmp_path / 'a.py').write_text(
+        HEAD + 'class Mine(QKVAttention):\n    def __init__(self, embed_dims, num_heads, '
+        f'input_resolution, order):\n        super().__init__(embed_dims, num_heads, '
+        f'input_resolution)\n{MIX}'
+    )
+    assert main(['compare', 'a.py:Mine', '--contract']) == 1
+    assert re.search("FAILED +build .*missing 1 required .*'order'", capsys.readouterr().out)
+    assert main(['compare', 'a.py:Mine']) == 1
+    assert 'mend the points above' in capsys.readouterr().err
+    assert not (tmp_path / 'work_dirs').exists()
+
+
+def test_a_folder_with_other_results_is_refused(tmp_path, capsys):
+    out = tmp_path / 'out'
+    out.mkdir()
+    (out / 'notes.txt').write_text('mine')
+    words = ['compare', 'elu_attention.py:EluAttention', '--out', 'out']
+    assert main(words) == 2 and 'files of something else' in capsys.readouterr().err
+    (out / 'settings.json').write_text('{"attention": "Other"}')
+    assert main(words) == 2 and '--force starts again' in capsys.readouterr().err
+    assert files(out) == ['notes.txt', 'settings.json']
+
+
+def test_a_budget_leaves_out_the_least_important_first():
+    def estimate(plan):
+        return {'trainings': 60 * plan.seeds * len(plan.rates) * (1 + len(plan.backbones))}
+
+    assert fitting(float('inf'), estimate) == (Plan(), [])
+    plan, left_out = fitting(60 * 2 * 2 * 4, estimate)
+    assert (plan.seeds, len(plan.rates), plan.epochs) == (2, 2, 4)
+    assert left_out == [CUTS[0][1], CUTS[1][1]]
+    plan, left_out = fitting(60, estimate)
+    assert plan.backbones == () and 'training on images' in left_out
+    assert 'training in Swin' not in left_out  # a later cut of the same part says it all
+    with pytest.raises(ValueError, match='about 1 minutes; give --budget 2'):
+        fitting(59, estimate)
+
+
+@pytest.mark.parametrize('name', OURS)
+def test_every_attention_is_built_with_the_shared_frame_and_says_what_it_keeps(name):
+    one = candidate(name)
+    sizes = dict(embed_dims=32, num_heads=2, input_resolution=(7, 7))
+    module, known = MODELS.build(dict(one.cfg, **sizes)), MODELS.get(name).known_options()
+    assert one.kept == [field for field in SHARED if field not in known]
+    if hasattr(module, 'frame'):
+        for field in set(SHARED) - set(one.kept):
+            assert getattr(module.frame, field) == SHARED[field]
+    assert candidate(name, own_frames=True).changed == {}
+
+
+def test_options_in_a_name_win_over_the_shared_frame():
+    one = candidate('Pola, gate=true, power=3')
+    assert one.label == 'Pola, gate=true, power=3'
+    assert (one.cfg['gate'], one.cfg['power'], one.cfg['lepe_kernel']) == (True, 3, 3)
+
+
+TINY = Plan(1, (0.004,), ('recall',), (32,), (), 2, 2)
+CHECK = """
+import sys
+from mmengine.config import Config
+from mmlaplace.model_zoo import build_model
+for path in sys.argv[1:]:
+    cfg = Config.fromfile(path)
+    model = build_model(cfg)
+    print([type(block.attn).__name__ + '/' + type(getattr(block.attn, 'attn', None)).__name__
+           for stage in model.backbone.stages for block in stage['blocks']])
+"""
+
+
+@pytest.mark.slow
+def test_a_run_ends_in_a_page_with_configs_and_continues(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(command, 'fitting', lambda limit, estimate: (TINY, ['all else']))
+    words = ['compare', 'elu_attention.py:EluAttention', '--with', 'Softmax', '--out', 'out']
+    assert main(words) == 0
+    out = tmp_path / 'out'
+    text, page = (out / 'README.md').read_text(), (out / 'page.html').read_text()
+    for part in ('# Elu beside Softmax', '| recall |', '| **Elu** |', 'By `--budget`: all else',
+                 'a last linear', '| linear | memory and FLOPs'):  # fmt: skip
+        assert part in text
+    assert 'no result' not in text
+    assert set(re.findall(r'src="(data:image/png|[^"]*)', page)) == {'data:image/png'}
+    configs = [out / 'configs' / recipe.file.replace('NAME', 'elu') for recipe in RECIPES]
+    done = subprocess.run(
+        [sys.executable, '-W', 'ignore', '-c', CHECK, *configs], cwd=ROOT, capture_output=True,
+        text=True,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    swin, deit, pvt, detector = map(eval, done.stdout.splitlines())
+    assert (
+        swin
+        == detector
+        == ['WindowAttention/EluAttention'] * 4 + ['WindowAttention/SoftmaxAttention'] * 8
+    )
+    assert set(deit) == set(pvt) == {'EluAttention/NoneType'}
+
+    log = (out / 'runs/tasks.jsonl').read_text()
+    assert main(words) == 0 and (out / 'runs/tasks.jsonl').read_text() == log
+    settings = json.loads((out / 'settings.json').read_text())
+    (out / 'settings.json').write_text(json.dumps(dict(settings, source='of another file')))
+    capsys.readouterr()
+    assert main(words) == 2 and 'before its file changed' in capsys.readouterr().err
