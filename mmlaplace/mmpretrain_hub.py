@@ -20,8 +20,8 @@ def register(hub: Any) -> None:
     """Add the classifiers to mmpretrain's ``ModelHub``, unless it has them.
 
     ``mmpretrain.get_model(NAME, pretrained=True)`` and mmpretrain's inferencers then load the
-    authors' weights, by :mod:`mmlaplace.checkpoints.mmengine_loader`. Where there are none, they
-    raise an error, as random weights would give random classes.
+    authors' weights. Where there are none, they raise an error, as random weights would give random
+    classes.
 
     An mmlaplace without its configs adds nothing, and warns with the reason.
     """

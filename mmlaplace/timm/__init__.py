@@ -117,7 +117,12 @@ def _create(name: str, model: Model, pretrained: bool, **kwargs: Any) -> nn.Modu
     if pretrained and not elsewhere and source.url == default_cfgs[name].default.url:
         # The file has the authors' names, and what is beside the weights, timm does not read.
         overlay = kwargs.get('pretrained_cfg_overlay') or {}
-        released_place(address_of(name))  # raises, before a model without weights is built
+        try:  # before a model without weights is built
+            released_place(address_of(name))
+        except ValueError as error:
+            raise ValueError(
+                f"{error}. timm takes a path by pretrained_cfg_overlay=dict(file='PATH')"
+            ) from error
         # custom_load calls load_pretrained.
         released = dict(file=address_of(name), custom_load=True)
         kwargs['pretrained_cfg_overlay'] = {**overlay, **released}
