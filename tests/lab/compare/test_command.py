@@ -165,7 +165,7 @@ def test_a_run_ends_in_a_page_with_configs_and_continues(tmp_path, monkeypatch, 
         text=True,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    swin, deit, pvt, detector = map(eval, done.stdout.splitlines())
+    swin, deit, pvt, detector = map(eval, done.stdout.splitlines()[-4:])
     assert (
         swin
         == detector
