@@ -169,8 +169,8 @@ def frame_section(page: Page) -> Iterator[str]:
     yield (
         'All attentions have the same layers around them, so that a difference between two rows '
         'comes from the attention: linears for queries, keys and values, a 3 × 3 depthwise '
-        'convolution of the values as the only position, no gate, no rotary positions, and a last '
-        'linear. The backbone around them is the same too. `--own-frames` gives each attention the '
+        'convolution of the values, no gate, no rotary positions, and a last linear. The backbone '
+        'around them, with its norms and positions, is the same too. `--own-frames` gives each attention the '
         'layers of its paper instead.'
     )
     rows = []
@@ -237,8 +237,8 @@ def cost_section(page: Page) -> Iterator[str]:
     yield cost_table(costs, list(page.plan.sizes), 'MB', 1)
     if busy := [label for label, share in page.found.shares.items() if share < 0.8]:
         yield (
-            f'**Trust no time of {", ".join(busy)}**: the machine was busy with other programs, and '
-            'this one had less than 80 % of a core.'
+            f'**Trust no time of {", ".join(busy)}**: the machine was busy, and this '
+            'program had less than 80 % of a core.'
         )
     if lines := list(left_out(costs)):
         yield '\n'.join(f'- {line.removeprefix("- ")}' for line in lines)
