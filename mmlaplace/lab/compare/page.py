@@ -170,8 +170,8 @@ def frame_section(page: Page) -> Iterator[str]:
         'All attentions have the same layers around them, so that a difference between two rows '
         'comes from the attention: linears for queries, keys and values, a 3 × 3 depthwise '
         'convolution of the values, no gate, no rotary positions, and a last linear. The backbone '
-        'around them, with its norms and positions, is the same too. `--own-frames` gives each attention the '
-        'layers of its paper instead.'
+        'around them, with its norms and positions, is the same too. `--own-frames` gives each '
+        'attention the layers of its paper instead.'
     )
     rows = []
     for one in page.candidates:
