@@ -1,51 +1,79 @@
-"""Write the tables of models in docs/model_zoo.md and in the READMEs, from the metafiles.
+"""Write the tables of models: docs/model_zoo.md, docs/model_zoo.csv and the READMEs.
 
-A README has its tables between two comments, the first with a pattern of paths in configs/:
+They come from the metafiles, and from logs of what was measured and proven. A README has its tables
+between two comments, the first with a pattern of paths in configs/:
   <!-- models: classification/soft/softpp-* -->
   <!-- end of models -->
-docs/model_zoo.md has the tables of all READMEs in configs/.
+docs/model_zoo.csv has all models, and docs/model_zoo.md those of a medium size, one of each family.
 
 Examples:
   python .dev_scripts/make_model_zoo.py
   python .dev_scripts/make_model_zoo.py --check   # exit status 1 if a file is not in step
 """
 
+import csv
 import json
 import os
 import re
 import sys
 from fnmatch import fnmatch
-from functools import partial
+from functools import cache, partial
+from io import StringIO
 from pathlib import Path
-from typing import Dict, Iterable, List
+from typing import Any, Callable, Dict, Iterable, List, Optional
 
 from marked_tables import markdown_table, with_tables
 
 from mmlaplace.checkpoints import PUBLISHED
+from mmlaplace.checkpoints.published import PublishedModel
 from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.model_zoo import ModelInfo, files_root, read_models
 from mmlaplace.toolboxes import TOOLBOXES
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / 'docs/model_zoo.md'
+PAGE, DATA = ROOT / 'docs/model_zoo.md', ROOT / 'docs/model_zoo.csv'
 SPEEDS = ROOT / 'docs/logs/model_zoo_cpu.json'
 PROOFS = ROOT / 'docs/logs/families.json'
 DRY_RUNS = ROOT / 'docs/logs/dry_run.json'
-HEADING_OR_MARK = re.compile(r'^#+ (.+)|<!-- models: (\S+) -->', re.MULTILINE)
+MANIFESTS = ROOT / 'tests/data/manifests'
+# The paper's widths and depths were not at hand, so a published score is that of other models.
+FITTED = 'laplacianformer'
+MARK = '†'
+FOOTNOTE = (
+    f"{MARK} The score is that of the authors' model. The paper's widths and depths were not at "
+    'hand, so the sizes here are fitted to its published parameters and MACs.'
+)
+MEDIUM = (12e6, 30e6)  # parameters of the models on the page, with Swin-T and ResNet-50 among them
+DETECTORS = {
+    'RetinaNet, 1x': 'retinanet_*-1x_*', 'Mask R-CNN, 1x': 'mask-rcnn_*-1x_*',
+    'Mask R-CNN, 3x': 'mask-rcnn_*-3x_*', 'Cascade Mask R-CNN, 3x': 'cascade-mask-rcnn_*-3x_*',
+}  # fmt: skip
+SEGMENTORS = {'Semantic FPN': '*_fpn_*_ade20k-*', 'UPerNet': '*_upernet_*_ade20k-*'}
+
+
+@cache
+def read(log: Path) -> Any:
+    """The content of a log."""
+    return json.loads(log.read_text())
 
 
 def table_row(model: ModelInfo, folder: Path) -> Dict[str, str]:
-    """A row of a table in a file of this folder, by its column titles."""
+    """A row of a table in a README of this folder, by its column titles."""
     costs = parameters_and_macs(model) if 'Parameters' in model.metadata else {}
     return {'config': link(model, folder), **costs, **scores(model, folder), **weights(model)}
 
 
+def published_as(model: ModelInfo) -> Optional[PublishedModel]:
+    """The authors' model whose weights fit this one, or None."""
+    return PUBLISHED.get(model.metadata.get('Published as', ''))
+
+
 def weights(model: ModelInfo) -> Dict[str, str]:
     """The name of the authors' weights, with a link to them or to their page."""
-    if 'Published as' not in model.metadata:
+    published = published_as(model)
+    if published is None:
         return {}
     name = model.metadata['Published as']
-    published = PUBLISHED[name]
     if published.weights:
         return {'weights': f'[{name}]({published.weights})'}
     return {'weights': f'{name}, on [a page]({published.page})' if published.page else name}
@@ -78,22 +106,39 @@ def amount(figures: dict, name: str, unit: str, digits: str) -> str:
     return f'{figures[name] / size:{digits}} {unit}' if name in figures else '–'
 
 
+def score(model: ModelInfo, name: str) -> str:
+    """A published score, – where there is none."""
+    value = model.metadata['Published'].get(name)
+    if value is None:
+        return '–'
+    return f'{value} {MARK}' if model.family == FITTED else str(value)
+
+
 def scores(model: ModelInfo, folder: Path) -> Dict[str, str]:
     """The published and the reproduced figures, these with links to their log."""
-    published, run, row = model.metadata['Published'], model.metadata.get('Reproduced'), {}
-    for name in TOOLBOXES[model.task].metrics:
-        if name == 'mask AP' and 'mask-rcnn' not in model.name:
-            continue  # a detector of boxes alone
+    run, row = model.metadata.get('Reproduced'), {}
+    for name in metrics(model):
         title = 'top-1' if name == 'Top 1 Accuracy' else name
-        row[f'{title}, published'] = str(published.get(name, '–'))
-        row[f'{title}, reproduced'] = (
-            f'[{run[name]}]({os.path.relpath(ROOT / run["Log"], folder)})' if run else 'not run'
-        )
+        row[f'{title}, published'] = score(model, name)
+        if run:
+            log = os.path.relpath(ROOT / run['Log'], folder)
+            row[f'{title}, reproduced'] = f'[{run[name]}]({log})'
     return row
 
 
+def metrics(model: ModelInfo) -> List[str]:
+    """The scores of a model, as the metafiles name them. RetinaNet has no masks."""
+    names = TOOLBOXES[model.task].metrics
+    return [name for name in names if name != 'mask AP' or 'mask-rcnn' in model.name]
+
+
+def with_footnote(table: str) -> str:
+    """A table, and after it the footnote if one of its cells has the mark."""
+    return f'{table}\n\n{FOOTNOTE}' if MARK in table else table
+
+
 def table(models: List[ModelInfo], folder: Path, pattern: str) -> str:
-    """The models whose path in configs/ matches, for a file in this folder."""
+    """The models whose path in configs/ matches, for a README in this folder."""
     rows = [
         table_row(model, folder)
         for model in models
@@ -102,38 +147,129 @@ def table(models: List[ModelInfo], folder: Path, pattern: str) -> str:
     if not rows:
         sys.exit(f'no model of the metafiles matches {pattern!r}')
     header = list(dict.fromkeys(title for row in rows for title in row))
-    return markdown_table(header, [[row.get(title, '–') for title in header] for row in rows])
+    cells = [[row.get(title, '–') for title in header] for row in rows]
+    return with_footnote(markdown_table(header, cells))
 
 
-def released(models: List[ModelInfo]) -> str:
-    """All classifiers with released weights, the best first."""
-    log = json.loads(SPEEDS.read_text()) if SPEEDS.is_file() else {'models': {}}
-    found = [
-        model
-        for model in models
-        if model.task == 'classification' and '](' in weights(model).get('weights', '')
-    ]
+def speed(model: ModelInfo) -> str:
+    """Measured images a second, empty if it was not measured."""
+    measured = read(SPEEDS)['models'].get(model.name)
+    return f'{measured["images per second"]:.1f}' if measured else ''
+
+
+def pixels(model: ModelInfo) -> str:
+    """The size of the images at which a model is tested."""
+    if model.task == 'detection':
+        return '1333x800'
+    found = re.search(r'(\d+)px|-\d+x(\d+)$', model.name)
+    return found[1] or found[2] if found else '224'
+
+
+def checked(model: ModelInfo) -> str:
+    """How far the conversion of the authors' weights is tested."""
+    name = model.metadata.get('Published as')
+    if name in read(PROOFS).get(model.family, {}).get('outputs', ()):
+        return 'outputs'
+    return 'shapes' if (MANIFESTS / f'{name}.json.gz').is_file() else ''
+
+
+def data_row(model: ModelInfo) -> Dict[str, object]:
+    """A row of the data file."""
+    said, published = model.metadata, published_as(model)
+    metric, *further = metrics(model)
+    found = said['Published']
+    fitted = model.family == FITTED and metric in found
+    coco_or_imagenet = {'classification': 'ImageNet-1k', 'detection': 'COCO'}.get(model.task)
+    return {
+        'name': model.name,
+        'task': model.task,
+        'family': model.family,
+        'data': coco_or_imagenet or said['Training Data'],
+        'published': found.get(metric, ''),
+        'metric': metric.replace('Top 1 Accuracy', 'top-1'),
+        'mask AP': found.get('mask AP', '') if further else '',
+        'params (M)': f'{said["Parameters"] / 1e6:.1f}' if 'Parameters' in said else '',
+        'MACs (G)': f'{said["MACs"] / 1e9:.1f}' if 'MACs' in said else '',
+        'pixels': pixels(model),
+        'images/s': speed(model),
+        'weights': published and (published.weights or published.page) or '',
+        'checked': checked(model),
+        'config': model.config.relative_to(files_root()).as_posix(),
+        'note': "sizes are fitted, the score is the authors'" if fitted else '',
+    }
+
+
+def data_file(models: List[ModelInfo]) -> str:
+    """All models, as CSV."""
+    rows, text = [data_row(model) for model in models], StringIO()
+    writer = csv.DictWriter(text, rows[0], lineterminator='\n')
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def classifiers(models: List[ModelInfo]) -> str:
+    """The medium classifier with the best published top-1 of each family, the best first."""
+    best: Dict[str, ModelInfo] = {}
+    top1 = lambda model: model.metadata['Published'].get('Top 1 Accuracy', 0)  # noqa: E731
+    sizes: Dict[str, List[float]] = {}
+    for model in models:
+        if model.task != 'classification':
+            continue
+        params = model.metadata['Parameters']
+        sizes.setdefault(model.family, []).append(params / 1e6)
+        at_base = int(pixels(model)) <= 256  # MobileViTv2 has no other
+        if MEDIUM[0] <= params <= MEDIUM[1] and at_base:
+            best[model.family] = max(best.get(model.family, model), model, key=top1)
     rows = []
-    top1 = {model.name: model.metadata['Published'].get('Top 1 Accuracy', 0) for model in found}
-    for model in sorted(found, key=lambda m: -top1[m.name]):
-        side = re.search(r'(\d+)px', model.name)
-        speed = log['models'].get(model.name)
+    for family, model in sorted(best.items(), key=lambda item: -top1(item[1])):
         rows.append([
-            link(model, PAGE.parent), model.family,
+            link(model, PAGE.parent), score(model, 'Top 1 Accuracy'),
             amount(model.metadata, 'Parameters', 'M', '.1f'),
-            amount(model.metadata, 'MACs', 'G', '.1f'), side[1] if side else '224',
-            str(top1[model.name] or '–'),
-            f'{speed["images per second"]:.1f}' if speed else '–', weights(model)['weights'],
+            amount(model.metadata, 'MACs', 'G', '.1f'), speed(model) or '–',
+            weights(model).get('weights', 'none'), checked(model) or '–',
+            f'{min(sizes[family]):.0f}–{max(sizes[family]):.0f} M',
         ])  # fmt: skip
-    header = ['config', 'family', 'params', 'MACs', 'pixels', 'top-1', 'images/s', 'weights']
-    return markdown_table(header, rows)
+    header = ['config', 'top-1', 'params', 'MACs', 'images/s', 'weights', 'checked', 'sizes']
+    return with_footnote(markdown_table(header, rows))
+
+
+def dense(models: List[ModelInfo], task: str, heads: Dict[str, str]) -> str:
+    """The published scores of medium backbones below each head, with links to the configs."""
+    params = {
+        model.name.partition('_')[0]: model.metadata['Parameters']
+        for model in models
+        if model.task == 'classification'
+    }
+    cells: Dict[str, Dict[str, ModelInfo]] = {}
+    first = lambda model: model.metadata['Published'].get(metrics(model)[0], 0)  # noqa: E731
+    for model in models:
+        name = next((part for part in model.name.split('_')[:2] if part in params), '')
+        if model.task == task and MEDIUM[0] <= params.get(name, 0) <= MEDIUM[1]:
+            for head, pattern in heads.items():
+                if fnmatch(model.name.replace('_1x_', '-1x_'), pattern):
+                    row = cells.setdefault(name, {})
+                    row[head] = max(row.get(head, model), model, key=first)
+    rows = []
+    for name, row in sorted(cells.items(), key=lambda item: -max(map(first, item[1].values()))):
+        found = [dense_cell(row[head]) if head in row else '–' for head in heads]
+        rows.append([name, f'{params[name] / 1e6:.1f} M', *found])
+    return with_footnote(markdown_table(['backbone', 'params', *heads], rows))
+
+
+def dense_cell(model: ModelInfo) -> str:
+    """The published scores of a detector or segmentor, with a link to its config."""
+    found = [score(model, name) for name in metrics(model)]
+    text = 'config' if set(found) == {'–'} else ' / '.join(found)
+    config = ROOT / model.config.relative_to(files_root())
+    return f'[{text}]({os.path.relpath(config, PAGE.parent)})'
 
 
 def proofs() -> str:
     """What is proven of the weights of each family."""
-    ran = [row['config'].split('/') for row in json.loads(DRY_RUNS.read_text())]
+    ran = [row['config'].split('/') for row in read(DRY_RUNS)]
     rows = []
-    for family, found in json.loads(PROOFS.read_text()).items():
+    for family, found in read(PROOFS).items():
         golden = list(found['golden'].values())
         gradients = [errors[1] for errors in golden if len(errors) > 1]
         rows.append([
@@ -152,21 +288,6 @@ def worst(errors: Iterable[float]) -> str:
     return '–' if largest is None else f'{largest:.0e}'
 
 
-def all_models(models: List[ModelInfo]) -> str:
-    """All tables of the READMEs in configs/, below the headings they have there."""
-    parts = []
-    for task in TOOLBOXES:
-        parts.append(f'## {task.capitalize()}\n')
-        for readme in sorted((ROOT / 'configs' / task).glob('*/README.md')):
-            (above, _), *further = HEADING_OR_MARK.findall(readme.read_text())
-            parts.append(f'### [{above}]({os.path.relpath(readme, PAGE.parent)})\n')
-            for heading, pattern in further:
-                if pattern:
-                    parts.append(f'{above}:\n\n{table(models, PAGE.parent, pattern)}\n')
-                above = heading
-    return '\n'.join(parts).strip()
-
-
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument('--check', action='store_true', help='only name the files not in step')
@@ -177,9 +298,15 @@ def main() -> None:
         path: with_tables(path.read_text(), 'models', partial(table, models, path.parent))
         for path in readmes
     }
-    tables = dict(released=released(models), proven=proofs(), models=all_models(models))
-    wanted[PAGE] = with_tables(PAGE.read_text(), 'table', tables.__getitem__)
-    stale = [path for path, text in wanted.items() if path.read_text() != text]
+    tables: Dict[str, Callable[[], str]] = {
+        'classifiers': partial(classifiers, models),
+        'detectors': partial(dense, models, 'detection', DETECTORS),
+        'segmentors': partial(dense, models, 'segmentation', SEGMENTORS),
+        'proven': proofs,
+    }
+    wanted[PAGE] = with_tables(PAGE.read_text(), 'table', lambda name: tables[name]())
+    wanted[DATA] = data_file(models)
+    stale = [p for p, text in wanted.items() if not p.is_file() or p.read_text() != text]
     names = ', '.join(str(path.relative_to(ROOT)) for path in stale)
     if args.check and stale:
         sys.exit(

@@ -1,9 +1,9 @@
 """Write the tables of docs/which_attention.md, probes.md and attention_comparison.md from the logs.
 
-The heat map of docs/which_attention.md is drawn, too. The logs are those of the probes and of the
-comparison of attentions. A person writes the sentences of the pages, and reads them again after a
-table has changed. The advice is a table: of the attentions that solve the probes of a use, it names
-the cheapest.
+The heat map of docs/which_attention.md and the small one of the README are drawn, too. The logs are
+those of the probes and of the comparison of attentions. A person writes the sentences of the pages,
+and reads them again after a table has changed. A table names the cheapest of the attentions that
+solve some tasks.
 
 Examples:
   python .dev_scripts/make_which_attention.py
@@ -41,47 +41,46 @@ from mmlaplace.lab.probes.study import read_studies
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / 'docs'
 PAGES = [DOCS / name for name in ('which_attention.md', 'probes.md', 'attention_comparison.md')]
-PICTURE = DOCS / 'images/probes.png'
+PICTURE, SMALL_PICTURE = DOCS / 'images/probes.png', DOCS / 'images/probes_small.png'
+# In the small picture: the reference, the project's three papers, and attentions of backbones whose
+# weights are released; probes whose names say what they ask, and the cost at two sizes.
+EIGHT = ('Softmax', 'Laplacian', 'SOFT', 'Pola', 'Agent', 'FLatten', 'MLLA', 'MALA')
+FEW = ('recall', 'one of many', 'offset', 'count, 4x map')
 LOG, COMPARED = DOCS / 'logs/probes.jsonl', DOCS / 'logs/compare_attentions.json'
 SOLVED = 0.9  # of the way from a guess to a perfect answer
-NAMED = 4  # attentions for each use
+NAMED = 4  # attentions for the same tasks
 IMAGES = {'textures': 'textures', 'fashion': 'Fashion-MNIST'}  # names of studies on the page
 UNSURE = '†'  # not with each seed
 WINDOWS = ('Neighborhood', 'Reformer')  # their windows and buckets are fixed at export
 
 
-class Use(NamedTuple):
-    """A use of attentions.
+AT_224, AT_1024 = ('ms 224²',), ('ms 1024²', 'MB 1024²')
+
+
+class Asked(NamedTuple):
+    """Tasks that an attention must solve.
 
     Attributes:
-        name: Its name.
-        columns: Titles of the columns that matter for it.
-        costs: The costs that matter for it. The first decides.
-        evidence: Links.
-        images: Whether top-1 on images counts too.
+        columns: Titles of their columns.
+        costs: The costs that are compared. The first decides.
+        images: Whether top-1 on small images counts too.
         export: Whether it must export to ONNX with windows of any size.
     """
 
-    name: str
-    columns: Tuple[str, ...]
-    costs: Tuple[str, ...]
-    evidence: str
+    columns: Tuple[str, ...] = ()
+    costs: Tuple[str, ...] = AT_1024
     images: bool = False
     export: bool = False
 
 
-PROBES_LINK, IMAGES_LINK = '[probes](probes.md)', '[images](attention_comparison.md)'
-AT_224, AT_1024 = ('ms 224²',), ('ms 1024²', 'MB 1024²')
-USES = (
-    Use('exact recall of single tokens', ('recall', 'noise'), AT_1024, PROBES_LINK),
-    Use('small images', (), AT_224, IMAGES_LINK, images=True),
-    Use('detection at 1024²', ('one of many', 'count, 4x map'), AT_1024, PROBES_LINK),
-    Use('dense prediction', ('recall', 'count, 4x map'), AT_1024, PROBES_LINK),
-    Use('sequences', ('recall', 'one of many'), AT_1024,
-        f'{PROBES_LINK}; others on [Long Range Arena](lra.md)'),
-    Use('mobile', (), AT_224, f'{IMAGES_LINK}, [export](deploy.md#every-attention)', images=True,
-        export=True),
-)  # fmt: skip
+ASKED = (
+    Asked(('recall', 'noise')),
+    Asked(('recall', 'one of many')),
+    Asked(('recall', 'count, 4x map')),
+    Asked(('one of many', 'count, 4x map')),
+    Asked(costs=AT_224, images=True),
+    Asked(costs=AT_224, images=True, export=True),
+)
 
 
 def facts_of(attn_cfg: dict, name: str) -> Dict[str, float]:
@@ -106,42 +105,41 @@ def spelled(name: str, table: Table) -> str:
     )
 
 
-def advice(
+def cheapest(
     table: Table,
     costs: Dict[str, Dict[str, float]],
     images: Dict[str, TrainedHere],
     facts: Dict[str, Dict[str, float]],
 ) -> str:
-    """For each use, the cheapest attentions that solve its probes, first those with each seed."""
+    """The cheapest attentions that solve some tasks, first those that do with each seed."""
     titles, rows = titles_of(table), []
     seen = {  # the attentions that are as good as the best, but for what seeds do
         name
         for name in table.rows
         if all(name in made.top1 and behind_the_best(made, name) <= 1 for made in images.values())
     }
-    for use in USES:
-        numbers = [titles.index(title) for title in use.columns]
+    for asked in ASKED:
+        numbers = [titles.index(title) for title in asked.columns]
         able = {
-            name: [costs[name][cost] for cost in use.costs]
+            name: [costs[name][cost] for cost in asked.costs]
             for name in table.rows
             if all((table.level(name, n) or 0) >= SOLVED for n in numbers)
-            and (not use.images or name in seen)
-            and (not use.export or facts[name]['export'] == 1)
-            and set(use.costs) <= set(costs.get(name, {}))
+            and (not asked.images or name in seen)
+            and (not asked.export or facts[name]['export'] == 1)
+            and set(asked.costs) <= set(costs.get(name, {}))
         }
         unsure = {
             name for name in able if not all(table.solved_by_all(name, n, SOLVED) for n in numbers)
         }
-        cheapest = sorted(able, key=lambda name: (name in unsure, able[name]))[:NAMED]
+        first = sorted(able, key=lambda name: (name in unsure, able[name]))[:NAMED]
         named = [
             f'{spelled(name, table)}{UNSURE * (name in unsure)} '
             f'({", ".join(f"{c:.0f}" for c in able[name])})'
-            for name in cheapest
+            for name in first
         ]
-        must = '; '.join([*use.columns, *(images if use.images else ()), *['export'] * use.export])
-        take = ', '.join(named) or 'none'
-        rows.append([use.name, must, ', '.join(use.costs), take, use.evidence])
-    return markdown_table(['use', 'must solve', 'cost', 'take', 'evidence'], rows)
+        tasks = [*asked.columns, *(images if asked.images else ()), *['export'] * asked.export]
+        rows.append(['; '.join(tasks), ', '.join(named) or 'none', ', '.join(asked.costs)])
+    return markdown_table(['tasks', 'the cheapest that solve them', 'costs'], rows)
 
 
 def correlations(table: Table, images: Dict[str, Dict[str, float]]) -> str:
@@ -173,6 +171,19 @@ def on_images() -> Dict[str, TrainedHere]:
     return {title: here[study] for study, title in IMAGES.items()}
 
 
+def draw_small(
+    table: Table, images: Dict[str, TrainedHere], costs: Dict[str, Dict[str, float]]
+) -> None:
+    """Draw a few attentions and columns of the heat map."""
+    numbers = [titles_of(table).index(title) for title in FEW]
+    rows = {
+        name: [cells[n] for n in numbers] for name, cells in table.rows.items() if name in EIGHT
+    }
+    few = table._replace(columns=[table.columns[n] for n in numbers], rows=rows)
+    times = {name: {key: costs[name][key] for key in (*AT_224, AT_1024[0])} for name in rows}
+    draw(few, SMALL_PICTURE, images, times)
+
+
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument('--check', action='store_true', help='only say whether they are in step')
@@ -183,7 +194,7 @@ def main() -> None:
     facts = {name: facts_of(cfg, name) for name, cfg in main_table.study.attentions.items()}
     top1 = {title: made.top1 for title, made in here.items()}
     made = {
-        'advice': advice(main_table, costs, here, facts),
+        'cheapest': cheapest(main_table, costs, here, facts),
         'images': correlations(main_table, {**top1, **published()}),
         **probe_tables(found),
         **fashion_tables(COMPARED),
@@ -197,7 +208,9 @@ def main() -> None:
     for path, text in texts.items():
         path.write_text(text)
     draw(main_table, PICTURE, here, costs, facts)
-    print(f'wrote the tables of {", ".join(path.name for path in PAGES)} and {PICTURE.name}')
+    draw_small(main_table, here, costs)
+    pages = ', '.join(path.name for path in PAGES)
+    print(f'wrote the tables of {pages}, {PICTURE.name} and {SMALL_PICTURE.name}')
     if late:
         print(f'tables of {late} have changed; read the sentences beside them again')
 

@@ -205,7 +205,7 @@ def show(results: Dict[str, dict]) -> float:
     columns = ('killed', 'survived', 'equivalent')
     total = sum(counts.values(), Counter())
     share = total['killed'] / max(total['killed'] + total['survived'], 1)
-    # Markdown, as docs/mutation_test.md takes it.
+    # Markdown, as docs/developers/mutation_test.md takes it.
     table = Table('file', 'mutants', *columns, box=box.MARKDOWN)
     for file, found in [*sorted(counts.items()), ('all', total)]:
         table.add_row(file, *map(str, (found.total(), *(found[name] for name in columns))))

@@ -22,15 +22,6 @@ HEADS = {
     '16 channels': 'channels_16', '64 channels': 'channels_64', '1 head, 64 channels': 'head_64',
 }  # fmt: skip
 OFFSETS = ['next', 'next, without', '3 down, 4 right', '3 down, 4 right, without']
-# A script of before the tool: recall of 16 and 56 pairs, with 64 channels, two heads, 1,500 steps.
-PILOT = {
-    'Softmax': (1.000, 1.000), 'Pola': (1.000, 1.000), 'Linear': (1.000, 0.997),
-    'LiteMLA': (None, 0.966), 'Laplacian': (0.544, 0.685), 'Laplacian, 16 landmarks': (None, 0.456),
-    'Laplacian, 80 landmarks': (None, 0.879), 'RALA': (None, 0.559), 'Hydra': (None, 0.059),
-    'SOFT': (0.027, None),
-}  # fmt: skip
-# 200 pairs on 512 tokens, with 1,200 steps.
-PILOT_512 = {'Softmax': (1.000,), 'Linear': (0.207,), 'Pola': (0.088,), 'MLLA': (0.017,)}
 
 
 def probe_tables(found: Dict[str, Table]) -> Dict[str, str]:
@@ -45,8 +36,6 @@ def probe_tables(found: Dict[str, Table]) -> Dict[str, str]:
         'missing': missing_table(),
         'options': options_table(found['options']),
         'heads': studies_table(found, HEADS, 'heads_1'),
-        'pilot': pilot_table(PILOT, found['recall'], ['16 pairs', '56 pairs']),
-        'pilot_512': pilot_table(PILOT_512, found['pilot_512'], ['200 pairs']),
     }
 
 
@@ -172,13 +161,3 @@ def missing_share(kernel: str, bandwidth: float, landmarks: int, deviation: floa
     found = kernel_fn(q, means, bandwidth) @ inverse @ kernel_fn(means, k, bandwidth)
     varying = exact - exact.mean(-2, keepdim=True)  # whitening takes the means of columns off
     return float((found - exact).norm() / varying.norm())
-
-
-def pilot_table(pilot: Dict[str, tuple], table: Table, columns: List[str]) -> str:
-    """Accuracies of the pilot beside those of the tool."""
-    rows = []
-    for name, before in pilot.items():
-        now = (with_ends(table, name, column) for column in range(len(before)))
-        rows.append([name, *(text for a, b in zip(before, now) for text in (percent(a), b))])
-    header = [title for column in columns for title in (f'{column}, pilot', column)]
-    return markdown(['recall, %', *header], rows)

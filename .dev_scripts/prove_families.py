@@ -71,11 +71,17 @@ def main() -> None:
     for family, (_, own, _) in FAMILIES.items():
         if own:
             its_tables = {id(table) for model in own.values() for table in model.names}
+            golden = {n: passed['golden'][n] for n, t in tables.items() if id(t) in its_tables}
+            timm = {name: max(e) for name, e in passed['timm'].items() if name in own}
+            ran = {id(tables[name]) for name in golden}
+            ran |= {id(table) for name in timm for table in own[name].names}
             rows[family] = dict(
                 sizes=len(own),
                 whole=sum(name in own for name in passed['whole']),
-                golden={n: passed['golden'][n] for n, t in tables.items() if id(t) in its_tables},
-                timm={name: max(e) for name, e in passed['timm'].items() if name in own},
+                # Sizes whose names of weights are those of a model that gave the same outputs.
+                outputs=[n for n, model in own.items() if ran & {id(t) for t in model.names}],
+                golden=golden,
+                timm=timm,
             )
     write_json(LOG, rows)
     print(f'wrote {LOG.relative_to(ROOT)}')

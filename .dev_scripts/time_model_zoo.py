@@ -1,4 +1,4 @@
-"""Time the classifiers with released weights, and draw their top-1 over their speed.
+"""Time the classifiers with a published top-1, and draw it over their speed.
 
 It writes docs/logs/model_zoo_cpu.json, from which make_model_zoo.py takes images a second, and
 docs/images/model_zoo_speed.png. Each model is timed alone at 224 x 224 pixels, batch 8, in turns
@@ -6,18 +6,20 @@ with PVT-tiny, whose times show how even the machine was. Peers of other project
 
 Examples:
   python .dev_scripts/time_model_zoo.py             # twenty minutes, on an idle machine
+  python .dev_scripts/time_model_zoo.py --missing   # only models that the log lacks, same machine
   python .dev_scripts/time_model_zoo.py --draw      # only the picture
 """
 
 import json
 import statistics
+import sys
 from pathlib import Path
 from typing import Any, Dict, List, Tuple
 
 import torch
+from make_model_zoo import FITTED
 
 from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
-from mmlaplace.checkpoints import PUBLISHED
 from mmlaplace.commands.command_line import ToolParser, write_json
 from mmlaplace.lab.comparison.backbone_candidates import find
 from mmlaplace.lab.comparison.backbone_report import MARKERS
@@ -32,13 +34,12 @@ SIDE, BATCH, ROUNDS, BASE = 224, 8, 5, 'pvt-tiny'
 
 
 def timed_models() -> List[ModelInfo]:
-    """The classifiers with released weights that are tested at 224 x 224 pixels."""
+    """The classifiers with a published top-1 at 224 x 224 pixels."""
     return [
         model
         for model in read_models()
         if model.task == 'classification'
-        and (published := PUBLISHED.get(model.metadata.get('Published as', '')))
-        and (published.weights or published.page)
+        and 'Top 1 Accuracy' in model.metadata['Published']
         and 'px' not in model.name
     ]
 
@@ -56,19 +57,26 @@ def seconds(name: str, base: Any, images: torch.Tensor) -> Dict[str, float]:
     return {'images per second': speeds['model'], 'base': speeds['base']}
 
 
-def measure() -> None:
-    """Time all models, and write the log after each."""
+def measure(missing: bool) -> None:
+    """Time all models, or those that the log lacks, and write the log after each."""
     images = torch.randn(BATCH, 3, SIDE, SIDE)
     base = model_job(find(BASE)(train=False), images, False)  # without dropout or BatchNorm
     result: Dict[str, Any] = dict(
         machine=describe_machine(images.device), side=SIDE, batch=BATCH, rounds=ROUNDS, base=BASE,
         models={}, peers={},
     )  # fmt: skip
+    if missing:
+        known = json.loads(LOG.read_text())
+        if known['machine'] != result['machine']:
+            sys.exit(f'{LOG.name} is of {known["machine"]}, not of {result["machine"]}; time all')
+        result.update(models=known['models'], peers=known['peers'])
     for model in timed_models():
+        if model.name in result['models']:
+            continue
         result['models'][model.name] = seconds(str(model.config), base, images)
         write_json(LOG, result)
     for name in peers():
-        if published()[name].side == SIDE:
+        if published()[name].side == SIDE and name not in result['peers']:
             try:
                 result['peers'][name] = seconds(name, base, images)
             except ImportError as error:
@@ -81,17 +89,19 @@ def draw() -> None:
     result = json.loads(LOG.read_text())
     lines: Dict[str, List[Tuple[float, float]]] = {}
     for model in timed_models():
-        top1 = model.metadata['Published'].get('Top 1 Accuracy')
-        if top1 is not None and model.name in result['models']:
+        top1 = model.metadata['Published']['Top 1 Accuracy']
+        if model.name in result['models']:
             speed = result['models'][model.name]['images per second']
-            lines.setdefault(model.name.rpartition('-')[0], []).append((speed, top1))
+            fitted = ', sizes fitted' * (model.family == FITTED)
+            family = f'{model.name.rpartition("-")[0]}{fitted}'
+            lines.setdefault(family, []).append((speed, top1))
     others = [(found['images per second'], published()[name].top1)
               for name, found in result['peers'].items()]  # fmt: skip
     front: List[Tuple[float, float]] = []
     for point in sorted(sum(lines.values(), others), reverse=True):
         if not front or point[1] > front[-1][1]:
             front.append(point)
-    figure, axis = new_figure(1, 1, (9, 5))
+    figure, axis = new_figure(1, 1, (8, 6))
     axis.step(*zip(*front), where='pre', color='C2', lw=8, alpha=0.2, label='best at its speed')
     coloured = iter(range(100))
     for family, points in sorted(lines.items(), key=lambda item: -max(p[1] for p in item[1])):
@@ -109,18 +119,19 @@ def draw() -> None:
     )  # fmt: skip
     axis.xaxis.set_major_formatter('{x:g}')
     axis.grid(alpha=0.3, which='both')
-    figure.legend(loc='outside right upper')
-    save(figure, PICTURE, dpi=100)
+    figure.legend(loc='outside lower center', ncols=3)
+    save(figure, PICTURE, dpi=120)
 
 
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument('--draw', action='store_true', help='only draw the log')
+    parser.add_argument('--missing', action='store_true', help='only time what the log lacks')
     parser.add_argument('--threads', type=int, default=2, help='default: %(default)s')
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if not args.draw:
-        measure()
+        measure(args.missing)
     draw()
     print(f'wrote {LOG.relative_to(ROOT)} and {PICTURE.relative_to(ROOT)}')
 

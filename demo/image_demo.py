@@ -383,8 +383,9 @@ def main() -> None:
                         said = write(inferencer, photo, found, args)
                     progress.console.print(said, markup=False, highlight=False, soft_wrap=True)
                     progress.advance(task)
-    if left_out < len(photos) and not (args.no_save_vis and args.no_save_pred):
-        sys.stdout.write(f'wrote {args.out_dir}\n')
+    kinds = ['vis'] * (not args.no_save_vis) + ['preds'] * (not args.no_save_pred)
+    if left_out < len(photos) and kinds:
+        sys.stdout.write(f'wrote {" and ".join(str(args.out_dir / kind) for kind in kinds)}\n')
     if left_out:
         sys.exit(f'{left_out} of {len(photos)} images were left out, for the reasons above')
 

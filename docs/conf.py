@@ -1,7 +1,10 @@
 """How Sphinx builds the site: bash .dev_scripts/build_docs.sh. Nothing here needs a network."""
 
+import csv
 import re
+from html import escape
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from docutils import nodes
 
@@ -56,14 +59,17 @@ LINK = re.compile(
 IMAGE = re.compile(r'!\[(?P<text>[^\]]*)\]\((?!\w+:)(?P<path>[^)\s]*)\)')
 PAGES = {
     'README.md': 'index.md',
-    'CONTRIBUTING.md': 'contributing.md',
+    'configs/classification': 'configs/classification.md',
+    'configs/detection': 'configs/detection.md',
+    'configs/segmentation': 'configs/segmentation.md',
+    'CONTRIBUTING.md': 'developers/contributing.md',
     'CHANGELOG.md': 'changelog.md',
-    'ops/README.md': 'native_ops.md',
+    'ops/README.md': 'developers/native_ops.md',
 }
 
 
 def page_of(readme: str) -> str:
-    """The page that includes a Markdown file of the repository, with the place on it."""
+    """The page that includes a Markdown file or a folder of configs, with the place on it."""
     if readme in PAGES:
         return f'/{PAGES[readme]}'
     task = re.fullmatch(r'configs/(\w+)/\w+/README\.md', readme)
@@ -82,10 +88,12 @@ def from_site_root(text: str, folder: Path) -> str:
 
     def link(match: re.Match) -> str:
         path, anchor = resolved(match['path']), match['anchor'] or ''
-        if (ROOT / path).is_dir():
-            return match['text']
         target = f'/../{path}'
-        if path.endswith('.md') and not path.startswith('docs/') and (ROOT / path).is_file():
+        if path in PAGES:
+            target = page_of(path)
+        elif (ROOT / path).is_dir():
+            return match['text']
+        elif path.endswith('.md') and not path.startswith('docs/') and (ROOT / path).is_file():
             target = page_of(path)
         target = target.partition('#')[0] + anchor if anchor else target
         return f'[{match["text"]}]({target})'
@@ -95,8 +103,42 @@ def from_site_root(text: str, folder: Path) -> str:
     return IMAGE.sub(lambda match: f'![{match["text"]}](/../{resolved(match["path"])})', text)
 
 
+def table_of_all_models() -> str:
+    """model_zoo.csv as HTML, in which model_zoo.js lets readers search and sort."""
+    header, *rows = csv.reader((ROOT / 'docs/model_zoo.csv').read_text().splitlines())
+
+    def cell(text: str) -> str:
+        site = urlsplit(text).hostname
+        return f'<a href="{escape(text)}">{site}</a>' if site else escape(text)
+
+    head = ''.join(f'<th>{title}</th>' for title in header)
+    body = ''.join(f'<tr>{"".join(f"<td>{cell(text)}</td>" for text in row)}</tr>' for row in rows)
+    return (
+        f'<table id="all-models-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        '<script src="_static/datatables-3.1.5.min.js"></script>'
+        '<script src="_static/model_zoo.js"></script>'
+    )
+
+
+def navigation(questions: str) -> str:
+    """A hidden table of contents of each section of index.md, with the pages that it links to."""
+    trees = []
+    for section in questions.split('\n## ')[1:]:
+        links = [match['path'] for match in LINK.finditer(section)]
+        pages = [page_of(link[3:])[1:] if link.startswith('../') else link for link in links]
+        caption, tree = section.split('\n', 1)[0], '\n'.join(pages)
+        trees.append(f'```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{tree}\n```')
+    return '\n\n'.join(trees)
+
+
 def page_read(app, docname: str, content: list) -> None:
-    content[0] = from_site_root(content[0], (ROOT / 'docs' / docname).parent)
+    content[0] = content[0].replace('<!-- all models -->', table_of_all_models())
+    text = from_site_root(content[0], (ROOT / 'docs' / docname).parent)
+    if docname == 'index':  # the site begins with the README
+        readme = from_site_root((ROOT / 'README.md').read_text(), ROOT)
+        sections = text.replace('\n## ', '\n### ').replace('# ', '## ', 1)
+        text = '\n\n'.join([readme, sections, navigation(content[0])])
+    content[0] = text
 
 
 def include_read(app, relative_path: Path, parent: str, content: list) -> None:

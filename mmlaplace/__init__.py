@@ -13,15 +13,17 @@ warn_untested_versions()
 
 # After the check that names a missing mmengine.
 from . import checkpoints, engine, mmpretrain_hub, models, ops  # noqa: E402
+from .config_files import backbone_config, channels, find_bases  # noqa: E402
 from .lab import lra  # noqa: E402, F401
 from .model_zoo import create_backbone, get_model, list_models  # noqa: E402
-from .toolboxes import find_configs_of_forks  # noqa: E402
 
-find_configs_of_forks()
+find_bases()
 mmpretrain_hub.register_on_import()
 
 __all__ = [
     '__version__',
+    'backbone_config',
+    'channels',
     'checkpoints',
     'create_backbone',
     'engine',

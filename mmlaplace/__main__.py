@@ -24,7 +24,13 @@ def main(arguments: Optional[Sequence[str]] = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(metavar='COMMAND', required=True)
+
+    def show_help(args: argparse.Namespace) -> int:
+        parser.print_help()
+        return 0
+
+    parser.set_defaults(run=show_help)
+    commands = parser.add_subparsers(metavar='COMMAND')
     model_list.add_arguments(commands.add_parser('list', help='list the models'))
     model_config.add_arguments(commands.add_parser('config', help='print a config in full'))
     installation = commands.add_parser('check', help='check the installation')

@@ -11,13 +11,17 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any, Optional
 
-from .model_zoo import files_root, list_models, read_index
+from .model_zoo import files_root, list_models, read_index, released_weights
 
 HUB = 'mmpretrain.apis.model'  # the module with the class ModelHub
 
 
 def register(hub: Any) -> None:
     """Add the classifiers to mmpretrain's ``ModelHub``, unless it has them.
+
+    ``mmpretrain.get_model(NAME, pretrained=True)`` and mmpretrain's inferencers then load the
+    authors' weights. Where there are none, they raise an error, as random weights would give random
+    classes.
 
     An mmlaplace without its configs adds nothing, and warns with the reason.
     """
@@ -26,11 +30,14 @@ def register(hub: Any) -> None:
     except FileNotFoundError as error:
         warnings.warn(f'mmpretrain.list_models() lacks our classifiers: {error}', stacklevel=2)
         return
-    if hub.has(list_models(task='classification')[0]):
+    classifiers = list_models(task='classification')
+    if hub.has(classifiers[0]):
         return
     for metafile in read_index():
         if metafile.parts[1] == 'classification':
             hub.register_model_index(root / metafile, config_prefix=root)
+    for name in classifiers:
+        hub._models_dict[name.lower()].weights = released_weights(name)
 
 
 class _AfterImport(MetaPathFinder):

@@ -15,6 +15,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, DefaultScope
 
 from .checkpoints import load_weights
+from .checkpoints.released import address_of, released_place
 from .models import FAMILIES
 from .models.initialising import initialise
 from .models.known_options import did_you_mean
@@ -33,7 +34,7 @@ class ModelInfo(NamedTuple):
         config: The config file. None of a backbone that no classifier of the metafiles has.
         metadata: The ``Metadata`` of the entry: parameters, MACs and published scores. Empty for a
             backbone.
-        arch: Class and arch of a backbone without a config, as a dict. Otherwise None.
+        arch: Class, arch and further options of a backbone without a config. Otherwise None.
     """
 
     name: str
@@ -41,7 +42,7 @@ class ModelInfo(NamedTuple):
     family: str
     config: Optional[Path]
     metadata: Dict[str, Any]
-    arch: Optional[Dict[str, str]] = None
+    arch: Optional[Dict[str, Any]] = None
 
 
 def files_root() -> Path:
@@ -116,6 +117,16 @@ def _backbones(root: Path) -> List[ModelInfo]:
     return list(found.values())
 
 
+def _by_name() -> Dict[str, ModelInfo]:
+    """All models and backbones, and under the names of released weights what these fit."""
+    released = {
+        name.replace('_', '-'): ModelInfo(name, 'backbone', family, None, {}, published.backbone)
+        for family, each in FAMILIES.items()
+        for name, published in each.published.items()
+    }
+    return {**released, **{model.name: model for model in read_backbones() + read_models()}}
+
+
 def list_models(
     pattern: Union[str, Sequence[str]] = '*',
     task: Optional[str] = None,
@@ -166,8 +177,8 @@ def find_models(
     found = [
         model
         for model in models
-        if _matches(model.name, pattern)
-        and not _matches(model.name, excluded)
+        if matches(model.name, pattern)
+        and not matches(model.name, excluded)
         and task in (None, model.task)
         and family in (None, model.family)
     ]
@@ -179,7 +190,7 @@ def _natural_key(name: str) -> List[Union[str, int]]:
     return [int(part) if part.isdigit() else part for part in re.split(r'(\d+)', name)]
 
 
-def _matches(name: str, patterns: Union[str, Sequence[str]]) -> bool:
+def matches(name: str, patterns: Union[str, Sequence[str]]) -> bool:
     """Whether a name matches one of the patterns, as :func:`list_models` defines it."""
     given = [patterns] if isinstance(patterns, str) else patterns
     wildcards = (p if set('*?[') & set(p) else f'*{p}*' for p in given)
@@ -225,16 +236,17 @@ def get_model(
 
     Args:
         name: One of :func:`list_models`. For a backbone's, see :func:`create_backbone`.
-        pretrained: Path or address of a checkpoint of the model, which :func:`load_weights` loads.
-            Detectors, segmentors and ``backbone_only`` also accept a classifier's checkpoint. True
-            raises an error, because no weights are published yet. Default: None, random weights,
-            as with False.
+        pretrained: True loads the weights that the authors released, from their address. Otherwise
+            path or address of a checkpoint of the model, which :func:`load_weights` loads.
+            Detectors, segmentors and ``backbone_only`` also accept a classifier's checkpoint, such
+            as ``'mmlaplace://ravlt-tiny'``. Default: None, random weights, as with False.
         backbone_only: Whether to build the backbone alone, which needs no toolbox. Default: False.
         **backbone_options: Options of the backbone to change, such as ``drop_path_rate=0.0``.
 
     Raises:
-        ValueError: If there is no such model, if the weights do not fit, or for
-            ``pretrained=True``.
+        ValueError: If there is no such model, the weights do not fit, or the authors have released
+            none.
+        FileNotFoundError: If they cannot be opened or downloaded.
         ImportError: If the model's toolbox is not installed, or if it needs mmcv's compiled ops
             and mmcv has none. The message gives the command that installs them.
 
@@ -266,7 +278,7 @@ def options_of(name: str) -> Dict[str, Any]:
     Raises:
         ValueError: If there is no such name. The message lists similar names.
     """
-    known = {model.name: model for model in read_backbones() + read_models()}
+    known = _by_name()
     if name not in known:
         near = near_names(name, list(known))
         raise ValueError(
@@ -292,16 +304,18 @@ def create_backbone(
     Args:
         name: One of ``list_models(task='backbone')``, such as ``'softpp-tiny'``, gives the backbone
             with the maps of all stages and without stochastic depth. The name of a model gives the
-            backbone of its config.
-        pretrained: Path or address of a checkpoint, of a backbone or of a whole model. It becomes
-            the backbone's ``init_cfg``, and is loaded at once. Default: None, random weights, as
-            with False.
+            backbone of its config, and that of released weights, such as ``'cswin-large-384'``, the
+            backbone that they fit.
+        pretrained: True loads the weights that the authors released, from their address. Otherwise
+            path or address of a checkpoint, of a backbone or of a whole model, which
+            :func:`load_weights` loads. Default: None, random weights, as with False.
         **backbone_options: Options of the backbone to change, such as ``out_indices``,
             ``attn_cfg``, ``drop_path_rate`` or ``img_size``.
 
     Raises:
-        ValueError: If there is no such name, if the weights do not fit, for ``pretrained=True``,
-            and for an ``init_cfg`` beside ``pretrained``.
+        ValueError: If there is no such name, the weights do not fit, or the authors have released
+            none, and for an ``init_cfg`` beside ``pretrained``.
+        FileNotFoundError: If they cannot be opened or downloaded.
         TypeError: If the backbone has no such option.
 
     Examples:
@@ -311,31 +325,49 @@ def create_backbone(
         >>> [tuple(x.shape) for x in backbone(torch.randn(1, 3, 64, 96))]
         [(1, 64, 8, 12), (1, 256, 2, 3)]
     """
-    checkpoint = _checkpoint(name, pretrained)
     options = options_of(name)
-    if checkpoint is not None:
-        if 'init_cfg' in backbone_options:
-            raise ValueError(
-                f'pretrained={pretrained!r} becomes the init_cfg of the backbone, and an init_cfg '
-                'is given too; leave one of them out'
-            )
-        options['init_cfg'] = dict(type='Pretrained', checkpoint=checkpoint)
+    checkpoint = _checkpoint(name, pretrained)
+    if checkpoint is not None and 'init_cfg' in backbone_options:
+        raise ValueError(
+            f'pretrained={pretrained!r} takes the place of an init_cfg, and an init_cfg is given '
+            'too; leave one of them out'
+        )
     backbone = MODELS.build({**options, **backbone_options})
     initialise(backbone)
+    if checkpoint is not None:
+        load_weights(backbone, checkpoint)
     return backbone
 
 
 def _checkpoint(
     name: str, pretrained: Union[str, PathLike, bool, None]
 ) -> Union[str, PathLike, None]:
-    """The checkpoint that ``pretrained`` names, if any. True is refused: there are no weights."""
+    """The checkpoint that ``pretrained`` names, if any."""
     if pretrained is True:
-        raise ValueError(
-            f'pretrained=True: there are no published weights of {name!r} yet. Give the path or '
-            "address of a checkpoint, such as pretrained='work_dirs/…/epoch_300.pth' after your "
-            'training, or pretrained=False for random weights'
-        )
+        address = released_weights(name)
+        released_place(address)  # raises, before a model without weights is built
+        return address
     return None if pretrained is False else pretrained
+
+
+def released_weights(name: str) -> str:
+    """The address ``mmlaplace://NAME`` of the weights that the authors of a model released.
+
+    Whether there are any, :func:`load_weights` finds out.
+
+    Raises:
+        ValueError: If it is a detector or segmentor.
+    """
+    model = _by_name()[name]
+    if model.task not in ('classification', 'backbone'):
+        raise ValueError(
+            f'pretrained=True: no weights of the whole {name!r} are released; those of a '
+            "classifier fill its backbone: pretrained='mmlaplace://NAME', with a NAME of "
+            'python -m mmlaplace list --weights'
+        )
+    classifiers = [each for each in read_models() if each.config == model.config]
+    named = [each.metadata.get('Published as') for each in classifiers]
+    return address_of(next(filter(None, named), name.partition('_')[0]))
 
 
 def build_model(cfg: Config) -> nn.Module:

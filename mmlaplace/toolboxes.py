@@ -47,17 +47,6 @@ TOOLBOXES: Dict[str, Toolbox] = {
 PACKAGES = tuple(toolbox.package for toolbox in TOOLBOXES.values())
 
 
-def find_configs_of_forks() -> None:
-    """Let ``_base_ = 'mmseg::…'`` find the configs of a fork of mmseg too.
-
-    mmengine asks for the distribution ``mmsegmentation``, which a fork is not. By the import name
-    it finds either, as it finds mmdet and mmpretrain.
-    """
-    from mmengine.config.utils import MODULE2PACKAGE
-
-    MODULE2PACKAGE.update({package: package for package in PACKAGES})
-
-
 def is_there(import_name: str) -> bool:
     """Whether a package is installed. A folder without ``__init__.py`` does not count."""
     spec = find_spec(import_name)

@@ -14,9 +14,9 @@ import torch
 from conftest import ROOT, needs_torch, quiet_init, run_script, toolbox_config, toolbox_model
 from PIL import Image
 from skimage import data
-from test_docs import DOCUMENTS, lines
+from test_docs import DOCUMENTS, code_blocks, lines
 
-# The tutorials' models. The quick starts train the first two and, for segmentation, the third.
+# A trained model of each task. The quick starts train them, and more.
 TRAINED = {
     'classify': ('classification/laplacianformer/laplacianformer-micro_1xb32_mini', 'epoch_11'),
     'detect': ('detection/laplacianformer/mask-rcnn_laplacianformer-micro_fpn_mini', 'epoch_5'),
@@ -54,6 +54,7 @@ NOT_HERE = {
     r'.*(--format aoti|prepare_image\.py|dry_run\.py)': 'takes minutes, and tests/tools does it',
     r'.*(textures|crowds|fashion|make_mini_datasets\.py$)':
         'takes minutes, and tests/tools makes these',
+    r'.*(export\.py my_|run_onnx\.py work_dirs/my_)': 'docs/deploy.md has the same commands',
     r'.*elu_mini': 'needs two files of that page, of which tests/test_docs.py runs one',
     r'.*WandbVisBackend': 'needs an account',
     r'python -m mmlaplace config ': 'tests/test_model_list.py runs it',
@@ -88,18 +89,38 @@ def quick_starts(tmp_path_factory, mini_data):
     photo = Image.fromarray(data.astronaut()).resize((160, 128))
     for name in ('PHOTO', 'photo.jpg', 'cat.jpg', 'street.jpg', 'photos/one.jpg', 'photos/two.png'):
         photo.save(project / name, 'JPEG')
-    for name, (_, checkpoint) in TRAINED.items():
-        work_dir = project / 'work_dirs' / name
-        page = RUNNABLE[ROOT / f'docs/tutorials/{name}.md']
-        (training,) = ((v, line) for v, line in page if 'tools/train.py' in line)
-        run(project, *for_a_moment(words_of(project, *training)))
-        (trained,) = work_dir.glob('*_1.pth')
-        trained.rename(work_dir / f'{checkpoint}.pth')
+    options = []
+    for name, (config, checkpoint) in TRAINED.items():
+        command = ['python', 'tools/train.py', f'configs/{config}.py', '--work-dir']
+        run(project, *for_a_moment([*command, f'work_dirs/{name}', *options]))
+        rename_trained(project / f'work_dirs/{name}', checkpoint)
+        classifier = 'model.backbone.init_cfg.checkpoint=work_dirs/classify/epoch_11.pth'
+        options = ['--cfg-options', classifier]
     classifier = project / f'work_dirs/classify/{TRAINED["classify"][1]}.pth'
     (project / 'work_dirs/quickstart').symlink_to('classify')
     (project / 'work_dirs/classify/last_checkpoint').write_text(str(classifier))
     (project / 'CLASSIFIER.pth').symlink_to(classifier)
+    for name in TRAINED:
+        write_small_config(project, name)
     return project
+
+
+def rename_trained(work_dir: Path, checkpoint: str) -> None:
+    """Give the checkpoint of the one step the name that the pages know."""
+    (trained,) = work_dir.glob('*_1.pth')
+    trained.rename(work_dir / f'{checkpoint}.pth')
+
+
+def write_small_config(project: Path, name: str) -> None:
+    """The config that a tutorial saves, with the lines of its last part, and small data."""
+    page = ROOT / f'docs/tutorials/{name}.md'
+    config, *_, small = code_blocks(page, 'python')
+    for line in small.splitlines():
+        start = line.partition('=')[0]
+        config = re.sub(rf'^{re.escape(start)}=.*$', lambda _, line=line: line, config, flags=re.M)
+    config = config.replace('data/mine', f'data/mini/{TRAINED[name][0].partition("/")[0]}')
+    file = re.search(r'`(my_\w+\.py)`', page.read_text())[1]
+    (project / file).write_text(config.replace("'.jpg'", "'.png'"))
 
 
 def run(project: Path, program: str, script: str, *arguments, **variables) -> None:
@@ -124,7 +145,7 @@ def for_a_moment(command: list) -> list:
     script = command[1]
     if script not in ('tools/train.py', 'tools/test.py'):
         return command
-    steps = 'max_iters' if 'segmentation/' in command[2] else 'max_epochs'
+    steps = 'max_iters' if re.search('segment(ation/|or)', command[2]) else 'max_epochs'
     training, test = [*ONE_STEP, f'train_cfg.{steps}=1'], ['test_dataloader.dataset.indices=8']
     options = [] if '--cfg-options' in command else ['--cfg-options']
     return [*command, *options, *(test if script == 'tools/test.py' else training)]
@@ -179,6 +200,8 @@ def test_the_commands_of_a_page_run(page, quick_starts):
         while re.match(r'\w+=', words[0]):
             name, _, settings[name] = words.pop(0).partition('=')
         for command in with_own_files(quick_starts, words):
-            if command[1] == 'tools/train.py' and page.stem in TRAINED:
-                continue  # the quick starts ran it
             run(quick_starts, *for_a_moment(command), **settings)
+            if command[1] == 'tools/train.py' and page.stem in TRAINED:
+                work_dir = command[command.index('--work-dir') + 1]
+                (checkpoint,) = set(re.findall(rf'{work_dir}/(\w+_\d+)\.pth', page.read_text()))
+                rename_trained(quick_starts / work_dir, checkpoint)

@@ -7,6 +7,7 @@ import shlex
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
@@ -14,10 +15,18 @@ from pathlib import Path
 import pytest
 from conftest import ROOT, run_script
 
-# What is read in the repository rather than on the site; Sphinx checks the links of docs/.
 READMES = [*ROOT.glob('*.md'), ROOT / 'ops/README.md', *(ROOT / 'configs').rglob('README.md')]
 PAGES = sorted((ROOT / 'docs').rglob('*.md'))
-LINK = re.compile(r'\[[^\]]*\]\((?!\w+:)([^)\s]*)\)')
+README = ROOT / 'README.md'
+LINK = re.compile(r'\[([^\]]*)\]\((?!\w+:)([^)\s]*)\)')
+# What a user reads and a person wrote: the folders have classes, READMEs of configs, and pages of
+# developers; a tool writes the gallery.
+WRITTEN = [README, *(
+    page for page in PAGES
+    if not {'api', 'configs', 'developers'} & set(page.relative_to(ROOT).parts)
+    and page.name not in ('gallery.md', 'changelog.md')
+)]  # fmt: skip
+GENERATED = re.compile(r'<!-- (\w+): .*?<!-- end of \1 -->', re.DOTALL)
 
 
 def name(path):
@@ -25,14 +34,26 @@ def name(path):
 
 
 def without_code(markdown):
-    return re.sub(r'```.*?```|`[^`\n]*`', '', markdown, flags=re.DOTALL)
+    return re.sub(r'`[^`\n]*`', 'code', re.sub(r'```.*?```', '', markdown, flags=re.DOTALL))
 
 
 def anchors(markdown):
-    """As GitHub makes them of headings."""
+    """As GitHub makes them of headings: the second of equal ones gets -1."""
     titles = re.findall(r'^#+ (.*)$', re.sub(r'```.*?```', '', markdown, flags=re.DOTALL), re.M)
-    titles = [re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', title) for title in titles]
-    return {re.sub(r'[^\w -]', '', title.strip().lower()).replace(' ', '-') for title in titles}
+    found, seen = set(), Counter()
+    for title in titles:
+        title = re.sub(r'\[([^\]]*)\]\([^)]*\)', r'\1', title).strip().lower()
+        place = re.sub(r'[^\w -]', '', title).replace(' ', '-')
+        found.add(f'{place}-{seen[place]}' if seen[place] else place)
+        seen[place] += 1
+    return found
+
+
+def words(page: Path) -> int:
+    """As wc counts them, without generated tables, code, formulas, addresses, and signs alone."""
+    unread = re.compile(r'```.*?```|\$\$.*?\$\$|\$[^$]+\$|\]\([^)]*\)', re.DOTALL)
+    text = unread.sub('', GENERATED.sub('', page.read_text()))
+    return sum(any(map(str.isalnum, word)) for word in text.split())
 
 
 def code_blocks(document: Path, language: str) -> list:
@@ -50,21 +71,29 @@ def test_the_site_has_every_page_and_no_warning(tmp_path):
 
 
 @pytest.mark.parametrize('path', [*READMES, *PAGES], ids=name)
-def test_relative_links_exist_in_the_repository(path):
-    for link in LINK.findall(without_code(path.read_text())):
+def test_links_work_where_the_file_is_read(path):
+    """On a code host too, which shows no link without text and knows no classes."""
+    for text, link in LINK.findall(without_code(path.read_text())):
         target, _, place = link.partition('#')
         file = (path.parent / target).resolve() if target else path
+        assert text, f'{name(path)}: {link} has no text'
         assert file.exists(), f'{name(path)}: {link}'
-        if place and file.suffix == '.md' and not place.startswith('mmlaplace.'):
+        if place and file.suffix == '.md':
             assert place in anchors(file.read_text()), f'{name(path)}: {link}'
+
+
+def test_what_a_user_reads_is_short():
+    counted = {name(page): words(page) for page in WRITTEN}
+    assert not {page: count for page, count in counted.items() if count > 1100}  # five minutes
+    assert sum(counted.values()) <= 18_000
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(('page', 'shape'), [
-    ('add_attention', '(1, 128, 8, 11)'), ('add_family', '(1, 64, 8, 13)'),
+    ('tutorials/add_attention', '(1, 128, 8, 11)'), ('developers/add_family', '(1, 64, 8, 13)'),
 ])  # fmt: skip
 def test_the_file_of_a_tutorial_runs(page, shape, tmp_path):
-    file, *rest = code_blocks(ROOT / f'docs/tutorials/{page}.md', 'python')
+    file, *rest = code_blocks(ROOT / f'docs/{page}.md', 'python')
     # The file that a reader saves, and what is typed after importing it.
     (tmp_path / 'elu_attention.py').write_text(file)
     script = '\n'.join(['from elu_attention import *', *rest])
@@ -76,7 +105,9 @@ def test_the_file_of_a_tutorial_runs(page, shape, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('page', ['get_started.md', 'tutorials/own_config.md', 'timm.md'])
+@pytest.mark.parametrize(
+    'page', ['get_started.md', 'benchmarks.md', 'tutorials/own_config.md', 'timm.md']
+)
 def test_python_of_a_page_that_imports_runs_and_gives_what_it_says(page, capsys):
     """An expression, and after it a comment with its value or with what it prints, is compared."""
     if page == 'timm.md':
@@ -110,7 +141,6 @@ def test_python_of_the_pages_is_python(path):
         compile(textwrap.dedent(block), name(path), 'exec')
 
 
-README = ROOT / 'README.md'
 DOCUMENTS = sorted(
     path
     for pattern in ('*.md', 'docs/**/*.md', 'configs/**/*.md', 'ops/*.md')
@@ -172,9 +202,8 @@ def test_commands_name_scripts_options_and_configs_that_exist(document):
                 assert (ROOT / word).exists(), words
 
 
-def test_the_readme_begins_with_the_commands_to_try_and_to_test():
-    first_screen = README.read_text().splitlines()[:20]
-    starts = [line.split(' #')[0].strip() for line in first_screen]
+def test_the_readme_has_the_commands_to_try_and_to_test():
+    starts = [line.split(' #')[0].strip() for line in README.read_text().splitlines()]
     at = starts.index('bash tools/quickstart.sh')
     assert starts[at + 1] == 'bash tools/run_tests.sh'
 

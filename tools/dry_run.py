@@ -8,7 +8,11 @@ for several GPUs (FSDP, DeepSpeed) is left out, and the table says so. Each conf
 its own. A config that has passed is not repeated until it changes, or other --iterations or another
 --batch-size is asked for.
 
+With --random-images it runs the model and the optimiser alone, for one training step and one
+prediction, and needs no data. That takes seconds.
+
 Examples:
+  python tools/dry_run.py my_config.py --random-images 192 256
   python tools/dry_run.py configs/detection/soft/retinanet_softpp-tiny_fpn_1x_coco.py
   python tools/dry_run.py --tasks segmentation
   python tools/dry_run.py --tasks detection --iterations 1 --batch-size 1  # takes less time
@@ -39,6 +43,7 @@ from mmlaplace.commands.command_line import (
     read_json,
     write_json,
 )
+from mmlaplace.commands.random_images import train_and_predict
 from mmlaplace.commands.script_runs import import_first, run_script
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -96,7 +101,7 @@ def shorten(
         for unusual in ('prefetch_factor', 'pin_memory'):
             loader.pop(unusual, None)
     init_cfg = cfg.model.backbone.get('init_cfg')
-    if isinstance(init_cfg, dict) and str(init_cfg.get('checkpoint')).startswith('http'):
+    if isinstance(init_cfg, dict) and '://' in str(init_cfg.get('checkpoint')):
         cfg.model.backbone.init_cfg = None
     if cfg.model.get('test_cfg'):
         cfg.model.test_cfg = without_thresholds(cfg.model.test_cfg.to_dict())
@@ -112,14 +117,34 @@ def shorten(
     return cfg
 
 
-def run_here(config: Path, data: Path, work_dir: Path, length: Dict[str, int]) -> None:
+def run_here(config: Path, data: Path, work_dir: Path, length: Dict[str, Any]) -> None:
     """Train and validate in this process, and write what was seen."""
+    start = time.perf_counter()
+    cfg = Config.fromfile(config)
+    shape = length['random_images']
+    if shape:
+        seen = dict(train_and_predict(cfg, tuple(shape), length['batch_size']), metrics={})
+    else:
+        short = shorten(cfg, data, work_dir, length['iterations'], length['batch_size'])
+        seen = train_and_validate(short)
+    write_json(
+        work_dir / 'passed.json',
+        dict(
+            seconds=time.perf_counter() - start,
+            MB=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+            **length,
+            **seen,
+            left_out=cfg.strategy.type if 'strategy' in cfg else '',
+        ),
+    )
+
+
+def train_and_validate(cfg: Config) -> Dict[str, Any]:
+    """The loss and the metrics of a run that is short."""
     from mmengine.model import revert_sync_batchnorm
     from mmengine.runner import Runner
 
-    start = time.perf_counter()
-    cfg = Config.fromfile(config)
-    runner = Runner.from_cfg(shorten(cfg, data, work_dir, **length))
+    runner = Runner.from_cfg(cfg)
     runner.model = revert_sync_batchnorm(runner.model)  # SyncBN needs several processes
     runner.train()
     scalars = runner.message_hub.log_scalars
@@ -132,17 +157,7 @@ def run_here(config: Path, data: Path, work_dir: Path, length: Dict[str, int]) -
     }  # fmt: skip
     if not metrics:
         raise RuntimeError('the validation wrote no metric')
-    write_json(
-        work_dir / 'passed.json',
-        dict(
-            seconds=time.perf_counter() - start,
-            MB=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
-            **length,
-            loss=losses[0],
-            metrics=metrics,
-            left_out=cfg.strategy.type if 'strategy' in cfg else '',
-        ),
-    )
+    return dict(loss=losses[0], metrics=metrics)
 
 
 def name_of(config: Path) -> str:
@@ -156,15 +171,17 @@ def fingerprint(cfg: Config) -> str:
     return hashlib.sha256(cfg.pretty_text.encode()).hexdigest()[:16]
 
 
-def run(config: Path, mark: str, data: Path, work_dir: Path, length: Dict[str, int]) -> dict:
+def run(config: Path, mark: str, data: Path, work_dir: Path, length: Dict[str, Any]) -> dict:
     """Run a config in a process of its own; what it found, or the end of its log."""
     folder = work_dir / config.stem
     row = dict(config=name_of(config), fingerprint=mark)
     passed = folder / 'passed.json'
     passed.unlink(missing_ok=True)
     arguments = [str(config), '--here', '--data-root', str(data), '--work-dir', str(folder)]
-    for name, number in length.items():
-        arguments += [f'--{name.replace("_", "-")}', str(number)]
+    for name, value in length.items():
+        if value:
+            values = value if isinstance(value, list) else [value]
+            arguments += [f'--{name.replace("_", "-")}', *map(str, values)]
     status, end = run_script(Path(__file__), arguments, folder / 'log.txt')
     if status == 0:
         return dict(row, passed=True, **json.loads(passed.read_bytes()))
@@ -194,11 +211,16 @@ def main() -> None:
     parser.add_argument('--work-dir', type=Path, default=Path('work_dirs/dry_run'))
     parser.add_argument('--iterations', type=positive, default=2, help='of training (default: 2)')
     parser.add_argument('--batch-size', type=positive, default=2, help='of training (default: 2)')
+    parser.add_argument(
+        '--random-images', nargs=2, type=positive, metavar=('H', 'W'), help='instead of any data'
+    )
     parser.add_argument('--here', action='store_true', help='one config, in this process')
     args = parser.parse_args()
     configs = [config.resolve() for config in args.configs]
     configs += [config for task in args.tasks for config in full_size_configs(task)]
-    length = dict(iterations=args.iterations, batch_size=args.batch_size)
+    length = dict(
+        iterations=args.iterations, batch_size=args.batch_size, random_images=args.random_images
+    )
     if not configs:
         parser.error(f'name configs, or tasks of {TASKS} by --tasks')
     missing = [str(config) for config in configs if not config.is_file()]
@@ -206,7 +228,7 @@ def main() -> None:
         parser.error(f'there are no files {missing}')
     data = args.data_root.resolve()
     cfgs = [read_config(str(config)) for config in configs]
-    if not data.is_dir() and any(map(needs_stand_ins, cfgs)):
+    if not (data.is_dir() or args.random_images) and any(map(needs_stand_ins, cfgs)):
         parser.error(
             f'{data} is missing; python tools/dataset_converters/make_stand_in_datasets.py --out '
             f'{args.data_root} makes it'
@@ -222,6 +244,7 @@ def main() -> None:
         old, mark = known.get(name_of(config)), fingerprint(cfg)
         asked = dict(passed=True, fingerprint=mark, **length)
         if old is None or asked != {name: old.get(name) for name in asked}:
+            print(f'{name_of(config)}: runs', flush=True)
             old = run(config, mark, data, args.work_dir, length)
             print(f'{name_of(config)}: {"passed" if old["passed"] else "failed"}', flush=True)
             with FileLock(results.with_suffix('.lock')):  # another call may write rows meanwhile
@@ -237,6 +260,7 @@ def main() -> None:
         print(f'\n{row["config"]}:\n{row["end"]}')
     if failed:
         sys.exit(f'{parser.prog}: error: {len(failed)} of {len(rows)} configs failed')
+    print(f'{len(rows)} of {len(rows)} configs passed; {results} has their losses and scores')
 
 
 if __name__ == '__main__':

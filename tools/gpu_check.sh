@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks on one GPU what docs/gpu-validation.md waits for: builds the ops, runs the CUDA tests, prints the
+# Checks on one GPU what docs/developers/gpu-validation.md waits for: builds the ops, runs the CUDA tests, prints the
 # benchmark tables of ops, attention layers, blocks and backbones, with memory, and, where there is
 # compute-sanitizer, looks for races and bad accesses. Layers and blocks are timed against softmax
 # attention (flash in bf16) and the blocks of PVT and Swin, forward and training step; the latter need

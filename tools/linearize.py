@@ -14,7 +14,7 @@ Examples:
       --options num_landmarks=16 --layer-steps 2000 --whole-steps 4000 --lr 5e-4
 """
 
-import json
+import shlex
 from pathlib import Path
 
 import torch
@@ -30,6 +30,7 @@ from mmlaplace.commands.command_line import (
     read_config,
     write_json,
 )
+from mmlaplace.commands.terminal import command
 from mmlaplace.linearizing import (
     Schedule,
     distill,
@@ -80,7 +81,6 @@ def main() -> None:
     torch.manual_seed(args.seed)
     check_backbone(cfg, args.config)
     old = build_model(cfg)
-    load_or_exit(old, args.checkpoint)
     new_cfg = Config(cfg.to_dict())
     try:
         new_cfg.model.backbone = linear_config(
@@ -89,6 +89,7 @@ def main() -> None:
         new = build_model(new_cfg)
     except (TypeError, ValueError) as error:
         parser.error(str(error))
+    load_or_exit(old, args.checkpoint)
     try:
         new.init_weights()
     except UnsafeCheckpointError as error:  # of an init_cfg
@@ -121,8 +122,12 @@ def main() -> None:
     write_json(args.work_dir / 'linearized.json', dict(settings=settings, kept=kept.share, **done))
     write_weights(out, new.cpu().state_dict(), dict(linearized_from=args.checkpoint))
     state.unlink(missing_ok=True)
-    print(json.dumps({phase: made['losses'][-1:] for phase, made in done.items()}))
-    print(f'wrote {out} and {args.work_dir / "linearized.py"}')
+    losses = (
+        f'{made["losses"][-1]:.3g} ({phase})' for phase, made in done.items() if made['losses']
+    )
+    print(f'last losses: {", ".join(losses)}; wrote {out}')
+    model = shlex.join([str(args.work_dir / 'linearized.py'), str(out)])
+    print(command(Path(__file__).absolute().with_name('test.py'), model))
 
 
 if __name__ == '__main__':

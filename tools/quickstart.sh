@@ -36,22 +36,21 @@ esac
 
 bash tools/setup_env.sh --task "$task"
 python=.venv/bin/python
-results=()
-pictures=()
+results=() weights=() pictures=()
 
 # run TOOLBOX CONFIG FOLDER "METRIC LEAST [METRIC LEAST]" [options]: train, test, draw, check the metrics.
 run() {
-    local toolbox="$1" config="configs/$2" folder="$3" expected="$4" started=$SECONDS tools checkpoint measured
+    local toolbox="$1" config="configs/$2" folder="$3" expected="$4" started=$SECONDS checkpoint measured
     shift 4
-    tools=$("$python" -c 'import sys; from mmlaplace.toolboxes import toolbox_script as s; print(s(sys.argv[1], "train.py").parent)' "$toolbox")
-    echo "== train ($toolbox's tools/train.py, $config, into $folder)"
-    "$python" "$tools/train.py" "$config" --work-dir "$folder" "$@"
+    echo "== train (by $toolbox, $config, into $folder)"
+    "$python" tools/train.py "$config" --work-dir "$folder" "$@"
     checkpoint=$(cat "$folder/last_checkpoint")
     echo "== test on held-out images"
-    "$python" "$tools/test.py" "$config" "$checkpoint" --work-dir "$folder/test"
+    "$python" tools/test.py "$config" "$checkpoint" --work-dir "$folder/test"
     echo "== draw predictions"
     "$python" tools/visualization/vis_predictions.py "$config" "$checkpoint" --gamma 0.5 \
         --out "$folder/predictions.png" --force  # the photographs are dimmed
+    weights+=("${checkpoint#"$PWD"/}")
     pictures+=("$folder/predictions.png")
     measured=$("$python" - "$folder/test" $expected <<'PYTHON'
 import json
@@ -98,10 +97,12 @@ esac
 
 printf '\n'
 printf '%s\n' "${results[@]}"
+printf 'Weights:  %s\n' "${weights[@]}"
 printf 'Look at:  %s\n' "${pictures[@]}"
 if [ "$task" = classification ]; then
     cat <<EOF
-Go on with the same model under softmax attention, to compare, or with detectors and segmentors:
+Predict the digit on an image, train the same model under softmax attention, or go on with detectors:
+  $python demo/image_demo.py data/mini/classification/val/7/0001_0.png $classifier ${weights[0]}
   $python tools/train.py configs/classification/laplacianformer/laplacianformer-micro-softmax_1xb32_mini.py
   bash tools/quickstart.sh --task detection
 EOF

@@ -2,7 +2,7 @@
 
 The tables are in configs/tables, each row with its config and its published values. At full scale
 a row is trained as its config says, on ImageNet, COCO, ADE20K or Cityscapes in data/. At mini scale
-its small twin is trained on data/mini, in minutes on a CPU. Training and testing are the toolboxes'
+a small copy is trained on data/mini, in minutes on a CPU. Training and testing are the toolboxes'
 own. If a detector or segmentor starts from a classifier, the classifier is trained first. Rows with
 the same config share a run. --resume continues the runs of a killed call, and does not repeat
 finished runs. The result is WORK_DIR/TABLE-SCALE.json, and beside it Markdown and a plot.
@@ -121,22 +121,22 @@ def list_tables(console: Console) -> None:
     shown.columns[0].no_wrap = True
     for table in read_tables():
         counts = [coverage(table, kind) for kind in KINDS]
-        cells = [f'{covered} of {rows}' if rows else '' for covered, rows, _ in counts]
+        cells = [f'{covered} of {rows}' if rows else '' for covered, rows in counts]
         shown.add_row(table.name, *cells, f'{table.title} ({table.place})')
     console.print(shown)
     console.print('--list TABLE tells why no command produces a row', markup=False)
 
 
-def coverage(table: Table, kind: str) -> Tuple[int, int, int]:
-    """How many rows of a kind one command produces, how many there are, and how many wait."""
+def coverage(table: Table, kind: str) -> Tuple[int, int]:
+    """How many rows of a kind one command produces, and how many there are."""
     rows = [row for row in table.rows if row.kind == kind]
-    return sum(row.covered for row in rows), len(rows), sum(bool(row.waits_for) for row in rows)
+    return sum(row.covered for row in rows), len(rows)
 
 
 def coverage_page() -> str:
     """The papers' tables as Markdown, which docs/reproduce.md has: counts, and what they lack."""
-    header = ['table', 'what', 'own rows', 'wait', 'baselines', 'wait', 'cannot']
-    lines, sums = [header, ['---'] * len(header)], [0] * 6
+    header = ['table', 'what', 'own rows', 'baselines', 'without a command']
+    lines, sums = [header, ['---'] * len(header)], [0] * 4
     for table in read_tables():
         counts = [number for kind in ('own', 'baseline') for number in coverage(table, kind)]
         if not any(counts):
@@ -163,9 +163,8 @@ def _lacking() -> List[List[str]]:
 
 
 def _count_cells(counts: List[int]) -> List[str]:
-    own, own_rows, own_wait, others, rows, wait = counts
-    return [f'{own} of {own_rows}', str(own_wait), f'{others} of {rows}', str(wait),
-            str(rows - others - wait)]  # fmt: skip
+    own, own_rows, others, rows = counts
+    return [f'{own} of {own_rows}', f'{others} of {rows}', str(own_rows - own + rows - others)]
 
 
 def list_rows(table: Table, console: Console) -> None:

@@ -2,7 +2,7 @@
 
 from ._plain_load import UnsafeCheckpointError
 from ._safetensors import write_weights
-from .conversion import Converted, Names, position_map
+from .conversion import Converted, NameTable, position_map
 from .fit import LoadReport
 from .loading import load_weights, read_dataset_meta, read_state_dict
 from .mmengine_loader import is_read_safely, refuse_code
@@ -13,7 +13,7 @@ __all__ = [
     'PUBLISHED',
     'Converted',
     'LoadReport',
-    'Names',
+    'NameTable',
     'PublishedModel',
     'StrictLoading',
     'UnsafeCheckpointError',

@@ -2,7 +2,7 @@
 
 import re
 import sys
-from errno import EACCES, EPERM, EROFS
+from errno import EACCES, EDQUOT, ENOSPC, EPERM, EROFS
 from hashlib import sha256
 from os import PathLike
 from os.path import expanduser
@@ -13,8 +13,13 @@ from urllib.parse import urlparse
 import torch
 from filelock import FileLock
 from mmengine.fileio import get_file_backend
+from mmengine.logging import print_log
 
 from ._plain_load import load_plain
+
+
+class DownloadError(OSError):
+    """A file cannot be downloaded. The message has the reason and the fix."""
 
 
 def check_scheme(checkpoint: Union[str, PathLike]) -> None:
@@ -40,7 +45,7 @@ def download_once(address: str) -> Path:
     its name when it is whole. A whole copy is used where the cache cannot be written.
 
     Raises:
-        OSError: If it cannot be downloaded or written.
+        DownloadError: If it cannot be downloaded or written, or is a web page.
         RuntimeError: If its SHA-256 does not match.
         Exception: As :func:`load_plain`, if its name has no SHA-256 and it cannot be read.
     """
@@ -58,27 +63,48 @@ def download_once(address: str) -> Path:
             if not _is_whole(path, digits):
                 _download(address, path, digits)
     except OSError as error:
-        if error.errno not in (EACCES, EPERM, EROFS):
-            raise
-        raise OSError(
-            error.errno,
-            f'{path.parent} may not be written, and has no whole copy; set TORCH_HOME to a folder '
-            'of yours',
-        ) from error
+        raise DownloadError(_reason_and_fix(error, path.parent)) from error
     return path
+
+
+def _reason_and_fix(error: OSError, folder: Path) -> str:
+    if isinstance(error, DownloadError):
+        return str(error)
+    if error.errno in (EACCES, EPERM, EROFS):
+        return (
+            f'{folder} may not be written, and has no whole copy; set TORCH_HOME to a folder of '
+            'yours'
+        )
+    if error.errno in (ENOSPC, EDQUOT):
+        return f'the disk of {folder} is full; free space, or set TORCH_HOME to another folder'
+    return (
+        f'{error}; check the address and the network, or download the file on another machine, and '
+        'give its path'
+    )
 
 
 def _download(address: str, path: Path, digits: str) -> None:
     part = Path(f'{path}.part')
+    print_log(f'Downloading {address} to {path}', 'current')
+    shown = sys.stderr.isatty() or 'ipykernel' in sys.modules  # no bar in the log of a job
     try:
-        torch.hub.download_url_to_file(
-            address, str(part), digits or None, progress=sys.stderr.isatty()
-        )
+        torch.hub.download_url_to_file(address, str(part), digits or None, progress=shown)
+        if _is_page(part):
+            raise DownloadError(
+                'it answers with a web page, and not with a file; open the address in a browser, '
+                'save the file, and give its path'
+            )
         if not digits:
             load_plain(part, 'cpu')  # a connection that ends early is no error by itself
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def _is_page(path: Path) -> bool:
+    """Whether a file begins as a page of HTML does, and no checkpoint."""
+    with open(path, 'rb') as file:
+        return file.read(1024).lstrip(b'\xef\xbb\xbf \t\r\n').startswith(b'<')
 
 
 def _is_whole(path: Path, digits: str) -> bool:

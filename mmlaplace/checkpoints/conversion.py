@@ -19,13 +19,13 @@ NUMBER = re.compile(r'\{(\w)\}')
 class Move(NamedTuple):
     """One tensor of the authors on its way: its name, its new name, its row, its change."""
 
-    theirs: str
-    ours: str
+    released: str
+    own: str
     row: int
     change: Optional[Change]
 
 
-class Names:
+class NameTable:
     """A table of the authors' names of parameters.
 
     Args:
@@ -36,7 +36,7 @@ class Names:
             name, there may be a pair of a name and a function that changes the tensor, a list of
             such pairs, or None for a tensor that the models here do not have. Tensors with one new
             name are concatenated in the order of the rows.
-        marks: Names of tensors that every checkpoint with these names has, and no other kind.
+        identifying: Names of tensors that every checkpoint with these names has, and no other kind.
             Default: ().
         means: Starts of names here whose tensors are not concatenated, but averaged. Default: ().
         averaged: Whether the authors evaluate the averaged weights of a file that has others too.
@@ -44,8 +44,8 @@ class Names:
 
     Examples:
         >>> import torch
-        >>> from mmlaplace.checkpoints import Names
-        >>> names = Names({'block{i}.{j}.mlp.fc1.': 'stages.{i-1}.blocks.{j}.ffn.layers.0.'})
+        >>> from mmlaplace.checkpoints import NameTable
+        >>> names = NameTable({'block{i}.{j}.mlp.fc1.': 'stages.{i-1}.blocks.{j}.ffn.layers.0.'})
         >>> list(names.convert({'block1.0.mlp.fc1.weight': torch.ones(2, 3)}).weights)
         ['backbone.stages.0.blocks.0.ffn.layers.0.weight']
     """
@@ -53,11 +53,11 @@ class Names:
     def __init__(
         self,
         rows: Rows,
-        marks: Tuple[str, ...] = (),
+        identifying: Tuple[str, ...] = (),
         means: Tuple[str, ...] = (),
         averaged: bool = False,
     ) -> None:
-        self.marks, self.means, self.averaged = marks, means, averaged
+        self.identifying, self.means, self.averaged = identifying, means, averaged
         longest_first = sorted(rows, key=lambda start: -len(NUMBER.sub('', start)))
         order = {start: row for row, start in enumerate(rows)}
         self._rows = [(_pattern(start), order[start], rows[start]) for start in longest_first]
@@ -78,8 +78,8 @@ class Names:
             moves = []
             for one in targets:
                 start, change = (one, None) if isinstance(one, str) else one
-                ours = _fill(start, found.groupdict()) + name[found.end() :]
-                moves.append(Move(name, ours, row, change))
+                own = _fill(start, found.groupdict()) + name[found.end() :]
+                moves.append(Move(name, own, row, change))
             return moves
         return None
 
@@ -91,14 +91,14 @@ class Names:
 
     def convert(
         self,
-        theirs: Mapping[str, Tensor],
+        released: Mapping[str, Tensor],
         image_size: Tuple[int, int] = (1, 1),
         prefix: str = 'backbone.',
     ) -> 'Converted':
         """Rename and change all tensors of a checkpoint.
 
         Args:
-            theirs: The authors' tensors, by the authors' names.
+            released: The authors' tensors, by the authors' names.
             image_size: Height and width of the training images, of which only the ratio counts.
                 Default: (1, 1).
             prefix: Prefix of the names in a backbone. Default: 'backbone.', as in a classifier.
@@ -107,25 +107,25 @@ class Names:
             ValueError: If a tensor is in no row, or is larger than its values. The message names
                 it.
         """
-        unknown = self.unknown(theirs)
+        unknown = self.unknown(released)
         if unknown:
             raise ValueError(
                 f'{len(unknown)} tensors of this checkpoint have no place in our model: {unknown}'
             )
-        moves = joined([move for name in theirs for move in self._moves(name) or ()])
+        moves = joined([move for name in released for move in self._moves(name) or ()])
         parts: Dict[str, List[Tensor]] = {}
-        report = {name: 'dropped' for name in theirs}
+        report = {name: 'dropped' for name in released}
         for move in sorted(moves, key=lambda move: move.row):  # the sort keeps the order of equals
-            outside = move.ours.startswith(('neck.', 'head.'))
-            ours = move.ours if outside else prefix + move.ours
-            value = theirs[move.theirs]
-            check_stored(move.theirs, value)
+            outside = move.own.startswith(('neck.', 'head.'))
+            own = move.own if outside else prefix + move.own
+            value = released[move.released]
+            check_stored(move.released, value)
             changed = value if move.change is None else move.change(value, image_size)
-            parts.setdefault(ours, []).append(changed)
-            first = report[move.theirs]
-            report[move.theirs] = ours if first == 'dropped' else f'{first} and {ours}'
+            parts.setdefault(own, []).append(changed)
+            first = report[move.released]
+            report[move.released] = own if first == 'dropped' else f'{first} and {own}'
         weights = {name: self._joined(name, values) for name, values in parts.items()}
-        return Converted(weights, [(k, v, tuple(theirs[k].shape)) for k, v in report.items()])
+        return Converted(weights, [(k, v, tuple(released[k].shape)) for k, v in report.items()])
 
 
 class Converted(NamedTuple):
@@ -165,31 +165,31 @@ def joined(moves: List[Move]) -> List[Move]:
     """
     insides: Dict[str, set] = {}
     for move in moves:
-        attention, dot, rest = move.ours.rpartition('attn.')
+        attention, dot, rest = move.own.rpartition('attn.')
         insides.setdefault(attention + dot, set()).add(rest.split('.')[0])
     plain = {start for start, names in insides.items() if names <= {'qkv', 'kv', 'proj'}}
     changed = []
     for move in moves:
-        start, kv, kind = move.ours.rpartition('kv.')
+        start, kv, kind = move.own.rpartition('kv.')
         if kv and start in plain and start.endswith('attn.'):
-            move = move._replace(ours=f'{start}qkv.{kind}')
+            move = move._replace(own=f'{start}qkv.{kind}')
         changed.append(move)
     return changed
 
 
-def within(ours: str, theirs: str, rows: Rows) -> Dict[str, Target]:
+def within(own: str, released: str, rows: Rows) -> Dict[str, Target]:
     """The rows with a start before the names here, and another before the authors'."""
 
     def longer(target: Target) -> Target:
         if target is None:
             return None
         if isinstance(target, str):
-            return ours + target
+            return own + target
         if isinstance(target, list):
-            return [(ours + name, change) for name, change in target]
-        return ours + target[0], target[1]
+            return [(own + name, change) for name, change in target]
+        return own + target[0], target[1]
 
-    return {theirs + name: longer(target) for name, target in rows.items()}
+    return {released + name: longer(target) for name, target in rows.items()}
 
 
 def position_map(tokens: Tensor, image_size: Tuple[int, int] = (1, 1)) -> Tensor:

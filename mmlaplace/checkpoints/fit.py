@@ -44,7 +44,7 @@ class LoadReport(NamedTuple):
     resized: List[str]
 
 
-def _may_differ(module: nn.Module, own: Iterable[str], theirs: Iterable[str]) -> Set[str]:
+def _may_differ(module: nn.Module, own: Iterable[str], stored: Iterable[str]) -> Set[str]:
     """Names that may be missing or unexpected, because the checkpoint is for another task.
 
     For a backbone, :meth:`PyramidBackbone.other_outputs` gives these names. If a classifier's
@@ -54,25 +54,25 @@ def _may_differ(module: nn.Module, own: Iterable[str], theirs: Iterable[str]) ->
     for path, part in module.named_modules():
         if hasattr(part, 'other_outputs'):
             (prefix,) = plain_names([f'{path}.' if path else ''])
-            inside = [name[len(prefix) :] for name in theirs if name.startswith(prefix)]
+            inside = [name[len(prefix) :] for name in stored if name.startswith(prefix)]
             names.update(prefix + name for name in part.other_outputs(inside))
-    parts, their_parts = ({name.split('.')[0] for name in n} for n in (own, theirs))
-    classifier = their_parts - {'neck'} == {'backbone', 'head'}
+    parts, stored_parts = ({name.split('.')[0] for name in n} for n in (own, stored))
+    classifier = stored_parts - {'neck'} == {'backbone', 'head'}
     if classifier and 'backbone' in parts and 'head' not in parts:
-        names.update(name for name in (*own, *theirs) if not name.startswith('backbone.'))
+        names.update(name for name in (*own, *stored) if not name.startswith('backbone.'))
     return names
 
 
 def check_names(
     module: nn.Module,
     own: Dict[str, Tensor],
-    theirs: Dict[str, Tensor],
+    stored: Dict[str, Tensor],
     report: LoadReport,
     min_matched: Optional[float],
 ) -> None:
     """Raise a ValueError for names that :func:`load_weights` refuses before it loads."""
     kind = type(module).__name__
-    allowed = _may_differ(module, own, theirs)
+    allowed = _may_differ(module, own, stored)
     share = len(report.matched) / len(own)
     hint = f'if that is meant, min_matched={math.floor(100 * min(share, 0.99)) / 100} takes it'
     missing = [k for k in report.missing if min_matched == 1 or k not in allowed]
@@ -81,7 +81,7 @@ def check_names(
         largest = _largest_part(own)
         if not any(k.startswith(largest) for k in report.matched):
             count = sum(k.startswith(largest) for k in own)
-            inside = [k for k in theirs if k.startswith(largest)]
+            inside = [k for k in stored if k.startswith(largest)]
             hint = (
                 f'nothing of the {count} tensors of its {largest[:-1]} is there, where the file '
                 f'has {first_names(inside)}; take a checkpoint with the names of this {kind}'
@@ -146,29 +146,29 @@ def _option_of(name: str) -> str:
     return next(found, '')
 
 
-def check_values(own: Dict[str, Tensor], theirs: Dict[str, Tensor], names: List[str]) -> None:
+def check_values(own: Dict[str, Tensor], stored: Dict[str, Tensor], names: List[str]) -> None:
     """Raise a ValueError for values that the module cannot hold as they are.
 
     These are numbers of another kind, such as the codes of a quantized checkpoint, values that are
     NaN or infinite, and those that become so in the dtype of the module.
     """
     for name in names:
-        given, wanted = theirs[name].dtype, own[name].dtype
+        given, wanted = stored[name].dtype, own[name].dtype
         # Counters may be floats, of an average of a whole state dict.
         if given != wanted and not given.is_floating_point and _kind(given) != _kind(wanted):
             raise ValueError(
                 f'its {name} has values of {given}, and the module holds {wanted}; save the '
                 f'checkpoint with values of {wanted}'
             )
-    floats = [k for k in names if theirs[k].is_floating_point()]
-    broken = [k for k in floats if not theirs[k].isfinite().all()]
+    floats = [k for k in names if stored[k].is_floating_point()]
+    broken = [k for k in floats if not stored[k].isfinite().all()]
     if broken:
         raise ValueError(
             f'NaN or infinite values in {first_names(broken)}; take a checkpoint from before them'
         )
-    broken = [k for k in floats if not theirs[k].to(own[k].dtype).isfinite().all()]
+    broken = [k for k in floats if not stored[k].to(own[k].dtype).isfinite().all()]
     if broken:
-        largest = theirs[broken[0]].abs().max().item()
+        largest = stored[broken[0]].abs().max().item()
         dtype = own[broken[0]].dtype
         raise ValueError(
             f'values of {first_names(broken)}, up to {largest:.3g}, are too large for {dtype}; '

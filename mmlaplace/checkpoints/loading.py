@@ -13,12 +13,13 @@ from mmengine.logging import print_log
 from torch import Tensor
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from ._download import check_scheme, download_once
+from ._download import DownloadError, check_scheme, download_once
 from ._hubs import HUB, TIMM, file_from_hub, weights_of_timm
 from ._plain_load import UnsafeCheckpointError, load_plain
 from .fit import LoadReport, check_names, check_stored, check_values, other_arch
 from .names import find_prefix, first_names, plain_names
-from .published import fitting_sentence, in_our_names, other_options, recognise
+from .published import are_own, fitting_sentence, in_own_names, other_options, recognise
+from .released import address_of, is_released, released_name, released_place
 from .resizing import fit_channels, resize_weights
 
 # Where the weights lie. The first that is found is taken. mmengine's 'state_dict' comes first: it
@@ -51,6 +52,8 @@ def read(checkpoint: Union[str, PathLike], map_location: Any, load: Any = load_p
     """What ``load`` gives for a checkpoint. It raises the errors of :func:`read_state_dict`."""
     if not isinstance(checkpoint, (str, PathLike)) or not str(checkpoint):
         raise ValueError(f'a checkpoint is given by its path or address, got {checkpoint!r}')
+    if is_released(checkpoint):
+        checkpoint = released_place(checkpoint)
     if str(checkpoint).startswith(TIMM):
         weights = weights_of_timm(str(checkpoint), read_state_dict)
         return {name: value.to(map_location or 'cpu') for name, value in weights.items()}
@@ -76,6 +79,8 @@ def read(checkpoint: Union[str, PathLike], map_location: Any, load: Any = load_p
             "weights_only=False), then torch.save(dict(state_dict=old['state_dict']), new), with "
             'the name that the weights have in old'
         ) from error
+    except DownloadError as error:
+        raise FileNotFoundError(f'{checkpoint} cannot be downloaded: {error}') from error
     except OSError as error:
         raise FileNotFoundError(
             f'{checkpoint} cannot be opened ({error}); check the path, or download it again'
@@ -107,7 +112,8 @@ def read_state_dict(
             The first of these is taken. Where a file has the names of SOFT or CSWin, it is the
             first with averaged weights, as their authors evaluate these. ``hf://OWNER/NAME``,
             ``hf://OWNER/NAME@REVISION`` and ``hf://OWNER/NAME/FILE`` are on the Hugging Face hub.
-            ``timm://NAME`` is the state dict of timm's pretrained model.
+            ``timm://NAME`` is the state dict of timm's pretrained model. ``mmlaplace://NAME`` is
+            the file that the authors of a model released, such as ``mmlaplace://ravlt-tiny``.
         map_location: As in ``torch.load``, for safetensors and timm a device. Default: 'cpu'.
         key: Name of the state dict in the file. Default: None, by the rule above.
 
@@ -177,7 +183,17 @@ def read_for_mmengine(checkpoint: str, map_location: Any = 'cpu') -> Dict[str, A
     """The weights, and the classes and colours beside them, in a dict as mmengine writes it."""
     content = read(checkpoint, map_location)
     meta = dict(dataset_meta=_dataset_meta_in(content))
-    return dict(state_dict=_weights_in(content, checkpoint).tensors, meta=meta)
+    tensors = _weights_in(content, checkpoint).tensors
+    if is_released(checkpoint):
+        place, count = released_place(checkpoint), len(tensors)
+        tensors = in_own_names(tensors, {}, checkpoint)
+        if not are_own(tensors):
+            raise ValueError(
+                f'{checkpoint}: the names in {place} are {first_names(list(tensors))}, those of no '
+                'released model; load the file by its address if that is meant'
+            )
+        print_log(f'{checkpoint}: {count} tensors of {place} became {len(tensors)}', 'current')
+    return dict(state_dict=tensors, meta=meta)
 
 
 def _dataset_meta_in(content: Any) -> Dict[str, list]:
@@ -232,6 +248,8 @@ def load_weights(
       ``resize_windows``.
     - The names: A checkpoint of a model that ``tools/model_converters/convert.py --list`` shows is
       converted from the names of its authors or of timm.
+    - The classes: Of a checkpoint ``mmlaplace://NAME``, a head of another number of classes is left
+      out, as in timm.
     - The model: A classifier's checkpoint, with ``backbone`` and ``head``, loads into a detector or
       segmentor. Everything but the backbone may then be missing.
 
@@ -278,11 +296,19 @@ def load_weights(
             f'parts are {[name for name, _ in module.named_children()]}'
         )
     own = {k: state[raw] for k, raw in raw_names.items() if not _is_in(k, skip)}
+    if is_released(checkpoint):
+        checkpoint = address_of(released_name(checkpoint))
     read = read_weights(checkpoint, map_location, key)
     tensors = {k: read.tensors[raw] for k, raw in plain_names(read.tensors).items()}
-    named = in_our_names(tensors, own, checkpoint)
+    named = in_own_names(tensors, own, checkpoint)
     if named is not tensors and (reason := other_options(module, named, checkpoint)):
         raise ValueError(f'{checkpoint} does not fit: {reason}')
+    place = head = ''
+    if is_released(checkpoint):
+        place, head = f' ({released_place(checkpoint)})', _other_head(module, own, named)
+        if head:
+            skip = (*skip, 'head')
+            own = {k: v for k, v in own.items() if not _is_in(k, skip)}
     prefix, alike = find_prefix(named, own, prefix, f'this {kind}', checkpoint)
     given = {k[len(prefix) :]: v for k, v in named.items() if k.startswith(prefix)}
     try:
@@ -318,13 +344,24 @@ def load_weights(
     except Exception as error:
         raise ValueError(f'{checkpoint} does not fit: {error}') from error
     print_log(
-        f'{kind} from {checkpoint}{read.source()}, prefix {prefix!r}: matched '
+        f'{kind} from {checkpoint}{place}{read.source()}, prefix {prefix!r}: matched '
         f'{len(report.matched)} of {len(own)} tensors, missing {first_names(report.missing)}, '
-        f'unexpected {first_names(report.unexpected)}, resized {first_names(report.resized)}',
+        f'unexpected {first_names(report.unexpected)}, resized {first_names(report.resized)}{head}',
         logger='current',
         level=logging.WARNING if report.missing else logging.INFO,
     )
     return report
+
+
+def _other_head(module: nn.Module, own: Dict[str, Tensor], named: Dict[str, Tensor]) -> str:
+    """What to say of the head of a released classifier that the module cannot have, or nothing."""
+    given, wanted = (tensors.get('head.fc.weight') for tensors in (named, own))
+    if given is None or not hasattr(module, 'head'):
+        return ''
+    classes = 0 if wanted is None else len(wanted)
+    if len(given) == classes:
+        return ''
+    return f', head of {len(given)} classes left out, as the model has {classes}'
 
 
 def _load_or_restore(module: nn.Module, own: Dict[str, Tensor], new: Dict[str, Tensor]) -> None:

@@ -9,9 +9,10 @@ from mmengine.runner import checkpoint as mmengine_checkpoints
 from ._hubs import HUB, TIMM
 from ._run_load import load_run
 from .loading import read, read_for_mmengine
+from .released import SCHEME
 
 # mmengine matches these at the beginning of a path or address.
-SOURCES = (HUB, TIMM, r'https?://.*\.safetensors', r'.*\.safetensors$')
+SOURCES = (HUB, TIMM, SCHEME, r'https?://.*\.safetensors', r'.*\.safetensors$')
 # mmengine's own. It turns names such as torchvision://NAME to addresses, and then they are checked.
 THEIR_SOURCES = (
     '', 'http://', 'https://', r'(\S+\:)?s3://', r'(\S+\:)?petrel://', 'pavi://'

@@ -31,7 +31,7 @@ def first_names(names: List[str]) -> str:
 
 
 def find_prefix(
-    theirs: Dict[str, Tensor],
+    stored: Dict[str, Tensor],
     own: Dict[str, Tensor],
     prefix: Optional[str],
     what: str,
@@ -42,10 +42,10 @@ def find_prefix(
     Raises:
         ValueError: If no tensor of the file is one of the module, or none under this prefix.
     """
-    counts = count_prefixes(theirs, own)
+    counts = count_prefixes(stored, own)
     if not counts:
         raise ValueError(
-            f'{checkpoint} has no tensor of {what}: its names are {first_names(list(theirs))}, '
+            f'{checkpoint} has no tensor of {what}: its names are {first_names(list(stored))}, '
             f'those expected {first_names(list(own))}'
         )
     (first, best), *_ = counts.most_common(1)

@@ -21,7 +21,7 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from .conversion import Names
+from .conversion import NameTable
 from .names import count_prefixes, first_names
 from .resizing import other_windows
 
@@ -38,7 +38,7 @@ class PublishedModel(NamedTuple):
             neither, the authors have released none.
     """
 
-    names: Tuple[Names, ...]
+    names: Tuple[NameTable, ...]
     backbone: Dict[str, Any]
     weights: str = ''
     neck: Optional[Dict[str, Any]] = None
@@ -53,20 +53,21 @@ class PublishedModel(NamedTuple):
 # By name. The files of papers in ``models/backbones/`` add to it.
 PUBLISHED: Dict[str, PublishedModel] = {}
 BLOCK = re.compile(r'(?:.*\.)?stages\.(\d+)\.blocks\.(\d+)\.')
-OURS = re.compile(r'(?:.*\.)?stages\.\d+\.(patch_embed|blocks)\.')
+OWN = re.compile(r'(?:.*\.)?stages\.\d+\.(patch_embed|blocks)\.')
 PREFIX, NECK = 'backbone.', 'neck.'
 
 
-def recognise(names: Collection[str]) -> Optional[Names]:
+def recognise(names: Collection[str]) -> Optional[NameTable]:
     """The table of the authors' names that a checkpoint has, or None.
 
-    Of the tables whose marks are all there, it is the one with the fewest unknown names, and of
-    several such tables the one with the most marks. A ``module.`` before the names does not count.
+    Of the tables whose identifying names are all there, it is the one with the fewest unknown
+    names, and of several such tables the one with the most identifying. A ``module.`` before the
+    names does not count.
     """
     names = {name.removeprefix('module.') for name in names}
     tables = {id(table): table for model in PUBLISHED.values() for table in model.names}
-    found = [table for table in tables.values() if names.issuperset(table.marks)]
-    best = lambda table: (len(table.unknown(names)), -len(table.marks))  # noqa: E731
+    found = [table for table in tables.values() if names.issuperset(table.identifying)]
+    best = lambda table: (len(table.unknown(names)), -len(table.identifying))  # noqa: E731
     return min(found, key=best, default=None)
 
 
@@ -163,9 +164,9 @@ def fitting(weights: Mapping[str, Tensor]) -> List[str]:
     return []
 
 
-def are_ours(names: Iterable[str]) -> bool:
+def are_own(names: Iterable[str]) -> bool:
     """Whether names are those of a backbone or a classifier of mmlaplace."""
-    found = {match[1] for name in names if (match := OURS.match(name))}
+    found = {match[1] for name in names if (match := OWN.match(name))}
     return found == {'patch_embed', 'blocks'}
 
 
@@ -186,7 +187,8 @@ def by_file_name(names: Sequence[str], checkpoint: Any) -> List[str]:
         >>> by_file_name(['cswin_large', 'cswin_large_384'], 'best.pth')
         ['cswin_large', 'cswin_large_384']
     """
-    if released := [name for name in names if PUBLISHED[name].weights == str(checkpoint)]:
+    given = (str(checkpoint), str(checkpoint).rpartition('://')[2])  # mmlaplace://NAME
+    if released := [name for name in names if {name, PUBLISHED[name].weights} & {*given}]:
         return released
     words = _words(str(checkpoint))
     counts = {}
@@ -252,13 +254,13 @@ def fitting_sentence(weights: Mapping[str, Tensor]) -> str:
     return f'; it fits {" or ".join(map(describe, fit))}' if fit else ''
 
 
-def in_our_names(
-    theirs: Dict[str, Tensor], own: Mapping[str, Tensor], checkpoint: Any
+def in_own_names(
+    given: Dict[str, Tensor], own: Mapping[str, Tensor], checkpoint: Any
 ) -> Dict[str, Tensor]:
     """The tensors of a checkpoint by the names of mmlaplace, converted if these are the authors'.
 
     Args:
-        theirs: The tensors.
+        given: The tensors.
         own: The tensors of the module that they are for. If most of their names are in the
             checkpoint, nothing is converted.
         checkpoint: Its path or address, for errors.
@@ -267,11 +269,11 @@ def in_our_names(
         ValueError: If the names are the authors', and a tensor has no place, or as many positions
             as the module's map of another aspect.
     """
-    plain = {name.removeprefix('module.'): value for name, value in theirs.items()}
+    plain = {name.removeprefix('module.'): value for name, value in given.items()}
     table = recognise(plain)
-    found = count_prefixes(theirs, own).most_common(1)
+    found = count_prefixes(given, own).most_common(1)
     if table is None or (found and 2 * found[0][1] > len(own)):
-        return theirs
+        return given
     try:
         weights = table.convert(plain).weights
         _check_aspects(weights, own)

@@ -72,14 +72,14 @@ def other_windows(module: nn.Module, shapes: Mapping[str, Sequence[int]], prefix
                 high = min(high, side / (tokens - 1))
     if low < high:
         return ''
-    theirs, ours = tuple(given.values()), tuple(own.values())
+    stored, wanted = tuple(given.values()), tuple(own.values())
     # On maps that get shorter, one window_size gives sides that do not rise.
-    option = f'window_size={theirs[0]}'
-    if list(theirs) != sorted(theirs, reverse=True):
-        option = f'attn_cfg=dict(per_stage=dict(window_size={theirs}))'
+    option = f'window_size={stored[0]}'
+    if list(stored) != sorted(stored, reverse=True):
+        option = f'attn_cfg=dict(per_stage=dict(window_size={stored}))'
     return (
-        f'its tables are of windows of {_sides(theirs)} tokens a side, and those of this '
-        f'{type(module).__name__} of {_sides(ours)}; build it with {option}; or to train further '
+        f'its tables are of windows of {_sides(stored)} tokens a side, and those of this '
+        f'{type(module).__name__} of {_sides(wanted)}; build it with {option}; or to train further '
         'with other windows, build it with resize_windows=True, which resizes the tables'
     )
 
@@ -89,21 +89,21 @@ def _sides(sides: Sequence[int]) -> str:
 
 
 def fit_channels(
-    own: Mapping[str, Tensor], theirs: Mapping[str, Tensor], adapt: bool
+    own: Mapping[str, Tensor], stored: Mapping[str, Tensor], adapt: bool
 ) -> Dict[str, Tensor]:
     """The tensors of a checkpoint, whose first convolutions are adapted to the image's channels.
 
     Args:
         own: The module's tensors.
-        theirs: Those of the checkpoint, by the same names.
+        stored: Those of the checkpoint, by the same names.
         adapt: As ``adapt_input_conv`` of :func:`load_weights`.
 
     Raises:
         ValueError: If they are for other channels, unless ``adapt``.
     """
-    adapted = dict(theirs)
-    for name in own.keys() & theirs.keys():
-        weight, shape = theirs[name], own[name].shape
+    adapted = dict(stored)
+    for name in own.keys() & stored.keys():
+        weight, shape = stored[name], own[name].shape
         if not FIRST_LAYERS.match(name) or weight.dim() != 4 or len(shape) != 4:
             continue
         channels, wanted = weight.shape[1], shape[1]

@@ -7,7 +7,7 @@ import re
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any, Iterable, List, Mapping, NoReturn, Optional
+from typing import Any, Dict, Iterable, Mapping, NoReturn, Optional, Tuple
 
 import torch
 import torch.nn as nn
@@ -18,8 +18,10 @@ from ..analysis.recording import IMAGENET
 from ..checkpoints import UnsafeCheckpointError, load_weights, refuse_code
 from ..models.known_options import KnownOptions
 from ..writing import print_in_any_locale, write_whole
+from .terminal import keep_noise_from_terminal
 
 FOLDERS = ('out_dir', 'work_dir')  # arguments of tools that write several files
+PICTURES = ('.jpeg', '.jpg', '.pdf', '.png', '.svg', '.webp')  # which matplotlib writes
 
 
 def at_least(least: int, text: str) -> int:
@@ -42,20 +44,33 @@ class ToolParser(argparse.ArgumentParser):
     def __init__(self, doc: Optional[str]) -> None:
         print_in_any_locale()
         refuse_code()
+        keep_noise_from_terminal()
         super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-        self.outputs: List[str] = []
+        self.outputs: Dict[str, Tuple[str, ...]] = {}
 
-    def add_output(self, *names: str, **kwargs: Any) -> None:
-        """Add an argument for an output file. The first one also adds ``--force``."""
+    def error(self, message: str) -> NoReturn:
+        """End with the error alone. The usage of a tool with many options would bury it."""
+        of_argparse = message.startswith(('argument ', 'the following ', 'unrecognized '))
+        self.exit(2, f'{self.prog}: error: {message}{"; see --help" if of_argparse else ""}\n')
+
+    def add_output(self, *names: str, suffixes: Tuple[str, ...] = (), **kwargs: Any) -> None:
+        """Add an argument for an output file. The first one also adds ``--force``.
+
+        Args:
+            names: Of the argument.
+            suffixes: With one of which the file's name must end. Default: any.
+            kwargs: As of ``add_argument``.
+        """
         if not self.outputs:
             self.add_argument('--force', action='store_true', help='replace files that are there')
-        self.outputs.append(self.add_argument(*names, type=Path, **kwargs).dest)
+        self.outputs[self.add_argument(*names, type=Path, **kwargs).dest] = suffixes
 
     def add_trained_model(self, kind: str) -> None:
         """Add the arguments ``config`` and ``checkpoint``."""
         self.add_argument('config', help=f'of a trained {kind}')
         self.add_argument(
-            'checkpoint', help='its weights: a path, an address, hf://OWNER/NAME or timm://NAME'
+            'checkpoint',
+            help='its weights: a path, an address, hf://OWNER/NAME, timm://NAME or mmlaplace://NAME',
         )
 
     def parse_args(self, args: Optional[Iterable[str]] = None, namespace: Any = None) -> Any:
@@ -81,10 +96,13 @@ class ToolParser(argparse.ArgumentParser):
         for name in FOLDERS:
             folder = getattr(parsed, name, None)
             if isinstance(folder, Path):
-                if folder.is_file():
-                    self.error(f'--{name.replace("_", "-")} {folder} is a file; name a folder')
-                self.check_place(folder)
-        for path in filter(None, (getattr(parsed, name) for name in self.outputs)):
+                self.check_folder(f'--{name.replace("_", "-")}', folder)
+        for name, suffixes in self.outputs.items():
+            path = getattr(parsed, name)
+            if path is None:
+                continue
+            if suffixes and path.suffix.lower() not in suffixes:
+                self.error(f'{path} must end with one of {", ".join(suffixes)}')
             self.check_output(path, parsed.force)
         return parsed
 
@@ -95,6 +113,12 @@ class ToolParser(argparse.ArgumentParser):
         if path.exists() and not force:
             self.error(f'{path} is there already; --force replaces it')
         self.check_place(path)
+
+    def check_folder(self, option: str, folder: Path) -> None:
+        """End with an error if a folder for output is a file, or cannot be written."""
+        if folder.is_file():
+            self.error(f'{option} {folder} is a file; name a folder')
+        self.check_place(folder)
 
     def check_place(self, path: Path) -> None:
         """End with an error if a file or folder cannot be written, before any work is done."""
@@ -130,13 +154,8 @@ def read_config(path: str, *keys: str, options: Optional[dict] = None) -> Config
     try:
         cfg = Config.fromfile(path)
     except Exception as error:  # a config in Python can raise any
-        mend = 'mend it, or name another one'
-        if 'load mmlaplace config' in str(error):  # for _base_ = 'mmlaplace::…'
-            mend = (
-                'write its base to a file beside it, python -m mmlaplace config NAME > base.py, '
-                "and set _base_ = 'base.py'"
-            )
-        end_tool(f'{path} cannot be read as a config ({type(error).__name__}: {error}); {mend}')
+        reason = f'{type(error).__name__}: {error}'
+        end_tool(f'{path} cannot be read as a config ({reason}); mend it, or name another one')
     cfg.merge_from_dict(options or {})
     for key in keys:
         found = cfg

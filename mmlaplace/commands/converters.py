@@ -1,6 +1,7 @@
 """The command line of the tools that convert the authors' checkpoints."""
 
 import re
+import sys
 from argparse import Namespace
 from difflib import get_close_matches
 from pathlib import Path
@@ -8,11 +9,19 @@ from typing import Dict, List, Mapping, Optional, Tuple
 
 from torch import Tensor
 
-from ..checkpoints import PUBLISHED, Converted, Names, UnsafeCheckpointError
+from ..checkpoints import PUBLISHED, Converted, NameTable, UnsafeCheckpointError
 from ..checkpoints import write_weights as write
 from ..checkpoints.loading import read_weights
 from ..checkpoints.names import plain_names
-from ..checkpoints.published import are_ours, by_file_name, describe, fitting, recognise, unfit
+from ..checkpoints.published import (
+    are_own,
+    by_file_name,
+    describe,
+    fitting,
+    recognise,
+    unfit,
+)
+from ..checkpoints.released import is_released, released_name, released_place
 from .command_line import ToolParser, positive
 
 
@@ -20,7 +29,9 @@ def parser_for(doc: Optional[str]) -> ToolParser:
     """A parser with the arguments that all converters have. ``doc`` is the tool's docstring."""
     parser = ToolParser(doc)
     parser.add_argument(
-        'source', help="the authors' checkpoint: a path, an address, hf://OWNER/NAME or timm://NAME"
+        'source',
+        help="the authors' checkpoint: a path, an address, hf://OWNER/NAME, timm://NAME "
+        'or mmlaplace://NAME',
     )
     parser.add_argument(
         '--key',
@@ -66,8 +77,8 @@ def convert(
         ValueError: If the names are of no published model, a tensor has no place, or the weights
             fit another model or none. The message names the tensors, and the model that fits.
     """
-    table: Optional[Names] = recognise(tensors)
-    if table is None and are_ours(tensors):
+    table: Optional[NameTable] = recognise(tensors)
+    if table is None and are_own(tensors):
         raise ValueError(
             'its names are those of mmlaplace already, so there is nothing to convert; load it as '
             'it is'
@@ -100,7 +111,11 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
     if model is not None and model not in PUBLISHED:
         near = ', '.join(near_models(model))
         parser.error(f'there is no published model {model!r}; similar names are {near}; see --list')
+    sys.stderr.write(f'reading and converting {args.source} …\n')  # a large file takes a while
     try:
+        if is_released(args.source):
+            model = model or released_name(args.source)
+            args.source = released_place(args.source)
         read = read_weights(args.source, key=args.key)
         tensors = read.tensors
         plain = plain_names(tensors)
@@ -147,13 +162,5 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
         )
     fits = describe(models[0]) if models else 'a model of another size than those of --list'
     console.print(f'It fits {fits}.', markup=False)
-
-
-def list_published() -> str:
-    """The published models by name, with the backbones that they fit and the places of weights."""
-    width = max(map(len, PUBLISHED))
-    lines = (
-        f'{name:{width}}  {describe(name).partition(", ")[2]}  {model.place}'
-        for name, model in PUBLISHED.items()
-    )
-    return '\n'.join(lines)
+    option = f"init_cfg=dict(type='Pretrained', checkpoint={str(out)!r})"
+    console.print(f'Next, in the backbone of a config: {option}', markup=False, soft_wrap=True)

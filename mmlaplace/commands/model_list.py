@@ -5,12 +5,14 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any, Dict, Sequence
 
 from rich.console import Console
 from rich.table import Table
 
-from ..model_zoo import TASKS, ModelInfo, find_models, list_models, near_names
+from ..checkpoints import PUBLISHED
+from ..checkpoints.published import describe
+from ..model_zoo import TASKS, ModelInfo, find_models, list_models, matches, near_names
 from ..toolboxes import TOOLBOXES
 
 COLUMNS = ('name', 'task', 'params (M)', 'MACs (G)', 'published score', 'config')
@@ -31,11 +33,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument('--task', choices=TASKS, help='models of this task alone')
     parser.add_argument('--json', action='store_true', help='the list as JSON')
+    parser.add_argument(
+        '--weights',
+        action='store_true',
+        help='the released weights instead: each NAME of mmlaplace://NAME, its backbone, its place',
+    )
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the list. The exit status is 1 if a pattern matches no model."""
+    if args.weights:
+        return show_weights(args)
     for pattern in args.patterns:
         if not list_models(pattern, args.task):
             kind = f'{args.task} model' if args.task else 'model'
@@ -47,7 +56,38 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(rows, indent=2) + '\n')
     else:
         show(rows)
+        if args.patterns == ['*']:
+            sys.stderr.write(f'{len(rows)} models; a part of a name or --task shows fewer\n')
     return 0
+
+
+def show_weights(args: argparse.Namespace) -> int:
+    """Print the released weights. The exit status is 1 if a pattern matches none, or 2."""
+    if args.task or args.json:
+        sys.stderr.write('--weights prints no models; leave out --task and --json\n')
+        return 2
+    for pattern in args.patterns:
+        if not list_published([pattern]):
+            near = ', '.join(near_names(pattern.replace('-', '_'), list(PUBLISHED)))
+            sys.stderr.write(f'no released weights match {pattern!r}; similar names are {near}\n')
+            return 1
+    sys.stdout.write(list_published(args.patterns) + '\n')
+    return 0
+
+
+def list_published(patterns: Sequence[str] = ('*',)) -> str:
+    """The published models by name, with the backbones that they fit and the places of weights.
+
+    Args:
+        patterns: As in :func:`mmlaplace.list_models`, with ``_`` or ``-``. Default: all.
+    """
+    wanted = [pattern.replace('-', '_') for pattern in patterns]
+    names = [name for name in PUBLISHED if matches(name, wanted)]
+    width = max(map(len, names), default=0)
+    return '\n'.join(
+        f'{name:{width}}  {describe(name).partition(", ")[2]}  {PUBLISHED[name].place}'
+        for name in names
+    )
 
 
 def entry(model: ModelInfo) -> Dict[str, Any]:

@@ -15,6 +15,7 @@ from ..toolboxes import PACKAGES, toolbox_script
 from ..writing import print_in_any_locale
 from .command_line import check_backbone, end_tool, read_config
 from .data_folders import missing_folder
+from .terminal import keep_noise_from_terminal, last_words
 
 CONFIG_SUFFIXES = ('.py', '.json', '.yaml', '.yml')
 # Options of the toolboxes' scripts whose value is a file or folder.
@@ -41,12 +42,13 @@ def check_checkpoints(script: Path) -> Config:
     args = runpy.run_path(str(script), run_name=script.stem)['parse_args']()
     cfg = Config.fromfile(args.config)
     cfg.merge_from_dict(args.cfg_options or {})
+    default = cfg.get('work_dir') or f'work_dirs/{Path(args.config).stem}'
+    cfg.work_dir = getattr(args, 'work_dir', None) or default
     resume = getattr(args, 'resume', None) or cfg.get('resume')
     given = [getattr(args, 'checkpoint', None), cfg.get('load_from')]
     resumed = cfg.get('load_from') if resume is True else resume
     if resume:
-        work_dir = args.work_dir or cfg.get('work_dir') or f'work_dirs/{Path(args.config).stem}'
-        given.append(find_latest_checkpoint(work_dir))
+        given.append(find_latest_checkpoint(cfg.work_dir))
         given.append(resume if isinstance(resume, str) and resume != 'auto' else None)
     for checkpoint in filter(None, given):
         safe = is_read_safely(checkpoint)
@@ -71,6 +73,7 @@ def check_checkpoints(script: Path) -> Config:
                 f'warning: mmengine loads {checkpoint}, and only logs weights that do not fit'
                 + ('. It runs any code in the files of a folder\n' if folder else '\n')
             )
+    cfg.load_from = given[0] or cfg.get('load_from')
     return cfg
 
 
@@ -109,6 +112,7 @@ def run_toolbox_script(name: str, usage: Optional[str]) -> None:
     """
     print_in_any_locale()
     refuse_code()
+    keep_noise_from_terminal()
     configs = config_arguments(sys.argv[1:])
     if not configs:
         if {'-h', '--help'} & set(sys.argv[1:]):
@@ -130,7 +134,7 @@ def run_toolbox_script(name: str, usage: Optional[str]) -> None:
         script = toolbox_script(scope, name)
     except ImportError as error:  # with the command that installs what is missing
         sys.exit(str(error))
-    sys.argv[0] = str(script)
+    tools, sys.argv[0] = Path(sys.argv[0]).absolute().parent, str(script)
     cfg = check_checkpoints(script)
     check_backbone(cfg, configs[0])
     try:
@@ -142,6 +146,7 @@ def run_toolbox_script(name: str, usage: Optional[str]) -> None:
         if not any(missing):
             raise
         sys.exit(f'{error}\n' + '\n'.join(dict.fromkeys(filter(None, missing))))
+    last_words(Path(name).stem, tools, configs[0], cfg)
     end_process_groups()
 
 

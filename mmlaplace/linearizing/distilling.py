@@ -14,6 +14,7 @@ import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from mmengine.dataset import InfiniteSampler
+from rich.progress import track
 from torch import Tensor
 
 from ..writing import write_whole
@@ -128,6 +129,7 @@ def fit(
     schedule: Schedule,
     state: Optional[Dict[str, Any]] = None,
     save: Optional[Callable[[Dict[str, Any]], None]] = None,
+    title: str = 'training',
 ) -> Dict[str, Any]:
     """Minimise a loss by AdamW, whose rate rises in a tenth of the steps and falls by a cosine.
 
@@ -143,6 +145,7 @@ def fit(
         state: What ``save`` was given in an earlier run, to go on from there. Default: none.
         save: Called every 50 steps with ``step``, ``losses``, ``seconds``, ``module`` and
             ``optimizer``. Default: none.
+        title: Of the progress bar. Default: 'training'.
 
     Returns:
         ``losses``, the means of each 50 steps, and ``seconds`` of the processor.
@@ -161,7 +164,7 @@ def fit(
         module.load_state_dict(state['module'])
         optimizer.load_state_dict(state['optimizer'])
     start, recent, following = time.process_time(), [], batches(first)
-    for step in range(first, steps):
+    for step in track(range(first, steps), title, transient=True):
         for group in optimizer.param_groups:
             group['lr'] = schedule.lr * rate(step, steps)
         loss = loss_of(next(following))
@@ -251,7 +254,7 @@ def distill(
                     state_file, dict(settings=settings, phase=phase, done=done, state=state)
                 )
 
-        done[phase] = fit(new, parameters, loss_of, batches, steps, schedule, state, save)
+        done[phase] = fit(new, parameters, loss_of, batches, steps, schedule, state, save, phase)
         new.eval()
     return done
 

@@ -130,18 +130,18 @@ def keep_weights(new: nn.Module, old: nn.Module, places: Dict[str, int]) -> Kept
         old: The old one.
         places: Names of the attentions that differ, as :func:`softmax_places` gives them.
     """
-    own, theirs = new.state_dict(), old.state_dict()
+    new_state, old_state = new.state_dict(), old.state_dict()
     joined = {f'{place}.{name}.' for place in places for name in ('qkv', 'kv')}
-    kept = {name: torch.zeros_like(value, dtype=torch.bool) for name, value in own.items()}
-    for name, value in own.items():
+    kept = {name: torch.zeros_like(value, dtype=torch.bool) for name, value in new_state.items()}
+    for name, value in new_state.items():
         apart = any(name.startswith(prefix) for prefix in joined)
-        if not apart and name in theirs and theirs[name].shape == value.shape:
-            value.copy_(theirs[name])
+        if not apart and name in old_state and old_state[name].shape == value.shape:
+            value.copy_(old_state[name])
             kept[name][...] = True
     for place in places:
         mine, source = new.get_submodule(place), old.get_submodule(place)
         if isinstance(mine, QKVAttention) and isinstance(source, QKVAttention):
-            _copy_projections(place, mine, source, own, theirs, kept)
+            _copy_projections(place, mine, source, new_state, old_state, kept)
     of_parameters = [kept[name] for name, _ in new.named_parameters()]
     share = sum(int(one.sum()) for one in of_parameters) / sum(one.numel() for one in of_parameters)
     return Kept(share, [name for name, one in kept.items() if not one.all()])
@@ -151,20 +151,20 @@ def _copy_projections(
     place: str,
     mine: QKVAttention,
     source: QKVAttention,
-    own: Dict[str, Tensor],
-    theirs: Dict[str, Tensor],
+    new_state: Dict[str, Tensor],
+    old_state: Dict[str, Tensor],
     kept: Dict[str, Tensor],
 ) -> None:
     for kind in ('weight', 'bias'):
-        found = {part: theirs[f'{place}.{name}.{kind}'][rows]
+        found = {part: old_state[f'{place}.{name}.{kind}'][rows]
                  for part, (name, rows) in _rows(source).items()
-                 if f'{place}.{name}.{kind}' in theirs}  # fmt: skip
+                 if f'{place}.{name}.{kind}' in old_state}  # fmt: skip
         for part, (name, rows) in _rows(mine).items():
             key = f'{place}.{name}.{kind}'
-            if key not in own:
+            if key not in new_state:
                 continue
-            target = own[key][rows]
-            if part == 'gate' and f'{place}.{name}.bias' in own:
+            target = new_state[key][rows]
+            if part == 'gate' and f'{place}.{name}.bias' in new_state:
                 target.fill_(float(kind == 'bias'))
             elif part in found and found[part].shape == target.shape:
                 target.copy_(found[part])

@@ -7,10 +7,12 @@ from typing import Any, Dict, Iterator, List, Optional, Set, Tuple, Union
 
 import torch
 import torch.nn as nn
+from mmengine.registry import MODELS
 from timm.layers import global_pool_nlc, is_scriptable
 from timm.models._features import feature_take_indices
 from torch import Tensor
 
+from ..checkpoints import load_weights
 from ..models.initialising import initialise
 from ..models.layers import feature_map, map_to_tokens, tokens_to_map
 
@@ -39,6 +41,8 @@ class TimmClassifier(nn.Module):
         in_chans: Channels of the image. Default: 3.
         img_size: Side, or height and width, of the training images. The forward accepts any.
             Default: 224.
+        neck: Config of a neck of mmlaplace, which pools the last map. ``global_pool`` is ``'avg'``
+            then, or ``''``, which leaves it out. Default: none.
         drop_rate: Dropout rate before the linear. Default: 0.
         proj_drop_rate: Dropout rate in the FFNs and on embedded positions. Default: 0.
         drop_path_rate: Stochastic depth rate of the last block, rising from 0. Default: 0.
@@ -68,6 +72,7 @@ class TimmClassifier(nn.Module):
         global_pool: Optional[str] = None,
         in_chans: int = 3,
         img_size: Union[int, Tuple[int, int]] = 224,
+        neck: Optional[Dict[str, Any]] = None,
         drop_rate: float = 0.0,
         proj_drop_rate: float = 0.0,
         drop_path_rate: float = 0.0,
@@ -88,12 +93,15 @@ class TimmClassifier(nn.Module):
                 arch=arch, img_size=img_size, in_channels=in_chans, out_indices=-1,
                 drop_rate=proj_drop_rate, drop_path_rate=drop_path_rate, **backbone_options,
             )  # fmt: skip
-        self.backbone.to(device=device, dtype=dtype)
-        if not next(self.backbone.parameters()).is_meta:  # there are values
-            initialise(self.backbone)
+            self.neck = MODELS.build(neck) if neck else None
+        for part in filter(None, (self.backbone, self.neck)):
+            part.to(device=device, dtype=dtype)
+            if not next(part.parameters()).is_meta:  # there are values
+                initialise(part)
         host = self.backbone
         self.in_chans = in_chans
-        self.num_features = self.head_hidden_size = host.embed_dims[-1]
+        self.num_features = host.embed_dims[-1]
+        self.head_hidden_size = neck['out_channels'] if neck else self.num_features
         self.num_prefix_tokens = host.cls_tokens[-1]
         # The block after which each feature is taken, by its stage and its number there.
         self._taps = [(i, depth - 1) for i, depth in enumerate(host.depths)]
@@ -152,11 +160,18 @@ class TimmClassifier(nn.Module):
             raise ValueError(f'global_pool must be one of {POOLS}, got {pool!r}')
         if pool == 'token' and not self.num_prefix_tokens:
             raise ValueError("global_pool='token' needs a class token; take global_pool='avg'")
+        if self.neck is not None and pool not in ('avg', ''):
+            raise ValueError(
+                f'the {type(self.neck).__name__} of this model takes the mean of the map, so '
+                f"global_pool must be 'avg', or '' without classes, got {pool!r}"
+            )
         self.num_classes, self.global_pool = num_classes, pool
         self.head['fc'] = nn.Identity()
         if num_classes:
             like = next(self.backbone.parameters())
-            linear = nn.Linear(self.num_features, num_classes, device=like.device, dtype=like.dtype)
+            linear = nn.Linear(
+                self.head_hidden_size, num_classes, device=like.device, dtype=like.dtype
+            )
             nn.init.normal_(linear.weight, std=0.01)
             nn.init.zeros_(linear.bias)
             self.head['fc'] = linear
@@ -263,6 +278,7 @@ class TimmClassifier(nn.Module):
         self.num_features = self.head_hidden_size = host.embed_dims[i]
         self.num_prefix_tokens = host.cls_tokens[i]
         if prune_head or ends_before:
+            self.neck = None
             self.reset_classifier(0, '')
         return wanted
 
@@ -274,6 +290,17 @@ class TimmClassifier(nn.Module):
         features, _ = self.forward_intermediates(x, indices=1)
         return features
 
+    def load_pretrained(self, checkpoint: str) -> None:
+        """Load released weights, as timm asks of a model for ``custom_load``.
+
+        Args:
+            checkpoint: As in :func:`mmlaplace.engine.load_weights`.
+
+        Raises:
+            Exception: As there.
+        """
+        load_weights(self, checkpoint, adapt_input_conv=True)
+
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
         """Pool features, and classify them unless ``pre_logits``.
 
@@ -282,7 +309,10 @@ class TimmClassifier(nn.Module):
         Raises:
             ValueError: For a map that is to be classified without a pool.
         """
-        x = _pooled(x, self.global_pool, self.num_prefix_tokens, self.num_classes)
+        if self.neck is not None and self.global_pool:
+            (x,) = self.neck((x,))
+        else:
+            x = _pooled(x, self.global_pool, self.num_prefix_tokens, self.num_classes)
         x = self.head['drop'](x)
         return x if pre_logits else self.head['fc'](x)
 

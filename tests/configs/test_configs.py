@@ -25,10 +25,9 @@ from mmlaplace.checkpoints import published
 from mmlaplace.models.attentions.soft import SOFTAttention
 
 CONFIGS = ROOT / 'configs'
-# Those of sequences have no backbone of images; tests/lab/lra has theirs.
-LEAVES = sorted(
-    p for p in CONFIGS.rglob('*.py') if not {'_base_', 'lra'} & set(p.relative_to(ROOT).parts)
-)
+# tests/lab/lra has those of sequences, without a backbone of images; test_heads.py the other ones.
+OTHERS = {'_base_', 'lra', 'heads'}
+LEAVES = sorted(p for p in CONFIGS.rglob('*.py') if not OTHERS & set(p.relative_to(ROOT).parts))
 METAFILES = sorted(CONFIGS.rglob('metafile.yml'))
 # Mini configs and other ways to train the same model are no models of the zoo.
 ZOO = [path for path in LEAVES if not re.search('_(mini|fashion)$|-(fsdp|deepspeed)_', path.stem)]

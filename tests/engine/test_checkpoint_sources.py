@@ -88,7 +88,7 @@ def test_an_address_is_read_and_downloaded_once(website):
     for _ in range(2):
         assert same(trained, read_state_dict(addresses[0]))
     assert website.asked == ['/a.pth']
-    with pytest.raises(FileNotFoundError, match=f'{website.address}/b.pth.*404.*check the path'):
+    with pytest.raises(FileNotFoundError, match=f'{website.address}/b.pth.*404.*check the address'):
         read_state_dict(f'{website.address}/b.pth')
     assert same(other, read_state_dict(addresses[1]))
     # The names stay as they are, or a new version would download all files again.
@@ -156,7 +156,7 @@ def test_a_cache_that_may_not_be_written_is_read(website, monkeypatch, reason):
     refused = mock.Mock(side_effect=OSError(reason, os.strerror(reason)))
     monkeypatch.setattr('mmlaplace.checkpoints._download.FileLock', refused)
     read_state_dict(f'{website.address}/a.pth')
-    message = f'b.pth cannot be opened .*{website.cache} may not be written.*TORCH_HOME'
+    message = f'b.pth cannot be downloaded: {website.cache} may not be written.*TORCH_HOME'
     with pytest.raises(FileNotFoundError, match=message):
         read_state_dict(f'{website.address}/b.pth')
 

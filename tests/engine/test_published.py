@@ -83,9 +83,9 @@ def published_backbone(name, **options):
     return MODELS.build(dict(PUBLISHED[name].backbone, **options)).eval()
 
 
-def assert_close(ours, theirs, tolerance=TOLERANCE):
-    assert ours.shape == theirs.shape
-    assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
+def assert_close(own, released, tolerance=TOLERANCE):
+    assert own.shape == released.shape
+    assert (own - released).abs().max() <= tolerance * released.abs().max()
 
 
 @pytest.mark.parametrize('name', SMALL)
@@ -93,11 +93,11 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
     timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
     from mmlaplace.timm import TimmClassifier
 
-    theirs, options, arch, size = SMALL[name]
+    released, options, arch, size = SMALL[name]
     any_size = ('pvt_v2', 'efficientvit', 'mobilevit')  # which have no size of their own
     if not name.startswith(any_size):
         options = dict(options, img_size=size)
-    model = draw(timm.create_model(theirs, num_classes=7, **options))
+    model = draw(timm.create_model(released, num_classes=7, **options))
     backbone = dict(PUBLISHED[name].backbone, img_size=size)
     cls = MODELS.get(backbone.pop('type'))
     backbone['arch'] = dict(cls.arch_zoo[backbone['arch']], **arch)
@@ -105,27 +105,27 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
     # Names are in the order of safetensors.
     state = {f'module.{key}': value for key, value in sorted(model.state_dict().items())}
     where = 'ema' if name == 'deit_tiny' else 'model_ema'
-    torch.save({where: state, 'epoch': 299}, tmp_path / 'theirs.pth')
+    torch.save({where: state, 'epoch': 299}, tmp_path / 'released.pth')
     result = run_script(
-        TOOL, tmp_path / 'theirs.pth', '--out', tmp_path / 'ours.safetensors',
+        TOOL, tmp_path / 'released.pth', '--out', tmp_path / 'own.safetensors',
         '--image-size', *size, *(['--model', name] if name == 'mobilevitv2_050' else []),
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     if backbone.pop('out_type', None) is None:
-        ours = TimmClassifier(cls, num_classes=7, **backbone).eval()
+        own = TimmClassifier(cls, num_classes=7, **backbone).eval()
     else:
-        ours = Classifier(cls(out_type='cls_token', **backbone)).eval()
+        own = Classifier(cls(out_type='cls_token', **backbone)).eval()
     if neck := PUBLISHED[name].neck:
         backbone.update(attn_cfg=dict(eps=1e-5))  # in timm alone
         if name == 'efficientvit_l1':
             neck = dict(neck, in_channels=128, hidden_channels=32, out_channels=40)
-        ours = Classifier(cls(**backbone), neck).eval()
-    load_weights(ours, tmp_path / 'ours.safetensors', min_matched=1)
+        own = Classifier(cls(**backbone), neck).eval()
+    load_weights(own, tmp_path / 'own.safetensors', min_matched=1)
     raw = cls(out_norms=False, **backbone).eval()
-    load_weights(raw, tmp_path / 'ours.safetensors')
+    load_weights(raw, tmp_path / 'own.safetensors')
     images = torch.randn(2, 3, *size)
     with torch.no_grad():
-        assert_close(ours(images), model(images))
+        assert_close(own(images), model(images))
         maps = raw(images)
         for own, other in zip(maps, model.forward_intermediates(
             images, indices=len(maps), intermediates_only=True
@@ -138,14 +138,14 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
 def test_every_released_checkpoint_converts_whole(name):
     for content in json.loads(gzip.decompress(MANIFESTS[name].read_bytes())).values():
         with torch.device('meta'):
-            theirs = {key: torch.empty(shape) for key, shape in content['shapes'].items()}
-        ours, models = convert(theirs, model=None)
+            released = {key: torch.empty(shape) for key, shape in content['shapes'].items()}
+        own, models = convert(released, model=None)
         assert name in models
-        assert convert(theirs, name)[1] == [name]
-        said = {row[0]: set(row[1].split(' and ')) for row in ours.report}
-        assert said.keys() == theirs.keys()
-        assert set().union(*said.values()) - {'dropped'} == ours.weights.keys()
-        counted = sum(v.numel() for k, v in ours.weights.items() if 'running_' not in k)
+        assert convert(released, name)[1] == [name]
+        said = {row[0]: set(row[1].split(' and ')) for row in own.report}
+        assert said.keys() == released.keys()
+        assert set().union(*said.values()) - {'dropped'} == own.weights.keys()
+        counted = sum(v.numel() for k, v in own.weights.items() if 'running_' not in k)
         assert counted == pytest.approx(content['parameters'], rel=1e-3)
 
 
@@ -169,8 +169,8 @@ def test_a_backbone_loads_the_authors_file_by_its_init_cfg(b0):
     init_cfg = dict(type='Pretrained', checkpoint=str(b0))
     backbone = published_backbone('pvt_v2_b0', init_cfg=init_cfg)
     backbone.init_weights()
-    theirs = torch.load(b0)['model']['block2.1.mlp.fc1.weight']
-    assert torch.equal(backbone.stages[1]['blocks'][1].ffn.layers[0].weight, theirs)
+    released = torch.load(b0)['model']['block2.1.mlp.fc1.weight']
+    assert torch.equal(backbone.stages[1]['blocks'][1].ffn.layers[0].weight, released)
     # The norm of a stage belongs to its last block.
     norms = 'stages.0.norm.weight', 'stages.0.blocks.1.norm1.weight'
     assert len(set(map(backbone.get_layer_depth, norms))) == 1
@@ -181,17 +181,17 @@ def test_positions_that_may_be_of_two_aspects_are_refused_until_the_file_says_wh
     shapes = next(iter(manifest.values()))['shapes']
     weights = {key: torch.randn(shape) for key, shape in shapes.items()}
     weights['pos_embed'] = torch.randn(1, 1 + 144, 192)  # 12 x 12, or 24 x 6
-    torch.save(dict(model=weights), tmp_path / 'theirs.pth')
+    torch.save(dict(model=weights), tmp_path / 'released.pth')
     model = published_backbone('deit_tiny', img_size=(384, 96))
     before = model.stages[0]['position'].map.clone()
     message = r'map of 12 x 12 if its images were square, and of 24 x 6 .* --image-size'
     with pytest.raises(ValueError, match=message):
-        load_weights(model, tmp_path / 'theirs.pth')
+        load_weights(model, tmp_path / 'released.pth')
     assert torch.equal(model.stages[0]['position'].map, before)
-    load_weights(published_backbone('deit_tiny', img_size=192), tmp_path / 'theirs.pth')
-    ours = convert(weights, 'deit_tiny', (384, 96))[0].weights
-    torch.save(dict(state_dict=ours), tmp_path / 'ours.pth')
-    load_weights(model, tmp_path / 'ours.pth')
+    load_weights(published_backbone('deit_tiny', img_size=192), tmp_path / 'released.pth')
+    own = convert(weights, 'deit_tiny', (384, 96))[0].weights
+    torch.save(dict(state_dict=own), tmp_path / 'own.pth')
+    load_weights(model, tmp_path / 'own.pth')
     places = model.stages[0]['position'].map.flatten(2).transpose(1, 2)
     assert torch.equal(places, weights['pos_embed'][:, 1:])
 
@@ -225,11 +225,11 @@ def test_what_cannot_be_converted_is_named_and_not_written(
 ):
     monkeypatch.chdir(tmp_path)
     weights = {k: v for k, v in {**torch.load(b0)['model'], **change}.items() if v is not None}
-    torch.save(weights, 'theirs.pth')
-    result = run_script(TOOL, 'theirs.pth', *(['--model', model] if model else []))
+    torch.save(weights, 'released.pth')
+    result = run_script(TOOL, 'released.pth', *(['--model', model] if model else []))
     assert result.returncode == 2
     assert re.search(message, result.stderr)
-    assert [path.name for path in tmp_path.iterdir()] == ['theirs.pth']
+    assert [path.name for path in tmp_path.iterdir()] == ['released.pth']
 
 
 def test_without_out_the_file_has_the_name_of_the_model(b0, tmp_path, monkeypatch):

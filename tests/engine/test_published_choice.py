@@ -73,8 +73,8 @@ def test_the_tool_asks_for_the_model_or_takes_it_from_the_name(tmp_path, monkeyp
     asked = ('--model', 'soft_norm_tiny', '--key', 'state_dict', '--out', 'key.pth')
     assert run_script(TOOL, file, *asked).returncode == 0
     assert {float(v.mean()) for v in read_state_dict('key.pth').values()} == {1.0}
-    ours = run_script(TOOL, 'soft_norm_tiny.pth', '--out', 'again.pth')
-    assert ours.returncode == 2 and 'are those of mmlaplace already' in ours.stderr
+    own = run_script(TOOL, 'soft_norm_tiny.pth', '--out', 'again.pth')
+    assert own.returncode == 2 and 'are those of mmlaplace already' in own.stderr
 
 
 def test_averaged_weights_are_taken_where_the_authors_evaluate_them(tmp_path):
@@ -135,15 +135,15 @@ def timms_logits_or_a_sentence(timm, name, file):
         return str(error)
     if not fit:
         return 'the size of no model'
-    theirs = draw(timm.create_model(name, num_classes=7))
-    (model,) = by_file_name(fit, f'timm://{name}.{theirs.pretrained_cfg["tag"]}')
-    channels, *size = theirs.pretrained_cfg['input_size']
-    ours = classifier_of(model, tuple(size)).eval()
-    torch.save(theirs.state_dict(), file)
-    load_weights(ours, file, min_matched=1)
+    released = draw(timm.create_model(name, num_classes=7))
+    (model,) = by_file_name(fit, f'timm://{name}.{released.pretrained_cfg["tag"]}')
+    channels, *size = released.pretrained_cfg['input_size']
+    own = classifier_of(model, tuple(size)).eval()
+    torch.save(released.state_dict(), file)
+    load_weights(own, file, min_matched=1)
     images = torch.randn(1, channels, *size)
     with torch.inference_mode():
-        assert_close(ours(images), theirs(images), 1e-4)  # ours of EfficientViT has another eps
+        assert_close(own(images), released(images), 1e-4)  # here EfficientViT has another eps
     return model
 
 
@@ -157,7 +157,7 @@ def timms_logits_or_a_sentence(timm, name, file):
 ])  # fmt: skip
 def test_weights_of_timm_give_its_logits_or_are_refused(name, expected, tmp_path):
     timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
-    assert expected in timms_logits_or_a_sentence(timm, name, tmp_path / 'theirs.pth')
+    assert expected in timms_logits_or_a_sentence(timm, name, tmp_path / 'released.pth')
 
 
 def test_windows_of_timms_swin_s3_are_named(tmp_path):
@@ -166,7 +166,7 @@ def test_windows_of_timms_swin_s3_are_named(tmp_path):
     torch.save(timm.create_model('swin_s3_tiny_224').state_dict(), file)
     with pytest.raises(ValueError, match=r'windows of 7, 7, 14, 7 tokens a side, .* of 7; build'):
         load_weights(MODELS.build(dict(type='Swin', arch='tiny')), file)
-    result = run_script(TOOL, file, '--model', 'swin_tiny', '--out', tmp_path / 'ours.pth')
+    result = run_script(TOOL, file, '--model', 'swin_tiny', '--out', tmp_path / 'own.pth')
     assert result.returncode == 2
     assert re.search(r'does not fit swin_tiny.*windows of 7, 7, 14, 7', result.stderr)
 
@@ -185,4 +185,4 @@ def test_all_models_of_timm_give_its_logits_or_are_refused(start, tmp_path):
         with torch.device('meta'):
             parameters = sum(p.numel() for p in timm.create_model(name).parameters())
         if parameters < 1e8:  # of a kind, the larger ones have the same names
-            assert timms_logits_or_a_sentence(timm, name, tmp_path / 'theirs.pth')
+            assert timms_logits_or_a_sentence(timm, name, tmp_path / 'released.pth')

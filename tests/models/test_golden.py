@@ -8,7 +8,7 @@ import torch
 from conftest import ROOT, quiet_init, run_script
 from mmengine.registry import MODELS
 
-from mmlaplace.checkpoints import Names, load_weights
+from mmlaplace.checkpoints import NameTable, load_weights
 from mmlaplace.models.backbones import flatten, inline, polaformer, slab, soft
 from mmlaplace.models.backbones.agent import cswin_maps
 from mmlaplace.models.backbones.agent import windows as agent_windows
@@ -215,7 +215,7 @@ def test_attention_gives_the_authors_output_and_gradient(name):
     kind = 'SOFTAttention' if name.startswith('soft') else 'PolaAttention'
     sizes = dict(embed_dims=x.shape[2], input_resolution=hw_shape)
     attention = MODELS.build(dict(options, type=kind, **sizes))
-    names = Names(soft.ATTENTION if name.startswith('soft') else polaformer.POLA)
+    names = NameTable(soft.ATTENTION if name.startswith('soft') else polaformer.POLA)
     attention.load_state_dict(names.convert(weights, prefix='').weights)
     out = attention(x, hw_shape)
     out.backward(golden['in:grad_y'])

@@ -1,18 +1,22 @@
 """The backbones as models of timm, with what timm's own tests ask of a model."""
 
 import copy
+import gzip
+import json
+import math
+import re
 
 import pytest
 import torch
-from conftest import fast_with, toolbox_model
+from conftest import ROOT, fast_with, toolbox_model
 
 timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
 
 from timm.optim import create_optimizer_v2  # noqa: E402
 
 import mmlaplace.timm  # noqa: E402  (registers)
-from mmlaplace.model_zoo import get_config  # noqa: E402
-from mmlaplace.models import FAMILIES  # noqa: E402
+from mmlaplace.checkpoints import PUBLISHED  # noqa: E402
+from mmlaplace.model_zoo import get_config, read_models  # noqa: E402
 from mmlaplace.models.pyramid import MICRO, arch  # noqa: E402
 
 # The smallest of each family.
@@ -57,18 +61,74 @@ def images():
     return torch.randn(2, 3, 64, 96)
 
 
-def test_every_arch_of_every_family_is_a_model():
-    assert len(mmlaplace.timm.MODELS) == sum(
-        len(cls.arch_zoo)
-        for family in FAMILIES.values()
-        for cls, start in family.backbones.items()
-        if start in family.timm
+def test_every_model_that_timm_lacks_is_one():
+    models = set(mmlaplace.timm.MODELS)
+    assert models <= set(timm.list_models(module='timm'))
+    assert {'laplacianformer_huge', 'soft_small_deep', 'polaformer_pvtv2_b0'} <= models
+    # The others have their family in timm.
+    kept_out = r'(deit|efficientvit|mobilevitv2|pvt_v2|swiftformer|swin|xcit)_\w+'
+    assert {name for name in PUBLISHED if not re.fullmatch(kept_out, name)} == models & {*PUBLISHED}
+    assert not {name for name in models if re.fullmatch(kept_out, name)}
+    assert 'ravlt_tiny' in timm.list_pretrained('ravlt*')
+    assert not timm.list_pretrained('*laplacian*')
+
+
+WITH_CONFIG = {
+    model.metadata.get('Published as'): model.name
+    for model in read_models()
+    if model.task == 'classification'
+}
+
+
+@pytest.mark.sampled(8)
+@pytest.mark.parametrize('name', [name for name in WITH_CONFIG if name in mmlaplace.timm.MODELS])
+def test_the_pretrained_cfg_evaluates_as_the_config(name):
+    cfg, loaded = timm.get_pretrained_cfg(name), get_config(WITH_CONFIG[name])
+    resize, *crops = (
+        t for t in loaded.test_dataloader.dataset.pipeline if 'Resize' in t.type or 'Crop' in t.type
     )
-    assert set(mmlaplace.timm.MODELS) <= set(timm.list_models(module='timm'))
-    assert {'laplacianformer_huge', 'soft_small_deep'} <= set(mmlaplace.timm.MODELS)
-    assert not timm.list_models('*laplacian*', pretrained=True)
-    with pytest.raises(ValueError, match=r"no published weights of 'soft_tiny' yet.*dict\(file="):
-        timm.create_model('soft_tiny', pretrained=True)
+    channels, side, _ = cfg.input_size
+    squash = resize.type == 'Resize'
+    scale = resize.scale[0] if isinstance(resize.scale, (list, tuple)) else resize.scale
+    assert (channels, side) == (3, crops[0].crop_size if crops else scale)
+    assert (cfg.crop_mode == 'squash', cfg.interpolation) == (squash, resize.interpolation)
+    assert math.floor(side / cfg.crop_pct) == scale  # as timm does
+    for name, values in (('mean', cfg.mean), ('std', cfg.std)):
+        assert loaded.data_preprocessor[name] == pytest.approx([255 * value for value in values])
+
+
+# One of each kind of network, with a neck, a class token, windows, and other norms.
+PUBLISHED_KINDS = (
+    'agent_deit_tiny', 'agent_swin_tiny', 'cswin_tiny', 'flatten_pvt_v2_b0', 'inline_pvt_tiny',
+    'mavit_tiny', 'mlla_tiny', 'prepbn_swin_tiny', 'pvt_tiny', 'slab_deit_tiny', 'soft_norm_tiny',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize('name', PUBLISHED_KINDS)
+def test_a_published_model_has_the_tensors_of_its_file(name):
+    manifest = gzip.decompress((ROOT / f'tests/data/manifests/{name}.json.gz').read_bytes())
+    with torch.device('meta'):
+        shapes = json.loads(manifest)['authors']['shapes']
+        released = {key: torch.empty(shape) for key, shape in shapes.items()}
+        model = timm.create_model(name, **META)
+    converted = mmlaplace.timm.checkpoint_filter_fn(released, model)
+    assert {k: v.shape for k, v in converted.items()} == {
+        k: v.shape for k, v in model.state_dict().items()
+    }
+    x = torch.empty(1, 3, *model.pretrained_cfg['input_size'][1:], device='meta')
+    features = timm.create_model(name, features_only=True, in_chans=1, num_classes=10, **META)
+    assert model.eval()(x).shape == (1, 1000)
+    assert len(features.eval()(x[:, :1])) == len(features.feature_info.channels())
+
+
+def test_a_neck_pools_by_the_mean_alone():
+    model = timm.create_model('mavit_tiny', num_classes=0, **META).eval()
+    x = torch.empty(1, 3, 64, 64, device='meta')
+    assert model(x).shape == (1, 2048) == (1, model.head_hidden_size)
+    model.reset_classifier(0, '')
+    assert model(x).shape == (1, 512, 2, 2)
+    with pytest.raises(ValueError, match="ConvPoolingNeck .* must be 'avg', .* got 'max'"):
+        model.reset_classifier(7, 'max')
 
 
 @each
@@ -132,8 +192,8 @@ def test_features_are_the_maps_of_the_backbone(name, model, images):
     assert [m.shape for m in maps] == [
         (2, c, 64 // r, 96 // r) for c, r in zip(channels, reduction)
     ]
-    cls, size, _ = mmlaplace.timm.MODELS[name]
-    options = dict(dict(arch=size), **SMALL[name], img_size=64, out_norms=False)
+    cls, options, _ = mmlaplace.timm.MODELS[name]
+    options = dict(options, **SMALL[name], img_size=64, out_norms=False)
     backbone = cls(**options).eval()
     backbone.load_state_dict(features.model.backbone.state_dict())
     for ours, expected in zip(maps[-1:] if single else maps, backbone(images)):

@@ -52,7 +52,7 @@ def build(toolbox: str, backbone: str):
     utils = pytest.importorskip(f'{toolbox}.utils')
     utils.register_all_modules(init_default_scope=False)
     config = Config.fromstring(example(toolbox), '.py')
-    config.model.backbone.update(type=backbone, arch=SMALL, img_size=64)
+    config.model.backbone.update(type=backbone, arch=SMALL, img_size=64, init_cfg=None)
     return registry.MODELS, config
 
 

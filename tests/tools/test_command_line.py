@@ -46,6 +46,29 @@ def test_a_file_that_is_there_is_kept_unless_forced_and_a_folder_always(tmp_path
     assert f'as {kept} is a file' in capsys.readouterr().err
 
 
+def test_an_error_stands_alone_and_of_files_the_ending_is_checked(tmp_path, capsys):
+    tool = ToolParser('What it does.')
+    tool.add_output('--picture', suffixes=command_line.PICTURES)
+    for words, said in (
+        (['--picture', f'{tmp_path}/a.xyz'], 'a.xyz must end with one of .jpeg, .jpg, .pdf, .png'),
+        (['--pictures', 'a.png'], 'unrecognized arguments: --pictures a.png; see --help'),
+    ):
+        with pytest.raises(SystemExit, match='2'):
+            tool.parse_args(words)
+        message = capsys.readouterr().err
+        assert said in message and message.count('\n') == 1
+    assert tool.parse_args(['--picture', f'{tmp_path}/a.PNG']).picture == tmp_path / 'a.PNG'
+
+
+@pytest.mark.parametrize('tool', ['make_stand_in', 'make_mini', 'make_lra'])
+def test_a_folder_for_data_that_is_a_file_is_one_sentence(tool, tmp_path):
+    (tmp_path / 'file').touch()
+    script = ROOT / f'tools/dataset_converters/{tool}_datasets.py'
+    result = run_script(script, '--out', tmp_path / 'file')
+    assert result.returncode == 2
+    assert result.stderr.endswith(f'--out {tmp_path / "file"} is a file; name a folder\n')
+
+
 def test_numbers_files_and_devices_that_cannot_be_end_the_tool_with_a_message(
     tmp_path, monkeypatch, capsys
 ):

@@ -43,6 +43,8 @@ def train(path: Path, *options, processes: int = 1) -> None:
     command += [] if processes > 1 else [path]
     result = run([*command, *options], cwd=path.parent)
     assert result.returncode == 0, (result.stdout + result.stderr)[-3000:]
+    assert result.stdout.count('\nTrained: accuracy/top1 ') == 1  # by the first process alone
+    assert 'System environment' not in result.stdout
 
 
 def train_on_machines(path: Path, *options) -> None:

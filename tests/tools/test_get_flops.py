@@ -14,6 +14,7 @@ from mmlaplace import get_model
 from mmlaplace.analysis import measuring
 from mmlaplace.analysis.complexity import count_complexity, mmengine_flop_handles
 from mmlaplace.analysis.networks import Network, image_size
+from mmlaplace.analysis.training_memory import LayerByLayer
 from mmlaplace.model_zoo import read_models
 from mmlaplace.models import BaseAttention, LaplacianAttention, PyramidBackbone
 from mmlaplace.ops import use_backend
@@ -127,8 +128,8 @@ def test_counters_by_types_see_all_layers(name):
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(('toolbox', 'config', 'options'), [
-    ('mmpretrain', 'classification/{}_1xb32_mini.py', ('--shape', '64')),
-    ('mmseg', 'segmentation/{}_fpn_1xb16_mini.py', ('--shape', '64', '64')),
+    ('mmpretrain', 'classification/{}_1xb32_mini.py', ('--image-size', '64')),
+    ('mmseg', 'segmentation/{}_fpn_1xb16_mini.py', ('--image-size', '64', '64')),
     ('mmdet', 'detection/retinanet_{}_fpn_mini.py', ('--num-images', '1')),
 ])  # fmt: skip
 def test_the_scripts_of_the_toolboxes_run(toolbox, config, options, mini_data):
@@ -159,7 +160,7 @@ def test_the_tool_prints_ours_beside_the_published():
         assert figure in row
     (row,) = [line for line in printed if 'softpp-tiny' in line]
     assert '13.07 M' in row and '13.0 M' in row
-    larger = rows('--match', 'laplacianformer-tiny', '--shape', 448, '--attn-cfg',
+    larger = rows('--match', 'laplacianformer-tiny', '--image-size', 448, '--attn-cfg',
                   'num_landmarks=4')  # fmt: skip
     (row,) = [line for line in larger if 'laplacianformer-tiny' in line]
     assert '8.23 G' in row and '2.10 G' not in row
@@ -244,7 +245,7 @@ def test_estimate_is_near_the_peak_of_a_training_step(name, with_cp):
     gradients = measuring.bytes_of(tuple(backbone.parameters()))
     estimated = row['activations with_cp' if with_cp else 'activations'] + gradients
     # Temporaries are not in the estimate; they count for more where little else is kept.
-    with estimate_memory.LayerByLayer():
+    with LayerByLayer():
         held = measuring.tensor_memory(step, torch.device('cpu')) + measuring.bytes_of((images,))
     assert estimated == pytest.approx(held, rel=0.25 if with_cp else 0.1)
 

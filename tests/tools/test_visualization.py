@@ -1,6 +1,7 @@
 """Rows of attention matrices are exact; both tools draw what they are asked for, or say why not."""
 
 import sys
+from textwrap import fill
 from unittest import mock
 
 import matplotlib.pyplot as plt
@@ -200,7 +201,7 @@ def test_vis_attention_has_a_panel_for_each_query_and_matrix(tmp_path, monkeypat
     ]  # fmt: skip
     figure = draw(vis_attention, monkeypatch, *command)
     titles = [axis.get_title() for axis in figure.axes if axis.get_title()]
-    soft, swin = (f'{config.stem}\n{{}}\nrandom weights' for config in (SOFTPP, SWIN))
+    soft, swin = (f'{fill(config.stem, 26)}\n{{}}\nrandom weights' for config in (SOFTPP, SWIN))
     signs = swin.format('same signs'), swin.format('opposite signs')
     assert titles == ['queries', 'ours\nZ', soft.format('C W⁺ Cᵀ'), *signs]
     (cross,) = figure.axes[5].lines

@@ -28,6 +28,7 @@ from mmlaplace.lab.comparison.attention_study import (
 )
 
 PASSES = ('forward', 'forward and backward')
+LONGEST = 40  # seconds of a pass to try
 RUNS, BUDGET = 5, 3.0  # at most so many runs of a pass, and seconds for those after the first
 CPU = torch.device('cpu')
 
@@ -60,15 +61,12 @@ def exponent(rows: List[dict]) -> float:
     return float(np.polyfit(x, y, 1)[0])
 
 
-def cost_of(
-    attention: str, host: str, sizes: List[int], seconds_limit: float, memory_limit: float
-) -> Dict[str, dict]:
+def cost_of(attention: str, host: str, sizes: List[int], memory_limit: float) -> Dict[str, dict]:
     """For each pass: rows of the sizes, what was left out and why, and the exponent.
 
     Args:
         attention, host: Names in the comparison. The attention has its own default options.
         sizes: Sides of the images, in pixels.
-        seconds_limit: Longest pass to try.
         memory_limit: Largest peak to try, in MB.
     """
     torch.manual_seed(0)
@@ -79,8 +77,8 @@ def cost_of(
         train = name != 'forward'
         backbone.train(train)
         for side in sorted(set(sizes)):
-            if rows and expected(rows, 'seconds', side) > seconds_limit:
-                left_out[side] = f'expected to take more than {seconds_limit:g} s'
+            if rows and expected(rows, 'seconds', side) > LONGEST:
+                left_out[side] = f'expected to take more than {LONGEST} s'
             elif rows and expected(rows, 'MB', side) > memory_limit:
                 left_out[side] = f'expected to take more than {memory_limit:g} MB'
             else:
@@ -99,9 +97,6 @@ def main() -> None:
     parser.add_argument('attention', help='and its options: "PolaAttention, power=3"')
     parser.add_argument('--host', choices=list(HOSTS), default='laplacianformer')
     parser.add_argument('--sizes', nargs='+', type=positive, default=list(SIZES))
-    parser.add_argument(
-        '--seconds', type=float, default=40, help='longest pass to try; %(default)s'
-    )
     parser.add_argument('--memory', type=float, default=8000, help='in MB; %(default)s')
     parser.add_output('--out', default=Path('work_dirs/attention_cost.json'))
     args = parser.parse_args()
@@ -110,7 +105,7 @@ def main() -> None:
     except ValueError as error:
         parser.error(str(error))
     clocks = time.process_time(), time.perf_counter()
-    cost = cost_of(args.attention, args.host, args.sizes, args.seconds, args.memory)
+    cost = cost_of(args.attention, args.host, args.sizes, args.memory)
     share = (time.process_time() - clocks[0]) / (time.perf_counter() - clocks[1])
     settings = cost_settings(args.attention, args.host, args.sizes)
     about = dict(machine=describe_machine(CPU), share=share)  # less than 1 on a busy machine

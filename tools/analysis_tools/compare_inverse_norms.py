@@ -27,6 +27,7 @@ from rich.table import Table
 
 from mmlaplace.analysis.recording import Mixed, mixed_by, photographs
 from mmlaplace.commands.command_line import (
+    PICTURES,
     ToolParser,
     build_backbone,
     positive,
@@ -110,7 +111,7 @@ def main() -> None:
         help='of the photographs; default: 448 448',
     )  # fmt: skip
     parser.add_output('--out', default=Path('work_dirs/soft_norms.json'))
-    parser.add_output('--picture', default=Path('work_dirs/soft_norms.png'))
+    parser.add_output('--picture', suffixes=PICTURES, default=Path('work_dirs/soft_norms.png'))
     args = parser.parse_args()
     torch.manual_seed(0)
     backbones = {

@@ -17,60 +17,19 @@ Examples:
       --image-size 800 1344
 """
 
+from functools import partial
 from typing import Optional, Tuple
 
 import torch
-import torch.nn as nn
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmlaplace import get_model
+from mmlaplace.analysis.training_memory import kept_bytes
 from mmlaplace.commands.command_line import ToolParser, positive, write_json
 from mmlaplace.model_zoo import find_models, get_config
-from mmlaplace.models.layers.block import Block
 from mmlaplace.toolboxes import TOOLBOXES
-
-
-class LayerByLayer(TorchDispatchMode):
-    """A context in which FFNs and linears of a CPU run layer by layer, as on a GPU.
-
-    They would compute in blocks and keep less, but not where a mode watches each op.
-    """
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
-
-
-def kept_bytes(backbone: nn.Module, images: torch.Tensor) -> Tuple[int, int]:
-    """Bytes that autograd keeps for the backward pass, of all and of the largest block."""
-    weights = {
-        tensor.untyped_storage().data_ptr()
-        for tensor in (*backbone.parameters(), *backbone.buffers())
-    }
-    storages, before, blocks = {}, [], []
-
-    def total() -> int:
-        return sum(storage.nbytes() for storage in storages.values())
-
-    def pack(tensor: torch.Tensor) -> None:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            storages[storage.data_ptr()] = storage  # held, or its address might come again
-
-    handles = []
-    for module in backbone.modules():
-        if isinstance(module, Block):
-            handles += [
-                module.register_forward_pre_hook(lambda *_: before.append(total())),
-                module.register_forward_hook(lambda *_: blocks.append(total() - before.pop())),
-            ]
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda _: None), LayerByLayer():
-        backbone(images)
-    for handle in handles:
-        handle.remove()
-    return total(), max(blocks)
 
 
 def estimate(name: str, batch: Optional[int], image_size: Optional[Tuple[int, int]]) -> dict:
@@ -82,7 +41,9 @@ def estimate(name: str, batch: Optional[int], image_size: Optional[Tuple[int, in
         backbone = get_model(name, backbone_only=True, with_cp=with_cp).train()
         side = image_size or backbone.img_size
         # A single image is no measure: some copies are spared where a dimension is 1.
-        two, three = (kept_bytes(backbone, torch.rand(count, 3, *side)) for count in (2, 3))
+        two, three = (
+            kept_bytes(backbone, partial(backbone, torch.rand(count, 3, *side))) for count in (2, 3)
+        )
         kept.append([of_2 + (batch - 2) * (of_3 - of_2) for of_2, of_3 in zip(two, three)])
     (activations, largest_block), (inputs_of_blocks, _) = kept
     averaged = any(hook.type == 'EMAHook' for hook in config.get('custom_hooks', []))

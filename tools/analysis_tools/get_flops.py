@@ -125,7 +125,7 @@ def main() -> None:
         help="classifiers of the model zoo with this in their name; without CONFIG's, all",
     )  # fmt: skip
     parser.add_argument(
-        '--image-size', '--shape', nargs='+', type=int, metavar='SIDE',
+        '--image-size', nargs='+', type=int, metavar='SIDE',
         help="height and width, or one side of a square; default: the config's",
     )  # fmt: skip
     parser.add_argument(

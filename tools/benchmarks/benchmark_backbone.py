@@ -12,7 +12,7 @@ weights. Models of timm compute the pooled vector. A config's backbone stays as 
 
 For each size, given as SIDE or SIDExBATCH, all candidates take turns in all modes, in shuffled
 rounds after a warm-up, without gradients (--train: forward and backward, in training mode). A
-candidate that needed more than --limit seconds for a run skips larger sizes. A candidate that fails
+candidate that needed more than 30 seconds for a run skips larger sizes. A candidate that fails
 is named with the reason, and the others continue.
 
   eager     as the toolboxes run it
@@ -68,6 +68,7 @@ from mmlaplace.lab.comparison.backbone_report import (
 from mmlaplace.lab.comparison.published_top1 import peers
 
 CANDIDATES = ('laplacianformer-tiny', 'laplacianformer-tiny+SoftmaxAttention')
+LIMIT = 30.0  # seconds for the runs of a candidate at a size, of which there are at least 3
 SIZES = tuple((side, 1) for side in (224, 384, 512, 768, 1024, 1280, 1536))
 # By name, how a model is changed, and the dtype of autocast.
 MODES: Dict[str, Tuple[str, Optional[torch.dtype]]] = {
@@ -147,11 +148,11 @@ def measure(models: Dict[str, nn.Module], args: argparse.Namespace, device: torc
         for job in track(jobs.values(), f'{side}x{batch}, warm-up', transient=True):
             job()
         alive = {key: job for key, job in jobs.items() if not job.failure}
-        seconds = interleave(alive, args.rounds, device, args.limit)
+        seconds = interleave(alive, args.rounds, device, LIMIT)
         for (name, mode), job in jobs.items():
             row = row_of(job, seconds.get((name, mode), []), batch, device)
             rows.append(dict(candidate=name, mode=mode, side=side, batch=batch, **row))
-            if not job.failure and row['median ms'] > 1e3 * args.limit:
+            if not job.failure and row['median ms'] > 1e3 * LIMIT:
                 slow[name, mode] = images.numel(), row['median ms'] / 1e3
     return rows
 
@@ -173,13 +174,16 @@ def row_of(job: Attempt, seconds: List[float], batch: int, device: torch.device)
 
 
 def print_list(pattern: str) -> None:
-    for source in SOURCES:
+    """The names that match, or without a pattern those of mmlaplace, and how to see others."""
+    for source in SOURCES if pattern else ['']:
         try:
-            names = [name for name in catalogue(source) if fnmatchcase(name, pattern)]
+            names = [name for name in catalogue(source) if fnmatchcase(name, pattern or '*')]
         except ImportError as error:
             print(f'{source}: {error}', file=sys.stderr)
         else:
             print(*names, sep='\n', end='\n' if names else '')
+    if not pattern:
+        print(f'Of {", ".join(SOURCES[1:])} by a pattern, such as --list "timm:*swin*"')
 
 
 def parse_args() -> argparse.Namespace:
@@ -189,7 +193,11 @@ def parse_args() -> argparse.Namespace:
         help=f'default: {" ".join(CANDIDATES)}',
     )  # fmt: skip
     parser.add_argument(
-        '--list', nargs='?', const='*', metavar='PATTERN', help='print the names, and stop'
+        '--list',
+        nargs='?',
+        const='',
+        metavar='PATTERN',
+        help="print the names that match, or mmlaplace's, and stop",
     )
     parser.add_argument(
         '--sizes', nargs='+', type=parse_size, default=list(SIZES), metavar='SIDExBATCH',
@@ -200,11 +208,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument('--threads', type=positive, help='on the CPU; default: as torch chooses')
     parser.add_argument('--train', action='store_true', help='forward and backward')
     parser.add_argument('--rounds', type=positive, default=10, help='default: %(default)s')
-    parser.add_argument(
-        '--limit', type=float, default=30.0,
-        help='seconds for the runs of a candidate at a size, of which there are at least 3; one '
-        'that needs more for a single run sits out of larger sizes; default: %(default)s',
-    )  # fmt: skip
     add_report_options(parser)
     parser.add_output('--out', default=Path('work_dirs/benchmark_backbone.json'))
     args = parser.parse_args()

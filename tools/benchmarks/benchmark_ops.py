@@ -50,7 +50,7 @@ from mmlaplace.analysis.measuring import (
     seconds_of,
     tensor_memory,
 )
-from mmlaplace.commands.command_line import ToolParser, positive, write_json
+from mmlaplace.commands.command_line import PICTURES, ToolParser, positive, write_json
 from mmlaplace.lab.comparison.op_candidates import (
     INVERSE_SHAPES,
     KERNEL_SHAPES,
@@ -270,7 +270,7 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
     parser.add_argument('--rounds', type=positive, default=30, help='default: %(default)s')
     parser.add_argument('--threads', type=positive, help='on the CPU; default: as torch chooses')
     parser.add_argument('--train-step', action='store_true', help='time LaplacianFormer-tiny too')
-    parser.add_output('--plot', help='draw the Laplacian over N, into this .png')
+    parser.add_output('--plot', suffixes=PICTURES, help='draw the Laplacian over N')
     parser.add_output('--out', default=Path('work_dirs/benchmark_ops.json'))
     parser.add_argument('--quick', action='store_true', help='tiny shapes, 3 rounds: only a test')
     args = parser.parse_args()

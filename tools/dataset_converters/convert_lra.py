@@ -208,6 +208,7 @@ def main() -> None:
     parser.add_argument('--out', type=Path, default=Path('data/lra'), help='default: %(default)s')
     parser.add_argument('--force', action='store_true', help='replace data made otherwise')
     args = parser.parse_args()
+    parser.check_folder('--out', args.out)
     task = TASKS[args.task]
     source = find_source(task, args.source)
     record = dict(official=task.archive[0], task=args.task, version=VERSION)

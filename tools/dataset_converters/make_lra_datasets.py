@@ -117,6 +117,7 @@ def main() -> None:
     )  # fmt: skip
     parser.add_argument('--force', action='store_true', help='replace data made otherwise')
     args = parser.parse_args()
+    parser.check_folder('--out', args.out)
     if args.count is not None and args.count < 10:
         parser.error(f'--count must be at least 10, got {args.count}')
     if args.seed < 0:

@@ -43,6 +43,7 @@ def main() -> None:
                         help='with the files of Fashion-MNIST; default: %(default)s')  # fmt: skip
     parser.add_argument('--force', action='store_true', help='replace data made otherwise')
     args = parser.parse_args()
+    parser.check_folder('--out', args.out)
     if args.seed < 0:
         parser.error(f'--seed must be at least 0, got {args.seed}')
     for task in args.tasks:

@@ -119,7 +119,9 @@ def make_all(out: Path) -> None:
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_argument('--out', type=Path, default=Path('data/stand_in'))
-    make_all(parser.parse_args().out)
+    args = parser.parse_args()
+    parser.check_folder('--out', args.out)
+    make_all(args.out)
 
 
 if __name__ == '__main__':

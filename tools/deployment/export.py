@@ -27,6 +27,7 @@ import argparse
 import copy
 import json
 import math
+import shlex
 import statistics
 import subprocess
 import sys
@@ -49,6 +50,7 @@ from mmlaplace.commands.command_line import (
     read_config,
     write_json,
 )
+from mmlaplace.commands.terminal import command
 from mmlaplace.deployment import exporting, image_pipeline, verification
 from mmlaplace.deployment.deployable import Deployable, NotDeployableError, deployable
 from mmlaplace.deployment.onnx_ops import LIBRARY
@@ -163,7 +165,7 @@ def export(form: Deployable, cfg: Config, args: argparse.Namespace, size: Size) 
         form, size, program, pipeline, config=Path(args.config).stem, format=args.format,
         precision='fp16' if args.fp16 else 'fp32', backend=args.backend,
     )  # fmt: skip
-    tell(f'writing {args.out}')
+    tell(f'converting the graph to {args.format} and writing {args.out}')
     with whole_file(args.out) as temporary:
         exporting.WRITERS[args.format](program, temporary, about)
     return about
@@ -189,6 +191,7 @@ def verify(
     """Differences from the toolbox's predictions for each photograph, the largest at each size."""
     found = []
     for size in sizes:
+        tell(f"comparing the graph with the toolbox's predictions at {size[0]} x {size[1]}")
         photos = verification.photographs(size, form.channels)
         if about['batch'] not in (None, 1):  # a static file of a larger batch: the same image
             photos = [photo.expand(about['batch'], -1, -1, -1).contiguous() for photo in photos]
@@ -224,6 +227,7 @@ def verify_deployed(
     with TemporaryDirectory() as name:
         folder = Path(name)
         paths = verification.photograph_files(folder, about)
+        tell(f"comparing the deployed predictions of {len(paths)} photographs with the toolbox's")
         expected = verification.toolbox_predictions(cfg, model, paths)
         if args.format == 'onnx' and about['batch'] in (None, 1):
             found = commanded(args, folder, paths)
@@ -269,6 +273,7 @@ def benchmark(
     """Milliseconds in eager PyTorch, with the compiled ops, and in the runtime, by turns."""
     found = []
     for size in sizes:
+        tell(f'timing at {size[0]} x {size[1]}')
         photo = verification.photographs(size, form.channels)[0]
         inputs = form.given(photo.expand(batch, -1, -1, -1).contiguous())
         jobs = dict(
@@ -309,7 +314,6 @@ def main() -> None:
             parser.error(str(error))
         sizes = verification.sizes_to_verify(size, about['multiple'], about['size'] is None)
         if args.verify:
-            tell("comparing with the toolbox's predictions")
             report['differences'] = verify(model, form, run, about, sizes)
             try:
                 report['deployed'] = verify_deployed(cfg, model, run, about, args)
@@ -333,6 +337,11 @@ def main() -> None:
             f'{args.out}: the deployed predictions differ from those of the toolbox in '
             f'{", ".join(report["deployed"]["beyond_tolerance"])}: see above'
         )
+    alike = ', which predicts as the toolbox does' if args.verify else ''
+    print(f'wrote {args.out} ({report["megabytes"]} MB){alike}', file=sys.stderr)
+    if args.format == 'onnx':
+        script = Path(__file__).absolute().with_name('run_onnx.py')
+        print(command(script, f'{shlex.quote(str(args.out))} IMAGE'), file=sys.stderr)
 
 
 if __name__ == '__main__':

@@ -13,7 +13,8 @@ Examples:
 
 import sys
 
-from mmlaplace.commands.converters import list_published, parser_for, run
+from mmlaplace.commands.converters import parser_for, run
+from mmlaplace.commands.model_list import list_published
 
 if __name__ == '__main__':
     parser = parser_for(__doc__)

@@ -1,6 +1,6 @@
 """Draw the papers' figures from computations here, and write their numbers beside the picture.
 
-  softpp-1a     top-1 over parameters: published, and of twins that were trained (--run)
+  softpp-1a     top-1 over parameters: published, and of small copies that were trained (--run)
   softpp-1b     memory of a training pass over tokens, by attention
   softpp-3      published top-1 over images a second, which are measured here
   softpp-5      how the Newton iteration converges on the landmark kernels of a model (--model)
@@ -85,7 +85,7 @@ def parse_args(parser: ToolParser):
     )  # fmt: skip
     parser.add_argument(
         '--run', nargs=3, action='append', default=[], metavar=('CONFIG', 'RESULT', 'LABEL'),
-        help='softpp-1a: a trained twin, and its result or training log (JSON)',
+        help='softpp-1a: a trained small copy, and its result or training log (JSON)',
     )  # fmt: skip
     parser.add_argument(
         '--images', nargs=2, action='append', default=[], metavar=('NAME', 'FOLDER'),
@@ -112,7 +112,7 @@ def parse_args(parser: ToolParser):
     )
     parser.add_argument('--landmarks', type=positive, default=1024, help='softpp-6a; %(default)s')
     parser.add_argument('--numbers', type=Path, help='JSON of an earlier call, to draw again')
-    parser.add_output('--out', default=None, help='.png; default: work_dirs/NAME.png')
+    parser.add_output('--out', suffixes=('.png',), help='.png; default: work_dirs/NAME.png')
     return parser.parse_args()
 
 
@@ -125,8 +125,6 @@ def main() -> None:
         needed = dict(none='no --model', one='one --model', some='at least one --model')
         parser.error(f'{args.name} takes {needed[figure.models]}, got {len(args.model)}')
     out = args.out or Path(f'work_dirs/{args.name}.png')
-    if out.suffix != '.png':
-        parser.error(f'--out must end in .png, got {out}')
     written = [out] if args.numbers else [out, out.with_suffix('.json')]
     for path in written:
         parser.check_output(path, args.force)

@@ -38,6 +38,7 @@ from torch import Tensor
 from mmlaplace.analysis.attention_rows import attention_map, check_rows, matrices_of
 from mmlaplace.analysis.recording import Mixed, mixed_by, normalized, rgb
 from mmlaplace.commands.command_line import (
+    PICTURES,
     ToolParser,
     build_backbone,
     positive,
@@ -61,13 +62,13 @@ class Column(NamedTuple):
     stride: int
 
 
-def matrices_drawn(attention: BaseAttention, matrix: str, stream: str) -> Dict[str, dict]:
+def matrices_drawn(attention: BaseAttention, matrix: str) -> Dict[str, dict]:
     """Those of the attention's matrices that were asked for, as :func:`matrices_of` has them."""
-    other = {'Z': 'nystrom', 'Ĝ': 'whitened', 'same signs': 'opposite', 'opposite signs': 'same'}
+    other = {'Z': 'nystrom', 'Ĝ': 'whitened'}
     return {
         name: options
         for name, options in matrices_of(attention).items()
-        if other.get(name) not in (matrix, stream)
+        if other.get(name) != matrix
     }
 
 
@@ -113,10 +114,10 @@ def draw(
     """Image and weights, a row for each point (x, y)."""
     width, height = image.size
     lines = 1 + max(column.title.count('\n') for column in columns)
-    rows_height = (2.3 * height / width + 0.3) * len(points)
+    rows_height = (2.3 * height / width + 0.35) * len(points)
     figure, axes = plt.subplots(
         len(points), 1 + len(columns), squeeze=False, layout='constrained',
-        figsize=(2.4 * len(columns) + 3.2, rows_height + 0.4 + 0.17 * lines),
+        figsize=(2.4 * len(columns) + 3.2, rows_height + 0.5 + 0.2 * lines),
     )  # fmt: skip
     pale = 0.4 + 0.6 * np.asarray(image.convert('L')) / 255
     for i, (x, y) in enumerate(points):
@@ -130,7 +131,7 @@ def draw(
                 (weights - low) / max(high - low, np.finfo(weights.dtype).tiny),
                 cmap='inferno', alpha=0.75, vmin=0, vmax=1, extent=(0, across, down, 0),
             )  # fmt: skip
-            axis.set_xlabel(f'{low:.2g} to {high:.2g}', fontsize=8)
+            axis.set_xlabel(f'{low:.2g} to {high:.2g}', fontsize=11)
         for axis in axes[i]:
             axis.set(xlim=(0, width), ylim=(height, 0), xticks=[], yticks=[])
             axis.plot(
@@ -138,9 +139,9 @@ def draw(
                 path_effects=[effects.withStroke(linewidth=4, foreground='black')],
             )  # fmt: skip
     for axis, text in zip(axes[0], ['queries', *(column.title for column in columns)]):
-        axis.set_title(text, fontsize=9, parse_math=False)  # a file's name may have dollars
+        axis.set_title(text, fontsize=11, parse_math=False)  # a file's name may have dollars
     figure.colorbar(heat, ax=axes, label='weight, scaled in each panel', pad=0.01, aspect=30)
-    figure.suptitle(title, fontsize=11)
+    figure.suptitle(fill(title, 16 * (1 + len(columns))), fontsize=12)
     with whole_file(path) as temporary:
         figure.savefig(temporary, dpi=100)
 
@@ -169,11 +170,9 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
     parser.add_argument('--head', type=int, default=0, help='from 0; default: %(default)s')
     parser.add_argument('--matrix', choices=('whitened', 'nystrom'), default='whitened',
                         help='of LaplacianAttention; default: %(default)s')  # fmt: skip
-    parser.add_argument('--stream', choices=('same', 'opposite', 'both'), default='both',
-                        help='of PolaAttention; default: %(default)s')  # fmt: skip
     parser.add_argument('--image-size', nargs=2, type=positive, metavar=('H', 'W'),
                         help="to resize the image to; default: the image's own")  # fmt: skip
-    parser.add_output('--out', default=Path('work_dirs/attention.png'))
+    parser.add_output('--out', suffixes=PICTURES, default=Path('work_dirs/attention.png'))
     args = parser.parse_args()
     first = [path for path in (args.config, args.checkpoint) if path]
     args.models = [first, *args.model] if first else args.model
@@ -228,14 +227,14 @@ def main() -> None:
         pixels = normalized(image, (height, width), preprocessor_of(config))
         mixed = find(parser, args, config, backbone, pixels)
         stride = math.prod(backbone.stage_strides[: args.stage + 1])
-        drawn = matrices_drawn(mixed.attention, args.matrix, args.stream)
+        drawn = matrices_drawn(mixed.attention, args.matrix)
         for matrix, options in drawn.items():
             maps = [
                 attention_map(mixed, (int(y / stride), int(x / stride)), args.head, **options)
                 for x, y in points
             ]
             weights = '' if checkpoint else '\nrandom weights'
-            model = fill(name or Path(config).stem, 34)  # letters that fit above a panel
+            model = fill(name or Path(config).stem, 26)  # letters that fit above a panel
             columns.append(Column(f'{model}\n{matrix}{weights}', maps, stride))
     block = 'last block' if args.block == -1 else f'block {args.block}'
     title = f'Attention from +, stage {args.stage}, {block}, head {args.head}'

@@ -40,6 +40,7 @@ from rich.progress import track
 from torch import Tensor
 
 from mmlaplace.commands.command_line import (
+    PICTURES,
     ToolParser,
     check_backbone,
     load_or_exit,
@@ -233,7 +234,7 @@ def parse_args(parser: ToolParser) -> argparse.Namespace:
     parser.add_argument(
         '--gamma', type=float, default=1, help='below 1 it lightens what is drawn; default: 1'
     )
-    parser.add_output('--out', '--save-path', default=Path('work_dirs/cam.png'))
+    parser.add_output('--out', suffixes=PICTURES, default=Path('work_dirs/cam.png'))
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     parser.add_argument('--cfg-options', nargs='+', action=DictAction, default={})
     parser.usage = '%(prog)s [IMG ...] CONFIG CHECKPOINT [options]'

@@ -25,8 +25,10 @@ from mmengine.config import DictAction
 from mmengine.dataset import pseudo_collate
 from mmengine.registry import DATASETS, VISUALIZERS
 from PIL import Image
+from rich.progress import track
 
 from mmlaplace.commands.command_line import (
+    PICTURES,
     ToolParser,
     check_backbone,
     load_or_exit,
@@ -41,6 +43,7 @@ import matplotlib.pyplot as plt
 
 MIN_SCORE = 0.5  # of a box that is drawn
 COUNT = {'mmpretrain': 24}  # images; of other toolboxes fewer, which are larger
+WIDTH = 8  # inches of the figure, so that its letters can be read on a page
 SIDE = 640  # pixels that the longer side of a drawn image has at least
 
 
@@ -103,9 +106,9 @@ def arrange(pictures: list, columns: int, classes, heading: str) -> plt.Figure:
     """A figure of all pictures, in rows."""
     height, width = pictures[0][1].shape[:2]
     rows = math.ceil(len(pictures) / columns)
-    cell = 12 / columns
+    cell = WIDTH / columns
     figure, axes = plt.subplots(
-        rows, columns, figsize=(12, rows * (cell * height / width + 0.3) + 0.4),
+        rows, columns, figsize=(WIDTH, rows * (cell * height / width + 0.3) + 0.4),
         layout='constrained', squeeze=False,
     )  # fmt: skip
     for axis in axes.flat:
@@ -116,14 +119,14 @@ def arrange(pictures: list, columns: int, classes, heading: str) -> plt.Figure:
         axis.set_title(wrapped, fontsize=9, color=colour)
         if 'pred_instances' in sample:
             name_boxes(axis, sample, classes)
-    figure.suptitle(heading)
+    figure.suptitle(heading, fontsize=10)
     return figure
 
 
 def main() -> None:
     parser = ToolParser(__doc__)
     parser.add_trained_model('classifier, detector or segmentor')
-    parser.add_output('--out', default=Path('predictions.png'))
+    parser.add_output('--out', suffixes=PICTURES, default=Path('predictions.png'))
     parser.add_argument('--count', type=positive, help='default: 24 of a classifier, else 6')
     parser.add_argument(
         '--gamma', type=float, default=1, help='below 1 it lightens what is drawn; default: 1'
@@ -148,13 +151,15 @@ def main() -> None:
     dataset = DATASETS.build(cfg.test_dataloader.dataset)
     visualizer = VISUALIZERS.build(dict(cfg.visualizer, vis_backends=None, name='predictions'))
     visualizer.dataset_meta = meta_with_colours(dataset.metainfo)
+    if scope == 'mmdet':
+        visualizer.draw_texts = lambda *args, **options: None  # name_boxes writes larger names
     classes = dataset.metainfo.get('classes')
     show = classified if scope == 'mmpretrain' else drawn
 
     pictures = []
     count = min(args.count or COUNT.get(scope, 6), len(dataset))
     shown = random.Random(args.seed).sample(range(len(dataset)), count)
-    for index in shown:
+    for index in track(shown, 'images', transient=True):
         data = dataset[index]
         image = enlarged(data, args.gamma)
         with torch.no_grad():
@@ -165,7 +170,7 @@ def main() -> None:
     columns = min(8 if show is classified else 3, len(pictures))
     heading = f'{Path(args.config).stem}: {len(pictures)} held-out images'
     with whole_file(args.out) as temporary:
-        arrange(pictures, columns, classes, heading).savefig(temporary, dpi=110)
+        arrange(pictures, columns, classes, heading).savefig(temporary, dpi=150)
     print(f'wrote {args.out}')
 
 

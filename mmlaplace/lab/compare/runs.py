@@ -12,7 +12,6 @@ from .plan import Plan
 
 COST_HOST = 'pvt'  # whose attentions see the whole map
 TASKS, COSTS, IMAGES = 'tasks.jsonl', 'costs', 'images'
-LONGEST = 20  # seconds of a pass; a size whose passes would take longer is left out
 
 
 def _file(one: Candidate) -> str:
@@ -26,7 +25,7 @@ def cost_jobs(candidates: Sequence[Candidate], plan: Plan, folder: Path) -> List
         path = folder / COSTS / f'{_file(one)}.json'
         command = [
             'attention_cost.py', one.name, '--host', COST_HOST, '--out', str(path), '--force',
-            '--seconds', str(LONGEST), '--sizes', *map(str, plan.sizes),
+            '--sizes', *map(str, plan.sizes),
         ]  # fmt: skip
         settings = cost_settings(one.name, COST_HOST, plan.sizes)
         jobs.append(Script(f'{one.label}, time and memory', command, path, settings))

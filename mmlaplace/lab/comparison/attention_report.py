@@ -218,17 +218,17 @@ def plot_accuracy(results: List[dict], title: str, path: Path) -> None:
     """Plot top-1 of each attention in the first and last test column: every seed, and the mean."""
     found = by_attention(results)
     names, columns = list(found), list(results[0]['top1'])
-    figure, axis = new_figure(1, 1, (2.5 + 0.22 * len(names), 4.5))
+    figure, axis = new_figure(1, 1, (7, 1.4 + 0.2 * len(names)))
     for column, color in ((columns[0], 'tab:blue'), (columns[-1], 'tab:orange')):
         values = [[run['top1'][column] for run in found[name]] for name in names]
         means = [statistics.mean(one) for one in values]
-        axis.plot(range(len(names)), means, 'o', color=color, label=f'{column}, mean')
+        axis.plot(means, range(len(names)), 'o', color=color, label=f'{column}, mean')
         for place, one in enumerate(values):
-            axis.plot([place] * len(one), one, '_', color=color, alpha=0.6)
-    axis.set_xticks(range(len(names)), [short(name) for name in names], fontsize=8, rotation=90)
-    axis.set(ylabel='held-out top-1 (%); bars are seeds', title=title, xlim=(-1, len(names)))
+            axis.plot(one, [place] * len(one), '|', color=color, alpha=0.6)
+    axis.set_yticks(range(len(names)), [short(name) for name in names], fontsize=8)
+    axis.set(xlabel='held-out top-1 (%); bars are seeds', title=title, ylim=(len(names), -1))
     axis.grid(alpha=0.3)
-    axis.legend(loc='lower left', fontsize=8)
+    figure.legend(loc='outside lower center', ncols=2)
     save(figure, path)
 
 
@@ -277,7 +277,7 @@ def plot_cost(costs: Dict[str, dict], path: Path) -> None:
         return -largest, found[name][largest]['seconds'] if largest else 0.0
 
     names = sorted(found, key=slowness, reverse=True)
-    figure, axes = new_figure(1, 2, (10, 1.6 + 0.2 * len(names)), sharey=True)
+    figure, axes = new_figure(1, 2, (8, 1.6 + 0.2 * len(names)), sharey=True)
     colors = colormaps['viridis_r']
     for axis, key, scale in zip(axes, ('seconds', 'MB'), (1e3, 1)):
         for index, side in enumerate(sides):

@@ -4,7 +4,6 @@ import argparse
 import importlib.util
 import math
 import sys
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, Iterator, List, Optional, Tuple
 
@@ -13,7 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ...commands.command_line import ToolParser
+from ...commands.command_line import PICTURES, ToolParser
 from ..figures import new_figure, save
 from .published_top1 import peers, published
 
@@ -122,40 +121,57 @@ def where(result: dict) -> str:
 
 
 def plot(result: dict, path: Path) -> None:
-    """Plot time and memory over the side of the image."""
+    """Plot time and memory over the side of the image, the slowest first in the legend.
+
+    Memory is that of the batch size of the largest images.
+    """
     from matplotlib import colormaps
 
     rows = measured(result)
-    lines = len(result['candidates']) * len(result['modes'])
-    figure, axes = new_figure(1, 2, (12, 4.5 + 0.12 * lines))
+    lines: Dict[Tuple[str, str], List[dict]] = {}
+    for row in sorted(rows, key=lambda row: row['side']):
+        lines.setdefault((row['candidate'], row['mode']), []).append(row)
+    slowest = sorted(lines, key=lambda key: lines[key][-1]['ms per image'], reverse=True)
+    figure, axes = new_figure(1, 2, (8, 4 + 0.09 * len(lines)))
     # Typed Any, as only listed colormaps have ``colors``.
     colormap: Any = colormaps['tab10' if len(result['candidates']) <= 10 else 'tab20']
-    for axis, key, label in zip(axes, ('ms per image', 'MB'), ('ms an image', 'peak memory (MB)')):
-        for index, (name, marker) in enumerate(zip(result['candidates'], cycle(MARKERS))):
-            for mode, style in zip(result['modes'], cycle(LINES)):
-                line = sorted(
-                    (row['side'], row[key])
-                    for row in rows
-                    if (row['candidate'], row['mode']) == (name, mode) and row[key]
-                )
-                slope = result['exponents'].get(name, {}).get(mode)
-                note = '' if slope is None or key == 'MB' else f', time ~ pixels^{slope:.2f}'
-                if line:
-                    axis.plot(
-                        *zip(*line), ls=style, marker=marker,
-                        color=colormap.colors[index % colormap.N],
-                        label=(name if mode == 'eager' else f'{name}, {mode}') + note,
-                    )  # fmt: skip
-        sides = sorted({row['side'] for row in rows})
+    titles = ('time of an image (ms)', 'peak memory (MB)')
+    for axis, key, title in zip(axes, ('ms per image', 'MB'), titles):
+        for name, mode in slowest:
+            index = result['candidates'].index(name)
+            label = f'{title_of(name)}, {result["models"][name]["parameters"] / 1e6:.0f} M'
+            batch = max(rows, key=lambda row: row['side'])['batch']
+            points = [
+                (row['side'], row[key])
+                for row in lines[name, mode]
+                if row[key] and (key != 'MB' or row['batch'] == batch)
+            ]
+            if points:
+                axis.plot(
+                    *zip(*points), ls=LINES[result['modes'].index(mode) % len(LINES)],
+                    marker=MARKERS[index % len(MARKERS)], lw=1.5 if index else 3,
+                    color=colormap.colors[index % colormap.N], zorder=2 if index else 3,
+                    label=label if mode == 'eager' else f'{label}, {mode}',
+                )  # fmt: skip
+        axis.set(xscale='log', yscale='log', xlabel='side of the image (pixels)', title=title)
+        sides = sorted({row['side'] for row in rows if key != 'MB' or row['batch'] == batch})
         axis.set_xticks(sides, [str(side) for side in sides])
         axis.xaxis.minorticks_off()
-        axis.set(xlabel='side of the image (pixels)', ylabel=label, ylim=(0, None))
-        axis.grid(alpha=0.3)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=2)
-    sizes = ' '.join(f'{side}x{batch}' for side, batch in result['sizes'])
-    step = 'forward and backward' if result['train'] else 'forward'
-    figure.suptitle(f'{step}, side x batch: {sizes}; {where(result)}', fontsize='medium')
-    save(figure, path)
+        axis.yaxis.set_major_formatter('{x:g}')
+        axis.grid(alpha=0.3, which='both')
+    figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=3)
+    batches = [f'{batch} images of {side}²' for side, batch in result['sizes'] if batch > 1]
+    step = 'Forward and backward' if result['train'] else 'Forward pass'
+    figure.suptitle('; '.join([f'{step}, {where(result)}', *batches]), fontsize='medium')
+    save(figure, path, dpi=130)
+
+
+def title_of(candidate: str) -> str:
+    """The name of a candidate, of another project's model as published."""
+    package, colon, name = candidate.partition(':')
+    if not colon:
+        return candidate
+    return f'{published()[candidate].model if candidate in published() else name} of {package}'
 
 
 def top1_points(result: dict, mode: str) -> Dict[str, Tuple[float, int]]:
@@ -286,9 +302,9 @@ def add_report_options(parser: ToolParser) -> None:
     parser.add_argument(
         '--base', metavar='CANDIDATE', help='what the others are compared with; default: the first'
     )
-    parser.add_output('--plot', help='draw time and memory over the size, into this .png')
+    parser.add_output('--plot', suffixes=PICTURES, help='draw time and memory over the size')
     parser.add_output(
-        '--plot-top1', help='draw published top-1 over measured speed, into this .png'
+        '--plot-top1', suffixes=PICTURES, help='draw published top-1 over measured speed'
     )
 
 

@@ -39,7 +39,7 @@ def table(results: List[dict]) -> str:
 def plot(results: List[dict], path: Path) -> None:
     """Plot the accuracies of each attention, and how they grow with the minutes of training."""
     found = by_attention(results, 'distilled')
-    figure, (left, right) = new_figure(1, 2, (12, 2 + 0.3 * len(found)))
+    figure, (left, right) = new_figure(1, 2, (9.5, 2 + 0.25 * len(found)))
     plot_accuracies(found, left)
     plot_minutes(found, right)
     save(figure, path)
@@ -47,7 +47,8 @@ def plot(results: List[dict], path: Path) -> None:
 
 def plot_accuracies(found: Dict[str, List[dict]], axis: 'Axes') -> None:
     """Means as dots, seeds as bars."""
-    colors = dict(zip(COLUMNS, ('black', '#d62728', '#ff9896', '#1f77b4', '#7f7f7f')))
+    axis.axvline(mean_softmax(found), color='black', linewidth=0.8, label='softmax')
+    colors = dict(zip(COLUMNS[1:], ('#d62728', '#ff9896', '#1f77b4', '#7f7f7f')))
     for column, color in colors.items():
         for row, runs in enumerate(found.values()):
             axis.plot(
@@ -55,26 +56,29 @@ def plot_accuracies(found: Dict[str, List[dict]], axis: 'Axes') -> None:
             )
             values = [run['top1'][column] for run in runs]
             axis.plot(values, [row] * len(values), '|', color=color, alpha=0.6)
-    axis.set_yticks(range(len(found)), [short(name) for name in found], fontsize=8)
-    axis.set(xlabel='top-1 on the test images of Fashion-MNIST (%)')
+    axis.set_yticks(range(len(found)), [short(name) for name in found])
+    axis.set(xlabel='top-1 on Fashion-MNIST (%)')
     axis.invert_yaxis()
     axis.grid(alpha=0.3)
-    axis.legend(loc='upper center', bbox_to_anchor=(0.5, -0.14), ncols=3, fontsize=8)
+    axis.legend(loc='upper center', bbox_to_anchor=(0.5, -0.16), ncols=3)
+
+
+def mean_softmax(found: Dict[str, List[dict]]) -> float:
+    """Mean top-1 of the softmax models."""
+    return statistics.mean(run['top1']['softmax'] for runs in found.values() for run in runs)
 
 
 def plot_minutes(found: Dict[str, List[dict]], axis: 'Axes') -> None:
-    """Means over the seeds: solid for the distillation, dashed for the training from scratch."""
-    for number, (name, runs) in enumerate(found.items()):
-        for kind, style in (('distilled', '-'), ('scratch', '--')):
+    """Means over the seeds: a line for each attention, one colour for each kind of training."""
+    axis.axhline(mean_softmax(found), color='black', linewidth=0.8, label='softmax')
+    for kind, color in (('distilled', '#1f77b4'), ('scratch', '#7f7f7f')):
+        for number, runs in enumerate(found.values()):
             seconds, top1 = np.mean([run['points'][kind] for run in runs], axis=0).T
-            axis.plot(seconds / 60, top1, style, color=f'C{number}', marker='.',
-                      label=short(name) if kind == 'distilled' else None)  # fmt: skip
-    softmax = statistics.mean(run['top1']['softmax'] for runs in found.values() for run in runs)
-    axis.axhline(softmax, color='black', linewidth=0.8, label='softmax')
-    axis.set(xlabel='minutes of one thread', ylabel='top-1 (%)')
-    axis.set_title('solid: distilled, dashed: from scratch', fontsize=9)
+            axis.plot(seconds / 60, top1, color=color, marker='.', alpha=0.5,
+                      label=TITLES[kind] if number == 0 else None)  # fmt: skip
+    axis.set(xlabel='minutes of one thread', ylabel='top-1 (%), a line for each attention')
     axis.grid(alpha=0.3)
-    axis.legend(loc='upper center', bbox_to_anchor=(0.5, -0.14), ncols=4, fontsize=8)
+    axis.legend(loc='lower right')
 
 
 def write_report(results: List[dict], folder: Path) -> List[Path]:

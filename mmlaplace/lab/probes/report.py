@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
@@ -218,7 +219,7 @@ def draw(
     images: Optional[Dict[str, TrainedHere]] = None,
     costs: Optional[Dict[str, Dict[str, float]]] = None,
     facts: Optional[Dict[str, Dict[str, float]]] = None,
-    title: str = 'probes, accuracy (%)',
+    title: str = 'small tasks, accuracy (%)',
 ) -> None:
     """Draw the heat map of a table, with what is given beside it.
 
@@ -229,12 +230,12 @@ def draw(
             points from which seeds differ, the darker it is. Default: None.
         costs: Costs by attention, as :func:`read_costs` gives them. Default: None.
         facts: By attention, the degree from 0 to 1 to which it has each ability. Default: None.
-        title: Title of the accuracies. Default: ``'probes, accuracy (%)'``.
+        title: Title of the accuracies. Default: ``'small tasks, accuracy (%)'``.
     """
     names, count = list(table.rows), range(len(table.columns))
     accuracies = [[table.accuracy(name, c) for c in count] for name in names]
     levels = [[table.level(name, c) for c in count] for name in names]
-    titles = [column.title.replace(', ', '\n') for column in table.columns]
+    titles = [column.title for column in table.columns]
     percent = [
         [text + STAR * table.seeds_disagree(name, c) for c, text in zip(count, row)]
         for name, row in zip(names, shown(accuracies, lambda accuracy: f'{100 * accuracy:.0f}'))
@@ -244,26 +245,28 @@ def draw(
         top1 = [[made.top1.get(name) for made in images.values()] for name in names]
         behind_best = [[behind_the_best(made, name) for made in images.values()] for name in names]
         texts = shown(top1, '{:.1f}'.format)
-        panels.append(Panel('top-1 (%)', [*images], behind_best, texts, 'Blues_r', (-2.5, 3.2)))
+        panels.append(
+            Panel('images, top-1 (%)', [*images], behind_best, texts, 'Blues_r', (-2.5, 3.2))
+        )
     if costs:
         keys = [f'ms {side}²' for side in SIDES] + [f'MB {SIDES[-1]}²']
+        keys = [key for key in keys if any(key in cost for cost in costs.values())]
         values = [[costs.get(name, {}).get(key) for key in keys] for name in names]
         texts, ranks = shown(values, '{:.0f}'.format), by_column(ranks_of, values)
-        titles = [key.replace(' ', '\n') for key in keys]
-        panels.append(Panel('cost', titles, ranks, texts, 'Greys', (0.0, 2.5)))
+        panels.append(Panel('cost', keys, ranks, texts, 'Greys', (0.0, 2.5)))
     if facts:
         abilities = list(next(iter(facts.values())))
         degrees = [[facts.get(name, {}).get(key) for key in abilities] for name in names]
         texts = shown(degrees, MARKS.__getitem__)
-        titles = [ability.replace(' ', '\n') for ability in abilities]
-        panels.append(Panel('ability', titles, degrees, texts, 'Greens', (-0.1, 2.5)))
+        panels.append(Panel('ability', abilities, degrees, texts, 'Greens', (-0.1, 2.5)))
     widths = [len(panel.columns) for panel in panels]
-    size = 3.0 + 0.72 * sum(widths), 1.6 + 0.215 * len(names)
+    lines = 1 + max(title.count('\n') for panel in panels for title in map(folded, panel.columns))
+    size = max(4.0, 1.3 + 0.57 * sum(widths)), 0.5 + 0.14 * lines + 0.215 * len(names)
     figure, axes = new_figure(1, len(panels), size, sharey=True, squeeze=False, width_ratios=widths)
     axes[0, 0].set_yticks(range(len(names)), names, fontsize=8)
     for axis, panel in zip(axes[0], panels):
         paint(axis, panel)
-    save(figure, path)
+    save(figure, path, dpi=160)
 
 
 def behind_the_best(made: TrainedHere, name: str) -> Optional[float]:
@@ -276,6 +279,11 @@ def behind_the_best(made: TrainedHere, name: str) -> Optional[float]:
 def shown(values: List[list], text_of_one: Callable) -> List[List[str]]:
     """The texts of values. None is missing."""
     return [[MISSING if v is None else text_of_one(v) for v in row] for row in values]
+
+
+def folded(title: str) -> str:
+    """A title in lines that fit above a cell: of six letters, or of one word."""
+    return '\n'.join(fill(part, 6, break_long_words=False) for part in title.split(', '))
 
 
 def by_column(function: Callable, rows: List[list]) -> List[list]:
@@ -305,7 +313,8 @@ def paint(axis: 'Axes', panel: Panel) -> None:
         for x, text in enumerate(row):
             color = 'white' if dark[y, x] else 'black'
             axis.text(x, y, text, ha='center', va='center', fontsize=7.5, color=color)
-    axis.set_xticks(range(len(panel.columns)), panel.columns, fontsize=8)
+    titles = list(map(folded, panel.columns))
+    axis.set_xticks(range(len(titles)), titles, fontsize=8)
     axis.set_title(panel.title, fontsize=9)
     axis.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
     axis.set_xticks([x - 0.5 for x in range(1, len(panel.columns))], minor=True)

@@ -15,7 +15,7 @@ NOTE = 'published, not reproduced here'
 
 
 def new(
-    panels: int = 1, width: float = 5.5, height: float = 4.2, **options: Any
+    panels: int = 1, width: float = 4.2, height: float = 3.6, **options: Any
 ) -> Tuple['Figure', List['Axes']]:
     """A new figure with panels side by side."""
     figure, axes = new_figure(1, panels, (width * panels, height), squeeze=False, **options)
@@ -84,7 +84,9 @@ def draw_parameters(found: dict) -> 'Figure':
         )  # fmt: skip
     if twins:
         axes[1].set(
-            xlabel='parameters (M)', ylabel='top-1 of digits (%)', title='small twins, trained here'
+            xlabel='parameters (M)',
+            ylabel='top-1 of digits (%)',
+            title='small copies, trained here',
         )
         axes[1].legend(fontsize=8)
         axes[1].margins(0.2)
@@ -93,7 +95,7 @@ def draw_parameters(found: dict) -> 'Figure':
 
 
 def draw_memory(found: dict) -> 'Figure':
-    figure, axes = new(2, 5)
+    figure, axes = new(2)
     for index, (name, line) in enumerate(found['lines'].items()):
         softmax, own = name.startswith('Transformer'), name == 'SOFT'
         for axis in axes if name != 'Transformer, matrices kept' else axes[:1]:
@@ -151,7 +153,7 @@ def draw_speed_and_macs(found: dict) -> 'Figure':
 
 
 def draw_newton(found: dict) -> 'Figure':
-    figure, axes = new(len(found['sets']), 4.2, sharey=True)
+    figure, axes = new(len(found['sets']), 3, sharey=True)
     for axis, (name, content) in zip(axes, found['sets'].items()):
         for index, line in enumerate(content['stages']):
             steps = np.arange(len(line['mean']))
@@ -165,7 +167,7 @@ def draw_newton(found: dict) -> 'Figure':
 
 
 def draw_eigenvalues(found: dict) -> 'Figure':
-    figure, (left, right) = new(2, 5)
+    figure, (left, right) = new(2)
     for index, stage in enumerate(found['stages']):
         label = f'stage {stage["stage"]}'
         for axis in (left, right):
@@ -202,7 +204,7 @@ def draw_gates(found: dict) -> 'Figure':
 
 
 def draw_rows(found: dict) -> 'Figure':
-    figure, (left, right) = new(2, 5.5)
+    figure, (left, right) = new(2)
     width = 0.8 / len(found['models'])
     for index, (label, blocks) in enumerate(found['models'].items()):
         first = next(iter(blocks.values()))

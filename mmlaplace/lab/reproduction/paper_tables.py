@@ -159,7 +159,7 @@ class Run:
         published: Published values by metric, in the metric's unit, or None if there is no value.
             Text must be equal.
         full: The config of the row, or None if a tool draws it.
-        mini: The config of its small twin for data/mini, or None.
+        mini: The config of its small copy for data/mini, or None.
         tool: Path and arguments of the tool of this project that draws it.
         mini_tool: The same for the mini scale.
         weights: Weights of another row, or None.

@@ -134,7 +134,7 @@ def reproduced(entry: dict) -> str:
     if 'mean' not in entry:
         return '; '.join(map(number, entry['values'])) or '–'
     spread = '' if entry['s'] is None else f' ± {number(entry["s"])}'
-    small = ', of the twin' if entry['at'] == 'mini' else ''
+    small = ', of the small copy' if entry['at'] == 'mini' else ''
     return f'{number(entry["mean"])}{spread}{small}'
 
 
@@ -154,8 +154,8 @@ def markdown(report: dict, folder: Path) -> str:
         lines += [report['note'], '']
     if report['scale'] == 'mini':
         lines += [
-            'Scores, speeds and memory are those of small twins on small data. They say nothing of '
-            'the published figures, which are beside them for their order alone. Parameters and '
+            'Scores, speeds and memory are those of small copies on small data. They say nothing '
+            'of the published figures, which are beside them for their order alone. Parameters and '
             'MACs are those of the full-size models.', '',
         ]  # fmt: skip
     header = ('row', 'kind', 'metric', 'published', 'reproduced', 'difference', 'log', 'config')
@@ -289,7 +289,7 @@ def plot(report: dict, path: Path) -> bool:
         left.set_yticks(places, [label for label, _ in rows])
         right.set_yticks(places, [])
         left.set_xlabel(f'{unit}, published')
-        right.set_xlabel(f'{unit}, reproduced' + ('' if full else ' by small twins'))
+        right.set_xlabel(f'{unit}, reproduced' + ('' if full else ' by small copies'))
         for axes in (left, right):
             axes.set_ylim(len(rows) - 0.5, -0.5)
             axes.grid(alpha=0.3)

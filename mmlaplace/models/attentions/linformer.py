@@ -21,6 +21,8 @@ class LinformerAttention(QKVAttention):
     Time is :math:`O(N m d)` per head. E and F are 2 N m parameters. Their weights belong to
     positions, so they are stored as m maps of ``input_resolution``. For other sizes the maps are
     resized bilinearly and multiplied by the ratio of the areas, which keeps the scale of the sums.
+    They start uniform in :math:`\pm 1/\sqrt{N}`. The authors' start in :math:`\pm 1/\sqrt{m}`, with
+    which logits grow with the size of the map.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
@@ -29,9 +31,6 @@ class LinformerAttention(QKVAttention):
             Default: False.
         resize: Whether E and F are resized. If not, a map of fewer tokens takes the first rows, as
             in the authors' code, and a map of more tokens raises. Default: True.
-        authors_init: Whether E and F start uniform in :math:`\pm 1/\sqrt{m}`, as in the authors'
-            code. Logits then grow with the size of the map in ``input_resolution``. If not, the
-            range is :math:`\pm 1/\sqrt{N}`. Default: False.
         one_kv_head: Whether all heads share the keys and values of one head. The linear is then
             smaller. Everything after it costs as much as with keys for each head. Default: False.
         head_dims: Channels d of a head. Default: C / heads.
@@ -57,7 +56,7 @@ class LinformerAttention(QKVAttention):
     fixed_options = ('sr_ratio',)
     variants = (
         dict(share_kv=True, num_landmarks=5),
-        dict(rope=True, authors_init=True),
+        dict(rope=True),
         dict(one_kv_head=True, rope=True, lepe_kernel=3),
     )
 
@@ -69,7 +68,6 @@ class LinformerAttention(QKVAttention):
         num_landmarks: int = 49,
         share_kv: bool = False,
         resize: bool = True,
-        authors_init: bool = False,
         one_kv_head: bool = False,
         head_dims: Optional[int] = None,
         **kwargs: Any,
@@ -88,7 +86,7 @@ class LinformerAttention(QKVAttention):
         self.one_kv_head = one_kv_head
         self.resize = resize
         height, width = self.input_resolution
-        bound = (num_landmarks if authors_init else height * width) ** -0.5
+        bound = (height * width) ** -0.5
 
         def sums() -> nn.Parameter:
             table = torch.empty(1, num_landmarks, height, width)

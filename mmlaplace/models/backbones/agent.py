@@ -4,12 +4,12 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 from torch import Tensor
 
-from ...checkpoints.conversion import Names, Rows
+from ...checkpoints.conversion import NameTable, Rows
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import REDUCED, first
 from ..pyramid import Family
 from . import cswin
-from .deit import MARKS, vit_rows
+from .deit import IDENTIFYING, vit_rows
 from .flatten import CLOUD
 from .pvt import pvt_rows
 from .swin import WINDOWS, linear_window, swin_rows
@@ -35,24 +35,24 @@ AGENT: Rows = {
     'ha_bias': ('spread_rows', per_agent),
     'wa_bias': ('spread_columns', per_agent),
 }
-PVT = Names(
+PVT = NameTable(
     pvt_rows(AGENT),
-    marks=('block1.0.attn.an_bias', 'block1.0.attn.q.weight', 'pos_embed1'),
+    identifying=('block1.0.attn.an_bias', 'block1.0.attn.q.weight', 'pos_embed1'),
 )
-SWIN = Names(
+SWIN = NameTable(
     swin_rows('{i+1}', {**AGENT, **WINDOWS}),
-    marks=('layers.0.blocks.0.attn.an_bias', 'layers.0.blocks.0.attn.qkv.weight'),
+    identifying=('layers.0.blocks.0.attn.an_bias', 'layers.0.blocks.0.attn.qkv.weight'),
 )
-DEIT = Names(
+DEIT = NameTable(
     vit_rows(
         {**AGENT, 'qkv.': 'qkv.', 'ac_bias': ('gather_prefix', first),
          'ca_bias': ('spread_prefix', of_prefix)}
     ),
-    marks=(*MARKS, 'blocks.0.attn.ac_bias'),
+    identifying=(*IDENTIFYING, 'blocks.0.attn.ac_bias'),
 )  # fmt: skip
-CSWIN = Names(
+CSWIN = NameTable(
     cswin.cswin_rows({**AGENT, 'get_v.': 'lepe.conv.'}),
-    marks=(*cswin.MARKS, 'stage1.0.attns.0.an_bias'),
+    identifying=(*cswin.IDENTIFYING, 'stage1.0.attns.0.an_bias'),
 )
 LANDMARKS = (9, 16, 49, 49)
 
@@ -150,4 +150,12 @@ PUBLISHED = {
         ),
     )
 }
-FAMILY = Family(published=PUBLISHED)
+FAMILY = Family(
+    published=PUBLISHED,
+    timm=dict(
+        # As agent_transformer/data/build.py: a square of ⌊S / 0.875⌋, of Swin above 224 one of S.
+        agent=dict(paper_ids='arXiv:2312.08874', crop_mode='squash'),
+        agent_swin_small_288=dict(crop_pct=1.0),
+        agent_swin_base_384=dict(crop_pct=1.0),
+    ),
+)

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ...checkpoints.conversion import Names, Rows, Target, within
+from ...checkpoints.conversion import NameTable, Rows, Target, within
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import BLOCK, HEAD
 from ..layers import OverlapPatchEmbed, TransformerBlock
@@ -145,8 +145,8 @@ def linear_arch(size: str) -> Dict[str, tuple]:
 
 # With SLAB, FLatten and InLine, V has a convolution besides their own.
 SECOND = {'get_v.': 'second_lepe.conv.'}
-MARKS = ('stage1_conv_embed.0.weight', 'stage1.0.attns.0.get_v.weight')
-CSWIN_NAMES = Names(cswin_rows(), MARKS, averaged=True)
+IDENTIFYING = ('stage1_conv_embed.0.weight', 'stage1.0.attns.0.get_v.weight')
+CSWIN_NAMES = NameTable(cswin_rows(), IDENTIFYING, averaged=True)
 PUBLISHED = {
     **{
         f'cswin_{size}': PublishedModel(
@@ -163,4 +163,12 @@ PUBLISHED = {
         for size in ('base', 'large')
     },
 }
-FAMILY = Family({CSWin: 'cswin'}, PUBLISHED)
+FAMILY = Family(
+    {CSWin: 'cswin'},
+    PUBLISHED,
+    timm=dict(  # as the default_cfgs of models/cswin.py
+        cswin=dict(paper_ids='arXiv:2107.00652', crop_pct=0.9, license='mit'),
+        cswin_base_384=dict(crop_pct=1.0),
+        cswin_large_384=dict(crop_pct=1.0),
+    ),
+)

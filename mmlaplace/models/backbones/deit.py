@@ -5,7 +5,7 @@ from typing import List
 
 from mmengine.registry import MODELS
 
-from ...checkpoints.conversion import Names, Rows, within
+from ...checkpoints.conversion import NameTable, Rows, within
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import ATTENTION, BLOCK, HEAD, class_position, map_positions
 from ..layers import PatchEmbed
@@ -79,8 +79,8 @@ def vit_rows(attention: Rows = ATTENTION) -> Rows:
     }
 
 
-MARKS = ('cls_token', 'pos_embed', 'blocks.0.attn.qkv.weight')
-VIT_NAMES = Names(vit_rows(), MARKS)
+IDENTIFYING = ('cls_token', 'pos_embed', 'blocks.0.attn.qkv.weight')
+VIT_NAMES = NameTable(vit_rows(), IDENTIFYING)
 
 DOWNLOADS = 'https://dl.fbaipublicfiles.com/deit'
 PUBLISHED = {

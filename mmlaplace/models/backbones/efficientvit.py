@@ -8,7 +8,7 @@ from mmengine.model import BaseModule
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ...checkpoints.conversion import Names, Rows, Target, within
+from ...checkpoints.conversion import NameTable, Rows, Target, within
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import linear
 from ..layers import map_to_tokens
@@ -259,8 +259,8 @@ BLOCK: Rows = {
 }
 
 
-def _layers(ours: str, theirs: str, kind: str) -> Dict[str, Target]:
-    return {f'{theirs}main.{name}.': f'{ours}{i}.' for i, name in enumerate(LAYERS[kind])}
+def _layers(own: str, released: str, kind: str) -> Dict[str, Target]:
+    return {f'{released}main.{name}.': f'{own}{i}.' for i, name in enumerate(LAYERS[kind])}
 
 
 def _rows(
@@ -277,17 +277,17 @@ def _rows(
     """
     first = 'stages.0.patch_embed.'
     rows = {stem: f'{first}stem.', **_layers(f'{first}residual.', residual, kinds[0])}
-    for i, (theirs, kind) in enumerate(zip(stages, kinds[1:])):
-        rows.update(_layers(f'stages.{i}.patch_embed.layers.', f'{theirs}0.', kind))
+    for i, (released, kind) in enumerate(zip(stages, kinds[1:])):
+        rows.update(_layers(f'stages.{i}.patch_embed.layers.', f'{released}0.', kind))
         block = f'stages.{i}.blocks.{{j-1}}.'
         if i < len(stages) - attentions:
-            rows.update(_layers(f'{block}ffn.layers.', f'{theirs}{{j}}.', kind))
+            rows.update(_layers(f'{block}ffn.layers.', f'{released}{{j}}.', kind))
         else:
-            rows.update(within(block, f'{theirs}{{j}}.', BLOCK))
+            rows.update(within(block, f'{released}{{j}}.', BLOCK))
     return rows
 
 
-def _authors(large: bool, kinds: Sequence[str]) -> Names:
+def _authors(large: bool, kinds: Sequence[str]) -> NameTable:
     start = 'backbone.stages.0.op_list' if large else 'backbone.input_stem.op_list'
     stages = [f'backbone.stages.{i + large}.op_list.' for i in range(4)]
     rows = _rows(f'{start}.0.', f'{start}.1.', stages, kinds, 1 if large else 2)
@@ -299,10 +299,10 @@ def _authors(large: bool, kinds: Sequence[str]) -> Names:
         'head.op_list.3.linear.': 'head.fc.',
     }
     mark = f'{stages[3]}1.context_module.main.qkv.conv.weight'
-    return Names({**rows, **head}, marks=(f'{start}.0.conv.weight', mark))
+    return NameTable({**rows, **head}, identifying=(f'{start}.0.conv.weight', mark))
 
 
-def _timm(large: bool, kinds: Sequence[str]) -> Names:
+def _timm(large: bool, kinds: Sequence[str]) -> NameTable:
     stages = [f'stages.{i}.blocks.' for i in range(4)]
     rows = _rows('stem.in_conv.', 'stem.res0.', stages, kinds, 1 if large else 2)
     head: Rows = {
@@ -313,8 +313,9 @@ def _timm(large: bool, kinds: Sequence[str]) -> Names:
         'head.classifier.4.': 'head.fc.',
     }
     mark = f'stem.res0.main.{LAYERS[kinds[0]][0]}.conv.weight'
-    return Names(
-        {**rows, **head}, marks=(mark, 'stages.3.blocks.1.context_module.main.qkv.conv.weight')
+    return NameTable(
+        {**rows, **head},
+        identifying=(mark, 'stages.3.blocks.1.context_module.main.qkv.conv.weight'),
     )
 
 

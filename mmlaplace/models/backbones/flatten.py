@@ -2,7 +2,7 @@
 
 from typing import Any, List, Optional
 
-from ...checkpoints.conversion import Names, Rows, position_map
+from ...checkpoints.conversion import NameTable, Rows, position_map
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import REDUCED, flat, square_map
 from ..pyramid import Family
@@ -20,24 +20,32 @@ FLATTEN: Rows = {
 FLATTEN_WINDOWS: Rows = {
     **FLATTEN, **WINDOWS, 'positional_encoding': ('key_positions', square_map)
 }  # fmt: skip
-MARKS = ('block1.0.attn.positional_encoding', 'block1.0.attn.scale', 'block1.0.attn.dwc.weight')
-PVT = Names(
+IDENTIFYING = (
+    'block1.0.attn.positional_encoding',
+    'block1.0.attn.scale',
+    'block1.0.attn.dwc.weight',
+)
+PVT = NameTable(
     {**pvt_rows(FLATTEN), **UNUSED_NORM},
-    marks=(*MARKS, 'pos_embed1', 'block1.0.attn.q.weight'),
+    identifying=(*IDENTIFYING, 'pos_embed1', 'block1.0.attn.q.weight'),
 )
-PVTV2 = Names(
+PVTV2 = NameTable(
     pvt_v2_rows(FLATTEN),
-    marks=(*MARKS, 'norm1.weight', 'block1.0.attn.q.weight'),
+    identifying=(*IDENTIFYING, 'norm1.weight', 'block1.0.attn.q.weight'),
 )
-SWIN = Names(
+SWIN = NameTable(
     swin_rows('{i+1}', FLATTEN_WINDOWS),
-    marks=tuple(mark.replace('block1.', 'layers.0.blocks.') for mark in MARKS)
+    identifying=tuple(mark.replace('block1.', 'layers.0.blocks.') for mark in IDENTIFYING)
     + ('layers.0.blocks.0.attn.qkv.weight',),
 )
 
-CSWIN = Names(
+CSWIN = NameTable(
     cswin.cswin_rows({**FLATTEN, **cswin.SECOND}),
-    marks=(*cswin.MARKS, 'stage1.0.attns.0.scale', 'stage1.0.attns.0.positional_encoding'),
+    identifying=(
+        *cswin.IDENTIFYING,
+        'stage1.0.attns.0.scale',
+        'stage1.0.attns.0.positional_encoding',
+    ),
 )
 
 
@@ -90,4 +98,11 @@ PUBLISHED = {
         f'{CLOUD}/0d0330cf2e5249f1abb6/?dl=1',
     ),
 }
-FAMILY = Family(published=PUBLISHED)
+FAMILY = Family(
+    published=PUBLISHED,
+    timm=dict(
+        # As data/build.py: a square of ⌊S / 0.875⌋, at 384 one of S.
+        flatten=dict(paper_ids='arXiv:2308.00442', crop_mode='squash'),
+        flatten_swin_base_384=dict(crop_pct=1.0),
+    ),
+)

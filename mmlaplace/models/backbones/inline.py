@@ -2,30 +2,30 @@
 
 from typing import Any, Dict, List, Optional
 
-from ...checkpoints.conversion import Names, Rows
+from ...checkpoints.conversion import NameTable, Rows
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import REDUCED
 from ..pyramid import Family
 from . import cswin
-from .deit import MARKS, vit_rows
+from .deit import IDENTIFYING, vit_rows
 from .flatten import CLOUD
 from .pvt import UNUSED_NORM, pvt_rows
 from .swin import WINDOWS, linear_window, swin_rows
 
 INLINE: Rows = {**REDUCED, 'qkv.': 'qkv.', 'residual.': 'lepe.'}
-PVT = Names(
+PVT = NameTable(
     {**pvt_rows(INLINE), **UNUSED_NORM},
-    marks=('block1.0.attn.residual.0.weight', 'block1.0.attn.q.weight', 'pos_embed1'),
+    identifying=('block1.0.attn.residual.0.weight', 'block1.0.attn.q.weight', 'pos_embed1'),
 )
-SWIN = Names(
+SWIN = NameTable(
     swin_rows('{i+1}', {**INLINE, **WINDOWS}),
-    marks=('layers.0.blocks.0.attn.residual.0.weight', 'layers.0.blocks.0.attn.qkv.weight'),
+    identifying=('layers.0.blocks.0.attn.residual.0.weight', 'layers.0.blocks.0.attn.qkv.weight'),
 )
-DEIT = Names(vit_rows(INLINE), marks=(*MARKS, 'blocks.0.attn.residual.0.weight'))
+DEIT = NameTable(vit_rows(INLINE), identifying=(*IDENTIFYING, 'blocks.0.attn.residual.0.weight'))
 
-CSWIN = Names(
+CSWIN = NameTable(
     cswin.cswin_rows({**INLINE, **cswin.SECOND}),
-    marks=(*cswin.MARKS, 'stage1.0.attns.0.residual.0.weight'),
+    identifying=(*cswin.IDENTIFYING, 'stage1.0.attns.0.residual.0.weight'),
 )
 MAP_ATTENTION = cswin.linear_maps(
     type='InLineAttention', second_lepe_kernel=3, filters_from='residual'
@@ -89,4 +89,9 @@ PUBLISHED = {
         ('inline_swin_base', SWIN, _swin('base', 56, 3, 2), 'bf23564bb64c420aafe1'),
     )
 }
-FAMILY = Family(published=PUBLISHED)
+FAMILY = Family(
+    published=PUBLISHED,
+    timm=dict(  # as data/build.py: a square of ⌊S / 0.875⌋
+        inline=dict(paper_ids='arXiv:2412.06590', crop_mode='squash')
+    ),
+)

@@ -37,4 +37,9 @@ PUBLISHED = {
         )
     },
 }
-FAMILY = Family({MAViT: 'mavit'}, PUBLISHED)
+FAMILY = Family(
+    {MAViT: 'mavit'},
+    PUBLISHED,
+    # Evaluated as classfication_release/datasets.py does: the centre, by timm's defaults.
+    timm=dict(mavit=dict(paper_ids='arXiv:2507.00698', first_conv='layers.0')),
+)

@@ -8,7 +8,7 @@ from mmengine.model import BaseModule, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ...checkpoints.conversion import Names, Rows, within
+from ...checkpoints.conversion import NameTable, Rows, within
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import BLOCK, HEAD
 from ..layers import DepthwiseConv, TransformerBlock, map_to_tokens
@@ -201,7 +201,7 @@ MLLA_BLOCK: Rows = {
     'attn.lepe.': 'attn.lepe.conv.',
     'attn.rope.rotations': None,
 }
-NAMES = Names(
+NAMES = NameTable(
     {
         **within('stages.0.patch_embed.', 'patch_embed.', STEM),
         # In the authors' code, it belongs to the stage before it.
@@ -214,7 +214,7 @@ NAMES = Names(
         'norm.': 'norm3.',
         **HEAD,
     },
-    marks=('layers.0.blocks.0.attn.qk.weight', 'layers.0.blocks.0.act_proj.weight'),
+    identifying=('layers.0.blocks.0.attn.qk.weight', 'layers.0.blocks.0.act_proj.weight'),
 )
 PUBLISHED = {
     f'mlla_{size}': PublishedModel(
@@ -224,4 +224,9 @@ PUBLISHED = {
         tiny='7a19712877cb4242889c', small='0e5d0b1409d540aaa80c', base='91c85c5a1061496d8796'
     ).items()
 }
-FAMILY = Family({MLLA: 'mlla'}, PUBLISHED)
+FAMILY = Family(
+    {MLLA: 'mlla'},
+    PUBLISHED,
+    # Evaluated as data/build.py does: the centre of the shorter side, by timm's defaults.
+    timm=dict(mlla=dict(paper_ids='arXiv:2405.16605', first_conv='first.0', license='mit')),
+)

@@ -8,7 +8,7 @@ from mmengine.model import BaseModule, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ...checkpoints.conversion import Names, Rows, Target, within
+from ...checkpoints.conversion import NameTable, Rows, Target, within
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import linear
 from ..layers import TransformerBlock, map_to_tokens
@@ -203,11 +203,11 @@ AUTHORS_BLOCK: Dict[str, Target] = {
 DEPTHS = (2, 4, 3)  # of the stages with attentions
 
 
-def _inverted(ours: str, theirs: str, names: Sequence[str], conv: Rows) -> Dict[str, Target]:
+def _inverted(own: str, released: str, names: Sequence[str], conv: Rows) -> Dict[str, Target]:
     """The rows of an inverted residual, whose three convolutions have these names."""
     rows: Dict[str, Target] = {}
     for i, name in enumerate(names):
-        rows.update(within(f'{ours}{i}.', f'{theirs}{name}.', conv))
+        rows.update(within(f'{own}{i}.', f'{released}{name}.', conv))
     return rows
 
 
@@ -241,35 +241,35 @@ AUTHORS_ROWS = _rows(
     AUTHORS_CONV,
 )  # fmt: skip
 for i, depth in enumerate(DEPTHS, 1):
-    ours = f'stages.{i}.'
+    own = f'stages.{i}.'
     timm, authors = f'stages.{i + 1}.1.', f'layer_{i + 2}.1.'
     TIMM_ROWS.update(
         {
-            **within(f'{ours}patch_embed.local.', f'{timm}conv_kxk.', TIMM_CONV),
-            f'{timm}conv_1x1.': (f'{ours}patch_embed.proj.', linear),
-            **within(f'{ours}blocks.{{j}}.', f'{timm}transformer.{{j}}.', TIMM_BLOCK),
-            f'{timm}norm.': f'{ours}norm.norm1.norm.',
-            f'{timm}conv_proj.conv.': (f'{ours}norm.proj.', linear),
-            f'{timm}conv_proj.bn.': f'{ours}norm.norm2.norm.',
+            **within(f'{own}patch_embed.local.', f'{timm}conv_kxk.', TIMM_CONV),
+            f'{timm}conv_1x1.': (f'{own}patch_embed.proj.', linear),
+            **within(f'{own}blocks.{{j}}.', f'{timm}transformer.{{j}}.', TIMM_BLOCK),
+            f'{timm}norm.': f'{own}norm.norm1.norm.',
+            f'{timm}conv_proj.conv.': (f'{own}norm.proj.', linear),
+            f'{timm}conv_proj.bn.': f'{own}norm.norm2.norm.',
         }
     )
     AUTHORS_ROWS.update(
         {
-            **within(f'{ours}patch_embed.local.', f'{authors}local_rep.0.', AUTHORS_CONV),
-            f'{authors}local_rep.1.block.conv.': (f'{ours}patch_embed.proj.', linear),
-            **within(f'{ours}blocks.{{j}}.', f'{authors}global_rep.{{j}}.', AUTHORS_BLOCK),
-            f'{authors}global_rep.{depth}.': f'{ours}norm.norm1.norm.',
-            f'{authors}conv_proj.block.conv.': (f'{ours}norm.proj.', linear),
-            f'{authors}conv_proj.block.norm.': f'{ours}norm.norm2.norm.',
+            **within(f'{own}patch_embed.local.', f'{authors}local_rep.0.', AUTHORS_CONV),
+            f'{authors}local_rep.1.block.conv.': (f'{own}patch_embed.proj.', linear),
+            **within(f'{own}blocks.{{j}}.', f'{authors}global_rep.{{j}}.', AUTHORS_BLOCK),
+            f'{authors}global_rep.{depth}.': f'{own}norm.norm1.norm.',
+            f'{authors}conv_proj.block.conv.': (f'{own}norm.proj.', linear),
+            f'{authors}conv_proj.block.norm.': f'{own}norm.norm2.norm.',
         }
     )
-TIMM = Names(
+TIMM = NameTable(
     {**TIMM_ROWS, 'head.fc.': 'head.fc.'},
-    marks=('stem.conv.weight', 'stages.2.1.transformer.0.attn.qkv_proj.weight'),
+    identifying=('stem.conv.weight', 'stages.2.1.transformer.0.attn.qkv_proj.weight'),
 )
-AUTHORS = Names(
+AUTHORS = NameTable(
     {**AUTHORS_ROWS, 'classifier.1.': 'head.fc.'},
-    marks=(
+    identifying=(
         'conv_1.block.conv.weight',
         'layer_3.1.global_rep.0.pre_norm_attn.1.qkv_proj.block.conv.weight',
     ),

@@ -7,7 +7,7 @@ import torch
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ...checkpoints.conversion import Names, Rows, position_map
+from ...checkpoints.conversion import NameTable, Rows, position_map
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import REDUCED, first, flat, square_map
 from ..pyramid import Family
@@ -136,13 +136,13 @@ POLA_WINDOWS: Rows = {
     'qkvg.bias': [('qkv.bias', query_and_gate), ('kv.bias', key_and_value)],
     'positional_encoding': ('key_positions', square_map),
 }
-PVT_NAMES = Names(
+PVT_NAMES = NameTable(
     {**pvt_rows(POLA), **UNUSED_NORM},
-    marks=('block1.0.attn.power', 'block1.0.attn.qg.weight'),
+    identifying=('block1.0.attn.power', 'block1.0.attn.qg.weight'),
 )
-SWIN_NAMES = Names(
+SWIN_NAMES = NameTable(
     swin_rows('{i+1}', POLA_WINDOWS),
-    marks=('layers.0.blocks.0.attn.power', 'layers.0.blocks.0.attn.qkvg.weight'),
+    identifying=('layers.0.blocks.0.attn.power', 'layers.0.blocks.0.attn.qkvg.weight'),
 )
 
 PAGE = 'https://huggingface.co/ZachMeng/PolaFormer/tree/main'
@@ -170,8 +170,5 @@ FAMILY = Family(
         PolaFormerDeiT: 'polaformer-deit',
     },
     PUBLISHED,
-    timm=dict.fromkeys(
-        [f'polaformer-{host}' for host in ('pvt', 'pvtv2', 'swin', 'deit')],
-        dict(paper_ids='arXiv:2501.15061', crop_mode='squash'),
-    ),
+    timm=dict(polaformer=dict(paper_ids='arXiv:2501.15061', crop_mode='squash', license='mit')),
 )

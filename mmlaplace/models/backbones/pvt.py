@@ -7,7 +7,7 @@ from typing import Any, Dict, List, Optional
 import torch.nn as nn
 from mmengine.registry import MODELS
 
-from ...checkpoints.conversion import Names, Rows, position_map, within
+from ...checkpoints.conversion import NameTable, Rows, position_map, within
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import BLOCK, HEAD, REDUCED, class_position, map_positions
 from ..layers import OverlapPatchEmbed, PatchEmbed
@@ -154,9 +154,9 @@ EMBEDS: Rows = within(
 CONVOLUTION: Rows = {'mlp.dwconv.dwconv.': 'ffn.dwconv.conv.'}  # of PVTv2's FFN
 
 
-def blocks(theirs: str, ours: str, attention: Rows, more: Optional[Rows] = None) -> Rows:
+def blocks(released: str, own: str, attention: Rows, more: Optional[Rows] = None) -> Rows:
     """The rows of blocks with an attention, and of further parts of a block."""
-    return within(ours, theirs, {**BLOCK, **within('attn.', 'attn.', attention), **(more or {})})
+    return within(own, released, {**BLOCK, **within('attn.', 'attn.', attention), **(more or {})})
 
 
 def pvt_rows(attention: Rows = REDUCED) -> Rows:
@@ -188,15 +188,15 @@ CLASS_TOKEN: Rows = {
     'cls_token': 'stages.3.position.cls_token',
     'norm.': 'norm3.',
 }
-PVT_NAMES = Names(
+PVT_NAMES = NameTable(
     {**pvt_rows(), **CLASS_TOKEN},
-    marks=('cls_token', 'pos_embed1', 'block1.0.attn.q.weight', 'block1.0.mlp.fc1.weight'),
+    identifying=('cls_token', 'pos_embed1', 'block1.0.attn.q.weight', 'block1.0.mlp.fc1.weight'),
 )
-PVTV2_NAMES = Names(
+PVTV2_NAMES = NameTable(
     pvt_v2_rows(),
-    marks=('block1.0.attn.q.weight', 'block1.0.mlp.dwconv.dwconv.weight', 'norm1.weight'),
+    identifying=('block1.0.attn.q.weight', 'block1.0.mlp.dwconv.dwconv.weight', 'norm1.weight'),
 )
-PVTV2_TIMM_NAMES = Names(
+PVTV2_TIMM_NAMES = NameTable(
     {
         'patch_embed.proj.': 'stages.0.patch_embed.projection.',
         'patch_embed.norm.': 'stages.0.patch_embed.norm.',
@@ -207,7 +207,7 @@ PVTV2_TIMM_NAMES = Names(
         'stages.{i}.norm.': 'stages.{i}.norm.',
         **HEAD,
     },
-    marks=('stages.0.blocks.0.attn.q.weight', 'stages.0.blocks.0.mlp.dwconv.weight'),
+    identifying=('stages.0.blocks.0.attn.q.weight', 'stages.0.blocks.0.mlp.dwconv.weight'),
 )  # fmt: skip
 
 PUBLISHED = {
@@ -233,4 +233,12 @@ PUBLISHED = {
         f'{DOWNLOADS}/pvt_v2_b2_li.pth',
     ),
 }
-FAMILY = Family({PVT: 'pvt', PVTv2: 'pvtv2'}, PUBLISHED)
+FAMILY = Family(
+    {PVT: 'pvt', PVTv2: 'pvtv2'},
+    PUBLISHED,
+    # timm has PVTv2, and not PVT. Evaluated as classification/datasets.py does: the centre.
+    timm=dict.fromkeys(
+        [f'pvt_{size}' for size in ('tiny', 'small', 'medium', 'large')],
+        dict(paper_ids='arXiv:2102.12122', license='apache-2.0'),
+    ),
+)

@@ -5,7 +5,7 @@ from typing import Any, Collection, Dict, List, Optional, Sequence, Set, Tuple, 
 
 from mmengine.registry import MODELS
 
-from ...checkpoints.conversion import Names, Rows, within
+from ...checkpoints.conversion import NameTable, Rows, within
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import flat, linear
 from ..layers import ConvPatchEmbed
@@ -122,7 +122,7 @@ BLOCK: Rows = {
     'ffn.fc2.': ('ffn.layers.3.', linear),
     'gamma_2': ('scale2.weight', flat),
 }
-NAMES = Names(
+NAMES = NameTable(
     {
         'patch_embed.proj.': 'stages.0.patch_embed.layers.',
         # In the authors' code, the embedding of a stage belongs to the stage before it.
@@ -137,7 +137,7 @@ NAMES = Names(
         'norm.': 'neck.norm.',
         'head.': ('head.fc.', linear),
     },
-    marks=('layers.0.blocks.0.attn.qkvo.weight', 'layers.0.blocks.0.gamma_1', 'proj.weight'),
+    identifying=('layers.0.blocks.0.attn.qkvo.weight', 'layers.0.blocks.0.gamma_1', 'proj.weight'),
 )
 
 
@@ -156,4 +156,9 @@ PUBLISHED = {
     f'ravlt_{size}': published('RAVLT', size, 1024, f'{HUB}/RAVLT/resolve/main/RAVLT_{letter}.pth')
     for size, letter in dict(tiny='T', small='S', base='B', large='L').items()
 }
-FAMILY = Family({RAVLT: 'ravlt'}, PUBLISHED)
+FAMILY = Family(
+    {RAVLT: 'ravlt'},
+    PUBLISHED,
+    # Evaluated as classfication/datasets.py does: the centre, by timm's defaults.
+    timm=dict(ravlt=dict(paper_ids='arXiv:2411.07635', first_conv='layers.0')),
+)

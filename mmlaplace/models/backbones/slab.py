@@ -5,12 +5,12 @@ from typing import Any, Dict, Tuple
 
 from torch import Tensor
 
-from ...checkpoints.conversion import Names, Rows, position_map
+from ...checkpoints.conversion import NameTable, Rows, position_map
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import ATTENTION, REDUCED, square_map
 from ..pyramid import Family
 from . import cswin
-from .deit import MARKS, vit_rows
+from .deit import IDENTIFYING, vit_rows
 from .flatten import linear_windows
 from .pvt import pvt_rows
 from .swin import TABLE, WINDOWS, swin_rows
@@ -51,27 +51,30 @@ def with_norms(rows: Rows) -> Rows:
 
 SLAB: Rows = {'dwc.': 'lepe.conv.', 'positional_encoding': ('key_positions', position_map)}
 MAP_POSITIONS = ('stages.0.position.map', position_map)
-DEIT = Names(
+DEIT = NameTable(
     # A class token that the authors' forward does not use.
     with_norms({**vit_rows({**ATTENTION, **SLAB}), 'pos_embed': MAP_POSITIONS, 'cls_token': None}),
-    marks=(*MARKS, 'blocks.0.attn.positional_encoding', 'blocks.0.norm1.norm2.alpha'),
+    identifying=(*IDENTIFYING, 'blocks.0.attn.positional_encoding', 'blocks.0.norm1.norm2.alpha'),
 )
-PVT = Names(
+PVT = NameTable(
     with_norms(pvt_rows({**REDUCED, **SLAB})),
-    marks=('pos_embed1', 'block1.0.attn.q.weight', 'block1.0.norm1.norm2.alpha'),
+    identifying=('pos_embed1', 'block1.0.attn.q.weight', 'block1.0.norm1.norm2.alpha'),
 )
-SWIN = Names(
+SWIN = NameTable(
     with_norms(
         swin_rows(
             '{i+1}', {**WINDOWS, **SLAB, 'positional_encoding': ('key_positions', square_map)}
         )
     ),
-    marks=('layers.0.blocks.0.attn.positional_encoding', 'layers.0.blocks.0.norm1.norm2.alpha'),
+    identifying=(
+        'layers.0.blocks.0.attn.positional_encoding',
+        'layers.0.blocks.0.norm1.norm2.alpha',
+    ),
 )
-CSWIN = Names(
+CSWIN = NameTable(
     with_norms(cswin.cswin_rows({**SLAB, **cswin.SECOND, 'scale': None})),
-    marks=(
-        *cswin.MARKS,
+    identifying=(
+        *cswin.IDENTIFYING,
         'stage1_conv_embed.2.norm2.alpha',
         'stage1.0.attns.0.positional_encoding',
         'stage1.0.attns.0.scale',
@@ -79,10 +82,12 @@ CSWIN = Names(
 )
 # With softmax, on DeiT tiny and Swin without the LayerNorm.
 SOFTMAX_DEIT, DEIT_REPBN = (
-    Names(with_norms(vit_rows()), marks=(*MARKS, f'blocks.0.norm1.{norm}alpha'))
+    NameTable(with_norms(vit_rows()), identifying=(*IDENTIFYING, f'blocks.0.norm1.{norm}alpha'))
     for norm in ('norm2.', '')
 )
-SWIN_REPBN = Names(with_norms(swin_rows('{i+1}')), marks=(TABLE, 'layers.0.blocks.0.norm1.alpha'))
+SWIN_REPBN = NameTable(
+    with_norms(swin_rows('{i+1}')), identifying=(TABLE, 'layers.0.blocks.0.norm1.alpha')
+)
 
 
 def prepbn(steps: int, eps: float = 1e-6) -> Dict[str, Any]:
@@ -156,4 +161,8 @@ PUBLISHED = {
         ),
     )
 }
-FAMILY = Family(published=PUBLISHED)
+FAMILY = Family(
+    published=PUBLISHED,
+    # Evaluated as classification/data/build.py does: the centre, by timm's defaults.
+    timm=dict.fromkeys(('slab', 'prepbn'), dict(paper_ids='arXiv:2405.11582')),
+)

@@ -8,7 +8,7 @@ from typing import List, Optional
 
 from mmengine.registry import MODELS
 
-from ...checkpoints.conversion import Names, Rows, position_map, within
+from ...checkpoints.conversion import NameTable, Rows, position_map, within
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import BLOCK, HEAD
 from ..layers import ConvPatchEmbed
@@ -156,7 +156,7 @@ ATTENTION: Rows = {
     'ff.': 'proj.',
 }
 SOFTMAX: Rows = {'q.': 'qkv.', 'kv.': 'kv.', 'proj.': 'proj.'}
-SOFT_NAMES = Names(
+SOFT_NAMES = NameTable(
     {
         'patch_embed{i}.proj.{j}.': 'stages.{i-1}.patch_embed.layers.{j}.',
         'pos_embed{i}': ('stages.{i-1}.position.map', position_map),
@@ -179,7 +179,7 @@ SOFT_NAMES = Names(
         **CLASS_TOKEN,
         **HEAD,
     },
-    marks=('block1.0.att.mha.W_q.weight',),
+    identifying=('block1.0.att.mha.W_q.weight',),
     averaged=True,
 )
 
@@ -215,7 +215,7 @@ FAMILY = Family(
     {SOFT: 'soft', SOFTPlusPlus: 'softpp'},
     PUBLISHED,
     timm=dict(
-        soft=dict(paper_ids='arXiv:2110.11945', first_conv='layers.0', crop_pct=0.9),
+        soft=dict(paper_ids='arXiv:2110.11945', first_conv='layers.0', crop_pct=0.9, license='mit'),
         softpp=dict(paper_ids='arXiv:2207.03341', first_conv='layers.0'),
     ),
 )

@@ -6,7 +6,7 @@ from typing import Any, Dict, List, Optional, Tuple
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from ...checkpoints.conversion import Names, Rows, Target, within
+from ...checkpoints.conversion import NameTable, Rows, Target, within
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import flat, linear
 from ..layers import (
@@ -223,18 +223,22 @@ for stage in range(4):  # the authors count embeddings and stages together
     rows.update(
         within(f'stages.{stage}.blocks.{{j}}.', f'network.{2 * stage}.{{j}}.', _blocks('', 'Proj'))
     )
-AUTHORS = Names(
+AUTHORS = NameTable(
     rows,
-    marks=('network.0.0.pwconv1.weight', 'network.1.proj.weight', 'patch_embed.0.weight'),
+    identifying=('network.0.0.pwconv1.weight', 'network.1.proj.weight', 'patch_embed.0.weight'),
     means=('head.',),
 )
-TIMM = Names(
+TIMM = NameTable(
     {
         **_ends('stem.', 'head_dist.'),
         **within('stages.{i}.patch_embed.', 'stages.{i}.downsample.', EMBED),
         **within('stages.{i}.blocks.{j}.', 'stages.{i}.blocks.{j}.', _blocks('.gamma', 'proj')),
     },
-    marks=('stages.0.blocks.0.pwconv1.weight', 'stages.1.downsample.proj.weight', 'stem.0.weight'),
+    identifying=(
+        'stages.0.blocks.0.pwconv1.weight',
+        'stages.1.downsample.proj.weight',
+        'stem.0.weight',
+    ),
     means=('head.',),
 )
 

@@ -6,7 +6,7 @@ from typing import Any, Callable, Dict, List, Optional
 import torch.nn as nn
 from mmengine.registry import MODELS
 
-from ...checkpoints.conversion import Names, Rows, Target, within
+from ...checkpoints.conversion import NameTable, Rows, Target, within
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import ATTENTION, BLOCK, offset_map
 from ..attentions.window import WindowAttention
@@ -118,8 +118,12 @@ def linear_window(side: int, **attn_cfg: Any) -> Dict[str, Any]:
 
 TABLE = 'layers.0.blocks.0.attn.relative_position_bias_table'
 # In the authors' code, a merging belongs to the stage before it.
-SWIN_NAMES = Names(swin_rows('{i+1}'), marks=(TABLE, 'layers.0.downsample.reduction.weight'))
-SWIN_TIMM_NAMES = Names(swin_rows('{i}'), marks=(TABLE, 'layers.3.downsample.reduction.weight'))
+SWIN_NAMES = NameTable(
+    swin_rows('{i+1}'), identifying=(TABLE, 'layers.0.downsample.reduction.weight')
+)
+SWIN_TIMM_NAMES = NameTable(
+    swin_rows('{i}'), identifying=(TABLE, 'layers.3.downsample.reduction.weight')
+)
 
 DOWNLOADS = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0'
 PUBLISHED = {

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
-from ...checkpoints.conversion import Names, Rows, within
+from ...checkpoints.conversion import NameTable, Rows, within
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import BLOCK, HEAD
 from ..layers import LayerScale, TransformerBlock, feature_map, map_to_tokens, tokens_to_map
@@ -365,7 +365,7 @@ CLASS_LAYER: Rows = {
 }
 # Convolution, BatchNorm and GELU by turns.
 STEM: Rows = {f'{2 * i}.{j}.': f'{3 * i + j}.' for i in range(4) for j in range(2)}
-NAMES = Names(
+NAMES = NameTable(
     {
         **within('stages.0.patch_embed.layers.', 'patch_embed.proj.', STEM),
         'pos_embeder.token_projection.': 'stages.0.position.projection.',
@@ -376,7 +376,7 @@ NAMES = Names(
         'norm.': 'norm0.norm.',
         **HEAD,
     },
-    marks=('blocks.0.local_mp.conv1.weight', 'cls_attn_blocks.0.norm1.weight'),
+    identifying=('blocks.0.local_mp.conv1.weight', 'cls_attn_blocks.0.norm1.weight'),
 )
 
 

@@ -15,10 +15,12 @@ class Family(NamedTuple):
             arch it is the name of a backbone: ``{PVTv2: 'pvtv2'}`` has ``'pvtv2-b0'``. Default:
             none, for a paper of an attention alone.
         published: The authors' classifiers by name, with their names of parameters. Default: none.
-        timm: By such a start, what timm is to know of these models, as in its default configs:
-            ``paper_ids``, ``crop_pct`` (default: 0.875), ``crop_mode`` (default: ``'center'``),
-            and ``first_conv``, inside of the first patch embedding (default: ``'projection'``).
-            Default: none. They are no models of timm then.
+        timm: By the start of names in timm, with ``_`` for ``-``, what timm is to know of these
+            models, as in its default configs: ``paper_ids``, ``license``, ``first_conv``, inside
+            of the first patch embedding (default: ``'projection'``), and how the authors evaluate,
+            ``crop_pct`` (default: 0.875) and ``crop_mode`` (default: ``'center'``). Of several
+            starts of a name, the longer ones change the shorter ones. Without any, a backbone or
+            published classifier is no model of timm. Default: none.
 
     Examples:
         >>> from mmlaplace.models import FAMILIES

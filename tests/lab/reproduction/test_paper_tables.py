@@ -119,7 +119,7 @@ def test_every_row_has_a_command_or_a_reason_that_tells_it_from_others():
 
 
 @pytest.mark.parametrize('table', TABLES, ids=lambda table: table.name)
-def test_configs_are_files_and_own_rows_have_a_twin(table):
+def test_configs_are_files_and_own_rows_have_a_small_copy(table):
     for row in table.rows:
         if row.covered and row.kind == 'own':
             assert any(r.mini or r.tool for r in row.runs), row.name
@@ -205,7 +205,7 @@ def test_a_report_of_what_is_finished_says_that_the_rest_was_not_run(tmp_path):
     (done.folder / 'result.json').write_text(json.dumps(trained(**AT_80)))
     about = dict(scale='mini', seeds=[0], call='x', versions={}, machine={})
     text = report.markdown(tool.make_report(table, made, tool.finished(made), about), tmp_path)
-    assert '| λ=4 | own | top-1, % | 81.4 | 80, of the twin |' in text
+    assert '| λ=4 | own | top-1, % | 81.4 | 80, of the small copy |' in text
     assert '| λ=8 | own | top-1, % | 78.5 | not run |' in text
 
 
@@ -222,7 +222,7 @@ def test_a_report_has_means_spreads_differences_and_failures(tmp_path):
     assert '| 80.9 | 81 ± 1 | +0.10 |' in text and 'the end of a log' in text
 
 
-def test_figures_of_the_twin_have_no_difference_but_in_what_is_counted():
+def test_figures_of_the_small_copy_have_no_difference_but_in_what_is_counted():
     small = metrics_of(whole('softpp_table_9', 'landmarks-49', 'mini', measured=[COUNTS]))
     assert small['top-1']['difference'] is None  # of other data
     assert small['MACs with kernels']['difference'] == pytest.approx(0.2)  # of the full size

@@ -1,0 +1,12 @@
+# DINO, with four scales.
+_base_ = 'mmdet::dino/dino-4scale_r50_8xb2-12e_coco.py'
+from mmlaplace import backbone_config, channels
+
+custom_imports = dict(imports=['mmlaplace'])
+
+backbone = backbone_config('{{$BACKBONE:ravlt-tiny}}', pretrained=True, out_indices=(1, 2, 3))
+model = dict(
+    backbone=dict(_delete_=True, **backbone),
+    neck=dict(in_channels=channels(backbone)),
+)
+optim_wrapper = dict(constructor='NoDecayOptimWrapperConstructor')

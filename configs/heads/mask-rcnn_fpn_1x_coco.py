@@ -1,0 +1,17 @@
+# Mask R-CNN.
+_base_ = 'mmdet::mask_rcnn/mask-rcnn_r50_fpn_1x_coco.py'
+from mmlaplace import backbone_config, channels
+
+custom_imports = dict(imports=['mmlaplace'])
+
+backbone = backbone_config('{{$BACKBONE:ravlt-tiny}}', pretrained=True)
+model = dict(
+    backbone=dict(_delete_=True, **backbone),
+    neck=dict(in_channels=channels(backbone)),
+)
+optim_wrapper = dict(
+    _delete_=True,
+    type='OptimWrapper',
+    optimizer=dict(type='AdamW', lr=1e-4, weight_decay=0.05),
+    constructor='NoDecayOptimWrapperConstructor',
+)

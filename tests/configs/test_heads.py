@@ -1,0 +1,65 @@
+"""Each head of the toolboxes takes the maps of a backbone that its config names in one line."""
+
+import pytest
+import torch
+from conftest import ROOT
+from mmengine.config import Config
+from test_docs import code_blocks
+
+from mmlaplace.commands.random_images import train_and_predict
+from mmlaplace.model_zoo import build_model
+
+HEADS = sorted((ROOT / 'configs/heads').glob('*.py'))
+BACKBONES = ('ravlt-tiny', 'mlla-tiny', 'pvtv2-b2')
+
+
+def load(path, backbone, monkeypatch) -> Config:
+    pytest.importorskip('mmdet')
+    pytest.importorskip('mmseg')
+    monkeypatch.setenv('BACKBONE', backbone)
+    return Config.fromfile(path)
+
+
+def test_each_config_is_on_the_page():
+    page = (ROOT / 'docs/heads.md').read_text()
+    assert [path.name for path in HEADS if f'(../configs/heads/{path.name})' not in page] == []
+
+
+@pytest.mark.sampled(5)
+@pytest.mark.parametrize('backbone', BACKBONES)
+@pytest.mark.parametrize('path', HEADS, ids=lambda path: path.stem)
+def test_a_head_is_built_for_each_backbone(path, backbone, monkeypatch):
+    assert len(path.read_text().splitlines()) <= 40
+    cfg = load(path, backbone, monkeypatch)
+    assert cfg.model.backbone.init_cfg.checkpoint == f'mmlaplace://{backbone}'
+    with torch.device('meta'):
+        model = build_model(cfg)
+    assert type(model.backbone).__module__.startswith('mmlaplace.')
+    preprocessor = cfg.model.data_preprocessor
+    # RGB, as all of our weights want; some bases have a ResNet's of Caffe.
+    assert preprocessor.mean == [123.675, 116.28, 103.53] and preprocessor.bgr_to_rgb
+
+
+@pytest.mark.sampled(7, 2)
+@pytest.mark.parametrize('path', HEADS, ids=lambda path: path.stem)
+def test_a_head_trains_for_a_step_and_predicts(path, monkeypatch):
+    cfg = load(path, 'laplacianformer-micro', monkeypatch)
+    assert train_and_predict(cfg, (192, 256), 2)['loss'] > 0
+
+
+@pytest.mark.parametrize('page', ['classify', 'detect', 'segment'])
+def test_the_config_of_a_tutorial_starts_a_model_of_its_classes_from_released_weights(
+    page, tmp_path
+):
+    pytest.importorskip('mmdet')
+    pytest.importorskip('mmseg')
+    config = tmp_path / 'mine.py'
+    config.write_text(code_blocks(ROOT / f'docs/tutorials/{page}.md', 'python')[0])
+    cfg = Config.fromfile(config)
+    assert cfg.model.backbone.init_cfg.checkpoint == 'mmlaplace://ravlt-tiny'
+    assert len(config.read_text().splitlines()) <= 40
+    with torch.device('meta'):
+        model = build_model(cfg)
+    assert 2 in {getattr(module, 'num_classes', None) for module in model.modules()}
+    roots = [cfg[f'{part}_dataloader'].dataset.data_root for part in ('train', 'val', 'test')]
+    assert {root.rstrip('/') for root in roots} == {'data/mine'}

@@ -1,0 +1,364 @@
+"""Released weights come by the name of a model, by every door, or one sentence says why not."""
+
+import copy
+import errno
+import gzip
+import importlib
+import json
+import os
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from unittest import mock
+from urllib.error import URLError
+from urllib.request import Request
+
+import pytest
+import torch
+from conftest import ROOT, run_script
+from mmengine.registry import MODELS
+from mmengine.runner import load_checkpoint
+from saved_weights import build, same, save
+from test_docs import code_blocks
+from test_published import MANIFESTS
+
+import mmlaplace
+from mmlaplace.__main__ import main
+from mmlaplace.checkpoints import PUBLISHED, load_weights, read_state_dict
+from mmlaplace.commands.toolbox_scripts import check_checkpoints
+from mmlaplace.toolboxes import toolbox_script
+
+TINY = PUBLISHED['ravlt_tiny'].weights
+CLASSIFIER = 'ravlt-tiny_8xb128_in1k'
+# The smallest of each family whose file has an address.
+SMALLEST = (
+    'agent_deit_tiny', 'cswin_tiny', 'deit_tiny', 'efficientvit_b0', 'flatten_pvt_v2_b0',
+    'inline_deit_tiny', 'mavit_small', 'mlla_tiny', 'mobilevitv2_050', 'prepbn_deit_tiny',
+    'pvt_tiny', 'pvt_v2_b0', 'slab_deit_tiny', 'swiftformer_xs', 'swin_tiny', 'xcit_nano_12_p16',
+)  # fmt: skip
+
+
+class Authors(BaseHTTPRequestHandler):
+    """Serves contents by the paths of their addresses, the last ``cut`` bytes missing."""
+
+    def do_GET(self):
+        content = self.server.contents.get(self.path.partition('?')[0])
+        self.send_response(200 if content else 404)
+        self.send_header('Content-Length', str(len(content or b'')))
+        self.end_headers()
+        self.server.asked.append(self.path)
+        self.wfile.write((content or b'')[: len(content or b'') - self.server.cut])
+
+
+def path_of(address):
+    return '/' + address.partition('://')[2].partition('/')[2].partition('?')[0]
+
+
+@pytest.fixture(scope='module')
+def server():
+    with ThreadingHTTPServer(('127.0.0.1', 0), Authors) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        server.contents, server.asked, server.cut = {}, [], 0
+        server.address = f'http://127.0.0.1:{server.server_port}'
+        yield server
+        server.shutdown()
+
+
+@pytest.fixture
+def authors(server, tmp_path, monkeypatch):
+    """All addresses lead to the server. The cache is empty."""
+    open_address = torch.hub.urlopen
+
+    def redirected(request):
+        local = server.address + path_of(request.full_url)
+        return open_address(Request(local, headers=dict(request.headers)))
+
+    monkeypatch.setattr(torch.hub, 'urlopen', redirected)
+    monkeypatch.setenv('TORCH_HOME', str(tmp_path / 'cache'))
+    monkeypatch.delenv('HF_ENDPOINT', raising=False)
+    server.contents, server.asked, server.cut = {}, [], 0
+    return server
+
+
+def released(name, path, depth=99):
+    """A file of random weights with the names and shapes of a released one, in its container.
+
+    Of the blocks of each stage, it has so many.
+    """
+    manifest = json.loads(gzip.decompress(MANIFESTS[name].read_bytes()))
+    block = re.compile(r'(?:.*\bblocks|stage\d+|block\d+)\.(\d+)\.')
+    shapes = {
+        key: shape
+        for key, shape in manifest[min(manifest)]['shapes'].items()
+        if not (found := block.match(key)) or int(found[1]) < depth
+    }
+    weights = {}
+    for key, shape in shapes.items():
+        value = torch.rand(shape) * (0.2 if len(shape) > 1 else 1) + 0.1 * ('var' in key)
+        weights[key] = value.long() if 'num_batches' in key else value
+    save(path, weights, container='model', epoch=299)
+    return weights, path.read_bytes()
+
+
+@pytest.fixture(scope='module')
+def ravlt(tmp_path_factory):
+    """RAVLT-tiny's tensors and the content of its file."""
+    torch.manual_seed(0)
+    return released('ravlt_tiny', tmp_path_factory.mktemp('ravlt') / 'RAVLT_T.pth')
+
+
+@pytest.fixture(scope='module')
+def downloaded(server, ravlt, tmp_path_factory):
+    """RAVLT-tiny comes from a mirror of the Hugging Face hub, once for all doors."""
+    cache = tmp_path_factory.mktemp('torch_home')
+    server.contents[path_of(TINY)] = ravlt[1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv('TORCH_HOME', str(cache))
+        patch.setenv('HF_ENDPOINT', f'{server.address}/')
+        read_state_dict('mmlaplace://RAVLT-tiny')
+        yield cache
+
+
+def timm_with_models():
+    timm = pytest.importorskip('timm')
+    importlib.import_module('mmlaplace.timm')
+    return timm
+
+
+def of_block(backbone):
+    return backbone.stages[2]['blocks'][3].ffn.layers[0].weight
+
+
+def by_create_backbone():
+    return mmlaplace.create_backbone('ravlt-tiny', pretrained=True)
+
+
+def by_init_cfg():
+    init_cfg = dict(type='Pretrained', checkpoint='mmlaplace://ravlt-tiny')
+    backbone = MODELS.build(dict(type='RAVLT', arch='tiny', init_cfg=init_cfg))
+    backbone.init_weights()
+    return backbone
+
+
+def by_load_from():
+    whole = torch.nn.ModuleDict(dict(backbone=MODELS.build(dict(type='RAVLT', arch='tiny'))))
+    load_checkpoint(whole, 'mmlaplace://ravlt-tiny', map_location='cpu')
+    return whole['backbone']
+
+
+@pytest.mark.parametrize('door', [by_create_backbone, by_init_cfg, by_load_from])
+def test_each_door_of_a_backbone_loads_the_authors_file(downloaded, ravlt, door):
+    expected = ravlt[0]['layers.2.blocks.3.ffn.fc1.weight'].flatten(1)
+    assert torch.equal(of_block(door()), expected)
+
+
+def test_the_classifiers_of_mmpretrain_and_timm_give_the_same_scores(downloaded, server):
+    mmpretrain = pytest.importorskip('mmpretrain')
+    timm = timm_with_models()
+    images = torch.randn(1, 3, 64, 96)
+    asked = list(server.asked)
+    by_timm = timm.create_model('ravlt_tiny', pretrained=True).eval()
+    models = [
+        mmlaplace.get_model(CLASSIFIER, pretrained=True).eval(),
+        mmpretrain.ImageClassificationInferencer(CLASSIFIER, device='cpu').model,  # by get_model
+    ]
+    with torch.no_grad():
+        expected = by_timm(images)
+        for model in models:
+            assert torch.equal(model(images, mode='tensor'), expected)
+        maps = timm.create_model('ravlt_tiny', pretrained=True, features_only=True).eval()(images)
+        _, same = by_timm.forward_intermediates(images)
+    assert all(map(torch.equal, maps, same))
+    assert server.asked == asked  # all took the copy
+
+
+def test_another_number_of_classes_or_channels_is_made_from_the_rest(downloaded, ravlt):
+    timm = timm_with_models()
+    with mock.patch('mmlaplace.checkpoints.loading.print_log') as log:
+        model = timm.create_model('ravlt_tiny', pretrained=True, num_classes=10, in_chans=1)
+    first = model.get_submodule(model.pretrained_cfg['first_conv']).weight
+    weights = ravlt[0]['patch_embed.proj.0.weight'].sum(1, keepdim=True)
+    torch.testing.assert_close(first, weights, rtol=1e-6, atol=0)  # sums in another order
+    assert model.get_classifier().weight.shape == (10, 1024)
+    assert model.get_classifier().weight.abs().max() < 0.1  # not those of the file
+    assert torch.equal(model.neck.projection.weight, ravlt[0]['proj.weight'])
+    (said,) = (call.args[0] for call in log.call_args_list if 'matched' in call.args[0])
+    line = r'TimmClassifier from mmlaplace://ravlt_tiny \(http.*RAVLT_T.pth\).*matched \d+ of'
+    assert re.match(line, said)
+    assert 'head of 1000 classes left out, as the model has 10' in said
+    assert timm.create_model('ravlt_tiny', pretrained=True, num_classes=0).num_classes == 0
+
+
+def test_a_name_converts_to_a_file(downloaded, tmp_path):
+    out = tmp_path / 'own.pth'
+    tool = ROOT / 'tools/model_converters/convert.py'
+    result = run_script(tool, 'mmlaplace://ravlt-tiny', '--out', out)
+    assert result.returncode == 0, result.stderr
+    load_weights(MODELS.build(dict(type='RAVLT', arch='tiny', out_norms=False)), out)
+
+
+def test_a_run_may_start_from_a_name(downloaded, monkeypatch):
+    pytest.importorskip('mmpretrain')
+    config = ROOT / f'configs/classification/ravlt/{CLASSIFIER}.py'
+    given = ['', str(config), '--cfg-options', 'load_from=mmlaplace://ravlt-tiny']
+    monkeypatch.setattr('sys.argv', given)
+    check_checkpoints(toolbox_script('mmpretrain', 'train.py'))
+
+
+@pytest.mark.parametrize('name', SMALLEST)
+def test_every_family_loads_from_its_authors_address(authors, name, tmp_path):
+    address, backbone = PUBLISHED[name].weights, dict(PUBLISHED[name].backbone, out_indices=-1)
+    shallow = not name.startswith(('efficient', 'mobile', 'swift', 'xcit'))  # else small enough
+    if shallow:
+        arch = backbone['arch']
+        sizes = arch if isinstance(arch, dict) else MODELS.get(backbone['type']).arch_zoo[arch]
+        backbone['arch'] = dict(sizes, depths=(1,) * len(sizes['depths']))
+    _, content = released(name, tmp_path / 'file.pth', 1 if shallow else 99)
+    if name == 'deit_tiny':  # whose address has digits of the file's hash
+        address = re.sub('-[0-9a-f]{8}', '', address)
+        mock.patch.dict(PUBLISHED, {name: PUBLISHED[name]._replace(weights=address)}).start()
+    authors.contents[path_of(address)] = content
+    try:
+        with torch.device('meta'):  # random weights would take seconds
+            module = MODELS.build(backbone)
+        report = load_weights(
+            module.to_empty(device='cpu'), f'mmlaplace://{name.replace("_", "-")}'
+        )
+    finally:
+        mock.patch.stopall()
+    assert not report.missing and not report.unexpected and not report.resized
+    assert authors.asked[0].startswith(path_of(address))
+
+
+def test_digits_of_a_released_file_are_checked(authors):
+    authors.contents[path_of(PUBLISHED['deit_tiny'].weights)] = b'PK other'
+    with pytest.raises(ValueError, match='expected "a1311bcf", got ".*download or copy it again'):
+        read_state_dict('mmlaplace://deit-tiny')
+
+
+def no_files(folder):
+    return [path for path in Path(folder).rglob('*') if path.is_file() and path.suffix != '.lock']
+
+
+PAGE = b'\n<!DOCTYPE html><html><body>Please log in.</body></html>'
+
+
+@pytest.mark.parametrize(
+    ('content', 'cut', 'message'),
+    [
+        (PAGE, 0, 'answers with a web page, .* open the address in a browser, save the file, and'),
+        (None, 100, r'RAVLT_T.pth cannot be read as a checkpoint.*cut off.* download or copy it'),
+        (b'', 0, r'RAVLT_T.pth cannot be downloaded: HTTP Error 404.* check the address and the'),
+    ],
+)
+def test_a_broken_answer_is_one_sentence_and_leaves_nothing(
+    authors, content, cut, message, tmp_path
+):
+    save(tmp_path / 'a.pth', dict(a=torch.ones(100)))
+    authors.contents[path_of(TINY)] = (tmp_path / 'a.pth').read_bytes() if cut else content
+    authors.cut = cut
+    backbone = MODELS.build(dict(type='RAVLT', arch='micro'))
+    before = copy.deepcopy(backbone.state_dict())
+    with pytest.raises((ValueError, OSError), match=message) as raised:
+        load_weights(backbone, 'mmlaplace://ravlt-tiny')
+    assert '\n' not in str(raised.value)
+    assert same(backbone, before) and no_files(tmp_path / 'cache') == []
+
+
+@pytest.mark.parametrize(
+    ('error', 'message'),
+    [
+        (URLError('Name or service not known'), 'not known.*check the address and the network, or'),
+        (
+            OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+            'the disk of .* is full; free space, or',
+        ),
+        (OSError(errno.EROFS, os.strerror(errno.EROFS)), 'may not be written.*; set TORCH_HOME'),
+    ],
+)
+def test_no_network_and_no_space_are_one_sentence(authors, monkeypatch, error, message, tmp_path):
+    monkeypatch.setattr(torch.hub, 'urlopen', mock.Mock(side_effect=error))
+    with pytest.raises(FileNotFoundError, match=f'{TINY} cannot be downloaded: .*{message}'):
+        read_state_dict('mmlaplace://ravlt-tiny')
+    assert no_files(tmp_path / 'cache') == []
+
+
+@pytest.mark.parametrize(
+    ('name', 'message'),
+    [
+        ('soft-tiny', "of 'soft_tiny' are behind a link of the web page .*; download them there"),
+        ('softpp-tiny', "released no weights of 'softpp_tiny'; .*list --weights"),
+        ('polaformer-pvt-large', "released no weights of 'polaformer_pvt_large'"),
+        ('laplacianformer-tiny', "no released weights of 'laplacianformer-tiny' are known; python"),
+    ],
+)
+def test_a_name_without_weights_is_never_random(name, message):
+    with pytest.raises(ValueError, match=message):
+        mmlaplace.create_backbone(name, pretrained=True)
+    timm = timm_with_models()
+    message = message.replace('laplacianformer-', 'laplacianformer_')
+    with pytest.raises(ValueError, match=rf'{message}.*overlay=dict\(file='):
+        timm.create_model(name.replace('-', '_'), pretrained=True)
+
+
+def test_mmpretrain_has_an_address_for_each_classifier():
+    hub = pytest.importorskip('mmpretrain.apis.model').ModelHub
+    names = mmlaplace.list_models(task='classification')
+    assert {hub._models_dict[name].weights.partition('://')[0] for name in names} == {'mmlaplace'}
+    assert hub._models_dict['pvtv2-b0_8xb128_in1k'].weights == 'mmlaplace://pvt_v2_b0'
+
+
+def test_a_wrong_name_or_model_is_told(downloaded):
+    with pytest.raises(ValueError, match="'ravlt-tinny'.* similar names are ravlt_tiny"):
+        read_state_dict('mmlaplace://ravlt-tinny')
+    with pytest.raises(
+        ValueError, match='mmlaplace://ravlt_tiny does not fit: .* it fits .*ravlt_ti'
+    ):
+        load_weights(MODELS.build(dict(type='RAVLT', arch='micro')), 'mmlaplace://ravlt-tiny')
+    detector = mmlaplace.list_models('ravlt', task='detection')[0]
+    with pytest.raises(ValueError, match=f"no weights of the whole '{detector}' are released"):
+        mmlaplace.get_model(detector, pretrained=True)
+
+
+def test_a_file_of_other_names_does_not_start_a_run(authors, tmp_path):
+    save(tmp_path / 'a.pth', {'conv1.weight': torch.ones(1)})
+    authors.contents[path_of(TINY)] = (tmp_path / 'a.pth').read_bytes()
+    with pytest.raises(ValueError, match=r'the names in .* are 1 \(conv1.weight\), those of no'):
+        load_checkpoint(build(), 'mmlaplace://ravlt-tiny')
+
+
+def test_the_list_has_names_and_places(capsys):
+    assert main(['list', '--weights', 'ravlt-t', 'soft-tiny']) == 0
+    (ravlt, soft) = capsys.readouterr().out.splitlines()
+    assert ravlt.startswith('ravlt_tiny ') and ravlt.endswith(TINY)
+    assert soft.startswith('soft_tiny ') and 'on https://github.com/fudan-zvg/SOFT' in soft
+    assert main(['list', '--weights', 'ravlt-tinny']) == 1
+    assert "match 'ravlt-tinny'; similar names are ravlt_tiny" in capsys.readouterr().err
+    assert main(['list', '--weights', '--json']) == 2
+
+
+@pytest.mark.slow
+def test_the_ways_of_the_page_load(downloaded):
+    timm_with_models()
+    pytest.importorskip('mmpretrain')
+    blocks = code_blocks(ROOT / 'docs/released_weights.md', 'python')
+    ways = [block for block in blocks if block.startswith('import')]
+    assert len(ways) == 3
+    for block in ways:
+        exec(block, {})
+
+
+@pytest.mark.slow
+def test_the_weights_of_timm_on_the_page_fit(monkeypatch):
+    timm = timm_with_models()
+    blocks = code_blocks(ROOT / 'docs/released_weights.md', 'python')
+    (lines,) = (block.splitlines() for block in blocks if 'timm://' in block)
+
+    def random_weights(address, read):
+        return timm.create_model(address.partition('://')[2]).state_dict()
+
+    monkeypatch.setattr('mmlaplace.checkpoints.loading.weights_of_timm', random_weights)
+    assert len(lines) == 3
+    for line in lines:
+        exec(line, dict(mmlaplace=mmlaplace))
