@@ -52,7 +52,7 @@ def keep_noise_from_terminal() -> None:
     log, log_everywhere = mmengine.logging.print_log, MMLogger.callHandlers
 
     def print_log(msg: Any, logger: Any = None, level: int = logging.INFO) -> None:
-        if msg not in ONEDL:
+        if not (isinstance(msg, str) and msg in ONEDL):
             log(msg, logger, level)
 
     def call_handlers(self: MMLogger, record: logging.LogRecord) -> None:
@@ -96,14 +96,15 @@ def last_words(script: str, tools: Path, config: str, cfg: Config) -> None:
             else 'Checkpoint'
         )
         lines[-1] += f' {kind}: {checkpoint}'
-        if '--cfg-options' in sys.argv:
+        if any(word.startswith('--cfg-options') for word in sys.argv):
             config = os.path.join(cfg.work_dir, os.path.basename(config))  # as mmengine dumped it
         model = shlex.join([config, checkpoint])
         commands = [('tools/test.py', model)] if trained else []
         if cfg.model.get('backbone', {}).get('type') != 'SequenceEncoder':  # of images
             commands.append(('demo/image_demo.py', f'IMAGE {model}'))
             commands.append(('tools/deployment/export.py', f'{model} --verify'))
-        lines += [command(tools.parent / path, words) for path, words in commands]
+        scripts = [(tools.parent / path, words) for path, words in commands]
+        lines += [command(*one) for one in scripts if one[0].is_file()]  # a wheel has no demo
     sys.stdout.write('\n'.join(lines) + '\n')
 
 

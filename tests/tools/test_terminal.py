@@ -8,6 +8,7 @@ from unittest import mock
 
 import mmengine.logging
 import pytest
+from conftest import ROOT
 from mmengine.config import Config
 from mmengine.logging import HistoryBuffer, MessageHub, MMLogger
 
@@ -54,6 +55,13 @@ def hub(tmp_path):
     MessageHub._instance_dict.pop(hub.instance_name)
 
 
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    for name in ('tools', 'demo'):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+
+
 def words(capsys, script: str, cfg: Config, config: str = 'c.py') -> list:
     terminal.last_words(script, Path('tools').absolute(), config, cfg)
     return capsys.readouterr().out.splitlines()
@@ -64,9 +72,10 @@ CFG = Config(
 )
 
 
-def test_a_training_ends_with_its_scores_and_the_next_commands(hub, monkeypatch, capsys, tmp_path):
+def test_a_training_ends_with_its_scores_and_the_next_commands(
+    hub, clone, monkeypatch, capsys, tmp_path
+):
     monkeypatch.setattr(sys, 'argv', ['train.py', 'c.py'])
-    monkeypatch.chdir(tmp_path)
     assert words(capsys, 'train', CFG) == ['', 'Trained: without scores.']
     for name in ('train/loss', 'val/data_time', 'val/accuracy/top1', 'val/accuracy/top5'):
         hub.log_scalars[name] = HistoryBuffer([90.0, 97.349], [1, 1])
@@ -86,9 +95,10 @@ def test_a_training_ends_with_its_scores_and_the_next_commands(hub, monkeypatch,
         assert words(capsys, 'train', CFG) == []
 
 
-def test_a_test_goes_on_with_the_options_of_its_command_line(hub, monkeypatch, capsys, tmp_path):
+def test_a_test_goes_on_with_the_options_of_its_command_line(
+    hub, clone, monkeypatch, capsys, tmp_path
+):
     monkeypatch.setattr(sys, 'argv', ['test.py', 'c.py', 'w.pth', '--cfg-options', 'a=1'])
-    monkeypatch.chdir(tmp_path)
     hub.log_scalars['test/own'] = HistoryBuffer([0.5], [1])
     _, said, *commands = words(capsys, 'test', CFG, 'configs/c.py')
     assert said == 'Tested: own 0.5. Checkpoint: w.pth'

@@ -40,6 +40,7 @@ import numpy as np
 import torch
 import torch.nn as nn
 from mmengine.config import Config, DictAction
+from rich.console import Console
 
 from mmlaplace.analysis.measuring import describe_machine, interleave
 from mmlaplace.analysis.networks import image_size
@@ -287,8 +288,8 @@ def benchmark(
     return found
 
 
-def main() -> None:
-    parser, args = parse_arguments()
+def export_and_verify(parser: ToolParser, args: argparse.Namespace) -> dict:
+    """Write the file, and compare and time it if that was asked for; what is reported of it."""
     cfg = read_config(args.config, 'default_scope', 'model.backbone', options=args.cfg_options)
     cfg.model.backbone.init_cfg = None
     try:
@@ -323,6 +324,14 @@ def main() -> None:
             batch = about['batch'] or args.batch_size
             report['milliseconds'] = benchmark(form, run, batch, sizes, args.rounds)
             report['machine'] = describe_machine(torch.device('cpu'))
+    return report
+
+
+def main() -> None:
+    parser, args = parse_arguments()
+    # On a terminal alone, and so seldom that timings do not notice.
+    with Console(stderr=True).status('this takes up to minutes', refresh_per_second=1):
+        report = export_and_verify(parser, args)
     print(json.dumps(report, indent=2))
     if args.report:
         write_json(args.report, report)

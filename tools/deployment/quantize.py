@@ -20,6 +20,7 @@ from typing import Callable, Dict, Iterator, List, Tuple
 import torch
 from mmengine.config import Config, DictAction
 from mmengine.registry import DATASETS, DefaultScope
+from rich.console import Console
 from torch import Tensor
 
 from mmlaplace.analysis.measuring import describe_machine, interleave
@@ -140,23 +141,27 @@ def main() -> None:
             f'{args.model} calls operators of mmlaplace, which ONNX Runtime cannot '
             'quantise; export it with --backend reference'
         )
-    try:
-        calibration = [image for image, _ in images_of(cfg, about, 'train', args.calibration)]
-        images = list(images_of(cfg, about, 'test', args.test))
-    except ValueError as error:
-        parser.error(str(error))
-    quantize(args.model, args.out, calibration)
-    after, _ = exporting.open_exported(args.out)
-    files, runs = dict(fp32=args.model, int8=args.out), dict(fp32=before, int8=after)
-    jobs = {name: partial(run, images[0][0]) for name, run in runs.items()}
-    seconds = interleave(jobs, args.rounds, torch.device('cpu'))
-    report = dict(
-        images=len(images),
-        top1={name: round(top1(run, images), 2) for name, run in runs.items()},
-        milliseconds={name: round(1e3 * statistics.median(of), 3) for name, of in seconds.items()},
-        megabytes={name: round(path.stat().st_size / 2**20, 2) for name, path in files.items()},
-        machine=describe_machine(torch.device('cpu')),
-    )
+    # On a terminal alone, and so seldom that timings do not notice.
+    with Console(stderr=True).status('quantising, testing and timing', refresh_per_second=1):
+        try:
+            calibration = [image for image, _ in images_of(cfg, about, 'train', args.calibration)]
+            images = list(images_of(cfg, about, 'test', args.test))
+        except ValueError as error:
+            parser.error(str(error))
+        quantize(args.model, args.out, calibration)
+        after, _ = exporting.open_exported(args.out)
+        files, runs = dict(fp32=args.model, int8=args.out), dict(fp32=before, int8=after)
+        jobs = {name: partial(run, images[0][0]) for name, run in runs.items()}
+        seconds = interleave(jobs, args.rounds, torch.device('cpu'))
+        report = dict(
+            images=len(images),
+            top1={name: round(top1(run, images), 2) for name, run in runs.items()},
+            milliseconds={
+                name: round(1e3 * statistics.median(of), 3) for name, of in seconds.items()
+            },
+            megabytes={name: round(path.stat().st_size / 2**20, 2) for name, path in files.items()},
+            machine=describe_machine(torch.device('cpu')),
+        )
     print(json.dumps(report, indent=2))
     if args.report:
         write_json(args.report, report)
