@@ -121,3 +121,16 @@ def test_all_configs_are_found_and_keep_their_pipelines(tmp_path):
     assert short.train_dataloader.batch_size == 2
     path = ROOT / 'configs/detection/swin/mask-rcnn_swin-tiny_fpn_ms-1x_coco.py'
     assert tool.shorten(Config.fromfile(path), tmp_path, tmp_path).model.backbone.init_cfg is None
+
+
+@pytest.mark.slow
+def test_random_images_need_no_data_and_no_weights(tmp_path):
+    base = str(ROOT / 'configs' / [*CONFIGS][2])
+    weights = dict(type='Pretrained', checkpoint='mmlaplace://ravlt-tiny')
+    model = dict(backbone=dict(arch='micro', init_cfg=weights), head=dict(in_channels=128))
+    (tmp_path / 'mine.py').write_text(f'_base_ = {base!r}\nmodel = {model!r}\n')
+    options = ['--data-root', tmp_path / 'none', '--work-dir', tmp_path / 'runs']
+    result = run_script(TOOL, tmp_path / 'mine.py', '--random-images', 64, 96, *options)
+    assert result.returncode == 0, result.stdout + result.stderr
+    (row,) = json.loads((tmp_path / 'runs/results.json').read_text()).values()
+    assert row['passed'] and row['loss'] > 0 and row['random_images'] == [64, 96]
