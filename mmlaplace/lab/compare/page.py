@@ -169,9 +169,9 @@ def frame_section(page: Page) -> Iterator[str]:
     yield (
         'All attentions have the same layers around them, so that a difference between two rows '
         'comes from the attention: linears for queries, keys and values, a 3 × 3 depthwise '
-        'convolution of the values as the only position, no gate, no rotary positions, and a last '
-        'linear. The backbone around them is the same too. `--own-frames` gives each attention the '
-        'layers of its paper instead.'
+        'convolution of the values, no gate, no rotary positions, and a last linear. The backbone '
+        'around them, with its norms and positions, is the same too. `--own-frames` gives each '
+        'attention the layers of its paper instead.'
     )
     rows = []
     for one in page.candidates:
@@ -235,12 +235,11 @@ def cost_section(page: Page) -> Iterator[str]:
     yield cost_table(costs, list(page.plan.sizes), 'seconds', 1e3)
     yield 'Memory in MB:'
     yield cost_table(costs, list(page.plan.sizes), 'MB', 1)
-    for label, share in page.found.shares.items():
-        if share < 0.8:
-            yield (
-                f'**Trust no time of {label}**: this program had {100 * share:.0f} % of a core, as '
-                'the machine was busy with others.'
-            )
+    if busy := [label for label, share in page.found.shares.items() if share < 0.8]:
+        yield (
+            f'**Trust no time of {", ".join(busy)}**: the machine was busy, and this '
+            'program had less than 80 % of a core.'
+        )
     if lines := list(left_out(costs)):
         yield '\n'.join(f'- {line.removeprefix("- ")}' for line in lines)
 
@@ -254,8 +253,9 @@ def image_section(page: Page) -> Iterator[str]:
     yield (
         f'{page.plan.epochs} epochs on 3,600 patches of fifteen photographs, 64 × 64 pixels. The '
         'class is the photograph. The test has 900 patches of other parts of the photographs, in '
-        'three sizes. Attentions with landmarks have 16. In Swin, the attention is in the first '
-        'two stages.'
+        'three sizes. Attentions with landmarks have 16.'
+        + ' In Swin, the attention is in the first two stages.'
+        * ('swin' in page.found.images)
     )
     yield '![Top-1 of each attention in each backbone; a dot is a seed](images.png)'
     for host, results in page.found.images.items():

@@ -48,7 +48,9 @@ def draw_costs(costs: Dict[str, dict], yours: str, path: Path) -> None:
 
 def draw_images(images: Dict[str, List[dict]], yours: str, path: Path) -> None:
     """Top-1 of each attention in each backbone: a dot for a seed, and a bar for the mean."""
-    figure, axes = new_figure(1, len(images), (1.5 + 2.9 * len(images), 3.8), squeeze=False)
+    rows = max(len(by_attention(results)) for results in images.values())
+    size = 1.5 + 2.9 * len(images), 1.4 + 0.4 * rows
+    figure, axes = new_figure(1, len(images), size, squeeze=False)
     for axis, (host, results) in zip(axes[0], images.items()):
         runs = by_attention(results)
         column = next(iter(results[0]['top1']))

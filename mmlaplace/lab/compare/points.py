@@ -46,7 +46,7 @@ class Case:
         line: The line of the file that a step has found wrong, or ``''``.
     """
 
-    def __init__(self, cls: type, options: dict, file: str) -> None:
+    def __init__(self, cls: Any, options: dict, file: str) -> None:
         self.cls, self.options, self.file = cls, options, file
         self.doing, self.line = 'build', ''
 
@@ -204,7 +204,8 @@ def parameters(case: Case) -> None:
 
 
 def mask(case: Case) -> str:
-    lepe = {} if 'lepe_kernel' not in case.cls.known_options() else dict(lepe_kernel=0)
+    # A convolution of the values sees hidden tokens too.
+    lepe: Any = {} if 'lepe_kernel' not in case.cls.known_options() else dict(lepe_kernel=0)
     module = case.build(**lepe)
     x, seen = tokens(2, (3, 4)), torch.ones(1, 1, 12, 12, dtype=torch.bool)
     if not module.accepts_mask:
@@ -221,7 +222,9 @@ def mask(case: Case) -> str:
     seen[..., 8:] = False
     changed = torch.cat([x[:, :8], 3 * torch.randn(2, 4, C)], 1)
     outs = [module(images, (3, 4), mask=seen)[:, :8] for images in (x, changed)]
-    case.require(torch.allclose(*outs, atol=1e-5), 'hidden tokens change the output of others')
+    case.require(
+        torch.allclose(outs[0], outs[1], atol=1e-5), 'hidden tokens change the output of others'
+    )
     return 'it keeps to its mask'
 
 
@@ -269,7 +272,8 @@ def compiled(case: Case) -> str:
         grads.append(torch.autograd.grad(outs[-1].square().sum(), weights))
     scale = outs[0].abs().max().item()
     case.require(
-        torch.allclose(*outs, atol=1e-4 * scale, rtol=1e-3), 'the output is not that of eager mode'
+        torch.allclose(outs[0], outs[1], atol=1e-4 * scale, rtol=1e-3),
+        'the output is not that of eager mode',
     )
     most = max((grad.abs().max().item() for grad in grads[0]), default=0.0)
     alike = all(torch.allclose(a, b, atol=2e-3 * most, rtol=1e-3) for a, b in zip(*grads))
@@ -294,6 +298,7 @@ def onnx(case: Case) -> str:
         import onnxruntime
     except ImportError as error:
         raise NotHere('onnxruntime is missing; pip install onnx onnxruntime') from error
+    file: Any
     file, axes = io.BytesIO(), {0: 'batch', 2: 'height', 3: 'width'}
     module = OfMap(case.build()).eval()
     case.doing = 'by torch.onnx.export, for any batch, height and width'
