@@ -70,10 +70,10 @@ def tried(name: str, backbone: str, shape: Tuple[int, int]) -> dict:
     The memory of the other backbones is counted under Mask R-CNN alone: the difference between two
     backbones is the same under each head that takes images of that size.
     """
-    cfg = load(name, backbone)
-    found = train_and_predict(cfg, (192, 256), 2)
+    found = train_and_predict(load(name, backbone), (192, 256), 2)
     if backbone != BACKBONES[0] and not name.startswith('mask-rcnn'):
         return found
+    cfg = load(name, backbone)  # anew, as some models change what they are built from
     model, batch = with_model(cfg, shape, 2)
     with DefaultScope.overwrite_default_scope(cfg.default_scope):
         model.train().init_weights()

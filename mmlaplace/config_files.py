@@ -7,7 +7,7 @@ from mmengine.config import Config
 from mmengine.config.utils import MODULE2PACKAGE
 from mmengine.registry import MODELS
 
-from .model_zoo import files_root, near_names, options_of
+from .model_zoo import files_root, near_names, options_of, released_weights
 from .toolboxes import PACKAGES
 
 SCOPE = 'mmlaplace::'
@@ -21,8 +21,8 @@ def backbone_config(name: str, pretrained: bool = False, **options: Any) -> Dict
             has the maps and the norms of a detector or segmentor. The name of a classifier gives
             the backbone of its config as it is.
         pretrained: Whether the backbone starts from the authors' released weights, which the run
-            downloads: ``init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://NAME')``.
-            Default: False.
+            downloads: ``init_cfg=dict(type='Pretrained', checkpoint='mmlaplace://NAME')``. The run
+            ends with an error if there are none. Default: False.
         **options: Options of the backbone to add or to change, such as ``out_indices`` or
             ``drop_path_rate``.
 
@@ -39,9 +39,7 @@ def backbone_config(name: str, pretrained: bool = False, **options: Any) -> Dict
     if '_' not in name:
         own.pop('out_norms', None)  # a classifier's, which has a norm of its own after the backbone
     if pretrained:
-        own['init_cfg'] = dict(
-            type='Pretrained', checkpoint=f'mmlaplace://{name.partition("_")[0]}'
-        )
+        own['init_cfg'] = dict(type='Pretrained', checkpoint=released_weights(name))
     return {**own, **options}
 
 
