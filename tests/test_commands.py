@@ -55,6 +55,8 @@ NOT_HERE = {
     r'.*(textures|crowds|fashion|make_mini_datasets\.py$)':
         'takes minutes, and tests/tools makes these',
     r'.*(export\.py my_|run_onnx\.py work_dirs/my_)': 'docs/deploy.md has the same commands',
+    r'python -m mmlaplace compare (?!.*--contract)':
+        'takes minutes to hours, and tests/lab/compare does it smaller',
     r'.*elu_mini': 'needs two files of that page, of which tests/test_docs.py runs one',
     r'.*WandbVisBackend': 'needs an account',
     r'python -m mmlaplace config ': 'tests/test_model_list.py runs it',
@@ -89,6 +91,9 @@ def quick_starts(tmp_path_factory, mini_data):
     photo = Image.fromarray(data.astronaut()).resize((160, 128))
     for name in ('PHOTO', 'photo.jpg', 'cat.jpg', 'street.jpg', 'photos/one.jpg', 'photos/two.png'):
         photo.save(project / name, 'JPEG')
+    attention = code_blocks(ROOT / 'docs/tutorials/add_attention.md', 'python')[0]
+    (project / 'elu_attention.py').write_text(attention)
+    (project / 'my_attention.py').write_text(attention.replace('EluAttention', 'MyAttention'))
     options = []
     for name, (config, checkpoint) in TRAINED.items():
         command = ['python', 'tools/train.py', f'configs/{config}.py', '--work-dir']

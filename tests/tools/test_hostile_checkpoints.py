@@ -21,6 +21,7 @@ TOOLS = ROOT / 'tools'
 DEMO = ROOT / 'demo'
 CONFIGS = ROOT / 'configs'
 LAPLACIAN = CONFIGS / 'classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'
+SOFTMAX = LAPLACIAN.with_name('laplacianformer-micro-softmax_1xb32_mini.py')
 SOFTPP = CONFIGS / 'classification/soft/softpp-micro_1xb32_mini.py'
 PVT = CONFIGS / 'classification/polaformer/polaformer-pvt-micro_1xb32_mini.py'
 FPN = CONFIGS / 'segmentation/laplacianformer/laplacianformer-micro_fpn_1xb16_mini.py'
@@ -44,7 +45,7 @@ LOADERS = {
     'visualization/paper_figures.py': [
         'polaformer-5', '--model', PVT, 'FILE', 'Pola', '--images', 'a', '.', '--out', 'OUT/a.png'
     ],
-    'linearize.py': [LAPLACIAN, 'FILE', '--attention', 'FLattenAttention', '--work-dir', 'OUT'],
+    'linearize.py': [SOFTMAX, 'FILE', '--attention', 'FLattenAttention', '--work-dir', 'OUT'],
     'deployment/export.py': [LAPLACIAN, 'FILE', '--format', 'pt2', '--out', 'OUT/a.pt2'],
     # It takes the checkpoints that it finds in its work directory.
     'analysis_tools/attention_training.py': ['LaplacianAttention', '--work-dir', 'runs'],
