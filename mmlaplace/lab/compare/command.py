@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         dest='others',
         default=list(OTHERS),
         metavar='NAME',
-        help='attentions beside it, such as SOFT or "Pola, gate=false"; default: '
+        help='attentions beside it, such as SOFT or "Pola, gate=true"; default: '
         f'{" ".join(OTHERS)}',
     )
     parser.add_argument(

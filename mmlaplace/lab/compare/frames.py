@@ -46,7 +46,7 @@ def candidate(name: str, own_frames: bool = False) -> Candidate:
     Examples:
         >>> from mmlaplace.lab.compare.frames import candidate
         >>> candidate('SOFT').changed
-        {'qkv': 'qkv', 'lepe_filters': 'channel', 'lepe_bias': True}
+        {'lepe_filters': 'channel', 'lepe_bias': True}
     """
     kind, *options = name.split(', ')
     cls: Any = find_attention(kind)
@@ -55,6 +55,8 @@ def candidate(name: str, own_frames: bool = False) -> Candidate:
     shared = {} if own_frames else {f: v for f, v in SHARED.items() if f in known}
     shared = {field: value for field, value in shared.items() if field not in given}
     own = asdict(cls.frame) if issubclass(cls, QKVAttention) else {}
+    if own.get('qkv') == 'shared_qk':  # then equal queries and keys belong to the mixing rule
+        shared.pop('qkv', None)
     texts = [f'{field}={str(value).lower()}' for field, value in shared.items()]
     whole = ', '.join([name if ':' in kind else ', '.join([cls.__name__, *options]), *texts])
     return Candidate(
