@@ -159,6 +159,6 @@ PUBLISHED = {
 FAMILY = Family(
     {RAVLT: 'ravlt'},
     PUBLISHED,
-    # Evaluated as classfication/datasets.py does: the centre, by timm's defaults.
+    # Evaluated as the authors' datasets.py does: the centre, by timm's defaults.
     timm=dict(ravlt=dict(paper_ids='arXiv:2411.07635', first_conv='layers.0')),
 )
