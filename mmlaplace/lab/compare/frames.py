@@ -23,7 +23,7 @@ class Candidate(NamedTuple):
         name: Its name with its options, as :func:`config_of` takes it.
         cfg: Its config.
         changed: Fields of its own frame that are another here, with their values here.
-        kept: Fields of the shared frame that it cannot take.
+        kept: Fields of the shared frame that it cannot take, or that belong to its rule.
     """
 
     label: str
@@ -52,11 +52,12 @@ def candidate(name: str, own_frames: bool = False) -> Candidate:
     cls: Any = find_attention(kind)
     label = ', '.join([cls.__name__.removesuffix('Attention'), *options])
     given, known = config_of(name, landmarks=None), cls.known_options()
-    shared = {} if own_frames else {f: v for f, v in SHARED.items() if f in known}
-    shared = {field: value for field, value in shared.items() if field not in given}
     own = asdict(cls.frame) if issubclass(cls, QKVAttention) else {}
-    if own.get('qkv') == 'shared_qk':  # then equal queries and keys belong to the mixing rule
-        shared.pop('qkv', None)
+    kept = [] if own_frames else [field for field in SHARED if field not in known]
+    if own.get('qkv') == 'shared_qk' and 'qkv' in known and not own_frames:
+        kept.append('qkv')  # equal queries and keys belong to the mixing rule
+    left = {*SHARED} if own_frames else {*kept, *given}
+    shared = {field: value for field, value in SHARED.items() if field not in left}
     texts = [f'{field}={str(value).lower()}' for field, value in shared.items()]
     whole = ', '.join([name if ':' in kind else ', '.join([cls.__name__, *options]), *texts])
     return Candidate(
@@ -64,5 +65,5 @@ def candidate(name: str, own_frames: bool = False) -> Candidate:
         whole,
         config_of(whole, landmarks=None),
         {field: value for field, value in shared.items() if own.get(field, value) != value},
-        [] if own_frames else [field for field in SHARED if field not in known],
+        kept,
     )

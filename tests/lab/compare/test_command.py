@@ -121,7 +121,8 @@ def test_every_attention_is_built_with_the_shared_frame_and_says_what_it_keeps(n
     one = candidate(name)
     sizes = dict(embed_dims=32, num_heads=2, input_resolution=(7, 7))
     module, known = MODELS.build(dict(one.cfg, **sizes)), MODELS.get(name).known_options()
-    assert one.kept == [field for field in SHARED if field not in known]
+    assert {field for field in SHARED if field not in known} <= set(one.kept)
+    assert 'qkv' in one.kept or name not in ('SOFTAttention', 'EcoFormerAttention')
     if hasattr(module, 'frame'):
         for field in set(SHARED) - set(one.kept):
             assert getattr(module.frame, field) == SHARED[field]
