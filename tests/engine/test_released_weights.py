@@ -17,7 +17,7 @@ from urllib.request import Request
 import pytest
 import torch
 from conftest import ROOT, run_script
-from mmengine.registry import MODELS
+from mmengine.registry import MODELS, DefaultScope
 from mmengine.runner import load_checkpoint
 from saved_weights import build, same, save
 from test_docs import code_blocks
@@ -159,10 +159,10 @@ def test_the_classifiers_of_mmpretrain_and_timm_give_the_same_scores(downloaded,
     images = torch.randn(1, 3, 64, 96)
     asked = list(server.asked)
     by_timm = timm.create_model('ravlt_tiny', pretrained=True).eval()
-    models = [
-        mmlaplace.get_model(CLASSIFIER, pretrained=True).eval(),
-        mmpretrain.ImageClassificationInferencer(CLASSIFIER, device='cpu').model,  # by get_model
-    ]
+    models = [mmlaplace.get_model(CLASSIFIER, pretrained=True).eval()]
+    with DefaultScope.overwrite_default_scope('mmpretrain'):  # another test may have left its own
+        inferencer = mmpretrain.ImageClassificationInferencer(CLASSIFIER, device='cpu')
+    models.append(inferencer.model)  # by mmpretrain.get_model
     with torch.no_grad():
         expected = by_timm(images)
         for model in models:
@@ -345,8 +345,9 @@ def test_the_ways_of_the_page_load(downloaded):
     blocks = code_blocks(ROOT / 'docs/released_weights.md', 'python')
     ways = [block for block in blocks if block.startswith('import')]
     assert len(ways) == 3
-    for block in ways:
-        exec(block, {})
+    with DefaultScope.overwrite_default_scope('mmpretrain'):  # another test may have left its own
+        for block in ways:
+            exec(block, {})
 
 
 @pytest.mark.slow

@@ -128,8 +128,8 @@ def test_counters_by_types_see_all_layers(name):
 @pytest.mark.thorough
 @pytest.mark.slow
 @pytest.mark.parametrize(('toolbox', 'config', 'options'), [
-    ('mmpretrain', 'classification/{}_1xb32_mini.py', ('--image-size', '64')),
-    ('mmseg', 'segmentation/{}_fpn_1xb16_mini.py', ('--image-size', '64', '64')),
+    ('mmpretrain', 'classification/{}_1xb32_mini.py', ('--shape', '64')),
+    ('mmseg', 'segmentation/{}_fpn_1xb16_mini.py', ('--shape', '64', '64')),
     ('mmdet', 'detection/retinanet_{}_fpn_mini.py', ('--num-images', '1')),
 ])  # fmt: skip
 def test_the_scripts_of_the_toolboxes_run(toolbox, config, options, mini_data):
