@@ -117,14 +117,15 @@ def _backbones(root: Path) -> List[ModelInfo]:
     return list(found.values())
 
 
-def _by_name() -> Dict[str, ModelInfo]:
+@cache
+def _by_name(root: Path) -> Dict[str, ModelInfo]:
     """All models and backbones, and under the names of released weights what these fit."""
     released = {
         name.replace('_', '-'): ModelInfo(name, 'backbone', family, None, {}, published.backbone)
         for family, each in FAMILIES.items()
         for name, published in each.published.items()
     }
-    return {**released, **{model.name: model for model in read_backbones() + read_models()}}
+    return {**released, **{model.name: model for model in _backbones(root) + _models(root)}}
 
 
 def list_models(
@@ -278,7 +279,7 @@ def options_of(name: str) -> Dict[str, Any]:
     Raises:
         ValueError: If there is no such name. The message lists similar names.
     """
-    known = _by_name()
+    known = _by_name(files_root())
     if name not in known:
         near = near_names(name, list(known))
         raise ValueError(
@@ -358,16 +359,16 @@ def released_weights(name: str) -> str:
     Raises:
         ValueError: If it is a detector or segmentor.
     """
-    model = _by_name()[name]
+    model = _by_name(files_root())[name]
     if model.task not in ('classification', 'backbone'):
         raise ValueError(
             f'pretrained=True: no weights of the whole {name!r} are released; those of a '
             "classifier fill its backbone: pretrained='mmlaplace://NAME', with a NAME of "
             'python -m mmlaplace list --weights'
         )
-    classifiers = [each for each in read_models() if each.config == model.config]
-    named = [each.metadata.get('Published as') for each in classifiers]
-    return address_of(next(filter(None, named), name.partition('_')[0]))
+    if model.task == 'backbone':  # the classifier's entry says which weights are published
+        model = next((each for each in read_models() if each.config == model.config), model)
+    return address_of(model.metadata.get('Published as') or name.partition('_')[0])
 
 
 def build_model(cfg: Config) -> nn.Module:
