@@ -264,10 +264,10 @@ def run_plan(
 
             def in_time() -> Iterator[Any]:
                 for job in jobs:
-                    if job.result() is None and time.monotonic() > until:
-                        return
                     if job.result() is not None:
                         progress.advance(task)
+                    elif time.monotonic() > until:
+                        return
                     yield job
 
             def ended(job: Job, outcome: Outcome) -> None:

@@ -9,7 +9,7 @@ import torch
 from mmengine.registry import MODELS
 
 from ...analysis.measuring import model_job, seconds_of
-from ..comparison.attention_study import STUDIES, Phase, backbone_cfg
+from ..comparison.attention_study import STUDIES, backbone_cfg
 from ..probes.model import ProbeModel
 from ..probes.study import Study, read_studies
 from ..probes.tasks import build_probe
@@ -45,11 +45,6 @@ class Plan(NamedTuple):
     backbones: Tuple[str, ...] = tuple(BACKBONES)
     epochs: int = STUDY.phases[0].epochs
     steps: int = 400
-
-    @property
-    def phases(self) -> List[Phase]:
-        """The training on images."""
-        return [phase._replace(epochs=self.epochs) for phase in STUDY.phases]
 
     def study(self, candidates: Sequence[Candidate]) -> Study:
         """The small tasks."""

@@ -23,10 +23,6 @@ LINES = ('-', '--', ':', '-.')  # a line style for each mode
 MARKERS = 'os^Dv<>PX*hpd8'  # a marker for each family or candidate
 
 
-def size_name(row: dict) -> str:
-    return f'{row["side"]}x{row["batch"]}'
-
-
 def measured(result: dict) -> List[dict]:
     """The rows of a result that were measured without a failure."""
     return [row for row in result['rows'] if not row['failure']]
