@@ -21,6 +21,7 @@ from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import DefaultScope
 
+from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.analysis.training_memory import kept_bytes
 from mmlaplace.commands.command_line import ToolParser, read_json, write_json
 from mmlaplace.commands.random_images import random_batch, train_and_predict
@@ -98,8 +99,8 @@ def timed(name: str, backbone: str, shape: Tuple[int, int]) -> dict:
 
 def write_log(path: Path, measure: Callable[..., dict]) -> None:
     """A row for each head and backbone. What is in the log already is not repeated."""
-    log = read_json(path) if path.is_file() else dict(torch=torch.__version__, rows={})
-    log['threads'] = torch.get_num_threads()
+    log = read_json(path) if path.is_file() else dict(rows={})
+    log.update(describe_machine(torch.device('cpu')))
     for name, shape in HEADS.values():
         for backbone in BACKBONES:
             key = f'{name} {backbone}'
