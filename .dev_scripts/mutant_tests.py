@@ -72,7 +72,7 @@ TESTS = {
     'mmlaplace/analysis': ('test_docstrings.py', 'analysis', 'tools'),
     'mmlaplace/checkpoints': ('test_docstrings.py', 'engine', 'models/test_options.py'),
     'mmlaplace/commands': ('test_docstrings.py', 'test_model_list.py', 'test_commands.py', 'tools'),
-    'mmlaplace/lab/comparison': ('test_docstrings.py', 'lab/comparison'),
+    'mmlaplace/lab/side_by_side': ('test_docstrings.py', 'lab/side_by_side'),
     'mmlaplace/deployment': ('test_docstrings.py', 'deployment', 'tools', 'ops'),
     'mmlaplace/linearizing': ('test_docstrings.py', 'models/test_linearizing.py'),
     'mmlaplace/lab/mini_datasets': ('test_docstrings.py', 'lab/mini_datasets'),

@@ -25,12 +25,12 @@ import torch
 
 from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.commands.command_line import ToolParser, read_json, write_json
-from mmlaplace.lab.comparison import linearizing_study as study
-from mmlaplace.lab.comparison.attention_jobs import read_result
-from mmlaplace.lab.comparison.attention_study import candidates
-from mmlaplace.lab.comparison.linearizing_report import write_report
 from mmlaplace.lab.runner import Outcome
 from mmlaplace.lab.runner import run_all as run_jobs
+from mmlaplace.lab.side_by_side import linearizing_study as study
+from mmlaplace.lab.side_by_side.attention_jobs import read_result
+from mmlaplace.lab.side_by_side.attention_study import candidates
+from mmlaplace.lab.side_by_side.linearizing_report import write_report
 
 
 def teacher_of(seed: int, folder: Path) -> Path:

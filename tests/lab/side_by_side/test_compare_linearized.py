@@ -9,7 +9,7 @@ import pytest
 import torch
 from conftest import load_tool, toolbox_model
 
-from mmlaplace.lab.comparison import linearizing_report, linearizing_study
+from mmlaplace.lab.side_by_side import linearizing_report, linearizing_study
 
 
 def test_a_short_training_has_a_point_for_each_quarter_too(monkeypatch):

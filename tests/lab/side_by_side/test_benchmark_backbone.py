@@ -12,7 +12,7 @@ from conftest import ROOT, load_tool, run_script
 from PIL import Image
 from torch import nn
 
-from mmlaplace.lab.comparison import backbone_candidates as candidates
+from mmlaplace.lab.side_by_side import backbone_candidates as candidates
 from mmlaplace.model_zoo import read_backbones
 from mmlaplace.models import FAMILIES, LaplacianAttention
 
