@@ -42,7 +42,7 @@ NOT_HERE = {
     r'.*(demo/attention_explorer\.py|127\.0\.0\.1)': 'a server, which tests/demo starts',
     r'.*(--library|--backend native|build_onnxruntime_ops)':
         "needs ONNX Runtime's headers",
-    r'.*(benchmark_backbone|compare_(attentions|linearized)|attention_training|linearize\.py'
+    r'.*(benchmark_backbone|compare_attentions|attention_training|linearize\.py'
         r'|make_lra_datasets\.py --tasks)':
         'takes hours',
     r'.*(mutation_test|benchmark_ops)\.py': 'takes minutes to hours',
