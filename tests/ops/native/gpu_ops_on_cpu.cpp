@@ -35,6 +35,8 @@ void set_shared_memory(int64_t bytes) { shared_memory = bytes; }
 }  // namespace
 }  // namespace mmlaplace
 
+MMLAPLACE_NAMESPACE(mmlaplace_gpu_on_cpu);
+
 MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace_gpu_on_cpu, library) {
   library.def("set_shared_memory(int bytes) -> ()");
   library.def(
