@@ -7,9 +7,10 @@ from typing import Dict, List
 
 from marked_tables import markdown_table
 
-from mmlaplace.lab.comparison.attention_report import groups
-from mmlaplace.lab.comparison.attention_study import ABLATIONS
-from mmlaplace.lab.comparison.seed_differences import (
+from mmlaplace.lab.probes.prediction import SEEDS
+from mmlaplace.lab.side_by_side.attention_report import groups
+from mmlaplace.lab.side_by_side.attention_study import ABLATIONS
+from mmlaplace.lab.side_by_side.seed_differences import (
     by_attention,
     deviation_of_seeds,
     half_width,
@@ -18,7 +19,6 @@ from mmlaplace.lab.comparison.seed_differences import (
     mean_top1,
     short,
 )
-from mmlaplace.lab.probes.prediction import SEEDS
 
 STUDY = 'small_images, fashion'
 SPELLED = {'Gaussian': "kernel='gaussian'", 'literal': "whitening='literal'"}

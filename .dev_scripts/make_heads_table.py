@@ -18,14 +18,12 @@ from typing import Any, Callable, Dict, Tuple
 import torch
 from marked_tables import markdown_table, with_tables
 from mmengine.config import Config
-from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import DefaultScope
 
 from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.analysis.training_memory import kept_bytes
 from mmlaplace.commands.command_line import ToolParser, read_json, write_json
-from mmlaplace.commands.random_images import random_batch, train_and_predict
-from mmlaplace.model_zoo import build_model
+from mmlaplace.commands.random_images import random_batch, random_model, train_and_predict
 from mmlaplace.writing import write_whole
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -58,8 +56,7 @@ def load(name: str, backbone: str) -> Config:
 
 def with_model(cfg: Config, shape: Tuple[int, int], count: int) -> Tuple[Any, Dict[str, Any]]:
     """The model of a config with random weights, and random images that it has normalised."""
-    cfg.model.backbone.init_cfg = None
-    model = revert_sync_batchnorm(build_model(cfg))
+    model = random_model(cfg)
     masks = getattr(model.data_preprocessor, 'pad_mask', False)
     batch = random_batch(cfg.default_scope, shape, count, masks)
     return model, model.data_preprocessor(batch, training=True)

@@ -5,9 +5,9 @@ from typing import Dict, List, Optional
 import torch
 from marked_tables import markdown_table
 
-from mmlaplace.lab.comparison.attention_report import markdown
 from mmlaplace.lab.probes.report import MISSING, NAMES, STAR, Table, behind, largest
 from mmlaplace.lab.probes.tasks import PROBES, build_probe
+from mmlaplace.lab.side_by_side.attention_report import markdown
 from mmlaplace.models.attentions.laplacian import KERNELS
 from mmlaplace.models.layers import Landmarks
 from mmlaplace.ops import cholesky_inverse

@@ -21,10 +21,10 @@ from make_model_zoo import FITTED
 
 from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
 from mmlaplace.commands.command_line import ToolParser, write_json
-from mmlaplace.lab.comparison.backbone_candidates import find
-from mmlaplace.lab.comparison.backbone_report import MARKERS
-from mmlaplace.lab.comparison.published_top1 import peers, published
 from mmlaplace.lab.figures import new_figure, save
+from mmlaplace.lab.side_by_side.backbone_candidates import find
+from mmlaplace.lab.side_by_side.backbone_report import MARKERS
+from mmlaplace.lab.side_by_side.published_top1 import peers, published
 from mmlaplace.model_zoo import ModelInfo, read_models
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -123,7 +123,7 @@ def mini_data(tmp_path_factory, pytestconfig) -> Path:
 
 @functools.cache
 def load_tool(path: str) -> types.ModuleType:
-    """A script as a module, such as ``load_tool('tools/benchmarks/soak.py')``."""
+    """A script as a module, such as ``load_tool('tools/benchmarks/benchmark_ops.py')``."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where pickle looks for its functions

@@ -30,7 +30,7 @@ ONE_STEP = [
     'val_cfg=None', 'val_dataloader=None', 'val_evaluator=None',
 ]  # fmt: skip
 NOT_HERE = {
-    r'(\w+=\S+ )*(pip|mim|git|docker|apt-get|pre-commit|tensorboard|source|cd|cp|ls|export) ':
+    r'(\w+=\S+ )*(pip|mim|hf|git|docker|apt-get|pre-commit|tensorboard|source|cd|cp|ls|export) ':
         'a program of others',
     r'(\./|\.venv/)': 'of another environment, or of a language that is not here',
     r'bash (tools/(quickstart|setup_env|run_tests)|\.dev_scripts/)': 'makes an environment',
@@ -42,11 +42,12 @@ NOT_HERE = {
     r'.*(demo/attention_explorer\.py|127\.0\.0\.1)': 'a server, which tests/demo starts',
     r'.*(--library|--backend native|build_onnxruntime_ops)':
         "needs ONNX Runtime's headers",
-    r'.*(benchmark_backbone|compare_(attentions|linearized)|attention_training|linearize\.py'
+    r'.*(benchmark_backbone|compare_attentions|attention_training|linearize\.py'
         r'|make_lra_datasets\.py --tasks)':
         'takes hours',
     r'.*(mutation_test|benchmark_ops)\.py': 'takes minutes to hours',
     r'bash tools/gpu_check': 'needs a GPU',
+    r'.*make_hf_kernel\.py': 'tests/ops makes the package',
     r'.*reproduce\.py(?!.*(--list|--dry-run))': 'takes hours',
     r'.*(configs/lra/|make_lra_datasets)': 'takes minutes; tests/lab/lra does it with less data',
     r'.*(compare_inverse|probe_attentions|paper_figures\.py (?!softpp-1a))':

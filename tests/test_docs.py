@@ -151,7 +151,7 @@ PASS_ON = ('train.py', 'test.py', 'dist_train.sh', 'dist_test.sh', 'slurm_train.
            'check_upstream.sh', 'run_tests.sh')  # fmt: skip
 # Programs of others; of the shell's own, only what sets something up.
 OTHERS = (
-    'pip pre-commit mim git cd source export docker apt-get cp ls curl tensorboard aoti_classify'
+    'pip pre-commit mim hf git cd source export docker apt-get cp ls curl tensorboard aoti_classify'
 )
 
 

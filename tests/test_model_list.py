@@ -18,7 +18,7 @@ from mmlaplace import check, mmpretrain_hub
 from mmlaplace.__main__ import main
 from mmlaplace.checkpoints import PUBLISHED
 from mmlaplace.commands.model_list import path_from_here
-from mmlaplace.lab.comparison.backbone_candidates import catalogue
+from mmlaplace.lab.side_by_side.backbone_candidates import catalogue
 from mmlaplace.model_zoo import files_root, get_config, read_models
 from mmlaplace.models import FAMILIES, LaplacianFormer, PyramidBackbone
 

@@ -82,6 +82,6 @@ def test_mypy_finds_no_error(tmp_path):
 
 @pytest.mark.thorough
 def test_the_mutants_written_by_hand_change_code_that_is_there():
-    found = load_tool('.dev_scripts/mutants.py').written_by_hand()
+    found = load_tool('.dev_scripts/mutation_test.py').written_by_hand()
     stale = [means for means, mutant in found.items() if mutant is None]
     assert not stale, 'bring them up to date in .dev_scripts/meaning_mutants.yml'

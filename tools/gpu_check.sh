@@ -1,9 +1,8 @@
 #!/usr/bin/env bash
 # Checks on one GPU what docs/developers/gpu-validation.md waits for: builds the ops, runs the CUDA tests, prints the
-# benchmark tables of ops, attention layers, blocks and backbones, with memory, and, where there is
-# compute-sanitizer, looks for races and bad accesses. Layers and blocks are timed against softmax
-# attention (flash in bf16) and the blocks of PVT and Swin, forward and training step; the latter need
-# mmdetection.
+# benchmark tables of ops and backbones, with memory, and, where there is compute-sanitizer, looks for
+# races and bad accesses. Backbones are timed against the same with softmax, and those of PVT and Swin of
+# mmdetection and mmpretrain, where these are.
 #
 #   bash tools/gpu_check.sh [OUT]     # default: work_dirs/gpu_check
 #
@@ -18,6 +17,8 @@ case "${1:-}" in '') out=work_dirs/gpu_check ;; /*) out="$1" ;; *) out="$called_
 python="${PYTHON:-$([ -x .venv/bin/python ] && echo .venv/bin/python || echo python3)}"
 mkdir -p "$out"
 failed=()
+others=(laplacianformer-tiny laplacianformer-tiny+SoftmaxAttention mmdet:PyramidVisionTransformer-tiny
+    mmpretrain:SwinTransformer-tiny --sizes 224x32 512x8 --modes eager bf16)
 step() {
     local name="$1"
     shift
@@ -51,12 +52,13 @@ tail_lines=200 step benchmark "$python" tools/benchmarks/benchmark_ops.py --devi
     --out "$out/benchmark_ops.json" --plot "$out/benchmark_ops.png" --force
 tail_lines=120 step benchmark_bf16 "$python" tools/benchmarks/benchmark_ops.py --device cuda --ops kernels \
     --dtype bfloat16 --out "$out/benchmark_ops_bf16.json" --force
-for dtype in float32 bfloat16; do
-    tail_lines=150 step "blocks_$dtype" "$python" tools/benchmarks/benchmark_blocks.py --device cuda \
-        --dtype "$dtype" --out "$out/benchmark_blocks_$dtype.json" --force
-done
 tail_lines=30 step backbone "$python" tools/benchmarks/benchmark_backbone.py --device cuda \
     --out "$out/benchmark_backbone.json" --plot "$out/benchmark_backbone.png" --force
+# Forward and training step of whole backbones, in fp32 and bf16.
+tail_lines=60 step backbone_others "$python" tools/benchmarks/benchmark_backbone.py "${others[@]}" --device cuda \
+    --out "$out/benchmark_others.json" --force
+tail_lines=60 step backbone_train "$python" tools/benchmarks/benchmark_backbone.py "${others[@]}" --device cuda --train \
+    --out "$out/benchmark_train.json" --force
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck; do
         step "sanitizer_$tool" compute-sanitizer --tool "$tool" --error-exitcode 1 "$python" -m pytest -q \

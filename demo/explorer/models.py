@@ -16,7 +16,13 @@ from mmengine.registry import MODELS
 from mmlaplace.analysis.recording import IMAGENET
 from mmlaplace.commands.command_line import preprocessor_of, without_hint
 from mmlaplace.engine import UnsafeCheckpointError, load_weights, read_state_dict
-from mmlaplace.lab.comparison.attention_study import BASE, HOSTS, STUDIES, backbone_cfg, candidates
+from mmlaplace.lab.side_by_side.attention_study import (
+    BASE,
+    HOSTS,
+    STUDIES,
+    backbone_cfg,
+    candidates,
+)
 
 ATTENTIONS = candidates()
 QUICK_START = 'quick start'

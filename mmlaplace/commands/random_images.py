@@ -15,6 +15,12 @@ from mmengine.structures import InstanceData, PixelData
 from ..model_zoo import build_model
 
 
+def random_model(cfg: Config) -> Any:
+    """The model of a config with random weights, without SyncBN, which needs several processes."""
+    cfg.model.backbone.init_cfg = None
+    return revert_sync_batchnorm(build_model(cfg))
+
+
 def train_and_predict(cfg: Config, shape: Tuple[int, int], count: int) -> Dict[str, Any]:
     """Build the model of a config, take a step by its optimizer, and predict.
 
@@ -30,8 +36,7 @@ def train_and_predict(cfg: Config, shape: Tuple[int, int], count: int) -> Dict[s
         RuntimeError: If a loss is not finite.
     """
     scope = cfg.default_scope
-    cfg.model.backbone.init_cfg = None
-    model = revert_sync_batchnorm(build_model(cfg))  # SyncBN needs several processes
+    model = random_model(cfg)
     preprocessor = model.data_preprocessor
     _take_any_size(preprocessor, shape)
     masks = getattr(preprocessor, 'pad_mask', False)

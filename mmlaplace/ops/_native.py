@@ -36,13 +36,13 @@ def build_info(library: Path) -> Dict[str, str]:
         ``torch_from`` (the oldest torch that it serves, ``'2.10'``) or ``torch`` (the one older
         version that it serves, such as ``'2.1'``), ``machine`` (such as ``'x86_64'``), ``sources``
         (their state, see :func:`~mmlaplace.ops._sources.source_state`) and, with CUDA sources,
-        ``cuda`` and ``arches`` (such as ``'800,900'``). Empty if the file is no library of
-        mmlaplace.
+        ``cuda`` and ``arches`` (such as ``'800,900'``); from torch 2.10 on the ``namespace`` of its
+        ops. Empty if the file is no library of mmlaplace.
     """
     if library.stat().st_size == 0:  # cannot be mapped
         return {}
     with library.open('rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        entries = re.findall(rb'mmlaplace built for (\w+)=([\w.,]+);', data)
+        entries = re.findall(rb'mmlaplace built for (\w+)=([\w.,]+)[;\0]', data)
     return {key.decode(): value.decode() for key, value in entries}
 
 
@@ -96,35 +96,42 @@ def load_library(folder: Path) -> Optional[str]:
     return None
 
 
+def serving_info(folder: Path) -> Dict[str, str]:
+    """The build information of the library in ``folder`` that serves this torch, else empty."""
+    infos = map(build_info, sorted(folder.glob('_C*.so')))
+    return next((info for info in infos if serves(info, torch.__version__)), {})
+
+
 FOLDER = Path(__file__).resolve().parent.parent
 # Found once, at import, because a graph that torch.compile traces cannot look for files.
 WHY_MISSING = load_library(FOLDER)
+# A copy of the ops, as .dev_scripts/make_hf_kernel.py makes it, has another one.
+NAMESPACE = serving_info(FOLDER).get('namespace', 'mmlaplace')
+OPS = getattr(torch.ops, NAMESPACE)
 
 
 def available() -> Dict[str, frozenset]:
     """The native ops, each with the device types that it has a kernel for."""
     if WHY_MISSING is not None:
         return {}
-    names = [
-        name for name in torch._C._dispatch_get_all_op_names() if name.startswith('mmlaplace::')
-    ]
     return {
         name.split('::')[1].split('.')[0]: frozenset(
             device
             for device, key in (('cpu', 'CPU'), ('cuda', 'CUDA'))
             if torch._C._dispatch_has_kernel_for_dispatch_key(name, key)
         )
-        for name in names
+        for name in torch._C._dispatch_get_all_op_names()
+        if name.startswith(f'{NAMESPACE}::')
     }
 
 
 AVAILABLE = available()
-_LIBRARY = torch.library.Library('mmlaplace', 'IMPL')  # what it holds goes with it
+_LIBRARY = torch.library.Library(NAMESPACE, 'IMPL')  # what it holds goes with it
 
 
 def find(name: str) -> Optional[Callable]:
     """The compiled op ``torch.ops.mmlaplace.<name>``, or None if there is none."""
-    return getattr(torch.ops.mmlaplace, name).default if name in AVAILABLE else None
+    return getattr(OPS, name).default if name in AVAILABLE else None
 
 
 def compiled(name: str) -> Callable:
@@ -155,7 +162,7 @@ def register(
         return
     fake = _of_one_device(name, fake)
     if hasattr(torch.library, 'register_fake'):
-        torch.library.register_fake(f'mmlaplace::{name}')(fake)
+        torch.library.register_fake(f'{NAMESPACE}::{name}')(fake)
     else:  # torch < 2.4
         _LIBRARY.impl(name, fake, 'Meta')
     if autograd is not None:
@@ -212,7 +219,7 @@ def _of_one_device(name: str, fake: Callable) -> Callable:
     return checked
 
 
-_DEFINITIONS = torch.library.Library('mmlaplace', 'FRAGMENT')  # what it holds goes with it
+_DEFINITIONS = torch.library.Library(NAMESPACE, 'FRAGMENT')  # what it holds goes with it
 
 
 def define(schema: str, compute: Callable, fake: Callable, **others: Callable) -> None:
@@ -312,10 +319,7 @@ why_not_on_this_gpu._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 @functools.cache
 def _why_not_on_gpu(index: int) -> Optional[str]:
-    (info, *_) = filter(
-        lambda info: serves(info, torch.__version__), map(build_info, sorted(FOLDER.glob('_C*.so')))
-    )
-    return why_not_for(info, torch.cuda.get_device_capability(index))
+    return why_not_for(serving_info(FOLDER), torch.cuda.get_device_capability(index))
 
 
 def why_not_for(info: Dict[str, str], capability: Tuple[int, int]) -> Optional[str]:
@@ -364,7 +368,7 @@ def select(name: str, reference: Callable, device: torch.device, backend: str) -
     """The callable that computes op ``name`` on ``device``.
 
     Args:
-        name: The op's name in the ``mmlaplace`` namespace.
+        name: The op's name in :data:`NAMESPACE`.
         reference: Its plain PyTorch implementation, with the native op's positional arguments.
         device: Where the inputs are.
         backend: ``'auto'``, ``'native'`` or ``'reference'``. ``'auto'`` takes the backend of
@@ -384,7 +388,7 @@ def select(name: str, reference: Callable, device: torch.device, backend: str) -
         return reference
     reason = why_not(name, device.type)
     if reason is None and not to_onnx:
-        return getattr(torch.ops.mmlaplace, name).default
+        return getattr(OPS, name).default
     if backend == 'native':
         reason = 'ONNX has no such operator' if to_onnx else reason
         raise RuntimeError(

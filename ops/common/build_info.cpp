@@ -1,5 +1,5 @@
-// What the library was built for: its torch and its machine. setup.py adds the state of the
-// sources.
+// What the library was built for: its torch, its machine, the namespace of its ops. setup.py adds
+// the state of the sources.
 //
 // mmlaplace/ops/_native.py reads these strings from the file before it loads the library. A library
 // built for another torch may crash when it is loaded. Of one built for another machine, the loader
@@ -16,6 +16,8 @@ extern "C" __attribute__((used, visibility("default"))) const char mmlaplace_bui
 #else
     "mmlaplace built for torch=" MMLAPLACE_TORCH ";";
 #endif
+
+MMLAPLACE_NAMESPACE(mmlaplace);
 
 #if defined(__x86_64__) || defined(__aarch64__)
 extern "C" __attribute__((used, visibility("default"))) const char mmlaplace_build_machine[] =

@@ -47,6 +47,7 @@ void parallel_for(int64_t count, int64_t grain, const F& f) {
 }  // namespace mmlaplace
 
 #define MMLAPLACE_CHECK TORCH_CHECK
+#define MMLAPLACE_NAMESPACE(ns) static_assert(true, "the macros below have it")
 #define MMLAPLACE_LIBRARY_FRAGMENT TORCH_LIBRARY_FRAGMENT
 #define MMLAPLACE_LIBRARY_IMPL TORCH_LIBRARY_IMPL
 #define MMLAPLACE_KERNEL(...) __VA_ARGS__

@@ -402,6 +402,23 @@ void parallel_for(int64_t count, int64_t grain, const F& f) {
 }  // namespace host
 }  // namespace mmlaplace
 
-#define MMLAPLACE_LIBRARY_FRAGMENT STABLE_TORCH_LIBRARY_FRAGMENT
-#define MMLAPLACE_LIBRARY_IMPL STABLE_TORCH_LIBRARY_IMPL
+// A library has the namespace of its ops as text with room behind it, where torch's own macros have
+// a literal: .dev_scripts/make_hf_kernel.py writes another one into a copy. Hidden, so that each of
+// two copies in a process reads its own.
+#define MMLAPLACE_NAMESPACE_TEXT "mmlaplace built for namespace="
+#define MMLAPLACE_NAMESPACE(ns)                                                                 \
+  extern "C" __attribute__((used, visibility("hidden"))) const char ns##_build_namespace[128] = \
+      MMLAPLACE_NAMESPACE_TEXT #ns
+extern "C" __attribute__((visibility("hidden"))) const char mmlaplace_build_namespace[128];
+
+#define MMLAPLACE_LIBRARY_(kind, ns, key, library, id)                                         \
+  static void C10_CONCATENATE(register_, id)(torch::stable::detail::StableLibrary&);           \
+  static const torch::stable::detail::StableTorchLibraryInit C10_CONCATENATE(registered_, id)( \
+      torch::stable::detail::StableLibrary::Kind::kind, &C10_CONCATENATE(register_, id),       \
+      ns##_build_namespace + sizeof(MMLAPLACE_NAMESPACE_TEXT) - 1, key, __FILE__, __LINE__);   \
+  static void C10_CONCATENATE(register_, id)(torch::stable::detail::StableLibrary & library)
+#define MMLAPLACE_LIBRARY_FRAGMENT(ns, library) \
+  MMLAPLACE_LIBRARY_(FRAGMENT, ns, nullptr, library, __LINE__)
+#define MMLAPLACE_LIBRARY_IMPL(ns, key, library) \
+  MMLAPLACE_LIBRARY_(IMPL, ns, #key, library, __LINE__)
 #define MMLAPLACE_KERNEL(...) (::mmlaplace::Kernel<&__VA_ARGS__>::call)

@@ -1,4 +1,4 @@
-// What the CPU and CUDA sources of nystrom_attention share: checks.
+// What the CPU and CUDA sources of nystrom_attention share: the op, its inputs and checks.
 //
 //   C = k(Q, L) (N, m), B = k(K, L) (n, m), P the inverse (m, m), s the scale of a head
 //   with whitening:  out = s (C - 1 mean(C)^T) P sum_j r_j b_j v_j^T + mean(V),
@@ -10,6 +10,8 @@
 
 #include "../common/tensor.h"
 
+#include <tuple>
+
 #include "../common/metrics.h"
 #include "../common/pairwise.h"
 #include "../common/rotary.h"
@@ -18,8 +20,31 @@
 namespace mmlaplace {
 namespace nystrom {
 
-inline Sizes check(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& landmarks,
-                   const Tensor& inverse, const Tensor& scale, const OptionalTensor& rotary) {
+using Results = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+
+// What a call gets besides its tokens. Its `whitening` is the eps, or -1 for none.
+struct Inputs {
+  Tensor landmarks, inverse, scale;
+  OptionalTensor rotary;
+  double bandwidth, whitening;
+  bool adjacent;
+
+  Inputs(const Tensor& landmarks, const Tensor& inverse, const Tensor& scale,
+         const OptionalTensor& rotary, double bandwidth, const OptionalDouble& eps, StringView form)
+      : landmarks(landmarks),
+        inverse(inverse),
+        scale(scale),
+        rotary(rotary),
+        bandwidth(bandwidth),
+        whitening(eps.has_value() ? *eps : -1),
+        adjacent(is_adjacent("nystrom_attention", form)) {
+    if (eps.has_value()) check_positive("nystrom_attention", "whitening_eps", *eps);
+  }
+};
+
+inline Sizes check(const Tensor& q, const Tensor& k, const Tensor& v, const Inputs& inputs) {
+  const auto& [landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent] = inputs;
   const char* op = "nystrom_attention";
   for (const Tensor& tensor : {q, k, v, landmarks, inverse}) {
     MMLAPLACE_CHECK(tensor.dim() == 4 && tensor.size(0) == q.size(0) &&
@@ -51,13 +76,6 @@ inline Sizes check(const Tensor& q, const Tensor& k, const Tensor& v, const Tens
                   ": rotary needs as many queries as keys, got ", sizes.queries, " and ",
                   sizes.keys);
   return sizes;
-}
-
-// The eps of whitening, or -1 for none.
-inline double whitening_of(const OptionalDouble& eps) {
-  if (!eps.has_value()) return -1;
-  check_positive("nystrom_attention", "whitening_eps", *eps);
-  return *eps;
 }
 
 // What the backward gets besides: the gradient of the result, and what the forward returned.
@@ -98,6 +116,44 @@ void with_metric(StringView name, double bandwidth, const F& f) {
 
 // Tokens (B, N, heads, d) as (B, heads, N, d).
 inline Tensor by_head(const Tensor& tokens) { return tokens.transpose(1, 2); }
+
+// The op on a device. On a GPU each metric is compiled by a source of its own, as its kernels take
+// long enough.
+template <class Device, class Metric>
+struct Attention {
+  static Results forward(const Tensor& q, const Tensor& k, const Tensor& v, const Inputs& inputs);
+  static Gradients backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
+                            const Inputs& inputs, const Tensor& mean, const Tensor& covariance,
+                            const Tensor& mixed);
+};
+
+template <class Device>
+Results forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& landmarks,
+                const Tensor& inverse, const Tensor& scale, const OptionalTensor& rotary,
+                StringView kernel, double bandwidth, OptionalDouble whitening_eps,
+                StringView form) {
+  const Inputs inputs(landmarks, inverse, scale, rotary, bandwidth, whitening_eps, form);
+  Results results;
+  with_metric(kernel, bandwidth, [&](auto metric) {
+    results = Attention<Device, decltype(metric)>::forward(q, k, v, inputs);
+  });
+  return results;
+}
+
+template <class Device>
+Gradients backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
+                   const Tensor& landmarks, const Tensor& inverse, const Tensor& scale,
+                   const OptionalTensor& rotary, const Tensor& mean, const Tensor& covariance,
+                   const Tensor& mixed, StringView kernel, double bandwidth,
+                   OptionalDouble whitening_eps, StringView form) {
+  const Inputs inputs(landmarks, inverse, scale, rotary, bandwidth, whitening_eps, form);
+  Gradients gradients;
+  with_metric(kernel, bandwidth, [&](auto metric) {
+    gradients = Attention<Device, decltype(metric)>::backward(grad, q, k, v, inputs, mean,
+                                                              covariance, mixed);
+  });
+  return gradients;
+}
 
 }  // namespace nystrom
 }  // namespace mmlaplace

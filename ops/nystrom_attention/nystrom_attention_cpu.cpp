@@ -1,111 +1,98 @@
 #include "../common/tensor.h"
 
-#include <tuple>
-
 #include "nystrom_attention.h"
 #include "nystrom_attention_backward.h"
 #include "nystrom_attention_forward.h"
 
 namespace mmlaplace {
+namespace nystrom {
 namespace {
 
-using nystrom::by_head;
-using nystrom::with_metric;
-
-// A call, with the tensors that it points into.
+// A call on a CPU, with the tensors that it points into.
 template <class Metric, class T, class S>
 struct Call {
+  using Type = T;
   const Tensor landmarks, inverse, scale, rotary;
-  const nystrom::Problem<T, S> problem;
+  const Problem<T, S> problem;
 
-  Call(const nystrom::Sizes& sizes, const Tensor& q, const Tensor& k, const Tensor& v,
-       const Tensor& landmarks, const Tensor& inverse, const Tensor& scale,
-       const OptionalTensor& rotary, double bandwidth, double whitening, bool adjacent)
-      : landmarks(wide<T>(landmarks)),
-        inverse(wide<T>(inverse)),
-        scale(wide<T>(scale)),
-        rotary(wide<T>(rotary)),
+  Call(const Sizes& sizes, const Tensor& q, const Tensor& k, const Tensor& v, const Inputs& inputs)
+      : landmarks(wide<T>(inputs.landmarks)),
+        inverse(wide<T>(inputs.inverse)),
+        scale(wide<T>(inputs.scale)),
+        rotary(wide<T>(inputs.rotary)),
         problem(sizes, view<const S>(q), view<const S>(k), view<const S>(v),
-                this->landmarks.template data_ptr<T>(), this->inverse.template data_ptr<T>(),
-                this->scale.template data_ptr<T>(), rotation_of<T>(this->rotary, adjacent),
-                Metric::exponent(bandwidth), Metric::derivative(bandwidth), whitening) {}
+                landmarks.template data_ptr<T>(), inverse.template data_ptr<T>(),
+                scale.template data_ptr<T>(), rotation_of<T>(rotary, inputs.adjacent),
+                Metric::exponent(inputs.bandwidth), Metric::derivative(inputs.bandwidth),
+                inputs.whitening) {}
+
+  Results forward(const Sizes& sizes, const Tensor& q) const {
+    const auto [batch, heads, queries, keys, marks, dims] = sizes;
+    const int64_t moments = problem.whitened ? marks : 0;
+    const auto zeros = [&](IntArrayRef shape) { return mmlaplace::zeros(shape, q, type_of<T>()); };
+    const Tensor out = empty({batch, queries, heads, dims}, q);
+    const Tensor mean = zeros({batch, heads, moments});
+    const Tensor covariance = zeros({batch, heads, moments, moments});
+    const Tensor mixed = zeros({batch, heads, marks, dims});
+    if (out.numel() > 0) {
+      Forward<Metric, T, S>(problem, out.data_ptr<S>(), mean.data_ptr<T>(),
+                            covariance.data_ptr<T>(), mixed.data_ptr<T>())
+          .run();
+    }
+    return {by_head(out), mean, covariance, mixed};
+  }
+
+  Gradients backward(const Tensor& grad, const Tensor& mean, const Tensor& covariance,
+                     const Tensor& mixed, const Inputs& inputs) const {
+    Backward<Metric, T, S> passes(problem, grad, mean.contiguous(), covariance.contiguous(),
+                                  mixed.contiguous());
+    if (grad.numel() > 0) {
+      passes.run();
+    } else {
+      passes.dk.zero_(), passes.dv.zero_();
+    }
+    return {by_head(passes.dq),
+            by_head(passes.dk),
+            by_head(passes.dv),
+            passes.dlandmarks.to(inputs.landmarks.scalar_type()),
+            passes.dinverse.to(inputs.inverse.scalar_type()),
+            passes.dscale.to(inputs.scale.scalar_type())};
+  }
 };
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> forward(const Tensor& q, const Tensor& k,
-                                                   const Tensor& v, const Tensor& landmarks,
-                                                   const Tensor& inverse, const Tensor& scale,
-                                                   const OptionalTensor& rotary, StringView kernel,
-                                                   double bandwidth, OptionalDouble whitening_eps,
-                                                   StringView form) {
-  const nystrom::Sizes sizes = nystrom::check(q, k, v, landmarks, inverse, scale, rotary);
-  const double whitening = nystrom::whitening_of(whitening_eps);
-  const bool adjacent = is_adjacent("nystrom_attention", form);
-  std::tuple<Tensor, Tensor, Tensor, Tensor> results;
-  MMLAPLACE_DISPATCH(q.scalar_type(), "nystrom_attention", [&] {
-    using T = Wide<scalar_t>;
-    with_metric(kernel, bandwidth, [&](auto metric) {
-      using Metric = decltype(metric);
-      const Call<Metric, T, scalar_t> call(sizes, q, k, v, landmarks, inverse, scale, rotary,
-                                           bandwidth, whitening, adjacent);
-      const auto zeros = [&](IntArrayRef shape) {
-        return mmlaplace::zeros(shape, q, type_of<T>());
-      };
-      const auto [batch, heads, queries, keys, marks, dims] = sizes;
-      const int64_t moments = call.problem.whitened ? marks : 0;
-      const Tensor out = empty({batch, queries, heads, dims}, q);
-      const Tensor mean = zeros({batch, heads, moments});
-      const Tensor covariance = zeros({batch, heads, moments, moments});
-      const Tensor mixed = zeros({batch, heads, marks, dims});
-      if (out.numel() > 0) {
-        nystrom::Forward<Metric, T, scalar_t>(call.problem, out.data_ptr<scalar_t>(),
-                                              mean.data_ptr<T>(), covariance.data_ptr<T>(),
-                                              mixed.data_ptr<T>())
-            .run();
-      }
-      results = {by_head(out), mean, covariance, mixed};
-    });
-  });
-  return results;
-}
-
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
-    const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& landmarks,
-    const Tensor& inverse, const Tensor& scale, const OptionalTensor& rotary, const Tensor& mean,
-    const Tensor& covariance, const Tensor& mixed, StringView kernel, double bandwidth,
-    OptionalDouble whitening_eps, StringView form) {
-  const nystrom::Sizes sizes = nystrom::check(q, k, v, landmarks, inverse, scale, rotary);
-  const double whitening = nystrom::whitening_of(whitening_eps);
-  const bool adjacent = is_adjacent("nystrom_attention", form);
-  nystrom::check_gradient(sizes, grad, q, mean, covariance, mixed, whitening);
-  std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> results;
-  MMLAPLACE_DISPATCH(q.scalar_type(), "nystrom_attention", [&] {
-    using T = Wide<scalar_t>;
-    with_metric(kernel, bandwidth, [&](auto metric) {
-      using Metric = decltype(metric);
-      const Call<Metric, T, scalar_t> call(sizes, q, k, v, landmarks, inverse, scale, rotary,
-                                           bandwidth, whitening, adjacent);
-      nystrom::Backward<Metric, T, scalar_t> passes(call.problem, grad, mean.contiguous(),
-                                                    covariance.contiguous(), mixed.contiguous());
-      if (grad.numel() > 0) {
-        passes.run();
-      } else {
-        passes.dk.zero_(), passes.dv.zero_();
-      }
-      results = {by_head(passes.dq),
-                 by_head(passes.dk),
-                 by_head(passes.dv),
-                 passes.dlandmarks.to(landmarks.scalar_type()),
-                 passes.dinverse.to(inverse.scalar_type()),
-                 passes.dscale.to(scale.scalar_type())};
-    });
-  });
-  return results;
-}
+struct Cpu {};
 
 }  // namespace
+
+template <class Metric>
+struct Attention<Cpu, Metric> {
+  template <class F>
+  static auto with_call(const Tensor& q, const Tensor& k, const Tensor& v, const Inputs& inputs,
+                        const F& f) {
+    const Sizes sizes = check(q, k, v, inputs);
+    return MMLAPLACE_DISPATCH(q.scalar_type(), "nystrom_attention", [&] {
+      return f(sizes, Call<Metric, Wide<scalar_t>, scalar_t>(sizes, q, k, v, inputs));
+    });
+  }
+  static Results forward(const Tensor& q, const Tensor& k, const Tensor& v, const Inputs& inputs) {
+    return with_call(q, k, v, inputs,
+                     [&](const Sizes& sizes, const auto& call) { return call.forward(sizes, q); });
+  }
+  static Gradients backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
+                            const Inputs& inputs, const Tensor& mean, const Tensor& covariance,
+                            const Tensor& mixed) {
+    return with_call(q, k, v, inputs, [&](const Sizes& sizes, const auto& call) {
+      check_gradient(sizes, grad, q, mean, covariance, mixed, inputs.whitening);
+      return call.backward(grad, mean, covariance, mixed, inputs);
+    });
+  }
+};
+
+}  // namespace nystrom
 }  // namespace mmlaplace
 
 MMLAPLACE_LIBRARY_IMPL(mmlaplace, CPU, library) {
-  library.impl("nystrom_attention", MMLAPLACE_KERNEL(mmlaplace::forward));
-  library.impl("_nystrom_attention_backward", MMLAPLACE_KERNEL(mmlaplace::backward));
+  using mmlaplace::nystrom::Cpu;
+  library.impl("nystrom_attention", MMLAPLACE_KERNEL(mmlaplace::nystrom::forward<Cpu>));
+  library.impl("_nystrom_attention_backward", MMLAPLACE_KERNEL(mmlaplace::nystrom::backward<Cpu>));
 }

@@ -19,17 +19,6 @@
 namespace mmlaplace {
 namespace nystrom {
 
-using Results = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-
-// What a call gets besides its tokens.
-struct Inputs {
-  Tensor landmarks, inverse, scale;
-  OptionalTensor rotary;
-  double bandwidth, whitening;
-  bool adjacent;
-};
-
 using RowsOf = int64_t (*)(int64_t m, int64_t d);
 
 template <class Device, class Metric, int Tokens, class S>
@@ -313,7 +302,7 @@ void with_passes(const Device& device, const Sizes& sizes, ScalarType type, cons
 
 inline Sizes check_for_gpu(const Tensor& q, const Tensor& k, const Tensor& v,
                            const Inputs& inputs) {
-  const Sizes sizes = check(q, k, v, inputs.landmarks, inputs.inverse, inputs.scale, inputs.rotary);
+  const Sizes sizes = check(q, k, v, inputs);
   // The kernels count the values of a matrix in 32 bits.
   MMLAPLACE_CHECK(
       sizes.marks <= 32768 && sizes.dims <= 32768,
@@ -321,16 +310,6 @@ inline Sizes check_for_gpu(const Tensor& q, const Tensor& k, const Tensor& v,
       sizes.marks, " and ", sizes.dims);
   return sizes;
 }
-
-// The op on a device. Each metric is compiled by a source of its own, as its kernels
-// take long enough.
-template <class Device, class Metric>
-struct Attention {
-  static Results forward(const Tensor& q, const Tensor& k, const Tensor& v, const Inputs& inputs);
-  static Gradients backward(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v,
-                            const Inputs& inputs, const Tensor& mean, const Tensor& covariance,
-                            const Tensor& mixed);
-};
 
 template <class Device, class Metric>
 Results Attention<Device, Metric>::forward(const Tensor& q, const Tensor& k, const Tensor& v,

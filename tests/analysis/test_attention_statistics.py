@@ -10,7 +10,7 @@ from mmengine.registry import MODELS
 
 from mmlaplace.analysis import attention_statistics
 from mmlaplace.analysis.recording import mixed_by
-from mmlaplace.lab.comparison import attention_study
+from mmlaplace.lab.side_by_side import attention_study
 from mmlaplace.models import BaseAttention
 
 

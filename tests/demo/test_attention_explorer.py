@@ -22,7 +22,7 @@ from PIL import Image
 from mmlaplace.analysis.attention_rows import row_statistics
 from mmlaplace.analysis.attention_statistics import statistics_of
 from mmlaplace.analysis.recording import attention_matrix, mixed_by, normalized
-from mmlaplace.lab.comparison.attention_study import backbone_cfg, candidates
+from mmlaplace.lab.side_by_side.attention_study import backbone_cfg, candidates
 from mmlaplace.models import BaseAttention
 
 LAPLACIAN = ROOT / 'configs/classification/laplacianformer/laplacianformer-micro_1xb32_mini.py'

@@ -10,7 +10,7 @@ from conftest import ROOT
 from PIL import Image
 
 from mmlaplace.analysis.attention_rows import influence_map
-from mmlaplace.lab.comparison.attention_study import candidates
+from mmlaplace.lab.side_by_side.attention_study import candidates
 from mmlaplace.models import SoftmaxAttention
 
 

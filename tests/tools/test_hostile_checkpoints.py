@@ -13,8 +13,8 @@ from conftest import ROOT, fast_with, toolbox_config, toolbox_model
 from PIL import Image
 
 from mmlaplace.commands.toolbox_scripts import check_checkpoints
-from mmlaplace.lab.comparison.attention_jobs import begin
-from mmlaplace.lab.comparison.attention_study import STUDIES, settings_of
+from mmlaplace.lab.side_by_side.attention_jobs import begin
+from mmlaplace.lab.side_by_side.attention_study import STUDIES, settings_of
 from mmlaplace.toolboxes import toolbox_script
 
 TOOLS = ROOT / 'tools'
@@ -127,7 +127,8 @@ def test_no_tool_that_takes_a_checkpoint_is_left_out():
     assert found == {name.split()[0] for name in (*LOADERS, *HANDING_OVER)}
     # All of them by our own loader: others, such as mmengine's, run code.
     calls = re.compile(r'\b(torch\.load|load_checkpoint|_load_checkpoint|pickle\.\w+)\(')
-    rooms = ('analysis', 'commands', 'comparison', 'deployment', 'mini_datasets', 'reproduction')
+    labs = ('lab/side_by_side', 'lab/mini_datasets', 'lab/reproduction')
+    rooms = ('analysis', 'commands', 'deployment', *labs)
     shared = (*(ROOT / 'mmlaplace' / room for room in rooms), ROOT / '.dev_scripts')
     for path in (path for folder in (TOOLS, DEMO, *shared) for path in folder.rglob('*.py')):
         assert not calls.search(path.read_text()), path

@@ -19,7 +19,7 @@ from mmengine.registry import MODELS
 
 from mmlaplace.analysis.measuring import describe_machine, model_job, seconds_of, tensor_memory
 from mmlaplace.commands.command_line import ToolParser, positive, write_json
-from mmlaplace.lab.comparison.attention_study import (
+from mmlaplace.lab.side_by_side.attention_study import (
     HOSTS,
     SIZES,
     backbone_cfg,

@@ -27,8 +27,10 @@ from mmlaplace.analysis.attention_statistics import statistics_by_stage, term_si
 from mmlaplace.analysis.complexity import count_complexity
 from mmlaplace.analysis.recording import normalized
 from mmlaplace.commands.command_line import ToolParser, at_least, load_or_exit, write_json
-from mmlaplace.lab.comparison.attention_jobs import begin, finished
-from mmlaplace.lab.comparison.attention_study import (
+from mmlaplace.lab.mini_datasets import fashion
+from mmlaplace.lab.runner import locked
+from mmlaplace.lab.side_by_side.attention_jobs import begin, finished
+from mmlaplace.lab.side_by_side.attention_study import (
     HOSTS,
     STUDIES,
     Column,
@@ -39,8 +41,6 @@ from mmlaplace.lab.comparison.attention_study import (
     phase_cfg,
     settings_of,
 )
-from mmlaplace.lab.mini_datasets import fashion
-from mmlaplace.lab.runner import locked
 from mmlaplace.model_zoo import build_model
 
 

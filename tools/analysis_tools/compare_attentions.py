@@ -40,9 +40,10 @@ from rich.progress import Progress
 from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.commands.command_line import ToolParser, at_least, positive, read_json, write_json
 from mmlaplace.commands.script_runs import import_first
-from mmlaplace.lab.comparison.attention_jobs import Script, read_result
-from mmlaplace.lab.comparison.attention_report import write_report
-from mmlaplace.lab.comparison.attention_study import (
+from mmlaplace.lab.runner import Outcome, run_all
+from mmlaplace.lab.side_by_side.attention_jobs import Script, read_result
+from mmlaplace.lab.side_by_side.attention_report import write_report
+from mmlaplace.lab.side_by_side.attention_study import (
     ABLATIONS,
     HOSTS,
     SIZES,
@@ -54,7 +55,6 @@ from mmlaplace.lab.comparison.attention_study import (
     settings_of,
     without_local_branch,
 )
-from mmlaplace.lab.runner import Outcome, run_all
 
 
 def training_jobs(args) -> List[Script]:

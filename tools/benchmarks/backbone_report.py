@@ -11,7 +11,7 @@ Examples:
 from pathlib import Path
 
 from mmlaplace.commands.command_line import ToolParser, read_json
-from mmlaplace.lab.comparison.backbone_report import (
+from mmlaplace.lab.side_by_side.backbone_report import (
     add_report_options,
     check_report_options,
     draw,

@@ -55,8 +55,8 @@ from mmlaplace.analysis.measuring import (
 )
 from mmlaplace.commands.command_line import ToolParser, positive, write_json
 from mmlaplace.cpu import optimize
-from mmlaplace.lab.comparison.backbone_candidates import SOURCES, Builder, catalogue, find
-from mmlaplace.lab.comparison.backbone_report import (
+from mmlaplace.lab.side_by_side.backbone_candidates import SOURCES, Builder, catalogue, find
+from mmlaplace.lab.side_by_side.backbone_report import (
     add_report_options,
     check_report_options,
     draw,
@@ -65,7 +65,7 @@ from mmlaplace.lab.comparison.backbone_report import (
     print_tables,
     short,
 )
-from mmlaplace.lab.comparison.published_top1 import peers
+from mmlaplace.lab.side_by_side.published_top1 import peers
 
 CANDIDATES = ('laplacianformer-tiny', 'laplacianformer-tiny+SoftmaxAttention')
 LIMIT = 30.0  # seconds for the runs of a candidate at a size, of which there are at least 3

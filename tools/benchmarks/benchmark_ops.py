@@ -16,7 +16,7 @@ Sample of the output, on two cores:
 
 x native is the ratio of medians to the compiled op of mmlaplace. Memory is in percent of the
 result. docs/benchmarks.md describes how each column is measured. The candidates are listed in
-mmlaplace/lab/comparison/op_candidates.py.
+mmlaplace/lab/side_by_side/op_candidates.py.
 """
 
 import argparse
@@ -51,7 +51,8 @@ from mmlaplace.analysis.measuring import (
     tensor_memory,
 )
 from mmlaplace.commands.command_line import PICTURES, ToolParser, positive, write_json
-from mmlaplace.lab.comparison.op_candidates import (
+from mmlaplace.lab.figures import new_figure, save
+from mmlaplace.lab.side_by_side.op_candidates import (
     INVERSE_SHAPES,
     KERNEL_SHAPES,
     KERNELS,
@@ -65,7 +66,6 @@ from mmlaplace.lab.comparison.op_candidates import (
     kernel_case,
     missing,
 )
-from mmlaplace.lab.figures import new_figure, save
 from mmlaplace.ops import _native, inverse_residual
 
 REPEATED_BYTES = 2**22  # of results that stay in a cache

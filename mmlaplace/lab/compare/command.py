@@ -20,12 +20,12 @@ from ...analysis.measuring import describe_machine
 from ...commands.command_line import positive, write_json
 from ...commands.script_runs import import_first
 from ...toolboxes import require_toolbox
-from ..comparison.attention_file import find_attention
-from ..comparison.attention_study import config_of
 from ..lra.storage import make_folder
 from ..mini_datasets import pictures as data
 from ..probes.study import Runner
 from ..runner import Job, Outcome, run_all
+from ..side_by_side.attention_file import find_attention
+from ..side_by_side.attention_study import config_of
 from .configs import write_configs
 from .contract import FAILED, NOT_CHECKED, NOT_PROMISED, Finding, check_contract
 from .frames import Candidate, candidate

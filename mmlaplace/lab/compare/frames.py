@@ -4,8 +4,8 @@ from dataclasses import asdict
 from typing import Any, Dict, List, NamedTuple
 
 from ...models import QKVAttention
-from ..comparison.attention_file import find_attention
-from ..comparison.attention_study import config_of
+from ..side_by_side.attention_file import find_attention
+from ..side_by_side.attention_study import config_of
 
 # Linears of queries, keys and values, a 3 x 3 depthwise convolution of V as the only position, and
 # a last linear. Nearly all papers with linear attentions have these, many with more.

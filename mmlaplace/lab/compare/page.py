@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Iterator, List, NamedTuple
 
 from ...writing import write_whole
-from ..comparison.attention_report import cost_table, left_out, markdown, spread
-from ..comparison.seed_differences import by_attention, differences, half_width
 from ..probes.report import text_of
 from ..probes.study import REACHED
 from ..probes.tasks import PROBES
+from ..side_by_side.attention_report import cost_table, left_out, markdown, spread
+from ..side_by_side.seed_differences import by_attention, differences, half_width
 from .configs import RECIPES
 from .contract import FAILED, Finding
 from .frames import Candidate

@@ -4,9 +4,9 @@ import statistics
 from pathlib import Path
 from typing import Dict, List
 
-from ..comparison.seed_differences import by_attention
 from ..figures import new_figure, save
 from ..probes.report import Table, draw
+from ..side_by_side.seed_differences import by_attention
 from .plan import BACKBONES
 
 YOURS = 'black'

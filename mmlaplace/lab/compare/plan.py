@@ -9,10 +9,10 @@ import torch
 from mmengine.registry import MODELS
 
 from ...analysis.measuring import model_job, seconds_of
-from ..comparison.attention_study import STUDIES, backbone_cfg
 from ..probes.model import ProbeModel
 from ..probes.study import Study, read_studies
 from ..probes.tasks import build_probe
+from ..side_by_side.attention_study import STUDIES, backbone_cfg
 from .frames import Candidate
 
 CPU = torch.device('cpu')

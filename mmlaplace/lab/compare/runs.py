@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Dict, List, NamedTuple, Sequence
 
-from ..comparison.attention_jobs import Script
-from ..comparison.attention_study import cost_settings, settings_of
 from ..probes.report import Table, table_of
 from ..probes.results import read_results
+from ..side_by_side.attention_jobs import Script
+from ..side_by_side.attention_study import cost_settings, settings_of
 from .frames import Candidate
 from .plan import Plan
 

@@ -7,9 +7,9 @@ from typing import Dict, NamedTuple, Optional
 import numpy as np
 
 from ...model_zoo import files_root, read_yaml
-from ..comparison.attention_report import groups, with_defaults
-from ..comparison.attention_study import STUDIES
-from ..comparison.seed_differences import (
+from ..side_by_side.attention_report import groups, with_defaults
+from ..side_by_side.attention_study import STUDIES
+from ..side_by_side.seed_differences import (
     by_attention,
     deviation_of_seeds,
     least_difference,

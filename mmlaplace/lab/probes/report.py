@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Callable, Dict, List, NamedTuple, Optional, Tu
 import numpy as np
 
 from ...writing import write_whole
-from ..comparison.attention_report import markdown
 from ..figures import new_figure, save
+from ..side_by_side.attention_report import markdown
 from .prediction import TrainedHere
 from .results import by_key
 from .study import DISAGREE, REACHED, SOLVED, Cell, Study, cell, label

@@ -9,8 +9,8 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 from ...model_zoo import files_root, read_yaml
 from ...models.known_options import did_you_mean
-from ..comparison.attention_study import candidates, config_of
 from ..runner import Job, Outcome, run_all
+from ..side_by_side.attention_study import candidates, config_of
 from .results import append_result, by_key, key_of, read_results
 from .tasks import build_probe
 from .training import Schedule, train_probe

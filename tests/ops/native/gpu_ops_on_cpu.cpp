@@ -30,42 +30,12 @@ struct Cpu {
   }
 };
 
-nystrom::Results attention(const Tensor& q, const Tensor& k, const Tensor& v,
-                           const Tensor& landmarks, const Tensor& inverse, const Tensor& scale,
-                           const OptionalTensor& rotary, StringView kernel, double bandwidth,
-                           OptionalDouble whitening_eps, StringView form) {
-  const double whitening = nystrom::whitening_of(whitening_eps);
-  const bool adjacent = is_adjacent("nystrom_attention", form);
-  nystrom::Results results;
-  nystrom::with_metric(kernel, bandwidth, [&](auto metric) {
-    results = nystrom::Attention<Cpu, decltype(metric)>::forward(
-        q, k, v, {landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent});
-  });
-  return results;
-}
-
-nystrom::Gradients attention_backward(const Tensor& grad, const Tensor& q, const Tensor& k,
-                                      const Tensor& v, const Tensor& landmarks,
-                                      const Tensor& inverse, const Tensor& scale,
-                                      const OptionalTensor& rotary, const Tensor& mean,
-                                      const Tensor& covariance, const Tensor& mixed,
-                                      StringView kernel, double bandwidth,
-                                      OptionalDouble whitening_eps, StringView form) {
-  const double whitening = nystrom::whitening_of(whitening_eps);
-  const bool adjacent = is_adjacent("nystrom_attention", form);
-  nystrom::Gradients gradients;
-  nystrom::with_metric(kernel, bandwidth, [&](auto metric) {
-    gradients = nystrom::Attention<Cpu, decltype(metric)>::backward(
-        grad, q, k, v, {landmarks, inverse, scale, rotary, bandwidth, whitening, adjacent}, mean,
-        covariance, mixed);
-  });
-  return gradients;
-}
-
 void set_shared_memory(int64_t bytes) { shared_memory = bytes; }
 
 }  // namespace
 }  // namespace mmlaplace
+
+MMLAPLACE_NAMESPACE(mmlaplace_gpu_on_cpu);
 
 MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace_gpu_on_cpu, library) {
   library.def("set_shared_memory(int bytes) -> ()");
@@ -90,8 +60,9 @@ MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace_gpu_on_cpu, library) {
 
 MMLAPLACE_LIBRARY_IMPL(mmlaplace_gpu_on_cpu, CompositeExplicitAutograd, library) {
   library.impl("set_shared_memory", MMLAPLACE_KERNEL(mmlaplace::set_shared_memory));
-  library.impl("nystrom_attention", MMLAPLACE_KERNEL(mmlaplace::attention));
-  library.impl("_nystrom_attention_backward", MMLAPLACE_KERNEL(mmlaplace::attention_backward));
+  library.impl("nystrom_attention", MMLAPLACE_KERNEL(mmlaplace::nystrom::forward<mmlaplace::Cpu>));
+  library.impl("_nystrom_attention_backward",
+               MMLAPLACE_KERNEL(mmlaplace::nystrom::backward<mmlaplace::Cpu>));
   library.impl("pooled_landmarks", MMLAPLACE_KERNEL(mmlaplace::pooled::forward<mmlaplace::Cpu>));
   library.impl("_pooled_landmarks_backward",
                MMLAPLACE_KERNEL(mmlaplace::pooled::backward<mmlaplace::Cpu>));

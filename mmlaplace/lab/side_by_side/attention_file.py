@@ -35,7 +35,7 @@ def find_attention(name: str) -> type:
             imported, or if another attention has the name of the class.
 
     Examples:
-        >>> from mmlaplace.lab.comparison.attention_file import find_attention
+        >>> from mmlaplace.lab.side_by_side.attention_file import find_attention
         >>> find_attention('SOFT').__name__
         'SOFTAttention'
     """

@@ -12,7 +12,7 @@ from conftest import ROOT, load_tool, run_script
 from PIL import Image
 from torch import nn
 
-from mmlaplace.lab.comparison import backbone_candidates as candidates
+from mmlaplace.lab.side_by_side import backbone_candidates as candidates
 from mmlaplace.model_zoo import read_backbones
 from mmlaplace.models import FAMILIES, LaplacianAttention
 
@@ -151,11 +151,6 @@ def test_a_failure_is_named_in_its_row_and_costs_the_others_nothing(timm, run, m
     assert status == 1 and 'pip install timm' in written['failures'][LITTLE]
 
 
-blocks = load_tool('tools/benchmarks/benchmark_blocks.py')
-soak = load_tool('tools/benchmarks/soak.py')
-FEW = ('--steps', '3', '--settle', '1', '--batch', '2', '--image-size', '32')
-
-
 @pytest.mark.slow
 def test_benchmark_ops(tmp_path):
     out, plot = tmp_path / 'ops.json', tmp_path / 'ops.png'
@@ -173,35 +168,3 @@ def test_benchmark_ops(tmp_path):
     assert all(row['median ms'] > 0 and row['runs'] >= 3 for row in rows)
     assert written['peak G diff/s'] > 0 and written['train step']['reference / native'] > 0
     assert min(Image.open(plot).size) > 300
-
-
-@pytest.mark.slow
-def test_every_candidate_of_blocks_is_a_row_or_has_a_reason(monkeypatch, tmp_path, capsys):
-    out = tmp_path / 'blocks.json'
-    options = ['--shapes', '1,8,32', '--rounds', '1', '--out', str(out)]
-    monkeypatch.setattr(sys, 'argv', ['benchmark_blocks.py', *options])
-    blocks.main()
-    written, printed = json.loads(out.read_text()), capsys.readouterr().out
-    for kind, without in zip(blocks.CANDIDATES, written['not run']):
-        rows = [row for row in written['rows'] if row['kind'] == kind]
-        for name_of_pass in blocks.PASSES:
-            names = [row['candidate'] for row in rows if row['pass'] == name_of_pass]
-            assert set(names) | set(without) - {'kind', 'shape'} == set(blocks.CANDIDATES[kind])
-            assert names[0] == 'LaplacianAttention'
-        assert all(row['median ms'] >= row['min ms'] > 0 and row['runs'] == 1 for row in rows)
-        assert [row['ratio'] for row in rows if row['candidate'] == names[0]] == [1, 1]
-        assert all(row['MB'] > 0 for row in rows)
-        assert f'not run: softmax, flash: {without["softmax, flash"]}' in printed
-
-
-def test_a_soak_whose_loss_is_not_finite_fails(monkeypatch, tmp_path):
-    functional, threads, out = nn.functional, torch.get_num_threads(), tmp_path / 'soak.json'
-    right = functional.cross_entropy
-    monkeypatch.setattr(functional, 'cross_entropy', lambda *args: right(*args) * torch.inf)
-    monkeypatch.setattr(soak, 'in_a_new_process', soak.train)
-    command = ['soak', '--families', 'LaplacianFormer', *FEW, '--out', str(out)]
-    monkeypatch.setattr(sys, 'argv', command)
-    assert soak.main() == 1
-    torch.set_num_threads(threads)
-    (row,) = json.loads(out.read_text())['rows']
-    assert row['failure'].startswith('step 1: loss inf, norm of the gradients ')

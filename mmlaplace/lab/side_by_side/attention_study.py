@@ -194,7 +194,7 @@ def config_of(name: str, landmarks: Optional[int] = LANDMARKS) -> dict:
         ValueError: If there is no such attention or option.
 
     Examples:
-        >>> from mmlaplace.lab.comparison.attention_study import config_of
+        >>> from mmlaplace.lab.side_by_side.attention_study import config_of
         >>> config_of('LaplacianAttention, kernel=gaussian, bandwidth=2.0')
         {'type': 'LaplacianAttention', 'kernel': 'gaussian', 'bandwidth': 2.0, 'num_landmarks': 16}
     """

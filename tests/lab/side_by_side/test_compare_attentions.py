@@ -13,13 +13,13 @@ from mmengine.registry import MODELS
 from PIL import Image
 
 from mmlaplace.analysis import attention_statistics
-from mmlaplace.lab.comparison import (
+from mmlaplace.lab.probes.report import read_costs
+from mmlaplace.lab.side_by_side import (
     attention_jobs,
     attention_report,
     attention_study,
     seed_differences,
 )
-from mmlaplace.lab.probes.report import read_costs
 from mmlaplace.models import BaseAttention
 
 attention_cost = load_tool('tools/analysis_tools/attention_cost.py')

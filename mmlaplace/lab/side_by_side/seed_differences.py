@@ -12,12 +12,12 @@ def short(name: str) -> str:
     return name.replace('Attention', '')
 
 
-def by_attention(results: List[dict], column: Optional[str] = None) -> Dict[str, List[dict]]:
-    """Group results by attention, the most accurate in a column first, each sorted by seed."""
+def by_attention(results: List[dict]) -> Dict[str, List[dict]]:
+    """Group results by attention, the most accurate first, each sorted by seed."""
     found: Dict[str, List[dict]] = {}
     for result in sorted(results, key=lambda result: result['settings']['seed']):
         found.setdefault(result['settings']['attention'], []).append(result)
-    return dict(sorted(found.items(), key=lambda item: -mean_top1(item[1], column)))
+    return dict(sorted(found.items(), key=lambda item: -mean_top1(item[1])))
 
 
 def mean_top1(runs: List[dict], column: Optional[str] = None) -> float:

@@ -1,0 +1,149 @@
+"""Write the compiled ops as a package that Hugging Face's library ``kernels`` loads.
+
+    python .dev_scripts/make_hf_kernel.py FOLDER [LIBRARY ...]
+
+A LIBRARY is a compiled ``_C.abi3.so``, or a wheel that has one; default: that of ``mmlaplace/``.
+Each becomes a variant in ``FOLDER/build``, for CPUs or for GPUs too, which serves every torch from
+2.10 on. Its ops have a namespace of their own, so a process can load it beside mmlaplace:
+
+    ops = kernels.get_local_kernel(Path('FOLDER'), backend='cpu')
+    ops.laplacian_kernel(q, k, bandwidth=4.0)
+
+For other machines, take the libraries of wheels, which run on older systems too
+(``.dev_scripts/build_wheels.sh``). A person with an account publishes the package by one command:
+
+    hf upload --repo-type kernel ACCOUNT/mmlaplace-ops FOLDER . --revision v1
+"""
+
+import argparse
+import base64
+import hashlib
+import json
+import re
+import shutil
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+from typing import Dict
+
+from mmlaplace import ops
+from mmlaplace.ops._native import build_info
+
+ROOT = Path(__file__).resolve().parents[1]
+NAME, VERSION = 'mmlaplace-ops', 1  # a change that breaks callers needs another version
+LIBRARY = 'mmlaplace/_C.abi3.so'
+SLOT = re.compile(rb'(mmlaplace built for namespace=)[\w.]+\0+')  # see tensor_stable.h
+OF_LAYERS = ('_sources', 'gelu_ffn', 'pola_streams', 'signed_powers', 'subnormals')  # not public
+# Without mmengine there is no log of a run.
+LOG = 'from mmengine.logging import print_log\n', 'from ._log import print_log\n'
+OWN_LOG = """import warnings
+
+
+def print_log(line: str, logger: str) -> None:
+    warnings.warn(line, stacklevel=2)
+"""
+CARD = """---
+library_name: kernels
+license: apache-2.0
+---
+
+The ops of mmlaplace for linear attention, with gradients: kernels, inverses, attention through
+landmarks. They run on CPUs, and on GPUs by the variant of torch's CUDA.
+
+```python
+import kernels, torch
+
+ops = kernels.get_kernel('ACCOUNT/{name}', version={version}, trust_remote_code=True)
+q, k = torch.randn(1, 2, 196, 32), torch.randn(1, 2, 49, 32)
+ops.laplacian_kernel(q, k, bandwidth=4.0)  # (1, 2, 196, 49)
+```
+
+`help` has formulas, shapes and sources. `backend='cpu'` takes the variant for CPUs.
+
+| function | result |
+|---|---|
+{rows}
+"""
+
+
+def python_files() -> Dict[str, str]:
+    """The Python files of the ops by their paths in a variant."""
+    files = {
+        f'ops/{path.name}': path.read_text(encoding='utf-8').replace(*LOG)
+        for path in sorted((ROOT / 'mmlaplace/ops').glob('*.py'))
+        if path.stem not in OF_LAYERS
+    }
+    init = f'"""The ops of mmlaplace."""\n\nfrom .ops import *\n\n__all__ = {ops.__all__}\n'
+    return {**files, 'ops/_log.py': OWN_LOG, '__init__.py': init}
+
+
+def write_variant(library: Path, build: Path) -> Path:
+    """Write the variant of a library into the folder of variants. Returns its folder."""
+    info, content, files = build_info(library), library.read_bytes(), python_files()
+    slots = list(SLOT.finditer(content))
+    if 'torch_from' not in info or len(slots) != 1:
+        sys.exit(
+            f'{library} is no library that serves torch 2.10 and later; compile the ops of today '
+            "with such a torch: 'python setup.py build_ext --inplace'"
+        )
+    system = f'{info["machine"]}-{"darwin" if sys.platform == "darwin" else "linux"}'
+    backend, archs = 'cpu', {}
+    if 'cuda' in info:
+        backend = f'cu{info["cuda"].replace(".", "")}'
+        numbers = [int(arch) // 10 for arch in info['arches'].split(',')]
+        names = [f'{number // 10}.{number % 10}' for number in numbers]
+        archs = {'archs': [*names[:-1], f'{names[-1]}+PTX']}  # as setup.py compiles
+    abi = info['torch_from'].replace('.', '')
+    folder = build / f'torch-stable-abi{abi}-{backend}-{system}'
+
+    # The namespace of the ops must be the id, and that of no other build.
+    state = hashlib.sha256(content + ''.join(files.values()).encode()).hexdigest()[:10]
+    kind = 'cuda' if archs else 'cpu'
+    namespace = f'_{NAME.replace("-", "_")}_{kind}_{state}'
+    slot = slots[0]
+    text = (slot[1] + namespace.encode()).ljust(len(slot[0]), b'\0')
+    content = content[: slot.start()] + text + content[slot.end() :]
+    shutil.rmtree(folder, ignore_errors=True)
+    written = {**{path: text.encode() for path, text in files.items()}, Path(LIBRARY).name: content}
+    for path, data in written.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(data)
+    digests = {
+        path: base64.b64encode(hashlib.sha256(data).digest()).decode()
+        for path, data in sorted(written.items())
+    }
+    metadata = {
+        'name': NAME, 'id': namespace, 'version': VERSION, 'license': 'Apache-2.0',
+        'python-depends': [], 'kernel-depends': [], 'backend': {'type': kind, **archs},
+        'digest': {'algorithm': 'sha256', 'files': digests},
+    }  # fmt: skip
+    (folder / 'metadata.json').write_text(json.dumps(metadata, indent=2) + '\n', encoding='utf-8')
+    return folder
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument('folder', type=Path)
+    parser.add_argument('libraries', nargs='*', type=Path, default=[ROOT / LIBRARY])
+    args = parser.parse_args()
+    build = args.folder / 'build'
+    if args.folder.exists() and any(args.folder.iterdir()) and not build.is_dir():
+        sys.exit(f'{args.folder} is not empty and no kernel package; give the name of a new folder')
+    for given in args.libraries:
+        wheel = zipfile.is_zipfile(given)
+        there = LIBRARY in zipfile.ZipFile(given).namelist() if wheel else given.is_file()
+        if not there:
+            sys.exit(f"no library in {given}; 'python setup.py build_ext --inplace' makes it")
+        with tempfile.TemporaryDirectory() as extracted:
+            library = zipfile.ZipFile(given).extract(LIBRARY, extracted) if wheel else given
+            print(write_variant(Path(library), build))
+    rows = [f'| `{name}` | {getattr(ops, name).__doc__.splitlines()[0]} |' for name in ops.__all__]
+    card = CARD.format(name=NAME, version=VERSION, rows='\n'.join(rows))
+    (args.folder / 'README.md').write_text(card, encoding='utf-8')
+
+
+if __name__ == '__main__':
+    main()

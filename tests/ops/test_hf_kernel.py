@@ -1,0 +1,88 @@
+"""The package for Hugging Face's ``kernels`` computes as mmlaplace does, and beside it."""
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import load_tool, needs_torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mmlaplace import ops as ours
+
+kernels = pytest.importorskip('kernels')
+pytestmark = needs_torch(2, 10)
+tool = load_tool('.dev_scripts/make_hf_kernel.py')
+
+
+def make(monkeypatch, *arguments):
+    monkeypatch.setattr(sys, 'argv', ['make_hf_kernel.py', *map(str, arguments)])
+    tool.main()
+
+
+@pytest.fixture(scope='module')
+def kernel(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('kernel')
+    with pytest.MonkeyPatch.context() as patch:
+        make(patch, folder / 'mmlaplace-ops')
+    return kernels.get_local_kernel(folder / 'mmlaplace-ops', backend='cpu')
+
+
+class Namespaces(TorchDispatchMode):
+    """The namespaces of the ops that are called."""
+
+    def __enter__(self):
+        self.names = set()
+        return super().__enter__()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.add(function.namespace)
+        return function(*args, **(kwargs or {}))
+
+
+def results(ops, backend='native'):
+    """Results and gradients of each function that is an op."""
+    generator = torch.Generator().manual_seed(0)
+    q, k = (torch.randn(2, 2, 9, 4, generator=generator, requires_grad=True) for _ in range(2))
+    marks = ops.pooled_landmarks(k, (3, 3), ratio=2, backend=backend)
+    matrix = ops.laplacian_kernel(marks, marks, 4.0, backend=backend)
+    inverses = [getattr(ops, name)(matrix, backend=backend)
+                for name in ('cholesky_inverse', 'newton_schulz_inverse')]  # fmt: skip
+    mixed = ops.nystrom_attention(
+        q, k, k, marks, inverses[0], 4.0, whitening_eps=1e-2, backend=backend
+    )
+    near = ops.gaussian_kernel(q, marks, 4.0, backend=backend)
+    found = [marks, matrix, *inverses, mixed, near]
+    return [*found, *torch.autograd.grad(sum(value.square().sum() for value in found), (q, k))]
+
+
+def test_a_kernel_needs_torch_alone(kernel):
+    known = {'torch', *sys.stdlib_module_names}
+    for path in Path(kernel.__file__).parent.rglob('*.py'):
+        named = re.findall(r'^ *(?:from|import) (\w+)', path.read_text(), re.MULTILINE)
+        assert set(named) <= known, path
+
+
+def test_results_and_gradients_are_those_of_mmlaplace(kernel):
+    assert kernel.__all__ == ours.__all__
+    with Namespaces() as called:
+        found = results(kernel)
+    (namespace,) = called.names - {'aten'}
+    assert namespace.startswith('_mmlaplace_ops_c')
+    for value, same, reference in zip(found, results(ours), results(ours, 'reference')):
+        assert torch.equal(value, same)
+        torch.testing.assert_close(value, reference, rtol=1e-3, atol=1e-4)  # fp32, an inverse
+
+
+def test_what_is_no_library_or_no_package_gets_one_sentence(tmp_path, monkeypatch):
+    (tmp_path / 'mine.txt').touch()
+    other = tmp_path / '_C.abi3.so'
+    other.write_bytes(b'\0mmlaplace built for torch=2.1;\0')
+    for arguments, message in (
+        ([tmp_path], 'is not empty and no kernel package; give the name of a new folder'),
+        ([tmp_path / 'new', tmp_path / 'no.so'], r'no library in .*no\.so; .* makes it'),
+        ([tmp_path / 'new', other], 'no library that serves torch 2.10 and later; compile'),
+    ):
+        with pytest.raises(SystemExit, match=message):
+            make(monkeypatch, *arguments)
