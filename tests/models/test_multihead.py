@@ -5,8 +5,9 @@ import re
 
 import pytest
 import torch
-from conftest import registered
-from mmengine.registry import MODELS
+from conftest import ROOT, quiet_init, registered
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
 from onnx_files import assert_alike, session, to_onnx
 from torch import nn
 
@@ -271,3 +272,32 @@ def test_it_is_exported_without_padding_and_compiled_with_it(name):
         to_onnx(Alone(), (x, padding))
     compiled = torch.compile(Alone(), backend='eager')
     torch.testing.assert_close(compiled(x, padding), Alone()(x, padding))
+
+
+def test_detr_of_a_config_has_the_rule_in_its_encoder(monkeypatch):
+    pytest.importorskip('mmdet')
+    monkeypatch.setenv('BACKBONE', 'laplacianformer-micro')
+    cfg = Config.fromfile(ROOT / 'configs/heads/detr-pola-encoder_8xb2-150e_coco.py').model
+    cfg.backbone.init_cfg = None
+    cfg.encoder.num_layers = cfg.decoder.num_layers = 1
+    cfg.attentions['decoder.layers.*.cross_attn'] = dict(type='LinearAttention')
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        model = MODELS.build(cfg).eval()
+    assert type(model).__name__ == 'DETR'
+    found = {name: type(module.attn).__name__ for name, module in model.named_modules()
+             if isinstance(module, LinearMultiheadAttention)}  # fmt: skip
+    assert found == {'encoder.layers.0.self_attn.attn': 'PolaAttention',
+                     'decoder.layers.0.cross_attn.attn': 'LinearAttention'}  # fmt: skip
+    quiet_init(model)
+    rule = model.encoder.layers[0].self_attn.attn
+    assert not rule.attn.power.any()  # at its start, while DETR fills matrices at random
+    assert rule.self_attention and rule.in_proj_weight.std() > 0.03
+    x, places = torch.randn(2, 2, 30, 256)
+    padding = torch.arange(30) >= torch.tensor([[30], [20]])
+    out = model.encoder(x, places, padding)
+    alone = model.encoder(x[1:, :20], places[1:, :20], None)
+    torch.testing.assert_close(out[1:, :20], alone)
+    with pytest.raises(ValueError, match="no torch.nn.MultiheadAttention in 'encoders'"):
+        swap_multihead_attention(model, {}, 'encoders')
+    with pytest.raises(ValueError, match="did you mean 'SOFT'"):
+        MODELS.build(dict(type='ModelWithAttentions', model_type='SOFTT', attentions={}))
