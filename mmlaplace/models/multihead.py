@@ -44,8 +44,9 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
     Landmarks are means of successive tokens.
 
     With a ``key_padding_mask``, each sequence is mixed without its padding, and those of one length
-    together. So the result is that of each sequence alone, with every rule. This reads the lengths
-    on the host, and torch.compile breaks its graph there. Softmax takes the mask as it is.
+    together. So the result is that of each sequence alone, with every rule. Softmax takes the
+    mask as it is. Other rules read the lengths on the host: torch.compile breaks its graph there,
+    and an export refuses the mask.
 
     Queries have no mask. If query and key are the same tokens, the mask hides queries too, and
     outputs of padding are ``out_proj`` of zeros.
@@ -184,7 +185,7 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
         elif key_padding_mask is not None:
             out = self._mixed_without(self._padded(key_padding_mask, same, q, k), q, k, v, same)
         else:
-            out = self.attn.mix(q, k, v, None)
+            out = self._mixed(q, k, v)
         out = self.attn.merge_heads(out)  # (B, N, C)
         out = self.out_proj(out if gate is None else self.attn.apply_gate(out, gate))
         if weights is not None and average_attn_weights:
@@ -316,21 +317,24 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
             )
         return padded
 
+    def _mixed(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Mixed values ``(B, heads, N, d)``, and zeros where there is no key."""
+        if k.shape[2] == 0:
+            return v.new_zeros(*q.shape[:3], v.shape[3])
+        return self.attn.mix(q, k, v, None)
+
     def _mixed_without(self, padded: Tensor, q: Tensor, k: Tensor, v: Tensor, same: bool) -> Tensor:
         """Mixed values ``(B, heads, N, d)``, of each sequence without its padding."""
         groups = list(equal_lengths((~padded).sum(1)))
         if [size for size, _ in groups] in ([], [k.shape[2]]):
-            return self.attn.mix(q, k, v, None)
+            return self._mixed(q, k, v)
         real_first = padded.to(torch.uint8).argsort(dim=1, stable=True)
         mixed = []
         for size, rows in groups:
             place = real_first[rows, :size]
             queries = _taken(q, rows, place) if same else q[rows]
-            if size == 0:
-                mixed.append(v.new_zeros(*q[rows].shape[:3], v.shape[3]))
-                continue
             keys = queries if k is q else _taken(k, rows, place)
-            out = self.attn.mix(queries, keys, _taken(v, rows, place), None)
+            out = self._mixed(queries, keys, _taken(v, rows, place))
             if same:
                 whole = out.new_zeros(*out.shape[:2], q.shape[2], out.shape[3])
                 out = whole.scatter(2, _index(place, out), out)

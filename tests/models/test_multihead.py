@@ -243,6 +243,8 @@ def test_autocast_no_images_and_gradients_are_as_in_our_attentions(name):
         out, _ = module(some, some, some, torch.zeros(shape[:2], dtype=torch.bool))
         out.sum().backward()
         assert out.shape == shape and all(w.grad is not None for w in module.parameters())
+    none = torch.randn(2, 0, C)
+    assert module(none, none, none)[0].shape == (2, 0, C)
 
 
 @torch.no_grad()
