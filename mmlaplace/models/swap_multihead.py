@@ -10,12 +10,15 @@ from mmengine.registry import MODELS
 from .known_options import did_you_mean
 from .multihead import LinearMultiheadAttention
 
+CROSS = {'cross_attn', 'multihead_attn'}  # names of mmdet and torch
+
 
 def swap_multihead_attention(model: nn.Module, attn_cfg: dict, within: str = '') -> List[str]:
     """Put :class:`LinearMultiheadAttention` where a model has ``torch.nn.MultiheadAttention``.
 
     Weights are copied. An attention whose name has ``self_attn`` gets ``self_attention=True``, and
-    one with ``cross_attn`` False. ``torch.nn.TransformerEncoder`` makes no more nested tensors.
+    one with ``cross_attn`` or torch's ``multihead_attn`` False. ``torch.nn.TransformerEncoder`` makes
+    no more nested tensors.
 
     Args:
         model: Any model.
@@ -52,7 +55,7 @@ def swap_multihead_attention(model: nn.Module, attn_cfg: dict, within: str = '')
     for name in chosen:
         parts = name.split('.')
         own: Any = model.get_submodule(name)
-        same = True if 'self_attn' in parts else False if 'cross_attn' in parts else None
+        same = True if 'self_attn' in parts else False if CROSS & {*parts} else None
         new = LinearMultiheadAttention.from_multihead_attention(own, attn_cfg, same)
         setattr(model.get_submodule('.'.join(parts[:-1])), parts[-1], new)
     for module in model.modules():

@@ -136,6 +136,9 @@ def test_softmax_is_that_of_torch_with_all_masks_and_weights():
             assert (out is None) == (expected is None)
             if out is not None:
                 torch.testing.assert_close(out, expected)
+    as_floats = torch.zeros(3, 9).masked_fill(padding, float('-inf'))
+    mixed, same = (ours(q, k, v, p, attn_mask=floats[1])[0] for p in (padding, as_floats))
+    torch.testing.assert_close(mixed, same)
     one = [x[:, 0] for x in (q, k, v)]
     for out, expected in zip(ours(*one, padding[0]), theirs(*one, padding[0])):
         torch.testing.assert_close(out, expected)
@@ -303,3 +306,19 @@ def test_detr_of_a_config_has_the_rule_in_its_encoder(monkeypatch):
         swap_multihead_attention(model, {}, 'encoders')
     with pytest.raises(ValueError, match="did you mean 'SOFT'"):
         MODELS.build(dict(type='ModelWithAttentions', model_type='SOFTT', attentions={}))
+
+
+@torch.no_grad()
+def test_torchs_decoder_takes_the_rule_for_other_tokens_of_as_many():
+    model = nn.Transformer(C, HEADS, 1, 1, 64, batch_first=True).eval()
+    place = 'decoder.layers.*.multihead_attn'
+    found = swap_multihead_attention(model, dict(type='RALAAttention'), place)
+    assert found == ['decoder.layers.0.multihead_attn']
+    source, target = torch.randn(2, 2, 20, C)
+    hidden = torch.arange(20) >= torch.tensor([[20], [15]])
+    masks = dict(src_key_padding_mask=hidden, memory_key_padding_mask=hidden)
+    causal = nn.Transformer.generate_square_subsequent_mask(20)
+    out = model(source, target, tgt_mask=causal, **masks)
+    source[1, 15:] = 9
+    other = model(source, target, tgt_mask=causal, **masks)
+    torch.testing.assert_close(out, other)
