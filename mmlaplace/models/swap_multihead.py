@@ -17,8 +17,8 @@ def swap_multihead_attention(model: nn.Module, attn_cfg: dict, within: str = '')
     """Put :class:`LinearMultiheadAttention` where a model has ``torch.nn.MultiheadAttention``.
 
     Weights are copied. An attention whose name has ``self_attn`` gets ``self_attention=True``, and
-    one with ``cross_attn`` or torch's ``multihead_attn`` False. ``torch.nn.TransformerEncoder`` makes
-    no more nested tensors.
+    one with ``cross_attn`` or torch's ``multihead_attn`` False. An encoder of torch makes no more
+    nested tensors.
 
     Args:
         model: Any model.
