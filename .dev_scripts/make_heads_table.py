@@ -40,6 +40,11 @@ HEADS: Dict[str, Tuple[str, Tuple[int, int]]] = {
     'RTMDet-l': ('rtmdet_4xb32-100e_coco', RTMDET),
     'DINO, 4 scales': ('dino-4scale_8xb2-12e_coco', COCO),
     'Deformable DETR': ('deformable-detr_16xb2-50e_coco', COCO),
+    'DETR, Pola encoder': ('detr-pola-encoder_8xb2-150e_coco', COCO),
+    'Conditional DETR, Laplacian encoder': (
+        'conditional-detr-laplacian-encoder_8xb2-50e_coco',
+        COCO,
+    ),
     'Mask2Former, instances': ('mask2former_8xb2-lsj-50e_coco', LSJ),
     'Mask2Former, semantic': ('mask2former_8xb2-160k_ade20k-512x512', ADE),
     'UPerNet': ('upernet_4xb4-160k_ade20k-512x512', ADE),
@@ -110,15 +115,15 @@ def write_log(path: Path, measure: Callable[..., dict]) -> None:
 def table(kind: str) -> str:
     """The table in Markdown."""
     rows = json.loads(LOG.read_bytes())['rows']
-    times = json.loads(TIMES.read_bytes())['rows'] if TIMES.is_file() else {}
+    times = json.loads(TIMES.read_bytes())['rows']
     header = ['head', *(f'M, {name}' for name in BACKBONES), 'images', f'GiB, {BACKBONES[0]}']
-    header += [f's, {name}' for name in BACKBONES] if times else []
+    header += [f's, {name}' for name in BACKBONES]
     lines = []
     for title, (name, (height, width)) in HEADS.items():
         keys = [f'{name} {backbone}' for backbone in BACKBONES]
         parameters = [f'{rows[key]["parameters"] / 1e6:.1f}' for key in keys]
         memory = f'{rows[keys[0]]["training_bytes"] / 2**30:.1f}'
-        seconds = [f'{times[key]["seconds"]:.2f}' for key in keys] if times else []
+        seconds = [f'{times[key]["seconds"]:.2f}' if key in times else '–' for key in keys]
         link = f'[{title}](../configs/heads/{name}.py)'
         lines.append([link, *parameters, f'{height} × {width}', memory, *seconds])
     return markdown_table(header, lines)

@@ -134,6 +134,13 @@ def frame_row(cls: type) -> List[str]:
     return [f'`{cls.__name__}`', f'`{shown("Frame", declared) if declared else "Frame()"}`', fixed]
 
 
+def multihead_row(cls: type) -> List[str]:
+    """What an attention can do in the place of torch.nn.MultiheadAttention, or why not."""
+    apart = cls.no_multihead or cls.same_tokens
+    uses = ('no' if reason else 'yes' for reason in (cls.no_multihead, apart))
+    return [f'`{cls.__name__}`', *uses, apart]
+
+
 def tables() -> Dict[str, str]:
     """The tables by their names in the page."""
     backbones = [cls for cls in registered(PyramidBackbone) if cls is not PyramidBackbone]
@@ -158,6 +165,10 @@ def tables() -> Dict[str, str]:
         common='\n\n'.join(common),
         frames=markdown_table(['attention', 'declared', 'fixed'], map(frame_row, framed)),
         fields=markdown_table(['field', 'default', 'meaning'], rows),
+        multihead=markdown_table(
+            ['attention', 'self-attention', 'cross-attention', 'why not'],
+            map(multihead_row, attentions),
+        ),
         attentions='\n\n'.join(own),
     )
 

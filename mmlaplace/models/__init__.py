@@ -3,7 +3,10 @@
 from .attentions import *  # noqa: F403
 from .backbones import *  # noqa: F403
 from .losses import *  # noqa: F403
+from .multihead import LinearMultiheadAttention as LinearMultiheadAttention
 from .necks import *  # noqa: F403
 from .pyramid import Family as Family
 from .pyramid import PyramidBackbone as PyramidBackbone
 from .pyramid import Stage as Stage
+from .swap_multihead import ModelWithAttentions as ModelWithAttentions
+from .swap_multihead import swap_multihead_attention as swap_multihead_attention

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...models.layers.block import TransformerBlock
 from ...models.layers.build import build_token_norm
+from ...models.layers.padding import equal_lengths
 from ...models.pyramid.options import attention_class, takes
 
 PADDINGS = ('cut', 'mask', 'keep')
@@ -71,9 +72,7 @@ class SequenceBlock(TransformerBlock):
             seen = torch.arange(length, device=x.device) < lengths[:, None]
             return self.attn(x, (length, 1), mask=seen[:, None, None, :])
         out: Any = None
-        sizes = lengths.tolist()
-        for size in sorted(set(sizes)):
-            rows = torch.tensor([i for i, s in enumerate(sizes) if s == size], device=x.device)
+        for size, rows in equal_lengths(lengths):
             mixed = self.attn(x[rows, :size], (size, 1))
             out = torch.zeros_like(x, dtype=mixed.dtype) if out is None else out
             out[rows, :size] = mixed

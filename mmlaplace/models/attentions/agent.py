@@ -46,6 +46,8 @@ class AgentAttention(AgentBiases, QKVAttention):
     """
 
     frame = Frame(qkv='q_kv', lepe_kernel=3)
+    no_multihead = 'its agents and biases are of the rows and columns of a map'
+    mixes_queries = True
     variants = (dict(num_landmarks=9, sr_ratio=2), dict(agent_shape=(2, 5), rope=True))
 
     def __init__(

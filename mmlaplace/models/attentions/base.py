@@ -47,6 +47,10 @@ class BaseAttention(KnownOptions, BaseModule):
         not_promised: Points of the contract, which ``python -m mmlaplace compare`` checks, that
             the class does not promise, each with the reason: ``dict(linear='each query reads each
             key')``.
+        no_multihead: Why :class:`LinearMultiheadAttention` cannot have the class's mixing rule, or
+            ``''`` if it can: ``'its stripes are rows and columns of a map'``.
+        same_tokens: Why keys must be of the same tokens as the queries, or ``''``.
+        mixes_queries: Whether an output depends on other queries than its own.
 
     Raises:
         TypeError: For an unknown option. The message names the known options.
@@ -57,6 +61,9 @@ class BaseAttention(KnownOptions, BaseModule):
     mixes_tokens = True
     variants: Tuple[dict, ...] = ()
     not_promised: Dict[str, str] = {}
+    no_multihead = 'it has one input, and no queries, keys and values of a caller'
+    same_tokens = ''
+    mixes_queries = False
 
     def __init__(
         self,
@@ -156,6 +163,8 @@ class QKVAttention(BaseAttention):
 
     frame = Frame()
     further_options = tuple(field.name for field in fields(Frame))
+    no_multihead = ''
+    projects_in_fp32 = False
     rotates_features = False
     rotates_in_mix = False
     num_prefix_tokens = 0
@@ -280,6 +289,7 @@ class QKVAttention(BaseAttention):
         """Mix values ``(B, heads, n, d)`` by queries ``(B, heads, N, d)`` and n keys.
 
         ``hw_shape`` is the map of the queries; that of the keys is ``self.kv_shape(hw_shape)``.
+        It is None for tokens without a map, in :class:`LinearMultiheadAttention`.
         If ``accepts_mask`` is true, the method takes a ``mask`` too. Returns ``(B, heads, N, d)``.
         """
 

@@ -54,6 +54,7 @@ class CosformerAttention(QKVAttention):
     """
 
     fixed_options = ('sr_ratio',)
+    no_multihead = 'its weights fall with the distance on a map'
     variants = (dict(positions='flattened', lepe_kernel=3), dict(rope=True))
 
     def __init__(

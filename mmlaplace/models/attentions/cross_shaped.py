@@ -53,6 +53,7 @@ class CrossShapedAttention(QKVAttention):
     frame = Frame(lepe_kernel=3)
     fixed_options = ('sr_ratio',)
     not_promised = dict(linear='stripes are as long as the map')
+    no_multihead = 'its stripes are rows and columns of a map'
     variants = (dict(stripe_width=2, lepe_filters='head_channel', rope=True),)
 
     def __init__(

@@ -79,6 +79,9 @@ class EcoFormerAttention(QKVAttention):
     frame = Frame(qkv='shared_qk')
     fixed_options = ('qkv', 'sr_ratio', 'key_positions')
     not_promised = dict(gradients='signs have the gradient of their argument')
+    same_tokens = 'its keys are the queries'
+    mixes_queries = True
+    projects_in_fp32 = True
     variants = (dict(offset='own', num_bits=8), dict(rope=True, lepe_kernel=3))
 
     def __init__(

@@ -45,6 +45,7 @@ class FlowAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
+    mixes_queries = True
     variants = (dict(rope=True, lepe_kernel=3), dict(sr_ratio=2))
 
     def __init__(

@@ -102,6 +102,7 @@ class KernelAttention(QKVAttention):
             )
         self.bandwidth = bandwidth
         self.normalization = normalization
+        self.mixes_queries = normalization == 'whitened'
         self.whitening_eps = whitening_eps
         self.attn_drop = nn.Dropout(attn_drop)
         self.register_parameter('gamma', None)

@@ -92,6 +92,7 @@ class LaplacianAttention(QKVAttention):
     frame = Frame(rope=True, lepe_kernel=3)
     rotates_in_mix = True
     fixed_options = ('sr_ratio',)
+    mixes_queries = True
     variants = (
         dict(qkv='shared_qk'),
         dict(pool_ratio=2, kernel='gaussian'),

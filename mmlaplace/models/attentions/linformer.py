@@ -54,6 +54,7 @@ class LinformerAttention(QKVAttention):
     """
 
     fixed_options = ('sr_ratio',)
+    no_multihead = 'its sums have a weight for each place of a map'
     variants = (
         dict(share_kv=True, num_landmarks=5),
         dict(rope=True),

@@ -71,6 +71,8 @@ class NystromformerAttention(QKVAttention):
 
     frame = Frame(lepe_kernel=3, lepe_filters='head', lepe_bias=False)
     fixed_options = ('sr_ratio',)
+    same_tokens = 'it inverts a matrix of landmarks of queries and of keys'
+    mixes_queries = True
     variants = (
         dict(landmark_method='runs', num_landmarks=6, conv_kernel_size=5),
         dict(num_landmarks=4, rope=True, value_shortcut=True),

@@ -92,6 +92,8 @@ class ReformerAttention(QKVAttention):
     to_itself = -5e4  # the logit of a token with itself: less than all others, yet not impossible
     frame = Frame(qkv='shared_qk', qkv_bias=False)
     fixed_options = ('qkv', 'sr_ratio', 'key_positions')
+    same_tokens = 'its keys are the queries'
+    mixes_queries = True
     not_promised = dict(linear='small maps are computed over all pairs, which is cheaper there')
 
     def __init__(

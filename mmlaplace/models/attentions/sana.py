@@ -63,11 +63,10 @@ class SANAAttention(QKVAttention):
         self.q_norm = RMSNorm(embed_dims, norm_eps) if qk_norm else None
         self.k_norm = RMSNorm(embed_dims, norm_eps) if qk_norm else None
 
-    def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:
-        projected = super().project(x, hw_shape)
-        if self.q_norm is None or self.k_norm is None:
-            return projected
-        return projected._replace(q=self.q_norm(projected.q), k=self.k_norm(projected.k))
+    def heads(self, projected: Projected, hw_shape: Tuple[int, int]) -> Tuple[Tensor, ...]:
+        if self.q_norm is not None and self.k_norm is not None:
+            projected = projected._replace(q=self.q_norm(projected.q), k=self.k_norm(projected.k))
+        return super().heads(projected, hw_shape)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):

@@ -71,6 +71,7 @@ class SkyformerAttention(QKVAttention):
         torch.Size([1, 170, 64])
     """
 
+    mixes_queries = True
     variants = (
         dict(landmark_method='random', num_landmarks=6, lepe_kernel=3),
         dict(rope=True, num_landmarks=4),
@@ -132,7 +133,7 @@ class SkyformerAttention(QKVAttention):
     def landmarks(self, q: Tensor, k: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """Landmarks of queries and of keys, in a sets, ``(B, heads, 2 a m, d)``."""
         if self.pool is not None:
-            pooled = self.pool(q, hw_shape), self.pool(k, self.kv_shape(hw_shape))
+            pooled = self.pool(q, hw_shape), self.pool(k, hw_shape and self.kv_shape(hw_shape))
             return torch.cat(pooled, dim=2)
         tokens = torch.cat([q, k], dim=2)
         index = self.draw(q.shape[0], q.shape[2], k.shape[2]).to(q.device)

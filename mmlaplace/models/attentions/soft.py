@@ -100,6 +100,7 @@ class SOFTAttention(QKVAttention):
     not_promised = dict(
         gradients='they are those of an inverse, and where W is singular the iteration is none'
     )
+    mixes_queries = True
     variants = (
         dict(normalized=False, pool_ratio=2),
         dict(landmark_method='pool', num_landmarks=4),

@@ -41,6 +41,8 @@ class XCAttention(QKVAttention):
 
     mixes_tokens = False
     fixed_options = ('sr_ratio',)
+    same_tokens = 'its channels compare queries and keys token by token'
+    mixes_queries = True
     variants = (dict(rope=True, lepe_kernel=3),)
 
     def __init__(

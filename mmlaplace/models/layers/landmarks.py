@@ -111,12 +111,17 @@ class Landmarks(nn.Module):
             )
 
     def forward(
-        self, x: Tensor, hw_shape: Tuple[int, int], rotary: Optional[RotaryEmbedding2D] = None
+        self,
+        x: Tensor,
+        hw_shape: Optional[Tuple[int, int]],
+        rotary: Optional[RotaryEmbedding2D] = None,
     ) -> Tensor:
         """``(B, heads, N, d) -> (B, heads, m, d)``. ``rotary`` first rotates the tokens.
 
-        Means (``'pool'``) are at least fp32.
+        Means (``'pool'``) are at least fp32. Without a map, the tokens are a line.
         """
+        if hw_shape is None:
+            hw_shape = x.shape[2], 1
         if self.method == 'pool':
             return self._pooled(x, hw_shape, rotary)
         x = x if rotary is None else rotary(x, hw_shape)

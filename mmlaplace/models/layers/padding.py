@@ -1,0 +1,21 @@
+"""Sequences of a batch without their padding."""
+
+from typing import Iterator, List, Tuple
+
+import torch
+from torch import Tensor
+
+
+def equal_lengths(lengths: Tensor) -> Iterator[Tuple[int, Tensor]]:
+    """Each length that sequences of a batch have, and the rows ``(r,)`` that have it.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers.padding import equal_lengths
+        >>> list(equal_lengths(torch.tensor([5, 3, 5])))
+        [(3, tensor([1])), (5, tensor([0, 2]))]
+    """
+    sizes: List[int] = lengths.tolist()
+    for size in sorted(set(sizes)):
+        rows = [row for row, other in enumerate(sizes) if other == size]
+        yield size, torch.tensor(rows, device=lengths.device)

@@ -1,0 +1,120 @@
+"""Other attentions in the place of ``torch.nn.MultiheadAttention`` in any model."""
+
+from fnmatch import fnmatchcase
+from functools import cache
+from typing import Any, Dict, List
+
+import torch.nn as nn
+from mmengine.registry import MODELS
+
+from .known_options import did_you_mean
+from .multihead import LinearMultiheadAttention
+
+CROSS = {'cross_attn', 'multihead_attn'}  # names of mmdet and torch
+
+
+def swap_multihead_attention(model: nn.Module, attn_cfg: dict, within: str = '') -> List[str]:
+    """Put :class:`LinearMultiheadAttention` where a model has ``torch.nn.MultiheadAttention``.
+
+    Weights are copied. An attention whose name has ``self_attn`` gets ``self_attention=True``, and
+    one with ``cross_attn`` or torch's ``multihead_attn`` False. An encoder of torch makes no more
+    nested tensors.
+
+    Args:
+        model: Any model.
+        attn_cfg: As in :class:`LinearMultiheadAttention`.
+        within: Name of the part of the model, such as ``'encoder'`` or
+            ``'decoder.layers.*.cross_attn'``. Default: ``''``, the whole model.
+
+    Returns:
+        Names of the attentions.
+
+    Raises:
+        ValueError: If there is none in that part.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import swap_multihead_attention
+        >>> layer = torch.nn.TransformerEncoderLayer(64, 2, batch_first=True)
+        >>> encoder = torch.nn.TransformerEncoder(layer, num_layers=2)
+        >>> swap_multihead_attention(encoder, dict(type='PolaAttention'))
+        ['layers.0.self_attn', 'layers.1.self_attn']
+    """
+    places = [
+        name for name, module in model.named_modules()
+        if isinstance(module, nn.MultiheadAttention)
+        and not isinstance(module, LinearMultiheadAttention)
+    ]  # fmt: skip
+    pattern = f'{within}.*' if within else '*'
+    chosen = [name for name in places if fnmatchcase(f'{name}.', pattern)]
+    if not chosen:
+        raise ValueError(
+            f'there is no torch.nn.MultiheadAttention in {within or "the model"!r}; this '
+            f'{type(model).__name__} has {places or "none"}'
+        )
+    for name in chosen:
+        parts = name.split('.')
+        own: Any = model.get_submodule(name)
+        same = True if 'self_attn' in parts else False if CROSS & {*parts} else None
+        new = LinearMultiheadAttention.from_multihead_attention(own, attn_cfg, same)
+        setattr(model.get_submodule('.'.join(parts[:-1])), parts[-1], new)
+    for module in model.modules():
+        if isinstance(module, nn.TransformerEncoder):
+            module.use_nested_tensor = False
+    return chosen
+
+
+@MODELS.register_module()
+class ModelWithAttentions:
+    """A model of a toolbox with other attentions in the place of ``torch.nn.MultiheadAttention``.
+
+    It is for a config: the model is that of ``model_type``, and no instance of this class.
+
+    Args:
+        model_type: Registered type of the model, such as ``'DETR'``.
+        attentions: For each part of the model, such as ``'encoder'``, the ``attn_cfg`` of
+            :class:`LinearMultiheadAttention`.
+        **options: The model's.
+
+    Raises:
+        ValueError: For a type that is not registered, and as :func:`swap_multihead_attention`.
+
+    Examples:
+        >>> model = dict(
+        ...     type='ModelWithAttentions', model_type='DETR',
+        ...     attentions=dict(encoder=dict(type='PolaAttention')))
+    """
+
+    def __new__(cls, model_type: str, attentions: Dict[str, dict], **options: Any) -> Any:
+        with MODELS.switch_scope_and_registry(None) as registry:
+            base = registry.get(model_type)
+            if base is None:
+                raise ValueError(
+                    f'model_type={model_type!r} is not registered'
+                    f'{did_you_mean(model_type, registry.module_dict)}; import its toolbox by '
+                    'custom_imports'
+                )
+            model = keeping_rules(base)(**options)
+        for within, attn_cfg in attentions.items():
+            swap_multihead_attention(model, dict(attn_cfg), within)
+        return model
+
+
+@cache
+def keeping_rules(base: type) -> type:
+    """A model's class whose ``init_weights`` leaves learned scales of mixing rules as they start.
+
+    DETR and others fill all matrices of their encoder at random, and scales of heads are such.
+    """
+
+    class Keeping(base):
+        def init_weights(self) -> None:
+            rules = [m.attn for m in self.modules() if isinstance(m, LinearMultiheadAttention)]
+            kept = [{name: x.clone() for name, x in rule.state_dict().items()} for rule in rules]
+            super().init_weights()
+            for rule, state in zip(rules, kept):
+                rule.load_state_dict(state)
+
+    for name in ('__name__', '__qualname__', '__module__', '__doc__'):
+        setattr(Keeping, name, getattr(base, name))
+    return Keeping

@@ -1,0 +1,324 @@
+"""The mixing rules in the place of ``torch.nn.MultiheadAttention``: which can, and what they do."""
+
+import copy
+import re
+
+import pytest
+import torch
+from conftest import ROOT, quiet_init, registered
+from mmengine.config import Config
+from mmengine.registry import MODELS, DefaultScope
+from onnx_files import assert_alike, session, to_onnx
+from torch import nn
+
+from mmlaplace.models import (
+    BaseAttention,
+    LinearMultiheadAttention,
+    QKVAttention,
+    swap_multihead_attention,
+)
+from mmlaplace.models.multihead import WITHOUT_MAP
+from mmlaplace.models.pyramid.options import takes
+
+NAMES = registered(BaseAttention)
+# Their landmarks are means of successive tokens, so the order of the tokens counts.
+WITH_LANDMARKS = {'LaplacianAttention', 'NystromformerAttention', 'SOFTAttention',
+                  'SkyformerAttention'}  # fmt: skip
+# Of sums in another order, in fp64.
+EXACT = dict(atol=1e-10, rtol=1e-8)
+C, HEADS, N = 32, 2, 60
+
+
+def built(name, **options):
+    module = LinearMultiheadAttention(
+        C, HEADS, batch_first=True, attn_cfg=dict(type=name, input_resolution=(N, 1)), **options
+    )
+    nn.init.normal_(module.in_proj_bias, std=0.1)
+    return module.double().eval()
+
+
+def same_attention(name, module):
+    """The attention itself, with the weights of a module."""
+    cls = MODELS.get(name)
+    frame = {key: value for key, value in WITHOUT_MAP.items() if takes(cls, key)}
+    options = {**frame, 'proj': True, 'qkv_bias': True}
+    own = cls(C, HEADS, input_resolution=(N, 1), **options).double().eval()
+    rows = dict(zip('qkv', module.in_proj_weight.chunk(3)))
+    biases = dict(zip('qkv', module.in_proj_bias.chunk(3)))
+    parts = 'qv' if own.frame.qkv == 'shared_qk' else 'qkv'
+    gate = [module.gate] if own.frame.gate else []
+    state = {
+        **module.attn.state_dict(),
+        'qkv.weight': torch.cat([rows[p] for p in parts] + [g.weight for g in gate]),
+        'qkv.bias': torch.cat([biases[p] for p in parts] + [g.bias for g in gate]),
+        'proj.weight': module.out_proj.weight,
+        'proj.bias': module.out_proj.bias,
+    }
+    own.load_state_dict(state)
+    return own
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('name', NAMES)
+def test_an_attention_mixes_sequences_and_padding_or_says_why_not(name):
+    cls = MODELS.get(name)
+    x = torch.randn(3, N, C, dtype=torch.float64)
+    if cls.no_multihead:
+        with pytest.raises(ValueError, match=re.escape(cls.no_multihead)):
+            built(name)
+        if issubclass(cls, QKVAttention):  # its rule does know the places of a map
+            off = {key: value for key, value in WITHOUT_MAP.items() if takes(cls, key)}
+            own = cls(C, HEADS, input_resolution=(6, 10), **off).double().eval()
+            order = torch.randperm(N)
+            moved = own(x[:, order], (6, 10))
+            assert not torch.allclose(own(x, (6, 10))[:, order], moved, atol=1e-6)
+        return
+    module = built(name)
+    own = same_attention(name, module)
+    out, _ = module(x, x, x)
+    torch.testing.assert_close(out, own(x, (N, 1)), **EXACT)
+    order = torch.randperm(N)
+    y = x[:, order]
+    moved, _ = module(y, y, y)
+    if name in WITH_LANDMARKS:
+        assert not torch.allclose(moved, out[:, order], atol=1e-6)
+    else:
+        torch.testing.assert_close(moved, out[:, order], **EXACT)
+
+    # Padding may be anywhere, and a sequence is what it is alone.
+    padding = torch.zeros(3, N, dtype=torch.bool)
+    padding[1, 55:] = padding[2, 3:20] = True
+    masked, _ = module(x, x, x, key_padding_mask=padding)
+    noisy = torch.where(padding[..., None], 9 * torch.randn_like(x), x)
+    other, _ = module(noisy, noisy, noisy, key_padding_mask=padding)
+    torch.testing.assert_close(other[~padding], masked[~padding], **EXACT)
+    for image, hidden, result in zip(x, padding, masked):
+        alone = own(image[None, ~hidden], (int((~hidden).sum()), 1))[0]
+        torch.testing.assert_close(result[~hidden], alone, **EXACT)
+
+    # One query changes: do others?
+    changed = x.clone()
+    changed[:, 0] *= 3
+    if cls.same_tokens:
+        with pytest.raises(ValueError, match=f'{name} needs keys of the tokens of the queries'):
+            module(changed, x, x)
+    else:
+        moved, _ = module(changed, x, x)
+        known, _ = module(x.clone(), x, x)
+        alike = torch.allclose(moved[:, 1:], known[:, 1:], atol=1e-9)
+        assert alike != cls.mixes_queries
+        memory = torch.randn(3, 35, C, dtype=torch.float64)
+        hidden = torch.arange(35) >= torch.tensor([[35], [20], [35]])
+        out, _ = module(x[:, :20], memory, memory, key_padding_mask=hidden)
+        assert out.shape == (3, 20, C) and out.isfinite().all()
+        alone, _ = module(x[1:2, :20], memory[1:2, :20].clone(), memory[1:2, :20])
+        torch.testing.assert_close(out[1:2], alone, **EXACT)
+
+
+@torch.no_grad()
+def test_softmax_is_that_of_torch_with_all_masks_and_weights():
+    sizes = dict(kdim=24, vdim=40)
+    theirs = nn.MultiheadAttention(C, HEADS, **sizes).eval()
+    nn.init.normal_(theirs.in_proj_bias)
+    ours = LinearMultiheadAttention.from_multihead_attention(theirs, dict(type='SoftmaxAttention'))
+    q, k, v = torch.randn(7, 3, C), torch.randn(9, 3, 24), torch.randn(9, 3, 40)
+    padding, pairs = torch.rand(3, 9) < 0.2, torch.rand(6, 7, 9) < 0.2
+    causal = torch.ones(7, 9).tril() == 0
+    low = torch.finfo(torch.float32).min
+    floats = torch.randn(3, 9).masked_fill(padding, low), torch.randn(7, 9)
+    for options in (
+        {}, dict(key_padding_mask=padding), dict(attn_mask=pairs[0]),
+        dict(key_padding_mask=padding, attn_mask=pairs, average_attn_weights=False),
+        dict(key_padding_mask=floats[0], attn_mask=floats[1]),
+        dict(attn_mask=causal, need_weights=False, is_causal=True),
+    ):  # fmt: skip
+        for out, expected in zip(ours(q, k, v, **options), theirs(q, k, v, **options)):
+            assert (out is None) == (expected is None)
+            if out is not None:
+                torch.testing.assert_close(out, expected)
+    as_floats = torch.zeros(3, 9).masked_fill(padding, float('-inf'))
+    mixed, same = (ours(q, k, v, p, attn_mask=floats[1])[0] for p in (padding, as_floats))
+    torch.testing.assert_close(mixed, same)
+    one = [x[:, 0] for x in (q, k, v)]
+    for out, expected in zip(ours(*one, padding[0]), theirs(*one, padding[0])):
+        torch.testing.assert_close(out, expected)
+
+
+def test_the_order_of_the_axes_is_that_of_torch():
+    first = built('RALAAttention')
+    last = copy.deepcopy(first)
+    last.batch_first = False
+    x, memory = torch.randn(2, 3, N, C, dtype=torch.float64)
+    hidden = torch.arange(N) >= torch.tensor([[N], [20], [0]])  # one is padding alone
+    first.self_attention = last.self_attention = False
+    out, weights = first(x, memory, memory, hidden)
+    other, _ = last(*(t.transpose(0, 1) for t in (x, memory, memory)), hidden)
+    torch.testing.assert_close(other.transpose(0, 1), out)
+    assert weights is None
+    torch.testing.assert_close(out[2], first.out_proj.bias.expand(N, -1))
+    single, _ = first(x[1], memory[1], memory[1], hidden[1])
+    torch.testing.assert_close(single, out[1])
+    # -inf is torch's other spelling, and the one that its layers pass on.
+    floats = torch.zeros(3, N).masked_fill(hidden, float('-inf'))
+    torch.testing.assert_close(first(x, memory, memory, floats)[0], out)
+
+
+@pytest.mark.parametrize('name', ['PolaAttention', 'RALAAttention', 'LaplacianAttention'])
+def test_torchs_encoder_runs_the_rule_in_eval_mode_too(name):
+    layer = nn.TransformerEncoderLayer(C, HEADS, 64, dropout=0.0, batch_first=True)
+    encoder = nn.TransformerEncoder(layer, num_layers=2).eval()
+    x, padding = torch.randn(2, N, C), torch.arange(N) >= torch.tensor([[N], [50]])
+    with torch.no_grad():
+        softmax = encoder(x, src_key_padding_mask=padding)
+    by_hand = copy.deepcopy(encoder)
+    assert len(swap_multihead_attention(encoder, dict(type=name))) == 2
+    with torch.no_grad():
+        fast, masked = encoder(x), encoder(x, src_key_padding_mask=padding)
+    # With gradients torch has no path of its own.
+    torch.testing.assert_close(fast, encoder(x).detach())
+    torch.testing.assert_close(masked, encoder(x, src_key_padding_mask=padding).detach())
+    assert not torch.allclose(masked[~padding], softmax[~padding], atol=1e-3)
+    torch.testing.assert_close(masked[1, :50], encoder(x[1:, :50])[0].detach())
+    # Without swap_multihead_attention, torch makes nested tensors, and it does not go unnoticed.
+    by_hand.layers[0].self_attn = encoder.layers[0].self_attn
+    with pytest.raises(ValueError, match='set its use_nested_tensor to False'), torch.no_grad():
+        by_hand(x, src_key_padding_mask=padding)
+
+
+def test_weights_of_torch_load_under_their_names():
+    theirs = nn.MultiheadAttention(C, HEADS, dropout=0.1, batch_first=True).double()
+    ours = LinearMultiheadAttention(C, HEADS, batch_first=True)
+    ours.load_state_dict(theirs.state_dict())  # a rule without weights: strictly
+    copied = LinearMultiheadAttention.from_multihead_attention(theirs)
+    assert copied.dropout == 0 and copied.in_proj_weight.dtype == torch.float64
+    for name, value in theirs.state_dict().items():
+        assert torch.equal(copied.state_dict()[name], value)
+    gated = LinearMultiheadAttention(C, HEADS, attn_cfg=dict(type='PolaAttention', gate=True))
+    assert set(gated.state_dict()) == {
+        *theirs.state_dict(), 'attn.scale', 'attn.power', 'gate.weight', 'gate.bias'
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(('options', 'call', 'says'), [
+    (dict(attn_cfg=dict(type='PolaAttention', lepe_kernel=5)), {}, 'lepe_kernel=5 of PolaAtt'),
+    (dict(attn_cfg=dict(type='PolaAttention', alfa=5)), {}, "did you mean 'alpha'"),
+    (dict(attn_cfg=dict(qkv='qk')), {}, "got 'qk'"),
+    (dict(dropout=0.1), {}, 'got dropout=0.1; set'),
+    (dict(add_zero_attn=True), {}, 'add_zero_attn=True'),
+    ({}, dict(attn_mask=torch.zeros(6, 6)), 'LinearAttention mixes all keys for all queries'),
+    ({}, dict(is_causal=True), 'give attn_mask too'),
+    ({}, dict(key_padding_mask=torch.zeros(6, 2)), r'must be \(2, 6\) for a key'),
+    ({}, dict(key_padding_mask=torch.rand(2, 6)), 'only 0 and -inf'),
+    ({}, dict(key_padding_mask=torch.zeros(2, 6).int()), r'call .bool\(\) on it'),
+    ({}, dict(value=torch.zeros(2, 5, C)), r'key and value must be of the same tokens'),
+    ({}, dict(value=torch.zeros(2, 6, 5)), r'with C = 32, got \(2, 6, 5\)'),
+    (dict(self_attention=True), dict(query=torch.zeros(2, 5, C)), 'set self_attention=False'),
+    (dict(attn_cfg=dict(type='RALAAttention')), dict(
+        query=torch.zeros(2, 6, C), key_padding_mask=torch.zeros(2, 6).bool()),
+     'set self_attention to True'),
+    (dict(attn_cfg=dict(qkv='shared_qk')), dict(query=torch.zeros(2, 5, C)), "qkv='shared_qk'"),
+    (dict(attn_cfg=dict(type='SoftmaxAttention')), dict(attn_mask=torch.zeros(5, 6)),
+     r'must be \(6, 6\) or \(4, 6, 6\), got \(5, 6\)'),
+])  # fmt: skip
+def test_what_it_cannot_take_is_quoted(options, call, says):
+    x = torch.zeros(2, 6, C)
+    with pytest.raises((ValueError, TypeError), match=says) as raised:
+        module = LinearMultiheadAttention(C, HEADS, batch_first=True, **options)
+        module(**{**dict(query=x, key=x, value=x), **call})
+    assert '\n' not in str(raised.value)
+
+
+@pytest.mark.parametrize('name', ['PolaAttention', 'EcoFormerAttention', 'SoftmaxAttention'])
+def test_autocast_no_images_and_gradients_are_as_in_our_attentions(name):
+    module = LinearMultiheadAttention(C, HEADS, batch_first=True, attn_cfg=dict(type=name))
+    x, padding = torch.randn(2, 40, C), torch.arange(40) >= torch.tensor([[40], [30]])
+    exact, _ = module(x, x, x, padding)
+    with torch.autocast('cpu', torch.bfloat16):
+        rounded, _ = module(x, x, x, padding)
+    # As in the contract of attentions: a few roundings of values of that size.
+    bound = 8 * torch.finfo(torch.bfloat16).eps * exact.abs().max()
+    assert rounded.dtype == torch.bfloat16 and (rounded.float() - exact).abs().max() <= bound
+    exact.sum().backward()
+    assert all(weight.grad.isfinite().all() for weight in module.parameters())
+    for shape in ((0, 40, C), (1, 1, C)):
+        some = torch.randn(shape)
+        module.zero_grad()
+        out, _ = module(some, some, some, torch.zeros(shape[:2], dtype=torch.bool))
+        out.sum().backward()
+        assert out.shape == shape and all(w.grad is not None for w in module.parameters())
+    none = torch.randn(2, 0, C)
+    assert module(none, none, none)[0].shape == (2, 0, C)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize('name', ['LinearAttention', 'LaplacianAttention'])
+def test_it_is_exported_without_padding_and_compiled_with_it(name):
+    pytest.importorskip('onnxruntime')
+    attn_cfg = dict(type=name, num_landmarks=4) if 'Lap' in name else dict(type=name)
+    module = LinearMultiheadAttention(C, HEADS, batch_first=True, attn_cfg=attn_cfg).eval()
+
+    class Alone(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = module
+
+        def forward(self, x, padding=None):
+            return self.attention(x, x, x, padding)[0]
+
+    x = torch.randn(2, 40, C)
+    axes = {0: 'batch', 1: 'tokens'}
+    run = session(to_onnx(Alone(), (x,), dynamic=[axes]))
+    for tokens in (torch.randn(1, 40, C), torch.randn(3, 25, C)):
+        assert_alike(run(tokens), Alone()(tokens))
+    if name != 'LinearAttention':  # compiling takes seconds
+        return
+    padding = torch.arange(40) >= torch.tensor([[40], [30]])
+    with pytest.raises(ValueError, match='export it without key_padding_mask'):
+        to_onnx(Alone(), (x, padding))
+    compiled = torch.compile(Alone(), backend='eager')
+    torch.testing.assert_close(compiled(x, padding), Alone()(x, padding))
+
+
+def test_detr_of_a_config_has_the_rule_in_its_encoder(monkeypatch):
+    pytest.importorskip('mmdet')
+    monkeypatch.setenv('BACKBONE', 'laplacianformer-micro')
+    cfg = Config.fromfile(ROOT / 'configs/heads/detr-pola-encoder_8xb2-150e_coco.py').model
+    cfg.backbone.init_cfg = None
+    cfg.encoder.num_layers = cfg.decoder.num_layers = 1
+    cfg.attentions['decoder.layers.*.cross_attn'] = dict(type='LinearAttention')
+    with DefaultScope.overwrite_default_scope('mmdet'):
+        model = MODELS.build(cfg).eval()
+    assert type(model).__name__ == 'DETR'
+    found = {name: type(module.attn).__name__ for name, module in model.named_modules()
+             if isinstance(module, LinearMultiheadAttention)}  # fmt: skip
+    assert found == {'encoder.layers.0.self_attn.attn': 'PolaAttention',
+                     'decoder.layers.0.cross_attn.attn': 'LinearAttention'}  # fmt: skip
+    quiet_init(model)
+    rule = model.encoder.layers[0].self_attn.attn
+    assert not rule.attn.power.any()  # at its start, while DETR fills matrices at random
+    assert rule.self_attention and rule.in_proj_weight.std() > 0.03
+    x, places = torch.randn(2, 2, 30, 256)
+    padding = torch.arange(30) >= torch.tensor([[30], [20]])
+    out = model.encoder(x, places, padding)
+    alone = model.encoder(x[1:, :20], places[1:, :20], None)
+    torch.testing.assert_close(out[1:, :20], alone)
+    with pytest.raises(ValueError, match="no torch.nn.MultiheadAttention in 'encoders'"):
+        swap_multihead_attention(model, {}, 'encoders')
+    with pytest.raises(ValueError, match="did you mean 'SOFT'"):
+        MODELS.build(dict(type='ModelWithAttentions', model_type='SOFTT', attentions={}))
+
+
+@torch.no_grad()
+def test_torchs_decoder_takes_the_rule_for_other_tokens_of_as_many():
+    model = nn.Transformer(C, HEADS, 1, 1, 64, batch_first=True).eval()
+    place = 'decoder.layers.*.multihead_attn'
+    found = swap_multihead_attention(model, dict(type='RALAAttention'), place)
+    assert found == ['decoder.layers.0.multihead_attn']
+    source, target = torch.randn(2, 2, 20, C)
+    hidden = torch.arange(20) >= torch.tensor([[20], [15]])
+    masks = dict(src_key_padding_mask=hidden, memory_key_padding_mask=hidden)
+    causal = nn.Transformer.generate_square_subsequent_mask(20)
+    out = model(source, target, tgt_mask=causal, **masks)
+    source[1, 15:] = 9
+    other = model(source, target, tgt_mask=causal, **masks)
+    torch.testing.assert_close(out, other)
