@@ -31,11 +31,17 @@ SMALL = {
     ),
     'deit_tiny': ('deit_tiny_patch16_224', dict(depth=2), dict(depths=(2,)), (64, 96)),
     'deit_tiny_distilled': (
-        'deit_tiny_distilled_patch16_224', dict(depth=2), dict(depths=(2,)), (64, 96)
+        'deit_tiny_distilled_patch16_224',
+        dict(depth=2),
+        dict(depths=(2,)),
+        (64, 96),
     ),
     'dinov2_small': ('vit_small_patch14_dinov2', dict(depth=2), dict(depths=(2,)), (56, 84)),
     'dinov2_small_reg4': (
-        'vit_small_patch14_reg4_dinov2', dict(depth=2), dict(depths=(2,)), (56, 84)
+        'vit_small_patch14_reg4_dinov2',
+        dict(depth=2),
+        dict(depths=(2,)),
+        (56, 84),
     ),
     'swinv2_tiny_window8_256': (
         'swinv2_tiny_window8_256',

@@ -27,8 +27,8 @@ class ScaledCosineAttention(QKVAttention):
 
     :math:`\hat Q` and :math:`\hat K` have rows of length 1. Each head learns
     :math:`\tau = \exp(\min(t, \log 100))`. The offset o of two tokens in rows, and that in columns,
-    is on a log scale, :math:`\delta = \mathrm{sign}(o) \log_8(1 + 8 |o| / (w - 1))` for windows of w
-    tokens a side. So a network that was trained in small windows serves larger ones. Time is
+    is on a log scale: :math:`\delta = \mathrm{sign}(o) \log_8(1 + 8 |o| / (w - 1))`, for windows of
+    w tokens a side. So a network that was trained in small windows serves larger ones. Time is
     quadratic in the tokens. Lengths, scores and the bias are fp32 under any autocast.
 
     Args:

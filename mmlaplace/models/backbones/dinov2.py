@@ -11,7 +11,6 @@ from mmlaplace.ops.precision import upcast
 
 from ...checkpoints.conversion import NameTable, Rows, position_map
 from ...checkpoints.published import PublishedModel
-from ...checkpoints.rows import map_positions, square_map
 from ..layers import resize_map
 from ..layers.checks import check_counts
 from ..pyramid import Family, PyramidBackbone, Stage, arch
