@@ -173,7 +173,7 @@ def test_optimizer_and_schedule_build(path):
     exempt = {id(p) for m in model.modules() if isinstance(m, NORMS) for p in m.parameters()}
     # What the authors do not decay either: of the positions only those of DeiT.
     kept = ['bias', 'alpha', 'gamma', 'cls_token', 'dist_token', 'registers', 'relative_bias',
-            'temperature', 'q_bias', 'v_bias', 'logit_scale']  # fmt: skip
+            'temperature', 'logit_scale']  # fmt: skip
     if cfg.model.backbone.type in ('PolaFormerDeiT', 'ViT', 'DINOv2'):
         kept += ['map', 'cls_position', 'dist_position']
     exempt |= {id(p) for n, p in model.named_parameters() if n.split('.')[-1] in kept}

@@ -172,7 +172,7 @@ def test_every_released_checkpoint_converts_whole(name):
 def test_every_published_model_has_its_backbone_and_is_listed():
     listed = run_script(TOOL, '--list').stdout.splitlines()
     assert [line.split()[0] for line in listed] == list(PUBLISHED)
-    assert "pvt_v2_b0  dict(type='PVTv2', arch='b0'" in ' '.join(listed).replace('   ', '')
+    assert "pvt_v2_b0 dict(type='PVTv2', arch='b0'" in ' '.join(' '.join(listed).split())
 
 
 @pytest.fixture(scope='module')

@@ -55,7 +55,7 @@ class ScaledCosineAttention(QKVAttention):
 
     accepts_mask = True
     not_promised = dict(linear='each query reads each key')
-    fixed_options = ('sr_ratio', 'qkv', 'qkv_bias')
+    fixed_options = ('sr_ratio', 'qkv')
     variants = (dict(rope=True, lepe_kernel=3), dict(pretrained_window=6))
 
     def __init__(
@@ -67,7 +67,7 @@ class ScaledCosineAttention(QKVAttention):
         hidden_dims: int = 512,
         **kwargs: Any,
     ) -> None:
-        super().__init__(embed_dims, num_heads, input_resolution, qkv_bias=False, **kwargs)
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         window = pretrained_window
         if not isinstance(window, int) or window < 0 or window == 1:
             raise ValueError(
@@ -77,15 +77,19 @@ class ScaledCosineAttention(QKVAttention):
         self.pretrained_window = window
         sides = (window, window) if window else self.input_resolution
         self.longest = tuple(max(side - 1, 1) for side in sides)
-        self.q_bias, self.v_bias = (nn.Parameter(torch.zeros(embed_dims)) for _ in range(2))
         self.logit_scale = nn.Parameter(torch.full((num_heads, 1, 1), math.log(10.0)))
         self.offset_bias = Sequential(
             nn.Linear(2, hidden_dims), nn.ReLU(), nn.Linear(hidden_dims, num_heads, bias=False)
         )
 
     def project(self, x: Tensor, hw_shape: Tuple[int, int]) -> Projected:
-        q, k, v, gate = super().project(x, hw_shape)
-        return Projected(q + self.q_bias.to(q.dtype), k, v + self.v_bias.to(v.dtype), gate)
+        projected = super().project(x, hw_shape)
+        bias = getattr(self.qkv, 'bias', None)  # a wrapped linear has none of its own
+        if bias is None:
+            return projected
+        # Keys have no bias. Its part in the linear stays zero, as its derivative is zero.
+        of_keys = bias.split(self.parts)[1].to(projected.k.dtype)
+        return projected._replace(k=projected.k - of_keys)
 
     def mix(
         self,
@@ -113,14 +117,13 @@ class ScaledCosineAttention(QKVAttention):
         for side, longest in zip(hw_shape, self.longest):
             steps = torch.arange(1 - side, side, dtype=like.dtype, device=like.device)
             offsets.append(steps.sign() * (1 + steps.abs() * 8 / longest).log2() / 3)
-        rows, columns = offsets
-        pairs = torch.stack(
-            [rows[:, None].expand(-1, len(columns)), columns.expand(len(rows), -1)], dim=-1
-        )
-        scores = self.offset_bias(pairs.to(self.offset_bias[0].weight.dtype)).to(like.dtype)
+        rows, columns = offsets[0][:, None], offsets[1]
+        pairs = torch.stack([rows + 0 * columns, columns + 0 * rows], dim=-1)
+        dtype = next(self.offset_bias.parameters()).dtype
+        scores = self.offset_bias(pairs.to(dtype)).to(like.dtype)  # (2 * H - 1, 2 * W - 1, heads)
         return (LARGEST_BIAS * scores.sigmoid()).permute(2, 0, 1)[None]
 
     def no_weight_decay(self) -> Set[str]:
         """Names of the parameters without weight decay, as in the authors' code."""
         layers = {f'offset_bias.{name}' for name, _ in self.offset_bias.named_parameters()}
-        return {'q_bias', 'v_bias', 'logit_scale'} | layers
+        return {'logit_scale'} | layers

@@ -1,7 +1,7 @@
 """DINOv2: a ViT of patches of 14 pixels with layer scales, and with registers or without."""
 
 from dataclasses import replace
-from typing import List, Sequence, Tuple
+from typing import List, Sequence
 
 import torch.nn.functional as F
 from mmengine.registry import MODELS
@@ -11,6 +11,7 @@ from mmlaplace.ops.precision import upcast
 
 from ...checkpoints.conversion import NameTable, Rows, position_map
 from ...checkpoints.published import PublishedModel
+from ...checkpoints.rows import unchanged, zeros
 from ..layers import resize_map
 from ..layers.checks import check_counts
 from ..pyramid import Family, PyramidBackbone, Stage, arch
@@ -89,14 +90,6 @@ class DINOv2(PyramidBackbone):
         'base': arch((768,), (12,), (12,)),
         'large': arch((1024,), (24,), (16,)),
     }
-
-
-def unchanged(value: Tensor, image_size: Tuple[int, int]) -> Tensor:
-    return value
-
-
-def zeros(value: Tensor, image_size: Tuple[int, int]) -> Tensor:
-    return value.new_zeros(value.shape)
 
 
 ROWS: Rows = {

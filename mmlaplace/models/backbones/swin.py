@@ -9,7 +9,7 @@ from mmengine.registry import MODELS
 
 from ...checkpoints.conversion import NameTable, Rows, Target, within
 from ...checkpoints.published import PublishedModel
-from ...checkpoints.rows import ATTENTION, BLOCK, offset_map
+from ...checkpoints.rows import ATTENTION, BLOCK, offset_map, unchanged, zeros
 from ..attentions.window import WindowAttention
 from ..layers import PatchEmbed, PatchMerging, TransformerBlock
 from ..pyramid import STRIDES, Family, PyramidBackbone, Stage, arch
@@ -94,7 +94,7 @@ class ResPostNormBlock(TransformerBlock):
     """``x + norm(attention(x))``, then ``x + norm(ffn(x))``.
 
     At the start the norms multiply by zero, and the block is the identity. Arguments are those of
-    :class:`TransformerBlock`.
+    :class:`TransformerBlock`, without ``layer_scale``.
 
     Source: Swin Transformer V2 (arXiv 2111.09883).
 
@@ -107,9 +107,12 @@ class ResPostNormBlock(TransformerBlock):
         torch.Size([1, 45, 64])
     """
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.before = nn.Identity()
+
     def branches(self) -> List[Tuple[Any, nn.Module, Callable, Any]]:
-        before = nn.Identity()
-        return [(None, before, self.attn, self.norm1), (None, before, self.ffn, self.norm2)]
+        return [(cpe, self.before, branch, norm) for cpe, norm, branch, _ in super().branches()]
 
     def init_weights(self) -> None:
         """As in mmengine, and the norms at zero."""
@@ -151,7 +154,9 @@ class SwinV2(PyramidBackbone):
     """SwinV2: windows as in :class:`Swin`, with :class:`ScaledCosineAttention` inside.
 
     Each branch of a block ends with a norm, and so does the merging of 2 x 2 tokens. Arguments are
-    those of :class:`PyramidBackbone`, ``window_size`` and ``pretrained_windows``.
+    those of :class:`PyramidBackbone`, ``window_size`` and ``pretrained_windows``. Build it with the
+    ``img_size`` of its weights, as this gives the windows of small maps. For another ``img_size``,
+    set the windows of the weights: ``pretrained_windows=(8, 8, 8, 7)``.
 
     Source: Swin Transformer V2 (arXiv 2111.09883).
 
@@ -206,7 +211,10 @@ SWIN_TIMM_NAMES = NameTable(
 V2_WINDOWS: Rows = {
     **ATTENTION,
     'cpb_mlp.': 'offset_bias.',
-    **{name: name for name in ('q_bias', 'v_bias', 'logit_scale')},
+    'logit_scale': 'logit_scale',
+    # In one bias, with zeros for the keys.
+    'q_bias': [('qkv.bias', unchanged), ('qkv.bias', zeros)],
+    'v_bias': 'qkv.bias',
     **dict.fromkeys(('relative_coords_table', 'relative_position_index')),
 }
 V2_TABLES = tuple(
