@@ -125,15 +125,15 @@ class PositionEmbedding(BaseModule):
     Args:
         embed_dims: Channels C.
         resolution: Height and width of the token map at the training image size. For other maps
-            the positions are resized bilinearly, in the forward and when weights are loaded.
+            the positions are resized, in the forward and when weights are loaded.
         cls_token: Whether there is a class token. It has a position of its own. Default: False.
         dist_token: Whether a second one follows it, as in distilled DeiT. Default: False.
         num_registers: Number of further tokens behind these, which have no positions. Default: 0.
         drop_rate: Dropout rate of the sums. Default: 0.
         decay: Whether weight decay acts on the positions. It does in the authors' code of SOFT and
             PVT, but not in that of DeiT. The tokens themselves never decay. Default: True.
-        resize: Function of a map ``(1, C, H, W)`` and ``(H', W')`` that resizes it. Default:
-            :func:`resize_map`, bilinear.
+        resize: Function of a map ``(1, C, H, W)`` and ``(H', W')`` that resizes it. Default: None,
+            :func:`resize_map`.
 
     Examples:
         >>> import torch
@@ -156,10 +156,10 @@ class PositionEmbedding(BaseModule):
         decay: bool = True,
         dist_token: bool = False,
         num_registers: int = 0,
-        resize: Callable[[Tensor, Sequence[int]], Tensor] = resize_map,
+        resize: Optional[Callable[[Tensor, Sequence[int]], Tensor]] = None,
     ) -> None:
         super().__init__()
-        self.decay, self.resize = decay, resize
+        self.decay, self.resize = decay, resize or resize_map
         self.map = nn.Parameter(torch.zeros(1, embed_dims, *resolution))
         for name, present in (('cls', cls_token), ('dist', dist_token)):
             for kind in ('token', 'position'):
