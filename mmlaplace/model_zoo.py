@@ -287,7 +287,7 @@ def options_of(name: str) -> Dict[str, Any]:
     options: Dict[str, Any] = dict(model.arch or Config.fromfile(model.config).model.backbone)
     options['init_cfg'] = None
     if model.task == 'backbone':  # of the classifier's settings, only those of the network itself
-        for setting in ('out_indices', 'out_type', 'drop_path_rate'):
+        for setting in ('out_indices', 'out_type', 'drop_path_rate', 'frozen_stages'):
             options.pop(setting, None)
     return options
 

@@ -228,7 +228,7 @@ V2_TABLES = tuple(
 DOWNLOADS = 'https://github.com/SwinTransformer/storage/releases/download'
 
 
-def _published(size: str, release: str, data: str = '', **options: int) -> PublishedModel:
+def _published(size: str, release: str, data: str = '', **options: Any) -> PublishedModel:
     """The classifier of a size, whose weights are in a release, trained on these data."""
     file = f'swin_{size}_patch4_' + ('window12_384' if options else 'window7_224') + data
     return PublishedModel(
