@@ -39,7 +39,7 @@ def backbone_config(name: str, pretrained: bool = False, **options: Any) -> Dict
     if '_' not in name:
         own.pop('out_norms', None)  # a classifier's, which has a norm of its own after the backbone
     if pretrained:
-        own['init_cfg'] = dict(type='Pretrained', checkpoint=released_weights(name))
+        own['init_cfg'] = dict(type='Pretrained', checkpoint=released_weights(name, True))
     return {**own, **options}
 
 

@@ -14,7 +14,7 @@ import yaml
 from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, DefaultScope
 
-from .checkpoints import load_weights
+from .checkpoints import PUBLISHED, load_weights
 from .checkpoints.released import address_of, released_place
 from .models import FAMILIES
 from .models.initialising import initialise
@@ -260,14 +260,11 @@ def get_model(
     """
     if name not in {model.name for model in read_models()}:
         return create_backbone(name, pretrained, **backbone_options)
-    checkpoint = _checkpoint(name, pretrained)
+    checkpoint = _checkpoint(name, pretrained, backbone_only)
     cfg = get_config(name)
     options = {**cfg.model.backbone, 'init_cfg': None, **backbone_options}
     cfg.model.backbone = ConfigDict(options)
-    if backbone_only:
-        model = MODELS.build(cfg.model.backbone)
-    else:
-        model = _build(cfg)
+    model = MODELS.build(cfg.model.backbone) if backbone_only else _build(cfg)
     if checkpoint is not None:
         load_weights(model, checkpoint)
     return model
@@ -290,7 +287,7 @@ def options_of(name: str) -> Dict[str, Any]:
     options: Dict[str, Any] = dict(model.arch or Config.fromfile(model.config).model.backbone)
     options['init_cfg'] = None
     if model.task == 'backbone':  # of the classifier's settings, only those of the network itself
-        for setting in ('out_indices', 'out_type', 'drop_path_rate'):
+        for setting in ('out_indices', 'out_type', 'drop_path_rate', 'frozen_stages'):
             options.pop(setting, None)
     return options
 
@@ -341,20 +338,20 @@ def create_backbone(
 
 
 def _checkpoint(
-    name: str, pretrained: Union[str, PathLike, bool, None]
+    name: str, pretrained: Union[str, PathLike, bool, None], backbone_only: bool = False
 ) -> Union[str, PathLike, None]:
     """The checkpoint that ``pretrained`` names, if any."""
     if pretrained is True:
-        address = released_weights(name)
+        address = released_weights(name, backbone_only)
         released_place(address)  # raises, before a model without weights is built
         return address
     return None if pretrained is False else pretrained
 
 
-def released_weights(name: str) -> str:
+def released_weights(name: str, backbone_only: bool = False) -> str:
     """The address ``mmlaplace://NAME`` of the weights that the authors of a model released.
 
-    Whether there are any, :func:`load_weights` finds out.
+    Whether there are any, :func:`load_weights` finds out. A file without a head is for backbones.
 
     Raises:
         ValueError: If it is a detector or segmentor.
@@ -368,7 +365,11 @@ def released_weights(name: str) -> str:
         )
     if model.task == 'backbone':  # the classifier's entry says which weights are published
         model = next((each for each in read_models() if each.config == model.config), model)
-    return address_of(model.metadata.get('Published as') or name.partition('_')[0])
+    published = model.metadata.get('Published as') or name.partition('_')[0]
+    file = PUBLISHED.get(published)
+    if model.task == 'classification' and file and not (file.head or backbone_only):
+        return address_of(name)  # of which there is none
+    return address_of(published)
 
 
 def build_model(cfg: Config) -> nn.Module:

@@ -36,6 +36,8 @@ class PublishedModel(NamedTuple):
         neck: Config of the classifier's neck, if it has weights.
         page: Address of a web page with the weights, if that of the file is not known. With
             neither, the authors have released none.
+        head: Whether the file has a classifier. Files of self-supervised training have none.
+            Default: True.
     """
 
     names: Tuple[NameTable, ...]
@@ -43,11 +45,13 @@ class PublishedModel(NamedTuple):
     weights: str = ''
     neck: Optional[Dict[str, Any]] = None
     page: str = ''
+    head: bool = True
 
     @property
     def place(self) -> str:
         """Where the weights are, for lists."""
-        return self.weights or (f'on {self.page}' if self.page else 'not released')
+        place = self.weights or (f'on {self.page}' if self.page else 'not released')
+        return place if self.head else f'{place} (without a classifier)'
 
 
 # By name. The files of papers in ``models/backbones/`` add to it.
@@ -150,6 +154,7 @@ def fitting(weights: Mapping[str, Tensor]) -> List[str]:
         if found := BLOCK.match(key):
             blocks.setdefault(int(found[1]), set()).add(int(found[2]))
             sides.setdefault(int(found[1]), set()).update(value.shape)
+    has_head = any(name.startswith('head.') for name in weights)
     near = []  # whose backbones are worth a comparison, which builds them
     for name in PUBLISHED:
         depths, widths = _depths_and_widths(name)
@@ -159,8 +164,9 @@ def fitting(weights: Mapping[str, Tensor]) -> List[str]:
             near.append(name)
     for resize in (False, True):
         found_names = [name for name in near if not unfit(name, weights, resize)]
+        alike = [name for name in found_names if PUBLISHED[name].head == has_head]
         if found_names:
-            return found_names
+            return alike or found_names
     return []
 
 

@@ -41,6 +41,16 @@ def square_map(tokens: Tensor, image_size: Tuple[int, int]) -> Tensor:
     return position_map(tokens)
 
 
+def unchanged(value: Tensor, image_size: Tuple[int, int]) -> Tensor:
+    """The tensor as it is, beside another change of it."""
+    return value
+
+
+def zeros(value: Tensor, image_size: Tuple[int, int]) -> Tensor:
+    """Zeros of its shape, for what the authors do not have."""
+    return value.new_zeros(value.shape)
+
+
 def flat(value: Tensor, image_size: Tuple[int, int]) -> Tensor:
     """All axes as one."""
     return value.flatten()

@@ -97,7 +97,7 @@ def _default_cfg(name: str, model: Model) -> Dict[str, Any]:
         'url': weights or None,
         'input_size': (3, size, size),
         **settings,
-        'pool_size': None if stages[-1].cls_token else (side, side),
+        'pool_size': None if stages[-1].num_prefix_tokens else (side, side),
         'first_conv': f'backbone.stages.0.patch_embed.{first_conv}',
         'classifier': 'head.fc',
     }

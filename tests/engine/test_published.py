@@ -30,6 +30,25 @@ SMALL = {
         (224, 448),
     ),
     'deit_tiny': ('deit_tiny_patch16_224', dict(depth=2), dict(depths=(2,)), (64, 96)),
+    'deit_tiny_distilled': (
+        'deit_tiny_distilled_patch16_224',
+        dict(depth=2),
+        dict(depths=(2,)),
+        (64, 96),
+    ),
+    'dinov2_small': ('vit_small_patch14_dinov2', dict(depth=2), dict(depths=(2,)), (56, 84)),
+    'dinov2_small_reg4': (
+        'vit_small_patch14_reg4_dinov2',
+        dict(depth=2),
+        dict(depths=(2,)),
+        (56, 84),
+    ),
+    'swinv2_tiny_window8_256': (
+        'swinv2_tiny_window8_256',
+        dict(embed_dim=32, depths=(2, 2, 2, 1), num_heads=(1, 2, 4, 8)),
+        dict(embed_dims=(32, 64, 128, 256), depths=(2, 2, 2, 1), num_heads=(1, 2, 4, 8)),
+        (256, 256),
+    ),
     'xcit_tiny_12_p8': ('xcit_tiny_12_p8_224', dict(depth=2), dict(depths=(2,)), (64, 96)),
     'efficientvit_b0': (
         'efficientvit_b0',
@@ -72,7 +91,8 @@ class Classifier(torch.nn.Module):
         super().__init__()
         self.backbone = backbone
         self.neck = MODELS.build(neck) if neck else torch.nn.Identity()
-        channels = neck['out_channels'] if neck else backbone.embed_dims[-1]
+        channels = backbone.class_tokens * backbone.embed_dims[-1]
+        channels = neck['out_channels'] if neck else channels
         self.head = torch.nn.ModuleDict(dict(fc=torch.nn.Linear(channels, 7)))
 
     def forward(self, images):
@@ -111,7 +131,7 @@ def test_weights_of_timm_give_its_maps_and_logits(name, tmp_path):
         '--image-size', *size, *(['--model', name] if name == 'mobilevitv2_050' else []),
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
-    if backbone.pop('out_type', None) is None:
+    if backbone.pop('out_type', None) is None and 'with_dist_token' not in backbone:
         own = TimmClassifier(cls, num_classes=7, **backbone).eval()
     else:
         own = Classifier(cls(out_type='cls_token', **backbone)).eval()
@@ -152,7 +172,7 @@ def test_every_released_checkpoint_converts_whole(name):
 def test_every_published_model_has_its_backbone_and_is_listed():
     listed = run_script(TOOL, '--list').stdout.splitlines()
     assert [line.split()[0] for line in listed] == list(PUBLISHED)
-    assert "pvt_v2_b0  dict(type='PVTv2', arch='b0'" in ' '.join(listed).replace('   ', '')
+    assert "pvt_v2_b0 dict(type='PVTv2', arch='b0'" in ' '.join(' '.join(listed).split())
 
 
 @pytest.fixture(scope='module')

@@ -120,7 +120,7 @@ def test_options_that_there_are_not_are_named(backbone, attn_cfg, quoted):
 @pytest.mark.parametrize('attention', registered(BaseAttention))
 def test_every_host_takes_every_attention(name, attention):
     kwargs = {}
-    if attention != 'SoftmaxAttention' and name in ('SOFT', 'SOFTPlusPlus', 'ViT'):
+    if attention != 'SoftmaxAttention' and name in ('SOFT', 'SOFTPlusPlus', 'ViT', 'DINOv2'):
         kwargs = dict(with_cls_token=False)
     backbone = build(name, small(name), attn_cfg=dict(type=attention), **kwargs).eval()
     with torch.no_grad():

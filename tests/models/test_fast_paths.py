@@ -107,7 +107,9 @@ CHANGES = {
     'pruned': each_part(lambda part: prune.l1_unstructured(part, 'weight', 0.5)),
     'hooked': each_part(lambda p: p.register_forward_hook(lambda module, inputs, out: 1.1 * out)),
     'hooked backward': each_part(
-        lambda p: p.register_full_backward_hook(lambda module, inputs, outs: (1.1 * inputs[0],))
+        lambda p: p.register_full_backward_hook(
+            lambda module, inputs, outs: None if inputs[0] is None else (1.1 * inputs[0],)
+        )
     ),
     'partly frozen': partly_frozen,
 }

@@ -38,6 +38,7 @@ from .polarized import PolarizedAttention as PolarizedAttention
 from .rala import RALAAttention as RALAAttention
 from .reformer import ReformerAttention as ReformerAttention
 from .sana import SANAAttention as SANAAttention
+from .scaled_cosine import ScaledCosineAttention as ScaledCosineAttention
 from .separable import SeparableAttention as SeparableAttention
 from .skyformer import SkyformerAttention as SkyformerAttention
 from .slab import SLABAttention as SLABAttention

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..layers import PooledPatchEmbed, resize_map, softmax_attention
 from ..layers.build import build_token_norm
-from ..layers.pairs import check_pairs_fit
+from ..layers.pairs import check_pairs_fit, of_each_pair
 from .base import QKVAttention
 
 
@@ -134,24 +134,13 @@ class SoftmaxAttention(QKVAttention):
         if self.relative_bias is not None:
             # The bias is that of one image, beside which its indices count.
             check_pairs_fit(self, q[:1], k[:1], (3, 5))
-            bias = self._bias_of_pairs(self.relative_bias, hw_shape).to(q.dtype)  # (1, heads, N, N)
+            sides = [2 * side - 1 for side in hw_shape]
+            table = resize_map(self.relative_bias, sides, mode='bicubic')
+            bias = of_each_pair(table, hw_shape).to(q.dtype)  # (1, heads, N, N)
             mask = bias if mask is None else bias.masked_fill(~mask, float('-inf'))
         # Users who take dropout out put an Identity in its place, which has no rate.
         rate = getattr(self.attn_drop, 'p', 0.0) if self.attn_drop.training else 0.0
         return softmax_attention(q, k, v, attn_mask=mask, dropout_p=rate)
-
-    def _bias_of_pairs(self, bias: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        """The learned bias of every pair of tokens, ``(1, heads, N, N)``."""
-        height, width = hw_shape
-        table = resize_map(bias, (2 * height - 1, 2 * width - 1), mode='bicubic')
-        rows = torch.arange(height, device=table.device).repeat_interleave(width)
-        columns = torch.arange(width, device=table.device).repeat(height)
-        return table[
-            :,
-            :,
-            rows[:, None] - rows[None, :] + height - 1,
-            columns[:, None] - columns[None, :] + width - 1,
-        ]
 
     def no_weight_decay(self) -> Set[str]:
         """Names of the parameters without weight decay, as in the code of Swin's authors."""

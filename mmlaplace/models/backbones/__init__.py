@@ -8,6 +8,7 @@ from ...checkpoints.published import PUBLISHED
 from ..pyramid import Family
 from .cswin import CSWin
 from .deit import ViT
+from .dinov2 import DINOv2
 from .efficientvit import EfficientViT, EfficientViTLarge
 from .laplacianformer import LaplacianFormer
 from .mavit import MAViT
@@ -18,11 +19,12 @@ from .pvt import PVT, PVTv2
 from .ravlt import RAVLT
 from .soft import SOFT, SOFTPlusPlus
 from .swiftformer import SwiftFormer
-from .swin import Swin
+from .swin import Swin, SwinV2
 from .xcit import XCiTBackbone
 
 __all__ = [
     'CSWin',
+    'DINOv2',
     'FAMILIES',
     'MLLA',
     'PVT',
@@ -41,6 +43,7 @@ __all__ = [
     'SOFTPlusPlus',
     'SwiftFormer',
     'Swin',
+    'SwinV2',
     'ViT',
     'XCiTBackbone',
 ]

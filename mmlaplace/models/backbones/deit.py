@@ -1,31 +1,48 @@
 """ViT and DeiT, which have the same names."""
 
 from functools import partial
-from typing import List
+from typing import Any, List, Tuple
 
+import torch.nn.functional as F
 from mmengine.registry import MODELS
+from torch import Tensor
 
-from ...checkpoints.conversion import NameTable, Rows, within
+from ...checkpoints.conversion import NameTable, Rows, position_map, within
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import ATTENTION, BLOCK, HEAD, class_position, map_positions
 from ..layers import PatchEmbed
 from ..pyramid import Family, PyramidBackbone, Stage, arch
 
 
-def vit(patch_size: int = 16, with_cls_token: bool = True, norm_first: bool = True) -> List[Stage]:
+def vit(
+    patch_size: int = 16,
+    with_cls_token: bool = True,
+    norm_first: bool = True,
+    with_dist_token: bool = False,
+) -> List[Stage]:
     """ViT and DeiT: one stage of patches, with learned positions and a class token.
 
     Args:
         patch_size: Side of a patch, in pixels. Default: 16.
         with_cls_token: Whether there is a class token. Default: True.
         norm_first: Whether blocks are pre-norm. SOFT's are post-norm. Default: True.
+        with_dist_token: Whether a second class token follows the first, as in distilled DeiT, whose
+            classifier reads both. Default: False.
+
+    Raises:
+        ValueError: For a second class token without the first.
     """
+    if with_dist_token and not with_cls_token:
+        raise ValueError(
+            'with_dist_token=True needs a class token, got with_cls_token=False; set both, or '
+            'neither'
+        )
     return [
         Stage(
             partial(PatchEmbed, patch_size=patch_size, norm=False),
             patch_size,
             dict(type='SoftmaxAttention'),
-            position=dict(cls_token=with_cls_token, decay=False),
+            position=dict(cls_token=with_cls_token, dist_token=with_dist_token, decay=False),
             embed_norm=False,
             block=dict(norm_first=norm_first),
         )
@@ -37,8 +54,8 @@ class ViT(PyramidBackbone):
     """ViT and DeiT: one stage of stride 16, with a class token.
 
     Patches have a side of 16 pixels. Learned positions are resized to the input. Blocks are
-    pre-norm. Arguments are those of :class:`PyramidBackbone`, ``patch_size`` and
-    ``with_cls_token``. Attentions that take no class token need ``with_cls_token=False``. Each
+    pre-norm. Arguments are those of :class:`PyramidBackbone`, ``patch_size``, ``with_cls_token``
+    and ``with_dist_token``. Attentions that take no class token need ``with_cls_token=False``. Each
     value of an arch given as a dict has one entry.
 
     Source: ViT (arXiv 2010.11929), DeiT (arXiv 2012.12877). The sizes are DeiT's.
@@ -82,13 +99,65 @@ def vit_rows(attention: Rows = ATTENTION) -> Rows:
 IDENTIFYING = ('cls_token', 'pos_embed', 'blocks.0.attn.qkv.weight')
 VIT_NAMES = NameTable(vit_rows(), IDENTIFYING)
 
-DOWNLOADS = 'https://dl.fbaipublicfiles.com/deit'
+
+# Distilled DeiT has a linear on each of its two tokens, and their average is the score. Here that
+# is one linear of both tokens: its weight is the average of the two, each with zeros beside it.
+def of_first_token(weight: Tensor, image_size: Tuple[int, int]) -> Tensor:
+    """The linear of the class token ``(classes, C)`` as one of both tokens."""
+    return F.pad(weight, (0, weight.shape[1]))
+
+
+def of_second_token(weight: Tensor, image_size: Tuple[int, int]) -> Tensor:
+    """The linear of the distillation token ``(classes, C)`` as one of both tokens."""
+    return F.pad(weight, (weight.shape[1], 0))
+
+
+def second_position(tokens: Tensor, image_size: Tuple[int, int]) -> Tensor:
+    """The position of the second token, ``(1, 1, C)`` of ``(1, 2 + N, C)``."""
+    return tokens[:, 1:2]
+
+
+def positions_after_two(tokens: Tensor, image_size: Tuple[int, int]) -> Tensor:
+    """The positions of the map, ``(1, C, H, W)`` of ``(1, 2 + N, C)``."""
+    return position_map(tokens[:, 2:], image_size)
+
+
+DISTILLED_NAMES = NameTable(
+    {
+        **vit_rows(),
+        'dist_token': 'stages.0.position.dist_token',
+        'pos_embed': [
+            ('stages.0.position.cls_position', class_position),
+            ('stages.0.position.dist_position', second_position),
+            ('stages.0.position.map', positions_after_two),
+        ],
+        'head.weight': ('head.fc.weight', of_first_token),
+        'head_dist.weight': ('head.fc.weight', of_second_token),
+        'head_dist.bias': 'head.fc.bias',
+    },
+    (*IDENTIFYING, 'dist_token', 'head_dist.weight'),
+    means=('head.fc.',),
+)
+
+
+def _published(name: str, size: str, file: str, **options: Any) -> PublishedModel:
+    names = DISTILLED_NAMES if 'with_dist_token' in options else VIT_NAMES
+    address = f'https://dl.fbaipublicfiles.com/deit/{name}_{file}.pth'
+    return PublishedModel((names,), dict(type='ViT', arch=size, **options), address)
+
+
+DISTILLED = dict(with_dist_token=True)
 PUBLISHED = {
-    f'deit_{size}': PublishedModel(
-        (VIT_NAMES,),
-        dict(type='ViT', arch=size),
-        f'{DOWNLOADS}/deit_{size}_patch16_224-{digits}.pth',
+    name + suffix: _published(name, name.split('_')[1], file, **options)
+    for name, suffix, file, options in (
+        ('deit_tiny', '', 'patch16_224-a1311bcf', {}),
+        ('deit_small', '', 'patch16_224-cd65a155', {}),
+        ('deit_base', '', 'patch16_224-b5f2ef4d', {}),
+        ('deit_base', '_384', 'patch16_384-8de9b5d1', dict(img_size=384)),
+        ('deit_tiny_distilled', '', 'patch16_224-b40b3cf7', DISTILLED),
+        ('deit_small_distilled', '', 'patch16_224-649709d9', DISTILLED),
+        ('deit_base_distilled', '', 'patch16_224-df68dfff', DISTILLED),
+        ('deit_base_distilled', '_384', 'patch16_384-d0272ac0', dict(DISTILLED, img_size=384)),
     )
-    for size, digits in dict(tiny='a1311bcf', small='cd65a155', base='b5f2ef4d').items()
 }
 FAMILY = Family({ViT: 'deit'}, PUBLISHED)

@@ -277,20 +277,24 @@ AUTHORS = NameTable(
 
 DOWNLOADS = (
     'https://docs-assets.developer.apple.com/ml-research/models/cvnets-v2/classification/'
-    'mobilevitv2/imagenet1k'
+    'mobilevitv2'
 )
 
 
-def _published(width: int, side: int) -> PublishedModel:
-    """The classifier of a width in %, whose weights are for images of this side."""
+def _published(width: int, side: int, data: str) -> PublishedModel:
+    """The classifier of a width in %, for images of this side, trained on these data."""
     backbone: Dict[str, Any] = dict(type='MobileViTv2', arch=f'{width:03}', img_size=side)
-    address = f'{DOWNLOADS}/{side}x{side}/mobilevitv2-{width / 100}.pt'
+    address = f'{DOWNLOADS}/{data}/{side}x{side}/mobilevitv2-{width / 100}.pt'
     return PublishedModel((AUTHORS, TIMM), backbone, address)
 
 
 PUBLISHED = {
-    f'mobilevitv2_{width:03}' + ('_384' if side == 384 else ''): _published(width, side)
-    for width in range(50, 201, 25)
-    for side in (256, 384)
+    f'mobilevitv2_{width:03}{at}{after}': _published(width, side, data)
+    for data, after, widths in (
+        ('imagenet1k', '', range(50, 201, 25)),
+        ('imagenet21k_to_1k', '_21kto1k', (150, 175, 200)),
+    )
+    for width in widths
+    for side, at in ((256, ''), (384, '_384'))
 }
 FAMILY = Family({MobileViTv2: 'mobilevitv2'}, PUBLISHED)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...checkpoints.conversion import NameTable, Rows, position_map
 from ...checkpoints.published import PublishedModel
-from ...checkpoints.rows import ATTENTION, REDUCED, square_map
+from ...checkpoints.rows import ATTENTION, REDUCED, square_map, unchanged
 from ..pyramid import Family
 from . import cswin
 from .deit import IDENTIFYING, vit_rows
@@ -16,10 +16,6 @@ from .pvt import pvt_rows
 from .swin import TABLE, WINDOWS, swin_rows
 
 DOWNLOADS = 'https://github.com/xinghaochen/SLAB/releases/download/ckpts'
-
-
-def unchanged(value: Tensor, image_size: Tuple[int, int]) -> Tensor:
-    return value
 
 
 def as_float(value: Tensor, image_size: Tuple[int, int]) -> Tensor:

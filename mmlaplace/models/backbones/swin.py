@@ -1,16 +1,17 @@
-"""Swin."""
+"""Swin and SwinV2."""
 
+from dataclasses import replace
 from functools import partial
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import torch.nn as nn
 from mmengine.registry import MODELS
 
 from ...checkpoints.conversion import NameTable, Rows, Target, within
 from ...checkpoints.published import PublishedModel
-from ...checkpoints.rows import ATTENTION, BLOCK, offset_map
+from ...checkpoints.rows import ATTENTION, BLOCK, offset_map, unchanged, zeros
 from ..attentions.window import WindowAttention
-from ..layers import PatchEmbed, PatchMerging
+from ..layers import PatchEmbed, PatchMerging, TransformerBlock
 from ..pyramid import STRIDES, Family, PyramidBackbone, Stage, arch
 from ..pyramid.options import attention_class
 from ..pyramid.stage import in_every_block
@@ -89,6 +90,88 @@ class Swin(PyramidBackbone):
     }
 
 
+class ResPostNormBlock(TransformerBlock):
+    """``x + norm(attention(x))``, then ``x + norm(ffn(x))``.
+
+    At the start the norms multiply by zero, and the block is the identity. Arguments are those of
+    :class:`TransformerBlock`, without ``layer_scale``.
+
+    Source: Swin Transformer V2 (arXiv 2111.09883).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.backbones.swin import ResPostNormBlock
+        >>> attn_cfg = dict(
+        ...     type='PolaAttention', embed_dims=64, num_heads=2, input_resolution=(14, 14))
+        >>> ResPostNormBlock(64, attn_cfg)(torch.randn(1, 5 * 9, 64), hw_shape=(5, 9)).shape
+        torch.Size([1, 45, 64])
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.before = nn.Identity()
+
+    def branches(self) -> List[Tuple[Any, nn.Module, Callable, Any]]:
+        return [(cpe, self.before, branch, norm) for cpe, norm, branch, _ in super().branches()]
+
+    def init_weights(self) -> None:
+        """As in mmengine, and the norms at zero."""
+        super().init_weights()
+        for parameter in (*self.norm1.parameters(), *self.norm2.parameters()):
+            nn.init.zeros_(parameter)
+
+
+def swin_v2(window_size: int = 8, pretrained_windows: Sequence[int] = (0, 0, 0, 0)) -> List[Stage]:
+    """SwinV2: Swin with scaled cosines, biases that a network computes, and norms at the ends.
+
+    Args:
+        window_size: Side of a window, in tokens. Default: 8.
+        pretrained_windows: Side of the windows of an earlier training in each stage, whose offsets
+            the biases keep, or 0 for that of the training here. Default: (0, 0, 0, 0).
+
+    Raises:
+        ValueError: For another number of ``pretrained_windows`` than stages.
+    """
+    if not isinstance(pretrained_windows, (list, tuple)) or len(pretrained_windows) != 4:
+        raise ValueError(
+            'pretrained_windows must have a side for each of the four stages, such as '
+            f'(12, 12, 12, 6), got {pretrained_windows!r}'
+        )
+    merge = partial(PatchMerging, norm_last=True)
+    stages = []
+    for stage, window in zip(swin(window_size), pretrained_windows):
+        embed = stage.embed if stage.stride == 4 else merge
+        cosine: Dict[str, Any] = dict(type='ScaledCosineAttention')
+        if window:
+            cosine['pretrained_window'] = window
+        attn = dict(type='WindowAttention', window_size=window_size, attn_cfg=cosine)
+        stages.append(replace(stage, embed=embed, attn=attn, block=dict(type=ResPostNormBlock)))
+    return stages
+
+
+@MODELS.register_module()
+class SwinV2(PyramidBackbone):
+    """SwinV2: windows as in :class:`Swin`, with :class:`ScaledCosineAttention` inside.
+
+    Each branch of a block ends with a norm, and so does the merging of 2 x 2 tokens. Arguments are
+    those of :class:`PyramidBackbone`, ``window_size`` and ``pretrained_windows``. Build it with the
+    ``img_size`` of its weights, as this gives the windows of small maps. For another ``img_size``,
+    set the windows of the weights: ``pretrained_windows=(8, 8, 8, 7)``.
+
+    Source: Swin Transformer V2 (arXiv 2111.09883).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import SwinV2
+        >>> maps = SwinV2(arch='micro')(torch.randn(1, 3, 64, 96))
+        >>> [tuple(x.shape) for x in maps]
+        [(1, 32, 16, 24), (1, 64, 8, 12), (1, 128, 4, 6), (1, 256, 2, 3)]
+    """
+
+    host = staticmethod(swin_v2)
+    arch_zoo = Swin.arch_zoo
+
+
 WINDOWS: Rows = {
     **ATTENTION,
     'relative_position_bias_table': ('relative_bias', offset_map),
@@ -125,23 +208,68 @@ SWIN_TIMM_NAMES = NameTable(
     swin_rows('{i}'), identifying=(TABLE, 'layers.3.downsample.reduction.weight')
 )
 
-DOWNLOADS = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0'
-PUBLISHED = {
-    f'swin_{size}': PublishedModel(
-        (SWIN_NAMES, SWIN_TIMM_NAMES),
-        dict(type='Swin', arch=size),
-        f'{DOWNLOADS}/swin_{size}_patch4_window7_224{data}.pth',
-    )
-    for size, data in dict(tiny='', small='', base='', large='_22kto1k').items()
+V2_WINDOWS: Rows = {
+    **ATTENTION,
+    'cpb_mlp.': 'offset_bias.',
+    'logit_scale': 'logit_scale',
+    # In one bias, with zeros for the keys.
+    'q_bias': [('qkv.bias', unchanged), ('qkv.bias', zeros)],
+    'v_bias': 'qkv.bias',
+    **dict.fromkeys(('relative_coords_table', 'relative_position_index')),
 }
-PUBLISHED.update(
-    {
-        f'swin_{size}_384': PublishedModel(
-            (SWIN_NAMES, SWIN_TIMM_NAMES),
-            dict(type='Swin', arch=size, window_size=12, img_size=384),
-            f'{DOWNLOADS}/swin_{size}_patch4_window12_384{data}.pth',
-        )
-        for size, data in dict(base='', large='_22kto1k').items()
-    }
+V2_TABLES = tuple(
+    NameTable(
+        swin_rows(merging, V2_WINDOWS),
+        ('layers.0.blocks.0.attn.cpb_mlp.0.weight', f'layers.{last}.downsample.reduction.weight'),
+    )
+    for merging, last in (('{i+1}', 0), ('{i}', 3))
 )
-FAMILY = Family({Swin: 'swin'}, PUBLISHED)
+
+DOWNLOADS = 'https://github.com/SwinTransformer/storage/releases/download'
+
+
+def _published(size: str, release: str, data: str = '', **options: Any) -> PublishedModel:
+    """The classifier of a size, whose weights are in a release, trained on these data."""
+    file = f'swin_{size}_patch4_' + ('window12_384' if options else 'window7_224') + data
+    return PublishedModel(
+        (SWIN_NAMES, SWIN_TIMM_NAMES),
+        dict(type='Swin', arch=size, **options),
+        f'{DOWNLOADS}/{release}/{file}.pth',
+    )
+
+
+AT_384 = dict(window_size=12, img_size=384)
+# Of large there are only weights that were first trained on ImageNet-22k.
+PUBLISHED = {
+    **{f'swin_{size}': _published(size, 'v1.0.0') for size in ('tiny', 'small', 'base')},
+    'swin_large': _published('large', 'v1.0.0', '_22kto1k'),
+    'swin_base_384': _published('base', 'v1.0.0', **AT_384),
+    'swin_large_384': _published('large', 'v1.0.0', '_22kto1k', **AT_384),
+    **{
+        f'swin_{size}_22kto1k': _published(size, 'v1.0.8', '_22kto1k_finetune')
+        for size in ('tiny', 'small')
+    },
+    'swin_base_22kto1k': _published('base', 'v1.0.0', '_22kto1k'),
+    'swin_base_384_22kto1k': _published('base', 'v1.0.0', '_22kto1k', **AT_384),
+}
+
+
+def _published_v2(size: str, window: int, side: int, finetuned: bool) -> PublishedModel:
+    """SwinV2 of a size, first trained on ImageNet-22k with windows of 12, if ``finetuned``."""
+    backbone: Dict[str, Any] = dict(type='SwinV2', arch=size, window_size=window, img_size=side)
+    file = f'swinv2_{size}_patch4_window{window}_{side}'
+    if finetuned:
+        backbone.update(pretrained_windows=(12, 12, 12, 6))
+        file = f'swinv2_{size}_patch4_window12to{window}_192to{side}_22kto1k_ft'
+    return PublishedModel(V2_TABLES, backbone, f'{DOWNLOADS}/v2.0.0/{file}.pth')
+
+
+for _window in (8, 16):
+    for _size in ('tiny', 'small', 'base'):
+        PUBLISHED[f'swinv2_{_size}_window{_window}_256'] = _published_v2(_size, _window, 256, False)
+for _window, _side in ((16, 256), (24, 384)):
+    for _size in ('base', 'large'):
+        PUBLISHED[f'swinv2_{_size}_window12to{_window}_192to{_side}'] = _published_v2(
+            _size, _window, _side, True
+        )
+FAMILY = Family({Swin: 'swin', SwinV2: 'swinv2'}, PUBLISHED)

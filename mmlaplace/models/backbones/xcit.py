@@ -182,10 +182,7 @@ def rescalings(embed_dims: int, patch_size: int) -> ModuleList:
     Transposed convolutions enlarge maps, and max pooling reduces them, as in the authors'
     detectors.
     """
-
-    def up() -> nn.Module:
-        return nn.ConvTranspose2d(embed_dims, embed_dims, 2, stride=2)
-
+    up = partial(nn.ConvTranspose2d, embed_dims, embed_dims, 2, stride=2)
     down = partial(nn.MaxPool2d, ceil_mode=True)
     if patch_size == 8:
         return ModuleList([up(), nn.Identity(), down(2), down(4)])
@@ -381,20 +378,23 @@ NAMES = NameTable(
 
 
 def _published(name: str, patch: int, kind: str) -> PublishedModel:
-    size, depth = name.split('_')
     backbone: Dict[str, Any] = dict(
-        type='XCiTBackbone', arch=size[0] + depth, patch_size=patch, out_type='cls_token'
+        type='XCiTBackbone', arch=name[0] + name[-2:], patch_size=patch, out_type='cls_token'
     )
     backbone.update(dict(img_size=384) if kind.startswith('384') else {})
-    address = f'https://dl.fbaipublicfiles.com/xcit/xcit_{name}_p{patch}_{kind}.pth'
-    return PublishedModel((NAMES,), backbone, address)
+    file = f'xcit/xcit_{name}_p{patch}_{kind}'
+    if kind == 'dino':
+        file = f'dino/dino_xcit_{name}_p{patch}_pretrain/dino_xcit_{name}_p{patch}_pretrain'
+    address = f'https://dl.fbaipublicfiles.com/{file}.pth'
+    return PublishedModel((NAMES,), backbone, address, head=kind != 'dino')
 
 
-# By the authors' names. Those with dist are distilled, which changes no name.
+# By the authors' names. Those with dist are distilled. DINO's are of facebookresearch/dino.
 PUBLISHED = {
     f'xcit_{name}_p{patch}_{kind}'.removesuffix('_224'): _published(name, patch, kind)
     for patch in (16, 8)
     for name in ('nano_12', 'tiny_12', 'tiny_24', 'small_12', 'small_24', 'medium_24', 'large_24')
-    for kind in ('224', '224_dist', '384_dist')
+    for kind in ('224', '224_dist', '384_dist', 'dino')
+    if kind != 'dino' or name in ('small_12', 'medium_24')
 }
 FAMILY = Family({XCiTBackbone: 'xcit'}, PUBLISHED)

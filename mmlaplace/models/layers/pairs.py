@@ -1,6 +1,6 @@
-"""A check of memory for attentions that store a value for each pair of tokens."""
+"""Values for each pair of tokens: a table of their offsets, and a check of memory."""
 
-from typing import Tuple
+from typing import Sequence, Tuple
 
 import torch
 from torch import Tensor
@@ -8,6 +8,34 @@ from torch import Tensor
 from mmlaplace.ops import exporting
 
 MOST_BYTES = 4e9  # may be set to another
+
+
+def of_each_pair(table: Tensor, hw_shape: Sequence[int]) -> Tensor:
+    """The values of a table for the offset of each pair of tokens of a map.
+
+    Args:
+        table: By offsets of rows and of columns, ``(1, heads, 2 * H - 1, 2 * W - 1)``.
+        hw_shape: Height and width of the map.
+
+    Returns:
+        ``(1, heads, N, N)`` with ``N = H * W``.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers.pairs import of_each_pair
+        >>> of_each_pair(torch.arange(3.0).view(1, 1, 1, 3), (1, 2))
+        tensor([[[[1., 0.],
+                  [2., 1.]]]])
+    """
+    height, width = hw_shape
+    rows = torch.arange(height, device=table.device).repeat_interleave(width)
+    columns = torch.arange(width, device=table.device).repeat(height)
+    return table[
+        :,
+        :,
+        rows[:, None] - rows[None, :] + height - 1,
+        columns[:, None] - columns[None, :] + width - 1,
+    ]
 
 
 def check_pairs_fit(attention: object, q: Tensor, k: Tensor, matrices: Tuple[int, int]) -> None:

@@ -109,6 +109,7 @@ class PatchMerging(BaseModule):
         in_channels: Channels of the input map.
         embed_dims: Channels of the tokens.
         norm_cfg: Config of the norm. Default: ``dict(type='LN')``.
+        norm_last: Whether the norm follows the linear, as in SwinV2. Default: False.
 
     Examples:
         >>> import torch
@@ -118,9 +119,17 @@ class PatchMerging(BaseModule):
         (torch.Size([1, 28, 128]), (4, 7))
     """
 
-    def __init__(self, in_channels: int, embed_dims: int, norm_cfg: Optional[dict] = None) -> None:
+    def __init__(
+        self,
+        in_channels: int,
+        embed_dims: int,
+        norm_cfg: Optional[dict] = None,
+        norm_last: bool = False,
+    ) -> None:
         super().__init__()
-        self.norm = build_token_norm(norm_cfg or dict(type='LN'), 4 * in_channels)
+        channels = embed_dims if norm_last else 4 * in_channels
+        self.norm = build_token_norm(norm_cfg or dict(type='LN'), channels)
+        self.norm_last = norm_last
         self.reduction = nn.Linear(4 * in_channels, embed_dims, bias=False)
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
@@ -131,7 +140,10 @@ class PatchMerging(BaseModule):
         x = x.permute(0, 2, 4, 5, 3, 1).flatten(
             3
         )  # (B, H', W', 4 * C_in), the four column by column
-        return self.reduction(self.norm(x.flatten(1, 2))), (x.shape[1], x.shape[2])
+        tokens, hw_shape = x.flatten(1, 2), (x.shape[1], x.shape[2])
+        if self.norm_last:
+            return self.norm(self.reduction(tokens)), hw_shape
+        return self.reduction(self.norm(tokens)), hw_shape
 
 
 class ConvPatchEmbed(BaseModule):

@@ -1,5 +1,5 @@
 import functools
-from typing import Optional, Sequence, Set, Tuple
+from typing import Callable, Optional, Sequence, Set, Tuple
 
 import torch
 import torch.nn as nn
@@ -95,7 +95,9 @@ class RotaryEmbedding2D(nn.Module):
             return x if table is None else turn(upcast(x)[0], table, self.form).to(x.dtype)
 
 
-def resize_map(x: Tensor, hw_shape: Sequence[int], mode: str = 'bilinear') -> Tensor:
+def resize_map(
+    x: Tensor, hw_shape: Sequence[int], mode: str = 'bilinear', antialias: bool = False
+) -> Tensor:
     """Interpolate a map ``(B, C, H, W)`` to another size.
 
     It is computed in at least fp32. A map that has that size is returned unchanged, and so is a
@@ -111,7 +113,9 @@ def resize_map(x: Tensor, hw_shape: Sequence[int], mode: str = 'bilinear') -> Te
     known = all(isinstance(side, int) for side in (*x.shape[2:], *hw_shape))
     if x.dim() != 4 or (known and tuple(x.shape[2:]) == tuple(hw_shape)):
         return x
-    resized = F.interpolate(upcast(x)[0], tuple(hw_shape), mode=mode, align_corners=False)
+    resized = F.interpolate(
+        upcast(x)[0], tuple(hw_shape), mode=mode, align_corners=False, antialias=antialias
+    )
     return resized.to(x.dtype)
 
 
@@ -121,11 +125,15 @@ class PositionEmbedding(BaseModule):
     Args:
         embed_dims: Channels C.
         resolution: Height and width of the token map at the training image size. For other maps
-            the positions are resized bilinearly, in the forward and when weights are loaded.
+            the positions are resized, in the forward and when weights are loaded.
         cls_token: Whether there is a class token. It has a position of its own. Default: False.
+        dist_token: Whether a second one follows it, as in distilled DeiT. Default: False.
+        num_registers: Number of further tokens behind these, which have no positions. Default: 0.
         drop_rate: Dropout rate of the sums. Default: 0.
         decay: Whether weight decay acts on the positions. It does in the authors' code of SOFT and
-            PVT, but not in that of DeiT. The class token itself never decays. Default: True.
+            PVT, but not in that of DeiT. The tokens themselves never decay. Default: True.
+        resize: Function of a map ``(1, C, H, W)`` and ``(H', W')`` that resizes it. Default: None,
+            :func:`resize_map`.
 
     Examples:
         >>> import torch
@@ -136,6 +144,8 @@ class PositionEmbedding(BaseModule):
     """
 
     cls_token: Optional[nn.Parameter]
+    dist_token: Optional[nn.Parameter]
+    registers: Optional[nn.Parameter]
 
     def __init__(
         self,
@@ -144,31 +154,41 @@ class PositionEmbedding(BaseModule):
         cls_token: bool = False,
         drop_rate: float = 0.0,
         decay: bool = True,
+        dist_token: bool = False,
+        num_registers: int = 0,
+        resize: Optional[Callable[[Tensor, Sequence[int]], Tensor]] = None,
     ) -> None:
         super().__init__()
-        self.decay = decay
+        self.decay, self.resize = decay, resize or resize_map
         self.map = nn.Parameter(torch.zeros(1, embed_dims, *resolution))
-        if cls_token:
-            self.cls_token = nn.Parameter(torch.zeros(1, 1, embed_dims))
-            self.cls_position = nn.Parameter(torch.zeros(1, 1, embed_dims))
-        else:
-            self.cls_token = None
+        for name, present in (('cls', cls_token), ('dist', dist_token)):
+            for kind in ('token', 'position'):
+                value = nn.Parameter(torch.zeros(1, 1, embed_dims)) if present else None
+                setattr(self, f'{name}_{kind}', value)
+        self.registers = None
+        if num_registers:
+            self.registers = nn.Parameter(torch.zeros(1, num_registers, embed_dims))
         self.drop = nn.Dropout(drop_rate)
         for parameter in self.parameters():
             nn.init.trunc_normal_(parameter, std=0.02)
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        """``(B, N, C) -> (B, N, C)``, or ``(B, 1 + N, C)`` with the class token first."""
-        x = x + map_to_tokens(resize_map(self.map, hw_shape))  # (B, N, C)
+        """``(B, N, C) -> (B, T + N, C)``, with the T tokens of no place first."""
+        x = x + map_to_tokens(self.resize(self.map, hw_shape))  # (B, N, C)
         if self.cls_token is not None:
-            first = self.cls_token + self.cls_position
-            x = torch.cat([first.expand(x.shape[0], -1, -1), x], dim=1)  # (B, 1 + N, C)
+            first = [self.cls_token + self.cls_position]
+            if self.dist_token is not None:
+                first.append(self.dist_token + self.dist_position)
+            if self.registers is not None:
+                first.append(self.registers)
+            x = torch.cat([*(y.expand(x.shape[0], -1, -1) for y in first), x], dim=1)
         return self.drop(x)
 
     def no_weight_decay(self) -> Set[str]:
         """Names of the parameters without weight decay."""
-        return {'cls_token'} if self.decay else {'map', 'cls_token', 'cls_position'}
+        tokens = {'cls_token', 'dist_token', 'registers'}
+        return tokens if self.decay else {*tokens, 'map', 'cls_position', 'dist_position'}
 
     def resize_weight(self, name: str, value: Tensor) -> Tensor:
         """The map of a checkpoint, resized to the size of this module."""
-        return resize_map(value, self.map.shape[2:]) if name == 'map' else value
+        return self.resize(value, self.map.shape[2:]) if name == 'map' else value

@@ -43,7 +43,8 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
             a norm. Stages after the last of these are not built, so that no parameter is unused.
             Default: all.
         out_type: ``'featmap'`` (default) returns maps, without a class token. ``'cls_token'``
-            returns the class token ``(B, C)`` of the last stage, for a classifier.
+            returns the class token ``(B, C)`` of the last stage, for a classifier, and of distilled
+            DeiT both of its tokens ``(B, 2 * C)``.
         out_norms: Whether the returned maps get a norm, or its config, if it is not that of the
             other norms. Default: the host's choice.
         norm_cfg: Config of every norm of tokens outside of the attentions, such as
@@ -99,7 +100,8 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
         self.num_stages = len(layout)
         self.stage_strides = tuple(stage.stride for stage in layout)
         self.out_indices = options.parse_out_indices(out_indices, self.num_stages)
-        self.cls_tokens = tuple(int(stage.cls_token) for stage in layout)  # how many in each
+        self.cls_tokens = tuple(stage.num_prefix_tokens for stage in layout)  # before the map's
+        self.class_tokens = max(1, layout[-1].num_cls_tokens)  # which a classifier takes
         options.check_ranges(self, frozen_stages, drop_path_rate, out_type)
         options.check_kinds(img_size, in_channels, out_norms)
         self.out_type, self.frozen_stages, self.norm_eval = out_type, frozen_stages, norm_eval
@@ -157,7 +159,7 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
                 norm = getattr(self, f'norm{i}', None)
                 out = x if norm is None else norm(x)
                 if self.out_type == 'cls_token':
-                    outs.append(out[:, 0])  # (B, C)
+                    outs.append(out[:, : self.class_tokens].flatten(1))  # (B, C), or of two (B, 2C)
                 else:
                     out = tokens_to_map(out[:, self.cls_tokens[i] :], hw_shape)  # (B, C, H, W)
                     outs.append(out.contiguous(memory_format=memory_format))

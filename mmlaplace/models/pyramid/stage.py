@@ -79,15 +79,23 @@ class Stage:
             raise ValueError(f'give norm={self.block["norm_cfg"]!r} to the stage, not to its block')
 
     @property
-    def cls_token(self) -> bool:
-        """Whether there is a class token."""
-        return bool(self.position and self.position.get('cls_token'))
+    def num_cls_tokens(self) -> int:
+        """How many class tokens there are, two with that of a distillation."""
+        position = self.position or {}
+        return sum(bool(position.get(name)) for name in ('cls_token', 'dist_token'))
+
+    @property
+    def num_prefix_tokens(self) -> int:
+        """How many tokens precede those of the map: class tokens and registers."""
+        return self.num_cls_tokens + (self.position or {}).get('num_registers', 0)
 
     def attn_cfgs(self, depth: int, **sizes: Any) -> List[Optional[dict]]:
         """The complete configs of the attentions in the blocks: the host's frame, then ``attn``."""
         if self.attn is None:
             return [None] * depth
-        prefix = dict(num_prefix_tokens=1) if self.cls_token else {}
+        prefix = {}
+        if self.num_prefix_tokens:
+            prefix = dict(num_prefix_tokens=self.num_prefix_tokens)
         found: List[Optional[dict]] = []
         for attn in self.attn_in_blocks(self.attn, depth):
             if attn is None:

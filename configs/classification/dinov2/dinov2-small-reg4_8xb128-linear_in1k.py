@@ -1,0 +1,10 @@
+_base_ = './dinov2-small_8xb128-linear_in1k.py'
+
+model = dict(
+    backbone=dict(
+        arch='small',
+        num_registers=4,
+        init_cfg=dict(checkpoint='mmlaplace://dinov2-small-reg4'),
+    ),
+    head=dict(in_channels=384),
+)
