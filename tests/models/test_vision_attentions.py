@@ -142,13 +142,13 @@ def test_half_of_the_heads_see_the_map_and_half_their_block(heads):
     same_block = block[:, None] == block
     near = F.scaled_dot_product_attention(q[:, 1:], k[:, 1:], v[:, 1:], attn_mask=same_block)
     out = torch.cat([far, near], dim=1).transpose(1, 2).flatten(2)
-    v, conv = v.transpose(1, 2).flatten(2), attention.lepe.conv
-    first = v.shape[2] // max(heads, 2)  # channels of the head that sees the map
-    local = conv(v.mT.unflatten(2, hw_shape)).flatten(2).mT
-    for own in block.unique():
-        inside = block == own  # a convolution of the map in which all other blocks are zero
-        alone = conv((v * inside[:, None]).mT.unflatten(2, hw_shape)).flatten(2).mT
-        local[:, inside, first:] = alone[:, inside, first:]
+    v = v.transpose(1, 2).flatten(2).mT.unflatten(2, hw_shape)  # (B, C, H, W)
+    v, own_v = v.tensor_split([12 // max(heads, 2)], dim=1)  # of the head that sees the map
+    far, near = (part.conv for part in attention.lepe)
+    inside = (block == block.unique()[:, None]).view(-1, 1, 1, *hw_shape)
+    # In a convolution of a block, all other blocks are zeros.
+    near = sum(near(own_v * own) * own for own in inside)
+    local = torch.cat([far(v), near], dim=1).flatten(2).mT
     torch.testing.assert_close(attention(x, hw_shape), attention.proj(out + local), **CLOSE)
 
 

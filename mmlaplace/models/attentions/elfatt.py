@@ -1,19 +1,13 @@
 from typing import Any, Optional, Tuple
 
 import torch
-import torch.nn.functional as F
+from mmengine.model import ModuleList
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from mmlaplace.ops.backend import exporting
 
-from ..layers import (
-    join_windows,
-    map_to_tokens,
-    softmax_attention,
-    split_windows,
-    tokens_to_map,
-)
+from ..layers import DepthwiseConv, join_windows, softmax_attention, split_windows
 from ..layers.checks import check_counts
 from .base import QKVAttention
 from .cross_shaped import split_heads
@@ -78,6 +72,14 @@ class ELFATTAttention(QKVAttention):
         # The axis of (B, heads, N, d) that is split, and where: heads, or the channels of one.
         self.half_of = 1 if num_heads > 1 else 3
         self.first = num_heads // 2 if num_heads > 1 else embed_dims // 2
+        self.far_dims = self.first * (self.head_dims if num_heads > 1 else 1)
+        if self.lepe is not None:
+            frame = self.frame
+            heads = (self.first, num_heads - self.first) if num_heads > 1 else (1, 1)
+            self.lepe = ModuleList(
+                DepthwiseConv(dims, frame.lepe_kernel, of, frame.lepe_filters, frame.lepe_bias)
+                for dims, of in zip((self.far_dims, embed_dims - self.far_dims), heads)
+            )
 
     def sides(self, hw_shape: Tuple[int, int]) -> Tuple[int, int]:
         """Height and width of a block, which are not longer than those of the map."""
@@ -87,12 +89,13 @@ class ELFATTAttention(QKVAttention):
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         halves = [x.tensor_split([self.first], dim=self.half_of) for x in (q, k, v)]
         far, side = efficient_attention(*(half[0] for half in halves)), self.sides(hw_shape)
+        mask = self.mask(v, hw_shape, side)
         # (B, heads, N, d) to (B * blocks, heads, h * w, d), of half of the heads or channels
-        blocks = [
+        q, k, v = (
             split_heads(split_windows(self.merge_heads(half[1]), hw_shape, side), half[1].shape[3])
             for half in halves
-        ]
-        near = softmax_attention(*blocks, attn_mask=self.mask(v, hw_shape, side))
+        )
+        near = softmax_attention(q, k, v, mask)
         near = split_heads(join_windows(self.merge_heads(near), hw_shape, side), near.shape[3])
         return torch.cat([far, near], dim=self.half_of)
 
@@ -109,17 +112,7 @@ class ELFATTAttention(QKVAttention):
         if self.lepe is None:
             return None
         lepe: Any = self.lepe
-        weight, bias = lepe.filters()
-        first = self.first if self.half_of == 3 else self.first * self.head_dims
-
-        def convolved(x: Tensor, hw_shape: Tuple[int, int], own: slice) -> Tensor:
-            maps = F.conv2d(
-                tokens_to_map(x, hw_shape), weight[own], None if bias is None else bias[own],
-                padding=self.frame.lepe_kernel // 2, groups=x.shape[2],
-            )  # fmt: skip
-            return map_to_tokens(maps)
-
-        side, (far, near) = self.sides(hw_shape), v.tensor_split([first], dim=2)
-        blocks = split_windows(near, hw_shape, side)
-        near = join_windows(convolved(blocks, side, slice(first, None)), hw_shape, side)
-        return torch.cat([convolved(far, hw_shape, slice(0, first)), near], dim=2)
+        (of_map, of_blocks), side = lepe, self.sides(hw_shape)
+        far, near = v.tensor_split([self.far_dims], dim=2)
+        blocks = of_blocks(split_windows(near, hw_shape, side), side)
+        return torch.cat([of_map(far, hw_shape), join_windows(blocks, hw_shape, side)], dim=2)
