@@ -13,7 +13,7 @@ from ..layers import RotaryEmbedding2D, linear_attention
 from .base import QKVAttention
 from .frame import Frame
 
-LARGEST = 35.0  # exponent of a feature: products of two, and sums of these, fit into fp32
+LARGEST = 35.0  # exponent of a feature
 
 
 @MODELS.register_module()
@@ -40,9 +40,8 @@ class PolaPPAttention(QKVAttention):
     rows of weights need not sum to one. G is a gate, a linear of X. Time is linear,
     :math:`O(N C d)`.
 
-    Features and normalisers are fp32 under any autocast. Exponents above 35 would leave no room for
-    sums in fp32. So all features of a query, or of the keys of a head, are then divided by a
-    constant, which only weakens the epsilon.
+    Features and normalisers are fp32 under any autocast. Larger activations than 35 count as 35, as
+    fp32 could not hold sums of products of their features.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
@@ -80,22 +79,24 @@ class PolaPPAttention(QKVAttention):
         dims = int(v.shape[-1])  # a trace has a tensor
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            key = spiky(torch.cat([key.relu(), (-key).relu()], dim=-1), (2, 3))
+            signs, key_signs = ((rectified(x), rectified(-x)) for x in (query, key))
+            key = exp_minus_1(torch.cat(key_signs, dim=-1))  # (B, heads, n, 2d)
             turned, outs = self.turn_features(key, hw_shape), []
-            signs = (query.relu(), (-query).relu())
             values = value.tensor_split([(dims + 1) // 2], dim=-1)
             temperatures = (self.same_temperature, self.opposite_temperature)
             for parts, temperature, half in zip((signs, signs[::-1]), temperatures, values):
-                exponents = torch.cat(parts, dim=-1) * temperature.to(query.dtype).sigmoid()
-                features = spiky(exponents, (3,))  # (B, heads, N, 2d)
+                sharpness = temperature.to(query.dtype).sigmoid()
+                features = exp_minus_1(torch.cat(parts, dim=-1) * sharpness)  # (B, heads, N, 2d)
                 numerator = self.turn_features(features, hw_shape), turned
                 outs.append(linear_attention(features, key, half, self.eps, numerator))
             return torch.cat(outs, dim=-1).to(v.dtype)
 
 
-def spiky(x: Tensor, dims: Tuple[int, ...]) -> Tensor:
-    """``exp(x) - 1``, divided by one constant along ``dims`` where it is too large."""
-    shift = F.relu(x.detach().amax(dims, keepdim=True) - LARGEST)
-    if exporting():  # ONNX has no expm1, which is exact where x is small
-        return (x - shift).exp() - (-shift).exp()
-    return torch.expm1(x - shift) - torch.expm1(-shift)
+def rectified(x: Tensor) -> Tensor:
+    """The positive part, up to the largest exponent. At both ends the derivative is zero."""
+    return F.hardtanh(x, 0.0, LARGEST)
+
+
+def exp_minus_1(x: Tensor) -> Tensor:
+    """``torch.expm1``, which ONNX does not have. It is exact where x is small."""
+    return x.exp() - 1 if exporting() else torch.expm1(x)
