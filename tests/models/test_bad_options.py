@@ -73,6 +73,7 @@ def test_a_value_that_cannot_be_is_quoted(name, option, value):
     ('HedgehogAttention', dict(feature_dims=4, skip_connection=True), 'got 4'),
     ('LinformerAttention', dict(share_kv=True, gate=True), 'gate=True'),
     ('LiteMLA', dict(head_dims=4, num_heads=0), 'num_heads .* got 0'),
+    ('MiTAAttention', dict(rope=True, num_prefix_tokens=1), r'num_prefix_tokens=1 .* \(got True'),
     ('NystromformerAttention', dict(out_dims=9), r'\(9\).*num_heads \(2\)'),
     ('PolaAttention', dict(gate_form='matrix', gate=False), "'matrix' .* gate=False"),
     ('PolaAttention', dict(lepe_deformable=True, lepe_kernel=0), 'lepe_kernel=0'),

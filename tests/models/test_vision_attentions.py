@@ -152,11 +152,14 @@ def test_half_of_the_heads_see_the_map_and_half_their_block(heads):
     torch.testing.assert_close(attention(x, hw_shape), attention.proj(out + local), **CLOSE)
 
 
-def test_choices_of_experts_are_those_of_their_landmarks():
+@pytest.mark.parametrize('prefix', [0, 1])
+def test_choices_of_experts_are_those_of_their_landmarks(prefix):
     """Against a softmax over landmarks and all keys, of which each query sees its own."""
-    attention = build('MiTAAttention', num_landmarks=4, topk=5, routes=2)
-    q, k, v = doubles(3, 1, 2, 6 * 7, 8)
-    landmarks = F.adaptive_avg_pool2d(q.mT.unflatten(3, (6, 7))[0], 2)[None].flatten(3).mT
+    options = dict(num_landmarks=4, topk=5, routes=2, num_prefix_tokens=prefix)
+    attention = build('MiTAAttention', **options)
+    q, k, v = doubles(3, 1, 2, prefix + 6 * 7, 8)
+    maps = q[0, :, prefix:].mT.unflatten(2, (6, 7))
+    landmarks = F.adaptive_avg_pool2d(maps, 2)[None].flatten(3).mT
     threshold = (landmarks @ k.mT).topk(5).values[..., -1:]
     gathered = (landmarks @ k.mT >= threshold).double()  # (1, heads, landmarks, N)
     visits = F.one_hot((q @ landmarks.mT).topk(2).indices, 4).sum(-2).double()
@@ -165,3 +168,12 @@ def test_choices_of_experts_are_those_of_their_landmarks():
     outs = F.scaled_dot_product_attention(landmarks, k, v)
     expected = logits.softmax(-1) @ torch.cat([outs, v], dim=2)
     torch.testing.assert_close(attention.mix(q, k, v, (6, 7)), expected, **CLOSE)
+
+
+def test_a_class_token_has_no_convolution_in_mita():
+    attention = build('MiTAAttention', num_prefix_tokens=1, lepe_kernel=3)
+    x = doubles(1, 21, 16)
+    local = attention.local_branch(x, x, (4, 5))
+    assert not local[:, 0].any()
+    torch.testing.assert_close(local[:, 1:], attention.lepe(x[:, 1:], (4, 5)), **CLOSE)
+    assert attention(x, (4, 5)).shape == x.shape

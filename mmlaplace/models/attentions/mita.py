@@ -1,4 +1,4 @@
-from typing import Any, Tuple
+from typing import Any, Optional, Tuple
 
 import torch
 import torch.nn.functional as F
@@ -43,12 +43,14 @@ class MiTAAttention(QKVAttention):
         routes: Experts that a query visits, those of the largest :math:`r_a \cdot q_i`. A key of
             several of them counts in each. Default: 1.
         shared: Whether queries attend to the landmarks too. Default: True.
+        num_prefix_tokens: Tokens before those of the map, such as a class token. Landmarks and the
+            convolution leave them out. Default: 0.
         **frame: Fields of :class:`Frame` that differ from ``Frame()``. A gate passes a SiLU. The
             authors' models with a convolution have ``lepe_kernel=3``.
 
     Raises:
-        ValueError: If ``num_landmarks`` is no square, or ``topk`` or ``routes`` is no positive
-            integer.
+        ValueError: If ``num_landmarks`` is no square, if ``topk`` or ``routes`` is no positive
+            integer, or for prefix tokens with what needs the keys to be a map.
 
     Source: MiTA (arXiv 2602.01219).
 
@@ -69,17 +71,25 @@ class MiTAAttention(QKVAttention):
     def __init__(
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
         num_landmarks: int = 25, topk: int = 25, routes: int = 1, shared: bool = True,
-        **kwargs: Any,
+        num_prefix_tokens: int = 0, **kwargs: Any,
     ) -> None:  # fmt: skip
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
         check_counts(topk=topk, routes=routes)
         self.landmarks = Landmarks(num_landmarks)
         self.topk, self.routes, self.shared = topk, routes, shared
+        frame, self.num_prefix_tokens = self.frame, num_prefix_tokens
+        if num_prefix_tokens and (frame.rope or frame.key_positions or frame.sr_ratio > 1):
+            raise ValueError(
+                f'num_prefix_tokens={num_prefix_tokens} have no place on a map; set rope=False '
+                f'(got {frame.rope}), key_positions=False ({frame.key_positions}) and sr_ratio=1 '
+                f'({frame.sr_ratio})'
+            )
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
             query, key, value = upcast(q, k, v)
-            landmarks = self.landmarks(query, hw_shape)  # (B, heads, m, d)
+            of_map = query[:, :, self.num_prefix_tokens :]
+            landmarks = self.landmarks(of_map, hw_shape)  # (B, heads, m, d)
             outs, sizes = self._routed(query, key, value, landmarks)  # (B, heads, routes, N, ..)
             if self.shared:
                 logits = query @ landmarks.transpose(-2, -1) / query.shape[-1]
@@ -132,6 +142,11 @@ class MiTAAttention(QKVAttention):
             for x in found
         )
         return out, size
+
+    def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
+        """The convolution of V, zero for prefix tokens."""
+        local = super().local_branch(v[:, self.num_prefix_tokens :], x, hw_shape)
+        return None if local is None else self.after_prefix(local)
 
     def apply_gate(self, out: Tensor, gate: Tensor) -> Tensor:
         """The output ``(B, N, C)`` times the SiLU of the gate."""
