@@ -35,8 +35,10 @@ class ELFATTAttention(QKVAttention):
     blocks. A single head is split into halves of its channels. Time is linear,
     :math:`O(N C (d + w^2))`. The softmaxes over the map are fp32 under any autocast.
 
-    The authors have not released their code, and their public formula says neither the size nor
-    the shape of a block. So blocks are the square windows of Swin by default.
+    The authors have not released their code. Their formula does not name the axes of the softmaxes
+    of the first half. These are here as in Efficient Attention, with which the authors compare the
+    error of these heads. It says neither the size nor the shape of a block, so blocks are square,
+    of Swin's size by default.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.

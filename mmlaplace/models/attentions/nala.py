@@ -16,7 +16,8 @@ from .base import QKVAttention
 from .frame import Frame
 
 DIRECTIONS = ('signs', 'cosine')
-STEEPNESS = 20.0  # of the angles of 'cosine': a channel of a 20th of the length is at 0.76 pi / 4
+# Of the angles of 'cosine', as MiTA's authors compare with NaLaFormer (QishuaiWen/MiTA, 432ce41).
+STEEPNESS = 20.0
 
 
 @MODELS.register_module()
