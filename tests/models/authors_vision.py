@@ -18,6 +18,14 @@ def flat(value, hw_shape):
     return value.flatten()
 
 
+def with_open_gate(value, hw_shape):
+    """The linear of queries, keys and values, and a gate whose SiLU is 1."""
+    channels = len(value) // 3
+    if value.dim() == 1:
+        return torch.cat([value, torch.full((channels,), 1.2784645427610738)])
+    return torch.cat([value, torch.zeros(channels, channels)])
+
+
 def agent(golden):
     """The map of the queries and the number of agents that the biases are for, and the linears."""
     height, width = golden['param:ha_bias'].shape[2], golden['param:wa_bias'].shape[3]
@@ -104,6 +112,20 @@ AUTHORS = {
     'nala': dict(
         type='NaLaAttention',
         names={'qkvg.': 'qkv.', 'lepe.': 'lepe.conv.', 'out_proj.': 'proj.', 'ln.': 'norm.'},
+    ),
+    'nala_cosine': dict(
+        type='NaLaAttention', options=dict(directions='cosine', rope=False, lepe_kernel=0),
+        names={'qkv.': ('qkv.', with_open_gate), 'out_proj.': 'proj.', 'ln.': 'norm.'},
+    ),
+    'pola_pp': dict(
+        type='PolaPPAttention',
+        names={'qkvg.': 'qkv.', 'lepe.': 'lepe.conv.', 's1': ('same_temperature', first),
+               's2': ('opposite_temperature', first)},
+    ),
+    'mita': dict(
+        type='MiTAAttention',
+        settings={'in:pool_size': lambda value: dict(num_landmarks=value**2),
+                  'in:kv_topk': 'topk', 'in:router_topk': 'routes'},
     ),
     'mlla': dict(type='MLLAAttention', names={'qk.': 'qkv.', 'lepe.': 'lepe.conv.'}),
     'swiftformer': dict(

@@ -19,9 +19,11 @@ CASES += [dict(v, type=name) for name in ATTENTIONS for v in MODELS.get(name).va
 WITH_BATCH_NORM = ('LiteMLA',)
 # Products and softmax of these are in half precision, as PyTorch fuses them, or parts are layers.
 PARTS_IN_HALF = (
-    'AgentAttention', 'CrossShapedAttention', 'LinformerAttention', 'SOFTAttention',
-    'SoftmaxAttention',
+    'AgentAttention', 'CrossShapedAttention', 'ELFATTAttention', 'LinformerAttention',
+    'SOFTAttention', 'SoftmaxAttention',
 )  # fmt: skip
+# Rounding turns the choice of some keys, which moves single outputs by more than a rounding.
+CHOOSES_KEYS = ('MiTAAttention',)
 MAPS = [(7, 7), (5, 9), (1, 1), (1, 6), (13, 4)]
 
 
@@ -31,6 +33,15 @@ def each(cases):
         return '-'.join([cfg['type'], *options])
 
     return pytest.mark.parametrize('cfg', cases, ids=map(name, cases))
+
+
+def assert_near(cfg, out, exact, dtype):
+    # Linears round their inputs and outputs to the half: a few roundings of values of size |exact|.
+    off, size = (out.float() - exact).abs(), exact.abs()
+    if cfg['type'] in CHOOSES_KEYS:
+        assert off.norm() <= 0.05 * size.norm()
+    else:
+        assert off.max() <= 8 * torch.finfo(dtype).eps * size.max()
 
 
 def needs_a_cpu_of(dtype):
@@ -107,8 +118,7 @@ def test_autocast_stays_close_to_fp32(cfg, dtype):
         out = attention(x, (7, 7))
         out.float().sum().backward()  # torch discourages it here, and loops do it
     assert x.grad.isfinite().all()
-    # Linears round their inputs and outputs to the half: a few roundings of values of size |exact|.
-    assert (out.float() - exact).abs().max() <= 8 * torch.finfo(dtype).eps * exact.abs().max()
+    assert_near(cfg, out, exact, dtype)
 
 
 @each([c for c in CASES if issubclass(MODELS.get(c['type']), QKVAttention)
@@ -140,10 +150,7 @@ def test_weights_of_half_precision_run_and_train(cfg, dtype):
     out.float().mean().backward()
     assert x.grad.isfinite().all()
     if cfg['type'] != 'EcoFormerAttention':  # the rounding of a query turns its signs
-        exact = attention.float()(x.detach().float(), (5, 9))
-        # As under autocast.
-        error = (out.float() - exact).abs().max()
-        assert error <= 8 * torch.finfo(dtype).eps * exact.abs().max()
+        assert_near(cfg, out, attention.float()(x.detach().float(), (5, 9)), dtype)
 
 
 @each(CASES)

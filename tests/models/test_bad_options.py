@@ -16,6 +16,7 @@ BAD = {
     'CosformerAttention': dict(positions='rows'),
     'EcoFormerAttention': dict(offset='none', num_bits=0),
     'EfficientLinearAttention': dict(key_dims=9, value_dims=0),
+    'ELFATTAttention': dict(window_size=0),
     'FaViTAttention': dict(average='all', sr_ratio=0),
     'HedgehogAttention': dict(form='exp', feature_dims=0),
     'InLineAttention': dict(kernel='cosine'),
@@ -28,6 +29,8 @@ BAD = {
     'LinformerAttention': dict(num_landmarks=0, head_dims=0),
     'LiteMLA': dict(scales=(4,), head_dims=0, out_dims=2.0),
     'MHLAAttention': dict(transform='sine', normalizer='code', grid=0, exp_sigma=0.0),
+    'MiTAAttention': dict(num_landmarks=24, topk=0, routes=1.5),
+    'NaLaAttention': dict(directions='sines'),
     'NeighborhoodAttention': dict(kernel_size=4, dilation=0, backend='cuda'),
     'NystromformerAttention': dict(
         landmark_method='conv', num_landmarks=0, num_iters=0, conv_kernel_size=4,
@@ -64,11 +67,13 @@ def test_a_value_that_cannot_be_is_quoted(name, option, value):
 
 @pytest.mark.parametrize(('name', 'options', 'quoted'), [
     ('EfficientLinearAttention', dict(value_dims=8, qkv='qk'), "qkv='qk' .* 16 .* have 8"),
+    ('ELFATTAttention', dict(embed_dims=1, num_heads=1), 'got embed_dims=1'),
     ('FaViTAttention', dict(num_heads=8), 'at least 3 channels, got 2'),
     ('FaViTAttention', dict(num_heads=16, sr_ratio=1), 'at least 2 channels, got 1'),
     ('HedgehogAttention', dict(feature_dims=4, skip_connection=True), 'got 4'),
     ('LinformerAttention', dict(share_kv=True, gate=True), 'gate=True'),
     ('LiteMLA', dict(head_dims=4, num_heads=0), 'num_heads .* got 0'),
+    ('MiTAAttention', dict(rope=True, num_prefix_tokens=1), r'num_prefix_tokens=1 .* \(got True'),
     ('NystromformerAttention', dict(out_dims=9), r'\(9\).*num_heads \(2\)'),
     ('PolaAttention', dict(gate_form='matrix', gate=False), "'matrix' .* gate=False"),
     ('PolaAttention', dict(lepe_deformable=True, lepe_kernel=0), 'lepe_kernel=0'),

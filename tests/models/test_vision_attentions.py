@@ -126,3 +126,54 @@ def test_a_query_sees_the_nearest_places_of_its_residue(hw_shape, kernel_size, d
     q, k, v = doubles(3, 1, 2, hw_shape[0] * hw_shape[1], 8)
     expected = F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
     torch.testing.assert_close(attention.mix(q, k, v, hw_shape), expected, **CLOSE)
+
+
+@pytest.mark.parametrize('heads', [1, 3])
+def test_half_of_the_heads_see_the_map_and_half_their_block(heads):
+    hw_shape, side = (5, 7), 3
+    attention = build('ELFATTAttention', hw_shape, embed_dims=12, num_heads=heads, window_size=side)
+    x = doubles(2, 35, 12)
+    q, k, v = (t.unflatten(-1, (heads, -1)).transpose(1, 2) for t in attention.qkv(x).chunk(3, -1))
+    if heads == 1:  # its channels are two heads
+        q, k, v = (t.unflatten(-1, (2, -1)).squeeze(1).transpose(1, 2) for t in (q, k, v))
+    rows, columns = torch.arange(5) // side, torch.arange(7) // side
+    block = (3 * rows[:, None] + columns).flatten()
+    far = q[:, :1].softmax(-1) @ k[:, :1].softmax(-2).mT @ v[:, :1]
+    same_block = block[:, None] == block
+    near = F.scaled_dot_product_attention(q[:, 1:], k[:, 1:], v[:, 1:], attn_mask=same_block)
+    out = torch.cat([far, near], dim=1).transpose(1, 2).flatten(2)
+    v = v.transpose(1, 2).flatten(2).mT.unflatten(2, hw_shape)  # (B, C, H, W)
+    v, own_v = v.tensor_split([12 // max(heads, 2)], dim=1)  # of the head that sees the map
+    far, near = (part.conv for part in attention.lepe)
+    inside = (block == block.unique()[:, None]).view(-1, 1, 1, *hw_shape)
+    # In a convolution of a block, all other blocks are zeros.
+    near = sum(near(own_v * own) * own for own in inside)
+    local = torch.cat([far(v), near], dim=1).flatten(2).mT
+    torch.testing.assert_close(attention(x, hw_shape), attention.proj(out + local), **CLOSE)
+
+
+@pytest.mark.parametrize('prefix', [0, 1])
+def test_choices_of_experts_are_those_of_their_landmarks(prefix):
+    """Against a softmax over landmarks and all keys, of which each query sees its own."""
+    options = dict(num_landmarks=4, topk=5, routes=2, num_prefix_tokens=prefix)
+    attention = build('MiTAAttention', **options)
+    q, k, v = doubles(3, 1, 2, prefix + 6 * 7, 8)
+    maps = q[0, :, prefix:].mT.unflatten(2, (6, 7))
+    landmarks = F.adaptive_avg_pool2d(maps, 2)[None].flatten(3).mT
+    threshold = (landmarks @ k.mT).topk(5).values[..., -1:]
+    gathered = (landmarks @ k.mT >= threshold).double()  # (1, heads, landmarks, N)
+    visits = F.one_hot((q @ landmarks.mT).topk(2).indices, 4).sum(-2).double()
+    counts = visits @ gathered  # how often a query meets a key, up to twice
+    logits = torch.cat([q @ landmarks.mT / 8, q @ k.mT / 8**0.5 + counts.log()], dim=-1)
+    outs = F.scaled_dot_product_attention(landmarks, k, v)
+    expected = logits.softmax(-1) @ torch.cat([outs, v], dim=2)
+    torch.testing.assert_close(attention.mix(q, k, v, (6, 7)), expected, **CLOSE)
+
+
+def test_a_class_token_has_no_convolution_in_mita():
+    attention = build('MiTAAttention', num_prefix_tokens=1, lepe_kernel=3)
+    x = doubles(1, 21, 16)
+    local = attention.local_branch(x, x, (4, 5))
+    assert not local[:, 0].any()
+    torch.testing.assert_close(local[:, 1:], attention.lepe(x[:, 1:], (4, 5)), **CLOSE)
+    assert attention(x, (4, 5)).shape == x.shape

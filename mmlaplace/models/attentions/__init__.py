@@ -12,6 +12,7 @@ from .cosformer import CosformerAttention as CosformerAttention
 from .cross_shaped import CrossShapedAttention as CrossShapedAttention
 from .ecoformer import EcoFormerAttention as EcoFormerAttention
 from .efficient import EfficientLinearAttention as EfficientLinearAttention
+from .elfatt import ELFATTAttention as ELFATTAttention
 from .favit import FaViTAttention as FaViTAttention
 from .flatten import FLattenAttention as FLattenAttention
 from .flow import FlowAttention as FlowAttention
@@ -28,12 +29,14 @@ from .linformer import LinformerAttention as LinformerAttention
 from .litemla import LiteMLA as LiteMLA
 from .mala import MALAAttention as MALAAttention
 from .mhla import MHLAAttention as MHLAAttention
+from .mita import MiTAAttention as MiTAAttention
 from .mlla import MLLAAttention as MLLAAttention
 from .nala import NaLaAttention as NaLaAttention
 from .neighborhood import NeighborhoodAttention as NeighborhoodAttention
 from .nystromformer import NystromformerAttention as NystromformerAttention
 from .performer import PerformerAttention as PerformerAttention
 from .pola import PolaAttention as PolaAttention
+from .pola_pp import PolaPPAttention as PolaPPAttention
 from .polarized import PolarizedAttention as PolarizedAttention
 from .rala import RALAAttention as RALAAttention
 from .reformer import ReformerAttention as ReformerAttention

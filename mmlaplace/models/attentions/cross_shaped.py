@@ -78,9 +78,9 @@ class CrossShapedAttention(QKVAttention):
             parts = []
             for x in (q, k, v):  # (B, heads, N, d)
                 stripes = split_stripes(self.merge_heads(x[:, heads]), hw_shape, side)
-                parts.append(_split_heads(stripes, x.shape[3]))
+                parts.append(split_heads(stripes, x.shape[3]))
             mixed = join_stripes(self.merge_heads(softmax_attention(*parts)), hw_shape, side)
-            outs.append(_split_heads(mixed, v.shape[3]))
+            outs.append(split_heads(mixed, v.shape[3]))
         return torch.cat(outs, dim=1)
 
     def local_branch(self, v: Tensor, x: Tensor, hw_shape: Tuple[int, int]) -> Optional[Tensor]:
@@ -101,7 +101,7 @@ class CrossShapedAttention(QKVAttention):
         return torch.cat(outs, dim=2)
 
 
-def _split_heads(x: Tensor, head_dims: int) -> Tensor:
+def split_heads(x: Tensor, head_dims: int) -> Tensor:
     """``(B, N, C) -> (B, heads, N, d)``."""
     # Not by unflatten, after which the TorchScript exporter takes N for a constant.
     return x.reshape(*x.shape[:2], x.shape[2] // head_dims, head_dims).transpose(1, 2)

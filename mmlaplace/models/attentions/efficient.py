@@ -55,13 +55,18 @@ class EfficientLinearAttention(QKVAttention):
         self.residual = residual
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        with no_autocast(v.device):
-            query, key, value = upcast(q, k, v)
-            summed = key.softmax(-2).transpose(-2, -1) @ value  # (B, heads, d, d of values)
-            return (query.softmax(-1) @ summed).to(v.dtype)
+        return efficient_attention(q, k, v)
 
     def forward(
         self, x: Tensor, hw_shape: Tuple[int, int], mask: Optional[Tensor] = None
     ) -> Tensor:
         out = super().forward(x, hw_shape, mask)
         return out + x if self.residual else out
+
+
+def efficient_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """The formula above, for queries, keys and values ``(B, heads, N or n, d)``."""
+    with no_autocast(v.device):
+        query, key, value = upcast(q, k, v)
+        summed = key.softmax(-2).transpose(-2, -1) @ value  # (B, heads, d, d of values)
+        return (query.softmax(-1) @ summed).to(v.dtype)

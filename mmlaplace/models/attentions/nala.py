@@ -1,4 +1,5 @@
-from typing import Any, Tuple
+import math
+from typing import Any, List, Tuple
 
 import torch
 import torch.nn as nn
@@ -13,6 +14,10 @@ from ..layers.signed_powers import magnitude
 from ..layers.unit_vectors import lengths, unit_vectors
 from .base import QKVAttention
 from .frame import Frame
+
+DIRECTIONS = ('signs', 'cosine')
+# Of the angles of 'cosine', as MiTA's authors compare with NaLaFormer (QishuaiWen/MiTA, 432ce41).
+STEEPNESS = 20.0
 
 
 @MODELS.register_module()
@@ -35,6 +40,16 @@ class NaLaAttention(QKVAttention):
     is a linear of the input. Time is linear, :math:`O(N C d)`. Features and normalisers are fp32
     under any autocast.
 
+    These are the features of the authors' code. The paper compares directions by a cosine instead,
+    which also weighs channels of opposite signs. With the angles
+    :math:`\theta(x) = \frac{\pi}{4} \tanh(20\, x / \lVert x \rVert)`:
+
+    .. math::
+        \phi(q) = [|\hat q|^p \cos \theta(q), |\hat q|^p \sin \theta(q)], \quad
+        \psi(k) = [|k|^3 \cos \theta(k), |k|^3 \sin \theta(k)]
+
+    A channel then adds :math:`|\hat q|^p |k|^3 \cos(\theta(q) - \theta(k)) \geq 0`.
+
     Only the numerator is rotated, as in the authors' code: rows of weights sum to -0.1 to 2.4 at
     the start. In trained models they were seen up to thousands, where the normaliser is small and
     the rotated products are not. So the mixed values stay in fp32 until the norm has scaled them.
@@ -43,8 +58,13 @@ class NaLaAttention(QKVAttention):
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        directions: How directions are compared: ``'signs'`` (default), as in the authors' code, or
+            ``'cosine'``, as in the paper.
         **frame: Fields of :class:`Frame` that differ from ``Frame(gate=True, rope=True,
             rope_form='pairs', rope_on='features', lepe_kernel=5)``. The gate cannot be turned off.
+
+    Raises:
+        ValueError: For unknown ``directions``.
 
     Source: NaLaFormer (arXiv 2506.21137).
 
@@ -59,12 +79,16 @@ class NaLaAttention(QKVAttention):
     frame = Frame(gate=True, rope=True, rope_form='pairs', rope_on='features', lepe_kernel=5)
     fixed_options = ('gate',)
     rotates_features = True
-    variants = (dict(rope_on='query_key'), dict(rope=False, sr_ratio=2))
+    variants = (dict(rope_on='query_key', directions='cosine'), dict(rope=False, sr_ratio=2))
 
     def __init__(
-        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int], **kwargs: Any
-    ) -> None:
+        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int],
+        directions: str = 'signs', **kwargs: Any,
+    ) -> None:  # fmt: skip
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        if directions not in DIRECTIONS:
+            raise ValueError(f'directions must be one of {DIRECTIONS}, got {directions!r}')
+        self.directions = directions
         self.norm = WideLayerNorm(embed_dims)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
@@ -74,8 +98,12 @@ class NaLaAttention(QKVAttention):
             query = unit_vectors(query)
             # A power with a tensor for its exponent has second derivatives that are NaN at zero.
             powers = (power * magnitude(query).log()).exp()
-            queries = [powers.masked_fill(wrong, 0.0) for wrong in (query <= 0, query >= 0)]
-            keys = [F.relu(x) ** 3 for x in (key, -key)]
+            if self.directions == 'signs':
+                queries = [powers.masked_fill(wrong, 0.0) for wrong in (query <= 0, query >= 0)]
+                keys = [F.relu(x) ** 3 for x in (key, -key)]
+            else:
+                queries = parts_of_angles(powers.masked_fill(query == 0, 0.0), query)
+                keys = parts_of_angles(key.abs() ** 3, unit_vectors(key))
             numerator = tuple(
                 torch.cat([self.turn_features(x, hw_shape) for x in halves], -1)
                 for halves in (queries, keys)
@@ -87,6 +115,12 @@ class NaLaAttention(QKVAttention):
         """The norm of the output ``(B, N, C)`` times the SiLU of the gate."""
         # Before the norm a half could not hold it.
         return self.norm(out).to(gate.dtype) * F.silu(gate)
+
+
+def parts_of_angles(sizes: Tensor, directions: Tensor) -> List[Tensor]:
+    """Both parts of vectors of these sizes, at an angle of up to pi / 4 for each channel."""
+    angles = math.pi / 4 * (STEEPNESS * directions).tanh()
+    return [sizes * angles.cos(), sizes * angles.sin()]
 
 
 class WideLayerNorm(nn.LayerNorm):

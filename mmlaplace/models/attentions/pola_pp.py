@@ -1,0 +1,105 @@
+from typing import Any, Tuple
+
+import torch
+import torch.nn as nn
+import torch.nn.functional as F
+from mmengine.registry import MODELS
+from torch import Tensor
+
+from mmlaplace.ops.backend import exporting
+from mmlaplace.ops.precision import no_autocast, upcast
+
+from ..layers import RotaryEmbedding2D, linear_attention
+from .base import QKVAttention
+from .frame import Frame
+
+LARGEST = 35.0  # exponent of a feature
+
+
+@MODELS.register_module()
+class PolaPPAttention(QKVAttention):
+    r"""PolaFormer++: same-signed and opposite-signed pairs, sharpened by exponentials of channels.
+
+    Per head, with :math:`x^\pm = \mathrm{relu}(\pm x)`, and learned temperatures
+    :math:`s, o = \mathrm{sigmoid}(\cdot)` of each channel and sign:
+
+    .. math::
+        \phi_s(q) = e^{s \odot [q^+, q^-]} - 1, \quad
+        \phi_o(q) = e^{o \odot [q^-, q^+]} - 1, \quad
+        \psi(k) = e^{[k^+, k^-]} - 1
+
+        Y_s = \frac{R\phi_s(Q) \, \frac{1}{N} (R\psi(K))^T V_1}
+                   {\phi_s(Q) \, \frac{1}{N} \psi(K)^T 1 + 10^{-6}}, \quad
+        Y_o = \frac{R\phi_o(Q) \, \frac{1}{N} (R\psi(K))^T V_2}
+                   {\phi_o(Q) \, \frac{1}{N} \psi(K)^T 1 + 10^{-6}}
+
+        \mathrm{out} = \mathrm{proj}\big( ([Y_s, Y_o] + \mathrm{DWConv}(V)) \odot G \big)
+
+    :math:`[V_1, V_2]` are the halves of each head's channels. R is the rotation of rotary positions
+    over all 2d channels of the features. As in the authors' code, it acts only on the numerator, so
+    rows of weights need not sum to one. G is a gate, a linear of X. Time is linear,
+    :math:`O(N C d)`.
+
+    Features and normalisers are fp32 under any autocast. Larger activations than 35 count as 35, as
+    fp32 could not hold sums of products of their features.
+
+    The authors' backbone is :class:`RAVLT` with this attention in two stages:
+    ``attn_cfg=[dict(type='PolaPPAttention')] * 2 + [None] * 2``.
+
+    Args:
+        embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
+        **frame: Fields of :class:`Frame` that differ from ``Frame(gate=True, rope=True,
+            rope_form='pairs', rope_on='features', lepe_kernel=5)``.
+
+    Source: PolaFormer (arXiv 2501.15061), whose authors call this version PolaFormer++
+    (https://github.com/ZacharyMeng/PolaFormerPP).
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models import PolaPPAttention
+        >>> attention = PolaPPAttention(64, num_heads=2, input_resolution=(14, 14))
+        >>> attention(torch.randn(1, 10 * 17, 64), hw_shape=(10, 17)).shape
+        torch.Size([1, 170, 64])
+    """
+
+    eps = 1e-6
+    frame = Frame(gate=True, rope=True, rope_form='pairs', rope_on='features', lepe_kernel=5)
+    rotates_features = True
+    variants = (dict(rope_on='query_key', gate=False), dict(rope=False, sr_ratio=2))
+
+    def __init__(
+        self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int], **kwargs: Any
+    ) -> None:
+        super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
+        if self.frame.rope and self.frame.rope_on == 'features':
+            self.rotary = RotaryEmbedding2D(2 * self.head_dims, form=self.frame.rope_form)
+        shape = num_heads, 1, 2 * self.head_dims
+        self.same_temperature, self.opposite_temperature = (
+            nn.Parameter(torch.zeros(shape)) for _ in range(2)
+        )
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        dims = int(v.shape[-1])  # a trace has a tensor
+        with no_autocast(v.device):
+            query, key, value = upcast(q, k, v)
+            signs, key_signs = ((rectified(x), rectified(-x)) for x in (query, key))
+            key = exp_minus_1(torch.cat(key_signs, dim=-1))  # (B, heads, n, 2d)
+            turned, outs = self.turn_features(key, hw_shape), []
+            values = value.tensor_split([(dims + 1) // 2], dim=-1)
+            temperatures = (self.same_temperature, self.opposite_temperature)
+            for parts, temperature, half in zip((signs, signs[::-1]), temperatures, values):
+                sharpness = temperature.to(query.dtype).sigmoid()
+                features = exp_minus_1(torch.cat(parts, dim=-1) * sharpness)  # (B, heads, N, 2d)
+                numerator = self.turn_features(features, hw_shape), turned
+                outs.append(linear_attention(features, key, half, self.eps, numerator))
+            return torch.cat(outs, dim=-1).to(v.dtype)
+
+
+def rectified(x: Tensor) -> Tensor:
+    """The positive part, up to the largest exponent. At both ends the derivative is zero."""
+    return F.hardtanh(x, 0.0, LARGEST)
+
+
+def exp_minus_1(x: Tensor) -> Tensor:
+    """``torch.expm1``, which ONNX does not have. It is exact where x is small."""
+    return x.exp() - 1 if exporting() else torch.expm1(x)
