@@ -61,8 +61,6 @@ ops.laplacian_kernel(q, k, bandwidth=4.0)  # (1, 2, 196, 49)
 
 `help` has formulas, shapes and sources. `backend='cpu'` takes the variant for CPUs.
 
-| function | result |
-|---|---|
 {rows}
 """
 
@@ -140,7 +138,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as extracted:
             library = zipfile.ZipFile(given).extract(LIBRARY, extracted) if wheel else given
             print(write_variant(Path(library), build))
-    rows = [f'| `{name}` | {getattr(ops, name).__doc__.splitlines()[0]} |' for name in ops.__all__]
+    rows = [f'- `{name}`: {getattr(ops, name).__doc__.splitlines()[0]}' for name in ops.__all__]
     card = CARD.format(name=NAME, version=VERSION, rows='\n'.join(rows))
     (args.folder / 'README.md').write_text(card, encoding='utf-8')
 

@@ -1,4 +1,4 @@
-"""Promises of every op: threads, empty inputs, autocast and memory."""
+"""Promises of every op: threads, empty inputs, autocast, memory and references."""
 
 import functools
 
@@ -133,3 +133,18 @@ def test_pooling_stores_nothing_of_the_size_of_the_tokens(device):
     pool = functools.partial(ops.pooled_landmarks, hw_shape=(64, 64), cells=(7, 7), rotary=rotary)
     size = k.numel() * k.element_size()
     assert memory('native', pool, [k]) < size / 4 and size < memory('reference', pool, [k])
+
+
+@names
+def test_an_op_keeps_none_of_its_tensors(name, device):
+    tensors, options = example(name, torch.float32, device)
+    leaves = {key: tensor.detach().requires_grad_() for key, tensor in tensors.items()}
+    before = [leaf._use_count() for leaf in leaves.values()]
+    out = OPS[name](**leaves, backend='native', **options)
+    grads = torch.autograd.grad(out, list(leaves.values()), torch.ones_like(out))
+    out = out.detach()
+    assert [leaf._use_count() for leaf in leaves.values()] == before
+    with torch.no_grad():
+        made = OPS[name](**leaves, backend='native', **options)
+    fresh = torch.empty(1)._use_count()
+    assert {tensor._use_count() for tensor in (made, *grads)} == {fresh}

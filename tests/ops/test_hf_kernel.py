@@ -1,12 +1,13 @@
 """The package for Hugging Face's ``kernels`` computes as mmlaplace does, and beside it."""
 
+import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import load_tool, needs_torch
+from conftest import ROOT, load_tool, needs_torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mmlaplace import ops as ours
@@ -73,6 +74,18 @@ def test_results_and_gradients_are_those_of_mmlaplace(kernel):
     for value, same, reference in zip(found, results(ours), results(ours, 'reference')):
         assert torch.equal(value, same)
         torch.testing.assert_close(value, reference, rtol=1e-3, atol=1e-4)  # fp32, an inverse
+
+
+def test_a_library_with_cuda_code_becomes_a_variant_for_its_cuda(tmp_path, monkeypatch):
+    library = tmp_path / '_C.abi3.so'
+    said = b'mmlaplace built for cuda=13.0;mmlaplace built for arches=800,900;'
+    library.write_bytes((ROOT / tool.LIBRARY).read_bytes() + said)
+    make(monkeypatch, tmp_path / 'new', library)
+    (written,) = (tmp_path / 'new/build').glob('*/metadata.json')
+    assert re.fullmatch(r'torch-stable-abi210-cu130-\w+-\w+', written.parent.name)
+    assert json.loads(written.read_text())['backend'] == {
+        'type': 'cuda', 'archs': ['8.0', '9.0+PTX']
+    }  # fmt: skip
 
 
 def test_what_is_no_library_or_no_package_gets_one_sentence(tmp_path, monkeypatch):
