@@ -33,17 +33,20 @@ def build_info(library: Path) -> Dict[str, str]:
     """The build information of a compiled library, read from the file without loading it.
 
     Returns:
-        ``torch_from`` (the oldest torch that it serves, ``'2.10'``) or ``torch`` (the one older
-        version that it serves, such as ``'2.1'``), ``machine`` (such as ``'x86_64'``), ``sources``
-        (their state, see :func:`~mmlaplace.ops._sources.source_state`) and, with CUDA sources,
-        ``cuda`` and ``arches`` (such as ``'800,900'``); from torch 2.10 on the ``namespace`` of its
-        ops. Empty if the file is no library of mmlaplace.
+        ``torch_from`` (the oldest torch that it serves) or ``torch`` (the only one), ``machine``
+        (such as ``'x86_64'``), ``sources`` (see :func:`~mmlaplace.ops._sources.source_state`), from
+        torch 2.10 on ``namespace`` (of its ops) and, with CUDA sources, ``cuda`` and ``arches``
+        (such as ``'800,900'``). Empty if the file is no library of mmlaplace.
     """
-    if library.stat().st_size == 0:  # cannot be mapped
-        return {}
+    stat = library.stat()
+    return dict(_entries(library, stat.st_mtime_ns)) if stat.st_size else {}  # cannot be mapped
+
+
+@functools.lru_cache  # a library for GPUs has tens of megabytes
+def _entries(library: Path, changed: int) -> Tuple[Tuple[str, str], ...]:
     with library.open('rb') as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         entries = re.findall(rb'mmlaplace built for (\w+)=([\w.,]+)[;\0]', data)
-    return {key.decode(): value.decode() for key, value in entries}
+    return tuple((key.decode(), value.decode()) for key, value in entries)
 
 
 def this_machine() -> str:
@@ -126,7 +129,7 @@ def available() -> Dict[str, frozenset]:
 
 
 AVAILABLE = available()
-_LIBRARY = torch.library.Library(NAMESPACE, 'IMPL')  # what it holds goes with it
+_LIBRARY = torch.library.Library(NAMESPACE, 'FRAGMENT')  # what it holds goes with it
 
 
 def find(name: str) -> Optional[Callable]:
@@ -219,9 +222,6 @@ def _of_one_device(name: str, fake: Callable) -> Callable:
     return checked
 
 
-_DEFINITIONS = torch.library.Library(NAMESPACE, 'FRAGMENT')  # what it holds goes with it
-
-
 def define(schema: str, compute: Callable, fake: Callable, **others: Callable) -> None:
     """Define an op of Python for a CPU, which graphs of torch.compile hold as one node.
 
@@ -232,10 +232,10 @@ def define(schema: str, compute: Callable, fake: Callable, **others: Callable) -
         **others: What computes it for further dispatch keys of torch, such as ``Autograd``.
     """
     name = schema.partition('(')[0]
-    _DEFINITIONS.define(schema)
+    _LIBRARY.define(schema)
     fake = _of_one_device(name, fake)
     for key, function in dict(CPU=compute, Meta=fake, **others).items():
-        _DEFINITIONS.impl(name, function, key)
+        _LIBRARY.impl(name, function, key)
 
 
 # A context in which an op is its kernel alone; registered derivatives compute in it.
