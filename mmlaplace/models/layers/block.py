@@ -116,7 +116,8 @@ class FFN(BaseModule):
         act_cfg: Config of the activation. ``dict(type='GELU', approximate='tanh')`` is the
             approximation of the default. Default: ``dict(type='GELU')``.
         dwconv_act_cfg: Config of an activation before the convolution, such as
-            ``dict(type='ReLU')`` in the PVTv2 of linear time. Default: none.
+            ``dict(type='ReLU')`` in the PVTv2 of linear time. With ``dwconv_residual`` it is after
+            the sum, such as ``dict(type='GELU')`` in H-ViT³. Default: none.
         dwconv_residual: Whether the convolution comes after the activation and its dropout instead,
             and its output is added to its input, as in RAVLT. Default: False.
 
@@ -163,6 +164,7 @@ class FFN(BaseModule):
         x = dropout(act(x))
         if self.dwconv is not None and self.dwconv_residual:
             x = x + self.dwconv(x, hw_shape)
+            x = x if self.dwconv_act is None else self.dwconv_act(x)
         return last(second(x))
 
     def is_one_op(self, x: Tensor) -> bool:
