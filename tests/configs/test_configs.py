@@ -39,8 +39,9 @@ BACKBONES = {  # by what stands in front of the size in the name of a config
     'ravlt': 'RAVLT', 'mavit': 'MAViT', 'swiftformer': 'SwiftFormer', 'mlla': 'MLLA',
     'efficientvit': 'EfficientViT', 'mobilevitv2': 'MobileViTv2', 'xcit': 'XCiTBackbone',
     'cswin': 'CSWin', 'deit': 'ViT', 'vit': 'ViT', 'pvt': 'PVT', 'pvtv2': 'PVTv2', 'swin': 'Swin',
+    'vit3': 'ViT', 'h-vit3': 'HViT3',
 }  # fmt: skip
-METHODS = 'flatten|agent|inline|slab|prepbn|softpp'  # which may stand in front of a host
+METHODS = 'flatten|agent|inline|slab|prepbn|softpp|circulant'  # which may stand in front of a host
 # What is in a paper's figures, and how near ours must come. Parameters of layers are weights and
 # biases, so no positions; kernels are the products of the attention without the Newton iteration.
 PUBLISHED = {
@@ -53,6 +54,9 @@ PUBLISHED = {
     'mavit': dict(layers=False, kernels=False, parameters=0.03, macs=0.025),
     'mlla': dict(layers=False, kernels=True, parameters=0.03, macs=0.02),
     'xcit': dict(layers=False, kernels=True),
+    'vit3': dict(layers=False, kernels=True, parameters=0.03, macs=0.02),
+    # Theirs has its linears behind the transforms, whose real and imaginary parts are more numbers.
+    'circulant': dict(layers=False, kernels=True, parameters=0.01, macs=0.04),
     'efficientvit': dict(layers=False, kernels=True, parameters=0.02, macs=0.045),  # 11.5 as 11
     'mobilevitv2': dict(layers=False, kernels=False),
     'swiftformer': dict(layers=False, kernels=False),  # both of its heads are in the published
@@ -169,7 +173,7 @@ def test_optimizer_and_schedule_build(path):
     decayed = {id(p) for group in groups if group['weight_decay'] for p in group['params']}
     exempt = {id(p) for m in model.modules() if isinstance(m, NORMS) for p in m.parameters()}
     # What the authors do not decay either: of the positions only those of DeiT.
-    kept = ['bias', 'alpha', 'gamma', 'cls_token', 'relative_bias', 'temperature']
+    kept = ['bias', 'alpha', 'gamma', 'cls_token', 'relative_bias', 'temperature', 'gate_bias']
     if cfg.model.backbone.type in ('PolaFormerDeiT', 'ViT'):
         kept += ['map', 'cls_position']
     exempt |= {id(p) for n, p in model.named_parameters() if n.split('.')[-1] in kept}
