@@ -34,12 +34,11 @@ ZOO = [path for path in LEAVES if not re.search('_(mini|fashion)$|-(fsdp|deepspe
 CLASSIFIERS = [path for path in ZOO if path.relative_to(CONFIGS).parts[0] == 'classification']
 BACKBONES = {  # by what stands in front of the size in the name of a config
     'laplacianformer': 'LaplacianFormer', 'polaformer-pvt': 'PolaFormerPVT',
-    'polaformer-pvtv2': 'PolaFormerPVTv2', 'polaformer-swin': 'PolaFormerSwin',
-    'polaformer-deit': 'PolaFormerDeiT', 'soft': 'SOFT', 'softpp': 'SOFTPlusPlus',
+    'polaformer-pvtv2': 'PolaFormerPVTv2', 'polaformer-swin': 'PolaFormerSwin', 'h-vit3': 'HViT3',
+    'polaformer-deit': 'PolaFormerDeiT', 'soft': 'SOFT', 'softpp': 'SOFTPlusPlus', 'vit3': 'ViT',
     'ravlt': 'RAVLT', 'mavit': 'MAViT', 'swiftformer': 'SwiftFormer', 'mlla': 'MLLA',
     'efficientvit': 'EfficientViT', 'mobilevitv2': 'MobileViTv2', 'xcit': 'XCiTBackbone',
     'cswin': 'CSWin', 'deit': 'ViT', 'vit': 'ViT', 'pvt': 'PVT', 'pvtv2': 'PVTv2', 'swin': 'Swin',
-    'vit3': 'ViT', 'h-vit3': 'HViT3',
 }  # fmt: skip
 METHODS = 'flatten|agent|inline|slab|prepbn|softpp|circulant'  # which may stand in front of a host
 # What is in a paper's figures, and how near ours must come. Parameters of layers are weights and
@@ -55,14 +54,12 @@ PUBLISHED = {
     'mlla': dict(layers=False, kernels=True, parameters=0.03, macs=0.02),
     'xcit': dict(layers=False, kernels=True),
     'vit3': dict(layers=False, kernels=True, parameters=0.03, macs=0.02),
-    # Theirs has its linears behind the transforms, whose real and imaginary parts are more numbers.
-    'circulant': dict(layers=False, kernels=True, parameters=0.01, macs=0.04),
+    'circulant': dict(layers=False, kernels=True, parameters=0.01, macs=0.04),  # of complex linears
     'efficientvit': dict(layers=False, kernels=True, parameters=0.02, macs=0.045),  # 11.5 as 11
     'mobilevitv2': dict(layers=False, kernels=False),
     'swiftformer': dict(layers=False, kernels=False),  # both of its heads are in the published
     'slab': dict(layers=False, kernels=True),
-    # The published cost of large is 5 % below that of its layers here.
-    'cswin': dict(layers=False, kernels=True, parameters=0.035, macs=0.06),
+    'cswin': dict(layers=False, kernels=True, parameters=0.035, macs=0.06),  # large is 5 % less
     # Only their scores are published where the weights are.
     **dict.fromkeys(('deit', 'flatten', 'agent', 'inline'), dict(layers=False, kernels=True)),
 }

@@ -186,11 +186,11 @@ def test_a_block_drops_both_of_its_branches_in_training_alone(norm_first):
     assert not torch.allclose(block.eval()(x, (3, 4)), left, atol=0.1)
 
 
-@pytest.mark.parametrize(('dwconv_kernel', 'residual', 'act_cfg'), [
-    (0, False, None), (3, False, None), (3, True, None), (3, True, dict(type='ReLU')),
+@pytest.mark.parametrize(('dwconv_kernel', 'residual', 'twice'), [
+    (0, False, False), (3, False, False), (3, True, False), (3, True, True),
 ])  # fmt: skip
-def test_an_ffn_is_its_formula(dwconv_kernel, residual, act_cfg):
-    options = dict(dwconv_residual=residual, dwconv_act_cfg=act_cfg)
+def test_an_ffn_is_its_formula(dwconv_kernel, residual, twice):
+    options = dict(dwconv_residual=residual, act_twice=twice)
     ffn = FFN(8, 2.5, dwconv_kernel=dwconv_kernel, **options).double()
     x = doubles(2, 12, 8)
     hidden = ffn.layers[0](x)
@@ -200,7 +200,7 @@ def test_an_ffn_is_its_formula(dwconv_kernel, residual, act_cfg):
     hidden = torch.nn.functional.gelu(hidden)
     if residual:
         hidden = hidden + ffn.dwconv(hidden, (3, 4))
-    hidden = hidden.relu() if act_cfg else hidden
+    hidden = torch.nn.functional.gelu(hidden) if twice else hidden
     expected = ffn.layers[3](hidden)
     torch.testing.assert_close(ffn(x, (3, 4)), expected)
 

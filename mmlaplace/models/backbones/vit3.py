@@ -56,7 +56,7 @@ class HViT3Stem(BaseModule):
 def h_vit3() -> List[Stage]:
     """H-ViT³: convolutions embed patches and come before attentions and into FFNs."""
     norm = dict(type='LN', eps=1e-5)
-    ffn = dict(dwconv_kernel=3, dwconv_residual=True, dwconv_act_cfg=dict(type='GELU'))
+    ffn = dict(dwconv_kernel=3, dwconv_residual=True, act_twice=True)
     return [
         Stage(
             HViT3Stem if stride == 4 else MLLADownsampling,

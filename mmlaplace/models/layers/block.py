@@ -116,10 +116,11 @@ class FFN(BaseModule):
         act_cfg: Config of the activation. ``dict(type='GELU', approximate='tanh')`` is the
             approximation of the default. Default: ``dict(type='GELU')``.
         dwconv_act_cfg: Config of an activation before the convolution, such as
-            ``dict(type='ReLU')`` in the PVTv2 of linear time. With ``dwconv_residual`` it is after
-            the sum, such as ``dict(type='GELU')`` in H-ViT³. Default: none.
+            ``dict(type='ReLU')`` in the PVTv2 of linear time. Default: none.
         dwconv_residual: Whether the convolution comes after the activation and its dropout instead,
             and its output is added to its input, as in RAVLT. Default: False.
+        act_twice: Whether the activation comes once more after this sum, as in H-ViT³. Default:
+            False.
 
     Examples:
         >>> import torch
@@ -137,6 +138,7 @@ class FFN(BaseModule):
         act_cfg: Optional[dict] = None,
         dwconv_act_cfg: Optional[dict] = None,
         dwconv_residual: bool = False,
+        act_twice: bool = False,
     ) -> None:
         super().__init__()
         hidden = int(embed_dims * ffn_ratio)
@@ -150,6 +152,7 @@ class FFN(BaseModule):
         self.dwconv = DepthwiseConv(hidden, dwconv_kernel) if dwconv_kernel else None
         self.dwconv_act = build_activation(dwconv_act_cfg) if dwconv_act_cfg else None
         self.dwconv_residual = dwconv_residual
+        self.act_twice = act_twice
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
@@ -164,7 +167,7 @@ class FFN(BaseModule):
         x = dropout(act(x))
         if self.dwconv is not None and self.dwconv_residual:
             x = x + self.dwconv(x, hw_shape)
-            x = x if self.dwconv_act is None else self.dwconv_act(x)
+            x = act(x) if self.act_twice else x
         return last(second(x))
 
     def is_one_op(self, x: Tensor) -> bool:
