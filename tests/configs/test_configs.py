@@ -36,11 +36,12 @@ BACKBONES = {  # by what stands in front of the size in the name of a config
     'laplacianformer': 'LaplacianFormer', 'polaformer-pvt': 'PolaFormerPVT', 'dinov2': 'DINOv2',
     'polaformer-pvtv2': 'PolaFormerPVTv2', 'polaformer-swin': 'PolaFormerSwin', 'soft': 'SOFT',
     'polaformer-deit': 'PolaFormerDeiT', 'softpp': 'SOFTPlusPlus', 'swinv2': 'SwinV2',
+    'h-vit3': 'HViT3', 'vit3': 'ViT',
     'ravlt': 'RAVLT', 'mavit': 'MAViT', 'swiftformer': 'SwiftFormer', 'mlla': 'MLLA',
     'efficientvit': 'EfficientViT', 'mobilevitv2': 'MobileViTv2', 'xcit': 'XCiTBackbone',
     'cswin': 'CSWin', 'deit': 'ViT', 'vit': 'ViT', 'pvt': 'PVT', 'pvtv2': 'PVTv2', 'swin': 'Swin',
 }  # fmt: skip
-METHODS = 'flatten|agent|inline|slab|prepbn|softpp'  # which may stand in front of a host
+METHODS = 'flatten|agent|inline|slab|prepbn|softpp|circulant'  # which may stand in front of a host
 # What is in a paper's figures, and how near ours must come. Parameters of layers are weights and
 # biases, so no positions; kernels are the products of the attention without the Newton iteration.
 PUBLISHED = {
@@ -52,6 +53,8 @@ PUBLISHED = {
     'ravlt': dict(layers=False, kernels=False, parameters=0.02, macs=0.025),
     'mavit': dict(layers=False, kernels=False, parameters=0.03, macs=0.025),
     'mlla': dict(layers=False, kernels=True, parameters=0.03, macs=0.02),
+    'vit3': dict(layers=False, kernels=True, parameters=0.03, macs=0.02),
+    'circulant': dict(layers=False, kernels=True, parameters=0.01, macs=0.04),  # of complex linears
     'efficientvit': dict(layers=False, kernels=True, parameters=0.02, macs=0.045),  # 11.5 as 11
     'mobilevitv2': dict(layers=False, kernels=False),
     'swiftformer': dict(layers=False, kernels=False),  # both of its heads are in the published
@@ -169,6 +172,7 @@ def test_optimizer_and_schedule_build(path):
     exempt = {id(p) for m in model.modules() if isinstance(m, NORMS) for p in m.parameters()}
     # What the authors do not decay either: of the positions only those of DeiT.
     kept = ['bias', 'alpha', 'gamma', 'cls_token', 'relative_bias', 'temperature', 'logit_scale']
+    kept += ['gate_bias']
     if cfg.model.backbone.type in ('PolaFormerDeiT', 'ViT'):
         kept += ['map', 'cls_position', 'dist_position', 'dist_token']
     exempt |= {id(p) for n, p in model.named_parameters() if n.split('.')[-1] in kept}

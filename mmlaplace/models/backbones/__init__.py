@@ -20,6 +20,7 @@ from .ravlt import RAVLT
 from .soft import SOFT, SOFTPlusPlus
 from .swiftformer import SwiftFormer
 from .swin import Swin, SwinV2
+from .vit3 import HViT3
 from .xcit import XCiTBackbone
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     'SOFT',
     'EfficientViT',
     'EfficientViTLarge',
+    'HViT3',
     'LaplacianFormer',
     'MAViT',
     'MobileViTv2',

@@ -19,6 +19,7 @@ def vit(
     with_cls_token: bool = True,
     norm_first: bool = True,
     with_dist_token: bool = False,
+    cpe_kernel: int = 0,
 ) -> List[Stage]:
     """ViT and DeiT: one stage of patches, with learned positions and a class token.
 
@@ -28,23 +29,33 @@ def vit(
         norm_first: Whether blocks are pre-norm. SOFT's are post-norm. Default: True.
         with_dist_token: Whether a second class token follows the first, as in distilled DeiT, whose
             classifier reads both. Default: False.
+        cpe_kernel: Odd kernel size of a depthwise convolution before each attention, whose output
+            is added to the tokens in the place of learned positions, as in ViT³ and CA-DeiT. It
+            needs ``with_cls_token=False``. Default: 0, learned positions.
 
     Raises:
-        ValueError: For a second class token without the first.
+        ValueError: For a second class token without the first, or ``cpe_kernel`` with a class
+            token.
     """
     if with_dist_token and not with_cls_token:
         raise ValueError(
             'with_dist_token=True needs a class token, got with_cls_token=False; set both, or '
             'neither'
         )
+    if cpe_kernel and with_cls_token:
+        raise ValueError(
+            f'cpe_kernel={cpe_kernel} convolves a map, where a class token has no place; set '
+            'with_cls_token=False'
+        )
+    tokens = dict(cls_token=with_cls_token, dist_token=with_dist_token, decay=False)
     return [
         Stage(
             partial(PatchEmbed, patch_size=patch_size, norm=False),
             patch_size,
             dict(type='SoftmaxAttention'),
-            position=dict(cls_token=with_cls_token, dist_token=with_dist_token, decay=False),
+            position=None if cpe_kernel else tokens,
             embed_norm=False,
-            block=dict(norm_first=norm_first),
+            block=dict(norm_first=norm_first, cpe_kernels=(cpe_kernel, 0)),
         )
     ]
 
@@ -54,9 +65,9 @@ class ViT(PyramidBackbone):
     """ViT and DeiT: one stage of stride 16, with a class token.
 
     Patches have a side of 16 pixels. Learned positions are resized to the input. Blocks are
-    pre-norm. Arguments are those of :class:`PyramidBackbone`, ``patch_size``, ``with_cls_token``
-    and ``with_dist_token``. Attentions that take no class token need ``with_cls_token=False``. Each
-    value of an arch given as a dict has one entry.
+    pre-norm. Arguments are those of :class:`PyramidBackbone` and of the host
+    :func:`~mmlaplace.models.backbones.deit.vit`. Attentions that take no class token need
+    ``with_cls_token=False``. Each value of an arch given as a dict has one entry.
 
     Source: ViT (arXiv 2010.11929), DeiT (arXiv 2012.12877). The sizes are DeiT's.
 
@@ -94,6 +105,12 @@ def vit_rows(attention: Rows = ATTENTION) -> Rows:
         'norm.': 'norm0.',
         **HEAD,
     }
+
+
+def convolved_vit_rows(attention: Rows) -> Rows:
+    """The rows of a ViT with a convolution before each attention in the place of positions."""
+    rows = {k: v for k, v in vit_rows(attention).items() if k not in ('cls_token', 'pos_embed')}
+    return {**rows, 'blocks.{i}.cpe.': 'stages.0.blocks.{i}.cpe1.conv.'}
 
 
 IDENTIFYING = ('cls_token', 'pos_embed', 'blocks.0.attn.qkv.weight')
