@@ -189,13 +189,12 @@ def fitting_dense(weights: Mapping[str, Tensor]) -> List[str]:
     """
     kind, inside = kind_of(weights), _backbone_of(weights)
     sizes, stages = near(weights), re.compile(r'stages\.').match
-    found = []
+    found: Dict[str, int] = {}  # by name, how many tensors of the stages one of both lacks
     for name, model in DENSE.items():
         if model.classifier in sizes and _kind_of_config(model.config or name) == kind:
             own = {key for key in shapes_of(model.classifier) if '.cls_' not in key}
-            if set(filter(stages, own)) == set(filter(stages, inside)):
-                found.append(name)
-    return found
+            found[name] = len(set(filter(stages, own)) ^ set(filter(stages, inside)))
+    return [name for name, count in found.items() if count == min(found.values())]
 
 
 def other_kind(weights: Mapping[str, Tensor], own: Collection[str]) -> str:

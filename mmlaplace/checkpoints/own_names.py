@@ -1,6 +1,6 @@
 """The tensors of a checkpoint by the names of mmlaplace, converted if these are the authors'."""
 
-from typing import Any, Dict, Mapping
+from typing import Any, Dict, Iterable, Mapping
 
 import torch.nn as nn
 from torch import Tensor
@@ -105,3 +105,27 @@ def rename_maps(backbone: nn.Module, state_dict: Dict[str, Tensor], prefix: str)
     for name in given:
         del state_dict[prefix + name]
     state_dict.update({prefix + name: v for name, v in converted.items() if name in own})
+
+
+def check_dense(weights: Mapping[str, Tensor], own: Iterable[str]) -> None:
+    """Raise a ValueError if a file cannot start a detector or segmentor, by its names.
+
+    mmengine only logs it. Names of a classifier of mmlaplace pass, as they fill the backbone.
+
+    Args:
+        weights: The tensors of the file.
+        own: The names of the model. Of another model, nothing is checked.
+    """
+    given = {name.removeprefix('module.'): value for name, value in weights.items()}
+    wanted = [name.removeprefix('module.') for name in own]
+    if dense.kind_of(wanted) in ('', 'classifier'):
+        return
+    dense.check_heads(given)
+    if dense.other_kind(given, wanted):
+        named = in_own_names(given, {}, 'the checkpoint')
+        raise ValueError(f'the checkpoint does not fit: {dense.other_kind(named, wanted)}')
+    if not dense.kind_of(given) and recognise(given):
+        raise ValueError(
+            "the checkpoint is a classifier by the names of its authors; give it to the backbone's "
+            'init_cfg, which converts it'
+        )

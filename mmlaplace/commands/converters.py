@@ -12,6 +12,7 @@ from torch import Tensor
 from ..checkpoints import PUBLISHED, Converted, NameTable, UnsafeCheckpointError
 from ..checkpoints import write_weights as write
 from ..checkpoints.dense import DENSE, kind_of
+from ..checkpoints.fit import check_finite
 from ..checkpoints.loading import read_weights
 from ..checkpoints.names import plain_names
 from ..checkpoints.published import (
@@ -128,6 +129,7 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
         plain = plain_names(tensors)
         tensors = {k.removeprefix('module.'): tensors[raw] for k, raw in plain.items()}
         converted, models = convert(tensors, model, tuple(args.image_size))
+        check_finite(converted.weights)
         dense = kind_of(converted.weights) not in ('', 'classifier')
         models = by_file_name(models, args.source, DENSE if dense else PUBLISHED)
         if len(models) > 1 and not dense:

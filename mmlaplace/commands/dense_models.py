@@ -73,7 +73,10 @@ def convert_dense(
             f'it is a {kind_of(tensors)} of a size or with heads that no config of ours has; '
             'load_weights converts it for a model that you build, or for its backbone alone'
         )
-    reason, unused = _unfit(model or fit[0], converted.weights)
+    own = meta_model(config_of(model or fit[0]))
+    if reason := other_kind(converted.weights, own.state_dict()):
+        raise ValueError(f'it does not fit {model}: {reason}')
+    reason, unused = _unfit(own, converted.weights)
     if reason:
         other = f'; it fits {" or ".join(fit)}' if fit and model not in (None, *fit) else ''
         raise ValueError(f'it does not fit {model or fit[0]}: {reason}{other}')
@@ -82,12 +85,9 @@ def convert_dense(
     return Converted(weights, report), [model] if model else fit
 
 
-def _unfit(name: str, weights: Mapping[str, Tensor]) -> Tuple[str, List[str]]:
-    """Why weights do not fit a released model, or nothing; and those that it does not use."""
-    model = meta_model(config_of(name))
+def _unfit(model: nn.Module, weights: Mapping[str, Tensor]) -> Tuple[str, List[str]]:
+    """Why weights do not fit a model, or nothing; and those that it does not use."""
     own = {key: value.shape for key, value in model.state_dict().items()}
-    if reason := other_kind(weights, own):
-        return reason, []
     inside = [key[len(PREFIX) :] for key in weights if key.startswith(PREFIX)]
     unused = {PREFIX + key for key in model.backbone.other_outputs(inside)} - own.keys()
     missing = [key for key in own if key not in weights]

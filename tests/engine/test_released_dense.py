@@ -4,6 +4,7 @@ import gzip
 import json
 import re
 from functools import cache
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from mmlaplace.checkpoints import load_weights
 from mmlaplace.checkpoints.dense import DENSE
 from mmlaplace.commands.converters import convert
 from mmlaplace.commands.dense_models import meta_model
+from mmlaplace.engine import AtomicCheckpointHook
 from mmlaplace.model_zoo import read_models
 
 pytest.importorskip('mmdet', reason='no mmdet: bash tools/setup_env.sh')
@@ -33,11 +35,6 @@ def released(name, device='meta'):
     shapes = {f'backbone.{key}': shape for key, shape in CONTENT['backbones'][backbone].items()}
     with torch.device(device):
         return {k: torch.randn(shape) for k, shape in {**shapes, **CONTENT['heads'][heads]}.items()}
-
-
-@cache
-def model_of(config):
-    return get_model(config).eval()
 
 
 @pytest.mark.sampled(8)
@@ -111,3 +108,74 @@ def test_the_authors_file_loads_by_each_loader(load, retinanet, monkeypatch):
     given = released(RETINANET, 'cpu')['backbone.norm4.bias']
     assert torch.equal(backbone.stages[3]['norm'].bias, given)
     assert filled(get_model(RETINANET, pretrained=True))
+
+
+def changed(name=RETINANET, drop=(), rename=(), **shapes):
+    """The tensors of a file with some changes, without memory for them."""
+    given = {k: v for k, v in released(name).items() if not k.startswith(tuple(drop))}
+    for old, new in rename:
+        given = {new + k[len(old) :] if k.startswith(old) else k: v for k, v in given.items()}
+    for key, shape in shapes.items():
+        given[key.replace('__', '.')] = torch.empty(shape, device='meta')
+    return given
+
+
+XCIT = 'xcit-t12-p{}_fpn_8xb2-80k_ade20k-512x512'
+RAVLT = 'ravlt-tiny_fpn_8xb2-80k_ade20k-512x512'
+
+
+@pytest.mark.parametrize(
+    ('weights', 'model', 'message'),
+    [
+        (dict(), MASK_RCNN, 'it has bbox_head.retina_cls.weight, so it is a RetinaNet, and this '
+         f'model is a Mask R-CNN; take the config {RETINANET}, or .* init_cfg$'),
+        (dict(), 'retinanet_pvtv2-b1_fpn_1x_coco', f'of another shape .*; it fits {RETINANET}'),
+        (dict(bbox_head__retina_cls__weight=(180, 256, 3, 3), bbox_head__retina_cls__bias=(180,)),
+         None, r'retina_cls.weight has 180 rows for its classes, and that of the config 720'),
+        (dict(drop=['bbox_head.'], bbox_head__atss_cls__weight=(80, 256, 3, 3)), None,
+         'it is a ATSS .* no config of ours has; load_weights converts it'),
+        (dict(name=MASK_RCNN, rename=[('roi_head.', '')]), None,
+         r'those of mmdet 1, \d+ \(bbox_head.fc_cls.*/upgrade_model_version.py of mmdet 2'),
+        (dict(name=MASK_RCNN, roi_head__mask_head__conv_logits__weight=(81, 256, 1, 1)), None,
+         'mmdet 1, 81 rows of masks, as of boxes'),
+        (dict(drop=['neck.', 'bbox_head.']), RETINANET, 'no head of a detector .* init_cfg'),
+        (dict(drop=['backbone.'], backbone__stages__0__blocks__0__attn__w_msa__qkv__weight=(9, 3)),
+         None, "those of OpenMMLab's own Swin or PVT, as backbone.stages.0.blocks.0.attn.w_msa"),
+        (dict(drop=['backbone.'], backbone__conv1__weight=(9, 3)), None,
+         'those of no released detector or segmentor'),
+        (dict(name=XCIT.format(8)), XCIT.format(16), f'it fits {XCIT.format(8)}'),
+        (dict(name=XCIT.format(16)), XCIT.format(8), f'it fits {XCIT.format(16)}'),
+        (dict(name=RAVLT, drop=['backbone.patch_embed.proj.1.running_mean']), None,
+         r'missing 1 \(backbone.stages.0.patch_embed.layers.1.running_mean\)'),
+        (dict(backbone__block1__0__gate=(1,)), None, r"no place in our model: \['block1.0.gate'\]"),
+    ],
+)  # fmt: skip
+def test_what_is_no_such_model_is_told(weights, model, message):
+    with pytest.raises(ValueError, match=message):
+        convert(changed(**weights), model)
+
+
+def test_a_file_of_other_heads_is_refused_and_one_with_nan(retinanet, tmp_path):
+    message = f'so it is a RetinaNet, and this model is a Mask R-CNN; take the config {RETINANET}'
+    mask_rcnn = get_model(MASK_RCNN)
+    for file in (retinanet, tmp_path / 'own.pth'):
+        with pytest.raises(ValueError, match=message):
+            load_weights(mask_rcnn, file)
+        torch.save(convert(released(RETINANET, 'cpu'), None)[0].weights, tmp_path / 'own.pth')
+    hook, runner = AtomicCheckpointHook(), Mock(model=mask_rcnn)
+    for weights in torch.load(retinanet), torch.load(tmp_path / 'own.pth'):
+        with pytest.raises(ValueError, match=message):
+            hook.after_load_checkpoint(runner, weights)
+    backbone = {k[9:]: v for k, v in released(RETINANET).items() if k.startswith('backbone.')}
+    with pytest.raises(ValueError, match='is a classifier by the names of its authors'):
+        hook.after_load_checkpoint(runner, dict(state_dict=backbone))
+    runner.model = get_model(RETINANET)
+    hook.after_load_checkpoint(runner, torch.load(retinanet))
+    lacking = changed(drop=['backbone.norm4.'])
+    with pytest.raises(ValueError, match=r'does not fit this PVTv2: missing 2 \(stages.3.norm'):
+        runner.model.load_state_dict(lacking, strict=False)
+    broken = torch.full((256,), torch.nan)
+    weights = {**released(RETINANET, 'cpu'), 'neck.fpn_convs.0.conv.bias': broken}
+    torch.save(weights, tmp_path / 'nan.pth')
+    result = run_script(TOOL, tmp_path / 'nan.pth', '--out', tmp_path / 'out.pth')
+    assert 'NaN or infinite values in 1 (neck.fpn_convs.0.conv.bias)' in result.stderr
