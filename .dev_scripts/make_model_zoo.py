@@ -29,10 +29,12 @@ from mmlaplace.checkpoints.dense import DENSE
 from mmlaplace.checkpoints.published import PublishedModel
 from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.model_zoo import ModelInfo, files_root, read_models
+from mmlaplace.models import FAMILIES
 from mmlaplace.toolboxes import TOOLBOXES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, DATA = ROOT / 'docs/model_zoo.md', ROOT / 'docs/model_zoo.csv'
+WEIGHTS = ROOT / 'docs/released_weights.md'
 SPEEDS = ROOT / 'docs/logs/model_zoo_cpu.json'
 PROOFS = ROOT / 'docs/logs/families.json'
 DRY_RUNS = ROOT / 'docs/logs/dry_run.json'
@@ -280,6 +282,24 @@ def dense_cell(model: ModelInfo) -> str:
     return f'[{text}]({os.path.relpath(config, PAGE.parent)})'
 
 
+def whole_models(models: List[ModelInfo]) -> str:
+    """Where the detectors and segmentors are that the authors of each family released."""
+    rows = []
+    for family, each in FAMILIES.items():
+        configs = [m for m in models if m.family == family and m.task != 'classification']
+        if configs:
+            found = each.dense.values()
+            counts = (
+                sum(bool(one.weights) for one in found),
+                sum(bool(one.page) for one in found),
+                sum(not one.weights and not one.page for one in found),
+            )
+            cells = [str(count or '–') for count in (len(configs), *counts)]
+            rows.append([family, *cells, ', '.join(sorted({m.licence for m in found})) or '–'])
+    header = ['family', 'configs', 'files', 'on a page', 'empty link', 'licence']
+    return markdown_table(header, rows)
+
+
 def proofs() -> str:
     """What is proven of the weights of each family."""
     ran = [row['config'].split('/') for row in read(DRY_RUNS)]
@@ -318,8 +338,10 @@ def main() -> None:
         'detectors': partial(dense, models, 'detection', DETECTORS),
         'segmentors': partial(dense, models, 'segmentation', SEGMENTORS),
         'proven': proofs,
+        'whole-models': partial(whole_models, models),
     }
-    wanted[PAGE] = with_tables(PAGE.read_text(), 'table', lambda name: tables[name]())
+    for page in (PAGE, WEIGHTS):
+        wanted[page] = with_tables(page.read_text(), 'table', lambda name: tables[name]())
     wanted[DATA] = data_file(models)
     stale = [p for p, text in wanted.items() if not p.is_file() or p.read_text() != text]
     names = ', '.join(str(path.relative_to(ROOT)) for path in stale)

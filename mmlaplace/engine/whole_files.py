@@ -97,7 +97,7 @@ class AtomicCheckpointHook(CheckpointHook):
     file_backend: Any  # mmengine gives it no type
 
     def after_load_checkpoint(self, runner: Runner, checkpoint: Dict) -> None:
-        """Refuse a file of a detector or segmentor with other heads, which mmengine would only log.
+        """Refuse a detector or segmentor with other heads, which mmengine would only log.
 
         Raises:
             ValueError: With the heads in the file, those of the model, and the configs that fit.

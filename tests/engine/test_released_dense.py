@@ -42,7 +42,7 @@ def released(name, device='meta'):
 def test_every_released_detector_and_segmentor_converts_whole(name):
     given = released(name)
     own, models = convert(given, None)
-    assert name in models and convert(given, name)[1] == [name]
+    assert name in models
     said = {row[0]: row[1].split(' and ') for row in own.report}
     assert said.keys() == given.keys()
     unused = {key for key in given if re.fullmatch(UNUSED, key)}
