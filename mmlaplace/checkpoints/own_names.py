@@ -2,7 +2,6 @@
 
 from typing import Any, Dict, Iterable, Mapping
 
-import torch.nn as nn
 from torch import Tensor
 
 from . import dense
@@ -71,7 +70,7 @@ def _check_aspects(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> 
                 )
 
 
-def rename_maps(backbone: nn.Module, state_dict: Dict[str, Tensor], prefix: str) -> None:
+def rename_maps(backbone: Any, state_dict: Dict[str, Tensor], prefix: str) -> None:
     """Rename the tensors of a backbone in place, if the names are those of authors' detectors.
 
     So every way to load a whole model takes the authors' file, as the toolboxes have the authors'

@@ -2,7 +2,7 @@
 
 from functools import cache
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 import torch
 from mmengine.registry import DATASETS
@@ -89,7 +89,8 @@ def _unfit(model: nn.Module, weights: Mapping[str, Tensor]) -> Tuple[str, List[s
     """Why weights do not fit a model, or nothing; and those that it does not use."""
     own = {key: value.shape for key, value in model.state_dict().items()}
     inside = [key[len(PREFIX) :] for key in weights if key.startswith(PREFIX)]
-    unused = {PREFIX + key for key in model.backbone.other_outputs(inside)} - own.keys()
+    backbone: Any = model.backbone
+    unused = {PREFIX + key for key in backbone.other_outputs(inside)} - own.keys()
     missing = [key for key in own if key not in weights]
     unexpected = [key for key in weights if key not in own and key not in unused]
     other = [key for key in own if key in weights and weights[key].shape != own[key]]
