@@ -84,13 +84,13 @@ def list_published(patterns: Sequence[str] = ('*',)) -> str:
     """
     wanted = [pattern.replace('-', '_') for pattern in patterns]
     fits = {name: describe(name).partition(', ')[2] for name in PUBLISHED}
-    fits.update({name: model.config or name for name, model in DENSE.items()})
-    names = [name for name in fits if matches(name.replace('-', '_'), wanted)]
-    width = max(map(len, names), default=0)
-    return '\n'.join(
-        f'{name:{width}}  {fits[name]}  {(DENSE.get(name) or PUBLISHED[name]).place}'
-        for name in names
-    )
+    dense = {name: f'config {model.config or name}' for name, model in DENSE.items()}
+    lines = []
+    for known, models in ((fits, PUBLISHED), (dense, DENSE)):
+        names = [name for name in known if matches(name.replace('-', '_'), wanted)]
+        width = max(map(len, names), default=0)
+        lines += [f'{name:{width}}  {known[name]}  {models[name].place}' for name in names]
+    return '\n'.join(lines)
 
 
 def entry(model: ModelInfo) -> Dict[str, Any]:
