@@ -55,8 +55,10 @@ def dense_models(
         files: By the name of a config, with ``{}`` for the size, the name of the file of each size,
             or nothing where the authors' link is empty.
         classifier: The name in ``PUBLISHED``, with ``{}`` for the size.
-        names, licence: As in :class:`DenseModel`.
-        weights, page: As there, with ``{}`` for the name of the file.
+        names: As in :class:`DenseModel`.
+        weights: As there, with ``{}`` for the name of the file. Default: ''.
+        page: The same. Default: ''.
+        licence: As there. Default: ''.
     """
     return {
         config.format(size): DenseModel(
