@@ -25,13 +25,16 @@ from typing import Any, Callable, Dict, Iterable, List, Optional
 from marked_tables import markdown_table, with_tables
 
 from mmlaplace.checkpoints import PUBLISHED
+from mmlaplace.checkpoints.dense import DENSE
 from mmlaplace.checkpoints.published import PublishedModel
 from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.model_zoo import ModelInfo, files_root, read_models
+from mmlaplace.models import FAMILIES
 from mmlaplace.toolboxes import TOOLBOXES
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE, DATA = ROOT / 'docs/model_zoo.md', ROOT / 'docs/model_zoo.csv'
+WEIGHTS = ROOT / 'docs/released_weights.md'
 SPEEDS = ROOT / 'docs/logs/model_zoo_cpu.json'
 PROOFS = ROOT / 'docs/logs/families.json'
 DRY_RUNS = ROOT / 'docs/logs/dry_run.json'
@@ -60,7 +63,8 @@ def read(log: Path) -> Any:
 def table_row(model: ModelInfo, folder: Path) -> Dict[str, str]:
     """A row of a table in a README of this folder, by its column titles."""
     costs = parameters_and_macs(model) if 'Parameters' in model.metadata else {}
-    return {'config': link(model, folder), **costs, **scores(model, folder), **weights(model)}
+    found = {**scores(model, folder), **weights(model), **whole_model(model)}
+    return {'config': link(model, folder), **costs, **found}
 
 
 def published_as(model: ModelInfo) -> Optional[PublishedModel]:
@@ -77,6 +81,18 @@ def weights(model: ModelInfo) -> Dict[str, str]:
     if published.weights:
         return {'weights': f'[{name}]({published.weights})'}
     return {'weights': f'{name}, on [a page]({published.page})' if published.page else name}
+
+
+def whole_model(model: ModelInfo) -> Dict[str, str]:
+    """A link to the authors' file of a detector or segmentor, or to its page."""
+    place = whole_place(model)
+    return {'whole model': f'[file]({place})'} if place else {}
+
+
+def whole_place(model: ModelInfo) -> str:
+    """The address of the authors' file of a detector or segmentor, or nothing."""
+    released = DENSE.get(model.name)
+    return released.weights or released.page if released else ''
 
 
 def parameters_and_macs(model: ModelInfo) -> Dict[str, str]:
@@ -193,6 +209,7 @@ def data_row(model: ModelInfo) -> Dict[str, object]:
         'pixels': pixels(model),
         'images/s': speed(model),
         'weights': published and (published.weights or published.page) or '',
+        'whole model': whole_place(model),
         'checked': checked(model),
         'config': model.config.relative_to(files_root()).as_posix(),
         'note': "sizes are fitted, the score is the authors'" if fitted else '',
@@ -266,6 +283,24 @@ def dense_cell(model: ModelInfo) -> str:
     return f'[{text}]({os.path.relpath(config, PAGE.parent)})'
 
 
+def whole_models(models: List[ModelInfo]) -> str:
+    """Where the detectors and segmentors are that the authors of each family released."""
+    rows = []
+    for family, each in FAMILIES.items():
+        configs = [m for m in models if m.family == family and m.task != 'classification']
+        if configs:
+            found = each.dense.values()
+            counts = (
+                sum(bool(one.weights) for one in found),
+                sum(bool(one.page) for one in found),
+                sum(not one.weights and not one.page for one in found),
+            )
+            cells = [str(count or '–') for count in (len(configs), *counts)]
+            rows.append([family, *cells, ', '.join(sorted({m.licence for m in found})) or '–'])
+    header = ['family', 'configs', 'files', 'on a page', 'empty link', 'licence']
+    return markdown_table(header, rows)
+
+
 def proofs() -> str:
     """What is proven of the weights of each family."""
     ran = [row['config'].split('/') for row in read(DRY_RUNS)]
@@ -304,8 +339,10 @@ def main() -> None:
         'detectors': partial(dense, models, 'detection', DETECTORS),
         'segmentors': partial(dense, models, 'segmentation', SEGMENTORS),
         'proven': proofs,
+        'whole-models': partial(whole_models, models),
     }
-    wanted[PAGE] = with_tables(PAGE.read_text(), 'table', lambda name: tables[name]())
+    for page in (PAGE, WEIGHTS):
+        wanted[page] = with_tables(page.read_text(), 'table', lambda name: tables[name]())
     wanted[DATA] = data_file(models)
     stale = [p for p, text in wanted.items() if not p.is_file() or p.read_text() != text]
     names = ', '.join(str(path.relative_to(ROOT)) for path in stale)

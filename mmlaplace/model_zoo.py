@@ -15,6 +15,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, DefaultScope
 
 from .checkpoints import PUBLISHED, load_weights
+from .checkpoints.dense import DENSE
 from .checkpoints.released import address_of, released_place
 from .models import FAMILIES
 from .models.initialising import initialise
@@ -354,8 +355,10 @@ def released_weights(name: str, backbone_only: bool = False) -> str:
     Whether there are any, :func:`load_weights` finds out. A file without a head is for backbones.
 
     Raises:
-        ValueError: If it is a detector or segmentor.
+        ValueError: If it is a detector or segmentor of which there are none.
     """
+    if name in DENSE:
+        return address_of(name)
     model = _by_name(files_root())[name]
     if model.task not in ('classification', 'backbone'):
         raise ValueError(

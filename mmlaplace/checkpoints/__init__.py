@@ -3,6 +3,7 @@
 from ._plain_load import UnsafeCheckpointError
 from ._safetensors import write_weights
 from .conversion import Converted, NameTable, position_map
+from .dense import DENSE, DenseModel
 from .fit import LoadReport
 from .loading import load_weights, read_dataset_meta, read_state_dict
 from .mmengine_loader import is_read_safely, refuse_code
@@ -10,8 +11,10 @@ from .published import PUBLISHED, PublishedModel
 from .strict_loading import StrictLoading
 
 __all__ = [
+    'DENSE',
     'PUBLISHED',
     'Converted',
+    'DenseModel',
     'LoadReport',
     'NameTable',
     'PublishedModel',

@@ -2,7 +2,7 @@
 
 import math
 import re
-from typing import Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+from typing import Dict, Iterable, List, Mapping, NamedTuple, Optional, Set, Tuple
 
 import torch
 import torch.nn as nn
@@ -161,11 +161,7 @@ def check_values(own: Dict[str, Tensor], stored: Dict[str, Tensor], names: List[
                 f'checkpoint with values of {wanted}'
             )
     floats = [k for k in names if stored[k].is_floating_point()]
-    broken = [k for k in floats if not stored[k].isfinite().all()]
-    if broken:
-        raise ValueError(
-            f'NaN or infinite values in {first_names(broken)}; take a checkpoint from before them'
-        )
+    check_finite({k: stored[k] for k in floats})
     broken = [k for k in floats if not stored[k].to(own[k].dtype).isfinite().all()]
     if broken:
         largest = stored[broken[0]].abs().max().item()
@@ -173,6 +169,15 @@ def check_values(own: Dict[str, Tensor], stored: Dict[str, Tensor], names: List[
         raise ValueError(
             f'values of {first_names(broken)}, up to {largest:.3g}, are too large for {dtype}; '
             'load it into a model of float32 or bfloat16'
+        )
+
+
+def check_finite(weights: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError for values that are NaN or infinite. It names their tensors."""
+    broken = [k for k, v in weights.items() if v.is_floating_point() and not v.isfinite().all()]
+    if broken:
+        raise ValueError(
+            f'NaN or infinite values in {first_names(broken)}; take a checkpoint from before them'
         )
 
 

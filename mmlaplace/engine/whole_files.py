@@ -12,6 +12,7 @@ from mmengine.hooks import CheckpointHook
 from mmengine.registry import HOOKS
 from mmengine.runner import Runner
 
+from ..checkpoints.own_names import check_dense
 from ..writing import remove_partial, write_whole
 
 
@@ -94,6 +95,14 @@ class AtomicCheckpointHook(CheckpointHook):
     """
 
     file_backend: Any  # mmengine gives it no type
+
+    def after_load_checkpoint(self, runner: Runner, checkpoint: Dict) -> None:
+        """Refuse a detector or segmentor with other heads, which mmengine would only log.
+
+        Raises:
+            ValueError: With the heads in the file, those of the model, and the configs that fit.
+        """
+        check_dense(checkpoint.get('state_dict', checkpoint), runner.model.state_dict())
 
     def before_train(self, runner: Runner) -> None:
         super().before_train(runner)

@@ -25,7 +25,7 @@ from test_published import MANIFESTS
 
 import mmlaplace
 from mmlaplace.__main__ import main
-from mmlaplace.checkpoints import PUBLISHED, load_weights, read_state_dict
+from mmlaplace.checkpoints import DENSE, PUBLISHED, load_weights, read_state_dict
 from mmlaplace.commands.toolbox_scripts import check_checkpoints
 from mmlaplace.toolboxes import toolbox_script
 
@@ -316,7 +316,7 @@ def test_a_wrong_name_or_model_is_told(downloaded):
         ValueError, match='mmlaplace://ravlt_tiny does not fit: .* it fits .*ravlt_ti'
     ):
         load_weights(MODELS.build(dict(type='RAVLT', arch='micro')), 'mmlaplace://ravlt-tiny')
-    detector = mmlaplace.list_models('ravlt', task='detection')[0]
+    detector = mmlaplace.list_models('flatten', task='detection')[0]
     with pytest.raises(ValueError, match=f"no weights of the whole '{detector}' are released"):
         mmlaplace.get_model(detector, pretrained=True)
 
@@ -330,9 +330,11 @@ def test_a_file_of_other_names_does_not_start_a_run(authors, tmp_path):
 
 def test_the_list_has_names_and_places(capsys):
     assert main(['list', '--weights', 'ravlt-t', 'soft-tiny']) == 0
-    (ravlt, soft) = capsys.readouterr().out.splitlines()
+    ravlt, soft, detector, *_ = capsys.readouterr().out.splitlines()
     assert ravlt.startswith('ravlt_tiny ') and ravlt.endswith(TINY)
     assert soft.startswith('soft_tiny ') and 'on https://github.com/fudan-zvg/SOFT' in soft
+    name = 'retinanet_ravlt-tiny_fpn_1x_coco'
+    assert detector.split() == [name, 'config', name, DENSE[name].weights]
     assert main(['list', '--weights', 'ravlt-tinny']) == 1
     assert "match 'ravlt-tinny'; similar names are ravlt_tiny" in capsys.readouterr().err
     assert main(['list', '--weights', '--json']) == 2

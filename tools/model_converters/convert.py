@@ -1,13 +1,15 @@
 """Convert a checkpoint as its authors or timm release it.
 
-The result is a classifier's checkpoint. It loads into mmpretrain's ImageClassifier, and into a
-backbone alone, also by init_cfg=dict(type='Pretrained', checkpoint=…). The tool finds the
-model, such as pvt_v2_b0, by names and shapes. If several models have the same names and shapes, the
-name of the file tells, or the tool asks for --model.
+The result is the checkpoint of a classifier, detector or segmentor. It loads into the model of
+mmpretrain, mmdet or mmseg, and into a backbone alone, also by
+init_cfg=dict(type='Pretrained', checkpoint=…). The tool finds the model, such as pvt_v2_b0, by
+names and shapes. If several models have the same names and shapes, the name of the file tells, or
+the tool asks for --model.
 
 Examples:
   python tools/model_converters/convert.py --list
   python tools/model_converters/convert.py pvt_v2_b0.pth --out checkpoints/pvt-v2-b0.pth
+  python tools/model_converters/convert.py upernet_swin_tiny_patch4_window7_512x512.pth
   python tools/model_converters/convert.py timm://swin_tiny_patch4_window7_224 --model swin_tiny
 """
 

@@ -56,6 +56,7 @@ class ScaledCosineAttention(QKVAttention):
     accepts_mask = True
     not_promised = dict(linear='each query reads each key')
     fixed_options = ('sr_ratio', 'qkv')
+    no_multihead = 'its bias is of the offset of two places on a map'
     variants = (dict(rope=True, lepe_kernel=3), dict(pretrained_window=6))
 
     def __init__(

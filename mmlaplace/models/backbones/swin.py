@@ -8,8 +8,9 @@ import torch.nn as nn
 from mmengine.registry import MODELS
 
 from ...checkpoints.conversion import NameTable, Rows, Target, within
+from ...checkpoints.dense import DenseModel, dense_models
 from ...checkpoints.published import PublishedModel
-from ...checkpoints.rows import ATTENTION, BLOCK, offset_map, unchanged, zeros
+from ...checkpoints.rows import ATTENTION, BLOCK, MAP_NORMS, offset_map, unchanged, zeros
 from ..attentions.window import WindowAttention
 from ..layers import PatchEmbed, PatchMerging, TransformerBlock
 from ..pyramid import STRIDES, Family, PyramidBackbone, Stage, arch
@@ -272,4 +273,34 @@ for _window, _side in ((16, 256), (24, 384)):
         PUBLISHED[f'swinv2_{_size}_window12to{_window}_192to{_side}'] = _published_v2(
             _size, _window, _side, True
         )
-FAMILY = Family({Swin: 'swin', SwinV2: 'swinv2'}, PUBLISHED)
+
+MAPS, LICENCE = SWIN_NAMES.of_maps(MAP_NORMS), 'Apache-2.0'
+MASK_RCNN, UPERNET = 'mask-rcnn_swin-{}_fpn_ms-{}_coco', '{}_upernet_8xb2-160k_ade20k-512x512'
+FILES = {
+    MASK_RCNN.format('{}', '1x'): dict(tiny='v1.0.3/mask_rcnn_swin_tiny_patch4_window7_1x'),
+    MASK_RCNN.format('{}', '3x'): {
+        size: f'v1.0.2/mask_rcnn_swin_{size}_patch4_window7' for size in ('tiny', 'small')
+    },
+    UPERNET.format('swin-{}'): {
+        size: f'v1.0.1/upernet_swin_{size}_patch4_window7_512x512'
+        for size in ('tiny', 'small', 'base')
+    },
+}
+# Pretrained by MoBY, without labels.
+MOBY = (
+    (MASK_RCNN.format('tiny', '1x'), 'mask_rcnn_swin_tiny_patch4_window7_1x',
+     {'box AP': 43.6, 'mask AP': 39.6}),
+    (MASK_RCNN.format('tiny', '3x'), 'mask_rcnn_swin_tiny_patch4_window7_3x',
+     {'box AP': 46.0, 'mask AP': 41.7}),
+    (UPERNET.format('swin-tiny'), 'upernet_swin_tiny_patch4_window7_512x512', {'mIoU': 44.06}),
+)  # fmt: skip
+DENSE = {
+    **dense_models(FILES, 'swin_{}', MAPS, DOWNLOADS + '/{}.pth', licence=LICENCE),
+    **{
+        f'{config}-moby': DenseModel(
+            'swin_tiny', MAPS, f'{DOWNLOADS}/v1.0.3/moby_{file}.pth', '', LICENCE, config, scores
+        )
+        for config, file, scores in MOBY
+    },
+}
+FAMILY = Family({Swin: 'swin', SwinV2: 'swinv2'}, PUBLISHED, dense=DENSE)
