@@ -338,9 +338,7 @@ def create_backbone(
     return backbone
 
 
-def _checkpoint(
-    name: str, pretrained: Union[str, PathLike, bool, None], backbone_only: bool = False
-) -> Union[str, PathLike, None]:
+def _checkpoint(name: str, pretrained: Any, backbone_only: bool = False) -> Any:
     """The checkpoint that ``pretrained`` names, if any."""
     if pretrained is True:
         address = released_weights(name, backbone_only)
@@ -370,9 +368,8 @@ def released_weights(name: str, backbone_only: bool = False) -> str:
         model = next((each for each in read_models() if each.config == model.config), model)
     published = model.metadata.get('Published as') or name.partition('_')[0]
     file = PUBLISHED.get(published)
-    if model.task == 'classification' and file and not (file.head or backbone_only):
-        return address_of(name)  # of which there is none
-    return address_of(published)
+    no_head = model.task == 'classification' and file and not (file.head or backbone_only)
+    return address_of(name if no_head else published)  # of the former there is none
 
 
 def build_model(cfg: Config) -> nn.Module:

@@ -239,7 +239,7 @@ def _published(size: str, release: str, data: str = '', **options: Any) -> Publi
     )
 
 
-AT_384 = dict(window_size=12, img_size=384)
+AT_384: Dict[str, Any] = dict(window_size=12, img_size=384)
 # Of large there are only weights that were first trained on ImageNet-22k.
 PUBLISHED = {
     **{f'swin_{size}': _published(size, 'v1.0.0') for size in ('tiny', 'small', 'base')},
