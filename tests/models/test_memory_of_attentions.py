@@ -10,8 +10,8 @@ from torch.utils._pytree import tree_flatten
 # All others in the registry are linear, under all options that the contract is tested with.
 # Reformer chooses among N / b buckets.
 QUADRATIC = (
-    dict(type='ScaledCosineAttention'),
     *[dict(type=f'{name}Attention') for name in ('Kernel', 'Softmax', 'FaViT', 'Reformer')],
+    dict(type='ScaledCosineAttention'),
     dict(type='CastlingAttention', sparse_softmax=True),
     dict(type='TaylorShiftAttention', form='direct'),
     dict(type='BasedAttention', form='direct'),
