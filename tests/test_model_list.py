@@ -203,6 +203,8 @@ def test_whole_models_come_from_their_toolbox(name, toolbox, kind):
     (lambda: mmlaplace.create_backbone('laplaceformer-tiny'), ValueError, "tiny'; similar .*lapla"),
     (lambda: mmlaplace.create_backbone('softpp-tiny', pretrained=True), ValueError,
      "released no weights of 'softpp_tiny'"),
+    (lambda: mmlaplace.get_model('dinov2-small_8xb128-linear_in1k', pretrained=True), ValueError,
+     "no released weights of 'dinov2-small_8xb128-linear_in1k'"),  # only of its backbone
     (lambda: mmlaplace.create_backbone('softpp-tiny', heads=2), TypeError,
      "no option 'heads'; its options are arch,"),
     (lambda: mmlaplace.create_backbone('softpp-tiny', pretrained='a.pth', init_cfg=None),

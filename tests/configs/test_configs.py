@@ -168,9 +168,9 @@ def test_optimizer_and_schedule_build(path):
     groups = optimizer.param_groups
     decayed = {id(p) for group in groups if group['weight_decay'] for p in group['params']}
     exempt = {id(p) for m in model.modules() if isinstance(m, NORMS) for p in m.parameters()}
-    # What the authors do not decay either: of the positions only those of DeiT.
-    kept = ['bias', 'alpha', 'gamma', 'cls_token', 'relative_bias', 'temperature', 'logit_scale']
-    kept += ['gate_bias']
+    # What the authors do not decay: of the positions only those of DeiT.
+    kept = ['bias', 'alpha', 'gamma', 'cls_token', 'relative_bias', 'temperature', 'gate_bias']
+    kept += ['logit_scale']
     if cfg.model.backbone.type in ('PolaFormerDeiT', 'ViT'):
         kept += ['map', 'cls_position', 'dist_position', 'dist_token']
     exempt |= {id(p) for n, p in model.named_parameters() if n.split('.')[-1] in kept}

@@ -37,7 +37,6 @@ SMALL = {
         dict(depths=(2,)),
         (64, 96),
     ),
-    'dinov2_small': ('vit_small_patch14_dinov2', dict(depth=2), dict(depths=(2,)), (56, 84)),
     'dinov2_small_reg4': (
         'vit_small_patch14_reg4_dinov2',
         dict(depth=2),

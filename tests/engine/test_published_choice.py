@@ -151,7 +151,7 @@ def timms_logits_or_a_sentence(timm, name, file):
     ('pvt_v2_b0', 'pvt_v2_b0'), ('mobilevitv2_050', 'mobilevitv2_050'),
     ('efficientvit_b0', 'efficientvit_b0'), ('xcit_nano_12_p16_384', 'xcit_nano_12_p16_384_dist'),
     ('swin_s3_tiny_224', 'the size of no model'),  # windows of 14 in the third stage
-    ('deit_tiny_distilled_patch16_224', "no place in our model: ['dist_token', "),
+    ('deit_tiny_distilled_patch16_224', 'deit_tiny_distilled'),
     ('deit3_small_patch16_224', "no place in our model: ['blocks.0.ls1.gamma', "),
     ('vit_small_patch32_224', 'the size of no model'), ('resnet18', 'those of no model'),
 ])  # fmt: skip

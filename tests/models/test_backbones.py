@@ -265,6 +265,16 @@ def test_four_widths_of_stripes_are_refused_and_a_stem_has_no_norm_of_its_stage(
     assert all(parameter.requires_grad for parameter in trained)
 
 
+@pytest.mark.parametrize(('name', 'options', 'said'), [
+    ('ViT', dict(with_dist_token=True, with_cls_token=False), 'with_dist_token=True needs a class'),
+    ('DINOv2', dict(num_registers=-1), 'num_registers must be .* got -1'),
+    ('SwinV2', dict(pretrained_windows=(12, 12)), r'pretrained_windows must .* got \(12, 12\)'),
+])  # fmt: skip
+def test_tokens_and_windows_that_do_not_fit_are_quoted(name, options, said):
+    with pytest.raises(ValueError, match=said):
+        build(name, **options)
+
+
 @pytest.mark.parametrize('name', BACKBONES)
 def test_images_that_are_too_small_or_no_batch_are_quoted(name):
     backbone, side = build(name), strides(name)[0]

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_flatten
 # Reformer chooses among N / b buckets.
 QUADRATIC = (
     *[dict(type=f'{name}Attention') for name in ('Kernel', 'Softmax', 'FaViT', 'Reformer')],
+    dict(type='ScaledCosineAttention'),
     dict(type='CastlingAttention', sparse_softmax=True),
     dict(type='TaylorShiftAttention', form='direct'),
     dict(type='BasedAttention', form='direct'),

@@ -19,8 +19,9 @@ def published(name):
     """The widths and heads of the smallest published size, with a block of each kind a stage."""
     cls = MODELS.get(name)
     arch = next(arch for key, arch in cls.arch_zoo.items() if key != 'micro')
-    # Every second block of Swin has shifted windows.
-    arch = dict(arch, depths=[2 if 'Swin' in name else 1] * len(arch['depths']))
+    # Every second block of Swin has shifted windows, where a map has several.
+    depths = (2, 1, 2, 1) if 'Swin' in name else (1, 1, 1, 1)
+    arch = dict(arch, depths=depths[: len(arch['depths'])])
     return cls(arch=arch).eval(), torch.randn(1, 3, 224, 224)
 
 

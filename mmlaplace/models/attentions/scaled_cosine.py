@@ -57,7 +57,7 @@ class ScaledCosineAttention(QKVAttention):
     not_promised = dict(linear='each query reads each key')
     fixed_options = ('sr_ratio', 'qkv')
     no_multihead = 'its bias is of the offset of two places on a map'
-    variants = (dict(rope=True, lepe_kernel=3), dict(pretrained_window=6))
+    variants = (dict(pretrained_window=6),)
 
     def __init__(
         self,
@@ -120,8 +120,9 @@ class ScaledCosineAttention(QKVAttention):
             offsets.append(steps.sign() * (1 + steps.abs() * 8 / longest).log2() / 3)
         rows, columns = offsets[0][:, None], offsets[1]
         pairs = torch.stack([rows + 0 * columns, columns + 0 * rows], dim=-1)
-        dtype = next(self.offset_bias.parameters()).dtype
-        scores = self.offset_bias(pairs.to(dtype)).to(like.dtype)  # (2 * H - 1, 2 * W - 1, heads)
+        scores = self.offset_bias(pairs.to(self.logit_scale.dtype)).to(
+            like.dtype
+        )  # (2 * H - 1, 2 * W - 1, heads)
         return (LARGEST_BIAS * scores.sigmoid()).permute(2, 0, 1)[None]
 
     def no_weight_decay(self) -> Set[str]:
