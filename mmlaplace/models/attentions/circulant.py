@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from mmlaplace.ops._checks import is_compiling
 from mmlaplace.ops.backend import exporting_to_onnx
 from mmlaplace.ops.precision import no_autocast, upcast
 
@@ -28,9 +29,9 @@ class CirculantAttention(QKVAttention):
         \mathrm{out} = \mathrm{proj}(Y \odot \mathrm{SiLU}(\mathrm{gate}(X)))
 
     The matrix of weights is block circulant with circulant blocks. Both sums are products of
-    Fourier transforms, so the time is :math:`O(C N \log N)` on a map of any size. Graphs for ONNX
-    have matrices of cosines in the place of the transforms, and take :math:`O(C N (H + W))`.
-    Transforms and softmax are fp32 under any autocast.
+    Fourier transforms, so the time is :math:`O(C N \log N)` on a map of any size. Graphs of
+    torch.compile, torch.export and ONNX have products with matrices of cosines in the place of the
+    transforms, and take :math:`O(C N (H + W))`. Transforms and softmax are fp32 under any autocast.
 
     There is one set of weights for each channel, so ``num_heads`` counts nothing by default. The
     paper divides the scores by N. This divides by √N, as the authors' code does. Biases of queries
@@ -76,7 +77,6 @@ class CirculantAttention(QKVAttention):
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):
-            # Maps lie whole in memory: of transforms of others, torch.compile mistakes the strides.
             # Not by unflatten, after which the TorchScript exporter takes the sides for constants.
             query, key, value = (
                 x.transpose(2, 3).reshape(*x.shape[:2], x.shape[3], *hw_shape)
@@ -113,7 +113,9 @@ def correlate(x: Tensor, y: Tensor) -> Tensor:
         tensor([[3., 4., 5.],
                 [0., 1., 2.]])
     """
-    if exporting_to_onnx() or len(x) == 0:  # torch transforms no empty batch
+    # ONNX has no such transforms, and torch none of an empty batch. Inductor gives wrong gradients of
+    # them, and wrong strides for other axes than the last, as seen in torch 2.11.
+    if is_compiling() or exporting_to_onnx() or len(x) == 0:
         return _correlate_by_matrices(x, y)
     spectrum = torch.fft.rfft2(x).conj() * torch.fft.rfft2(y)
     return torch.fft.irfft2(spectrum, s=x.shape[-2:])
