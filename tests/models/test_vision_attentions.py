@@ -43,7 +43,7 @@ def test_circulant_weights_belong_to_offsets_on_a_torus(weights_per):
 
 @pytest.mark.parametrize('hw_shape', [(5, 8), (1, 6), (1, 1)])
 def test_products_of_matrices_correlate_as_fourier_transforms_do(hw_shape):
-    x, y = doubles(2, 2, 3, *hw_shape, 4)
+    x, y = doubles(2, 2, 3, *hw_shape)
     expected = circulant.correlate(x, y)
     torch.testing.assert_close(circulant._correlate_by_matrices(x, y), expected, **CLOSE)
 

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
+from mmlaplace.ops._checks import is_compiling
 from mmlaplace.ops.backend import exporting_to_onnx
 from mmlaplace.ops.precision import no_autocast, upcast
 
@@ -28,9 +29,9 @@ class CirculantAttention(QKVAttention):
         \mathrm{out} = \mathrm{proj}(Y \odot \mathrm{SiLU}(\mathrm{gate}(X)))
 
     The matrix of weights is block circulant with circulant blocks. Both sums are products of
-    Fourier transforms, so the time is :math:`O(C N \log N)` on a map of any size. Graphs for ONNX
-    have matrices of cosines in the place of the transforms, and take :math:`O(C N (H + W))`.
-    Transforms and softmax are fp32 under any autocast.
+    Fourier transforms, so the time is :math:`O(C N \log N)` on a map of any size. Graphs of
+    torch.compile, torch.export and ONNX have products with matrices of cosines in the place of the
+    transforms, and take :math:`O(C N (H + W))`. Transforms and softmax are fp32 under any autocast.
 
     There is one set of weights for each channel, so ``num_heads`` counts nothing by default. The
     paper divides the scores by N. This divides by √N, as the authors' code does. Biases of queries
@@ -79,14 +80,15 @@ class CirculantAttention(QKVAttention):
         with no_autocast(v.device):
             # Not by unflatten, after which the TorchScript exporter takes the sides for constants.
             query, key, value = (
-                x.reshape(*x.shape[:2], *hw_shape, x.shape[3]) for x in upcast(q, k, v)
+                x.transpose(2, 3).reshape(*x.shape[:2], x.shape[3], *hw_shape)
+                for x in upcast(q, k, v)
             )
-            scores = correlate(query, key)  # (B, heads, H, W, d), of offsets
+            scores = correlate(query, key)  # (B, heads, d, H, W), of offsets
             if self.weights_per == 'head':
-                scores = scores.sum(-1, keepdim=True) * self.head_dims**-0.5
+                scores = scores.sum(2, keepdim=True) * self.head_dims**-0.5
             scores = scores * (hw_shape[0] * hw_shape[1]) ** -0.5
-            weights = scores.flatten(2, 3).softmax(2).view(scores.shape)
-            return correlate(weights, value).flatten(2, 3).to(v.dtype)
+            weights = scores.flatten(3).softmax(3).view(scores.shape)
+            return correlate(weights, value).flatten(3).transpose(2, 3).to(v.dtype)
 
     def apply_gate(self, out: Tensor, gate: Tensor) -> Tensor:
         """The output ``(B, N, C)`` times SiLU of the gate."""
@@ -101,22 +103,23 @@ def correlate(x: Tensor, y: Tensor) -> Tensor:
     r"""The circular cross-correlation :math:`z_s = \sum_p x_p \, y_{p+s}` over a map.
 
     Args:
-        x, y: ``(B, heads, H, W, d)``. One of them may have 1 for d.
+        x, y: Maps ``(..., H, W)``, whose first axes may be broadcast.
 
     Examples:
         >>> import torch
         >>> from mmlaplace.models.attentions.circulant import correlate
-        >>> x = torch.zeros(1, 1, 2, 3, 1)
-        >>> x[0, 0, 1, 0] = 1  # one row down
-        >>> y = torch.arange(6.0).view(1, 1, 2, 3, 1)
-        >>> correlate(x, y)[0, 0, ..., 0]
+        >>> x = torch.zeros(2, 3)
+        >>> x[1, 0] = 1  # one row down
+        >>> correlate(x, torch.arange(6.0).view(2, 3))
         tensor([[3., 4., 5.],
                 [0., 1., 2.]])
     """
-    if exporting_to_onnx() or len(x) == 0:  # torch transforms no empty batch
+    # ONNX has no such transforms, and torch none of an empty batch. Inductor gives wrong gradients of
+    # them, and wrong strides for other axes than the last, as seen in torch 2.11.
+    if is_compiling() or exporting_to_onnx() or len(x) == 0:
         return _correlate_by_matrices(x, y)
-    spectrum = torch.fft.rfft2(x, dim=(2, 3)).conj() * torch.fft.rfft2(y, dim=(2, 3))
-    return torch.fft.irfft2(spectrum, s=x.shape[2:4], dim=(2, 3))
+    spectrum = torch.fft.rfft2(x).conj() * torch.fft.rfft2(y)
+    return torch.fft.irfft2(spectrum, s=x.shape[-2:])
 
 
 def _waves(side: int, like: Tensor) -> Tuple[Tensor, Tensor]:
@@ -129,11 +132,10 @@ def _waves(side: int, like: Tensor) -> Tuple[Tensor, Tensor]:
 
 def _correlate_by_matrices(x: Tensor, y: Tensor) -> Tensor:
     """:func:`correlate` by real products alone."""
-    height, width = x.shape[2:4]
+    height, width = x.shape[-2:]
     (rows_cos, rows_sin), (cos, sin) = (_waves(side, x) for side in (height, width))
 
     def transform(maps: Tensor) -> Tuple[Tensor, Tensor]:
-        maps = maps.permute(0, 1, 4, 2, 3)  # (B, heads, d, H, W)
         real, imaginary = maps @ cos, -(maps @ sin)
         return rows_cos @ real + rows_sin @ imaginary, rows_cos @ imaginary - rows_sin @ real
 
@@ -142,4 +144,4 @@ def _correlate_by_matrices(x: Tensor, y: Tensor) -> Tensor:
     real, imaginary = (
         rows_cos @ real - rows_sin @ imaginary, rows_cos @ imaginary + rows_sin @ real
     )  # fmt: skip
-    return (real @ cos - imaginary @ sin).permute(0, 1, 3, 4, 2) / (height * width)
+    return (real @ cos - imaginary @ sin) / (height * width)

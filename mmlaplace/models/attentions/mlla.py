@@ -5,8 +5,7 @@ from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
-from ..layers import elu_plus_one, linear_attention
-from ..layers.position import RotaryOfAllHeads
+from ..layers import RotaryOfAllHeads, elu_plus_one, linear_attention
 from .base import QKVAttention
 from .frame import Frame
 
@@ -27,8 +26,8 @@ class MLLAAttention(QKVAttention):
     autocast.
 
     Only the numerator is rotated, as in the authors' code, so rows of weights do not sum to one.
-    Rotary positions are those of :class:`~mmlaplace.models.layers.position.RotaryOfAllHeads`: the
-    first half of the heads encodes rows only, and the second half columns only.
+    Rotary positions are those of :class:`~mmlaplace.models.layers.RotaryOfAllHeads`: the first half
+    of the heads encodes rows only, and the second half columns only.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.

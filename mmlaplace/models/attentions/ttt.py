@@ -8,9 +8,8 @@ from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
-from ..layers import map_to_tokens, tokens_to_map
+from ..layers import RotaryOfAllHeads, map_to_tokens, tokens_to_map
 from ..layers.feature_map import convolve_each, taps
-from ..layers.position import RotaryOfAllHeads
 from .base import Projected, QKVAttention
 from .frame import Frame
 

@@ -107,7 +107,7 @@ class RotaryOfAllHeads(RotaryEmbedding2D):
 
     Examples:
         >>> import torch
-        >>> from mmlaplace.models.layers.position import RotaryOfAllHeads
+        >>> from mmlaplace.models.layers import RotaryOfAllHeads
         >>> RotaryOfAllHeads(64)(torch.randn(1, 2, 5 * 9, 32), hw_shape=(5, 9)).shape
         torch.Size([1, 2, 45, 32])
     """
