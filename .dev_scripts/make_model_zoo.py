@@ -25,6 +25,7 @@ from typing import Any, Callable, Dict, Iterable, List, Optional
 from marked_tables import markdown_table, with_tables
 
 from mmlaplace.checkpoints import PUBLISHED
+from mmlaplace.checkpoints.dense import DENSE
 from mmlaplace.checkpoints.published import PublishedModel
 from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.model_zoo import ModelInfo, files_root, read_models
@@ -60,7 +61,8 @@ def read(log: Path) -> Any:
 def table_row(model: ModelInfo, folder: Path) -> Dict[str, str]:
     """A row of a table in a README of this folder, by its column titles."""
     costs = parameters_and_macs(model) if 'Parameters' in model.metadata else {}
-    return {'config': link(model, folder), **costs, **scores(model, folder), **weights(model)}
+    found = {**scores(model, folder), **weights(model), **whole_model(model)}
+    return {'config': link(model, folder), **costs, **found}
 
 
 def published_as(model: ModelInfo) -> Optional[PublishedModel]:
@@ -77,6 +79,18 @@ def weights(model: ModelInfo) -> Dict[str, str]:
     if published.weights:
         return {'weights': f'[{name}]({published.weights})'}
     return {'weights': f'{name}, on [a page]({published.page})' if published.page else name}
+
+
+def whole_model(model: ModelInfo) -> Dict[str, str]:
+    """A link to the authors' file of a detector or segmentor, or to its page."""
+    place = whole_place(model)
+    return {'whole model': f'[file]({place})'} if place else {}
+
+
+def whole_place(model: ModelInfo) -> str:
+    """The address of the authors' file of a detector or segmentor, or nothing."""
+    released = DENSE.get(model.name)
+    return released.weights or released.page if released else ''
 
 
 def parameters_and_macs(model: ModelInfo) -> Dict[str, str]:
@@ -193,6 +207,7 @@ def data_row(model: ModelInfo) -> Dict[str, object]:
         'pixels': pixels(model),
         'images/s': speed(model),
         'weights': published and (published.weights or published.page) or '',
+        'whole model': whole_place(model),
         'checked': checked(model),
         'config': model.config.relative_to(files_root()).as_posix(),
         'note': "sizes are fitted, the score is the authors'" if fitted else '',

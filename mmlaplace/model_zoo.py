@@ -15,6 +15,7 @@ from mmengine.config import Config, ConfigDict
 from mmengine.registry import MODELS, DefaultScope
 
 from .checkpoints import load_weights
+from .checkpoints.dense import DENSE
 from .checkpoints.released import address_of, released_place
 from .models import FAMILIES
 from .models.initialising import initialise
@@ -264,10 +265,7 @@ def get_model(
     cfg = get_config(name)
     options = {**cfg.model.backbone, 'init_cfg': None, **backbone_options}
     cfg.model.backbone = ConfigDict(options)
-    if backbone_only:
-        model = MODELS.build(cfg.model.backbone)
-    else:
-        model = _build(cfg)
+    model = MODELS.build(cfg.model.backbone) if backbone_only else _build(cfg)
     if checkpoint is not None:
         load_weights(model, checkpoint)
     return model
@@ -357,8 +355,10 @@ def released_weights(name: str) -> str:
     Whether there are any, :func:`load_weights` finds out.
 
     Raises:
-        ValueError: If it is a detector or segmentor.
+        ValueError: If it is a detector or segmentor of which there are none.
     """
+    if name in DENSE:
+        return address_of(name)
     model = _by_name(files_root())[name]
     if model.task not in ('classification', 'backbone'):
         raise ValueError(

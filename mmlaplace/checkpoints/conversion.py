@@ -57,10 +57,19 @@ class NameTable:
         means: Tuple[str, ...] = (),
         averaged: bool = False,
     ) -> None:
-        self.identifying, self.means, self.averaged = identifying, means, averaged
+        self.identifying, self.means, self.averaged, self.rows = identifying, means, averaged, rows
         longest_first = sorted(rows, key=lambda start: -len(NUMBER.sub('', start)))
         order = {start: row for row, start in enumerate(rows)}
         self._rows = [(_pattern(start), order[start], rows[start]) for start in longest_first]
+
+    def of_maps(self, rows: Rows, identifying: Tuple[str, ...] = ()) -> 'NameTable':
+        """The names of a detector's or segmentor's backbone, which has further rows.
+
+        Args:
+            rows: The further rows.
+            identifying: As in a table. Default: as in this table.
+        """
+        return NameTable({**self.rows, **rows}, identifying or self.identifying)
 
     def unknown(self, names: Collection[str]) -> List[str]:
         """Those of the authors' names that are in no row."""

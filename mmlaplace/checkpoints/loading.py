@@ -16,9 +16,11 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from ._download import DownloadError, check_scheme, download_once
 from ._hubs import HUB, TIMM, file_from_hub, weights_of_timm
 from ._plain_load import UnsafeCheckpointError, load_plain
+from .dense import other_kind
 from .fit import LoadReport, check_names, check_stored, check_values, other_arch
 from .names import find_prefix, first_names, plain_names
-from .published import are_own, fitting_sentence, in_own_names, other_options, recognise
+from .own_names import fitting_sentence, in_own_names
+from .published import are_own, other_options, recognise
 from .released import address_of, is_released, released_name, released_place
 from .resizing import fit_channels, resize_weights
 
@@ -36,11 +38,13 @@ class Weights(NamedTuple):
         tensors: By their names in the file.
         key: Name of their state dict in the file, or nothing if it is the file itself.
         others: Names of the file's other state dicts.
+        dataset_meta: As of :func:`read_dataset_meta`.
     """
 
     tensors: Dict[str, Tensor]
     key: str
     others: Tuple[str, ...]
+    dataset_meta: Dict[str, list] = {}
 
     def source(self) -> str:
         """Which state dict of the file it is, for messages, if there are several."""
@@ -135,7 +139,9 @@ def read_weights(
     checkpoint: Union[str, PathLike], map_location: Any = 'cpu', key: Optional[str] = None
 ) -> Weights:
     """As :func:`read_state_dict`, with the names of the file's state dicts."""
-    return _weights_in(read(checkpoint, map_location), checkpoint, key)
+    content = read(checkpoint, map_location)
+    weights = _weights_in(content, checkpoint, key)
+    return weights._replace(dataset_meta=_dataset_meta_in(content))
 
 
 def _tensors_in(weights: Any) -> Dict[str, Tensor]:
@@ -252,6 +258,7 @@ def load_weights(
       out, as in timm.
     - The model: A classifier's checkpoint, with ``backbone`` and ``head``, loads into a detector or
       segmentor. Everything but the backbone may then be missing.
+      A detector or segmentor of the authors is converted too, and its backbone fills a backbone.
 
     Args:
         module: A backbone or a whole model, also wrapped by DistributedDataParallel, DataParallel
@@ -302,6 +309,8 @@ def load_weights(
     tensors = {k: read.tensors[raw] for k, raw in plain_names(read.tensors).items()}
     named = in_own_names(tensors, own, checkpoint)
     if named is not tensors and (reason := other_options(module, named, checkpoint)):
+        raise ValueError(f'{checkpoint} does not fit: {reason}')
+    if min_matched in (None, 1) and (reason := other_kind(named, own)):
         raise ValueError(f'{checkpoint} does not fit: {reason}')
     place = head = ''
     if is_released(checkpoint):

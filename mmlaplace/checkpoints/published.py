@@ -22,7 +22,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from .conversion import NameTable
-from .names import count_prefixes, first_names
+from .names import first_names
 from .resizing import other_windows
 
 
@@ -65,10 +65,15 @@ def recognise(names: Collection[str]) -> Optional[NameTable]:
     names does not count.
     """
     names = {name.removeprefix('module.') for name in names}
-    tables = {id(table): table for model in PUBLISHED.values() for table in model.names}
-    found = [table for table in tables.values() if names.issuperset(table.identifying)]
-    best = lambda table: (len(table.unknown(names)), -len(table.identifying))  # noqa: E731
-    return min(found, key=best, default=None)
+    return best_table((table for model in PUBLISHED.values() for table in model.names), names)
+
+
+def best_table(tables: Iterable[NameTable], names: Collection[str]) -> Optional[NameTable]:
+    """The table that :func:`recognise` takes, of these."""
+    given = set(names)
+    each = {id(table): table for table in tables if given.issuperset(table.identifying)}
+    best = lambda table: (len(table.unknown(given)), -len(table.identifying))  # noqa: E731
+    return min(each.values(), key=best, default=None)
 
 
 def describe(name: str) -> str:
@@ -99,6 +104,11 @@ def _state_of(name: str) -> _State:
     }
     state = {**backbone.state_dict(), **{NECK + key: value for key, value in behind.items()}}
     return _State(backbone, {key: value.shape for key, value in state.items()}, resized)
+
+
+def shapes_of(name: str) -> Dict[str, torch.Size]:
+    """Names and shapes of a published classifier, those of its backbone without a prefix."""
+    return _state_of(name).shapes
 
 
 def _depths_and_widths(name: str) -> Tuple[Tuple[int, ...], Tuple[int, ...]]:
@@ -142,23 +152,29 @@ def unfit(name: str, weights: Mapping[str, Tensor], resize: bool = True) -> str:
     )  # fmt: skip
 
 
-def fitting(weights: Mapping[str, Tensor]) -> List[str]:
-    """The models that the weights of a classifier fit; exactly, or else after a resizing."""
+def near(weights: Mapping[str, Tensor]) -> List[str]:
+    """The models with the depths and the widths of weights. To compare more, they are built."""
     blocks: Dict[int, Set[int]] = {}
     sides: Dict[int, Set[int]] = {}
     for key, value in weights.items():
         if found := BLOCK.match(key):
             blocks.setdefault(int(found[1]), set()).add(int(found[2]))
             sides.setdefault(int(found[1]), set()).update(value.shape)
-    near = []  # whose backbones are worth a comparison, which builds them
+    names = []
     for name in PUBLISHED:
         depths, widths = _depths_and_widths(name)
         if depths == tuple(map(len, blocks.values())) and all(
             width in own for width, own in zip(widths, sides.values())
         ):
-            near.append(name)
+            names.append(name)
+    return names
+
+
+def fitting(weights: Mapping[str, Tensor]) -> List[str]:
+    """The models that the weights of a classifier fit; exactly, or else after a resizing."""
+    names = near(weights)
     for resize in (False, True):
-        found_names = [name for name in near if not unfit(name, weights, resize)]
+        found_names = [name for name in names if not unfit(name, weights, resize)]
         if found_names:
             return found_names
     return []
@@ -170,7 +186,9 @@ def are_own(names: Iterable[str]) -> bool:
     return found == {'patch_embed', 'blocks'}
 
 
-def by_file_name(names: Sequence[str], checkpoint: Any) -> List[str]:
+def by_file_name(
+    names: Sequence[str], checkpoint: Any, models: Optional[Mapping[str, Any]] = None
+) -> List[str]:
     """Those of several models that fit which the name of the file tells, or all if it does not.
 
     It tells a model if it has all words and numbers of the model's name, or of the name of its
@@ -179,6 +197,7 @@ def by_file_name(names: Sequence[str], checkpoint: Any) -> List[str]:
     Args:
         names: The models.
         checkpoint: Path or address of the file.
+        models: By name, what has their ``weights``. Default: None, ``PUBLISHED``.
 
     Examples:
         >>> from mmlaplace.checkpoints.published import by_file_name
@@ -187,13 +206,14 @@ def by_file_name(names: Sequence[str], checkpoint: Any) -> List[str]:
         >>> by_file_name(['cswin_large', 'cswin_large_384'], 'best.pth')
         ['cswin_large', 'cswin_large_384']
     """
+    known = PUBLISHED if models is None else models
     given = (str(checkpoint), str(checkpoint).rpartition('://')[2])  # mmlaplace://NAME
-    if released := [name for name in names if {name, PUBLISHED[name].weights} & {*given}]:
+    if released := [name for name in names if {name, known[name].weights} & {*given}]:
         return released
     words = _words(str(checkpoint))
     counts = {}
     for name in names:
-        own = (_words(name), _words(PUBLISHED[name].weights))
+        own = (_words(name), _words(known[name].weights))
         counts[name] = max((len(each) for each in own if each and each <= words), default=0)
     most = max(counts.values(), default=0)
     found = [name for name, count in counts.items() if count == most]
@@ -242,55 +262,3 @@ def _options_of(backbone: torch.nn.Module) -> Dict[Tuple[str, str], Any]:
         for name, value in vars(part).items()
         if isinstance(value, (bool, int, float, str))
     }
-
-
-def fitting_sentence(weights: Mapping[str, Tensor]) -> str:
-    """The end of a message on weights, of a backbone or a classifier: the models that they fit.
-
-    It is empty if there is none.
-    """
-    whole = any(name.startswith(PREFIX) for name in weights)
-    fit = fitting(weights if whole else {PREFIX + k: v for k, v in weights.items()})
-    return f'; it fits {" or ".join(map(describe, fit))}' if fit else ''
-
-
-def in_own_names(
-    given: Dict[str, Tensor], own: Mapping[str, Tensor], checkpoint: Any
-) -> Dict[str, Tensor]:
-    """The tensors of a checkpoint by the names of mmlaplace, converted if these are the authors'.
-
-    Args:
-        given: The tensors.
-        own: The tensors of the module that they are for. If most of their names are in the
-            checkpoint, nothing is converted.
-        checkpoint: Its path or address, for errors.
-
-    Raises:
-        ValueError: If the names are the authors', and a tensor has no place, or as many positions
-            as the module's map of another aspect.
-    """
-    plain = {name.removeprefix('module.'): value for name, value in given.items()}
-    table = recognise(plain)
-    found = count_prefixes(given, own).most_common(1)
-    if table is None or (found and 2 * found[0][1] > len(own)):
-        return given
-    try:
-        weights = table.convert(plain).weights
-        _check_aspects(weights, own)
-    except ValueError as error:
-        raise ValueError(f'{checkpoint} cannot be converted: {error}') from error
-    return weights
-
-
-def _check_aspects(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError where a square map was made of positions that may be another map's."""
-    for name, value in weights.items():
-        given, wanted = value.shape, own.get(name, own.get(name.removeprefix(PREFIX), value)).shape
-        if len(given) == len(wanted) == 4 and given[:2] == wanted[:2] and given != wanted:
-            sides, others = (f'{height} x {width}' for _, _, height, width in (given, wanted))
-            if given.numel() == wanted.numel():
-                raise ValueError(
-                    f'the positions of {name} are a map of {sides} if its images were square, and '
-                    f'of {others} if they had the aspect of this model; say which, in pixels, to '
-                    'tools/model_converters/convert.py by --image-size, and load the new file'
-                )

@@ -5,6 +5,7 @@ from difflib import get_close_matches
 from os import PathLike
 from typing import Any, Union
 
+from .dense import DENSE
 from .published import PUBLISHED
 
 SCHEME = 'mmlaplace://'
@@ -23,7 +24,7 @@ def address_of(name: str) -> str:
 
 
 def released_name(checkpoint: Union[str, PathLike]) -> str:
-    """The name in ``PUBLISHED`` of the address ``mmlaplace://NAME``.
+    """The name in ``PUBLISHED`` or ``DENSE`` of the address ``mmlaplace://NAME``.
 
     ``-``, ``_`` and case do not count, so the names of backbones and of models of timm work too.
 
@@ -31,10 +32,10 @@ def released_name(checkpoint: Union[str, PathLike]) -> str:
         ValueError: If there is no such model. The message names similar ones.
     """
     name = str(checkpoint)[len(SCHEME) :]
-    names = {_letters(known): known for known in PUBLISHED}
+    names = {_letters(known): known for known in (*PUBLISHED, *DENSE)}
     if _letters(name) in names:
         return names[_letters(name)]
-    near = get_close_matches(name.lower().replace('-', '_'), PUBLISHED, cutoff=0.75)
+    near = [names[each] for each in get_close_matches(_letters(name), names, cutoff=0.75)]
     raise ValueError(
         f'no released weights of {name!r} are known'
         + (f'; similar names are {", ".join(near)}' if near else '')
@@ -57,7 +58,7 @@ def released_place(checkpoint: Union[str, PathLike]) -> str:
             page has them.
     """
     name = released_name(checkpoint)
-    model = PUBLISHED[name]
+    model = DENSE.get(name) or PUBLISHED[name]
     if model.page:
         raise ValueError(
             f'the weights of {name!r} are behind a link of the web page {model.page}; download '

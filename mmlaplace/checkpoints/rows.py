@@ -7,6 +7,8 @@ from torch import Tensor
 from .conversion import Rows, position_map
 
 HEAD: Rows = {'head.': 'head.fc.'}
+# Of the maps that detectors and segmentors take.
+MAP_NORMS: Rows = {'norm{i}.': 'norm{i}.'}
 # A block but its attention.
 BLOCK: Rows = {
     'norm1.': 'norm1.',

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from mmengine.model import ModuleDict, PretrainedInit, update_init_info
 
 from .loading import load_weights
+from .own_names import rename_maps
 from .resizing import resize_weights
 
 PRETRAINED_KEYS = (
@@ -24,7 +25,8 @@ class StrictLoading(_Mixed):
 
     ``init_cfg=dict(type='Pretrained', checkpoint='CLASSIFIER.pth')`` loads by
     :func:`mmlaplace.engine.load_weights`, which refuses a checkpoint that does not fit. However
-    weights are loaded, tensors whose shape depends on the image size are resized.
+    weights are loaded, tensors whose shape depends on the image size are resized, and a backbone
+    takes the names of its authors' detectors.
     """
 
     init_cfg: Any  # mmengine gives these two no type
@@ -78,13 +80,15 @@ class StrictLoading(_Mixed):
     def _load_from_state_dict(
         self, state_dict: dict, prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        """Resize tensors that depend on the image size, however weights are loaded.
+        """Rename tensors of authors' detectors, and resize those that depend on the image size.
 
         A module that owns a tensor of such a shape defines ``resize_weight(name, value)``. PyTorch
         raises an error for a tensor that does not fit. mmengine may only log it.
 
         Raises:
-            ValueError: For tables of other windows.
+            ValueError: For tables of other windows, and authors' backbones that do not fit.
         """
+        if hasattr(self, 'other_outputs'):  # a backbone
+            rename_maps(self, state_dict, prefix)
         resize_weights(self, state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)

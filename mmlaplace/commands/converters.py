@@ -5,12 +5,13 @@ import sys
 from argparse import Namespace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Dict, List, Mapping, Optional, Tuple
+from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from torch import Tensor
 
 from ..checkpoints import PUBLISHED, Converted, NameTable, UnsafeCheckpointError
 from ..checkpoints import write_weights as write
+from ..checkpoints.dense import DENSE, kind_of
 from ..checkpoints.loading import read_weights
 from ..checkpoints.names import plain_names
 from ..checkpoints.published import (
@@ -23,6 +24,8 @@ from ..checkpoints.published import (
 )
 from ..checkpoints.released import is_released, released_name, released_place
 from .command_line import ToolParser, positive
+from .dense_models import config_path, convert_dense, dataset_meta_of
+from .model_list import path_from_here
 
 
 def parser_for(doc: Optional[str]) -> ToolParser:
@@ -57,17 +60,18 @@ def parser_for(doc: Optional[str]) -> ToolParser:
 
 def near_models(name: str) -> List[str]:
     """Names of published models that are like a name."""
-    return get_close_matches(name, PUBLISHED, cutoff=0.4) or list(PUBLISHED)
+    known = [*PUBLISHED, *DENSE]
+    return get_close_matches(name, known, cutoff=0.4) or known
 
 
 def convert(
     tensors: Mapping[str, Tensor], model: Optional[str], image_size: Tuple[int, int] = (1, 1)
 ) -> Tuple[Converted, List[str]]:
-    """Convert a classifier, and check that it fits a published model.
+    """Convert a classifier, detector or segmentor, and check that it fits a published model.
 
     Args:
         tensors: The authors' tensors.
-        model: A name in ``PUBLISHED``. None finds the models that it fits.
+        model: A name in ``PUBLISHED`` or ``DENSE``. None finds the models that it fits.
         image_size: Height and width of the training images. Default: (1, 1).
 
     Returns:
@@ -76,7 +80,10 @@ def convert(
     Raises:
         ValueError: If the names are of no published model, a tensor has no place, or the weights
             fit another model or none. The message names the tensors, and the model that fits.
+        ImportError: If the toolbox of a detector or segmentor is not installed.
     """
+    if model in DENSE or kind_of(tensors) not in ('', 'classifier'):
+        return convert_dense(tensors, model, image_size)
     table: Optional[NameTable] = recognise(tensors)
     if table is None and are_own(tensors):
         raise ValueError(
@@ -108,7 +115,7 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
     from rich.table import Table
 
     model: Optional[str] = args.model
-    if model is not None and model not in PUBLISHED:
+    if model is not None and model not in PUBLISHED and model not in DENSE:
         near = ', '.join(near_models(model))
         parser.error(f'there is no published model {model!r}; similar names are {near}; see --list')
     sys.stderr.write(f'reading and converting {args.source} …\n')  # a large file takes a while
@@ -121,8 +128,9 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
         plain = plain_names(tensors)
         tensors = {k.removeprefix('module.'): tensors[raw] for k, raw in plain.items()}
         converted, models = convert(tensors, model, tuple(args.image_size))
-        models = by_file_name(models, args.source)
-        if len(models) > 1:
+        dense = kind_of(converted.weights) not in ('', 'classifier')
+        models = by_file_name(models, args.source, DENSE if dense else PUBLISHED)
+        if len(models) > 1 and not dense:
             raise ValueError(
                 f'it fits {" or ".join(map(describe, models))} alike, and its name does not tell '
                 'which; choose by --model'
@@ -134,7 +142,9 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
             raise ValueError(f'{out} is a folder; give a file by --out')
         if out.exists() and not args.force:
             raise ValueError(f'{out} is there already; --force replaces it')
-        meta = dict(converted_from=args.source, model=models[0] if models else '')
+        meta: Dict[str, Any] = dict(converted_from=args.source, model=models[0] if models else '')
+        if dense:  # the toolboxes' inferencers read it
+            meta['dataset_meta'] = dataset_meta_of(models[0], read.dataset_meta)
         write(out, converted.weights, meta)
     except (ValueError, OSError, ImportError, UnsafeCheckpointError) as error:
         message = str(error)
@@ -160,6 +170,13 @@ def run(parser: ToolParser, args: Namespace, out: Optional[Path] = None) -> None
             f'These are the weights of {read.key!r}. The file also has {others}; --key chooses.',
             markup=False,
         )
+    if dense:
+        configs = list(dict.fromkeys(DENSE[name].config or name for name in models))
+        same = ', whose networks are the same' if configs[1:] else ''
+        console.print(f'It fits the config {" or ".join(configs)}{same}.', markup=False)
+        line = f'python tools/test.py {path_from_here(str(config_path(configs[0])))} {out}'
+        console.print(f'Next: {line}', markup=False, soft_wrap=True)
+        return
     fits = describe(models[0]) if models else 'a model of another size than those of --list'
     console.print(f'It fits {fits}.', markup=False)
     option = f"init_cfg=dict(type='Pretrained', checkpoint={str(out)!r})"

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..checkpoints import PUBLISHED
+from ..checkpoints.dense import DENSE
 from ..checkpoints.published import describe
 from ..model_zoo import TASKS, ModelInfo, find_models, list_models, matches, near_names
 from ..toolboxes import TOOLBOXES
@@ -68,7 +69,7 @@ def show_weights(args: argparse.Namespace) -> int:
         return 2
     for pattern in args.patterns:
         if not list_published([pattern]):
-            near = ', '.join(near_names(pattern.replace('-', '_'), list(PUBLISHED)))
+            near = ', '.join(near_names(pattern.replace('-', '_'), [*PUBLISHED, *DENSE]))
             sys.stderr.write(f'no released weights match {pattern!r}; similar names are {near}\n')
             return 1
     sys.stdout.write(list_published(args.patterns) + '\n')
@@ -76,16 +77,18 @@ def show_weights(args: argparse.Namespace) -> int:
 
 
 def list_published(patterns: Sequence[str] = ('*',)) -> str:
-    """The published models by name, with the backbones that they fit and the places of weights.
+    """The published models by name, with the backbones or configs that they fit, and the places.
 
     Args:
         patterns: As in :func:`mmlaplace.list_models`, with ``_`` or ``-``. Default: all.
     """
     wanted = [pattern.replace('-', '_') for pattern in patterns]
-    names = [name for name in PUBLISHED if matches(name, wanted)]
+    fits = {name: describe(name).partition(', ')[2] for name in PUBLISHED}
+    fits.update({name: model.config or name for name, model in DENSE.items()})
+    names = [name for name in fits if matches(name.replace('-', '_'), wanted)]
     width = max(map(len, names), default=0)
     return '\n'.join(
-        f'{name:{width}}  {describe(name).partition(", ")[2]}  {PUBLISHED[name].place}'
+        f'{name:{width}}  {fits[name]}  {(DENSE.get(name) or PUBLISHED[name]).place}'
         for name in names
     )
 

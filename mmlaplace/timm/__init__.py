@@ -36,7 +36,7 @@ from mmengine.registry import MODELS as REGISTRY
 from torch import Tensor
 
 from ..checkpoints import PUBLISHED
-from ..checkpoints.published import in_own_names
+from ..checkpoints.own_names import in_own_names
 from ..checkpoints.released import address_of, released_place
 from ..models import FAMILIES, Family
 

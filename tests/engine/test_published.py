@@ -11,6 +11,7 @@ from mmengine.registry import MODELS
 from saved_weights import ARCH
 
 from mmlaplace.checkpoints import PUBLISHED, load_weights
+from mmlaplace.checkpoints.dense import DENSE
 from mmlaplace.checkpoints.published import describe
 from mmlaplace.commands.converters import convert
 from mmlaplace.models import RAVLT, ConvPoolingNeck
@@ -151,7 +152,7 @@ def test_every_released_checkpoint_converts_whole(name):
 
 def test_every_published_model_has_its_backbone_and_is_listed():
     listed = run_script(TOOL, '--list').stdout.splitlines()
-    assert [line.split()[0] for line in listed] == list(PUBLISHED)
+    assert [line.split()[0] for line in listed] == [*PUBLISHED, *DENSE]
     assert "pvt_v2_b0  dict(type='PVTv2', arch='b0'" in ' '.join(listed).replace('   ', '')
 
 

@@ -316,7 +316,7 @@ def test_a_wrong_name_or_model_is_told(downloaded):
         ValueError, match='mmlaplace://ravlt_tiny does not fit: .* it fits .*ravlt_ti'
     ):
         load_weights(MODELS.build(dict(type='RAVLT', arch='micro')), 'mmlaplace://ravlt-tiny')
-    detector = mmlaplace.list_models('ravlt', task='detection')[0]
+    detector = mmlaplace.list_models('flatten', task='detection')[0]
     with pytest.raises(ValueError, match=f"no weights of the whole '{detector}' are released"):
         mmlaplace.get_model(detector, pretrained=True)
 

@@ -4,6 +4,7 @@ from importlib import import_module
 from pkgutil import iter_modules
 from typing import Dict
 
+from ...checkpoints.dense import DENSE
 from ...checkpoints.published import PUBLISHED
 from ..pyramid import Family
 from .cswin import CSWin
@@ -51,3 +52,4 @@ FAMILIES: Dict[str, Family] = {
 }
 for family in FAMILIES.values():
     PUBLISHED.update(family.published)
+    DENSE.update(family.dense)

@@ -5,8 +5,9 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 from torch import Tensor
 
 from ...checkpoints.conversion import NameTable, Rows
+from ...checkpoints.dense import dense_models
 from ...checkpoints.published import PublishedModel
-from ...checkpoints.rows import REDUCED, first
+from ...checkpoints.rows import MAP_NORMS, REDUCED, first
 from ..pyramid import Family
 from . import cswin
 from .deit import IDENTIFYING, vit_rows
@@ -150,6 +151,41 @@ PUBLISHED = {
         ),
     )
 }
+# Three links of the authors are empty.
+SWIN_FILES = {
+    'mask-rcnn_agent-swin-{}_fpn_ms-1x_coco': dict(
+        tiny='258e208469084e6abf26', small='52714305c21a4104bbc5'
+    ),
+    'mask-rcnn_agent-swin-{}_fpn_ms-3x_coco': dict(
+        tiny='e0ab821875704960a505', small='b78f6ff837b84b61b122'
+    ),
+    'cascade-mask-rcnn_agent-swin-{}_fpn_ms-1x_coco': dict(tiny='39d78fddf90241e58db0'),
+    'cascade-mask-rcnn_agent-swin-{}_fpn_ms-3x_coco': dict(
+        tiny='ed2af911d0e64d359aa3', small='3d092a23b935458b98ed', base='b3a628e668eb460ca532'
+    ),
+    'agent-swin-{}_upernet_8xb2-160k_ade20k-512x512': dict(
+        tiny='280481ee38024bce8364', small='', base=''
+    ),
+}
+PVT_FILES = {
+    'mask-rcnn_agent-pvt-{}_fpn_1x_coco': dict(
+        tiny='79cbc3a7b7a24a0b92c1', small='8e333aa6b55e45d4b76c',
+        medium='6401bf2b227046a58fc3', large='8fa3d506f1e24099b99f',
+    ),
+    'retinanet_agent-pvt-{}_fpn_1x_coco': dict(
+        tiny='d3c1dbe0243d4775aafd', small='d427a52511f64ab5a928',
+        medium='81d6c824d9f244a192a3', large='2dc5b1f685fd4ecf8db5',
+    ),
+    'agent-pvt-{}_fpn_8xb2-40k_ade20k-512x512': dict(
+        tiny='5e7bf988b4b74efe8654', small='11332fa565e443678e4c',
+        medium='', large='0da8b58581214f85974f',
+    ),
+}  # fmt: skip
+ADDRESS = CLOUD + '/{}/?dl=1'
+DENSE = {
+    **dense_models(SWIN_FILES, 'agent_swin_{}', SWIN.of_maps(MAP_NORMS), ADDRESS),
+    **dense_models(PVT_FILES, 'agent_pvt_{}', PVT, ADDRESS),
+}
 FAMILY = Family(
     published=PUBLISHED,
     timm=dict(
@@ -158,4 +194,5 @@ FAMILY = Family(
         agent_swin_small_288=dict(crop_pct=1.0),
         agent_swin_base_384=dict(crop_pct=1.0),
     ),
+    dense=DENSE,
 )

@@ -7,6 +7,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...checkpoints.conversion import NameTable, Rows, Target, within
+from ...checkpoints.dense import dense_models
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import BLOCK, HEAD
 from ..layers import OverlapPatchEmbed, TransformerBlock
@@ -170,6 +171,17 @@ PUBLISHED = {
         for size in ('base', 'large')
     },
 }
+DENSE = dense_models(
+    {
+        'cswin-{}_upernet_8xb2-160k_ade20k-512x512': {
+            size: size for size in ('tiny', 'small', 'base')
+        }
+    },
+    'cswin_{}',
+    CSWIN_NAMES.of_maps({'norm{i}.': 'norm{i-1}.'}),
+    DOWNLOADS.replace('v0.1.0', 'v0.2.0') + '/upernet_cswin_{}.pth',
+    licence='MIT',
+)
 FAMILY = Family(
     {CSWin: 'cswin'},
     PUBLISHED,
@@ -178,4 +190,5 @@ FAMILY = Family(
         cswin_base_384=dict(crop_pct=1.0),
         cswin_large_384=dict(crop_pct=1.0),
     ),
+    dense=DENSE,
 )

@@ -9,8 +9,9 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from ...checkpoints.conversion import NameTable, Rows, within
+from ...checkpoints.dense import dense_models
 from ...checkpoints.published import PublishedModel
-from ...checkpoints.rows import BLOCK, HEAD
+from ...checkpoints.rows import BLOCK, HEAD, MAP_NORMS
 from ..layers import DepthwiseConv, TransformerBlock, map_to_tokens
 from ..layers.feature_map import channels_last, shape_of_map
 from ..layers.patch_embed import pad_to_multiple
@@ -224,9 +225,20 @@ PUBLISHED = {
         tiny='7a19712877cb4242889c', small='0e5d0b1409d540aaa80c', base='91c85c5a1061496d8796'
     ).items()
 }
+FILES = {
+    'mask-rcnn_mlla-{}_fpn_ms-1x_coco': dict(
+        tiny='ce362e868fb5491ca55c', small='3d29bec850e0441a8842', base='826278b01bed4df2bbc1'
+    ),
+    'mask-rcnn_mlla-{}_fpn_ms-3x_coco': dict(
+        tiny='339d49127565432fb912', small='b501c886982e4c7f926d'
+    ),
+    'mlla-{}_upernet_8xb2-160k_ade20k-512x512': dict(base='41760d4a531a4ffc9cbf'),
+}
+DENSE = dense_models(FILES, 'mlla_{}', NAMES.of_maps(MAP_NORMS), CLOUD + '/{}/?dl=1', licence='MIT')
 FAMILY = Family(
     {MLLA: 'mlla'},
     PUBLISHED,
     # Evaluated as data/build.py does: the centre of the shorter side, by timm's defaults.
     timm=dict(mlla=dict(paper_ids='arXiv:2405.16605', first_conv='first.0', license='mit')),
+    dense=DENSE,
 )

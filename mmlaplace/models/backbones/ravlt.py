@@ -6,6 +6,7 @@ from typing import Any, Collection, Dict, List, Optional, Sequence, Set, Tuple, 
 from mmengine.registry import MODELS
 
 from ...checkpoints.conversion import NameTable, Rows, within
+from ...checkpoints.dense import dense_models
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import flat, linear
 from ..layers import ConvPatchEmbed
@@ -156,9 +157,32 @@ PUBLISHED = {
     f'ravlt_{size}': published('RAVLT', size, 1024, f'{HUB}/RAVLT/resolve/main/RAVLT_{letter}.pth')
     for size, letter in dict(tiny='T', small='S', base='B', large='L').items()
 }
+# Names of files have the letter of a size, and some three sizes.
+_letters = dict(tiny='t', small='s', base='b', large='l')
+_larger = dict(small='s', base='b', large='l')
+DENSE = dense_models(
+    {
+        config: {size: file.format(letter) for size, letter in letters.items()}
+        for config, file, letters in (
+            ('retinanet_ravlt-{}_fpn_1x_coco', 'retinanet_{}_1x_12_epoch', _letters),
+            ('mask-rcnn_ravlt-{}_fpn_1x_coco', 'maskrcnn_{}_1x_12_epoch', _letters),
+            ('mask-rcnn_ravlt-{}_fpn_ms-3x_coco', 'maskrcnn_{}_3x_36_epoch', _larger),
+            ('cascade-mask-rcnn_ravlt-{}_fpn_ms-3x_coco', 'Casmaskrcnn_{}_3x_36_epoch', _larger),
+            ('ravlt-{}_fpn_8xb2-80k_ade20k-512x512', 'fpn_{}_1x', _letters),
+            ('ravlt-{}_upernet_8xb2-160k_ade20k-512x512', 'uper_{}_2x', _larger),
+        )
+    },
+    'ravlt_{}',
+    NAMES.of_maps(
+        {'extra_norms.{i}.norm.': 'norm{i}.'},
+        (*NAMES.identifying[:2], 'extra_norms.3.norm.weight'),
+    ),
+    HUB + '/RAVLT/resolve/main/{}.pth',
+)
 FAMILY = Family(
     {RAVLT: 'ravlt'},
     PUBLISHED,
     # Evaluated as the authors' datasets.py does: the centre, by timm's defaults.
     timm=dict(ravlt=dict(paper_ids='arXiv:2411.07635', first_conv='layers.0')),
+    dense=DENSE,
 )

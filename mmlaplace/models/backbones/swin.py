@@ -7,8 +7,9 @@ import torch.nn as nn
 from mmengine.registry import MODELS
 
 from ...checkpoints.conversion import NameTable, Rows, Target, within
+from ...checkpoints.dense import DenseModel, dense_models
 from ...checkpoints.published import PublishedModel
-from ...checkpoints.rows import ATTENTION, BLOCK, offset_map
+from ...checkpoints.rows import ATTENTION, BLOCK, MAP_NORMS, offset_map
 from ..attentions.window import WindowAttention
 from ..layers import PatchEmbed, PatchMerging
 from ..pyramid import STRIDES, Family, PyramidBackbone, Stage, arch
@@ -125,7 +126,8 @@ SWIN_TIMM_NAMES = NameTable(
     swin_rows('{i}'), identifying=(TABLE, 'layers.3.downsample.reduction.weight')
 )
 
-DOWNLOADS = 'https://github.com/SwinTransformer/storage/releases/download/v1.0.0'
+STORAGE = 'https://github.com/SwinTransformer/storage/releases/download'
+DOWNLOADS = f'{STORAGE}/v1.0.0'
 PUBLISHED = {
     f'swin_{size}': PublishedModel(
         (SWIN_NAMES, SWIN_TIMM_NAMES),
@@ -144,4 +146,33 @@ PUBLISHED.update(
         for size, data in dict(base='', large='_22kto1k').items()
     }
 )
-FAMILY = Family({Swin: 'swin'}, PUBLISHED)
+MAPS, LICENCE = SWIN_NAMES.of_maps(MAP_NORMS), 'Apache-2.0'
+MASK_RCNN, UPERNET = 'mask-rcnn_swin-{}_fpn_ms-{}_coco', '{}_upernet_8xb2-160k_ade20k-512x512'
+FILES = {
+    MASK_RCNN.format('{}', '1x'): dict(tiny='v1.0.3/mask_rcnn_swin_tiny_patch4_window7_1x'),
+    MASK_RCNN.format('{}', '3x'): {
+        size: f'v1.0.2/mask_rcnn_swin_{size}_patch4_window7' for size in ('tiny', 'small')
+    },
+    UPERNET.format('swin-{}'): {
+        size: f'v1.0.1/upernet_swin_{size}_patch4_window7_512x512'
+        for size in ('tiny', 'small', 'base')
+    },
+}
+# Pretrained by MoBY, without labels.
+MOBY = (
+    (MASK_RCNN.format('tiny', '1x'), 'mask_rcnn_swin_tiny_patch4_window7_1x',
+     {'box AP': 43.6, 'mask AP': 39.6}),
+    (MASK_RCNN.format('tiny', '3x'), 'mask_rcnn_swin_tiny_patch4_window7_3x',
+     {'box AP': 46.0, 'mask AP': 41.7}),
+    (UPERNET.format('swin-tiny'), 'upernet_swin_tiny_patch4_window7_512x512', {'mIoU': 44.06}),
+)  # fmt: skip
+DENSE = {
+    **dense_models(FILES, 'swin_{}', MAPS, STORAGE + '/{}.pth', licence=LICENCE),
+    **{
+        f'{config}-moby': DenseModel(
+            'swin_tiny', MAPS, f'{STORAGE}/v1.0.3/moby_{file}.pth', '', LICENCE, config, scores
+        )
+        for config, file, scores in MOBY
+    },
+}
+FAMILY = Family({Swin: 'swin'}, PUBLISHED, dense=DENSE)

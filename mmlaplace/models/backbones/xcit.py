@@ -6,19 +6,20 @@ from typing import Any, Collection, Dict, List, Optional, Sequence, Set, Tuple, 
 
 import torch
 import torch.nn as nn
-from mmengine.model import BaseModule, ModuleDict, ModuleList, Sequential
+from mmengine.model import BaseModule, ModuleList, Sequential
 from mmengine.registry import MODELS
 from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ...checkpoints.conversion import NameTable, Rows, within
+from ...checkpoints.dense import DenseModel
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import BLOCK, HEAD
-from ..layers import LayerScale, TransformerBlock, feature_map, map_to_tokens, tokens_to_map
-from ..layers.build import build_token_norm
-from ..layers.class_attention import LAYER_NORM, ClassAttention
+from ..layers import feature_map, map_to_tokens, tokens_to_map
+from ..layers.class_attention import ClassAttention
 from ..layers.feature_map import channels_last, shape_of_map
+from ..layers.local_patch import XCABlock
 from ..pyramid import Family, PyramidBackbone, Stage, arch, options
 
 PATCH_SIZES = (16, 8)
@@ -110,70 +111,6 @@ def _waves(count: int, like: Tensor) -> Tensor:
     periods = 1e4 ** (torch.arange(WAVES, **like_it) / WAVES)
     angles = positions[:, None] / periods
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
-
-
-class LocalPatchInteraction(BaseModule):
-    """Two depthwise 3 x 3 convolutions of the map of the tokens, with GELU and BatchNorm between.
-
-    Args:
-        embed_dims: Channels C.
-
-    Source: XCiT (arXiv 2106.09681).
-
-    Examples:
-        >>> import torch
-        >>> from mmlaplace.models.backbones.xcit import LocalPatchInteraction
-        >>> LocalPatchInteraction(64)(torch.randn(1, 5 * 9, 64), hw_shape=(5, 9)).shape
-        torch.Size([1, 45, 64])
-    """
-
-    def __init__(self, embed_dims: int) -> None:
-        super().__init__()
-        first, last = (
-            nn.Conv2d(embed_dims, embed_dims, 3, padding=1, groups=embed_dims) for _ in range(2)
-        )
-        # By name, and the BatchNorm first: fuse_conv_bn would merge it into a convolution that is
-        # registered before it, across the GELU.
-        norm = nn.BatchNorm2d(embed_dims)
-        self.layers = ModuleDict({'2': norm, '0': first, '1': nn.GELU(), '3': last})
-
-    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
-        maps = tokens_to_map(x, hw_shape)
-        for name in ('0', '1', '2', '3'):
-            maps = self.layers[name](maps)
-        return map_to_tokens(maps)
-
-
-class XCABlock(TransformerBlock):
-    """A block with a :class:`LocalPatchInteraction` between the attention and the FFN.
-
-    Each of the three branches has a norm and a layer scale. Arguments are those of
-    :class:`TransformerBlock`, and ``layer_scale`` is 1 by default.
-
-    Source: XCiT (arXiv 2106.09681).
-
-    Examples:
-        >>> import torch
-        >>> from mmlaplace.models.backbones.xcit import XCABlock
-        >>> attn_cfg = dict(
-        ...     type='XCAttention', embed_dims=64, num_heads=2, input_resolution=(14, 14))
-        >>> XCABlock(64, attn_cfg)(torch.randn(1, 5 * 9, 64), hw_shape=(5, 9)).shape
-        torch.Size([1, 45, 64])
-    """
-
-    def __init__(self, embed_dims: int, attn_cfg: dict, *args: Any, **kwargs: Any) -> None:
-        norm_cfg = kwargs.pop('norm_cfg', None) or LAYER_NORM
-        layer_scale = kwargs.pop('layer_scale', 1.0)
-        options = dict(kwargs, norm_cfg=norm_cfg, layer_scale=layer_scale)
-        super().__init__(embed_dims, attn_cfg, *args, **options)
-        self.norm3 = build_token_norm(norm_cfg, embed_dims)
-        self.local = LocalPatchInteraction(embed_dims)
-        self.scale3 = LayerScale(embed_dims, layer_scale)
-
-    def branches(self) -> list:
-        attention, ffn = super().branches()
-        return [attention, (None, self.norm3, self.local, self.scale3), ffn]
 
 
 def rescalings(embed_dims: int, patch_size: int, ceil_mode: bool = True) -> ModuleList:
@@ -397,4 +334,27 @@ PUBLISHED = {
     for name in ('nano_12', 'tiny_12', 'tiny_24', 'small_12', 'small_24', 'medium_24', 'large_24')
     for kind in ('224', '224_dist', '384_dist')
 }
-FAMILY = Family({XCiTBackbone: 'xcit'}, PUBLISHED)
+# The four maps are rescaled by other layers for patches of 8 pixels than for 16.
+MAPS = {
+    patch: NAMES.of_maps(rows, (NAMES.identifying[0], *tells))
+    for patch, rows, tells in (
+        (8, {'fpn1.0.': 'pyramid.0.'}, ()),
+        (16, {'fpn1.': 'pyramid.0.', 'fpn2.0.': 'pyramid.1.'}, ('fpn2.0.weight',)),
+    )
+}
+DENSE = {
+    config.format(f'xcit-{name[0]}{name[-2:]}-p{patch}'): DenseModel(
+        f'xcit_{name}_p{patch}',
+        MAPS[patch],
+        f'https://dl.fbaipublicfiles.com/xcit/{file}_xcit_{name}_p{patch}.pth',
+        licence='Apache-2.0',
+    )
+    for config, file in (
+        ('mask-rcnn_{}_fpn_ms-3x_coco', 'coco/maskrcnn'),
+        ('{}_fpn_8xb2-80k_ade20k-512x512', 'ade/sem_fpn'),
+        ('{}_upernet_8xb2-160k_ade20k-512x512', 'ade/upernet'),
+    )
+    for name in ('tiny_12', 'small_12', 'small_24', 'medium_24')
+    for patch in MAPS
+}
+FAMILY = Family({XCiTBackbone: 'xcit'}, PUBLISHED, dense=DENSE)

@@ -1,7 +1,8 @@
-"""A family: the backbones and the published classifiers of a paper."""
+"""A family: the backbones and the published models of a paper."""
 
 from typing import Any, Dict, Mapping, NamedTuple
 
+from ...checkpoints.dense import DenseModel
 from ...checkpoints.published import PublishedModel
 
 
@@ -21,6 +22,8 @@ class Family(NamedTuple):
             ``crop_pct`` (default: 0.875) and ``crop_mode`` (default: ``'center'``). Of several
             starts of a name, the longer ones change the shorter ones. Without any, a backbone or
             published classifier is no model of timm. Default: none.
+        dense: The detectors and segmentors that the authors released, by the name of the config
+            here. Default: none.
 
     Examples:
         >>> from mmlaplace.models import FAMILIES
@@ -33,3 +36,4 @@ class Family(NamedTuple):
     backbones: Mapping[Any, str] = {}
     published: Mapping[str, PublishedModel] = {}
     timm: Mapping[str, Dict[str, Any]] = {}
+    dense: Mapping[str, DenseModel] = {}

@@ -1,0 +1,107 @@
+"""The tensors of a checkpoint by the names of mmlaplace, converted if these are the authors'."""
+
+from typing import Any, Dict, Mapping
+
+import torch.nn as nn
+from torch import Tensor
+
+from . import dense
+from .names import count_prefixes, first_names
+from .published import PREFIX, describe, fitting, recognise
+
+
+def fitting_sentence(weights: Mapping[str, Tensor]) -> str:
+    """The end of a message on weights, of a backbone or a whole model: the models that they fit.
+
+    It is empty if there is none.
+    """
+    if dense.kind_of(weights) not in ('', 'classifier'):
+        names = [dense.DENSE[name].config or name for name in dense.fitting_dense(weights)]
+        return f'; it fits the config {" or ".join(dict.fromkeys(names))}' if names else ''
+    whole = any(name.startswith(PREFIX) for name in weights)
+    fit = fitting(weights if whole else {PREFIX + k: v for k, v in weights.items()})
+    return f'; it fits {" or ".join(map(describe, fit))}' if fit else ''
+
+
+def in_own_names(
+    given: Dict[str, Tensor], own: Mapping[str, Tensor], checkpoint: Any
+) -> Dict[str, Tensor]:
+    """The tensors of a checkpoint by the names of mmlaplace, converted if these are the authors'.
+
+    Args:
+        given: The tensors.
+        own: The tensors of the module that they are for. If most of their names are in the
+            checkpoint, nothing is converted.
+        checkpoint: Its path or address, for errors.
+
+    Raises:
+        ValueError: If the names are the authors', and a tensor has no place, or as many positions
+            as the module's map of another aspect.
+    """
+    plain = {name.removeprefix('module.'): value for name, value in given.items()}
+    whole = dense.table_of(plain)
+    table = whole or recognise(plain)
+    if table is None:
+        return given
+    # Necks and heads have the same names in any case.
+    inside = {k: v for k, v in given.items() if k.removeprefix('module.').startswith(PREFIX)}
+    wanted = [name for name in own if whole is None or name.startswith(PREFIX)] or list(own)
+    found = count_prefixes(inside if whole else given, wanted).most_common(1)
+    if found and 2 * found[0][1] > len(wanted):
+        return given
+    try:
+        weights = (dense.convert(plain, whole) if whole else table.convert(plain)).weights
+        _check_aspects(weights, own)
+    except ValueError as error:
+        raise ValueError(f'{checkpoint} cannot be converted: {error}') from error
+    return weights
+
+
+def _check_aspects(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    """Raise a ValueError where a square map was made of positions that may be another map's."""
+    for name, value in weights.items():
+        given, wanted = value.shape, own.get(name, own.get(name.removeprefix(PREFIX), value)).shape
+        if len(given) == len(wanted) == 4 and given[:2] == wanted[:2] and given != wanted:
+            sides, others = (f'{height} x {width}' for _, _, height, width in (given, wanted))
+            if given.numel() == wanted.numel():
+                raise ValueError(
+                    f'the positions of {name} are a map of {sides} if its images were square, and '
+                    f'of {others} if they had the aspect of this model; say which, in pixels, to '
+                    'tools/model_converters/convert.py by --image-size, and load the new file'
+                )
+
+
+def rename_maps(backbone: nn.Module, state_dict: Dict[str, Tensor], prefix: str) -> None:
+    """Rename the tensors of a backbone in place, if the names are those of authors' detectors.
+
+    So every way to load a whole model takes the authors' file, as the toolboxes have the authors'
+    names of necks and heads. Norms of maps that the backbone does not return are left out.
+
+    Args:
+        backbone: The backbone.
+        state_dict: Tensors, with others or without.
+        prefix: What comes before the names of the backbone.
+
+    Raises:
+        ValueError: If they do not fill the backbone, or have no place in it.
+    """
+    given = {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
+    table = dense.maps_table(given)
+    if table is None:
+        return
+    kind, own = type(backbone).__name__, backbone.state_dict()
+    try:
+        converted = table.convert(given, prefix='').weights
+        other = backbone.other_outputs(converted)
+    except ValueError as error:
+        raise ValueError(f'this file of the authors does not fit this {kind}: {error}') from error
+    missing = [name for name in own if name not in converted and name not in other]
+    unexpected = [name for name in converted if name not in own and name not in other]
+    if missing or unexpected:
+        raise ValueError(
+            f'this file of the authors does not fit this {kind}: missing {first_names(missing)}, '
+            f'unexpected {first_names(unexpected)}{fitting_sentence(converted)}'
+        )
+    for name in given:
+        del state_dict[prefix + name]
+    state_dict.update({prefix + name: v for name, v in converted.items() if name in own})
