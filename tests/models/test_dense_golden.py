@@ -1,7 +1,7 @@
 """Detectors, segmentors and their backbones give the outputs of the authors' code.
 
-``tests/data/golden/README.md`` tells how the files were made. Weights and the image are made up
-here as they were there.
+``tests/data/golden/dense/README.md`` tells how the files were made. Weights and the image are made
+up here as they were there.
 """
 
 import json
@@ -14,10 +14,11 @@ from conftest import ROOT, toolbox_model
 from mmengine.config import Config
 from mmengine.model import revert_sync_batchnorm
 from mmengine.registry import MODELS, DefaultScope
-from test_golden import GOLDEN, assert_close, sampled
+from test_golden import assert_close, sampled
 
 from mmlaplace.checkpoints import load_weights
 
+GOLDEN = ROOT / 'tests/data/golden/dense'
 # Tensors that are computed, or of no use. The files have them, too.
 UNUSED = ('index', 'angle', 'rotations', 'num_batches_tracked')
 # fp32: sums of thousands of products in another order differ by 1e-6 to 1e-5 of the largest value.
@@ -141,7 +142,7 @@ def maps_of(config, names, size):
 
 @pytest.mark.parametrize('name', MAPS)
 def test_maps_are_those_of_the_authors_detectors(name):
-    golden = np.load(GOLDEN / 'dense_maps.npz')
+    golden = np.load(GOLDEN / 'maps.npz')
     config, option, tolerance = MAPS[name]
     size, names = golden[f'{name}/size'], golden[f'{name}/names']
     maps = maps_of(config | option, names, size)
