@@ -26,7 +26,14 @@ LEAVES = {
 
 # Wanted changes since the record, each with three parts: a pattern of configs' names, a pattern of
 # lines `key = value`, and the line or lines that replace a match. An empty line is dropped.
-CHANGES: list = []
+CHANGES: list = [
+    # Sides that 32 does not divide are rounded as in the authors' code.
+    (
+        'segmentation/(agent/agent-pvt|xcit/|cswin/.*_upernet)',
+        r'^model\.backbone\.arch = .*',
+        r'\g<0>\nmodel.backbone.ceil_mode = False',
+    ),
+]
 
 
 def flatten(value, key: str = '') -> dict:

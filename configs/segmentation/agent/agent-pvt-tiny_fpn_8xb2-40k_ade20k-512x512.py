@@ -10,6 +10,7 @@ model = dict(
     backbone=dict(
         type='PVT',
         arch='tiny',
+        ceil_mode=False,  # as the authors round sides that 32 does not divide
         attn_cfg=dict(
             type='AgentAttention',
             per_stage=dict(

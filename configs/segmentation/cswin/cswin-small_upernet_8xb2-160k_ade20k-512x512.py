@@ -10,6 +10,7 @@ model = dict(
     backbone=dict(
         type='CSWin',
         arch='small',
+        ceil_mode=False,  # as the authors round sides that 32 does not divide
         drop_path_rate=0.4,
         init_cfg=dict(
             type='Pretrained',

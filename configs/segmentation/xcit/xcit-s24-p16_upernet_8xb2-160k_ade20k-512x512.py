@@ -10,6 +10,7 @@ model = dict(
     backbone=dict(
         type='XCiTBackbone',
         arch='s24',
+        ceil_mode=False,  # as the authors round sides that 32 does not divide
         patch_size=16,
         pyramid_blocks=(7, 11, 15, 23),
         layer_scale=1e-5,

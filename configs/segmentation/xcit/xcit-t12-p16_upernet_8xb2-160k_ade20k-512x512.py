@@ -10,6 +10,7 @@ model = dict(
     backbone=dict(
         type='XCiTBackbone',
         arch='t12',
+        ceil_mode=False,  # as the authors round sides that 32 does not divide
         patch_size=16,
         pyramid_blocks=(3, 5, 7, 11),
         init_cfg=dict(

@@ -18,16 +18,20 @@ from ..pyramid import MICRO, STRIDES, Family, PyramidBackbone, Stage, arch
 class Stem(OverlapPatchEmbed):
     """A 7 x 7 convolution of stride 4 with two zeros at each border, and a norm.
 
-    Images are first zero-padded to multiples of 4.
+    With ``ceil_mode``, images are first zero-padded to multiples of 4. Otherwise a side of S pixels
+    becomes ⌊(S + 1) / 4⌋ tokens.
     """
 
-    def __init__(self, in_channels: int, embed_dims: int, **kwargs: Any) -> None:
+    def __init__(
+        self, in_channels: int, embed_dims: int, ceil_mode: bool = True, **kwargs: Any
+    ) -> None:
         super().__init__(in_channels, embed_dims, kernel_size=7, stride=4, **kwargs)
         self.projection.padding = (2, 2)
+        self.ceil_mode = ceil_mode
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
-        return super().forward(pad_to_multiple(x, 4))
+        return super().forward(pad_to_multiple(x, 4) if self.ceil_mode else x)
 
 
 class CSWinBlock(TransformerBlock):
@@ -41,12 +45,14 @@ class CSWinBlock(TransformerBlock):
         return super().output_of(branch, normed, x, hw_shape)
 
 
-def cswin(stripe_widths: Sequence[int] = (1, 2, 7)) -> List[Stage]:
+def cswin(stripe_widths: Sequence[int] = (1, 2, 7), ceil_mode: bool = True) -> List[Stage]:
     """CSWin: attention in stripes, then on the whole map. Convolutions merge tokens.
 
     Args:
         stripe_widths: Widths of the stripes in the first three stages, in tokens. Default:
             (1, 2, 7); (1, 2, 12) are those of the authors at 384 x 384.
+        ceil_mode: Whether images are padded to multiples of 4. Otherwise the first map has a row or
+            column less if 4 leaves 1 or 2 pixels, as in the authors' code. Default: True.
 
     Raises:
         ValueError: For another number of widths. The last stage has none.
@@ -58,6 +64,7 @@ def cswin(stripe_widths: Sequence[int] = (1, 2, 7)) -> List[Stage]:
         )
     norm = dict(type='LN', eps=1e-5)
     merge = partial(OverlapPatchEmbed, kernel_size=3, stride=2, norm_cfg=norm)
+    embeds = (partial(Stem, norm_cfg=norm, ceil_mode=ceil_mode), *[merge] * 3)
     attns = [dict(type='CrossShapedAttention', stripe_width=width) for width in stripe_widths]
     attns.append(dict(type='SoftmaxAttention'))
     return [
@@ -70,7 +77,7 @@ def cswin(stripe_widths: Sequence[int] = (1, 2, 7)) -> List[Stage]:
             out_norm=norm,
             block=dict(type=CSWinBlock),
         )
-        for embed, stride, attn in zip((partial(Stem, norm_cfg=norm), *[merge] * 3), STRIDES, attns)
+        for embed, stride, attn in zip(embeds, STRIDES, attns)
     ]
 
 
@@ -82,7 +89,7 @@ class CSWin(PyramidBackbone):
     1, 2 and 7 tokens wide in the first three stages. The last stage has softmax on the whole map.
     Another attention in a stage is on the whole map too: ``attn_cfg=[dict(type='AgentAttention',
     qkv='qkv')] * 2 + [None] * 2`` is that of Agent-CSWin. Arguments are those of
-    :class:`PyramidBackbone`, and ``stripe_widths``.
+    :class:`PyramidBackbone`, ``stripe_widths`` and ``ceil_mode``.
 
     Source: CSWin Transformer (arXiv 2107.00652).
 

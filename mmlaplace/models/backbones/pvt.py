@@ -21,21 +21,24 @@ def overlapping_patches(stride: int) -> partial:
     return partial(OverlapPatchEmbed, kernel_size=2 * stride - 1, stride=stride)
 
 
-def patches(stride: int) -> partial:
+def patches(stride: int, ceil_mode: bool = True) -> partial:
     """Patches of PVT, which do not overlap."""
-    return partial(PatchEmbed, patch_size=stride)
+    return partial(PatchEmbed, patch_size=stride, ceil_mode=ceil_mode)
 
 
-def pvt(with_cls_token: bool = False) -> List[Stage]:
+def pvt(with_cls_token: bool = False, ceil_mode: bool = True) -> List[Stage]:
     """PVT: patches, learned positions, softmax on reduced keys, maps without a norm.
 
     Args:
         with_cls_token: Whether the last stage has a class token, and a norm after it, as the
             authors' classifiers have. Default: False.
+        ceil_mode: Whether sides of maps are rounded up, by zeros at the border. Otherwise they are
+            rounded down, as in the authors' code, and the rest of the image is dropped. It matters
+            for sides that 32 does not divide. Default: True.
     """
     stages = [
         Stage(
-            patches(stride),
+            patches(stride, ceil_mode),
             stride,
             dict(type='SoftmaxAttention', sr_ratio=sr_ratio),
             position={},
@@ -94,8 +97,8 @@ class PVT(PyramidBackbone):
     Patches have a side of 4 pixels, then of 2 tokens. Learned positions come before each stage and
     are resized to the input. Blocks are pre-norm. Returned maps have no norm, as in the authors'
     detectors. ``attn_cfg=dict(type='FLattenAttention')`` gives FLatten-PVT. Arguments are those of
-    :class:`PyramidBackbone`, and ``with_cls_token``: the authors' classifiers have a class token,
-    the others here average the last map.
+    :class:`PyramidBackbone`, ``ceil_mode``, and ``with_cls_token``: the authors' classifiers have a
+    class token, the others here average the last map.
 
     Source: PVT (arXiv 2102.12122).
 

@@ -113,14 +113,14 @@ def _waves(count: int, like: Tensor) -> Tensor:
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
 
 
-def rescalings(embed_dims: int, patch_size: int) -> ModuleList:
+def rescalings(embed_dims: int, patch_size: int, ceil_mode: bool = True) -> ModuleList:
     """What brings four maps of a patch size to the strides 4, 8, 16 and 32.
 
     Transposed convolutions enlarge maps, and max pooling reduces them, as in the authors'
     detectors.
     """
     up = partial(nn.ConvTranspose2d, embed_dims, embed_dims, 2, stride=2)
-    down = partial(nn.MaxPool2d, ceil_mode=True)
+    down = partial(nn.MaxPool2d, ceil_mode=ceil_mode)
     if patch_size == 8:
         return ModuleList([up(), nn.Identity(), down(2), down(4)])
     larger = Sequential(up(), nn.BatchNorm2d(embed_dims), nn.GELU(), up())
@@ -171,6 +171,8 @@ class XCiTBackbone(PyramidBackbone):
             rescaled to the strides 4, 8, 16 and 32 for images whose sides 32 divides. The authors'
             detectors take ``(3, 5, 7, 11)`` of 12 blocks and ``(7, 11, 15, 23)`` of 24. Default:
             None, the map of the last block alone.
+        ceil_mode: Whether max pooling rounds sides up. The authors' rounds them down. It matters
+            for images whose sides 32 does not divide. Default: True.
 
     Raises:
         ValueError: For other ``pyramid_blocks``, or with ``out_type='cls_token'`` or ``out_norms``.
@@ -208,21 +210,19 @@ class XCiTBackbone(PyramidBackbone):
         *args: Any,
         norm_tokens: Optional[bool] = None,
         pyramid_blocks: Optional[Sequence[int]] = None,
+        ceil_mode: bool = True,
         **kwargs: Any,
     ) -> None:
         super().__init__(arch, *args, **kwargs)
         sizes = options.parse_arch(type(self), arch, 1)
-        dims, depth = sizes['embed_dims'][0], sizes['depths'][0]
+        dims, depth, heads, ffn_ratio = (sizes[key][0] for key in options.ARCH_KEYS)
         if self.out_type == 'cls_token':
-            ffn = {k: kwargs[k] for k in ('norm_cfg', 'act_cfg', 'drop_rate') if k in kwargs}
+            keys = ('norm_cfg', 'act_cfg', 'drop_rate')
+            given: Dict[str, Any] = {key: kwargs[key] for key in keys if key in kwargs}
+            given['norm_tokens'] = arch != 'n12' if norm_tokens is None else norm_tokens
             # In every pyramid and in checkpoints, what the returned tokens pass is norm0.
             self.norm0 = ClassAttention(
-                dims,
-                sizes['num_heads'][0],
-                sizes['ffn_ratios'][0],
-                layer_scale=kwargs.get('layer_scale', 1.0),
-                norm_tokens=arch != 'n12' if norm_tokens is None else norm_tokens,
-                **ffn,
+                dims, heads, ffn_ratio, layer_scale=kwargs.get('layer_scale', 1.0), **given
             )
         self.pyramid_blocks: Tuple[int, ...] = ()
         self.pyramid = None
@@ -232,12 +232,12 @@ class XCiTBackbone(PyramidBackbone):
             rising = sorted({*blocks, -1, depth - 1}) == [-1, *blocks]
             if len(blocks) != 4 or not rising or getattr(self, 'norm0', None) is not None:
                 raise ValueError(
-                    f'pyramid_blocks must be four blocks in rising order, the last of them '
-                    f"{depth - 1}, with out_type='featmap' and no out_norms, got "
-                    f'{pyramid_blocks} with out_type={self.out_type!r} and '
-                    f'out_norms={kwargs.get("out_norms")}'
+                    'pyramid_blocks must be four blocks in rising order, the last of them '
+                    f"{depth - 1}, with out_type='featmap' and no out_norms, got {pyramid_blocks}"
+                    f' with out_type={self.out_type!r} and out_norms={kwargs.get("out_norms")}'
                 )
-            self.pyramid = rescalings(dims, self.stage_strides[0])
+            self.pyramid = rescalings(dims, self.stage_strides[0], ceil_mode)
+            self.least_side = self.least_side if ceil_mode else 32
         self._freeze_stages()
 
     def other_outputs(self, names: Collection[str]) -> Set[str]:

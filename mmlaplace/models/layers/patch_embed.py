@@ -62,7 +62,8 @@ class OverlapPatchEmbed(BaseModule):
 class PatchEmbed(BaseModule):
     """A convolution of stride p over p x p patches and a norm.
 
-    A side of S pixels becomes ⌈S / p⌉ tokens. Inputs are zero-padded to a multiple of p.
+    A side of S pixels becomes ⌈S / p⌉ tokens. Inputs are zero-padded to a multiple of p. Without
+    ``ceil_mode`` it becomes ⌊S / p⌋ tokens, and the rest of the input is dropped.
 
     Args:
         in_channels: Channels of the input map.
@@ -70,6 +71,7 @@ class PatchEmbed(BaseModule):
         patch_size: Side p.
         norm: Whether there is a norm. Default: True.
         norm_cfg: Config of the norm. Default: ``dict(type='LN')``.
+        ceil_mode: Whether sides are rounded up. Default: True.
 
     Examples:
         >>> import torch
@@ -86,17 +88,21 @@ class PatchEmbed(BaseModule):
         patch_size: int,
         norm: bool = True,
         norm_cfg: Optional[dict] = None,
+        ceil_mode: bool = True,
     ) -> None:
         super().__init__()
         self.projection = nn.Conv2d(in_channels, embed_dims, patch_size, stride=patch_size)
         self.norm: nn.Module = nn.Identity()
         if norm:
             self.norm = build_token_norm(norm_cfg or dict(type='LN'), embed_dims)
-        self.patch_size = patch_size
+        self.patch_size, self.ceil_mode = patch_size, ceil_mode
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
         """``(B, C_in, H, W) -> tokens (B, N, C), (H', W')`` with ``N = H' * W'``."""
-        x = self.projection(pad_to_multiple(channels_last(x), self.patch_size))  # (B, C, H', W')
+        x = channels_last(x)
+        if self.ceil_mode:
+            x = pad_to_multiple(x, self.patch_size)
+        x = self.projection(x)  # (B, C, H', W')
         return self.norm(map_to_tokens(x)), shape_of_map(x)
 
 

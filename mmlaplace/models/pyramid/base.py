@@ -1,3 +1,4 @@
+import math
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 from mmengine.model import BaseModule, ModuleList
@@ -106,6 +107,7 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
         options.check_kinds(img_size, in_channels, out_norms)
         self.out_type, self.frozen_stages, self.norm_eval = out_type, frozen_stages, norm_eval
         self.img_size = (img_size, img_size) if isinstance(img_size, int) else tuple(img_size)
+        self.least_side = layout[0].stride  # of an image, in pixels
         common = (drop_rate, with_cp, norm_cfg, act_cfg)
         rates, resolution = options.drop_path_rates(drop_path_rate, self.depths), self.img_size
         self.stages = ModuleList()
@@ -113,6 +115,8 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
             resolution = tuple(-(-side // stage.stride) for side in resolution)
             own = [sizes[key][i] for key in ('embed_dims', 'num_heads', 'ffn_ratios')]
             self.stages.append(stage.build(in_channels, *own, resolution, rates[i], *common))
+            if not getattr(self.stages[i]['patch_embed'], 'ceil_mode', True):
+                self.least_side = math.prod(self.stage_strides[: i + 1])  # or a map would be empty
             in_channels = self.embed_dims[i]
         out_norm = out_norms if isinstance(out_norms, dict) else norm_cfg
         for i in self.out_indices if out_norms is not False else ():
@@ -122,17 +126,17 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
         self._freeze_stages()
 
     def check_images(self, x: Tensor) -> None:
-        """Raise a ValueError unless ``x`` is ``(B, C, H, W)`` with sides of at least a stride.
+        """Raise a ValueError unless ``x`` is ``(B, C, H, W)`` with sides of ``least_side`` pixels.
 
         Where torch.fx traces the backbone, ``x`` has no shape, and the trace is prepared instead.
         """
         if isinstance(x, Proxy):
             record_layers(self, x.tracer)
             return
-        first = self.stage_strides[0]
-        if x.dim() != 4 or min(x.shape[-2:]) < first:
+        least = self.least_side
+        if x.dim() != 4 or min(x.shape[-2:]) < least:
             raise ValueError(
-                f'{type(self).__name__} needs images (B, C, H, W) of at least {first} x {first} '
+                f'{type(self).__name__} needs images (B, C, H, W) of at least {least} x {least} '
                 f'pixels, got shape {tuple(x.shape)}'
             )
 
@@ -143,7 +147,7 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
 
         Raises:
             ValueError: If ``x`` does not have four axes, or has a side shorter than the first
-                stride.
+                stride, or with ``ceil_mode=False`` than all strides together.
         """
         self.check_images(x)
         memory_format, outs = feature_map.memory_format_of(x), []

@@ -1,0 +1,281 @@
+"""Detectors, segmentors and their backbones give the outputs of the authors' code.
+
+``tests/data/golden/dense/README.md`` tells how the files were made. Weights and the image are made
+up here as they were there.
+"""
+
+import json
+import zlib
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, toolbox_model
+from mmengine.config import Config
+from mmengine.model import revert_sync_batchnorm
+from mmengine.registry import MODELS, DefaultScope
+from test_golden import assert_close, sampled
+
+from mmlaplace.checkpoints import load_weights
+
+GOLDEN = ROOT / 'tests/data/golden/dense'
+# Tensors that are computed, or of no use. The files have them, too.
+UNUSED = ('index', 'angle', 'rotations', 'num_batches_tracked')
+# fp32: sums of thousands of products in another order differ by 1e-6 to 1e-5 of the largest value.
+TOLERANCE = 1e-4
+# So that no box of RetinaNet is without area, which mmdet 3 leaves out, and the cascade finds some.
+GAINS = {'bbox_head.retina_reg.weight': 0.25}
+GAINS.update({f'roi_head.bbox_head.{i}.fc_cls.weight': 8 for i in range(3)})
+SIDES = (150, 210)  # of the image, which 32 does not divide
+
+
+def drawn(name, shape):
+    """A tensor of the authors that depends on nothing but its name and shape."""
+    if name.endswith(UNUSED):
+        return torch.zeros(shape)
+    noise = np.random.default_rng(zlib.crc32(name.encode())).standard_normal(shape)
+    if name.endswith('running_var'):
+        value = 0.5 + np.abs(noise)
+    elif noise.size == max(shape):  # of a norm, a layer scale or a bias
+        value = 0.1 * noise + (not name.endswith(('bias', 'running_mean')))
+    else:
+        value = (
+            GAINS.get(name, 1) * noise / (1 if 'pos_embed' in name else np.prod(shape[1:]) ** 0.5)
+        )
+    return torch.from_numpy(value).float()
+
+
+def weights_of(names):
+    """The authors' tensors by name, of the names and shapes in a file."""
+    return {name: drawn(name, tuple(shape)) for name, shape in json.loads(str(names))}
+
+
+def image(height, width):
+    """Stripes, discs and noise, all by integers: ``(H, W, 3)``."""
+    y, x = np.mgrid[:height, :width]
+    chance = np.random.default_rng(0)
+    stripes = (3 * x + 2 * y, x * y // 9, 5 * y + x * x // 40)
+    pixels = np.stack([stripe % 256 for stripe in stripes], axis=-1)
+    for _ in range(12):
+        row, column = chance.integers(0, height), chance.integers(0, width)
+        radius = chance.integers(6, 30)
+        disc = (y - row) ** 2 + (x - column) ** 2 < radius * radius
+        pixels[disc] = chance.integers(0, 256, 3)
+    return (pixels + chance.integers(-9, 10, pixels.shape)).clip(0, 255).astype(np.uint8)
+
+
+# The number in a classifier, and the side of the square in a detector.
+AGENTS = {9: 9, 16: 12, 49: 14}
+AGENT_SWIN = [
+    dict(
+        window_size=10**6, even_windows=True,
+        attn_cfg=dict(
+            type='AgentAttention', qkv='qkv', num_landmarks=count, agent_shape=(side, side)
+        ),
+    )
+    for count, side in AGENTS.items()
+] + [None]  # fmt: skip
+AGENT_PVT = dict(
+    type='AgentAttention',
+    per_stage=dict(
+        num_landmarks=(9, 16, 49, 49), agent_shape=((12, 12), (16, 16), (28, 28), (28, 28))
+    ),
+)
+XCIT = dict(
+    type='XCiTBackbone', pyramid_blocks=range(4),
+    arch=dict(embed_dims=(24,), depths=(4,), num_heads=(4,), ffn_ratios=(4,)),
+)  # fmt: skip
+
+
+def narrow(embed_dims, depths, num_heads, ffn_ratios=(4,) * 4):
+    return dict(embed_dims=embed_dims, depths=depths, num_heads=num_heads, ffn_ratios=ffn_ratios)
+
+
+PVT = narrow((8, 16, 20, 32), (1, 1, 2, 1), (1, 2, 5, 8), (8, 8, 4, 4))
+# A backbone, the option that its dense configs have, and the relative error in fp64. The authors
+# compute rotations and waves in fp32.
+MAPS = {
+    'swin': (
+        dict(type='Swin', arch=narrow((8, 16, 32, 64), (2, 1, 2, 2), (1, 2, 2, 4))),
+        dict(pad_small_maps=True), 1e-12,
+    ),
+    'agent_swin': (
+        dict(type='Swin', arch=narrow((8, 16, 32, 64), (1, 1, 2, 2), (1, 2, 2, 4)),
+             attn_cfg=AGENT_SWIN),
+        dict(pad_small_maps=True), 1e-12,
+    ),
+    'agent_pvt': (
+        dict(type='PVT', arch=PVT, attn_cfg=AGENT_PVT), dict(ceil_mode=False), 1e-12,
+    ),
+    'cswin': (
+        dict(type='CSWin', arch=narrow((8, 16, 32, 64), (1, 1, 2, 1), (2, 4, 8, 16))),
+        dict(ceil_mode=False), 1e-12,
+    ),
+    'xcit_p16': (dict(XCIT, patch_size=16), dict(ceil_mode=False), 1e-6),
+    'xcit_p8': (dict(XCIT, patch_size=8), dict(ceil_mode=False), 1e-6),
+    'mlla': (
+        dict(type='MLLA', arch=narrow((8, 16, 32, 64), (1, 1, 2, 1), (1, 2, 2, 4))), {}, 1e-6,
+    ),
+    'ravlt': (
+        dict(type='RAVLT', arch=narrow((8, 16, 24, 32), (1, 1, 2, 1), (1, 2, 3, 4), (3.5,) * 4)),
+        {}, 1e-6,
+    ),
+    'pvt': (dict(type='PVT', arch=PVT), {}, 1e-12),
+    'pvt_v2': (dict(type='PVTv2', arch=PVT, stage_norms=True), {}, 1e-12),
+}  # fmt: skip
+
+
+def thinned(values):
+    """Each eighth of the sampled values, and the sums of all."""
+    few = sampled(values)
+    return torch.cat([few[:-8:8], few[-8:]])
+
+
+def maps_of(config, names, size):
+    """The maps of images of noise, in fp64."""
+    backbone = MODELS.build(config).double().eval()
+    backbone.load_state_dict(weights_of(names))  # strict, by the authors' names
+    images = np.random.default_rng(1).standard_normal((1, 3, *size))
+    with torch.no_grad():
+        return backbone(torch.from_numpy(images))
+
+
+@pytest.mark.parametrize('name', MAPS)
+def test_maps_are_those_of_the_authors_detectors(name):
+    golden = np.load(GOLDEN / 'maps.npz')
+    config, option, tolerance = MAPS[name]
+    size, names = golden[f'{name}/size'], golden[f'{name}/names']
+    maps = maps_of(config | option, names, size)
+    assert [list(out.shape) for out in maps] == json.loads(str(golden[f'{name}/shapes']))
+    for i, out in enumerate(maps):
+        ours, theirs = thinned(out), torch.from_numpy(golden[f'{name}/{i}'])
+        assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max()
+    if not option:
+        return
+    # As in classifiers, without the option, the last map is another.
+    last = maps_of(config, names, size)[-1]
+    assert last.shape != maps[-1].shape or (last - maps[-1]).abs().max() > 0.1
+
+
+def slim(part):
+    """Give all layers of necks and heads 32 channels, in place."""
+    for key, value in part.items() if isinstance(part, dict) else enumerate(part):
+        if str(key).endswith('channels'):
+            part[key] = [32] * len(value) if isinstance(value, list) else 32
+        elif isinstance(value, (dict, list)):
+            slim(value)
+
+
+# A config, and the narrower backbone.
+MODELS_OF = {
+    'ravlt_mask_rcnn': (
+        'detection/ravlt/mask-rcnn_ravlt-tiny_fpn_1x_coco',
+        narrow((16, 32, 48, 64), (1, 1, 2, 1), (1, 2, 3, 4), (3.5,) * 4),
+    ),
+    'agent_swin_cascade': (
+        'detection/agent/cascade-mask-rcnn_agent-swin-tiny_fpn_ms-1x_coco',
+        narrow((16, 32, 64, 128), (1, 1, 2, 2), (1, 2, 4, 8)),
+    ),
+    'pvt_retinanet': (
+        'detection/pvt/retinanet_pvt-tiny_fpn_1x_coco',
+        narrow((16, 32, 40, 64), (1, 1, 2, 1), (1, 2, 5, 8), (8, 8, 4, 4)),
+    ),
+    'swin_upernet': (
+        'segmentation/swin/swin-tiny_upernet_8xb2-160k_ade20k-512x512',
+        narrow((16, 32, 64, 128), (2, 1, 2, 2), (1, 2, 4, 8)),
+    ),
+    'xcit_fpn': (
+        'segmentation/xcit/xcit-t12-p16_fpn_8xb2-80k_ade20k-512x512',
+        dict(embed_dims=(32,), depths=(4,), num_heads=(4,), ffn_ratios=(4,)),
+    ),
+}
+
+
+def outputs(name, path, swapped=()):
+    """What our model of a config gives for the image, with the weights of the authors' file."""
+    golden = np.load(GOLDEN / f'{name}.npz')
+    config, arch = MODELS_OF[name]
+    cfg = Config.fromfile(ROOT / f'configs/{config}.py')
+    cfg.model.backbone.update(arch=arch, init_cfg=None)
+    for part in [part for part in cfg.model if part.endswith(('neck', 'head'))]:
+        slim(cfg.model[part])
+    dims = list(arch['embed_dims'])
+    if name == 'xcit_fpn':
+        cfg.model.backbone.pyramid_blocks, dims = range(4), dims * 4
+    first = cfg.model.get('neck', cfg.model.get('decode_head'))
+    first.in_channels = dims[-len(cfg.model.backbone.get('out_indices', dims)) :]
+    if 'auxiliary_head' in cfg.model:
+        cfg.model.auxiliary_head.in_channels = dims[2]
+    task = config.split('/')[0]
+    apis = pytest.importorskip(dict(detection='mmdet.apis', segmentation='mmseg.apis')[task])
+    model = revert_sync_batchnorm(toolbox_model(cfg)).eval()
+    weights = weights_of(golden['names'])
+    for first, second in [swapped] if swapped else ():
+        starting = [key for key in weights if key.startswith(first)]
+        assert starting
+        for key in starting:
+            other = second + key[len(first) :]
+            weights[key], weights[other] = weights[other], weights[key]
+    # As mmcv 1 writes it.
+    torch.save(dict(meta=dict(epoch=12, CLASSES=('a', 'b')), state_dict=weights), path)
+    load_weights(model, path)
+    steps = [step for step in cfg.test_pipeline if step.type != 'LoadAnnotations']
+    steps[1].scale = SIDES[::-1]  # the authors' pipelines have no other step that changes pixels
+    cfg.test_dataloader.dataset.pipeline = cfg.test_pipeline = steps
+    model.cfg = cfg
+    with DefaultScope.overwrite_default_scope(cfg.default_scope):
+        if task == 'detection':
+            return golden, apis.inference_detector(model, image(*SIDES)).pred_instances
+        return golden, apis.inference_model(model, image(*SIDES))
+
+
+def check(golden, found):
+    """Compare detections or logits with the authors'."""
+    if 'logits' in golden:
+        assert_close(found.seg_logits.data, torch.from_numpy(golden['logits']), TOLERANCE)
+        labels = found.pred_sem_seg.data.flatten()[::7].numpy()
+        assert (labels != golden['labels']).mean() < 1e-3  # where two classes are as likely
+        return
+    # Left, top, right, bottom, score. Scores that differ by a rounding error have no order.
+    boxes, labels = torch.from_numpy(golden['boxes']), torch.from_numpy(golden['labels'])
+    ours = in_units(found.bboxes, found.scores, found.labels)
+    apart = torch.cdist(in_units(boxes[:, :4], boxes[:, 4], labels), ours, p=torch.inf)
+    errors, order = apart.min(dim=1)
+    assert errors.max() <= TOLERANCE
+    assert sorted(order.tolist()) == list(range(len(ours)))
+    if 'masks' in golden:
+        masks = np.packbits(found.masks[order].numpy())
+        assert np.unpackbits(masks ^ golden['masks']).mean() < 1e-4  # at edges, by rounding
+
+
+def in_units(boxes, scores, labels):
+    """Rows that differ by 1 where a box, a score or a class is another."""
+    return torch.cat([boxes / max(SIDES), scores[:, None], labels[:, None].float()], dim=1)
+
+
+@pytest.mark.parametrize('name', MODELS_OF)
+def test_converted_models_give_the_authors_outputs(name, tmp_path):
+    check(*outputs(name, tmp_path / 'theirs.pth'))
+
+
+@pytest.mark.parametrize(('name', 'swapped'), [
+    ('ravlt_mask_rcnn', ('backbone.layers.2.blocks.0.norm1.', 'backbone.layers.2.blocks.0.norm2.')),
+    ('ravlt_mask_rcnn', ('neck.fpn_convs.0.', 'neck.fpn_convs.1.')),
+    ('ravlt_mask_rcnn', ('roi_head.mask_head.convs.0.', 'roi_head.mask_head.convs.2.')),
+    # Masks are the mean of three heads, whose order does not count.
+    ('agent_swin_cascade', ('roi_head.bbox_head.0.', 'roi_head.bbox_head.2.')),
+    ('xcit_fpn', ('neck.lateral_convs.1.', 'neck.lateral_convs.2.')),
+])  # fmt: skip
+def test_tensors_of_one_shape_in_each_others_place_are_seen(name, swapped, tmp_path):
+    golden, found = outputs(name, tmp_path / 'theirs.pth', swapped)
+    with pytest.raises(AssertionError):
+        check(golden, found)
+
+
+@pytest.mark.parametrize('config', [
+    dict(type='PVT', arch='micro', ceil_mode=False),
+    dict(type='XCiTBackbone', arch='micro', pyramid_blocks=range(4), ceil_mode=False),
+])  # fmt: skip
+def test_images_that_rounding_down_leaves_without_tokens_are_refused(config):
+    with pytest.raises(ValueError, match=r'at least 32 x 32 pixels, got shape \(1, 3, 31, 64\)'):
+        MODELS.build(config)(torch.zeros(1, 3, 31, 64))
