@@ -175,7 +175,7 @@ HOSTS = (
     ),
     Host(
         'lightning', ('timm:timm', 'mmlaplace.timm:'),
-        "model = timm.create_model('laplacianformer_micro', num_classes=10)",
+        "model = timm.create_model('laplacianformer_micro', num_classes=10)  # of your module",
         {'LightningModule': {}},
         lambda model, images: two_steps(model, images)(images).mean(),
         lambda model, images: model(images),

@@ -1,5 +1,6 @@
 """Other projects run our backbones by the lines that docs/timm.md shows."""
 
+import json
 import re
 import sys
 from importlib.util import find_spec
@@ -9,10 +10,12 @@ import pytest
 import torch
 from conftest import ROOT, run_script
 from hosts import HOSTS, SIDE, build, transformers_scores
+from PIL import Image
 
 timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
 
-import mmlaplace.timm  # noqa: E402, F401  (registers)
+import mmlaplace.timm  # noqa: E402  (registers)
+from mmlaplace.engine import load_weights  # noqa: E402
 
 CASES = [pytest.param(host, head, id=head) for host in HOSTS for head in host.heads]
 SMALL = 'laplacianformer_micro'
@@ -95,6 +98,32 @@ def test_transformers_saves_loads_and_trains_by_its_trainer(images, tmp_path):
     assert transformers_scores(half, images.bfloat16()).isfinite().all()
 
 
+def test_the_script_trains_a_detector_and_evaluates_it(tmp_path):
+    need('transformers')
+    script, options = ROOT / 'tools/train_rt_detr.py', ('--small', '--size', SIDE, SIDE)
+    for part in ('train', 'val'):
+        (tmp_path / part).mkdir()
+        Image.new('RGB', (SIDE, SIDE)).save(tmp_path / part / 'a.png')
+    content = dict(
+        images=[dict(id=7, file_name='a.png', height=SIDE, width=SIDE)],
+        categories=[dict(id=3, name='cat'), dict(id=9, name='dog')],  # with gaps, as COCO's
+        annotations=[
+            dict(id=1, image_id=7, category_id=9, bbox=[8, 8, 32, 40], area=1280, iscrowd=0)
+        ],
+    )  # fmt: skip
+    missing = run_script(script, tmp_path, *options)
+    assert 'there is no ' in missing.stderr and missing.stderr.endswith('in the layout of --help\n')
+    (tmp_path / 'annotations').mkdir()
+    for part in ('train', 'val'):
+        (tmp_path / f'annotations/{part}.json').write_text(json.dumps(content))
+    wrong = run_script(script, tmp_path, '--backbone', 'laplacianformer_micr')
+    assert "'laplacianformer_micr'; similar ones are ['laplacianformer_micro'" in wrong.stderr
+    result = run_script(script, tmp_path, *options, '--epochs', 1, '--work-dir', tmp_path / 'out')
+    assert result.returncode == 0, result.stderr
+    log = json.loads((tmp_path / 'out/results.json').read_text())
+    assert set(log['box']) == {'AP', 'AP50', 'AP75'} and (tmp_path / 'out/config.json').is_file()
+
+
 def test_prefix_tokens_are_those_of_timm(images):
     """As smp's DPT asks for them: with each map the class token, where the stage has one."""
     for name, expected in (('agent_deit_tiny', [(2, 1, 192)] * 12), ('softpp_micro', None)):
@@ -148,3 +177,23 @@ def test_transformers_and_smp_show_which_weights_and_images_cannot_be():
 def test_the_table_of_hosts_is_in_step():
     result = run_script(ROOT / '.dev_scripts/make_hosts_table.py', '--check')
     assert result.returncode == 0, result.stderr
+
+
+def test_transformers_takes_a_model_with_options_and_weights_of_a_user(images, tmp_path):
+    need('transformers')
+    from transformers import TimmBackbone, TimmBackboneConfig
+
+    @timm.models.register_model
+    def my_backbone(pretrained=False, **kwargs):
+        changed = dict(type='SoftmaxAttention')
+        return mmlaplace.timm.laplacianformer_micro(pretrained, attn_cfg=changed, **kwargs)
+
+    model = TimmBackbone(TimmBackboneConfig(backbone='my_backbone', out_indices=[1, 2, 3])).eval()
+    (ours,) = (m for m in model.modules() if isinstance(m, mmlaplace.timm.TimmClassifier))
+    assert type(ours.backbone.stages[0]['blocks'][0].attn).__name__ == 'SoftmaxAttention'
+    classifier = timm.create_model('my_backbone')
+    torch.save(dict(state_dict=classifier.state_dict()), tmp_path / 'trained.pth')
+    load_weights(ours.backbone, tmp_path / 'trained.pth')
+    expected = classifier.eval().forward_intermediates(images, [1, 2, 3], intermediates_only=True)
+    for one, again in zip(expected, model(images).feature_maps):
+        torch.testing.assert_close(again, one, **SAME)

@@ -239,7 +239,7 @@ class TimmClassifier(nn.Module):
             stage = place[0]
             if place in places:
                 out = self._norm(tokens, stage) if norm else tokens
-                feature = self._map(out, stage, hw_shape, memory_format)
+                feature: Any = self._map(out, stage, hw_shape, memory_format)
                 if return_prefix_tokens and self.num_prefix_tokens:
                     has_token = self.backbone.cls_tokens[stage]
                     feature = (feature, out[:, :1] if has_token else None)
