@@ -52,6 +52,7 @@ NOT_HERE = {
     r'.*(configs/lra/|make_lra_datasets)': 'takes minutes; tests/lab/lra does it with less data',
     r'.*(compare_inverse|probe_attentions|paper_figures\.py (?!softpp-1a))':
         'takes minutes, and tests/lab does it smaller',
+    r'.*train_rt_detr\.py': 'takes minutes, and tests/test_hosts.py takes one step',
     r'.*(--format aoti|prepare_image\.py|dry_run\.py)': 'takes minutes, and tests/tools does it',
     r'.*(textures|crowds|fashion|make_mini_datasets\.py$)':
         'takes minutes, and tests/tools makes these',

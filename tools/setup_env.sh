@@ -192,6 +192,7 @@ trap 'rm -rf "$building"' EXIT
 if [ "$toolboxes" = "$all" ]; then
     # By force, as this version may be there without ops.
     pip install --quiet --no-deps --force-reinstall "$wheels"/*.whl
+    pip install --quiet --no-deps --upgrade --target "$venv/hosts" -r requirements/hosts.txt
 fi
 # shellcheck disable=SC2046 # words
 pip install --quiet $(grep -E '^((onedl-)?mmcv==|setuptools)' "$requirements")

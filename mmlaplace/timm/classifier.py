@@ -213,7 +213,8 @@ class TimmClassifier(nn.Module):
         stop_early: bool = False,
         output_fmt: str = 'NCHW',
         intermediates_only: bool = False,
-    ) -> Union[List[Tensor], Tuple[Tensor, List[Tensor]]]:
+        return_prefix_tokens: bool = False,
+    ) -> Union[list, Tuple[Tensor, list]]:
         """The result of :meth:`forward_features`, and features of earlier stages.
 
         Args:
@@ -223,6 +224,8 @@ class TimmClassifier(nn.Module):
             stop_early: Whether to end after the last feature that is wanted. Default: False.
             output_fmt: Only ``'NCHW'`` (default).
             intermediates_only: Whether to return only the list of features. Default: False.
+            return_prefix_tokens: Whether each feature of a model with a class token is a pair: the map,
+                and the token ``(B, 1, C)``, or None where that stage has none. Default: False.
 
         Raises:
             ValueError: For another ``output_fmt``, or images smaller than a patch.
@@ -236,7 +239,11 @@ class TimmClassifier(nn.Module):
             stage = place[0]
             if place in places:
                 out = self._norm(tokens, stage) if norm else tokens
-                features.append(self._map(out, stage, hw_shape, memory_format))
+                feature: Any = self._map(out, stage, hw_shape, memory_format)
+                if return_prefix_tokens and self.num_prefix_tokens:
+                    has_token = self.backbone.cls_tokens[stage]
+                    feature = (feature, out[:, :1] if has_token else None)
+                features.append(feature)
             if stop_early and place == self._taps[last]:
                 break
         if intermediates_only:

@@ -1,0 +1,199 @@
+"""Other projects run our backbones by the lines that docs/timm.md shows."""
+
+import json
+import re
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import ROOT, run_script
+from hosts import HOSTS, SIDE, build, transformers_scores
+from PIL import Image
+
+timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
+
+import mmlaplace.timm  # noqa: E402  (registers)
+from mmlaplace.engine import load_weights  # noqa: E402
+
+CASES = [pytest.param(host, head, id=head) for host in HOSTS for head in host.heads]
+SMALL = 'laplacianformer_micro'
+SAME = dict(rtol=0, atol=0)  # the same weights in the same layers
+
+
+@pytest.fixture(autouse=True, scope='module')
+def beside():
+    """What set-up installs beside the environment.
+
+    mmpretrain 1.3.6 cannot be imported where it finds transformers 5.
+    """
+    folder = str(Path(sys.prefix) / 'hosts')
+    sys.path.append(folder)
+    yield
+    sys.path.remove(folder)
+
+
+def need(package: str) -> None:
+    name = package.replace('-', '_')
+    if find_spec(name) is None:
+        pytest.skip(f'no {package}: requirements/tests.txt or hosts.txt names its version')
+    if name == 'transformers' and not sys.modules.get(name):
+        transformers = pytest.importorskip('transformers')
+        transformers.logging.set_verbosity_error()
+        transformers.logging.disable_progress_bar()
+
+
+@pytest.fixture
+def images():
+    torch.manual_seed(0)
+    return torch.randn(2, 3, SIDE, SIDE)
+
+
+@pytest.mark.parametrize(('host', 'head'), CASES)
+def test_a_host_trains_saves_and_runs_in_half_precision(host, head, images):
+    need(host.package)
+    torch.manual_seed(0)
+    model, other = build(host, head).train(), build(host, head)
+    host.loss(model, images).backward()
+    # smp's DPT keeps the classifier of a timm model and the norm before it.
+    unused = [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert [n for n in unused if not re.search(r'encoder\.model\.(head|backbone\.norm)', n)] == []
+    assert all(p.grad.isfinite().all() for p in model.parameters() if p.grad is not None)
+    other.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        expected = host.predict(model.eval(), images)
+        torch.testing.assert_close(host.predict(other.eval(), images), expected, **SAME)
+        half = host.predict(model.bfloat16(), images.bfloat16())
+    assert half.dtype == torch.bfloat16 and half.isfinite().all()
+
+
+def test_transformers_saves_loads_and_trains_by_its_trainer(images, tmp_path):
+    need('transformers')
+    pytest.importorskip('accelerate')
+    from transformers import RTDetrForObjectDetection, Trainer, TrainingArguments
+
+    model = build(HOSTS[0], 'RTDetr')
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    box = dict(class_labels=torch.tensor([1]), boxes=torch.tensor([[0.5, 0.5, 0.4, 0.3]]))
+    samples = [dict(pixel_values=image, labels=box) for image in images]
+    settings = TrainingArguments(
+        str(tmp_path), max_steps=10, per_device_train_batch_size=1, report_to='none', use_cpu=True,
+        disable_tqdm=True, logging_steps=5, save_strategy='no', remove_unused_columns=False,
+    )  # fmt: skip
+
+    def collate(batch: list) -> dict:
+        images = torch.stack([sample['pixel_values'] for sample in batch])
+        return dict(pixel_values=images, labels=[sample['labels'] for sample in batch])
+
+    trainer = Trainer(model, settings, train_dataset=samples, data_collator=collate)
+    assert 0 < trainer.train().training_loss < 100
+    backbone = [n for n, p in model.named_parameters() if p.requires_grad and '_backbone' in n]
+    assert [n for n in backbone if torch.equal(before[n], model.state_dict()[n])] == []
+    trainer.save_model()
+    expected = transformers_scores(model.eval(), images)
+    loaded = RTDetrForObjectDetection.from_pretrained(tmp_path)
+    torch.testing.assert_close(transformers_scores(loaded.eval(), images), expected, **SAME)
+    half = RTDetrForObjectDetection.from_pretrained(tmp_path, dtype=torch.bfloat16).eval()
+    assert transformers_scores(half, images.bfloat16()).isfinite().all()
+
+
+def test_the_script_trains_a_detector_and_evaluates_it(tmp_path):
+    need('transformers')
+    script, options = ROOT / 'tools/train_rt_detr.py', ('--small', '--size', SIDE, SIDE)
+    for part in ('train', 'val'):
+        (tmp_path / part).mkdir()
+        Image.new('RGB', (SIDE, SIDE)).save(tmp_path / part / 'a.png')
+    content = dict(
+        images=[dict(id=7, file_name='a.png', height=SIDE, width=SIDE)],
+        categories=[dict(id=3, name='cat'), dict(id=9, name='dog')],  # with gaps, as COCO's
+        annotations=[
+            dict(id=1, image_id=7, category_id=9, bbox=[8, 8, 32, 40], area=1280, iscrowd=0)
+        ],
+    )  # fmt: skip
+    missing = run_script(script, tmp_path, *options)
+    assert 'there is no ' in missing.stderr and missing.stderr.endswith('in the layout of --help\n')
+    (tmp_path / 'annotations').mkdir()
+    for part in ('train', 'val'):
+        (tmp_path / f'annotations/{part}.json').write_text(json.dumps(content))
+    wrong = run_script(script, tmp_path, '--backbone', 'laplacianformer_micr')
+    assert "'laplacianformer_micr'; similar ones are ['laplacianformer_micro'" in wrong.stderr
+    result = run_script(script, tmp_path, *options, '--epochs', 1, '--work-dir', tmp_path / 'out')
+    assert result.returncode == 0, result.stderr
+    log = json.loads((tmp_path / 'out/results.json').read_text())
+    assert set(log['box']) == {'AP', 'AP50', 'AP75'} and (tmp_path / 'out/config.json').is_file()
+
+
+def test_prefix_tokens_are_those_of_timm(images):
+    """As smp's DPT asks for them: with each map the class token, where the stage has one."""
+    for name, expected in (('agent_deit_tiny', [(2, 1, 192)] * 12), ('softpp_micro', None)):
+        model = timm.create_model(name, img_size=SIDE).eval()
+        plain = model.forward_intermediates(images, intermediates_only=True)
+        pairs = model.forward_intermediates(
+            images, intermediates_only=True, return_prefix_tokens=True
+        )
+        for one, (again, _) in zip(plain, pairs):
+            torch.testing.assert_close(again, one, **SAME)
+        tokens = [token for _, token in pairs]
+        if expected is None:  # SOFT has a class token in its last stage alone
+            assert tokens[:3] == [None] * 3 and tokens[3].shape == (2, 1, 128)
+        else:
+            assert [token.shape for token in tokens] == expected
+    model = timm.create_model(SMALL, img_size=SIDE)
+    pairs = model.forward_intermediates(images, intermediates_only=True, return_prefix_tokens=True)
+    assert all(isinstance(each, torch.Tensor) for each in pairs)  # none has one
+
+
+@pytest.mark.parametrize(('options', 'message'), [
+    (dict(backbone='laplacianformer_nano'), r'Unknown model \(laplacianformer_nano\)'),
+    (dict(out_indices=[1, 4]), r'feature index 4 is out of range \(0 to 3\)'),
+    (dict(output_stride=16), "LaplacianFormer has no option 'output_stride'"),
+])  # fmt: skip
+def test_transformers_shows_what_is_wrong_with_a_backbone(options, message):
+    need('transformers')
+    from transformers import TimmBackbone, TimmBackboneConfig
+
+    with pytest.raises((RuntimeError, AssertionError, TypeError), match=message):
+        TimmBackbone(TimmBackboneConfig(**dict(dict(backbone=SMALL), **options)))
+
+
+def test_transformers_and_smp_show_which_weights_and_images_cannot_be():
+    need('transformers')
+    need('segmentation-models-pytorch')
+    import segmentation_models_pytorch as smp
+    from transformers import TimmBackbone, TimmBackboneConfig
+
+    for call in (lambda: TimmBackbone.from_pretrained(SMALL), lambda: smp.Unet(f'tu-{SMALL}')):
+        with pytest.raises(ValueError, match=f'no released weights of {SMALL!r} are known'):
+            call()
+    small = torch.randn(1, 3, 2, SIDE)
+    unet = smp.Unet(f'tu-{SMALL}', encoder_weights=None)
+    unet.requires_divisible_input_shape = False
+    for model in (TimmBackbone(TimmBackboneConfig(backbone=SMALL)), unet):
+        with pytest.raises(ValueError, match=r'at least 4 x 4 pixels, got shape \(1, 3, 2, 64\)'):
+            model(small)
+
+
+def test_the_table_of_hosts_is_in_step():
+    result = run_script(ROOT / '.dev_scripts/make_hosts_table.py', '--check')
+    assert result.returncode == 0, result.stderr
+
+
+def test_transformers_takes_a_model_with_options_and_weights_of_a_user(images, tmp_path):
+    need('transformers')
+    from transformers import TimmBackbone, TimmBackboneConfig
+
+    @timm.models.register_model
+    def my_backbone(pretrained=False, **kwargs):
+        changed = dict(type='SoftmaxAttention')
+        return mmlaplace.timm.laplacianformer_micro(pretrained, attn_cfg=changed, **kwargs)
+
+    model = TimmBackbone(TimmBackboneConfig(backbone='my_backbone', out_indices=[1, 2, 3])).eval()
+    (ours,) = (m for m in model.modules() if isinstance(m, mmlaplace.timm.TimmClassifier))
+    assert type(ours.backbone.stages[0]['blocks'][0].attn).__name__ == 'SoftmaxAttention'
+    classifier = timm.create_model('my_backbone')
+    torch.save(dict(state_dict=classifier.state_dict()), tmp_path / 'trained.pth')
+    load_weights(ours.backbone, tmp_path / 'trained.pth')
+    expected = classifier.eval().forward_intermediates(images, [1, 2, 3], intermediates_only=True)
+    for one, again in zip(expected, model(images).feature_maps):
+        torch.testing.assert_close(again, one, **SAME)
