@@ -114,8 +114,8 @@ def correlate(x: Tensor, y: Tensor) -> Tensor:
         tensor([[3., 4., 5.],
                 [0., 1., 2.]])
     """
-    # ONNX has no such transforms, and torch none of an empty batch. Inductor gives wrong gradients of
-    # them, and wrong strides for other axes than the last, as seen in torch 2.11.
+    # ONNX has no such transforms, and torch none of an empty batch. Inductor of torch 2.11 gives
+    # wrong gradients of them.
     if is_compiling() or exporting_to_onnx() or len(x) == 0:
         return _correlate_by_matrices(x, y)
     spectrum = torch.fft.rfft2(x).conj() * torch.fft.rfft2(y)
