@@ -186,9 +186,12 @@ def test_a_block_drops_both_of_its_branches_in_training_alone(norm_first):
     assert not torch.allclose(block.eval()(x, (3, 4)), left, atol=0.1)
 
 
-@pytest.mark.parametrize(('dwconv_kernel', 'residual'), [(0, False), (3, False), (3, True)])
-def test_an_ffn_is_its_formula(dwconv_kernel, residual):
-    ffn = FFN(8, 2.5, dwconv_kernel=dwconv_kernel, dwconv_residual=residual).double()
+@pytest.mark.parametrize(('dwconv_kernel', 'residual', 'twice'), [
+    (0, False, False), (3, False, False), (3, True, False), (3, True, True),
+])  # fmt: skip
+def test_an_ffn_is_its_formula(dwconv_kernel, residual, twice):
+    options = dict(dwconv_residual=residual, act_twice=twice)
+    ffn = FFN(8, 2.5, dwconv_kernel=dwconv_kernel, **options).double()
     x = doubles(2, 12, 8)
     hidden = ffn.layers[0](x)
     assert hidden.shape[-1] == 20
@@ -197,6 +200,7 @@ def test_an_ffn_is_its_formula(dwconv_kernel, residual):
     hidden = torch.nn.functional.gelu(hidden)
     if residual:
         hidden = hidden + ffn.dwconv(hidden, (3, 4))
+    hidden = torch.nn.functional.gelu(hidden) if twice else hidden
     expected = ffn.layers[3](hidden)
     torch.testing.assert_close(ffn(x, (3, 4)), expected)
 

@@ -5,10 +5,10 @@ import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
 
-from mmlaplace.ops.backend import exporting
 from mmlaplace.ops.precision import no_autocast, upcast
 
 from ..layers import map_to_tokens, tokens_to_map
+from ..layers.feature_map import convolve_each
 from .base import QKVAttention
 from .frame import Frame
 
@@ -131,21 +131,5 @@ class InLineAttention(QKVAttention):
         size = self.frame.lepe_kernel
         filters = self.lepe(x.mean(1).unsqueeze(-1))  # (B, C * size², 1)
         maps = tokens_to_map(v[:, self.num_prefix_tokens :], hw_shape)  # (B, C, H, W)
-        # Exporters know no convolution with filters that are computed, and torch none of no image.
-        if exporting() or len(v) == 0:
-            out = _shifted_sum(maps, filters.unflatten(1, (-1, size, size)))
-            return self.after_prefix(map_to_tokens(out))
-        filters = filters.reshape(-1, 1, size, size)  # (B * C, 1, size, size)
-        out = F.conv2d(maps.flatten(0, 1)[None], filters, padding=size // 2, groups=len(filters))
-        return self.after_prefix(map_to_tokens(out.view(maps.shape)))
-
-
-def _shifted_sum(maps: Tensor, filters: Tensor) -> Tensor:
-    """Maps ``(B, C, H, W)`` convolved with filters ``(B, C, size, size, 1)``, tap by tap."""
-    (height, width), size = maps.shape[2:], filters.shape[2]
-    padded = F.pad(maps, [size // 2] * 4)
-    return sum(  # type: ignore[return-value]  # of at least one
-        padded[:, :, row : row + height, column : column + width] * filters[:, :, row, column, None]
-        for row in range(size)
-        for column in range(size)
-    )
+        out = convolve_each(maps, filters.squeeze(-1).unflatten(1, (-1, size, size)))
+        return self.after_prefix(map_to_tokens(out))

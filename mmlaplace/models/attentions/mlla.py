@@ -4,9 +4,8 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from mmlaplace.ops.precision import no_autocast, upcast
-from mmlaplace.ops.rotary import turn
 
-from ..layers import RotaryEmbedding2D, elu_plus_one, linear_attention
+from ..layers import RotaryOfAllHeads, elu_plus_one, linear_attention
 from .base import QKVAttention
 from .frame import Frame
 
@@ -27,10 +26,8 @@ class MLLAAttention(QKVAttention):
     autocast.
 
     Only the numerator is rotated, as in the authors' code, so rows of weights do not sum to one.
-    Rotary positions act on all channels, before the heads are split: pair p of the P = C/4 of an
-    axis turns by :math:`10000^{-p / P}` of the row in the first half of the channels, and of the
-    column in the second. So the first half of the heads encodes rows only, and the second half
-    columns only.
+    Rotary positions are those of :class:`~mmlaplace.models.layers.RotaryOfAllHeads`: the first half
+    of the heads encodes rows only, and the second half columns only.
 
     Args:
         embed_dims, num_heads, input_resolution, init_cfg: As in :class:`BaseAttention`.
@@ -59,19 +56,8 @@ class MLLAAttention(QKVAttention):
         self, embed_dims: int, num_heads: int, input_resolution: Tuple[int, int], **kwargs: Any
     ) -> None:
         super().__init__(embed_dims, num_heads, input_resolution, **kwargs)
-        if self.rotary is not None:  # frequencies of the one form, pairs of the other
-            self.rotary = RotaryEmbedding2D(embed_dims, theta=10000.0, form='half')
-
-    def turn_features(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
-        """Features ``(B, heads, N, d)``, all of their channels turned together."""
-        if self.rotary is None:
-            return x
-        together = self.merge_heads(x).unsqueeze(1)  # (B, 1, N, C)
-        table = self.rotary.table(together, hw_shape)
-        if table is None:  # no pairs
-            return x
-        turned = turn(together, table, 'pairs')
-        return self.split_heads(turned.squeeze(1))
+        if self.rotary is not None:
+            self.rotary = RotaryOfAllHeads(embed_dims)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         with no_autocast(v.device):

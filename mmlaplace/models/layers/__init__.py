@@ -12,7 +12,7 @@ from .patch_embed import (
     PooledPatchEmbed,
 )
 from .pola_streams import pola_streams
-from .position import PositionEmbedding, RotaryEmbedding2D, resize_map
+from .position import PositionEmbedding, RotaryEmbedding2D, RotaryOfAllHeads, resize_map
 from .rep_norm import PRepBN, RepBN
 from .rms_norm import RMSNorm
 from .signed_powers import signed_powers
@@ -35,6 +35,7 @@ __all__ = [
     'RMSNorm',
     'RepBN',
     'RotaryEmbedding2D',
+    'RotaryOfAllHeads',
     'TransformerBlock',
     'elu_plus_one',
     'join_windows',

@@ -119,6 +119,8 @@ class FFN(BaseModule):
             ``dict(type='ReLU')`` in the PVTv2 of linear time. Default: none.
         dwconv_residual: Whether the convolution comes after the activation and its dropout instead,
             and its output is added to its input, as in RAVLT. Default: False.
+        act_twice: Whether the activation comes once more after this sum, as in H-ViT³. Default:
+            False.
 
     Examples:
         >>> import torch
@@ -136,6 +138,7 @@ class FFN(BaseModule):
         act_cfg: Optional[dict] = None,
         dwconv_act_cfg: Optional[dict] = None,
         dwconv_residual: bool = False,
+        act_twice: bool = False,
     ) -> None:
         super().__init__()
         hidden = int(embed_dims * ffn_ratio)
@@ -149,6 +152,7 @@ class FFN(BaseModule):
         self.dwconv = DepthwiseConv(hidden, dwconv_kernel) if dwconv_kernel else None
         self.dwconv_act = build_activation(dwconv_act_cfg) if dwconv_act_cfg else None
         self.dwconv_residual = dwconv_residual
+        self.act_twice = act_twice
 
     def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
         """``(B, N, C) -> (B, N, C)`` for a map ``(H, W)``."""
@@ -163,6 +167,7 @@ class FFN(BaseModule):
         x = dropout(act(x))
         if self.dwconv is not None and self.dwconv_residual:
             x = x + self.dwconv(x, hw_shape)
+            x = act(x) if self.act_twice else x
         return last(second(x))
 
     def is_one_op(self, x: Tensor) -> bool:

@@ -1,13 +1,15 @@
 """Tokens as maps, and depthwise convolutions of these."""
 
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 import torch
 import torch.nn as nn
+import torch.nn.functional as F
 from mmengine.model import BaseModule
 from torch import Tensor
 
 from mmlaplace.ops._checks import is_transforming
+from mmlaplace.ops.backend import exporting
 
 from .shared_conv import SharedConv2d
 
@@ -83,6 +85,40 @@ def memory_format_of(x: Tensor) -> torch.memory_format:
     if x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous():
         return torch.channels_last
     return torch.contiguous_format
+
+
+def taps(x: Tensor, size: int) -> List[Tensor]:
+    """What each tap of a ``size`` x ``size`` kernel sees of zero-padded maps ``(B, C, H, W)``."""
+    (height, width), padded = x.shape[2:], F.pad(x, [size // 2] * 4)
+    return [
+        padded[:, :, row : row + height, column : column + width]
+        for row in range(size)
+        for column in range(size)
+    ]
+
+
+def convolve_each(x: Tensor, filters: Tensor) -> Tensor:
+    """A depthwise convolution of maps, zero-padded, with filters for each image.
+
+    Args:
+        x: Maps ``(B, C, H, W)``.
+        filters: ``(B, C, size, size)`` with an odd size.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers.feature_map import convolve_each
+        >>> convolve_each(torch.randn(2, 4, 5, 9), torch.randn(2, 4, 3, 3)).shape
+        torch.Size([2, 4, 5, 9])
+    """
+    size = filters.shape[-1]
+    # Exporters know no convolution with filters that are computed, and torch none of no image.
+    if exporting() or len(x) == 0:
+        weights = filters.flatten(2)[..., None, None]  # (B, C, size², 1, 1)
+        parts = (seen * weights[:, :, tap] for tap, seen in enumerate(taps(x, size)))
+        return sum(parts)  # type: ignore[return-value]  # of at least one
+    filters = filters.reshape(-1, 1, size, size)  # (B * C, 1, size, size)
+    out = F.conv2d(x.flatten(0, 1)[None], filters, padding=size // 2, groups=len(filters))
+    return out.view(x.shape)
 
 
 class DepthwiseConv(BaseModule):

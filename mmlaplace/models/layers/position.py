@@ -95,6 +95,38 @@ class RotaryEmbedding2D(nn.Module):
             return x if table is None else turn(upcast(x)[0], table, self.form).to(x.dtype)
 
 
+class RotaryOfAllHeads(RotaryEmbedding2D):
+    """Rotary positions over the channels of all heads together, as in MLLA and H-ViT³.
+
+    Channels 2c and 2c + 1 form a pair, and pair p of the P = C/4 of an axis turns by
+    :math:`10000^{-p / P}` of the position. The first half of the channels encodes rows, and with
+    them the first half of the heads. The second half encodes columns.
+
+    Args:
+        embed_dims: Channels C of all heads.
+
+    Examples:
+        >>> import torch
+        >>> from mmlaplace.models.layers import RotaryOfAllHeads
+        >>> RotaryOfAllHeads(64)(torch.randn(1, 2, 5 * 9, 32), hw_shape=(5, 9)).shape
+        torch.Size([1, 2, 45, 32])
+    """
+
+    def __init__(self, embed_dims: int) -> None:
+        # Frequencies of the one form, pairs of the other.
+        super().__init__(embed_dims, theta=10000.0, form='half')
+
+    def forward(self, x: Tensor, hw_shape: Tuple[int, int]) -> Tensor:
+        """Turn ``(B, heads, N, d)``, ``N = H * W``; same shape and dtype."""
+        with no_autocast(x.device):
+            together = upcast(x.transpose(1, 2).flatten(2).unsqueeze(1))[0]  # (B, 1, N, C)
+            table = self.table(together, hw_shape)
+            if table is None:  # no pairs
+                return x
+            turned = turn(together, table, 'pairs').to(x.dtype)
+            return turned.view(x.shape[0], x.shape[2], *x.shape[1::2]).transpose(1, 2)
+
+
 def resize_map(x: Tensor, hw_shape: Sequence[int], mode: str = 'bilinear') -> Tensor:
     """Interpolate a map ``(B, C, H, W)`` to another size.
 
