@@ -5,7 +5,8 @@ is one difference that the sum takes up. Published tables count convolutions and
 only. Therefore their MACs are counted apart from those of the attention kernels.
 """
 
-from typing import Dict, NamedTuple, Optional, Sequence
+import math
+from typing import Any, Dict, NamedTuple, Optional, Sequence
 
 import torch
 import torch.nn as nn
@@ -85,11 +86,18 @@ def _nystrom_macs(
     return batch_heads * macs
 
 
+def _fourier_macs(maps: Sequence[int], dim: Sequence[int]) -> int:
+    # 5 N log2 N real FLOPs of a complex transform, as FFTW counts, and half of them of a real one.
+    return round(1.25 * _product(maps) * math.log2(_product([maps[axis] for axis in dim])))
+
+
 # FLOPs of the ops that FlopCounterMode does not know.
 FLOP_FORMULAS = {
     aten._cdist_forward: lambda x, y, *_, **__: 2 * _cdist_macs(x, y),
     aten.linalg_cholesky_ex: lambda mat, *_, **__: 2 * _cholesky_macs(mat),
     aten.linalg_solve_triangular: lambda mat, *_, **__: 2 * _triangular_macs(mat),
+    aten._fft_r2c: lambda maps, dim, *_, **__: 2 * _fourier_macs(maps, dim),
+    aten._fft_c2r: lambda waves, dim, *_, out_shape, **__: 2 * _fourier_macs(out_shape, dim),
 }
 if hasattr(aten, '_scaled_dot_product_flash_attention_for_cpu'):  # torch >= 2.2
     FLOP_FORMULAS[aten._scaled_dot_product_flash_attention_for_cpu] = (
@@ -175,6 +183,9 @@ def mmengine_flop_handles() -> dict:
     def shapes(values: list) -> list:
         return [value.type().sizes() for value in values if value.type().kind() == 'TensorType']
 
+    def numbers(value: Any) -> list:
+        return [number.toIValue() for number in value.node().inputs()]
+
     return {
         # mmengine counts no matrices of the second factor that the first has not.
         'aten::matmul': lambda inputs, outputs: (
@@ -198,6 +209,12 @@ def mmengine_flop_handles() -> dict:
         'aten::linalg_cholesky_ex': lambda inputs, outputs: _cholesky_macs(shapes(inputs)[0]),
         'aten::linalg_solve_triangular': lambda inputs, outputs: _triangular_macs(
             shapes(inputs)[0]
+        ),
+        'aten::fft_rfft2': lambda inputs, outputs: _fourier_macs(
+            shapes(inputs)[0], numbers(inputs[2])
+        ),
+        'aten::fft_irfft2': lambda inputs, outputs: _fourier_macs(
+            shapes(outputs)[0], numbers(inputs[2])
         ),
         'aten::scaled_dot_product_attention': lambda inputs, outputs: _attention_macs(
             *shapes(inputs)[:3]

@@ -6,8 +6,10 @@ from authors_classic import linear
 
 from mmlaplace.models import MHLAAttention
 from mmlaplace.models.backbones.agent import AGENT
+from mmlaplace.models.backbones.circulant import CIRCULANT
 from mmlaplace.models.backbones.flatten import FLATTEN
 from mmlaplace.models.backbones.inline import INLINE
+from mmlaplace.models.backbones.vit3 import TTT
 
 
 def first(value, hw_shape):
@@ -124,6 +126,8 @@ AUTHORS = {
         names={'to_qkv.': 'qkv.', 'lepe.': 'lepe.conv.', 'to_out.0.': 'proj.',
                'piece_attn.conv.weight': ('mixture', linear)},
     ),
+    'ttt': dict(type='TTTAttention', names=TTT),
+    'circulant': dict(type='CirculantAttention', names=CIRCULANT),
     'l2vit': dict(type='L2ViTAttention'),
     'sana': dict(type='SANAAttention'),
     'psa': dict(

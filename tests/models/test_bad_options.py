@@ -13,6 +13,7 @@ BAD = {
     'AgentAttention': dict(agent_shape=5),
     'BasedAttention': dict(form='exact'),
     'CastlingAttention': dict(conv_kernel_size=-3),
+    'CirculantAttention': dict(weights_per='token'),
     'CosformerAttention': dict(positions='rows'),
     'EcoFormerAttention': dict(offset='none', num_bits=0),
     'EfficientLinearAttention': dict(key_dims=9, value_dims=0),
@@ -47,6 +48,7 @@ BAD = {
         landmark_method='runs', bandwidth=0.0, num_landmarks=0, accumulation=0
     ),
     'SoftmaxAttention': dict(sr_ratio=0, qkv='kv', lepe_filters='heads', pool_size=-7),
+    'TTTAttention': dict(inner_lr=-0.5),
     'TaylorShiftAttention': dict(form='exact'),
     'CrossShapedAttention': dict(stripe_width=1.5),
     'WindowAttention': dict(window_size=7.5),
@@ -101,7 +103,7 @@ def test_filters_of_the_residual_want_a_host_that_gives_it():
 # The output of these attentions is no weighted sum of values, so they have no rows to draw.
 NO_ROWS = {
     'AdditiveAttention', 'CastlingAttention', 'FaViTAttention', 'LargeKernelAttention', 'LiteMLA',
-    'PolarizedAttention', 'SeparableAttention', 'XCAttention',
+    'PolarizedAttention', 'SeparableAttention', 'TTTAttention', 'XCAttention',
 }  # fmt: skip
 
 

@@ -46,6 +46,10 @@ XCIT = dict(
     type='XCiTBackbone', out_type='cls_token',
     arch=dict(embed_dims=(24,), num_heads=(3,), depths=(2,), ffn_ratios=(4,)),
 )  # fmt: skip
+CONVOLVED_VIT = dict(
+    type='ViT', patch_size=8, with_cls_token=False, cpe_kernel=3, img_size=48,
+    arch=dict(embed_dims=(16,), num_heads=(2,), depths=(2,), ffn_ratios=(4,)),
+)  # fmt: skip
 MODEL_CONFIGS = {
     'agent_deit_small': dict(
         type='ViT', patch_size=8, out_type='cls_token', img_size=64,
@@ -98,6 +102,15 @@ MODEL_CONFIGS = {
     'mlla_small': dict(
         type='MLLA', img_size=64, arch=dict(
             embed_dims=(8, 16, 32, 64), num_heads=(1, 2, 2, 4), depths=(1, 1, 2, 1),
+            ffn_ratios=(2,) * 4,
+        ),
+    ),
+    'vit3_small': dict(CONVOLVED_VIT, attn_cfg=dict(type='TTTAttention')),
+    'circulant_deit_small': dict(CONVOLVED_VIT, attn_cfg=dict(type='CirculantAttention')),
+    'h_vit3_small': dict(
+        type='HViT3', img_size=64, out_norms=dict(type='BN'),
+        arch=dict(
+            embed_dims=(8, 8, 16, 16), num_heads=(1, 1, 2, 2), depths=(1,) * 4,
             ffn_ratios=(2,) * 4,
         ),
     ),

@@ -108,6 +108,14 @@ def test_options_that_cannot_be_are_quoted(options, quoted):
         build('LaplacianFormer', **options)
 
 
+def test_convolutions_in_the_place_of_positions_take_no_class_token():
+    with pytest.raises(ValueError, match='cpe_kernel=3 .* set with_cls_token=False'):
+        build('ViT', cpe_kernel=3)
+    backbone = build('ViT', cpe_kernel=3, with_cls_token=False)
+    assert 'position' not in backbone.stages[0]
+    assert backbone(torch.randn(1, 3, 32, 50))[0].shape[2:] == (2, 4)
+
+
 @pytest.mark.parametrize('name', BACKBONES)
 def test_maps_have_the_memory_format_of_the_images(name):
     backbone = build(name).eval()

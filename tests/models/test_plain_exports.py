@@ -12,7 +12,9 @@ from mmlaplace.models import PyramidBackbone
 
 VERSION = tuple(map(int, torch.__version__.split('.')[:2]))
 TOLERANCE = 1e-5  # of the largest value: products of fp32 in another order
+# H-ViT³ takes half a minute, in layers of MLLA and an attention of test_onnx_attentions.py.
 BACKBONES = [name for name in registered(PyramidBackbone) if MODELS.get(name).arch_zoo]
+BACKBONES.remove('HViT3')
 
 
 def published(name):

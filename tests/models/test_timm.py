@@ -101,6 +101,7 @@ def test_the_pretrained_cfg_evaluates_as_the_config(name):
 PUBLISHED_KINDS = (
     'agent_deit_tiny', 'agent_swin_tiny', 'cswin_tiny', 'flatten_pvt_v2_b0', 'inline_pvt_tiny',
     'mavit_tiny', 'mlla_tiny', 'prepbn_swin_tiny', 'pvt_tiny', 'slab_deit_tiny', 'soft_norm_tiny',
+    'h_vit3_tiny',
 )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from .base import Projected as Projected
 from .base import QKVAttention as QKVAttention
 from .based import BasedAttention as BasedAttention
 from .castling import CastlingAttention as CastlingAttention
+from .circulant import CirculantAttention as CirculantAttention
 from .cosformer import CosformerAttention as CosformerAttention
 from .cross_shaped import CrossShapedAttention as CrossShapedAttention
 from .ecoformer import EcoFormerAttention as EcoFormerAttention
@@ -44,5 +45,6 @@ from .slab import SLABAttention as SLABAttention
 from .soft import SOFTAttention as SOFTAttention
 from .softmax import SoftmaxAttention as SoftmaxAttention
 from .taylorshift import TaylorShiftAttention as TaylorShiftAttention
+from .ttt import TTTAttention as TTTAttention
 from .window import WindowAttention as WindowAttention
 from .xca import XCAttention as XCAttention

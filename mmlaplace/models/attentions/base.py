@@ -113,12 +113,14 @@ class Projected(NamedTuple):
         k: Keys ``(B, n, C)``. Where the frame shares them, ``k is q``.
         v: Values ``(B, n, C)``.
         gate: Gate ``(B, N, C)`` that multiplies the output, or None.
+        beside: Channels ``(B, N, c)`` that the last linear takes behind the mixed values, or None.
     """
 
     q: Tensor
     k: Tensor
     v: Tensor
     gate: Optional[Tensor]
+    beside: Optional[Tensor] = None
 
 
 class Dims(NamedTuple):
@@ -306,6 +308,8 @@ class QKVAttention(BaseAttention):
 
     def project_out(self, out: Tensor, projected: Projected) -> Tensor:
         """The last linear, and its dropout."""
+        if projected.beside is not None:
+            out = torch.cat([out, projected.beside], dim=-1)
         return self.proj_drop(self.proj(out))
 
     def forward(

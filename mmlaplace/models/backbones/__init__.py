@@ -19,6 +19,7 @@ from .ravlt import RAVLT
 from .soft import SOFT, SOFTPlusPlus
 from .swiftformer import SwiftFormer
 from .swin import Swin
+from .vit3 import HViT3
 from .xcit import XCiTBackbone
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     'SOFT',
     'EfficientViT',
     'EfficientViTLarge',
+    'HViT3',
     'LaplacianFormer',
     'MAViT',
     'MobileViTv2',

@@ -18,7 +18,7 @@ from ..pyramid import MICRO, STRIDES, Family, PyramidBackbone, Stage, arch
 from .flatten import CLOUD
 
 
-def _with_norm(inputs: int, outputs: int, kernel: int, stride: int = 1) -> List[nn.Module]:
+def with_norm(inputs: int, outputs: int, kernel: int, stride: int = 1) -> List[nn.Module]:
     """A convolution without a bias, and BatchNorm."""
     conv = nn.Conv2d(inputs, outputs, kernel, stride, kernel // 2, bias=False)
     return [conv, nn.BatchNorm2d(outputs)]
@@ -45,12 +45,12 @@ class MLLAStem(BaseModule):
     def __init__(self, in_channels: int, embed_dims: int) -> None:
         super().__init__()
         half, wide = embed_dims // 2, 4 * embed_dims
-        self.first = Sequential(*_with_norm(in_channels, half, 3, 2), nn.ReLU(inplace=True))
+        self.first = Sequential(*with_norm(in_channels, half, 3, 2), nn.ReLU(inplace=True))
         self.residual = Sequential(
-            *_with_norm(half, half, 3), nn.ReLU(inplace=True), *_with_norm(half, half, 3)
+            *with_norm(half, half, 3), nn.ReLU(inplace=True), *with_norm(half, half, 3)
         )
         self.last = Sequential(
-            *_with_norm(half, wide, 3, 2), nn.ReLU(inplace=True), *_with_norm(wide, embed_dims, 1)
+            *with_norm(half, wide, 3, 2), nn.ReLU(inplace=True), *with_norm(wide, embed_dims, 1)
         )
 
     def forward(self, x: Tensor) -> Tuple[Tensor, Tuple[int, int]]:
@@ -180,6 +180,7 @@ class MLLA(PyramidBackbone):
     }
 
 
+DOWNSAMPLING: Rows = {'0.conv.': '0.', '1.conv.': '2.', '2.conv.': '4.', '2.norm.': '5.'}
 CONVOLUTION: Rows = {'conv.': '0.', 'norm.': '1.'}
 AFTER_RELU: Rows = {'conv.': '3.', 'norm.': '4.'}
 STEM: Rows = {
@@ -205,11 +206,7 @@ NAMES = NameTable(
     {
         **within('stages.0.patch_embed.', 'patch_embed.', STEM),
         # In the authors' code, it belongs to the stage before it.
-        **within(
-            'stages.{i+1}.patch_embed.layers.',
-            'layers.{i}.downsample.conv.',
-            {'0.conv.': '0.', '1.conv.': '2.', '2.conv.': '4.', '2.norm.': '5.'},
-        ),
+        **within('stages.{i+1}.patch_embed.layers.', 'layers.{i}.downsample.conv.', DOWNSAMPLING),
         **within('stages.{i}.blocks.{j}.', 'layers.{i}.blocks.{j}.', MLLA_BLOCK),
         'norm.': 'norm3.',
         **HEAD,

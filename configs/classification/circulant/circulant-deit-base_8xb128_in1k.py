@@ -1,0 +1,19 @@
+_base_ = [
+    '../_base_/models/image_classifier.py',
+    '../_base_/datasets/imagenet_bs128.py',
+    '../_base_/schedules/imagenet_bs1024_adamw_300e_swin.py',
+    '../_base_/default_runtime.py',
+]
+
+model = dict(
+    backbone=dict(
+        type='ViT',
+        arch='base',
+        with_cls_token=False,
+        cpe_kernel=3,
+        attn_cfg=dict(type='CirculantAttention'),
+        drop_path_rate=0.4,
+        out_indices=(0,),
+    ),
+    head=dict(in_channels=768),
+)
