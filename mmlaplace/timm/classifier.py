@@ -224,8 +224,8 @@ class TimmClassifier(nn.Module):
             stop_early: Whether to end after the last feature that is wanted. Default: False.
             output_fmt: Only ``'NCHW'`` (default).
             intermediates_only: Whether to return only the list of features. Default: False.
-            return_prefix_tokens: Whether each feature of a model with a class token is a pair: the map,
-                and the token ``(B, 1, C)``, or None where that stage has none. Default: False.
+            return_prefix_tokens: Whether each feature of a model with a class token is a pair: the
+                map, and the token ``(B, 1, C)``, or None where that stage has none. Default: False.
 
         Raises:
             ValueError: For another ``output_fmt``, or images smaller than a patch.
