@@ -3,6 +3,7 @@
 import json
 import re
 import sys
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,8 +27,10 @@ SAME = dict(rtol=0, atol=0)  # the same weights in the same layers
 def beside():
     """What set-up installs beside the environment.
 
-    mmpretrain 1.3.6 cannot be imported where it finds transformers 5.
+    mmpretrain 1.3.6 cannot be imported where it finds transformers 5, so it comes first.
     """
+    if find_spec('mmpretrain'):
+        import_module('mmpretrain.models')
     folder = str(Path(sys.prefix) / 'hosts')
     sys.path.append(folder)
     yield

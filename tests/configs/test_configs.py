@@ -170,9 +170,8 @@ def test_optimizer_and_schedule_build(path):
     exempt = {id(p) for m in model.modules() if isinstance(m, NORMS) for p in m.parameters()}
     # What the authors do not decay: of the positions only those of DeiT.
     kept = ['bias', 'alpha', 'gamma', 'cls_token', 'relative_bias', 'temperature', 'gate_bias']
-    kept += ['logit_scale']
-    if cfg.model.backbone.type in ('PolaFormerDeiT', 'ViT'):
-        kept += ['map', 'cls_position', 'dist_position', 'dist_token']
+    of_deit = ['map', 'cls_position', 'dist_position', 'dist_token']
+    kept += ['logit_scale', *(of_deit if cfg.model.backbone.type in ('PolaFormerDeiT', 'ViT') else ())]
     exempt |= {id(p) for n, p in model.named_parameters() if n.split('.')[-1] in kept}
     own = cfg.optim_wrapper.get('paramwise_cfg', {}).get('custom_keys', {})
     kept = ['.offset_bias.', *(k for k, of_key in own.items() if of_key.get('decay_mult') == 0)]

@@ -44,8 +44,7 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
             a norm. Stages after the last of these are not built, so that no parameter is unused.
             Default: all.
         out_type: ``'featmap'`` (default) returns maps, without a class token. ``'cls_token'``
-            returns the class token ``(B, C)`` of the last stage, for a classifier, and of distilled
-            DeiT both of its tokens ``(B, 2 * C)``.
+            returns that of the last stage, ``(B, C)``, or both of distilled DeiT, ``(B, 2 * C)``.
         out_norms: Whether the returned maps get a norm, or its config, if it is not that of the
             other norms. Default: the host's choice.
         norm_cfg: Config of every norm of tokens outside of the attentions, such as
@@ -146,8 +145,7 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
         There is one map for each of ``out_indices``, in the memory format of the images.
 
         Raises:
-            ValueError: If ``x`` does not have four axes, or has a side shorter than the first
-                stride, or with ``ceil_mode=False`` than all strides together.
+            ValueError: If ``x`` does not have four axes, or has a side under ``least_side``.
         """
         self.check_images(x)
         memory_format, outs = feature_map.memory_format_of(x), []
