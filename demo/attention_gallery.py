@@ -135,7 +135,7 @@ def page(drawn: List[Drawn], view: View, host: str, study: str, folder: str) -> 
     if several := sum(count > 1 for count in kinds.values()):
         forms = f', {several} of them in other forms too,'
     trained = (
-        f'The {len(kinds)} attentions{forms} were trained on the {study} of '
+        f'These {len(kinds)} attentions{forms} were trained on the {study} of '
         f'[the comparison](attention_comparison.md), at {side} × {side} pixels.'
     )
     if untrained:
