@@ -111,7 +111,7 @@ def kind_of(names: Collection[str]) -> str:
 
 def _kind_of_config(name: str) -> str:
     kinds = {word: kind for _, kind, word in KINDS if word}
-    return next(kinds[word] for word in name.split('_')[:2] if word in kinds)
+    return next((kinds[word] for word in name.split('_')[:2] if word in kinds), '')
 
 
 def _backbone_of(names: Collection[str]) -> Dict[str, str]:
@@ -155,13 +155,22 @@ def convert(
     return Converted(weights, report)
 
 
-def check_heads(weights: Mapping[str, Tensor]) -> None:
-    """Raise a ValueError for the heads of mmdet 1."""
+def _marks_of_mmdet_1(weights: Mapping[str, Tensor]) -> str:
+    """What shows that the heads may be those of mmdet 1, or nothing."""
     old = [name for name in weights if name.startswith(MMDET_1)]
+    if old and any(name.startswith('rpn_head.') for name in weights):
+        return first_names(old)  # without an RPN, DETR and SOLO have such names too
     rows = [len(weights[name]) for name in CLASSES[:2] if name in weights]
     boxes = [v for k, v in weights.items() if k.startswith('roi_head.') and 'fc_cls.weight' in k]
-    if old or any(count > 1 and count == len(box) for count in rows for box in boxes):
-        shown = first_names(old) if old else f'{rows[0]} rows of masks, as of boxes'
+    if any(count > 1 and count == len(box) for count in rows for box in boxes):
+        return f'{rows[0]} rows of masks, as of boxes'
+    return ''
+
+
+def check_heads(weights: Mapping[str, Tensor], own: Optional[Mapping[str, Tensor]] = None) -> None:
+    """Raise a ValueError for the heads of mmdet 1, unless those of the model look so too."""
+    shown = _marks_of_mmdet_1(weights)
+    if shown and not _marks_of_mmdet_1(own or {}):
         raise ValueError(
             f'its heads are those of mmdet 1, {shown}, whose background is the first class; run '
             'tools/model_converters/upgrade_model_version.py of mmdet 2 on it first'

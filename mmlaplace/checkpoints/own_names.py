@@ -1,6 +1,6 @@
 """The tensors of a checkpoint by the names of mmlaplace, converted if these are the authors'."""
 
-from typing import Any, Dict, Iterable, Mapping
+from typing import Any, Dict, Mapping
 
 from torch import Tensor
 
@@ -99,27 +99,29 @@ def rename_maps(backbone: Any, state_dict: Dict[str, Tensor], prefix: str) -> No
     if missing or unexpected:
         raise ValueError(
             f'this file of the authors does not fit this {kind}: missing {first_names(missing)}, '
-            f'unexpected {first_names(unexpected)}{fitting_sentence(converted)}'
+            f'unexpected {first_names(unexpected)}{fitting_sentence(converted)}; a classifier is '
+            'loaded by load_weights'
         )
     for name in given:
         del state_dict[prefix + name]
     state_dict.update({prefix + name: v for name, v in converted.items() if name in own})
 
 
-def check_dense(weights: Mapping[str, Tensor], own: Iterable[str]) -> None:
+def check_dense(weights: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     """Raise a ValueError if a file has too little of a detector or segmentor to start it.
 
     mmengine only logs it. A classifier by the names of mmlaplace passes, as it fills the backbone.
 
     Args:
         weights: The tensors of the file.
-        own: The names of the model. Of another model, nothing is checked.
+        own: The tensors of the model. Of another model than a detector or segmentor, nothing is
+            checked.
     """
     given = {name.removeprefix('module.'): value for name, value in weights.items()}
-    wanted = [name.removeprefix('module.') for name in own]
+    wanted = {name.removeprefix('module.'): value for name, value in own.items()}
     if dense.kind_of(wanted) in ('', 'classifier'):
         return
-    dense.check_heads(given)
+    dense.check_heads(given, wanted)
     heads = [name for name in given if not name.startswith((PREFIX, 'neck.'))]
     # A Faster R-CNN may well start a Mask R-CNN.
     few = 2 * len({*heads} & {*wanted}) < len(heads)

@@ -102,7 +102,8 @@ class AtomicCheckpointHook(CheckpointHook):
         Raises:
             ValueError: With the heads in the file, those of the model, and the configs that fit.
         """
-        check_dense(checkpoint.get('state_dict', checkpoint), runner.model.state_dict())
+        own = {**dict(runner.model.named_parameters()), **dict(runner.model.named_buffers())}
+        check_dense(checkpoint.get('state_dict', checkpoint), own)
 
     def before_train(self, runner: Runner) -> None:
         super().before_train(runner)

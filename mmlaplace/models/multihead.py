@@ -14,7 +14,7 @@ from mmlaplace.ops import exporting
 from mmlaplace.ops.precision import no_autocast
 
 from .attentions import Frame, Projected, QKVAttention
-from .layers.padding import equal_lengths
+from .layers.padding import equal_lengths, places_of, taken
 from .pyramid.options import attention_class, takes
 
 # The frame without all that needs a map. The linears are those of torch.
@@ -107,8 +107,6 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
             embed_dim, num_heads, dropout, bias, kdim=kdim, vdim=vdim, batch_first=batch_first,
             device=device, dtype=dtype,
         )  # fmt: skip
-        # torch's encoder layer would compute softmax itself in eval mode, of weights it finds here.
-        self._qkv_same_embed_dim = False
         self.self_attention = self_attention
         self.attn: Any = mixing_rule(
             embed_dim, num_heads, dropout, {'type': 'LinearAttention', **(attn_cfg or {})}
@@ -116,6 +114,12 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
         gated = self.attn.frame.gate
         self.gate = nn.Linear(embed_dim, embed_dim, bias) if gated else None
         self.to(device=device, dtype=dtype)
+
+    def _reset_parameters(self) -> None:
+        self._qkv_same_embed_dim = self.in_proj_weight is not None
+        super()._reset_parameters()
+        # torch's encoder layer would compute softmax itself in eval mode, of weights it finds here.
+        self._qkv_same_embed_dim = False
 
     @classmethod
     def from_multihead_attention(
@@ -128,6 +132,10 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
 
         The dropout of weights is kept where the new rule has weights. Learned scales of the rule
         and a gate are new.
+
+        Raises:
+            ValueError: For a module without a plain tensor of each name, such as one with a
+                spectral norm, and as the class.
         """
         kind = attention_class((attn_cfg or {}).get('type', 'LinearAttention'))
         weight = module.out_proj.weight
@@ -138,7 +146,15 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
             module.kdim, module.vdim, module.batch_first, weight.device, weight.dtype, attn_cfg,
             self_attention,
         )  # fmt: skip
-        new.load_state_dict(module.state_dict(), strict=False)
+        missing, other = new.load_state_dict(module.state_dict(), strict=False)
+        lost = [name for name in missing if not name.startswith(('attn.', 'gate.'))]
+        if lost or other:
+            raise ValueError(
+                f'this {type(module).__name__} has {other} for {lost}; remove the parametrization '
+                'first, by torch.nn.utils.parametrize.remove_parametrizations'
+            )
+        for name, parameter in module.named_parameters():
+            new.get_parameter(name).requires_grad_(parameter.requires_grad)
         return new.train(module.training)
 
     def forward(
@@ -218,6 +234,10 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
                 f'key and value must be of the same tokens, got {tuple(key.shape)} and '
                 f'{tuple(value.shape)}'
             )
+        batch = 0 if self.batch_first else 1
+        if query.dim() == 3 and query.shape[batch] != key.shape[batch]:
+            shapes = f'{tuple(query.shape)} and {tuple(key.shape)}'
+            raise ValueError(f'query and key must be {axes} of one batch, got {shapes}')
         if same and query.shape[:-1] != key.shape[:-1]:
             raise ValueError(
                 'self_attention=True needs keys of the tokens of the queries, got a query '
@@ -332,25 +352,15 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
         mixed = []
         for size, rows in groups:
             place = real_first[rows, :size]
-            queries = _taken(q, rows, place) if same else q[rows]
-            keys = queries if k is q else _taken(k, rows, place)
-            out = self._mixed(queries, keys, _taken(v, rows, place))
+            queries = taken(q, rows, place) if same else q[rows]
+            keys = queries if k is q else taken(k, rows, place)
+            out = self._mixed(queries, keys, taken(v, rows, place))
             if same:
                 whole = out.new_zeros(*out.shape[:2], q.shape[2], out.shape[3])
-                out = whole.scatter(2, _index(place, out), out)
+                out = whole.scatter(2, places_of(place, out), out)
             mixed.append(out)
         back = torch.cat([rows for _, rows in groups]).argsort()
         return torch.cat(mixed)[back]
-
-
-def _index(place: Tensor, like: Tensor) -> Tensor:
-    """Places ``(r, size)`` of tokens as an index of ``(r, heads, size, d)``."""
-    return place[:, None, :, None].expand(-1, like.shape[1], -1, like.shape[3])
-
-
-def _taken(x: Tensor, rows: Tensor, place: Tensor) -> Tensor:
-    """Tokens ``(r, heads, size, d)`` of ``(B, heads, N, d)``."""
-    return x[rows].gather(2, _index(place, x))
 
 
 def mixing_rule(

@@ -40,24 +40,30 @@ def swap_multihead_attention(model: nn.Module, attn_cfg: dict, within: str = '')
         >>> swap_multihead_attention(encoder, dict(type='PolaAttention'))
         ['layers.0.self_attn', 'layers.1.self_attn']
     """
-    places = [
-        name for name, module in model.named_modules()
+    places = {
+        name: module for name, module in model.named_modules(remove_duplicate=False)
         if isinstance(module, nn.MultiheadAttention)
         and not isinstance(module, LinearMultiheadAttention)
-    ]  # fmt: skip
+    }  # fmt: skip
+    if '' in places:
+        raise ValueError(
+            f'the model is a {type(model).__name__} itself, which has no place to put another in; '
+            'call LinearMultiheadAttention.from_multihead_attention'
+        )
     pattern = f'{within}.*' if within else '*'
     chosen = [name for name in places if fnmatchcase(f'{name}.', pattern)]
     if not chosen:
         raise ValueError(
             f'there is no torch.nn.MultiheadAttention in {within or "the model"!r}; this '
-            f'{type(model).__name__} has {places or "none"}'
+            f'{type(model).__name__} has {list(places) or "none"}'
         )
+    new: Dict[int, nn.Module] = {}  # one for an attention that has several names
     for name in chosen:
-        parts = name.split('.')
-        own: Any = model.get_submodule(name)
+        parts, own = name.split('.'), places[name]
         same = True if 'self_attn' in parts else False if CROSS & {*parts} else None
-        new = LinearMultiheadAttention.from_multihead_attention(own, attn_cfg, same)
-        setattr(model.get_submodule('.'.join(parts[:-1])), parts[-1], new)
+        if id(own) not in new:
+            new[id(own)] = LinearMultiheadAttention.from_multihead_attention(own, attn_cfg, same)
+        setattr(model.get_submodule('.'.join(parts[:-1])), parts[-1], new[id(own)])
     for module in model.modules():
         if isinstance(module, nn.TransformerEncoder):
             module.use_nested_tensor = False
@@ -109,12 +115,24 @@ def keeping_rules(base: type) -> type:
 
     class Keeping(base):
         def init_weights(self) -> None:
+            start = getattr(self, 'init_cfg', None)
+            if isinstance(start, dict) and start.get('type') == 'Pretrained':
+                return super().init_weights()
             rules = [m.attn for m in self.modules() if isinstance(m, LinearMultiheadAttention)]
             kept = [{name: x.clone() for name, x in rule.state_dict().items()} for rule in rules]
             super().init_weights()
             for rule, state in zip(rules, kept):
                 rule.load_state_dict(state)
 
+        def __reduce_ex__(self, protocol: Any) -> tuple:
+            return _without_values, (base,), self.__dict__
+
     for name in ('__name__', '__qualname__', '__module__', '__doc__'):
         setattr(Keeping, name, getattr(base, name))
     return Keeping
+
+
+def _without_values(base: type) -> Any:
+    """For pickle, which finds no class that is made by a function."""
+    kind: Any = keeping_rules(base)
+    return kind.__new__(kind)

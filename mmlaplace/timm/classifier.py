@@ -99,6 +99,11 @@ class TimmClassifier(nn.Module):
             if not next(part.parameters()).is_meta:  # there are values
                 initialise(part)
         host = self.backbone
+        if host.class_tokens > 1:
+            raise ValueError(
+                'with_dist_token=True has two class tokens, and this classifier reads one; take '
+                "timm's own deit_*_distilled, or mmlaplace.get_model"
+            )
         self.in_chans = in_chans
         self.num_features = host.embed_dims[-1]
         self.head_hidden_size = neck['out_channels'] if neck else self.num_features
@@ -225,7 +230,8 @@ class TimmClassifier(nn.Module):
             output_fmt: Only ``'NCHW'`` (default).
             intermediates_only: Whether to return only the list of features. Default: False.
             return_prefix_tokens: Whether each feature of a model with a class token is a pair: the
-                map, and the token ``(B, 1, C)``, or None where that stage has none. Default: False.
+                map, and the tokens of no place ``(B, T, C)``, or None where that stage has none.
+                Default: False.
 
         Raises:
             ValueError: For another ``output_fmt``, or images smaller than a patch.
@@ -241,8 +247,8 @@ class TimmClassifier(nn.Module):
                 out = self._norm(tokens, stage) if norm else tokens
                 feature: Any = self._map(out, stage, hw_shape, memory_format)
                 if return_prefix_tokens and self.num_prefix_tokens:
-                    has_token = self.backbone.cls_tokens[stage]
-                    feature = (feature, out[:, :1] if has_token else None)
+                    count = self.backbone.cls_tokens[stage]
+                    feature = (feature, out[:, :count] if count else None)
                 features.append(feature)
             if stop_early and place == self._taps[last]:
                 break

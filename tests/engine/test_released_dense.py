@@ -14,6 +14,7 @@ from mmengine.runner.checkpoint import load_checkpoint
 from mmlaplace import create_backbone, get_model
 from mmlaplace.checkpoints import load_weights
 from mmlaplace.checkpoints.dense import DENSE
+from mmlaplace.checkpoints.own_names import check_dense
 from mmlaplace.commands.converters import convert
 from mmlaplace.commands.dense_models import meta_model
 from mmlaplace.engine import AtomicCheckpointHook
@@ -155,6 +156,16 @@ RAVLT = 'ravlt-tiny_fpn_8xb2-80k_ade20k-512x512'
 def test_what_is_no_such_model_is_told(weights, model, message):
     with pytest.raises(ValueError, match=message):
         convert(changed(**weights), model)
+
+
+@pytest.mark.parametrize('own', [
+    dict(name=RETINANET, drop=['bbox_head.'], bbox_head__fc_cls__weight=(81, 256)),  # DETR
+    dict(name=RETINANET, drop=['bbox_head.'], mask_head__conv_cls__weight=(80, 256)),  # SOLO
+    dict(name=MASK_RCNN, roi_head__mask_head__conv_logits__weight=(81, 256, 1, 1)),  # QueryInst
+])  # fmt: skip
+def test_other_detectors_load_their_own_checkpoints(own):
+    own = {name: value for name, value in changed(**own).items() if name[:9] != 'backbone.'}
+    check_dense(own, own)
 
 
 def test_a_file_of_other_heads_is_refused_and_one_with_nan(retinanet, tmp_path):

@@ -11,9 +11,11 @@ import yaml
 from conftest import ROOT, quiet_init, registered
 from mmcv.cnn import fuse_conv_bn
 from mmengine.registry import MODELS
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from mmlaplace.models import CSWin, PVTv2, PyramidBackbone
 from mmlaplace.models.backbones.cswin import CSWinBlock
+from mmlaplace.models.backbones.dinov2 import resize_longer
 
 BACKBONES = registered(PyramidBackbone)
 SMALL = dict(
@@ -273,6 +275,12 @@ def test_four_widths_of_stripes_are_refused_and_a_stem_has_no_norm_of_its_stage(
 def test_tokens_and_windows_that_do_not_fit_are_quoted(name, options, said):
     with pytest.raises(ValueError, match=said):
         build(name, **options)
+
+
+def test_a_graph_of_any_size_refuses_positions_that_are_resized_by_a_factor():
+    side = ShapeEnv().create_unbacked_symint()
+    with pytest.raises(ValueError, match='export it for one size'):
+        resize_longer(torch.randn(1, 8, 5, 5), (side, side))
 
 
 @pytest.mark.parametrize('name', BACKBONES)

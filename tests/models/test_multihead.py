@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import ROOT, quiet_init, registered
 from mmengine.config import Config
+from mmengine.model import BaseModule
 from mmengine.registry import MODELS, DefaultScope
 from onnx_files import assert_alike, session, to_onnx
 from torch import nn
@@ -193,10 +194,18 @@ def test_weights_of_torch_load_under_their_names():
     assert copied.dropout == 0 and copied.in_proj_weight.dtype == torch.float64
     for name, value in theirs.state_dict().items():
         assert torch.equal(copied.state_dict()[name], value)
+    theirs.out_proj.requires_grad_(False)
+    copied = LinearMultiheadAttention.from_multihead_attention(theirs)
+    assert not copied.out_proj.weight.requires_grad and copied.in_proj_weight.requires_grad
+    copied._reset_parameters()
+    assert not copied.in_proj_bias.any()
     gated = LinearMultiheadAttention(C, HEADS, attn_cfg=dict(type='PolaAttention', gate=True))
     assert set(gated.state_dict()) == {
         *theirs.state_dict(), 'attn.scale', 'attn.power', 'gate.weight', 'gate.bias'
     }  # fmt: skip
+    nn.utils.parametrizations.spectral_norm(theirs, 'in_proj_weight')
+    with pytest.raises(ValueError, match=r"for \['in_proj_weight'\]; remove the parametrization"):
+        LinearMultiheadAttention.from_multihead_attention(theirs)
 
 
 @pytest.mark.parametrize(('options', 'call', 'says'), [
@@ -212,6 +221,7 @@ def test_weights_of_torch_load_under_their_names():
     ({}, dict(key_padding_mask=torch.zeros(2, 6).int()), r'call .bool\(\) on it'),
     ({}, dict(value=torch.zeros(2, 5, C)), r'key and value must be of the same tokens'),
     ({}, dict(value=torch.zeros(2, 6, 5)), r'with C = 32, got \(2, 6, 5\)'),
+    ({}, dict(query=torch.zeros(1, 5, C)), r'of one batch, got \(1, 5, 32\) and \(2, 6, 32\)'),
     (dict(self_attention=True), dict(query=torch.zeros(2, 5, C)), 'set self_attention=False'),
     (dict(attn_cfg=dict(type='RALAAttention')), dict(
         query=torch.zeros(2, 6, C), key_padding_mask=torch.zeros(2, 6).bool()),
@@ -279,7 +289,7 @@ def test_it_is_exported_without_padding_and_compiled_with_it(name):
     torch.testing.assert_close(compiled(x, padding), Alone()(x, padding))
 
 
-def test_detr_of_a_config_has_the_rule_in_its_encoder(monkeypatch):
+def test_detr_of_a_config_has_the_rule_in_its_encoder(monkeypatch, tmp_path):
     pytest.importorskip('mmdet')
     monkeypatch.setenv('BACKBONE', 'laplacianformer-micro')
     cfg = Config.fromfile(ROOT / 'configs/heads/detr-pola-encoder_8xb2-150e_coco.py').model
@@ -287,7 +297,7 @@ def test_detr_of_a_config_has_the_rule_in_its_encoder(monkeypatch):
     cfg.encoder.num_layers = cfg.decoder.num_layers = 1
     cfg.attentions['decoder.layers.*.cross_attn'] = dict(type='LinearAttention')
     with DefaultScope.overwrite_default_scope('mmdet'):
-        model = MODELS.build(cfg).eval()
+        model = MODELS.build(copy.deepcopy(cfg)).eval()
     assert type(model).__name__ == 'DETR'
     found = {name: type(module.attn).__name__ for name, module in model.named_modules()
              if isinstance(module, LinearMultiheadAttention)}  # fmt: skip
@@ -297,6 +307,11 @@ def test_detr_of_a_config_has_the_rule_in_its_encoder(monkeypatch):
     rule = model.encoder.layers[0].self_attn.attn
     assert not rule.attn.power.any()  # at its start, while DETR fills matrices at random
     assert rule.self_attention and rule.in_proj_weight.std() > 0.03
+    with torch.no_grad():
+        rule.attn.power += 1
+    torch.save(model, tmp_path / 'model.pth')
+    again = torch.load(tmp_path / 'model.pth', weights_only=False)
+    assert type(again) is type(model) and again.encoder.layers[0].self_attn.attn.attn.power.all()
     x, places = torch.randn(2, 2, 30, 256)
     padding = torch.arange(30) >= torch.tensor([[30], [20]])
     out = model.encoder(x, places, padding)
@@ -306,6 +321,37 @@ def test_detr_of_a_config_has_the_rule_in_its_encoder(monkeypatch):
         swap_multihead_attention(model, {}, 'encoders')
     with pytest.raises(ValueError, match="did you mean 'SOFT'"):
         MODELS.build(dict(type='ModelWithAttentions', model_type='SOFTT', attentions={}))
+
+
+def test_a_pretrained_model_of_a_config_keeps_its_scales(tmp_path):
+    @MODELS.register_module(force=True)
+    class AttendsOnly(BaseModule):
+        def __init__(self, init_cfg=None):
+            super().__init__(init_cfg)
+            self.attention = nn.MultiheadAttention(C, HEADS)
+
+    cfg = dict(type='ModelWithAttentions', model_type='AttendsOnly',
+               attentions={'': dict(type='PolaAttention')})  # fmt: skip
+    trained = {name: x + 1 for name, x in MODELS.build(cfg).state_dict().items()}
+    torch.save(trained, tmp_path / 'weights.pth')
+    start = dict(type='Pretrained', checkpoint=str(tmp_path / 'weights.pth'))
+    model = MODELS.build(dict(cfg, init_cfg=start))
+    quiet_init(model)
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, trained[name]), name
+
+
+def test_an_attention_of_two_names_stays_one_and_one_alone_is_told():
+    class Shared(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = self.second = nn.MultiheadAttention(C, HEADS)
+
+    model = Shared()
+    assert swap_multihead_attention(model, {}) == ['first', 'second']
+    assert model.first is model.second and isinstance(model.first, LinearMultiheadAttention)
+    with pytest.raises(ValueError, match='call LinearMultiheadAttention.from_multihead_attention'):
+        swap_multihead_attention(nn.MultiheadAttention(C, HEADS), {})
 
 
 @torch.no_grad()

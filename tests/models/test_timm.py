@@ -17,6 +17,7 @@ from timm.optim import create_optimizer_v2  # noqa: E402
 import mmlaplace.timm  # noqa: E402  (registers)
 from mmlaplace.checkpoints import PUBLISHED  # noqa: E402
 from mmlaplace.model_zoo import get_config, read_models  # noqa: E402
+from mmlaplace.models import DINOv2, ViT  # noqa: E402
 from mmlaplace.models.pyramid import MICRO, arch  # noqa: E402
 
 # The smallest of each family.
@@ -238,6 +239,16 @@ def test_a_pruned_model_computes_the_features_that_are_left(name, model, images)
         assert [n for n, p in pruned.named_parameters() if p.grad is None] == []
         pruned.reset_classifier(3, 'avg')
         assert pruned(images).shape == (2, 3)
+
+
+def test_all_tokens_of_no_place_come_with_features_and_two_class_tokens_are_refused():
+    tiny = dict(embed_dims=(12,), num_heads=(3,), depths=(2,), ffn_ratios=(2,))
+    model = mmlaplace.timm.TimmClassifier(DINOv2, tiny, num_registers=4, img_size=28)
+    x = torch.randn(2, 3, 28, 42)
+    features = model.forward_intermediates(x, return_prefix_tokens=True, intermediates_only=True)
+    assert [tuple(tokens.shape) for _, tokens in features] == [(2, 5, 12)] * 2
+    with pytest.raises(ValueError, match='with_dist_token=True has two class tokens'):
+        mmlaplace.timm.TimmClassifier(ViT, 'tiny', with_dist_token=True)
 
 
 @pytest.mark.parametrize('name', ['softpp_micro'])

@@ -25,6 +25,11 @@ def resize_smooth(x: Tensor, hw_shape: Sequence[int]) -> Tensor:
 
 def resize_longer(x: Tensor, hw_shape: Sequence[int]) -> Tensor:
     """Resize positions as the authors do without registers: bicubically, by sides 0.1 longer."""
+    if not all(isinstance(side, int) for side in hw_shape):
+        raise ValueError(
+            'a graph for images of any size cannot hold the resizing of the positions of DINOv2 '
+            'without registers, whose factor is that of the image; export it for one size'
+        )
     if tuple(x.shape[2:]) == tuple(hw_shape):
         return x
     scale = tuple((side + 0.1) / own for side, own in zip(hw_shape, x.shape[2:]))

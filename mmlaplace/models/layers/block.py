@@ -141,6 +141,11 @@ class FFN(BaseModule):
         act_twice: bool = False,
     ) -> None:
         super().__init__()
+        if act_twice and not (dwconv_kernel and dwconv_residual):
+            raise ValueError(
+                'act_twice=True repeats the activation after a convolution that is added; set '
+                f'dwconv_residual=True (got {dwconv_residual}) and dwconv_kernel ({dwconv_kernel})'
+            )
         hidden = int(embed_dims * ffn_ratio)
         self.layers = Sequential(
             nn.Linear(embed_dims, hidden),

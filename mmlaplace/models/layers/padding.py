@@ -19,3 +19,13 @@ def equal_lengths(lengths: Tensor) -> Iterator[Tuple[int, Tensor]]:
     for size in sorted(set(sizes)):
         rows = [row for row, other in enumerate(sizes) if other == size]
         yield size, torch.tensor(rows, device=lengths.device)
+
+
+def places_of(place: Tensor, like: Tensor) -> Tensor:
+    """Places ``(r, size)`` of tokens as an index of ``(r, heads, size, d)``."""
+    return place[:, None, :, None].expand(-1, like.shape[1], -1, like.shape[3])
+
+
+def taken(x: Tensor, rows: Tensor, place: Tensor) -> Tensor:
+    """Tokens ``(r, heads, size, d)`` at places of rows of ``(B, heads, N, d)``."""
+    return x[rows].gather(2, places_of(place, x))

@@ -191,6 +191,11 @@ class PositionEmbedding(BaseModule):
         resize: Optional[Callable[[Tensor, Sequence[int]], Tensor]] = None,
     ) -> None:
         super().__init__()
+        if (dist_token or num_registers) and not cls_token:
+            raise ValueError(
+                f'dist_token={dist_token} and num_registers={num_registers} follow a class token; '
+                'set cls_token=True'
+            )
         self.decay, self.resize = decay, resize or resize_map
         self.map = nn.Parameter(torch.zeros(1, embed_dims, *resolution))
         for name, present in (('cls', cls_token), ('dist', dist_token)):
