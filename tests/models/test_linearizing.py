@@ -207,6 +207,10 @@ def classifier(noise_images, tmp_path):
     return tmp_path / 'softmax.py', tmp_path / 'softmax.pth'
 
 
+def softmax_of(backbone):
+    return [k for k, v in backbone.named_modules() if type(v).__name__ == 'SoftmaxAttention']
+
+
 @pytest.mark.slow
 def test_the_tool_writes_a_model_that_loads_and_names_what_is_wrong(classifier, tmp_path):
     def run(*options, checkpoint=classifier[1]):
@@ -224,11 +228,29 @@ def test_the_tool_writes_a_model_that_loads_and_names_what_is_wrong(classifier, 
     assert 0.8 < log['kept'] < 1 and log['whole']['losses']
     assert 'is there already' in run(*few).stderr
     (tmp_path / 'out/linearized.pth').unlink()
+    hybrid = ('--keep', 2, '--search-steps', 1, '--size', 64)
+    result = run(*few, *hybrid)
+    assert result.returncode == 0, result.stderr
+    assert 'FLattenAttention takes 3 of 5 places of softmax' in result.stdout
+    plan = json.loads((tmp_path / 'out/hybrid.json').read_text())
+    assert len(plan['keep_blocks']) == 2 and len(plan['harms']) == 5 and plan['size'] == [64, 64]
+    kept = sorted(sorted(plan['harms'], key=plan['harms'].get)[3:])
+    assert sorted(plan['keep']) == kept and (tmp_path / 'out/hybrid.png').stat().st_size
+    cfg = Config.fromfile(tmp_path / 'out/linearized.py')
+    weights = torch.load(tmp_path / 'out/linearized.pth', weights_only=True)['state_dict']
+    model = toolbox_model(cfg)
+    model.load_state_dict(weights)
+    assert sorted(softmax_of(model.backbone)) == kept
+    (tmp_path / 'out/linearized.pth').unlink()
     torch.save(dict(a=torch.ones(2)), tmp_path / 'other.pth')
     for said, result in (
         ('other.pth has no tensor of this', run(*few, checkpoint=tmp_path / 'other.pth')),
         ("no option 'power'", run('--attention', 'LinearAttention', '--options', 'power=2')),
         ('not registered', run('--attention', 'NoAttention')),
+        ('no block 5, 9; the blocks with softmax are 0 to 4', run(*few, '--keep-blocks', 5, 9, 1)),
+        ('from 1 to 4, as there are 5 blocks with softmax, got 5', run(*few, '--keep', 5)),
+        ('above 0 and at most 1', run(*few, '--budget', 0)),
+        ('--size: must be an integer of at least 1, got big', run(*few, '--size', 'big')),
     ):
         assert result.returncode and said in result.stderr
         assert result.stderr.strip().splitlines()[-1].startswith('linearize.py: error: ')
