@@ -16,8 +16,8 @@ Examples:
   python tools/linearize.py CONFIG CHECKPOINT --attention FLattenAttention
   python tools/linearize.py CONFIG CHECKPOINT --attention LaplacianAttention \\
       --options num_landmarks=16 --layer-steps 2000 --whole-steps 4000 --lr 5e-4
-  python tools/linearize.py CONFIG timm://vit_small_patch14_dinov2 --attention AgentAttention \\
-      --budget 0.6 --size 1024
+  python tools/linearize.py CONFIG timm://vit_small_patch14_dinov2 --backbone-only \\
+      --attention AgentAttention --budget 0.6 --size 1024
 """
 
 import hashlib
@@ -32,13 +32,13 @@ from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 
 from mmlaplace.analysis.measuring import interleave, model_job
-from mmlaplace.checkpoints import UnsafeCheckpointError, write_weights
+from mmlaplace.checkpoints import UnsafeCheckpointError, load_weights, write_weights
 from mmlaplace.commands.command_line import (
     ToolParser,
     check_backbone,
-    load_or_exit,
     positive,
     read_config,
+    without_hint,
     write_json,
 )
 from mmlaplace.commands.terminal import command
@@ -64,6 +64,8 @@ from mmlaplace.writing import whole_file
 def parse_arguments():
     parser = ToolParser(__doc__)
     parser.add_trained_model('classifier, detector or segmentor with softmax')
+    parser.add_argument('--backbone-only', action='store_true',
+                        help='for a checkpoint without a head, such as DINOv2')  # fmt: skip
     parser.add_argument('--attention', required=True, metavar='NAME',
                         help='the new one, such as FLattenAttention')  # fmt: skip
     parser.add_argument('--options', nargs='+', action=DictAction, default={},
@@ -109,12 +111,20 @@ def parse_arguments():
 def swapped(cfg, old, args, keep=()):
     """The config and the model of a new attention, and the names of the attentions that differ."""
     new_cfg = Config(cfg.to_dict())
-    new_cfg.model.backbone = linear_config(
+    backbone = linear_config(
         cfg.model.backbone.to_dict(), old.backbone, args.attention, args.options, keep
     )
+    if (backbone.get('init_cfg') or {}).get('type') == 'Pretrained':
+        del backbone['init_cfg']  # the weights with softmax
+    new_cfg.model.backbone = backbone
+    free = Config(new_cfg.to_dict())
+    if 'frozen_stages' in backbone:
+        free.model.backbone.frozen_stages = -1  # or they would not be trained here
     torch.manual_seed(args.seed)
-    new = build_model(new_cfg)
+    new = build_model(free)
     new.init_weights()
+    if args.backbone_only:
+        new.head = None
     places = softmax_places(old.backbone)
     return new_cfg, new, {place: i for place, i in places.items() if place not in keep}
 
@@ -194,7 +204,14 @@ def main() -> None:
         new_cfg, new, linear = swapped(cfg, old, args, keep)
     except (TypeError, ValueError, UnsafeCheckpointError) as error:
         parser.error(str(error))
-    load_or_exit(old, args.checkpoint)
+    if args.backbone_only:
+        old.head = None
+    try:
+        load_weights(old.backbone if args.backbone_only else old, args.checkpoint)
+    except (UnsafeCheckpointError, FileNotFoundError, ImportError, ValueError) as error:
+        without_head = not args.backbone_only and 'missing' in str(error) and 'head.' in str(error)
+        hint = '; of a file without a head, --backbone-only takes the backbone' * without_head
+        parser.error(without_hint(error) + hint)
     share = take_over(new, old, linear)
     try:
         with DefaultScope.overwrite_default_scope(cfg.default_scope):
@@ -213,17 +230,22 @@ def main() -> None:
         done = distill(new, old, linear, batches, schedule, state, settings)
     except (ValueError, FloatingPointError) as error:
         parser.error(str(error))
+    weights = new.cpu().state_dict()
+    if args.backbone_only:
+        weights = {name: value for name, value in weights.items() if name.startswith('backbone.')}
+        new_cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=str(out.absolute()))
     with whole_file(args.work_dir / 'linearized.py') as temporary:
         new_cfg.dump(temporary)
     write_json(args.work_dir / 'linearized.json', dict(settings=settings, kept=share, **done))
-    write_weights(out, new.cpu().state_dict(), dict(linearized_from=args.checkpoint))
+    write_weights(out, weights, dict(linearized_from=args.checkpoint))
     state.unlink(missing_ok=True)
     losses = (
         f'{made["losses"][-1]:.3g} ({phase})' for phase, made in done.items() if made['losses']
     )
     print(f'last losses: {", ".join(losses)}; wrote {out}')
-    model = shlex.join([str(args.work_dir / 'linearized.py'), str(out)])
-    print(command(Path(__file__).absolute().with_name('test.py'), model))
+    config = str(args.work_dir / 'linearized.py')
+    tool, model = ('train.py', [config]) if args.backbone_only else ('test.py', [config, str(out)])
+    print(command(Path(__file__).absolute().with_name(tool), shlex.join(model)))
 
 
 if __name__ == '__main__':
