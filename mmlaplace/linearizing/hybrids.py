@@ -180,7 +180,7 @@ def choose(
     else:
         limit = check_budget(budget)
         useful = [place for place in places if saved[place] > 0]
-        order = sorted(useful, key=lambda p: saved[p] / max(harms[p], 1e-12), reverse=True)
+        order = sorted(useful, key=lambda p: saved[p] / max(harms[p], 1e-30), reverse=True)
         if time_of(order) > limit:
             raise ValueError(
                 f'the budget {limit} cannot be met at this size: the smallest that can be reached '

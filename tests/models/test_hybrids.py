@@ -19,6 +19,7 @@ HOSTS = {
     'DINOv2 with registers': dict(type='DINOv2', arch=VIT, img_size=56, num_registers=4),
     'DeiT': dict(type='ViT', arch=VIT, img_size=64),
     'DeiT distilled': dict(type='ViT', arch=VIT, img_size=64, with_dist_token=True),
+    'DeiT III': dict(type='ViT', arch=VIT, img_size=64, layer_scale=1e-4),
     'Swin': dict(type='Swin', arch=PYRAMID, img_size=64),
     'PVTv2': dict(type='PVTv2', arch=PYRAMID, img_size=64),
 }

@@ -1,7 +1,7 @@
 """ViT and DeiT, which have the same names."""
 
 from functools import partial
-from typing import Any, List, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch.nn.functional as F
 from mmengine.registry import MODELS
@@ -19,6 +19,7 @@ def vit(
     with_cls_token: bool = True,
     norm_first: bool = True,
     with_dist_token: bool = False,
+    layer_scale: Optional[float] = None,
 ) -> List[Stage]:
     """ViT and DeiT: one stage of patches, with learned positions and a class token.
 
@@ -28,6 +29,8 @@ def vit(
         norm_first: Whether blocks are pre-norm. SOFT's are post-norm. Default: True.
         with_dist_token: Whether a second class token follows the first, as in distilled DeiT, whose
             classifier reads both. Default: False.
+        layer_scale: Value of layer scales at the start, 1e-4 in DeiT III. Default: None, no layer
+            scales.
 
     Raises:
         ValueError: For a second class token without the first.
@@ -44,7 +47,7 @@ def vit(
             dict(type='SoftmaxAttention'),
             position=dict(cls_token=with_cls_token, dist_token=with_dist_token, decay=False),
             embed_norm=False,
-            block=dict(norm_first=norm_first),
+            block=dict(norm_first=norm_first, layer_scale=layer_scale),
         )
     ]
 
@@ -54,11 +57,13 @@ class ViT(PyramidBackbone):
     """ViT and DeiT: one stage of stride 16, with a class token.
 
     Patches have a side of 16 pixels. Learned positions are resized to the input. Blocks are
-    pre-norm. Arguments are those of :class:`PyramidBackbone`, ``patch_size``, ``with_cls_token``
-    and ``with_dist_token``. Attentions that take no class token need ``with_cls_token=False``. Each
-    value of an arch given as a dict has one entry.
+    pre-norm. Arguments are those of :class:`PyramidBackbone`, ``patch_size``, ``with_cls_token``,
+    ``with_dist_token`` and ``layer_scale``, with which it has the layers of DeiT III. Attentions
+    that take no class token need ``with_cls_token=False``. Each value of an arch given as a dict
+    has one entry.
 
-    Source: ViT (arXiv 2010.11929), DeiT (arXiv 2012.12877). The sizes are DeiT's.
+    Source: ViT (arXiv 2010.11929), DeiT (arXiv 2012.12877), DeiT III (arXiv 2204.07118). The sizes
+    are DeiT's.
 
     Examples:
         >>> import torch
