@@ -47,7 +47,7 @@ from mmlaplace.linearizing import (
     Schedule,
     check_budget,
     check_keep,
-    choose,
+    choose_measured,
     distill,
     image_batches,
     keep_weights,
@@ -148,12 +148,17 @@ def hybrid(args, cfg, old, new, batches, settings):
         lambda: list(islice(batches(0), LEARN + MEASURE)), sample, args.work_dir / 'blocks.json',
         settings, args.search_steps, args.lr,
     )  # fmt: skip
-    plan = choose(**found, keep=args.keep, budget=args.budget)
-    made = swapped(cfg, old, args, plan.keep)
-    parts = dict(softmax=backbone, hybrid=made[1].to(device).backbone.eval())
-    jobs = {name: model_job(part, sample, False) for name, part in parts.items()}
-    seconds = {name: median(runs) for name, runs in interleave(jobs, 9, device).items()}
-    measured = seconds['hybrid'] / seconds['softmax']
+    made = {}
+
+    def time_of(keep):
+        made[tuple(keep)] = swapped(cfg, old, args, keep)
+        new = made[tuple(keep)][1].to(device)
+        parts = dict(softmax=backbone, hybrid=new.backbone.eval())
+        jobs = {name: model_job(part, sample, False) for name, part in parts.items()}
+        seconds = {name: median(runs) for name, runs in interleave(jobs, 9, device).items()}
+        return seconds['hybrid'] / seconds['softmax']
+
+    plan, measured = choose_measured(**found, measure=time_of, keep=args.keep, budget=args.budget)
     numbers = [places.index(place) for place in plan.keep]
     write_json(
         args.work_dir / 'hybrid.json',
@@ -165,7 +170,7 @@ def hybrid(args, cfg, old, new, batches, settings):
         f"{plan.time:.3f} of the softmax model's by the sum of the blocks, and {measured:.3f} as "
         'measured'
     )
-    return made
+    return made[tuple(plan.keep)]
 
 
 def draw_front(plan, sides, path):

@@ -1,7 +1,16 @@
 """Linearize a trained backbone: another attention takes the place of softmax, and imitates it."""
 
 from .distilling import Schedule, distill, fit, image_batches, layer_loss, whole_loss
-from .hybrids import Plan, block_costs, check_budget, check_keep, choose, harm_of, measure_blocks
+from .hybrids import (
+    Plan,
+    block_costs,
+    check_budget,
+    check_keep,
+    choose,
+    choose_measured,
+    harm_of,
+    measure_blocks,
+)
 from .swapping import Kept, keep_weights, linear_config, softmax_blocks, softmax_places
 
 __all__ = [
@@ -12,6 +21,7 @@ __all__ = [
     'check_budget',
     'check_keep',
     'choose',
+    'choose_measured',
     'distill',
     'fit',
     'harm_of',

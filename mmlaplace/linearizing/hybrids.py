@@ -3,10 +3,22 @@
 import copy
 import json
 from contextlib import contextmanager
+from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
 from statistics import median
-from typing import Any, Callable, Dict, Iterator, List, Mapping, NamedTuple, Optional, Sequence
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterator,
+    List,
+    Mapping,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Tuple,
+)
 
 import torch
 import torch.nn as nn
@@ -103,7 +115,7 @@ def harm_of(
 def block_costs(
     new: Any, old: Any, places: Sequence[str], images: Tensor, timer: Optional[Callable] = None
 ) -> Dict[str, Any]:
-    """Seconds of the softmax model, and of each attention in it and in the new one.
+    """Seconds of both backbones, and of each of the attentions that differ.
 
     They are medians of interleaved runs on the device of the images.
 
@@ -114,7 +126,7 @@ def block_costs(
         timer: As in :func:`~mmlaplace.analysis.measuring.interleave`. Default: the clock.
 
     Returns:
-        ``whole``, and ``softmax`` and ``linear`` with the seconds of each place.
+        ``softmax`` and ``linear`` with the seconds of each place, and ``whole`` with those of both.
     """
     with calls_recorded(old, places) as calls:
         old(images)
@@ -123,13 +135,13 @@ def block_costs(
         attention, (arguments, options, _) = backbone.get_submodule(place), calls[place]
         return lambda: replay(attention, arguments, options)
 
-    jobs: Dict[Any, Callable] = {WHOLE: lambda: old(images)}
     kinds = dict(softmax=old, linear=new)
+    jobs: Dict[Any, Callable] = {(kind, WHOLE): partial(b, images) for kind, b in kinds.items()}
     jobs.update({(kind, p): job_of(b, p) for kind, b in kinds.items() for p in places})
-    seconds = interleave(jobs, ROUNDS, images.device, timer=timer)
+    runs = interleave(jobs, ROUNDS, images.device, timer=timer)
     return {
-        WHOLE: median(seconds[WHOLE]),
-        **{kind: {p: median(seconds[kind, p]) for p in places} for kind in kinds},
+        WHOLE: {kind: median(runs[kind, WHOLE]) for kind in kinds},
+        **{kind: {p: median(runs[kind, p]) for p in places} for kind in kinds},
     }
 
 
@@ -140,6 +152,9 @@ def choose(
     budget: Optional[float] = None,
 ) -> Plan:
     """Which attentions become linear, by their harms and costs.
+
+    The time that an attention saves is its difference of seconds. All of them are scaled so that
+    they add up to the difference of the whole backbones.
 
     With ``keep``, the N most harmful ones stay softmax. With ``budget``, attentions become linear
     one by one, that with the most time saved per harm first, until the time is in the budget. Then
@@ -157,15 +172,21 @@ def choose(
 
     Examples:
         >>> from mmlaplace.linearizing import choose
-        >>> costs = dict(whole=10, softmax=dict(a=4, b=2, c=2), linear=dict(a=1, b=1, c=1))
+        >>> costs = dict(
+        ...     whole=dict(softmax=10, linear=5),
+        ...     softmax=dict(a=4, b=2, c=2), linear=dict(a=1, b=1, c=1))
         >>> plan = choose(dict(a=0.3, b=0.01, c=0.02), costs, budget=0.7)
         >>> plan.linear, plan.keep, plan.time
         (['a'], ['b', 'c'], 0.7)
     """
-    places, whole = list(harms), costs[WHOLE]
+    places, whole = list(harms), costs[WHOLE]['softmax']
     if (keep is None) == (budget is None):
         raise ValueError(f'give either keep or budget, got keep={keep} and budget={budget}')
     saved = {place: costs['softmax'][place] - costs['linear'][place] for place in places}
+    # Inside of a model, where caches are cold, an attention takes longer than when it runs alone.
+    in_whole, alone = whole - costs[WHOLE]['linear'], sum(saved.values())
+    if in_whole > 0 and alone > 0:
+        saved = {place: seconds * in_whole / alone for place, seconds in saved.items()}
 
     def time_of(linear: Sequence[str]) -> float:
         return round((whole - sum(saved[place] for place in linear)) / whole, 9)
@@ -201,6 +222,40 @@ def choose(
         harm_of_all(linear),
         [(time_of(taken), harm_of_all(taken)) for taken in steps],
     )
+
+
+def choose_measured(
+    harms: Mapping[str, float],
+    costs: Mapping[str, Any],
+    measure: Callable[[List[str]], float],
+    keep: Optional[int] = None,
+    budget: Optional[float] = None,
+) -> Tuple[Plan, float]:
+    """As :func:`choose`, and the time of the whole hybrid as measured, which meets the budget.
+
+    The sum of the blocks is not quite the time of the whole. If that is above the budget, a plan
+    with fewer softmax attentions is measured.
+
+    Args:
+        harms, costs, keep, budget: As in :func:`choose`.
+        measure: Gives the time of the hybrid that keeps these softmax attentions, in units of the
+            softmax model's.
+
+    Raises:
+        ValueError: As there, and if no hybrid meets the budget.
+    """
+    plan = choose(harms, costs, keep, budget)
+    measured = measure(plan.keep)
+    while budget is not None and measured > budget:
+        smallest, _ = plan.path[-1]
+        if plan.time <= smallest:
+            raise ValueError(
+                f'the budget {budget} cannot be met at this size: with all blocks linear that save '
+                f'time, {len(plan.linear)} of {len(harms)}, the measured time is {measured:.3f}'
+            )
+        plan = choose(harms, costs, budget=max(plan.time * budget / measured, smallest))
+        measured = measure(plan.keep)
+    return plan, measured
 
 
 def check_keep(keep: int, count: int) -> None:

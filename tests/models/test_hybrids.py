@@ -93,7 +93,7 @@ def test_a_wrong_list_of_blocks_is_quoted(per_block, said):
 
 HARMS = dict(zip('abcd', (0.4, 0.1, 0.02, 0.08)))
 COSTS = dict(
-    whole=20.0,
+    whole=dict(softmax=20.0, linear=13.5),
     softmax=dict(zip('abcd', (4.0, 4.0, 2.0, 2.0))),
     linear=dict(zip('abcd', (1.0, 1.0, 1.0, 2.5))),
 )
@@ -103,17 +103,39 @@ COSTS = dict(
 def test_a_plan_under_a_budget_meets_it(budget, linear):
     plan = linearizing.choose(HARMS, COSTS, budget=budget)
     assert plan.linear == list(linear) and set(plan.keep) == set('abcd') - set(linear)
-    time = COSTS['whole'] - sum(COSTS['softmax'][p] - COSTS['linear'][p] for p in linear)
-    assert plan.time == pytest.approx(time / COSTS['whole']) and plan.time <= budget
+    time = COSTS['whole']['softmax'] - sum(COSTS['softmax'][p] - COSTS['linear'][p] for p in linear)
+    assert plan.time == pytest.approx(time / COSTS['whole']['softmax']) and plan.time <= budget
     assert plan.harm == pytest.approx(sum(HARMS[p] for p in linear))
     times, harms = zip(*plan.path)  # a Pareto front: d, which saves nothing, is not on it
     assert list(times) == sorted(times, reverse=True) and list(harms) == sorted(harms)
     assert plan.path[0] == (1, 0) and len(plan.path) == 4
 
 
+def test_savings_of_blocks_add_up_to_that_of_the_whole():
+    whole = dict(softmax=40.0, linear=27.0)  # twice as much as the blocks alone
+    plan = linearizing.choose(HARMS, dict(COSTS, whole=whole), budget=0.8)
+    assert (plan.linear, plan.time) == (['c', 'b'], pytest.approx(1 - 8 / 40))
+    slower = dict(softmax=20.0, linear=21.0)
+    assert linearizing.choose(HARMS, dict(COSTS, whole=slower), keep=3).time == 0.95
+
+
 def test_the_most_harmful_blocks_are_kept():
     assert linearizing.choose(HARMS, COSTS, keep=2).keep == ['a', 'b']
     assert linearizing.choose(HARMS, COSTS, keep=3).linear == ['c']
+
+
+@pytest.mark.parametrize('factor, linear', [(0.9, 'cb'), (1.05, 'ba'), (1.2, 'cba')])
+def test_a_plan_meets_the_budget_as_measured_too(factor, linear):
+    def measure(keep):
+        swapped = [p for p in HARMS if p not in keep]
+        saved = sum(COSTS['softmax'][p] - COSTS['linear'][p] for p in swapped)
+        return factor * (1 - saved / COSTS['whole']['softmax'])
+
+    plan, measured = linearizing.choose_measured(HARMS, COSTS, measure, budget=0.81)
+    assert measured == measure(plan.keep) <= 0.81 and set(plan.linear) == set(linear)
+    with pytest.raises(ValueError, match='budget 0.81 .* time, 3 of 4, .* is 0.910'):
+        linearizing.choose_measured(HARMS, COSTS, lambda keep: 1.4 * measure(keep) / factor,
+                                    budget=0.81)  # fmt: skip
 
 
 @pytest.mark.parametrize('options, said', [
@@ -169,6 +191,7 @@ def test_costs_are_medians_of_each_block_and_of_the_whole():
 
     costs = linearizing.block_costs(new, old, places, images()[0], timer)
     assert set(costs) == {'whole', 'softmax', 'linear'}
+    assert set(costs['whole']) == {'softmax', 'linear'}
     assert list(costs['softmax']) == list(costs['linear']) == places
     assert all(1 <= x <= 7 for kind in ('softmax', 'linear') for x in costs[kind].values())
 
