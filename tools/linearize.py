@@ -100,6 +100,8 @@ def parse_arguments():
             f'steps must not be negative and --lr must be positive, got {args.layer_steps}, '
             f'{args.whole_steps}, {args.search_steps} and {args.lr}'
         )
+    if args.size and args.keep is None and args.budget is None:
+        parser.error(f'--size {args.size} is for --keep or --budget; give one of them too')
     if args.budget is not None:
         try:
             check_budget(args.budget)
@@ -114,7 +116,8 @@ def swapped(cfg, old, args, keep=()):
     backbone = linear_config(
         cfg.model.backbone.to_dict(), old.backbone, args.attention, args.options, keep
     )
-    if (backbone.get('init_cfg') or {}).get('type') == 'Pretrained':
+    init_cfg = backbone.get('init_cfg')
+    if isinstance(init_cfg, dict) and init_cfg.get('type') == 'Pretrained':
         del backbone['init_cfg']  # the weights with softmax
     new_cfg.model.backbone = backbone
     free = Config(new_cfg.to_dict())

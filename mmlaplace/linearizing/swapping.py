@@ -9,9 +9,12 @@ from torch import Tensor
 
 from ..models.attentions.base import QKVAttention
 from ..models.attentions.frame import QKV_FORMS
+from ..models.attentions.scaled_cosine import ScaledCosineAttention
 from ..models.attentions.softmax import SoftmaxAttention
 from ..models.attentions.window import WindowAttention
 from ..models.pyramid.options import attention_class
+
+SOFTMAX = (SoftmaxAttention, ScaledCosineAttention)  # and no class that derives from them
 
 
 class Kept(NamedTuple):
@@ -29,7 +32,7 @@ class Kept(NamedTuple):
 def softmax_places(backbone: Any) -> Dict[str, int]:
     """Names of the softmax attentions of a backbone, each with the number of its stage.
 
-    In Swin these are the attentions inside of the windows.
+    In Swin and SwinV2 these are the attentions inside of the windows.
 
     Raises:
         ValueError: If there are none, or a stage has softmax in some of its blocks only.
@@ -41,7 +44,7 @@ def softmax_places(backbone: Any) -> Dict[str, int]:
             name, attention = f'stages.{i}.blocks.{j}.attn', block.attn
             if isinstance(attention, WindowAttention):
                 name, attention = f'{name}.attn', attention.attn
-            if type(attention) is SoftmaxAttention:
+            if type(attention) in SOFTMAX:
                 found[name] = i
         if 0 < len(found) < len(stage['blocks']):
             raise ValueError(
@@ -114,7 +117,7 @@ def linear_config(
         {'type': 'FLattenAttention'}
     """
     cls = attention_class(attention)
-    if cls is SoftmaxAttention or cls is WindowAttention:
+    if cls in (*SOFTMAX, WindowAttention):
         raise ValueError(f'{attention} has softmax itself; choose a linear attention')
     new = dict(type=attention, **(options or {}))
     places = softmax_places(backbone)

@@ -21,6 +21,7 @@ HOSTS = {
     'DeiT distilled': dict(type='ViT', arch=VIT, img_size=64, with_dist_token=True),
     'DeiT III': dict(type='ViT', arch=VIT, img_size=64, layer_scale=1e-4),
     'Swin': dict(type='Swin', arch=PYRAMID, img_size=64),
+    'SwinV2': dict(type='SwinV2', arch=PYRAMID, img_size=64),
     'PVTv2': dict(type='PVTv2', arch=PYRAMID, img_size=64),
 }
 
@@ -38,7 +39,7 @@ def pair(host, keep=()):
     with torch.no_grad():  # a softmax of small logits is almost linear
         for parameter in old.parameters():
             parameter.mul_(8 if parameter.dim() == 2 else 1)
-    attention = 'LinearAttention' if host in ('Swin', 'PVTv2') else 'AgentAttention'
+    attention = 'LinearAttention' if host in ('Swin', 'SwinV2', 'PVTv2') else 'AgentAttention'
     cfg = linearizing.linear_config(HOSTS[host], old, attention, keep=keep)
     new = build(cfg, seed=1)
     places = {p: i for p, i in linearizing.softmax_places(old).items() if p not in keep}
@@ -53,7 +54,7 @@ def test_kept_blocks_stay_softmax_with_their_weights_at_any_size(host):
     old, new, linear = pair(host, keep)
     assert sorted([*keep, *linear]) == sorted(places) and len(keep) == 2
     for place in places:
-        softmax = type(new.get_submodule(place)).__name__ == 'SoftmaxAttention'
+        softmax = type(new.get_submodule(place)) is type(old.get_submodule(place))
         assert softmax == (place in keep)
     for place in linear:  # with the old attentions back, it is the old model: the rest is kept
         new.set_submodule(place, old.get_submodule(place))
