@@ -49,7 +49,7 @@ class Plan(NamedTuple):
         keep: Names of the softmax attentions that stay.
         time: Predicted time of a forward pass, in units of the softmax model's.
         harm: Sum of the harms of the linear attentions.
-        path: ``(time, harm)`` after each choice, from ``(1, 0)`` on until all are linear.
+        path: ``(time, harm)`` after each choice, from ``(1, 0)`` on, beyond the plan too.
     """
 
     linear: List[str]
