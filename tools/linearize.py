@@ -5,6 +5,10 @@ the old one's input. After that the whole backbone learns the old maps, and a cl
 logits. The images are those of the config's train_dataloader; labels are not used. An interrupted
 run goes on from its last state.
 
+A hybrid keeps some blocks of softmax: those of --keep-blocks, or those whose loss does the most
+harm, which is measured block by block (--keep), or as many of these as a budget of time allows
+(--budget). The numbers of blocks go through all stages, from 0.
+
 It writes a config, a checkpoint and a log into the work directory. The config and the checkpoint
 are for tools/test.py, and for tools/train.py, by which one can fine-tune them.
 
@@ -12,33 +16,47 @@ Examples:
   python tools/linearize.py CONFIG CHECKPOINT --attention FLattenAttention
   python tools/linearize.py CONFIG CHECKPOINT --attention LaplacianAttention \\
       --options num_landmarks=16 --layer-steps 2000 --whole-steps 4000 --lr 5e-4
+  python tools/linearize.py CONFIG timm://vit_small_patch14_dinov2 --backbone-only \\
+      --attention AgentAttention --budget 0.6 --size 1024
 """
 
+import hashlib
 import shlex
+from itertools import islice
 from pathlib import Path
+from statistics import median
 
 import torch
 from mmengine.config import Config, DictAction
 from mmengine.registry import DefaultScope
 from mmengine.runner import Runner
 
-from mmlaplace.checkpoints import UnsafeCheckpointError, write_weights
+from mmlaplace.analysis.measuring import interleave, model_job
+from mmlaplace.checkpoints import UnsafeCheckpointError, load_weights, write_weights
 from mmlaplace.commands.command_line import (
     ToolParser,
     check_backbone,
-    load_or_exit,
+    positive,
     read_config,
+    without_hint,
     write_json,
 )
 from mmlaplace.commands.terminal import command
+from mmlaplace.lab.figures import new_figure, save
 from mmlaplace.linearizing import (
     Schedule,
+    check_budget,
+    check_keep,
+    choose_measured,
     distill,
     image_batches,
     keep_weights,
     linear_config,
+    measure_blocks,
+    softmax_blocks,
     softmax_places,
 )
+from mmlaplace.linearizing.hybrids import LEARN, MEASURE
 from mmlaplace.model_zoo import build_model
 from mmlaplace.writing import whole_file
 
@@ -46,6 +64,8 @@ from mmlaplace.writing import whole_file
 def parse_arguments():
     parser = ToolParser(__doc__)
     parser.add_trained_model('classifier, detector or segmentor with softmax')
+    parser.add_argument('--backbone-only', action='store_true',
+                        help='for a checkpoint without a head, such as DINOv2')  # fmt: skip
     parser.add_argument('--attention', required=True, metavar='NAME',
                         help='the new one, such as FLattenAttention')  # fmt: skip
     parser.add_argument('--options', nargs='+', action=DictAction, default={},
@@ -55,6 +75,17 @@ def parse_arguments():
         value = getattr(default, name)
         parser.add_argument(f'--{name.replace("_", "-")}', type=type(value), default=value,
                             help='default: %(default)s')  # fmt: skip
+    kept = parser.add_mutually_exclusive_group()
+    kept.add_argument('--keep', type=positive, metavar='N',
+                      help='blocks of softmax that stay, by the measured harm')  # fmt: skip
+    kept.add_argument('--keep-blocks', type=int, nargs='+', metavar='NUMBER',
+                      help='the blocks of softmax that stay')  # fmt: skip
+    kept.add_argument('--budget', type=float, metavar='SHARE',
+                      help='largest time of the hybrid, as a share of the time before')  # fmt: skip
+    parser.add_argument('--size', type=positive, metavar='PIXELS',
+                        help='side of the timed images; default: that of the config')  # fmt: skip
+    parser.add_argument('--search-steps', type=int, default=50, metavar='STEPS',
+                        help='before a harm is measured; default: %(default)s')  # fmt: skip
     parser.add_argument('--seed', type=int, default=0, help='default: %(default)s')
     parser.add_argument('--device', default='cuda' if torch.cuda.is_available() else 'cpu')
     parser.add_argument('--work-dir', type=Path, help='default: work_dirs/CONFIG_NAME')
@@ -64,12 +95,99 @@ def parse_arguments():
     args.options = options.to_dict()
     if args.work_dir is None:
         args.work_dir = Path('work_dirs', f'{Path(args.config).stem}_{args.attention}')
-    if min(args.layer_steps, args.whole_steps) < 0 or args.lr <= 0:
+    if min(args.layer_steps, args.whole_steps, args.search_steps) < 0 or args.lr <= 0:
         parser.error(
             f'steps must not be negative and --lr must be positive, got {args.layer_steps}, '
-            f'{args.whole_steps} and {args.lr}'
+            f'{args.whole_steps}, {args.search_steps} and {args.lr}'
         )
+    if args.size and args.keep is None and args.budget is None:
+        parser.error(f'--size {args.size} is for --keep or --budget; give one of them too')
+    if args.budget is not None:
+        try:
+            check_budget(args.budget)
+        except ValueError as error:
+            parser.error(str(error))
     return parser, args
+
+
+def swapped(cfg, old, args, keep=()):
+    """The config and the model of a new attention, and the names of the attentions that differ."""
+    new_cfg = Config(cfg.to_dict())
+    backbone = linear_config(
+        cfg.model.backbone.to_dict(), old.backbone, args.attention, args.options, keep
+    )
+    init_cfg = backbone.get('init_cfg')
+    if isinstance(init_cfg, dict) and init_cfg.get('type') == 'Pretrained':
+        del backbone['init_cfg']  # the weights with softmax
+    new_cfg.model.backbone = backbone
+    free = Config(new_cfg.to_dict())
+    if 'frozen_stages' in backbone:
+        free.model.backbone.frozen_stages = -1  # or they would not be trained here
+    torch.manual_seed(args.seed)
+    new = build_model(free)
+    new.init_weights()
+    if args.backbone_only:
+        new.head = None
+    places = softmax_places(old.backbone)
+    return new_cfg, new, {place: i for place, i in places.items() if place not in keep}
+
+
+def take_over(new, old, linear):
+    """Copy all weights that fit into a new model. Returns the share of the backbone's."""
+    new.load_state_dict(
+        {k: v for k, v in old.state_dict().items() if not k.startswith('backbone.')}, strict=False
+    )
+    return keep_weights(new.backbone, old.backbone, linear).share
+
+
+def hybrid(args, cfg, old, new, batches, settings):
+    """As :func:`swapped`, with the blocks of softmax that --keep or --budget asks for."""
+    places, backbone = list(softmax_places(old.backbone)), old.backbone.eval()
+    sides = (args.size, args.size) if args.size else backbone.img_size
+    channels, device = cfg.model.backbone.get('in_channels', 3), torch.device(args.device)
+    sample = torch.randn(1, channels, *sides, device=device)
+    found = measure_blocks(
+        new.backbone.eval(), backbone, places,
+        lambda: list(islice(batches(0), LEARN + MEASURE)), sample, args.work_dir / 'blocks.json',
+        settings, args.search_steps, args.lr,
+    )  # fmt: skip
+    made = {}
+
+    def time_of(keep):
+        made[tuple(keep)] = swapped(cfg, old, args, keep)
+        new = made[tuple(keep)][1].to(device)
+        parts = dict(softmax=backbone, hybrid=new.backbone.eval())
+        jobs = {name: model_job(part, sample, False) for name, part in parts.items()}
+        seconds = {name: median(runs) for name, runs in interleave(jobs, 9, device).items()}
+        return seconds['hybrid'] / seconds['softmax']
+
+    plan, measured = choose_measured(**found, measure=time_of, keep=args.keep, budget=args.budget)
+    numbers = [places.index(place) for place in plan.keep]
+    write_json(
+        args.work_dir / 'hybrid.json',
+        dict(keep_blocks=numbers, measured_time=measured, size=sides, **plan._asdict(), **found),
+    )
+    draw_front(plan, sides, args.work_dir / 'hybrid.png')
+    print(
+        f'softmax stays in the blocks {numbers}; at {sides[0]} x {sides[1]} pixels the time is '
+        f"{plan.time:.3f} of the softmax model's by the sum of the blocks, and {measured:.3f} as "
+        'measured'
+    )
+    return made[tuple(plan.keep)]
+
+
+def draw_front(plan, sides, path):
+    """A picture of harm over time: all choices on the way, and the plan."""
+    figure, axes = new_figure(1, 1, (5, 3.5))
+    axes.plot(*zip(*plan.path), 'o-', color='tab:gray', label='block by block')
+    axes.plot(plan.time, plan.harm, '*', color='tab:red', markersize=14, label='chosen')
+    axes.set(
+        xlabel=f"time at {sides[0]} x {sides[1]} pixels / softmax model's",
+        ylabel='sum of the harms',
+    )
+    axes.grid(alpha=0.3)
+    axes.legend()
+    save(figure, path)
 
 
 def main() -> None:
@@ -80,54 +198,62 @@ def main() -> None:
     cfg = read_config(args.config, 'default_scope', 'model.backbone', 'train_dataloader')
     torch.manual_seed(args.seed)
     check_backbone(cfg, args.config)
+    content = hashlib.sha256(cfg.pretty_text.encode()).hexdigest()
     old = build_model(cfg)
-    new_cfg = Config(cfg.to_dict())
-    try:
-        new_cfg.model.backbone = linear_config(
-            cfg.model.backbone.to_dict(), old.backbone, args.attention, args.options
-        )
-        new = build_model(new_cfg)
-    except (TypeError, ValueError) as error:
-        parser.error(str(error))
-    load_or_exit(old, args.checkpoint)
-    try:
-        new.init_weights()
-    except UnsafeCheckpointError as error:  # of an init_cfg
-        parser.error(str(error))
-    new.load_state_dict(
-        {k: v for k, v in old.state_dict().items() if not k.startswith('backbone.')}, strict=False
-    )
-    places = softmax_places(old.backbone)
-    kept = keep_weights(new.backbone, old.backbone, places)
-    print(
-        f'{args.attention} takes {len(places)} places of softmax; {100 * kept.share:.1f} % of the '
-        f"backbone's parameters are kept"
-    )
+    settings = dict(config_sha256=content, attention=args.attention, options=args.options,
+                    seed=args.seed)  # fmt: skip
     schedule = Schedule(args.layer_steps, args.whole_steps, args.lr)
-    settings = dict(
-        config=args.config, checkpoint=args.checkpoint, attention=args.attention,
-        options=args.options, seed=args.seed, **schedule._asdict(),
-    )  # fmt: skip
-    with DefaultScope.overwrite_default_scope(cfg.default_scope):
-        loader = Runner.build_dataloader(cfg.train_dataloader, seed=args.seed)
     state = args.work_dir / 'state.pth'
     try:
+        places = list(softmax_places(old.backbone))
+        keep = softmax_blocks(places, args.keep_blocks or ())
+        if args.keep is not None:
+            check_keep(args.keep, len(places))
+        new_cfg, new, linear = swapped(cfg, old, args, keep)
+    except (TypeError, ValueError, UnsafeCheckpointError) as error:
+        parser.error(str(error))
+    if args.backbone_only:
+        old.head = None
+    try:
+        load_weights(old.backbone if args.backbone_only else old, args.checkpoint)
+    except (UnsafeCheckpointError, FileNotFoundError, ImportError, ValueError) as error:
+        without_head = not args.backbone_only and 'missing' in str(error) and 'head.' in str(error)
+        hint = '; of a file without a head, --backbone-only takes the backbone' * without_head
+        parser.error(without_hint(error) + hint)
+    share = take_over(new, old, linear)
+    try:
+        with DefaultScope.overwrite_default_scope(cfg.default_scope):
+            loader = Runner.build_dataloader(cfg.train_dataloader, seed=args.seed)
         batches = image_batches(old, loader)
-        done = distill(new.to(args.device), old.to(args.device), places, batches, schedule, state,
-                       settings)  # fmt: skip
+        new, old = new.to(args.device), old.to(args.device)
+        if args.keep or args.budget:
+            new_cfg, new, linear = hybrid(args, cfg, old, new, batches, settings)
+            share = take_over(new, old, linear)
+        print(
+            f'{args.attention} takes {len(linear)} of {len(places)} places of softmax; '
+            f"{100 * share:.1f} % of the backbone's parameters are kept"
+        )
+        settings.update(config=args.config, checkpoint=args.checkpoint, linear=list(linear),
+                        **schedule._asdict())  # fmt: skip
+        done = distill(new, old, linear, batches, schedule, state, settings)
     except (ValueError, FloatingPointError) as error:
         parser.error(str(error))
+    weights = new.cpu().state_dict()
+    if args.backbone_only:
+        weights = {name: value for name, value in weights.items() if name.startswith('backbone.')}
+        new_cfg.model.backbone.init_cfg = dict(type='Pretrained', checkpoint=str(out.absolute()))
     with whole_file(args.work_dir / 'linearized.py') as temporary:
         new_cfg.dump(temporary)
-    write_json(args.work_dir / 'linearized.json', dict(settings=settings, kept=kept.share, **done))
-    write_weights(out, new.cpu().state_dict(), dict(linearized_from=args.checkpoint))
+    write_json(args.work_dir / 'linearized.json', dict(settings=settings, kept=share, **done))
+    write_weights(out, weights, dict(linearized_from=args.checkpoint))
     state.unlink(missing_ok=True)
     losses = (
         f'{made["losses"][-1]:.3g} ({phase})' for phase, made in done.items() if made['losses']
     )
     print(f'last losses: {", ".join(losses)}; wrote {out}')
-    model = shlex.join([str(args.work_dir / 'linearized.py'), str(out)])
-    print(command(Path(__file__).absolute().with_name('test.py'), model))
+    config = str(args.work_dir / 'linearized.py')
+    tool, model = ('train.py', [config]) if args.backbone_only else ('test.py', [config, str(out)])
+    print(command(Path(__file__).absolute().with_name(tool), shlex.join(model)))
 
 
 if __name__ == '__main__':

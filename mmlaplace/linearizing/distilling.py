@@ -59,13 +59,20 @@ def layer_loss(new: nn.Module, old: nn.Module, places: Iterable[str], images: Te
     """
     with calls_recorded(old, places) as calls, torch.no_grad():
         old(images)
-    losses = []
-    for place, (arguments, options, wanted) in calls.items():
-        attention: Any = new.get_submodule(place)
-        if 'mask' in options and not getattr(attention, 'accepts_mask', False):
-            options = {}
-        losses.append(relative_error(attention(*arguments, **options), wanted))
+    losses = [replay_loss(new.get_submodule(place), *call) for place, call in calls.items()]
     return torch.stack(losses).mean()
+
+
+def replay(attention: Any, arguments: tuple, options: dict) -> Tensor:
+    """The output of an attention, given another one's call. One without masks gets no mask."""
+    if 'mask' in options and not getattr(attention, 'accepts_mask', False):
+        options = {}
+    return attention(*arguments, **options)
+
+
+def replay_loss(attention: Any, arguments: tuple, options: dict, wanted: Tensor) -> Tensor:
+    """The relative error of an attention, given another one's call and its result."""
+    return relative_error(replay(attention, arguments, options), wanted)
 
 
 @contextmanager
@@ -102,7 +109,7 @@ def whole_loss(new: Any, old: Any, images: Tensor) -> Tensor:
         wanted = old.backbone(images)
         target = logits(old, wanted)
     maps = new.backbone(images)
-    loss = torch.stack([relative_error(*pair) for pair in zip(maps, wanted)]).mean()
+    loss = maps_loss(maps, wanted)
     found = logits(new, maps)
     if found is not None and target is not None:
         loss = loss + F.kl_div(
@@ -110,6 +117,11 @@ def whole_loss(new: Any, old: Any, images: Tensor) -> Tensor:
             reduction='batchmean', log_target=True,
         )  # fmt: skip
     return loss
+
+
+def maps_loss(maps: Iterable[Tensor], wanted: Iterable[Tensor]) -> Tensor:
+    """Mean of the relative errors of a backbone's maps."""
+    return torch.stack([relative_error(*pair) for pair in zip(maps, wanted)]).mean()
 
 
 def logits(model: Any, maps: Any) -> Optional[Tensor]:

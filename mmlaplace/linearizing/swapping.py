@@ -1,7 +1,7 @@
 """Put another attention into a backbone with softmax, and keep the weights that fit."""
 
 import copy
-from typing import Any, Dict, List, NamedTuple, Optional
+from typing import Any, Collection, Dict, List, NamedTuple, Optional, Sequence
 
 import torch
 import torch.nn as nn
@@ -9,9 +9,12 @@ from torch import Tensor
 
 from ..models.attentions.base import QKVAttention
 from ..models.attentions.frame import QKV_FORMS
+from ..models.attentions.scaled_cosine import ScaledCosineAttention
 from ..models.attentions.softmax import SoftmaxAttention
 from ..models.attentions.window import WindowAttention
 from ..models.pyramid.options import attention_class
+
+SOFTMAX = (SoftmaxAttention, ScaledCosineAttention)  # and no class that derives from them
 
 
 class Kept(NamedTuple):
@@ -29,7 +32,7 @@ class Kept(NamedTuple):
 def softmax_places(backbone: Any) -> Dict[str, int]:
     """Names of the softmax attentions of a backbone, each with the number of its stage.
 
-    In Swin these are the attentions inside of the windows.
+    In Swin and SwinV2 these are the attentions inside of the windows.
 
     Raises:
         ValueError: If there are none, or a stage has softmax in some of its blocks only.
@@ -41,12 +44,13 @@ def softmax_places(backbone: Any) -> Dict[str, int]:
             name, attention = f'stages.{i}.blocks.{j}.attn', block.attn
             if isinstance(attention, WindowAttention):
                 name, attention = f'{name}.attn', attention.attn
-            if type(attention) is SoftmaxAttention:
+            if type(attention) in SOFTMAX:
                 found[name] = i
         if 0 < len(found) < len(stage['blocks']):
             raise ValueError(
                 f'stage {i} of {type(backbone).__name__} has softmax in {len(found)} of its '
-                f'{len(stage["blocks"])} blocks; leave first_blocks out of its attn_cfg'
+                f'{len(stage["blocks"])} blocks; leave first_blocks and per_block out of its '
+                'attn_cfg'
             )
         places.update(found)
     if not places:
@@ -59,7 +63,37 @@ def softmax_places(backbone: Any) -> Dict[str, int]:
     return places
 
 
-def linear_config(cfg: dict, backbone: Any, attention: str, options: Optional[dict] = None) -> dict:
+def softmax_blocks(places: Sequence[str], numbers: Collection[int]) -> List[str]:
+    """Those of the softmax attentions of a backbone that have these numbers from 0.
+
+    Args:
+        places: Names of the attentions, as :func:`softmax_places` gives them.
+        numbers: The numbers.
+
+    Raises:
+        ValueError: If there is no such block, or no other one.
+    """
+    places, unknown = list(places), [n for n in numbers if not 0 <= n < len(places)]
+    if unknown:
+        raise ValueError(
+            f'there is no block {", ".join(map(str, unknown))}; the blocks with softmax are 0 to '
+            f'{len(places) - 1}'
+        )
+    if len(set(numbers)) == len(places):
+        raise ValueError(
+            f'all {len(places)} blocks with softmax are kept, so nothing is left to linearize; '
+            'keep fewer'
+        )
+    return [place for n, place in enumerate(places) if n in numbers]
+
+
+def linear_config(
+    cfg: dict,
+    backbone: Any,
+    attention: str,
+    options: Optional[dict] = None,
+    keep: Collection[str] = (),
+) -> dict:
     """The config of a backbone, with another attention wherever it has softmax.
 
     Windows, other attentions and all sizes stay as they are.
@@ -69,6 +103,8 @@ def linear_config(cfg: dict, backbone: Any, attention: str, options: Optional[di
         backbone: The backbone, built of it.
         attention: Name of a registered attention.
         options: Options of this attention. Default: none.
+        keep: Names of the softmax attentions that stay, of those of :func:`softmax_places`.
+            Default: ().
 
     Raises:
         ValueError: For an unknown attention, softmax itself, or as :func:`softmax_places`.
@@ -81,20 +117,25 @@ def linear_config(cfg: dict, backbone: Any, attention: str, options: Optional[di
         {'type': 'FLattenAttention'}
     """
     cls = attention_class(attention)
-    if cls is SoftmaxAttention or cls is WindowAttention:
+    if cls in (*SOFTMAX, WindowAttention):
         raise ValueError(f'{attention} has softmax itself; choose a linear attention')
     new = dict(type=attention, **(options or {}))
-    stages = set(softmax_places(backbone).values())
+    places = softmax_places(backbone)
+    swapped = {place: i for place, i in places.items() if place not in keep}
     whole, changed = range(backbone.num_stages), []
     for i, stage in enumerate(backbone.stages):
         present = type(stage['blocks'][0].attn)
         old = _of_stage(cfg.get('attn_cfg'), i, present)
-        if i not in stages:
+        own = _at(new, i)
+        if present is WindowAttention:
+            own = dict(attn_cfg=own)
+        linear = [place in swapped for place, number in places.items() if number == i]
+        if not any(linear):
             changed.append(old)
-        elif present is WindowAttention:
-            changed.append(dict(old or {}, attn_cfg=_at(new, i)))
+        elif not all(linear):
+            changed.append(dict(old or {}, per_block=[own if one else None for one in linear]))
         else:
-            changed.append(_at(new, i))
+            changed.append(dict(old or {}, **own) if present is WindowAttention else own)
     changed += [None] * (len(whole) - len(changed))  # stages that are not built
     cfg = copy.deepcopy(dict(cfg))
     cfg['attn_cfg'] = new if changed == [_at(new, i) for i in whole] else changed
@@ -105,7 +146,7 @@ def _of_stage(attn_cfg: Any, number: int, cls: Any) -> Optional[dict]:
     """The part of an ``attn_cfg`` that changes one stage, whose attention is of a class."""
     if attn_cfg is None or not isinstance(attn_cfg, dict):
         return None if attn_cfg is None else copy.deepcopy(attn_cfg[number])
-    known = [*cls.known_options(), 'type', 'first_blocks']
+    known = [*cls.known_options(), 'type', 'first_blocks', 'per_block']
     return {name: v for name, v in _at(attn_cfg, number).items() if name in known} or None
 
 

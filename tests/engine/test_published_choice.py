@@ -152,7 +152,6 @@ def timms_logits_or_a_sentence(timm, name, file):
     ('efficientvit_b0', 'efficientvit_b0'), ('xcit_nano_12_p16_384', 'xcit_nano_12_p16_384_dist'),
     ('swin_s3_tiny_224', 'the size of no model'),  # windows of 14 in the third stage
     ('deit_tiny_distilled_patch16_224', 'deit_tiny_distilled'),
-    ('deit3_small_patch16_224', "no place in our model: ['blocks.0.ls1.gamma', "),
     ('vit_small_patch32_224', 'the size of no model'), ('resnet18', 'those of no model'),
 ])  # fmt: skip
 def test_weights_of_timm_give_its_logits_or_are_refused(name, expected, tmp_path):
@@ -169,6 +168,20 @@ def test_windows_of_timms_swin_s3_are_named(tmp_path):
     result = run_script(TOOL, file, '--model', 'swin_tiny', '--out', tmp_path / 'own.pth')
     assert result.returncode == 2
     assert re.search(r'does not fit swin_tiny.*windows of 7, 7, 14, 7', result.stderr)
+
+
+def test_deit_iii_of_timm_loads_into_a_vit_with_layer_scales(tmp_path):
+    timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
+    options, arch = dict(embed_dim=48, num_heads=3), dict(embed_dims=[48], num_heads=[3])
+    released = draw(timm.create_model('deit3_small_patch16_224', depth=2, img_size=64, **options))
+    torch.save(released.state_dict(), tmp_path / 'released.pth')
+    arch = dict(arch, depths=[2], ffn_ratios=[4])
+    own = MODELS.build(dict(type='ViT', arch=arch, img_size=64, layer_scale=1e-4)).eval()
+    load_weights(own, tmp_path / 'released.pth')
+    images = torch.randn(2, 3, 64, 64)
+    with torch.inference_mode():
+        wanted = released.forward_features(images)[:, 1:]
+        assert_close(own(images)[0].flatten(2).mT, wanted)
 
 
 @pytest.mark.thorough

@@ -13,6 +13,7 @@ from mmengine.registry import MODELS
 from torch.utils.data import DataLoader
 
 from mmlaplace import linearizing
+from mmlaplace.checkpoints import load_weights
 from mmlaplace.linearizing import distilling
 
 SMALL = dict(embed_dims=[32], depths=[2], num_heads=[1], ffn_ratios=[2])
@@ -207,6 +208,10 @@ def classifier(noise_images, tmp_path):
     return tmp_path / 'softmax.py', tmp_path / 'softmax.pth'
 
 
+def softmax_of(backbone):
+    return [k for k, v in backbone.named_modules() if type(v).__name__ == 'SoftmaxAttention']
+
+
 @pytest.mark.slow
 def test_the_tool_writes_a_model_that_loads_and_names_what_is_wrong(classifier, tmp_path):
     def run(*options, checkpoint=classifier[1]):
@@ -224,11 +229,72 @@ def test_the_tool_writes_a_model_that_loads_and_names_what_is_wrong(classifier, 
     assert 0.8 < log['kept'] < 1 and log['whole']['losses']
     assert 'is there already' in run(*few).stderr
     (tmp_path / 'out/linearized.pth').unlink()
+    hybrid = ('--keep', 2, '--search-steps', 1, '--size', 64)
+    result = run(*few, *hybrid)
+    assert result.returncode == 0, result.stderr
+    assert 'FLattenAttention takes 3 of 5 places of softmax' in result.stdout
+    plan = json.loads((tmp_path / 'out/hybrid.json').read_text())
+    assert len(plan['keep_blocks']) == 2 and len(plan['harms']) == 5 and plan['size'] == [64, 64]
+    kept = sorted(sorted(plan['harms'], key=plan['harms'].get)[3:])
+    assert sorted(plan['keep']) == kept and (tmp_path / 'out/hybrid.png').stat().st_size
+    cfg = Config.fromfile(tmp_path / 'out/linearized.py')
+    weights = torch.load(tmp_path / 'out/linearized.pth', weights_only=True)['state_dict']
+    model = toolbox_model(cfg)
+    model.load_state_dict(weights)
+    assert sorted(softmax_of(model.backbone)) == kept
+    (tmp_path / 'out/linearized.pth').unlink()
     torch.save(dict(a=torch.ones(2)), tmp_path / 'other.pth')
     for said, result in (
         ('other.pth has no tensor of this', run(*few, checkpoint=tmp_path / 'other.pth')),
         ("no option 'power'", run('--attention', 'LinearAttention', '--options', 'power=2')),
         ('not registered', run('--attention', 'NoAttention')),
+        ('no block 5, 9; the blocks with softmax are 0 to 4', run(*few, '--keep-blocks', 5, 9, 1)),
+        ('from 1 to 4, as there are 5 blocks with softmax, got 5', run(*few, '--keep', 5)),
+        ('above 0 and at most 1', run(*few, '--budget', 0)),
+        ('--size: must be an integer of at least 1, got big', run(*few, '--size', 'big')),
     ):
         assert result.returncode and said in result.stderr
         assert result.stderr.strip().splitlines()[-1].startswith('linearize.py: error: ')
+
+
+@pytest.mark.slow
+def test_a_dinov2_of_timm_becomes_a_hybrid_backbone_with_its_tokens(noise_images, tmp_path):
+    timm = pytest.importorskip('timm', reason='no timm: pip install "mmlaplace[timm]"')
+    noise_images(tmp_path / 'data/train', 16, classes=10)
+    cfg = Config.fromfile(CLASSIFICATION / 'dinov2/dinov2-small-reg4_8xb128-linear_in1k.py')
+    cfg.model.backbone.update(
+        arch=dict(embed_dims=(48,), depths=(3,), num_heads=(3,), ffn_ratios=(4,)), img_size=56
+    )
+    small = Config.fromfile(CLASSIFICATION / 'laplacianformer/laplacianformer-micro_1xb32_mini.py')
+    cfg.train_dataloader = dict(small.train_dataloader, num_workers=0, persistent_workers=False)
+    cfg.train_dataloader.update(batch_size=8)
+    cfg.train_dataloader.dataset.data_root = str(tmp_path / 'data')
+    cfg.dump(tmp_path / 'dinov2.py')
+    released = timm.create_model(
+        'vit_small_patch14_reg4_dinov2', embed_dim=48, num_heads=3, depth=3, img_size=56
+    )
+    torch.save(released.state_dict(), tmp_path / 'released.pth')
+
+    def run(*options):
+        return run_script(ROOT / 'tools/linearize.py', tmp_path / 'dinov2.py',
+                          tmp_path / 'released.pth', '--work-dir', tmp_path / 'out',
+                          '--layer-steps', 1, '--whole-steps', 0, *options)  # fmt: skip
+
+    agent = ('--attention', 'AgentAttention', '--options', 'num_landmarks=4')
+    assert '--backbone-only takes the backbone' in run(*agent).stderr
+    no_tokens = run('--attention', 'PolaAttention', '--backbone-only').stderr
+    assert 'the class token needs an attention that takes num_prefix_tokens' in no_tokens
+    result = run(*agent, '--backbone-only', '--keep-blocks', 1)
+    assert result.returncode == 0, result.stderr
+    made = Config.fromfile(tmp_path / 'out/linearized.py').model.backbone
+    hybrid = MODELS.build(dict(made, out_type='featmap', frozen_stages=-1))
+    hybrid.init_weights()  # from the checkpoint, as tools/train.py does
+    assert softmax_of(hybrid) == ['stages.0.blocks.1.attn']
+    for place in ('stages.0.blocks.0.attn', 'stages.0.blocks.2.attn'):  # nothing else changed
+        plain = MODELS.build(dict(cfg.model.backbone, init_cfg=None))
+        load_weights(plain, tmp_path / 'released.pth')
+        hybrid.set_submodule(place, plain.get_submodule(place))
+    images = torch.randn(2, 3, 56, 56)
+    with torch.no_grad():
+        (own,), wanted = hybrid.eval()(images), released.eval().forward_features(images)[:, 5:]
+    assert (own.flatten(2).mT - wanted).abs().max() < 1e-5 * wanted.abs().max()  # order of sums

@@ -1,7 +1,7 @@
 """ViT and DeiT, which have the same names."""
 
 from functools import partial
-from typing import Any, List, Tuple
+from typing import Any, List, Optional, Tuple
 
 import torch.nn.functional as F
 from mmengine.registry import MODELS
@@ -20,6 +20,7 @@ def vit(
     norm_first: bool = True,
     with_dist_token: bool = False,
     cpe_kernel: int = 0,
+    layer_scale: Optional[float] = None,
 ) -> List[Stage]:
     """ViT and DeiT: one stage of patches, with learned positions and a class token.
 
@@ -32,6 +33,8 @@ def vit(
         cpe_kernel: Odd kernel size of a depthwise convolution before each attention, whose output
             is added to the tokens in the place of learned positions, as in ViT³ and CA-DeiT. It
             needs ``with_cls_token=False``. Default: 0, learned positions.
+        layer_scale: Value of layer scales at the start, 1e-4 in DeiT III. Default: None, no layer
+            scales.
 
     Raises:
         ValueError: For a second class token without the first, or ``cpe_kernel`` with a class
@@ -55,7 +58,9 @@ def vit(
             dict(type='SoftmaxAttention'),
             position=None if cpe_kernel else tokens,
             embed_norm=False,
-            block=dict(norm_first=norm_first, cpe_kernels=(cpe_kernel, 0)),
+            block=dict(
+                norm_first=norm_first, cpe_kernels=(cpe_kernel, 0), layer_scale=layer_scale
+            ),
         )
     ]
 
@@ -69,7 +74,8 @@ class ViT(PyramidBackbone):
     :func:`~mmlaplace.models.backbones.deit.vit`. Attentions that take no class token need
     ``with_cls_token=False``. Each value of an arch given as a dict has one entry.
 
-    Source: ViT (arXiv 2010.11929), DeiT (arXiv 2012.12877). The sizes are DeiT's.
+    Source: ViT (arXiv 2010.11929), DeiT (arXiv 2012.12877), DeiT III (arXiv 2204.07118). The sizes
+    are DeiT's.
 
     Examples:
         >>> import torch

@@ -1,7 +1,7 @@
 """DINOv2: a ViT of patches of 14 pixels with layer scales, and with registers or without."""
 
 from dataclasses import replace
-from typing import List, Sequence
+from typing import List, Sequence, Tuple
 
 import torch.nn.functional as F
 from mmengine.registry import MODELS
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmlaplace.ops.precision import upcast
 
-from ...checkpoints.conversion import NameTable, Rows, position_map
+from ...checkpoints.conversion import NameTable, Rows, is_map, position_map
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import unchanged, zeros
 from ..layers import resize_map
@@ -57,16 +57,10 @@ def dinov2(
     """
     if num_registers != 0:
         check_counts(num_registers=num_registers)
-    (stage,) = vit(patch_size, with_cls_token)
+    (stage,) = vit(patch_size, with_cls_token, layer_scale=layer_scale)
     resize = resize_smooth if num_registers else resize_longer
     registers = dict(num_registers=num_registers if with_cls_token else 0, resize=resize)
-    return [
-        replace(
-            stage,
-            position={**(stage.position or {}), **registers},
-            block=dict(stage.block, layer_scale=layer_scale),
-        )
-    ]
+    return [replace(stage, position={**(stage.position or {}), **registers})]
 
 
 @MODELS.register_module()
@@ -97,8 +91,30 @@ class DINOv2(PyramidBackbone):
     }
 
 
+def class_position_if_any(tokens: Tensor, image_size: Tuple[int, int]) -> Tensor:
+    """The position of the class token, ``(1, 1, C)`` of ``(1, 1 + N, C)``, or zeros.
+
+    DeiT III, whose names are those of DINOv2, has positions ``(1, N, C)`` of the map alone. A map
+    of one aspect cannot have both N and 1 + N tokens.
+    """
+    return tokens[:, :1] if _before_map(tokens, image_size) else zeros(tokens[:, :1], image_size)
+
+
+def positions_of_map(tokens: Tensor, image_size: Tuple[int, int]) -> Tensor:
+    """The positions of the other tokens, ``(1, C, H, W)``."""
+    return position_map(tokens[:, _before_map(tokens, image_size) :], image_size)
+
+
+def _before_map(tokens: Tensor, image_size: Tuple[int, int]) -> int:
+    return 0 if is_map(tokens.shape[1], image_size) else 1
+
+
 ROWS: Rows = {
     **vit_rows(),
+    'pos_embed': [
+        ('stages.0.position.cls_position', class_position_if_any),
+        ('stages.0.position.map', positions_of_map),
+    ],
     'register_tokens': 'stages.0.position.registers',
     'mask_token': None,  # of the training
     'blocks.{i}.ls1.gamma': 'stages.0.blocks.{i}.scale1.weight',

@@ -3,17 +3,17 @@
 import inspect
 import types
 from dataclasses import replace
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union, get_args, get_origin
+from typing import Any, Dict, List, Sequence, Tuple, Union, get_args, get_origin
 
 from mmengine.registry import MODELS
 
 from ..known_options import did_you_mean
+from .per_block import FIRST_BLOCKS, PER_BLOCK, check_list, in_each_block, in_first_blocks
 
 ARCH_KEYS = ('embed_dims', 'depths', 'num_heads', 'ffn_ratios')
 OUT_TYPES = ('featmap', 'cls_token')
 # Fields of a frame that configure a part, each with the field that turns this part on.
 NEEDED = dict(rope_form='rope', rope_on='rope', lepe_filters='lepe_kernel', lepe_bias='lepe_kernel')
-FIRST_BLOCKS = 'first_blocks'  # no option of an attention: how many blocks of a stage get it
 SET_BY_THE_HOST = ('embed_dims', 'num_heads', 'input_resolution', 'num_prefix_tokens', 'out_dims')
 
 
@@ -184,6 +184,8 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
       ``dict(per_stage=dict(sr_ratio=(8, 4, 2, 1)))``.
 
     ``first_blocks=k`` in a dict changes only the first k blocks of each of its stages.
+    ``per_block`` has a further dict, or None, for each block of a stage:
+    ``dict(per_block=[dict(type='AgentAttention'), None])``.
 
     Any other list is a value. To set the value None, write it in a dict, such as
     ``dict(num_landmarks=None)``. The same rules hold for the ``attn_cfg`` of
@@ -192,7 +194,8 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
     Raises:
         TypeError: For an option that no attention here has.
         ValueError: For another number of entries than stages, options that the host sets,
-            ``first_blocks`` without anything else, or fields of a frame that have no effect.
+            ``first_blocks`` without anything else, another number of entries in ``per_block`` than
+            blocks, or fields of a frame that have no effect.
 
     Examples:
         >>> from mmlaplace.models.backbones.pvt import pvt
@@ -232,13 +235,17 @@ def with_attention(stages: Sequence[Any], attn_cfg: Union[dict, Sequence, None])
     if 'type' not in shared:
         classes = [attention_class(stage.attn['type']) if stage.attn else None for stage in stages]
         having = [cls for cls in classes if cls is not None]
-        for name in set(shared) - {FIRST_BLOCKS}:
+        for name in set(shared) - {FIRST_BLOCKS, PER_BLOCK}:
             if not any(takes(cls, name) for cls in having):
                 for cls in having:
                     _check_options(cls, {name: shared[name]})
         # An option of some stages, such as landmarks beside a softmax stage, is not for the others.
         configs = [
-            {k: v for k, v in config.items() if k == FIRST_BLOCKS or (cls and takes(cls, k))}
+            {
+                k: v
+                for k, v in config.items()
+                if k in (FIRST_BLOCKS, PER_BLOCK) or (cls and takes(cls, k))
+            }
             for cls, config in zip(classes, configs)
         ]
     for i, config in enumerate(configs):
@@ -281,7 +288,12 @@ def _changed(stage: Any, given: dict) -> Any:
             raise ValueError(f'{FIRST_BLOCKS} must be a positive number of blocks, got {count!r}')
         rest = {name: value for name, value in given.items() if name != FIRST_BLOCKS}
         changed = _changed(stage, rest)
-        return replace(changed, attn_in_blocks=_in_first_blocks(changed, stage, count))
+        return replace(changed, attn_in_blocks=in_first_blocks(changed, stage, count))
+    if PER_BLOCK in given:
+        changed = _changed(stage, {k: v for k, v in given.items() if k != PER_BLOCK})
+        blocks = check_list(given[PER_BLOCK])
+        each = [None if options is None else _changed(changed, options) for options in blocks]
+        return replace(changed, attn_in_blocks=in_each_block(changed, each))
     present = attention_class(stage.attn['type'])
     cls = attention_class(given.get('type', present))
     options = {name: value for name, value in given.items() if name != 'type'}
@@ -291,27 +303,17 @@ def _changed(stage: Any, given: dict) -> Any:
     if default is not None:  # an attention around another one
         inside = stage.attn.get('attn_cfg') if cls is present else None
         own = given.get('attn_cfg') or {}
-        if FIRST_BLOCKS in own:
-            raise ValueError(
-                f'{FIRST_BLOCKS}={own[FIRST_BLOCKS]!r} has no effect in the attn_cfg of a '
-                f'{cls.__name__}; write it beside that attn_cfg'
-            )
+        for name in (FIRST_BLOCKS, PER_BLOCK):
+            if name in own:
+                raise ValueError(
+                    f'{name}={own[name]!r} has no effect in the attn_cfg of a {cls.__name__}; '
+                    'write it beside that attn_cfg'
+                )
         inner = _changed(replace(stage, attn=inside or default), own)
         attn['attn_cfg'] = with_frame(inner.attn, stage.frame)
     changed = replace(stage, attn=attn)
     _check_effect(changed, cls, options)
     return changed
-
-
-def _in_first_blocks(changed: Any, stage: Any, count: int) -> Callable[[dict, int], List]:
-    """As ``attn_in_blocks``: of the blocks with attentions, the first are those of ``changed``."""
-
-    def attn_in_blocks(attn: dict, depth: int) -> List[Optional[dict]]:
-        first, later = changed.attn_in_blocks(attn, depth), stage.attn_in_blocks(stage.attn, depth)
-        having = [j for j in range(depth) if first[j] is not None]
-        return [later[j] if j in having[count:] else first[j] for j in range(depth)]
-
-    return attn_in_blocks
 
 
 def _check_options(cls: Any, options: dict) -> None:

@@ -1,0 +1,235 @@
+"""Hybrids keep those softmax blocks that matter, by measured harms and costs."""
+
+import json
+from unittest import mock
+
+import pytest
+import torch
+from conftest import quiet_init
+from mmengine.registry import MODELS
+
+from mmlaplace import linearizing
+from mmlaplace.linearizing import hybrids
+
+VIT = dict(embed_dims=[32], depths=[3], num_heads=[2], ffn_ratios=[2])
+PYRAMID = dict(embed_dims=(16, 32, 32, 64), depths=(1, 2, 3, 1), num_heads=(1, 1, 1, 2),
+               ffn_ratios=(2,) * 4)  # fmt: skip
+HOSTS = {
+    'DINOv2': dict(type='DINOv2', arch=VIT, img_size=56),
+    'DINOv2 with registers': dict(type='DINOv2', arch=VIT, img_size=56, num_registers=4),
+    'DeiT': dict(type='ViT', arch=VIT, img_size=64),
+    'DeiT distilled': dict(type='ViT', arch=VIT, img_size=64, with_dist_token=True),
+    'DeiT III': dict(type='ViT', arch=VIT, img_size=64, layer_scale=1e-4),
+    'Swin': dict(type='Swin', arch=PYRAMID, img_size=64),
+    'SwinV2': dict(type='SwinV2', arch=PYRAMID, img_size=64),
+    'PVTv2': dict(type='PVTv2', arch=PYRAMID, img_size=64),
+}
+
+
+def build(cfg, seed=0):
+    torch.manual_seed(seed)
+    backbone = MODELS.build(cfg)
+    quiet_init(backbone)
+    return backbone.eval()
+
+
+def pair(host, keep=()):
+    """A backbone with softmax, the hybrid of it, and the places of the linear attentions."""
+    old = build(HOSTS[host])
+    with torch.no_grad():  # a softmax of small logits is almost linear
+        for parameter in old.parameters():
+            parameter.mul_(8 if parameter.dim() == 2 else 1)
+    attention = 'LinearAttention' if host in ('Swin', 'SwinV2', 'PVTv2') else 'AgentAttention'
+    cfg = linearizing.linear_config(HOSTS[host], old, attention, keep=keep)
+    new = build(cfg, seed=1)
+    places = {p: i for p, i in linearizing.softmax_places(old).items() if p not in keep}
+    linearizing.keep_weights(new, old, places)
+    return old, new, list(places)
+
+
+@pytest.mark.parametrize('host', HOSTS)
+def test_kept_blocks_stay_softmax_with_their_weights_at_any_size(host):
+    places = list(linearizing.softmax_places(build(HOSTS[host])))
+    keep = linearizing.softmax_blocks(places, [1, len(places) - 1])
+    old, new, linear = pair(host, keep)
+    assert sorted([*keep, *linear]) == sorted(places) and len(keep) == 2
+    for place in places:
+        softmax = type(new.get_submodule(place)) is type(old.get_submodule(place))
+        assert softmax == (place in keep)
+    for place in linear:  # with the old attentions back, it is the old model: the rest is kept
+        new.set_submodule(place, old.get_submodule(place))
+    for prefix in ('cls_tokens', 'class_tokens'):  # and registers
+        assert getattr(new, prefix) == getattr(old, prefix)
+    images = torch.randn(1, 3, 84, 112)
+    for own, wanted in zip(new(images), old(images)):
+        torch.testing.assert_close(own, wanted)
+
+
+def test_a_hybrid_keeps_changed_options_of_softmax():
+    cfg = dict(HOSTS['Swin'], attn_cfg=[dict(window_size=4)] * 4)
+    places = list(linearizing.softmax_places(build(cfg)))
+    made = linearizing.linear_config(cfg, build(cfg), 'LinearAttention', keep=places[:2])
+    linear = dict(attn_cfg=dict(type='LinearAttention'))
+    assert made['attn_cfg'][:2] == [
+        dict(window_size=4), dict(window_size=4, per_block=[None, linear])
+    ]  # fmt: skip
+    blocks = build(made).stages[1]['blocks']
+    assert [block.attn.window_size for block in blocks] == [4, 4]
+    assert [block.attn.shifted for block in blocks] == [False, True]
+
+
+@pytest.mark.parametrize('per_block, said', [
+    ([None], 'per_block must have one entry for each of the 3 blocks .* got 1'),
+    (dict(type='AgentAttention'), 'per_block must be a list .* got {'),
+    ([dict(type='LinearAttention'), None, None], 'the class token needs an attention that takes'),
+    ([dict(power=2), None, None], "SoftmaxAttention has no option 'power'"),
+])  # fmt: skip
+def test_a_wrong_list_of_blocks_is_quoted(per_block, said):
+    with pytest.raises((TypeError, ValueError), match=said):
+        build(dict(HOSTS['DeiT'], attn_cfg=dict(per_block=per_block)))
+    swin = dict(attn_cfg=dict(per_block=[None]))
+    with pytest.raises(ValueError, match='per_block=.* no effect in the attn_cfg of a Window'):
+        build(dict(HOSTS['Swin'], attn_cfg=swin))
+
+
+HARMS = dict(zip('abcd', (0.4, 0.1, 0.02, 0.08)))
+COSTS = dict(
+    whole=dict(softmax=20.0, linear=13.5),
+    softmax=dict(zip('abcd', (4.0, 4.0, 2.0, 2.0))),
+    linear=dict(zip('abcd', (1.0, 1.0, 1.0, 2.5))),
+)
+
+
+@pytest.mark.parametrize('budget, linear', [(0.95, 'c'), (0.85, 'b'), (0.8, 'cb'), (0.65, 'cba')])
+def test_a_plan_under_a_budget_meets_it(budget, linear):
+    plan = linearizing.choose(HARMS, COSTS, budget=budget)
+    assert plan.linear == list(linear) and set(plan.keep) == set('abcd') - set(linear)
+    time = COSTS['whole']['softmax'] - sum(COSTS['softmax'][p] - COSTS['linear'][p] for p in linear)
+    assert plan.time == pytest.approx(time / COSTS['whole']['softmax']) and plan.time <= budget
+    assert plan.harm == pytest.approx(sum(HARMS[p] for p in linear))
+    times, harms = zip(*plan.path)  # a Pareto front: d, which saves nothing, is not on it
+    assert list(times) == sorted(times, reverse=True) and list(harms) == sorted(harms)
+    assert plan.path[0] == (1, 0) and len(plan.path) == 4
+
+
+def test_savings_of_blocks_add_up_to_that_of_the_whole():
+    whole = dict(softmax=40.0, linear=27.0)  # twice as much as the blocks alone
+    plan = linearizing.choose(HARMS, dict(COSTS, whole=whole), budget=0.8)
+    assert (plan.linear, plan.time) == (['c', 'b'], pytest.approx(1 - 8 / 40))
+    slower = dict(softmax=20.0, linear=21.0)
+    assert linearizing.choose(HARMS, dict(COSTS, whole=slower), keep=3).time == 0.95
+
+
+def test_the_most_harmful_blocks_are_kept():
+    assert linearizing.choose(HARMS, COSTS, keep=2).keep == ['a', 'b']
+    assert linearizing.choose(HARMS, COSTS, keep=3).linear == ['c']
+
+
+@pytest.mark.parametrize('factor, linear', [(0.9, 'cb'), (1.05, 'ba'), (1.2, 'cba')])
+def test_a_plan_meets_the_budget_as_measured_too(factor, linear):
+    def measure(keep):
+        swapped = [p for p in HARMS if p not in keep]
+        saved = sum(COSTS['softmax'][p] - COSTS['linear'][p] for p in swapped)
+        return factor * (1 - saved / COSTS['whole']['softmax'])
+
+    plan, measured = linearizing.choose_measured(HARMS, COSTS, measure, budget=0.81)
+    assert measured == measure(plan.keep) <= 0.81 and set(plan.linear) == set(linear)
+    with pytest.raises(ValueError, match='budget 0.81 .* time, 3 of 4, .* is 0.910'):
+        linearizing.choose_measured(HARMS, COSTS, lambda keep: 1.4 * measure(keep) / factor,
+                                    budget=0.81)  # fmt: skip
+
+
+@pytest.mark.parametrize('options, said', [
+    (dict(budget=0.6), 'budget 0.6 cannot be met .* smallest .* is 0.650, with 3 of 4 blocks'),
+    (dict(budget=1), 'the softmax model itself meets the budget 1'),
+    (dict(budget=0), 'above 0 and at most 1.* got 0'),
+    (dict(budget=1.5), 'above 0 and at most 1.* got 1.5'),
+    (dict(keep=4), 'must be from 1 to 3, as there are 4 blocks with softmax, got 4'),
+    (dict(), 'give either keep or budget'),
+])  # fmt: skip
+def test_a_plan_that_cannot_be_made_is_one_sentence(options, said):
+    with pytest.raises(ValueError, match=said):
+        linearizing.choose(HARMS, COSTS, **options)
+
+
+def test_unknown_blocks_and_all_of_them_are_refused():
+    with pytest.raises(ValueError, match='no block 4, -1; the blocks with softmax are 0 to 3'):
+        linearizing.softmax_blocks('abcd', [4, 1, -1])
+    with pytest.raises(ValueError, match='all 4 blocks with softmax are kept'):
+        linearizing.softmax_blocks('abcd', range(4))
+
+
+def images(count=hybrids.LEARN + hybrids.MEASURE, size=64):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(2, 3, size, size, generator=generator) for _ in range(count)]
+
+
+@pytest.mark.parametrize('host', ['DINOv2 with registers', 'Swin'])
+def test_the_harm_of_a_block_is_that_of_the_hybrid_and_falls_with_training(host):
+    places = list(linearizing.softmax_places(build(HOSTS[host])))
+    old, new, _ = pair(host)
+    before = {k: v.clone() for k, v in [*old.state_dict().items(), *new.state_dict().items()]}
+    place, batches = places[1], images(size=112)
+    harm, trained = (
+        linearizing.harm_of(new, old, place, batches, steps, 3e-3) for steps in (0, 30)
+    )
+    assert 0 < trained < harm
+    _, hybrid, _ = pair(host, keep=[one for one in places if one != place])
+    with torch.no_grad():
+        errors = [hybrids.maps_loss(hybrid(x), old(x)) for x in batches[-hybrids.MEASURE :]]
+    assert harm == pytest.approx(sum(errors).item() / len(errors), rel=1e-4)  # other order of sums
+    after = dict([*old.state_dict().items(), *new.state_dict().items()])
+    assert all(torch.equal(after[k], v) for k, v in before.items())
+
+
+def test_costs_are_medians_of_each_block_and_of_the_whole():
+    old, new, places = pair('DeiT')
+    ticks = iter(range(10000))
+
+    def timer(job, device):
+        job()
+        return float(next(ticks) % 7 + 1)
+
+    costs = linearizing.block_costs(new, old, places, images()[0], timer)
+    assert set(costs) == {'whole', 'softmax', 'linear'}
+    assert set(costs['whole']) == {'softmax', 'linear'}
+    assert list(costs['softmax']) == list(costs['linear']) == places
+    assert all(1 <= x <= 7 for kind in ('softmax', 'linear') for x in costs[kind].values())
+
+
+def test_an_interrupted_search_goes_on_and_other_content_is_refused(tmp_path, monkeypatch):
+    old, new, places = pair('DeiT')
+    path, timer = tmp_path / 'a/blocks.json', mock.Mock(return_value=1.0)
+
+    def search(sample=64, **settings):
+        return linearizing.measure_blocks(
+            new, old, places, images, torch.zeros(1, 3, sample, sample), path,
+            dict(seed=0, **settings), steps=2, timer=timer,
+        )  # fmt: skip
+
+    real = hybrids.harm_of
+    whole = {p: real(new, old, p, images(), 2, 1e-3) for p in places}
+    measured = mock.Mock(side_effect=[real(new, old, places[0], images(), 2, 1e-3),
+                                      KeyboardInterrupt])  # fmt: skip
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(hybrids, 'harm_of', measured)
+        search()
+    assert list(json.loads(path.read_text())['harms']) == places[:1]
+    measured = mock.Mock(side_effect=real)
+    monkeypatch.setattr(hybrids, 'harm_of', measured)
+    found = search()
+    assert [call.args[2] for call in measured.call_args_list] == places[1:]
+    assert found['harms'] == pytest.approx(whole)
+    count = timer.call_count
+    assert search() == found and timer.call_count == count  # all is there
+    search(sample=32)  # another size has other costs, and the same harms
+    assert timer.call_count == 2 * count and measured.call_count == len(places) - 1
+    with pytest.raises(ValueError, match='take another --work-dir, or remove that file'):
+        search(attention='other')
+    with torch.no_grad():
+        next(old.parameters()).add_(1)  # trained on, under the same name
+    with pytest.raises(ValueError, match='take another --work-dir, or remove that file'):
+        search()
+    path.write_text('{"cut": ')
+    with pytest.raises(ValueError, match='cannot be read .* remove it to start again'):
+        search()
