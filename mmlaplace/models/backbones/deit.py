@@ -58,9 +58,7 @@ def vit(
             dict(type='SoftmaxAttention'),
             position=None if cpe_kernel else tokens,
             embed_norm=False,
-            block=dict(
-                norm_first=norm_first, cpe_kernels=(cpe_kernel, 0), layer_scale=layer_scale
-            ),
+            block=dict(norm_first=norm_first, cpe_kernels=(cpe_kernel, 0), layer_scale=layer_scale),
         )
     ]
 
