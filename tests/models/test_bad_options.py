@@ -5,6 +5,7 @@ import re
 import pytest
 from conftest import doubles, make_attention
 
+from mmlaplace.models.layers import FFN, PositionEmbedding
 from mmlaplace.models.layers.token_conv import TokenConv
 
 # For each attention one bad value of an option, with all others as they are.
@@ -130,3 +131,12 @@ def test_heads_of_one_channel_have_a_random_feature():
 def test_heads_of_one_channel_have_one_of_polas_streams():
     attention = make_attention('PolaAttention', embed_dims=2)
     assert attention(doubles(1, 16, 2), (4, 4)).isfinite().all()
+
+
+@pytest.mark.parametrize(('build', 'says'), [
+    (lambda: FFN(8, 2, act_twice=True), 'set dwconv_residual=True'),
+    (lambda: PositionEmbedding(8, (2, 2), num_registers=4), 'num_registers=4 follow'),
+])  # fmt: skip
+def test_an_option_without_effect_is_refused(build, says):
+    with pytest.raises(ValueError, match=says):
+        build()

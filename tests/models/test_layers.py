@@ -13,7 +13,6 @@ from mmlaplace.models.layers import (
     DropPath,
     Landmarks,
     PatchMerging,
-    PositionEmbedding,
     RMSNorm,
     RotaryEmbedding2D,
     TransformerBlock,
@@ -185,15 +184,6 @@ def test_a_block_drops_both_of_its_branches_in_training_alone(norm_first):
     left = x if norm_first else block.norm2(block.norm1(x))  # without the branches
     assert torch.equal(block.train()(x, (3, 4)), left)
     assert not torch.allclose(block.eval()(x, (3, 4)), left, atol=0.1)
-
-
-@pytest.mark.parametrize(('build', 'says'), [
-    (lambda: FFN(8, 2, act_twice=True), 'set dwconv_residual=True'),
-    (lambda: PositionEmbedding(8, (2, 2), num_registers=4), 'num_registers=4 follow'),
-])  # fmt: skip
-def test_an_option_without_effect_is_refused(build, says):
-    with pytest.raises(ValueError, match=says):
-        build()
 
 
 @pytest.mark.parametrize(('dwconv_kernel', 'residual', 'twice'), [

@@ -69,8 +69,9 @@ class ViT(PyramidBackbone):
 
     Patches have a side of 16 pixels. Learned positions are resized to the input. Blocks are
     pre-norm. Arguments are those of :class:`PyramidBackbone` and of the host
-    :func:`~mmlaplace.models.backbones.deit.vit`. Attentions that take no class token need
-    ``with_cls_token=False``. Each value of an arch given as a dict has one entry.
+    :func:`~mmlaplace.models.backbones.deit.vit`. ``layer_scale=1e-4`` gives the layers of DeiT III.
+    Attentions that take no class token need ``with_cls_token=False``. Each value of an arch given
+    as a dict has one entry.
 
     Source: ViT (arXiv 2010.11929), DeiT (arXiv 2012.12877), DeiT III (arXiv 2204.07118). The sizes
     are DeiT's.

@@ -121,7 +121,7 @@ ROWS: Rows = {
     'blocks.{i}.ls2.gamma': 'stages.0.blocks.{i}.scale2.weight',
 }
 MARK = (*IDENTIFYING, 'blocks.0.ls1.gamma')
-NAMES = NameTable(ROWS, (*MARK, 'mask_token'))  # without it, it may be timm's DeiT III
+NAMES = NameTable(ROWS, MARK)
 # Where there are registers, timm adds the class token's position to the class token.
 TIMM_NAMES = NameTable(
     {

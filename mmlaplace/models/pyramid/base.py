@@ -34,10 +34,8 @@ class PyramidBackbone(HostOptions, PyramidNames, StrictLoading, Freezing, BaseMo
         attn_cfg: Changes to the attentions. A dict without a type, or with the type of a stage's
             attention, changes options: ``dict(num_landmarks=100)``. Another type replaces the
             attention and keeps the host's frame: ``dict(type='SoftmaxAttention')``. A list gives a
-            dict or None for each stage. ``per_stage`` gives one value for each stage:
-            ``dict(per_stage=dict(sr_ratio=(8, 4, 2, 1)))``. ``per_block`` has a dict or None for
-            each block of a stage: ``dict(per_block=[dict(type='AgentAttention'), None])``. Default:
-            nothing.
+            dict or None for each stage, and ``per_block`` for each block of one. ``per_stage``
+            gives one value for each stage: ``dict(per_stage=dict(sr_ratio=(8, 4, 2, 1)))``.
         img_size: Side, or height and width, of the training images, for which attentions initialise
             parameters that depend on the size. The forward accepts any size. Default: 224.
         in_channels: Channels of the image. Default: 3.
