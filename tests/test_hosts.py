@@ -47,6 +47,13 @@ def need(package: str) -> None:
         transformers.logging.disable_progress_bar()
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """Without what runs of mmengine in this process left, which accelerate would join."""
+    for name in ('LOCAL_RANK', 'RANK', 'WORLD_SIZE', 'MASTER_ADDR', 'MASTER_PORT'):
+        monkeypatch.delenv(name, raising=False)
+
+
 @pytest.fixture
 def images():
     torch.manual_seed(0)

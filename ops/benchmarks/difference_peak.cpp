@@ -4,6 +4,8 @@
 // No part of the library: the benchmark compiles the files of this folder when it runs.
 #include "../common/tensor.h"
 
+MMLAPLACE_NAMESPACE(mmlaplace_benchmarks);
+
 MMLAPLACE_LIBRARY_FRAGMENT(mmlaplace_benchmarks, library) {
   library.def("difference_peak(Tensor like, int steps) -> int");
 }

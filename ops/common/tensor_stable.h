@@ -409,9 +409,9 @@ void parallel_for(int64_t count, int64_t grain, const F& f) {
 #define MMLAPLACE_NAMESPACE(ns)                                                                 \
   extern "C" __attribute__((used, visibility("hidden"))) const char ns##_build_namespace[128] = \
       MMLAPLACE_NAMESPACE_TEXT #ns
-extern "C" __attribute__((visibility("hidden"))) const char mmlaplace_build_namespace[128];
 
 #define MMLAPLACE_LIBRARY_(kind, ns, key, library, id)                                         \
+  extern "C" __attribute__((visibility("hidden"))) const char ns##_build_namespace[128];       \
   static void C10_CONCATENATE(register_, id)(torch::stable::detail::StableLibrary&);           \
   static const torch::stable::detail::StableTorchLibraryInit C10_CONCATENATE(registered_, id)( \
       torch::stable::detail::StableLibrary::Kind::kind, &C10_CONCATENATE(register_, id),       \

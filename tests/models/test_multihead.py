@@ -323,13 +323,13 @@ def test_detr_of_a_config_has_the_rule_in_its_encoder(monkeypatch, tmp_path):
         MODELS.build(dict(type='ModelWithAttentions', model_type='SOFTT', attentions={}))
 
 
-def test_a_pretrained_model_of_a_config_keeps_its_scales(tmp_path):
-    @MODELS.register_module(force=True)
+def test_a_pretrained_model_of_a_config_keeps_its_scales(monkeypatch, tmp_path):
     class AttendsOnly(BaseModule):
         def __init__(self, init_cfg=None):
             super().__init__(init_cfg)
             self.attention = nn.MultiheadAttention(C, HEADS)
 
+    monkeypatch.setitem(MODELS.module_dict, 'AttendsOnly', AttendsOnly)
     cfg = dict(type='ModelWithAttentions', model_type='AttendsOnly',
                attentions={'': dict(type='PolaAttention')})  # fmt: skip
     trained = {name: x + 1 for name, x in MODELS.build(cfg).state_dict().items()}

@@ -80,13 +80,13 @@ class Stage:
 
     @property
     def num_cls_tokens(self) -> int:
-        """How many class tokens there are, two with that of a distillation."""
+        """The number of class tokens, which is two with that of a distillation."""
         position = self.position or {}
         return sum(bool(position.get(name)) for name in ('cls_token', 'dist_token'))
 
     @property
     def num_prefix_tokens(self) -> int:
-        """How many tokens precede those of the map: class tokens and registers."""
+        """The number of tokens before those of the map, which are class tokens and registers."""
         return self.num_cls_tokens + (self.position or {}).get('num_registers', 0)
 
     def attn_cfgs(self, depth: int, **sizes: Any) -> List[Optional[dict]]:
