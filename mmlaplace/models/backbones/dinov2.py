@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import List, Sequence, Tuple
 
+import torch
 import torch.nn.functional as F
 from mmengine.registry import MODELS
 from torch import Tensor
@@ -25,7 +26,7 @@ def resize_smooth(x: Tensor, hw_shape: Sequence[int]) -> Tensor:
 
 def resize_longer(x: Tensor, hw_shape: Sequence[int]) -> Tensor:
     """Resize positions as the authors do without registers: bicubically, by sides 0.1 longer."""
-    if not all(isinstance(side, int) for side in hw_shape):
+    if any(isinstance(side, torch.SymInt) for side in hw_shape):
         raise ValueError(
             'a graph for images of any size cannot hold the resizing of the positions of DINOv2 '
             'without registers, whose factor is that of the image; export it for one size'
