@@ -201,22 +201,22 @@ def within(own: str, released: str, rows: Rows) -> Dict[str, Target]:
     return {released + name: longer(target) for name, target in rows.items()}
 
 
-def is_map(count: int, image_size: Tuple[int, int]) -> bool:
-    """Whether a number of tokens is a map of an image of these sides."""
+def map_sides(count: int, image_size: Tuple[int, int]) -> Optional[Tuple[int, int]]:
+    """Height and width of the map of an image of these sides that has so many tokens, if any."""
     height = round((count * image_size[0] / image_size[1]) ** 0.5)
-    if height == 0 or count % height:
-        return False
-    return height * image_size[1] == count // height * image_size[0]
+    if height == 0 or count % height or height * image_size[1] != count // height * image_size[0]:
+        return None
+    return height, count // height
 
 
 def position_map(tokens: Tensor, image_size: Tuple[int, int] = (1, 1)) -> Tensor:
     """The position embeddings ``(1, N, C)`` of an image's tokens as a map ``(1, C, H, W)``."""
     count = tokens.shape[1]
-    height = round((count * image_size[0] / image_size[1]) ** 0.5)
-    if not is_map(count, image_size):
+    sides = map_sides(count, image_size)
+    if sides is None:
         raise ValueError(
             f'{count} positions are no map of an image of the sides {tuple(image_size)}; give the '
             'size it was trained at, in pixels, to tools/model_converters/convert.py by '
             '--image-size'
         )
-    return tokens.transpose(1, 2).unflatten(2, (height, count // height))
+    return tokens.transpose(1, 2).unflatten(2, sides)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from os import PathLike
-from typing import Dict, Iterable, List, Optional, Tuple, Union
+from typing import Dict, Iterable, List, Mapping, Optional, Sequence, Tuple, Union
 
 from torch import Tensor
 
@@ -28,6 +28,21 @@ def count_prefixes(keys: Iterable[str], names: Iterable[str]) -> Counter:
 def first_names(names: List[str]) -> str:
     """The number of names, and the first three, for messages."""
     return f'{len(names)}' + (f' ({", ".join(names[:3])}{", …" * (len(names) > 3)})' * bool(names))
+
+
+def misfit(
+    missing: List[str],
+    unexpected: List[str],
+    other: List[str],
+    given: Mapping[str, Sequence[int]],
+    own: Mapping[str, Sequence[int]],
+) -> str:
+    """Which tensors do not fit, for messages; of those of another shape, the first two shapes."""
+    shown = f', as {tuple(given[other[0]])} for {tuple(own[other[0]])}' if other else ''
+    return (
+        f'missing {first_names(missing)}, unexpected {first_names(unexpected)}, of another shape '
+        f'{first_names(other)}{shown}'
+    )
 
 
 def find_prefix(

@@ -22,7 +22,7 @@ from mmengine.registry import MODELS
 from torch import Tensor
 
 from .conversion import NameTable
-from .names import first_names
+from .names import misfit
 from .resizing import other_windows
 
 
@@ -149,11 +149,7 @@ def unfit(name: str, weights: Mapping[str, Tensor], resize: bool = True) -> str:
     ]
     if not missing and not unexpected and not other:
         return other_windows(backbone, given)
-    return (
-        f'missing {first_names(missing)}, unexpected {first_names(unexpected)}, of another shape '
-        + (first_names(other) + f', as {tuple(given[other[0]])} for {tuple(own[other[0]])}'
-           if other else '0')
-    )  # fmt: skip
+    return misfit(missing, unexpected, other, given, own)
 
 
 def near(weights: Mapping[str, Tensor]) -> List[str]:

@@ -19,7 +19,7 @@ from ..checkpoints.dense import (
     table_of,
     unknown_backbone,
 )
-from ..checkpoints.names import first_names
+from ..checkpoints.names import misfit
 from ..checkpoints.published import PREFIX, are_own
 from ..model_zoo import build_model, get_config, read_models
 
@@ -96,11 +96,8 @@ def _unfit(model: nn.Module, weights: Mapping[str, Tensor]) -> Tuple[str, List[s
     other = [key for key in own if key in weights and weights[key].shape != own[key]]
     if not (missing or unexpected or other):
         return '', [key for key in weights if key in unused]
-    shown = f', as {tuple(weights[other[0]].shape)} for {tuple(own[other[0]])}' if other else ''
-    reason = (
-        f'missing {first_names(missing)}, unexpected {first_names(unexpected)}, of another shape '
-        f'{first_names(other)}{shown}'
-    )
+    given = {key: weights[key].shape for key in other}
+    reason = misfit(missing, unexpected, other, given, own)
     heads = [key for key in CLASSES if key in other]
     if heads and not missing and not unexpected and not any(k.startswith(PREFIX) for k in other):
         reason = (

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmlaplace.ops.precision import upcast
 
-from ...checkpoints.conversion import NameTable, Rows, is_map, position_map
+from ...checkpoints.conversion import NameTable, Rows, map_sides, position_map
 from ...checkpoints.published import PublishedModel
 from ...checkpoints.rows import unchanged, zeros
 from ..layers import resize_map
@@ -107,7 +107,7 @@ def positions_of_map(tokens: Tensor, image_size: Tuple[int, int]) -> Tensor:
 
 
 def _before_map(tokens: Tensor, image_size: Tuple[int, int]) -> int:
-    return 0 if is_map(tokens.shape[1], image_size) else 1
+    return 0 if map_sides(tokens.shape[1], image_size) else 1
 
 
 ROWS: Rows = {
