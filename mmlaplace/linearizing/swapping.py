@@ -184,14 +184,14 @@ def linear_config(
         old = _of_stage(cfg.get('attn_cfg'), i, type(stage['blocks'][0].attn))
         each: List[Optional[dict]] = []
         for place in (place for place, number in places.items() if number == i):
-            new = None if place in keep or place not in attention else _at(attention[place], i)
-            each.append(dict(attn_cfg=new) if new and i in windows else new)
+            own = None if place in keep or place not in attention else _at(attention[place], i)
+            each.append(dict(attn_cfg=own) if own and i in windows else own)
         if not any(each):
             changed.append(old)
         elif any(own != each[0] for own in each):
             changed.append(dict(old or {}, per_block=each))
         else:
-            changed.append(dict(old or {}, **each[0]) if i in windows else each[0])
+            changed.append(dict(old or {}, **(each[0] or {})) if i in windows else each[0])
     changed += [None] * (len(whole) - len(changed))  # stages that are not built
     cfg = copy.deepcopy(dict(cfg))
     one = next(iter(attention.values()))

@@ -231,7 +231,8 @@ def test_the_tool_writes_a_model_that_loads_and_names_what_is_wrong(classifier, 
     assert 0.8 < log['kept'] < 1 and log['whole']['losses']
     assert 'is there already' in run(*few).stderr
     (tmp_path / 'out/linearized.pth').unlink()
-    hybrid = ('--keep', 2, '--search-steps', 1, '--size', 64)
+    hybrid = ('--keep', 2, '--search-steps', 1, '--size', 64,
+              '--loss', 'task', '--accumulate', 2, '--amp')  # fmt: skip
     result = run(*few, *hybrid)
     assert result.returncode == 0, result.stderr
     assert 'FLattenAttention takes 3 of 5 places of softmax' in result.stdout
@@ -253,6 +254,8 @@ def test_the_tool_writes_a_model_that_loads_and_names_what_is_wrong(classifier, 
         ('no block 5, 9; the blocks with softmax are 0 to 4', run(*few, '--keep-blocks', 5, 9, 1)),
         ('from 1 to 4, as there are 5 blocks with softmax, got 5', run(*few, '--keep', 5)),
         ('above 0 and at most 1', run(*few, '--budget', 0)),
+        ('--loss task needs a head', run(*few, '--loss', 'task', '--backbone-only')),
+        ('leave out --keep-blocks', run('--attention', 'PolaAttention:0', '--keep-blocks', 1)),
         ('--size: must be an integer of at least 1, got big', run(*few, '--size', 'big')),
     ):
         assert result.returncode and said in result.stderr
