@@ -128,8 +128,7 @@ def test_leaf_is_thin_and_stands_alone(path):
 
 @each(LEAVES)
 def test_name_says_what_the_config_does(path):
-    cfg = load(path)
-    name = path.stem
+    cfg, name = load(path), path.stem
     pattern = rf'(?:^|_)(?:({METHODS})-)?({"|".join(BACKBONES)})-([a-z0-9]+)'
     method, host, size = re.search(pattern, name).groups()
     assert cfg.model.backbone.type.removesuffix('Large') == BACKBONES[host]
