@@ -87,7 +87,8 @@ class ModelWithAttentions:
         **options: The model's.
 
     Raises:
-        ValueError: For a type that is not registered, and as :func:`swap_multihead_attention`.
+        ValueError: For attentions that are no dict, for a type that is not registered, and as
+            :func:`swap_multihead_attention`.
 
     Examples:
         >>> model = dict(
@@ -96,6 +97,11 @@ class ModelWithAttentions:
     """
 
     def __new__(cls, model_type: str, attentions: Dict[str, dict], **options: Any) -> Any:
+        if not isinstance(attentions, dict):
+            raise ValueError(
+                f'attentions={attentions!r} must be a dict by parts of the model; write '
+                "dict(encoder=dict(type='PolaAttention'))"
+            )
         with MODELS.switch_scope_and_registry(None) as registry:
             base = registry.get(model_type)
             if base is None:

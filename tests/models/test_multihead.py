@@ -321,8 +321,9 @@ def test_detr_of_a_config_has_the_rule_in_its_encoder(monkeypatch, tmp_path):
     torch.testing.assert_close(out[1:, :20], alone)
     with pytest.raises(ValueError, match="no torch.nn.MultiheadAttention in 'encoders'"):
         swap_multihead_attention(model, {}, 'encoders')
-    with pytest.raises(ValueError, match="did you mean 'SOFT'"):
-        MODELS.build(dict(type='ModelWithAttentions', model_type='SOFTT', attentions={}))
+    for wrong, match in (({}, "did you mean 'SOFT'"), (['encoder'], 'must be a dict')):
+        with pytest.raises(ValueError, match=match):
+            MODELS.build(dict(type='ModelWithAttentions', model_type='SOFTT', attentions=wrong))
 
 
 @pytest.mark.parametrize('of_a_part', [False, True], ids=['model', 'part'])
@@ -348,8 +349,7 @@ def test_what_an_init_cfg_loads_keeps_its_scales(of_a_part, monkeypatch, tmp_pat
         cfg.update(init_cfg=None, of_part=dict(start, prefix='part.'))
     model = MODELS.build(cfg)
     quiet_init(model)
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, trained[name]), name
+    torch.testing.assert_close(dict(model.state_dict()), trained, rtol=0, atol=0)
 
 
 def test_an_attention_of_two_names_stays_one_and_one_alone_is_told():
