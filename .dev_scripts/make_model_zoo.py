@@ -22,17 +22,15 @@ from io import StringIO
 from pathlib import Path
 from typing import Any, Callable, Dict, Iterable, List, Optional
 
-from marked_tables import markdown_table, with_tables
+from marked_tables import ROOT, markdown_table, parser_of_pages, with_tables, write_pages
 
 from mmlaplace.checkpoints import PUBLISHED
 from mmlaplace.checkpoints.dense import DENSE
 from mmlaplace.checkpoints.published import PublishedModel
-from mmlaplace.commands.command_line import ToolParser
 from mmlaplace.model_zoo import ModelInfo, files_root, read_models
 from mmlaplace.models import FAMILIES
 from mmlaplace.toolboxes import TOOLBOXES
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGE, DATA = ROOT / 'docs/model_zoo.md', ROOT / 'docs/model_zoo.csv'
 WEIGHTS = ROOT / 'docs/released_weights.md'
 SPEEDS = ROOT / 'docs/logs/model_zoo_cpu.json'
@@ -325,9 +323,7 @@ def worst(errors: Iterable[float]) -> str:
 
 
 def main() -> None:
-    parser = ToolParser(__doc__)
-    parser.add_argument('--check', action='store_true', help='only name the files not in step')
-    args = parser.parse_args()
+    args = parser_of_pages(__doc__).parse_args()
     readmes = [ROOT / 'README.md', *sorted(ROOT.glob('configs/*/*/README.md'))]
     models = read_models()
     wanted = {
@@ -344,15 +340,7 @@ def main() -> None:
     for page in (PAGE, WEIGHTS):
         wanted[page] = with_tables(page.read_text(), 'table', lambda name: tables[name]())
     wanted[DATA] = data_file(models)
-    stale = [p for p, text in wanted.items() if not p.is_file() or p.read_text() != text]
-    names = ', '.join(str(path.relative_to(ROOT)) for path in stale)
-    if args.check and stale:
-        sys.exit(
-            f'not in step with the metafiles: {names}; run python .dev_scripts/make_model_zoo.py'
-        )
-    for path in stale:
-        path.write_text(wanted[path])
-    print(f'wrote {names}' if stale else 'all tables are in step with the metafiles')
+    write_pages(wanted, args)
 
 
 if __name__ == '__main__':

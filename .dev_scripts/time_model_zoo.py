@@ -4,10 +4,11 @@ It writes docs/logs/model_zoo_cpu.json, from which make_model_zoo.py takes image
 docs/images/model_zoo_speed.png. Each model is timed alone at 224 x 224 pixels, batch 8, in turns
 with PVT-tiny, whose times show how even the machine was. Peers of other projects come last.
 
-Examples:
-  python .dev_scripts/time_model_zoo.py             # twenty minutes, on an idle machine
-  python .dev_scripts/time_model_zoo.py --missing   # only models that the log lacks, same machine
-  python .dev_scripts/time_model_zoo.py --draw      # only the picture
+What the log has is not timed again; remove the log to time all, in twenty minutes on an idle
+machine.
+
+Example:
+  python .dev_scripts/time_model_zoo.py
 """
 
 import json
@@ -30,7 +31,7 @@ from mmlaplace.model_zoo import ModelInfo, read_models
 ROOT = Path(__file__).resolve().parent.parent
 LOG = ROOT / 'docs/logs/model_zoo_cpu.json'
 PICTURE = ROOT / 'docs/images/model_zoo_speed.png'
-SIDE, BATCH, ROUNDS, BASE = 224, 8, 5, 'pvt-tiny'
+SIDE, BATCH, ROUNDS, THREADS, BASE = 224, 8, 5, 2, 'pvt-tiny'
 
 
 def timed_models() -> List[ModelInfo]:
@@ -57,22 +58,22 @@ def seconds(name: str, base: Any, images: torch.Tensor) -> Dict[str, float]:
     return {'images per second': speeds['model'], 'base': speeds['base']}
 
 
-def measure(missing: bool) -> None:
-    """Time all models, or those that the log lacks, and write the log after each."""
+def measure() -> None:
+    """Time the models that the log lacks, and write the log after each."""
     images = torch.randn(BATCH, 3, SIDE, SIDE)
     base = model_job(find(BASE)(train=False), images, False)  # without dropout or BatchNorm
     result: Dict[str, Any] = dict(
         machine=describe_machine(images.device), side=SIDE, batch=BATCH, rounds=ROUNDS, base=BASE,
         models={}, peers={},
     )  # fmt: skip
-    if missing:
-        known = json.loads(LOG.read_text())
-        if known['machine'] != result['machine']:
-            sys.exit(f'{LOG.name} is of {known["machine"]}, not of {result["machine"]}; time all')
-        result.update(models=known['models'], peers=known['peers'])
-    for model in timed_models():
-        if model.name in result['models']:
-            continue
+    known = json.loads(LOG.read_text()) if LOG.is_file() else result
+    models = [model for model in timed_models() if model.name not in known['models']]
+    if known['machine'] != result['machine']:
+        if models:
+            sys.exit(f'{LOG.name} is of {known["machine"]}; remove it to time all models here')
+        return
+    result.update(models=known['models'], peers=known['peers'])
+    for model in models:
         result['models'][model.name] = seconds(str(model.config), base, images)
         write_json(LOG, result)
     for name in peers():
@@ -124,14 +125,9 @@ def draw() -> None:
 
 
 def main() -> None:
-    parser = ToolParser(__doc__)
-    parser.add_argument('--draw', action='store_true', help='only draw the log')
-    parser.add_argument('--missing', action='store_true', help='only time what the log lacks')
-    parser.add_argument('--threads', type=int, default=2, help='default: %(default)s')
-    args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    if not args.draw:
-        measure(args.missing)
+    ToolParser(__doc__).parse_args()
+    torch.set_num_threads(THREADS)
+    measure()
     draw()
     print(f'wrote {LOG.relative_to(ROOT)} and {PICTURE.relative_to(ROOT)}')
 

@@ -127,7 +127,8 @@ def load_tool(path: str) -> types.ModuleType:
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # where pickle looks for its functions
-    spec.loader.exec_module(module)
+    with mock.patch.object(sys, 'path', [str((ROOT / path).parent), *sys.path]):
+        spec.loader.exec_module(module)
     return module
 
 
