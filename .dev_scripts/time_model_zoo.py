@@ -24,7 +24,7 @@ from mmlaplace.analysis.measuring import describe_machine, interleave, model_job
 from mmlaplace.commands.command_line import ToolParser, write_json
 from mmlaplace.lab.figures import new_figure, save
 from mmlaplace.lab.side_by_side.backbone_candidates import find
-from mmlaplace.lab.side_by_side.backbone_report import MARKERS
+from mmlaplace.lab.side_by_side.backbone_report import draw_families
 from mmlaplace.lab.side_by_side.published_top1 import peers, published
 from mmlaplace.model_zoo import ModelInfo, read_models
 
@@ -98,28 +98,15 @@ def draw() -> None:
             lines.setdefault(family, []).append((speed, top1))
     others = [(found['images per second'], published()[name].top1)
               for name, found in result['peers'].items()]  # fmt: skip
-    front: List[Tuple[float, float]] = []
-    for point in sorted(sum(lines.values(), others), reverse=True):
-        if not front or point[1] > front[-1][1]:
-            front.append(point)
     figure, axis = new_figure(1, 1, (8, 6))
-    axis.step(*zip(*front), where='pre', color='C2', lw=8, alpha=0.2, label='best at its speed')
-    coloured = iter(range(100))
-    for family, points in sorted(lines.items(), key=lambda item: -max(p[1] for p in item[1])):
-        style: Dict[str, Any] = dict(color='0.8', marker='.', zorder=1)
-        if set(points) & set(front):
-            index = next(coloured)
-            style = dict(color=f'C{index % 10}', marker=MARKERS[index % len(MARKERS)], label=family)
-        axis.plot(*zip(*sorted(points)), **style)
+    draw_families(axis, lines, others, grey=True)
     axis.plot([], [], color='0.8', marker='.', label='further families here')
     axis.scatter(*zip(*others), color='0.4', marker='x', label='other projects')
     machine = result['machine']
     axis.set(
         xlabel=f'images a second, {machine["CPU"]}, {machine["threads"]} threads, {SIDE} x {SIDE}',
-        ylabel='top-1 on ImageNet-1k, published (%)', xscale='log',
+        ylabel='top-1 on ImageNet-1k, published (%)',
     )  # fmt: skip
-    axis.xaxis.set_major_formatter('{x:g}')
-    axis.grid(alpha=0.3, which='both')
     figure.legend(loc='outside lower center', ncols=3)
     save(figure, PICTURE, dpi=120)
 
