@@ -95,7 +95,7 @@ def run(tmp_path, monkeypatch, capsys):
             Path(place).mkdir(parents=True)
             Path(place, f'epoch_{epoch}.pth').symlink_to(paths['FILE'])
         host = STUDIES['textures'].host  # of a training that was stopped
-        begin(Path('runs'), settings_of('LaplacianAttention', host, 0, 'textures', True, None))
+        begin(Path('runs'), settings_of('LaplacianAttention', host, 0, 'textures', None))
         Path('runs/lock').touch()
         Path('data/mini/textures/train').mkdir(parents=True)
         Path('resumed/last_checkpoint').write_text(str(Path('resumed/epoch_11.pth').resolve()))

@@ -46,7 +46,7 @@ def training_jobs(
                     '--epochs', str(plan.epochs), '--data-root', str(data_root),
                     '--work-dir', str(place),
                 ]  # fmt: skip
-                settings = settings_of(one.name, host, seed, 'textures', True, plan.epochs)
+                settings = settings_of(one.name, host, seed, 'textures', plan.epochs)
                 label = f'{one.label} in {host}, seed {seed}'
                 jobs.append(Script(label, command, place / 'result.json', settings))
     return jobs

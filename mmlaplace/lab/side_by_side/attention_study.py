@@ -8,7 +8,6 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tu
 
 import yaml
 from mmengine.config import Config
-from mmengine.registry import MODELS
 from mmengine.utils import digit_version
 from mmengine.utils.dl_utils import TORCH_VERSION
 
@@ -216,20 +215,6 @@ def config_of(name: str, landmarks: Optional[int] = LANDMARKS) -> dict:
     return cfg
 
 
-def without_local_branch(attn_cfg: dict) -> dict:
-    """The config of the attention without its local branch, a convolution on V.
-
-    Raises:
-        ValueError: If the attention has no local branch that can be left out.
-    """
-    if 'lepe_kernel' not in MODELS.get(attn_cfg['type']).known_options():
-        raise ValueError(
-            f'{attn_cfg["type"]} has no local branch that could be left out; choose another '
-            'attention, or keep the local branch'
-        )
-    return dict(attn_cfg, lepe_kernel=0)
-
-
 def backbone_cfg(host: str, attn_cfg: dict, side: int) -> dict:
     """The config of a host with an attention, for images of ``side`` x ``side`` pixels."""
     backbone, _, give = HOSTS[host]
@@ -274,9 +259,7 @@ def phase_cfg(host: str, attn_cfg: dict, phase: Phase, study: Study, data_root: 
     return cfg
 
 
-def settings_of(
-    name: str, host: str, seed: int, study: str, local_branch: bool, epochs: int
-) -> dict:
+def settings_of(name: str, host: str, seed: int, study: str, epochs: Optional[int]) -> dict:
     """The settings on which a result depends. They are stored with it.
 
     Args:
@@ -284,20 +267,16 @@ def settings_of(
         host: A key of ``HOSTS``.
         seed: Seed of the training.
         study: A key of ``STUDIES``.
-        local_branch: Whether the attention keeps its local branch.
-        epochs: Epochs of each phase, or 0 for those of the study.
+        epochs: Epochs of each phase. None: those of the study.
 
     Raises:
-        ValueError: If there is no such attention, or it has no local branch that can be left out.
+        ValueError: If there is no such attention or option.
     """
-    attn_cfg = config_of(name)
-    if not local_branch:
-        attn_cfg = without_local_branch(attn_cfg)
     phases = STUDIES[study].phases
     if epochs:
         phases = tuple(phase._replace(epochs=epochs) for phase in phases)
     return dict(
-        attention=name, attn_cfg=attn_cfg, host=host, seed=seed, study=study,
+        attention=name, attn_cfg=config_of(name), host=host, seed=seed, study=study,
         phases=[phase._asdict() for phase in phases],
     )  # fmt: skip
 

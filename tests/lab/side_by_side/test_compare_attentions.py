@@ -50,8 +50,7 @@ def test_a_name_has_the_options_of_an_attention():
 
 def test_a_training_goes_on_with_its_own_settings_alone(tmp_path):
     first, other = (
-        attention_study.settings_of('XCAttention', 'vit', seed, 'textures', True, 3)
-        for seed in (0, 1)
+        attention_study.settings_of('XCAttention', 'vit', seed, 'textures', 3) for seed in (0, 1)
     )
     for _ in range(2):  # it began, and begins again after it was killed
         attention_jobs.begin(tmp_path, first)
@@ -89,7 +88,7 @@ def test_costs_of_hosts_stand_in_tables_of_their_own(tmp_path):
 
 
 def test_a_result_of_other_settings_is_not_taken(tmp_path):
-    settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', True, 3)
+    settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', 3)
     assert not attention_jobs.finished(tmp_path, settings)
     (tmp_path / 'result.json').write_text(json.dumps(dict(settings=settings)))
     assert attention_jobs.finished(tmp_path, settings)
@@ -221,7 +220,7 @@ def test_a_training_that_another_call_left_behind_is_waited_for(tmp_path, monkey
     monkeypatch.setattr(attention_training, 'train_all', train)
     monkeypatch.setattr(attention_training, 'missing_data', lambda *_: '')
     monkeypatch.setattr('sys.argv', ['attention_training.py', *words])
-    settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', True, None)
+    settings = attention_study.settings_of('XCAttention', 'vit', 0, 'textures', None)
     with attention_training.locked(tmp_path):
         call = threading.Thread(target=attention_training.main)
         call.start()
