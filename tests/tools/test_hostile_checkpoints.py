@@ -35,9 +35,6 @@ LOADERS = {
     'visualization/vis_attention.py': [
         'photo.png', LAPLACIAN, '--model', LAPLACIAN, 'FILE', '--out', 'OUT/a.png'
     ],
-    'analysis_tools/compare_inverse_norms.py': [
-        SOFTPP, 'FILE', '--out', 'OUT/a.json', '--picture', 'OUT/a.png'
-    ],
     '../demo/image_demo.py': ['photo.png', LAPLACIAN, 'FILE', '--out-dir', 'OUT'],
     '../demo/image_demo.py detector': ['photo.png', RETINANET, 'FILE', '--out-dir', 'OUT'],
     '../demo/image_demo.py segmentor': ['photo.png', FPN, 'FILE', '--out-dir', 'OUT'],

@@ -6,10 +6,8 @@ import threading
 from unittest import mock
 
 import pytest
-import torch
 from conftest import ROOT, load_tool, registered, run_script
 from mmengine.config import Config
-from mmengine.registry import MODELS
 from PIL import Image
 
 from mmlaplace.analysis import attention_statistics
@@ -296,18 +294,3 @@ def test_a_comparison_goes_on_where_it_was_and_reports_what_fails(noise_images, 
     known = ['--known', tmp_path / 'results.json']
     result = compare(tmp_path / 'few', tmp_path / 'other', *options, *known)
     assert result.returncode == 0 and not list((tmp_path / 'other').rglob('result.json'))
-
-
-@pytest.mark.slow
-def test_the_study_of_inverses_writes_figures_and_a_picture(tmp_path):
-    config = ROOT / 'configs/classification/soft/softpp-micro_1xb32_mini.py'
-    backbone = MODELS.build(Config.fromfile(config).model.backbone)
-    torch.save(backbone.state_dict(), tmp_path / 'weights.pth')
-    out, picture = tmp_path / 'figures.json', tmp_path / 'picture.png'
-    result = run_script(
-        ROOT / 'tools/analysis_tools/compare_inverse_norms.py', config, tmp_path / 'weights.pth',
-        '--landmarks', '4', '16', '--image-size', '96', '96', '--out', out, '--picture', picture,
-    )  # fmt: skip
-    assert result.returncode == 0, result.stderr
-    assert min(Image.open(picture).size) > 300
-    assert json.loads(out.read_text())['norms']['trained']
