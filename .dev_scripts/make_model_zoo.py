@@ -95,16 +95,16 @@ def whole_place(model: ModelInfo) -> str:
 
 def parameters_and_macs(model: ModelInfo) -> Dict[str, str]:
     """Parameters and MACs."""
-    ours, theirs = model.metadata, model.metadata['Published']
-    row = {'params': amount(ours, 'Parameters', 'M', '.2f')}
+    counted, published = model.metadata, model.metadata['Published']
+    row = {'params': amount(counted, 'Parameters', 'M', '.2f')}
     # Some papers count the parameters of layers alone, or the products of the kernels too.
-    if 'Parameters of layers' in ours:
-        row['of layers'] = amount(ours, 'Parameters of layers', 'M', '.2f')
-    row['params, published'] = amount(theirs, 'Parameters', 'M', 'g')
-    row['MACs'] = amount(ours, 'MACs', 'G', '.2f')
-    if 'MACs with kernels' in ours:
-        row['with kernels'] = amount(ours, 'MACs with kernels', 'G', '.2f')
-    row['MACs, published'] = amount(theirs, 'MACs', 'G', '')
+    if 'Parameters of layers' in counted:
+        row['of layers'] = amount(counted, 'Parameters of layers', 'M', '.2f')
+    row['params, published'] = amount(published, 'Parameters', 'M', 'g')
+    row['MACs'] = amount(counted, 'MACs', 'G', '.2f')
+    if 'MACs with kernels' in counted:
+        row['with kernels'] = amount(counted, 'MACs with kernels', 'G', '.2f')
+    row['MACs, published'] = amount(published, 'MACs', 'G', '')
     return row
 
 

@@ -87,7 +87,7 @@ def correlate(
         return None
     drawn = np.random.default_rng(0).integers(len(names), size=(DRAWS, len(names)))
     tail = 50 * (1 - level)
-    # A draw of equal scores has no order, which predicts nothing.
+    # A draw of equal scores has no order. Its correlation counts as 0.
     low, high = np.percentile(np.nan_to_num(spearman(x[drawn], y[drawn])), [tail, 100 - tail])
     return Correlation(rho, float(low), float(high), len(names))
 

@@ -145,14 +145,14 @@ HOSTS: Dict[str, Tuple[Dict[str, Any], int, Callable[[dict], Any]]] = {
     'pvt': (dict(type='PVT', arch='micro'), 128, lambda cfg: cfg),
 }
 # Further candidates: registered attentions with other options.
-VARIANTS = {
+WITH_OPTIONS = {
     'LaplacianAttention, Gaussian': dict(type='LaplacianAttention', kernel='gaussian'),
     'LaplacianAttention, literal': dict(type='LaplacianAttention', whitening='literal'),
     'KernelAttention, Laplacian': dict(type='KernelAttention', kernel='laplacian'),
     'PerformerAttention, ReLU': dict(type='PerformerAttention', features='relu'),
 }
 # What options of an attention do. The first of each question has the defaults. Options that are a
-# variant above have its name, so one training serves both tables.
+# key above have its name, so one training serves both tables.
 ABLATIONS: Dict[str, Tuple[str, ...]] = {
     'bandwidth': (
         'LaplacianAttention', *(f'LaplacianAttention, bandwidth={x}' for x in (0.5, 1, 2, 8)),
@@ -176,16 +176,16 @@ ABLATIONS: Dict[str, Tuple[str, ...]] = {
 
 
 def candidates() -> Dict[str, dict]:
-    """Configs of all registered attentions and of the variants, by their names in the table."""
-    return {name: config_of(name) for name in sorted([*registered_attentions(), *VARIANTS])}
+    """Configs of all registered attentions, and of some with options, by name."""
+    return {name: config_of(name) for name in sorted([*registered_attentions(), *WITH_OPTIONS])}
 
 
 def config_of(name: str, landmarks: Optional[int] = LANDMARKS) -> dict:
     """The config of an attention with the options that its name has.
 
     Args:
-        name: A key of ``VARIANTS``, or an attention as in :func:`find_attention`, and options in
-            YAML after it, such as ``'PolaAttention, power=3, gate=false'``.
+        name: A key of ``WITH_OPTIONS``, or an attention as in :func:`find_attention` with options
+            in YAML after it, such as ``'PolaAttention, power=3, gate=false'``.
         landmarks: Landmarks of attentions that have them. Default: 16, as the small maps have room
             for few only. None: each attention's own default.
 
@@ -198,8 +198,8 @@ def config_of(name: str, landmarks: Optional[int] = LANDMARKS) -> dict:
         {'type': 'LaplacianAttention', 'kernel': 'gaussian', 'bandwidth': 2.0, 'num_landmarks': 16}
     """
     kind, *options = name.split(', ')
-    cfg: Dict[str, Any] = dict(VARIANTS.get(name, dict(type=kind)))
-    if name not in VARIANTS:
+    cfg: Dict[str, Any] = dict(WITH_OPTIONS.get(name, dict(type=kind)))
+    if name not in WITH_OPTIONS:
         pairs = [option.partition('=') for option in options]
         try:
             cfg.update({option: yaml.safe_load(value) for option, _, value in pairs})
