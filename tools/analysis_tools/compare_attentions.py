@@ -42,7 +42,12 @@ from mmlaplace.analysis.measuring import describe_machine
 from mmlaplace.commands.command_line import ToolParser, at_least, positive, read_json, write_json
 from mmlaplace.commands.script_runs import import_first
 from mmlaplace.lab.runner import Outcome, run_all
-from mmlaplace.lab.side_by_side.attention_jobs import Script, read_result
+from mmlaplace.lab.side_by_side.attention_jobs import (
+    Script,
+    cost_job,
+    read_result,
+    training_job,
+)
 from mmlaplace.lab.side_by_side.attention_report import write_report
 from mmlaplace.lab.side_by_side.attention_study import (
     ABLATIONS,
@@ -51,42 +56,30 @@ from mmlaplace.lab.side_by_side.attention_study import (
     STUDIES,
     candidates,
     config_of,
-    cost_settings,
     missing_data,
-    settings_of,
 )
 
 
 def training_jobs(args) -> List[Script]:
     """A run for each host, seed and attention, in this order."""
-    jobs = []
-    for host in args.hosts:
-        for seed in args.seeds:
-            for name in args.attentions:
-                folder = args.work_dir / host / args.study / f'{folder_of(name)}_{seed}'
-                command = [
-                    'attention_training.py', name, '--host', host, '--seed', str(seed),
-                    '--study', args.study, '--work-dir', str(folder),
-                    '--data-root', str(args.data_root),
-                    *(['--epochs', str(args.epochs)] if args.epochs else []),
-                ]  # fmt: skip
-                settings = settings_of(name, host, seed, args.study, args.epochs)
-                label = f'{name}, {host}, seed {seed}'
-                jobs.append(Script(label, command, folder / 'result.json', settings))
-    return jobs
+    return [
+        training_job(
+            name, host, seed, args.study, args.epochs,
+            args.work_dir / host / args.study / f'{folder_of(name)}_{seed}', args.data_root,
+        )
+        for host in args.hosts
+        for seed in args.seeds
+        for name in args.attentions
+    ]  # fmt: skip
 
 
 def cost_jobs(args) -> List[Script]:
-    jobs = []
-    for name in args.attentions:
-        result = args.work_dir / args.hosts[0] / 'cost' / f'{folder_of(name)}.json'
-        command = [
-            'attention_cost.py', name, '--host', args.hosts[0], '--out', str(result),
-            '--force', '--sizes', *map(str, args.sizes),
-        ]  # fmt: skip
-        settings = cost_settings(name, args.hosts[0], args.sizes)
-        jobs.append(Script(f'{name}, cost', command, result, settings))
-    return jobs
+    host = args.hosts[0]
+    folder = args.work_dir / host / 'cost'
+    return [
+        cost_job(name, host, args.sizes, folder / f'{folder_of(name)}.json')
+        for name in args.attentions
+    ]
 
 
 def folder_of(name: str) -> str:
