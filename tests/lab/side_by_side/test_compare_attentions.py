@@ -129,7 +129,7 @@ def test_tables_have_means_all_seeds_and_what_is_missing(tmp_path):
     assert lines[3].startswith('| Softmax | 51.0 ± 1.0 (50.0, 51.0, 52.0) | 56.0 ± 1.0 ')
     assert 'Softmax, forward, 512²: no memory' in text
     pictures = [path for path in written if path.suffix == '.png']
-    assert len(pictures) == 3 and all(min(Image.open(path).size) > 100 for path in pictures)
+    assert len(pictures) == 2 and all(min(Image.open(path).size) > 100 for path in pictures)
 
 
 def test_differences_are_of_pairs_of_seeds():
