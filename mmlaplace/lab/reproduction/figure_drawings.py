@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any, List, Sequence, Tuple
 
 import numpy as np
 
-from ..figures import new_figure
+from ..figures import new_figure, where
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,12 +66,6 @@ def legend_below(figure: 'Figure', axis: 'Axes', columns: int) -> None:
     )
 
 
-def where(found: dict) -> str:
-    machine = found['machine']
-    threads = f'{machine["threads"]} thread{"s" * (machine["threads"] != "1")}'
-    return machine.get('GPU') or f'{machine["CPU"]}, {threads}'
-
-
 def draw_parameters(found: dict) -> 'Figure':
     twins = found['twins']
     figure, axes = new(2 if twins else 1)
@@ -128,7 +122,7 @@ def draw_speed(found: dict) -> 'Figure':
     unit = 'images a second' if found['device'] != 'cpu' else 'images a second of processor time'
     axis.set(
         xlabel=f'{unit}, measured, batch {found["batch_size"]}',
-        ylabel='top-1 on ImageNet (%)', title=f'top-1: {NOTE}\nspeed: {where(found)}',
+        ylabel='top-1 on ImageNet (%)', title=f'top-1: {NOTE}\nspeed: {where(found["machine"])}',
     )  # fmt: skip
     axis.margins(x=0.15)
     axis.legend()
@@ -146,7 +140,7 @@ def draw_speed_and_macs(found: dict) -> 'Figure':
     unit = 'ms' if found['device'] != 'cpu' else 'ms of processor time'
     right.set(
         xlabel=f'{unit} an image, measured, batch {found["batch_size"]}',
-        ylabel='top-1 on ImageNet (%)', title=f'top-1: {NOTE}\ntime: {where(found)}',
+        ylabel='top-1 on ImageNet (%)', title=f'top-1: {NOTE}\ntime: {where(found["machine"])}',
     )  # fmt: skip
     legend_below(figure, left, 6)
     return figure

@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ..figures import new_figure, save
+from ..figures import new_figure, save, where
 from .published_top1 import published
 
 if TYPE_CHECKING:
@@ -108,11 +108,6 @@ def print_tables(result: dict, base: str, markdown: bool = False) -> None:
         console.print(f'{name}: time ~ pixels to the power of {slopes}', markup=False)
 
 
-def where(result: dict) -> str:
-    machine = result['machine']
-    return machine.get('GPU') or f'{machine["CPU"]}, {machine["threads"]} threads'
-
-
 def plot(result: dict, path: Path) -> None:
     """Plot time and memory over the side of the image, the slowest first in the legend.
 
@@ -155,7 +150,7 @@ def plot(result: dict, path: Path) -> None:
     figure.legend(*axes[0].get_legend_handles_labels(), loc='outside lower center', ncols=3)
     batches = [f'{batch} images of {side}²' for side, batch in result['sizes'] if batch > 1]
     step = 'Forward and backward' if result['train'] else 'Forward pass'
-    figure.suptitle('; '.join([f'{step}, {where(result)}', *batches]), fontsize='medium')
+    figure.suptitle('; '.join([f'{step}, {where(result["machine"])}', *batches]), fontsize='medium')
     save(figure, path, dpi=130)
 
 
@@ -202,7 +197,7 @@ def plot_top1(result: dict, path: Path) -> None:
         if points:
             axis.legend(fontsize='small')
     step = 'forward and backward' if result['train'] else 'forward'
-    figure.suptitle(f'{step}; {where(result)}', fontsize='medium')
+    figure.suptitle(f'{step}; {where(result["machine"])}', fontsize='medium')
     save(figure, path)
 
 
