@@ -108,10 +108,10 @@ def parameters_and_macs(model: ModelInfo) -> Dict[str, str]:
     return row
 
 
-def link(model: ModelInfo, folder: Path) -> str:
-    """The name of a config, with a link from a file in this folder."""
+def link(model: ModelInfo, folder: Path, text: str = '') -> str:
+    """The name of a config, or another text, with a link from a file in this folder."""
     config = ROOT / model.config.relative_to(files_root())
-    return f'[{model.name}]({os.path.relpath(config, folder)})'
+    return f'[{text or model.name}]({os.path.relpath(config, folder)})'
 
 
 def amount(figures: dict, name: str, unit: str, digits: str) -> str:
@@ -276,9 +276,7 @@ def dense(models: List[ModelInfo], task: str, heads: Dict[str, str]) -> str:
 def dense_cell(model: ModelInfo) -> str:
     """The published scores of a detector or segmentor, with a link to its config."""
     found = [score(model, name) for name in metrics(model)]
-    text = 'config' if set(found) == {'–'} else ' / '.join(found)
-    config = ROOT / model.config.relative_to(files_root())
-    return f'[{text}]({os.path.relpath(config, PAGE.parent)})'
+    return link(model, PAGE.parent, 'config' if set(found) == {'–'} else ' / '.join(found))
 
 
 def whole_models(models: List[ModelInfo]) -> str:
