@@ -50,13 +50,9 @@ def all_attentions() -> Dict[str, dict]:
     return {name.replace('Attention', ''): config_of(name, landmarks=None) for name in candidates()}
 
 
-def read_studies(path: Optional[Path] = None) -> Dict[str, Study]:
-    """The studies of a config by their names.
-
-    Args:
-        path: The YAML file. Default: None, the config of mmlaplace.
-    """
-    content = read_yaml(path or files_root() / CONFIG)
+def read_studies() -> Dict[str, Study]:
+    """The studies of the config of mmlaplace by their names."""
+    content = read_yaml(files_root() / CONFIG)
     return {
         name: Study(
             study['title'],

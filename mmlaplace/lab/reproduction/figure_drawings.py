@@ -46,7 +46,7 @@ def scatter(
     axis.margins(x=0.1, y=0.08)
 
 
-def name_families(axis: 'Axes', points: List[dict], x: str, y: str = 'top-1') -> None:
+def name_families(axis: 'Axes', points: List[dict], x: str) -> None:
     """Write the name of each family beside its largest model.
 
     The name is to the left for the paper's own families, and to the right for the others.
@@ -55,7 +55,7 @@ def name_families(axis: 'Axes', points: List[dict], x: str, y: str = 'top-1') ->
         last = max((p for p in points if p['family'] == name), key=lambda point: point[x])
         own = last['kind'] == 'own'
         axis.annotate(
-            name, (last[x], last[y]), (-7, 4) if own else (5, -9), textcoords='offset points',
+            name, (last[x], last['top-1']), (-7, 4) if own else (5, -9), textcoords='offset points',
             fontsize=8, ha='right' if own else 'left',
         )  # fmt: skip
 

@@ -91,10 +91,10 @@ def mode_cells(row: Optional[dict], base: Optional[dict]) -> Tuple[str, ...]:
     )
 
 
-def short(reason: str, most: int = 160) -> str:
+def short(reason: str) -> str:
     """The start of a failure's text, on one line. The JSON has the whole text."""
     line = ' '.join(reason.split())
-    return line if len(line) <= most else line[:most] + ' …'
+    return line if len(line) <= 160 else line[:160] + ' …'
 
 
 def print_tables(result: dict, base: str, markdown: bool = False) -> None:
