@@ -17,7 +17,7 @@ NUMBER = re.compile(r'\{(\w)\}')
 
 
 class Move(NamedTuple):
-    """One tensor of the authors on its way: its name, its new name, its row, its change."""
+    """A released tensor: its old and new name, its row of the table, the change of its values."""
 
     released: str
     own: str

@@ -32,10 +32,10 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
     The tokens have no map: positions, convolutions and reductions of a frame are left out.
     Landmarks are means of successive tokens.
 
-    With a ``key_padding_mask``, each sequence is mixed without its padding, and those of one length
-    together. So the result is that of each sequence alone, with every rule. Softmax takes the
-    mask as it is. Other rules read the lengths on the host: torch.compile breaks its graph there,
-    and an export refuses the mask.
+    With a ``key_padding_mask``, each sequence is mixed without its padding, so it gets the result
+    that it has alone. Softmax takes the mask as it is. Other rules mix sequences of one length
+    together. They read the lengths on the host: torch.compile breaks its graph there, and an export
+    refuses the mask.
 
     Queries have no mask. If query and key are the same tokens, the mask hides queries too, and
     outputs of padding are ``out_proj`` of zeros.
@@ -55,7 +55,7 @@ class LinearMultiheadAttention(nn.MultiheadAttention):
 
     Raises:
         ValueError: For an attention that needs a map or has one input, options outside of its
-            mixing rule, and a dropout of weights that it has not. In the forward, for an
+            mixing rule, and a dropout rate if its weights have no dropout. In the forward, for an
             ``attn_mask`` with a rule other than softmax, for nested tensors, tokens of wrong axes,
             keys of other tokens where the rule needs those of the queries, and a mask that leaves
             open whether queries are padded.
