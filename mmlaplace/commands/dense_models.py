@@ -68,6 +68,8 @@ def convert_dense(
         raise ValueError(unknown_backbone(tensors))
     converted = convert(tensors, table, image_size)
     fit = fitting_dense(converted.weights)
+    # Of those with these heads, the ones for as many classes.
+    fit = [n for n in fit if not _unfit(meta_model(config_of(n)), converted.weights)[0]] or fit
     if not (fit or model):
         raise ValueError(
             f'it is a {kind_of(tensors)} of a size or with heads that no config of ours has; '

@@ -125,6 +125,8 @@ def changed(name=RETINANET, drop=(), rename=(), **shapes):
 
 XCIT = 'xcit-t12-p{}_fpn_8xb2-80k_ade20k-512x512'
 RAVLT = 'ravlt-tiny_fpn_8xb2-80k_ade20k-512x512'
+SEGHEAD = 'efficientvit-b{}_seghead_8xb2-160k_{}'
+CITYSCAPES, ADE20K = (SEGHEAD.format(1, d) for d in ('cityscapes-1024x1024', 'ade20k-512x512'))
 
 
 @pytest.mark.parametrize(
@@ -150,12 +152,24 @@ RAVLT = 'ravlt-tiny_fpn_8xb2-80k_ade20k-512x512'
         (dict(name=XCIT.format(16)), XCIT.format(8), f'it fits {XCIT.format(16)}'),
         (dict(name=RAVLT, drop=['backbone.patch_embed.proj.1.running_mean']), None,
          r'missing 1 \(backbone.stages.0.patch_embed.layers.1.running_mean\)'),
+        (dict(name=ADE20K), CITYSCAPES, f'missing .* of another shape .*; it fits {ADE20K}$'),
         (dict(backbone__block1__0__gate=(1,)), None, r"no place in our model: \['block1.0.gate'\]"),
     ],
 )  # fmt: skip
 def test_what_is_no_such_model_is_told(weights, model, message):
     with pytest.raises(ValueError, match=message):
         convert(changed(**weights), model)
+
+
+def test_a_file_of_the_authors_own_toolbox_loads_by_our_loader_alone(tmp_path):
+    name = SEGHEAD.format(0, 'cityscapes-1024x1024')
+    given = released(name, 'cpu')
+    torch.save(dict(state_dict=given), tmp_path / 'theirs.pt')
+    model = get_model(name, pretrained=tmp_path / 'theirs.pt')
+    last = given['head.output_ops.0.op_list.1.conv.weight']
+    assert torch.equal(model.decode_head.conv_seg.weight, last)
+    with pytest.raises(ValueError, match='by the names of its authors.* give its mmlaplace://'):
+        AtomicCheckpointHook().after_load_checkpoint(Mock(model=model), dict(state_dict=given))
 
 
 @pytest.mark.parametrize('own', [

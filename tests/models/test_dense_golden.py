@@ -188,6 +188,14 @@ MODELS_OF = {
         'segmentation/xcit/xcit-t12-p16_fpn_8xb2-80k_ade20k-512x512',
         dict(embed_dims=(32,), depths=(4,), num_heads=(4,), ffn_ratios=(4,)),
     ),
+    'efficientvit_b': (
+        'segmentation/efficientvit/efficientvit-b1_seghead_8xb2-160k_ade20k-512x512',
+        narrow((16, 32, 48, 64), (1, 2, 1, 1), (1, 2, 3, 4)),
+    ),
+    'efficientvit_l': (
+        'segmentation/efficientvit/efficientvit-l1_seghead_8xb2-160k_ade20k-512x512',
+        narrow((16, 32, 48, 64), (1, 1, 2, 1), (1, 1, 1, 2), (4, 4, 4, 6)),
+    ),
 }
 
 
@@ -265,6 +273,7 @@ def test_converted_models_give_the_authors_outputs(name, tmp_path):
     # Masks are the mean of three heads, whose order does not count.
     ('agent_swin_cascade', ('roi_head.bbox_head.0.', 'roi_head.bbox_head.2.')),
     ('xcit_fpn', ('neck.lateral_convs.1.', 'neck.lateral_convs.2.')),
+    ('efficientvit_b', ('head.middle.op_list.0.', 'head.middle.op_list.2.')),
 ])  # fmt: skip
 def test_tensors_of_one_shape_in_each_others_place_are_seen(name, swapped, tmp_path):
     golden, found = outputs(name, tmp_path / 'theirs.pth', swapped)
