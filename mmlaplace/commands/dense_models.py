@@ -113,6 +113,8 @@ def _unfit(model: nn.Module, weights: Mapping[str, Tensor]) -> Tuple[str, List[s
 def dataset_meta_of(name: str, stored: Mapping[str, list]) -> Dict[str, list]:
     """Classes and palette for a converted file: those of the authors' file, else of the data set.
 
+    Without the toolbox, they are those of the file alone.
+
     Args:
         name: The released model.
         stored: What the file has of them.
@@ -120,6 +122,6 @@ def dataset_meta_of(name: str, stored: Mapping[str, list]) -> Dict[str, list]:
     cfg = get_config(config_of(name))
     data_set = cfg.test_dataloader.dataset
     known = DATASETS.get(f'{cfg.default_scope}.{data_set.type}').METAINFO
-    if stored.get('classes', list(known['classes'])) != list(known['classes']):
+    if known is None or stored.get('classes', list(known['classes'])) != list(known['classes']):
         return dict(stored)
     return {**{key: list(known[key]) for key in ('classes', 'palette')}, **stored}

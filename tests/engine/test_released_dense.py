@@ -1,6 +1,7 @@
 """Released detectors and segmentors convert whole, and what does not fit is told."""
 
 import gzip
+import importlib
 import json
 import re
 from functools import cache
@@ -10,6 +11,7 @@ import pytest
 import torch
 from conftest import ROOT, run_script
 from mmengine.runner.checkpoint import load_checkpoint
+from test_released_weights import authors, path_of, server  # noqa: F401, fixtures
 
 from mmlaplace import create_backbone, get_model
 from mmlaplace.checkpoints import load_weights
@@ -111,6 +113,33 @@ def test_the_authors_file_loads_by_each_loader(load, retinanet, monkeypatch):
     given = released(RETINANET, 'cpu')['backbone.norm4.bias']
     assert torch.equal(backbone.stages[3]['norm'].bias, given)
     assert filled(get_model(RETINANET, pretrained=True))
+
+
+def test_inferencers_take_names_and_download(authors, retinanet, monkeypatch, tmp_path):  # noqa: F811
+    monkeypatch.setitem(
+        DENSE, RETINANET, DENSE[RETINANET]._replace(weights='https://example.com/a.pth', page='')
+    )
+    authors.contents[path_of(DENSE[RETINANET].weights)] = retinanet.read_bytes()
+    inferencer = importlib.import_module('mmdet.apis').DetInferencer(RETINANET, device='cpu')
+    assert filled(inferencer.model) and inferencer.model.dataset_meta['classes'] == CLASSES
+    segmentor = SEGHEAD.format(0, 'cityscapes-1024x1024')
+    given = released(segmentor, 'cpu')
+    torch.save(given, tmp_path / 'theirs.pt')
+    authors.contents[path_of(DENSE[segmentor].weights)] = (tmp_path / 'theirs.pt').read_bytes()
+    model = importlib.import_module('mmseg.apis').MMSegInferencer(segmentor, device='cpu').model
+    last = given['head.output_ops.0.op_list.1.conv.weight']
+    assert torch.equal(model.decode_head.conv_seg.weight, last)
+    assert model.dataset_meta['classes'][:2] == ['road', 'sidewalk']  # which the file does not have
+    assert len(authors.asked) == 2
+
+
+def test_inferencers_tell_what_has_no_weights_or_another_task():
+    inferencer = importlib.import_module('mmdet.apis').DetInferencer
+    with pytest.raises(ValueError, match="no released weights of 'mask-rcnn_flatten-swin-tiny"):
+        inferencer('mask-rcnn_flatten-swin-tiny_fpn_ms-1x_coco', device='cpu')
+    with pytest.raises(ValueError, match='Cannot find model: ravlt-tiny_fpn_.* in mmdet'):
+        inferencer('ravlt-tiny_fpn_8xb2-80k_ade20k-512x512', device='cpu')
+    assert RETINANET in inferencer.list_models('mmdet', RETINANET)
 
 
 def changed(name=RETINANET, drop=(), rename=(), **shapes):
