@@ -88,6 +88,9 @@ KINDS = (
     ('bbox_head.reppoints_', 'RepPoints', ''),
     ('bbox_head.transformer.', 'DETR', ''),
     (('neck.laterals.', 'head.output_ops.'), 'SegHead', 'seghead'),
+    (('decode_head.aspp_modules.', 'seg_head.aspp.'), 'DeepLabv3', 'deeplabv3'),
+    ('seg_head.psp_layer.', 'PSPNet of CVNets', ''),
+    ('ssd_heads.', 'SSD of CVNets', ''),
     ('decode_head.psp_modules.', 'UPerNet', 'upernet'),
     ('decode_head.scale_heads.', 'Semantic FPN', 'fpn'),
     ('head.fc.', 'classifier', ''),
@@ -192,6 +195,8 @@ def unknown_backbone(names: Collection[str]) -> str:
             f"its names are those of OpenMMLab's own Swin or PVT, as {marked[0]}; take the config "
             'of mmdet or mmseg for it'
         )
+    if not inside:
+        return f'it is a {kind_of(names)}, and no config here has its heads'
     return f'the names of its backbone are {first_names(inside)}, those of no released {DENSE_TEXT}'
 
 

@@ -181,6 +181,8 @@ CITYSCAPES, ADE20K = (SEGHEAD.format(1, d) for d in ('cityscapes-1024x1024', 'ad
         (dict(name=XCIT.format(16)), XCIT.format(8), f'it fits {XCIT.format(16)}'),
         (dict(name=RAVLT, drop=['backbone.patch_embed.proj.1.running_mean']), None,
          r'missing 1 \(backbone.stages.0.patch_embed.layers.1.running_mean\)'),
+        (dict(drop=['backbone.', 'bbox_head.'], seg_head__psp_layer__fusion__weight=(9, 3)), None,
+         'it is a PSPNet of CVNets, and no config here has its heads'),
         (dict(name=ADE20K), CITYSCAPES, f'missing .* of another shape .*; it fits {ADE20K}$'),
         (dict(backbone__block1__0__gate=(1,)), None, r"no place in our model: \['block1.0.gate'\]"),
     ],

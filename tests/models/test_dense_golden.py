@@ -196,6 +196,10 @@ MODELS_OF = {
         'segmentation/efficientvit/efficientvit-l1_seghead_8xb2-160k_ade20k-512x512',
         narrow((16, 32, 48, 64), (1, 1, 2, 1), (1, 1, 1, 2), (4, 4, 4, 6)),
     ),
+    'mobilevitv2_deeplabv3': (
+        'segmentation/mobilevitv2/mobilevitv2-050_deeplabv3_4xb4-152k_ade20k-512x512',
+        narrow((64, 128, 192, 256), (1, 2, 4, 3), (1, 2, 3, 4), (2,) * 4),
+    ),
 }
 
 
@@ -212,6 +216,8 @@ def outputs(name, path, swapped=()):
         cfg.model.backbone.pyramid_blocks, dims = range(4), dims * 4
     first = cfg.model.get('neck', cfg.model.get('decode_head'))
     first.in_channels = dims[-len(cfg.model.backbone.get('out_indices', dims)) :]
+    if isinstance(first.get('in_index'), int):
+        first.in_channels = dims[first.in_index]
     if 'auxiliary_head' in cfg.model:
         cfg.model.auxiliary_head.in_channels = dims[2]
     task = config.split('/')[0]
@@ -273,6 +279,8 @@ def test_converted_models_give_the_authors_outputs(name, tmp_path):
     # Masks are the mean of three heads, whose order does not count.
     ('agent_swin_cascade', ('roi_head.bbox_head.0.', 'roi_head.bbox_head.2.')),
     ('xcit_fpn', ('neck.lateral_convs.1.', 'neck.lateral_convs.2.')),
+    ('mobilevitv2_deeplabv3',
+     ('seg_head.aspp.aspp_layer.convs.1.', 'seg_head.aspp.aspp_layer.convs.2.')),
     ('efficientvit_b', ('head.middle.op_list.0.', 'head.middle.op_list.2.')),
 ])  # fmt: skip
 def test_tensors_of_one_shape_in_each_others_place_are_seen(name, swapped, tmp_path):
