@@ -172,6 +172,10 @@ MODELS_OF = {
         'detection/ravlt/mask-rcnn_ravlt-tiny_fpn_1x_coco',
         narrow((16, 32, 48, 64), (1, 1, 2, 1), (1, 2, 3, 4), (3.5,) * 4),
     ),
+    'mlla_mask_rcnn': (
+        'detection/mlla/mask-rcnn_mlla-tiny_fpn_ms-1x_coco',
+        narrow((16, 32, 64, 128), (1, 1, 2, 1), (1, 2, 4, 8)),
+    ),
     'agent_swin_cascade': (
         'detection/agent/cascade-mask-rcnn_agent-swin-tiny_fpn_ms-1x_coco',
         narrow((16, 32, 64, 128), (1, 1, 2, 2), (1, 2, 4, 8)),
