@@ -300,3 +300,19 @@ def test_tensors_of_one_shape_in_each_others_place_are_seen(name, swapped, tmp_p
 def test_images_that_rounding_down_leaves_without_tokens_are_refused(config):
     with pytest.raises(ValueError, match=r'at least 32 x 32 pixels, got shape \(1, 3, 31, 64\)'):
         MODELS.build(config)(torch.zeros(1, 3, 31, 64))
+
+
+def test_stages_of_mobilevitv2_that_are_dilated_keep_the_size_of_the_map():
+    image = torch.zeros(1, 3, 64, 96)
+    last = MODELS.build(dict(type='MobileViTv2', arch='050', output_stride=16)).eval()(image)[-1]
+    assert last.shape == (1, 256, 4, 6)
+    with pytest.raises(ValueError, match='output_stride must be 8, 16 or 32, got 4'):
+        MODELS.build(dict(type='MobileViTv2', output_stride=4))
+
+
+def test_the_neck_of_efficientvit_takes_as_many_maps_as_it_has_convolutions():
+    neck = MODELS.build(
+        dict(type='EfficientViTSegNeck', in_channels=[8, 8], channels=8, num_blocks=1)
+    )
+    with pytest.raises(ValueError, match='in_channels has 2 maps, got 1; set out_indices'):
+        neck([torch.zeros(1, 8, 4, 4)])
