@@ -14,7 +14,7 @@ from mmengine.config import Config
 from mmengine.registry import DefaultScope
 
 import mmlaplace
-from mmlaplace import check, mmpretrain_hub
+from mmlaplace import check, toolbox_hubs
 from mmlaplace.__main__ import main
 from mmlaplace.checkpoints import PUBLISHED
 from mmlaplace.commands.model_list import path_from_here
@@ -228,7 +228,7 @@ def test_files_are_found_or_named(monkeypatch, tmp_path):
     with pytest.raises(FileNotFoundError, match='no .mim folder'):
         files_root()
     with pytest.warns(UserWarning, match='lacks our classifiers: .* has no .mim folder'):
-        mmpretrain_hub.register(SimpleNamespace())
+        toolbox_hubs.register(SimpleNamespace())
 
 
 def test_all_files_are_in_step(monkeypatch, capsys):
