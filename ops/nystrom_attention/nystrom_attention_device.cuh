@@ -102,11 +102,11 @@ struct Block {
     load_tokens<Tokens>(slice(source), source.quads, range, pass.d, tile);
   }
   // The kernel of a range of tokens. Waits for `tokens`, and not for `tile`.
-  template <class Metric>
+  template <class Metric, class Products>
   __device__ void kernel(const Range& range, const T* shift, T* tokens, T* tile) const {
     load_turned<Tokens>(slice(pass.tokens), pass.tokens.quads, range, pass.d, pass.rotary, tokens);
-    kernel_tile<Metric, Tokens>(tokens, marks(), pass.m, pass.d, range.count, pass.exponent, shift,
-                                tile);
+    Products::template kernel_tile<Metric, Tokens>(tokens, marks(), pass.m, pass.d, range.count,
+                                                   pass.exponent, shift, tile);
   }
 
   // Calls f(range) for the tiles of the block's part.
@@ -158,6 +158,11 @@ MMLAPLACE_INLINE T sum_of_column(const T* variances, int groups, int t) {
 
 // The products of a forward, by each thread. TensorCores has the others.
 struct FmaUnits {
+  template <class Metric, int Tokens, class T>
+  MMLAPLACE_INLINE void kernel_tile(const T* tokens, const T* marks, int m, int dims, int count,
+                                    T exponent, const T* shift, T* tile) {
+    token_tiles::kernel_tile<Metric, Tokens>(tokens, marks, m, dims, count, exponent, shift, tile);
+  }
   template <int Tokens, class T>
   MMLAPLACE_INLINE void add_outer(const T* a, int rows, const T* b, int columns, const T* weights,
                                   T* sums) {
@@ -218,7 +223,7 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
   T *tokens = block.take(pass.channels()), *tile = block.take(pass.marks_n());
   const bool all = pass.count < Tokens;
   const Range range{0, all ? 1 : pass.count / Tokens, all ? static_cast<int>(pass.count) : Tokens};
-  block.template kernel<Metric>(range, nullptr, tokens, tile);
+  block.template kernel<Metric, FmaUnits>(range, nullptr, tokens, tile);
   __syncthreads();
   for (int a = threadIdx.x; a < pass.marks_n(); a += kThreads) {
     shift[block.head * pass.marks_n() + a] =
@@ -235,7 +240,7 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
   T *tokens = block.take(pass.channels()), *tile = block.take(m);
   T* first = sums + blockIdx.x * static_cast<int64_t>(m) * (m + 1);
   block.for_tiles([&](const Range& range) {
-    block.template kernel<Metric>(range, block.of_head(shift, m), tokens, tile);
+    block.template kernel<Metric, Products>(range, block.of_head(shift, m), tokens, tile);
     __syncthreads();
     add_rows<Tokens>(tile, m, first);
     Products::template add_second_moment<Tokens>(tile, m, first + m);
@@ -254,7 +259,7 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
   T* mixed = sums + blockIdx.x * static_cast<int64_t>(m + 1) * d;
   const T* form_of = block.of_head(form, static_cast<int64_t>(m) * m);
   block.for_tiles([&](const Range& range) {
-    block.template kernel<Metric>(range, block.of_head(shift, m), tokens, tile);
+    block.template kernel<Metric, Products>(range, block.of_head(shift, m), tokens, tile);
     __syncthreads();
     block.load(pass.values, range, tokens);
     if (form) {
@@ -284,7 +289,7 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(4))
   const T* result_of = block.of_head(result, static_cast<int64_t>(m) * d);
   const T* start_of = block.of_head(start, d);
   block.for_tiles([&](const Range& range) {
-    block.template kernel<Metric>(range, block.of_head(shift, m), tokens, tile);
+    block.template kernel<Metric, Products>(range, block.of_head(shift, m), tokens, tile);
     __syncthreads();
     Products::template product<Tokens>(result_of, d, tile, pass.m, start_of, tokens);
     __syncthreads();
@@ -322,7 +327,7 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(3))
   T* dmarks = sums + blockIdx.x * static_cast<int64_t>(m) * (whitened ? d + m : d);
   block.for_tiles([&](const Range& range) {
     block.load(pass.values, range, values);
-    block.template kernel<Metric>(range, nullptr, tokens, tile);
+    block.template kernel<Metric, FmaUnits>(range, nullptr, tokens, tile);
     __syncthreads();
     for_blocks<kChannels, Tokens>(d, [&](int c, int t) {  // t_j
       T product[kChannels][4] = {};
@@ -409,7 +414,7 @@ __global__ void __launch_bounds__(kThreads, blocks_per_processor<T>(3))
   T* dmarks = sums + blockIdx.x * size;
   block.for_tiles([&](const Range& range) {
     block.load(pass.values, range, grads);
-    block.template kernel<Metric>(range, nullptr, tokens, tile);
+    block.template kernel<Metric, FmaUnits>(range, nullptr, tokens, tile);
     __syncthreads();
     for_blocks<kMarks, Tokens>(m, [&](int a, int t) {  // dc_i
       T changes[kMarks][4] = {};

@@ -25,11 +25,13 @@ template <class Device, class Metric, int Tokens, class S>
 class Passes {
   using T = Wide<S>;
   using Pass = device::Pass<S, T>;
-  using TensorCores =
-      std::conditional_t<Tokens == device::kTokens,
-                         token_tiles::TensorCores<std::conditional_t<
-                             std::is_same<S, T>::value, token_tiles::Tf32, token_tiles::Bf16>>,
-                         device::FmaUnits>;
+  // Distances in fp16 are as accurate as bf16 tokens need, and not as fp16 ones do.
+  static constexpr bool kWide = std::is_same<S, T>::value;
+  using TensorCores = std::conditional_t<
+      Tokens == device::kTokens,
+      token_tiles::TensorCores<std::conditional_t<kWide, token_tiles::Tf32, token_tiles::Bf16>,
+                               std::is_same<S, c10::BFloat16>::value>,
+      device::FmaUnits>;
 
  public:
   // The shared memory that a block of a pass needs.

@@ -127,7 +127,7 @@ def test_attention_for_gpus_has_the_values_and_gradients_of_the_reference(
 
 
 @pytest.mark.parametrize(('dtype', 'whitening_eps'), [
-    (torch.float32, 1e-5), (torch.float32, None), (torch.float16, 1e-5),
+    (torch.float32, 1e-5), (torch.float32, None), (torch.float16, 1e-5), (torch.bfloat16, 1e-5),
 ])  # fmt: skip
 def test_tensor_cores_are_as_accurate_as_fp32(ops, tensor_cores, dtype, whitening_eps):
     ops.set_shared_memory(PLENTY)

@@ -1,4 +1,5 @@
-// Products of tiles by tensor cores, on GPUs of compute capability 8.0 or later.
+// Products of tiles by tensor cores, and distances in pairs of halves, on GPUs of compute
+// capability 8.0 or later.
 //
 // The operands of mma.sync have 11 bits as TF32 and 8 as bf16. So a value is the sum of two terms,
 // and a product high high + (high low + low high), which leaves 2^-22 and 2^-16 of it out. Sums of
@@ -8,6 +9,8 @@
 // The fragments are those of the PTX ISA, "Warp-level matrix instructions". Tests check them on a
 // CPU, where tests/ops/native/cuda_on_cpu.h has the instructions.
 #pragma once
+
+#include <type_traits>
 
 #include "token_tiles.cuh"
 
@@ -50,6 +53,28 @@ MMLAPLACE_INLINE unsigned pack(float first, float second) {
   MMLAPLACE_PTX("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
   return packed;
 }
+
+// Pairs of fp16, the first in the low half.
+MMLAPLACE_INLINE unsigned pack_halves(float first, float second) {
+  unsigned packed = 0;
+  MMLAPLACE_PTX("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
+  return packed;
+}
+// sums + |a - b|, two instructions
+MMLAPLACE_INLINE unsigned add_distances(unsigned sums, unsigned a, unsigned b) {
+  MMLAPLACE_PTX(
+      "{.reg .b32 x; sub.rn.f16x2 x, %1, %2; abs.f16x2 x, x; add.rn.f16x2 %0, %0, x;}" : "+r"(
+          sums) : "r"(a),
+      "r"(b));
+  return sums;
+}
+MMLAPLACE_INLINE float sum_of_halves(unsigned pair) {
+  float first = 0, second = 0;
+  MMLAPLACE_PTX(
+      "{.reg .b16 x, y; mov.b32 {x, y}, %2; cvt.f32.f16 %0, x; cvt.f32.f16 %1, y;}" : "=f"(first),
+      "=f"(second) : "r"(pair));
+  return first + second;
+}
 #undef MMLAPLACE_MMA
 #undef MMLAPLACE_PTX
 #endif
@@ -64,6 +89,59 @@ MMLAPLACE_INLINE void split(Bf16, const float (&values)[2], unsigned& high, unsi
   high = pack(values[0], values[1]);
   low = pack(values[0] - __uint_as_float(high << 16),
              values[1] - __uint_as_float(high & 0xffff0000u));
+}
+
+// Of the channels in a pair of halves, this many are summed in fp16, and then widened.
+constexpr int kHalfSums = 8;
+
+// kernel_tile() of the Laplacian, in fp16 up to the sums of kHalfSums differences. It leaves pairs
+// of channels in the tile of tokens, and waits for it. Tokens beyond the range of fp16 stay finite,
+// as a difference of infinite ones would be NaN. Sums beyond it are infinite, their kernel is 0.
+template <int Tokens>
+MMLAPLACE_INLINE void laplacian_tile(float* tokens, const float* marks, int m, int dims, int count,
+                                     float exponent, const float* shift, float* tile) {
+  const int padded = static_cast<int>(padded_marks(m));
+  const int pairs = static_cast<int>(padded_channels(dims)) / 2;
+  const auto bounded = [](float x) {
+    return x > 65504.0f ? 65504.0f : x < -65504.0f ? -65504.0f : x;
+  };
+  for (int i = threadIdx.x; i < pairs * Tokens; i += kThreads) {
+    float* at = tokens + i / Tokens * 2 * kPitch<Tokens> + i % Tokens;
+    *at = __uint_as_float(pack_halves(bounded(at[0]), bounded(at[kPitch<Tokens>])));
+  }
+  __syncthreads();
+  for_blocks<kMarks, Tokens>(padded, [&](int a, int t) {
+    float sums[kMarks][4] = {};
+#pragma unroll 1
+    for (int first = 0; first < pairs; first += kHalfSums) {
+      unsigned halves[kMarks][4] = {};
+      const int end = first + kHalfSums < pairs ? first + kHalfSums : pairs;
+#pragma unroll 2
+      for (int pair = first; pair < end; ++pair) {
+        const Quad<float> values = read_quad(tokens + 2 * pair * kPitch<Tokens> + t);
+        const float* mark = marks + 2 * pair * padded + a;
+#pragma unroll
+        for (int r = 0; r < kMarks; r += 4) {
+          const Quad<float> even = read_quad(mark + r), odd = read_quad(mark + padded + r);
+#pragma unroll
+          for (int v = 0; v < 4; ++v) {
+            const unsigned packed = pack_halves(even.values[v], odd.values[v]);
+#pragma unroll
+            for (int u = 0; u < 4; ++u) {
+              halves[r + v][u] =
+                  add_distances(halves[r + v][u], __float_as_uint(values.values[u]), packed);
+            }
+          }
+        }
+      }
+#pragma unroll
+      for (int r = 0; r < kMarks; ++r) {
+#pragma unroll
+        for (int u = 0; u < 4; ++u) sums[r][u] += sum_of_halves(halves[r][u]);
+      }
+    }
+    write_kernel<Tokens>(sums, a, t, m, count, exponent, shift, tile);
+  });
 }
 
 // A warp's block of a product. A thread has 4 sums of each of its 2 x 2 fragments.
@@ -152,8 +230,20 @@ MMLAPLACE_INLINE void multiply(int depth, const A& a, const B& b, BlockSums& sum
 }
 
 // The functions of the same names of token_tiles.cuh and nystrom_attention_device.cuh, for floats.
-template <class Operand>
+// kHalves: with the distances of the Laplacian in halves.
+template <class Operand, bool kHalves = false>
 struct TensorCores {
+  template <class Metric, int Tokens>
+  MMLAPLACE_INLINE void kernel_tile(float* tokens, const float* marks, int m, int dims, int count,
+                                    float exponent, const float* shift, float* tile) {
+    if constexpr (kHalves && std::is_same<Metric, Laplacian>::value) {
+      laplacian_tile<Tokens>(tokens, marks, m, dims, count, exponent, shift, tile);
+    } else {
+      token_tiles::kernel_tile<Metric, Tokens>(tokens, marks, m, dims, count, exponent, shift,
+                                               tile);
+    }
+  }
+
   template <int Tokens>
   MMLAPLACE_INLINE void add_outer(const float* a, int rows, const float* b, int columns,
                                   const float* weights, float* sums) {

@@ -163,6 +163,41 @@ inline unsigned pack(float first, float second) {
   return rounded_to_bf16(first) | rounded_to_bf16(second) << 16;
 }
 
+// Pairs of fp16, whose sums and differences are exact in fp64 and rounded once.
+inline double half_value(unsigned bits) {
+  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
+  const double size = exponent == 31  ? (fraction ? NAN : INFINITY)
+                      : exponent == 0 ? std::ldexp(fraction, -24)
+                                      : std::ldexp(1024 + fraction, exponent - 25);
+  return bits & 0x8000 ? -size : size;
+}
+inline unsigned half_bits(double value) {
+  const unsigned sign = std::signbit(value) ? 0x8000 : 0;
+  if (std::isnan(value)) return 0x7fff;
+  if (value == 0) return sign;
+  int exponent;
+  std::frexp(value, &exponent);
+  const int unit = std::max(exponent, -13) - 11;  // of the last bit
+  const double rounded = std::nearbyint(std::ldexp(std::fabs(value), -unit));
+  if (!(std::ldexp(rounded, unit) < 65536)) return sign | 0x7c00;
+  // A carry out of the fraction goes on to the exponent.
+  return sign | ((static_cast<unsigned>(unit + 24) << 10) + static_cast<unsigned>(rounded));
+}
+inline unsigned pack_halves(double first, double second) {
+  return half_bits(first) | half_bits(second) << 16;
+}
+inline unsigned add_distances(unsigned sums, unsigned a, unsigned b) {
+  const auto add = [](unsigned sum, unsigned x, unsigned y) {
+    const unsigned apart = half_bits(half_value(x) - half_value(y));
+    return half_value(sum) + std::fabs(half_value(apart));
+  };
+  const unsigned low = 0xffff;
+  return pack_halves(add(sums & low, a & low, b & low), add(sums >> 16, a >> 16, b >> 16));
+}
+inline float sum_of_halves(unsigned pair) {
+  return static_cast<float>(half_value(pair & 0xffff) + half_value(pair >> 16));
+}
+
 }  // namespace token_tiles
 }  // namespace mmlaplace
 

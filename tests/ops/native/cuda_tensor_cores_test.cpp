@@ -157,6 +157,46 @@ void tiles(const char* name, int m, int d, bool plain) {
   std::printf("%s: m = %d, d = %d, %s: four products\n", name, m, d, plain ? "plain" : "weighted");
 }
 
+template <int Tokens>
+void laplacian_kernel(float* tokens, const float* marks, int m, int d, int count,
+                      const float* shift, float* tile) {
+  laplacian_tile<Tokens>(tokens, marks, m, d, count, -0.125f, shift, tile);
+}
+
+// The Laplacian with distances in halves, of values whose sums have no more than 11 bits. A token
+// is NaN, and another beyond the range of fp16.
+void laplacian(int m, int d, int count) {
+  const int rows = static_cast<int>(padded_marks(m)),
+            channels = static_cast<int>(padded_channels(d));
+  constexpr int pitch = kPitch<kTile>, bad = 3, far = 5;
+  std::vector<float> tokens(channels * pitch), marks(channels * rows), tile(rows * pitch, -1);
+  const std::vector<float> shift = random_values(rows);
+  const auto eighths = [] { return std::round(random_values(1)[0] * 8) / 8; };
+  for (int c = 0; c < d; ++c) {
+    for (int t = 0; t < count; ++t) tokens[c * pitch + t] = eighths();
+    for (int a = 0; a < m; ++a) marks[c * rows + a] = eighths();
+  }
+  tokens[bad] = std::nanf(""), tokens[far] = -1e6;
+  const std::vector<float> before = tokens;
+  launch(laplacian_kernel<kTile>, 1, kThreads, tokens.data(), marks.data(), m, d, count,
+         shift.data(), tile.data());
+  for (int a = 0; a < rows; ++a) {
+    for (int t = 0; t < kTile; ++t) {
+      double distance = 0;
+      for (int c = 0; c < d; ++c) {
+        distance += std::abs(double{before[c * pitch + t]} - marks[c * rows + a]);
+      }
+      const bool inside = a < m && t < count;
+      const double wanted = inside ? std::exp2(-0.125 * distance) - shift[a] : 0;
+      const float got = tile[a * pitch + t];
+      if (inside && t == bad ? !std::isnan(got) : !(std::abs(got - wanted) < 1e-6)) {
+        fail("laplacian", a, t, got, wanted);
+      }
+    }
+  }
+  std::printf("distances in halves: m = %d, d = %d, %d tokens\n", m, d, count);
+}
+
 // What is not finite must not be lost, as bits cut off a NaN may leave another number.
 template <class Operand>
 void infinite() {
@@ -196,5 +236,8 @@ int main(int count, char** arguments) {
   const bool few = count > 1 && std::strcmp(arguments[1], "few") == 0;
   all<Tf32>("TF32", few);
   all<Bf16>("bf16", few);
+  laplacian(9, 6, 64);
+  // Pairs of channels below, at and above kHalfSums.
+  for (const int d : {1, 16, 32, 33}) laplacian(d + 7, d, 50);
   std::printf("all checks passed\n");
 }
