@@ -164,11 +164,11 @@ void laplacian_kernel(float* tokens, const float* marks, int m, int d, int count
 }
 
 // The Laplacian with distances in halves, of values whose sums have no more than 11 bits. A token
-// is NaN, and another beyond the range of fp16.
+// is NaN, and two and a landmark are beyond the range of fp16.
 void laplacian(int m, int d, int count) {
   const int rows = static_cast<int>(padded_marks(m)),
             channels = static_cast<int>(padded_channels(d));
-  constexpr int pitch = kPitch<kTile>, bad = 3, far = 5;
+  constexpr int pitch = kPitch<kTile>, bad = 3, far = 5, far_mark = 1;
   std::vector<float> tokens(channels * pitch), marks(channels * rows), tile(rows * pitch, -1);
   const std::vector<float> shift = random_values(rows);
   const auto eighths = [] { return std::round(random_values(1)[0] * 8) / 8; };
@@ -176,7 +176,8 @@ void laplacian(int m, int d, int count) {
     for (int t = 0; t < count; ++t) tokens[c * pitch + t] = eighths();
     for (int a = 0; a < m; ++a) marks[c * rows + a] = eighths();
   }
-  tokens[bad] = std::nanf(""), tokens[far] = -1e6;
+  tokens[bad] = std::nanf(""), tokens[far] = -1e6, tokens[far + 1] = 1e6;
+  marks[far_mark] = 1e6;
   const std::vector<float> before = tokens;
   launch(laplacian_kernel<kTile>, 1, kThreads, tokens.data(), marks.data(), m, d, count,
          shift.data(), tile.data());
@@ -187,6 +188,7 @@ void laplacian(int m, int d, int count) {
         distance += std::abs(double{before[c * pitch + t]} - marks[c * rows + a]);
       }
       const bool inside = a < m && t < count;
+      if (a == far_mark) distance = INFINITY;
       const double wanted = inside ? std::exp2(-0.125 * distance) - shift[a] : 0;
       const float got = tile[a * pitch + t];
       if (inside && t == bad ? !std::isnan(got) : !(std::abs(got - wanted) < 1e-6)) {
