@@ -69,14 +69,14 @@ def gradient(metric: str, tile: str, differences: int, opcodes: dict, instructio
 def tensor_cores(kernel: str, products: int) -> Tuple[Limit, Limit]:
     """A product is one block of a warp: 2 x 2 fragments by three products of their terms.
 
-    With halves, a loop over 2 pairs of channels and one for the last pair have 2 HADD2 for each of
-    the 8 x 4 pairs of differences, and each of these pairs is widened by another two.
+    With halves, each of the 8 x 4 pairs of differences of a turn takes two HADD2, and each of the
+    pairs of sums another two, which widen it.
     """
     name = rf'nystrom::{kernel}_kernel<%s, 64, {FLOATS}, float, token_tiles::TensorCores<%s>>'
     counts = {'HMMA': 12 * products, 'IMMA': 0}
     return (
         Limit(name % (r'\w+', '.*'), 4, counts),
-        Limit(name % ('Laplacian', '.*, true'), 4, {**counts, 'HADD2': 8 * 4 * (2 * 3 + 2)}),
+        Limit(name % ('Laplacian', '.*, true'), 4, {**counts, 'HADD2': 8 * 4 * (2 + 2)}),
     )
 
 

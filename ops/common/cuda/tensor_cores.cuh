@@ -116,7 +116,7 @@ MMLAPLACE_INLINE void laplacian_tile(float* tokens, const float* marks, int m, i
     for (int first = 0; first < pairs; first += kHalfSums) {
       unsigned halves[kMarks][4] = {};
       const int end = first + kHalfSums < pairs ? first + kHalfSums : pairs;
-#pragma unroll 2
+#pragma unroll 1
       for (int pair = first; pair < end; ++pair) {
         const Quad<float> values = read_quad(tokens + 2 * pair * kPitch<Tokens> + t);
         const float* mark = marks + 2 * pair * padded + a;
@@ -322,8 +322,10 @@ struct TensorCores {
     multiply<Operand, true>(
         Tokens,
         [&](int row, int t) {
-          if (row >= a_rows) return 0.0f;
-          return a[row * kPitch<Tokens> + t] * (weights ? weights[t] : 1.0f);
+          // Two guarded loads. If one waits for the other, the compiler makes branches.
+          const float weight = weights ? weights[t] : 1.0f;
+          const float value = row < a_rows ? a[row * kPitch<Tokens> + t] : 0.0f;
+          return value * weight;
         },
         [&](int row, int t) { return row < b_rows ? b[row * kPitch<Tokens> + t] : 0.0f; }, sums);
   }
